@@ -1,0 +1,273 @@
+//! The data that crosses between kernel and daemon: map keys, map values, ring-buffer records.
+//!
+//! Every type is `#[repr(C)]`, holds plain integers only and has no padding that is not a named field.
+
+/// One life of a process between two `exec`s: never a bare pid, which the kernel reuses.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ProcessKey {
+    /// `start_boottime` of the thread-group leader, nanoseconds.
+    pub start_ns: u64,
+    /// Process id in the initial pid namespace.
+    pub tgid: u32,
+    /// The kernel's `self_exec_id`: grows with every `exec`.
+    pub exec_id: u32,
+}
+
+/// A live block: an address in one address space. The space is named by the process that owns it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct LiveKey {
+    /// Owner of the address space (a `vfork` child has its parent's).
+    pub space: ProcessKey,
+    /// What the allocator returned.
+    pub address: u64,
+}
+
+/// What the kernel keeps of a sampled allocation until its free.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LiveValue {
+    /// The sample's id, see [`AllocationRecord::sample`].
+    pub sample: u64,
+    /// The allocating thread's number of allocation calls so far (this one included).
+    pub thread_calls: u64,
+    /// Thread that allocated.
+    pub tid: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Where a probe sits and how to read the call there. Index into the `SITES` map is the link's cookie.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Site {
+    /// File offset of the probed instruction.
+    pub offset: u64,
+    /// First file offset of the code of hooked functions in this file (bounding range).
+    pub inner_start: u64,
+    /// End of that range; equal to `inner_start` if there is none.
+    pub inner_end: u64,
+    /// Index into the `FILES` map, where the exact ranges are.
+    pub file: u32,
+    /// Row of the allocator table that names the function; opaque to the kernel side.
+    pub function: u16,
+    /// Argument that holds the size, see [`NO_ARGUMENT`].
+    pub size_argument: u8,
+    /// Argument that the size is multiplied by (calloc), or [`NO_ARGUMENT`].
+    pub times_argument: u8,
+    /// Argument that holds the block to be freed or reallocated, or [`NO_ARGUMENT`].
+    pub old_argument: u8,
+    /// Argument that points to where the result is stored (posix_memalign), or [`NO_ARGUMENT`]: returned.
+    pub out_argument: u8,
+    /// `SITE_*` bits.
+    pub flags: u8,
+    /// Zero.
+    pub reserved: [u8; 21],
+}
+
+/// No such argument.
+pub const NO_ARGUMENT: u8 = 0xff;
+/// Arguments in registers that a [`Site`] can name: 0 to 5.
+pub const ARGUMENTS: u8 = 6;
+/// `realloc(p, 0)` frees `p` (glibc) instead of returning a minimal block (musl).
+pub const SITE_ZERO_FREES: u8 = 1;
+/// The function can end in a jump to another hooked function (glibc: `realloc(NULL, n)` jumps to malloc).
+pub const SITE_MAY_TAIL_JUMP: u8 = 2;
+/// The function only frees.
+pub const SITE_FREES: u8 = 4;
+
+/// Most exact code ranges of hooked functions in one file.
+pub const MAX_INNER_RANGES: usize = 32;
+
+/// Code ranges of one file (file offsets) whose allocator calls are inner ones: of the hooked functions themselves.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FileRanges {
+    /// Used entries of `ranges`.
+    pub count: u64,
+    /// `[start, end)` pairs.
+    pub ranges: [[u64; 2]; MAX_INNER_RANGES],
+}
+
+impl Default for FileRanges {
+    fn default() -> Self {
+        Self { count: 0, ranges: [[0; 2]; MAX_INNER_RANGES] }
+    }
+}
+
+/// Record kinds in the `EVENTS` ring.
+pub mod kind {
+    /// [`super::AllocationRecord`].
+    pub const ALLOCATION: u32 = 1;
+    /// [`super::FreeRecord`].
+    pub const FREE: u32 = 2;
+    /// [`super::ProcessRecord`]: a target forked.
+    pub const FORK: u32 = 3;
+    /// [`super::ProcessRecord`]: a process replaced its program.
+    pub const EXEC: u32 = 4;
+    /// [`super::ProcessRecord`]: the last thread of a process ended.
+    pub const EXIT: u32 = 5;
+}
+
+/// How the stack of a sample was taken.
+pub mod stack_kind {
+    /// No stack: only the caller's address is known (the reason is counted).
+    pub const NONE: u32 = 0;
+    /// The kernel's frame-pointer walk; `stack_id` is its key in the `STACK_TRACES` map.
+    pub const FRAME_POINTERS: u32 = 1;
+    /// Registers and a copy of the stack's top, in the `STACKS` ring under the same sample id.
+    pub const COPIED: u32 = 2;
+}
+
+/// A sampled allocation that succeeded.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AllocationRecord {
+    /// [`kind::ALLOCATION`].
+    pub kind: u32,
+    /// Thread id.
+    pub tid: u32,
+    /// Who called.
+    pub process: ProcessKey,
+    /// Whose address space the block is in.
+    pub space: ProcessKey,
+    /// Unique in this recording.
+    pub sample: u64,
+    /// CLOCK_MONOTONIC at the return of the call.
+    pub time_ns: u64,
+    /// What the allocator returned.
+    pub address: u64,
+    /// Bytes requested.
+    pub size_bytes: u64,
+    /// Sampling interval R that this sample was drawn with.
+    pub interval: u64,
+    /// Trials that the allocation took (bytes, at least 1, under the default criterion).
+    pub trials: u64,
+    /// Failed trials of this allocation before the successful one.
+    pub offset: u64,
+    /// Return address of the call.
+    pub caller: u64,
+    /// Index of the [`Site`].
+    pub site: u32,
+    /// One of [`stack_kind`].
+    pub stack_kind: u32,
+    /// Key in the kernel's stack map, for [`stack_kind::FRAME_POINTERS`].
+    pub stack_id: i32,
+    /// 1 if the live map was full: this sample's free will not be seen.
+    pub untracked: u32,
+    /// Name of the thread, NUL-padded.
+    pub thread_name: [u8; 16],
+}
+
+/// The free of a tracked sample.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FreeRecord {
+    /// [`kind::FREE`].
+    pub kind: u32,
+    /// Thread that freed.
+    pub tid: u32,
+    /// The sample's id.
+    pub sample: u64,
+    /// CLOCK_MONOTONIC at the entry of free.
+    pub time_ns: u64,
+    /// 1 if the allocating thread frees it with no allocation call in between.
+    pub temporary: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// A process forked, exec'ed or ended.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProcessRecord {
+    /// One of [`kind::FORK`], [`kind::EXEC`], [`kind::EXIT`].
+    pub kind: u32,
+    /// For a fork: the child's process id.
+    pub child_tgid: u32,
+    /// CLOCK_MONOTONIC.
+    pub time_ns: u64,
+    /// Fork: the parent. Exec: the life that ends. Exit: the process.
+    pub process: ProcessKey,
+    /// Exec: the life that begins.
+    pub next: ProcessKey,
+}
+
+/// Registers that unwinding needs, as they are just after the allocator returned to its caller.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Registers {
+    /// Instruction pointer: the return address.
+    pub ip: u64,
+    /// Stack pointer.
+    pub sp: u64,
+    /// Frame pointer register (x86-64: rbp, aarch64: x29).
+    pub fp: u64,
+    /// Link register (aarch64), else 0.
+    pub lr: u64,
+}
+
+/// Head of a record in the `STACKS` ring; `copied_bytes` bytes of stack from `registers.sp` up follow.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StackRecord {
+    /// The sample's id.
+    pub sample: u64,
+    /// CLOCK_MONOTONIC, as in the allocation's record.
+    pub time_ns: u64,
+    /// Whose address space the stack is in.
+    pub space: ProcessKey,
+    /// Where to begin.
+    pub registers: Registers,
+    /// Valid bytes that follow.
+    pub copied_bytes: u32,
+    /// 1 if the copy reaches the top of the stack as far as known; 0 if it was cut at the limit.
+    pub whole: u32,
+}
+
+/// Counters of a thread (kernel side), of a process, and of the whole recording.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Outermost allocation calls that were not sampled.
+    pub unsampled: u64,
+    /// Bytes they asked for.
+    pub unsampled_bytes: u64,
+    /// Calls to free of a block that is not NULL.
+    pub frees_seen: u64,
+    /// Frees of tracked samples.
+    pub frees_matched: u64,
+    /// Calls an allocator made into itself.
+    pub inner: u64,
+    /// Outermost allocation calls that were sampled.
+    pub sampled: u64,
+    /// Bytes that sampled calls asked for, those seen to fail taken back.
+    pub sampled_bytes: u64,
+    /// Sampled, and reported.
+    pub submitted: u64,
+    /// Sampled, but the call returned NULL; or refused without a trial, for a size no allocator can give.
+    pub failed: u64,
+    /// Sampled, lost: the events ring was full.
+    pub lost_ring_full: u64,
+    /// Sampled, lost: the call never returned (longjmp, an exception, the thread's end).
+    pub lost_abandoned: u64,
+    /// Sampled, lost: still inside the allocator when the probes were taken away.
+    pub lost_in_flight: u64,
+    /// Hit, lost: the kernel had no state for the thread.
+    pub lost_no_thread_state: u64,
+    /// Sampled, lost: the result could not be read (posix_memalign's pointer).
+    pub lost_result_unreadable: u64,
+    /// Reported samples that could not be followed to their free: the live map was full.
+    pub untracked: u64,
+    /// Frees of tracked samples that were not reported: the events ring was full (healed at a snapshot).
+    pub frees_lost: u64,
+    /// Reported samples whose stack did not fit into the stacks ring, or could not be taken.
+    pub stacks_lost: u64,
+    /// Process events (fork, exec, exit) that did not fit into the events ring.
+    pub process_events_lost: u64,
+    /// Reported samples whose address was still tracked: a free was missed.
+    pub stale_replaced: u64,
+    /// Threads that these counters were added up over (ended ones, in a process's totals).
+    pub threads: u64,
+}

@@ -1,0 +1,6 @@
+//! What the kernel side and the daemon share: the ABI and the integer mathematics of sampling.
+//!
+//! `no_std`, no I/O, no allocation: the same code runs inside the BPF programs and in the tests on the host.
+#![cfg_attr(not(test), no_std)]
+
+pub mod abi;

@@ -1,0 +1,3 @@
+//! From single samples to sums per stack.
+
+pub mod sums;

@@ -1,0 +1,51 @@
+//! Sums over samples of one sampling interval: everything that an estimate and its error bar need.
+
+use serde::{Deserialize, Serialize};
+
+/// Sums over samples that were drawn with one sampling interval R.
+///
+/// Weights are applied to each sample before it is added (Horvitz–Thompson), so sums of sums are sums.
+/// Symbols as in `docs/sampling.md`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SampleSums {
+    /// Samples, those of zero bytes included.
+    pub samples: u64,
+    /// Samples of zero bytes: they count in `objects`, and take no part in byte intervals.
+    pub zero_byte_samples: u64,
+    /// S: bytes of the sampled allocations as they are, not weighted.
+    pub sampled_bytes: u64,
+    /// Σ offset: failed trials before the successful one, over samples of more than zero bytes.
+    pub offset_sum: u64,
+    /// T: Σ size × weight, unbiased bytes.
+    pub bytes: f64,
+    /// Unbiased estimate of the variance of T: Σ size² w (w − 1).
+    pub bytes_variance: f64,
+    /// C: Σ weight, unbiased number of allocations.
+    pub objects: f64,
+    /// Unbiased estimate of the variance of C: Σ w (w − 1).
+    pub objects_variance: f64,
+    /// Smallest sampled size; equal to `largest_bytes` for a stack of one size. 0 when there is no sample.
+    pub smallest_bytes: u64,
+    /// Largest sampled size.
+    pub largest_bytes: u64,
+}
+
+impl SampleSums {
+    /// Adds the sums of other samples of the same interval.
+    pub fn add(&mut self, other: &Self) {
+        if other.samples == 0 {
+            return;
+        }
+        self.smallest_bytes =
+            if self.samples == 0 { other.smallest_bytes } else { self.smallest_bytes.min(other.smallest_bytes) };
+        self.largest_bytes = self.largest_bytes.max(other.largest_bytes);
+        self.samples += other.samples;
+        self.zero_byte_samples += other.zero_byte_samples;
+        self.sampled_bytes += other.sampled_bytes;
+        self.offset_sum += other.offset_sum;
+        self.bytes += other.bytes;
+        self.bytes_variance += other.bytes_variance;
+        self.objects += other.objects;
+        self.objects_variance += other.objects_variance;
+    }
+}

@@ -1,0 +1,3 @@
+//! The host: processes, their mappings, the files behind these.
+
+pub mod mappings;

@@ -1,0 +1,2 @@
+//! The `heapbpf` command.
+fn main() {}

@@ -1,0 +1,3 @@
+//! The profile: what was measured, ready for reports and formats.
+
+pub mod model;

@@ -1,0 +1,158 @@
+//! The profile as data: processes, stacks, sums, accounting. Every format and report is made from this alone.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use crate::heap::sums::SampleSums;
+
+/// What a sampling trial is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Criterion {
+    /// One trial per byte requested (at least one per call).
+    #[default]
+    Bytes,
+    /// One trial per allocation.
+    Allocations,
+    /// One trial per allocation, an interval per size class.
+    SizeClass,
+}
+
+/// A recording's result.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// heapbpf's version that recorded it.
+    pub version: String,
+    /// Sampling interval R in force at the end, in trials; rows carry their own.
+    pub interval: u64,
+    /// What a trial is.
+    pub criterion: Criterion,
+    /// Unwinder that was asked for: `auto`, `dwarf` or `fp`.
+    pub unwind: String,
+    /// Wall clock at the start.
+    pub started: SystemTime,
+    /// Length of the recording.
+    pub duration: Duration,
+    /// Whether frees were followed (`false` with `--no-live`: no in-use figures).
+    pub live: bool,
+    /// Host name.
+    pub host: String,
+    /// Processes with at least one hit.
+    pub processes: Vec<Process>,
+    /// One row per (process, thread, function, stack, interval).
+    pub rows: Vec<Row>,
+    /// Modules that frames refer to.
+    pub modules: Vec<Module>,
+    /// Accounting of the recording by name, in the order in which it is shown.
+    pub counters: BTreeMap<String, u64>,
+    /// Remarks the user must see with the figures (losses, coverage, changes of the interval).
+    pub notes: Vec<String>,
+}
+
+/// A process in a profile.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Process {
+    /// Process id, in the initial pid namespace.
+    pub pid: u32,
+    /// Process id inside its own pid namespace, if that differs.
+    pub namespace_pid: Option<u32>,
+    /// Name of the main thread.
+    pub comm: String,
+    /// Executable's path as the process sees it.
+    pub exe: String,
+    /// cgroup path (v2), empty if unknown.
+    pub cgroup: String,
+    /// Allocators found, e.g. `glibc 2.36`.
+    pub allocators: Vec<String>,
+    /// Share of the process's life in the recording during which its allocators were hooked, 0 to 1.
+    pub coverage: f64,
+    /// Whether it ended during the recording; its in-use figures are those of its end.
+    pub ended: bool,
+    /// Bytes asked for, counted (not estimated); `None` if they could not be counted.
+    pub exact_alloc_bytes: Option<u64>,
+    /// Allocation calls, counted.
+    pub exact_alloc_objects: Option<u64>,
+}
+
+/// Sums of one stack of one thread name of one process, under one interval.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Index into [`Profile::processes`].
+    pub process: usize,
+    /// Thread name.
+    pub thread: Arc<str>,
+    /// Allocator function that was called.
+    pub function: Arc<str>,
+    /// Sampling interval R of these samples, in trials.
+    pub interval: u64,
+    /// All samples.
+    pub alloc: SampleSums,
+    /// Those still in use at the end (of the recording or of the process).
+    pub inuse: SampleSums,
+    /// Those in use when the estimated total in use was highest, if that was kept.
+    pub peak: Option<SampleSums>,
+    /// Lifetimes of the sampled blocks, if they were followed.
+    pub lifetimes: Option<Lifetimes>,
+    /// The stack, innermost call first.
+    pub stack: Arc<Stack>,
+}
+
+/// How long sampled blocks lived (weighted by objects).
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Lifetimes {
+    /// Weighted median lifetime from the Kaplan–Meier curve, seconds; `None` while more than half is alive.
+    pub median_seconds: Option<f64>,
+    /// Share of allocations freed by their own thread with no allocation in between, 0 to 1.
+    pub temporary: f64,
+    /// Survival curve: (age in seconds, share still alive at that age), ages ascending.
+    pub survival: Vec<(f64, f64)>,
+}
+
+/// A call stack, and how it was found.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stack {
+    /// Frames, innermost first.
+    pub frames: Vec<Frame>,
+    /// Unwinder that made it: `dwarf`, `fp` or `caller` (only the caller's address is known).
+    pub unwinder: &'static str,
+    /// `None` if the stack reaches the thread's entry, else why it was cut.
+    pub cut: Option<Arc<str>>,
+}
+
+/// One frame. Inlined functions are frames of their own, before the function that they are inlined into.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Frame {
+    /// Function name, demangled; `None` if unknown, then `reason` says why.
+    pub function: Option<Arc<str>>,
+    /// Symbol name before demangling, if different.
+    pub system_name: Option<Arc<str>>,
+    /// Source file.
+    pub file: Option<Arc<str>>,
+    /// Source line.
+    pub line: Option<u32>,
+    /// Whether this is a function inlined into the next frame.
+    pub inlined: bool,
+    /// Why there is no function name.
+    pub reason: Option<Arc<str>>,
+    /// Index into [`Profile::modules`].
+    pub module: Option<usize>,
+    /// Address in the process (of the call, not of the return: return address − 1), 0 if unknown.
+    pub address: u64,
+    /// The same as offset in the module's file.
+    pub file_offset: Option<u64>,
+}
+
+/// A mapped file (or the vDSO, or a JIT region).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Module {
+    /// Path as the process saw it.
+    pub path: Arc<str>,
+    /// GNU build ID.
+    pub build_id: Option<Vec<u8>>,
+    /// Lowest address of its executable mapping in the process that it was first seen in.
+    pub start: u64,
+    /// End of that mapping.
+    pub end: u64,
+    /// File offset of that mapping.
+    pub file_offset: u64,
+}

@@ -1,0 +1,2 @@
+//! The only build tool a contributor learns: `cargo xtask <command>`.
+fn main() {}
