@@ -18,6 +18,27 @@ pub enum Criterion {
     SizeClass,
 }
 
+impl Criterion {
+    /// Every criterion, in the order in which the command line lists them.
+    pub const ALL: [Self; 3] = [Self::Bytes, Self::Allocations, Self::SizeClass];
+
+    /// Its name on the command line and in files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Bytes => "bytes",
+            Self::Allocations => "allocations",
+            Self::SizeClass => "size-class",
+        }
+    }
+
+    /// The criterion of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL
+            .into_iter()
+            .find(|criterion| criterion.name() == name)
+    }
+}
+
 /// A recording's result.
 #[derive(Clone, Debug)]
 pub struct Profile {
@@ -35,6 +56,9 @@ pub struct Profile {
     pub duration: Duration,
     /// Whether frees were followed (`false` with `--no-live`: no in-use figures).
     pub live: bool,
+    /// Whether rows carry their samples, as every recording does. `false` for a profile read from a format that
+    /// keeps estimates alone (pprof): nothing can be said about the error of its figures.
+    pub samples_known: bool,
     /// Host name.
     pub host: String,
     /// Processes with at least one hit.
