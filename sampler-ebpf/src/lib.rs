@@ -4,3 +4,8 @@
 #![cfg_attr(not(test), no_std)]
 
 pub mod abi;
+mod bits;
+pub mod geometric;
+pub mod rng;
+pub mod sampler;
+pub mod trials;
