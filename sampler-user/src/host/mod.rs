@@ -1,3 +1,19 @@
 //! The host: processes, their mappings, the files behind these.
 
+pub mod events;
 pub mod mappings;
+pub mod perf_ring;
+pub mod record;
+
+/// What can go wrong when the host is looked at.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// Process events cannot be had.
+    #[error(
+        "cannot listen to process events (perf_event_open): {source}; run as root, or with CAP_PERFMON and CAP_BPF"
+    )]
+    Events {
+        /// The kernel's reason.
+        source: std::io::Error,
+    },
+}

@@ -1,0 +1,179 @@
+//! Forks, execs, exits and executable mappings of every process, as the kernel reports them.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use super::HostError;
+use super::perf_ring::{Next, PerfRing, RingOptions};
+use super::record::{self, HostEvent};
+
+/// Passes over the rings in one [`HostEvents::drain`]; a storm that outruns us does not keep the caller forever.
+const MAX_PASSES: usize = 64;
+
+/// The host's process events: one ring per CPU, read in order of time.
+#[derive(Debug)]
+pub struct HostEvents {
+    rings: Vec<PerfRing>,
+    epoll: OwnedFd,
+    options: RingOptions,
+    record: Vec<u8>,
+}
+
+impl HostEvents {
+    /// Starts to listen on every online CPU.
+    ///
+    /// # Errors
+    /// [`HostError::Events`] if no CPU can be watched: the capability is missing, or the kernel has no perf events.
+    pub fn open(options: RingOptions) -> Result<Self, HostError> {
+        // SAFETY: no preconditions; the result is checked.
+        let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
+        if epoll < 0 {
+            return Err(HostError::Events { source: io::Error::last_os_error() });
+        }
+        // SAFETY: the kernel just gave us this descriptor.
+        let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
+        let mut events = Self { rings: Vec::new(), epoll, options, record: Vec::with_capacity(8192) };
+        events.watch_online_cpus().map_err(|source| HostError::Events { source })?;
+        Ok(events)
+    }
+
+    /// Watches CPUs that came online since the last call; `true` if there were any (what happened there before is
+    /// unknown: read /proc again).
+    ///
+    /// # Errors
+    /// The kernel's, if a CPU that is online cannot be watched.
+    pub fn watch_online_cpus(&mut self) -> io::Result<bool> {
+        let mut added = false;
+        for cpu in online_cpus()? {
+            if self.rings.iter().any(|ring| ring.cpu() == cpu) {
+                continue;
+            }
+            let ring = match PerfRing::open(cpu, self.options) {
+                Ok(ring) => ring,
+                // It went offline again between the list and the call.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => continue,
+                Err(error) => return Err(error),
+            };
+            let mut interest = libc::epoll_event { events: libc::EPOLLIN as u32, u64: u64::from(cpu) };
+            let (epoll, event) = (self.epoll.as_raw_fd(), ring.as_fd().as_raw_fd());
+            // SAFETY: both descriptors are open, `interest` lives through the call.
+            if unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, event, &raw mut interest) } < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            self.rings.push(ring);
+            added = true;
+        }
+        if self.rings.is_empty() { Err(io::Error::from_raw_os_error(libc::ENODEV)) } else { Ok(added) }
+    }
+
+    /// Appends everything that has happened so far to `out`, in order of time. `true`: more is waiting already.
+    ///
+    /// Causes come before their effects, also across CPUs: only what is older than a look at the clock is taken, and
+    /// the clock is read before the rings are. Two events of unrelated threads within some microseconds may be
+    /// swapped. Readiness is edge-triggered: clear it, then drain.
+    pub fn drain(&mut self, out: &mut Vec<HostEvent>) -> bool {
+        for _ in 0..MAX_PASSES {
+            let first = out.len();
+            let now_ns = monotonic_ns();
+            let mut waiting = false;
+            for ring in &mut self.rings {
+                waiting |= drain_ring(ring, now_ns, &mut self.record, out);
+            }
+            out[first..].sort_by_key(HostEvent::time_ns);
+            if !waiting {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Number of CPUs watched.
+    #[must_use]
+    pub fn cpus(&self) -> usize {
+        self.rings.len()
+    }
+}
+
+impl AsFd for HostEvents {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+/// Readable when there is something to drain: fit for tokio's `AsyncFd`.
+impl AsRawFd for HostEvents {
+    fn as_raw_fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+}
+
+/// Takes what is not younger than `now_ns` from one ring; `true` if something is left.
+fn drain_ring(ring: &mut PerfRing, now_ns: u64, record: &mut Vec<u8>, out: &mut Vec<HostEvent>) -> bool {
+    ring.refresh();
+    let left = loop {
+        match ring.peek(record) {
+            Next::Empty => break false,
+            Next::Corrupt => out.push(HostEvent::Lost { time_ns: now_ns, count: 1 }),
+            Next::Record => {
+                if record::time_ns(record).is_some_and(|time| time > now_ns) {
+                    break true;
+                }
+                ring.advance(record.len());
+                out.extend(record::decode(record));
+            }
+        }
+    };
+    ring.release();
+    left
+}
+
+/// CLOCK_MONOTONIC, nanoseconds: the time base of everything here.
+#[must_use]
+pub fn monotonic_ns() -> u64 {
+    clock_ns(libc::CLOCK_MONOTONIC)
+}
+
+/// CLOCK_BOOTTIME minus CLOCK_MONOTONIC, nanoseconds: how long the machine has slept.
+#[must_use]
+pub fn suspended_ns() -> u64 {
+    clock_ns(libc::CLOCK_BOOTTIME).saturating_sub(monotonic_ns())
+}
+
+fn clock_ns(clock: libc::clockid_t) -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `time` is valid; the clock ids used here exist on every supported kernel.
+    unsafe { libc::clock_gettime(clock, &raw mut time) };
+    (time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64)
+}
+
+fn online_cpus() -> io::Result<Vec<u32>> {
+    let list = std::fs::read_to_string("/sys/devices/system/cpu/online")?;
+    Ok(parse_cpu_list(&list))
+}
+
+/// Parses the kernel's list format, e.g. `0-3,8`. Bounded: what is not a CPU number below 65,536 is left out.
+fn parse_cpu_list(list: &str) -> Vec<u32> {
+    const MAX_CPU: u32 = 65_535;
+    let mut cpus = Vec::new();
+    for part in list.trim().split(',') {
+        let (first, last) = part.split_once('-').unwrap_or((part, part));
+        if let (Ok(first), Ok(last)) = (first.trim().parse::<u32>(), last.trim().parse::<u32>()) {
+            cpus.extend(first..=last.min(MAX_CPU));
+        }
+    }
+    cpus
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cpu_lists() {
+        assert_eq!(parse_cpu_list("0-1\n"), [0, 1]);
+        assert_eq!(parse_cpu_list("0,2-4,7"), [0, 2, 3, 4, 7]);
+        assert_eq!(parse_cpu_list(""), [] as [u32; 0]);
+        assert_eq!(parse_cpu_list("x,1-"), [] as [u32; 0]);
+        assert_eq!(parse_cpu_list("0-4294967295").len(), 65_536);
+    }
+}
