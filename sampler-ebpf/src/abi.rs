@@ -63,7 +63,7 @@ pub struct Site {
     /// `SITE_*` bits.
     pub flags: u8,
     /// Zero.
-    pub reserved: [u8; 21],
+    pub reserved: [u8; 29],
 }
 
 /// No such argument.
@@ -244,6 +244,8 @@ pub struct Counters {
     pub sampled: u64,
     /// Bytes that sampled calls asked for, those seen to fail taken back.
     pub sampled_bytes: u64,
+    /// Unsampled calls that were seen to fail all the same (a realloc of a tracked block).
+    pub unsampled_failed: u64,
     /// Sampled, and reported.
     pub submitted: u64,
     /// Sampled, but the call returned NULL; or refused without a trial, for a size no allocator can give.
@@ -270,4 +272,147 @@ pub struct Counters {
     pub stale_replaced: u64,
     /// Threads that these counters were added up over (ended ones, in a process's totals).
     pub threads: u64,
+}
+
+impl Counters {
+    /// Outermost allocation calls: the left side of the accounting identity.
+    #[must_use]
+    pub const fn hits(&self) -> u64 {
+        self.unsampled + self.sampled + self.lost_no_thread_state
+    }
+
+    /// Adds another set of counters.
+    pub fn add(&mut self, other: &Self) {
+        for (sum, value) in self.as_mut_array().iter_mut().zip(other.as_array()) {
+            *sum = sum.wrapping_add(*value);
+        }
+    }
+
+    /// All counters in declaration order.
+    #[must_use]
+    pub const fn as_array(&self) -> &[u64; COUNTERS] {
+        // SAFETY: `repr(C)` with `COUNTERS` fields of type u64 (checked at compile time below) is laid out as the array.
+        unsafe { &*core::ptr::from_ref(self).cast() }
+    }
+
+    /// All counters in declaration order, to be changed.
+    pub const fn as_mut_array(&mut self) -> &mut [u64; COUNTERS] {
+        // SAFETY: as in `as_array`.
+        unsafe { &mut *core::ptr::from_mut(self).cast() }
+    }
+}
+
+/// Number of counters in [`Counters`].
+pub const COUNTERS: usize = size_of::<Counters>() / size_of::<u64>();
+
+/// What the thread iterator writes for each thread with state.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ThreadRecord {
+    /// Process of the thread.
+    pub process: ProcessKey,
+    /// Thread id.
+    pub tid: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// The thread's counters; calls in flight are in `lost_in_flight`.
+    pub counters: Counters,
+}
+
+/// Which processes are targets.
+pub mod target_mode {
+    /// Those in the `TARGETS` map.
+    pub const LISTED: u32 = 0;
+    /// Every process.
+    pub const ALL: u32 = 1;
+    /// Those whose main thread's name matches the pattern.
+    pub const COMM: u32 = 2;
+    /// Those in a cgroup or below it.
+    pub const CGROUP: u32 = 3;
+}
+
+/// Constants of a recording, patched into the programs' read-only data before they are loaded: the verifier then
+/// removes what this recording does not need.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Config {
+    /// One of [`target_mode`].
+    pub target_mode: u32,
+    /// 1: children of targets are targets.
+    pub follow: u32,
+    /// 1: frees are followed.
+    pub live: u32,
+    /// How stacks are taken, one of [`stack_kind`].
+    pub stack_kind: u32,
+    /// heapbpf's own process id: never a target.
+    pub self_tgid: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// What a trial is, one of `trials::CRITERION_*`.
+    pub criterion: u64,
+    /// Most bytes of stack copied.
+    pub stack_bytes: u64,
+    /// Seed of the draws, 0: unpredictable.
+    pub seed: u64,
+    /// Fill of the events ring, in bytes, at which the daemon is woken.
+    pub events_mark: u64,
+    /// The same for the stacks ring.
+    pub stacks_mark: u64,
+    /// cgroup id, for [`target_mode::CGROUP`].
+    pub cgroup_id: u64,
+    /// Its depth below the root.
+    pub cgroup_level: u64,
+    /// Pattern for [`target_mode::COMM`], NUL-padded; `*` and `?` as in a shell.
+    pub comm_pattern: [u8; 16],
+    /// Offsets of the kernel's own structures, from its BTF.
+    pub offsets: KernelOffsets,
+}
+
+/// Byte offsets of members of kernel structures on the running kernel.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KernelOffsets {
+    /// `task_struct.mm`
+    pub task_mm: u64,
+    /// `task_struct.group_leader`
+    pub task_group_leader: u64,
+    /// `task_struct.start_boottime`
+    pub task_start_boottime: u64,
+    /// `task_struct.self_exec_id`
+    pub task_self_exec_id: u64,
+    /// `task_struct.tgid`
+    pub task_tgid: u64,
+    /// `task_struct.comm`
+    pub task_comm: u64,
+    /// `task_struct.signal`
+    pub task_signal: u64,
+    /// x86-64: `task_struct.thread.fsbase`; aarch64: `thread.uw.tp_value`
+    pub task_thread_pointer: u64,
+    /// `signal_struct.live`
+    pub signal_live: u64,
+    /// `mm_struct.owner`; [`KernelOffsets::ABSENT`] if the kernel keeps none
+    pub mm_owner: u64,
+    /// `mm_struct.start_stack`
+    pub mm_start_stack: u64,
+}
+
+impl KernelOffsets {
+    /// The kernel has no such member.
+    pub const ABSENT: u64 = u64::MAX;
+}
+
+/// What the daemon changes while the programs run: the single value of the `CONTROL` map.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Control {
+    /// Constants of the geometric draw for the interval now in force; threads take them at their next draw.
+    pub draw: crate::geometric::DrawConstants,
+    /// Grows when the set of targets changes, so that threads once refused are looked at again.
+    pub targets_generation: u32,
+    /// 1 while the daemon sleeps: the next event must wake it.
+    pub daemon_sleeps: u32,
+    /// Threads with state so far: gives each its ordinal.
+    pub threads: u64,
+    /// Threads whose counters were added to their process's totals so far.
+    pub threads_flushed: u64,
 }

@@ -6,6 +6,7 @@
 pub mod abi;
 mod bits;
 pub mod geometric;
+pub mod glob;
 pub mod rng;
 pub mod sampler;
 pub mod trials;

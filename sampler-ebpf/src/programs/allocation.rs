@@ -1,0 +1,305 @@
+//! Allocation functions: the decision at the entry, the outcome at the return.
+
+use core::ffi::c_void;
+
+use aya_ebpf::bindings::BPF_ANY;
+use aya_ebpf::helpers::generated::{bpf_get_attach_cookie, bpf_get_current_comm};
+use sampler_ebpf::abi::{
+    AllocationRecord, LiveKey, LiveValue, MAX_INNER_RANGES, NO_ARGUMENT, SITE_MAY_TAIL_JUMP, SITE_ZERO_FREES, Site,
+    kind, stack_kind,
+};
+use sampler_ebpf::trials;
+
+use crate::arch::{self, Arguments};
+use crate::config::config;
+use crate::free;
+use crate::maps::{self, FILES, LIVE, SITES, read_user};
+use crate::output;
+use crate::pending::{Pending, SLOTS};
+use crate::stack;
+use crate::state::ThreadState;
+
+/// No allocator can give more (the user half of a 48-bit address space): such a call fails, and is not sampled.
+const LARGEST_SIZE: u64 = 1 << 47;
+
+/// A session's answer: do not trap on this call's return.
+const SKIP_RETURN: u32 = 1;
+/// Trap on it.
+const AWAIT_RETURN: u32 = 0;
+
+/// Placeholder of the kernel function `bpf_session_is_return`; the loader puts its BTF id into the call.
+const SESSION_IS_RETURN: usize = 0x7f01;
+
+#[inline(always)]
+fn session_is_return(ctx: *mut c_void) -> bool {
+    // SAFETY: the loader replaces this call by one of the kernel function, which takes nothing it could break.
+    let call: extern "C" fn(*mut c_void) -> bool = unsafe { core::mem::transmute(SESSION_IS_RETURN) };
+    call(ctx)
+}
+
+/// Entry and return under one session link (kernel 6.13 and later): an unsampled call never traps on its return.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "uprobe/session")]
+pub extern "C" fn allocation_session(ctx: *mut c_void) -> u32 {
+    if session_is_return(ctx) {
+        outcome(ctx);
+        return 0;
+    }
+    decide(ctx, true)
+}
+
+/// Entry, for kernels without sessions.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "uprobe/entry")]
+pub extern "C" fn allocation_entry(ctx: *mut c_void) -> u32 {
+    decide(ctx, false);
+    0
+}
+
+/// Return, for kernels without sessions: every call traps here.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "uretprobe/return")]
+pub extern "C" fn allocation_return(ctx: *mut c_void) -> u32 {
+    outcome(ctx);
+    0
+}
+
+/// Counts the call down and answers whether its return is awaited.
+#[inline(always)]
+fn decide(ctx: *mut c_void, session: bool) -> u32 {
+    // SAFETY: a helper call.
+    let index = unsafe { bpf_get_attach_cookie(ctx) } as u32;
+    let Some(site) = SITES.get(index) else { return SKIP_RETURN };
+    let Some(state) = ThreadState::of_target() else { return SKIP_RETURN };
+    let arguments = Arguments::read(ctx);
+    let sp = arch::stack_pointer(ctx);
+    let caller = arch::return_address(ctx, sp);
+
+    let size = match requested(site, &arguments) {
+        Some(size) => size,
+        None => {
+            if !is_inner(ctx, site, caller) {
+                refuse(state);
+            }
+            return SKIP_RETURN;
+        }
+    };
+    if is_inner(ctx, site, caller) || is_tail_jump(state, site, sp, caller, size) {
+        state.counters.inner += 1;
+        return SKIP_RETURN;
+    }
+
+    let old_address = if site.old_argument == NO_ARGUMENT { 0 } else { arguments.get(site.old_argument) };
+    if old_address != 0 && size == 0 && site.flags & SITE_ZERO_FREES != 0 {
+        free::release(state, old_address);
+        return SKIP_RETURN;
+    }
+    if site.flags & SITE_MAY_TAIL_JUMP != 0 && (old_address == 0 || site.times_argument != NO_ARGUMENT) {
+        state.tail_sp = sp;
+        state.tail_return = caller;
+        state.tail_size = size;
+        state.tail_function = u32::from(site.function);
+    }
+    if !session && state.pending != 0 {
+        // Without sessions every return traps, so a call that never returned must not be taken for this one.
+        if let Some(stale) = state.take_pending(sp) {
+            state.abandon(stale);
+        }
+    }
+    // The old block is taken out now: after the call another thread may already have been given its address.
+    let old = if config!(live) != 0 && old_address != 0 { free::take_out(state, old_address) } else { None };
+
+    let trials = trials::trials(config!(criterion), size, maps::trials_of_class);
+    let sampled = trials >= state.remaining;
+    if !sampled {
+        state.remaining -= trials;
+        state.unsampled += 1;
+        state.unsampled_bytes += size;
+        if old.is_none() {
+            return SKIP_RETURN;
+        }
+    }
+    let slot = state.open_slot(sp) & (SLOTS - 1);
+    let pending = Pending {
+        sp,
+        size,
+        trials,
+        offset: state.remaining.wrapping_sub(1),
+        interval: state.interval,
+        caller,
+        out: if site.out_argument == NO_ARGUMENT { 0 } else { arguments.get(site.out_argument) },
+        old_address: if old.is_some() { old_address } else { 0 },
+        old: old.unwrap_or_default(),
+        site: index,
+        sampled: u32::from(sampled),
+    };
+    state.slots[slot] = pending;
+    if sampled {
+        state.counters.sampled += 1;
+        state.counters.sampled_bytes += size;
+        state.draw();
+    }
+    AWAIT_RETURN
+}
+
+/// Bytes that the call asks for; `None` if no allocator can give them.
+#[inline(always)]
+fn requested(site: &Site, arguments: &Arguments) -> Option<u64> {
+    let mut size = arguments.get(site.size_argument);
+    if site.times_argument != NO_ARGUMENT {
+        let times = arguments.get(site.times_argument);
+        if (size | times) >> 32 != 0 && size != 0 && times > LARGEST_SIZE / size {
+            return None;
+        }
+        size = size.wrapping_mul(times);
+    }
+    (size <= LARGEST_SIZE).then_some(size)
+}
+
+/// Counts a call that must fail.
+#[inline(always)]
+fn refuse(state: &mut ThreadState) {
+    state.counters.sampled += 1;
+    state.counters.failed += 1;
+}
+
+/// Whether the allocator called itself: the return address lies in a hooked function of the same file.
+#[inline(always)]
+fn is_inner(ctx: *mut c_void, site: &Site, caller: u64) -> bool {
+    // As file offset, so that one set of ranges serves every process that maps the file.
+    let offset = caller.wrapping_sub(arch::instruction_pointer(ctx)).wrapping_add(site.offset);
+    if offset < site.inner_start || offset >= site.inner_end {
+        return false;
+    }
+    let Some(file) = FILES.get(site.file) else { return false };
+    let mut i = 0;
+    while i < MAX_INNER_RANGES {
+        if i as u64 >= file.count {
+            break;
+        }
+        let [start, end] = file.ranges[i];
+        if offset >= start && offset < end {
+            return true;
+        }
+        i += 1;
+    }
+    false
+}
+
+/// Whether the call is the end of an outer one that jumped here: same stack pointer, same request, another function,
+/// and the return address of the outer call (or the kernel's trampoline in its place, while its return is awaited).
+#[inline(always)]
+fn is_tail_jump(state: &mut ThreadState, site: &Site, sp: u64, caller: u64, size: u64) -> bool {
+    if state.tail_sp == 0 {
+        return false;
+    }
+    let expected = state.tail_sp == sp
+        && state.tail_size == size
+        && state.tail_function != u32::from(site.function)
+        && (state.tail_return == caller || state.is_pending(sp));
+    if expected && site.flags & SITE_MAY_TAIL_JUMP != 0 {
+        // reallocarray jumps to realloc, which may jump to malloc.
+        state.tail_function = u32::from(site.function);
+    } else {
+        state.tail_sp = 0;
+    }
+    expected
+}
+
+/// The end of a call whose return was awaited.
+#[inline(always)]
+fn outcome(ctx: *mut c_void) {
+    let Some(state) = maps::THREADS.current() else { return };
+    if state.pending == 0 {
+        return;
+    }
+    let Some(slot) = state.take_pending(arch::stack_pointer(ctx).wrapping_sub(arch::RETURN_SLOT)) else { return };
+    state.tail_sp = 0;
+    let pending = state.slots[slot & (SLOTS - 1)];
+    let returned = arch::return_value(ctx);
+    let succeeded = if pending.out != 0 { returned == 0 } else { returned != 0 };
+    if !succeeded {
+        if pending.old_address != 0 {
+            free::put_back(state, pending.old_address, &pending.old);
+        }
+        if pending.sampled != 0 {
+            state.counters.failed += 1;
+            state.counters.sampled_bytes -= pending.size;
+        } else {
+            state.counters.unsampled_failed += 1;
+            state.unsampled_bytes -= pending.size;
+        }
+        return;
+    }
+    if pending.old_address != 0 {
+        output::submit_free(state, &pending.old);
+    }
+    if pending.sampled == 0 {
+        return;
+    }
+    let address = if pending.out == 0 {
+        returned
+    } else if let Some(address) = read_user::<u64>(pending.out) {
+        address
+    } else {
+        state.counters.lost_result_unreadable += 1;
+        return;
+    };
+    report(ctx, state, &pending, address);
+}
+
+/// Puts a sample into the live map and tells the daemon.
+#[inline(always)]
+fn report(ctx: *mut c_void, state: &mut ThreadState, pending: &Pending, address: u64) {
+    let Some(record) = output::reserve::<AllocationRecord>(maps::events()) else {
+        state.counters.lost_ring_full += 1;
+        return;
+    };
+    state.sequence = state.sequence.wrapping_add(1);
+    let sample = u64::from(state.ordinal) << 32 | u64::from(state.sequence);
+    let time_ns = output::now();
+    let stack = stack::take(ctx, sample, time_ns, state.space);
+    if stack.kind == stack_kind::NONE && config!(stack_kind) != stack_kind::NONE {
+        state.counters.stacks_lost += 1;
+    }
+    let untracked = config!(live) != 0 && !track(state, sample, address);
+    if untracked {
+        state.counters.untracked += 1;
+    }
+    *record = AllocationRecord {
+        kind: kind::ALLOCATION,
+        tid: state.tid,
+        process: state.process,
+        space: state.space,
+        sample,
+        time_ns,
+        address,
+        size_bytes: pending.size,
+        interval: pending.interval,
+        trials: pending.trials,
+        offset: pending.offset,
+        caller: pending.caller,
+        site: pending.site,
+        stack_kind: stack.kind,
+        stack_id: stack.id,
+        untracked: u32::from(untracked),
+        thread_name: [0; 16],
+    };
+    // SAFETY: the helper writes at most 16 bytes.
+    unsafe { bpf_get_current_comm((&raw mut record.thread_name).cast(), 16) };
+    state.counters.submitted += 1;
+    output::submit(record, maps::events(), config!(events_mark));
+}
+
+/// Remembers a live sample; `false` if the map is full.
+#[inline(always)]
+fn track(state: &mut ThreadState, sample: u64, address: u64) -> bool {
+    let key = LiveKey { space: state.space, address };
+    let value = LiveValue { sample, thread_calls: state.calls(), tid: state.tid, reserved: 0 };
+    if let Some(stale) = free::take_out(state, address) {
+        // The allocator cannot give an address twice, so a free was missed.
+        state.counters.stale_replaced += 1;
+        output::submit_free(state, &stale);
+    }
+    LIVE.insert(key, value, u64::from(BPF_ANY)).is_ok()
+}

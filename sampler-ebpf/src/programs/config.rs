@@ -1,0 +1,49 @@
+//! The recording's constants, patched in by the loader: the verifier sees them as such and removes dead branches.
+
+use sampler_ebpf::abi::{Config, KernelOffsets};
+
+#[unsafe(no_mangle)]
+static CONFIG: Config = Config {
+    target_mode: 0,
+    follow: 0,
+    live: 0,
+    stack_kind: 0,
+    self_tgid: 0,
+    reserved: 0,
+    criterion: 0,
+    stack_bytes: 0,
+    seed: 0,
+    events_mark: 0,
+    stacks_mark: 0,
+    cgroup_id: 0,
+    cgroup_level: 0,
+    comm_pattern: [0; 16],
+    offsets: KernelOffsets {
+        task_mm: 0,
+        task_group_leader: 0,
+        task_start_boottime: 0,
+        task_self_exec_id: 0,
+        task_tgid: 0,
+        task_comm: 0,
+        task_signal: 0,
+        task_thread_pointer: 0,
+        signal_live: 0,
+        mm_owner: 0,
+        mm_start_stack: 0,
+    },
+};
+
+/// Reads one constant. Volatile, so that the compiler does not take the zeros above for the values.
+macro_rules! config {
+    ($($field:ident).+) => {{
+        // SAFETY: a field of a static.
+        unsafe { core::ptr::read_volatile(&raw const (*$crate::config::pointer()).$($field).+) }
+    }};
+}
+pub(crate) use config;
+
+/// Address of the constants.
+#[inline(always)]
+pub const fn pointer() -> *const Config {
+    &raw const CONFIG
+}

@@ -1,0 +1,57 @@
+//! free and its kin: one look-up of the address; only a tracked block costs more.
+
+use core::ffi::c_void;
+
+use aya_ebpf::bindings::BPF_ANY;
+use aya_ebpf::helpers::generated::bpf_get_attach_cookie;
+use sampler_ebpf::abi::{LiveKey, LiveValue};
+
+use crate::arch::Arguments;
+use crate::maps::{LIVE, SITES};
+use crate::output;
+use crate::state::ThreadState;
+
+/// At the entry of free, before the block can be reused.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "uprobe/free")]
+pub extern "C" fn free_entry(ctx: *mut c_void) -> u32 {
+    // SAFETY: a helper call.
+    let index = unsafe { bpf_get_attach_cookie(ctx) } as u32;
+    let Some(site) = SITES.get(index) else { return 0 };
+    let address = Arguments::read(ctx).get(site.old_argument);
+    if address == 0 {
+        return 0;
+    }
+    let Some(state) = ThreadState::of_target() else { return 0 };
+    release(state, address);
+    0
+}
+
+/// Counts a free, and reports it if the block is tracked.
+#[inline(always)]
+pub fn release(state: &mut ThreadState, address: u64) {
+    state.frees_seen += 1;
+    if let Some(value) = take_out(state, address) {
+        output::submit_free(state, &value);
+    }
+}
+
+/// Takes a block out of the live map, if it is tracked.
+#[inline(always)]
+pub fn take_out(state: &ThreadState, address: u64) -> Option<LiveValue> {
+    let key = LiveKey { space: state.space, address };
+    // SAFETY: copied at once.
+    let value = unsafe { *LIVE.get(key)? };
+    // Two threads freeing the same block: one of them finds it gone.
+    LIVE.remove(key).is_ok().then_some(value)
+}
+
+/// Puts a block back that a realloc took out before it failed.
+#[inline(always)]
+pub fn put_back(state: &mut ThreadState, address: u64, value: &LiveValue) {
+    let key = LiveKey { space: state.space, address };
+    if LIVE.insert(key, *value, u64::from(BPF_ANY)).is_err() {
+        // No room any more: without an entry its free would never be seen, so it counts as freed now.
+        output::submit_free(state, value);
+    }
+}

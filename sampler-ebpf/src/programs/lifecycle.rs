@@ -1,0 +1,123 @@
+//! Fork, exec and exit: children become targets, totals move from threads to processes, lives end in order.
+
+use core::ffi::c_void;
+
+use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST, bpf_raw_tracepoint_args};
+use aya_ebpf::helpers::generated::bpf_get_current_task_btf;
+use sampler_ebpf::abi::{Counters, ProcessKey, kind};
+
+use crate::config::config;
+use crate::maps::{self, TARGETS, THREADS, TOTALS, add_shared, read_kernel};
+use crate::output;
+use crate::state::{self, NEW, TRACKED, ThreadState};
+
+#[inline(always)]
+fn argument(ctx: *mut c_void, index: usize) -> u64 {
+    // SAFETY: the context of a raw tracepoint is an array of its arguments.
+    unsafe { *(*ctx.cast::<bpf_raw_tracepoint_args>()).args.as_ptr().add(index) }
+}
+
+/// `sched_process_fork(parent, child)`, before the child runs.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp/sched_process_fork")]
+pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
+    if config!(follow) == 0 {
+        return 0;
+    }
+    let (parent, child) = (argument(ctx, 0), argument(ctx, 1));
+    let parent_tgid: u32 = read_kernel(parent + config!(offsets.task_tgid));
+    let child_tgid: u32 = read_kernel(child + config!(offsets.task_tgid));
+    if parent_tgid == child_tgid || !state::listed(parent_tgid) {
+        return 0;
+    }
+    if TARGETS.insert(child_tgid, 1, u64::from(BPF_ANY)).is_err()
+        || !output::submit_process(kind::FORK, child_tgid, state::process_of(parent), ProcessKey::default())
+    {
+        count_process_event_lost();
+    }
+    0
+}
+
+/// `sched_process_exec`, in the context of the process, which already has its new address space.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp/sched_process_exec")]
+pub extern "C" fn process_exec(_ctx: *mut c_void) -> u32 {
+    let Some(state) = THREADS.current() else { return 0 };
+    if state.status == TRACKED {
+        let ended = state.process;
+        flush(state);
+        // SAFETY: no argument.
+        let task = unsafe { bpf_get_current_task_btf() } as u64;
+        let next = state::process_of(task);
+        if !output::submit_process(kind::EXEC, 0, ended, next) {
+            count_process_event_lost();
+        }
+    }
+    state.status = NEW;
+    0
+}
+
+/// `sched_process_exit`: of every thread.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp/sched_process_exit")]
+pub extern "C" fn process_exit(_ctx: *mut c_void) -> u32 {
+    if let Some(state) = THREADS.current()
+        && state.status == TRACKED
+    {
+        flush(state);
+        state.status = NEW;
+    }
+    // SAFETY: no argument.
+    let task = unsafe { bpf_get_current_task_btf() } as u64;
+    let signal: u64 = read_kernel(task + config!(offsets.task_signal));
+    let live: u32 = read_kernel(signal + config!(offsets.signal_live));
+    if live != 0 {
+        return 0;
+    }
+    let process = state::process_of(task);
+    let listed = TARGETS.remove(process.tgid).is_ok();
+    if (listed || TOTALS.get_ptr(process).is_some())
+        && !output::submit_process(kind::EXIT, 0, process, ProcessKey::default())
+    {
+        count_process_event_lost();
+    }
+    0
+}
+
+/// Adds a thread's counters to its process's totals and clears them.
+#[inline(always)]
+fn flush(state: &mut ThreadState) {
+    state.abandon_all();
+    let mut counters = state.all_counters();
+    counters.threads = 1;
+    let mut totals = TOTALS.get_ptr_mut(state.process);
+    if totals.is_none() {
+        let _ = TOTALS.insert(state.process, Counters::default(), u64::from(BPF_NOEXIST));
+        totals = TOTALS.get_ptr_mut(state.process);
+    }
+    // No room for the process: its counts join those of nobody in particular, so that the sums still add up.
+    if let Some(totals) = totals.or_else(|| maps::UNATTRIBUTED.get_ptr_mut(0)) {
+        let mut i = 0;
+        while i < sampler_ebpf::abi::COUNTERS {
+            // SAFETY: within the counters, which are u64s.
+            add_shared(unsafe { totals.cast::<u64>().add(i) }, counters.as_array()[i]);
+            i += 1;
+        }
+    }
+    if let Some(control) = maps::control() {
+        add_shared(&raw mut control.threads_flushed, 1);
+    }
+    state.unsampled = 0;
+    state.unsampled_bytes = 0;
+    state.frees_seen = 0;
+    state.counters = Counters::default();
+    state.tail_sp = 0;
+}
+
+#[inline(always)]
+fn count_process_event_lost() {
+    if let Some(counters) = maps::UNATTRIBUTED.get_ptr_mut(0) {
+        // SAFETY: a field of a map value.
+        add_shared(unsafe { &raw mut (*counters).process_events_lost }, 1);
+    }
+}

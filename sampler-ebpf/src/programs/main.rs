@@ -1,0 +1,29 @@
+//! The BPF programs: probes on allocator functions, process life, and the thread iterator.
+#![no_std]
+#![no_main]
+// Adding atomically is a compiler intrinsic here; the toolchain that builds this file allows it.
+#![feature(core_intrinsics)]
+#![allow(internal_features)]
+
+mod allocation;
+mod arch;
+mod config;
+mod free;
+mod iterator;
+mod lifecycle;
+mod maps;
+mod output;
+mod pending;
+mod stack;
+mod state;
+mod task_storage;
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    // Never reached: the verifier would refuse a program that could panic.
+    loop {}
+}
+
+#[unsafe(link_section = "license")]
+#[unsafe(no_mangle)]
+static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";

@@ -1,0 +1,80 @@
+//! Records into the events ring.
+
+use core::ffi::c_void;
+
+use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
+use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_ringbuf_query, bpf_ringbuf_reserve, bpf_ringbuf_submit};
+use sampler_ebpf::abi::{FreeRecord, LiveValue, ProcessKey, ProcessRecord, kind};
+
+use crate::config::config;
+use crate::maps;
+use crate::state::ThreadState;
+
+/// Room for a record, which must be submitted or discarded.
+#[inline(always)]
+pub fn reserve<T>(ring: *mut c_void) -> Option<&'static mut T> {
+    // SAFETY: the helper returns NULL or room for `size_of::<T>()` bytes; every `T` used here is plain integers.
+    unsafe { bpf_ringbuf_reserve(ring, size_of::<T>() as u64, 0).cast::<T>().as_mut() }
+}
+
+/// Gives a record to the daemon.
+#[inline(always)]
+pub fn submit<T>(record: &mut T, ring: *mut c_void, mark: u64) {
+    let flags = wake_up(ring, mark);
+    // SAFETY: `record` was reserved.
+    unsafe { bpf_ringbuf_submit(core::ptr::from_mut(record).cast(), flags) };
+}
+
+/// A wake-up costs more than a microsecond, so the daemon looks by itself while it is awake; only the first event of
+/// its sleep and a ring that is filling up wake it.
+#[inline(always)]
+pub fn wake_up(ring: *mut c_void, mark: u64) -> u64 {
+    if let Some(control) = maps::control()
+        && control.daemon_sleeps != 0
+    {
+        control.daemon_sleeps = 0;
+        return u64::from(BPF_RB_FORCE_WAKEUP);
+    }
+    // SAFETY: a helper call.
+    let fill = unsafe { bpf_ringbuf_query(ring, u64::from(BPF_RB_AVAIL_DATA)) };
+    // Only while the fill crosses the mark: several records wide, so that concurrent writers cannot all miss it.
+    if fill >= mark && fill < mark + mark / 8 {
+        return u64::from(BPF_RB_FORCE_WAKEUP);
+    }
+    u64::from(BPF_RB_NO_WAKEUP)
+}
+
+/// CLOCK_MONOTONIC.
+#[inline(always)]
+pub fn now() -> u64 {
+    // SAFETY: no argument.
+    unsafe { bpf_ktime_get_ns() }
+}
+
+/// Reports the free of a tracked sample, already taken out of the live map.
+#[inline(always)]
+pub fn submit_free(state: &mut ThreadState, value: &LiveValue) {
+    state.counters.frees_matched += 1;
+    let Some(record) = reserve::<FreeRecord>(maps::events()) else {
+        state.counters.frees_lost += 1;
+        return;
+    };
+    *record = FreeRecord {
+        kind: kind::FREE,
+        tid: state.tid,
+        sample: value.sample,
+        time_ns: now(),
+        temporary: u32::from(value.tid == state.tid && value.thread_calls == state.calls()),
+        reserved: 0,
+    };
+    submit(record, maps::events(), config!(events_mark));
+}
+
+/// Reports that a process forked, exec'ed or ended. Returns whether it could.
+#[inline(always)]
+pub fn submit_process(kind: u32, child_tgid: u32, process: ProcessKey, next: ProcessKey) -> bool {
+    let Some(record) = reserve::<ProcessRecord>(maps::events()) else { return false };
+    *record = ProcessRecord { kind, child_tgid, time_ns: now(), process, next };
+    submit(record, maps::events(), config!(events_mark));
+    true
+}

@@ -1,0 +1,112 @@
+//! Calls in progress whose return is awaited: sampled ones, and reallocs of tracked blocks.
+
+use sampler_ebpf::abi::LiveValue;
+
+use crate::output;
+use crate::state::ThreadState;
+
+/// Most calls in progress per thread: one, plus those that signal handlers make inside it.
+pub const SLOTS: usize = 4;
+
+/// A call in progress.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Pending {
+    /// Stack pointer at the function's entry: its return is the one with this stack pointer.
+    pub sp: u64,
+    /// Bytes requested.
+    pub size: u64,
+    /// Trials it took.
+    pub trials: u64,
+    /// Failed trials before the successful one.
+    pub offset: u64,
+    /// Interval of the draw.
+    pub interval: u64,
+    /// Return address.
+    pub caller: u64,
+    /// Where the result will be (posix_memalign), or 0.
+    pub out: u64,
+    /// Address of the tracked block that a realloc took out of the live map, or 0.
+    pub old_address: u64,
+    /// Its value.
+    pub old: LiveValue,
+    /// Index of the site.
+    pub site: u32,
+    /// 1 if sampled.
+    pub sampled: u32,
+}
+
+impl ThreadState {
+    /// The slot of the call entered at that stack pointer, now free.
+    #[inline(always)]
+    pub fn take_pending(&mut self, sp: u64) -> Option<usize> {
+        let mut i = 0;
+        while i < SLOTS {
+            if self.pending & (1 << i) != 0 && self.slots[i].sp == sp {
+                self.pending &= !(1 << i);
+                return Some(i);
+            }
+            i += 1;
+        }
+        None
+    }
+
+    /// Whether a call entered at that stack pointer is in progress.
+    #[inline(always)]
+    pub fn is_pending(&self, sp: u64) -> bool {
+        let mut i = 0;
+        while i < SLOTS {
+            if self.pending & (1 << i) != 0 && self.slots[i].sp == sp {
+                return true;
+            }
+            i += 1;
+        }
+        false
+    }
+
+    /// A slot for a new call at that stack pointer. A call that never returned (longjmp, an exception) gives way.
+    #[inline(always)]
+    pub fn open_slot(&mut self, sp: u64) -> usize {
+        if let Some(stale) = self.take_pending(sp) {
+            self.abandon(stale);
+        }
+        let mut i = 0;
+        while i < SLOTS {
+            if self.pending & (1 << i) == 0 {
+                self.pending |= 1 << i;
+                return i;
+            }
+            i += 1;
+        }
+        let victim = (self.next_victim as usize) & (SLOTS - 1);
+        self.next_victim += 1;
+        self.abandon(victim);
+        victim
+    }
+
+    /// Forgets the call in a slot, and counts what that loses.
+    #[inline(always)]
+    pub fn abandon(&mut self, slot: usize) {
+        let pending = self.slots[slot & (SLOTS - 1)];
+        if pending.sampled != 0 {
+            self.counters.lost_abandoned += 1;
+        }
+        if pending.old_address != 0 {
+            // Whether the old block was freed is unknown; a realloc that was left half-way most likely did.
+            output::submit_free(self, &pending.old);
+        }
+    }
+
+    /// Abandons all calls in progress (the thread ends, or its program is replaced).
+    #[inline(always)]
+    pub fn abandon_all(&mut self) {
+        let mut i = 0;
+        while i < SLOTS {
+            if self.pending & (1 << i) != 0 {
+                self.abandon(i);
+            }
+            i += 1;
+        }
+        self.pending = 0;
+    }
+}

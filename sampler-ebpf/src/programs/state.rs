@@ -1,0 +1,215 @@
+//! What the kernel keeps of each thread: the countdown, exact totals, calls in progress.
+
+use aya_ebpf::helpers::generated::{
+    bpf_get_current_ancestor_cgroup_id, bpf_get_current_pid_tgid, bpf_get_current_task_btf, bpf_get_prandom_u32,
+};
+use sampler_ebpf::abi::{Counters, KernelOffsets, ProcessKey, target_mode};
+use sampler_ebpf::{geometric, glob, rng};
+
+use crate::config::config;
+use crate::maps::{self, TARGETS, THREADS, read_kernel};
+use crate::pending::{Pending, SLOTS};
+
+/// Not looked at yet.
+pub const NEW: u32 = 0;
+/// Belongs to a target.
+pub const TRACKED: u32 = 1;
+/// Does not.
+pub const IGNORED: u32 = 2;
+
+/// State of one thread. The first 64 bytes are all that an unsampled call or a free of an untracked block touches.
+#[repr(C)]
+pub struct ThreadState {
+    /// Trials until the next success, at least 1.
+    pub remaining: u64,
+    /// Unsampled calls.
+    pub unsampled: u64,
+    /// Bytes they asked for.
+    pub unsampled_bytes: u64,
+    /// Frees.
+    pub frees_seen: u64,
+    /// Stack pointer of a call that may end in a jump to another hooked function, or 0.
+    pub tail_sp: u64,
+    /// Whose address space the thread runs in.
+    pub space: ProcessKey,
+    /// [`NEW`], [`TRACKED`] or [`IGNORED`].
+    pub status: u32,
+    /// Bit i: `slots[i]` holds a call in progress.
+    pub pending: u32,
+
+    /// Return address of the call that may end in a jump.
+    pub tail_return: u64,
+    /// Its size.
+    pub tail_size: u64,
+    /// Its function.
+    pub tail_function: u32,
+    /// Generation of the target set when the thread was refused.
+    pub generation: u32,
+    /// State of the random numbers.
+    pub random: u64,
+    /// Interval that `remaining` was drawn with; 0 when nothing is sampled.
+    pub interval: u64,
+    /// Process of the thread.
+    pub process: ProcessKey,
+    /// The thread's ordinal in this recording, in the upper half of its sample ids.
+    pub ordinal: u32,
+    /// Samples so far, in the lower half.
+    pub sequence: u32,
+    /// Thread id.
+    pub tid: u32,
+    /// Slot that is evicted next when all are in use.
+    pub next_victim: u32,
+    /// Counters of everything but the unsampled path.
+    pub counters: Counters,
+    /// Calls in progress whose return is awaited.
+    pub slots: [Pending; SLOTS],
+}
+
+impl ThreadState {
+    /// The calling thread's state if it belongs to a target. Counts the hit as lost if the kernel has no state for it.
+    #[inline(always)]
+    pub fn of_target() -> Option<&'static mut Self> {
+        if let Some(state) = THREADS.current() {
+            if state.status == TRACKED || state.admit() {
+                return Some(state);
+            }
+            return None;
+        }
+        match THREADS.current_or_create() {
+            Some(state) => state.admit().then_some(state),
+            None => {
+                if is_target((unsafe_pid_tgid() >> 32) as u32) {
+                    maps::count_no_thread_state();
+                }
+                None
+            }
+        }
+    }
+
+    /// Decides whether the thread belongs to a target, and if so makes it ready.
+    #[inline(never)]
+    fn admit(&mut self) -> bool {
+        let Some(control) = maps::control() else { return false };
+        if self.status == IGNORED && self.generation == control.targets_generation {
+            return false;
+        }
+        let pid_tgid = unsafe_pid_tgid();
+        let tgid = (pid_tgid >> 32) as u32;
+        if !is_target(tgid) {
+            self.status = IGNORED;
+            self.generation = control.targets_generation;
+            return false;
+        }
+        self.tid = pid_tgid as u32;
+        // SAFETY: no argument.
+        let task = unsafe { bpf_get_current_task_btf() } as u64;
+        self.process = process_of(task);
+        self.space = space_of(task, self.process);
+        self.ordinal = maps::add_shared(&raw mut control.threads, 1) as u32;
+        let seed = config!(seed);
+        self.random = if seed == 0 {
+            // SAFETY: no argument.
+            let (high, low) = unsafe { (bpf_get_prandom_u32(), bpf_get_prandom_u32()) };
+            rng::seed(u64::from(high) << 32 | u64::from(low), 0)
+        } else {
+            rng::seed(seed, u64::from(self.ordinal))
+        };
+        self.draw();
+        self.status = TRACKED;
+        true
+    }
+
+    /// Draws the trials until the next success, with the interval now in force.
+    #[inline(always)]
+    pub fn draw(&mut self) {
+        let Some(control) = maps::control() else { return };
+        let constants = control.draw;
+        self.interval = constants.interval;
+        self.remaining = geometric::draw(rng::next(&mut self.random), &constants);
+    }
+
+    /// Calls so far, this one included if it has been counted.
+    #[inline(always)]
+    pub fn calls(&self) -> u64 {
+        self.unsampled + self.counters.sampled
+    }
+
+    /// All counters of the thread.
+    #[inline(always)]
+    pub fn all_counters(&self) -> Counters {
+        Counters {
+            unsampled: self.unsampled,
+            unsampled_bytes: self.unsampled_bytes,
+            frees_seen: self.frees_seen,
+            ..self.counters
+        }
+    }
+}
+
+/// Process id in the upper half, thread id in the lower.
+#[inline(always)]
+pub fn unsafe_pid_tgid() -> u64 {
+    // SAFETY: no argument.
+    unsafe { bpf_get_current_pid_tgid() }
+}
+
+/// The life that a task's process is in.
+#[inline(always)]
+pub fn process_of(task: u64) -> ProcessKey {
+    let leader: u64 = read_kernel(task + config!(offsets.task_group_leader));
+    ProcessKey {
+        start_ns: read_kernel(leader + config!(offsets.task_start_boottime)),
+        tgid: read_kernel(task + config!(offsets.task_tgid)),
+        exec_id: read_kernel(task + config!(offsets.task_self_exec_id)),
+    }
+}
+
+/// Whose address space a task runs in: the owner's, which is another process after `vfork`.
+#[inline(always)]
+fn space_of(task: u64, process: ProcessKey) -> ProcessKey {
+    let owner_offset = config!(offsets.mm_owner);
+    if owner_offset == KernelOffsets::ABSENT {
+        return process;
+    }
+    let mm: u64 = read_kernel(task + config!(offsets.task_mm));
+    let owner: u64 = read_kernel(mm + owner_offset);
+    if mm == 0 || owner == 0 {
+        return process;
+    }
+    let space = process_of(owner);
+    if space.tgid == process.tgid || space.tgid == 0 { process } else { space }
+}
+
+/// Whether the current task's process is one.
+#[inline(always)]
+pub fn is_target(tgid: u32) -> bool {
+    if tgid == config!(self_tgid) {
+        return false;
+    }
+    match config!(target_mode) {
+        target_mode::ALL => true,
+        target_mode::COMM => listed(tgid) || comm_matches(),
+        target_mode::CGROUP => {
+            let level = config!(cgroup_level) as i32;
+            // SAFETY: a helper call.
+            listed(tgid) || unsafe { bpf_get_current_ancestor_cgroup_id(level) } == config!(cgroup_id)
+        }
+        _ => listed(tgid),
+    }
+}
+
+/// Whether the daemon, or a parent's fork, listed the process.
+#[inline(always)]
+pub fn listed(tgid: u32) -> bool {
+    TARGETS.get_ptr(tgid).is_some()
+}
+
+#[inline(always)]
+fn comm_matches() -> bool {
+    // SAFETY: no argument.
+    let task = unsafe { bpf_get_current_task_btf() } as u64;
+    let leader: u64 = read_kernel(task + config!(offsets.task_group_leader));
+    let comm: [u8; 16] = read_kernel(leader + config!(offsets.task_comm));
+    let pattern = config!(comm_pattern);
+    glob::matches(&pattern, &comm)
+}
