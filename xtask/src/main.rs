@@ -1,2 +1,101 @@
 //! The only build tool a contributor learns: `cargo xtask <command>`.
-fn main() {}
+
+mod bench;
+mod build;
+mod context;
+mod install;
+mod linker;
+mod packages;
+mod root;
+mod run;
+mod shell;
+mod test;
+mod toolchain;
+mod vectors;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Args, Parser, Subcommand};
+
+use context::Context;
+
+/// Sets up, builds, runs, tests and measures heapbpf.
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask", version)]
+struct Cli {
+    #[command(flatten)]
+    options: Options,
+    #[command(subcommand)]
+    command: Command,
+}
+
+/// What every command understands.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Options {
+    /// Never become root: steps and tests that need it are listed as skipped
+    #[arg(long, global = true)]
+    pub no_root: bool,
+    /// Show every command before it runs, and all that it says
+    #[arg(short, long, global = true)]
+    pub verbose: bool,
+    /// Refuse to change Cargo.lock
+    #[arg(long, global = true)]
+    pub locked: bool,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Install what building needs: a rustc for BPF and bpf-linker
+    Setup,
+    /// Build the BPF programs, then target/release/heapbpf with them inside
+    Build,
+    /// Build and run heapbpf; without arguments, profile a small leaking program for ten seconds
+    Run {
+        /// Passed to heapbpf as they are
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Install what the tests need, build, and run every test (the end-to-end ones as root)
+    Test(test::Selection),
+    /// Build, and copy heapbpf to /usr/local/bin
+    Install,
+    /// Run a benchmark; without a name, list them
+    Bench {
+        /// Which one
+        name: Option<String>,
+        /// Passed to the benchmark as they are
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<String>,
+    },
+    /// Write the test vectors of the shared mathematics into a folder
+    Vectors {
+        /// The folder; it is created if need be
+        directory: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    match perform(cli) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("xtask: error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
+    let context = Context::new(cli.options)?;
+    match cli.command {
+        Command::Setup => build::set_up(&context).map(|_| ())?,
+        Command::Build => build::build(&context).map(|_| ())?,
+        Command::Run { args } => return run::run(&context, &args),
+        Command::Test(selection) => return test::test(&context, &selection),
+        Command::Install => install::install(&context)?,
+        Command::Bench { name, args } => bench::bench(&context, name.as_deref(), &args)?,
+        Command::Vectors { directory } => vectors::write(&context, &directory)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,25 @@
+//! Brings the BPF object into the build, where the crate embeds it.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn main() -> Result<(), String> {
+    let variable = |name: &str| env::var_os(name).ok_or(format!("cargo did not set {name}"));
+    let embedded = Path::new(&variable("OUT_DIR")?).join("heapbpf-probes");
+    let crate_folder = PathBuf::from(variable("CARGO_MANIFEST_DIR")?);
+    let workspace = crate_folder.parent().ok_or("the crate's folder has no parent folder")?;
+    let object = match env::var_os("HEAPBPF_BPF_OBJECT") {
+        Some(path) => PathBuf::from(path),
+        None => workspace.join("target/bpf/bpfel-unknown-none/bpf/heapbpf-probes"),
+    };
+    println!("cargo::rerun-if-env-changed=HEAPBPF_BPF_OBJECT");
+    // Of a file that does not exist cargo takes note as well: it looks again each time.
+    println!("cargo::rerun-if-changed={}", object.display());
+    println!("cargo::rerun-if-changed=build.rs");
+    let bytes = fs::read(&object).unwrap_or_else(|error| {
+        println!("cargo::warning=no BPF programs inside ({}: {error}); `cargo xtask build` makes them", object.display());
+        Vec::new()
+    });
+    fs::write(&embedded, bytes).map_err(|error| format!("cannot write {}: {error}", embedded.display()))
+}

@@ -1,0 +1,240 @@
+//! Building: the BPF object first, then the daemon with the object inside.
+
+use std::ffi::OsStr;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+use anyhow::{Context as _, bail};
+
+use crate::context::Context;
+use crate::shell::{run, run_quietly, say};
+use crate::toolchain::{Compiler, CoreLibrary, TARGET};
+use crate::{linker, toolchain};
+
+/// What the BPF build needs.
+pub struct Tools {
+    compiler: Compiler,
+    linker: PathBuf,
+}
+
+/// Finds or installs everything that building needs.
+pub fn set_up(context: &Context) -> anyhow::Result<Tools> {
+    let compiler = toolchain::ensure(context)?;
+    let linker = linker::ensure(context, compiler.llvm)?;
+    Ok(Tools { compiler, linker })
+}
+
+/// Builds everything and returns the release binary.
+pub fn build(context: &Context) -> anyhow::Result<PathBuf> {
+    build_bpf(context)?;
+    build_daemon(context)
+}
+
+/// Builds the BPF object that the daemon embeds.
+pub fn build_bpf(context: &Context) -> anyhow::Result<PathBuf> {
+    let tools = set_up(context)?;
+    let started = Instant::now();
+    run_quietly(&mut bpf_command(context, &tools), context.options.verbose)
+        .context("the BPF programs did not build")?;
+    let object = context.bpf_object();
+    let size = fs::metadata(&object)
+        .with_context(|| format!("the BPF build left no {}", object.display()))?
+        .len();
+    say!(
+        "BPF object: {} ({} KiB, {:.1} s)",
+        shorten(context, &object),
+        size.div_ceil(1024),
+        started.elapsed().as_secs_f64()
+    );
+    Ok(object)
+}
+
+fn build_daemon(context: &Context) -> anyhow::Result<PathBuf> {
+    let mut command = context.cargo("build");
+    command
+        .args([
+            "--release",
+            "--package",
+            "sampler-user",
+            "--bin",
+            "heapbpf",
+            "--target-dir",
+        ])
+        .arg(context.host_target())
+        // What was built just now is where the daemon's build script looks by itself.
+        .env_remove("HEAPBPF_BPF_OBJECT");
+    run(&mut command, context.options.verbose)?;
+    let built = context.host_target().join("release/heapbpf");
+    let binary = context.binary();
+    if built != binary {
+        let folder = binary.parent().context("the binary has no folder")?;
+        fs::create_dir_all(folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
+        // A running heapbpf cannot be written over, but it can be replaced.
+        let fresh = binary.with_extension("new");
+        let copied = fs::copy(&built, &fresh).and_then(|_| fs::rename(&fresh, &binary));
+        copied
+            .with_context(|| format!("cannot copy {} to {}", built.display(), binary.display()))?;
+    }
+    if !binary.is_file() {
+        bail!("the build left no {}", binary.display());
+    }
+    say!("heapbpf: {}", shorten(context, &binary));
+    Ok(binary)
+}
+
+fn shorten(context: &Context, path: &Path) -> String {
+    path.strip_prefix(&context.root)
+        .unwrap_or(path)
+        .display()
+        .to_string()
+}
+
+/// The cargo call that compiles and links the BPF programs, in an environment scrubbed of the outer cargo's traces.
+fn bpf_command(context: &Context, tools: &Tools) -> Command {
+    let mut command = Command::new(tools.compiler.cargo());
+    command.current_dir(&context.root);
+    for (name, _) in std::env::vars_os().filter(|(name, _)| !reaches_inner_cargo(name)) {
+        command.env_remove(name);
+    }
+    command
+        // rustc's own switch for unstable features, which a BPF target cannot do without.
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("RUSTC", &tools.compiler.rustc)
+        .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", &tools.linker)
+        // bpf-linker makes BTF, which the loader relocates by, from the debug information.
+        .env("RUSTFLAGS", "-C debuginfo=2 -C link-arg=--btf")
+        .args(["build", "--profile", "bpf", "--target", TARGET])
+        .args([
+            "--package",
+            "sampler-ebpf",
+            "--features",
+            "probes",
+            "--bin",
+            "heapbpf-probes",
+        ])
+        .arg("--target-dir")
+        .arg(context.target().join("bpf"));
+    if tools.compiler.core == CoreLibrary::Source {
+        command.args(["-Z", "build-std=core"]);
+    }
+    if context.options.locked {
+        command.arg("--locked");
+    }
+    command
+}
+
+/// Whether a variable of ours may reach the cargo of another toolchain. Of cargo's and rustup's own, only those that
+/// say where things are and how to reach the network; the rest (RUSTC, RUSTFLAGS, CARGO_TARGET_DIR, …) would name the
+/// outer toolchain or change what is built.
+fn reaches_inner_cargo(name: &OsStr) -> bool {
+    const KEPT: [&str; 8] = [
+        "CARGO_HOME",
+        "CARGO_NET_",
+        "CARGO_HTTP_",
+        "CARGO_REGISTR",
+        "CARGO_TERM_",
+        "CARGO_SOURCE_",
+        "RUST_BACKTRACE",
+        "RUSTUP_HOME",
+    ];
+    let name = name.to_string_lossy();
+    let of_the_toolchain = ["CARGO", "RUST"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix));
+    !of_the_toolchain || KEPT.iter().any(|kept| name.starts_with(kept))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Options;
+    use crate::root::Privilege;
+    use crate::toolchain::Origin;
+
+    fn command(core: CoreLibrary, locked: bool) -> Command {
+        let options = Options {
+            locked,
+            ..Options::default()
+        };
+        let context = Context {
+            root: PathBuf::from("/w"),
+            options,
+            privilege: Privilege::Root,
+        };
+        let compiler = Compiler {
+            rustc: PathBuf::from("/no/such/rustc"),
+            origin: Origin::Distribution,
+            release: "1.96.0".to_owned(),
+            llvm: 22,
+            core,
+        };
+        bpf_command(
+            &context,
+            &Tools {
+                compiler,
+                linker: PathBuf::from("/cache/bpf-linker"),
+            },
+        )
+    }
+
+    fn words(command: &Command) -> String {
+        command
+            .get_args()
+            .map(|word| word.to_string_lossy())
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
+
+    #[test]
+    fn the_bpf_build_goes_to_the_workspaces_target_with_its_own_tools() {
+        let command = command(CoreLibrary::Prebuilt, true);
+        let expected = "build --profile bpf --target bpfel-unknown-none --package sampler-ebpf --features probes --bin heapbpf-probes \
+                        --target-dir /w/target/bpf --locked";
+        assert_eq!(words(&command), expected);
+        let variable = |wanted: &str| {
+            command
+                .get_envs()
+                .find(|(name, _)| *name == wanted)
+                .and_then(|(_, value)| value)
+        };
+        assert_eq!(variable("RUSTC"), Some("/no/such/rustc".as_ref()));
+        assert_eq!(
+            variable("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER"),
+            Some("/cache/bpf-linker".as_ref())
+        );
+    }
+
+    #[test]
+    fn core_is_built_only_from_source() {
+        assert!(words(&command(CoreLibrary::Source, false)).ends_with("-Z build-std=core"));
+        assert!(!words(&command(CoreLibrary::Prebuilt, false)).contains("build-std"));
+    }
+
+    #[test]
+    fn the_outer_toolchain_leaves_no_trace() {
+        for name in [
+            "RUSTC",
+            "RUSTFLAGS",
+            "RUSTUP_TOOLCHAIN",
+            "CARGO",
+            "CARGO_TARGET_DIR",
+            "CARGO_ENCODED_RUSTFLAGS",
+            "CARGO_PKG_NAME",
+        ] {
+            assert!(!reaches_inner_cargo(name.as_ref()), "{name}");
+        }
+        for name in [
+            "PATH",
+            "HOME",
+            "CARGO_HOME",
+            "CARGO_NET_OFFLINE",
+            "RUSTUP_HOME",
+            "https_proxy",
+        ] {
+            assert!(reaches_inner_cargo(name.as_ref()), "{name}");
+        }
+    }
+}

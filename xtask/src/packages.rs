@@ -1,0 +1,108 @@
+//! Debian packages: what is missing, and installing it after saying so.
+
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+
+use crate::context::{Context, on_path};
+use crate::shell::{read, run, run_quietly, say};
+
+/// A package and what it is for.
+#[derive(Clone, Debug)]
+pub struct Package {
+    /// Debian's name.
+    pub name: String,
+    /// What heapbpf wants it for.
+    pub purpose: &'static str,
+}
+
+impl Package {
+    /// A package with its purpose.
+    pub fn new(name: impl Into<String>, purpose: &'static str) -> Self {
+        Self {
+            name: name.into(),
+            purpose,
+        }
+    }
+
+    /// Whether dpkg knows it as installed.
+    pub fn is_installed(&self) -> bool {
+        let query =
+            read(Command::new("dpkg-query").args(["-W", "-f=${db:Status-Status}", &self.name]));
+        query.is_ok_and(|status| status.trim() == "installed")
+    }
+}
+
+/// Why packages cannot be installed here, before anything is tried.
+pub fn refusal(context: &Context) -> Option<&'static str> {
+    if on_path("apt-get").is_none() {
+        Some("there is no apt-get")
+    } else {
+        context.privilege.refusal()
+    }
+}
+
+/// Installs packages, saying first which and why. Never removes one: rustc-web, for one, conflicts with rustc.
+pub fn install(context: &Context, packages: &[Package]) -> anyhow::Result<()> {
+    let names: Vec<&str> = packages
+        .iter()
+        .map(|package| package.name.as_str())
+        .collect();
+    if names.is_empty() {
+        return Ok(());
+    }
+    say!("installing Debian packages, which needs root:");
+    for package in packages {
+        say!("  {}: {}", package.name, package.purpose);
+    }
+    if let Some(reason) = refusal(context) {
+        bail!("cannot install {}: {reason}", names.join(" "));
+    }
+    update(context)?;
+    let mut command = apt_get(context, &format!("install {}", names.join(" ")))?;
+    command
+        .args(["install", "--yes", "--no-install-recommends", "--no-remove"])
+        .args(&names);
+    run_quietly(&mut command, context.options.verbose)
+        .with_context(|| format!("apt-get could not install {}", names.join(" ")))
+}
+
+/// Refreshes the lists of packages. A source that does not answer is no reason to stop: the install tells.
+fn update(context: &Context) -> anyhow::Result<()> {
+    // DPkg::Lock::Timeout does not cover the lock on the lists, so another apt-get is waited for here.
+    const ATTEMPTS: u32 = 20;
+    for attempt in 1..=ATTEMPTS {
+        let mut command = apt_get(context, "update the lists of packages")?;
+        command.arg("update");
+        if context.options.verbose {
+            if run(&mut command, true).is_ok() {
+                return Ok(());
+            }
+        } else {
+            match read(&mut command) {
+                Ok(_) => return Ok(()),
+                Err(error) if error.to_string().contains("lock") => {}
+                Err(error) => {
+                    say!("apt-get update had trouble, going on with the lists there are: {error}");
+                    return Ok(());
+                }
+            }
+        }
+        if attempt < ATTEMPTS {
+            sleep(Duration::from_secs(6));
+        }
+    }
+    say!("apt-get update did not work, going on with the lists there are");
+    Ok(())
+}
+
+fn apt_get(context: &Context, purpose: &str) -> anyhow::Result<Command> {
+    let mut command =
+        context
+            .privilege
+            .command(purpose, "apt-get", [("DEBIAN_FRONTEND", "noninteractive")])?;
+    command.args(["-o", "DPkg::Lock::Timeout=600", "-o", "Acquire::Retries=3"]);
+    Ok(command)
+}

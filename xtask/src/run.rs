@@ -1,0 +1,101 @@
+//! `cargo xtask run`: heapbpf itself, or a ten-second demonstration on a program that leaks.
+
+use std::fs;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, Stdio};
+
+use anyhow::{Context as _, bail};
+
+use crate::build;
+use crate::context::{Context, on_path};
+use crate::packages::{self, Package};
+use crate::shell::{announce, describe, run as run_command, say, succeeds};
+
+/// Builds heapbpf and runs it with these arguments, or the demonstration if there are none.
+pub fn run(context: &Context, args: &[String]) -> anyhow::Result<ExitCode> {
+    let binary = build::build(context)?;
+    if args.is_empty() {
+        return demonstrate(context, &binary);
+    }
+    let mut command = as_root(context, &binary)?;
+    command.args(args);
+    announce(&command, context.options.verbose);
+    // heapbpf takes xtask's place: it gets the signals itself, and its exit status is the user's.
+    let error = command.exec();
+    Err(error).with_context(|| format!("cannot start {}", describe(&command)))
+}
+
+/// heapbpf, as root if that can be had. Otherwise it runs as this user and says itself which capability it lacks.
+fn as_root(context: &Context, binary: &Path) -> anyhow::Result<Command> {
+    if let Some(reason) = context.privilege.refusal() {
+        say!("running heapbpf without root: {reason}");
+        return Ok(Command::new(binary));
+    }
+    context
+        .privilege
+        .command("run heapbpf, which loads BPF programs", binary, [])
+}
+
+fn demonstrate(context: &Context, binary: &Path) -> anyhow::Result<ExitCode> {
+    if let Some(reason) = context.privilege.refusal() {
+        bail!("the demonstration loads BPF programs: it needs root, and {reason}");
+    }
+    if on_path("cc").is_none() {
+        packages::install(
+            context,
+            &[
+                Package::new("gcc", "compiles the leaking program"),
+                Package::new("libc6-dev", "its C library"),
+            ],
+        )?;
+    }
+    let folder = context.target().join("demo");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    let program = folder.join("leak");
+    let source = context.root.join("tests/programs/leak.c");
+    let mut compile = Command::new("cc");
+    compile
+        .args(["-O2", "-g", "-fno-omit-frame-pointer", "-pthread", "-o"])
+        .arg(&program)
+        .arg(&source);
+    run_command(&mut compile, context.options.verbose)?;
+
+    let child = Command::new(&program)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn();
+    let leak = Stopped(child.with_context(|| format!("cannot start {}", program.display()))?);
+    say!(
+        "profiling tests/programs/leak.c (pid {}) for ten seconds",
+        leak.0.id()
+    );
+    let profile = folder.join("leak.pb.gz");
+    let mut command = as_root(context, binary)?;
+    command
+        .args([
+            "--pid",
+            &leak.0.id().to_string(),
+            "--duration",
+            "10s",
+            "--force",
+            "-o",
+        ])
+        .arg(&profile);
+    Ok(if succeeds(&mut command, context.options.verbose)? {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// A child that does not outlive this value.
+struct Stopped(Child);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // Both fail only if it has ended by itself, which is the aim.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}

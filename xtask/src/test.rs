@@ -1,0 +1,195 @@
+//! `cargo xtask test`: what the tests need, the builds, the unit tests, then the end-to-end tests as root.
+
+use std::process::{Command, ExitCode};
+
+use anyhow::Context as _;
+use clap::Args;
+
+use crate::build;
+use crate::context::{Context, on_path};
+use crate::packages::{self, Package};
+use crate::shell::{read, say, succeeds};
+
+const END_TO_END: &str = "heapbpf-tests";
+
+/// Which tests to run; by default all of them.
+#[derive(Args, Debug, Default)]
+pub struct Selection {
+    /// Only the unit tests: no root, no BPF
+    #[arg(long, conflicts_with = "e2e")]
+    unit: bool,
+    /// Only the end-to-end tests
+    #[arg(long)]
+    e2e: bool,
+    /// Only tests whose name contains this
+    filter: Option<String>,
+}
+
+/// How to see that a tool is there.
+enum Sign {
+    /// A command on the PATH.
+    Command(&'static str),
+    /// Debian's package itself.
+    Installed,
+}
+
+/// What the end-to-end tests use: how to see it, Debian's package, what for. A test whose tool cannot be had skips
+/// loudly by itself.
+const NEEDED: &[(Sign, &str, &str)] = &[
+    (
+        Sign::Command("cc"),
+        "gcc",
+        "compiles the test programs, and is profiled while it compiles",
+    ),
+    (
+        Sign::Installed,
+        "libc6-dev",
+        "the C library that the test programs are compiled against",
+    ),
+    (
+        Sign::Command("python3"),
+        "python3",
+        "is profiled while it parses JSON",
+    ),
+    (
+        Sign::Command("sqlite3"),
+        "sqlite3",
+        "is profiled while it fills a table",
+    ),
+    (
+        Sign::Command("go"),
+        "golang-go",
+        "go tool pprof reads the profiles",
+    ),
+];
+
+/// Runs the tests; the exit code is a failure if any of them failed.
+pub fn test(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode> {
+    let mut passed = true;
+    let root_refused = context.privilege.refusal();
+    let end_to_end = !selection.unit;
+    if end_to_end {
+        install_needed(context);
+        build::build(context)?;
+        if let Some(reason) = root_refused {
+            list_skipped(context, selection, reason)?;
+        }
+    }
+    if !selection.e2e {
+        let mut unit = context.cargo("test");
+        unit.args(["--workspace", "--exclude", END_TO_END, "--no-fail-fast"])
+            .args(&selection.filter);
+        passed &= succeeds(&mut unit, context.options.verbose)?;
+    }
+    if end_to_end && root_refused.is_none() {
+        passed &= succeeds(
+            &mut end_to_end_command(context, selection)?,
+            context.options.verbose,
+        )?;
+    }
+    if !passed {
+        say!("some tests failed");
+    }
+    Ok(if passed {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
+}
+
+/// The end-to-end tests, one at a time: the probes are in files that all processes share.
+fn end_to_end_command(context: &Context, selection: &Selection) -> anyhow::Result<Command> {
+    let mut command = context.cargo("test");
+    command
+        .args(["--package", END_TO_END, "--no-fail-fast"])
+        .args(&selection.filter)
+        .args(["--", "--test-threads=1"]);
+    command.env("HEAPBPF_BIN", context.binary());
+    if context.privilege == crate::root::Privilege::Sudo {
+        say!("using sudo to run the end-to-end tests, which load BPF programs");
+        // cargo itself stays with the user, and so do the files it writes.
+        command.env(
+            runner_variable(&host_triple()?),
+            "sudo --preserve-env=HEAPBPF_BIN,PATH,RUST_BACKTRACE",
+        );
+    }
+    Ok(command)
+}
+
+fn install_needed(context: &Context) {
+    let missing: Vec<Package> = NEEDED
+        .iter()
+        .map(|(sign, package, purpose)| (sign, Package::new(*package, purpose)))
+        .filter(|(sign, package)| match sign {
+            Sign::Command(command) => on_path(command).is_none(),
+            Sign::Installed => !package.is_installed(),
+        })
+        .map(|(_, package)| package)
+        .collect();
+    if packages::install(context, &missing).is_ok() {
+        return;
+    }
+    // One that does not exist must not keep the others away.
+    for package in missing {
+        let purpose = package.purpose;
+        let name = package.name.clone();
+        if let Err(error) = packages::install(context, &[package]) {
+            say!("skipped: {name} ({purpose}): {error:#}");
+        }
+    }
+}
+
+fn list_skipped(context: &Context, selection: &Selection, reason: &str) -> anyhow::Result<()> {
+    let mut list = context.cargo("test");
+    list.args(["--quiet", "--package", END_TO_END])
+        .args(&selection.filter)
+        .args(["--", "--list"]);
+    let names = read(&mut list).context("cannot list the end-to-end tests")?;
+    for name in test_names(&names) {
+        println!("test {name} ... skipped: needs root, and {reason}");
+    }
+    Ok(())
+}
+
+/// The names in what `cargo test -- --list` writes.
+fn test_names(listing: &str) -> impl Iterator<Item = &str> {
+    listing
+        .lines()
+        .filter_map(|line| line.strip_suffix(": test"))
+}
+
+fn host_triple() -> anyhow::Result<String> {
+    let version = read(Command::new("rustc").arg("-vV"))?;
+    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
+    host.map(str::to_owned).context("rustc -vV names no host")
+}
+
+fn runner_variable(triple: &str) -> String {
+    format!(
+        "CARGO_TARGET_{}_RUNNER",
+        triple.replace(['-', '.'], "_").to_uppercase()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_tests_are_listed() {
+        let listing =
+            "truth::all_live: test\nbenchmark: bench\n\n2 tests, 1 benchmark\nexact: test\n";
+        assert_eq!(
+            test_names(listing).collect::<Vec<_>>(),
+            ["truth::all_live", "exact"]
+        );
+    }
+
+    #[test]
+    fn cargo_finds_the_runner_by_the_hosts_name() {
+        assert_eq!(
+            runner_variable("x86_64-unknown-linux-gnu"),
+            "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER"
+        );
+    }
+}
