@@ -4,3 +4,4 @@
 pub mod heap;
 pub mod host;
 pub mod profile;
+pub mod sampling;

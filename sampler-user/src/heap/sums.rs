@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::sampling::weight::inclusion;
+
 /// Sums over samples that were drawn with one sampling interval R.
 ///
 /// Weights are applied to each sample before it is added (Horvitz–Thompson), so sums of sums are sums.
@@ -31,6 +33,27 @@ pub struct SampleSums {
 }
 
 impl SampleSums {
+    /// Adds one sample: an allocation of `size_bytes` that took `trials` trials, of which `offset` failed before the
+    /// one that succeeded, under the sampling interval `interval` (R, in trials).
+    ///
+    /// A sample of no trials or under R = 0 cannot exist and is left out.
+    pub fn record(&mut self, size_bytes: u64, trials: u64, offset: u64, interval: u64) {
+        let Some(inclusion) = inclusion(trials, interval) else { return };
+        let size = size_bytes as f64;
+        self.add(&Self {
+            samples: 1,
+            zero_byte_samples: u64::from(size_bytes == 0),
+            sampled_bytes: size_bytes,
+            offset_sum: if size_bytes == 0 { 0 } else { offset },
+            bytes: size * inclusion.weight,
+            bytes_variance: inclusion.estimated_variance(size),
+            objects: inclusion.weight,
+            objects_variance: inclusion.estimated_variance(1.0),
+            smallest_bytes: size_bytes,
+            largest_bytes: size_bytes,
+        });
+    }
+
     /// Adds the sums of other samples of the same interval.
     pub fn add(&mut self, other: &Self) {
         if other.samples > 0 {
@@ -41,10 +64,10 @@ impl SampleSums {
             };
         }
         self.largest_bytes = self.largest_bytes.max(other.largest_bytes);
-        self.samples += other.samples;
-        self.zero_byte_samples += other.zero_byte_samples;
-        self.sampled_bytes += other.sampled_bytes;
-        self.offset_sum += other.offset_sum;
+        self.samples = self.samples.saturating_add(other.samples);
+        self.zero_byte_samples = self.zero_byte_samples.saturating_add(other.zero_byte_samples);
+        self.sampled_bytes = self.sampled_bytes.saturating_add(other.sampled_bytes);
+        self.offset_sum = self.offset_sum.saturating_add(other.offset_sum);
         self.bytes += other.bytes;
         self.bytes_variance += other.bytes_variance;
         self.objects += other.objects;

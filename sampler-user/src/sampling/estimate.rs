@@ -1,0 +1,341 @@
+//! An estimate with its error bar, or with the reason why it has none: the `E` of reports and `.json`.
+
+use serde::{Deserialize, Serialize};
+
+use super::interval::{self, Interval, Sampled};
+use super::weight::trials_of_weight;
+use crate::heap::sums::SampleSums;
+use crate::profile::model::Criterion;
+
+/// A figure estimated from samples.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Estimate {
+    /// The unbiased estimate.
+    pub estimate: f64,
+    /// Lower end of the confidence interval.
+    pub low: Option<f64>,
+    /// Upper end of the confidence interval.
+    pub high: Option<f64>,
+    /// The same figure counted, where it was.
+    pub exact: Option<u64>,
+    /// Why there is no interval.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<&'static str>,
+}
+
+/// Samples of one sampling interval. A stack that was sampled with several has several parts.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// R, in trials.
+    pub interval: u64,
+    /// The samples drawn with it.
+    pub sums: &'a SampleSums,
+}
+
+/// No part, so not even a sampling interval to bound the unseen with.
+pub const NO_INTERVAL_KNOWN: &str = "nothing was sampled";
+/// Counts of mixed sizes.
+pub const MIXED_SIZES: &str = "sizes are mixed: unsampled small allocations could be any number";
+/// Counts after one sample.
+pub const SINGLE_SAMPLE: &str = "a single sample cannot show that all allocations have one size";
+/// Bytes of mixed sizes when trials are not bytes.
+pub const MIXED_SIZES_NOT_BYTES: &str = "sampled by allocations: bytes have an interval only if all sizes are equal";
+/// Nothing seen when trials do not bound the figure.
+pub const UNSEEN_NOT_BOUNDED: &str = "no sample, and this criterion does not bound what was not seen";
+/// Offsets say nothing about bytes when trials are not bytes.
+pub const OFFSETS_NEED_BYTES: &str = "the offset form needs the criterion `bytes`";
+/// One size, but sampled with changing size-class intervals.
+pub const CLASS_INTERVAL_CHANGED: &str = "the size class's interval changed during the recording";
+
+impl Estimate {
+    /// With the figure that was counted beside it.
+    pub fn with_exact(self, exact: Option<u64>) -> Self {
+        Self { exact, ..self }
+    }
+
+    fn with_interval(estimate: f64, interval: Interval) -> Self {
+        Self { estimate, low: Some(interval.low), high: Some(interval.high), exact: None, reason: None }
+    }
+
+    fn without_interval(estimate: f64, reason: &'static str) -> Self {
+        Self { estimate, low: None, high: None, exact: None, reason: Some(reason) }
+    }
+
+    /// Sum of independent parts (MOVER), or the first reason why one of them has no interval.
+    fn combine(total: f64, parts: impl Iterator<Item = (f64, Result<Interval, &'static str>)>) -> Self {
+        let intervals: Result<Vec<_>, _> = parts.map(|(estimate, interval)| Ok((estimate, interval?))).collect();
+        match intervals {
+            Ok(intervals) if intervals.is_empty() => Self::without_interval(total, NO_INTERVAL_KNOWN),
+            // A single part keeps its own ends to the last digit.
+            Ok(intervals) if intervals.len() == 1 => Self::with_interval(total, intervals[0].1),
+            Ok(intervals) => Self::with_interval(total, interval::sum(intervals).1),
+            Err(reason) => Self::without_interval(total, reason),
+        }
+    }
+}
+
+/// Bytes: unbiased estimate and RB-NB interval at `confidence` (e.g. 0.95).
+pub fn bytes(parts: &[Part<'_>], criterion: Criterion, confidence: f64) -> Estimate {
+    let total = parts.iter().map(|part| part.sums.bytes).sum();
+    let size = common_size(parts);
+    Estimate::combine(total, parts.iter().map(|part| (part.sums.bytes, part_bytes(part, criterion, size, confidence))))
+}
+
+/// Bytes by the offset form of the interval, whose coverage is guaranteed for every mix of sizes; the estimate is the
+/// same. Only where trials are bytes.
+pub fn bytes_from_offsets(parts: &[Part<'_>], criterion: Criterion, confidence: f64) -> Estimate {
+    let total = parts.iter().map(|part| part.sums.bytes).sum();
+    if criterion != Criterion::Bytes {
+        return Estimate::without_interval(total, OFFSETS_NEED_BYTES);
+    }
+    let part_interval = |part: &Part<'_>| {
+        let sums = part.sums;
+        let unskipped = sums.sampled_bytes.saturating_sub(sums.offset_sum) as f64;
+        interval::from_offsets(sized_samples(sums), unskipped, sums.sampled_bytes as f64, part.interval, confidence)
+    };
+    Estimate::combine(total, parts.iter().map(|part| (part.sums.bytes, Ok(part_interval(part)))))
+}
+
+/// Number of allocations: unbiased estimate; an interval only where it is honest, for allocations of one size (under
+/// the criterion `allocations`: always).
+pub fn objects(parts: &[Part<'_>], criterion: Criterion, confidence: f64) -> Estimate {
+    let total = parts.iter().map(|part| part.sums.objects).sum();
+    let size = common_size(parts);
+    Estimate::combine(
+        total,
+        parts.iter().map(|part| (part.sums.objects, part_objects(part, criterion, size, confidence))),
+    )
+}
+
+/// Samples that take part in byte intervals.
+fn sized_samples(sums: &SampleSums) -> u64 {
+    sums.samples.saturating_sub(sums.zero_byte_samples)
+}
+
+/// What the samples say about the sizes of a stack's allocations.
+#[derive(Clone, Copy)]
+enum Size {
+    None,
+    Single,
+    One(u64),
+    Mixed,
+}
+
+fn common_size(parts: &[Part<'_>]) -> Size {
+    let mut all = SampleSums::default();
+    for part in parts {
+        all.add(part.sums);
+    }
+    match all.samples {
+        0 => Size::None,
+        _ if all.smallest_bytes != all.largest_bytes => Size::Mixed,
+        1 => Size::Single,
+        _ => Size::One(all.largest_bytes),
+    }
+}
+
+fn part_bytes(part: &Part<'_>, criterion: Criterion, size: Size, confidence: f64) -> Result<Interval, &'static str> {
+    let sums = part.sums;
+    if criterion == Criterion::Bytes || part.interval == 1 {
+        let sampled = Sampled { samples: sized_samples(sums), sum: sums.sampled_bytes as f64, estimate: sums.bytes };
+        return Ok(interval::from_sizes(sampled, part.interval, confidence));
+    }
+    match size {
+        Size::None => Err(UNSEEN_NOT_BOUNDED),
+        Size::Mixed => Err(MIXED_SIZES_NOT_BYTES),
+        Size::Single => Err(SINGLE_SAMPLE),
+        Size::One(size) => {
+            let objects = one_size_objects(part, criterion, size, confidence)?;
+            let size = size as f64;
+            Ok(Interval { low: objects.low * size, high: objects.high * size })
+        }
+    }
+}
+
+fn part_objects(part: &Part<'_>, criterion: Criterion, size: Size, confidence: f64) -> Result<Interval, &'static str> {
+    if part.interval == 1 {
+        return Ok(Interval { low: part.sums.objects, high: part.sums.objects });
+    }
+    if criterion == Criterion::Allocations {
+        return Ok(trial_interval(part, 1.0, confidence));
+    }
+    match size {
+        // Every allocation takes at least one trial, so the bound on trials bounds their number.
+        Size::None if criterion == Criterion::Bytes => Ok(trial_interval(part, 1.0, confidence)),
+        Size::None => Err(UNSEEN_NOT_BOUNDED),
+        Size::Mixed => Err(MIXED_SIZES),
+        Size::Single => Err(SINGLE_SAMPLE),
+        Size::One(size) => one_size_objects(part, criterion, size, confidence),
+    }
+}
+
+/// Number of allocations that all have `size` bytes.
+fn one_size_objects(
+    part: &Part<'_>,
+    criterion: Criterion,
+    size: u64,
+    confidence: f64,
+) -> Result<Interval, &'static str> {
+    let trials = match criterion {
+        Criterion::Bytes => size.max(1) as f64,
+        Criterion::Allocations => 1.0,
+        Criterion::SizeClass => class_trials(part)?,
+    };
+    Ok(trial_interval(part, trials, confidence))
+}
+
+/// Trials per allocation of a part whose samples all have one weight.
+fn class_trials(part: &Part<'_>) -> Result<f64, &'static str> {
+    let sums = part.sums;
+    if sums.samples == 0 {
+        return Err(UNSEEN_NOT_BOUNDED);
+    }
+    let weight = sums.objects / sums.samples as f64;
+    // Σ w (w − 1) is least when all weights are equal.
+    let least = sums.objects * (weight - 1.0);
+    if (sums.objects_variance - least).abs() > 1e-6 * sums.objects * weight {
+        return Err(CLASS_INTERVAL_CHANGED);
+    }
+    // Weight 1: every allocation of the class is sampled.
+    Ok(trials_of_weight(weight, part.interval).unwrap_or(f64::INFINITY))
+}
+
+/// RB-NB interval of a number of allocations that take `trials` trials each.
+fn trial_interval(part: &Part<'_>, trials: f64, confidence: f64) -> Interval {
+    let sums = part.sums;
+    if trials.is_infinite() {
+        return Interval { low: sums.objects, high: sums.objects };
+    }
+    let sampled = Sampled { samples: sums.samples, sum: sums.samples as f64 * trials, estimate: sums.objects * trials };
+    let in_trials = interval::from_sizes(sampled, part.interval, confidence);
+    Interval { low: in_trials.low / trials, high: in_trials.high / trials }
+}
+
+/// [`Estimate`] is written, and read back with its reason as one of the known ones.
+impl<'de> Deserialize<'de> for Estimate {
+    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Stored {
+            estimate: f64,
+            low: Option<f64>,
+            high: Option<f64>,
+            exact: Option<u64>,
+            #[serde(default)]
+            reason: Option<String>,
+        }
+        const REASONS: [&str; 7] = [
+            NO_INTERVAL_KNOWN,
+            MIXED_SIZES,
+            SINGLE_SAMPLE,
+            MIXED_SIZES_NOT_BYTES,
+            UNSEEN_NOT_BOUNDED,
+            OFFSETS_NEED_BYTES,
+            CLASS_INTERVAL_CHANGED,
+        ];
+        let stored = Stored::deserialize(deserializer)?;
+        let reason = stored
+            .reason
+            .map(|reason| REASONS.into_iter().find(|known| *known == reason).unwrap_or("another version's reason"));
+        Ok(Self { estimate: stored.estimate, low: stored.low, high: stored.high, exact: stored.exact, reason })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sums(interval: u64, sizes: &[u64]) -> SampleSums {
+        let mut sums = SampleSums::default();
+        for &size in sizes {
+            sums.record(size, size.max(1), 0, interval);
+        }
+        sums
+    }
+
+    fn ends(estimate: Estimate) -> (f64, f64) {
+        (estimate.low.expect("has an interval"), estimate.high.expect("has an interval"))
+    }
+
+    #[test]
+    fn no_samples_are_bounded() {
+        let none = SampleSums::default();
+        let estimate = bytes(&[Part { interval: 1_000, sums: &none }], Criterion::Bytes, 0.95);
+        assert_eq!((estimate.estimate, estimate.low), (0.0, Some(0.0)));
+        assert!((ends(estimate).1 - 3_688.879).abs() < 1e-3);
+        assert_eq!(bytes(&[], Criterion::Bytes, 0.95).reason, Some(NO_INTERVAL_KNOWN));
+    }
+
+    #[test]
+    fn everything_sampled_is_exact() {
+        let all = sums(1, &[0, 3, 100]);
+        let parts = [Part { interval: 1, sums: &all }];
+        let estimate = bytes(&parts, Criterion::Bytes, 0.95);
+        assert_eq!((estimate.estimate, ends(estimate)), (103.0, (103.0, 103.0)));
+        let count = objects(&parts, Criterion::Bytes, 0.95);
+        assert_eq!((count.estimate, ends(count)), (3.0, (3.0, 3.0)));
+    }
+
+    #[test]
+    fn counts_need_one_size() {
+        let same = sums(1_000, &[64, 64, 64]);
+        let count = objects(&[Part { interval: 1_000, sums: &same }], Criterion::Bytes, 0.95);
+        let size = bytes(&[Part { interval: 1_000, sums: &same }], Criterion::Bytes, 0.95);
+        assert!((ends(count).0 * 64.0 - ends(size).0).abs() < 1e-6);
+        assert!((ends(count).1 * 64.0 - ends(size).1).abs() < 1e-6);
+        let mixed = sums(1_000, &[64, 65]);
+        let count = objects(&[Part { interval: 1_000, sums: &mixed }], Criterion::Bytes, 0.95);
+        assert_eq!((count.low, count.high, count.reason), (None, None, Some(MIXED_SIZES)));
+        let single = sums(1_000, &[64]);
+        let count = objects(&[Part { interval: 1_000, sums: &single }], Criterion::Bytes, 0.95);
+        assert_eq!(count.reason, Some(SINGLE_SAMPLE));
+    }
+
+    #[test]
+    fn zero_byte_samples_count_only_as_objects() {
+        let zeros = sums(1_000, &[0, 0]);
+        let parts = [Part { interval: 1_000, sums: &zeros }];
+        assert_eq!(bytes(&parts, Criterion::Bytes, 0.95).estimate, 0.0);
+        assert!((ends(bytes(&parts, Criterion::Bytes, 0.95)).1 - 3_688.879).abs() < 1e-3);
+        let count = objects(&parts, Criterion::Bytes, 0.95);
+        assert!((count.estimate - 2_000.0).abs() < 1e-6 && count.low.is_some());
+    }
+
+    #[test]
+    fn several_intervals_combine_in_squares() {
+        let (fine, coarse) = (sums(100, &[64, 64]), sums(10_000, &[64]));
+        let (a, b) = (Part { interval: 100, sums: &fine }, Part { interval: 10_000, sums: &coarse });
+        let whole = bytes(&[a, b], Criterion::Bytes, 0.95);
+        let (one, two) = (bytes(&[a], Criterion::Bytes, 0.95), bytes(&[b], Criterion::Bytes, 0.95));
+        let expected = (ends(one).1 - one.estimate).hypot(ends(two).1 - two.estimate);
+        assert!((ends(whole).1 - whole.estimate - expected).abs() < 1e-6 * expected);
+        assert!(ends(whole).0 >= 192.0 - 1e-9, "at least what was seen");
+    }
+
+    #[test]
+    fn other_criteria() {
+        let mut by_count = SampleSums::default();
+        for size in [10, 2_000] {
+            by_count.record(size, 1, 0, 50);
+        }
+        let parts = [Part { interval: 50, sums: &by_count }];
+        let count = objects(&parts, Criterion::Allocations, 0.95);
+        assert!((count.estimate - 100.0).abs() < 1e-9 && count.low >= Some(2.0));
+        assert_eq!(bytes(&parts, Criterion::Allocations, 0.95).reason, Some(MIXED_SIZES_NOT_BYTES));
+
+        let mut by_class = SampleSums::default();
+        for _ in 0..5 {
+            by_class.record(64, 700, 0, 1 << 20);
+        }
+        let count = objects(&[Part { interval: 1 << 20, sums: &by_class }], Criterion::SizeClass, 0.95);
+        let direct = trial_interval(&Part { interval: 1 << 20, sums: &by_class }, 700.0, 0.95);
+        assert!((ends(count).1 / direct.high - 1.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn written_and_read_back() {
+        let estimate = Estimate::without_interval(5.0, MIXED_SIZES).with_exact(Some(6));
+        let text = serde_json::to_string(&estimate).expect("plain data");
+        assert!(text.contains("\"low\":null") && text.contains("\"exact\":6"));
+        assert_eq!(serde_json::from_str::<Estimate>(&text).expect("its own output"), estimate);
+    }
+}

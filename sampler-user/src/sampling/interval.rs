@@ -1,0 +1,117 @@
+//! Confidence intervals of a sampled total: from the sizes of the samples, and from their offsets.
+//!
+//! The bytes until the s-th sample are a negative-binomial waiting time; a window that ends anywhere has seen s of them
+//! and waits for number s + 1. With offsets the interval is exact for every mix of sizes. Without, the offsets are
+//! replaced by their expectation given the sizes (Rao–Blackwell), which keeps the width and needs less. Coverage of both:
+//! `docs/sampling.md`.
+
+use super::gamma::{Tail, quantile};
+
+/// A closed interval.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Interval {
+    /// Lower end.
+    pub low: f64,
+    /// Upper end.
+    pub high: f64,
+}
+
+/// What is known of a stack: everything in trials (bytes, under the default criterion).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sampled {
+    /// s: samples of more than zero.
+    pub samples: u64,
+    /// S: sum of the sampled sizes, not weighted.
+    pub sum: f64,
+    /// T: the unbiased estimate Σ size × weight.
+    pub estimate: f64,
+}
+
+/// RB-NB interval of T: [max(S, T − R (s − g(s, α/2))), T + R (g(s + 1, 1 − α/2) − s)], where g(k, ·) is the quantile of
+/// Gamma(k, 1) and α = 1 − `confidence`. With R = 1 everything is sampled and the interval is the point T.
+pub fn from_sizes(sampled: Sampled, interval: u64, confidence: f64) -> Interval {
+    let Sampled { samples, sum, estimate } = sampled;
+    if interval == 1 {
+        return Interval { low: estimate, high: estimate };
+    }
+    let (s, r, tail) = (samples as f64, interval as f64, (1.0 - confidence) / 2.0);
+    Interval {
+        low: (estimate - r * (s - quantile(samples, Tail::Lower, tail))).max(sum),
+        high: estimate + r * (quantile(samples + 1, Tail::Upper, tail) - s),
+    }
+}
+
+/// Interval from offsets, with guaranteed coverage: `unskipped` is u = Σ (size − offset), `sum` is S = Σ size.
+/// [max(S, u − s + (R − 1) g(s, α/2)), u − s + R g(s + 1, 1 − α/2)].
+pub fn from_offsets(samples: u64, unskipped: f64, sum: f64, interval: u64, confidence: f64) -> Interval {
+    if interval == 1 {
+        return Interval { low: sum, high: sum };
+    }
+    let (s, r, tail) = (samples as f64, interval as f64, (1.0 - confidence) / 2.0);
+    Interval {
+        low: (unskipped - s + (r - 1.0) * quantile(samples, Tail::Lower, tail)).max(sum),
+        high: unskipped - s + r * quantile(samples + 1, Tail::Upper, tail),
+    }
+}
+
+/// Upper confidence limit for something of which no sample was seen, one-sided: ln(`tail`) / ln(1 − 1/R).
+/// Exact however the total is divided into allocations. 0 for R = 1.
+pub fn unseen_upper_limit(interval: u64, tail: f64) -> f64 {
+    if interval == 1 { 0.0 } else { tail.ln() / super::weight::log_q(interval) }
+}
+
+/// Interval of a sum of independent estimates from their intervals (MOVER): distances to the ends add in squares.
+/// Gives the sum of the estimates and its interval.
+pub fn sum(parts: impl IntoIterator<Item = (f64, Interval)>) -> (f64, Interval) {
+    let (mut total, mut below, mut above) = (0.0, 0.0, 0.0);
+    for (estimate, interval) in parts {
+        total += estimate;
+        below += (estimate - interval.low).powi(2);
+        above += (interval.high - estimate).powi(2);
+    }
+    (total, Interval { low: total - f64::sqrt(below), high: total + f64::sqrt(above) })
+}
+
+/// Interval of the difference `after − before` of independent estimates (MOVER).
+pub fn difference(before: (f64, Interval), after: (f64, Interval)) -> (f64, Interval) {
+    let negated = Interval { low: -before.1.high, high: -before.1.low };
+    sum([(-before.0, negated), after])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_seen() {
+        let unseen = from_sizes(Sampled::default(), 524_288, 0.95);
+        assert_eq!(unseen.low, 0.0);
+        assert!((unseen.high / 524_288.0 - 3.688_879_454).abs() < 1e-9);
+        assert!((unseen_upper_limit(524_288, 0.05) / 524_288.0 - 2.9957).abs() < 1e-4);
+        assert_eq!(unseen_upper_limit(1, 0.05), 0.0);
+    }
+
+    #[test]
+    fn one_sample_is_at_least_its_size() {
+        let interval = from_sizes(Sampled { samples: 1, sum: 400_000.0, estimate: 750_000.0 }, 524_288, 0.95);
+        assert_eq!(interval.low, 400_000.0);
+        assert!(interval.high > 750_000.0);
+    }
+
+    #[test]
+    fn everything_sampled_is_a_point() {
+        let exact = Sampled { samples: 3, sum: 99.0, estimate: 99.0 };
+        assert_eq!(from_sizes(exact, 1, 0.95), Interval { low: 99.0, high: 99.0 });
+        assert_eq!(from_offsets(3, 99.0, 99.0, 1, 0.95), Interval { low: 99.0, high: 99.0 });
+    }
+
+    #[test]
+    fn sums_and_differences() {
+        let (three, four) = (Interval { low: 7.0, high: 11.0 }, Interval { low: 16.0, high: 25.0 });
+        assert_eq!(sum([(10.0, three), (20.0, four)]), (30.0, Interval { low: 25.0, high: 30.0 + 26f64.sqrt() }));
+        let (change, interval) = difference((10.0, three), (20.0, four));
+        assert_eq!(change, 10.0);
+        assert!((interval.low - (10.0 - 17f64.sqrt())).abs() < 1e-12);
+        assert!((interval.high - (10.0 + 34f64.sqrt())).abs() < 1e-12);
+    }
+}
