@@ -9,7 +9,7 @@ use std::time::Instant;
 use anyhow::{Context as _, bail};
 
 use crate::context::Context;
-use crate::shell::{run, run_quietly, say};
+use crate::shell::{run, say};
 use crate::toolchain::{Compiler, CoreLibrary, TARGET};
 use crate::{linker, toolchain};
 
@@ -36,12 +36,9 @@ pub fn build(context: &Context) -> anyhow::Result<PathBuf> {
 pub fn build_bpf(context: &Context) -> anyhow::Result<PathBuf> {
     let tools = set_up(context)?;
     let started = Instant::now();
-    run_quietly(&mut bpf_command(context, &tools), context.options.verbose)
-        .context("the BPF programs did not build")?;
+    run(&mut bpf_command(context, &tools), context.options.verbose).context("the BPF programs did not build")?;
     let object = context.bpf_object();
-    let size = fs::metadata(&object)
-        .with_context(|| format!("the BPF build left no {}", object.display()))?
-        .len();
+    let size = fs::metadata(&object).with_context(|| format!("the BPF build left no {}", object.display()))?.len();
     say!(
         "BPF object: {} ({} KiB, {:.1} s)",
         shorten(context, &object),
@@ -54,14 +51,7 @@ pub fn build_bpf(context: &Context) -> anyhow::Result<PathBuf> {
 fn build_daemon(context: &Context) -> anyhow::Result<PathBuf> {
     let mut command = context.cargo("build");
     command
-        .args([
-            "--release",
-            "--package",
-            "sampler-user",
-            "--bin",
-            "heapbpf",
-            "--target-dir",
-        ])
+        .args(["--release", "--package", "sampler-user", "--bin", "heapbpf", "--target-dir"])
         .arg(context.host_target())
         // What was built just now is where the daemon's build script looks by itself.
         .env_remove("HEAPBPF_BPF_OBJECT");
@@ -70,13 +60,11 @@ fn build_daemon(context: &Context) -> anyhow::Result<PathBuf> {
     let binary = context.binary();
     if built != binary {
         let folder = binary.parent().context("the binary has no folder")?;
-        fs::create_dir_all(folder)
-            .with_context(|| format!("cannot create {}", folder.display()))?;
+        fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
         // A running heapbpf cannot be written over, but it can be replaced.
         let fresh = binary.with_extension("new");
         let copied = fs::copy(&built, &fresh).and_then(|_| fs::rename(&fresh, &binary));
-        copied
-            .with_context(|| format!("cannot copy {} to {}", built.display(), binary.display()))?;
+        copied.with_context(|| format!("cannot copy {} to {}", built.display(), binary.display()))?;
     }
     if !binary.is_file() {
         bail!("the build left no {}", binary.display());
@@ -86,10 +74,7 @@ fn build_daemon(context: &Context) -> anyhow::Result<PathBuf> {
 }
 
 fn shorten(context: &Context, path: &Path) -> String {
-    path.strip_prefix(&context.root)
-        .unwrap_or(path)
-        .display()
-        .to_string()
+    path.strip_prefix(&context.root).unwrap_or(path).display().to_string()
 }
 
 /// The cargo call that compiles and links the BPF programs, in an environment scrubbed of the outer cargo's traces.
@@ -105,16 +90,10 @@ fn bpf_command(context: &Context, tools: &Tools) -> Command {
         .env("RUSTC", &tools.compiler.rustc)
         .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", &tools.linker)
         // bpf-linker makes BTF, which the loader relocates by, from the debug information.
-        .env("RUSTFLAGS", "-C debuginfo=2 -C link-arg=--btf")
+        // v3 is the instruction set whose atomic additions give back what was there; every kernel since 5.12 has it.
+        .env("RUSTFLAGS", "-C debuginfo=2 -C target-cpu=v3 -C link-arg=--btf")
         .args(["build", "--profile", "bpf", "--target", TARGET])
-        .args([
-            "--package",
-            "sampler-ebpf",
-            "--features",
-            "probes",
-            "--bin",
-            "heapbpf-probes",
-        ])
+        .args(["--package", "sampler-ebpf", "--features", "probes", "--bin", "heapbpf-probes"])
         .arg("--target-dir")
         .arg(context.target().join("bpf"));
     if tools.compiler.core == CoreLibrary::Source {
@@ -122,6 +101,10 @@ fn bpf_command(context: &Context, tools: &Tools) -> Command {
     }
     if context.options.locked {
         command.arg("--locked");
+    }
+    if !context.options.verbose {
+        // Warnings and errors only.
+        command.arg("--quiet");
     }
     command
 }
@@ -141,9 +124,7 @@ fn reaches_inner_cargo(name: &OsStr) -> bool {
         "RUSTUP_HOME",
     ];
     let name = name.to_string_lossy();
-    let of_the_toolchain = ["CARGO", "RUST"]
-        .iter()
-        .any(|prefix| name.starts_with(prefix));
+    let of_the_toolchain = ["CARGO", "RUST"].iter().any(|prefix| name.starts_with(prefix));
     !of_the_toolchain || KEPT.iter().any(|kept| name.starts_with(kept))
 }
 
@@ -155,15 +136,8 @@ mod tests {
     use crate::toolchain::Origin;
 
     fn command(core: CoreLibrary, locked: bool) -> Command {
-        let options = Options {
-            locked,
-            ..Options::default()
-        };
-        let context = Context {
-            root: PathBuf::from("/w"),
-            options,
-            privilege: Privilege::Root,
-        };
+        let options = Options { locked, ..Options::default() };
+        let context = Context { root: PathBuf::from("/w"), options, privilege: Privilege::Root };
         let compiler = Compiler {
             rustc: PathBuf::from("/no/such/rustc"),
             origin: Origin::Distribution,
@@ -171,45 +145,27 @@ mod tests {
             llvm: 22,
             core,
         };
-        bpf_command(
-            &context,
-            &Tools {
-                compiler,
-                linker: PathBuf::from("/cache/bpf-linker"),
-            },
-        )
+        bpf_command(&context, &Tools { compiler, linker: PathBuf::from("/cache/bpf-linker") })
     }
 
     fn words(command: &Command) -> String {
-        command
-            .get_args()
-            .map(|word| word.to_string_lossy())
-            .collect::<Vec<_>>()
-            .join(" ")
+        command.get_args().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
     }
 
     #[test]
     fn the_bpf_build_goes_to_the_workspaces_target_with_its_own_tools() {
         let command = command(CoreLibrary::Prebuilt, true);
         let expected = "build --profile bpf --target bpfel-unknown-none --package sampler-ebpf --features probes --bin heapbpf-probes \
-                        --target-dir /w/target/bpf --locked";
+                        --target-dir /w/target/bpf --locked --quiet";
         assert_eq!(words(&command), expected);
-        let variable = |wanted: &str| {
-            command
-                .get_envs()
-                .find(|(name, _)| *name == wanted)
-                .and_then(|(_, value)| value)
-        };
+        let variable = |wanted: &str| command.get_envs().find(|(name, _)| *name == wanted).and_then(|(_, value)| value);
         assert_eq!(variable("RUSTC"), Some("/no/such/rustc".as_ref()));
-        assert_eq!(
-            variable("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER"),
-            Some("/cache/bpf-linker".as_ref())
-        );
+        assert_eq!(variable("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER"), Some("/cache/bpf-linker".as_ref()));
     }
 
     #[test]
     fn core_is_built_only_from_source() {
-        assert!(words(&command(CoreLibrary::Source, false)).ends_with("-Z build-std=core"));
+        assert!(words(&command(CoreLibrary::Source, false)).contains("-Z build-std=core"));
         assert!(!words(&command(CoreLibrary::Prebuilt, false)).contains("build-std"));
     }
 
@@ -226,14 +182,7 @@ mod tests {
         ] {
             assert!(!reaches_inner_cargo(name.as_ref()), "{name}");
         }
-        for name in [
-            "PATH",
-            "HOME",
-            "CARGO_HOME",
-            "CARGO_NET_OFFLINE",
-            "RUSTUP_HOME",
-            "https_proxy",
-        ] {
+        for name in ["PATH", "HOME", "CARGO_HOME", "CARGO_NET_OFFLINE", "RUSTUP_HOME", "https_proxy"] {
             assert!(reaches_inner_cargo(name.as_ref()), "{name}");
         }
     }

@@ -22,18 +22,11 @@ pub struct Context {
 impl Context {
     /// Finds the workspace and what this user may do.
     pub fn new(options: Options) -> anyhow::Result<Self> {
-        let manifest = env::var_os("CARGO_MANIFEST_DIR")
-            .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
-        let root = manifest
-            .parent()
-            .context("xtask's folder has no parent folder")?
-            .to_path_buf();
+        let manifest =
+            env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+        let root = manifest.parent().context("xtask's folder has no parent folder")?.to_path_buf();
         let privilege = Privilege::detect(options.no_root);
-        Ok(Self {
-            root,
-            options,
-            privilege,
-        })
+        Ok(Self { root, options, privilege })
     }
 
     /// The workspace's `target` folder, wherever `CARGO_TARGET_DIR` points: what users and tests are promised is there.
@@ -51,8 +44,7 @@ impl Context {
 
     /// The BPF object that the daemon embeds.
     pub fn bpf_object(&self) -> PathBuf {
-        self.target()
-            .join("bpf/bpfel-unknown-none/bpf/heapbpf-probes")
+        self.target().join("bpf/bpfel-unknown-none/bpf/heapbpf-probes")
     }
 
     /// The release binary that `cargo xtask build` promises.
@@ -72,12 +64,8 @@ impl Context {
 
     /// Where things that are built once and kept between checkouts live.
     pub fn cache(&self) -> anyhow::Result<PathBuf> {
-        cache_folder(|name| {
-            env::var_os(name)
-                .filter(|value| !value.is_empty())
-                .map(PathBuf::from)
-        })
-        .context("no cache folder: set HEAPBPF_CACHE, XDG_CACHE_HOME or HOME")
+        cache_folder(|name| env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from))
+            .context("no cache folder: set HEAPBPF_CACHE, XDG_CACHE_HOME or HOME")
     }
 }
 
@@ -88,16 +76,13 @@ pub fn host_cargo() -> PathBuf {
 
 /// Finds a command on the PATH.
 pub fn on_path(command: &str) -> Option<PathBuf> {
-    env::split_paths(&env::var_os("PATH")?)
-        .map(|dir| dir.join(command))
-        .find(|path| is_executable(path))
+    env::split_paths(&env::var_os("PATH")?).map(|dir| dir.join(command)).find(|path| is_executable(path))
 }
 
 /// Whether the path is a file that someone may execute.
 pub fn is_executable(path: &Path) -> bool {
     use std::os::unix::fs::PermissionsExt as _;
-    path.metadata()
-        .is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
+    path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
 }
 
 fn cache_folder(variable: impl Fn(&str) -> Option<PathBuf>) -> Option<PathBuf> {
@@ -111,21 +96,12 @@ mod tests {
     use super::*;
 
     fn cache(variables: &[(&str, &str)]) -> Option<PathBuf> {
-        cache_folder(|name| {
-            variables
-                .iter()
-                .find(|(key, _)| *key == name)
-                .map(|(_, value)| PathBuf::from(value))
-        })
+        cache_folder(|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| PathBuf::from(value)))
     }
 
     #[test]
     fn own_variable_wins_then_xdg_then_home() {
-        let all = [
-            ("HEAPBPF_CACHE", "/a"),
-            ("XDG_CACHE_HOME", "/b"),
-            ("HOME", "/c"),
-        ];
+        let all = [("HEAPBPF_CACHE", "/a"), ("XDG_CACHE_HOME", "/b"), ("HOME", "/c")];
         assert_eq!(cache(&all), Some("/a".into()));
         assert_eq!(cache(&all[1..]), Some("/b/heapbpf".into()));
         assert_eq!(cache(&all[2..]), Some("/c/.cache/heapbpf".into()));

@@ -9,16 +9,8 @@ const DESTINATION: &str = "/usr/local/bin/heapbpf";
 /// Builds and copies the binary; `install` replaces the file, so a heapbpf that runs goes on with the old one.
 pub fn install(context: &Context) -> anyhow::Result<()> {
     let binary = build::build(context)?;
-    let mut command = context
-        .privilege
-        .command(&format!("write {DESTINATION}"), "install", [])?;
-    run(
-        command
-            .args(["-D", "-m", "755"])
-            .arg(&binary)
-            .arg(DESTINATION),
-        context.options.verbose,
-    )?;
+    let mut command = context.privilege.command(&format!("write {DESTINATION}"), "install", [])?;
+    run(command.args(["-D", "-m", "755"]).arg(&binary).arg(DESTINATION), context.options.verbose)?;
     say!("installed {DESTINATION}");
     Ok(())
 }

@@ -23,67 +23,45 @@ pub fn llvm_for(compiler_llvm: u32) -> Option<u32> {
 
 /// Finds a bpf-linker for a compiler of this LLVM, building it if there is none, and says which it took.
 pub fn ensure(context: &Context, compiler_llvm: u32) -> anyhow::Result<PathBuf> {
-    let llvm = llvm_for(compiler_llvm).with_context(|| {
-        format!("bpf-linker {VERSION} cannot link what LLVM {compiler_llvm} wrote")
-    })?;
-    let folder = context
-        .cache()?
-        .join(format!("bpf-linker-{VERSION}-llvm-{llvm}"));
+    let llvm = llvm_for(compiler_llvm)
+        .with_context(|| format!("bpf-linker {VERSION} cannot link what LLVM {compiler_llvm} wrote"))?;
+    let folder = context.cache()?.join(format!("bpf-linker-{VERSION}-llvm-{llvm}"));
     let cached = folder.join("bin/bpf-linker");
     if is_right_version(&cached) {
-        say!(
-            "BPF linker: bpf-linker {VERSION} from the cache ({})",
-            cached.display()
-        );
+        say!("BPF linker: bpf-linker {VERSION} from the cache ({})", cached.display());
         return Ok(cached);
     }
     if let Some(path) = on_path("bpf-linker").filter(|path| is_right_version(path)) {
-        say!(
-            "BPF linker: bpf-linker {VERSION} from the PATH ({})",
-            path.display()
-        );
+        say!("BPF linker: bpf-linker {VERSION} from the PATH ({})", path.display());
         return Ok(path);
     }
     build(context, llvm, &folder)?;
-    say!(
-        "BPF linker: bpf-linker {VERSION}, built now and kept in {}",
-        folder.display()
-    );
+    say!("BPF linker: bpf-linker {VERSION}, built now and kept in {}", folder.display());
     Ok(cached)
 }
 
 fn is_right_version(path: &Path) -> bool {
     is_executable(path)
-        && read(Command::new(path).arg("--version"))
-            .is_ok_and(|text| text.split_whitespace().nth(1) == Some(VERSION))
+        && read(Command::new(path).arg("--version")).is_ok_and(|text| text.split_whitespace().nth(1) == Some(VERSION))
 }
 
 fn build(context: &Context, llvm: u32, folder: &Path) -> anyhow::Result<()> {
     let mut missing = Vec::new();
     if llvm_prefix(llvm).is_none() {
-        missing.push(Package::new(
-            format!("llvm-{llvm}-dev"),
-            "the library that bpf-linker is made of",
-        ));
+        missing.push(Package::new(format!("llvm-{llvm}-dev"), "the library that bpf-linker is made of"));
     }
     missing.extend(missing_cpp());
     packages::install(context, &missing).with_context(|| {
         format!("bpf-linker {VERSION} cannot be built here; put one on the PATH, or say with LLVM_PREFIX where LLVM {llvm} is")
     })?;
-    let prefix = llvm_prefix(llvm)
-        .with_context(|| format!("LLVM {llvm} was installed, and yet it was not found"))?;
+    let prefix = llvm_prefix(llvm).with_context(|| format!("LLVM {llvm} was installed, and yet it was not found"))?;
 
     say!("building bpf-linker {VERSION} with LLVM {llvm} (once, about a minute)");
-    let parent = folder
-        .parent()
-        .context("the cache folder has no parent folder")?;
+    let parent = folder.parent().context("the cache folder has no parent folder")?;
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     // Another xtask may be doing the same: build beside, then rename.
     let scratch = parent.join(format!("bpf-linker-{VERSION}.{}.tmp", std::process::id()));
-    let built = run_quietly(
-        &mut install_command(llvm, &prefix, &scratch),
-        context.options.verbose,
-    );
+    let built = run_quietly(&mut install_command(llvm, &prefix, &scratch), context.options.verbose);
     let placed = built.and_then(|()| place(&scratch.join("install"), folder));
     // Best effort: what is left behind is only room on the disk.
     let _ = fs::remove_dir_all(&scratch);
@@ -93,15 +71,7 @@ fn build(context: &Context, llvm: u32, folder: &Path) -> anyhow::Result<()> {
 fn install_command(llvm: u32, prefix: &Path, scratch: &Path) -> Command {
     let mut command = Command::new(host_cargo());
     command
-        .args([
-            "install",
-            "bpf-linker",
-            "--version",
-            VERSION,
-            "--locked",
-            "--no-default-features",
-            "--features",
-        ])
+        .args(["install", "bpf-linker", "--version", VERSION, "--locked", "--no-default-features", "--features"])
         .arg(format!("llvm-{llvm}"))
         .arg("--root")
         .arg(scratch.join("install"))
@@ -118,33 +88,25 @@ fn place(installed: &Path, folder: &Path) -> anyhow::Result<()> {
     let _ = fs::remove_dir_all(folder);
     match fs::rename(installed, folder) {
         Err(_) if is_right_version(&folder.join("bin/bpf-linker")) => Ok(()),
-        result => {
-            result.with_context(|| format!("cannot put bpf-linker into {}", folder.display()))
-        }
+        result => result.with_context(|| format!("cannot put bpf-linker into {}", folder.display())),
     }
 }
 
 /// Where LLVM's development files are: the user's word, the version's own llvm-config, or Debian's place.
 fn llvm_prefix(llvm: u32) -> Option<PathBuf> {
     let named = std::env::var_os("LLVM_PREFIX").map(PathBuf::from);
-    let asked = read(Command::new(format!("llvm-config-{llvm}")).arg("--prefix"))
-        .ok()
-        .map(|text| PathBuf::from(text.trim()));
+    let asked =
+        read(Command::new(format!("llvm-config-{llvm}")).arg("--prefix")).ok().map(|text| PathBuf::from(text.trim()));
     let usual = Some(PathBuf::from(format!("/usr/lib/llvm-{llvm}")));
-    [named, asked, usual]
-        .into_iter()
-        .flatten()
-        .find(|prefix| prefix.join("include/llvm-c/Core.h").is_file())
+    [named, asked, usual].into_iter().flatten().find(|prefix| prefix.join("include/llvm-c/Core.h").is_file())
 }
 
 /// bpf-linker links with the C++ library, and cargo with `cc`.
 fn missing_cpp() -> Option<Package> {
-    let found = on_path("cc")
-        .and_then(|cc| read(Command::new(cc).arg("-print-file-name=libstdc++.so")).ok());
+    let found = on_path("cc").and_then(|cc| read(Command::new(cc).arg("-print-file-name=libstdc++.so")).ok());
     // Where it does not know the file, the compiler repeats the bare name.
     let has_library = found.is_some_and(|path| Path::new(path.trim()).is_absolute());
-    (!has_library)
-        .then(|| Package::new("g++", "the C and C++ libraries that bpf-linker links with"))
+    (!has_library).then(|| Package::new("g++", "the C and C++ libraries that bpf-linker links with"))
 }
 
 #[cfg(test)]
@@ -162,16 +124,10 @@ mod tests {
     #[test]
     fn the_build_is_pinned_and_leaves_nothing_outside_its_scratch() {
         let command = install_command(22, Path::new("/usr/lib/llvm-22"), Path::new("/cache/x.tmp"));
-        let words: Vec<_> = command
-            .get_args()
-            .map(|word| word.to_string_lossy())
-            .collect();
+        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
         let expected = "install bpf-linker --version 0.13.0 --locked --no-default-features --features llvm-22 --root /cache/x.tmp/install";
         assert_eq!(words.join(" "), expected);
-        let target = command
-            .get_envs()
-            .find(|(name, _)| *name == "CARGO_TARGET_DIR")
-            .and_then(|(_, value)| value);
+        let target = command.get_envs().find(|(name, _)| *name == "CARGO_TARGET_DIR").and_then(|(_, value)| value);
         assert_eq!(target, Some("/cache/x.tmp/target".as_ref()));
     }
 }

@@ -21,35 +21,24 @@ pub struct Package {
 impl Package {
     /// A package with its purpose.
     pub fn new(name: impl Into<String>, purpose: &'static str) -> Self {
-        Self {
-            name: name.into(),
-            purpose,
-        }
+        Self { name: name.into(), purpose }
     }
 
     /// Whether dpkg knows it as installed.
     pub fn is_installed(&self) -> bool {
-        let query =
-            read(Command::new("dpkg-query").args(["-W", "-f=${db:Status-Status}", &self.name]));
+        let query = read(Command::new("dpkg-query").args(["-W", "-f=${db:Status-Status}", &self.name]));
         query.is_ok_and(|status| status.trim() == "installed")
     }
 }
 
 /// Why packages cannot be installed here, before anything is tried.
 pub fn refusal(context: &Context) -> Option<&'static str> {
-    if on_path("apt-get").is_none() {
-        Some("there is no apt-get")
-    } else {
-        context.privilege.refusal()
-    }
+    if on_path("apt-get").is_none() { Some("there is no apt-get") } else { context.privilege.refusal() }
 }
 
 /// Installs packages, saying first which and why. Never removes one: rustc-web, for one, conflicts with rustc.
 pub fn install(context: &Context, packages: &[Package]) -> anyhow::Result<()> {
-    let names: Vec<&str> = packages
-        .iter()
-        .map(|package| package.name.as_str())
-        .collect();
+    let names: Vec<&str> = packages.iter().map(|package| package.name.as_str()).collect();
     if names.is_empty() {
         return Ok(());
     }
@@ -62,9 +51,7 @@ pub fn install(context: &Context, packages: &[Package]) -> anyhow::Result<()> {
     }
     update(context)?;
     let mut command = apt_get(context, &format!("install {}", names.join(" ")))?;
-    command
-        .args(["install", "--yes", "--no-install-recommends", "--no-remove"])
-        .args(&names);
+    command.args(["install", "--yes", "--no-install-recommends", "--no-remove"]).args(&names);
     run_quietly(&mut command, context.options.verbose)
         .with_context(|| format!("apt-get could not install {}", names.join(" ")))
 }
@@ -99,10 +86,7 @@ fn update(context: &Context) -> anyhow::Result<()> {
 }
 
 fn apt_get(context: &Context, purpose: &str) -> anyhow::Result<Command> {
-    let mut command =
-        context
-            .privilege
-            .command(purpose, "apt-get", [("DEBIAN_FRONTEND", "noninteractive")])?;
+    let mut command = context.privilege.command(purpose, "apt-get", [("DEBIAN_FRONTEND", "noninteractive")])?;
     command.args(["-o", "DPkg::Lock::Timeout=600", "-o", "Acquire::Retries=3"]);
     Ok(command)
 }

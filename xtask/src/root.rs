@@ -64,11 +64,7 @@ impl Privilege {
                 let mut command = Command::new("sudo");
                 command
                     .arg("env")
-                    .args(
-                        variables
-                            .into_iter()
-                            .map(|(name, value)| format!("{name}={value}")),
-                    )
+                    .args(variables.into_iter().map(|(name, value)| format!("{name}={value}")))
                     .arg(program);
                 Ok(command)
             }
@@ -86,30 +82,18 @@ mod tests {
         assert_eq!(Privilege::decide(false, true, true), Privilege::Root);
         assert_eq!(Privilege::decide(false, false, true), Privilege::Sudo);
         assert!(Privilege::decide(false, false, false).refusal().is_some());
-        assert_eq!(
-            Privilege::decide(true, true, true).refusal(),
-            Some("--no-root was given")
-        );
+        assert_eq!(Privilege::decide(true, true, true).refusal(), Some("--no-root was given"));
     }
 
     #[test]
     fn sudo_carries_the_variables_and_no_root_names_the_purpose() {
         let command = Privilege::Sudo
-            .command(
-                "install gcc",
-                "apt-get",
-                [("DEBIAN_FRONTEND", "noninteractive")],
-            )
+            .command("install gcc", "apt-get", [("DEBIAN_FRONTEND", "noninteractive")])
             .expect("a command");
         let words: Vec<_> = command.get_args().collect();
         assert_eq!(command.get_program(), "sudo");
         assert_eq!(words, ["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"]);
-        let error = Privilege::No("--no-root was given")
-            .command("install gcc", "apt-get", [])
-            .expect_err("no root");
-        assert_eq!(
-            error.to_string(),
-            "cannot install gcc: it needs root, and --no-root was given"
-        );
+        let error = Privilege::No("--no-root was given").command("install gcc", "apt-get", []).expect_err("no root");
+        assert_eq!(error.to_string(), "cannot install gcc: it needs root, and --no-root was given");
     }
 }

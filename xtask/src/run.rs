@@ -32,9 +32,7 @@ fn as_root(context: &Context, binary: &Path) -> anyhow::Result<Command> {
         say!("running heapbpf without root: {reason}");
         return Ok(Command::new(binary));
     }
-    context
-        .privilege
-        .command("run heapbpf, which loads BPF programs", binary, [])
+    context.privilege.command("run heapbpf, which loads BPF programs", binary, [])
 }
 
 fn demonstrate(context: &Context, binary: &Path) -> anyhow::Result<ExitCode> {
@@ -44,10 +42,7 @@ fn demonstrate(context: &Context, binary: &Path) -> anyhow::Result<ExitCode> {
     if on_path("cc").is_none() {
         packages::install(
             context,
-            &[
-                Package::new("gcc", "compiles the leaking program"),
-                Package::new("libc6-dev", "its C library"),
-            ],
+            &[Package::new("gcc", "compiles the leaking program"), Package::new("libc6-dev", "its C library")],
         )?;
     }
     let folder = context.target().join("demo");
@@ -55,38 +50,16 @@ fn demonstrate(context: &Context, binary: &Path) -> anyhow::Result<ExitCode> {
     let program = folder.join("leak");
     let source = context.root.join("tests/programs/leak.c");
     let mut compile = Command::new("cc");
-    compile
-        .args(["-O2", "-g", "-fno-omit-frame-pointer", "-pthread", "-o"])
-        .arg(&program)
-        .arg(&source);
+    compile.args(["-O2", "-g", "-fno-omit-frame-pointer", "-pthread", "-o"]).arg(&program).arg(&source);
     run_command(&mut compile, context.options.verbose)?;
 
-    let child = Command::new(&program)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn();
+    let child = Command::new(&program).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
     let leak = Stopped(child.with_context(|| format!("cannot start {}", program.display()))?);
-    say!(
-        "profiling tests/programs/leak.c (pid {}) for ten seconds",
-        leak.0.id()
-    );
+    say!("profiling tests/programs/leak.c (pid {}) for ten seconds", leak.0.id());
     let profile = folder.join("leak.pb.gz");
     let mut command = as_root(context, binary)?;
-    command
-        .args([
-            "--pid",
-            &leak.0.id().to_string(),
-            "--duration",
-            "10s",
-            "--force",
-            "-o",
-        ])
-        .arg(&profile);
-    Ok(if succeeds(&mut command, context.options.verbose)? {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    command.args(["--pid", &leak.0.id().to_string(), "--duration", "10s", "--force", "-o"]).arg(&profile);
+    Ok(if succeeds(&mut command, context.options.verbose)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// A child that does not outlive this value.

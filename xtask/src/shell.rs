@@ -12,19 +12,13 @@ pub(crate) use say;
 
 /// Runs a command with the user's terminal; an error unless it succeeds.
 pub fn run(command: &mut Command, verbose: bool) -> anyhow::Result<()> {
-    if succeeds(command, verbose)? {
-        Ok(())
-    } else {
-        bail!("this command failed: {}", describe(command))
-    }
+    if succeeds(command, verbose)? { Ok(()) } else { bail!("this command failed: {}", describe(command)) }
 }
 
 /// Runs a command with the user's terminal and says whether it succeeded; an error only if it could not be started.
 pub fn succeeds(command: &mut Command, verbose: bool) -> anyhow::Result<bool> {
     announce(command, verbose);
-    let status = command
-        .status()
-        .with_context(|| format!("cannot start {}", describe(command)))?;
+    let status = command.status().with_context(|| format!("cannot start {}", describe(command)))?;
     Ok(status.success())
 }
 
@@ -37,37 +31,21 @@ pub fn run_quietly(command: &mut Command, verbose: bool) -> anyhow::Result<()> {
     if output.status.success() {
         return Ok(());
     }
-    eprint!(
-        "{}{}",
-        String::from_utf8_lossy(&output.stdout),
-        String::from_utf8_lossy(&output.stderr)
-    );
-    bail!(
-        "this command failed ({}): {}",
-        output.status,
-        describe(command)
-    )
+    eprint!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    bail!("this command failed ({}): {}", output.status, describe(command))
 }
 
 /// What a command writes to standard output, if it succeeds.
 pub fn read(command: &mut Command) -> anyhow::Result<String> {
     let output = capture(command)?;
     if !output.status.success() {
-        bail!(
-            "{} failed: {}",
-            describe(command),
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
+        bail!("{} failed: {}", describe(command), String::from_utf8_lossy(&output.stderr).trim());
     }
-    String::from_utf8(output.stdout)
-        .with_context(|| format!("{} wrote something that is not UTF-8", describe(command)))
+    String::from_utf8(output.stdout).with_context(|| format!("{} wrote something that is not UTF-8", describe(command)))
 }
 
 fn capture(command: &mut Command) -> anyhow::Result<Output> {
-    command
-        .stdin(Stdio::null())
-        .output()
-        .with_context(|| format!("cannot start {}", describe(command)))
+    command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {}", describe(command)))
 }
 
 /// Shows a command about to run, with `-v`.
@@ -81,15 +59,10 @@ pub fn announce(command: &Command, verbose: bool) {
 pub fn describe(command: &Command) -> String {
     let variables = command.get_envs().filter_map(|(name, value)| {
         let value = value?;
-        Some(format!(
-            "{}={}",
-            name.to_string_lossy(),
-            quote(&value.to_string_lossy())
-        ))
+        Some(format!("{}={}", name.to_string_lossy(), quote(&value.to_string_lossy())))
     });
-    let words = std::iter::once(command.get_program())
-        .chain(command.get_args())
-        .map(|word| quote(&word.to_string_lossy()));
+    let words =
+        std::iter::once(command.get_program()).chain(command.get_args()).map(|word| quote(&word.to_string_lossy()));
     variables.chain(words).collect::<Vec<_>>().join(" ")
 }
 
@@ -109,22 +82,15 @@ mod tests {
     #[test]
     fn a_command_is_shown_as_one_could_type_it() {
         let mut command = Command::new("cargo");
-        command
-            .env("RUSTFLAGS", "-C debuginfo=2")
-            .env_remove("CARGO")
-            .args(["build", "it's", ""]);
-        assert_eq!(
-            describe(&command),
-            r"RUSTFLAGS='-C debuginfo=2' cargo build 'it'\''s' ''"
-        );
+        command.env("RUSTFLAGS", "-C debuginfo=2").env_remove("CARGO").args(["build", "it's", ""]);
+        assert_eq!(describe(&command), r"RUSTFLAGS='-C debuginfo=2' cargo build 'it'\''s' ''");
     }
 
     #[test]
     fn failure_is_an_error_that_names_the_command() {
         let error = run(&mut Command::new("false"), false).expect_err("false fails");
         assert_eq!(error.to_string(), "this command failed: false");
-        let error =
-            read(Command::new("sh").args(["-c", "echo why >&2; exit 3"])).expect_err("exit 3");
+        let error = read(Command::new("sh").args(["-c", "echo why >&2; exit 3"])).expect_err("exit 3");
         assert!(error.to_string().ends_with("failed: why"), "{error}");
         assert!(run(&mut Command::new("/no/such/program"), false).is_err());
     }

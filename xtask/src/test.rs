@@ -36,31 +36,11 @@ enum Sign {
 /// What the end-to-end tests use: how to see it, Debian's package, what for. A test whose tool cannot be had skips
 /// loudly by itself.
 const NEEDED: &[(Sign, &str, &str)] = &[
-    (
-        Sign::Command("cc"),
-        "gcc",
-        "compiles the test programs, and is profiled while it compiles",
-    ),
-    (
-        Sign::Installed,
-        "libc6-dev",
-        "the C library that the test programs are compiled against",
-    ),
-    (
-        Sign::Command("python3"),
-        "python3",
-        "is profiled while it parses JSON",
-    ),
-    (
-        Sign::Command("sqlite3"),
-        "sqlite3",
-        "is profiled while it fills a table",
-    ),
-    (
-        Sign::Command("go"),
-        "golang-go",
-        "go tool pprof reads the profiles",
-    ),
+    (Sign::Command("cc"), "gcc", "compiles the test programs, and is profiled while it compiles"),
+    (Sign::Installed, "libc6-dev", "the C library that the test programs are compiled against"),
+    (Sign::Command("python3"), "python3", "is profiled while it parses JSON"),
+    (Sign::Command("sqlite3"), "sqlite3", "is profiled while it fills a table"),
+    (Sign::Command("go"), "golang-go", "go tool pprof reads the profiles"),
 ];
 
 /// Runs the tests; the exit code is a failure if any of them failed.
@@ -77,41 +57,27 @@ pub fn test(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode
     }
     if !selection.e2e {
         let mut unit = context.cargo("test");
-        unit.args(["--workspace", "--exclude", END_TO_END, "--no-fail-fast"])
-            .args(&selection.filter);
+        unit.args(["--workspace", "--exclude", END_TO_END, "--no-fail-fast"]).args(&selection.filter);
         passed &= succeeds(&mut unit, context.options.verbose)?;
     }
     if end_to_end && root_refused.is_none() {
-        passed &= succeeds(
-            &mut end_to_end_command(context, selection)?,
-            context.options.verbose,
-        )?;
+        passed &= succeeds(&mut end_to_end_command(context, selection)?, context.options.verbose)?;
     }
     if !passed {
         say!("some tests failed");
     }
-    Ok(if passed {
-        ExitCode::SUCCESS
-    } else {
-        ExitCode::FAILURE
-    })
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The end-to-end tests, one at a time: the probes are in files that all processes share.
 fn end_to_end_command(context: &Context, selection: &Selection) -> anyhow::Result<Command> {
     let mut command = context.cargo("test");
-    command
-        .args(["--package", END_TO_END, "--no-fail-fast"])
-        .args(&selection.filter)
-        .args(["--", "--test-threads=1"]);
+    command.args(["--package", END_TO_END, "--no-fail-fast"]).args(&selection.filter).args(["--", "--test-threads=1"]);
     command.env("HEAPBPF_BIN", context.binary());
     if context.privilege == crate::root::Privilege::Sudo {
         say!("using sudo to run the end-to-end tests, which load BPF programs");
         // cargo itself stays with the user, and so do the files it writes.
-        command.env(
-            runner_variable(&host_triple()?),
-            "sudo --preserve-env=HEAPBPF_BIN,PATH,RUST_BACKTRACE",
-        );
+        command.env(runner_variable(&host_triple()?), "sudo --preserve-env=HEAPBPF_BIN,PATH,RUST_BACKTRACE");
     }
     Ok(command)
 }
@@ -141,9 +107,7 @@ fn install_needed(context: &Context) {
 
 fn list_skipped(context: &Context, selection: &Selection, reason: &str) -> anyhow::Result<()> {
     let mut list = context.cargo("test");
-    list.args(["--quiet", "--package", END_TO_END])
-        .args(&selection.filter)
-        .args(["--", "--list"]);
+    list.args(["--quiet", "--package", END_TO_END]).args(&selection.filter).args(["--", "--list"]);
     let names = read(&mut list).context("cannot list the end-to-end tests")?;
     for name in test_names(&names) {
         println!("test {name} ... skipped: needs root, and {reason}");
@@ -153,9 +117,7 @@ fn list_skipped(context: &Context, selection: &Selection, reason: &str) -> anyho
 
 /// The names in what `cargo test -- --list` writes.
 fn test_names(listing: &str) -> impl Iterator<Item = &str> {
-    listing
-        .lines()
-        .filter_map(|line| line.strip_suffix(": test"))
+    listing.lines().filter_map(|line| line.strip_suffix(": test"))
 }
 
 fn host_triple() -> anyhow::Result<String> {
@@ -165,10 +127,7 @@ fn host_triple() -> anyhow::Result<String> {
 }
 
 fn runner_variable(triple: &str) -> String {
-    format!(
-        "CARGO_TARGET_{}_RUNNER",
-        triple.replace(['-', '.'], "_").to_uppercase()
-    )
+    format!("CARGO_TARGET_{}_RUNNER", triple.replace(['-', '.'], "_").to_uppercase())
 }
 
 #[cfg(test)]
@@ -177,19 +136,12 @@ mod tests {
 
     #[test]
     fn only_tests_are_listed() {
-        let listing =
-            "truth::all_live: test\nbenchmark: bench\n\n2 tests, 1 benchmark\nexact: test\n";
-        assert_eq!(
-            test_names(listing).collect::<Vec<_>>(),
-            ["truth::all_live", "exact"]
-        );
+        let listing = "truth::all_live: test\nbenchmark: bench\n\n2 tests, 1 benchmark\nexact: test\n";
+        assert_eq!(test_names(listing).collect::<Vec<_>>(), ["truth::all_live", "exact"]);
     }
 
     #[test]
     fn cargo_finds_the_runner_by_the_hosts_name() {
-        assert_eq!(
-            runner_variable("x86_64-unknown-linux-gnu"),
-            "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER"
-        );
+        assert_eq!(runner_variable("x86_64-unknown-linux-gnu"), "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUNNER");
     }
 }

@@ -76,11 +76,7 @@ impl Compiler {
     /// The cargo beside this rustc, else the host's.
     pub fn cargo(&self) -> PathBuf {
         let beside = self.rustc.with_file_name("cargo");
-        if is_executable(&beside) {
-            beside
-        } else {
-            crate::context::host_cargo()
-        }
+        if is_executable(&beside) { beside } else { crate::context::host_cargo() }
     }
 }
 
@@ -91,14 +87,7 @@ impl fmt::Display for Compiler {
             CoreLibrary::Source => "core is built from rust-src",
             CoreLibrary::Absent => "without core for BPF",
         };
-        write!(
-            f,
-            "rustc {} ({}, {}, LLVM {}): {core}",
-            self.release,
-            self.origin,
-            self.rustc.display(),
-            self.llvm
-        )
+        write!(f, "rustc {} ({}, {}, LLVM {}): {core}", self.release, self.origin, self.rustc.display(), self.llvm)
     }
 }
 
@@ -128,28 +117,17 @@ pub enum Choice {
 
 /// Chooses: a sysroot that has the target, then Debian's packages, then a rustup nightly with rust-src.
 pub fn choose(findings: &Findings) -> Choice {
-    let mut usable = findings
-        .compilers
-        .iter()
-        .filter(|compiler| linker::llvm_for(compiler.llvm).is_some());
-    if let Some(ready) = usable
-        .clone()
-        .find(|compiler| compiler.core == CoreLibrary::Prebuilt)
-    {
-        return Choice::Use(ready.clone());
-    }
-    // A rustc that the user named is taken at its word, if there is any way to use it.
-    let named = |compiler: &&Compiler| {
-        compiler.origin == Origin::Variable && compiler.core == CoreLibrary::Source
-    };
-    if let Some(ready) = usable.clone().find(named) {
+    let mut usable = findings.compilers.iter().filter(|compiler| linker::llvm_for(compiler.llvm).is_some());
+    // A rustc that the user named is taken at its word.
+    let named = |compiler: &&Compiler| compiler.origin == Origin::Variable && compiler.core != CoreLibrary::Absent;
+    let prebuilt = |compiler: &&Compiler| compiler.core == CoreLibrary::Prebuilt;
+    if let Some(ready) = usable.clone().find(named).or_else(|| usable.clone().find(prebuilt)) {
         return Choice::Use(ready.clone());
     }
     if findings.no_packages.is_none() {
         return Choice::Packages;
     }
-    let nightly =
-        |compiler: &&Compiler| compiler.is_nightly() && compiler.core == CoreLibrary::Source;
+    let nightly = |compiler: &&Compiler| compiler.is_nightly() && compiler.core == CoreLibrary::Source;
     if let Some(ready) = usable.clone().find(nightly) {
         return Choice::Use(ready.clone());
     }
@@ -161,18 +139,9 @@ pub fn choose(findings: &Findings) -> Choice {
         return Choice::Nightly(present.unwrap_or_else(|| NIGHTLY.to_owned()));
     }
     let mut reasons = vec![format!("no rustc here has a sysroot with {TARGET}")];
-    reasons.extend(
-        findings
-            .no_packages
-            .iter()
-            .map(|why| format!("Debian's packages cannot be installed: {why}")),
-    );
-    reasons.extend(
-        findings
-            .no_rustup
-            .iter()
-            .map(|why| format!("rustup cannot provide a nightly with rust-src: {why}")),
-    );
+    reasons.extend(findings.no_packages.iter().map(|why| format!("Debian's packages cannot be installed: {why}")));
+    reasons
+        .extend(findings.no_rustup.iter().map(|why| format!("rustup cannot provide a nightly with rust-src: {why}")));
     Choice::Nothing(reasons)
 }
 
@@ -181,9 +150,7 @@ pub fn ensure(context: &Context) -> anyhow::Result<Compiler> {
     let mut findings = Findings {
         compilers: compilers()?,
         no_packages: packages::refusal(context).map(str::to_owned),
-        no_rustup: on_path("rustup")
-            .is_none()
-            .then(|| "there is no rustup".to_owned()),
+        no_rustup: on_path("rustup").is_none().then(|| "there is no rustup".to_owned()),
     };
     loop {
         match choose(&findings) {
@@ -219,10 +186,7 @@ pub fn ensure(context: &Context) -> anyhow::Result<Compiler> {
 
 fn debian_packages() -> Vec<Package> {
     vec![
-        Package::new(
-            "rustc-web",
-            "a second rustc, beside your own, that knows BPF",
-        ),
+        Package::new("rustc-web", "a second rustc, beside your own, that knows BPF"),
         Package::new("cargo-web", "the cargo of that rustc"),
         Package::new("libstd-rust-web-dev-bpf", "core, compiled for BPF"),
         Package::new("rust-web-llvm", "the LLVM tools of that rustc"),
@@ -231,10 +195,10 @@ fn debian_packages() -> Vec<Package> {
 
 fn add_rust_src(context: &Context, toolchain: &str) -> anyhow::Result<()> {
     let verbose = context.options.verbose;
-    if rustup_toolchains().iter().all(|path| {
-        path.file_name()
-            .is_none_or(|name| !name.to_string_lossy().starts_with(toolchain))
-    }) {
+    if rustup_toolchains()
+        .iter()
+        .all(|path| path.file_name().is_none_or(|name| !name.to_string_lossy().starts_with(toolchain)))
+    {
         say!("installing rustup's {toolchain} (about 300 MB on disk; no root needed)");
         run(
             Command::new("rustup").args([
@@ -249,10 +213,7 @@ fn add_rust_src(context: &Context, toolchain: &str) -> anyhow::Result<()> {
         )?;
     }
     say!("adding rust-src to rustup's {toolchain}");
-    run(
-        Command::new("rustup").args(["component", "add", "rust-src", "--toolchain", toolchain]),
-        verbose,
-    )
+    run(Command::new("rustup").args(["component", "add", "rust-src", "--toolchain", toolchain]), verbose)
 }
 
 /// Every rustc of this machine, in the order of preference.
@@ -275,11 +236,7 @@ fn compilers() -> anyhow::Result<Vec<Compiler>> {
         .map(|sysroot| Path::new(sysroot.trim()).join("bin/rustc"));
     let others = current.into_iter().map(|path| (path, Origin::Current));
     let others = others.chain(rustup_toolchains().into_iter().map(|path| {
-        let name = path
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         (path.join("bin/rustc"), Origin::Rustup(name))
     }));
     let others = others.chain([(PathBuf::from("/usr/bin/rustc"), Origin::Distribution)]);
@@ -298,11 +255,7 @@ fn rustup_toolchains() -> Vec<PathBuf> {
         .map(PathBuf::from)
         .or_else(|| Some(Path::new(&env::var_os("HOME")?).join(".rustup")));
     let entries = home.and_then(|home| home.join("toolchains").read_dir().ok());
-    let mut paths: Vec<PathBuf> = entries
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| Some(entry.ok()?.path()))
-        .collect();
+    let mut paths: Vec<PathBuf> = entries.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path())).collect();
     paths.sort();
     paths
 }
@@ -313,21 +266,17 @@ fn inspect(rustc: &Path, origin: Origin) -> anyhow::Result<Compiler> {
         command.env_remove("RUSTUP_TOOLCHAIN");
         command
     };
-    let (release, llvm) = parse_version(&read(rustc_command().arg("-vV"))?)
-        .context("rustc -vV names no release or no LLVM")?;
+    let (release, llvm) =
+        parse_version(&read(rustc_command().arg("-vV"))?).context("rustc -vV names no release or no LLVM")?;
     let sysroot = PathBuf::from(read(rustc_command().args(["--print", "sysroot"]))?.trim());
     let libraries = sysroot.join("lib/rustlib");
-    let has_core = libraries
-        .join(TARGET)
-        .join("lib")
-        .read_dir()
-        .is_ok_and(|entries| {
-            entries.flatten().any(|entry| {
-                let name = entry.file_name();
-                let name = name.to_string_lossy();
-                name.starts_with("libcore-") && name.ends_with(".rlib")
-            })
-        });
+    let has_core = libraries.join(TARGET).join("lib").read_dir().is_ok_and(|entries| {
+        entries.flatten().any(|entry| {
+            let name = entry.file_name();
+            let name = name.to_string_lossy();
+            name.starts_with("libcore-") && name.ends_with(".rlib")
+        })
+    });
     let core = if has_core {
         CoreLibrary::Prebuilt
     } else if libraries.join("src/rust/library/core/Cargo.toml").is_file() {
@@ -335,24 +284,13 @@ fn inspect(rustc: &Path, origin: Origin) -> anyhow::Result<Compiler> {
     } else {
         CoreLibrary::Absent
     };
-    Ok(Compiler {
-        rustc: rustc.to_path_buf(),
-        origin,
-        release,
-        llvm,
-        core,
-    })
+    Ok(Compiler { rustc: rustc.to_path_buf(), origin, release, llvm, core })
 }
 
 /// Release and LLVM's major version from the text of `rustc -vV`.
 fn parse_version(text: &str) -> Option<(String, u32)> {
     let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
-    let llvm = value("LLVM version: ")?
-        .split('.')
-        .next()?
-        .trim()
-        .parse()
-        .ok()?;
+    let llvm = value("LLVM version: ")?.split('.').next()?.trim().parse().ok()?;
     Some((value("release: ")?.trim().to_owned(), llvm))
 }
 
@@ -375,12 +313,7 @@ mod tests {
     }
 
     fn nightly(core: CoreLibrary, llvm: u32) -> Compiler {
-        compiler(
-            Origin::Rustup("nightly-x86_64-unknown-linux-gnu".to_owned()),
-            "1.97.0-nightly",
-            llvm,
-            core,
-        )
+        compiler(Origin::Rustup("nightly-x86_64-unknown-linux-gnu".to_owned()), "1.97.0-nightly", llvm, core)
     }
 
     fn distribution() -> Compiler {
@@ -389,80 +322,42 @@ mod tests {
 
     fn refused(compilers: Vec<Compiler>, packages: bool, rustup: bool) -> Findings {
         let why = |possible: bool| (!possible).then(|| "a reason".to_owned());
-        Findings {
-            compilers,
-            no_packages: why(packages),
-            no_rustup: why(rustup),
-        }
+        Findings { compilers, no_packages: why(packages), no_rustup: why(rustup) }
     }
 
     #[test]
     fn a_sysroot_with_the_target_comes_first_in_the_order_found() {
         let named = compiler(Origin::Variable, "1.99.0", 22, CoreLibrary::Prebuilt);
-        let findings = refused(
-            vec![
-                named.clone(),
-                stable(),
-                nightly(CoreLibrary::Source, 22),
-                distribution(),
-            ],
-            true,
-            true,
-        );
+        let findings =
+            refused(vec![named.clone(), stable(), nightly(CoreLibrary::Source, 22), distribution()], true, true);
         assert_eq!(choose(&findings), Choice::Use(named));
-        let findings = refused(
-            vec![stable(), nightly(CoreLibrary::Source, 22), distribution()],
-            true,
-            true,
-        );
+        let findings = refused(vec![stable(), nightly(CoreLibrary::Source, 22), distribution()], true, true);
         assert_eq!(choose(&findings), Choice::Use(distribution()));
     }
 
     #[test]
     fn packages_come_before_a_nightly_that_is_already_there() {
-        assert_eq!(
-            choose(&refused(
-                vec![stable(), nightly(CoreLibrary::Source, 22)],
-                true,
-                true
-            )),
-            Choice::Packages
-        );
-        assert_eq!(
-            choose(&refused(vec![stable()], true, false)),
-            Choice::Packages
-        );
+        assert_eq!(choose(&refused(vec![stable(), nightly(CoreLibrary::Source, 22)], true, true)), Choice::Packages);
+        assert_eq!(choose(&refused(vec![stable()], true, false)), Choice::Packages);
     }
 
     #[test]
     fn without_packages_a_nightly_serves_and_gets_what_it_lacks() {
         let ready = nightly(CoreLibrary::Source, 22);
-        assert_eq!(
-            choose(&refused(vec![stable(), ready.clone()], false, true)),
-            Choice::Use(ready.clone())
-        );
-        assert_eq!(
-            choose(&refused(vec![stable(), ready.clone()], false, false)),
-            Choice::Use(ready)
-        );
+        assert_eq!(choose(&refused(vec![stable(), ready.clone()], false, true)), Choice::Use(ready.clone()));
+        assert_eq!(choose(&refused(vec![stable(), ready.clone()], false, false)), Choice::Use(ready));
         let bare = nightly(CoreLibrary::Absent, 22);
         assert_eq!(
             choose(&refused(vec![stable(), bare], false, true)),
             Choice::Nightly("nightly-x86_64-unknown-linux-gnu".to_owned())
         );
-        assert_eq!(
-            choose(&refused(vec![stable()], false, true)),
-            Choice::Nightly(NIGHTLY.to_owned())
-        );
+        assert_eq!(choose(&refused(vec![stable()], false, true)), Choice::Nightly(NIGHTLY.to_owned()));
     }
 
     #[test]
     fn a_compiler_newer_than_every_linker_is_passed_over() {
         let future = nightly(CoreLibrary::Source, 99);
-        assert_eq!(
-            choose(&refused(vec![future], false, true)),
-            Choice::Nightly(NIGHTLY.to_owned())
-        );
+        assert_eq!(choose(&refused(vec![future], false, true)), Choice::Nightly(NIGHTLY.to_owned()));
         let future = compiler(Origin::Current, "2.0.0", 99, CoreLibrary::Prebuilt);
         assert_eq!(choose(&refused(vec![future], true, true)), Choice::Packages);
     }
@@ -470,10 +365,7 @@ mod tests {
     #[test]
     fn a_named_compiler_may_build_core_itself() {
         let named = compiler(Origin::Variable, "1.95.0", 22, CoreLibrary::Source);
-        assert_eq!(
-            choose(&refused(vec![named.clone(), stable()], true, true)),
-            Choice::Use(named)
-        );
+        assert_eq!(choose(&refused(vec![named.clone(), stable()], true, true)), Choice::Use(named));
     }
 
     #[test]

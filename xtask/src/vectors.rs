@@ -12,24 +12,10 @@ const PROGRAM: &str = "heapbpf-vectors";
 /// Runs the program that writes the vectors.
 pub fn write(context: &Context, directory: &Path) -> anyhow::Result<()> {
     // The program runs in the workspace's root, the user may be elsewhere.
-    let directory =
-        absolute(directory).with_context(|| format!("cannot resolve {}", directory.display()))?;
+    let directory = absolute(directory).with_context(|| format!("cannot resolve {}", directory.display()))?;
     let mut command = context.cargo("run");
-    command
-        .args([
-            "--quiet",
-            "--package",
-            "sampler-user",
-            "--bin",
-            PROGRAM,
-            "--",
-        ])
-        .arg(&directory);
-    let programs = read(
-        context
-            .cargo("metadata")
-            .args(["--no-deps", "--format-version", "1"]),
-    )?;
+    command.args(["--quiet", "--package", "sampler-user", "--bin", PROGRAM, "--"]).arg(&directory);
+    let programs = read(context.cargo("metadata").args(["--no-deps", "--format-version", "1"]))?;
     if !programs.contains(&format!("\"name\":\"{PROGRAM}\"")) {
         bail!("the crate sampler-user has no program {PROGRAM} in this version");
     }
