@@ -1,0 +1,128 @@
+//! AArch64: AAPCS64 calling convention, and the kernel's `arch/arm64/kernel/probes/decode-insn.c` as rules.
+//!
+//! Probes sit at a function's entry, or right after its landing pad where that instruction is simulated: the return
+//! address is in `x30` there. Checked on hand-assembled words only, never on hardware.
+
+use super::{Flow, FlowKind, Target};
+use crate::attach::placement::{KernelRules, Kind, Needs, Placement};
+
+/// What one instruction word does, as far as probes are concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Word {
+    Nop,
+    /// A landing pad: `bti` or `paciasp`, which the entry of a protected function begins with.
+    LandingPad,
+    /// `adr`, `adrp` to this register.
+    Address(u8),
+    /// `b`, `b.cond`, `cbz`, `cbnz`, `tbz`, `tbnz` with the distance in bytes.
+    Branch(i64),
+    /// `bl` with the distance in bytes.
+    Call(i64),
+    /// `br`, `blr`, `ret`.
+    Register,
+    /// Literal loads: the kernel's simulation read user memory as its own and was removed in Linux 6.12, which
+    /// refuses them since.
+    LiteralLoad,
+    /// Exclusive loads and stores, which can never succeed when single-stepped; exceptions; most system instructions.
+    Refused,
+    Other,
+}
+
+fn signed(word: u32, low: u32, bits: u32) -> i64 {
+    let field = (word >> low) & ((1 << bits) - 1);
+    let shift = 64 - bits;
+    (i64::from(field) << shift) >> shift
+}
+
+fn classify(word: u32) -> Word {
+    match word {
+        0xd503_201f => Word::Nop,
+        0xd503_233f | 0xd503_241f | 0xd503_245f | 0xd503_249f | 0xd503_24df => Word::LandingPad,
+        w if w & 0x1f00_0000 == 0x1000_0000 => Word::Address((w & 31) as u8),
+        w if w & 0xfc00_0000 == 0x1400_0000 => Word::Branch(signed(w, 0, 26) * 4),
+        w if w & 0xfc00_0000 == 0x9400_0000 => Word::Call(signed(w, 0, 26) * 4),
+        w if w & 0xff00_0010 == 0x5400_0000 => Word::Branch(signed(w, 5, 19) * 4),
+        w if w & 0x7e00_0000 == 0x3400_0000 => Word::Branch(signed(w, 5, 19) * 4),
+        w if w & 0x7e00_0000 == 0x3600_0000 => Word::Branch(signed(w, 5, 14) * 4),
+        w if w & 0xff9f_fc1f == 0xd61f_0000 => Word::Register,
+        w if w & 0x3b00_0000 == 0x1800_0000 => Word::LiteralLoad,
+        w if w & 0x3f00_0000 == 0x0800_0000 => Word::Refused,
+        w if w & 0xff00_0000 == 0xd400_0000 || w & 0xffc0_0000 == 0xd500_0000 => Word::Refused,
+        _ => Word::Other,
+    }
+}
+
+fn treatment(rules: &KernelRules, word: Word) -> Option<Kind> {
+    match word {
+        Word::Nop if rules.simulates_nop => Some(Kind::Emulated),
+        Word::Address(_) | Word::Branch(_) | Word::Call(_) | Word::Register => Some(Kind::Emulated),
+        Word::LiteralLoad | Word::Refused => None,
+        Word::Nop | Word::LandingPad | Word::Other => Some(Kind::Stepped),
+    }
+}
+
+/// See [`super::place`].
+pub(super) fn place(
+    rules: &KernelRules,
+    _address: u64,
+    code: &[u8],
+    needs: &Needs,
+    entered: &dyn Fn(u64) -> bool,
+) -> Option<Placement> {
+    let mut best: Option<Placement> = None;
+    for (word, offset) in code
+        .as_chunks::<4>()
+        .0
+        .iter()
+        .zip((0_u64..).step_by(4))
+        .take(16)
+    {
+        let word = classify(u32::from_le_bytes(*word));
+        if offset > 0 && entered(_address.wrapping_add(offset)) {
+            break;
+        }
+        if let Some(kind) = treatment(rules, word)
+            && best.as_ref().is_none_or(|b| kind < b.kind)
+        {
+            let reason = match kind {
+                Kind::Emulated => "is simulated",
+                _ => "is single-stepped",
+            };
+            best = Some(Placement {
+                offset,
+                kind,
+                arguments: needs.arguments,
+                stack_pointer_moved: 0,
+                reason: format!("the instruction at +{offset:#x} {reason}"),
+            });
+        }
+        // Registers are only followed through what touches none of the arguments and not x30. `paciasp` signs x30:
+        // what follows it would read a signed return address.
+        match word {
+            Word::Nop => {}
+            Word::LandingPad
+                if code.get(offset as usize..offset as usize + 4)
+                    != Some(&[0x3f, 0x23, 0x03, 0xd5]) => {}
+            Word::Address(register) if (8..=17).contains(&register) => {}
+            _ => break,
+        }
+    }
+    best
+}
+
+/// Every direct transfer of control; see [`super::flows`].
+pub(super) fn flows(address: u64, code: &[u8], mut found: impl FnMut(Flow)) {
+    for (word, offset) in code.as_chunks::<4>().0.iter().zip((0_u64..).step_by(4)) {
+        let from = address.wrapping_add(offset);
+        let (kind, distance) = match classify(u32::from_le_bytes(*word)) {
+            Word::Branch(distance) => (FlowKind::Jump, distance),
+            Word::Call(distance) => (FlowKind::Call, distance),
+            _ => continue,
+        };
+        found(Flow {
+            from,
+            kind,
+            target: Target::Address(from.wrapping_add_signed(distance)),
+        });
+    }
+}

@@ -1,0 +1,83 @@
+//! What differs between instruction sets: decoding, calling convention, and which instructions the kernel can run
+//! without single-stepping.
+
+pub mod aarch64;
+pub mod x86_64;
+
+use super::placement::{KernelRules, Needs, Placement};
+
+/// Instruction set of a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Machine {
+    /// 64-bit x86.
+    #[serde(rename = "x86_64")]
+    X86_64,
+    /// 64-bit Arm.
+    Aarch64,
+}
+
+impl Machine {
+    /// The instruction set that this program was built for.
+    #[must_use]
+    pub fn host() -> Option<Self> {
+        match std::env::consts::ARCH {
+            "x86_64" => Some(Self::X86_64),
+            "aarch64" => Some(Self::Aarch64),
+            _ => None,
+        }
+    }
+}
+
+/// How control leaves an instruction for another place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowKind {
+    /// A call: comes back.
+    Call,
+    /// A jump, conditional or not.
+    Jump,
+}
+
+/// A direct transfer of control, or one through a fixed slot in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// Address of the instruction.
+    pub from: u64,
+    /// Call or jump.
+    pub kind: FlowKind,
+    /// Where to.
+    pub target: Target,
+}
+
+/// Where a [`Flow`] goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// An address.
+    Address(u64),
+    /// The address that stands in memory at this address (global offset table).
+    Slot(u64),
+}
+
+/// Every direct transfer of control in `code`, which starts at `address`; undecodable bytes are skipped.
+pub fn flows(machine: Machine, address: u64, code: &[u8], found: impl FnMut(Flow)) {
+    match machine {
+        Machine::X86_64 => x86_64::flows(address, code, found),
+        Machine::Aarch64 => aarch64::flows(address, code, found),
+    }
+}
+
+/// Chooses the instruction of a function to probe, see [`super::placement`]. `entered` tells whether some branch leads
+/// to an address.
+#[must_use]
+pub fn place(
+    rules: &KernelRules,
+    address: u64,
+    code: &[u8],
+    needs: &Needs,
+    entered: &dyn Fn(u64) -> bool,
+) -> Option<Placement> {
+    match rules.machine {
+        Machine::X86_64 => x86_64::place(rules, address, code, needs, entered),
+        Machine::Aarch64 => aarch64::place(rules, address, code, needs, entered),
+    }
+}

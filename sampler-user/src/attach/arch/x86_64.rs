@@ -1,0 +1,361 @@
+//! x86-64: System V calling convention, and the kernel's `arch/x86/kernel/uprobes.c` as rules.
+
+use iced_x86::{
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic,
+    OpAccess, OpKind, Register,
+};
+use sampler_ebpf::abi::{ARGUMENTS, NO_ARGUMENT};
+
+use super::{Flow, FlowKind, Target};
+use crate::attach::placement::{Arguments, KernelRules, Kind, Needs, Placement};
+
+/// Registers of integer arguments, in order (System V ABI, §3.2.3).
+const ARGUMENT_REGISTERS: [Register; ARGUMENTS as usize] = [
+    Register::RDI,
+    Register::RSI,
+    Register::RDX,
+    Register::RCX,
+    Register::R8,
+    Register::R9,
+];
+/// A first basic block is far shorter than this.
+const BLOCK_MAX_INSTRUCTIONS: usize = 64;
+/// The kernel cannot optimize a no-op that crosses a page.
+const PAGE_BYTES: u64 = 4096;
+
+/// What a register holds, as far as a straight-line walk from the entry knows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Value {
+    /// The n-th argument, unchanged.
+    Argument(u8),
+    /// Low half of the product of two arguments.
+    Product(u8, u8),
+    /// Anything.
+    Unknown,
+}
+
+/// Registers on the way through the first basic block.
+struct State {
+    values: [Value; 16],
+    /// The flags are those of the multiplication that made the [`Value::Product`].
+    flags_of_product: bool,
+    /// The product is known not to have overflowed.
+    product_is_whole: bool,
+    stack_pointer_moved: i64,
+    stack_pointer_known: bool,
+}
+
+impl State {
+    fn at_entry() -> Self {
+        let mut values = [Value::Unknown; 16];
+        for (number, register) in (0..).zip(ARGUMENT_REGISTERS) {
+            values[register.number()] = Value::Argument(number);
+        }
+        Self {
+            values,
+            flags_of_product: false,
+            product_is_whole: false,
+            stack_pointer_moved: 0,
+            stack_pointer_known: true,
+        }
+    }
+
+    /// The argument register that holds `value`, the `preferred` one if it does.
+    fn holder(&self, value: Value, preferred: u8) -> Option<u8> {
+        let holds = |n: u8| {
+            ARGUMENT_REGISTERS
+                .get(usize::from(n))
+                .is_some_and(|register| self.values[register.number()] == value)
+        };
+        if holds(preferred) {
+            Some(preferred)
+        } else {
+            (0..ARGUMENTS).find(|n| holds(*n))
+        }
+    }
+
+    fn find(&self, argument: u8) -> Option<u8> {
+        if argument == NO_ARGUMENT {
+            Some(argument)
+        } else {
+            self.holder(Value::Argument(argument), argument)
+        }
+    }
+
+    /// Where the needed arguments are now, if they are all there.
+    fn locate(&self, needs: &Needs) -> Option<Arguments> {
+        if needs.return_address && self.has_moved_stack() {
+            return None;
+        }
+        let wanted = needs.arguments;
+        let (old, out) = (self.find(wanted.old)?, self.find(wanted.out)?);
+        if let (Some(size), Some(times)) = (self.find(wanted.size), self.find(wanted.times)) {
+            return Some(Arguments {
+                size,
+                times,
+                old,
+                out,
+            });
+        }
+        if !self.product_is_whole {
+            return None;
+        }
+        let size = self
+            .holder(Value::Product(wanted.size, wanted.times), wanted.size)
+            .or_else(|| self.holder(Value::Product(wanted.times, wanted.size), wanted.size))?;
+        Some(Arguments {
+            size,
+            times: NO_ARGUMENT,
+            old,
+            out,
+        })
+    }
+
+    fn has_moved_stack(&self) -> bool {
+        !self.stack_pointer_known || self.stack_pointer_moved != 0
+    }
+
+    /// True for the branch that leaves if the product of two arguments did not fit into 64 bits.
+    fn is_overflow_check(&self, instruction: &Instruction) -> bool {
+        self.flags_of_product && matches!(instruction.mnemonic(), Mnemonic::Jo | Mnemonic::Jb)
+    }
+
+    fn register(&self, register: Register) -> Value {
+        if register.is_gpr64() {
+            self.values[register.number()]
+        } else {
+            Value::Unknown
+        }
+    }
+
+    /// The state after `instruction`.
+    fn step(&mut self, instruction: &Instruction, info: &mut InstructionInfoFactory) {
+        let copied = match instruction.code() {
+            Code::Mov_r64_rm64 | Code::Mov_rm64_r64
+                if instruction.op0_kind() == OpKind::Register
+                    && instruction.op1_kind() == OpKind::Register =>
+            {
+                Some((
+                    instruction.op0_register(),
+                    self.register(instruction.op1_register()),
+                ))
+            }
+            Code::Mul_rm64 if instruction.op0_kind() == OpKind::Register => {
+                match (
+                    self.register(Register::RAX),
+                    self.register(instruction.op0_register()),
+                ) {
+                    (Value::Argument(a), Value::Argument(b)) => {
+                        Some((Register::RAX, Value::Product(a, b)))
+                    }
+                    _ => None,
+                }
+            }
+            _ => None,
+        };
+        for used in info.info(instruction).used_registers() {
+            let written = matches!(
+                used.access(),
+                OpAccess::Write
+                    | OpAccess::ReadWrite
+                    | OpAccess::CondWrite
+                    | OpAccess::ReadCondWrite
+            );
+            if written && used.register().is_gpr() {
+                let register = used.register().full_register();
+                self.values[register.number()] = Value::Unknown;
+                self.stack_pointer_known &=
+                    register != Register::RSP || stack_pointer_change(instruction).is_some();
+            }
+        }
+        self.stack_pointer_moved += stack_pointer_change(instruction).unwrap_or(0);
+        if let Some((register, value)) = copied {
+            self.values[register.number()] = value;
+        }
+        if instruction.rflags_modified() != 0 {
+            self.flags_of_product = false;
+        }
+        if matches!(copied, Some((_, Value::Product(..)))) && instruction.code() == Code::Mul_rm64 {
+            self.flags_of_product = true;
+            self.product_is_whole = false;
+        }
+    }
+}
+
+/// How far `instruction` moves the stack pointer; `None` if that cannot be told.
+fn stack_pointer_change(instruction: &Instruction) -> Option<i64> {
+    if instruction.is_stack_instruction() {
+        return Some(i64::from(instruction.stack_pointer_increment()));
+    }
+    let on_stack_pointer =
+        instruction.op_count() == 2 && instruction.op0_register() == Register::RSP;
+    match instruction.mnemonic() {
+        Mnemonic::Sub if on_stack_pointer && is_immediate(instruction) => {
+            Some((instruction.immediate(1) as i64).wrapping_neg())
+        }
+        Mnemonic::Add if on_stack_pointer && is_immediate(instruction) => {
+            Some(instruction.immediate(1) as i64)
+        }
+        _ => None,
+    }
+}
+
+fn is_immediate(instruction: &Instruction) -> bool {
+    matches!(
+        instruction.op1_kind(),
+        OpKind::Immediate8to64 | OpKind::Immediate32to64
+    )
+}
+
+/// What the kernel does with a probe on `instruction`, whose encoding is `bytes`; `None` if it refuses one.
+#[must_use]
+fn treatment(rules: &KernelRules, instruction: &Instruction, bytes: &[u8]) -> Option<Kind> {
+    // insn_has_bad_prefix(): lock and the segment overrides that mean nothing in 64-bit mode.
+    let prefixes = bytes.iter().take_while(|b| {
+        matches!(
+            b,
+            0x66 | 0x67 | 0xf2 | 0xf3 | 0xf0 | 0x2e | 0x36 | 0x3e | 0x26 | 0x64 | 0x65
+        )
+    });
+    if prefixes
+        .clone()
+        .any(|b| matches!(b, 0xf0 | 0x2e | 0x36 | 0x3e | 0x26))
+    {
+        return None;
+    }
+    let branches = instruction.is_jmp_short_or_near()
+        || instruction.is_jcc_short_or_near()
+        || instruction.is_call_near();
+    let prefixed = prefixes.count() > 0;
+    if branches && bytes.contains(&0x66) && prefixed {
+        return None;
+    }
+    if instruction.is_invalid()
+        || instruction.is_privileged()
+        || matches!(
+            instruction.flow_control(),
+            FlowControl::Interrupt | FlowControl::Exception | FlowControl::XbeginXabortXend
+        )
+    {
+        return None;
+    }
+    Some(match bytes {
+        [0x0f, 0x1f, 0x44, 0, 0]
+            if rules.optimizes_nop5 && instruction.ip() % PAGE_BYTES <= PAGE_BYTES - 5 =>
+        {
+            Kind::Optimized
+        }
+        [0x90] if rules.simulates_nop => Kind::Emulated,
+        [0x50..=0x57] | [0x41, 0x50..=0x57] => Kind::Emulated,
+        _ if branches && !prefixed => Kind::Emulated,
+        _ => Kind::Stepped,
+    })
+}
+
+/// Walks the first basic block; see [`super::place`]. `None` if the kernel refuses every instruction of it.
+pub(super) fn place(
+    rules: &KernelRules,
+    address: u64,
+    code: &[u8],
+    needs: &Needs,
+    entered: &dyn Fn(u64) -> bool,
+) -> Option<Placement> {
+    let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
+    let mut info = InstructionInfoFactory::new();
+    let mut state = State::at_entry();
+    let mut best: Option<Placement> = None;
+    let mut end = "the first basic block ends";
+    for _ in 0..BLOCK_MAX_INSTRUCTIONS {
+        if !decoder.can_decode() {
+            break;
+        }
+        let at = decoder.position();
+        let instruction = decoder.decode();
+        let bytes = code.get(at..at + instruction.len()).unwrap_or_default();
+        if instruction.is_invalid() {
+            end = "bytes that are no instruction";
+            break;
+        }
+        if at > 0 && entered(instruction.ip()) {
+            end = "a branch leads into the block";
+            break;
+        }
+        let arguments = state.locate(needs);
+        if arguments.is_none() && end == "the first basic block ends" {
+            end = if needs.return_address && state.has_moved_stack() {
+                "the return address moves away"
+            } else {
+                "an argument is overwritten"
+            };
+        }
+        if let (Some(arguments), Some(kind)) = (arguments, treatment(rules, &instruction, bytes))
+            && best.as_ref().is_none_or(|b| kind < b.kind)
+        {
+            best = Some(Placement {
+                offset: at as u64,
+                kind,
+                arguments,
+                stack_pointer_moved: state.stack_pointer_moved,
+                reason: describe(&instruction, kind),
+            });
+        }
+        match instruction.flow_control() {
+            FlowControl::Next => state.step(&instruction, &mut info),
+            // A product of count and size that overflowed can only make the call fail, before it allocates.
+            FlowControl::ConditionalBranch if state.is_overflow_check(&instruction) => {
+                state.product_is_whole = true
+            }
+            _ => break,
+        }
+    }
+    let mut best = best?;
+    if best.kind == Kind::Stepped {
+        best.reason = format!("{}: nothing cheaper before {end}", best.reason);
+    }
+    Some(best)
+}
+
+fn describe(instruction: &Instruction, kind: Kind) -> String {
+    use iced_x86::Formatter as _;
+    let mut text = String::new();
+    iced_x86::GasFormatter::new().format(instruction, &mut text);
+    let what = match kind {
+        Kind::Optimized => "becomes a call",
+        Kind::Emulated => "is emulated",
+        Kind::Stepped => "is single-stepped",
+    };
+    format!("`{text}` {what}")
+}
+
+/// Every direct transfer of control; see [`super::flows`].
+pub(super) fn flows(address: u64, code: &[u8], mut found: impl FnMut(Flow)) {
+    let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
+    let mut instruction = Instruction::default();
+    while decoder.can_decode() {
+        decoder.decode_out(&mut instruction);
+        let (kind, target) = match instruction.flow_control() {
+            FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => (
+                FlowKind::Jump,
+                Target::Address(instruction.near_branch_target()),
+            ),
+            FlowControl::Call if instruction.is_call_near() => (
+                FlowKind::Call,
+                Target::Address(instruction.near_branch_target()),
+            ),
+            FlowControl::IndirectBranch if instruction.is_ip_rel_memory_operand() => (
+                FlowKind::Jump,
+                Target::Slot(instruction.ip_rel_memory_address()),
+            ),
+            FlowControl::IndirectCall if instruction.is_ip_rel_memory_operand() => (
+                FlowKind::Call,
+                Target::Slot(instruction.ip_rel_memory_address()),
+            ),
+            _ => continue,
+        };
+        found(Flow {
+            from: instruction.ip(),
+            kind,
+            target,
+        });
+    }
+}

@@ -1,0 +1,53 @@
+//! Mini debug information: a small ELF file with a symbol table, packed with xz into `.gnu_debugdata`.
+
+use std::io::Read as _;
+
+use object::LittleEndian;
+use object::elf::{self, FileHeader64};
+use object::read::elf::FileHeader as _;
+
+use super::elf::Symbols;
+
+/// Largest unpacked file; libc's is under 1 MiB.
+const UNPACKED_MAX_BYTES: u64 = 64 << 20;
+
+/// Adds the symbols of a packed `.gnu_debugdata` section; `None` if it is damaged or unreasonably large.
+pub(super) fn symbols(packed: &[u8], into: &mut Symbols) -> Option<()> {
+    if dictionary_bytes(packed)? > UNPACKED_MAX_BYTES {
+        return None;
+    }
+    let mut bytes = Vec::new();
+    lzma_rust2::XzReader::new(packed, false)
+        .take(UNPACKED_MAX_BYTES + 1)
+        .read_to_end(&mut bytes)
+        .ok()?;
+    if bytes.len() as u64 > UNPACKED_MAX_BYTES {
+        return None;
+    }
+    let header = FileHeader64::<LittleEndian>::parse(bytes.as_slice()).ok()?;
+    let sections = header.sections(LittleEndian, bytes.as_slice()).ok()?;
+    into.add(bytes.as_slice(), &sections, elf::SHT_SYMTAB)
+        .then_some(())
+}
+
+/// Dictionary size that the first block asks for (xz format 1.2.0, §3.1 and §5.3.1): the decoder allocates it unseen.
+fn dictionary_bytes(packed: &[u8]) -> Option<u64> {
+    // Stream header (12 bytes), block header size, block flags; a block that states its sizes is longer.
+    let flags = *packed.get(13)?;
+    let mut at = 14;
+    for present in [flags & 0x40 != 0, flags & 0x80 != 0] {
+        while present && *packed.get(at)? & 0x80 != 0 {
+            at += 1;
+        }
+        at += usize::from(present);
+    }
+    // Filter flags of the last filter: LZMA2 is id 0x21 with one property byte. Filters before it make no difference
+    // to memory, and packagers use none.
+    let [0x21, 1, property] = *packed.get(at..at + 3)? else {
+        return None;
+    };
+    match property {
+        0..=39 => Some((2 | u64::from(property & 1)) << (property / 2 + 11)),
+        _ => None,
+    }
+}

@@ -1,0 +1,345 @@
+//! Which code of a file belongs to its allocator: calls from there are inner ones, jumps out of there are tail jumps.
+//!
+//! An allocator's exported functions call each other through local helpers (glibc's `_mid_memalign` calls and jumps to
+//! malloc). A helper belongs to the allocator if it can reach a hooked function and if nothing but the allocator calls
+//! or jumps to it; `strdup` calls malloc too, but is a caller of its own.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use sampler_ebpf::abi::{FileRanges, MAX_INNER_RANGES};
+
+use super::arch::{self, FlowKind, Target};
+use super::elf::FileImage;
+
+/// Helpers beyond this many are no longer looked at; glibc has one.
+const HELPERS_MAX: usize = 1024;
+/// Longest padding between two functions that are merged into one range.
+const PADDING_MAX_BYTES: u64 = 32;
+/// `endbr64`, `bti`.
+const LANDING_PAD_BYTES: u64 = 4;
+
+/// A hooked function, or a helper.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Extent {
+    /// First address.
+    pub start: u64,
+    /// End (exclusive).
+    pub end: u64,
+}
+
+/// A transfer of control within the file, or to a function that the file imports by name.
+#[derive(Clone, Copy, Debug)]
+struct Edge {
+    from: u64,
+    to: u64,
+    is_call: bool,
+}
+
+/// Who calls and jumps where in a file.
+#[derive(Debug)]
+pub struct CallGraph<'a> {
+    image: &'a FileImage,
+    /// By `from`.
+    edges: Vec<Edge>,
+    /// Indices into `edges`, by `to`.
+    by_target: Vec<u32>,
+    /// Addresses of exported functions.
+    exported: BTreeSet<u64>,
+    /// Starts of functions, as far as known, with their end if that is known.
+    starts: BTreeMap<u64, Option<u64>>,
+    /// Slots of the global offset table, and the stubs that jump through them, with the imported function's name.
+    stubs: HashMap<u64, Option<&'a str>>,
+}
+
+impl<'a> CallGraph<'a> {
+    /// Decodes the code of a file; of a very large file, only `functions`.
+    #[must_use]
+    pub fn new(image: &'a FileImage, functions: &[Extent]) -> Self {
+        let mut edges = Vec::new();
+        let mut slots = Vec::new();
+        let mut scan = |address: u64, bytes: &[u8]| {
+            arch::flows(image.machine, address, bytes, |flow| match flow.target {
+                Target::Address(to) => edges.push(Edge {
+                    from: flow.from,
+                    to,
+                    is_call: flow.kind == FlowKind::Call,
+                }),
+                Target::Slot(slot) => slots.push((flow.from, slot, flow.kind == FlowKind::Call)),
+            });
+        };
+        if image.code_is_whole {
+            image
+                .code()
+                .iter()
+                .for_each(|code| scan(code.address, &code.bytes));
+        } else {
+            functions
+                .iter()
+                .for_each(|f| scan(f.start, image.code_between(f.start, f.end)));
+        }
+        let mut starts: BTreeMap<u64, Option<u64>> = BTreeMap::new();
+        let mut exported = BTreeSet::new();
+        for (_, symbol) in image.functions() {
+            let end = symbol
+                .address
+                .checked_add(symbol.size)
+                .filter(|_| symbol.size > 0);
+            let known = starts.entry(symbol.address).or_default();
+            *known = (*known).max(end);
+            if symbol.exported {
+                exported.insert(symbol.address);
+            }
+        }
+        for (start, end) in &image.bounds {
+            starts.entry(*start).or_default().get_or_insert(*end);
+        }
+        for edge in edges.iter().filter(|e| e.is_call) {
+            starts.entry(edge.to).or_default();
+        }
+        // A stub is (a landing pad and) a jump through a slot.
+        let mut stubs = HashMap::new();
+        for (from, slot, is_call) in slots {
+            let name = image.import_at(slot);
+            edges.push(Edge {
+                from,
+                to: slot,
+                is_call,
+            });
+            stubs.insert(slot, name);
+            if !is_call {
+                stubs.insert(from, name);
+                stubs
+                    .entry(from.saturating_sub(LANDING_PAD_BYTES))
+                    .or_insert(name);
+            }
+        }
+        edges.sort_unstable_by_key(|e| e.from);
+        let mut by_target: Vec<u32> = (0..u32::try_from(edges.len()).unwrap_or(u32::MAX)).collect();
+        by_target.sort_unstable_by_key(|i| edges[*i as usize].to);
+        Self {
+            image,
+            edges,
+            by_target,
+            exported,
+            starts,
+            stubs,
+        }
+    }
+
+    /// True if a jump, from anywhere in the file, leads to `address`.
+    #[must_use]
+    pub fn is_entered(&self, address: u64) -> bool {
+        self.edges_into(Extent {
+            start: address,
+            end: address.saturating_add(1),
+        })
+        .any(|e| !e.is_call)
+    }
+
+    fn edges_into(&self, extent: Extent) -> impl Iterator<Item = &Edge> {
+        let first = self
+            .by_target
+            .partition_point(|i| self.edges[*i as usize].to < extent.start);
+        self.by_target[first..]
+            .iter()
+            .map(|i| &self.edges[*i as usize])
+            .take_while(move |e| e.to < extent.end)
+    }
+
+    fn out_of(&self, extent: Extent) -> impl Iterator<Item = &Edge> {
+        let first = self.edges.partition_point(|e| e.from < extent.start);
+        self.edges[first..]
+            .iter()
+            .take_while(move |e| e.from < extent.end)
+            .filter(move |e| !(extent.start..extent.end).contains(&e.to))
+    }
+
+    /// The function around `address`, as far as its bounds are known.
+    #[must_use]
+    pub fn extent_at(&self, address: u64) -> Option<Extent> {
+        let (&start, &end) = self.starts.range(..=address).next_back()?;
+        let next = self
+            .starts
+            .range(address.checked_add(1)?..)
+            .next()
+            .map(|(start, _)| *start);
+        let end = end.or(next)?;
+        (end > address && !self.image.code_between(start, end).is_empty())
+            .then_some(Extent { start, end })
+    }
+
+    /// Helpers of `hooked`, see the module's text.
+    fn helpers(&self, hooked: &[Extent], is_hooked: &dyn Fn(u64) -> bool) -> BTreeSet<Extent> {
+        let mut found = BTreeSet::new();
+        if !self.image.code_is_whole {
+            return found;
+        }
+        let mut open: Vec<Extent> = hooked.to_vec();
+        while let Some(extent) = open.pop() {
+            for edge in self.out_of(extent) {
+                let Some(next) = self.extent_at(edge.to) else {
+                    continue;
+                };
+                let local = !self.exported.contains(&next.start)
+                    && !hooked.iter().any(|h| h.start == next.start);
+                if local
+                    && !self.stubs.contains_key(&edge.to)
+                    && found.len() < HELPERS_MAX
+                    && found.insert(next)
+                {
+                    open.push(next);
+                }
+            }
+        }
+        // Drop what others call too, until nothing changes: the rest is called by the allocator alone.
+        let belongs = |found: &BTreeSet<Extent>, address: u64| {
+            hooked.iter().any(|h| (h.start..h.end).contains(&address))
+                || found
+                    .range(
+                        ..=Extent {
+                            start: address,
+                            end: u64::MAX,
+                        },
+                    )
+                    .next_back()
+                    .is_some_and(|e| address < e.end)
+        };
+        loop {
+            let kept: BTreeSet<Extent> = found
+                .iter()
+                .filter(|e| {
+                    self.edges_into(**e).all(|edge| {
+                        (e.start..e.end).contains(&edge.from) || belongs(&found, edge.from)
+                    })
+                })
+                .copied()
+                .collect();
+            let done = kept.len() == found.len();
+            found = kept;
+            if done {
+                break;
+            }
+        }
+        // Keep what reaches a hooked function, directly or through what is kept.
+        let mut kept: BTreeSet<Extent> = BTreeSet::new();
+        loop {
+            let more: Vec<Extent> = found
+                .iter()
+                .filter(|e| !kept.contains(*e))
+                .filter(|e| {
+                    self.out_of(**e)
+                        .any(|edge| is_hooked(edge.to) || kept.iter().any(|k| k.start == edge.to))
+                })
+                .copied()
+                .collect();
+            if more.is_empty() {
+                return kept;
+            }
+            kept.extend(more);
+        }
+    }
+
+    /// True if `function` can end in a jump to another hooked one, directly or through local code.
+    fn may_tail_jump(&self, function: Extent, is_hooked: &dyn Fn(u64) -> bool) -> bool {
+        let mut seen = BTreeSet::from([function]);
+        let mut open = vec![function];
+        while let Some(extent) = open.pop() {
+            for edge in self.out_of(extent).filter(|e| !e.is_call) {
+                if edge.to != function.start && is_hooked(edge.to) {
+                    return true;
+                }
+                if let Some(next) = self.extent_at(edge.to)
+                    && next != function
+                    && !self.stubs.contains_key(&edge.to)
+                    && !self.exported.contains(&next.start)
+                    && seen.len() < HELPERS_MAX
+                    && seen.insert(next)
+                {
+                    open.push(next);
+                }
+            }
+        }
+        false
+    }
+}
+
+/// What belongs to the allocator of one file.
+#[derive(Clone, Debug)]
+pub struct InnerCode {
+    /// File offsets.
+    pub ranges: FileRanges,
+    /// For each hooked function, in the order given: can it end in a jump to another hooked one?
+    pub may_tail_jump: Vec<bool>,
+    /// Local helpers that are in the ranges.
+    pub helpers: Vec<Extent>,
+    /// Ranges that did not fit into [`MAX_INNER_RANGES`].
+    pub left_out: usize,
+}
+
+/// Finds the code of `hooked` functions of the file that `graph` was made of. `is_allocator` tells by name whether an
+/// imported function is one that is hooked wherever it is.
+#[must_use]
+pub fn inner_code(
+    graph: &CallGraph<'_>,
+    hooked: &[Extent],
+    is_allocator: &dyn Fn(&str) -> bool,
+) -> InnerCode {
+    let by_start: BTreeSet<u64> = hooked.iter().map(|h| h.start).collect();
+    let is_hooked = |address: u64| {
+        by_start.contains(&address)
+            || graph
+                .stubs
+                .get(&address)
+                .is_some_and(|name| name.is_some_and(is_allocator))
+    };
+    let helpers: Vec<Extent> = graph.helpers(hooked, &is_hooked).into_iter().collect();
+    let may_tail_jump = hooked
+        .iter()
+        .map(|h| graph.may_tail_jump(*h, &is_hooked))
+        .collect();
+
+    let mut extents: BTreeSet<Extent> = hooked.iter().chain(&helpers).copied().collect();
+    let mut merged = merge(graph, &extents);
+    if merged.len() > MAX_INNER_RANGES {
+        // A function that calls no hooked one needs no range.
+        extents.retain(|e| {
+            graph
+                .out_of(*e)
+                .any(|edge| edge.is_call && is_hooked(edge.to))
+        });
+        merged = merge(graph, &extents);
+    }
+    let mut ranges = FileRanges::default();
+    let in_file = merged.iter().filter_map(|e| {
+        let start = graph.image.file_offset(e.start)?;
+        Some([start, start.checked_add(e.end - e.start)?])
+    });
+    for (slot, range) in ranges.ranges.iter_mut().zip(in_file) {
+        *slot = range;
+        ranges.count += 1;
+    }
+    InnerCode {
+        ranges,
+        may_tail_jump,
+        helpers,
+        left_out: merged.len().saturating_sub(MAX_INNER_RANGES),
+    }
+}
+
+/// Joins neighbours that have nothing but padding between them.
+fn merge(graph: &CallGraph<'_>, extents: &BTreeSet<Extent>) -> Vec<Extent> {
+    let mut merged: Vec<Extent> = Vec::new();
+    for extent in extents {
+        match merged.last_mut() {
+            Some(last)
+                if extent.start <= last.end
+                    || (extent.start - last.end <= PADDING_MAX_BYTES
+                        && graph.starts.range(last.end..extent.start).next().is_none()) =>
+            {
+                last.end = last.end.max(extent.end);
+            }
+            _ => merged.push(*extent),
+        }
+    }
+    merged
+}
