@@ -1,6 +1,8 @@
-//! Executable mappings of address spaces over time, and the files (modules) behind them.
+//! Executable mappings of an address space over time.
 
-/// A mapped file, by identity; index into the module table.
+use std::sync::Arc;
+
+/// A mapped file (or the vDSO, or JIT-compiled code), by identity; index into the module table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ModuleId(pub u32);
 
@@ -17,4 +19,311 @@ pub struct Mapping {
     pub module: ModuleId,
     /// CLOCK_MONOTONIC when it appeared; 0 if it was there before the recording.
     pub since_ns: u64,
+}
+
+impl Mapping {
+    /// Whether `address` lies in it.
+    #[must_use]
+    pub fn contains(&self, address: u64) -> bool {
+        (self.start..self.end).contains(&address)
+    }
+
+    /// File offset of `address`, which lies in it.
+    #[must_use]
+    pub fn offset_of(&self, address: u64) -> u64 {
+        self.file_offset.wrapping_add(address.wrapping_sub(self.start))
+    }
+
+    /// Whether the same byte of the same module is at the same address in both.
+    fn agrees_with(&self, other: &Self) -> bool {
+        self.module == other.module && self.offset_of(other.start) == other.file_offset
+    }
+
+    /// The part inside `start..end`, if any.
+    fn part(&self, start: u64, end: u64) -> Option<Self> {
+        let (start, end) = (start.max(self.start), end.min(self.end));
+        (start < end).then(|| Self { start, end, file_offset: self.offset_of(start), ..*self })
+    }
+}
+
+/// What was at an address before something else was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Replaced {
+    mapping: Mapping,
+    until_ns: u64,
+}
+
+/// What an insertion did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inserted {
+    /// The mapping, or a part of it, is new.
+    New,
+    /// Everything was known.
+    Known,
+    /// It is empty, or the space has too many mappings; it was dropped and counted.
+    Dropped,
+}
+
+/// Most executable mappings of one address space, and most replaced ones remembered: what a hostile process can make
+/// us keep is bounded. (The kernel allows 65,530 mappings of all kinds; large programs have some hundred executable.)
+pub const MAX_MAPPINGS: usize = 8192;
+
+/// Executable mappings of one address space: what is there now, and what was there earlier.
+///
+/// Cloning is cheap (a fork shares the parent's list until one of the two changes it). Unmapping is not reported by
+/// the kernel: a mapping ends when another takes its place, or with the address space.
+#[derive(Clone, Debug, Default)]
+pub struct AddressSpace {
+    /// Sorted by address, without overlaps.
+    current: Arc<Vec<Mapping>>,
+    /// In order of replacement.
+    replaced: Arc<Vec<Replaced>>,
+    dropped: u64,
+}
+
+impl AddressSpace {
+    /// The mappings in force, by address.
+    #[must_use]
+    pub fn current(&self) -> &[Mapping] {
+        &self.current
+    }
+
+    /// Mappings and replaced mappings that were forgotten because there were too many.
+    #[must_use]
+    pub fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Bytes of memory held, and by how many address spaces they are shared.
+    #[must_use]
+    pub fn memory(&self) -> (usize, usize) {
+        let bytes = self.current.capacity() * size_of::<Mapping>() + self.replaced.capacity() * size_of::<Replaced>();
+        (bytes, Arc::strong_count(&self.current))
+    }
+
+    /// Adds a mapping. What it covers is cut out and remembered as having been there until `new.since_ns`.
+    pub fn insert(&mut self, new: Mapping) -> Inserted {
+        if new.start >= new.end {
+            self.dropped += 1;
+            return Inserted::Dropped;
+        }
+        let first = self.current.partition_point(|mapping| mapping.end <= new.start);
+        let last = first + self.current[first..].partition_point(|mapping| mapping.start < new.end);
+        let overlapped = &self.current[first..last];
+        if self.current.len() >= MAX_MAPPINGS && overlapped.is_empty() {
+            self.dropped += 1;
+            return Inserted::Dropped;
+        }
+        // What agrees stays as it is, with its own time; the new mapping fills the space between.
+        let mut pieces = Vec::with_capacity(overlapped.len() + 2);
+        let (mut filled_to, mut right, mut known_bytes) = (new.start, None, 0);
+        for known in overlapped {
+            if known.agrees_with(&new) {
+                pieces.extend(new.part(filled_to, known.start));
+                pieces.push(*known);
+                filled_to = known.end;
+                known_bytes += known.end.min(new.end) - known.start.max(new.start);
+                continue;
+            }
+            pieces.extend(known.part(0, new.start));
+            right = known.part(new.end, u64::MAX);
+            if let Some(gone) = known.part(new.start, new.end).filter(|gone| gone.since_ns < new.since_ns) {
+                remember(&mut self.replaced, &mut self.dropped, Replaced { mapping: gone, until_ns: new.since_ns });
+            }
+        }
+        if known_bytes == new.end - new.start {
+            return Inserted::Known;
+        }
+        pieces.extend(new.part(filled_to, new.end));
+        pieces.extend(right);
+        Arc::make_mut(&mut self.current).splice(first..last, pieces);
+        Inserted::New
+    }
+
+    /// Makes `mappings` the ones in force (as read from /proc at `time_ns`); what is not among them ended by then.
+    pub fn replace_all(&mut self, mappings: impl IntoIterator<Item = Mapping>, time_ns: u64) {
+        let old = std::mem::take(&mut self.current);
+        for mapping in mappings {
+            self.insert(mapping);
+        }
+        for mapping in old.iter() {
+            let still = self.find_current(mapping.start).is_some_and(|now| now.agrees_with(mapping));
+            if !still {
+                remember(
+                    &mut self.replaced,
+                    &mut self.dropped,
+                    Replaced { mapping: *mapping, until_ns: time_ns },
+                );
+            }
+        }
+    }
+
+    /// Cuts `start..end` out, as unmapped at `time_ns`.
+    pub fn remove(&mut self, start: u64, end: u64, time_ns: u64) {
+        let first = self.current.partition_point(|mapping| mapping.end <= start);
+        let last = first + self.current[first..].partition_point(|mapping| mapping.start < end);
+        if first >= last || start >= end {
+            return;
+        }
+        let mut pieces = [None, None];
+        for known in &self.current[first..last] {
+            pieces[0] = pieces[0].or(known.part(0, start));
+            pieces[1] = pieces[1].or(known.part(end, u64::MAX));
+            if let Some(gone) = known.part(start, end) {
+                remember(&mut self.replaced, &mut self.dropped, Replaced { mapping: gone, until_ns: time_ns });
+            }
+        }
+        Arc::make_mut(&mut self.current).splice(first..last, pieces.into_iter().flatten());
+    }
+
+    /// The mapping that held `address` at `time_ns`: the youngest of those that did.
+    #[must_use]
+    pub fn resolve(&self, address: u64, time_ns: u64) -> Option<&Mapping> {
+        let current = self.find_current(address).filter(|mapping| mapping.since_ns <= time_ns);
+        // Replacements are in order of time: the common case, nothing replaced since, looks at none of them.
+        let later = self.replaced.iter().rev().take_while(|replaced| replaced.until_ns > time_ns);
+        later
+            .map(|replaced| &replaced.mapping)
+            .filter(|mapping| mapping.contains(address) && mapping.since_ns <= time_ns)
+            .chain(current)
+            .max_by_key(|mapping| mapping.since_ns)
+    }
+
+    fn find_current(&self, address: u64) -> Option<&Mapping> {
+        let index = self.current.partition_point(|mapping| mapping.end <= address);
+        self.current.get(index).filter(|mapping| mapping.contains(address))
+    }
+}
+
+fn remember(list: &mut Arc<Vec<Replaced>>, dropped: &mut u64, replaced: Replaced) {
+    let list = Arc::make_mut(list);
+    if list.len() >= MAX_MAPPINGS {
+        // The older half at once: forgetting one by one would move the whole list each time.
+        list.drain(..MAX_MAPPINGS / 2);
+        *dropped += (MAX_MAPPINGS / 2) as u64;
+    }
+    let index = list.partition_point(|earlier| earlier.until_ns <= replaced.until_ns);
+    list.insert(index, replaced);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: ModuleId = ModuleId(1);
+    const B: ModuleId = ModuleId(2);
+
+    fn mapping(start: u64, end: u64, file_offset: u64, module: ModuleId, since_ns: u64) -> Mapping {
+        Mapping { start, end, file_offset, module, since_ns }
+    }
+
+    fn found(space: &AddressSpace, address: u64, time_ns: u64) -> Option<(ModuleId, u64)> {
+        space.resolve(address, time_ns).map(|mapping| (mapping.module, mapping.offset_of(address)))
+    }
+
+    #[test]
+    fn an_address_used_again_resolves_by_time() {
+        let mut space = AddressSpace::default();
+        assert_eq!(space.insert(mapping(0x1000, 0x3000, 0x100, A, 10)), Inserted::New);
+        assert_eq!(space.insert(mapping(0x1000, 0x2000, 0x500, B, 20)), Inserted::New);
+        assert_eq!(found(&space, 0x1800, 9), None);
+        assert_eq!(found(&space, 0x1800, 10), Some((A, 0x900)));
+        assert_eq!(found(&space, 0x1800, 19), Some((A, 0x900)));
+        assert_eq!(found(&space, 0x1800, 20), Some((B, 0xd00)));
+        // What was not covered lives on, with the right offset.
+        assert_eq!(found(&space, 0x2000, 30), Some((A, 0x1100)));
+        assert_eq!(found(&space, 0x3000, 30), None);
+    }
+
+    #[test]
+    fn a_hole_splits() {
+        let mut space = AddressSpace::default();
+        space.insert(mapping(0x1000, 0x9000, 0, A, 1));
+        space.insert(mapping(0x3000, 0x4000, 0x7000, B, 2));
+        let parts: Vec<_> = space.current().iter().map(|m| (m.start, m.end, m.file_offset, m.module)).collect();
+        assert_eq!(parts, [(0x1000, 0x3000, 0, A), (0x3000, 0x4000, 0x7000, B), (0x4000, 0x9000, 0x3000, A)]);
+        space.remove(0x2000, 0x5000, 3);
+        assert_eq!(space.current().len(), 2);
+        assert_eq!(found(&space, 0x3800, 2), Some((B, 0x7800)));
+        assert_eq!(found(&space, 0x3800, 3), None);
+        assert_eq!(found(&space, 0x3800, 1), Some((A, 0x2800)));
+        assert_eq!(found(&space, 0x4800, 2), Some((A, 0x3800)));
+    }
+
+    #[test]
+    fn the_same_again_changes_nothing_and_growth_keeps_its_own_time() {
+        let mut space = AddressSpace::default();
+        space.insert(mapping(0x1000, 0x3000, 0x1000, A, 1));
+        let shared = space.clone();
+        assert_eq!(space.insert(mapping(0x1000, 0x2000, 0x1000, A, 5)), Inserted::Known);
+        assert_eq!(space.memory().1, 2, "a known mapping must not unshare the list");
+        assert_eq!(space.insert(mapping(0x1000, 0x5000, 0x1000, A, 6)), Inserted::New);
+        assert_eq!(space.current(), [mapping(0x1000, 0x3000, 0x1000, A, 1), mapping(0x3000, 0x5000, 0x3000, A, 6)]);
+        assert_eq!(shared.current(), [mapping(0x1000, 0x3000, 0x1000, A, 1)]);
+        assert!(space.replaced.is_empty());
+    }
+
+    #[test]
+    fn reading_proc_again_ends_what_is_gone() {
+        let mut space = AddressSpace::default();
+        space.insert(mapping(0x1000, 0x2000, 0, A, 1));
+        space.insert(mapping(0x5000, 0x6000, 0, B, 2));
+        space.replace_all([mapping(0x5000, 0x6000, 0, B, 0), mapping(0x7000, 0x8000, 0, A, 0)], 50);
+        assert_eq!(found(&space, 0x1000, 49), Some((A, 0)));
+        assert_eq!(found(&space, 0x1000, 50), None);
+        assert_eq!(found(&space, 0x5000, 60), Some((B, 0)));
+        assert_eq!(found(&space, 0x7000, 10), Some((A, 0)));
+    }
+
+    #[test]
+    fn what_a_process_can_make_us_keep_is_bounded() {
+        let mut space = AddressSpace::default();
+        for index in 0..3 * MAX_MAPPINGS as u64 {
+            space.insert(mapping(index * 0x2000, index * 0x2000 + 0x1000, 0, A, 1));
+        }
+        assert_eq!((space.current().len(), space.dropped()), (MAX_MAPPINGS, 2 * MAX_MAPPINGS as u64));
+        for time in 2..3 * MAX_MAPPINGS as u64 {
+            space.insert(mapping(0, 0x1000, time << 12, A, time));
+        }
+        assert!(space.replaced.len() <= MAX_MAPPINGS);
+        assert_eq!(space.insert(mapping(5, 5, 0, A, 0)), Inserted::Dropped);
+    }
+
+    /// Against a model that remembers, for every page, what was put there when (seeded, 300 spaces).
+    #[test]
+    fn agrees_with_a_page_by_page_model() {
+        const PAGES: u64 = 24;
+        let mut state = 0x2545_f491_4f6c_dd1d_u64;
+        let mut random = move |below: u64| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            (state >> 11) % below
+        };
+        for _ in 0..300 {
+            let mut space = AddressSpace::default();
+            let mut model: Vec<Vec<Option<(ModuleId, u64)>>> = vec![vec![None; PAGES as usize]];
+            for time in 1..40 {
+                let start = random(PAGES);
+                let end = start + 1 + random(PAGES - start);
+                let mut pages = model.last().expect("never empty").clone();
+                if random(5) == 0 {
+                    space.remove(start << 12, end << 12, time);
+                    pages[start as usize..end as usize].fill(None);
+                } else {
+                    let (module, offset) = (ModuleId(random(3) as u32), random(4) << 12);
+                    space.insert(mapping(start << 12, end << 12, offset, module, time));
+                    for page in start..end {
+                        pages[page as usize] = Some((module, offset + ((page - start) << 12)));
+                    }
+                }
+                model.push(pages);
+            }
+            for (time, pages) in model.iter().enumerate() {
+                for (page, expected) in pages.iter().enumerate() {
+                    assert_eq!(found(&space, (page as u64) << 12, time as u64), *expected);
+                }
+            }
+        }
+    }
 }
