@@ -149,11 +149,7 @@ impl AddressSpace {
         for mapping in old.iter() {
             let still = self.find_current(mapping.start).is_some_and(|now| now.agrees_with(mapping));
             if !still {
-                remember(
-                    &mut self.replaced,
-                    &mut self.dropped,
-                    Replaced { mapping: *mapping, until_ns: time_ns },
-                );
+                remember(&mut self.replaced, &mut self.dropped, Replaced { mapping: *mapping, until_ns: time_ns });
             }
         }
     }

@@ -1,8 +1,10 @@
 //! The host: processes, their mappings, the files behind these.
 
+pub mod build_id;
 pub mod events;
 pub mod mappings;
 pub mod perf_ring;
+pub mod proc_maps;
 pub mod record;
 
 /// What can go wrong when the host is looked at.
