@@ -18,7 +18,10 @@ fn main() -> Result<(), String> {
     println!("cargo::rerun-if-changed={}", object.display());
     println!("cargo::rerun-if-changed=build.rs");
     let bytes = fs::read(&object).unwrap_or_else(|error| {
-        println!("cargo::warning=no BPF programs inside ({}: {error}); `cargo xtask build` makes them", object.display());
+        println!(
+            "cargo::warning=no BPF programs inside ({}: {error}); `cargo xtask build` makes them",
+            object.display()
+        );
         Vec::new()
     });
     fs::write(&embedded, bytes).map_err(|error| format!("cannot write {}: {error}", embedded.display()))

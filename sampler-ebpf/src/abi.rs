@@ -401,16 +401,20 @@ impl KernelOffsets {
     pub const ABSENT: u64 = u64::MAX;
 }
 
-/// What the daemon changes while the programs run: the single value of the `CONTROL` map.
+/// What the daemon changes while the programs run: the single value of the `CONTROL` map, which only it writes.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Control {
     /// Constants of the geometric draw for the interval now in force; threads take them at their next draw.
     pub draw: crate::geometric::DrawConstants,
     /// Grows when the set of targets changes, so that threads once refused are looked at again.
-    pub targets_generation: u32,
-    /// 1 while the daemon sleeps: the next event must wake it.
-    pub daemon_sleeps: u32,
+    pub targets_generation: u64,
+}
+
+/// What the programs count over all threads: the single value of the `PROGRESS` map, which only they write.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
     /// Threads with state so far: gives each its ordinal.
     pub threads: u64,
     /// Threads whose counters were added to their process's totals so far.

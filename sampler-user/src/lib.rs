@@ -3,5 +3,6 @@
 
 pub mod heap;
 pub mod host;
+pub mod kernel;
 pub mod profile;
 pub mod sampling;

@@ -104,8 +104,9 @@ fn flush(state: &mut ThreadState) {
             i += 1;
         }
     }
-    if let Some(control) = maps::control() {
-        add_shared(&raw mut control.threads_flushed, 1);
+    if let Some(progress) = maps::progress() {
+        // SAFETY: a field of a map value.
+        add_shared(unsafe { &raw mut (*progress).threads_flushed }, 1);
     }
     state.unsampled = 0;
     state.unsampled_bytes = 0;

@@ -9,7 +9,7 @@ use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
 use aya_ebpf::btf_maps::{Array, HashMap, RingBuf, StackTrace};
 use aya_ebpf::helpers::generated::{bpf_probe_read_kernel, bpf_probe_read_user};
 use aya_ebpf::macros::btf_map;
-use sampler_ebpf::abi::{Control, Counters, FileRanges, LiveKey, LiveValue, ProcessKey, Site};
+use sampler_ebpf::abi::{Control, Counters, FileRanges, LiveKey, LiveValue, ProcessKey, Progress, Site};
 
 use crate::state::ThreadState;
 use crate::task_storage::TaskStorage;
@@ -44,6 +44,12 @@ pub static STACK_TRACES: StackTrace<16384> = StackTrace::new();
 /// What the daemon changes at run time.
 #[btf_map]
 pub static CONTROL: Array<Control, 1> = Array::new();
+/// What the programs count over all threads.
+#[btf_map]
+pub static PROGRESS: Array<Progress, 1> = Array::new();
+/// 1 while the daemon sleeps: the next event wakes it.
+#[btf_map]
+pub static SLEEP: Array<u32, 1> = Array::new();
 /// Trials per allocation of each size class, for that criterion.
 #[btf_map]
 pub static TRIALS: Array<u64, { sampler_ebpf::trials::SIZE_CLASSES }> = Array::new();
@@ -59,9 +65,14 @@ pub fn handle<T>(map: &'static T) -> *mut c_void {
 
 /// The single value of `CONTROL`.
 #[inline(always)]
-pub fn control() -> Option<&'static mut Control> {
-    // SAFETY: array slots live as long as the map; fields are plain integers that the daemon may change at any time.
-    CONTROL.get_ptr_mut(0).map(|p| unsafe { &mut *p })
+pub fn control() -> Option<&'static Control> {
+    CONTROL.get(0)
+}
+
+/// The single value of `PROGRESS`.
+#[inline(always)]
+pub fn progress() -> Option<*mut Progress> {
+    PROGRESS.get_ptr_mut(0)
 }
 
 /// Adds to a counter that several CPUs may add to, and returns what it was.

@@ -29,11 +29,14 @@ pub fn submit<T>(record: &mut T, ring: *mut c_void, mark: u64) {
 /// its sleep and a ring that is filling up wake it.
 #[inline(always)]
 pub fn wake_up(ring: *mut c_void, mark: u64) -> u64 {
-    if let Some(control) = maps::control()
-        && control.daemon_sleeps != 0
-    {
-        control.daemon_sleeps = 0;
-        return u64::from(BPF_RB_FORCE_WAKEUP);
+    if let Some(sleep) = maps::SLEEP.get_ptr_mut(0) {
+        // SAFETY: the map's value. Two CPUs may both see the 1: then both wake the daemon.
+        unsafe {
+            if *sleep != 0 {
+                *sleep = 0;
+                return u64::from(BPF_RB_FORCE_WAKEUP);
+            }
+        }
     }
     // SAFETY: a helper call.
     let fill = unsafe { bpf_ringbuf_query(ring, u64::from(BPF_RB_AVAIL_DATA)) };

@@ -43,8 +43,10 @@ pub struct ThreadState {
     pub tail_size: u64,
     /// Its function.
     pub tail_function: u32,
+    /// Slot that is evicted next when all are in use.
+    pub next_victim: u32,
     /// Generation of the target set when the thread was refused.
-    pub generation: u32,
+    pub generation: u64,
     /// State of the random numbers.
     pub random: u64,
     /// Interval that `remaining` was drawn with; 0 when nothing is sampled.
@@ -57,8 +59,8 @@ pub struct ThreadState {
     pub sequence: u32,
     /// Thread id.
     pub tid: u32,
-    /// Slot that is evicted next when all are in use.
-    pub next_victim: u32,
+    /// Zero.
+    pub reserved: u32,
     /// Counters of everything but the unsampled path.
     pub counters: Counters,
     /// Calls in progress whose return is awaited.
@@ -105,7 +107,9 @@ impl ThreadState {
         let task = unsafe { bpf_get_current_task_btf() } as u64;
         self.process = process_of(task);
         self.space = space_of(task, self.process);
-        self.ordinal = maps::add_shared(&raw mut control.threads, 1) as u32;
+        let Some(progress) = maps::progress() else { return false };
+        // SAFETY: a field of a map value.
+        self.ordinal = maps::add_shared(unsafe { &raw mut (*progress).threads }, 1) as u32;
         let seed = config!(seed);
         self.random = if seed == 0 {
             // SAFETY: no argument.

@@ -57,11 +57,8 @@ impl SampleSums {
     /// Adds the sums of other samples of the same interval.
     pub fn add(&mut self, other: &Self) {
         if other.samples > 0 {
-            self.smallest_bytes = if self.samples == 0 {
-                other.smallest_bytes
-            } else {
-                self.smallest_bytes.min(other.smallest_bytes)
-            };
+            self.smallest_bytes =
+                if self.samples == 0 { other.smallest_bytes } else { self.smallest_bytes.min(other.smallest_bytes) };
         }
         self.largest_bytes = self.largest_bytes.max(other.largest_bytes);
         self.samples = self.samples.saturating_add(other.samples);

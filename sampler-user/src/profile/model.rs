@@ -33,9 +33,7 @@ impl Criterion {
 
     /// The criterion of that name.
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL
-            .into_iter()
-            .find(|criterion| criterion.name() == name)
+        Self::ALL.into_iter().find(|criterion| criterion.name() == name)
     }
 }
 

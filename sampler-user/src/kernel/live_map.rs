@@ -1,0 +1,129 @@
+//! The kernel's map of tracked live samples: the truth about what is live.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use aya::maps::{HashMap, MapData};
+use sampler_ebpf::abi::{LiveKey, LiveValue};
+
+use super::loader::Loader;
+use super::{KernelError, sys};
+
+/// Entries read per call.
+const BATCH: usize = 16384;
+
+/// The live map.
+pub struct LiveMap {
+    map: OwnedFd,
+    keys: Vec<u8>,
+    values: Vec<u8>,
+}
+
+impl LiveMap {
+    /// Opens the map.
+    ///
+    /// # Errors
+    /// The object has no such map.
+    pub fn open(loader: &Loader) -> Result<Self, KernelError> {
+        let map = loader
+            .map("LIVE")?
+            .try_clone_to_owned()
+            .map_err(|source| KernelError::Read { what: "the live map", source })?;
+        Ok(Self { map, keys: Vec::new(), values: Vec::new() })
+    }
+
+    /// Calls `each` with every entry: those there from the beginning to the end of the call, and some of the others.
+    ///
+    /// # Errors
+    /// The kernel refuses to read the map.
+    pub fn scan(&mut self, mut each: impl FnMut(LiveKey, LiveValue)) -> Result<(), KernelError> {
+        let mut room = BATCH;
+        let mut cursor = None;
+        loop {
+            self.keys.resize(room * size_of::<LiveKey>(), 0);
+            self.values.resize(room * size_of::<LiveValue>(), 0);
+            let before = cursor;
+            let batch = match sys::lookup_batch(self.map.as_fd(), &mut cursor, &mut self.keys, &mut self.values, room) {
+                Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && room < 1 << 24 => {
+                    // One bucket has more entries than there is room for.
+                    room *= 2;
+                    cursor = before;
+                    continue;
+                }
+                other => other.map_err(|source| KernelError::Read { what: "the live map", source })?,
+            };
+            let keys = self.keys.chunks_exact(size_of::<LiveKey>());
+            let values = self.values.chunks_exact(size_of::<LiveValue>());
+            for (key, value) in keys.zip(values).take(batch.count) {
+                each(read_plain(key), read_plain(value));
+            }
+            if batch.last {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// Reads a plain value of the ABI from bytes of its size.
+pub(super) fn read_plain<T: Copy + Default + Plain>(bytes: &[u8]) -> T {
+    debug_assert_eq!(bytes.len(), size_of::<T>());
+    // SAFETY: `T` is `repr(C)` with integer fields only, so any bytes are a value; the length was checked.
+    unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
+}
+
+/// Types of the ABI: `repr(C)`, integers only.
+///
+/// # Safety
+/// Any bytes must be a valid value.
+pub(super) unsafe trait Plain {}
+// SAFETY: see the types.
+unsafe impl Plain for LiveKey {}
+// SAFETY: see the types.
+unsafe impl Plain for LiveValue {}
+// SAFETY: see the types.
+unsafe impl Plain for sampler_ebpf::abi::ThreadRecord {}
+
+/// A wrapper that makes an ABI type usable as a map's key or value in the library's typed maps.
+#[repr(transparent)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Abi<T>(pub T);
+
+// SAFETY: `Plain` promises that any bytes are a value; the wrapper is transparent.
+unsafe impl<T: Plain + Copy + 'static> aya::Pod for Abi<T> {}
+// SAFETY: see the types.
+unsafe impl Plain for sampler_ebpf::abi::ProcessKey {}
+// SAFETY: see the types.
+unsafe impl Plain for sampler_ebpf::abi::Counters {}
+// SAFETY: see the types.
+unsafe impl Plain for sampler_ebpf::abi::Control {}
+// SAFETY: see the types.
+unsafe impl Plain for sampler_ebpf::abi::Progress {}
+// SAFETY: see the types.
+unsafe impl Plain for sampler_ebpf::abi::Site {}
+// SAFETY: see the types.
+unsafe impl Plain for sampler_ebpf::abi::FileRanges {}
+
+/// Takes entries of ended address spaces out of the live map.
+pub struct LiveEntries(HashMap<MapData, Abi<LiveKey>, Abi<LiveValue>>);
+
+impl LiveEntries {
+    /// Opens the map.
+    ///
+    /// # Errors
+    /// The object has no such map.
+    pub fn open(loader: &Loader) -> Result<Self, KernelError> {
+        HashMap::try_from(loader.typed_map("LIVE")?)
+            .map(Self)
+            .map_err(|error| KernelError::Object(format!("LIVE: {error}")))
+    }
+
+    /// Removes an entry; it may be gone already.
+    pub fn remove(&mut self, key: LiveKey) {
+        let _ = self.0.remove(&Abi(key));
+    }
+}
+
+impl AsFd for LiveMap {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.map.as_fd()
+    }
+}

@@ -1,0 +1,232 @@
+//! From the embedded object to maps in the kernel and programs ready to be loaded.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use aya_obj::btf::BtfFeatures;
+use aya_obj::generated::{bpf_map_type, bpf_prog_type};
+use aya_obj::{EbpfSectionKind, Features, Object};
+use sampler_ebpf::abi::Config;
+
+use super::btf::KernelBtf;
+use super::{KernelError, btf, sys};
+
+/// Sizes of the maps that a recording chooses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapSizes {
+    /// Bytes of the events ring; a power of two of whole pages.
+    pub events_bytes: u32,
+    /// Bytes of the stacks ring; a power of two of whole pages.
+    pub stacks_bytes: u32,
+    /// Most tracked live samples.
+    pub live_max: u32,
+    /// Most distinct stacks of the kernel's own walk.
+    pub stack_traces_max: u32,
+}
+
+/// How a program will be attached; the kernel wants to know when it is loaded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgramKind {
+    /// Entry and return in one (kernel 6.13).
+    UprobeSession,
+    /// Many instructions per link (kernel 6.6).
+    UprobeMulti,
+    /// One instruction per perf event.
+    UprobePerf,
+    /// A raw tracepoint.
+    RawTracepoint,
+    /// An iterator over tasks.
+    TaskIterator,
+}
+
+/// Maps in the kernel, and programs relocated to them.
+pub struct Loader {
+    object: Object,
+    btf: OwnedFd,
+    maps: HashMap<String, OwnedFd>,
+    session_is_return: Option<u32>,
+    task_iterator: Option<u32>,
+}
+
+/// The call that `programs/allocation.rs` marks with this number becomes one of `bpf_session_is_return`.
+const SESSION_IS_RETURN: i32 = 0x7f01;
+const CALL: u8 = 0x85;
+/// `BPF_PSEUDO_KFUNC_CALL`.
+const KERNEL_FUNCTION: u8 = 2;
+
+fn object_error(error: impl std::fmt::Display) -> KernelError {
+    KernelError::Object(error.to_string())
+}
+
+impl Loader {
+    /// Parses the object, gives its types and maps to the kernel, patches the constants in.
+    ///
+    /// # Errors
+    /// A sentence that says which step the kernel refused.
+    pub fn new(object: &[u8], config: &Config, sizes: &MapSizes) -> Result<Self, KernelError> {
+        let kernel_bytes = btf::read()?;
+        let kernel = KernelBtf::parse(&kernel_bytes).ok_or(KernelError::UnknownBtf)?;
+        let config = Config { offsets: kernel.offsets()?, ..*config };
+
+        let mut object = Object::parse(object).map_err(object_error)?;
+        // SAFETY: `Config` is `repr(C)`, holds plain integers and has no padding.
+        let config_bytes =
+            unsafe { std::slice::from_raw_parts(std::ptr::from_ref(&config).cast::<u8>(), size_of::<Config>()) };
+        object.patch_map_data(HashMap::from([("CONFIG", (config_bytes, true))])).map_err(object_error)?;
+        let types = object
+            .fixup_and_sanitize_btf(&BtfFeatures::new(true, true, true, true, true, true, true, true))
+            .map_err(object_error)?
+            .ok_or_else(|| KernelError::Object("it has no type information".into()))?
+            .to_bytes();
+        let btf = sys::load_btf(&types).map_err(|(source, log)| match source.raw_os_error() {
+            Some(libc::EPERM) => permission(),
+            _ => KernelError::BtfRefused { source, log },
+        })?;
+
+        let definitions: Vec<(String, aya_obj::Map)> = object.maps.drain().collect();
+        let mut maps = HashMap::new();
+        for (name, definition) in &definitions {
+            maps.insert(name.clone(), create_map(name, definition, btf.as_fd(), sizes)?);
+        }
+        let text: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
+        object
+            .relocate_maps(definitions.iter().map(|(name, map)| (name.as_str(), maps[name].as_raw_fd(), map)), &text)
+            .map_err(object_error)?;
+        object.relocate_calls(&text).map_err(object_error)?;
+        object.sanitize_functions(&Features::new(true, true, true, true, true, true, true, None));
+        Ok(Self {
+            object,
+            btf,
+            maps,
+            session_is_return: kernel.function_id("bpf_session_is_return"),
+            task_iterator: kernel.function_id("bpf_iter_task"),
+        })
+    }
+
+    /// Whether this kernel's uprobe sessions can be asked for (it has the kernel function that they need).
+    pub const fn knows_sessions(&self) -> bool {
+        self.session_is_return.is_some()
+    }
+
+    /// Loads one program.
+    ///
+    /// # Errors
+    /// The end of the verifier's log.
+    pub fn program(&self, name: &str, kind: ProgramKind) -> Result<OwnedFd, KernelError> {
+        let program =
+            self.object.programs.get(name).ok_or_else(|| object_error(format!("it has no program {name}")))?;
+        let function = self
+            .object
+            .functions
+            .get(&program.function_key())
+            .ok_or_else(|| object_error(format!("it has no function {name}")))?;
+        let mut instructions = function.instructions.clone();
+        for instruction in &mut instructions {
+            if instruction.code == CALL && instruction.imm == SESSION_IS_RETURN {
+                let id = self.session_is_return.ok_or_else(|| KernelError::Program {
+                    name: name.into(),
+                    source: std::io::Error::from_raw_os_error(libc::ENOTSUP),
+                    log: "this kernel has no uprobe sessions".into(),
+                })?;
+                instruction.set_src_reg(KERNEL_FUNCTION);
+                instruction.imm = id.cast_signed();
+                instruction.off = 0;
+            }
+        }
+        let (program_type, attach_type, attach_btf_id) = match kind {
+            ProgramKind::UprobeSession => (bpf_prog_type::BPF_PROG_TYPE_KPROBE, sys::ATTACH_UPROBE_SESSION, 0),
+            ProgramKind::UprobeMulti => (bpf_prog_type::BPF_PROG_TYPE_KPROBE, sys::ATTACH_UPROBE_MULTI, 0),
+            ProgramKind::UprobePerf => (bpf_prog_type::BPF_PROG_TYPE_KPROBE, 0, 0),
+            ProgramKind::RawTracepoint => (bpf_prog_type::BPF_PROG_TYPE_RAW_TRACEPOINT, 0, 0),
+            ProgramKind::TaskIterator => (
+                bpf_prog_type::BPF_PROG_TYPE_TRACING,
+                aya_obj::generated::bpf_attach_type::BPF_TRACE_ITER as u32,
+                self.task_iterator.ok_or(KernelError::UnknownBtf)?,
+            ),
+        };
+        let (functions, lines) = (function.func_info.func_info_bytes(), function.line_info.line_info_bytes());
+        sys::load_program(&sys::ProgramSpec {
+            name,
+            program_type,
+            attach_type,
+            attach_btf_id,
+            instructions: &instructions,
+            btf: self.btf.as_fd(),
+            functions: (&functions, function.func_info.len() as u32, function.func_info_rec_size as u32),
+            lines: (&lines, function.line_info.len() as u32, function.line_info_rec_size as u32),
+        })
+        .map_err(|(source, log)| match source.raw_os_error() {
+            Some(libc::EPERM) => permission(),
+            _ => KernelError::Program { name: name.into(), source, log: last_lines(&log, 20) },
+        })
+    }
+
+    /// A map's descriptor.
+    ///
+    /// # Errors
+    /// The object has no such map.
+    pub fn map(&self, name: &str) -> Result<BorrowedFd<'_>, KernelError> {
+        self.maps.get(name).map(AsFd::as_fd).ok_or_else(|| object_error(format!("it has no map {name}")))
+    }
+
+    /// A map for the library's typed wrappers.
+    ///
+    /// # Errors
+    /// The object has no such map, or the kernel does not tell about it.
+    pub fn typed_map(&self, name: &str) -> Result<aya::maps::Map, KernelError> {
+        let fd = self.map(name)?.try_clone_to_owned().map_err(object_error)?;
+        aya::maps::MapData::from_fd(fd).and_then(aya::maps::Map::from_map_data).map_err(object_error)
+    }
+}
+
+fn create_map(
+    name: &str,
+    definition: &aya_obj::Map,
+    btf: BorrowedFd<'_>,
+    sizes: &MapSizes,
+) -> Result<OwnedFd, KernelError> {
+    let refused = |source: std::io::Error| match source.raw_os_error() {
+        Some(libc::EPERM) => permission(),
+        _ => KernelError::Map { name: name.into(), source },
+    };
+    let map_type = definition.map_type();
+    let max_entries = match name {
+        "EVENTS" => sizes.events_bytes,
+        "STACKS" => sizes.stacks_bytes,
+        "LIVE" => sizes.live_max,
+        "STACK_TRACES" => sizes.stack_traces_max,
+        _ => definition.max_entries(),
+    };
+    // These two kinds take no type information.
+    let untyped = [bpf_map_type::BPF_MAP_TYPE_RINGBUF as u32, bpf_map_type::BPF_MAP_TYPE_STACK_TRACE as u32];
+    let types = match definition {
+        aya_obj::Map::Btf(map) if !untyped.contains(&map_type) => {
+            Some((btf, map.def.btf_key_type_id, map.def.btf_value_type_id))
+        }
+        _ => None,
+    };
+    let map = sys::create_map(&sys::MapSpec {
+        name,
+        map_type,
+        key_bytes: definition.key_size(),
+        value_bytes: definition.value_size(),
+        max_entries,
+        flags: definition.map_flags(),
+        btf: types,
+    })
+    .map_err(refused)?;
+    if !definition.data().is_empty() {
+        let constant = definition.section_kind() == EbpfSectionKind::Rodata;
+        sys::set_section(map.as_fd(), definition.data(), constant).map_err(refused)?;
+    }
+    Ok(map)
+}
+
+fn permission() -> KernelError {
+    KernelError::Permission { missing: "CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN are needed".into() }
+}
+
+fn last_lines(text: &str, count: usize) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(count)..].join("\n")
+}

@@ -1,0 +1,288 @@
+//! The programs in the kernel, loaded for the best kind of link that this kernel offers.
+
+use std::ffi::CString;
+use std::fmt;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::loader::{Loader, ProgramKind};
+use super::{KernelError, sys};
+
+/// How uprobes are linked. Ordered from the best to the oldest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LinkKind {
+    /// One session for entry and return: unsampled calls never trap on return (kernel 6.13).
+    Session,
+    /// Many instructions per link, entry and return apart (kernel 6.6).
+    Multi,
+    /// A perf event per instruction.
+    Perf,
+}
+
+impl fmt::Display for LinkKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Session => "session",
+            Self::Multi => "multi",
+            Self::Perf => "perf",
+        })
+    }
+}
+
+/// The loaded programs.
+pub struct Programs {
+    /// How uprobes are linked.
+    pub kind: LinkKind,
+    allocation: OwnedFd,
+    allocation_return: Option<OwnedFd>,
+    free: Option<OwnedFd>,
+    iterator: OwnedFd,
+    lifecycle: Vec<OwnedFd>,
+    lifecycle_program: OwnedFd,
+    refusals: Vec<(LinkKind, String)>,
+}
+
+impl Programs {
+    /// Loads what a recording needs. Kinds of link are tried from the best on, load **and** link, unless one is forced.
+    ///
+    /// # Errors
+    /// Why the last kind that was tried does not work.
+    pub fn load(loader: &Loader, live: bool, forced: Option<LinkKind>) -> Result<Self, KernelError> {
+        let all = [LinkKind::Session, LinkKind::Multi, LinkKind::Perf];
+        let candidates: Vec<LinkKind> = forced.map_or_else(|| all.to_vec(), |kind| vec![kind]);
+        let mut refusals = Vec::new();
+        let last = candidates.len() - 1;
+        for (i, kind) in candidates.into_iter().enumerate() {
+            match Self::load_kind(loader, live, kind) {
+                Ok(mut programs) => {
+                    programs.refusals = refusals;
+                    return Ok(programs);
+                }
+                Err(error @ KernelError::Permission { .. }) => return Err(error),
+                Err(error) if i == last => return Err(error),
+                Err(error) => refusals.push((kind, error.to_string())),
+            }
+        }
+        Err(KernelError::Object("no kind of link was tried".into()))
+    }
+
+    fn load_kind(loader: &Loader, live: bool, kind: LinkKind) -> Result<Self, KernelError> {
+        let (entry_name, entry_kind, rest_kind) = match kind {
+            LinkKind::Session => ("allocation_session", ProgramKind::UprobeSession, ProgramKind::UprobeMulti),
+            LinkKind::Multi => ("allocation_entry", ProgramKind::UprobeMulti, ProgramKind::UprobeMulti),
+            LinkKind::Perf => ("allocation_entry", ProgramKind::UprobePerf, ProgramKind::UprobePerf),
+        };
+        let allocation = loader.program(entry_name, entry_kind)?;
+        let allocation_return =
+            if kind == LinkKind::Session { None } else { Some(loader.program("allocation_return", rest_kind)?) };
+        let free = if live { Some(loader.program("free_entry", rest_kind)?) } else { None };
+        let mut programs = Self {
+            kind,
+            allocation,
+            allocation_return,
+            free,
+            iterator: Self::iterator(loader)?,
+            lifecycle: Vec::new(),
+            lifecycle_program: loader.program("process_exit", ProgramKind::RawTracepoint)?,
+            refusals: Vec::new(),
+        };
+        programs.try_link()?;
+        programs.attach_lifecycle(loader)?;
+        Ok(programs)
+    }
+
+    fn iterator(loader: &Loader) -> Result<OwnedFd, KernelError> {
+        let program = loader.program("read_threads", ProgramKind::TaskIterator)?;
+        sys::link_iterator(program.as_fd())
+            .map_err(|source| KernelError::Link { what: "the task iterator".into(), source })
+    }
+
+    fn attach_lifecycle(&mut self, loader: &Loader) -> Result<(), KernelError> {
+        let link = |program: BorrowedFd<'_>, tracepoint: &str| {
+            sys::open_raw_tracepoint(program, tracepoint)
+                .map_err(|source| KernelError::Link { what: format!("the tracepoint {tracepoint}"), source })
+        };
+        let fork = loader.program("process_fork", ProgramKind::RawTracepoint)?;
+        let exec = loader.program("process_exec", ProgramKind::RawTracepoint)?;
+        self.lifecycle = vec![
+            link(fork.as_fd(), "sched_process_fork")?,
+            link(exec.as_fd(), "sched_process_exec")?,
+            link(self.lifecycle_program.as_fd(), "sched_process_exit")?,
+        ];
+        Ok(())
+    }
+
+    /// Attaches to a function of this very process and detaches again: some kernels load what they cannot link.
+    fn try_link(&self) -> Result<(), KernelError> {
+        let (path, offset) = trial_location().ok_or_else(|| KernelError::Link {
+            what: "heapbpf's own program file".into(),
+            source: std::io::Error::from_raw_os_error(libc::ENOENT),
+        })?;
+        self.attach(&path, &[ProbePoint { offset, cookie: u64::MAX, frees: false }], Some(std::process::id())).map(drop)
+    }
+
+    /// Attaches to the given instructions of a file, of one process or of all that map it.
+    ///
+    /// # Errors
+    /// The file cannot be attached to; nothing stays attached then.
+    pub fn attach(&self, path: &CString, points: &[ProbePoint], pid: Option<u32>) -> Result<Links, KernelError> {
+        let refused = |source| KernelError::Link { what: path.to_string_lossy().into_owned(), source };
+        let (frees, allocations): (Vec<ProbePoint>, Vec<ProbePoint>) = points.iter().partition(|point| point.frees);
+        let mut links = Links::default();
+        if self.kind == LinkKind::Perf {
+            for point in &allocations {
+                links.add_perf(&self.allocation, path, point, pid, false).map_err(refused)?;
+                if let Some(program) = &self.allocation_return {
+                    links.add_perf(program, path, point, pid, true).map_err(refused)?;
+                }
+            }
+            if let Some(program) = &self.free {
+                for point in &frees {
+                    links.add_perf(program, path, point, pid, false).map_err(refused)?;
+                }
+            }
+            return Ok(links);
+        }
+        if let (Some(program), false) = (&self.free, frees.is_empty()) {
+            links.add_multi(program, sys::ATTACH_UPROBE_MULTI, path, &frees, pid, 0).map_err(refused)?;
+        }
+        if !allocations.is_empty() {
+            if let Some(program) = &self.allocation_return {
+                links
+                    .add_multi(program, sys::ATTACH_UPROBE_MULTI, path, &allocations, pid, sys::MULTI_RETURN)
+                    .map_err(refused)?;
+            }
+            let attach_type =
+                if self.kind == LinkKind::Session { sys::ATTACH_UPROBE_SESSION } else { sys::ATTACH_UPROBE_MULTI };
+            links.add_multi(&self.allocation, attach_type, path, &allocations, pid, 0).map_err(refused)?;
+        }
+        Ok(links)
+    }
+
+    /// Link of the thread iterator.
+    pub fn iterator_link(&self) -> BorrowedFd<'_> {
+        self.iterator.as_fd()
+    }
+
+    /// A program that logs, by whose id the log's map is found.
+    pub fn logging_program(&self) -> BorrowedFd<'_> {
+        self.lifecycle_program.as_fd()
+    }
+
+    /// Better kinds of link that this kernel refused, and why.
+    pub fn refusals(&self) -> &[(LinkKind, String)] {
+        &self.refusals
+    }
+}
+
+/// An instruction to attach to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProbePoint {
+    /// File offset.
+    pub offset: u64,
+    /// Index of the site.
+    pub cookie: u64,
+    /// Whether the function only frees.
+    pub frees: bool,
+}
+
+/// Links to one file; dropping them takes the probes away.
+#[derive(Debug, Default)]
+pub struct Links(Vec<OwnedFd>);
+
+impl Links {
+    fn add_multi(
+        &mut self,
+        program: &OwnedFd,
+        attach_type: u32,
+        path: &CString,
+        points: &[ProbePoint],
+        pid: Option<u32>,
+        flags: u32,
+    ) -> std::io::Result<()> {
+        let offsets: Vec<u64> = points.iter().map(|point| point.offset).collect();
+        let cookies: Vec<u64> = points.iter().map(|point| point.cookie).collect();
+        let target = sys::UprobeTarget { path, offsets: &offsets, cookies: &cookies, pid };
+        self.0.push(with_retries(|| sys::link_uprobe_multi(program.as_fd(), attach_type, &target, flags))?);
+        Ok(())
+    }
+
+    fn add_perf(
+        &mut self,
+        program: &OwnedFd,
+        path: &CString,
+        point: &ProbePoint,
+        pid: Option<u32>,
+        on_return: bool,
+    ) -> std::io::Result<()> {
+        let (link, event) =
+            with_retries(|| sys::link_uprobe_perf(program.as_fd(), path, point.offset, point.cookie, pid, on_return))?;
+        self.0.extend([link, event]);
+        Ok(())
+    }
+}
+
+/// Another tool that registered the same instruction with a reference counter makes the kernel answer EINVAL until
+/// that tool's probe is gone, which takes a moment after its end.
+fn with_retries<T>(mut attach: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
+    const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
+    for _ in 0..2 {
+        match attach() {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EINTR | libc::EAGAIN)) => {
+                std::thread::sleep(PAUSE);
+            }
+            other => return other,
+        }
+    }
+    attach()
+}
+
+/// A function of heapbpf's own that nothing calls while links are tried out.
+#[inline(never)]
+extern "C" fn trial_site() -> u32 {
+    std::hint::black_box(1)
+}
+
+/// Path and file offset of [`trial_site`].
+fn trial_location() -> Option<(CString, u64)> {
+    let address = trial_site as *const () as u64;
+    let maps = procfs::process::Process::myself().ok()?.maps().ok()?;
+    let map = maps.iter().find(|map| (map.address.0..map.address.1).contains(&address))?;
+    let path = CString::new("/proc/self/exe").ok()?;
+    Some((path, address - map.address.0 + map.offset))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::loader::MapSizes;
+    use sampler_ebpf::abi::{Config, stack_kind};
+
+    #[test]
+    fn every_kind_of_link_loads_with_every_kind_of_stack() {
+        let Some(object) = crate::kernel::object::object() else {
+            eprintln!("skipped: built without the BPF object");
+            return;
+        };
+        // SAFETY: no argument.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("skipped: loading BPF programs needs root");
+            return;
+        }
+        let sizes = MapSizes { events_bytes: 1 << 16, stacks_bytes: 1 << 21, live_max: 1024, stack_traces_max: 1024 };
+        for stack_kind in [stack_kind::NONE, stack_kind::FRAME_POINTERS, stack_kind::COPIED] {
+            for live in [0, 1] {
+                let config = Config { live, stack_kind, stack_bytes: 65536, ..Config::default() };
+                let loader = Loader::new(object, &config, &sizes).unwrap();
+                for kind in [LinkKind::Session, LinkKind::Multi, LinkKind::Perf] {
+                    match Programs::load(&loader, live == 1, Some(kind)) {
+                        Ok(programs) => assert_eq!(programs.kind, kind),
+                        Err(error) if kind == LinkKind::Session && !loader.knows_sessions() => {
+                            eprintln!("skipped: {error}");
+                        }
+                        Err(error) => panic!("{kind}, stacks {stack_kind}, live {live}: {error}"),
+                    }
+                }
+            }
+        }
+    }
+}
