@@ -23,12 +23,6 @@ impl Package {
     pub fn new(name: impl Into<String>, purpose: &'static str) -> Self {
         Self { name: name.into(), purpose }
     }
-
-    /// Whether dpkg knows it as installed.
-    pub fn is_installed(&self) -> bool {
-        let query = read(Command::new("dpkg-query").args(["-W", "-f=${db:Status-Status}", &self.name]));
-        query.is_ok_and(|status| status.trim() == "installed")
-    }
 }
 
 /// Why packages cannot be installed here, before anything is tried.

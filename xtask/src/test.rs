@@ -1,12 +1,13 @@
 //! `cargo xtask test`: what the tests need, the builds, the unit tests, then the end-to-end tests as root.
 
+use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::Context as _;
 use clap::Args;
 
 use crate::build;
-use crate::context::{Context, on_path};
+use crate::context::Context;
 use crate::packages::{self, Package};
 use crate::shell::{read, say, succeeds};
 
@@ -25,22 +26,15 @@ pub struct Selection {
     filter: Option<String>,
 }
 
-/// How to see that a tool is there.
-enum Sign {
-    /// A command on the PATH.
-    Command(&'static str),
-    /// Debian's package itself.
-    Installed,
-}
-
-/// What the end-to-end tests use: how to see it, Debian's package, what for. A test whose tool cannot be had skips
-/// loudly by itself.
-const NEEDED: &[(Sign, &str, &str)] = &[
-    (Sign::Command("cc"), "gcc", "compiles the test programs, and is profiled while it compiles"),
-    (Sign::Installed, "libc6-dev", "the C library that the test programs are compiled against"),
-    (Sign::Command("python3"), "python3", "is profiled while it parses JSON"),
-    (Sign::Command("sqlite3"), "sqlite3", "is profiled while it fills a table"),
-    (Sign::Command("go"), "golang-go", "go tool pprof reads the profiles"),
+/// What the end-to-end tests use: the file that shows it is there, Debian's package, what for. The tests use the
+/// distribution's own, not what a version manager put before it. A test whose tool cannot be had skips loudly by itself.
+const NEEDED: &[(&str, &str, &str)] = &[
+    ("/usr/bin/cc", "gcc", "compiles the test programs, and is profiled while it compiles"),
+    ("/usr/bin/c++", "g++", "compiles the test programs that throw"),
+    ("/usr/include/stdlib.h", "libc6-dev", "what the test programs are compiled against"),
+    ("/usr/bin/python3", "python3", "is profiled while it parses JSON"),
+    ("/usr/bin/sqlite3", "sqlite3", "is profiled while it fills a table"),
+    ("/usr/bin/go", "golang-go", "go tool pprof reads the profiles"),
 ];
 
 /// Runs the tests; the exit code is a failure if any of them failed.
@@ -83,15 +77,8 @@ fn end_to_end_command(context: &Context, selection: &Selection) -> anyhow::Resul
 }
 
 fn install_needed(context: &Context) {
-    let missing: Vec<Package> = NEEDED
-        .iter()
-        .map(|(sign, package, purpose)| (sign, Package::new(*package, purpose)))
-        .filter(|(sign, package)| match sign {
-            Sign::Command(command) => on_path(command).is_none(),
-            Sign::Installed => !package.is_installed(),
-        })
-        .map(|(_, package)| package)
-        .collect();
+    let missing = NEEDED.iter().filter(|(file, ..)| !Path::new(file).exists());
+    let missing: Vec<Package> = missing.map(|(_, package, purpose)| Package::new(*package, purpose)).collect();
     if packages::install(context, &missing).is_ok() {
         return;
     }
