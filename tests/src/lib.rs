@@ -1,1 +1,14 @@
-//! The end-to-end harness.
+//! The end-to-end harness: programs with known truth, recordings of them, and the checks between the two.
+//!
+//! A case takes its turn ([`environment::turn`]), starts a [`target::Target`] or lets heapbpf start one, records it with
+//! a [`recorder::Recorder`], and compares the [`recorder::Outcome`] with the program's [`truth::Truth`].
+
+pub mod checks;
+pub mod environment;
+pub mod kernel;
+pub mod output;
+pub mod pprof;
+pub mod program;
+pub mod recorder;
+pub mod target;
+pub mod truth;

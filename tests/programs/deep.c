@@ -1,0 +1,23 @@
+/* OPS DEPTH: allocations under a recursion of DEPTH calls; one of ten stays. */
+#include "truth.h"
+SITE(00, malloc(n))
+static uint64_t ops;
+static NOINLINE void descend(uint64_t depth) {
+  if (depth) {
+    descend(depth - 1);
+    KEEP(depth);
+    return;
+  }
+  for (uint64_t k = 0; k < ops; k++) {
+    void *p = site_00(250); took(0, 250);
+    if (k % 10) { free(p); gave(0, 250); }
+  }
+}
+int main(int argc, char **argv) {
+  ops = argument(argc, argv, 1, 2000);
+  uint64_t depth = argument(argc, argv, 2, 1000);
+  ready();
+  descend(depth);
+  report();
+  return 0;
+}

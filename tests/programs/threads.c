@@ -1,0 +1,37 @@
+/* CHURN: eight threads leave 128 live blocks each, among CHURN temporary ones each, and end before the report. */
+#include "truth.h"
+enum { THREADS = 8, BLOCKS = 128 };
+SITE(00, malloc(n)) SITE(01, malloc(n)) SITE(02, malloc(n)) SITE(03, malloc(n))
+SITE(04, malloc(n)) SITE(05, malloc(n)) SITE(06, malloc(n)) SITE(07, malloc(n))
+static void *(*const site[THREADS])(size_t) = {site_00, site_01, site_02, site_03, site_04, site_05, site_06, site_07};
+static void *kept[THREADS][BLOCKS];
+static uint64_t churn;
+static pthread_barrier_t start;
+
+static void *thread_main(void *number) {
+  int i = (int)(intptr_t)number;
+  pthread_barrier_wait(&start);
+  for (int b = 0; b < BLOCKS; b++) {
+    size_t size = 100 + 64 * (size_t)i;
+    kept[i][b] = site[i](size);
+    took(i, size);
+    for (uint64_t k = 0; k < churn / BLOCKS; k++) {
+      void *p = site[i](2000);
+      took(i, 2000);
+      free(p);
+      gave(i, 2000);
+    }
+  }
+  return 0;
+}
+int main(int argc, char **argv) {
+  churn = argument(argc, argv, 1, 1280);
+  pthread_t ids[THREADS];
+  pthread_barrier_init(&start, 0, THREADS + 1);
+  for (int i = 0; i < THREADS; i++) pthread_create(&ids[i], 0, thread_main, (void *)(intptr_t)i);
+  ready();
+  pthread_barrier_wait(&start);
+  for (int i = 0; i < THREADS; i++) pthread_join(ids[i], 0);
+  report();
+  return 0;
+}

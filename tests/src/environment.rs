@@ -1,0 +1,91 @@
+//! Where the binary under test is, what the machine allows, and whose turn it is.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Only one recording at a time: cases measure whole processes, and some record the whole host.
+static TURN: Mutex<()> = Mutex::new(());
+
+/// A case's turn; the next one waits until it is dropped.
+pub type Turn = MutexGuard<'static, ()>;
+
+/// Waits for this case's turn, or says loudly why the case is skipped.
+///
+/// # Panics
+/// If the binary under test was not built: that is a mistake, not a reason to skip.
+pub fn turn(case: &str) -> Option<Turn> {
+    if let Err(why) = may_record() {
+        skipped(case, why);
+        return None;
+    }
+    let binary = heapbpf();
+    assert!(binary.exists(), "no {}: run `cargo xtask build`, or set HEAPBPF_BIN", binary.display());
+    Some(TURN.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// Tells the person who runs the tests that a case did not run, and why.
+pub fn skipped(case: &str, why: &str) {
+    // Not println!: the test runner hides that of a case which passes, and this must be seen.
+    let _ = writeln!(std::io::stderr(), "skipped: {case}: {why}");
+}
+
+/// Whether BPF programs can be loaded here.
+fn may_record() -> Result<(), &'static str> {
+    if !is_root() {
+        return Err("needs root (CAP_BPF, CAP_PERFMON) to load BPF programs");
+    }
+    if !Path::new("/sys/kernel/btf/vmlinux").exists() {
+        return Err("this kernel has no BTF (/sys/kernel/btf/vmlinux)");
+    }
+    if !crate::kernel::maps_can_be_created() {
+        return Err("the kernel refuses bpf(2) here (a container without CAP_BPF, or lockdown)");
+    }
+    Ok(())
+}
+
+/// Whether this process runs as root.
+pub fn is_root() -> bool {
+    // SAFETY: no arguments, no memory, always succeeds.
+    unsafe { libc::geteuid() == 0 }
+}
+
+/// The binary under test: `HEAPBPF_BIN`, else the workspace's release build.
+pub fn heapbpf() -> PathBuf {
+    std::env::var_os("HEAPBPF_BIN").map_or_else(|| target_folder().join("release/heapbpf"), PathBuf::from)
+}
+
+/// Cargo's target folder of this very build: the test binary lies in `<target>/<profile>/deps`.
+pub fn target_folder() -> PathBuf {
+    let test = std::env::current_exe().expect("a running test has a file");
+    test.ancestors().nth(3).expect("cargo puts tests three folders deep").to_path_buf()
+}
+
+/// `tests/programs`, where the programs' sources are.
+pub fn programs_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("programs")
+}
+
+/// `tests/fixtures`, where inputs for programs nobody here wrote are.
+pub fn fixtures_folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
+}
+
+/// The distribution's tool of that name, not one that a version manager put before it in PATH.
+pub fn tool(name: &str) -> Option<PathBuf> {
+    let candidates = [format!("/usr/bin/{name}"), format!("/usr/local/bin/{name}"), format!("/usr/local/go/bin/{name}")];
+    candidates.into_iter().map(PathBuf::from).find(|path| path.exists())
+}
+
+/// The distribution's tool of that name; if it is missing, the package is installed (root, Debian), else `None`.
+pub fn tool_or_install(name: &str, package: &str) -> Option<PathBuf> {
+    if let Some(found) = tool(name) {
+        return Some(found);
+    }
+    if is_root() && tool("apt-get").is_some() {
+        println!("installing {package}, which has {name}");
+        let _ = Command::new("apt-get").args(["install", "-y", "--no-install-recommends", package]).output();
+    }
+    tool(name)
+}

@@ -1,0 +1,77 @@
+//! What the kernel says about BPF objects, for checking that nothing of ours stays behind.
+
+use std::collections::BTreeSet;
+
+const BPF_MAP_CREATE: libc::c_int = 0;
+const BPF_LINK_GET_NEXT_ID: libc::c_int = 31;
+const MAP_TYPE_ARRAY: u32 = 2;
+
+/// The first words of the kernel's `union bpf_attr`, as much as is needed here.
+#[repr(C)]
+#[derive(Default)]
+struct Attributes {
+    words: [u32; 32],
+}
+
+fn bpf(command: libc::c_int, attributes: &mut Attributes) -> libc::c_long {
+    // SAFETY: the kernel reads and writes at most the given size of the union, which is all initialised memory of ours.
+    unsafe { libc::syscall(libc::SYS_bpf, command, attributes as *mut Attributes, size_of::<Attributes>()) }
+}
+
+/// Whether bpf(2) lets this process create a map.
+pub fn maps_can_be_created() -> bool {
+    let mut attributes = Attributes::default();
+    attributes.words[..4].copy_from_slice(&[MAP_TYPE_ARRAY, 4, 8, 1]);
+    let fd = bpf(BPF_MAP_CREATE, &mut attributes);
+    if fd >= 0 {
+        // SAFETY: the descriptor was just made here and nothing else knows it.
+        unsafe { libc::close(fd as libc::c_int) };
+    }
+    fd >= 0
+}
+
+/// Ids of all BPF links of the host.
+pub fn links() -> BTreeSet<u32> {
+    let mut found = BTreeSet::new();
+    let mut attributes = Attributes::default();
+    while bpf(BPF_LINK_GET_NEXT_ID, &mut attributes) == 0 {
+        let next = attributes.words[1];
+        found.insert(next);
+        attributes = Attributes::default();
+        attributes.words[0] = next;
+    }
+    found
+}
+
+/// Ids of the BPF links that a process holds a descriptor of.
+pub fn links_of(pid: u32) -> BTreeSet<u32> {
+    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fdinfo")) else { return BTreeSet::new() };
+    entries
+        .flatten()
+        .filter_map(|entry| std::fs::read_to_string(entry.path()).ok())
+        .filter_map(|text| text.lines().find_map(|line| line.strip_prefix("link_id:")?.trim().parse().ok()))
+        .collect()
+}
+
+/// Links that no process holds: pinned ones, and what somebody leaked.
+pub fn orphaned_links() -> BTreeSet<u32> {
+    let held: BTreeSet<u32> = std::fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+        .flat_map(links_of)
+        .collect();
+    links().difference(&held).copied().collect()
+}
+
+/// Waits (the kernel frees links late) until none of these links exists, or returns those that do not go away.
+pub fn links_that_stay(ids: &BTreeSet<u32>) -> BTreeSet<u32> {
+    for _ in 0..100 {
+        if links().is_disjoint(ids) {
+            return BTreeSet::new();
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    links().intersection(ids).copied().collect()
+}

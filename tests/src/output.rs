@@ -1,0 +1,194 @@
+//! The files that heapbpf writes, read by the contract alone: the `.json` profile and `--stats`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+
+/// An estimate with its 95 % confidence interval.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Estimate {
+    /// Unbiased estimate; `None` if there is none.
+    pub estimate: Option<f64>,
+    /// Lower end.
+    pub low: Option<f64>,
+    /// Upper end.
+    pub high: Option<f64>,
+    /// The counted number, where it was counted.
+    pub exact: Option<f64>,
+    /// Why something above is missing.
+    pub reason: Option<String>,
+}
+
+impl Estimate {
+    /// The estimate.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn value(&self) -> f64 {
+        self.estimate.unwrap_or_else(|| panic!("no estimate: {self:?}"))
+    }
+}
+
+/// Allocated and in-use figures, as they stand in totals, processes and stacks alike.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Figures {
+    /// Bytes allocated.
+    pub alloc_bytes: Estimate,
+    /// Allocations.
+    pub alloc_objects: Estimate,
+    /// Bytes in use; `None` without `--live`.
+    pub inuse_bytes: Option<Estimate>,
+    /// Blocks in use.
+    pub inuse_objects: Option<Estimate>,
+}
+
+/// A process.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Process {
+    /// Process id.
+    pub pid: u32,
+    /// Name.
+    pub comm: String,
+    /// Executable.
+    pub exe: String,
+    /// Allocators found.
+    pub allocators: Vec<String>,
+    /// Share of its life that was covered.
+    pub coverage: f64,
+    /// Whether it ended while it was recorded.
+    #[serde(default)]
+    pub ended: bool,
+    /// Its figures.
+    #[serde(flatten)]
+    pub figures: Figures,
+}
+
+/// A frame of a stack.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Frame {
+    /// Function, `None` with a reason.
+    pub function: Option<String>,
+    /// Module.
+    pub module: Option<String>,
+    /// Why there is no function.
+    pub reason: Option<String>,
+}
+
+/// A stack of a process.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Stack {
+    /// Process id.
+    pub pid: u32,
+    /// Thread name.
+    pub thread: Option<String>,
+    /// Allocator function called.
+    pub function: String,
+    /// Sampling interval of these samples.
+    pub interval: u64,
+    /// Samples taken.
+    pub samples: u64,
+    /// Bytes of those.
+    pub sampled_bytes: u64,
+    /// Of them still in use.
+    #[serde(default)]
+    pub inuse_samples: Option<u64>,
+    /// Whether the stack reaches the thread's entry.
+    pub complete: bool,
+    /// Leaf first.
+    pub frames: Vec<Frame>,
+    /// Its figures.
+    #[serde(flatten)]
+    pub figures: Figures,
+}
+
+impl Stack {
+    /// Whether a function is anywhere on the stack.
+    pub fn has(&self, function: &str) -> bool {
+        self.frames.iter().any(|frame| frame.function.as_deref() == Some(function))
+    }
+
+    /// The `site_NN` that the stack belongs to.
+    pub fn site(&self) -> Option<&str> {
+        self.frames.iter().filter_map(|frame| frame.function.as_deref()).find(|name| name.starts_with("site_"))
+    }
+}
+
+/// A `.json` profile.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Profile {
+    /// Sampling interval R.
+    pub interval_bytes: u64,
+    /// Length of the recording.
+    pub duration_seconds: f64,
+    /// Sums.
+    pub totals: Figures,
+    /// Processes.
+    pub processes: Vec<Process>,
+    /// Stacks.
+    pub stacks: Vec<Stack>,
+    /// Accounting.
+    pub counters: BTreeMap<String, serde_json::Value>,
+}
+
+impl Profile {
+    /// A process by its id; of several lives of one pid, the last.
+    ///
+    /// # Panics
+    /// If it is not in the profile.
+    pub fn process(&self, pid: u32) -> &Process {
+        let listed: Vec<_> = self.processes.iter().map(|p| (p.pid, &p.comm)).collect();
+        self.processes.iter().rfind(|process| process.pid == pid).unwrap_or_else(|| panic!("no {pid} in {listed:?}"))
+    }
+}
+
+/// A probe that was attached.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Attached {
+    /// File.
+    pub file: String,
+    /// Function.
+    pub function: String,
+    /// How the kernel runs the probed instruction.
+    pub kind: String,
+    /// How the probe is linked.
+    pub link: String,
+}
+
+/// The accounting of `--stats`.
+#[derive(Clone, Debug, Deserialize)]
+#[allow(missing_docs, reason = "the names are the contract's")]
+pub struct Stats {
+    pub hits: u64,
+    pub unsampled: u64,
+    pub submitted: u64,
+    pub failed: u64,
+    pub lost: BTreeMap<String, u64>,
+    pub inner: u64,
+    pub frees_seen: u64,
+    pub frees_matched: u64,
+    pub exact_alloc_bytes: u64,
+    pub exact_alloc_objects: u64,
+    pub estimated_alloc_bytes: f64,
+    pub probe_seconds: Option<f64>,
+    pub daemon_cpu_seconds: f64,
+    pub daemon_peak_rss_bytes: u64,
+    pub attach: Vec<Attached>,
+}
+
+impl Stats {
+    /// Σ of what was lost.
+    pub fn lost(&self) -> u64 {
+        self.lost.values().sum()
+    }
+}
+
+/// Reads a JSON file.
+///
+/// # Panics
+/// If it is missing or is not what the contract says.
+pub fn read<T: DeserializeOwned>(path: &Path) -> T {
+    let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    serde_json::from_str(&text).unwrap_or_else(|e| panic!("{} is not as promised: {e}", path.display()))
+}

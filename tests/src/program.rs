@@ -1,0 +1,63 @@
+//! Builds the programs with known truth, once per content of their sources.
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::environment::{programs_folder, target_folder};
+
+/// Frame pointers and no tail calls, so that every unwinder has the same true stacks to find; no built-in allocator
+/// functions, so that every call in the source is a call.
+const FLAGS: &[&str] =
+    &["-O2", "-g", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-builtin", "-D_GNU_SOURCE"];
+
+/// Builds `tests/programs/<name>.c` (or `.cc`) and returns the executable.
+///
+/// # Panics
+/// If there is no such source or it does not compile.
+pub fn program(name: &str) -> PathBuf {
+    build(name, name, &["-lm", "-lpthread", "-ldl"])
+}
+
+/// Builds a source as a shared library, with these extra flags, under a name of its own.
+///
+/// # Panics
+/// As [`program`].
+pub fn library(name: &str, output: &str, flags: &[&str]) -> PathBuf {
+    build(name, output, &[&["-shared", "-fPIC"], flags].concat())
+}
+
+/// Builds a program that has neither libc nor an allocator.
+///
+/// # Panics
+/// As [`program`].
+pub fn program_without_libc(name: &str) -> PathBuf {
+    build(name, name, &["-static", "-nostdlib", "-fno-stack-protector"])
+}
+
+fn build(name: &str, output: &str, flags: &[&str]) -> PathBuf {
+    let folder = programs_folder();
+    let source = [format!("{name}.c"), format!("{name}.cc")].map(|file| folder.join(file)).into_iter().find(|p| p.exists());
+    let source = source.unwrap_or_else(|| panic!("no program {name} in {}", folder.display()));
+    let compiler = if source.extension().is_some_and(|e| e == "cc") { "c++" } else { "cc" };
+
+    let mut hasher = DefaultHasher::new();
+    (read(&source), read(&folder.join("truth.h")), FLAGS, flags, output).hash(&mut hasher);
+    let built = target_folder().join("test-programs").join(format!("{:016x}", hasher.finish())).join(output);
+    if built.exists() {
+        return built;
+    }
+    let parent = built.parent().expect("has a folder");
+    std::fs::create_dir_all(parent).expect("the target folder is ours");
+    let unfinished = parent.join(format!("{output}.{}", std::process::id()));
+    // Flags come after the source: libraries are searched in order.
+    let result = Command::new(compiler).args(FLAGS).arg("-o").arg(&unfinished).arg(&source).args(flags).output();
+    let result = result.unwrap_or_else(|e| panic!("cannot run {compiler} (Debian: build-essential): {e}"));
+    assert!(result.status.success(), "{name} does not compile:\n{}", String::from_utf8_lossy(&result.stderr));
+    std::fs::rename(&unfinished, &built).expect("same folder");
+    built
+}
+
+fn read(path: &Path) -> Vec<u8> {
+    std::fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
+}

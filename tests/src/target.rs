@@ -1,0 +1,151 @@
+//! A running program that speaks the protocol of `tests/programs/truth.h`.
+
+use std::ffi::OsStr;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::time::Duration;
+
+use crate::truth::Truth;
+
+/// Nothing that a program or heapbpf does in these tests takes longer; a guard against hanging, not a measure.
+pub const PATIENCE: Duration = Duration::from_secs(120);
+
+/// Lines of a pipe, read by a thread of its own so that waiting for one can time out.
+pub struct Lines(Receiver<String>);
+
+impl Lines {
+    /// Starts to read.
+    pub fn of(pipe: impl Read + Send + 'static) -> Self {
+        let (sender, receiver) = channel();
+        std::thread::spawn(move || {
+            let mut pipe = BufReader::new(pipe);
+            let mut line = Vec::new();
+            while pipe.read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+                if sender.send(String::from_utf8_lossy(&line).trim_end_matches('\n').to_owned()).is_err() {
+                    return;
+                }
+                line.clear();
+            }
+        });
+        Self(receiver)
+    }
+
+    /// The next line; `None` at the end of the pipe.
+    ///
+    /// # Panics
+    /// If nothing comes for [`PATIENCE`].
+    pub fn next(&self) -> Option<String> {
+        match self.0.recv_timeout(PATIENCE) {
+            Ok(line) => Some(line),
+            Err(RecvTimeoutError::Disconnected) => None,
+            Err(RecvTimeoutError::Timeout) => panic!("nothing more was written for {PATIENCE:?}"),
+        }
+    }
+
+    /// All lines up to the end of the pipe.
+    pub fn rest(&self) -> Vec<String> {
+        std::iter::from_fn(|| self.next()).collect()
+    }
+}
+
+/// Waits for a child's end.
+///
+/// # Panics
+/// If it takes longer than [`PATIENCE`]; the child is killed first.
+pub fn wait(child: &mut Child, what: &str) -> ExitStatus {
+    let step = Duration::from_millis(5);
+    for _ in 0..PATIENCE.as_millis() / step.as_millis() {
+        if let Some(status) = child.try_wait().expect("our own child") {
+            return status;
+        }
+        std::thread::sleep(step);
+    }
+    let _ = child.kill();
+    panic!("{what} did not end within {PATIENCE:?}");
+}
+
+/// A started program, waiting after READY. Killed when dropped.
+pub struct Target {
+    child: Child,
+    stdin: Option<ChildStdin>,
+    lines: Lines,
+}
+
+impl Target {
+    /// Starts a program and waits for its READY.
+    ///
+    /// # Panics
+    /// If it does not start or says something else.
+    pub fn start<S: AsRef<OsStr>>(program: &Path, arguments: impl IntoIterator<Item = S>) -> Self {
+        Self::start_command(Command::new(program).args(arguments))
+    }
+
+    /// The same, with environment and working folder as prepared.
+    ///
+    /// # Panics
+    /// As [`Target::start`].
+    pub fn start_command(command: &mut Command) -> Self {
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap_or_else(|e| panic!("{}: {e}", command.get_program().display()));
+        let lines = Lines::of(child.stdout.take().expect("piped"));
+        let target = Self { stdin: child.stdin.take(), child, lines };
+        let first = target.lines.next().unwrap_or_default();
+        assert!(first.starts_with("READY "), "instead of READY: {first:?}");
+        target
+    }
+
+    /// Process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Lets it go on: to its sites after READY, to its next step, or to its end after the report.
+    pub fn go(&mut self) {
+        if let Some(stdin) = &mut self.stdin {
+            // A program that killed itself reads nothing more.
+            let _ = stdin.write_all(b"go\n");
+        }
+    }
+
+    /// Waits until it has finished a step.
+    ///
+    /// # Panics
+    /// If it reports or ends instead.
+    pub fn step(&self) {
+        assert_eq!(self.lines.next().as_deref(), Some("STEP"));
+    }
+
+    /// Waits for its report: the truth. It stays alive, with its live blocks in place.
+    ///
+    /// # Panics
+    /// If it ends without one.
+    pub fn truth(&self) -> Truth {
+        let line = self.lines.next().expect("the program ended without a report");
+        serde_json::from_str(&line).unwrap_or_else(|e| panic!("not a report: {e}: {line}"))
+    }
+
+    /// Lets it go to its sites and waits for its report.
+    pub fn run(&mut self) -> Truth {
+        self.go();
+        self.truth()
+    }
+
+    /// Lets it end.
+    pub fn end(mut self) -> ExitStatus {
+        self.go();
+        drop(self.stdin.take());
+        wait(&mut self.child, "the program")
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
