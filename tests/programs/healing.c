@@ -1,4 +1,4 @@
-/* BLOCKS FREED OPS: blocks are made in the first step; in the second, FREED of them go and OPS more come and go. */
+/* BLOCKS FREED OPS: blocks are made in the first step; in the second, OPS more come and go, and then FREED of the first. */
 #include "truth.h"
 enum { MOST = 100000 };
 SITE(00, malloc(n))
@@ -10,8 +10,8 @@ int main(int argc, char **argv) {
   ready();
   for (uint64_t k = 0; k < many; k++) { blocks[k] = site_00(1000); took(0, 1000); }
   step();
-  for (uint64_t k = 0; k < freed; k++) { free(blocks[k]); gave(0, 1000); }
   for (uint64_t k = 0; k < ops; k++) { free(site_01(50)); took(1, 50); gave(1, 50); }
+  for (uint64_t k = 0; k < freed; k++) { free(blocks[k]); gave(0, 1000); }
   report();
   return 0;
 }

@@ -74,7 +74,8 @@ pub fn fixtures_folder() -> PathBuf {
 
 /// The distribution's tool of that name, not one that a version manager put before it in PATH.
 pub fn tool(name: &str) -> Option<PathBuf> {
-    let candidates = [format!("/usr/bin/{name}"), format!("/usr/local/bin/{name}"), format!("/usr/local/go/bin/{name}")];
+    let candidates =
+        [format!("/usr/bin/{name}"), format!("/usr/local/bin/{name}"), format!("/usr/local/go/bin/{name}")];
     candidates.into_iter().map(PathBuf::from).find(|path| path.exists())
 }
 

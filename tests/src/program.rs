@@ -1,6 +1,7 @@
 //! Builds the programs with known truth, once per content of their sources.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -37,7 +38,8 @@ pub fn program_without_libc(name: &str) -> PathBuf {
 
 fn build(name: &str, output: &str, flags: &[&str]) -> PathBuf {
     let folder = programs_folder();
-    let source = [format!("{name}.c"), format!("{name}.cc")].map(|file| folder.join(file)).into_iter().find(|p| p.exists());
+    let source =
+        [format!("{name}.c"), format!("{name}.cc")].map(|file| folder.join(file)).into_iter().find(|p| p.exists());
     let source = source.unwrap_or_else(|| panic!("no program {name} in {}", folder.display()));
     let compiler = if source.extension().is_some_and(|e| e == "cc") { "c++" } else { "cc" };
 
@@ -49,13 +51,23 @@ fn build(name: &str, output: &str, flags: &[&str]) -> PathBuf {
     }
     let parent = built.parent().expect("has a folder");
     std::fs::create_dir_all(parent).expect("the target folder is ours");
+    belongs_like(parent, &target_folder());
+    belongs_like(parent.parent().expect("has a folder"), &target_folder());
     let unfinished = parent.join(format!("{output}.{}", std::process::id()));
     // Flags come after the source: libraries are searched in order.
     let result = Command::new(compiler).args(FLAGS).arg("-o").arg(&unfinished).arg(&source).args(flags).output();
     let result = result.unwrap_or_else(|e| panic!("cannot run {compiler} (Debian: build-essential): {e}"));
     assert!(result.status.success(), "{name} does not compile:\n{}", String::from_utf8_lossy(&result.stderr));
+    belongs_like(&unfinished, &target_folder());
     std::fs::rename(&unfinished, &built).expect("same folder");
     built
+}
+
+/// Under sudo, what is built belongs to the user whose target folder it is, who must be able to remove it.
+fn belongs_like(path: &Path, folder: &Path) {
+    if let Ok(owner) = std::fs::metadata(folder) {
+        let _ = std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid()));
+    }
 }
 
 fn read(path: &Path) -> Vec<u8> {

@@ -21,6 +21,7 @@ pub struct Recorder {
     arguments: Vec<OsString>,
     command: Vec<OsString>,
     environment: Vec<(OsString, OsString)>,
+    through: Vec<OsString>,
     folder: TempDir,
     outputs: bool,
 }
@@ -38,7 +39,14 @@ impl Recorder {
     /// If there is no room for temporary files.
     pub fn new() -> Self {
         let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
-        Self { arguments: vec!["--seed".into(), "1".into()], command: vec![], environment: vec![], folder, outputs: true }
+        Self {
+            arguments: vec!["--seed".into(), "1".into()],
+            command: vec![],
+            environment: vec![],
+            through: vec![],
+            folder,
+            outputs: true,
+        }
     }
 
     /// A recording of one process at mean interval R.
@@ -84,6 +92,12 @@ impl Recorder {
         self
     }
 
+    /// Starts heapbpf through another program that takes a command line (`setpriv …`).
+    pub fn through(mut self, words: &[&OsStr]) -> Self {
+        self.through = words.iter().map(|&word| word.to_owned()).collect();
+        self
+    }
+
     /// Writes no files but those that the case asks for itself.
     pub fn without_outputs(mut self) -> Self {
         self.outputs = false;
@@ -96,10 +110,24 @@ impl Recorder {
     }
 
     fn prepare(&self) -> Command {
-        let mut command = Command::new(heapbpf());
-        command.current_dir(self.folder.path()).envs(self.environment.iter().map(|(a, b)| (a, b))).args(&self.arguments);
+        let words: Vec<OsString> = self.through.iter().cloned().chain([heapbpf().into()]).collect();
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]);
+        command
+            .current_dir(self.folder.path())
+            .envs(self.environment.iter().map(|(a, b)| (a, b)))
+            .args(&self.arguments);
         if self.outputs {
-            command.args(["-o", "profile.json", "-o", "profile.pb.gz", "-o", "profile.folded", "--stats", "stats.json"]);
+            command.args([
+                "-o",
+                "profile.json",
+                "-o",
+                "profile.pb.gz",
+                "-o",
+                "profile.folded",
+                "--stats",
+                "stats.json",
+            ]);
         }
         if !self.command.is_empty() {
             command.arg("--").args(&self.command);

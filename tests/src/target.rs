@@ -120,12 +120,20 @@ impl Target {
         assert_eq!(self.lines.next().as_deref(), Some("STEP"));
     }
 
+    /// Waits for the next line that it prints.
+    ///
+    /// # Panics
+    /// If it ends instead.
+    pub fn line(&self) -> String {
+        self.lines.next().expect("the program ended without a report")
+    }
+
     /// Waits for its report: the truth. It stays alive, with its live blocks in place.
     ///
     /// # Panics
     /// If it ends without one.
     pub fn truth(&self) -> Truth {
-        let line = self.lines.next().expect("the program ended without a report");
+        let line = self.line();
         serde_json::from_str(&line).unwrap_or_else(|e| panic!("not a report: {e}: {line}"))
     }
 

@@ -1,0 +1,98 @@
+//! Nothing is lost in silence: hits = unsampled + submitted + failed + Σ lost, under conditions made for losing.
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::turn;
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+
+/// The daemon is stopped while the program runs: what does not fit into one page of ring buffer must be counted.
+#[test]
+fn a_tiny_ring_loses_events_and_counts_each() {
+    let Some(_turn) = turn("a_tiny_ring_loses_events_and_counts_each") else { return };
+    let mut target = Target::start(&program("pairs"), ["20000", "4", "100"]);
+    let recording = Recorder::of(target.pid(), 1).option("--ring-bytes", "4096").start();
+    recording.signal(libc::SIGSTOP);
+    let truth = target.run();
+    recording.signal(libc::SIGCONT);
+    let outcome = recording.stop();
+    let (profile, stats) = outcome.results();
+    assert!(stats.lost() > 19_000, "a page cannot hold them: {stats:?}");
+    assert_eq!(stats.hits, truth.allocs());
+    assert_eq!(stats.exact_alloc_bytes, truth.bytes(), "totals do not depend on the ring");
+    // All were freed; frees that were lost heal from the kernel's live map.
+    assert_eq!(profile.totals.inuse_objects.as_ref().map(|e| e.value()), Some(0.0));
+    let told = format!("{}\n{}", outcome.stdout, outcome.stderr).to_lowercase();
+    assert!(told.contains("lost"), "the user is not told: {told}");
+}
+
+#[test]
+fn a_tiny_ring_keeps_its_accounts_while_the_daemon_reads() {
+    let Some(_turn) = turn("a_tiny_ring_keeps_its_accounts_while_the_daemon_reads") else { return };
+    for interval in [1, 512] {
+        let mut target = Target::start(&program("pairs"), ["20000", "4", "100"]);
+        let recording = Recorder::of(target.pid(), interval).option("--ring-bytes", "4096").start();
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        assert_eq!(stats.hits, truth.allocs());
+        assert_eq!(profile.totals.inuse_objects.as_ref().map(|e| e.value()), Some(0.0), "{stats:?}");
+    }
+}
+
+/// Blocks that do not fit into the live map are allocations all the same; their share is counted.
+#[test]
+fn a_tiny_live_map_is_a_counted_loss_of_in_use_only() {
+    let Some(_turn) = turn("a_tiny_live_map_is_a_counted_loss_of_in_use_only") else { return };
+    let mut target = Target::start(&program("healing"), ["1000", "900", "500"]);
+    let recording = Recorder::of(target.pid(), 1).option("--live-max", "16").start();
+    target.go();
+    target.step();
+    let truth = target.run();
+    let outcome = recording.stop();
+    let (profile, stats) = outcome.results();
+    checks::sites(&profile, &truth, 1, Compare::Allocated);
+    assert_eq!((stats.submitted, stats.lost()), (truth.allocs(), 0), "{stats:?}");
+    let in_use = profile.totals.inuse_objects.as_ref().map_or(0.0, |e| e.value());
+    assert!(in_use <= truth.live_allocs() as f64, "{in_use} in use, truth {}", truth.live_allocs());
+    let untracked = profile.counters.get("untracked").and_then(|n| n.as_u64()).unwrap_or_default();
+    assert!(untracked >= 1000 - 128, "1,000 blocks, 16 places, {untracked} without one: {:?}", profile.counters);
+}
+
+/// Frees that did not fit into the ring are found missing when the live heap is compared with the kernel's live map.
+#[test]
+fn the_live_heap_heals_from_lost_frees() {
+    let Some(_turn) = turn("the_live_heap_heals_from_lost_frees") else { return };
+    let mut target = Target::start(&program("healing"), ["1500", "1200", "20000"]);
+    let recording = Recorder::of(target.pid(), 1).option("--ring-bytes", "1MiB").start();
+    // The first step's 1,500 records fit. Then the daemon stops reading; 20,000 pairs fill the ring to its end, and none
+    // of the 1,200 frees after them is reported.
+    target.go();
+    target.step();
+    recording.signal(libc::SIGSTOP);
+    let truth = target.run();
+    recording.signal(libc::SIGCONT);
+    let (profile, stats) = recording.stop().results();
+    let lost_frees = profile.counters.get("frees_lost").and_then(|n| n.as_u64()).unwrap_or_default();
+    assert!(lost_frees >= 1200, "nothing to heal from: {:?}", profile.counters);
+    assert_eq!(stats.hits, truth.allocs());
+    let sums = checks::site_sums(&profile, None);
+    assert_eq!(sums["site_00"].figures, [1_500_000.0, 1500.0, 300_000.0, 300.0]);
+    assert_eq!(sums["site_01"].figures[3], 0.0, "the pairs are all freed");
+}
+
+#[test]
+fn without_live_there_are_allocations_only() {
+    let Some(_turn) = turn("without_live_there_are_allocations_only") else { return };
+    for interval in [1, 4096] {
+        let mut target = Target::start(&program("mix"), ["20000"]);
+        let recording = Recorder::of(target.pid(), interval).flag("--no-live").start();
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        checks::sites(&profile, &truth, interval, Compare::Allocated);
+        assert_eq!(stats.exact_alloc_bytes, truth.bytes());
+        assert_eq!((stats.frees_seen, stats.frees_matched), (0, 0));
+        assert!(stats.attach.iter().all(|probe| probe.function != "free"), "{:?}", stats.attach);
+        let in_use = profile.totals.inuse_bytes.as_ref().and_then(|e| e.estimate);
+        assert!(in_use.is_none_or(|n| n == 0.0), "in-use figures without frees: {in_use:?}");
+    }
+}

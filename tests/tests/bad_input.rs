@@ -1,0 +1,186 @@
+//! Bad input gets one clear sentence and the promised exit status; nothing is attached, nothing is half-written.
+
+use std::ffi::OsStr;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+
+use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
+use heapbpf_tests::program::{program, program_without_libc};
+use heapbpf_tests::recorder::{Recorder, Refused};
+use heapbpf_tests::target::Target;
+
+/// Nothing was written into the folder.
+fn nothing_written(refused: &Refused) {
+    let left: Vec<_> = std::fs::read_dir(refused.folder.path()).expect("our own folder").flatten().collect();
+    assert!(left.is_empty(), "left behind: {left:?}");
+}
+
+/// A pid that nobody has: of a process that has ended and was waited for.
+fn nobody() -> u32 {
+    let mut child = Command::new("/bin/true").spawn().expect("/bin/true");
+    let pid = child.id();
+    child.wait().expect("our own child");
+    pid
+}
+
+#[test]
+fn no_such_pid() {
+    let Some(_turn) = turn("no_such_pid") else { return };
+    let pid = nobody();
+    let refused = Recorder::of(pid, 4096).refused();
+    refused.check(1, &[&pid.to_string()]);
+    nothing_written(&refused);
+}
+
+#[test]
+fn one_of_two_pids_is_nobody() {
+    let Some(_turn) = turn("one_of_two_pids_is_nobody") else { return };
+    let target = Target::start(&program("pairs"), ["10"]);
+    let pid = nobody();
+    let refused = Recorder::of(target.pid(), 4096).pid(pid).refused();
+    refused.check(1, &[&pid.to_string()]);
+    nothing_written(&refused);
+}
+
+#[test]
+fn a_kernel_thread() {
+    let Some(_turn) = turn("a_kernel_thread") else { return };
+    if std::fs::read_to_string("/proc/2/comm").is_ok_and(|comm| comm.trim() == "kthreadd") {
+        Recorder::of(2, 4096).refused().check(1, &["kernel thread", "allocator", "no executable"]);
+    } else {
+        skipped("a_kernel_thread", "pid 2 is not kthreadd here (a pid namespace)");
+    }
+}
+
+#[test]
+fn words_that_do_not_parse() {
+    let Some(_turn) = turn("words_that_do_not_parse") else { return };
+    let target = Target::start(&program("pairs"), ["10"]);
+    let pid = target.pid().to_string();
+    let cases: &[(&[&str], &str)] = &[
+        (&["--pid", &pid, "--interval", "12parsecs"], "12parsecs"),
+        (&["--pid", &pid, "--interval", "-5"], "-5"),
+        (&["--pid", &pid, "--interval", "128MiB"], "64 MiB"),
+        (&["--pid", &pid, "--interval", ""], "interval"),
+        (&["--pid", &pid, "--duration", "soon"], "soon"),
+        (&["--pid", &pid, "--every", "0s"], "every"),
+        (&["--pid", &pid, "--ring-bytes", "lots"], "lots"),
+        (&["--pid", &pid, "--live-max", "many"], "many"),
+        (&["--pid", &pid, "--unwind", "magic"], "magic"),
+        (&["--pid", &pid, "--no-such-option"], "no-such-option"),
+        (&["--pid", &pid, "-o", "profile.unknown"], "unknown"),
+        (&["--pid", &pid, "-o", "profile.json", "--format", "unknown"], "unknown"),
+        (&["--pid", "twelve"], "twelve"),
+        (&["--pid", "0"], "0"),
+        (&[], "--pid"),
+    ];
+    for (arguments, word) in cases {
+        let recorder = arguments.iter().fold(Recorder::new().without_outputs(), |recorder, word| recorder.flag(word));
+        let refused = recorder.refused();
+        assert_eq!(refused.status.code(), Some(2), "{arguments:?}: {}", refused.stderr);
+        refused.check(2, &[word, &word.replace(' ', "")]);
+        nothing_written(&refused);
+    }
+}
+
+#[test]
+fn an_output_folder_that_does_not_exist() {
+    let Some(_turn) = turn("an_output_folder_that_does_not_exist") else { return };
+    let target = Target::start(&program("pairs"), ["10"]);
+    for option in ["-o", "--stats"] {
+        let refused =
+            Recorder::of(target.pid(), 4096).without_outputs().option(option, "missing/profile.json").refused();
+        refused.check(1, &["missing"]);
+        nothing_written(&refused);
+    }
+}
+
+#[test]
+fn an_output_folder_that_is_not_writable() {
+    let Some(_turn) = turn("an_output_folder_that_is_not_writable") else { return };
+    let target = Target::start(&program("pairs"), ["10"]);
+    // Root may write to any folder but one that cannot have files.
+    let refused = Recorder::of(target.pid(), 4096).without_outputs().option("-o", "/proc/profile.json").refused();
+    refused.check(1, &["/proc"]);
+    nothing_written(&refused);
+}
+
+#[test]
+fn an_output_file_that_exists() {
+    let Some(_turn) = turn("an_output_file_that_exists") else { return };
+    let target = Target::start(&program("pairs"), ["10"]);
+    let recorder = Recorder::of(target.pid(), 4096);
+    let file = recorder.folder().join("profile.pb.gz");
+    std::fs::write(&file, "an earlier one").expect("our own folder");
+    let refused = recorder.refused();
+    refused.check(1, &["--force"]);
+    assert_eq!(std::fs::read_to_string(&file).expect("still there"), "an earlier one");
+    assert_eq!(std::fs::read_dir(refused.folder.path()).expect("our own folder").count(), 1);
+}
+
+#[test]
+fn an_output_that_is_a_folder() {
+    let Some(_turn) = turn("an_output_that_is_a_folder") else { return };
+    let target = Target::start(&program("pairs"), ["10"]);
+    let recorder = Recorder::of(target.pid(), 4096).without_outputs().flag("--force");
+    std::fs::create_dir(recorder.folder().join("profile.json")).expect("our own folder");
+    recorder.option("-o", "profile.json").refused().check(1, &["profile.json"]);
+}
+
+#[test]
+fn a_target_without_an_allocator() {
+    let Some(_turn) = turn("a_target_without_an_allocator") else { return };
+    let arguments: [&str; 0] = [];
+    let target = Target::start(&program_without_libc("nolibc"), arguments);
+    let refused = Recorder::of(target.pid(), 4096).refused();
+    refused.check(1, &["allocator"]);
+    nothing_written(&refused);
+    assert!(target.end().success(), "the target is as it was");
+}
+
+#[test]
+fn a_command_that_does_not_exist() {
+    let Some(_turn) = turn("a_command_that_does_not_exist") else { return };
+    let nothing: [&str; 0] = [];
+    let refused = Recorder::new().command("/no/such/command".as_ref(), nothing).refused();
+    refused.check(1, &["/no/such/command"]);
+    nothing_written(&refused);
+}
+
+/// As an ordinary user: the message names what is missing, and what to do.
+#[test]
+fn without_the_capabilities() {
+    let case = "without_the_capabilities";
+    let Some(_turn) = turn(case) else { return };
+    let Some(setpriv) = tool("setpriv") else { return skipped(case, "no setpriv (Debian: util-linux)") };
+    let user: [&OsStr; 4] =
+        [setpriv.as_ref(), "--reuid=65534".as_ref(), "--regid=65534".as_ref(), "--clear-groups".as_ref()];
+    // The binary and the folder have to be reachable for nobody.
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let everybody = std::fs::Permissions::from_mode(0o777);
+    std::fs::set_permissions(folder.path(), everybody.clone()).expect("our own folder");
+    let binary = folder.path().join("heapbpf");
+    std::fs::copy(heapbpf(), &binary).expect("room for a copy");
+    std::fs::set_permissions(&binary, everybody.clone()).expect("our own copy");
+    let mut sleeper = Command::new(setpriv.clone());
+    sleeper.args(&user[1..]).args(["sleep", "1000"]).stdin(Stdio::null());
+    let mut sleeper = sleeper.spawn().expect("setpriv runs");
+
+    for target in [sleeper.id(), std::process::id()] {
+        let output = Command::new(&setpriv)
+            .args(&user[1..])
+            .arg(&binary)
+            .args(["--pid", &target.to_string(), "-o", "profile.json"])
+            .current_dir(folder.path())
+            .output()
+            .expect("setpriv runs");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{said}");
+        let named = ["CAP_BPF", "CAP_PERFMON", "CAP_SYS_ADMIN"].iter().any(|name| said.contains(name));
+        assert!(named, "the missing capability is not named: {said}");
+        assert!(said.contains("sudo") || said.contains("root"), "what to do is not said: {said}");
+        assert!(!folder.path().join("profile.json").exists());
+    }
+    sleeper.kill().expect("our own child");
+    sleeper.wait().expect("our own child");
+}

@@ -1,0 +1,141 @@
+//! Programs that nobody here wrote: checked by invariants, by `go tool pprof`, and by an independent count.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use heapbpf_tests::checks;
+use heapbpf_tests::environment::{fixtures_folder, programs_folder, skipped, tool, tool_or_install, turn};
+use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::pprof;
+use heapbpf_tests::program::library;
+use heapbpf_tests::recorder::{Outcome, Recorder};
+use heapbpf_tests::target::Target;
+
+/// A preloaded library that counts calls and bytes into a file.
+struct Counting {
+    library: PathBuf,
+    file: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Counting {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("count");
+        Self { library: library("counting", "counting.so", &["-ldl"]), file, _folder: folder }
+    }
+
+    fn variables(&self) -> [(&'static str, OsString); 2] {
+        [("LD_PRELOAD", self.library.clone().into()), ("COUNTING_FILE", self.file.clone().into())]
+    }
+
+    /// Calls, bytes and processes so far.
+    fn now(&self) -> [u64; 3] {
+        let bytes = std::fs::read(&self.file).expect("the counting library was loaded");
+        let word = |i: usize| u64::from_ne_bytes(bytes[8 * i..8 * i + 8].try_into().expect("eight bytes"));
+        [word(0), word(1), word(2)]
+    }
+}
+
+/// What must hold of any recording, and that the consumer that matters reads the file.
+fn invariants(case: &str, outcome: &Outcome) -> (Profile, Stats) {
+    let (profile, stats) = outcome.results();
+    assert_eq!(stats.lost(), 0, "{stats:?}");
+    assert!(stats.submitted > 100, "too few samples to say anything: {stats:?}");
+    let z = checks::z(&profile.totals.alloc_bytes);
+    assert!(z.abs() < 5.0, "z = {z}: {:?}", profile.totals.alloc_bytes);
+    let in_use = profile.totals.inuse_bytes.as_ref().expect("live").value();
+    assert!((0.0..=profile.totals.alloc_bytes.value()).contains(&in_use));
+    let incomplete: u64 = profile.stacks.iter().filter(|stack| !stack.complete).map(|stack| stack.samples).sum();
+    println!("{case}: {} samples, {incomplete} with incomplete stacks, z = {z:.2}", stats.submitted);
+    let file = outcome.file("profile.pb.gz");
+    match pprof::raw(&file) {
+        Some(raw) => {
+            assert_eq!(raw.sum(1), profile.totals.alloc_bytes.value().round() as i64);
+            let top = pprof::go_tool_pprof(&["-top"], &file).expect("go is here");
+            assert!(top.contains("inuse_space"), "{top}");
+        }
+        None => skipped(case, "the part with go tool pprof: no go (Debian: golang-go)"),
+    }
+    (profile, stats)
+}
+
+#[test]
+fn python_in_a_json_loop() {
+    let case = "python_in_a_json_loop";
+    let Some(_turn) = turn(case) else { return };
+    let Some(python) = tool_or_install("python3", "python3") else { return skipped(case, "no /usr/bin/python3") };
+    let counting = Counting::new();
+    let mut command = Command::new(python);
+    command.arg(programs_folder().join("json_loop.py")).arg("600").envs(counting.variables());
+    let mut target = Target::start_command(&mut command);
+    let recording = Recorder::of(target.pid(), 16 << 10).start();
+    let before = counting.now();
+    target.go();
+    // Its report is an empty object; what it says is that the loop is over.
+    assert_eq!(target.line(), "{}");
+    let after = counting.now();
+    let outcome = recording.stop();
+    let (profile, stats) = invariants(case, &outcome);
+    let counted = [after[0] - before[0], after[1] - before[1]];
+    assert_eq!(
+        [stats.exact_alloc_objects, stats.exact_alloc_bytes],
+        counted,
+        "calls and bytes, by the preloaded library"
+    );
+    assert!(profile.stacks.iter().any(|stack| stack.has("_PyEval_EvalFrameDefault")), "python's interpreter loop");
+}
+
+#[test]
+fn sqlite_filling_a_table() {
+    let case = "sqlite_filling_a_table";
+    let Some(_turn) = turn(case) else { return };
+    if tool_or_install("sqlite3", "sqlite3").is_none() {
+        return skipped(case, "no sqlite3");
+    }
+    let counting = Counting::new();
+    let script = fixtures_folder().join("fill.sql");
+    let mut words: Vec<OsString> = counting.variables().into_iter().map(|(name, value)| join(name, &value)).collect();
+    words.extend(["sqlite3".into(), ":memory:".into(), join(".read ", script.as_os_str()).to_owned()]);
+    let recorder = Recorder::new().interval(16 << 10).command(Path::new("/usr/bin/env"), &words);
+    let outcome = recorder.start().finish();
+    let (profile, _) = invariants(case, &outcome);
+    let process = profile.processes.iter().find(|process| process.comm == "sqlite3").expect("sqlite3 ran");
+    let [calls, bytes, processes] = counting.now();
+    assert_eq!(processes, 1);
+    assert_eq!(checks::exact(process), (Some(bytes), Some(calls)), "bytes and calls, by the preloaded library");
+    assert!(profile.stacks.iter().any(|stack| stack.has("sqlite3_step")), "sqlite's own functions");
+}
+
+fn join(name: &str, value: &std::ffi::OsStr) -> OsString {
+    let mut word = OsString::from(name);
+    if !name.ends_with(' ') {
+        word.push("=");
+    }
+    word.push(value);
+    word
+}
+
+#[test]
+fn gcc_compiling_a_file() {
+    let case = "gcc_compiling_a_file";
+    let Some(_turn) = turn(case) else { return };
+    let Some(gcc) = tool("gcc") else { return skipped(case, "no gcc (Debian: gcc)") };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (source, object) = (folder.path().join("big.c"), folder.path().join("big.o"));
+    let functions = (0..400).map(|i| {
+        format!("int f{i}(int *a, int n) {{ int s = {i}; for (int k = 0; k < n; k++) s += a[k] * {i} + (a[n - k] ^ s); return s; }}\n")
+    });
+    std::fs::write(&source, functions.collect::<String>()).expect("our own folder");
+    let arguments: [&std::ffi::OsStr; 5] =
+        ["-O1".as_ref(), "-c".as_ref(), source.as_ref(), "-o".as_ref(), object.as_ref()];
+    let outcome = Recorder::new().interval(64 << 10).command(&gcc, arguments).start().finish();
+    let (profile, _) = invariants(case, &outcome);
+    assert!(object.exists(), "the compiler did its work");
+    for name in ["cc1", "as"] {
+        let process = profile.processes.iter().find(|process| process.comm == name);
+        let process = process.unwrap_or_else(|| panic!("{name} is a child of gcc: {:?}", profile.processes));
+        assert!(process.ended && process.coverage > 0.9, "{process:?}");
+    }
+}

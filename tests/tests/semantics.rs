@@ -1,0 +1,212 @@
+//! What the allocator's functions mean, and what can happen to a call, a thread or a process: each with known truth, at
+//! interval 1, where the figures must be equal.
+
+use std::path::Path;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::{skipped, tool, turn};
+use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::program::{library, program};
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+use heapbpf_tests::truth::Truth;
+
+/// Records a program at interval 1, from READY to its report.
+fn record(program: &Path, arguments: &[&str]) -> (Profile, Stats, Truth) {
+    let mut target = Target::start(program, arguments);
+    let recording = Recorder::of(target.pid(), 1).start();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    (profile, stats, truth)
+}
+
+/// Everything equals the truth, and every call is accounted for under its name.
+fn exact(case: &str, name: &str, arguments: &[&str]) {
+    let Some(_turn) = turn(case) else { return };
+    let (profile, stats, truth) = record(&program(name), arguments);
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert_eq!(stats.failed, truth.failed, "{stats:?}");
+    assert_eq!(stats.lost(), truth.abandoned, "{stats:?}");
+    assert_eq!(stats.submitted, truth.allocs(), "{stats:?}");
+    assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
+}
+
+/// The same for programs in which libc, the loader or the C++ runtime allocates too: the sites alone are compared.
+fn sites_exact(case: &str, program: &Path, arguments: &[&str]) -> (Profile, Stats, Truth) {
+    let (profile, stats, truth) = record(program, arguments);
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert!(stats.submitted >= truth.allocs(), "{case}: {stats:?}");
+    (profile, stats, truth)
+}
+
+#[test]
+fn realloc_in_every_way() {
+    exact("realloc_in_every_way", "reallocs", &["400"]);
+}
+
+#[test]
+fn aligned_allocations_and_their_failures() {
+    exact("aligned_allocations_and_their_failures", "aligned", &["300"]);
+}
+
+#[test]
+fn failed_calls_are_no_allocations_and_empty_ones_are() {
+    exact("failed_calls_are_no_allocations_and_empty_ones_are", "refused", &["400"]);
+}
+
+#[test]
+fn free_in_another_thread() {
+    exact("free_in_another_thread", "handover", &["20000"]);
+}
+
+#[test]
+fn a_stack_of_two_thousand_frames() {
+    exact("a_stack_of_two_thousand_frames", "deep", &["1000", "2000"]);
+}
+
+#[test]
+fn a_signal_handler_allocates_inside_an_allocation() {
+    exact("a_signal_handler_allocates_inside_an_allocation", "window", &["handler", "300"]);
+}
+
+#[test]
+fn an_allocation_left_by_longjmp() {
+    exact("an_allocation_left_by_longjmp", "window", &["jump", "300"]);
+}
+
+#[test]
+fn a_thread_ends_inside_an_allocation() {
+    exact("a_thread_ends_inside_an_allocation", "window", &["thread", "300"]);
+}
+
+#[test]
+fn a_timer_interrupts_allocations() {
+    exact("a_timer_interrupts_allocations", "window", &["timer", "500"]);
+}
+
+#[test]
+fn libc_is_a_caller_like_any_other() {
+    exact("libc_is_a_caller_like_any_other", "callers", &["100"]);
+}
+
+#[test]
+fn short_lived_threads_leave_blocks_behind() {
+    let case = "short_lived_threads_leave_blocks_behind";
+    let Some(_turn) = turn(case) else { return };
+    sites_exact(case, &program("endings"), &["threads", "300"]);
+}
+
+#[test]
+fn operator_new_goes_through_malloc_once() {
+    let case = "operator_new_goes_through_malloc_once";
+    let Some(_turn) = turn(case) else { return };
+    if tool("c++").is_none() {
+        return skipped(case, "no C++ compiler (Debian: g++)");
+    }
+    let (_, stats, truth) = sites_exact(case, &program("throwing"), &["200"]);
+    assert_eq!(stats.failed, truth.failed, "each bad_alloc is one failed malloc: {stats:?}");
+    // Besides the sites there is one exception object per bad_alloc.
+    assert_eq!(stats.submitted, truth.allocs() + truth.failed, "{stats:?}");
+}
+
+#[test]
+fn libraries_that_come_and_go() {
+    let case = "libraries_that_come_and_go";
+    let Some(_turn) = turn(case) else { return };
+    let plugins: Vec<_> =
+        [10, 11, 12].map(|n| library("plugin", &format!("plugin{n}.so"), &[&format!("-DPLUGIN={n}")])).into();
+    let mut arguments = vec!["6"];
+    arguments.extend(plugins.iter().map(|path| path.to_str().expect("our own path")));
+    sites_exact(case, &program("plugins"), &arguments);
+}
+
+/// A child's inherited blocks are its parent's allocations, not its own: neither allocated nor in use there.
+#[test]
+fn a_forked_child_starts_empty() {
+    let Some(_turn) = turn("a_forked_child_starts_empty") else { return };
+    let (profile, stats, truth) = record(&program("family"), &["fork"]);
+    let pids: Vec<u32> = truth.sites.iter().map(|site| site.pid).collect();
+    for pid in pids {
+        checks::sites_of(&profile, pid, &truth, 1, Compare::All);
+    }
+    assert_eq!(stats.submitted, truth.allocs(), "{stats:?}");
+    let child = truth.site("site_02").pid;
+    assert!(profile.process(child).ended, "the child has ended");
+    assert_eq!(checks::exact(profile.process(child)).0, Some(truth.site("site_02").bytes));
+}
+
+#[test]
+fn no_follow_leaves_children_alone() {
+    let Some(_turn) = turn("no_follow_leaves_children_alone") else { return };
+    let mut target = Target::start(&program("family"), ["fork"]);
+    let recording = Recorder::of(target.pid(), 1).flag("--no-follow").start();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    checks::sites_of(&profile, target.pid(), &truth, 1, Compare::All);
+    assert!(profile.processes.iter().all(|process| process.pid == target.pid()));
+    assert_eq!(stats.submitted, truth.allocs() - truth.site("site_02").allocs, "{stats:?}");
+}
+
+/// A vfork child's allocations are its own; the blocks are in the address space that it borrows, and stay there when it
+/// execs.
+#[test]
+fn a_vfork_child_allocates_in_its_parents_space() {
+    let Some(_turn) = turn("a_vfork_child_allocates_in_its_parents_space") else { return };
+    let (profile, _, truth) = record(&program("family"), &["vfork"]);
+    checks::sites(&profile, &truth, 1, Compare::All);
+    for pid in truth.sites.iter().map(|site| site.pid) {
+        checks::sites_of(&profile, pid, &truth, 1, Compare::Allocated);
+    }
+}
+
+#[test]
+fn two_thread_groups_in_one_address_space() {
+    let Some(_turn) = turn("two_thread_groups_in_one_address_space") else { return };
+    let (profile, _, truth) = record(&program("family"), &["clone"]);
+    checks::sites(&profile, &truth, 1, Compare::All);
+    for pid in truth.sites.iter().map(|site| site.pid) {
+        checks::sites_of(&profile, pid, &truth, 1, Compare::Allocated);
+    }
+}
+
+/// exec ends the first life (what it had in use is as of that moment), and the second one goes on under the same pid.
+#[test]
+fn exec_ends_one_life_and_begins_another() {
+    let Some(_turn) = turn("exec_ends_one_life_and_begins_another") else { return };
+    let (profile, _, truth) = record(&program("family"), &["exec"]);
+    checks::sites(&profile, &truth, 1, Compare::Allocated);
+    let sums = checks::site_sums(&profile, None);
+    let second = truth.site("site_02");
+    assert_eq!(sums["site_02"].figures[3], second.live_allocs as f64, "the second life");
+    let first = truth.site("site_00").live_allocs as f64;
+    assert!([0.0, first].contains(&sums["site_00"].figures[3]), "the first life: {:?}", sums["site_00"]);
+}
+
+/// What a killed process had in use at its end is what it had when it was killed.
+#[test]
+fn sigkill_finalises() {
+    let Some(_turn) = turn("sigkill_finalises") else { return };
+    let mut target = Target::start(&program("endings"), ["sigkill", "400"]);
+    let recording = Recorder::of(target.pid(), 1).start();
+    let (pid, truth) = (target.pid(), target.run());
+    target.end();
+    // heapbpf ends by itself: there is nothing left to record.
+    let (profile, stats) = recording.finish().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert!(profile.process(pid).ended);
+    assert_eq!(stats.exact_alloc_bytes, truth.bytes());
+}
+
+#[test]
+fn in_use_of_an_ended_process_is_as_of_its_end() {
+    let Some(_turn) = turn("in_use_of_an_ended_process_is_as_of_its_end") else { return };
+    for interval in [1, 4096] {
+        let mut target = Target::start(&program("mix"), ["30000"]);
+        let recording = Recorder::of(target.pid(), interval).start();
+        let (pid, truth) = (target.pid(), target.run());
+        target.end();
+        let (profile, _) = recording.finish().results();
+        assert!(profile.process(pid).ended);
+        checks::sites(&profile, &truth, interval, Compare::All);
+    }
+}

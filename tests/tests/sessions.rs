@@ -1,0 +1,350 @@
+//! How a recording begins and ends: `--all`, commands, signals, durations, snapshots, the files and what is said.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::{skipped, turn};
+use heapbpf_tests::output::{self, Profile};
+use heapbpf_tests::pprof;
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::{PATIENCE, Target};
+use heapbpf_tests::truth::Truth;
+
+const SHELL: &str = "/bin/sh";
+
+/// The report that a program wrote to heapbpf's standard output.
+fn truth_in(stdout: &str) -> Truth {
+    let line = stdout.lines().find(|line| line.starts_with('{')).unwrap_or_else(|| panic!("no report in {stdout:?}"));
+    serde_json::from_str(line).expect("a report")
+}
+
+/// Waits for something that another process does; a guard against hanging, not a measure.
+fn until(what: &str, done: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "{what}: still not, after {PATIENCE:?}");
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn all_covers_a_process_that_starts_later() {
+    let Some(_turn) = turn("all_covers_a_process_that_starts_later") else { return };
+    const INTERVAL: u64 = 16 << 10;
+    let mut before = Target::start(&program("mix"), ["30000"]);
+    let recording = Recorder::new().flag("--all").interval(INTERVAL).start();
+    let mut after = Target::start(&program("pairs"), ["50000", "2", "700"]);
+    let truths = [(before.pid(), before.run()), (after.pid(), after.run())];
+    let own = recording.pid();
+    let (profile, _) = recording.stop().results();
+    for (pid, truth) in &truths {
+        checks::sites_of(&profile, *pid, truth, INTERVAL, Compare::All);
+        assert!(!profile.process(*pid).ended);
+    }
+    assert!(profile.processes.iter().all(|process| process.pid != own), "the sampler samples itself");
+}
+
+/// Its program is even removed from the disk before the recording ends: the names must be found all the same.
+#[test]
+fn all_names_the_functions_of_a_process_that_is_gone() {
+    let Some(_turn) = turn("all_names_the_functions_of_a_process_that_is_gone") else { return };
+    const INTERVAL: u64 = 4 << 10;
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let copy = folder.path().join("gone");
+    std::fs::copy(program("mix"), &copy).expect("room for a copy");
+    let recording = Recorder::new().flag("--all").interval(INTERVAL).start();
+    let output = Command::new(&copy).arg("20000").env("FREE_RUNNING", "1").stdin(Stdio::null()).output().expect("runs");
+    std::fs::remove_file(&copy).expect("our own copy");
+    let truth = truth_in(&String::from_utf8_lossy(&output.stdout));
+    let pid = truth.sites[0].pid;
+    let (profile, _) = recording.stop().results();
+    checks::sites_of(&profile, pid, &truth, INTERVAL, Compare::All);
+    let process = profile.process(pid);
+    assert!(process.ended);
+    assert_eq!(process.comm, "gone");
+}
+
+#[test]
+fn a_target_that_exits_before_symbolization_is_named() {
+    let Some(_turn) = turn("a_target_that_exits_before_symbolization_is_named") else { return };
+    let mut target = Target::start(&program("mix"), ["20000"]);
+    let recording = Recorder::of(target.pid(), 4096).start();
+    recording.signal(libc::SIGSTOP);
+    let truth = target.run();
+    target.end();
+    recording.signal(libc::SIGCONT);
+    let (profile, stats) = recording.finish().results();
+    assert_eq!(stats.lost(), 0, "{stats:?}");
+    checks::sites(&profile, &truth, 4096, Compare::All);
+}
+
+#[test]
+fn a_recording_ends_when_all_its_targets_have_ended() {
+    let Some(_turn) = turn("a_recording_ends_when_all_its_targets_have_ended") else { return };
+    let mut first = Target::start(&program("pairs"), ["1000"]);
+    let mut second = Target::start(&program("pairs"), ["1000"]);
+    let (a, b) = (first.pid(), second.pid());
+    let recording = Recorder::of(a, 1).pid(b).start();
+    first.run();
+    first.end();
+    let truth = second.run();
+    second.end();
+    let (profile, _) = recording.finish().results();
+    checks::sites_of(&profile, b, &truth, 1, Compare::All);
+    assert!(profile.process(a).ended && profile.process(b).ended);
+}
+
+#[test]
+fn a_command_is_profiled_from_its_first_allocation() {
+    let Some(_turn) = turn("a_command_is_profiled_from_its_first_allocation") else { return };
+    for interval in [1, 4096] {
+        let recorder = Recorder::new().interval(interval).variable("FREE_RUNNING", OsStr::new("1"));
+        let outcome = recorder.command(&program("mix"), ["20000"]).start().finish();
+        let truth = truth_in(&outcome.stdout);
+        let (profile, _) = outcome.results();
+        checks::sites(&profile, &truth, interval, Compare::All);
+        let process = profile.process(truth.sites[0].pid);
+        assert!(process.ended && process.coverage > 0.99, "{process:?}");
+    }
+}
+
+#[test]
+fn a_commands_children_are_followed() {
+    let Some(_turn) = turn("a_commands_children_are_followed") else { return };
+    let script = format!("{0} 5000; {0} 5000 & wait; exit 3", program("pairs").display());
+    let recorder = Recorder::new().interval(1).variable("FREE_RUNNING", OsStr::new("1"));
+    let outcome = recorder.command(Path::new(SHELL), ["-c", &script]).start().ends();
+    assert_eq!(outcome.status.code(), Some(3));
+    let (profile, _) = outcome.results();
+    for line in outcome.stdout.lines().filter(|line| line.starts_with('{')) {
+        let truth = truth_in(line);
+        checks::sites_of(&profile, truth.sites[0].pid, &truth, 1, Compare::All);
+    }
+    assert_eq!(outcome.stdout.lines().filter(|line| line.starts_with('{')).count(), 2);
+}
+
+#[test]
+fn a_commands_exit_status_is_heapbpfs() {
+    let Some(_turn) = turn("a_commands_exit_status_is_heapbpfs") else { return };
+    for (script, code) in [("exit 0", 0), ("exit 7", 7), ("kill -TERM $$", 128 + 15), ("kill -KILL $$", 128 + 9)] {
+        let outcome = Recorder::new().command(Path::new(SHELL), ["-c", script]).start().ends();
+        assert_eq!(outcome.status.code(), Some(code), "{script}: {}", outcome.stderr);
+        outcome.results();
+    }
+}
+
+#[test]
+fn ctrl_c_and_sigterm_write_the_profile() {
+    let Some(_turn) = turn("ctrl_c_and_sigterm_write_the_profile") else { return };
+    for signal in [libc::SIGINT, libc::SIGTERM] {
+        let mut target = Target::start(&program("pairs"), ["5000"]);
+        let recording = Recorder::of(target.pid(), 1).start();
+        let truth = target.run();
+        recording.signal(signal);
+        let outcome = recording.finish();
+        let (profile, _) = outcome.results();
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert_eq!(outcome.files(), ["profile.folded", "profile.json", "profile.pb.gz", "stats.json"]);
+        assert!(target.end().success(), "the target is as it was");
+    }
+}
+
+#[test]
+fn a_duration_ends_the_recording() {
+    let Some(_turn) = turn("a_duration_ends_the_recording") else { return };
+    let mut target = Target::start(&program("pairs"), ["5000"]);
+    let recording = Recorder::of(target.pid(), 1).option("--duration", "1500ms").start();
+    let truth = target.run();
+    let (profile, _) = recording.finish().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert!((1.4..20.0).contains(&profile.duration_seconds), "{}", profile.duration_seconds);
+    // Detached: what it does now is nobody's business.
+    assert!(target.end().success());
+}
+
+#[test]
+fn snapshots_are_whole_and_only_grow() {
+    let Some(_turn) = turn("snapshots_are_whole_and_only_grow") else { return };
+    let mut target = Target::start(&program("healing"), ["2000", "1500", "3000"]);
+    let recording = Recorder::of(target.pid(), 1).option("--every", "300ms").start();
+    let folder = recording.folder();
+    let exists = |name: &str| folder.join(name).exists();
+    target.go();
+    target.step();
+    until("a first snapshot", || exists("profile.0001.json") && exists("profile.0001.pb.gz"));
+    let truth = target.run();
+    until("three snapshots", || exists("profile.0003.json"));
+    let outcome = recording.stop();
+    let (profile, _) = outcome.results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    let mut before = 0.0;
+    for name in outcome.files().iter().filter(|name| name.starts_with("profile.0") && name.ends_with(".json")) {
+        let snapshot: Profile = output::read(&outcome.file(name));
+        let bytes = snapshot.totals.alloc_bytes.value();
+        assert!(bytes >= before, "{name}: {bytes} after {before}");
+        before = bytes;
+    }
+    assert!(before <= profile.totals.alloc_bytes.value());
+    assert!(outcome.files().iter().all(|name| !name.contains("tmp")), "{:?}", outcome.files());
+    let first: Profile = output::read(&outcome.file("profile.0001.json"));
+    assert!(first.totals.alloc_bytes.value() <= 2_000_000.0, "the second step is not in the first snapshot");
+}
+
+/// `go tool pprof` reads the file, and what it says is what the `.json` says.
+#[test]
+fn pprof_reads_the_same_numbers() {
+    let case = "pprof_reads_the_same_numbers";
+    let Some(_turn) = turn(case) else { return };
+    let mut target = Target::start(&program("mix"), ["100000"]);
+    let recording = Recorder::of(target.pid(), 4096).start();
+    target.run();
+    let outcome = recording.stop();
+    let (profile, _) = outcome.results();
+    let file = outcome.file("profile.pb.gz");
+    let Some(raw) = pprof::raw(&file) else { return skipped(case, "no go (Debian: golang-go)") };
+    assert_eq!(
+        raw.sample_types,
+        ["alloc_objects/count", "alloc_space/bytes", "inuse_objects/count", "inuse_space/bytes[dflt]"]
+    );
+    assert_eq!((raw.period_type.as_str(), raw.period), ("space bytes", 4096));
+    let totals = &profile.totals;
+    let (inuse_objects, inuse_bytes) = (totals.inuse_objects.as_ref().unwrap(), totals.inuse_bytes.as_ref().unwrap());
+    for (i, total) in [&totals.alloc_objects, &totals.alloc_bytes, inuse_objects, inuse_bytes].into_iter().enumerate() {
+        assert_eq!(raw.sum(i), total.value().round() as i64, "{}: the rounded stacks must add up", raw.sample_types[i]);
+    }
+    assert!(raw.text.contains("site_19") && raw.text.contains("main"), "functions are named");
+    assert!(raw.text.contains("mix.c"), "source files are named");
+    for word in ["pid:", "comm:[mix]", "thread:"] {
+        assert!(raw.text.contains(word), "no label {word}");
+    }
+    let top =
+        pprof::go_tool_pprof(&["-top", "-sample_index=alloc_space", "-nodecount=100"], &file).expect("go is here");
+    assert!(top.contains("site_04"), "{top}");
+}
+
+#[test]
+fn folded_stacks_add_up_to_what_is_in_use() {
+    let Some(_turn) = turn("folded_stacks_add_up_to_what_is_in_use") else { return };
+    let mut target = Target::start(&program("mix"), ["50000"]);
+    let recording = Recorder::of(target.pid(), 4096).start();
+    target.run();
+    let outcome = recording.stop();
+    let (profile, _) = outcome.results();
+    let text = std::fs::read_to_string(outcome.file("profile.folded")).expect("written");
+    let mut sum = 0.0;
+    for line in text.lines() {
+        let (stack, value) = line.rsplit_once(' ').unwrap_or_else(|| panic!("not folded: {line:?}"));
+        sum += value.parse::<f64>().unwrap_or_else(|e| panic!("{e}: {line:?}"));
+        let frames: Vec<&str> = stack.split(';').collect();
+        let (main, site) =
+            (frames.iter().position(|f| *f == "main"), frames.iter().position(|f| f.starts_with("site_")));
+        assert!(main.is_some() && main < site, "root first: {line:?}");
+    }
+    let total = profile.totals.inuse_bytes.as_ref().expect("live").value();
+    assert!((sum - total).abs() <= 1.0 + 0.5 * text.lines().count() as f64, "{sum} and {total}");
+}
+
+#[test]
+fn the_closing_table_goes_to_standard_output_and_says_how_to_go_on() {
+    let Some(_turn) = turn("the_closing_table_goes_to_standard_output_and_says_how_to_go_on") else { return };
+    let mut target = Target::start(&program("healing"), ["500", "10", "10"]);
+    let recording = Recorder::of(target.pid(), 1).start();
+    target.go();
+    target.step();
+    let outcome = recording.stop();
+    assert!(outcome.stdout.contains("site_00"), "the top stack: {}", outcome.stdout);
+    assert!(outcome.stdout.contains("profile.pb.gz"), "how to open the file: {}", outcome.stdout);
+    assert!(!outcome.stdout.contains('\u{1b}'), "colours only for a terminal");
+}
+
+#[test]
+fn quiet_leaves_the_table_out() {
+    let Some(_turn) = turn("quiet_leaves_the_table_out") else { return };
+    let mut target = Target::start(&program("pairs"), ["500"]);
+    let recording = Recorder::of(target.pid(), 1).flag("-q").start();
+    target.run();
+    assert_eq!(recording.stop().stdout.trim(), "");
+}
+
+#[test]
+fn standard_output_takes_a_profile() {
+    let Some(_turn) = turn("standard_output_takes_a_profile") else { return };
+    let mut target = Target::start(&program("pairs"), ["5000"]);
+    let recorder = Recorder::of(target.pid(), 1).without_outputs().option("-o", "-").option("--format", "json");
+    let recording = recorder.start();
+    let truth = target.run();
+    let outcome = recording.stop();
+    let profile: Profile = serde_json::from_str(&outcome.stdout).unwrap_or_else(|e| panic!("{e}: {}", outcome.stdout));
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert!(outcome.stderr.contains("site_00"), "the table goes to standard error: {}", outcome.stderr);
+}
+
+#[test]
+fn without_o_the_file_is_named_after_the_target_and_replaces_nothing() {
+    let Some(_turn) = turn("without_o_the_file_is_named_after_the_target_and_replaces_nothing") else { return };
+    let mut target = Target::start(&program("pairs"), ["500"]);
+    let recorder = Recorder::of(target.pid(), 1).without_outputs();
+    let name = format!("heapbpf-pairs-{}.pb.gz", target.pid());
+    std::fs::write(recorder.folder().join(&name), "an earlier one").expect("our own folder");
+    let recording = recorder.start();
+    target.run();
+    let outcome = recording.stop();
+    assert_eq!(std::fs::read_to_string(outcome.file(&name)).expect("still there"), "an earlier one");
+    let files = outcome.files();
+    assert_eq!(files.len(), 2, "{files:?}");
+    let stem = format!("heapbpf-pairs-{}", target.pid());
+    assert!(files.iter().all(|file| file.starts_with(&stem) && file.ends_with(".pb.gz")), "{files:?}");
+}
+
+#[test]
+fn force_replaces_an_output_file() {
+    let Some(_turn) = turn("force_replaces_an_output_file") else { return };
+    let mut target = Target::start(&program("pairs"), ["500"]);
+    let recorder = Recorder::of(target.pid(), 1).flag("--force");
+    std::fs::write(recorder.folder().join("profile.json"), "an earlier one").expect("our own folder");
+    let recording = recorder.start();
+    let truth = target.run();
+    let (profile, _) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+}
+
+/// The program that newcomers see first: its leak must be the top of what is in use.
+#[test]
+fn the_leak_is_found() {
+    let Some(_turn) = turn("the_leak_is_found") else { return };
+    let outcome = Recorder::new().interval(64 << 10).command(&program("leak"), ["3"]).start().finish();
+    let (profile, _) = outcome.results();
+    let in_use = |function: &str| -> f64 {
+        let stacks = profile.stacks.iter().filter(|stack| stack.has(function));
+        stacks.map(|stack| stack.figures.inuse_bytes.as_ref().map_or(0.0, |e| e.value())).sum()
+    };
+    let all = profile.totals.inuse_bytes.as_ref().expect("live").value();
+    assert!(in_use("cache_insert") > 0.8 * all, "{} of {all}", in_use("cache_insert"));
+    assert!(
+        profile.stacks.iter().any(|stack| stack.has("compress_block") && stack.thread.as_deref() == Some("worker"))
+    );
+    assert!(checks::z(&profile.totals.alloc_bytes).abs() < 5.0, "{:?}", profile.totals.alloc_bytes);
+}
+
+#[test]
+fn probes_are_reported_with_their_place_and_kind() {
+    let Some(_turn) = turn("probes_are_reported_with_their_place_and_kind") else { return };
+    let mut target = Target::start(&program("pairs"), ["500"]);
+    let recording = Recorder::of(target.pid(), 1).start();
+    target.run();
+    let (profile, stats) = recording.stop().results();
+    let hooked = |name: &str| stats.attach.iter().any(|probe| probe.function == name && probe.file.contains("libc"));
+    for function in ["malloc", "calloc", "realloc", "reallocarray", "memalign", "posix_memalign", "free"] {
+        assert!(hooked(function), "{function} is not among {:?}", stats.attach);
+    }
+    for probe in &stats.attach {
+        assert!(["emulated", "stepped", "optimized"].contains(&probe.kind.as_str()), "{probe:?}");
+        assert!(["session", "multi", "perf"].contains(&probe.link.as_str()), "{probe:?}");
+    }
+    let allocators = &profile.process(target.pid()).allocators;
+    assert!(allocators.iter().any(|name| name.starts_with("glibc")), "{allocators:?}");
+}
