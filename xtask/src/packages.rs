@@ -1,13 +1,14 @@
 //! Debian packages: what is missing, and installing it after saying so.
 
 use std::process::Command;
+use std::sync::Once;
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
 use crate::context::{Context, on_path};
-use crate::shell::{read, run, run_quietly, say};
+use crate::shell::{announce, read, run_quietly, say};
 
 /// A package and what it is for.
 #[derive(Clone, Debug)]
@@ -36,14 +37,16 @@ pub fn install(context: &Context, packages: &[Package]) -> anyhow::Result<()> {
     if names.is_empty() {
         return Ok(());
     }
+    if let Some(reason) = refusal(context) {
+        bail!("cannot install {}: {reason}", names.join(" "));
+    }
     say!("installing Debian packages, which needs root:");
     for package in packages {
         say!("  {}: {}", package.name, package.purpose);
     }
-    if let Some(reason) = refusal(context) {
-        bail!("cannot install {}: {reason}", names.join(" "));
-    }
-    update(context)?;
+    // Once is enough for all that one call installs.
+    static UPDATED: Once = Once::new();
+    UPDATED.call_once(|| update(context));
     let mut command = apt_get(context, &format!("install {}", names.join(" ")))?;
     command.args(["install", "--yes", "--no-install-recommends", "--no-remove"]).args(&names);
     run_quietly(&mut command, context.options.verbose)
@@ -51,36 +54,27 @@ pub fn install(context: &Context, packages: &[Package]) -> anyhow::Result<()> {
 }
 
 /// Refreshes the lists of packages. A source that does not answer is no reason to stop: the install tells.
-fn update(context: &Context) -> anyhow::Result<()> {
-    // DPkg::Lock::Timeout does not cover the lock on the lists, so another apt-get is waited for here.
-    const ATTEMPTS: u32 = 20;
-    for attempt in 1..=ATTEMPTS {
-        let mut command = apt_get(context, "update the lists of packages")?;
-        command.arg("update");
-        if context.options.verbose {
-            if run(&mut command, true).is_ok() {
-                return Ok(());
-            }
-        } else {
-            match read(&mut command) {
-                Ok(_) => return Ok(()),
-                Err(error) if error.to_string().contains("lock") => {}
-                Err(error) => {
-                    say!("apt-get update had trouble, going on with the lists there are: {error}");
-                    return Ok(());
-                }
-            }
-        }
-        if attempt < ATTEMPTS {
-            sleep(Duration::from_secs(6));
+fn update(context: &Context) {
+    // DPkg::Lock::Timeout does not cover the lock on the lists, so another apt-get is waited for here: ten minutes.
+    const ATTEMPTS: u32 = 100;
+    for _ in 0..ATTEMPTS {
+        let result = apt_get(context, "update the lists of packages").and_then(|mut command| {
+            command.arg("update");
+            announce(&command, context.options.verbose);
+            read(&mut command)
+        });
+        match result {
+            Ok(_) => return,
+            Err(error) if error.to_string().contains("Could not get lock") => sleep(Duration::from_secs(6)),
+            Err(error) => return say!("apt-get update had trouble, going on with the lists there are: {error:#}"),
         }
     }
-    say!("apt-get update did not work, going on with the lists there are");
-    Ok(())
+    say!("another apt-get kept the lists of packages locked, going on with those there are");
 }
 
 fn apt_get(context: &Context, purpose: &str) -> anyhow::Result<Command> {
-    let mut command = context.privilege.command(purpose, "apt-get", [("DEBIAN_FRONTEND", "noninteractive")])?;
+    let variables = [("DEBIAN_FRONTEND", "noninteractive"), ("LC_ALL", "C")];
+    let mut command = context.privilege.command(purpose, "apt-get", variables)?;
     command.args(["-o", "DPkg::Lock::Timeout=600", "-o", "Acquire::Retries=3"]);
     Ok(command)
 }
