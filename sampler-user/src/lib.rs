@@ -6,3 +6,4 @@ pub mod host;
 pub mod kernel;
 pub mod profile;
 pub mod sampling;
+pub mod unwind;

@@ -1,0 +1,71 @@
+//! Measures unwinding of a 70-frame stack: cold, with warm rules, and repeated. Prints one JSON object.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use sampler_user::unwind::dwarf::{Capture, Unwinder};
+use sampler_user::unwind::own_process::{OwnProcess, capture_here, take_capture};
+use sampler_user::unwind::raw::AddressSpace;
+
+#[inline(never)]
+fn descend(depth: u32) -> u32 {
+    if depth == 0 {
+        capture_here();
+        return 0;
+    }
+    black_box(descend(depth - 1)) + black_box(1)
+}
+
+/// Median of `rounds` timings of `work`, nanoseconds.
+fn median_ns(rounds: u32, mut work: impl FnMut(u64)) -> f64 {
+    const BATCH: u64 = 64;
+    let mut times: Vec<f64> = (0..rounds)
+        .map(|round| {
+            let start = Instant::now();
+            for at in 0..BATCH {
+                work(u64::from(round) * BATCH + at);
+            }
+            start.elapsed().as_nanos() as f64 / BATCH as f64
+        })
+        .collect();
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn main() -> anyhow::Result<()> {
+    let process = OwnProcess::read()?;
+    let frames_of = |depth: u32, unwinder: &mut Unwinder| {
+        descend(depth);
+        let capture = take_capture().unwrap_or_default();
+        let input = Capture { registers: &capture.registers, stack: &capture.stack };
+        let stack = unwinder.unwind(&process, &process.space(), input);
+        (stack, capture)
+    };
+    let mut unwinder = Unwinder::default();
+    let base = frames_of(1, &mut unwinder).0.frames.len() as u32;
+    let (stack, capture) = frames_of(71 - base, &mut unwinder);
+    let input = Capture { registers: &capture.registers, stack: &capture.stack };
+
+    let cold = median_ns(5, |_| {
+        black_box(Unwinder::default().unwind(&process, &process.space(), input));
+    });
+    // A new generation of the mappings each time: the rules are known, the stack is not.
+    let warm = median_ns(400, |generation| {
+        let space = AddressSpace { generation: generation + 1, ..process.space() };
+        black_box(unwinder.unwind(&process, &space, input));
+    });
+    let repeated = median_ns(2000, |_| {
+        black_box(unwinder.unwind(&process, &process.space(), input));
+    });
+    println!(
+        "{}",
+        serde_json::json!({
+            "frames": stack.frames.len(),
+            "complete": stack.completeness == sampler_user::unwind::raw::Completeness::Complete,
+            "unwind_new_process_ns": cold,
+            "unwind_warm_ns": warm,
+            "unwind_repeated_ns": repeated,
+        })
+    );
+    Ok(())
+}

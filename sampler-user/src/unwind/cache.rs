@@ -1,0 +1,151 @@
+//! Repeated stacks: the result of a walk, valid again if every word that the walk has read is the same.
+//!
+//! A walk depends on the mappings, on three registers and on the words it read, and on nothing else. So a later
+//! sample with equal registers in the same address space, and with these words unchanged, has the same stack: that is
+//! exact, no matter what else is in the copy.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::Arc;
+
+use super::memory::{Reads, word};
+use super::raw::RawStack;
+use sampler_ebpf::abi::{ProcessKey, Registers};
+
+const SETS: usize = 2048;
+const WAYS: usize = 4;
+/// Interned stacks below which unused ones are not looked for.
+const FIRST_SWEEP: usize = 4096;
+
+/// What a walk depends on besides memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StackKey {
+    /// Address space.
+    pub space: ProcessKey,
+    /// State of its mappings.
+    pub generation: u64,
+    /// Where the walk begins.
+    pub registers: Registers,
+}
+
+struct Kept {
+    key: StackKey,
+    offsets: Box<[u32]>,
+    values: Box<[u64]>,
+    /// Length of the copy, if the walk asked for a word that was not in it.
+    copied_bytes: Option<usize>,
+    stack: Arc<RawStack>,
+}
+
+impl Kept {
+    fn fits(&self, key: &StackKey, copy: &[u8]) -> bool {
+        self.key == *key
+            && self.copied_bytes.is_none_or(|bytes| bytes == copy.len())
+            && self.offsets.iter().zip(&self.values).all(|(offset, value)| word(copy, *offset) == Some(*value))
+    }
+}
+
+/// Walks kept for repetition, set-associative, and the stacks they led to, interned.
+pub struct StackCache {
+    sets: Box<[[Option<Kept>; WAYS]]>,
+    victim: usize,
+    interned: HashSet<Arc<RawStack>, BuildHasherDefault<Mixer>>,
+    sweep_at: usize,
+}
+
+impl Default for StackCache {
+    fn default() -> Self {
+        Self {
+            sets: std::iter::repeat_with(|| [const { None }; WAYS]).take(SETS).collect(),
+            victim: 0,
+            interned: HashSet::default(),
+            sweep_at: FIRST_SWEEP,
+        }
+    }
+}
+
+impl StackCache {
+    fn set(key: &StackKey) -> usize {
+        let Registers { ip, sp, fp, .. } = key.registers;
+        let mut mixer = Mixer::default();
+        for part in [key.space.start_ns, u64::from(key.space.tgid), key.generation, ip, sp, fp] {
+            mixer.write_u64(part);
+        }
+        mixer.finish() as usize % SETS
+    }
+
+    /// The stack of an earlier walk that `copy` would repeat word for word.
+    pub fn get(&self, key: &StackKey, copy: &[u8]) -> Option<Arc<RawStack>> {
+        let set = &self.sets[Self::set(key)];
+        let kept = set.iter().flatten().find(|kept| kept.fits(key, copy))?;
+        Some(kept.stack.clone())
+    }
+
+    /// Keeps a walk; gives its stack back, interned.
+    pub fn put(&mut self, key: StackKey, copy: &[u8], reads: &Reads, stack: RawStack) -> Arc<RawStack> {
+        let stack = self.intern(stack);
+        let kept = Kept {
+            key,
+            offsets: reads.offsets.as_slice().into(),
+            values: reads.values.as_slice().into(),
+            copied_bytes: reads.missed.then_some(copy.len()),
+            stack: stack.clone(),
+        };
+        self.victim = self.victim.wrapping_add(1);
+        let set = &mut self.sets[Self::set(&key)];
+        let way = set.iter().position(Option::is_none).unwrap_or(self.victim % WAYS);
+        set[way] = Some(kept);
+        stack
+    }
+
+    /// The one `Arc` for stacks equal to `stack`.
+    pub fn intern(&mut self, stack: RawStack) -> Arc<RawStack> {
+        if let Some(known) = self.interned.get(&stack) {
+            return known.clone();
+        }
+        if self.interned.len() >= self.sweep_at {
+            self.interned.retain(|stack| Arc::strong_count(stack) > 1);
+            self.sweep_at = (self.interned.len() * 2).max(FIRST_SWEEP);
+        }
+        let stack = Arc::new(stack);
+        self.interned.insert(stack.clone());
+        stack
+    }
+}
+
+/// A fast hasher for keys that are checked for equality afterwards. What collides on purpose (a target that arranges
+/// its addresses) only costs its own time: sets hold four walks, and interning compares few stacks of one process.
+#[derive(Default)]
+pub struct Mixer(u64);
+
+impl Hasher for Mixer {
+    fn write(&mut self, bytes: &[u8]) {
+        for chunk in bytes.chunks(8) {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.write_u64(u64::from_le_bytes(word));
+        }
+    }
+
+    fn write_u8(&mut self, value: u8) {
+        self.write_u64(value.into());
+    }
+
+    fn write_u32(&mut self, value: u32) {
+        self.write_u64(value.into());
+    }
+
+    fn write_usize(&mut self, value: usize) {
+        self.write_u64(value as u64);
+    }
+
+    fn write_u64(&mut self, value: u64) {
+        let product =
+            u128::from(self.0 ^ value ^ 0x2545_f491_4f6c_dd1d).wrapping_mul(0x9e37_79b9_7f4a_7c15_f39c_c060_5ced_c835);
+        self.0 = (product >> 64) as u64 ^ product as u64;
+    }
+
+    fn finish(&self) -> u64 {
+        self.0
+    }
+}

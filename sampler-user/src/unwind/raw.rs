@@ -1,0 +1,155 @@
+//! Stacks before symbolization.
+
+use std::sync::Arc;
+
+use crate::host::mappings::{Mapping, ModuleId};
+use sampler_ebpf::abi::ProcessKey;
+
+/// An address space at one moment: what addresses are resolved against.
+#[derive(Clone, Copy, Debug)]
+pub struct AddressSpace<'a> {
+    /// Whose it is.
+    pub key: ProcessKey,
+    /// Number that changes whenever `mappings` does, and is never used again for the same `key`.
+    pub generation: u64,
+    /// Executable mappings, ascending by `start`, not overlapping.
+    pub mappings: &'a [Mapping],
+}
+
+impl AddressSpace<'_> {
+    /// The mapping that holds `address`.
+    pub fn find(&self, address: u64) -> Option<&Mapping> {
+        let after = self.mappings.partition_point(|mapping| mapping.start <= address);
+        let mapping = &self.mappings[after.checked_sub(1)?];
+        (address < mapping.end).then_some(mapping)
+    }
+
+    /// `address` as a frame.
+    pub fn frame(&self, address: u64) -> RawFrame {
+        match self.find(address) {
+            Some(mapping) => RawFrame::in_mapping(address, mapping),
+            None => RawFrame { address, module: None, file_offset: 0 },
+        }
+    }
+}
+
+/// One frame's code address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RawFrame {
+    /// Address that lies inside the call (return address − 1), or of the instruction that a signal interrupted.
+    pub address: u64,
+    /// What was mapped there at the time of the sample.
+    pub module: Option<ModuleId>,
+    /// `address` as an offset in that module's file; 0 without a module.
+    pub file_offset: u64,
+}
+
+impl RawFrame {
+    /// The frame at `address`, which lies in `mapping`.
+    pub fn in_mapping(address: u64, mapping: &Mapping) -> Self {
+        let file_offset = mapping.file_offset.wrapping_add(address.wrapping_sub(mapping.start));
+        Self { address, module: Some(mapping.module), file_offset }
+    }
+}
+
+/// How a stack was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UnwinderKind {
+    /// Call frame information over a copy of the stack.
+    Dwarf,
+    /// The kernel's frame-pointer walk.
+    FramePointers,
+    /// Only the allocator's caller is known.
+    Caller,
+}
+
+impl UnwinderKind {
+    /// Name in profiles.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Dwarf => "dwarf",
+            Self::FramePointers => "fp",
+            Self::Caller => "caller",
+        }
+    }
+}
+
+/// Why a stack does not reach the thread's entry.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// The next frame is above what was copied.
+    StackCopyTooSmall,
+    /// The chain continues outside of the stack it began on (a signal stack, a coroutine's).
+    OtherStack,
+    /// No call frame information covers the frame, and the frame pointer is no help.
+    NoUnwindInformation(ModuleId),
+    /// The module's file cannot be read; the text says why.
+    Unreadable(ModuleId, Arc<str>),
+    /// The module's call frame information is malformed, or needs what cannot be known.
+    BadUnwindInformation(ModuleId),
+    /// The stack pointer would move backwards.
+    BrokenChain,
+    /// A return address that lies in no executable mapping.
+    UnmappedAddress,
+    /// A return address of zero.
+    NullReturnAddress,
+    /// The frame-pointer chain ends, which may or may not be the thread's entry.
+    FramePointersEnd,
+    /// As many frames as allowed.
+    DepthLimit,
+    /// Evaluating the call frame information took more than one stack is allowed.
+    TooExpensive,
+    /// There was no copy of the stack.
+    NoStack,
+}
+
+impl Reason {
+    /// The reason as text, `path` naming modules.
+    pub fn text(&self, path: impl Fn(ModuleId) -> Arc<str>) -> String {
+        match self {
+            Self::StackCopyTooSmall => "stack copy too small (see --stack-bytes)".into(),
+            Self::OtherStack => "continues on another stack".into(),
+            Self::NoUnwindInformation(module) => format!("no unwind information in {}", path(*module)),
+            Self::Unreadable(module, why) => format!("cannot read {}: {why}", path(*module)),
+            Self::BadUnwindInformation(module) => format!("bad unwind information in {}", path(*module)),
+            Self::BrokenChain => "broken chain".into(),
+            Self::UnmappedAddress => "return address in no known mapping".into(),
+            Self::NullReturnAddress => "null return address".into(),
+            Self::FramePointersEnd => "frame pointers end here".into(),
+            Self::DepthLimit => "depth limit (see --max-depth)".into(),
+            Self::TooExpensive => "unwind information too expensive".into(),
+            Self::NoStack => "no stack was taken".into(),
+        }
+    }
+}
+
+/// Whether a stack is whole.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Completeness {
+    /// It reaches the thread's entry.
+    Complete,
+    /// It was cut, and why.
+    Cut(Reason),
+}
+
+/// A stack as unwinding leaves it, innermost frame first.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RawStack {
+    /// Frames; the first is the allocator's caller.
+    pub frames: Box<[RawFrame]>,
+    /// What found it.
+    pub unwinder: UnwinderKind,
+    /// Whether it is whole.
+    pub completeness: Completeness,
+}
+
+impl RawStack {
+    /// The stack of a sample of which only the allocator's return address is known.
+    pub fn caller_only(space: &AddressSpace, return_address: u64) -> Self {
+        Self {
+            frames: Box::new([space.frame(return_address.saturating_sub(1))]),
+            unwinder: UnwinderKind::Caller,
+            completeness: Completeness::Cut(Reason::NoStack),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! Unwind information that lies.
+
+use std::sync::Arc;
+
+use super::plain::unwind;
+use super::programs::Library;
+use crate::unwind::cfi::ModuleCfi;
+use crate::unwind::dwarf::{Capture, Unwinder};
+use crate::unwind::elf::Elf;
+use crate::unwind::own_process::OwnProcess;
+use crate::unwind::raw::{Completeness, Reason};
+
+/// SplitMix64, for reproducible mutations.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, bound: usize) -> usize {
+        (self.next() % bound.max(1) as u64) as usize
+    }
+}
+
+/// A library with an expression that never ends in a function's call frame information:
+/// DW_CFA_def_cfa_expression { DW_OP_breg7 0; DW_OP_skip -3 }.
+const ENDLESS: &str = r#"
+__asm__(".globl endless\n.type endless,@function\nendless:\n.cfi_startproc\n"
+        "sub $8, %rsp\n.cfi_adjust_cfa_offset 8\n"
+        ".cfi_escape 0x0f, 5, 0x77, 0, 0x2f, 0xfd, 0xff\n"
+        "call *%rdi\nadd $8, %rsp\nxor %eax, %eax\nret\n.cfi_endproc\n.size endless, .-endless\n");
+"#;
+
+#[test]
+fn endless_expressions_end() {
+    let Some(library) = Library::compile(ENDLESS, &["-O2"]) else { return };
+    let capture = library.capture("endless", 0);
+    let process = OwnProcess::read().expect("/proc");
+    let module = process.module(library.path.to_str().expect("UTF-8")).expect("mapped");
+    let stack = unwind(&process, &capture);
+    assert_eq!(stack.completeness, Completeness::Cut(Reason::BadUnwindInformation(module)));
+    assert_eq!(stack.frames.len(), 1);
+}
+
+/// Mutates a library's unwind sections (now and then its headers), and cuts it short. Nothing may
+/// panic or run away; a stack is complete only in form, since a liar can always end it.
+#[test]
+fn mutated_modules_give_a_reason_or_a_stack() {
+    // Without frame pointers, so that nothing but the mutated information leads on.
+    let truth = include_str!("truth.c");
+    let Some(library) = Library::compile(truth, &["-O2", "-fomit-frame-pointer"]) else { return };
+    let capture = library.capture("realigned", 30);
+    let mut process = OwnProcess::read().expect("/proc");
+    let module = process.module(library.path.to_str().expect("UTF-8")).expect("mapped");
+    let expected = unwind(&process, &capture);
+    let pristine = std::fs::read(&library.path).expect("readable");
+    let elf = Elf::read(&pristine).expect("ELF");
+    let ranges: Vec<(usize, usize)> = [".eh_frame", ".eh_frame_hdr"]
+        .iter()
+        .filter_map(|name| elf.section(name))
+        .map(|section| (section.offset as usize, section.bytes as usize))
+        .chain([(0, 4096)])
+        .collect();
+    let mut random = Random(0x5eed);
+    let mut different = 0;
+    for round in 0..400 {
+        let mut bytes = pristine.clone();
+        let (start, length) = ranges[random.below(if round % 4 == 0 { ranges.len() } else { ranges.len() - 1 })];
+        for _ in 0..1 + (length >> random.below(12)) {
+            let at = start + random.below(length);
+            bytes[at] = random.next() as u8;
+        }
+        if round % 7 == 0 {
+            bytes.truncate(random.below(pristine.len()));
+        }
+        process.replace_image(module, Arc::new(bytes));
+        let stack = unwind(&process, &capture);
+        assert!(!stack.frames.is_empty() && stack.frames.len() <= 512);
+        different += u32::from(stack != expected);
+    }
+    assert!(different > 100, "mutations reach what is evaluated: {different}");
+}
+
+/// Random registers and stacks over real modules: values from the stack are as hostile as files.
+#[test]
+fn random_stacks_give_a_reason() {
+    let process = OwnProcess::read().expect("/proc");
+    let mut unwinder = Unwinder::default();
+    let mut random = Random(7);
+    let space = process.space();
+    for _ in 0..20_000 {
+        let mut capture = crate::unwind::own_process::OwnCapture::default();
+        let code = |random: &mut Random| {
+            let mapping = space.mappings[random.below(space.mappings.len())];
+            mapping.start + random.below((mapping.end - mapping.start) as usize) as u64
+        };
+        capture.registers.ip = code(&mut random);
+        capture.registers.sp = if random.below(10) == 0 { random.next() } else { 0x7fff_0000_0000 };
+        capture.registers.fp = if random.below(3) == 0 { random.next() } else { 0x7fff_0000_0100 };
+        for _ in 0..random.below(200) {
+            let word = match random.below(3) {
+                0 => random.next(),
+                1 => capture.registers.sp.wrapping_add(random.below(2048) as u64 & !7),
+                _ => code(&mut random),
+            };
+            capture.stack.extend_from_slice(&word.to_le_bytes());
+        }
+        let input = Capture { registers: &capture.registers, stack: &capture.stack };
+        let stack = unwinder.unwind(&process, &space, input);
+        assert!(!stack.frames.is_empty());
+    }
+}
+
+#[test]
+fn garbage_is_no_module() {
+    let mut random = Random(1);
+    for length in [0, 1, 63, 64, 65, 4096] {
+        let mut bytes: Vec<u8> = (0..length).map(|_| random.next() as u8).collect();
+        assert!(ModuleCfi::read(Arc::new(bytes.clone())).is_err());
+        for (at, byte) in b"\x7fELF\x02\x01".iter().enumerate().take(length) {
+            bytes[at] = *byte;
+        }
+        // Whatever comes out, it comes out.
+        let _ = ModuleCfi::read(Arc::new(bytes));
+    }
+}

@@ -1,0 +1,67 @@
+//! C code that the tests compile, load and capture in.
+
+use std::ffi::{CStr, CString, c_void};
+use std::path::PathBuf;
+use std::process::Command;
+
+use crate::unwind::own_process::{OwnCapture, capture_here, take_capture};
+
+/// A loaded shared library.
+pub struct Library {
+    handle: *mut c_void,
+    pub path: PathBuf,
+    _directory: tempfile::TempDir,
+}
+
+impl Library {
+    /// Compiles `source` with `flags`; `None`, loudly, if there is no C compiler or it refuses.
+    pub fn compile(source: &str, flags: &[&str]) -> Option<Self> {
+        let directory = tempfile::tempdir().expect("temporary folder");
+        let (code, path) = (directory.path().join("code.c"), directory.path().join("libtruth.so"));
+        std::fs::write(&code, source).expect("write");
+        let status = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&path, &code]).args(flags).status();
+        match status {
+            Ok(status) if status.success() => {}
+            other => {
+                eprintln!("skipped: cc {flags:?} cannot build the program: {other:?}");
+                return None;
+            }
+        }
+        let name = CString::new(path.to_str().expect("UTF-8")).expect("no NUL");
+        // SAFETY: our own library, whose constructors do nothing.
+        let handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_LAZY) };
+        assert!(!handle.is_null(), "dlopen {}", path.display());
+        Some(Self { handle, path, _directory: directory })
+    }
+
+    /// Calls `name(capture, argument)` and gives the capture it made.
+    pub fn capture(&self, name: &str, argument: i32) -> OwnCapture {
+        let symbol = CString::new(name).expect("no NUL");
+        // SAFETY: the handle is open.
+        let address = unsafe { libc::dlsym(self.handle, symbol.as_ptr()) };
+        assert!(!address.is_null(), "{name}");
+        // SAFETY: every function of the test programs that is called from here has this type.
+        let function: unsafe extern "C" fn(extern "C" fn(), i32) -> i32 = unsafe { std::mem::transmute(address) };
+        let target: extern "C" fn() = {
+            // The assembly symbol itself: a wrapper would add a frame.
+            // SAFETY: a function without arguments and result.
+            unsafe { std::mem::transmute::<*const (), extern "C" fn()>(capture_here as *const ()) }
+        };
+        // SAFETY: see above.
+        unsafe { function(target, argument) };
+        take_capture().expect("the program captures")
+    }
+}
+
+/// Name of the exported function that `address` is in, of whatever library.
+pub fn exported_name(address: u64) -> String {
+    // SAFETY: all-zero is a valid value of plain pointers.
+    let mut found: libc::Dl_info = unsafe { std::mem::zeroed() };
+    // SAFETY: only looks the address up.
+    let ok = unsafe { libc::dladdr(address as *const c_void, &mut found) };
+    if ok == 0 || found.dli_sname.is_null() {
+        return "?".into();
+    }
+    // SAFETY: a NUL-terminated string of a library that stays loaded (nothing is ever closed).
+    unsafe { CStr::from_ptr(found.dli_sname) }.to_string_lossy().into_owned()
+}
