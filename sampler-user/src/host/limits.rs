@@ -1,0 +1,226 @@
+//! What this kernel and our rights allow.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+
+use procfs::KernelVersion;
+
+/// Inode of the initial pid namespace, fixed by the kernel (`PROC_PID_INIT_INO`).
+const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
+/// Open files that are asked for: two for each module of a host with many containers.
+const OPEN_FILES: u64 = 65_536;
+/// Linux 5.8 split these two off from CAP_SYS_ADMIN, which still stands for both.
+const CAP_SYS_ADMIN: u32 = 21;
+
+/// A capability, and what cannot be done without it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capability {
+    /// Name.
+    pub name: &'static str,
+    /// What it is needed for.
+    pub needed_for: &'static str,
+    bit: u32,
+    implied_by_sys_admin: bool,
+}
+
+/// What is needed for profiling any process of the host.
+pub const CAPABILITIES: [Capability; 5] = [
+    Capability { name: "CAP_BPF", needed_for: "loading BPF programs", bit: 39, implied_by_sys_admin: true },
+    Capability { name: "CAP_PERFMON", needed_for: "probes and process events", bit: 38, implied_by_sys_admin: true },
+    Capability {
+        name: "CAP_SYS_PTRACE",
+        needed_for: "reading other users' processes in /proc",
+        bit: 19,
+        implied_by_sys_admin: false,
+    },
+    Capability {
+        name: "CAP_DAC_READ_SEARCH",
+        needed_for: "reading the files of containers",
+        bit: 2,
+        implied_by_sys_admin: false,
+    },
+    Capability {
+        name: "CAP_SYS_ADMIN",
+        needed_for: "opening deleted and replaced files of running processes",
+        bit: CAP_SYS_ADMIN,
+        implied_by_sys_admin: true,
+    },
+];
+
+/// What the kernel and our rights allow; `None` where it cannot be told.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// As `uname -r` prints it.
+    pub release: String,
+    /// The same as numbers.
+    pub version: Option<KernelVersion>,
+    /// Capabilities that we do not have.
+    pub missing: Vec<Capability>,
+    /// Lockdown mode, if the kernel has it: `none`, `integrity` or `confidentiality`.
+    pub lockdown: Option<String>,
+    /// `kernel.perf_event_paranoid`.
+    pub perf_event_paranoid: Option<i32>,
+    /// Whether the kernel's own types can be read.
+    pub btf: bool,
+    /// Whether the kernel has uprobes.
+    pub uprobes: bool,
+    /// Whether we see the process ids that the kernel uses.
+    pub initial_pid_namespace: bool,
+}
+
+impl Limits {
+    /// Looks at this machine.
+    #[must_use]
+    pub fn read() -> Self {
+        let text = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned());
+        let release = text("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let namespace = fs::metadata("/proc/self/ns/pid").map(|metadata| metadata.ino());
+        Self {
+            version: release.parse().ok(),
+            release,
+            missing: missing_capabilities(effective_capabilities(&text("/proc/self/status").unwrap_or_default())),
+            lockdown: text("/sys/kernel/security/lockdown").ok().and_then(|modes| chosen_mode(&modes)),
+            perf_event_paranoid: text("/proc/sys/kernel/perf_event_paranoid").ok().and_then(|level| level.parse().ok()),
+            btf: fs::metadata("/sys/kernel/btf/vmlinux").is_ok(),
+            uprobes: fs::metadata("/sys/bus/event_source/devices/uprobe/type").is_ok(),
+            initial_pid_namespace: namespace.is_ok_and(|inode| inode == INITIAL_PID_NAMESPACE),
+        }
+    }
+
+    /// What keeps heapbpf from working at all, each as a sentence with what to do.
+    #[must_use]
+    pub fn blockers(&self) -> Vec<String> {
+        let mut blockers = Vec::new();
+        // Without these two nothing works; the others matter for some processes only.
+        for missing in self.missing.iter().filter(|missing| ["CAP_BPF", "CAP_PERFMON"].contains(&missing.name)) {
+            blockers.push(format!(
+                "{} is missing, needed for {}: run as root or grant it",
+                missing.name, missing.needed_for
+            ));
+        }
+        if self.lockdown.as_deref() == Some("confidentiality") {
+            blockers.push("kernel lockdown is in confidentiality mode, which forbids BPF programs to read memory: boot with lockdown=integrity or none".into());
+        }
+        if !self.uprobes {
+            blockers.push("this kernel has no uprobes (CONFIG_UPROBE_EVENTS), or /sys is not mounted".into());
+        }
+        if !self.btf {
+            blockers.push("this kernel has no BTF (/sys/kernel/btf/vmlinux, CONFIG_DEBUG_INFO_BTF)".into());
+        }
+        if !self.initial_pid_namespace {
+            blockers.push("this is a container with its own process ids: run it with the host's (--pid=host)".into());
+        }
+        blockers
+    }
+}
+
+/// Limits on resources after [`raise`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Raised {
+    /// Most open files.
+    pub open_files: u64,
+    /// Most bytes of locked memory (`u64::MAX`: no limit), which kernels before 5.11 charge maps to.
+    pub locked_bytes: u64,
+}
+
+/// Raises our limits on open files and locked memory as far as permitted and sensible.
+///
+/// # Errors
+/// Only if the limits cannot even be read.
+pub fn raise() -> io::Result<Raised> {
+    Ok(Raised {
+        open_files: raise_one(libc::RLIMIT_NOFILE, OPEN_FILES)?,
+        locked_bytes: raise_one(libc::RLIMIT_MEMLOCK, libc::RLIM_INFINITY)?,
+    })
+}
+
+fn raise_one(resource: libc::__rlimit_resource_t, wanted: u64) -> io::Result<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: `limit` is valid for the result.
+    if unsafe { libc::getrlimit(resource, &raw mut limit) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if limit.rlim_cur >= wanted {
+        return Ok(limit.rlim_cur);
+    }
+    let beyond = libc::rlimit { rlim_cur: wanted, rlim_max: limit.rlim_max.max(wanted) };
+    let within = libc::rlimit { rlim_cur: wanted.min(limit.rlim_max), rlim_max: limit.rlim_max };
+    for attempt in [beyond, within] {
+        // SAFETY: `attempt` is valid.
+        if unsafe { libc::setrlimit(resource, &raw const attempt) } == 0 {
+            return Ok(attempt.rlim_cur);
+        }
+    }
+    Ok(limit.rlim_cur)
+}
+
+fn effective_capabilities(status: &str) -> u64 {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    line.and_then(|digits| u64::from_str_radix(digits.trim(), 16).ok()).unwrap_or(0)
+}
+
+fn missing_capabilities(effective: u64) -> Vec<Capability> {
+    let has = |bit: u32| effective >> bit & 1 != 0;
+    let missing = |it: &Capability| !(has(it.bit) || it.implied_by_sys_admin && has(CAP_SYS_ADMIN));
+    CAPABILITIES.into_iter().filter(missing).collect()
+}
+
+/// The one in brackets of `[none] integrity confidentiality`.
+fn chosen_mode(modes: &str) -> Option<String> {
+    let (_, rest) = modes.split_once('[')?;
+    Some(rest.split_once(']')?.0.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn capabilities() {
+        let names = |effective| missing_capabilities(effective).iter().map(|it| it.name).collect::<Vec<_>>();
+        assert_eq!(names(u64::MAX), [] as [&str; 0]);
+        assert_eq!(names(0).len(), CAPABILITIES.len());
+        assert_eq!(names(1 << CAP_SYS_ADMIN), ["CAP_SYS_PTRACE", "CAP_DAC_READ_SEARCH"]);
+        assert_eq!(effective_capabilities("Name:\tx\nCapEff:\t000001fffeffffff\nCapBnd:\t0\n"), 0x01ff_feff_ffff);
+        assert_eq!(effective_capabilities("nothing"), 0);
+    }
+
+    #[test]
+    fn lockdown_modes() {
+        assert_eq!(chosen_mode("none [integrity] confidentiality").as_deref(), Some("integrity"));
+        assert_eq!(chosen_mode(""), None);
+    }
+
+    #[test]
+    fn each_blocker_is_named() {
+        let fine = Limits {
+            release: "6.1.0".into(),
+            version: None,
+            missing: Vec::new(),
+            lockdown: None,
+            perf_event_paranoid: Some(4),
+            btf: true,
+            uprobes: true,
+            initial_pid_namespace: true,
+        };
+        assert_eq!(fine.blockers(), [] as [String; 0]);
+        let bad = Limits {
+            missing: missing_capabilities(0),
+            lockdown: Some("confidentiality".into()),
+            btf: false,
+            uprobes: false,
+            initial_pid_namespace: false,
+            ..fine
+        };
+        assert_eq!(bad.blockers().len(), 6);
+    }
+
+    #[test]
+    fn this_machine() {
+        let limits = Limits::read();
+        assert!(limits.version.is_some_and(|version| version.major >= 4), "{limits:?}");
+        let raised = raise().expect("limits can be read");
+        assert_eq!(raise().expect("again"), raised, "raising twice changes nothing");
+    }
+}

@@ -1,0 +1,279 @@
+//! Opening the file behind a mapping, and being sure that it is that file.
+
+use std::ffi::OsStr;
+use std::fs::{File, Metadata, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::record::{Device, MapEvent};
+
+/// Why a mapped file cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unreadable {
+    /// There is no file: JIT-compiled code, or a special mapping of the kernel.
+    #[error("no file behind this mapping")]
+    NoFile,
+    /// Not an ELF file.
+    #[error("not an ELF file")]
+    NotElf,
+    /// Opening it is not permitted.
+    #[error("permission denied (CAP_SYS_ADMIN and CAP_SYS_PTRACE are needed for files of other users' processes)")]
+    Permission,
+    /// Neither the process nor a file at this path is there any more.
+    #[error("the process and the file are gone")]
+    Gone,
+    /// There is a file at this path, but it is not the one that was mapped.
+    #[error("the file was replaced by another")]
+    Replaced,
+    /// A file system served by a process, which could keep us waiting for ever.
+    #[error("on a FUSE file system, which could block the reader")]
+    Blocking,
+    /// Anything else.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl Unreadable {
+    fn from_io(error: &io::Error) -> Self {
+        match error.raw_os_error() {
+            Some(libc::EACCES | libc::EPERM) => Self::Permission,
+            Some(libc::ENOENT | libc::ESRCH | libc::ENOTDIR | libc::ESTALE) => Self::Gone,
+            _ => Self::Other(error.to_string()),
+        }
+    }
+
+    /// How much it tells: of several failed attempts the most telling is reported.
+    fn rank(&self) -> u8 {
+        match self {
+            Self::Gone => 0,
+            Self::Replaced => 1,
+            Self::Other(_) => 2,
+            Self::Permission => 3,
+            Self::NoFile | Self::NotElf | Self::Blocking => 4,
+        }
+    }
+}
+
+/// What a file that was opened again must still agree in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Stamp {
+    inode: u64,
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+/// The file below an overlay: two overlay mounts (containers) show one lower file under two device numbers, but
+/// their file handles name the same file system and inode. (Two file systems without a UUID cannot be told apart.)
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RealFile {
+    handle: Box<[u8]>,
+    stamp: Stamp,
+}
+
+/// A mapped file, opened and verified.
+#[derive(Debug)]
+pub struct Opened {
+    /// For reading.
+    pub file: File,
+    /// To recognize it later.
+    pub stamp: Stamp,
+    /// The file below, if it is seen through an overlay mount and the kernel tells (6.6 and later do; earlier ones
+    /// name the file below in the mapping).
+    pub real: Option<RealFile>,
+    /// Generation of the inode that the mapping names, where the file system tells.
+    pub generation: Option<u64>,
+}
+
+/// Opens the file behind `map`: through the mapping itself, the process's root, its executable, and last the path as
+/// we see it; verified each time.
+///
+/// # Errors
+/// The most telling reason of all attempts.
+pub fn open_mapped(map: &MapEvent, path: &[u8]) -> Result<Opened, Unreadable> {
+    if may_block(map) {
+        return Err(Unreadable::Blocking);
+    }
+    let (pid, end) = (map.pid, map.address.saturating_add(map.length));
+    let mut reason = Unreadable::Gone;
+    let path = Path::new(OsStr::from_bytes(path));
+    let attempts = [
+        (Trust::Mapping, Some(PathBuf::from(format!("/proc/{pid}/map_files/{:x}-{end:x}", map.address)))),
+        (Trust::Path, path.strip_prefix("/").ok().map(|path| PathBuf::from(format!("/proc/{pid}/root")).join(path))),
+        (Trust::Path, Some(PathBuf::from(format!("/proc/{pid}/exe")))),
+        (Trust::Path, path.is_absolute().then(|| path.to_path_buf())),
+    ];
+    for (trust, attempt) in attempts {
+        let Some(attempt) = attempt else { continue };
+        match open_verified(&attempt, map, trust) {
+            Ok(opened) => return Ok(opened),
+            Err(error) if error.rank() > reason.rank() => reason = error,
+            Err(_) => {}
+        }
+    }
+    Err(reason)
+}
+
+/// How an attempt found the file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Trust {
+    /// By the exact address range of the mapping.
+    Mapping,
+    /// By a name, which may mean another file by now.
+    Path,
+}
+
+fn open_verified(path: &Path, map: &MapEvent, trust: Trust) -> Result<Opened, Unreadable> {
+    // O_PATH first: looking at what is there must not open a device or wait for a pipe.
+    let handle = OpenOptions::new()
+        .read(true)
+        .custom_flags(libc::O_PATH | libc::O_CLOEXEC)
+        .open(path)
+        .map_err(|error| Unreadable::from_io(&error))?;
+    let metadata = handle.metadata().map_err(|error| Unreadable::from_io(&error))?;
+    if !metadata.is_file() {
+        return Err(Unreadable::NoFile);
+    }
+    let file_system = file_system(&handle);
+    let stacked = matches!(file_system, libc::OVERLAYFS_SUPER_MAGIC | libc::BTRFS_SUPER_MAGIC);
+    let same_inode = metadata.ino() == map.inode;
+    let same = same_inode && (device(&metadata) == map.device || stacked)
+        // Kernels differ in which of an overlay's inodes they report.
+        || trust == Trust::Mapping && stacked;
+    if !same {
+        return Err(Unreadable::Replaced);
+    }
+    let file =
+        File::open(format!("/proc/self/fd/{}", handle.as_raw_fd())).map_err(|error| Unreadable::from_io(&error))?;
+    let stamp = stamp(&metadata);
+    let overlay = file_system == libc::OVERLAYFS_SUPER_MAGIC;
+    let handle = if overlay { file_handle(&file) } else { None };
+    let real = handle.map(|handle| RealFile { handle, stamp });
+    let generation = if device(&metadata) == map.device { generation(&file) } else { None };
+    Ok(Opened { file, stamp, real, generation })
+}
+
+fn stamp(metadata: &Metadata) -> Stamp {
+    Stamp { inode: metadata.ino(), bytes: metadata.len(), modified: (metadata.mtime(), metadata.mtime_nsec()) }
+}
+
+fn device(metadata: &Metadata) -> Device {
+    Device { major: libc::major(metadata.dev()), minor: libc::minor(metadata.dev()) }
+}
+
+/// The file system's magic number, 0 if it cannot be had.
+fn file_system(file: &File) -> libc::__fsword_t {
+    let mut buffer = std::mem::MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: an open descriptor, and room for the result (all zeroes is a valid value of it).
+    unsafe {
+        libc::fstatfs(file.as_raw_fd(), buffer.as_mut_ptr());
+        buffer.assume_init().f_type
+    }
+}
+
+/// The file's handle, for comparing only (`AT_HANDLE_FID`).
+fn file_handle(file: &File) -> Option<Box<[u8]>> {
+    const AT_HANDLE_FID: libc::c_int = 0x200;
+    const ROOM: usize = 128;
+    #[repr(C)]
+    struct Handle {
+        bytes: libc::c_uint,
+        kind: libc::c_int,
+        handle: [u8; ROOM],
+    }
+    let mut handle = Handle { bytes: ROOM as u32, kind: 0, handle: [0; ROOM] };
+    let mut mount: libc::c_int = 0;
+    // SAFETY: an open descriptor, an empty path, and a handle whose `bytes` says how much room follows.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_name_to_handle_at,
+            file.as_raw_fd(),
+            c"".as_ptr(),
+            &raw mut handle,
+            &raw mut mount,
+            libc::AT_EMPTY_PATH | AT_HANDLE_FID,
+        )
+    };
+    let used = handle.handle.get(..handle.bytes as usize)?;
+    (result == 0 && !used.is_empty()).then(|| used.into())
+}
+
+/// `FS_IOC_GETVERSION`: what process events call the inode's generation.
+fn generation(file: &File) -> Option<u64> {
+    const FS_IOC_GETVERSION: libc::c_ulong = 0x8008_7601;
+    let mut version: libc::c_long = 0;
+    // SAFETY: the request writes at most a long.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_GETVERSION as _, &raw mut version) };
+    (result == 0).then_some(u64::from(version as u32))
+}
+
+/// Whether the file system that holds the mapping's file is served by a process (FUSE). Only numbered pseudo-devices
+/// can be; their type is in the mount table of the process.
+fn may_block(map: &MapEvent) -> bool {
+    if map.device.major != 0 {
+        return false;
+    }
+    let tables = [format!("/proc/{}/mountinfo", map.pid), "/proc/self/mountinfo".to_owned()];
+    tables
+        .iter()
+        .filter_map(|table| std::fs::read(table).ok())
+        .find_map(|table| is_fuse(&table, map.device))
+        .unwrap_or(false)
+}
+
+/// Whether `device` is of type fuse in a mount table; `None` if it is not there.
+fn is_fuse(table: &[u8], device: Device) -> Option<bool> {
+    let number = format!("{}:{}", device.major, device.minor);
+    table.split(|byte| *byte == b'\n').find_map(|line| {
+        let mut words = line.split(|byte| *byte == b' ');
+        (words.nth(2)? == number.as_bytes()).then_some(())?;
+        let kind = words.skip_while(|word| *word != b"-").nth(1)?;
+        Some(kind.starts_with(b"fuse") && kind != b"fusectl")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn mount_tables() {
+        let table = b"36 35 98:0 /mnt1 /mnt2 rw,noatime master:1 - ext4 /dev/root rw\n\
+            40 35 0:52 / /mnt/s rw - fuse.sshfs host: rw\n41 35 0:53 / /sys/fs/fuse rw - fusectl none rw\n";
+        assert_eq!(is_fuse(table, Device { major: 98, minor: 0 }), Some(false));
+        assert_eq!(is_fuse(table, Device { major: 0, minor: 52 }), Some(true));
+        assert_eq!(is_fuse(table, Device { major: 0, minor: 53 }), Some(false));
+        assert_eq!(is_fuse(table, Device { major: 0, minor: 54 }), None);
+    }
+
+    fn mapping_of(path: &Path) -> MapEvent {
+        let metadata = path.metadata().expect("stat");
+        // A pid that cannot exist: only the path is left to find it by.
+        MapEvent {
+            pid: u32::MAX,
+            device: device(&metadata),
+            inode: metadata.ino(),
+            length: 4096,
+            ..MapEvent::default()
+        }
+    }
+
+    #[test]
+    fn found_by_path_but_only_if_it_is_the_same_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("x");
+        std::fs::write(&path, "one").expect("writes");
+        let map = mapping_of(&path);
+        let bytes = path.as_os_str().as_bytes();
+        assert!(open_mapped(&map, bytes).is_ok());
+
+        let other = folder.path().join("y");
+        std::fs::write(&other, "two").expect("writes");
+        std::fs::rename(&other, &path).expect("renames");
+        assert_eq!(open_mapped(&map, bytes).map(|_| ()), Err(Unreadable::Replaced));
+        std::fs::remove_file(&path).expect("removes");
+        assert_eq!(open_mapped(&map, bytes).map(|_| ()), Err(Unreadable::Gone));
+    }
+}

@@ -1,0 +1,294 @@
+//! Processes as /proc describes them, and which of them are targets.
+
+use std::fs;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::sync::Arc;
+
+use globset::{Glob, GlobMatcher};
+
+use super::cgroup::{self, Cgroup};
+
+/// Longest name that the kernel keeps of a thread.
+pub const MAX_COMM_BYTES: usize = 15;
+/// The kernel's flag for its own threads.
+const PF_KTHREAD: u32 = 0x0020_0000;
+
+/// What /proc tells about a process.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ProcessInfo {
+    /// Process id in our pid namespace.
+    pub pid: u32,
+    /// Process id in its own pid namespace, if that differs.
+    pub namespace_pid: Option<u32>,
+    /// Parent's process id.
+    pub parent_pid: u32,
+    /// Real user id.
+    pub uid: u32,
+    /// Name of the main thread.
+    pub comm: Arc<str>,
+    /// Path of the executable as the process sees it, without the mark of deletion; empty if it cannot be read.
+    pub exe: Arc<str>,
+    /// Whether the executable was deleted (or replaced) on disk.
+    pub exe_deleted: bool,
+    /// Version 2 control group, empty if unknown.
+    pub cgroup: Arc<str>,
+    /// Start, CLOCK_BOOTTIME in nanoseconds, rounded down to a clock tick (10 ms).
+    pub start_ns: u64,
+    /// Number of threads.
+    pub threads: u32,
+    /// Whether it is a thread of the kernel, or a process that has ended but was not waited for.
+    pub without_memory: bool,
+}
+
+impl ProcessInfo {
+    /// Reads /proc/PID. What needs more rights than we have (the executable) is left empty.
+    ///
+    /// # Errors
+    /// `NotFound` (or ESRCH) if there is no such process.
+    pub fn read(pid: u32) -> io::Result<Self> {
+        let stat = Stat::read(pid)?;
+        let status = read_text(pid, "status")?;
+        let (namespace_pid, uid) = parse_status(&status);
+        let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+        let exe = String::from_utf8_lossy(exe.as_os_str().as_bytes());
+        let (exe, exe_deleted) = exe.strip_suffix(" (deleted)").map_or((&*exe, false), |exe| (exe, true));
+        let cgroup = read_text(pid, "cgroup").unwrap_or_default();
+        Ok(Self {
+            pid,
+            namespace_pid: namespace_pid.filter(|inner| *inner != pid),
+            uid,
+            exe: exe.into(),
+            exe_deleted,
+            cgroup: cgroup::parse(&cgroup).unwrap_or_default().into(),
+            parent_pid: stat.parent_pid,
+            start_ns: stat.start_ns,
+            threads: stat.threads,
+            without_memory: stat.without_memory,
+            comm: stat.comm.into(),
+        })
+    }
+}
+
+/// The part of /proc/PID/stat that we need.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// Name of the main thread.
+    pub comm: String,
+    /// Parent's process id.
+    pub parent_pid: u32,
+    /// Threads.
+    pub threads: u32,
+    /// Start, CLOCK_BOOTTIME in nanoseconds, rounded down to a clock tick.
+    pub start_ns: u64,
+    /// A kernel thread, a zombie or a dead process.
+    pub without_memory: bool,
+}
+
+impl Stat {
+    /// Reads /proc/PID/stat.
+    ///
+    /// # Errors
+    /// `NotFound` (or ESRCH) if there is no such process; `InvalidData` if the text makes no sense.
+    pub fn read(pid: u32) -> io::Result<Self> {
+        // SAFETY: no preconditions.
+        let ticks = u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).unwrap_or(100).max(1);
+        Self::parse(&read_text(pid, "stat")?, ticks).ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    /// `pid (comm) state ppid …`; the name may hold anything, also parentheses.
+    fn parse(text: &str, ticks_per_second: u64) -> Option<Self> {
+        let (start, end) = (text.find('(')?, text.rfind(')')?);
+        let comm = text.get(start + 1..end)?.to_owned();
+        let fields: Vec<&str> = text.get(end + 1..)?.split_ascii_whitespace().collect();
+        // proc_pid_stat(5) counts from 1, and the third is the first after the name.
+        let field = |number: usize| fields.get(number - 3).copied();
+        let flags: u32 = field(9)?.parse().ok()?;
+        let ticks: u64 = field(22)?.parse().ok()?;
+        Some(Self {
+            comm,
+            parent_pid: field(4)?.parse().ok()?,
+            threads: field(20)?.parse().ok()?,
+            start_ns: ticks.saturating_mul(1_000_000_000 / ticks_per_second),
+            without_memory: flags & PF_KTHREAD != 0 || matches!(field(3)?, "Z" | "X"),
+        })
+    }
+}
+
+/// Process ids of everything that runs, in our pid namespace.
+///
+/// # Errors
+/// If /proc cannot be read.
+pub fn all_pids() -> io::Result<Vec<u32>> {
+    numbered(fs::read_dir("/proc")?)
+}
+
+/// Thread ids of a process.
+///
+/// # Errors
+/// `NotFound` if there is no such process.
+pub fn threads(pid: u32) -> io::Result<Vec<u32>> {
+    numbered(fs::read_dir(format!("/proc/{pid}/task"))?)
+}
+
+fn numbered(entries: fs::ReadDir) -> io::Result<Vec<u32>> {
+    Ok(entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect())
+}
+
+fn read_text(pid: u32, name: &str) -> io::Result<String> {
+    // Names of threads need not be UTF-8.
+    Ok(String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/{name}"))?).into_owned())
+}
+
+/// Innermost process id and real user id.
+fn parse_status(text: &str) -> (Option<u32>, u32) {
+    let words = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)).map(str::split_ascii_whitespace);
+    let inner = words("NSpid:").and_then(Iterator::last).and_then(|pid| pid.parse().ok());
+    let uid = words("Uid:").and_then(|mut ids| ids.next()).and_then(|uid| uid.parse().ok());
+    (inner, uid.unwrap_or(0))
+}
+
+/// A pattern for names of processes: `*`, `?`, `[…]`, `{a,b}`.
+#[derive(Clone, Debug)]
+pub struct CommGlob {
+    matcher: GlobMatcher,
+}
+
+impl CommGlob {
+    /// Compiles a pattern. A plain name longer than the kernel keeps is cut to what the kernel keeps.
+    ///
+    /// # Errors
+    /// If the pattern is malformed.
+    pub fn new(pattern: &str) -> Result<Self, globset::Error> {
+        let plain = !pattern.contains(['*', '?', '[', '{', '\\']);
+        let pattern = if plain { &pattern[..pattern.floor_char_boundary(MAX_COMM_BYTES)] } else { pattern };
+        Ok(Self { matcher: Glob::new(pattern)?.compile_matcher() })
+    }
+
+    /// Whether it matches all of `comm`.
+    #[must_use]
+    pub fn matches(&self, comm: &str) -> bool {
+        self.matcher.is_match(comm)
+    }
+}
+
+/// Which processes are profiled.
+#[derive(Clone, Debug)]
+pub enum Target {
+    /// One process.
+    Pid(u32),
+    /// Every process.
+    All,
+    /// Processes whose main thread's name matches.
+    Comm(CommGlob),
+    /// Processes of a control group and of those below it.
+    Cgroup(Cgroup),
+}
+
+/// Why a named process cannot be a target.
+#[derive(Debug, thiserror::Error)]
+pub enum TargetError {
+    /// Not there.
+    #[error("there is no process {pid}: it may have ended, or {pid} is its number in a container (`ps -e` lists ours)")]
+    NoSuchProcess {
+        /// As given.
+        pid: u32,
+    },
+    /// A thread id was given.
+    #[error("{tid} is a thread of process {pid}: give --pid {pid}")]
+    Thread {
+        /// As given.
+        tid: u32,
+        /// Its process.
+        pid: u32,
+    },
+    /// Kernel thread or zombie.
+    #[error("process {pid} ({comm}) has no memory of its own: it is a kernel thread or has ended already")]
+    WithoutMemory {
+        /// As given.
+        pid: u32,
+        /// Its name.
+        comm: Arc<str>,
+    },
+    /// Ourselves.
+    #[error("process {pid} is heapbpf itself, which never samples itself")]
+    Ourselves {
+        /// As given.
+        pid: u32,
+    },
+    /// Not readable.
+    #[error("process {pid} cannot be looked at: {source}; run as root, or with CAP_SYS_PTRACE")]
+    Denied {
+        /// As given.
+        pid: u32,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+}
+
+impl Target {
+    /// Whether `process` is one of these. Never true for ourselves and for what has no memory.
+    #[must_use]
+    pub fn matches(&self, process: &ProcessInfo) -> bool {
+        let possible = process.pid != std::process::id() && !process.without_memory;
+        possible
+            && match self {
+                Self::Pid(pid) => process.pid == *pid,
+                Self::All => true,
+                Self::Comm(glob) => glob.matches(&process.comm),
+                Self::Cgroup(group) => group.contains(&process.cgroup),
+            }
+    }
+}
+
+/// The processes that run now and match one of `targets`, by pid. None is not an error unless it was named by pid:
+/// others may match later.
+///
+/// # Errors
+/// A process named by pid is not there or cannot be a target.
+pub fn select(targets: &[Target]) -> Result<Vec<ProcessInfo>, TargetError> {
+    let mut selected = Vec::new();
+    for target in targets {
+        if let Target::Pid(pid) = target {
+            selected.push(named(*pid)?);
+        }
+    }
+    if targets.iter().any(|target| !matches!(target, Target::Pid(_))) {
+        // What vanishes between the list and the look is no error.
+        let all = all_pids().unwrap_or_default().into_iter().filter_map(|pid| ProcessInfo::read(pid).ok());
+        selected.extend(all.filter(|process| targets.iter().any(|target| target.matches(process))));
+    }
+    selected.sort_by_key(|process| process.pid);
+    selected.dedup_by_key(|process| process.pid);
+    Ok(selected)
+}
+
+fn named(pid: u32) -> Result<ProcessInfo, TargetError> {
+    let process = ProcessInfo::read(pid).map_err(|source| match source.raw_os_error() {
+        Some(libc::ENOENT | libc::ESRCH) => TargetError::NoSuchProcess { pid },
+        _ => TargetError::Denied { pid, source },
+    })?;
+    // /proc/TID is there for every thread, though not listed.
+    if let Some(leader) = thread_group(pid).filter(|leader| *leader != pid) {
+        return Err(TargetError::Thread { tid: pid, pid: leader });
+    }
+    if pid == std::process::id() {
+        return Err(TargetError::Ourselves { pid });
+    }
+    if process.without_memory {
+        return Err(TargetError::WithoutMemory { pid, comm: process.comm });
+    }
+    match fs::metadata(format!("/proc/{pid}/exe")) {
+        Err(source) if source.kind() == io::ErrorKind::PermissionDenied => Err(TargetError::Denied { pid, source }),
+        _ => Ok(process),
+    }
+}
+
+fn thread_group(tid: u32) -> Option<u32> {
+    let status = read_text(tid, "status").ok()?;
+    status.lines().find_map(|line| line.strip_prefix("Tgid:"))?.trim().parse().ok()
+}
+
+#[cfg(test)]
+#[path = "process_tests.rs"]
+mod tests;
