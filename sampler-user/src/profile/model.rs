@@ -71,6 +71,24 @@ pub struct Profile {
     pub notes: Vec<String>,
 }
 
+impl Profile {
+    /// The part of the profile that is about one process (by its index).
+    pub fn only_process(&self, process: usize) -> Self {
+        let rows = self.rows.iter().filter(|row| row.process == process);
+        Self {
+            processes: self.processes.get(process).cloned().into_iter().collect(),
+            rows: rows.map(|row| Row { process: 0, ..row.clone() }).collect(),
+            version: self.version.clone(),
+            unwind: self.unwind.clone(),
+            host: self.host.clone(),
+            modules: self.modules.clone(),
+            counters: self.counters.clone(),
+            notes: self.notes.clone(),
+            ..*self
+        }
+    }
+}
+
 /// A process in a profile.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Process {

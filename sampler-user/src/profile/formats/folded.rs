@@ -1,0 +1,78 @@
+//! Folded stacks: one line each, for flame-graph tools and `sort`.
+
+use std::io::{self, Write as _};
+
+use super::{Format, FormatError, WriteOptions};
+use crate::profile::chains::Chains;
+use crate::profile::model::Profile;
+
+pub(super) struct Folded;
+
+impl Format for Folded {
+    fn name(&self) -> &'static str {
+        "folded"
+    }
+
+    fn extensions(&self) -> &'static [&'static str] {
+        &[".folded"]
+    }
+
+    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+        let chains = Chains::new(profile, options)?;
+        let names: Vec<String> = chains.names.iter().map(|name| plain(name)).collect();
+        let mut line = Vec::new();
+        for (chain, value) in &chains.chains {
+            line.clear();
+            for &name in chain {
+                line.extend_from_slice(names[name as usize].as_bytes());
+                line.push(b';');
+            }
+            line.pop();
+            writeln!(line, " {value}")?;
+            out.write_all(&line)?;
+        }
+        Ok(())
+    }
+
+    fn how_to_open(&self, file: &str) -> String {
+        format!("inferno-flamegraph {file} > flame.svg")
+    }
+}
+
+/// A name without what separates names, or lines.
+pub(super) fn plain(name: &str) -> String {
+    name.chars()
+        .map(|c| {
+            if c == ';' {
+                ':'
+            } else if c.is_control() {
+                ' '
+            } else {
+                c
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::testing;
+
+    #[test]
+    fn lines_are_root_first_and_add_up() {
+        let mut profile = testing::small();
+        profile.processes[1].comm = "we;ird\nname".into();
+        let mut out = Vec::new();
+        Folded.write(&profile, &WriteOptions::default(), &mut out).expect("memory");
+        let text = String::from_utf8(out).expect("text");
+        let mut sum = 0;
+        for line in text.lines() {
+            let (chain, value) = line.rsplit_once(' ').expect("a value");
+            sum += value.parse::<i64>().expect("a number");
+            assert!(chain.starts_with("server (4242);") || chain.starts_with("we:ird name (4300);"), "{line}");
+        }
+        let total: f64 = profile.rows.iter().map(|row| row.inuse.bytes).sum();
+        assert_eq!(sum, total.round() as i64);
+    }
+}

@@ -1,0 +1,394 @@
+//! JSON: everything we know, with error bars; `profile/read/json.rs` reads it back.
+
+use std::io;
+
+use serde::ser::{SerializeSeq as _, SerializeStruct as _};
+use serde::{Serialize, Serializer};
+use serde_json::value::{RawValue, to_raw_value};
+
+use super::{Format, FormatError, WriteOptions};
+use crate::profile::estimates::{Pool, exact, of_row};
+use crate::profile::intern::Interned;
+use crate::profile::model::{Frame, Lifetimes, Process, Profile, Row};
+use crate::profile::value::Value;
+use crate::sampling::estimate::Estimate;
+use crate::view::units;
+
+pub(super) struct Json;
+
+impl Format for Json {
+    fn name(&self) -> &'static str {
+        "json"
+    }
+
+    fn extensions(&self) -> &'static [&'static str] {
+        &[".json"]
+    }
+
+    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+        let interned = Interned::new(profile);
+        let frames = interned.frames.iter().map(|frame| frame_json(profile, frame)).collect::<Result<Vec<_>, _>>()?;
+        let writer = Writer { profile, confidence: options.confidence, interned: &interned, frames: &frames };
+        serde_json::to_writer(&mut *out, &writer)?;
+        out.write_all(b"\n")?;
+        Ok(())
+    }
+
+    fn how_to_open(&self, file: &str) -> String {
+        format!("heapbpf report {file}")
+    }
+}
+
+struct Writer<'a> {
+    profile: &'a Profile,
+    confidence: f64,
+    interned: &'a Interned<'a>,
+    /// Distinct frames, already as JSON: most frames are in many stacks.
+    frames: &'a [Box<RawValue>],
+}
+
+impl Serialize for Writer<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let profile = self.profile;
+        let mut top = serializer.serialize_struct("Profile", 17)?;
+        top.serialize_field("version", &profile.version)?;
+        top.serialize_field("interval_bytes", &profile.interval)?;
+        top.serialize_field("criterion", profile.criterion.name())?;
+        top.serialize_field("unwind", &profile.unwind)?;
+        top.serialize_field("started", &humantime::format_rfc3339_nanos(profile.started).to_string())?;
+        top.serialize_field("duration_seconds", &profile.duration.as_secs_f64())?;
+        top.serialize_field("host", &profile.host)?;
+        top.serialize_field("live", &profile.live)?;
+        top.serialize_field("samples_known", &profile.samples_known)?;
+        top.serialize_field("confidence", &self.confidence)?;
+        top.serialize_field("totals", &Figures::of_pool(self, &Pool::of(&profile.rows), None))?;
+        top.serialize_field("processes", &self.processes())?;
+        top.serialize_field("modules", &self.modules())?;
+        top.serialize_field("stacks", &Stacks(self))?;
+        top.serialize_field("counters", &profile.counters)?;
+        top.serialize_field("notes", &profile.notes)?;
+        top.end()
+    }
+}
+
+impl<'a> Writer<'a> {
+    fn processes(&self) -> Vec<ProcessJson<'a>> {
+        let mut pools = vec![Pool::default(); self.profile.processes.len()];
+        for row in &self.profile.rows {
+            if let Some(pool) = pools.get_mut(row.process) {
+                pool.add(row);
+            }
+        }
+        let processes = self.profile.processes.iter().zip(pools).enumerate();
+        processes
+            .map(|(index, (process, pool))| ProcessJson {
+                process,
+                figures: Figures::of_pool(self, &pool, Some(index)),
+            })
+            .collect()
+    }
+
+    fn modules(&self) -> Vec<ModuleJson<'a>> {
+        let module = |module: &'a crate::profile::model::Module| ModuleJson {
+            path: &module.path,
+            build_id: module.build_id.as_deref().map(units::hex),
+            start: module.start,
+            end: module.end,
+            file_offset: module.file_offset,
+        };
+        self.profile.modules.iter().map(module).collect()
+    }
+}
+
+#[derive(Serialize)]
+struct ModuleJson<'a> {
+    path: &'a str,
+    build_id: Option<String>,
+    start: u64,
+    end: u64,
+    file_offset: u64,
+}
+
+struct ProcessJson<'a> {
+    process: &'a Process,
+    figures: Figures,
+}
+
+impl Serialize for ProcessJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let process = self.process;
+        let mut fields = serializer.serialize_struct("Process", 12)?;
+        fields.serialize_field("pid", &process.pid)?;
+        fields.serialize_field("namespace_pid", &process.namespace_pid)?;
+        fields.serialize_field("comm", &process.comm)?;
+        fields.serialize_field("exe", &process.exe)?;
+        fields.serialize_field("cgroup", &process.cgroup)?;
+        fields.serialize_field("allocators", &process.allocators)?;
+        fields.serialize_field("coverage", &process.coverage)?;
+        fields.serialize_field("ended", &process.ended)?;
+        self.figures.fields::<S>(&mut fields)?;
+        fields.end()
+    }
+}
+
+/// `E` of the contract, with the variance that sums of profiles need.
+#[derive(Serialize)]
+struct Figure {
+    estimate: Option<f64>,
+    low: Option<f64>,
+    high: Option<f64>,
+    exact: Option<u64>,
+    variance: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'static str>,
+}
+
+impl Figure {
+    fn new(profile: &Profile, estimate: Estimate, variance: f64) -> Self {
+        Self {
+            estimate: Some(estimate.estimate),
+            low: estimate.low,
+            high: estimate.high,
+            exact: estimate.exact,
+            variance: profile.samples_known.then_some(variance),
+            reason: estimate.reason,
+        }
+    }
+
+    const NOT_LIVE: Self = Self {
+        estimate: None,
+        low: None,
+        high: None,
+        exact: None,
+        variance: None,
+        reason: Some("frees were not followed"),
+    };
+}
+
+/// The four figures of a stack, a process or everything.
+#[derive(Serialize)]
+struct Figures {
+    alloc_bytes: Figure,
+    alloc_objects: Figure,
+    inuse_bytes: Figure,
+    inuse_objects: Figure,
+}
+
+impl Figures {
+    fn new(profile: &Profile, figure: impl Fn(Value) -> Figure) -> Self {
+        let figure = |value: Value| if value.is_inuse() && !profile.live { Figure::NOT_LIVE } else { figure(value) };
+        Self {
+            alloc_bytes: figure(Value::AllocSpace),
+            alloc_objects: figure(Value::AllocObjects),
+            inuse_bytes: figure(Value::InuseSpace),
+            inuse_objects: figure(Value::InuseObjects),
+        }
+    }
+
+    fn of_pool(writer: &Writer, pool: &Pool, process: Option<usize>) -> Self {
+        let profile = writer.profile;
+        Self::new(profile, |value| {
+            let mut estimate = pool.estimate(profile, value, writer.confidence);
+            estimate.exact = exact(profile, process, value).or(estimate.exact);
+            Figure::new(profile, estimate, pool.variance(value))
+        })
+    }
+
+    fn of_row(writer: &Writer, row: &Row) -> Self {
+        let profile = writer.profile;
+        Self::new(profile, |value| {
+            let sums = value.sums(row);
+            let variance = if value.is_bytes() { sums.bytes_variance } else { sums.objects_variance };
+            Figure::new(profile, of_row(profile, row, value, writer.confidence), variance)
+        })
+    }
+
+    fn fields<S: Serializer>(&self, fields: &mut S::SerializeStruct) -> Result<(), S::Error> {
+        fields.serialize_field("alloc_bytes", &self.alloc_bytes)?;
+        fields.serialize_field("alloc_objects", &self.alloc_objects)?;
+        fields.serialize_field("inuse_bytes", &self.inuse_bytes)?;
+        fields.serialize_field("inuse_objects", &self.inuse_objects)
+    }
+}
+
+struct Stacks<'a>(&'a Writer<'a>);
+
+impl Serialize for Stacks<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let rows = &self.0.profile.rows;
+        let mut sequence = serializer.serialize_seq(Some(rows.len()))?;
+        for (row, &stack) in rows.iter().zip(&self.0.interned.stack_of_row) {
+            sequence.serialize_element(&RowJson { writer: self.0, row, stack })?;
+        }
+        sequence.end()
+    }
+}
+
+struct RowJson<'a> {
+    writer: &'a Writer<'a>,
+    row: &'a Row,
+    stack: u32,
+}
+
+impl Serialize for RowJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let (row, profile) = (self.row, self.writer.profile);
+        let mut fields = serializer.serialize_struct("Row", 28)?;
+        // The index tells processes apart that had the same pid one after the other.
+        fields.serialize_field("process", &row.process)?;
+        fields.serialize_field("pid", &profile.processes.get(row.process).map(|process| process.pid))?;
+        fields.serialize_field("thread", &*row.thread)?;
+        fields.serialize_field("function", &*row.function)?;
+        fields.serialize_field("interval", &row.interval)?;
+        fields.serialize_field("samples", &row.alloc.samples)?;
+        fields.serialize_field("zero_byte_samples", &row.alloc.zero_byte_samples)?;
+        fields.serialize_field("sampled_bytes", &row.alloc.sampled_bytes)?;
+        fields.serialize_field("offset_sum", &row.alloc.offset_sum)?;
+        fields.serialize_field("smallest_bytes", &row.alloc.smallest_bytes)?;
+        fields.serialize_field("largest_bytes", &row.alloc.largest_bytes)?;
+        if profile.live {
+            fields.serialize_field("inuse_samples", &row.inuse.samples)?;
+            fields.serialize_field("inuse_zero_byte_samples", &row.inuse.zero_byte_samples)?;
+            fields.serialize_field("inuse_sampled_bytes", &row.inuse.sampled_bytes)?;
+            fields.serialize_field("inuse_offset_sum", &row.inuse.offset_sum)?;
+            fields.serialize_field("inuse_smallest_bytes", &row.inuse.smallest_bytes)?;
+            fields.serialize_field("inuse_largest_bytes", &row.inuse.largest_bytes)?;
+        }
+        fields.serialize_field("complete", &row.stack.cut.is_none())?;
+        fields.serialize_field("cut", &row.stack.cut.as_deref())?;
+        fields.serialize_field("unwinder", row.stack.unwinder)?;
+        fields.serialize_field("frames", &Frames { writer: self.writer, stack: self.stack })?;
+        Figures::of_row(self.writer, row).fields::<S>(&mut fields)?;
+        if let Some(peak) = &row.peak {
+            fields.serialize_field("peak", peak)?;
+        }
+        if let Some(lifetimes) = &row.lifetimes {
+            fields.serialize_field("lifetimes", &LifetimesJson(lifetimes))?;
+        }
+        fields.end()
+    }
+}
+
+struct LifetimesJson<'a>(&'a Lifetimes);
+
+impl Serialize for LifetimesJson<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = serializer.serialize_struct("Lifetimes", 3)?;
+        fields.serialize_field("median_seconds", &self.0.median_seconds)?;
+        fields.serialize_field("temporary", &self.0.temporary)?;
+        fields.serialize_field("survival", &self.0.survival)?;
+        fields.end()
+    }
+}
+
+struct Frames<'a> {
+    writer: &'a Writer<'a>,
+    stack: u32,
+}
+
+impl Serialize for Frames<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let ids = self.writer.interned.frame_ids(self.stack);
+        serializer.collect_seq(ids.iter().map(|&id| &self.writer.frames[id as usize]))
+    }
+}
+
+fn frame_json(profile: &Profile, frame: &Frame) -> serde_json::Result<Box<RawValue>> {
+    #[derive(Serialize)]
+    struct FrameJson<'a> {
+        function: Option<&'a str>,
+        file: Option<&'a str>,
+        line: Option<u32>,
+        module: Option<&'a str>,
+        build_id: Option<String>,
+        address: u64,
+        inlined: bool,
+        reason: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        file_offset: Option<u64>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        system_name: Option<&'a str>,
+    }
+    let module = frame.module.and_then(|index| profile.modules.get(index));
+    to_raw_value(&FrameJson {
+        function: frame.function.as_deref(),
+        file: frame.file.as_deref(),
+        line: frame.line,
+        module: module.map(|module| &*module.path),
+        build_id: module.and_then(|module| module.build_id.as_deref()).map(units::hex),
+        address: frame.address,
+        inlined: frame.inlined,
+        reason: frame.reason.as_deref(),
+        file_offset: frame.file_offset,
+        system_name: frame.system_name.as_deref(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::testing;
+
+    fn json(profile: &Profile) -> serde_json::Value {
+        let mut out = Vec::new();
+        Json.write(profile, &WriteOptions::default(), &mut out).expect("memory");
+        serde_json::from_slice(&out).expect("JSON")
+    }
+
+    fn keys(value: &serde_json::Value) -> Vec<&str> {
+        value.as_object().expect("an object").keys().map(String::as_str).collect()
+    }
+
+    #[test]
+    fn every_key_of_the_contract_is_there() {
+        let value = json(&testing::small());
+        let has = |value: &serde_json::Value, names: &str| {
+            let present = keys(value);
+            for name in names.split(' ') {
+                assert!(present.contains(&name), "{name} in {present:?}");
+            }
+        };
+        has(
+            &value,
+            "version interval_bytes criterion unwind started duration_seconds totals processes stacks counters",
+        );
+        has(&value["totals"], "alloc_bytes alloc_objects inuse_bytes inuse_objects");
+        has(&value["processes"][0], "pid comm exe cgroup allocators coverage alloc_bytes inuse_objects");
+        has(
+            &value["stacks"][0],
+            "pid thread function interval samples sampled_bytes offset_sum inuse_samples inuse_sampled_bytes complete \
+             frames alloc_bytes alloc_objects inuse_bytes inuse_objects",
+        );
+        has(&value["stacks"][0]["frames"][0], "function file line module build_id address inlined reason");
+        has(&value["stacks"][0]["alloc_bytes"], "estimate low high exact");
+        assert_eq!(value["started"], "2023-11-14T22:13:20.123456789Z");
+        assert_eq!(value["processes"][0]["alloc_bytes"]["exact"], 60_000_000);
+        assert_eq!(value["totals"]["alloc_bytes"]["exact"], serde_json::Value::Null);
+        assert_eq!(value["stacks"][5]["complete"], false);
+        assert_eq!(value["stacks"][0]["frames"][0]["inlined"], true);
+    }
+
+    #[test]
+    fn stacks_add_up_to_the_totals() {
+        let profile = testing::large(500, 5);
+        let value = json(&profile);
+        for name in ["alloc_bytes", "alloc_objects", "inuse_bytes", "inuse_objects"] {
+            let of = |value: &serde_json::Value| value[name]["estimate"].as_f64().expect("an estimate");
+            let sum = |list: &serde_json::Value| list.as_array().expect("a list").iter().map(of).sum::<f64>();
+            let total = of(&value["totals"]);
+            for list in [&value["stacks"], &value["processes"]] {
+                assert!((sum(list) - total).abs() <= 1e-9 * total, "{name}");
+            }
+        }
+    }
+
+    #[test]
+    fn without_frees_figures_in_use_are_null_with_a_reason() {
+        let mut profile = testing::small();
+        profile.live = false;
+        let value = json(&profile);
+        assert_eq!(value["stacks"][0]["inuse_bytes"]["estimate"], serde_json::Value::Null);
+        assert_eq!(value["totals"]["inuse_bytes"]["reason"], "frees were not followed");
+        assert!(value["stacks"][0].get("inuse_samples").is_none());
+    }
+}

@@ -1,0 +1,95 @@
+//! Which rows belong together: by process, program, thread, or not at all.
+
+use std::borrow::Cow;
+
+use super::model::{Process, Profile, Row};
+
+/// What rows are put together by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum GroupBy {
+    /// Not at all: equal stacks of all processes are one.
+    Nothing,
+    /// Process: name and pid.
+    Process,
+    /// Name of the process, e.g. all workers of one server.
+    Comm,
+    /// Executable's path.
+    Exe,
+    /// cgroup, i.e. container or service.
+    Cgroup,
+    /// Process and thread name.
+    Thread,
+}
+
+impl GroupBy {
+    /// All, as the command line lists them.
+    pub const ALL: [Self; 6] = [Self::Nothing, Self::Process, Self::Comm, Self::Exe, Self::Cgroup, Self::Thread];
+
+    /// Name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "none",
+            Self::Process => "process",
+            Self::Comm => "comm",
+            Self::Exe => "exe",
+            Self::Cgroup => "cgroup",
+            Self::Thread => "thread",
+        }
+    }
+
+    /// The grouping of that name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|group| group.name() == name)
+    }
+
+    /// By process if there are several, else not at all.
+    pub fn default_of(profile: &Profile) -> Self {
+        if profile.processes.len() > 1 { Self::Process } else { Self::Nothing }
+    }
+
+    /// The name of the group that a row is in, empty for [`GroupBy::Nothing`].
+    pub fn key<'a>(self, profile: &'a Profile, row: &'a Row) -> Cow<'a, str> {
+        let Some(process) = profile.processes.get(row.process) else { return Cow::Borrowed("") };
+        match self {
+            Self::Nothing => Cow::Borrowed(""),
+            Self::Process => process_name(process).into(),
+            Self::Comm => Cow::Borrowed(&process.comm),
+            Self::Exe => Cow::Borrowed(&process.exe),
+            Self::Cgroup => Cow::Borrowed(&process.cgroup),
+            Self::Thread => format!("{} / {}", process_name(process), row.thread).into(),
+        }
+    }
+}
+
+/// A process as users name it: `python3 (1234)`.
+pub fn process_name(process: &Process) -> String {
+    match (process.comm.as_str(), process.pid) {
+        ("", 0) => "unnamed process".into(),
+        ("", pid) => format!("pid {pid}"),
+        (comm, 0) => comm.into(),
+        (comm, pid) => format!("{comm} ({pid})"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::testing;
+
+    #[test]
+    fn names_lead_back() {
+        for group in GroupBy::ALL {
+            assert_eq!(GroupBy::from_name(group.name()), Some(group));
+        }
+    }
+
+    #[test]
+    fn rows_are_named_by_their_group() {
+        let profile = testing::small();
+        let row = &profile.rows[0];
+        assert_eq!(GroupBy::Process.key(&profile, row), "server (4242)");
+        assert_eq!(GroupBy::Comm.key(&profile, row), "server");
+        assert_eq!(GroupBy::Thread.key(&profile, row), "server (4242) / worker");
+        assert_eq!(GroupBy::Nothing.key(&profile, row), "");
+    }
+}

@@ -1,0 +1,304 @@
+//! Where profiles go: refused early, written under a temporary name, renamed when whole.
+
+use std::fs::{self, File};
+use std::io::{self, BufWriter, Write};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+use thiserror::Error;
+
+use super::formats::{self, Format, FormatError, WriteOptions};
+use super::model::Profile;
+
+/// Why there is, or would be, no output file.
+#[derive(Debug, Error)]
+pub enum OutputError {
+    /// The folder is not there.
+    #[error("cannot write {path}: the folder {folder} does not exist; create it, or choose another with -o")]
+    NoFolder {
+        /// File to be written.
+        path: PathBuf,
+        /// Its folder.
+        folder: PathBuf,
+    },
+    /// The folder takes no files.
+    #[error("cannot write into {folder}: {source}; choose another folder with -o")]
+    FolderNotWritable {
+        /// The folder.
+        folder: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The file is there already.
+    #[error("{0} exists; use --force to replace it, or choose another name with -o")]
+    Exists(PathBuf),
+    /// The name belongs to something that is not a file.
+    #[error("{0} is a folder; name a file in it with -o")]
+    IsFolder(PathBuf),
+    /// Writing failed.
+    #[error("cannot write {path}: {source}")]
+    Io {
+        /// File to be written.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The format failed.
+    #[error("cannot write {path}: {source}")]
+    Format {
+        /// File to be written.
+        path: PathBuf,
+        /// What the format said.
+        source: FormatError,
+    },
+}
+
+/// A place for one output, checked before the recording starts.
+#[derive(Clone)]
+pub struct Output {
+    path: PathBuf,
+    format: &'static dyn Format,
+    force: bool,
+}
+
+impl std::fmt::Debug for Output {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Output").field("path", &self.path).field("format", &self.format.name()).finish()
+    }
+}
+
+/// The name that stands for standard output.
+pub const STANDARD_OUTPUT: &str = "-";
+
+impl Output {
+    /// Will write `format` to `path` (`-`: standard output); `force` replaces a file that exists.
+    pub fn new(path: impl Into<PathBuf>, format: &'static dyn Format, force: bool) -> Self {
+        Self { path: path.into(), format, force }
+    }
+
+    /// The file's path, `-` for standard output.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The format.
+    pub fn format(&self) -> &'static dyn Format {
+        self.format
+    }
+
+    /// Whether this is standard output.
+    pub fn is_standard_output(&self) -> bool {
+        self.path.as_os_str() == STANDARD_OUTPUT
+    }
+
+    /// Finds out whether the file could be written now, without leaving a trace: call it before anything is attached.
+    pub fn check(&self) -> Result<(), OutputError> {
+        if self.is_standard_output() {
+            return Ok(());
+        }
+        check_new_file(&self.path, self.force)
+    }
+
+    /// Writes the profile; returns the files that were written (none for standard output).
+    ///
+    /// A format that holds one process per file writes one for each, `name.PID.heap`, if there are several.
+    pub fn write(&self, profile: &Profile, options: &WriteOptions) -> Result<Vec<PathBuf>, OutputError> {
+        if self.format.one_process_per_file() && profile.processes.len() > 1 && !self.is_standard_output() {
+            return self.write_each_process(profile, options);
+        }
+        self.write_one(&self.path, profile, options)?;
+        Ok(if self.is_standard_output() { Vec::new() } else { vec![self.path.clone()] })
+    }
+
+    fn write_each_process(&self, profile: &Profile, options: &WriteOptions) -> Result<Vec<PathBuf>, OutputError> {
+        let mut written: Vec<PathBuf> = Vec::new();
+        for (index, process) in profile.processes.iter().enumerate() {
+            let mut path = with_suffix(&self.path, self.format, &process.pid.to_string());
+            // A pid that was used twice.
+            if written.contains(&path) {
+                path = with_suffix(&self.path, self.format, &format!("{}.{index}", process.pid));
+            }
+            self.write_one(&path, &profile.only_process(index), options)?;
+            written.push(path);
+        }
+        Ok(written)
+    }
+
+    fn write_one(&self, path: &Path, profile: &Profile, options: &WriteOptions) -> Result<(), OutputError> {
+        let failed = |source| match source {
+            FormatError::Io(source) => OutputError::Io { path: path.into(), source },
+            source => OutputError::Format { path: path.into(), source },
+        };
+        if self.is_standard_output() {
+            let mut out = BufWriter::new(io::stdout().lock());
+            self.format.write(profile, options, &mut out).map_err(failed)?;
+            return out.flush().map_err(|source| failed(source.into()));
+        }
+        write_whole(path, self.force, |out| self.format.write(profile, options, out).map_err(failed))
+    }
+}
+
+/// Writes a file under a temporary name beside `path`, and gives it its name when it is whole.
+pub fn write_whole<E: From<OutputError>>(
+    path: &Path,
+    force: bool,
+    write: impl FnOnce(&mut dyn Write) -> Result<(), E>,
+) -> Result<(), E> {
+    let io_error = |source| OutputError::Io { path: path.into(), source };
+    let folder = folder_of(path);
+    let temporary = tempfile::Builder::new()
+        .prefix(".heapbpf-")
+        .permissions(fs::Permissions::from_mode(0o666))
+        .tempfile_in(folder)
+        .map_err(io_error)?;
+    let mut out = BufWriter::with_capacity(1 << 18, temporary);
+    write(&mut out)?;
+    let temporary = out.into_inner().map_err(|error| io_error(error.into_error()))?;
+    keep(temporary, path, force)?;
+    Ok(())
+}
+
+fn keep(temporary: NamedTempFile, path: &Path, force: bool) -> Result<File, OutputError> {
+    let kept = if force { temporary.persist(path) } else { temporary.persist_noclobber(path) };
+    kept.map_err(|error| match error.error.kind() {
+        io::ErrorKind::AlreadyExists => OutputError::Exists(path.into()),
+        _ => OutputError::Io { path: path.into(), source: error.error },
+    })
+}
+
+/// Finds out whether a file could be created at `path`, without leaving a trace.
+pub fn check_new_file(path: &Path, force: bool) -> Result<(), OutputError> {
+    let folder = folder_of(path);
+    if path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
+        return Err(OutputError::IsFolder(path.into()));
+    }
+    if !folder.is_dir() {
+        return Err(OutputError::NoFolder { path: path.into(), folder: folder.into() });
+    }
+    // Only trying tells: permissions, read-only and full file systems. The file is gone at once.
+    tempfile::Builder::new()
+        .prefix(".heapbpf-")
+        .tempfile_in(folder)
+        .map_err(|source| OutputError::FolderNotWritable { folder: folder.into(), source })?;
+    if !force && fs::symlink_metadata(path).is_ok() {
+        return Err(OutputError::Exists(path.into()));
+    }
+    Ok(())
+}
+
+fn folder_of(path: &Path) -> &Path {
+    match path.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    }
+}
+
+/// `name.pb.gz` with `suffix` before its extension: `name.0001.pb.gz`.
+pub fn with_suffix(path: &Path, format: &dyn Format, suffix: &str) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let extension = formats::extension_of(format, &name).unwrap_or("");
+    let stem = &name[..name.len() - extension.len()];
+    path.with_file_name(format!("{stem}.{suffix}{extension}"))
+}
+
+/// A default file name in `folder` that is free: `heapbpf-<comm>-<pid>.pb.gz` for one process (`heapbpf-all.pb.gz` for
+/// none in particular), with a number added if that exists. What is not a letter, digit, `.`, `_` or `-` in the
+/// process's name becomes `_`.
+pub fn default_path(folder: &Path, process: Option<(&str, u32)>, format: &dyn Format) -> PathBuf {
+    let stem = match process {
+        Some((comm, pid)) => format!("heapbpf-{}-{pid}", safe_name(comm)),
+        None => "heapbpf-all".into(),
+    };
+    let extension = format.extensions()[0];
+    let first = folder.join(format!("{stem}{extension}"));
+    let numbered = (2u32..).map(|number| folder.join(format!("{stem}-{number}{extension}")));
+    std::iter::once(first.clone())
+        .chain(numbered)
+        .take(10_000)
+        .find(|path| fs::symlink_metadata(path).is_err())
+        .unwrap_or(first)
+}
+
+/// A process's name as part of a file name.
+pub fn safe_name(comm: &str) -> String {
+    let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
+    let name: String = comm.chars().map(safe).take(32).collect();
+    let name = name.trim_start_matches('.');
+    if name.is_empty() { "process".into() } else { name.into() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::formats::by_name;
+    use crate::profile::testing;
+
+    fn output(path: &Path, force: bool) -> Output {
+        Output::new(path, formats::by_extension(path).expect("known"), force)
+    }
+
+    fn entries(folder: &Path) -> Vec<String> {
+        let mut names: Vec<String> = fs::read_dir(folder)
+            .expect("readable")
+            .map(|entry| entry.expect("entry").file_name().to_string_lossy().into_owned())
+            .collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn a_profile_appears_whole_and_is_not_replaced_unasked() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("x.folded");
+        let options = WriteOptions::default();
+        output(&path, false).check().expect("free");
+        assert!(entries(folder.path()).is_empty(), "checking leaves no trace");
+        let written = output(&path, false).write(&testing::small(), &options).expect("written");
+        assert_eq!(written, [path.as_path()]);
+        assert!(matches!(output(&path, false).check(), Err(OutputError::Exists(_))));
+        assert!(matches!(output(&path, false).write(&testing::small(), &options), Err(OutputError::Exists(_))));
+        output(&path, true).check().expect("forced");
+        output(&path, true).write(&testing::small(), &options).expect("forced");
+        assert_eq!(entries(folder.path()), ["x.folded"]);
+    }
+
+    #[test]
+    fn a_write_that_fails_leaves_nothing() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let path = folder.path().join("x.json");
+        let result = write_whole(&path, false, |out| {
+            out.write_all(b"half").expect("written");
+            Err(OutputError::IsFolder("stop".into()))
+        });
+        assert!(result.is_err());
+        assert!(entries(folder.path()).is_empty());
+    }
+
+    #[test]
+    fn missing_folders_and_folders_are_refused_with_a_hint() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let missing = output(&folder.path().join("no/x.json"), false).check().expect_err("missing").to_string();
+        assert!(missing.contains("does not exist") && missing.contains("-o"), "{missing}");
+        let is_folder = folder.path().join("d.json");
+        fs::create_dir(&is_folder).expect("created");
+        assert!(matches!(output(&is_folder, true).check(), Err(OutputError::IsFolder(_))));
+        assert!(matches!(output(Path::new("/proc/x.json"), false).check(), Err(OutputError::FolderNotWritable { .. })));
+    }
+
+    #[test]
+    fn names_are_made_safe_and_numbered() {
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let pprof = by_name("pprof").expect("known");
+        let path = default_path(folder.path(), Some(("../we ird/ü", 7)), pprof);
+        assert_eq!(path, folder.path().join("heapbpf-_we_ird__-7.pb.gz"));
+        fs::write(&path, "").expect("written");
+        let next = default_path(folder.path(), Some(("../we ird/ü", 7)), pprof);
+        assert_eq!(next, folder.path().join("heapbpf-_we_ird__-7-2.pb.gz"));
+        assert_eq!(default_path(folder.path(), None, pprof), folder.path().join("heapbpf-all.pb.gz"));
+        assert_eq!(safe_name(""), "process");
+        assert_eq!(safe_name(".."), "process");
+        assert_eq!(with_suffix(Path::new("a/b.pb.gz"), pprof, "0001"), Path::new("a/b.0001.pb.gz"));
+        assert_eq!(with_suffix(Path::new("a/b"), pprof, "0001"), Path::new("a/b.0001"));
+    }
+}

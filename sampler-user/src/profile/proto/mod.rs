@@ -1,0 +1,3 @@
+//! Messages of the protobuf formats, by hand from their public schemas: only what heapbpf writes or reads.
+
+pub mod pprof;

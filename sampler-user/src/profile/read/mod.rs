@@ -1,0 +1,1 @@
+//! Profiles read back: ours, and those of other heap profilers.

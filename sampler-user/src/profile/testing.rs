@@ -1,0 +1,178 @@
+//! Profiles for tests: a small one with every feature, and a large synthetic one.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use super::model::{Criterion, Frame, Lifetimes, Module, Process, Profile, Row, Stack};
+use crate::heap::sums::SampleSums;
+
+/// Sums of `samples` samples of `size` bytes each at interval `interval`, weighted by 1/P (`docs/sampling.md`).
+pub fn sums(samples: u64, size: u64, interval: u64) -> SampleSums {
+    if samples == 0 {
+        return SampleSums::default();
+    }
+    let p = if interval == 1 { 1.0 } else { -f64::exp_m1(size.max(1) as f64 * f64::ln_1p(-1.0 / interval as f64)) };
+    let (count, weight, size_bytes) = (samples as f64, 1.0 / p, size as f64);
+    SampleSums {
+        samples,
+        zero_byte_samples: if size == 0 { samples } else { 0 },
+        sampled_bytes: samples * size,
+        offset_sum: samples * (size / 2),
+        bytes: count * size_bytes * weight,
+        bytes_variance: count * size_bytes * size_bytes * weight * (weight - 1.0),
+        objects: count * weight,
+        objects_variance: count * weight * (weight - 1.0),
+        smallest_bytes: size,
+        largest_bytes: size,
+    }
+}
+
+/// A named frame of module `module` at `address`.
+pub fn frame(module: usize, address: u64, function: &str, file: &str, line: u32) -> Frame {
+    Frame {
+        function: Some(function.into()),
+        file: Some(file.into()),
+        line: Some(line),
+        module: Some(module),
+        address,
+        file_offset: Some(address & 0xf_ffff),
+        ..Frame::default()
+    }
+}
+
+fn module(path: &str, build_id: &[u8], start: u64) -> Module {
+    let (end, file_offset) = (start + 0x10_0000, start & 0xf_ffff);
+    Module { path: path.into(), build_id: Some(build_id.to_vec()), start, end, file_offset }
+}
+
+/// Two processes, six rows: inlined, unnamed and recursive frames, a cut stack, two intervals, a stack seen once,
+/// a row that differs from another by its function only.
+pub fn small() -> Profile {
+    const R: u64 = 524_288;
+    let processes = vec![
+        Process {
+            pid: 4242,
+            namespace_pid: Some(7),
+            comm: "server".into(),
+            exe: "/usr/bin/server".into(),
+            cgroup: "/system.slice/server.service".into(),
+            allocators: vec!["glibc 2.36".into()],
+            coverage: 1.0,
+            ended: false,
+            exact_alloc_bytes: Some(60_000_000),
+            exact_alloc_objects: Some(9_000),
+        },
+        Process { pid: 4300, comm: "worker \"x\"".into(), coverage: 0.5, ended: true, ..Process::default() },
+    ];
+    let modules = vec![
+        module("/usr/bin/server", &[0xab, 0xcd, 0xef, 1], 0x5555_0000_0000),
+        module("/usr/lib/libjson.so", &[1, 2, 3, 4, 5, 6, 7, 8], 0x7f00_0000_0000),
+    ];
+    let main = frame(0, 0x5555_0000_1000, "main", "/src/main.c", 10);
+    let handle = frame(0, 0x5555_0000_2000, "handle(Request const&)", "/src/server.cc", 20);
+    let inlined = Frame { inlined: true, ..frame(1, 0x7f00_0000_3000, "grow", "/src/json.c", 31) };
+    let parse = frame(1, 0x7f00_0000_3000, "parse_value", "/src/json.c", 99);
+    let again = frame(1, 0x7f00_0000_3100, "parse_value", "/src/json.c", 120);
+    let unnamed = Frame {
+        module: Some(1),
+        address: 0x7f00_0000_4000,
+        file_offset: Some(0x4000),
+        reason: Some("no symbols".into()),
+        ..Frame::default()
+    };
+    let stack = |frames: &[&Frame], cut: Option<&str>| {
+        let frames = frames.iter().map(|&frame| frame.clone()).collect();
+        Arc::new(Stack { frames, unwinder: "dwarf", cut: cut.map(Into::into) })
+    };
+    let deep = stack(&[&inlined, &parse, &again, &again, &handle, &main], None);
+    let row = |process, function: &str, interval, alloc, inuse, stack: &Arc<Stack>| Row {
+        process,
+        thread: "worker".into(),
+        function: function.into(),
+        interval,
+        alloc,
+        inuse,
+        peak: None,
+        lifetimes: None,
+        stack: stack.clone(),
+    };
+    let mut rows = vec![
+        row(0, "malloc", R, sums(40, 70_000, R), sums(20, 70_000, R), &deep),
+        row(0, "calloc", R, sums(3, 70_000, R), sums(1, 70_000, R), &deep),
+        row(0, "malloc", 2 * R, sums(5, 1_000, 2 * R), SampleSums::default(), &deep),
+        row(0, "malloc", R, sums(1, 512, R), sums(1, 512, R), &stack(&[&unnamed, &handle, &main], None)),
+        row(1, "malloc", R, sums(9, 4_096, R), sums(9, 4_096, R), &deep),
+        row(1, "realloc", R, sums(2, 100, R), sums(1, 100, R), &stack(&[&handle], Some("stack copy too small"))),
+    ];
+    rows[0].lifetimes =
+        Some(Lifetimes { median_seconds: Some(1.5), temporary: 0.25, survival: vec![(0.0, 1.0), (2.0, 0.5)] });
+    Profile {
+        version: "0.1.0".into(),
+        interval: R,
+        criterion: Criterion::Bytes,
+        unwind: "auto".into(),
+        started: UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_789),
+        duration: Duration::from_millis(30_500),
+        live: true,
+        samples_known: true,
+        host: "host1".into(),
+        processes,
+        rows,
+        modules,
+        counters: BTreeMap::from([("hits".into(), 9_100), ("lost_ring_full".into(), 3)]),
+        notes: vec!["worker \"x\" (4300) was hooked for 50 % of its life".into()],
+    }
+}
+
+/// A profile of `stacks` distinct stacks with `depth` frames each: call trees that share their outer frames, as real
+/// ones do, over 2,000 functions with long names.
+pub fn large(stacks: usize, depth: usize) -> Profile {
+    let mut profile = small();
+    let module = 1;
+    let functions: Vec<Frame> = (0..2_000u64)
+        .map(|index| {
+            let name =
+                format!("company::subsystem_{}::Component<Policy{}>::operation_{index}(int)", index % 40, index % 7);
+            frame(module, 0x7f00_0000_0000 + index * 64, &name, &format!("/src/subsystem/file_{}.cc", index % 300), 1)
+        })
+        .collect();
+    let sites: Vec<Frame> = (0..20_000usize)
+        .map(|site| {
+            let function = &functions[site % functions.len()];
+            let address = function.address + (site / functions.len()) as u64 * 4;
+            Frame {
+                line: Some((site % 900) as u32 + 1),
+                address,
+                file_offset: Some(address & 0xf_ffff),
+                ..function.clone()
+            }
+        })
+        .collect();
+    profile.rows = (0..stacks)
+        .map(|index| {
+            let frames = (0..depth)
+                .map(|level| {
+                    // The outer frames change rarely, the inner ones with every stack.
+                    let outer = depth - level;
+                    let path = index >> (outer.min(16).saturating_sub(1) / 2).min(12);
+                    let spread = if level < 3 { index * 31 + level * 7 } else { path * 17 + level * 131 };
+                    sites[spread % sites.len()].clone()
+                })
+                .collect();
+            let samples = 1 + (index % 37) as u64;
+            Row {
+                process: index % 2,
+                thread: "worker".into(),
+                function: "malloc".into(),
+                interval: profile.interval,
+                alloc: sums(samples, 100 + (index % 5_000) as u64, profile.interval),
+                inuse: sums(samples / 2, 100 + (index % 5_000) as u64, profile.interval),
+                peak: None,
+                lifetimes: None,
+                stack: Arc::new(Stack { frames, unwinder: "dwarf", cut: None }),
+            }
+        })
+        .collect();
+    profile
+}

@@ -1,0 +1,92 @@
+//! An estimate in words: the figure, and what is known of its error.
+
+use super::units::{ByteUnit, count};
+use crate::profile::estimates::Pool;
+use crate::profile::model::Profile;
+use crate::profile::value::Value;
+
+/// A figure and its error bar as two texts, to be set side by side.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct FigureText {
+    /// `12.3 MiB`, `1,234`.
+    pub(super) figure: String,
+    /// `[10.1, 15.0]` in the figure's unit, `at least 512 B`, or nothing.
+    pub(super) bounds: String,
+    /// No interval could be given, though the figure is an estimate.
+    pub(super) unbounded: bool,
+}
+
+impl FigureText {
+    /// The text of a pool's value at `confidence`.
+    pub(super) fn new(profile: &Profile, pool: &Pool, value: Value, confidence: f64) -> Self {
+        let estimate = pool.estimate(profile, value, confidence);
+        let samples = pool.samples(value);
+        let unit = value.is_bytes().then(|| ByteUnit::of(estimate.estimate));
+        let figure = match unit {
+            Some(unit) => format!("{} {}", unit.figure(estimate.estimate), unit.name()),
+            None => count(estimate.estimate),
+        };
+        let number = |bound: f64| unit.map_or_else(|| count(bound), |unit| unit.figure(bound));
+        // Of a stack that was seen once the lower end is what was seen, and the upper one says little.
+        if profile.samples_known && samples == 1 && estimate.low != estimate.high && value.is_bytes() {
+            let least = super::units::bytes(pool.sampled_bytes(value) as f64);
+            return Self { figure, bounds: format!("at least {least}"), unbounded: false };
+        }
+        match (estimate.low, estimate.high) {
+            (Some(low), Some(high)) if low == high => Self { figure, ..Self::default() },
+            (Some(low), Some(high)) => {
+                Self { figure, bounds: format!("[{}, {}]", number(low), number(high)), unbounded: false }
+            }
+            // Nothing was seen, so nothing is claimed.
+            _ if samples == 0 && estimate.estimate == 0.0 => Self { figure, ..Self::default() },
+            _ => Self { figure: format!("~{figure}"), bounds: String::new(), unbounded: profile.samples_known },
+        }
+    }
+
+    /// Without bounds where there is no sample: a stack that has nothing in use.
+    pub(super) fn quiet_if_unseen(self, pool: &Pool, value: Value) -> Self {
+        if pool.samples(value) == 0 && pool.total(value) == 0.0 {
+            return Self { bounds: String::new(), unbounded: false, ..self };
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::testing;
+
+    fn text(rows: &[usize], value: Value) -> FigureText {
+        let profile = testing::small();
+        let pool = Pool::of(rows.iter().map(|&row| &profile.rows[row]));
+        FigureText::new(&profile, &pool, value, 0.95)
+    }
+
+    #[test]
+    fn bounds_are_in_the_unit_of_the_figure() {
+        let figure = text(&[0], Value::InuseSpace);
+        assert!(figure.figure.ends_with(" MiB"), "{figure:?}");
+        assert!(figure.bounds.starts_with('[') && figure.bounds.ends_with(']') && !figure.bounds.contains('B'));
+    }
+
+    #[test]
+    fn a_stack_seen_once_has_at_least_what_was_seen() {
+        assert_eq!(text(&[3], Value::InuseSpace).bounds, "at least 512 B");
+    }
+
+    #[test]
+    fn counts_of_mixed_sizes_are_marked() {
+        let figure = text(&[0, 4], Value::AllocObjects);
+        assert!(figure.figure.starts_with('~') && figure.unbounded && figure.bounds.is_empty(), "{figure:?}");
+    }
+
+    #[test]
+    fn what_was_fully_sampled_needs_no_bounds() {
+        let mut profile = testing::small();
+        profile.rows[0].interval = 1;
+        profile.rows[0].alloc = testing::sums(5, 100, 1);
+        let figure = FigureText::new(&profile, &Pool::of(&profile.rows[..1]), Value::AllocSpace, 0.95);
+        assert_eq!((figure.figure.as_str(), figure.bounds.as_str()), ("500 B", ""));
+    }
+}

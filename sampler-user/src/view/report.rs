@@ -1,0 +1,178 @@
+//! The closing table, and what `heapbpf report` prints: a profile as text.
+
+mod chain;
+mod processes;
+mod remarks;
+mod stacks;
+
+use super::figure::FigureText;
+use super::text::{Style, clip};
+use super::units;
+use crate::profile::estimates::{Pool, exact};
+use crate::profile::group::{GroupBy, process_name};
+use crate::profile::model::{Criterion, Profile};
+use crate::profile::value::Value;
+
+/// What the report shows, and how.
+#[derive(Clone, Debug)]
+pub struct ReportOptions {
+    /// Columns of the terminal.
+    pub width: usize,
+    /// Whether to use colours.
+    pub color: bool,
+    /// The value to sort by; `None`: bytes in use, or allocated if frees were not followed.
+    pub sort: Option<Value>,
+    /// Number of stacks.
+    pub top: usize,
+    /// What stacks are put together by; `None`: the process if there are several.
+    pub group_by: Option<GroupBy>,
+    /// Whether stacks that differ only in how deep a recursion went are one.
+    pub fold_recursion: bool,
+    /// Confidence level of intervals, 0 to 1.
+    pub confidence: f64,
+    /// Most lines for one stack's calls.
+    pub stack_lines: usize,
+    /// Files that were written, each with the command that opens it.
+    pub files: Vec<(String, String)>,
+}
+
+impl Default for ReportOptions {
+    fn default() -> Self {
+        Self {
+            width: 100,
+            color: false,
+            sort: None,
+            top: 10,
+            group_by: None,
+            fold_recursion: true,
+            confidence: 0.95,
+            stack_lines: 3,
+            files: Vec::new(),
+        }
+    }
+}
+
+/// Narrower terminals than this get lines that are too long.
+const LEAST_WIDTH: usize = 40;
+
+/// The report of a profile.
+pub fn report(profile: &Profile, options: &ReportOptions) -> String {
+    let context = Context {
+        profile,
+        options,
+        width: options.width.max(LEAST_WIDTH),
+        sort: options.sort.unwrap_or_else(|| Value::default_of(profile)),
+        whole: Pool::of(&profile.rows),
+    };
+    let mut lines = vec![context.title()];
+    lines.extend(context.totals());
+    for section in [stacks::section(&context), processes::section(&context), remarks::section(&context)] {
+        if !section.is_empty() {
+            lines.push(String::new());
+            lines.extend(section);
+        }
+    }
+    if !options.files.is_empty() {
+        lines.push(String::new());
+        lines.extend(context.files());
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+/// What every section needs.
+struct Context<'a> {
+    profile: &'a Profile,
+    options: &'a ReportOptions,
+    width: usize,
+    sort: Value,
+    whole: Pool,
+}
+
+impl Context<'_> {
+    fn paint(&self, style: Style, text: &str) -> String {
+        style.paint(text, self.options.color)
+    }
+
+    fn figure(&self, pool: &Pool, value: Value) -> FigureText {
+        FigureText::new(self.profile, pool, value, self.options.confidence)
+    }
+
+    fn title(&self) -> String {
+        let profile = self.profile;
+        let who = match profile.processes.as_slice() {
+            [] => "no process".into(),
+            [process] => process_name(process),
+            processes => format!("{} processes", units::count(processes.len() as f64)),
+        };
+        let mut facts = Vec::new();
+        if !profile.host.is_empty() {
+            facts.push(format!("on {}", profile.host));
+        }
+        if !profile.duration.is_zero() {
+            facts.push(units::duration(profile.duration));
+        }
+        facts.push(interval(profile));
+        if profile.samples_known {
+            facts.push(plural(self.whole.samples(Value::AllocSpace), "sample"));
+        }
+        let who = clip(&who, self.width / 2);
+        format!("{}{}", self.paint(Style::Bold, &who), self.paint(Style::Dim, &format!(" · {}", facts.join(" · "))))
+    }
+
+    fn totals(&self) -> Vec<String> {
+        let exact = |value| exact(self.profile, None, value).map(|exact| exact as f64);
+        let counted = match (exact(Value::AllocSpace), exact(Value::AllocObjects)) {
+            (Some(bytes), Some(objects)) => {
+                format!(" · counted exactly: {} in {}", units::bytes(bytes), units::count(objects))
+            }
+            _ => String::new(),
+        };
+        let line = |name: &str, bytes: Value, objects: Value, noun: &str, tail: &str| {
+            let (bytes, objects) = (self.figure(&self.whole, bytes), self.figure(&self.whole, objects));
+            format!(
+                "  {name:<10} {} {}{} {}",
+                self.paint(Style::Bold, &format!("{:>9}", bytes.figure)),
+                self.paint(Style::Dim, &format!("{:<18} in ", bytes.bounds)),
+                objects.figure,
+                self.paint(Style::Dim, format!("{} {noun}{tail}", objects.bounds).trim_start())
+            )
+        };
+        let mut lines = Vec::new();
+        if self.profile.live {
+            lines.push(line("in use", Value::InuseSpace, Value::InuseObjects, "blocks", ""));
+        }
+        lines.push(line("allocated", Value::AllocSpace, Value::AllocObjects, "calls", &counted));
+        lines
+    }
+
+    fn files(&self) -> Vec<String> {
+        let line = |(file, command): &(String, String)| {
+            format!("{} {file} · open it with {}", self.paint(Style::Dim, "wrote"), self.paint(Style::Bold, command))
+        };
+        self.options.files.iter().map(line).collect()
+    }
+
+    fn heading(&self, text: &str) -> String {
+        self.paint(Style::Bold, text)
+    }
+}
+
+fn interval(profile: &Profile) -> String {
+    let bytes = units::bytes(profile.interval as f64);
+    match (profile.criterion, profile.interval) {
+        (_, 0) if !profile.samples_known => "sampling interval unknown".into(),
+        (_, 0) => "no samples (interval 0)".into(),
+        (_, 1) => "every allocation sampled".into(),
+        (Criterion::Bytes, _) => format!("one sample per {bytes}"),
+        (_, interval) => format!("one sample in {} allocations", units::count(interval as f64)),
+    }
+}
+
+fn plural(number: u64, noun: &str) -> String {
+    format!("{} {noun}{}", units::count(number as f64), if number == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+#[path = "report_tests.rs"]
+mod tests;

@@ -1,0 +1,89 @@
+//! One line per process: what was estimated, and what was counted.
+
+use super::Context;
+use crate::profile::estimates::{Pool, exact};
+use crate::profile::group::process_name;
+use crate::profile::value::Value;
+use crate::view::text::{Column, Style, Table, clip};
+use crate::view::units;
+
+/// Most processes that are listed.
+const MOST: usize = 10;
+
+/// Distance between estimate and count, in standard deviations, from which on something must have been lost.
+pub(super) const ALARMING_DISTANCE: f64 = 5.0;
+
+/// (counted − estimated) bytes in standard deviations of the estimate; `None` if nothing was counted or the estimate
+/// has no error.
+pub(super) fn distance(context: &Context, process: usize, pool: &Pool) -> Option<f64> {
+    let counted = exact(context.profile, Some(process), Value::AllocSpace)? as f64;
+    let deviation = pool.variance(Value::AllocSpace).sqrt();
+    (context.profile.samples_known && deviation > 0.0).then(|| (counted - pool.total(Value::AllocSpace)) / deviation)
+}
+
+/// The samples of each process.
+pub(super) fn pools(context: &Context) -> Vec<Pool> {
+    let mut pools = vec![Pool::default(); context.profile.processes.len()];
+    for row in &context.profile.rows {
+        if let Some(pool) = pools.get_mut(row.process) {
+            pool.add(row);
+        }
+    }
+    pools
+}
+
+/// Lines of the section; empty if there is one process only and nothing to compare.
+pub(super) fn section(context: &Context) -> Vec<String> {
+    let profile = context.profile;
+    let counted = profile.processes.iter().any(|process| process.exact_alloc_bytes.is_some());
+    if profile.processes.is_empty() || (profile.processes.len() == 1 && !counted) {
+        return Vec::new();
+    }
+    let pools = pools(context);
+    let mut order: Vec<usize> = (0..pools.len()).collect();
+    order.sort_by(|&a, &b| pools[b].total(context.sort).total_cmp(&pools[a].total(context.sort)).then(a.cmp(&b)));
+
+    let mut columns = vec![Column::left("PROCESS", Style::Name).gap(2)];
+    let mut figure = |title, rank| {
+        columns.push(Column::right(title, Style::Bold));
+        columns.push(Column::left("", Style::Dim).gap(1).dispensable(rank));
+    };
+    if profile.live {
+        figure("IN USE", 4);
+    }
+    figure("ALLOCATED", 2);
+    columns.push(Column::right("COUNTED EXACTLY", Style::Plain).dispensable(1));
+    columns.push(Column::right("DIFFERS BY", Style::Plain).dispensable(3));
+    columns.push(Column::right("HOOKED FOR", Style::Plain).dispensable(5));
+    let mut table = Table::new(columns);
+    for &index in order.iter().take(MOST) {
+        let (process, pool) = (&profile.processes[index], &pools[index]);
+        let ended = if process.ended { " ended" } else { "" };
+        let mut cells = vec![clip(&process_name(process), context.width / 3) + ended];
+        let values: &[Value] =
+            if profile.live { &[Value::InuseSpace, Value::AllocSpace] } else { &[Value::AllocSpace] };
+        for &value in values {
+            let figure = context.figure(pool, value);
+            cells.extend([figure.figure, figure.bounds]);
+        }
+        cells.push(match (process.exact_alloc_bytes, process.exact_alloc_objects) {
+            (Some(bytes), Some(calls)) => {
+                format!("{} in {} calls", units::bytes(bytes as f64), units::count(calls as f64))
+            }
+            (Some(bytes), None) => units::bytes(bytes as f64),
+            _ => "not counted".into(),
+        });
+        cells.push(distance(context, index, pool).map_or_else(String::new, |sigmas| format!("{sigmas:+.1} σ")));
+        cells.push(units::percent(process.coverage));
+        table.row(cells);
+    }
+    let title = if pools.len() == 1 { "Estimated and counted" } else { "Processes" };
+    let (header, rows) = table.lines(context.width, context.options.color);
+    let mut lines = vec![context.heading(title), header];
+    lines.extend(rows);
+    if order.len() > MOST {
+        let rest = format!("  and {} more", units::count((order.len() - MOST) as f64));
+        lines.push(context.paint(Style::Dim, &rest));
+    }
+    lines
+}

@@ -1,0 +1,89 @@
+//! Tests of the report as a whole.
+
+use super::*;
+use crate::profile::testing;
+use crate::view::text::width;
+
+#[test]
+fn the_report_of_the_small_profile() {
+    let mut profile = testing::small();
+    profile.counters.insert("submitted".into(), 57);
+    let options = ReportOptions {
+        files: vec![("x.pb.gz".into(), "go tool pprof -http=: x.pb.gz".into())],
+        width: 120,
+        ..ReportOptions::default()
+    };
+    let text = report(&profile, &options);
+    print!("{text}");
+    for expected in [
+        "2 processes · on host1 · 30.5 s · one sample per 512 KiB · 60 samples",
+        "server (4242): grow json.c:31 ← parse_value json.c:99 ↻ ← handle server.cc:20 ← main main.c:10",
+        "at least 512 B",
+        "[libjson.so+0x4000] ← handle",
+        "… incomplete: stack copy too small",
+        "3 samples lost (5 % of all): ring full 3",
+        "2 of 60 samples (3.3 %) have an incomplete stack",
+        "hooked for 50 %",
+        "57.2 MiB in 9,000 calls",
+        " σ",
+        "open it with go tool pprof -http=: x.pb.gz",
+    ] {
+        assert!(text.contains(expected), "{expected:?} is missing");
+    }
+}
+
+#[test]
+fn lines_fit_and_colours_change_nothing_else() {
+    let plain = |text: &str| {
+        let mut plain = String::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once("\x1b[") {
+            plain.push_str(before);
+            rest = after.split_once('m').expect("a whole sequence").1;
+        }
+        plain + rest
+    };
+    for profile in [testing::small(), testing::large(300, 30)] {
+        for columns in [60, 80, 100, 160] {
+            let options = ReportOptions { width: columns, ..ReportOptions::default() };
+            let text = report(&profile, &options);
+            for line in text.lines().skip(3) {
+                assert!(width(line) <= columns, "{columns}: {line}");
+            }
+            assert_eq!(plain(&report(&profile, &ReportOptions { color: true, ..options })), text);
+        }
+    }
+}
+
+#[test]
+fn sorting_and_grouping_are_the_users() {
+    let profile = testing::small();
+    let with = |sort, group_by| {
+        report(&profile, &ReportOptions { sort, group_by, top: 1, width: 120, ..ReportOptions::default() })
+    };
+    let by_calls = with(Some(Value::AllocObjects), None);
+    assert!(by_calls.contains("By allocations · top 1 of 4 stacks") && by_calls.contains("worker \"x\" (4300): "));
+    let together = with(None, Some(GroupBy::Nothing));
+    assert!(together.contains("top 1 of 3 stacks") && !together.contains("server (4242): grow"));
+}
+
+#[test]
+fn escape_sequences_of_a_target_do_not_reach_the_terminal() {
+    let mut profile = testing::small();
+    profile.processes[0].comm = "\x1b[2Jevil".into();
+    profile.notes = vec!["a\u{7}note".into()];
+    let mut stack = profile.rows[3].stack.as_ref().clone();
+    stack.frames[1].function = Some("f\x1b]0;x\u{7}".into());
+    profile.rows[3].stack = stack.into();
+    assert!(!report(&profile, &ReportOptions::default()).chars().any(|c| c.is_control() && c != '\n'));
+}
+
+#[test]
+fn a_profile_without_samples_says_so() {
+    let mut profile = testing::small();
+    profile.rows.clear();
+    let text = report(&profile, &ReportOptions::default());
+    assert!(text.contains("0 samples") && text.contains("nothing was sampled") || text.contains("0 B"), "{text}");
+    profile.processes.clear();
+    assert!(report(&profile, &ReportOptions::default()).contains("no process"));
+}

@@ -1,0 +1,108 @@
+//! The one-line status while a recording runs.
+
+use std::time::Duration;
+
+use super::text::clip;
+use super::units;
+
+/// What the status line tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Status {
+    /// Time since the start.
+    pub elapsed: Duration,
+    /// Length of the recording, if it was given one.
+    pub duration: Option<Duration>,
+    /// Samples so far.
+    pub samples: u64,
+    /// Samples per second, recently.
+    pub samples_per_second: f64,
+    /// Hits and samples that were lost.
+    pub lost: u64,
+    /// Processes that are being recorded.
+    pub processes: usize,
+    /// Estimated bytes in use; `None` if frees are not followed.
+    pub inuse_bytes: Option<f64>,
+    /// Estimated bytes allocated.
+    pub alloc_bytes: f64,
+    /// Probe time as a share of the targets' CPU time, if measured.
+    pub overhead: Option<f64>,
+}
+
+impl Status {
+    /// The line, at most `columns` wide, without a line end.
+    pub fn line(&self, columns: usize) -> String {
+        let mut parts = vec![match self.duration {
+            Some(duration) => format!("{} of {}", clock(self.elapsed), clock(duration)),
+            None => clock(self.elapsed),
+        }];
+        if let Some(inuse) = self.inuse_bytes {
+            parts.push(format!("in use {}", units::bytes(inuse)));
+        }
+        parts.push(format!("allocated {}", units::bytes(self.alloc_bytes)));
+        parts.push(format!("{} samples ({}/s)", units::count(self.samples as f64), rate(self.samples_per_second)));
+        if self.processes != 1 {
+            parts.push(format!("{} processes", units::count(self.processes as f64)));
+        }
+        if let Some(overhead) = self.overhead {
+            parts.push(format!("probes {} of CPU", units::percent(overhead)));
+        }
+        // Losses are never what is cut off.
+        if self.lost > 0 {
+            parts.insert(1, format!("{} LOST", units::count(self.lost as f64)));
+        }
+        clip(&parts.join(" · "), columns)
+    }
+}
+
+fn clock(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0..3600 => format!("{}:{:02}", seconds / 60, seconds % 60),
+        _ => format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60),
+    }
+}
+
+fn rate(per_second: f64) -> String {
+    if per_second < 9.95 { format!("{per_second:.1}") } else { units::count(per_second) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status() -> Status {
+        Status {
+            elapsed: Duration::from_secs(65),
+            samples: 1234,
+            samples_per_second: 19.0,
+            processes: 1,
+            inuse_bytes: Some(3.0 * 1_048_576.0),
+            alloc_bytes: 2e9,
+            ..Status::default()
+        }
+    }
+
+    #[test]
+    fn says_what_is_known() {
+        assert_eq!(status().line(200), "1:05 · in use 3.00 MiB · allocated 1.86 GiB · 1,234 samples (19/s)");
+        let long = Status {
+            elapsed: Duration::from_secs(3_661),
+            duration: Some(Duration::from_secs(7_200)),
+            inuse_bytes: None,
+            processes: 12,
+            overhead: Some(0.021),
+            samples_per_second: 0.25,
+            ..status()
+        };
+        assert_eq!(
+            long.line(200),
+            "1:01:01 of 2:00:00 · allocated 1.86 GiB · 1,234 samples (0.2/s) · 12 processes · probes 2.1 % of CPU"
+        );
+    }
+
+    #[test]
+    fn losses_survive_a_narrow_terminal() {
+        let line = Status { lost: 7, ..status() }.line(20);
+        assert_eq!(line, "1:05 · 7 LOST · in …");
+    }
+}
