@@ -20,6 +20,14 @@ pub fn program(name: &str) -> PathBuf {
     build(name, name, &["-lm", "-lpthread", "-ldl"])
 }
 
+/// Builds a program with further flags, which win over the usual ones, under a name of its own.
+///
+/// # Panics
+/// As [`program`].
+pub fn program_with(name: &str, output: &str, flags: &[&str]) -> PathBuf {
+    build(name, output, &[flags, &["-lm", "-lpthread", "-ldl"]].concat())
+}
+
 /// Builds a source as a shared library, with these extra flags, under a name of its own.
 ///
 /// # Panics

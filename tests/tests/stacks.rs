@@ -1,0 +1,121 @@
+//! The stacks are right: call paths that are hard to unwind, and programs built without frame pointers.
+
+use std::path::Path;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::turn;
+use heapbpf_tests::output::{Profile, Stack};
+use heapbpf_tests::program::program_with;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+
+/// Sites of frames.c and the functions that must be on the stack, innermost first; others may lie between them only where
+/// "…" stands (libc's own, the kernel's signal trampoline).
+const PATHS: &[(&str, &[&str])] = &[
+    ("site_01", &["site_01", "with_alloca", "main"]),
+    ("site_02", &["site_02", "jumped_to", "before_the_jump", "main"]),
+    ("site_03", &["site_03", "on_signal", "…", "raises", "main"]),
+    ("site_04", &["site_04", "in_coroutine", "coroutine"]),
+    ("site_05", &["site_05", "compares", "…", "sorts", "main"]),
+    ("site_06", &["site_06", "on_tick", "…", "reads_the_clock", "main"]),
+    ("site_07", &["site_07", "in_thread", "thread_main"]),
+];
+
+fn names(stack: &Stack) -> Vec<&str> {
+    stack.frames.iter().map(|frame| frame.function.as_deref().unwrap_or("?")).collect()
+}
+
+/// Whether the stack begins with these functions.
+fn begins_with(stack: &Stack, path: &[&str]) -> bool {
+    let mut names = names(stack).into_iter().skip_while(|name| *name != path[0]);
+    let mut gap = false;
+    for &expected in path {
+        if expected == "…" {
+            gap = true;
+        } else if gap {
+            if !names.any(|name| name == expected) {
+                return false;
+            }
+            gap = false;
+        } else if names.next() != Some(expected) {
+            return false;
+        }
+    }
+    true
+}
+
+fn record(program: &Path, unwind: &str) -> Profile {
+    let mut target = Target::start(program, ["100"]);
+    let recording = Recorder::of(target.pid(), 1).option("--unwind", unwind).start();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert_eq!(stats.lost(), 0, "{stats:?}");
+    profile
+}
+
+/// Samples of a site whose stacks are as they should be, and complete; and all of them.
+fn right(profile: &Profile, site: &str, path: &[&str]) -> (u64, u64) {
+    let here = || profile.stacks.iter().filter(|stack| stack.site() == Some(site));
+    for stack in here().filter(|stack| !(begins_with(stack, path) && stack.complete)).take(3) {
+        println!("{site}: complete: {}, {:?}", stack.complete, names(stack));
+    }
+    let good = here().filter(|stack| begins_with(stack, path) && stack.complete).map(|stack| stack.samples).sum();
+    (good, here().map(|stack| stack.samples).sum())
+}
+
+/// All paths, in a program built with these flags.
+fn all_paths(case: &str, output: &str, flags: &[&str], unwind: &str) {
+    let Some(_turn) = turn(case) else { return };
+    let profile = record(&program_with("frames", output, &[&["-foptimize-sibling-calls"], flags].concat()), unwind);
+    let mut wrong = Vec::new();
+    for (site, path) in PATHS {
+        let (good, all) = right(&profile, site, path);
+        // A signal can arrive anywhere: one of a hundred may hit an instruction whose unwind information is wrong.
+        if (good as f64) < 0.99 * all as f64 || all == 0 {
+            wrong.push(format!("{site}: {good} of {all} stacks are {path:?}"));
+        }
+    }
+    let recursions = profile.stacks.iter().filter(|stack| stack.site() == Some("site_00"));
+    for stack in recursions {
+        let depth = names(stack).iter().filter(|name| **name == "recursive").count();
+        if depth != 201 || !stack.complete || !stack.has("main") {
+            wrong.push(format!("site_00: {depth} of 201 calls of `recursive`, complete: {}", stack.complete));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn paths_with_frame_pointers() {
+    all_paths("paths_with_frame_pointers", "frames-fp", &[], "auto");
+}
+
+#[test]
+fn paths_without_frame_pointers() {
+    all_paths("paths_without_frame_pointers", "frames-nofp", &["-fomit-frame-pointer"], "auto");
+}
+
+#[test]
+fn paths_without_frame_pointers_by_dwarf() {
+    all_paths("paths_without_frame_pointers_by_dwarf", "frames-nofp", &["-fomit-frame-pointer"], "dwarf");
+}
+
+#[test]
+fn paths_in_a_program_built_for_gprof() {
+    all_paths("paths_in_a_program_built_for_gprof", "frames-pg", &["-pg"], "auto");
+}
+
+/// Frame pointers serve where there are some: the immediate caller, which the kernel's walk leaves out, included.
+#[test]
+fn frame_pointers_give_the_immediate_caller() {
+    let Some(_turn) = turn("frame_pointers_give_the_immediate_caller") else { return };
+    let profile = record(&program_with("frames", "frames-fp", &["-foptimize-sibling-calls"]), "fp");
+    for (site, path) in PATHS.iter().filter(|(site, _)| ["site_01", "site_02", "site_07"].contains(site)) {
+        let here = || profile.stacks.iter().filter(|stack| stack.site() == Some(*site));
+        assert!(here().count() > 0, "{site}");
+        for stack in here() {
+            assert!(begins_with(stack, path), "{site}: {:?}", names(stack));
+        }
+    }
+}
