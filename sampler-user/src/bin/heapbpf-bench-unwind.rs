@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use sampler_user::unwind::dwarf::{Capture, Unwinder};
 use sampler_user::unwind::own_process::{OwnProcess, capture_here, take_capture};
-use sampler_user::unwind::raw::AddressSpace;
+use sampler_user::unwind::raw::SpaceView;
 
 #[inline(never)]
 fn descend(depth: u32) -> u32 {
@@ -34,11 +34,12 @@ fn median_ns(rounds: u32, mut work: impl FnMut(u64)) -> f64 {
 
 fn main() -> anyhow::Result<()> {
     let process = OwnProcess::read()?;
-    let frames_of = |depth: u32, unwinder: &mut Unwinder| {
+    let mut files = process.clone();
+    let mut frames_of = |depth: u32, unwinder: &mut Unwinder| {
         descend(depth);
         let capture = take_capture().unwrap_or_default();
         let input = Capture { registers: &capture.registers, stack: &capture.stack };
-        let stack = unwinder.unwind(&process, &process.space(), input);
+        let stack = unwinder.unwind(&mut files, &process.space(), input);
         (stack, capture)
     };
     let mut unwinder = Unwinder::default();
@@ -47,15 +48,15 @@ fn main() -> anyhow::Result<()> {
     let input = Capture { registers: &capture.registers, stack: &capture.stack };
 
     let cold = median_ns(5, |_| {
-        black_box(Unwinder::default().unwind(&process, &process.space(), input));
+        black_box(Unwinder::default().unwind(&mut files, &process.space(), input));
     });
     // A new generation of the mappings each time: the rules are known, the stack is not.
     let warm = median_ns(400, |generation| {
-        let space = AddressSpace { generation: generation + 1, ..process.space() };
-        black_box(unwinder.unwind(&process, &space, input));
+        let space = SpaceView { generation: Some(generation + 1), ..process.space() };
+        black_box(unwinder.unwind(&mut files, &space, input));
     });
     let repeated = median_ns(2000, |_| {
-        black_box(unwinder.unwind(&process, &process.space(), input));
+        black_box(unwinder.unwind(&mut files, &process.space(), input));
     });
     println!(
         "{}",

@@ -79,6 +79,8 @@ pub struct AddressSpace {
     /// In order of replacement.
     replaced: Arc<Vec<Replaced>>,
     dropped: u64,
+    generation: u64,
+    changed_ns: u64,
 }
 
 impl AddressSpace {
@@ -92,6 +94,23 @@ impl AddressSpace {
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped
+    }
+
+    /// Number that grows with every change.
+    #[must_use]
+    pub fn generation(&self) -> u64 {
+        self.generation
+    }
+
+    /// CLOCK_MONOTONIC of the last change: from then on the mappings in force are all there is to look at.
+    #[must_use]
+    pub fn changed_ns(&self) -> u64 {
+        self.changed_ns
+    }
+
+    fn note_change(&mut self, time_ns: u64) {
+        self.generation += 1;
+        self.changed_ns = self.changed_ns.max(time_ns);
     }
 
     /// Bytes of memory held, and by how many address spaces they are shared.
@@ -137,12 +156,14 @@ impl AddressSpace {
         pieces.extend(new.part(filled_to, new.end));
         pieces.extend(right);
         Arc::make_mut(&mut self.current).splice(first..last, pieces);
+        self.note_change(new.since_ns);
         Inserted::New
     }
 
     /// Makes `mappings` the ones in force (as read from /proc at `time_ns`); what is not among them ended by then.
     pub fn replace_all(&mut self, mappings: impl IntoIterator<Item = Mapping>, time_ns: u64) {
         let old = std::mem::take(&mut self.current);
+        self.note_change(time_ns);
         for mapping in mappings {
             self.insert(mapping);
         }
@@ -170,6 +191,7 @@ impl AddressSpace {
             }
         }
         Arc::make_mut(&mut self.current).splice(first..last, pieces.into_iter().flatten());
+        self.note_change(time_ns);
     }
 
     /// The mapping that held `address` at `time_ns`: the youngest of those that did.

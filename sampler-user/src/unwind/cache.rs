@@ -81,9 +81,8 @@ impl StackCache {
         Some(kept.stack.clone())
     }
 
-    /// Keeps a walk; gives its stack back, interned.
-    pub fn put(&mut self, key: StackKey, copy: &[u8], reads: &Reads, stack: RawStack) -> Arc<RawStack> {
-        let stack = self.intern(stack);
+    /// Keeps a walk.
+    pub fn put(&mut self, key: StackKey, copy: &[u8], reads: &Reads, stack: &Arc<RawStack>) {
         let kept = Kept {
             key,
             offsets: reads.offsets.as_slice().into(),
@@ -95,7 +94,6 @@ impl StackCache {
         let set = &mut self.sets[Self::set(&key)];
         let way = set.iter().position(Option::is_none).unwrap_or(self.victim % WAYS);
         set[way] = Some(kept);
-        stack
     }
 
     /// The one `Arc` for stacks equal to `stack`.

@@ -1,7 +1,5 @@
 //! A module's call frame information: its sections in memory, and the rule for an address.
 
-use std::sync::Arc;
-
 use gimli::{BaseAddresses, CfaRule, DebugFrame, EhFrame, EhFrameHdr, EndianSlice, LittleEndian};
 use gimli::{FrameDescriptionEntry, RegisterRule, UnwindSection};
 
@@ -30,7 +28,6 @@ const SIGNAL_TRAMPOLINE: [u8; 9] = [0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05];
 /// Unwind information of one module, shared by all processes that map it.
 pub struct ModuleCfi {
     elf: Elf,
-    image: Arc<dyn Image>,
     bases: BaseAddresses,
     eh_frame: Vec<u8>,
     eh_frame_header: Vec<u8>,
@@ -77,10 +74,10 @@ impl ModuleCfi {
     ///
     /// # Errors
     /// [`ElfError`] if the file is unreadable or no ELF file. A file without unwind information is no error.
-    pub fn read(image: Arc<dyn Image>) -> Result<Self, ElfError> {
-        let elf = Elf::read(&*image)?;
+    pub fn read(image: &dyn Image) -> Result<Self, ElfError> {
+        let elf = Elf::read(image)?;
         let section = |name: &str| {
-            elf.section(name).and_then(|section| section.read(&*image, MAX_SECTION_BYTES).ok()).unwrap_or_default()
+            elf.section(name).and_then(|section| section.read(image, MAX_SECTION_BYTES).ok()).unwrap_or_default()
         };
         let address = |name: &str| elf.section(name).map_or(0, |section| section.address);
         let mut bases = BaseAddresses::default()
@@ -90,21 +87,13 @@ impl ModuleCfi {
             .set_got(address(".got"));
         let (mut eh_frame, mut eh_frame_header) = (section(".eh_frame"), section(".eh_frame_hdr"));
         if eh_frame.is_empty()
-            && let Some(found) = from_segments(&elf, &*image)
+            && let Some(found) = from_segments(&elf, image)
         {
             (eh_frame, eh_frame_header, bases) = found;
         }
         let debug_frame = section(".debug_frame");
-        let mut module = Self {
-            bases,
-            eh_frame,
-            eh_frame_header,
-            eh_frame_index: None,
-            debug_frame,
-            debug_frame_index: None,
-            elf,
-            image,
-        };
+        let mut module =
+            Self { bases, eh_frame, eh_frame_header, eh_frame_index: None, debug_frame, debug_frame_index: None, elf };
         if !module.has_search_table() {
             module.eh_frame_header = Vec::new();
             module.eh_frame_index = Index::build(&module.eh_frame_section(), &module.bases);
@@ -149,8 +138,15 @@ impl ModuleCfi {
     }
 
     /// The rule for the code at `file_offset` of this module. If `is_return` is set, the address is a return address
-    /// minus one.
-    pub fn rule(&self, context: &mut Context, file_offset: u64, is_return: bool, budget: &mut Budget) -> FoundRule {
+    /// minus one. `code` reads bytes of the file, if they can be had.
+    pub fn rule(
+        &self,
+        context: &mut Context,
+        file_offset: u64,
+        is_return: bool,
+        code: &mut dyn FnMut(u64, &mut [u8]) -> bool,
+        budget: &mut Budget,
+    ) -> FoundRule {
         let plain = |rule| FoundRule { rule, planted: false };
         let Some(address) = self.elf.address_of_offset(file_offset) else { return plain(Rule::Uncovered) };
         let rule = self.rule_at(context, address, budget);
@@ -163,9 +159,8 @@ impl ModuleCfi {
         if self.elf.entry != 0 && address.wrapping_sub(self.elf.entry) < ENTRY_POINT_BYTES {
             return plain(Rule::EntryPoint);
         }
-        let mut code = [0; SIGNAL_TRAMPOLINE.len()];
-        let trampoline_at = file_offset + u64::from(is_return);
-        if self.image.read_at(trampoline_at, &mut code).is_ok() && code == SIGNAL_TRAMPOLINE {
+        let mut bytes = [0; SIGNAL_TRAMPOLINE.len()];
+        if code(file_offset + u64::from(is_return), &mut bytes) && bytes == SIGNAL_TRAMPOLINE {
             return FoundRule { rule: Rule::SignalTrampoline, planted: is_return };
         }
         plain(Rule::Uncovered)

@@ -11,9 +11,9 @@ use std::sync::Arc;
 
 use super::cache::{StackCache, StackKey};
 use super::cfi::{Budget, Context, ModuleCfi};
-use super::image::ModuleSource;
+use super::image::ModuleFiles;
 use super::memory::{Missing, Reads, StackMemory};
-use super::raw::{AddressSpace, Completeness, RawFrame, RawStack, Reason, UnwinderKind};
+use super::raw::{Completeness, RawFrame, RawStack, Reason, SpaceView, UnwinderKind};
 use super::rule::{FoundRule, Rule, RuleCache};
 use super::state::{State, StepError};
 use crate::host::mappings::{Mapping, ModuleId};
@@ -99,10 +99,11 @@ impl Unwinder {
     }
 
     /// The stack of a sample. Equal stacks are the same `Arc`, as long as somebody holds it.
-    pub fn unwind(&mut self, modules: &dyn ModuleSource, space: &AddressSpace, capture: Capture) -> Arc<RawStack> {
+    pub fn unwind(&mut self, modules: &mut dyn ModuleFiles, space: &SpaceView, capture: Capture) -> Arc<RawStack> {
         self.statistics.stacks += 1;
-        let key = StackKey { space: space.key, generation: space.generation, registers: *capture.registers };
-        let stack = match self.stacks.get(&key, capture.stack) {
+        let key =
+            space.generation.map(|generation| StackKey { space: space.key, generation, registers: *capture.registers });
+        let stack = match key.and_then(|key| self.stacks.get(&key, capture.stack)) {
             Some(stack) => {
                 self.statistics.repeated += 1;
                 stack
@@ -111,7 +112,11 @@ impl Unwinder {
                 let completeness = self.walk(modules, space, capture);
                 let stack =
                     RawStack { frames: self.frames.as_slice().into(), unwinder: UnwinderKind::Dwarf, completeness };
-                self.stacks.put(key, capture.stack, &self.reads, stack)
+                let stack = self.stacks.intern(stack);
+                if let Some(key) = key {
+                    self.stacks.put(key, capture.stack, &self.reads, &stack);
+                }
+                stack
             }
         };
         self.statistics.complete += u64::from(stack.completeness == Completeness::Complete);
@@ -130,7 +135,7 @@ impl Unwinder {
     }
 
     /// Walks from the capture to the thread's entry, frames into `self.frames`.
-    fn walk(&mut self, modules: &dyn ModuleSource, space: &AddressSpace, capture: Capture) -> Completeness {
+    fn walk(&mut self, modules: &mut dyn ModuleFiles, space: &SpaceView, capture: Capture) -> Completeness {
         self.frames.clear();
         let mut memory = StackMemory::new(capture.registers.sp, capture.stack, &mut self.reads);
         let mut state = State::new(capture.registers);
@@ -160,7 +165,7 @@ impl Unwinder {
                 is_exact = false;
                 continue;
             };
-            let file_offset = RawFrame::in_mapping(lookup, mapping).file_offset;
+            let file_offset = mapping.offset_of(lookup);
             let found = match self.rules.get(mapping.module, file_offset) {
                 Some(found) => Ok(found),
                 None => {
@@ -238,7 +243,7 @@ impl Unwinder {
     /// Why a frame without call frame information could not be left by its frame pointer either.
     fn why_uncovered(
         &self,
-        modules: &dyn ModuleSource,
+        modules: &mut dyn ModuleFiles,
         mapping: &Mapping,
         unreadable: Option<Arc<str>>,
         step: Option<StepError>,
@@ -255,7 +260,7 @@ impl Unwinder {
 impl State {
     /// The caller by frame pointer, if its return address lies in a known mapping: the only evidence there is that
     /// the register was a frame pointer at all.
-    fn leave_by_frame_pointer_into(&self, space: &AddressSpace, memory: &mut StackMemory) -> Option<Self> {
+    fn leave_by_frame_pointer_into(&self, space: &SpaceView, memory: &mut StackMemory) -> Option<Self> {
         let mut caller = self.clone();
         caller.leave_by_frame_pointer(memory).ok()?;
         space.find(caller.ip.wrapping_sub(1))?;
@@ -284,7 +289,7 @@ impl Modules {
     /// Why the module cannot be read.
     fn rule(
         &mut self,
-        source: &dyn ModuleSource,
+        source: &mut dyn ModuleFiles,
         module: ModuleId,
         file_offset: u64,
         is_return: bool,
@@ -293,7 +298,9 @@ impl Modules {
     ) -> Result<FoundRule, Arc<str>> {
         let cfi = self.cfi(source, module)?;
         // The sections are the target's: gimli promises not to panic on them, and this makes it certain for us.
-        let rule = catch_unwind(AssertUnwindSafe(|| cfi.rule(context, file_offset, is_return, budget)));
+        let mut code =
+            |offset, buffer: &mut [u8]| source.image(module).is_ok_and(|image| image.read_at(offset, buffer).is_ok());
+        let rule = catch_unwind(AssertUnwindSafe(|| cfi.rule(context, file_offset, is_return, &mut code, budget)));
         Ok(rule.unwrap_or_else(|_| {
             *context = Context::new();
             FoundRule { rule: Rule::Bad, planted: false }
@@ -302,7 +309,7 @@ impl Modules {
 
     fn with_row<T>(
         &mut self,
-        source: &dyn ModuleSource,
+        source: &mut dyn ModuleFiles,
         module: ModuleId,
         file_offset: u64,
         (section, offset): (super::rule::Section, u32),
@@ -318,7 +325,7 @@ impl Modules {
         })
     }
 
-    fn cfi(&mut self, source: &dyn ModuleSource, module: ModuleId) -> Result<Arc<ModuleCfi>, Arc<str>> {
+    fn cfi(&mut self, source: &mut dyn ModuleFiles, module: ModuleId) -> Result<Arc<ModuleCfi>, Arc<str>> {
         self.clock += 1;
         if let Some(loaded) = self.loaded.get_mut(&module) {
             loaded.used = self.clock;
@@ -338,10 +345,10 @@ impl Modules {
     }
 }
 
-fn load(source: &dyn ModuleSource, module: ModuleId) -> Result<Arc<ModuleCfi>, Arc<str>> {
+fn load(source: &mut dyn ModuleFiles, module: ModuleId) -> Result<Arc<ModuleCfi>, Arc<str>> {
     let image = source.image(module).map_err(Arc::<str>::from)?;
     // As above: the file is the target's.
-    let read = catch_unwind(AssertUnwindSafe(|| ModuleCfi::read(image)));
+    let read = catch_unwind(AssertUnwindSafe(|| ModuleCfi::read(&*image)));
     match read {
         Ok(Ok(cfi)) => Ok(Arc::new(cfi)),
         Ok(Err(error)) => Err(error.to_string().into()),

@@ -1,13 +1,13 @@
 //! Stacks from the kernel's own walk along frame pointers.
 
-use super::raw::{AddressSpace, Completeness, RawFrame, RawStack, Reason, UnwinderKind};
+use super::raw::{Completeness, RawFrame, RawStack, Reason, SpaceView, UnwinderKind};
 
 /// The stack that the kernel's walk found: `addresses` as `bpf_get_stackid` keeps them (innermost first, zero-padded),
 /// taken just after the allocator's return to `return_address`. The walk begins at the caller's frame pointer, which
 /// says nothing about the caller itself, so the caller is put in front unless the walk has it.
 ///
 /// Such a walk cannot know that it reached the thread's entry; symbolization upgrades it if the last function is one.
-pub fn from_kernel(space: &AddressSpace, return_address: u64, addresses: &[u64], max_depth: usize) -> RawStack {
+pub fn from_kernel(space: &SpaceView, return_address: u64, addresses: &[u64], max_depth: usize) -> RawStack {
     let walked = addresses.iter().copied().take_while(|address| *address != 0);
     let mut walked = walked.peekable();
     // The first entry is the instruction pointer: the return address, or the kernel's trampoline in its place.

@@ -6,6 +6,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use crate::host::mappings::ModuleId;
+use crate::host::modules::{ModuleKind, ModuleSource, ModuleTable};
 
 /// The bytes of a module. Reading goes through `pread`, so a file that its owner truncates gives an error, where a
 /// memory mapping would give SIGBUS.
@@ -59,12 +60,12 @@ impl Image for Vec<u8> {
 }
 
 /// What unwinding and symbolization must know about modules.
-pub trait ModuleSource {
+pub trait ModuleFiles {
     /// The module's bytes.
     ///
     /// # Errors
     /// A text for the user: why there are none (no file behind an anonymous mapping, the permission that is missing).
-    fn image(&self, module: ModuleId) -> Result<Arc<dyn Image>, String>;
+    fn image(&mut self, module: ModuleId) -> Result<Arc<dyn Image>, String>;
 
     /// Path as the process sees it, or a name like `[vdso]`.
     fn path(&self, module: ModuleId) -> Arc<str>;
@@ -74,4 +75,26 @@ pub trait ModuleSource {
 
     /// Whether this is anonymous executable memory (code made at run time) instead of a file.
     fn is_anonymous(&self, module: ModuleId) -> bool;
+}
+
+impl ModuleFiles for ModuleTable {
+    fn image(&mut self, module: ModuleId) -> Result<Arc<dyn Image>, String> {
+        match self.source(module) {
+            Ok(ModuleSource::File(file)) => Ok(file),
+            Ok(ModuleSource::Memory(bytes)) => Ok(Arc::new(bytes.to_vec())),
+            Err(reason) => Err(reason.to_string()),
+        }
+    }
+
+    fn path(&self, module: ModuleId) -> Arc<str> {
+        self.get(module).map_or_else(|| "?".into(), |module| module.path.clone())
+    }
+
+    fn build_id(&self, module: ModuleId) -> Option<Vec<u8>> {
+        Some(self.get(module)?.build_id.as_ref()?.to_vec())
+    }
+
+    fn is_anonymous(&self, module: ModuleId) -> bool {
+        self.get(module).is_some_and(|module| module.kind == ModuleKind::Anonymous)
+    }
 }

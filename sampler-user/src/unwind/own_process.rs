@@ -6,17 +6,19 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::sync::Arc;
 
-use super::image::{Image, ModuleSource};
-use super::raw::AddressSpace;
+use super::image::{Image, ModuleFiles};
+use super::raw::SpaceView;
 use crate::host::mappings::{Mapping, ModuleId};
 use sampler_ebpf::abi::{ProcessKey, Registers};
 
 /// Executable mappings of this process and the files behind them.
+#[derive(Clone)]
 pub struct OwnProcess {
-    mappings: Vec<Mapping>,
+    mappings: Arc<Vec<Mapping>>,
     modules: Vec<OwnModule>,
 }
 
+#[derive(Clone)]
 struct OwnModule {
     path: Arc<str>,
     image: Result<Arc<dyn Image>, String>,
@@ -30,37 +32,35 @@ impl OwnProcess {
     /// If `/proc` is not there.
     pub fn read() -> std::io::Result<Self> {
         let maps = std::fs::read_to_string("/proc/self/maps")?;
-        let mut process = Self { mappings: Vec::new(), modules: Vec::new() };
+        let (mut mappings, mut modules) = (Vec::new(), Vec::new());
         let mut known: HashMap<String, ModuleId> = HashMap::new();
         for line in maps.lines() {
             let Some((range, permissions, offset, path)) = parse_line(line) else { continue };
             if !permissions.contains('x') || path == "[vsyscall]" {
                 continue;
             }
-            let modules = &mut process.modules;
             let mut add = || {
                 let id = ModuleId(u32::try_from(modules.len()).unwrap_or(u32::MAX));
                 modules.push(OwnModule::open(path, &range));
                 id
             };
             let module = if path.is_empty() { add() } else { *known.entry(path.to_owned()).or_insert_with(add) };
-            process.mappings.push(Mapping {
-                start: range.start,
-                end: range.end,
-                file_offset: offset,
-                module,
-                since_ns: 0,
-            });
+            mappings.push(Mapping { start: range.start, end: range.end, file_offset: offset, module, since_ns: 0 });
         }
-        Ok(process)
+        Ok(Self { mappings: Arc::new(mappings), modules })
+    }
+
+    /// Its executable mappings.
+    pub fn mappings(&self) -> &[Mapping] {
+        &self.mappings
     }
 
     /// The mappings as an address space.
-    pub fn space(&self) -> AddressSpace<'_> {
-        AddressSpace {
+    pub fn space(&self) -> SpaceView<'_> {
+        SpaceView {
             key: ProcessKey { tgid: std::process::id(), ..ProcessKey::default() },
-            generation: 0,
-            mappings: &self.mappings,
+            generation: Some(0),
+            mappings: &*self.mappings,
         }
     }
 
@@ -109,8 +109,8 @@ fn own_memory(range: &std::ops::Range<u64>) -> Vec<u8> {
     copy
 }
 
-impl ModuleSource for OwnProcess {
-    fn image(&self, module: ModuleId) -> Result<Arc<dyn Image>, String> {
+impl ModuleFiles for OwnProcess {
+    fn image(&mut self, module: ModuleId) -> Result<Arc<dyn Image>, String> {
         self.modules.get(module.0 as usize).map_or_else(|| Err("no such module".into()), |module| module.image.clone())
     }
 
@@ -119,8 +119,8 @@ impl ModuleSource for OwnProcess {
     }
 
     fn build_id(&self, module: ModuleId) -> Option<Vec<u8>> {
-        let image = self.image(module).ok()?;
-        super::elf::Elf::read(&*image).ok()?.build_id(&*image)
+        let image = self.modules.get(module.0 as usize)?.image.as_ref().ok()?;
+        super::elf::Elf::read(&**image).ok()?.build_id(&**image)
     }
 
     fn is_anonymous(&self, module: ModuleId) -> bool {

@@ -2,26 +2,65 @@
 
 use std::sync::Arc;
 
-use crate::host::mappings::{Mapping, ModuleId};
+use crate::host::mappings::{AddressSpace, Mapping, ModuleId};
 use sampler_ebpf::abi::ProcessKey;
 
-/// An address space at one moment: what addresses are resolved against.
-#[derive(Clone, Copy, Debug)]
-pub struct AddressSpace<'a> {
-    /// Whose it is.
-    pub key: ProcessKey,
-    /// Number that changes whenever `mappings` does, and is never used again for the same `key`.
-    pub generation: u64,
-    /// Executable mappings, ascending by `start`, not overlapping.
-    pub mappings: &'a [Mapping],
+/// Where addresses are looked up.
+pub trait Mappings {
+    /// The executable mapping that holds `address`.
+    fn find(&self, address: u64) -> Option<&Mapping>;
 }
 
-impl AddressSpace<'_> {
+/// Mappings that do not change: ascending by `start`, not overlapping.
+impl Mappings for Vec<Mapping> {
+    fn find(&self, address: u64) -> Option<&Mapping> {
+        let after = self.partition_point(|mapping| mapping.start <= address);
+        self[..after].last().filter(|mapping| mapping.contains(address))
+    }
+}
+
+/// An address space as it was at some time.
+#[derive(Clone, Copy, Debug)]
+pub struct AtTime<'a> {
+    space: &'a AddressSpace,
+    time_ns: u64,
+}
+
+impl<'a> AtTime<'a> {
+    /// `space` at CLOCK_MONOTONIC `time_ns`.
+    pub fn new(space: &'a AddressSpace, time_ns: u64) -> Self {
+        Self { space, time_ns }
+    }
+
+    /// This, as what stacks are unwound in. Mappings older than the last change have no generation of their own.
+    pub fn view(&self, key: ProcessKey) -> SpaceView<'_> {
+        let is_current = self.time_ns >= self.space.changed_ns();
+        SpaceView { key, generation: is_current.then(|| self.space.generation()), mappings: self }
+    }
+}
+
+impl Mappings for AtTime<'_> {
+    fn find(&self, address: u64) -> Option<&Mapping> {
+        self.space.resolve(address, self.time_ns)
+    }
+}
+
+/// An address space at one moment: what a stack is unwound in and resolved against.
+#[derive(Clone, Copy)]
+pub struct SpaceView<'a> {
+    /// Whose it is.
+    pub key: ProcessKey,
+    /// Number that changes whenever the mappings do, and is never used again for the same `key`. `None`: the view is
+    /// of the past, and nothing about it is worth remembering.
+    pub generation: Option<u64>,
+    /// Executable mappings.
+    pub mappings: &'a dyn Mappings,
+}
+
+impl SpaceView<'_> {
     /// The mapping that holds `address`.
     pub fn find(&self, address: u64) -> Option<&Mapping> {
-        let after = self.mappings.partition_point(|mapping| mapping.start <= address);
-        let mapping = &self.mappings[after.checked_sub(1)?];
-        (address < mapping.end).then_some(mapping)
+        self.mappings.find(address)
     }
 
     /// `address` as a frame.
@@ -47,8 +86,7 @@ pub struct RawFrame {
 impl RawFrame {
     /// The frame at `address`, which lies in `mapping`.
     pub fn in_mapping(address: u64, mapping: &Mapping) -> Self {
-        let file_offset = mapping.file_offset.wrapping_add(address.wrapping_sub(mapping.start));
-        Self { address, module: Some(mapping.module), file_offset }
+        Self { address, module: Some(mapping.module), file_offset: mapping.offset_of(address) }
     }
 }
 
@@ -145,7 +183,7 @@ pub struct RawStack {
 
 impl RawStack {
     /// The stack of a sample of which only the allocator's return address is known.
-    pub fn caller_only(space: &AddressSpace, return_address: u64) -> Self {
+    pub fn caller_only(space: &SpaceView, return_address: u64) -> Self {
         Self {
             frames: Box::new([space.frame(return_address.saturating_sub(1))]),
             unwinder: UnwinderKind::Caller,

@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
+use crate::host::mappings::{AddressSpace, Mapping, ModuleId};
 use crate::unwind::dwarf::{Capture, Limits, Unwinder};
+use crate::unwind::elf::Elf;
+use crate::unwind::image::ModuleFiles;
+use crate::unwind::memory::word;
 use crate::unwind::own_process::{OwnCapture, OwnProcess, capture_here, take_capture};
-use crate::unwind::raw::{Completeness, RawStack, Reason};
+use crate::unwind::raw::{AtTime, Completeness, RawStack, Reason};
 
 /// Captures at the bottom of `depth` further calls.
 #[inline(never)]
@@ -23,7 +27,7 @@ pub fn captured(depth: u32) -> OwnCapture {
 
 pub fn unwind(process: &OwnProcess, capture: &OwnCapture) -> Arc<RawStack> {
     let capture = Capture { registers: &capture.registers, stack: &capture.stack };
-    Unwinder::default().unwind(process, &process.space(), capture)
+    Unwinder::default().unwind(&mut process.clone(), &process.space(), capture)
 }
 
 #[test]
@@ -63,8 +67,11 @@ fn depth_is_limited() {
     let process = OwnProcess::read().expect("/proc");
     let capture = captured(40);
     let mut unwinder = Unwinder::new(Limits { max_depth: 10, ..Limits::default() });
-    let stack =
-        unwinder.unwind(&process, &process.space(), Capture { registers: &capture.registers, stack: &capture.stack });
+    let stack = unwinder.unwind(
+        &mut process.clone(),
+        &process.space(),
+        Capture { registers: &capture.registers, stack: &capture.stack },
+    );
     assert_eq!(stack.frames.len(), 10);
     assert_eq!(stack.completeness, Completeness::Cut(Reason::DepthLimit));
 }
@@ -87,7 +94,7 @@ fn repetition_is_recognized_exactly() {
     let mut capture = captured(20);
     let mut unwind = |capture: &OwnCapture| {
         let stack = Capture { registers: &capture.registers, stack: &capture.stack };
-        let stack = unwinder.unwind(&process, &process.space(), stack);
+        let stack = unwinder.unwind(&mut process.clone(), &process.space(), stack);
         (stack, unwinder.statistics().repeated)
     };
     let (first, repeated) = unwind(&capture);
@@ -118,8 +125,78 @@ fn sections_stay_within_their_budget() {
     let capture = captured(5);
     // Less than any module has: each is read again when its turn comes, and the stack is right all the same.
     let mut unwinder = Unwinder::new(Limits { section_bytes: 1, ..Limits::default() });
-    let stack =
-        unwinder.unwind(&process, &process.space(), Capture { registers: &capture.registers, stack: &capture.stack });
+    let stack = unwinder.unwind(
+        &mut process.clone(),
+        &process.space(),
+        Capture { registers: &capture.registers, stack: &capture.stack },
+    );
     assert_eq!(stack.completeness, Completeness::Complete);
     assert_eq!(unwinder.statistics().modules, 1);
+}
+
+#[test]
+fn a_stack_is_resolved_against_the_mappings_of_its_time() {
+    let mut process = OwnProcess::read().expect("/proc");
+    let capture = captured(10);
+    let input = Capture { registers: &capture.registers, stack: &capture.stack };
+    let expected = unwind(&process, &capture);
+    let mut space = AddressSpace::default();
+    space.replace_all(process.mappings().iter().copied(), 0);
+    let key = process.space().key;
+    let mut unwinder = Unwinder::default();
+    assert_eq!(unwinder.unwind(&mut process, &AtTime::new(&space, 500).view(key), input), expected);
+
+    // At time 1000 something else takes the place of this program's code.
+    let code = *process.mappings().iter().find(|mapping| mapping.contains(capture.registers.ip)).expect("mapped");
+    space.insert(Mapping { module: ModuleId(u32::MAX), since_ns: 1000, ..code });
+    let before = unwinder.unwind(&mut process, &AtTime::new(&space, 999).view(key), input);
+    assert_eq!(before, expected);
+    let after = unwinder.unwind(&mut process, &AtTime::new(&space, 1000).view(key), input);
+    assert_eq!(after.frames[0].module, Some(ModuleId(u32::MAX)));
+}
+
+/// On ordinary code two independent walkers agree.
+#[test]
+fn agrees_with_framehop() {
+    use framehop::x86_64::{CacheX86_64, UnwindRegsX86_64, UnwinderX86_64};
+    use framehop::{ExplicitModuleSectionInfo, Module, Unwinder as _};
+
+    let mut process = OwnProcess::read().expect("/proc");
+    let capture = captured(25);
+    let mut other = UnwinderX86_64::new();
+    for mapping in process.mappings().to_vec() {
+        let Ok(image) = process.image(mapping.module) else { continue };
+        let Ok(elf) = Elf::read(&*image) else { continue };
+        // The mapping's first bytes may be another segment's; the first page's last byte is this one's.
+        let Some(last) = elf.address_of_offset(mapping.file_offset + 4095) else { continue };
+        let address = last - 4095;
+        let range = |name: &str| elf.section(name).map(|section| section.address..section.address + section.bytes);
+        let bytes = |name: &str| elf.section(name).and_then(|section| section.read(&*image, 1 << 30).ok());
+        let sections = ExplicitModuleSectionInfo {
+            text_svma: range(".text"),
+            got_svma: range(".got"),
+            eh_frame_svma: range(".eh_frame"),
+            eh_frame: bytes(".eh_frame"),
+            eh_frame_hdr_svma: range(".eh_frame_hdr"),
+            eh_frame_hdr: bytes(".eh_frame_hdr"),
+            ..Default::default()
+        };
+        let name = process.path(mapping.module).to_string();
+        other.add_module(Module::new(name, mapping.start..mapping.end, mapping.start.wrapping_sub(address), sections));
+    }
+    let mut read = |address: u64| {
+        let at = address.checked_sub(capture.registers.sp).and_then(|at| u32::try_from(at).ok()).ok_or(())?;
+        word(&capture.stack, at).ok_or(())
+    };
+    let registers = UnwindRegsX86_64::new(capture.registers.ip, capture.registers.sp, capture.registers.fp);
+    let mut cache = CacheX86_64::new();
+    let mut frames = other.iter_frames(capture.registers.ip, registers, &mut cache, &mut read);
+    let mut theirs = Vec::new();
+    while let Ok(Some(frame)) = frames.next() {
+        theirs.push(frame.address_for_lookup());
+    }
+    // The sample's own frame is a return address to us, an instruction to them.
+    theirs[0] -= 1;
+    let ours: Vec<u64> = unwind(&process, &capture).frames.iter().map(|frame| frame.address).collect();
+    assert_eq!(ours, theirs);
 }
