@@ -32,14 +32,7 @@ pub fn tails(shape: u64, x: f64) -> (f64, f64) {
     let k = shape as f64;
     let factor = power_over_factorial(shape, x);
     if x <= k {
-        // P = x^k e^-x / k! · (1 + x/(k+1) + x²/((k+1)(k+2)) + …)
-        let (mut term, mut sum, mut j) = (1.0, 1.0, k);
-        while term > sum * 1e-17 {
-            j += 1.0;
-            term *= x / j;
-            sum += term;
-        }
-        let lower = factor * sum;
+        let lower = factor * lower_series(k, x);
         (lower, 1.0 - lower)
     } else {
         // Q = x^k e^-x / k! · k/x · (1 + (k−1)/x + (k−1)(k−2)/x² + …), which ends by itself
@@ -52,6 +45,29 @@ pub fn tails(shape: u64, x: f64) -> (f64, f64) {
         let upper = factor * sum * k / x;
         (1.0 - upper, upper)
     }
+}
+
+/// ln P(G ≤ x) and the hazard of the lower tail, density / P(G ≤ x), for a shape of at least 1 and x > 0.
+/// Neither underflows where the probability does.
+pub fn log_lower_tail(shape: u64, x: f64) -> (f64, f64) {
+    let k = shape as f64;
+    if x <= k {
+        let sum = lower_series(k, x);
+        return (log_power_over_factorial(shape, x) + sum.ln(), k / (x * sum));
+    }
+    let (lower, upper) = tails(shape, x);
+    ((-upper).ln_1p(), density(shape, x) / lower)
+}
+
+/// 1 + x/(k+1) + x²/((k+1)(k+2)) + …, so that P(G ≤ x) = x^k e^−x / k! times this.
+fn lower_series(k: f64, x: f64) -> f64 {
+    let (mut term, mut sum, mut j) = (1.0, 1.0, k);
+    while term > sum * 1e-17 {
+        j += 1.0;
+        term *= x / j;
+        sum += term;
+    }
+    sum
 }
 
 /// Density of Gamma(`shape`, 1) at `x`, for a shape of at least 1.
@@ -120,25 +136,51 @@ fn first_guess(k: f64, tail: Tail, probability: f64) -> f64 {
     k / std::f64::consts::E * probability.powf(1.0 / k)
 }
 
-/// x^k e^−x / k!: the Poisson probability of k at mean x, for k ≥ 1 and x > 0.
+/// x^k e^−x / k!: the Poisson probability of k at mean x > 0.
 pub fn power_over_factorial(k: u64, x: f64) -> f64 {
+    log_power_over_factorial(k, x).exp()
+}
+
+/// Its logarithm.
+pub fn log_power_over_factorial(k: u64, x: f64) -> f64 {
+    if k == 0 {
+        return -x;
+    }
     let n = k as f64;
-    (-stirling_error(k) - deviance(n, x)).exp() / (2.0 * PI * n).sqrt()
+    -stirling_error(k) - deviance(n, x) - 0.5 * (2.0 * PI * n).ln()
 }
 
 /// ln k! − ln(√(2πk) (k/e)^k).
-fn stirling_error(k: u64) -> f64 {
-    let n = k as f64;
-    if k < 16 {
-        let factorial: f64 = (1..=k).map(|i| i as f64).product();
-        return factorial.ln() - (n + 0.5) * n.ln() + n - 0.5 * (2.0 * PI).ln();
+pub(super) fn stirling_error(k: u64) -> f64 {
+    /// For k below 16, where the series is not exact enough; the first has no meaning.
+    const SMALL: [f64; 16] = [
+        0.0,
+        0.08106146679532726,
+        0.0413406959554093,
+        0.02767792568499834,
+        0.020790672103765093,
+        0.016644691189821193,
+        0.013876128823070748,
+        0.01189670994589177,
+        0.010411265261972096,
+        0.009255462182712733,
+        0.00833056343336287,
+        0.007573675487951841,
+        0.00694284010720953,
+        0.006408994188004207,
+        0.0059513701127588475,
+        0.005554733551962801,
+    ];
+    if let Some(&known) = SMALL.get(k as usize) {
+        return known;
     }
+    let n = k as f64;
     let m = 1.0 / (n * n);
     (1.0 / 12.0 - m * (1.0 / 360.0 - m * (1.0 / 1260.0 - m * (1.0 / 1680.0 - m / 1188.0)))) / n
 }
 
 /// k ln(k/x) + x − k, without cancellation near x = k.
-fn deviance(k: f64, x: f64) -> f64 {
+pub(super) fn deviance(k: f64, x: f64) -> f64 {
     let d = (x - k) / k;
     if d.abs() > 0.2 {
         return k * (k / x).ln() + x - k;

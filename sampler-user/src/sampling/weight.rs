@@ -23,12 +23,20 @@ pub fn inclusion(trials: u64, interval: u64) -> Option<Inclusion> {
     if interval == 1 {
         return Some(Inclusion { probability: 1.0, weight: 1.0, weight_minus_one: 0.0, log_miss: f64::NEG_INFINITY });
     }
-    let log_miss = trials as f64 * log_q(interval);
-    let probability = -log_miss.exp_m1();
-    Some(Inclusion { probability, weight: 1.0 / probability, weight_minus_one: 1.0 / (-log_miss).exp_m1(), log_miss })
+    Some(Inclusion::from_log_miss(trials as f64 * log_q(interval)))
+}
+
+/// The Poisson limit P = 1 − e^(−n/R) that jemalloc and `jeprof` compute with; for comparison.
+pub fn poisson_inclusion(trials: u64, interval: u64) -> Option<Inclusion> {
+    (trials > 0 && interval > 0).then(|| Inclusion::from_log_miss(-(trials as f64) / interval as f64))
 }
 
 impl Inclusion {
+    fn from_log_miss(log_miss: f64) -> Self {
+        let probability = -log_miss.exp_m1();
+        Self { probability, weight: 1.0 / probability, weight_minus_one: 1.0 / (-log_miss).exp_m1(), log_miss }
+    }
+
     /// qⁿ: probability of not being sampled.
     pub fn miss_probability(&self) -> f64 {
         self.log_miss.exp()

@@ -1,0 +1,307 @@
+//! Has a stack grown between two profiles? The test, the interval of the change, and the correction for many stacks.
+
+use std::sync::OnceLock;
+
+use super::binomial::at_least;
+use super::gamma::{log_lower_tail, log_power_over_factorial, tails};
+use super::interval::{self, Interval, Sampled};
+
+/// What one profile says about a stack, in trials of one sampling interval.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Observed {
+    /// Its samples.
+    pub sampled: Sampled,
+    /// R, in trials.
+    pub interval: u64,
+    /// What totals are divided by: seconds, requests, or 1.
+    pub exposure: f64,
+}
+
+impl Observed {
+    /// RB-NB interval per unit of exposure.
+    fn rate_interval(&self, confidence: f64) -> (f64, Interval) {
+        let interval = interval::from_sizes(self.sampled, self.interval, confidence);
+        let exposure = self.exposure;
+        (self.sampled.estimate / exposure, Interval { low: interval.low / exposure, high: interval.high / exposure })
+    }
+
+    /// A = T − s R: the estimate less what its samples alone account for.
+    fn remainder(&self) -> f64 {
+        self.sampled.estimate - self.sampled.samples as f64 * self.interval as f64
+    }
+}
+
+/// Change per unit of exposure, after − before, and its interval (MOVER on the two RB-NB intervals).
+pub fn change(before: &Observed, after: &Observed, confidence: f64) -> (f64, Interval) {
+    interval::difference(before.rate_interval(confidence), after.rate_interval(confidence))
+}
+
+/// p-value of "no growth": P(max(S₁, A₁ + R₁ G(s₁+1))/E₁ ≥ max(S₂, A₂ + R₂ G(s₂))/E₂) with independent gamma variables.
+/// 1 if nothing was sampled after. A side with R = 1 is known exactly. Error below 1e-6, and 1e-4 of the value.
+pub fn p_no_growth(before: &Observed, after: &Observed) -> f64 {
+    let (s1, s2) = (before.sampled.samples, after.sampled.samples);
+    if s2 == 0 {
+        return 1.0;
+    }
+    let least_before = before.sampled.sum / before.exposure;
+    let least_after = after.sampled.sum / after.exposure;
+    // P(after ≤ rate), its waiting time in units of R₂
+    let waiting = |rate: f64| (rate * after.exposure - after.remainder()) / after.interval as f64;
+    let after_within = |rate: f64| {
+        if rate < least_after {
+            0.0
+        } else if after.interval == 1 {
+            1.0
+        } else {
+            tails(s2, waiting(rate)).0
+        }
+    };
+    if before.interval == 1 {
+        return after_within(before.sampled.estimate / before.exposure);
+    }
+    let r1 = before.interval as f64;
+    // Below `floor` the rate before is what was seen; `reach` is where it gets to what was seen after.
+    let floor = ((before.sampled.sum - before.remainder()) / r1).max(0.0);
+    let reach = (least_after * before.exposure - before.remainder()) / r1;
+    let at_floor = tails(s1 + 1, floor).0 * after_within(least_before);
+    let start = floor.max(reach);
+    let rising = if after.interval == 1 {
+        tails(s1 + 1, start).1
+    } else {
+        let offset = waiting(before.remainder() / before.exposure);
+        let slope = waiting((before.remainder() + r1) / before.exposure) - offset;
+        Waiting { s1, s2, offset, slope }.integral_from(start)
+    };
+    (at_floor + rising).clamp(0.0, 1.0)
+}
+
+/// The limit of [`p_no_growth`] for sizes far below R, which needs the numbers of samples alone: P(Bin(s₁ + s₂, π) ≥ s₂),
+/// π = (E₂/R₂) / (E₁/R₁ + E₂/R₂).
+pub fn p_small_allocations(before: &Observed, after: &Observed) -> f64 {
+    let (s1, s2) = (before.sampled.samples, after.sampled.samples);
+    let (rate1, rate2) = (before.exposure / before.interval as f64, after.exposure / after.interval as f64);
+    if s2 == 0 { 1.0 } else { at_least(s1 + s2, s2, rate2 / (rate1 + rate2)) }
+}
+
+/// The integrand f(x) F(offset + slope x): density of Gamma(s₁ + 1) times distribution of Gamma(s₂). Its logarithm is
+/// concave, so there is one hill; Gauss–Legendre nodes between its feet add
+/// it up.
+struct Waiting {
+    s1: u64,
+    s2: u64,
+    offset: f64,
+    slope: f64,
+}
+
+/// How far the logarithm may fall from the top before the rest is left out: e^−25 of the top.
+const DEPTH: f64 = 25.0;
+
+impl Waiting {
+    /// ln of the integrand and its derivative.
+    fn log(&self, x: f64) -> (f64, f64) {
+        let (tail, hazard) = log_lower_tail(self.s2, self.offset + self.slope * x);
+        let power = if self.s1 == 0 { 0.0 } else { self.s1 as f64 / x };
+        (log_power_over_factorial(self.s1, x) + tail, power - 1.0 + self.slope * hazard)
+    }
+
+    fn integral_from(&self, start: f64) -> f64 {
+        let zero = (-self.offset / self.slope).max(0.0);
+        let start = start.max(zero);
+        let top = self.top(start);
+        let height = self.log(top).0;
+        let right = self.foot(top, height, f64::INFINITY);
+        let left = if top > start { self.foot(top, height, start) } else { start };
+        // Beyond this point F is 1 for all purposes; up to it F may rise much faster than f changes.
+        let s2 = self.s2 as f64;
+        let risen = ((s2 + 8.0 * s2.sqrt() + 10.0 - self.offset) / self.slope).clamp(left, right);
+        height.exp() * (self.panel(left, risen, height) + self.panel(risen, right, height))
+    }
+
+    /// Integral between two points of the integrand over e^`height`.
+    fn panel(&self, from: f64, to: f64, height: f64) -> f64 {
+        if from >= to {
+            return 0.0;
+        }
+        let (middle, half) = ((from + to) / 2.0, (to - from) / 2.0);
+        let value = |node: f64| (self.log(middle + half * node).0 - height).exp();
+        half * nodes().iter().map(|&(node, weight)| weight * value(node)).sum::<f64>()
+    }
+
+    /// Where the integrand is largest, at or above `start`.
+    fn top(&self, start: f64) -> f64 {
+        let slope_at = |x: f64| self.log(x).1;
+        let scale = (self.s1 as f64 + 1.0).sqrt();
+        let mut low = start + 1e-9 * (start + scale);
+        if slope_at(low) <= 0.0 {
+            return low;
+        }
+        let mut high = low.max(self.s1 as f64) + scale;
+        while slope_at(high) > 0.0 {
+            low = high;
+            high += 2.0 * (high - start);
+        }
+        // Only the nodes' placement depends on it, so a few bisections do.
+        for _ in 0..12 {
+            let middle = (low + high) / 2.0;
+            if slope_at(middle) > 0.0 {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        (low + high) / 2.0
+    }
+
+    /// A point towards `limit` where the logarithm is about [`DEPTH`] lower than at the top; never less far.
+    fn foot(&self, top: f64, height: f64, limit: f64) -> f64 {
+        let direction = if limit > top { 1.0 } else { -1.0 };
+        let room = (limit - top).abs();
+        let mut step = (self.s1 as f64 + 1.0).sqrt().min(room / 2.0);
+        let (mut inside, mut outside) = (0.0, f64::INFINITY);
+        for _ in 0..60 {
+            if step >= room {
+                step = room;
+                // The limit itself may be a zero of the integrand; no need to look at it.
+                outside = step;
+                break;
+            }
+            if height - self.log(top + direction * step).0 > DEPTH {
+                outside = step;
+                break;
+            }
+            inside = step;
+            step *= 2.0;
+        }
+        for _ in 0..4 {
+            let middle = (inside + outside) / 2.0;
+            if height - self.log(top + direction * middle).0 > DEPTH {
+                outside = middle;
+            } else {
+                inside = middle;
+            }
+        }
+        top + direction * outside
+    }
+}
+
+/// Gauss–Legendre nodes and weights on [−1, 1].
+fn nodes() -> &'static [(f64, f64)] {
+    const COUNT: usize = 40;
+    static NODES: OnceLock<Vec<(f64, f64)>> = OnceLock::new();
+    NODES.get_or_init(|| {
+        let n = COUNT as f64;
+        (0..COUNT)
+            .map(|i| {
+                // Newton's method on the Legendre polynomial, from the asymptotic place of its root.
+                let mut x = (std::f64::consts::PI * (i as f64 + 0.75) / (n + 0.5)).cos();
+                let mut derivative = 1.0;
+                for _ in 0..20 {
+                    let (mut previous, mut value) = (1.0, x);
+                    for k in 2..=COUNT {
+                        let k = k as f64;
+                        (previous, value) = (value, ((2.0 * k - 1.0) * x * value - (k - 1.0) * previous) / k);
+                    }
+                    derivative = n * (x * value - previous) / (x * x - 1.0);
+                    x -= value / derivative;
+                }
+                (x, 2.0 / ((1.0 - x * x) * derivative * derivative))
+            })
+            .collect()
+    })
+}
+
+/// One-sided p-value from intervals alone, for stacks sampled with several R: the level at which the MOVER interval of the
+/// change just excludes zero. `change_at` gives that interval's lower end at a two-sided confidence.
+pub fn p_from_intervals(lower_end_at: impl Fn(f64) -> f64) -> f64 {
+    // ln(tail) between e^-50 and one half: bisection on a monotone function.
+    let excludes = |log_tail: f64| lower_end_at(1.0 - 2.0 * log_tail.exp()) > 0.0;
+    let (mut small, mut large) = (-36.0, 0.5f64.ln());
+    if !excludes(large) {
+        return 1.0;
+    }
+    if excludes(small) {
+        return small.exp();
+    }
+    for _ in 0..50 {
+        let middle = (small + large) / 2.0;
+        if excludes(middle) {
+            large = middle;
+        } else {
+            small = middle;
+        }
+    }
+    large.exp()
+}
+
+/// Benjamini–Hochberg: q-values in the order of the p-values, q₍ᵣ₎ = min over j ≥ r of p₍ⱼ₎ m / j. Rejecting q ≤ x keeps
+/// the expected share of false discoveries at or below x.
+pub fn q_values(p_values: &[f64]) -> Vec<f64> {
+    let m = p_values.len() as f64;
+    let mut order: Vec<usize> = (0..p_values.len()).collect();
+    order.sort_by(|&a, &b| p_values[b].total_cmp(&p_values[a]));
+    let mut q = vec![0.0; p_values.len()];
+    let mut least = 1.0f64;
+    for (position, &index) in order.iter().enumerate() {
+        let rank = m - position as f64;
+        least = least.min(p_values[index] * m / rank);
+        q[index] = least;
+    }
+    q
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn observed(samples: u64, interval: u64) -> Observed {
+        // Sizes of one byte: T = s R, A = 0, S = s
+        let estimate = samples as f64 * interval as f64;
+        Observed { sampled: Sampled { samples, sum: samples as f64, estimate }, interval, exposure: 1.0 }
+    }
+
+    #[test]
+    fn small_allocations_reach_the_binomial_limit() {
+        for (s1, s2) in [(0, 1), (0, 5), (3, 3), (10, 30), (200, 260), (3_000, 3_100)] {
+            let (before, after) = (observed(s1, 1 << 30), observed(s2, 1 << 28));
+            let (p, limit) = (p_no_growth(&before, &after), p_small_allocations(&before, &after));
+            assert!((p - limit).abs() < 1e-7 + 1e-6 * limit, "{s1} {s2}: {p} {limit}");
+        }
+    }
+
+    #[test]
+    fn exact_sides_are_points() {
+        let exact = |bytes: f64| Observed {
+            sampled: Sampled { samples: 3, sum: bytes, estimate: bytes },
+            interval: 1,
+            exposure: 1.0,
+        };
+        assert_eq!(p_no_growth(&exact(10.0), &exact(11.0)), 0.0);
+        assert_eq!(p_no_growth(&exact(11.0), &exact(11.0)), 1.0);
+        let p = p_no_growth(&exact(1e6), &observed(10, 100_000));
+        assert!((p - tails(10, 10.0).0).abs() < 1e-9);
+        let p = p_no_growth(&observed(10, 100_000), &exact(1e6));
+        assert!((p - tails(11, 10.0).1).abs() < 1e-9);
+    }
+
+    #[test]
+    fn nothing_after_is_no_growth() {
+        assert_eq!(p_no_growth(&observed(5, 1_000), &observed(0, 1_000)), 1.0);
+    }
+
+    #[test]
+    fn inverted_intervals_come_near_the_test() {
+        let (before, after) = (observed(5, 1 << 20), observed(20, 1 << 20));
+        let inverted = p_from_intervals(|confidence| change(&before, &after, confidence).1.low);
+        let direct = p_no_growth(&before, &after);
+        assert!((inverted / direct).ln().abs() < 0.7, "{inverted} {direct}");
+        assert_eq!(p_from_intervals(|_| -1.0), 1.0);
+    }
+
+    #[test]
+    fn q_values_by_hand() {
+        let q = q_values(&[0.01, 0.04, 0.03, 0.5]);
+        let expected = [0.04, 0.16 / 3.0, 0.16 / 3.0, 0.5];
+        assert!(q.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-15), "{q:?}");
+        assert!(q_values(&[]).is_empty());
+    }
+}

@@ -1,0 +1,115 @@
+//! Sampling intervals per size class: from probabilities or shares to the table of trials that the kernel side reads.
+
+use serde::{Deserialize, Serialize};
+
+use sampler_ebpf::trials::{SIZE_CLASSES, TrialTable, class_start};
+
+use super::weight::log_q;
+
+/// Common sampling interval R of size-class sampling: trials are so fine that a class's interval is met to 1.5e-8 or
+/// better up to R_c = 1, and the draw's own error stays negligible.
+pub const CLASS_INTERVAL: u64 = 1 << 26;
+/// Largest interval of a class, in allocations.
+pub const LARGEST_CLASS_INTERVAL: f64 = 67_108_864.0;
+/// Trials that no draw exceeds (44.4 R): a class with them is always sampled.
+const ALWAYS: u64 = 45 * CLASS_INTERVAL;
+
+/// A class and one sample in how many of its allocations: what `heapbpf plan` writes and `--interval @plan.json` reads.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ClassInterval {
+    /// Smallest size of the class, bytes.
+    pub from_bytes: u64,
+    /// Mean allocations between samples, at least 1.
+    pub interval: f64,
+}
+
+/// Trials per allocation that make an allocation be sampled with probability 1/`interval`: n with 1 − qⁿ = 1/R_c.
+/// Intervals are kept within 1 and [`LARGEST_CLASS_INTERVAL`].
+pub fn class_trials(interval: f64) -> u64 {
+    if interval.is_nan() || interval <= 1.0 {
+        return ALWAYS;
+    }
+    let interval = interval.min(LARGEST_CLASS_INTERVAL);
+    let trials = (-1.0 / interval).ln_1p() / log_q(CLASS_INTERVAL);
+    (trials.round() as u64).clamp(1, ALWAYS)
+}
+
+/// The table for given class intervals; a class that is not named gets the interval of the nearest smaller one that is,
+/// or of the smallest.
+pub fn trial_table(classes: &[ClassInterval]) -> TrialTable {
+    let mut sorted = classes.to_vec();
+    sorted.sort_by_key(|class| class.from_bytes);
+    let mut table = [1; SIZE_CLASSES];
+    for (index, trials) in table.iter_mut().enumerate() {
+        let start = class_start(index).unwrap_or(u64::MAX);
+        let after = sorted.partition_point(|class| class.from_bytes <= start);
+        if let Some(class) = sorted.get(after.saturating_sub(1)) {
+            *trials = class_trials(class.interval);
+        }
+    }
+    table
+}
+
+/// Even coverage: one sample in `overall` allocations, divided evenly among the classes in use. With shares s_c of m
+/// classes: R_c = max(1, overall · m · s_c); what a rare class cannot use goes to the others.
+///
+/// `counts` holds allocations by size class; the result has one entry for each class in use.
+pub fn even_coverage(counts: &[f64; SIZE_CLASSES], overall: f64) -> Vec<ClassInterval> {
+    let mut used: Vec<(usize, f64)> = counts.iter().copied().enumerate().filter(|(_, count)| *count > 0.0).collect();
+    let total: f64 = used.iter().map(|(_, count)| count).sum();
+    used.sort_by(|a, b| a.1.total_cmp(&b.1));
+    // Samples left to divide, the rarest class first: it takes at most all of its own.
+    let mut budget = total / overall.max(1.0);
+    let mut classes: Vec<ClassInterval> = Vec::with_capacity(used.len());
+    for (position, &(class, count)) in used.iter().enumerate() {
+        let share = budget / (used.len() - position) as f64;
+        let samples = share.min(count);
+        budget -= samples;
+        let from_bytes = class_start(class).unwrap_or(u64::MAX);
+        classes.push(ClassInterval { from_bytes, interval: (count / samples).clamp(1.0, LARGEST_CLASS_INTERVAL) });
+    }
+    classes.sort_by_key(|class| class.from_bytes);
+    classes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sampling::weight::inclusion;
+    use sampler_ebpf::trials::size_class;
+
+    #[test]
+    fn trials_give_the_interval() {
+        for interval in [1.5, 2.0, 10.0, 1_000.0, 65_536.0] {
+            let weight = inclusion(class_trials(interval), CLASS_INTERVAL).expect("sampled").weight;
+            assert!((weight / interval - 1.0).abs() < interval * 1e-8, "{interval}: {weight}");
+        }
+        for always in [1.0, 0.0, f64::NAN] {
+            let weight = inclusion(class_trials(always), CLASS_INTERVAL).expect("sampled").weight;
+            assert!((weight - 1.0).abs() < 1e-15);
+        }
+        assert_eq!(class_trials(f64::INFINITY), 1);
+    }
+
+    #[test]
+    fn classes_that_are_not_named_follow_the_next_smaller() {
+        let named =
+            [ClassInterval { from_bytes: 64, interval: 10.0 }, ClassInterval { from_bytes: 1_024, interval: 2.0 }];
+        let table = trial_table(&named);
+        assert_eq!(table[size_class(8)], class_trials(10.0));
+        assert_eq!(table[size_class(500)], class_trials(10.0));
+        assert_eq!(table[size_class(1_024)], class_trials(2.0));
+        assert_eq!(table[size_class(u64::MAX)], class_trials(2.0));
+    }
+
+    #[test]
+    fn coverage_is_even_and_costs_what_was_asked() {
+        let mut counts = [0.0; SIZE_CLASSES];
+        (counts[8], counts[20], counts[40]) = (1e6, 1e4, 20.0);
+        let classes = even_coverage(&counts, 1_000.0);
+        let samples: Vec<f64> = classes.iter().zip([1e6, 1e4, 20.0]).map(|(class, n)| n / class.interval).collect();
+        assert!((samples.iter().sum::<f64>() - 1_010.02).abs() < 1e-6, "{samples:?}");
+        assert_eq!(samples[2], 20.0, "a rare class is sampled whole");
+        assert!((samples[0] / samples[1] - 1.0).abs() < 1e-12);
+    }
+}

@@ -1,0 +1,145 @@
+//! How long sampled blocks live: the weighted Kaplan–Meier curve. Those still alive are censored at their age.
+
+use crate::profile::model::Lifetimes;
+
+/// One sampled block.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Observation {
+    /// Age at its free, or now if it is still alive, in seconds.
+    pub age_seconds: f64,
+    /// Allocations that it stands for (w).
+    pub weight: f64,
+    /// Whether it was freed; otherwise it is censored.
+    pub freed: bool,
+    /// Whether its own thread freed it with no allocation in between.
+    pub temporary: bool,
+}
+
+/// Share still alive just after each age at which something was freed; ages ascending.
+///
+/// S(t) = Π over ages t_j ≤ t of (1 − d_j / n_j): d_j the weight freed at t_j, n_j the weight of all that reached t_j.
+/// A block censored at an age counts as having reached it. Observations with an age or weight that is no positive finite
+/// number (an age of zero is fine) are left out.
+pub fn survival_curve(observations: &[Observation]) -> Vec<(f64, f64)> {
+    let mut sorted: Vec<&Observation> = observations
+        .iter()
+        .filter(|o| o.age_seconds.is_finite() && o.age_seconds >= 0.0 && o.weight.is_finite() && o.weight > 0.0)
+        .collect();
+    sorted.sort_by(|a, b| a.age_seconds.total_cmp(&b.age_seconds));
+    // Weight that reaches each position, added up from the oldest so that the last ones are exact.
+    let mut at_risk = vec![0.0; sorted.len() + 1];
+    for i in (0..sorted.len()).rev() {
+        at_risk[i] = at_risk[i + 1] + sorted[i].weight;
+    }
+    let (mut curve, mut alive, mut first) = (Vec::new(), 1.0, 0);
+    while first < sorted.len() {
+        let age = sorted[first].age_seconds;
+        let same = sorted[first..].iter().take_while(|o| o.age_seconds == age).count();
+        let freed: f64 = sorted[first..first + same].iter().filter(|o| o.freed).map(|o| o.weight).sum();
+        if freed > 0.0 {
+            alive *= (1.0 - freed / at_risk[first]).max(0.0);
+            curve.push((age, alive));
+        }
+        first += same;
+    }
+    curve
+}
+
+/// The age by which half are freed; `None` while more than half of the curve is alive.
+pub fn median_seconds(curve: &[(f64, f64)]) -> Option<f64> {
+    curve.iter().find(|(_, alive)| *alive <= 0.5 + 1e-12).map(|(age, _)| *age)
+}
+
+/// Weighted share of allocations that were temporary; of all, those still alive included. 0 if there are none.
+pub fn temporary_share(observations: &[Observation]) -> f64 {
+    let all: f64 = observations.iter().map(|o| o.weight).sum();
+    let temporary: f64 = observations.iter().filter(|o| o.temporary).map(|o| o.weight).sum();
+    if all > 0.0 { temporary / all } else { 0.0 }
+}
+
+/// Everything that a profile keeps of lifetimes; the curve thinned to at most `points` steps. `None` without observations.
+pub fn lifetimes(observations: &[Observation], points: usize) -> Option<Lifetimes> {
+    if observations.is_empty() {
+        return None;
+    }
+    let curve = survival_curve(observations);
+    Some(Lifetimes {
+        median_seconds: median_seconds(&curve),
+        temporary: temporary_share(observations),
+        survival: thin(&curve, points),
+    })
+}
+
+/// Keeps the last step of each of `points` equal falls of the curve, so that no kept step is off by more than one fall.
+fn thin(curve: &[(f64, f64)], points: usize) -> Vec<(f64, f64)> {
+    if curve.len() <= points {
+        return curve.to_vec();
+    }
+    let fall = |alive: f64| ((1.0 - alive) * points as f64) as usize;
+    let mut kept: Vec<(f64, f64)> =
+        curve.windows(2).filter(|pair| fall(pair[0].1) != fall(pair[1].1)).map(|pair| pair[0]).collect();
+    kept.extend(curve.last());
+    // The first steps may all lie within the first fall; the count is bounded all the same.
+    kept.truncate(points.max(1));
+    if let (Some(end), Some(last)) = (kept.last_mut(), curve.last()) {
+        *end = *last;
+    }
+    kept
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(age_seconds: f64, freed: bool) -> Observation {
+        Observation { age_seconds, weight: 1.0, freed, temporary: false }
+    }
+
+    /// Freireich's 6-MP arm, the textbook example: 21 patients, S(6) = 0.857, S(10) = 0.753, S(23) = 0.448.
+    #[test]
+    fn textbook() {
+        let freed = [6.0, 6.0, 6.0, 7.0, 10.0, 13.0, 16.0, 22.0, 23.0];
+        let censored = [6.0, 9.0, 10.0, 11.0, 17.0, 19.0, 20.0, 25.0, 32.0, 32.0, 34.0, 35.0];
+        let all: Vec<Observation> =
+            freed.iter().map(|&t| seen(t, true)).chain(censored.iter().map(|&t| seen(t, false))).collect();
+        let curve = survival_curve(&all);
+        let at = |age: f64| curve.iter().find(|(t, _)| *t == age).expect("a step").1;
+        for (age, alive) in [(6.0, 0.857), (7.0, 0.807), (10.0, 0.753), (13.0, 0.690), (16.0, 0.627), (23.0, 0.448)] {
+            assert!((at(age) - alive).abs() < 5e-4, "{age}: {}", at(age));
+        }
+        assert_eq!(median_seconds(&curve), Some(23.0));
+    }
+
+    #[test]
+    fn weights_count_as_copies() {
+        let weighted = [
+            Observation { weight: 3.0, ..seen(1.0, true) },
+            Observation { weight: 2.0, ..seen(2.0, false) },
+            Observation { weight: 1.0, ..seen(3.0, true) },
+        ];
+        let copies: Vec<Observation> =
+            weighted.iter().flat_map(|o| vec![Observation { weight: 1.0, ..*o }; o.weight as usize]).collect();
+        assert_eq!(survival_curve(&weighted), survival_curve(&copies));
+        assert_eq!(survival_curve(&weighted), [(1.0, 0.5), (3.0, 0.0)]);
+    }
+
+    #[test]
+    fn nothing_freed_and_nothing_at_all() {
+        assert_eq!(median_seconds(&survival_curve(&[seen(5.0, false)])), None);
+        assert_eq!(lifetimes(&[], 10), None);
+        let odd = [seen(f64::NAN, true), Observation { weight: -1.0, ..seen(1.0, true) }];
+        assert!(survival_curve(&odd).is_empty());
+    }
+
+    #[test]
+    fn thinned_curve_keeps_shape_and_end() {
+        let all: Vec<Observation> = (0..10_000).map(|i| seen(f64::from(i), true)).collect();
+        let lifetimes = lifetimes(&all, 50).expect("observations");
+        assert!(lifetimes.survival.len() <= 50);
+        assert_eq!(lifetimes.survival.last(), Some(&(9_999.0, 0.0)));
+        for (age, alive) in &lifetimes.survival {
+            assert!((alive - (1.0 - (age + 1.0) / 10_000.0)).abs() < 0.03);
+        }
+        assert_eq!(lifetimes.median_seconds, Some(4_999.0));
+    }
+}
