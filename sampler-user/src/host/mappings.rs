@@ -1,6 +1,7 @@
 //! Executable mappings of an address space over time.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A mapped file (or the vDSO, or JIT-compiled code), by identity; index into the module table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -83,6 +84,12 @@ pub struct AddressSpace {
     changed_ns: u64,
 }
 
+/// A number that no other state of any address space has.
+fn next_generation() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 impl AddressSpace {
     /// The mappings in force, by address.
     #[must_use]
@@ -96,7 +103,7 @@ impl AddressSpace {
         self.dropped
     }
 
-    /// Number that grows with every change.
+    /// Number that grows with every change, and that no other address space has but a copy.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
@@ -109,7 +116,7 @@ impl AddressSpace {
     }
 
     fn note_change(&mut self, time_ns: u64) {
-        self.generation += 1;
+        self.generation = next_generation();
         self.changed_ns = self.changed_ns.max(time_ns);
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::build_id;
 use super::mappings::ModuleId;
-use super::open::{Opened, RealFile, Stamp, Unreadable, open_mapped};
+use super::open::{ChangeTime, Opened, RealFile, Stamp, Unreadable, change_time, open_mapped};
 use super::record::{Device, MapEvent};
 use super::vdso;
 
@@ -39,7 +39,7 @@ pub enum ModuleSource {
     /// A file, open for reading; not moved by reads at offsets.
     File(Arc<File>),
     /// An image in memory.
-    Memory(Arc<[u8]>),
+    Memory(Arc<Vec<u8>>),
 }
 
 /// Where a module was last seen mapped: what is needed to open it again.
@@ -58,7 +58,7 @@ enum Content {
     },
     /// Closed to make room; can be opened again if `stamp` still agrees.
     Closed,
-    Memory(Arc<[u8]>),
+    Memory(Arc<Vec<u8>>),
     Unreadable(Unreadable),
 }
 
@@ -78,6 +78,8 @@ pub struct Module {
     generation: Option<u64>,
     raw_path: Box<[u8]>,
     stamp: Option<Stamp>,
+    /// Change time, if it is seen through an overlay mount.
+    layered: Option<ChangeTime>,
     seen: Seen,
     content: Content,
 }
@@ -135,7 +137,7 @@ impl ModuleTable {
         }
         let key = (map.device, map.inode);
         let generation = generation_known.then_some(map.inode_generation);
-        if let Some(id) = self.known(key, generation) {
+        if let Some(id) = self.known(key, generation).filter(|id| !self.may_be_copied_up(*id, map)) {
             self.seen_again(id, map, path);
             return (id, false);
         }
@@ -157,6 +159,7 @@ impl ModuleTable {
             generation,
             raw_path: path.into(),
             stamp: None,
+            layered: None,
             seen: Seen { pid: map.pid, address: map.address, length: map.length },
             content: Content::Closed,
         });
@@ -234,12 +237,13 @@ impl ModuleTable {
             kind,
             path: String::from_utf8_lossy(name).into(),
             deleted: false,
-            build_id: image.as_deref().and_then(build_id::of_bytes).map(Arc::from),
+            build_id: image.as_deref().and_then(|image| build_id::of_bytes(image)).map(Arc::from),
             device: map.device,
             inode: map.inode,
             generation: None,
             raw_path: name.into(),
             stamp: None,
+            layered: None,
             seen: Seen::default(),
             content: image.map_or(Content::Unreadable(Unreadable::NoFile), Content::Memory),
         });
@@ -275,7 +279,16 @@ impl ModuleTable {
         if MEMORY.iter().any(|name| path.starts_with(name)) && !build_id::is_elf(&opened.file) {
             return Some(self.intern_special(ModuleKind::Anonymous, map, path).0);
         }
-        self.by_real_file.get(opened.real.as_ref()?).copied()
+        let id = *self.by_real_file.get(opened.real.as_ref()?)?;
+        self.modules[id.0 as usize].layered = Some(opened.changed);
+        Some(id)
+    }
+
+    /// Whether a file on an overlay may be another one now, although it kept its inode number: a write or a change of
+    /// its owner moves it to the upper layer.
+    fn may_be_copied_up(&self, id: ModuleId, map: &MapEvent) -> bool {
+        let layered = self.modules[id.0 as usize].layered;
+        layered.is_some_and(|known| change_time(map).is_some_and(|now| now != known))
     }
 
     fn alias(&mut self, key: (Device, u64), id: ModuleId) {
@@ -283,9 +296,8 @@ impl ModuleTable {
             return;
         }
         let ids = self.by_file.entry(key).or_default();
-        if !ids.contains(&id) {
-            ids.push(id);
-        }
+        ids.retain(|known| *known != id);
+        ids.push(id);
     }
 
     fn fill(&mut self, id: ModuleId, opened: Result<Opened, Unreadable>) {
@@ -305,6 +317,7 @@ impl ModuleTable {
         module.stamp = Some(opened.stamp);
         module.generation = module.generation.or(opened.generation);
         if let Some(real) = opened.real {
+            module.layered = Some(opened.changed);
             self.by_real_file.insert(real, id);
         }
         self.keep_open(id, Arc::new(opened.file));

@@ -73,6 +73,9 @@ pub struct RealFile {
     stamp: Stamp,
 }
 
+/// `st_ctime`: seconds and nanoseconds.
+pub type ChangeTime = (i64, i64);
+
 /// A mapped file, opened and verified.
 #[derive(Debug)]
 pub struct Opened {
@@ -83,6 +86,8 @@ pub struct Opened {
     /// The file below, if it is seen through an overlay mount and the kernel tells (6.6 and later do; earlier ones
     /// name the file below in the mapping).
     pub real: Option<RealFile>,
+    /// Change time: of a file on an overlay it also tells whether it was copied up.
+    pub changed: ChangeTime,
     /// Generation of the inode that the mapping names, where the file system tells.
     pub generation: Option<u64>,
 }
@@ -96,11 +101,11 @@ pub fn open_mapped(map: &MapEvent, path: &[u8]) -> Result<Opened, Unreadable> {
     if may_block(map) {
         return Err(Unreadable::Blocking);
     }
-    let (pid, end) = (map.pid, map.address.saturating_add(map.length));
+    let pid = map.pid;
     let mut reason = Unreadable::Gone;
     let path = Path::new(OsStr::from_bytes(path));
     let attempts = [
-        (Trust::Mapping, Some(PathBuf::from(format!("/proc/{pid}/map_files/{:x}-{end:x}", map.address)))),
+        (Trust::Mapping, Some(map_file(map))),
         (Trust::Path, path.strip_prefix("/").ok().map(|path| PathBuf::from(format!("/proc/{pid}/root")).join(path))),
         (Trust::Path, Some(PathBuf::from(format!("/proc/{pid}/exe")))),
         (Trust::Path, path.is_absolute().then(|| path.to_path_buf())),
@@ -114,6 +119,22 @@ pub fn open_mapped(map: &MapEvent, path: &[u8]) -> Result<Opened, Unreadable> {
         }
     }
     Err(reason)
+}
+
+/// The kernel's link to the file of exactly this mapping.
+fn map_file(map: &MapEvent) -> PathBuf {
+    let end = map.address.saturating_add(map.length);
+    PathBuf::from(format!("/proc/{}/map_files/{:x}-{end:x}", map.pid, map.address))
+}
+
+/// Change time of the file behind a mapping; `None` if the process does not have it any more.
+#[must_use]
+pub fn change_time(map: &MapEvent) -> Option<ChangeTime> {
+    map_file(map).metadata().ok().as_ref().map(changed)
+}
+
+fn changed(metadata: &Metadata) -> ChangeTime {
+    (metadata.ctime(), metadata.ctime_nsec())
 }
 
 /// How an attempt found the file.
@@ -152,7 +173,7 @@ fn open_verified(path: &Path, map: &MapEvent, trust: Trust) -> Result<Opened, Un
     let handle = if overlay { file_handle(&file) } else { None };
     let real = handle.map(|handle| RealFile { handle, stamp });
     let generation = if device(&metadata) == map.device { generation(&file) } else { None };
-    Ok(Opened { file, stamp, real, generation })
+    Ok(Opened { file, stamp, real, changed: changed(&metadata), generation })
 }
 
 fn stamp(metadata: &Metadata) -> Stamp {

@@ -9,14 +9,14 @@ const MAX_BYTES: u64 = 1 << 20;
 
 /// A copy of our own vDSO; `None` if the kernel gave us none.
 #[must_use]
-pub fn image() -> Option<Arc<[u8]>> {
+pub fn image() -> Option<Arc<Vec<u8>>> {
     // SAFETY: no preconditions.
     let start = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) };
     let maps = proc_maps::read(std::process::id()).ok()?;
     let map = maps.iter().find(|map| &*map.path == b"[vdso]" && map.address == start)?;
     (map.length <= MAX_BYTES && map.prot & libc::PROT_READ as u32 != 0).then_some(())?;
     // SAFETY: the kernel just listed this range as readable, and never unmaps or changes it.
-    Some(unsafe { std::slice::from_raw_parts(start as *const u8, map.length as usize) }.into())
+    Some(Arc::new(unsafe { std::slice::from_raw_parts(start as *const u8, map.length as usize) }.to_vec()))
 }
 
 #[cfg(test)]

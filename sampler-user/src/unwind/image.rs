@@ -81,7 +81,7 @@ impl ModuleFiles for ModuleTable {
     fn image(&mut self, module: ModuleId) -> Result<Arc<dyn Image>, String> {
         match self.source(module) {
             Ok(ModuleSource::File(file)) => Ok(file),
-            Ok(ModuleSource::Memory(bytes)) => Ok(Arc::new(bytes.to_vec())),
+            Ok(ModuleSource::Memory(bytes)) => Ok(bytes),
             Err(reason) => Err(reason.to_string()),
         }
     }

@@ -1,0 +1,320 @@
+//! The host as a whole, with real processes: short-lived, deleted, in memory only, in other roots. Needs root; says
+//! so if that is missing.
+
+use std::ffi::CString;
+use std::fs::{self, File};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use sampler_user::host::lives::{HostChange, Life};
+use sampler_user::host::modules::{Module, ModuleKind, ModuleSource};
+use sampler_user::host::open::Unreadable;
+use sampler_user::host::{Host, HostOptions};
+
+fn start() -> Option<Host> {
+    // SAFETY: no preconditions.
+    if unsafe { libc::geteuid() } != 0 {
+        eprintln!("skipped: not root");
+        return None;
+    }
+    match Host::start(HostOptions::default()) {
+        Ok(host) => Some(host),
+        Err(error) => {
+            eprintln!("skipped: {error}");
+            None
+        }
+    }
+}
+
+/// Polls until `wanted` gives something; at most 20 s.
+fn wait_for<T>(host: &mut Host, mut wanted: impl FnMut(&Host) -> Option<T>) -> T {
+    let give_up = Instant::now() + Duration::from_secs(20);
+    loop {
+        host.poll().expect("polls");
+        if let Some(found) = wanted(host) {
+            return found;
+        }
+        assert!(Instant::now() < give_up, "it did not happen within 20 s");
+        let mut poll = libc::pollfd { fd: host.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one valid entry.
+        unsafe { libc::poll(&raw mut poll, 1, 100) };
+    }
+}
+
+/// The last life of `pid` and its program's module, once it has mapped libc or (if static) anything.
+fn program<'a>(host: &'a Host, pid: u32, name: &str) -> Option<(&'a Life, &'a Module)> {
+    let life = host.lives().iter().filter(|life| life.id.pid == pid).max_by_key(|life| life.since_ns)?;
+    let module = life.space.current().iter().find_map(|mapping| {
+        host.modules()
+            .get(mapping.module)
+            .filter(|module| module.kind == ModuleKind::File && module.path.contains(name))
+    })?;
+    Some((life, module))
+}
+
+fn id_of(host: &Host, wanted: &Module) -> sampler_user::host::mappings::ModuleId {
+    host.modules().iter().find(|(_, module)| std::ptr::eq(*module, wanted)).expect("it is in the table").0
+}
+
+/// First bytes of what can be read of a program now.
+fn magic(host: &mut Host, pid: u32, name: &str) -> Result<[u8; 4], Unreadable> {
+    let id = id_of(host, program(host, pid, name).expect("known").1);
+    match host.modules_mut().source(id)? {
+        ModuleSource::File(file) => {
+            let mut bytes = [0; 4];
+            file.read_exact_at(&mut bytes, 0).map_err(|error| Unreadable::Other(error.to_string()))?;
+            Ok(bytes)
+        }
+        ModuleSource::Memory(bytes) => Ok(bytes[..4].try_into().expect("four")),
+    }
+}
+
+/// A copy of `sleep` under a name of its own.
+fn copy_of_sleep(folder: &Path, name: &str) -> PathBuf {
+    let path = folder.join(name);
+    fs::copy("/bin/sleep", &path).expect("copies");
+    path
+}
+
+fn ended(host: &Host, pid: u32) -> Option<()> {
+    let lives = host.lives();
+    (lives.iter().any(|life| life.id.pid == pid) && lives.current(pid).is_none()).then_some(())
+}
+
+fn end(mut child: Child) {
+    child.kill().expect("kills");
+    child.wait().expect("waits");
+}
+
+#[test]
+fn a_process_that_was_there_and_ourselves() {
+    let Some(host) = start() else { return };
+    let pid = std::process::id();
+    let life = host.lives().current(pid).expect("we are found");
+    assert_eq!(life.since_ns, 0);
+    let here = a_process_that_was_there_and_ourselves as fn() as usize as u64;
+    let now = sampler_user::host::events::monotonic_ns();
+    let location = host.resolve(pid, here, now).expect("our code is mapped");
+    let module = host.modules().get(location.module).expect("known");
+    assert_eq!(*module.path, *life.info.exe);
+    assert!(module.build_id.is_some() || module.unreadable().is_none());
+    let vdso = host.modules().iter().find(|(_, module)| module.kind == ModuleKind::Vdso);
+    assert!(vdso.is_none_or(|(_, module)| module.build_id.is_some()));
+}
+
+#[test]
+fn a_short_life_resolves_after_its_end() {
+    let Some(mut host) = start() else { return };
+    let mut changes = Vec::new();
+    host.drain_changes(&mut changes);
+    changes.clear();
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = copy_of_sleep(folder.path(), "short-life");
+    let mut child = Command::new(&path).arg("0.02").spawn().expect("starts");
+    let pid = child.id();
+    child.wait().expect("waits");
+    wait_for(&mut host, |host| ended(host, pid));
+
+    let (life, module) = program(&host, pid, "short-life").expect("its program was seen");
+    assert_eq!((&*life.info.comm, &*life.info.exe), ("short-life", path.to_str().expect("text")));
+    let (since, until) = (life.since_ns, life.until_ns.expect("it ended"));
+    let mapping = *life.space.current().iter().find(|m| m.module == id_of(&host, module)).expect("mapped");
+    let location = host.resolve(pid, mapping.start + 16, until).expect("resolves at its end");
+    assert_eq!((location.module, location.file_offset), (mapping.module, mapping.file_offset + 16));
+    let before = host.resolve(pid, mapping.start + 16, since - 1);
+    assert!(before.is_none_or(|location| location.module != mapping.module), "before its exec it was another program");
+    host.drain_changes(&mut changes);
+    let id = mapping.module;
+    assert!(changes.iter().any(
+        |change| matches!(change, HostChange::Mapped { life, module, first: true } if life.pid == pid && *module == id)
+    ));
+    assert!(changes.iter().any(|change| matches!(change, HostChange::Ended(life) if life.pid == pid)));
+
+    host.lives_mut().expire(until + 1);
+    assert!(!host.lives().iter().any(|life| life.id.pid == pid));
+}
+
+#[test]
+fn a_deleted_program_stays_readable_after_its_end() {
+    let Some(mut host) = start() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = copy_of_sleep(folder.path(), "deleted-program");
+    let child = Command::new(&path).arg("60").spawn().expect("starts");
+    let pid = child.id();
+    wait_for(&mut host, |host| program(host, pid, "deleted-program").map(|_| ()));
+    fs::remove_file(&path).expect("removes");
+    // A second look at the running process, by /proc alone, finds it by its mapping.
+    let mut late = Host::start(HostOptions::default()).expect("started before");
+    let (_, module) = program(&late, pid, "deleted-program").expect("in its maps");
+    assert!(module.deleted && !module.path.contains("(deleted)"));
+    let info = late.lives().current(pid).expect("runs").info.clone();
+    assert!(info.exe_deleted && info.exe.ends_with("/deleted-program"));
+    end(child);
+    wait_for(&mut host, |host| ended(host, pid));
+    assert_eq!(magic(&mut host, pid, "deleted-program"), Ok(*b"\x7fELF"));
+    assert_eq!(magic(&mut late, pid, "deleted-program"), Ok(*b"\x7fELF"));
+}
+
+#[test]
+fn a_file_closed_for_room_is_only_opened_again_if_it_is_the_same() {
+    let Some(mut host) = start() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = copy_of_sleep(folder.path(), "upgraded");
+    let child = Command::new(&path).arg("60").spawn().expect("starts");
+    let pid = child.id();
+    let id = wait_for(&mut host, |host| program(host, pid, "upgraded").map(|(_, module)| id_of(host, module)));
+    host.modules_mut().close(id);
+    assert_eq!(magic(&mut host, pid, "upgraded"), Ok(*b"\x7fELF"), "the process still has it");
+    host.modules_mut().close(id);
+    let new = copy_of_sleep(folder.path(), "new");
+    fs::rename(new, &path).expect("replaces");
+    assert_eq!(magic(&mut host, pid, "upgraded"), Ok(*b"\x7fELF"), "through the mapping: the old one");
+    host.modules_mut().close(id);
+    end(child);
+    assert_eq!(magic(&mut host, pid, "upgraded"), Err(Unreadable::Replaced));
+    fs::remove_file(&path).expect("removes");
+    assert_eq!(magic(&mut host, pid, "upgraded"), Err(Unreadable::Gone));
+}
+
+#[test]
+fn a_program_in_memory_only() {
+    let Some(mut host) = start() else { return };
+    // SAFETY: a valid name.
+    let fd = unsafe { libc::memfd_create(c"in-memory".as_ptr(), 0) };
+    assert!(fd >= 0);
+    // SAFETY: the kernel just gave us this descriptor.
+    let file = unsafe { File::from_raw_fd(fd) };
+    file.write_all_at(&fs::read("/bin/sleep").expect("reads"), 0).expect("writes");
+    let child = Command::new(format!("/proc/self/fd/{fd}")).arg("60").spawn().expect("starts");
+    drop(file);
+    let pid = child.id();
+    wait_for(&mut host, |host| program(host, pid, "memfd:in-memory").map(|_| ()));
+    end(child);
+    wait_for(&mut host, |host| ended(host, pid));
+    assert_eq!(magic(&mut host, pid, "memfd:in-memory"), Ok(*b"\x7fELF"));
+}
+
+/// A root with busybox or nothing dynamic would be simpler, but need not be there: copies what `sleep` needs.
+fn root_with_sleep(folder: &Path, name: &str) -> bool {
+    let listed = Command::new("ldd").arg("/bin/sleep").output();
+    let Ok(listed) = listed else { return false };
+    let text = String::from_utf8_lossy(&listed.stdout).into_owned();
+    let libraries = text.split_ascii_whitespace().filter(|word| word.starts_with('/'));
+    for path in libraries {
+        let to = folder.join(&path[1..]);
+        fs::create_dir_all(to.parent().expect("has one")).expect("creates");
+        fs::copy(path, to).expect("copies");
+    }
+    fs::copy("/bin/sleep", folder.join(name)).expect("copies");
+    true
+}
+
+#[test]
+fn a_process_in_another_root() {
+    let Some(mut host) = start() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    if !root_with_sleep(folder.path(), "chrooted") {
+        eprintln!("skipped: no ldd");
+        return;
+    }
+    let root = CString::new(folder.path().to_str().expect("text")).expect("no NUL");
+    let mut command = Command::new("/chrooted");
+    command.arg("60").current_dir("/").stdin(Stdio::null());
+    // SAFETY: only async-signal-safe calls between fork and exec.
+    unsafe {
+        command.pre_exec(
+            move || {
+                if libc::chroot(root.as_ptr()) == 0 { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+            },
+        );
+    }
+    let child = command.spawn().expect("starts");
+    let pid = child.id();
+    wait_for(&mut host, |host| program(host, pid, "/libc.so").map(|_| ()));
+    let (life, module) = program(&host, pid, "chrooted").expect("its program");
+    assert_eq!((&*module.path, &*life.info.exe), ("/chrooted", "/chrooted"), "paths as the process sees them");
+    let libc_id = id_of(&host, program(&host, pid, "/libc.so").expect("its libc").1);
+    // Its libc is another file than ours, at the same path.
+    let own = host.lives().current(std::process::id()).expect("we are there");
+    assert!(own.space.current().iter().all(|mapping| mapping.module != libc_id));
+    end(child);
+    drop(folder);
+    assert_eq!(magic(&mut host, pid, "chrooted"), Ok(*b"\x7fELF"));
+    assert_eq!(magic(&mut host, pid, "/libc.so"), Ok(*b"\x7fELF"));
+}
+
+/// Mounts for as long as it lives.
+struct Overlay(CString);
+
+impl Overlay {
+    fn mount(folder: &Path, lower: &Path, name: &str) -> Option<Self> {
+        let part = |kind: &str| {
+            let path = folder.join(format!("{name}-{kind}"));
+            fs::create_dir_all(&path).expect("creates");
+            path
+        };
+        let (upper, work, merged) = (part("upper"), part("work"), part("merged"));
+        let options = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+        let merged = CString::new(merged.to_str()?).ok()?;
+        let options = CString::new(options).ok()?;
+        // SAFETY: all strings live through the call.
+        let result = unsafe {
+            libc::mount(c"overlay".as_ptr(), merged.as_ptr(), c"overlay".as_ptr(), 0, options.as_ptr().cast())
+        };
+        (result == 0).then_some(Self(merged))
+    }
+
+    fn path(&self) -> PathBuf {
+        PathBuf::from(self.0.to_str().expect("was text"))
+    }
+}
+
+impl Drop for Overlay {
+    fn drop(&mut self) {
+        // SAFETY: a valid path.
+        unsafe { libc::umount2(self.0.as_ptr(), libc::MNT_DETACH) };
+    }
+}
+
+/// Two containers over one image: one module, because a probe in it serves both.
+#[test]
+fn one_file_under_two_overlays_is_one_module() {
+    let Some(mut host) = start() else { return };
+    let folder = tempfile::tempdir().expect("a folder");
+    let lower = folder.path().join("lower");
+    fs::create_dir(&lower).expect("creates");
+    copy_of_sleep(&lower, "layered");
+    let mounts = ["one", "two"].map(|name| Overlay::mount(folder.path(), &lower, name));
+    let [Some(one), Some(two)] = &mounts else {
+        eprintln!("skipped: no overlay mounts: {}", std::io::Error::last_os_error());
+        return;
+    };
+    let start = |root: &Overlay| Command::new(root.path().join("layered")).arg("60").spawn().expect("starts");
+    let children = [start(one), start(two)];
+    let modules = children.each_ref().map(|child| {
+        wait_for(&mut host, |host| program(host, child.id(), "layered").map(|(_, module)| id_of(host, module)))
+    });
+    let scanned = Host::snapshot(HostOptions::default()).expect("reads /proc");
+    let again = children
+        .each_ref()
+        .map(|child| id_of(&scanned, program(&scanned, child.id(), "layered").expect("in its maps").1));
+    // One that was written to is a file of its own.
+    let changed = two.path().join("layered");
+    let [first, second] = children;
+    end(second);
+    fs::OpenOptions::new()
+        .append(true)
+        .open(&changed)
+        .and_then(|file| file.write_all_at(b"x", 1 << 20))
+        .expect("writes");
+    let third = start(two);
+    let own = wait_for(&mut host, |host| program(host, third.id(), "layered").map(|(_, module)| id_of(host, module)));
+    end(first);
+    end(third);
+    assert_eq!((modules[0], again[0]), (modules[1], again[1]));
+    assert_ne!(own, modules[0]);
+}
