@@ -1,4 +1,7 @@
 //! `cargo xtask test`: what the tests need, the builds, the unit tests, then the end-to-end tests as root.
+//!
+//! End-to-end tests are the files in `tests/tests`; all others are unit tests here. The few of those that need root skip
+//! loudly without it, and are run again with sudo.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -9,9 +12,14 @@ use clap::Args;
 use crate::build;
 use crate::context::Context;
 use crate::packages::{self, Package};
+use crate::root::Privilege;
 use crate::shell::{read, say, succeeds};
 
-const END_TO_END: &str = "heapbpf-tests";
+/// What cargo is to test without root, call by call.
+const UNIT: &[&[&str]] = &[&["--workspace", "--exclude", "heapbpf-tests"], &["--package", "heapbpf-tests", "--lib"]];
+
+/// What cargo is to test as root.
+const END_TO_END: &[&str] = &["--package", "heapbpf-tests", "--test", "*"];
 
 /// Which tests to run; by default all of them.
 #[derive(Args, Debug, Default)]
@@ -50,9 +58,11 @@ pub fn test(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode
         }
     }
     if !selection.e2e {
-        let mut unit = context.cargo("test");
-        unit.args(["--workspace", "--exclude", END_TO_END, "--no-fail-fast"]).args(&selection.filter);
-        passed &= succeeds(&mut unit, context.options.verbose)?;
+        for part in UNIT {
+            let mut command = context.cargo("test");
+            command.arg("--no-fail-fast").args(*part).args(&selection.filter);
+            passed &= succeeds(&mut command, context.options.verbose)?;
+        }
     }
     if end_to_end && root_refused.is_none() {
         passed &= succeeds(&mut end_to_end_command(context, selection)?, context.options.verbose)?;
@@ -66,9 +76,13 @@ pub fn test(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode
 /// The end-to-end tests, one at a time: the probes are in files that all processes share.
 fn end_to_end_command(context: &Context, selection: &Selection) -> anyhow::Result<Command> {
     let mut command = context.cargo("test");
-    command.args(["--package", END_TO_END, "--no-fail-fast"]).args(&selection.filter).args(["--", "--test-threads=1"]);
+    command.arg("--no-fail-fast").args(END_TO_END);
+    if context.privilege == Privilege::Sudo {
+        command.args(["--package", "sampler-user", "--lib"]);
+    }
+    command.args(&selection.filter).args(["--", "--test-threads=1"]);
     command.env("HEAPBPF_BIN", context.binary());
-    if context.privilege == crate::root::Privilege::Sudo {
+    if context.privilege == Privilege::Sudo {
         say!("using sudo to run the end-to-end tests, which load BPF programs");
         // cargo itself stays with the user, and so do the files it writes.
         command.env(runner_variable(&host_triple()?), "sudo --preserve-env=HEAPBPF_BIN,PATH,RUST_BACKTRACE");
@@ -94,7 +108,7 @@ fn install_needed(context: &Context) {
 
 fn list_skipped(context: &Context, selection: &Selection, reason: &str) -> anyhow::Result<()> {
     let mut list = context.cargo("test");
-    list.args(["--quiet", "--package", END_TO_END]).args(&selection.filter).args(["--", "--list"]);
+    list.arg("--quiet").args(END_TO_END).args(&selection.filter).args(["--", "--list"]);
     let names = read(&mut list).context("cannot list the end-to-end tests")?;
     for name in test_names(&names) {
         println!("test {name} ... skipped: needs root, and {reason}");
