@@ -168,6 +168,8 @@ pub struct FreeRecord {
     pub kind: u32,
     /// Thread that freed.
     pub tid: u32,
+    /// Whose address space the block was in.
+    pub space: ProcessKey,
     /// The sample's id.
     pub sample: u64,
     /// CLOCK_MONOTONIC at the entry of free.
@@ -319,16 +321,14 @@ pub struct ThreadRecord {
     pub counters: Counters,
 }
 
-/// Which processes are targets.
-pub mod target_mode {
-    /// Those in the `TARGETS` map.
-    pub const LISTED: u32 = 0;
+/// Which processes are targets besides those in the `TARGETS` map; bits.
+pub mod target_rule {
     /// Every process.
     pub const ALL: u32 = 1;
     /// Those whose main thread's name matches the pattern.
     pub const COMM: u32 = 2;
     /// Those in a cgroup or below it.
-    pub const CGROUP: u32 = 3;
+    pub const CGROUP: u32 = 4;
 }
 
 /// Constants of a recording, patched into the programs' read-only data before they are loaded: the verifier then
@@ -336,8 +336,8 @@ pub mod target_mode {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Config {
-    /// One of [`target_mode`].
-    pub target_mode: u32,
+    /// Bits of [`target_rule`].
+    pub target_rules: u32,
     /// 1: children of targets are targets.
     pub follow: u32,
     /// 1: frees are followed.
@@ -358,11 +358,11 @@ pub struct Config {
     pub events_mark: u64,
     /// The same for the stacks ring.
     pub stacks_mark: u64,
-    /// cgroup id, for [`target_mode::CGROUP`].
+    /// cgroup id, for [`target_rule::CGROUP`].
     pub cgroup_id: u64,
     /// Its depth below the root.
     pub cgroup_level: u64,
-    /// Pattern for [`target_mode::COMM`], NUL-padded; `*` and `?` as in a shell.
+    /// Pattern for [`target_rule::COMM`], NUL-padded; `*` and `?` as in a shell.
     pub comm_pattern: [u8; 16],
     /// Offsets of the kernel's own structures, from its BTF.
     pub offsets: KernelOffsets,

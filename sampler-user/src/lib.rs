@@ -1,10 +1,13 @@
 //! heapbpf's daemon as a library: a pure middle (decode, weight, live heap, aggregate, symbolize, encode) with
 //! I/O at its ends (the kernel on one side, writers and servers on the other).
 
+pub mod attach;
+pub mod cli;
 pub mod heap;
 pub mod host;
 pub mod kernel;
 pub mod profile;
+pub mod record;
 pub mod sampling;
 pub mod unwind;
 pub mod view;

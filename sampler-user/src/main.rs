@@ -1,2 +1,30 @@
-//! The `heapbpf` command.
-fn main() {}
+//! The `heapbpf` command: reads the command line, does what it says, tells what went wrong.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use clap::Parser;
+use sampler_user::cli::args::{Cli, Command};
+use sampler_user::cli::plan::{self, PlanError};
+use sampler_user::{cli, record};
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let outcome = match &cli.command {
+        None => start(&cli.record),
+        Some(Command::Record(args)) => start(args),
+        Some(Command::Report(args)) => cli::report::run(args),
+    };
+    outcome.map_or_else(
+        |error| {
+            let _ = writeln!(std::io::stderr(), "heapbpf: {error:#}");
+            ExitCode::from(error.downcast_ref::<PlanError>().map_or(1, PlanError::exit_status))
+        },
+        ExitCode::from,
+    )
+}
+
+fn start(args: &cli::args::RecordArgs) -> anyhow::Result<u8> {
+    cli::log::start(args.verbose, args.quiet);
+    record::run(plan::plan(args)?)
+}

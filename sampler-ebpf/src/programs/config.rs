@@ -4,7 +4,7 @@ use sampler_ebpf::abi::{Config, KernelOffsets};
 
 #[unsafe(no_mangle)]
 static CONFIG: Config = Config {
-    target_mode: 0,
+    target_rules: 0,
     follow: 0,
     live: 0,
     stack_kind: 0,

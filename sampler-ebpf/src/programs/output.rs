@@ -65,6 +65,7 @@ pub fn submit_free(state: &mut ThreadState, value: &LiveValue) {
     *record = FreeRecord {
         kind: kind::FREE,
         tid: state.tid,
+        space: state.space,
         sample: value.sample,
         time_ns: now(),
         temporary: u32::from(value.tid == state.tid && value.thread_calls == state.calls()),

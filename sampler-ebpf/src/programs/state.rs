@@ -3,7 +3,7 @@
 use aya_ebpf::helpers::generated::{
     bpf_get_current_ancestor_cgroup_id, bpf_get_current_pid_tgid, bpf_get_current_task_btf, bpf_get_prandom_u32,
 };
-use sampler_ebpf::abi::{Counters, KernelOffsets, ProcessKey, target_mode};
+use sampler_ebpf::abi::{Counters, KernelOffsets, ProcessKey, target_rule};
 use sampler_ebpf::{geometric, glob, rng};
 
 use crate::config::config;
@@ -190,16 +190,18 @@ pub fn is_target(tgid: u32) -> bool {
     if tgid == config!(self_tgid) {
         return false;
     }
-    match config!(target_mode) {
-        target_mode::ALL => true,
-        target_mode::COMM => listed(tgid) || comm_matches(),
-        target_mode::CGROUP => {
-            let level = config!(cgroup_level) as i32;
-            // SAFETY: a helper call.
-            listed(tgid) || unsafe { bpf_get_current_ancestor_cgroup_id(level) } == config!(cgroup_id)
-        }
-        _ => listed(tgid),
+    let rules = config!(target_rules);
+    if rules & target_rule::ALL != 0 || listed(tgid) {
+        return true;
     }
+    if rules & target_rule::CGROUP != 0 {
+        let level = config!(cgroup_level) as i32;
+        // SAFETY: a helper call.
+        if unsafe { bpf_get_current_ancestor_cgroup_id(level) } == config!(cgroup_id) {
+            return true;
+        }
+    }
+    rules & target_rule::COMM != 0 && comm_matches()
 }
 
 /// Whether the daemon, or a parent's fork, listed the process.

@@ -18,6 +18,16 @@ pub enum LinkKind {
     Perf,
 }
 
+impl std::fmt::Display for LinkKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Session => "session",
+            Self::Multi => "multi",
+            Self::Perf => "perf",
+        })
+    }
+}
+
 /// One probe: an element of `attach` in `--stats` and in `doctor --json`.
 #[derive(Clone, Debug, Serialize)]
 pub struct AttachEntry {

@@ -6,6 +6,7 @@ pub mod arch;
 pub mod audit;
 mod debugdata;
 pub mod elf;
+pub mod hooks;
 pub mod placement;
 mod plan;
 pub mod ranges;

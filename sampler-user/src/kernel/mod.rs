@@ -6,6 +6,7 @@ pub mod loader;
 pub mod object;
 pub mod programs;
 pub mod rings;
+pub mod stack_traces;
 pub mod steering;
 pub mod sys;
 pub mod totals;

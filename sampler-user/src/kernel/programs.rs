@@ -1,32 +1,12 @@
 //! The programs in the kernel, loaded for the best kind of link that this kernel offers.
 
 use std::ffi::CString;
-use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::loader::{Loader, ProgramKind};
 use super::{KernelError, sys};
 
-/// How uprobes are linked. Ordered from the best to the oldest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum LinkKind {
-    /// One session for entry and return: unsampled calls never trap on return (kernel 6.13).
-    Session,
-    /// Many instructions per link, entry and return apart (kernel 6.6).
-    Multi,
-    /// A perf event per instruction.
-    Perf,
-}
-
-impl fmt::Display for LinkKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Session => "session",
-            Self::Multi => "multi",
-            Self::Perf => "perf",
-        })
-    }
-}
+pub use crate::attach::audit::LinkKind;
 
 /// The loaded programs.
 pub struct Programs {

@@ -95,8 +95,10 @@ impl Totals {
         Ok(counts)
     }
 
-    /// Forgets a process that has ended and whose counts were read.
-    pub fn forget(&mut self, process: ProcessKey) {
+    /// Takes the counts of a process that has ended out of the kernel's map.
+    pub fn take(&mut self, process: ProcessKey) -> Option<Counters> {
+        let counters = self.processes.get(&Abi(process), 0).ok()?.0;
         let _ = self.processes.remove(&Abi(process));
+        Some(counters)
     }
 }

@@ -1,0 +1,218 @@
+//! Which files are hooked, for whom: the plan of each file is made once, its links as processes need them.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::fs::File;
+use std::io::BufReader;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
+
+use sampler_ebpf::abi::Site;
+
+use super::audit::{FileAudit, LinkKind};
+use super::{AllocatorFile, AttachError, FileImage, KernelRules, Table, analyse};
+use crate::kernel::KernelError;
+use crate::kernel::programs::{Links, ProbePoint, Programs};
+use crate::kernel::steering::Steering;
+
+/// A file as the file system knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileKey {
+    device: u64,
+    inode: u64,
+}
+
+impl FileKey {
+    /// Of an open file.
+    ///
+    /// # Errors
+    /// The file system does not answer.
+    pub fn of(file: &File) -> std::io::Result<Self> {
+        let metadata = file.metadata()?;
+        Ok(Self { device: metadata.dev(), inode: metadata.ino() })
+    }
+}
+
+/// Why a file is not hooked.
+#[derive(Debug, thiserror::Error)]
+pub enum HookError {
+    /// It cannot be read.
+    #[error("cannot read {path}: {source}")]
+    Unreadable {
+        /// Its path, as the process sees it.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// Nothing in it to hook, or not hookable.
+    #[error("{path}: {source}")]
+    Unfit {
+        /// Its path.
+        path: String,
+        /// Why.
+        source: Arc<AttachError>,
+    },
+    /// The kernel refuses.
+    #[error("{path}: {source}")]
+    Kernel {
+        /// Its path.
+        path: String,
+        /// Why.
+        source: KernelError,
+    },
+}
+
+/// A file whose plan was made.
+struct Known {
+    path: String,
+    /// Keeps the file reachable for later links.
+    file: Arc<File>,
+    plan: Result<Planned, Arc<AttachError>>,
+}
+
+struct Planned {
+    allocator: AllocatorFile,
+    /// Index of the first site in the kernel's map; given when the file is first linked.
+    first_site: Option<u32>,
+}
+
+/// What hooking a file came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hooked {
+    /// Links were made now.
+    Now,
+    /// They were there.
+    Already,
+}
+
+/// All hooked files and links. Dropping it takes every probe away.
+pub struct Hooks {
+    rules: KernelRules,
+    table: Table,
+    live: bool,
+    known: HashMap<FileKey, Known>,
+    links: HashMap<(FileKey, Option<u32>), Links>,
+    /// Row of the table for each site, by the site's index.
+    functions: Vec<u16>,
+}
+
+impl Hooks {
+    /// Nothing is hooked yet. `live`: frees are followed.
+    pub fn new(rules: KernelRules, table: Table, live: bool) -> Self {
+        Self { rules, table, live, known: HashMap::new(), links: HashMap::new(), functions: Vec::new() }
+    }
+
+    /// Plans a file, once. `Ok` says whether it has something to hook.
+    pub fn look_at(&mut self, path: &str, file: &Arc<File>) -> Result<(FileKey, bool), HookError> {
+        let unreadable = |source| HookError::Unreadable { path: path.to_owned(), source };
+        let key = FileKey::of(file).map_err(unreadable)?;
+        if let Some(known) = self.known.get(&key) {
+            return Ok((key, known.plan.is_ok()));
+        }
+        // A descriptor of its own: reading moves the position.
+        let reader = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(unreadable)?;
+        let plan = FileImage::read(BufReader::new(reader)).and_then(|image| analyse(&image, &self.rules, &self.table));
+        let plan = plan.map(|allocator| Planned { allocator, first_site: None }).map_err(Arc::new);
+        let fit = plan.is_ok();
+        self.known.insert(key, Known { path: path.to_owned(), file: Arc::clone(file), plan });
+        Ok((key, fit))
+    }
+
+    /// Hooks a file that was looked at, for one process or for all.
+    ///
+    /// # Errors
+    /// Why not. What was hooked before stays so.
+    pub fn hook(
+        &mut self,
+        key: FileKey,
+        pid: Option<u32>,
+        programs: &Programs,
+        steering: &mut Steering,
+    ) -> Result<Hooked, HookError> {
+        if self.links.contains_key(&(key, pid)) {
+            return Ok(Hooked::Already);
+        }
+        let Some(known) = self.known.get_mut(&key) else {
+            return Ok(Hooked::Already);
+        };
+        let refused = |source| HookError::Kernel { path: known.path.clone(), source };
+        let planned = match &mut known.plan {
+            Ok(planned) => planned,
+            Err(source) => return Err(HookError::Unfit { path: known.path.clone(), source: Arc::clone(source) }),
+        };
+        let first = match planned.first_site {
+            Some(first) => first,
+            None => {
+                let sites: Vec<Site> = planned.allocator.sites.iter().map(|planned| planned.site).collect();
+                let first = steering.add_file(&planned.allocator.ranges, &sites).map_err(refused)?;
+                self.functions.extend(sites.iter().map(|site| site.function));
+                *planned.first_site.insert(first)
+            }
+        };
+        let points: Vec<ProbePoint> = (u64::from(first)..)
+            .zip(&planned.allocator.sites)
+            .map(|(cookie, planned)| ProbePoint {
+                offset: planned.site.offset,
+                cookie,
+                frees: !planned.return_needed,
+            })
+            .filter(|point| self.live || !point.frees)
+            .collect();
+        // By descriptor: it names this very file, whatever became of its path.
+        let path = CString::new(format!("/proc/self/fd/{}", known.file.as_raw_fd())).unwrap_or_default();
+        let links = programs.attach(&path, &points, pid).map_err(refused)?;
+        self.links.insert((key, pid), links);
+        Ok(Hooked::Now)
+    }
+
+    /// Takes away the probes of one process (it has ended).
+    pub fn release(&mut self, pid: u32) {
+        self.links.retain(|(_, owner), _| *owner != Some(pid));
+    }
+
+    /// Takes away all probes.
+    pub fn release_all(&mut self) {
+        self.links.clear();
+    }
+
+    /// Number of files with links.
+    pub fn hooked_files(&self) -> usize {
+        self.known.values().filter(|known| known.plan.as_ref().is_ok_and(|planned| planned.first_site.is_some())).count()
+    }
+
+    /// The allocator in a file, `glibc 2.36`.
+    pub fn allocator(&self, key: FileKey) -> Option<&str> {
+        self.known.get(&key)?.plan.as_ref().ok().map(|planned| planned.allocator.allocator.as_str())
+    }
+
+    /// Why a file that was looked at has nothing to hook.
+    pub fn refusal(&self, key: FileKey) -> Option<&AttachError> {
+        self.known.get(&key)?.plan.as_ref().err().map(AsRef::as_ref)
+    }
+
+    /// Row of the table for each site, by the site's index.
+    pub fn functions(&self) -> &[u16] {
+        &self.functions
+    }
+
+    /// Name of a function by its row.
+    pub fn function_name(&self, function: u16) -> &str {
+        self.table.function_name(function).unwrap_or("?")
+    }
+
+    /// What was hooked where, for `--stats` and doctor.
+    pub fn audit(&self, link: LinkKind) -> Vec<FileAudit> {
+        let mut audits: Vec<FileAudit> = self
+            .known
+            .values()
+            .filter_map(|known| {
+                let planned = known.plan.as_ref().ok()?;
+                planned.first_site?;
+                Some(FileAudit::new(&known.path, &planned.allocator, link))
+            })
+            .collect();
+        audits.sort_by(|a, b| a.file.cmp(&b.file));
+        audits
+    }
+}

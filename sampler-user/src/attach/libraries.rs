@@ -1,0 +1,135 @@
+//! Which files a command will most likely allocate with, told before it runs.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use super::FileImage;
+
+/// Most files looked at for one command.
+const MOST_FILES: usize = 256;
+/// Longest first line of a script.
+const LONGEST_SHEBANG: u64 = 4096;
+
+/// The command's program (for a script, its interpreter), what it is linked with, what the environment preloads, and the
+/// C library that heapbpf itself runs on, which is the host's.
+pub fn expected(command: &[OsString]) -> Vec<PathBuf> {
+    let mut found = BTreeSet::new();
+    let mut queue: VecDeque<PathBuf> = VecDeque::new();
+    queue.extend(command.first().and_then(|program| find_program(program)));
+    for preloaded in environment_list("LD_PRELOAD", &[b':', b' ']) {
+        queue.extend(find_library(preloaded.as_os_str()));
+    }
+    queue.extend(own_libraries());
+    while let Some(path) = queue.pop_front() {
+        if found.len() >= MOST_FILES || !found.insert(path.clone()) {
+            continue;
+        }
+        if let Some(interpreter) = shebang(&path) {
+            queue.extend(interpreter);
+            continue;
+        }
+        let Ok(image) = File::open(&path).map_err(|_| ()).and_then(|file| {
+            FileImage::read(BufReader::new(file)).map_err(|_| ())
+        }) else {
+            continue;
+        };
+        queue.extend(image.needed.iter().filter_map(|name| find_library(OsStr::new(name))));
+    }
+    found.into_iter().collect()
+}
+
+/// A program as a shell would find it.
+fn find_program(program: &OsStr) -> Option<PathBuf> {
+    let path = Path::new(program);
+    if program.as_bytes().contains(&b'/') {
+        return path.canonicalize().ok();
+    }
+    environment_list("PATH", b":").into_iter().find_map(|folder| {
+        let candidate = folder.join(path);
+        candidate.is_file().then(|| candidate.canonicalize().ok()).flatten()
+    })
+}
+
+/// A library as the dynamic linker would most likely find it.
+fn find_library(name: &OsStr) -> Option<PathBuf> {
+    if name.as_bytes().contains(&b'/') {
+        return Path::new(name).canonicalize().ok();
+    }
+    let machine = format!("{}-linux-gnu", std::env::consts::ARCH);
+    let standard = ["/usr/local/lib", "/lib", "/usr/lib", "/lib64", "/usr/lib64"];
+    let mut folders = environment_list("LD_LIBRARY_PATH", b":");
+    folders.extend(standard.iter().flat_map(|folder| [Path::new(folder).join(&machine), PathBuf::from(folder)]));
+    folders.into_iter().find_map(|folder| {
+        let candidate = folder.join(name);
+        candidate.is_file().then(|| candidate.canonicalize().ok()).flatten()
+    })
+}
+
+fn environment_list(name: &str, separators: &[u8]) -> Vec<PathBuf> {
+    let Some(value) = std::env::var_os(name) else { return Vec::new() };
+    value
+        .as_bytes()
+        .split(|byte| separators.contains(byte))
+        .filter(|part| !part.is_empty())
+        .map(|part| PathBuf::from(OsStr::from_bytes(part)))
+        .collect()
+}
+
+/// The interpreter of a script, with the program that `env` would start; `None` if the file is no script.
+fn shebang(path: &Path) -> Option<Vec<PathBuf>> {
+    let mut line = Vec::new();
+    BufReader::new(File::open(path).ok()?.take(LONGEST_SHEBANG)).read_until(b'\n', &mut line).ok()?;
+    let words = line.strip_prefix(b"#!")?;
+    let mut words = words.split(u8::is_ascii_whitespace).filter(|word| !word.is_empty()).map(OsStr::from_bytes);
+    let interpreter = Path::new(words.next()?);
+    let mut found = vec![interpreter.canonicalize().ok()?];
+    if interpreter.file_name() == Some(OsStr::new("env")) {
+        found.extend(words.find(|word| !word.as_bytes().starts_with(b"-")).and_then(find_program));
+    }
+    Some(found)
+}
+
+/// Libraries mapped into heapbpf itself.
+fn own_libraries() -> Vec<PathBuf> {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let paths = maps.lines().filter_map(|line| {
+        let (permissions, path) = (line.split_whitespace().nth(1)?, line.split_whitespace().nth(5)?);
+        (permissions.contains('x') && path.starts_with('/')).then(|| PathBuf::from(path))
+    });
+    paths.filter(|path| path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"lib"))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(command: &[&str]) -> Vec<String> {
+        let command: Vec<OsString> = command.iter().map(OsString::from).collect();
+        expected(&command).iter().map(|path| path.file_name().unwrap_or_default().to_string_lossy().into_owned()).collect()
+    }
+
+    #[test]
+    fn a_program_comes_with_its_libraries() {
+        let found = names(&["sh", "-c", "true"]);
+        assert!(found.iter().any(|name| name.starts_with("libc.so") || name.starts_with("libc-")), "{found:?}");
+    }
+
+    #[test]
+    fn a_script_comes_with_its_interpreter() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("script");
+        std::fs::write(&script, "#!/usr/bin/env -S sh\nexit\n").unwrap();
+        let found = names(&[script.to_str().unwrap()]);
+        let shell = find_program(OsStr::new("sh")).unwrap();
+        assert!(found.contains(&shell.file_name().unwrap().to_string_lossy().into_owned()), "{found:?}");
+    }
+
+    #[test]
+    fn what_does_not_exist_is_left_out() {
+        assert!(!names(&["/no/such/program"]).contains(&"program".to_owned()));
+    }
+}

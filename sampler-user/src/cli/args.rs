@@ -1,0 +1,236 @@
+//! The command line as the user writes it. Nothing is judged here that needs a look at the system.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use super::values::{Interval, parse_confidence, parse_duration, parse_interval, parse_size, parse_value};
+use crate::profile::model::Criterion;
+use crate::profile::value::Value;
+
+/// Heap profiles of running programs: unbiased, host-wide, with error bars.
+///
+/// Attaches to the allocators of processes that already run, without restarting, relinking or preloading anything.
+#[derive(Debug, Parser)]
+#[command(name = "heapbpf", version, args_conflicts_with_subcommands = true, max_term_width = 100)]
+pub struct Cli {
+    /// What to do; recording is the default.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// Options of recording.
+    #[command(flatten)]
+    pub record: RecordArgs,
+}
+
+/// Commands.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Record a profile (the default command)
+    Record(Box<RecordArgs>),
+    /// Show a saved profile as text tables
+    Report(ReportArgs),
+}
+
+/// Which processes.
+#[derive(Debug, Default, Args)]
+pub struct TargetArgs {
+    /// Processes to profile
+    #[arg(short, long = "pid", value_name = "PID", value_delimiter = ',', help_heading = "Target")]
+    pub pids: Vec<u32>,
+    /// Every process on this host, present and future
+    #[arg(short, long, help_heading = "Target")]
+    pub all: bool,
+    /// Processes whose name matches (`*` and `?` as in a shell), present and future
+    #[arg(long, value_name = "GLOB", help_heading = "Target")]
+    pub comm: Option<String>,
+    /// Processes in this cgroup or below it, present and future
+    #[arg(long, value_name = "PATH", help_heading = "Target")]
+    pub cgroup: Option<PathBuf>,
+    /// Children of a target are targets too (default)
+    #[arg(long, overrides_with = "no_follow", help_heading = "Target")]
+    pub follow: bool,
+    /// Leave children of targets alone
+    #[arg(long, help_heading = "Target")]
+    pub no_follow: bool,
+    /// Start this command and profile it from its first allocation
+    #[arg(last = true, value_name = "COMMAND")]
+    pub command: Vec<OsString>,
+}
+
+/// How stacks are found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Unwind {
+    /// The best that can be had for each sample
+    #[default]
+    Auto,
+    /// By call frame information, over a copy of the stack
+    Dwarf,
+    /// By frame pointers, in the kernel
+    Fp,
+}
+
+impl Unwind {
+    /// Name in profiles.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Dwarf => "dwarf",
+            Self::Fp => "fp",
+        }
+    }
+}
+
+/// How uprobes are linked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Link {
+    /// The best that this kernel has
+    #[default]
+    Auto,
+    /// Sessions (kernel 6.13)
+    Session,
+    /// Multi links (kernel 6.6)
+    Multi,
+    /// Perf events
+    Perf,
+}
+
+/// Criterion as written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum CriterionArg {
+    /// A trial per byte: which memory
+    #[default]
+    Bytes,
+    /// A trial per allocation: which code is most active
+    Allocations,
+}
+
+impl From<CriterionArg> for Criterion {
+    fn from(arg: CriterionArg) -> Self {
+        match arg {
+            CriterionArg::Bytes => Self::Bytes,
+            CriterionArg::Allocations => Self::Allocations,
+        }
+    }
+}
+
+/// Options of recording.
+#[derive(Debug, Args)]
+pub struct RecordArgs {
+    /// Which processes.
+    #[command(flatten)]
+    pub target: TargetArgs,
+
+    /// Mean bytes between samples: `4096`, `64k`, `64KiB`, `1MB`; 1 is every allocation, 0 is exact totals only
+    #[arg(short, long, value_name = "SIZE", default_value = "512KiB", value_parser = parse_interval, help_heading = "Sampling")]
+    pub interval: Interval,
+    /// What a trial is
+    #[arg(long, value_enum, default_value_t, help_heading = "Sampling")]
+    pub criterion: CriterionArg,
+    /// Allocations only: no probe on free, no figures of memory in use, half the cost
+    #[arg(long, help_heading = "Sampling")]
+    pub no_live: bool,
+    /// Reproducible draws (for tests)
+    #[arg(long, value_name = "N", help_heading = "Sampling", value_parser = clap::value_parser!(u64).range(1..))]
+    pub seed: Option<u64>,
+
+    /// How long to record: `30s`, `5m`; without it until Ctrl-C or until every target has ended
+    #[arg(short, long, value_name = "TIME", value_parser = parse_duration)]
+    pub duration: Option<Duration>,
+
+    /// Output file; `-` is standard output; may be repeated
+    #[arg(short, long = "output", value_name = "FILE", help_heading = "Output")]
+    pub outputs: Vec<PathBuf>,
+    /// Format, where the file's extension does not tell
+    #[arg(long, value_name = "FORMAT", help_heading = "Output")]
+    pub format: Option<String>,
+    /// Overwrite files named by -o
+    #[arg(long, help_heading = "Output")]
+    pub force: bool,
+    /// Value in formats that hold one: alloc_objects, alloc_space, inuse_objects, inuse_space
+    #[arg(long, value_name = "VALUE", value_parser = parse_value, help_heading = "Output")]
+    pub value: Option<Value>,
+    /// Also write a snapshot each TIME (name.0001.pb.gz, …)
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Output")]
+    pub every: Option<Duration>,
+    /// Confidence level of error bars
+    #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence, help_heading = "Output")]
+    pub confidence: f64,
+    /// Write the accounting as JSON at the end
+    #[arg(long, value_name = "FILE", help_heading = "Output")]
+    pub stats: Option<PathBuf>,
+
+    /// How stacks are found
+    #[arg(long, value_enum, default_value_t, help_heading = "Stacks")]
+    pub unwind: Unwind,
+    /// Most bytes of stack that are copied per sample
+    #[arg(long, value_name = "SIZE", default_value = "64KiB", value_parser = parse_size, help_heading = "Stacks")]
+    pub stack_bytes: u64,
+    /// Most frames per stack
+    #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Stacks")]
+    pub max_depth: u32,
+    /// Keep addresses only, no names
+    #[arg(long, help_heading = "Stacks")]
+    pub no_symbolize: bool,
+    /// Another folder with debug information (besides /usr/lib/debug); may be repeated
+    #[arg(long, value_name = "FOLDER", help_heading = "Stacks")]
+    pub debug_dir: Vec<PathBuf>,
+
+    /// Room for events
+    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_size, help_heading = "Limits")]
+    pub ring_bytes: u64,
+    /// Most tracked live samples
+    #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1..=(1 << 26)), help_heading = "Limits")]
+    pub live_max: u32,
+    /// How uprobes are linked
+    #[arg(long, value_enum, default_value_t, help_heading = "Limits")]
+    pub link: Link,
+
+    /// Say less: no closing table, no status line
+    #[arg(short, long)]
+    pub quiet: bool,
+    /// Say more
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// No status line
+    #[arg(long)]
+    pub no_progress: bool,
+    /// Colours in tables
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
+    pub color: Color,
+}
+
+/// When to use colours.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Color {
+    /// On a terminal
+    #[default]
+    Auto,
+    /// Always
+    Always,
+    /// Never
+    Never,
+}
+
+/// Options of `heapbpf report`.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// Profile to show
+    pub profile: PathBuf,
+    /// Most stacks shown
+    #[arg(short = 'n', long, default_value_t = 20)]
+    pub top: usize,
+    /// Sort by: alloc_objects, alloc_space, inuse_objects, inuse_space
+    #[arg(long, value_name = "VALUE", value_parser = parse_value)]
+    pub value: Option<Value>,
+    /// Confidence level of error bars
+    #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence)]
+    pub confidence: f64,
+    /// Fold recursion in stacks
+    #[arg(long)]
+    pub fold_recursion: bool,
+    /// Colours
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
+    pub color: Color,
+}

@@ -1,0 +1,335 @@
+//! What a recording will do: options checked against each other and against the system, before anything is attached.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use sampler_ebpf::abi::{Config, stack_kind, target_rule};
+use sampler_ebpf::glob::NAME_BYTES;
+use sampler_ebpf::trials;
+
+use super::args::{Color, Link, RecordArgs, TargetArgs, Unwind};
+use crate::host::cgroup::{Cgroup, CgroupError};
+use crate::host::limits::Limits;
+use crate::host::process::{CommGlob, ProcessInfo, Target, TargetError, select};
+use crate::kernel::loader::MapSizes;
+use crate::kernel::programs::LinkKind;
+use crate::profile::formats::{self, FormatError, WriteOptions};
+use crate::profile::model::Criterion;
+use crate::profile::output::{self, Output, OutputError};
+
+/// Why there is nothing to be done. Wrong usage is exit status 2, the rest 1.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The options do not fit together.
+    #[error("{0}")]
+    Usage(String),
+    /// The system forbids it.
+    #[error("{0}")]
+    Blocked(String),
+    /// A process.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// A cgroup.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// An output.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    /// A format.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+}
+
+impl PlanError {
+    /// heapbpf's exit status.
+    pub const fn exit_status(&self) -> u8 {
+        match self {
+            Self::Usage(_) | Self::Format(_) => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// What is profiled.
+#[derive(Debug)]
+pub struct Targets {
+    /// Rules and names, for processes present and future.
+    pub rules: Vec<Target>,
+    /// Processes that run already.
+    pub running: Vec<ProcessInfo>,
+    /// A command to be started.
+    pub command: Vec<OsString>,
+    /// Whether children of targets are targets.
+    pub follow: bool,
+}
+
+impl Targets {
+    /// Whether every target is named: then probes are put into these processes only.
+    pub fn are_named(&self) -> bool {
+        self.rules.iter().all(|rule| matches!(rule, Target::Pid(_)))
+    }
+}
+
+/// A recording, decided.
+#[derive(Debug)]
+pub struct RecordPlan {
+    /// What is profiled.
+    pub targets: Targets,
+    /// Sampling interval R; 0: totals only.
+    pub interval: u64,
+    /// What a trial is.
+    pub criterion: Criterion,
+    /// Whether frees are followed.
+    pub live: bool,
+    /// Length.
+    pub duration: Option<Duration>,
+    /// Where profiles go; empty: to a default name that needs the targets' names.
+    pub outputs: Vec<Output>,
+    /// Format of the default output.
+    pub default_format: &'static dyn formats::Format,
+    /// How they are written.
+    pub write: WriteOptions,
+    /// Time between snapshots.
+    pub every: Option<Duration>,
+    /// Where the accounting goes.
+    pub stats: Option<PathBuf>,
+    /// Whether existing files may be replaced.
+    pub force: bool,
+    /// How stacks are found.
+    pub unwind: Unwind,
+    /// Most frames of a stack.
+    pub max_depth: usize,
+    /// Whether addresses get names.
+    pub symbolize: bool,
+    /// Folders with debug information.
+    pub debug_dirs: Vec<PathBuf>,
+    /// Constants for the kernel side.
+    pub config: Config,
+    /// Sizes of its maps.
+    pub sizes: MapSizes,
+    /// Kind of link, if forced.
+    pub link: Option<LinkKind>,
+    /// No table, no status line.
+    pub quiet: bool,
+    /// Whether a status line may be shown.
+    pub progress: bool,
+    /// When to colour.
+    pub color: Color,
+}
+
+/// Largest reservation of a stack copy.
+const LARGEST_STACK_COPY: u64 = 1 << 20;
+const PAGE: u64 = 4096;
+/// Pages of memory per ring: powers of two, and an `int` to the kernel.
+const LARGEST_RING: u64 = 1 << 30;
+
+/// Decides.
+///
+/// # Errors
+/// One sentence with what to do.
+pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
+    let default_format = match args.format.as_deref() {
+        Some(name) => formats::by_name(name)?,
+        None => formats::by_name("pprof")?,
+    };
+    let outputs = outputs(args)?;
+    let (rules, comm_pattern, cgroup) = rules(&args.target)?;
+    if args.stack_bytes > LARGEST_STACK_COPY {
+        return Err(PlanError::Usage(format!("--stack-bytes: the most is {LARGEST_STACK_COPY} bytes (1MiB)")));
+    }
+    if args.ring_bytes == 0 || args.ring_bytes > LARGEST_RING {
+        return Err(PlanError::Usage(format!("--ring-bytes: the range is 1 to {LARGEST_RING} bytes (1GiB)")));
+    }
+
+    let limits = Limits::read();
+    if let Some(blocker) = limits.blockers().into_iter().next() {
+        return Err(PlanError::Blocked(blocker));
+    }
+    for output in &outputs {
+        output.check()?;
+    }
+    if let Some(stats) = &args.stats {
+        output::check_new_file(stats, true)?;
+    }
+    if outputs.is_empty() {
+        output::check_new_file(Path::new(&format!("heapbpf.{}.probe", std::process::id())), false)?;
+    }
+    let running = select(&rules)?;
+    let targets = Targets {
+        rules,
+        running,
+        command: args.target.command.clone(),
+        follow: !args.target.no_follow,
+    };
+
+    let events_bytes = args.ring_bytes.next_power_of_two().max(PAGE);
+    // The largest class of copies that this limit can ask for must fit several times.
+    let stacks_bytes = (4 * events_bytes).max(4 * args.stack_bytes.next_power_of_two()).max(1 << 18).min(LARGEST_RING);
+    let config = Config {
+        target_rules: target_rules(&targets),
+        follow: u32::from(targets.follow),
+        live: u32::from(!args.no_live),
+        stack_kind: match args.unwind {
+            Unwind::Fp => stack_kind::FRAME_POINTERS,
+            Unwind::Auto | Unwind::Dwarf => stack_kind::COPIED,
+        },
+        criterion: match args.criterion.into() {
+            Criterion::Allocations => trials::CRITERION_ALLOCATIONS,
+            Criterion::SizeClass => trials::CRITERION_SIZE_CLASS,
+            Criterion::Bytes => trials::CRITERION_BYTES,
+        },
+        self_tgid: std::process::id(),
+        stack_bytes: args.stack_bytes,
+        seed: args.seed.unwrap_or(0),
+        events_mark: events_bytes / 4,
+        stacks_mark: stacks_bytes / 4,
+        cgroup_id: cgroup.as_ref().map_or(0, |group| group.id),
+        cgroup_level: cgroup.as_ref().map_or(0, level_of),
+        comm_pattern,
+        ..Config::default()
+    };
+    Ok(RecordPlan {
+        targets,
+        interval: args.interval.0,
+        criterion: args.criterion.into(),
+        live: !args.no_live,
+        duration: args.duration,
+        outputs,
+        default_format,
+        write: WriteOptions { value: args.value, confidence: args.confidence, ..WriteOptions::default() },
+        every: args.every,
+        stats: args.stats.clone(),
+        force: args.force,
+        unwind: args.unwind,
+        max_depth: args.max_depth as usize,
+        symbolize: !args.no_symbolize,
+        debug_dirs: args.debug_dir.clone(),
+        config,
+        sizes: MapSizes {
+            events_bytes: events_bytes as u32,
+            stacks_bytes: stacks_bytes as u32,
+            live_max: args.live_max,
+            stack_traces_max: 16384,
+        },
+        link: match args.link {
+            Link::Auto => None,
+            Link::Session => Some(LinkKind::Session),
+            Link::Multi => Some(LinkKind::Multi),
+            Link::Perf => Some(LinkKind::Perf),
+        },
+        quiet: args.quiet,
+        progress: !args.quiet && !args.no_progress,
+        color: args.color,
+    })
+}
+
+fn outputs(args: &RecordArgs) -> Result<Vec<Output>, PlanError> {
+    let mut outputs = Vec::new();
+    for path in &args.outputs {
+        let format = formats::choose(path, args.format.as_deref())?;
+        outputs.push(Output::new(path, format, args.force));
+    }
+    if outputs.iter().filter(|output| output.is_standard_output()).count() > 1 {
+        return Err(PlanError::Usage("-o -: standard output takes one profile".into()));
+    }
+    if args.every.is_some() && outputs.iter().any(Output::is_standard_output) {
+        return Err(PlanError::Usage("--every writes files: name one with -o instead of -".into()));
+    }
+    Ok(outputs)
+}
+
+type Rules = (Vec<Target>, [u8; NAME_BYTES], Option<Cgroup>);
+
+fn rules(args: &TargetArgs) -> Result<Rules, PlanError> {
+    let mut rules: Vec<Target> = args.pids.iter().map(|pid| Target::Pid(*pid)).collect();
+    let mut pattern = [0; NAME_BYTES];
+    if let Some(text) = &args.comm {
+        if text.is_empty() || text.len() > NAME_BYTES || text.contains(['[', ']', '{', '}', '\0']) {
+            return Err(PlanError::Usage(format!(
+                "--comm {text}: a pattern of 1 to {NAME_BYTES} bytes with `*` and `?` is needed (names have at most 15)"
+            )));
+        }
+        pattern[..text.len()].copy_from_slice(text.as_bytes());
+        let glob = CommGlob::new(text).map_err(|error| PlanError::Usage(format!("--comm {text}: {error}")))?;
+        rules.push(Target::Comm(glob));
+    }
+    let mut cgroup = None;
+    if let Some(path) = &args.cgroup {
+        let found = Cgroup::find(&path.to_string_lossy())?;
+        rules.push(Target::Cgroup(found.clone()));
+        cgroup = Some(found);
+    }
+    if args.all {
+        if !rules.is_empty() || !args.command.is_empty() {
+            return Err(PlanError::Usage("--all is every process already: leave the other targets out".into()));
+        }
+        rules.push(Target::All);
+    }
+    if rules.is_empty() && args.command.is_empty() {
+        return Err(PlanError::Usage(
+            "what should be profiled? --pid PID, --all, --comm GLOB, --cgroup PATH or -- COMMAND (see --help)".into(),
+        ));
+    }
+    Ok((rules, pattern, cgroup))
+}
+
+fn target_rules(targets: &Targets) -> u32 {
+    targets.rules.iter().fold(0, |bits, rule| {
+        bits | match rule {
+            Target::Pid(_) => 0,
+            Target::All => target_rule::ALL,
+            Target::Comm(_) => target_rule::COMM,
+            Target::Cgroup(_) => target_rule::CGROUP,
+        }
+    })
+}
+
+/// Depth below the root of the hierarchy.
+fn level_of(cgroup: &Cgroup) -> u64 {
+    cgroup.path.split('/').filter(|part| !part.is_empty()).count() as u64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::args::Cli;
+    use clap::Parser;
+
+    fn refusal(words: &[&str]) -> (String, u8) {
+        let cli = Cli::try_parse_from(std::iter::once(&"heapbpf").chain(words)).unwrap();
+        let error = plan(&cli.record).unwrap_err();
+        (error.to_string(), error.exit_status())
+    }
+
+    #[test]
+    fn the_definition_of_options_is_sound() {
+        use clap::CommandFactory;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn wrong_usage_is_status_2_and_says_what_to_do() {
+        for (words, part) in [
+            (&[][..], "--pid"),
+            (&["--all", "--pid", "1"], "leave"),
+            (&["--all", "-o", "x.unknown"], "known"),
+            (&["--all", "-o", "-", "--every", "1s"], "--every"),
+            (&["--all", "--stack-bytes", "2MiB"], "1MiB"),
+            (&["--all", "--ring-bytes", "0"], "range"),
+            (&["--comm", "a-name-of-17-byte"], "pattern"),
+        ] {
+            let (message, status) = refusal(words);
+            assert!(message.contains(part), "{words:?}: {message}");
+            assert_eq!(status, 2, "{words:?}");
+        }
+    }
+
+    #[test]
+    fn intervals_out_of_range_are_refused_while_parsing() {
+        for bad in ["65MiB", "-5", "x"] {
+            let error = Cli::try_parse_from(["heapbpf", "--all", "--interval", bad]).unwrap_err();
+            assert_eq!(error.exit_code(), 2, "{bad}");
+        }
+    }
+}

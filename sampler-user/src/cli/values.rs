@@ -1,0 +1,66 @@
+//! Values of options: sizes, durations, intervals, levels, with their ranges.
+
+use std::time::Duration;
+
+use crate::profile::value::Value;
+use crate::view::units;
+
+/// The sampling interval as written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Interval(pub u64);
+
+/// Largest sampling interval: beyond it the integer draw loses accuracy (docs/sampling.md).
+pub const LARGEST_INTERVAL: u64 = 64 << 20;
+
+/// A sampling interval.
+pub fn parse_interval(text: &str) -> Result<Interval, String> {
+    let range = "the range is 0 (exact totals only), 1 (every allocation) to 64MiB";
+    let interval = units::parse_size(text).map_err(|error| format!("{error}; {range}"))?;
+    if interval > LARGEST_INTERVAL { Err(format!("too large; {range}")) } else { Ok(Interval(interval)) }
+}
+
+/// A size in bytes.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    units::parse_size(text).map_err(|error| error.to_string())
+}
+
+/// A time that is not nothing.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let duration = units::parse_duration(text).map_err(|error| error.to_string())?;
+    if duration.is_zero() { Err("must be longer than nothing".into()) } else { Ok(duration) }
+}
+
+/// A confidence level, as a share or in percent.
+pub fn parse_confidence(text: &str) -> Result<f64, String> {
+    let (number, scale) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
+    let confidence = number.trim().parse::<f64>().map_err(|_| "not a number".to_owned())? / scale;
+    if (0.5..=0.9999).contains(&confidence) { Ok(confidence) } else { Err("the range is 0.5 to 0.9999".into()) }
+}
+
+/// One of the four values of a heap profile.
+pub fn parse_value(text: &str) -> Result<Value, String> {
+    text.parse::<Value>().map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn intervals_have_a_range() {
+        assert_eq!(parse_interval("0"), Ok(Interval(0)));
+        assert_eq!(parse_interval("64MiB"), Ok(Interval(64 << 20)));
+        assert!(parse_interval("64.1MiB").is_err());
+        assert!(parse_interval("-1").unwrap_err().contains("range"));
+        assert!(parse_interval("lots").unwrap_err().contains("range"));
+    }
+
+    #[test]
+    fn levels_are_shares_or_percent() {
+        assert_eq!(parse_confidence("0.9"), Ok(0.9));
+        assert_eq!(parse_confidence("99%"), Ok(0.99));
+        for bad in ["1", "0", "NaN", "ninety", "100%"] {
+            assert!(parse_confidence(bad).is_err(), "{bad}");
+        }
+    }
+}

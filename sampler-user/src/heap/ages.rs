@@ -1,0 +1,105 @@
+//! How old sampled blocks became, in logarithmic bins: bounded memory per stack, whatever the number of frees.
+
+use std::collections::BTreeMap;
+
+/// Bins per doubling of the age: the width of a bin is 1/8 of its age at most.
+const BINS_PER_DOUBLING: u32 = 8;
+
+/// Weighted ages at the free.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Ages {
+    bins: BTreeMap<u16, f64>,
+    freed: f64,
+    temporary: f64,
+}
+
+impl Ages {
+    /// Adds a freed block of that age and weight. Temporary: freed by its own thread with no allocation in between.
+    pub fn record(&mut self, age_ns: u64, weight: f64, temporary: bool) {
+        *self.bins.entry(bin_of(age_ns)).or_default() += weight;
+        self.freed += weight;
+        if temporary {
+            self.temporary += weight;
+        }
+    }
+
+    /// Adds the ages of other blocks.
+    pub fn add(&mut self, other: &Self) {
+        for (bin, weight) in &other.bins {
+            *self.bins.entry(*bin).or_default() += weight;
+        }
+        self.freed += other.freed;
+        self.temporary += other.temporary;
+    }
+
+    /// Weight of all freed blocks.
+    pub const fn freed(&self) -> f64 {
+        self.freed
+    }
+
+    /// Weight of the temporary ones.
+    pub const fn temporary(&self) -> f64 {
+        self.temporary
+    }
+
+    /// (age in seconds, the middle of its bin; weight), ages ascending.
+    pub fn weights(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
+        self.bins.iter().map(|(bin, weight)| (middle_seconds(*bin), *weight))
+    }
+}
+
+/// Ages below this have a bin each.
+const EXACT: u64 = BINS_PER_DOUBLING as u64;
+
+fn bin_of(age_ns: u64) -> u16 {
+    if age_ns < EXACT {
+        return age_ns as u16;
+    }
+    let exponent = age_ns.ilog2();
+    let place = exponent - BINS_PER_DOUBLING.ilog2();
+    // Below 61 × 8 + 8.
+    ((place + 1) * BINS_PER_DOUBLING + ((age_ns >> place) as u32 & (BINS_PER_DOUBLING - 1))) as u16
+}
+
+fn middle_seconds(bin: u16) -> f64 {
+    let bin = u32::from(bin);
+    let (start, width) = if bin < BINS_PER_DOUBLING {
+        (f64::from(bin), 1.0)
+    } else {
+        let place = (bin / BINS_PER_DOUBLING - 1) as i32;
+        let width = 2_f64.powi(place);
+        (f64::from(BINS_PER_DOUBLING + bin % BINS_PER_DOUBLING) * width, width)
+    };
+    (start + width / 2.0) * 1e-9
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bin_is_near_every_age_in_it_and_bins_ascend() {
+        let mut last = 0;
+        for exponent in 0..62 {
+            for step in 0..16_u64 {
+                let age = (1_u64 << exponent) + ((1_u64 << exponent) * step) / 16;
+                let bin = bin_of(age);
+                assert!(bin >= last, "{age}");
+                last = bin;
+                let middle = middle_seconds(bin) * 1e9;
+                assert!((middle - age as f64).abs() <= 0.5 + age as f64 / 8.0, "{age}: {middle}");
+            }
+        }
+    }
+
+    #[test]
+    fn weights_add_up() {
+        let mut ages = Ages::default();
+        ages.record(10, 2.0, true);
+        ages.record(1_000_000, 3.0, false);
+        let mut sum = ages.clone();
+        sum.add(&ages);
+        assert_eq!((sum.freed(), sum.temporary()), (10.0, 4.0));
+        assert_eq!(sum.weights().map(|(_, weight)| weight).collect::<Vec<_>>(), [4.0, 6.0]);
+    }
+}

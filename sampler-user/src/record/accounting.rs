@@ -1,0 +1,213 @@
+//! The accounting of a recording: from counters to `--stats` and to remarks that the user must see.
+
+use std::collections::BTreeMap;
+
+use sampler_ebpf::abi::Counters;
+
+use crate::attach::audit::FileAudit;
+use crate::profile::stats::{Attachment, Stats};
+
+/// What the daemon itself counts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DaemonCounters {
+    /// Frees that were not reported but found out at a reconciliation with the kernel's live map.
+    pub frees_healed: u64,
+    /// Records that were not understood.
+    pub records_unknown: u64,
+    /// Samples whose stack copy did not arrive.
+    pub stacks_missing: u64,
+    /// Stacks that were unwound.
+    pub stacks_unwound: u64,
+    /// Of these, repetitions that cost a comparison only.
+    pub stacks_repeated: u64,
+    /// Of these, stacks that reach the thread's entry.
+    pub stacks_complete: u64,
+    /// Process events (forks, maps, …) that the kernel dropped before we read them.
+    pub host_events_lost: u64,
+}
+
+/// CPU time and memory of this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DaemonCost {
+    /// User and system time, seconds.
+    pub cpu_seconds: f64,
+    /// Largest resident memory, bytes.
+    pub peak_rss_bytes: u64,
+}
+
+/// Reads what this process has used so far.
+pub fn daemon_cost() -> DaemonCost {
+    // SAFETY: plain integers, all zeros is a value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: room for the result.
+    if unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) } != 0 {
+        return DaemonCost::default();
+    }
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
+    // VmHWM rather than ru_maxrss, which survives an exec and would show our caller's memory.
+    let high_water = std::fs::read_to_string("/proc/self/status").ok().and_then(|status| {
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    });
+    DaemonCost {
+        cpu_seconds: seconds(usage.ru_utime) + seconds(usage.ru_stime),
+        peak_rss_bytes: high_water.unwrap_or(usage.ru_maxrss.unsigned_abs()) * 1024,
+    }
+}
+
+/// Bytes that were allocated, counted: failed calls that were seen to fail are not in it.
+pub const fn exact_bytes(counters: &Counters) -> u64 {
+    counters.unsampled_bytes + counters.sampled_bytes
+}
+
+/// Allocations, counted.
+pub const fn exact_objects(counters: &Counters) -> u64 {
+    (counters.unsampled + counters.sampled).saturating_sub(counters.failed + counters.unsampled_failed)
+}
+
+/// The accounting as data.
+pub fn stats(
+    counters: &Counters,
+    daemon: &DaemonCounters,
+    cost: DaemonCost,
+    estimated_alloc_bytes: f64,
+    audits: &[FileAudit],
+) -> Stats {
+    let lost = [
+        ("ring_full", counters.lost_ring_full),
+        ("abandoned", counters.lost_abandoned),
+        ("in_flight", counters.lost_in_flight),
+        ("no_thread_state", counters.lost_no_thread_state),
+        ("result_unreadable", counters.lost_result_unreadable),
+    ];
+    let other = [
+        ("sampled", counters.sampled),
+        ("untracked", counters.untracked),
+        ("unsampled_failed", counters.unsampled_failed),
+        ("frees_lost", counters.frees_lost),
+        ("frees_healed", daemon.frees_healed),
+        ("stacks_lost", counters.stacks_lost),
+        ("stacks_missing", daemon.stacks_missing),
+        ("stacks_unwound", daemon.stacks_unwound),
+        ("stacks_repeated", daemon.stacks_repeated),
+        ("stacks_complete", daemon.stacks_complete),
+        ("process_events_lost", counters.process_events_lost),
+        ("host_events_lost", daemon.host_events_lost),
+        ("stale_replaced", counters.stale_replaced),
+        ("records_unknown", daemon.records_unknown),
+        ("threads", counters.threads),
+    ];
+    let named = |list: &[(&str, u64)]| list.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect::<BTreeMap<_, _>>();
+    Stats {
+        hits: counters.hits(),
+        unsampled: counters.unsampled,
+        submitted: counters.submitted,
+        failed: counters.failed,
+        lost: named(&lost),
+        inner: counters.inner,
+        frees_seen: counters.frees_seen,
+        frees_matched: counters.frees_matched,
+        exact_alloc_bytes: exact_bytes(counters),
+        exact_alloc_objects: exact_objects(counters),
+        estimated_alloc_bytes,
+        probe_seconds: None,
+        daemon_cpu_seconds: cost.cpu_seconds,
+        daemon_peak_rss_bytes: cost.peak_rss_bytes,
+        attach: audits
+            .iter()
+            .flat_map(|file| &file.attach)
+            .map(|entry| Attachment {
+                file: entry.file.clone(),
+                function: entry.function.clone(),
+                offset: entry.offset,
+                kind: entry.kind.to_string(),
+                link: entry.link.to_string(),
+            })
+            .collect(),
+        other: named(&other),
+    }
+}
+
+/// What the user must know beside the figures.
+pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
+    let mut remarks = Vec::new();
+    let mut remark = |n: u64, of: u64, text: &str| {
+        if n > 0 {
+            let share = 100.0 * n as f64 / of.max(1) as f64;
+            remarks.push(format!("{n} {text} ({share:.2} %)"));
+        }
+    };
+    remark(
+        counters.lost_ring_full,
+        counters.sampled,
+        "samples were lost because the events ring was full: estimates are too low by about this share; --ring-bytes makes room",
+    );
+    remark(
+        counters.untracked,
+        counters.submitted,
+        "samples could not be followed to their free because the live map was full: they are missing from the figures in use; --live-max makes room",
+    );
+    remark(
+        counters.stacks_lost + daemon.stacks_missing,
+        counters.submitted,
+        "samples have no stack but their caller, because the stacks ring was full; --ring-bytes makes room",
+    );
+    remark(
+        counters.frees_lost.saturating_sub(daemon.frees_healed),
+        counters.frees_matched,
+        "frees were lost because the events ring was full and were not found out yet: figures in use are too high",
+    );
+    remark(
+        counters.lost_no_thread_state,
+        counters.hits(),
+        "calls could not be counted because the kernel gave no thread state",
+    );
+    remarks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counters() -> Counters {
+        Counters {
+            unsampled: 90,
+            unsampled_bytes: 9000,
+            sampled: 10,
+            sampled_bytes: 900,
+            submitted: 6,
+            failed: 1,
+            lost_ring_full: 2,
+            lost_abandoned: 1,
+            ..Counters::default()
+        }
+    }
+
+    #[test]
+    fn both_sides_of_the_identity_come_from_different_counters() {
+        let stats = stats(&counters(), &DaemonCounters::default(), DaemonCost::default(), 0.0, &[]);
+        assert_eq!((stats.hits, stats.accounted()), (100, 100));
+        let one_missing = Counters { submitted: 5, ..counters() };
+        let stats = super::stats(&one_missing, &DaemonCounters::default(), DaemonCost::default(), 0.0, &[]);
+        assert_ne!(stats.hits, stats.accounted());
+    }
+
+    #[test]
+    fn failed_calls_are_no_allocations() {
+        assert_eq!(exact_objects(&counters()), 99);
+        assert_eq!(exact_bytes(&counters()), 9900);
+    }
+
+    #[test]
+    fn losses_are_said_with_their_share_and_a_remedy() {
+        let remarks = remarks(&counters(), &DaemonCounters::default());
+        assert_eq!(remarks.len(), 1);
+        assert!(remarks[0].starts_with("2 samples were lost") && remarks[0].contains("--ring-bytes"), "{remarks:?}");
+    }
+
+    #[test]
+    fn the_daemon_knows_what_it_uses() {
+        let cost = daemon_cost();
+        assert!(cost.cpu_seconds >= 0.0 && cost.peak_rss_bytes > 1 << 20, "{cost:?}");
+    }
+}

@@ -1,0 +1,288 @@
+//! Puts probes where targets allocate: at the start, and as processes fork, exec and map new files.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::File;
+use std::sync::Arc;
+
+use anyhow::bail;
+
+use super::targets::TargetSet;
+use crate::attach::arch::HOST_MACHINE;
+use crate::attach::hooks::{FileKey, HookError, Hooks};
+use crate::attach::{KernelRules, Table};
+use crate::cli::plan::RecordPlan;
+use crate::host::Host;
+use crate::host::events::monotonic_ns;
+use crate::host::limits::Limits;
+use crate::host::lives::{HostChange, Life as HostLife};
+use crate::host::mappings::ModuleId;
+use crate::host::modules::{ModuleKind, ModuleSource};
+use crate::kernel::programs::Programs;
+use crate::kernel::steering::Steering;
+
+/// Most remarks about files that could not be hooked.
+const MOST_REMARKS: usize = 8;
+
+/// The probes of a recording.
+pub struct Attaching {
+    /// Programs that they run.
+    pub programs: Programs,
+    /// What the programs are told.
+    pub steering: Steering,
+    /// Hooked files.
+    pub hooks: Hooks,
+    /// Who is profiled.
+    pub targets: TargetSet,
+    /// Probes are for every process that maps a file, not for named ones.
+    global: bool,
+    modules: HashMap<ModuleId, Option<FileKey>>,
+    refused: BTreeSet<String>,
+    changes: Vec<HostChange>,
+}
+
+impl Attaching {
+    /// Nothing is attached yet.
+    pub fn new(plan: &RecordPlan, programs: Programs, steering: Steering) -> Self {
+        let version = Limits::read().version.map_or((0, 0), |version| (version.major, version.minor));
+        let rules = KernelRules::of(HOST_MACHINE, version);
+        Self {
+            programs,
+            steering,
+            hooks: Hooks::new(rules, Table::default(), plan.live),
+            targets: TargetSet::default(),
+            global: !plan.targets.are_named(),
+            modules: HashMap::new(),
+            refused: BTreeSet::new(),
+            changes: Vec::new(),
+        }
+    }
+
+    /// Attaches to everything that is there.
+    ///
+    /// # Errors
+    /// A named target has no allocator that can be hooked; nothing stays attached then.
+    pub fn start(&mut self, plan: &RecordPlan, command: Option<u32>, host: &mut Host) -> anyhow::Result<()> {
+        let now = monotonic_ns();
+        let named = plan.targets.running.iter().map(|process| process.pid);
+        for pid in named.chain(command) {
+            self.targets.begin(pid, now);
+            if !self.global || command == Some(pid) {
+                self.targets.awaited.insert(pid);
+                self.steering.add_target(pid)?;
+            }
+        }
+        host.lives_mut().drain_changes(&mut self.changes);
+        self.changes.clear();
+        if self.global {
+            let modules: Vec<ModuleId> = host.modules().iter().map(|(id, _)| id).collect();
+            for module in modules {
+                self.hook_module(host, module, None);
+            }
+        }
+        for process in &plan.targets.running {
+            let modules = modules_of(host, process.pid);
+            let mut hooked = false;
+            for module in modules {
+                hooked |= self.hook_module(host, module, (!self.global).then_some(process.pid));
+            }
+            if hooked {
+                self.targets.hooked(process.pid, 0, 0);
+            } else if !self.global {
+                bail!(self.no_allocator(process.pid, &process.comm));
+            }
+        }
+        if let Some(pid) = command {
+            self.hook_before_exec(plan, pid)?;
+        }
+        Ok(())
+    }
+
+    /// Attaches to the allocators that a command will most likely use, before it has mapped them.
+    fn hook_before_exec(&mut self, plan: &RecordPlan, pid: u32) -> anyhow::Result<()> {
+        for path in crate::attach::libraries::expected(&plan.targets.command) {
+            let Ok(file) = File::open(&path) else { continue };
+            let path = path.to_string_lossy().into_owned();
+            if let Ok((key, true)) = self.hooks.look_at(&path, &Arc::new(file)) {
+                self.hooks.hook(key, Some(pid), &self.programs, &mut self.steering)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn no_allocator(&self, pid: u32, comm: &str) -> String {
+        let reasons = if self.refused.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", self.refused.iter().take(3).cloned().collect::<Vec<_>>().join("; "))
+        };
+        format!(
+            "process {pid} ({comm}) has no allocator that heapbpf knows: neither its program nor its libraries define \
+             malloc{reasons}"
+        )
+    }
+
+    /// Hooks a module if it has an allocator. Whether it is hooked now.
+    fn hook_module(&mut self, host: &mut Host, module: ModuleId, pid: Option<u32>) -> bool {
+        let key = match self.modules.get(&module) {
+            Some(key) => *key,
+            None => {
+                let key = self.look_at(host, module);
+                self.modules.insert(module, key);
+                key
+            }
+        };
+        let Some(key) = key else { return false };
+        match self.hooks.hook(key, pid, &self.programs, &mut self.steering) {
+            Ok(_) => true,
+            Err(HookError::Kernel { source: crate::kernel::KernelError::Link { source, .. }, .. })
+                if source.raw_os_error() == Some(libc::ESRCH) =>
+            {
+                // The process ended between the look and the link.
+                false
+            }
+            Err(error) => {
+                self.refuse(error.to_string());
+                false
+            }
+        }
+    }
+
+    fn look_at(&mut self, host: &mut Host, module: ModuleId) -> Option<FileKey> {
+        let (kind, path) = host.modules().get(module).map(|module| (module.kind, module.path.clone()))?;
+        if kind != ModuleKind::File {
+            return None;
+        }
+        let file = match host.modules_mut().source(module) {
+            Ok(ModuleSource::File(file)) => file,
+            Ok(ModuleSource::Memory(_)) => return None,
+            Err(reason) => {
+                self.refuse(format!("{path}: {reason}"));
+                return None;
+            }
+        };
+        match self.hooks.look_at(&path, &file) {
+            Ok((key, true)) => Some(key),
+            Ok((key, false)) => {
+                if let Some(reason) = self.hooks.refusal(key) {
+                    log::debug!("{path}: {reason}");
+                }
+                None
+            }
+            Err(error) => {
+                self.refuse(error.to_string());
+                None
+            }
+        }
+    }
+
+    fn refuse(&mut self, reason: String) {
+        log::info!("{reason}");
+        if self.refused.len() < MOST_REMARKS {
+            self.refused.insert(reason);
+        }
+    }
+
+    /// Attaches to what has been mapped since the last call. Whether there was something new to hook.
+    pub fn follow(&mut self, plan: &RecordPlan, host: &mut Host) -> bool {
+        let before = self.hooks.hooked_files();
+        let mut changes = std::mem::take(&mut self.changes);
+        host.drain_changes(&mut changes);
+        for change in changes.drain(..) {
+            match change {
+                HostChange::Mapped { life, module, .. } => {
+                    let pid = life.pid;
+                    if !self.global && !self.targets.awaited.contains(&pid) {
+                        continue;
+                    }
+                    let known = self.modules.get(&module).is_some_and(Option::is_some);
+                    let had_ns = mapped_since(host, pid, module);
+                    if self.hook_module(host, module, (!self.global).then_some(pid)) {
+                        // A file that was hooked for all before it was mapped here leaves no gap.
+                        let hooked_ns = if self.global && known { had_ns } else { monotonic_ns() };
+                        self.targets.hooked(pid, had_ns, hooked_ns);
+                    }
+                }
+                HostChange::Started(life) if self.global => {
+                    let since = host.lives().get(life).map_or(0, |life| life.since_ns);
+                    if !self.targets.tracked.contains_key(&life.pid) {
+                        self.targets.begin(life.pid, since);
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.changes = changes;
+        let _ = plan;
+        self.hooks.hooked_files() != before
+    }
+
+    /// A named target forked: its child gets links of its own.
+    pub fn forked(&mut self, parent: u32, child: u32, time_ns: u64, host: &Host) {
+        if self.global {
+            return;
+        }
+        self.targets.begin(child, time_ns);
+        self.targets.awaited.insert(child);
+        // The child has what its parent has; what it maps later is followed like everything else.
+        let mut modules = modules_of(host, child);
+        modules.extend(modules_of(host, parent));
+        modules.sort_unstable();
+        modules.dedup();
+        for module in modules {
+            let Some(key) = self.modules.get(&module).copied().flatten() else { continue };
+            if self.hooks.hook(key, Some(child), &self.programs, &mut self.steering).is_ok() {
+                self.targets.hooked(child, time_ns, monotonic_ns());
+            }
+        }
+    }
+
+    /// A process ended.
+    pub fn ended(&mut self, pid: u32, now_ns: u64) {
+        self.targets.end(pid, now_ns);
+        self.hooks.release(pid);
+    }
+
+    /// Ends of targets that were not reported (their record was lost, or they never allocated) are found here.
+    pub fn check_awaited(&mut self, now_ns: u64) {
+        let gone: Vec<u32> = self.targets.awaited.iter().copied().filter(|pid| !is_alive(*pid)).collect();
+        for pid in gone {
+            self.steering.remove_target(pid);
+            self.ended(pid, now_ns);
+        }
+    }
+
+    /// Allocators hooked in a process, as it is now or was at its end.
+    pub fn allocators(&self, life: &HostLife) -> Vec<String> {
+        let files: BTreeSet<FileKey> = life
+            .space
+            .current()
+            .iter()
+            .filter_map(|mapping| self.modules.get(&mapping.module).copied().flatten())
+            .collect();
+        files.into_iter().filter_map(|file| self.hooks.allocator(file)).map(str::to_owned).collect()
+    }
+
+    /// What could not be hooked.
+    pub fn remarks(&self) -> impl Iterator<Item = String> + '_ {
+        self.refused.iter().map(|reason| format!("not hooked: {reason}"))
+    }
+}
+
+/// Modules that a process has mapped.
+fn modules_of(host: &Host, pid: u32) -> Vec<ModuleId> {
+    host.lives()
+        .current(pid)
+        .map(|life| life.space.current().iter().map(|mapping| mapping.module).collect())
+        .unwrap_or_default()
+}
+
+/// CLOCK_MONOTONIC when a process mapped a module.
+fn mapped_since(host: &Host, pid: u32, module: ModuleId) -> u64 {
+    let life = host.lives().current(pid);
+    let mapping = life.and_then(|life| life.space.current().iter().find(|mapping| mapping.module == module));
+    mapping.map_or_else(monotonic_ns, |mapping| mapping.since_ns)
+}
+
+fn is_alive(pid: u32) -> bool {
+    crate::host::process::Stat::read(pid).is_ok_and(|stat| !(stat.without_memory && stat.threads <= 1))
+}

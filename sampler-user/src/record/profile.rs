@@ -1,0 +1,168 @@
+//! From the heap to a profile: processes described, stacks named, sums put into rows.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use sampler_ebpf::abi::ProcessKey;
+
+use super::accounting;
+use super::attaching::Attaching;
+use super::recorder::Recorder;
+use crate::cli::plan::RecordPlan;
+use crate::heap::live::Snapshot;
+use crate::host::Host;
+use crate::host::events::monotonic_ns;
+use crate::host::process::ProcessInfo;
+use crate::kernel::totals::Counts;
+use crate::profile::model::{Lifetimes, Process, Profile, Row, Stack};
+use crate::unwind::raw::RawStack;
+
+/// What is remembered of a process for the profile, from the time when it lived.
+#[derive(Clone, Debug, Default)]
+struct Described {
+    info: Option<Arc<ProcessInfo>>,
+    allocators: Vec<String>,
+    ended: bool,
+}
+
+/// Makes profiles.
+pub struct ProfileMaker {
+    template: Profile,
+    described: HashMap<ProcessKey, Described>,
+}
+
+impl ProfileMaker {
+    /// For one recording.
+    pub fn new(plan: &RecordPlan) -> Self {
+        let template = Profile {
+            version: env!("CARGO_PKG_VERSION").into(),
+            interval: plan.interval,
+            criterion: plan.criterion,
+            unwind: plan.unwind.name().into(),
+            started: SystemTime::UNIX_EPOCH,
+            duration: Duration::ZERO,
+            live: plan.live,
+            samples_known: true,
+            host: host_name(),
+            processes: Vec::new(),
+            rows: Vec::new(),
+            modules: Vec::new(),
+            counters: Default::default(),
+            notes: Vec::new(),
+        };
+        Self { template, described: HashMap::new() }
+    }
+
+    /// Describes processes seen for the first time, while they are there to be looked at.
+    pub fn note_processes(&mut self, recorder: &Recorder, host: &mut Host, attaching: &Attaching) {
+        if recorder.processes.len() == self.described.len() {
+            return;
+        }
+        for (process, time_ns) in &recorder.processes {
+            if !self.described.contains_key(process) {
+                let described = describe(*process, *time_ns, host, attaching);
+                self.described.insert(*process, described);
+            }
+        }
+    }
+
+    /// A process ended.
+    pub fn ended(&mut self, process: ProcessKey) {
+        if let Some(described) = self.described.get_mut(&process) {
+            described.ended = true;
+        }
+    }
+
+    /// The profile of this moment.
+    pub fn make(
+        &mut self,
+        recorder: &mut Recorder,
+        host: &mut Host,
+        attaching: &Attaching,
+        counts: &Counts,
+        started: (SystemTime, u64),
+    ) -> Profile {
+        let now = monotonic_ns();
+        let snapshots = recorder.heap.snapshot(now);
+        let mut keys: Vec<ProcessKey> =
+            counts.processes.iter().filter(|(_, counters)| counters.hits() > 0).map(|(process, _)| *process).collect();
+        keys.extend(snapshots.iter().map(|snapshot| snapshot.row.process));
+        keys.sort_unstable_by_key(|key| (key.tgid, key.start_ns, key.exec_id));
+        keys.dedup();
+        let numbers: HashMap<ProcessKey, usize> = keys.iter().enumerate().map(|(i, key)| (*key, i)).collect();
+        let processes = keys.iter().map(|key| self.process(*key, now, host, attaching, counts)).collect();
+
+        let mut profile = self.template.clone();
+        profile.started = started.0;
+        profile.duration = Duration::from_nanos(now.saturating_sub(started.1));
+        profile.processes = processes;
+        let mut function_names: HashMap<u16, Arc<str>> = HashMap::new();
+        let mut stacks: HashMap<*const RawStack, Arc<Stack>> = HashMap::new();
+        for snapshot in snapshots {
+            let row = snapshot.row;
+            let function = function_names
+                .entry(row.function)
+                .or_insert_with(|| attaching.hooks.function_name(row.function).into());
+            let stack = stacks.entry(Arc::as_ptr(&row.stack)).or_insert_with(|| Arc::new(Stack::default()));
+            profile.rows.push(Row {
+                process: numbers[&row.process],
+                thread: Arc::clone(&row.thread),
+                function: Arc::clone(function),
+                interval: row.interval,
+                alloc: row.alloc,
+                inuse: snapshot.inuse,
+                peak: self.template.live.then_some(snapshot.peak),
+                lifetimes: self.template.live.then(|| lifetimes(&snapshot)),
+                stack: Arc::clone(stack),
+            });
+        }
+        profile
+    }
+
+    fn process(
+        &mut self,
+        key: ProcessKey,
+        now: u64,
+        host: &mut Host,
+        attaching: &Attaching,
+        counts: &Counts,
+    ) -> Process {
+        let described = self.described.entry(key).or_insert_with(|| describe(key, now, host, attaching));
+        let counters = counts.processes.get(&key);
+        let tracked = attaching.targets.tracked.get(&key.tgid);
+        let info = described.info.as_deref().cloned().unwrap_or_default();
+        Process {
+            pid: key.tgid,
+            namespace_pid: info.namespace_pid,
+            comm: info.comm.to_string(),
+            exe: info.exe.to_string(),
+            cgroup: info.cgroup.to_string(),
+            allocators: described.allocators.clone(),
+            coverage: tracked.map_or(1.0, |tracked| tracked.coverage(now)),
+            ended: described.ended,
+            exact_alloc_bytes: counters.map(accounting::exact_bytes),
+            exact_alloc_objects: counters.map(accounting::exact_objects),
+        }
+    }
+}
+
+fn describe(process: ProcessKey, time_ns: u64, host: &mut Host, attaching: &Attaching) -> Described {
+    let Some(life) = host.lives().at(process.tgid, time_ns) else { return Described::default() };
+    let (id, allocators) = (life.id, attaching.allocators(life));
+    Described { info: host.describe(id), allocators, ended: false }
+}
+
+fn lifetimes(snapshot: &Snapshot<'_>) -> Lifetimes {
+    let ages = &snapshot.row.ages;
+    let all = snapshot.row.alloc.objects;
+    Lifetimes {
+        median_seconds: None,
+        temporary: if all > 0.0 { ages.temporary() / all } else { 0.0 },
+        survival: Vec::new(),
+    }
+}
+
+fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").map(|name| name.trim().to_owned()).unwrap_or_default()
+}

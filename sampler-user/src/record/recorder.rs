@@ -1,0 +1,252 @@
+//! From records of the rings to the heap: decode, find the stack, add to the sums. The hot path of the daemon.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use bytes::Bytes;
+use sampler_ebpf::abi::{AllocationRecord, ProcessKey, stack_kind};
+
+use super::accounting::DaemonCounters;
+use crate::heap::event::{Event, decode, decode_stack};
+use crate::heap::live::{Heap, Sample};
+use crate::host::Host;
+use crate::host::mappings::AddressSpace;
+use crate::kernel::rings::Ring;
+use crate::kernel::stack_traces::StackTraces;
+use crate::unwind::dwarf::{Capture, Unwinder};
+use crate::unwind::frame_pointer;
+use crate::unwind::raw::{AtTime, RawStack};
+
+/// Records held back until their stack has arrived; beyond this they go on without it.
+const MOST_WAITING: usize = 1 << 20;
+
+/// What happened to processes, for the session to act on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Life {
+    /// A target forked.
+    Forked {
+        /// The parent.
+        parent: ProcessKey,
+        /// The child's process id.
+        child: u32,
+        /// CLOCK_MONOTONIC.
+        time_ns: u64,
+    },
+    /// A process replaced its program.
+    Replaced {
+        /// The life that ended.
+        ended: ProcessKey,
+        /// The life that began.
+        next: ProcessKey,
+    },
+    /// A process ended.
+    Ended {
+        /// Which.
+        process: ProcessKey,
+    },
+}
+
+/// Turns records into sums.
+pub struct Recorder {
+    /// The heap so far.
+    pub heap: Heap,
+    /// What the daemon counts.
+    pub counters: DaemonCounters,
+    /// Processes seen in samples, with the time of their first.
+    pub processes: HashMap<ProcessKey, u64>,
+    unwinder: Unwinder,
+    traces: StackTraces,
+    max_depth: usize,
+    functions: Vec<u16>,
+    thread_names: HashMap<[u8; 16], Arc<str>>,
+    waiting: VecDeque<Bytes>,
+    arrived: HashMap<u64, Arc<RawStack>>,
+    walked: HashMap<(ProcessKey, i32, u64), Arc<RawStack>>,
+    callers: HashMap<(ProcessKey, u64), Arc<RawStack>>,
+    /// The address space of a process that nothing is known of.
+    nowhere: AddressSpace,
+}
+
+impl Recorder {
+    /// An empty heap.
+    pub fn new(unwinder: Unwinder, traces: StackTraces, max_depth: usize) -> Self {
+        Self {
+            heap: Heap::default(),
+            counters: DaemonCounters::default(),
+            processes: HashMap::new(),
+            unwinder,
+            traces,
+            max_depth,
+            functions: Vec::new(),
+            thread_names: HashMap::new(),
+            waiting: VecDeque::new(),
+            arrived: HashMap::new(),
+            walked: HashMap::new(),
+            callers: HashMap::new(),
+            nowhere: AddressSpace::default(),
+        }
+    }
+
+    /// Tells which function (row of the table of allocators) each probe site is in, by the site's index.
+    pub fn set_functions(&mut self, functions: &[u16]) {
+        self.functions.clear();
+        self.functions.extend_from_slice(functions);
+    }
+
+    /// Takes everything that is in the rings. Returns the number of records of the events ring.
+    pub fn drain(&mut self, events: &mut Ring, stacks: &mut Ring, host: &mut Host, lives: &mut Vec<Life>) -> usize {
+        let mut records = 0;
+        loop {
+            // Small records first and all of them: they must never be lost for want of room.
+            let before = self.waiting.len();
+            while self.waiting.len() < MOST_WAITING && events.drain(|record| self.waiting.push_back(record)) > 0 {}
+            records += self.waiting.len() - before;
+            let copies = self.drain_stacks(stacks, host);
+            if self.waiting.is_empty() && copies == 0 {
+                return records;
+            }
+            self.work_off(copies == 0, host, lives);
+        }
+    }
+
+    /// Unwinds one slab's worth of stack copies.
+    fn drain_stacks(&mut self, stacks: &mut Ring, host: &mut Host) -> usize {
+        let mut copies = Vec::new();
+        let count = stacks.drain(|record| copies.push(record));
+        if count > 0 {
+            // What was mapped before these stacks were taken is known after this.
+            self.poll(host);
+        }
+        for copy in copies {
+            let Some((head, bytes)) = decode_stack(&copy) else {
+                self.counters.records_unknown += 1;
+                continue;
+            };
+            let capture = Capture { registers: &head.registers, stack: bytes };
+            let (lives, modules) = host.split();
+            let space = lives.at(head.space.tgid, head.time_ns).map_or(&self.nowhere, |life| &life.space);
+            let at = AtTime::new(space, head.time_ns);
+            let stack = self.unwinder.unwind(modules, &at.view(head.space), capture);
+            self.arrived.insert(head.sample, stack);
+        }
+        count
+    }
+
+    /// Works on records in order, up to the first whose stack is still to come. `last`: none is.
+    fn work_off(&mut self, last: bool, host: &mut Host, lives: &mut Vec<Life>) {
+        while let Some(record) = self.waiting.front() {
+            match decode(record) {
+                Some(Event::Allocation(record)) => {
+                    let arrived = self.arrived.remove(&record.sample);
+                    if arrived.is_none() && record.stack_kind == stack_kind::COPIED && !last {
+                        return;
+                    }
+                    self.allocate(&record, arrived, host);
+                }
+                Some(Event::Free(record)) => {
+                    self.heap.free(record.space, record.sample, record.time_ns, record.temporary != 0);
+                }
+                Some(Event::Fork(record)) => lives.push(Life::Forked {
+                    parent: record.process,
+                    child: record.child_tgid,
+                    time_ns: record.time_ns,
+                }),
+                Some(Event::Exec(record)) => {
+                    lives.push(Life::Replaced { ended: record.process, next: record.next });
+                }
+                Some(Event::Exit(record)) => lives.push(Life::Ended { process: record.process }),
+                None => self.counters.records_unknown += 1,
+            }
+            self.waiting.pop_front();
+        }
+    }
+
+    fn allocate(&mut self, record: &AllocationRecord, arrived: Option<Arc<RawStack>>, host: &mut Host) {
+        self.processes.entry(record.process).or_insert(record.time_ns);
+        let stack = match (record.stack_kind, arrived) {
+            (_, Some(stack)) => stack,
+            (stack_kind::FRAME_POINTERS, None) => self.walked(record, host),
+            (stack_kind::COPIED, None) => {
+                self.counters.stacks_missing += 1;
+                self.caller(record, host)
+            }
+            _ => self.caller(record, host),
+        };
+        let thread = self.thread_name(&record.thread_name);
+        self.heap.allocate(Sample {
+            id: record.sample,
+            process: record.process,
+            space: record.space,
+            time_ns: record.time_ns,
+            address: record.address,
+            size_bytes: record.size_bytes,
+            trials: record.trials,
+            offset: record.offset,
+            interval: record.interval,
+            thread,
+            function: self.functions.get(record.site as usize).copied().unwrap_or(u16::MAX),
+            stack,
+            tracked: record.untracked == 0,
+        });
+    }
+
+    /// The stack of the kernel's own walk, resolved once for each (address space, id, caller).
+    fn walked(&mut self, record: &AllocationRecord, host: &mut Host) -> Arc<RawStack> {
+        let key = (record.space, record.stack_id, record.caller);
+        if let Some(stack) = self.walked.get(&key) {
+            return Arc::clone(stack);
+        }
+        let addresses = self.traces.read(record.stack_id);
+        self.poll(host);
+        let at = self.at_time(record, host);
+        let stack = frame_pointer::from_kernel(&at.view(record.space), record.caller, &addresses, self.max_depth);
+        let stack = Arc::new(stack);
+        self.walked.insert(key, Arc::clone(&stack));
+        stack
+    }
+
+    /// A stack of the caller alone.
+    fn caller(&mut self, record: &AllocationRecord, host: &mut Host) -> Arc<RawStack> {
+        let key = (record.space, record.caller);
+        if let Some(stack) = self.callers.get(&key) {
+            return Arc::clone(stack);
+        }
+        self.poll(host);
+        let stack = RawStack::caller_only(&self.at_time(record, host).view(record.space), record.caller);
+        let stack = Arc::new(stack);
+        self.callers.insert(key, Arc::clone(&stack));
+        stack
+    }
+
+    /// The address space of a record at its time.
+    fn at_time<'a>(&'a self, record: &AllocationRecord, host: &'a Host) -> AtTime<'a> {
+        let life = host.lives().at(record.space.tgid, record.time_ns);
+        AtTime::new(life.map_or(&self.nowhere, |life| &life.space), record.time_ns)
+    }
+
+    /// Learns what happened to processes up to now. A process whose /proc cannot be read resolves to nothing.
+    pub fn poll(&mut self, host: &mut Host) {
+        match host.poll() {
+            Ok(polled) => self.counters.host_events_lost += polled.lost,
+            Err(error) => log::warn!("{error}"),
+        }
+    }
+
+    fn thread_name(&mut self, name: &[u8; 16]) -> Arc<str> {
+        Arc::clone(self.thread_names.entry(*name).or_insert_with(|| {
+            let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+            String::from_utf8_lossy(&name[..end]).into()
+        }))
+    }
+
+    /// The daemon's counters, those of unwinding included.
+    pub fn daemon_counters(&self) -> DaemonCounters {
+        let unwinding = self.unwinder.statistics();
+        DaemonCounters {
+            stacks_unwound: unwinding.stacks,
+            stacks_repeated: unwinding.repeated,
+            stacks_complete: unwinding.complete,
+            ..self.counters
+        }
+    }
+}
