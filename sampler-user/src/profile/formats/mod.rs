@@ -1,8 +1,12 @@
 //! Output formats: one file each, one trait, one table.
 
+#[cfg(test)]
+mod consumers_tests;
 mod folded;
 mod json;
 mod pprof;
+#[cfg(test)]
+mod speed_tests;
 
 use std::io;
 use std::path::Path;

@@ -21,6 +21,9 @@ use crate::view::units;
 /// Level 5 of 9: within a few percent of the smallest file at half the time.
 const COMPRESSION: Compression = Compression::new(5);
 
+/// Processes that comments tell of: pprof prints all comments above its tables.
+const MOST_PROCESSES: usize = 20;
+
 pub(super) struct Pprof;
 
 impl Format for Pprof {
@@ -80,6 +83,7 @@ pub fn encode(profile: &Profile) -> proto::Profile {
         Criterion::Bytes => value_type("space", "bytes"),
         Criterion::Allocations | Criterion::SizeClass => value_type("objects", "count"),
     };
+    locations.keep_used_mappings();
     let since_epoch = profile.started.duration_since(UNIX_EPOCH).unwrap_or_default();
     proto::Profile {
         sample_type,
@@ -129,12 +133,15 @@ fn comments(profile: &Profile) -> Vec<String> {
         format!("criterion={}", profile.criterion.name()),
         format!("unwind={}", profile.unwind),
     ];
-    for process in &profile.processes {
+    for process in profile.processes.iter().take(MOST_PROCESSES) {
         let mut comment = format!("process {}: coverage {}", process_name(process), units::percent(process.coverage));
         if let (Some(bytes), Some(objects)) = (process.exact_alloc_bytes, process.exact_alloc_objects) {
             comment.push_str(&format!(", counted exactly: {bytes} bytes in {objects} allocations"));
         }
         comments.push(comment);
+    }
+    if let Some(more @ 1..) = profile.processes.len().checked_sub(MOST_PROCESSES) {
+        comments.push(format!("and {more} more processes"));
     }
     comments.extend(profile.notes.iter().cloned());
     comments
@@ -238,6 +245,24 @@ impl<'a> Locations<'a> {
             self.locations.push(proto::Location { id, mapping_id, address, line: lines, is_folded: false });
         }
         known
+    }
+
+    /// Drops mappings without locations, and puts the program's own first: pprof names a profile after that one.
+    fn keep_used_mappings(&mut self) {
+        let mut used = vec![false; self.mappings.len() + 1];
+        self.locations.iter().for_each(|location| used[location.mapping_id as usize] = true);
+        let exe = self.profile.processes.first().map_or("", |process| &process.exe);
+        let is_program = |mapping: &proto::Mapping| &*self.profile.modules[mapping.id as usize - 1].path == exe;
+        let mut mappings = std::mem::take(&mut self.mappings);
+        mappings.retain(|mapping| used[mapping.id as usize]);
+        mappings.sort_by_key(|mapping| !is_program(mapping));
+        let mut new_ids = vec![0; used.len()];
+        for (mapping, id) in mappings.iter_mut().zip(1..) {
+            new_ids[mapping.id as usize] = id;
+            mapping.id = id;
+        }
+        self.locations.iter_mut().for_each(|location| location.mapping_id = new_ids[location.mapping_id as usize]);
+        self.mappings = mappings;
     }
 
     fn line(&mut self, frame: &Frame, strings: &mut Strings) -> Option<proto::Line> {

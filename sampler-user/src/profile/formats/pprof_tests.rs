@@ -79,12 +79,31 @@ fn every_location_lies_in_its_mapping_and_flags_say_what_was_found() {
 }
 
 #[test]
+fn only_used_mappings_are_written_and_the_programs_own_is_first() {
+    let mut model = testing::small();
+    model.modules.swap(0, 1);
+    model.modules.push(Default::default());
+    for row in &mut model.rows {
+        let mut stack = row.stack.as_ref().clone();
+        stack.frames.iter_mut().for_each(|frame| frame.module = frame.module.map(|module| 1 - module));
+        row.stack = stack.into();
+    }
+    let profile = encode(&model);
+    let names: Vec<&str> = profile.mapping.iter().map(|mapping| text(&profile, mapping.filename)).collect();
+    assert_eq!(names, ["/usr/bin/server", "/usr/lib/libjson.so"]);
+    assert!(profile.mapping.iter().zip(1..).all(|(mapping, id)| mapping.id == id));
+    let first = &profile.location[profile.sample[0].location_id[0] as usize - 1];
+    assert_eq!(first.mapping_id, 2);
+}
+
+#[test]
 fn a_module_without_names_is_not_said_to_have_functions() {
     let mut model = testing::small();
     model.rows.truncate(4);
     model.rows.drain(..3);
     let profile = encode(&model);
     let library = &profile.mapping[1];
+    assert_eq!(text(&profile, library.filename), "/usr/lib/libjson.so");
     assert!(!library.has_functions && !library.has_filenames && !library.has_line_numbers);
     let location = &profile.location[profile.sample[0].location_id[0] as usize - 1];
     assert!(location.line.is_empty());
