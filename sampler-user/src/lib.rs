@@ -9,5 +9,6 @@ pub mod kernel;
 pub mod profile;
 pub mod record;
 pub mod sampling;
+pub mod symbols;
 pub mod unwind;
 pub mod view;

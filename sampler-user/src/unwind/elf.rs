@@ -91,6 +91,8 @@ pub struct Elf {
     pub sections: Vec<Section>,
     /// File ranges of the header tables: (offset, bytes).
     pub tables: Vec<(u64, u64)>,
+    /// File offset of the section headers, if there are any.
+    pub section_headers_at: Option<u64>,
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
@@ -150,7 +152,8 @@ impl Elf {
         let Some((kind, entry, segments_at, sections_at, segment_bytes, segment_count, section_bytes)) = parsed else {
             return Err(malformed);
         };
-        let mut elf = Self { entry, kind, segments: vec![], sections: vec![], tables: vec![(0, 64)] };
+        let mut elf =
+            Self { entry, kind, segments: vec![], sections: vec![], tables: vec![(0, 64)], section_headers_at: None };
         if segment_count > 0 {
             if segment_bytes != 56 || segment_count > MAX_SEGMENTS {
                 return Err(ElfError::Malformed("program headers"));
@@ -166,6 +169,7 @@ impl Elf {
         {
             elf.sections = sections;
             elf.tables.push((sections_at, table_bytes));
+            elf.section_headers_at = Some(sections_at);
         }
         Ok(elf)
     }

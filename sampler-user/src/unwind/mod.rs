@@ -15,4 +15,4 @@ pub mod raw;
 pub mod rule;
 pub mod state;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -1,6 +1,6 @@
 //! Unwinding of this process's own stacks against known truths.
 
 mod compiled;
-mod hostile;
-mod plain;
-mod programs;
+pub mod hostile;
+pub mod plain;
+pub mod programs;

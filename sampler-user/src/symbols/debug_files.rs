@@ -1,0 +1,108 @@
+//! Separate debug files: by build ID and by `.gnu_debuglink`, in the directories where debuggers look.
+
+use std::fs::{File, OpenOptions};
+use std::io::Read;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Component, Path, PathBuf};
+
+use crate::unwind::elf::Elf;
+use crate::unwind::image::Image;
+
+/// Where distributions put debug files.
+pub const DEFAULT_DIRECTORY: &str = "/usr/lib/debug";
+/// Largest debug file whose checksum is computed, bytes.
+const MAX_CHECKED_BYTES: u64 = 4 << 30;
+/// Largest `.gnu_debuglink`, bytes: a file name and a checksum.
+const MAX_LINK_BYTES: u64 = 4096;
+
+/// A debug file that was found to belong to a module.
+pub struct DebugFile {
+    /// Where it is.
+    pub path: PathBuf,
+    /// Open for reading.
+    pub file: File,
+    /// Its headers.
+    pub elf: Elf,
+    /// Whether it lies in one of the administrator's directories, so that nobody truncates it while it is read.
+    pub is_trusted: bool,
+}
+
+/// The debug file of a module, if there is one. `directories` are searched in order; `path` is the module's own.
+pub fn find(
+    directories: &[PathBuf],
+    path: &Path,
+    build_id: Option<&[u8]>,
+    image: &dyn Image,
+    elf: &Elf,
+) -> Option<DebugFile> {
+    if let Some(build_id) = build_id {
+        for directory in directories {
+            let found = by_build_id(directory, build_id).and_then(|path| open(path, true));
+            // Trust is good; a directory that a build left behind is not.
+            if let Some(found) = found.filter(|found| found.elf.build_id(&found.file).as_deref() == Some(build_id)) {
+                return Some(found);
+            }
+        }
+    }
+    let (name, checksum) = debug_link(image, elf)?;
+    let folder = path.parent()?;
+    let beside = [folder.join(&name), folder.join(".debug").join(&name)].map(|path| (path, false));
+    let inside = folder.strip_prefix("/").ok()?;
+    let global = directories.iter().map(|directory| (directory.join(inside).join(&name), true));
+    beside.into_iter().chain(global).find_map(|(candidate, is_trusted)| {
+        let found = (candidate != path).then(|| open(candidate, is_trusted)).flatten()?;
+        let belongs = match (build_id, found.elf.build_id(&found.file)) {
+            (Some(wanted), Some(has)) => wanted == has,
+            _ => file_checksum(&found.file) == Some(checksum),
+        };
+        belongs.then_some(found)
+    })
+}
+
+/// `directory/.build-id/xx/yyyy.debug`.
+fn by_build_id(directory: &Path, build_id: &[u8]) -> Option<PathBuf> {
+    let (first, rest) = build_id.split_first()?;
+    if rest.is_empty() {
+        return None;
+    }
+    let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
+    Some(directory.join(".build-id").join(format!("{first:02x}")).join(format!("{rest}.debug")))
+}
+
+/// File name and checksum in `.gnu_debuglink`. The module is a target's: a name with folders in it is refused.
+fn debug_link(image: &dyn Image, elf: &Elf) -> Option<(PathBuf, u32)> {
+    let link = elf.section(".gnu_debuglink")?.read(image, MAX_LINK_BYTES).ok()?;
+    let end = link.iter().position(|byte| *byte == 0)?;
+    let name = PathBuf::from(std::ffi::OsStr::from_bytes(&link[..end]));
+    let mut parts = name.components();
+    let is_plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None));
+    let checksum = link.get((end + 1).next_multiple_of(4)..)?.first_chunk()?;
+    is_plain.then(|| (name, u32::from_le_bytes(*checksum)))
+}
+
+fn open(path: PathBuf, is_trusted: bool) -> Option<DebugFile> {
+    // A name that a target chose must not make us wait on a pipe.
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(&path).ok()?;
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    let elf = Elf::read(&file).ok()?;
+    Some(DebugFile { path, file, elf, is_trusted })
+}
+
+/// CRC-32 (IEEE) of a whole file.
+fn file_checksum(file: &File) -> Option<u32> {
+    if file.length_bytes().ok()? > MAX_CHECKED_BYTES {
+        return None;
+    }
+    let mut checksum = flate2::Crc::new();
+    let mut reader = file;
+    let mut buffer = vec![0; 1 << 20];
+    loop {
+        match reader.read(&mut buffer).ok()? {
+            0 => return Some(checksum.sum()),
+            length => checksum.update(&buffer[..length]),
+        }
+    }
+}

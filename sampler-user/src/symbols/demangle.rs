@@ -1,0 +1,79 @@
+//! C++ and Rust symbol names as people write them.
+
+use std::fmt::Write;
+
+/// Longest mangled name that is looked at, bytes.
+const MAX_MANGLED_BYTES: usize = 4 << 10;
+/// Longest demangled name, bytes: back references let a short name stand for one without end.
+const MAX_DEMANGLED_BYTES: usize = 16 << 10;
+
+/// Text of at most [`MAX_DEMANGLED_BYTES`]; more is an error.
+#[derive(Default)]
+struct Bounded(String);
+
+impl Write for Bounded {
+    fn write_str(&mut self, text: &str) -> std::fmt::Result {
+        if self.0.len() + text.len() > MAX_DEMANGLED_BYTES {
+            return Err(std::fmt::Error);
+        }
+        self.0.push_str(text);
+        Ok(())
+    }
+}
+
+/// The demangled form of `name` (Rust without the hash), or `None` if it is not a mangled name.
+pub fn demangle(name: &str) -> Option<String> {
+    // What the linker appends for a version is no part of the name.
+    let mangled = name.split_once('@').map_or(name, |(mangled, _)| mangled);
+    if mangled.len() > MAX_MANGLED_BYTES {
+        return None;
+    }
+    if let Ok(rust) = rustc_demangle::try_demangle(mangled) {
+        let mut text = Bounded::default();
+        return write!(text, "{rust:#}").ok().map(|()| text.0);
+    }
+    if !mangled.starts_with("_Z") && !mangled.starts_with("__Z") {
+        return None;
+    }
+    let symbol = cpp_demangle::BorrowedSymbol::new(mangled.as_bytes()).ok()?;
+    let mut text = Bounded::default();
+    symbol.structured_demangle(&mut text, &cpp_demangle::DemangleOptions::default()).ok()?;
+    Some(text.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::demangle;
+
+    #[test]
+    fn both_languages_with_and_without_hash() {
+        let legacy = "_ZN5alloc3vec12Vec$LT$T$GT$4push17h0123456789abcdefE";
+        assert_eq!(demangle(legacy).as_deref(), Some("alloc::vec::Vec<T>::push"));
+        assert_eq!(demangle("_RNvC6_123foo3bar").as_deref(), Some("123foo::bar"));
+        assert_eq!(
+            demangle("_ZNSt6vectorIiSaIiEE9push_backEOi").as_deref(),
+            Some("std::vector<int, std::allocator<int> >::push_back(int&&)")
+        );
+        assert_eq!(demangle("_Znwm@GLIBCXX_3.4").as_deref(), Some("operator new(unsigned long)"));
+        for plain in ["main", "", "_start", "malloc@@GLIBC_2.2.5", "_Z", "_ZN", "_R"] {
+            assert_eq!(demangle(plain), None, "{plain}");
+        }
+    }
+
+    #[test]
+    fn short_names_do_not_grow_without_end() {
+        // Each template argument refers to all before it twice: 2^60 copies of `int`.
+        let mut name = String::from("_Z1fI1AIiiE");
+        for at in 0..60 {
+            let back = if at == 0 {
+                "_".to_owned()
+            } else {
+                format!("{}_", char::from_digit((at - 1) % 36, 36).unwrap_or('0').to_ascii_uppercase())
+            };
+            name.push_str(&format!("1BIS{back}S{back}E"));
+        }
+        name.push_str("Evv");
+        assert!(demangle(&name).is_none_or(|text| text.len() <= super::MAX_DEMANGLED_BYTES));
+        assert_eq!(demangle(&format!("_Z{}f", "N".repeat(10_000))), None);
+    }
+}

@@ -1,0 +1,101 @@
+//! From raw stacks to profile stacks.
+
+use std::sync::Arc;
+
+use super::perf_map::PerfMap;
+use super::symbolizer::{Symbol, Symbolizer};
+use crate::host::mappings::ModuleId;
+use crate::profile::model::{Frame, Stack};
+use crate::unwind::image::ModuleFiles;
+use crate::unwind::raw::{Completeness, RawFrame, RawStack};
+
+/// Functions that a thread, a process or a coroutine begins with, as symbol tables call them.
+const ENTRY_FUNCTIONS: [&str; 12] = [
+    "_start",
+    "_dl_start_user",
+    "__libc_start_main",
+    "__libc_start_main_impl",
+    "__libc_start_call_main",
+    "clone",
+    "__clone",
+    "clone3",
+    "__clone3",
+    "start_thread",
+    "thread_start",
+    "__start_context",
+];
+
+/// What a process's stacks are finished with.
+pub struct Finisher<'a> {
+    /// Names, already asked for.
+    pub symbolizer: &'a Symbolizer,
+    /// Modules' paths.
+    pub modules: &'a dyn ModuleFiles,
+    /// The process's own names for code that it made.
+    pub perf_map: Option<&'a PerfMap>,
+    /// Why there is no perf map, to be told with frames that would need one.
+    pub perf_map_reason: Option<&'a str>,
+}
+
+impl Finisher<'_> {
+    /// The profile's stack for a raw one. `module_index` gives a module's place in the profile's list.
+    pub fn finish(&self, raw: &RawStack, module_index: &mut dyn FnMut(ModuleId) -> usize) -> Stack {
+        let mut frames = Vec::with_capacity(raw.frames.len());
+        for frame in &raw.frames {
+            self.push(frame, module_index, &mut frames);
+        }
+        let cut = match &raw.completeness {
+            Completeness::Complete => None,
+            Completeness::Cut(_) if frames.last().is_some_and(is_entry) => None,
+            Completeness::Cut(reason) => Some(reason.text(|module| self.modules.path(module)).into()),
+        };
+        Stack { frames, unwinder: raw.unwinder.name(), cut }
+    }
+
+    fn push(&self, raw: &RawFrame, module_index: &mut dyn FnMut(ModuleId) -> usize, frames: &mut Vec<Frame>) {
+        let place = Frame {
+            module: raw.module.map(module_index),
+            address: raw.address,
+            file_offset: raw.module.map(|_| raw.file_offset),
+            ..Frame::default()
+        };
+        let is_made_code = raw.module.is_none_or(|module| self.modules.is_anonymous(module));
+        if is_made_code && let Some(name) = self.perf_map.and_then(|map| map.name(raw.address)) {
+            frames.push(Frame { function: Some(name.clone()), ..place });
+            return;
+        }
+        if raw.module.is_none() {
+            frames.push(Frame { reason: Some("in no known mapping".into()), ..place });
+            return;
+        }
+        if is_made_code {
+            let reason = self.perf_map_reason.map(|why| format!("code made at run time; {why}"));
+            let reason = reason.unwrap_or_else(|| "code made at run time, not in the perf map".into());
+            frames.push(Frame { reason: Some(reason.into()), ..place });
+            return;
+        }
+        let symbols = raw.module.map(|module| self.symbolizer.get(module, raw.file_offset)).unwrap_or_default();
+        if symbols.is_empty() {
+            frames.push(Frame { reason: Some("not symbolized".into()), ..place });
+            return;
+        }
+        frames.extend(symbols.iter().map(|symbol| with_symbol(&place, symbol)));
+    }
+}
+
+fn with_symbol(place: &Frame, symbol: &Symbol) -> Frame {
+    Frame {
+        function: symbol.function.clone(),
+        system_name: symbol.system_name.clone(),
+        file: symbol.file.clone(),
+        line: symbol.line,
+        inlined: symbol.inlined,
+        reason: symbol.reason.clone(),
+        ..place.clone()
+    }
+}
+
+fn is_entry(frame: &Frame) -> bool {
+    let name: Option<&Arc<str>> = frame.system_name.as_ref().or(frame.function.as_ref());
+    name.is_some_and(|name| ENTRY_FUNCTIONS.contains(&name.split('@').next().unwrap_or_default()))
+}

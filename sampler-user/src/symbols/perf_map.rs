@@ -1,0 +1,298 @@
+//! `/tmp/perf-PID.map`: names of code made at run time, as node (`--perf-basic-prof`), python3 (`-X perf`), java and
+//! others write them: lines of start address, size (both hexadecimal) and name.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::fd::{AsRawFd, FromRawFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+
+/// Bounds on what is taken from a map.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Most bytes read; the rest is left out.
+    pub file_bytes: u64,
+    /// Most entries kept.
+    pub entries: usize,
+    /// Longest name kept, bytes; longer ones are cut.
+    pub name_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { file_bytes: 256 << 20, entries: 1 << 20, name_bytes: 512 }
+    }
+}
+
+/// Why there is no perf map.
+#[derive(Debug, thiserror::Error)]
+pub enum PerfMapError {
+    /// It cannot be opened or read.
+    #[error("{path}: {source}")]
+    Io {
+        /// Path inside the process's root.
+        path: String,
+        /// What the operating system says.
+        source: io::Error,
+    },
+    /// It is no regular file, or belongs to somebody else.
+    #[error("{path}: {what}")]
+    Refused {
+        /// Path inside the process's root.
+        path: String,
+        /// Why.
+        what: &'static str,
+    },
+}
+
+/// A parsed perf map.
+#[derive(Clone, Debug, Default)]
+pub struct PerfMap {
+    /// End and name by start; no overlaps.
+    code: BTreeMap<u64, (u64, Arc<str>)>,
+    /// Lines that made no sense.
+    pub bad_lines: u64,
+    /// Whether a limit cut it short.
+    pub truncated: bool,
+}
+
+impl PerfMap {
+    /// Reads the map of a process from below `root` (`/proc/PID/root`, or `/` for one that has ended and shared our
+    /// mounts). `namespace_pid` is the process's id in its own pid namespace, `owner` its user id: a map that neither
+    /// this user nor root wrote is refused, as anybody may write to /tmp.
+    ///
+    /// # Errors
+    /// [`PerfMapError`]; usually there simply is none.
+    pub fn read(root: &Path, namespace_pid: u32, owner: u32, limits: Limits) -> Result<Self, PerfMapError> {
+        let path = format!("tmp/perf-{namespace_pid}.map");
+        let file = open_below(root, &path).map_err(|source| PerfMapError::Io { path: path.clone(), source })?;
+        let metadata = file.metadata().map_err(|source| PerfMapError::Io { path: path.clone(), source })?;
+        if !metadata.is_file() {
+            return Err(PerfMapError::Refused { path, what: "not a regular file" });
+        }
+        if metadata.uid() != owner && metadata.uid() != 0 {
+            return Err(PerfMapError::Refused { path, what: "belongs to another user" });
+        }
+        Self::parse(file, limits).map_err(|source| PerfMapError::Io { path, source })
+    }
+
+    /// Parses a map. Where entries overlap, the later one counts: code is moved and replaced.
+    ///
+    /// # Errors
+    /// If reading fails.
+    pub fn parse(input: impl Read, limits: Limits) -> io::Result<Self> {
+        let mut map = Self::default();
+        let mut names = std::collections::HashSet::<Arc<str>>::new();
+        let mut lines = BufReader::new(input.take(limits.file_bytes));
+        let mut line = Vec::new();
+        // Start, size and a cut name fit with room to spare.
+        let line_bytes = limits.name_bytes as u64 + 64;
+        loop {
+            line.clear();
+            if (&mut lines).take(line_bytes).read_until(b'\n', &mut line)? == 0 {
+                break;
+            }
+            if line.last() != Some(&b'\n') {
+                // Too long, or the last one and still being written.
+                skip_line(&mut lines)?;
+            }
+            let text = String::from_utf8_lossy(line.trim_ascii_end());
+            let Some((start, end, name)) = parse_line(&text, limits.name_bytes) else {
+                map.bad_lines += 1;
+                continue;
+            };
+            if map.code.len() >= limits.entries {
+                map.truncated = true;
+                break;
+            }
+            let name = match names.get(name) {
+                Some(known) => known.clone(),
+                None => {
+                    let name: Arc<str> = name.into();
+                    names.insert(name.clone());
+                    name
+                }
+            };
+            map.insert(start, end, name);
+        }
+        map.truncated |= lines.into_inner().limit() == 0;
+        Ok(map)
+    }
+
+    fn insert(&mut self, start: u64, end: u64, name: Arc<str>) {
+        // What the new entry covers is gone; what sticks out of it stays.
+        if let Some((_, (old_end, old_name))) = self.code.range_mut(..start).next_back()
+            && *old_end > start
+        {
+            let (tail_end, tail_name) = (*old_end, old_name.clone());
+            *old_end = start;
+            if tail_end > end {
+                self.code.insert(end, (tail_end, tail_name));
+            }
+        }
+        while let Some((&old_start, &(old_end, _))) = self.code.range(start..end).next() {
+            if let Some((_, old_name)) = self.code.remove(&old_start)
+                && old_end > end
+            {
+                self.code.insert(end, (old_end, old_name));
+            }
+        }
+        self.code.insert(start, (end, name));
+    }
+
+    /// Name of the code at `address`.
+    pub fn name(&self, address: u64) -> Option<&Arc<str>> {
+        let (_, (end, name)) = self.code.range(..=address).next_back()?;
+        (address < *end).then_some(name)
+    }
+
+    /// Number of pieces of code.
+    pub fn len(&self) -> usize {
+        self.code.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.code.is_empty()
+    }
+}
+
+fn skip_line(lines: &mut impl BufRead) -> io::Result<()> {
+    loop {
+        let available = lines.fill_buf()?;
+        if available.is_empty() {
+            return Ok(());
+        }
+        let end = available.iter().position(|byte| *byte == b'\n');
+        let used = end.map_or(available.len(), |at| at + 1);
+        lines.consume(used);
+        if end.is_some() {
+            return Ok(());
+        }
+    }
+}
+
+fn parse_line(line: &str, name_bytes: usize) -> Option<(u64, u64, &str)> {
+    let mut fields = line.splitn(3, ' ');
+    let hex = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
+    let (start, size) = (hex(fields.next()?)?, hex(fields.next()?)?);
+    let name = fields.next()?.trim();
+    let end = start.checked_add(size)?;
+    if size == 0 || name.is_empty() {
+        return None;
+    }
+    let cut = (0..=name_bytes.min(name.len())).rev().find(|at| name.is_char_boundary(*at))?;
+    Some((start, end, &name[..cut]))
+}
+
+/// Opens `path` below `root` as a process whose root that is would: no link leads out of it, and what is opened does
+/// not block.
+fn open_below(root: &Path, path: &str) -> io::Result<File> {
+    let directory = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_PATH).open(root)?;
+    let path = CString::new(Path::new(path).as_os_str().as_bytes())?;
+    // SAFETY: all-zero is the documented way to begin.
+    let mut how: libc::open_how = unsafe { std::mem::zeroed() };
+    how.flags = (libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC) as u64;
+    how.resolve = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_MAGICLINKS;
+    // SAFETY: the pointers are valid for the call, the size is the structure's.
+    let fd = unsafe {
+        libc::syscall(libc::SYS_openat2, directory.as_raw_fd(), path.as_ptr(), &raw const how, size_of_val(&how))
+    };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let fd = i32::try_from(fd).map_err(io::Error::other)?;
+    // SAFETY: a new descriptor that nobody else has.
+    Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::{Limits, PerfMap, PerfMapError};
+
+    fn parse(text: &str) -> PerfMap {
+        PerfMap::parse(text.as_bytes(), Limits::default()).expect("reads memory")
+    }
+
+    #[test]
+    fn later_code_replaces_earlier() {
+        let map = parse("1000 100 JS:*first file.js:1:2\n1040 10 second\n0x2000 0x8 with prefix\n1000 20 third\n");
+        let name = |address| map.name(address).map(|name| &**name);
+        assert_eq!(name(0xfff), None);
+        assert_eq!(name(0x1000), Some("third"));
+        assert_eq!(name(0x101f), Some("third"));
+        assert_eq!(name(0x1020), Some("JS:*first file.js:1:2"));
+        assert_eq!(name(0x1040), Some("second"));
+        assert_eq!(name(0x1050), Some("JS:*first file.js:1:2"));
+        assert_eq!(name(0x10ff), Some("JS:*first file.js:1:2"));
+        assert_eq!(name(0x1100), None);
+        assert_eq!(name(0x2007), Some("with prefix"));
+        assert_eq!(map.bad_lines, 0);
+    }
+
+    /// Against a model that knows the name of every single address (seeded, 200 maps of 40 entries).
+    #[test]
+    fn agrees_with_a_model_of_every_address() {
+        let mut random = 42u64;
+        let mut below = |bound: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % bound
+        };
+        for _ in 0..200 {
+            let (mut text, mut model) = (String::new(), vec![None; 300]);
+            for entry in 0..40 {
+                let (start, size) = (below(250), 1 + below(50));
+                text.push_str(&format!("{start:x} {size:x} f{entry}\n"));
+                model[start as usize..(start + size) as usize].fill(Some(format!("f{entry}")));
+            }
+            let map = parse(&text);
+            for (address, expected) in model.iter().enumerate() {
+                assert_eq!(map.name(address as u64).map(|name| &**name), expected.as_deref(), "{address} in\n{text}");
+            }
+        }
+    }
+
+    #[test]
+    fn nonsense_is_counted_and_bounds_hold() {
+        let map = parse("\n\nzz 10 a\n10\n10 0 empty\nffffffffffffffff 2 over\n10 10 \n10 10 good\n");
+        assert_eq!((map.len(), map.bad_lines), (1, 7));
+        let limits = Limits { entries: 10, name_bytes: 4, file_bytes: 100_000 };
+        let long = format!("10 1 {}\n20 1 ok\n", "é".repeat(5000));
+        let map = PerfMap::parse(long.as_bytes(), limits).expect("reads memory");
+        assert_eq!(map.name(0x10).map(|name| &**name), Some("éé"));
+        assert_eq!(map.name(0x20).map(|name| &**name), Some("ok"));
+        let many: String = (0..100).map(|at| format!("{:x} 1 f\n", at * 16)).collect();
+        let map = PerfMap::parse(many.as_bytes(), limits).expect("reads memory");
+        assert!(map.truncated && map.len() == 10);
+        let map = PerfMap::parse(std::io::repeat(b'1'), limits).expect("ends");
+        assert!(map.truncated && map.is_empty());
+    }
+
+    #[test]
+    fn only_the_process_and_root_are_believed_and_links_stay_inside() {
+        let root = tempfile::tempdir().expect("temporary folder");
+        let tmp = root.path().join("tmp");
+        std::fs::create_dir(&tmp).expect("folder");
+        std::fs::write(tmp.join("perf-7.map"), "10 10 inside\n").expect("write");
+        // SAFETY: no preconditions.
+        let me = unsafe { libc::geteuid() };
+        let read = |pid, owner| PerfMap::read(root.path(), pid, owner, Limits::default());
+        assert_eq!(read(7, me).expect("own").len(), 1);
+        if me != 0 {
+            assert!(matches!(read(7, me + 1), Err(PerfMapError::Refused { .. })));
+        }
+        assert!(matches!(read(8, me), Err(PerfMapError::Io { .. })));
+        symlink("/etc/passwd", tmp.join("perf-9.map")).expect("link");
+        assert!(matches!(read(9, me), Err(PerfMapError::Io { .. })), "/etc/passwd is looked for inside");
+        symlink("/tmp/perf-7.map", tmp.join("perf-10.map")).expect("link");
+        assert_eq!(read(10, me).expect("inside").len(), 1);
+        std::fs::create_dir(tmp.join("perf-11.map")).expect("folder");
+        assert!(matches!(read(11, me), Err(PerfMapError::Refused { .. } | PerfMapError::Io { .. })));
+    }
+}

@@ -1,0 +1,276 @@
+//! Batches of (module, file offset) pairs to functions, files, lines and inlined calls, by blazesym.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use blazesym::symbolize::source::{Elf as ElfSource, Source};
+use blazesym::symbolize::{CodeInfo, Input, Reason, Sym, Symbolized, Symbolizer as Blazesym};
+
+use super::debug_files;
+use super::demangle::demangle;
+use super::shadow::{Contents, Shadow, debug_bytes};
+use crate::host::mappings::ModuleId;
+use crate::unwind::elf::Elf;
+use crate::unwind::image::{Image, ModuleFiles};
+
+/// How names are looked for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Directories with debug files, searched in this order.
+    pub debug_directories: Vec<PathBuf>,
+    /// Debug information up to this many bytes (all `.debug_*` sections of a file) is used for inlined functions.
+    pub max_inlined_bytes: u64,
+    /// … and up to this many for lines; of what is larger, symbol tables are used alone.
+    pub max_debug_bytes: u64,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            debug_directories: vec![debug_files::DEFAULT_DIRECTORY.into()],
+            max_inlined_bytes: 256 << 20,
+            max_debug_bytes: 1 << 30,
+        }
+    }
+}
+
+/// A function at some place in a module.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Symbol {
+    /// Function, demangled; `None` if unknown, then `reason` says why.
+    pub function: Option<Arc<str>>,
+    /// Name before demangling, if different.
+    pub system_name: Option<Arc<str>>,
+    /// Source file.
+    pub file: Option<Arc<str>>,
+    /// Source line.
+    pub line: Option<u32>,
+    /// Whether it is inlined into the next.
+    pub inlined: bool,
+    /// Why there is no name.
+    pub reason: Option<Arc<str>>,
+}
+
+/// What debug information was used of a module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Detail {
+    Symbols,
+    Lines,
+    Inlined,
+}
+
+/// Names places in modules, and remembers them.
+pub struct Symbolizer {
+    options: Options,
+    known: HashMap<(ModuleId, u64), Arc<[Symbol]>>,
+    texts: HashSet<Arc<str>>,
+}
+
+impl Default for Symbolizer {
+    fn default() -> Self {
+        Self::new(Options::default())
+    }
+}
+
+impl Symbolizer {
+    /// A symbolizer that knows nothing yet.
+    pub fn new(options: Options) -> Self {
+        Self { options, known: HashMap::new(), texts: HashSet::new() }
+    }
+
+    /// Finds names for all of `places` that have none yet, module by module. Takes long (seconds, for large debug
+    /// information): not for the event path.
+    pub fn symbolize(&mut self, modules: &mut dyn ModuleFiles, places: impl IntoIterator<Item = (ModuleId, u64)>) {
+        let mut wanted: BTreeMap<ModuleId, Vec<u64>> = BTreeMap::new();
+        for place in places {
+            if !self.known.contains_key(&place) {
+                wanted.entry(place.0).or_default().push(place.1);
+            }
+        }
+        for (module, mut offsets) in wanted {
+            offsets.sort_unstable();
+            offsets.dedup();
+            let found = self.symbolize_module(modules, module, &offsets);
+            for (offset, symbols) in offsets.into_iter().zip(found) {
+                self.known.insert((module, offset), symbols);
+            }
+        }
+    }
+
+    /// The functions at a place, innermost (inlined) first; empty if it was never asked for.
+    pub fn get(&self, module: ModuleId, file_offset: u64) -> Arc<[Symbol]> {
+        self.known.get(&(module, file_offset)).cloned().unwrap_or_default()
+    }
+
+    /// Places that have names, or a reason why not.
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+
+    /// Names for `offsets` of a module: as many results as offsets.
+    fn symbolize_module(
+        &mut self,
+        modules: &mut dyn ModuleFiles,
+        module: ModuleId,
+        offsets: &[u64],
+    ) -> Vec<Arc<[Symbol]>> {
+        let path = modules.path(module);
+        let unnamed = |texts: &mut Self, reason: &str| texts.all_unnamed(offsets.len(), reason);
+        if modules.is_anonymous(module) {
+            return unnamed(self, "code made at run time, and no perf map names it");
+        }
+        let image = match modules.image(module) {
+            Ok(image) => image,
+            Err(reason) => return unnamed(self, &format!("cannot read {path}: {reason}")),
+        };
+        let elf = match Elf::read(&*image) {
+            Ok(elf) => elf,
+            Err(error) => return unnamed(self, &format!("{path}: {error}")),
+        };
+        let build_id = modules.build_id(module).or_else(|| elf.build_id(&*image));
+        let addresses: Vec<Option<u64>> = offsets.iter().map(|offset| elf.address_of_offset(*offset)).collect();
+        let mut found: Vec<Option<Arc<[Symbol]>>> = vec![None; offsets.len()];
+        let mut reason = String::new();
+
+        let debug_file =
+            debug_files::find(&self.options.debug_directories, Path::new(&*path), build_id.as_deref(), &*image, &elf);
+        if let Some(debug) = debug_file {
+            let source =
+                if debug.is_trusted { Ok((debug.path.clone(), None)) } else { self.shadow(&debug.file, &debug.elf) };
+            let detail = self.detail(&debug.elf);
+            let result = source.and_then(|(path, _shadow)| self.look_up(&path, detail, &addresses, &mut found));
+            if let Err(error) = result {
+                reason = format!("{}: {error}", debug.path.display());
+            }
+        }
+        if found.iter().any(Option::is_none) {
+            let source = self.shadow(&*image, &elf);
+            let detail = self.detail(&elf);
+            let result = source.and_then(|(path, _shadow)| self.look_up(&path, detail, &addresses, &mut found));
+            match result {
+                Ok(()) => {}
+                Err(error) if reason.is_empty() => reason = format!("{path}: {error}"),
+                Err(_) => {}
+            }
+        }
+        if reason.is_empty() {
+            reason = self.why_unnamed(&path, &elf);
+        }
+        let nameless = self.unnamed(&reason);
+        found.into_iter().map(|symbols| symbols.unwrap_or_else(|| nameless.clone())).collect()
+    }
+
+    fn detail(&self, elf: &Elf) -> Detail {
+        match debug_bytes(elf) {
+            0 => Detail::Symbols,
+            bytes if bytes <= self.options.max_inlined_bytes => Detail::Inlined,
+            bytes if bytes <= self.options.max_debug_bytes => Detail::Lines,
+            _ => Detail::Symbols,
+        }
+    }
+
+    fn shadow(&self, image: &dyn Image, elf: &Elf) -> Result<(PathBuf, Option<Shadow>), String> {
+        let contents = match self.detail(elf) {
+            Detail::Symbols => Contents::Symbols,
+            Detail::Lines | Detail::Inlined => Contents::DebugInformation,
+        };
+        let shadow = Shadow::copy(image, elf, contents).map_err(|error| error.to_string())?;
+        Ok((shadow.path(), Some(shadow)))
+    }
+
+    /// Fills the gaps in `found` from one file; falls back to its symbol tables if its debug information is broken.
+    fn look_up(
+        &mut self,
+        path: &Path,
+        detail: Detail,
+        addresses: &[Option<u64>],
+        found: &mut [Option<Arc<[Symbol]>>],
+    ) -> Result<(), String> {
+        let open: Vec<usize> =
+            (0..addresses.len()).filter(|at| found[*at].is_none() && addresses[*at].is_some()).collect();
+        let wanted: Vec<u64> = open.iter().filter_map(|at| addresses[*at]).collect();
+        let mut result = self.ask(path, detail, &wanted);
+        if result.is_err() && detail != Detail::Symbols {
+            result = self.ask(path, Detail::Symbols, &wanted);
+        }
+        for (at, symbols) in open.into_iter().zip(result?) {
+            found[at] = symbols;
+        }
+        Ok(())
+    }
+
+    fn ask(&mut self, path: &Path, detail: Detail, addresses: &[u64]) -> Result<Vec<Option<Arc<[Symbol]>>>, String> {
+        // A symbolizer for the batch alone: its caches go with it, and none can go stale.
+        // The debug information may be the target's. The parsers promise errors instead of panics; this makes sure.
+        let asked = catch_unwind(AssertUnwindSafe(|| {
+            let blazesym = Blazesym::builder()
+                .enable_auto_reload(false)
+                .enable_code_info(detail != Detail::Symbols)
+                .enable_inlined_fns(detail == Detail::Inlined)
+                .enable_demangling(false)
+                .set_debug_dirs(Some(&self.options.debug_directories))
+                .build();
+            let mut source = ElfSource::new(path);
+            source.debug_syms = detail != Detail::Symbols;
+            let answer = blazesym.symbolize(&Source::Elf(source), Input::VirtOffset(addresses));
+            let answer = answer.map_err(|error| error.to_string())?;
+            Ok(answer.iter().map(|symbolized| self.symbols(symbolized)).collect())
+        }));
+        asked.unwrap_or_else(|_| Err("malformed debug information".into()))
+    }
+
+    fn symbols(&mut self, symbolized: &Symbolized) -> Option<Arc<[Symbol]>> {
+        let Symbolized::Sym(Sym { name, code_info, inlined, .. }) = symbolized else { return None };
+        let mut symbols = Vec::with_capacity(1 + inlined.len());
+        for call in inlined.iter().rev() {
+            symbols.push(self.symbol(&call.name, call.code_info.as_ref(), true));
+        }
+        symbols.push(self.symbol(name, code_info.as_deref(), false));
+        Some(symbols.into())
+    }
+
+    fn symbol(&mut self, name: &str, code: Option<&CodeInfo>, inlined: bool) -> Symbol {
+        let demangled = demangle(name);
+        let system_name = demangled.is_some().then(|| self.text(name));
+        let reason = name.is_empty().then(|| self.text("the debug information has no name here"));
+        let function = (!name.is_empty()).then(|| self.text(demangled.as_deref().unwrap_or(name)));
+        let file = code.map(|code| self.text(&code.to_path().to_string_lossy()));
+        Symbol { function, system_name, file, line: code.and_then(|code| code.line), inlined, reason }
+    }
+
+    /// One `Arc` for equal texts.
+    fn text(&mut self, text: &str) -> Arc<str> {
+        if let Some(known) = self.texts.get(text) {
+            return known.clone();
+        }
+        let text: Arc<str> = text.into();
+        self.texts.insert(text.clone());
+        text
+    }
+
+    fn why_unnamed(&self, path: &str, elf: &Elf) -> String {
+        if elf.sections.is_empty() {
+            format!("{path} has no section headers")
+        } else if elf.section(".symtab").is_none() {
+            format!("{path} is stripped, and no debug file for it was found")
+        } else {
+            Reason::UnknownAddr.to_string()
+        }
+    }
+
+    fn unnamed(&mut self, reason: &str) -> Arc<[Symbol]> {
+        let reason = Some(self.text(reason));
+        [Symbol { reason, ..Symbol::default() }].into()
+    }
+
+    fn all_unnamed(&mut self, count: usize, reason: &str) -> Vec<Arc<[Symbol]>> {
+        vec![self.unnamed(reason); count]
+    }
+}

@@ -1,0 +1,278 @@
+//! Names of real and of hostile modules.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use super::finish::Finisher;
+use super::symbolizer::{Options, Symbol, Symbolizer};
+use crate::host::mappings::ModuleId;
+use crate::unwind::elf::Elf;
+use crate::unwind::image::{Image, ModuleFiles};
+use crate::unwind::own_process::OwnProcess;
+use crate::unwind::raw::{Completeness, RawStack, Reason, UnwinderKind};
+use crate::unwind::tests::hostile::Random;
+use crate::unwind::tests::plain::{captured, unwind};
+
+/// A function with two levels of inlined calls, on lines that the test knows.
+const SOURCE: &str = "\
+extern void *volatile sink;
+static inline __attribute__((always_inline)) int innermost(int x) {
+    sink = (void *)(long)x;
+    return x + 1;
+}
+static inline __attribute__((always_inline)) int middle(int x) {
+    return innermost(x) * 3;
+}
+__attribute__((noinline)) int outer(int x) {
+    return middle(x) + 2;
+}
+void *volatile sink;
+__attribute__((noinline)) static int hidden(int x) { sink = (void *)(long)(x * 2); return x; }
+int calls_hidden(int x) { return hidden(x) + hidden(x + 1); }
+";
+
+/// One module: a file read into memory, with a path that need not exist.
+struct One {
+    image: Arc<dyn Image>,
+    path: Arc<str>,
+}
+
+const MODULE: ModuleId = ModuleId(0);
+
+impl One {
+    fn file(path: &Path) -> Self {
+        let image = Arc::new(std::fs::read(path).expect("readable"));
+        Self { image, path: path.to_str().expect("UTF-8").into() }
+    }
+}
+
+impl ModuleFiles for One {
+    fn image(&mut self, _: ModuleId) -> Result<Arc<dyn Image>, String> {
+        Ok(self.image.clone())
+    }
+
+    fn path(&self, _: ModuleId) -> Arc<str> {
+        self.path.clone()
+    }
+
+    fn build_id(&self, _: ModuleId) -> Option<Vec<u8>> {
+        None
+    }
+
+    fn is_anonymous(&self, _: ModuleId) -> bool {
+        false
+    }
+}
+
+fn run(program: &str, arguments: &[&str]) -> bool {
+    match Command::new(program).args(arguments).status() {
+        Ok(status) if status.success() => true,
+        other => {
+            eprintln!("skipped: {program} {arguments:?}: {other:?}");
+            false
+        }
+    }
+}
+
+/// Compiles [`SOURCE`] into `folder/libnames.so` with debug information.
+fn compile(folder: &Path) -> Option<PathBuf> {
+    let (code, library) = (folder.join("names.c"), folder.join("libnames.so"));
+    std::fs::write(&code, SOURCE).expect("write");
+    let arguments = ["-shared", "-fPIC", "-O2", "-g", "-Wl,--build-id", "-o"];
+    let paths = [library.to_str().expect("UTF-8"), code.to_str().expect("UTF-8")];
+    run("cc", &[&arguments[..], &paths[..]].concat()).then_some(library)
+}
+
+/// File offset of a symbol's first instruction, by `nm`.
+fn offset_of(library: &Path, name: &str) -> u64 {
+    let listing = Command::new("nm").arg(library).output().expect("binutils come with cc");
+    let listing = String::from_utf8(listing.stdout).expect("text");
+    let line = listing.lines().find(|line| line.ends_with(&format!(" {name}"))).expect("symbol");
+    let address = u64::from_str_radix(&line[..16], 16).expect("hexadecimal");
+    let bytes = std::fs::read(library).expect("readable");
+    Elf::read(&bytes).expect("ELF").offset_of_address(address).expect("in a segment")
+}
+
+fn symbolize(options: Options, modules: &mut dyn ModuleFiles, offset: u64) -> Arc<[Symbol]> {
+    let mut symbolizer = Symbolizer::new(options);
+    symbolizer.symbolize(modules, [(MODULE, offset)]);
+    symbolizer.get(MODULE, offset)
+}
+
+fn functions(symbols: &[Symbol]) -> Vec<&str> {
+    symbols.iter().map(|symbol| symbol.function.as_deref().unwrap_or("?")).collect()
+}
+
+fn no_debug_files() -> Options {
+    Options { debug_directories: vec![], ..Options::default() }
+}
+
+#[test]
+fn inlined_calls_files_and_lines() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(folder.path()) else { return };
+    let (start, mut seen) = (offset_of(&library, "outer"), None);
+    // Whichever instruction carries the store of the innermost function.
+    for offset in start..start + 32 {
+        let symbols = symbolize(no_debug_files(), &mut One::file(&library), offset);
+        if functions(&symbols) == ["innermost", "middle", "outer"] {
+            seen = Some(symbols);
+        }
+    }
+    let symbols = seen.expect("the store is somewhere in there");
+    assert_eq!(symbols.iter().map(|symbol| symbol.inlined).collect::<Vec<_>>(), [true, true, false]);
+    assert!(matches!(symbols[0].line, Some(3 | 4)), "{symbols:?}");
+    assert_eq!((symbols[1].line, symbols[2].line), (Some(7), Some(10)));
+    assert!(symbols.iter().all(|symbol| symbol.file.as_deref().is_some_and(|file| file.ends_with("names.c"))));
+}
+
+#[test]
+fn size_limits_step_down_from_inlined_to_lines_to_symbols() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(folder.path()) else { return };
+    let offset = offset_of(&library, "outer");
+    let lines = Options { max_inlined_bytes: 10, ..no_debug_files() };
+    let symbols = symbolize(lines, &mut One::file(&library), offset);
+    assert_eq!(functions(&symbols), ["outer"]);
+    assert!(symbols[0].line.is_some());
+    let bare = Options { max_inlined_bytes: 10, max_debug_bytes: 10, ..no_debug_files() };
+    let symbols = symbolize(bare, &mut One::file(&library), offset);
+    assert_eq!(functions(&symbols), ["outer"]);
+    assert_eq!(symbols[0].line, None);
+}
+
+#[test]
+fn debug_files_by_build_id_and_by_link() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(folder.path()) else { return };
+    let hidden = offset_of(&library, "hidden");
+    let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    let debug = folder.path().join("libnames.so.debug");
+    let stripped = folder.path().join("stripped/libnames.so");
+    std::fs::create_dir_all(folder.path().join("stripped/.debug")).expect("folder");
+    let link = format!("--add-gnu-debuglink={}", text(&debug));
+    if !run("objcopy", &["--only-keep-debug", &text(&library), &text(&debug)])
+        || !run("objcopy", &["--strip-all", &link, &text(&library), &text(&stripped)])
+    {
+        return;
+    }
+
+    // Nothing is found: dynamic symbols, and elsewhere an honest reason.
+    let symbols = symbolize(no_debug_files(), &mut One::file(&stripped), hidden);
+    assert_eq!(functions(&symbols), ["?"]);
+    assert!(symbols[0].reason.as_deref().is_some_and(|why| why.contains("stripped")), "{symbols:?}");
+    let exported = offset_of(&library, "calls_hidden");
+    assert_eq!(functions(&symbolize(no_debug_files(), &mut One::file(&stripped), exported)), ["calls_hidden"]);
+
+    // By build ID.
+    let bytes = std::fs::read(&library).expect("readable");
+    let id: String = Elf::read(&bytes)
+        .expect("ELF")
+        .build_id(&bytes)
+        .expect("asked for")
+        .iter()
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let store = folder.path().join("store");
+    let place = store.join(".build-id").join(&id[..2]);
+    std::fs::create_dir_all(&place).expect("folder");
+    std::fs::copy(&debug, place.join(format!("{}.debug", &id[2..]))).expect("copy");
+    let by_id = Options { debug_directories: vec![store.clone()], ..Options::default() };
+    let symbols = symbolize(by_id.clone(), &mut One::file(&stripped), hidden);
+    assert_eq!(functions(&symbols), ["hidden"]);
+    assert_eq!(symbols[0].line, Some(13));
+    // A file in the right place that is another's is not believed.
+    std::fs::copy("/proc/self/exe", place.join(format!("{}.debug", &id[2..]))).expect("copy");
+    assert_eq!(functions(&symbolize(by_id, &mut One::file(&stripped), hidden)), ["?"]);
+
+    // By link, beside the module.
+    std::fs::copy(&debug, folder.path().join("stripped/.debug/libnames.so.debug")).expect("copy");
+    let symbols = symbolize(no_debug_files(), &mut One::file(&stripped), hidden);
+    assert_eq!((functions(&symbols), symbols[0].line), (vec!["hidden"], Some(13)));
+}
+
+#[test]
+fn own_stack_down_to_the_thread_entry() {
+    let mut process = OwnProcess::read().expect("/proc");
+    let stack = unwind(&process, &captured(3));
+    let mut symbolizer = Symbolizer::default();
+    let places = stack.frames.iter().filter_map(|frame| Some((frame.module?, frame.file_offset)));
+    symbolizer.symbolize(&mut process, places);
+    let finisher = Finisher { symbolizer: &symbolizer, modules: &process, perf_map: None, perf_map_reason: None };
+    let finished = finisher.finish(&stack, &mut |module| module.0 as usize);
+    let names: Vec<&str> = finished.frames.iter().filter_map(|frame| frame.function.as_deref()).collect();
+    assert!(names[..4].iter().all(|name| *name == "sampler_user::unwind::tests::plain::descend"), "{names:?}");
+    assert!(finished.frames[0].system_name.as_deref().is_some_and(|name| name.starts_with("_")));
+    assert!(finished.frames[0].file.as_deref().is_some_and(|file| file.ends_with("plain.rs")));
+    assert!(names.iter().any(|name| name.contains("thread_start") || name.contains("start_thread")), "{names:?}");
+    assert_eq!((finished.unwinder, finished.cut), ("dwarf", None));
+
+    // A walk that could not know is upgraded by the name of its last function, and only by that.
+    let cut = |frames: usize| RawStack {
+        frames: stack.frames[..frames].into(),
+        unwinder: UnwinderKind::FramePointers,
+        completeness: Completeness::Cut(Reason::FramePointersEnd),
+    };
+    let finish = |raw: &RawStack| finisher.finish(raw, &mut |module| module.0 as usize).cut;
+    assert_eq!(finish(&cut(3)).as_deref(), Some("frame pointers end here"));
+}
+
+#[test]
+fn vdso_has_names() {
+    let mut process = OwnProcess::read().expect("/proc");
+    let Some(module) = process.module("[vdso]") else {
+        eprintln!("skipped: no vDSO");
+        return;
+    };
+    let image = process.image(module).expect("memory");
+    let elf = Elf::read(&*image).expect("ELF");
+    let code = elf.section(".text").expect("code");
+    let places: Vec<(ModuleId, u64)> = (code.offset..code.offset + code.bytes).map(|at| (module, at)).collect();
+    let mut symbolizer = Symbolizer::default();
+    symbolizer.symbolize(&mut process, places.iter().copied());
+    let is_clock = |(module, at): &(ModuleId, u64)| {
+        symbolizer.get(*module, *at)[0].function.as_deref().is_some_and(|name| name.contains("clock_gettime"))
+    };
+    assert!(places.iter().any(is_clock));
+}
+
+/// Mutated debug information, symbols and headers: a name or a reason, never a panic that gets out.
+#[test]
+fn mutated_modules_give_names_or_reasons() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(folder.path()) else { return };
+    let offsets: Vec<u64> = ["outer", "hidden", "calls_hidden"].iter().map(|name| offset_of(&library, name)).collect();
+    let pristine = std::fs::read(&library).expect("readable");
+    let elf = Elf::read(&pristine).expect("ELF");
+    let ranges: Vec<(usize, usize)> = elf
+        .sections
+        .iter()
+        .filter(|section| section.name.starts_with(".debug_") || section.name.contains("sym"))
+        .map(|section| (section.offset as usize, section.bytes as usize))
+        .chain([(0, 64), (elf.section_headers_at.expect("has them") as usize, elf.sections.len() * 64)])
+        .collect();
+    let mut random = Random(99);
+    let mut unnamed = 0;
+    for _ in 0..400 {
+        let mut bytes = pristine.clone();
+        for _ in 0..=random.below(4) {
+            let (start, length) = ranges[random.below(ranges.len())];
+            for _ in 0..1 + (length >> random.below(12)) {
+                bytes[start + random.below(length)] = random.next() as u8;
+            }
+        }
+        if random.below(10) == 0 {
+            bytes.truncate(random.below(pristine.len()));
+        }
+        let mut one = One { image: Arc::new(bytes), path: "/mutated".into() };
+        let mut symbolizer = Symbolizer::new(no_debug_files());
+        symbolizer.symbolize(&mut one, offsets.iter().map(|offset| (MODULE, *offset)));
+        for offset in &offsets {
+            let symbols = symbolizer.get(MODULE, *offset);
+            assert!(symbols.iter().all(|symbol| symbol.function.is_some() != symbol.reason.is_some()), "{symbols:?}");
+            unnamed += u32::from(functions(&symbols) == ["?"]);
+        }
+    }
+    assert!(unnamed > 20, "mutations reach what is read: {unnamed}");
+}
