@@ -50,7 +50,8 @@ static void *count(void *p, size_t bytes) {
 void *malloc(size_t n) { READY(); void *p = real_malloc(n); KEEP(p); return count(p, n); }
 void *calloc(size_t a, size_t b) { READY(); void *p = real_calloc(a, b); KEEP(p); return count(p, a * b); }
 void *realloc(void *old, size_t n) { READY(); void *p = real_realloc(old, n); KEEP(p); return count(p, n); }
-void *reallocarray(void *old, size_t a, size_t b) { READY(); void *p = real_reallocarray(old, a, b); KEEP(p); return count(p, a * b); }
+/* glibc's reallocarray calls realloc by name, which is the one above: counted there. */
+void *reallocarray(void *old, size_t a, size_t b) { READY(); void *p = real_reallocarray(old, a, b); KEEP(p); return p; }
 void *memalign(size_t a, size_t n) { READY(); void *p = real_memalign(a, n); KEEP(p); return count(p, n); }
 void *aligned_alloc(size_t a, size_t n) { READY(); void *p = real_aligned_alloc(a, n); KEEP(p); return count(p, n); }
 void *valloc(size_t n) { READY(); void *p = real_valloc(n); KEEP(p); return count(p, n); }

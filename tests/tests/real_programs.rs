@@ -1,42 +1,16 @@
 //! Programs that nobody here wrote: checked by invariants, by `go tool pprof`, and by an independent count.
 
 use std::ffi::OsString;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use heapbpf_tests::checks;
+use heapbpf_tests::counting::Counting;
 use heapbpf_tests::environment::{fixtures_folder, programs_folder, skipped, tool, tool_or_install, turn};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::pprof;
-use heapbpf_tests::program::library;
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
-
-/// A preloaded library that counts calls and bytes into a file.
-struct Counting {
-    library: PathBuf,
-    file: PathBuf,
-    _folder: tempfile::TempDir,
-}
-
-impl Counting {
-    fn new() -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let file = folder.path().join("count");
-        Self { library: library("counting", "counting.so", &["-ldl"]), file, _folder: folder }
-    }
-
-    fn variables(&self) -> [(&'static str, OsString); 2] {
-        [("LD_PRELOAD", self.library.clone().into()), ("COUNTING_FILE", self.file.clone().into())]
-    }
-
-    /// Calls, bytes and processes so far.
-    fn now(&self) -> [u64; 3] {
-        let bytes = std::fs::read(&self.file).expect("the counting library was loaded");
-        let word = |i: usize| u64::from_ne_bytes(bytes[8 * i..8 * i + 8].try_into().expect("eight bytes"));
-        [word(0), word(1), word(2)]
-    }
-}
 
 /// What must hold of any recording, and that the consumer that matters reads the file.
 fn invariants(case: &str, outcome: &Outcome) -> (Profile, Stats) {

@@ -1,0 +1,46 @@
+//! An independent count of a program's allocations: a preloaded library that counts calls and bytes into a file.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use crate::program::library;
+
+/// The library and the file, to be given to one program.
+pub struct Counting {
+    library: PathBuf,
+    file: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Default for Counting {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl Counting {
+    /// Builds the library; the file comes into being when a program loads it.
+    ///
+    /// # Panics
+    /// If it does not compile.
+    pub fn new() -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("count");
+        Self { library: library("counting", "counting.so", &["-ldl"]), file, _folder: folder }
+    }
+
+    /// Environment of the program.
+    pub fn variables(&self) -> [(&'static str, OsString); 2] {
+        [("LD_PRELOAD", self.library.clone().into()), ("COUNTING_FILE", self.file.clone().into())]
+    }
+
+    /// Successful calls, their bytes, and processes so far.
+    ///
+    /// # Panics
+    /// If the library was not loaded.
+    pub fn now(&self) -> [u64; 3] {
+        let bytes = std::fs::read(&self.file).expect("the counting library was loaded");
+        let word = |i: usize| u64::from_ne_bytes(bytes[8 * i..8 * i + 8].try_into().expect("eight bytes"));
+        [word(0), word(1), word(2)]
+    }
+}
