@@ -74,7 +74,8 @@ impl Pool {
         self.sums(value).map(|(_, sums)| sums.sampled_bytes).sum()
     }
 
-    fn sums(&self, value: Value) -> impl Iterator<Item = (u64, &SampleSums)> {
+    /// The sums behind a value, one for each sampling interval.
+    pub fn sums(&self, value: Value) -> impl Iterator<Item = (u64, &SampleSums)> {
         self.parts.iter().map(move |part| (part.interval, if value.is_inuse() { &part.inuse } else { &part.alloc }))
     }
 }

@@ -1,10 +1,12 @@
 //! The profile: what was measured, ready for reports and formats.
 
 pub mod chains;
+pub mod diff;
 pub mod estimates;
 pub mod formats;
 pub mod group;
 pub mod intern;
+pub mod merge;
 pub mod model;
 pub mod naming;
 pub mod output;

@@ -1,0 +1,82 @@
+//! Which stacks of two profiles are the same.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::frames::DiffFrame;
+use crate::profile::estimates::Pool;
+use crate::profile::group::GroupBy;
+use crate::profile::model::{Profile, Row, Stack};
+use crate::profile::naming::frame_name;
+
+/// A stack with its samples in both profiles.
+pub(super) struct Matched {
+    pub(super) group: String,
+    pub(super) function: String,
+    pub(super) before: Pool,
+    pub(super) after: Pool,
+    /// The stack as first seen, and whether that was before.
+    stack: (Arc<Stack>, bool),
+}
+
+impl Matched {
+    pub(super) fn frames(&self, before: &Profile, after: &Profile) -> Vec<DiffFrame> {
+        let (stack, seen_before) = &self.stack;
+        let profile = if *seen_before { before } else { after };
+        stack.frames.iter().map(|frame| DiffFrame::new(profile, frame)).collect()
+    }
+}
+
+/// All samples of a profile.
+pub(super) fn total(profile: &Profile) -> Pool {
+    Pool::of(&profile.rows)
+}
+
+/// Every stack that is in either profile, in the order in which they are found.
+pub(super) fn matched(before: &Profile, after: &Profile, group_by: GroupBy) -> Vec<Matched> {
+    let mut stacks: Vec<Matched> = Vec::new();
+    let mut known: HashMap<Key, usize> = HashMap::new();
+    let mut names = Names::default();
+    for (profile, is_before) in [(before, true), (after, false)] {
+        let mut chains: HashMap<*const Stack, Arc<[u32]>> = HashMap::new();
+        for row in &profile.rows {
+            let group = group_by.key(profile, row).into_owned();
+            let chain = chains.entry(Arc::as_ptr(&row.stack)).or_insert_with(|| names.chain(profile, row));
+            let key = (names.id(&group), names.id(&row.function), Arc::clone(chain));
+            let index = *known.entry(key).or_insert_with(|| {
+                stacks.push(Matched {
+                    group,
+                    function: row.function.to_string(),
+                    before: Pool::default(),
+                    after: Pool::default(),
+                    stack: (Arc::clone(&row.stack), is_before),
+                });
+                stacks.len() - 1
+            });
+            let stack = &mut stacks[index];
+            if is_before { &mut stack.before } else { &mut stack.after }.add(row);
+        }
+    }
+    stacks
+}
+
+/// Group, allocator function, frames: names by number.
+type Key = (u32, u32, Arc<[u32]>);
+
+#[derive(Default)]
+struct Names(HashMap<String, u32>);
+
+impl Names {
+    fn id(&mut self, name: &str) -> u32 {
+        if let Some(&id) = self.0.get(name) {
+            return id;
+        }
+        let id = self.0.len() as u32;
+        self.0.insert(name.to_owned(), id);
+        id
+    }
+
+    fn chain(&mut self, profile: &Profile, row: &Row) -> Arc<[u32]> {
+        row.stack.frames.iter().map(|frame| self.id(&frame_name(profile, frame))).collect()
+    }
+}

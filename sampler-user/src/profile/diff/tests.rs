@@ -1,0 +1,111 @@
+//! Comparisons of small profiles with known changes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::*;
+use crate::profile::model::Criterion;
+use crate::profile::testing;
+
+fn options(value: Value) -> DiffOptions {
+    DiffOptions { values: vec![value], ..DiffOptions::default() }
+}
+
+#[test]
+fn nothing_changes_between_a_profile_and_itself() {
+    let profile = testing::small();
+    for value in Value::ALL {
+        let diff = diff(&profile, &profile, &options(value));
+        assert!(diff.stacks.iter().all(|stack| !stack.figures.significant && stack.figures.change.estimate == 0.0));
+        assert!((diff.totals[0].change.estimate).abs() < 1e-9);
+    }
+}
+
+#[test]
+fn a_planted_leak_is_on_top() {
+    let before = testing::small();
+    let mut after = testing::small();
+    after.rows[0].inuse = testing::sums(60, 4_096, 524_288);
+    // Another process id, and other addresses: still the same stack.
+    after.processes[0].pid += 1;
+    let found = diff(&before, &after, &DiffOptions::default());
+    let top = &found.stacks[0];
+    assert!(top.figures.significant && top.figures.value == "inuse_bytes", "{:?}", top.figures);
+    assert!(top.figures.change.low > Some(0.0) && top.figures.q_value < Some(1e-3));
+    assert_eq!(top.group, "server");
+    assert_eq!(found.stacks.iter().filter(|stack| stack.figures.significant).count(), 1);
+    let text = serde_json::to_value(&found).expect("plain data");
+    assert_eq!(text["stacks"][0]["value"], "inuse_bytes");
+    assert!(text["stacks"][0]["frames"][0]["function"].is_string());
+    assert!(text["stacks"][0]["before"]["estimate"].is_number());
+}
+
+#[test]
+fn a_stack_seen_once_only_has_the_bound_of_the_other_profile() {
+    let mut before = testing::small();
+    before.rows.truncate(1);
+    let after = testing::small();
+    let found = diff(&before, &after, &options(Value::AllocSpace));
+    let new = found.stacks.iter().find(|stack| stack.figures.before.estimate == 0.0).expect("a new stack");
+    let bound = new.figures.before.high.expect("bounded by what is not seen");
+    assert!((bound / (3.688_879 * before.interval as f64) - 1.0).abs() < 1e-6);
+}
+
+#[test]
+fn durations_are_exposures() {
+    let mut before = testing::small();
+    before.processes.iter_mut().for_each(|process| process.ended = false);
+    let mut after = before.clone();
+    for row in &mut after.rows {
+        row.alloc = {
+            let mut twice = row.alloc;
+            twice.add(&row.alloc);
+            twice
+        };
+    }
+    after.duration = before.duration * 2;
+    let found = diff(&before, &after, &options(Value::AllocSpace));
+    assert!(found.totals[0].change.estimate.abs() < 1e-6 * found.totals[0].after.estimate);
+    assert!(!found.notes.is_empty());
+    // Whole runs are compared whole.
+    for profile in [&mut before, &mut after] {
+        profile.processes.iter_mut().for_each(|process| process.ended = true);
+    }
+    let found = diff(&before, &after, &options(Value::AllocSpace));
+    assert!((found.totals[0].change.estimate / found.totals[0].before.estimate - 1.0).abs() < 1e-9);
+    // No duration at all: nothing to divide by.
+    before.duration = Duration::ZERO;
+    assert_eq!(
+        diff(&before, &after, &DiffOptions { exposure: Exposure::Seconds, ..options(Value::AllocSpace) })
+            .before
+            .exposure,
+        1.0
+    );
+}
+
+#[test]
+fn what_cannot_be_judged_says_why() {
+    let before = testing::small();
+    let mut after = testing::small();
+    after.samples_known = false;
+    let found = diff(&before, &after, &DiffOptions::default());
+    assert!(found.stacks.iter().all(|stack| stack.figures.p_value.is_none() && stack.figures.reason.is_some()));
+    assert!(!found.stacks.is_empty() && found.notes.len() == 1);
+    let mut after = testing::small();
+    after.criterion = Criterion::Allocations;
+    let found = diff(&before, &after, &options(Value::AllocSpace));
+    assert!(found.stacks.iter().all(|stack| stack.figures.p_value.is_none()));
+}
+
+#[test]
+fn several_sampling_intervals_are_judged_together() {
+    let before = testing::small();
+    let mut after = testing::small();
+    let mut extra = after.rows[0].clone();
+    extra.interval = 131_072;
+    extra.inuse = testing::sums(400, 4_096, 131_072);
+    extra.stack = Arc::clone(&after.rows[0].stack);
+    after.rows.push(extra);
+    let found = diff(&before, &after, &DiffOptions::default());
+    assert!(found.stacks[0].figures.significant, "{:?}", found.stacks[0].figures);
+}

@@ -1,0 +1,179 @@
+//! Profiles of many runs or hosts as one: samples keep their own sampling interval, so sums and variances just add.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::model::{Module, Profile, Row, Stack};
+
+/// Why profiles cannot be added.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+pub enum MergeError {
+    /// No profile at all.
+    #[error("nothing to merge: no profile given")]
+    Nothing,
+    /// A trial means different things in them.
+    #[error(
+        "profile {position} was sampled by `{other}` and the first by `{first}`: their trials differ, so their samples \
+         cannot be added"
+    )]
+    Criteria {
+        /// Criterion of the first profile.
+        first: &'static str,
+        /// Criterion of the one that does not fit.
+        other: &'static str,
+        /// Which one that is, counted from 1.
+        position: usize,
+    },
+    /// Frees were followed in some of them only.
+    #[error(
+        "frees were followed in {followed} of {all} profiles: what is in use cannot be added up; record all with or all \
+         without --no-live"
+    )]
+    Live {
+        /// Profiles with figures in use.
+        followed: usize,
+        /// Profiles in all.
+        all: usize,
+    },
+}
+
+/// Adds profiles. Processes stay apart even if their ids are equal; stacks and modules that are equal are stored once.
+///
+/// The duration is the sum of durations, so that totals per second are means over the recordings.
+pub fn merge(profiles: Vec<Profile>) -> Result<Profile, MergeError> {
+    let all = profiles.len();
+    let mut profiles = profiles.into_iter();
+    let mut merged = profiles.next().ok_or(MergeError::Nothing)?;
+    let mut modules = Modules::of(&merged);
+    let mut followed = usize::from(merged.live);
+    for (index, profile) in profiles.enumerate() {
+        if profile.criterion != merged.criterion {
+            let (first, other) = (merged.criterion.name(), profile.criterion.name());
+            return Err(MergeError::Criteria { first, other, position: index + 2 });
+        }
+        followed += usize::from(profile.live);
+        add(&mut merged, profile, &mut modules);
+    }
+    if followed != 0 && followed != all {
+        return Err(MergeError::Live { followed, all });
+    }
+    Ok(merged)
+}
+
+fn add(merged: &mut Profile, profile: Profile, modules: &mut Modules) {
+    let first_process = merged.processes.len();
+    let module_of: Vec<usize> = profile.modules.into_iter().map(|module| modules.index(merged, module)).collect();
+    let mut stacks: HashMap<*const Stack, Arc<Stack>> = HashMap::new();
+    for row in &profile.rows {
+        let stack = stacks.entry(Arc::as_ptr(&row.stack)).or_insert_with(|| moved(&row.stack, &module_of));
+        let row = Row { process: row.process + first_process, stack: Arc::clone(stack), ..row.clone() };
+        merged.rows.push(row);
+    }
+    merged.processes.extend(profile.processes);
+    merged.started = merged.started.min(profile.started);
+    merged.duration = merged.duration.saturating_add(profile.duration);
+    merged.interval = merged.interval.max(profile.interval);
+    merged.live &= profile.live;
+    merged.samples_known &= profile.samples_known;
+    if !merged.host.split(", ").any(|host| host == profile.host) {
+        merged.host = [merged.host.as_str(), &profile.host].join(", ");
+    }
+    if merged.unwind != profile.unwind {
+        merged.unwind = "mixed".into();
+    }
+    for (name, count) in profile.counters {
+        let sum = merged.counters.entry(name).or_default();
+        *sum = sum.saturating_add(count);
+    }
+    for note in profile.notes {
+        if !merged.notes.contains(&note) {
+            merged.notes.push(note);
+        }
+    }
+}
+
+/// The stack with its frames' modules under their new numbers.
+fn moved(stack: &Stack, module_of: &[usize]) -> Arc<Stack> {
+    let mut stack = stack.clone();
+    for frame in &mut stack.frames {
+        frame.module = frame.module.and_then(|module| module_of.get(module).copied());
+    }
+    Arc::new(stack)
+}
+
+/// Modules already there, by what they are (not by where they were mapped).
+struct Modules(HashMap<(Arc<str>, Option<Vec<u8>>), usize>);
+
+impl Modules {
+    fn of(profile: &Profile) -> Self {
+        let key = |module: &Module| (Arc::clone(&module.path), module.build_id.clone());
+        // The first of equal ones stands for all.
+        Self(profile.modules.iter().enumerate().rev().map(|(index, module)| (key(module), index)).collect())
+    }
+
+    fn index(&mut self, merged: &mut Profile, module: Module) -> usize {
+        *self.0.entry((Arc::clone(&module.path), module.build_id.clone())).or_insert_with(|| {
+            merged.modules.push(module);
+            merged.modules.len() - 1
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::estimates::{Pool, exact};
+    use crate::profile::model::Criterion;
+    use crate::profile::testing;
+    use crate::profile::value::Value;
+
+    #[test]
+    fn sums_and_variances_add() {
+        let (one, mut two) = (testing::small(), testing::small());
+        two.host = "elsewhere".into();
+        two.processes[1].exact_alloc_bytes = Some(1);
+        let merged = merge(vec![one.clone(), two]).expect("the same criterion");
+        let (single, double) = (Pool::of(&one.rows), Pool::of(&merged.rows));
+        for value in Value::ALL {
+            assert!((double.total(value) - 2.0 * single.total(value)).abs() < 1e-6);
+            assert!((double.variance(value) / single.variance(value) - 2.0).abs() < 1e-12);
+            assert_eq!(double.samples(value), 2 * single.samples(value));
+        }
+        assert_eq!((merged.processes.len(), merged.modules.len()), (2 * one.processes.len(), one.modules.len()));
+        assert_eq!(merged.duration, one.duration * 2);
+        assert!(merged.host.ends_with(", elsewhere"));
+        assert_eq!(exact(&merged, Some(2), Value::AllocSpace), exact(&one, Some(0), Value::AllocSpace));
+    }
+
+    #[test]
+    fn frames_keep_their_modules() {
+        let one = testing::small();
+        let mut other = testing::small();
+        other.modules.reverse();
+        let last = other.modules.len() - 1;
+        for row in &mut other.rows {
+            let mut stack = Stack::clone(&row.stack);
+            for frame in &mut stack.frames {
+                frame.module = frame.module.map(|module| last - module);
+            }
+            row.stack = Arc::new(stack);
+        }
+        let merged = merge(vec![one.clone(), other]).expect("the same criterion");
+        for (a, b) in merged.rows.iter().zip(&merged.rows[one.rows.len()..]) {
+            assert_eq!(a.stack, b.stack);
+        }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let mut other = testing::small();
+        other.criterion = Criterion::Allocations;
+        let error = merge(vec![testing::small(), other]).expect_err("different criteria");
+        assert!(error.to_string().contains("`allocations`") && error.to_string().contains("profile 2"));
+        let mut other = testing::small();
+        other.live = false;
+        let error = merge(vec![testing::small(), other]).expect_err("frees in one only");
+        assert_eq!(error, MergeError::Live { followed: 1, all: 2 });
+        assert_eq!(merge(Vec::new()).expect_err("nothing"), MergeError::Nothing);
+    }
+}
