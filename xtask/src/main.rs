@@ -68,9 +68,9 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
-    /// Write the test vectors of the shared mathematics into a folder
+    /// Check the mathematics against files of known answers
     Vectors {
-        /// The folder; it is created if need be
+        /// The folder with the files
         directory: PathBuf,
     },
 }
@@ -95,7 +95,7 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Test(selection) => return test::test(&context, &selection),
         Command::Install => install::install(&context)?,
         Command::Bench { name, args } => bench::bench(&context, name.as_deref(), &args)?,
-        Command::Vectors { directory } => vectors::write(&context, &directory)?,
+        Command::Vectors { directory } => return vectors::check(&context, &directory),
     }
     Ok(ExitCode::SUCCESS)
 }

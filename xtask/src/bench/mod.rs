@@ -1,8 +1,13 @@
 //! The benchmarks: one file each, and one line each in the table below.
 
+mod unwind;
+
+use std::process::Command;
+
 use anyhow::bail;
 
 use crate::context::Context;
+use crate::shell::run;
 
 /// A benchmark.
 struct Bench {
@@ -14,14 +19,11 @@ struct Bench {
     run: fn(&Context, &[String]) -> anyhow::Result<()>,
 }
 
-const BENCHES: &[Bench] = &[];
+const BENCHES: &[Bench] = &[Bench { name: "unwind", about: unwind::ABOUT, run: unwind::run }];
 
 /// Runs the benchmark of this name, or lists them all.
 pub fn bench(context: &Context, name: Option<&str>, args: &[String]) -> anyhow::Result<()> {
     let Some(name) = name else {
-        if BENCHES.is_empty() {
-            println!("no benchmarks yet");
-        }
         for bench in BENCHES {
             println!("{:<12} {}", bench.name, bench.about);
         }
@@ -31,4 +33,13 @@ pub fn bench(context: &Context, name: Option<&str>, args: &[String]) -> anyhow::
         Some(bench) => (bench.run)(context, args),
         None => bail!("there is no benchmark {name:?}; cargo xtask bench lists them"),
     }
+}
+
+/// Builds a program of the daemon's crate for release and runs it: for what is measured from inside.
+fn run_program(context: &Context, program: &str, args: &[String]) -> anyhow::Result<()> {
+    let mut build = context.cargo("build");
+    build.args(["--quiet", "--release", "--package", "sampler-user", "--bin", program, "--target-dir"]);
+    run(build.arg(context.host_target()), context.options.verbose)?;
+    let program = context.host_target().join("release").join(program);
+    run(Command::new(program).args(args), context.options.verbose)
 }
