@@ -13,6 +13,7 @@ mod test;
 mod toolchain;
 mod vectors;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -54,7 +55,7 @@ enum Command {
     Run {
         /// Passed to heapbpf as they are
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<String>,
+        args: Vec<OsString>,
     },
     /// Install what the tests need, build, and run every test (the end-to-end ones as root)
     Test(test::Selection),
@@ -98,4 +99,30 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Vectors { directory } => return vectors::check(&context, &directory),
     }
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run_arguments(line: &str) -> Vec<String> {
+        let cli = Cli::try_parse_from(line.split_whitespace()).expect("xtask understands it");
+        let Command::Run { args } = cli.command else { panic!("not the command run: {line}") };
+        args.into_iter().map(|word| word.to_string_lossy().into_owned()).collect()
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        use clap::CommandFactory as _;
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn arguments_of_heapbpf_pass_with_and_without_dashes() {
+        assert_eq!(run_arguments("xtask run -- --pid 12"), ["--pid", "12"]);
+        assert_eq!(run_arguments("xtask run --pid 12 -v"), ["--pid", "12", "-v"]);
+        assert_eq!(run_arguments("xtask -v run --all --no-live"), ["--all", "--no-live"]);
+        assert_eq!(run_arguments("xtask run -- -- python3 -v"), ["--", "python3", "-v"]);
+        assert_eq!(run_arguments("xtask run"), [""; 0]);
+    }
 }

@@ -1,5 +1,6 @@
 //! `cargo xtask run`: heapbpf itself, or a ten-second demonstration on a program that leaks.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -13,17 +14,30 @@ use crate::packages::{self, Package};
 use crate::shell::{announce, describe, run as run_command, say, succeeds};
 
 /// Builds heapbpf and runs it with these arguments, or the demonstration if there are none.
-pub fn run(context: &Context, args: &[String]) -> anyhow::Result<ExitCode> {
+pub fn run(context: &Context, args: &[OsString]) -> anyhow::Result<ExitCode> {
     let binary = build::build(context)?;
     if args.is_empty() {
         return demonstrate(context, &binary);
     }
     let mut command = as_root(context, &binary)?;
-    command.args(args);
+    command.args(heapbpf_arguments(args));
     announce(&command, context.options.verbose);
     // heapbpf takes xtask's place: it gets the signals itself, and its exit status is the user's.
     let error = command.exec();
     Err(error).with_context(|| format!("cannot start {}", describe(&command)))
+}
+
+/// What heapbpf can be told to do; any other first word is a program to start.
+const COMMANDS: [&str; 10] = ["record", "report", "top", "diff", "merge", "plan", "doctor", "env", "serve", "help"];
+
+/// The user's words as heapbpf wants them. The `--` of `cargo xtask run -- python3 script.py` ends xtask's options, and
+/// heapbpf needs one of its own before a program to start.
+fn heapbpf_arguments(args: &[OsString]) -> Vec<&OsStr> {
+    let is_program = args
+        .first()
+        .and_then(|word| word.to_str())
+        .is_none_or(|word| !word.starts_with('-') && !COMMANDS.contains(&word));
+    is_program.then_some(OsStr::new("--")).into_iter().chain(args.iter().map(OsString::as_os_str)).collect()
 }
 
 /// heapbpf, as root if that can be had. Otherwise it runs as this user and says itself which capability it lacks.
@@ -70,5 +84,25 @@ impl Drop for Stopped {
         // Both fail only if it has ended by itself, which is the aim.
         let _ = self.0.kill();
         let _ = self.0.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_to_start_gets_its_two_dashes_and_nothing_else_does() {
+        let passed = |line: &str| {
+            let words: Vec<OsString> = line.split_whitespace().map(OsString::from).collect();
+            let passed = heapbpf_arguments(&words);
+            passed.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(passed("python3 script.py --all"), "-- python3 script.py --all");
+        assert_eq!(passed("./server"), "-- ./server");
+        assert_eq!(passed("-- python3 script.py"), "-- python3 script.py");
+        assert_eq!(passed("--pid 12 -d 5s"), "--pid 12 -d 5s");
+        assert_eq!(passed("--duration 5s -- ls"), "--duration 5s -- ls");
+        assert_eq!(passed("report old.json"), "report old.json");
     }
 }
