@@ -13,7 +13,6 @@ fn main() -> ExitCode {
     let outcome = match &cli.command {
         None => start(&cli.record),
         Some(Command::Record(args)) => start(args),
-        Some(Command::Report(args)) => cli::report::run(args),
     };
     outcome.map_or_else(
         |error| {

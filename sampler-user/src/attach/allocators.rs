@@ -21,24 +21,12 @@ impl Shape {
     /// `malloc(size)`, with the size in this argument.
     #[must_use]
     pub const fn allocates(size: u8) -> Self {
-        Self {
-            arguments: Arguments {
-                size,
-                ..Arguments::NONE
-            },
-            flags: 0,
-        }
+        Self { arguments: Arguments { size, ..Arguments::NONE }, flags: 0 }
     }
     /// `free(block)`, with the block in this argument.
     #[must_use]
     pub const fn frees(old: u8) -> Self {
-        Self {
-            arguments: Arguments {
-                old,
-                ..Arguments::NONE
-            },
-            flags: SITE_FREES,
-        }
+        Self { arguments: Arguments { old, ..Arguments::NONE }, flags: SITE_FREES }
     }
     /// The size is multiplied by this argument.
     #[must_use]
@@ -102,20 +90,12 @@ impl Allocator {
     /// `SITE_*` flags of one of its functions.
     #[must_use]
     pub fn flags(&self, shape: Shape) -> u8 {
-        if self.realloc_zero_frees && shape.is_realloc() {
-            shape.flags | SITE_ZERO_FREES
-        } else {
-            shape.flags
-        }
+        if self.realloc_zero_frees && shape.is_realloc() { shape.flags | SITE_ZERO_FREES } else { shape.flags }
     }
 }
 
 const fn function(name: &'static str, aliases: &'static [&'static str], shape: Shape) -> Function {
-    Function {
-        name,
-        aliases,
-        shape,
-    }
+    Function { name, aliases, shape }
 }
 
 /// The C interface under its own names.
@@ -123,18 +103,10 @@ const STANDARD: &[Function] = &[
     function("malloc", &["__libc_malloc"], Shape::allocates(0)),
     function("calloc", &["__libc_calloc"], Shape::allocates(1).times(0)),
     function("realloc", &["__libc_realloc"], Shape::allocates(1).old(0)),
-    function(
-        "reallocarray",
-        &["__libc_reallocarray"],
-        Shape::allocates(2).times(1).old(0),
-    ),
+    function("reallocarray", &["__libc_reallocarray"], Shape::allocates(2).times(1).old(0)),
     function("memalign", &["__libc_memalign"], Shape::allocates(1)),
     function("aligned_alloc", &[], Shape::allocates(1)),
-    function(
-        "posix_memalign",
-        &["__posix_memalign"],
-        Shape::allocates(2).out(0),
-    ),
+    function("posix_memalign", &["__posix_memalign"], Shape::allocates(2).out(0)),
     function("valloc", &["__libc_valloc"], Shape::allocates(0)),
     function("pvalloc", &["__libc_pvalloc"], Shape::allocates(0)),
     function("free", &["__libc_free", "cfree"], Shape::frees(0)),
@@ -148,80 +120,24 @@ const STANDARD: &[Function] = &[
 const OPERATORS: &[Function] = &[
     function("operator new", &["_Znwm"], Shape::allocates(0)),
     function("operator new[]", &["_Znam"], Shape::allocates(0)),
-    function(
-        "operator new(nothrow)",
-        &["_ZnwmRKSt9nothrow_t"],
-        Shape::allocates(0),
-    ),
-    function(
-        "operator new[](nothrow)",
-        &["_ZnamRKSt9nothrow_t"],
-        Shape::allocates(0),
-    ),
-    function(
-        "operator new(align)",
-        &["_ZnwmSt11align_val_t"],
-        Shape::allocates(0),
-    ),
-    function(
-        "operator new[](align)",
-        &["_ZnamSt11align_val_t"],
-        Shape::allocates(0),
-    ),
-    function(
-        "operator new(align, nothrow)",
-        &["_ZnwmSt11align_val_tRKSt9nothrow_t"],
-        Shape::allocates(0),
-    ),
-    function(
-        "operator new[](align, nothrow)",
-        &["_ZnamSt11align_val_tRKSt9nothrow_t"],
-        Shape::allocates(0),
-    ),
+    function("operator new(nothrow)", &["_ZnwmRKSt9nothrow_t"], Shape::allocates(0)),
+    function("operator new[](nothrow)", &["_ZnamRKSt9nothrow_t"], Shape::allocates(0)),
+    function("operator new(align)", &["_ZnwmSt11align_val_t"], Shape::allocates(0)),
+    function("operator new[](align)", &["_ZnamSt11align_val_t"], Shape::allocates(0)),
+    function("operator new(align, nothrow)", &["_ZnwmSt11align_val_tRKSt9nothrow_t"], Shape::allocates(0)),
+    function("operator new[](align, nothrow)", &["_ZnamSt11align_val_tRKSt9nothrow_t"], Shape::allocates(0)),
     function("operator delete", &["_ZdlPv"], Shape::frees(0)),
     function("operator delete[]", &["_ZdaPv"], Shape::frees(0)),
-    function(
-        "operator delete(nothrow)",
-        &["_ZdlPvRKSt9nothrow_t"],
-        Shape::frees(0),
-    ),
-    function(
-        "operator delete[](nothrow)",
-        &["_ZdaPvRKSt9nothrow_t"],
-        Shape::frees(0),
-    ),
+    function("operator delete(nothrow)", &["_ZdlPvRKSt9nothrow_t"], Shape::frees(0)),
+    function("operator delete[](nothrow)", &["_ZdaPvRKSt9nothrow_t"], Shape::frees(0)),
     function("operator delete(size)", &["_ZdlPvm"], Shape::frees(0)),
     function("operator delete[](size)", &["_ZdaPvm"], Shape::frees(0)),
-    function(
-        "operator delete(align)",
-        &["_ZdlPvSt11align_val_t"],
-        Shape::frees(0),
-    ),
-    function(
-        "operator delete[](align)",
-        &["_ZdaPvSt11align_val_t"],
-        Shape::frees(0),
-    ),
-    function(
-        "operator delete(size, align)",
-        &["_ZdlPvmSt11align_val_t"],
-        Shape::frees(0),
-    ),
-    function(
-        "operator delete[](size, align)",
-        &["_ZdaPvmSt11align_val_t"],
-        Shape::frees(0),
-    ),
-    function(
-        "operator delete(align, nothrow)",
-        &["_ZdlPvSt11align_val_tRKSt9nothrow_t"],
-        Shape::frees(0),
-    ),
-    function(
-        "operator delete[](align, nothrow)",
-        &["_ZdaPvSt11align_val_tRKSt9nothrow_t"],
-        Shape::frees(0),
-    ),
+    function("operator delete(align)", &["_ZdlPvSt11align_val_t"], Shape::frees(0)),
+    function("operator delete[](align)", &["_ZdaPvSt11align_val_t"], Shape::frees(0)),
+    function("operator delete(size, align)", &["_ZdlPvmSt11align_val_t"], Shape::frees(0)),
+    function("operator delete[](size, align)", &["_ZdaPvmSt11align_val_t"], Shape::frees(0)),
+    function("operator delete(align, nothrow)", &["_ZdlPvSt11align_val_tRKSt9nothrow_t"], Shape::frees(0)),
+    function("operator delete[](align, nothrow)", &["_ZdaPvSt11align_val_tRKSt9nothrow_t"], Shape::frees(0)),
 ];
 
 /// Every allocator that heapbpf knows.

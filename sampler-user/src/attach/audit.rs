@@ -72,11 +72,7 @@ impl FileAudit {
             file: file.to_owned(),
             allocator: planned.allocator.clone(),
             kind: planned.kind,
-            build_id: planned
-                .build_id
-                .iter()
-                .map(|b| format!("{b:02x}"))
-                .collect(),
+            build_id: planned.build_id.iter().map(|b| format!("{b:02x}")).collect(),
             attach: planned
                 .sites
                 .iter()

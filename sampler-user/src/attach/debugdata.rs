@@ -17,17 +17,13 @@ pub(super) fn symbols(packed: &[u8], into: &mut Symbols) -> Option<()> {
         return None;
     }
     let mut bytes = Vec::new();
-    lzma_rust2::XzReader::new(packed, false)
-        .take(UNPACKED_MAX_BYTES + 1)
-        .read_to_end(&mut bytes)
-        .ok()?;
+    lzma_rust2::XzReader::new(packed, false).take(UNPACKED_MAX_BYTES + 1).read_to_end(&mut bytes).ok()?;
     if bytes.len() as u64 > UNPACKED_MAX_BYTES {
         return None;
     }
     let header = FileHeader64::<LittleEndian>::parse(bytes.as_slice()).ok()?;
     let sections = header.sections(LittleEndian, bytes.as_slice()).ok()?;
-    into.add(bytes.as_slice(), &sections, elf::SHT_SYMTAB)
-        .then_some(())
+    into.add(bytes.as_slice(), &sections, elf::SHT_SYMTAB).then_some(())
 }
 
 /// Dictionary size that the first block asks for (xz format 1.2.0, §3.1 and §5.3.1): the decoder allocates it unseen.

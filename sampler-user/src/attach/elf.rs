@@ -7,9 +7,7 @@ use std::io::{Read, Seek};
 
 use object::LittleEndian;
 use object::elf::{self, FileHeader64};
-use object::read::elf::{
-    FileHeader as _, ProgramHeader as _, Rela as _, SectionHeader as _, SectionTable, Sym as _,
-};
+use object::read::elf::{FileHeader as _, ProgramHeader as _, Rela as _, SectionHeader as _, SectionTable, Sym as _};
 use object::read::{ReadCache, ReadRef};
 
 use super::AttachError;
@@ -118,17 +116,9 @@ impl<'a, R: Read + Seek> ReadRef<'a> for Bounded<'a, R> {
         self.0.len()
     }
     fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
-        if size > READ_MAX_BYTES {
-            Err(())
-        } else {
-            self.0.read_bytes_at(offset, size)
-        }
+        if size > READ_MAX_BYTES { Err(()) } else { self.0.read_bytes_at(offset, size) }
     }
-    fn read_bytes_at_until(
-        self,
-        range: std::ops::Range<u64>,
-        delimiter: u8,
-    ) -> Result<&'a [u8], ()> {
+    fn read_bytes_at_until(self, range: std::ops::Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
         self.0.read_bytes_at_until(range, delimiter)
     }
 }
@@ -163,22 +153,17 @@ impl Symbols {
         };
         self.names.push(names.to_vec());
         let exported = kind == elf::SHT_DYNSYM;
-        self.symbols.extend(
-            entries
-                .iter()
-                .filter(|s| s.st_shndx(LE) != elf::SHN_UNDEF)
-                .filter_map(|s| {
-                    let indirect = s.st_type() == elf::STT_GNU_IFUNC;
-                    (indirect || s.st_type() == elf::STT_FUNC).then(|| Symbol {
-                        address: s.st_value(LE),
-                        size: s.st_size(LE),
-                        exported,
-                        indirect,
-                        table,
-                        name: s.st_name(LE),
-                    })
-                }),
-        );
+        self.symbols.extend(entries.iter().filter(|s| s.st_shndx(LE) != elf::SHN_UNDEF).filter_map(|s| {
+            let indirect = s.st_type() == elf::STT_GNU_IFUNC;
+            (indirect || s.st_type() == elf::STT_FUNC).then(|| Symbol {
+                address: s.st_value(LE),
+                size: s.st_size(LE),
+                exported,
+                indirect,
+                table,
+                name: s.st_name(LE),
+            })
+        }));
         true
     }
 }
@@ -191,9 +176,7 @@ impl FileImage {
     }
 
     fn parse<'a, R: ReadRef<'a>>(data: R) -> Result<Self, AttachError> {
-        let ident: &[u8] = data
-            .read_bytes_at(0, 16)
-            .map_err(|()| AttachError::NotElf)?;
+        let ident: &[u8] = data.read_bytes_at(0, 16).map_err(|()| AttachError::NotElf)?;
         if !ident.starts_with(b"\x7fELF") {
             return Err(AttachError::NotElf);
         }
@@ -206,9 +189,7 @@ impl FileImage {
             elf::EM_AARCH64 => Machine::Aarch64,
             other => return Err(AttachError::UnknownMachine(other.0)),
         };
-        let programs = header
-            .program_headers(LE, data)
-            .map_err(|_| AttachError::Damaged("program headers"))?;
+        let programs = header.program_headers(LE, data).map_err(|_| AttachError::Damaged("program headers"))?;
         let mut damaged = Vec::new();
         let sections = header.sections(LE, data).unwrap_or_else(|_| {
             damaged.push("section headers");
@@ -244,10 +225,7 @@ impl FileImage {
         };
         let interpreted = programs.iter().any(|p| p.p_type(LE) == elf::PT_INTERP);
         image.read_dynamic(data, programs);
-        image.kind = match (
-            interpreted,
-            header.e_entry(LE) != 0 && image.soname.is_none() && image.needed.is_empty(),
-        ) {
+        image.kind = match (interpreted, header.e_entry(LE) != 0 && image.soname.is_none() && image.needed.is_empty()) {
             (true, _) => FileKind::Executable,
             (false, true) => FileKind::StaticExecutable,
             (false, false) => FileKind::Library,
@@ -260,21 +238,10 @@ impl FileImage {
         Ok(image)
     }
 
-    fn read_dynamic<'a, R: ReadRef<'a>>(
-        &mut self,
-        data: R,
-        programs: &[elf::ProgramHeader64<LittleEndian>],
-    ) {
-        let entries = programs
-            .iter()
-            .find_map(|p| p.dynamic(LE, data).transpose());
+    fn read_dynamic<'a, R: ReadRef<'a>>(&mut self, data: R, programs: &[elf::ProgramHeader64<LittleEndian>]) {
+        let entries = programs.iter().find_map(|p| p.dynamic(LE, data).transpose());
         let Some(Ok(entries)) = entries else { return };
-        let value = |tag: elf::DynamicTag| {
-            entries
-                .iter()
-                .find(|d| d.d_tag.get(LE) == tag)
-                .map(|d| d.d_val.get(LE))
-        };
+        let value = |tag: elf::DynamicTag| entries.iter().find(|d| d.d_tag.get(LE) == tag).map(|d| d.d_val.get(LE));
         let (Some(address), Some(size)) = (value(elf::DT_STRTAB), value(elf::DT_STRSZ)) else {
             return;
         };
@@ -285,12 +252,7 @@ impl FileImage {
             self.damaged.push("dynamic strings");
             return;
         };
-        let text = |at: u64| {
-            usize::try_from(at)
-                .ok()
-                .and_then(|at| text_at(strings, at))
-                .map(str::to_owned)
-        };
+        let text = |at: u64| usize::try_from(at).ok().and_then(|at| text_at(strings, at)).map(str::to_owned);
         self.soname = value(elf::DT_SONAME).and_then(text);
         self.needed = entries
             .iter()
@@ -299,11 +261,7 @@ impl FileImage {
             .collect();
     }
 
-    fn read_sections<'a, R: ReadRef<'a>>(
-        &mut self,
-        data: R,
-        sections: &SectionTable<'a, Header, R>,
-    ) {
+    fn read_sections<'a, R: ReadRef<'a>>(&mut self, data: R, sections: &SectionTable<'a, Header, R>) {
         let mut symbols = Symbols::default();
         if !symbols.add(data, sections, elf::SHT_DYNSYM) {
             self.damaged.push("dynamic symbol table");
@@ -315,18 +273,13 @@ impl FileImage {
         for section in sections.iter() {
             let name = sections.section_name(LE, section).unwrap_or_default();
             let (address, size) = (section.sh_addr(LE), section.sh_size(LE));
-            if section.sh_flags(LE).contains(elf::SHF_EXECINSTR)
-                && section.sh_type(LE) == elf::SHT_PROGBITS
-            {
+            if section.sh_flags(LE).contains(elf::SHF_EXECINSTR) && section.sh_type(LE) == elf::SHT_PROGBITS {
                 code_bytes = code_bytes.saturating_add(size);
                 if code_bytes > CODE_MAX_BYTES {
                     self.code_is_whole = false;
                 }
                 match section.data(LE, data) {
-                    Ok(bytes) => self.code.push(Code {
-                        address,
-                        bytes: bytes.to_vec(),
-                    }),
+                    Ok(bytes) => self.code.push(Code { address, bytes: bytes.to_vec() }),
                     Err(_) => self.damaged.push("code"),
                 }
                 continue;
@@ -338,14 +291,10 @@ impl FileImage {
                 },
                 b".go.buildinfo" | b".gopclntab" => self.is_go = true,
                 b".rodata" if size <= READ_ONLY_MAX_BYTES => {
-                    self.read_only
-                        .extend(section.data(LE, data).ok().map(<[u8]>::to_vec));
+                    self.read_only.extend(section.data(LE, data).ok().map(<[u8]>::to_vec));
                 }
                 b".gnu_debugdata" => {
-                    let read = section
-                        .data(LE, data)
-                        .ok()
-                        .and_then(|packed| debugdata::symbols(packed, &mut symbols));
+                    let read = section.data(LE, data).ok().and_then(|packed| debugdata::symbols(packed, &mut symbols));
                     if read.is_none() {
                         self.damaged.push("mini debug information (.gnu_debugdata)");
                     }
@@ -360,17 +309,12 @@ impl FileImage {
                 }
             }
             if let Ok(Some((mut definitions, link))) = section.gnu_verdef(LE, data) {
-                let strings = sections
-                    .section(link)
-                    .and_then(|s| s.data(LE, data))
-                    .unwrap_or_default();
+                let strings = sections.section(link).and_then(|s| s.data(LE, data)).unwrap_or_default();
                 while let Ok(Some((_, mut names))) = definitions.next() {
                     let Ok(Some(name)) = names.next() else {
                         continue;
                     };
-                    self.versions.extend(
-                        text_at(strings, name.vda_name.get(LE) as usize).map(str::to_owned),
-                    );
+                    self.versions.extend(text_at(strings, name.vda_name.get(LE) as usize).map(str::to_owned));
                 }
             }
         }
@@ -381,18 +325,11 @@ impl FileImage {
     }
 
     /// Slots of the global offset table that the loader fills with the address of a function of another file.
-    fn read_imports<'a, R: ReadRef<'a>>(
-        &mut self,
-        data: R,
-        sections: &SectionTable<'a, Header, R>,
-    ) {
+    fn read_imports<'a, R: ReadRef<'a>>(&mut self, data: R, sections: &SectionTable<'a, Header, R>) {
         let Ok(dynamic) = sections.symbols(LE, data, elf::SHT_DYNSYM) else {
             return;
         };
-        let Ok(strings) = sections
-            .section(dynamic.string_section())
-            .and_then(|s| s.data(LE, data))
-        else {
+        let Ok(strings) = sections.section(dynamic.string_section()).and_then(|s| s.data(LE, data)) else {
             return;
         };
         for section in sections.iter() {
@@ -402,12 +339,8 @@ impl FileImage {
             for relocation in relocations {
                 let kind = relocation.r_type(LE, false);
                 let wanted = match self.machine {
-                    Machine::X86_64 => {
-                        kind == elf::R_X86_64_JUMP_SLOT || kind == elf::R_X86_64_GLOB_DAT
-                    }
-                    Machine::Aarch64 => {
-                        kind == elf::R_AARCH64_JUMP_SLOT || kind == elf::R_AARCH64_GLOB_DAT
-                    }
+                    Machine::X86_64 => kind == elf::R_X86_64_JUMP_SLOT || kind == elf::R_X86_64_GLOB_DAT,
+                    Machine::Aarch64 => kind == elf::R_AARCH64_JUMP_SLOT || kind == elf::R_AARCH64_GLOB_DAT,
                 };
                 let Some(symbol) = wanted.then(|| relocation.symbol(LE, false)).flatten() else {
                     continue;
@@ -416,8 +349,7 @@ impl FileImage {
                     continue;
                 };
                 if let Some(name) = text_at(strings, symbol.st_name(LE) as usize) {
-                    self.imports
-                        .insert(relocation.r_offset.get(LE), name.to_owned());
+                    self.imports.insert(relocation.r_offset.get(LE), name.to_owned());
                 }
             }
         }
@@ -426,10 +358,7 @@ impl FileImage {
     /// The name of a symbol; empty if it is damaged.
     #[must_use]
     pub fn name(&self, symbol: &Symbol) -> &str {
-        self.names
-            .get(usize::from(symbol.table))
-            .and_then(|n| text_at(n, symbol.name as usize))
-            .unwrap_or_default()
+        self.names.get(usize::from(symbol.table)).and_then(|n| text_at(n, symbol.name as usize)).unwrap_or_default()
     }
 
     /// Every defined function, with its name.
@@ -442,39 +371,26 @@ impl FileImage {
     pub fn file_offset(&self, address: u64) -> Option<u64> {
         self.segments
             .iter()
-            .find(|s| {
-                address
-                    .checked_sub(s.address)
-                    .is_some_and(|d| d < s.file_bytes)
-            })
+            .find(|s| address.checked_sub(s.address).is_some_and(|d| d < s.file_bytes))
             .and_then(|s| s.file_offset.checked_add(address - s.address))
     }
 
     /// True if `address` is in a segment that is mapped for execution.
     #[must_use]
     pub fn is_executable(&self, address: u64) -> bool {
-        self.segments.iter().any(|s| {
-            s.executable
-                && address
-                    .checked_sub(s.address)
-                    .is_some_and(|d| d < s.file_bytes)
-        })
+        self.segments.iter().any(|s| s.executable && address.checked_sub(s.address).is_some_and(|d| d < s.file_bytes))
     }
 
     /// The code in `[start, end)`, cut at the end of its section; empty if there is none.
     #[must_use]
     pub fn code_between(&self, start: u64, end: u64) -> &[u8] {
-        let Some(code) = self.code.iter().find(|c| {
-            start
-                .checked_sub(c.address)
-                .is_some_and(|d| d < c.bytes.len() as u64)
-        }) else {
+        let Some(code) =
+            self.code.iter().find(|c| start.checked_sub(c.address).is_some_and(|d| d < c.bytes.len() as u64))
+        else {
             return &[];
         };
         let from = (start - code.address) as usize;
-        let to = end
-            .saturating_sub(code.address)
-            .min(code.bytes.len() as u64) as usize;
+        let to = end.saturating_sub(code.address).min(code.bytes.len() as u64) as usize;
         code.bytes.get(from..to).unwrap_or_default()
     }
 
@@ -496,11 +412,7 @@ impl FileImage {
         self.read_only.iter().find_map(|bytes| {
             let at = memchr_find(bytes, marker)?.checked_add(marker.len())?;
             let rest = bytes.get(at..)?;
-            let end = rest
-                .iter()
-                .take(most)
-                .position(|b| !(0x20..0x7f).contains(b))
-                .unwrap_or(most.min(rest.len()));
+            let end = rest.iter().take(most).position(|b| !(0x20..0x7f).contains(b)).unwrap_or(most.min(rest.len()));
             std::str::from_utf8(&rest[..end]).ok()
         })
     }

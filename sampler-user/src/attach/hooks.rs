@@ -17,7 +17,7 @@ use crate::kernel::programs::{Links, ProbePoint, Programs};
 use crate::kernel::steering::Steering;
 
 /// A file as the file system knows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FileKey {
     device: u64,
     inode: u64,
@@ -152,11 +152,7 @@ impl Hooks {
         };
         let points: Vec<ProbePoint> = (u64::from(first)..)
             .zip(&planned.allocator.sites)
-            .map(|(cookie, planned)| ProbePoint {
-                offset: planned.site.offset,
-                cookie,
-                frees: !planned.return_needed,
-            })
+            .map(|(cookie, planned)| ProbePoint { offset: planned.site.offset, cookie, frees: !planned.return_needed })
             .filter(|point| self.live || !point.frees)
             .collect();
         // By descriptor: it names this very file, whatever became of its path.
@@ -178,7 +174,10 @@ impl Hooks {
 
     /// Number of files with links.
     pub fn hooked_files(&self) -> usize {
-        self.known.values().filter(|known| known.plan.as_ref().is_ok_and(|planned| planned.first_site.is_some())).count()
+        self.known
+            .values()
+            .filter(|known| known.plan.as_ref().is_ok_and(|planned| planned.first_site.is_some()))
+            .count()
     }
 
     /// The allocator in a file, `glibc 2.36`.

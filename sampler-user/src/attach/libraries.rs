@@ -32,9 +32,9 @@ pub fn expected(command: &[OsString]) -> Vec<PathBuf> {
             queue.extend(interpreter);
             continue;
         }
-        let Ok(image) = File::open(&path).map_err(|_| ()).and_then(|file| {
-            FileImage::read(BufReader::new(file)).map_err(|_| ())
-        }) else {
+        let Ok(image) =
+            File::open(&path).map_err(|_| ()).and_then(|file| FileImage::read(BufReader::new(file)).map_err(|_| ()))
+        else {
             continue;
         };
         queue.extend(image.needed.iter().filter_map(|name| find_library(OsStr::new(name))));
@@ -109,7 +109,10 @@ mod tests {
 
     fn names(command: &[&str]) -> Vec<String> {
         let command: Vec<OsString> = command.iter().map(OsString::from).collect();
-        expected(&command).iter().map(|path| path.file_name().unwrap_or_default().to_string_lossy().into_owned()).collect()
+        expected(&command)
+            .iter()
+            .map(|path| path.file_name().unwrap_or_default().to_string_lossy().into_owned())
+            .collect()
     }
 
     #[test]

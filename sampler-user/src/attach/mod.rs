@@ -7,6 +7,7 @@ pub mod audit;
 mod debugdata;
 pub mod elf;
 pub mod hooks;
+pub mod libraries;
 pub mod placement;
 mod plan;
 pub mod ranges;
@@ -27,9 +28,7 @@ pub enum AttachError {
     #[error("not a 64-bit little-endian program: heapbpf profiles 64-bit programs only")]
     NotSixtyFourBit,
     /// Built for an instruction set that heapbpf does not know.
-    #[error(
-        "built for an instruction set that heapbpf does not know (ELF machine {0}); x86-64 and aarch64 are known"
-    )]
+    #[error("built for an instruction set that heapbpf does not know (ELF machine {0}); x86-64 and aarch64 are known")]
     UnknownMachine(u16),
     /// Built for another instruction set than the rules are for.
     #[error("built for another instruction set than this kernel runs")]

@@ -16,6 +16,16 @@ pub enum Kind {
     Stepped,
 }
 
+impl std::fmt::Display for Kind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Optimized => "optimized",
+            Self::Emulated => "emulated",
+            Self::Stepped => "stepped",
+        })
+    }
+}
+
 /// What a kernel does with probed instructions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelRules {
@@ -32,16 +42,8 @@ impl KernelRules {
     #[must_use]
     pub fn of(machine: Machine, release: (u32, u32)) -> Self {
         match machine {
-            Machine::X86_64 => Self {
-                machine,
-                optimizes_nop5: release >= (6, 18),
-                simulates_nop: true,
-            },
-            Machine::Aarch64 => Self {
-                machine,
-                optimizes_nop5: false,
-                simulates_nop: release >= (6, 13),
-            },
+            Machine::X86_64 => Self { machine, optimizes_nop5: release >= (6, 18), simulates_nop: true },
+            Machine::Aarch64 => Self { machine, optimizes_nop5: false, simulates_nop: release >= (6, 13) },
         }
     }
 }
@@ -61,12 +63,7 @@ pub struct Arguments {
 
 impl Arguments {
     /// No argument at all.
-    pub const NONE: Self = Self {
-        size: NO_ARGUMENT,
-        times: NO_ARGUMENT,
-        old: NO_ARGUMENT,
-        out: NO_ARGUMENT,
-    };
+    pub const NONE: Self = Self { size: NO_ARGUMENT, times: NO_ARGUMENT, old: NO_ARGUMENT, out: NO_ARGUMENT };
 }
 
 /// What must still be true at the probed instruction.

@@ -24,9 +24,7 @@ pub struct Table {
 
 impl Default for Table {
     fn default() -> Self {
-        Self {
-            allocators: ALLOCATORS.to_vec(),
-        }
+        Self { allocators: ALLOCATORS.to_vec() }
     }
 }
 
@@ -42,40 +40,21 @@ struct Row<'a> {
 impl Table {
     fn rows(&self) -> impl Iterator<Item = (Row<'_>, &'static [&'static str])> {
         let functions = self.allocators.iter().flat_map(|allocator| {
-            allocator
-                .functions
-                .iter()
-                .copied()
-                .flatten()
-                .map(move |function| (allocator, function))
+            allocator.functions.iter().copied().flatten().map(move |function| (allocator, function))
         });
-        (0_u16..)
-            .zip(functions)
-            .map(|(number, (allocator, function))| {
-                (
-                    Row {
-                        number,
-                        allocator,
-                        name: function.name,
-                        shape: function.shape,
-                    },
-                    function.aliases,
-                )
-            })
+        (0_u16..).zip(functions).map(|(number, (allocator, function))| {
+            (Row { number, allocator, name: function.name, shape: function.shape }, function.aliases)
+        })
     }
 
     /// Name of the function that [`Site::function`] stands for.
     #[must_use]
     pub fn function_name(&self, number: u16) -> Option<&str> {
-        self.rows()
-            .nth(usize::from(number))
-            .map(|(row, _)| row.name)
+        self.rows().nth(usize::from(number)).map(|(row, _)| row.name)
     }
 
     fn symbols(&self) -> BTreeSet<&str> {
-        self.rows()
-            .flat_map(|(row, aliases)| std::iter::once(row.name).chain(aliases.iter().copied()))
-            .collect()
+        self.rows().flat_map(|(row, aliases)| std::iter::once(row.name).chain(aliases.iter().copied())).collect()
     }
 }
 
@@ -136,11 +115,7 @@ struct Found<'a> {
 }
 
 /// Plans the probes of a file.
-pub fn analyse(
-    image: &FileImage,
-    rules: &KernelRules,
-    requested: &Table,
-) -> Result<AllocatorFile, AttachError> {
+pub fn analyse(image: &FileImage, rules: &KernelRules, requested: &Table) -> Result<AllocatorFile, AttachError> {
     if image.machine != rules.machine {
         return Err(AttachError::ForeignMachine);
     }
@@ -150,10 +125,7 @@ pub fn analyse(
     let mut missing: Vec<Missing> = image
         .damaged
         .iter()
-        .map(|part| Missing {
-            what: (*part).to_owned(),
-            why: "damaged or cut off in the file".to_owned(),
-        })
+        .map(|part| Missing { what: (*part).to_owned(), why: "damaged or cut off in the file".to_owned() })
         .collect();
     let found = find_functions(image, requested, &mut missing)?;
     let names: BTreeSet<&str> = requested.symbols();
@@ -166,30 +138,14 @@ pub fn analyse(
 
     let mut sites = Vec::new();
     for (function, may_tail_jump) in found.iter().zip(&inner.may_tail_jump) {
-        let Row {
-            number,
-            allocator,
-            name,
-            shape,
-        } = function.row;
-        let mut leave_out = |why: &str| {
-            missing.push(Missing {
-                what: name.to_owned(),
-                why: why.to_owned(),
-            })
-        };
+        let Row { number, allocator, name, shape } = function.row;
+        let mut leave_out = |why: &str| missing.push(Missing { what: name.to_owned(), why: why.to_owned() });
         let Extent { start, end } = function.extent;
-        let Some(offset) = image
-            .file_offset(start)
-            .filter(|_| image.is_executable(start))
-        else {
+        let Some(offset) = image.file_offset(start).filter(|_| image.is_executable(start)) else {
             leave_out("its symbol points outside of the file's code");
             continue;
         };
-        let needs = Needs {
-            arguments: shape.arguments,
-            return_address: !shape.is_free(),
-        };
+        let needs = Needs { arguments: shape.arguments, return_address: !shape.is_free() };
         let entered = |address| graph.is_entered(address);
         let code = image.code_between(start, end);
         let Some(placement) = arch::place(rules, start, code, &needs, &entered) else {
@@ -197,11 +153,7 @@ pub fn analyse(
             continue;
         };
         let arguments = placement.arguments;
-        let tail = if *may_tail_jump {
-            SITE_MAY_TAIL_JUMP
-        } else {
-            0
-        };
+        let tail = if *may_tail_jump { SITE_MAY_TAIL_JUMP } else { 0 };
         sites.push(PlannedSite {
             function: name.to_owned(),
             site: Site {
@@ -224,27 +176,17 @@ pub fn analyse(
     if inner.left_out > 0 {
         missing.push(Missing {
             what: "calls of the allocator into itself".to_owned(),
-            why: format!(
-                "{} code ranges did not fit; such calls from there are counted as calls",
-                inner.left_out
-            ),
+            why: format!("{} code ranges did not fit; such calls from there are counted as calls", inner.left_out),
         });
     }
     sites.sort_by_key(|s| s.site.offset);
     let mut allocators: Vec<&Allocator> = Vec::new();
     for function in &found {
-        if !allocators
-            .iter()
-            .any(|a| a.name == function.row.allocator.name)
-        {
+        if !allocators.iter().any(|a| a.name == function.row.allocator.name) {
             allocators.push(function.row.allocator);
         }
     }
-    let allocator = allocators
-        .iter()
-        .map(|a| label(a, image))
-        .collect::<Vec<_>>()
-        .join(", ");
+    let allocator = allocators.iter().map(|a| label(a, image)).collect::<Vec<_>>().join(", ");
     let covered = Vec::new();
     Ok(AllocatorFile {
         allocator,
@@ -272,11 +214,7 @@ fn find_functions<'a>(
 ) -> Result<Vec<Found<'a>>, AttachError> {
     let mut defined: HashMap<&str, Vec<Symbol>> = HashMap::new();
     let wanted = requested.symbols();
-    let markers: BTreeSet<&str> = requested
-        .allocators
-        .iter()
-        .flat_map(|a| a.markers.iter().copied())
-        .collect();
+    let markers: BTreeSet<&str> = requested.allocators.iter().flat_map(|a| a.markers.iter().copied()).collect();
     let mut has_symbols = false;
     for (name, symbol) in image.functions() {
         has_symbols = true;
@@ -286,50 +224,24 @@ fn find_functions<'a>(
     }
     let mut by_address: BTreeMap<u64, Found<'a>> = BTreeMap::new();
     for (row, aliases) in requested.rows() {
-        if !row
-            .allocator
-            .markers
-            .iter()
-            .any(|marker| defined.contains_key(marker))
-        {
+        if !row.allocator.markers.iter().any(|marker| defined.contains_key(marker)) {
             continue;
         }
         let names = std::iter::once(row.name).chain(aliases.iter().copied());
         for symbol in names.filter_map(|name| defined.get(name)).flatten() {
             if symbol.indirect {
-                let why =
-                    "chosen when the program starts (IFUNC): its symbol is not its code".to_owned();
-                missing.push(Missing {
-                    what: row.name.to_owned(),
-                    why,
-                });
+                let why = "chosen when the program starts (IFUNC): its symbol is not its code".to_owned();
+                missing.push(Missing { what: row.name.to_owned(), why });
                 continue;
             }
-            let end = symbol.address.saturating_add(if symbol.size > 0 {
-                symbol.size
-            } else {
-                UNSIZED_FUNCTION_BYTES
-            });
-            let extent = Extent {
-                start: symbol.address,
-                end,
-            };
-            by_address
-                .entry(symbol.address)
-                .or_insert(Found { row, extent });
+            let end = symbol.address.saturating_add(if symbol.size > 0 { symbol.size } else { UNSIZED_FUNCTION_BYTES });
+            let extent = Extent { start: symbol.address, end };
+            by_address.entry(symbol.address).or_insert(Found { row, extent });
         }
     }
     if by_address.is_empty() {
-        let looked_for = requested
-            .allocators
-            .iter()
-            .map(|a| a.name)
-            .collect::<Vec<_>>()
-            .join(", ");
-        return Err(AttachError::NoAllocator {
-            looked_for,
-            stripped: !has_symbols,
-        });
+        let looked_for = requested.allocators.iter().map(|a| a.name).collect::<Vec<_>>().join(", ");
+        return Err(AttachError::NoAllocator { looked_for, stripped: !has_symbols });
     }
     Ok(by_address.into_values().collect())
 }

@@ -59,31 +59,19 @@ impl<'a> CallGraph<'a> {
         let mut slots = Vec::new();
         let mut scan = |address: u64, bytes: &[u8]| {
             arch::flows(image.machine, address, bytes, |flow| match flow.target {
-                Target::Address(to) => edges.push(Edge {
-                    from: flow.from,
-                    to,
-                    is_call: flow.kind == FlowKind::Call,
-                }),
+                Target::Address(to) => edges.push(Edge { from: flow.from, to, is_call: flow.kind == FlowKind::Call }),
                 Target::Slot(slot) => slots.push((flow.from, slot, flow.kind == FlowKind::Call)),
             });
         };
         if image.code_is_whole {
-            image
-                .code()
-                .iter()
-                .for_each(|code| scan(code.address, &code.bytes));
+            image.code().iter().for_each(|code| scan(code.address, &code.bytes));
         } else {
-            functions
-                .iter()
-                .for_each(|f| scan(f.start, image.code_between(f.start, f.end)));
+            functions.iter().for_each(|f| scan(f.start, image.code_between(f.start, f.end)));
         }
         let mut starts: BTreeMap<u64, Option<u64>> = BTreeMap::new();
         let mut exported = BTreeSet::new();
         for (_, symbol) in image.functions() {
-            let end = symbol
-                .address
-                .checked_add(symbol.size)
-                .filter(|_| symbol.size > 0);
+            let end = symbol.address.checked_add(symbol.size).filter(|_| symbol.size > 0);
             let known = starts.entry(symbol.address).or_default();
             *known = (*known).max(end);
             if symbol.exported {
@@ -100,50 +88,28 @@ impl<'a> CallGraph<'a> {
         let mut stubs = HashMap::new();
         for (from, slot, is_call) in slots {
             let name = image.import_at(slot);
-            edges.push(Edge {
-                from,
-                to: slot,
-                is_call,
-            });
+            edges.push(Edge { from, to: slot, is_call });
             stubs.insert(slot, name);
             if !is_call {
                 stubs.insert(from, name);
-                stubs
-                    .entry(from.saturating_sub(LANDING_PAD_BYTES))
-                    .or_insert(name);
+                stubs.entry(from.saturating_sub(LANDING_PAD_BYTES)).or_insert(name);
             }
         }
         edges.sort_unstable_by_key(|e| e.from);
         let mut by_target: Vec<u32> = (0..u32::try_from(edges.len()).unwrap_or(u32::MAX)).collect();
         by_target.sort_unstable_by_key(|i| edges[*i as usize].to);
-        Self {
-            image,
-            edges,
-            by_target,
-            exported,
-            starts,
-            stubs,
-        }
+        Self { image, edges, by_target, exported, starts, stubs }
     }
 
     /// True if a jump, from anywhere in the file, leads to `address`.
     #[must_use]
     pub fn is_entered(&self, address: u64) -> bool {
-        self.edges_into(Extent {
-            start: address,
-            end: address.saturating_add(1),
-        })
-        .any(|e| !e.is_call)
+        self.edges_into(Extent { start: address, end: address.saturating_add(1) }).any(|e| !e.is_call)
     }
 
     fn edges_into(&self, extent: Extent) -> impl Iterator<Item = &Edge> {
-        let first = self
-            .by_target
-            .partition_point(|i| self.edges[*i as usize].to < extent.start);
-        self.by_target[first..]
-            .iter()
-            .map(|i| &self.edges[*i as usize])
-            .take_while(move |e| e.to < extent.end)
+        let first = self.by_target.partition_point(|i| self.edges[*i as usize].to < extent.start);
+        self.by_target[first..].iter().map(|i| &self.edges[*i as usize]).take_while(move |e| e.to < extent.end)
     }
 
     fn out_of(&self, extent: Extent) -> impl Iterator<Item = &Edge> {
@@ -158,14 +124,9 @@ impl<'a> CallGraph<'a> {
     #[must_use]
     pub fn extent_at(&self, address: u64) -> Option<Extent> {
         let (&start, &end) = self.starts.range(..=address).next_back()?;
-        let next = self
-            .starts
-            .range(address.checked_add(1)?..)
-            .next()
-            .map(|(start, _)| *start);
+        let next = self.starts.range(address.checked_add(1)?..).next().map(|(start, _)| *start);
         let end = end.or(next)?;
-        (end > address && !self.image.code_between(start, end).is_empty())
-            .then_some(Extent { start, end })
+        (end > address && !self.image.code_between(start, end).is_empty()).then_some(Extent { start, end })
     }
 
     /// Helpers of `hooked`, see the module's text.
@@ -180,13 +141,8 @@ impl<'a> CallGraph<'a> {
                 let Some(next) = self.extent_at(edge.to) else {
                     continue;
                 };
-                let local = !self.exported.contains(&next.start)
-                    && !hooked.iter().any(|h| h.start == next.start);
-                if local
-                    && !self.stubs.contains_key(&edge.to)
-                    && found.len() < HELPERS_MAX
-                    && found.insert(next)
-                {
+                let local = !self.exported.contains(&next.start) && !hooked.iter().any(|h| h.start == next.start);
+                if local && !self.stubs.contains_key(&edge.to) && found.len() < HELPERS_MAX && found.insert(next) {
                     open.push(next);
                 }
             }
@@ -194,23 +150,13 @@ impl<'a> CallGraph<'a> {
         // Drop what others call too, until nothing changes: the rest is called by the allocator alone.
         let belongs = |found: &BTreeSet<Extent>, address: u64| {
             hooked.iter().any(|h| (h.start..h.end).contains(&address))
-                || found
-                    .range(
-                        ..=Extent {
-                            start: address,
-                            end: u64::MAX,
-                        },
-                    )
-                    .next_back()
-                    .is_some_and(|e| address < e.end)
+                || found.range(..=Extent { start: address, end: u64::MAX }).next_back().is_some_and(|e| address < e.end)
         };
         loop {
             let kept: BTreeSet<Extent> = found
                 .iter()
                 .filter(|e| {
-                    self.edges_into(**e).all(|edge| {
-                        (e.start..e.end).contains(&edge.from) || belongs(&found, edge.from)
-                    })
+                    self.edges_into(**e).all(|edge| (e.start..e.end).contains(&edge.from) || belongs(&found, edge.from))
                 })
                 .copied()
                 .collect();
@@ -226,10 +172,7 @@ impl<'a> CallGraph<'a> {
             let more: Vec<Extent> = found
                 .iter()
                 .filter(|e| !kept.contains(*e))
-                .filter(|e| {
-                    self.out_of(**e)
-                        .any(|edge| is_hooked(edge.to) || kept.iter().any(|k| k.start == edge.to))
-                })
+                .filter(|e| self.out_of(**e).any(|edge| is_hooked(edge.to) || kept.iter().any(|k| k.start == edge.to)))
                 .copied()
                 .collect();
             if more.is_empty() {
@@ -279,34 +222,19 @@ pub struct InnerCode {
 /// Finds the code of `hooked` functions of the file that `graph` was made of. `is_allocator` tells by name whether an
 /// imported function is one that is hooked wherever it is.
 #[must_use]
-pub fn inner_code(
-    graph: &CallGraph<'_>,
-    hooked: &[Extent],
-    is_allocator: &dyn Fn(&str) -> bool,
-) -> InnerCode {
+pub fn inner_code(graph: &CallGraph<'_>, hooked: &[Extent], is_allocator: &dyn Fn(&str) -> bool) -> InnerCode {
     let by_start: BTreeSet<u64> = hooked.iter().map(|h| h.start).collect();
     let is_hooked = |address: u64| {
-        by_start.contains(&address)
-            || graph
-                .stubs
-                .get(&address)
-                .is_some_and(|name| name.is_some_and(is_allocator))
+        by_start.contains(&address) || graph.stubs.get(&address).is_some_and(|name| name.is_some_and(is_allocator))
     };
     let helpers: Vec<Extent> = graph.helpers(hooked, &is_hooked).into_iter().collect();
-    let may_tail_jump = hooked
-        .iter()
-        .map(|h| graph.may_tail_jump(*h, &is_hooked))
-        .collect();
+    let may_tail_jump = hooked.iter().map(|h| graph.may_tail_jump(*h, &is_hooked)).collect();
 
     let mut extents: BTreeSet<Extent> = hooked.iter().chain(&helpers).copied().collect();
     let mut merged = merge(graph, &extents);
     if merged.len() > MAX_INNER_RANGES {
         // A function that calls no hooked one needs no range.
-        extents.retain(|e| {
-            graph
-                .out_of(*e)
-                .any(|edge| edge.is_call && is_hooked(edge.to))
-        });
+        extents.retain(|e| graph.out_of(*e).any(|edge| edge.is_call && is_hooked(edge.to)));
         merged = merge(graph, &extents);
     }
     let mut ranges = FileRanges::default();
@@ -318,12 +246,7 @@ pub fn inner_code(
         *slot = range;
         ranges.count += 1;
     }
-    InnerCode {
-        ranges,
-        may_tail_jump,
-        helpers,
-        left_out: merged.len().saturating_sub(MAX_INNER_RANGES),
-    }
+    InnerCode { ranges, may_tail_jump, helpers, left_out: merged.len().saturating_sub(MAX_INNER_RANGES) }
 }
 
 /// Joins neighbours that have nothing but padding between them.

@@ -3,5 +3,4 @@
 pub mod args;
 pub mod log;
 pub mod plan;
-pub mod report;
 pub mod values;

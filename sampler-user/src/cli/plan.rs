@@ -72,7 +72,6 @@ impl Targets {
 }
 
 /// A recording, decided.
-#[derive(Debug)]
 pub struct RecordPlan {
     /// What is profiled.
     pub targets: Targets,
@@ -156,12 +155,7 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
         output::check_new_file(Path::new(&format!("heapbpf.{}.probe", std::process::id())), false)?;
     }
     let running = select(&rules)?;
-    let targets = Targets {
-        rules,
-        running,
-        command: args.target.command.clone(),
-        follow: !args.target.no_follow,
-    };
+    let targets = Targets { rules, running, command: args.target.command.clone(), follow: !args.target.no_follow };
 
     let events_bytes = args.ring_bytes.next_power_of_two().max(PAGE);
     // The largest class of copies that this limit can ask for must fit several times.

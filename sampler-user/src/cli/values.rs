@@ -39,7 +39,8 @@ pub fn parse_confidence(text: &str) -> Result<f64, String> {
 
 /// One of the four values of a heap profile.
 pub fn parse_value(text: &str) -> Result<Value, String> {
-    text.parse::<Value>().map_err(|error| error.to_string())
+    Value::from_name(text)
+        .ok_or_else(|| "one of alloc_objects, alloc_space, inuse_objects, inuse_space is needed".to_owned())
 }
 
 #[cfg(test)]

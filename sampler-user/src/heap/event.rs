@@ -68,7 +68,8 @@ mod tests {
 
     #[test]
     fn records_come_back_as_they_were_written() {
-        let free = FreeRecord { kind: kind::FREE, tid: 7, sample: 1 << 40, time_ns: 9, temporary: 1, ..Default::default() };
+        let free =
+            FreeRecord { kind: kind::FREE, tid: 7, sample: 1 << 40, time_ns: 9, temporary: 1, ..Default::default() };
         assert_eq!(decode(&bytes_of(&free)), Some(Event::Free(free)));
         let allocation = AllocationRecord { kind: kind::ALLOCATION, size_bytes: u64::MAX >> 17, ..Default::default() };
         assert_eq!(decode(&bytes_of(&allocation)), Some(Event::Allocation(allocation)));

@@ -97,7 +97,8 @@ pub fn stats(
         ("records_unknown", daemon.records_unknown),
         ("threads", counters.threads),
     ];
-    let named = |list: &[(&str, u64)]| list.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect::<BTreeMap<_, _>>();
+    let named =
+        |list: &[(&str, u64)]| list.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect::<BTreeMap<_, _>>();
     Stats {
         hits: counters.hits(),
         unsampled: counters.unsampled,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::bail;
 
 use super::targets::TargetSet;
-use crate::attach::arch::HOST_MACHINE;
+use crate::attach::arch::Machine;
 use crate::attach::hooks::{FileKey, HookError, Hooks};
 use crate::attach::{KernelRules, Table};
 use crate::cli::plan::RecordPlan;
@@ -43,8 +43,9 @@ pub struct Attaching {
 impl Attaching {
     /// Nothing is attached yet.
     pub fn new(plan: &RecordPlan, programs: Programs, steering: Steering) -> Self {
-        let version = Limits::read().version.map_or((0, 0), |version| (version.major, version.minor));
-        let rules = KernelRules::of(HOST_MACHINE, version);
+        let version = Limits::read().version.map_or((0, 0), |version| (version.major.into(), version.minor.into()));
+        // Built for another machine, nothing of the kernel side would have loaded.
+        let rules = KernelRules::of(Machine::host().unwrap_or(Machine::X86_64), version);
         Self {
             programs,
             steering,

@@ -40,7 +40,11 @@ fn resolve_outputs(plan: &RecordPlan, first: Option<(&str, u32)>) -> Vec<Output>
 }
 
 /// Writes a profile to all outputs. Returns the files with the command that opens each.
-fn write_outputs(outputs: &[Output], profile: &Profile, options: &WriteOptions) -> anyhow::Result<Vec<(String, String)>> {
+fn write_outputs(
+    outputs: &[Output],
+    profile: &Profile,
+    options: &WriteOptions,
+) -> anyhow::Result<Vec<(String, String)>> {
     let mut written = Vec::new();
     for output in outputs {
         for path in output.write(profile, options)? {

@@ -19,6 +19,7 @@ use super::{command, resolve_outputs, show_report, write_outputs, write_snapshot
 use crate::cli::plan::RecordPlan;
 use crate::host::events::monotonic_ns;
 use crate::host::{Host, HostOptions, limits};
+use crate::kernel::KernelError;
 use crate::kernel::live_map::{LiveEntries, LiveMap};
 use crate::kernel::loader::Loader;
 use crate::kernel::object;
@@ -27,9 +28,7 @@ use crate::kernel::rings::Ring;
 use crate::kernel::stack_traces::StackTraces;
 use crate::kernel::steering::Steering;
 use crate::kernel::totals::{Counts, Totals};
-use crate::kernel::KernelError;
 use crate::profile::model::Profile;
-use crate::profile::output::Output;
 use crate::profile::stats::Stats;
 use crate::sampling::constants::draw_constants;
 use crate::unwind::dwarf::{Limits, Unwinder};
@@ -47,7 +46,6 @@ const KEEP_ENDED_NS: u64 = 10_000_000_000;
 /// Everything of one recording.
 struct Session {
     plan: RecordPlan,
-    loader: Loader,
     attaching: Attaching,
     host: Host,
     events: Ring,
@@ -77,7 +75,8 @@ pub async fn run(plan: RecordPlan) -> anyhow::Result<u8> {
     };
     session.attaching.start(&session.plan, held.as_ref().map(|held| held.pid), &mut session.host)?;
     session.recorder.set_functions(session.attaching.hooks.functions());
-    let outputs = resolve_outputs(&session.plan, session.first_target(held.as_ref().map(|held| held.pid)));
+    let first = session.first_target(held.as_ref().map(|held| held.pid));
+    let outputs = resolve_outputs(&session.plan, first.as_ref().map(|(comm, pid)| (comm.as_str(), *pid)));
 
     // Ctrl-C belongs to us from here on: probes are in place and a profile is owed.
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -93,9 +92,9 @@ pub async fn run(plan: RecordPlan) -> anyhow::Result<u8> {
         std::thread::spawn(move || child.wait().map(|status| status_sender.send(status)));
     }
 
-    let events_fd = AsyncFd::new(duplicate(&session.events)?)?;
-    let stacks_fd = AsyncFd::new(duplicate(&session.stacks)?)?;
-    let host_fd = AsyncFd::new(duplicate_raw(session.host.as_raw_fd())?)?;
+    let events_fd = watch(duplicate(&session.events)?)?;
+    let stacks_fd = watch(duplicate(&session.stacks)?)?;
+    let host_fd = watch(duplicate_raw(session.host.as_raw_fd())?)?;
     let begun = Instant::now();
     let deadline = session.plan.duration.map(|duration| begun + duration);
     let mut next_snapshot = session.plan.every.map(|every| begun + every);
@@ -184,7 +183,6 @@ impl Session {
             started_ns: monotonic_ns(),
             lives: Vec::new(),
             housekeeping_ns: 0,
-            loader,
             plan,
         })
     }
@@ -348,6 +346,12 @@ impl Session {
         while self.cycle()? > 0 {}
         self.profile(true)
     }
+}
+
+/// Registers a descriptor with the reactor.
+fn watch(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: the descriptor is owned by the result and closed with it, after it has left the reactor.
+    unsafe { AsyncFd::register(fd) }.map_err(Into::into)
 }
 
 /// A descriptor of our own for the reactor: it must not close the ring's.

@@ -70,13 +70,7 @@ pub(super) fn place(
     entered: &dyn Fn(u64) -> bool,
 ) -> Option<Placement> {
     let mut best: Option<Placement> = None;
-    for (word, offset) in code
-        .as_chunks::<4>()
-        .0
-        .iter()
-        .zip((0_u64..).step_by(4))
-        .take(16)
-    {
+    for (word, offset) in code.as_chunks::<4>().0.iter().zip((0_u64..).step_by(4)).take(16) {
         let word = classify(u32::from_le_bytes(*word));
         if offset > 0 && entered(_address.wrapping_add(offset)) {
             break;
@@ -100,9 +94,7 @@ pub(super) fn place(
         // what follows it would read a signed return address.
         match word {
             Word::Nop => {}
-            Word::LandingPad
-                if code.get(offset as usize..offset as usize + 4)
-                    != Some(&[0x3f, 0x23, 0x03, 0xd5]) => {}
+            Word::LandingPad if code.get(offset as usize..offset as usize + 4) != Some(&[0x3f, 0x23, 0x03, 0xd5]) => {}
             Word::Address(register) if (8..=17).contains(&register) => {}
             _ => break,
         }
@@ -119,10 +111,6 @@ pub(super) fn flows(address: u64, code: &[u8], mut found: impl FnMut(Flow)) {
             Word::Call(distance) => (FlowKind::Call, distance),
             _ => continue,
         };
-        found(Flow {
-            from,
-            kind,
-            target: Target::Address(from.wrapping_add_signed(distance)),
-        });
+        found(Flow { from, kind, target: Target::Address(from.wrapping_add_signed(distance)) });
     }
 }

@@ -1,8 +1,8 @@
 //! x86-64: System V calling convention, and the kernel's `arch/x86/kernel/uprobes.c` as rules.
 
 use iced_x86::{
-    Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic,
-    OpAccess, OpKind, Register,
+    Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind,
+    Register,
 };
 use sampler_ebpf::abi::{ARGUMENTS, NO_ARGUMENT};
 
@@ -10,14 +10,8 @@ use super::{Flow, FlowKind, Target};
 use crate::attach::placement::{Arguments, KernelRules, Kind, Needs, Placement};
 
 /// Registers of integer arguments, in order (System V ABI, §3.2.3).
-const ARGUMENT_REGISTERS: [Register; ARGUMENTS as usize] = [
-    Register::RDI,
-    Register::RSI,
-    Register::RDX,
-    Register::RCX,
-    Register::R8,
-    Register::R9,
-];
+const ARGUMENT_REGISTERS: [Register; ARGUMENTS as usize] =
+    [Register::RDI, Register::RSI, Register::RDX, Register::RCX, Register::R8, Register::R9];
 /// A first basic block is far shorter than this.
 const BLOCK_MAX_INSTRUCTIONS: usize = 64;
 /// The kernel cannot optimize a no-op that crosses a page.
@@ -63,23 +57,13 @@ impl State {
     /// The argument register that holds `value`, the `preferred` one if it does.
     fn holder(&self, value: Value, preferred: u8) -> Option<u8> {
         let holds = |n: u8| {
-            ARGUMENT_REGISTERS
-                .get(usize::from(n))
-                .is_some_and(|register| self.values[register.number()] == value)
+            ARGUMENT_REGISTERS.get(usize::from(n)).is_some_and(|register| self.values[register.number()] == value)
         };
-        if holds(preferred) {
-            Some(preferred)
-        } else {
-            (0..ARGUMENTS).find(|n| holds(*n))
-        }
+        if holds(preferred) { Some(preferred) } else { (0..ARGUMENTS).find(|n| holds(*n)) }
     }
 
     fn find(&self, argument: u8) -> Option<u8> {
-        if argument == NO_ARGUMENT {
-            Some(argument)
-        } else {
-            self.holder(Value::Argument(argument), argument)
-        }
+        if argument == NO_ARGUMENT { Some(argument) } else { self.holder(Value::Argument(argument), argument) }
     }
 
     /// Where the needed arguments are now, if they are all there.
@@ -90,12 +74,7 @@ impl State {
         let wanted = needs.arguments;
         let (old, out) = (self.find(wanted.old)?, self.find(wanted.out)?);
         if let (Some(size), Some(times)) = (self.find(wanted.size), self.find(wanted.times)) {
-            return Some(Arguments {
-                size,
-                times,
-                old,
-                out,
-            });
+            return Some(Arguments { size, times, old, out });
         }
         if !self.product_is_whole {
             return None;
@@ -103,12 +82,7 @@ impl State {
         let size = self
             .holder(Value::Product(wanted.size, wanted.times), wanted.size)
             .or_else(|| self.holder(Value::Product(wanted.times, wanted.size), wanted.size))?;
-        Some(Arguments {
-            size,
-            times: NO_ARGUMENT,
-            old,
-            out,
-        })
+        Some(Arguments { size, times: NO_ARGUMENT, old, out })
     }
 
     fn has_moved_stack(&self) -> bool {
@@ -121,33 +95,20 @@ impl State {
     }
 
     fn register(&self, register: Register) -> Value {
-        if register.is_gpr64() {
-            self.values[register.number()]
-        } else {
-            Value::Unknown
-        }
+        if register.is_gpr64() { self.values[register.number()] } else { Value::Unknown }
     }
 
     /// The state after `instruction`.
     fn step(&mut self, instruction: &Instruction, info: &mut InstructionInfoFactory) {
         let copied = match instruction.code() {
             Code::Mov_r64_rm64 | Code::Mov_rm64_r64
-                if instruction.op0_kind() == OpKind::Register
-                    && instruction.op1_kind() == OpKind::Register =>
+                if instruction.op0_kind() == OpKind::Register && instruction.op1_kind() == OpKind::Register =>
             {
-                Some((
-                    instruction.op0_register(),
-                    self.register(instruction.op1_register()),
-                ))
+                Some((instruction.op0_register(), self.register(instruction.op1_register())))
             }
             Code::Mul_rm64 if instruction.op0_kind() == OpKind::Register => {
-                match (
-                    self.register(Register::RAX),
-                    self.register(instruction.op0_register()),
-                ) {
-                    (Value::Argument(a), Value::Argument(b)) => {
-                        Some((Register::RAX, Value::Product(a, b)))
-                    }
+                match (self.register(Register::RAX), self.register(instruction.op0_register())) {
+                    (Value::Argument(a), Value::Argument(b)) => Some((Register::RAX, Value::Product(a, b))),
                     _ => None,
                 }
             }
@@ -156,16 +117,12 @@ impl State {
         for used in info.info(instruction).used_registers() {
             let written = matches!(
                 used.access(),
-                OpAccess::Write
-                    | OpAccess::ReadWrite
-                    | OpAccess::CondWrite
-                    | OpAccess::ReadCondWrite
+                OpAccess::Write | OpAccess::ReadWrite | OpAccess::CondWrite | OpAccess::ReadCondWrite
             );
             if written && used.register().is_gpr() {
                 let register = used.register().full_register();
                 self.values[register.number()] = Value::Unknown;
-                self.stack_pointer_known &=
-                    register != Register::RSP || stack_pointer_change(instruction).is_some();
+                self.stack_pointer_known &= register != Register::RSP || stack_pointer_change(instruction).is_some();
             }
         }
         self.stack_pointer_moved += stack_pointer_change(instruction).unwrap_or(0);
@@ -187,45 +144,32 @@ fn stack_pointer_change(instruction: &Instruction) -> Option<i64> {
     if instruction.is_stack_instruction() {
         return Some(i64::from(instruction.stack_pointer_increment()));
     }
-    let on_stack_pointer =
-        instruction.op_count() == 2 && instruction.op0_register() == Register::RSP;
+    let on_stack_pointer = instruction.op_count() == 2 && instruction.op0_register() == Register::RSP;
     match instruction.mnemonic() {
         Mnemonic::Sub if on_stack_pointer && is_immediate(instruction) => {
             Some((instruction.immediate(1) as i64).wrapping_neg())
         }
-        Mnemonic::Add if on_stack_pointer && is_immediate(instruction) => {
-            Some(instruction.immediate(1) as i64)
-        }
+        Mnemonic::Add if on_stack_pointer && is_immediate(instruction) => Some(instruction.immediate(1) as i64),
         _ => None,
     }
 }
 
 fn is_immediate(instruction: &Instruction) -> bool {
-    matches!(
-        instruction.op1_kind(),
-        OpKind::Immediate8to64 | OpKind::Immediate32to64
-    )
+    matches!(instruction.op1_kind(), OpKind::Immediate8to64 | OpKind::Immediate32to64)
 }
 
 /// What the kernel does with a probe on `instruction`, whose encoding is `bytes`; `None` if it refuses one.
 #[must_use]
 fn treatment(rules: &KernelRules, instruction: &Instruction, bytes: &[u8]) -> Option<Kind> {
     // insn_has_bad_prefix(): lock and the segment overrides that mean nothing in 64-bit mode.
-    let prefixes = bytes.iter().take_while(|b| {
-        matches!(
-            b,
-            0x66 | 0x67 | 0xf2 | 0xf3 | 0xf0 | 0x2e | 0x36 | 0x3e | 0x26 | 0x64 | 0x65
-        )
-    });
-    if prefixes
-        .clone()
-        .any(|b| matches!(b, 0xf0 | 0x2e | 0x36 | 0x3e | 0x26))
-    {
+    let prefixes = bytes
+        .iter()
+        .take_while(|b| matches!(b, 0x66 | 0x67 | 0xf2 | 0xf3 | 0xf0 | 0x2e | 0x36 | 0x3e | 0x26 | 0x64 | 0x65));
+    if prefixes.clone().any(|b| matches!(b, 0xf0 | 0x2e | 0x36 | 0x3e | 0x26)) {
         return None;
     }
-    let branches = instruction.is_jmp_short_or_near()
-        || instruction.is_jcc_short_or_near()
-        || instruction.is_call_near();
+    let branches =
+        instruction.is_jmp_short_or_near() || instruction.is_jcc_short_or_near() || instruction.is_call_near();
     let prefixed = prefixes.count() > 0;
     if branches && bytes.contains(&0x66) && prefixed {
         return None;
@@ -240,9 +184,7 @@ fn treatment(rules: &KernelRules, instruction: &Instruction, bytes: &[u8]) -> Op
         return None;
     }
     Some(match bytes {
-        [0x0f, 0x1f, 0x44, 0, 0]
-            if rules.optimizes_nop5 && instruction.ip() % PAGE_BYTES <= PAGE_BYTES - 5 =>
-        {
+        [0x0f, 0x1f, 0x44, 0, 0] if rules.optimizes_nop5 && instruction.ip() % PAGE_BYTES <= PAGE_BYTES - 5 => {
             Kind::Optimized
         }
         [0x90] if rules.simulates_nop => Kind::Emulated,
@@ -302,9 +244,7 @@ pub(super) fn place(
         match instruction.flow_control() {
             FlowControl::Next => state.step(&instruction, &mut info),
             // A product of count and size that overflowed can only make the call fail, before it allocates.
-            FlowControl::ConditionalBranch if state.is_overflow_check(&instruction) => {
-                state.product_is_whole = true
-            }
+            FlowControl::ConditionalBranch if state.is_overflow_check(&instruction) => state.product_is_whole = true,
             _ => break,
         }
     }
@@ -334,28 +274,20 @@ pub(super) fn flows(address: u64, code: &[u8], mut found: impl FnMut(Flow)) {
     while decoder.can_decode() {
         decoder.decode_out(&mut instruction);
         let (kind, target) = match instruction.flow_control() {
-            FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => (
-                FlowKind::Jump,
-                Target::Address(instruction.near_branch_target()),
-            ),
-            FlowControl::Call if instruction.is_call_near() => (
-                FlowKind::Call,
-                Target::Address(instruction.near_branch_target()),
-            ),
-            FlowControl::IndirectBranch if instruction.is_ip_rel_memory_operand() => (
-                FlowKind::Jump,
-                Target::Slot(instruction.ip_rel_memory_address()),
-            ),
-            FlowControl::IndirectCall if instruction.is_ip_rel_memory_operand() => (
-                FlowKind::Call,
-                Target::Slot(instruction.ip_rel_memory_address()),
-            ),
+            FlowControl::UnconditionalBranch | FlowControl::ConditionalBranch => {
+                (FlowKind::Jump, Target::Address(instruction.near_branch_target()))
+            }
+            FlowControl::Call if instruction.is_call_near() => {
+                (FlowKind::Call, Target::Address(instruction.near_branch_target()))
+            }
+            FlowControl::IndirectBranch if instruction.is_ip_rel_memory_operand() => {
+                (FlowKind::Jump, Target::Slot(instruction.ip_rel_memory_address()))
+            }
+            FlowControl::IndirectCall if instruction.is_ip_rel_memory_operand() => {
+                (FlowKind::Call, Target::Slot(instruction.ip_rel_memory_address()))
+            }
             _ => continue,
         };
-        found(Flow {
-            from: instruction.ip(),
-            kind,
-            target,
-        });
+        found(Flow { from: instruction.ip(), kind, target });
     }
 }
