@@ -2,7 +2,7 @@
 //!
 //! Adding an allocator is adding one entry to [`ALLOCATORS`].
 
-use sampler_ebpf::abi::{NO_ARGUMENT, SITE_FREES, SITE_ZERO_FREES};
+use sampler_ebpf::abi::{NO_ARGUMENT, SITE_FREES};
 
 use super::elf::FileImage;
 use super::placement::Arguments;
@@ -61,9 +61,9 @@ impl Shape {
 /// A function of an allocator.
 #[derive(Clone, Copy, Debug)]
 pub struct Function {
-    /// What the audit calls it.
+    /// What the audit calls it; also a symbol that it may be found under.
     pub name: &'static str,
-    /// Symbols that it may be found under, besides its name. Each address is hooked once.
+    /// Further symbols. Each address is hooked once.
     pub aliases: &'static [&'static str],
     /// How it is called.
     pub shape: Shape,
@@ -76,22 +76,22 @@ pub struct Allocator {
     pub name: &'static str,
     /// Symbols that only this allocator defines; one is enough.
     pub markers: &'static [&'static str],
+    /// Symbols that rule it out.
+    pub unless: &'static [&'static str],
     /// How its file names begin. Only a hint of where to look first: the symbols decide.
     pub file_names: &'static [&'static str],
     /// Its version as found in the file.
     pub version: fn(&FileImage) -> Option<String>,
     /// `realloc(p, 0)` frees `p` and returns NULL.
     pub realloc_zero_frees: bool,
+    /// Looked for only in files that hold no other allocator.
+    pub last_resort: bool,
+    /// What its symbols may begin with, before the functions' names.
+    pub prefixes: &'static [&'static str],
     /// Its functions, in groups that several allocators share.
     pub functions: &'static [&'static [Function]],
-}
-
-impl Allocator {
-    /// `SITE_*` flags of one of its functions.
-    #[must_use]
-    pub fn flags(&self, shape: Shape) -> u8 {
-        if self.realloc_zero_frees && shape.is_realloc() { shape.flags | SITE_ZERO_FREES } else { shape.flags }
-    }
+    /// Functions that cannot be followed, with what that means.
+    pub limits: &'static [(&'static str, &'static str)],
 }
 
 const fn function(name: &'static str, aliases: &'static [&'static str], shape: Shape) -> Function {
@@ -116,7 +116,6 @@ const STANDARD: &[Function] = &[
 ];
 
 /// `operator new` and `delete` in all their forms (Itanium C++ ABI names; `m` is `size_t`).
-#[expect(dead_code, reason = "used by the next entries")]
 const OPERATORS: &[Function] = &[
     function("operator new", &["_Znwm"], Shape::allocates(0)),
     function("operator new[]", &["_Znam"], Shape::allocates(0)),
@@ -140,12 +139,184 @@ const OPERATORS: &[Function] = &[
     function("operator delete[](align, nothrow)", &["_ZdaPvSt11align_val_tRKSt9nothrow_t"], Shape::frees(0)),
 ];
 
-/// Every allocator that heapbpf knows.
-pub const ALLOCATORS: &[Allocator] = &[Allocator {
-    name: "glibc",
-    markers: &["__libc_malloc"],
-    file_names: &["libc.so.6", "libc-2."],
-    version: versions::glibc,
-    realloc_zero_frees: true,
-    functions: &[STANDARD],
-}];
+/// jemalloc's own interface.
+const JEMALLOC: &[Function] = &[
+    function("mallocx", &[], Shape::allocates(0)),
+    function("rallocx", &[], Shape::allocates(1).old(0)),
+    function("dallocx", &[], Shape::frees(0)),
+    function("sdallocx", &[], Shape::frees(0)),
+];
+
+/// mimalloc's own interface, besides the standard one under its prefix.
+const MIMALLOC: &[Function] = &[
+    function("mi_zalloc", &[], Shape::allocates(0)),
+    function("mi_malloc_small", &[], Shape::allocates(0)),
+    function("mi_zalloc_small", &[], Shape::allocates(0)),
+    function("mi_mallocn", &[], Shape::allocates(1).times(0)),
+    function("mi_reallocn", &[], Shape::allocates(2).times(1).old(0)),
+    function("mi_reallocf", &[], Shape::allocates(1).old(0)),
+    function("mi_rezalloc", &[], Shape::allocates(1).old(0)),
+    function("mi_recalloc", &[], Shape::allocates(2).times(1).old(0)),
+    function("mi_malloc_aligned", &[], Shape::allocates(0)),
+    function("mi_zalloc_aligned", &[], Shape::allocates(0)),
+    function("mi_calloc_aligned", &[], Shape::allocates(1).times(0)),
+    function("mi_realloc_aligned", &[], Shape::allocates(1).old(0)),
+    function("mi_rezalloc_aligned", &[], Shape::allocates(1).old(0)),
+    function("mi_new", &[], Shape::allocates(0)),
+    function("mi_new_n", &[], Shape::allocates(1).times(0)),
+    function("mi_new_aligned", &[], Shape::allocates(0)),
+    function("mi_new_nothrow", &[], Shape::allocates(0)),
+    function("mi_new_realloc", &[], Shape::allocates(1).old(0)),
+    function("mi_heap_malloc", &[], Shape::allocates(1)),
+    function("mi_heap_zalloc", &[], Shape::allocates(1)),
+    function("mi_heap_malloc_small", &[], Shape::allocates(1)),
+    function("mi_heap_calloc", &[], Shape::allocates(2).times(1)),
+    function("mi_heap_mallocn", &[], Shape::allocates(2).times(1)),
+    function("mi_heap_realloc", &[], Shape::allocates(2).old(1)),
+    function("mi_heap_malloc_aligned", &[], Shape::allocates(1)),
+    function("mi_malloc_aligned_at", &[], Shape::allocates(0)),
+    function("mi_zalloc_aligned_at", &[], Shape::allocates(0)),
+    function("mi_calloc_aligned_at", &[], Shape::allocates(1).times(0)),
+    function("mi_realloc_aligned_at", &[], Shape::allocates(1).old(0)),
+    function("mi_rezalloc_aligned_at", &[], Shape::allocates(1).old(0)),
+    function("mi_recalloc_aligned", &[], Shape::allocates(2).times(1).old(0)),
+    function("mi_recalloc_aligned_at", &[], Shape::allocates(2).times(1).old(0)),
+    function("mi_new_aligned_nothrow", &[], Shape::allocates(0)),
+    function("mi_new_reallocn", &[], Shape::allocates(2).times(1).old(0)),
+    function("mi_heap_alloc_new", &[], Shape::allocates(1)),
+    function("mi_heap_alloc_new_n", &[], Shape::allocates(2).times(1)),
+    function("mi_heap_reallocn", &[], Shape::allocates(3).times(2).old(1)),
+    function("mi_heap_reallocf", &[], Shape::allocates(2).old(1)),
+    function("mi_heap_rezalloc", &[], Shape::allocates(2).old(1)),
+    function("mi_heap_recalloc", &[], Shape::allocates(3).times(2).old(1)),
+    function("mi_heap_zalloc_aligned", &[], Shape::allocates(1)),
+    function("mi_heap_calloc_aligned", &[], Shape::allocates(2).times(1)),
+    function("mi_heap_realloc_aligned", &[], Shape::allocates(2).old(1)),
+    function("mi_heap_rezalloc_aligned", &[], Shape::allocates(2).old(1)),
+    function("mi_heap_recalloc_aligned", &[], Shape::allocates(3).times(2).old(1)),
+    function("mi_heap_malloc_aligned_at", &[], Shape::allocates(1)),
+    function("mi_heap_zalloc_aligned_at", &[], Shape::allocates(1)),
+    function("mi_heap_calloc_aligned_at", &[], Shape::allocates(2).times(1)),
+    function("mi_heap_realloc_aligned_at", &[], Shape::allocates(2).old(1)),
+    function("mi_heap_rezalloc_aligned_at", &[], Shape::allocates(2).old(1)),
+    function("mi_heap_recalloc_aligned_at", &[], Shape::allocates(3).times(2).old(1)),
+    function("mi_free_size", &[], Shape::frees(0)),
+    function("mi_free_aligned", &[], Shape::frees(0)),
+    function("mi_free_size_aligned", &[], Shape::frees(0)),
+];
+
+/// snmalloc's interface for Rust.
+const SNMALLOC: &[Function] = &[
+    function("sn_rust_alloc", &[], Shape::allocates(1)),
+    function("sn_rust_alloc_zeroed", &[], Shape::allocates(1)),
+    function("sn_rust_realloc", &[], Shape::allocates(3).old(0)),
+    function("sn_rust_dealloc", &[], Shape::frees(0)),
+];
+
+/// A Rust program's own `#[global_allocator]`.
+const RUST: &[Function] = &[
+    function("__rg_alloc", &["__rust_alloc"], Shape::allocates(0)),
+    function("__rg_alloc_zeroed", &["__rust_alloc_zeroed"], Shape::allocates(0)),
+    function("__rg_realloc", &["__rust_realloc"], Shape::allocates(3).old(0)),
+    function("__rg_dealloc", &["__rust_dealloc"], Shape::frees(0)),
+];
+
+const fn unknown_version(_: &FileImage) -> Option<String> {
+    None
+}
+
+/// What the entries have in common.
+const BASE: Allocator = Allocator {
+    name: "",
+    markers: &[],
+    unless: &[],
+    file_names: &[],
+    version: unknown_version,
+    realloc_zero_frees: false,
+    last_resort: false,
+    prefixes: &[""],
+    functions: &[],
+    limits: &[],
+};
+
+/// Every allocator that heapbpf knows. A symbol that several of them claim goes to the first that is in the file, so
+/// the C libraries come after what replaces their functions.
+pub const ALLOCATORS: &[Allocator] = &[
+    Allocator {
+        name: "jemalloc",
+        // The prefixes are those of builds beside another malloc, and of Rust's jemalloc crates.
+        markers: &["mallocx", "je_mallocx", "_rjem_mallocx", "_rjem_malloc"],
+        file_names: &["libjemalloc"],
+        version: versions::jemalloc,
+        realloc_zero_frees: true,
+        prefixes: &["", "je_", "_rjem_"],
+        functions: &[STANDARD, OPERATORS, JEMALLOC],
+        limits: &[("xallocx", "resizes a block in place: the block keeps the size that it had")],
+        ..BASE
+    },
+    Allocator {
+        name: "tcmalloc",
+        markers: &["tc_malloc", "TCMallocInternalMalloc"],
+        file_names: &["libtcmalloc"],
+        version: versions::tcmalloc,
+        realloc_zero_frees: true,
+        prefixes: &["", "tc_"],
+        functions: &[STANDARD, OPERATORS],
+        ..BASE
+    },
+    Allocator {
+        name: "mimalloc",
+        markers: &["mi_malloc"],
+        file_names: &["libmimalloc"],
+        version: versions::mimalloc,
+        prefixes: &["", "mi_"],
+        functions: &[STANDARD, OPERATORS, MIMALLOC],
+        limits: &[("mi_heap_destroy", "frees a heap's blocks at once: they stay in use as far as the profile knows")],
+        ..BASE
+    },
+    Allocator {
+        name: "snmalloc",
+        markers: &["sn_malloc", "sn_rust_alloc"],
+        file_names: &["libsnmalloc"],
+        prefixes: &["", "sn_"],
+        functions: &[STANDARD, OPERATORS, SNMALLOC],
+        ..BASE
+    },
+    Allocator {
+        name: "musl",
+        // The loader's stages in the shared library; the allocator's own functions in a static executable.
+        markers: &["__dls2b", "__libc_malloc_impl", "__simple_malloc"],
+        file_names: &["ld-musl-", "libc.musl-", "libc.so"],
+        version: versions::musl,
+        functions: &[STANDARD],
+        ..BASE
+    },
+    Allocator {
+        name: "glibc",
+        markers: &["gnu_get_libc_version", "__libc_memalign", "__libc_valloc", "_int_malloc"],
+        file_names: &["libc.so.6", "libc-2."],
+        version: versions::glibc,
+        realloc_zero_frees: true,
+        functions: &[STANDARD],
+        ..BASE
+    },
+    Allocator {
+        name: "Rust global allocator",
+        markers: &["__rg_alloc", "__rust_alloc"],
+        // Made for programs without an allocator of their own: it ends in the C library's malloc, which is hooked.
+        unless: &["__rdl_alloc"],
+        last_resort: true,
+        functions: &[RUST],
+        ..BASE
+    },
+    Allocator {
+        name: "unknown malloc",
+        markers: &["malloc"],
+        last_resort: true,
+        functions: &[STANDARD, OPERATORS],
+        ..BASE
+    },
+];
+
+/// Libraries that define `malloc` for the loader's own start only.
+pub const LOADERS: &[&str] = &["ld-linux", "ld-2.", "ld.so.1", "ld64.so"];

@@ -4,7 +4,7 @@ use serde::Serialize;
 
 use super::elf::FileKind;
 use super::placement::Kind;
-use super::{AllocatorFile, Missing};
+use super::{AllocatorFile, Covered, Missing};
 
 /// How probes are linked to a program, cheapest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
@@ -60,8 +60,12 @@ pub struct FileAudit {
     pub build_id: String,
     /// The probes.
     pub attach: Vec<AttachEntry>,
+    /// Functions that need no probe.
+    pub covered: Vec<Covered>,
     /// What is not hooked, and why.
     pub missing: Vec<Missing>,
+    /// What no probe can follow, if the program uses it.
+    pub limits: Vec<Missing>,
 }
 
 impl FileAudit {
@@ -86,7 +90,9 @@ impl FileAudit {
                     reason: site.reason.clone(),
                 })
                 .collect(),
+            covered: planned.covered.clone(),
             missing: planned.missing.clone(),
+            limits: planned.limits.clone(),
         }
     }
 }

@@ -47,3 +47,28 @@ fn dictionary_bytes(packed: &[u8]) -> Option<u64> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Stream header, then a block header with these flags, sizes and filters.
+    fn stream(block: &[u8]) -> Vec<u8> {
+        [b"\xfd7zXZ\0\0\x04\0\0\0\0\x02".as_slice(), block].concat()
+    }
+
+    #[test]
+    fn the_dictionary_s_size_is_read_before_it_is_allocated() {
+        // LZMA2, 8 MiB: as `xz -6` writes.
+        assert_eq!(dictionary_bytes(&stream(&[0x00, 0x21, 1, 22])), Some(8 << 20));
+        // With both sizes of the block stated, in two and one bytes.
+        assert_eq!(dictionary_bytes(&stream(&[0xc0, 0x80, 0x01, 0x10, 0x21, 1, 0])), Some(4096));
+        assert_eq!(dictionary_bytes(&stream(&[0x00, 0x21, 1, 39])), Some(3 << 30));
+        assert_eq!(dictionary_bytes(&stream(&[0x00, 0x21, 1, 40])), None);
+        assert_eq!(dictionary_bytes(&stream(&[0x00, 0x04, 0])), None);
+        assert_eq!(dictionary_bytes(b""), None);
+        let mut none = Symbols::default();
+        assert_eq!(symbols(&stream(&[0x00, 0x21, 1, 39]), &mut none), None);
+        assert_eq!(symbols(&stream(&[0x00, 0x21, 1, 22]), &mut none), None);
+    }
+}

@@ -72,6 +72,8 @@ pub enum FileKind {
 /// An ELF file, as far as attaching needs it.
 #[derive(Clone, Debug)]
 pub struct FileImage {
+    /// Where the file was found, for custom allocators that name it; empty if not known.
+    pub path: String,
     /// Instruction set.
     pub machine: Machine,
     /// Library or executable.
@@ -98,6 +100,13 @@ pub struct FileImage {
     read_only: Vec<Vec<u8>>,
     segments: Vec<Segment>,
     imports: HashMap<u64, String>,
+}
+
+/// How much of a file to read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Depth {
+    Symbols,
+    Everything,
 }
 
 /// A reader of bounded pieces: a size field of a hostile file never becomes an allocation beyond [`READ_MAX_BYTES`].
@@ -172,10 +181,23 @@ impl FileImage {
     /// Reads an ELF file. Fails if it is not a 64-bit little-endian ELF file for a known machine.
     pub fn read<R: Read + Seek>(reader: R) -> Result<Self, AttachError> {
         let cache = ReadCache::new(reader);
-        Self::parse(Bounded(&cache))
+        Self::parse(Bounded(&cache), Depth::Everything)
     }
 
-    fn parse<'a, R: ReadRef<'a>>(data: R) -> Result<Self, AttachError> {
+    /// Reads identity and symbols only.
+    pub(super) fn read_symbols<R: Read + Seek>(reader: R) -> Result<Self, AttachError> {
+        let cache = ReadCache::new(reader);
+        Self::parse(Bounded(&cache), Depth::Symbols)
+    }
+
+    /// Says where the file was found.
+    #[must_use]
+    pub fn found_at(mut self, path: &str) -> Self {
+        path.clone_into(&mut self.path);
+        self
+    }
+
+    fn parse<'a, R: ReadRef<'a>>(data: R, depth: Depth) -> Result<Self, AttachError> {
         let ident: &[u8] = data.read_bytes_at(0, 16).map_err(|()| AttachError::NotElf)?;
         if !ident.starts_with(b"\x7fELF") {
             return Err(AttachError::NotElf);
@@ -206,6 +228,7 @@ impl FileImage {
             })
             .collect();
         let mut image = Self {
+            path: String::new(),
             machine,
             kind: FileKind::Library,
             build_id: Vec::new(),
@@ -234,7 +257,14 @@ impl FileImage {
         if image.soname.is_some() {
             image.kind = FileKind::Library;
         }
-        image.read_sections(data, &sections);
+        image.read_symbol_sections(data, &sections);
+        // musl has neither name nor dependencies, but others link to it.
+        if image.kind == FileKind::StaticExecutable && image.symbols.iter().any(|s| s.exported) {
+            image.kind = FileKind::Library;
+        }
+        if depth == Depth::Everything {
+            image.read_sections(data, &sections);
+        }
         Ok(image)
     }
 
@@ -261,7 +291,7 @@ impl FileImage {
             .collect();
     }
 
-    fn read_sections<'a, R: ReadRef<'a>>(&mut self, data: R, sections: &SectionTable<'a, Header, R>) {
+    fn read_symbol_sections<'a, R: ReadRef<'a>>(&mut self, data: R, sections: &SectionTable<'a, Header, R>) {
         let mut symbols = Symbols::default();
         if !symbols.add(data, sections, elf::SHT_DYNSYM) {
             self.damaged.push("dynamic symbol table");
@@ -269,6 +299,17 @@ impl FileImage {
         if !symbols.add(data, sections, elf::SHT_SYMTAB) {
             self.damaged.push("symbol table");
         }
+        if let Some((_, section)) = sections.section_by_name(LE, b".gnu_debugdata") {
+            let read = section.data(LE, data).ok().and_then(|packed| debugdata::symbols(packed, &mut symbols));
+            if read.is_none() {
+                self.damaged.push("mini debug information (.gnu_debugdata)");
+            }
+        }
+        self.symbols = symbols.symbols;
+        self.names = symbols.names;
+    }
+
+    fn read_sections<'a, R: ReadRef<'a>>(&mut self, data: R, sections: &SectionTable<'a, Header, R>) {
         let mut code_bytes = 0_u64;
         for section in sections.iter() {
             let name = sections.section_name(LE, section).unwrap_or_default();
@@ -293,12 +334,6 @@ impl FileImage {
                 b".rodata" if size <= READ_ONLY_MAX_BYTES => {
                     self.read_only.extend(section.data(LE, data).ok().map(<[u8]>::to_vec));
                 }
-                b".gnu_debugdata" => {
-                    let read = section.data(LE, data).ok().and_then(|packed| debugdata::symbols(packed, &mut symbols));
-                    if read.is_none() {
-                        self.damaged.push("mini debug information (.gnu_debugdata)");
-                    }
-                }
                 _ => {}
             }
             if let Ok(Some(mut notes)) = section.notes(LE, data) {
@@ -320,8 +355,6 @@ impl FileImage {
         }
         self.code.sort_by_key(|c| c.address);
         self.read_imports(data, sections);
-        self.symbols = symbols.symbols;
-        self.names = symbols.names;
     }
 
     /// Slots of the global offset table that the loader fills with the address of a function of another file.
@@ -460,3 +493,7 @@ fn function_bounds(address: u64, bytes: &[u8]) -> Vec<(u64, u64)> {
     bounds.sort_unstable();
     bounds
 }
+
+#[cfg(test)]
+#[path = "elf_tests.rs"]
+mod tests;

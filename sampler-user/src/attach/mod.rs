@@ -4,6 +4,8 @@
 pub mod allocators;
 pub mod arch;
 pub mod audit;
+pub mod candidates;
+pub mod custom;
 mod debugdata;
 pub mod elf;
 pub mod hooks;
@@ -11,12 +13,15 @@ pub mod libraries;
 pub mod placement;
 mod plan;
 pub mod ranges;
+mod table;
 mod versions;
 
-pub use allocators::{ALLOCATORS, Allocator, Shape};
+pub use candidates::{Candidate, MappedFile, candidates, defines_any};
+pub use custom::CustomAllocator;
 pub use elf::{FileImage, FileKind};
 pub use placement::{KernelRules, Kind};
-pub use plan::{AllocatorFile, Missing, PlannedSite, Table, analyse, defines_any};
+pub use plan::{AllocatorFile, Covered, Missing, PlannedSite, analyse};
+pub use table::Table;
 
 /// Why a file cannot be attached to.
 #[derive(Debug, thiserror::Error)]
@@ -41,16 +46,37 @@ pub enum AttachError {
         "a Go program: its heap belongs to the Go runtime, use its own profiler (net/http/pprof); C code in it is profiled through libc"
     )]
     Go,
+    /// The dynamic loader.
+    #[error("the dynamic loader: what it defines of malloc serves its own start only")]
+    Loader,
+    /// The program's own allocator is a layer above another file's.
+    #[error("its allocator takes its blocks from {to} of another file, where its calls are seen")]
+    PassesOn {
+        /// The function that it calls there.
+        to: String,
+    },
+    /// A function of a custom allocator is not in its file.
+    #[error("no function {symbol:?} in the file{}", suggestion(.nearest))]
+    NoSymbol {
+        /// What was looked for.
+        symbol: String,
+        /// Similar names, best first.
+        nearest: Vec<String>,
+    },
     /// No allocator in the file.
     #[error(
-        "defines no allocator that heapbpf knows (looked for {looked_for}); name a custom one with \
-         --alloc 'FILE:my_alloc(size=arg0)->ret,free=my_free(arg0)'{}",
-        if *.stripped { "; the file has no symbol table (stripped)" } else { "" }
+        "defines no allocator that heapbpf knows (looked for {looked_for}){}; name a custom one with \
+         --alloc 'FILE:my_alloc(size=arg0)->ret,free=my_free(arg0)'",
+        if *.stripped { ": it has no symbols (stripped)" } else { "" }
     )]
     NoAllocator {
         /// Names of the allocators in the table.
         looked_for: String,
-        /// The file has no `.symtab`.
+        /// The file has no symbols at all.
         stripped: bool,
     },
+}
+
+fn suggestion(nearest: &[String]) -> String {
+    if nearest.is_empty() { String::new() } else { format!("; similar names there: {}", nearest.join(", ")) }
 }

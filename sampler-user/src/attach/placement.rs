@@ -31,10 +31,12 @@ impl std::fmt::Display for Kind {
 pub struct KernelRules {
     /// Instruction set.
     pub machine: Machine,
-    /// 5-byte no-ops become calls (x86-64, Linux 6.18).
+    /// 5-byte no-ops become calls (x86-64, Linux 6.18; measured there: 435 ns instead of 545).
     pub optimizes_nop5: bool,
-    /// `nop` is simulated (always on x86-64; arm64 since Linux 6.13).
-    pub simulates_nop: bool,
+    /// `nop` is emulated (always on x86-64; arm64 since Linux 6.13).
+    pub emulates_nop: bool,
+    /// Longer no-ops are emulated too (x86-64, Linux 6.18; measured there).
+    pub emulates_long_nops: bool,
 }
 
 impl KernelRules {
@@ -42,8 +44,15 @@ impl KernelRules {
     #[must_use]
     pub fn of(machine: Machine, release: (u32, u32)) -> Self {
         match machine {
-            Machine::X86_64 => Self { machine, optimizes_nop5: release >= (6, 18), simulates_nop: true },
-            Machine::Aarch64 => Self { machine, optimizes_nop5: false, simulates_nop: release >= (6, 13) },
+            Machine::X86_64 => Self {
+                machine,
+                optimizes_nop5: release >= (6, 18),
+                emulates_nop: true,
+                emulates_long_nops: release >= (6, 18),
+            },
+            Machine::Aarch64 => {
+                Self { machine, optimizes_nop5: false, emulates_nop: release >= (6, 13), emulates_long_nops: false }
+            }
         }
     }
 }

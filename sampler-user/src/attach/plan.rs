@@ -1,62 +1,22 @@
 //! The plan for one file: sites, ranges, and what cannot be hooked.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::io::{Read, Seek};
+use std::collections::BTreeMap;
 
 use sampler_ebpf::abi::{FileRanges, SITE_MAY_TAIL_JUMP, Site};
 use serde::Serialize;
 
 use super::AttachError;
-use super::allocators::{ALLOCATORS, Allocator, Shape};
-use super::arch;
-use super::elf::{FileImage, FileKind, Symbol};
+use super::allocators::LOADERS;
+use super::arch::{self, Target};
+use super::elf::{FileImage, FileKind};
 use super::placement::{KernelRules, Kind, Needs};
-use super::ranges::{CallGraph, Extent, inner_code};
+use super::ranges::{CallGraph, Extent, InnerCode, inner_code};
+use super::table::{Row, Table};
 
-/// Code read of a function whose size the symbol table does not tell.
+/// Code that is read of a function whose size the symbol table does not tell.
 const UNSIZED_FUNCTION_BYTES: u64 = 256;
-
-/// The allocators to look for.
-#[derive(Clone, Debug)]
-pub struct Table {
-    allocators: Vec<Allocator>,
-}
-
-impl Default for Table {
-    fn default() -> Self {
-        Self { allocators: ALLOCATORS.to_vec() }
-    }
-}
-
-/// A row of the table: one function of one allocator.
-#[derive(Clone, Copy, Debug)]
-struct Row<'a> {
-    number: u16,
-    allocator: &'a Allocator,
-    name: &'a str,
-    shape: Shape,
-}
-
-impl Table {
-    fn rows(&self) -> impl Iterator<Item = (Row<'_>, &'static [&'static str])> {
-        let functions = self.allocators.iter().flat_map(|allocator| {
-            allocator.functions.iter().copied().flatten().map(move |function| (allocator, function))
-        });
-        (0_u16..).zip(functions).map(|(number, (allocator, function))| {
-            (Row { number, allocator, name: function.name, shape: function.shape }, function.aliases)
-        })
-    }
-
-    /// Name of the function that [`Site::function`] stands for.
-    #[must_use]
-    pub fn function_name(&self, number: u16) -> Option<&str> {
-        self.rows().nth(usize::from(number)).map(|(row, _)| row.name)
-    }
-
-    fn symbols(&self) -> BTreeSet<&str> {
-        self.rows().flat_map(|(row, aliases)| std::iter::once(row.name).chain(aliases.iter().copied())).collect()
-    }
-}
+/// Similar names that a message about an unknown one offers.
+const SUGGESTIONS: usize = 3;
 
 /// A probe to be placed.
 #[derive(Clone, Debug)]
@@ -82,6 +42,12 @@ pub struct Missing {
     pub why: String,
 }
 
+impl Missing {
+    fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self { what: what.into(), why: why.into() }
+    }
+}
+
 /// The plan for one file.
 #[derive(Clone, Debug)]
 pub struct AllocatorFile {
@@ -95,23 +61,42 @@ pub struct AllocatorFile {
     pub sites: Vec<PlannedSite>,
     /// Exact code ranges of the hooked functions and their local helpers, file offsets.
     pub ranges: FileRanges,
-    /// Functions that need no probe of their own, with the hooked one that they pass every call on to.
-    pub covered: Vec<(String, String)>,
-    /// What is not hooked, and why.
+    /// The hooked functions may call allocation functions through the linkage table, so in another file: for a call
+    /// there, `ranges` of this file tell that it is an inner one.
+    pub calls_out: bool,
+    /// Functions that need no probe because they do nothing but jump to another function, which has one.
+    pub covered: Vec<Covered>,
+    /// What is not hooked although it should be, and why.
     pub missing: Vec<Missing>,
+    /// What no probe can follow in this allocator, if the program uses it.
+    pub limits: Vec<Missing>,
 }
 
-/// True if the file defines a function of the table: worth [`analyse`]. Reads symbol tables only.
-pub fn defines_any<R: Read + Seek>(reader: R, table: &Table) -> Result<bool, AttachError> {
-    let image = FileImage::read(reader)?;
-    let wanted = table.symbols();
-    Ok(image.functions().any(|(name, _)| wanted.contains(name)))
+/// A function that only jumps to a hooked one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Covered {
+    /// The function.
+    pub function: String,
+    /// Where its calls are seen.
+    pub by: String,
 }
 
 /// A function of the file that is to be hooked.
 struct Found<'a> {
-    row: Row<'a>,
+    number: u16,
+    row: &'a Row,
     extent: Extent,
+    /// Its symbols.
+    names: Vec<&'a str>,
+}
+
+impl Found<'_> {
+    /// What to call it: the row's name, unless it was found under another public one (`mi_memalign`).
+    fn name(&self) -> &str {
+        let row = self.row.name.as_str();
+        let public = |symbol: &&&str| !row.contains(' ') && !symbol.starts_with('_') && !self.names.contains(&row);
+        self.names.first().filter(public).copied().unwrap_or(row)
+    }
 }
 
 /// Plans the probes of a file.
@@ -119,131 +104,174 @@ pub fn analyse(image: &FileImage, rules: &KernelRules, requested: &Table) -> Res
     if image.machine != rules.machine {
         return Err(AttachError::ForeignMachine);
     }
-    if image.is_go {
+    if image.soname.as_deref().is_some_and(|name| LOADERS.iter().any(|loader| name.starts_with(loader))) {
+        return Err(AttachError::Loader);
+    }
+    let defined = requested.defined_in(image);
+    if let Some(symbol) = defined.absent.first() {
+        let nearest = nearest_symbols(image, symbol);
+        return Err(AttachError::NoSymbol { symbol: symbol.clone(), nearest });
+    }
+    let mut missing: Vec<Missing> =
+        image.damaged.iter().map(|part| Missing::new(*part, "damaged or cut off in the file")).collect();
+    let found = once_per_address(image, requested, &defined.functions, &mut missing);
+    if found.is_empty() && image.is_go {
         return Err(AttachError::Go);
     }
-    let mut missing: Vec<Missing> = image
-        .damaged
-        .iter()
-        .map(|part| Missing { what: (*part).to_owned(), why: "damaged or cut off in the file".to_owned() })
-        .collect();
-    let found = find_functions(image, requested, &mut missing)?;
-    let names: BTreeSet<&str> = requested.symbols();
+    if found.is_empty() {
+        let stripped = image.functions().next().is_none();
+        return Err(AttachError::NoAllocator { looked_for: requested.names(), stripped });
+    }
     let extents: Vec<Extent> = found.iter().map(|f| f.extent).collect();
     let graph = CallGraph::new(image, &extents);
-    let inner = inner_code(&graph, &extents, &|name| names.contains(name));
-    let bounding = inner.ranges.ranges.iter().take(inner.ranges.count as usize);
-    let inner_start = bounding.clone().map(|r| r[0]).min().unwrap_or(0);
-    let inner_end = bounding.map(|r| r[1]).max().unwrap_or(0);
-
-    let mut sites = Vec::new();
-    for (function, may_tail_jump) in found.iter().zip(&inner.may_tail_jump) {
-        let Row { number, allocator, name, shape } = function.row;
-        let mut leave_out = |why: &str| missing.push(Missing { what: name.to_owned(), why: why.to_owned() });
-        let Extent { start, end } = function.extent;
-        let Some(offset) = image.file_offset(start).filter(|_| image.is_executable(start)) else {
-            leave_out("its symbol points outside of the file's code");
-            continue;
-        };
-        let needs = Needs { arguments: shape.arguments, return_address: !shape.is_free() };
-        let entered = |address| graph.is_entered(address);
-        let code = image.code_between(start, end);
-        let Some(placement) = arch::place(rules, start, code, &needs, &entered) else {
-            leave_out("the kernel refuses probes on the instructions that it begins with");
-            continue;
-        };
-        let arguments = placement.arguments;
-        let tail = if *may_tail_jump { SITE_MAY_TAIL_JUMP } else { 0 };
-        sites.push(PlannedSite {
-            function: name.to_owned(),
-            site: Site {
-                offset: offset + placement.offset,
-                inner_start,
-                inner_end,
-                function: number,
-                size_argument: arguments.size,
-                times_argument: arguments.times,
-                old_argument: arguments.old,
-                out_argument: arguments.out,
-                flags: allocator.flags(shape) | tail,
-                ..Site::default()
-            },
-            kind: placement.kind,
-            reason: format!("+{:#x} {}", placement.offset, placement.reason),
-            return_needed: !shape.is_free(),
-        });
+    let inner = inner_code(&graph, &extents, &|name| requested.shape_of(name).is_some());
+    if defined.is_last_resort
+        && let Some(to) = inner.passes_on_to
+    {
+        return Err(AttachError::PassesOn { to });
     }
     if inner.left_out > 0 {
-        missing.push(Missing {
-            what: "calls of the allocator into itself".to_owned(),
-            why: format!("{} code ranges did not fit; such calls from there are counted as calls", inner.left_out),
-        });
+        let why =
+            format!("{} code ranges did not fit: such calls from there count as calls of their own", inner.left_out);
+        missing.push(Missing::new("calls of the allocator into itself", why));
     }
-    sites.sort_by_key(|s| s.site.offset);
-    let mut allocators: Vec<&Allocator> = Vec::new();
-    for function in &found {
-        if !allocators.iter().any(|a| a.name == function.row.allocator.name) {
-            allocators.push(function.row.allocator);
+
+    for extent in &inner.between {
+        let name =
+            image.functions().find(|(_, s)| s.address == extent.start).map_or("a local function", |(name, _)| name);
+        let why = "calls the allocator and is called by it as well as by others: those calls may count twice";
+        missing.push(Missing::new(name, why));
+    }
+
+    let mut covered = Vec::new();
+    let mut sites = Vec::new();
+    for (function, may_tail_jump) in found.iter().zip(&inner.may_tail_jump) {
+        if let Some(by) = passes_on_to(image, &graph, function, &found, requested) {
+            covered.push(Covered { function: function.name().to_owned(), by });
+            continue;
+        }
+        match place(image, &graph, rules, function) {
+            Ok(mut planned) => {
+                (planned.site.inner_start, planned.site.inner_end) = bounding_range(&inner);
+                planned.site.flags |= if *may_tail_jump { SITE_MAY_TAIL_JUMP } else { 0 };
+                sites.push(planned);
+            }
+            Err(why) => missing.push(Missing::new(function.name(), why)),
         }
     }
-    let allocator = allocators.iter().map(|a| label(a, image)).collect::<Vec<_>>().join(", ");
-    let covered = Vec::new();
+    sites.sort_by_key(|s| s.site.offset);
     Ok(AllocatorFile {
-        allocator,
+        allocator: defined.allocators.join(", "),
         kind: image.kind,
         build_id: image.build_id.clone(),
         sites,
         ranges: inner.ranges,
+        calls_out: inner.calls_out || defined.is_last_resort,
         covered,
         missing,
+        limits: defined.limits.iter().map(|(what, why)| Missing::new(*what, *why)).collect(),
     })
 }
 
-fn label(allocator: &Allocator, image: &FileImage) -> String {
-    match (allocator.version)(image) {
-        Some(version) => format!("{} {version}", allocator.name),
-        None => allocator.name.to_owned(),
-    }
-}
-
-/// The functions to hook, each address once, by address.
-fn find_functions<'a>(
-    image: &FileImage,
-    requested: &'a Table,
+/// The functions to hook by address: aliases are one function, and belong to the row that comes first.
+fn once_per_address<'a>(
+    image: &'a FileImage,
+    table: &'a Table,
+    functions: &[(u16, super::elf::Symbol)],
     missing: &mut Vec<Missing>,
-) -> Result<Vec<Found<'a>>, AttachError> {
-    let mut defined: HashMap<&str, Vec<Symbol>> = HashMap::new();
-    let wanted = requested.symbols();
-    let markers: BTreeSet<&str> = requested.allocators.iter().flat_map(|a| a.markers.iter().copied()).collect();
-    let mut has_symbols = false;
-    for (name, symbol) in image.functions() {
-        has_symbols = true;
-        if wanted.contains(name) || markers.contains(name) {
-            defined.entry(name).or_default().push(*symbol);
-        }
-    }
+) -> Vec<Found<'a>> {
     let mut by_address: BTreeMap<u64, Found<'a>> = BTreeMap::new();
-    for (row, aliases) in requested.rows() {
-        if !row.allocator.markers.iter().any(|marker| defined.contains_key(marker)) {
+    for (number, symbol) in functions {
+        let Some(row) = table.row(*number) else { continue };
+        if symbol.indirect {
+            let why = "chosen when the program starts (IFUNC): the symbol is not the code that runs";
+            missing.push(Missing::new(row.name.clone(), why));
             continue;
         }
-        let names = std::iter::once(row.name).chain(aliases.iter().copied());
-        for symbol in names.filter_map(|name| defined.get(name)).flatten() {
-            if symbol.indirect {
-                let why = "chosen when the program starts (IFUNC): its symbol is not its code".to_owned();
-                missing.push(Missing { what: row.name.to_owned(), why });
-                continue;
-            }
-            let end = symbol.address.saturating_add(if symbol.size > 0 { symbol.size } else { UNSIZED_FUNCTION_BYTES });
-            let extent = Extent { start: symbol.address, end };
-            by_address.entry(symbol.address).or_insert(Found { row, extent });
+        let size = if symbol.size > 0 { symbol.size } else { UNSIZED_FUNCTION_BYTES };
+        let extent = Extent { start: symbol.address, end: symbol.address.saturating_add(size) };
+        if !image.is_executable(extent.start) || image.code_between(extent.start, extent.end).is_empty() {
+            missing.push(Missing::new(row.name.clone(), "its symbol points outside of the file's code"));
+            continue;
         }
+        let found = || Found { number: *number, row, extent, names: Vec::new() };
+        by_address.entry(extent.start).or_insert_with(found).names.push(image.name(symbol));
     }
-    if by_address.is_empty() {
-        let looked_for = requested.allocators.iter().map(|a| a.name).collect::<Vec<_>>().join(", ");
-        return Err(AttachError::NoAllocator { looked_for, stripped: !has_symbols });
+    by_address.into_values().collect()
+}
+
+/// The function that `function` passes every call on to, unchanged, if that is all it does and that one is hooked.
+fn passes_on_to(
+    image: &FileImage,
+    graph: &CallGraph<'_>,
+    function: &Found<'_>,
+    found: &[Found<'_>],
+    table: &Table,
+) -> Option<String> {
+    let Extent { start, end } = function.extent;
+    let address = match arch::forwards_to(image.machine, start, image.code_between(start, end))? {
+        Target::Address(address) | Target::Slot(address) => address,
+    };
+    if let Some(target) = found.iter().find(|f| f.extent.start == address && address != start) {
+        return (target.row.shape == function.row.shape && target.row.flags == function.row.flags)
+            .then(|| target.name().to_owned());
     }
-    Ok(by_address.into_values().collect())
+    let name = graph.import_behind(address)?;
+    // The loader may bind that name to another file: whichever has it is hooked there.
+    let here = found.iter().any(|f| f.names.contains(&name) && f.extent.start != start);
+    (here && table.shape_of(name) == Some(function.row.shape)).then(|| name.to_owned())
+}
+
+fn place(
+    image: &FileImage,
+    graph: &CallGraph<'_>,
+    rules: &KernelRules,
+    function: &Found<'_>,
+) -> Result<PlannedSite, &'static str> {
+    let Found { number, row, extent, .. } = function;
+    let is_free = row.shape.is_free();
+    let needs = Needs { arguments: row.shape.arguments, return_address: !is_free };
+    let code = image.code_between(extent.start, extent.end);
+    let placement = arch::place(rules, extent.start, code, &needs, &|address| graph.is_entered(address))
+        .ok_or("the kernel refuses probes on the instructions that it begins with")?;
+    let offset = image
+        .file_offset(extent.start)
+        .and_then(|offset| offset.checked_add(placement.offset))
+        .ok_or("its symbol points outside of the file's code")?;
+    let arguments = placement.arguments;
+    Ok(PlannedSite {
+        function: function.name().to_owned(),
+        site: Site {
+            offset,
+            function: *number,
+            size_argument: arguments.size,
+            times_argument: arguments.times,
+            old_argument: arguments.old,
+            out_argument: arguments.out,
+            flags: row.flags,
+            ..Site::default()
+        },
+        kind: placement.kind,
+        reason: format!("+{:#x} {}", placement.offset, placement.reason),
+        return_needed: !is_free,
+    })
+}
+
+fn bounding_range(inner: &InnerCode) -> (u64, u64) {
+    let used = || inner.ranges.ranges.iter().take(inner.ranges.count as usize);
+    (used().map(|r| r[0]).min().unwrap_or(0), used().map(|r| r[1]).max().unwrap_or(0))
+}
+
+/// The defined functions whose names are most like `symbol`, best first.
+fn nearest_symbols(image: &FileImage, symbol: &str) -> Vec<String> {
+    let mut scored: Vec<(f64, &str)> = image
+        .functions()
+        .map(|(name, _)| (strsim::jaro_winkler(name, symbol), name))
+        .filter(|(score, _)| *score > 0.6)
+        .collect();
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    scored.dedup_by(|a, b| a.1 == b.1);
+    scored.into_iter().take(SUGGESTIONS).map(|(_, name)| name.to_owned()).collect()
 }
 
 #[cfg(test)]

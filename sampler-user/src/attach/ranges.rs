@@ -47,6 +47,8 @@ pub struct CallGraph<'a> {
     exported: BTreeSet<u64>,
     /// Starts of functions, as far as known, with their end if that is known.
     starts: BTreeMap<u64, Option<u64>>,
+    /// Exported functions by name: where a call through the linkage table goes unless another file comes first.
+    by_name: HashMap<&'a str, u64>,
     /// Slots of the global offset table, and the stubs that jump through them, with the imported function's name.
     stubs: HashMap<u64, Option<&'a str>>,
 }
@@ -70,12 +72,14 @@ impl<'a> CallGraph<'a> {
         }
         let mut starts: BTreeMap<u64, Option<u64>> = BTreeMap::new();
         let mut exported = BTreeSet::new();
-        for (_, symbol) in image.functions() {
+        let mut by_name = HashMap::new();
+        for (name, symbol) in image.functions() {
             let end = symbol.address.checked_add(symbol.size).filter(|_| symbol.size > 0);
             let known = starts.entry(symbol.address).or_default();
             *known = (*known).max(end);
             if symbol.exported {
                 exported.insert(symbol.address);
+                by_name.insert(name, symbol.address);
             }
         }
         for (start, end) in &image.bounds {
@@ -83,6 +87,16 @@ impl<'a> CallGraph<'a> {
         }
         for edge in edges.iter().filter(|e| e.is_call) {
             starts.entry(edge.to).or_default();
+        }
+        // A jump out of a function leads to another function, or to a part of it that was moved away.
+        for edge in edges.iter().filter(|e| !e.is_call) {
+            let around = starts.range(..=edge.from).next_back();
+            if let Some((start, Some(end))) = around
+                && edge.from < *end
+                && !(*start..*end).contains(&edge.to)
+            {
+                starts.entry(edge.to).or_default();
+            }
         }
         // A stub is (a landing pad and) a jump through a slot.
         let mut stubs = HashMap::new();
@@ -98,13 +112,25 @@ impl<'a> CallGraph<'a> {
         edges.sort_unstable_by_key(|e| e.from);
         let mut by_target: Vec<u32> = (0..u32::try_from(edges.len()).unwrap_or(u32::MAX)).collect();
         by_target.sort_unstable_by_key(|i| edges[*i as usize].to);
-        Self { image, edges, by_target, exported, starts, stubs }
+        Self { image, edges, by_target, exported, starts, by_name, stubs }
     }
 
-    /// True if a jump, from anywhere in the file, leads to `address`.
+    /// The imported function that a stub, or a slot of the global offset table, at `address` stands for.
+    #[must_use]
+    pub fn import_behind(&self, address: u64) -> Option<&'a str> {
+        self.stubs.get(&address).copied().flatten()
+    }
+
+    /// Where `address` really leads to: behind a stub, the function of that name in this file, if there is one.
+    #[must_use]
+    pub fn resolve(&self, address: u64) -> u64 {
+        self.import_behind(address).and_then(|name| self.by_name.get(name)).copied().unwrap_or(address)
+    }
+
+    /// True if a branch or a call, from anywhere in the file, leads to `address`.
     #[must_use]
     pub fn is_entered(&self, address: u64) -> bool {
-        self.edges_into(Extent { start: address, end: address.saturating_add(1) }).any(|e| !e.is_call)
+        self.edges_into(Extent { start: address, end: address.saturating_add(1) }).next().is_some()
     }
 
     fn edges_into(&self, extent: Extent) -> impl Iterator<Item = &Edge> {
@@ -215,6 +241,13 @@ pub struct InnerCode {
     pub may_tail_jump: Vec<bool>,
     /// Local helpers that are in the ranges.
     pub helpers: Vec<Extent>,
+    /// Some of this code calls an allocation function of another file.
+    pub calls_out: bool,
+    /// An allocation function of another file that some of this code calls or jumps to.
+    pub passes_on_to: Option<String>,
+    /// Functions that are called both by hooked ones and by others, and that call hooked ones themselves: such calls
+    /// count twice when a hooked function is behind them.
+    pub between: Vec<Extent>,
     /// Ranges that did not fit into [`MAX_INNER_RANGES`].
     pub left_out: usize,
 }
@@ -227,14 +260,25 @@ pub fn inner_code(graph: &CallGraph<'_>, hooked: &[Extent], is_allocator: &dyn F
     let is_hooked = |address: u64| {
         by_start.contains(&address) || graph.stubs.get(&address).is_some_and(|name| name.is_some_and(is_allocator))
     };
+    let leads_to_hooked = |edge: &Edge| {
+        let jumps = |e: Extent| e.start == edge.to && graph.may_tail_jump(e, &is_hooked);
+        is_hooked(edge.to) || graph.extent_at(edge.to).is_some_and(jumps)
+    };
     let helpers: Vec<Extent> = graph.helpers(hooked, &is_hooked).into_iter().collect();
     let may_tail_jump = hooked.iter().map(|h| graph.may_tail_jump(*h, &is_hooked)).collect();
 
     let mut extents: BTreeSet<Extent> = hooked.iter().chain(&helpers).copied().collect();
+    let outward = |edge: &&Edge| {
+        graph.import_behind(edge.to).filter(|name| is_allocator(name) && !graph.by_name.contains_key(name)).is_some()
+    };
+    let outward: Vec<&Edge> = extents.iter().flat_map(|e| graph.out_of(*e)).filter(outward).collect();
+    let calls_out = outward.iter().any(|edge| edge.is_call);
+    let passes_on_to = outward.first().and_then(|edge| graph.import_behind(edge.to)).map(str::to_owned);
+    let between = between(graph, &extents, hooked, &is_hooked);
     let mut merged = merge(graph, &extents);
     if merged.len() > MAX_INNER_RANGES {
-        // A function that calls no hooked one needs no range.
-        extents.retain(|e| graph.out_of(*e).any(|edge| edge.is_call && is_hooked(edge.to)));
+        // A function that no call from which ends up in a hooked one needs no range.
+        extents.retain(|e| graph.out_of(*e).any(|edge| edge.is_call && leads_to_hooked(edge)));
         merged = merge(graph, &extents);
     }
     let mut ranges = FileRanges::default();
@@ -246,7 +290,24 @@ pub fn inner_code(graph: &CallGraph<'_>, hooked: &[Extent], is_allocator: &dyn F
         *slot = range;
         ranges.count += 1;
     }
-    InnerCode { ranges, may_tail_jump, helpers, left_out: merged.len().saturating_sub(MAX_INNER_RANGES) }
+    let left_out = merged.len().saturating_sub(MAX_INNER_RANGES);
+    InnerCode { ranges, may_tail_jump, helpers, calls_out, passes_on_to, between, left_out }
+}
+
+/// See [`InnerCode::between`].
+fn between(
+    graph: &CallGraph<'_>,
+    inner: &BTreeSet<Extent>,
+    hooked: &[Extent],
+    is_hooked: &dyn Fn(u64) -> bool,
+) -> Vec<Extent> {
+    let reached = inner.iter().flat_map(|e| graph.out_of(*e)).map(|edge| graph.resolve(edge.to));
+    let reached: BTreeSet<Extent> = reached
+        .filter_map(|to| graph.extent_at(to).filter(|e| e.start == to))
+        .filter(|e| !inner.contains(e) && !hooked.iter().any(|h| h.start == e.start))
+        .filter(|e| !graph.stubs.contains_key(&e.start))
+        .collect();
+    reached.into_iter().filter(|e| graph.out_of(*e).any(|edge| edge.is_call && is_hooked(edge.to))).collect()
 }
 
 /// Joins neighbours that have nothing but padding between them.

@@ -54,7 +54,7 @@ fn classify(word: u32) -> Word {
 
 fn treatment(rules: &KernelRules, word: Word) -> Option<Kind> {
     match word {
-        Word::Nop if rules.simulates_nop => Some(Kind::Emulated),
+        Word::Nop if rules.emulates_nop => Some(Kind::Emulated),
         Word::Address(_) | Word::Branch(_) | Word::Call(_) | Word::Register => Some(Kind::Emulated),
         Word::LiteralLoad | Word::Refused => None,
         Word::Nop | Word::LandingPad | Word::Other => Some(Kind::Stepped),
@@ -64,7 +64,7 @@ fn treatment(rules: &KernelRules, word: Word) -> Option<Kind> {
 /// See [`super::place`].
 pub(super) fn place(
     rules: &KernelRules,
-    _address: u64,
+    address: u64,
     code: &[u8],
     needs: &Needs,
     entered: &dyn Fn(u64) -> bool,
@@ -72,7 +72,7 @@ pub(super) fn place(
     let mut best: Option<Placement> = None;
     for (word, offset) in code.as_chunks::<4>().0.iter().zip((0_u64..).step_by(4)).take(16) {
         let word = classify(u32::from_le_bytes(*word));
-        if offset > 0 && entered(_address.wrapping_add(offset)) {
+        if offset > 0 && entered(address.wrapping_add(offset)) {
             break;
         }
         if let Some(kind) = treatment(rules, word)
@@ -104,13 +104,48 @@ pub(super) fn place(
 
 /// Every direct transfer of control; see [`super::flows`].
 pub(super) fn flows(address: u64, code: &[u8], mut found: impl FnMut(Flow)) {
-    for (word, offset) in code.as_chunks::<4>().0.iter().zip((0_u64..).step_by(4)) {
+    let (words, _) = code.as_chunks::<4>();
+    for (index, (word, offset)) in words.iter().zip((0_u64..).step_by(4)).enumerate() {
         let from = address.wrapping_add(offset);
-        let (kind, distance) = match classify(u32::from_le_bytes(*word)) {
-            Word::Branch(distance) => (FlowKind::Jump, distance),
-            Word::Call(distance) => (FlowKind::Call, distance),
+        let word = u32::from_le_bytes(*word);
+        let (kind, target) = match classify(word) {
+            Word::Branch(distance) => (FlowKind::Jump, Target::Address(from.wrapping_add_signed(distance))),
+            Word::Call(distance) => (FlowKind::Call, Target::Address(from.wrapping_add_signed(distance))),
+            Word::Address(16) => match words.get(index + 1).and_then(|next| linkage_slot(from, word, *next)) {
+                Some(slot) => (FlowKind::Jump, Target::Slot(slot)),
+                None => continue,
+            },
             _ => continue,
         };
-        found(Flow { from, kind, target: Target::Address(from.wrapping_add_signed(distance)) });
+        found(Flow { from, kind, target });
     }
 }
+
+/// The slot of a stub of the procedure linkage table: `adrp x16, page; ldr x17, [x16, #offset]; …; br x17`.
+fn linkage_slot(from: u64, adrp: u32, next: [u8; 4]) -> Option<u64> {
+    let ldr = u32::from_le_bytes(next);
+    if adrp & 0x9f00_001f != 0x9000_0010 || ldr & 0xffc0_03ff != 0xf940_0211 {
+        return None;
+    }
+    let pages = (signed(adrp, 5, 19) << 2) | i64::from(adrp >> 29 & 3);
+    let page = (from & !0xfff).wrapping_add_signed(pages << 12);
+    page.checked_add(u64::from(ldr >> 10 & 0xfff) * 8)
+}
+
+/// See [`super::forwards_to`].
+pub(super) fn forwards_to(address: u64, code: &[u8]) -> Option<Target> {
+    let words = code.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
+    let (at, word) = (0..).zip(words).find(|(_, word)| classify(*word) != Word::LandingPad)?;
+    // `b`, not one of the conditional branches.
+    let unconditional = word & 0xfc00_0000 == 0x1400_0000;
+    match classify(word) {
+        Word::Branch(distance) if unconditional && at < 2 => {
+            Some(Target::Address(address.wrapping_add(at * 4).wrapping_add_signed(distance)))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+#[path = "aarch64_tests.rs"]
+mod tests;

@@ -66,6 +66,15 @@ pub fn flows(machine: Machine, address: u64, code: &[u8], found: impl FnMut(Flow
     }
 }
 
+/// Where a function jumps with its first instruction (after a landing pad), if it does: it then does nothing else.
+#[must_use]
+pub fn forwards_to(machine: Machine, address: u64, code: &[u8]) -> Option<Target> {
+    match machine {
+        Machine::X86_64 => x86_64::forwards_to(address, code),
+        Machine::Aarch64 => aarch64::forwards_to(address, code),
+    }
+}
+
 /// Chooses the instruction of a function to probe, see [`super::placement`]. `entered` tells whether some branch leads
 /// to an address.
 #[must_use]

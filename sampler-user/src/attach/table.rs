@@ -1,0 +1,226 @@
+//! The allocators to look for, ready for look-up: those that heapbpf knows and those that the user described.
+
+use std::collections::{BTreeSet, HashMap};
+
+use sampler_ebpf::abi::SITE_ZERO_FREES;
+
+use super::allocators::{ALLOCATORS, Allocator, Shape};
+use super::custom::CustomAllocator;
+use super::elf::{FileImage, Symbol};
+
+/// One function of one allocator.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    /// Index into the table's origins.
+    origin: usize,
+    /// What the audit calls it.
+    pub(super) name: String,
+    pub(super) shape: Shape,
+    /// `SITE_*` flags that the allocator's semantics give it.
+    pub(super) flags: u8,
+}
+
+/// Where a row comes from.
+#[derive(Clone, Debug)]
+enum Origin {
+    Known(Allocator),
+    Custom(CustomAllocator),
+}
+
+impl Origin {
+    fn name(&self) -> &str {
+        match self {
+            Self::Known(allocator) => allocator.name,
+            Self::Custom(_) => "custom",
+        }
+    }
+}
+
+/// The allocators to look for. The number of a row is the kernel side's `Site::function`.
+#[derive(Clone, Debug)]
+pub struct Table {
+    origins: Vec<Origin>,
+    rows: Vec<Row>,
+    by_symbol: HashMap<String, Vec<u16>>,
+    markers: BTreeSet<&'static str>,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self::new(&[])
+    }
+}
+
+/// What one file defines of a table's functions.
+#[derive(Debug)]
+pub(super) struct Defined {
+    /// Row and symbol, the rows in the table's order.
+    pub(super) functions: Vec<(u16, Symbol)>,
+    /// Name and version of the allocators that the functions are of.
+    pub(super) allocators: Vec<String>,
+    /// Functions of theirs that cannot be followed, and what that means.
+    pub(super) limits: Vec<(&'static str, &'static str)>,
+    /// Symbols of custom allocators for this file that it does not define.
+    pub(super) absent: Vec<String>,
+    /// The allocator is in the last resort: what it calls is unknown.
+    pub(super) is_last_resort: bool,
+}
+
+impl Table {
+    /// The known allocators and `custom` ones, which are looked for first.
+    #[must_use]
+    pub fn new(custom: &[CustomAllocator]) -> Self {
+        let mut table =
+            Self { origins: Vec::new(), rows: Vec::new(), by_symbol: HashMap::new(), markers: BTreeSet::new() };
+        for allocator in custom {
+            table.origins.push(Origin::Custom(allocator.clone()));
+            for function in &allocator.functions {
+                table.add(function.symbol.clone(), function.shape, 0, [function.symbol.clone()]);
+            }
+        }
+        for allocator in ALLOCATORS {
+            table.origins.push(Origin::Known(*allocator));
+            table.markers.extend(allocator.markers.iter().chain(allocator.unless));
+            for function in allocator.functions.iter().copied().flatten() {
+                let zero = allocator.realloc_zero_frees && function.shape.is_realloc();
+                let names = || std::iter::once(&function.name).chain(function.aliases);
+                let symbols = allocator.prefixes.iter().flat_map(|p| names().map(move |name| format!("{p}{name}")));
+                table.add(function.name.to_owned(), function.shape, if zero { SITE_ZERO_FREES } else { 0 }, symbols);
+            }
+        }
+        table
+    }
+
+    fn add(&mut self, name: String, shape: Shape, flags: u8, symbols: impl IntoIterator<Item = String>) {
+        // The table is ours and custom specifications are bounded: far below 65,536 rows.
+        let Ok(number) = u16::try_from(self.rows.len()) else { return };
+        for symbol in symbols {
+            self.by_symbol.entry(symbol).or_default().push(number);
+        }
+        self.rows.push(Row { origin: self.origins.len() - 1, name, shape, flags: shape.flags | flags });
+    }
+
+    /// Name of the function that the kernel side's `Site::function` stands for.
+    #[must_use]
+    pub fn function_name(&self, number: u16) -> Option<&str> {
+        self.row(number).map(|row| row.name.as_str())
+    }
+
+    pub(super) fn row(&self, number: u16) -> Option<&Row> {
+        self.rows.get(usize::from(number))
+    }
+
+    /// How the function of this name is called, wherever it is.
+    pub(super) fn shape_of(&self, symbol: &str) -> Option<Shape> {
+        let number = self.by_symbol.get(canonical(symbol))?.first()?;
+        self.row(*number).map(|row| row.shape)
+    }
+
+    /// Names of the known allocators, for messages.
+    pub(super) fn names(&self) -> String {
+        self.origins.iter().map(Origin::name).collect::<Vec<_>>().join(", ")
+    }
+
+    /// True if a file of this name is likely to hold an allocator.
+    #[must_use]
+    pub fn is_likely(&self, path: &str) -> bool {
+        let name = path.rsplit('/').next().unwrap_or(path);
+        self.origins.iter().any(|origin| match origin {
+            Origin::Known(allocator) => allocator.file_names.iter().any(|begin| name.starts_with(begin)),
+            Origin::Custom(custom) => custom.is_for(path),
+        })
+    }
+
+    /// True if a file with this symbol may hold an allocator.
+    pub(super) fn knows(&self, symbol: &str) -> bool {
+        let symbol = canonical(symbol);
+        self.markers.contains(symbol) || self.by_symbol.contains_key(symbol)
+    }
+
+    /// What `image` defines of this table.
+    pub(super) fn defined_in(&self, image: &FileImage) -> Defined {
+        let mut symbols: HashMap<&str, Vec<Symbol>> = HashMap::new();
+        for (name, symbol) in image.functions() {
+            if self.knows(name) {
+                symbols.entry(canonical(name)).or_default().push(*symbol);
+            }
+        }
+        let applies = |allocator: &Allocator| {
+            allocator.markers.iter().any(|m| symbols.contains_key(m))
+                && !allocator.unless.iter().any(|m| symbols.contains_key(m))
+        };
+        let mut chosen: Vec<usize> = Vec::new();
+        let mut is_last_resort = false;
+        for (index, origin) in self.origins.iter().enumerate() {
+            let take = match origin {
+                Origin::Custom(custom) => {
+                    custom.is_for(&image.path) || image.soname.as_deref().is_some_and(|s| custom.is_for(s))
+                }
+                Origin::Known(allocator) if allocator.last_resort => chosen.is_empty() && applies(allocator),
+                Origin::Known(allocator) => applies(allocator),
+            };
+            if take {
+                chosen.push(index);
+                is_last_resort |= matches!(origin, Origin::Known(allocator) if allocator.last_resort);
+            }
+        }
+        let mut functions: Vec<(u16, Symbol)> = Vec::new();
+        for (symbol, found) in &symbols {
+            let rows = self.by_symbol.get(*symbol).into_iter().flatten();
+            let row = rows.copied().find(|n| self.row(*n).is_some_and(|r| chosen.contains(&r.origin)));
+            if let Some(row) = row {
+                functions.extend(found.iter().map(|symbol| (row, *symbol)));
+            }
+        }
+        functions.sort_by_key(|(row, symbol)| (*row, symbol.address));
+        let has = |index: usize| functions.iter().any(|(n, _)| self.row(*n).is_some_and(|r| r.origin == index));
+        let mut defined = Defined {
+            allocators: Vec::new(),
+            limits: Vec::new(),
+            absent: Vec::new(),
+            is_last_resort,
+            functions: Vec::new(),
+        };
+        for index in chosen {
+            match &self.origins[index] {
+                Origin::Known(allocator) if has(index) => {
+                    let version = (allocator.version)(image).map(|v| format!(" {v}")).unwrap_or_default();
+                    defined.allocators.push(format!("{}{version}", allocator.name));
+                    defined.limits.extend(allocator.limits);
+                }
+                Origin::Known(_) => {}
+                Origin::Custom(custom) => {
+                    if has(index) {
+                        defined.allocators.push("custom".to_owned());
+                    }
+                    let wanted = custom.functions.iter().map(|f| &f.symbol);
+                    defined.absent.extend(wanted.filter(|s| !symbols.contains_key(s.as_str())).cloned());
+                }
+            }
+        }
+        defined.functions = functions;
+        defined
+    }
+}
+
+/// The name that a symbol stands for: some symbol tables have the version in it (`malloc@@GLIBC_2.2.5`), and Rust
+/// mangles its allocator's functions (`_RNvCs…_7___rustc12___rust_alloc`).
+fn canonical(symbol: &str) -> &str {
+    let symbol = symbol.split('@').next().unwrap_or(symbol);
+    let Some((_, rest)) = symbol.strip_prefix("_RNvC").and_then(|s| s.split_once("7___rustc")) else { return symbol };
+    rest.trim_start_matches(|c: char| c.is_ascii_digit()).strip_prefix('_').unwrap_or(symbol)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::canonical;
+
+    #[test]
+    fn names_behind_symbols() {
+        assert_eq!(canonical("_RNvCsfLfy6EI15iL_7___rustc12___rust_alloc"), "__rust_alloc");
+        assert_eq!(canonical("_RNvCsfLfy6EI15iL_7___rustc18___rdl_alloc_zeroed"), "__rdl_alloc_zeroed");
+        assert_eq!(canonical("malloc@@GLIBC_2.2.5"), "malloc");
+        assert_eq!(canonical("_RNvCs_3foo3bar"), "_RNvCs_3foo3bar");
+        assert_eq!(canonical(""), "");
+    }
+}
