@@ -11,6 +11,7 @@ pub mod growth;
 pub mod interval;
 pub mod optimum;
 pub mod predistort;
+pub mod simulation;
 pub mod size_classes;
 pub mod survival;
 pub mod weight;
