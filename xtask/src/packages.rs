@@ -24,6 +24,11 @@ impl Package {
     pub fn new(name: impl Into<String>, purpose: &'static str) -> Self {
         Self { name: name.into(), purpose }
     }
+
+    fn is_installed(&self) -> bool {
+        let query = read(Command::new("dpkg-query").args(["-W", "-f=${db:Status-Status}", &self.name]));
+        query.is_ok_and(|status| status.trim() == "installed")
+    }
 }
 
 /// Why packages cannot be installed here, before anything is tried.
@@ -33,7 +38,8 @@ pub fn refusal(context: &Context) -> Option<&'static str> {
 
 /// Installs packages, saying first which and why. Never removes one: rustc-web, for one, conflicts with rustc.
 pub fn install(context: &Context, packages: &[Package]) -> anyhow::Result<()> {
-    let names: Vec<&str> = packages.iter().map(|package| package.name.as_str()).collect();
+    let missing: Vec<&Package> = packages.iter().filter(|package| !package.is_installed()).collect();
+    let names: Vec<&str> = missing.iter().map(|package| package.name.as_str()).collect();
     if names.is_empty() {
         return Ok(());
     }
@@ -41,7 +47,7 @@ pub fn install(context: &Context, packages: &[Package]) -> anyhow::Result<()> {
         bail!("cannot install {}: {reason}", names.join(" "));
     }
     say!("installing Debian packages, which needs root:");
-    for package in packages {
+    for package in missing {
         say!("  {}: {}", package.name, package.purpose);
     }
     // Once is enough for all that one call installs.
