@@ -184,6 +184,10 @@ impl Lives {
         }
         let Some(life) = self.by_pid.get_mut(&pid).and_then(|lives| lives.last_mut()) else { return };
         life.known_at_ns = life.known_at_ns.max(time_ns);
+        if life.info.start_ns == 0 {
+            // It was known from a mapping alone.
+            life.since_ns = life.since_ns.min(since_ns);
+        }
         life.threads = info.threads.max(1);
         (life.described, life.exe_pending, life.leader_ended) = (true, false, false);
         life.info = Arc::new(info);

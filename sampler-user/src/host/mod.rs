@@ -33,6 +33,9 @@ use record::HostEvent;
 /// While events keep getting lost, /proc is read at most this often.
 const RESCAN_INTERVAL_NS: u64 = 200_000_000;
 
+/// Rounds of events in one [`Host::poll`]; a storm that outruns us does not keep the caller forever.
+const MAX_ROUNDS: usize = 4;
+
 /// What can go wrong when the host is looked at.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
@@ -86,6 +89,8 @@ pub struct Polled {
     pub lost: u64,
     /// Whether /proc was read again because of that.
     pub rescanned: bool,
+    /// Whether events are waiting already: there will be no wake-up for them.
+    pub more: bool,
 }
 
 /// Processes, mappings and modules of this machine, kept up to date.
@@ -94,6 +99,7 @@ pub struct Host {
     events: Option<HostEvents>,
     lives: Lives,
     modules: ModuleTable,
+    /// Events taken but not applied yet; empty between calls.
     buffer: Vec<HostEvent>,
     rescan_due: bool,
     rescanned_ns: u64,
@@ -127,6 +133,7 @@ impl Host {
             rescanned_ns: 0,
         };
         host.scan(true)?;
+        host.apply_events(&mut Polled::default());
         Ok(host)
     }
 
@@ -136,27 +143,36 @@ impl Host {
     /// [`HostError::Proc`] if events were lost and /proc cannot be read.
     pub fn poll(&mut self) -> Result<Polled, HostError> {
         let mut polled = Polled::default();
-        if let Some(events) = &mut self.events {
-            let suspended_ns = suspended_ns();
-            let mut more = true;
-            while more {
-                self.buffer.clear();
-                more = events.drain(&mut self.buffer);
-                polled.events += self.buffer.len();
-                for event in &self.buffer {
-                    if let HostEvent::Lost { count, .. } = event {
-                        polled.lost += count;
-                        self.rescan_due = true;
-                    }
-                    self.lives.apply(event, suspended_ns, &mut self.modules);
-                }
+        for _ in 0..MAX_ROUNDS {
+            polled.more = self.take_events();
+            self.apply_events(&mut polled);
+            if !polled.more {
+                break;
             }
         }
         if self.rescan_due && monotonic_ns().saturating_sub(self.rescanned_ns) > RESCAN_INTERVAL_NS {
             self.scan(false)?;
+            self.apply_events(&mut polled);
             polled.rescanned = true;
         }
         Ok(polled)
+    }
+
+    /// Moves events from the rings to the buffer; `true` if more are waiting.
+    fn take_events(&mut self) -> bool {
+        self.events.as_mut().is_some_and(|events| events.drain(&mut self.buffer))
+    }
+
+    fn apply_events(&mut self, polled: &mut Polled) {
+        let suspended_ns = suspended_ns();
+        polled.events += self.buffer.len();
+        for event in self.buffer.drain(..) {
+            if let HostEvent::Lost { count, .. } = event {
+                polled.lost += count;
+                self.rescan_due = true;
+            }
+            self.lives.apply(&event, suspended_ns, &mut self.modules);
+        }
     }
 
     /// Housekeeping, to be called about once a second: CPUs that came online, processes whose end was not noticed.
@@ -229,7 +245,8 @@ impl Host {
         self.lives.get(id).map(|life| life.info.clone())
     }
 
-    /// Reads /proc: at the start, and after events were lost.
+    /// Reads /proc: at the start, and after events were lost. What happens meanwhile is in the buffer afterwards: a
+    /// fork can only be understood when its parent is known.
     fn scan(&mut self, first: bool) -> Result<(), HostError> {
         let begun_ns = monotonic_ns();
         let suspended_ns = suspended_ns();
@@ -243,12 +260,14 @@ impl Host {
             let maps = proc_maps::read(pid).unwrap_or_default();
             let since_ns = if first { 0 } else { info.start_ns.saturating_sub(suspended_ns) };
             self.lives.found(info, &maps, since_ns, time_ns, &mut self.modules);
+            self.take_events();
         }
         let gone = |life: &&Life| life.until_ns.is_none() && life.since_ns < begun_ns && !there.contains(&life.id.pid);
         let gone: Vec<u32> = self.lives.iter().filter(gone).map(|life| life.id.pid).collect();
         for pid in gone {
             self.lives.end(pid, begun_ns);
         }
+        // Losses noticed from here on call for another look.
         self.rescan_due = false;
         self.rescanned_ns = monotonic_ns();
         Ok(())

@@ -14,7 +14,7 @@ use super::record::{Device, MapEvent};
 use super::vdso;
 
 /// Most modules, and most file identities, that are told apart: what a hostile process can make us keep is bounded.
-const MAX_MODULES: usize = 1 << 18;
+const MAX_MODULES: usize = 1 << 17;
 
 /// What is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -76,7 +76,8 @@ pub struct Module {
     device: Device,
     inode: u64,
     generation: Option<u64>,
-    raw_path: Box<[u8]>,
+    /// The path's bytes, if they are not text.
+    raw_path: Option<Box<[u8]>>,
     stamp: Option<Stamp>,
     /// Change time, if it is seen through an overlay mount.
     layered: Option<ChangeTime>,
@@ -157,7 +158,7 @@ impl ModuleTable {
             device: map.device,
             inode: map.inode,
             generation,
-            raw_path: path.into(),
+            raw_path: std::str::from_utf8(path).is_err().then(|| path.into()),
             stamp: None,
             layered: None,
             seen: Seen { pid: map.pid, address: map.address, length: map.length },
@@ -241,7 +242,7 @@ impl ModuleTable {
             device: map.device,
             inode: map.inode,
             generation: None,
-            raw_path: name.into(),
+            raw_path: None,
             stamp: None,
             layered: None,
             seen: Seen::default(),
@@ -337,7 +338,7 @@ impl ModuleTable {
         let module = &self.modules[id.0 as usize];
         let Seen { pid, address, length } = module.seen;
         let map = MapEvent { pid, address, length, device: module.device, inode: module.inode, ..MapEvent::default() };
-        let opened = open_mapped(&map, &module.raw_path)?;
+        let opened = open_mapped(&map, module.raw_path.as_deref().unwrap_or(module.path.as_bytes()))?;
         if module.stamp.is_some_and(|stamp| stamp != opened.stamp) { Err(Unreadable::Replaced) } else { Ok(opened) }
     }
 
