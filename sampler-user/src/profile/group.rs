@@ -1,6 +1,9 @@
 //! Which rows belong together: by process, program, thread, or not at all.
 
 use std::borrow::Cow;
+use std::str::FromStr;
+
+use thiserror::Error;
 
 use super::model::{Process, Profile, Row};
 
@@ -58,6 +61,19 @@ impl GroupBy {
             Self::Cgroup => Cow::Borrowed(&process.cgroup),
             Self::Thread => format!("{} / {}", process_name(process), row.thread).into(),
         }
+    }
+}
+
+/// No grouping has this name.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("cannot group by {0:?}: choose none, process, comm, exe, cgroup or thread")]
+pub struct UnknownGroup(String);
+
+impl FromStr for GroupBy {
+    type Err = UnknownGroup;
+
+    fn from_str(name: &str) -> Result<Self, UnknownGroup> {
+        Self::from_name(name).ok_or_else(|| UnknownGroup(name.into()))
     }
 }
 

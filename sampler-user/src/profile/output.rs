@@ -55,17 +55,11 @@ pub enum OutputError {
 }
 
 /// A place for one output, checked before the recording starts.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Output {
     path: PathBuf,
     format: &'static dyn Format,
     force: bool,
-}
-
-impl std::fmt::Debug for Output {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Output").field("path", &self.path).field("format", &self.format.name()).finish()
-    }
 }
 
 /// The name that stands for standard output.

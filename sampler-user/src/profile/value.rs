@@ -1,5 +1,9 @@
 //! The four figures that every stack has, under the names that pprof gave them.
 
+use std::str::FromStr;
+
+use thiserror::Error;
+
 use super::model::{Profile, Row};
 use crate::heap::sums::SampleSums;
 
@@ -83,6 +87,19 @@ impl Value {
     /// The unbiased point estimate of a row, in bytes or allocations.
     pub fn of(self, row: &Row) -> f64 {
         self.estimate_of(self.sums(row))
+    }
+}
+
+/// No value has this name.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0:?} is not a value of a heap profile: choose alloc_objects, alloc_space, inuse_objects or inuse_space")]
+pub struct UnknownValue(String);
+
+impl FromStr for Value {
+    type Err = UnknownValue;
+
+    fn from_str(name: &str) -> Result<Self, UnknownValue> {
+        Self::from_name(name).ok_or_else(|| UnknownValue(name.into()))
     }
 }
 

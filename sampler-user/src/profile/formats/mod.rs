@@ -8,11 +8,12 @@ mod pprof;
 #[cfg(test)]
 mod speed_tests;
 
-use std::io;
 use std::path::Path;
+use std::{fmt, io};
 
 use thiserror::Error;
 
+pub use self::pprof::encode as encode_pprof;
 use super::group::GroupBy;
 use super::model::Profile;
 use super::value::Value;
@@ -111,6 +112,12 @@ pub trait Format: Sync {
     /// Whether a file holds one process only, so that a profile of several becomes several files.
     fn one_process_per_file(&self) -> bool {
         false
+    }
+}
+
+impl fmt::Debug for dyn Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

@@ -1,0 +1,363 @@
+//! heapbpf's JSON, read back with every sum.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::strings::Strings;
+use super::{ContentError, MOST_FRAMES};
+use crate::heap::sums::SampleSums;
+use crate::profile::model::{Criterion, Frame, Lifetimes, Module, Process, Profile, Row, Stack};
+use crate::view::units;
+
+/// The parts of the contract's schema that a profile is made of. What older or newer versions leave out is not needed.
+#[derive(Deserialize)]
+struct Top<'a> {
+    #[serde(default)]
+    version: String,
+    interval_bytes: u64,
+    criterion: String,
+    #[serde(default)]
+    unwind: String,
+    started: String,
+    duration_seconds: f64,
+    #[serde(default)]
+    host: String,
+    #[serde(default = "yes")]
+    live: bool,
+    #[serde(default = "yes")]
+    samples_known: bool,
+    processes: Vec<ProcessJson>,
+    #[serde(default)]
+    modules: Vec<ModuleJson>,
+    #[serde(borrow)]
+    stacks: Vec<RowJson<'a>>,
+    #[serde(default)]
+    counters: BTreeMap<String, u64>,
+    #[serde(default)]
+    notes: Vec<String>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+#[derive(Deserialize)]
+struct ProcessJson {
+    pid: u32,
+    #[serde(default)]
+    namespace_pid: Option<u32>,
+    comm: String,
+    #[serde(default)]
+    exe: String,
+    #[serde(default)]
+    cgroup: String,
+    #[serde(default)]
+    allocators: Vec<String>,
+    #[serde(default)]
+    coverage: f64,
+    #[serde(default)]
+    ended: bool,
+    #[serde(default)]
+    alloc_bytes: Figure,
+    #[serde(default)]
+    alloc_objects: Figure,
+}
+
+#[derive(Deserialize)]
+struct ModuleJson {
+    path: String,
+    build_id: Option<String>,
+    start: u64,
+    end: u64,
+    file_offset: u64,
+}
+
+#[derive(Deserialize, Default)]
+struct Figure {
+    estimate: Option<f64>,
+    #[serde(default)]
+    exact: Option<u64>,
+    #[serde(default)]
+    variance: Option<f64>,
+}
+
+#[derive(Deserialize)]
+struct RowJson<'a> {
+    #[serde(default)]
+    process: Option<usize>,
+    #[serde(default)]
+    pid: Option<u32>,
+    thread: String,
+    function: String,
+    interval: u64,
+    samples: u64,
+    #[serde(default)]
+    zero_byte_samples: u64,
+    sampled_bytes: u64,
+    #[serde(default)]
+    offset_sum: u64,
+    #[serde(default)]
+    smallest_bytes: u64,
+    #[serde(default)]
+    largest_bytes: u64,
+    #[serde(default)]
+    inuse_samples: u64,
+    #[serde(default)]
+    inuse_zero_byte_samples: u64,
+    #[serde(default)]
+    inuse_sampled_bytes: u64,
+    #[serde(default)]
+    inuse_offset_sum: u64,
+    #[serde(default)]
+    inuse_smallest_bytes: u64,
+    #[serde(default)]
+    inuse_largest_bytes: u64,
+    complete: bool,
+    #[serde(default)]
+    cut: Option<String>,
+    #[serde(default)]
+    unwinder: String,
+    /// Left as text: equal frames are read once.
+    #[serde(borrow)]
+    frames: Vec<&'a RawValue>,
+    alloc_bytes: Figure,
+    alloc_objects: Figure,
+    #[serde(default)]
+    inuse_bytes: Figure,
+    #[serde(default)]
+    inuse_objects: Figure,
+    #[serde(default)]
+    peak: Option<SampleSums>,
+    #[serde(default)]
+    lifetimes: Option<LifetimesJson>,
+}
+
+#[derive(Deserialize)]
+struct LifetimesJson {
+    median_seconds: Option<f64>,
+    temporary: f64,
+    survival: Vec<(f64, f64)>,
+}
+
+#[derive(Deserialize)]
+struct FrameJson {
+    function: Option<String>,
+    #[serde(default)]
+    system_name: Option<String>,
+    #[serde(default)]
+    file: Option<String>,
+    #[serde(default)]
+    line: Option<u32>,
+    #[serde(default)]
+    module: Option<String>,
+    #[serde(default)]
+    build_id: Option<String>,
+    #[serde(default)]
+    address: u64,
+    #[serde(default)]
+    inlined: bool,
+    #[serde(default)]
+    reason: Option<String>,
+    #[serde(default)]
+    file_offset: Option<u64>,
+}
+
+/// Reads the profile.
+pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
+    let damaged = |reason: String| ContentError::Damaged { format: "heapbpf's JSON", reason };
+    let top: Top = serde_json::from_slice(bytes).map_err(|error| match foreign_json(bytes) {
+        Some(what) => ContentError::Foreign(what.into()),
+        None => damaged(error.to_string()),
+    })?;
+    let frames = top.stacks.iter().map(|row| row.frames.len()).sum::<usize>();
+    if frames > MOST_FRAMES {
+        return Err(ContentError::TooLarge(format!("{frames} frames, and at most {MOST_FRAMES} can be read")));
+    }
+    let started = humantime::parse_rfc3339(&top.started).map_err(|error| damaged(format!("started: {error}")))?;
+    let duration = Duration::try_from_secs_f64(top.duration_seconds).map_err(|error| damaged(error.to_string()))?;
+    let criterion = Criterion::from_name(&top.criterion)
+        .ok_or_else(|| damaged(format!("{:?} is no sampling criterion", top.criterion)))?;
+    let mut reader = Reader::default();
+    reader.modules(top.modules);
+    let processes: Vec<Process> = top.processes.into_iter().map(process).collect();
+    let mut rows = Vec::with_capacity(top.stacks.len());
+    for row in top.stacks {
+        rows.push(reader.row(row, &processes, top.live).map_err(damaged)?);
+    }
+    Ok(Profile {
+        version: top.version,
+        interval: top.interval_bytes,
+        criterion,
+        unwind: top.unwind,
+        started: started.max(UNIX_EPOCH),
+        duration,
+        live: top.live,
+        samples_known: top.samples_known,
+        host: top.host,
+        processes,
+        rows,
+        modules: reader.modules,
+        counters: top.counters,
+        notes: top.notes,
+    })
+}
+
+/// What JSON is that is not ours.
+fn foreign_json(bytes: &[u8]) -> Option<&'static str> {
+    #[derive(Deserialize)]
+    struct Keys {
+        #[serde(default, rename = "$schema")]
+        schema: String,
+        #[serde(default)]
+        interval_bytes: Option<serde::de::IgnoredAny>,
+        #[serde(default)]
+        stacks: Option<serde::de::IgnoredAny>,
+    }
+    let keys: Keys = serde_json::from_slice(bytes).ok()?;
+    if keys.schema.contains("speedscope") {
+        return Some("a profile for speedscope");
+    }
+    (keys.interval_bytes.is_none() && keys.stacks.is_none()).then_some("JSON, but not a profile of heapbpf")
+}
+
+fn process(json: ProcessJson) -> Process {
+    Process {
+        pid: json.pid,
+        namespace_pid: json.namespace_pid,
+        comm: json.comm,
+        exe: json.exe,
+        cgroup: json.cgroup,
+        allocators: json.allocators,
+        coverage: json.coverage,
+        ended: json.ended,
+        exact_alloc_bytes: json.alloc_bytes.exact,
+        exact_alloc_objects: json.alloc_objects.exact,
+    }
+}
+
+#[derive(Default)]
+struct Reader<'a> {
+    strings: Strings,
+    modules: Vec<Module>,
+    module_ids: HashMap<(String, Option<String>), usize>,
+    frames: HashMap<&'a str, Frame>,
+}
+
+impl<'a> Reader<'a> {
+    fn modules(&mut self, modules: Vec<ModuleJson>) {
+        for json in modules {
+            self.module_ids.entry((json.path.clone(), json.build_id.clone())).or_insert(self.modules.len());
+            self.modules.push(Module {
+                path: self.strings.share(&json.path),
+                build_id: json.build_id.as_deref().and_then(units::parse_hex),
+                start: json.start,
+                end: json.end,
+                file_offset: json.file_offset,
+            });
+        }
+    }
+
+    fn row(&mut self, json: RowJson<'a>, processes: &[Process], live: bool) -> Result<Row, String> {
+        let process = match (json.process, json.pid) {
+            (Some(index), _) => Some(index).filter(|&index| index < processes.len()),
+            (None, pid) => processes.iter().position(|process| Some(process.pid) == pid),
+        };
+        let process = process.ok_or("a stack of a process that is not listed")?;
+        let frames = json.frames.iter().map(|frame| self.frame(frame)).collect::<Result<_, _>>()?;
+        let cut = match (json.complete, json.cut) {
+            (true, _) => None,
+            (false, cut) => Some(self.strings.share(cut.as_deref().unwrap_or("unknown reason"))),
+        };
+        let unwinder = ["dwarf", "fp", "caller"].into_iter().find(|known| *known == json.unwinder).unwrap_or("");
+        let sums = |bytes: &Figure, objects: &Figure, whole: [u64; 6]| {
+            let [samples, zero_byte_samples, sampled_bytes, offset_sum, smallest_bytes, largest_bytes] = whole;
+            SampleSums {
+                samples,
+                zero_byte_samples,
+                sampled_bytes,
+                offset_sum,
+                bytes: bytes.estimate.unwrap_or(0.0),
+                bytes_variance: bytes.variance.unwrap_or(0.0),
+                objects: objects.estimate.unwrap_or(0.0),
+                objects_variance: objects.variance.unwrap_or(0.0),
+                smallest_bytes,
+                largest_bytes,
+            }
+        };
+        let alloc = sums(
+            &json.alloc_bytes,
+            &json.alloc_objects,
+            [
+                json.samples,
+                json.zero_byte_samples,
+                json.sampled_bytes,
+                json.offset_sum,
+                json.smallest_bytes,
+                json.largest_bytes,
+            ],
+        );
+        let inuse = sums(
+            &json.inuse_bytes,
+            &json.inuse_objects,
+            [
+                json.inuse_samples,
+                json.inuse_zero_byte_samples,
+                json.inuse_sampled_bytes,
+                json.inuse_offset_sum,
+                json.inuse_smallest_bytes,
+                json.inuse_largest_bytes,
+            ],
+        );
+        Ok(Row {
+            process,
+            thread: self.strings.share(&json.thread),
+            function: self.strings.share(&json.function),
+            interval: json.interval,
+            alloc,
+            inuse: if live { inuse } else { SampleSums::default() },
+            peak: json.peak,
+            lifetimes: json.lifetimes.map(|lifetimes| Lifetimes {
+                median_seconds: lifetimes.median_seconds,
+                temporary: lifetimes.temporary,
+                survival: lifetimes.survival,
+            }),
+            stack: Arc::new(Stack { frames, unwinder, cut }),
+        })
+    }
+
+    fn frame(&mut self, text: &&'a RawValue) -> Result<Frame, String> {
+        let text = text.get();
+        if let Some(known) = self.frames.get(text) {
+            return Ok(known.clone());
+        }
+        let json: FrameJson = serde_json::from_str(text).map_err(|error| format!("a frame: {error}"))?;
+        let frame = Frame {
+            function: self.strings.share_some(json.function.as_deref()),
+            system_name: self.strings.share_some(json.system_name.as_deref()),
+            file: self.strings.share_some(json.file.as_deref()),
+            line: json.line,
+            inlined: json.inlined,
+            reason: self.strings.share_some(json.reason.as_deref()),
+            module: json.module.map(|path| self.module(path, json.build_id)),
+            address: json.address,
+            file_offset: json.file_offset,
+        };
+        self.frames.insert(text, frame.clone());
+        Ok(frame)
+    }
+
+    fn module(&mut self, path: String, build_id: Option<String>) -> usize {
+        let key = (path, build_id);
+        if let Some(&known) = self.module_ids.get(&key) {
+            return known;
+        }
+        let build_id = key.1.as_deref().and_then(units::parse_hex);
+        self.modules.push(Module { path: self.strings.share(&key.0), build_id, ..Module::default() });
+        self.module_ids.insert(key, self.modules.len() - 1);
+        self.modules.len() - 1
+    }
+}

@@ -1,0 +1,410 @@
+//! pprof heap profiles: heapbpf's own, Go's, tcmalloc's.
+//!
+//! All of them hold unbiased estimates: their writers scale before they write. Go's keep one block size per sample, so
+//! its samples can be counted again and get error bars; of the others only the estimates are known.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use prost::Message;
+use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
+
+use super::{ContentError, MOST_FRAMES};
+use crate::heap::sums::SampleSums;
+use crate::profile::model::{Criterion, Frame, Module, Process, Profile, Row, Stack};
+use crate::profile::naming::base_name;
+use crate::profile::proto::pprof as proto;
+use crate::view::units;
+
+fn damaged(reason: impl Into<String>) -> ContentError {
+    ContentError::Damaged { format: "a pprof profile", reason: reason.into() }
+}
+
+/// Reads the profile.
+pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
+    let raw = Raw::read(bytes)?;
+    let reader = Reader::new(&raw)?;
+    reader.profile()
+}
+
+/// The message, with samples still encoded: their number is what makes a profile large.
+#[derive(Default)]
+struct Raw<'a> {
+    head: proto::Profile,
+    samples: Vec<&'a [u8]>,
+    /// Lines of all locations.
+    lines: usize,
+}
+
+/// Field numbers.
+const SAMPLE: u32 = 2;
+const LOCATION: u32 = 4;
+const STRING_TABLE: u32 = 6;
+
+/// Most bytes of one message: in memory it may take sixteen times as much.
+const LARGEST_MESSAGE: usize = 16 << 20;
+/// Most comments that are kept, and most characters of each.
+const MOST_COMMENTS: usize = 1_000;
+const LONGEST_COMMENT: usize = 10_000;
+
+impl<'a> Raw<'a> {
+    fn read(mut rest: &'a [u8]) -> Result<Self, ContentError> {
+        let mut raw = Self::default();
+        // One message of each kind at a time: a few bytes can stand for many empty messages.
+        while !rest.is_empty() {
+            let whole = rest;
+            let (tag, wire_type) = decode_key(&mut rest).map_err(|_| not_pprof(&raw))?;
+            if wire_type != WireType::LengthDelimited {
+                skip_field(wire_type, tag, &mut rest, DecodeContext::default()).map_err(|_| not_pprof(&raw))?;
+                let field = &whole[..whole.len() - rest.len()];
+                raw.head.merge(field).map_err(|error| damaged(error.to_string()))?;
+                continue;
+            }
+            let length = decode_varint(&mut rest).map_err(|_| not_pprof(&raw))?;
+            let length = usize::try_from(length).ok().filter(|&length| length <= rest.len());
+            let length = length.ok_or_else(|| not_pprof(&raw))?;
+            let (field, tail) = rest.split_at(length);
+            rest = tail;
+            if tag != STRING_TABLE && length > LARGEST_MESSAGE {
+                return Err(ContentError::TooLarge(format!("a part of {length} bytes")));
+            }
+            if tag == SAMPLE {
+                raw.samples.push(field);
+            } else {
+                let field = &whole[..whole.len() - rest.len()];
+                raw.head.merge(field).map_err(|error| damaged(error.to_string()))?;
+            }
+            if tag == LOCATION {
+                raw.lines += raw.head.location.last().map_or(0, |location| location.line.len());
+            }
+            raw.bounded()?;
+        }
+        if raw.head.sample_type.is_empty() && raw.head.string_table.is_empty() {
+            return Err(ContentError::Foreign("no profile".into()));
+        }
+        Ok(raw)
+    }
+
+    /// Tables far beyond any real profile's, which small files can declare.
+    fn bounded(&self) -> Result<(), ContentError> {
+        let head = &self.head;
+        let entries = head.location.len()
+            + head.function.len()
+            + head.mapping.len()
+            + head.string_table.len()
+            + head.sample_type.len()
+            + head.comment.len()
+            + self.lines
+            + self.samples.len();
+        if entries > MOST_FRAMES {
+            return Err(ContentError::TooLarge(format!("more than {MOST_FRAMES} entries")));
+        }
+        Ok(())
+    }
+}
+
+fn not_pprof(raw: &Raw) -> ContentError {
+    if raw.head.string_table.is_empty() && raw.samples.is_empty() {
+        ContentError::Foreign("no profile".into())
+    } else {
+        damaged("it ends in the middle")
+    }
+}
+
+/// Who wrote a pprof profile, as far as its reading depends on it.
+#[derive(Clone, Copy, PartialEq)]
+enum Writer {
+    Heapbpf,
+    Go,
+    Other,
+}
+
+struct Reader<'a> {
+    raw: &'a Raw<'a>,
+    /// Column of each of [`crate::profile::value::Value::ALL`].
+    columns: [Option<usize>; 4],
+    writer: Writer,
+    /// The string table as it is shared by frames, made on demand; by number, so that long strings cost once.
+    shared: Vec<Option<Arc<str>>>,
+    mapping_index: HashMap<u64, usize>,
+    functions: HashMap<u64, &'a proto::Function>,
+    locations: HashMap<u64, &'a proto::Location>,
+}
+
+impl<'a> Reader<'a> {
+    fn new(raw: &'a Raw<'a>) -> Result<Self, ContentError> {
+        let head = &raw.head;
+        let text = |id: i64| text(head, id);
+        let types: Vec<(&str, &str)> =
+            head.sample_type.iter().map(|kind| (text(kind.r#type), text(kind.unit))).collect();
+        let column = |names: &[&str]| types.iter().position(|(kind, _)| names.contains(kind));
+        // tcmalloc calls what is in use `objects` and `space`.
+        let columns = [
+            column(&["alloc_objects"]),
+            column(&["alloc_space"]),
+            column(&["inuse_objects", "objects"]),
+            column(&["inuse_space", "space"]),
+        ];
+        if columns.iter().all(Option::is_none) {
+            let types: Vec<String> = types.iter().take(8).map(|(kind, unit)| format!("{kind}/{unit}")).collect();
+            return Err(ContentError::Foreign(format!("a pprof profile, but not of a heap ({})", types.join(", "))));
+        }
+        let ours = head.comment.iter().any(|&comment| text(comment).starts_with(OUR_COMMENT));
+        let writer = match columns {
+            _ if ours => Writer::Heapbpf,
+            [Some(0), Some(1), Some(2), Some(3)] if head.period > 0 => Writer::Go,
+            _ => Writer::Other,
+        };
+        if head.period <= 0 && writer != Writer::Heapbpf {
+            return Err(ContentError::NoInterval);
+        }
+        Ok(Self {
+            raw,
+            columns,
+            writer,
+            shared: vec![None; head.string_table.len()],
+            mapping_index: head.mapping.iter().enumerate().map(|(index, mapping)| (mapping.id, index)).collect(),
+            functions: head.function.iter().map(|function| (function.id, function)).collect(),
+            locations: head.location.iter().map(|location| (location.id, location)).collect(),
+        })
+    }
+
+    fn profile(mut self) -> Result<Profile, ContentError> {
+        let head = &self.raw.head;
+        let interval = u64::try_from(head.period).unwrap_or(0);
+        let live = self.columns[2].is_some() || self.columns[3].is_some();
+        let modules = head.mapping.iter().map(|mapping| self.module(mapping)).collect();
+        let mut comments = Comments::new(head);
+        let mut processes: Vec<Process> = Vec::new();
+        let mut process_ids: HashMap<(u32, i64), usize> = HashMap::new();
+        let mut stacks: HashMap<(Vec<u64>, i64), Arc<Stack>> = HashMap::new();
+        let mut rows = Vec::with_capacity(self.raw.samples.len());
+        let mut frames = 0;
+        let no_name: Arc<str> = "".into();
+        let mut samples_known = self.writer == Writer::Go;
+        for sample in &self.raw.samples {
+            let sample = proto::Sample::decode(*sample).map_err(|error| damaged(error.to_string()))?;
+            if sample.value.len() != head.sample_type.len() {
+                return Err(damaged(format!("{} values for {} types", sample.value.len(), head.sample_type.len())));
+            }
+            let labels = Labels::new(head, &sample);
+            let next = processes.len();
+            let process = *process_ids.entry((labels.pid, labels.comm)).or_insert(next);
+            if process == next {
+                processes.push(self.process(&labels));
+            }
+            let key = (sample.location_id, labels.cut);
+            let stack = match stacks.get(&key) {
+                Some(stack) => Arc::clone(stack),
+                None => {
+                    let stack = Arc::new(self.stack(&key.0, labels.cut, &mut frames)?);
+                    stacks.insert(key, Arc::clone(&stack));
+                    stack
+                }
+            };
+            let figure = |value: usize| self.columns[value].map_or(0.0, |column| sample.value[column] as f64);
+            let block = if samples_known { labels.block_bytes } else { None };
+            let (alloc, alloc_known) = sums(figure(0), figure(1), block, interval);
+            let (inuse, inuse_known) = sums(figure(2), figure(3), block, interval);
+            samples_known &= alloc_known && inuse_known;
+            rows.push(Row {
+                process,
+                thread: self.share(labels.thread).unwrap_or_else(|| Arc::clone(&no_name)),
+                function: Arc::clone(&no_name),
+                interval,
+                alloc,
+                inuse,
+                peak: None,
+                lifetimes: None,
+                stack,
+            });
+        }
+        if self.writer != Writer::Heapbpf {
+            comments.notes.push(match self.writer {
+                Writer::Go if samples_known => "samples were counted again from Go's estimates".into(),
+                _ => "a profile of another profiler: its estimates are taken as they are".into(),
+            });
+        }
+        Ok(Profile {
+            version: comments.version,
+            interval,
+            criterion: comments.criterion,
+            unwind: comments.unwind,
+            started: UNIX_EPOCH + Duration::from_nanos(u64::try_from(head.time_nanos).unwrap_or(0)),
+            duration: Duration::from_nanos(u64::try_from(head.duration_nanos).unwrap_or(0)),
+            live,
+            samples_known,
+            host: comments.host,
+            processes,
+            rows,
+            modules,
+            counters: Default::default(),
+            notes: comments.notes,
+        })
+    }
+
+    fn module(&mut self, mapping: &proto::Mapping) -> Module {
+        let head = &self.raw.head;
+        Module {
+            path: self.share(mapping.filename).unwrap_or_default(),
+            build_id: units::parse_hex(text(head, mapping.build_id)).filter(|id| !id.is_empty()),
+            start: mapping.memory_start,
+            end: mapping.memory_limit,
+            file_offset: mapping.file_offset,
+        }
+    }
+
+    /// A string of the table; `None` if it is empty or not there.
+    fn share(&mut self, id: i64) -> Option<Arc<str>> {
+        let index = usize::try_from(id).ok()?;
+        let text = self.raw.head.string_table.get(index).filter(|text| !text.is_empty())?;
+        Some(Arc::clone(self.shared.get_mut(index)?.get_or_insert_with(|| text.as_str().into())))
+    }
+
+    fn process(&self, labels: &Labels) -> Process {
+        let head = &self.raw.head;
+        // pprof's custom: the first mapping is the program.
+        let exe = head.mapping.first().map_or("", |mapping| text(head, mapping.filename));
+        let comm = Some(text(head, labels.comm)).filter(|comm| !comm.is_empty()).unwrap_or(base_name(exe));
+        let exe = if self.writer == Writer::Heapbpf { "" } else { exe };
+        Process { pid: labels.pid, comm: comm.into(), exe: exe.into(), coverage: 1.0, ..Process::default() }
+    }
+
+    fn stack(&mut self, locations: &[u64], cut: i64, total: &mut usize) -> Result<Stack, ContentError> {
+        let mut frames = Vec::with_capacity(locations.len());
+        for id in locations {
+            let location = *self.locations.get(id).ok_or_else(|| damaged(format!("no location {id}")))?;
+            self.frames(location, &mut frames);
+            if *total + frames.len() > MOST_FRAMES {
+                return Err(ContentError::TooLarge(format!("more than {MOST_FRAMES} frames")));
+            }
+        }
+        *total += frames.len();
+        Ok(Stack { frames, unwinder: "", cut: self.share(cut) })
+    }
+
+    fn frames(&mut self, location: &proto::Location, frames: &mut Vec<Frame>) {
+        let head = &self.raw.head;
+        let module = self.mapping_index.get(&location.mapping_id).copied();
+        let mapping = module.map(|index| &head.mapping[index]);
+        let file_offset = mapping
+            .and_then(|mapping| location.address.checked_sub(mapping.memory_start)?.checked_add(mapping.file_offset));
+        let place = Frame { module, address: location.address, file_offset, ..Frame::default() };
+        if location.line.is_empty() {
+            frames.push(Frame { reason: Some("not symbolized".into()), ..place });
+            return;
+        }
+        for (index, line) in location.line.iter().enumerate() {
+            let function = self.functions.get(&line.function_id);
+            let Some(&&proto::Function { name, system_name, filename, .. }) = function else {
+                frames.push(Frame { inlined: index + 1 < location.line.len(), ..place.clone() });
+                continue;
+            };
+            frames.push(Frame {
+                function: self.share(name),
+                system_name: if system_name == name { None } else { self.share(system_name) },
+                file: self.share(filename),
+                line: u32::try_from(line.line).ok().filter(|&line| line > 0),
+                inlined: index + 1 < location.line.len(),
+                ..place.clone()
+            });
+        }
+    }
+}
+
+#[derive(Default)]
+struct Labels {
+    pid: u32,
+    /// Strings by number.
+    comm: i64,
+    thread: i64,
+    cut: i64,
+    /// Size of every block of the sample, where the writer says so.
+    block_bytes: Option<u64>,
+}
+
+impl Labels {
+    fn new(head: &proto::Profile, sample: &proto::Sample) -> Self {
+        let mut labels = Self::default();
+        for label in &sample.label {
+            match text(head, label.key) {
+                "pid" => labels.pid = u32::try_from(label.num).unwrap_or(0),
+                "bytes" => labels.block_bytes = u64::try_from(label.num).ok(),
+                "comm" => labels.comm = label.str,
+                "thread" => labels.thread = label.str,
+                "incomplete" => labels.cut = label.str,
+                _ => {}
+            }
+        }
+        labels
+    }
+}
+
+/// How our pprof files begin their first comment.
+const OUR_COMMENT: &str = "heapbpf ";
+
+/// What our comments say.
+struct Comments {
+    version: String,
+    host: String,
+    unwind: String,
+    criterion: Criterion,
+    notes: Vec<String>,
+}
+
+impl Comments {
+    fn new(head: &proto::Profile) -> Self {
+        let mut comments = Self {
+            version: String::new(),
+            host: String::new(),
+            unwind: String::new(),
+            criterion: Criterion::Bytes,
+            notes: Vec::new(),
+        };
+        for &comment in head.comment.iter().take(MOST_COMMENTS) {
+            let comment = text(head, comment);
+            let comment = &comment[..comment.floor_char_boundary(LONGEST_COMMENT)];
+            if let Some(rest) = comment.strip_prefix(OUR_COMMENT) {
+                let (version, rest) = rest.split_once(" on ").unwrap_or((rest, ""));
+                comments.version = version.into();
+                comments.host = rest.split_once(": ").map_or("", |(host, _)| host).into();
+            } else if let Some(name) = comment.strip_prefix("criterion=") {
+                comments.criterion = Criterion::from_name(name).unwrap_or_default();
+            } else if let Some(unwind) = comment.strip_prefix("unwind=") {
+                comments.unwind = unwind.into();
+            } else if !comment.is_empty() && !comment.starts_with("interval=") {
+                comments.notes.push(comment.into());
+            }
+        }
+        comments
+    }
+}
+
+fn text(head: &proto::Profile, id: i64) -> &str {
+    usize::try_from(id).ok().and_then(|id| head.string_table.get(id)).map_or("", String::as_str)
+}
+
+/// Sums of a sample from its estimates; with them, whether the number of samples is known: it follows from the size of
+/// the blocks, since an estimated number of n-byte blocks is the number of samples times 1/(1 − e^(−n/R)).
+fn sums(objects: f64, bytes: f64, block_bytes: Option<u64>, interval: u64) -> (SampleSums, bool) {
+    let estimates = SampleSums { bytes, objects, ..SampleSums::default() };
+    if objects <= 0.0 {
+        return (estimates, objects == 0.0 && bytes == 0.0);
+    }
+    let Some(size) = block_bytes.filter(|&size| size > 0) else { return (estimates, false) };
+    let size_bytes = size as f64;
+    let probability = if interval <= 1 { 1.0 } else { -(-size_bytes / interval as f64).exp_m1() };
+    let samples = (objects * probability).round().max(1.0);
+    let (weight, rest) = (1.0 / probability, 1.0 / probability - 1.0);
+    let sums = SampleSums {
+        samples: samples as u64,
+        sampled_bytes: (samples as u64).saturating_mul(size),
+        bytes_variance: samples * size_bytes * size_bytes * weight * rest,
+        objects_variance: samples * weight * rest,
+        smallest_bytes: size,
+        largest_bytes: size,
+        ..estimates
+    };
+    (sums, true)
+}
