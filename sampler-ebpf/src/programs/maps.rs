@@ -75,11 +75,21 @@ pub fn progress() -> Option<*mut Progress> {
     PROGRESS.get_ptr_mut(0)
 }
 
-/// Adds to a counter that several CPUs may add to, and returns what it was.
+/// Adds to a counter that several CPUs may add to.
 #[inline(always)]
-pub fn add_shared(counter: *mut u64, n: u64) -> u64 {
+pub fn add_shared(counter: *mut u64, n: u64) {
     // SAFETY: an aligned u64 inside a map value. (The library's atomic types cannot add on this target.)
-    unsafe { core::intrinsics::atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, n) }
+    unsafe { core::intrinsics::atomic_xadd::<u64, u64, { AtomicOrdering::Relaxed }>(counter, n) };
+}
+
+/// Adds one to a counter that several CPUs may add to, and returns what it was.
+///
+/// The ordering matters: for a relaxed addition the compiler emits the instruction that returns nothing, even if the
+/// result is used.
+#[inline(always)]
+pub fn take_number(counter: *mut u64) -> u64 {
+    // SAFETY: as above.
+    unsafe { core::intrinsics::atomic_xadd::<u64, u64, { AtomicOrdering::SeqCst }>(counter, 1) }
 }
 
 /// Trials of an allocation of a size class.

@@ -109,7 +109,7 @@ impl ThreadState {
         self.space = space_of(task, self.process);
         let Some(progress) = maps::progress() else { return false };
         // SAFETY: a field of a map value.
-        self.ordinal = maps::add_shared(unsafe { &raw mut (*progress).threads }, 1) as u32;
+        self.ordinal = maps::take_number(unsafe { &raw mut (*progress).threads }) as u32;
         let seed = config!(seed);
         self.random = if seed == 0 {
             // SAFETY: no argument.

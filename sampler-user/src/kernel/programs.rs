@@ -109,16 +109,16 @@ impl Programs {
         let (frees, allocations): (Vec<ProbePoint>, Vec<ProbePoint>) = points.iter().partition(|point| point.frees);
         let mut links = Links::default();
         if self.kind == LinkKind::Perf {
-            for point in &allocations {
-                links.add_perf(&self.allocation, path, point, pid, false).map_err(refused)?;
-                if let Some(program) = &self.allocation_return {
-                    links.add_perf(program, path, point, pid, true).map_err(refused)?;
-                }
-            }
             if let Some(program) = &self.free {
                 for point in &frees {
                     links.add_perf(program, path, point, pid, false).map_err(refused)?;
                 }
+            }
+            for point in &allocations {
+                if let Some(program) = &self.allocation_return {
+                    links.add_perf(program, path, point, pid, true).map_err(refused)?;
+                }
+                links.add_perf(&self.allocation, path, point, pid, false).map_err(refused)?;
             }
             return Ok(links);
         }
@@ -165,9 +165,18 @@ pub struct ProbePoint {
     pub frees: bool,
 }
 
-/// Links to one file; dropping them takes the probes away.
+/// Links to one file; dropping them takes the probes away, the last first: frees are followed from before the first
+/// allocation until after the last one, so that no block is taken for live whose free went unseen.
 #[derive(Debug, Default)]
 pub struct Links(Vec<OwnedFd>);
+
+impl Drop for Links {
+    fn drop(&mut self) {
+        while let Some(link) = self.0.pop() {
+            drop(link);
+        }
+    }
+}
 
 impl Links {
     fn add_multi(

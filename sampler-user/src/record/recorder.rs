@@ -10,6 +10,7 @@ use super::accounting::DaemonCounters;
 use crate::heap::event::{Event, decode, decode_stack};
 use crate::heap::live::{Heap, Sample};
 use crate::host::Host;
+use crate::host::events::monotonic_ns;
 use crate::host::mappings::AddressSpace;
 use crate::kernel::rings::Ring;
 use crate::kernel::stack_traces::StackTraces;
@@ -19,6 +20,9 @@ use crate::unwind::raw::{AtTime, RawStack};
 
 /// Records held back until their stack has arrived; beyond this they go on without it.
 const MOST_WAITING: usize = 1 << 20;
+
+/// A stack that has not arrived so long after its sample never will.
+const LONGEST_WAIT_NS: u64 = 1_000_000_000;
 
 /// What happened to processes, for the session to act on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,10 +106,10 @@ impl Recorder {
             while self.waiting.len() < MOST_WAITING && events.drain(|record| self.waiting.push_back(record)) > 0 {}
             records += self.waiting.len() - before;
             let copies = self.drain_stacks(stacks, host);
-            if self.waiting.is_empty() && copies == 0 {
+            self.work_off(host, lives);
+            if copies == 0 {
                 return records;
             }
-            self.work_off(copies == 0, host, lives);
         }
     }
 
@@ -132,13 +136,15 @@ impl Recorder {
         count
     }
 
-    /// Works on records in order, up to the first whose stack is still to come. `last`: none is.
-    fn work_off(&mut self, last: bool, host: &mut Host, lives: &mut Vec<Life>) {
+    /// Works on records in order, up to the first whose stack is still to come: the stacks ring hands nothing out
+    /// past a record that another CPU is still writing.
+    fn work_off(&mut self, host: &mut Host, lives: &mut Vec<Life>) {
         while let Some(record) = self.waiting.front() {
             match decode(record) {
                 Some(Event::Allocation(record)) => {
                     let arrived = self.arrived.remove(&record.sample);
-                    if arrived.is_none() && record.stack_kind == stack_kind::COPIED && !last {
+                    let awaited = arrived.is_none() && record.stack_kind == stack_kind::COPIED;
+                    if awaited && monotonic_ns().saturating_sub(record.time_ns) < LONGEST_WAIT_NS {
                         return;
                     }
                     self.allocate(&record, arrived, host);
@@ -237,6 +243,11 @@ impl Recorder {
             let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
             String::from_utf8_lossy(&name[..end]).into()
         }))
+    }
+
+    /// Whether records wait for their stacks.
+    pub fn is_waiting(&self) -> bool {
+        !self.waiting.is_empty()
     }
 
     /// The daemon's counters, those of unwinding included.

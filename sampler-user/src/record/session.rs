@@ -343,7 +343,7 @@ impl Session {
     /// Takes the probes away, takes in what is left, and makes the last profile.
     fn finish(&mut self) -> anyhow::Result<(Profile, Stats)> {
         self.attaching.hooks.release_all();
-        while self.cycle()? > 0 {}
+        while self.cycle()? > 0 || self.recorder.is_waiting() {}
         self.profile(true)
     }
 }
