@@ -64,7 +64,10 @@ fn demonstrate(context: &Context, binary: &Path) -> anyhow::Result<ExitCode> {
     let program = folder.join("leak");
     let source = context.root.join("tests/programs/leak.c");
     let mut compile = Command::new("cc");
-    compile.args(["-O2", "-g", "-fno-omit-frame-pointer", "-pthread", "-o"]).arg(&program).arg(&source);
+    compile
+        .args(["-O2", "-g", "-fno-omit-frame-pointer", "-D_GNU_SOURCE", "-pthread", "-o"])
+        .arg(&program)
+        .arg(&source);
     run_command(&mut compile, context.options.verbose)?;
 
     let child = Command::new(&program).stdin(Stdio::null()).stdout(Stdio::null()).spawn();
