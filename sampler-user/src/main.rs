@@ -13,6 +13,7 @@ fn main() -> ExitCode {
     let outcome = match &cli.command {
         None => start(&cli.record),
         Some(Command::Record(args)) => start(args),
+        Some(Command::Report(args)) => cli::report::run(args),
     };
     outcome.map_or_else(
         |error| {

@@ -29,6 +29,8 @@ pub struct Cli {
 pub enum Command {
     /// Record a profile (the default command)
     Record(Box<RecordArgs>),
+    /// Show a saved profile as text tables
+    Report(ReportArgs),
 }
 
 /// Which processes.
@@ -209,4 +211,26 @@ pub enum Color {
     Always,
     /// Never
     Never,
+}
+
+/// Options of `heapbpf report`.
+#[derive(Debug, Args)]
+pub struct ReportArgs {
+    /// Profile to show
+    pub profile: PathBuf,
+    /// Most stacks shown
+    #[arg(short = 'n', long, default_value_t = 20)]
+    pub top: usize,
+    /// Sort by: alloc_objects, alloc_space, inuse_objects, inuse_space
+    #[arg(long, value_name = "VALUE", value_parser = parse_value)]
+    pub value: Option<Value>,
+    /// Confidence level of error bars
+    #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence)]
+    pub confidence: f64,
+    /// Fold recursion in stacks
+    #[arg(long)]
+    pub fold_recursion: bool,
+    /// Colours
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
+    pub color: Color,
 }

@@ -3,4 +3,5 @@
 pub mod args;
 pub mod log;
 pub mod plan;
+pub mod report;
 pub mod values;

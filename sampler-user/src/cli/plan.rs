@@ -292,7 +292,7 @@ mod tests {
 
     fn refusal(words: &[&str]) -> (String, u8) {
         let cli = Cli::try_parse_from(std::iter::once(&"heapbpf").chain(words)).unwrap();
-        let error = plan(&cli.record).unwrap_err();
+        let error = plan(&cli.record).err().unwrap();
         (error.to_string(), error.exit_status())
     }
 

@@ -72,6 +72,8 @@ pub struct HeapRow {
     pub interval: u64,
     /// Call stack.
     pub stack: Arc<RawStack>,
+    /// CLOCK_MONOTONIC of its first sample.
+    pub first_ns: u64,
     /// All samples.
     pub alloc: SampleSums,
     /// Samples that could not be followed.
@@ -176,6 +178,7 @@ impl Heap {
                 function: sample.function,
                 interval: sample.interval,
                 stack: Arc::clone(&sample.stack),
+                first_ns: sample.time_ns,
                 alloc: SampleSums::default(),
                 untracked: 0,
                 ages: Ages::default(),

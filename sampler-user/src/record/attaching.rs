@@ -9,7 +9,7 @@ use anyhow::bail;
 use super::targets::TargetSet;
 use crate::attach::arch::Machine;
 use crate::attach::hooks::{FileKey, HookError, Hooks};
-use crate::attach::{KernelRules, Table};
+use crate::attach::{AttachError, KernelRules, Table};
 use crate::cli::plan::RecordPlan;
 use crate::host::Host;
 use crate::host::events::monotonic_ns;
@@ -17,6 +17,7 @@ use crate::host::limits::Limits;
 use crate::host::lives::{HostChange, Life as HostLife};
 use crate::host::mappings::ModuleId;
 use crate::host::modules::{ModuleKind, ModuleSource};
+use crate::host::open::Unreadable;
 use crate::kernel::programs::Programs;
 use crate::kernel::steering::Steering;
 
@@ -127,7 +128,7 @@ impl Attaching {
         let key = match self.modules.get(&module) {
             Some(key) => *key,
             None => {
-                let key = self.look_at(host, module);
+                let Ok(key) = self.look_at(host, module) else { return false };
                 self.modules.insert(module, key);
                 key
             }
@@ -148,30 +149,39 @@ impl Attaching {
         }
     }
 
-    fn look_at(&mut self, host: &mut Host, module: ModuleId) -> Option<FileKey> {
-        let (kind, path) = host.modules().get(module).map(|module| (module.kind, module.path.clone()))?;
+    /// The file to hook behind a module, if there is one. `Err`: cannot be told now, but maybe later.
+    fn look_at(&mut self, host: &mut Host, module: ModuleId) -> Result<Option<FileKey>, ()> {
+        let (kind, path) = host.modules().get(module).map(|module| (module.kind, module.path.clone())).ok_or(())?;
         if kind != ModuleKind::File {
-            return None;
+            return Ok(None);
         }
         let file = match host.modules_mut().source(module) {
             Ok(ModuleSource::File(file)) => file,
-            Ok(ModuleSource::Memory(_)) => return None,
+            Ok(ModuleSource::Memory(_)) | Err(Unreadable::NoFile | Unreadable::NotElf) => return Ok(None),
+            Err(reason @ (Unreadable::Gone | Unreadable::Replaced)) => {
+                log::debug!("{path}: {reason}");
+                return Err(());
+            }
             Err(reason) => {
                 self.refuse(format!("{path}: {reason}"));
-                return None;
+                return Ok(None);
             }
         };
         match self.hooks.look_at(&path, &file) {
-            Ok((key, true)) => Some(key),
+            Ok((key, true)) => Ok(Some(key)),
             Ok((key, false)) => {
-                if let Some(reason) = self.hooks.refusal(key) {
-                    log::debug!("{path}: {reason}");
+                match self.hooks.refusal(key) {
+                    None | Some(AttachError::NoAllocator { .. } | AttachError::NotElf) => {}
+                    Some(reason) => {
+                        let reason = format!("{path}: {reason}");
+                        self.refuse(reason);
+                    }
                 }
-                None
+                Ok(None)
             }
             Err(error) => {
                 self.refuse(error.to_string());
-                None
+                Err(())
             }
         }
     }
@@ -184,7 +194,7 @@ impl Attaching {
     }
 
     /// Attaches to what has been mapped since the last call. Whether there was something new to hook.
-    pub fn follow(&mut self, plan: &RecordPlan, host: &mut Host) -> bool {
+    pub fn follow(&mut self, host: &mut Host) -> bool {
         let before = self.hooks.hooked_files();
         let mut changes = std::mem::take(&mut self.changes);
         host.drain_changes(&mut changes);
@@ -213,7 +223,6 @@ impl Attaching {
             }
         }
         self.changes = changes;
-        let _ = plan;
         self.hooks.hooked_files() != before
     }
 

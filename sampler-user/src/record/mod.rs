@@ -3,6 +3,7 @@
 mod accounting;
 mod attaching;
 mod command;
+mod naming;
 mod profile;
 mod recorder;
 mod session;

@@ -8,6 +8,7 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::accounting;
 use super::attaching::Attaching;
+use super::naming::{Naming, Unnamed};
 use super::recorder::Recorder;
 use crate::cli::plan::RecordPlan;
 use crate::heap::live::Snapshot;
@@ -15,8 +16,8 @@ use crate::host::Host;
 use crate::host::events::monotonic_ns;
 use crate::host::process::ProcessInfo;
 use crate::kernel::totals::Counts;
-use crate::profile::model::{Lifetimes, Process, Profile, Row, Stack};
-use crate::unwind::raw::RawStack;
+use crate::profile::model::{Lifetimes, Process, Profile, Row};
+use crate::sampling::survival::{self, Observation};
 
 /// What is remembered of a process for the profile, from the time when it lived.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +30,7 @@ struct Described {
 /// Makes profiles.
 pub struct ProfileMaker {
     template: Profile,
+    naming: Naming,
     described: HashMap<ProcessKey, Described>,
 }
 
@@ -51,7 +53,11 @@ impl ProfileMaker {
             counters: Default::default(),
             notes: Vec::new(),
         };
-        Self { template, described: HashMap::new() }
+        Self {
+            template,
+            naming: Naming::new(plan.symbolize, &plan.debug_dirs),
+            described: HashMap::new(),
+        }
     }
 
     /// Describes processes seen for the first time, while they are there to be looked at.
@@ -98,13 +104,20 @@ impl ProfileMaker {
         profile.duration = Duration::from_nanos(now.saturating_sub(started.1));
         profile.processes = processes;
         let mut function_names: HashMap<u16, Arc<str>> = HashMap::new();
-        let mut stacks: HashMap<*const RawStack, Arc<Stack>> = HashMap::new();
+        let unnamed: Vec<Unnamed> = snapshots
+            .iter()
+            .map(|snapshot| Unnamed {
+                process: snapshot.row.process,
+                time_ns: snapshot.row.first_ns,
+                stack: Arc::clone(&snapshot.row.stack),
+            })
+            .collect();
+        self.naming.name(&unnamed, host);
         for snapshot in snapshots {
             let row = snapshot.row;
             let function = function_names
                 .entry(row.function)
                 .or_insert_with(|| attaching.hooks.function_name(row.function).into());
-            let stack = stacks.entry(Arc::as_ptr(&row.stack)).or_insert_with(|| Arc::new(Stack::default()));
             profile.rows.push(Row {
                 process: numbers[&row.process],
                 thread: Arc::clone(&row.thread),
@@ -113,10 +126,11 @@ impl ProfileMaker {
                 alloc: row.alloc,
                 inuse: snapshot.inuse,
                 peak: self.template.live.then_some(snapshot.peak),
-                lifetimes: self.template.live.then(|| lifetimes(&snapshot)),
-                stack: Arc::clone(stack),
+                lifetimes: self.template.live.then(|| lifetimes(&snapshot)).flatten(),
+                stack: self.naming.stack(&row.stack),
             });
         }
+        profile.modules = self.naming.modules().to_vec();
         profile
     }
 
@@ -153,14 +167,21 @@ fn describe(process: ProcessKey, time_ns: u64, host: &mut Host, attaching: &Atta
     Described { info: host.describe(id), allocators, ended: false }
 }
 
-fn lifetimes(snapshot: &Snapshot<'_>) -> Lifetimes {
+/// Steps of a survival curve that a profile keeps.
+const CURVE_POINTS: usize = 32;
+
+fn lifetimes(snapshot: &Snapshot<'_>) -> Option<Lifetimes> {
     let ages = &snapshot.row.ages;
-    let all = snapshot.row.alloc.objects;
-    Lifetimes {
-        median_seconds: None,
-        temporary: if all > 0.0 { ages.temporary() / all } else { 0.0 },
-        survival: Vec::new(),
-    }
+    let freed = ages.weights().map(|(age_seconds, weight)| (age_seconds, weight, true));
+    let living = snapshot.living.iter().map(|(age_seconds, weight)| (*age_seconds, *weight, false));
+    let observations: Vec<Observation> = freed
+        .chain(living)
+        .map(|(age_seconds, weight, freed)| Observation { age_seconds, weight, freed, temporary: false })
+        .collect();
+    let all: f64 = observations.iter().map(|observation| observation.weight).sum();
+    let lifetimes = survival::lifetimes(&observations, CURVE_POINTS)?;
+    // Which of the blocks in a bin were temporary is not kept, only their weight.
+    Some(Lifetimes { temporary: if all > 0.0 { ages.temporary() / all } else { 0.0 }, ..lifetimes })
 }
 
 fn host_name() -> String {

@@ -232,9 +232,19 @@ impl Recorder {
 
     /// Learns what happened to processes up to now. A process whose /proc cannot be read resolves to nothing.
     pub fn poll(&mut self, host: &mut Host) {
-        match host.poll() {
-            Ok(polled) => self.counters.host_events_lost += polled.lost,
-            Err(error) => log::warn!("{error}"),
+        loop {
+            match host.poll() {
+                Ok(polled) => {
+                    self.counters.host_events_lost += polled.lost;
+                    if !polled.more {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    log::warn!("{error}");
+                    return;
+                }
+            }
         }
     }
 

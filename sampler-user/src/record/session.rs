@@ -223,7 +223,7 @@ impl Session {
     /// Takes in everything that has happened. Returns how much that was.
     fn cycle(&mut self) -> anyhow::Result<usize> {
         self.recorder.poll(&mut self.host);
-        let hooked = self.attaching.follow(&self.plan, &mut self.host);
+        let hooked = self.attaching.follow(&mut self.host);
         if hooked {
             self.recorder.set_functions(self.attaching.hooks.functions());
         }
