@@ -208,7 +208,14 @@ impl Hooks {
             .filter_map(|known| {
                 let planned = known.plan.as_ref().ok()?;
                 planned.first_site?;
-                Some(FileAudit::new(&known.path, &planned.allocator, link))
+                let mut audit = FileAudit::new(&known.path, &planned.allocator, link);
+                for (entry, site) in audit.attach.iter_mut().zip(&planned.allocator.sites) {
+                    // A free has no return to wait for, so it needs no session.
+                    if link == LinkKind::Session && !site.return_needed {
+                        entry.link = LinkKind::Multi;
+                    }
+                }
+                Some(audit)
             })
             .collect();
         audits.sort_by(|a, b| a.file.cmp(&b.file));

@@ -43,7 +43,7 @@ pub fn expected(command: &[OsString]) -> Vec<PathBuf> {
 }
 
 /// A program as a shell would find it.
-fn find_program(program: &OsStr) -> Option<PathBuf> {
+pub fn find_program(program: &OsStr) -> Option<PathBuf> {
     let path = Path::new(program);
     if program.as_bytes().contains(&b'/') {
         return path.canonicalize().ok();

@@ -1,6 +1,7 @@
 //! What a recording will do: options checked against each other and against the system, before anything is attached.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,6 +10,7 @@ use sampler_ebpf::glob::NAME_BYTES;
 use sampler_ebpf::trials;
 
 use super::args::{Color, Link, RecordArgs, TargetArgs, Unwind};
+use crate::attach::libraries::find_program;
 use crate::host::cgroup::{Cgroup, CgroupError};
 use crate::host::limits::Limits;
 use crate::host::process::{CommGlob, ProcessInfo, Target, TargetError, select};
@@ -154,6 +156,9 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
     if outputs.is_empty() {
         output::check_new_file(Path::new(&format!("heapbpf.{}.probe", std::process::id())), false)?;
     }
+    if let Some(program) = args.target.command.first() {
+        check_program(program)?;
+    }
     let running = select(&rules)?;
     let targets = Targets { rules, running, command: args.target.command.clone(), follow: !args.target.no_follow };
 
@@ -216,6 +221,14 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
         progress: !args.quiet && !args.no_progress,
         color: args.color,
     })
+}
+
+/// Whether a command can be started at all, before anything is attached for it.
+fn check_program(program: &OsStr) -> Result<(), PlanError> {
+    let name = program.to_string_lossy();
+    let path = find_program(program).ok_or_else(|| PlanError::Blocked(format!("there is no command {name}")))?;
+    let executable = path.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0);
+    if executable { Ok(()) } else { Err(PlanError::Blocked(format!("{name} cannot be executed: no permission"))) }
 }
 
 fn outputs(args: &RecordArgs) -> Result<Vec<Output>, PlanError> {

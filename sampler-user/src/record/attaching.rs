@@ -8,7 +8,7 @@ use anyhow::bail;
 
 use super::targets::TargetSet;
 use crate::attach::arch::Machine;
-use crate::attach::hooks::{FileKey, HookError, Hooks};
+use crate::attach::hooks::{FileKey, HookError, Hooked, Hooks};
 use crate::attach::{AttachError, KernelRules, Table};
 use crate::cli::plan::RecordPlan;
 use crate::host::Host;
@@ -85,7 +85,7 @@ impl Attaching {
             let modules = modules_of(host, process.pid);
             let mut hooked = false;
             for module in modules {
-                hooked |= self.hook_module(host, module, (!self.global).then_some(process.pid));
+                hooked |= self.hook_module(host, module, (!self.global).then_some(process.pid)).is_some();
             }
             if hooked {
                 self.targets.hooked(process.pid, 0, 0);
@@ -123,28 +123,27 @@ impl Attaching {
         )
     }
 
-    /// Hooks a module if it has an allocator. Whether it is hooked now.
-    fn hook_module(&mut self, host: &mut Host, module: ModuleId, pid: Option<u32>) -> bool {
+    /// Hooks a module if it has an allocator. `None`: it is not hooked.
+    fn hook_module(&mut self, host: &mut Host, module: ModuleId, pid: Option<u32>) -> Option<Hooked> {
         let key = match self.modules.get(&module) {
             Some(key) => *key,
             None => {
-                let Ok(key) = self.look_at(host, module) else { return false };
+                let key = self.look_at(host, module).ok()?;
                 self.modules.insert(module, key);
                 key
             }
         };
-        let Some(key) = key else { return false };
-        match self.hooks.hook(key, pid, &self.programs, &mut self.steering) {
-            Ok(_) => true,
+        match self.hooks.hook(key?, pid, &self.programs, &mut self.steering) {
+            Ok(hooked) => Some(hooked),
             Err(HookError::Kernel { source: crate::kernel::KernelError::Link { source, .. }, .. })
                 if source.raw_os_error() == Some(libc::ESRCH) =>
             {
                 // The process ended between the look and the link.
-                false
+                None
             }
             Err(error) => {
                 self.refuse(error.to_string());
-                false
+                None
             }
         }
     }
@@ -171,7 +170,7 @@ impl Attaching {
             Ok((key, true)) => Ok(Some(key)),
             Ok((key, false)) => {
                 match self.hooks.refusal(key) {
-                    None | Some(AttachError::NoAllocator { .. } | AttachError::NotElf) => {}
+                    None | Some(AttachError::NoAllocator { .. } | AttachError::NotElf | AttachError::Loader) => {}
                     Some(reason) => {
                         let reason = format!("{path}: {reason}");
                         self.refuse(reason);
@@ -205,12 +204,12 @@ impl Attaching {
                     if !self.global && !self.targets.awaited.contains(&pid) {
                         continue;
                     }
-                    let known = self.modules.get(&module).is_some_and(Option::is_some);
                     let had_ns = mapped_since(host, pid, module);
-                    if self.hook_module(host, module, (!self.global).then_some(pid)) {
-                        // A file that was hooked for all before it was mapped here leaves no gap.
-                        let hooked_ns = if self.global && known { had_ns } else { monotonic_ns() };
-                        self.targets.hooked(pid, had_ns, hooked_ns);
+                    // What was hooked before it was mapped here leaves no gap.
+                    match self.hook_module(host, module, (!self.global).then_some(pid)) {
+                        Some(Hooked::Now) => self.targets.hooked(pid, had_ns, monotonic_ns()),
+                        Some(Hooked::Already) => self.targets.hooked(pid, had_ns, had_ns),
+                        None => {}
                     }
                 }
                 HostChange::Started(life) if self.global => {

@@ -70,8 +70,13 @@ fn opener(format: &dyn Format, path: &std::path::Path) -> String {
     let path = path.display();
     match format.name() {
         "pprof" => format!("go tool pprof -http=: {path}"),
-        "json" => format!("heapbpf report {path}"),
-        _ => path.to_string(),
+        "folded" => format!("inferno-flamegraph {path} > flames.svg"),
+        "svg" | "html" => format!("xdg-open {path}"),
+        "speedscope" => format!("npx speedscope {path}"),
+        "heap" => format!("jeprof --text {path}"),
+        "perfetto" => format!("ui.perfetto.dev (load {path})"),
+        "parquet" => format!("duckdb -c \"from '{path}'\""),
+        _ => format!("heapbpf report {path}"),
     }
 }
 

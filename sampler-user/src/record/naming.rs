@@ -67,10 +67,11 @@ impl Naming {
         let mut own_code: HashMap<ProcessKey, OwnCode> = HashMap::new();
         for unnamed in new {
             self.number_modules(unnamed, host);
-            let makes_code = self.enabled
-                && unnamed.stack.frames.iter().any(|frame| {
-                    frame.module.is_none_or(|module| ModuleFiles::is_anonymous(host.modules(), module))
-                });
+            let makes_code =
+                self.enabled
+                    && unnamed.stack.frames.iter().any(|frame| {
+                        frame.module.is_none_or(|module| ModuleFiles::is_anonymous(host.modules(), module))
+                    });
             if makes_code && !own_code.contains_key(&unnamed.process) {
                 own_code.insert(unnamed.process, read_perf_map(unnamed, host));
             }
@@ -83,8 +84,7 @@ impl Naming {
             };
             let numbers = &self.numbers;
             let stack = finisher.finish(&unnamed.stack, &mut |module| numbers.get(&module).copied().unwrap_or(0));
-            self.finished
-                .insert(Arc::as_ptr(&unnamed.stack), (Arc::clone(&unnamed.stack), Arc::new(stack)));
+            self.finished.insert(Arc::as_ptr(&unnamed.stack), (Arc::clone(&unnamed.stack), Arc::new(stack)));
         }
     }
 

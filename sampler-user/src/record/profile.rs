@@ -53,11 +53,7 @@ impl ProfileMaker {
             counters: Default::default(),
             notes: Vec::new(),
         };
-        Self {
-            template,
-            naming: Naming::new(plan.symbolize, &plan.debug_dirs),
-            described: HashMap::new(),
-        }
+        Self { template, naming: Naming::new(plan.symbolize, &plan.debug_dirs), described: HashMap::new() }
     }
 
     /// Describes processes seen for the first time, while they are there to be looked at.
