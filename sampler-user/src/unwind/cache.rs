@@ -9,11 +9,13 @@ use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::Arc;
 
 use super::memory::{Reads, word};
-use super::raw::RawStack;
+use super::raw::{RawFrame, RawStack};
 use sampler_ebpf::abi::{ProcessKey, Registers};
 
 const SETS: usize = 2048;
 const WAYS: usize = 4;
+/// Most bytes of kept walks.
+const MAX_BYTES: usize = 32 << 20;
 /// Interned stacks below which unused ones are not looked for.
 const FIRST_SWEEP: usize = 4096;
 
@@ -38,6 +40,10 @@ struct Kept {
 }
 
 impl Kept {
+    fn size_bytes(&self) -> usize {
+        size_of::<Self>() + self.values.len() * 12 + self.stack.frames.len() * size_of::<RawFrame>()
+    }
+
     fn fits(&self, key: &StackKey, copy: &[u8]) -> bool {
         self.key == *key
             && self.copied_bytes.is_none_or(|bytes| bytes == copy.len())
@@ -49,6 +55,9 @@ impl Kept {
 pub struct StackCache {
     sets: Box<[[Option<Kept>; WAYS]]>,
     victim: usize,
+    held_bytes: usize,
+    /// The next set to be emptied when there is too much.
+    emptied: usize,
     interned: HashSet<Arc<RawStack>, BuildHasherDefault<Mixer>>,
     sweep_at: usize,
 }
@@ -58,6 +67,8 @@ impl Default for StackCache {
         Self {
             sets: std::iter::repeat_with(|| [const { None }; WAYS]).take(SETS).collect(),
             victim: 0,
+            held_bytes: 0,
+            emptied: 0,
             interned: HashSet::default(),
             sweep_at: FIRST_SWEEP,
         }
@@ -93,7 +104,13 @@ impl StackCache {
         self.victim = self.victim.wrapping_add(1);
         let set = &mut self.sets[Self::set(&key)];
         let way = set.iter().position(Option::is_none).unwrap_or(self.victim % WAYS);
-        set[way] = Some(kept);
+        self.held_bytes += kept.size_bytes();
+        self.held_bytes -= set[way].replace(kept).map_or(0, |gone| gone.size_bytes());
+        while self.held_bytes > MAX_BYTES {
+            let gone = self.sets[self.emptied].iter_mut().filter_map(Option::take);
+            self.held_bytes -= gone.map(|gone| gone.size_bytes()).sum::<usize>();
+            self.emptied = (self.emptied + 1) % SETS;
+        }
     }
 
     /// The one `Arc` for stacks equal to `stack`.
@@ -145,5 +162,51 @@ impl Hasher for Mixer {
 
     fn finish(&self) -> u64 {
         self.0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::unwind::raw::{Completeness, UnwinderKind};
+
+    #[test]
+    fn bytes_held_are_bounded_and_counted_right() {
+        let mut cache = StackCache::default();
+        let (offsets, values): (Vec<u32>, Vec<u64>) = (0..2000).map(|at| (at * 8, 0)).unzip();
+        let reads = Reads { offsets, values, missed: false };
+        let frame = RawFrame { address: 0, module: None, file_offset: 0 };
+        for ip in 0..5000 {
+            let stack = RawStack {
+                frames: vec![RawFrame { address: ip, ..frame }; 512].into(),
+                unwinder: UnwinderKind::Dwarf,
+                completeness: Completeness::Complete,
+            };
+            let registers = Registers { ip, ..Registers::default() };
+            let key = StackKey { space: ProcessKey::default(), generation: 0, registers };
+            cache.put(key, &[], &reads, &Arc::new(stack));
+            assert!(cache.held_bytes <= MAX_BYTES);
+        }
+        let counted: usize = cache.sets.iter().flatten().flatten().map(Kept::size_bytes).sum();
+        assert_eq!(cache.held_bytes, counted);
+        assert!(counted > MAX_BYTES / 2);
+    }
+
+    #[test]
+    fn interned_stacks_that_nobody_holds_go() {
+        let mut cache = StackCache::default();
+        let stack = |address| RawStack {
+            frames: Box::new([RawFrame { address, module: None, file_offset: 0 }]),
+            unwinder: UnwinderKind::Caller,
+            completeness: Completeness::Complete,
+        };
+        let held: Vec<_> = (0..10).map(|address| cache.intern(stack(address))).collect();
+        for address in 0..50_000 {
+            cache.intern(stack(address));
+        }
+        assert!(cache.interned.len() <= FIRST_SWEEP, "{}", cache.interned.len());
+        for (address, stack_held) in held.iter().enumerate() {
+            assert!(Arc::ptr_eq(stack_held, &cache.intern(stack(address as u64))));
+        }
     }
 }

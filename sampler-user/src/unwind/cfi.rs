@@ -15,7 +15,7 @@ pub type Entry<'a> = FrameDescriptionEntry<Bytes<'a>>;
 pub type Context = gimli::UnwindContext<usize>;
 
 /// Largest section that is read, bytes.
-const MAX_SECTION_BYTES: u64 = 96 << 20;
+const MAX_SECTION_BYTES: u64 = 64 << 20;
 /// Most entries that are indexed where a file has no search table.
 const MAX_INDEXED: usize = 2_000_000;
 /// Largest entry whose instructions are evaluated, bytes. (The largest one in Debian's libLLVM has 9 KiB.)

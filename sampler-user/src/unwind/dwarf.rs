@@ -33,7 +33,7 @@ pub struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        Self { max_depth: 512, section_bytes: 256 << 20 }
+        Self { max_depth: 512, section_bytes: 96 << 20 }
     }
 }
 

@@ -1,0 +1,17 @@
+//! /proc/PID/maps, and the kernel's records of processes and mappings.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use sampler_user::host::mappings::{AddressSpace, Mapping, ModuleId};
+use sampler_user::host::{proc_maps, record};
+
+fuzz_target!(|data: &[u8]| {
+    let _ = record::decode(data);
+    let mut space = AddressSpace::default();
+    for (at, map) in proc_maps::parse(data).iter().enumerate() {
+        let end = map.address.saturating_add(map.length);
+        let module = ModuleId(at as u32);
+        space.insert(Mapping { start: map.address, end, file_offset: map.file_offset, module, since_ns: at as u64 });
+    }
+    assert!(space.current().windows(2).all(|pair| pair[0].end <= pair[1].start));
+});

@@ -1,0 +1,15 @@
+//! Unwind sections: every address of a module has a rule, or none, in bounded time.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use sampler_user::unwind::cfi::{Budget, Context, ModuleCfi};
+
+fuzz_target!(|data: &[u8]| {
+    let data = data.to_vec();
+    let Ok(module) = ModuleCfi::read(&data) else { return };
+    let mut context = Context::new();
+    for offset in (0..data.len() as u64).step_by(61) {
+        let mut budget = Budget::of_one_stack();
+        module.rule(&mut context, offset, true, &mut |_, _| false, &mut budget);
+    }
+});
