@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
-use blazesym::symbolize::{CodeInfo, Input, Reason, Sym, Symbolized, Symbolizer as Blazesym};
+use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer as Blazesym};
 
 use super::debug_files;
 use super::demangle::demangle;
@@ -261,7 +261,7 @@ impl Symbolizer {
         } else if elf.section(".symtab").is_none() {
             format!("{path} is stripped, and no debug file for it was found")
         } else {
-            Reason::UnknownAddr.to_string()
+            format!("no symbol of {path} covers this address")
         }
     }
 
