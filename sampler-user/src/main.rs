@@ -14,6 +14,8 @@ fn main() -> ExitCode {
         None => start(&cli.record),
         Some(Command::Record(args)) => start(args),
         Some(Command::Report(args)) => cli::report::run(args),
+        Some(Command::Diff(args)) => cli::compare::diff(args),
+        Some(Command::Merge(args)) => cli::compare::merge(args),
     };
     outcome.map_or_else(
         |error| {

@@ -7,6 +7,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::values::{Interval, parse_confidence, parse_duration, parse_interval, parse_size, parse_value};
+use crate::profile::group::GroupBy;
 use crate::profile::model::Criterion;
 use crate::profile::value::Value;
 
@@ -31,6 +32,10 @@ pub enum Command {
     Record(Box<RecordArgs>),
     /// Show a saved profile as text tables
     Report(ReportArgs),
+    /// What grew between two profiles, and is it more than chance
+    Diff(DiffArgs),
+    /// Add profiles of many runs or hosts, error bars included
+    Merge(MergeArgs),
 }
 
 /// Which processes.
@@ -154,6 +159,9 @@ pub struct RecordArgs {
     /// Also write a snapshot each TIME (name.0001.pb.gz, …)
     #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Output")]
     pub every: Option<Duration>,
+    /// Put stacks together by: nothing, process, comm, exe, cgroup, thread
+    #[arg(long, value_name = "GROUP", help_heading = "Output")]
+    pub group_by: Option<GroupBy>,
     /// Confidence level of error bars
     #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence, help_heading = "Output")]
     pub confidence: f64,
@@ -213,6 +221,61 @@ pub enum Color {
     Never,
 }
 
+impl Color {
+    /// Whether to colour what goes to a terminal, or not to one.
+    pub fn is_on(self, terminal: bool) -> bool {
+        match self {
+            Self::Auto => terminal && std::env::var_os("NO_COLOR").is_none(),
+            Self::Always => true,
+            Self::Never => false,
+        }
+    }
+}
+
+/// Options of `heapbpf diff`.
+#[derive(Debug, Args)]
+pub struct DiffArgs {
+    /// Profile before
+    pub before: PathBuf,
+    /// Profile after
+    pub after: PathBuf,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Compare: alloc_objects, alloc_space, inuse_objects, inuse_space
+    #[arg(long, value_name = "VALUE", value_parser = parse_value)]
+    pub value: Option<Value>,
+    /// Stacks are told apart by: nothing, comm, exe, cgroup, thread
+    #[arg(long, value_name = "GROUP")]
+    pub group_by: Option<GroupBy>,
+    /// Most stacks shown
+    #[arg(short = 'n', long, default_value_t = 20)]
+    pub top: usize,
+    /// Confidence level of error bars
+    #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence)]
+    pub confidence: f64,
+    /// Colours
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
+    pub color: Color,
+}
+
+/// Options of `heapbpf merge`.
+#[derive(Debug, Args)]
+pub struct MergeArgs {
+    /// Where the sum goes
+    #[arg(short, long, value_name = "FILE")]
+    pub output: PathBuf,
+    /// Format, where the file's extension does not tell
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<String>,
+    /// Overwrite the output
+    #[arg(long)]
+    pub force: bool,
+    /// Profiles to add
+    #[arg(required = true)]
+    pub profiles: Vec<PathBuf>,
+}
+
 /// Options of `heapbpf report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
@@ -230,6 +293,9 @@ pub struct ReportArgs {
     /// Fold recursion in stacks
     #[arg(long)]
     pub fold_recursion: bool,
+    /// Put stacks together by: nothing, process, comm, exe, cgroup, thread
+    #[arg(long, value_name = "GROUP")]
+    pub group_by: Option<GroupBy>,
     /// Colours
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     pub color: Color,

@@ -1,6 +1,7 @@
 //! The command line: what the user wrote (`args`), and what will be done (`plan`).
 
 pub mod args;
+pub mod compare;
 pub mod log;
 pub mod plan;
 pub mod report;

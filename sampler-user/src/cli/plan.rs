@@ -196,7 +196,7 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
         duration: args.duration,
         outputs,
         default_format,
-        write: WriteOptions { value: args.value, confidence: args.confidence, ..WriteOptions::default() },
+        write: WriteOptions { value: args.value, confidence: args.confidence, group_by: args.group_by },
         every: args.every,
         stats: args.stats.clone(),
         force: args.force,

@@ -14,7 +14,6 @@ use std::path::PathBuf;
 
 use anyhow::Context;
 
-use crate::cli::args::Color;
 use crate::cli::plan::RecordPlan;
 use crate::profile::formats::{Format, WriteOptions};
 use crate::profile::model::Profile;
@@ -89,11 +88,8 @@ fn show_report(profile: &Profile, plan: &RecordPlan, outputs: &[Output], files: 
     let terminal = if to_error { std::io::stderr().is_terminal() } else { std::io::stdout().is_terminal() };
     let options = ReportOptions {
         width: terminal_width().unwrap_or(100),
-        color: match plan.color {
-            Color::Auto => terminal && std::env::var_os("NO_COLOR").is_none(),
-            Color::Always => true,
-            Color::Never => false,
-        },
+        color: plan.color.is_on(terminal),
+        group_by: plan.write.group_by,
         sort: plan.write.value,
         confidence: plan.write.confidence,
         files,

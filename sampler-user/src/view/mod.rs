@@ -1,5 +1,6 @@
 //! What people read: tables, the status line, figures with units.
 
+pub mod diff;
 mod figure;
 pub mod report;
 pub mod status;

@@ -1,0 +1,61 @@
+//! `heapbpf diff` and `heapbpf merge`.
+
+use std::io::{IsTerminal, Write};
+
+use anyhow::Context;
+
+use super::args::{DiffArgs, MergeArgs};
+use super::plan::PlanError;
+use crate::profile::diff::{self, DiffOptions};
+use crate::profile::formats::{self, WriteOptions};
+use crate::profile::merge;
+use crate::profile::output::Output;
+use crate::profile::read;
+use crate::record::terminal_width;
+use crate::view::diff::{DiffTableOptions, table};
+
+/// Shows what grew between two profiles.
+///
+/// # Errors
+/// A file cannot be read, or is no profile.
+pub fn diff(args: &DiffArgs) -> anyhow::Result<u8> {
+    let (before, after) = (read::open(&args.before)?, read::open(&args.after)?);
+    let mut options = DiffOptions { confidence: args.confidence, ..DiffOptions::default() };
+    options.values.extend(args.value);
+    if let Some(group_by) = args.group_by {
+        options.group_by = group_by;
+    }
+    let diff = diff::diff(&before, &after, &options);
+    let text = if args.json {
+        serde_json::to_string_pretty(&diff).context("cannot write the comparison as JSON")? + "\n"
+    } else {
+        let color = args.color.is_on(std::io::stdout().is_terminal());
+        table(&diff, &DiffTableOptions { width: terminal_width().unwrap_or(100), color, top: args.top })
+    };
+    print(&text)
+}
+
+/// Adds profiles.
+///
+/// # Errors
+/// A file cannot be read, profiles do not fit together, or the sum cannot be written.
+pub fn merge(args: &MergeArgs) -> anyhow::Result<u8> {
+    let format = formats::choose(&args.output, args.format.as_deref()).map_err(PlanError::Format)?;
+    let output = Output::new(&args.output, format, args.force);
+    output.check()?;
+    let mut profiles = Vec::new();
+    for path in &args.profiles {
+        profiles.push(read::open(path)?);
+    }
+    let merged = merge::merge(profiles)?;
+    output.write(&merged, &WriteOptions::default())?;
+    Ok(0)
+}
+
+/// Writes to standard output; a reader that went away (`| head`) is no error.
+pub fn print(text: &str) -> anyhow::Result<u8> {
+    match std::io::stdout().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(0),
+        other => other.map(|()| 0).context("cannot write to standard output"),
+    }
+}
