@@ -94,7 +94,7 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
         free::release(state, old_address);
         return SKIP_RETURN;
     }
-    if site.flags & SITE_MAY_TAIL_JUMP != 0 && (old_address == 0 || site.times_argument != NO_ARGUMENT) {
+    if site.flags & SITE_MAY_TAIL_JUMP != 0 {
         state.tail_sp = sp;
         state.tail_return = caller;
         state.tail_size = size;

@@ -1,11 +1,8 @@
 //! Which of the files that a process has mapped are worth analysing.
 
 use std::collections::HashSet;
-use std::io::{Read, Seek};
 
-use super::AttachError;
 use super::allocators::LOADERS;
-use super::elf::FileImage;
 use super::table::Table;
 
 /// A file mapped for execution.
@@ -24,7 +21,7 @@ pub struct MappedFile<'a> {
 pub struct Candidate<'a> {
     /// The file.
     pub file: MappedFile<'a>,
-    /// Its name is that of an allocator: look here first. Others need [`defines_any`] before they are worth more.
+    /// Its name is that of an allocator: look here first.
     pub likely: bool,
 }
 
@@ -44,12 +41,6 @@ pub fn candidates<'a>(mapped: impl IntoIterator<Item = MappedFile<'a>>, table: &
 fn is_loader(path: &str) -> bool {
     let name = path.rsplit('/').next().unwrap_or(path);
     LOADERS.iter().any(|loader| name.starts_with(loader))
-}
-
-/// True if the file defines a function of the table. Reads symbol tables only: for the many files that do not.
-pub fn defines_any<R: Read + Seek>(reader: R, table: &Table) -> Result<bool, AttachError> {
-    let image = FileImage::read_symbols(reader)?;
-    Ok(image.functions().any(|(name, _)| table.knows(name)))
 }
 
 #[cfg(test)]

@@ -102,13 +102,6 @@ pub struct FileImage {
     imports: HashMap<u64, String>,
 }
 
-/// How much of a file to read.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Depth {
-    Symbols,
-    Everything,
-}
-
 /// A reader of bounded pieces: a size field of a hostile file never becomes an allocation beyond [`READ_MAX_BYTES`].
 #[derive(Debug)]
 struct Bounded<'a, R: Read + Seek>(&'a ReadCache<R>);
@@ -181,13 +174,14 @@ impl FileImage {
     /// Reads an ELF file. Fails if it is not a 64-bit little-endian ELF file for a known machine.
     pub fn read<R: Read + Seek>(reader: R) -> Result<Self, AttachError> {
         let cache = ReadCache::new(reader);
-        Self::parse(Bounded(&cache), Depth::Everything)
+        Self::parse(Bounded(&cache), |_| true)
     }
 
-    /// Reads identity and symbols only.
-    pub(super) fn read_symbols<R: Read + Seek>(reader: R) -> Result<Self, AttachError> {
+    /// Reads the file if `wanted` holds for a function that it defines, else its identity and symbols only: code is most
+    /// of a file.
+    pub fn read_if<R: Read + Seek>(reader: R, wanted: impl Fn(&str) -> bool) -> Result<Self, AttachError> {
         let cache = ReadCache::new(reader);
-        Self::parse(Bounded(&cache), Depth::Symbols)
+        Self::parse(Bounded(&cache), wanted)
     }
 
     /// Says where the file was found.
@@ -197,7 +191,7 @@ impl FileImage {
         self
     }
 
-    fn parse<'a, R: ReadRef<'a>>(data: R, depth: Depth) -> Result<Self, AttachError> {
+    fn parse<'a, R: ReadRef<'a>>(data: R, wanted: impl Fn(&str) -> bool) -> Result<Self, AttachError> {
         let ident: &[u8] = data.read_bytes_at(0, 16).map_err(|()| AttachError::NotElf)?;
         if !ident.starts_with(b"\x7fELF") {
             return Err(AttachError::NotElf);
@@ -262,7 +256,7 @@ impl FileImage {
         if image.kind == FileKind::StaticExecutable && image.symbols.iter().any(|s| s.exported) {
             image.kind = FileKind::Library;
         }
-        if depth == Depth::Everything {
+        if image.functions().any(|(name, _)| wanted(name)) {
             image.read_sections(data, &sections);
         }
         Ok(image)
@@ -307,6 +301,8 @@ impl FileImage {
         }
         self.symbols = symbols.symbols;
         self.names = symbols.names;
+        let by_go = [b".go.buildinfo".as_slice(), b".gopclntab"];
+        self.is_go = by_go.iter().any(|name| sections.section_by_name(LE, name).is_some());
     }
 
     fn read_sections<'a, R: ReadRef<'a>>(&mut self, data: R, sections: &SectionTable<'a, Header, R>) {
@@ -330,7 +326,6 @@ impl FileImage {
                     Ok(bytes) => self.bounds = function_bounds(address, bytes),
                     Err(_) => self.damaged.push("unwind tables"),
                 },
-                b".go.buildinfo" | b".gopclntab" => self.is_go = true,
                 b".rodata" if size <= READ_ONLY_MAX_BYTES => {
                     self.read_only.extend(section.data(LE, data).ok().map(<[u8]>::to_vec));
                 }

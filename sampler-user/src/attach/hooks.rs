@@ -11,7 +11,7 @@ use std::sync::Arc;
 use sampler_ebpf::abi::Site;
 
 use super::audit::{FileAudit, LinkKind};
-use super::{AllocatorFile, AttachError, FileImage, KernelRules, Table, analyse};
+use super::{AllocatorFile, AttachError, KernelRules, Table, examine};
 use crate::kernel::KernelError;
 use crate::kernel::programs::{Links, ProbePoint, Programs};
 use crate::kernel::steering::Steering;
@@ -112,7 +112,7 @@ impl Hooks {
         }
         // A descriptor of its own: reading moves the position.
         let reader = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(unreadable)?;
-        let plan = FileImage::read(BufReader::new(reader)).and_then(|image| analyse(&image, &self.rules, &self.table));
+        let plan = examine(BufReader::new(reader), path, &self.rules, &self.table);
         let plan = plan.map(|allocator| Planned { allocator, first_site: None }).map_err(Arc::new);
         let fit = plan.is_ok();
         self.known.insert(key, Known { path: path.to_owned(), file: Arc::clone(file), plan });

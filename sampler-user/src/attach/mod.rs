@@ -16,11 +16,11 @@ pub mod ranges;
 mod table;
 mod versions;
 
-pub use candidates::{Candidate, MappedFile, candidates, defines_any};
+pub use candidates::{Candidate, MappedFile, candidates};
 pub use custom::CustomAllocator;
 pub use elf::{FileImage, FileKind};
 pub use placement::{KernelRules, Kind};
-pub use plan::{AllocatorFile, Covered, Missing, PlannedSite, analyse};
+pub use plan::{AllocatorFile, Covered, Missing, PlannedSite, analyse, examine};
 pub use table::Table;
 
 /// Why a file cannot be attached to.

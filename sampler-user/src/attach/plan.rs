@@ -1,6 +1,7 @@
 //! The plan for one file: sites, ranges, and what cannot be hooked.
 
 use std::collections::BTreeMap;
+use std::io::{Read, Seek};
 
 use sampler_ebpf::abi::{FileRanges, SITE_MAY_TAIL_JUMP, Site};
 use serde::Serialize;
@@ -97,6 +98,17 @@ impl Found<'_> {
         let public = |symbol: &&&str| !row.contains(' ') && !symbol.starts_with('_') && !self.names.contains(&row);
         self.names.first().filter(public).copied().unwrap_or(row)
     }
+}
+
+/// Reads and plans a file that was found at `path`. Of a file without an allocator, only the symbols are read.
+pub fn examine<R: Read + Seek>(
+    reader: R,
+    path: &str,
+    rules: &KernelRules,
+    requested: &Table,
+) -> Result<AllocatorFile, AttachError> {
+    let image = FileImage::read_if(reader, |name| requested.knows(name))?.found_at(path);
+    analyse(&image, rules, requested)
 }
 
 /// Plans the probes of a file.
