@@ -37,6 +37,9 @@ fn session_is_return(ctx: *mut c_void) -> bool {
     call(ctx)
 }
 
+/// No page is larger.
+const LARGEST_PAGE: u64 = 64 << 10;
+
 /// Entry and return under one session link (kernel 6.13 and later): an unsampled call never traps on its return.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/session")]
@@ -186,15 +189,15 @@ fn is_inner(ctx: *mut c_void, site: &Site, caller: u64) -> bool {
     false
 }
 
-/// Whether the call is the end of an outer one that jumped here: same stack pointer, same request, another function,
-/// and the return address of the outer call (or the kernel's trampoline in its place, while its return is awaited).
+/// Whether the call is the end of an outer one that jumped here: same stack pointer, same request (pvalloc rounds it up
+/// to whole pages), another function, and the return address of the outer call (or the kernel's trampoline in its place, while its return is awaited).
 #[inline(always)]
 fn is_tail_jump(state: &mut ThreadState, site: &Site, sp: u64, caller: u64, size: u64) -> bool {
     if state.tail_sp == 0 {
         return false;
     }
     let expected = state.tail_sp == sp
-        && state.tail_size == size
+        && size.wrapping_sub(state.tail_size) < LARGEST_PAGE
         && state.tail_function != u32::from(site.function)
         && (state.tail_return == caller || state.is_pending(sp));
     if expected && site.flags & SITE_MAY_TAIL_JUMP != 0 {

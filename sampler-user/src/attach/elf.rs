@@ -82,6 +82,8 @@ pub struct FileImage {
     pub build_id: Vec<u8>,
     /// `DT_SONAME`.
     pub soname: Option<String>,
+    /// The dynamic loader that an executable asks for; musl's is its C library as well.
+    pub interpreter: Option<String>,
     /// `DT_NEEDED`.
     pub needed: Vec<String>,
     /// Made by the Go toolchain: its heap is Go's own.
@@ -227,6 +229,7 @@ impl FileImage {
             kind: FileKind::Library,
             build_id: Vec::new(),
             soname: None,
+            interpreter: None,
             needed: Vec::new(),
             is_go: false,
             versions: Vec::new(),
@@ -240,9 +243,13 @@ impl FileImage {
             segments,
             imports: HashMap::new(),
         };
-        let interpreted = programs.iter().any(|p| p.p_type(LE) == elf::PT_INTERP);
+        let interpreter = programs.iter().find_map(|p| p.interpreter(LE, data).ok().flatten());
+        image.interpreter = interpreter.and_then(|path| std::str::from_utf8(path).ok()).map(str::to_owned);
         image.read_dynamic(data, programs);
-        image.kind = match (interpreted, header.e_entry(LE) != 0 && image.soname.is_none() && image.needed.is_empty()) {
+        image.kind = match (
+            image.interpreter.is_some(),
+            header.e_entry(LE) != 0 && image.soname.is_none() && image.needed.is_empty(),
+        ) {
             (true, _) => FileKind::Executable,
             (false, true) => FileKind::StaticExecutable,
             (false, false) => FileKind::Library,
