@@ -1,31 +1,47 @@
-//! Stacks as chains of names with one whole number each: what flame graphs are made of.
+//! Stacks as chains of names with whole numbers: what flame graphs are made of.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::formats::{FormatError, WriteOptions};
+use super::group::GroupBy;
 use super::intern::Interned;
 use super::model::Profile;
 use super::naming::frame_name;
 use super::round::largest_remainder;
+use super::value::Value;
 
 /// Distinct chains of names with their values.
-#[derive(Debug, Default)]
-pub struct Chains {
+#[derive(Debug)]
+pub struct Chains<'a> {
     /// Distinct names.
-    pub names: Vec<String>,
-    /// Chains as indices into `names`, outermost first, with the rounded value (never 0).
-    pub chains: Vec<(Box<[u32]>, i64)>,
+    pub names: Vec<Name<'a>>,
+    /// Chains as indices into `names`, outermost first, each with a non-zero value.
+    pub chains: Vec<Box<[u32]>>,
+    /// For each value that was asked for the rounded numbers of all chains. They add up to the rounded total.
+    pub columns: Vec<Vec<i64>>,
 }
 
-impl Chains {
-    /// The chains of a profile for the value and grouping of `options`. Their values add up to the rounded total.
-    pub fn new(profile: &Profile, options: &WriteOptions) -> Result<Self, FormatError> {
-        let (value, group_by) = (options.value_of(profile)?, options.group_of(profile));
+/// A function (or a group, or what stands for a missing name).
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Name<'a> {
+    /// Its name.
+    pub name: Cow<'a, str>,
+    /// Its source file, if files were asked for.
+    pub file: Option<&'a str>,
+}
+
+impl<'a> Chains<'a> {
+    /// The chains of a profile with these values. `group_by` makes the outermost name; `with_files` keeps functions of
+    /// one name in several files apart.
+    pub fn new(profile: &'a Profile, values: &[Value], group_by: GroupBy, with_files: bool) -> Self {
         let interned = Interned::new(profile);
         let mut names = Names::default();
-        let name_of_frame: Vec<u32> =
-            interned.frames.iter().map(|frame| names.id(&frame_name(profile, frame))).collect();
-        let mut sums: Vec<f64> = Vec::new();
+        let name_of_frame: Vec<u32> = interned
+            .frames
+            .iter()
+            .map(|frame| names.id(frame_name(profile, frame), frame.file.as_deref().filter(|_| with_files)))
+            .collect();
+        let mut sums: Vec<Vec<f64>> = vec![Vec::new(); values.len()];
         let mut chains: Vec<Box<[u32]>> = Vec::new();
         let mut known: HashMap<Box<[u32]>, usize> = HashMap::new();
         let mut chain = Vec::new();
@@ -33,50 +49,61 @@ impl Chains {
             chain.clear();
             let group = group_by.key(profile, row);
             if !group.is_empty() {
-                chain.push(names.id(&group));
+                chain.push(names.id(group, None));
             }
             if interned.stacks[stack as usize].stack.cut.is_some() {
-                chain.push(names.id("[incomplete]"));
+                chain.push(names.id("[incomplete]".into(), None));
             }
             chain.extend(interned.frame_ids(stack).iter().rev().map(|&frame| name_of_frame[frame as usize]));
             if chain.is_empty() {
-                chain.push(names.id("[no stack]"));
+                chain.push(names.id("[no stack]".into(), None));
             }
             let index = match known.get(chain.as_slice()) {
                 Some(&index) => index,
                 None => {
-                    known.insert(chain.as_slice().into(), sums.len());
+                    known.insert(chain.as_slice().into(), chains.len());
                     chains.push(chain.as_slice().into());
-                    sums.push(0.0);
-                    sums.len() - 1
+                    sums.iter_mut().for_each(|column| column.push(0.0));
+                    chains.len() - 1
                 }
             };
-            sums[index] += value.of(row);
+            for (column, value) in sums.iter_mut().zip(values) {
+                column[index] += value.of(row);
+            }
         }
-        let chains = chains.into_iter().zip(largest_remainder(&sums)).filter(|&(_, value)| value != 0).collect();
-        Ok(Self { names: names.table, chains })
+        let columns = sums.iter().map(|column| largest_remainder(column)).collect();
+        let mut chains = Self { names: names.table, chains, columns };
+        chains.drop_zeros();
+        chains
     }
 
-    /// The sum of all values.
-    pub fn total(&self) -> i64 {
-        self.chains.iter().fold(0, |sum, (_, value)| sum.saturating_add(*value))
+    fn drop_zeros(&mut self) {
+        let kept: Vec<bool> =
+            (0..self.chains.len()).map(|index| self.columns.iter().any(|column| column[index] != 0)).collect();
+        let mut keep = kept.iter();
+        self.chains.retain(|_| keep.next() == Some(&true));
+        for column in &mut self.columns {
+            let mut keep = kept.iter();
+            column.retain(|_| keep.next() == Some(&true));
+        }
     }
 }
 
 #[derive(Default)]
-struct Names {
-    table: Vec<String>,
-    ids: HashMap<String, u32>,
+struct Names<'a> {
+    table: Vec<Name<'a>>,
+    ids: HashMap<Name<'a>, u32>,
 }
 
-impl Names {
-    fn id(&mut self, name: &str) -> u32 {
-        if let Some(&id) = self.ids.get(name) {
+impl<'a> Names<'a> {
+    fn id(&mut self, name: Cow<'a, str>, file: Option<&'a str>) -> u32 {
+        let name = Name { name, file };
+        if let Some(&id) = self.ids.get(&name) {
             return id;
         }
         let id = self.table.len() as u32;
-        self.table.push(name.to_owned());
-        self.ids.insert(name.to_owned(), id);
+        self.table.push(name.clone());
+        self.ids.insert(name, id);
         id
     }
 }
@@ -84,19 +111,17 @@ impl Names {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::group::GroupBy;
     use crate::profile::testing;
-    use crate::profile::value::Value;
 
     fn text(chains: &Chains) -> Vec<String> {
-        let name = |&id: &u32| chains.names[id as usize].as_str();
-        chains.chains.iter().map(|(chain, _)| chain.iter().map(name).collect::<Vec<_>>().join(";")).collect()
+        let name = |&id: &u32| &*chains.names[id as usize].name;
+        chains.chains.iter().map(|chain| chain.iter().map(name).collect::<Vec<_>>().join(";")).collect()
     }
 
     #[test]
     fn chains_begin_with_the_group_and_end_with_the_innermost_call() {
         let profile = testing::small();
-        let chains = Chains::new(&profile, &WriteOptions::default()).expect("live");
+        let chains = Chains::new(&profile, &[Value::InuseSpace], GroupBy::Process, false);
         let expected = "server (4242);main;handle(Request const&);parse_value;parse_value;parse_value;grow";
         assert_eq!(text(&chains)[0], expected);
         assert!(text(&chains).iter().any(|chain| chain.contains("[incomplete];handle")));
@@ -105,22 +130,21 @@ mod tests {
     #[test]
     fn values_add_up_for_every_value_and_grouping() {
         let profile = testing::small();
-        for value in Value::ALL {
-            for group_by in GroupBy::ALL {
-                let options = WriteOptions { value: Some(value), group_by: Some(group_by), ..WriteOptions::default() };
-                let chains = Chains::new(&profile, &options).expect("live");
+        for group_by in GroupBy::ALL {
+            let chains = Chains::new(&profile, &Value::ALL, group_by, true);
+            for (value, column) in Value::ALL.into_iter().zip(&chains.columns) {
                 let total: f64 = profile.rows.iter().map(|row| value.of(row)).sum();
-                assert_eq!(chains.total(), total.round() as i64);
+                assert_eq!(column.iter().sum::<i64>(), total.round() as i64);
+                assert_eq!(column.len(), chains.chains.len());
             }
         }
     }
 
     #[test]
-    fn in_use_values_need_frees() {
+    fn chains_without_a_value_are_left_out() {
         let mut profile = testing::small();
-        profile.live = false;
-        let options = WriteOptions { value: Some(Value::InuseSpace), ..WriteOptions::default() };
-        assert!(matches!(Chains::new(&profile, &options), Err(FormatError::NotLive("inuse_space"))));
-        assert!(Chains::new(&profile, &WriteOptions::default()).is_ok());
+        profile.rows[3].inuse = Default::default();
+        let of = |values: &[Value]| Chains::new(&profile, values, GroupBy::Nothing, false).chains.len();
+        assert_eq!((of(&[Value::InuseSpace]), of(&Value::ALL)), (2, 3));
     }
 }

@@ -99,24 +99,11 @@ impl Context<'_> {
     }
 
     fn title(&self) -> String {
-        let profile = self.profile;
-        let who = match profile.processes.as_slice() {
-            [] => "no process".into(),
-            [process] => process_name(process),
-            processes => format!("{} processes", units::count(processes.len() as f64)),
-        };
-        let mut facts = Vec::new();
-        if !profile.host.is_empty() {
-            facts.push(format!("on {}", profile.host));
-        }
-        if !profile.duration.is_zero() {
-            facts.push(units::duration(profile.duration));
-        }
-        facts.push(interval(profile));
-        if profile.samples_known {
+        let mut facts = facts(self.profile);
+        if self.profile.samples_known {
             facts.push(plural(self.whole.samples(Value::AllocSpace), "sample"));
         }
-        let who = clip(&who, self.width / 2);
+        let who = clip(&who(self.profile), self.width / 2);
         format!("{}{}", self.paint(Style::Bold, &who), self.paint(Style::Dim, &format!(" · {}", facts.join(" · "))))
     }
 
@@ -156,6 +143,32 @@ impl Context<'_> {
     fn heading(&self, text: &str) -> String {
         self.paint(Style::Bold, text)
     }
+}
+
+fn who(profile: &Profile) -> String {
+    match profile.processes.as_slice() {
+        [] => "no process".into(),
+        [process] => process_name(process),
+        processes => format!("{} processes", units::count(processes.len() as f64)),
+    }
+}
+
+/// Where, how long, how sampled.
+fn facts(profile: &Profile) -> Vec<String> {
+    let mut facts = Vec::new();
+    if !profile.host.is_empty() {
+        facts.push(format!("on {}", profile.host));
+    }
+    if !profile.duration.is_zero() {
+        facts.push(units::duration(profile.duration));
+    }
+    facts.push(interval(profile));
+    facts
+}
+
+/// What a profile is of, in one line: `server (4242) · on host1 · 30 s · one sample per 512 KiB`.
+pub fn subject(profile: &Profile) -> String {
+    format!("{} · {}", who(profile), facts(profile).join(" · "))
 }
 
 fn interval(profile: &Profile) -> String {

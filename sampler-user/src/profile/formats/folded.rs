@@ -18,20 +18,7 @@ impl Format for Folded {
     }
 
     fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        let chains = Chains::new(profile, options)?;
-        let names: Vec<String> = chains.names.iter().map(|name| plain(name)).collect();
-        let mut line = Vec::new();
-        for (chain, value) in &chains.chains {
-            line.clear();
-            for &name in chain {
-                line.extend_from_slice(names[name as usize].as_bytes());
-                line.push(b';');
-            }
-            line.pop();
-            writeln!(line, " {value}")?;
-            out.write_all(&line)?;
-        }
-        Ok(())
+        lines(profile, options, |line| Ok(out.write_all(line)?))
     }
 
     fn how_to_open(&self, file: &str) -> String {
@@ -39,8 +26,30 @@ impl Format for Folded {
     }
 }
 
+/// The lines, each with its line end, one after the other.
+pub(super) fn lines(
+    profile: &Profile,
+    options: &WriteOptions,
+    mut each: impl FnMut(&[u8]) -> Result<(), FormatError>,
+) -> Result<(), FormatError> {
+    let chains = Chains::new(profile, &[options.value_of(profile)?], options.group_of(profile), false);
+    let names: Vec<String> = chains.names.iter().map(|name| plain(&name.name)).collect();
+    let mut line = Vec::new();
+    for (chain, value) in chains.chains.iter().zip(&chains.columns[0]) {
+        line.clear();
+        for &name in chain {
+            line.extend_from_slice(names[name as usize].as_bytes());
+            line.push(b';');
+        }
+        line.pop();
+        writeln!(line, " {value}")?;
+        each(&line)?;
+    }
+    Ok(())
+}
+
 /// A name without what separates names, or lines.
-pub(super) fn plain(name: &str) -> String {
+fn plain(name: &str) -> String {
     name.chars()
         .map(|c| {
             if c == ';' {
@@ -58,6 +67,7 @@ pub(super) fn plain(name: &str) -> String {
 mod tests {
     use super::*;
     use crate::profile::testing;
+    use crate::profile::value::Value;
 
     #[test]
     fn lines_are_root_first_and_add_up() {
@@ -74,5 +84,15 @@ mod tests {
         }
         let total: f64 = profile.rows.iter().map(|row| row.inuse.bytes).sum();
         assert_eq!(sum, total.round() as i64);
+    }
+
+    #[test]
+    fn in_use_values_need_frees() {
+        let mut profile = testing::small();
+        profile.live = false;
+        let options = WriteOptions { value: Some(Value::InuseSpace), ..WriteOptions::default() };
+        let mut out = Vec::new();
+        assert!(matches!(Folded.write(&profile, &options, &mut out), Err(FormatError::NotLive("inuse_space"))));
+        assert!(Folded.write(&profile, &WriteOptions::default(), &mut out).is_ok());
     }
 }

@@ -3,10 +3,13 @@
 #[cfg(test)]
 mod consumers_tests;
 mod folded;
+mod heap_v2;
 mod json;
 mod pprof;
 #[cfg(test)]
 mod speed_tests;
+mod speedscope;
+mod svg;
 
 use std::path::Path;
 use std::{fmt, io};
@@ -122,7 +125,8 @@ impl fmt::Debug for dyn Format {
 }
 
 /// Every format. An extension that ends in another one's comes first.
-pub static FORMATS: &[&dyn Format] = &[&pprof::Pprof, &json::Json, &folded::Folded];
+pub static FORMATS: &[&dyn Format] =
+    &[&pprof::Pprof, &speedscope::Speedscope, &json::Json, &folded::Folded, &svg::Svg, &heap_v2::HeapV2];
 
 /// The format with this name.
 pub fn by_name(name: &str) -> Result<&'static dyn Format, FormatError> {
@@ -165,7 +169,9 @@ mod tests {
 
     #[test]
     fn extensions_choose_formats() {
-        for (file, name) in [("a.pb.gz", "pprof"), ("/x/b.json", "json"), ("c.d.folded", "folded")] {
+        for (file, name) in
+            [("a.pb.gz", "pprof"), ("/x/b.json", "json"), ("c.d.folded", "folded"), ("x.speedscope.json", "speedscope")]
+        {
             assert_eq!(by_extension(Path::new(file)).map(|format| format.name()).ok(), Some(name), "{file}");
         }
     }

@@ -228,7 +228,7 @@ impl<'a> Locations<'a> {
         let frames = ids.iter().map(|&id| interned.frames[id as usize]);
         let real = interned.frames[ids[ids.len() - 1] as usize];
         let mapping = real.module.filter(|&module| module < self.mappings.len());
-        let address = address_in_first_process(mapping.map(|module| &self.profile.modules[module]), real);
+        let address = address_in_first_process(self.profile, real);
         let lines: Vec<proto::Line> = frames.filter_map(|frame| self.line(frame, strings)).collect();
         if let Some(mapping) = mapping {
             let mapping = &mut self.mappings[mapping];
@@ -295,7 +295,8 @@ fn mapping(module: &Module, id: u64, strings: &mut Strings) -> proto::Mapping {
 }
 
 /// A frame's address where its module's mapping says, so that a file has one place in all processes of the profile.
-fn address_in_first_process(module: Option<&Module>, frame: &Frame) -> u64 {
+pub(super) fn address_in_first_process(profile: &Profile, frame: &Frame) -> u64 {
+    let module = frame.module.and_then(|module| profile.modules.get(module));
     module
         .zip(frame.file_offset)
         .and_then(|(module, offset)| module.start.checked_add(offset.checked_sub(module.file_offset)?))

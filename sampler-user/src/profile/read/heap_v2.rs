@@ -11,7 +11,7 @@ use super::{ContentError, MOST_FRAMES};
 use crate::heap::sums::SampleSums;
 use crate::profile::model::{Criterion, Frame, Module, Process, Profile, Row, Stack};
 use crate::profile::naming::base_name;
-use crate::sampling::predistort::jeprof_scales;
+use crate::sampling::predistort::{Predistorted, jeprof_scales};
 
 fn damaged(line: usize, reason: &str) -> ContentError {
     ContentError::Damaged { format: "a heap_v2 profile", reason: format!("line {line}: {reason}") }
@@ -60,14 +60,14 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
     Ok(profile(interval, found, mappings))
 }
 
-/// R of `heap_v2/524288`, or of gperftools' `heap profile: … @ heap_v2/524288`; `heapprofile` counts everything.
-fn interval(header: &str) -> Result<u64, ContentError> {
+/// R of `heap_v2/524288`, or of gperftools' `heap profile: … @ heap_v2/524288`; `heapprofile` counts everything (`None`).
+fn interval(header: &str) -> Result<Option<u64>, ContentError> {
     let kind = header.rsplit('@').next().unwrap_or(header).trim();
     if kind == "heapprofile" {
-        return Ok(1);
+        return Ok(None);
     }
     let interval = kind.strip_prefix("heap_v2/").and_then(|interval| interval.trim().parse().ok());
-    interval.filter(|&interval| interval > 0).ok_or(ContentError::NoInterval)
+    interval.filter(|&interval| interval > 0).map(Some).ok_or(ContentError::NoInterval)
 }
 
 fn stack_addresses(text: &str) -> Option<Vec<u64>> {
@@ -104,7 +104,8 @@ fn mapping(line: &str) -> Option<Module> {
     Some(Module { path: path.into(), build_id: None, start: hex(start)?, end: hex(end)?, file_offset: hex(offset)? })
 }
 
-fn profile(interval: u64, found: Vec<(Vec<u64>, Line)>, modules: Vec<Module>) -> Profile {
+fn profile(sampled: Option<u64>, found: Vec<(Vec<u64>, Line)>, modules: Vec<Module>) -> Profile {
+    let interval = sampled.unwrap_or(1);
     let mut strings = Strings::default();
     let reason = strings.share("heap_v2 holds addresses only");
     let empty = strings.share("");
@@ -133,8 +134,8 @@ fn profile(interval: u64, found: Vec<(Vec<u64>, Line)>, modules: Vec<Module>) ->
             thread: Arc::clone(&empty),
             function: Arc::clone(&empty),
             interval,
-            alloc: unbiased(if accumulated { line.alloc } else { line.inuse }, interval),
-            inuse: unbiased(line.inuse, interval),
+            alloc: unbiased(if accumulated { line.alloc } else { line.inuse }, sampled),
+            inuse: unbiased(line.inuse, sampled),
             peak: None,
             lifetimes: None,
             stack: Arc::new(Stack { frames, unwinder: "", cut: None }),
@@ -165,10 +166,11 @@ fn profile(interval: u64, found: Vec<(Vec<u64>, Line)>, modules: Vec<Module>) ->
     }
 }
 
-fn unbiased((objects, bytes): (u64, u64), interval: u64) -> SampleSums {
+fn unbiased((objects, bytes): (u64, u64), interval: Option<u64>) -> SampleSums {
+    let (objects, bytes) = (objects as f64, bytes as f64);
     let scaled = match interval {
-        1 => crate::sampling::predistort::Predistorted { objects: objects as f64, bytes: bytes as f64 },
-        _ => jeprof_scales(objects as f64, bytes as f64, interval),
+        Some(interval) => jeprof_scales(objects, bytes, interval),
+        None => Predistorted { objects, bytes },
     };
     SampleSums { objects: scaled.objects, bytes: scaled.bytes, ..SampleSums::default() }
 }

@@ -1,0 +1,158 @@
+//! jemalloc's `heap_v2`, for `jeprof`: one process per file, numbers such that `jeprof` prints ours.
+//!
+//! `jeprof` multiplies a stack's numbers by 1/(1 − e^(−x/R)), x their mean size and R from the header. The header says 1
+//! here, whatever the sampling interval was: with that R the factor is next to 1, and whole numbers lose nothing by
+//! rounding. With the real one, most stacks of a sampled profile would be off by half a sample.
+
+use std::collections::HashMap;
+use std::io;
+
+use super::{Format, FormatError, WriteOptions};
+use crate::profile::intern::Interned;
+use crate::profile::model::Profile;
+use crate::profile::round::largest_remainder;
+use crate::profile::value::Value;
+use crate::sampling::predistort::predistort;
+
+/// R of the header.
+const HEADER_INTERVAL: u64 = 1;
+
+pub(super) struct HeapV2;
+
+impl Format for HeapV2 {
+    fn name(&self) -> &'static str {
+        "heap_v2"
+    }
+
+    fn extensions(&self) -> &'static [&'static str] {
+        &[".heap"]
+    }
+
+    fn write(&self, profile: &Profile, _: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+        if profile.processes.len() > 1 {
+            let reason = format!("it is of {} processes, and heap_v2 has addresses of one", profile.processes.len());
+            return Err(FormatError::Unsupported { format: self.name(), reason });
+        }
+        let stacks = Stacks::new(profile);
+        writeln!(out, "heap_v2/{HEADER_INTERVAL}")?;
+        let totals = stacks.columns.each_ref().map(|column| column.iter().sum::<i64>());
+        write_figures(out, totals)?;
+        for (index, addresses) in stacks.addresses.iter().enumerate() {
+            write!(out, "@")?;
+            for address in addresses {
+                write!(out, " {address:#x}")?;
+            }
+            writeln!(out)?;
+            write_figures(out, stacks.columns.each_ref().map(|column| column[index]))?;
+        }
+        writeln!(out, "\nMAPPED_LIBRARIES:")?;
+        for module in profile.modules.iter().filter(|module| module.end > module.start) {
+            let (start, end, offset) = (module.start, module.end, module.file_offset);
+            writeln!(out, "{start:08x}-{end:08x} r-xp {offset:08x} 00:00 0 {}", module.path)?;
+        }
+        Ok(())
+    }
+
+    fn how_to_open(&self, file: &str) -> String {
+        format!("jeprof --text PROGRAM {file}")
+    }
+
+    fn one_process_per_file(&self) -> bool {
+        true
+    }
+}
+
+fn write_figures(out: &mut dyn io::Write, [alloc_objects, alloc, inuse_objects, inuse]: [i64; 4]) -> io::Result<()> {
+    writeln!(out, "  t*: {inuse_objects}: {inuse} [{alloc_objects}: {alloc}]")
+}
+
+/// Distinct lists of addresses, with predistorted figures in the order of [`Value::ALL`].
+struct Stacks {
+    addresses: Vec<Vec<u64>>,
+    columns: [Vec<i64>; 4],
+}
+
+impl Stacks {
+    fn new(profile: &Profile) -> Self {
+        let interned = Interned::new(profile);
+        let lists: Vec<Vec<u64>> =
+            (0..interned.stacks.len() as u32).map(|stack| addresses(profile, &interned, stack)).collect();
+        let mut known: HashMap<&[u64], usize> = HashMap::new();
+        let mut sums: Vec<[f64; 4]> = Vec::new();
+        let mut found = Vec::new();
+        for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
+            let list = &lists[stack as usize];
+            let index = *known.entry(list).or_insert_with(|| {
+                found.push(list.clone());
+                sums.push([0.0; 4]);
+                sums.len() - 1
+            });
+            for (sum, value) in sums[index].iter_mut().zip(Value::ALL) {
+                *sum += value.of(row);
+            }
+        }
+        let mut columns: [Vec<f64>; 4] = Default::default();
+        for [alloc_objects, alloc, inuse_objects, inuse] in sums {
+            let alloc = predistort(alloc_objects, alloc, HEADER_INTERVAL);
+            let inuse = predistort(inuse_objects, inuse, HEADER_INTERVAL);
+            for (column, value) in columns.iter_mut().zip([alloc.objects, alloc.bytes, inuse.objects, inuse.bytes]) {
+                column.push(value);
+            }
+        }
+        Self { addresses: found, columns: columns.map(|column| largest_remainder(&column)) }
+    }
+}
+
+/// A stack's addresses as jemalloc would have written them: `jeprof` looks at the byte before all but the first.
+fn addresses(profile: &Profile, interned: &Interned, stack: u32) -> Vec<u64> {
+    interned
+        .frame_ids(stack)
+        .iter()
+        .map(|&id| interned.frames[id as usize])
+        // Inlined functions have the address of the one that they are in, which follows.
+        .filter(|frame| !frame.inlined)
+        .map(|frame| super::pprof::address_in_first_process(profile, frame))
+        .enumerate()
+        .map(|(depth, address)| if depth == 0 { address } else { address.saturating_add(1) })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::testing;
+
+    fn text(profile: &Profile) -> String {
+        let mut out = Vec::new();
+        HeapV2.write(profile, &WriteOptions::default(), &mut out).expect("one process");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn a_reader_that_unbiases_gets_our_totals() {
+        let profile = testing::small().only_process(0);
+        let back = crate::profile::read::parse(text(&profile).as_bytes()).expect("heap_v2");
+        for value in Value::ALL {
+            let total = |profile: &Profile| profile.rows.iter().map(|row| value.of(row)).sum::<f64>();
+            assert!((total(&back) - total(&profile)).abs() <= 1.0, "{}", value.name());
+        }
+        assert_eq!(back.rows.len(), 2);
+        assert_eq!(back.modules[0].path, profile.modules[0].path);
+        // The call of `main`, from its return address.
+        assert_eq!(back.rows[0].stack.frames.last().expect("frames").address, 0x5555_0000_1000);
+    }
+
+    #[test]
+    fn several_processes_are_several_files() {
+        let profile = testing::small();
+        let mut out = Vec::new();
+        let error = HeapV2.write(&profile, &WriteOptions::default(), &mut out).expect_err("two processes");
+        assert!(error.to_string().contains("2 processes"));
+        let folder = tempfile::tempdir().expect("temporary folder");
+        let output = crate::profile::output::Output::new(folder.path().join("x.heap"), &HeapV2, false);
+        let files = output.write(&profile, &WriteOptions::default()).expect("written");
+        let names: Vec<_> = files.iter().filter_map(|file| file.file_name()?.to_str()).collect();
+        assert_eq!(names, ["x.4242.heap", "x.4300.heap"]);
+        assert!(files.iter().all(|file| file.exists()));
+    }
+}
