@@ -1,5 +1,6 @@
 //! The benchmarks: one file each, and one line each in the table below.
 
+mod statistics;
 mod unwind;
 
 use std::process::Command;
@@ -19,7 +20,11 @@ struct Bench {
     run: fn(&Context, &[String]) -> anyhow::Result<()>,
 }
 
-const BENCHES: &[Bench] = &[Bench { name: "unwind", about: unwind::ABOUT, run: unwind::run }];
+const BENCHES: &[Bench] = &[
+    Bench { name: "coverage", about: statistics::ABOUT_COVERAGE, run: statistics::coverage },
+    Bench { name: "statistics", about: statistics::ABOUT_STATISTICS, run: statistics::statistics },
+    Bench { name: "unwind", about: unwind::ABOUT, run: unwind::run },
+];
 
 /// Runs the benchmark of this name, or lists them all.
 pub fn bench(context: &Context, name: Option<&str>, args: &[String]) -> anyhow::Result<()> {

@@ -1,0 +1,36 @@
+//! `heapbpf-bench-statistics [speed|draw|calibration|growth]…`: what the mathematics costs and gains; the figures of
+//! `docs/sampling.md`. All random numbers are seeded.
+
+mod calibration;
+mod draws;
+mod growth;
+mod speed;
+
+use std::process::ExitCode;
+
+const PARTS: [(&str, fn()); 4] =
+    [("speed", speed::run), ("draw", draws::run), ("calibration", calibration::run), ("growth", growth::run)];
+
+fn main() -> ExitCode {
+    let wanted: Vec<String> = std::env::args().skip(1).collect();
+    if let Some(unknown) = wanted.iter().find(|name| !PARTS.iter().any(|(known, _)| known == name)) {
+        eprintln!(
+            "heapbpf-bench-statistics: no part {unknown:?}; there are {}",
+            PARTS.map(|(name, _)| name).join(", ")
+        );
+        return ExitCode::from(2);
+    }
+    for (name, run) in PARTS {
+        if wanted.is_empty() || wanted.iter().any(|wanted| wanted == name) {
+            println!("## {name}");
+            run();
+            println!();
+        }
+    }
+    ExitCode::SUCCESS
+}
+
+/// A uniform number in (0, 1].
+fn uniform(state: &mut u64) -> f64 {
+    ((sampler_ebpf::rng::next(state) >> 11) as f64 + 1.0) / 2f64.powi(53)
+}

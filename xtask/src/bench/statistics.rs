@@ -1,0 +1,20 @@
+//! What the mathematics costs and gains, and how often its intervals hold the truth.
+
+use crate::context::Context;
+
+/// What [`coverage`] measures.
+pub const ABOUT_COVERAGE: &str =
+    "coverage of the intervals: 18 mixes of sizes, 20,000 profiles a cell ([PROFILES [SEEDS]])";
+/// What [`statistics`] measures.
+pub const ABOUT_STATISTICS: &str =
+    "weights, intervals and p-values of 100,000 stacks; a draw; calibration; the growth test";
+
+/// Runs it.
+pub fn coverage(context: &Context, args: &[String]) -> anyhow::Result<()> {
+    super::run_program(context, "heapbpf-coverage", args)
+}
+
+/// Runs it; arguments name the parts wanted: `speed`, `draw`, `calibration`, `growth`.
+pub fn statistics(context: &Context, args: &[String]) -> anyhow::Result<()> {
+    super::run_program(context, "heapbpf-bench-statistics", args)
+}
