@@ -12,10 +12,9 @@ use object::read::{ReadCache, ReadRef};
 
 use super::AttachError;
 use super::arch::Machine;
+use super::bounded::{Bounded, function_bounds};
 use super::debugdata;
 
-/// Largest single read from a file (a section, a header table).
-pub(super) const READ_MAX_BYTES: u64 = 256 << 20;
 /// Code beyond this is not scanned: branches into a function are then only looked for in the function itself.
 const CODE_MAX_BYTES: u64 = 64 << 20;
 /// Read-only data that is searched for version strings.
@@ -102,29 +101,6 @@ pub struct FileImage {
     read_only: Vec<Vec<u8>>,
     segments: Vec<Segment>,
     imports: HashMap<u64, String>,
-}
-
-/// A reader of bounded pieces: a size field of a hostile file never becomes an allocation beyond [`READ_MAX_BYTES`].
-#[derive(Debug)]
-struct Bounded<'a, R: Read + Seek>(&'a ReadCache<R>);
-
-impl<R: Read + Seek> Clone for Bounded<'_, R> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-impl<R: Read + Seek> Copy for Bounded<'_, R> {}
-
-impl<'a, R: Read + Seek> ReadRef<'a> for Bounded<'a, R> {
-    fn len(self) -> Result<u64, ()> {
-        self.0.len()
-    }
-    fn read_bytes_at(self, offset: u64, size: u64) -> Result<&'a [u8], ()> {
-        if size > READ_MAX_BYTES { Err(()) } else { self.0.read_bytes_at(offset, size) }
-    }
-    fn read_bytes_at_until(self, range: std::ops::Range<u64>, delimiter: u8) -> Result<&'a [u8], ()> {
-        self.0.read_bytes_at_until(range, delimiter)
-    }
 }
 
 /// A symbol table on its own.
@@ -471,29 +447,6 @@ fn text_at(strings: &[u8], at: usize) -> Option<&str> {
     let rest = strings.get(at..)?;
     let end = rest.iter().position(|b| *b == 0)?;
     std::str::from_utf8(&rest[..end]).ok()
-}
-
-/// Start and end of every function that an `.eh_frame` section at `address` describes, sorted.
-fn function_bounds(address: u64, bytes: &[u8]) -> Vec<(u64, u64)> {
-    use gimli::UnwindSection as _;
-    let section = gimli::EhFrame::new(bytes, gimli::LittleEndian);
-    let bases = gimli::BaseAddresses::default().set_eh_frame(address);
-    let mut entries = section.entries(&bases);
-    let mut bounds = Vec::new();
-    while let Ok(Some(entry)) = entries.next() {
-        let gimli::CieOrFde::Fde(partial) = entry else {
-            continue;
-        };
-        let Ok(fde) = partial.parse(gimli::EhFrame::cie_from_offset) else {
-            continue;
-        };
-        let start = fde.initial_address();
-        if let Some(end) = start.checked_add(fde.len()) {
-            bounds.push((start, end));
-        }
-    }
-    bounds.sort_unstable();
-    bounds
 }
 
 #[cfg(test)]

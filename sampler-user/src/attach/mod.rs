@@ -4,6 +4,7 @@
 pub mod allocators;
 pub mod arch;
 pub mod audit;
+mod bounded;
 pub mod candidates;
 pub mod custom;
 mod debugdata;
