@@ -13,7 +13,7 @@ use crate::build;
 use crate::context::Context;
 use crate::packages::{self, Package};
 use crate::root::Privilege;
-use crate::shell::{read, say, succeeds};
+use crate::shell::{describe, read, say, succeeds};
 
 /// What cargo is to test without root, call by call.
 const UNIT: &[&[&str]] = &[&["--workspace", "--exclude", "heapbpf-tests"], &["--package", "heapbpf-tests", "--lib"]];
@@ -47,7 +47,6 @@ const NEEDED: &[(&str, &str, &str)] = &[
 
 /// Runs the tests; the exit code is a failure if any of them failed.
 pub fn test(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode> {
-    let mut passed = true;
     let root_refused = context.privilege.refusal();
     let end_to_end = !selection.unit;
     if end_to_end {
@@ -57,20 +56,30 @@ pub fn test(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode
             list_skipped(context, selection, reason)?;
         }
     }
+    let mut calls = Vec::new();
     if !selection.e2e {
-        for part in UNIT {
-            let mut command = context.cargo("test");
-            command.arg("--no-fail-fast").args(*part).args(&selection.filter);
-            passed &= succeeds(&mut command, context.options.verbose)?;
-        }
+        calls.extend(UNIT.iter().map(|part| unit_command(context, selection, part)));
     }
     if end_to_end && root_refused.is_none() {
-        passed &= succeeds(&mut end_to_end_command(context, selection)?, context.options.verbose)?;
+        calls.push(end_to_end_command(context, selection)?);
     }
-    if !passed {
-        say!("some tests failed");
+    // All of them run, whatever becomes of the first.
+    let mut failed = Vec::new();
+    for mut call in calls {
+        if !succeeds(&mut call, context.options.verbose)? {
+            failed.push(describe(&call));
+        }
     }
-    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    for call in &failed {
+        say!("failed: {call}");
+    }
+    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn unit_command(context: &Context, selection: &Selection, part: &[&str]) -> Command {
+    let mut command = context.cargo("test");
+    command.arg("--no-fail-fast").args(part).args(&selection.filter);
+    command
 }
 
 /// The end-to-end tests, one at a time: the probes are in files that all processes share.
