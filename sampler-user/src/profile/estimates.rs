@@ -55,7 +55,7 @@ impl Pool {
 
     /// The point estimate alone.
     pub fn total(&self, value: Value) -> f64 {
-        self.sums(value).map(|(_, sums)| value.estimate_of(sums)).sum()
+        self.sums(value).map(|(_, sums)| value.estimate_of(sums)).sum::<f64>() + 0.0
     }
 
     /// Unbiased estimate of the point estimate's variance.

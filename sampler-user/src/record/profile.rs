@@ -32,6 +32,8 @@ pub struct ProfileMaker {
     template: Profile,
     naming: Naming,
     described: HashMap<ProcessKey, Described>,
+    /// Processes of the recorder that were described.
+    noted: usize,
 }
 
 impl ProfileMaker {
@@ -53,20 +55,26 @@ impl ProfileMaker {
             counters: Default::default(),
             notes: Vec::new(),
         };
-        Self { template, naming: Naming::new(plan.symbolize, &plan.debug_dirs), described: HashMap::new() }
+        Self { template, naming: Naming::new(plan.symbolize, &plan.debug_dirs), described: HashMap::new(), noted: 0 }
     }
 
     /// Describes processes seen for the first time, while they are there to be looked at.
     pub fn note_processes(&mut self, recorder: &Recorder, host: &mut Host, attaching: &Attaching) {
-        if recorder.processes.len() == self.described.len() {
+        if recorder.processes.len() == self.noted {
             return;
         }
+        self.noted = recorder.processes.len();
         for (process, time_ns) in &recorder.processes {
             if !self.described.contains_key(process) {
                 let described = describe(*process, *time_ns, host, attaching);
                 self.described.insert(*process, described);
             }
         }
+    }
+
+    /// Describes a process whose life ends, by what is known of it at that time.
+    pub fn note(&mut self, process: ProcessKey, time_ns: u64, host: &mut Host, attaching: &Attaching) {
+        self.described.entry(process).or_insert_with(|| describe(process, time_ns, host, attaching));
     }
 
     /// A process ended.

@@ -40,13 +40,15 @@ pub enum Life {
     Replaced {
         /// The life that ended.
         ended: ProcessKey,
-        /// The life that began.
-        next: ProcessKey,
+        /// CLOCK_MONOTONIC.
+        time_ns: u64,
     },
     /// A process ended.
     Ended {
         /// Which.
         process: ProcessKey,
+        /// CLOCK_MONOTONIC.
+        time_ns: u64,
     },
 }
 
@@ -106,7 +108,7 @@ impl Recorder {
             while self.waiting.len() < MOST_WAITING && events.drain(|record| self.waiting.push_back(record)) > 0 {}
             records += self.waiting.len() - before;
             let copies = self.drain_stacks(stacks, host);
-            self.work_off(host, lives);
+            self.work_off(copies == 0, host, lives);
             if copies == 0 {
                 return records;
             }
@@ -137,14 +139,14 @@ impl Recorder {
     }
 
     /// Works on records in order, up to the first whose stack is still to come: the stacks ring hands nothing out
-    /// past a record that another CPU is still writing.
-    fn work_off(&mut self, host: &mut Host, lives: &mut Vec<Life>) {
+    /// past a record that another CPU is still writing. `drained`: it has handed out all that it can for now.
+    fn work_off(&mut self, drained: bool, host: &mut Host, lives: &mut Vec<Life>) {
         while let Some(record) = self.waiting.front() {
             match decode(record) {
                 Some(Event::Allocation(record)) => {
                     let arrived = self.arrived.remove(&record.sample);
                     let awaited = arrived.is_none() && record.stack_kind == stack_kind::COPIED;
-                    if awaited && monotonic_ns().saturating_sub(record.time_ns) < LONGEST_WAIT_NS {
+                    if awaited && !(drained && monotonic_ns().saturating_sub(record.time_ns) > LONGEST_WAIT_NS) {
                         return;
                     }
                     self.allocate(&record, arrived, host);
@@ -158,9 +160,11 @@ impl Recorder {
                     time_ns: record.time_ns,
                 }),
                 Some(Event::Exec(record)) => {
-                    lives.push(Life::Replaced { ended: record.process, next: record.next });
+                    lives.push(Life::Replaced { ended: record.process, time_ns: record.time_ns });
                 }
-                Some(Event::Exit(record)) => lives.push(Life::Ended { process: record.process }),
+                Some(Event::Exit(record)) => {
+                    lives.push(Life::Ended { process: record.process, time_ns: record.time_ns })
+                }
                 None => self.counters.records_unknown += 1,
             }
             self.waiting.pop_front();

@@ -245,12 +245,14 @@ impl Session {
             Life::Forked { parent, child, time_ns } => {
                 self.attaching.forked(parent.tgid, child, time_ns, &self.host);
             }
-            Life::Replaced { ended, next: _ } => {
+            Life::Replaced { ended, time_ns } => {
+                self.maker.note(ended, time_ns.saturating_sub(1), &mut self.host, &self.attaching);
                 let addresses = self.recorder.heap.replace(ended);
                 self.forget_blocks(ended, addresses);
                 self.ended.push((ended, monotonic_ns()));
             }
-            Life::Ended { process } => {
+            Life::Ended { process, time_ns } => {
+                self.maker.note(process, time_ns, &mut self.host, &self.attaching);
                 let addresses = self.recorder.heap.end(process);
                 self.forget_blocks(process, addresses);
                 let now = monotonic_ns();

@@ -76,7 +76,8 @@ impl Estimate {
 
 /// Bytes: unbiased estimate and RB-NB interval at `confidence` (e.g. 0.95).
 pub fn bytes(parts: &[Part<'_>], criterion: Criterion, confidence: f64) -> Estimate {
-    let total = parts.iter().map(|part| part.sums.bytes).sum();
+    // The sum of nothing is −0.
+    let total = parts.iter().map(|part| part.sums.bytes).sum::<f64>() + 0.0;
     let size = common_size(parts);
     Estimate::combine(total, parts.iter().map(|part| (part.sums.bytes, part_bytes(part, criterion, size, confidence))))
 }
@@ -84,7 +85,8 @@ pub fn bytes(parts: &[Part<'_>], criterion: Criterion, confidence: f64) -> Estim
 /// Bytes by the offset form of the interval, whose coverage is guaranteed for every mix of sizes; the estimate is the
 /// same. Only where trials are bytes.
 pub fn bytes_from_offsets(parts: &[Part<'_>], criterion: Criterion, confidence: f64) -> Estimate {
-    let total = parts.iter().map(|part| part.sums.bytes).sum();
+    // The sum of nothing is −0.
+    let total = parts.iter().map(|part| part.sums.bytes).sum::<f64>() + 0.0;
     if criterion != Criterion::Bytes {
         return Estimate::without_interval(total, OFFSETS_NEED_BYTES);
     }
@@ -99,7 +101,7 @@ pub fn bytes_from_offsets(parts: &[Part<'_>], criterion: Criterion, confidence: 
 /// Number of allocations: unbiased estimate; an interval only where it is honest, for allocations of one size (under
 /// the criterion `allocations`: always).
 pub fn objects(parts: &[Part<'_>], criterion: Criterion, confidence: f64) -> Estimate {
-    let total = parts.iter().map(|part| part.sums.objects).sum();
+    let total = parts.iter().map(|part| part.sums.objects).sum::<f64>() + 0.0;
     let size = common_size(parts);
     Estimate::combine(
         total,
