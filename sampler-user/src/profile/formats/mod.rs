@@ -4,7 +4,11 @@
 mod consumers_tests;
 mod folded;
 mod heap_v2;
+mod html;
 mod json;
+mod otlp;
+mod parquet;
+mod perfetto;
 mod pprof;
 #[cfg(test)]
 mod speed_tests;
@@ -16,6 +20,7 @@ use std::{fmt, io};
 
 use thiserror::Error;
 
+pub use self::otlp::encode as encode_otlp;
 pub use self::pprof::encode as encode_pprof;
 use super::group::GroupBy;
 use super::model::Profile;
@@ -125,8 +130,18 @@ impl fmt::Debug for dyn Format {
 }
 
 /// Every format. An extension that ends in another one's comes first.
-pub static FORMATS: &[&dyn Format] =
-    &[&pprof::Pprof, &speedscope::Speedscope, &json::Json, &folded::Folded, &svg::Svg, &heap_v2::HeapV2];
+pub static FORMATS: &[&dyn Format] = &[
+    &pprof::Pprof,
+    &speedscope::Speedscope,
+    &json::Json,
+    &folded::Folded,
+    &svg::Svg,
+    &html::Html,
+    &heap_v2::HeapV2,
+    &perfetto::Perfetto,
+    &parquet::Parquet,
+    &otlp::Otlp,
+];
 
 /// The format with this name.
 pub fn by_name(name: &str) -> Result<&'static dyn Format, FormatError> {

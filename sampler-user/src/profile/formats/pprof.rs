@@ -49,12 +49,23 @@ impl Format for Pprof {
 
 /// The profile as pprof's message: one sample per process, thread name and stack.
 pub fn encode(profile: &Profile) -> proto::Profile {
+    encode_with_processes(profile).message
+}
+
+/// A message, and for each of its samples the index of its process in the profile.
+pub(super) struct Encoded {
+    pub(super) message: proto::Profile,
+    pub(super) process_of_sample: Vec<usize>,
+}
+
+pub(super) fn encode_with_processes(profile: &Profile) -> Encoded {
     let interned = Interned::new(profile);
     let mut strings = Strings::default();
     let mut locations = Locations::new(profile, &mut strings);
     let values = Value::of_profile(profile);
 
     let mut samples: Vec<proto::Sample> = Vec::new();
+    let mut process_of_sample = Vec::new();
     let mut columns: Vec<Vec<f64>> = vec![Vec::new(); values.len()];
     let mut sample_of: HashMap<(usize, &str, u32), usize> = HashMap::new();
     let mut stacks: Vec<Option<Vec<u64>>> = vec![None; interned.stacks.len()];
@@ -64,6 +75,7 @@ pub fn encode(profile: &Profile) -> proto::Profile {
                 .get_or_insert_with(|| locations.of_stack(&interned, stack, &mut strings))
                 .clone();
             samples.push(proto::Sample { location_id, value: Vec::new(), label: labels(profile, row, &mut strings) });
+            process_of_sample.push(row.process);
             columns.iter_mut().for_each(|column| column.push(0.0));
             samples.len() - 1
         });
@@ -85,7 +97,7 @@ pub fn encode(profile: &Profile) -> proto::Profile {
     };
     locations.keep_used_mappings();
     let since_epoch = profile.started.duration_since(UNIX_EPOCH).unwrap_or_default();
-    proto::Profile {
+    let message = proto::Profile {
         sample_type,
         sample: samples,
         drop_frames: strings.id(&naming::drop_frames()),
@@ -100,7 +112,8 @@ pub fn encode(profile: &Profile) -> proto::Profile {
         function: locations.functions,
         string_table: strings.table,
         keep_frames: 0,
-    }
+    };
+    Encoded { message, process_of_sample }
 }
 
 fn clamp(value: u128) -> i64 {
