@@ -17,3 +17,4 @@ pub mod stats;
 #[cfg(test)]
 pub mod testing;
 pub mod value;
+pub mod workload;

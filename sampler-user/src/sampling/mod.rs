@@ -10,6 +10,7 @@ pub mod gamma;
 pub mod growth;
 pub mod interval;
 pub mod optimum;
+pub mod plan;
 pub mod predistort;
 pub mod simulation;
 pub mod size_classes;
