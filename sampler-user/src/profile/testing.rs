@@ -154,9 +154,8 @@ pub fn large(stacks: usize, depth: usize) -> Profile {
             let frames = (0..depth)
                 .map(|level| {
                     // The outer frames change rarely, the inner ones with every stack.
-                    let outer = depth - level;
-                    let path = index >> (outer.min(16).saturating_sub(1) / 2).min(12);
-                    let spread = if level < 3 { index * 31 + level * 7 } else { path * 17 + level * 131 };
+                    let path = if level < 3 { index * 31 } else { index >> (level / 3).min(14) };
+                    let spread = path * 17 + level * 131;
                     sites[spread % sites.len()].clone()
                 })
                 .collect();

@@ -99,3 +99,160 @@ fn go_tool_pprof_subtracts_a_profile_from_itself() {
         assert!(top.contains("Showing nodes accounting for 0"), "{top}");
     }
 }
+
+#[test]
+fn jeprof_prints_our_totals() {
+    if !installed("jeprof", "--version", "libjemalloc-dev") {
+        return;
+    }
+    let profile = testing::small().only_process(0);
+    let (_folder, file) = written(&profile, "x.heap", "heap_v2");
+    for (value, flag) in Value::ALL.into_iter().zip(["alloc_objects", "alloc_space", "inuse_objects", "inuse_space"]) {
+        let mut jeprof = Command::new("jeprof");
+        let arguments = ["--text", "--show_bytes", &format!("--{flag}"), "/bin/true"];
+        let text = run(jeprof.args(arguments).arg(&file).stderr(std::process::Stdio::null()));
+        let total = text.split_whitespace().skip_while(|word| *word != "Total:").nth(1).expect("a total");
+        let total: f64 = total.parse().expect("a number");
+        let ours: f64 = profile.rows.iter().map(|row| value.of(row)).sum();
+        assert!((total - ours).abs() <= 2.0, "{flag}: {total}, ours {ours}: {text}");
+    }
+}
+
+/// Runs a Python script with the file's path as its argument, if the module is there.
+fn python(module: &str, script: &str, file: &Path) -> Option<String> {
+    // A virtual environment's interpreter may be named; Debian has none of these modules.
+    let python = std::env::var("HEAPBPF_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
+    let found = Command::new(&python).args(["-c", &format!("import {module}")]).output();
+    if !found.is_ok_and(|output| output.status.success()) {
+        println!("skipped: {python} has no module {module} (pip install {module}; HEAPBPF_TEST_PYTHON names another)");
+        return None;
+    }
+    Some(run(Command::new(&python).args(["-c", script]).arg(file)))
+}
+
+#[test]
+fn perfettos_own_schema_decodes_the_trace() {
+    let profile = testing::small();
+    let (_folder, file) = written(&profile, "x.perfetto-trace", "perfetto");
+    let script = r#"
+import sys
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as p
+trace = p.Trace()
+trace.ParseFromString(open(sys.argv[1], "rb").read())
+def unknown(message):
+    from google.protobuf import unknown_fields
+    assert len(unknown_fields.UnknownFieldSet(message)) == 0, message
+    for field, value in message.ListFields():
+        if field.message_type:
+            for item in (value if field.is_repeated else [value]):
+                unknown(item)
+unknown(trace)
+assert {packet.trusted_packet_sequence_id for packet in trace.packet} == {1}
+names, frames, stacks, mappings = {}, {}, {}, {}
+for packet in trace.packet:
+    names.update({s.iid: s.str.decode() for s in packet.interned_data.function_names})
+    frames.update({f.iid: f for f in packet.interned_data.frames})
+    stacks.update({c.iid: c.frame_ids for c in packet.interned_data.callstacks})
+    mappings.update({m.iid: m for m in packet.interned_data.mappings})
+clocks = {c.clock_id for packet in trace.packet for c in packet.clock_snapshot.clocks}
+assert {p.BUILTIN_CLOCK_REALTIME, p.BUILTIN_CLOCK_BOOTTIME, p.BUILTIN_CLOCK_MONOTONIC_COARSE} <= clocks
+for packet in trace.packet:
+    for dump in packet.profile_packet.process_dumps:
+        for sample in dump.samples:
+            assert 0 <= sample.self_freed <= sample.self_allocated
+            chain = [names[frames[f].function_name_id] for f in stacks[sample.callstack_id]]
+            assert all(frames[f].mapping_id in mappings for f in stacks[sample.callstack_id])
+            print(dump.pid, ";".join(chain), sample.self_allocated - sample.self_freed)
+"#;
+    let Some(text) = python("perfetto", script, &file) else { return };
+    let expected = profile.rows[..3].iter().map(|row| row.inuse.bytes).sum::<f64>();
+    let line = text.lines().find(|line| line.starts_with("4242 main;handle(Request const&);parse_value;"));
+    let value: f64 = line.and_then(|line| line.rsplit(' ').next()).expect("the stack").parse().expect("a number");
+    assert!((value - expected).abs() <= 1.0, "{text}");
+}
+
+#[test]
+fn duckdb_adds_up_parquet_files_of_several_hosts() {
+    let mut profile = testing::small();
+    let (folder, file) = written(&profile, "host1.parquet", "parquet");
+    profile.host = "host2".into();
+    let second = by_name("parquet").expect("known");
+    Output::new(folder.path().join("host2.parquet"), second, false)
+        .write(&profile, &WriteOptions::default())
+        .expect("written");
+    let script = r#"
+import sys, os, duckdb
+folder = os.path.dirname(sys.argv[1])
+query = f"""SELECT count(DISTINCT host), sum(alloc_bytes), sum(alloc_bytes_var), sum(inuse_objects), min(frames[1]), sum(samples)::BIGINT
+            FROM '{folder}/*.parquet'"""
+print("|".join(map(str, duckdb.sql(query).fetchall()[0])))
+print(duckdb.sql(f"SELECT typeof(time), typeof(frames), typeof(pid) FROM '{sys.argv[1]}' LIMIT 1").fetchall()[0])
+"#;
+    let Some(text) = python("duckdb", script, &file) else { return };
+    let row: Vec<&str> = text.lines().next().expect("a row").split('|').collect();
+    let sum = |of: fn(&crate::profile::model::Row) -> f64| 2.0 * profile.rows.iter().map(of).sum::<f64>();
+    let expected = [2.0, sum(|row| row.alloc.bytes), sum(|row| row.alloc.bytes_variance), sum(|row| row.inuse.objects)];
+    for (found, expected) in row.iter().zip(expected) {
+        let found: f64 = found.parse().expect("a number");
+        assert!((found / expected - 1.0).abs() < 1e-12, "{found}, expected {expected}");
+    }
+    assert_eq!(row[4..], ["[libjson.so+0x4000]", "120"]);
+    assert!(text.contains("('TIMESTAMP WITH TIME ZONE', 'VARCHAR[]', 'BIGINT')"), "{text}");
+}
+
+#[test]
+fn a_browser_without_a_network_shows_the_page() {
+    if !installed("chromium", "--version", "chromium") {
+        return;
+    }
+    let profile = testing::small();
+    let (folder, file) = written(&profile, "x.html", "html");
+    let total: f64 = profile.rows.iter().map(|row| row.inuse.bytes).sum();
+    let dom = run(Command::new("chromium")
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", folder.path().join("browser").display()))
+        .arg(format!("file://{}", file.display()))
+        .env("HOME", folder.path()));
+    let shown = format!("<div id=\"path\"><b>{}</b> bytes in use</div>", crate::view::units::bytes(total));
+    assert!(dom.contains(&shown), "{shown} is not in the page");
+    assert!(dom.contains("<option value=\"3\" selected") || dom.contains("bytes in use</option>"));
+}
+
+/// What `speedscope FILE` does, in a browser that is not shown.
+#[test]
+fn speedscope_opens_the_file() {
+    let Some(release) = std::env::var_os("HEAPBPF_TEST_SPEEDSCOPE").map(PathBuf::from) else {
+        println!("skipped: HEAPBPF_TEST_SPEEDSCOPE does not name the folder dist/release of npm's package speedscope");
+        return;
+    };
+    if !installed("chromium", "--version", "chromium") {
+        return;
+    }
+    let (folder, file) = written(&testing::small(), "x.speedscope.json", "speedscope");
+    let text = std::fs::read_to_string(&file).expect("written");
+    let argument = serde_json::to_string(&base64(text.as_bytes())).expect("text");
+    let script = folder.path().join("load.js");
+    std::fs::write(&script, format!("speedscope.loadFileFromBase64('x.speedscope.json', {argument})"))
+        .expect("written");
+    let dom = run(Command::new("chromium")
+        .args(["--headless", "--no-sandbox", "--allow-file-access-from-files", "--enable-unsafe-swiftshader"])
+        .args(["--virtual-time-budget=5000", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", folder.path().join("browser").display()))
+        .arg(format!("file://{}/index.html#localProfilePath={}", release.display(), script.display()))
+        .env("HOME", folder.path()));
+    // Its title bar shows the active profile, of four.
+    assert!(dom.contains("<span>bytes in use <span") && dom.contains("(4/4)"), "{dom}");
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for group in bytes.chunks(3) {
+        let bits = group.iter().fold(0u32, |bits, &byte| bits << 8 | u32::from(byte)) << (8 * (3 - group.len()));
+        for digit in 0..4 {
+            let index = (bits >> (18 - 6 * digit)) as usize % 64;
+            text.push(if digit <= group.len() { DIGITS[index] as char } else { '=' });
+        }
+    }
+    text
+}
