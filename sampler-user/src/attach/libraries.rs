@@ -20,7 +20,7 @@ pub fn expected(command: &[OsString]) -> Vec<PathBuf> {
     let mut found = BTreeSet::new();
     let mut queue: VecDeque<PathBuf> = VecDeque::new();
     queue.extend(command.first().and_then(|program| find_program(program)));
-    for preloaded in environment_list("LD_PRELOAD", &[b':', b' ']) {
+    for preloaded in environment_list("LD_PRELOAD", b": ") {
         queue.extend(find_library(preloaded.as_os_str()));
     }
     queue.extend(own_libraries());

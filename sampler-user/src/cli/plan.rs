@@ -164,7 +164,7 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
 
     let events_bytes = args.ring_bytes.next_power_of_two().max(PAGE);
     // The largest class of copies that this limit can ask for must fit several times.
-    let stacks_bytes = (4 * events_bytes).max(4 * args.stack_bytes.next_power_of_two()).max(1 << 18).min(LARGEST_RING);
+    let stacks_bytes = (4 * events_bytes).max(4 * args.stack_bytes.next_power_of_two()).clamp(1 << 18, LARGEST_RING);
     let config = Config {
         target_rules: target_rules(&targets),
         follow: u32::from(targets.follow),

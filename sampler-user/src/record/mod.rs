@@ -10,7 +10,7 @@ mod session;
 mod targets;
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
+use std::path::Path;
 
 use anyhow::Context;
 
@@ -116,14 +116,14 @@ pub fn terminal_width() -> Option<usize> {
 }
 
 /// Writes the accounting.
-fn write_stats(path: &PathBuf, stats: &crate::profile::stats::Stats) -> anyhow::Result<()> {
+fn write_stats(path: &Path, stats: &crate::profile::stats::Stats) -> anyhow::Result<()> {
     let text = serde_json::to_vec_pretty(stats).context("cannot write the accounting as JSON")?;
     if path.as_os_str() == "-" {
         std::io::stdout().write_all(&text).context("cannot write the accounting")?;
         return Ok(());
     }
     output::write_whole(path, true, |out| {
-        out.write_all(&text).map_err(|source| output::OutputError::Io { path: path.clone(), source })
+        out.write_all(&text).map_err(|source| output::OutputError::Io { path: path.to_path_buf(), source })
     })?;
     Ok(())
 }
