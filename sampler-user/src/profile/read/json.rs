@@ -45,6 +45,10 @@ fn yes() -> bool {
     true
 }
 
+fn unknown_size() -> u64 {
+    u64::MAX
+}
+
 #[derive(Deserialize)]
 struct ProcessJson {
     pid: u32,
@@ -100,9 +104,10 @@ struct RowJson<'a> {
     sampled_bytes: u64,
     #[serde(default)]
     offset_sum: u64,
+    /// Without sizes they are taken to differ: then no interval is claimed for a count.
     #[serde(default)]
     smallest_bytes: u64,
-    #[serde(default)]
+    #[serde(default = "unknown_size")]
     largest_bytes: u64,
     #[serde(default)]
     inuse_samples: u64,
@@ -114,7 +119,7 @@ struct RowJson<'a> {
     inuse_offset_sum: u64,
     #[serde(default)]
     inuse_smallest_bytes: u64,
-    #[serde(default)]
+    #[serde(default = "unknown_size")]
     inuse_largest_bytes: u64,
     complete: bool,
     #[serde(default)]

@@ -4,6 +4,7 @@
 
 mod heap_v2;
 mod json;
+mod parquet;
 mod pprof;
 mod strings;
 
@@ -52,7 +53,7 @@ pub enum ReadError {
 pub enum ContentError {
     /// It is nothing that we know.
     #[error(
-        "it is {0}; heapbpf reads its own .json and .pb.gz, heap profiles of Go and tcmalloc (pprof) and jemalloc's heap_v2"
+        "it is {0}; heapbpf reads its own .json, .parquet and .pb.gz, heap profiles of Go and tcmalloc (pprof) and jemalloc's heap_v2"
     )]
     Foreign(String),
     /// It ends too early, or is damaged.
@@ -125,6 +126,9 @@ fn parse_plain(bytes: &[u8]) -> Result<Profile, ContentError> {
     if start.starts_with(b"{") {
         return json::parse(bytes);
     }
+    if start.starts_with(b"PAR1") {
+        return parquet::parse(bytes);
+    }
     if start.starts_with(b"heap_v2") || start.starts_with(b"heap profile:") {
         return heap_v2::parse(bytes);
     }
@@ -137,13 +141,8 @@ fn parse_plain(bytes: &[u8]) -> Result<Profile, ContentError> {
 }
 
 /// Beginnings of files that users might mistake for profiles.
-const KNOWN_FOREIGN: &[(&[u8], &str)] = &[
-    (b"PAR1", "a Parquet file, for SQL engines"),
-    (b"<", "HTML, XML or SVG"),
-    (b"\x7fELF", "a program"),
-    (b"PERFILE2", "perf's data"),
-    (b"[", "a JSON array"),
-];
+const KNOWN_FOREIGN: &[(&[u8], &str)] =
+    &[(b"<", "HTML, XML or SVG"), (b"\x7fELF", "a program"), (b"PERFILE2", "perf's data"), (b"[", "a JSON array")];
 
 #[cfg(test)]
 #[path = "read_tests.rs"]

@@ -64,7 +64,9 @@ fn json_without_our_additions_is_read() {
     }
     for stack in top["stacks"].as_array_mut().expect("a list") {
         let stack = stack.as_object_mut().expect("an object");
-        for addition in ["process", "cut", "unwinder", "peak", "lifetimes", "zero_byte_samples", "smallest_bytes"] {
+        for addition in
+            ["process", "cut", "unwinder", "peak", "lifetimes", "zero_byte_samples", "smallest_bytes", "largest_bytes"]
+        {
             stack.remove(addition);
         }
     }
@@ -73,6 +75,65 @@ fn json_without_our_additions_is_read() {
     assert_eq!(back.rows[4].process, 1);
     assert_eq!(back.rows[5].stack.cut.as_deref(), Some("unknown reason"));
     assert_eq!(back.modules.len(), 2, "modules are found from frames");
+    let count = crate::profile::estimates::of_row(&back, &back.rows[4], Value::AllocObjects, 0.95);
+    assert_eq!(count.low, None, "no claim about counts of blocks whose sizes are not known");
+}
+
+#[test]
+fn parquet_keeps_what_a_comparison_needs() {
+    let profile = testing::small();
+    let back = parse(&written(&profile, "parquet")).expect("its own output");
+    assert!(back.live && back.samples_known);
+    assert_eq!((back.interval, back.host.as_str(), back.duration), (524_288, "host1", profile.duration));
+    assert_eq!(back.started, profile.started - std::time::Duration::from_nanos(789));
+    let mut first = profile.rows[0].alloc;
+    first.add(&profile.rows[1].alloc);
+    assert_eq!((back.rows[0].alloc, back.rows[1].alloc), (first, profile.rows[2].alloc));
+    assert_eq!((back.rows[1].interval, back.rows[4].process), (1_048_576, 1));
+    assert_eq!(back.rows[2].stack.frames[0].function.as_deref(), Some("[libjson.so+0x4000]"));
+    assert!(back.rows[4].stack.cut.is_some());
+    let mut without_frees = profile;
+    without_frees.live = false;
+    assert!(!parse(&written(&without_frees, "parquet")).expect("its own output").live);
+}
+
+/// 50,000 blocks of 1 KiB dropped, 20,000 of 256 bytes and ten of 1 MiB kept, one byte in 16,384 sampled.
+#[test]
+fn a_profile_of_a_go_program_holds_what_it_allocated() {
+    let bytes = include_bytes!("../../../../tests/fixtures/profiles/go_heap.pprof");
+    let profile = parse(bytes).expect("a Go profile");
+    assert!(profile.samples_known && profile.live);
+    assert_eq!((profile.interval, profile.processes[0].comm.as_str()), (16_384, "heap"));
+    let of = |function: &str, size: u64| {
+        let rows = profile
+            .rows
+            .iter()
+            .filter(|row| row.stack.frames[0].function.as_deref() == Some(function) && row.alloc.largest_bytes == size);
+        crate::profile::estimates::Pool::of(rows)
+    };
+    for (function, size, count, value) in [
+        ("main.drop", 1024, 50_000.0, Value::AllocObjects),
+        ("main.keep", 256, 20_000.0, Value::InuseObjects),
+        ("main.keep", 1 << 20, 10.0, Value::InuseObjects),
+    ] {
+        let estimate = of(function, size).estimate(&profile, value, 0.95);
+        let (low, high) = estimate.low.zip(estimate.high).expect("an interval");
+        // Ten blocks far above R are all sampled: the interval of a count is never below what was seen.
+        assert!(low - 1.0 <= count && count <= high, "{function}: {low} to {high}, truth {count}");
+    }
+    assert_eq!(of("main.drop", 1024).total(Value::InuseSpace), 0.0);
+}
+
+#[test]
+fn a_profile_of_jemalloc_has_the_totals_of_jeprof() {
+    let bytes = include_bytes!("../../../../tests/fixtures/profiles/jemalloc.heap");
+    let profile = parse(bytes).expect("heap_v2");
+    assert_eq!((profile.interval, profile.processes[0].comm.as_str()), (16_384, "program"));
+    let total = crate::profile::estimates::Pool::of(&profile.rows).total(Value::InuseSpace);
+    assert!((total - 28_210_378.0).abs() < 2.0, "{total}");
+    assert!(profile.rows.iter().any(|row| row.alloc.bytes > row.inuse.bytes), "what was freed is in it");
+    let program = profile.modules.iter().position(|module| &*module.path == "/tmp/demo/program");
+    assert!(profile.rows[0].stack.frames.iter().any(|frame| frame.module == program));
 }
 
 #[test]
@@ -198,6 +259,7 @@ fn what_is_no_profile_is_named() {
         (&b""[..], "empty"),
         (b"  \n", "empty"),
         (b"PAR1....", "Parquet"),
+        (b"PAR1....PAR1", "Parquet"),
         (b"<!DOCTYPE html>", "HTML"),
         (b"\x7fELF\x02", "a program"),
         (b"{}", "not a profile of heapbpf"),
@@ -224,7 +286,8 @@ fn what_is_no_profile_is_named() {
 fn damaged_files_do_no_harm() {
     let profile = testing::small();
     let pprof = crate::profile::formats::encode_pprof(&profile).encode_to_vec();
-    let whole = [written(&profile, "json"), written(&profile, "pprof"), pprof, JEMALLOC.into()];
+    let whole =
+        [written(&profile, "json"), written(&profile, "parquet"), written(&profile, "pprof"), pprof, JEMALLOC.into()];
     let mut state = 0x2545_f491_4f6c_dd1d_u64;
     for bytes in whole {
         for length in (0..bytes.len()).step_by(bytes.len() / 200 + 1) {

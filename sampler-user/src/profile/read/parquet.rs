@@ -1,0 +1,200 @@
+//! heapbpf's Parquet tables: what a comparison needs, without the places of frames.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use arrow_array::cast::AsArray;
+use arrow_array::types::{Float64Type, Int64Type, TimestampMicrosecondType};
+use arrow_array::{Array, RecordBatch};
+use bytes::Bytes;
+use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
+
+use super::strings::Strings;
+use super::{ContentError, LARGEST_DECOMPRESSED, MOST_FRAMES};
+use crate::heap::sums::SampleSums;
+use crate::profile::model::{Criterion, Frame, Process, Profile, Row, Stack};
+
+/// Rows that are decoded at a time.
+const ROWS_AT_A_TIME: usize = 4096;
+
+fn damaged(reason: impl ToString) -> ContentError {
+    ContentError::Damaged { format: "heapbpf's Parquet", reason: reason.to_string() }
+}
+
+/// Reads the profile. Rows of several hosts become one profile, under the first host's name.
+pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
+    // The file's own idea of Arrow types is not needed, and not trusted.
+    let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
+    let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(Bytes::copy_from_slice(bytes), options)
+        .map_err(damaged)?;
+    let size: u64 = builder.metadata().row_groups().iter().map(|group| group.total_byte_size().unsigned_abs()).sum();
+    if size > LARGEST_DECOMPRESSED {
+        return Err(ContentError::TooLarge(format!("{size} bytes when decompressed")));
+    }
+    let reader = builder.with_batch_size(ROWS_AT_A_TIME).build().map_err(damaged)?;
+    let mut table = Table::default();
+    for batch in reader {
+        table.add(&batch.map_err(damaged)?)?;
+    }
+    Ok(table.profile)
+}
+
+struct Table {
+    profile: Profile,
+    strings: Strings,
+    process_ids: HashMap<(u32, String), usize>,
+    frames: usize,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        let profile = Profile {
+            version: String::new(),
+            interval: 0,
+            criterion: Criterion::Bytes,
+            unwind: String::new(),
+            started: UNIX_EPOCH,
+            duration: Duration::ZERO,
+            live: false,
+            samples_known: true,
+            host: String::new(),
+            processes: Vec::new(),
+            rows: Vec::new(),
+            modules: Vec::new(),
+            counters: Default::default(),
+            notes: Vec::new(),
+        };
+        Self { profile, strings: Strings::default(), process_ids: HashMap::new(), frames: 0 }
+    }
+}
+
+impl Table {
+    fn add(&mut self, batch: &RecordBatch) -> Result<(), ContentError> {
+        let columns = Columns(batch);
+        let frames = columns.get("frames")?.as_list_opt::<i32>().ok_or_else(|| damaged("frames is no list"))?;
+        for row in 0..batch.num_rows() {
+            let criterion = columns.text("criterion", row)?;
+            let interval = columns.whole("interval_bytes", row)?;
+            if self.profile.rows.is_empty() {
+                self.profile.criterion = Criterion::from_name(criterion)
+                    .ok_or_else(|| damaged(format!("{criterion:?} is no sampling criterion")))?;
+                self.profile.interval = interval;
+                self.profile.host = columns.text("host", row)?.into();
+                self.profile.started = UNIX_EPOCH + Duration::from_micros(columns.time("time", row)?);
+                self.profile.duration =
+                    Duration::try_from_secs_f64(columns.real("duration_seconds", row)?.unwrap_or(0.0))
+                        .map_err(damaged)?;
+            }
+            let process = self.process(&columns, row)?;
+            let alloc = columns.sums("", "alloc", row)?.unwrap_or_default();
+            let inuse = columns.sums("inuse_", "inuse", row)?;
+            self.profile.live |= inuse.is_some();
+            let names = frames.value(row);
+            let names = names.as_string_opt::<i32>().ok_or_else(|| damaged("frames are no text"))?;
+            self.frames += names.len();
+            if self.frames > MOST_FRAMES {
+                return Err(ContentError::TooLarge(format!("more than {MOST_FRAMES} frames")));
+            }
+            let frame = |name: Option<&str>| Frame { function: self.strings.share_some(name), ..Frame::default() };
+            let frames = names.iter().map(frame).collect();
+            let cut = if columns.complete(row) { None } else { Some(self.strings.share("unknown reason")) };
+            self.profile.rows.push(Row {
+                process,
+                thread: self.strings.share(""),
+                function: self.strings.share(""),
+                interval,
+                alloc,
+                inuse: inuse.unwrap_or_default(),
+                peak: None,
+                lifetimes: None,
+                stack: Arc::new(Stack { frames, unwinder: "", cut }),
+            });
+        }
+        Ok(())
+    }
+
+    fn process(&mut self, columns: &Columns, row: usize) -> Result<usize, ContentError> {
+        let pid = u32::try_from(columns.whole("pid", row)?).unwrap_or(0);
+        let key = (pid, columns.text("comm", row)?.to_owned());
+        if let Some(&known) = self.process_ids.get(&key) {
+            return Ok(known);
+        }
+        self.profile.processes.push(Process {
+            pid,
+            comm: key.1.clone(),
+            exe: columns.text("exe", row)?.into(),
+            cgroup: columns.text("cgroup", row)?.into(),
+            coverage: 1.0,
+            ..Process::default()
+        });
+        let index = self.profile.processes.len() - 1;
+        self.process_ids.insert(key, index);
+        Ok(index)
+    }
+}
+
+/// Columns by name, checked.
+struct Columns<'a>(&'a RecordBatch);
+
+impl<'a> Columns<'a> {
+    fn get(&self, name: &str) -> Result<&'a dyn Array, ContentError> {
+        self.0.column_by_name(name).map(AsRef::as_ref).ok_or_else(|| {
+            let columns = self.0.schema_ref().fields().iter().take(8).map(|field| field.name().as_str());
+            let columns = columns.collect::<Vec<_>>().join(", ");
+            ContentError::Foreign(format!("Parquet, but not of heapbpf: no column {name} ({columns})"))
+        })
+    }
+
+    fn text(&self, name: &str, row: usize) -> Result<&'a str, ContentError> {
+        let column = self.get(name)?.as_string_opt::<i32>().ok_or_else(|| damaged(format!("{name} is no text")))?;
+        Ok(if column.is_null(row) { "" } else { column.value(row) })
+    }
+
+    fn whole(&self, name: &str, row: usize) -> Result<u64, ContentError> {
+        Ok(self.some_whole(name, row)?.unwrap_or(0))
+    }
+
+    fn some_whole(&self, name: &str, row: usize) -> Result<Option<u64>, ContentError> {
+        let column = self.get(name)?.as_primitive_opt::<Int64Type>();
+        let column = column.ok_or_else(|| damaged(format!("{name} is no whole number")))?;
+        Ok(column.is_valid(row).then(|| u64::try_from(column.value(row)).unwrap_or(0)))
+    }
+
+    fn real(&self, name: &str, row: usize) -> Result<Option<f64>, ContentError> {
+        let column = self.get(name)?.as_primitive_opt::<Float64Type>();
+        let column = column.ok_or_else(|| damaged(format!("{name} is no number")))?;
+        Ok(column.is_valid(row).then(|| column.value(row)))
+    }
+
+    fn time(&self, name: &str, row: usize) -> Result<u64, ContentError> {
+        let column = self.get(name)?.as_primitive_opt::<TimestampMicrosecondType>();
+        let column = column.ok_or_else(|| damaged(format!("{name} is no time in microseconds")))?;
+        Ok(u64::try_from(column.value(row)).unwrap_or(0))
+    }
+
+    fn complete(&self, row: usize) -> bool {
+        let column = self.0.column_by_name("complete").and_then(|column| column.as_boolean_opt());
+        column.is_none_or(|column| column.value(row))
+    }
+
+    /// Sums of what was allocated or is in use; `None` where the table has NULL.
+    fn sums(&self, samples: &str, estimates: &str, row: usize) -> Result<Option<SampleSums>, ContentError> {
+        let Some(bytes) = self.real(&format!("{estimates}_bytes"), row)? else { return Ok(None) };
+        let real = |name: &str| Ok::<_, ContentError>(self.real(&format!("{estimates}_{name}"), row)?.unwrap_or(0.0));
+        let whole = |name: &str| self.some_whole(&format!("{samples}{name}"), row);
+        Ok(Some(SampleSums {
+            samples: whole("samples")?.unwrap_or(0),
+            zero_byte_samples: whole("zero_byte_samples").ok().flatten().unwrap_or(0),
+            sampled_bytes: whole("sampled_bytes")?.unwrap_or(0),
+            offset_sum: whole("offset_sum").ok().flatten().unwrap_or(0),
+            bytes,
+            bytes_variance: real("bytes_var")?,
+            objects: real("objects")?,
+            objects_variance: real("objects_var")?,
+            // Unknown sizes are taken to differ: then no interval is claimed for a count.
+            smallest_bytes: whole("smallest_bytes").ok().flatten().unwrap_or(0),
+            largest_bytes: whole("largest_bytes").ok().flatten().unwrap_or(u64::MAX),
+        }))
+    }
+}
