@@ -33,3 +33,48 @@ pub fn from_kernel(space: &SpaceView, return_address: u64, addresses: &[u64], ma
     }
     RawStack { frames: frames.into(), unwinder: UnwinderKind::FramePointers, completeness: Completeness::Cut(reason) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::mappings::{Mapping, ModuleId};
+    use sampler_ebpf::abi::ProcessKey;
+
+    fn walk(addresses: &[u64], max_depth: usize) -> RawStack {
+        let mapping = Mapping { start: 0x1000, end: 0x2000, file_offset: 0x500, module: ModuleId(3), since_ns: 0 };
+        let mappings = vec![mapping];
+        let space = SpaceView { key: ProcessKey::default(), generation: None, mappings: &mappings };
+        from_kernel(&space, 0x1100, addresses, max_depth)
+    }
+
+    fn addresses(stack: &RawStack) -> Vec<u64> {
+        stack.frames.iter().map(|frame| frame.address).collect()
+    }
+
+    #[test]
+    fn the_caller_comes_first_and_once() {
+        // The kernel's first entry may be its own trampoline in the place of the return address.
+        for first in [0x1100, 0x7fff_ffff_e000] {
+            let stack = walk(&[first, 0x1200, 0x1300, 0, 0], 127);
+            assert_eq!(addresses(&stack), [0x10ff, 0x11ff, 0x12ff]);
+            assert_eq!(stack.frames[0].file_offset, 0x5ff);
+            assert_eq!(stack.completeness, Completeness::Cut(Reason::FramePointersEnd));
+        }
+        assert_eq!(addresses(&walk(&[], 127)), [0x10ff]);
+    }
+
+    #[test]
+    fn what_is_no_code_ends_the_walk() {
+        let stack = walk(&[0x1100, 0x1200, 0xdead_0000, 0x1300], 127);
+        assert_eq!(addresses(&stack), [0x10ff, 0x11ff]);
+        assert_eq!(stack.completeness, Completeness::Cut(Reason::UnmappedAddress));
+    }
+
+    #[test]
+    fn limits_are_said() {
+        let stack = walk(&[0x1100, 0x1200, 0x1300, 0x1400], 3);
+        assert_eq!(addresses(&stack), [0x10ff, 0x11ff, 0x12ff]);
+        assert_eq!(stack.completeness, Completeness::Cut(Reason::DepthLimit));
+        assert_eq!(walk(&[0x1100, 0x1200, 0x1300], 3).completeness, Completeness::Cut(Reason::DepthLimit));
+    }
+}
