@@ -128,18 +128,15 @@ fn inlined_calls_files_and_lines() {
 }
 
 #[test]
-fn size_limits_step_down_from_inlined_to_lines_to_symbols() {
+fn large_debug_information_is_left_alone_and_said_so() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let Some(library) = compile(folder.path()) else { return };
     let offset = offset_of(&library, "outer");
-    let lines = Options { max_inlined_bytes: 10, ..no_debug_files() };
-    let symbols = symbolize(lines, &mut One::file(&library), offset);
-    assert_eq!(functions(&symbols), ["outer"]);
-    assert!(symbols[0].line.is_some());
-    let bare = Options { max_inlined_bytes: 10, max_debug_bytes: 10, ..no_debug_files() };
-    let symbols = symbolize(bare, &mut One::file(&library), offset);
-    assert_eq!(functions(&symbols), ["outer"]);
-    assert_eq!(symbols[0].line, None);
+    let mut symbolizer = Symbolizer::new(Options { max_debug_bytes: 10, ..no_debug_files() });
+    symbolizer.symbolize(&mut One::file(&library), [(MODULE, offset)]);
+    let symbols = symbolizer.get(MODULE, offset);
+    assert_eq!((functions(&symbols), symbols[0].line), (vec!["outer"], None));
+    assert_eq!(symbolizer.notes().count(), 1);
 }
 
 #[test]

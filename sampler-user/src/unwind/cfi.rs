@@ -132,9 +132,11 @@ impl ModuleCfi {
 
     fn has_search_table(&self) -> bool {
         let header = EhFrameHdr::new(&self.eh_frame_header, LittleEndian).parse(&self.bases, 8);
-        header.is_ok_and(|header| {
-            header.table().is_some() && header.eh_frame_ptr().direct().ok() == self.bases.eh_frame.section
-        })
+        let Ok(header) = header else { return false };
+        // A table that claims more entries than there are bytes is none.
+        let counts =
+            header.table().is_some_and(|table| table.iter(&self.bases).size_hint().0 <= self.eh_frame_header.len());
+        counts && header.eh_frame_ptr().direct().ok() == self.bases.eh_frame.section
     }
 
     /// The rule for the code at `file_offset` of this module. If `is_return` is set, the address is a return address
