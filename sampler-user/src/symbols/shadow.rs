@@ -15,8 +15,13 @@ use crate::unwind::image::Image;
 const CHUNK_BYTES: usize = 1 << 20;
 /// Symbol tables above this are left out, bytes.
 const MAX_SYMBOL_BYTES: u64 = 256 << 20;
-/// Offsets of a section header's name, type, flags and the rest.
+/// Largest section that is decompressed, bytes.
+const MAX_UNPACKED_BYTES: u64 = 1 << 30;
 const SECTION_HEADER_BYTES: usize = 64;
+/// Offsets of fields in a section header.
+const FLAGS_AT: u64 = 8;
+const OFFSET_AT: u64 = 24;
+const SIZE_AT: u64 = 32;
 
 /// What a shadow holds besides symbols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,19 +39,20 @@ pub struct Shadow {
     pub copied_bytes: u64,
 }
 
-/// Bytes of debug information in a file.
-pub fn debug_bytes(elf: &Elf) -> u64 {
-    elf.sections.iter().filter(|section| is_debug(section)).map(|section| section.bytes).fold(0, u64::saturating_add)
+/// Bytes of debug information in a file, decompressed. What lies about its size counts as endless.
+pub fn debug_bytes(image: &dyn Image, elf: &Elf) -> u64 {
+    let sections = elf.sections.iter().filter(|section| is_debug(section));
+    sections.map(|section| section.plain_bytes(image).unwrap_or(u64::MAX)).fold(0, u64::saturating_add)
 }
 
 fn is_debug(section: &Section) -> bool {
-    section.kind != crate::unwind::elf::SHT_NOBITS
-        && (section.name.starts_with(".debug_") || section.name.starts_with(".zdebug_"))
+    section.kind != crate::unwind::elf::SHT_NOBITS && section.name.starts_with(".debug_")
 }
 
 fn is_symbols(section: &Section) -> bool {
     matches!(&*section.name, ".symtab" | ".strtab" | ".dynsym" | ".dynstr" | ".shstrtab" | ".symtab_shndx")
         && section.bytes <= MAX_SYMBOL_BYTES
+        && !section.is_compressed()
 }
 
 impl Shadow {
@@ -69,7 +75,9 @@ impl Shadow {
         }
         for (index, section) in elf.sections.iter().enumerate() {
             let wanted = is_symbols(section) || (contents == Contents::DebugInformation && is_debug(section));
-            if wanted {
+            if wanted && section.is_compressed() {
+                shadow.unpack(image, elf, index, section)?;
+            } else if wanted {
                 shadow.copy_range(image, section.offset, section.bytes)?;
             } else if section.kind != crate::unwind::elf::SHT_NOBITS {
                 shadow.forget_name(elf, index)?;
@@ -97,15 +105,30 @@ impl Shadow {
         Ok(())
     }
 
+    /// Puts a section's decompressed bytes at the end. Whoever reads the copy does not decompress any more: packed
+    /// bytes can stand for a thousand times as many, whatever their header says.
+    fn unpack(&mut self, image: &dyn Image, elf: &Elf, index: usize, section: &Section) -> io::Result<()> {
+        let plain = section.read(image, MAX_UNPACKED_BYTES).map_err(io::Error::other)?;
+        let end = self.file.metadata()?.len();
+        self.file.write_all_at(&plain, end)?;
+        self.copied_bytes += plain.len() as u64;
+        self.patch(elf, index, FLAGS_AT, &section.flags_when_plain().to_le_bytes())?;
+        self.patch(elf, index, OFFSET_AT, &end.to_le_bytes())?;
+        self.patch(elf, index, SIZE_AT, &(plain.len() as u64).to_le_bytes())
+    }
+
     /// A section that was not copied must not be found: it would read as zeros. (Code keeps its place and size, which
     /// the program headers give.)
     fn forget_name(&mut self, elf: &Elf, index: usize) -> io::Result<()> {
         // Section 0 has no name to begin with, and may hold the table's size.
+        if index == 0 { Ok(()) } else { self.patch(elf, index, 0, &0u32.to_le_bytes()) }
+    }
+
+    /// Overwrites a field of a section header.
+    fn patch(&mut self, elf: &Elf, index: usize, field: u64, bytes: &[u8]) -> io::Result<()> {
         let Some(table) = elf.section_headers_at else { return Ok(()) };
-        if index == 0 {
-            return Ok(());
-        }
-        let at = table.checked_add((index * SECTION_HEADER_BYTES) as u64).ok_or(io::ErrorKind::InvalidData)?;
-        self.file.write_all_at(&0u32.to_le_bytes(), at)
+        let header = (index * SECTION_HEADER_BYTES) as u64;
+        let at = table.checked_add(header + field).ok_or(io::ErrorKind::InvalidData)?;
+        self.file.write_all_at(bytes, at)
     }
 }

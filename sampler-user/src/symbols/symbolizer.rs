@@ -144,7 +144,7 @@ impl Symbolizer {
         let debug_file =
             debug_files::find(&self.options.debug_directories, Path::new(&*path), build_id.as_deref(), &*image, &elf);
         if let Some(debug) = debug_file {
-            let contents = self.contents(&debug.path.to_string_lossy(), &debug.elf);
+            let contents = self.contents(&debug.path.to_string_lossy(), &debug.file, &debug.elf);
             let result = if debug.is_trusted {
                 self.look_up(&debug.path, contents, &addresses, &mut found)
             } else {
@@ -155,7 +155,7 @@ impl Symbolizer {
             }
         }
         if found.iter().any(Option::is_none) {
-            let contents = self.contents(&path, &elf);
+            let contents = self.contents(&path, &*image, &elf);
             match self.look_up_copied(&*image, &elf, contents, &addresses, &mut found) {
                 Ok(()) => {}
                 Err(error) if reason.is_empty() => reason = format!("{path}: {error}"),
@@ -170,15 +170,15 @@ impl Symbolizer {
     }
 
     /// What to use of a file.
-    fn contents(&mut self, path: &str, elf: &Elf) -> Contents {
-        let bytes = debug_bytes(elf);
+    fn contents(&mut self, path: &str, image: &dyn Image, elf: &Elf) -> Contents {
+        let bytes = debug_bytes(image, elf);
         if bytes == 0 {
             return Contents::Symbols;
         }
         if bytes > self.options.max_debug_bytes {
             let (has, limit) = (bytes >> 20, self.options.max_debug_bytes >> 20);
             self.notes.insert(format!(
-                "{path}: its {has} MiB of debug information are above the limit of {limit} MiB: no lines, no inlined calls"
+                "{path}: debug information of {has} MiB is above the limit of {limit} MiB: no lines, no inlined calls"
             ));
             return Contents::Symbols;
         }

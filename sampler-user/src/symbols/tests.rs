@@ -273,3 +273,30 @@ fn mutated_modules_give_names_or_reasons() {
     }
     assert!(unnamed > 20, "mutations reach what is read: {unnamed}");
 }
+
+#[test]
+fn compressed_debug_information_counts_decompressed() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(folder.path()) else { return };
+    let packed = folder.path().join("packed.so");
+    let paths = [library.to_str().expect("UTF-8"), packed.to_str().expect("UTF-8")];
+    if !run("objcopy", &["--compress-debug-sections=zlib", paths[0], paths[1]]) {
+        return;
+    }
+    let hidden = offset_of(&library, "hidden");
+    let symbols = symbolize(no_debug_files(), &mut One::file(&packed), hidden);
+    assert_eq!((functions(&symbols), symbols[0].line), (vec!["hidden"], Some(13)));
+
+    // A section that claims to be 2^60 bytes long inside is not unpacked.
+    let mut bytes = std::fs::read(&packed).expect("readable");
+    let elf = Elf::read(&bytes).expect("ELF");
+    let Some(section) = elf.sections.iter().find(|section| section.is_compressed()) else {
+        eprintln!("skipped: nothing was worth compressing");
+        return;
+    };
+    let at = section.offset as usize + 8;
+    bytes[at..at + 8].copy_from_slice(&(1u64 << 60).to_le_bytes());
+    let mut one = One { image: Arc::new(bytes), path: "/bomb".into() };
+    let symbols = symbolize(no_debug_files(), &mut one, hidden);
+    assert_eq!((functions(&symbols), symbols[0].line), (vec!["hidden"], None));
+}

@@ -21,6 +21,7 @@ const PF_X: u32 = 1;
 /// Section without bytes in the file.
 pub const SHT_NOBITS: u32 = 8;
 const SHF_COMPRESSED: u64 = 0x800;
+const COMPRESSION_HEADER_BYTES: u64 = 24;
 const ELFCOMPRESS_ZLIB: u32 = 1;
 const NT_GNU_BUILD_ID: u32 = 3;
 
@@ -232,13 +233,35 @@ impl Segment {
 }
 
 impl Section {
+    /// Whether the bytes in the file are compressed.
+    pub fn is_compressed(&self) -> bool {
+        self.flags & SHF_COMPRESSED != 0
+    }
+
+    /// Its flags without the one that says that it is compressed.
+    pub fn flags_when_plain(&self) -> u64 {
+        self.flags & !SHF_COMPRESSED
+    }
+
+    /// Bytes that the section has once it is decompressed, by its own account.
+    ///
+    /// # Errors
+    /// [`ElfError`].
+    pub fn plain_bytes(&self, image: &dyn Image) -> Result<u64, ElfError> {
+        if !self.is_compressed() {
+            return Ok(self.bytes);
+        }
+        let header = read_range(image, &self.name, self.offset, COMPRESSION_HEADER_BYTES, COMPRESSION_HEADER_BYTES)?;
+        u64_at(&header, 8).ok_or(ElfError::Malformed("compressed section"))
+    }
+
     /// Reads the section's bytes, decompressed if need be; both sizes are at most `limit`.
     ///
     /// # Errors
     /// [`ElfError`].
     pub fn read(&self, image: &dyn Image, limit: u64) -> Result<Vec<u8>, ElfError> {
         let raw = read_range(image, &self.name, self.offset, self.bytes, limit)?;
-        if self.flags & SHF_COMPRESSED == 0 {
+        if !self.is_compressed() {
             return Ok(raw);
         }
         let (Some(ELFCOMPRESS_ZLIB), Some(bytes)) = (u32_at(&raw, 0), u64_at(&raw, 8)) else {
@@ -247,7 +270,7 @@ impl Section {
         if bytes > limit {
             return Err(ElfError::TooLarge { what: self.name.clone(), bytes, limit });
         }
-        let packed = raw.get(24..).ok_or(ElfError::Malformed("compressed section"))?;
+        let packed = raw.get(COMPRESSION_HEADER_BYTES as usize..).ok_or(ElfError::Malformed("compressed section"))?;
         let mut plain = Vec::new();
         flate2::read::ZlibDecoder::new(packed).take(bytes).read_to_end(&mut plain)?;
         Ok(plain)
