@@ -21,6 +21,9 @@ use crate::unwind::raw::{AtTime, RawStack};
 /// Records held back until their stack has arrived; beyond this they go on without it.
 const MOST_WAITING: usize = 1 << 20;
 
+/// Longest time spent on the rings before other things get their turn.
+const LONGEST_DRAIN_NS: u64 = 50_000_000;
+
 /// A stack that has not arrived so long after its sample never will.
 const LONGEST_WAIT_NS: u64 = 1_000_000_000;
 
@@ -71,6 +74,7 @@ pub struct Recorder {
     callers: HashMap<(ProcessKey, u64), Arc<RawStack>>,
     /// The address space of a process that nothing is known of.
     nowhere: AddressSpace,
+    behind: bool,
 }
 
 impl Recorder {
@@ -90,6 +94,7 @@ impl Recorder {
             walked: HashMap::new(),
             callers: HashMap::new(),
             nowhere: AddressSpace::default(),
+            behind: false,
         }
     }
 
@@ -99,9 +104,10 @@ impl Recorder {
         self.functions.extend_from_slice(functions);
     }
 
-    /// Takes everything that is in the rings. Returns the number of records of the events ring.
+    /// Takes what is in the rings, for as long as [`LONGEST_DRAIN_NS`]. Returns the number of records.
     pub fn drain(&mut self, events: &mut Ring, stacks: &mut Ring, host: &mut Host, lives: &mut Vec<Life>) -> usize {
         let mut records = 0;
+        let begun_ns = monotonic_ns();
         loop {
             // Small records first and all of them: they must never be lost for want of room.
             let before = self.waiting.len();
@@ -109,8 +115,10 @@ impl Recorder {
             records += self.waiting.len() - before;
             let copies = self.drain_stacks(stacks, host);
             self.work_off(copies == 0, host, lives);
-            if copies == 0 {
-                return records;
+            // A host that samples faster than we work must not keep us here for ever.
+            self.behind = copies > 0 && monotonic_ns() - begun_ns > LONGEST_DRAIN_NS;
+            if copies == 0 || self.behind {
+                return records + copies;
             }
         }
     }
@@ -257,6 +265,11 @@ impl Recorder {
             let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
             String::from_utf8_lossy(&name[..end]).into()
         }))
+    }
+
+    /// Whether the last drain left something in the rings.
+    pub const fn is_behind(&self) -> bool {
+        self.behind
     }
 
     /// Whether records wait for their stacks.

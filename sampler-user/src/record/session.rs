@@ -120,7 +120,11 @@ pub async fn run(plan: RecordPlan) -> anyhow::Result<u8> {
             session.attaching.steering.set_sleeping(true)?;
             active = session.cycle()? > 0;
         }
-        let pause = if active { AWAKE_PAUSE } else { SLEEP_PAUSE };
+        let pause = match (session.recorder.is_behind(), active) {
+            (true, _) => Duration::ZERO,
+            (false, true) => AWAKE_PAUSE,
+            (false, false) => SLEEP_PAUSE,
+        };
         let pause = [deadline, next_snapshot]
             .into_iter()
             .flatten()

@@ -1,0 +1,48 @@
+//! Every kind of link gives the same exact numbers: the older ones are forced here, so that they are tested on every
+//! kernel that still has them.
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::{skipped, turn};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+
+fn exact_with(link: &str, name: &str, arguments: &[&str]) {
+    let case = format!("exact_with {link} links: {name}");
+    let Some(_turn) = turn(&case) else { return };
+    let mut target = Target::start(&program(name), arguments);
+    let recording = Recorder::of(target.pid(), 1).option("--link", link).start();
+    let truth = target.run();
+    let outcome = recording.stop();
+    if link == "session" && outcome.stderr.contains("no uprobe sessions") {
+        skipped(&case, "this kernel has no uprobe sessions");
+        return;
+    }
+    let (profile, stats) = outcome.results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert_eq!(stats.hits, truth.allocs() + truth.failed + truth.abandoned, "{stats:?}");
+    assert_eq!(stats.exact_alloc_bytes, truth.bytes(), "{stats:?}");
+    assert_eq!(stats.lost(), 0, "{stats:?}");
+}
+
+#[test]
+fn sites_are_exact_with_every_kind_of_link() {
+    for link in ["session", "multi", "perf"] {
+        exact_with(link, "mix", &["10000"]);
+    }
+}
+
+#[test]
+fn reallocs_and_aligned_allocations_are_exact_with_every_kind_of_link() {
+    for link in ["multi", "perf"] {
+        exact_with(link, "reallocs", &[]);
+        exact_with(link, "family", &[]);
+    }
+}
+
+#[test]
+fn threads_are_exact_with_every_kind_of_link() {
+    for link in ["multi", "perf"] {
+        exact_with(link, "threads", &[]);
+    }
+}
