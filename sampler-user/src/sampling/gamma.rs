@@ -32,42 +32,35 @@ pub fn tails(shape: u64, x: f64) -> (f64, f64) {
     let k = shape as f64;
     let factor = power_over_factorial(shape, x);
     if x <= k {
-        let lower = factor * lower_series(k, x);
+        let lower = factor * lower_series(k, x, 1e-17);
         (lower, 1.0 - lower)
     } else {
-        // Q = x^k e^-x / k! · k/x · (1 + (k−1)/x + (k−1)(k−2)/x² + …), which ends by itself
-        let (mut term, mut sum, mut j) = (1.0, 1.0, k);
-        while j > 1.0 && term > sum * 1e-17 {
-            j -= 1.0;
-            term *= j / x;
-            sum += term;
-        }
-        let upper = factor * sum * k / x;
+        let upper = factor * upper_series(k, x, 1e-17);
         (1.0 - upper, upper)
     }
 }
 
-/// ln P(G ≤ x) and the hazard of the lower tail, density / P(G ≤ x), for a shape of at least 1 and x > 0.
-/// Neither underflows where the probability does.
-pub fn log_lower_tail(shape: u64, x: f64) -> (f64, f64) {
-    let k = shape as f64;
-    if x <= k {
-        let sum = lower_series(k, x);
-        return (log_power_over_factorial(shape, x) + sum.ln(), k / (x * sum));
-    }
-    let (lower, upper) = tails(shape, x);
-    ((-upper).ln_1p(), density(shape, x) / lower)
-}
-
-/// 1 + x/(k+1) + x²/((k+1)(k+2)) + …, so that P(G ≤ x) = x^k e^−x / k! times this.
-fn lower_series(k: f64, x: f64) -> f64 {
+/// 1 + x/(k+1) + x²/((k+1)(k+2)) + …, so that P(G ≤ x) = x^k e^−x / k! times this. For x ≤ k.
+pub(super) fn lower_series(k: f64, x: f64, precision: f64) -> f64 {
     let (mut term, mut sum, mut j) = (1.0, 1.0, k);
-    while term > sum * 1e-17 {
+    while term > sum * precision {
         j += 1.0;
         term *= x / j;
         sum += term;
     }
     sum
+}
+
+/// k/x (1 + (k−1)/x + (k−1)(k−2)/x² + …), which ends by itself, so that P(G > x) = x^k e^−x / k! times this. For x ≥ k.
+pub(super) fn upper_series(k: f64, x: f64, precision: f64) -> f64 {
+    let inverse = 1.0 / x;
+    let (mut term, mut sum, mut j) = (1.0, 1.0, k);
+    while j > 1.0 && term > sum * precision {
+        j -= 1.0;
+        term *= j * inverse;
+        sum += term;
+    }
+    sum * k * inverse
 }
 
 /// Density of Gamma(`shape`, 1) at `x`, for a shape of at least 1.
@@ -138,16 +131,20 @@ fn first_guess(k: f64, tail: Tail, probability: f64) -> f64 {
 
 /// x^k e^−x / k!: the Poisson probability of k at mean x > 0.
 pub fn power_over_factorial(k: u64, x: f64) -> f64 {
-    log_power_over_factorial(k, x).exp()
-}
-
-/// Its logarithm.
-pub fn log_power_over_factorial(k: u64, x: f64) -> f64 {
     if k == 0 {
-        return -x;
+        return (-x).exp();
     }
     let n = k as f64;
-    -stirling_error(k) - deviance(n, x) - 0.5 * (2.0 * PI * n).ln()
+    (-stirling_error(k) - deviance(n, x)).exp() / (2.0 * PI * n).sqrt()
+}
+
+/// ln k!.
+pub(super) fn log_factorial(k: u64) -> f64 {
+    if k == 0 {
+        return 0.0;
+    }
+    let n = k as f64;
+    stirling_error(k) + (n + 0.5) * n.ln() - n + 0.5 * (2.0 * PI).ln()
 }
 
 /// ln k! − ln(√(2πk) (k/e)^k).

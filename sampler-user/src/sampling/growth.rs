@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use super::binomial::at_least;
-use super::gamma::{log_lower_tail, log_power_over_factorial, tails};
+use super::gamma::{log_factorial, lower_series, tails, upper_series};
 use super::interval::{self, Interval, Sampled};
 
 /// What one profile says about a stack, in trials of one sampling interval.
@@ -70,7 +70,7 @@ pub fn p_no_growth(before: &Observed, after: &Observed) -> f64 {
     } else {
         let offset = waiting(before.remainder() / before.exposure);
         let slope = waiting((before.remainder() + r1) / before.exposure) - offset;
-        Waiting { s1, s2, offset, slope }.integral_from(start)
+        Waiting::new(s1, s2, offset, slope).integral_from(start)
     };
     (at_floor + rising).clamp(0.0, 1.0)
 }
@@ -87,8 +87,10 @@ pub fn p_small_allocations(before: &Observed, after: &Observed) -> f64 {
 /// concave, so there is one hill; Gauss–Legendre nodes between its feet add
 /// it up.
 struct Waiting {
-    s1: u64,
-    s2: u64,
+    s1: f64,
+    s2: f64,
+    log_factorial1: f64,
+    log_factorial2: f64,
     offset: f64,
     slope: f64,
 }
@@ -97,22 +99,39 @@ struct Waiting {
 const DEPTH: f64 = 20.0;
 
 impl Waiting {
-    /// ln of the integrand and its derivative.
+    fn new(s1: u64, s2: u64, offset: f64, slope: f64) -> Self {
+        let (log_factorial1, log_factorial2) = (log_factorial(s1), log_factorial(s2));
+        Self { s1: s1 as f64, s2: s2 as f64, log_factorial1, log_factorial2, offset, slope }
+    }
+
+    /// ln of the integrand, and its derivative. Logarithms here are exact to 1e-15 of s ln s, which is enough for p-values,
+    /// and much faster than the forms that quantiles need.
     fn log(&self, x: f64) -> (f64, f64) {
-        let (tail, hazard) = log_lower_tail(self.s2, self.offset + self.slope * x);
-        let power = if self.s1 == 0 { 0.0 } else { self.s1 as f64 / x };
-        (log_power_over_factorial(self.s1, x) + tail, power - 1.0 + self.slope * hazard)
+        const PRECISION: f64 = 1e-10;
+        let y = self.offset + self.slope * x;
+        let factor = self.s2 * y.ln() - y - self.log_factorial2;
+        let (tail, hazard) = if y <= self.s2 {
+            let sum = lower_series(self.s2, y, PRECISION);
+            (factor + sum.ln(), self.s2 / (y * sum))
+        } else {
+            let factor = factor.exp();
+            let upper = factor * upper_series(self.s2, y, PRECISION);
+            ((-upper).ln_1p(), factor * self.s2 / (y * (1.0 - upper)))
+        };
+        if self.s1 == 0.0 {
+            return (tail - x, self.slope * hazard - 1.0);
+        }
+        (self.s1 * x.ln() - x - self.log_factorial1 + tail, self.s1 / x - 1.0 + self.slope * hazard)
     }
 
     /// Integral from `start` on, f's upper tail alone where F has come to 1.
     fn integral_from(&self, start: f64) -> f64 {
-        let s2 = self.s2 as f64;
         // Here F is 1 but for 1e-8: eight standard deviations and the skew of few samples beyond its mean.
-        let risen = (s2 + 8.0 * s2.sqrt() + 10.0 - self.offset) / self.slope;
+        let risen = (self.s2 + 8.0 * self.s2.sqrt() + 10.0 - self.offset) / self.slope;
         if risen <= start {
-            return tails(self.s1 + 1, start).1;
+            return tails(self.s1 as u64 + 1, start).1;
         }
-        tails(self.s1 + 1, risen).1 + self.integral(start.max(-self.offset / self.slope), risen)
+        tails(self.s1 as u64 + 1, risen).1 + self.integral(start.max(-self.offset / self.slope), risen)
     }
 
     /// Integral between two points, the first not below F's zero.
@@ -130,12 +149,12 @@ impl Waiting {
     /// Where the integrand is largest, at or above `start`.
     fn top(&self, start: f64) -> f64 {
         let slope_at = |x: f64| self.log(x).1;
-        let scale = (self.s1 as f64 + 1.0).sqrt();
+        let scale = (self.s1 + 1.0).sqrt();
         let mut low = start + 1e-9 * (start + scale);
         if slope_at(low) <= 0.0 {
             return low;
         }
-        let mut high = low.max(self.s1 as f64) + scale;
+        let mut high = low.max(self.s1) + scale;
         while slope_at(high) > 0.0 {
             low = high;
             high += 2.0 * (high - start);
@@ -156,7 +175,7 @@ impl Waiting {
     fn foot(&self, top: f64, height: f64, limit: f64) -> f64 {
         let direction = if limit > top { 1.0 } else { -1.0 };
         let room = (limit - top).abs();
-        let mut step = (self.s1 as f64 + 1.0).sqrt().min(room / 2.0);
+        let mut step = (self.s1 + 1.0).sqrt().min(room / 2.0);
         let (mut inside, mut outside) = (0.0, f64::INFINITY);
         for _ in 0..60 {
             if step >= room {

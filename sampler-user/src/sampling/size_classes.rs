@@ -6,8 +6,8 @@ use sampler_ebpf::trials::{SIZE_CLASSES, TrialTable, class_start};
 
 use super::weight::log_q;
 
-/// Common sampling interval R of size-class sampling: trials are so fine that a class's interval is met to 1.5e-8 or
-/// better up to R_c = 1, and the draw's own error stays negligible.
+/// Common sampling interval R of size-class sampling: so large that a whole number of trials meets a class's interval to
+/// a relative error of 7.5e-9 times that interval, and small enough for the draw.
 pub const CLASS_INTERVAL: u64 = 1 << 26;
 /// Largest interval of a class, in allocations.
 pub const LARGEST_CLASS_INTERVAL: f64 = 67_108_864.0;

@@ -95,7 +95,7 @@ mod tests {
         Observation { age_seconds, weight: 1.0, freed, temporary: false }
     }
 
-    /// Freireich's 6-MP arm, the textbook example: 21 patients, S(6) = 0.857, S(10) = 0.753, S(23) = 0.448.
+    /// The usual textbook example (remission under 6-MP, 21 cases), S(6) = 0.857, S(10) = 0.753, S(23) = 0.448.
     #[test]
     fn textbook() {
         let freed = [6.0, 6.0, 6.0, 7.0, 10.0, 13.0, 16.0, 22.0, 23.0];

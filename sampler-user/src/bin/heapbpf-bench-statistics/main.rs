@@ -7,6 +7,7 @@ mod growth;
 mod speed;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 const PARTS: [(&str, fn()); 4] =
     [("speed", speed::run), ("draw", draws::run), ("calibration", calibration::run), ("growth", growth::run)];
@@ -28,6 +29,14 @@ fn main() -> ExitCode {
         }
     }
     ExitCode::SUCCESS
+}
+
+/// CPU time that this thread has used, which does not count waiting for a busy machine. To a tick (1 to 10 ms).
+fn cpu_time() -> Duration {
+    let nanoseconds = std::fs::read_to_string("/proc/thread-self/schedstat")
+        .ok()
+        .and_then(|text| text.split_whitespace().next()?.parse().ok());
+    Duration::from_nanos(nanoseconds.unwrap_or_default())
 }
 
 /// A uniform number in (0, 1].

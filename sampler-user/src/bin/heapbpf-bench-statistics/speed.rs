@@ -1,7 +1,6 @@
 //! Weights, intervals and p-values of 100,000 stacks, in one thread.
 
 use std::hint::black_box;
-use std::time::Instant;
 
 use sampler_ebpf::rng;
 use sampler_user::heap::sums::SampleSums;
@@ -10,7 +9,7 @@ use sampler_user::sampling::estimate::{self, Part};
 use sampler_user::sampling::growth::{Observed, p_no_growth, q_values};
 use sampler_user::sampling::interval::Sampled;
 
-use crate::uniform;
+use crate::{cpu_time, uniform};
 
 const STACKS: usize = 100_000;
 const INTERVAL: u64 = 524_288;
@@ -26,7 +25,7 @@ pub fn run() {
     let sizes: [Vec<Vec<u64>>; 2] = std::array::from_fn(|_| (0..STACKS).map(|_| samples(&mut state)).collect());
     let count: usize = sizes.iter().flatten().map(Vec::len).sum();
     for round in 1..=3 {
-        let start = Instant::now();
+        let start = cpu_time();
         let sums: [Vec<SampleSums>; 2] = sizes.each_ref().map(|stacks| {
             stacks
                 .iter()
@@ -37,17 +36,17 @@ pub fn run() {
                 })
                 .collect()
         });
-        let weighted = start.elapsed();
+        let weighted = cpu_time() - start;
         for sums in &sums[1] {
             black_box(estimate::bytes(&[Part { interval: INTERVAL, sums }], Criterion::Bytes, 0.95));
             black_box(estimate::objects(&[Part { interval: INTERVAL, sums }], Criterion::Bytes, 0.95));
         }
-        let with_intervals = start.elapsed();
+        let with_intervals = cpu_time() - start;
         let p: Vec<f64> = sums[0].iter().zip(&sums[1]).map(|(a, b)| p_no_growth(&observed(a), &observed(b))).collect();
         black_box(q_values(&p));
-        let all = start.elapsed();
+        let all = cpu_time() - start;
         println!(
-            "round {round}: {STACKS} stacks, {count} samples: weights {:.0} ms, intervals {:.0} ms, p- and q-values {:.0} ms, \
+            "round {round}, CPU time: {STACKS} stacks, {count} samples: weights {:.0} ms, intervals {:.0} ms, p- and q-values {:.0} ms, \
              all {:.0} ms",
             weighted.as_secs_f64() * 1e3,
             (with_intervals - weighted).as_secs_f64() * 1e3,
