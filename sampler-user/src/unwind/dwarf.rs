@@ -22,6 +22,9 @@ use sampler_ebpf::abi::Registers;
 /// More than the frame of a signal takes on the stack that it interrupts (red zone, extended processor state).
 const SIGNAL_FRAME_BYTES: u64 = 32 << 10;
 
+/// Where the kernel lets return-probed functions return to. Nothing there says where they came from.
+const RETURN_PROBES: &str = "[uprobes]";
+
 /// Limits of an [`Unwinder`].
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
@@ -151,6 +154,10 @@ impl Unwinder {
             // The sample's own frame is looked up exactly, but named after the call it has just returned from.
             let mut address = if is_first { lookup.wrapping_sub(1) } else { lookup };
             let Some(mapping) = space.find(lookup) else {
+                // The trampoline is the first thing in its page: what is looked up lies before.
+                if space.find(state.ip).is_some_and(|at| &*modules.path(at.module) == RETURN_PROBES) {
+                    return Completeness::Cut(Reason::ReturnProbe);
+                }
                 let step = state.clone().leave_by_frame_pointer_into(space, &mut memory);
                 if is_first || step.is_some() {
                     self.frames.push(RawFrame { address, module: None, file_offset: 0 });
@@ -212,6 +219,11 @@ impl Unwinder {
                 Rule::SignalTrampoline => {
                     is_exact = true;
                     state.leave_signal(&mut memory)
+                }
+                // To go on by frame pointer would leave the probed function's caller out in silence.
+                Rule::Uncovered if &*modules.path(mapping.module) == RETURN_PROBES => {
+                    self.frames.pop();
+                    return Completeness::Cut(Reason::ReturnProbe);
                 }
                 Rule::Uncovered => match state.leave_by_frame_pointer_into(space, &mut memory) {
                     Some(caller) => {

@@ -70,6 +70,16 @@ impl OwnProcess {
         Some(ModuleId(u32::try_from(at).ok()?))
     }
 
+    /// Adds a special mapping.
+    pub fn add_mapping(&mut self, range: std::ops::Range<u64>, name: &str) {
+        let module = ModuleId(u32::try_from(self.modules.len()).unwrap_or(u32::MAX));
+        self.modules.push(OwnModule::open(name, &range));
+        let mapping = Mapping { start: range.start, end: range.end, file_offset: 0, module, since_ns: 0 };
+        let mappings = Arc::make_mut(&mut self.mappings);
+        mappings.push(mapping);
+        mappings.sort_by_key(|mapping| mapping.start);
+    }
+
     /// Puts other bytes in the place of a module's.
     pub fn replace_image(&mut self, module: ModuleId, image: Arc<dyn Image>) {
         if let Some(module) = self.modules.get_mut(module.0 as usize) {

@@ -133,6 +133,8 @@ pub enum Reason {
     NullReturnAddress,
     /// The frame-pointer chain ends, which may or may not be the thread's entry.
     FramePointersEnd,
+    /// The kernel has put its trampoline in the place of a return address: a return probe of somebody waits there.
+    ReturnProbe,
     /// As many frames as allowed.
     DepthLimit,
     /// Evaluating the call frame information took more than one stack is allowed.
@@ -154,6 +156,7 @@ impl Reason {
             Self::UnmappedAddress => "return address in no known mapping".into(),
             Self::NullReturnAddress => "null return address".into(),
             Self::FramePointersEnd => "frame pointers end here".into(),
+            Self::ReturnProbe => "a return probe hides the caller".into(),
             Self::DepthLimit => "depth limit (see --max-depth)".into(),
             Self::TooExpensive => "unwind information too expensive".into(),
             Self::NoStack => "no stack was taken".into(),

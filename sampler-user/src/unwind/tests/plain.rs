@@ -200,3 +200,24 @@ fn agrees_with_framehop() {
     let ours: Vec<u64> = unwind(&process, &capture).frames.iter().map(|frame| frame.address).collect();
     assert_eq!(ours, theirs);
 }
+
+#[test]
+fn a_return_probe_in_the_way_is_said() {
+    // The kernel's trampoline takes the place of one return address.
+    let process = OwnProcess::read().expect("/proc");
+    let mut capture = captured(10);
+    let whole = unwind(&process, &capture);
+    let target = (whole.frames[4].address + 1).to_le_bytes();
+    let word_of = |at: &usize| capture.stack[*at..*at + 8] == target;
+    // The calls are all alike: the fourth word with this value is the return address of the fourth.
+    let at = (0..capture.stack.len() - 8).step_by(8).filter(word_of).nth(3).expect("on the stack");
+    for offset in [0, 16] {
+        let trampoline: u64 = 0x7fff_ffff_e000;
+        capture.stack[at..at + 8].copy_from_slice(&(trampoline + offset).to_le_bytes());
+        let mut process = process.clone();
+        process.add_mapping(trampoline..trampoline + 4096, "[uprobes]");
+        let cut = unwind(&process, &capture);
+        assert_eq!(cut.completeness, Completeness::Cut(Reason::ReturnProbe), "{offset}");
+        assert_eq!(cut.frames[..], whole.frames[..4], "{offset}");
+    }
+}
