@@ -4,6 +4,8 @@ use core::ffi::c_void;
 
 use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST, bpf_raw_tracepoint_args};
 use aya_ebpf::helpers::generated::bpf_get_current_task_btf;
+use aya_ebpf::programs::RawTracePointContext;
+use aya_log_ebpf::warn;
 use sampler_ebpf::abi::{Counters, ProcessKey, kind};
 
 use crate::config::config;
@@ -30,7 +32,11 @@ pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
     if parent_tgid == child_tgid || !state::listed(parent_tgid) {
         return 0;
     }
-    if TARGETS.insert(child_tgid, 1, u64::from(BPF_ANY)).is_err()
+    let is_target = TARGETS.insert(child_tgid, 1, u64::from(BPF_ANY)).is_ok();
+    if !is_target {
+        warn!(&RawTracePointContext::new(ctx), "no room for the target {}, a child of {}", child_tgid, parent_tgid);
+    }
+    if !is_target
         || !output::submit_process(kind::FORK, child_tgid, state::process_of(parent), ProcessKey::default())
     {
         count_process_event_lost();
@@ -41,11 +47,11 @@ pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
 /// `sched_process_exec`, in the context of the process, which already has its new address space.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sched_process_exec")]
-pub extern "C" fn process_exec(_ctx: *mut c_void) -> u32 {
+pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     let Some(state) = THREADS.current() else { return 0 };
     if state.status == TRACKED {
         let ended = state.process;
-        flush(state);
+        flush(ctx, state);
         // SAFETY: no argument.
         let task = unsafe { bpf_get_current_task_btf() } as u64;
         let next = state::process_of(task);
@@ -60,11 +66,11 @@ pub extern "C" fn process_exec(_ctx: *mut c_void) -> u32 {
 /// `sched_process_exit`: of every thread.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sched_process_exit")]
-pub extern "C" fn process_exit(_ctx: *mut c_void) -> u32 {
+pub extern "C" fn process_exit(ctx: *mut c_void) -> u32 {
     if let Some(state) = THREADS.current()
         && state.status == TRACKED
     {
-        flush(state);
+        flush(ctx, state);
         state.status = NEW;
     }
     // SAFETY: no argument.
@@ -86,7 +92,7 @@ pub extern "C" fn process_exit(_ctx: *mut c_void) -> u32 {
 
 /// Adds a thread's counters to its process's totals and clears them.
 #[inline(always)]
-fn flush(state: &mut ThreadState) {
+fn flush(ctx: *mut c_void, state: &mut ThreadState) {
     state.abandon_all();
     let mut counters = state.all_counters();
     counters.threads = 1;
@@ -94,6 +100,9 @@ fn flush(state: &mut ThreadState) {
     if totals.is_none() {
         let _ = TOTALS.insert(state.process, Counters::default(), u64::from(BPF_NOEXIST));
         totals = TOTALS.get_ptr_mut(state.process);
+    }
+    if totals.is_none() {
+        warn!(&RawTracePointContext::new(ctx), "no room for the totals of process {}", state.process.tgid);
     }
     // No room for the process: its counts join those of nobody in particular, so that the sums still add up.
     if let Some(totals) = totals.or_else(|| maps::UNATTRIBUTED.get_ptr_mut(0)) {

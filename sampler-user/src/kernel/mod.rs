@@ -3,6 +3,7 @@
 pub mod btf;
 pub mod live_map;
 pub mod loader;
+pub mod log;
 pub mod object;
 pub mod programs;
 pub mod rings;

@@ -264,7 +264,11 @@ mod tests {
                 let loader = Loader::new(object, &config, &sizes).unwrap();
                 for kind in [LinkKind::Session, LinkKind::Multi, LinkKind::Perf] {
                     match Programs::load(&loader, live == 1, Some(kind)) {
-                        Ok(programs) => assert_eq!(programs.kind, kind),
+                        Ok(programs) => {
+                            assert_eq!(programs.kind, kind);
+                            let log = crate::kernel::log::KernelLog::open(programs.logging_program());
+                            assert!(log.is_open(), "the programs' log is found by the program's id");
+                        }
                         Err(error) if kind == LinkKind::Session && !loader.knows_sessions() => {
                             eprintln!("skipped: {error}");
                         }

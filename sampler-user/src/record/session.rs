@@ -22,6 +22,7 @@ use crate::host::{Host, HostOptions, limits};
 use crate::kernel::KernelError;
 use crate::kernel::live_map::{LiveEntries, LiveMap};
 use crate::kernel::loader::Loader;
+use crate::kernel::log::KernelLog;
 use crate::kernel::object;
 use crate::kernel::programs::Programs;
 use crate::kernel::rings::Ring;
@@ -61,6 +62,7 @@ struct Session {
     started_ns: u64,
     lives: Vec<Life>,
     housekeeping_ns: u64,
+    kernel_log: KernelLog,
 }
 
 /// Runs a recording.
@@ -179,6 +181,7 @@ impl Session {
             totals: Totals::open(&loader)?,
             recorder: Recorder::new(unwinder, StackTraces::open(&loader)?, plan.max_depth),
             maker: ProfileMaker::new(&plan),
+            kernel_log: KernelLog::open(programs.logging_program()),
             attaching: Attaching::new(&plan, programs, steering),
             host,
             ended: Vec::new(),
@@ -276,6 +279,7 @@ impl Session {
 
     /// Once a second: what is slow, or must wait a moment.
     fn housekeep(&mut self, now: u64) {
+        self.kernel_log.flush();
         if let Err(error) = self.host.tick() {
             log::warn!("{error}");
         }
