@@ -87,3 +87,26 @@ fn a_profile_without_samples_says_so() {
     profile.processes.clear();
     assert!(report(&profile, &ReportOptions::default()).contains("no process"));
 }
+
+/// An exact total that the samples cannot have come from is an alarm that names the counter which moved; one that chance
+/// explains is none, even at |z| > 5 (one sample where six were expected).
+#[test]
+fn the_self_check_allows_for_chance_and_names_the_counter() {
+    let mut profile = testing::small();
+    profile.processes.truncate(1);
+    profile.rows.retain(|row| row.process == 0);
+    let estimated = Pool::of(&profile.rows).total(Value::AllocSpace);
+    let alarm = "chance does not explain";
+    profile.processes[0].exact_alloc_bytes = Some(estimated as u64);
+    assert!(!report(&profile, &ReportOptions::default()).contains(alarm));
+    profile.processes[0].exact_alloc_bytes = Some(20 * estimated as u64);
+    profile.counters.insert("lost_ring_full".into(), 3);
+    let text = report(&profile, &ReportOptions { width: 1_000, ..ReportOptions::default() });
+    assert!(text.contains(alarm) && text.contains("lost_ring_full is 3"), "{text}");
+    profile.rows.truncate(1);
+    profile.rows[0].alloc = testing::sums(1, 16, profile.interval);
+    profile.rows[0].interval = profile.interval;
+    profile.processes[0].exact_alloc_bytes = Some(65 * profile.interval / 10);
+    let text = report(&profile, &ReportOptions::default());
+    assert!(text.contains("+5.5 σ") && !text.contains(alarm), "{text}");
+}

@@ -2,23 +2,38 @@
 
 use super::Context;
 use crate::profile::estimates::{Pool, exact};
+use crate::heap::sums::SampleSums;
 use crate::profile::group::process_name;
+use crate::profile::model::Criterion;
 use crate::profile::value::Value;
+use crate::sampling::calibrate::{SELF_CHECK_CONFIDENCE, SelfCheck, self_check_within};
+use crate::sampling::estimate::{self, Part};
+use crate::sampling::interval::Interval;
 use crate::view::text::{Column, Style, Table, clip};
 use crate::view::units;
 
 /// Most processes that are listed.
 const MOST: usize = 10;
 
-/// Distance between estimate and count, in standard deviations, from which on something must have been lost.
-pub(super) const ALARMING_DISTANCE: f64 = 5.0;
-
-/// (counted − estimated) bytes in standard deviations of the estimate; `None` if nothing was counted or the estimate
-/// has no error.
-pub(super) fn distance(context: &Context, process: usize, pool: &Pool) -> Option<f64> {
-    let counted = exact(context.profile, Some(process), Value::AllocSpace)? as f64;
-    let deviation = pool.variance(Value::AllocSpace).sqrt();
-    (context.profile.samples_known && deviation > 0.0).then(|| (counted - pool.total(Value::AllocSpace)) / deviation)
+/// How far what was counted is from what was estimated. Of bytes; of calls where only their number has an interval (the
+/// criterion `allocations`). `None` if nothing was counted, or no interval can be given.
+pub(super) fn checked(context: &Context, process: usize, pool: &Pool) -> Option<SelfCheck> {
+    let profile = context.profile;
+    if !profile.samples_known || profile.interval == 0 {
+        return None;
+    }
+    [Value::AllocSpace, Value::AllocObjects].into_iter().find_map(|value| {
+        let counted = exact(profile, Some(process), value)? as f64;
+        let found = if pool.samples(value) == 0 && profile.criterion == Criterion::Bytes {
+            // Not one sample: that too bounds what there can have been.
+            let unseen = SampleSums::default();
+            estimate::bytes(&[Part { interval: profile.interval, sums: &unseen }], profile.criterion, SELF_CHECK_CONFIDENCE)
+        } else {
+            pool.estimate(profile, value, SELF_CHECK_CONFIDENCE)
+        };
+        let five_sigma = Interval { low: found.low?, high: found.high? };
+        Some(self_check_within(found.estimate, pool.variance(value), five_sigma, counted))
+    })
 }
 
 /// The samples of each process.
@@ -73,7 +88,8 @@ pub(super) fn section(context: &Context) -> Vec<String> {
             (Some(bytes), None) => units::bytes(bytes as f64),
             _ => "not counted".into(),
         });
-        cells.push(distance(context, index, pool).map_or_else(String::new, |sigmas| format!("{sigmas:+.1} σ")));
+        let sigmas = checked(context, index, pool).and_then(|check| check.z);
+        cells.push(sigmas.map_or_else(String::new, |sigmas| format!("{sigmas:+.1} σ")));
         cells.push(units::percent(process.coverage));
         table.row(cells);
     }

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::processes::{ALARMING_DISTANCE, distance, pools};
+use super::processes::{checked, pools};
 use super::{Context, plural};
-use crate::profile::estimates::NO_SAMPLES;
+use crate::profile::estimates::{NO_SAMPLES, Pool};
 use crate::profile::group::process_name;
+use crate::profile::model::Profile;
 use crate::profile::stats::LOST_PREFIX;
 use crate::profile::value::Value;
 use crate::view::text::{Style, wrap};
@@ -89,16 +90,32 @@ fn incomplete(context: &Context) -> Option<String> {
     ))
 }
 
+/// Processes whose samples cannot have come from what was counted, with the counters that tell why.
 fn distant(context: &Context) -> Vec<String> {
-    let remark = |(index, pool): (usize, crate::profile::estimates::Pool)| {
-        let sigmas = distance(context, index, &pool).filter(|sigmas| sigmas.abs() > ALARMING_DISTANCE)?;
+    let remark = |(index, pool): (usize, Pool)| {
+        let check = checked(context, index, &pool).filter(|check| check.alarming)?;
+        let apart = check.z.map_or_else(
+            || "differ where they must be equal".to_owned(),
+            |z| format!("are {:.1} standard deviations apart", z.abs()),
+        );
         Some(format!(
-            "{}: estimated and counted bytes are {:.1} standard deviations apart; do not trust this process's figures",
+            "{}: estimate and exact count {apart}, which chance does not explain ({}); do not trust this process's figures",
             process_name(&context.profile.processes[index]),
-            sigmas.abs()
+            cause(context.profile)
         ))
     };
     pools(context).into_iter().enumerate().filter_map(remark).collect()
+}
+
+/// Counters of what keeps samples and counts apart.
+fn cause(profile: &Profile) -> String {
+    let moved: Vec<String> = profile
+        .counters
+        .iter()
+        .filter(|(name, count)| **count > 0 && (name.starts_with(LOST_PREFIX) || *name == "records_unknown"))
+        .map(|(name, count)| format!("{name} is {}", units::count(*count as f64)))
+        .collect();
+    if moved.is_empty() { "no loss was counted, so a probe or a counter is broken".into() } else { moved.join(", ") }
 }
 
 fn coverage(context: &Context) -> Vec<String> {
