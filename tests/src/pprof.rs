@@ -69,7 +69,7 @@ fn parse_raw(text: String) -> Raw {
         } else if section == "Samples:" {
             if raw.sample_types.is_empty() {
                 raw.sample_types = line.split_whitespace().map(str::to_owned).collect();
-            } else if let Some((values, _)) = line.split_once(": ")
+            } else if let Some((values, _)) = line.split_once(':')
                 && let Ok(values) = values.split_whitespace().map(str::parse).collect::<Result<Vec<i64>, _>>()
                 && values.len() == raw.sample_types.len()
             {

@@ -132,7 +132,7 @@ impl Law {
             law.objects.add(1.0, share, times);
             law.samples.truth += share * times;
             law.samples.variance += share * (1.0 - share) * times;
-            law.samples.step = 1.0;
+            law.samples.step = if law.samples.variance > 0.0 { 1.0 } else { 0.0 };
         }
         law
     }
@@ -147,7 +147,7 @@ mod tests {
         let law = Law::of([(100, 1000), (0, 5)], 1);
         assert_eq!(law.bytes, Sum { truth: 100_000.0, variance: 0.0, step: 0.0 });
         assert_eq!(law.objects.truth, 1005.0);
-        assert_eq!(law.bytes.tolerance(), 0.0);
+        assert_eq!((law.bytes.tolerance(), law.samples.tolerance()), (0.0, 0.0));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::turn;
+use heapbpf_tests::environment::{fixtures_folder, programs_folder, skipped, tool, turn};
 use heapbpf_tests::output::{Profile, Stack};
 use heapbpf_tests::program::program_with;
 use heapbpf_tests::recorder::Recorder;
@@ -118,4 +118,130 @@ fn frame_pointers_give_the_immediate_caller() {
             assert!(begins_with(stack, path), "{site}: {:?}", names(stack));
         }
     }
+}
+
+/// A program from the distribution (built without frame pointers), and a function that must be on some of its stacks.
+struct Real {
+    name: &'static str,
+    what: &'static str,
+    arguments: Vec<String>,
+    function: Option<&'static str>,
+    interval: u64,
+}
+
+/// At least 99 % of the samples of each program have whole stacks.
+#[test]
+fn stacks_of_real_programs_are_whole() {
+    let case = "stacks_of_real_programs_are_whole";
+    let Some(_turn) = turn(case) else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let numbers = folder.path().join("numbers");
+    let text: String = (0..200_000u64).map(|n| format!("{}\n", n.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
+    std::fs::write(&numbers, text).expect("our own folder");
+    let numbers = numbers.to_str().expect("our own path").to_owned();
+    let source = folder.path().join("big.c");
+    let functions =
+        (0..200).map(|i| format!("int f{i}(int *a, int n) {{ int s = {i}; while (n--) s += a[n] ^ s; return s; }}\n"));
+    std::fs::write(&source, functions.collect::<String>()).expect("our own folder");
+    let object = folder.path().join("big.o").to_str().expect("our own path").to_owned();
+    let text = |s: &str| s.to_owned();
+    let fill = format!(".read {}", fixtures_folder().join("fill.sql").display());
+    let script = programs_folder().join("json_loop.py").display().to_string();
+    let source = source.to_str().expect("our own path").to_owned();
+    let programs = [
+        Real {
+            name: "python3",
+            what: "interpreter",
+            arguments: vec![script, text("300")],
+            function: Some("_PyEval_EvalFrameDefault"),
+            interval: 16 << 10,
+        },
+        Real {
+            name: "perl",
+            what: "interpreter",
+            arguments: vec![text("-e"), text("my %h; $h{$_} = 'x' x ($_ % 300) for 1..50000;")],
+            function: Some("perl_run"),
+            interval: 16 << 10,
+        },
+        Real {
+            name: "sqlite3",
+            what: "database",
+            arguments: vec![text(":memory:"), fill],
+            function: Some("sqlite3_step"),
+            interval: 16 << 10,
+        },
+        Real {
+            name: "gcc",
+            what: "compiler",
+            arguments: ["-O1", "-c", &source, "-o", &object].map(text).to_vec(),
+            function: None,
+            interval: 64 << 10,
+        },
+        Real {
+            name: "sort",
+            what: "two threads",
+            arguments: ["--parallel=2", "-o", "/dev/null", &numbers].map(text).to_vec(),
+            function: None,
+            interval: 1,
+        },
+        Real {
+            name: "xz",
+            what: "two threads",
+            arguments: ["-T2", "-0", "--block-size=64KiB", "-k", "-f", &numbers].map(text).to_vec(),
+            function: Some("lzma_code"),
+            interval: 1,
+        },
+        Real {
+            name: "gdb",
+            what: "C++ with exceptions",
+            arguments: [
+                "-nx",
+                "-batch",
+                "-ex",
+                "info functions ^main$",
+                "-ex",
+                "print no_such_symbol",
+                "/usr/bin/sort",
+            ]
+            .map(text)
+            .to_vec(),
+            function: None,
+            interval: 64 << 10,
+        },
+        Real {
+            name: "node",
+            what: "just-in-time compiler",
+            arguments: vec![
+                text("-e"),
+                text(
+                    "let a = []; for (let i = 0; i < 300; i++) { a.push(JSON.parse(JSON.stringify({n: i, s: 'x'.repeat(500)}))); Buffer.alloc(5000 + i); new Map(a.map(o => [o.n, o])); }",
+                ),
+            ],
+            function: None,
+            interval: 16 << 10,
+        },
+    ];
+    let mut poor = Vec::new();
+    for real in &programs {
+        let Some(path) = tool(real.name) else {
+            skipped(case, &format!("the part with {}: it is not installed", real.name));
+            continue;
+        };
+        let recorder = Recorder::new().interval(real.interval).variable("FREE_RUNNING", "1".as_ref());
+        let outcome = recorder.command(&path, &real.arguments).start().finish();
+        let (profile, stats) = outcome.results();
+        let all: u64 = profile.stacks.iter().map(|stack| stack.samples).sum();
+        let whole: u64 = profile.stacks.iter().filter(|stack| stack.complete).map(|stack| stack.samples).sum();
+        let share = whole as f64 / all.max(1) as f64;
+        println!("{:8} {:22} {all:6} samples, {:.2} % whole", real.name, real.what, 100.0 * share);
+        if share < 0.99 || all < 50 {
+            poor.push(format!("{}: {whole} of {all} stacks are whole; {:?}", real.name, stats.lost));
+        }
+        if let Some(function) = real.function
+            && !profile.stacks.iter().any(|stack| stack.has(function))
+        {
+            poor.push(format!("{}: {function} is on no stack", real.name));
+        }
+    }
+    assert!(poor.is_empty(), "{}", poor.join("\n"));
 }
