@@ -2,7 +2,8 @@
  *   fork        the child frees half of what it inherited (not its own allocations) and allocates its own
  *   vfork       the child borrows the address space, allocates there and execs /bin/true
  *   clone       a second thread group in one address space frees and allocates there, then ends
- *   exec        the process replaces itself; a new life with the same pid allocates on */
+ *   exec        the process replaces itself; a new life with the same pid allocates on
+ * The second process of the first three says STEP and waits before it touches the heap: its probes have to be in place. */
 #include <sched.h>
 #include <signal.h>
 #include "truth.h"
@@ -30,6 +31,7 @@ static void carry_on(void) {
 static int borrower(void *unused) {
   (void)unused;
   truth->processes[1].pid = (uint64_t)getpid();
+  step();
   for (int i = 0; i < BLOCKS; i++) {
     void *p = site_02(400);
     took_in(1, 2, 400);
@@ -48,6 +50,7 @@ static void by_fork(void) {
   pid_t child = fork();
   if (!child) {
     truth_is(1);
+    step();
     for (int i = 0; i < BLOCKS / 2; i++) free(inherited[i]);
     for (int i = 0; i < BLOCKS; i++) {
       void *p = site_02(400);

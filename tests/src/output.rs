@@ -128,6 +128,9 @@ pub struct Profile {
     pub processes: Vec<Process>,
     /// Stacks.
     pub stacks: Vec<Stack>,
+    /// Remarks that belong to the figures.
+    #[serde(default)]
+    pub notes: Vec<String>,
     /// Accounting.
     pub counters: BTreeMap<String, serde_json::Value>,
 }

@@ -5,12 +5,13 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::environment::heapbpf;
 use crate::output::{self, Profile, Stats};
-use crate::target::{Lines, wait};
+use crate::target::{Lines, until, wait};
 use crate::{checks, kernel};
 
 /// The line that says that the probes are in place.
@@ -219,6 +220,24 @@ impl Recording {
     /// Never while the recording is under way.
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("under way").id()
+    }
+
+    /// Waits until it holds more links than when it began: a target has forked, and the child has its own.
+    ///
+    /// # Panics
+    /// If none is added for a long time.
+    pub fn await_more_links(&mut self) {
+        let pid = self.pid();
+        let added = |known: &BTreeSet<u32>| kernel::links_of(pid).difference(known).next().is_some();
+        until("links for a child", || added(&self.links));
+        // They come one after the other, in no time.
+        let mut before = 0;
+        until("all links for the child", || {
+            std::thread::sleep(Duration::from_millis(100));
+            let now = kernel::links_of(pid).len();
+            std::mem::replace(&mut before, now) == now
+        });
+        self.links.extend(kernel::links_of(pid));
     }
 
     /// Sends it a signal.

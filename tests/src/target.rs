@@ -5,7 +5,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::truth::Truth;
 
@@ -47,6 +47,18 @@ impl Lines {
     /// All lines up to the end of the pipe.
     pub fn rest(&self) -> Vec<String> {
         std::iter::from_fn(|| self.next()).collect()
+    }
+}
+
+/// Waits for something that another process does.
+///
+/// # Panics
+/// If it takes longer than [`PATIENCE`].
+pub fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "{what}: still not, after {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 

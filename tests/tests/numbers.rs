@@ -183,6 +183,11 @@ fn one_seed_gives_the_same_draws_again() {
     let Some(_turn) = turn("one_seed_gives_the_same_draws_again") else { return };
     let run = |seed| checks::site_sums(&record("mix", &["50000"], 4096, seed).0, None);
     let (first, again, other) = (run(7), run(7), run(8));
-    assert_eq!(first, again);
+    assert_eq!(first.len(), again.len());
+    for ((site, a), (_, b)) in first.iter().zip(&again) {
+        assert_eq!(a.samples, b.samples, "{site}");
+        // The order in which the stacks of a site are added up is not fixed.
+        assert!(a.figures.iter().zip(b.figures).all(|(a, b)| checks::close(*a, b)), "{site}: {a:?}, {b:?}");
+    }
     assert_ne!(first, other);
 }

@@ -23,6 +23,18 @@ fn record(program: &Path, arguments: &[&str]) -> (Profile, Stats, Truth) {
     (profile, stats, truth)
 }
 
+/// Records family.c: a second process comes into being, and waits until it has probes of its own.
+fn record_family(mode: &str) -> (Profile, Stats, Truth) {
+    let mut target = Target::start(&program("family"), [mode]);
+    let mut recording = Recorder::of(target.pid(), 1).start();
+    target.go();
+    target.step();
+    recording.await_more_links();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    (profile, stats, truth)
+}
+
 /// Everything equals the truth, and every call is accounted for under its name.
 fn exact(case: &str, name: &str, arguments: &[&str]) {
     let Some(_turn) = turn(case) else { return };
@@ -45,9 +57,17 @@ fn sites_exact(case: &str, program: &Path, arguments: &[&str]) -> (Profile, Stat
     (profile, stats, truth)
 }
 
+/// An overflow in reallocarray is refused before anything is allocated, and the probe may lie behind that check: such
+/// calls need not be seen. All other failures are counted.
 #[test]
 fn realloc_in_every_way() {
-    exact("realloc_in_every_way", "reallocs", &["400"]);
+    const ROUNDS: u64 = 400;
+    let Some(_turn) = turn("realloc_in_every_way") else { return };
+    let (profile, stats, truth) = record(&program("reallocs"), &[&ROUNDS.to_string()]);
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert!([truth.failed, truth.failed - ROUNDS].contains(&stats.failed), "{stats:?}");
+    assert_eq!((stats.submitted, stats.lost()), (truth.allocs(), 0), "{stats:?}");
+    assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
 }
 
 #[test]
@@ -130,7 +150,7 @@ fn libraries_that_come_and_go() {
 #[test]
 fn a_forked_child_starts_empty() {
     let Some(_turn) = turn("a_forked_child_starts_empty") else { return };
-    let (profile, stats, truth) = record(&program("family"), &["fork"]);
+    let (profile, stats, truth) = record_family("fork");
     let pids: Vec<u32> = truth.sites.iter().map(|site| site.pid).collect();
     for pid in pids {
         checks::sites_of(&profile, pid, &truth, 1, Compare::All);
@@ -146,6 +166,8 @@ fn no_follow_leaves_children_alone() {
     let Some(_turn) = turn("no_follow_leaves_children_alone") else { return };
     let mut target = Target::start(&program("family"), ["fork"]);
     let recording = Recorder::of(target.pid(), 1).flag("--no-follow").start();
+    target.go();
+    target.step();
     let truth = target.run();
     let (profile, stats) = recording.stop().results();
     checks::sites_of(&profile, target.pid(), &truth, 1, Compare::All);
@@ -158,7 +180,7 @@ fn no_follow_leaves_children_alone() {
 #[test]
 fn a_vfork_child_allocates_in_its_parents_space() {
     let Some(_turn) = turn("a_vfork_child_allocates_in_its_parents_space") else { return };
-    let (profile, _, truth) = record(&program("family"), &["vfork"]);
+    let (profile, _, truth) = record_family("vfork");
     checks::sites(&profile, &truth, 1, Compare::All);
     for pid in truth.sites.iter().map(|site| site.pid) {
         checks::sites_of(&profile, pid, &truth, 1, Compare::Allocated);
@@ -168,7 +190,7 @@ fn a_vfork_child_allocates_in_its_parents_space() {
 #[test]
 fn two_thread_groups_in_one_address_space() {
     let Some(_turn) = turn("two_thread_groups_in_one_address_space") else { return };
-    let (profile, _, truth) = record(&program("family"), &["clone"]);
+    let (profile, _, truth) = record_family("clone");
     checks::sites(&profile, &truth, 1, Compare::All);
     for pid in truth.sites.iter().map(|site| site.pid) {
         checks::sites_of(&profile, pid, &truth, 1, Compare::Allocated);

@@ -3,7 +3,6 @@
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::Instant;
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{skipped, turn};
@@ -11,7 +10,7 @@ use heapbpf_tests::output::{self, Profile};
 use heapbpf_tests::pprof;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::{PATIENCE, Target};
+use heapbpf_tests::target::{Target, until};
 use heapbpf_tests::truth::Truth;
 
 const SHELL: &str = "/bin/sh";
@@ -20,15 +19,6 @@ const SHELL: &str = "/bin/sh";
 fn truth_in(stdout: &str) -> Truth {
     let line = stdout.lines().find(|line| line.starts_with('{')).unwrap_or_else(|| panic!("no report in {stdout:?}"));
     serde_json::from_str(line).expect("a report")
-}
-
-/// Waits for something that another process does; a guard against hanging, not a measure.
-fn until(what: &str, done: impl Fn() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < PATIENCE, "{what}: still not, after {PATIENCE:?}");
-        std::thread::sleep(std::time::Duration::from_millis(10));
-    }
 }
 
 #[test]
@@ -112,10 +102,13 @@ fn a_command_is_profiled_from_its_first_allocation() {
     }
 }
 
+/// Children that live long enough for links of their own are followed through fork and exec, exactly.
 #[test]
 fn a_commands_children_are_followed() {
     let Some(_turn) = turn("a_commands_children_are_followed") else { return };
-    let script = format!("{0} 5000; {0} 5000 & wait; exit 3", program("pairs").display());
+    // Each child sleeps, which is another child, and becomes the program.
+    let child = format!("(sleep 1; exec {} 5000)", program("pairs").display());
+    let script = format!("{child}; {child} & wait; exit 3");
     let recorder = Recorder::new().interval(1).variable("FREE_RUNNING", OsStr::new("1"));
     let outcome = recorder.command(Path::new(SHELL), ["-c", &script]).start().ends();
     assert_eq!(outcome.status.code(), Some(3));
@@ -125,6 +118,26 @@ fn a_commands_children_are_followed() {
         checks::sites_of(&profile, truth.sites[0].pid, &truth, 1, Compare::All);
     }
     assert_eq!(outcome.stdout.lines().filter(|line| line.starts_with('{')).count(), 2);
+}
+
+/// A child that is over before it can be hooked: what is missing must be said, if anything is.
+#[test]
+fn a_child_that_lives_too_short_is_a_gap_that_is_told() {
+    let Some(_turn) = turn("a_child_that_lives_too_short_is_a_gap_that_is_told") else { return };
+    let script = format!("{0} 100; {0} 100; {0} 100; exit 0", program("pairs").display());
+    let recorder = Recorder::new().interval(1).variable("FREE_RUNNING", OsStr::new("1"));
+    let outcome = recorder.command(Path::new(SHELL), ["-c", &script]).start().finish();
+    let (profile, _) = outcome.results();
+    for line in outcome.stdout.lines().filter(|line| line.starts_with('{')) {
+        let truth = truth_in(line);
+        let pid = truth.sites[0].pid;
+        let found = checks::site_sums(&profile, Some(pid)).get("site_00").map_or(0, |sums| sums.samples);
+        if found != 100 {
+            let process = profile.processes.iter().find(|process| process.pid == pid);
+            let told = process.is_some_and(|process| process.coverage < 1.0) || !profile.notes.is_empty();
+            assert!(told, "{found} of 100 allocations of {pid} and not a word about it: {process:?}");
+        }
+    }
 }
 
 #[test]

@@ -228,7 +228,7 @@ fn stacks_of_real_programs_are_whole() {
             continue;
         };
         let recorder = Recorder::new().interval(real.interval).variable("FREE_RUNNING", "1".as_ref());
-        let outcome = recorder.command(&path, &real.arguments).start().finish();
+        let outcome = recorder.command(&path, &real.arguments).start().ends();
         let (profile, stats) = outcome.results();
         let all: u64 = profile.stacks.iter().map(|stack| stack.samples).sum();
         let whole: u64 = profile.stacks.iter().filter(|stack| stack.complete).map(|stack| stack.samples).sum();
