@@ -215,6 +215,10 @@ impl Hooks {
                         entry.link = LinkKind::Multi;
                     }
                 }
+                if !self.live {
+                    let mut frees = planned.allocator.sites.iter().map(|site| !site.return_needed);
+                    audit.attach.retain(|_| !frees.next().unwrap_or(false));
+                }
                 Some(audit)
             })
             .collect();
