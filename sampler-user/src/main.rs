@@ -16,6 +16,7 @@ fn main() -> ExitCode {
         Some(Command::Report(args)) => cli::report::run(args),
         Some(Command::Diff(args)) => cli::compare::diff(args),
         Some(Command::Merge(args)) => cli::compare::merge(args),
+        Some(Command::Plan(args)) => cli::preview::run(args),
     };
     outcome.map_or_else(
         |error| {

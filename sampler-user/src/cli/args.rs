@@ -6,10 +6,15 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use super::values::{Interval, parse_confidence, parse_duration, parse_interval, parse_size, parse_value};
+use super::values::{
+    Interval, parse_confidence, parse_duration, parse_estimator, parse_interval, parse_nanoseconds, parse_size,
+    parse_value,
+};
+use crate::profile::adjust::At;
 use crate::profile::group::GroupBy;
 use crate::profile::model::Criterion;
 use crate::profile::value::Value;
+use crate::sampling::estimators::Estimator;
 
 /// Heap profiles of running programs: unbiased, host-wide, with error bars.
 ///
@@ -36,10 +41,12 @@ pub enum Command {
     Diff(DiffArgs),
     /// Add profiles of many runs or hosts, error bars included
     Merge(MergeArgs),
+    /// What sampling intervals would see of a program, and what they cost
+    Plan(Box<PlanArgs>),
 }
 
 /// Which processes.
-#[derive(Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 pub struct TargetArgs {
     /// Processes to profile
     #[arg(short, long = "pid", value_name = "PID", value_delimiter = ',', help_heading = "Target")]
@@ -109,6 +116,8 @@ pub enum CriterionArg {
     Bytes,
     /// A trial per allocation: which code is most active
     Allocations,
+    /// Every size class seen equally well, or by given intervals (-i @plan.json)
+    SizeClass,
 }
 
 impl From<CriterionArg> for Criterion {
@@ -116,6 +125,26 @@ impl From<CriterionArg> for Criterion {
         match arg {
             CriterionArg::Bytes => Self::Bytes,
             CriterionArg::Allocations => Self::Allocations,
+            CriterionArg::SizeClass => Self::SizeClass,
+        }
+    }
+}
+
+/// Moment of the figures in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum AtArg {
+    /// The end of the recording
+    #[default]
+    End,
+    /// When the estimated total in use was highest
+    Peak,
+}
+
+impl From<AtArg> for At {
+    fn from(arg: AtArg) -> Self {
+        match arg {
+            AtArg::End => Self::End,
+            AtArg::Peak => Self::Peak,
         }
     }
 }
@@ -127,7 +156,8 @@ pub struct RecordArgs {
     #[command(flatten)]
     pub target: TargetArgs,
 
-    /// Mean bytes between samples: `4096`, `64k`, `64KiB`, `1MB`; 1 is every allocation, 0 is exact totals only
+    /// Mean bytes between samples: `4096`, `64k`, `64KiB`, `1MB`; 1 is every allocation, 0 is exact totals only; for
+    /// other criteria allocations instead of bytes; `@plan.json` for intervals by size class
     #[arg(short, long, value_name = "SIZE", default_value = "512KiB", value_parser = parse_interval, help_heading = "Sampling")]
     pub interval: Interval,
     /// What a trial is
@@ -136,6 +166,12 @@ pub struct RecordArgs {
     /// Allocations only: no probe on free, no figures of memory in use, half the cost
     #[arg(long, help_heading = "Sampling")]
     pub no_live: bool,
+    /// Bring allocation totals in line with the exact counts (error bars stay those of the raw estimates)
+    #[arg(long, help_heading = "Sampling")]
+    pub calibrate: bool,
+    /// Figures in use at this moment
+    #[arg(long, value_enum, default_value_t, value_name = "MOMENT", help_heading = "Output")]
+    pub at: AtArg,
     /// Reproducible draws (for tests)
     #[arg(long, value_name = "N", help_heading = "Sampling", value_parser = clap::value_parser!(u64).range(1..))]
     pub seed: Option<u64>,
@@ -290,12 +326,55 @@ pub struct ReportArgs {
     /// Confidence level of error bars
     #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence)]
     pub confidence: f64,
+    /// Bring allocation totals in line with the exact counts (error bars stay those of the raw estimates)
+    #[arg(long)]
+    pub calibrate: bool,
+    /// Figures in use at this moment
+    #[arg(long, value_enum, default_value_t, value_name = "MOMENT")]
+    pub at: AtArg,
+    /// Estimate bytes by another rule, to compare: horvitz-thompson, count-of-successes, size-over-interval, offset
+    #[arg(long, value_name = "NAME", default_value = "horvitz-thompson", value_parser = parse_estimator, conflicts_with = "calibrate")]
+    pub estimator: Estimator,
     /// Fold recursion in stacks
     #[arg(long)]
     pub fold_recursion: bool,
     /// Put stacks together by: nothing, process, comm, exe, cgroup, thread
     #[arg(long, value_name = "GROUP")]
     pub group_by: Option<GroupBy>,
+    /// Colours
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
+    pub color: Color,
+}
+
+/// Options of `heapbpf plan`.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// Profile to plan from
+    pub profile: Option<PathBuf>,
+    /// Or which running processes to look at.
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// How long to look at running processes
+    #[arg(short, long, value_name = "TIME", default_value = "3s", value_parser = parse_duration)]
+    pub duration: Duration,
+    /// Interval that intervals by size class are compared with: they take as many samples
+    #[arg(short, long, value_name = "SIZE", default_value = "512KiB", value_parser = parse_interval)]
+    pub interval: Interval,
+    /// Write the best intervals by size class here, for --criterion size-class -i @FILE
+    #[arg(long, value_name = "FILE")]
+    pub classes: Option<PathBuf>,
+    /// Overwrite that file
+    #[arg(long)]
+    pub force: bool,
+    /// Nanoseconds of an allocation's probes and its free's, on your machine
+    #[arg(long, value_name = "NS", value_parser = parse_nanoseconds)]
+    pub probe_ns: Option<f64>,
+    /// Nanoseconds that a sample adds, on your machine
+    #[arg(long, value_name = "NS", value_parser = parse_nanoseconds)]
+    pub sample_ns: Option<f64>,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
     /// Colours
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     pub color: Color,

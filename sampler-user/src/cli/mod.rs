@@ -4,5 +4,6 @@ pub mod args;
 pub mod compare;
 pub mod log;
 pub mod plan;
+pub mod preview;
 pub mod report;
 pub mod values;

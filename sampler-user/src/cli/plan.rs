@@ -1,6 +1,8 @@
 //! What a recording will do: options checked against each other and against the system, before anything is attached.
 
 use std::ffi::{OsStr, OsString};
+use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -10,15 +12,20 @@ use sampler_ebpf::glob::NAME_BYTES;
 use sampler_ebpf::trials;
 
 use super::args::{Color, Link, RecordArgs, TargetArgs, Unwind};
+use super::values::Interval;
 use crate::attach::libraries::find_program;
 use crate::host::cgroup::{Cgroup, CgroupError};
 use crate::host::limits::Limits;
 use crate::host::process::{CommGlob, ProcessInfo, Target, TargetError, select};
 use crate::kernel::loader::MapSizes;
 use crate::kernel::programs::LinkKind;
+use crate::profile::adjust::{Adjustments, At};
 use crate::profile::formats::{self, FormatError, WriteOptions};
 use crate::profile::model::Criterion;
 use crate::profile::output::{self, Output, OutputError};
+use crate::sampling::plan::{ClassPlan, ClassPlanError};
+use crate::sampling::size_classes::{CLASS_INTERVAL, ClassRule};
+use crate::view::units;
 
 /// Why there is nothing to be done. Wrong usage is exit status 2, the rest 1.
 #[derive(Debug, thiserror::Error)]
@@ -41,13 +48,29 @@ pub enum PlanError {
     /// A format.
     #[error(transparent)]
     Format(#[from] FormatError),
+    /// A file of intervals by size class cannot be read.
+    #[error("{}: {source}", path.display())]
+    ClassesUnreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It holds something else.
+    #[error("{}: {source}", path.display())]
+    Classes {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: ClassPlanError,
+    },
 }
 
 impl PlanError {
     /// heapbpf's exit status.
     pub const fn exit_status(&self) -> u8 {
         match self {
-            Self::Usage(_) | Self::Format(_) => 2,
+            Self::Usage(_) | Self::Format(_) | Self::Classes { .. } => 2,
             _ => 1,
         }
     }
@@ -81,6 +104,10 @@ pub struct RecordPlan {
     pub interval: u64,
     /// What a trial is.
     pub criterion: Criterion,
+    /// How size classes get their intervals, under the criterion of that name.
+    pub classes: Option<ClassRule>,
+    /// What is done to profiles before they are written.
+    pub adjustments: Adjustments,
     /// Whether frees are followed.
     pub live: bool,
     /// Length.
@@ -135,6 +162,10 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
         None => formats::by_name("pprof")?,
     };
     let outputs = outputs(args)?;
+    let (interval, classes) = sampling(args)?;
+    if args.no_live && At::from(args.at) == At::Peak {
+        return Err(PlanError::Usage("--at peak is about what is in use, which --no-live leaves out".into()));
+    }
     let (rules, comm_pattern, cgroup) = rules(&args.target)?;
     if args.stack_bytes > LARGEST_STACK_COPY {
         return Err(PlanError::Usage(format!("--stack-bytes: the most is {LARGEST_STACK_COPY} bytes (1MiB)")));
@@ -190,7 +221,9 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
     };
     Ok(RecordPlan {
         targets,
-        interval: args.interval.0,
+        interval,
+        classes,
+        adjustments: Adjustments { calibrate: args.calibrate, at: args.at.into(), ..Adjustments::default() },
         criterion: args.criterion.into(),
         live: !args.no_live,
         duration: args.duration,
@@ -221,6 +254,59 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
         progress: !args.quiet && !args.no_progress,
         color: args.color,
     })
+}
+
+/// The interval in trials, and how size classes get theirs.
+fn sampling(args: &RecordArgs) -> Result<(u64, Option<ClassRule>), PlanError> {
+    match (Criterion::from(args.criterion), &args.interval) {
+        (Criterion::SizeClass, Interval::Size(0)) => Ok((0, None)),
+        (Criterion::SizeClass, Interval::Size(overall)) => Ok((CLASS_INTERVAL, Some(ClassRule::Even(*overall)))),
+        (Criterion::SizeClass, Interval::Classes(path)) => {
+            let classes = read_classes(path)?;
+            Ok((CLASS_INTERVAL, Some(ClassRule::Given(classes.classes))))
+        }
+        (_, Interval::Size(interval)) => Ok((*interval, None)),
+        (criterion, Interval::Classes(path)) => Err(PlanError::Usage(format!(
+            "-i @{}: intervals by size class need --criterion size-class, not {}",
+            path.display(),
+            criterion.name()
+        ))),
+    }
+}
+
+/// Most bytes of a file of intervals by size class: far more than 256 of them take.
+const LARGEST_CLASS_FILE: u64 = 1 << 20;
+
+fn read_classes(path: &Path) -> Result<ClassPlan, PlanError> {
+    let mut text = String::new();
+    File::open(path)
+        .and_then(|file| file.take(LARGEST_CLASS_FILE).read_to_string(&mut text))
+        .map_err(|source| PlanError::ClassesUnreadable { path: path.into(), source })?;
+    ClassPlan::read(&text).map_err(|source| PlanError::Classes { path: path.into(), source })
+}
+
+impl RecordPlan {
+    /// How it samples, for people: `one sample per 512 KiB`.
+    pub fn sampling(&self) -> String {
+        let allocations = |n: u64| format!("one sample in {} allocations", units::count(n as f64));
+        match (self.criterion, self.interval, &self.classes) {
+            (_, 0, _) => "totals only".into(),
+            (_, 1, _) | (_, _, Some(ClassRule::Even(1))) => "every allocation".into(),
+            (_, _, Some(ClassRule::Even(overall))) => {
+                format!("{}, divided evenly among size classes", allocations(*overall))
+            }
+            (_, _, Some(ClassRule::Given(classes))) => format!("intervals given for {} size classes", classes.len()),
+            (Criterion::Bytes, interval, None) => format!("one sample per {}", units::bytes(interval as f64)),
+            (_, interval, None) => allocations(interval),
+        }
+    }
+
+    /// What must be known of the way of sampling beside the figures.
+    pub fn sampling_note(&self) -> Option<String> {
+        self.classes.as_ref().map(|_| {
+            format!("sampled by size class: {}; estimates of bytes and of counts are unbiased", self.sampling())
+        })
+    }
 }
 
 /// Whether a command can be started at all, before anything is attached for it.
@@ -324,6 +410,8 @@ mod tests {
             (&["--all", "-o", "-", "--every", "1s"], "--every"),
             (&["--all", "--stack-bytes", "2MiB"], "1MiB"),
             (&["--all", "--ring-bytes", "0"], "range"),
+            (&["--all", "-i", "@x.json"], "--criterion size-class"),
+            (&["--all", "--no-live", "--at", "peak"], "--no-live"),
             (&["--comm", "a-name-of-17-byte"], "pattern"),
         ] {
             let (message, status) = refusal(words);

@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 
 use super::args::ReportArgs;
 use super::compare::print;
+use crate::profile::adjust::Adjustments;
 use crate::profile::read;
 use crate::record::terminal_width;
 use crate::view::report::{self, ReportOptions};
@@ -13,7 +14,9 @@ use crate::view::report::{self, ReportOptions};
 /// # Errors
 /// The file cannot be read, or is no profile.
 pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
-    let profile = read::open(&args.profile)?;
+    let mut profile = read::open(&args.profile)?;
+    let adjustments = Adjustments { calibrate: args.calibrate, at: args.at.into(), estimator: args.estimator };
+    adjustments.apply(&mut profile)?;
     let options = ReportOptions {
         width: terminal_width().unwrap_or(100),
         color: args.color.is_on(std::io::stdout().is_terminal()),

@@ -1,13 +1,20 @@
 //! Values of options: sizes, durations, intervals, levels, with their ranges.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::profile::value::Value;
+use crate::sampling::estimators::Estimator;
 use crate::view::units;
 
 /// The sampling interval as written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Interval(pub u64);
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Interval {
+    /// R: bytes, or allocations, between samples.
+    Size(u64),
+    /// `@FILE`: intervals by size class, as `heapbpf plan --classes` writes them.
+    Classes(PathBuf),
+}
 
 /// Largest sampling interval: beyond it the integer draw loses accuracy (docs/sampling.md).
 pub const LARGEST_INTERVAL: u64 = 64 << 20;
@@ -15,8 +22,11 @@ pub const LARGEST_INTERVAL: u64 = 64 << 20;
 /// A sampling interval.
 pub fn parse_interval(text: &str) -> Result<Interval, String> {
     let range = "the range is 0 (exact totals only), 1 (every allocation) to 64MiB";
+    if let Some(path) = text.strip_prefix('@') {
+        return if path.is_empty() { Err("@ needs a file's name".into()) } else { Ok(Interval::Classes(path.into())) };
+    }
     let interval = units::parse_size(text).map_err(|error| format!("{error}; {range}"))?;
-    if interval > LARGEST_INTERVAL { Err(format!("too large; {range}")) } else { Ok(Interval(interval)) }
+    if interval > LARGEST_INTERVAL { Err(format!("too large; {range}")) } else { Ok(Interval::Size(interval)) }
 }
 
 /// A size in bytes.
@@ -37,6 +47,20 @@ pub fn parse_confidence(text: &str) -> Result<f64, String> {
     if (0.5..=0.9999).contains(&confidence) { Ok(confidence) } else { Err("the range is 0.5 to 0.9999".into()) }
 }
 
+/// A number of nanoseconds, not negative.
+pub fn parse_nanoseconds(text: &str) -> Result<f64, String> {
+    let number = text.trim().parse::<f64>().map_err(|_| "not a number of nanoseconds".to_owned())?;
+    if (0.0..=1e9).contains(&number) { Ok(number) } else { Err("the range is 0 to 1000000000 (a second)".into()) }
+}
+
+/// A rule of estimation.
+pub fn parse_estimator(text: &str) -> Result<Estimator, String> {
+    Estimator::from_name(text).ok_or_else(|| {
+        let names: Vec<&str> = Estimator::ALL.iter().map(|estimator| estimator.name()).collect();
+        format!("one of {} is needed", names.join(", "))
+    })
+}
+
 /// One of the four values of a heap profile.
 pub fn parse_value(text: &str) -> Result<Value, String> {
     Value::from_name(text)
@@ -49,8 +73,10 @@ mod tests {
 
     #[test]
     fn intervals_have_a_range() {
-        assert_eq!(parse_interval("0"), Ok(Interval(0)));
-        assert_eq!(parse_interval("64MiB"), Ok(Interval(64 << 20)));
+        assert_eq!(parse_interval("0"), Ok(Interval::Size(0)));
+        assert_eq!(parse_interval("64MiB"), Ok(Interval::Size(64 << 20)));
+        assert_eq!(parse_interval("@a.json"), Ok(Interval::Classes("a.json".into())));
+        assert!(parse_interval("@").is_err());
         assert!(parse_interval("64.1MiB").is_err());
         assert!(parse_interval("-1").unwrap_err().contains("range"));
         assert!(parse_interval("lots").unwrap_err().contains("range"));

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use sampler_ebpf::abi::ProcessKey;
+use sampler_ebpf::trials::{SIZE_CLASSES, size_class};
 
 use super::ages::Ages;
 use super::sums::SampleSums;
@@ -107,8 +108,18 @@ pub struct Heap {
     index: HashMap<RowKey, u32>,
     spaces: HashMap<ProcessKey, HashMap<u64, LiveSample>>,
     totals: Estimated,
+    by_class: ClassCounts,
     peak_bytes: f64,
     rising: bool,
+}
+
+/// Estimated allocations by size class.
+struct ClassCounts([f64; SIZE_CLASSES]);
+
+impl Default for ClassCounts {
+    fn default() -> Self {
+        Self([0.0; SIZE_CLASSES])
+    }
 }
 
 /// Running estimates, for the eye.
@@ -142,7 +153,9 @@ impl Heap {
         let row_number = self.row_of(&sample);
         let row = &mut self.rows[row_number as usize];
         row.alloc.record(sample.size_bytes, sample.trials, sample.offset, sample.interval);
-        let bytes = sample.size_bytes as f64 * weight_of(sample.trials, sample.interval);
+        let weight = weight_of(sample.trials, sample.interval);
+        let bytes = sample.size_bytes as f64 * weight;
+        self.by_class.0[size_class(sample.size_bytes)] += weight;
         self.totals.samples += 1;
         self.totals.alloc_bytes += bytes;
         if !sample.tracked {
@@ -270,6 +283,11 @@ impl Heap {
             sums[live.row as usize].record(live.size_bytes, live.trials, live.offset, interval);
         }
         sums
+    }
+
+    /// Estimated allocations so far by size class.
+    pub const fn by_class(&self) -> &[f64; SIZE_CLASSES] {
+        &self.by_class.0
     }
 
     /// Running estimates.

@@ -30,6 +30,16 @@ pub struct SampleSums {
     pub smallest_bytes: u64,
     /// Largest sampled size.
     pub largest_bytes: u64,
+    /// What another rule of estimation adds to T: calibration by exact totals, another estimator. Intervals leave it out.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub bytes_correction: f64,
+    /// The same for C.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub objects_correction: f64,
+}
+
+fn is_zero(value: &f64) -> bool {
+    *value == 0.0
 }
 
 impl SampleSums {
@@ -51,6 +61,7 @@ impl SampleSums {
             objects_variance: inclusion.estimated_variance(1.0),
             smallest_bytes: size_bytes,
             largest_bytes: size_bytes,
+            ..Self::default()
         });
     }
 
@@ -69,5 +80,7 @@ impl SampleSums {
         self.bytes_variance += other.bytes_variance;
         self.objects += other.objects;
         self.objects_variance += other.objects_variance;
+        self.bytes_correction += other.bytes_correction;
+        self.objects_correction += other.objects_correction;
     }
 }

@@ -12,9 +12,9 @@ pub struct KernelLog(Option<EbpfLogger<&'static dyn log::Log>>);
 impl KernelLog {
     /// Opens the log of a program that writes to it. A log that cannot be had is no reason not to record.
     pub fn open(program: BorrowedFd<'_>) -> Self {
-        let logger = sys::program_id(program).map_err(|error| error.to_string()).and_then(|id| {
-            EbpfLogger::init_from_id(id).map_err(|error| error.to_string())
-        });
+        let logger = sys::program_id(program)
+            .map_err(|error| error.to_string())
+            .and_then(|id| EbpfLogger::init_from_id(id).map_err(|error| error.to_string()));
         Self(logger.inspect_err(|error| log::info!("no diagnostics from the kernel side: {error}")).ok())
     }
 

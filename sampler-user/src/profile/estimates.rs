@@ -58,7 +58,12 @@ impl Pool {
         self.sums(value).map(|(_, sums)| value.estimate_of(sums)).sum::<f64>() + 0.0
     }
 
-    /// Unbiased estimate of the point estimate's variance.
+    /// The unbiased point estimate, without corrections.
+    pub fn raw_total(&self, value: Value) -> f64 {
+        self.sums(value).map(|(_, sums)| value.raw_estimate_of(sums)).sum::<f64>() + 0.0
+    }
+
+    /// Unbiased estimate of the unbiased point estimate's variance.
     pub fn variance(&self, value: Value) -> f64 {
         let variance = |sums: &SampleSums| if value.is_bytes() { sums.bytes_variance } else { sums.objects_variance };
         self.sums(value).map(|(_, sums)| variance(sums)).sum()
@@ -89,11 +94,13 @@ pub fn of_row(profile: &Profile, row: &Row, value: Value, confidence: f64) -> Es
 }
 
 fn of_parts(profile: &Profile, parts: &[Part<'_>], value: Value, confidence: f64) -> Estimate {
-    if value.is_bytes() {
+    let raw = if value.is_bytes() {
         estimate::bytes(parts, profile.criterion, confidence)
     } else {
         estimate::objects(parts, profile.criterion, confidence)
-    }
+    };
+    let corrections = parts.iter().map(|part| value.estimate_of(part.sums) - value.raw_estimate_of(part.sums));
+    Estimate { estimate: raw.estimate + corrections.sum::<f64>(), ..raw }
 }
 
 /// What was counted of a value: over one process, or over all of them. `None` if any part of it was not counted.

@@ -1,5 +1,6 @@
 //! The profile: what was measured, ready for reports and formats.
 
+pub mod adjust;
 pub mod chains;
 pub mod diff;
 pub mod estimates;

@@ -25,6 +25,7 @@ pub fn sums(samples: u64, size: u64, interval: u64) -> SampleSums {
         objects_variance: count * weight * (weight - 1.0),
         smallest_bytes: size,
         largest_bytes: size,
+        ..SampleSums::default()
     }
 }
 

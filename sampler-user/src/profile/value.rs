@@ -79,8 +79,13 @@ impl Value {
         if self.is_inuse() { &row.inuse } else { &row.alloc }
     }
 
-    /// The unbiased point estimate in these sums, in bytes or allocations.
+    /// The point estimate in these sums, in bytes or allocations: unbiased, or by another rule if one was applied.
     pub fn estimate_of(self, sums: &SampleSums) -> f64 {
+        if self.is_bytes() { sums.bytes + sums.bytes_correction } else { sums.objects + sums.objects_correction }
+    }
+
+    /// The unbiased point estimate, which error bars and the self-check belong to.
+    pub fn raw_estimate_of(self, sums: &SampleSums) -> f64 {
         if self.is_bytes() { sums.bytes } else { sums.objects }
     }
 

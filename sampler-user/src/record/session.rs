@@ -32,6 +32,7 @@ use crate::kernel::totals::{Counts, Totals};
 use crate::profile::model::Profile;
 use crate::profile::stats::Stats;
 use crate::sampling::constants::draw_constants;
+use crate::sampling::size_classes::ClassSteering;
 use crate::unwind::dwarf::{Limits, Unwinder};
 use crate::view::status::Status;
 
@@ -62,6 +63,7 @@ struct Session {
     started_ns: u64,
     lives: Vec<Life>,
     housekeeping_ns: u64,
+    classes: Option<ClassSteering>,
     kernel_log: KernelLog,
 }
 
@@ -167,6 +169,10 @@ impl Session {
             bail!("the sampling interval {} is too large", plan.interval);
         };
         steering.set_draw(draw)?;
+        let classes = plan.classes.clone().map(ClassSteering::new);
+        if let Some(classes) = &classes {
+            steering.set_trials(classes.table())?;
+        }
         let programs = Programs::load(&loader, plan.live, plan.link)?;
         for (kind, why) in programs.refusals() {
             log::info!("this kernel has no {kind} links: {why}");
@@ -190,6 +196,7 @@ impl Session {
             started_ns: monotonic_ns(),
             lives: Vec::new(),
             housekeeping_ns: 0,
+            classes,
             plan,
         })
     }
@@ -209,11 +216,7 @@ impl Session {
     fn describe_targets(&self) -> String {
         let link = self.attaching.programs.kind;
         let files = self.attaching.hooks.hooked_files();
-        let interval = match self.plan.interval {
-            0 => "totals only".to_owned(),
-            1 => "every allocation".to_owned(),
-            interval => format!("one sample per {}", crate::view::units::bytes(interval as f64)),
-        };
+        let interval = self.plan.sampling();
         let who = match (self.plan.targets.are_named(), self.attaching.targets.awaited.len()) {
             (false, _) => "all matching processes".to_owned(),
             (true, 1) => "1 process".to_owned(),
@@ -285,6 +288,11 @@ impl Session {
         }
         self.host.lives_mut().expire(now.saturating_sub(KEEP_ENDED_NS));
         self.attaching.check_awaited(now);
+        if let Some(table) = self.classes.as_mut().and_then(|classes| classes.reshare(self.recorder.heap.by_class()))
+            && let Err(error) = self.attaching.steering.set_trials(table)
+        {
+            log::warn!("the intervals of size classes stay as they are: {error}");
+        }
         self.collect_ended(now.saturating_sub(COLLECT_AFTER_NS));
     }
 
@@ -336,6 +344,10 @@ impl Session {
         profile.counters = stats.counters();
         profile.notes = accounting::remarks(&total, &daemon);
         profile.notes.extend(self.attaching.remarks());
+        profile.notes.extend(self.plan.sampling_note());
+        if let Err(error) = self.plan.adjustments.apply(&mut profile) {
+            profile.notes.push(error.to_string());
+        }
         Ok((profile, stats))
     }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use sampler_ebpf::trials::{SIZE_CLASSES, TrialTable, class_start};
+use sampler_ebpf::trials::{SIZE_CLASSES, TrialTable, class_start, size_class};
 
 use super::weight::log_q;
 
@@ -72,11 +72,65 @@ pub fn even_coverage(counts: &[f64; SIZE_CLASSES], overall: f64) -> Vec<ClassInt
     classes
 }
 
+/// How size classes get their intervals.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ClassRule {
+    /// One sample in so many allocations overall, divided evenly among the classes in use as they are seen.
+    Even(u64),
+    /// These, from a plan.
+    Given(Vec<ClassInterval>),
+}
+
+/// The intervals of size classes in force, adapted to what is allocated.
+///
+/// What a class gets depends on samples of the past alone, never on a countdown under way, so each sample's own weight
+/// stays right and sums of them unbiased.
+pub struct ClassSteering {
+    rule: ClassRule,
+    table: TrialTable,
+}
+
+/// Relative change of a class's interval that is worth a new table. A class whose interval stays has an honest interval
+/// of its counts, so small changes are not made.
+const WORTHWHILE: f64 = 1.5;
+
+impl ClassSteering {
+    /// At the start nothing is known of the classes in use: the overall interval for each.
+    pub fn new(rule: ClassRule) -> Self {
+        let table = match &rule {
+            ClassRule::Even(overall) => [class_trials(*overall as f64); SIZE_CLASSES],
+            ClassRule::Given(classes) => trial_table(classes),
+        };
+        Self { rule, table }
+    }
+
+    /// Trials per allocation of each class.
+    pub fn table(&self) -> &TrialTable {
+        &self.table
+    }
+
+    /// Shares samples anew by `counts`, allocations by size class as estimated so far. A class not seen yet keeps the
+    /// overall interval. Returns the table if it changed.
+    pub fn reshare(&mut self, counts: &[f64; SIZE_CLASSES]) -> Option<&TrialTable> {
+        let ClassRule::Even(overall) = self.rule else { return None };
+        let mut changed = false;
+        for class in even_coverage(counts, overall as f64) {
+            let trials = class_trials(class.interval);
+            let now = &mut self.table[size_class(class.from_bytes)];
+            let ratio = trials as f64 / *now as f64;
+            if !(1.0 / WORTHWHILE..=WORTHWHILE).contains(&ratio) {
+                *now = trials;
+                changed = true;
+            }
+        }
+        changed.then_some(&self.table)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::sampling::weight::inclusion;
-    use sampler_ebpf::trials::size_class;
 
     #[test]
     fn trials_give_the_interval() {
@@ -100,6 +154,22 @@ mod tests {
         assert_eq!(table[size_class(500)], class_trials(10.0));
         assert_eq!(table[size_class(1_024)], class_trials(2.0));
         assert_eq!(table[size_class(u64::MAX)], class_trials(2.0));
+    }
+
+    #[test]
+    fn steering_follows_what_is_allocated_and_leaves_small_changes() {
+        let mut steering = ClassSteering::new(ClassRule::Even(1_000));
+        assert!(steering.table().iter().all(|trials| *trials == class_trials(1_000.0)));
+        let mut counts = [0.0; SIZE_CLASSES];
+        (counts[8], counts[20]) = (1e6, 1e4);
+        let table = *steering.reshare(&counts).expect("a rare class is sampled more");
+        assert_eq!(table[8], class_trials(1e6 / 505.0));
+        assert_eq!(table[20], class_trials(1e4 / 505.0));
+        assert_eq!(table[30], class_trials(1_000.0), "not seen yet");
+        (counts[8], counts[20]) = (1.1e6, 1.05e4);
+        assert_eq!(steering.reshare(&counts), None);
+        let given = vec![ClassInterval { from_bytes: 8, interval: 7.0 }];
+        assert_eq!(ClassSteering::new(ClassRule::Given(given)).reshare(&counts), None);
     }
 
     #[test]

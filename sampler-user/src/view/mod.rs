@@ -1,8 +1,9 @@
 //! What people read: tables, the status line, figures with units.
 
-pub mod diff;
 pub mod detection_chart;
+pub mod diff;
 mod figure;
+pub mod plan;
 pub mod report;
 pub mod status;
 mod text;

@@ -178,6 +178,7 @@ fn interval(profile: &Profile) -> String {
         (_, 0) => "no samples (interval 0)".into(),
         (_, 1) => "every allocation sampled".into(),
         (Criterion::Bytes, _) => format!("one sample per {bytes}"),
+        (Criterion::SizeClass, _) => "sampled by size class".into(),
         (_, interval) => format!("one sample in {} allocations", units::count(interval as f64)),
     }
 }

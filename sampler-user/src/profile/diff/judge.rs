@@ -45,6 +45,8 @@ impl<'a> Side<'a> {
             objects_variance: 0.0,
             smallest_bytes: 0,
             largest_bytes: 0,
+            bytes_correction: 0.0,
+            objects_correction: 0.0,
         };
         let mut parts: Vec<Part<'p>> = pool.sums(self.value).map(|(interval, sums)| Part { interval, sums }).collect();
         if parts.is_empty() && self.profile.interval > 0 {

@@ -139,18 +139,22 @@ struct Figure {
     high: Option<f64>,
     exact: Option<u64>,
     variance: Option<f64>,
+    /// What calibration or another estimator added to the unbiased estimate, which the interval belongs to.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    correction: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
 }
 
 impl Figure {
-    fn new(profile: &Profile, estimate: Estimate, variance: f64) -> Self {
+    fn new(profile: &Profile, estimate: Estimate, variance: f64, correction: f64) -> Self {
         Self {
             estimate: Some(estimate.estimate),
             low: estimate.low,
             high: estimate.high,
             exact: estimate.exact,
             variance: profile.samples_known.then_some(variance),
+            correction: Some(correction).filter(|correction| *correction != 0.0),
             reason: estimate.reason,
         }
     }
@@ -161,6 +165,7 @@ impl Figure {
         high: None,
         exact: None,
         variance: None,
+        correction: None,
         reason: Some("frees were not followed"),
     };
 }
@@ -190,7 +195,7 @@ impl Figures {
         Self::new(profile, |value| {
             let mut estimate = pool.estimate(profile, value, writer.confidence);
             estimate.exact = exact(profile, process, value).or(estimate.exact);
-            Figure::new(profile, estimate, pool.variance(value))
+            Figure::new(profile, estimate, pool.variance(value), pool.total(value) - pool.raw_total(value))
         })
     }
 
@@ -199,7 +204,8 @@ impl Figures {
         Self::new(profile, |value| {
             let sums = value.sums(row);
             let variance = if value.is_bytes() { sums.bytes_variance } else { sums.objects_variance };
-            Figure::new(profile, of_row(profile, row, value, writer.confidence), variance)
+            let correction = if value.is_bytes() { sums.bytes_correction } else { sums.objects_correction };
+            Figure::new(profile, of_row(profile, row, value, writer.confidence), variance, correction)
         })
     }
 

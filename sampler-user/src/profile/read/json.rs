@@ -87,6 +87,8 @@ struct Figure {
     exact: Option<u64>,
     #[serde(default)]
     variance: Option<f64>,
+    #[serde(default)]
+    correction: f64,
 }
 
 #[derive(Deserialize)]
@@ -285,12 +287,14 @@ impl<'a> Reader<'a> {
                 zero_byte_samples,
                 sampled_bytes,
                 offset_sum,
-                bytes: bytes.estimate.unwrap_or(0.0),
+                bytes: bytes.estimate.unwrap_or(0.0) - bytes.correction,
                 bytes_variance: bytes.variance.unwrap_or(0.0),
-                objects: objects.estimate.unwrap_or(0.0),
+                objects: objects.estimate.unwrap_or(0.0) - objects.correction,
                 objects_variance: objects.variance.unwrap_or(0.0),
                 smallest_bytes,
                 largest_bytes,
+                bytes_correction: bytes.correction,
+                objects_correction: objects.correction,
             }
         };
         let alloc = sums(

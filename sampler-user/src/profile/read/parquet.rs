@@ -195,6 +195,7 @@ impl<'a> Columns<'a> {
             // Unknown sizes are taken to differ: then no interval is claimed for a count.
             smallest_bytes: whole("smallest_bytes").ok().flatten().unwrap_or(0),
             largest_bytes: whole("largest_bytes").ok().flatten().unwrap_or(u64::MAX),
+            ..SampleSums::default()
         }))
     }
 }

@@ -1,8 +1,8 @@
 //! One line per process: what was estimated, and what was counted.
 
 use super::Context;
-use crate::profile::estimates::{Pool, exact};
 use crate::heap::sums::SampleSums;
+use crate::profile::estimates::{Pool, exact};
 use crate::profile::group::process_name;
 use crate::profile::model::Criterion;
 use crate::profile::value::Value;
@@ -27,12 +27,16 @@ pub(super) fn checked(context: &Context, process: usize, pool: &Pool) -> Option<
         let found = if pool.samples(value) == 0 && profile.criterion == Criterion::Bytes {
             // Not one sample: that too bounds what there can have been.
             let unseen = SampleSums::default();
-            estimate::bytes(&[Part { interval: profile.interval, sums: &unseen }], profile.criterion, SELF_CHECK_CONFIDENCE)
+            estimate::bytes(
+                &[Part { interval: profile.interval, sums: &unseen }],
+                profile.criterion,
+                SELF_CHECK_CONFIDENCE,
+            )
         } else {
             pool.estimate(profile, value, SELF_CHECK_CONFIDENCE)
         };
         let five_sigma = Interval { low: found.low?, high: found.high? };
-        Some(self_check_within(found.estimate, pool.variance(value), five_sigma, counted))
+        Some(self_check_within(pool.raw_total(value), pool.variance(value), five_sigma, counted))
     })
 }
 

@@ -1,0 +1,100 @@
+//! `heapbpf plan`: what sampling intervals would see of a program and cost it, from a profile or a short look at it.
+
+use std::io::IsTerminal;
+use std::path::Path;
+
+use anyhow::Context;
+use clap::Parser;
+
+use super::args::{Cli, PlanArgs};
+use super::compare::print;
+use super::plan::{self, PlanError};
+use super::values::Interval;
+use crate::profile::model::Profile;
+use crate::profile::output::{self, OutputError};
+use crate::profile::read;
+use crate::profile::workload::workload;
+use crate::record::{self, terminal_width};
+use crate::sampling::plan::{ClassPlan, Costs};
+use crate::view::plan::{Preview, PreviewOptions, text};
+
+/// CPU time of an allocation's and its free's probes, ns, as measured where heapbpf is developed (AMD EPYC, virtual).
+const MEASURED_PROBE_NS: f64 = 1_050.0;
+/// What a sample adds there, ns.
+const MEASURED_SAMPLE_NS: f64 = 2_000.0;
+/// R of the look at running processes, bytes: small, because it is short.
+const LOOK_INTERVAL: u64 = 64 << 10;
+
+/// Shows the plan. Returns the exit status.
+///
+/// # Errors
+/// There is no such profile or process, or a file cannot be written.
+pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
+    let Interval::Size(interval @ 1..) = args.interval else {
+        return Err(PlanError::Usage("plan -i: an interval of 1 to 64MiB to compare with is needed".into()).into());
+    };
+    let profile = match &args.profile {
+        Some(path) if is_untargeted(args) => read::open(path)?,
+        Some(_) => return Err(PlanError::Usage("plan takes a profile or running processes, not both".into()).into()),
+        None => look(args)?,
+    };
+    let costs = Costs {
+        probe_ns: args.probe_ns.unwrap_or(MEASURED_PROBE_NS),
+        sample_ns: args.sample_ns.unwrap_or(MEASURED_SAMPLE_NS),
+    };
+    let workload = workload(&profile);
+    let classes = ClassPlan::best(&workload, interval);
+    if let Some(path) = &args.classes {
+        write_classes(path, args.force, &classes)?;
+    }
+    let costs_are_given = args.probe_ns.is_some() && args.sample_ns.is_some();
+    let preview = Preview::new(&profile, &workload, costs, costs_are_given, &classes);
+    print(&if args.json {
+        serde_json::to_string_pretty(&preview).context("cannot write the plan as JSON")? + "\n"
+    } else {
+        let color = args.color.is_on(std::io::stdout().is_terminal());
+        text(&preview, &PreviewOptions { width: terminal_width().unwrap_or(100), color })
+    })
+}
+
+fn is_untargeted(args: &PlanArgs) -> bool {
+    let target = &args.target;
+    target.pids.is_empty()
+        && !target.all
+        && target.comm.is_none()
+        && target.cgroup.is_none()
+        && target.command.is_empty()
+}
+
+/// Records running processes for a moment. The profile lives in a folder of its own that is gone afterwards.
+fn look(args: &PlanArgs) -> anyhow::Result<Profile> {
+    if is_untargeted(args) {
+        let needed =
+            "what should be planned for? a PROFILE, --pid PID, --all, --comm GLOB or --cgroup PATH (see --help)";
+        return Err(PlanError::Usage(needed.into()).into());
+    }
+    if !args.target.command.is_empty() {
+        let refusal = "plan looks at what runs already; for a command record a profile and plan from it";
+        return Err(PlanError::Usage(refusal.into()).into());
+    }
+    let folder = tempfile::tempdir().context("cannot make a temporary folder")?;
+    let file = folder.path().join("look.json");
+    let mut options = Cli::parse_from(["heapbpf"]).record;
+    options.target = args.target.clone();
+    options.interval = Interval::Size(LOOK_INTERVAL);
+    options.duration = Some(args.duration);
+    options.quiet = true;
+    options.no_symbolize = true;
+    options.outputs = vec![file.clone()];
+    record::run(plan::plan(&options)?)?;
+    Ok(read::open(&file)?)
+}
+
+fn write_classes(path: &Path, force: bool, classes: &ClassPlan) -> anyhow::Result<()> {
+    let text = serde_json::to_vec_pretty(classes).context("cannot write the intervals as JSON")?;
+    output::check_new_file(path, force)?;
+    output::write_whole(path, force, |out| {
+        out.write_all(&text).map_err(|source| OutputError::Io { path: path.to_path_buf(), source })
+    })?;
+    Ok(())
+}

@@ -1,0 +1,205 @@
+//! Other figures from the same samples: calibrated by exact totals, by another estimator, at the peak.
+
+use super::estimates::exact;
+use super::model::{Criterion, Profile, Row};
+use super::value::Value;
+use crate::heap::sums::SampleSums;
+use crate::sampling::calibrate::{Estimated, by_regression};
+use crate::sampling::estimators::{Estimator, bytes_of_sums};
+
+/// Which figures in use are shown.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum At {
+    /// Those at the end of the recording (or of a process).
+    #[default]
+    End,
+    /// Those of the moment when the estimated total in use was highest.
+    Peak,
+}
+
+/// What is done to a profile before it is shown or written.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Adjustments {
+    /// Allocation totals are brought in line with what was counted.
+    pub calibrate: bool,
+    /// Moment of the figures in use.
+    pub at: At,
+    /// Rule of estimation of bytes.
+    pub estimator: Estimator,
+}
+
+/// Why figures cannot be had in another way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AdjustError {
+    /// No process has exact totals.
+    #[error("cannot calibrate: the profile has no exact totals (only .json keeps them)")]
+    NotCounted,
+    /// The format or the recording has no peak.
+    #[error("the profile has no figures of its peak: record it without --no-live and as .json")]
+    NoPeak,
+    /// The estimator is one of bytes as trials.
+    #[error("--estimator compares rules for sampling by bytes; this profile was sampled by `{0}`")]
+    Criterion(&'static str),
+    /// No samples, only estimates.
+    #[error("the profile's format keeps no samples to estimate from: use .json or .parquet")]
+    NoSamples,
+}
+
+impl Adjustments {
+    /// Applies them; what was done is among the profile's notes.
+    ///
+    /// # Errors
+    /// The profile lacks what is needed.
+    pub fn apply(&self, profile: &mut Profile) -> Result<(), AdjustError> {
+        if self.at == At::Peak {
+            at_peak(profile)?;
+        }
+        if self.estimator != Estimator::HorvitzThompson {
+            estimate_by(profile, self.estimator)?;
+        }
+        if self.calibrate { calibrate(profile) } else { Ok(()) }
+    }
+}
+
+/// Calibrates the totals of allocation of each process by regression (`docs/sampling.md`): stacks then add up to what was
+/// counted. Intervals stay those of the unbiased estimates.
+fn calibrate(profile: &mut Profile) -> Result<(), AdjustError> {
+    if !profile.samples_known {
+        return Err(AdjustError::NoSamples);
+    }
+    let mut calibrated = 0;
+    for process in 0..profile.processes.len() {
+        let mut done = false;
+        for value in [Value::AllocSpace, Value::AllocObjects] {
+            let Some(counted) = exact(profile, Some(process), value) else { continue };
+            let mut sums: Vec<&mut SampleSums> =
+                profile.rows.iter_mut().filter(|row| row.process == process).map(|row| &mut row.alloc).collect();
+            let parts: Vec<Estimated> = sums.iter().map(|sums| part(sums, value)).collect();
+            for ((sums, part), calibrated) in sums.iter_mut().zip(&parts).zip(by_regression(&parts, counted as f64)) {
+                *correction(sums, value) = calibrated - part.estimate;
+            }
+            done = true;
+        }
+        calibrated += usize::from(done);
+    }
+    if calibrated == 0 {
+        return Err(AdjustError::NotCounted);
+    }
+    profile.notes.push(format!(
+        "calibrated: allocation totals of {calibrated} of {} processes are brought in line with their exact counts by \
+         regression; intervals belong to the figures before that",
+        profile.processes.len()
+    ));
+    Ok(())
+}
+
+fn part(sums: &SampleSums, value: Value) -> Estimated {
+    let variance = if value.is_bytes() { sums.bytes_variance } else { sums.objects_variance };
+    Estimated { estimate: value.raw_estimate_of(sums), variance }
+}
+
+fn correction(sums: &mut SampleSums, value: Value) -> &mut f64 {
+    if value.is_bytes() { &mut sums.bytes_correction } else { &mut sums.objects_correction }
+}
+
+/// Shows what was in use at the peak as what is in use.
+fn at_peak(profile: &mut Profile) -> Result<(), AdjustError> {
+    if !profile.live || profile.rows.iter().all(|row| row.peak.is_none()) && !profile.rows.is_empty() {
+        return Err(AdjustError::NoPeak);
+    }
+    for row in &mut profile.rows {
+        row.inuse = row.peak.unwrap_or_default();
+    }
+    profile.notes.push("in use: at the moment of the highest estimated total, not at the end".into());
+    Ok(())
+}
+
+/// Seed of the draws that complete counts of successes: the same profile always gives the same figures.
+const SEED: u64 = 1;
+
+/// Estimates bytes by another rule on the same samples.
+fn estimate_by(profile: &mut Profile, estimator: Estimator) -> Result<(), AdjustError> {
+    if !profile.samples_known {
+        return Err(AdjustError::NoSamples);
+    }
+    if profile.criterion != Criterion::Bytes {
+        return Err(AdjustError::Criterion(profile.criterion.name()));
+    }
+    let mut state = sampler_ebpf::rng::seed(SEED, 0);
+    let mut refused = None;
+    let mut count = 0;
+    for Row { interval, alloc, inuse, .. } in &mut profile.rows {
+        for sums in [alloc, inuse] {
+            match bytes_of_sums(sums, *interval, estimator, || sampler_ebpf::rng::next(&mut state)) {
+                Ok(bytes) => sums.bytes_correction = bytes - sums.bytes,
+                Err(reason) => {
+                    refused = Some(reason);
+                    count += 1;
+                }
+            }
+        }
+    }
+    let kept = refused.map_or_else(String::new, |reason| format!("; {count} figures stay as they were: {reason}"));
+    profile.notes.push(format!(
+        "bytes are estimated by {}, for comparison; intervals are those of Horvitz and Thompson\'s{kept}",
+        estimator.name()
+    ));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::estimates::Pool;
+    use crate::profile::testing;
+
+    #[test]
+    fn calibrated_stacks_add_up_and_intervals_stay() {
+        let mut profile = testing::small();
+        profile.processes[0].exact_alloc_bytes = Some(70_000_000);
+        profile.processes[0].exact_alloc_objects = Some(12_345);
+        let rows = |profile: &Profile| profile.rows.iter().filter(|row| row.process == 0).cloned().collect::<Vec<_>>();
+        let before = Pool::of(&rows(&profile)).estimate(&profile, Value::AllocSpace, 0.95);
+        Adjustments { calibrate: true, ..Adjustments::default() }.apply(&mut profile).expect("counted");
+        let pool = Pool::of(&rows(&profile));
+        let after = pool.estimate(&profile, Value::AllocSpace, 0.95);
+        assert!((after.estimate - 70e6).abs() < 1e-3, "{after:?}");
+        assert!((pool.total(Value::AllocObjects) - 12_345.0).abs() < 1e-6);
+        assert_eq!((after.low, after.high), (before.low, before.high));
+        assert!(profile.notes.iter().any(|note| note.starts_with("calibrated: ")));
+        for process in &mut profile.processes {
+            (process.exact_alloc_bytes, process.exact_alloc_objects) = (None, None);
+        }
+        assert_eq!(calibrate(&mut profile), Err(AdjustError::NotCounted));
+    }
+
+    #[test]
+    fn the_peak_takes_the_place_of_the_end() {
+        let mut profile = testing::small();
+        profile.rows.iter_mut().for_each(|row| row.peak = None);
+        let at_peak = Adjustments { at: At::Peak, ..Adjustments::default() };
+        assert_eq!(at_peak.apply(&mut profile.clone()), Err(AdjustError::NoPeak));
+        profile.rows[0].peak = Some(testing::sums(9, 4_096, profile.rows[0].interval));
+        at_peak.apply(&mut profile).expect("a peak");
+        assert_eq!(profile.rows[0].inuse.samples, 9);
+        assert!(profile.rows[1..].iter().all(|row| row.inuse.samples == 0));
+    }
+
+    #[test]
+    fn other_estimators_need_bytes_as_trials() {
+        let mut profile = testing::small();
+        let by = |estimator| Adjustments { estimator, ..Adjustments::default() };
+        let raw: Vec<f64> = profile.rows.iter().map(|row| row.alloc.bytes).collect();
+        by(Estimator::Offset).apply(&mut profile).expect("samples are known");
+        for (row, raw) in profile.rows.iter().zip(raw) {
+            let sums = &row.alloc;
+            let unskipped = (sums.sampled_bytes - sums.offset_sum) as f64;
+            let samples = (sums.samples - sums.zero_byte_samples) as f64;
+            let expected = samples * (row.interval as f64 - 1.0) + unskipped;
+            assert!((Value::AllocSpace.of(row) - expected).abs() < 1e-6 * expected.max(1.0));
+            assert_eq!(sums.bytes, raw, "what intervals are made from stays");
+        }
+        profile.criterion = Criterion::Allocations;
+        assert_eq!(by(Estimator::Offset).apply(&mut profile), Err(AdjustError::Criterion("allocations")));
+    }
+}

@@ -1,0 +1,154 @@
+//! What sampling intervals see and cost, as a text table.
+
+use serde::Serialize;
+
+use super::report::subject;
+use super::text::{Column, Style, Table, wrap};
+use super::units;
+use crate::profile::model::Profile;
+use crate::sampling::plan::{Automatic, ClassPlan, Costs, PlanRow, Workload, automatic, rows};
+
+/// A plan: `heapbpf plan --json` writes it as it is.
+#[derive(Clone, Debug, Serialize)]
+pub struct Preview {
+    /// What it is for.
+    pub subject: String,
+    /// Estimated allocations a second.
+    pub allocations_per_second: f64,
+    /// Sites (stacks) seen in the profile.
+    pub sites: usize,
+    /// Length of the recording that intervals are judged for, seconds.
+    pub seconds: f64,
+    /// What probes and samples cost.
+    pub costs: Costs,
+    /// Whether these costs were given; else they are those of the machine where heapbpf is developed.
+    pub costs_are_given: bool,
+    /// One line for each interval.
+    pub intervals: Vec<PlanRow>,
+    /// The smallest interval whose samples cost under 1 % of the probes.
+    pub automatic: Automatic,
+    /// The best intervals by size class, for as many samples.
+    pub classes: ClassPlan,
+}
+
+/// How it is shown.
+#[derive(Clone, Copy, Debug)]
+pub struct PreviewOptions {
+    /// Columns of the terminal.
+    pub width: usize,
+    /// Whether to use colours.
+    pub color: bool,
+}
+
+impl Preview {
+    /// The plan for a workload, taken from a profile.
+    pub fn new(
+        profile: &Profile,
+        workload: &Workload,
+        costs: Costs,
+        costs_are_given: bool,
+        classes: &ClassPlan,
+    ) -> Self {
+        Self {
+            subject: subject(profile),
+            allocations_per_second: workload.classes.iter().map(|class| class.allocations).sum::<f64>() + 0.0,
+            sites: workload.sites.len(),
+            seconds: workload.seconds,
+            costs,
+            costs_are_given,
+            intervals: rows(workload, costs),
+            automatic: automatic(workload, costs, None),
+            classes: classes.clone(),
+        }
+    }
+}
+
+/// The plan as text.
+pub fn text(preview: &Preview, options: &PreviewOptions) -> String {
+    let calls = units::count(preview.allocations_per_second);
+    let probes = preview.intervals.first().map_or(0.0, |row| row.probe_cpus);
+    let mut lines = vec![
+        Style::Bold.paint(&preview.subject, options.color),
+        format!("{calls} allocations a second: probes take {} of a CPU, whatever the interval", units::percent(probes)),
+        String::new(),
+    ];
+    let mut table = Table::new(vec![
+        Column::right("INTERVAL", Style::Bold),
+        Column::right("SAMPLES/S", Style::Plain),
+        Column::right("CPU", Style::Plain),
+        Column::right("SEEN FROM", Style::Plain),
+        Column::right("UNSEEN AT MOST", Style::Plain).dispensable(3),
+        Column::right("WITHIN 20 % FROM", Style::Plain).dispensable(2),
+        Column::right("STACKS SEEN", Style::Plain).dispensable(1),
+        Column::right("BYTES SEEN", Style::Plain),
+    ]);
+    let share = |share: Option<f64>| share.map_or_else(|| "-".into(), units::percent);
+    for row in &preview.intervals {
+        table.row(vec![
+            units::bytes(row.interval as f64),
+            units::count(row.samples_per_second),
+            units::percent(row.sample_cpus),
+            units::bytes(row.seen_from_bytes),
+            units::bytes(row.unseen_at_most_bytes),
+            units::bytes(row.within_fifth_from_bytes),
+            share(row.sites_seen),
+            share(row.bytes_seen),
+        ]);
+    }
+    let (head, rows) = table.lines(options.width, options.color);
+    lines.push(head);
+    lines.extend(rows);
+    lines.push(String::new());
+    let mut say = |text: String| lines.extend(wrap(&text, options.width));
+    say(format!(
+        "A stack is seen (with 95 %) from that many bytes on in {} s; STACKS and BYTES are of the {} stacks in the \
+         profile. CPU is what samples add to the probes.",
+        units::count(preview.seconds),
+        units::count(preview.sites as f64)
+    ));
+    say(format!(
+        "{}: the smallest interval whose samples cost under 1 % of the probes (--interval auto).",
+        units::bytes(preview.automatic.interval as f64)
+    ));
+    say(format!(
+        "The best intervals by size class would have {} of the variance of bytes in use at one sample per {}, for as many \
+         samples (--classes FILE writes them).",
+        units::percent(preview.classes.variance_ratio),
+        units::bytes(preview.classes.compared_with_interval_bytes as f64)
+    ));
+    if !preview.costs_are_given {
+        say(format!(
+            "Costs are not of this machine: {} ns for the probes of an allocation and its free, {} ns for a sample, as \
+             measured on an AMD EPYC under a hypervisor; --probe-ns and --sample-ns give yours.",
+            units::count(preview.costs.probe_ns),
+            units::count(preview.costs.sample_ns)
+        ));
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::testing;
+    use crate::profile::workload::workload;
+
+    #[test]
+    fn the_plan_of_the_small_profile() {
+        let profile = testing::small();
+        let workload = workload(&profile);
+        let classes = ClassPlan::best(&workload, 512 << 10);
+        let costs = Costs { probe_ns: 1_000.0, sample_ns: 2_000.0 };
+        let preview = Preview::new(&profile, &workload, costs, false, &classes);
+        let shown = text(&preview, &PreviewOptions { width: 120, color: false });
+        for expected in ["64.0 MiB", "512 KiB", "SEEN FROM", "--interval auto", "--probe-ns", "--classes"] {
+            assert!(shown.contains(expected), "{expected:?} is missing in\n{shown}");
+        }
+        assert!(shown.lines().all(|line| crate::view::text::width(line) <= 120));
+        let given = Preview { costs_are_given: true, ..preview };
+        assert!(!text(&given, &PreviewOptions { width: 120, color: false }).contains("--probe-ns"));
+        let json = serde_json::to_value(&given).expect("plain data");
+        assert_eq!(json["intervals"].as_array().map(Vec::len), Some(8));
+    }
+}
