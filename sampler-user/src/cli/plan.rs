@@ -318,6 +318,9 @@ fn check_program(program: &OsStr) -> Result<(), PlanError> {
 }
 
 fn outputs(args: &RecordArgs) -> Result<Vec<Output>, PlanError> {
+    if args.every.is_some() && args.outputs.iter().any(|path| path.as_os_str() == "-") {
+        return Err(PlanError::Usage("--every writes files: name one with -o instead of -".into()));
+    }
     let mut outputs = Vec::new();
     for path in &args.outputs {
         let format = formats::choose(path, args.format.as_deref())?;
@@ -325,9 +328,6 @@ fn outputs(args: &RecordArgs) -> Result<Vec<Output>, PlanError> {
     }
     if outputs.iter().filter(|output| output.is_standard_output()).count() > 1 {
         return Err(PlanError::Usage("-o -: standard output takes one profile".into()));
-    }
-    if args.every.is_some() && outputs.iter().any(Output::is_standard_output) {
-        return Err(PlanError::Usage("--every writes files: name one with -o instead of -".into()));
     }
     Ok(outputs)
 }
