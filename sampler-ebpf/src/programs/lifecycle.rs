@@ -36,9 +36,7 @@ pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
     if !is_target {
         warn!(&RawTracePointContext::new(ctx), "no room for the target {}, a child of {}", child_tgid, parent_tgid);
     }
-    if !is_target
-        || !output::submit_process(kind::FORK, child_tgid, state::process_of(parent), ProcessKey::default())
-    {
+    if !is_target || !output::submit_process(kind::FORK, child_tgid, state::process_of(parent), ProcessKey::default()) {
         count_process_event_lost();
     }
     0

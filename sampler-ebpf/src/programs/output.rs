@@ -76,9 +76,15 @@ pub fn submit_free(state: &mut ThreadState, value: &LiveValue) {
 
 /// Reports that a process forked, exec'ed or ended. Returns whether it could.
 #[inline(always)]
-pub fn submit_process(kind: u32, child_tgid: u32, process: ProcessKey, next: ProcessKey) -> bool {
+pub fn submit_process(event: u32, child_tgid: u32, process: ProcessKey, next: ProcessKey) -> bool {
     let Some(record) = reserve::<ProcessRecord>(maps::events()) else { return false };
-    *record = ProcessRecord { kind, child_tgid, time_ns: now(), process, next };
-    submit(record, maps::events(), config!(events_mark));
+    *record = ProcessRecord { kind: event, child_tgid, time_ns: now(), process, next };
+    if event == kind::FORK {
+        // The child allocates unseen until the daemon has linked it: there is no time to lose.
+        // SAFETY: `record` was reserved.
+        unsafe { bpf_ringbuf_submit(core::ptr::from_mut(record).cast(), u64::from(BPF_RB_FORCE_WAKEUP)) };
+    } else {
+        submit(record, maps::events(), config!(events_mark));
+    }
     true
 }

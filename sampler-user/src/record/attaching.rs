@@ -38,6 +38,8 @@ pub struct Attaching {
     global: bool,
     modules: HashMap<ModuleId, Option<FileKey>>,
     refused: BTreeSet<String>,
+    /// Children of named targets that ended before they could be hooked.
+    missed: u64,
     changes: Vec<HostChange>,
 }
 
@@ -55,6 +57,7 @@ impl Attaching {
             global: !plan.targets.are_named(),
             modules: HashMap::new(),
             refused: BTreeSet::new(),
+            missed: 0,
             changes: Vec::new(),
         }
     }
@@ -247,6 +250,10 @@ impl Attaching {
 
     /// A process ended.
     pub fn ended(&mut self, pid: u32, now_ns: u64) {
+        let awaited = self.targets.awaited.contains(&pid);
+        if !self.global && awaited && self.targets.tracked.get(&pid).is_some_and(|tracked| !tracked.hooked) {
+            self.missed += 1;
+        }
         self.targets.end(pid, now_ns);
         self.hooks.release(pid);
     }
@@ -273,7 +280,14 @@ impl Attaching {
 
     /// What could not be hooked.
     pub fn remarks(&self) -> impl Iterator<Item = String> + '_ {
-        self.refused.iter().map(|reason| format!("not hooked: {reason}"))
+        let missed = match self.missed {
+            0 => None,
+            1 => Some("1 child of a target ended before it could be hooked: what it allocated is missing".to_owned()),
+            n => Some(format!(
+                "{n} children of targets ended before they could be hooked: what they allocated is missing"
+            )),
+        };
+        self.refused.iter().map(|reason| format!("not hooked: {reason}")).chain(missed)
     }
 }
 
