@@ -124,7 +124,13 @@ int main(int argc, char **argv) {
   makecontext(&there, coroutine, 0);
   pthread_t id;
   pthread_barrier_init(&start, 0, 2);
+  /* The timer's signals are for the main thread. */
+  sigset_t tick;
+  sigemptyset(&tick);
+  sigaddset(&tick, SIGALRM);
+  pthread_sigmask(SIG_BLOCK, &tick, 0);
   pthread_create(&id, 0, thread_main, 0);
+  pthread_sigmask(SIG_UNBLOCK, &tick, 0);
   ready();
   for (uint64_t r = 0; r < rounds; r++) {
     in_recursion();
