@@ -125,9 +125,14 @@ pub struct Law {
 impl Law {
     /// Of allocations given as (size in bytes, how many), at mean interval R ≥ 1.
     pub fn of(sizes: impl IntoIterator<Item = (u64, u64)>, interval: u64) -> Self {
+        Self::with_shares(sizes, |size| sampled_share(size, interval))
+    }
+
+    /// The same where a size is sampled with probability `share(size)`.
+    pub fn with_shares(sizes: impl IntoIterator<Item = (u64, u64)>, share: impl Fn(u64) -> f64) -> Self {
         let mut law = Self::default();
         for (size, times) in sizes.into_iter().filter(|&(_, times)| times > 0) {
-            let (share, times) = (sampled_share(size, interval), times as f64);
+            let (share, times) = (share(size), times as f64);
             law.bytes.add(size as f64, share, times);
             law.objects.add(1.0, share, times);
             law.samples.truth += share * times;

@@ -1,0 +1,340 @@
+//! Statistics through the real sampler and the command line: sequences that fool other samplers, criteria, plans,
+//! comparisons, calibration.
+//!
+//! Tolerances are those of `truth::Sum::tolerance` (an honest estimate is refused with probability 5.7e-7 at most), if
+//! nothing else is said.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use heapbpf_tests::checks::{self, Compare, site_sums};
+use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::output::{self, Profile, Stats};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::{Outcome, Recorder};
+use heapbpf_tests::target::Target;
+use heapbpf_tests::truth::{Law, Truth};
+
+fn record(name: &str, arguments: &[&str], options: &[&str]) -> (Outcome, Truth) {
+    let mut target = Target::start(&program(name), arguments);
+    let recorder = options.iter().fold(Recorder::new().pid(target.pid()), |recorder, option| recorder.flag(option));
+    let recording = recorder.start();
+    let truth = target.run();
+    (recording.stop(), truth)
+}
+
+/// A recording of a whole process, from its first allocation to its end.
+fn record_whole(name: &str, arguments: &[&str], interval: u64, seed: u64) -> Outcome {
+    Recorder::new()
+        .interval(interval)
+        .option("--seed", &seed.to_string())
+        .variable("FREE_RUNNING", "1".as_ref())
+        .command(&program(name), arguments)
+        .start()
+        .finish()
+}
+
+fn run(words: &[&str]) -> Output {
+    Command::new(heapbpf()).args(words).output().expect("the binary under test runs")
+}
+
+/// Standard output of a command that must succeed.
+fn shown(words: &[&str]) -> String {
+    let output = run(words);
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).expect("text")
+}
+
+fn json(words: &[&str]) -> serde_json::Value {
+    serde_json::from_str(&shown(words)).expect("JSON")
+}
+
+fn path(outcome: &Outcome, name: &str) -> String {
+    outcome.file(name).to_str().expect("a plain path").to_owned()
+}
+
+/// Size and number in each cycle of a site's allocations.
+type Class = (u64, u64);
+
+/// How a wrong sampler goes on after a sample.
+#[derive(Clone, Copy, Debug)]
+enum Wrong {
+    /// What a large allocation overshoots is taken from the next countdown.
+    Carries,
+    /// Every R bytes, without chance.
+    Strides,
+}
+
+/// Samples by class of a sampler that does it wrong.
+fn wrong_samples(how: Wrong, cycles: u64, classes: &[Class], interval: u64) -> Vec<u64> {
+    let mut state = 9u64;
+    let mut draw = || match how {
+        Wrong::Strides => interval as f64,
+        Wrong::Carries => {
+            // SplitMix64, then an exponential number with mean R.
+            state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = state;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            -(((z ^ (z >> 31)) >> 11) as f64 + 0.5).mul_add(2f64.powi(-53), 0.0).ln() * interval as f64
+        }
+    };
+    let mut samples = vec![0; classes.len()];
+    let mut left = draw();
+    for _ in 0..cycles {
+        for (&(size, count), samples) in classes.iter().zip(&mut samples) {
+            for _ in 0..count {
+                left -= size as f64;
+                if left <= 0.0 {
+                    *samples += 1;
+                    left += draw();
+                }
+            }
+        }
+    }
+    samples
+}
+
+/// Through the real sampler every site has its true share; samplers that carry the overshoot over, or go by a fixed
+/// stride, fail the very same check in one of the sequences at least, so it has teeth.
+#[test]
+fn pathological_sequences_fool_other_samplers_only() {
+    let Some(_turn) = turn("pathological_sequences_fool_other_samplers_only") else { return };
+    let sequences: [(u64, &[Class], u64, &[Wrong]); 3] = [
+        // A huge one, then a hundred tiny ones.
+        (2_000, &[(10_000, 1), (1, 100)], 100, &[Wrong::Carries]),
+        (60_000, &[(99, 1), (1, 1)], 100, &[Wrong::Carries, Wrong::Strides]),
+        // A period of R bytes: a fixed stride meets the same site each time.
+        (50_000, &[(48, 1), (16, 1), (64, 1)], 128, &[Wrong::Strides]),
+    ];
+    for (cycles, classes, interval, wrongs) in sequences {
+        let mut arguments = vec![cycles.to_string()];
+        arguments.extend(classes.iter().map(|(size, count)| format!("{size}x{count}")));
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let (outcome, truth) = record("sequence", &arguments, &["--interval", &interval.to_string()]);
+        let (profile, stats) = outcome.results();
+        assert_eq!(stats.lost(), 0);
+        checks::sites(&profile, &truth, interval, Compare::All);
+        for wrong in wrongs {
+            let refused =
+                classes.iter().zip(wrong_samples(*wrong, cycles, classes, interval)).any(|(class, samples)| {
+                    let law = Law::of([(class.0, class.1 * cycles)], interval).samples;
+                    (samples as f64 - law.truth).abs() > law.tolerance()
+                });
+            assert!(refused, "{wrong:?} passes {classes:?}: the case has no teeth");
+        }
+    }
+}
+
+/// Bytes and numbers of every site, where a size is sampled with probability `share(size)`.
+fn unbiased(profile: &Profile, truth: &Truth, share: impl Fn(u64) -> f64) {
+    let found = site_sums(profile, None);
+    for site in &truth.sites {
+        let law = Law::with_shares(site.sizes.iter().map(|&[size, allocs, _]| (size, allocs)), &share);
+        let figures = found.get(&site.site).copied().unwrap_or_default().figures;
+        for (what, law, estimate) in [("bytes", law.bytes, figures[0]), ("objects", law.objects, figures[1])] {
+            let tolerance = law.tolerance().max(1e-6 * law.truth);
+            let off = (estimate - law.truth).abs();
+            assert!(off <= tolerance, "{} {what}: {estimate} instead of {} ± {tolerance}", site.site, law.truth);
+        }
+    }
+}
+
+fn results(outcome: &Outcome, criterion: &str) -> (Profile, Stats) {
+    let (profile, stats) = outcome.results();
+    assert_eq!(stats.lost(), 0);
+    let raw: serde_json::Value = output::read(&outcome.file("profile.json"));
+    assert_eq!(raw["criterion"], criterion);
+    (profile, stats)
+}
+
+#[test]
+fn by_allocations_bytes_and_numbers_are_true() {
+    let Some(_turn) = turn("by_allocations_bytes_and_numbers_are_true") else { return };
+    let (outcome, truth) = record("mix", &["300000"], &["--criterion", "allocations", "--interval", "50"]);
+    let (profile, stats) = results(&outcome, "allocations");
+    unbiased(&profile, &truth, |_| 1.0 / 50.0);
+    let law = Law::with_shares([(1, truth.allocs())], |_| 1.0 / 50.0).samples;
+    assert!((stats.submitted as f64 - law.truth).abs() < law.tolerance(), "{} samples", stats.submitted);
+    let objects = &profile.totals.alloc_objects;
+    assert!(objects.low.is_some() && objects.high.is_some(), "{objects:?}");
+}
+
+/// Even coverage: estimates are unbiased while intervals move, and the rare class is seen. A class's interval is at most
+/// the overall one times the number of classes. By allocations the rare class would have 60 samples (σ 8).
+#[test]
+fn by_size_class_the_rare_is_seen_and_figures_are_true() {
+    let Some(_turn) = turn("by_size_class_the_rare_is_seen_and_figures_are_true") else { return };
+    let arguments = ["6000", "16x1000", "4096x10", "65536x1"];
+    let (outcome, truth) = record("sequence", &arguments, &["--criterion", "size-class", "--interval", "100"]);
+    let (profile, stats) = results(&outcome, "size-class");
+    unbiased(&profile, &truth, |_| 1.0 / 300.0);
+    let samples: Vec<u64> = site_sums(&profile, None).values().map(|sums| sums.samples).collect();
+    println!("samples by class: {samples:?} of {} hits", stats.hits);
+    assert!(samples.len() == 3 && samples[2] > 600, "the rare class has {samples:?}");
+}
+
+/// A profile is planned from, intervals by size class are written and recorded with: figures are true with the
+/// probabilities that the file says. The plan for the profile's own interval has about as many samples as it (every stack
+/// has one size, so only chance is between them: 6 σ).
+#[test]
+fn plans_are_made_of_profiles_and_recorded_with() {
+    let Some(_turn) = turn("plans_are_made_of_profiles_and_recorded_with") else { return };
+    let arguments = ["3000", "64x20", "1000x4", "40000x1"];
+    let (outcome, _) = record("sequence", &arguments, &["--interval", "4096"]);
+    let (profile, stats) = outcome.results();
+    let (file, classes) = (path(&outcome, "profile.json"), path(&outcome, "plan.json"));
+    let plan = json(&["plan", &file, "--json", "--classes", &classes, "--interval", "4096"]);
+    let rows = plan["intervals"].as_array().expect("a list");
+    assert_eq!((rows.len(), rows[0]["interval"].as_u64()), (8, Some(4096)));
+    let planned = rows[0]["samples_per_second"].as_f64().expect("a number") * profile.duration_seconds;
+    let samples = stats.submitted as f64;
+    assert!((planned - samples).abs() < 6.0 * samples.sqrt(), "{planned} planned, {samples} taken");
+    assert!(shown(&["plan", &file]).contains("SEEN FROM"));
+
+    let given: serde_json::Value = output::read(Path::new(&classes));
+    let intervals: Vec<(u64, f64)> = given["classes"]
+        .as_array()
+        .expect("a list")
+        .iter()
+        .map(|class| (class["from_bytes"].as_u64().expect("bytes"), class["interval"].as_f64().expect("a number")))
+        .collect();
+    let share = |size: u64| intervals.iter().rfind(|class| class.0 <= size).map_or(1.0, |class| 1.0 / class.1);
+    // What is given for classes that nothing is live of is the largest interval: nothing of them would be seen.
+    let mixed = ["10000", "64x20", "1000x4", "40000x1"];
+    let (outcome, truth) =
+        record("sequence", &mixed, &["--criterion", "size-class", "--interval", &format!("@{classes}")]);
+    let (profile, _) = results(&outcome, "size-class");
+    unbiased(&profile, &truth, share);
+}
+
+#[test]
+fn a_running_process_is_planned_for() {
+    let Some(_turn) = turn("a_running_process_is_planned_for") else { return };
+    let mut leak = Command::new(program("leak")).arg("60").stdout(std::process::Stdio::null()).spawn().expect("runs");
+    let pid = leak.id().to_string();
+    let plan = run(&["plan", "--pid", &pid, "--json"]);
+    let _ = leak.kill();
+    let _ = leak.wait();
+    assert!(plan.status.success(), "{}", String::from_utf8_lossy(&plan.stderr));
+    let plan: serde_json::Value = serde_json::from_slice(&plan.stdout).expect("JSON and nothing else");
+    assert!(plan["sites"].as_u64().expect("a number") >= 3, "{plan}");
+    assert!(plan["allocations_per_second"].as_f64().expect("a number") > 0.0);
+}
+
+/// Site and significance of every stack in a comparison of allocated bytes.
+fn grown(before: &Outcome, after: &Outcome) -> Vec<(String, bool, f64)> {
+    let (before, after) = (path(before, "profile.json"), path(after, "profile.json"));
+    let diff = json(&["diff", &before, &after, "--json", "--value", "alloc_space"]);
+    let stacks = diff["stacks"].as_array().expect("a list");
+    let site = |stack: &serde_json::Value| {
+        let frames = stack["frames"].as_array().expect("a list");
+        let names = frames.iter().filter_map(|frame| frame["function"].as_str());
+        names.into_iter().find(|name| name.starts_with("site_")).unwrap_or("other").to_owned()
+    };
+    stacks
+        .iter()
+        .map(|stack| (site(stack), stack["significant"] == true, stack["q_value"].as_f64().unwrap_or(1.0)))
+        .collect()
+}
+
+/// Three runs of the same: nothing grew between them (q ≤ 0.05 for any stack has a probability under 5 %, and the seeds
+/// are fixed). In the fourth one site allocates three times as much: that site is found, and no other. Recorded at
+/// another interval, the same comes out.
+#[test]
+fn what_grew_is_found_and_nothing_else() {
+    let Some(_turn) = turn("what_grew_is_found_and_nothing_else") else { return };
+    let same = ["2000", "64x20", "1000x10", "4000x10"];
+    let leak = ["2000", "64x20", "1000x30", "4000x10"];
+    let before = record_whole("sequence", &same, 65_536, 1);
+    for seed in 2..=3 {
+        let again = record_whole("sequence", &same, 65_536, seed);
+        let stacks = grown(&before, &again);
+        assert!(stacks.len() >= 2 && stacks.iter().all(|stack| !stack.1), "{stacks:?}");
+    }
+    for interval in [65_536, 16_384] {
+        let after = record_whole("sequence", &leak, interval, 4);
+        let stacks = grown(&before, &after);
+        let found: Vec<&str> = stacks.iter().filter(|stack| stack.1).map(|stack| stack.0.as_str()).collect();
+        assert_eq!(found, ["site_01"], "at {interval}: {stacks:?}");
+    }
+}
+
+#[test]
+fn profiles_of_other_criteria_are_not_added_up() {
+    let Some(_turn) = turn("profiles_of_other_criteria_are_not_added_up") else { return };
+    let (bytes, truth) = record("mix", &["20000"], &["--interval", "4096"]);
+    let (calls, _) = record("mix", &["20000"], &["--interval", "50", "--criterion", "allocations"]);
+    let sum = path(&bytes, "sum.json");
+    let (bytes_file, calls_file) = (path(&bytes, "profile.json"), path(&calls, "profile.json"));
+    let refused = run(&["merge", "-o", &sum, &bytes_file, &calls_file]);
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert_eq!(refused.status.code(), Some(1), "{said}");
+    assert!(said.contains("allocations") && said.contains("trials differ"), "{said}");
+    assert!(!Path::new(&sum).exists());
+    shown(&["merge", "-o", &sum, &bytes_file, &bytes_file]);
+    let merged: Profile = output::read(Path::new(&sum));
+    assert_eq!(merged.totals.alloc_bytes.exact, Some(2.0 * truth.bytes() as f64));
+}
+
+/// Calibrated stacks add up to what was counted; the interval is that of the raw figure.
+#[test]
+fn calibrated_sums_are_exact() {
+    let Some(_turn) = turn("calibrated_sums_are_exact") else { return };
+    let options = ["--interval", "65536", "--calibrate"];
+    let (outcome, truth) = record("mix", &["200000"], &options);
+    let profile: Profile = output::read(&outcome.file("profile.json"));
+    let (mut bytes, mut objects) = (0.0, 0.0);
+    for stack in &profile.stacks {
+        bytes += stack.figures.alloc_bytes.value();
+        objects += stack.figures.alloc_objects.value();
+    }
+    assert!((bytes - truth.bytes() as f64).abs() < 1.0, "{bytes} instead of {}", truth.bytes());
+    assert!((objects - truth.allocs() as f64).abs() < 1.0, "{objects} instead of {}", truth.allocs());
+    // A saved profile comes back as it was, and is calibrated once, not twice.
+    let file = path(&outcome, "profile.json");
+    let report = shown(&["report", "--calibrate", &file]);
+    assert!(report.contains("calibrated"), "{report}");
+    assert!(!report.contains("do not trust"), "{report}");
+}
+
+#[test]
+fn estimators_and_moments_are_the_users() {
+    let Some(_turn) = turn("estimators_and_moments_are_the_users") else { return };
+    let (end, _) = record("mix", &["100000"], &["--interval", "4096"]);
+    let (peak, _) = record("mix", &["100000"], &["--interval", "4096", "--at", "peak"]);
+    let inuse = |outcome: &Outcome| {
+        let profile: Profile = output::read(&outcome.file("profile.json"));
+        profile.totals.inuse_bytes.expect("live").value()
+    };
+    // One thread and one seed: the same draws. A rise of 2 % may not have been worth remembering.
+    assert!(inuse(&peak) >= inuse(&end) / 1.02, "{} {}", inuse(&peak), inuse(&end));
+    let file = path(&end, "profile.json");
+    assert!(shown(&["report", "--at", "peak", &file]).contains("highest estimated total"));
+    for estimator in ["count-of-successes", "size-over-interval", "offset"] {
+        assert!(shown(&["report", "--estimator", estimator, &file]).contains(estimator));
+    }
+    assert_eq!(run(&["report", "--estimator", "guess", &file]).status.code(), Some(2));
+}
+
+#[test]
+fn contradictions_are_wrong_usage() {
+    let Some(_turn) = turn("contradictions_are_wrong_usage") else { return };
+    let me = std::process::id().to_string();
+    let words: [(&[&str], &str); 5] = [
+        (&["--interval", "@plan.json"], "--criterion size-class"),
+        (&["--interval", "@plan.json", "--criterion", "allocations"], "--criterion size-class"),
+        (&["--interval", "65MiB", "--criterion", "size-class"], "range"),
+        (&["--no-live", "--at", "peak"], "--no-live"),
+        (&["--criterion", "colour"], "criterion"),
+    ];
+    for (options, word) in words {
+        let refused = run(&[&["--pid", &me], options].concat());
+        let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(2), "{options:?}: {said}");
+        assert!(said.contains(word), "{options:?}: {said}");
+    }
+    let missing = run(&["--pid", &me, "--interval", "@no-such-plan.json", "--criterion", "size-class"]);
+    assert_eq!(missing.status.code(), Some(1));
+    assert_eq!(run(&["plan"]).status.code(), Some(2));
+}
