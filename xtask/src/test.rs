@@ -42,6 +42,11 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("/usr/include/stdlib.h", "libc6-dev", "what the test programs are compiled against"),
     ("/usr/bin/python3", "python3", "is profiled while it parses JSON"),
     ("/usr/bin/sqlite3", "sqlite3", "is profiled while it fills a table"),
+    ("/usr/bin/redis-server", "redis-server", "is profiled while its threads serve"),
+    ("/usr/bin/memcached", "memcached", "is profiled while its threads serve"),
+    ("/usr/bin/rg", "ripgrep", "is profiled while it searches: a Rust program"),
+    ("/usr/bin/gdb", "gdb", "is profiled while it throws exceptions"),
+    ("/usr/bin/node", "nodejs", "is profiled while it runs code that it made"),
     ("/usr/bin/go", "golang-go", "go tool pprof reads the profiles"),
 ];
 

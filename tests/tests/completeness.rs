@@ -1,0 +1,250 @@
+//! Known call paths of real programs: a server with threads, a Rust program, exceptions, code made at run time.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use heapbpf_tests::environment::{programs_folder, skipped, tool, tool_or_install, turn};
+use heapbpf_tests::output::{Profile, Stack};
+use heapbpf_tests::recorder::{Outcome, Recorder};
+use heapbpf_tests::target::{Target, until};
+
+/// Of the samples of a real program, at least this share has a whole stack.
+const WHOLE: f64 = 0.99;
+
+/// Whether these functions are on the stack in this order, innermost first, whatever lies between them.
+fn follows(stack: &Stack, path: &[&str]) -> bool {
+    let mut names = stack.frames.iter().filter_map(|frame| frame.function.as_deref());
+    path.iter().all(|&wanted| names.any(|name| name == wanted))
+}
+
+/// Samples whose stack follows `path`, among those of one program.
+fn samples_on(profile: &Profile, comm: &str, path: &[&str]) -> u64 {
+    of(profile, comm).filter(|stack| follows(stack, path)).map(|stack| stack.samples).sum()
+}
+
+fn of<'a>(profile: &'a Profile, comm: &str) -> impl Iterator<Item = &'a Stack> {
+    let pids: Vec<u32> = profile.processes.iter().filter(|process| process.comm == comm).map(|p| p.pid).collect();
+    profile.stacks.iter().filter(move |stack| pids.contains(&stack.pid))
+}
+
+/// Checks the share of whole stacks of a program, and that each of these paths was sampled.
+fn check(case: &str, comm: &str, outcome: &Outcome, paths: &[&[&str]]) -> Profile {
+    let (profile, stats) = outcome.results();
+    assert_eq!(stats.lost(), 0, "{stats:?}");
+    let all: u64 = of(&profile, comm).map(|stack| stack.samples).sum();
+    let whole: u64 = of(&profile, comm).filter(|stack| stack.complete).map(|stack| stack.samples).sum();
+    println!("{case}: {whole} of {all} sampled stacks are whole");
+    assert!(all > 100, "too few samples to say anything: {all}");
+    assert!(whole as f64 >= WHOLE * all as f64, "{whole} of {all} stacks are whole");
+    for path in paths {
+        assert!(samples_on(&profile, comm, path) > 0, "nothing was sampled on {path:?}");
+    }
+    profile
+}
+
+/// A server, killed when dropped.
+struct Server {
+    child: Child,
+    port: u16,
+}
+
+impl Server {
+    /// Starts it on a port that is free now, and waits until it answers there.
+    fn start(program: &Path, arguments: &dyn Fn(u16) -> Vec<String>) -> Self {
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
+        let mut command = Command::new(program);
+        command.args(arguments(port)).current_dir("/tmp").stdout(Stdio::null());
+        let server = Self { child: command.spawn().expect("the server runs"), port };
+        until("the server listens", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        server
+    }
+
+    fn connect(&self) -> TcpStream {
+        TcpStream::connect(("127.0.0.1", self.port)).expect("the server listens")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends requests and reads as many answers, each of `answer` bytes.
+fn ask(stream: &mut TcpStream, requests: &[u8], answers: usize, answer: &[u8]) {
+    stream.write_all(requests).expect("the server reads");
+    let mut got = vec![0; answers * answer.len()];
+    stream.read_exact(&mut got).expect("the server answers");
+    assert!(got.chunks(answer.len()).all(|one| one == answer), "{}", String::from_utf8_lossy(&got));
+}
+
+#[test]
+fn redis_with_threads() {
+    let case = "redis_with_threads";
+    let Some(_turn) = turn(case) else { return };
+    let Some(redis) = tool_or_install("redis-server", "redis-server") else {
+        return skipped(case, "no redis-server (Debian: redis-server)");
+    };
+    let arguments = ["--save", "", "--io-threads", "3", "--io-threads-do-reads", "yes", "--bind", "127.0.0.1"];
+    let server = Server::start(&redis, &|port| {
+        let words = arguments.iter().map(|&word| word.to_owned());
+        words.chain(["--port".to_owned(), port.to_string()]).collect()
+    });
+    let recording = Recorder::of(server.child.id(), 4096).start();
+    // Many connections at once, each with many requests: then its threads share the reading.
+    let mut connections: Vec<TcpStream> = (0..30).map(|_| server.connect()).collect();
+    let value = "x".repeat(300);
+    for round in 0..20 {
+        let requests: String = (0..20)
+            .map(|key| format!("*3\r\n$3\r\nSET\r\n$4\r\n{:04}\r\n$300\r\n{value}\r\n", round * 20 + key))
+            .collect();
+        for connection in &mut connections {
+            ask(connection, requests.as_bytes(), 20, b"+OK\r\n");
+        }
+    }
+    let outcome = recording.stop();
+    let path: &[&str] = &["processMultibulkBuffer", "processInputBuffer", "aeMain", "main", "_start"];
+    let accepts: &[&str] = &["createClient", "acceptTcpHandler", "aeMain", "main"];
+    check(case, "redis-server", &outcome, &[path, accepts]);
+}
+
+#[test]
+fn memcached_with_threads() {
+    let case = "memcached_with_threads";
+    let Some(_turn) = turn(case) else { return };
+    let Some(memcached) = tool_or_install("memcached", "memcached") else {
+        return skipped(case, "no memcached (Debian: memcached)");
+    };
+    let server = Server::start(&memcached, &|port| {
+        ["-u", "root", "-U", "0", "-t", "4", "-l", "127.0.0.1", "-p", &port.to_string()].map(str::to_owned).to_vec()
+    });
+    let recording = Recorder::of(server.child.id(), 64).start();
+    let mut connections: Vec<TcpStream> = (0..300).map(|_| server.connect()).collect();
+    let set = format!("set key 0 0 3000\r\n{}\r\n", "x".repeat(3000));
+    for connection in &mut connections {
+        ask(connection, set.as_bytes(), 1, b"STORED\r\n");
+    }
+    let outcome = recording.stop();
+    let profile = check(case, "memcached", &outcome, &[&["event_base_loop", "start_thread", "clone3"]]);
+    let accepted = samples_on(&profile, "memcached", &["event_base_loop", "__libc_start_main_impl"]);
+    println!("{case}: {accepted} samples of the main thread");
+}
+
+#[test]
+fn ripgrep_with_threads() {
+    let case = "ripgrep_with_threads";
+    let Some(_turn) = turn(case) else { return };
+    let Some(rg) = tool_or_install("rg", "ripgrep") else { return skipped(case, "no rg (Debian: ripgrep)") };
+    let sources = programs_folder();
+    let sources = sources.ancestors().nth(2).and_then(Path::to_str).expect("in the workspace");
+    let words = ["-j3", "-c", "allocat[a-z]+|unwind", sources];
+    let outcome = Recorder::new().interval(1024).command(&rg, words).start().finish();
+    check(case, "rg", &outcome, &[&["__alloc_dir", "opendir_tail", "start_thread", "clone3"]]);
+}
+
+#[test]
+fn exceptions_thrown_in_gdb() {
+    let case = "exceptions_thrown_in_gdb";
+    let Some(_turn) = turn(case) else { return };
+    let Some(gdb) = tool_or_install("gdb", "gdb") else { return skipped(case, "no gdb (Debian: gdb)") };
+    let script = "\
+def find(number):
+    try:
+        gdb.parse_and_eval('no_such_symbol_%d' % number)
+    except gdb.error:
+        return 1
+print(sum(find(number) for number in range(1000)))
+";
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("find.py");
+    std::fs::write(&file, format!("import gdb\n{script}")).expect("our own folder");
+    let words = ["-nx", "-batch", "-x", file.to_str().expect("our own path")];
+    let outcome = Recorder::new().interval(2048).command(&gdb, words).start().finish();
+    let thrown: &[&str] = &["__cxa_allocate_exception", "_PyEval_EvalFrameDefault", "__libc_start_main_impl"];
+    check(case, "gdb", &outcome, &[thrown]);
+}
+
+/// node's own functions, the script's by node's perf map, and the builtins between them.
+#[test]
+fn node_names_its_own_code() {
+    let case = "node_names_its_own_code";
+    let Some(_turn) = turn(case) else { return };
+    let Some(node) = tool("node") else { return skipped(case, "no /usr/bin/node (Debian: nodejs)") };
+    let script = r#"
+        const fs = require('fs');
+        fs.writeSync(1, `READY ${process.pid}\n`);
+        fs.readSync(0, Buffer.alloc(100));
+        function innermost(n) { return new Uint8Array(3000 + n).length; }
+        function middle(n) { let sum = 0; for (let i = 0; i < n; i++) sum += innermost(i % 100); return sum; }
+        let total = 0;
+        for (let k = 0; k < 20; k++) total += middle(500);
+        fs.writeSync(1, `${total}\n`);
+        fs.readSync(0, Buffer.alloc(100));
+    "#;
+    let mut command = Command::new(node);
+    // The second option gives interpreted functions frames of their own.
+    command.args(["--perf-basic-prof", "--interpreted-frames-native-stack", "-e", script]);
+    let mut target = Target::start_command(&mut command);
+    let map = format!("/tmp/perf-{}.map", target.pid());
+    let recording = Recorder::of(target.pid(), 32 << 10).start();
+    target.go();
+    target.line();
+    let outcome = recording.stop();
+    let profile = check(case, "node", &outcome, &[&["Builtins_JSEntry", "__libc_start_main_impl"]]);
+    let named = |stack: &Stack, function: &str| {
+        let mut names = stack.frames.iter().filter_map(|frame| frame.function.as_deref());
+        // `JS:*middle …`: how far it is optimised, then where it stands.
+        names.any(|name| name.starts_with("JS:") && name.contains(function))
+    };
+    let all: u64 = profile.stacks.iter().filter(|stack| stack.has("Builtins_JSEntry")).map(|s| s.samples).sum();
+    let both = profile.stacks.iter().filter(|stack| named(stack, "middle"));
+    let both: u64 = both.map(|stack| stack.samples).sum();
+    println!("{case}: {both} of {all} samples below the script name its function");
+    assert!(both * 10 > all * 8, "{both} of {all}");
+    target.end();
+    let _ = std::fs::remove_file(map);
+}
+
+/// The known call paths of programs that need nothing but a command line.
+#[test]
+fn known_paths_of_programs_that_run_once() {
+    let case = "known_paths_of_programs_that_run_once";
+    let Some(_turn) = turn(case) else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let source = folder.path().join("source.c");
+    let functions =
+        (0..60).map(|i| format!("int f{i}(int *a, int n) {{ int s = {i}; while (n--) s += a[n] ^ s; return s; }}\n"));
+    std::fs::write(&source, functions.collect::<String>()).expect("our own folder");
+    let source = source.to_str().expect("our own path");
+    let python = "import json\nfor i in range(30): json.loads(json.dumps([{'a': k} for k in range(1000)]))";
+    let sql = "create table t(a, b); with recursive n(i) as (select 1 union all select i + 1 from n where i < 20000) \
+               insert into t select i, hex(randomblob(20)) from n; select count(*) from t;";
+    let programs: [(&str, &str, Vec<&str>, u64, &[&str]); 3] = [
+        (
+            "python3",
+            "python3",
+            vec!["-c", python],
+            16 << 10,
+            &["_PyEval_EvalFrameDefault", "Py_RunMain", "Py_BytesMain"],
+        ),
+        ("sqlite3", "sqlite3", vec![":memory:", sql], 4 << 10, &["sqlite3_step", "__libc_start_main_impl"]),
+        (
+            "gcc",
+            "cc1",
+            vec!["-O1", "-S", source, "-o", "/dev/null"],
+            32 << 10,
+            &["xmalloc", "execute_one_pass(opt_pass*)", "toplev::main(int, char**)", "main", "_start"],
+        ),
+    ];
+    for (name, comm, words, interval, path) in programs {
+        let Some(program) = tool(name) else {
+            skipped(case, &format!("the part with {name}: it is not installed"));
+            continue;
+        };
+        let outcome = Recorder::new().interval(interval).command(&program, words).start().finish();
+        check(&format!("{case}: {name}"), comm, &outcome, &[path]);
+    }
+}
