@@ -49,6 +49,9 @@ pub struct Figures {
 pub struct Process {
     /// Process id.
     pub pid: u32,
+    /// Process id in its own pid namespace, if that differs.
+    #[serde(default)]
+    pub namespace_pid: Option<u32>,
     /// Name.
     pub comm: String,
     /// Executable.

@@ -1,0 +1,145 @@
+//! Stacks are right whatever became of the file: deleted, replaced, never on a disk, under another root.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::{skipped, tool, turn};
+use heapbpf_tests::output::Profile;
+use heapbpf_tests::program::{program, program_with};
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::{Target, until};
+use tempfile::TempDir;
+
+/// A path of frames.c, innermost first.
+const PATH: [&str; 4] = ["site_02", "jumped_to", "before_the_jump", "main"];
+/// Rounds of frames.c.
+const ROUNDS: &str = "50";
+
+fn folder() -> TempDir {
+    TempDir::with_prefix("heapbpf-test-").expect("a temporary folder")
+}
+
+/// A copy of the program that is ours to delete.
+fn copy_to(folder: &Path) -> PathBuf {
+    let copy = folder.join("copied");
+    std::fs::copy(frames(), &copy).expect("our own folder");
+    copy
+}
+
+/// frames.c, with the tail call that [`PATH`] has.
+fn frames() -> PathBuf {
+    program_with("frames", "frames-fp", &["-foptimize-sibling-calls"])
+}
+
+/// The stacks of one site are whole and named.
+fn named_and_whole(profile: &Profile) {
+    let stacks: Vec<_> = profile.stacks.iter().filter(|stack| stack.site() == Some(PATH[0])).collect();
+    assert!(!stacks.is_empty(), "nothing was sampled at {}", PATH[0]);
+    for stack in stacks {
+        let names: Vec<_> = stack.frames.iter().filter_map(|frame| frame.function.as_deref()).collect();
+        assert!(stack.complete && names.starts_with(&PATH), "complete: {}, {names:?}", stack.complete);
+    }
+}
+
+/// Records every allocation of a started program; `meanwhile` happens when the probes are in place.
+fn record(mut target: Target, pid: u32, meanwhile: impl FnOnce()) -> Profile {
+    let recording = Recorder::of(pid, 1).start();
+    meanwhile();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert_eq!(stats.lost(), 0, "{stats:?}");
+    named_and_whole(&profile);
+    profile
+}
+
+fn started(command: &mut Command) -> (Target, u32) {
+    let target = Target::start_command(command);
+    let pid = target.pid();
+    (target, pid)
+}
+
+#[test]
+fn an_executable_that_was_deleted_before() {
+    let Some(_turn) = turn("an_executable_that_was_deleted_before") else { return };
+    let folder = folder();
+    let copy = copy_to(folder.path());
+    let (target, pid) = started(Command::new(&copy).arg(ROUNDS));
+    std::fs::remove_file(&copy).expect("our own file");
+    record(target, pid, || ());
+}
+
+#[test]
+fn an_executable_that_is_deleted_meanwhile() {
+    let Some(_turn) = turn("an_executable_that_is_deleted_meanwhile") else { return };
+    let folder = folder();
+    let copy = copy_to(folder.path());
+    let (target, pid) = started(Command::new(&copy).arg(ROUNDS));
+    record(target, pid, || std::fs::remove_file(&copy).expect("our own file"));
+}
+
+/// An upgrade puts another file into the place of the one that runs.
+#[test]
+fn an_executable_that_is_upgraded_meanwhile() {
+    let Some(_turn) = turn("an_executable_that_is_upgraded_meanwhile") else { return };
+    let folder = folder();
+    let copy = copy_to(folder.path());
+    let (target, pid) = started(Command::new(&copy).arg(ROUNDS));
+    record(target, pid, || {
+        let newer = folder.path().join("newer");
+        std::fs::copy(program("leak"), &newer).expect("our own folder");
+        std::fs::rename(&newer, &copy).expect("our own folder");
+    });
+}
+
+#[test]
+fn an_executable_in_memory() {
+    let case = "an_executable_in_memory";
+    let Some(_turn) = turn(case) else { return };
+    let Some(python) = tool("python3") else { return skipped(case, "no python3, which makes the memfd") };
+    let script = "import os, sys
+file = os.memfd_create('program')
+os.write(file, open(sys.argv[1], 'rb').read())
+os.execve(file, sys.argv[1:], os.environ)";
+    let (target, pid) = started(Command::new(python).args(["-c", script]).arg(frames()).arg(ROUNDS));
+    record(target, pid, || ());
+}
+
+#[test]
+fn a_process_under_another_root() {
+    let case = "a_process_under_another_root";
+    let Some(_turn) = turn(case) else { return };
+    let Some(chroot) = [PathBuf::from("/usr/sbin/chroot")].into_iter().find(|path| path.exists()) else {
+        return skipped(case, "no chroot (Debian: coreutils)");
+    };
+    let folder = folder();
+    let copy = copy_to(folder.path());
+    let libraries = Command::new("ldd").arg(&copy).output().expect("ldd comes with libc");
+    let libraries = String::from_utf8_lossy(&libraries.stdout).into_owned();
+    for library in libraries.split_whitespace().filter(|word| word.starts_with('/')) {
+        let inside = folder.path().join(library.trim_start_matches('/'));
+        std::fs::create_dir_all(inside.parent().expect("has a folder")).expect("our own folder");
+        std::fs::copy(library, &inside).expect("our own folder");
+    }
+    let (target, pid) = started(Command::new(chroot).arg(folder.path()).args(["/copied", ROUNDS]));
+    let profile = record(target, pid, || ());
+    let exe = &profile.process(pid).exe;
+    assert!(exe.ends_with("/copied"), "{exe}");
+}
+
+#[test]
+fn a_process_in_a_pid_namespace_has_both_ids() {
+    let case = "a_process_in_a_pid_namespace_has_both_ids";
+    let Some(_turn) = turn(case) else { return };
+    let Some(unshare) = tool("unshare") else { return skipped(case, "no unshare (Debian: util-linux)") };
+    let mut command = Command::new(unshare);
+    command.args(["--pid", "--fork", "--kill-child", "--mount-proc"]).arg(frames()).arg(ROUNDS);
+    let (target, parent) = started(&mut command);
+    let children = format!("/proc/{parent}/task/{parent}/children");
+    let child = || std::fs::read_to_string(&children).ok()?.split_whitespace().next()?.parse::<u32>().ok();
+    until("unshare's child", || child().is_some());
+    let pid = child().expect("it was there just now");
+    let profile = record(target, pid, || ());
+    assert_eq!(profile.process(pid).namespace_pid, Some(1));
+}
