@@ -76,6 +76,9 @@ pub const SITE_ZERO_FREES: u8 = 1;
 pub const SITE_MAY_TAIL_JUMP: u8 = 2;
 /// The function only frees.
 pub const SITE_FREES: u8 = 4;
+/// The function may get its memory from another allocator, whose calls are then inner ones: its return is awaited, and
+/// what the thread allocates until then is not counted.
+pub const SITE_CALLS_OUT: u8 = 8;
 
 /// Most exact code ranges of hooked functions in one file.
 pub const MAX_INNER_RANGES: usize = 32;

@@ -3,6 +3,7 @@
 
 pub mod attach;
 pub mod cli;
+pub mod doctor;
 pub mod heap;
 pub mod host;
 pub mod kernel;

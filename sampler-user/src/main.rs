@@ -17,6 +17,7 @@ fn main() -> ExitCode {
         Some(Command::Diff(args)) => cli::compare::diff(args),
         Some(Command::Merge(args)) => cli::compare::merge(args),
         Some(Command::Plan(args)) => cli::preview::run(args),
+        Some(Command::Doctor(args)) => cli::doctor::run(args),
     };
     outcome.map_or_else(
         |error| {

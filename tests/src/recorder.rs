@@ -250,6 +250,14 @@ impl Recording {
         assert_eq!(result, 0, "heapbpf is gone");
     }
 
+    /// The next line on its standard output, which is its command's too.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn line(&self) -> String {
+        self.stdout.next().expect("standard output has ended")
+    }
+
     /// The folder that it writes in.
     pub fn folder(&self) -> PathBuf {
         self.folder.path().to_path_buf()

@@ -48,6 +48,10 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("/usr/bin/gdb", "gdb", "is profiled while it throws exceptions"),
     ("/usr/bin/node", "nodejs", "is profiled while it runs code that it made"),
     ("/usr/bin/go", "golang-go", "go tool pprof reads the profiles"),
+    ("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "libjemalloc2", "an allocator that is profiled"),
+    ("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "libtcmalloc-minimal4", "an allocator that is profiled"),
+    ("/usr/lib/x86_64-linux-gnu/libmimalloc.so.2", "libmimalloc2.0", "an allocator that is profiled"),
+    ("/usr/lib/x86_64-linux-musl/musl-gcc.specs", "musl-tools", "compiles test programs for another libc"),
 ];
 
 /// Runs the tests; the exit code is a failure if any of them failed.

@@ -5,8 +5,8 @@ use core::ffi::c_void;
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::generated::{bpf_get_attach_cookie, bpf_get_current_comm};
 use sampler_ebpf::abi::{
-    AllocationRecord, LiveKey, LiveValue, MAX_INNER_RANGES, NO_ARGUMENT, SITE_MAY_TAIL_JUMP, SITE_ZERO_FREES, Site,
-    kind, stack_kind,
+    AllocationRecord, LiveKey, LiveValue, MAX_INNER_RANGES, NO_ARGUMENT, SITE_CALLS_OUT, SITE_MAY_TAIL_JUMP,
+    SITE_ZERO_FREES, Site, kind, stack_kind,
 };
 use sampler_ebpf::trials;
 
@@ -15,7 +15,7 @@ use crate::config::config;
 use crate::free;
 use crate::maps::{self, FILES, LIVE, SITES, read_user};
 use crate::output;
-use crate::pending::{Pending, SLOTS};
+use crate::pending::{LARGEST_PAGE, Pending, SLOTS};
 use crate::stack;
 use crate::state::ThreadState;
 
@@ -36,9 +36,6 @@ fn session_is_return(ctx: *mut c_void) -> bool {
     let call: extern "C" fn(*mut c_void) -> bool = unsafe { core::mem::transmute(SESSION_IS_RETURN) };
     call(ctx)
 }
-
-/// No page is larger.
-const LARGEST_PAGE: u64 = 64 << 10;
 
 /// Entry and return under one session link (kernel 6.13 and later): an unsampled call never traps on its return.
 #[unsafe(no_mangle)]
@@ -81,13 +78,13 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
     let size = match requested(site, &arguments) {
         Some(size) => size,
         None => {
-            if !is_inner(ctx, site, caller) {
+            if !is_inner(ctx, site, caller) && !state.is_nested(sp, caller, 0) {
                 refuse(state);
             }
             return SKIP_RETURN;
         }
     };
-    if is_inner(ctx, site, caller) || is_tail_jump(state, site, sp, caller, size) {
+    if is_inner(ctx, site, caller) || state.is_nested(sp, caller, size) || is_tail_jump(state, site, sp, caller, size) {
         state.counters.inner += 1;
         return SKIP_RETURN;
     }
@@ -118,7 +115,7 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
         state.remaining -= trials;
         state.unsampled += 1;
         state.unsampled_bytes += size;
-        if old.is_none() {
+        if old.is_none() && site.flags & SITE_CALLS_OUT == 0 {
             return SKIP_RETURN;
         }
     }
@@ -137,6 +134,9 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
         sampled: u32::from(sampled),
     };
     state.slots[slot] = pending;
+    if site.flags & SITE_CALLS_OUT != 0 {
+        state.mark_outer(slot);
+    }
     if sampled {
         state.counters.sampled += 1;
         state.counters.sampled_bytes += size;

@@ -8,6 +8,11 @@ use crate::state::ThreadState;
 /// Most calls in progress per thread: one, plus those that signal handlers make inside it.
 pub const SLOTS: usize = 4;
 
+/// Shift of the bits in `ThreadState::pending` that mark calls during which inner calls of other files are expected.
+const OUTER: u32 = 8;
+/// No page is larger: a request that is passed on may be rounded up to one.
+pub const LARGEST_PAGE: u64 = 64 << 10;
+
 /// A call in progress.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -43,12 +48,43 @@ impl ThreadState {
         let mut i = 0;
         while i < SLOTS {
             if self.pending & (1 << i) != 0 && self.slots[i].sp == sp {
-                self.pending &= !(1 << i);
+                self.pending &= !(1 << i | 1 << (i as u32 + OUTER));
                 return Some(i);
             }
             i += 1;
         }
         None
+    }
+
+    /// Marks the call in a slot as one that may allocate elsewhere for itself.
+    #[inline(always)]
+    pub fn mark_outer(&mut self, slot: usize) {
+        self.pending |= 1 << (slot as u32 + OUTER);
+    }
+
+    /// Whether a call with that stack pointer is made for a marked call in progress: the stack grew since, or the marked
+    /// call ended in a jump here. A marked call that the stack has shrunk past never returned (longjmp): it is forgotten.
+    #[inline(always)]
+    pub fn is_nested(&mut self, sp: u64, caller: u64, size: u64) -> bool {
+        if self.pending >> OUTER == 0 {
+            return false;
+        }
+        let mut i = 0;
+        while i < SLOTS {
+            if self.pending & (1 << (i as u32 + OUTER)) != 0 {
+                let outer_sp = self.slots[i].sp;
+                let jumped = sp == outer_sp
+                    && caller != self.slots[i].caller
+                    && size.wrapping_sub(self.slots[i].size) < LARGEST_PAGE;
+                if sp < outer_sp || jumped {
+                    return true;
+                }
+                self.pending &= !(1 << i | 1 << (i as u32 + OUTER));
+                self.abandon(i);
+            }
+            i += 1;
+        }
+        false
     }
 
     /// Whether a call entered at that stack pointer is in progress.
@@ -80,6 +116,7 @@ impl ThreadState {
         }
         let victim = (self.next_victim as usize) & (SLOTS - 1);
         self.next_victim += 1;
+        self.pending &= !(1 << (victim as u32 + OUTER));
         self.abandon(victim);
         victim
     }

@@ -190,6 +190,24 @@ impl Hooks {
         self.known.get(&key)?.plan.as_ref().err().map(AsRef::as_ref)
     }
 
+    /// A file that a custom allocator is for, and which lacks one of its functions: why, with the file's path.
+    pub fn misdescribed(&self) -> Option<String> {
+        self.known.values().find_map(|known| match known.plan.as_ref().err().map(AsRef::as_ref) {
+            Some(reason @ AttachError::NoSymbol { .. }) => Some(format!("{}: {reason}", known.path)),
+            _ => None,
+        })
+    }
+
+    /// Whether a file for which `wanted` holds (by its path) was looked at.
+    pub fn has_seen(&self, wanted: impl Fn(&str) -> bool) -> bool {
+        self.known.values().any(|known| wanted(&known.path))
+    }
+
+    /// Names of the allocators that are looked for.
+    pub fn looked_for(&self) -> String {
+        self.table.names()
+    }
+
     /// Row of the table for each site, by the site's index.
     pub fn functions(&self) -> &[u16] {
         &self.functions
@@ -200,29 +218,36 @@ impl Hooks {
         self.table.function_name(function).unwrap_or("?")
     }
 
-    /// What was hooked where, for `--stats` and doctor.
+    /// What was hooked where, for `--stats`.
     pub fn audit(&self, link: LinkKind) -> Vec<FileAudit> {
-        let mut audits: Vec<FileAudit> = self
-            .known
-            .values()
-            .filter_map(|known| {
-                let planned = known.plan.as_ref().ok()?;
-                planned.first_site?;
-                let mut audit = FileAudit::new(&known.path, &planned.allocator, link);
-                for (entry, site) in audit.attach.iter_mut().zip(&planned.allocator.sites) {
-                    // A free has no return to wait for, so it needs no session.
-                    if link == LinkKind::Session && !site.return_needed {
-                        entry.link = LinkKind::Multi;
-                    }
-                }
-                if !self.live {
-                    let mut frees = planned.allocator.sites.iter().map(|site| !site.return_needed);
-                    audit.attach.retain(|_| !frees.next().unwrap_or(false));
-                }
-                Some(audit)
-            })
-            .collect();
+        let hooked = |known: &&Known| known.plan.as_ref().is_ok_and(|planned| planned.first_site.is_some());
+        let mut audits: Vec<FileAudit> =
+            self.known.values().filter(hooked).filter_map(|known| known.audit(link, self.live)).collect();
         audits.sort_by(|a, b| a.file.cmp(&b.file));
         audits
+    }
+
+    /// What is, or would be, hooked in a file that was looked at.
+    pub fn audit_of(&self, key: FileKey, link: LinkKind) -> Option<FileAudit> {
+        self.known.get(&key)?.audit(link, self.live)
+    }
+}
+
+impl Known {
+    /// `live`: frees are followed.
+    fn audit(&self, link: LinkKind, live: bool) -> Option<FileAudit> {
+        let planned = self.plan.as_ref().ok()?;
+        let mut audit = FileAudit::new(&self.path, &planned.allocator, link);
+        for (entry, site) in audit.attach.iter_mut().zip(&planned.allocator.sites) {
+            // A free has no return to wait for, so it needs no session.
+            if link == LinkKind::Session && !site.return_needed {
+                entry.link = LinkKind::Multi;
+            }
+        }
+        if !live {
+            let mut frees = planned.allocator.sites.iter().map(|site| !site.return_needed);
+            audit.attach.retain(|_| !frees.next().unwrap_or(false));
+        }
+        Some(audit)
     }
 }

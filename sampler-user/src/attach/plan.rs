@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};
 
-use sampler_ebpf::abi::{FileRanges, SITE_MAY_TAIL_JUMP, Site};
+use sampler_ebpf::abi::{FileRanges, SITE_CALLS_OUT, SITE_MAY_TAIL_JUMP, Site};
 use serde::Serialize;
 
 use super::AttachError;
@@ -62,9 +62,6 @@ pub struct AllocatorFile {
     pub sites: Vec<PlannedSite>,
     /// Exact code ranges of the hooked functions and their local helpers, file offsets.
     pub ranges: FileRanges,
-    /// The hooked functions may call allocation functions through the linkage table, so in another file: for a call
-    /// there, `ranges` of this file tell that it is an inner one.
-    pub calls_out: bool,
     /// Functions that need no probe because they do nothing but jump to another function, which has one.
     pub covered: Vec<Covered>,
     /// What is not hooked although it should be, and why.
@@ -166,6 +163,9 @@ pub fn analyse(image: &FileImage, rules: &KernelRules, requested: &Table) -> Res
             Ok(mut planned) => {
                 (planned.site.inner_start, planned.site.inner_end) = bounding_range(&inner);
                 planned.site.flags |= if *may_tail_jump { SITE_MAY_TAIL_JUMP } else { 0 };
+                // Of functions that nobody here has read, it is unknown what they call.
+                let calls_out = inner.calls_out || function.row.is_unread();
+                planned.site.flags |= if calls_out && planned.return_needed { SITE_CALLS_OUT } else { 0 };
                 sites.push(planned);
             }
             Err(why) => missing.push(Missing::new(function.name(), why)),
@@ -178,7 +178,6 @@ pub fn analyse(image: &FileImage, rules: &KernelRules, requested: &Table) -> Res
         build_id: image.build_id.clone(),
         sites,
         ranges: inner.ranges,
-        calls_out: inner.calls_out || defined.is_last_resort,
         covered,
         missing,
         limits: defined.limits.iter().map(|(what, why)| Missing::new(*what, *why)).collect(),

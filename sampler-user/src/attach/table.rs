@@ -18,6 +18,15 @@ pub(super) struct Row {
     pub(super) shape: Shape,
     /// `SITE_*` flags that the allocator's semantics give it.
     pub(super) flags: u8,
+    /// See [`Row::is_unread`].
+    unread: bool,
+}
+
+impl Row {
+    /// What the function's allocator calls is unknown: the user described it, or it is in the last resort.
+    pub(super) const fn is_unread(&self) -> bool {
+        self.unread
+    }
 }
 
 /// Where a row comes from.
@@ -75,7 +84,7 @@ impl Table {
         for allocator in custom {
             table.origins.push(Origin::Custom(allocator.clone()));
             for function in &allocator.functions {
-                table.add(function.symbol.clone(), function.shape, 0, [function.symbol.clone()]);
+                table.add(function.symbol.clone(), function.shape, 0, true, [function.symbol.clone()]);
             }
         }
         for allocator in ALLOCATORS {
@@ -85,19 +94,20 @@ impl Table {
                 let zero = allocator.realloc_zero_frees && function.shape.is_realloc();
                 let names = || std::iter::once(&function.name).chain(function.aliases);
                 let symbols = allocator.prefixes.iter().flat_map(|p| names().map(move |name| format!("{p}{name}")));
-                table.add(function.name.to_owned(), function.shape, if zero { SITE_ZERO_FREES } else { 0 }, symbols);
+                let flags = if zero { SITE_ZERO_FREES } else { 0 };
+                table.add(function.name.to_owned(), function.shape, flags, allocator.last_resort, symbols);
             }
         }
         table
     }
 
-    fn add(&mut self, name: String, shape: Shape, flags: u8, symbols: impl IntoIterator<Item = String>) {
+    fn add(&mut self, name: String, shape: Shape, flags: u8, unread: bool, symbols: impl IntoIterator<Item = String>) {
         // The table is ours and custom specifications are bounded: far below 65,536 rows.
         let Ok(number) = u16::try_from(self.rows.len()) else { return };
         for symbol in symbols {
             self.by_symbol.entry(symbol).or_default().push(number);
         }
-        self.rows.push(Row { origin: self.origins.len() - 1, name, shape, flags: shape.flags | flags });
+        self.rows.push(Row { origin: self.origins.len() - 1, name, shape, flags: shape.flags | flags, unread });
     }
 
     /// Name of the function that the kernel side's `Site::function` stands for.
@@ -117,7 +127,7 @@ impl Table {
     }
 
     /// Names of the known allocators, for messages.
-    pub(super) fn names(&self) -> String {
+    pub(crate) fn names(&self) -> String {
         self.origins.iter().map(Origin::name).collect::<Vec<_>>().join(", ")
     }
 

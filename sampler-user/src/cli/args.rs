@@ -43,6 +43,8 @@ pub enum Command {
     Merge(MergeArgs),
     /// What sampling intervals would see of a program, and what they cost
     Plan(Box<PlanArgs>),
+    /// What this kernel, the targets and their allocators allow
+    Doctor(DoctorArgs),
 }
 
 /// Which processes.
@@ -66,6 +68,10 @@ pub struct TargetArgs {
     /// Leave children of targets alone
     #[arg(long, help_heading = "Target")]
     pub no_follow: bool,
+    /// Another allocator: 'lib.so:my_alloc(size=arg0)->ret,free=my_free(arg0)', or @FILE with one per line; may be
+    /// repeated
+    #[arg(long = "alloc", value_name = "SPEC", help_heading = "Target")]
+    pub allocators: Vec<String>,
     /// Start this command and profile it from its first allocation
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,
@@ -375,6 +381,23 @@ pub struct PlanArgs {
     /// As JSON
     #[arg(long)]
     pub json: bool,
+    /// Colours
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
+    pub color: Color,
+}
+
+/// Options of `heapbpf doctor`.
+#[derive(Debug, Args)]
+pub struct DoctorArgs {
+    /// Which processes; without any, the kernel alone.
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// As JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Another folder with debug information (besides /usr/lib/debug); may be repeated
+    #[arg(long, value_name = "FOLDER")]
+    pub debug_dir: Vec<PathBuf>,
     /// Colours
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     pub color: Color,

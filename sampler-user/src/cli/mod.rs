@@ -1,7 +1,9 @@
 //! The command line: what the user wrote (`args`), and what will be done (`plan`).
 
+pub mod allocators;
 pub mod args;
 pub mod compare;
+pub mod doctor;
 pub mod log;
 pub mod plan;
 pub mod preview;

@@ -11,8 +11,10 @@ use sampler_ebpf::abi::{Config, stack_kind, target_rule};
 use sampler_ebpf::glob::NAME_BYTES;
 use sampler_ebpf::trials;
 
+use super::allocators::{self, AllocatorError};
 use super::args::{Color, Link, RecordArgs, TargetArgs, Unwind};
 use super::values::Interval;
+use crate::attach::CustomAllocator;
 use crate::attach::libraries::find_program;
 use crate::host::cgroup::{Cgroup, CgroupError};
 use crate::host::limits::Limits;
@@ -64,13 +66,16 @@ pub enum PlanError {
         /// Why.
         source: ClassPlanError,
     },
+    /// An allocator that the user describes.
+    #[error(transparent)]
+    Allocator(#[from] AllocatorError),
 }
 
 impl PlanError {
     /// heapbpf's exit status.
     pub const fn exit_status(&self) -> u8 {
         match self {
-            Self::Usage(_) | Self::Format(_) | Self::Classes { .. } => 2,
+            Self::Usage(_) | Self::Format(_) | Self::Classes { .. } | Self::Allocator(_) => 2,
             _ => 1,
         }
     }
@@ -87,6 +92,8 @@ pub struct Targets {
     pub command: Vec<OsString>,
     /// Whether children of targets are targets.
     pub follow: bool,
+    /// Allocators that the user describes.
+    pub allocators: Vec<CustomAllocator>,
 }
 
 impl Targets {
@@ -167,6 +174,11 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
         return Err(PlanError::Usage("--at peak is about what is in use, which --no-live leaves out".into()));
     }
     let (rules, comm_pattern, cgroup) = rules(&args.target)?;
+    if rules.is_empty() && args.target.command.is_empty() {
+        return Err(PlanError::Usage(
+            "what should be profiled? --pid PID, --all, --comm GLOB, --cgroup PATH or -- COMMAND (see --help)".into(),
+        ));
+    }
     if args.stack_bytes > LARGEST_STACK_COPY {
         return Err(PlanError::Usage(format!("--stack-bytes: the most is {LARGEST_STACK_COPY} bytes (1MiB)")));
     }
@@ -190,8 +202,10 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
     if let Some(program) = args.target.command.first() {
         check_program(program)?;
     }
+    let allocators = allocators::resolve(&args.target.allocators)?;
     let running = select(&rules)?;
-    let targets = Targets { rules, running, command: args.target.command.clone(), follow: !args.target.no_follow };
+    let targets =
+        Targets { rules, running, command: args.target.command.clone(), follow: !args.target.no_follow, allocators };
 
     let events_bytes = args.ring_bytes.next_power_of_two().max(PAGE);
     // The largest class of copies that this limit can ask for must fit several times.
@@ -359,12 +373,15 @@ fn rules(args: &TargetArgs) -> Result<Rules, PlanError> {
         }
         rules.push(Target::All);
     }
-    if rules.is_empty() && args.command.is_empty() {
-        return Err(PlanError::Usage(
-            "what should be profiled? --pid PID, --all, --comm GLOB, --cgroup PATH or -- COMMAND (see --help)".into(),
-        ));
-    }
     Ok((rules, pattern, cgroup))
+}
+
+/// Rules and names of the targets; none if there is a command only, or nothing.
+///
+/// # Errors
+/// They do not fit together, or a cgroup is not there.
+pub fn targets(args: &TargetArgs) -> Result<Vec<Target>, PlanError> {
+    rules(args).map(|(rules, _, _)| rules)
 }
 
 fn target_rules(targets: &Targets) -> u32 {

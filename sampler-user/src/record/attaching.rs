@@ -6,18 +6,19 @@ use std::sync::Arc;
 
 use anyhow::bail;
 
-use super::targets::TargetSet;
+use super::targets::{Missed, TargetSet};
 use crate::attach::arch::Machine;
 use crate::attach::hooks::{FileKey, HookError, Hooked, Hooks};
-use crate::attach::{AttachError, KernelRules, Table};
-use crate::cli::plan::RecordPlan;
+use crate::attach::{AttachError, CustomAllocator, KernelRules, Table};
+use crate::cli::plan::{PlanError, RecordPlan};
 use crate::host::Host;
 use crate::host::events::monotonic_ns;
 use crate::host::limits::Limits;
-use crate::host::lives::{HostChange, Life as HostLife};
+use crate::host::lives::{HostChange, Life as HostLife, LifeId};
 use crate::host::mappings::ModuleId;
 use crate::host::modules::{ModuleKind, ModuleSource};
 use crate::host::open::Unreadable;
+use crate::host::process::Target;
 use crate::kernel::programs::Programs;
 use crate::kernel::steering::Steering;
 
@@ -38,8 +39,9 @@ pub struct Attaching {
     global: bool,
     modules: HashMap<ModuleId, Option<FileKey>>,
     refused: BTreeSet<String>,
-    /// Children of named targets that ended before they could be hooked.
-    missed: u64,
+    custom: Vec<CustomAllocator>,
+    rules: Vec<Target>,
+    missed: Missed,
     changes: Vec<HostChange>,
 }
 
@@ -52,12 +54,14 @@ impl Attaching {
         Self {
             programs,
             steering,
-            hooks: Hooks::new(rules, Table::default(), plan.live),
+            hooks: Hooks::new(rules, Table::new(&plan.targets.allocators), plan.live),
             targets: TargetSet::default(),
             global: !plan.targets.are_named(),
             modules: HashMap::new(),
             refused: BTreeSet::new(),
-            missed: 0,
+            custom: plan.targets.allocators.clone(),
+            rules: plan.targets.rules.clone(),
+            missed: Missed::default(),
             changes: Vec::new(),
         }
     }
@@ -65,7 +69,8 @@ impl Attaching {
     /// Attaches to everything that is there.
     ///
     /// # Errors
-    /// A named target has no allocator that can be hooked; nothing stays attached then.
+    /// A named target has no allocator that can be hooked, or a custom one is not as described; nothing stays attached
+    /// then.
     pub fn start(&mut self, plan: &RecordPlan, command: Option<u32>, host: &mut Host) -> anyhow::Result<()> {
         let now = monotonic_ns();
         let named = plan.targets.running.iter().map(|process| process.pid);
@@ -90,6 +95,7 @@ impl Attaching {
             for module in modules {
                 hooked |= self.hook_module(host, module, (!self.global).then_some(process.pid)).is_some();
             }
+            self.check_custom()?;
             if hooked {
                 self.targets.hooked(process.pid, 0, 0);
             } else if !self.global {
@@ -99,7 +105,15 @@ impl Attaching {
         if let Some(pid) = command {
             self.hook_before_exec(plan, pid)?;
         }
-        Ok(())
+        self.check_custom()
+    }
+
+    /// A custom allocator that lacks a function in a file that is there already is a mistake of whoever described it.
+    fn check_custom(&self) -> anyhow::Result<()> {
+        match self.hooks.misdescribed() {
+            Some(reason) => Err(PlanError::Usage(format!("--alloc: {reason}")).into()),
+            None => Ok(()),
+        }
     }
 
     /// Attaches to the allocators that a command will most likely use, before it has mapped them.
@@ -122,7 +136,9 @@ impl Attaching {
         };
         format!(
             "process {pid} ({comm}) has no allocator that heapbpf knows: neither its program nor its libraries define \
-             malloc{reasons}"
+             malloc{reasons}; looked for {}; name another one with \
+             --alloc 'FILE:my_alloc(size=arg0)->ret,free=my_free(arg0)'",
+            self.hooks.looked_for()
         )
     }
 
@@ -173,7 +189,13 @@ impl Attaching {
             Ok((key, true)) => Ok(Some(key)),
             Ok((key, false)) => {
                 match self.hooks.refusal(key) {
-                    None | Some(AttachError::NoAllocator { .. } | AttachError::NotElf | AttachError::Loader) => {}
+                    None
+                    | Some(
+                        AttachError::NoAllocator { .. }
+                        | AttachError::NotElf
+                        | AttachError::Loader
+                        | AttachError::PassesOn { .. },
+                    ) => {}
                     Some(reason) => {
                         let reason = format!("{path}: {reason}");
                         self.refuse(reason);
@@ -210,22 +232,44 @@ impl Attaching {
                     let had_ns = mapped_since(host, pid, module);
                     // What was hooked before it was mapped here leaves no gap.
                     match self.hook_module(host, module, (!self.global).then_some(pid)) {
-                        Some(Hooked::Now) => self.targets.hooked(pid, had_ns, monotonic_ns()),
-                        Some(Hooked::Already) => self.targets.hooked(pid, had_ns, had_ns),
+                        Some(Hooked::Now) => {
+                            self.targets.hooked(pid, had_ns, monotonic_ns());
+                            self.too_late_for(host, life);
+                        }
+                        Some(Hooked::Already) => {
+                            self.targets.hooked(pid, had_ns, had_ns);
+                            self.missed.forget(pid);
+                        }
+                        // A file that could not be opened before its process ended.
+                        None if !self.modules.contains_key(&module) => self.too_late_for(host, life),
                         None => {}
                     }
                 }
                 HostChange::Started(life) if self.global => {
                     let since = host.lives().get(life).map_or(0, |life| life.since_ns);
-                    if !self.targets.tracked.contains_key(&life.pid) {
+                    if !self.targets.is_running(life.pid) {
                         self.targets.begin(life.pid, since);
                     }
                 }
+                HostChange::Ended(life) if self.global => self.targets.end(life.pid, monotonic_ns()),
                 _ => {}
             }
         }
         self.changes = changes;
         self.hooks.hooked_files() != before
+    }
+
+    /// Takes note of a target that ended before it could be hooked.
+    fn too_late_for(&mut self, host: &mut Host, life: LifeId) {
+        // Another allocator of its own may have been hooked all the time.
+        let covered = self.targets.tracked.get(&life.pid).is_some_and(|it| it.hooked && it.uncovered_ns == 0);
+        if covered || is_alive(life.pid) {
+            return;
+        }
+        let Some(info) = host.describe(life) else { return };
+        if !self.global || self.rules.iter().any(|rule| rule.matches(&info)) {
+            self.missed.note(life.pid, info.comm.clone());
+        }
     }
 
     /// A named target forked: its child gets links of its own.
@@ -252,7 +296,7 @@ impl Attaching {
     pub fn ended(&mut self, pid: u32, now_ns: u64) {
         let awaited = self.targets.awaited.contains(&pid);
         if !self.global && awaited && self.targets.tracked.get(&pid).is_some_and(|tracked| !tracked.hooked) {
-            self.missed += 1;
+            self.missed.note(pid, "".into());
         }
         self.targets.end(pid, now_ns);
         self.hooks.release(pid);
@@ -280,14 +324,9 @@ impl Attaching {
 
     /// What could not be hooked.
     pub fn remarks(&self) -> impl Iterator<Item = String> + '_ {
-        let missed = match self.missed {
-            0 => None,
-            1 => Some("1 child of a target ended before it could be hooked: what it allocated is missing".to_owned()),
-            n => Some(format!(
-                "{n} children of targets ended before they could be hooked: what they allocated is missing"
-            )),
-        };
-        self.refused.iter().map(|reason| format!("not hooked: {reason}")).chain(missed)
+        let unseen = self.custom.iter().filter(|custom| !self.hooks.has_seen(|path| custom.is_for(path)));
+        let unseen = unseen.map(|custom| format!("--alloc: no target mapped a file {}", custom.file));
+        self.refused.iter().map(|reason| format!("not hooked: {reason}")).chain(unseen).chain(self.missed.remark())
     }
 }
 

@@ -1,8 +1,9 @@
 //! `-- COMMAND`: started, held before its first instruction until the probes are there, and waited for.
 
-use std::ffi::OsString;
+use std::ffi::{CStr, CString, OsStr, OsString};
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus};
 use std::thread::JoinHandle;
@@ -16,11 +17,18 @@ pub struct Held {
 }
 
 /// Whom the command runs as: under sudo the invoking user, else ourselves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct User {
     uid: u32,
     gid: u32,
+    groups: Vec<libc::gid_t>,
+    /// Name and home, where the user is known.
+    account: Option<(CString, CString)>,
 }
+
+/// Longest entry of the user database; most groups of a user.
+const ENTRY_BYTES: usize = 16 << 10;
+const MOST_GROUPS: usize = 1024;
 
 fn invoking_user() -> Option<User> {
     // SAFETY: no argument.
@@ -28,7 +36,46 @@ fn invoking_user() -> Option<User> {
         return None;
     }
     let number = |name: &str| std::env::var(name).ok()?.parse().ok();
-    Some(User { uid: number("SUDO_UID")?, gid: number("SUDO_GID")? })
+    let (uid, gid) = (number("SUDO_UID")?, number("SUDO_GID")?);
+    let account = account(uid);
+    let groups = account.as_ref().map_or_else(|| vec![gid], |(name, _)| groups(name, gid));
+    Some(User { uid, gid, groups, account })
+}
+
+/// Name and home of a user.
+fn account(uid: u32) -> Option<(CString, CString)> {
+    // SAFETY: plain integers and pointers, all zeros is a value.
+    let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
+    let mut text = vec![0; ENTRY_BYTES];
+    let mut found = std::ptr::null_mut();
+    // SAFETY: the buffers are as long as told, and outlive the strings that are copied out of them below.
+    let status = unsafe { libc::getpwuid_r(uid, &raw mut entry, text.as_mut_ptr(), text.len(), &raw mut found) };
+    if status != 0 || found.is_null() {
+        return None;
+    }
+    // SAFETY: the call succeeded, so both point to strings in `text`.
+    Some(unsafe { (CStr::from_ptr(entry.pw_name).to_owned(), CStr::from_ptr(entry.pw_dir).to_owned()) })
+}
+
+/// All groups of a user.
+fn groups(name: &CStr, gid: u32) -> Vec<libc::gid_t> {
+    let mut groups = vec![gid; MOST_GROUPS];
+    let mut count = MOST_GROUPS as libc::c_int;
+    // SAFETY: room for `count` groups; the call sets it to how many there are.
+    let status = unsafe { libc::getgrouplist(name.as_ptr(), gid, groups.as_mut_ptr(), &raw mut count) };
+    groups.truncate(if status < 0 { 1 } else { usize::try_from(count).unwrap_or(1) });
+    groups
+}
+
+/// Becomes that user for good. Called between fork and exec.
+fn become_user(user: &User) -> io::Result<()> {
+    // SAFETY: system calls that are allowed between fork and exec; the groups were found before the fork.
+    let failed = unsafe {
+        libc::setgroups(user.groups.len(), user.groups.as_ptr()) != 0
+            || libc::setresgid(user.gid, user.gid, user.gid) != 0
+            || libc::setresuid(user.uid, user.uid, user.uid) != 0
+    };
+    if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
@@ -51,8 +98,10 @@ pub fn hold(command: &[OsString]) -> io::Result<Held> {
     let (go_read, go_write) = pipe()?;
     let mut command = Command::new(program);
     command.args(arguments);
-    if let Some(user) = invoking_user() {
-        command.uid(user.uid).gid(user.gid);
+    let user = invoking_user();
+    if let Some((name, home)) = user.as_ref().and_then(|user| user.account.as_ref()) {
+        let name = OsStr::from_bytes(name.to_bytes());
+        command.envs([("USER", name), ("LOGNAME", name), ("HOME", OsStr::from_bytes(home.to_bytes()))]);
     }
     let (pid_fd, go_fd, go_write_fd) = (pid_write.as_raw_fd(), go_read.as_raw_fd(), go_write.as_raw_fd());
     // SAFETY: only system calls that are allowed between fork and exec; no allocation, no lock.
@@ -60,6 +109,9 @@ pub fn hold(command: &[OsString]) -> io::Result<Held> {
         command.pre_exec(move || {
             // Ours alone is the reading end: if heapbpf dies, the read below ends and the command starts unobserved.
             libc::close(go_write_fd);
+            if let Some(user) = &user {
+                become_user(user)?;
+            }
             let pid = libc::getpid().to_ne_bytes();
             if libc::write(pid_fd, pid.as_ptr().cast(), pid.len()) != pid.len() as isize {
                 return Err(io::Error::last_os_error());

@@ -7,6 +7,7 @@ mod naming;
 mod profile;
 mod recorder;
 mod session;
+mod signals;
 mod targets;
 
 use std::io::{IsTerminal, Write};

@@ -24,8 +24,12 @@ use crate::sampling::survival::{self, Observation};
 struct Described {
     info: Option<Arc<ProcessInfo>>,
     allocators: Vec<String>,
-    ended: bool,
+    /// Its coverage, once it has ended.
+    ended: Option<f64>,
 }
+
+/// The line that ended processes without samples share when there are too many of them.
+pub const SHARED_LINE: ProcessKey = ProcessKey { start_ns: 0, tgid: 0, exec_id: 0 };
 
 /// Makes profiles.
 pub struct ProfileMaker {
@@ -77,11 +81,20 @@ impl ProfileMaker {
         self.described.entry(process).or_insert_with(|| describe(process, time_ns, host, attaching));
     }
 
-    /// A process ended.
-    pub fn ended(&mut self, process: ProcessKey) {
+    /// A process ended, with that coverage.
+    pub fn ended(&mut self, process: ProcessKey, coverage: f64) {
         if let Some(described) = self.described.get_mut(&process) {
-            described.ended = true;
+            described.ended = Some(coverage);
         }
+    }
+
+    /// A process has no line of its own; the shared one has.
+    pub fn share_line(&mut self, process: ProcessKey) {
+        self.described.remove(&process);
+        self.described.entry(SHARED_LINE).or_insert_with(|| {
+            let info = ProcessInfo { comm: "(ended, without samples)".into(), ..ProcessInfo::default() };
+            Described { info: Some(Arc::new(info)), allocators: Vec::new(), ended: Some(1.0) }
+        });
     }
 
     /// The profile of this moment.
@@ -148,7 +161,6 @@ impl ProfileMaker {
     ) -> Process {
         let described = self.described.entry(key).or_insert_with(|| describe(key, now, host, attaching));
         let counters = counts.processes.get(&key);
-        let tracked = attaching.targets.tracked.get(&key.tgid);
         let info = described.info.as_deref().cloned().unwrap_or_default();
         Process {
             pid: key.tgid,
@@ -157,8 +169,8 @@ impl ProfileMaker {
             exe: info.exe.to_string(),
             cgroup: info.cgroup.to_string(),
             allocators: described.allocators.clone(),
-            coverage: tracked.map_or(1.0, |tracked| tracked.coverage(now)),
-            ended: described.ended,
+            coverage: described.ended.unwrap_or_else(|| attaching.targets.coverage(key.tgid, now)),
+            ended: described.ended.is_some(),
             exact_alloc_bytes: counters.map(accounting::exact_bytes),
             exact_alloc_objects: counters.map(accounting::exact_objects),
         }
@@ -168,7 +180,7 @@ impl ProfileMaker {
 fn describe(process: ProcessKey, time_ns: u64, host: &mut Host, attaching: &Attaching) -> Described {
     let Some(life) = host.lives().at(process.tgid, time_ns) else { return Described::default() };
     let (id, allocators) = (life.id, attaching.allocators(life));
-    Described { info: host.describe(id), allocators, ended: false }
+    Described { info: host.describe(id), allocators, ended: None }
 }
 
 /// Steps of a survival curve that a profile keeps.

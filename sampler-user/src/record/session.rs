@@ -9,12 +9,12 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, bail};
 use sampler_ebpf::abi::{Counters, LiveKey, ProcessKey};
 use tokio::io::unix::AsyncFd;
-use tokio::signal::unix::{SignalKind, signal};
 
 use super::accounting::{self, DaemonCounters};
 use super::attaching::Attaching;
-use super::profile::ProfileMaker;
+use super::profile::{ProfileMaker, SHARED_LINE};
 use super::recorder::{Life, Recorder};
+use super::signals::Signals;
 use super::{command, resolve_outputs, show_report, write_outputs, write_snapshot, write_stats};
 use crate::cli::plan::RecordPlan;
 use crate::host::events::monotonic_ns;
@@ -44,6 +44,9 @@ const SLEEP_PAUSE: Duration = Duration::from_secs(1);
 const COLLECT_AFTER_NS: u64 = 1_000_000_000;
 /// Ended processes' mappings are kept this long for samples that are still on their way.
 const KEEP_ENDED_NS: u64 = 10_000_000_000;
+
+/// Ended processes that have a line of their own in the profile although they had no sample; the others share one.
+const MOST_UNSAMPLED_LINES: usize = 4096;
 
 /// Everything of one recording.
 struct Session {
@@ -83,8 +86,7 @@ pub async fn run(plan: RecordPlan) -> anyhow::Result<u8> {
     let outputs = resolve_outputs(&session.plan, first.as_ref().map(|(comm, pid)| (comm.as_str(), *pid)));
 
     // Ctrl-C belongs to us from here on: probes are in place and a profile is owed.
-    let mut interrupt = signal(SignalKind::interrupt())?;
-    let mut terminate = signal(SignalKind::terminate())?;
+    let mut signals = Signals::listen(held.as_ref().map(|held| held.pid))?;
     eprintln!("heapbpf: recording {}", session.describe_targets());
     notify_ready();
     let (status_sender, mut status) = tokio::sync::oneshot::channel::<ExitStatus>();
@@ -139,10 +141,12 @@ pub async fn run(plan: RecordPlan) -> anyhow::Result<u8> {
             guard = stacks_fd.readable() => guard?.clear_ready(),
             guard = host_fd.readable() => guard?.clear_ready(),
             () = tokio::time::sleep(pause) => {}
-            _ = interrupt.recv() => break,
-            _ = terminate.recv() => break,
+            number = signals.next() => if signals.stops(number) {
+                break;
+            },
             ended = &mut status, if command_running => {
                 command_running = false;
+                signals.command_ended();
                 exit_code = ended.map_or(1, command::exit_code);
             }
         }
@@ -266,8 +270,8 @@ impl Session {
                 let addresses = self.recorder.heap.end(process);
                 self.forget_blocks(process, addresses);
                 let now = monotonic_ns();
-                self.maker.ended(process);
-                self.attaching.ended(process.tgid, now);
+                self.attaching.ended(process.tgid, time_ns);
+                self.maker.ended(process, self.attaching.targets.coverage(process.tgid, now));
                 self.ended.push((process, now));
             }
         }
@@ -293,6 +297,7 @@ impl Session {
         {
             log::warn!("the intervals of size classes stay as they are: {error}");
         }
+        self.attaching.targets.forget(now.saturating_sub(KEEP_ENDED_NS));
         self.collect_ended(now.saturating_sub(COLLECT_AFTER_NS));
     }
 
@@ -303,7 +308,14 @@ impl Session {
             if at_ns > before_ns {
                 later.push((process, at_ns));
             } else if let Some(counters) = self.totals.take(process) {
-                self.ended_counts.entry(process).or_default().add(&counters);
+                let own = self.recorder.processes.contains_key(&process) || self.ended_counts.contains_key(&process);
+                let line = if own || self.ended_counts.len() < MOST_UNSAMPLED_LINES {
+                    process
+                } else {
+                    self.maker.share_line(process);
+                    SHARED_LINE
+                };
+                self.ended_counts.entry(line).or_default().add(&counters);
             }
         }
         self.ended = later;

@@ -1,6 +1,7 @@
 //! Who is profiled, and since when its allocators are hooked: the source of each process's coverage.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
 
 /// What is known of a target process, by its process id.
 #[derive(Clone, Copy, Debug, Default)]
@@ -45,18 +46,98 @@ impl TargetSet {
         tracked.uncovered_ns += now_ns.saturating_sub(had_ns.max(tracked.since_ns));
     }
 
-    /// A process ended.
+    /// A process ended; it may be told twice.
     pub fn end(&mut self, pid: u32, now_ns: u64) {
         self.awaited.remove(&pid);
         if let Some(tracked) = self.tracked.get_mut(&pid) {
-            tracked.until_ns = Some(now_ns);
+            tracked.until_ns.get_or_insert(now_ns);
         }
+    }
+
+    /// Whether a process of this id is in the recording and has not ended: ids are used again.
+    pub fn is_running(&self, pid: u32) -> bool {
+        self.tracked.get(&pid).is_some_and(|tracked| tracked.until_ns.is_none())
+    }
+
+    /// Share of a process's life that was covered; 1 if nothing is known of it.
+    pub fn coverage(&self, pid: u32, now_ns: u64) -> f64 {
+        self.tracked.get(&pid).map_or(1.0, |tracked| tracked.coverage(now_ns))
+    }
+
+    /// Forgets processes that ended before that time.
+    pub fn forget(&mut self, before_ns: u64) {
+        self.tracked.retain(|_, tracked| tracked.until_ns.is_none_or(|until| until >= before_ns));
+    }
+}
+
+/// Targets that ended before an allocator of theirs could be hooked: nothing of them is in the profile.
+#[derive(Debug, Default)]
+pub struct Missed(BTreeMap<u32, Arc<str>>);
+
+impl Missed {
+    /// Most that are remembered; more than that many were a storm, and the remark says enough.
+    const MOST: usize = 1 << 16;
+    /// Names in the remark.
+    const NAMES: usize = 5;
+
+    /// Such a process, with its name if that is known.
+    pub fn note(&mut self, pid: u32, comm: Arc<str>) {
+        if self.0.len() < Self::MOST {
+            let name = self.0.entry(pid).or_default();
+            if !comm.is_empty() {
+                *name = comm;
+            }
+        }
+    }
+
+    /// Something of it was hooked after all.
+    pub fn forget(&mut self, pid: u32) {
+        self.0.remove(&pid);
+    }
+
+    /// What the profile says of them.
+    pub fn remark(&self) -> Option<String> {
+        let names: BTreeSet<&str> = self.0.values().map(AsRef::as_ref).filter(|name: &&str| !name.is_empty()).collect();
+        let named = names.iter().take(Self::NAMES).copied().collect::<Vec<_>>().join(", ");
+        let others = if names.len() > Self::NAMES { ", …" } else { "" };
+        let named = if named.is_empty() { named } else { format!(" ({named}{others})") };
+        let (n, s) = (self.0.len(), if self.0.len() == 1 { "" } else { "es" });
+        (n > 0).then(|| {
+            format!("{n} process{s}{named} ended before an allocator could be hooked: what they allocated is missing")
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_ended_are_forgotten_in_time() {
+        let mut targets = TargetSet::default();
+        targets.begin(1, 100);
+        targets.begin(2, 100);
+        assert!(targets.is_running(1) && !targets.is_running(3));
+        targets.end(1, 200);
+        targets.end(1, 900);
+        assert!(!targets.is_running(1));
+        targets.forget(200);
+        assert!(targets.tracked.contains_key(&1), "it may still be asked for");
+        targets.forget(201);
+        assert_eq!(targets.tracked.keys().collect::<Vec<_>>(), [&2]);
+    }
+
+    #[test]
+    fn the_missed_are_counted_and_named() {
+        let mut missed = Missed::default();
+        assert_eq!(missed.remark(), None);
+        for pid in 1..=7 {
+            missed.note(pid, format!("n{pid}").into());
+        }
+        missed.forget(1);
+        let remark = missed.remark().unwrap();
+        assert!(remark.starts_with("6 processes (n2, n3, n4, n5, n6, …) ended before"), "{remark}");
+    }
 
     #[test]
     fn coverage_is_the_share_of_life_that_was_hooked() {

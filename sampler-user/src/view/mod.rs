@@ -2,6 +2,7 @@
 
 pub mod detection_chart;
 pub mod diff;
+pub mod doctor;
 mod figure;
 pub mod plan;
 pub mod report;

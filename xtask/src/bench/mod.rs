@@ -1,5 +1,6 @@
 //! The benchmarks: one file each, and one line each in the table below.
 
+mod processes;
 mod statistics;
 mod unwind;
 
@@ -22,6 +23,7 @@ struct Bench {
 
 const BENCHES: &[Bench] = &[
     Bench { name: "coverage", about: statistics::ABOUT_COVERAGE, run: statistics::coverage },
+    Bench { name: "processes", about: processes::ABOUT, run: processes::run },
     Bench { name: "statistics", about: statistics::ABOUT_STATISTICS, run: statistics::statistics },
     Bench { name: "unwind", about: unwind::ABOUT, run: unwind::run },
 ];

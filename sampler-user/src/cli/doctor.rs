@@ -1,0 +1,58 @@
+//! `heapbpf doctor`: what the kernel, the targets and their allocators allow.
+
+use std::io::IsTerminal;
+
+use anyhow::Context;
+
+use super::args::DoctorArgs;
+use super::compare::print;
+use super::{allocators, plan};
+use crate::attach::arch::Machine;
+use crate::attach::hooks::Hooks;
+use crate::attach::{KernelRules, Table};
+use crate::doctor::{Diagnosis, KernelSide, command, processes};
+use crate::host::limits::Limits;
+use crate::host::process::select;
+use crate::host::{Host, HostOptions, limits};
+use crate::record::terminal_width;
+use crate::symbols::debug_files;
+
+/// Looks and tells. Returns the exit status: 0 if nothing would be missed, else 1.
+///
+/// # Errors
+/// A target cannot be looked at, or the output cannot be written.
+pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
+    if let Err(error) = limits::raise() {
+        log::warn!("cannot raise resource limits: {error}");
+    }
+    let custom = allocators::resolve(&args.target.allocators).map_err(plan::PlanError::from)?;
+    let targets = select(&plan::targets(&args.target)?).map_err(plan::PlanError::from)?;
+    let mut kernel = KernelSide::look();
+    let version = Limits::read().version.map_or((0, 0), |version| (version.major.into(), version.minor.into()));
+    let rules = KernelRules::of(Machine::host().unwrap_or(Machine::X86_64), version);
+    let mut hooks = Hooks::new(rules, Table::new(&custom), true);
+    let mut debug_dirs = args.debug_dir.clone();
+    debug_dirs.push(debug_files::DEFAULT_DIRECTORY.into());
+
+    let mut audits = Vec::new();
+    if !targets.is_empty() {
+        let mut host = Host::snapshot(HostOptions::default()).context("cannot look at the processes")?;
+        audits = processes(&targets, &mut host, &mut hooks, &debug_dirs, kernel.loaded.as_mut());
+    }
+    if !args.target.command.is_empty() {
+        audits.push(command(&args.target.command, &mut hooks, &debug_dirs, kernel.audit.link));
+    }
+    hooks.release_all();
+    if let Some(reason) = hooks.misdescribed() {
+        return Err(plan::PlanError::Usage(format!("--alloc: {reason}")).into());
+    }
+    let found = Diagnosis::new(kernel.audit, audits);
+    let text = if args.json {
+        serde_json::to_string_pretty(&found).context("cannot write the diagnosis as JSON")? + "\n"
+    } else {
+        let color = args.color.is_on(std::io::stdout().is_terminal());
+        crate::view::doctor::diagnosis(&found, terminal_width().unwrap_or(100), color)
+    };
+    print(&text)?;
+    Ok(u8::from(!found.ok))
+}

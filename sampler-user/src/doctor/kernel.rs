@@ -1,0 +1,187 @@
+//! What the kernel allows: each feature is used once, not looked up by version.
+
+use sampler_ebpf::abi::{Config, stack_kind};
+use serde::Serialize;
+
+use crate::attach::audit::LinkKind;
+use crate::host::cgroup;
+use crate::host::events::HostEvents;
+use crate::host::limits::{CAPABILITIES, Limits};
+use crate::host::perf_ring::RingOptions;
+use crate::kernel::loader::{Loader, MapSizes};
+use crate::kernel::programs::Programs;
+use crate::kernel::steering::Steering;
+use crate::kernel::{KernelError, object};
+
+/// One thing that was tried.
+#[derive(Clone, Debug, Serialize)]
+pub struct Check {
+    /// What.
+    pub name: &'static str,
+    /// It works.
+    pub ok: bool,
+    /// heapbpf cannot do without it.
+    pub needed: bool,
+    /// What was found, or why it does not work and what to do.
+    pub detail: String,
+}
+
+/// What the kernel allows.
+#[derive(Clone, Debug, Serialize)]
+pub struct KernelAudit {
+    /// As `uname -r` prints it.
+    pub release: String,
+    /// The kind of link that a recording would use.
+    pub link: Option<LinkKind>,
+    /// All that was tried.
+    pub checks: Vec<Check>,
+}
+
+/// The audit, and the loaded programs if the kernel takes them.
+pub struct KernelSide {
+    /// What was found.
+    pub audit: KernelAudit,
+    /// For trying to attach.
+    pub loaded: Option<(Programs, Steering)>,
+}
+
+impl KernelSide {
+    /// Tries everything.
+    #[must_use]
+    pub fn look() -> Self {
+        let limits = Limits::read();
+        let mut checks = environment(&limits);
+        let loaded = load(&mut checks);
+        let events = HostEvents::open(RingOptions::default()).map(drop);
+        checks.push(outcome("process events", true, events.map(|()| "perf events of every CPU".into())));
+        let mount = cgroup::mount_point();
+        checks.push(Check {
+            name: "cgroup v2",
+            ok: mount.is_some(),
+            needed: false,
+            detail: mount.map_or_else(
+                || "not mounted: --cgroup cannot be used".into(),
+                |mount| format!("mounted at {}", mount.display()),
+            ),
+        });
+        let link = loaded.as_ref().map(|(programs, _)| programs.kind);
+        Self { audit: KernelAudit { release: limits.release, link, checks }, loaded }
+    }
+}
+
+fn outcome<E: std::fmt::Display>(name: &'static str, needed: bool, result: Result<String, E>) -> Check {
+    match result {
+        Ok(detail) => Check { name, ok: true, needed, detail },
+        Err(error) => Check { name, ok: false, needed, detail: error.to_string() },
+    }
+}
+
+/// What can be read without trying.
+fn environment(limits: &Limits) -> Vec<Check> {
+    let mut checks: Vec<Check> = CAPABILITIES
+        .iter()
+        .map(|capability| {
+            let has = !limits.missing.contains(capability);
+            Check {
+                name: capability.name,
+                ok: has,
+                // The others matter for some processes only, which are then told one by one.
+                needed: ["CAP_BPF", "CAP_PERFMON"].contains(&capability.name),
+                detail: if has {
+                    format!("for {}", capability.needed_for)
+                } else {
+                    format!("missing, needed for {}: run as root or grant it", capability.needed_for)
+                },
+            }
+        })
+        .collect();
+    let confidential = limits.lockdown.as_deref() == Some("confidentiality");
+    let lockdown = limits.lockdown.as_deref().unwrap_or("not built in, or not readable");
+    checks.push(Check {
+        name: "lockdown",
+        ok: !confidential,
+        needed: true,
+        detail: if confidential {
+            "confidentiality: BPF programs may not read memory; boot with lockdown=integrity or none".into()
+        } else {
+            lockdown.into()
+        },
+    });
+    let paranoid = limits.perf_event_paranoid.map_or_else(|| "unknown".into(), |level| level.to_string());
+    let privileged = !limits.missing.iter().any(|missing| missing.name == "CAP_PERFMON");
+    checks.push(Check {
+        name: "perf_event_paranoid",
+        ok: privileged,
+        needed: false,
+        detail: if privileged { format!("{paranoid}, without effect: we have CAP_PERFMON") } else { paranoid },
+    });
+    for (name, ok, why) in [
+        ("BTF", limits.btf, "no /sys/kernel/btf/vmlinux: a kernel with CONFIG_DEBUG_INFO_BTF is needed"),
+        ("uprobes", limits.uprobes, "no uprobes (CONFIG_UPROBE_EVENTS), or /sys is not mounted"),
+        (
+            "process ids of the host",
+            limits.initial_pid_namespace,
+            "a container with its own process ids: run it with the host's (--pid=host)",
+        ),
+    ] {
+        let detail = if ok { String::new() } else { why.to_owned() };
+        checks.push(Check { name, ok, needed: true, detail });
+    }
+    checks
+}
+
+/// Loads the maps and every kind of program and link; keeps the best kind.
+fn load(checks: &mut Vec<Check>) -> Option<(Programs, Steering)> {
+    let config = Config {
+        self_tgid: std::process::id(),
+        live: 1,
+        stack_kind: stack_kind::COPIED,
+        stack_bytes: 64 << 10,
+        ..Config::default()
+    };
+    let sizes = MapSizes { events_bytes: 1 << 16, stacks_bytes: 1 << 18, live_max: 1024, stack_traces_max: 64 };
+    let loader = object::object().ok_or(KernelError::NoObject).and_then(|bytes| Loader::new(bytes, &config, &sizes));
+    let steering = loader.as_ref().ok().map(Steering::open);
+    let loader = match loader {
+        Ok(loader) => {
+            for name in ["ring buffer", "task storage"] {
+                checks.push(Check { name, ok: true, needed: true, detail: String::new() });
+            }
+            loader
+        }
+        Err(error) => {
+            let name = match &error {
+                KernelError::Map { name, .. } if ["EVENTS", "STACKS"].contains(&name.as_str()) => "ring buffer",
+                KernelError::Map { name, .. } if name == "THREADS" => "task storage",
+                _ => "BPF maps and types",
+            };
+            checks.push(Check { name, ok: false, needed: true, detail: error.to_string() });
+            return None;
+        }
+    };
+    let mut best = None;
+    for (kind, name, detail) in [
+        (LinkKind::Session, "session links", "an unsampled call does not trap on its return"),
+        (LinkKind::Multi, "multi links", "many probes in one link"),
+        (LinkKind::Perf, "perf links", "one event for each probe"),
+    ] {
+        let programs = Programs::load(&loader, true, Some(kind));
+        checks.push(outcome(name, false, programs.as_ref().map(|_| detail.to_owned()).map_err(first_line)));
+        best = best.or_else(|| programs.ok());
+    }
+    checks.push(Check {
+        name: "probes",
+        ok: best.is_some(),
+        needed: true,
+        detail: best.as_ref().map_or_else(
+            || "no kind of link works".to_owned(),
+            |programs| format!("a recording would use {} links", programs.kind),
+        ),
+    });
+    Some((best?, steering?.ok()?))
+}
+
+/// Without the verifier's log.
+fn first_line(error: &KernelError) -> String {
+    error.to_string().lines().next().unwrap_or_default().to_owned()
+}

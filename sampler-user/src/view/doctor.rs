@@ -1,0 +1,181 @@
+//! What doctor found, as text: the kernel, then each process with what is hooked and what is missed.
+
+use std::collections::BTreeMap;
+
+use super::text::{Column, Style, Table, clip, wrap};
+use crate::attach::Missing;
+use crate::doctor::{Check, Diagnosis, ProcessAudit, Symbols, Unwinding};
+
+/// The whole text.
+#[must_use]
+pub fn diagnosis(diagnosis: &Diagnosis, width: usize, color: bool) -> String {
+    let mut lines = vec![Style::Bold.paint(&format!("Kernel {}", clip(&diagnosis.kernel.release, 60)), color)];
+    lines.extend(diagnosis.kernel.checks.iter().flat_map(|check| check_lines(check, width, color)));
+    for process in &diagnosis.processes {
+        lines.push(String::new());
+        lines.extend(process_lines(process, width, color));
+    }
+    lines.push(String::new());
+    lines.push(if diagnosis.ok {
+        "Nothing would be missed.".to_owned()
+    } else {
+        Style::Warning.paint("Something would be missed: see the lines marked with !", color)
+    });
+    lines.join("\n") + "\n"
+}
+
+fn check_lines(check: &Check, width: usize, color: bool) -> Vec<String> {
+    const NAME: usize = 24;
+    let mark = match (check.ok, check.needed) {
+        (true, _) => "✓",
+        (false, true) => "!",
+        (false, false) => "–",
+    };
+    let style = if check.ok || !check.needed { Style::Plain } else { Style::Warning };
+    let text = wrap(&check.detail, width.saturating_sub(NAME + 6).max(20));
+    let name = format!("  {mark} {:NAME$}", check.name);
+    let indent = " ".repeat(NAME + 4);
+    text.iter()
+        .enumerate()
+        .map(|(i, line)| {
+            let begin = if i == 0 { &name } else { &indent };
+            style.paint(format!("{begin}{line}").trim_end(), color)
+        })
+        .collect()
+}
+
+fn process_lines(process: &ProcessAudit, width: usize, color: bool) -> Vec<String> {
+    let comm = clip(&process.comm, 60);
+    let title = process.pid.map_or_else(|| format!("Command {comm}"), |pid| format!("Process {pid} ({comm})"));
+    let mut lines = vec![Style::Bold.paint(&title, color)];
+    let allocators = if process.allocators.is_empty() { "none".into() } else { process.allocators.join(", ") };
+    lines.push(format!("  allocators  {}", clip(&allocators, width.saturating_sub(14))));
+    lines.extend(attached(process, width, color));
+    for missing in &process.missing {
+        lines.extend(remark("!", missing, width).map(|line| Style::Warning.paint(&line, color)));
+    }
+    for limit in &process.limits {
+        lines.extend(remark("–", limit, width).map(|line| Style::Dim.paint(&line, color)));
+    }
+    lines.push(format!("  stacks      {}", stacks(process)));
+    lines.push(format!("  names       {}", names(process)));
+    lines
+}
+
+fn attached(process: &ProcessAudit, width: usize, color: bool) -> Vec<String> {
+    if process.attach.is_empty() {
+        return Vec::new();
+    }
+    let mut table = Table::new(vec![
+        Column::left("FUNCTION", Style::Name),
+        Column::left("PROBE", Style::Plain),
+        Column::left("LINK", Style::Plain),
+        Column::left("FILE", Style::Dim).dispensable(2),
+        Column::left("WHERE", Style::Dim).dispensable(1),
+    ]);
+    for entry in &process.attach {
+        let file = entry.file.rsplit('/').next().unwrap_or(&entry.file);
+        table.row(vec![
+            clip(&entry.function, 40),
+            entry.kind.to_string(),
+            entry.link.to_string(),
+            clip(file, 40),
+            clip(&entry.reason, 60),
+        ]);
+    }
+    let (header, rows) = table.lines(width, color);
+    std::iter::once(header).chain(rows).collect()
+}
+
+fn remark(mark: &str, remark: &Missing, width: usize) -> impl Iterator<Item = String> {
+    let text = wrap(&format!("{}: {}", remark.what, remark.why), width.saturating_sub(4).max(20));
+    let mark = mark.to_owned();
+    text.into_iter().enumerate().map(move |(i, line)| format!("  {} {line}", if i == 0 { &mark } else { " " }))
+}
+
+fn stacks(process: &ProcessAudit) -> String {
+    let by = |unwinding| process.modules.iter().filter(|module| module.unwinding == unwinding).count();
+    let mut text = format!("{} modules by call frame information", by(Unwinding::CallFrames));
+    let without: Vec<&str> = process
+        .modules
+        .iter()
+        .filter(|module| module.unwinding != Unwinding::CallFrames)
+        .map(|module| module.module.rsplit('/').next().unwrap_or(&module.module))
+        .collect();
+    if !without.is_empty() {
+        text.push_str(&format!("; {} without it ({})", without.len(), clip(&without.join(", "), 80)));
+    }
+    text
+}
+
+fn names(process: &ProcessAudit) -> String {
+    let mut counts: BTreeMap<usize, usize> = BTreeMap::new();
+    const TEXTS: [&str; 4] = [
+        "with lines",
+        "with functions",
+        "with exported functions only (stripped: install debug symbols, or name a folder with --debug-dir)",
+        "without names",
+    ];
+    for module in &process.modules {
+        let row = match module.symbols {
+            Symbols::Lines => 0,
+            Symbols::Functions => 1,
+            Symbols::Exported => 2,
+            Symbols::None => 3,
+        };
+        *counts.entry(row).or_default() += 1;
+    }
+    counts.iter().map(|(row, n)| format!("{n} {}", TEXTS[*row])).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attach::Kind;
+    use crate::attach::audit::{AttachEntry, LinkKind};
+    use crate::doctor::{KernelAudit, ModuleAudit};
+
+    #[test]
+    fn what_is_missed_stands_out() {
+        let check = |name, ok, needed, detail: &str| Check { name, ok, needed, detail: detail.into() };
+        let kernel = KernelAudit {
+            release: "6.1.0".into(),
+            link: Some(LinkKind::Perf),
+            checks: vec![check("BTF", true, true, ""), check("session links", false, false, "not before Linux 6.13")],
+        };
+        let process = ProcessAudit {
+            pid: Some(12),
+            comm: "ser\u{1b}ver".into(),
+            allocators: vec!["glibc 2.36".into()],
+            attach: vec![AttachEntry {
+                file: "/lib/libc.so.6".into(),
+                allocator: "glibc 2.36".into(),
+                function: "malloc".into(),
+                offset: 1,
+                kind: Kind::Emulated,
+                link: LinkKind::Perf,
+                reason: "+0x0 push".into(),
+            }],
+            missing: vec![Missing { what: "valloc".into(), why: "an IFUNC".into() }],
+            modules: vec![ModuleAudit {
+                module: "/lib/libc.so.6".into(),
+                unwinding: Unwinding::CallFrames,
+                symbols: Symbols::Exported,
+                debug_file: None,
+            }],
+            ..ProcessAudit::default()
+        };
+        let text = diagnosis(&Diagnosis::new(kernel, vec![process]), 80, false);
+        for part in [
+            "Kernel 6.1.0\n  ✓ BTF\n  – session links",
+            "Process 12 (ser\u{fffd}ver)\n  allocators  glibc 2.36\n",
+            "malloc    emulated  perf",
+            "  ! valloc: an IFUNC\n",
+            "  stacks      1 modules by call frame information\n",
+            "1 with exported functions only",
+            "Something would be missed",
+        ] {
+            assert!(text.contains(part), "{part:?} is not in:\n{text}");
+        }
+    }
+}

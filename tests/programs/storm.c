@@ -1,0 +1,52 @@
+/* What the benchmark of processes runs.
+ *   storm RATE COUNT LONG_EVERY SHORT LONG  starts COUNT processes, RATE a second: each LONG_EVERY-th is LONG; prints how
+ *                                           many of LONG it started
+ *   storm rest                              allocates, prints a line, waits for its standard input to end
+ *   storm brief | long                      allocates and ends, at once | after 150 ms */
+#include <signal.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+static volatile void *kept;
+static void allocate(void) { for (int i = 0; i < 10; i++) kept = malloc(1000); }
+int main(int argc, char **argv) {
+  const char *mode = argc > 1 ? argv[1] : "brief";
+  if (argc < 6) {
+    allocate();
+    if (!strcmp(mode, "long")) usleep(150000);
+    if (!strcmp(mode, "rest")) {
+      char c;
+      if (write(1, "READY\n", 6) < 0) return 1;
+      while (read(0, &c, 1) > 0) {}
+    }
+    return 0;
+  }
+  uint64_t rate = strtoull(argv[1], 0, 10), count = strtoull(argv[2], 0, 10), every = strtoull(argv[3], 0, 10);
+  uint64_t longs = 0;
+  struct timespec begun;
+  clock_gettime(CLOCK_MONOTONIC, &begun);
+  for (uint64_t i = 0; i < count; i++) {
+    int is_long = every && i % every == every - 1;
+    longs += (uint64_t)is_long;
+    pid_t child = fork();
+    if (!child) {
+      const char *program = argv[is_long ? 5 : 4];
+      execl(program, program, is_long ? "long" : "brief", (char *)0);
+      _exit(127);
+    }
+    if (child < 0) { perror("fork"); return 1; }
+    while (waitpid(-1, 0, WNOHANG) > 0) {}
+    uint64_t due = (uint64_t)begun.tv_nsec + (i + 1) * 1000000000ull / rate;
+    struct timespec at = {begun.tv_sec + (time_t)(due / 1000000000ull), (long)(due % 1000000000ull)};
+    clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &at, 0);
+  }
+  while (wait(0) > 0) {}
+  struct timespec end;
+  clock_gettime(CLOCK_MONOTONIC, &end);
+  printf("%llu %.3f\n", (unsigned long long)longs, (double)(end.tv_sec - begun.tv_sec) + (double)(end.tv_nsec - begun.tv_nsec) * 1e-9);
+  return 0;
+}

@@ -1,0 +1,284 @@
+//! Which processes are covered, and how they may live: filters in the kernel, processes that are over in a moment,
+//! containers, programs replaced on disk, commands under sudo, signals.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::{skipped, tool, turn};
+use heapbpf_tests::output::Profile;
+use heapbpf_tests::program::{program, program_with, program_without_libc};
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+use heapbpf_tests::truth::Truth;
+use serde_json::Value;
+
+const SHELL: &str = "/bin/sh";
+const MUSL: &str = "-specs=/usr/lib/x86_64-linux-musl/musl-gcc.specs";
+
+/// A copy of a program under another name: another file, and another comm.
+fn copy_of(program: &Path, folder: &Path, name: &str) -> PathBuf {
+    let copy = folder.join(name);
+    std::fs::copy(program, &copy).expect("our own folder");
+    copy
+}
+
+fn truth_in(text: &str) -> Truth {
+    let report =
+        text.lines().find(|line| line.starts_with("{\"failed\"")).unwrap_or_else(|| panic!("no report: {text}"));
+    serde_json::from_str(report).expect("a report")
+}
+
+fn has(profile: &Profile, pid: u32) -> bool {
+    profile.processes.iter().any(|process| process.pid == pid)
+}
+
+#[test]
+fn a_name_chooses_processes_present_and_future() {
+    let Some(_turn) = turn("a_name_chooses_processes_present_and_future") else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let chosen = copy_of(&program("pairs"), folder.path(), "chosen-one");
+    let other = copy_of(&program("pairs"), folder.path(), "other-one");
+    let mut present = Target::start(&chosen, ["500"]);
+    let mut ignored = Target::start(&other, ["500"]);
+    let recording = Recorder::new().option("--comm", "chosen-*").interval(1).start();
+    let mut future = Target::start(&chosen, ["500"]);
+    let truths = [present.run(), future.run()];
+    ignored.run();
+    let (profile, _) = recording.stop().results();
+    for truth in &truths {
+        checks::sites_of(&profile, truth.sites[0].pid, truth, 1, Compare::All);
+    }
+    assert!(!has(&profile, ignored.pid()), "it has another name");
+}
+
+/// A cgroup of ours, removed in the end.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn new() -> Option<Self> {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+        let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"))?.split(' ').nth(1)?;
+        let path = Path::new(mount).join(format!("heapbpf-test-{}", std::process::id()));
+        std::fs::create_dir_all(path.join("below")).ok()?;
+        Some(Self(path))
+    }
+
+    fn take(&self, below: &str, pid: u32) {
+        std::fs::write(self.0.join(below).join("cgroup.procs"), pid.to_string()).expect("root may move processes");
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        for path in [self.0.join("below"), self.0.clone()] {
+            let _ = std::fs::remove_dir(path);
+        }
+    }
+}
+
+#[test]
+fn a_cgroup_chooses_processes_with_those_below_it() {
+    let case = "a_cgroup_chooses_processes_with_those_below_it";
+    let Some(_turn) = turn(case) else { return };
+    let Some(group) = Cgroup::new() else { return skipped(case, "no writable cgroup2 mount") };
+    let mut inside = Target::start(&program("pairs"), ["500"]);
+    let mut below = Target::start(&program("pairs"), ["500"]);
+    let mut outside = Target::start(&program("pairs"), ["500"]);
+    group.take("", inside.pid());
+    group.take("below", below.pid());
+    let recording = Recorder::new().option("--cgroup", &group.0.display().to_string()).interval(1).start();
+    let truths = [inside.run(), below.run()];
+    outside.run();
+    let (profile, _) = recording.stop().results();
+    for truth in &truths {
+        checks::sites_of(&profile, truth.sites[0].pid, truth, 1, Compare::All);
+    }
+    assert!(!has(&profile, outside.pid()), "it is in another cgroup");
+    for target in [inside, below] {
+        target.end();
+    }
+}
+
+/// A program of a few milliseconds with an allocator that was never seen before: what its start loses is told as
+/// coverage; the next one that maps the same file is covered from its first instruction.
+#[test]
+fn a_short_life_with_a_libc_never_seen_before() {
+    let case = "a_short_life_with_a_libc_never_seen_before";
+    let Some(_turn) = turn(case) else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let brief = copy_of(&program_with("brief", "brief-static", &["-static"]), folder.path(), "brief-life");
+    let mut recording = Recorder::new().option("--comm", "brief-life").interval(1).start();
+    let run = || {
+        let output = Command::new(&brief).arg("1000").env("FREE_RUNNING", "1").output().expect("our own program");
+        truth_in(&String::from_utf8_lossy(&output.stdout))
+    };
+    let first = run();
+    // One that lives until the file is known.
+    let resident = Target::start(&brief, ["0"]);
+    recording.await_more_links();
+    resident.end();
+    let later = [run(), run()];
+    let (profile, _) = recording.stop().results();
+    for truth in &later {
+        let pid = truth.sites[0].pid;
+        checks::sites_of(&profile, pid, truth, 1, Compare::All);
+        assert_eq!(profile.process(pid).coverage, 1.0);
+    }
+    let pid = first.sites[0].pid;
+    let seen = profile.processes.iter().find(|process| process.pid == pid);
+    let allocated = seen.map_or(0.0, |process| process.figures.alloc_objects.value());
+    println!("{} of {} allocations seen, coverage {:?}", allocated, first.allocs(), seen.map(|p| p.coverage));
+    assert!(allocated <= first.allocs() as f64);
+    let told = seen.is_some_and(|process| process.coverage < 1.0) || profile.notes.iter().any(|n| n.contains("before"));
+    assert!(allocated == first.allocs() as f64 || told, "a gap that nobody tells: {seen:?}, {:?}", profile.notes);
+}
+
+#[test]
+fn a_container_with_its_own_libc() {
+    let case = "a_container_with_its_own_libc";
+    let Some(_turn) = turn(case) else { return };
+    let loader = Path::new("/lib/ld-musl-x86_64.so.1");
+    if !loader.exists() || !Path::new("/usr/lib/x86_64-linux-musl/musl-gcc.specs").exists() {
+        return skipped(case, "no musl (Debian: musl-tools)");
+    }
+    let (Some(unshare), Some(chroot)) = (tool("unshare"), Some("/usr/sbin/chroot")) else {
+        return skipped(case, "no unshare (Debian: util-linux)");
+    };
+    let root = tempfile::tempdir().expect("a temporary folder");
+    std::fs::create_dir(root.path().join("lib")).expect("our own folder");
+    std::fs::copy(loader, root.path().join("lib/ld-musl-x86_64.so.1")).expect("our own folder");
+    copy_of(&program_with("mix", "mix-musl", &[MUSL]), root.path(), "inside");
+    let mut command = Command::new(unshare);
+    // A mount namespace of its own, in which its root is not ours.
+    command.args(["--mount", chroot]).arg(root.path()).args(["/inside", "20000"]);
+    let mut target = Target::start_command(&mut command);
+    let recording = Recorder::of(target.pid(), 1).start();
+    let (pid, truth) = (target.pid(), target.run());
+    let (profile, _) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    let found = &profile.process(pid).allocators;
+    assert!(found.iter().any(|name| name.starts_with("musl")), "{found:?}");
+}
+
+/// A package upgrade: the program that runs is no longer the one at its path.
+#[test]
+fn a_program_replaced_on_disk_while_it_runs() {
+    let Some(_turn) = turn("a_program_replaced_on_disk_while_it_runs") else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = copy_of(&program_with("mix", "mix-static", &["-static"]), folder.path(), "service");
+    let mut old = Target::start(&path, ["20000"]);
+    let fresh = copy_of(&program_with("pairs", "pairs-static", &["-static"]), folder.path(), "fresh");
+    std::fs::rename(&fresh, &path).expect("our own folder");
+    let mut new = Target::start(&path, ["500"]);
+    let recording = Recorder::of(old.pid(), 1).pid(new.pid()).start();
+    let truths = [old.run(), new.run()];
+    let (profile, _) = recording.stop().results();
+    for truth in &truths {
+        checks::sites_of(&profile, truth.sites[0].pid, truth, 1, Compare::All);
+    }
+}
+
+#[test]
+fn under_sudo_the_command_is_the_invoking_users() {
+    let case = "under_sudo_the_command_is_the_invoking_users";
+    let Some(_turn) = turn(case) else { return };
+    let Some(id) = tool("id") else { return skipped(case, "no id") };
+    let script = format!("{0} -u; {0} -g; {0} -G; echo $HOME", id.display());
+    let (uid, gid) = ("65534", "65534");
+    let outcome = Recorder::new()
+        .interval(1)
+        .variable("SUDO_UID", OsStr::new(uid))
+        .variable("SUDO_GID", OsStr::new(gid))
+        .command(Path::new(SHELL), ["-c", &script])
+        .start()
+        .finish();
+    let lines: Vec<&str> = outcome.stdout.lines().collect();
+    assert_eq!(&lines[..3], &[uid, gid, gid], "{}", outcome.stdout);
+    assert_ne!(lines[3], std::env::var("HOME").unwrap_or_default(), "home is the user's own");
+    let (profile, _) = outcome.results();
+    assert!(profile.totals.alloc_bytes.value() > 0.0, "and it is profiled all the same");
+}
+
+/// SIGTERM and SIGINT to heapbpf reach its command, whose end ends the recording; the profile is written.
+#[test]
+fn signals_are_passed_on_to_the_command() {
+    let Some(_turn) = turn("signals_are_passed_on_to_the_command") else { return };
+    let trap = "trap 'echo got it; exit 5' TERM; echo begun; while :; do /bin/true; done";
+    for (signal, script, status) in [
+        (libc::SIGTERM, trap, 5),
+        (libc::SIGTERM, "echo begun; exec sleep 100", 128 + libc::SIGTERM),
+        (libc::SIGINT, "echo begun; exec sleep 100", 128 + libc::SIGINT),
+        (libc::SIGUSR1, "trap 'exit 6' USR1; echo begun; while :; do /bin/true; done", 6),
+    ] {
+        let recording = Recorder::new().interval(1).command(Path::new(SHELL), ["-c", script]).start();
+        assert_eq!(recording.line(), "begun", "the command runs");
+        recording.signal(signal);
+        let outcome = recording.ends();
+        assert_eq!(outcome.status.code(), Some(status), "{script}: {}", outcome.stderr);
+        let (profile, _) = outcome.results();
+        assert!(profile.totals.alloc_objects.value() > 0.0, "{script}");
+    }
+}
+
+/// Runs doctor; its exit status and its JSON.
+fn doctor(arguments: &[&str]) -> (Option<i32>, Value) {
+    let binary = heapbpf_tests::environment::heapbpf();
+    let output = Command::new(binary).arg("doctor").arg("--json").args(arguments).output().expect("the binary runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let json = serde_json::from_str(&text)
+        .unwrap_or_else(|e| panic!("{e}: {text}{}", String::from_utf8_lossy(&output.stderr)));
+    (output.status.code(), json)
+}
+
+#[test]
+fn doctor_says_what_would_be_seen() {
+    let Some(_turn) = turn("doctor_says_what_would_be_seen") else { return };
+    let (status, kernel) = doctor(&[]);
+    assert_eq!((status, &kernel["ok"]), (Some(0), &Value::Bool(true)), "{kernel}");
+    assert_eq!(kernel["processes"].as_array().map(Vec::len), Some(0));
+
+    let target = Target::start(&program("pairs"), ["1"]);
+    let (status, found) = doctor(&["--pid", &target.pid().to_string()]);
+    assert_eq!((status, &found["ok"]), (Some(0), &Value::Bool(true)), "{found}");
+    let process = &found["processes"][0];
+    assert_eq!(process["pid"], target.pid());
+    let allocator = process["allocators"][0].as_str().unwrap_or_default();
+    assert!(allocator.starts_with("glibc"), "{process}");
+    let attach = process["attach"].as_array().expect("probes");
+    assert!(attach.iter().any(|probe| probe["function"] == "malloc" && probe["kind"] == "emulated"), "{process}");
+    let own = process["modules"].as_array().expect("modules");
+    let own = own.iter().find(|module| module["module"].as_str().is_some_and(|path| path.ends_with("/pairs")));
+    assert_eq!(
+        own.map(|module| (&module["unwinding"], &module["symbols"])),
+        Some((&"call_frames".into(), &"lines".into()))
+    );
+    assert!(target.end().success(), "nothing was done to it");
+}
+
+#[test]
+fn doctor_says_what_would_be_missed() {
+    let Some(_turn) = turn("doctor_says_what_would_be_missed") else { return };
+    let mut nolibc = Command::new(program_without_libc("nolibc"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .expect("it runs");
+    let (status, found) = doctor(&["--pid", &nolibc.id().to_string()]);
+    let _ = nolibc.kill();
+    let _ = nolibc.wait();
+    assert_eq!((status, &found["ok"]), (Some(1), &Value::Bool(false)), "{found}");
+    let why = found["processes"][0]["missing"][0]["why"].as_str().expect("a reason");
+    assert!(why.contains("looked for") && why.contains("--alloc"), "{why}");
+}
+
+#[test]
+fn doctor_looks_at_a_command_without_starting_it() {
+    let Some(_turn) = turn("doctor_looks_at_a_command_without_starting_it") else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let witness = folder.path().join("ran").display().to_string();
+    let (_, found) = doctor(&["--", "touch", &witness]);
+    assert!(found["processes"][0]["allocators"][0].as_str().is_some_and(|name| name.starts_with("glibc")), "{found}");
+    assert!(!Path::new(&witness).exists());
+}

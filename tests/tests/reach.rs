@@ -1,0 +1,335 @@
+//! Every allocator, exactly: at interval 1 the figures equal the truth, and the allocator's own count where it has one;
+//! allocators above one another, and those that the user describes.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::counting::Counting;
+use heapbpf_tests::environment::{skipped, tool, turn};
+use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::program::{library, program, program_with};
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+use heapbpf_tests::truth::Truth;
+use serde::Deserialize;
+
+const MUSL: &str = "-specs=/usr/lib/x86_64-linux-musl/musl-gcc.specs";
+const ARENA: &str = "libarena.so:arena_take(size=arg1)->ret,arena_take_zeroed(size=arg2,times=arg1)->ret,\
+                     arena_resize(old=arg1,size=arg2)->ret,free=arena_give(arg1)";
+
+/// A shared library of the distribution, if it is there.
+fn shared(name: &str) -> Option<PathBuf> {
+    ["/usr/lib/x86_64-linux-gnu", "/usr/lib/aarch64-linux-gnu", "/usr/lib64", "/usr/lib"]
+        .iter()
+        .map(|folder| Path::new(folder).join(name))
+        .find(|path| path.exists())
+}
+
+/// What `anywhere.c` says of its allocator's own count.
+#[derive(Debug, Deserialize)]
+struct OwnCount {
+    source: String,
+    grew: u64,
+    usable: u64,
+}
+
+/// An allocator with its preloaded library and what makes its own count exact.
+struct Preloaded {
+    name: &'static str,
+    file: &'static str,
+    package: &'static str,
+    source: &'static str,
+    environment: (&'static str, &'static str),
+    /// Bytes of each block beyond the usable ones that the allocator counts.
+    head_bytes: u64,
+}
+
+/// Blocks in the caches of threads count as in use for two of them, so those caches are switched off.
+const PRELOADED: &[Preloaded] = &[
+    Preloaded {
+        name: "glibc",
+        file: "",
+        package: "libc6",
+        source: "mallinfo2",
+        environment: ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0"),
+        head_bytes: 8,
+    },
+    Preloaded {
+        name: "jemalloc",
+        file: "libjemalloc.so.2",
+        package: "libjemalloc2",
+        source: "mallctl",
+        environment: ("MALLOC_CONF", "tcache:false"),
+        head_bytes: 0,
+    },
+    Preloaded {
+        name: "tcmalloc",
+        file: "libtcmalloc_minimal.so.4",
+        package: "libtcmalloc-minimal4",
+        source: "MallocExtension",
+        environment: ("UNUSED", ""),
+        head_bytes: 0,
+    },
+    Preloaded {
+        name: "mimalloc",
+        file: "libmimalloc.so.2",
+        package: "libmimalloc2.0",
+        source: "none",
+        environment: ("UNUSED", ""),
+        head_bytes: 0,
+    },
+];
+
+impl Preloaded {
+    /// A command with this allocator; `None`, said loudly, if it is not installed.
+    fn command(&self, case: &str, program: &Path) -> Option<Command> {
+        let mut command = Command::new(program);
+        if !self.file.is_empty() {
+            let Some(path) = shared(self.file) else {
+                skipped(case, &format!("no {} (Debian: {})", self.file, self.package));
+                return None;
+            };
+            command.env("LD_PRELOAD", path);
+        }
+        command.env(self.environment.0, self.environment.1);
+        Some(command)
+    }
+}
+
+/// Nothing of the program's was missed and nothing counted twice.
+fn exact(name: &str, profile: &Profile, stats: &Stats, truth: &Truth) {
+    checks::sites(profile, truth, 1, Compare::All);
+    assert_eq!(stats.submitted, truth.allocs(), "{name}: {stats:?}");
+    assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{name}");
+    assert_eq!((stats.failed, stats.lost()), (0, 0), "{name}: {stats:?}");
+}
+
+fn uses(profile: &Profile, pid: u32, allocator: &str) {
+    let found = &profile.process(pid).allocators;
+    assert!(found.iter().any(|name| name.starts_with(allocator)), "{allocator} is not in {found:?}");
+}
+
+/// The figures equal the truth; and the allocator's own count of what is in use is that of the blocks in the profile.
+#[test]
+fn each_allocator_equals_the_truth_and_its_own_count() {
+    let case = "each_allocator_equals_the_truth_and_its_own_count";
+    let Some(_turn) = turn(case) else { return };
+    for allocator in PRELOADED {
+        let Some(mut command) = allocator.command(case, &program("anywhere")) else { continue };
+        let mut target = Target::start_command(command.arg("90"));
+        let recording = Recorder::of(target.pid(), 1).start();
+        target.go();
+        let own: OwnCount = serde_json::from_str(&target.line()).expect("the program's own count");
+        let (pid, truth) = (target.pid(), target.truth());
+        let (profile, stats) = recording.stop().results();
+        exact(allocator.name, &profile, &stats, &truth);
+        uses(&profile, pid, allocator.name);
+        assert_eq!(own.source, allocator.source, "{}", allocator.name);
+        if own.source == "none" {
+            continue;
+        }
+        let blocks: f64 = checks::site_sums(&profile, None).values().map(|site| site.figures[3]).sum();
+        let in_use = own.usable as f64 + blocks * allocator.head_bytes as f64;
+        assert_eq!(in_use, own.grew as f64, "{}: {own:?}", own.source);
+    }
+}
+
+/// At a realistic interval the exact totals are the same, and the estimates lie where they should.
+#[test]
+fn each_allocator_is_sampled() {
+    let case = "each_allocator_is_sampled";
+    let Some(_turn) = turn(case) else { return };
+    for allocator in PRELOADED {
+        let Some(mut command) = allocator.command(case, &program("mix")) else { continue };
+        let mut target = Target::start_command(command.arg("40000"));
+        let recording = Recorder::of(target.pid(), 4096).start();
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        checks::sites(&profile, &truth, 4096, Compare::All);
+        assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()));
+    }
+}
+
+#[test]
+fn every_form_of_new_and_delete() {
+    let case = "every_form_of_new_and_delete";
+    let Some(_turn) = turn(case) else { return };
+    if tool("c++").is_none() {
+        return skipped(case, "no C++ compiler (Debian: g++)");
+    }
+    let operators = program_with("operators", "operators", &["-std=c++17", "-fsized-deallocation"]);
+    for allocator in PRELOADED {
+        let Some(mut command) = allocator.command(case, &operators) else { continue };
+        let mut target = Target::start_command(command.arg("100"));
+        let recording = Recorder::of(target.pid(), 1).start();
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        exact(allocator.name, &profile, &stats, &truth);
+    }
+}
+
+#[test]
+fn static_programs_and_musl() {
+    let case = "static_programs_and_musl";
+    let Some(_turn) = turn(case) else { return };
+    let musl = Path::new("/usr/lib/x86_64-linux-musl/musl-gcc.specs").exists();
+    if !musl {
+        skipped(case, "no musl (Debian: musl-tools, musl-dev)");
+    }
+    let variants: [(&str, &str, &[&str]); 3] = [
+        ("glibc", "anywhere-static", &["-static", "-DNO_STATISTICS"]),
+        ("musl", "anywhere-musl", &[MUSL]),
+        ("musl", "anywhere-musl-static", &[MUSL, "-static"]),
+    ];
+    for (allocator, output, flags) in variants {
+        if allocator == "musl" && !musl {
+            continue;
+        }
+        let mut target = Target::start(&program_with("anywhere", output, flags), ["60"]);
+        let recording = Recorder::of(target.pid(), 1).start();
+        let (pid, truth) = (target.pid(), target.run());
+        let (profile, stats) = recording.stop().results();
+        exact(output, &profile, &stats, &truth);
+        uses(&profile, pid, allocator);
+    }
+}
+
+/// A preloaded wrapper is an allocator above libc's: its calls count, those that it makes itself do not.
+#[test]
+fn a_preloaded_wrapper_counts_once() {
+    let Some(_turn) = turn("a_preloaded_wrapper_counts_once") else { return };
+    let counting = Counting::new();
+    for interval in [1, 4096] {
+        let mut command = Command::new(program("mix"));
+        let mut target = Target::start_command(command.arg("20000").envs(counting.variables()));
+        let recording = Recorder::of(target.pid(), interval).start();
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        checks::sites(&profile, &truth, interval, Compare::All);
+        assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
+        assert_eq!(stats.lost(), 0, "{stats:?}");
+    }
+}
+
+fn nested() -> PathBuf {
+    let arena = library("arena", "libarena.so", &[]);
+    let folder = arena.parent().expect("has a folder").display().to_string();
+    let arena = arena.display().to_string();
+    program_with("nested", "nested", &[&arena, &format!("-Wl,-rpath,{folder}")])
+}
+
+/// An arena that mallocs its chunks, in another file, through an exported function and a pointer.
+#[test]
+fn an_arena_above_malloc_counts_once() {
+    let Some(_turn) = turn("an_arena_above_malloc_counts_once") else { return };
+    for interval in [1, 2000] {
+        let mut target = Target::start(&nested(), ["plain", "2000"]);
+        let recording = Recorder::of(target.pid(), interval).option("--alloc", ARENA).start();
+        let (pid, truth) = (target.pid(), target.run());
+        let (profile, stats) = recording.stop().results();
+        checks::sites(&profile, &truth, interval, Compare::All);
+        assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
+        assert!(stats.inner > 0, "{stats:?}");
+        uses(&profile, pid, "custom");
+        uses(&profile, pid, "glibc");
+    }
+}
+
+/// An arena's call that never returns does not swallow the calls after it.
+#[test]
+fn an_arena_left_half_way() {
+    let Some(_turn) = turn("an_arena_left_half_way") else { return };
+    for mode in ["jump", "thread"] {
+        let mut target = Target::start(&nested(), [mode, "200"]);
+        let recording = Recorder::of(target.pid(), 1).option("--alloc", ARENA).start();
+        let truth = target.run();
+        let (mut profile, stats) = recording.stop().results();
+        // The arena's own calls never come to an end, by which they could be told from others.
+        profile.stacks.retain(|stack| stack.site() == Some("site_03"));
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert_eq!(stats.lost(), truth.abandoned, "{mode}: {stats:?}");
+    }
+}
+
+#[test]
+fn specifications_from_a_file() {
+    let Some(_turn) = turn("specifications_from_a_file") else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = folder.path().join("allocators.conf");
+    std::fs::write(&file, format!("# the arena\n\n{ARENA}\n")).expect("our own folder");
+    let mut target = Target::start(&nested(), ["plain", "200"]);
+    let recording = Recorder::of(target.pid(), 1).option("--alloc", &format!("@{}", file.display())).start();
+    let truth = target.run();
+    let (profile, _) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+}
+
+#[test]
+fn specifications_that_cannot_be_right() {
+    let Some(_turn) = turn("specifications_that_cannot_be_right") else { return };
+    let target = Target::start(&nested(), ["plain", "1"]);
+    let arena = nested().parent().map(|_| library("arena", "libarena.so", &[])).expect("has a folder");
+    let by_path = format!("{}:arena_tak(size=arg1)->ret", arena.display());
+    for (specification, words) in [
+        ("libarena.so:arena_take(size=arg1", &["expected"][..]),
+        ("libarena.so:arena_take(bytes=arg1)->ret", &["\"bytes\" is none of"]),
+        ("libarena.so:arena_tak(size=arg1)->ret", &["arena_take"]),
+        (&by_path, &["arena_take"]),
+        ("@/no/such/file", &["No such file"]),
+    ] {
+        let refused = Recorder::of(target.pid(), 1).option("--alloc", specification).refused();
+        refused.check(2, words);
+    }
+}
+
+#[test]
+fn a_library_that_brings_its_own_allocator() {
+    let case = "a_library_that_brings_its_own_allocator";
+    let Some(_turn) = turn(case) else { return };
+    let Some(jemalloc) = shared("libjemalloc.so.2") else {
+        return skipped(case, "no libjemalloc.so.2 (Debian: libjemalloc2)");
+    };
+    // It wants more thread-local memory than the loader keeps for late comers.
+    let mut command = Command::new(program("newcomer"));
+    command.arg(jemalloc).env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=32768");
+    let mut target = Target::start_command(&mut command);
+    let mut recording = Recorder::of(target.pid(), 1).start();
+    target.go();
+    target.step();
+    recording.await_more_links();
+    let (pid, truth) = (target.pid(), target.run());
+    let (profile, _) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    uses(&profile, pid, "glibc");
+    uses(&profile, pid, "jemalloc");
+    let coverage = profile.process(pid).coverage;
+    assert!(coverage < 1.0, "between the loading and the hooking there is a gap: {coverage}");
+}
+
+/// What a stopped or failing recording leaves in the environment of a command is nothing; preloading works through it.
+#[test]
+fn a_command_with_a_preloaded_allocator() {
+    let case = "a_command_with_a_preloaded_allocator";
+    let Some(_turn) = turn(case) else { return };
+    let Some(jemalloc) = shared("libjemalloc.so.2") else {
+        return skipped(case, "no libjemalloc.so.2 (Debian: libjemalloc2)");
+    };
+    let environment = format!("LD_PRELOAD={}", jemalloc.display());
+    let mix = program("mix");
+    let command: [&OsStr; 3] = [environment.as_ref(), mix.as_ref(), "20000".as_ref()];
+    let recorder = Recorder::new().interval(1).variable("FREE_RUNNING", OsStr::new("1"));
+    let outcome = recorder.command(Path::new("/usr/bin/env"), command).start().finish();
+    let report = outcome.stdout.lines().find(|line| line.starts_with('{')).expect("a report");
+    let truth: Truth = serde_json::from_str(report).expect("a report");
+    let (profile, _) = outcome.results();
+    let pid = truth.sites[0].pid;
+    uses(&profile, pid, "jemalloc");
+    let coverage = profile.process(pid).coverage;
+    if coverage == 1.0 {
+        checks::sites(&profile, &truth, 1, Compare::All);
+    } else {
+        println!("the allocator was hooked late: coverage {coverage}");
+    }
+}

@@ -1,0 +1,235 @@
+//! Many processes: how long attaching takes, what a storm of short ones costs, what stays behind of them.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail, ensure};
+
+use crate::context::Context;
+use crate::root::Privilege;
+use crate::shell::read;
+
+/// What it measures.
+pub const ABOUT: &str = "attach [PROCESSES FILES] | storm [RATE SECONDS] | remains [COUNT]: attaching to many, short lives, what they leave";
+
+/// Runs one of the three; needs root.
+pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
+    ensure!(
+        matches!(context.privilege, Privilege::Root),
+        "this benchmark runs as root: sudo cargo xtask bench processes"
+    );
+    let number = |i: usize, otherwise: u64| args.get(i).map_or(Ok(otherwise), |text| text.parse::<u64>());
+    let bench = Bench::new(context)?;
+    match args.first().map(String::as_str) {
+        Some("attach") => bench.attach(number(1, 300)?, number(2, 40)?),
+        Some("storm") => bench.storm(number(1, 500)?, number(2, 30)?),
+        Some("remains") => bench.remains(number(1, 50_000)?),
+        None => {
+            bench.attach(300, 40)?;
+            bench.storm(500, 30)?;
+            bench.remains(50_000)
+        }
+        Some(other) => bail!("{other:?} is none of attach, storm, remains"),
+    }
+}
+
+struct Bench {
+    folder: PathBuf,
+    heapbpf: PathBuf,
+}
+
+impl Drop for Bench {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+/// heapbpf at work; killed when dropped.
+struct Recording(Child);
+
+impl Drop for Recording {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Bytes that heapbpf and its maps use.
+#[derive(Clone, Copy)]
+struct Memory {
+    daemon: u64,
+    maps: u64,
+}
+
+impl Bench {
+    fn new(context: &Context) -> anyhow::Result<Self> {
+        let folder = std::env::temp_dir().join(format!("heapbpf-bench-{}", std::process::id()));
+        fs::create_dir_all(&folder)?;
+        let heapbpf = std::env::var_os("HEAPBPF_BIN").map_or_else(|| context.binary(), PathBuf::from);
+        ensure!(heapbpf.exists(), "no {}: cargo xtask build makes it", heapbpf.display());
+        let bench = Self { folder, heapbpf };
+        let source = context.root.join("tests/programs/storm.c");
+        for (name, flags) in [("storm", &[][..]), ("static", &["-static"])] {
+            let mut compile = Command::new("cc");
+            read(compile.args(["-O2", "-fno-builtin", "-o"]).arg(bench.path(name)).arg(&source).args(flags))?;
+        }
+        Ok(bench)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.join(name)
+    }
+
+    /// Starts heapbpf on the whole host; how long it took until its probes were in place.
+    fn record(&self, arguments: &[&str]) -> anyhow::Result<(Recording, Duration)> {
+        let begun = Instant::now();
+        let mut command = Command::new(&self.heapbpf);
+        command.args(["--all", "-q", "--force", "-o"]).arg(self.path("profile.json")).arg("--stats");
+        command.arg(self.path("stats.json")).args(arguments).stdout(Stdio::null()).stderr(Stdio::piped());
+        let mut child = Recording(command.spawn()?);
+        let errors = child.0.stderr.take().context("piped")?;
+        let mut lines = BufReader::new(errors).lines();
+        for line in &mut lines {
+            let line = line?;
+            if line.starts_with("heapbpf: recording") {
+                let elapsed = begun.elapsed();
+                println!("{}", line.trim_start_matches("heapbpf: "));
+                // Nobody reads on: a full pipe must not stop it.
+                std::thread::spawn(move || lines.for_each(drop));
+                return Ok((child, elapsed));
+            }
+            eprintln!("{line}");
+        }
+        bail!("heapbpf did not begin to record")
+    }
+
+    /// Ends the recording and waits for its files.
+    fn finish(&self, mut recording: Recording) -> anyhow::Result<String> {
+        // Through the shell's kill: xtask has no unsafe code.
+        read(Command::new("kill").args(["-INT", &recording.0.id().to_string()]))?;
+        let status = recording.0.wait()?;
+        ensure!(status.success(), "heapbpf failed: {status}");
+        Ok(fs::read_to_string(self.path("stats.json"))?)
+    }
+
+    fn attach(&self, processes: u64, files: u64) -> anyhow::Result<()> {
+        let mut running = Vec::new();
+        for i in 0..processes {
+            // Static programs: each file is an allocator of its own.
+            let program = self.path(&format!("allocator-{}", i % files));
+            if i < files {
+                fs::copy(self.path("static"), &program)?;
+            }
+            let mut child = Command::new(&program).arg("rest").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+            BufReader::new(child.stdout.take().context("piped")?).read_line(&mut String::new())?;
+            running.push(Recording(child));
+        }
+        let mut times = Vec::new();
+        for _ in 0..5 {
+            let (recording, elapsed) = self.record(&["-i", "0"])?;
+            times.push(elapsed);
+            self.finish(recording)?;
+        }
+        times.sort();
+        println!(
+            "attach: {processes} processes, {files} allocator files: {:.0} ms from start to the last probe (median of 5)",
+            times[2].as_secs_f64() * 1e3
+        );
+        Ok(())
+    }
+
+    /// Runs `count` short processes, `rate` a second; each 25th lives for 150 ms. How many of those, and seconds.
+    fn short_lives(&self, rate: u64, count: u64) -> anyhow::Result<(u64, f64)> {
+        fs::copy(self.path("storm"), self.path("long-lived"))?;
+        let mut storm = Command::new(self.path("storm"));
+        storm.args([rate.to_string(), count.to_string(), "25".into()]);
+        let said = read(storm.arg(self.path("storm")).arg(self.path("long-lived")))?;
+        let (longs, seconds) = said.trim().split_once(' ').context("the storm says how many, and how long")?;
+        Ok((longs.parse()?, seconds.parse()?))
+    }
+
+    fn storm(&self, rate: u64, seconds: u64) -> anyhow::Result<()> {
+        let (recording, _) = self.record(&["-i", "512KiB"])?;
+        let before = cpu_seconds(recording.0.id())?;
+        let (longs, took) = self.short_lives(rate, rate * seconds)?;
+        let used = cpu_seconds(recording.0.id())? - before;
+        let stats = self.finish(recording)?;
+        let profile = fs::read_to_string(self.path("profile.json"))?;
+        let found = profile.matches("\"long-lived\"").count();
+        println!(
+            "storm: {} processes in {took:.1} s ({:.0}/s): daemon {:.1} % of a core; of {longs} that lived 150 ms, {found} in \
+             the profile; host events lost {}",
+            rate * seconds,
+            (rate * seconds) as f64 / took,
+            100.0 * used / took,
+            field(&stats, "host_events_lost").unwrap_or("?")
+        );
+        Ok(())
+    }
+
+    fn remains(&self, count: u64) -> anyhow::Result<()> {
+        let (recording, _) = self.record(&["-i", "512KiB"])?;
+        let pid = recording.0.id();
+        // What the first ones make it keep (files, names) is no state of theirs.
+        self.short_lives(500, 500)?;
+        let before = memory(pid)?;
+        let (_, took) = self.short_lives(100_000, count)?;
+        std::thread::sleep(Duration::from_secs(12));
+        let after = memory(pid)?;
+        let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
+        println!(
+            "remains: after {count} processes in {took:.1} s: daemon {:.1} MiB → {:.1} MiB, kernel maps {:.2} MiB → {:.2} MiB",
+            mib(before.daemon),
+            mib(after.daemon),
+            mib(before.maps),
+            mib(after.maps)
+        );
+        self.finish(recording).map(drop)
+    }
+}
+
+/// User and system time of a process so far.
+fn cpu_seconds(pid: u32) -> anyhow::Result<f64> {
+    // proc_pid_stat(5): fields 14 and 15, in ticks of 1/100 s on every Linux that heapbpf runs on.
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    let rest = stat.rsplit(')').next().context("a name in parentheses")?;
+    let ticks = |i: usize| rest.split_whitespace().nth(i).and_then(|word| word.parse::<f64>().ok()).unwrap_or(0.0);
+    Ok((ticks(11) + ticks(12)) / 100.0)
+}
+
+fn memory(pid: u32) -> anyhow::Result<Memory> {
+    let kib = |text: &str| text.split_whitespace().next().and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let daemon = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).map_or(0, kib) * 1024;
+    let mut maps = 0;
+    for entry in fs::read_dir(Path::new("/proc").join(pid.to_string()).join("fdinfo"))? {
+        let text = entry.and_then(|entry| fs::read_to_string(entry.path())).unwrap_or_default();
+        // Bytes, only there for BPF maps.
+        if text.contains("map_type:") {
+            maps += text.lines().find_map(|line| line.strip_prefix("memlock:")).map_or(0, kib);
+        }
+    }
+    Ok(Memory { daemon, maps })
+}
+
+/// A number in a JSON text, by its name.
+fn field<'a>(json: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = json.split_once(&format!("\"{name}\":"))?;
+    rest.split([',', '}', '\n']).next().map(str::trim)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_field_of_json() {
+        let json = "{\n  \"host_events_lost\": 12,\n  \"last\": 3\n}";
+        assert_eq!(field(json, "host_events_lost"), Some("12"));
+        assert_eq!(field(json, "last"), Some("3"));
+        assert_eq!(field(json, "none"), None);
+    }
+}
