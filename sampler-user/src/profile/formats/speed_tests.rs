@@ -1,6 +1,7 @@
 //! How long each format takes and how large its files are; `docs/formats.md` has the figures.
 //!
-//! `cargo test --release -p sampler-user --lib -- --ignored --nocapture speed` prints them.
+//! `cargo test --release -p sampler-user --lib -- --ignored --nocapture speed` prints them, of one format if
+//! `HEAPBPF_SPEED_FORMAT` names it.
 
 use std::time::Instant;
 use std::{fs, io};
@@ -33,7 +34,9 @@ fn speed() {
     println!("format        wall s   CPU s  CPU s without the file       MiB  more MiB resident");
     let folder = tempfile::tempdir().expect("temporary folder");
     let options = WriteOptions::default();
-    for format in FORMATS {
+    // One format per process measures memory right: what an earlier one gave back is used again.
+    let only = std::env::var("HEAPBPF_SPEED_FORMAT").ok();
+    for format in FORMATS.iter().filter(|format| only.as_deref().is_none_or(|only| only == format.name())) {
         let path = folder.path().join(format!("x{}", format.extensions()[0]));
         let output = Output::new(&path, *format, true);
         fs::write("/proc/self/clear_refs", "5").expect("resets the peak");
@@ -43,7 +46,8 @@ fn speed() {
         let (wall, both) = (start.elapsed().as_secs_f64(), cpu_seconds() - cpu);
         let more = resident().0.saturating_sub(before);
         let cpu = cpu_seconds();
-        format.write(&profile, &options, &mut io::sink()).expect("nowhere");
+        let part = if format.one_process_per_file() { &profile.only_process(0) } else { &profile };
+        format.write(part, &options, &mut io::sink()).expect("nowhere");
         let encoding = cpu_seconds() - cpu;
         let bytes: u64 = written.iter().map(|path| fs::metadata(path).expect("there").len()).sum();
         let size = bytes as f64 / 1_048_576.0;
