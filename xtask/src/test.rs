@@ -13,7 +13,7 @@ use crate::build;
 use crate::context::Context;
 use crate::packages::{self, Package};
 use crate::root::Privilege;
-use crate::shell::{describe, read, say, succeeds};
+use crate::shell::{describe, read, run, say, succeeds};
 
 /// What cargo is to test without root, call by call.
 const UNIT: &[&[&str]] = &[&["--workspace", "--exclude", "heapbpf-tests"], &["--package", "heapbpf-tests", "--lib"]];
@@ -99,13 +99,32 @@ fn end_to_end_command(context: &Context, selection: &Selection) -> anyhow::Resul
         command.args(["--package", "sampler-user", "--lib"]);
     }
     command.args(&selection.filter).args(["--", "--test-threads=1"]);
+    as_root(context, &mut command)?;
+    Ok(command)
+}
+
+/// Runs a benchmark among the end-to-end tests (one that is ignored as a test), and shows what it prints.
+pub fn bench_among_tests(context: &Context, file: &str) -> anyhow::Result<()> {
+    if let Some(reason) = context.privilege.refusal() {
+        anyhow::bail!("needs root, and {reason}");
+    }
+    build::build(context)?;
+    let mut command = context.cargo("test");
+    command.args(["--quiet", "--package", "heapbpf-tests", "--test", file, "--"]);
+    command.args(["--ignored", "--nocapture", "--test-threads=1"]);
+    as_root(context, &mut command)?;
+    run(&mut command, context.options.verbose)
+}
+
+/// Lets cargo's tests run as root, with the binary under test.
+fn as_root(context: &Context, command: &mut Command) -> anyhow::Result<()> {
     command.env("HEAPBPF_BIN", context.binary());
     if context.privilege == Privilege::Sudo {
         say!("using sudo to run the end-to-end tests, which load BPF programs");
         // cargo itself stays with the user, and so do the files it writes.
         command.env(runner_variable(&host_triple()?), "sudo --preserve-env=HEAPBPF_BIN,PATH,RUST_BACKTRACE");
     }
-    Ok(command)
+    Ok(())
 }
 
 fn install_needed(context: &Context) {

@@ -24,6 +24,7 @@ struct Bench {
 const BENCHES: &[Bench] = &[
     Bench { name: "coverage", about: statistics::ABOUT_COVERAGE, run: statistics::coverage },
     Bench { name: "processes", about: processes::ABOUT, run: processes::run },
+    Bench { name: "real-coverage", about: statistics::ABOUT_REAL_COVERAGE, run: statistics::real_coverage },
     Bench { name: "statistics", about: statistics::ABOUT_STATISTICS, run: statistics::statistics },
     Bench { name: "unwind", about: unwind::ABOUT, run: unwind::run },
 ];
@@ -32,7 +33,7 @@ const BENCHES: &[Bench] = &[
 pub fn bench(context: &Context, name: Option<&str>, args: &[String]) -> anyhow::Result<()> {
     let Some(name) = name else {
         for bench in BENCHES {
-            println!("{:<12} {}", bench.name, bench.about);
+            println!("{:<14} {}", bench.name, bench.about);
         }
         return Ok(());
     };
