@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use sampler_ebpf::abi::Counters;
 
 use crate::attach::audit::FileAudit;
+use crate::profile::model::Profile;
 use crate::profile::stats::{Attachment, Stats};
 
 /// What the daemon itself counts.
@@ -166,9 +167,44 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
     remarks
 }
 
+/// What to say if frame pointers (`--unwind fp`) do not lead to the threads' entries: `None` if no sample's stack was
+/// walked in vain, and with other unwinders.
+pub fn broken_chains(profile: &Profile) -> Option<String> {
+    if profile.unwind != "fp" {
+        return None;
+    }
+    let all: u64 = profile.rows.iter().map(|row| row.alloc.samples).sum();
+    let broken: u64 = profile.rows.iter().filter(|row| row.stack.cut.is_some()).map(|row| row.alloc.samples).sum();
+    (broken > 0).then(|| {
+        let share = 100.0 * broken as f64 / all as f64;
+        format!(
+            "{share:.1} % of the samples have broken stacks: code on them was built without frame pointers; --unwind auto needs none"
+        )
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::testing;
+
+    #[test]
+    fn broken_chains_are_said_of_frame_pointers_alone() {
+        let mut profile = testing::small();
+        profile.unwind = "auto".into();
+        assert_eq!(broken_chains(&profile), None);
+        profile.unwind = "fp".into();
+        let whole = |profile: &mut Profile, whole: bool| {
+            for row in &mut profile.rows {
+                let cut = (!whole).then(|| "frame pointers end here".into());
+                row.stack = crate::profile::model::Stack { cut, ..(*row.stack).clone() }.into();
+            }
+        };
+        whole(&mut profile, true);
+        assert_eq!(broken_chains(&profile), None);
+        whole(&mut profile, false);
+        assert!(broken_chains(&profile).is_some_and(|text| text.starts_with("100.0 % of the samples")));
+    }
 
     fn counters() -> Counters {
         Counters {

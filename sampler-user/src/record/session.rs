@@ -344,8 +344,6 @@ impl Session {
         }
         let daemon: DaemonCounters = self.recorder.daemon_counters();
         let estimated = self.recorder.heap.estimated().alloc_bytes;
-        let audits = self.attaching.hooks.audit(self.attaching.programs.kind);
-        let stats = accounting::stats(&total, &daemon, accounting::daemon_cost(), estimated, &audits);
         let mut profile = self.maker.make(
             &mut self.recorder,
             &mut self.host,
@@ -353,8 +351,12 @@ impl Session {
             &counts,
             (self.started, self.started_ns),
         );
+        // After the names were found: that costs, too.
+        let audits = self.attaching.hooks.audit(self.attaching.programs.kind);
+        let stats = accounting::stats(&total, &daemon, accounting::daemon_cost(), estimated, &audits);
         profile.counters = stats.counters();
         profile.notes = accounting::remarks(&total, &daemon);
+        profile.notes.extend(accounting::broken_chains(&profile));
         profile.notes.extend(self.attaching.remarks());
         profile.notes.extend(self.plan.sampling_note());
         if let Err(error) = self.plan.adjustments.apply(&mut profile) {
