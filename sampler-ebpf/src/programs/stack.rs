@@ -16,6 +16,8 @@ use crate::output;
 /// A distance to the supposed top of the stack beyond this means that the top is not known.
 const LARGEST_STACK: u64 = 64 << 20;
 const PAGE: u64 = 4096;
+/// Most that is copied page by page, where one read fails.
+const LARGEST_PAGEWISE: u64 = 64 << 10;
 const HEADER: u64 = size_of::<StackRecord>() as u64;
 
 /// What was taken, for the allocation's record.
@@ -115,7 +117,12 @@ fn copy_into<const CLASS: u64>(head: &StackRecord, wanted: u64) -> Taken {
     // SAFETY: the reservation has HEADER + CLASS bytes and `bytes` is at most CLASS.
     let status = unsafe { bpf_probe_read_user(record.add(HEADER as usize).cast(), bytes as u32, sp as *const c_void) };
     if status != 0 {
-        bytes = copy_pages::<CLASS>(record, sp, wanted);
+        // Large classes fall back on what the verifier can follow: the first 64 KiB.
+        bytes = if CLASS > LARGEST_PAGEWISE {
+            copy_pages::<LARGEST_PAGEWISE>(record, sp, wanted)
+        } else {
+            copy_pages::<CLASS>(record, sp, wanted)
+        };
     }
     let flags = output::wake_up(maps::stacks(), config!(stacks_mark));
     // SAFETY: the reservation begins with the header.

@@ -258,9 +258,10 @@ mod tests {
             return;
         }
         let sizes = MapSizes { events_bytes: 1 << 16, stacks_bytes: 1 << 21, live_max: 1024, stack_traces_max: 1024 };
-        for stack_kind in [stack_kind::NONE, stack_kind::FRAME_POINTERS, stack_kind::COPIED] {
+        let (none, walked, copied) = (stack_kind::NONE, stack_kind::FRAME_POINTERS, stack_kind::COPIED);
+        for (stack_kind, stack_bytes) in [(none, 0), (walked, 0), (copied, 65536), (copied, 1 << 20)] {
             for live in [0, 1] {
-                let config = Config { live, stack_kind, stack_bytes: 65536, ..Config::default() };
+                let config = Config { live, stack_kind, stack_bytes, ..Config::default() };
                 let loader = Loader::new(object, &config, &sizes).unwrap();
                 for kind in [LinkKind::Session, LinkKind::Multi, LinkKind::Perf] {
                     match Programs::load(&loader, live == 1, Some(kind)) {
