@@ -82,7 +82,7 @@ mod tests {
         let mut last = 0;
         for exponent in 0..62 {
             for step in 0..16_u64 {
-                let age = (1_u64 << exponent) + ((1_u64 << exponent) * step) / 16;
+                let age = (1_u64 << exponent) + (((1_u128 << exponent) * u128::from(step)) / 16) as u64;
                 let bin = bin_of(age);
                 assert!(bin >= last, "{age}");
                 last = bin;
