@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::BufReader;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use sampler_ebpf::abi::Site;
 
@@ -110,13 +110,40 @@ impl Hooks {
         if let Some(known) = self.known.get(&key) {
             return Ok((key, known.plan.is_ok()));
         }
-        // A descriptor of its own: reading moves the position.
-        let reader = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())).map_err(unreadable)?;
-        let plan = examine(BufReader::new(reader), path, &self.rules, &self.table);
-        let plan = plan.map(|allocator| Planned { allocator, first_site: None }).map_err(Arc::new);
+        let plan = plan(path, file, &self.rules, &self.table).map_err(unreadable)?;
         let fit = plan.is_ok();
         self.known.insert(key, Known { path: path.to_owned(), file: Arc::clone(file), plan });
         Ok((key, fit))
+    }
+
+    /// Plans many files on all processors, so that [`Hooks::look_at`] finds them known. What cannot be read is left to it.
+    pub fn look_at_all(&mut self, files: Vec<(String, Arc<File>)>) {
+        let mut open: HashMap<FileKey, (String, Arc<File>)> = HashMap::new();
+        for (path, file) in files {
+            if let Ok(key) = FileKey::of(&file)
+                && !self.known.contains_key(&key)
+            {
+                open.entry(key).or_insert((path, file));
+            }
+        }
+        let waiting = Mutex::new(open.into_iter().collect::<Vec<_>>());
+        let (rules, table) = (&self.rules, &self.table);
+        let work = || {
+            let mut planned = Vec::new();
+            // The lock is given back before the file is read.
+            while let Some((key, (path, file))) = waiting.lock().ok().and_then(|mut waiting| waiting.pop()) {
+                if let Ok(plan) = plan(&path, &file, rules, table) {
+                    planned.push((key, Known { path, file, plan }));
+                }
+            }
+            planned
+        };
+        let planned: Vec<(FileKey, Known)> = std::thread::scope(|scope| {
+            let threads = std::thread::available_parallelism().map_or(1, usize::from);
+            let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            workers.into_iter().filter_map(|worker| worker.join().ok()).flatten().collect()
+        });
+        self.known.extend(planned);
     }
 
     /// Hooks a file that was looked at, for one process or for all.
@@ -231,6 +258,19 @@ impl Hooks {
     pub fn audit_of(&self, key: FileKey, link: LinkKind) -> Option<FileAudit> {
         self.known.get(&key)?.audit(link, self.live)
     }
+}
+
+/// Reads and plans a file. `Err`: it cannot be read.
+fn plan(
+    path: &str,
+    file: &File,
+    rules: &KernelRules,
+    table: &Table,
+) -> std::io::Result<Result<Planned, Arc<AttachError>>> {
+    // A descriptor of its own: reading moves the position.
+    let reader = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+    let plan = examine(BufReader::new(reader), path, rules, table);
+    Ok(plan.map(|allocator| Planned { allocator, first_site: None }).map_err(Arc::new))
 }
 
 impl Known {

@@ -85,6 +85,7 @@ impl Attaching {
         self.changes.clear();
         if self.global {
             let modules: Vec<ModuleId> = host.modules().iter().map(|(id, _)| id).collect();
+            self.plan_all(host, &modules);
             for module in modules {
                 self.hook_module(host, module, None);
             }
@@ -165,6 +166,19 @@ impl Attaching {
                 None
             }
         }
+    }
+
+    /// Looks into many modules at once, before they are hooked one by one.
+    fn plan_all(&mut self, host: &mut Host, modules: &[ModuleId]) {
+        let mut files = Vec::new();
+        for &module in modules {
+            let file = host.modules().get(module).filter(|module| module.kind == ModuleKind::File);
+            let Some(path) = file.map(|module| module.path.to_string()) else { continue };
+            if let Ok(ModuleSource::File(file)) = host.modules_mut().source(module) {
+                files.push((path, file));
+            }
+        }
+        self.hooks.look_at_all(files);
     }
 
     /// The file to hook behind a module, if there is one. `Err`: cannot be told now, but maybe later.
