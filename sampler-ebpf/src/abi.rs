@@ -79,6 +79,8 @@ pub const SITE_FREES: u8 = 4;
 /// The function may get its memory from another allocator, whose calls are then inner ones: its return is awaited, and
 /// what the thread allocates until then is not counted.
 pub const SITE_CALLS_OUT: u8 = 8;
+/// Code of the file that the function runs may call a hooked function (glibc: memalign's helper calls malloc).
+pub const SITE_MAY_CALL_INSIDE: u8 = 16;
 
 /// Most exact code ranges of hooked functions in one file.
 pub const MAX_INNER_RANGES: usize = 32;

@@ -5,6 +5,7 @@
 
 pub mod abi;
 mod bits;
+pub mod filter;
 pub mod geometric;
 pub mod glob;
 pub mod rng;

@@ -2,10 +2,10 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::generated::{bpf_get_attach_cookie, bpf_get_current_comm};
 use sampler_ebpf::abi::{
-    AllocationRecord, LiveKey, LiveValue, MAX_INNER_RANGES, NO_ARGUMENT, SITE_CALLS_OUT, SITE_MAY_TAIL_JUMP,
+    AllocationRecord, LiveValue, MAX_INNER_RANGES, NO_ARGUMENT, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE,
+    SITE_MAY_TAIL_JUMP,
     SITE_ZERO_FREES, Site, kind, stack_kind,
 };
 use sampler_ebpf::trials;
@@ -13,7 +13,7 @@ use sampler_ebpf::trials;
 use crate::arch::{self, Arguments};
 use crate::config::config;
 use crate::free;
-use crate::maps::{self, FILES, LIVE, SITES, read_user};
+use crate::maps::{self, FILES, SITES, read_user};
 use crate::output;
 use crate::pending::{LARGEST_PAGE, Pending, SLOTS};
 use crate::stack;
@@ -71,20 +71,19 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
     let index = unsafe { bpf_get_attach_cookie(ctx) } as u32;
     let Some(site) = SITES.get(index) else { return SKIP_RETURN };
     let Some(state) = ThreadState::of_target() else { return SKIP_RETURN };
-    let arguments = Arguments::read(ctx);
+    let arguments = Arguments::of(ctx);
     let sp = arch::stack_pointer(ctx);
-    let caller = arch::return_address(ctx, sp);
 
     let size = match requested(site, &arguments) {
         Some(size) => size,
         None => {
-            if !is_inner(ctx, site, caller) && !state.is_nested(sp, caller, 0) {
+            if !is_inner(ctx, state, site, sp) && !state.is_nested(ctx, sp, 0) {
                 refuse(state);
             }
             return SKIP_RETURN;
         }
     };
-    if is_inner(ctx, site, caller) || state.is_nested(sp, caller, size) || is_tail_jump(state, site, sp, caller, size) {
+    if is_inner(ctx, state, site, sp) || state.is_nested(ctx, sp, size) || is_tail_jump(ctx, state, site, sp, size) {
         state.counters.inner += 1;
         return SKIP_RETURN;
     }
@@ -94,9 +93,13 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
         free::release(state, old_address);
         return SKIP_RETURN;
     }
+    if site.flags & SITE_MAY_CALL_INSIDE != 0 {
+        state.outer_sp = sp;
+        state.outer_file = site.file;
+    }
     if site.flags & SITE_MAY_TAIL_JUMP != 0 {
         state.tail_sp = sp;
-        state.tail_return = caller;
+        state.tail_return = arch::return_address(ctx, sp);
         state.tail_size = size;
         state.tail_function = u32::from(site.function);
     }
@@ -126,7 +129,7 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
         trials,
         offset: state.remaining.wrapping_sub(1),
         interval: state.interval,
-        caller,
+        caller: arch::return_address(ctx, sp),
         out: if site.out_argument == NO_ARGUMENT { 0 } else { arguments.get(site.out_argument) },
         old_address: if old.is_some() { old_address } else { 0 },
         old: old.unwrap_or_default(),
@@ -167,8 +170,34 @@ fn refuse(state: &mut ThreadState) {
 }
 
 /// Whether the allocator called itself: the return address lies in a hooked function of the same file.
+///
+/// Reading the return address costs more than all the rest, so it is read only while a call is, or may be, in progress
+/// that can do such a thing: what it calls has its stack pointer below.
 #[inline(always)]
-fn is_inner(ctx: *mut c_void, site: &Site, caller: u64) -> bool {
+fn is_inner(ctx: *mut c_void, state: &mut ThreadState, site: &Site, sp: u64) -> bool {
+    if state.outer_sp == 0 {
+        return false;
+    }
+    if sp >= state.outer_sp {
+        // At the same place it may be what the outer call jumped to, which may call in its stead.
+        if sp > state.outer_sp {
+            state.outer_sp = 0;
+        }
+        return false;
+    }
+    if state.outer_file != site.file {
+        return false;
+    }
+    let inner = is_called_inside(ctx, site, arch::return_address(ctx, sp));
+    if !inner {
+        state.outer_sp = 0;
+    }
+    inner
+}
+
+/// Whether the return address lies in the code of hooked functions.
+#[inline(always)]
+fn is_called_inside(ctx: *mut c_void, site: &Site, caller: u64) -> bool {
     // As file offset, so that one set of ranges serves every process that maps the file.
     let offset = caller.wrapping_sub(arch::instruction_pointer(ctx)).wrapping_add(site.offset);
     if offset < site.inner_start || offset >= site.inner_end {
@@ -192,14 +221,14 @@ fn is_inner(ctx: *mut c_void, site: &Site, caller: u64) -> bool {
 /// Whether the call is the end of an outer one that jumped here: same stack pointer, same request (pvalloc rounds it up
 /// to whole pages), another function, and the return address of the outer call (or the kernel's trampoline in its place, while its return is awaited).
 #[inline(always)]
-fn is_tail_jump(state: &mut ThreadState, site: &Site, sp: u64, caller: u64, size: u64) -> bool {
+fn is_tail_jump(ctx: *mut c_void, state: &mut ThreadState, site: &Site, sp: u64, size: u64) -> bool {
     if state.tail_sp == 0 {
         return false;
     }
     let expected = state.tail_sp == sp
         && size.wrapping_sub(state.tail_size) < LARGEST_PAGE
         && state.tail_function != u32::from(site.function)
-        && (state.tail_return == caller || state.is_pending(sp));
+        && (state.is_pending(sp) || state.tail_return == arch::return_address(ctx, sp));
     if expected && site.flags & SITE_MAY_TAIL_JUMP != 0 {
         // reallocarray jumps to realloc, which may jump to malloc.
         state.tail_function = u32::from(site.function);
@@ -297,12 +326,11 @@ fn report(ctx: *mut c_void, state: &mut ThreadState, pending: &Pending, address:
 /// Remembers a live sample; `false` if the map is full.
 #[inline(always)]
 fn track(state: &mut ThreadState, sample: u64, address: u64) -> bool {
-    let key = LiveKey { space: state.space, address };
     let value = LiveValue { sample, thread_calls: state.calls(), tid: state.tid, reserved: 0 };
     if let Some(stale) = free::take_out(state, address) {
         // The allocator cannot give an address twice, so a free was missed.
         state.counters.stale_replaced += 1;
         output::submit_free(state, &stale);
     }
-    LIVE.insert(key, value, u64::from(BPF_ANY)).is_ok()
+    free::put_in(state, address, &value)
 }

@@ -1,28 +1,28 @@
 //! The only file of the kernel side that knows a machine's registers.
 
+use core::arch::asm;
 use core::ffi::c_void;
 use core::ptr::read_volatile;
 
 #[cfg(bpf_target_arch = "x86_64")]
 mod registers {
+    use core::mem::offset_of;
+
     pub use aya_ebpf::bindings::pt_regs as Context;
 
     /// Bytes that the return instruction takes from the stack.
     pub const RETURN_SLOT: u64 = 8;
 
-    macro_rules! argument_fields {
-        ($r:expr) => {
-            [
-                &raw const (*$r).rdi,
-                &raw const (*$r).rsi,
-                &raw const (*$r).rdx,
-                &raw const (*$r).rcx,
-                &raw const (*$r).r8,
-                &raw const (*$r).r9,
-            ]
-        };
-    }
-    pub(crate) use argument_fields;
+    /// Where the context holds each argument register.
+    pub const ARGUMENTS: [usize; 6] = [
+        offset_of!(Context, rdi),
+        offset_of!(Context, rsi),
+        offset_of!(Context, rdx),
+        offset_of!(Context, rcx),
+        offset_of!(Context, r8),
+        offset_of!(Context, r9),
+    ];
+
     macro_rules! special_fields {
         ($r:expr) => {
             (&raw const (*$r).rip, &raw const (*$r).rsp, &raw const (*$r).rbp, &raw const (*$r).rax)
@@ -33,24 +33,19 @@ mod registers {
 
 #[cfg(bpf_target_arch = "aarch64")]
 mod registers {
+    use core::mem::offset_of;
+
     pub use aya_ebpf::bindings::user_pt_regs as Context;
 
     /// The return address is in x30: nothing is taken from the stack.
     pub const RETURN_SLOT: u64 = 0;
 
-    macro_rules! argument_fields {
-        ($r:expr) => {
-            [
-                &raw const (*$r).regs[0],
-                &raw const (*$r).regs[1],
-                &raw const (*$r).regs[2],
-                &raw const (*$r).regs[3],
-                &raw const (*$r).regs[4],
-                &raw const (*$r).regs[5],
-            ]
-        };
-    }
-    pub(crate) use argument_fields;
+    /// Where the context holds each argument register.
+    pub const ARGUMENTS: [usize; 6] = {
+        let first = offset_of!(Context, regs);
+        [first, first + 8, first + 16, first + 24, first + 32, first + 40]
+    };
+
     macro_rules! special_fields {
         ($r:expr) => {
             (&raw const (*$r).pc, &raw const (*$r).sp, &raw const (*$r).regs[29], &raw const (*$r).regs[0])
@@ -62,28 +57,46 @@ mod registers {
 pub use registers::RETURN_SLOT;
 
 /// Argument registers at a function's entry.
-pub struct Arguments([u64; 6]);
+pub struct Arguments(*mut c_void);
+
+/// Reads one argument register. In assembly, so that the compiler cannot fold the reads of several into one at a
+/// computed offset: the verifier demands constant ones.
+macro_rules! read_argument {
+    ($context:expr, $index:literal) => {{
+        let value: u64;
+        // SAFETY: reads 8 bytes of the program's context, which is a `pt_regs` for uprobe programs.
+        unsafe {
+            asm!(
+                "{value} = *(u64 *)({context} + {offset})",
+                value = out(reg) value,
+                context = in(reg) $context,
+                offset = const registers::ARGUMENTS[$index],
+                options(nostack, pure, readonly),
+            );
+        }
+        value
+    }};
+}
 
 impl Arguments {
-    /// Reads all of them: at constant offsets, as the verifier demands of a context.
+    /// Of the call that a program runs for. Only those asked for are read.
     #[inline(always)]
-    pub fn read(ctx: *mut c_void) -> Self {
-        let r = ctx.cast::<registers::Context>();
-        // SAFETY: `ctx` is the program's context, a `pt_regs` for uprobe programs.
-        unsafe { Self(registers::argument_fields!(r).map(|field| read_volatile(field))) }
+    pub const fn of(ctx: *mut c_void) -> Self {
+        Self(ctx)
     }
 
     /// The argument of that index; 0 for an index that does not exist.
     #[inline(always)]
     pub fn get(&self, index: u8) -> u64 {
-        let Self([a, b, c, d, e, f]) = self;
+        if index == 0 {
+            return read_argument!(self.0, 0);
+        }
         match index {
-            0 => *a,
-            1 => *b,
-            2 => *c,
-            3 => *d,
-            4 => *e,
-            5 => *f,
+            1 => read_argument!(self.0, 1),
+            2 => read_argument!(self.0, 2),
+            3 => read_argument!(self.0, 3),
+            4 => read_argument!(self.0, 4),
+            5 => read_argument!(self.0, 5),
             _ => 0,
         }
     }

@@ -7,6 +7,7 @@ use aya_ebpf::helpers::generated::bpf_get_attach_cookie;
 use sampler_ebpf::abi::{LiveKey, LiveValue};
 
 use crate::arch::Arguments;
+use crate::filter;
 use crate::maps::{LIVE, SITES};
 use crate::output;
 use crate::state::ThreadState;
@@ -18,7 +19,7 @@ pub extern "C" fn free_entry(ctx: *mut c_void) -> u32 {
     // SAFETY: a helper call.
     let index = unsafe { bpf_get_attach_cookie(ctx) } as u32;
     let Some(site) = SITES.get(index) else { return 0 };
-    let address = Arguments::read(ctx).get(site.old_argument);
+    let address = Arguments::of(ctx).get(site.old_argument);
     if address == 0 {
         return 0;
     }
@@ -39,18 +40,41 @@ pub fn release(state: &mut ThreadState, address: u64) {
 /// Takes a block out of the live map, if it is tracked.
 #[inline(always)]
 pub fn take_out(state: &ThreadState, address: u64) -> Option<LiveValue> {
+    if !filter::may_be_tracked(address) {
+        return None;
+    }
+    take_tracked(state, address)
+}
+
+/// The rest of [`take_out`], apart so that the path of untracked blocks stays short.
+#[inline(always)]
+fn take_tracked(state: &ThreadState, address: u64) -> Option<LiveValue> {
     let key = LiveKey { space: state.space, address };
     // SAFETY: copied at once.
     let value = unsafe { *LIVE.get(key)? };
     // Two threads freeing the same block: one of them finds it gone.
-    LIVE.remove(key).is_ok().then_some(value)
+    LIVE.remove(key).ok()?;
+    filter::remove(address);
+    Some(value)
+}
+
+/// Puts a block into the live map; `false` if the map is full.
+#[inline(always)]
+pub fn put_in(state: &ThreadState, address: u64, value: &LiveValue) -> bool {
+    // Before the map: nobody who can know the address may find the filter empty.
+    filter::add(address);
+    let key = LiveKey { space: state.space, address };
+    let fits = LIVE.insert(key, *value, u64::from(BPF_ANY)).is_ok();
+    if !fits {
+        filter::remove(address);
+    }
+    fits
 }
 
 /// Puts a block back that a realloc took out before it failed.
 #[inline(always)]
 pub fn put_back(state: &mut ThreadState, address: u64, value: &LiveValue) {
-    let key = LiveKey { space: state.space, address };
-    if LIVE.insert(key, *value, u64::from(BPF_ANY)).is_err() {
+    if !put_in(state, address, value) {
         // No room any more: without an entry its free would never be seen, so it counts as freed now.
         output::submit_free(state, value);
     }

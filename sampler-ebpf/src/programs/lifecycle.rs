@@ -120,6 +120,7 @@ fn flush(ctx: *mut c_void, state: &mut ThreadState) {
     state.frees_seen = 0;
     state.counters = Counters::default();
     state.tail_sp = 0;
+    state.outer_sp = 0;
 }
 
 #[inline(always)]

@@ -1,17 +1,20 @@
 //! The BPF programs: probes on allocator functions, process life, and the thread iterator.
 #![no_std]
 #![no_main]
-// Adding atomically is a compiler intrinsic here; the toolchain that builds this file allows it.
-#![feature(core_intrinsics)]
+// Adding atomically is a compiler intrinsic here, and reads of the context are in assembly; the toolchain that builds
+// this file allows both.
+#![feature(asm_experimental_arch, core_intrinsics)]
 #![allow(internal_features)]
 
 mod allocation;
 mod arch;
 mod config;
+mod filter;
 mod free;
 mod iterator;
 mod lifecycle;
 mod maps;
+mod nothing;
 mod output;
 mod pending;
 mod stack;

@@ -5,7 +5,7 @@ use core::intrinsics::AtomicOrdering;
 use core::mem::MaybeUninit;
 use core::ptr::{addr_of, from_ref};
 
-use aya_ebpf::bindings::BPF_F_NO_PREALLOC;
+use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
 use aya_ebpf::btf_maps::{Array, HashMap, RingBuf, StackTrace};
 use aya_ebpf::helpers::generated::{bpf_probe_read_kernel, bpf_probe_read_user};
 use aya_ebpf::macros::btf_map;
@@ -26,6 +26,9 @@ pub static FILES: Array<FileRanges, 1024> = Array::new();
 /// Tracked live samples.
 #[btf_map]
 pub static LIVE: HashMap<LiveKey, LiveValue, 1048576, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
+/// Counts of tracked live samples by a hash of their address; the daemon maps it into its memory.
+#[btf_map]
+pub static FILTER: Array<u32, { sampler_ebpf::filter::SLOTS }, { BPF_F_MMAPABLE as usize }> = Array::new();
 /// Totals of processes, from threads that have ended.
 #[btf_map]
 pub static TOTALS: HashMap<ProcessKey, Counters, 65536, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();

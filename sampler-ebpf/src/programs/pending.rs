@@ -1,7 +1,10 @@
 //! Calls in progress whose return is awaited: sampled ones, and reallocs of tracked blocks.
 
+use core::ffi::c_void;
+
 use sampler_ebpf::abi::LiveValue;
 
+use crate::arch;
 use crate::output;
 use crate::state::ThreadState;
 
@@ -65,7 +68,7 @@ impl ThreadState {
     /// Whether a call with that stack pointer is made for a marked call in progress: the stack grew since, or the marked
     /// call ended in a jump here. A marked call that the stack has shrunk past never returned (longjmp): it is forgotten.
     #[inline(always)]
-    pub fn is_nested(&mut self, sp: u64, caller: u64, size: u64) -> bool {
+    pub fn is_nested(&mut self, ctx: *mut c_void, sp: u64, size: u64) -> bool {
         if self.pending >> OUTER == 0 {
             return false;
         }
@@ -74,8 +77,8 @@ impl ThreadState {
             if self.pending & (1 << (i as u32 + OUTER)) != 0 {
                 let outer_sp = self.slots[i].sp;
                 let jumped = sp == outer_sp
-                    && caller != self.slots[i].caller
-                    && size.wrapping_sub(self.slots[i].size) < LARGEST_PAGE;
+                    && size.wrapping_sub(self.slots[i].size) < LARGEST_PAGE
+                    && arch::return_address(ctx, sp) != self.slots[i].caller;
                 if sp < outer_sp || jumped {
                     return true;
                 }

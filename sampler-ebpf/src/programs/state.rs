@@ -17,7 +17,8 @@ pub const TRACKED: u32 = 1;
 /// Does not.
 pub const IGNORED: u32 = 2;
 
-/// State of one thread. The first 64 bytes are all that an unsampled call or a free of an untracked block touches.
+/// State of one thread. The first 56 bytes are all that an unsampled call or a free of an untracked block touches; the
+/// kernel puts a task's value 8 bytes after the beginning of a cache line, so they lie in one.
 #[repr(C)]
 pub struct ThreadState {
     /// Trials until the next success, at least 1.
@@ -30,19 +31,25 @@ pub struct ThreadState {
     pub frees_seen: u64,
     /// Stack pointer of a call that may end in a jump to another hooked function, or 0.
     pub tail_sp: u64,
-    /// Whose address space the thread runs in.
-    pub space: ProcessKey,
+    /// Stack pointer of the last outermost call that may call a hooked function inside, or 0: it has returned.
+    pub outer_sp: u64,
     /// [`NEW`], [`TRACKED`] or [`IGNORED`].
     pub status: u32,
     /// Bit i: `slots[i]` holds a call in progress.
     pub pending: u32,
 
+    /// Whose address space the thread runs in.
+    pub space: ProcessKey,
     /// Return address of the call that may end in a jump.
     pub tail_return: u64,
     /// Its size.
     pub tail_size: u64,
     /// Its function.
     pub tail_function: u32,
+    /// File of the call that `outer_sp` is of.
+    pub outer_file: u32,
+    /// Zero.
+    pub reserved_too: u32,
     /// Slot that is evicted next when all are in use.
     pub next_victim: u32,
     /// Generation of the target set when the thread was refused.

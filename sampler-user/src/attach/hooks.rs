@@ -212,6 +212,11 @@ impl Hooks {
         self.known.get(&key)?.plan.as_ref().ok().map(|planned| planned.allocator.allocator.as_str())
     }
 
+    /// The plan of a file that was looked at, if it has something to hook.
+    pub fn planned(&self, key: FileKey) -> Option<&AllocatorFile> {
+        self.known.get(&key)?.plan.as_ref().ok().map(|planned| &planned.allocator)
+    }
+
     /// Why a file that was looked at has nothing to hook.
     pub fn refusal(&self, key: FileKey) -> Option<&AttachError> {
         self.known.get(&key)?.plan.as_ref().err().map(AsRef::as_ref)

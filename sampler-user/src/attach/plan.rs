@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};
 
-use sampler_ebpf::abi::{FileRanges, SITE_CALLS_OUT, SITE_MAY_TAIL_JUMP, Site};
+use sampler_ebpf::abi::{FileRanges, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP, Site};
 use serde::Serialize;
 
 use super::AttachError;
@@ -154,7 +154,9 @@ pub fn analyse(image: &FileImage, rules: &KernelRules, requested: &Table) -> Res
 
     let mut covered = Vec::new();
     let mut sites = Vec::new();
-    for (function, may_tail_jump) in found.iter().zip(&inner.may_tail_jump) {
+    for ((function, may_tail_jump), may_call_inside) in
+        found.iter().zip(&inner.may_tail_jump).zip(&inner.may_call_inside)
+    {
         if let Some(by) = passes_on_to(image, &graph, function, &found, requested) {
             covered.push(Covered { function: function.name().to_owned(), by });
             continue;
@@ -163,6 +165,7 @@ pub fn analyse(image: &FileImage, rules: &KernelRules, requested: &Table) -> Res
             Ok(mut planned) => {
                 (planned.site.inner_start, planned.site.inner_end) = bounding_range(&inner);
                 planned.site.flags |= if *may_tail_jump { SITE_MAY_TAIL_JUMP } else { 0 };
+                planned.site.flags |= if *may_call_inside { SITE_MAY_CALL_INSIDE } else { 0 };
                 // Of functions that nobody here has read, it is unknown what they call.
                 let calls_out = inner.calls_out || function.row.is_unread();
                 planned.site.flags |= if calls_out && planned.return_needed { SITE_CALLS_OUT } else { 0 };

@@ -239,6 +239,8 @@ pub struct InnerCode {
     pub ranges: FileRanges,
     /// For each hooked function, in the order given: can it end in a jump to another hooked one?
     pub may_tail_jump: Vec<bool>,
+    /// For each hooked function: can it, or what it leads to, call a hooked one? `true` if that is not known.
+    pub may_call_inside: Vec<bool>,
     /// Local helpers that are in the ranges.
     pub helpers: Vec<Extent>,
     /// Some of this code calls an allocation function of another file.
@@ -265,7 +267,15 @@ pub fn inner_code(graph: &CallGraph<'_>, hooked: &[Extent], is_allocator: &dyn F
         is_hooked(edge.to) || graph.extent_at(edge.to).is_some_and(jumps)
     };
     let helpers: Vec<Extent> = graph.helpers(hooked, &is_hooked).into_iter().collect();
-    let may_tail_jump = hooked.iter().map(|h| graph.may_tail_jump(*h, &is_hooked)).collect();
+    let calls = |e: &Extent| graph.out_of(*e).any(|edge| edge.is_call && leads_to_hooked(edge));
+    let leads_to_helper =
+        |e: &Extent| graph.out_of(*e).any(|edge| helpers.iter().any(|h| (h.start..h.end).contains(&edge.to)));
+    let may_tail_jump: Vec<bool> = hooked.iter().map(|h| graph.may_tail_jump(*h, &is_hooked)).collect();
+    let may_call_inside = hooked
+        .iter()
+        .zip(&may_tail_jump)
+        .map(|(h, jumps)| *jumps || !graph.image.code_is_whole || calls(h) || leads_to_helper(h))
+        .collect();
 
     let mut extents: BTreeSet<Extent> = hooked.iter().chain(&helpers).copied().collect();
     let outward = |edge: &&Edge| {
@@ -278,7 +288,7 @@ pub fn inner_code(graph: &CallGraph<'_>, hooked: &[Extent], is_allocator: &dyn F
     let mut merged = merge(graph, &extents);
     if merged.len() > MAX_INNER_RANGES {
         // A function that no call from which ends up in a hooked one needs no range.
-        extents.retain(|e| graph.out_of(*e).any(|edge| edge.is_call && leads_to_hooked(edge)));
+        extents.retain(calls);
         merged = merge(graph, &extents);
     }
     let mut ranges = FileRanges::default();
@@ -291,7 +301,7 @@ pub fn inner_code(graph: &CallGraph<'_>, hooked: &[Extent], is_allocator: &dyn F
         ranges.count += 1;
     }
     let left_out = merged.len().saturating_sub(MAX_INNER_RANGES);
-    InnerCode { ranges, may_tail_jump, helpers, calls_out, passes_on_to, between, left_out }
+    InnerCode { ranges, may_tail_jump, may_call_inside, helpers, calls_out, passes_on_to, between, left_out }
 }
 
 /// See [`InnerCode::between`].

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use aya::maps::{HashMap, MapData};
 use sampler_ebpf::abi::{LiveKey, LiveValue};
 
+use super::filter::Filter;
 use super::loader::Loader;
 use super::{KernelError, sys};
 
@@ -103,7 +104,10 @@ unsafe impl Plain for sampler_ebpf::abi::Site {}
 unsafe impl Plain for sampler_ebpf::abi::FileRanges {}
 
 /// Takes entries of ended address spaces out of the live map.
-pub struct LiveEntries(HashMap<MapData, Abi<LiveKey>, Abi<LiveValue>>);
+pub struct LiveEntries {
+    map: HashMap<MapData, Abi<LiveKey>, Abi<LiveValue>>,
+    filter: Filter,
+}
 
 impl LiveEntries {
     /// Opens the map.
@@ -111,14 +115,16 @@ impl LiveEntries {
     /// # Errors
     /// The object has no such map.
     pub fn open(loader: &Loader) -> Result<Self, KernelError> {
-        HashMap::try_from(loader.typed_map("LIVE")?)
-            .map(Self)
-            .map_err(|error| KernelError::Object(format!("LIVE: {error}")))
+        let map = HashMap::try_from(loader.typed_map("LIVE")?)
+            .map_err(|error| KernelError::Object(format!("LIVE: {error}")))?;
+        Ok(Self { map, filter: Filter::open(loader)? })
     }
 
     /// Removes an entry; it may be gone already.
     pub fn remove(&mut self, key: LiveKey) {
-        let _ = self.0.remove(&Abi(key));
+        if self.map.remove(&Abi(key)).is_ok() {
+            self.filter.remove(key.address);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The kernel's side of the house: the only place that talks `bpf(2)`.
 
 pub mod btf;
+mod filter;
 pub mod live_map;
 pub mod loader;
 pub mod log;

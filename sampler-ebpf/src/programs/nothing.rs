@@ -1,0 +1,10 @@
+//! A program that does nothing: what a probe costs before it does anything.
+
+use core::ffi::c_void;
+
+/// Returns at once.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "uprobe/nothing")]
+pub extern "C" fn nothing(_ctx: *mut c_void) -> u32 {
+    0
+}
