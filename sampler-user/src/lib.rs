@@ -4,6 +4,7 @@
 pub mod attach;
 pub mod cli;
 pub mod doctor;
+pub mod cost;
 pub mod heap;
 pub mod host;
 pub mod kernel;

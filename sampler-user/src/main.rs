@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use sampler_user::cli::args::{Cli, Command};
 use sampler_user::cli::plan::{self, PlanError};
-use sampler_user::{cli, record};
+use sampler_user::{cli, cost, record};
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
@@ -18,6 +18,7 @@ fn main() -> ExitCode {
         Some(Command::Merge(args)) => cli::compare::merge(args),
         Some(Command::Plan(args)) => cli::preview::run(args),
         Some(Command::Doctor(args)) => cli::doctor::run(args),
+        Some(Command::Pairs) => cost::workload::serve().map(|()| 0).map_err(Into::into),
     };
     outcome.map_or_else(
         |error| {

@@ -45,6 +45,9 @@ pub enum Command {
     Plan(Box<PlanArgs>),
     /// What this kernel, the targets and their allocators allow
     Doctor(DoctorArgs),
+    /// Be the process that heapbpf measures its probes on
+    #[command(name = crate::cost::workload::WORD, hide = true)]
+    Pairs,
 }
 
 /// Which processes.

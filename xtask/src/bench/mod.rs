@@ -1,9 +1,11 @@
 //! The benchmarks: one file each, and one line each in the table below.
 
 mod processes;
+mod cost;
 mod statistics;
 mod unwind;
 
+use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::bail;
@@ -22,6 +24,7 @@ struct Bench {
 }
 
 const BENCHES: &[Bench] = &[
+    Bench { name: "cost", about: cost::ABOUT, run: cost::run },
     Bench { name: "coverage", about: statistics::ABOUT_COVERAGE, run: statistics::coverage },
     Bench { name: "processes", about: processes::ABOUT, run: processes::run },
     Bench { name: "real-coverage", about: statistics::ABOUT_REAL_COVERAGE, run: statistics::real_coverage },
@@ -45,9 +48,14 @@ pub fn bench(context: &Context, name: Option<&str>, args: &[String]) -> anyhow::
 
 /// Builds a program of the daemon's crate for release and runs it: for what is measured from inside.
 fn run_program(context: &Context, program: &str, args: &[String]) -> anyhow::Result<()> {
+    let program = build_program(context, program)?;
+    run(Command::new(program).args(args), context.options.verbose)
+}
+
+/// Builds a program of the daemon's crate for release.
+fn build_program(context: &Context, program: &str) -> anyhow::Result<PathBuf> {
     let mut build = context.cargo("build");
     build.args(["--quiet", "--release", "--package", "sampler-user", "--bin", program, "--target-dir"]);
     run(build.arg(context.host_target()), context.options.verbose)?;
-    let program = context.host_target().join("release").join(program);
-    run(Command::new(program).args(args), context.options.verbose)
+    Ok(context.host_target().join("release").join(program))
 }

@@ -1,0 +1,206 @@
+//! The programs in the kernel, put on and off in interleaved rounds: no daemon, only what the target itself pays.
+
+use sampler_ebpf::abi::stack_kind;
+use sampler_user::cost::trial::{Allocator, Floor, Recording, Setting, Where};
+use sampler_user::cost::workload::Workload;
+use sampler_user::kernel::programs::LinkKind;
+
+use super::Options;
+use super::pinned::Library;
+use super::ratios::{median, spread};
+
+/// Pairs of one slice, at about a microsecond each.
+const PAIRS: u64 = 40_000;
+/// Pairs of one slice if each is sampled: the rings have room for them.
+const SAMPLED_PAIRS: u64 = 6_000;
+/// Calls below main at which the copied stack has about 8 KiB.
+const DEPTH: &str = "40";
+
+enum What {
+    Bare,
+    Floor(Where, bool),
+    Heapbpf(Box<Recording>),
+}
+
+struct Condition {
+    name: String,
+    what: What,
+    pairs: u64,
+    ns: Vec<f64>,
+    /// Of this slice to the mean of the floors just before and after it.
+    to_floor: Vec<f64>,
+    records: usize,
+}
+
+impl Condition {
+    fn new(name: impl Into<String>, pairs: u64, what: What) -> Self {
+        Self { name: name.into(), what, pairs, ns: Vec::new(), to_floor: Vec::new(), records: 0 }
+    }
+}
+
+struct Bench {
+    workload: Workload,
+    allocator: Allocator,
+    floor: Floor,
+    size: u64,
+}
+
+impl Bench {
+    /// Nanoseconds of CPU time per pair of one slice.
+    fn slice(&mut self, what: &mut What, pairs: u64) -> anyhow::Result<(f64, usize)> {
+        let pid = self.workload.pid();
+        match what {
+            What::Bare => {}
+            What::Floor(place, perf) => self.floor.on(&self.allocator, pid, *place, *perf)?,
+            What::Heapbpf(recording) => recording.on()?,
+        }
+        // The first calls after a change find cold caches, and new threads' state.
+        self.workload.run(200, self.size)?;
+        let spent = self.workload.run(pairs, self.size)?;
+        let mut records = 0;
+        match what {
+            What::Bare => {}
+            What::Floor(..) => self.floor.off(),
+            What::Heapbpf(recording) => records = recording.off(),
+        }
+        Ok((spent.cpu_ns as f64 / pairs as f64, records))
+    }
+}
+
+/// Measures and prints.
+pub fn run(options: &Options, object: &'static [u8], library: &Library) -> anyhow::Result<()> {
+    let workload = library.start(&options.pairs, &["1"])?;
+    let pid = workload.pid();
+    let allocator = Allocator::of_process(pid)?;
+    let plain = Setting { interval: 512 << 10, live: true, link: None, stack_kind: stack_kind::COPIED };
+    let heapbpf = |object: &[u8], setting: Setting| -> anyhow::Result<What> {
+        Ok(What::Heapbpf(Box::new(Recording::load(object, setting, &allocator, pid)?)))
+    };
+    let mut conditions = vec![
+        Condition::new("bare", 50 * PAIRS, What::Bare),
+        Condition::new("no-op at malloc and free", PAIRS, What::Floor(Where::Everywhere, false)),
+        Condition::new("no-op at malloc", PAIRS, What::Floor(Where::Allocations, false)),
+        Condition::new("512 KiB", PAIRS, heapbpf(object, plain)?),
+        Condition::new("512 KiB --no-live", PAIRS, heapbpf(object, Setting { live: false, ..plain })?),
+    ];
+    for path in &options.object {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let bytes = aligned(&std::fs::read(path)?);
+        conditions.push(Condition::new(format!("{name}: 512 KiB"), PAIRS, heapbpf(bytes, plain)?));
+        let no_live = heapbpf(bytes, Setting { live: false, ..plain })?;
+        conditions.push(Condition::new(format!("{name}: --no-live"), PAIRS, no_live));
+    }
+    if options.object.is_empty() {
+        for (name, interval, pairs) in [("-i 0", 0, PAIRS), ("4 KiB", 4096, PAIRS), ("-i 1", 1, SAMPLED_PAIRS)] {
+            conditions.push(Condition::new(name, pairs, heapbpf(object, Setting { interval, ..plain })?));
+        }
+        let every = Setting { interval: 1, live: false, ..plain };
+        conditions.push(Condition::new("-i 1 --no-live", SAMPLED_PAIRS, heapbpf(object, every)?));
+        for (name, link) in [("--link multi", LinkKind::Multi), ("--link perf", LinkKind::Perf)] {
+            conditions.push(Condition::new(name, PAIRS, heapbpf(object, Setting { link: Some(link), ..plain })?));
+        }
+        let returns = What::Floor(Where::AllocationsAndReturns, false);
+        conditions.push(Condition::new("no-op at malloc and its return", PAIRS, returns));
+        conditions.push(Condition::new("no-op at both, perf links", PAIRS, What::Floor(Where::Everywhere, true)));
+    }
+    println!(
+        "{}: malloc {}, free {}\n",
+        allocator.name(),
+        allocator.kind("malloc").unwrap_or("?"),
+        allocator.kind("free").unwrap_or("?")
+    );
+    let mut bench = Bench { workload, allocator, floor: Floor::load(object)?, size: options.size };
+    measure(&mut bench, &mut conditions, options.rounds)?;
+    print(&conditions);
+    sampled(options, object, library)
+}
+
+fn measure(bench: &mut Bench, conditions: &mut [Condition], rounds: usize) -> anyhow::Result<()> {
+    let mut floor = What::Floor(Where::Everywhere, false);
+    for round in 0..=rounds {
+        let mut before = bench.slice(&mut floor, PAIRS)?.0;
+        for condition in conditions.iter_mut() {
+            let (ns, records) = bench.slice(&mut condition.what, condition.pairs)?;
+            let after = bench.slice(&mut floor, PAIRS)?.0;
+            // The first round warms up.
+            if round > 0 {
+                condition.ns.push(ns);
+                condition.to_floor.push(ns / (0.5 * (before + after)));
+                condition.records += records;
+            }
+            before = after;
+        }
+    }
+    Ok(())
+}
+
+fn print(conditions: &[Condition]) {
+    let bare = median(&conditions[0].ns);
+    println!("{:<32} {:>9} {:>9}  of the floor [quartiles]   records per pair", "per pair", "ns", "added");
+    for condition in conditions {
+        let ns = median(&condition.ns);
+        let rounds = condition.ns.len() as u64;
+        println!(
+            "{:<32} {ns:>9.1} {:>9.1}  {:<25} {:>8.4}",
+            condition.name,
+            ns - bare,
+            spread(&condition.to_floor),
+            condition.records as f64 / (condition.pairs * rounds).max(1) as f64,
+        );
+    }
+}
+
+/// A sampled allocation with everything: both traps, 8 KiB of stack, records, the live map.
+fn sampled(options: &Options, object: &[u8], library: &Library) -> anyhow::Result<()> {
+    let mut workload = library.start(&options.pairs, &["1", DEPTH])?;
+    let allocator = Allocator::of_process(workload.pid())?;
+    let mut bare = Vec::new();
+    let mut rows = Vec::new();
+    for (name, kind) in [
+        ("8 KiB of stack copied", stack_kind::COPIED),
+        ("frame pointers", stack_kind::FRAME_POINTERS),
+        ("no stack", stack_kind::NONE),
+    ] {
+        let setting = Setting { interval: 1, live: true, link: None, stack_kind: kind };
+        let every = Recording::load(object, setting, &allocator, workload.pid())?;
+        let allocations = Recording::load(object, Setting { live: false, ..setting }, &allocator, workload.pid())?;
+        rows.push((name, every, Vec::new(), allocations, Vec::new()));
+    }
+    let pid = workload.pid();
+    let mut floor = Floor::load(object)?;
+    let mut free = Vec::new();
+    for _ in 0..options.rounds {
+        bare.push(workload.run(SAMPLED_PAIRS, options.size)?.cpu_ns as f64 / SAMPLED_PAIRS as f64);
+        let mut slice = |workload: &mut Workload, place| -> anyhow::Result<f64> {
+            floor.on(&allocator, pid, place, false)?;
+            let spent = workload.run(PAIRS, options.size)?;
+            floor.off();
+            Ok(spent.cpu_ns as f64 / PAIRS as f64)
+        };
+        free.push(slice(&mut workload, Where::Everywhere)? - slice(&mut workload, Where::Allocations)?);
+        for (_, every, pairs, allocations, mallocs) in &mut rows {
+            for (recording, into) in [(every, pairs), (allocations, mallocs)] {
+                recording.on()?;
+                workload.run(100, options.size)?;
+                into.push(workload.run(SAMPLED_PAIRS, options.size)?.cpu_ns as f64 / SAMPLED_PAIRS as f64);
+                recording.off();
+            }
+        }
+    }
+    let bare = median(&bare);
+    println!("\n{:<32} {:>14} {:>22}", "sampled (-i 1), ns added", "its allocation", "allocation, live map and free");
+    for (name, _, pairs, _, mallocs) in &rows {
+        println!("{name:<32} {:>14.0} {:>22.0}", median(mallocs) - bare, median(pairs) - bare);
+    }
+    println!("{:<32} {:>14} {:>22.0}", "of these, the free's own trap", "", median(&free));
+    Ok(())
+}
+
+/// The bytes at an address that is a multiple of 8, as an ELF file's tables want them; for the program's life.
+fn aligned(bytes: &[u8]) -> &'static [u8] {
+    let words = vec![0_u64; bytes.len().div_ceil(8)].leak();
+    // SAFETY: the words' own memory, which has room for them.
+    let room = unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), bytes.len()) };
+    room.copy_from_slice(bytes);
+    room
+}

@@ -1,0 +1,255 @@
+//! The budget: what probes cost the targets, and what to give up, in which order, so that they cost no more. Pure.
+//!
+//! Probe time is estimated: calls counted × the cost of a call as measured on this machine ([`super::measure`]). The
+//! share is of the targets' own CPU time, in which it is contained: s = p / (u + p), with u what is left for their
+//! work. Both grow with the number of calls, so s does not depend on how busy a target is.
+
+use serde::{Deserialize, Serialize};
+
+/// What a probe costs the target, nanoseconds of its CPU time.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct ProbeCosts {
+    /// An allocation call that is not sampled.
+    pub allocation_ns: f64,
+    /// A free of a block that is not tracked.
+    pub free_ns: f64,
+    /// What a sample adds, with the free of its block.
+    pub sample_ns: f64,
+}
+
+/// Calls during some time, and what the targets used then.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Use {
+    /// Time, seconds.
+    pub seconds: f64,
+    /// Allocation calls, inner ones too: they cost as much.
+    pub allocations: f64,
+    /// Calls to free.
+    pub frees: f64,
+    /// Samples.
+    pub samples: f64,
+    /// Bytes asked for.
+    pub bytes: f64,
+    /// CPU time of the targets, seconds, probes included.
+    pub cpu_seconds: f64,
+}
+
+impl Use {
+    /// Probe time, seconds.
+    pub fn probe_seconds(&self, costs: &ProbeCosts) -> f64 {
+        1e-9 * (self.allocations * costs.allocation_ns + self.frees * costs.free_ns + self.samples * costs.sample_ns)
+    }
+
+    /// Probe time as a share of the targets' CPU time; 0 if nothing ran.
+    pub fn share(&self, costs: &ProbeCosts) -> f64 {
+        share(self.probe_seconds(costs), self.useful_seconds(costs))
+    }
+
+    /// CPU time that is left for the targets' own work. Their clock ticks are coarse and the costs are an estimate: at
+    /// least a thousandth is.
+    fn useful_seconds(&self, costs: &ProbeCosts) -> f64 {
+        (self.cpu_seconds - self.probe_seconds(costs)).max(1e-3 * self.cpu_seconds)
+    }
+
+    /// What followed after what was known before.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Self {
+        Self {
+            seconds: self.seconds - before.seconds,
+            allocations: self.allocations - before.allocations,
+            frees: self.frees - before.frees,
+            samples: self.samples - before.samples,
+            bytes: self.bytes - before.bytes,
+            cpu_seconds: self.cpu_seconds - before.cpu_seconds,
+        }
+    }
+}
+
+fn share(probes: f64, useful: f64) -> f64 {
+    if probes > 0.0 { probes / (probes + useful) } else { 0.0 }
+}
+
+/// How closely targets are followed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Tracking {
+    /// Sampling interval R, bytes; 0: no samples.
+    pub interval: u64,
+    /// Whether frees are followed.
+    pub frees: bool,
+    /// Share of the time during which probes are in place: 1 always, 0 never.
+    pub time: f64,
+}
+
+/// Largest sampling interval that a recording may use.
+const LARGEST_INTERVAL: u64 = 64 << 20;
+/// Less of the time than this tells nothing any more: then the probes go.
+pub const SHORTEST_TIME: f64 = 0.01;
+/// Samples have to cost at least this share of all probes for R to be widened.
+const SAMPLES_MATTER: f64 = 0.1;
+/// What is aimed at when something has to be given up, so that it is not given up piecemeal.
+const AIM: f64 = 0.9;
+
+/// What to do from here on, after a while of `tracking` whose probes were in place for all of `used`.
+///
+/// In this order, and only as far as it takes: a wider R if samples matter, no frees, time windows, no probes. What was
+/// given up does not come back within a recording, the time windows excepted.
+pub fn decide(used: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64) -> Tracking {
+    if used.cpu_seconds <= 0.0 || used.seconds <= 0.0 || tracking.time <= 0.0 {
+        return tracking;
+    }
+    let useful = used.useful_seconds(costs);
+    let with = |tracking: &Tracking| probe_seconds(used, tracking, costs);
+    if tracking.time >= 1.0 && share(with(&tracking), useful) <= budget {
+        return tracking;
+    }
+    let aim = AIM * budget;
+    let fits = |probes: f64| share(probes, useful) <= aim;
+    let mut next = Tracking { time: 1.0, ..tracking };
+    if next.interval > 0 && 1e-9 * used.samples * costs.sample_ns > SAMPLES_MATTER * with(&next) {
+        while !fits(with(&next)) && next.interval < LARGEST_INTERVAL {
+            next.interval = (next.interval * 2).min(LARGEST_INTERVAL);
+            if samples_at(used, next.interval) * costs.sample_ns < 0.01 * used.allocations * costs.allocation_ns {
+                break;
+            }
+        }
+    }
+    if fits(with(&next)) {
+        return next;
+    }
+    next.frees = false;
+    if fits(with(&next)) {
+        return next;
+    }
+    // A target that is paced does the same work outside the windows: w p / (u + w p) = aim.
+    let time = aim * useful / ((1.0 - aim).max(1e-9) * with(&next));
+    next.time = if time < SHORTEST_TIME { 0.0 } else { time.min(1.0) };
+    next
+}
+
+/// Probe time that the same calls would take under another tracking, always in place.
+fn probe_seconds(used: &Use, tracking: &Tracking, costs: &ProbeCosts) -> f64 {
+    let frees = if tracking.frees { used.frees } else { 0.0 };
+    let samples = if tracking.interval == 0 { 0.0 } else { samples_at(used, tracking.interval) };
+    Use { frees, samples, ..*used }.probe_seconds(costs)
+}
+
+/// Samples that the calls give under the interval R, at most: all of the mean size, of which P is concave.
+pub fn samples_at(used: &Use, interval: u64) -> f64 {
+    if used.allocations <= 0.0 || interval == 0 {
+        return 0.0;
+    }
+    let mean = (used.bytes / used.allocations).max(1.0);
+    if interval == 1 {
+        return used.allocations;
+    }
+    used.allocations * -f64::exp_m1(mean * f64::ln_1p(-1.0 / interval as f64))
+}
+
+/// The interval of `--interval auto`: the smallest R, a power of two, at which samples cost under 1 % of the other
+/// probes and, with a budget, fit what these leave of it.
+pub fn automatic_interval(used: &Use, frees: bool, costs: &ProbeCosts, budget: Option<f64>) -> u64 {
+    let probes = probe_seconds(used, &Tracking { interval: 0, frees, time: 1.0 }, costs);
+    (0..=LARGEST_INTERVAL.ilog2())
+        .map(|exponent| 1 << exponent)
+        .find(|interval| {
+            let samples = 1e-9 * samples_at(used, *interval) * costs.sample_ns;
+            samples <= 0.01 * probes
+                && budget.is_none_or(|budget| share(probes + samples, used.useful_seconds(costs)) <= budget)
+        })
+        .unwrap_or(LARGEST_INTERVAL)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const COSTS: ProbeCosts = ProbeCosts { allocation_ns: 500.0, free_ns: 500.0, sample_ns: 3000.0 };
+
+    /// A second of a program that does `calls` pairs of 100 bytes and uses `useful` seconds for its own work.
+    fn second(calls: f64, useful: f64, tracking: Tracking) -> Use {
+        let used = Use { seconds: 1.0, allocations: calls, frees: calls, bytes: 100.0 * calls, ..Use::default() };
+        let samples = samples_at(&used, tracking.interval);
+        let frees = if tracking.frees { calls } else { 0.0 };
+        let used = Use { samples, frees, ..used };
+        Use { cpu_seconds: useful + used.probe_seconds(&COSTS), ..used }
+    }
+
+    const FULL: Tracking = Tracking { interval: 512 << 10, frees: true, time: 1.0 };
+
+    #[test]
+    fn the_share_is_of_all_cpu_time() {
+        let used = second(100_000.0, 0.9, FULL);
+        assert!((used.probe_seconds(&COSTS) - 0.1).abs() < 1e-3);
+        assert!((used.share(&COSTS) - 0.1).abs() < 1e-3);
+        assert_eq!(Use::default().share(&COSTS), 0.0);
+    }
+
+    #[test]
+    fn what_fits_stays() {
+        assert_eq!(decide(&second(100_000.0, 0.9, FULL), FULL, &COSTS, 0.25), FULL);
+        assert_eq!(decide(&Use::default(), FULL, &COSTS, 0.25), FULL);
+    }
+
+    #[test]
+    fn samples_give_way_first() {
+        // 10,000 pairs a second cost 10 ms, all of them sampled 30 ms more; of one second.
+        let every = Tracking { interval: 1, ..FULL };
+        let next = decide(&second(10_000.0, 0.96, every), every, &COSTS, 0.02);
+        assert!(next.frees && next.time == 1.0 && next.interval > 1, "{next:?}");
+        let after = second(10_000.0, 0.96, next);
+        assert!(after.share(&COSTS) <= 0.02, "{}", after.share(&COSTS));
+        // No wider than it takes: half of it would not fit what is aimed at.
+        let narrower = Tracking { interval: next.interval / 2, ..next };
+        assert!(second(10_000.0, 0.96, narrower).share(&COSTS) > AIM * 0.02);
+    }
+
+    #[test]
+    fn frees_give_way_next_and_the_interval_stays() {
+        // Full tracking takes a third; allocations alone a fifth.
+        let next = decide(&second(500_000.0, 1.0, FULL), FULL, &COSTS, 0.25);
+        assert_eq!(next, Tracking { frees: false, ..FULL });
+    }
+
+    #[test]
+    fn then_windows_that_hold_the_budget_for_paced_targets_too() {
+        let next = decide(&second(500_000.0, 1.0, FULL), FULL, &COSTS, 0.05);
+        assert!(!next.frees && next.time > SHORTEST_TIME && next.time < 1.0, "{next:?}");
+        let probes = next.time * 0.25;
+        assert!(probes / (1.0 + probes) <= 0.05, "{next:?}");
+        assert!(probes / (1.0 + probes) > 0.04, "{next:?}");
+    }
+
+    #[test]
+    fn and_last_nothing() {
+        let next = decide(&second(900_000.0, 0.1, FULL), FULL, &COSTS, 0.001);
+        assert_eq!((next.frees, next.time), (false, 0.0));
+        // Nothing is not revised: nothing is known any more.
+        assert_eq!(decide(&second(1.0, 0.9, next), next, &COSTS, 0.001), next);
+    }
+
+    #[test]
+    fn windows_open_again_when_targets_calm_down() {
+        let windows = Tracking { frees: false, time: 0.1, ..FULL };
+        assert_eq!(decide(&second(10_000.0, 0.9, windows), windows, &COSTS, 0.05).time, 1.0);
+    }
+
+    #[test]
+    fn ticks_that_are_too_coarse_make_no_negative_work() {
+        // 10 ms of CPU time were seen for probes that should have taken 20 ms.
+        let used = Use { cpu_seconds: 0.01, ..second(20_000.0, 0.0, FULL) };
+        let next = decide(&used, FULL, &COSTS, 0.5);
+        assert!(next.time.is_finite() && !next.frees, "{next:?}");
+    }
+
+    #[test]
+    fn the_automatic_interval_is_the_smallest_that_stays_below_a_hundredth() {
+        let used = second(1_000_000.0, 1.0, FULL);
+        let interval = automatic_interval(&used, true, &COSTS, None);
+        let share = |interval| samples_at(&used, interval) * COSTS.sample_ns / (1e6 * 1000.0);
+        assert!(interval.is_power_of_two() && share(interval) <= 0.01 && share(interval / 2) > 0.01, "{interval}");
+        // 100 bytes, 3 µs per sample, 1 µs per pair: R above 100 · 3 · 100.
+        assert_eq!(interval, 32_768);
+        assert_eq!(automatic_interval(&used, true, &COSTS, Some(0.1)), LARGEST_INTERVAL);
+        assert_eq!(automatic_interval(&Use::default(), true, &COSTS, None), 1);
+    }
+}

@@ -1,0 +1,251 @@
+//! Programs put on and off one process's allocator, so that what they add can be measured.
+
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use anyhow::Context;
+use sampler_ebpf::abi::Config;
+
+use crate::attach::arch::Machine;
+use crate::attach::hooks::{FileKey, Hooks};
+use crate::attach::{KernelRules, Table};
+use crate::host::limits::Limits;
+use crate::kernel::loader::{Loader, MapSizes, ProgramKind};
+use crate::kernel::programs::{LinkKind, Programs};
+use crate::kernel::rings::Ring;
+use crate::kernel::steering::Steering;
+use crate::kernel::{KernelError, sys};
+use crate::sampling::constants::draw_constants;
+
+/// Room for what samples report while nobody reads it.
+const SIZES: MapSizes =
+    MapSizes { events_bytes: 16 << 20, stacks_bytes: 64 << 20, live_max: 1 << 20, stack_traces_max: 1024 };
+
+/// One process's allocator file, and where heapbpf would probe it.
+pub struct Allocator {
+    path: CString,
+    file: Arc<File>,
+    name: String,
+    /// Probed instructions: file offset, whether the function only frees, what the kernel does with it.
+    sites: Vec<(u64, bool, String, String)>,
+}
+
+impl Allocator {
+    /// Of the file that the process's malloc is in.
+    ///
+    /// # Errors
+    /// The process has none that can be probed.
+    pub fn of_process(pid: u32) -> anyhow::Result<Self> {
+        let maps = procfs::process::Process::new(pid.cast_signed())?.maps()?;
+        let files: BTreeMap<(i32, i32, u64), String> = maps
+            .iter()
+            .filter(|map| map.perms.contains(procfs::process::MMPermissions::EXECUTE) && map.inode != 0)
+            .map(|map| {
+                let (start, end) = map.address;
+                ((map.dev.0, map.dev.1, map.inode), format!("/proc/{pid}/map_files/{start:x}-{end:x}"))
+            })
+            .collect();
+        for path in files.into_values() {
+            let Ok(file) = File::open(&path) else { continue };
+            let file = Arc::new(file);
+            let mut hooks = hooks(true);
+            let Ok((key, true)) = hooks.look_at(&path, &file) else { continue };
+            let Some(planned) = hooks.planned(key) else { continue };
+            let sites = planned
+                .sites
+                .iter()
+                .map(|site| (site.site.offset, !site.return_needed, site.kind.to_string(), site.function.clone()))
+                .collect();
+            let name = planned.allocator.clone();
+            let path = CString::new(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
+            return Ok(Self { path, file, name, sites });
+        }
+        anyhow::bail!("process {pid} has no allocator to measure with")
+    }
+
+    /// Its name and version.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What the kernel does with the instruction that a function is probed at.
+    pub fn kind(&self, function: &str) -> Option<&str> {
+        self.sites.iter().find(|(_, _, _, name)| name == function).map(|(_, _, kind, _)| kind.as_str())
+    }
+}
+
+fn hooks(live: bool) -> Hooks {
+    let version = Limits::read().version.map_or((0, 0), |version| (version.major.into(), version.minor.into()));
+    let rules = KernelRules::of(Machine::host().unwrap_or(Machine::X86_64), version);
+    Hooks::new(rules, Table::default(), live)
+}
+
+/// heapbpf's programs, as a recording would use them, for one process.
+pub struct Recording {
+    programs: Programs,
+    steering: Steering,
+    hooks: Hooks,
+    key: FileKey,
+    events: Ring,
+    stacks: Ring,
+    pid: u32,
+}
+
+/// What a recording does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Setting {
+    /// Sampling interval R, bytes.
+    pub interval: u64,
+    /// Whether frees are followed.
+    pub live: bool,
+    /// Kind of link; the best if `None`.
+    pub link: Option<LinkKind>,
+    /// One of `abi::stack_kind`.
+    pub stack_kind: u32,
+}
+
+impl Recording {
+    /// Loads the programs of an object; they are not on yet.
+    ///
+    /// # Errors
+    /// The kernel refuses them.
+    pub fn load(object: &[u8], setting: Setting, allocator: &Allocator, pid: u32) -> anyhow::Result<Self> {
+        let config = Config {
+            live: u32::from(setting.live),
+            stack_kind: setting.stack_kind,
+            stack_bytes: 64 << 10,
+            self_tgid: std::process::id(),
+            events_mark: u64::MAX / 2,
+            stacks_mark: u64::MAX / 2,
+            ..Config::default()
+        };
+        let loader = Loader::new(object, &config, &SIZES)?;
+        let mut steering = Steering::open(&loader)?;
+        steering.set_draw(draw_constants(setting.interval).context("the interval is too large")?)?;
+        steering.add_target(pid)?;
+        let programs = Programs::load(&loader, setting.live, setting.link)?;
+        let mut hooks = hooks(setting.live);
+        let (key, _) = hooks.look_at(&allocator.path.to_string_lossy(), &allocator.file)?;
+        let (events, stacks) = (Ring::open(&loader, "EVENTS")?, Ring::open(&loader, "STACKS")?);
+        Ok(Self { programs, steering, hooks, key, events, stacks, pid })
+    }
+
+    /// Puts the probes on.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn on(&mut self) -> anyhow::Result<()> {
+        self.hooks.hook(self.key, Some(self.pid), &self.programs, &mut self.steering)?;
+        Ok(())
+    }
+
+    /// Takes them off and empties the rings. Returns the number of samples and frees that were reported.
+    pub fn off(&mut self) -> usize {
+        self.hooks.release(self.pid);
+        let mut records = 0;
+        loop {
+            let count = self.events.drain(|_| ());
+            if count == 0 {
+                break;
+            }
+            records += count;
+        }
+        while self.stacks.drain(|_| ()) > 0 {}
+        records
+    }
+}
+
+/// Programs that do nothing, at the very instructions that heapbpf probes.
+pub struct Floor {
+    multi: Option<OwnedFd>,
+    perf: OwnedFd,
+    links: Vec<OwnedFd>,
+}
+
+/// Which of the instructions a floor is put on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Where {
+    /// All of them.
+    Everywhere,
+    /// Those of functions that allocate.
+    Allocations,
+    /// The entry of allocating functions and their return.
+    AllocationsAndReturns,
+}
+
+impl Floor {
+    /// Loads the program.
+    ///
+    /// # Errors
+    /// The kernel refuses it.
+    pub fn load(object: &[u8]) -> Result<Self, KernelError> {
+        let sizes = MapSizes { events_bytes: 4096, stacks_bytes: 4096, live_max: 1, stack_traces_max: 1 };
+        let loader = Loader::new(object, &Config::default(), &sizes)?;
+        Ok(Self {
+            multi: loader.program("nothing", ProgramKind::UprobeMulti).ok(),
+            perf: loader.program("nothing", ProgramKind::UprobePerf)?,
+            links: Vec::new(),
+        })
+    }
+
+    /// Puts it on, with multi links if the kernel has them and `perf` does not say otherwise.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn on(&mut self, allocator: &Allocator, pid: u32, place: Where, perf: bool) -> std::io::Result<()> {
+        let sites = allocator.sites.iter().filter(|(_, frees, _, _)| place == Where::Everywhere || !frees);
+        let offsets: Vec<u64> = sites.map(|(offset, ..)| *offset).collect();
+        let returns: &[bool] = if place == Where::AllocationsAndReturns { &[false, true] } else { &[false] };
+        for on_return in returns {
+            match &self.multi {
+                Some(program) if !perf => {
+                    let cookies = vec![0; offsets.len()];
+                    let target = sys::UprobeTarget {
+                        path: &allocator.path,
+                        offsets: &offsets,
+                        cookies: &cookies,
+                        pid: Some(pid),
+                    };
+                    let flags = if *on_return { sys::MULTI_RETURN } else { 0 };
+                    self.links.push(sys::link_uprobe_multi(program.as_fd(), sys::ATTACH_UPROBE_MULTI, &target, flags)?);
+                }
+                _ => {
+                    for offset in &offsets {
+                        let path = &allocator.path;
+                        let pair = sys::link_uprobe_perf(self.perf.as_fd(), path, *offset, 0, Some(pid), *on_return)?;
+                        self.links.extend([pair.0, pair.1]);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts it on one instruction of heapbpf's own file, in a process that runs heapbpf.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn on_own(&mut self, offset: u64, pid: u32) -> std::io::Result<()> {
+        match &self.multi {
+            Some(program) => {
+                let (offsets, cookies) = ([offset], [0]);
+                let path = c"/proc/self/exe";
+                let target = sys::UprobeTarget { path, offsets: &offsets, cookies: &cookies, pid: Some(pid) };
+                self.links.push(sys::link_uprobe_multi(program.as_fd(), sys::ATTACH_UPROBE_MULTI, &target, 0)?);
+            }
+            None => {
+                let pair = sys::link_uprobe_perf(self.perf.as_fd(), c"/proc/self/exe", offset, 0, Some(pid), false)?;
+                self.links.extend([pair.0, pair.1]);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes it off.
+    pub fn off(&mut self) {
+        self.links.clear();
+    }
+}

@@ -1,0 +1,157 @@
+//! A process whose only work is pairs of malloc and free, on demand: what measurements are made on.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use super::specimens::SPECIMENS;
+
+/// Word on heapbpf's command line that makes it such a process.
+pub const WORD: &str = "pairs-for-measuring";
+
+/// The process. It ends with this value.
+pub struct Workload {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+/// Time that a request took, nanoseconds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spent {
+    /// On the clock.
+    pub wall_ns: u64,
+    /// On the CPU, all threads together.
+    pub cpu_ns: u64,
+}
+
+impl Workload {
+    /// Starts a program that speaks the protocol ([`serve`] has the words), and waits until it is ready.
+    ///
+    /// # Errors
+    /// It cannot be started, or ends at once.
+    pub fn start(command: &mut Command) -> io::Result<Self> {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
+        let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(io::ErrorKind::BrokenPipe.into());
+        };
+        let mut workload = Self { child, input, output: BufReader::new(output) };
+        workload.answer()?;
+        Ok(workload)
+    }
+
+    /// Starts heapbpf itself as a workload.
+    ///
+    /// # Errors
+    /// As of [`start`](Self::start).
+    pub fn start_own() -> io::Result<Self> {
+        Self::start(Command::new("/proc/self/exe").arg(WORD))
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Lets each thread do pairs of malloc and free.
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub fn run(&mut self, pairs: u64, size: u64) -> io::Result<Spent> {
+        self.request(&format!("run {pairs} {size}\n"))
+    }
+
+    /// Lets heapbpf's own workload call one of the functions of `specimens`.
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub(super) fn call(&mut self, specimen: usize, calls: u64) -> io::Result<Spent> {
+        self.request(&format!("call {calls} {specimen}\n"))
+    }
+
+    /// Lets it allocate blocks and keep them.
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub fn hold(&mut self, count: u64, size: u64) -> io::Result<Spent> {
+        self.request(&format!("hold {count} {size}\n"))
+    }
+
+    /// Lets it free what it holds.
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub fn release(&mut self) -> io::Result<Spent> {
+        self.request("drop 0 0\n")
+    }
+
+    fn request(&mut self, line: &str) -> io::Result<Spent> {
+        self.input.write_all(line.as_bytes())?;
+        let answer = self.answer()?;
+        let mut words = answer.split_ascii_whitespace().map(str::parse);
+        match (words.next(), words.next()) {
+            (Some(Ok(wall_ns)), Some(Ok(cpu_ns))) => Ok(Spent { wall_ns, cpu_ns }),
+            _ => Err(io::ErrorKind::InvalidData.into()),
+        }
+    }
+
+    fn answer(&mut self) -> io::Result<String> {
+        let mut line = String::new();
+        if self.output.read_line(&mut line)? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(line)
+    }
+}
+
+impl Drop for Workload {
+    fn drop(&mut self) {
+        // Both fail only if it has ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Is such a process, until its input ends: `run PAIRS SIZE` and `call CALLS SPECIMEN` are answered with
+/// `WALL_NS CPU_NS`.
+///
+/// # Errors
+/// Input or output fail, or make no sense.
+pub fn serve() -> io::Result<()> {
+    let mut output = io::stdout().lock();
+    writeln!(output, "READY {}", std::process::id())?;
+    output.flush()?;
+    for line in io::stdin().lock().lines() {
+        let line = line?;
+        let words: Vec<&str> = line.split_ascii_whitespace().collect();
+        let [word, count, argument] = words[..] else { return Err(io::ErrorKind::InvalidInput.into()) };
+        let (Ok(count), Ok(argument)) = (count.parse::<u64>(), argument.parse::<usize>()) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        let (wall, cpu) = (clock(libc::CLOCK_MONOTONIC), clock(libc::CLOCK_THREAD_CPUTIME_ID));
+        match (word, SPECIMENS.get(argument)) {
+            ("run", _) => {
+                for _ in 0..count {
+                    // SAFETY: allocates and frees; NULL may be freed too.
+                    unsafe { libc::free(std::hint::black_box(libc::malloc(argument))) };
+                }
+            }
+            ("call", Some((_, specimen))) => {
+                let specimen = std::hint::black_box(*specimen);
+                (0..count).for_each(|_| specimen());
+            }
+            _ => return Err(io::ErrorKind::InvalidInput.into()),
+        }
+        let (cpu, wall) = (clock(libc::CLOCK_THREAD_CPUTIME_ID) - cpu, clock(libc::CLOCK_MONOTONIC) - wall);
+        writeln!(output, "{wall} {cpu}")?;
+        output.flush()?;
+    }
+    Ok(())
+}
+
+/// A clock's time, nanoseconds.
+fn clock(which: libc::clockid_t) -> u64 {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: room for the result; these clocks exist on every Linux.
+    unsafe { libc::clock_gettime(which, &raw mut time) };
+    time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
+}
