@@ -93,6 +93,8 @@ pub struct Hooks {
     live: bool,
     known: HashMap<FileKey, Known>,
     links: HashMap<(FileKey, Option<u32>), Links>,
+    /// What is to be linked when the pause ends; `None`: there is no pause.
+    paused: Option<Vec<(FileKey, Option<u32>)>>,
     /// Row of the table for each site, by the site's index.
     functions: Vec<u16>,
 }
@@ -100,7 +102,7 @@ pub struct Hooks {
 impl Hooks {
     /// Nothing is hooked yet. `live`: frees are followed.
     pub fn new(rules: KernelRules, table: Table, live: bool) -> Self {
-        Self { rules, table, live, known: HashMap::new(), links: HashMap::new(), functions: Vec::new() }
+        Self { rules, table, live, known: HashMap::new(), links: HashMap::new(), paused: None, functions: Vec::new() }
     }
 
     /// Plans a file, once. `Ok` says whether it has something to hook.
@@ -160,6 +162,12 @@ impl Hooks {
         if self.links.contains_key(&(key, pid)) {
             return Ok(Hooked::Already);
         }
+        if let Some(paused) = &mut self.paused {
+            if !paused.contains(&(key, pid)) {
+                paused.push((key, pid));
+            }
+            return Ok(Hooked::Already);
+        }
         let Some(known) = self.known.get_mut(&key) else {
             return Ok(Hooked::Already);
         };
@@ -192,6 +200,43 @@ impl Hooks {
     /// Takes away the probes of one process (it has ended).
     pub fn release(&mut self, pid: u32) {
         self.links.retain(|(_, owner), _| *owner != Some(pid));
+        if let Some(paused) = &mut self.paused {
+            paused.retain(|(_, owner)| *owner != Some(pid));
+        }
+    }
+
+    /// Takes away all probes for a while; what is hooked meanwhile waits for [`resume`](Self::resume).
+    pub fn pause(&mut self) {
+        let links = std::mem::take(&mut self.links);
+        self.paused.get_or_insert_default().extend(links.keys().copied());
+    }
+
+    /// Puts the probes back. What cannot be linked any more (its process ended) is left.
+    pub fn resume(&mut self, programs: &Programs, steering: &mut Steering) {
+        for (key, pid) in self.paused.take().unwrap_or_default() {
+            if let Err(error) = self.hook(key, pid, programs, steering) {
+                log::info!("{error}");
+            }
+        }
+    }
+
+    /// Follows frees no longer, in all files.
+    pub fn leave_frees(&mut self, programs: &Programs, steering: &mut Steering) {
+        self.live = false;
+        if self.paused.is_none() {
+            self.pause();
+            self.resume(programs, steering);
+        }
+    }
+
+    /// Kinds of the probed instructions, of the functions that allocate (`frees`: that free) in hooked files.
+    pub fn kinds(&self, frees: bool) -> impl Iterator<Item = super::Kind> + '_ {
+        let planned = self.known.values().filter_map(|known| known.plan.as_ref().ok());
+        planned
+            .filter(|planned| planned.first_site.is_some())
+            .flat_map(|planned| &planned.allocator.sites)
+            .filter(move |site| site.return_needed != frees)
+            .map(|site| site.kind)
     }
 
     /// Takes away all probes.

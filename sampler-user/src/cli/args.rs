@@ -7,8 +7,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::values::{
-    Interval, parse_confidence, parse_duration, parse_estimator, parse_interval, parse_nanoseconds, parse_size,
-    parse_value,
+    Interval, Overhead, parse_confidence, parse_duration, parse_estimator, parse_interval, parse_nanoseconds,
+    parse_overhead, parse_size, parse_value,
 };
 use crate::profile::adjust::At;
 use crate::profile::group::GroupBy;
@@ -236,6 +236,9 @@ pub struct RecordArgs {
     /// Most tracked live samples
     #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1..=(1 << 26)), help_heading = "Limits")]
     pub live_max: u32,
+    /// Most probe time, as a share of the targets' CPU time: `2%`, `none`; default 25 with --all, none otherwise
+    #[arg(long, value_name = "PERCENT", value_parser = parse_overhead, allow_negative_numbers = true, help_heading = "Limits")]
+    pub max_overhead: Option<Overhead>,
     /// How uprobes are linked
     #[arg(long, value_enum, default_value_t, help_heading = "Limits")]
     pub link: Link,

@@ -13,7 +13,7 @@ use sampler_ebpf::trials;
 
 use super::allocators::{self, AllocatorError};
 use super::args::{Color, Link, RecordArgs, TargetArgs, Unwind};
-use super::values::Interval;
+use super::values::{Interval, Overhead};
 use crate::attach::CustomAllocator;
 use crate::attach::libraries::find_program;
 use crate::host::cgroup::{Cgroup, CgroupError};
@@ -111,6 +111,10 @@ pub struct RecordPlan {
     pub interval: u64,
     /// What a trial is.
     pub criterion: Criterion,
+    /// Whether the interval is chosen by the call rate.
+    pub automatic: bool,
+    /// Largest share of the targets' CPU time that probes may take.
+    pub budget: Option<f64>,
     /// How size classes get their intervals, under the criterion of that name.
     pub classes: Option<ClassRule>,
     /// What is done to profiles before they are written.
@@ -236,6 +240,12 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
     Ok(RecordPlan {
         targets,
         interval,
+        automatic: args.interval == Interval::Auto,
+        budget: match args.max_overhead {
+            Some(Overhead::Share(share)) => Some(share),
+            Some(Overhead::Unlimited) => None,
+            None => args.target.all.then_some(HOST_BUDGET),
+        },
         classes,
         adjustments: Adjustments { calibrate: args.calibrate, at: args.at.into(), ..Adjustments::default() },
         criterion: args.criterion.into(),
@@ -270,6 +280,11 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
     })
 }
 
+/// Sampling interval under `-i auto` until the call rate is known.
+const AUTOMATIC_START: u64 = 512 << 10;
+/// Largest share of CPU time that probes on every process take by default: the kernel's own for perf events.
+const HOST_BUDGET: f64 = 0.25;
+
 /// The interval in trials, and how size classes get theirs.
 fn sampling(args: &RecordArgs) -> Result<(u64, Option<ClassRule>), PlanError> {
     match (Criterion::from(args.criterion), &args.interval) {
@@ -280,6 +295,10 @@ fn sampling(args: &RecordArgs) -> Result<(u64, Option<ClassRule>), PlanError> {
             Ok((CLASS_INTERVAL, Some(ClassRule::Given(classes.classes))))
         }
         (_, Interval::Size(interval)) => Ok((*interval, None)),
+        (Criterion::Bytes, Interval::Auto) => Ok((AUTOMATIC_START, None)),
+        (criterion, Interval::Auto) => {
+            Err(PlanError::Usage(format!("-i auto chooses bytes, not what --criterion {} counts", criterion.name())))
+        }
         (criterion, Interval::Classes(path)) => Err(PlanError::Usage(format!(
             "-i @{}: intervals by size class need --criterion size-class, not {}",
             path.display(),

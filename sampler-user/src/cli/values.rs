@@ -12,6 +12,8 @@ use crate::view::units;
 pub enum Interval {
     /// R: bytes, or allocations, between samples.
     Size(u64),
+    /// `auto`: the smallest at which samples cost under 1 % of the probes.
+    Auto,
     /// `@FILE`: intervals by size class, as `heapbpf plan --classes` writes them.
     Classes(PathBuf),
 }
@@ -25,8 +27,32 @@ pub fn parse_interval(text: &str) -> Result<Interval, String> {
     if let Some(path) = text.strip_prefix('@') {
         return if path.is_empty() { Err("@ needs a file's name".into()) } else { Ok(Interval::Classes(path.into())) };
     }
+    if text == "auto" {
+        return Ok(Interval::Auto);
+    }
     let interval = units::parse_size(text).map_err(|error| format!("{error}; {range}"))?;
     if interval > LARGEST_INTERVAL { Err(format!("too large; {range}")) } else { Ok(Interval::Size(interval)) }
+}
+
+/// The budget for probes, as written.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Overhead {
+    /// No budget.
+    Unlimited,
+    /// Largest share of the targets' CPU time, above 0 and at most 1.
+    Share(f64),
+}
+
+/// A budget: `2%`, `2.5` or `none`.
+pub fn parse_overhead(text: &str) -> Result<Overhead, String> {
+    if text == "none" {
+        return Ok(Overhead::Unlimited);
+    }
+    let number = text.strip_suffix('%').unwrap_or(text).trim_end();
+    match number.parse::<f64>() {
+        Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Overhead::Share(percent / 100.0)),
+        _ => Err("a percentage above 0 and up to 100 is needed, or `none`".into()),
+    }
 }
 
 /// A size in bytes.
@@ -75,11 +101,22 @@ mod tests {
     fn intervals_have_a_range() {
         assert_eq!(parse_interval("0"), Ok(Interval::Size(0)));
         assert_eq!(parse_interval("64MiB"), Ok(Interval::Size(64 << 20)));
+        assert_eq!(parse_interval("auto"), Ok(Interval::Auto));
         assert_eq!(parse_interval("@a.json"), Ok(Interval::Classes("a.json".into())));
         assert!(parse_interval("@").is_err());
         assert!(parse_interval("64.1MiB").is_err());
         assert!(parse_interval("-1").unwrap_err().contains("range"));
         assert!(parse_interval("lots").unwrap_err().contains("range"));
+    }
+
+    #[test]
+    fn budgets_are_percentages() {
+        assert_eq!(parse_overhead("2%"), Ok(Overhead::Share(0.02)));
+        assert_eq!(parse_overhead("2.5"), Ok(Overhead::Share(0.025)));
+        assert_eq!(parse_overhead("none"), Ok(Overhead::Unlimited));
+        for bad in ["0", "0%", "-1", "101", "NaN", "inf", "much", "", "%"] {
+            assert!(parse_overhead(bad).is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What probes cost on this very machine, measured on a process of our own; and the budget that they are kept in.
 
 pub mod budget;
+pub mod cpu_time;
 pub mod measure;
 mod specimens;
 pub mod trial;

@@ -32,7 +32,7 @@ pub struct Stats {
     pub exact_alloc_objects: u64,
     /// Bytes asked for, estimated from the samples.
     pub estimated_alloc_bytes: f64,
-    /// Time spent in probes, if the kernel told.
+    /// Time spent in probes, in the targets: calls × the cost of one as measured on this machine, if it could be.
     pub probe_seconds: Option<f64>,
     /// CPU time of the daemon.
     pub daemon_cpu_seconds: f64,

@@ -72,6 +72,7 @@ pub fn stats(
     daemon: &DaemonCounters,
     cost: DaemonCost,
     estimated_alloc_bytes: f64,
+    probe_seconds: Option<f64>,
     audits: &[FileAudit],
 ) -> Stats {
     let lost = [
@@ -112,7 +113,7 @@ pub fn stats(
         exact_alloc_bytes: exact_bytes(counters),
         exact_alloc_objects: exact_objects(counters),
         estimated_alloc_bytes,
-        probe_seconds: None,
+        probe_seconds,
         daemon_cpu_seconds: cost.cpu_seconds,
         daemon_peak_rss_bytes: cost.peak_rss_bytes,
         attach: audits
@@ -222,10 +223,10 @@ mod tests {
 
     #[test]
     fn both_sides_of_the_identity_come_from_different_counters() {
-        let stats = stats(&counters(), &DaemonCounters::default(), DaemonCost::default(), 0.0, &[]);
+        let stats = stats(&counters(), &DaemonCounters::default(), DaemonCost::default(), 0.0, None, &[]);
         assert_eq!((stats.hits, stats.accounted()), (100, 100));
         let one_missing = Counters { submitted: 5, ..counters() };
-        let stats = super::stats(&one_missing, &DaemonCounters::default(), DaemonCost::default(), 0.0, &[]);
+        let stats = super::stats(&one_missing, &DaemonCounters::default(), DaemonCost::default(), 0.0, None, &[]);
         assert_ne!(stats.hits, stats.accounted());
     }
 

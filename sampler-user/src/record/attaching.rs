@@ -306,6 +306,13 @@ impl Attaching {
         }
     }
 
+    /// Probes were away for so long: that much of the targets' lives is not covered.
+    pub fn uncovered(&mut self, ns: u64, now_ns: u64) {
+        for tracked in self.targets.tracked.values_mut().filter(|tracked| tracked.until_ns.is_none()) {
+            tracked.uncovered_ns += ns.min(now_ns.saturating_sub(tracked.since_ns));
+        }
+    }
+
     /// A process ended.
     pub fn ended(&mut self, pid: u32, now_ns: u64) {
         let awaited = self.targets.awaited.contains(&pid);

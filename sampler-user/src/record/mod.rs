@@ -3,7 +3,9 @@
 mod accounting;
 mod attaching;
 mod command;
+mod governor;
 mod naming;
+mod notify;
 mod profile;
 mod recorder;
 mod session;

@@ -1,7 +1,9 @@
 //! One recording: wires kernel, host and heap together, and waits for what ends it.
 
+mod governing;
+mod status_line;
+
 use std::collections::{HashMap, HashSet};
-use std::io::{IsTerminal, Write};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant, SystemTime};
@@ -12,11 +14,14 @@ use tokio::io::unix::AsyncFd;
 
 use super::accounting::{self, DaemonCounters};
 use super::attaching::Attaching;
+use super::governor::Governor;
 use super::profile::{ProfileMaker, SHARED_LINE};
 use super::recorder::{Life, Recorder};
 use super::signals::Signals;
-use super::{command, resolve_outputs, show_report, write_outputs, write_snapshot, write_stats};
+use super::{command, notify, resolve_outputs, show_report, write_outputs, write_snapshot, write_stats};
 use crate::cli::plan::RecordPlan;
+use crate::cost::cpu_time::CpuTime;
+use crate::cost::measure;
 use crate::host::events::monotonic_ns;
 use crate::host::{Host, HostOptions, limits};
 use crate::kernel::KernelError;
@@ -34,7 +39,8 @@ use crate::profile::stats::Stats;
 use crate::sampling::constants::draw_constants;
 use crate::sampling::size_classes::ClassSteering;
 use crate::unwind::dwarf::{Limits, Unwinder};
-use crate::view::status::Status;
+
+use status_line::StatusLine;
 
 /// Time between looks at the rings while events come.
 const AWAKE_PAUSE: Duration = Duration::from_millis(10);
@@ -67,6 +73,9 @@ struct Session {
     lives: Vec<Life>,
     housekeeping_ns: u64,
     classes: Option<ClassSteering>,
+    governor: Governor,
+    cpu_time: CpuTime,
+    detached_since_ns: Option<u64>,
     kernel_log: KernelLog,
 }
 
@@ -88,7 +97,7 @@ pub async fn run(plan: RecordPlan) -> anyhow::Result<u8> {
     // Ctrl-C belongs to us from here on: probes are in place and a profile is owed.
     let mut signals = Signals::listen(held.as_ref().map(|held| held.pid))?;
     eprintln!("heapbpf: recording {}", session.describe_targets());
-    notify_ready();
+    notify::ready();
     let (status_sender, mut status) = tokio::sync::oneshot::channel::<ExitStatus>();
     let mut command_running = false;
     if let Some(held) = held {
@@ -120,6 +129,7 @@ pub async fn run(plan: RecordPlan) -> anyhow::Result<u8> {
             write_snapshot(&outputs, snapshots, &profile, &session.plan.write)?;
             next_snapshot = Some(at.max(Instant::now() - every) + every);
         }
+        session.govern()?;
         line.show(&session, begun.elapsed());
         if !active {
             // Said before the last look: what comes after it wakes us.
@@ -136,6 +146,7 @@ pub async fn run(plan: RecordPlan) -> anyhow::Result<u8> {
             .flatten()
             .map(|at| at.saturating_duration_since(Instant::now()))
             .fold(pause, Duration::min);
+        let pause = pause.min(session.until_look());
         tokio::select! {
             guard = events_fd.readable() => guard?.clear_ready(),
             guard = stacks_fd.readable() => guard?.clear_ready(),
@@ -177,6 +188,8 @@ impl Session {
         if let Some(classes) = &classes {
             steering.set_trials(classes.table())?;
         }
+        let measured = measure::known_or_measured(object, plan.link)
+            .inspect_err(|error| log::info!("cannot measure what probes cost: {error:#}"));
         let programs = Programs::load(&loader, plan.live, plan.link)?;
         for (kind, why) in programs.refusals() {
             log::info!("this kernel has no {kind} links: {why}");
@@ -201,6 +214,15 @@ impl Session {
             lives: Vec::new(),
             housekeeping_ns: 0,
             classes,
+            governor: Governor::new(
+                measured.ok(),
+                plan.budget,
+                plan.automatic,
+                (plan.interval, plan.live),
+                monotonic_ns(),
+            ),
+            cpu_time: CpuTime::default(),
+            detached_since_ns: None,
             plan,
         })
     }
@@ -353,12 +375,18 @@ impl Session {
         );
         // After the names were found: that costs, too.
         let audits = self.attaching.hooks.audit(self.attaching.programs.kind);
-        let stats = accounting::stats(&total, &daemon, accounting::daemon_cost(), estimated, &audits);
+        self.learn_kinds();
+        let probe_seconds = self.governor.probe_seconds(&total);
+        let stats = accounting::stats(&total, &daemon, accounting::daemon_cost(), estimated, probe_seconds, &audits);
         profile.counters = stats.counters();
         profile.notes = accounting::remarks(&total, &daemon);
         profile.notes.extend(accounting::broken_chains(&profile));
         profile.notes.extend(self.attaching.remarks());
         profile.notes.extend(self.plan.sampling_note());
+        profile.notes.extend(self.governor.notes(monotonic_ns()));
+        if self.governor.gave_up_frees(self.plan.live) {
+            profile.live = false;
+        }
         if let Err(error) = self.plan.adjustments.apply(&mut profile) {
             profile.notes.push(error.to_string());
         }
@@ -379,6 +407,10 @@ impl Session {
     /// Takes the probes away, takes in what is left, and makes the last profile.
     fn finish(&mut self) -> anyhow::Result<(Profile, Stats)> {
         self.attaching.hooks.release_all();
+        if let Some(since) = self.detached_since_ns.take() {
+            let now = monotonic_ns();
+            self.attaching.uncovered(now.saturating_sub(since), now);
+        }
         while self.cycle()? > 0 || self.recorder.is_waiting() {}
         self.profile(true)
     }
@@ -398,78 +430,4 @@ fn duplicate(fd: &impl AsFd) -> std::io::Result<OwnedFd> {
 fn duplicate_raw(fd: i32) -> std::io::Result<OwnedFd> {
     // SAFETY: the descriptor is open for as long as its owner, which outlives this call.
     unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()
-}
-
-/// `READY=1` to the service manager, if there is one (sd_notify(3)).
-fn notify_ready() {
-    use std::os::unix::net::UnixDatagram;
-    let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
-    let send = || -> std::io::Result<()> {
-        let socket = UnixDatagram::unbound()?;
-        match path.to_string_lossy().strip_prefix('@') {
-            Some(name) => {
-                use std::os::linux::net::SocketAddrExt;
-                let address = std::os::unix::net::SocketAddr::from_abstract_name(name.as_bytes())?;
-                socket.send_to_addr(b"READY=1", &address)?;
-            }
-            None => {
-                socket.send_to(b"READY=1", &path)?;
-            }
-        }
-        Ok(())
-    };
-    if let Err(error) = send() {
-        log::warn!("cannot tell the service manager that we are ready: {error}");
-    }
-}
-
-/// The line on the terminal.
-struct StatusLine {
-    shown: bool,
-    enabled: bool,
-    last: Option<(Instant, u64)>,
-    rate: f64,
-}
-
-impl StatusLine {
-    fn new(plan: &RecordPlan) -> Self {
-        Self { shown: false, enabled: plan.progress && std::io::stderr().is_terminal(), last: None, rate: 0.0 }
-    }
-
-    fn show(&mut self, session: &Session, elapsed: Duration) {
-        let now = Instant::now();
-        if !self.enabled || self.last.is_some_and(|(at, _)| now - at < Duration::from_millis(500)) {
-            return;
-        }
-        let estimated = session.recorder.heap.estimated();
-        if let Some((at, samples)) = self.last {
-            self.rate = (estimated.samples - samples) as f64 / (now - at).as_secs_f64();
-        }
-        self.last = Some((now, estimated.samples));
-        let status = Status {
-            elapsed,
-            duration: session.plan.duration,
-            samples: estimated.samples,
-            samples_per_second: self.rate,
-            lost: session.counts().map_or(0, |counts| {
-                let total = counts.total();
-                total.lost_ring_full + total.lost_abandoned + total.lost_no_thread_state
-            }),
-            processes: session.recorder.processes.len(),
-            inuse_bytes: session.plan.live.then_some(estimated.inuse_bytes),
-            alloc_bytes: estimated.alloc_bytes,
-            overhead: None,
-        };
-        let width = super::terminal_width().unwrap_or(80);
-        let mut out = std::io::stderr().lock();
-        let _ = write!(out, "\r\x1b[K{}", status.line(width.saturating_sub(1)));
-        let _ = out.flush();
-        self.shown = true;
-    }
-
-    fn clear(&mut self) {
-        if self.shown {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
-        }
-    }
 }

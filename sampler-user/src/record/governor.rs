@@ -1,0 +1,330 @@
+//! Keeps probes inside the budget: looks at what they cost, asks [`decide`], does it, and remembers what was done.
+
+use sampler_ebpf::abi::Counters;
+
+use super::accounting;
+use crate::cost::budget::{ProbeCosts, Tracking, Use, automatic_interval, decide};
+use crate::cost::measure::Measured;
+use crate::view::units;
+
+/// The first look: what the targets' call rate is.
+const FIRST_LOOK_NS: u64 = 200_000_000;
+/// Time between looks.
+const LOOK_NS: u64 = 1_000_000_000;
+/// Length of a time window.
+const WINDOW_NS: u64 = 100_000_000;
+/// Calls from which on a rate is worth a decision.
+const FEWEST_CALLS: f64 = 100.0;
+/// The automatic interval changes only if it is off by this factor: each interval has rows of its own.
+const INTERVAL_STEP: u64 = 4;
+
+/// What the session has to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Use another sampling interval.
+    SetInterval(u64),
+    /// Take the probes off the functions that free.
+    LeaveFrees,
+    /// Take all probes away.
+    Detach,
+    /// Put them back.
+    Attach,
+}
+
+/// The governor of one recording.
+pub struct Governor {
+    measured: Option<Measured>,
+    costs: Option<ProbeCosts>,
+    budget: Option<f64>,
+    automatic: bool,
+    tracking: Tracking,
+    attached: bool,
+    next_ns: u64,
+    begun_ns: u64,
+    detached_since_ns: u64,
+    detached_ns: u64,
+    last: Use,
+    first: bool,
+    random: u64,
+    share: Option<f64>,
+    notes: Vec<String>,
+}
+
+impl Governor {
+    /// Of a recording that begins now. `budget`: the largest share of the targets' CPU time.
+    pub fn new(
+        measured: Option<Measured>,
+        budget: Option<f64>,
+        automatic: bool,
+        (interval, live): (u64, bool),
+        now_ns: u64,
+    ) -> Self {
+        let mut notes = Vec::new();
+        if measured.is_none() && (budget.is_some() || automatic) {
+            notes.push(
+                "what probes cost could not be measured here, so no budget could be kept and no interval chosen".into(),
+            );
+        }
+        Self {
+            costs: measured.as_ref().map(|measured| measured.costs),
+            measured,
+            budget,
+            automatic,
+            tracking: Tracking { interval, frees: live, time: 1.0 },
+            attached: true,
+            next_ns: now_ns + FIRST_LOOK_NS,
+            begun_ns: now_ns,
+            detached_since_ns: 0,
+            detached_ns: 0,
+            last: Use::default(),
+            first: true,
+            random: now_ns | 1,
+            share: None,
+            notes,
+        }
+    }
+
+    /// The instructions that are probed now are of these kinds (the most expensive ones count).
+    pub fn set_kinds(&mut self, allocation: Option<&str>, free: Option<&str>) {
+        if let Some(measured) = &self.measured {
+            let allocation = allocation.unwrap_or(&measured.allocation_kind);
+            let free = free.unwrap_or(&measured.free_kind);
+            self.costs = Some(measured.costs_at(allocation, free));
+        }
+    }
+
+    /// What an instruction of that kind costs, to compare.
+    pub fn cost_of_kind(&self, kind: &str) -> f64 {
+        self.measured.as_ref().and_then(|measured| measured.nothing_ns.get(kind).copied()).unwrap_or(0.0)
+    }
+
+    /// CLOCK_MONOTONIC of the next look; `None` if there is nothing to look for.
+    pub fn next_ns(&self) -> Option<u64> {
+        let needed = self.costs.is_some() && (self.budget.is_some() || self.automatic) && self.tracking.time > 0.0;
+        needed.then_some(self.next_ns)
+    }
+
+    /// Probe time of all calls counted, seconds.
+    pub fn probe_seconds(&self, counters: &Counters) -> Option<f64> {
+        self.costs.map(|costs| usage(counters, 0.0, 0.0).probe_seconds(&costs))
+    }
+
+    /// Probe time as a share of the targets' CPU time since the last look but one.
+    pub fn share(&self) -> Option<f64> {
+        self.share
+    }
+
+    /// Whether frees were given up: then nothing is known any more of what is in use.
+    pub fn gave_up_frees(&self, live: bool) -> bool {
+        live && !self.tracking.frees
+    }
+
+    /// Share of the time during which probes were in place.
+    pub fn time_share(&self, now_ns: u64) -> f64 {
+        let open = if self.attached { 0 } else { now_ns.saturating_sub(self.detached_since_ns) };
+        let all = now_ns.saturating_sub(self.begun_ns).max(1);
+        1.0 - ((self.detached_ns + open) as f64 / all as f64).min(1.0)
+    }
+
+    /// What the user must know.
+    pub fn notes(&self, now_ns: u64) -> Vec<String> {
+        let mut notes = self.notes.clone();
+        let share = self.time_share(now_ns);
+        if self.detached_ns > 0 || !self.attached {
+            notes.push(format!(
+                "probes were in place {} of the time (windows of {} ms at random times): figures are of those \
+                 windows, and all allocations are about {:.1} times as many",
+                units::percent(share),
+                WINDOW_NS / 1_000_000,
+                1.0 / share.max(1e-6)
+            ));
+        }
+        notes
+    }
+
+    /// A look at what was counted up to now, when [`next_ns`](Self::next_ns) has come.
+    pub fn look(&mut self, counters: &Counters, cpu_seconds: f64, now_ns: u64) -> Vec<Action> {
+        let Some(costs) = self.costs else { return Vec::new() };
+        let now = usage(counters, cpu_seconds, now_ns as f64 * 1e-9);
+        if !self.attached {
+            self.attached = true;
+            self.detached_ns += now_ns.saturating_sub(self.detached_since_ns);
+            self.next_ns = now_ns + WINDOW_NS;
+            self.last = now;
+            return vec![Action::Attach];
+        }
+        let began = if self.first { Use { seconds: self.begun_ns as f64 * 1e-9, ..Use::default() } } else { self.last };
+        let used = now.since(&began);
+        self.share = Some(used.share(&costs));
+        self.last = now;
+        self.next_ns = now_ns + LOOK_NS;
+        if used.allocations + used.frees < FEWEST_CALLS {
+            return Vec::new();
+        }
+        let mut actions = Vec::new();
+        if self.automatic {
+            let interval = automatic_interval(&used, self.tracking.frees, &costs, self.budget);
+            let old = self.tracking.interval;
+            if self.first || interval >= old * INTERVAL_STEP || interval * INTERVAL_STEP <= old {
+                self.note(
+                    now_ns,
+                    format!("sampling interval {}, chosen for the call rate", units::bytes(interval as f64)),
+                );
+                self.tracking.interval = interval;
+                actions.push(Action::SetInterval(interval));
+            }
+        }
+        if let Some(budget) = self.budget {
+            actions.extend(self.keep(&used, &costs, budget, now_ns));
+        }
+        self.first = false;
+        actions
+    }
+
+    fn keep(&mut self, used: &Use, costs: &ProbeCosts, budget: f64, now_ns: u64) -> Vec<Action> {
+        let next = decide(used, self.tracking, costs, budget);
+        let mut actions = Vec::new();
+        let (old, share) = (self.tracking, used.share(costs));
+        self.tracking = next;
+        if next != old && old.time >= 1.0 {
+            self.note(
+                now_ns,
+                format!(
+                    "probes took {} of the targets' CPU time, more than the budget of {} (--max-overhead)",
+                    units::percent(share),
+                    units::percent(budget)
+                ),
+            );
+        }
+        if next.interval != old.interval {
+            self.note(now_ns, format!("the sampling interval is {} from here on", units::bytes(next.interval as f64)));
+            actions.push(Action::SetInterval(next.interval));
+        }
+        if !next.frees && old.frees {
+            self.note(
+                now_ns,
+                "frees are not followed any more: nothing is said of memory in use (--no-live costs as little from the \
+                 start; --max-overhead none follows all)"
+                    .into(),
+            );
+            actions.push(Action::LeaveFrees);
+        }
+        if next.time <= 0.0 {
+            self.note(now_ns, "no window is short enough for the budget: the probes were taken away".into());
+        } else if next.time < 1.0 && old.time >= 1.0 {
+            let text = format!("probes are in place in time windows only, {} of the time", units::percent(next.time));
+            self.note(now_ns, text);
+        }
+        if next.time < 1.0 {
+            actions.push(Action::Detach);
+            self.attached = false;
+            self.detached_since_ns = now_ns;
+            self.next_ns = now_ns + self.pause(next.time);
+        }
+        actions
+    }
+
+    /// Time without probes, so that they are in place for `time` of it on average; random, so that nothing periodic in
+    /// a target falls in step with it.
+    fn pause(&mut self, time: f64) -> u64 {
+        let random = sampler_ebpf::rng::next(&mut self.random) as f64 / u64::MAX as f64;
+        let mean = WINDOW_NS as f64 * (1.0 - time) / time.max(1e-6);
+        (mean * (0.5 + random)) as u64
+    }
+
+    fn note(&mut self, now_ns: u64, text: String) {
+        const MOST: usize = 32;
+        let at = now_ns.saturating_sub(self.begun_ns) as f64 * 1e-9;
+        log::info!("{text}");
+        if self.notes.len() < MOST {
+            self.notes.push(format!("after {at:.1} s: {text}"));
+        }
+    }
+}
+
+fn usage(counters: &Counters, cpu_seconds: f64, seconds: f64) -> Use {
+    Use {
+        seconds,
+        allocations: (counters.hits() + counters.inner) as f64,
+        frees: counters.frees_seen as f64,
+        samples: counters.sampled as f64,
+        bytes: accounting::exact_bytes(counters) as f64,
+        cpu_seconds,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+
+    const SECOND: u64 = 1_000_000_000;
+
+    fn governor(budget: Option<f64>, automatic: bool) -> Governor {
+        let measured = Measured {
+            identity: String::new(),
+            allocator: String::new(),
+            allocation_kind: "emulated".into(),
+            free_kind: "emulated".into(),
+            bare_pair_ns: 8.0,
+            costs: ProbeCosts { allocation_ns: 500.0, free_ns: 500.0, sample_ns: 3000.0 },
+            nothing_ns: BTreeMap::new(),
+        };
+        Governor::new(Some(measured), budget, automatic, (512 << 10, true), SECOND)
+    }
+
+    fn counters(calls: u64) -> Counters {
+        Counters { unsampled: calls, unsampled_bytes: 100 * calls, frees_seen: calls, ..Counters::default() }
+    }
+
+    #[test]
+    fn without_budget_nothing_is_looked_at_but_probe_time_is_told() {
+        let governor = governor(None, false);
+        assert_eq!(governor.next_ns(), None);
+        assert!((governor.probe_seconds(&counters(1_000_000)).unwrap() - 1.0).abs() < 1e-9);
+        assert!(governor.notes(2 * SECOND).is_empty());
+    }
+
+    #[test]
+    fn the_first_look_comes_early_and_quiet_targets_change_nothing() {
+        let mut governor = governor(Some(0.25), false);
+        assert_eq!(governor.next_ns(), Some(SECOND + FIRST_LOOK_NS));
+        assert!(governor.look(&counters(1_000), 0.19, SECOND + FIRST_LOOK_NS).is_empty());
+        assert_eq!(governor.next_ns(), Some(SECOND + FIRST_LOOK_NS + LOOK_NS));
+        assert!(governor.share().unwrap() < 0.01 && governor.notes(2 * SECOND).is_empty());
+    }
+
+    #[test]
+    fn a_hot_target_is_left_step_by_step_and_each_step_is_told() {
+        let mut governor = governor(Some(0.05), false);
+        let at = SECOND + FIRST_LOOK_NS;
+        // 100,000 pairs take 100 ms of 200 ms.
+        assert_eq!(governor.look(&counters(100_000), 0.2, at), [Action::LeaveFrees, Action::Detach]);
+        assert!(governor.gave_up_frees(true));
+        let next = governor.next_ns().unwrap();
+        assert!(next > at + WINDOW_NS, "{next}");
+        assert_eq!(governor.look(&counters(100_000), 1.0, next), [Action::Attach]);
+        assert_eq!(governor.next_ns(), Some(next + WINDOW_NS));
+        assert!(governor.time_share(next) < 0.5);
+        let notes = governor.notes(next).join("\n");
+        for part in ["more than the budget of 5", "frees are not followed", "time windows", "of the time"] {
+            assert!(notes.contains(part), "{part}: {notes}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_held_ends_at_once() {
+        let mut governor = governor(Some(0.0005), false);
+        let actions = governor.look(&counters(190_000), 0.2, SECOND + FIRST_LOOK_NS);
+        assert_eq!(actions.last(), Some(&Action::Detach));
+        assert_eq!(governor.next_ns(), None);
+    }
+
+    #[test]
+    fn the_automatic_interval_is_set_at_the_first_look_and_then_kept() {
+        let mut governor = governor(None, true);
+        let at = SECOND + FIRST_LOOK_NS;
+        assert_eq!(governor.look(&counters(100_000), 0.2, at), [Action::SetInterval(32_768)]);
+        assert!(governor.look(&counters(200_000), 0.4, at + LOOK_NS).is_empty());
+    }
+}

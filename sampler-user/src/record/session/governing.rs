@@ -1,0 +1,67 @@
+//! What the governor is told of a recording, and what is done of what it says.
+
+use std::time::Duration;
+
+use super::Session;
+use crate::cost::cpu_time;
+use crate::host::events::monotonic_ns;
+use crate::host::process::Target;
+use crate::record::governor::Action;
+use crate::sampling::constants::draw_constants;
+
+impl Session {
+    /// Time until the governor looks again.
+    pub(super) fn until_look(&self) -> Duration {
+        let until = self.governor.next_ns().map(|at| at.saturating_sub(monotonic_ns()));
+        until.map_or(Duration::MAX, Duration::from_nanos)
+    }
+
+    /// Lets the governor look, if it is time, and does what it says.
+    pub(super) fn govern(&mut self) -> anyhow::Result<()> {
+        let now = monotonic_ns();
+        if self.governor.next_ns().is_none_or(|at| at > now) {
+            return Ok(());
+        }
+        self.learn_kinds();
+        let counts = self.counts()?;
+        let cpu_seconds = if self.plan.targets.rules.iter().any(|rule| matches!(rule, Target::All)) {
+            cpu_time::of_host()
+        } else {
+            let targets = self.attaching.targets.awaited.iter().copied();
+            self.cpu_time.of_processes(targets.chain(counts.processes.keys().map(|process| process.tgid)))
+        };
+        for action in self.governor.look(&counts.total(), cpu_seconds, now) {
+            let attaching = &mut self.attaching;
+            match action {
+                Action::SetInterval(interval) => {
+                    if let Some(draw) = draw_constants(interval) {
+                        attaching.steering.set_draw(draw)?;
+                    }
+                }
+                Action::LeaveFrees => attaching.hooks.leave_frees(&attaching.programs, &mut attaching.steering),
+                Action::Detach => {
+                    attaching.hooks.pause();
+                    self.detached_since_ns = Some(now);
+                }
+                Action::Attach => {
+                    attaching.hooks.resume(&attaching.programs, &mut attaching.steering);
+                    if let Some(since) = self.detached_since_ns.take() {
+                        attaching.uncovered(now.saturating_sub(since), now);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells the governor which kinds of instruction are probed: the most expensive ones.
+    pub(super) fn learn_kinds(&mut self) {
+        let governor = &self.governor;
+        let worst = |frees: bool| {
+            let kinds = self.attaching.hooks.kinds(frees).map(|kind| kind.to_string());
+            kinds.max_by(|a, b| governor.cost_of_kind(a).total_cmp(&governor.cost_of_kind(b)))
+        };
+        let (allocation, free) = (worst(false), worst(true));
+        self.governor.set_kinds(allocation.as_deref(), free.as_deref());
+    }
+}

@@ -1,0 +1,63 @@
+//! The status line of a recording on the terminal.
+
+use std::io::{IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use super::Session;
+use crate::cli::plan::RecordPlan;
+use crate::record::terminal_width;
+use crate::view::status::Status;
+
+/// The line on the terminal.
+pub struct StatusLine {
+    shown: bool,
+    enabled: bool,
+    last: Option<(Instant, u64)>,
+    rate: f64,
+}
+
+impl StatusLine {
+    /// Nothing is shown yet.
+    pub fn new(plan: &RecordPlan) -> Self {
+        Self { shown: false, enabled: plan.progress && std::io::stderr().is_terminal(), last: None, rate: 0.0 }
+    }
+
+    /// Shows how the recording stands, twice a second.
+    pub fn show(&mut self, session: &Session, elapsed: Duration) {
+        let now = Instant::now();
+        if !self.enabled || self.last.is_some_and(|(at, _)| now - at < Duration::from_millis(500)) {
+            return;
+        }
+        let estimated = session.recorder.heap.estimated();
+        if let Some((at, samples)) = self.last {
+            self.rate = (estimated.samples - samples) as f64 / (now - at).as_secs_f64();
+        }
+        self.last = Some((now, estimated.samples));
+        let status = Status {
+            elapsed,
+            duration: session.plan.duration,
+            samples: estimated.samples,
+            samples_per_second: self.rate,
+            lost: session.counts().map_or(0, |counts| {
+                let total = counts.total();
+                total.lost_ring_full + total.lost_abandoned + total.lost_no_thread_state
+            }),
+            processes: session.recorder.processes.len(),
+            inuse_bytes: session.plan.live.then_some(estimated.inuse_bytes),
+            alloc_bytes: estimated.alloc_bytes,
+            overhead: session.governor.share(),
+        };
+        let width = terminal_width().unwrap_or(80);
+        let mut out = std::io::stderr().lock();
+        let _ = write!(out, "\r\x1b[K{}", status.line(width.saturating_sub(1)));
+        let _ = out.flush();
+        self.shown = true;
+    }
+
+    /// Takes the line away.
+    pub fn clear(&mut self) {
+        if self.shown {
+            let _ = write!(std::io::stderr(), "\r\x1b[K");
+        }
+    }
+}
