@@ -115,6 +115,8 @@ pub struct RecordPlan {
     pub automatic: bool,
     /// Largest share of the targets' CPU time that probes may take.
     pub budget: Option<f64>,
+    /// Whether nobody asked for that budget.
+    pub budget_is_default: bool,
     /// How size classes get their intervals, under the criterion of that name.
     pub classes: Option<ClassRule>,
     /// What is done to profiles before they are written.
@@ -246,6 +248,7 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
             Some(Overhead::Unlimited) => None,
             None => args.target.all.then_some(HOST_BUDGET),
         },
+        budget_is_default: args.max_overhead.is_none(),
         classes,
         adjustments: Adjustments { calibrate: args.calibrate, at: args.at.into(), ..Adjustments::default() },
         criterion: args.criterion.into(),

@@ -2,23 +2,36 @@
 
 use std::collections::HashMap;
 
-/// Clock ticks of processes so far; those that ended keep what they had when last seen.
+/// Clock ticks of processes since the recording began; those that ended keep what they had when last seen.
 #[derive(Debug, Default)]
 pub struct CpuTime {
-    processes: HashMap<u32, u64>,
+    /// By process id: what it had when the recording began, and what it had when last seen.
+    processes: HashMap<u32, (u64, u64)>,
+    /// Ticks from boot to the beginning.
+    began: u64,
 }
 
 impl CpuTime {
-    /// Seconds that these processes and those asked for before have used.
+    /// Of a recording that begins now.
+    pub fn begin() -> Self {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: room for the result; the clock exists on every Linux.
+        unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
+        let began = (time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9) * ticks_per_second();
+        Self { processes: HashMap::new(), began: began as u64 }
+    }
+
+    /// Seconds that these processes and those asked for before have used since the beginning, as far as they were seen.
     pub fn of_processes(&mut self, pids: impl Iterator<Item = u32>) -> f64 {
         for pid in pids {
             let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
-            if let Some(ticks) = process_ticks(&text) {
-                let known = self.processes.entry(pid).or_default();
-                *known = ticks.max(*known);
+            if let Some((ticks, started)) = process_ticks(&text) {
+                let before = if started >= self.began { 0 } else { ticks };
+                let known = self.processes.entry(pid).or_insert((before, ticks));
+                known.1 = ticks.max(known.1);
             }
         }
-        seconds(self.processes.values().sum())
+        seconds(self.processes.values().map(|(before, last)| last - before).sum())
     }
 }
 
@@ -29,16 +42,19 @@ pub fn of_host() -> f64 {
 }
 
 fn seconds(ticks: u64) -> f64 {
-    // SAFETY: no preconditions.
-    let per_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1);
-    ticks as f64 / per_second as f64
+    ticks as f64 / ticks_per_second()
 }
 
-/// `pid (comm) state …`: utime and stime are the 14th and 15th field (proc_pid_stat(5)).
-fn process_ticks(text: &str) -> Option<u64> {
-    let mut fields = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace().skip(11);
-    let (user, system): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
-    user.checked_add(system)
+fn ticks_per_second() -> f64 {
+    // SAFETY: no preconditions.
+    unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as f64
+}
+
+/// CPU time and start, of `pid (comm) state …`: the 14th and 15th field together, and the 22nd (proc_pid_stat(5)).
+fn process_ticks(text: &str) -> Option<(u64, u64)> {
+    let fields: Vec<&str> = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace().collect();
+    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
+    Some((field(14)?.checked_add(field(15)?)?, field(22)?))
 }
 
 /// `cpu user nice system idle …` (proc_stat(5)): what ran, not what idled, waited or was stolen.
@@ -54,16 +70,17 @@ mod tests {
     #[test]
     fn reads_what_the_kernel_writes() {
         let text = "12 (a (b) c) S 1 12 12 0 -1 4194560 1 2 3 4 250 50 7 8 20 0 1 0 99 100 1 184467";
-        assert_eq!(process_ticks(text), Some(300));
+        assert_eq!(process_ticks(text), Some((300, 99)));
         assert_eq!(process_ticks("12 (x"), None);
         assert_eq!(host_ticks("cpu  10 20 30 400 50 0 6 7 0 0\ncpu0 1 2 3\n"), Some(60));
         assert_eq!(host_ticks(""), None);
     }
 
     #[test]
-    fn a_process_that_ended_keeps_its_time() {
-        let mut time = CpuTime::default();
+    fn only_time_since_the_beginning_counts_and_an_ended_process_keeps_its_own() {
+        let mut time = CpuTime::begin();
         let own = std::process::id();
+        assert_eq!(time.of_processes(std::iter::once(own)), 0.0);
         let mut spin = 0_u64;
         while time.of_processes(std::iter::once(own)) == 0.0 {
             spin = std::hint::black_box(spin + 1);

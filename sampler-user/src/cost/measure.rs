@@ -10,6 +10,7 @@ use sampler_ebpf::abi::stack_kind;
 use serde::{Deserialize, Serialize};
 
 use super::budget::ProbeCosts;
+use super::library::PrivateLibrary;
 use super::specimens::{SPECIMENS, file_offset};
 use super::trial::{Allocator, Floor, Recording, Setting};
 use super::workload::Workload;
@@ -19,8 +20,11 @@ use crate::kernel::programs::LinkKind;
 const CALLS: u64 = 4_000;
 /// Calls per slice if each is sampled, or takes microseconds.
 const SLOW_CALLS: u64 = 1_000;
-/// Slices of each kind; their median counts.
+/// Slices of each kind. The fastest counts: whatever else goes on, other recordings' probes too, only adds.
 const ROUNDS: usize = 5;
+/// A call under heapbpf costs about as much as a probe that does nothing (twice that where each return traps), or
+/// something disturbed the measurement.
+const PROBES: std::ops::Range<f64> = 0.8..3.0;
 /// Bytes per allocation.
 const SIZE: u64 = 64;
 
@@ -44,6 +48,13 @@ pub struct Measured {
 }
 
 impl Measured {
+    /// Whether nothing disturbed the measurement much.
+    fn is_plausible(&self) -> bool {
+        let nothing = |kind: &str| self.nothing_ns.get(kind).copied();
+        let fits = |cost: f64, kind| nothing(kind).is_none_or(|nothing| PROBES.contains(&(cost / nothing)));
+        fits(self.costs.allocation_ns, &self.allocation_kind) && fits(self.costs.free_ns, &self.free_kind)
+    }
+
     /// The costs if probes are at instructions of other kinds than those measured on.
     pub fn costs_at(&self, allocation_kind: &str, free_kind: &str) -> ProbeCosts {
         let nothing = |kind: &str| self.nothing_ns.get(kind).copied();
@@ -73,7 +84,9 @@ pub fn known_or_measured(object: &[u8], link: Option<LinkKind>) -> anyhow::Resul
         return Ok(measured);
     }
     let measured = measure(object, link)?;
-    if let Some(path) = path
+    if !measured.is_plausible() {
+        log::info!("what was measured of probes is not kept, something disturbed it: {measured:?}");
+    } else if let Some(path) = path
         && let Err(error) = keep(&path, &measured)
     {
         log::info!("cannot keep what was measured in {}: {error}", path.display());
@@ -117,7 +130,8 @@ fn identity(object: &[u8], link: Option<LinkKind>) -> String {
 /// # Errors
 /// The child has no allocator that can be probed, or the kernel refuses the programs.
 pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured> {
-    let mut child = Workload::start_own()?;
+    let library = PrivateLibrary::copy()?;
+    let mut child = Workload::start_own(library.as_ref())?;
     let pid = child.pid();
     let allocator = Allocator::of_process(pid)?;
     let plain = Setting { interval: 0, live: true, link, stack_kind: stack_kind::COPIED };
@@ -149,7 +163,7 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
             slices.add(kind, probed - bare);
         }
     }
-    let (bare, full, allocation) = (slices.median("bare"), slices.median("full"), slices.median("allocations"));
+    let (bare, full, allocation) = (slices.fastest("bare"), slices.fastest("full"), slices.fastest("allocations"));
     Ok(Measured {
         identity: identity(object, link),
         allocator: allocator.name().to_owned(),
@@ -159,9 +173,9 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
         costs: ProbeCosts {
             allocation_ns: (allocation - bare).max(0.0),
             free_ns: (full - allocation).max(0.0),
-            sample_ns: (slices.median("sampled") - full).max(0.0),
+            sample_ns: (slices.fastest("sampled") - full).max(0.0),
         },
-        nothing_ns: SPECIMENS.iter().map(|(kind, _)| ((*kind).to_owned(), slices.median(kind))).collect(),
+        nothing_ns: SPECIMENS.iter().map(|(kind, _)| ((*kind).to_owned(), slices.fastest(kind))).collect(),
     })
 }
 
@@ -184,10 +198,8 @@ impl Slices {
         self.0.entry(name.to_owned()).or_default().push(ns);
     }
 
-    fn median(&self, name: &str) -> f64 {
-        let mut values = self.0.get(name).cloned().unwrap_or_default();
-        values.sort_by(f64::total_cmp);
-        values.get(values.len() / 2).copied().unwrap_or(0.0)
+    fn fastest(&self, name: &str) -> f64 {
+        self.0.get(name).into_iter().flatten().copied().reduce(f64::min).unwrap_or(0.0)
     }
 }
 
@@ -213,6 +225,16 @@ mod tests {
         assert_eq!((costs.allocation_ns, costs.free_ns, costs.sample_ns), (550.0, 9020.0, 2500.0));
         // A kind that was not measured is taken for what was.
         assert_eq!(measured().costs_at("optimized", "?"), measured().costs);
+    }
+
+    #[test]
+    fn a_disturbed_measurement_is_told_from_a_sound_one() {
+        assert!(measured().is_plausible());
+        let disturbed = ProbeCosts { allocation_ns: 2361.0, ..measured().costs };
+        assert!(!Measured { costs: disturbed, ..measured() }.is_plausible());
+        // Another recording's probe was there already: the trap was not seen.
+        let shared = ProbeCosts { free_ns: 105.0, ..measured().costs };
+        assert!(!Measured { costs: shared, ..measured() }.is_plausible());
     }
 
     #[test]

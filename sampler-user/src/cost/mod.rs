@@ -2,6 +2,7 @@
 
 pub mod budget;
 pub mod cpu_time;
+pub mod library;
 pub mod measure;
 mod specimens;
 pub mod trial;

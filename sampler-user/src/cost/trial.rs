@@ -145,6 +145,11 @@ impl Recording {
     /// Takes them off and empties the rings. Returns the number of samples and frees that were reported.
     pub fn off(&mut self) -> usize {
         self.hooks.release(self.pid);
+        self.drain()
+    }
+
+    /// Empties the rings. Returns the number of samples and frees that were reported.
+    pub fn drain(&mut self) -> usize {
         let mut records = 0;
         loop {
             let count = self.events.drain(|_| ());
@@ -155,6 +160,14 @@ impl Recording {
         }
         while self.stacks.drain(|_| ()) > 0 {}
         records
+    }
+
+    /// Changes the interval that threads take at their next draw.
+    ///
+    /// # Errors
+    /// It is too large.
+    pub fn set_interval(&mut self, interval: u64) -> anyhow::Result<()> {
+        Ok(self.steering.set_draw(draw_constants(interval).context("the interval is too large")?)?)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
+use super::library::PrivateLibrary;
 use super::specimens::SPECIMENS;
 
 /// Word on heapbpf's command line that makes it such a process.
@@ -39,12 +40,16 @@ impl Workload {
         Ok(workload)
     }
 
-    /// Starts heapbpf itself as a workload.
+    /// Starts heapbpf itself as a workload, with a C library of its own if it has one.
     ///
     /// # Errors
     /// As of [`start`](Self::start).
-    pub fn start_own() -> io::Result<Self> {
-        Self::start(Command::new("/proc/self/exe").arg(WORD))
+    pub fn start_own(library: Option<&PrivateLibrary>) -> io::Result<Self> {
+        let mut command = Command::new("/proc/self/exe");
+        if let Some(library) = library {
+            command.env("LD_LIBRARY_PATH", library.folder());
+        }
+        Self::start(command.arg(WORD))
     }
 
     /// Its process id.

@@ -47,6 +47,9 @@ pub struct Governor {
     first: bool,
     random: u64,
     share: Option<f64>,
+    /// Looks in a row that must find the budget exceeded before something is given up, and those that did.
+    patience: u32,
+    exceeded: u32,
     notes: Vec<String>,
 }
 
@@ -76,12 +79,27 @@ impl Governor {
             begun_ns: now_ns,
             detached_since_ns: 0,
             detached_ns: 0,
-            last: Use::default(),
+            last: Use { seconds: now_ns as f64 * 1e-9, ..Use::default() },
             first: true,
             random: now_ns | 1,
             share: None,
+            patience: 1,
+            exceeded: 0,
             notes,
         }
+    }
+
+    /// With a budget that nobody asked for, a short burst costs nothing that cannot be had back: two looks decide.
+    #[must_use]
+    pub fn patient(self) -> Self {
+        Self { patience: 2, ..self }
+    }
+
+    /// The recording begins now; the targets' CPU clock stands at `cpu_seconds`.
+    pub fn begin(&mut self, cpu_seconds: f64, now_ns: u64) {
+        self.begun_ns = now_ns;
+        self.next_ns = now_ns + FIRST_LOOK_NS;
+        self.last = Use { seconds: now_ns as f64 * 1e-9, cpu_seconds, ..Use::default() };
     }
 
     /// The instructions that are probed now are of these kinds (the most expensive ones count).
@@ -153,8 +171,7 @@ impl Governor {
             self.last = now;
             return vec![Action::Attach];
         }
-        let began = if self.first { Use { seconds: self.begun_ns as f64 * 1e-9, ..Use::default() } } else { self.last };
-        let used = now.since(&began);
+        let used = now.since(&self.last);
         self.share = Some(used.share(&costs));
         self.last = now;
         self.next_ns = now_ns + LOOK_NS;
@@ -183,6 +200,10 @@ impl Governor {
 
     fn keep(&mut self, used: &Use, costs: &ProbeCosts, budget: f64, now_ns: u64) -> Vec<Action> {
         let next = decide(used, self.tracking, costs, budget);
+        self.exceeded = if next == self.tracking { 0 } else { self.exceeded + 1 };
+        if self.tracking.time >= 1.0 && next != self.tracking && self.exceeded < self.patience {
+            return Vec::new();
+        }
         let mut actions = Vec::new();
         let (old, share) = (self.tracking, used.share(costs));
         self.tracking = next;
@@ -310,6 +331,16 @@ mod tests {
         for part in ["more than the budget of 5", "frees are not followed", "time windows", "of the time"] {
             assert!(notes.contains(part), "{part}: {notes}");
         }
+    }
+
+    #[test]
+    fn a_short_burst_is_forgiven_where_nobody_asked_for_a_budget() {
+        let mut governor = governor(Some(0.25), false).patient();
+        let at = SECOND + FIRST_LOOK_NS;
+        assert!(governor.look(&counters(150_000), 0.2, at).is_empty());
+        assert!(governor.look(&counters(151_000), 1.2, at + LOOK_NS).is_empty());
+        assert!(governor.look(&counters(851_000), 2.2, at + 2 * LOOK_NS).is_empty());
+        assert!(!governor.look(&counters(1_551_000), 3.2, at + 3 * LOOK_NS).is_empty());
     }
 
     #[test]

@@ -96,6 +96,7 @@ pub async fn run(plan: RecordPlan) -> anyhow::Result<u8> {
 
     // Ctrl-C belongs to us from here on: probes are in place and a profile is owed.
     let mut signals = Signals::listen(held.as_ref().map(|held| held.pid))?;
+    session.begin_governing();
     eprintln!("heapbpf: recording {}", session.describe_targets());
     notify::ready();
     let (status_sender, mut status) = tokio::sync::oneshot::channel::<ExitStatus>();
@@ -194,6 +195,9 @@ impl Session {
         for (kind, why) in programs.refusals() {
             log::info!("this kernel has no {kind} links: {why}");
         }
+        let sampling = (plan.interval, plan.live);
+        let governor = Governor::new(measured.ok(), plan.budget, plan.automatic, sampling, monotonic_ns());
+        let governor = if plan.budget_is_default { governor.patient() } else { governor };
         let host = Host::start(HostOptions::default())?;
         let unwinder = Unwinder::new(Limits { max_depth: plan.max_depth, ..Limits::default() });
         Ok(Self {
@@ -214,14 +218,8 @@ impl Session {
             lives: Vec::new(),
             housekeeping_ns: 0,
             classes,
-            governor: Governor::new(
-                measured.ok(),
-                plan.budget,
-                plan.automatic,
-                (plan.interval, plan.live),
-                monotonic_ns(),
-            ),
-            cpu_time: CpuTime::default(),
+            governor,
+            cpu_time: CpuTime::begin(),
             detached_since_ns: None,
             plan,
         })

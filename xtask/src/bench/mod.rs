@@ -2,6 +2,7 @@
 
 mod processes;
 mod cost;
+mod heap;
 mod statistics;
 mod unwind;
 
@@ -28,6 +29,7 @@ const BENCHES: &[Bench] = &[
     Bench { name: "coverage", about: statistics::ABOUT_COVERAGE, run: statistics::coverage },
     Bench { name: "processes", about: processes::ABOUT, run: processes::run },
     Bench { name: "real-coverage", about: statistics::ABOUT_REAL_COVERAGE, run: statistics::real_coverage },
+    Bench { name: "heap", about: heap::ABOUT, run: heap::run },
     Bench { name: "statistics", about: statistics::ABOUT_STATISTICS, run: statistics::statistics },
     Bench { name: "unwind", about: unwind::ABOUT, run: unwind::run },
 ];

@@ -3,6 +3,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use sampler_user::cost::trial::{Allocator, Floor, Where};
@@ -49,6 +50,58 @@ pub fn run(options: &Options, object: &[u8], library: &Library, heapbpf: &Path) 
         println!("{:<32} {:>9.1}            {}", arguments.join(" "), median(ns), spread(to_floor));
     }
     Ok(())
+}
+
+/// Pairs of the daemon's measurement: some seconds' worth.
+const DAEMON_PAIRS: u64 = 4_000_000;
+/// Mean size of a realistic mix, bytes.
+const DAEMON_SIZE: u64 = 1024;
+/// Time during which nothing happens.
+const QUIET: Duration = Duration::from_secs(5);
+
+/// What the daemon itself uses, busy and quiet.
+pub fn daemon(options: &Options, library: &Library, heapbpf: &Path) -> anyhow::Result<()> {
+    let mut workload = library.start(&options.pairs, &["1"])?;
+    let mut running = start(heapbpf, workload.pid(), &["-i", "512KiB"])?;
+    // Loading the files' tables is over when the first samples have been through.
+    workload.run(DAEMON_PAIRS / 8, DAEMON_SIZE)?;
+    let before = Process::read(running.id())?;
+    std::thread::sleep(QUIET);
+    let quiet = Process::read(running.id())?;
+    let spent = workload.run(DAEMON_PAIRS, DAEMON_SIZE)?;
+    let busy = Process::read(running.id())?;
+    stop(&mut running)?;
+    let seconds = spent.wall_ns as f64 * 1e-9;
+    let rate = DAEMON_PAIRS as f64 / seconds;
+    println!(
+        "\nthe daemon at {:.0} allocations of {DAEMON_SIZE} bytes a second, 512 KiB: {:.2} % of a core ({:.2} % per million a \
+         second), {:.1} MiB; quiet: {:.1} wake-ups a second, {:.2} % of a core",
+        rate,
+        100.0 * (busy.cpu_seconds - quiet.cpu_seconds) / seconds,
+        100.0 * (busy.cpu_seconds - quiet.cpu_seconds) / seconds * 1e6 / rate,
+        busy.peak_rss_bytes as f64 / 1_048_576.0,
+        (quiet.switches - before.switches) as f64 / QUIET.as_secs_f64(),
+        100.0 * (quiet.cpu_seconds - before.cpu_seconds) / QUIET.as_secs_f64(),
+    );
+    Ok(())
+}
+
+/// What a process has used so far.
+struct Process {
+    cpu_seconds: f64,
+    switches: u64,
+    peak_rss_bytes: u64,
+}
+
+impl Process {
+    fn read(pid: u32) -> anyhow::Result<Self> {
+        let process = procfs::process::Process::new(pid.cast_signed())?;
+        let status = process.status()?;
+        // schedstat counts nanoseconds, where stat counts clock ticks.
+        let cpu_seconds = process.schedstat()?.sum_exec_runtime as f64 * 1e-9;
+        let switches = status.voluntary_ctxt_switches.unwrap_or(0);
+        Ok(Self { cpu_seconds, switches, peak_rss_bytes: status.vmhwm.unwrap_or(0) * 1024 })
+    }
 }
 
 /// Starts a recording and waits until its probes are in place.

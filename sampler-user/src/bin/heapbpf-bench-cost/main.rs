@@ -4,6 +4,7 @@ mod command;
 mod pairs;
 mod pinned;
 mod ratios;
+mod scaling;
 
 use std::path::PathBuf;
 
@@ -25,6 +26,9 @@ pub struct Options {
     /// Fewer rounds
     #[arg(long)]
     quick: bool,
+    /// Measure against threads, live samples and intervals instead
+    #[arg(long)]
+    scaling: bool,
     /// Another BPF object to measure beside the built-in one; may be repeated
     #[arg(long)]
     object: Vec<PathBuf>,
@@ -44,9 +48,13 @@ fn main() -> anyhow::Result<()> {
     let object = sampler_user::kernel::object::object().context("built without the BPF programs")?;
     pinned::pin(0, |cpu| cpu == 0);
     let library = pinned::Library::copy()?;
+    if options.scaling {
+        return scaling::run(&options, object, &library);
+    }
     pairs::run(&options, object, &library)?;
     if let Some(heapbpf) = &options.heapbpf {
         command::run(&options, object, &library, heapbpf)?;
+        command::daemon(&options, &library, heapbpf)?;
     }
     Ok(())
 }

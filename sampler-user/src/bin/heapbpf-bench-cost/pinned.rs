@@ -1,32 +1,23 @@
 //! The workload's surroundings: a CPU of its own, and a C library of its own that nobody else's probes are in.
 
-use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::Context;
+use sampler_user::cost::library::PrivateLibrary;
 use sampler_user::cost::workload::Workload;
-use tempfile::TempDir;
 
-/// A copy of the C library: another inode, so that the probes of other recordings on this host do not reach it.
-pub struct Library(TempDir);
+/// The workload's C library.
+pub struct Library(PrivateLibrary);
 
 impl Library {
     /// Copies the one that this program uses.
     pub fn copy() -> anyhow::Result<Self> {
-        let maps = std::fs::read_to_string("/proc/self/maps")?;
-        let path = maps.lines().filter_map(|line| line.find('/').map(|at| PathBuf::from(&line[at..])));
-        let path = path
-            .filter(|path| path.file_name().is_some_and(|name| name == "libc.so.6"))
-            .last()
-            .context("this program uses no libc.so.6")?;
-        let folder = tempfile::tempdir()?;
-        std::fs::copy(&path, folder.path().join("libc.so.6"))?;
-        Ok(Self(folder))
+        PrivateLibrary::copy()?.map(Self).context("this program uses no libc.so.6")
     }
 
     /// Starts `pair_loop` with it, away from this program's CPU.
     pub fn start(&self, program: &std::path::Path, arguments: &[&str]) -> anyhow::Result<Workload> {
-        let workload = Workload::start(Command::new(program).args(arguments).env("LD_LIBRARY_PATH", self.0.path()))?;
+        let workload = Workload::start(Command::new(program).args(arguments).env("LD_LIBRARY_PATH", self.0.folder()))?;
         pin(workload.pid(), |cpu| cpu != 0);
         Ok(workload)
     }

@@ -16,6 +16,21 @@ impl Session {
         until.map_or(Duration::MAX, Duration::from_nanos)
     }
 
+    /// The recording begins now.
+    pub(super) fn begin_governing(&mut self) {
+        let cpu_seconds = self.cpu_seconds(std::iter::empty());
+        self.governor.begin(cpu_seconds, monotonic_ns());
+    }
+
+    /// CPU time of the targets, those of the given process ids among them.
+    fn cpu_seconds(&mut self, counted: impl Iterator<Item = u32>) -> f64 {
+        if self.plan.targets.rules.iter().any(|rule| matches!(rule, Target::All)) {
+            return cpu_time::of_host();
+        }
+        let targets = self.attaching.targets.awaited.iter().copied();
+        self.cpu_time.of_processes(targets.chain(counted))
+    }
+
     /// Lets the governor look, if it is time, and does what it says.
     pub(super) fn govern(&mut self) -> anyhow::Result<()> {
         let now = monotonic_ns();
@@ -24,12 +39,7 @@ impl Session {
         }
         self.learn_kinds();
         let counts = self.counts()?;
-        let cpu_seconds = if self.plan.targets.rules.iter().any(|rule| matches!(rule, Target::All)) {
-            cpu_time::of_host()
-        } else {
-            let targets = self.attaching.targets.awaited.iter().copied();
-            self.cpu_time.of_processes(targets.chain(counts.processes.keys().map(|process| process.tgid)))
-        };
+        let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
         for action in self.governor.look(&counts.total(), cpu_seconds, now) {
             let attaching = &mut self.attaching;
             match action {
