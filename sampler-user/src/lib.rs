@@ -3,8 +3,8 @@
 
 pub mod attach;
 pub mod cli;
-pub mod doctor;
 pub mod cost;
+pub mod doctor;
 pub mod heap;
 pub mod host;
 pub mod kernel;

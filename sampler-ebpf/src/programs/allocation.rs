@@ -5,8 +5,7 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::generated::{bpf_get_attach_cookie, bpf_get_current_comm};
 use sampler_ebpf::abi::{
     AllocationRecord, LiveValue, MAX_INNER_RANGES, NO_ARGUMENT, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE,
-    SITE_MAY_TAIL_JUMP,
-    SITE_ZERO_FREES, Site, kind, stack_kind,
+    SITE_MAY_TAIL_JUMP, SITE_ZERO_FREES, Site, kind, stack_kind,
 };
 use sampler_ebpf::trials;
 

@@ -1,8 +1,8 @@
 //! The benchmarks: one file each, and one line each in the table below.
 
-mod processes;
 mod cost;
 mod heap;
+mod processes;
 mod statistics;
 mod unwind;
 
