@@ -222,7 +222,8 @@ fn known_paths_of_programs_that_run_once() {
     let python = "import json\nfor i in range(30): json.loads(json.dumps([{'a': k} for k in range(1000)]))";
     let sql = "create table t(a, b); with recursive n(i) as (select 1 union all select i + 1 from n where i < 20000) \
                insert into t select i, hex(randomblob(20)) from n; select count(*) from t;";
-    let programs: [(&str, &str, Vec<&str>, u64, &[&str]); 3] = [
+    type Case<'a> = (&'a str, &'a str, Vec<&'a str>, u64, &'a [&'a str]);
+    let programs: [Case<'_>; 3] = [
         (
             "python3",
             "python3",
