@@ -4,11 +4,12 @@
 pub const SLOTS: usize = 1 << 16;
 
 /// The count that a block's address belongs to. Blocks are multiples of 16 bytes apart; the product spreads regular
-/// distances (Fibonacci hashing: 2^64 divided by the golden ratio).
+/// distances (Fibonacci hashing: 2^64 divided by the golden ratio), the fold before it large powers of two.
 #[inline(always)]
 #[must_use]
 pub const fn slot_of(address: u64) -> u32 {
-    ((address >> 4).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SLOTS.trailing_zeros())) as u32
+    let block = address >> 4;
+    ((block ^ (block >> 15)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - SLOTS.trailing_zeros())) as u32
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Puts probes where targets allocate: at the start, and as processes fork, exec and map new files.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::sync::Arc;
 
@@ -22,6 +22,9 @@ use crate::host::process::Target;
 use crate::kernel::programs::Programs;
 use crate::kernel::steering::Steering;
 
+/// Most processes remembered as hooked late.
+const MOST_LATE: usize = 4096;
+
 /// Most remarks about files that could not be hooked.
 const MOST_REMARKS: usize = 8;
 
@@ -42,6 +45,8 @@ pub struct Attaching {
     custom: Vec<CustomAllocator>,
     rules: Vec<Target>,
     missed: Missed,
+    /// Ended processes that were hooked late.
+    late: HashMap<u32, Arc<str>>,
     changes: Vec<HostChange>,
 }
 
@@ -62,6 +67,7 @@ impl Attaching {
             custom: plan.targets.allocators.clone(),
             rules: plan.targets.rules.clone(),
             missed: Missed::default(),
+            late: HashMap::new(),
             changes: Vec::new(),
         }
     }
@@ -265,12 +271,27 @@ impl Attaching {
                         self.targets.begin(life.pid, since);
                     }
                 }
-                HostChange::Ended(life) if self.global => self.targets.end(life.pid, monotonic_ns()),
+                HostChange::Ended(life) if self.global => {
+                    self.note_late(host, life);
+                    self.targets.end(life.pid, monotonic_ns());
+                }
                 _ => {}
             }
         }
         self.changes = changes;
         self.hooks.hooked_files() != before
+    }
+
+    /// A process ended that was hooked late: if it has no line in the profile, all of it was missed.
+    fn note_late(&mut self, host: &mut Host, life: LifeId) {
+        let late = self.targets.tracked.get(&life.pid).is_some_and(|it| it.hooked && it.uncovered_ns > 0);
+        if !late || self.late.len() >= MOST_LATE {
+            return;
+        }
+        let Some(info) = host.describe(life) else { return };
+        if self.rules.iter().any(|rule| rule.matches(&info)) {
+            self.late.insert(life.pid, info.comm.clone());
+        }
     }
 
     /// Takes note of a target that ended before it could be hooked.
@@ -343,11 +364,15 @@ impl Attaching {
         files.into_iter().filter_map(|file| self.hooks.allocator(file)).map(str::to_owned).collect()
     }
 
-    /// What could not be hooked.
-    pub fn remarks(&self) -> impl Iterator<Item = String> + '_ {
+    /// What could not be hooked; `seen` are the processes that have a line in the profile.
+    pub fn remarks(&self, seen: &HashSet<u32>) -> impl Iterator<Item = String> + '_ {
+        let mut missed = self.missed.clone();
+        for (pid, comm) in self.late.iter().filter(|(pid, _)| !seen.contains(pid)) {
+            missed.note(*pid, comm.clone());
+        }
         let unseen = self.custom.iter().filter(|custom| !self.hooks.has_seen(|path| custom.is_for(path)));
         let unseen = unseen.map(|custom| format!("--alloc: no target mapped a file {}", custom.file));
-        self.refused.iter().map(|reason| format!("not hooked: {reason}")).chain(unseen).chain(self.missed.remark())
+        self.refused.iter().map(|reason| format!("not hooked: {reason}")).chain(unseen).chain(missed.remark())
     }
 }
 

@@ -78,7 +78,8 @@ impl ProfileMaker {
 
     /// Describes a process whose life ends, by what is known of it at that time.
     pub fn note(&mut self, process: ProcessKey, time_ns: u64, host: &mut Host, attaching: &Attaching) {
-        self.described.entry(process).or_insert_with(|| describe(process, time_ns, host, attaching));
+        let described = self.described.entry(process).or_insert_with(|| describe(process, time_ns, host, attaching));
+        described.refresh(process, time_ns, host, attaching);
     }
 
     /// A process ended, with that coverage.
@@ -160,6 +161,9 @@ impl ProfileMaker {
         counts: &Counts,
     ) -> Process {
         let described = self.described.entry(key).or_insert_with(|| describe(key, now, host, attaching));
+        if described.ended.is_none() || described.allocators.is_empty() {
+            described.refresh(key, now, host, attaching);
+        }
         let counters = counts.processes.get(&key);
         let info = described.info.as_deref().cloned().unwrap_or_default();
         Process {
@@ -173,6 +177,16 @@ impl ProfileMaker {
             ended: described.ended.is_some(),
             exact_alloc_bytes: counters.map(accounting::exact_bytes),
             exact_alloc_objects: counters.map(accounting::exact_objects),
+        }
+    }
+}
+
+impl Described {
+    /// Its files may be mapped, or looked at, only after its first sample.
+    fn refresh(&mut self, process: ProcessKey, time_ns: u64, host: &Host, attaching: &Attaching) {
+        let allocators = host.lives().at(process.tgid, time_ns).map(|life| attaching.allocators(life));
+        if let Some(allocators) = allocators.filter(|found| found.len() > self.allocators.len()) {
+            self.allocators = allocators;
         }
     }
 }

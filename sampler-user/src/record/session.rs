@@ -379,7 +379,8 @@ impl Session {
         profile.counters = stats.counters();
         profile.notes = accounting::remarks(&total, &daemon);
         profile.notes.extend(accounting::broken_chains(&profile));
-        profile.notes.extend(self.attaching.remarks());
+        let seen: HashSet<u32> = profile.processes.iter().map(|process| process.pid).collect();
+        profile.notes.extend(self.attaching.remarks(&seen));
         profile.notes.extend(self.plan.sampling_note());
         profile.notes.extend(self.governor.notes(monotonic_ns()));
         if self.governor.gave_up_frees(self.plan.live) {

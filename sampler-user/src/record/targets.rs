@@ -71,7 +71,7 @@ impl TargetSet {
 }
 
 /// Targets that ended before an allocator of theirs could be hooked: nothing of them is in the profile.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Missed(BTreeMap<u32, Arc<str>>);
 
 impl Missed {
