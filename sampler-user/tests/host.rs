@@ -76,8 +76,15 @@ fn magic(host: &mut Host, pid: u32, name: &str) -> Result<[u8; 4], Unreadable> {
 /// A copy of `sleep` under a name of its own.
 fn copy_of_sleep(folder: &Path, name: &str) -> PathBuf {
     let path = folder.join(name);
-    fs::copy("/bin/sleep", &path).expect("copies");
+    copy("/bin/sleep", &path);
     path
+}
+
+/// Copies in a process of its own: a child that another test forks here meanwhile would hold the copy open for writing,
+/// and the kernel refuses to start a program that somebody writes ("Text file busy").
+fn copy(from: &str, to: &Path) {
+    let status = Command::new("cp").arg(from).arg(to).status().expect("starts");
+    assert!(status.success(), "cp {from} {to:?}: {status}");
 }
 
 fn ended(host: &Host, pid: u32) -> Option<()> {
@@ -207,9 +214,9 @@ fn root_with_sleep(folder: &Path, name: &str) -> bool {
     for path in libraries {
         let to = folder.join(&path[1..]);
         fs::create_dir_all(to.parent().expect("has one")).expect("creates");
-        fs::copy(path, to).expect("copies");
+        copy(path, &to);
     }
-    fs::copy("/bin/sleep", folder.join(name)).expect("copies");
+    copy("/bin/sleep", &folder.join(name));
     true
 }
 
