@@ -7,7 +7,7 @@ use sampler_ebpf::abi::{
     AllocationRecord, LiveValue, MAX_INNER_RANGES, NO_ARGUMENT, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE,
     SITE_MAY_TAIL_JUMP, SITE_ZERO_FREES, Site, kind, stack_kind,
 };
-use sampler_ebpf::trials;
+use sampler_ebpf::{sampler, trials};
 
 use crate::arch::{self, Arguments};
 use crate::config::config;
@@ -112,9 +112,8 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
     let old = if config!(live) != 0 && old_address != 0 { free::take_out(state, old_address) } else { None };
 
     let trials = trials::trials(config!(criterion), size, maps::trials_of_class);
-    let sampled = trials >= state.remaining;
-    if !sampled {
-        state.remaining -= trials;
+    let offset = sampler::step(&mut state.remaining, trials);
+    if offset.is_none() {
         state.unsampled += 1;
         state.unsampled_bytes += size;
         if old.is_none() && site.flags & SITE_CALLS_OUT == 0 {
@@ -126,20 +125,20 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
         sp,
         size,
         trials,
-        offset: state.remaining.wrapping_sub(1),
+        offset: offset.unwrap_or(0),
         interval: state.interval,
         caller: arch::return_address(ctx, sp),
         out: if site.out_argument == NO_ARGUMENT { 0 } else { arguments.get(site.out_argument) },
         old_address: if old.is_some() { old_address } else { 0 },
         old: old.unwrap_or_default(),
         site: index,
-        sampled: u32::from(sampled),
+        sampled: u32::from(offset.is_some()),
     };
     state.slots[slot] = pending;
     if site.flags & SITE_CALLS_OUT != 0 {
         state.mark_outer(slot);
     }
-    if sampled {
+    if offset.is_some() {
         state.counters.sampled += 1;
         state.counters.sampled_bytes += size;
         state.draw();
