@@ -20,7 +20,7 @@ pub struct ReportOptions {
     pub width: usize,
     /// Whether to use colours.
     pub color: bool,
-    /// The value to sort by; `None`: bytes in use, or allocated if frees were not followed.
+    /// The value to sort by; `None`: bytes in use, or allocated if nothing is in use or frees were not followed.
     pub sort: Option<Value>,
     /// Number of stacks.
     pub top: usize,
@@ -57,13 +57,9 @@ const LEAST_WIDTH: usize = 40;
 
 /// The report of a profile.
 pub fn report(profile: &Profile, options: &ReportOptions) -> String {
-    let context = Context {
-        profile,
-        options,
-        width: options.width.max(LEAST_WIDTH),
-        sort: options.sort.unwrap_or_else(|| Value::default_of(profile)),
-        whole: Pool::of(&profile.rows),
-    };
+    let whole = Pool::of(&profile.rows);
+    let sort = options.sort.unwrap_or_else(|| default_sort(profile, &whole));
+    let context = Context { profile, options, width: options.width.max(LEAST_WIDTH), sort, whole };
     let mut lines = vec![context.title()];
     lines.extend(context.totals());
     for section in [stacks::section(&context), processes::section(&context), remarks::section(&context)] {
@@ -78,6 +74,12 @@ pub fn report(profile: &Profile, options: &ReportOptions) -> String {
     }
     lines.push(String::new());
     lines.join("\n")
+}
+
+/// The profile's own value; bytes allocated if nothing is in use that could be sorted by.
+fn default_sort(profile: &Profile, whole: &Pool) -> Value {
+    let value = Value::default_of(profile);
+    if value == Value::InuseSpace && whole.total(value) <= 0.0 { Value::AllocSpace } else { value }
 }
 
 /// What every section needs.

@@ -68,6 +68,17 @@ fn sorting_and_grouping_are_the_users() {
 }
 
 #[test]
+fn with_nothing_in_use_the_stacks_are_sorted_by_what_they_allocated() {
+    let mut profile = testing::small();
+    assert!(report(&profile, &ReportOptions::default()).contains("By bytes in use"));
+    for row in &mut profile.rows {
+        row.inuse = Default::default();
+    }
+    let text = report(&profile, &ReportOptions::default());
+    assert!(text.contains("By bytes allocated") && text.contains('%'), "{text}");
+}
+
+#[test]
 fn escape_sequences_of_a_target_do_not_reach_the_terminal() {
     let mut profile = testing::small();
     profile.processes[0].comm = "\x1b[2Jevil".into();
