@@ -75,6 +75,18 @@ pub struct Frame {
     pub function: Option<String>,
     /// Module.
     pub module: Option<String>,
+    /// Build ID of the module.
+    #[serde(default)]
+    pub build_id: Option<String>,
+    /// Source file.
+    #[serde(default)]
+    pub file: Option<String>,
+    /// Source line.
+    #[serde(default)]
+    pub line: Option<u32>,
+    /// Whether it is inlined into the next frame.
+    #[serde(default)]
+    pub inlined: bool,
     /// Why there is no function.
     pub reason: Option<String>,
 }

@@ -229,6 +229,10 @@ pub struct RecordArgs {
     /// Another folder with debug information (besides /usr/lib/debug); may be repeated
     #[arg(long, value_name = "FOLDER", help_heading = "Stacks")]
     pub debug_dir: Vec<PathBuf>,
+    /// Largest debug information of a file that is used for lines and inlined calls; it takes up to 1.6 times as much
+    /// memory. Of a file with more, functions alone are named
+    #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = parse_size, help_heading = "Stacks")]
+    pub max_debug_bytes: u64,
 
     /// Room for events
     #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_size, help_heading = "Limits")]
@@ -329,6 +333,24 @@ pub struct MergeArgs {
 pub struct ReportArgs {
     /// Profile to show
     pub profile: PathBuf,
+    /// Find names for addresses, by build IDs: in debug files, and in files at their paths
+    #[arg(long)]
+    pub symbolize: bool,
+    /// Another folder with debug information, or with the files themselves (besides /usr/lib/debug); may be repeated
+    #[arg(long, value_name = "FOLDER", requires = "symbolize")]
+    pub debug_dir: Vec<PathBuf>,
+    /// Largest debug information of a file that is used for lines and inlined calls
+    #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = parse_size, requires = "symbolize")]
+    pub max_debug_bytes: u64,
+    /// Write the profile instead of showing it; `-` is standard output; may be repeated
+    #[arg(short, long = "output", value_name = "FILE")]
+    pub outputs: Vec<PathBuf>,
+    /// Format, where the file's extension does not tell
+    #[arg(long, value_name = "FORMAT", requires = "outputs")]
+    pub format: Option<String>,
+    /// Overwrite files named by -o
+    #[arg(long, requires = "outputs")]
+    pub force: bool,
     /// Most stacks shown
     #[arg(short = 'n', long, default_value_t = 20)]
     pub top: usize,

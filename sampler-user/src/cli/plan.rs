@@ -27,6 +27,7 @@ use crate::profile::model::Criterion;
 use crate::profile::output::{self, Output, OutputError};
 use crate::sampling::plan::{ClassPlan, ClassPlanError};
 use crate::sampling::size_classes::{CLASS_INTERVAL, ClassRule};
+use crate::symbols::symbolizer::Options;
 use crate::view::units;
 
 /// Why there is nothing to be done. Wrong usage is exit status 2, the rest 1.
@@ -143,8 +144,8 @@ pub struct RecordPlan {
     pub max_depth: usize,
     /// Whether addresses get names.
     pub symbolize: bool,
-    /// Folders with debug information.
-    pub debug_dirs: Vec<PathBuf>,
+    /// How names are looked for.
+    pub symbols: Options,
     /// Constants for the kernel side.
     pub config: Config,
     /// Sizes of its maps.
@@ -263,7 +264,7 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
         unwind: args.unwind,
         max_depth: args.max_depth as usize,
         symbolize: !args.no_symbolize,
-        debug_dirs: args.debug_dir.clone(),
+        symbols: Options::new(&args.debug_dir, args.max_debug_bytes),
         config,
         sizes: MapSizes {
             events_bytes: events_bytes as u32,

@@ -1,22 +1,48 @@
-//! `heapbpf report`: a saved profile as text tables.
+//! `heapbpf report`: a saved profile as text tables, or written in another format; with names, if it had none.
 
 use std::io::IsTerminal;
 
 use super::args::ReportArgs;
 use super::compare::print;
+use super::plan::PlanError;
 use crate::profile::adjust::Adjustments;
+use crate::profile::formats::{self, WriteOptions};
+use crate::profile::output::Output;
 use crate::profile::read;
 use crate::record::terminal_width;
+use crate::symbols::offline::{self, Summary};
+use crate::symbols::symbolizer::Options;
 use crate::view::report::{self, ReportOptions};
 
-/// Shows a profile. Returns the exit status.
+/// Most reasons for missing names that are told.
+const MOST_REASONS: usize = 5;
+
+/// Shows or writes a profile. Returns the exit status.
 ///
 /// # Errors
-/// The file cannot be read, or is no profile.
+/// The file cannot be read, or is no profile; an output cannot be written.
 pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
+    let mut outputs = Vec::new();
+    for path in &args.outputs {
+        let format = formats::choose(path, args.format.as_deref()).map_err(PlanError::Format)?;
+        let output = Output::new(path, format, args.force);
+        output.check()?;
+        outputs.push(output);
+    }
     let mut profile = read::open(&args.profile)?;
+    if args.symbolize {
+        let summary = offline::symbolize(&mut profile, Options::new(&args.debug_dir, args.max_debug_bytes));
+        tell(&summary);
+    }
     let adjustments = Adjustments { calibrate: args.calibrate, at: args.at.into(), estimator: args.estimator };
     adjustments.apply(&mut profile)?;
+    let write = WriteOptions { value: args.value, confidence: args.confidence, group_by: args.group_by };
+    for output in &outputs {
+        output.write(&profile, &write)?;
+    }
+    if !outputs.is_empty() {
+        return Ok(0);
+    }
     let options = ReportOptions {
         width: terminal_width().unwrap_or(100),
         color: args.color.is_on(std::io::stdout().is_terminal()),
@@ -28,4 +54,20 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
         ..ReportOptions::default()
     };
     print(&report::report(&profile, &options))
+}
+
+/// Says on standard error what was found, and why the rest was not.
+fn tell(summary: &Summary) {
+    eprintln!("heapbpf: {} of {} addresses without names have one now", summary.named, summary.asked);
+    let mut reasons: Vec<_> = summary.unnamed.iter().collect();
+    reasons.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    for (reason, count) in reasons.iter().take(MOST_REASONS) {
+        eprintln!("heapbpf: {count} not: {reason}");
+    }
+    if let Some(more @ 1..) = reasons.len().checked_sub(MOST_REASONS) {
+        eprintln!("heapbpf: and {more} more reasons, which are in the profile");
+    }
+    for note in &summary.notes {
+        eprintln!("heapbpf: {note}");
+    }
 }

@@ -43,9 +43,7 @@ struct OwnCode {
 
 impl Naming {
     /// `enabled`: with names; else addresses alone.
-    pub fn new(enabled: bool, debug_directories: &[PathBuf]) -> Self {
-        let mut options = Options::default();
-        options.debug_directories.extend_from_slice(debug_directories);
+    pub fn new(enabled: bool, options: Options) -> Self {
         Self {
             symbolizer: Symbolizer::new(options),
             enabled,
@@ -90,12 +88,12 @@ impl Naming {
 
     /// Gives a number to every module of a stack.
     fn number_modules(&mut self, unnamed: &Unnamed, host: &Host) {
-        for module in unnamed.stack.frames.iter().filter_map(|frame| frame.module) {
-            if self.numbers.contains_key(&module) {
-                continue;
-            }
+        for frame in &unnamed.stack.frames {
+            let Some(module) = frame.module.filter(|module| !self.numbers.contains_key(module)) else { continue };
             let life = host.lives().at(unnamed.process.tgid, unnamed.time_ns);
-            let mapping = life.and_then(|life| life.space.current().iter().find(|mapping| mapping.module == module));
+            // As it was then: it may be unmapped by now.
+            let mapping = life.and_then(|life| life.space.resolve(frame.address, unnamed.time_ns));
+            let mapping = mapping.filter(|mapping| mapping.module == module);
             self.numbers.insert(module, self.modules.len());
             self.modules.push(Module {
                 path: ModuleFiles::path(host.modules(), module),

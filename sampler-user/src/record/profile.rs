@@ -59,7 +59,12 @@ impl ProfileMaker {
             counters: Default::default(),
             notes: Vec::new(),
         };
-        Self { template, naming: Naming::new(plan.symbolize, &plan.debug_dirs), described: HashMap::new(), noted: 0 }
+        Self {
+            template,
+            naming: Naming::new(plan.symbolize, plan.symbols.clone()),
+            described: HashMap::new(),
+            noted: 0,
+        }
     }
 
     /// Describes processes seen for the first time, while they are there to be looked at.

@@ -37,10 +37,10 @@ pub fn find(
     elf: &Elf,
 ) -> Option<DebugFile> {
     if let Some(build_id) = build_id {
-        for directory in directories {
-            let found = by_build_id(directory, build_id).and_then(|path| open(path, true));
+        let names = directories.iter().flat_map(|directory| names_in(directory, path, build_id));
+        for found in names.filter_map(|name| open(name, true)) {
             // Trust is good; a directory that a build left behind is not.
-            if let Some(found) = found.filter(|found| found.elf.build_id(&found.file).as_deref() == Some(build_id)) {
+            if found.elf.build_id(&found.file).as_deref() == Some(build_id) && has_symbols(&found.elf) {
                 return Some(found);
             }
         }
@@ -60,14 +60,32 @@ pub fn find(
     })
 }
 
-/// `directory/.build-id/xx/yyyy.debug`.
-fn by_build_id(directory: &Path, build_id: &[u8]) -> Option<PathBuf> {
-    let (first, rest) = build_id.split_first()?;
-    if rest.is_empty() {
-        return None;
+/// Names under which `directory` may hold a file with this build ID, or its debug information: by build ID as
+/// debuggers have it, as in a copy of the file system, and lying there plainly.
+pub fn names_in(directory: &Path, path: &Path, build_id: &[u8]) -> Vec<PathBuf> {
+    let mut names = Vec::new();
+    if let Some((first, rest)) = build_id.split_first().filter(|(_, rest)| !rest.is_empty()) {
+        let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let folder = directory.join(".build-id").join(format!("{first:02x}"));
+        names.extend([folder.join(format!("{rest}.debug")), folder.join(rest)]);
     }
-    let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
-    Some(directory.join(".build-id").join(format!("{first:02x}")).join(format!("{rest}.debug")))
+    // The path may be anybody's: nothing in it leads out of the directory.
+    let inside: PathBuf = path.components().filter(|part| matches!(part, Component::Normal(_))).collect();
+    if let Some(name) = path.file_name() {
+        let debug = |path: &Path| {
+            let mut path = path.as_os_str().to_owned();
+            path.push(".debug");
+            PathBuf::from(path)
+        };
+        let name = Path::new(name);
+        names.extend([debug(name), name.into(), debug(&inside), inside].map(|name| directory.join(name)));
+    }
+    names
+}
+
+/// Whether there is anything in the file that gives names.
+fn has_symbols(elf: &Elf) -> bool {
+    [".symtab", ".debug_info", ".debug_line"].iter().any(|name| elf.section(name).is_some())
 }
 
 /// File name and checksum in `.gnu_debuglink`. The module is a target's: a name with folders in it is refused.
@@ -81,7 +99,8 @@ fn debug_link(image: &dyn Image, elf: &Elf) -> Option<(PathBuf, u32)> {
     is_plain.then(|| (name, u32::from_le_bytes(*checksum)))
 }
 
-fn open(path: PathBuf, is_trusted: bool) -> Option<DebugFile> {
+/// Opens an ELF file, without ever waiting for one.
+pub fn open(path: PathBuf, is_trusted: bool) -> Option<DebugFile> {
     // A name that a target chose must not make us wait on a pipe.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(&path).ok()?;
     if !file.metadata().ok()?.is_file() {

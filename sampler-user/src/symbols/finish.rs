@@ -83,7 +83,8 @@ impl Finisher<'_> {
     }
 }
 
-fn with_symbol(place: &Frame, symbol: &Symbol) -> Frame {
+/// The frame of a place with its name.
+pub(super) fn with_symbol(place: &Frame, symbol: &Symbol) -> Frame {
     Frame {
         function: symbol.function.clone(),
         system_name: symbol.system_name.clone(),
@@ -95,7 +96,8 @@ fn with_symbol(place: &Frame, symbol: &Symbol) -> Frame {
     }
 }
 
-fn is_entry(frame: &Frame) -> bool {
+/// Whether nothing calls this function.
+pub(super) fn is_entry(frame: &Frame) -> bool {
     let name: Option<&Arc<str>> = frame.system_name.as_ref().or(frame.function.as_ref());
     name.is_some_and(|name| ENTRY_FUNCTIONS.contains(&name.split('@').next().unwrap_or_default()))
 }

@@ -35,6 +35,15 @@ impl Default for Options {
     }
 }
 
+impl Options {
+    /// The user's directories come before the usual one.
+    pub fn new(directories: &[PathBuf], max_debug_bytes: u64) -> Self {
+        let usual = Self::default();
+        let debug_directories = directories.iter().cloned().chain(usual.debug_directories).collect();
+        Self { debug_directories, max_debug_bytes }
+    }
+}
+
 /// A function at some place in a module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Symbol {
@@ -137,7 +146,8 @@ impl Symbolizer {
             Err(error) => return unnamed(self, &format!("{path}: {error}")),
         };
         let build_id = modules.build_id(module).or_else(|| elf.build_id(&*image));
-        let addresses: Vec<Option<u64>> = offsets.iter().map(|offset| elf.address_of_offset(*offset)).collect();
+        let addresses: Vec<Option<u64>> =
+            offsets.iter().map(|offset| modules.address_of_offset(module, &elf, *offset)).collect();
         let mut found: Vec<Option<Arc<[Symbol]>>> = vec![None; offsets.len()];
         let mut reason = String::new();
 

@@ -61,6 +61,7 @@ pub struct Segment {
     pub address: u64,
     /// Bytes in the file.
     pub file_bytes: u64,
+    memory_bytes: u64,
 }
 
 /// A section header.
@@ -185,6 +186,30 @@ impl Elf {
         Some(segment.address.wrapping_add(offset - segment.offset))
     }
 
+    /// Whether this is the debug information of another file, whose code it has not.
+    pub fn is_debug_only(&self) -> bool {
+        self.sections.iter().any(|section| section.name == ".text" && section.kind == SHT_NOBITS)
+    }
+
+    /// The address of what lies `past_start` bytes behind the start of the program's executable mapping of
+    /// `mapped_bytes`. That is for a file that has lost the program's file offsets, but not its addresses.
+    pub fn address_in_code(&self, mapped_bytes: u64, past_start: u64) -> Option<u64> {
+        const PAGE: u64 = 4096;
+        let is_code = |segment: &&Segment| segment.kind == PT_LOAD && segment.flags & PF_X != 0;
+        let range = |segment: &Segment| {
+            let start = segment.address & !(PAGE - 1);
+            let end = segment.address.checked_add(segment.memory_bytes)?.checked_next_multiple_of(PAGE)?;
+            Some((start, end))
+        };
+        let code: Vec<(u64, u64)> = self.segments.iter().filter(is_code).filter_map(range).collect();
+        // Of several pieces of code the mapping's size tells which one it is.
+        let (start, end) = match code[..] {
+            [only] => only,
+            _ => *code.iter().find(|(start, end)| end - start == mapped_bytes)?,
+        };
+        start.checked_add(past_start).filter(|address| *address < end)
+    }
+
     /// The file offset of `address`.
     pub fn offset_of_address(&self, address: u64) -> Option<u64> {
         let within = |segment: &&Segment| {
@@ -228,6 +253,7 @@ impl Segment {
             offset: u64_at(bytes, 8)?,
             address: u64_at(bytes, 16)?,
             file_bytes: u64_at(bytes, 32)?,
+            memory_bytes: u64_at(bytes, 40)?,
         })
     }
 }

@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
+use super::elf::Elf;
 use crate::host::mappings::ModuleId;
 use crate::host::modules::{ModuleKind, ModuleSource, ModuleTable};
 
@@ -75,6 +76,11 @@ pub trait ModuleFiles {
 
     /// Whether this is anonymous executable memory (code made at run time) instead of a file.
     fn is_anonymous(&self, module: ModuleId) -> bool;
+
+    /// The address, as `elf` states addresses, of what lies at `offset` in the module's file.
+    fn address_of_offset(&self, _module: ModuleId, elf: &Elf, offset: u64) -> Option<u64> {
+        elf.address_of_offset(offset)
+    }
 }
 
 impl ModuleFiles for ModuleTable {

@@ -12,6 +12,7 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 
 use super::{ContentError, MOST_FRAMES};
 use crate::heap::sums::SampleSums;
+use crate::profile::group::process_name;
 use crate::profile::model::{Criterion, Frame, Module, Process, Profile, Row, Stack};
 use crate::profile::naming::base_name;
 use crate::profile::proto::pprof as proto;
@@ -226,6 +227,9 @@ impl<'a> Reader<'a> {
                 _ => "a profile of another profiler: its estimates are taken as they are".into(),
             });
         }
+        for process in &mut processes {
+            comments.describe(process);
+        }
         Ok(Profile {
             version: comments.version,
             interval,
@@ -288,8 +292,10 @@ impl<'a> Reader<'a> {
         let head = &self.raw.head;
         let module = self.mapping_index.get(&location.mapping_id).copied();
         let mapping = module.map(|index| &head.mapping[index]);
-        let file_offset = mapping
-            .and_then(|mapping| location.address.checked_sub(mapping.memory_start)?.checked_add(mapping.file_offset));
+        let file_offset = mapping.and_then(|mapping| {
+            let past_start = location.address.checked_sub(mapping.memory_start)?;
+            (location.address < mapping.memory_limit).then(|| past_start.checked_add(mapping.file_offset))?
+        });
         let place = Frame { module, address: location.address, file_offset, ..Frame::default() };
         if location.line.is_empty() {
             frames.push(Frame { reason: Some("not symbolized".into()), ..place });
@@ -351,6 +357,8 @@ struct Comments {
     unwind: String,
     criterion: Criterion,
     notes: Vec<String>,
+    /// What is said of a process, by its name.
+    processes: HashMap<String, String>,
 }
 
 impl Comments {
@@ -361,6 +369,7 @@ impl Comments {
             unwind: String::new(),
             criterion: Criterion::Bytes,
             notes: Vec::new(),
+            processes: HashMap::new(),
         };
         for &comment in head.comment.iter().take(MOST_COMMENTS) {
             let comment = text(head, comment);
@@ -373,12 +382,35 @@ impl Comments {
                 comments.criterion = Criterion::from_name(name).unwrap_or_default();
             } else if let Some(unwind) = comment.strip_prefix("unwind=") {
                 comments.unwind = unwind.into();
+            } else if let Some((name, said)) = process_comment(comment) {
+                comments.processes.insert(name.into(), said.into());
             } else if !comment.is_empty() && !comment.starts_with("interval=") {
                 comments.notes.push(comment.into());
             }
         }
         comments
     }
+
+    /// Fills in what a comment says of a process.
+    fn describe(&self, process: &mut Process) {
+        let Some(said) = self.processes.get(&process_name(process)) else { return };
+        let (coverage, counted) = said.split_once(", counted exactly: ").unwrap_or((said, ""));
+        let rounded = coverage.trim_end_matches(" %");
+        process.coverage = match rounded {
+            ">99.9" => 0.9999,
+            "<0.1" => 0.0001,
+            _ => rounded.parse::<f64>().map_or(1.0, |percent| (percent / 100.0).clamp(0.0, 1.0)),
+        };
+        if let Some((bytes, objects)) = counted.split_once(" bytes in ") {
+            process.exact_alloc_bytes = bytes.parse().ok();
+            process.exact_alloc_objects = objects.trim_end_matches(" allocations").parse().ok();
+        }
+    }
+}
+
+/// A process's name in our comment about it, and what the comment says.
+fn process_comment(comment: &str) -> Option<(&str, &str)> {
+    comment.strip_prefix("process ")?.split_once(": coverage ")
 }
 
 fn text(head: &proto::Profile, id: i64) -> &str {

@@ -1,0 +1,96 @@
+//! Files of a saved profile's modules, found by build ID: on this machine or in folders with debug files.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::debug_files;
+use crate::host::{build_id, mappings::ModuleId, vdso};
+use crate::profile::model::Module;
+use crate::unwind::elf::Elf;
+use crate::unwind::image::{Image, ModuleFiles};
+
+/// Most modules whose files are looked for: every one costs some attempts to open a file.
+const MAX_MODULES: usize = 1 << 16;
+
+/// The modules of a profile as something to symbolize with. A module's number is its index.
+pub struct ByBuildId<'a> {
+    modules: &'a [Module],
+    directories: &'a [PathBuf],
+    found: HashMap<ModuleId, Result<Arc<dyn Image>, String>>,
+}
+
+impl<'a> ByBuildId<'a> {
+    /// Will look for the files of `modules` in `directories` and at their paths.
+    pub fn new(modules: &'a [Module], directories: &'a [PathBuf]) -> Self {
+        Self { modules, directories, found: HashMap::new() }
+    }
+
+    fn get(&self, module: ModuleId) -> Option<&'a Module> {
+        self.modules.get(module.0 as usize)
+    }
+
+    fn find(&self, module: ModuleId) -> Result<Arc<dyn Image>, String> {
+        let Some(module) = self.get(module).filter(|_| (module.0 as usize) < MAX_MODULES) else {
+            return Err("too many modules".into());
+        };
+        let Some(build_id) = module.build_id.as_deref() else {
+            return Err("it has no build ID, so no file can be known to be this one".into());
+        };
+        let ours = (&*module.path == "[vdso]").then(vdso::image).flatten();
+        if let Some(image) = ours.filter(|image| build_id::of_bytes(image).as_deref() == Some(build_id)) {
+            return Ok(image);
+        }
+        let path = Path::new(&*module.path);
+        let inside = self.directories.iter().flat_map(|directory| debug_files::names_in(directory, path, build_id));
+        let itself = path.is_absolute().then(|| path.to_path_buf());
+        let mut is_another = false;
+        for candidate in inside.chain(itself) {
+            let Some(opened) = debug_files::open(candidate, true) else { continue };
+            if opened.elf.build_id(&opened.file).as_deref() == Some(build_id) {
+                return Ok(Arc::new(opened.file));
+            }
+            is_another = true;
+        }
+        let id = crate::view::units::hex(build_id);
+        Err(match is_another {
+            true => format!("the files of this name have another build ID than {id}"),
+            false => format!("no file with build ID {id} was found (see --debug-dir)"),
+        })
+    }
+}
+
+impl ModuleFiles for ByBuildId<'_> {
+    fn image(&mut self, module: ModuleId) -> Result<Arc<dyn Image>, String> {
+        if let Some(known) = self.found.get(&module) {
+            return known.clone();
+        }
+        let found = self.find(module);
+        self.found.insert(module, found.clone());
+        found
+    }
+
+    fn path(&self, module: ModuleId) -> Arc<str> {
+        self.get(module).map_or_else(|| "?".into(), |module| module.path.clone())
+    }
+
+    fn build_id(&self, module: ModuleId) -> Option<Vec<u8>> {
+        self.get(module)?.build_id.clone()
+    }
+
+    fn is_anonymous(&self, module: ModuleId) -> bool {
+        let made_by_kernel = ["//anon", "[anon", "[heap]", "[stack]"];
+        self.get(module).is_some_and(|module| {
+            module.path.is_empty() || made_by_kernel.iter().any(|start| module.path.starts_with(start))
+        })
+    }
+
+    fn address_of_offset(&self, module: ModuleId, elf: &Elf, offset: u64) -> Option<u64> {
+        if !elf.is_debug_only() {
+            return elf.address_of_offset(offset);
+        }
+        let module = self.get(module)?;
+        let past_start = offset.checked_sub(module.file_offset)?;
+        elf.address_in_code(module.end.saturating_sub(module.start), past_start)
+    }
+}

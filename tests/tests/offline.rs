@@ -1,0 +1,163 @@
+//! Names after the recording: `heapbpf report --symbolize` by build IDs, when the program has long gone from its path.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
+use heapbpf_tests::output::{self, Frame, Profile};
+use heapbpf_tests::program::program_with;
+use heapbpf_tests::recorder::{Outcome, Recorder};
+use heapbpf_tests::target::Target;
+use tempfile::TempDir;
+
+/// The program, with a build ID whatever the compiler's default is, and neither frame pointers nor tail calls.
+fn inlines() -> PathBuf {
+    program_with("inlines", "inlines", &["-fomit-frame-pointer", "-Wl,--build-id"])
+}
+
+/// A recording of every allocation of a copy of the program, which is then taken away.
+fn record_and_remove(program: &Path, options: &[&str]) -> Outcome {
+    let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
+    let copy = folder.path().join("inlines");
+    let copied = Command::new("cp").arg(program).arg(&copy).status().expect("cp runs");
+    assert!(copied.success());
+    let mut target = Target::start(&copy, ["40"]);
+    let mut recorder = Recorder::of(target.pid(), 1);
+    for option in options {
+        recorder = recorder.flag(option);
+    }
+    let recording = recorder.start();
+    target.run();
+    recording.stop()
+}
+
+/// What is shown of each frame, and how many samples have such a stack.
+type Shown = BTreeMap<Vec<(Option<String>, Option<String>, Option<u32>, bool)>, u64>;
+
+fn shown(profile: &Profile) -> Shown {
+    let mut shown = Shown::new();
+    for stack in &profile.stacks {
+        let frame = |frame: &Frame| (frame.function.clone(), frame.file.clone(), frame.line, frame.inlined);
+        *shown.entry(stack.frames.iter().map(frame).collect()).or_default() += stack.samples;
+    }
+    shown
+}
+
+fn report(arguments: &[&Path]) -> Output {
+    Command::new(heapbpf()).arg("report").args(arguments).output().expect("the binary under test runs")
+}
+
+/// Symbolizes a profile with one debug folder.
+fn symbolize(profile: &Path, output: &Path, debug: Option<&Path>) -> String {
+    let mut arguments = vec![Path::new("--symbolize"), profile, Path::new("-o"), output, Path::new("--force")];
+    arguments.extend(debug.into_iter().flat_map(|folder| [Path::new("--debug-dir"), folder]));
+    let said = report(&arguments);
+    let text = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.status.success(), "{text}");
+    text
+}
+
+fn is_named(shown: &Shown) -> bool {
+    // A static function has no mangled name, hence no namespace.
+    let path = ["site_00(unsigned long)", "wraps", "shop::Box<long>::fills()", "shop::sells(int)", "main"];
+    shown.keys().any(|frames| {
+        let inlined = frames.iter().map(|(_, _, _, inlined)| *inlined);
+        frames.iter().map(|(function, ..)| function.as_deref().unwrap_or("?")).take(5).eq(path)
+            && inlined.take(5).eq([false, true, true, false, false])
+            && frames[..5].iter().all(|(_, file, line, _)| {
+                file.as_ref().is_some_and(|file| file.ends_with("inlines.cc")) && line.is_some()
+            })
+    })
+}
+
+/// The same functions, files, lines and inlined frames as a recording with names has, from both formats, whether the
+/// program itself or only its debug file is there.
+#[test]
+fn offline_names_are_those_of_a_recording_with_names() {
+    let case = "offline_names_are_those_of_a_recording_with_names";
+    let Some(_turn) = turn(case) else { return };
+    let program = inlines();
+    let (online, _) = record_and_remove(&program, &[]).results();
+    let expected = shown(&online);
+    assert!(is_named(&expected), "{expected:?}");
+
+    let outcome = record_and_remove(&program, &["--no-symbolize"]);
+    let (bare, _) = outcome.results();
+    let names = bare.stacks.iter().flat_map(|stack| &stack.frames).filter(|frame| frame.function.is_some());
+    assert_eq!(names.count(), 0);
+    let build_id = bare.stacks.iter().flat_map(|stack| &stack.frames).find_map(|frame| {
+        frame.module.as_ref().is_some_and(|module| module.ends_with("/inlines")).then(|| frame.build_id.clone())?
+    });
+    let build_id = build_id.expect("the program has a build ID");
+
+    let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
+    let (whole, debug) = (folder.path().join("whole"), folder.path().join("debug"));
+    let by_id = debug.join(".build-id").join(&build_id[..2]);
+    std::fs::create_dir_all(&whole).expect("our own folder");
+    std::fs::create_dir_all(&by_id).expect("our own folder");
+    std::fs::copy(&program, whole.join("inlines")).expect("our own folder");
+    let mut folders = vec![whole];
+    match tool("objcopy") {
+        Some(objcopy) => {
+            let file = by_id.join(format!("{}.debug", &build_id[2..]));
+            let status = Command::new(objcopy).arg("--only-keep-debug").arg(&program).arg(&file).status();
+            assert!(status.expect("objcopy runs").success());
+            folders.push(debug);
+        }
+        None => skipped(case, "the part with a debug file: no objcopy (Debian: binutils)"),
+    }
+    let (json, pprof) = (folder.path().join("named.json"), folder.path().join("named.pb.gz"));
+    for debug in &folders {
+        for recorded in ["profile.json", "profile.pb.gz"] {
+            symbolize(&outcome.file(recorded), &json, Some(debug));
+            let named: Profile = output::read(&json);
+            if recorded == "profile.json" {
+                assert_eq!(shown(&named), expected, "{recorded} with {}", debug.display());
+                let (total, before) = (&named.totals.alloc_bytes, &bare.totals.alloc_bytes);
+                assert_eq!((total.estimate, total.low), (before.estimate, before.low));
+                assert!(named.stacks.iter().all(|stack| stack.complete));
+            } else {
+                // pprof has no samples to count, but the same stacks.
+                assert!(shown(&named).keys().eq(expected.keys()), "{recorded} with {}", debug.display());
+            }
+            // What pprof keeps of it is the same as well.
+            symbolize(&outcome.file(recorded), &pprof, Some(debug));
+            symbolize(&pprof, &json, None);
+            assert!(shown(&output::read(&json)).keys().eq(expected.keys()), "{recorded} through pprof");
+        }
+    }
+}
+
+/// What is not found keeps its place and says why; a file of that name which is another is not believed.
+#[test]
+fn unknown_build_ids_keep_their_place_and_the_reason() {
+    let Some(_turn) = turn("unknown_build_ids_keep_their_place_and_the_reason") else { return };
+    let outcome = record_and_remove(&inlines(), &["--no-symbolize"]);
+    let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
+    let json = folder.path().join("named.json");
+    let programs = |profile: &Profile| -> Vec<Frame> {
+        let frames = profile.stacks.iter().flat_map(|stack| stack.frames.clone());
+        frames.filter(|frame| frame.module.as_ref().is_some_and(|module| module.ends_with("/inlines"))).collect()
+    };
+
+    let said = symbolize(&outcome.file("profile.json"), &json, None);
+    assert!(said.contains("no file with build ID"), "{said}");
+    let frames = programs(&output::read(&json));
+    assert!(!frames.is_empty());
+    for frame in frames {
+        assert!(frame.function.is_none() && frame.build_id.is_some(), "{frame:?}");
+        assert!(frame.reason.as_ref().is_some_and(|why| why.contains("no file with build ID")), "{frame:?}");
+    }
+    let table = report(&[Path::new("--symbolize"), &outcome.file("profile.json")]);
+    let table = String::from_utf8_lossy(&table.stdout).into_owned();
+    assert!(table.contains("[inlines+0x"), "{table}");
+
+    let other = program_with("inlines", "inlines", &["-O0", "-Wl,--build-id"]);
+    std::fs::copy(other, folder.path().join("inlines")).expect("our own folder");
+    symbolize(&outcome.file("profile.json"), &json, Some(folder.path()));
+    for frame in programs(&output::read(&json)) {
+        assert!(frame.function.is_none(), "{frame:?}");
+        assert!(frame.reason.as_ref().is_some_and(|why| why.contains("another build ID")), "{frame:?}");
+    }
+}
