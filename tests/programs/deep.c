@@ -1,8 +1,14 @@
-/* OPS DEPTH: allocations under a recursion of DEPTH calls; one of ten stays. */
+/* OPS DEPTH: allocations under a recursion of DEPTH calls with ROOM bytes of locals each; one of ten stays. */
 #include "truth.h"
+#ifndef ROOM
+#define ROOM 1
+#endif
 SITE(00, malloc(n))
 static uint64_t ops;
 static NOINLINE void descend(uint64_t depth) {
+  char room[ROOM];
+  char *there = room;
+  KEEP(there);
   if (depth) {
     descend(depth - 1);
     KEEP(depth);

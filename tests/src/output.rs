@@ -193,6 +193,9 @@ pub struct Stats {
     pub daemon_cpu_seconds: f64,
     pub daemon_peak_rss_bytes: u64,
     pub attach: Vec<Attached>,
+    /// Further counters.
+    #[serde(default)]
+    pub other: BTreeMap<String, u64>,
 }
 
 impl Stats {

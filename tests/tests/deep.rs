@@ -1,0 +1,117 @@
+//! Deep stacks: up to 512 frames, through copies larger than 64 KiB; repeated ones; recursion folded in reports.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::output::{Profile, Stack, Stats};
+use heapbpf_tests::program::program_with;
+use heapbpf_tests::recorder::{Outcome, Recorder};
+use heapbpf_tests::target::Target;
+
+/// Frames outside of the recursion's calls but the last: `site_00` before them; `main`, two of libc's and `_start`
+/// behind them.
+const OTHERS: usize = 5;
+
+/// deep.c with that many bytes of locals in each frame, without frame pointers.
+fn deep(room: usize) -> PathBuf {
+    let room_flag = format!("-DROOM={room}");
+    program_with("deep", &format!("deep-{room}"), &["-fomit-frame-pointer", &room_flag])
+}
+
+/// Every one of so many allocations below that many calls of `descend`.
+fn record(room: usize, calls: usize, allocations: u64, options: &[(&str, &str)]) -> (Profile, Stats, Outcome) {
+    let depth = (calls - 1).to_string();
+    let mut target = Target::start(&deep(room), [&allocations.to_string(), &depth]);
+    let recorder = options.iter().fold(Recorder::of(target.pid(), 1), |recorder, (a, b)| recorder.option(a, b));
+    let recording = recorder.start();
+    let truth = target.run();
+    let outcome = recording.stop();
+    let (profile, stats) = outcome.results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert_eq!((stats.lost(), stats.other["stacks_lost"]), (0, 0), "{stats:?}");
+    (profile, stats, outcome)
+}
+
+fn stacks(profile: &Profile) -> impl Iterator<Item = &Stack> {
+    profile.stacks.iter().filter(|stack| stack.site() == Some("site_00"))
+}
+
+/// Whether the stack is the truth: the site, the recursion, and what called it.
+fn is_true(stack: &Stack, calls: usize) -> bool {
+    let names: Vec<&str> = stack.frames.iter().map(|frame| frame.function.as_deref().unwrap_or("?")).collect();
+    names.len() == calls + OTHERS
+        && names[0] == "site_00"
+        && names[1..=calls].iter().all(|name| *name == "descend")
+        && names[calls + 1] == "main"
+        && names[calls + OTHERS - 1] == "_start"
+}
+
+fn all_true(profile: &Profile, calls: usize) {
+    assert!(stacks(profile).count() > 0);
+    for stack in stacks(profile) {
+        let ends = stack.frames.first().zip(stack.frames.last());
+        assert!(stack.complete && is_true(stack, calls), "{} frames, from and to {ends:?}", stack.frames.len());
+    }
+}
+
+/// 512 frames in the default copy, and in copies of each larger class: 507 frames of 560 bytes are 284 KB, which takes
+/// the class of 1 MiB, 507 of 300 are 152 KB (256 KiB). All copies of the run fit in the ring at once.
+#[test]
+fn stacks_of_512_frames_are_the_truth() {
+    let Some(_turn) = turn("stacks_of_512_frames_are_the_truth") else { return };
+    for (room, stack_bytes) in [(1, "64KiB"), (260, "256KiB"), (520, "512KiB"), (520, "1MiB")] {
+        println!("locals of {room} bytes, --stack-bytes {stack_bytes}");
+        let (profile, stats, _) = record(room, 512 - OTHERS, 40, &[("--stack-bytes", stack_bytes)]);
+        all_true(&profile, 512 - OTHERS);
+        assert_eq!(stats.other["stacks_unwound"], stats.submitted);
+    }
+}
+
+/// What is above the limits is cut there, and the reason names the option.
+#[test]
+fn deeper_stacks_are_cut_and_say_so() {
+    let Some(_turn) = turn("deeper_stacks_are_cut_and_say_so") else { return };
+    let folded = |stack: &Stack| stack.frames[1..].iter().all(|frame| frame.function.as_deref() == Some("descend"));
+    let (profile, _, outcome) = record(1, 600, 40, &[]);
+    for stack in stacks(&profile) {
+        assert!(!stack.complete && stack.frames.len() == 512 && folded(stack), "{} frames", stack.frames.len());
+    }
+    let json = std::fs::read_to_string(outcome.file("profile.json")).expect("written");
+    assert!(json.contains("depth limit (see --max-depth)"));
+    let (profile, ..) = record(1, 600, 40, &[("--max-depth", "1024")]);
+    all_true(&profile, 600);
+
+    let (profile, _, outcome) = record(520, 507, 40, &[]);
+    for stack in stacks(&profile) {
+        assert!(!stack.complete && folded(stack) && stack.frames.len() > 64, "{} frames", stack.frames.len());
+    }
+    let json = std::fs::read_to_string(outcome.file("profile.json")).expect("written");
+    assert!(json.contains("stack copy too small (see --stack-bytes)"));
+}
+
+/// Two places allocate and free, five hundred times: nearly all stacks are found in the cache, and `--stats` says so.
+#[test]
+fn repeated_stacks_come_from_the_cache() {
+    let Some(_turn) = turn("repeated_stacks_come_from_the_cache") else { return };
+    let (_, stats, _) = record(1, 100, 500, &[]);
+    let (unwound, repeated) = (stats.other["stacks_unwound"], stats.other["stacks_repeated"]);
+    assert!(stats.submitted >= 500 && unwound == stats.submitted, "{stats:?}");
+    // The loop's one call site has one stack; what is read of it is the same each time.
+    assert!(repeated as f64 >= 0.95 * unwound as f64, "{stats:?}");
+}
+
+/// `report --fold-recursion` shows a recursion once, whatever its depth was.
+#[test]
+fn recursion_is_folded_on_request() {
+    let Some(_turn) = turn("recursion_is_folded_on_request") else { return };
+    let (_, _, outcome) = record(1, 40, 40, &[]);
+    let report = |options: &[&str]| {
+        let mut command = Command::new(heapbpf());
+        let output = command.arg("report").arg(outcome.file("profile.json")).args(options).output();
+        String::from_utf8(output.expect("the binary under test runs").stdout).expect("text")
+    };
+    assert_eq!(report(&["--fold-recursion"]).matches("descend").count(), 1, "{}", report(&["--fold-recursion"]));
+    assert!(report(&[]).matches("descend").count() > 1, "{}", report(&[]));
+}
