@@ -11,6 +11,7 @@ pub mod kernel;
 pub mod profile;
 pub mod record;
 pub mod sampling;
+pub mod serve;
 pub mod symbols;
 pub mod unwind;
 pub mod view;

@@ -13,6 +13,7 @@ fn main() -> ExitCode {
     let outcome = match &cli.command {
         None => start(&cli.record),
         Some(Command::Record(args)) => start(args),
+        Some(Command::Serve(args)) => serve(args),
         Some(Command::Report(args)) => cli::report::run(args),
         Some(Command::Diff(args)) => cli::compare::diff(args),
         Some(Command::Merge(args)) => cli::compare::merge(args),
@@ -32,4 +33,9 @@ fn main() -> ExitCode {
 fn start(args: &cli::args::RecordArgs) -> anyhow::Result<u8> {
     cli::log::start(args.verbose, args.quiet);
     record::run(plan::plan(args)?)
+}
+
+fn serve(args: &cli::args::RecordArgs) -> anyhow::Result<u8> {
+    plan::check_serves(args)?;
+    start(args)
 }

@@ -11,5 +11,6 @@ pub mod output;
 pub mod pprof;
 pub mod program;
 pub mod recorder;
+pub mod scrape;
 pub mod target;
 pub mod truth;

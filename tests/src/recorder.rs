@@ -240,6 +240,14 @@ impl Recording {
         self.links.extend(kernel::links_of(pid));
     }
 
+    /// The next line that it writes to standard error.
+    ///
+    /// # Panics
+    /// If it ends instead.
+    pub fn next_line(&self) -> String {
+        self.stderr.next().expect("heapbpf has ended")
+    }
+
     /// Sends it a signal.
     ///
     /// # Panics

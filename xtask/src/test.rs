@@ -47,6 +47,7 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("/usr/bin/rg", "ripgrep", "is profiled while it searches: a Rust program"),
     ("/usr/bin/gdb", "gdb", "is profiled while it throws exceptions"),
     ("/usr/bin/node", "nodejs", "is profiled while it runs code that it made"),
+    ("/usr/bin/prometheus", "prometheus", "scrapes the metrics"),
     ("/usr/bin/go", "golang-go", "go tool pprof reads the profiles"),
     ("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "libjemalloc2", "an allocator that is profiled"),
     ("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "libtcmalloc-minimal4", "an allocator that is profiled"),

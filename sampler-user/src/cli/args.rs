@@ -1,14 +1,15 @@
 //! The command line as the user writes it. Nothing is judged here that needs a look at the system.
 
 use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::values::{
-    Interval, Overhead, parse_confidence, parse_duration, parse_estimator, parse_interval, parse_nanoseconds,
-    parse_overhead, parse_size, parse_value,
+    Interval, Overhead, parse_confidence, parse_duration, parse_estimator, parse_interval, parse_listen,
+    parse_nanoseconds, parse_overhead, parse_size, parse_value,
 };
 use crate::profile::adjust::At;
 use crate::profile::group::GroupBy;
@@ -35,6 +36,8 @@ pub struct Cli {
 pub enum Command {
     /// Record a profile (the default command)
     Record(Box<RecordArgs>),
+    /// Keep running and answer scrapers: record with --listen or --push
+    Serve(Box<RecordArgs>),
     /// Show a saved profile as text tables
     Report(ReportArgs),
     /// What grew between two profiles, and is it more than chance
@@ -158,6 +161,50 @@ impl From<AtArg> for At {
     }
 }
 
+/// Snapshots on the way: numbered files beside the outputs. SIGUSR1 asks for one at any time.
+#[derive(Debug, Default, Args)]
+pub struct SnapshotArgs {
+    /// Also write a snapshot each TIME (name.0001.pb.gz, …)
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Snapshots")]
+    pub every: Option<Duration>,
+    /// A snapshot when so much is in use
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Snapshots")]
+    pub at_bytes: Option<u64>,
+    /// A snapshot at each new peak of memory in use (a tenth above the last)
+    #[arg(long, help_heading = "Snapshots")]
+    pub at_peak: bool,
+    /// Snapshots as a target nears its cgroup's memory limit, or the host runs out of memory
+    #[arg(long, help_heading = "Snapshots")]
+    pub at_limit: bool,
+    /// Keep the last N snapshots, remove older ones
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), help_heading = "Snapshots")]
+    pub keep: Option<u32>,
+}
+
+/// Serving and pushing.
+#[derive(Debug, Args)]
+pub struct ServeArgs {
+    /// Answer HTTP here: `127.0.0.1:6060`, `[::1]:6060`, or a port alone, which is on loopback
+    #[arg(long, value_name = "ADDR", value_parser = parse_listen, help_heading = "Pipelines")]
+    pub listen: Option<SocketAddr>,
+    /// Who may see what: a line per token, `TOKEN [pid=PID] [comm=GLOB] [cgroup=PATH]`
+    #[arg(long, value_name = "FILE", requires = "listen", help_heading = "Pipelines")]
+    pub token_file: Option<PathBuf>,
+    /// Send profiles there: otlp+http://HOST:4318, otlp+grpc://HOST:4317, pyroscope://HOST:4040,
+    /// pyroscope-push://HOST:4040, http://HOST/PATH; may be repeated
+    #[arg(long, value_name = "URL", help_heading = "Pipelines")]
+    pub push: Vec<String>,
+    /// Time between pushed profiles
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "60s", help_heading = "Pipelines")]
+    pub push_every: Duration,
+    /// Keep profiles that wait to be pushed here, over restarts; without it they wait in memory
+    #[arg(long, value_name = "FOLDER", requires = "push", help_heading = "Pipelines")]
+    pub spool: Option<PathBuf>,
+    /// Most bytes in the spool for each destination; the oldest make room
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "256MiB", help_heading = "Pipelines")]
+    pub spool_bytes: u64,
+}
+
 /// Options of recording.
 #[derive(Debug, Args)]
 pub struct RecordArgs {
@@ -201,9 +248,12 @@ pub struct RecordArgs {
     /// Value in formats that hold one: alloc_objects, alloc_space, inuse_objects, inuse_space
     #[arg(long, value_name = "VALUE", value_parser = parse_value, help_heading = "Output")]
     pub value: Option<Value>,
-    /// Also write a snapshot each TIME (name.0001.pb.gz, …)
-    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Output")]
-    pub every: Option<Duration>,
+    /// When snapshots are written, and which of them stay.
+    #[command(flatten)]
+    pub snapshots: SnapshotArgs,
+    /// For pipelines.
+    #[command(flatten)]
+    pub serve: ServeArgs,
     /// Put stacks together by: nothing, process, comm, exe, cgroup, thread
     #[arg(long, value_name = "GROUP", help_heading = "Output")]
     pub group_by: Option<GroupBy>,

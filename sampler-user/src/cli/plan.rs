@@ -12,7 +12,7 @@ use sampler_ebpf::glob::NAME_BYTES;
 use sampler_ebpf::trials;
 
 use super::allocators::{self, AllocatorError};
-use super::args::{Color, Link, RecordArgs, TargetArgs, Unwind};
+use super::args::{Color, Link, RecordArgs, ServeArgs, SnapshotArgs, TargetArgs, Unwind};
 use super::values::{Interval, Overhead};
 use crate::attach::CustomAllocator;
 use crate::attach::libraries::find_program;
@@ -25,8 +25,11 @@ use crate::profile::adjust::{Adjustments, At};
 use crate::profile::formats::{self, FormatError, WriteOptions};
 use crate::profile::model::Criterion;
 use crate::profile::output::{self, Output, OutputError};
+use crate::record::TriggerOptions;
 use crate::sampling::plan::{ClassPlan, ClassPlanError};
 use crate::sampling::size_classes::{CLASS_INTERVAL, ClassRule};
+use crate::serve::listen::{Listen, ListenError};
+use crate::serve::push::{PushError, PushPlan, SpoolOptions};
 use crate::symbols::symbolizer::Options;
 use crate::view::units;
 
@@ -70,6 +73,12 @@ pub enum PlanError {
     /// An allocator that the user describes.
     #[error(transparent)]
     Allocator(#[from] AllocatorError),
+    /// Where to listen.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// Where to push.
+    #[error(transparent)]
+    Push(#[from] PushError),
 }
 
 impl PlanError {
@@ -77,6 +86,7 @@ impl PlanError {
     pub const fn exit_status(&self) -> u8 {
         match self {
             Self::Usage(_) | Self::Format(_) | Self::Classes { .. } | Self::Allocator(_) => 2,
+            Self::Push(PushError::Destination(_)) => 2,
             _ => 1,
         }
     }
@@ -132,8 +142,16 @@ pub struct RecordPlan {
     pub default_format: &'static dyn formats::Format,
     /// How they are written.
     pub write: WriteOptions,
-    /// Time between snapshots.
-    pub every: Option<Duration>,
+    /// When there are snapshots.
+    pub triggers: TriggerOptions,
+    /// Snapshots that stay on disk.
+    pub keep: Option<usize>,
+    /// Where scrapers are answered: bound already.
+    pub listen: Option<Listen>,
+    /// Where profiles are sent.
+    pub push: Option<PushPlan>,
+    /// Whether profiles are asked for, or sent, while this runs.
+    pub serves: bool,
     /// Where the accounting goes.
     pub stats: Option<PathBuf>,
     /// Whether existing files may be replaced.
@@ -158,6 +176,14 @@ pub struct RecordPlan {
     pub progress: bool,
     /// When to colour.
     pub color: Color,
+}
+
+impl RecordPlan {
+    /// Whether this is a service that outlives processes: what they leave is put together, what they had in use goes
+    /// with them.
+    pub const fn keeps_running(&self) -> bool {
+        self.serves
+    }
 }
 
 /// Largest reservation of a stack copy.
@@ -203,7 +229,12 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
     if let Some(stats) = &args.stats {
         output::check_new_file(stats, true)?;
     }
-    if outputs.is_empty() {
+    let listen = match args.serve.listen {
+        Some(address) => Some(Listen::open(address, args.serve.token_file.as_deref())?),
+        None => None,
+    };
+    let push = push(&args.serve)?;
+    if outputs.is_empty() && listen.is_none() && push.is_none() {
         output::check_new_file(Path::new(&format!("heapbpf.{}.probe", std::process::id())), false)?;
     }
     if let Some(program) = args.target.command.first() {
@@ -258,7 +289,16 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
         outputs,
         default_format,
         write: WriteOptions { value: args.value, confidence: args.confidence, group_by: args.group_by },
-        every: args.every,
+        triggers: TriggerOptions {
+            every: args.snapshots.every,
+            at_bytes: args.snapshots.at_bytes,
+            at_peak: args.snapshots.at_peak,
+            at_limit: args.snapshots.at_limit,
+        },
+        keep: args.snapshots.keep.map(|keep| keep as usize),
+        serves: listen.is_some() || push.is_some(),
+        listen,
+        push,
         stats: args.stats.clone(),
         force: args.force,
         unwind: args.unwind,
@@ -346,6 +386,27 @@ impl RecordPlan {
     }
 }
 
+fn push(args: &ServeArgs) -> Result<Option<PushPlan>, PlanError> {
+    if args.push.is_empty() {
+        return Ok(None);
+    }
+    let spool = args.spool.as_ref().map(|folder| SpoolOptions { folder: folder.clone(), most_bytes: args.spool_bytes });
+    Ok(Some(PushPlan::open(&args.push, args.push_every, spool.as_ref())?))
+}
+
+/// Whether `heapbpf serve` was told where.
+///
+/// # Errors
+/// It was not.
+pub fn check_serves(args: &RecordArgs) -> Result<(), PlanError> {
+    if args.serve.listen.is_none() && args.serve.push.is_empty() {
+        return Err(PlanError::Usage(
+            "serve needs an address: --listen 127.0.0.1:6060, for example (or --push URL)".into(),
+        ));
+    }
+    Ok(())
+}
+
 /// Whether a command can be started at all, before anything is attached for it.
 fn check_program(program: &OsStr) -> Result<(), PlanError> {
     let name = program.to_string_lossy();
@@ -355,8 +416,12 @@ fn check_program(program: &OsStr) -> Result<(), PlanError> {
 }
 
 fn outputs(args: &RecordArgs) -> Result<Vec<Output>, PlanError> {
-    if args.every.is_some() && args.outputs.iter().any(|path| path.as_os_str() == "-") {
-        return Err(PlanError::Usage("--every writes files: name one with -o instead of -".into()));
+    let SnapshotArgs { every, at_bytes, at_peak, at_limit, .. } = args.snapshots;
+    let snapshots = every.is_some() || at_bytes.is_some() || at_peak || at_limit;
+    if snapshots && args.outputs.iter().any(|path| path.as_os_str() == output::STANDARD_OUTPUT) {
+        return Err(PlanError::Usage(
+            "--every, --at-bytes, --at-peak and --at-limit write files: name one with -o instead of -".into(),
+        ));
     }
     let mut outputs = Vec::new();
     for path in &args.outputs {

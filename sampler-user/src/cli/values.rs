@@ -1,5 +1,6 @@
 //! Values of options: sizes, durations, intervals, levels, with their ranges.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -87,6 +88,17 @@ pub fn parse_estimator(text: &str) -> Result<Estimator, String> {
     })
 }
 
+/// An address to listen on; a port alone (`6060`, `:6060`) is on loopback.
+pub fn parse_listen(text: &str) -> Result<SocketAddr, String> {
+    if let Ok(port) = text.strip_prefix(':').unwrap_or(text).parse::<u16>() {
+        return Ok((Ipv4Addr::LOCALHOST, port).into());
+    }
+    let numeric = text.strip_prefix("localhost:").map(|port| format!("127.0.0.1:{port}"));
+    numeric.as_deref().unwrap_or(text).parse().map_err(|_| {
+        "an address and a port are needed, like 127.0.0.1:6060, [::1]:6060, or 6060 for loopback".to_owned()
+    })
+}
+
 /// One of the four values of a heap profile.
 pub fn parse_value(text: &str) -> Result<Value, String> {
     Value::from_name(text)
@@ -116,6 +128,17 @@ mod tests {
         assert_eq!(parse_overhead("none"), Ok(Overhead::Unlimited));
         for bad in ["0", "0%", "-1", "101", "NaN", "inf", "much", "", "%"] {
             assert!(parse_overhead(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn addresses_are_on_loopback_unless_told() {
+        for text in ["6060", ":6060", "localhost:6060", "127.0.0.1:6060"] {
+            assert_eq!(parse_listen(text).unwrap().to_string(), "127.0.0.1:6060", "{text}");
+        }
+        assert_eq!(parse_listen("[::1]:80").unwrap().to_string(), "[::1]:80");
+        for bad in ["", "example.org", "1.2.3.4", "70000", "1.2.3.4:99999", "host:1"] {
+            assert!(parse_listen(bad).unwrap_err().contains("127.0.0.1:6060"), "{bad}");
         }
     }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use sampler_ebpf::abi::ProcessKey;
 use sampler_ebpf::trials::{SIZE_CLASSES, size_class};
+use slab::Slab;
 
 use super::ages::Ages;
 use super::sums::SampleSums;
@@ -81,10 +82,21 @@ pub struct HeapRow {
     pub untracked: u64,
     /// Ages of freed blocks.
     pub ages: Ages,
+    /// Whether a snapshot has carried its stack away to be named.
+    pub named: bool,
+    /// Sampled blocks that live.
+    live: u64,
     /// Blocks that were live when their process ended.
     ended: SampleSums,
     /// Sums at the peak.
     peak: SampleSums,
+}
+
+impl HeapRow {
+    /// Sums in use at the peak of the total.
+    pub const fn peak(&self) -> SampleSums {
+        self.peak
+    }
 }
 
 // SAFETY: `stack` is only compared and hashed; the row beside it keeps what it points to alive.
@@ -104,13 +116,15 @@ struct LiveSample {
 /// Everything known of all heaps.
 #[derive(Default)]
 pub struct Heap {
-    rows: Vec<HeapRow>,
+    rows: Slab<HeapRow>,
     index: HashMap<RowKey, u32>,
     spaces: HashMap<ProcessKey, HashMap<u64, LiveSample>>,
     totals: Estimated,
     by_class: ClassCounts,
     peak_bytes: f64,
     rising: bool,
+    /// What an ended process had in use at its end counts as in use no more.
+    drops_ended: bool,
 }
 
 /// Estimated allocations by size class.
@@ -143,11 +157,17 @@ pub struct Snapshot<'a> {
     pub inuse: SampleSums,
     /// In use at the peak.
     pub peak: SampleSums,
-    /// Ages of the blocks that live: seconds, weight.
+    /// Ages of the blocks that live: seconds, weight. Empty if they were not asked for.
     pub living: Vec<(f64, f64)>,
 }
 
 impl Heap {
+    /// An empty heap. `drops_ended`: what a process has in use at its end is gone with it, as it is for who watches
+    /// a host for weeks; else it is kept as the process's last state.
+    pub fn new(drops_ended: bool) -> Self {
+        Self { drops_ended, ..Self::default() }
+    }
+
     /// A sample was allocated.
     pub fn allocate(&mut self, sample: Sample) {
         let row_number = self.row_of(&sample);
@@ -164,6 +184,7 @@ impl Heap {
         }
         self.totals.inuse_bytes += bytes;
         self.totals.live_samples += 1;
+        row.live += 1;
         self.rising = true;
         let live = LiveSample {
             address: sample.address,
@@ -185,7 +206,7 @@ impl Heap {
             function: sample.function,
         };
         *self.index.entry(key).or_insert_with(|| {
-            self.rows.push(HeapRow {
+            self.rows.insert(HeapRow {
                 process: sample.process,
                 thread: Arc::clone(&sample.thread),
                 function: sample.function,
@@ -195,10 +216,11 @@ impl Heap {
                 alloc: SampleSums::default(),
                 untracked: 0,
                 ages: Ages::default(),
+                named: false,
+                live: 0,
                 ended: SampleSums::default(),
                 peak: SampleSums::default(),
-            });
-            (self.rows.len() - 1) as u32
+            }) as u32
         })
     }
 
@@ -212,7 +234,9 @@ impl Heap {
 
     /// Takes a block out of the running totals; returns its weight.
     fn forget(&mut self, live: &LiveSample) -> f64 {
-        let weight = weight_of(live.trials, self.rows[live.row as usize].interval);
+        let row = &mut self.rows[live.row as usize];
+        row.live -= 1;
+        let weight = weight_of(live.trials, row.interval);
         self.totals.inuse_bytes -= live.size_bytes as f64 * weight;
         self.totals.live_samples -= 1;
         weight
@@ -224,6 +248,9 @@ impl Heap {
         let samples = self.spaces.remove(&space).unwrap_or_default();
         for live in samples.values() {
             self.forget(live);
+            if self.drops_ended {
+                continue;
+            }
             let row = &mut self.rows[live.row as usize];
             row.ended.record(live.size_bytes, live.trials, live.offset, row.interval);
         }
@@ -271,13 +298,13 @@ impl Heap {
         }
         self.peak_bytes = self.totals.inuse_bytes;
         let sums = self.sum_live();
-        for (row, sums) in self.rows.iter_mut().zip(sums) {
-            row.peak = sums;
+        for (number, row) in &mut self.rows {
+            row.peak = sums[number];
         }
     }
 
     fn sum_live(&self) -> Vec<SampleSums> {
-        let mut sums = vec![SampleSums::default(); self.rows.len()];
+        let mut sums = vec![SampleSums::default(); self.rows.capacity()];
         for live in self.spaces.values().flat_map(HashMap::values) {
             let interval = self.rows[live.row as usize].interval;
             sums[live.row as usize].record(live.size_bytes, live.trials, live.offset, interval);
@@ -295,24 +322,52 @@ impl Heap {
         self.totals
     }
 
-    /// Every row with what it has in use. Sums are made afresh from the blocks: nothing drifts.
-    pub fn snapshot(&mut self, now_ns: u64) -> Vec<Snapshot<'_>> {
+    /// Every row with what it has in use. Sums are made afresh from the blocks: nothing drifts. `ages`: with the ages
+    /// of the blocks that live.
+    pub fn snapshot(&mut self, now_ns: u64, ages: bool) -> impl Iterator<Item = Snapshot<'_>> {
         self.note_peak();
-        let mut inuse = self.sum_live();
-        let mut living: Vec<Vec<(f64, f64)>> = vec![Vec::new(); self.rows.len()];
-        for live in self.spaces.values().flat_map(HashMap::values) {
-            let weight = weight_of(live.trials, self.rows[live.row as usize].interval);
-            living[live.row as usize].push((now_ns.saturating_sub(live.time_ns) as f64 * 1e-9, weight));
+        let inuse = self.sum_live();
+        let mut living: Vec<Vec<(f64, f64)>> = vec![Vec::new(); if ages { self.rows.capacity() } else { 0 }];
+        if ages {
+            for live in self.spaces.values().flat_map(HashMap::values) {
+                let weight = weight_of(live.trials, self.rows[live.row as usize].interval);
+                living[live.row as usize].push((now_ns.saturating_sub(live.time_ns) as f64 * 1e-9, weight));
+            }
         }
-        for (row, sums) in self.rows.iter().zip(&mut inuse) {
-            sums.add(&row.ended);
+        self.rows.iter().map(move |(number, row)| {
+            let mut inuse = inuse[number];
+            inuse.add(&row.ended);
+            let living = living.get_mut(number).map(std::mem::take).unwrap_or_default();
+            Snapshot { row, inuse, peak: row.peak, living }
+        })
+    }
+
+    /// Stacks of all rows have been carried away to be named.
+    pub fn mark_named(&mut self) {
+        for (_, row) in &mut self.rows {
+            row.named = true;
         }
-        self.rows
-            .iter()
-            .zip(inuse)
-            .zip(living)
-            .map(|((row, inuse), living)| Snapshot { row, inuse, peak: row.peak, living })
-            .collect()
+    }
+
+    /// Takes the rows of ended processes out, except those with blocks that live on in another address space (a
+    /// parent's, for a child of vfork): these stay for a later call. Returns the rows, and which processes are not done.
+    pub fn retire(&mut self, ended: &HashSet<ProcessKey>) -> (Vec<HeapRow>, HashSet<ProcessKey>) {
+        let of_ended = self.rows.iter().filter(|(_, row)| ended.contains(&row.process));
+        let (done, held): (Vec<_>, Vec<_>) = of_ended.partition(|(_, row)| row.live == 0);
+        let held = held.into_iter().map(|(_, row)| row.process).collect();
+        let done: Vec<usize> = done.into_iter().map(|(number, _)| number).collect();
+        let retired = done.into_iter().map(|number| {
+            let row = self.rows.remove(number);
+            self.index.remove(&RowKey {
+                process: row.process,
+                interval: row.interval,
+                thread: Arc::clone(&row.thread),
+                stack: Arc::as_ptr(&row.stack),
+                function: row.function,
+            });
+            row
+        });
+        (retired.collect(), held)
     }
 
     /// Address spaces in which a sampled block lives.
@@ -322,111 +377,5 @@ impl Heap {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::unwind::raw::{Completeness, UnwinderKind};
-
-    fn stack() -> Arc<RawStack> {
-        Arc::new(RawStack {
-            frames: Box::new([]),
-            unwinder: UnwinderKind::Caller,
-            completeness: Completeness::Complete,
-        })
-    }
-
-    fn process(tgid: u32) -> ProcessKey {
-        ProcessKey { start_ns: 1, tgid, exec_id: 0 }
-    }
-
-    fn sample(id: u64, tgid: u32, size_bytes: u64, stack: &Arc<RawStack>) -> Sample {
-        Sample {
-            id,
-            process: process(tgid),
-            space: process(tgid),
-            time_ns: id * 1000,
-            address: id * 4096,
-            size_bytes,
-            trials: size_bytes.max(1),
-            offset: 0,
-            interval: 1,
-            thread: "main".into(),
-            function: 0,
-            stack: Arc::clone(stack),
-            tracked: true,
-        }
-    }
-
-    fn inuse(heap: &mut Heap) -> Vec<(u64, f64)> {
-        heap.snapshot(0).iter().map(|s| (s.inuse.samples, s.inuse.bytes)).collect()
-    }
-
-    #[test]
-    fn what_is_allocated_and_not_freed_is_in_use() {
-        let (mut heap, one) = (Heap::default(), stack());
-        for id in 1..=10 {
-            heap.allocate(sample(id, 1, 100, &one));
-        }
-        for id in 1..=4 {
-            heap.free(process(1), id, 50_000, false);
-        }
-        heap.free(process(1), 4, 50_000, false);
-        heap.free(process(2), 5, 50_000, false);
-        assert_eq!(inuse(&mut heap), [(6, 600.0)]);
-        assert_eq!(heap.estimated().live_samples, 6);
-        assert_eq!(heap.snapshot(0)[0].row.alloc.bytes, 1000.0);
-    }
-
-    #[test]
-    fn an_ended_process_keeps_its_last_state_and_a_replaced_one_does_not() {
-        let (mut heap, one) = (Heap::default(), stack());
-        heap.allocate(sample(1, 1, 10, &one));
-        heap.allocate(sample(2, 2, 20, &one));
-        assert_eq!(heap.end(process(1)), [4096]);
-        assert_eq!(heap.replace(process(2)), [8192]);
-        assert_eq!(inuse(&mut heap), [(1, 10.0), (0, 0.0)]);
-        assert_eq!(heap.estimated().inuse_bytes, 0.0);
-    }
-
-    #[test]
-    fn the_kernel_is_the_truth() {
-        let (mut heap, one) = (Heap::default(), stack());
-        for id in 1..=5 {
-            heap.allocate(sample(id, 1, 8, &one));
-        }
-        let truth = HashMap::from([(process(1), HashSet::from([2, 4, 99]))]);
-        assert_eq!(heap.reconcile(&truth), 3);
-        assert_eq!(inuse(&mut heap), [(2, 16.0)]);
-    }
-
-    #[test]
-    fn the_peak_is_what_was_in_use_at_the_highest_total() {
-        let (mut heap, one, two) = (Heap::default(), stack(), stack());
-        heap.allocate(sample(1, 1, 1000, &one));
-        heap.allocate(sample(2, 1, 500, &two));
-        heap.free(process(1), 1, 0, false);
-        heap.allocate(sample(3, 1, 600, &two));
-        heap.free(process(1), 2, 0, false);
-        let peaks: Vec<f64> = heap.snapshot(0).iter().map(|s| s.peak.bytes).collect();
-        assert_eq!(peaks, [1000.0, 500.0]);
-    }
-
-    #[test]
-    fn a_sample_that_cannot_be_followed_counts_as_allocated_only() {
-        let (mut heap, one) = (Heap::default(), stack());
-        heap.allocate(Sample { tracked: false, ..sample(1, 1, 10, &one) });
-        assert_eq!(inuse(&mut heap), [(0, 0.0)]);
-        assert_eq!(heap.snapshot(0)[0].row.untracked, 1);
-    }
-
-    #[test]
-    fn rows_differ_by_thread_function_interval_and_stack() {
-        let (mut heap, one, two) = (Heap::default(), stack(), stack());
-        heap.allocate(sample(1, 1, 10, &one));
-        heap.allocate(sample(2, 1, 10, &one));
-        heap.allocate(sample(3, 1, 10, &two));
-        heap.allocate(Sample { thread: "other".into(), ..sample(4, 1, 10, &one) });
-        heap.allocate(Sample { function: 1, ..sample(5, 1, 10, &one) });
-        heap.allocate(Sample { interval: 64, ..sample(6, 1, 10, &one) });
-        assert_eq!(heap.snapshot(0).len(), 5);
-    }
-}
+#[path = "live_tests.rs"]
+mod tests;

@@ -3,14 +3,26 @@
 mod accounting;
 mod attaching;
 mod command;
+mod describe;
+mod files;
 mod governor;
-mod naming;
+pub mod maker;
+mod memory_limits;
+pub mod naming;
 mod notify;
-mod profile;
 mod recorder;
+pub mod requests;
+mod residue;
+mod run;
 mod session;
 mod signals;
+pub mod snapshot;
+mod status_line;
 mod targets;
+mod triggers;
+
+pub use residue::Code;
+pub use triggers::TriggerOptions;
 
 use std::io::{IsTerminal, Write};
 use std::path::Path;
@@ -18,7 +30,6 @@ use std::path::Path;
 use anyhow::Context;
 
 use crate::cli::plan::RecordPlan;
-use crate::profile::formats::{Format, WriteOptions};
 use crate::profile::model::Profile;
 use crate::profile::output::{self, Output};
 use crate::view::report::{self, ReportOptions};
@@ -30,56 +41,7 @@ use crate::view::report::{self, ReportOptions};
 pub fn run(plan: RecordPlan) -> anyhow::Result<u8> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
     let local = tokio::task::LocalSet::new();
-    local.block_on(&runtime, session::run(plan))
-}
-
-/// The outputs of a recording: as named, or one with a default name.
-fn resolve_outputs(plan: &RecordPlan, first: Option<(&str, u32)>) -> Vec<Output> {
-    if !plan.outputs.is_empty() {
-        return plan.outputs.clone();
-    }
-    let path = output::default_path(std::path::Path::new("."), first, plan.default_format);
-    vec![Output::new(path, plan.default_format, false)]
-}
-
-/// Writes a profile to all outputs. Returns the files with the command that opens each.
-fn write_outputs(
-    outputs: &[Output],
-    profile: &Profile,
-    options: &WriteOptions,
-) -> anyhow::Result<Vec<(String, String)>> {
-    let mut written = Vec::new();
-    for output in outputs {
-        for path in output.write(profile, options)? {
-            let opener = opener(output.format(), &path);
-            written.push((path.display().to_string(), opener));
-        }
-    }
-    Ok(written)
-}
-
-/// Writes a snapshot: the outputs' names with a number.
-fn write_snapshot(outputs: &[Output], number: u32, profile: &Profile, options: &WriteOptions) -> anyhow::Result<()> {
-    for output in outputs {
-        let path = output::with_suffix(output.path(), output.format(), &format!("{number:04}"));
-        Output::new(path, output.format(), true).write(profile, options)?;
-    }
-    Ok(())
-}
-
-/// How a user opens a file.
-fn opener(format: &dyn Format, path: &std::path::Path) -> String {
-    let path = path.display();
-    match format.name() {
-        "pprof" => format!("go tool pprof -http=: {path}"),
-        "folded" => format!("inferno-flamegraph {path} > flames.svg"),
-        "svg" | "html" => format!("xdg-open {path}"),
-        "speedscope" => format!("npx speedscope {path}"),
-        "heap" => format!("jeprof --text {path}"),
-        "perfetto" => format!("ui.perfetto.dev (load {path})"),
-        "parquet" => format!("duckdb -c \"from '{path}'\""),
-        _ => format!("heapbpf report {path}"),
-    }
+    local.block_on(&runtime, run::run(plan))
 }
 
 /// Shows the closing table: on standard output, or on standard error if a profile goes there.

@@ -1,42 +1,94 @@
-//! Names for stacks, when a profile is made: late, in batches, each place once.
+//! Names for stacks: late, in batches, each place once. Lives in the thread that makes profiles, and knows of the host
+//! what snapshots bring.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use sampler_ebpf::abi::ProcessKey;
 
-use crate::host::Host;
+use super::snapshot::Unnamed;
 use crate::host::mappings::ModuleId;
 use crate::profile::model::{Module, Stack};
 use crate::symbols::finish::Finisher;
 use crate::symbols::perf_map::{Limits, PerfMap};
 use crate::symbols::symbolizer::{Options, Symbolizer};
-use crate::unwind::image::ModuleFiles;
+use crate::unwind::image::{Image, ModuleFiles};
 use crate::unwind::raw::RawStack;
+
+/// What naming must know of the modules and processes that new stacks refer to.
+#[derive(Default)]
+pub struct Facts {
+    /// Modules.
+    pub modules: HashMap<ModuleId, ModuleFacts>,
+    /// Processes with code of their own making.
+    pub own_code: HashMap<ProcessKey, OwnCode>,
+}
+
+/// A module, with its bytes.
+pub struct ModuleFacts {
+    /// Path as the process sees it.
+    pub path: Arc<str>,
+    /// GNU build ID.
+    pub build_id: Option<Vec<u8>>,
+    /// Whether it is memory without a file.
+    pub is_anonymous: bool,
+    /// Its bytes, or why there are none.
+    pub image: Result<Arc<dyn Image>, String>,
+    /// Lowest address of its executable mapping in the process that it was first seen in.
+    pub start: u64,
+    /// End of that mapping.
+    pub end: u64,
+    /// File offset of that mapping.
+    pub file_offset: u64,
+}
+
+/// Where a process's map of its own code is looked for.
+#[derive(Clone, Copy, Debug)]
+pub struct OwnCode {
+    /// Process id, for the way into its mount namespace.
+    pub pid: u32,
+    /// Process id as it sees it.
+    pub namespace_pid: u32,
+    /// User that must own the map.
+    pub owner: u32,
+}
+
+/// Modules that snapshots told of. Bytes are given back after each batch: what is kept open is the host's to decide.
+#[derive(Default)]
+struct KnownModules(HashMap<ModuleId, ModuleFacts>);
+
+impl ModuleFiles for KnownModules {
+    fn image(&mut self, module: ModuleId) -> Result<Arc<dyn Image>, String> {
+        self.0.get(&module).map_or_else(|| Err("it is not known any more".into()), |facts| facts.image.clone())
+    }
+
+    fn path(&self, module: ModuleId) -> Arc<str> {
+        self.0.get(&module).map_or_else(|| "?".into(), |facts| Arc::clone(&facts.path))
+    }
+
+    fn build_id(&self, module: ModuleId) -> Option<Vec<u8>> {
+        self.0.get(&module)?.build_id.clone()
+    }
+
+    fn is_anonymous(&self, module: ModuleId) -> bool {
+        self.0.get(&module).is_some_and(|facts| facts.is_anonymous)
+    }
+}
 
 /// Finds names, and keeps them from snapshot to snapshot.
 pub struct Naming {
     symbolizer: Symbolizer,
     enabled: bool,
+    known: KnownModules,
     modules: Vec<Module>,
     numbers: HashMap<ModuleId, usize>,
     /// Finished stacks; the raw one is kept so that its address stays its own.
     finished: HashMap<*const RawStack, (Arc<RawStack>, Arc<Stack>)>,
 }
 
-/// A stack to be named, and whose it is.
-pub struct Unnamed {
-    /// Process.
-    pub process: ProcessKey,
-    /// CLOCK_MONOTONIC of a sample with it.
-    pub time_ns: u64,
-    /// The stack.
-    pub stack: Arc<RawStack>,
-}
-
 /// What a process's own code is named by.
-struct OwnCode {
+struct OwnNames {
     map: Option<PerfMap>,
     reason: Option<String>,
 }
@@ -47,36 +99,33 @@ impl Naming {
         Self {
             symbolizer: Symbolizer::new(options),
             enabled,
+            known: KnownModules::default(),
             modules: Vec::new(),
             numbers: HashMap::new(),
             finished: HashMap::new(),
         }
     }
 
-    /// Names stacks; afterwards [`Naming::stack`] answers for each of them.
-    pub fn name(&mut self, stacks: &[Unnamed], host: &mut Host) {
+    /// Names stacks; afterwards [`Naming::stack`] answers for each of them. `facts` tells of all that is new in them.
+    pub fn name<'a>(&mut self, stacks: impl Iterator<Item = &'a Unnamed>, facts: Facts) {
+        for (module, facts) in facts.modules {
+            self.number(module, &facts);
+            self.known.0.insert(module, facts);
+        }
         let new: Vec<&Unnamed> =
-            stacks.iter().filter(|unnamed| !self.finished.contains_key(&Arc::as_ptr(&unnamed.stack))).collect();
+            stacks.filter(|unnamed| !self.finished.contains_key(&Arc::as_ptr(&unnamed.stack))).collect();
         if self.enabled {
             let places = new.iter().flat_map(|unnamed| &unnamed.stack.frames);
             let places = places.filter_map(|frame| Some((frame.module?, frame.file_offset)));
-            self.symbolizer.symbolize(host.modules_mut(), places);
+            self.symbolizer.symbolize(&mut self.known, places);
         }
-        let mut own_code: HashMap<ProcessKey, OwnCode> = HashMap::new();
+        let mut own_names: HashMap<ProcessKey, OwnNames> = HashMap::new();
         for unnamed in new {
-            self.number_modules(unnamed, host);
-            let makes_code =
-                self.enabled
-                    && unnamed.stack.frames.iter().any(|frame| {
-                        frame.module.is_none_or(|module| ModuleFiles::is_anonymous(host.modules(), module))
-                    });
-            if makes_code && !own_code.contains_key(&unnamed.process) {
-                own_code.insert(unnamed.process, read_perf_map(unnamed, host));
-            }
-            let own = own_code.get(&unnamed.process);
+            let own = facts.own_code.get(&unnamed.process).filter(|_| self.enabled);
+            let own = own.map(|own| &*own_names.entry(unnamed.process).or_insert_with(|| read_perf_map(own)));
             let finisher = Finisher {
                 symbolizer: &self.symbolizer,
-                modules: host.modules(),
+                modules: &self.known,
                 perf_map: own.and_then(|own| own.map.as_ref()),
                 perf_map_reason: own.and_then(|own| own.reason.as_deref()),
             };
@@ -84,24 +133,29 @@ impl Naming {
             let stack = finisher.finish(&unnamed.stack, &mut |module| numbers.get(&module).copied().unwrap_or(0));
             self.finished.insert(Arc::as_ptr(&unnamed.stack), (Arc::clone(&unnamed.stack), Arc::new(stack)));
         }
+        for facts in self.known.0.values_mut() {
+            facts.image = Err("it is not known any more".into());
+        }
     }
 
-    /// Gives a number to every module of a stack.
-    fn number_modules(&mut self, unnamed: &Unnamed, host: &Host) {
-        for frame in &unnamed.stack.frames {
-            let Some(module) = frame.module.filter(|module| !self.numbers.contains_key(module)) else { continue };
-            let life = host.lives().at(unnamed.process.tgid, unnamed.time_ns);
-            // As it was then: it may be unmapped by now.
-            let mapping = life.and_then(|life| life.space.resolve(frame.address, unnamed.time_ns));
-            let mapping = mapping.filter(|mapping| mapping.module == module);
-            self.numbers.insert(module, self.modules.len());
+    fn number(&mut self, module: ModuleId, facts: &ModuleFacts) {
+        self.numbers.entry(module).or_insert_with(|| {
             self.modules.push(Module {
-                path: ModuleFiles::path(host.modules(), module),
-                build_id: ModuleFiles::build_id(host.modules(), module),
-                start: mapping.map_or(0, |mapping| mapping.start),
-                end: mapping.map_or(0, |mapping| mapping.end),
-                file_offset: mapping.map_or(0, |mapping| mapping.file_offset),
+                path: Arc::clone(&facts.path),
+                build_id: facts.build_id.clone(),
+                start: facts.start,
+                end: facts.end,
+                file_offset: facts.file_offset,
             });
+            self.modules.len() - 1
+        });
+    }
+
+    /// Forgets all stacks but these: those of processes that ended come never again.
+    pub fn keep_only<'a>(&mut self, stacks: impl Iterator<Item = &'a Unnamed>) {
+        let kept: HashSet<*const RawStack> = stacks.map(|unnamed| Arc::as_ptr(&unnamed.stack)).collect();
+        if kept.len() < self.finished.len() {
+            self.finished.retain(|stack, _| kept.contains(stack));
         }
     }
 
@@ -117,15 +171,10 @@ impl Naming {
 }
 
 /// The map of a process's own code, from inside its mount namespace.
-fn read_perf_map(unnamed: &Unnamed, host: &mut Host) -> OwnCode {
-    let pid = unnamed.process.tgid;
-    let life = host.lives().at(pid, unnamed.time_ns).map(|life| life.id);
-    let info = life.and_then(|life| host.describe(life));
-    let namespace_pid = info.as_ref().and_then(|info| info.namespace_pid).unwrap_or(pid);
-    let owner = info.map_or(0, |info| info.uid);
-    let root = PathBuf::from(format!("/proc/{pid}/root"));
-    match PerfMap::read(&root, namespace_pid, owner, Limits::default()) {
-        Ok(map) => OwnCode { map: Some(map), reason: None },
-        Err(error) => OwnCode { map: None, reason: Some(error.to_string()) },
+fn read_perf_map(own: &OwnCode) -> OwnNames {
+    let root = PathBuf::from(format!("/proc/{}/root", own.pid));
+    match PerfMap::read(&root, own.namespace_pid, own.owner, Limits::default()) {
+        Ok(map) => OwnNames { map: Some(map), reason: None },
+        Err(error) => OwnNames { map: None, reason: Some(error.to_string()) },
     }
 }

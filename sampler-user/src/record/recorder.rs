@@ -1,6 +1,6 @@
 //! From records of the rings to the heap: decode, find the stack, add to the sums. The hot path of the daemon.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -23,6 +23,9 @@ const MOST_WAITING: usize = 1 << 20;
 
 /// Longest time spent on the rings before other things get their turn.
 const LONGEST_DRAIN_NS: u64 = 50_000_000;
+
+/// Thread names that are kept while processes come and go.
+const MOST_THREAD_NAMES: usize = 1 << 16;
 
 /// A stack that has not arrived so long after its sample never will.
 const LONGEST_WAIT_NS: u64 = 1_000_000_000;
@@ -79,9 +82,10 @@ pub struct Recorder {
 
 impl Recorder {
     /// An empty heap.
-    pub fn new(unwinder: Unwinder, traces: StackTraces, max_depth: usize) -> Self {
+    /// `drops_ended`: see [`Heap::new`].
+    pub fn new(unwinder: Unwinder, traces: StackTraces, max_depth: usize, drops_ended: bool) -> Self {
         Self {
-            heap: Heap::default(),
+            heap: Heap::new(drops_ended),
             counters: DaemonCounters::default(),
             processes: HashMap::new(),
             unwinder,
@@ -270,6 +274,16 @@ impl Recorder {
     /// Whether the last drain left something in the rings.
     pub const fn is_behind(&self) -> bool {
         self.behind
+    }
+
+    /// Drops what is kept of processes that have ended.
+    pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
+        self.processes.retain(|process, _| !ended.contains(process));
+        self.walked.retain(|(process, ..), _| !ended.contains(process));
+        self.callers.retain(|(process, _), _| !ended.contains(process));
+        if self.thread_names.len() > MOST_THREAD_NAMES {
+            self.thread_names.clear();
+        }
     }
 
     /// Whether records wait for their stacks.

@@ -1,29 +1,27 @@
-//! One recording: wires kernel, host and heap together, and waits for what ends it.
+//! One recording: wires kernel, host and heap together, takes in what happens, gives snapshots away.
 
 mod governing;
-mod status_line;
 
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::process::ExitStatus;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, bail};
 use sampler_ebpf::abi::{Counters, LiveKey, ProcessKey};
-use tokio::io::unix::AsyncFd;
 
 use super::accounting::{self, DaemonCounters};
 use super::attaching::Attaching;
+use super::describe::{Descriptions, SHARED_LINE};
+use super::files::SnapshotFiles;
 use super::governor::Governor;
-use super::profile::{ProfileMaker, SHARED_LINE};
+use super::maker::{Made, Maker};
 use super::recorder::{Life, Recorder};
-use super::signals::Signals;
-use super::{command, notify, resolve_outputs, show_report, write_outputs, write_snapshot, write_stats};
+use super::requests::Request;
+use super::snapshot::{Content, Detail, Parts, Snapshot};
 use crate::cli::plan::RecordPlan;
 use crate::cost::cpu_time::CpuTime;
 use crate::cost::measure;
 use crate::host::events::monotonic_ns;
-use crate::host::{Host, HostOptions, limits};
+use crate::host::{Host, HostOptions};
 use crate::kernel::KernelError;
 use crate::kernel::live_map::{LiveEntries, LiveMap};
 use crate::kernel::loader::Loader;
@@ -34,18 +32,10 @@ use crate::kernel::rings::Ring;
 use crate::kernel::stack_traces::StackTraces;
 use crate::kernel::steering::Steering;
 use crate::kernel::totals::{Counts, Totals};
-use crate::profile::model::Profile;
-use crate::profile::stats::Stats;
 use crate::sampling::constants::draw_constants;
 use crate::sampling::size_classes::ClassSteering;
 use crate::unwind::dwarf::{Limits, Unwinder};
 
-use status_line::StatusLine;
-
-/// Time between looks at the rings while events come.
-const AWAKE_PAUSE: Duration = Duration::from_millis(10);
-/// Time between looks while nothing happens; an event wakes us before.
-const SLEEP_PAUSE: Duration = Duration::from_secs(1);
 /// A process's last threads may still add to its counts shortly after its end was reported.
 const COLLECT_AFTER_NS: u64 = 1_000_000_000;
 /// Ended processes' mappings are kept this long for samples that are still on their way.
@@ -55,129 +45,45 @@ const KEEP_ENDED_NS: u64 = 10_000_000_000;
 const MOST_UNSAMPLED_LINES: usize = 4096;
 
 /// Everything of one recording.
-struct Session {
-    plan: RecordPlan,
-    attaching: Attaching,
-    host: Host,
-    events: Ring,
-    stacks: Ring,
+pub struct Session {
+    /// What was asked for.
+    pub plan: RecordPlan,
+    /// Probes and targets.
+    pub attaching: Attaching,
+    /// Processes and modules.
+    pub host: Host,
+    /// Small records.
+    pub events: Ring,
+    /// Stack copies.
+    pub stacks: Ring,
     live_map: LiveMap,
     live_entries: LiveEntries,
     totals: Totals,
-    recorder: Recorder,
-    maker: ProfileMaker,
+    /// The heap.
+    pub recorder: Recorder,
+    maker: Maker,
+    descriptions: Descriptions,
     ended: Vec<(ProcessKey, u64)>,
     ended_counts: HashMap<ProcessKey, Counters>,
+    /// Processes that ended and are still among the living ones' figures.
+    retiring: HashSet<ProcessKey>,
+    /// Counts of processes that are with the residue.
+    retired_counts: Counters,
     started: SystemTime,
     started_ns: u64,
     lives: Vec<Life>,
     housekeeping_ns: u64,
     classes: Option<ClassSteering>,
-    governor: Governor,
+    /// Keeps the recording within its budget.
+    pub governor: Governor,
     cpu_time: CpuTime,
     detached_since_ns: Option<u64>,
     kernel_log: KernelLog,
 }
 
-/// Runs a recording.
-pub async fn run(plan: RecordPlan) -> anyhow::Result<u8> {
-    if let Err(error) = limits::raise() {
-        log::warn!("cannot raise resource limits: {error}");
-    }
-    let mut session = Session::new(plan)?;
-    let held = match session.plan.targets.command.as_slice() {
-        [] => None,
-        words => Some(command::hold(words).context("cannot start a process for the command")?),
-    };
-    session.attaching.start(&session.plan, held.as_ref().map(|held| held.pid), &mut session.host)?;
-    session.recorder.set_functions(session.attaching.hooks.functions());
-    let first = session.first_target(held.as_ref().map(|held| held.pid));
-    let outputs = resolve_outputs(&session.plan, first.as_ref().map(|(comm, pid)| (comm.as_str(), *pid)));
-
-    // Ctrl-C belongs to us from here on: probes are in place and a profile is owed.
-    let mut signals = Signals::listen(held.as_ref().map(|held| held.pid))?;
-    session.begin_governing();
-    eprintln!("heapbpf: recording {}", session.describe_targets());
-    notify::ready();
-    let (status_sender, mut status) = tokio::sync::oneshot::channel::<ExitStatus>();
-    let mut command_running = false;
-    if let Some(held) = held {
-        let program = session.plan.targets.command[0].to_string_lossy().into_owned();
-        let mut child = held.release().with_context(|| format!("cannot execute {program}"))?;
-        command_running = true;
-        std::thread::spawn(move || child.wait().map(|status| status_sender.send(status)));
-    }
-
-    let events_fd = watch(duplicate(&session.events)?)?;
-    let stacks_fd = watch(duplicate(&session.stacks)?)?;
-    let host_fd = watch(duplicate_raw(session.host.as_raw_fd())?)?;
-    let begun = Instant::now();
-    let deadline = session.plan.duration.map(|duration| begun + duration);
-    let mut next_snapshot = session.plan.every.map(|every| begun + every);
-    let mut snapshots = 0;
-    let mut exit_code = 0;
-    let mut line = StatusLine::new(&session.plan);
-    loop {
-        let mut active = session.cycle()? > 0;
-        if session.all_ended() && !command_running || deadline.is_some_and(|at| Instant::now() >= at) {
-            break;
-        }
-        if let (Some(at), Some(every)) = (next_snapshot, session.plan.every)
-            && Instant::now() >= at
-        {
-            snapshots += 1;
-            let (profile, _) = session.profile(false)?;
-            write_snapshot(&outputs, snapshots, &profile, &session.plan.write)?;
-            next_snapshot = Some(at.max(Instant::now() - every) + every);
-        }
-        session.govern()?;
-        line.show(&session, begun.elapsed());
-        if !active {
-            // Said before the last look: what comes after it wakes us.
-            session.attaching.steering.set_sleeping(true)?;
-            active = session.cycle()? > 0;
-        }
-        let pause = match (session.recorder.is_behind(), active) {
-            (true, _) => Duration::ZERO,
-            (false, true) => AWAKE_PAUSE,
-            (false, false) => SLEEP_PAUSE,
-        };
-        let pause = [deadline, next_snapshot]
-            .into_iter()
-            .flatten()
-            .map(|at| at.saturating_duration_since(Instant::now()))
-            .fold(pause, Duration::min);
-        let pause = pause.min(session.until_look());
-        tokio::select! {
-            guard = events_fd.readable() => guard?.clear_ready(),
-            guard = stacks_fd.readable() => guard?.clear_ready(),
-            guard = host_fd.readable() => guard?.clear_ready(),
-            () = tokio::time::sleep(pause) => {}
-            number = signals.next() => if signals.stops(number) {
-                break;
-            },
-            ended = &mut status, if command_running => {
-                command_running = false;
-                signals.command_ended();
-                exit_code = ended.map_or(1, command::exit_code);
-            }
-        }
-        session.attaching.steering.set_sleeping(false)?;
-    }
-    line.clear();
-
-    let (profile, stats) = session.finish()?;
-    let files = write_outputs(&outputs, &profile, &session.plan.write)?;
-    if let Some(path) = &session.plan.stats {
-        write_stats(path, &stats)?;
-    }
-    show_report(&profile, &session.plan, &outputs, files);
-    Ok(exit_code)
-}
-
 impl Session {
     /// Loads everything; nothing is attached yet.
-    fn new(plan: RecordPlan) -> anyhow::Result<Self> {
+    pub fn new(plan: RecordPlan) -> anyhow::Result<Self> {
         let object = object::object().ok_or(KernelError::NoObject)?;
         let loader = Loader::new(object, &plan.config, &plan.sizes)?;
         let mut steering = Steering::open(&loader)?;
@@ -206,9 +112,12 @@ impl Session {
             live_map: LiveMap::open(&loader)?,
             live_entries: LiveEntries::open(&loader)?,
             totals: Totals::open(&loader)?,
-            recorder: Recorder::new(unwinder, StackTraces::open(&loader)?, plan.max_depth),
-            maker: ProfileMaker::new(&plan),
             kernel_log: KernelLog::open(programs.logging_program()),
+            recorder: Recorder::new(unwinder, StackTraces::open(&loader)?, plan.max_depth, plan.keeps_running()),
+            maker: Maker::start(&plan).context("cannot start a thread")?,
+            descriptions: Descriptions::default(),
+            retiring: HashSet::new(),
+            retired_counts: Counters::default(),
             attaching: Attaching::new(&plan, programs, steering),
             host,
             ended: Vec::new(),
@@ -225,7 +134,7 @@ impl Session {
         })
     }
 
-    fn first_target(&self, command_pid: Option<u32>) -> Option<(String, u32)> {
+    pub fn first_target(&self, command_pid: Option<u32>) -> Option<(String, u32)> {
         let targets = &self.plan.targets;
         if let (Some(pid), Some(program)) = (command_pid, targets.command.first()) {
             let name = std::path::Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned();
@@ -237,7 +146,7 @@ impl Session {
         }
     }
 
-    fn describe_targets(&self) -> String {
+    pub fn describe_targets(&self) -> String {
         let link = self.attaching.programs.kind;
         let files = self.attaching.hooks.hooked_files();
         let interval = self.plan.sampling();
@@ -250,12 +159,12 @@ impl Session {
     }
 
     /// Whether every named target has ended.
-    fn all_ended(&self) -> bool {
+    pub fn all_ended(&self) -> bool {
         self.plan.targets.are_named() && self.attaching.targets.awaited.is_empty()
     }
 
     /// Takes in everything that has happened. Returns how much that was.
-    fn cycle(&mut self) -> anyhow::Result<usize> {
+    pub fn cycle(&mut self) -> anyhow::Result<usize> {
         self.recorder.poll(&mut self.host);
         let hooked = self.attaching.follow(&mut self.host);
         if hooked {
@@ -265,7 +174,7 @@ impl Session {
         for life in std::mem::take(&mut self.lives) {
             self.apply(life);
         }
-        self.maker.note_processes(&self.recorder, &mut self.host, &self.attaching);
+        self.descriptions.note_new(&self.recorder, &mut self.host, &self.attaching);
         let now = monotonic_ns();
         if now.saturating_sub(self.housekeeping_ns) > COLLECT_AFTER_NS {
             self.housekeeping_ns = now;
@@ -280,18 +189,18 @@ impl Session {
                 self.attaching.forked(parent.tgid, child, time_ns, &self.host);
             }
             Life::Replaced { ended, time_ns } => {
-                self.maker.note(ended, time_ns.saturating_sub(1), &mut self.host, &self.attaching);
+                self.descriptions.note(ended, time_ns.saturating_sub(1), &mut self.host, &self.attaching);
                 let addresses = self.recorder.heap.replace(ended);
                 self.forget_blocks(ended, addresses);
                 self.ended.push((ended, monotonic_ns()));
             }
             Life::Ended { process, time_ns } => {
-                self.maker.note(process, time_ns, &mut self.host, &self.attaching);
+                self.descriptions.note(process, time_ns, &mut self.host, &self.attaching);
                 let addresses = self.recorder.heap.end(process);
                 self.forget_blocks(process, addresses);
                 let now = monotonic_ns();
                 self.attaching.ended(process.tgid, time_ns);
-                self.maker.ended(process, self.attaching.targets.coverage(process.tgid, now));
+                self.descriptions.ended(process, self.attaching.targets.coverage(process.tgid, now));
                 self.ended.push((process, now));
             }
         }
@@ -319,6 +228,7 @@ impl Session {
         }
         self.attaching.targets.forget(now.saturating_sub(KEEP_ENDED_NS));
         self.collect_ended(now.saturating_sub(COLLECT_AFTER_NS));
+        self.retire();
     }
 
     /// Moves the counts of processes that ended before `before_ns` out of the kernel.
@@ -328,21 +238,28 @@ impl Session {
             if at_ns > before_ns {
                 later.push((process, at_ns));
             } else if let Some(counters) = self.totals.take(process) {
-                let own = self.recorder.processes.contains_key(&process) || self.ended_counts.contains_key(&process);
+                let own = self.plan.keeps_running()
+                    || self.recorder.processes.contains_key(&process)
+                    || self.ended_counts.contains_key(&process);
                 let line = if own || self.ended_counts.len() < MOST_UNSAMPLED_LINES {
                     process
                 } else {
-                    self.maker.share_line(process);
+                    self.descriptions.share_line(process);
                     SHARED_LINE
                 };
                 self.ended_counts.entry(line).or_default().add(&counters);
+                if self.plan.keeps_running() {
+                    self.retiring.insert(process);
+                }
+            } else if self.plan.keeps_running() {
+                self.retiring.insert(process);
             }
         }
         self.ended = later;
     }
 
     /// All counts: the kernel's, and those already taken out of it.
-    fn counts(&self) -> anyhow::Result<Counts> {
+    pub fn counts(&self) -> anyhow::Result<Counts> {
         let mut counts = self.totals.read(&self.attaching.programs)?;
         for (process, counters) in &self.ended_counts {
             counts.processes.entry(*process).or_default().add(counters);
@@ -350,13 +267,15 @@ impl Session {
         Ok(counts)
     }
 
-    /// The profile of this moment. `last`: the probes are gone.
-    fn profile(&mut self, last: bool) -> anyhow::Result<(Profile, Stats)> {
+    /// Everything of this moment, for profiles. `last`: the probes are gone.
+    pub fn snapshot(&mut self, detail: Detail, last: bool) -> anyhow::Result<Snapshot> {
+        let begun = Instant::now();
         if self.plan.live {
             self.reconcile()?;
         }
         let counts = self.counts()?;
         let mut total = counts.total();
+        total.add(&self.retired_counts);
         if !last {
             // Calls that are still running are no loss yet, nor hits that could be accounted for.
             total.sampled -= total.lost_in_flight.min(total.sampled);
@@ -364,32 +283,84 @@ impl Session {
         }
         let daemon: DaemonCounters = self.recorder.daemon_counters();
         let estimated = self.recorder.heap.estimated().alloc_bytes;
-        let mut profile = self.maker.make(
-            &mut self.recorder,
-            &mut self.host,
-            &self.attaching,
-            &counts,
-            (self.started, self.started_ns),
-        );
-        // After the names were found: that costs, too.
         let audits = self.attaching.hooks.audit(self.attaching.programs.kind);
         self.learn_kinds();
         let probe_seconds = self.governor.probe_seconds(&total);
         let stats = accounting::stats(&total, &daemon, accounting::daemon_cost(), estimated, probe_seconds, &audits);
-        profile.counters = stats.counters();
-        profile.notes = accounting::remarks(&total, &daemon);
-        profile.notes.extend(accounting::broken_chains(&profile));
-        let seen: HashSet<u32> = profile.processes.iter().map(|process| process.pid).collect();
-        profile.notes.extend(self.attaching.remarks(&seen));
-        profile.notes.extend(self.plan.sampling_note());
-        profile.notes.extend(self.governor.notes(monotonic_ns()));
-        if self.governor.gave_up_frees(self.plan.live) {
-            profile.live = false;
+        let Content { keys, processes, rows, facts } = self.parts(&counts).take(detail);
+        let mut notes = accounting::remarks(&total, &daemon);
+        let seen: HashSet<u32> = processes.iter().map(|process| process.pid).collect();
+        notes.extend(self.attaching.remarks(&seen));
+        notes.extend(self.plan.sampling_note());
+        notes.extend(self.governor.notes(monotonic_ns()));
+        Ok(Snapshot {
+            detail,
+            live: self.plan.live && !self.governor.gave_up_frees(self.plan.live),
+            started: self.started,
+            duration: Duration::from_nanos(monotonic_ns().saturating_sub(self.started_ns)),
+            keys,
+            processes,
+            rows,
+            facts,
+            stats,
+            notes,
+            begun,
+            cost: begun.elapsed(),
+        })
+    }
+
+    fn parts<'a>(&'a mut self, counts: &'a Counts) -> Parts<'a> {
+        Parts {
+            recorder: &mut self.recorder,
+            host: &mut self.host,
+            attaching: &self.attaching,
+            descriptions: &mut self.descriptions,
+            counts,
         }
-        if let Err(error) = self.plan.adjustments.apply(&mut profile) {
-            profile.notes.push(error.to_string());
+    }
+
+    /// Has a profile of this moment made and sent where it was asked for.
+    pub fn answer(&mut self, request: Request) -> anyhow::Result<()> {
+        // Who asked may have gone away while waiting.
+        if !request.reply.is_closed() {
+            let snapshot = self.snapshot(request.detail, false)?;
+            self.maker.make(snapshot, |made| drop(request.reply.send(made)));
         }
-        Ok((profile, stats))
+        Ok(())
+    }
+
+    /// Has a numbered snapshot written, if one is wanted and none is being written.
+    pub fn write_snapshot(&mut self, files: &mut SnapshotFiles) -> anyhow::Result<()> {
+        let Some((turn, why)) = files.next() else { return Ok(()) };
+        let mut snapshot = self.snapshot(Detail::Lifetimes, false)?;
+        log::info!("a snapshot, {why}");
+        snapshot.notes.push(format!("a snapshot, {why}"));
+        self.maker.make(snapshot, move |made| {
+            if let Err(error) = turn.write(&made.profile) {
+                log::warn!("a snapshot was not written: {error}");
+            }
+        });
+        Ok(())
+    }
+
+    /// Puts processes that ended with the residue. Everything of them has arrived: records are worked off in order.
+    fn retire(&mut self) {
+        if self.retiring.is_empty() {
+            return;
+        }
+        let ended = std::mem::take(&mut self.retiring);
+        let counts = Counts { processes: self.ended_counts.clone(), ..Counts::default() };
+        let (retired, held) = self.parts(&counts).retire(&ended);
+        let done: HashSet<ProcessKey> = ended.difference(&held).copied().collect();
+        for process in &done {
+            if let Some(counters) = self.ended_counts.remove(process) {
+                self.retired_counts.add(&counters);
+            }
+        }
+        self.maker.retire(retired);
+        self.recorder.forget(&done);
+        self.descriptions.forget(&done, &self.recorder);
+        self.retiring = held;
     }
 
     /// Heals the heap from frees that were not reported: the kernel's live map is the truth.
@@ -404,29 +375,22 @@ impl Session {
     }
 
     /// Takes the probes away, takes in what is left, and makes the last profile.
-    fn finish(&mut self) -> anyhow::Result<(Profile, Stats)> {
+    pub fn finish(&mut self) -> anyhow::Result<Made> {
         self.attaching.hooks.release_all();
         if let Some(since) = self.detached_since_ns.take() {
             let now = monotonic_ns();
             self.attaching.uncovered(now.saturating_sub(since), now);
         }
         while self.cycle()? > 0 || self.recorder.is_waiting() {}
-        self.profile(true)
+        let snapshot = self.snapshot(Detail::Lifetimes, true)?;
+        let (sender, made) = std::sync::mpsc::channel();
+        self.maker.make(snapshot, move |made| drop(sender.send(made)));
+        made.recv().context("the profile could not be made: its thread has died")
     }
-}
 
-/// Registers a descriptor with the reactor.
-fn watch(fd: OwnedFd) -> std::io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: the descriptor is owned by the result and closed with it, after it has left the reactor.
-    unsafe { AsyncFd::register(fd) }.map_err(Into::into)
-}
-
-/// A descriptor of our own for the reactor: it must not close the ring's.
-fn duplicate(fd: &impl AsFd) -> std::io::Result<OwnedFd> {
-    fd.as_fd().try_clone_to_owned()
-}
-
-fn duplicate_raw(fd: i32) -> std::io::Result<OwnedFd> {
-    // SAFETY: the descriptor is open for as long as its owner, which outlives this call.
-    unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()
+    /// Process ids of targets that live, as far as they are known.
+    pub fn target_pids(&self) -> impl Iterator<Item = u32> {
+        let awaited = self.attaching.targets.awaited.iter().copied();
+        awaited.chain(self.recorder.processes.keys().map(|process| process.tgid))
+    }
 }

@@ -11,13 +11,13 @@ use crate::sampling::constants::draw_constants;
 
 impl Session {
     /// Time until the governor looks again.
-    pub(super) fn until_look(&self) -> Duration {
+    pub fn until_look(&self) -> Duration {
         let until = self.governor.next_ns().map(|at| at.saturating_sub(monotonic_ns()));
         until.map_or(Duration::MAX, Duration::from_nanos)
     }
 
     /// The recording begins now.
-    pub(super) fn begin_governing(&mut self) {
+    pub fn begin_governing(&mut self) {
         let cpu_seconds = self.cpu_seconds(std::iter::empty());
         self.governor.begin(cpu_seconds, monotonic_ns());
     }
@@ -32,7 +32,7 @@ impl Session {
     }
 
     /// Lets the governor look, if it is time, and does what it says.
-    pub(super) fn govern(&mut self) -> anyhow::Result<()> {
+    pub fn govern(&mut self) -> anyhow::Result<()> {
         let now = monotonic_ns();
         if self.governor.next_ns().is_none_or(|at| at > now) {
             return Ok(());

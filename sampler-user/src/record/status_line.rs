@@ -3,9 +3,9 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use super::Session;
+use super::session::Session;
+use super::terminal_width;
 use crate::cli::plan::RecordPlan;
-use crate::record::terminal_width;
 use crate::view::status::Status;
 
 /// The line on the terminal.

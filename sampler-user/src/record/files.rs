@@ -1,0 +1,187 @@
+//! The files of a recording: the profile at its end, and numbered snapshots on the way.
+
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::Notify;
+
+use crate::cli::plan::RecordPlan;
+use crate::profile::formats::{Format, WriteOptions};
+use crate::profile::model::Profile;
+use crate::profile::output::{self, Output, OutputError};
+
+/// The outputs of a recording: as named, or one with a default name.
+pub fn resolve_outputs(plan: &RecordPlan, first: Option<(&str, u32)>) -> Vec<Output> {
+    if !plan.outputs.is_empty() {
+        return plan.outputs.clone();
+    }
+    let path = output::default_path(std::path::Path::new("."), first, plan.default_format);
+    vec![Output::new(path, plan.default_format, false)]
+}
+
+/// Writes a profile to all outputs. Returns the files with the command that opens each.
+///
+/// # Errors
+/// The first that could not be written.
+pub fn write_outputs(
+    outputs: &[Output],
+    profile: &Profile,
+    options: &WriteOptions,
+) -> Result<Vec<(String, String)>, OutputError> {
+    let mut written = Vec::new();
+    for output in outputs {
+        for path in output.write(profile, options)? {
+            let opener = opener(output.format(), &path);
+            written.push((path.display().to_string(), opener));
+        }
+    }
+    Ok(written)
+}
+
+/// How a user opens a file.
+fn opener(format: &dyn Format, path: &std::path::Path) -> String {
+    let path = path.display();
+    match format.name() {
+        "pprof" => format!("go tool pprof -http=: {path}"),
+        "folded" => format!("inferno-flamegraph {path} > flames.svg"),
+        "svg" | "html" => format!("xdg-open {path}"),
+        "speedscope" => format!("npx speedscope {path}"),
+        "heap" => format!("jeprof --text {path}"),
+        "perfetto" => format!("ui.perfetto.dev (load {path})"),
+        "parquet" => format!("duckdb -c \"from '{path}'\""),
+        _ => format!("heapbpf report {path}"),
+    }
+}
+
+/// Numbered snapshots: `name.0001.pb.gz`, ….
+pub struct SnapshotFiles {
+    shared: Arc<Shared>,
+    number: u32,
+    /// Why the next one is wanted, if it is. What is asked for while one is being written is one snapshot after it.
+    wanted: Option<String>,
+}
+
+struct Shared {
+    outputs: Vec<Output>,
+    options: WriteOptions,
+    /// Snapshots that stay on disk; older ones are removed.
+    keep: Option<usize>,
+    written: Mutex<VecDeque<Vec<PathBuf>>>,
+    busy: AtomicBool,
+    done: Notify,
+}
+
+/// One snapshot's turn: it may be written, by any thread; until it is, or is dropped, there is no other.
+pub struct SnapshotTurn {
+    shared: Arc<Shared>,
+    number: u32,
+}
+
+impl SnapshotFiles {
+    /// None is written yet.
+    pub fn new(outputs: &[Output], options: WriteOptions, keep: Option<usize>) -> Self {
+        let outputs = outputs.iter().filter(|output| !output.is_standard_output()).cloned().collect();
+        let shared = Shared {
+            outputs,
+            options,
+            keep,
+            written: Mutex::default(),
+            busy: AtomicBool::new(false),
+            done: Notify::new(),
+        };
+        Self { shared: Arc::new(shared), number: 0, wanted: None }
+    }
+
+    /// Asks for a snapshot. Of several reasons before its turn comes the last is told.
+    pub fn ask(&mut self, why: String) {
+        self.wanted = Some(why);
+    }
+
+    /// The turn of a snapshot that is wanted, and why it is. `None` while the one before is still being written.
+    pub fn next(&mut self) -> Option<(SnapshotTurn, String)> {
+        if self.wanted.is_none() || self.shared.busy.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        self.number += 1;
+        let turn = SnapshotTurn { shared: Arc::clone(&self.shared), number: self.number };
+        self.wanted.take().map(|why| (turn, why))
+    }
+
+    /// Until the snapshot that is being written is done.
+    pub async fn done(&self) {
+        self.shared.done.notified().await;
+    }
+}
+
+impl SnapshotTurn {
+    /// Writes the snapshot, and removes the oldest beyond those to keep.
+    ///
+    /// # Errors
+    /// The first file that could not be written; the number counts as used.
+    pub fn write(self, profile: &Profile) -> Result<(), OutputError> {
+        let Shared { outputs, options, keep, written, .. } = &*self.shared;
+        let mut paths = Vec::new();
+        let mut result = Ok(());
+        for output in outputs {
+            let path = output::with_suffix(output.path(), output.format(), &format!("{:04}", self.number));
+            match Output::new(path, output.format(), true).write(profile, options) {
+                Ok(files) => paths.extend(files),
+                Err(error) => result = result.and(Err(error)),
+            }
+        }
+        let mut written = written.lock().unwrap_or_else(PoisonError::into_inner);
+        written.push_back(paths);
+        while keep.is_some_and(|keep| written.len() > keep) {
+            for path in written.pop_front().unwrap_or_default() {
+                if let Err(error) = std::fs::remove_file(&path) {
+                    log::warn!("cannot remove {}: {error}", path.display());
+                }
+            }
+        }
+        result
+    }
+}
+
+impl Drop for SnapshotTurn {
+    fn drop(&mut self) {
+        self.shared.busy.store(false, Ordering::Release);
+        self.shared.done.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::formats;
+    use crate::profile::testing;
+
+    fn names(folder: &std::path::Path) -> Vec<String> {
+        let mut names: Vec<String> =
+            std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn the_oldest_snapshots_make_room_and_one_is_written_at_a_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let outputs = ["a.json", "b.folded"].map(|name| {
+            let path = folder.path().join(name);
+            Output::new(path.clone(), formats::by_extension(&path).unwrap(), false)
+        });
+        let mut files = SnapshotFiles::new(&outputs, WriteOptions::default(), Some(2));
+        assert!(files.next().is_none(), "nobody has asked");
+        files.ask("first".into());
+        for number in 0..4 {
+            let (turn, why) = files.next().unwrap();
+            assert_eq!(why, if number == 0 { "first" } else { "while another was written" });
+            files.ask("soon overtaken".into());
+            files.ask("while another was written".into());
+            assert!(files.next().is_none(), "the one before is not written yet");
+            turn.write(&testing::small()).unwrap();
+        }
+        assert_eq!(names(folder.path()), ["a.0003.json", "a.0004.json", "b.0003.folded", "b.0004.folded"]);
+    }
+}

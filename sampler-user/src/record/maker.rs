@@ -1,0 +1,195 @@
+//! From snapshots to profiles, in a thread of its own: stacks are named, lifetimes are estimated, ended processes are
+//! put with the residue. The event path hands over and goes on.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant, SystemTime};
+
+use sampler_ebpf::abi::ProcessKey;
+
+use super::accounting;
+use super::naming::Naming;
+use super::residue::Residue;
+use super::snapshot::{Detail, Retired, Snapshot, SnapshotRow};
+use crate::cli::plan::RecordPlan;
+use crate::heap::ages::Ages;
+use crate::profile::adjust::Adjustments;
+use crate::profile::model::{Lifetimes, Profile, Row};
+use crate::profile::stats::Stats;
+use crate::sampling::survival::{self, Observation};
+
+/// A profile, and what goes with it.
+pub struct Made {
+    /// The profile.
+    pub profile: Profile,
+    /// The accounting of the same moment.
+    pub stats: Stats,
+    /// Which life each process of the profile is; shorter than its list by those of the residue.
+    pub keys: Vec<ProcessKey>,
+    /// When the event path began to take the snapshot.
+    pub begun: Instant,
+    /// How long it stood still for it.
+    pub cost: Duration,
+}
+
+/// What becomes of a profile.
+type Then = Box<dyn FnOnce(Made) + Send>;
+
+enum Job {
+    Make(Box<Snapshot>, Then),
+    Retire(Box<Retired>),
+}
+
+/// The thread that makes profiles. It ends when this is dropped, after what it was given.
+pub struct Maker {
+    jobs: Sender<Job>,
+}
+
+impl Maker {
+    /// Starts the thread.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn start(plan: &RecordPlan) -> std::io::Result<Self> {
+        let (jobs, queue) = channel();
+        let template = template(plan);
+        let (symbolize, symbols, adjustments) = (plan.symbolize, plan.symbols.clone(), plan.adjustments);
+        std::thread::Builder::new().name("profiles".into()).spawn(move || {
+            let naming = Naming::new(symbolize, symbols);
+            Worker { template, adjustments, naming, residue: Residue::default() }.work(&queue);
+        })?;
+        Ok(Self { jobs })
+    }
+
+    /// Has a profile made; `then` runs in the maker's thread. It is dropped without being called if that thread died.
+    pub fn make(&self, snapshot: Snapshot, then: impl FnOnce(Made) + Send + 'static) {
+        let _ = self.jobs.send(Job::Make(Box::new(snapshot), Box::new(then)));
+    }
+
+    /// Puts ended processes with the residue.
+    pub fn retire(&self, retired: Retired) {
+        let _ = self.jobs.send(Job::Retire(Box::new(retired)));
+    }
+}
+
+struct Worker {
+    template: Profile,
+    adjustments: Adjustments,
+    naming: Naming,
+    residue: Residue,
+}
+
+impl Worker {
+    fn work(mut self, queue: &Receiver<Job>) {
+        while let Ok(job) = queue.recv() {
+            match job {
+                Job::Make(snapshot, then) => then(self.make(*snapshot)),
+                Job::Retire(retired) => self.retire(*retired),
+            }
+        }
+    }
+
+    fn make(&mut self, snapshot: Snapshot) -> Made {
+        let stacks = || snapshot.rows.iter().filter_map(|row| row.stack.as_ref());
+        if snapshot.detail != Detail::Totals {
+            self.naming.name(stacks(), snapshot.facts);
+            // Every living row is in such a snapshot.
+            self.naming.keep_only(stacks());
+        }
+        // After the names were found: that costs, too.
+        let cost = accounting::daemon_cost();
+        let stats = Stats {
+            daemon_cpu_seconds: cost.cpu_seconds,
+            daemon_peak_rss_bytes: cost.peak_rss_bytes,
+            ..snapshot.stats
+        };
+        let mut profile = self.template.clone();
+        profile.live = snapshot.live;
+        profile.started = snapshot.started;
+        profile.duration = snapshot.duration;
+        profile.counters = stats.counters();
+        profile.notes = snapshot.notes;
+        profile.processes = snapshot.processes;
+        let first = profile.processes.len();
+        profile.processes.extend_from_slice(self.residue.processes());
+        profile.rows = snapshot.rows.into_iter().map(|row| self.row(row)).collect();
+        if snapshot.detail == Detail::Totals {
+            profile.rows.extend(self.residue.totals(first));
+        } else {
+            profile.rows.extend(self.residue.rows(first, profile.live));
+        }
+        profile.modules = self.naming.modules().to_vec();
+        profile.notes.extend(accounting::broken_chains(&profile));
+        if let Err(error) = self.adjustments.apply(&mut profile) {
+            profile.notes.push(error.to_string());
+        }
+        Made { profile, stats, keys: snapshot.keys, begun: snapshot.begun, cost: snapshot.cost }
+    }
+
+    fn row(&self, row: SnapshotRow) -> Row {
+        let live = self.template.live;
+        Row {
+            process: row.process,
+            thread: row.thread,
+            function: row.function,
+            interval: row.interval,
+            alloc: row.alloc,
+            inuse: row.inuse,
+            peak: live.then_some(row.peak),
+            lifetimes: row.ages.filter(|_| live).and_then(|(ages, living)| lifetimes(&ages, &living)),
+            stack: row.stack.map_or_else(Arc::default, |unnamed| self.naming.stack(&unnamed.stack)),
+        }
+    }
+
+    fn retire(&mut self, retired: Retired) {
+        self.naming.name(retired.rows.iter().filter_map(|row| row.stack.as_ref()), retired.facts);
+        let programs: Vec<usize> = retired.processes.iter().map(|process| self.residue.program(process)).collect();
+        for (program, process) in programs.iter().zip(&retired.processes) {
+            self.residue.add_counts(*program, process);
+        }
+        for row in retired.rows {
+            let program = programs[row.process];
+            let row = self.row(row);
+            self.residue.add_row(program, &row);
+        }
+    }
+}
+
+fn template(plan: &RecordPlan) -> Profile {
+    Profile {
+        version: env!("CARGO_PKG_VERSION").into(),
+        interval: plan.interval,
+        criterion: plan.criterion,
+        unwind: plan.unwind.name().into(),
+        started: SystemTime::UNIX_EPOCH,
+        duration: Duration::ZERO,
+        live: plan.live,
+        samples_known: true,
+        host: host_name(),
+        processes: Vec::new(),
+        rows: Vec::new(),
+        modules: Vec::new(),
+        counters: Default::default(),
+        notes: Vec::new(),
+    }
+}
+
+/// Steps of a survival curve that a profile keeps.
+const CURVE_POINTS: usize = 32;
+
+fn lifetimes(ages: &Ages, living: &[(f64, f64)]) -> Option<Lifetimes> {
+    let freed = ages.weights().map(|(age_seconds, weight)| (age_seconds, weight, true));
+    let living = living.iter().map(|(age_seconds, weight)| (*age_seconds, *weight, false));
+    let observations: Vec<Observation> = freed
+        .chain(living)
+        .map(|(age_seconds, weight, freed)| Observation { age_seconds, weight, freed, temporary: false })
+        .collect();
+    let all: f64 = observations.iter().map(|observation| observation.weight).sum();
+    let lifetimes = survival::lifetimes(&observations, CURVE_POINTS)?;
+    // Which of the blocks in a bin were temporary is not kept, only their weight.
+    Some(Lifetimes { temporary: if all > 0.0 { ages.temporary() / all } else { 0.0 }, ..lifetimes })
+}
+
+fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").map(|name| name.trim().to_owned()).unwrap_or_default()
+}

@@ -1,0 +1,229 @@
+//! What ended processes leave: their allocations, put together by program, so that totals never fall and memory stays
+//! bounded although processes come and go for weeks.
+
+use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use crate::heap::sums::SampleSums;
+use crate::profile::model::{Frame, Process, Row, Stack};
+
+/// Most rows with a stack of their own; what comes later is one row for each program and interval.
+const MOST_ROWS: usize = 100_000;
+
+/// Most programs that are told apart; what comes later is one process without a name.
+const MOST_PROGRAMS: usize = 1_000;
+
+/// A stack as the code that it went through, wherever that was mapped.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Code(Arc<Stack>);
+
+impl Code {
+    /// The stack without the addresses that differ from process to process.
+    pub fn of(stack: &Stack) -> Self {
+        let mut stack = stack.clone();
+        for frame in &mut stack.frames {
+            frame.address = 0;
+        }
+        Self(Arc::new(stack))
+    }
+}
+
+impl Eq for Code {}
+
+impl Hash for Code {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        for Frame { function, module, file_offset, line, .. } in &self.0.frames {
+            (function, module, file_offset, line).hash(state);
+        }
+    }
+}
+
+/// What program a process ran: command name, executable, cgroup.
+type Program = (String, String, String);
+
+/// A row of the residue, by what it is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Key {
+    process: usize,
+    thread: Arc<str>,
+    function: Arc<str>,
+    interval: u64,
+    code: Option<Code>,
+}
+
+/// Allocations of ended processes.
+#[derive(Debug, Default)]
+pub struct Residue {
+    programs: HashMap<Program, usize>,
+    processes: Vec<Process>,
+    rows: HashMap<Key, SampleSums>,
+    /// Sums of each program and interval.
+    totals: HashMap<(usize, u64), SampleSums>,
+}
+
+impl Residue {
+    /// The residue's process for one that ended: process id 0, the program's name.
+    pub fn program(&mut self, process: &Process) -> usize {
+        let full = self.processes.len() >= MOST_PROGRAMS;
+        let program = (process.comm.clone(), process.exe.clone(), process.cgroup.clone());
+        let program = if full && !self.programs.contains_key(&program) { Program::default() } else { program };
+        *self.programs.entry(program.clone()).or_insert_with(|| {
+            let (comm, exe, cgroup) = program;
+            self.processes.push(Process {
+                comm,
+                exe,
+                cgroup,
+                coverage: 1.0,
+                ended: true,
+                exact_alloc_bytes: Some(0),
+                exact_alloc_objects: Some(0),
+                ..Process::default()
+            });
+            self.processes.len() - 1
+        })
+    }
+
+    /// Adds what was counted in a process that ended.
+    pub fn add_counts(&mut self, program: usize, process: &Process) {
+        let total = &mut self.processes[program];
+        for (sum, more) in [
+            (&mut total.exact_alloc_bytes, process.exact_alloc_bytes),
+            (&mut total.exact_alloc_objects, process.exact_alloc_objects),
+        ] {
+            *sum = sum.map(|sum| sum.saturating_add(more.unwrap_or(0)));
+        }
+        for allocator in &process.allocators {
+            if !total.allocators.contains(allocator) {
+                total.allocators.push(allocator.clone());
+            }
+        }
+    }
+
+    /// Adds a row of a process that ended.
+    pub fn add_row(&mut self, program: usize, row: &Row) {
+        self.totals.entry((program, row.interval)).or_default().add(&row.alloc);
+        let mut key = Key {
+            process: program,
+            thread: Arc::clone(&row.thread),
+            function: Arc::clone(&row.function),
+            interval: row.interval,
+            code: Some(Code::of(&row.stack)),
+        };
+        if self.rows.len() >= MOST_ROWS && !self.rows.contains_key(&key) {
+            key = Key { thread: "".into(), function: "".into(), code: None, ..key };
+        }
+        self.rows.entry(key).or_default().add(&row.alloc);
+    }
+
+    /// Processes of the residue.
+    pub fn processes(&self) -> &[Process] {
+        &self.processes
+    }
+
+    /// Rows of the residue; their processes are numbered from `first_process`.
+    pub fn rows(&self, first_process: usize, live: bool) -> impl Iterator<Item = Row> {
+        let beyond = beyond();
+        self.rows.iter().map(move |(key, alloc)| Row {
+            process: first_process + key.process,
+            thread: Arc::clone(&key.thread),
+            function: Arc::clone(&key.function),
+            interval: key.interval,
+            alloc: *alloc,
+            inuse: SampleSums::default(),
+            peak: live.then(SampleSums::default),
+            lifetimes: None,
+            stack: Arc::clone(key.code.as_ref().map_or(&beyond, |code| &code.0)),
+        })
+    }
+
+    /// One row for each program and interval, without a stack.
+    pub fn totals(&self, first_process: usize) -> impl Iterator<Item = Row> {
+        self.totals.iter().map(move |((process, interval), alloc)| Row {
+            process: first_process + process,
+            thread: "".into(),
+            function: "".into(),
+            interval: *interval,
+            alloc: *alloc,
+            inuse: SampleSums::default(),
+            peak: None,
+            lifetimes: None,
+            stack: Arc::default(),
+        })
+    }
+}
+
+/// The stack of rows beyond the limit.
+fn beyond() -> Arc<Stack> {
+    let name = Some("[ended processes: more stacks than are kept apart]".into());
+    Arc::new(Stack {
+        frames: vec![Frame { function: name, ..Frame::default() }],
+        unwinder: "caller",
+        cut: Some("put together with others".into()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn process(pid: u32, comm: &str, bytes: u64) -> Process {
+        Process { pid, comm: comm.into(), exact_alloc_bytes: Some(bytes), ..Process::default() }
+    }
+
+    fn row(address: u64, file_offset: u64, bytes: u64) -> Row {
+        let frame = Frame { address, file_offset: Some(file_offset), module: Some(0), ..Frame::default() };
+        let mut alloc = SampleSums::default();
+        alloc.record(bytes, bytes, 0, 1);
+        Row {
+            process: 0,
+            thread: "t".into(),
+            function: "malloc".into(),
+            interval: 1,
+            alloc,
+            inuse: SampleSums::default(),
+            peak: None,
+            lifetimes: None,
+            stack: Arc::new(Stack { frames: vec![frame], unwinder: "dwarf", cut: None }),
+        }
+    }
+
+    fn add(residue: &mut Residue, process: &Process, rows: &[Row]) {
+        let program = residue.program(process);
+        residue.add_counts(program, process);
+        rows.iter().for_each(|row| residue.add_row(program, row));
+    }
+
+    #[test]
+    fn processes_of_one_program_are_one_wherever_its_code_was_mapped() {
+        let mut residue = Residue::default();
+        add(&mut residue, &process(1, "a", 10), &[row(0x5000, 64, 10)]);
+        add(&mut residue, &process(2, "a", 20), &[row(0x9000, 64, 20), row(0x9100, 320, 5)]);
+        add(&mut residue, &process(3, "b", 7), &[row(0x5000, 64, 7)]);
+        let comms: Vec<_> = residue.processes().iter().map(|p| (p.pid, p.comm.as_str(), p.exact_alloc_bytes)).collect();
+        assert_eq!(comms, [(0, "a", Some(30)), (0, "b", Some(7))]);
+        let mut sums: Vec<_> = residue.rows(5, true).map(|row| (row.process, row.alloc.bytes)).collect();
+        sums.sort_by(|a, b| a.partial_cmp(b).unwrap());
+        assert_eq!(sums, [(5, 5.0), (5, 30.0), (6, 7.0)]);
+        let mut totals: Vec<_> = residue.totals(0).map(|row| (row.process, row.alloc.bytes)).collect();
+        totals.sort_by(|a, b| a.partial_cmp(b).unwrap());
+        assert_eq!(totals, [(0, 35.0), (1, 7.0)]);
+    }
+
+    #[test]
+    fn beyond_the_limits_sums_stay_and_detail_goes() {
+        let mut residue = Residue::default();
+        let one = process(1, "a", 1);
+        let rows: Vec<Row> = (0..MOST_ROWS as u64 + 500).map(|offset| row(1, offset, 2)).collect();
+        add(&mut residue, &one, &rows);
+        assert_eq!(residue.rows.len(), MOST_ROWS + 1);
+        let total: f64 = residue.rows(0, true).map(|row| row.alloc.bytes).sum();
+        assert_eq!(total, 2.0 * rows.len() as f64);
+        for number in 0..MOST_PROGRAMS + 50 {
+            add(&mut residue, &process(1, &number.to_string(), 3), &[]);
+        }
+        assert_eq!(residue.processes().len(), MOST_PROGRAMS + 1);
+        let bytes: u64 = residue.processes().iter().filter_map(|process| process.exact_alloc_bytes).sum();
+        assert_eq!(bytes, 1 + 3 * (MOST_PROGRAMS as u64 + 50));
+    }
+}

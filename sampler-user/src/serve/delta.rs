@@ -1,0 +1,233 @@
+//! The difference between two profiles of one recording: what was allocated in between, and how what is in use changed.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use sampler_ebpf::abi::ProcessKey;
+
+use super::filter::only;
+use crate::heap::sums::SampleSums;
+use crate::profile::model::{Process, Profile, Row, Stack};
+use crate::record::Code;
+use crate::record::maker::Made;
+
+/// Who a row belongs to in both profiles.
+#[derive(Clone, PartialEq, Eq, Hash)]
+enum Owner {
+    /// A process that lives in the later profile.
+    Living(ProcessKey),
+    /// A program: processes that have ended are one.
+    Ended(String, String, String),
+}
+
+/// A row's stack, as far as it is the same in both profiles.
+#[derive(PartialEq, Eq, Hash)]
+enum Place {
+    /// Of a living process: it was named once.
+    Named(*const Stack),
+    /// Of ended ones.
+    Code(Code),
+}
+
+#[derive(PartialEq, Eq, Hash)]
+struct Key {
+    owner: Owner,
+    thread: Arc<str>,
+    function: Arc<str>,
+    interval: u64,
+    place: Place,
+}
+
+struct Owners<'a> {
+    later: HashMap<ProcessKey, usize>,
+    made: &'a Made,
+}
+
+impl Owners<'_> {
+    /// The owner of process number `index` of `made`, as the later profile has it.
+    fn of(&self, made: &Made, index: usize) -> Owner {
+        let key = made.keys.get(index).filter(|key| self.later.contains_key(key));
+        match (key, made.profile.processes.get(index)) {
+            (Some(key), _) => Owner::Living(*key),
+            (None, Some(Process { comm, exe, cgroup, .. })) => Owner::Ended(comm.clone(), exe.clone(), cgroup.clone()),
+            (None, None) => Owner::Ended(String::new(), String::new(), String::new()),
+        }
+    }
+
+    fn key(&self, made: &Made, row: &Row) -> Key {
+        let owner = self.of(made, row.process);
+        let place = match owner {
+            Owner::Living(_) => Place::Named(Arc::as_ptr(&row.stack)),
+            Owner::Ended(..) => Place::Code(Code::of(&row.stack)),
+        };
+        Key {
+            owner,
+            thread: Arc::clone(&row.thread),
+            function: Arc::clone(&row.function),
+            interval: row.interval,
+            place,
+        }
+    }
+}
+
+/// What is shown of memory in use.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inuse {
+    /// How it changed.
+    Change,
+    /// What there is at the end.
+    Level,
+}
+
+/// `later` − `earlier` (or everything so far). Point values only: error bars of a change need both profiles
+/// (`heapbpf diff`).
+pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
+    let Some(earlier) = earlier else { return only(&later.profile, &[]) };
+    let owners =
+        Owners { later: later.keys.iter().enumerate().map(|(index, key)| (*key, index)).collect(), made: later };
+    let mut before: HashMap<Key, (SampleSums, SampleSums, &Row)> = HashMap::new();
+    for row in &earlier.profile.rows {
+        let (alloc, inuse, _) = before.entry(owners.key(earlier, row)).or_insert_with(|| {
+            let (alloc, inuse) = Default::default();
+            (alloc, inuse, row)
+        });
+        alloc.add(&row.alloc);
+        inuse.add(&row.inuse);
+    }
+    let mut profile = Profile {
+        processes: later.profile.processes.clone(),
+        rows: Vec::new(),
+        version: later.profile.version.clone(),
+        unwind: later.profile.unwind.clone(),
+        host: later.profile.host.clone(),
+        modules: later.profile.modules.clone(),
+        counters: later.profile.counters.clone(),
+        notes: later.profile.notes.clone(),
+        samples_known: false,
+        started: later.profile.started + earlier.profile.duration,
+        duration: later.profile.duration.saturating_sub(earlier.profile.duration),
+        ..later.profile
+    };
+    for row in &later.profile.rows {
+        let (alloc, inuse) = before.remove(&owners.key(later, row)).map_or_else(Default::default, |(a, i, _)| (a, i));
+        let inuse = if of == Inuse::Level { row.inuse } else { minus(&row.inuse, &inuse) };
+        push(&mut profile.rows, row, row.process, minus(&row.alloc, &alloc), inuse);
+    }
+    if of == Inuse::Level {
+        before.clear();
+    }
+    // What is left was in use by processes that have ended; their allocations are in the residue, or stay as they were.
+    let mut programs: HashMap<Owner, usize> =
+        (0..profile.processes.len()).map(|index| (owners.of(owners.made, index), index)).collect();
+    for (key, (_, inuse, row)) in before {
+        let process = *programs.entry(key.owner).or_insert_with(|| {
+            let process = &earlier.profile.processes[row.process];
+            profile.processes.push(Process { pid: 0, ended: true, ..process.clone() });
+            profile.processes.len() - 1
+        });
+        push(&mut profile.rows, row, process, SampleSums::default(), minus(&SampleSums::default(), &inuse));
+    }
+    let counted_before = counts(earlier, &owners);
+    for (index, process) in profile.processes.iter_mut().enumerate() {
+        let owner = owners.of(later, index);
+        let (bytes, objects) = counted_before.get(&owner).copied().unwrap_or_default();
+        process.exact_alloc_bytes = process.exact_alloc_bytes.map(|now| now.saturating_sub(bytes));
+        process.exact_alloc_objects = process.exact_alloc_objects.map(|now| now.saturating_sub(objects));
+    }
+    profile
+}
+
+fn counts(made: &Made, owners: &Owners<'_>) -> HashMap<Owner, (u64, u64)> {
+    let mut counts: HashMap<Owner, (u64, u64)> = HashMap::new();
+    for (index, process) in made.profile.processes.iter().enumerate() {
+        let (bytes, objects) = counts.entry(owners.of(made, index)).or_default();
+        *bytes += process.exact_alloc_bytes.unwrap_or(0);
+        *objects += process.exact_alloc_objects.unwrap_or(0);
+    }
+    counts
+}
+
+fn push(rows: &mut Vec<Row>, row: &Row, process: usize, alloc: SampleSums, inuse: SampleSums) {
+    let alloc = SampleSums { bytes: alloc.bytes.max(0.0), objects: alloc.objects.max(0.0), ..alloc };
+    if [alloc.bytes, alloc.objects, inuse.bytes, inuse.objects].iter().any(|value| *value != 0.0) {
+        rows.push(Row { process, alloc, inuse, peak: None, lifetimes: None, ..row.clone() });
+    }
+}
+
+fn minus(later: &SampleSums, earlier: &SampleSums) -> SampleSums {
+    SampleSums {
+        samples: later.samples.saturating_sub(earlier.samples),
+        bytes: later.bytes - earlier.bytes,
+        objects: later.objects - earlier.objects,
+        ..SampleSums::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::stats::Stats;
+    use crate::profile::testing;
+    use std::time::{Duration, Instant};
+
+    fn key(tgid: u32) -> ProcessKey {
+        ProcessKey { start_ns: 5, tgid, exec_id: 0 }
+    }
+
+    fn made(profile: Profile, living: usize) -> Made {
+        let keys = profile.processes[..living].iter().map(|process| key(process.pid)).collect();
+        Made { profile, stats: Stats::default(), keys, begun: Instant::now(), cost: Duration::ZERO }
+    }
+
+    fn totals(profile: &Profile) -> (f64, f64) {
+        let alloc = profile.rows.iter().map(|row| row.alloc.bytes).sum();
+        (alloc, profile.rows.iter().map(|row| row.inuse.bytes).sum())
+    }
+
+    #[test]
+    fn equal_profiles_differ_by_nothing() {
+        let (earlier, later) = (testing::small(), testing::small());
+        // Stacks are shared between the profiles of one recording.
+        let later = Profile { rows: earlier.rows.clone(), ..later };
+        let living = earlier.processes.len();
+        let difference = difference(Some(&made(earlier, living)), &made(later, living), Inuse::Change);
+        assert!(difference.rows.is_empty(), "{:?}", difference.rows);
+    }
+
+    #[test]
+    fn growth_is_what_came_in_between() {
+        let earlier = testing::small();
+        let mut later = earlier.clone();
+        later.duration = earlier.duration + Duration::from_secs(5);
+        later.rows[0].alloc.record(1000, 1000, 0, 1);
+        later.rows[0].inuse = SampleSums::default();
+        let freed = earlier.rows[0].inuse.bytes;
+        let living = earlier.processes.len();
+        let difference = difference(Some(&made(earlier, living)), &made(later, living), Inuse::Change);
+        assert_eq!(difference.rows.len(), 1);
+        assert_eq!(difference.duration, Duration::from_secs(5));
+        let (alloc, inuse) = totals(&difference);
+        assert!((alloc - 1000.0).abs() < 1e-6 && (inuse + freed).abs() < 1e-6, "{alloc} {inuse} {freed}");
+    }
+
+    #[test]
+    fn a_process_that_ended_in_between_allocated_nothing_more() {
+        let earlier = testing::small();
+        let mut later = earlier.clone();
+        // Process 1 has moved to the residue: the last one, without a pid, its stacks without addresses.
+        let ended = &mut later.processes[1];
+        (ended.pid, ended.ended) = (0, true);
+        for row in later.rows.iter_mut().filter(|row| row.process == 1) {
+            let mut stack = Stack::clone(&row.stack);
+            stack.frames.iter_mut().for_each(|frame| frame.address = 0);
+            row.stack = Arc::new(stack);
+            row.inuse = SampleSums::default();
+        }
+        let gone: f64 = earlier.rows.iter().filter(|row| row.process == 1).map(|row| row.inuse.bytes).sum();
+        assert_eq!(later.processes.len(), 2);
+        let difference = difference(Some(&made(earlier, 2)), &made(later, 1), Inuse::Change);
+        let (alloc, inuse) = totals(&difference);
+        assert!(alloc.abs() < 1e-6, "{alloc}");
+        assert!((inuse + gone).abs() < 1e-6 && gone > 0.0, "{inuse} {gone}");
+    }
+}

@@ -1,0 +1,147 @@
+//! Which processes an answer is about.
+
+use std::path::Path;
+
+use crate::host::process::CommGlob;
+use crate::profile::model::{Process, Profile, Row};
+
+/// A choice of processes; what is `None` excludes nobody.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    pid: Option<u32>,
+    comm: Option<(String, CommGlob)>,
+    cgroup: Option<String>,
+}
+
+impl PartialEq for Filter {
+    fn eq(&self, other: &Self) -> bool {
+        let text = |filter: &Self| filter.comm.as_ref().map(|(text, _)| text.clone());
+        (self.pid, text(self), &self.cgroup) == (other.pid, text(other), &other.cgroup)
+    }
+}
+
+impl Filter {
+    /// Whether `key` (`pid`, `comm` or `cgroup`) was known; then it is set.
+    ///
+    /// # Errors
+    /// A sentence on what is wrong with the value.
+    pub fn set(&mut self, key: &str, value: &str) -> Result<bool, String> {
+        let once = |set: bool| if set { Err(format!("{key} may be given once")) } else { Ok(()) };
+        match key {
+            "pid" => {
+                once(self.pid.is_some())?;
+                let pid = value.parse().ok().filter(|pid| *pid > 0);
+                self.pid = Some(pid.ok_or_else(|| format!("pid must be a process id, not {value:?}"))?);
+            }
+            "comm" => {
+                once(self.comm.is_some())?;
+                if value.is_empty() || value.len() > 64 {
+                    return Err("comm must be a name or pattern of 1 to 64 bytes".into());
+                }
+                let glob = CommGlob::new(value).map_err(|error| format!("comm: {error}"))?;
+                self.comm = Some((value.to_owned(), glob));
+            }
+            "cgroup" => {
+                once(self.cgroup.is_some())?;
+                if !value.starts_with('/') {
+                    return Err("cgroup must be a path as in /proc/PID/cgroup, beginning with /".into());
+                }
+                self.cgroup = Some(value.to_owned());
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Whether it excludes nobody.
+    pub const fn is_everything(&self) -> bool {
+        self.pid.is_none() && self.comm.is_none() && self.cgroup.is_none()
+    }
+
+    /// Whether a process is chosen.
+    pub fn matches(&self, process: &Process) -> bool {
+        self.pid.is_none_or(|pid| process.pid == pid)
+            && self.comm.as_ref().is_none_or(|(_, glob)| glob.matches(&process.comm))
+            // `Path` compares whole components: `/a/bc` is not below `/a/b`.
+            && self.cgroup.as_ref().is_none_or(|group| Path::new(&process.cgroup).starts_with(group))
+    }
+}
+
+/// The part of a profile that is about the processes that all filters choose.
+pub fn only(profile: &Profile, filters: &[&Filter]) -> Profile {
+    let mut number_of = vec![None; profile.processes.len()];
+    let mut processes = Vec::new();
+    for (process, number) in profile.processes.iter().zip(&mut number_of) {
+        if filters.iter().all(|filter| filter.matches(process)) {
+            *number = Some(processes.len());
+            processes.push(process.clone());
+        }
+    }
+    let rows = profile.rows.iter().filter_map(|row| {
+        let process = number_of.get(row.process).copied().flatten()?;
+        Some(Row { process, ..row.clone() })
+    });
+    Profile {
+        processes,
+        rows: rows.collect(),
+        version: profile.version.clone(),
+        unwind: profile.unwind.clone(),
+        host: profile.host.clone(),
+        modules: profile.modules.clone(),
+        counters: profile.counters.clone(),
+        notes: profile.notes.clone(),
+        ..*profile
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::testing;
+
+    fn filter(pairs: &[(&str, &str)]) -> Filter {
+        let mut filter = Filter::default();
+        pairs.iter().for_each(|(key, value)| assert_eq!(filter.set(key, value), Ok(true), "{key}={value}"));
+        filter
+    }
+
+    #[test]
+    fn processes_are_chosen_by_all_that_is_said() {
+        let process = Process { pid: 7, comm: "nginx".into(), cgroup: "/a/web".into(), ..Process::default() };
+        for (pairs, chosen) in [
+            (&[][..], true),
+            (&[("pid", "7")], true),
+            (&[("pid", "8")], false),
+            (&[("comm", "ngi*")], true),
+            (&[("comm", "ngi")], false),
+            (&[("cgroup", "/a")], true),
+            (&[("cgroup", "/a/we")], false),
+            (&[("pid", "7"), ("comm", "nginx"), ("cgroup", "/a/web")], true),
+            (&[("pid", "7"), ("comm", "apache")], false),
+        ] {
+            assert_eq!(filter(pairs).matches(&process), chosen, "{pairs:?}");
+        }
+    }
+
+    #[test]
+    fn bad_values_are_explained() {
+        let bad = [("pid", "x"), ("pid", "-1"), ("pid", "0"), ("comm", ""), ("comm", "a[b"), ("cgroup", "web")];
+        for (key, value) in bad {
+            assert!(Filter::default().set(key, value).unwrap_err().contains(key), "{key}={value}");
+        }
+        assert!(filter(&[("pid", "7")]).set("pid", "8").unwrap_err().contains("once"));
+        assert_eq!(Filter::default().set("color", "red"), Ok(false));
+    }
+
+    #[test]
+    fn a_part_of_a_profile_is_whole_in_itself() {
+        let profile = testing::small();
+        let pid = profile.processes[1].pid;
+        let part = only(&profile, &[&filter(&[("pid", &pid.to_string())])]);
+        assert_eq!(part.processes, profile.processes[1..2]);
+        let rows = profile.rows.iter().filter(|row| row.process == 1).count();
+        assert!(rows > 0 && part.rows.len() == rows && part.rows.iter().all(|row| row.process == 0));
+        let nobody = only(&profile, &[&filter(&[("pid", &pid.to_string())]), &filter(&[("comm", "no-such")])]);
+        assert!(nobody.processes.is_empty() && nobody.rows.is_empty());
+    }
+}

@@ -1,0 +1,80 @@
+//! Where scrapers are answered: refused, or bound, before anything is attached.
+
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::path::Path;
+
+use super::tokens::{TokenError, Tokens};
+
+/// A bound address, and who may ask there.
+#[derive(Debug)]
+pub struct Listen {
+    /// The address, with the port that was given if none was asked for (port 0).
+    pub address: SocketAddr,
+    pub(super) socket: TcpListener,
+    pub(super) tokens: Option<Tokens>,
+}
+
+/// Why nothing listens.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    /// Others could read along.
+    #[error(
+        "--listen {0}: other hosts can reach this address, so --token-file is needed; or listen on loopback (127.0.0.1)"
+    )]
+    NeedsTokens(SocketAddr),
+    /// The address cannot be had.
+    #[error("cannot listen on {address}: {source}{}", hint(source))]
+    Bind {
+        /// The address.
+        address: SocketAddr,
+        /// The kernel's reason.
+        source: io::Error,
+    },
+    /// The tokens.
+    #[error(transparent)]
+    Tokens(#[from] TokenError),
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrInUse => "; choose another port, or stop what uses this one",
+        io::ErrorKind::AddrNotAvailable => "; no interface of this host has that address",
+        io::ErrorKind::PermissionDenied => "; ports below 1024 need CAP_NET_BIND_SERVICE",
+        _ => "",
+    }
+}
+
+impl Listen {
+    /// Reads the tokens and binds the address. Connections wait until a server takes them.
+    ///
+    /// # Errors
+    /// See [`ListenError`].
+    pub fn open(address: SocketAddr, token_file: Option<&Path>) -> Result<Self, ListenError> {
+        let tokens = token_file.map(Tokens::read).transpose()?;
+        if tokens.is_none() && !address.ip().is_loopback() {
+            return Err(ListenError::NeedsTokens(address));
+        }
+        let failed = |source| ListenError::Bind { address, source };
+        let socket = TcpListener::bind(address).map_err(failed)?;
+        socket.set_nonblocking(true).map_err(failed)?;
+        let address = socket.local_addr().map_err(failed)?;
+        Ok(Self { address, socket, tokens })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_addresses_need_tokens_and_a_port_in_use_is_said() {
+        let open = |text: &str| Listen::open(text.parse().unwrap(), None);
+        assert!(open("0.0.0.0:0").unwrap_err().to_string().contains("--token-file"));
+        assert!(open("[::]:0").unwrap_err().to_string().contains("--token-file"));
+        let first = open("127.0.0.1:0").unwrap();
+        assert_ne!(first.address.port(), 0);
+        let error = open(&first.address.to_string()).unwrap_err().to_string();
+        assert!(error.contains("choose another port"), "{error}");
+    }
+}

@@ -1,0 +1,298 @@
+//! `/metrics`: totals in Prometheus' text format, with a bounded number of series.
+//!
+//! A process gets series of its own while there is room for it, and keeps them until it ends; then, and if there was
+//! no room, it is one of the "other" processes. So a counter never falls while its series lives, and their sum is
+//! always all there is.
+
+use std::collections::{HashMap, HashSet};
+use std::fmt::{Display, Write};
+
+use sampler_ebpf::abi::ProcessKey;
+
+use super::filter::Filter;
+use super::push::PushStatus;
+use crate::profile::estimates::Pool;
+use crate::profile::model::{Process, Row};
+use crate::profile::stats::LOST_PREFIX;
+use crate::profile::value::Value;
+use crate::record::maker::Made;
+
+/// Most processes with series of their own.
+pub const MOST_PROCESSES: usize = 500;
+
+/// Level of the bounds.
+const CONFIDENCE: f64 = 0.95;
+
+/// What the server counts of itself.
+#[derive(Clone, Debug, Default)]
+pub struct Serving {
+    /// Answers given.
+    pub answered: u64,
+    /// Answers refused because too many were under way.
+    pub refused: u64,
+    /// How pushing goes.
+    pub push: Vec<PushStatus>,
+}
+
+/// What lasts from scrape to scrape. Of each counter, the highest value so far is kept: a sampled call that turns out to
+/// fail is taken back, and a counter must not fall.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    /// Processes with series of their own; bytes and calls.
+    slots: HashMap<ProcessKey, (u64, u64)>,
+    /// Processes that found no room: they are never given any, or the others' counters would fall.
+    others: HashSet<ProcessKey>,
+    totals: HashMap<&'static str, u64>,
+}
+
+/// One group of equal metrics.
+struct Family {
+    name: &'static str,
+    kind: &'static str,
+    help: &'static str,
+    lines: Vec<(String, String)>,
+}
+
+impl Family {
+    fn new(name: &'static str, kind: &'static str, help: &'static str) -> Self {
+        Self { name, kind, help, lines: Vec::new() }
+    }
+
+    fn add(&mut self, labels: &str, value: impl Display) {
+        self.lines.push((labels.to_owned(), value.to_string()));
+    }
+
+    fn write(&self, out: &mut String) {
+        if self.lines.is_empty() {
+            return;
+        }
+        let Self { name, kind, help, lines } = self;
+        // Writing to a text cannot fail.
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        for (labels, value) in lines {
+            let _ = writeln!(out, "{name}{labels} {value}");
+        }
+    }
+}
+
+impl Metrics {
+    /// The text for who may see what all `filters` choose. Who may not see everything is not told of the rest.
+    pub fn write(&mut self, made: &Made, filters: &[&Filter], serving: Serving) -> String {
+        self.assign(made);
+        let visible = |process: &Process| filters.iter().all(|filter| filter.matches(process));
+        let mut out = String::new();
+        self.processes(made, &visible, &mut out);
+        if filters.iter().all(|filter| filter.is_everything()) {
+            self.daemon(made, &serving, &mut out);
+            pushing(&serving.push, &mut out);
+        }
+        out
+    }
+
+    /// Gives new processes a place. Of the lives of one pid, only the last can have it: the others have ended.
+    fn assign(&mut self, made: &Made) {
+        let mut last: HashMap<u32, ProcessKey> = HashMap::new();
+        for (key, process) in made.keys.iter().zip(&made.profile.processes) {
+            let known = last.entry(key.tgid).or_insert(*key);
+            if (key.start_ns, key.exec_id) > (known.start_ns, known.exec_id) {
+                *known = *key;
+            }
+            if process.ended {
+                last.remove(&key.tgid);
+            }
+        }
+        self.slots.retain(|key, _| last.get(&key.tgid) == Some(key));
+        self.others.retain(|key| last.get(&key.tgid) == Some(key));
+        for key in made.keys.iter().filter(|key| last.get(&key.tgid) == Some(key)) {
+            if !self.slots.contains_key(key) && !self.others.contains(key) {
+                if self.slots.len() < MOST_PROCESSES {
+                    self.slots.insert(*key, (0, 0));
+                } else {
+                    self.others.insert(*key);
+                }
+            }
+        }
+    }
+
+    fn processes(&mut self, made: &Made, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
+        let profile = &made.profile;
+        let mut rows: HashMap<usize, Vec<&Row>> = HashMap::new();
+        for row in &profile.rows {
+            rows.entry(row.process).or_default().push(row);
+        }
+        let mut bytes = Family::new(
+            "heapbpf_process_alloc_bytes_total",
+            "counter",
+            "Bytes that a process asked for, counted exactly.",
+        );
+        let mut calls =
+            Family::new("heapbpf_process_allocs_total", "counter", "Allocations of a process, counted exactly.");
+        let mut inuse = Family::new("heapbpf_process_inuse_bytes", "gauge", "Bytes in use, estimated from samples.");
+        let mut low =
+            Family::new("heapbpf_process_inuse_low_bytes", "gauge", "Lower end of the 95 % interval of bytes in use.");
+        let mut high =
+            Family::new("heapbpf_process_inuse_high_bytes", "gauge", "Upper end of the 95 % interval of bytes in use.");
+        let mut objects =
+            Family::new("heapbpf_process_inuse_objects", "gauge", "Blocks in use, estimated from samples.");
+        let mut samples = Family::new("heapbpf_process_samples_total", "counter", "Samples taken of a process.");
+        let (mut other_bytes, mut other_calls, mut other_rows, mut other_seen) = (0u64, 0u64, Vec::new(), false);
+        for (index, process) in profile.processes.iter().enumerate().filter(|(_, process)| visible(process)) {
+            let of_process = rows.remove(&index).unwrap_or_default();
+            let (exact_bytes, exact_calls) =
+                (process.exact_alloc_bytes.unwrap_or(0), process.exact_alloc_objects.unwrap_or(0));
+            let Some(slot) = made.keys.get(index).and_then(|key| self.slots.get_mut(key)) else {
+                other_bytes = other_bytes.saturating_add(exact_bytes);
+                other_calls = other_calls.saturating_add(exact_calls);
+                other_rows.extend(of_process);
+                other_seen = true;
+                continue;
+            };
+            *slot = (slot.0.max(exact_bytes), slot.1.max(exact_calls));
+            let labels = labels(process);
+            bytes.add(&labels, slot.0);
+            calls.add(&labels, slot.1);
+            let pool = Pool::of(of_process);
+            samples.add(&labels, pool.samples(Value::AllocSpace));
+            if profile.live {
+                let estimate = pool.estimate(profile, Value::InuseSpace, CONFIDENCE);
+                inuse.add(&labels, number(estimate.estimate));
+                estimate.low.iter().for_each(|bound| low.add(&labels, number(*bound)));
+                estimate.high.iter().for_each(|bound| high.add(&labels, number(*bound)));
+                objects.add(&labels, number(pool.total(Value::InuseObjects)));
+            }
+        }
+        for family in [bytes, calls, samples, inuse, low, high, objects] {
+            family.write(out);
+        }
+        if other_seen {
+            let help = "Bytes asked for by processes that have ended or found no room for series of their own.";
+            single(out, "heapbpf_other_alloc_bytes_total", "counter", help, other_bytes);
+            let help = "Allocations of processes that have ended or found no room for series of their own.";
+            single(out, "heapbpf_other_allocs_total", "counter", help, other_calls);
+            if profile.live {
+                let help = "Bytes in use by processes that found no room for series of their own.";
+                let inuse = Pool::of(other_rows).total(Value::InuseSpace);
+                single(out, "heapbpf_other_inuse_bytes", "gauge", help, number(inuse));
+            }
+        }
+    }
+
+    fn daemon(&mut self, made: &Made, serving: &Serving, out: &mut String) {
+        let (stats, profile) = (&made.stats, &made.profile);
+        let exact = |of: fn(&Process) -> Option<u64>| profile.processes.iter().filter_map(of).sum::<u64>();
+        let (bytes, calls) = (exact(|p| p.exact_alloc_bytes), exact(|p| p.exact_alloc_objects));
+        let counters = [
+            ("heapbpf_alloc_bytes_total", "Bytes asked for, counted exactly.", bytes),
+            ("heapbpf_allocs_total", "Allocations, counted exactly.", calls),
+            ("heapbpf_hits_total", "Outermost allocation calls of the targets.", stats.hits),
+            ("heapbpf_unsampled_total", "Hits that were not sampled.", stats.unsampled),
+            ("heapbpf_samples_total", "Samples that reached the profile.", stats.submitted),
+            ("heapbpf_failed_total", "Sampled calls that returned NULL.", stats.failed),
+            ("heapbpf_inner_calls_total", "Calls that allocators made into themselves.", stats.inner),
+            ("heapbpf_frees_seen_total", "Frees of blocks.", stats.frees_seen),
+            ("heapbpf_frees_matched_total", "Frees of sampled blocks.", stats.frees_matched),
+            ("heapbpf_scrapes_total", "Answers given.", serving.answered),
+            ("heapbpf_scrapes_refused_total", "Answers refused because too many were under way.", serving.refused),
+        ];
+        for (name, help, value) in counters {
+            let highest = self.totals.entry(name).or_default();
+            *highest = value.max(*highest);
+            single(out, name, "counter", help, *highest);
+        }
+        let mut lost = Family::new("heapbpf_lost_total", "counter", "Hits that were lost, by reason.");
+        for (reason, count) in &stats.lost {
+            let reason = reason.strip_prefix(LOST_PREFIX).unwrap_or(reason);
+            // What is in flight is lost only if it never lands.
+            if reason != "in_flight" {
+                lost.add(&format!("{{reason=\"{}\"}}", escaped(reason)), count);
+            }
+        }
+        lost.write(out);
+        let mut other = Family::new("heapbpf_events_total", "counter", "Other counters of the accounting, by name.");
+        for (name, count) in &stats.other {
+            other.add(&format!("{{name=\"{}\"}}", escaped(name)), count);
+        }
+        other.write(out);
+        if let Some(seconds) = stats.probe_seconds {
+            single(out, "heapbpf_probe_seconds_total", "counter", "Time spent in probes.", number(seconds));
+        }
+        let seconds = number(stats.daemon_cpu_seconds);
+        single(out, "heapbpf_daemon_cpu_seconds_total", "counter", "CPU time of heapbpf itself.", seconds);
+        let help = "Most memory that heapbpf itself has used.";
+        single(out, "heapbpf_daemon_peak_resident_bytes", "gauge", help, stats.daemon_peak_rss_bytes);
+        if let Some(resident) = resident_bytes() {
+            single(out, "heapbpf_daemon_resident_bytes", "gauge", "Memory of heapbpf itself.", resident);
+        }
+        let help = "How long the last snapshot kept the event path waiting.";
+        single(out, "heapbpf_snapshot_seconds", "gauge", help, number(made.cost.as_secs_f64()));
+        let help = "Mean trials between samples (bytes, unless told otherwise).";
+        single(out, "heapbpf_sampling_interval", "gauge", help, profile.interval);
+        single(out, "heapbpf_processes", "gauge", "Processes with at least one hit.", made.keys.len());
+        let mut info = Family::new("heapbpf_build_info", "gauge", "Version.");
+        info.add(&format!("{{version=\"{}\"}}", escaped(&profile.version)), 1);
+        info.write(out);
+    }
+}
+
+fn pushing(destinations: &[PushStatus], out: &mut String) {
+    type Get = fn(&PushStatus) -> u64;
+    let families: [(_, _, _, Get); 6] = [
+        ("heapbpf_push_delivered_total", "counter", "Profiles delivered.", |status| status.counts.delivered),
+        ("heapbpf_push_dropped_total", "counter", "Profiles given up for want of room.", |status| {
+            status.counts.dropped
+        }),
+        ("heapbpf_push_rejected_total", "counter", "Profiles refused for good.", |status| status.counts.rejected),
+        ("heapbpf_push_failures_total", "counter", "Attempts that failed.", |status| status.counts.failures),
+        ("heapbpf_push_waiting", "gauge", "Profiles that wait to be delivered.", |status| status.counts.waiting),
+        ("heapbpf_push_waiting_bytes", "gauge", "Their bytes.", |status| status.counts.waiting_bytes),
+    ];
+    for (name, kind, help, value) in families {
+        let mut family = Family::new(name, kind, help);
+        for status in destinations {
+            family.add(&format!("{{destination=\"{}\"}}", escaped(&status.destination)), value(status));
+        }
+        family.write(out);
+    }
+}
+
+/// A metric with one value and no labels.
+fn single(out: &mut String, name: &'static str, kind: &'static str, help: &'static str, value: impl Display) {
+    let mut family = Family::new(name, kind, help);
+    family.add("", value);
+    family.write(out);
+}
+
+fn labels(process: &Process) -> String {
+    let (pid, comm, cgroup) = (process.pid, escaped(&process.comm), escaped(&process.cgroup));
+    format!("{{pid=\"{pid}\",comm=\"{comm}\",cgroup=\"{cgroup}\"}}")
+}
+
+/// A label's value as the format wants it.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\\' => escaped.push_str("\\\\"),
+            '"' => escaped.push_str("\\\""),
+            '\n' => escaped.push_str("\\n"),
+            c => escaped.push(c),
+        }
+    }
+    escaped
+}
+
+/// Numbers without an exponent's surprises: the shortest text that reads back the same.
+fn number(value: f64) -> String {
+    if value == 0.0 { "0".into() } else { format!("{value}") }
+}
+
+/// Memory that this process has now.
+fn resident_bytes() -> Option<u64> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+}
+
+#[cfg(test)]
+#[path = "metrics_tests.rs"]
+mod tests;

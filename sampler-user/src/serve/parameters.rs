@@ -1,0 +1,84 @@
+//! What a request asks for, judged: parameters of the query.
+
+use std::time::Duration;
+
+use super::filter::Filter;
+
+/// Longest difference, seconds.
+pub const MOST_SECONDS: u64 = 3600;
+
+/// Parameters of a request.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Parameters {
+    /// Which processes.
+    pub filter: Filter,
+    /// The difference over this time instead of everything since the start.
+    pub seconds: Option<Duration>,
+}
+
+impl Parameters {
+    /// Judges decoded pairs of a query.
+    ///
+    /// # Errors
+    /// A sentence for the client.
+    pub fn parse(pairs: &[(String, String)]) -> Result<Self, String> {
+        let mut parameters = Self::default();
+        let mut seconds = None;
+        for (key, value) in pairs {
+            match key.as_str() {
+                "seconds" => {
+                    if seconds.is_some() {
+                        return Err("seconds may be given once".into());
+                    }
+                    let number = value.parse::<u64>().ok().filter(|number| *number <= MOST_SECONDS);
+                    seconds = Some(number.ok_or_else(|| {
+                        format!("seconds must be a whole number from 0 to {MOST_SECONDS}, not {value:?}")
+                    })?);
+                }
+                // What scrapers of Go programs add: there is no collection to run, and one encoding.
+                "gc" => {}
+                "debug" if value == "0" => {}
+                "debug" => return Err("debug: profiles come as gzip-compressed protobuf only (debug=0)".into()),
+                _ if parameters.filter.set(key, value)? => {}
+                _ => return Err(format!("{key:?} is not known; known are seconds, pid, comm and cgroup")),
+            }
+        }
+        parameters.seconds = seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs);
+        Ok(parameters)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(query: &[(&str, &str)]) -> Result<Parameters, String> {
+        let pairs: Vec<_> = query.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
+        Parameters::parse(&pairs)
+    }
+
+    #[test]
+    fn good_ones() {
+        assert_eq!(parse(&[]), Ok(Parameters::default()));
+        assert_eq!(parse(&[("seconds", "0"), ("gc", "1"), ("debug", "0")]), Ok(Parameters::default()));
+        assert_eq!(parse(&[("seconds", "30")]).unwrap().seconds, Some(Duration::from_secs(30)));
+        assert!(!parse(&[("pid", "1")]).unwrap().filter.is_everything());
+    }
+
+    #[test]
+    fn bad_ones_are_explained() {
+        for (query, part) in [
+            (&[("seconds", "-1")][..], "whole number"),
+            (&[("seconds", "1.5")], "whole number"),
+            (&[("seconds", "3601")], "3600"),
+            (&[("seconds", "99999999999999999999")], "whole number"),
+            (&[("seconds", "")], "whole number"),
+            (&[("seconds", "1"), ("seconds", "2")], "once"),
+            (&[("debug", "1")], "protobuf"),
+            (&[("pid", "abc")], "process id"),
+            (&[("what", "1")], "known are"),
+        ] {
+            assert!(parse(query).unwrap_err().contains(part), "{query:?}: {:?}", parse(query));
+        }
+    }
+}

@@ -1,0 +1,139 @@
+//! Where profiles are pushed to: a URL and what is spoken there.
+
+use ureq::http::Uri;
+
+/// What is spoken.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// OTLP profiles in HTTP requests.
+    OtlpHttp,
+    /// OTLP profiles by gRPC.
+    OtlpGrpc,
+    /// Pyroscope's `/ingest`.
+    PyroscopeIngest,
+    /// Pyroscope's push API (Connect, JSON).
+    PyroscopePush,
+    /// The gzip-compressed pprof as the body of a POST.
+    Post,
+}
+
+/// A destination.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Destination {
+    /// What is spoken.
+    pub protocol: Protocol,
+    /// `http://host:port`.
+    pub origin: String,
+    /// Path and query.
+    pub path: String,
+    /// Value of the `Authorization` header, from the URL's user information.
+    pub authorization: Option<String>,
+}
+
+/// Why a URL is no destination.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("--push {url}: {reason}; {KNOWN}")]
+pub struct DestinationError {
+    url: String,
+    reason: String,
+}
+
+const KNOWN: &str = "known are otlp+http://HOST:4318, otlp+grpc://HOST:4317, pyroscope://HOST:4040 (/ingest), \
+    pyroscope-push://HOST:4040 (push API) and http://HOST/PATH (a POST of the pprof)";
+
+impl Destination {
+    /// Judges a URL.
+    ///
+    /// # Errors
+    /// It does not parse, or nothing is known that could be spoken there.
+    pub fn parse(url: &str) -> Result<Self, DestinationError> {
+        // What is before the @ is secret.
+        let shown = url.rsplit_once('@').map_or(url, |(_, host)| host).to_owned();
+        let failed = |reason: &str| DestinationError { url: shown.clone(), reason: reason.into() };
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| failed("it is no URL"))?;
+        let (protocol, default_path) = match scheme {
+            "otlp+http" => (Protocol::OtlpHttp, "/v1development/profiles"),
+            "otlp+grpc" => (Protocol::OtlpGrpc, "/"),
+            "pyroscope" => (Protocol::PyroscopeIngest, "/ingest"),
+            "pyroscope-push" => (Protocol::PyroscopePush, "/push.v1.PusherService/Push"),
+            "http" => (Protocol::Post, "/"),
+            "https" => return Err(failed("TLS is not built in: push to a collector or proxy on this host")),
+            _ => return Err(failed("nothing is known of this kind of URL")),
+        };
+        let (authority, _) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let (user, host) = authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user), host));
+        let uri: Uri = format!("http://{host}{}", &rest[authority.len()..])
+            .parse()
+            .map_err(|error: ureq::http::uri::InvalidUri| failed(&error.to_string()))?;
+        if uri.host().is_none_or(str::is_empty) {
+            return Err(failed("it has no host"));
+        }
+        if uri.authority().is_some_and(|authority| authority.as_str() != authority.host() && uri.port_u16().is_none()) {
+            return Err(failed("its port is no number up to 65535"));
+        }
+        let path = uri.path_and_query().map_or("/", |path| path.as_str());
+        let path = if path == "/" { default_path } else { path }.to_owned();
+        let authorization = user.map(|user| match user.split_once(':') {
+            Some(_) => {
+                use base64::Engine as _;
+                format!("Basic {}", base64::engine::general_purpose::STANDARD.encode(user))
+            }
+            None => format!("Bearer {user}"),
+        });
+        Ok(Self { protocol, origin: format!("http://{host}"), path, authorization })
+    }
+
+    /// The destination without secrets, as it is shown and as its spool is known.
+    pub fn shown(&self) -> String {
+        let scheme = match self.protocol {
+            Protocol::OtlpHttp => "otlp+http",
+            Protocol::OtlpGrpc => "otlp+grpc",
+            Protocol::PyroscopeIngest => "pyroscope",
+            Protocol::PyroscopePush => "pyroscope-push",
+            Protocol::Post => "http",
+        };
+        let path = self.path.split('?').next().unwrap_or_default();
+        format!("{scheme}{}{path}", &self.origin["http".len()..])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn urls_say_what_is_spoken() {
+        for (url, protocol, full) in [
+            ("otlp+http://c:4318", Protocol::OtlpHttp, "http://c:4318/v1development/profiles"),
+            ("otlp+grpc://c:4317", Protocol::OtlpGrpc, "http://c:4317/"),
+            ("pyroscope://p:4040", Protocol::PyroscopeIngest, "http://p:4040/ingest"),
+            ("pyroscope-push://p:4040/", Protocol::PyroscopePush, "http://p:4040/push.v1.PusherService/Push"),
+            ("http://x/a?b=c", Protocol::Post, "http://x/a?b=c"),
+            ("http://[::1]:80/", Protocol::Post, "http://[::1]:80/"),
+        ] {
+            let destination = Destination::parse(url).unwrap();
+            assert_eq!(destination.protocol, protocol);
+            assert_eq!(format!("{}{}", destination.origin, destination.path), full);
+        }
+    }
+
+    #[test]
+    fn secrets_are_used_but_not_shown() {
+        let basic = Destination::parse("pyroscope://me:secret@p:4040").unwrap();
+        assert_eq!(basic.authorization.as_deref(), Some("Basic bWU6c2VjcmV0"));
+        assert_eq!(basic.shown(), "pyroscope://p:4040/ingest");
+        let bearer = Destination::parse("http://secret@p/x?key=k").unwrap();
+        assert_eq!(bearer.authorization.as_deref(), Some("Bearer secret"));
+        assert_eq!(bearer.shown(), "http://p/x");
+        let error = Destination::parse("https://me:secret@p").unwrap_err().to_string();
+        assert!(error.contains("TLS") && !error.contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn what_is_no_url_is_refused_with_what_would_be() {
+        for url in ["", "localhost:4040", "http://", "ftp://x", "http://a b/", "http://x:port/", "otlp+http:///x"] {
+            let error = Destination::parse(url).expect_err(url).to_string();
+            assert!(error.contains("otlp+grpc://"), "{error}");
+        }
+    }
+}

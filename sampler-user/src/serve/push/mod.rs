@@ -1,0 +1,169 @@
+//! Sends profiles to stores, at intervals: allocations since the last one, and what is in use at that time.
+//!
+//! Each destination has a queue and a thread of its own, so that one that is away delays no other.
+
+mod backoff;
+mod batch;
+pub mod destination;
+mod multipart;
+mod queue;
+mod sender;
+mod spool;
+
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::{Duration, Instant};
+
+use self::batch::batches;
+use self::destination::Destination;
+use self::queue::{Counts, Queue};
+use super::delta::{Inuse, difference};
+use crate::record::maker::Made;
+use crate::record::requests::Recording;
+use crate::record::snapshot::Detail;
+
+pub use self::destination::DestinationError;
+pub use self::spool::{SpoolError, SpoolOptions};
+
+/// What is sent where.
+#[derive(Debug)]
+pub struct PushPlan {
+    /// Destinations, with their queues.
+    pub destinations: Vec<(Destination, Queue)>,
+    /// Time between profiles.
+    pub every: Duration,
+}
+
+/// What was delivered to a destination so far, and what was not.
+#[derive(Clone, Debug)]
+pub struct PushStatus {
+    /// The destination.
+    pub destination: String,
+    /// Counts.
+    pub counts: Counts,
+}
+
+/// For those who want to know how it goes.
+#[derive(Clone, Default)]
+pub struct PushStatuses(Arc<Vec<(String, Arc<Queue>)>>);
+
+impl PushStatuses {
+    /// How it goes, destination by destination.
+    pub fn read(&self) -> Vec<PushStatus> {
+        let status = |(destination, queue): &(String, Arc<Queue>)| PushStatus {
+            destination: destination.clone(),
+            counts: queue.counts(),
+        };
+        self.0.iter().map(status).collect()
+    }
+}
+
+impl PushPlan {
+    /// Judges destinations and opens their queues: on disk if there is a spool.
+    ///
+    /// # Errors
+    /// A URL that cannot be pushed to, or a spool that cannot be used.
+    pub fn open(urls: &[String], every: Duration, spool: Option<&SpoolOptions>) -> Result<Self, PushError> {
+        let mut destinations: Vec<(Destination, Queue)> = Vec::new();
+        for url in urls {
+            let destination = Destination::parse(url)?;
+            let queue = match spool {
+                Some(spool) => Queue::on_disk(spool, &destination.shown())?,
+                None => Queue::in_memory(),
+            };
+            destinations.push((destination, queue));
+        }
+        Ok(Self { destinations, every })
+    }
+}
+
+/// Why nothing is pushed.
+#[derive(Debug, thiserror::Error)]
+pub enum PushError {
+    /// A URL.
+    #[error(transparent)]
+    Destination(#[from] DestinationError),
+    /// The spool.
+    #[error(transparent)]
+    Spool(#[from] SpoolError),
+}
+
+/// Pushes while it lives. The end of the recording is pushed by [`Pusher::finish`].
+pub struct Pusher {
+    work: Sender<Made>,
+    thread: std::thread::JoinHandle<()>,
+    statuses: PushStatuses,
+}
+
+/// At the end, senders get this long for what is still in their queues.
+const PARTING: Duration = Duration::from_secs(5);
+
+impl Pusher {
+    /// Starts to push.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub fn start(plan: PushPlan, recording: Recording) -> std::io::Result<Self> {
+        let mut senders = Vec::new();
+        let mut statuses = Vec::new();
+        for (destination, queue) in plan.destinations {
+            let queue = Arc::new(queue);
+            statuses.push((destination.shown(), Arc::clone(&queue)));
+            senders.push((destination.clone(), Arc::clone(&queue)));
+            std::thread::Builder::new().name("push".into()).spawn(move || sender::run(&destination, &queue))?;
+        }
+        let (work, last) = channel::<Made>();
+        let thread = std::thread::Builder::new().name("push".into()).spawn(move || {
+            let mut earlier: Option<Made> = None;
+            let mut due = Instant::now() + plan.every;
+            loop {
+                let made = match last.recv_timeout(due.saturating_duration_since(Instant::now())) {
+                    Err(RecvTimeoutError::Timeout) => recording.profile_blocking(Detail::Stacks),
+                    Ok(made) => {
+                        enqueue(&senders, earlier.as_ref(), &made);
+                        break;
+                    }
+                    Err(RecvTimeoutError::Disconnected) => break,
+                };
+                // While the recording ends, the last profile is on its way.
+                let Ok(made) = made else {
+                    due = Instant::now() + plan.every;
+                    continue;
+                };
+                enqueue(&senders, earlier.as_ref(), &made);
+                earlier = Some(made);
+                due = due.max(Instant::now() - plan.every) + plan.every;
+            }
+            let deadline = Instant::now() + PARTING;
+            for (destination, queue) in &senders {
+                queue.close();
+                if !queue.wait_until_empty(deadline) {
+                    let counts = queue.counts();
+                    log::warn!("{}: {} profiles were not delivered", destination.shown(), counts.waiting);
+                }
+            }
+        })?;
+        Ok(Self { work, thread, statuses: PushStatuses(Arc::new(statuses)) })
+    }
+
+    /// How it goes.
+    pub fn statuses(&self) -> PushStatuses {
+        self.statuses.clone()
+    }
+
+    /// Pushes the last profile, and waits some seconds for what is queued.
+    pub fn finish(self, last: Made) {
+        let _ = self.work.send(last);
+        let _ = self.thread.join();
+    }
+}
+
+fn enqueue(senders: &[(Destination, Arc<Queue>)], earlier: Option<&Made>, made: &Made) {
+    let profile = difference(earlier, made, Inuse::Level);
+    for (destination, queue) in senders {
+        match batches(destination, &profile) {
+            Ok(batch) => queue.push(&batch),
+            Err(error) => log::warn!("{}: {error}", destination.shown()),
+        }
+    }
+}

@@ -1,0 +1,378 @@
+//! `--listen`: scraped by `go tool pprof`, by Prometheus, by a hundred at once; who may see what; bad input.
+
+use std::fs;
+use std::io::Write;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use heapbpf_tests::environment::{skipped, tool_or_install, turn};
+use heapbpf_tests::pprof;
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::{Recorder, Recording};
+use heapbpf_tests::scrape::{Answer, get, get_with, idle, send};
+use heapbpf_tests::target::{PATIENCE, Target};
+
+const ALLOC_OBJECTS: usize = 0;
+const ALLOC_SPACE: usize = 1;
+const INUSE_SPACE: usize = 3;
+
+/// A recording that listens on some port of loopback.
+fn serving(recorder: Recorder) -> (Recording, SocketAddr) {
+    let recording = recorder.option("--listen", "127.0.0.1:0").start();
+    let line = recording.next_line();
+    let address = line.strip_prefix("heapbpf: listening on http://").unwrap_or_else(|| panic!("{line}"));
+    (recording, address.parse().expect("an address"))
+}
+
+/// A profile's sums, by value; what `go tool pprof` reads of it.
+fn read(answer: &Answer) -> Option<pprof::Raw> {
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(answer.headers["content-type"], "application/octet-stream");
+    let mut file = tempfile::Builder::new().suffix(".pb.gz").tempfile().expect("a temporary file");
+    file.write_all(&answer.body).expect("room");
+    pprof::raw(file.path())
+}
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "{what}: still not, after {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Whether a sample is of this process.
+fn has_pid(raw: &pprof::Raw, pid: u32) -> bool {
+    raw.text.contains(&format!("pid:[{pid} count]"))
+}
+
+#[test]
+fn a_scrape_is_the_truth_so_far() {
+    let Some(_turn) = turn("a_scrape_is_the_truth_so_far") else { return };
+    let mut target = Target::start(&program("growing"), ["20000"]);
+    let (recording, address) = serving(Recorder::of(target.pid(), 1));
+    let truth = target.run();
+    let (bytes, calls): (u64, u64) = (20_000 * 1000, 20_000);
+    assert!(!truth.sites.is_empty());
+    let answer = get(address, "/debug/pprof/heap");
+    let Some(raw) = read(&answer) else { return skipped("a_scrape_is_the_truth_so_far", "there is no go") };
+    // At R = 1 nothing is estimated; report() itself may allocate.
+    let (space, objects) = (raw.sum(ALLOC_SPACE) as u64, raw.sum(ALLOC_OBJECTS) as u64);
+    assert!((bytes..bytes + 100_000).contains(&space), "{space}");
+    assert!((calls..calls + 100).contains(&objects), "{objects}");
+    assert!((2_000_000..2_100_000).contains(&raw.sum(INUSE_SPACE)), "{}", raw.sum(INUSE_SPACE));
+    assert!(raw.sample_types[INUSE_SPACE].ends_with("[dflt]"), "{:?}", raw.sample_types);
+    let allocs = read(&get(address, "/debug/pprof/allocs")).expect("as before");
+    assert!(allocs.sample_types[ALLOC_SPACE].ends_with("[dflt]"), "{:?}", allocs.sample_types);
+
+    let metrics = get(address, "/metrics");
+    let total = metrics.metric("heapbpf_alloc_bytes_total").expect("is there");
+    assert!(total >= bytes as f64 && total < bytes as f64 + 100_000.0, "{total}");
+    let labels = format!("{{pid=\"{}\",comm=\"growing\",", target.pid());
+    for name in ["alloc_bytes_total", "allocs_total", "inuse_bytes", "inuse_low_bytes", "inuse_high_bytes"] {
+        let series = format!("heapbpf_process_{name}{labels}");
+        assert!(metrics.text().contains(&series), "{series} is not in\n{}", metrics.text());
+    }
+    assert!(metrics.metric("heapbpf_daemon_cpu_seconds_total").expect("is there") > 0.0);
+
+    let nobody = read(&get(address, "/debug/pprof/heap?comm=nobody*")).expect("as before");
+    assert_eq!(nobody.samples.len(), 0);
+    let own = format!("/debug/pprof/heap?pid={}&comm=grow*", target.pid());
+    assert_eq!(read(&get(address, &own)).expect("as before").sum(ALLOC_SPACE), raw.sum(ALLOC_SPACE));
+    assert_eq!(get(address, "/healthz").status, 200);
+    assert!(get(address, "/").text().contains("/debug/pprof/heap"));
+    recording.stop().results();
+}
+
+#[test]
+fn go_tool_pprof_scrapes_a_difference() {
+    let Some(_turn) = turn("go_tool_pprof_scrapes_a_difference") else { return };
+    let Some(go) = tool_or_install("go", "golang-go") else {
+        return skipped("go_tool_pprof_scrapes_a_difference", "there is no go");
+    };
+    let mut target = Target::start(&program("growing"), ["100000000", "5000"]);
+    let (recording, address) = serving(Recorder::of(target.pid(), 1000));
+    target.go();
+    until("samples", || get(address, "/metrics").metric("heapbpf_samples_total").is_some_and(|n| n > 1000.0));
+    let home = tempfile::tempdir().expect("a temporary folder");
+    let pprof = |arguments: &[&str], query: &str| {
+        let url = format!("http://{address}/debug/pprof/heap{query}");
+        let mut command = Command::new(&go);
+        command.args(["tool", "pprof", "-symbolize=none"]).args(arguments).arg(url);
+        let output = command.env("HOME", home.path()).env("PPROF_TMPDIR", home.path()).output().expect("go runs");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let before = get(address, "/metrics").metric("heapbpf_alloc_bytes_total").expect("is there");
+    let top = pprof(&["-top", "-sample_index=alloc_space", "-unit=bytes"], "?seconds=5");
+    let after = get(address, "/metrics").metric("heapbpf_alloc_bytes_total").expect("is there");
+    assert!(top.contains("site_00") && top.contains("site_01"), "{top}");
+    // "Showing nodes accounting for 25000000B, 100% of 25000000B total"
+    let total = top.lines().find_map(|line| line.split("% of ").nth(1)?.strip_suffix("B total")?.parse::<f64>().ok());
+    let total = total.unwrap_or_else(|| panic!("{top}"));
+    // The seconds are within what both metrics bracket; the estimate's error is below 1 % (25,000 samples or so: 6 σ
+    // of 0.6 % are 4 %).
+    assert!(total > 0.0 && total < (after - before) * 1.04, "{total} of {}", after - before);
+    let whole = pprof(&["-top"], "");
+    assert!(whole.contains("Type: inuse_space") && whole.contains("site_00"), "{whole}");
+    recording.stop();
+}
+
+#[test]
+fn allocations_never_fall_as_processes_end() {
+    let Some(_turn) = turn("allocations_never_fall_as_processes_end") else { return };
+    let (recording, address) = serving(Recorder::new().without_outputs().option("--comm", "pairs").interval(1));
+    let mut last = (0, 0.0);
+    let mut rounds = 0;
+    until("ended processes are put together", || {
+        let status = Command::new(program("pairs"))
+            .args(["2000", "1", "100"])
+            .env("FREE_RUNNING", "1")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .status()
+            .expect("runs");
+        assert!(status.success());
+        rounds += 1;
+        let Some(raw) = read(&get(address, "/debug/pprof/heap?comm=pairs")) else { return true };
+        let metrics = get(address, "/metrics");
+        let now = (raw.sum(ALLOC_OBJECTS), metrics.metric("heapbpf_allocs_total").expect("is there"));
+        assert!(now.0 >= last.0 && now.1 >= last.1, "{now:?} after {last:?}");
+        last = now;
+        // Those that ended some seconds ago have no pid any more.
+        rounds >= 5 && has_pid(&raw, 0)
+    });
+    until("all of them have ended", || {
+        let metrics = get(address, "/metrics");
+        !metrics.text().contains("heapbpf_process_allocs_total{")
+    });
+    let metrics = get(address, "/metrics");
+    let other = metrics.metric("heapbpf_other_allocs_total").expect("is there");
+    assert_eq!(Some(other), metrics.metric("heapbpf_allocs_total"));
+    assert!(other >= f64::from(rounds) * 2000.0, "{other} of {rounds} rounds");
+    let Some(raw) = read(&get(address, "/debug/pprof/heap")) else { return };
+    assert_eq!(raw.sum(ALLOC_OBJECTS) as f64, other, "at R = 1 everything is counted");
+    assert_eq!(raw.sum(INUSE_SPACE), 0, "what ended processes had in use is gone with them");
+    assert!(raw.text.contains("site_00"), "{}", raw.text);
+    recording.stop();
+}
+
+#[test]
+fn a_hundred_scrapes_lose_nothing() {
+    let Some(_turn) = turn("a_hundred_scrapes_lose_nothing") else { return };
+    const SCRAPERS: usize = 100;
+    let mut target = Target::start(&program("pairs"), ["100000000", "2", "100"]);
+    let (recording, address) = serving(Recorder::of(target.pid(), 64 << 10));
+    target.go();
+    until("samples", || get(address, "/metrics").metric("heapbpf_samples_total").is_some_and(|n| n > 50.0));
+    let begun = Instant::now();
+    let hits = get(address, "/metrics").metric("heapbpf_hits_total").expect("is there");
+    let gate = Arc::new(AtomicBool::new(false));
+    let scrapers: Vec<_> = (0..SCRAPERS)
+        .map(|number| {
+            let gate = Arc::clone(&gate);
+            std::thread::spawn(move || {
+                while !gate.load(Ordering::Acquire) {
+                    std::thread::yield_now();
+                }
+                let path = match number % 4 {
+                    0 => "/metrics",
+                    1 => "/debug/pprof/allocs",
+                    2 => "/debug/pprof/heap?seconds=1",
+                    _ => "/debug/pprof/heap",
+                };
+                (0..3).map(|_| get(address, path)).collect::<Vec<_>>()
+            })
+        })
+        .collect();
+    gate.store(true, Ordering::Release);
+    let answers: Vec<Answer> = scrapers.into_iter().flat_map(|scraper| scraper.join().expect("an answer")).collect();
+    let seconds = begun.elapsed().as_secs_f64();
+    let metrics = get(address, "/metrics");
+    let rate = (metrics.metric("heapbpf_hits_total").expect("is there") - hits) / seconds;
+    println!(
+        "{} answers in {seconds:.2} s under {rate:.0} allocations/s; last standstill {:?} s",
+        answers.len(),
+        metrics.metric("heapbpf_snapshot_seconds")
+    );
+    assert_eq!(answers.len(), 3 * SCRAPERS);
+    let mut profiles = 0;
+    for answer in &answers {
+        assert_eq!(answer.status, 200, "{}", answer.text());
+        if answer.headers["content-type"] == "application/octet-stream" {
+            profiles += 1;
+            // gzip's own checks: of the sum, and of the length, at the end.
+            let whole = Command::new("gzip").arg("-t").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
+            let mut whole = whole.expect("gzip runs");
+            whole.stdin.take().expect("piped").write_all(&answer.body).expect("read");
+            assert!(whole.wait().expect("our own child").success(), "an answer is cut");
+        } else {
+            assert!(answer.metric("heapbpf_hits_total").is_some());
+        }
+    }
+    assert_eq!(profiles, 9 * SCRAPERS / 4);
+    for (reason, count) in ["ring_full", "no_thread_state", "abandoned"]
+        .map(|reason| (reason, metrics.metric(&format!("heapbpf_lost_total{{reason=\"{reason}\"}}"))))
+    {
+        assert_eq!(count, Some(0.0), "{reason}");
+    }
+    let (_, stats) = recording.stop().results();
+    assert_eq!(stats.lost(), 0, "{stats:?}");
+}
+
+#[test]
+fn prometheus_scrapes_the_metrics() {
+    let Some(_turn) = turn("prometheus_scrapes_the_metrics") else { return };
+    let Some(prometheus) = tool_or_install("prometheus", "prometheus") else {
+        return skipped("prometheus_scrapes_the_metrics", "there is no prometheus");
+    };
+    let mut target = Target::start(&program("growing"), ["20000"]);
+    let (recording, address) = serving(Recorder::of(target.pid(), 1));
+    target.run();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let config = folder.path().join("prometheus.yml");
+    let text = format!(
+        "global: {{scrape_interval: 1s}}\nscrape_configs:\n- job_name: heapbpf\n  static_configs:\n  - targets: ['{address}']\n"
+    );
+    fs::write(&config, text).expect("room");
+    // A port that was free a moment ago.
+    let own = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port");
+    let mut child = Command::new(prometheus)
+        .arg(format!("--config.file={}", config.display()))
+        .arg(format!("--storage.tsdb.path={}", folder.path().join("data").display()))
+        .arg(format!("--web.listen-address={own}"))
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("prometheus runs");
+    let _killed = Killed(child.id());
+    let query = |expression: &str| -> Option<f64> {
+        std::net::TcpStream::connect(own).ok()?;
+        let answer = get(own, &format!("/api/v1/query?query={expression}"));
+        let json: serde_json::Value = serde_json::from_slice(&answer.body).ok()?;
+        json["data"]["result"].get(0)?["value"].get(1)?.as_str()?.parse().ok()
+    };
+    let series = format!("heapbpf_process_alloc_bytes_total%7Bpid=%22{}%22%7D", target.pid());
+    until("prometheus has scraped", || query(&series).is_some());
+    let scraped = query(&series).expect("it was there");
+    assert!((20_000_000.0..20_100_000.0).contains(&scraped), "{scraped}");
+    assert_eq!(query("up%7Bjob=%22heapbpf%22%7D"), Some(1.0));
+    let inuse = query("heapbpf_process_inuse_bytes").expect("scraped with the rest");
+    assert!((2_000_000.0..2_100_000.0).contains(&inuse), "{inuse}");
+    child.kill().expect("our own child");
+    child.wait().expect("our own child");
+    recording.stop().results();
+}
+
+/// A process that is killed if the test panics before it ends it.
+struct Killed(u32);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            // SAFETY: a plain system call; the child was not waited for, so the id is still its own.
+            unsafe { libc::kill(self.0 as libc::pid_t, libc::SIGKILL) };
+        }
+    }
+}
+
+fn token_file(folder: &Path, mode: u32, text: &str) -> String {
+    let path = folder.join("tokens");
+    fs::write(&path, text).expect("room");
+    fs::set_permissions(&path, fs::Permissions::from_mode(mode)).expect("our own file");
+    path.display().to_string()
+}
+
+#[test]
+fn tokens_see_what_they_may() {
+    let Some(_turn) = turn("tokens_see_what_they_may") else { return };
+    let (mut one, mut two) = (Target::start(&program("pairs"), ["1000"]), Target::start(&program("mix"), ["1000"]));
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let text = format!("all-aaaaaaaaaaaaaaaa\npid-bbbbbbbbbbbbbbbb pid={}\ncomm-ccccccccccccccc comm=mi*\n", one.pid());
+    let tokens = token_file(folder.path(), 0o600, &text);
+    let recorder = Recorder::of(one.pid(), 1).pid(two.pid()).option("--token-file", &tokens);
+    let (recording, address) = serving(recorder);
+    one.run();
+    two.run();
+    let ask = |path: &str, token: &str| get_with(address, path, &format!("Authorization: Bearer {token}\r\n"));
+    for path in ["/metrics", "/debug/pprof/heap", "/", "/nothing"] {
+        assert_eq!(get(address, path).status, 401, "{path}");
+        assert_eq!(ask(path, "all-aaaaaaaaaaaaaaab").status, 401, "{path}");
+    }
+    assert_eq!(get(address, "/healthz").status, 200);
+    let [first, second] = [one.pid(), two.pid()].map(|pid| format!("pid=\"{pid}\""));
+    for (token, sees_one, sees_two) in [
+        ("all-aaaaaaaaaaaaaaaa", true, true),
+        ("pid-bbbbbbbbbbbbbbbb", true, false),
+        ("comm-ccccccccccccccc", false, true),
+    ] {
+        let text = ask("/metrics", token).text();
+        assert_eq!((text.contains(&first), text.contains(&second)), (sees_one, sees_two), "{token}: {text}");
+        assert_eq!(text.contains("heapbpf_hits_total"), sees_one && sees_two, "{token}");
+        let Some(raw) = read(&ask("/debug/pprof/heap", token)) else { continue };
+        let sees = [one.pid(), two.pid()].map(|pid| has_pid(&raw, pid));
+        assert_eq!(sees, [sees_one, sees_two], "{token}");
+        // What a token may not see cannot be asked for either.
+        let other = read(&ask(&format!("/debug/pprof/heap?pid={}", two.pid()), token)).expect("as before");
+        assert_eq!(!other.samples.is_empty(), sees_two, "{token}");
+    }
+    recording.stop().results();
+}
+
+#[test]
+fn bad_requests_get_a_sentence() {
+    let Some(_turn) = turn("bad_requests_get_a_sentence") else { return };
+    let target = Target::start(&program("pairs"), ["1000"]);
+    let (recording, address) = serving(Recorder::of(target.pid(), 4096));
+    for (path, status, part) in [
+        ("/debug/pprof/heap?seconds=-1", 400, "whole number"),
+        ("/debug/pprof/heap?seconds=1e3", 400, "whole number"),
+        ("/debug/pprof/heap?seconds=100000", 400, "3600"),
+        ("/debug/pprof/heap?pid=first", 400, "process id"),
+        ("/debug/pprof/heap?cgroup=x", 400, "beginning with /"),
+        ("/debug/pprof/heap?comm=%5B", 400, "comm"),
+        ("/debug/pprof/heap?comm=%FF%FE", 200, ""),
+        ("/debug/pprof/heap?bogus=1", 400, "known are"),
+        ("/debug/pprof/delta_heap", 400, "seconds is needed"),
+        ("/metrics?seconds=5", 400, "from the start"),
+        ("/debug/pprof/profile", 404, "/ lists"),
+    ] {
+        let answer = get(address, path);
+        assert_eq!(answer.status, status, "{path}: {}", answer.text());
+        assert!(status == 200 || answer.text().contains(part), "{path}: {}", answer.text());
+    }
+    let post = "POST /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Length: 100000000\r\n\r\n";
+    assert_eq!(send(address, post).status, 413);
+    assert_eq!(send(address, "POST /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").status, 405);
+    let long = format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "x".repeat(100_000));
+    assert!(matches!(send(address, &long).status, 400 | 414 | 431));
+    // A client that never ends its request is not waited for.
+    idle(address, "GET / HTTP/1.1\r\nHost:", Duration::from_secs(60));
+    assert_eq!(get(address, "/healthz").status, 200);
+    recording.stop();
+}
+
+#[test]
+fn addresses_and_tokens_are_judged_before_anything_is_attached() {
+    let Some(_turn) = turn("addresses_and_tokens_are_judged_before_anything_is_attached") else { return };
+    let target = Target::start(&program("pairs"), ["1000"]);
+    let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let taken_address = taken.local_addr().expect("bound").to_string();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let refused = |options: &[(&str, &str)]| {
+        let recorder = Recorder::of(target.pid(), 4096).without_outputs();
+        options.iter().fold(recorder, |recorder, (option, value)| recorder.option(option, value)).refused()
+    };
+    refused(&[("--listen", &taken_address)]).check(1, &["choose another port"]);
+    refused(&[("--listen", "0.0.0.0:0")]).check(1, &["--token-file"]);
+    refused(&[("--listen", "nonsense")]).check(2, &["127.0.0.1:6060"]);
+    refused(&[("--token-file", "/nowhere")]).check(2, &["--listen"]);
+    let public = token_file(folder.path(), 0o644, "aaaaaaaaaaaaaaaaaaaa\n");
+    refused(&[("--listen", "0.0.0.0:0"), ("--token-file", &public)]).check(1, &["chmod 600"]);
+    refused(&[("--listen", "127.0.0.1:0"), ("--token-file", "/no/such/file")]).check(1, &["cannot read"]);
+}

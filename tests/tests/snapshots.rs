@@ -1,0 +1,131 @@
+//! Snapshots on the way: on a signal, at a size, the last N of them, and before a real kill for want of memory.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use heapbpf_tests::environment::{skipped, turn};
+use heapbpf_tests::output::{self, Profile};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::{PATIENCE, Target};
+
+fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !done() {
+        assert!(start.elapsed() < PATIENCE, "{what}: still not, after {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Snapshots in a folder, by their numbers.
+fn snapshots(folder: &Path) -> Vec<(u32, PathBuf)> {
+    let mut found: Vec<(u32, PathBuf)> = fs::read_dir(folder)
+        .expect("the recording's folder")
+        .flatten()
+        .filter_map(|entry| {
+            let name = entry.file_name().into_string().ok()?;
+            let number = name.strip_prefix("profile.")?.strip_suffix(".json")?.parse().ok()?;
+            Some((number, entry.path()))
+        })
+        .collect();
+    found.sort();
+    found
+}
+
+fn inuse(path: &Path) -> f64 {
+    let profile: Profile = output::read(path);
+    profile.totals.inuse_bytes.expect("frees are followed").estimate.expect("an estimate")
+}
+
+#[test]
+fn a_signal_asks_for_a_snapshot_and_the_last_ones_stay() {
+    let Some(_turn) = turn("a_signal_asks_for_a_snapshot_and_the_last_ones_stay") else { return };
+    let mut target = Target::start(&program("growing"), ["20000"]);
+    let recording = Recorder::of(target.pid(), 1).option("--keep", "2").start();
+    target.run();
+    for number in 1..=4 {
+        recording.signal(libc::SIGUSR1);
+        until("the snapshot", || snapshots(&recording.folder()).last().is_some_and(|(last, _)| *last == number));
+    }
+    until("old ones are gone", || snapshots(&recording.folder()).len() == 2);
+    let left = snapshots(&recording.folder());
+    assert_eq!(left.iter().map(|(number, _)| *number).collect::<Vec<_>>(), [3, 4]);
+    let kept = inuse(&left[1].1);
+    assert!((2_000_000.0..2_100_000.0).contains(&kept), "{kept}");
+    recording.stop().results();
+}
+
+#[test]
+fn passing_a_size_writes_one_snapshot() {
+    let Some(_turn) = turn("passing_a_size_writes_one_snapshot") else { return };
+    let mut target = Target::start(&program("growing"), ["40000", "20000"]);
+    let recording = Recorder::of(target.pid(), 100).option("--at-bytes", "1MB").start();
+    target.run();
+    until("a snapshot", || !snapshots(&recording.folder()).is_empty());
+    let written = snapshots(&recording.folder());
+    assert_eq!(written.len(), 1, "{written:?}");
+    // One in ten blocks of 1,000 bytes stays, with R = 100 nearly all of them are samples; the loop looks every 10 ms
+    // or when it is given the CPU.
+    assert!(inuse(&written[0].1) >= 1_000_000.0);
+    recording.stop().results();
+}
+
+/// A memory cgroup (version 1 or 2), removed when dropped.
+struct Limited(PathBuf);
+
+impl Limited {
+    fn new(bytes: u64) -> Option<Self> {
+        let name = format!("heapbpf-test-{}", std::process::id());
+        let limits = [("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max")];
+        for (mount, limit) in limits {
+            let group = Self(Path::new(mount).join(&name));
+            if fs::create_dir(&group.0).is_ok() && fs::write(group.0.join(limit), bytes.to_string()).is_ok() {
+                return Some(group);
+            }
+        }
+        None
+    }
+
+    fn add(&self, pid: u32) {
+        fs::write(self.0.join("cgroup.procs"), pid.to_string()).expect("our own group");
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        // Its last process may be on its way out.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.0).is_ok() || !self.0.exists() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn the_last_profile_before_a_kill_is_on_disk() {
+    let Some(_turn) = turn("the_last_profile_before_a_kill_is_on_disk") else { return };
+    const LIMIT: u64 = 64 << 20;
+    let Some(group) = Limited::new(LIMIT) else {
+        return skipped("the_last_profile_before_a_kill_is_on_disk", "no memory cgroup can be made here");
+    };
+    let mut target = Target::start(&program("growing"), ["100000000", "100000"]);
+    group.add(target.pid());
+    let recording = Recorder::of(target.pid(), 16 << 10).flag("--at-limit").start();
+    target.go();
+    let outcome = recording.finish();
+    // Killed by the kernel, not ended.
+    use std::os::unix::process::ExitStatusExt;
+    assert_eq!(target.end().signal(), Some(libc::SIGKILL));
+    let written = snapshots(outcome.file("profile.json").parent().expect("a folder"));
+    let last = written.last().unwrap_or_else(|| panic!("no snapshot; heapbpf said:\n{}", outcome.stderr));
+    let kept = inuse(&last.1);
+    println!("{} snapshots; the last one has {kept} of {LIMIT} bytes in use", written.len());
+    // The first mark is 90 % of the limit; the kernel's own pages are in it, too, and 1,000 bytes take 1,008.
+    assert!(kept > 0.75 * LIMIT as f64 && kept < 1.05 * LIMIT as f64, "{kept}");
+    let text = fs::read_to_string(&last.1).expect("its own file");
+    assert!(text.contains("site_00"), "its stacks are named");
+    outcome.results();
+}
