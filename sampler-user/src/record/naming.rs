@@ -108,7 +108,9 @@ impl Naming {
 
     /// Names stacks; afterwards [`Naming::stack`] answers for each of them. `facts` tells of all that is new in them.
     pub fn name<'a>(&mut self, stacks: impl Iterator<Item = &'a Unnamed>, facts: Facts) {
-        for (module, facts) in facts.modules {
+        let mut modules: Vec<_> = facts.modules.into_iter().collect();
+        modules.sort_unstable_by_key(|(module, _)| *module);
+        for (module, facts) in modules {
             self.number(module, &facts);
             self.known.0.insert(module, facts);
         }
