@@ -155,7 +155,8 @@ impl Session {
             (true, 1) => "1 process".to_owned(),
             (true, n) => format!("{n} processes"),
         };
-        format!("{who}, {interval} ({files} allocator files, {link} links)")
+        let files = if files == 1 { "1 allocator file".to_owned() } else { format!("{files} allocator files") };
+        format!("{who}, {interval} ({files}, {link} links)")
     }
 
     /// Whether every named target has ended.
