@@ -10,6 +10,7 @@ pub mod kernel;
 pub mod output;
 pub mod pprof;
 pub mod program;
+pub mod receivers;
 pub mod recorder;
 pub mod scrape;
 pub mod target;

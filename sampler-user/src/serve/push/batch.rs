@@ -60,10 +60,12 @@ pub fn batches(destination: &Destination, profile: &Profile) -> std::io::Result<
             let parts =
                 [("profile", "profile.pb.gz", &*pprof(profile)?), ("sample_type_config", "types.json", &*config)];
             let (from, until) = span(profile);
-            let name = url_encoded(&format!("heapbpf{{host=\"{}\"}}", label(&profile.host)));
+            // Values stand without quotes there, up to a comma or a brace.
+            let name = url_encoded(&format!("heapbpf{{host={}}}", label(&profile.host)));
             let separator = if path.contains('?') { '&' } else { '?' };
             Batch {
-                path: format!("{path}{separator}name={name}&from={from}&until={until}&format=pprof&spyName=heapbpf"),
+                // No `format`: with `pprof` there the body would have to be the profile alone.
+                path: format!("{path}{separator}name={name}&from={from}&until={until}&spyName=heapbpf"),
                 content_type: multipart::content_type(),
                 body: multipart::encode(&parts),
             }
@@ -101,7 +103,7 @@ fn span(profile: &Profile) -> (u64, u64) {
     (from.as_secs(), (from + profile.duration).as_secs())
 }
 
-/// A host's name as the value of a label in quotes.
+/// A host's name as the value of a label.
 fn label(text: &str) -> String {
     text.chars().filter(|c| !matches!(c, '"' | '\\' | '{' | '}' | ',') && !c.is_control()).collect()
 }
@@ -133,7 +135,7 @@ mod tests {
         let destination = Destination::parse("pyroscope://p:4040").unwrap();
         let profile = Profile { host: "a\"b".into(), ..testing::small() };
         let batch = batches(&destination, &profile).unwrap();
-        assert!(batch.path.starts_with("/ingest?name=heapbpf%7Bhost%3D%22ab%22%7D&from="), "{}", batch.path);
+        assert!(batch.path.starts_with("/ingest?name=heapbpf%7Bhost%3Dab%7D&from="), "{}", batch.path);
         let text = String::from_utf8_lossy(&batch.body);
         assert!(text.contains("name=\"profile\"") && text.contains("\"inuse_space\":{\"aggregation\":\"average\""));
         assert!(text.ends_with("--\r\n"));

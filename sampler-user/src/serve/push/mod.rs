@@ -138,8 +138,9 @@ impl Pusher {
             for (destination, queue) in &senders {
                 queue.close();
                 if !queue.wait_until_empty(deadline) {
-                    let counts = queue.counts();
-                    log::warn!("{}: {} profiles were not delivered", destination.shown(), counts.waiting);
+                    let waiting = queue.counts().waiting;
+                    let then = if queue.is_on_disk() { "; they wait in the spool for the next run" } else { "" };
+                    log::warn!("{}: {waiting} profiles were not delivered{then}", destination.shown());
                 }
             }
         })?;

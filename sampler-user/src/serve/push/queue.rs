@@ -69,6 +69,11 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether what waits outlives the process.
+    pub fn is_on_disk(&self) -> bool {
+        matches!(self.lock().store, Store::Disk(_))
+    }
+
     /// Adds a batch; the oldest ones make room.
     pub fn push(&self, batch: &Batch) {
         let mut state = self.lock();

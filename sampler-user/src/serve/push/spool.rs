@@ -1,7 +1,7 @@
 //! Batches on disk: a file each, numbered, the oldest removed when they become too large together.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -25,6 +25,10 @@ pub struct SpoolError {
 }
 
 const EXTENSION: &str = "batch";
+/// Files that are being written; what is found of them is a rest.
+const UNFINISHED: &str = ".heapbpf-";
+/// Its lock is held by who uses the folder.
+const LOCK: &str = ".lock";
 
 /// Batches of one destination.
 #[derive(Debug)]
@@ -35,29 +39,37 @@ pub struct Spool {
     files: BTreeMap<u64, u64>,
     bytes: u64,
     next: u64,
+    _lock: File,
 }
 
 impl Spool {
     /// Opens the destination's folder, and finds what waits there.
     ///
     /// # Errors
-    /// It cannot be made, read or written.
+    /// It cannot be made, read or written, or another heapbpf uses it.
     pub fn open(options: &SpoolOptions, destination: &str) -> Result<Self, SpoolError> {
         let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
         let folder = options.folder.join(destination.chars().map(safe).collect::<String>());
         let failed = |source| SpoolError { folder: folder.clone(), source };
         fs::create_dir_all(&folder).map_err(failed)?;
+        let lock = File::create(folder.join(LOCK)).map_err(failed)?;
+        lock.try_lock().map_err(|error| match error {
+            fs::TryLockError::WouldBlock => failed(io::Error::other("another heapbpf pushes from there")),
+            fs::TryLockError::Error(error) => failed(error),
+        })?;
         // Only trying tells.
-        tempfile::Builder::new().prefix(".heapbpf-").tempfile_in(&folder).map_err(failed)?;
+        tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&folder).map_err(failed)?;
         let mut files = BTreeMap::new();
         for entry in fs::read_dir(&folder).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            if let Some(number) = number_of(&entry.path()) {
+            if entry.file_name().as_encoded_bytes().starts_with(UNFINISHED.as_bytes()) {
+                fs::remove_file(entry.path()).map_err(failed)?;
+            } else if let Some(number) = number_of(&entry.path()) {
                 files.insert(number, entry.metadata().map_err(failed)?.len());
             }
         }
         let (bytes, next) = (files.values().sum(), files.last_key_value().map_or(0, |(last, _)| last + 1));
-        Ok(Self { folder, most_bytes: options.most_bytes, files, bytes, next })
+        Ok(Self { folder, most_bytes: options.most_bytes, files, bytes, next, _lock: lock })
     }
 
     fn path(&self, number: u64) -> PathBuf {
@@ -83,7 +95,7 @@ impl Spool {
         }
         let number = self.next;
         self.next += 1;
-        let mut file = tempfile::Builder::new().prefix(".heapbpf-").tempfile_in(&self.folder)?;
+        let mut file = tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&self.folder)?;
         file.write_all(&bytes)?;
         file.persist(self.path(number)).map_err(|error| error.error)?;
         self.files.insert(number, size);
@@ -146,8 +158,13 @@ mod tests {
         let mut spool = Spool::open(&options, "otlp+http://c:4318/x").unwrap();
         let dropped: u64 = (0..20).map(|number| spool.push(&batch(number)).unwrap()).sum();
         assert_eq!((dropped, spool.waiting().0), (15, 5));
+        let error = Spool::open(&options, "otlp+http://c:4318/x").unwrap_err();
+        assert!(error.to_string().contains("another heapbpf"), "{error}");
+        let rest = spool.folder.join(".heapbpf-Zx1");
+        fs::write(&rest, "half of a batch").unwrap();
         drop(spool);
         let mut spool = Spool::open(&options, "otlp+http://c:4318/x").unwrap();
+        assert!(!rest.exists());
         assert!(spool.waiting().1 <= 5100);
         for number in 15..20 {
             assert_eq!(body(&mut spool), Some(number));

@@ -1,0 +1,191 @@
+//! Stores that heapbpf pushes to, made here: one that takes HTTP requests, and OpenTelemetry's collector over gRPC. They
+//! may be away: not listening yet, or answering that they are busy.
+
+use std::io::{self, BufRead, BufReader, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use opentelemetry_proto::tonic::collector::profiles::v1development::profiles_service_server::{
+    ProfilesService, ProfilesServiceServer,
+};
+use opentelemetry_proto::tonic::collector::profiles::v1development::{
+    ExportProfilesServiceRequest, ExportProfilesServiceResponse,
+};
+
+/// A port of loopback that is ours while nobody listens on it: who connects is refused.
+pub struct Reserved {
+    socket: OwnedFd,
+    address: SocketAddr,
+}
+
+impl Reserved {
+    /// Some free port.
+    ///
+    /// # Panics
+    /// If there is none.
+    pub fn new() -> Self {
+        // SAFETY: no memory is involved; the descriptor is checked before it is owned.
+        let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
+        assert!(socket >= 0, "{}", io::Error::last_os_error());
+        // SAFETY: just opened, nobody else owns it.
+        let socket = unsafe { OwnedFd::from_raw_fd(socket) };
+        // SAFETY: plain integers, all zeros is a value.
+        let mut name: libc::sockaddr_in = unsafe { std::mem::zeroed() };
+        name.sin_family = libc::AF_INET as libc::sa_family_t;
+        name.sin_addr.s_addr = u32::from(Ipv4Addr::LOCALHOST).to_be();
+        let mut length = size_of_val(&name) as libc::socklen_t;
+        let pointer = (&raw mut name).cast::<libc::sockaddr>();
+        // SAFETY: the address outlives both calls, and its length is told.
+        let bound = unsafe {
+            libc::bind(socket.as_raw_fd(), pointer, length) == 0
+                && libc::getsockname(socket.as_raw_fd(), pointer, &raw mut length) == 0
+        };
+        assert!(bound, "{}", io::Error::last_os_error());
+        Self { socket, address: (Ipv4Addr::LOCALHOST, u16::from_be(name.sin_port)).into() }
+    }
+
+    /// The address.
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    fn listen(self) -> TcpListener {
+        // SAFETY: a plain system call on a descriptor of our own.
+        let listening = unsafe { libc::listen(self.socket.as_raw_fd(), 64) };
+        assert_eq!(listening, 0, "{}", io::Error::last_os_error());
+        TcpListener::from(self.socket)
+    }
+}
+
+impl Default for Reserved {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A request that was taken.
+#[derive(Clone, Debug, Default)]
+pub struct Request {
+    /// `POST /path?query HTTP/1.1`.
+    pub line: String,
+    /// Value of `Content-Type`.
+    pub content_type: String,
+    /// Body.
+    pub body: Vec<u8>,
+}
+
+/// What a store has taken, and whether it is away.
+#[derive(Clone, Debug)]
+pub struct Store<T> {
+    taken: Arc<Mutex<Vec<T>>>,
+    away: Arc<AtomicBool>,
+}
+
+impl<T> Default for Store<T> {
+    fn default() -> Self {
+        Self { taken: Arc::default(), away: Arc::default() }
+    }
+}
+
+impl<T: Clone> Store<T> {
+    /// Everything taken so far, in its order.
+    pub fn taken(&self) -> Vec<T> {
+        self.taken.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// From now on it is too busy to take anything (or not any more).
+    pub fn set_away(&self, away: bool) {
+        self.away.store(away, Ordering::Release);
+    }
+
+    /// Takes it, unless away.
+    fn take(&self, what: T) -> bool {
+        let here = !self.away.load(Ordering::Acquire);
+        if here {
+            self.taken.lock().unwrap_or_else(PoisonError::into_inner).push(what);
+        }
+        here
+    }
+}
+
+/// A store that takes requests over HTTP/1.1 from now on; away, it answers 503.
+pub fn http_store(reserved: Reserved) -> Store<Request> {
+    let store = Store::default();
+    let own = store.clone();
+    let listener = reserved.listen();
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let store = own.clone();
+            std::thread::spawn(move || converse(stream, &store));
+        }
+    });
+    store
+}
+
+fn converse(stream: TcpStream, store: &Store<Request>) -> Option<()> {
+    let mut answers = stream.try_clone().ok()?;
+    let mut stream = BufReader::new(stream);
+    loop {
+        let request = read_request(&mut stream)?;
+        let status = if store.take(request) { "200 OK" } else { "503 Service Unavailable" };
+        answers.write_all(format!("HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n").as_bytes()).ok()?;
+    }
+}
+
+fn read_request(stream: &mut impl BufRead) -> Option<Request> {
+    let mut request = Request::default();
+    stream.read_line(&mut request.line).ok().filter(|length| *length > 0)?;
+    request.line.truncate(request.line.trim_end().len());
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        stream.read_line(&mut line).ok()?;
+        let Some((name, value)) = line.trim_end().split_once(": ") else { break };
+        match name.to_ascii_lowercase().as_str() {
+            "content-length" => length = value.parse().ok()?,
+            "content-type" => value.clone_into(&mut request.content_type),
+            _ => {}
+        }
+    }
+    request.body = vec![0; length];
+    stream.read_exact(&mut request.body).ok()?;
+    Some(request)
+}
+
+struct Collector(Store<ExportProfilesServiceRequest>);
+
+#[tonic::async_trait]
+impl ProfilesService for Collector {
+    async fn export(
+        &self,
+        request: tonic::Request<ExportProfilesServiceRequest>,
+    ) -> Result<tonic::Response<ExportProfilesServiceResponse>, tonic::Status> {
+        if self.0.take(request.into_inner()) {
+            Ok(tonic::Response::new(ExportProfilesServiceResponse::default()))
+        } else {
+            Err(tonic::Status::unavailable("busy"))
+        }
+    }
+}
+
+/// OpenTelemetry's collector service for profiles over gRPC, from now on; away, it is `UNAVAILABLE`.
+///
+/// # Panics
+/// If it cannot be started.
+pub fn collector(reserved: Reserved) -> Store<ExportProfilesServiceRequest> {
+    let store = Store::default();
+    let service = ProfilesServiceServer::new(Collector(store.clone()));
+    let listener = reserved.listen();
+    listener.set_nonblocking(true).expect("a socket of our own");
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener).expect("it listens");
+            let incoming = tonic::transport::server::TcpIncoming::from(listener);
+            tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await
+        })
+    });
+    store
+}

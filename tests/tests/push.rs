@@ -1,0 +1,274 @@
+//! `--push`: to OpenTelemetry's collector, to Pyroscope and to any endpoint; receivers that are away for a while lose
+//! nothing, one that is away for ever costs bounded disk.
+
+use std::fs;
+use std::io::Read;
+use std::path::Path;
+use std::time::Duration;
+
+use flate2::read::GzDecoder;
+use heapbpf_tests::environment::turn;
+use heapbpf_tests::program::program;
+use heapbpf_tests::receivers::{Request, Reserved, collector, http_store};
+use heapbpf_tests::recorder::{Recorder, Recording};
+use heapbpf_tests::scrape::{Answer, get};
+use heapbpf_tests::target::{Target, until};
+use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceRequest;
+use prost::Message;
+
+/// What of a pushed profile says whether something is missing: its time, and what was allocated in it.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Part {
+    begin_ns: u64,
+    end_ns: u64,
+    alloc_bytes: i64,
+}
+
+/// What matters here of pprof's public schema (profile.proto).
+#[derive(Clone, PartialEq, Message)]
+struct Pprof {
+    #[prost(message, repeated, tag = "2")]
+    samples: Vec<PprofSample>,
+    #[prost(int64, tag = "9")]
+    time_nanos: i64,
+    #[prost(int64, tag = "10")]
+    duration_nanos: i64,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PprofSample {
+    #[prost(int64, repeated, tag = "2")]
+    values: Vec<i64>,
+}
+
+const ALLOC_SPACE: usize = 1;
+
+fn of_pprof(gzip: &[u8]) -> Part {
+    let mut bytes = Vec::new();
+    GzDecoder::new(gzip).read_to_end(&mut bytes).expect("whole");
+    let profile = Pprof::decode(&bytes[..]).expect("a pprof");
+    let begin_ns = u64::try_from(profile.time_nanos).expect("after 1970");
+    Part {
+        begin_ns,
+        end_ns: begin_ns + u64::try_from(profile.duration_nanos).expect("time goes on"),
+        alloc_bytes: profile.samples.iter().map(|sample| sample.values[ALLOC_SPACE]).sum(),
+    }
+}
+
+fn of_otlp(message: &ExportProfilesServiceRequest) -> Part {
+    let strings = &message.dictionary.as_ref().expect("a dictionary").string_table;
+    let profiles = message.resource_profiles.iter().flat_map(|resource| &resource.scope_profiles);
+    let profiles: Vec<_> = profiles.flat_map(|scope| &scope.profiles).collect();
+    let of_type = profiles.iter().filter(|profile| {
+        let kind = profile.sample_type.as_ref().expect("a type");
+        strings[kind.type_strindex as usize] == "alloc_space"
+    });
+    let first = profiles.first().expect("a process");
+    Part {
+        begin_ns: first.time_unix_nano,
+        end_ns: first.time_unix_nano + first.duration_nano,
+        alloc_bytes: of_type.flat_map(|profile| &profile.samples).flat_map(|sample| &sample.values).sum(),
+    }
+}
+
+/// The part of a multipart body with that name (RFC 7578).
+fn form_field<'a>(request: &'a Request, name: &str) -> &'a [u8] {
+    let boundary = request.content_type.strip_prefix("multipart/form-data; boundary=").expect("a form");
+    let (boundary, wanted) = (format!("--{boundary}"), format!("name=\"{name}\""));
+    let find = |bytes: &[u8], what: &[u8]| bytes.windows(what.len()).position(|window| window == what);
+    let mut rest = &request.body[..];
+    while let Some(at) = find(rest, boundary.as_bytes()) {
+        rest = &rest[at + boundary.len()..];
+        let Some(head) = find(rest, b"\r\n\r\n") else { break };
+        let end = head + 4 + find(&rest[head + 4..], format!("\r\n{boundary}").as_bytes()).expect("a closed part");
+        if String::from_utf8_lossy(&rest[..head]).contains(&wanted) {
+            return &rest[head + 4..end];
+        }
+    }
+    panic!("no {name} in the form");
+}
+
+fn of_push_api(request: &Request) -> Part {
+    use serde_json::Value;
+    assert_eq!(request.content_type, "application/json");
+    let message: Value = serde_json::from_slice(&request.body).expect("JSON");
+    let labels = message["series"][0]["labels"].as_array().expect("labels");
+    for name in ["__name__", "service_name", "host"] {
+        assert!(labels.iter().any(|label| label["name"] == name && label["value"] != ""), "{name}: {labels:?}");
+    }
+    let raw = message["series"][0]["samples"][0]["rawProfile"].as_str().expect("a profile");
+    of_pprof(&base64(raw))
+}
+
+/// Base64 (RFC 4648), as protobuf's JSON has bytes.
+fn base64(text: &str) -> Vec<u8> {
+    let digit = |c: u8| match c {
+        b'A'..=b'Z' => c - b'A',
+        b'a'..=b'z' => c - b'a' + 26,
+        b'0'..=b'9' => c - b'0' + 52,
+        b'+' => 62,
+        b'/' => 63,
+        _ => panic!("{} is no digit", c as char),
+    };
+    let digits: Vec<u8> = text.trim_end_matches('=').bytes().map(digit).collect();
+    let number =
+        |group: &[u8]| group.iter().fold(0u32, |sum, digit| sum << 6 | u32::from(*digit)) << (6 * (4 - group.len()));
+    digits.chunks(4).flat_map(|group| number(group).to_be_bytes()[1..group.len()].to_vec()).collect()
+}
+
+/// They follow each other without a gap, and their sum is everything.
+fn whole(what: &str, parts: &[Part], alloc_bytes: f64) {
+    for pair in parts.windows(2) {
+        assert_eq!(pair[0].end_ns, pair[1].begin_ns, "{what}: {parts:?}");
+    }
+    let sum: i64 = parts.iter().map(|part| part.alloc_bytes).sum();
+    assert_eq!(sum as f64, alloc_bytes, "{what}: {parts:?}");
+}
+
+/// A recording at R = 1 that answers scrapers as well.
+fn recording(
+    target: &Target,
+    urls: &[String],
+    every: &str,
+    options: &[(&str, &str)],
+) -> (Recording, impl Fn() -> Answer + use<>) {
+    let recorder = Recorder::of(target.pid(), 1).option("--listen", "127.0.0.1:0").option("--push-every", every);
+    let recorder = urls.iter().fold(recorder, |recorder, url| recorder.option("--push", url));
+    let recorder = options.iter().fold(recorder, |recorder, (option, value)| recorder.option(option, value));
+    let recording = recorder.start();
+    let line = recording.next_line();
+    let address = line.strip_prefix("heapbpf: listening on http://").unwrap_or_else(|| panic!("{line}"));
+    let address = address.parse().expect("an address");
+    (recording, move || get(address, "/metrics"))
+}
+
+/// A figure of all destinations.
+fn pushed(answer: &Answer, name: &str) -> Vec<f64> {
+    let name = format!("heapbpf_push_{name}{{");
+    let lines = answer.text();
+    let values = lines.lines().filter(|line| line.starts_with(&name));
+    values.map(|line| line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")).collect()
+}
+
+/// Seconds that receivers are away at the beginning; more by hand: `HEAPBPF_TEST_AWAY=60`.
+fn away_for() -> Duration {
+    let seconds = std::env::var("HEAPBPF_TEST_AWAY").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(5))
+}
+
+#[test]
+fn receivers_that_were_away_get_everything_in_order() {
+    let Some(_turn) = turn("receivers_that_were_away_get_everything_in_order") else { return };
+    let places: Vec<Reserved> = (0..5).map(|_| Reserved::new()).collect();
+    let schemes = ["otlp+grpc", "otlp+http", "pyroscope", "pyroscope-push", "http"];
+    let urls: Vec<String> =
+        schemes.iter().zip(&places).map(|(scheme, place)| format!("{scheme}://{}", place.address())).collect();
+    let mut target = Target::start(&program("growing"), ["100000000", "2000"]);
+    let (recording, metrics) = recording(&target, &urls, "500ms", &[]);
+    target.go();
+    // Nobody listens.
+    std::thread::sleep(away_for());
+    until("profiles wait everywhere", || pushed(&metrics(), "waiting").iter().all(|waiting| *waiting >= 5.0));
+    assert!(pushed(&metrics(), "failures_total").iter().all(|failures| *failures >= 1.0));
+    assert_eq!(pushed(&metrics(), "delivered_total"), [0.0; 5]);
+
+    let mut places = places.into_iter();
+    let grpc = collector(places.next().expect("five"));
+    let stores: Vec<_> = places.map(http_store).collect();
+    until("all have taken what waited", || pushed(&metrics(), "delivered_total").iter().all(|taken| *taken >= 10.0));
+    let away = |away: bool| {
+        grpc.set_away(away);
+        stores.iter().for_each(|store| store.set_away(away));
+    };
+    // They listen, but take nothing.
+    away(true);
+    until("some wait again", || pushed(&metrics(), "waiting").iter().all(|waiting| *waiting >= 2.0));
+    away(false);
+    until("none waits for long", || pushed(&metrics(), "waiting").iter().all(|waiting| *waiting <= 1.0));
+    let last = metrics();
+    assert_eq!(pushed(&last, "dropped_total"), [0.0; 5]);
+    assert_eq!(pushed(&last, "rejected_total"), [0.0; 5]);
+    let (profile, _) = recording.stop().results();
+    let all = profile.totals.alloc_bytes.value();
+    assert_eq!(Some(all), profile.totals.alloc_bytes.exact, "R is 1");
+
+    let parts: Vec<Part> = grpc.taken().iter().map(of_otlp).collect();
+    whole("gRPC", &parts, all);
+    let taken: Vec<Vec<Request>> = stores.iter().map(|store| store.taken()).collect();
+    let [http, ingest, push, post] = &taken[..] else { panic!("four") };
+    let line = "POST /v1development/profiles HTTP/1.1";
+    assert!(http.iter().all(|request| request.line == line && request.content_type == "application/x-protobuf"));
+    let parts: Vec<Part> =
+        http.iter().map(|request| of_otlp(&Message::decode(&request.body[..]).expect("the request"))).collect();
+    whole("OTLP over HTTP", &parts, all);
+
+    let parts: Vec<Part> = ingest.iter().map(|request| of_pprof(form_field(request, "profile"))).collect();
+    whole("/ingest", &parts, all);
+    for (request, part) in ingest.iter().zip(&parts) {
+        // The server reads the form only if the query names no format; values of labels are without quotes.
+        let (from, until) = (part.begin_ns / 1_000_000_000, part.end_ns / 1_000_000_000);
+        let times = format!("&from={from}&until={until}&spyName=heapbpf ");
+        assert!(request.line.starts_with("POST /ingest?name=heapbpf%7Bhost%3D"), "{}", request.line);
+        assert!(request.line.contains(&times) && !request.line.contains("%22"), "{}: {times}", request.line);
+        let types: serde_json::Value =
+            serde_json::from_slice(form_field(request, "sample_type_config")).expect("what the values are");
+        assert_eq!(types["alloc_space"]["aggregation"], "sum");
+        assert_eq!(types["inuse_space"]["units"], "bytes");
+    }
+
+    assert!(push.iter().all(|request| request.line == "POST /push.v1.PusherService/Push HTTP/1.1"));
+    let parts: Vec<Part> = push.iter().map(of_push_api).collect();
+    whole("push API", &parts, all);
+
+    assert!(post.iter().all(|request| request.content_type == "application/octet-stream"));
+    let parts: Vec<Part> = post.iter().map(|request| of_pprof(&request.body)).collect();
+    whole("POST", &parts, all);
+}
+
+/// Bytes of all files below a folder.
+fn size(folder: &Path) -> u64 {
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    // A file may be gone by the time it is looked at.
+    let of = |entry: fs::DirEntry| match entry.metadata() {
+        Ok(about) if about.is_dir() => size(&entry.path()),
+        Ok(about) => about.len(),
+        Err(_) => 0,
+    };
+    entries.map(of).sum()
+}
+
+#[test]
+fn one_that_is_away_for_ever_costs_bounded_disk() {
+    let Some(_turn) = turn("one_that_is_away_for_ever_costs_bounded_disk") else { return };
+    const MOST: u64 = 16 << 10;
+    let place = Reserved::new();
+    let url = [format!("http://{}/profiles?from=test", place.address())];
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let spool = folder.path().join("spool").display().to_string();
+    let options = [("--spool", spool.as_str()), ("--spool-bytes", "16KiB")];
+    let mut target = Target::start(&program("growing"), ["100000000", "2000"]);
+    let (first, metrics) = recording(&target, &url, "100ms", &options);
+    target.go();
+    until("the oldest make room", || {
+        let size = size(folder.path());
+        assert!(size <= MOST, "{size}");
+        pushed(&metrics(), "dropped_total")[0] >= 10.0
+    });
+    let outcome = first.stop();
+    assert!(outcome.stderr.contains("they wait in the spool"), "{}", outcome.stderr);
+    let kept = size(folder.path());
+    assert!(kept <= MOST && kept > MOST / 2, "{kept}");
+
+    // The next recording delivers them, before its own.
+    let (second, metrics) = recording(&target, &url, "100ms", &options);
+    let store = http_store(place);
+    until("they are taken", || pushed(&metrics(), "delivered_total")[0] >= 10.0);
+    second.stop().results();
+    let taken = store.taken();
+    assert!(taken.iter().all(|request| request.line == "POST /profiles?from=test HTTP/1.1"));
+    let parts: Vec<Part> = taken.iter().map(|request| of_pprof(&request.body)).collect();
+    assert!(parts.windows(2).all(|pair| pair[0].end_ns <= pair[1].begin_ns), "{parts:?}");
+    let gaps = parts.windows(2).filter(|pair| pair[0].end_ns != pair[1].begin_ns).count();
+    assert_eq!(gaps, 1, "between the two recordings: {parts:?}");
+    assert_eq!(size(folder.path()), 0);
+}
