@@ -19,7 +19,7 @@ fuzz_target!(|input: (u16, u16, Vec<u8>, Vec<u8>)| {
     let sp = 0x7fff_0000_0000;
     let registers = Registers { ip: BASE + u64::from(ip), sp, fp: sp + u64::from(fp), lr: 0 };
     let mut unwinder = Unwinder::default();
-    let capture = Capture { registers: &registers, stack: &stack };
+    let capture = Capture { registers: &registers, stack: &stack, awaited: &[] };
     let first = unwinder.unwind(&mut module, &space, capture);
     assert!(!first.frames.is_empty() && first.frames.len() <= 512);
     assert_eq!(first, unwinder.unwind(&mut module, &space, capture), "a repetition is the same");

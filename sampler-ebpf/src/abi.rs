@@ -215,6 +215,19 @@ pub struct Registers {
     pub lr: u64,
 }
 
+/// Most calls of a thread that are awaited at once: one, plus those that signal handlers make inside it.
+pub const AWAITED_CALLS: usize = 4;
+
+/// A return address that is not on the stack, because the return is awaited: the kernel has put its trampoline there.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AwaitedReturn {
+    /// The stack pointer at the function's entry; 0 if there is no such call.
+    pub sp: u64,
+    /// The return address.
+    pub caller: u64,
+}
+
 /// Head of a record in the `STACKS` ring; `copied_bytes` bytes of stack from `registers.sp` up follow.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -227,6 +240,8 @@ pub struct StackRecord {
     pub space: ProcessKey,
     /// Where to begin.
     pub registers: Registers,
+    /// Calls around this one whose return is awaited.
+    pub awaited: [AwaitedReturn; AWAITED_CALLS],
     /// Valid bytes that follow.
     pub copied_bytes: u32,
     /// 1 if the copy reaches the top of the stack as far as known; 0 if it was cut at the limit.

@@ -120,6 +120,25 @@ fn frame_pointers_give_the_immediate_caller() {
     }
 }
 
+/// A handler allocates inside an allocation whose return is awaited, so that the kernel's trampoline stands on the stack
+/// in the place of a return address: the frames are those of the source all the same.
+#[test]
+fn stacks_inside_another_sampled_call_are_whole() {
+    let Some(_turn) = turn("stacks_inside_another_sampled_call_are_whole") else { return };
+    for flags in [&[][..], &["-fomit-frame-pointer"]] {
+        let output = if flags.is_empty() { "window" } else { "window-nofp" };
+        let mut target = Target::start(&program_with("window", output, flags), ["handler", "100"]);
+        let recording = Recorder::of(target.pid(), 1).start();
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert_eq!(stats.lost(), 0, "{stats:?}");
+        let path = ["site_01", "on_fault", "…", "posix", "site_00", "main"];
+        let (good, all) = right(&profile, "site_01", &path);
+        assert!(good == all && all >= 200, "{good} of {all} stacks are {path:?}");
+    }
+}
+
 /// A program from the distribution (built without frame pointers), and a function that must be on some of its stacks.
 struct Real {
     name: &'static str,

@@ -288,7 +288,7 @@ fn report(ctx: *mut c_void, state: &mut ThreadState, pending: &Pending, address:
     state.sequence = state.sequence.wrapping_add(1);
     let sample = u64::from(state.ordinal) << 32 | u64::from(state.sequence);
     let time_ns = output::now();
-    let stack = stack::take(ctx, sample, time_ns, state.space);
+    let stack = stack::take(ctx, state, sample, time_ns);
     if stack.kind == stack_kind::NONE && config!(stack_kind) != stack_kind::NONE {
         state.counters.stacks_lost += 1;
     }

@@ -2,14 +2,14 @@
 
 use core::ffi::c_void;
 
-use sampler_ebpf::abi::LiveValue;
+use sampler_ebpf::abi::{AWAITED_CALLS, AwaitedReturn, LiveValue};
 
 use crate::arch;
 use crate::output;
 use crate::state::ThreadState;
 
-/// Most calls in progress per thread: one, plus those that signal handlers make inside it.
-pub const SLOTS: usize = 4;
+/// Most calls in progress per thread.
+pub const SLOTS: usize = AWAITED_CALLS;
 
 /// Shift of the bits in `ThreadState::pending` that mark calls during which inner calls of other files are expected.
 const OUTER: u32 = 8;
@@ -88,6 +88,22 @@ impl ThreadState {
             i += 1;
         }
         false
+    }
+
+    /// Return addresses that the calls in progress have hidden from the stack.
+    #[inline(always)]
+    pub fn awaited(&self) -> [AwaitedReturn; AWAITED_CALLS] {
+        let mut awaited = [AwaitedReturn { sp: 0, caller: 0 }; AWAITED_CALLS];
+        if self.pending != 0 {
+            let mut i = 0;
+            while i < SLOTS {
+                if self.pending & (1 << i) != 0 {
+                    awaited[i] = AwaitedReturn { sp: self.slots[i].sp, caller: self.slots[i].caller };
+                }
+                i += 1;
+            }
+        }
+        awaited
     }
 
     /// Whether a call entered at that stack pointer is in progress.

@@ -6,12 +6,13 @@ use aya_ebpf::bindings::BPF_F_USER_STACK;
 use aya_ebpf::helpers::generated::{
     bpf_get_current_task_btf, bpf_get_stackid, bpf_probe_read_user, bpf_ringbuf_reserve, bpf_ringbuf_submit,
 };
-use sampler_ebpf::abi::{ProcessKey, Registers, StackRecord, stack_kind};
+use sampler_ebpf::abi::{Registers, StackRecord, stack_kind};
 
 use crate::arch;
 use crate::config::config;
 use crate::maps::{self, STACK_TRACES, read_kernel};
 use crate::output;
+use crate::state::ThreadState;
 
 /// A distance to the supposed top of the stack beyond this means that the top is not known.
 const LARGEST_STACK: u64 = 64 << 20;
@@ -32,10 +33,10 @@ const LOST: Taken = Taken { kind: stack_kind::NONE, id: -1 };
 
 /// Takes the stack at the return of a sampled call.
 #[inline(always)]
-pub fn take(ctx: *mut c_void, sample: u64, time_ns: u64, space: ProcessKey) -> Taken {
+pub fn take(ctx: *mut c_void, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
     match config!(stack_kind) {
         stack_kind::FRAME_POINTERS => walk(ctx),
-        stack_kind::COPIED => copy(ctx, sample, time_ns, space),
+        stack_kind::COPIED => copy(ctx, state, sample, time_ns),
         _ => LOST,
     }
 }
@@ -67,7 +68,7 @@ fn distance_to_top(sp: u64) -> Option<u64> {
 }
 
 #[inline(always)]
-fn copy(ctx: *mut c_void, sample: u64, time_ns: u64, space: ProcessKey) -> Taken {
+fn copy(ctx: *mut c_void, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
     let sp = arch::stack_pointer(ctx);
     let limit = config!(stack_bytes);
     let known = distance_to_top(sp);
@@ -78,8 +79,9 @@ fn copy(ctx: *mut c_void, sample: u64, time_ns: u64, space: ProcessKey) -> Taken
     let head = StackRecord {
         sample,
         time_ns,
-        space,
+        space: state.space,
         registers: Registers { ip: arch::instruction_pointer(ctx), sp, fp: arch::frame_pointer(ctx), lr: 0 },
+        awaited: state.awaited(),
         copied_bytes: 0,
         whole,
     };

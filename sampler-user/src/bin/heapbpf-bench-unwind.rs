@@ -38,14 +38,14 @@ fn main() -> anyhow::Result<()> {
     let mut frames_of = |depth: u32, unwinder: &mut Unwinder| {
         descend(depth);
         let capture = take_capture().unwrap_or_default();
-        let input = Capture { registers: &capture.registers, stack: &capture.stack };
+        let input = Capture { registers: &capture.registers, stack: &capture.stack, awaited: &[] };
         let stack = unwinder.unwind(&mut files, &process.space(), input);
         (stack, capture)
     };
     let mut unwinder = Unwinder::default();
     let base = frames_of(1, &mut unwinder).0.frames.len() as u32;
     let (stack, capture) = frames_of(71 - base, &mut unwinder);
-    let input = Capture { registers: &capture.registers, stack: &capture.stack };
+    let input = Capture { registers: &capture.registers, stack: &capture.stack, awaited: &[] };
 
     let cold = median_ns(5, |_| {
         black_box(Unwinder::default().unwind(&mut files, &process.space(), input));

@@ -140,7 +140,7 @@ impl Recorder {
                 self.counters.records_unknown += 1;
                 continue;
             };
-            let capture = Capture { registers: &head.registers, stack: bytes };
+            let capture = Capture { registers: &head.registers, stack: bytes, awaited: &head.awaited };
             let (lives, modules) = host.split();
             let space = lives.at(head.space.tgid, head.time_ns).map_or(&self.nowhere, |life| &life.space);
             let at = AtTime::new(space, head.time_ns);

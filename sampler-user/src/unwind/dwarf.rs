@@ -17,13 +17,16 @@ use super::raw::{Completeness, RawFrame, RawStack, Reason, SpaceView, UnwinderKi
 use super::rule::{FoundRule, Rule, RuleCache};
 use super::state::{State, StepError};
 use crate::host::mappings::{Mapping, ModuleId};
-use sampler_ebpf::abi::Registers;
+use sampler_ebpf::abi::{AwaitedReturn, Registers};
 
 /// More than the frame of a signal takes on the stack that it interrupts (red zone, extended processor state).
 const SIGNAL_FRAME_BYTES: u64 = 32 << 10;
 
 /// Where the kernel lets return-probed functions return to. Nothing there says where they came from.
 const RETURN_PROBES: &str = "[uprobes]";
+
+/// What a call pushes.
+const RETURN_SLOT_BYTES: u64 = if cfg!(target_arch = "x86_64") { 8 } else { 0 };
 
 /// Limits of an [`Unwinder`].
 #[derive(Clone, Copy, Debug)]
@@ -47,6 +50,21 @@ pub struct Capture<'a> {
     pub registers: &'a Registers,
     /// The stack from `registers.sp` up.
     pub stack: &'a [u8],
+    /// Return addresses that are hidden because their return is awaited by us.
+    pub awaited: &'a [AwaitedReturn],
+}
+
+impl Capture<'_> {
+    /// Whether some return addresses may not be on the stack.
+    fn hides_returns(&self) -> bool {
+        self.awaited.iter().any(|call| call.sp != 0)
+    }
+
+    /// The return address of the function that was left with that stack pointer.
+    fn hidden_return(&self, sp: u64) -> Option<u64> {
+        let entry_sp = sp.wrapping_sub(RETURN_SLOT_BYTES);
+        self.awaited.iter().find(|call| call.sp != 0 && call.sp == entry_sp).map(|call| call.caller)
+    }
 }
 
 /// What unwinding has done so far.
@@ -104,8 +122,9 @@ impl Unwinder {
     /// The stack of a sample. Equal stacks are the same `Arc`, as long as somebody holds it.
     pub fn unwind(&mut self, modules: &mut dyn ModuleFiles, space: &SpaceView, capture: Capture) -> Arc<RawStack> {
         self.statistics.stacks += 1;
-        let key =
-            space.generation.map(|generation| StackKey { space: space.key, generation, registers: *capture.registers });
+        // With hidden return addresses the walk depends on more than what it reads.
+        let generation = space.generation.filter(|_| !capture.hides_returns());
+        let key = generation.map(|generation| StackKey { space: space.key, generation, registers: *capture.registers });
         let stack = match key.and_then(|key| self.stacks.get(&key, capture.stack)) {
             Some(stack) => {
                 self.statistics.repeated += 1;
@@ -148,7 +167,15 @@ impl Unwinder {
         let mut is_exact = true;
         let mut was_planted = false;
         let mut on_other_stack = false;
+        let hides_returns = capture.hides_returns();
         loop {
+            if hides_returns
+                && !is_exact
+                && let Some(caller) = capture.hidden_return(state.sp)
+                && space.find(state.ip).is_some_and(|at| &*modules.path(at.module) == RETURN_PROBES)
+            {
+                state.ip = caller;
+            }
             let lookup = if is_exact { state.ip } else { state.ip.wrapping_sub(1) };
             let is_first = self.frames.is_empty();
             // The sample's own frame is looked up exactly, but named after the call it has just returned from.

@@ -110,7 +110,7 @@ fn random_stacks_give_a_reason() {
             };
             capture.stack.extend_from_slice(&word.to_le_bytes());
         }
-        let input = Capture { registers: &capture.registers, stack: &capture.stack };
+        let input = Capture { registers: &capture.registers, stack: &capture.stack, awaited: &[] };
         let stack = unwinder.unwind(&mut process.clone(), &space, input);
         assert!(!stack.frames.is_empty());
     }

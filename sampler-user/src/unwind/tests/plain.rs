@@ -26,7 +26,7 @@ pub fn captured(depth: u32) -> OwnCapture {
 }
 
 pub fn unwind(process: &OwnProcess, capture: &OwnCapture) -> Arc<RawStack> {
-    let capture = Capture { registers: &capture.registers, stack: &capture.stack };
+    let capture = Capture { registers: &capture.registers, stack: &capture.stack, awaited: &[] };
     Unwinder::default().unwind(&mut process.clone(), &process.space(), capture)
 }
 
@@ -70,7 +70,7 @@ fn depth_is_limited() {
     let stack = unwinder.unwind(
         &mut process.clone(),
         &process.space(),
-        Capture { registers: &capture.registers, stack: &capture.stack },
+        Capture { registers: &capture.registers, stack: &capture.stack, awaited: &[] },
     );
     assert_eq!(stack.frames.len(), 10);
     assert_eq!(stack.completeness, Completeness::Cut(Reason::DepthLimit));
@@ -93,7 +93,7 @@ fn repetition_is_recognized_exactly() {
     let mut unwinder = Unwinder::default();
     let mut capture = captured(20);
     let mut unwind = |capture: &OwnCapture| {
-        let stack = Capture { registers: &capture.registers, stack: &capture.stack };
+        let stack = Capture { registers: &capture.registers, stack: &capture.stack, awaited: &[] };
         let stack = unwinder.unwind(&mut process.clone(), &process.space(), stack);
         (stack, unwinder.statistics().repeated)
     };
@@ -128,7 +128,7 @@ fn sections_stay_within_their_budget() {
     let stack = unwinder.unwind(
         &mut process.clone(),
         &process.space(),
-        Capture { registers: &capture.registers, stack: &capture.stack },
+        Capture { registers: &capture.registers, stack: &capture.stack, awaited: &[] },
     );
     assert_eq!(stack.completeness, Completeness::Complete);
     assert_eq!(unwinder.statistics().modules, 1);
@@ -138,7 +138,7 @@ fn sections_stay_within_their_budget() {
 fn a_stack_is_resolved_against_the_mappings_of_its_time() {
     let mut process = OwnProcess::read().expect("/proc");
     let capture = captured(10);
-    let input = Capture { registers: &capture.registers, stack: &capture.stack };
+    let input = Capture { registers: &capture.registers, stack: &capture.stack, awaited: &[] };
     let expected = unwind(&process, &capture);
     let mut space = AddressSpace::default();
     space.replace_all(process.mappings().iter().copied(), 0);
