@@ -63,6 +63,9 @@ enum Command {
     Install,
     /// Run a benchmark; without a name, list them
     Bench {
+        /// Fewer rounds; without a name, the ratios to other profilers in under three minutes
+        #[arg(long)]
+        quick: bool,
         /// Which one
         name: Option<String>,
         /// Passed to the benchmark as they are
@@ -95,7 +98,7 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Run { args } => return run::run(&context, &args),
         Command::Test(selection) => return test::test(&context, &selection),
         Command::Install => install::install(&context)?,
-        Command::Bench { name, args } => bench::bench(&context, name.as_deref(), &args)?,
+        Command::Bench { quick, name, args } => bench::bench(&context, name.as_deref(), quick, &args)?,
         Command::Vectors { directory } => return vectors::check(&context, &directory),
     }
     Ok(ExitCode::SUCCESS)
@@ -115,6 +118,18 @@ mod tests {
     fn the_command_line_is_consistent() {
         use clap::CommandFactory as _;
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn quick_stands_before_and_after_a_benchmarks_name() {
+        let parsed = |line: &str| {
+            let cli = Cli::try_parse_from(line.split_whitespace()).expect("xtask understands it");
+            let Command::Bench { quick, name, args } = cli.command else { panic!("not the command bench: {line}") };
+            (quick, name.unwrap_or_default(), args.join(" "))
+        };
+        assert_eq!(parsed("xtask bench --quick"), (true, "".into(), "".into()));
+        assert_eq!(parsed("xtask bench cost --quick --rounds 3"), (true, "cost".into(), "--rounds 3".into()));
+        assert_eq!(parsed("xtask bench cost --rounds 3"), (false, "cost".into(), "--rounds 3".into()));
     }
 
     #[test]

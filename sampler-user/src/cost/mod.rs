@@ -2,6 +2,7 @@
 
 pub mod budget;
 pub mod cpu_time;
+pub mod cpus;
 pub mod library;
 pub mod measure;
 mod specimens;

@@ -27,6 +27,11 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
 
 /// Compiles one of the programs in `tests/programs`.
 pub fn workload(context: &Context, name: &str) -> anyhow::Result<PathBuf> {
+    compile(context, name, &[])
+}
+
+/// The same with further flags.
+pub fn compile(context: &Context, name: &str, flags: &[&str]) -> anyhow::Result<PathBuf> {
     if on_path("cc").is_none() {
         packages::install(
             context,
@@ -38,9 +43,12 @@ pub fn workload(context: &Context, name: &str) -> anyhow::Result<PathBuf> {
     let program = folder.join(name);
     let mut compile = Command::new("cc");
     compile
-        .args(["-O2", "-g", "-D_GNU_SOURCE", "-pthread", "-o"])
+        .args(["-O2", "-g", "-D_GNU_SOURCE", "-pthread"])
+        .args(flags)
+        .arg("-o")
         .arg(&program)
-        .arg(context.root.join("tests/programs").join(name).with_extension("c"));
+        .arg(context.root.join("tests/programs").join(name).with_extension("c"))
+        .arg("-lm");
     run_command(&mut compile, context.options.verbose)?;
     Ok(program)
 }

@@ -2,6 +2,7 @@
 
 mod cost;
 mod heap;
+mod peers;
 mod processes;
 mod statistics;
 mod unwind;
@@ -29,21 +30,27 @@ const BENCHES: &[Bench] = &[
     Bench { name: "coverage", about: statistics::ABOUT_COVERAGE, run: statistics::coverage },
     Bench { name: "processes", about: processes::ABOUT, run: processes::run },
     Bench { name: "real-coverage", about: statistics::ABOUT_REAL_COVERAGE, run: statistics::real_coverage },
+    Bench { name: "peers", about: peers::ABOUT, run: peers::run },
+    Bench { name: "programs", about: peers::ABOUT_PROGRAMS, run: peers::programs },
     Bench { name: "heap", about: heap::ABOUT, run: heap::run },
     Bench { name: "statistics", about: statistics::ABOUT_STATISTICS, run: statistics::statistics },
     Bench { name: "unwind", about: unwind::ABOUT, run: unwind::run },
 ];
 
-/// Runs the benchmark of this name, or lists them all.
-pub fn bench(context: &Context, name: Option<&str>, args: &[String]) -> anyhow::Result<()> {
-    let Some(name) = name else {
+/// Runs the benchmark of this name, or lists them all. With `quick` and no name: the comparison, in under three minutes.
+pub fn bench(context: &Context, name: Option<&str>, quick: bool, args: &[String]) -> anyhow::Result<()> {
+    let mut args = args.to_vec();
+    if quick {
+        args.insert(0, "--quick".into());
+    }
+    let Some(name) = name.or(quick.then_some("peers")) else {
         for bench in BENCHES {
             println!("{:<14} {}", bench.name, bench.about);
         }
         return Ok(());
     };
     match BENCHES.iter().find(|bench| bench.name == name) {
-        Some(bench) => (bench.run)(context, args),
+        Some(bench) => (bench.run)(context, &args),
         None => bail!("there is no benchmark {name:?}; cargo xtask bench lists them"),
     }
 }

@@ -46,7 +46,7 @@ fn main() -> anyhow::Result<()> {
     let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     println!("kernel {}, load {}, {} rounds", kernel.trim(), load.trim(), options.rounds);
     let object = sampler_user::kernel::object::object().context("built without the BPF programs")?;
-    pinned::pin(0, |cpu| cpu == 0);
+    sampler_user::cost::cpus::pin(0, |cpu| cpu == 0);
     let library = pinned::Library::copy()?;
     if options.scaling {
         return scaling::run(&options, object, &library);

@@ -1,11 +1,12 @@
 //! Cost per pair against the number of threads, of live samples, and the sampling interval.
 
 use sampler_ebpf::abi::stack_kind;
+use sampler_user::cost::cpus::pin;
 use sampler_user::cost::trial::{Allocator, Floor, Recording, Setting, Where};
 use sampler_user::cost::workload::Workload;
 
 use super::Options;
-use super::pinned::{Library, pin};
+use super::pinned::Library;
 use super::ratios::{median, spread};
 
 const PAIRS: u64 = 40_000;

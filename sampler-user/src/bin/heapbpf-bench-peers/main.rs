@@ -1,0 +1,165 @@
+//! Profilers side by side: what each costs a workload, what it uses itself, and how far it is from the truth.
+
+mod parse;
+mod peers;
+mod process;
+mod programs;
+mod run;
+mod table;
+mod target;
+mod workloads;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::Context;
+use clap::Parser;
+use sampler_user::cost::cpus::{online, pin};
+use sampler_user::cost::library::PrivateLibrary;
+use sampler_user::cost::trial::Floor;
+
+use peers::{PEERS, Peer};
+use run::Bench;
+use table::Results;
+use workloads::{Files, WORKLOADS, Workload};
+
+/// Profilers side by side on the same workloads, in interleaved rounds.
+#[derive(Parser)]
+struct Options {
+    /// Folder of the compiled workloads
+    #[arg(long)]
+    programs: PathBuf,
+    /// Folder of their sources
+    #[arg(long)]
+    sources: PathBuf,
+    /// The program `heapbpf`
+    #[arg(long)]
+    heapbpf: PathBuf,
+    /// Kernel headers for bcc
+    #[arg(long)]
+    headers: Option<PathBuf>,
+    /// Document to write the table into; without it the table is only printed
+    #[arg(long)]
+    document: Option<PathBuf>,
+    /// Interleaved rounds
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+    /// Fewer profilers and workloads
+    #[arg(long)]
+    quick: bool,
+    /// Only profilers whose name contains one of these
+    #[arg(long, value_delimiter = ',')]
+    only: Vec<String>,
+    /// Only these workloads
+    #[arg(long, value_delimiter = ',')]
+    workloads: Vec<String>,
+    /// Programs that nobody here wrote under `--all`, against what their allocation rate predicts, instead
+    #[arg(long)]
+    real: bool,
+}
+
+fn main() -> anyhow::Result<()> {
+    let options = Options::parse();
+    let object = sampler_user::kernel::object::object().context("built without the BPF programs")?;
+    pin(0, |cpu| cpu == 0);
+    let results = tempfile::tempdir()?;
+    let inputs = results.path().with_extension("inputs");
+    std::fs::create_dir_all(&inputs)?;
+    let mut bench = Bench {
+        files: Files { programs: options.programs.clone(), sources: options.sources.clone(), inputs: inputs.clone() },
+        heapbpf: options.heapbpf.clone(),
+        library: PrivateLibrary::copy()?.context("this program uses no libc.so.6")?,
+        floor: Floor::load(object)?,
+        results,
+        headers: options.headers.clone(),
+    };
+    let result = if options.real { programs::run(&mut bench, &options) } else { compare(&mut bench, &options) };
+    let _ = std::fs::remove_dir_all(inputs);
+    result
+}
+
+fn compare(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
+    let wanted = |name: &str, only: &[String]| only.is_empty() || only.iter().any(|part| name.contains(part.as_str()));
+    let named = |peer: &&Peer| peer.against == peer.name || wanted(peer.name, &options.only);
+    let peers: Vec<&'static Peer> =
+        PEERS.iter().filter(|peer| (peer.quick || !options.quick) && named(peer)).collect();
+    let workloads: Vec<&'static Workload> = WORKLOADS
+        .iter()
+        .filter(|it| (it.quick || !options.quick) && wanted(it.name, &options.workloads))
+        .collect();
+    let mut results = Results::default();
+    let mut number = 0;
+    for round in 0..options.rounds {
+        for workload in &workloads {
+            // Each round begins with another one; what nothing runs beside is measured on both ends.
+            let turned = (0..peers.len()).map(|i| peers[(i + round) % peers.len()]);
+            for peer in std::iter::once(peers[0]).chain(turned).chain([peers[0]]) {
+                number += 1;
+                if !peer.needs.is_empty() && !Path::new(peer.needs).exists() {
+                    if round == 0 {
+                        eprintln!("NOT MEASURED: {}: there is no {}", peer.name, peer.needs);
+                    }
+                    results.fail(peer.name, "this machine", format!("there is no {}", peer.needs));
+                    continue;
+                }
+                match bench.run(peer, workload, number) {
+                    Ok(measured) => results.add(peer, workload, round, measured),
+                    Err(error) => {
+                        eprintln!("{} on {}: {error:#}", peer.name, workload.name);
+                        results.fail(peer.name, workload.name, format!("{error:#}"));
+                    }
+                }
+            }
+            eprintln!("round {} of {}: {} done", round + 1, options.rounds, workload.name);
+        }
+    }
+    let text = format!("{}\n\n{}", machine(options.rounds), results.markdown(&peers, &workloads));
+    println!("{text}\n{}", targets(&results));
+    write(options, "peers", &format!("{text}\n{}", targets(&results)))
+}
+
+/// What was asked for, as ratios of this run.
+fn targets(results: &Results) -> String {
+    let added = |peer: &str| {
+        let figure = |it: &run::Measured| it.cpu_ns;
+        results.compared(peer, "bare", "pairs", |own, bare| own.cpu_ns - bare, figure)
+    };
+    let mut text = String::new();
+    let own = added("heapbpf");
+    let mut line = |what: &str, ratio: Option<f64>, wanted: &str| {
+        if let Some(ratio) = ratio {
+            text += &format!("- {what}: {ratio:.3} (wanted: {wanted})\n");
+        }
+    };
+    let ratio = |a: Option<f64>, b: Option<f64>| Some(a? / b?);
+    line("heapbpf's pair to that of the no-op probes", ratio(own, added("no-op probes (the floor)")), "at most 1.15");
+    line("`--no-live` to the full pair", ratio(added("heapbpf `--no-live`"), own), "at most 0.55");
+    line("bcc memleak's pair to heapbpf's", ratio(added("bcc memleak"), own), "at least 8");
+    line("the bpftrace script's pair to heapbpf's", ratio(added("bpftrace script"), own), "at least 8");
+    text
+}
+
+/// The machine, its kernel and the day's conditions, in a sentence.
+fn machine(rounds: usize) -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let kernel = read("/proc/sys/kernel/osrelease");
+    let info = read("/proc/cpuinfo");
+    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ")).map_or("?", |(_, it)| it);
+    let virtual_one = if info.contains("hypervisor") { "virtual machine with " } else { "" };
+    let cpus = online();
+    let load = read("/proc/loadavg");
+    let load = load.split_whitespace().next().unwrap_or("?");
+    format!(
+        "Measured on a {virtual_one}{cpus} CPUs ({model}), kernel {}, at a load of {load} when it ended; medians of {rounds} \
+         interleaved rounds, CPU time of the target.",
+        kernel.trim()
+    )
+}
+
+/// Puts a table into the document, if there is one.
+fn write(options: &Options, name: &str, text: &str) -> anyhow::Result<()> {
+    let Some(path) = &options.document else { return Ok(()) };
+    let document = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+    std::fs::write(path, table::replace(&document, name, text)?)?;
+    eprintln!("written to {}", path.display());
+    Ok(())
+}

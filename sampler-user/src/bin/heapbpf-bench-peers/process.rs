@@ -1,0 +1,83 @@
+//! What /proc says of processes: memory, CPU time, and whether probes are in a library's code.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+/// A number of kilobytes in `/proc/PID/status`, as bytes; 0 if the process is gone.
+pub fn status_bytes(pid: u32, field: &str) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+/// Resident memory, without what is mapped of BPF maps, which [`map_bytes`] counts.
+pub fn resident_bytes(pid: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    let (mut sum, mut counted) = (0, true);
+    for line in text.lines() {
+        if let Some(kib) = line.strip_prefix("Rss:") {
+            let kib = kib.split_whitespace().next().and_then(|word| word.parse::<u64>().ok());
+            sum += if counted { kib.unwrap_or(0) * 1024 } else { 0 };
+        } else if line.split_whitespace().next().is_some_and(|word| word.contains('-')) {
+            counted = !line.contains("bpf-map");
+        }
+    }
+    sum
+}
+
+/// CPU time of a process's living threads, seconds.
+pub fn cpu_seconds(pid: u32) -> f64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let ns = tasks.filter_map(|task| {
+        let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<u64>().ok()
+    });
+    ns.sum::<u64>() as f64 * 1e-9
+}
+
+/// Memory of the BPF maps that a process holds, bytes.
+pub fn map_bytes(pid: u32) -> u64 {
+    let mut seen = std::collections::HashMap::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten() {
+        let text = fs::read_to_string(entry.path()).unwrap_or_default();
+        let number = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.split_whitespace().next()?.parse::<u64>().ok()
+        };
+        if let (Some(id), Some(bytes)) = (number("map_id:"), number("memlock:")) {
+            seen.insert(id, bytes);
+        }
+    }
+    seen.values().sum()
+}
+
+/// The file that a process's C library was mapped from.
+pub fn library(pid: u32) -> Option<PathBuf> {
+    code(pid).map(|(_, _, path)| path)
+}
+
+/// Executable mapping of the C library: addresses, file offset, file.
+fn code(pid: u32) -> Option<(std::ops::Range<u64>, u64, PathBuf)> {
+    let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    maps.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let [addresses, permissions, offset, _, _, path] = fields[..] else { return None };
+        if !permissions.contains('x') || !path.ends_with("/libc.so.6") {
+            return None;
+        }
+        let (start, end) = addresses.split_once('-')?;
+        let number = |text: &str| u64::from_str_radix(text, 16).ok();
+        Some((number(start)?..number(end)?, number(offset)?, PathBuf::from(path)))
+    })
+}
+
+/// Bytes of the C library's code in a process that differ from its file: the kernel's breakpoints.
+pub fn changed_code_bytes(pid: u32) -> Option<usize> {
+    let (range, offset, path) = code(pid)?;
+    let bytes = usize::try_from(range.end - range.start).ok()?;
+    let (mut file, mut memory) = (vec![0; bytes], vec![0; bytes]);
+    let read = File::open(path).ok()?.read_at(&mut file, offset).ok()?;
+    File::open(format!("/proc/{pid}/mem")).ok()?.read_exact_at(&mut memory[..read], range.start).ok()?;
+    Some(file[..read].iter().zip(&memory[..read]).filter(|(a, b)| a != b).count())
+}

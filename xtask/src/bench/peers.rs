@@ -1,0 +1,115 @@
+//! Profilers side by side; installs those that are missing.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Context as _;
+
+use super::cost::compile;
+use crate::build;
+use crate::context::{Context, on_path};
+use crate::packages::{self, Package};
+use crate::shell::{read, run as run_command, say};
+
+/// What it measures.
+pub const ABOUT: &str =
+    "profilers side by side, into docs/overhead.md ([--quick] [--rounds N] [--only NAMES] [--workloads NAMES] [--print])";
+/// What [`programs`] measures.
+pub const ABOUT_PROGRAMS: &str =
+    "sqlite3, python3 and gcc under --all, against what their allocation rate predicts, into docs/overhead.md";
+
+/// Builds everything and runs it, as root.
+pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
+    compare(context, args, &[])
+}
+
+/// The same for real programs.
+pub fn programs(context: &Context, args: &[String]) -> anyhow::Result<()> {
+    compare(context, args, &["--real"])
+}
+
+fn compare(context: &Context, args: &[String], more: &[&str]) -> anyhow::Result<()> {
+    let heapbpf = match std::env::var_os("HEAPBPF_BIN") {
+        Some(path) => PathBuf::from(path),
+        None => build::build(context)?,
+    };
+    install(context);
+    let flags = ["-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-builtin-malloc", "-no-pie"];
+    let churn = compile(context, "churn", &flags)?;
+    let programs = churn.parent().context("in a folder")?.to_path_buf();
+    if let Err(error) = compile_preloaded(context, &programs) {
+        say!("WITHOUT tcmalloc's sampler: {error:#}");
+    }
+    let program = super::build_program(context, "heapbpf-bench-peers")?;
+    let mut command = context.privilege.command("measure with BPF programs", &program, [])?;
+    command.arg("--programs").arg(&programs).arg("--sources").arg(context.root.join("tests/programs"));
+    command.arg("--heapbpf").arg(heapbpf).args(more);
+    if let Some(headers) = headers(context)? {
+        command.arg("--headers").arg(headers);
+    }
+    let prints = ["--quick", "--print", "--only", "--workloads"];
+    if !args.iter().any(|word| prints.iter().any(|print| word.starts_with(print))) {
+        command.arg("--document").arg(context.root.join("docs/overhead.md"));
+    }
+    command.args(args.iter().filter(|word| *word != "--print"));
+    run_command(&mut command, context.options.verbose)
+}
+
+/// Installs what there is to compare with. What cannot be had is said, and left out of the table by name.
+fn install(context: &Context) {
+    let wanted = [
+        ("memleak-bpfcc", vec![Package::new("bpfcc-tools", "bcc's memleak, to compare with")]),
+        ("bpftrace", vec![Package::new("bpftrace", "scripts to compare with")]),
+        ("heaptrack", vec![Package::new("heaptrack", "a profiler inside the process, to compare with")]),
+        ("sqlite3", vec![Package::new("sqlite3", "a program to measure with")]),
+        ("gcc", vec![Package::new("gcc", "a program to measure with, and to compile others")]),
+        ("jeprof", vec![Package::new("libjemalloc-dev", "an allocator with a profiler of its own")]),
+        (
+            "google-pprof",
+            vec![
+                Package::new("libgoogle-perftools-dev", "an allocator with two profilers of its own"),
+                Package::new("google-perftools", "its tools"),
+            ],
+        ),
+    ];
+    for (command, packages) in wanted {
+        if on_path(command).is_none()
+            && let Err(error) = packages::install(context, &packages)
+        {
+            say!("WITHOUT {command}: {error:#}");
+        }
+    }
+}
+
+/// The library that makes tcmalloc write what it sampled.
+fn compile_preloaded(context: &Context, folder: &std::path::Path) -> anyhow::Result<()> {
+    if on_path("c++").is_none() {
+        packages::install(context, &[Package::new("g++", "compiles a library for tcmalloc")])?;
+    }
+    let mut command = Command::new("c++");
+    command.args(["-O2", "-shared", "-fPIC", "-o"]).arg(folder.join("tcmalloc_sample.so"));
+    command.arg(context.root.join("tests/programs/tcmalloc_sample.cc")).arg("-ltcmalloc");
+    run_command(&mut command, context.options.verbose)
+}
+
+/// Kernel headers for bcc: `None` if the kernel brings its own; else a tree of links to Debian's two halves.
+fn headers(context: &Context) -> anyhow::Result<Option<PathBuf>> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let own = PathBuf::from("/lib/modules").join(release.trim()).join("build");
+    if own.exists() || PathBuf::from("/sys/kernel/kheaders.tar.xz").exists() || on_path("memleak-bpfcc").is_none() {
+        return Ok(None);
+    }
+    let package = Package::new("linux-headers-amd64", "bcc compiles against kernel headers, and this kernel has none");
+    if let Err(error) = packages::install(context, &[package]) {
+        say!("WITHOUT memleak: {error:#}");
+        return Ok(None);
+    }
+    let tree = context.target().join("bench/kernel-headers");
+    if !tree.join("Makefile").exists() {
+        fs::create_dir_all(&tree).with_context(|| format!("cannot create {}", tree.display()))?;
+        let merge = "cp -as $(ls -d /usr/src/linux-headers-*-common | tail -1)/. . && cp -asf $(ls -d /usr/src/linux-headers-*-amd64 | tail -1)/. .";
+        read(Command::new("sh").args(["-c", merge]).current_dir(&tree))?;
+    }
+    Ok(Some(tree))
+}
