@@ -13,8 +13,7 @@ use crate::packages::{self, Package};
 use crate::shell::{read, run as run_command, say};
 
 /// What it measures.
-pub const ABOUT: &str =
-    "profilers side by side, into docs/overhead.md ([--quick] [--rounds N] [--only NAMES] [--workloads NAMES] [--print])";
+pub const ABOUT: &str = "profilers side by side, into docs/overhead.md ([--quick] [--rounds N] [--only NAMES] [--workloads NAMES] [--print])";
 /// What [`programs`] measures.
 pub const ABOUT_PROGRAMS: &str =
     "sqlite3, python3 and gcc under --all, against what their allocation rate predicts, into docs/overhead.md";

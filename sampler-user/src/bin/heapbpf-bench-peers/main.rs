@@ -80,12 +80,9 @@ fn main() -> anyhow::Result<()> {
 fn compare(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
     let wanted = |name: &str, only: &[String]| only.is_empty() || only.iter().any(|part| name.contains(part.as_str()));
     let named = |peer: &&Peer| peer.against == peer.name || wanted(peer.name, &options.only);
-    let peers: Vec<&'static Peer> =
-        PEERS.iter().filter(|peer| (peer.quick || !options.quick) && named(peer)).collect();
-    let workloads: Vec<&'static Workload> = WORKLOADS
-        .iter()
-        .filter(|it| (it.quick || !options.quick) && wanted(it.name, &options.workloads))
-        .collect();
+    let peers: Vec<&'static Peer> = PEERS.iter().filter(|peer| (peer.quick || !options.quick) && named(peer)).collect();
+    let workloads: Vec<&'static Workload> =
+        WORKLOADS.iter().filter(|it| (it.quick || !options.quick) && wanted(it.name, &options.workloads)).collect();
     let mut results = Results::default();
     let mut number = 0;
     for round in 0..options.rounds {
@@ -143,7 +140,8 @@ fn machine(rounds: usize) -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
     let kernel = read("/proc/sys/kernel/osrelease");
     let info = read("/proc/cpuinfo");
-    let model = info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ")).map_or("?", |(_, it)| it);
+    let model =
+        info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ")).map_or("?", |(_, it)| it);
     let virtual_one = if info.contains("hypervisor") { "virtual machine with " } else { "" };
     let cpus = online();
     let load = read("/proc/loadavg");

@@ -139,7 +139,8 @@ pub fn heap_text(text: &str, names: &Names, has_totals: bool) -> Sites {
         text.split(|c: char| !c.is_ascii_digit()).filter_map(|word| word.parse().ok()).collect()
     };
     let stack = |text: &str| -> Option<&str> {
-        let addresses = text.split_whitespace().filter_map(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
+        let addresses =
+            text.split_whitespace().filter_map(|word| u64::from_str_radix(word.strip_prefix("0x")?, 16).ok());
         // Return addresses: one back is inside the call.
         addresses.filter_map(|address| names.site(address - 1)).next()
     };
@@ -175,7 +176,8 @@ mod tests {
         let output = "Attaching 3 probes...\n\n@bytes[\n    site_03+14\n    main+3\n]: 400\n@freed[\n    site_03+14\n]: 100\n@bytes[\n    other+1\n]: 9\n";
         assert_eq!(bpftrace(output), one(Some(400.0), Some(300.0)));
         assert_eq!(folded("main;descend;site_03 12\nmain 3\n", true), one(None, Some(12.0)));
-        let profile = serde_json::json!({"stacks": [{"frames": [{"function": "site_03"}], "alloc_bytes": {"estimate": 5.0}}]});
+        let profile =
+            serde_json::json!({"stacks": [{"frames": [{"function": "site_03"}], "alloc_bytes": {"estimate": 5.0}}]});
         assert_eq!(heapbpf(&profile), one(Some(5.0), None));
     }
 
@@ -183,7 +185,8 @@ mod tests {
     fn heap_texts_are_unbiased_where_they_are_sampled() {
         let names = Names(vec![(0x1000, "site_03".into()), (0x2000, "main".into())]);
         let weight = 1.0 / (1.0 - (-100.0_f64 / 1000.0).exp());
-        let text = "heap_v2/1000\n  t*: 3: 300 [5: 500]\n@ 0x1004 0x2004\n  t*: 2: 200 [4: 400]\n  t0: 2: 200 [4: 400]\n";
+        let text =
+            "heap_v2/1000\n  t*: 3: 300 [5: 500]\n@ 0x1004 0x2004\n  t*: 2: 200 [4: 400]\n  t0: 2: 200 [4: 400]\n";
         let sites = heap_text(text, &names, true);
         assert!((sites["site_03"].allocated.unwrap() - 400.0 * weight).abs() < 1e-9);
         assert!((sites["site_03"].in_use.unwrap() - 200.0 * weight).abs() < 1e-9);

@@ -130,9 +130,8 @@ fn bpftrace_script(place: &Place) -> String {
 }
 
 fn bpftrace_lost(output: &str) -> Option<u64> {
-    let lost = output.lines().filter_map(|line| {
-        line.strip_prefix("Lost ")?.split_whitespace().next()?.parse::<u64>().ok()
-    });
+    let lost =
+        output.lines().filter_map(|line| line.strip_prefix("Lost ")?.split_whitespace().next()?.parse::<u64>().ok());
     let all: Vec<u64> = lost.collect();
     (!all.is_empty()).then(|| all.iter().sum())
 }

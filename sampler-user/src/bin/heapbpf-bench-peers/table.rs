@@ -61,8 +61,16 @@ impl Results {
             head.push(format!("{}: slow-down", workload.name));
             head.push(format!("+ {added} per {}", if workload.paced { "target" } else { workload.unit }));
         }
-        let further =
-            ["own CPU %", "own memory, MiB", "target's, MiB", "start, s", "events lost", "error: allocated", "in use", "leak"];
+        let further = [
+            "own CPU %",
+            "own memory, MiB",
+            "target's, MiB",
+            "start, s",
+            "events lost",
+            "error: allocated",
+            "in use",
+            "leak",
+        ];
         head.extend(further.map(str::to_owned));
         let mut lines = vec![head];
         for peer in peers {
@@ -73,7 +81,13 @@ impl Results {
                 line.push(slow.map_or("–".into(), |slow| format!("{}×", figures(slow))));
                 let added = if workload.paced {
                     let share = |measured: &Measured| measured.cpu_share;
-                    self.compared(peer.name, peer.against, workload.name, |own, bare| 100.0 * (own.cpu_share - bare), share)
+                    self.compared(
+                        peer.name,
+                        peer.against,
+                        workload.name,
+                        |own, bare| 100.0 * (own.cpu_share - bare),
+                        share,
+                    )
                 } else {
                     self.compared(peer.name, peer.against, workload.name, |own, bare| own.cpu_ns - bare, cpu)
                 };

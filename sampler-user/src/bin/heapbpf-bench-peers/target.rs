@@ -84,7 +84,8 @@ impl Target {
         let mut child = command.spawn().with_context(|| format!("cannot start {}", start.words[0]))?;
         pin(child.id(), |cpu| start.all_cpus || cpu != 0);
         let (input, output) = (child.stdin.take(), child.stdout.take().context("piped")?);
-        let mut target = Self { child, input, output: Some(BufReader::new(output)), to_end: start.to_end, ended: false };
+        let mut target =
+            Self { child, input, output: Some(BufReader::new(output)), to_end: start.to_end, ended: false };
         if !target.line()?.starts_with("READY") {
             bail!("{} does not wait", start.words[0]);
         }
@@ -131,9 +132,8 @@ impl Target {
         let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
         loop {
             // SAFETY: our own child, which nobody else waits for; room for both results.
-            let ended = unsafe {
-                libc::wait4(self.pid().cast_signed(), &raw mut status, libc::WNOHANG, &raw mut usage)
-            };
+            let ended =
+                unsafe { libc::wait4(self.pid().cast_signed(), &raw mut status, libc::WNOHANG, &raw mut usage) };
             if ended != 0 {
                 break;
             }

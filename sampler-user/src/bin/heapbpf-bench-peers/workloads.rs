@@ -51,8 +51,8 @@ pub const WORKLOADS: &[Workload] = &[
     Workload { name: "paced", slow: 50_000, middle: 50_000, fast: 50_000, paced: true, ..OWN },
     Workload { name: "leak", ..OWN },
     Workload { name: "sqlite3", unit: "row", slow: 3_000, middle: 15_000, fast: 30_000, quick: true, ..THEIRS },
-    Workload { name: "python3", unit: "dumps and loads", slow: 100, middle: 300, fast: 300, ..THEIRS },
-    Workload { name: "gcc", unit: "function", slow: 60, middle: 60, fast: 60, ..THEIRS },
+    Workload { name: "python3", unit: "dumps and loads", slow: 1_000, middle: 3_000, fast: 3_000, ..THEIRS },
+    Workload { name: "gcc", unit: "function", slow: 60, middle: 200, fast: 200, ..THEIRS },
 ];
 
 /// Where the inputs and programs are.
@@ -88,7 +88,12 @@ impl Workload {
             "pairs, 4 threads" => own("pairs", &["4"]),
             "sqlite3" => {
                 let script = made(&files.inputs.join(format!("fill-{operations}.sql")), || rows(operations))?;
-                vec!["/usr/bin/sqlite3".into(), "-batch".into(), ":memory:".into(), format!(".read {}", script.display())]
+                vec![
+                    "/usr/bin/sqlite3".into(),
+                    "-batch".into(),
+                    ":memory:".into(),
+                    format!(".read {}", script.display()),
+                ]
             }
             "python3" => {
                 let script = files.sources.join("json_loop.py").display().to_string();
@@ -99,7 +104,14 @@ impl Workload {
                 let source = made(&files.inputs.join(format!("functions-{operations}.c")), || functions(operations))?;
                 let compiler = Command::new("gcc").arg("-print-prog-name=cc1").output().context("no gcc")?;
                 let compiler = String::from_utf8(compiler.stdout)?.trim().to_owned();
-                vec![compiler, "-quiet".into(), "-O1".into(), source.display().to_string(), "-o".into(), "/dev/null".into()]
+                vec![
+                    compiler,
+                    "-quiet".into(),
+                    "-O1".into(),
+                    source.display().to_string(),
+                    "-o".into(),
+                    "/dev/null".into(),
+                ]
             }
             mode => own(mode, &[]),
         })
@@ -120,7 +132,8 @@ fn rows(count: u64) -> String {
     text += "CREATE INDEX names ON items(name);\nBEGIN;\n";
     for i in 0..count {
         let (name, words) = (i.wrapping_mul(2_654_435_761) % 1_000_003, "word ".repeat((i % 40) as usize));
-        text += &format!("INSERT INTO items VALUES({i}, hex('item {name}'), upper('{words}of row {i}'), {i} * 1.25);\n");
+        text +=
+            &format!("INSERT INTO items VALUES({i}, hex('item {name}'), upper('{words}of row {i}'), {i} * 1.25);\n");
     }
     text + "COMMIT;\nSELECT count(*), sum(length(note)) FROM items;\n"
 }
