@@ -153,17 +153,18 @@ pub fn median(mut values: Vec<f64>) -> Option<f64> {
 /// A number with three figures, thousands in groups.
 pub fn figures(value: f64) -> String {
     let size = value.abs();
-    match size {
+    let digits = match size {
         _ if size >= 100.0 => {
             let digits = format!("{size:.0}");
             let grouped: Vec<&str> =
                 digits.as_bytes().rchunks(3).rev().filter_map(|group| std::str::from_utf8(group).ok()).collect();
-            format!("{}{}", if value < 0.0 { "−" } else { "" }, grouped.join(","))
+            grouped.join(",")
         }
-        _ if size >= 10.0 => format!("{value:.1}"),
+        _ if size >= 10.0 => format!("{size:.1}"),
         _ if size == 0.0 => "0".into(),
-        _ => format!("{value:.2}"),
-    }
+        _ => format!("{size:.2}"),
+    };
+    format!("{}{digits}", if value < 0.0 { "−" } else { "" })
 }
 
 /// Puts a text between two marks of a document, `<!-- NAME -->` and `<!-- end of NAME -->`.
@@ -184,8 +185,8 @@ mod tests {
 
     #[test]
     fn numbers_have_three_figures() {
-        let texts = [0.0, 1.234, 12.34, 1234.5, -45_678.9, 1_234_567.0].map(figures);
-        assert_eq!(texts, ["0", "1.23", "12.3", "1,234", "−45,679", "1,234,567"]);
+        let texts = [0.0, 1.234, -12.34, 1234.5, -45_678.9, 1_234_567.0].map(figures);
+        assert_eq!(texts, ["0", "1.23", "−12.3", "1,234", "−45,679", "1,234,567"]);
     }
 
     #[test]

@@ -33,7 +33,7 @@ pub struct Workload {
 const OWN: Workload = Workload {
     name: "",
     unit: "allocation",
-    slow: 60_000,
+    slow: 50_000,
     middle: 600_000,
     fast: 3_000_000,
     all_cpus: false,
@@ -50,9 +50,9 @@ pub const WORKLOADS: &[Workload] = &[
     Workload { name: "mix", quick: true, ..OWN },
     Workload { name: "paced", slow: 50_000, middle: 50_000, fast: 50_000, paced: true, ..OWN },
     Workload { name: "leak", ..OWN },
-    Workload { name: "sqlite3", unit: "row", slow: 3_000, middle: 15_000, fast: 30_000, quick: true, ..THEIRS },
-    Workload { name: "python3", unit: "dumps and loads", slow: 1_000, middle: 3_000, fast: 3_000, ..THEIRS },
-    Workload { name: "gcc", unit: "function", slow: 60, middle: 200, fast: 200, ..THEIRS },
+    Workload { name: "sqlite3", unit: "row", slow: 2_000, middle: 15_000, fast: 30_000, quick: true, ..THEIRS },
+    Workload { name: "python3", unit: "dumps and loads", slow: 500, middle: 3_000, fast: 3_000, ..THEIRS },
+    Workload { name: "gcc", unit: "function", slow: 30, middle: 200, fast: 200, ..THEIRS },
 ];
 
 /// Where the inputs and programs are.
