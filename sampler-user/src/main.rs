@@ -23,11 +23,24 @@ fn main() -> ExitCode {
     };
     outcome.map_or_else(
         |error| {
-            let _ = writeln!(std::io::stderr(), "heapbpf: {error:#}");
+            let _ = writeln!(std::io::stderr(), "heapbpf: {}", told(&error));
             ExitCode::from(error.downcast_ref::<PlanError>().map_or(1, PlanError::exit_status))
         },
         ExitCode::from,
     )
+}
+
+/// The error and its causes; what a message says of its cause already is not said twice.
+fn told(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for message in error.chain().map(ToString::to_string).filter(|message| !message.is_empty()) {
+        if !text.contains(&message) {
+            let colon = if text.is_empty() { "" } else { ": " };
+            text.push_str(colon);
+            text.push_str(&message);
+        }
+    }
+    text
 }
 
 fn start(args: &cli::args::RecordArgs) -> anyhow::Result<u8> {

@@ -10,7 +10,7 @@ use procfs::KernelVersion;
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// Open files that are asked for: two for each module of a host with many containers.
 const OPEN_FILES: u64 = 65_536;
-/// Linux 5.8 split these two off from CAP_SYS_ADMIN, which still stands for both.
+/// Linux 5.8 and 5.9 split some off from CAP_SYS_ADMIN, which still stands for them.
 const CAP_SYS_ADMIN: u32 = 21;
 
 /// A capability, and what cannot be done without it.
@@ -41,9 +41,9 @@ pub const CAPABILITIES: [Capability; 5] = [
         implied_by_sys_admin: false,
     },
     Capability {
-        name: "CAP_SYS_ADMIN",
+        name: "CAP_CHECKPOINT_RESTORE",
         needed_for: "opening deleted and replaced files of running processes",
-        bit: CAP_SYS_ADMIN,
+        bit: 40,
         implied_by_sys_admin: true,
     },
 ];

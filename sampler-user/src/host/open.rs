@@ -20,7 +20,9 @@ pub enum Unreadable {
     #[error("not an ELF file")]
     NotElf,
     /// Opening it is not permitted.
-    #[error("permission denied (CAP_SYS_ADMIN and CAP_SYS_PTRACE are needed for files of other users' processes)")]
+    #[error(
+        "permission denied (files of other users' processes need CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_CHECKPOINT_RESTORE)"
+    )]
     Permission,
     /// Neither the process nor a file at this path is there any more.
     #[error("the process and the file are gone")]

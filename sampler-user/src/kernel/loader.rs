@@ -223,7 +223,7 @@ fn create_map(
 }
 
 fn permission() -> KernelError {
-    KernelError::Permission { missing: "CAP_BPF, CAP_PERFMON and CAP_SYS_ADMIN are needed".into() }
+    KernelError::Permission { missing: "CAP_BPF and CAP_PERFMON are needed, before Linux 6.6 CAP_SYS_ADMIN".into() }
 }
 
 fn last_lines(text: &str, count: usize) -> String {

@@ -1,0 +1,125 @@
+//! The capabilities that `packaging/` grants are enough, and each of them is needed: without it heapbpf names it.
+
+use std::ffi::OsStr;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use heapbpf_tests::environment::{skipped, tool, turn};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+use tempfile::TempDir;
+
+/// A user without rights.
+const NOBODY: u32 = 65534;
+
+fn packaging(file: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging").join(file);
+    fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// What the systemd unit grants, as `bpf`, `perfmon`, ….
+fn granted() -> Vec<String> {
+    let unit = packaging("heapbpf.service");
+    let line = unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).expect("a bounding set");
+    line.split_whitespace().map(|name| name.strip_prefix("CAP_").expect("a capability").to_lowercase()).collect()
+}
+
+#[test]
+fn all_ways_of_installing_grant_the_same() {
+    let set = granted();
+    assert!(packaging("Containerfile").contains(&format!("--cap-add={} ", set.join(","))));
+    let upper = set.join(", ").to_uppercase();
+    assert!(packaging("daemonset.yaml").contains(&format!("add: [{upper}]")));
+}
+
+/// The hard case: another user's process, whose C library lies in a folder of that user's own and has been deleted.
+fn hidden_target(setpriv: &Path) -> Option<(Target, TempDir)> {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("our own folder");
+    let (private, binary) = (folder.path().join("private"), folder.path().join("growing"));
+    let library = private.join("libc.so.6");
+    let copy = |from: &Path, to: &Path| {
+        // By another process: none of ours has the file open for writing when it is executed.
+        let copied = Command::new("cp").args([from, to]).status();
+        assert!(copied.expect("cp runs").success());
+        fs::set_permissions(to, Permissions::from_mode(0o755)).expect("our own copy");
+    };
+    fs::create_dir(&private).expect("our own folder");
+    copy(&program("growing"), &binary);
+    copy(Path::new("/lib/x86_64-linux-gnu/libc.so.6").canonicalize().ok()?.as_path(), &library);
+    for path in [&private, &library] {
+        std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).expect("we are root");
+    }
+    fs::set_permissions(&private, Permissions::from_mode(0o700)).expect("our own folder");
+    let mut command = Command::new(setpriv);
+    command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".into()]);
+    command.arg(&binary).arg("20000").env("LD_LIBRARY_PATH", &private);
+    let target = Target::start_command(&mut command);
+    fs::remove_file(&library).expect("it is there");
+    Some((target, folder))
+}
+
+/// Starts heapbpf as the unit does: as root with these capabilities and no way to get more.
+fn with(setpriv: &Path, capabilities: &[String], recorder: Recorder) -> Recorder {
+    let set: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
+    let bounding = format!("--bounding-set=-all{set}");
+    recorder.through(&[setpriv.as_os_str(), OsStr::new("--no-new-privs"), OsStr::new(&bounding)])
+}
+
+/// `setpriv` and the capabilities, where this kernel needs no more than those.
+fn prepared(case: &str) -> Option<(PathBuf, Vec<String>)> {
+    let Some(setpriv) = tool("setpriv") else {
+        skipped(case, "no setpriv (Debian: util-linux)");
+        return None;
+    };
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers = release.split('.').map(|number| number.parse::<u32>().unwrap_or(0));
+    if (numbers.next(), numbers.next()) < (Some(6), Some(6)) {
+        skipped(case, "before Linux 6.6 CAP_SYS_ADMIN is needed as well");
+        return None;
+    }
+    Some((setpriv, granted()))
+}
+
+#[test]
+fn the_units_capabilities_are_enough() {
+    let case = "the_units_capabilities_are_enough";
+    let Some(_turn) = turn(case) else { return };
+    let Some((setpriv, capabilities)) = prepared(case) else { return };
+    let Some((mut target, _folder)) = hidden_target(&setpriv) else {
+        return skipped(case, "no libc.so.6 where Debian has it");
+    };
+    let recorder = with(&setpriv, &capabilities, Recorder::of(target.pid(), 1));
+    let recording = recorder.option("--listen", "127.0.0.1:0").start();
+    target.run();
+    let (profile, _) = recording.stop().results();
+    let bytes = profile.totals.alloc_bytes.value();
+    // What it reports with is allocated, too.
+    assert!((20_000_000.0..20_100_000.0).contains(&bytes), "{bytes}");
+    let named = profile
+        .stacks
+        .iter()
+        .filter(|stack| stack.frames.iter().any(|frame| frame.function.as_deref() == Some("main")));
+    assert!(named.count() >= 2, "{:?}", profile.stacks);
+
+    let everyone = with(&setpriv, &capabilities, Recorder::new().flag("--all").interval(1 << 20)).start();
+    assert!(everyone.stop().results().0.processes.iter().all(|process| process.coverage <= 1.0));
+}
+
+#[test]
+fn each_of_the_units_capabilities_is_needed_and_named() {
+    let case = "each_of_the_units_capabilities_is_needed_and_named";
+    let Some(_turn) = turn(case) else { return };
+    let Some((setpriv, capabilities)) = prepared(case) else { return };
+    let Some((target, _folder)) = hidden_target(&setpriv) else {
+        return skipped(case, "no libc.so.6 where Debian has it");
+    };
+    for missing in &capabilities {
+        let left: Vec<String> = capabilities.iter().filter(|name| *name != missing).cloned().collect();
+        let recorder = with(&setpriv, &left, Recorder::of(target.pid(), 4096).without_outputs());
+        recorder.refused().check(1, &[&format!("CAP_{missing}")]);
+    }
+}
