@@ -282,3 +282,27 @@ fn doctor_looks_at_a_command_without_starting_it() {
     assert!(found["processes"][0]["allocators"][0].as_str().is_some_and(|name| name.starts_with("glibc")), "{found}");
     assert!(!Path::new(&witness).exists());
 }
+
+/// A program that hands over to another has a line of its own, described as what it was, whichever of the kernel's
+/// reports of the exec comes first.
+#[test]
+fn lives_before_and_after_an_exec_are_told_apart() {
+    let case = "lives_before_and_after_an_exec_are_told_apart";
+    let Some(_turn) = turn(case) else { return };
+    let Some(sqlite) = tool("sqlite3") else { return skipped(case, "no sqlite3 (Debian: sqlite3)") };
+    let sqlite = sqlite.to_str().expect("our own path");
+    for run in 0..10 {
+        let recording = Recorder::new().interval(1).command(
+            Path::new("/usr/bin/env"),
+            ["A=b", sqlite, ":memory:", "create table t(a); insert into t values (1), (2); select sum(a) from t;"],
+        );
+        let (profile, _) = recording.start().finish().results();
+        let lives: Vec<_> = profile.processes.iter().map(|p| (&*p.comm, base_name(&p.exe), p.ended)).collect();
+        assert_eq!(lives, [("env", "env", true), ("sqlite3", "sqlite3", true)], "run {run}");
+        assert!(profile.processes.iter().all(|process| process.allocators.len() == 1), "{:?}", profile.processes);
+    }
+}
+
+fn base_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}

@@ -77,6 +77,16 @@ impl Lives {
         self.by_pid.get(&pid)?.iter().rev().find(|life| life.since_ns <= time_ns)
     }
 
+    /// The life that ended in the exec whose end was reported at `time_ns`: by then the next one has begun, as an exec's
+    /// event comes a little before.
+    #[must_use]
+    pub fn replaced_at(&self, pid: u32, time_ns: u64) -> Option<&Life> {
+        let next = self.at(pid, time_ns)?;
+        let before_ns = next.since_ns.saturating_sub(1);
+        // Without that event there is one life only.
+        self.at(pid, before_ns).or(Some(next))
+    }
+
     /// A life.
     #[must_use]
     pub fn get(&self, id: LifeId) -> Option<&Life> {

@@ -134,6 +134,23 @@ fn changes_tell_what_to_attach_to() {
     assert!(world.changes().is_empty());
 }
 
+/// The end of an exec is reported after the events by which the next life began.
+#[test]
+fn what_an_exec_replaced_is_the_life_before() {
+    let mut world = World::default();
+    world.fork(10, P, 1);
+    world.exec(20, P, b"one");
+    world.map(21, P, 0x1000, 1);
+    world.exec(30, P, b"two");
+    let replaced = |time_ns| world.lives.replaced_at(P, time_ns).map(|life| (life.since_ns, &*life.info.comm));
+    assert_eq!(replaced(22), Some((10, "")));
+    assert_eq!(replaced(32), Some((20, "one")));
+    // The event of that exec was lost: the one life there is.
+    world.fork(50, Q, 1);
+    assert_eq!(world.lives.replaced_at(Q, 60).map(|life| life.since_ns), Some(50));
+    assert!(world.lives.replaced_at(Q + 1, 60).is_none());
+}
+
 #[test]
 fn a_process_lives_as_long_as_any_thread() {
     let mut world = World::default();

@@ -34,7 +34,7 @@ impl<'a> Chains<'a> {
     /// The chains of a profile with these values. `group_by` makes the outermost name; `with_files` keeps functions of
     /// one name in several files apart.
     pub fn new(profile: &'a Profile, values: &[Value], group_by: GroupBy, with_files: bool) -> Self {
-        let interned = Interned::new(profile);
+        let interned = Interned::for_viewers(profile);
         let mut names = Names::default();
         let name_of_frame: Vec<u32> = interned
             .frames
@@ -55,9 +55,6 @@ impl<'a> Chains<'a> {
                 chain.push(names.id("[incomplete]".into(), None));
             }
             chain.extend(interned.frame_ids(stack).iter().rev().map(|&frame| name_of_frame[frame as usize]));
-            if chain.is_empty() {
-                chain.push(names.id("[no stack]".into(), None));
-            }
             let index = match known.get(chain.as_slice()) {
                 Some(&index) => index,
                 None => {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, LazyLock};
 
 use super::model::{Frame, Profile, Stack};
 
@@ -27,10 +27,25 @@ pub struct InternedStack<'a> {
     range: Range<usize>,
 }
 
+/// What is shown of a stack without frames.
+pub const NO_STACK: &str = "[no stack]";
+
+static NO_STACK_FRAME: LazyLock<Frame> =
+    LazyLock::new(|| Frame { function: Some(NO_STACK.into()), ..Frame::default() });
+
 impl<'a> Interned<'a> {
     /// Finds the distinct frames and stacks of all rows.
     pub fn new(profile: &'a Profile) -> Self {
-        let mut builder = Builder::default();
+        Self::build(profile, Builder::default())
+    }
+
+    /// The same, but a stack without frames gets one that says so: viewers leave out what has no frame, and their sums
+    /// would miss it.
+    pub fn for_viewers(profile: &'a Profile) -> Self {
+        Self::build(profile, Builder { shows_no_stack: true, ..Builder::default() })
+    }
+
+    fn build(profile: &'a Profile, mut builder: Builder<'a>) -> Self {
         let stack_of_row = profile.rows.iter().map(|row| builder.stack(&row.stack)).collect();
         Self { frames: builder.frames, stacks: builder.stacks, stack_of_row, frame_ids: builder.frame_ids }
     }
@@ -49,6 +64,7 @@ struct Builder<'a> {
     by_frame: HashMap<FrameKey<'a>, u32>,
     by_pointer: HashMap<*const Stack, u32>,
     by_content: HashMap<Content<'a>, u32>,
+    shows_no_stack: bool,
 }
 
 /// Frames, why it was cut, unwinder.
@@ -60,7 +76,11 @@ impl<'a> Builder<'a> {
         if let Some(&id) = self.by_pointer.get(&pointer) {
             return id;
         }
-        let ids: Box<[u32]> = stack.frames.iter().map(|frame| self.frame(frame)).collect();
+        let ids: Box<[u32]> = if self.shows_no_stack && stack.frames.is_empty() {
+            [self.frame(&NO_STACK_FRAME)].into()
+        } else {
+            stack.frames.iter().map(|frame| self.frame(frame)).collect()
+        };
         let key = (ids, stack.cut.as_deref(), stack.unwinder);
         let id = match self.by_content.get(&key) {
             Some(&id) => id,

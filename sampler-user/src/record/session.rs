@@ -190,10 +190,16 @@ impl Session {
                 self.attaching.forked(parent.tgid, child, time_ns, &self.host);
             }
             Life::Replaced { ended, time_ns } => {
-                self.descriptions.note(ended, time_ns.saturating_sub(1), &mut self.host, &self.attaching);
+                self.recorder.poll(&mut self.host);
+                let replaced = self.host.lives().replaced_at(ended.tgid, time_ns).map(|life| life.since_ns);
+                let sampled = self.recorder.processes.get(&ended).copied();
+                let at_ns = sampled.or(replaced).unwrap_or(time_ns);
+                self.descriptions.note(ended, at_ns, &mut self.host, &self.attaching);
                 let addresses = self.recorder.heap.replace(ended);
                 self.forget_blocks(ended, addresses);
-                self.ended.push((ended, monotonic_ns()));
+                let now = monotonic_ns();
+                self.descriptions.ended(ended, self.attaching.targets.coverage(ended.tgid, now));
+                self.ended.push((ended, now));
             }
             Life::Ended { process, time_ns } => {
                 self.descriptions.note(process, time_ns, &mut self.host, &self.attaching);

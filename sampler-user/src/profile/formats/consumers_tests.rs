@@ -118,6 +118,38 @@ fn jeprof_prints_our_totals() {
     }
 }
 
+/// What has no frame is left out by viewers: it gets one, so that their totals are ours.
+#[test]
+fn a_stack_without_frames_is_in_every_total() {
+    let mut profile = testing::small().only_process(0);
+    profile.rows[1].stack = Default::default();
+    let total = profile.rows.iter().map(|row| row.inuse.bytes).sum::<f64>();
+    let without = total - profile.rows[1].inuse.bytes;
+    assert!(without < 0.99 * total, "the row matters");
+    if installed("go", "version", "golang-go") {
+        let (_folder, file) = written(&profile, "x.pb.gz", "pprof");
+        let top = go_pprof(&["-top", "-unit=B", "-nodecount=50"], &file);
+        let flat = |line: &str| line.split_whitespace().next()?.strip_suffix('B')?.parse::<f64>().ok();
+        let sum: f64 = top.lines().skip_while(|line| !line.contains("flat%")).skip(1).filter_map(flat).sum();
+        assert!((sum - total).abs() <= 2.0 && top.contains("[no stack]"), "{sum}, ours {total}: {top}");
+    }
+    if installed("jeprof", "--version", "libjemalloc-dev") {
+        let (_folder, file) = written(&profile, "x.heap", "heap_v2");
+        let mut jeprof = Command::new("jeprof");
+        jeprof.args(["--text", "--show_bytes", "--inuse_space", "/bin/true"]);
+        let text = run(jeprof.arg(&file).stderr(std::process::Stdio::null()));
+        let words = text.split_whitespace().skip_while(|word| *word != "Total:");
+        let said: f64 = words.clone().nth(1).and_then(|word| word.parse().ok()).expect("a total");
+        assert!((said - total).abs() <= 2.0, "{said}, ours {total}: {text}");
+    }
+    let (_folder, file) = written(&profile, "x.folded", "folded");
+    let folded = std::fs::read_to_string(file).expect("text");
+    let sum: f64 = folded.lines().filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
+    assert!((sum - total).abs() <= 1.0 && folded.contains("[no stack]"), "{sum}, ours {total}: {folded}");
+    let (_folder, file) = written(&profile, "x.perfetto-trace", "perfetto");
+    assert!(std::fs::read(file).expect("bytes").windows(10).any(|bytes| bytes == b"[no stack]"));
+}
+
 /// Runs a Python script with the file's path as its argument, if the module is there.
 fn python(module: &str, script: &str, file: &Path) -> Option<String> {
     // A virtual environment's interpreter may be named; Debian has none of these modules.

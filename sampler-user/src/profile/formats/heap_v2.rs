@@ -74,7 +74,7 @@ struct Stacks {
 
 impl Stacks {
     fn new(profile: &Profile) -> Self {
-        let interned = Interned::new(profile);
+        let interned = Interned::for_viewers(profile);
         let lists: Vec<Vec<u64>> =
             (0..interned.stacks.len() as u32).map(|stack| addresses(profile, &interned, stack)).collect();
         let mut known: HashMap<&[u64], usize> = HashMap::new();

@@ -72,7 +72,7 @@ fn packets(profile: &Profile, mut each: impl FnMut(proto::TracePacket) -> io::Re
     })?;
     each(proto::TracePacket { process_tree: Some(process_tree(profile)), ..packet(START_NS) })?;
 
-    let interned = Interned::new(profile);
+    let interned = Interned::for_viewers(profile);
     let names = Names::new(profile, &interned);
     each(proto::TracePacket {
         interned_data: Some(names.data),

@@ -59,7 +59,7 @@ pub(super) struct Encoded {
 }
 
 pub(super) fn encode_with_processes(profile: &Profile) -> Encoded {
-    let interned = Interned::new(profile);
+    let interned = Interned::for_viewers(profile);
     let mut strings = Strings::default();
     let mut locations = Locations::new(profile, &mut strings);
     let values = Value::of_profile(profile);

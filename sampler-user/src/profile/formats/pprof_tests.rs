@@ -160,7 +160,11 @@ fn hostile_modules_and_empty_stacks_do_no_harm() {
     model.rows[1].stack = Default::default();
     model.rows[1].process = 99;
     let profile = encode(&model);
-    assert!(profile.sample[1].location_id.is_empty());
+    let location = &profile.location[profile.sample[1].location_id[0] as usize - 1];
+    let function = &profile.function[location.line[0].function_id as usize - 1];
+    assert_eq!((text(&profile, function.name), location.mapping_id), ("[no stack]", 0));
+    let back = crate::profile::read::parse(&profile.encode_to_vec()).expect("ours");
+    assert!(back.rows[1].stack.frames.is_empty());
     let ids = profile.sample.iter().flat_map(|sample| &sample.location_id);
     assert!(ids.into_iter().all(|&id| id >= 1 && id <= profile.location.len() as u64));
 }

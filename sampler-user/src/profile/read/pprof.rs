@@ -13,6 +13,7 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 use super::{ContentError, MOST_FRAMES};
 use crate::heap::sums::SampleSums;
 use crate::profile::group::process_name;
+use crate::profile::intern::NO_STACK;
 use crate::profile::model::{Criterion, Frame, Module, Process, Profile, Row, Stack};
 use crate::profile::naming::base_name;
 use crate::profile::proto::pprof as proto;
@@ -285,6 +286,12 @@ impl<'a> Reader<'a> {
             }
         }
         *total += frames.len();
+        if let [only] = &frames[..]
+            && only.module.is_none()
+            && only.function.as_deref() == Some(NO_STACK)
+        {
+            frames.clear();
+        }
         Ok(Stack { frames, unwinder: "", cut: self.share(cut) })
     }
 
