@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::Notify;
 
 use crate::cli::plan::RecordPlan;
-use crate::profile::formats::{Format, WriteOptions};
+use crate::profile::formats::WriteOptions;
 use crate::profile::model::Profile;
 use crate::profile::output::{self, Output, OutputError};
 
@@ -33,26 +33,12 @@ pub fn write_outputs(
     let mut written = Vec::new();
     for output in outputs {
         for path in output.write(profile, options)? {
-            let opener = opener(output.format(), &path);
-            written.push((path.display().to_string(), opener));
+            let path = path.display().to_string();
+            let how_to_open = output.format().how_to_open(&path);
+            written.push((path, how_to_open));
         }
     }
     Ok(written)
-}
-
-/// How a user opens a file.
-fn opener(format: &dyn Format, path: &std::path::Path) -> String {
-    let path = path.display();
-    match format.name() {
-        "pprof" => format!("go tool pprof -http=: {path}"),
-        "folded" => format!("inferno-flamegraph {path} > flames.svg"),
-        "svg" | "html" => format!("xdg-open {path}"),
-        "speedscope" => format!("npx speedscope {path}"),
-        "heap" => format!("jeprof --text {path}"),
-        "perfetto" => format!("ui.perfetto.dev (load {path})"),
-        "parquet" => format!("duckdb -c \"from '{path}'\""),
-        _ => format!("heapbpf report {path}"),
-    }
 }
 
 /// Numbered snapshots: `name.0001.pb.gz`, ….

@@ -8,7 +8,7 @@ mod connections;
 mod delta;
 pub mod filter;
 pub mod listen;
-mod metrics;
+pub mod metrics;
 mod parameters;
 pub mod push;
 mod routes;

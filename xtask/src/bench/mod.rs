@@ -1,6 +1,7 @@
 //! The benchmarks: one file each, and one line each in the table below.
 
 mod cost;
+mod fleet;
 mod heap;
 mod peers;
 mod processes;
@@ -28,6 +29,7 @@ struct Bench {
 const BENCHES: &[Bench] = &[
     Bench { name: "cost", about: cost::ABOUT, run: cost::run },
     Bench { name: "coverage", about: statistics::ABOUT_COVERAGE, run: statistics::coverage },
+    Bench { name: "fleet", about: fleet::ABOUT, run: fleet::run },
     Bench { name: "processes", about: processes::ABOUT, run: processes::run },
     Bench { name: "real-coverage", about: statistics::ABOUT_REAL_COVERAGE, run: statistics::real_coverage },
     Bench { name: "peers", about: peers::ABOUT, run: peers::run },

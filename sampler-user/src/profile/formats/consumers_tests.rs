@@ -232,6 +232,52 @@ print(duckdb.sql(f"SELECT typeof(time), typeof(frames), typeof(pid) FROM '{sys.a
     assert!(text.contains("('TIMESTAMP WITH TIME ZONE', 'VARCHAR[]', 'BIGINT')"), "{text}");
 }
 
+/// The query of `docs/formats.md`, as it stands there.
+#[test]
+fn spark_and_duckdb_give_one_answer() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/formats.md");
+    let docs = std::fs::read_to_string(docs).expect("our own documents");
+    let query = docs.split("```sql").nth(1).and_then(|rest| rest.split("```").next()).expect("a query");
+    let (folder, file) = written(&testing::small(), "host0.parquet", "parquet");
+    let format = by_name("parquet").expect("known");
+    for host in 1..6 {
+        let mut profile = testing::small();
+        profile.host = format!("host{host}");
+        profile.rows.rotate_left(host);
+        profile.rows.truncate(4);
+        let output = Output::new(folder.path().join(format!("host{host}.parquet")), format, false);
+        output.write(&profile, &WriteOptions::default()).expect("written");
+    }
+    std::fs::write(folder.path().join("query.sql"), query).expect("written");
+    let script = r#"
+import sys, os, math, duckdb
+from pyspark.sql import SparkSession
+folder = os.path.dirname(sys.argv[1])
+query = open(folder + "/query.sql").read().rstrip().rstrip(";")
+one = duckdb.sql(query.replace("profiles/", folder + "/")).fetchall()
+options = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.local.dir": folder,
+           "spark.sql.warehouse.dir": folder + "/warehouse", "spark.sql.shuffle.partitions": "2"}
+builder = SparkSession.builder.master("local[2]")
+for key, value in options.items():
+    builder = builder.config(key, value)
+spark = builder.getOrCreate()
+query = query.replace("'profiles/*.parquet'", f"parquet.`{folder}/*.parquet`").replace("frames[1]", "frames[0]")
+other = [tuple(row) for row in spark.sql(query).collect()]
+spark.stop()
+def key(row): return str(row[0])
+for a, b in zip(sorted(one, key=key), sorted(other, key=key), strict=True):
+    assert a[0] == b[0] and a[3] == b[3], (a, b)
+    assert all(math.isclose(x, y, rel_tol=1e-12, abs_tol=1e-9) for x, y in zip(a[1:3], b[1:3])), (a, b)
+    print(a)
+"#;
+    // Both of them: the answers of one are compared with the other's.
+    let Some(text) = python("pyspark, duckdb", script, &file) else { return };
+    print!("{text}");
+    let named = |row: &crate::profile::model::Row| row.stack.frames.first().map(|frame| frame.function.clone());
+    let functions: std::collections::HashSet<_> = testing::small().rows.iter().map(named).collect();
+    assert_eq!(text.lines().count(), functions.len(), "{text}");
+}
+
 #[test]
 fn a_browser_without_a_network_shows_the_page() {
     if !installed("chromium", "--version", "chromium") {
