@@ -8,10 +8,11 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::values::{
-    Interval, Overhead, parse_confidence, parse_duration, parse_estimator, parse_interval, parse_listen,
-    parse_nanoseconds, parse_overhead, parse_size, parse_value,
+    Interval, Overhead, parse_confidence, parse_duration, parse_estimator, parse_exposure, parse_interval, parse_listen,
+    parse_nanoseconds, parse_overhead, parse_seed, parse_size, parse_value,
 };
 use crate::profile::adjust::At;
+use crate::profile::diff::Exposure;
 use crate::profile::group::GroupBy;
 use crate::profile::model::Criterion;
 use crate::profile::value::Value;
@@ -214,7 +215,7 @@ pub struct RecordArgs {
 
     /// Mean bytes between samples: `4096`, `64k`, `64KiB`, `1MB`; 1 is every allocation, 0 is exact totals only; for
     /// other criteria allocations instead of bytes; `@plan.json` for intervals by size class
-    #[arg(short, long, value_name = "SIZE", default_value = "512KiB", value_parser = parse_interval, help_heading = "Sampling")]
+    #[arg(short, long, value_name = "SIZE", default_value = "512KiB", value_parser = parse_interval, allow_negative_numbers = true, help_heading = "Sampling")]
     pub interval: Interval,
     /// What a trial is
     #[arg(long, value_enum, default_value_t, help_heading = "Sampling")]
@@ -229,7 +230,7 @@ pub struct RecordArgs {
     #[arg(long, value_enum, default_value_t, value_name = "MOMENT", help_heading = "Output")]
     pub at: AtArg,
     /// Reproducible draws (for tests)
-    #[arg(long, value_name = "N", help_heading = "Sampling", value_parser = clap::value_parser!(u64).range(1..))]
+    #[arg(long, value_name = "N", help_heading = "Sampling", value_parser = parse_seed, allow_negative_numbers = true)]
     pub seed: Option<u64>,
 
     /// How long to record: `30s`, `5m`; without it until Ctrl-C or until every target has ended
@@ -350,6 +351,10 @@ pub struct DiffArgs {
     /// Stacks are told apart by: nothing, comm, exe, cgroup, thread
     #[arg(long, value_name = "GROUP")]
     pub group_by: Option<GroupBy>,
+    /// What allocations are counted per: `second`, `recording`, or BEFORE:AFTER of anything else, such as requests;
+    /// without it per second, unless both recordings lasted until their processes ended
+    #[arg(long, value_name = "UNIT", value_parser = parse_exposure)]
+    pub per: Option<Exposure>,
     /// Most stacks shown
     #[arg(short = 'n', long, default_value_t = 20)]
     pub top: usize,

@@ -21,6 +21,7 @@ use crate::view::diff::{DiffTableOptions, table};
 pub fn diff(args: &DiffArgs) -> anyhow::Result<u8> {
     let (before, after) = (read::open(&args.before)?, read::open(&args.after)?);
     let mut options = DiffOptions { confidence: args.confidence, ..DiffOptions::default() };
+    options.exposure = args.per.unwrap_or(options.exposure);
     options.values.extend(args.value);
     if let Some(group_by) = args.group_by {
         options.group_by = group_by;

@@ -55,7 +55,7 @@ pub enum PlanError {
     #[error(transparent)]
     Format(#[from] FormatError),
     /// A file of intervals by size class cannot be read.
-    #[error("{}: {source}", path.display())]
+    #[error("cannot read {}: {source}", path.display())]
     ClassesUnreadable {
         /// The file.
         path: PathBuf,

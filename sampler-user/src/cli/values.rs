@@ -4,6 +4,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::profile::diff::Exposure;
 use crate::profile::value::Value;
 use crate::sampling::estimators::Estimator;
 use crate::view::units;
@@ -80,6 +81,28 @@ pub fn parse_nanoseconds(text: &str) -> Result<f64, String> {
     if (0.0..=1e9).contains(&number) { Ok(number) } else { Err("the range is 0 to 1000000000 (a second)".into()) }
 }
 
+/// A seed: 0 stands for none in the kernel side's settings.
+pub fn parse_seed(text: &str) -> Result<u64, String> {
+    let seed = text.parse().ok().filter(|seed| *seed > 0);
+    seed.ok_or_else(|| format!("the range is 1 to {}", u64::MAX))
+}
+
+/// What figures of allocation are counted per.
+pub fn parse_exposure(text: &str) -> Result<Exposure, String> {
+    let number = |text: &str| text.trim().parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
+    let given = || {
+        let (before, after) = text.split_once(':')?;
+        Some(Exposure::Given(number(before)?, number(after)?))
+    };
+    match text {
+        "second" => Ok(Exposure::Seconds),
+        "recording" => Ok(Exposure::Recording),
+        _ => {
+            given().ok_or_else(|| "`second`, `recording`, or BEFORE:AFTER as two numbers above 0 is needed".to_owned())
+        }
+    }
+}
+
 /// A rule of estimation.
 pub fn parse_estimator(text: &str) -> Result<Estimator, String> {
     Estimator::from_name(text).ok_or_else(|| {
@@ -139,6 +162,19 @@ mod tests {
         assert_eq!(parse_listen("[::1]:80").unwrap().to_string(), "[::1]:80");
         for bad in ["", "example.org", "1.2.3.4", "70000", "1.2.3.4:99999", "host:1"] {
             assert!(parse_listen(bad).unwrap_err().contains("127.0.0.1:6060"), "{bad}");
+        }
+    }
+
+    #[test]
+    fn seeds_and_exposures_have_a_range() {
+        assert_eq!(parse_seed("18446744073709551615"), Ok(u64::MAX));
+        for bad in ["0", "-1", "18446744073709551616", "x", ""] {
+            assert!(parse_seed(bad).unwrap_err().contains("range is 1 to 18446744073709551615"), "{bad}");
+        }
+        assert_eq!(parse_exposure("second"), Ok(Exposure::Seconds));
+        assert_eq!(parse_exposure("1000:2.5e3"), Ok(Exposure::Given(1000.0, 2500.0)));
+        for bad in ["", "1", "1:0", "-1:1", "1:inf", "a:b", "1:2:3"] {
+            assert!(parse_exposure(bad).is_err(), "{bad}");
         }
     }
 

@@ -37,12 +37,15 @@ pub(super) fn matched(before: &Profile, after: &Profile, group_by: GroupBy) -> V
     let mut stacks: Vec<Matched> = Vec::new();
     let mut known: HashMap<Key, usize> = HashMap::new();
     let mut names = Names::default();
+    // Parquet and pprof do not keep the allocator function: then stacks are the same without it.
+    let by_function = [before, after].iter().all(|profile| profile.rows.iter().any(|row| !row.function.is_empty()));
     for (profile, is_before) in [(before, true), (after, false)] {
         let mut chains: HashMap<*const Stack, Arc<[u32]>> = HashMap::new();
         for row in &profile.rows {
             let group = group_by.key(profile, row).into_owned();
             let chain = chains.entry(Arc::as_ptr(&row.stack)).or_insert_with(|| names.chain(profile, row));
-            let key = (names.id(&group), names.id(&row.function), Arc::clone(chain));
+            let function = if by_function { &*row.function } else { "" };
+            let key = (names.id(&group), names.id(function), Arc::clone(chain));
             let index = *known.entry(key).or_insert_with(|| {
                 stacks.push(Matched {
                     group,

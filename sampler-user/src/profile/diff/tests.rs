@@ -40,6 +40,26 @@ fn a_planted_leak_is_on_top() {
     assert!(text["stacks"][0]["before"]["estimate"].is_number());
 }
 
+/// Parquet keeps no allocator functions: stacks are the same all the same.
+#[test]
+fn formats_that_keep_less_are_compared_by_what_they_keep() {
+    use crate::profile::formats::{WriteOptions, by_name};
+    let profile = testing::small();
+    let mut file = Vec::new();
+    let parquet = by_name("parquet").expect("a format");
+    parquet.write(&profile, &WriteOptions::default(), &mut file).expect("memory");
+    let back = crate::profile::read::parse(&file).expect("its own output");
+    assert_eq!(back.processes.iter().map(|process| process.ended).collect::<Vec<_>>(), [false, true]);
+    for (before, after) in [(&profile, &back), (&back, &profile)] {
+        let found = diff(before, after, &options(Value::AllocSpace));
+        assert!(!found.stacks.is_empty());
+        for stack in &found.stacks {
+            let figures = &stack.figures;
+            assert!(figures.change.estimate.abs() < 1e-6 * figures.after.estimate, "{figures:?}");
+        }
+    }
+}
+
 #[test]
 fn a_stack_seen_once_only_has_the_bound_of_the_other_profile() {
     let mut before = testing::small();

@@ -126,6 +126,7 @@ fn batch(profile: &Profile) -> Result<RecordBatch, ArrowError> {
         ("cgroup", of_process(|process| &process.cgroup), false),
         ("time", time, false),
         ("duration_seconds", real(&|_| profile.duration.as_secs_f64()), false),
+        ("ended", Arc::new(rows.iter().map(|row| Some(process(row).ended)).collect::<BooleanArray>()), false),
         ("interval_bytes", whole(&|row| row.interval), false),
         ("criterion", same(profile.criterion.name()), false),
         ("frames", frames(profile, &interned, &rows)?, false),

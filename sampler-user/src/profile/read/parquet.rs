@@ -86,6 +86,10 @@ impl Table {
                     Duration::try_from_secs_f64(columns.real("duration_seconds", row)?.unwrap_or(0.0))
                         .map_err(damaged)?;
             }
+            let first = self.profile.criterion.name();
+            if criterion != first {
+                return Err(damaged(format!("rows sampled by `{criterion}` and by `{first}`: their trials differ")));
+            }
             let process = self.process(&columns, row)?;
             let alloc = columns.sums("", "alloc", row)?.unwrap_or_default();
             let inuse = columns.sums("inuse_", "inuse", row)?;
@@ -98,7 +102,8 @@ impl Table {
             }
             let frame = |name: Option<&str>| Frame { function: self.strings.share_some(name), ..Frame::default() };
             let frames = names.iter().map(frame).collect();
-            let cut = if columns.complete(row) { None } else { Some(self.strings.share("unknown reason")) };
+            let complete = columns.flag("complete", row).unwrap_or(true);
+            let cut = if complete { None } else { Some(self.strings.share("unknown reason")) };
             self.profile.rows.push(Row {
                 process,
                 thread: self.strings.share(""),
@@ -126,6 +131,7 @@ impl Table {
             exe: columns.text("exe", row)?.into(),
             cgroup: columns.text("cgroup", row)?.into(),
             coverage: 1.0,
+            ended: columns.flag("ended", row).unwrap_or(false),
             ..Process::default()
         });
         let index = self.profile.processes.len() - 1;
@@ -173,9 +179,9 @@ impl<'a> Columns<'a> {
         Ok(u64::try_from(column.value(row)).unwrap_or(0))
     }
 
-    fn complete(&self, row: usize) -> bool {
-        let column = self.0.column_by_name("complete").and_then(|column| column.as_boolean_opt());
-        column.is_none_or(|column| column.value(row))
+    /// A column that older versions did not write.
+    fn flag(&self, name: &str, row: usize) -> Option<bool> {
+        self.0.column_by_name(name)?.as_boolean_opt().map(|column| column.value(row))
     }
 
     /// Sums of what was allocated or is in use; `None` where the table has NULL.
