@@ -415,6 +415,9 @@ pub struct ReportArgs {
     /// Confidence level of error bars
     #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence)]
     pub confidence: f64,
+    /// Error bars of bytes whose coverage is guaranteed for every mix of sizes, beside the usual ones
+    #[arg(long)]
+    pub guaranteed: bool,
     /// Bring allocation totals in line with the exact counts (error bars stay those of the raw estimates)
     #[arg(long)]
     pub calibrate: bool,

@@ -324,8 +324,8 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
     })
 }
 
-/// Sampling interval under `-i auto` until the call rate is known.
-const AUTOMATIC_START: u64 = 512 << 10;
+/// Sampling interval under `-i auto` until the call rate is known: short, so small that it hardly widens error bars.
+const AUTOMATIC_START: u64 = 64 << 10;
 /// Largest share of CPU time that probes on every process take by default: the kernel's own for perf events.
 const HOST_BUDGET: f64 = 0.25;
 

@@ -51,6 +51,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
         top: args.top,
         fold_recursion: args.fold_recursion,
         confidence: args.confidence,
+        guaranteed: args.guaranteed,
         ..ReportOptions::default()
     };
     print(&report::report(&profile, &options))

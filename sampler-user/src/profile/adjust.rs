@@ -139,9 +139,10 @@ fn estimate_by(profile: &mut Profile, estimator: Estimator) -> Result<(), Adjust
             }
         }
     }
+    profile.estimator = estimator;
     let kept = refused.map_or_else(String::new, |reason| format!("; {count} figures stay as they were: {reason}"));
     profile.notes.push(format!(
-        "bytes are estimated by {}, for comparison; intervals are those of Horvitz and Thompson\'s{kept}",
+        "bytes are estimated by {}, for comparison, with its own intervals where it has any{kept}",
         estimator.name()
     ));
     Ok(())
@@ -152,6 +153,7 @@ mod tests {
     use super::*;
     use crate::profile::estimates::Pool;
     use crate::profile::testing;
+    use crate::sampling::estimators;
 
     #[test]
     fn calibrated_stacks_add_up_and_intervals_stay() {
@@ -199,6 +201,13 @@ mod tests {
             assert!((Value::AllocSpace.of(row) - expected).abs() < 1e-6 * expected.max(1.0));
             assert_eq!(sums.bytes, raw, "what intervals are made from stays");
         }
+        let figure = |profile: &Profile| Pool::of(&profile.rows[..1]).estimate(profile, Value::AllocSpace, 0.95);
+        let (offset, usual) = (figure(&profile), figure(&testing::small()));
+        assert!(offset.low < Some(offset.estimate) && Some(offset.estimate) < offset.high, "{offset:?}");
+        assert_ne!((offset.low, offset.high), (usual.low, usual.high));
+        let mut biased = testing::small();
+        by(Estimator::SizeOverInterval).apply(&mut biased).expect("samples are known");
+        assert_eq!((figure(&biased).low, figure(&biased).reason), (None, Some(estimators::BIASED)));
         profile.criterion = Criterion::Allocations;
         assert_eq!(by(Estimator::Offset).apply(&mut profile), Err(AdjustError::Criterion("allocations")));
     }

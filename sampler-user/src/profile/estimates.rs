@@ -1,9 +1,13 @@
 //! Sums of rows put together, and the estimates that they give.
 
+use std::collections::BTreeSet;
+
 use super::model::{Profile, Row};
 use super::value::Value;
 use crate::heap::sums::SampleSums;
-use crate::sampling::estimate::{self, Estimate, Part};
+use crate::sampling::estimate::{self, Estimate, NO_INTERVAL_KNOWN, Part};
+use crate::sampling::estimators::Estimator;
+use crate::sampling::interval::Interval;
 
 /// Why figures of a profile have no error bar that was read from a file without samples.
 pub const NO_SAMPLES: &str = "read from a format that keeps no samples";
@@ -31,17 +35,26 @@ impl Pool {
 
     /// Adds a row.
     pub fn add(&mut self, row: &Row) {
-        let part = match self.parts.iter_mut().find(|part| part.interval == row.interval) {
-            Some(part) => part,
-            None => {
-                let (alloc, inuse) = Default::default();
-                self.parts.push(PoolPart { interval: row.interval, alloc, inuse });
-                let last = self.parts.len() - 1;
-                &mut self.parts[last]
-            }
-        };
+        let part = self.part(row.interval);
         part.alloc.add(&row.alloc);
         part.inuse.add(&row.inuse);
+    }
+
+    /// Allows for what was not seen at these sampling intervals: of a stack that has no sample at one of them, that one
+    /// still bounds what it may have allocated while it was in force.
+    pub fn allow_for(&mut self, intervals: &[u64]) {
+        for &interval in intervals.iter().filter(|interval| **interval > 0) {
+            self.part(interval);
+        }
+    }
+
+    fn part(&mut self, interval: u64) -> &mut PoolPart {
+        let index = self.parts.iter().position(|part| part.interval == interval).unwrap_or_else(|| {
+            let (alloc, inuse) = Default::default();
+            self.parts.push(PoolPart { interval, alloc, inuse });
+            self.parts.len() - 1
+        });
+        &mut self.parts[index]
     }
 
     /// The estimate of a value over all rows, with its interval at `confidence` (0 to 1).
@@ -49,8 +62,24 @@ impl Pool {
         if !profile.samples_known {
             return Estimate { estimate: self.total(value), reason: Some(NO_SAMPLES), ..Estimate::default() };
         }
-        let parts: Vec<Part<'_>> = self.sums(value).map(|(interval, sums)| Part { interval, sums }).collect();
-        of_parts(profile, &parts, value, confidence)
+        of_parts(profile, &self.sample_parts(value), value, confidence)
+    }
+
+    /// The unbiased estimate, without corrections, with its own interval at `confidence`.
+    pub fn raw_estimate(&self, profile: &Profile, value: Value, confidence: f64) -> Estimate {
+        raw_of_parts(profile, &self.sample_parts(value), value, confidence)
+    }
+
+    /// The interval whose coverage is guaranteed for every mix of sizes; of the unbiased estimate of bytes.
+    ///
+    /// # Errors
+    /// The reason why there is none.
+    pub fn guaranteed(&self, profile: &Profile, value: Value, confidence: f64) -> Result<Interval, &'static str> {
+        guaranteed(profile, &self.sample_parts(value), value, confidence)
+    }
+
+    fn sample_parts(&self, value: Value) -> Vec<Part<'_>> {
+        self.sums(value).map(|(interval, sums)| Part { interval, sums }).collect()
     }
 
     /// The point estimate alone.
@@ -93,14 +122,48 @@ pub fn of_row(profile: &Profile, row: &Row, value: Value, confidence: f64) -> Es
     of_parts(profile, &[Part { interval: row.interval, sums: value.sums(row) }], value, confidence)
 }
 
+/// The interval of one row's bytes whose coverage is guaranteed; see [`Pool::guaranteed`].
+///
+/// # Errors
+/// The reason why there is none.
+pub fn guaranteed_of_row(
+    profile: &Profile,
+    row: &Row,
+    value: Value,
+    confidence: f64,
+) -> Result<Interval, &'static str> {
+    guaranteed(profile, &[Part { interval: row.interval, sums: value.sums(row) }], value, confidence)
+}
+
+fn guaranteed(profile: &Profile, parts: &[Part<'_>], value: Value, confidence: f64) -> Result<Interval, &'static str> {
+    match (profile.samples_known, value.is_bytes()) {
+        (false, _) => Err(NO_SAMPLES),
+        (_, false) => Err(NO_INTERVAL_KNOWN),
+        _ => estimate::guaranteed_bytes(parts, profile.criterion, confidence),
+    }
+}
+
 fn of_parts(profile: &Profile, parts: &[Part<'_>], value: Value, confidence: f64) -> Estimate {
-    let raw = if value.is_bytes() {
+    if value.is_bytes() && profile.estimator != Estimator::HorvitzThompson {
+        return estimate::bytes_by(profile.estimator, parts, confidence);
+    }
+    let raw = raw_of_parts(profile, parts, value, confidence);
+    let corrections = parts.iter().map(|part| value.estimate_of(part.sums) - value.raw_estimate_of(part.sums));
+    Estimate { estimate: raw.estimate + corrections.sum::<f64>(), ..raw }
+}
+
+fn raw_of_parts(profile: &Profile, parts: &[Part<'_>], value: Value, confidence: f64) -> Estimate {
+    if value.is_bytes() {
         estimate::bytes(parts, profile.criterion, confidence)
     } else {
         estimate::objects(parts, profile.criterion, confidence)
-    };
-    let corrections = parts.iter().map(|part| value.estimate_of(part.sums) - value.raw_estimate_of(part.sums));
-    Estimate { estimate: raw.estimate + corrections.sum::<f64>(), ..raw }
+    }
+}
+
+/// Sampling intervals that were in force, as the samples and the recording's end tell; ascending.
+pub fn intervals_used(profile: &Profile) -> Vec<u64> {
+    let used: BTreeSet<u64> = profile.rows.iter().map(|row| row.interval).chain([profile.interval]).collect();
+    used.into_iter().collect()
 }
 
 /// What was counted of a value: over one process, or over all of them. `None` if any part of it was not counted.
@@ -136,6 +199,24 @@ mod tests {
         }
         assert_eq!(pool.parts.len(), 2);
         assert_eq!(pool.samples(Value::AllocSpace), 60);
+    }
+
+    /// Half of the bytes were allocated under an R at which nothing was seen of them: only with that R allowed for can the
+    /// interval reach the truth.
+    #[test]
+    fn an_interval_without_a_sample_is_allowed_for() {
+        let profile = testing::small();
+        let mut pool = Pool::of(&profile.rows[3..4]);
+        let before = pool.estimate(&profile, Value::AllocSpace, 0.95);
+        pool.allow_for(&[0, 524_288, 8 << 20]);
+        let after = pool.estimate(&profile, Value::AllocSpace, 0.95);
+        assert_eq!((after.estimate, pool.parts.len()), (before.estimate, 2));
+        let above = |figure: Estimate| figure.high.expect("an interval") - figure.estimate;
+        let unseen = f64::from(8 << 20) * 3.688_879;
+        assert!((above(after) / above(before).hypot(unseen) - 1.0).abs() < 1e-6);
+        let guaranteed = pool.guaranteed(&profile, Value::AllocSpace, 0.95).expect("bytes");
+        assert!(guaranteed.high > unseen && guaranteed.low >= 512.0);
+        assert!(pool.guaranteed(&profile, Value::AllocObjects, 0.95).is_err());
     }
 
     #[test]

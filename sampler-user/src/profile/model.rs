@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::heap::sums::SampleSums;
+use crate::sampling::estimators::Estimator;
 
 /// What a sampling trial is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -57,6 +58,8 @@ pub struct Profile {
     /// Whether rows carry their samples, as every recording does. `false` for a profile read from a format that
     /// keeps estimates alone (pprof): nothing can be said about the error of its figures.
     pub samples_known: bool,
+    /// Rule by which bytes are estimated; another than the usual one only where a report asked for it.
+    pub estimator: Estimator,
     /// Host name.
     pub host: String,
     /// Processes with at least one hit.

@@ -1,7 +1,8 @@
 //! An estimate with its error bar, or with the reason why it has none: the `E` of reports and `.json`.
 
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
+use super::estimators::{self, Estimator};
 use super::interval::{self, Interval, Sampled};
 use super::weight::trials_of_weight;
 use crate::heap::sums::SampleSums;
@@ -82,20 +83,40 @@ pub fn bytes(parts: &[Part<'_>], criterion: Criterion, confidence: f64) -> Estim
     Estimate::combine(total, parts.iter().map(|part| (part.sums.bytes, part_bytes(part, criterion, size, confidence))))
 }
 
-/// Bytes by the offset form of the interval, whose coverage is guaranteed for every mix of sizes; the estimate is the
-/// same. Only where trials are bytes.
-pub fn bytes_from_offsets(parts: &[Part<'_>], criterion: Criterion, confidence: f64) -> Estimate {
-    // The sum of nothing is −0.
-    let total = parts.iter().map(|part| part.sums.bytes).sum::<f64>() + 0.0;
-    if criterion != Criterion::Bytes {
-        return Estimate::without_interval(total, OFFSETS_NEED_BYTES);
+/// The offset form of the interval of bytes, whose coverage is guaranteed for every mix of sizes. Only where trials are
+/// bytes.
+///
+/// Of k sampling intervals each has its share α/k of the risk, and the ends add up: that holds whatever the parts are.
+pub fn guaranteed_bytes(parts: &[Part<'_>], criterion: Criterion, confidence: f64) -> Result<Interval, &'static str> {
+    if parts.is_empty() {
+        return Err(NO_INTERVAL_KNOWN);
     }
-    let part_interval = |part: &Part<'_>| {
-        let sums = part.sums;
-        let unskipped = sums.sampled_bytes.saturating_sub(sums.offset_sum) as f64;
-        interval::from_offsets(sized_samples(sums), unskipped, sums.sampled_bytes as f64, part.interval, confidence)
-    };
-    Estimate::combine(total, parts.iter().map(|part| (part.sums.bytes, Ok(part_interval(part)))))
+    if criterion != Criterion::Bytes && parts.iter().any(|part| part.interval != 1) {
+        return Err(OFFSETS_NEED_BYTES);
+    }
+    let each = 1.0 - (1.0 - confidence) / parts.len() as f64;
+    let mut whole = Interval { low: 0.0, high: 0.0 };
+    for Part { interval, sums } in parts {
+        let (sampled_bytes, unskipped) = (sums.sampled_bytes as f64, unskipped(sums) as f64);
+        let ends = interval::from_offsets(sized_samples(sums), unskipped, sampled_bytes, *interval, each);
+        whole.low += ends.low;
+        whole.high += ends.high;
+    }
+    Ok(whole)
+}
+
+/// Bytes by another estimator, with the interval that belongs to it or the reason why it has none; only where trials are
+/// bytes. The figures of parts that `sums` hold as corrections are what [`estimators::bytes_of_sums`] gave.
+pub fn bytes_by(estimator: Estimator, parts: &[Part<'_>], confidence: f64) -> Estimate {
+    let figure = |part: &Part<'_>| part.sums.bytes + part.sums.bytes_correction;
+    let total = parts.iter().map(figure).sum::<f64>() + 0.0;
+    Estimate::combine(
+        total,
+        parts.iter().map(|part| {
+            let figure = figure(part);
+            (figure, estimators::interval_of_sums(part.sums, figure, part.interval, estimator, confidence))
+        }),
+    )
 }
 
 /// Number of allocations: unbiased estimate; an interval only where it is honest, for allocations of one size (under
@@ -109,9 +130,14 @@ pub fn objects(parts: &[Part<'_>], criterion: Criterion, confidence: f64) -> Est
     )
 }
 
-/// Samples that take part in byte intervals.
-fn sized_samples(sums: &SampleSums) -> u64 {
+/// s: samples that take part in byte intervals.
+pub(super) fn sized_samples(sums: &SampleSums) -> u64 {
     sums.samples.saturating_sub(sums.zero_byte_samples)
+}
+
+/// u = Σ (size − offset): successful trials and those skipped after them.
+pub(super) fn unskipped(sums: &SampleSums) -> u64 {
+    sums.sampled_bytes.saturating_sub(sums.offset_sum)
 }
 
 /// What the samples say about the sizes of a stack's allocations.
@@ -213,35 +239,6 @@ fn trial_interval(part: &Part<'_>, trials: f64, confidence: f64) -> Interval {
     Interval { low: in_trials.low / trials, high: in_trials.high / trials }
 }
 
-/// [`Estimate`] is written, and read back with its reason as one of the known ones.
-impl<'de> Deserialize<'de> for Estimate {
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        #[derive(Deserialize)]
-        struct Stored {
-            estimate: f64,
-            low: Option<f64>,
-            high: Option<f64>,
-            exact: Option<u64>,
-            #[serde(default)]
-            reason: Option<String>,
-        }
-        const REASONS: [&str; 7] = [
-            NO_INTERVAL_KNOWN,
-            MIXED_SIZES,
-            SINGLE_SAMPLE,
-            MIXED_SIZES_NOT_BYTES,
-            UNSEEN_NOT_BOUNDED,
-            OFFSETS_NEED_BYTES,
-            CLASS_INTERVAL_CHANGED,
-        ];
-        let stored = Stored::deserialize(deserializer)?;
-        let reason = stored
-            .reason
-            .map(|reason| REASONS.into_iter().find(|known| *known == reason).unwrap_or("another version's reason"));
-        Ok(Self { estimate: stored.estimate, low: stored.low, high: stored.high, exact: stored.exact, reason })
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -334,10 +331,18 @@ mod tests {
     }
 
     #[test]
-    fn written_and_read_back() {
-        let estimate = Estimate::without_interval(5.0, MIXED_SIZES).with_exact(Some(6));
-        let text = serde_json::to_string(&estimate).expect("plain data");
-        assert!(text.contains("\"low\":null") && text.contains("\"exact\":6"));
-        assert_eq!(serde_json::from_str::<Estimate>(&text).expect("its own output"), estimate);
+    fn guaranteed_ends_need_bytes_as_trials_and_add_up() {
+        let (fine, coarse) = (sums(100, &[64, 64]), sums(10_000, &[64]));
+        let (a, b) = (Part { interval: 100, sums: &fine }, Part { interval: 10_000, sums: &coarse });
+        let of = |parts: &[Part<'_>], confidence| guaranteed_bytes(parts, Criterion::Bytes, confidence).expect("bytes");
+        assert_eq!(of(&[a], 0.95), interval::from_offsets(2, 128.0, 128.0, 100, 0.95));
+        let (whole, one, two) = (of(&[a, b], 0.95), of(&[a], 0.975), of(&[b], 0.975));
+        assert!((whole.low - one.low - two.low).abs() < 1e-9 && (whole.high - one.high - two.high).abs() < 1e-9);
+        assert!(whole.low >= 192.0);
+        assert_eq!(guaranteed_bytes(&[a], Criterion::Allocations, 0.95), Err(OFFSETS_NEED_BYTES));
+        assert_eq!(guaranteed_bytes(&[], Criterion::Bytes, 0.95), Err(NO_INTERVAL_KNOWN));
+        let all = sums(1, &[5]);
+        let all = Part { interval: 1, sums: &all };
+        assert_eq!(guaranteed_bytes(&[all], Criterion::Allocations, 0.95), Ok(Interval { low: 5.0, high: 5.0 }));
     }
 }

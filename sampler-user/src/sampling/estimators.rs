@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::binomial;
-use super::interval::Interval;
+use super::estimate::{sized_samples, unskipped};
+use super::interval::{Interval, Sampled, from_sizes};
 use super::weight::inclusion;
 use crate::heap::sums::SampleSums;
 
@@ -101,8 +102,7 @@ pub fn bytes_of_sums(
     estimator: Estimator,
     random: impl FnMut() -> u64,
 ) -> Result<f64, &'static str> {
-    let samples = sums.samples.saturating_sub(sums.zero_byte_samples);
-    let unskipped = sums.sampled_bytes.saturating_sub(sums.offset_sum);
+    let (samples, unskipped) = (sized_samples(sums), unskipped(sums));
     let (sampled_bytes, r) = (sums.sampled_bytes as f64, interval as f64);
     Ok(match estimator {
         _ if samples == 0 => 0.0,
@@ -117,6 +117,46 @@ pub fn bytes_of_sums(
         Estimator::SizeOverInterval => return Err(SIZES_ON_BOTH_SIDES),
         Estimator::Offset => offset_estimate(samples, unskipped, interval),
     })
+}
+
+/// Why the first rule has no interval.
+pub const BIASED: &str = "min(1, size/R) is biased for this sampler: no interval holds";
+/// Why some counts of successes have none.
+pub const TAKEN_AS_THEY_ARE: &str = "sizes above the 99 % cut-off are taken as they are: up to 1 % of them is missing";
+
+/// The interval that belongs to what [`bytes_of_sums`] gave, `figure`; of sums of such figures of one R too.
+///
+/// For the offset estimator it is the exact negative-binomial one. A count of successes K was made of all bytes, so these
+/// are what precedes success number K and less than what precedes number K + 1: the same law, with nothing skipped.
+///
+/// # Errors
+/// The reason why there is none.
+pub fn interval_of_sums(
+    sums: &SampleSums,
+    figure: f64,
+    interval: u64,
+    estimator: Estimator,
+    confidence: f64,
+) -> Result<Interval, &'static str> {
+    let sampled_bytes = sums.sampled_bytes as f64;
+    if interval == 1 {
+        return Ok(Interval { low: sampled_bytes, high: sampled_bytes });
+    }
+    let (samples, unskipped) = match estimator {
+        Estimator::HorvitzThompson => {
+            let sampled = Sampled { samples: sized_samples(sums), sum: sampled_bytes, estimate: sums.bytes };
+            return Ok(from_sizes(sampled, interval, confidence));
+        }
+        Estimator::SizeOverInterval => return Err(BIASED),
+        Estimator::CountOfSuccesses if above_cut_off(sums.largest_bytes, interval) => return Err(TAKEN_AS_THEY_ARE),
+        Estimator::CountOfSuccesses => {
+            let successes = (figure / interval as f64).round() as u64;
+            (successes, successes)
+        }
+        Estimator::Offset => (sized_samples(sums), unskipped(sums)),
+    };
+    let ends = negative_binomial_interval(samples, unskipped, interval, confidence, Window::Open);
+    Ok(Interval { low: ends.low.max(sampled_bytes), high: ends.high })
 }
 
 /// Estimate from offsets: s q/p + u = s (R − 1) + u, u = Σ (size − offset).
@@ -257,6 +297,52 @@ mod tests {
         sums.record(2_000, 2_000, 0, interval);
         assert_eq!(bytes_of_sums(&sums, interval, Estimator::SizeOverInterval, || 0), Err(SIZES_ON_BOTH_SIDES));
         assert_eq!(bytes_of_sums(&SampleSums::default(), interval, Estimator::Offset, || 0), Ok(0.0));
+    }
+
+    /// Seeded: 4,000 runs of a stack of mixed sizes with 4.2 expected samples. The intervals hold the truth at least as
+    /// often as they say, less 4 standard errors (0.35 %); the one of Horvitz and Thompson around a count of successes
+    /// would not be its own.
+    #[test]
+    fn estimators_have_intervals_of_their_own() {
+        let (interval, confidence, runs) = (1_000, 0.95, 4_000);
+        let constants = crate::sampling::constants::draw_constants(interval).expect("in range");
+        let sizes: Vec<u64> = (0..40).map(|i| 1 + i * 37 % 210).collect();
+        let truth = sizes.iter().sum::<u64>() as f64;
+        let (mut state, mut completion) = (rng::seed(7, 0), rng::seed(8, 0));
+        let mut held = [0; 2];
+        for _ in 0..runs {
+            let mut remaining = draw(rng::next(&mut state), &constants);
+            let mut sums = SampleSums::default();
+            for &size in &sizes {
+                if let Some(offset) = step(&mut remaining, size) {
+                    remaining = draw(rng::next(&mut state), &constants);
+                    sums.record(size, size, offset, interval);
+                }
+            }
+            for (held, estimator) in held.iter_mut().zip([Estimator::CountOfSuccesses, Estimator::Offset]) {
+                let figure =
+                    bytes_of_sums(&sums, interval, estimator, || rng::next(&mut completion)).expect("a figure");
+                let ends = interval_of_sums(&sums, figure, interval, estimator, confidence).expect("an interval");
+                assert!(ends.low <= figure + 1.0 && figure <= ends.high, "{figure} {ends:?}");
+                *held += i32::from(ends.low <= truth && truth <= ends.high);
+            }
+        }
+        for held in held {
+            assert!(f64::from(held) / f64::from(runs) > confidence - 4.0 * 0.0035, "{held}");
+        }
+    }
+
+    #[test]
+    fn where_an_estimator_has_no_interval_it_says_why() {
+        let mut sums = SampleSums::default();
+        sums.record(5_000, 5_000, 10, 1_000);
+        let of = |estimator, interval| interval_of_sums(&sums, sums.bytes, interval, estimator, 0.95);
+        assert_eq!(of(Estimator::SizeOverInterval, 1_000), Err(BIASED));
+        assert_eq!(of(Estimator::CountOfSuccesses, 1_000), Err(TAKEN_AS_THEY_ARE));
+        assert_eq!(of(Estimator::SizeOverInterval, 1), Ok(Interval { low: 5_000.0, high: 5_000.0 }));
+        let nothing = SampleSums::default();
+        let unseen = interval_of_sums(&nothing, 0.0, 1_000, Estimator::Offset, 0.95).expect("bounded");
+        assert!(unseen.low == 0.0 && (unseen.high / 3_688.0 - 1.0).abs() < 1e-3, "{unseen:?}");
     }
 
     #[test]

@@ -5,10 +5,12 @@
 //! replaced by their expectation given the sizes (Rao–Blackwell), which keeps the width and needs less. Coverage of both:
 //! `docs/sampling.md`.
 
+use serde::Serialize;
+
 use super::gamma::{Tail, quantile};
 
 /// A closed interval.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Interval {
     /// Lower end.
     pub low: f64,

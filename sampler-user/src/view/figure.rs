@@ -12,8 +12,8 @@ pub(super) struct FigureText {
     pub(super) figure: String,
     /// `[10.1, 15.0]` in the figure's unit, `at least 512 B`, or nothing.
     pub(super) bounds: String,
-    /// No interval could be given, though the figure is an estimate.
-    pub(super) unbounded: bool,
+    /// Why no interval could be given, though the figure is an estimate from samples.
+    pub(super) unbounded: Option<&'static str>,
 }
 
 impl FigureText {
@@ -30,23 +30,26 @@ impl FigureText {
         // Of a stack that was seen once the lower end is what was seen, and the upper one says little.
         if profile.samples_known && samples == 1 && estimate.low != estimate.high && value.is_bytes() {
             let least = super::units::bytes(pool.sampled_bytes(value) as f64);
-            return Self { figure, bounds: format!("at least {least}"), unbounded: false };
+            return Self { figure, bounds: format!("at least {least}"), unbounded: None };
         }
         match (estimate.low, estimate.high) {
             (Some(low), Some(high)) if low == high => Self { figure, ..Self::default() },
             (Some(low), Some(high)) => {
-                Self { figure, bounds: format!("[{}, {}]", number(low), number(high)), unbounded: false }
+                Self { figure, bounds: format!("[{}, {}]", number(low), number(high)), unbounded: None }
             }
             // Nothing was seen, so nothing is claimed.
             _ if samples == 0 && estimate.estimate == 0.0 => Self { figure, ..Self::default() },
-            _ => Self { figure: format!("~{figure}"), bounds: String::new(), unbounded: profile.samples_known },
+            _ => {
+                let unbounded = estimate.reason.filter(|_| profile.samples_known);
+                Self { figure: format!("~{figure}"), bounds: String::new(), unbounded }
+            }
         }
     }
 
     /// Without bounds where there is no sample: a stack that has nothing in use.
     pub(super) fn quiet_if_unseen(self, pool: &Pool, value: Value) -> Self {
         if pool.samples(value) == 0 && pool.total(value) == 0.0 {
-            return Self { bounds: String::new(), unbounded: false, ..self };
+            return Self { bounds: String::new(), unbounded: None, ..self };
         }
         self
     }
@@ -78,7 +81,7 @@ mod tests {
     #[test]
     fn counts_of_mixed_sizes_are_marked() {
         let figure = text(&[0, 4], Value::AllocObjects);
-        assert!(figure.figure.starts_with('~') && figure.unbounded && figure.bounds.is_empty(), "{figure:?}");
+        assert!(figure.figure.starts_with('~') && figure.unbounded.is_some() && figure.bounds.is_empty(), "{figure:?}");
     }
 
     #[test]

@@ -8,7 +8,7 @@ mod stacks;
 use super::figure::FigureText;
 use super::text::{Style, clip};
 use super::units;
-use crate::profile::estimates::{Pool, exact};
+use crate::profile::estimates::{Pool, exact, intervals_used};
 use crate::profile::group::{GroupBy, process_name};
 use crate::profile::model::{Criterion, Profile};
 use crate::profile::value::Value;
@@ -30,6 +30,8 @@ pub struct ReportOptions {
     pub fold_recursion: bool,
     /// Confidence level of intervals, 0 to 1.
     pub confidence: f64,
+    /// Whether intervals whose coverage is guaranteed for every mix of sizes stand beside the others.
+    pub guaranteed: bool,
     /// Most lines for one stack's calls.
     pub stack_lines: usize,
     /// Files that were written, each with the command that opens it.
@@ -46,6 +48,7 @@ impl Default for ReportOptions {
             group_by: None,
             fold_recursion: true,
             confidence: 0.95,
+            guaranteed: false,
             stack_lines: 3,
             files: Vec::new(),
         }
@@ -59,7 +62,8 @@ const LEAST_WIDTH: usize = 40;
 pub fn report(profile: &Profile, options: &ReportOptions) -> String {
     let whole = Pool::of(&profile.rows);
     let sort = options.sort.unwrap_or_else(|| default_sort(profile, &whole));
-    let context = Context { profile, options, width: options.width.max(LEAST_WIDTH), sort, whole };
+    let intervals = intervals_used(profile);
+    let context = Context { profile, options, width: options.width.max(LEAST_WIDTH), sort, whole, intervals };
     let mut lines = vec![context.title()];
     lines.extend(context.totals());
     for section in [stacks::section(&context), processes::section(&context), remarks::section(&context)] {
@@ -89,6 +93,8 @@ struct Context<'a> {
     width: usize,
     sort: Value,
     whole: Pool,
+    /// Sampling intervals in force: each bounds what it did not see.
+    intervals: Vec<u64>,
 }
 
 impl Context<'_> {
@@ -98,6 +104,17 @@ impl Context<'_> {
 
     fn figure(&self, pool: &Pool, value: Value) -> FigureText {
         FigureText::new(self.profile, pool, value, self.options.confidence)
+    }
+
+    /// The guaranteed interval of bytes, in the unit of the figure beside it; empty if none was asked for, or there is
+    /// none.
+    fn guaranteed(&self, pool: &Pool, value: Value) -> String {
+        if !self.options.guaranteed || pool.samples(value) == 0 {
+            return String::new();
+        }
+        let Ok(ends) = pool.guaranteed(self.profile, value, self.options.confidence) else { return String::new() };
+        let unit = units::ByteUnit::of(pool.total(value));
+        format!("[{}, {}]", unit.figure(ends.low), unit.figure(ends.high))
     }
 
     fn title(&self) -> String {
@@ -118,11 +135,15 @@ impl Context<'_> {
             _ => String::new(),
         };
         let line = |name: &str, bytes: Value, objects: Value, noun: &str, tail: &str| {
+            let guaranteed = match self.guaranteed(&self.whole, bytes) {
+                ends if ends.is_empty() => ends,
+                ends => format!(" guaranteed {ends}"),
+            };
             let (bytes, objects) = (self.figure(&self.whole, bytes), self.figure(&self.whole, objects));
             format!(
                 "  {name:<10} {} {}{} {}",
                 self.paint(Style::Bold, &format!("{:>9}", bytes.figure)),
-                self.paint(Style::Dim, &format!("{:<18} in ", bytes.bounds)),
+                self.paint(Style::Dim, &format!("{:<18} in ", bytes.bounds + &guaranteed)),
                 objects.figure,
                 self.paint(Style::Dim, format!("{} {noun}{tail}", objects.bounds).trim_start())
             )

@@ -121,3 +121,26 @@ fn the_self_check_allows_for_chance_and_names_the_counter() {
     let text = report(&profile, &ReportOptions::default());
     assert!(text.contains("+5.5 σ") && !text.contains(alarm), "{text}");
 }
+
+/// Intervals that are guaranteed stand beside the usual ones where they are asked for, and nowhere else.
+#[test]
+fn guaranteed_intervals_are_the_users() {
+    let mut profile = testing::small();
+    let with = |profile: &Profile, guaranteed| {
+        report(profile, &ReportOptions { guaranteed, width: 160, ..ReportOptions::default() })
+    };
+    assert!(!with(&profile, false).to_lowercase().contains("guaranteed"));
+    let text = with(&profile, true);
+    let stack = Pool::of(&profile.rows[..2]);
+    let ends = stack.guaranteed(&profile, Value::InuseSpace, 0.95).expect("bytes");
+    let unit = units::ByteUnit::of(stack.total(Value::InuseSpace));
+    assert!(text.contains("GUARANTEED") && text.contains(" guaranteed ["), "{text}");
+    let several = profile.rows.iter().any(|row| row.interval != profile.interval);
+    assert!(several && !text.contains(&format!("[{}, {}]", unit.figure(ends.low), unit.figure(ends.high))));
+    // With one sampling interval only, the stack's own ends are shown.
+    profile.rows.retain(|row| row.interval == profile.interval);
+    let text = with(&profile, true);
+    assert!(text.contains(&format!("[{}, {}]", unit.figure(ends.low), unit.figure(ends.high))), "{text}");
+    profile.criterion = Criterion::Allocations;
+    assert!(!with(&profile, true).contains("every mix of sizes"));
+}

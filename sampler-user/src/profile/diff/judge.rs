@@ -5,7 +5,7 @@ use crate::heap::sums::SampleSums;
 use crate::profile::estimates::{NO_SAMPLES, Pool};
 use crate::profile::model::{Criterion, Profile};
 use crate::profile::value::Value;
-use crate::sampling::estimate::{self, Estimate, MIXED_SIZES, MIXED_SIZES_NOT_BYTES, Part};
+use crate::sampling::estimate::{Estimate, MIXED_SIZES, MIXED_SIZES_NOT_BYTES, Part};
 use crate::sampling::growth::{Observed, p_from_intervals, p_no_growth};
 use crate::sampling::interval::{self, Interval, Sampled};
 
@@ -24,35 +24,8 @@ impl<'a> Side<'a> {
         Self { profile, value, exposure }
     }
 
-    fn estimate(&self, parts: &[Part<'_>], confidence: f64) -> Estimate {
-        if self.value.is_bytes() {
-            estimate::bytes(parts, self.profile.criterion, confidence)
-        } else {
-            estimate::objects(parts, self.profile.criterion, confidence)
-        }
-    }
-
-    /// A stack's sums; of one that was not seen, none under the profile's own R.
     fn parts<'p>(&self, pool: &'p Pool) -> Vec<Part<'p>> {
-        const UNSEEN: &SampleSums = &SampleSums {
-            samples: 0,
-            zero_byte_samples: 0,
-            sampled_bytes: 0,
-            offset_sum: 0,
-            bytes: 0.0,
-            bytes_variance: 0.0,
-            objects: 0.0,
-            objects_variance: 0.0,
-            smallest_bytes: 0,
-            largest_bytes: 0,
-            bytes_correction: 0.0,
-            objects_correction: 0.0,
-        };
-        let mut parts: Vec<Part<'p>> = pool.sums(self.value).map(|(interval, sums)| Part { interval, sums }).collect();
-        if parts.is_empty() && self.profile.interval > 0 {
-            parts.push(Part { interval: self.profile.interval, sums: UNSEEN });
-        }
-        parts
+        pool.sums(self.value).map(|(interval, sums)| Part { interval, sums }).collect()
     }
 }
 
@@ -62,14 +35,14 @@ pub(super) fn change(before: &Side, was: &Pool, after: &Side, is: &Pool, options
     let (was_parts, is_parts) = (before.parts(was), after.parts(is));
     let scale = after.exposure / before.exposure;
     let known = before.profile.samples_known && after.profile.samples_known;
-    let figure = |side: &Side, pool: &Pool, parts: &[Part<'_>]| {
+    let figure = |side: &Side, pool: &Pool| {
         if side.profile.samples_known {
-            side.estimate(parts, options.confidence)
+            pool.raw_estimate(side.profile, value, options.confidence)
         } else {
             Estimate { estimate: pool.total(value), reason: Some(NO_SAMPLES), ..Estimate::default() }
         }
     };
-    let (was_figure, is_figure) = (figure(before, was, &was_parts), figure(after, is, &is_parts));
+    let (was_figure, is_figure) = (figure(before, was), figure(after, is));
     let p_value = if known { p_value(before, &was_parts, after, &is_parts) } else { Err(NO_SAMPLES) };
     Change {
         value: name(value),

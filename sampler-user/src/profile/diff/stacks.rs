@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use super::frames::DiffFrame;
-use crate::profile::estimates::Pool;
+use crate::profile::estimates::{Pool, intervals_used};
 use crate::profile::group::GroupBy;
 use crate::profile::model::{Profile, Row, Stack};
 use crate::profile::naming::frame_name;
@@ -29,7 +29,9 @@ impl Matched {
 
 /// All samples of a profile.
 pub(super) fn total(profile: &Profile) -> Pool {
-    Pool::of(&profile.rows)
+    let mut pool = Pool::of(&profile.rows);
+    pool.allow_for(&intervals_used(profile));
+    pool
 }
 
 /// Every stack that is in either profile, in the order in which they are found.
@@ -59,6 +61,12 @@ pub(super) fn matched(before: &Profile, after: &Profile, group_by: GroupBy) -> V
             let stack = &mut stacks[index];
             if is_before { &mut stack.before } else { &mut stack.after }.add(row);
         }
+    }
+    // Any of the sampling intervals may have passed without a sample of a stack.
+    let (used_before, used_after) = (intervals_used(before), intervals_used(after));
+    for stack in &mut stacks {
+        stack.before.allow_for(&used_before);
+        stack.after.allow_for(&used_after);
     }
     stacks
 }

@@ -7,11 +7,12 @@ use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::{Format, FormatError, WriteOptions};
-use crate::profile::estimates::{Pool, exact, of_row};
+use crate::profile::estimates::{Pool, exact, guaranteed_of_row, intervals_used, of_row};
 use crate::profile::intern::Interned;
 use crate::profile::model::{Frame, Lifetimes, Process, Profile, Row};
 use crate::profile::value::Value;
 use crate::sampling::estimate::Estimate;
+use crate::sampling::interval::Interval;
 use crate::view::units;
 
 pub(super) struct Json;
@@ -79,6 +80,8 @@ impl<'a> Writer<'a> {
                 pool.add(row);
             }
         }
+        let intervals = intervals_used(self.profile);
+        pools.iter_mut().for_each(|pool| pool.allow_for(&intervals));
         let processes = self.profile.processes.iter().zip(pools).enumerate();
         processes
             .map(|(index, (process, pool))| ProcessJson {
@@ -142,12 +145,21 @@ struct Figure {
     /// What calibration or another estimator added to the unbiased estimate, which the interval belongs to.
     #[serde(skip_serializing_if = "Option::is_none")]
     correction: Option<f64>,
+    /// Of bytes: the interval whose coverage is guaranteed for every mix of sizes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    guaranteed: Option<Interval>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reason: Option<&'static str>,
 }
 
 impl Figure {
-    fn new(profile: &Profile, estimate: Estimate, variance: f64, correction: f64) -> Self {
+    fn new(
+        profile: &Profile,
+        estimate: Estimate,
+        variance: f64,
+        correction: f64,
+        guaranteed: Result<Interval, &'static str>,
+    ) -> Self {
         Self {
             estimate: Some(estimate.estimate),
             low: estimate.low,
@@ -155,6 +167,7 @@ impl Figure {
             exact: estimate.exact,
             variance: profile.samples_known.then_some(variance),
             correction: Some(correction).filter(|correction| *correction != 0.0),
+            guaranteed: guaranteed.ok(),
             reason: estimate.reason,
         }
     }
@@ -166,6 +179,7 @@ impl Figure {
         exact: None,
         variance: None,
         correction: None,
+        guaranteed: None,
         reason: Some("frees were not followed"),
     };
 }
@@ -195,7 +209,9 @@ impl Figures {
         Self::new(profile, |value| {
             let mut estimate = pool.estimate(profile, value, writer.confidence);
             estimate.exact = exact(profile, process, value).or(estimate.exact);
-            Figure::new(profile, estimate, pool.variance(value), pool.total(value) - pool.raw_total(value))
+            let correction = pool.total(value) - pool.raw_total(value);
+            let guaranteed = pool.guaranteed(profile, value, writer.confidence);
+            Figure::new(profile, estimate, pool.variance(value), correction, guaranteed)
         })
     }
 
@@ -205,7 +221,9 @@ impl Figures {
             let sums = value.sums(row);
             let variance = if value.is_bytes() { sums.bytes_variance } else { sums.objects_variance };
             let correction = if value.is_bytes() { sums.bytes_correction } else { sums.objects_correction };
-            Figure::new(profile, of_row(profile, row, value, writer.confidence), variance, correction)
+            let estimate = of_row(profile, row, value, writer.confidence);
+            let guaranteed = guaranteed_of_row(profile, row, value, writer.confidence);
+            Figure::new(profile, estimate, variance, correction, guaranteed)
         })
     }
 

@@ -204,6 +204,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
         duration,
         live: top.live,
         samples_known: top.samples_known,
+        estimator: Default::default(),
         host: top.host,
         processes,
         rows,

@@ -58,6 +58,7 @@ impl Default for Table {
             duration: Duration::ZERO,
             live: false,
             samples_known: true,
+            estimator: Default::default(),
             host: String::new(),
             processes: Vec::new(),
             rows: Vec::new(),

@@ -1,13 +1,10 @@
 //! One line per process: what was estimated, and what was counted.
 
 use super::Context;
-use crate::heap::sums::SampleSums;
 use crate::profile::estimates::{Pool, exact};
 use crate::profile::group::process_name;
-use crate::profile::model::Criterion;
 use crate::profile::value::Value;
 use crate::sampling::calibrate::{SELF_CHECK_CONFIDENCE, SelfCheck, self_check_within};
-use crate::sampling::estimate::{self, Part};
 use crate::sampling::interval::Interval;
 use crate::view::text::{Column, Style, Table, clip};
 use crate::view::units;
@@ -24,17 +21,7 @@ pub(super) fn checked(context: &Context, process: usize, pool: &Pool) -> Option<
     }
     [Value::AllocSpace, Value::AllocObjects].into_iter().find_map(|value| {
         let counted = exact(profile, Some(process), value)? as f64;
-        let found = if pool.samples(value) == 0 && profile.criterion == Criterion::Bytes {
-            // Not one sample: that too bounds what there can have been.
-            let unseen = SampleSums::default();
-            estimate::bytes(
-                &[Part { interval: profile.interval, sums: &unseen }],
-                profile.criterion,
-                SELF_CHECK_CONFIDENCE,
-            )
-        } else {
-            pool.estimate(profile, value, SELF_CHECK_CONFIDENCE)
-        };
+        let found = pool.raw_estimate(profile, value, SELF_CHECK_CONFIDENCE);
         let five_sigma = Interval { low: found.low?, high: found.high? };
         Some(self_check_within(pool.raw_total(value), pool.variance(value), five_sigma, counted))
     })
@@ -48,6 +35,8 @@ pub(super) fn pools(context: &Context) -> Vec<Pool> {
             pool.add(row);
         }
     }
+    // Not one sample: that too bounds what there can have been.
+    pools.iter_mut().for_each(|pool| pool.allow_for(&context.intervals));
     pools
 }
 

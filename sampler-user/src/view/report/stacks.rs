@@ -1,14 +1,14 @@
 //! The top stacks.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use super::Context;
 use super::chain::{self, Call, Chain};
 use crate::profile::estimates::Pool;
 use crate::profile::group::GroupBy;
 use crate::profile::intern::Interned;
-use crate::profile::model::Row;
+use crate::profile::model::{Criterion, Row};
 use crate::profile::value::Value;
 use crate::view::figure::FigureText;
 use crate::view::text::{Column, Style, Table, clip, wrap};
@@ -37,8 +37,8 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     heading.push_str(&context.paint(Style::Dim, &clip(&about, context.width.saturating_sub(title.len()))));
     let mut lines = vec![heading];
 
-    let mut unbounded = false;
-    let table = table(context, shown, &mut unbounded);
+    let mut reasons = BTreeSet::new();
+    let table = table(context, shown, &mut reasons);
     let (header, rows) = table.lines(context.width, context.options.color);
     lines.push(header);
     for (row, group) in rows.into_iter().zip(shown) {
@@ -49,8 +49,13 @@ pub(super) fn section(context: &Context) -> Vec<String> {
         let calls = chain::lines(&chain, lead, cut, context.width - INDENT, limit, context.options.color);
         lines.extend(calls.into_iter().map(|line| format!("{:INDENT$}{line}", "")));
     }
-    if unbounded {
-        let note = "~ a count without an error bar: blocks of this stack differ in size, or only one was seen";
+    if !reasons.is_empty() {
+        let reasons: Vec<&str> = reasons.into_iter().collect();
+        let note = format!("~ no error bar: {}", reasons.join("; or: "));
+        lines.extend(wrap(&note, context.width).iter().map(|line| context.paint(Style::Dim, line)));
+    }
+    if context.options.guaranteed && context.profile.criterion == Criterion::Bytes {
+        let note = "GUARANTEED: from how far into each block its sample came; coverage holds for every mix of sizes";
         lines.extend(wrap(note, context.width).iter().map(|line| context.paint(Style::Dim, line)));
     }
     lines
@@ -59,34 +64,43 @@ pub(super) fn section(context: &Context) -> Vec<String> {
 /// Columns before the calls of a stack.
 const INDENT: usize = 6;
 
-fn table(context: &Context, groups: &[Group], unbounded: &mut bool) -> Table {
+fn table(context: &Context, groups: &[Group], reasons: &mut BTreeSet<&'static str>) -> Table {
     let live = context.profile.live;
-    let mut columns = vec![Column::right("#", Style::Dim).gap(1), Column::right("SHARE", Style::Bold)];
-    let figure_columns = |title: &'static str, style, rank: u8| {
-        // Bounds of counts go first, then the counts, then the bounds of bytes.
-        [Column::right(title, style).dispensable(rank), Column::left("", Style::Dim).gap(1).dispensable(rank + 1)]
+    let values: &[Value] = if live {
+        &[Value::InuseSpace, Value::InuseObjects, Value::AllocSpace, Value::AllocObjects]
+    } else {
+        &[Value::AllocSpace, Value::AllocObjects]
     };
-    if live {
-        columns.extend(figure_columns("IN USE", Style::Bold, 0));
-        columns.extend(figure_columns("OBJECTS", Style::Plain, 5));
+    let guaranteed = |value: Value| context.options.guaranteed && value.is_bytes();
+    let mut columns = vec![Column::right("#", Style::Dim).gap(1), Column::right("SHARE", Style::Bold)];
+    for &value in values {
+        // Bounds of counts go first, then the counts, then the bounds of bytes.
+        let (title, style, rank) = match value {
+            Value::InuseSpace => ("IN USE", Style::Bold, 0),
+            Value::InuseObjects => ("OBJECTS", Style::Plain, 5),
+            Value::AllocSpace if live => ("ALLOCATED", Style::Plain, 1),
+            Value::AllocSpace => ("ALLOCATED", Style::Bold, 0),
+            Value::AllocObjects => ("CALLS", Style::Plain, 3),
+        };
+        columns.push(Column::right(title, style).dispensable(rank));
+        columns.push(Column::left("", Style::Dim).gap(1).dispensable(rank + 1));
+        if guaranteed(value) {
+            columns.push(Column::left("GUARANTEED", Style::Dim).dispensable(rank));
+        }
     }
-    columns.extend(figure_columns("ALLOCATED", if live { Style::Plain } else { Style::Bold }, u8::from(live)));
-    columns.extend(figure_columns("CALLS", Style::Plain, 3));
     let mut table = Table::new(columns);
     let total = context.whole.total(context.sort);
     for (index, group) in groups.iter().enumerate() {
         let share = if total > 0.0 { units::share(group.pool.total(context.sort) / total) } else { String::new() };
         let mut cells = vec![(index + 1).to_string(), share];
-        let values: &[Value] = if live {
-            &[Value::InuseSpace, Value::InuseObjects, Value::AllocSpace, Value::AllocObjects]
-        } else {
-            &[Value::AllocSpace, Value::AllocObjects]
-        };
         for &value in values {
-            let FigureText { figure, bounds, unbounded: no_bounds } =
+            let FigureText { figure, bounds, unbounded } =
                 context.figure(&group.pool, value).quiet_if_unseen(&group.pool, value);
-            *unbounded |= no_bounds;
+            reasons.extend(unbounded);
             cells.extend([figure, bounds]);
+            if guaranteed(value) {
+                cells.push(context.guaranteed(&group.pool, value));
+            }
         }
         table.row(cells);
     }
@@ -172,6 +186,7 @@ fn groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
         });
         groups[index].pool.add(row);
     }
+    groups.iter_mut().for_each(|group| group.pool.allow_for(&context.intervals));
     // What is equal in the chosen value (nothing in use) is in the order of what was allocated.
     let order = |group: &Group| (group.pool.total(context.sort), group.pool.total(Value::AllocSpace));
     groups.sort_by(|a, b| {
