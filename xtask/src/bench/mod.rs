@@ -30,6 +30,7 @@ const BENCHES: &[Bench] = &[
     Bench { name: "cost", about: cost::ABOUT, run: cost::run },
     Bench { name: "coverage", about: statistics::ABOUT_COVERAGE, run: statistics::coverage },
     Bench { name: "fleet", about: fleet::ABOUT, run: fleet::run },
+    Bench { name: "growth", about: statistics::ABOUT_GROWTH, run: statistics::growth },
     Bench { name: "processes", about: processes::ABOUT, run: processes::run },
     Bench { name: "real-coverage", about: statistics::ABOUT_REAL_COVERAGE, run: statistics::real_coverage },
     Bench { name: "peers", about: peers::ABOUT, run: peers::run },

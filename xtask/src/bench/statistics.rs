@@ -8,6 +8,9 @@ pub const ABOUT_COVERAGE: &str =
 /// What [`real_coverage`] measures.
 pub const ABOUT_REAL_COVERAGE: &str =
     "coverage of the intervals of 480 short runs with known truth, through real probes";
+/// What [`growth`] measures.
+pub const ABOUT_GROWTH: &str =
+    "false discoveries of `heapbpf diff` in 120 pairs of equal runs of real programs, and how large a leak it finds";
 /// What [`statistics`] measures.
 pub const ABOUT_STATISTICS: &str =
     "weights, intervals and p-values of 100,000 stacks; a draw; calibration; the growth test";
@@ -25,4 +28,9 @@ pub fn statistics(context: &Context, args: &[String]) -> anyhow::Result<()> {
 /// Runs it; takes no arguments.
 pub fn real_coverage(context: &Context, _args: &[String]) -> anyhow::Result<()> {
     crate::test::bench_among_tests(context, "coverage")
+}
+
+/// Runs it; takes no arguments.
+pub fn growth(context: &Context, _args: &[String]) -> anyhow::Result<()> {
+    crate::test::bench_among_tests(context, "growth")
 }
