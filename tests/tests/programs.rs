@@ -23,6 +23,7 @@ const PROGRAMS: &[(&str, &[&str])] = &[
     ("window", &["thread", "50"]),
     ("window", &["timer", "50"]),
     ("callers", &["100"]),
+    ("lifetimes", &["50"]),
     ("sequence", &["10", "10000x1", "1x100"]),
     ("deep", &["100", "1000"]),
     ("frames", &["50"]),

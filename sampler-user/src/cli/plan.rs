@@ -9,7 +9,6 @@ use std::time::Duration;
 
 use sampler_ebpf::abi::{Config, stack_kind, target_rule};
 use sampler_ebpf::glob::NAME_BYTES;
-use sampler_ebpf::trials;
 
 use super::allocators::{self, AllocatorError};
 use super::args::{Color, Link, RecordArgs, ServeArgs, SnapshotArgs, TargetArgs, Unwind};
@@ -256,11 +255,7 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
             Unwind::Fp => stack_kind::FRAME_POINTERS,
             Unwind::Auto | Unwind::Dwarf => stack_kind::COPIED,
         },
-        criterion: match args.criterion.into() {
-            Criterion::Allocations => trials::CRITERION_ALLOCATIONS,
-            Criterion::SizeClass => trials::CRITERION_SIZE_CLASS,
-            Criterion::Bytes => trials::CRITERION_BYTES,
-        },
+        criterion: Criterion::from(args.criterion).code(),
         self_tgid: std::process::id(),
         stack_bytes: args.stack_bytes,
         seed: args.seed.unwrap_or(0),

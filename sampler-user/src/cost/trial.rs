@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use sampler_ebpf::abi::Config;
+use sampler_ebpf::trials::SIZE_CLASSES;
 
 use crate::attach::arch::Machine;
 use crate::attach::hooks::{FileKey, Hooks};
@@ -18,7 +19,9 @@ use crate::kernel::programs::{LinkKind, Programs};
 use crate::kernel::rings::Ring;
 use crate::kernel::steering::Steering;
 use crate::kernel::{KernelError, sys};
+use crate::profile::model::Criterion;
 use crate::sampling::constants::draw_constants;
+use crate::sampling::size_classes::{CLASS_INTERVAL, class_trials};
 
 /// Room for what samples report while nobody reads it.
 const SIZES: MapSizes =
@@ -97,8 +100,10 @@ pub struct Recording {
 /// What a recording does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// Sampling interval R, bytes.
+    /// Sampling interval R: bytes, or allocations under another criterion; by size class it is that of every class.
     pub interval: u64,
+    /// What a trial is.
+    pub criterion: Criterion,
     /// Whether frees are followed.
     pub live: bool,
     /// Kind of link; the best if `None`.
@@ -117,6 +122,7 @@ impl Recording {
             live: u32::from(setting.live),
             stack_kind: setting.stack_kind,
             stack_bytes: 64 << 10,
+            criterion: setting.criterion.code(),
             self_tgid: std::process::id(),
             events_mark: u64::MAX / 2,
             stacks_mark: u64::MAX / 2,
@@ -124,7 +130,13 @@ impl Recording {
         };
         let loader = Loader::new(object, &config, &SIZES)?;
         let mut steering = Steering::open(&loader)?;
-        steering.set_draw(draw_constants(setting.interval).context("the interval is too large")?)?;
+        let interval = if setting.criterion == Criterion::SizeClass {
+            steering.set_trials(&[class_trials(setting.interval as f64); SIZE_CLASSES])?;
+            CLASS_INTERVAL
+        } else {
+            setting.interval
+        };
+        steering.set_draw(draw_constants(interval).context("the interval is too large")?)?;
         steering.add_target(pid)?;
         let programs = Programs::load(&loader, setting.live, setting.link)?;
         let mut hooks = hooks(setting.live);

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use sampler_ebpf::trials;
+
 use crate::heap::sums::SampleSums;
 use crate::sampling::estimators::Estimator;
 
@@ -29,6 +31,15 @@ impl Criterion {
             Self::Bytes => "bytes",
             Self::Allocations => "allocations",
             Self::SizeClass => "size-class",
+        }
+    }
+
+    /// Its number in the kernel side's constants.
+    pub fn code(self) -> u64 {
+        match self {
+            Self::Bytes => trials::CRITERION_BYTES,
+            Self::Allocations => trials::CRITERION_ALLOCATIONS,
+            Self::SizeClass => trials::CRITERION_SIZE_CLASS,
         }
     }
 

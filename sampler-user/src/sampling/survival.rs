@@ -70,6 +70,38 @@ pub fn lifetimes(observations: &[Observation], points: usize) -> Option<Lifetime
     })
 }
 
+/// The lifetimes of several stacks together, each with the number of allocations that it stands for: the mean of their
+/// curves. `None` without any.
+pub fn together(parts: &[(&Lifetimes, f64)]) -> Option<Lifetimes> {
+    let all: f64 = parts.iter().map(|(_, weight)| weight).sum();
+    if let [(single, _)] = parts {
+        return Some((*single).clone());
+    }
+    if all.is_nan() || all <= 0.0 {
+        return None;
+    }
+    // Each step of a curve takes its fall, weighted, from the mean.
+    let mut falls: Vec<(f64, f64)> = Vec::new();
+    for (lifetimes, weight) in parts {
+        let mut alive = 1.0;
+        for &(age, share) in &lifetimes.survival {
+            falls.push((age, (alive - share) * weight / all));
+            alive = share;
+        }
+    }
+    falls.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut alive = 1.0;
+    let survival: Vec<(f64, f64)> = falls
+        .into_iter()
+        .map(|(age, fall)| {
+            alive = f64::max(alive - fall, 0.0);
+            (age, alive)
+        })
+        .collect();
+    let temporary = parts.iter().map(|(lifetimes, weight)| lifetimes.temporary * weight).sum::<f64>() / all;
+    Some(Lifetimes { median_seconds: median_seconds(&survival), temporary, survival })
+}
+
 /// Keeps the last step of each of `points` equal falls of the curve, so that no kept step is off by more than one fall.
 fn thin(curve: &[(f64, f64)], points: usize) -> Vec<(f64, f64)> {
     if curve.len() <= points {
@@ -129,6 +161,18 @@ mod tests {
         assert_eq!(lifetimes(&[], 10), None);
         let odd = [seen(f64::NAN, true), Observation { weight: -1.0, ..seen(1.0, true) }];
         assert!(survival_curve(&odd).is_empty());
+    }
+
+    /// One stack whose blocks die at 1 s, another three times as busy whose blocks die at 2 s and 4 s.
+    #[test]
+    fn curves_of_several_stacks_are_averaged() {
+        let short = Lifetimes { median_seconds: Some(1.0), temporary: 1.0, survival: vec![(1.0, 0.0)] };
+        let long = Lifetimes { median_seconds: Some(2.0), temporary: 0.0, survival: vec![(2.0, 0.5), (4.0, 0.0)] };
+        let both = together(&[(&short, 1.0), (&long, 3.0)]).expect("both have some");
+        assert_eq!(both.survival, [(1.0, 0.75), (2.0, 0.375), (4.0, 0.0)]);
+        assert_eq!((both.median_seconds, both.temporary), (Some(2.0), 0.25));
+        assert_eq!(together(&[(&long, 3.0)]), Some(long.clone()));
+        assert_eq!((together(&[]), together(&[(&short, 0.0), (&long, 0.0)])), (None, None));
     }
 
     #[test]

@@ -21,6 +21,7 @@ fn the_report_of_the_small_profile() {
         "at least 512 B",
         "[libjson.so+0x4000] ← handle",
         "… incomplete: stack copy too small",
+        "half are freed within 1.5 s · 25 % temporary",
         "3 samples lost (5 % of all): ring full 3",
         "2 of 60 samples (3.3 %) have an incomplete stack",
         "hooked for 50 %",

@@ -170,6 +170,20 @@ pub fn duration(duration: Duration) -> String {
     }
 }
 
+/// A short time: `800 ns`, `12.5 µs`, `3.1 ms`, then as [`duration`].
+pub fn seconds(seconds: f64) -> String {
+    let figure = |value: f64, unit: &str| {
+        let text = if value < 100.0 { format!("{value:.1}") } else { format!("{value:.0}") };
+        format!("{} {unit}", text.trim_end_matches(".0"))
+    };
+    match seconds {
+        ..1e-6 => figure((seconds * 1e9).max(0.0).round(), "ns"),
+        ..1e-3 => figure(seconds * 1e6, "µs"),
+        ..1.0 => figure(seconds * 1e3, "ms"),
+        _ => Duration::try_from_secs_f64(seconds).map_or_else(|_| "for ever".into(), duration),
+    }
+}
+
 /// Bytes as hexadecimal digits.
 pub fn hex(bytes: &[u8]) -> String {
     use std::fmt::Write as _;
@@ -193,6 +207,19 @@ pub fn parse_hex(text: &str) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn short_times() {
+        for (time, text) in
+            [(0.0, "0 ns"), (8e-7, "800 ns"), (1.25e-5, "12.5 µs"), (3.1e-3, "3.1 ms"), (0.25, "250 ms")]
+        {
+            assert_eq!(seconds(time), text);
+        }
+        assert_eq!(
+            (seconds(1.5), seconds(90.0), seconds(f64::MAX)),
+            ("1.5 s".into(), "1 min 30 s".into(), "for ever".into())
+        );
+    }
 
     #[test]
     fn sizes_are_read_as_the_contract_says() {

@@ -1,6 +1,7 @@
 //! Measures what heapbpf adds to a malloc/free pair, against probes that do nothing at the same instructions.
 
 mod command;
+mod criteria;
 mod pairs;
 mod pinned;
 mod ratios;
@@ -29,6 +30,9 @@ pub struct Options {
     /// Measure against threads, live samples and intervals instead
     #[arg(long)]
     scaling: bool,
+    /// Measure criteria against sampling by bytes instead
+    #[arg(long)]
+    criteria: bool,
     /// Another BPF object to measure beside the built-in one; may be repeated
     #[arg(long)]
     object: Vec<PathBuf>,
@@ -50,6 +54,9 @@ fn main() -> anyhow::Result<()> {
     let library = pinned::Library::copy()?;
     if options.scaling {
         return scaling::run(&options, object, &library);
+    }
+    if options.criteria {
+        return criteria::run(&options, object, &library);
     }
     pairs::run(&options, object, &library)?;
     if let Some(heapbpf) = &options.heapbpf {

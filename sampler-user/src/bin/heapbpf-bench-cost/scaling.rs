@@ -4,6 +4,7 @@ use sampler_ebpf::abi::stack_kind;
 use sampler_user::cost::cpus::pin;
 use sampler_user::cost::trial::{Allocator, Floor, Recording, Setting, Where};
 use sampler_user::cost::workload::Workload;
+use sampler_user::profile::model::Criterion;
 
 use super::Options;
 use super::pinned::Library;
@@ -12,7 +13,13 @@ use super::ratios::{median, spread};
 const PAIRS: u64 = 40_000;
 /// Blocks allocated at a time while all are sampled: their records fit the ring.
 const HELD: u64 = 40_000;
-const PLAIN: Setting = Setting { interval: 512 << 10, live: true, link: None, stack_kind: stack_kind::COPIED };
+const PLAIN: Setting = Setting {
+    interval: 512 << 10,
+    criterion: Criterion::Bytes,
+    live: true,
+    link: None,
+    stack_kind: stack_kind::COPIED,
+};
 
 /// Measures and prints.
 pub fn run(options: &Options, object: &[u8], library: &Library) -> anyhow::Result<()> {

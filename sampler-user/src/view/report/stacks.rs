@@ -8,8 +8,9 @@ use super::chain::{self, Call, Chain};
 use crate::profile::estimates::Pool;
 use crate::profile::group::GroupBy;
 use crate::profile::intern::Interned;
-use crate::profile::model::{Criterion, Row};
+use crate::profile::model::{Criterion, Lifetimes, Row};
 use crate::profile::value::Value;
+use crate::sampling::survival;
 use crate::view::figure::FigureText;
 use crate::view::text::{Column, Style, Table, clip, wrap};
 use crate::view::units;
@@ -48,6 +49,8 @@ pub(super) fn section(context: &Context) -> Vec<String> {
         let (lead, cut) = (group.name.as_ref(), group.cut.as_deref());
         let calls = chain::lines(&chain, lead, cut, context.width - INDENT, limit, context.options.color);
         lines.extend(calls.into_iter().map(|line| format!("{:INDENT$}{line}", "")));
+        let lives = lifetimes(group).map(|text| context.paint(Style::Dim, &text));
+        lines.extend(lives.map(|line| format!("{:INDENT$}{line}", "")));
     }
     if !reasons.is_empty() {
         let reasons: Vec<&str> = reasons.into_iter().collect();
@@ -107,12 +110,24 @@ fn table(context: &Context, groups: &[Group], reasons: &mut BTreeSet<&'static st
     table
 }
 
+/// How long a stack's blocks live.
+fn lifetimes(group: &Group) -> Option<String> {
+    let Lifetimes { median_seconds, temporary, .. } = survival::together(&group.lifetimes)?;
+    let half = median_seconds.map_or_else(
+        || "more than half are not freed".to_owned(),
+        |seconds| format!("half are freed within {}", units::seconds(seconds)),
+    );
+    Some(if temporary > 0.0 { format!("{half} · {} temporary", units::percent(temporary)) } else { half })
+}
+
 /// Rows that are one stack to the reader.
 struct Group<'a> {
     name: Cow<'a, str>,
     cut: Option<Cow<'a, str>>,
     pool: Pool,
     row: &'a Row,
+    /// How long blocks live, by row, with the allocations that the row stands for.
+    lifetimes: Vec<(&'a Lifetimes, f64)>,
 }
 
 impl Group<'_> {
@@ -181,10 +196,13 @@ fn groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
         let name = group_by.key(profile, row);
         let cut = row.stack.cut.as_deref();
         let index = *index_of.entry((name.clone(), &key_of_stack[stack as usize], cut)).or_insert_with(|| {
-            groups.push(Group { name, cut: cut.map(Cow::Borrowed), pool: Pool::default(), row });
+            let (pool, lifetimes) = Default::default();
+            groups.push(Group { name, cut: cut.map(Cow::Borrowed), pool, row, lifetimes });
             groups.len() - 1
         });
-        groups[index].pool.add(row);
+        let group = &mut groups[index];
+        group.pool.add(row);
+        group.lifetimes.extend(row.lifetimes.as_ref().map(|lifetimes| (lifetimes, row.alloc.objects)));
     }
     groups.iter_mut().for_each(|group| group.pool.allow_for(&context.intervals));
     // What is equal in the chosen value (nothing in use) is in the order of what was allocated.

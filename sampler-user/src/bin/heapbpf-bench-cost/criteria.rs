@@ -1,0 +1,71 @@
+//! What the other criteria cost beside sampling by bytes: the table of trials is the one thing that they add.
+
+use sampler_ebpf::abi::stack_kind;
+use sampler_user::cost::trial::{Allocator, Recording, Setting};
+use sampler_user::profile::model::Criterion;
+
+use super::Options;
+use super::pinned::Library;
+use super::ratios::{median, spread};
+
+/// Pairs of one slice: about 20 ms.
+const PAIRS: u64 = 20_000;
+/// R in bytes; the other criteria take as many samples.
+const INTERVAL: u64 = 512 << 10;
+
+struct Row {
+    name: &'static str,
+    recording: Recording,
+    ns: Vec<f64>,
+    /// Of this slice to the mean of the slices by bytes just before and after it.
+    to_bytes: Vec<f64>,
+}
+
+/// Measures and prints. A second recording by bytes shows what the comparison itself is worth.
+pub fn run(options: &Options, object: &[u8], library: &Library) -> anyhow::Result<()> {
+    let mut workload = library.start(&options.pairs, &["1"])?;
+    let pid = workload.pid();
+    let allocator = Allocator::of_process(pid)?;
+    let load = |criterion, interval| {
+        let setting = Setting { interval, criterion, live: true, link: None, stack_kind: stack_kind::COPIED };
+        Recording::load(object, setting, &allocator, pid)
+    };
+    let mut by_bytes = load(Criterion::Bytes, INTERVAL)?;
+    let in_allocations = (INTERVAL / options.size.max(1)).max(1);
+    let mut rows = Vec::new();
+    for (name, criterion, interval) in [
+        ("by bytes, again", Criterion::Bytes, INTERVAL),
+        ("by allocations", Criterion::Allocations, in_allocations),
+        ("by size class", Criterion::SizeClass, in_allocations),
+    ] {
+        rows.push(Row { name, recording: load(criterion, interval)?, ns: Vec::new(), to_bytes: Vec::new() });
+    }
+    let mut slice = |recording: &mut Recording| -> anyhow::Result<f64> {
+        recording.on()?;
+        workload.run(200, options.size)?;
+        let spent = workload.run(PAIRS, options.size)?;
+        recording.off();
+        Ok(spent.cpu_ns as f64 / PAIRS as f64)
+    };
+    let mut bytes = Vec::new();
+    for round in 0..=options.rounds {
+        let mut before = slice(&mut by_bytes)?;
+        for row in &mut rows {
+            let ns = slice(&mut row.recording)?;
+            let after = slice(&mut by_bytes)?;
+            // The first round warms up.
+            if round > 0 {
+                row.ns.push(ns);
+                row.to_bytes.push(ns / (0.5 * (before + after)));
+                bytes.push(after);
+            }
+            before = after;
+        }
+    }
+    println!("\n{:<32} {:>9}            of by bytes [quartiles]", "one sample per 512 KiB, per pair", "ns");
+    println!("{:<32} {:>9.1}", "by bytes", median(&bytes));
+    for row in &rows {
+        println!("{:<32} {:>9.1}            {}", row.name, median(&row.ns), spread(&row.to_bytes));
+    }
+    Ok(())
+}
