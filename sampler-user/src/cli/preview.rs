@@ -10,18 +10,20 @@ use super::args::{Cli, PlanArgs};
 use super::compare::print;
 use super::plan::{self, PlanError};
 use super::values::Interval;
+use crate::cost::measure;
+use crate::kernel::object;
 use crate::profile::model::Profile;
 use crate::profile::output::{self, OutputError};
 use crate::profile::read;
 use crate::profile::workload::workload;
 use crate::record::{self, terminal_width};
 use crate::sampling::plan::{ClassPlan, Costs};
-use crate::view::plan::{Preview, PreviewOptions, text};
+use crate::view::plan::{CostsFrom, Preview, PreviewOptions, text};
 
 /// CPU time of an allocation's and its free's probes, ns, as measured where heapbpf is developed (AMD EPYC, virtual).
-const MEASURED_PROBE_NS: f64 = 1_050.0;
+const ELSEWHERE_PROBE_NS: f64 = 1_050.0;
 /// What a sample adds there, ns.
-const MEASURED_SAMPLE_NS: f64 = 2_000.0;
+const ELSEWHERE_SAMPLE_NS: f64 = 2_000.0;
 /// R of the look at running processes, bytes: small, because it is short.
 const LOOK_INTERVAL: u64 = 64 << 10;
 
@@ -38,23 +40,42 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
         Some(_) => return Err(PlanError::Usage("plan takes a profile or running processes, not both".into()).into()),
         None => look(args)?,
     };
-    let costs = Costs {
-        probe_ns: args.probe_ns.unwrap_or(MEASURED_PROBE_NS),
-        sample_ns: args.sample_ns.unwrap_or(MEASURED_SAMPLE_NS),
-    };
+    let (costs, costs_from) = costs(args);
     let workload = workload(&profile);
     let classes = ClassPlan::best(&workload, interval);
     if let Some(path) = &args.classes {
         write_classes(path, args.force, &classes)?;
     }
-    let costs_are_given = args.probe_ns.is_some() && args.sample_ns.is_some();
-    let preview = Preview::new(&profile, &workload, costs, costs_are_given, &classes);
+    let preview = Preview::new(&profile, &workload, costs, costs_from, &classes);
     print(&if args.json {
         serde_json::to_string_pretty(&preview).context("cannot write the plan as JSON")? + "\n"
     } else {
         let color = args.color.is_on(std::io::stdout().is_terminal());
         text(&preview, &PreviewOptions { width: terminal_width().unwrap_or(100), color })
     })
+}
+
+/// What probes cost: as given, else as measured on this machine, else as elsewhere.
+fn costs(args: &PlanArgs) -> (Costs, CostsFrom) {
+    if let (Some(probe_ns), Some(sample_ns)) = (args.probe_ns, args.sample_ns) {
+        return (Costs { probe_ns, sample_ns }, CostsFrom::User);
+    }
+    let measured = object::object().context("built without the BPF programs").and_then(|object| {
+        let measured = measure::known_or_measured(object, None)?.costs;
+        Ok(Costs { probe_ns: measured.allocation_ns + measured.free_ns, sample_ns: measured.sample_ns })
+    });
+    let (costs, from) = measured.map_or_else(
+        |error| {
+            log::info!("cannot measure what probes cost: {error:#}");
+            (Costs { probe_ns: ELSEWHERE_PROBE_NS, sample_ns: ELSEWHERE_SAMPLE_NS }, CostsFrom::Elsewhere)
+        },
+        |costs| (costs, CostsFrom::Machine),
+    );
+    let given = Costs {
+        probe_ns: args.probe_ns.unwrap_or(costs.probe_ns),
+        sample_ns: args.sample_ns.unwrap_or(costs.sample_ns),
+    };
+    (given, from)
 }
 
 fn is_untargeted(args: &PlanArgs) -> bool {

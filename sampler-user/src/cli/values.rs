@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::profile::diff::Exposure;
 use crate::profile::value::Value;
 use crate::sampling::estimators::Estimator;
+use crate::sampling::plan::LARGEST_INTERVAL;
 use crate::view::units;
 
 /// The sampling interval as written.
@@ -19,9 +20,6 @@ pub enum Interval {
     /// `@FILE`: intervals by size class, as `heapbpf plan --classes` writes them.
     Classes(PathBuf),
 }
-
-/// Largest sampling interval: beyond it the integer draw loses accuracy (docs/sampling.md).
-pub const LARGEST_INTERVAL: u64 = 64 << 20;
 
 /// A sampling interval.
 pub fn parse_interval(text: &str) -> Result<Interval, String> {

@@ -6,6 +6,9 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::sampling::optimum::ClassUse;
+use crate::sampling::plan::{Costs, LARGEST_INTERVAL, Workload, automatic};
+
 /// What a probe costs the target, nanoseconds of its CPU time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProbeCosts {
@@ -80,8 +83,6 @@ pub struct Tracking {
     pub time: f64,
 }
 
-/// Largest sampling interval that a recording may use.
-const LARGEST_INTERVAL: u64 = 64 << 20;
 /// Less of the time than this tells nothing any more: then the probes go.
 pub const SHORTEST_TIME: f64 = 0.01;
 /// Samples have to cost at least this share of all probes for R to be widened.
@@ -145,18 +146,19 @@ pub fn samples_at(used: &Use, interval: u64) -> f64 {
     used.allocations * -f64::exp_m1(mean * f64::ln_1p(-1.0 / interval as f64))
 }
 
-/// The interval of `--interval auto`: the smallest R, a power of two, at which samples cost under 1 % of the other
-/// probes and, with a budget, fit what these leave of it.
+/// The interval of `--interval auto`, as `heapbpf plan` would choose it for these calls, all of the mean size: that many
+/// samples are the most there can be.
 pub fn automatic_interval(used: &Use, frees: bool, costs: &ProbeCosts, budget: Option<f64>) -> u64 {
     let probes = probe_seconds(used, &Tracking { interval: 0, frees, time: 1.0 }, costs);
-    (0..=LARGEST_INTERVAL.ilog2())
-        .map(|exponent| 1 << exponent)
-        .find(|interval| {
-            let samples = 1e-9 * samples_at(used, *interval) * costs.sample_ns;
-            samples <= 0.01 * probes
-                && budget.is_none_or(|budget| share(probes + samples, used.useful_seconds(costs)) <= budget)
-        })
-        .unwrap_or(LARGEST_INTERVAL)
+    let mean = (used.bytes / used.allocations.max(1.0)).max(1.0);
+    let workload = Workload {
+        classes: vec![ClassUse { size_bytes: mean, allocations: used.allocations, live: 0.0 }],
+        ..Workload::default()
+    };
+    let per_call = Costs { probe_ns: 1e9 * probes / used.allocations.max(1.0), sample_ns: costs.sample_ns };
+    // A share s of all CPU time is s/(1 − s) of what the targets' own work takes.
+    let budget_cpus = budget.map(|budget| budget / (1.0 - budget).max(1e-9) * used.useful_seconds(costs));
+    automatic(&workload, per_call, budget_cpus).interval
 }
 
 #[cfg(test)]

@@ -9,8 +9,8 @@ use crate::sampling::plan::Workload;
 use sampler_ebpf::trials::size_class;
 
 /// Rates and sites of a profile, for a recording of the same length. Each stack's allocations count with their mean size,
-/// which is all that a profile keeps of them. What is live is taken from what was in use at the end; without frees
-/// followed, from what was allocated.
+/// which is all that a profile keeps of them. What is live is taken from what was in use at the end or at the peak,
+/// whichever is more (many programs free all at their end); without frees followed, from what was allocated.
 pub fn workload(profile: &Profile) -> Workload {
     let seconds = profile.duration.as_secs_f64();
     let per_second = if seconds > 0.0 { 1.0 / seconds } else { 1.0 };
@@ -25,7 +25,8 @@ pub fn workload(profile: &Profile) -> Workload {
         let class = classes.entry(size_class((bytes / objects).max(1.0) as u64)).or_default();
         class.0 += objects;
         class.1 += bytes;
-        class.2 += if profile.live { row.inuse.objects } else { objects };
+        let peak = row.peak.map_or(0.0, |peak| peak.objects);
+        class.2 += if profile.live { row.inuse.objects.max(peak) } else { objects };
         let site = (Arc::as_ptr(&row.stack).cast::<u8>(), Arc::clone(&row.function));
         *sites.entry(site).or_default() += bytes;
     }

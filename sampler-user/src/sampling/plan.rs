@@ -6,7 +6,7 @@ use super::detect::{detection, size_seen_with};
 use super::optimum::{ClassUse, cost, optimum, per_byte, per_byte_variance, variance};
 use super::size_classes::{ClassInterval, LARGEST_CLASS_INTERVAL};
 
-/// Largest interval that a recording takes.
+/// Largest interval that a recording takes: beyond it the integer draw loses accuracy (`docs/sampling.md`).
 pub const LARGEST_INTERVAL: u64 = 64 << 20;
 /// Share of the probes' cost that samples may add under `--interval auto`.
 const SAMPLES_PER_PROBES: f64 = 0.01;
@@ -159,14 +159,22 @@ pub enum ClassPlanError {
 impl ClassPlan {
     /// The best intervals for a workload at the cost of per-byte sampling with R = `interval`.
     ///
-    /// Classes whose blocks are never live at the end get the largest interval: they have no share in what is in use.
+    /// A sixteenth of the samples is taken as per-byte sampling would: a class that nothing was live of, or little was
+    /// known of, is seen all the same.
     pub fn best(workload: &Workload, interval: u64) -> Self {
+        const PER_BYTE: f64 = 1.0 / 16.0;
         let classes = &workload.classes;
         let budget = samples_per_second(workload, interval);
-        let found = optimum(classes, budget);
+        let found = optimum(classes, budget * (1.0 - PER_BYTE));
+        let probabilities: Vec<f64> = found
+            .probabilities
+            .iter()
+            .zip(per_byte(classes, interval))
+            .map(|(best, per_byte)| (best + PER_BYTE * per_byte).min(1.0))
+            .collect();
         let mut intervals: Vec<ClassInterval> = classes
             .iter()
-            .zip(&found.probabilities)
+            .zip(&probabilities)
             .map(|(class, p)| ClassInterval {
                 from_bytes: class_start_of(class.size_bytes),
                 interval: (1.0 / p).clamp(1.0, LARGEST_CLASS_INTERVAL),
@@ -174,7 +182,7 @@ impl ClassPlan {
             .collect();
         intervals.sort_by_key(|class| class.from_bytes);
         let per_byte_variance = per_byte_variance(classes, interval);
-        let best = variance(classes, &found.probabilities);
+        let best = variance(classes, &probabilities);
         Self {
             classes: intervals,
             variance_ratio: if per_byte_variance > 0.0 { best / per_byte_variance } else { 1.0 },
@@ -254,6 +262,15 @@ mod tests {
         assert!(plan.variance_ratio < 1.0 && plan.variance_ratio > 0.0, "{plan:?}");
         let text = serde_json::to_string(&plan).expect("plain data");
         assert_eq!(ClassPlan::read(&text).expect("its own output"), plan);
+        let taken: f64 =
+            plan.classes.iter().zip(&workload().classes).map(|(class, used)| used.allocations / class.interval).sum();
+        let budget = samples_per_second(&workload(), 524_288);
+        assert!(taken <= budget * (1.0 + 1e-9) && taken > 0.9 * budget, "{taken} of {budget}");
+        // Of a class that nothing is live of a sixteenth of the usual share is seen.
+        let mut unused = workload();
+        unused.classes[1].live = 0.0;
+        let (usual, given) = (per_byte(&unused.classes, 524_288)[1], ClassPlan::best(&unused, 524_288).classes[1]);
+        assert!((given.interval * usual / 16.0 - 1.0).abs() < 1e-9, "{given:?}");
         assert!(matches!(ClassPlan::read("{}"), Err(ClassPlanError::Syntax(_))));
         let wrong = text.replacen("\"interval\":", "\"interval\":0.5,\"was\":", 1);
         assert!(matches!(ClassPlan::read(&wrong), Err(ClassPlanError::Interval { .. })));

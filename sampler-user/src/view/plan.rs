@@ -21,14 +21,26 @@ pub struct Preview {
     pub seconds: f64,
     /// What probes and samples cost.
     pub costs: Costs,
-    /// Whether these costs were given; else they are those of the machine where heapbpf is developed.
-    pub costs_are_given: bool,
+    /// Where these costs are from.
+    pub costs_from: CostsFrom,
     /// One line for each interval.
     pub intervals: Vec<PlanRow>,
     /// The smallest interval whose samples cost under 1 % of the probes.
     pub automatic: Automatic,
     /// The best intervals by size class, for as many samples.
     pub classes: ClassPlan,
+}
+
+/// Where the costs of probes are from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum CostsFrom {
+    /// The user gave them.
+    User,
+    /// They were measured on this machine.
+    Machine,
+    /// They are those of the machine where heapbpf is developed.
+    Elsewhere,
 }
 
 /// How it is shown.
@@ -46,7 +58,7 @@ impl Preview {
         profile: &Profile,
         workload: &Workload,
         costs: Costs,
-        costs_are_given: bool,
+        costs_from: CostsFrom,
         classes: &ClassPlan,
     ) -> Self {
         Self {
@@ -55,7 +67,7 @@ impl Preview {
             sites: workload.sites.len(),
             seconds: workload.seconds,
             costs,
-            costs_are_given,
+            costs_from,
             intervals: rows(workload, costs),
             automatic: automatic(workload, costs, None),
             classes: classes.clone(),
@@ -116,14 +128,19 @@ pub fn text(preview: &Preview, options: &PreviewOptions) -> String {
         units::percent(preview.classes.variance_ratio),
         units::bytes(preview.classes.compared_with_interval_bytes as f64)
     ));
-    if !preview.costs_are_given {
-        say(format!(
-            "Costs are not of this machine: {} ns for the probes of an allocation and its free, {} ns for a sample, as \
-             measured on an AMD EPYC under a hypervisor; --probe-ns and --sample-ns give yours.",
-            units::count(preview.costs.probe_ns),
-            units::count(preview.costs.sample_ns)
-        ));
-    }
+    let from = match preview.costs_from {
+        CostsFrom::User => "as given",
+        CostsFrom::Machine => "as measured on this machine",
+        CostsFrom::Elsewhere => {
+            "which could not be measured here (that takes root) and are those of an AMD EPYC under a hypervisor; \
+             --probe-ns and --sample-ns give yours"
+        }
+    };
+    say(format!(
+        "Costs: {} ns for the probes of an allocation and its free, {} ns for a sample, {from}.",
+        units::count(preview.costs.probe_ns),
+        units::count(preview.costs.sample_ns)
+    ));
     lines.push(String::new());
     lines.join("\n")
 }
@@ -140,13 +157,13 @@ mod tests {
         let workload = workload(&profile);
         let classes = ClassPlan::best(&workload, 512 << 10);
         let costs = Costs { probe_ns: 1_000.0, sample_ns: 2_000.0 };
-        let preview = Preview::new(&profile, &workload, costs, false, &classes);
+        let preview = Preview::new(&profile, &workload, costs, CostsFrom::Elsewhere, &classes);
         let shown = text(&preview, &PreviewOptions { width: 120, color: false });
         for expected in ["64.0 MiB", "512 KiB", "SEEN FROM", "--interval auto", "--probe-ns", "--classes"] {
             assert!(shown.contains(expected), "{expected:?} is missing in\n{shown}");
         }
         assert!(shown.lines().all(|line| crate::view::text::width(line) <= 120));
-        let given = Preview { costs_are_given: true, ..preview };
+        let given = Preview { costs_from: CostsFrom::User, ..preview };
         assert!(!text(&given, &PreviewOptions { width: 120, color: false }).contains("--probe-ns"));
         let json = serde_json::to_value(&given).expect("plain data");
         assert_eq!(json["intervals"].as_array().map(Vec::len), Some(8));
