@@ -8,8 +8,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::values::{
-    Interval, Overhead, parse_confidence, parse_duration, parse_estimator, parse_exposure, parse_interval, parse_listen,
-    parse_nanoseconds, parse_overhead, parse_seed, parse_size, parse_value,
+    Interval, Overhead, parse_confidence, parse_duration, parse_estimator, parse_exposure, parse_interval,
+    parse_listen, parse_nanoseconds, parse_overhead, parse_seed, parse_size, parse_value,
 };
 use crate::profile::adjust::At;
 use crate::profile::diff::Exposure;
