@@ -113,6 +113,18 @@ pub mod kind {
     pub const EXEC: u32 = 4;
     /// [`super::ProcessRecord`]: the last thread of a process ended.
     pub const EXIT: u32 = 5;
+    /// [`super::UnmapRecord`]: addresses are mapped no longer.
+    pub const UNMAP: u32 = 6;
+}
+
+/// What stands in place of a [`Site`]'s index in records of mappings that a program made itself (`--mmap`).
+pub mod mapping {
+    /// `mmap`.
+    pub const MMAP: u32 = u32::MAX - 1;
+    /// `mremap`.
+    pub const MREMAP: u32 = u32::MAX - 2;
+    /// `brk`.
+    pub const BRK: u32 = u32::MAX - 3;
 }
 
 /// How the stack of a sample was taken.
@@ -183,6 +195,24 @@ pub struct FreeRecord {
     pub temporary: u32,
     /// Zero.
     pub reserved: u32,
+}
+
+/// Addresses that a program unmapped, mapped over or moved away from, under `--mmap`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UnmapRecord {
+    /// [`kind::UNMAP`].
+    pub kind: u32,
+    /// Thread that called.
+    pub tid: u32,
+    /// Whose address space it is.
+    pub space: ProcessKey,
+    /// First address.
+    pub start: u64,
+    /// End of the range.
+    pub end: u64,
+    /// CLOCK_MONOTONIC at the entry of the call: what is mapped there since then stays.
+    pub time_ns: u64,
 }
 
 /// A process forked, exec'ed or ended.
@@ -414,6 +444,8 @@ pub struct KernelOffsets {
     pub mm_owner: u64,
     /// `mm_struct.start_stack`
     pub mm_start_stack: u64,
+    /// `mm_struct.brk`
+    pub mm_brk: u64,
 }
 
 impl KernelOffsets {

@@ -4,10 +4,10 @@ use core::ffi::c_void;
 
 use aya_ebpf::helpers::generated::{bpf_get_attach_cookie, bpf_get_current_comm};
 use sampler_ebpf::abi::{
-    AllocationRecord, LiveValue, MAX_INNER_RANGES, NO_ARGUMENT, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE,
+    AllocationRecord, LiveValue, MAX_INNER_RANGES, NO_ARGUMENT, Registers, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE,
     SITE_MAY_TAIL_JUMP, SITE_ZERO_FREES, Site, kind, stack_kind,
 };
-use sampler_ebpf::{sampler, trials};
+use sampler_ebpf::trials;
 
 use crate::arch::{self, Arguments};
 use crate::config::config;
@@ -112,36 +112,28 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
     let old = if config!(live) != 0 && old_address != 0 { free::take_out(state, old_address) } else { None };
 
     let trials = trials::trials(config!(criterion), size, maps::trials_of_class);
-    let offset = sampler::step(&mut state.remaining, trials);
-    if offset.is_none() {
-        state.unsampled += 1;
-        state.unsampled_bytes += size;
-        if old.is_none() && site.flags & SITE_CALLS_OUT == 0 {
-            return SKIP_RETURN;
-        }
+    let success = state.count_down(trials, size);
+    if success.is_none() && old.is_none() && site.flags & SITE_CALLS_OUT == 0 {
+        return SKIP_RETURN;
     }
     let slot = state.open_slot(sp) & (SLOTS - 1);
+    let (offset, interval) = success.as_ref().map_or((0, 0), |success| (success.offset, success.interval));
     let pending = Pending {
         sp,
         size,
         trials,
-        offset: offset.unwrap_or(0),
-        interval: state.interval,
+        offset,
+        interval,
         caller: arch::return_address(ctx, sp),
         out: if site.out_argument == NO_ARGUMENT { 0 } else { arguments.get(site.out_argument) },
         old_address: if old.is_some() { old_address } else { 0 },
         old: old.unwrap_or_default(),
         site: index,
-        sampled: u32::from(offset.is_some()),
+        sampled: u32::from(success.is_some()),
     };
     state.slots[slot] = pending;
     if site.flags & SITE_CALLS_OUT != 0 {
         state.mark_outer(slot);
-    }
-    if offset.is_some() {
-        state.counters.sampled += 1;
-        state.counters.sampled_bytes += size;
-        state.draw();
     }
     AWAIT_RETURN
 }
@@ -275,12 +267,19 @@ fn outcome(ctx: *mut c_void) {
         state.counters.lost_result_unreadable += 1;
         return;
     };
-    report(ctx, state, &pending, address);
+    report(ctx, &arch::registers(ctx), state, &pending, address, config!(live) != 0);
 }
 
-/// Puts a sample into the live map and tells the daemon.
+/// Tells the daemon of a sample, with the stack that begins at `registers`. `follow`: puts it into the live map.
 #[inline(always)]
-fn report(ctx: *mut c_void, state: &mut ThreadState, pending: &Pending, address: u64) {
+pub fn report(
+    ctx: *mut c_void,
+    registers: &Registers,
+    state: &mut ThreadState,
+    pending: &Pending,
+    address: u64,
+    follow: bool,
+) {
     let Some(record) = output::reserve::<AllocationRecord>(maps::events()) else {
         state.counters.lost_ring_full += 1;
         return;
@@ -288,11 +287,11 @@ fn report(ctx: *mut c_void, state: &mut ThreadState, pending: &Pending, address:
     state.sequence = state.sequence.wrapping_add(1);
     let sample = u64::from(state.ordinal) << 32 | u64::from(state.sequence);
     let time_ns = output::now();
-    let stack = stack::take(ctx, state, sample, time_ns);
+    let stack = stack::take(ctx, registers, state, sample, time_ns);
     if stack.kind == stack_kind::NONE && config!(stack_kind) != stack_kind::NONE {
         state.counters.stacks_lost += 1;
     }
-    let untracked = config!(live) != 0 && !track(state, sample, address);
+    let untracked = follow && !track(state, sample, address);
     if untracked {
         state.counters.untracked += 1;
     }

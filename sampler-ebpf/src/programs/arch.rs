@@ -4,6 +4,10 @@ use core::arch::asm;
 use core::ffi::c_void;
 use core::ptr::read_volatile;
 
+use sampler_ebpf::abi::Registers;
+
+use crate::maps::read_kernel;
+
 #[cfg(bpf_target_arch = "x86_64")]
 mod registers {
     use core::mem::offset_of;
@@ -22,6 +26,18 @@ mod registers {
         offset_of!(Context, r8),
         offset_of!(Context, r9),
     ];
+
+    /// Where the kernel keeps each argument of a system call: the fourth is not in rcx.
+    pub const SYSCALL_ARGUMENTS: [usize; 5] =
+        [ARGUMENTS[0], ARGUMENTS[1], ARGUMENTS[2], offset_of!(Context, r10), ARGUMENTS[4]];
+    /// Where it keeps the instruction pointer, stack pointer, frame pointer.
+    pub const SPECIAL: [usize; 3] = [offset_of!(Context, rip), offset_of!(Context, rsp), offset_of!(Context, rbp)];
+    /// And the link register, if the machine has one.
+    pub const LINK: Option<usize> = None;
+    /// And the number of the system call.
+    pub const NUMBER: usize = offset_of!(Context, orig_rax);
+    /// What tells programs of another size of word: the code segment, and its value for 64 bits.
+    pub const MODE: (usize, u64, u64) = (offset_of!(Context, cs), 0xffff, 0x33);
 
     macro_rules! special_fields {
         ($r:expr) => {
@@ -46,6 +62,20 @@ mod registers {
         [first, first + 8, first + 16, first + 24, first + 32, first + 40]
     };
 
+    /// Where the kernel keeps each argument of a system call: the first one's register holds the result at its end, so it
+    /// is kept once more (`orig_x0`) behind the user's registers.
+    pub const SYSCALL_ARGUMENTS: [usize; 5] =
+        [size_of::<Context>(), ARGUMENTS[1], ARGUMENTS[2], ARGUMENTS[3], ARGUMENTS[4]];
+    /// Where it keeps the instruction pointer, stack pointer, frame pointer.
+    pub const SPECIAL: [usize; 3] =
+        [offset_of!(Context, pc), offset_of!(Context, sp), offset_of!(Context, regs) + 29 * 8];
+    /// And the link register.
+    pub const LINK: Option<usize> = Some(offset_of!(Context, regs) + 30 * 8);
+    /// And the number of the system call (`syscallno`).
+    pub const NUMBER: usize = size_of::<Context>() + 8;
+    /// What tells programs of another size of word: a bit of the processor's state.
+    pub const MODE: (usize, u64, u64) = (offset_of!(Context, pstate), 0x10, 0);
+
     macro_rules! special_fields {
         ($r:expr) => {
             (&raw const (*$r).pc, &raw const (*$r).sp, &raw const (*$r).regs[29], &raw const (*$r).regs[0])
@@ -55,6 +85,24 @@ mod registers {
 }
 
 pub use registers::RETURN_SLOT;
+
+/// Numbers of system calls.
+#[cfg(bpf_target_arch = "x86_64")]
+pub mod number {
+    pub const MMAP: u64 = 9;
+    pub const MUNMAP: u64 = 11;
+    pub const BRK: u64 = 12;
+    pub const MREMAP: u64 = 25;
+}
+
+/// Numbers of system calls.
+#[cfg(bpf_target_arch = "aarch64")]
+pub mod number {
+    pub const BRK: u64 = 214;
+    pub const MUNMAP: u64 = 215;
+    pub const MREMAP: u64 = 216;
+    pub const MMAP: u64 = 222;
+}
 
 /// Argument registers at a function's entry.
 pub struct Arguments(*mut c_void);
@@ -124,6 +172,46 @@ pub fn frame_pointer(ctx: *mut c_void) -> u64 {
     let r = ctx.cast::<registers::Context>();
     // SAFETY: as above.
     unsafe { read_volatile(registers::special_fields!(r).2) }
+}
+
+/// What unwinding needs, in a return probe: the caller's own registers.
+#[inline(always)]
+pub fn registers(ctx: *mut c_void) -> Registers {
+    Registers { ip: instruction_pointer(ctx), sp: stack_pointer(ctx), fp: frame_pointer(ctx), lr: 0 }
+}
+
+/// The user's registers as the kernel saved them at a system call; they are read, not trusted.
+pub struct SystemCall(pub u64);
+
+impl SystemCall {
+    /// Its number.
+    #[inline(always)]
+    pub fn number(&self) -> u64 {
+        let number: u32 = read_kernel(self.0 + registers::NUMBER as u64);
+        u64::from(number)
+    }
+
+    /// Whether it is one of a program of this machine's own size of word: others number them differently.
+    #[inline(always)]
+    pub fn is_native(&self) -> bool {
+        let (offset, mask, native) = registers::MODE;
+        let mode: u64 = read_kernel(self.0 + offset as u64);
+        mode & mask == native
+    }
+
+    /// An argument of the call, below 5.
+    #[inline(always)]
+    pub fn argument(&self, index: usize) -> u64 {
+        read_kernel(self.0 + registers::SYSCALL_ARGUMENTS[index] as u64)
+    }
+
+    /// What unwinding needs: where the call returns to.
+    #[inline(always)]
+    pub fn registers(&self) -> Registers {
+        let at = |offset: usize| read_kernel(self.0 + offset as u64);
+        let [ip, sp, fp] = registers::SPECIAL;
+        Registers { ip: at(ip), sp: at(sp), fp: at(fp), lr: registers::LINK.map_or(0, at) }
+    }
 }
 
 /// Return value, in a return probe.

@@ -30,6 +30,7 @@ static CONFIG: Config = Config {
         signal_live: 0,
         mm_owner: 0,
         mm_start_stack: 0,
+        mm_brk: 0,
     },
 };
 

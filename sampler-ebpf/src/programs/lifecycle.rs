@@ -13,8 +13,9 @@ use crate::maps::{self, TARGETS, THREADS, TOTALS, add_shared, read_kernel};
 use crate::output;
 use crate::state::{self, NEW, TRACKED, ThreadState};
 
+/// An argument of a raw tracepoint.
 #[inline(always)]
-fn argument(ctx: *mut c_void, index: usize) -> u64 {
+pub fn argument(ctx: *mut c_void, index: usize) -> u64 {
     // SAFETY: the context of a raw tracepoint is an array of its arguments.
     unsafe { *(*ctx.cast::<bpf_raw_tracepoint_args>()).args.as_ptr().add(index) }
 }

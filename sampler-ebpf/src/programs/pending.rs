@@ -106,6 +106,27 @@ impl ThreadState {
         awaited
     }
 
+    /// Whether a system call made with that stack pointer is made for a marked call in progress (one that jumped to it
+    /// included). Marked calls that the stack has shrunk past are forgotten.
+    #[inline(always)]
+    pub fn is_below_outer(&mut self, sp: u64) -> bool {
+        if self.pending >> OUTER == 0 {
+            return false;
+        }
+        let mut i = 0;
+        while i < SLOTS {
+            if self.pending & (1 << (i as u32 + OUTER)) != 0 {
+                if sp <= self.slots[i].sp {
+                    return true;
+                }
+                self.pending &= !(1 << i | 1 << (i as u32 + OUTER));
+                self.abandon(i);
+            }
+            i += 1;
+        }
+        false
+    }
+
     /// Whether a call entered at that stack pointer is in progress.
     #[inline(always)]
     pub fn is_pending(&self, sp: u64) -> bool {

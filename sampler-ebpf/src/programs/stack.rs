@@ -8,7 +8,6 @@ use aya_ebpf::helpers::generated::{
 };
 use sampler_ebpf::abi::{Registers, StackRecord, stack_kind};
 
-use crate::arch;
 use crate::config::config;
 use crate::maps::{self, STACK_TRACES, read_kernel};
 use crate::output;
@@ -31,12 +30,12 @@ pub struct Taken {
 
 const LOST: Taken = Taken { kind: stack_kind::NONE, id: -1 };
 
-/// Takes the stack at the return of a sampled call.
+/// Takes the stack of a sampled call, from `registers` up.
 #[inline(always)]
-pub fn take(ctx: *mut c_void, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
+pub fn take(ctx: *mut c_void, registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
     match config!(stack_kind) {
         stack_kind::FRAME_POINTERS => walk(ctx),
-        stack_kind::COPIED => copy(ctx, state, sample, time_ns),
+        stack_kind::COPIED => copy(registers, state, sample, time_ns),
         _ => LOST,
     }
 }
@@ -68,8 +67,8 @@ fn distance_to_top(sp: u64) -> Option<u64> {
 }
 
 #[inline(always)]
-fn copy(ctx: *mut c_void, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
-    let sp = arch::stack_pointer(ctx);
+fn copy(registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
+    let sp = registers.sp;
     let limit = config!(stack_bytes);
     let known = distance_to_top(sp);
     let (wanted, whole) = match known {
@@ -80,7 +79,7 @@ fn copy(ctx: *mut c_void, state: &ThreadState, sample: u64, time_ns: u64) -> Tak
         sample,
         time_ns,
         space: state.space,
-        registers: Registers { ip: arch::instruction_pointer(ctx), sp, fp: arch::frame_pointer(ctx), lr: 0 },
+        registers: *registers,
         awaited: state.awaited(),
         copied_bytes: 0,
         whole,

@@ -4,7 +4,7 @@ use aya_ebpf::helpers::generated::{
     bpf_get_current_ancestor_cgroup_id, bpf_get_current_pid_tgid, bpf_get_current_task_btf, bpf_get_prandom_u32,
 };
 use sampler_ebpf::abi::{Counters, KernelOffsets, ProcessKey, target_rule};
-use sampler_ebpf::{geometric, glob, rng};
+use sampler_ebpf::{geometric, glob, rng, sampler};
 
 use crate::config::config;
 use crate::maps::{self, TARGETS, THREADS, read_kernel};
@@ -72,6 +72,18 @@ pub struct ThreadState {
     pub counters: Counters,
     /// Calls in progress whose return is awaited.
     pub slots: [Pending; SLOTS],
+    /// CLOCK_MONOTONIC at the entry of the system call in progress that maps or unmaps.
+    pub mapping_ns: u64,
+    /// End of the heap of `brk` at that time.
+    pub mapping_brk: u64,
+}
+
+/// A sample's place in the sequence of trials.
+pub struct Success {
+    /// Failed trials of this allocation before the successful one.
+    pub offset: u64,
+    /// Interval of the draw.
+    pub interval: u64,
 }
 
 impl ThreadState {
@@ -137,6 +149,22 @@ impl ThreadState {
         let constants = control.draw;
         self.interval = constants.interval;
         self.remaining = geometric::draw(rng::next(&mut self.random), &constants);
+    }
+
+    /// Counts an allocation call and its trials. `Some`: one of them succeeded, so it is sampled, and the next success is
+    /// drawn; the rest of this call's trials is skipped and nothing carried over.
+    #[inline(always)]
+    pub fn count_down(&mut self, trials: u64, size: u64) -> Option<Success> {
+        let Some(offset) = sampler::step(&mut self.remaining, trials) else {
+            self.unsampled += 1;
+            self.unsampled_bytes += size;
+            return None;
+        };
+        let success = Success { offset, interval: self.interval };
+        self.counters.sampled += 1;
+        self.counters.sampled_bytes += size;
+        self.draw();
+        Some(success)
     }
 
     /// Calls so far, this one included if it has been counted.

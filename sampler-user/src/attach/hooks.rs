@@ -8,11 +8,12 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex};
 
-use sampler_ebpf::abi::Site;
+use sampler_ebpf::abi::{SITE_CALLS_OUT, Site};
 
 use super::audit::{FileAudit, LinkKind};
-use super::{AllocatorFile, AttachError, KernelRules, Table, examine};
+use super::{AllocatorFile, AttachError, KernelRules, PlannedSite, Table, examine};
 use crate::kernel::KernelError;
+use crate::kernel::mappings::MappingProbes;
 use crate::kernel::programs::{Links, ProbePoint, Programs};
 use crate::kernel::steering::Steering;
 
@@ -97,12 +98,43 @@ pub struct Hooks {
     paused: Option<Vec<(FileKey, Option<u32>)>>,
     /// Row of the table for each site, by the site's index.
     functions: Vec<u16>,
+    /// Mappings that programs make themselves, if those are wanted.
+    mappings: Option<MappingProbes>,
 }
 
 impl Hooks {
     /// Nothing is hooked yet. `live`: frees are followed.
     pub fn new(rules: KernelRules, table: Table, live: bool) -> Self {
-        Self { rules, table, live, known: HashMap::new(), links: HashMap::new(), paused: None, functions: Vec::new() }
+        Self {
+            rules,
+            table,
+            live,
+            known: HashMap::new(),
+            links: HashMap::new(),
+            paused: None,
+            functions: Vec::new(),
+            mappings: None,
+        }
+    }
+
+    /// From here on, calls of allocators are awaited, so that what they map for themselves is known as theirs.
+    #[must_use]
+    pub fn with_mappings(mut self, mappings: Option<MappingProbes>) -> Self {
+        self.mappings = mappings;
+        self
+    }
+
+    /// Follows mappings, if they are wanted: when the allocators are hooked.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn follow_mappings(&mut self) -> Result<(), KernelError> {
+        self.mappings.as_mut().map_or(Ok(()), MappingProbes::link)
+    }
+
+    /// Whether mappings are wanted.
+    pub const fn has_mappings(&self) -> bool {
+        self.mappings.is_some()
     }
 
     /// Plans a file, once. `Ok` says whether it has something to hook.
@@ -179,7 +211,12 @@ impl Hooks {
         let first = match planned.first_site {
             Some(first) => first,
             None => {
-                let sites: Vec<Site> = planned.allocator.sites.iter().map(|planned| planned.site).collect();
+                let awaited = if self.mappings.is_some() { SITE_CALLS_OUT } else { 0 };
+                let site = |planned: &PlannedSite| {
+                    let flags = if planned.return_needed { awaited } else { 0 };
+                    Site { flags: planned.site.flags | flags, ..planned.site }
+                };
+                let sites: Vec<Site> = planned.allocator.sites.iter().map(site).collect();
                 let first = steering.add_file(&planned.allocator.ranges, &sites).map_err(refused)?;
                 self.functions.extend(sites.iter().map(|site| site.function));
                 *planned.first_site.insert(first)
@@ -207,6 +244,7 @@ impl Hooks {
 
     /// Takes away all probes for a while; what is hooked meanwhile waits for [`resume`](Self::resume).
     pub fn pause(&mut self) {
+        self.mappings.iter_mut().for_each(MappingProbes::unlink);
         let links = std::mem::take(&mut self.links);
         self.paused.get_or_insert_default().extend(links.keys().copied());
     }
@@ -217,6 +255,9 @@ impl Hooks {
             if let Err(error) = self.hook(key, pid, programs, steering) {
                 log::info!("{error}");
             }
+        }
+        if let Err(error) = self.follow_mappings() {
+            log::warn!("{error}");
         }
     }
 
@@ -241,6 +282,7 @@ impl Hooks {
 
     /// Takes away all probes.
     pub fn release_all(&mut self) {
+        self.mappings.iter_mut().for_each(MappingProbes::unlink);
         self.links.clear();
     }
 

@@ -14,7 +14,7 @@ pub mod libraries;
 pub mod placement;
 mod plan;
 pub mod ranges;
-mod table;
+pub mod table;
 mod versions;
 
 pub use candidates::{Candidate, MappedFile, candidates};

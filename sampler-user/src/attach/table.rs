@@ -8,6 +8,13 @@ use super::allocators::{ALLOCATORS, Allocator, Shape};
 use super::custom::CustomAllocator;
 use super::elf::{FileImage, Symbol};
 
+/// In place of a row: `mmap`, called by the program itself. (The table is far smaller.)
+pub const MMAP: u16 = u16::MAX - 1;
+/// `mremap`.
+pub const MREMAP: u16 = u16::MAX - 2;
+/// `brk`.
+pub const BRK: u16 = u16::MAX - 3;
+
 /// One function of one allocator.
 #[derive(Clone, Debug)]
 pub(super) struct Row {
@@ -113,7 +120,12 @@ impl Table {
     /// Name of the function that the kernel side's `Site::function` stands for.
     #[must_use]
     pub fn function_name(&self, number: u16) -> Option<&str> {
-        self.row(number).map(|row| row.name.as_str())
+        match number {
+            MMAP => Some("mmap"),
+            MREMAP => Some("mremap"),
+            BRK => Some("brk"),
+            row => self.row(row).map(|row| row.name.as_str()),
+        }
     }
 
     pub(super) fn row(&self, number: u16) -> Option<&Row> {

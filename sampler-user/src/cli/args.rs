@@ -223,6 +223,9 @@ pub struct RecordArgs {
     /// Allocations only: no probe on free, no figures of memory in use, half the cost
     #[arg(long, help_heading = "Sampling")]
     pub no_live: bool,
+    /// Also what programs map themselves, without an allocator: mmap, munmap, mremap, brk
+    #[arg(long, help_heading = "Sampling")]
+    pub mmap: bool,
     /// Bring allocation totals in line with the exact counts (error bars stay those of the raw estimates)
     #[arg(long, help_heading = "Sampling")]
     pub calibrate: bool,

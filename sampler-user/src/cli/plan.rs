@@ -133,6 +133,8 @@ pub struct RecordPlan {
     pub adjustments: Adjustments,
     /// Whether frees are followed.
     pub live: bool,
+    /// Whether mappings that programs make themselves count as allocations.
+    pub mappings: bool,
     /// Length.
     pub duration: Option<Duration>,
     /// Where profiles go; empty: to a default name that needs the targets' names.
@@ -280,6 +282,7 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
         adjustments: Adjustments { calibrate: args.calibrate, at: args.at.into(), ..Adjustments::default() },
         criterion: args.criterion.into(),
         live: !args.no_live,
+        mappings: args.mmap,
         duration: args.duration,
         outputs,
         default_format,

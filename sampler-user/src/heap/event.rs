@@ -1,6 +1,6 @@
 //! From the bytes of the events ring to events.
 
-use sampler_ebpf::abi::{AllocationRecord, FreeRecord, ProcessRecord, StackRecord, kind};
+use sampler_ebpf::abi::{AllocationRecord, FreeRecord, ProcessRecord, StackRecord, UnmapRecord, kind};
 
 /// A record of the events ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -9,6 +9,8 @@ pub enum Event {
     Allocation(AllocationRecord),
     /// The free of one.
     Free(FreeRecord),
+    /// Addresses are mapped no longer.
+    Unmap(UnmapRecord),
     /// A target forked; the child's process id is in the record.
     Fork(ProcessRecord),
     /// A process replaced its program.
@@ -23,6 +25,7 @@ pub fn decode(bytes: &[u8]) -> Option<Event> {
     Some(match kind {
         kind::ALLOCATION => Event::Allocation(read(bytes)?),
         kind::FREE => Event::Free(read(bytes)?),
+        kind::UNMAP => Event::Unmap(read(bytes)?),
         kind::FORK => Event::Fork(read(bytes)?),
         kind::EXEC => Event::Exec(read(bytes)?),
         kind::EXIT => Event::Exit(read(bytes)?),
@@ -48,6 +51,8 @@ unsafe impl Record for AllocationRecord {}
 unsafe impl Record for FreeRecord {}
 // SAFETY: see the types.
 unsafe impl Record for ProcessRecord {}
+// SAFETY: see the types.
+unsafe impl Record for UnmapRecord {}
 // SAFETY: see the types.
 unsafe impl Record for StackRecord {}
 

@@ -8,6 +8,7 @@ use sampler_ebpf::trials::{SIZE_CLASSES, size_class};
 use slab::Slab;
 
 use super::ages::Ages;
+use super::mapped::MappedPieces;
 use super::sums::SampleSums;
 use crate::sampling::weight::inclusion;
 use crate::unwind::raw::RawStack;
@@ -16,6 +17,9 @@ use crate::unwind::raw::RawStack;
 fn weight_of(trials: u64, interval: u64) -> f64 {
     inclusion(trials, interval).map_or(0.0, |inclusion| inclusion.weight)
 }
+
+/// Pages are of this size or a multiple of it.
+const PAGE: u64 = 4096;
 
 /// Growth of the total in use at which a new peak is worth remembering.
 const PEAK_STEP: f64 = 1.02;
@@ -49,6 +53,8 @@ pub struct Sample {
     pub stack: Arc<RawStack>,
     /// Whether its free will be seen.
     pub tracked: bool,
+    /// It is a mapping, which goes by address and in parts.
+    pub mapped: bool,
 }
 
 /// What rows are told apart by. Stacks are compared by address: equal ones are one (the unwinder sees to it).
@@ -111,6 +117,7 @@ struct LiveSample {
     offset: u64,
     time_ns: u64,
     row: u32,
+    mapped: bool,
 }
 
 /// Everything known of all heaps.
@@ -119,6 +126,7 @@ pub struct Heap {
     rows: Slab<HeapRow>,
     index: HashMap<RowKey, u32>,
     spaces: HashMap<ProcessKey, HashMap<u64, LiveSample>>,
+    mappings: HashMap<ProcessKey, MappedPieces>,
     totals: Estimated,
     by_class: ClassCounts,
     peak_bytes: f64,
@@ -182,9 +190,16 @@ impl Heap {
             row.untracked += 1;
             return;
         }
+        if sample.mapped {
+            let end = sample.address.saturating_add(sample.size_bytes);
+            // The kernel maps whole pages, in place of whatever was there.
+            self.unmap(sample.space, sample.address, end.checked_next_multiple_of(PAGE).unwrap_or(end), sample.time_ns);
+            let pieces = self.mappings.entry(sample.space).or_default();
+            pieces.map(sample.address, end, sample.id, sample.time_ns);
+        }
         self.totals.inuse_bytes += bytes;
         self.totals.live_samples += 1;
-        row.live += 1;
+        self.rows[row_number as usize].live += 1;
         self.rising = true;
         let live = LiveSample {
             address: sample.address,
@@ -193,6 +208,7 @@ impl Heap {
             offset: sample.offset,
             time_ns: sample.time_ns,
             row: row_number,
+            mapped: sample.mapped,
         };
         self.spaces.entry(sample.space).or_default().insert(sample.id, live);
     }
@@ -232,6 +248,26 @@ impl Heap {
         self.rows[live.row as usize].ages.record(time_ns.saturating_sub(live.time_ns), weight, temporary);
     }
 
+    /// Addresses are mapped no longer since `time_ns`. A mapping shrinks by what it loses and keeps its weight; with its
+    /// last byte it is freed.
+    pub fn unmap(&mut self, space: ProcessKey, start: u64, end: u64, time_ns: u64) {
+        let Some(pieces) = self.mappings.get_mut(&space) else { return };
+        let lost = pieces.unmap(start, end, time_ns);
+        if !lost.is_empty() {
+            self.note_peak();
+        }
+        for (id, bytes) in lost {
+            let Some(live) = self.spaces.get_mut(&space).and_then(|samples| samples.get_mut(&id)) else { continue };
+            if live.size_bytes <= bytes {
+                self.free(space, id, time_ns, false);
+                continue;
+            }
+            live.size_bytes -= bytes;
+            let (trials, row) = (live.trials, live.row);
+            self.totals.inuse_bytes -= bytes as f64 * weight_of(trials, self.rows[row as usize].interval);
+        }
+    }
+
     /// Takes a block out of the running totals; returns its weight.
     fn forget(&mut self, live: &LiveSample) -> f64 {
         let row = &mut self.rows[live.row as usize];
@@ -245,6 +281,7 @@ impl Heap {
     /// A process ended: what lived in its address space counts as in use at its end. Returns the addresses.
     pub fn end(&mut self, space: ProcessKey) -> Vec<u64> {
         self.note_peak();
+        self.mappings.remove(&space);
         let samples = self.spaces.remove(&space).unwrap_or_default();
         for live in samples.values() {
             self.forget(live);
@@ -260,6 +297,7 @@ impl Heap {
     /// A process replaced its program: nothing of the old one is in use any more. Returns the addresses.
     pub fn replace(&mut self, space: ProcessKey) -> Vec<u64> {
         self.note_peak();
+        self.mappings.remove(&space);
         let samples = self.spaces.remove(&space).unwrap_or_default();
         for live in samples.values() {
             self.forget(live);
@@ -274,7 +312,8 @@ impl Heap {
         for (space, samples) in &mut self.spaces {
             let known = truth.get(space);
             samples.retain(|id, live| {
-                let lives = known.is_some_and(|ids| ids.contains(id));
+                // Mappings are not in that map: which parts of them are left is known here alone.
+                let lives = live.mapped || known.is_some_and(|ids| ids.contains(id));
                 if !lives {
                     gone.push(*live);
                 }

@@ -26,6 +26,7 @@ fn sample(id: u64, tgid: u32, size_bytes: u64, stack: &Arc<RawStack>) -> Sample 
         function: 0,
         stack: Arc::clone(stack),
         tracked: true,
+        mapped: false,
     }
 }
 
@@ -73,6 +74,28 @@ fn the_kernel_is_the_truth() {
     let truth = HashMap::from([(process(1), HashSet::from([2, 4, 99]))]);
     assert_eq!(heap.reconcile(&truth), 3);
     assert_eq!(inuse(&mut heap), [(2, 16.0)]);
+}
+
+#[test]
+fn mappings_shrink_and_are_replaced() {
+    let (mut heap, one) = (Heap::default(), stack());
+    let mapping = |id: u64, address: u64, size: u64| Sample {
+        address,
+        mapped: true,
+        trials: 2 * size,
+        ..sample(id, 1, size, &one)
+    };
+    heap.allocate(mapping(1, 4096, 3 * 4096));
+    heap.unmap(process(1), 2 * 4096, 3 * 4096, 5000);
+    assert_eq!(inuse(&mut heap), [(1, 8192.0)]);
+    assert_eq!(heap.estimated().inuse_bytes, 8192.0);
+    // Less than a page replaces all of it.
+    heap.allocate(mapping(6, 4096, 100));
+    assert_eq!(inuse(&mut heap), [(2, 4196.0)]);
+    assert_eq!(heap.reconcile(&HashMap::new()), 0, "the kernel's map of blocks does not know mappings");
+    heap.unmap(process(2), 0, u64::MAX, 9000);
+    heap.unmap(process(1), 0, u64::MAX, 9000);
+    assert_eq!((inuse(&mut heap), heap.estimated().live_samples), (vec![(0, 0.0)], 0));
 }
 
 #[test]

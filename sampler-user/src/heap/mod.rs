@@ -3,4 +3,5 @@
 pub mod ages;
 pub mod event;
 pub mod live;
+mod mapped;
 pub mod sums;

@@ -181,6 +181,7 @@ impl<'a> KernelBtf<'a> {
             signal_live: offset("signal_struct", "live")?,
             mm_owner: self.member_offset("mm_struct", "owner").unwrap_or(KernelOffsets::ABSENT),
             mm_start_stack: offset("mm_struct", "start_stack")?,
+            mm_brk: offset("mm_struct", "brk")?,
         })
     }
 }

@@ -5,6 +5,7 @@ mod filter;
 pub mod live_map;
 pub mod loader;
 pub mod log;
+pub mod mappings;
 pub mod object;
 pub mod programs;
 pub mod rings;

@@ -19,6 +19,7 @@ use crate::host::mappings::ModuleId;
 use crate::host::modules::{ModuleKind, ModuleSource};
 use crate::host::open::Unreadable;
 use crate::host::process::Target;
+use crate::kernel::mappings::MappingProbes;
 use crate::kernel::programs::Programs;
 use crate::kernel::steering::Steering;
 
@@ -27,6 +28,10 @@ const MOST_LATE: usize = 4096;
 
 /// Most remarks about files that could not be hooked.
 const MOST_REMARKS: usize = 8;
+
+/// What the profile says of `--mmap`.
+const MAPPINGS_NOTE: &str = "anonymous mappings are included (functions mmap, mremap and brk), but for those that an \
+                             allocator makes for itself: no byte counts twice";
 
 /// The probes of a recording.
 pub struct Attaching {
@@ -52,14 +57,14 @@ pub struct Attaching {
 
 impl Attaching {
     /// Nothing is attached yet.
-    pub fn new(plan: &RecordPlan, programs: Programs, steering: Steering) -> Self {
+    pub fn new(plan: &RecordPlan, programs: Programs, steering: Steering, mappings: Option<MappingProbes>) -> Self {
         let version = Limits::read().version.map_or((0, 0), |version| (version.major.into(), version.minor.into()));
         // Built for another machine, nothing of the kernel side would have loaded.
         let rules = KernelRules::of(Machine::host().unwrap_or(Machine::X86_64), version);
         Self {
             programs,
             steering,
-            hooks: Hooks::new(rules, Table::new(&plan.targets.allocators), plan.live),
+            hooks: Hooks::new(rules, Table::new(&plan.targets.allocators), plan.live).with_mappings(mappings),
             targets: TargetSet::default(),
             global: !plan.targets.are_named(),
             modules: HashMap::new(),
@@ -112,7 +117,8 @@ impl Attaching {
         if let Some(pid) = command {
             self.hook_before_exec(plan, pid)?;
         }
-        self.check_custom()
+        self.check_custom()?;
+        Ok(self.hooks.follow_mappings()?)
     }
 
     /// A custom allocator that lacks a function in a file that is there already is a mistake of whoever described it.
@@ -372,7 +378,13 @@ impl Attaching {
         }
         let unseen = self.custom.iter().filter(|custom| !self.hooks.has_seen(|path| custom.is_for(path)));
         let unseen = unseen.map(|custom| format!("--alloc: no target mapped a file {}", custom.file));
-        self.refused.iter().map(|reason| format!("not hooked: {reason}")).chain(unseen).chain(missed.remark())
+        let mappings = self.hooks.has_mappings().then(|| MAPPINGS_NOTE.to_owned());
+        self.refused
+            .iter()
+            .map(|reason| format!("not hooked: {reason}"))
+            .chain(unseen)
+            .chain(missed.remark())
+            .chain(mappings)
     }
 }
 

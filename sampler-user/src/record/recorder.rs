@@ -4,9 +4,10 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use sampler_ebpf::abi::{AllocationRecord, ProcessKey, stack_kind};
+use sampler_ebpf::abi::{AllocationRecord, ProcessKey, mapping, stack_kind};
 
 use super::accounting::DaemonCounters;
+use crate::attach::table::{BRK, MMAP, MREMAP};
 use crate::heap::event::{Event, decode, decode_stack};
 use crate::heap::live::{Heap, Sample};
 use crate::host::Host;
@@ -166,6 +167,9 @@ impl Recorder {
                 Some(Event::Free(record)) => {
                     self.heap.free(record.space, record.sample, record.time_ns, record.temporary != 0);
                 }
+                Some(Event::Unmap(record)) => {
+                    self.heap.unmap(record.space, record.start, record.end, record.time_ns);
+                }
                 Some(Event::Fork(record)) => lives.push(Life::Forked {
                     parent: record.process,
                     child: record.child_tgid,
@@ -206,9 +210,15 @@ impl Recorder {
             offset: record.offset,
             interval: record.interval,
             thread,
-            function: self.functions.get(record.site as usize).copied().unwrap_or(u16::MAX),
+            function: match record.site {
+                mapping::MMAP => MMAP,
+                mapping::MREMAP => MREMAP,
+                mapping::BRK => BRK,
+                site => self.functions.get(site as usize).copied().unwrap_or(u16::MAX),
+            },
             stack,
             tracked: record.untracked == 0,
+            mapped: matches!(record.site, mapping::MMAP | mapping::MREMAP | mapping::BRK),
         });
     }
 

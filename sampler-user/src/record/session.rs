@@ -26,6 +26,7 @@ use crate::kernel::KernelError;
 use crate::kernel::live_map::{LiveEntries, LiveMap};
 use crate::kernel::loader::Loader;
 use crate::kernel::log::KernelLog;
+use crate::kernel::mappings::MappingProbes;
 use crate::kernel::object;
 use crate::kernel::programs::Programs;
 use crate::kernel::rings::Ring;
@@ -101,6 +102,7 @@ impl Session {
         for (kind, why) in programs.refusals() {
             log::info!("this kernel has no {kind} links: {why}");
         }
+        let mappings = plan.mappings.then(|| MappingProbes::load(&loader)).transpose()?;
         let sampling = (plan.interval, plan.live);
         let governor = Governor::new(measured.ok(), plan.budget, plan.automatic, sampling, monotonic_ns());
         let governor = if plan.budget_is_default { governor.patient() } else { governor };
@@ -118,7 +120,7 @@ impl Session {
             descriptions: Descriptions::default(),
             retiring: HashSet::new(),
             retired_counts: Counters::default(),
-            attaching: Attaching::new(&plan, programs, steering),
+            attaching: Attaching::new(&plan, programs, steering, mappings),
             host,
             ended: Vec::new(),
             ended_counts: HashMap::new(),

@@ -1,0 +1,153 @@
+//! Mappings that programs make themselves (`--mmap`): mmap, munmap, mremap and brk, seen as system calls, so that programs
+//! without libc and allocators with system calls of their own are seen too.
+//!
+//! A call is looked at when its result is known. What an allocator maps for itself is not counted: allocation calls are
+//! awaited under `--mmap`, and system calls from below one in progress are inner ones.
+
+use core::ffi::c_void;
+
+use aya_ebpf::helpers::generated::bpf_get_current_task_btf;
+use sampler_ebpf::abi::{LiveValue, UnmapRecord, kind, mapping};
+use sampler_ebpf::trials;
+
+use crate::allocation;
+use crate::arch::{SystemCall, number};
+use crate::config::config;
+use crate::lifecycle;
+use crate::maps::{self, THREADS, read_kernel};
+use crate::output;
+use crate::pending::Pending;
+use crate::state::{self, ThreadState};
+
+const PAGE: u64 = 4096;
+const MAP_FIXED: u64 = 0x10;
+const MAP_ANONYMOUS: u64 = 0x20;
+const MREMAP_DONTUNMAP: u64 = 4;
+/// Results from here on are negative error numbers.
+const FIRST_ERROR: u64 = 4096_u64.wrapping_neg();
+
+/// The calling thread's state if it belongs to a target. System calls of every process of the host come by, and others
+/// get no state.
+#[inline(always)]
+fn state_of_target() -> Option<&'static mut ThreadState> {
+    if THREADS.current().is_none() && !state::is_target((state::unsafe_pid_tgid() >> 32) as u32) {
+        return None;
+    }
+    ThreadState::of_target()
+}
+
+/// `sys_enter(registers, number)`: when one of the four calls began, and where the heap of brk ended.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp/sys_enter")]
+pub extern "C" fn system_call_entry(ctx: *mut c_void) -> u32 {
+    let number = lifecycle::argument(ctx, 1);
+    if !matches!(number, number::MMAP | number::MUNMAP | number::MREMAP | number::BRK) {
+        return 0;
+    }
+    let Some(state) = state_of_target() else { return 0 };
+    state.mapping_ns = output::now();
+    state.mapping_brk = end_of_heap();
+    0
+}
+
+#[inline(always)]
+fn end_of_heap() -> u64 {
+    // SAFETY: no argument.
+    let task = unsafe { bpf_get_current_task_btf() } as u64;
+    let mm: u64 = read_kernel(task + config!(offsets.task_mm));
+    read_kernel(mm + config!(offsets.mm_brk))
+}
+
+/// `sys_exit(registers, result)`: what one of the four calls did.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp/sys_exit")]
+pub extern "C" fn system_call_exit(ctx: *mut c_void) -> u32 {
+    let (call, result) = (SystemCall(lifecycle::argument(ctx, 0)), lifecycle::argument(ctx, 1));
+    let number = call.number();
+    if !matches!(number, number::MMAP | number::MUNMAP | number::MREMAP | number::BRK)
+        || result >= FIRST_ERROR
+        || !call.is_native()
+    {
+        return 0;
+    }
+    let Some(state) = state_of_target() else { return 0 };
+    let (first, second, flags) = (call.argument(0), call.argument(1), call.argument(3));
+    let (gone, site, address, size) = match number {
+        // munmap(address, length)
+        number::MUNMAP => (pages(first, second), 0, 0, 0),
+        // mmap(address, length, protection, flags, …); a file's pages are no memory that the program asked for.
+        number::MMAP => {
+            let gone = if flags & MAP_FIXED != 0 { pages(result, second) } else { (0, 0) };
+            (gone, mapping::MMAP, result, if flags & MAP_ANONYMOUS != 0 { second } else { 0 })
+        }
+        // mremap(address, length, new length, flags, …): as realloc does, it frees the old range and allocates the new
+        // one. A length of 0 maps shared pages a second time.
+        number::MREMAP => {
+            let stays = flags & MREMAP_DONTUNMAP != 0 || second == 0;
+            let gone = if stays { (0, 0) } else { pages(first, second) };
+            (gone, mapping::MREMAP, result, call.argument(2))
+        }
+        // brk(end): returns the end of the heap, moved or not; to the byte, as what is above it is the next call's.
+        _ => {
+            let begin = state.mapping_brk;
+            if begin == 0 {
+                return 0;
+            }
+            ((result, begin), mapping::BRK, begin, if result > begin { result - begin } else { 0 })
+        }
+    };
+    if gone.0 < gone.1 {
+        submit_unmap(state, gone.0, gone.1);
+    }
+    if size != 0 {
+        mapped(ctx, &call, state, site, address, size);
+    }
+    0
+}
+
+/// Whole pages go, even if the length is not one of them.
+#[inline(always)]
+fn pages(address: u64, length: u64) -> (u64, u64) {
+    (address, address.wrapping_add(length).wrapping_add(PAGE - 1) & !(PAGE - 1))
+}
+
+/// Counts a mapping as an allocation, unless an allocator made it for itself.
+#[inline(always)]
+fn mapped(ctx: *mut c_void, call: &SystemCall, state: &mut ThreadState, site: u32, address: u64, size: u64) {
+    let registers = call.registers();
+    if state.is_below_outer(registers.sp) {
+        state.counters.inner += 1;
+        return;
+    }
+    let trials = trials::trials(config!(criterion), size, maps::trials_of_class);
+    let Some(success) = state.count_down(trials, size) else { return };
+    let sample = Pending {
+        sp: registers.sp,
+        size,
+        trials,
+        offset: success.offset,
+        interval: success.interval,
+        caller: registers.ip,
+        out: 0,
+        old_address: 0,
+        old: LiveValue::default(),
+        site,
+        sampled: 1,
+    };
+    // The daemon knows which parts of a mapping are left; the live map has whole blocks only.
+    allocation::report(ctx, &registers, state, &sample, address, false);
+}
+
+#[inline(always)]
+fn submit_unmap(state: &mut ThreadState, start: u64, end: u64) {
+    if config!(live) == 0 {
+        return;
+    }
+    let Some(record) = output::reserve::<UnmapRecord>(maps::events()) else {
+        state.counters.frees_lost += 1;
+        return;
+    };
+    *record =
+        UnmapRecord { kind: kind::UNMAP, tid: state.tid, space: state.space, start, end, time_ns: state.mapping_ns };
+    output::submit(record, maps::events(), config!(events_mark));
+}

@@ -1,0 +1,91 @@
+//! `--mmap`: what programs map themselves, every part of it, equals the truth at interval 1; and what an allocator maps
+//! for itself counts once.
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::turn;
+use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::program::{program, program_with};
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+use heapbpf_tests::truth::Truth;
+
+fn record(target: &mut Target, interval: u64, options: &[(&str, &str)]) -> (Profile, Stats, Truth) {
+    let recorder = Recorder::of(target.pid(), interval).flag("--mmap");
+    let recording = options.iter().fold(recorder, |it, (option, value)| it.option(option, value)).start();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    (profile, stats, truth)
+}
+
+fn exact(profile: &Profile, stats: &Stats, truth: &Truth, interval: u64) {
+    checks::sites(profile, truth, interval, Compare::All);
+    assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
+    assert_eq!(stats.lost(), 0, "{stats:?}");
+}
+
+/// Also by system calls of the program's own, and with every kind of link: each tells what malloc maps from the rest.
+#[test]
+fn every_part_of_every_mapping() {
+    let Some(_turn) = turn("every_part_of_every_mapping") else { return };
+    for link in ["session", "multi", "perf"] {
+        let mut target = Target::start(&program("mappings"), ["200"]);
+        let (profile, stats, truth) = record(&mut target, 1, &[("--link", link)]);
+        exact(&profile, &stats, &truth, 1);
+        assert!(stats.inner > 0, "malloc mapped nothing for itself: {stats:?}");
+        for function in ["mmap", "mremap", "brk", "malloc"] {
+            assert!(profile.stacks.iter().any(|stack| stack.function == function), "no {function}");
+        }
+    }
+}
+
+#[test]
+fn a_static_program() {
+    let Some(_turn) = turn("a_static_program") else { return };
+    let built = program_with("mappings", "mappings-static", &["-static"]);
+    let (profile, stats, truth) = record(&mut Target::start(&built, ["200"]), 1, &[]);
+    exact(&profile, &stats, &truth, 1);
+}
+
+/// Sampled, estimates lie where they should, those of what is left of partly unmapped mappings too.
+#[test]
+fn mappings_are_sampled() {
+    let Some(_turn) = turn("mappings_are_sampled") else { return };
+    for interval in [20_000, 200_000] {
+        let (profile, stats, truth) = record(&mut Target::start(&program("mappings"), ["600"]), interval, &[]);
+        exact(&profile, &stats, &truth, interval);
+    }
+}
+
+/// What pthread_create maps for their stacks comes on top of the sites.
+#[test]
+fn mappings_of_threads() {
+    let Some(_turn) = turn("mappings_of_threads") else { return };
+    let (profile, stats, truth) = record(&mut Target::start(&program("mappings"), ["200", "threads"]), 1, &[]);
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert!(stats.exact_alloc_bytes > truth.bytes() + 2 * (64 << 10), "{stats:?}");
+}
+
+#[test]
+fn mappings_of_a_child() {
+    let Some(_turn) = turn("mappings_of_a_child") else { return };
+    let mut target = Target::start(&program("mappings"), ["200", "child"]);
+    let mut recording = Recorder::of(target.pid(), 1).flag("--mmap").start();
+    target.go();
+    target.step();
+    recording.await_more_links();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    exact(&profile, &stats, &truth, 1);
+}
+
+/// Nobody who does not ask for them has them.
+#[test]
+fn mappings_are_left_alone_by_default() {
+    let Some(_turn) = turn("mappings_are_left_alone_by_default") else { return };
+    let mut target = Target::start(&program("mappings"), ["50"]);
+    let recording = Recorder::of(target.pid(), 1).start();
+    let mut truth = target.run();
+    truth.sites.retain(|site| site.site == "site_06");
+    let (profile, stats) = recording.stop().results();
+    exact(&profile, &stats, &truth, 1);
+}
