@@ -43,6 +43,7 @@ fn main() -> anyhow::Result<()> {
                 function: 0,
                 stack: Arc::clone(&stacks[(id % STACKS) as usize]),
                 tracked: true,
+                mapped: false,
             });
         }
         let allocated = start.elapsed();

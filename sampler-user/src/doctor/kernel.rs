@@ -9,6 +9,7 @@ use crate::host::events::HostEvents;
 use crate::host::limits::{CAPABILITIES, Limits};
 use crate::host::perf_ring::RingOptions;
 use crate::kernel::loader::{Loader, MapSizes};
+use crate::kernel::mappings::MappingProbes;
 use crate::kernel::programs::Programs;
 use crate::kernel::steering::Steering;
 use crate::kernel::{KernelError, object};
@@ -169,6 +170,9 @@ fn load(checks: &mut Vec<Check>) -> Option<(Programs, Steering)> {
         checks.push(outcome(name, false, programs.as_ref().map(|_| detail.to_owned()).map_err(first_line)));
         best = best.or_else(|| programs.ok());
     }
+    let mappings = MappingProbes::load(&loader).and_then(|mut probes| probes.link());
+    let detail = mappings.map(|()| "for --mmap".to_owned()).map_err(|error| first_line(&error));
+    checks.push(outcome("system calls", false, detail));
     checks.push(Check {
         name: "probes",
         ok: best.is_some(),

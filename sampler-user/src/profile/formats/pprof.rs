@@ -120,8 +120,11 @@ fn clamp(value: u128) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
 
+/// Functions of rows that are no allocator's: mappings that a program made itself.
+const MAPPING_FUNCTIONS: [&str; 3] = ["mmap", "mremap", "brk"];
+
 fn labels(profile: &Profile, row: &Row, strings: &mut Strings) -> Vec<proto::Label> {
-    let mut labels = Vec::with_capacity(4);
+    let mut labels = Vec::with_capacity(5);
     let mut text = |key: &str, value: &str| {
         if !value.is_empty() {
             labels.push(proto::Label { key: strings.id(key), str: strings.id(value), ..Default::default() });
@@ -130,6 +133,7 @@ fn labels(profile: &Profile, row: &Row, strings: &mut Strings) -> Vec<proto::Lab
     let process = profile.processes.get(row.process);
     text("comm", process.map_or("", |process| &process.comm));
     text("thread", &row.thread);
+    text("source", if MAPPING_FUNCTIONS.contains(&&*row.function) { "mmap" } else { "" });
     text("incomplete", row.stack.cut.as_deref().unwrap_or(""));
     if let Some(process) = process {
         let num = process.pid.into();
