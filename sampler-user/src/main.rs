@@ -49,6 +49,6 @@ fn start(args: &cli::args::RecordArgs) -> anyhow::Result<u8> {
 }
 
 fn serve(args: &cli::args::RecordArgs) -> anyhow::Result<u8> {
-    plan::check_serves(args)?;
+    cli::pipelines::check_serves(args)?;
     start(args)
 }

@@ -272,3 +272,23 @@ fn one_that_is_away_for_ever_costs_bounded_disk() {
     assert_eq!(gaps, 1, "between the two recordings: {parts:?}");
     assert_eq!(size(folder.path()), 0);
 }
+
+#[test]
+fn destinations_are_judged_before_anything_is_attached() {
+    let Some(_turn) = turn("destinations_are_judged_before_anything_is_attached") else { return };
+    let target = Target::start(&program("pairs"), ["1000"]);
+    let refused = |options: &[(&str, &str)]| {
+        let recorder = Recorder::of(target.pid(), 4096).without_outputs();
+        options.iter().fold(recorder, |recorder, (option, value)| recorder.option(option, value)).refused()
+    };
+    for url in ["nonsense", "ftp://host/", "http://", "http://host:port/", "https://host/", "otlp+grpc:///"] {
+        let refused = refused(&[("--push", url)]);
+        refused.check(2, &["known are otlp+http://HOST:4318"]);
+        assert!(refused.stderr.contains(url.trim_end_matches('/')), "{url}: {}", refused.stderr);
+    }
+    let url = "http://127.0.0.1:9/x";
+    refused(&[("--push", url), ("--push", url)]).check(2, &["named twice"]);
+    refused(&[("--push", url), ("--spool", "/proc/nowhere")]).check(1, &["/proc/nowhere"]);
+    refused(&[("--push", url), ("--push-every", "0s")]).check(2, &["--push-every"]);
+    refused(&[("--spool", "anywhere")]).check(2, &["--push"]);
+}

@@ -5,6 +5,7 @@ pub mod args;
 pub mod compare;
 pub mod doctor;
 pub mod log;
+pub mod pipelines;
 pub mod plan;
 pub mod preview;
 pub mod report;

@@ -11,7 +11,8 @@ use sampler_ebpf::abi::{Config, stack_kind, target_rule};
 use sampler_ebpf::glob::NAME_BYTES;
 
 use super::allocators::{self, AllocatorError};
-use super::args::{Color, Link, RecordArgs, ServeArgs, SnapshotArgs, TargetArgs, Unwind};
+use super::args::{Color, Link, RecordArgs, TargetArgs, Unwind};
+use super::pipelines;
 use super::values::{Interval, Overhead};
 use crate::attach::CustomAllocator;
 use crate::attach::libraries::find_program;
@@ -28,7 +29,7 @@ use crate::record::TriggerOptions;
 use crate::sampling::plan::{ClassPlan, ClassPlanError};
 use crate::sampling::size_classes::{CLASS_INTERVAL, ClassRule};
 use crate::serve::listen::{Listen, ListenError};
-use crate::serve::push::{PushError, PushPlan, SpoolOptions};
+use crate::serve::push::{PushError, PushPlan};
 use crate::symbols::symbolizer::Options;
 use crate::view::units;
 
@@ -202,7 +203,7 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
         Some(name) => formats::by_name(name)?,
         None => formats::by_name("pprof")?,
     };
-    let outputs = outputs(args)?;
+    let outputs = pipelines::outputs(args)?;
     let (interval, classes) = sampling(args)?;
     if args.no_live && At::from(args.at) == At::Peak {
         return Err(PlanError::Usage("--at peak is about what is in use, which --no-live leaves out".into()));
@@ -234,7 +235,7 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
         Some(address) => Some(Listen::open(address, args.serve.token_file.as_deref())?),
         None => None,
     };
-    let push = push(&args.serve)?;
+    let push = pipelines::push(&args.serve)?;
     if outputs.is_empty() && listen.is_none() && push.is_none() {
         output::check_new_file(Path::new(&format!("heapbpf.{}.probe", std::process::id())), false)?;
     }
@@ -384,52 +385,12 @@ impl RecordPlan {
     }
 }
 
-fn push(args: &ServeArgs) -> Result<Option<PushPlan>, PlanError> {
-    if args.push.is_empty() {
-        return Ok(None);
-    }
-    let spool = args.spool.as_ref().map(|folder| SpoolOptions { folder: folder.clone(), most_bytes: args.spool_bytes });
-    Ok(Some(PushPlan::open(&args.push, args.push_every, spool.as_ref())?))
-}
-
-/// Whether `heapbpf serve` was told where.
-///
-/// # Errors
-/// It was not.
-pub fn check_serves(args: &RecordArgs) -> Result<(), PlanError> {
-    if args.serve.listen.is_none() && args.serve.push.is_empty() {
-        return Err(PlanError::Usage(
-            "serve needs an address: --listen 127.0.0.1:6060, for example (or --push URL)".into(),
-        ));
-    }
-    Ok(())
-}
-
 /// Whether a command can be started at all, before anything is attached for it.
 fn check_program(program: &OsStr) -> Result<(), PlanError> {
     let name = program.to_string_lossy();
     let path = find_program(program).ok_or_else(|| PlanError::Blocked(format!("there is no command {name}")))?;
     let executable = path.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0);
     if executable { Ok(()) } else { Err(PlanError::Blocked(format!("{name} cannot be executed: no permission"))) }
-}
-
-fn outputs(args: &RecordArgs) -> Result<Vec<Output>, PlanError> {
-    let SnapshotArgs { every, at_bytes, at_peak, at_limit, .. } = args.snapshots;
-    let snapshots = every.is_some() || at_bytes.is_some() || at_peak || at_limit;
-    if snapshots && args.outputs.iter().any(|path| path.as_os_str() == output::STANDARD_OUTPUT) {
-        return Err(PlanError::Usage(
-            "--every, --at-bytes, --at-peak and --at-limit write files: name one with -o instead of -".into(),
-        ));
-    }
-    let mut outputs = Vec::new();
-    for path in &args.outputs {
-        let format = formats::choose(path, args.format.as_deref())?;
-        outputs.push(Output::new(path, format, args.force));
-    }
-    if outputs.iter().filter(|output| output.is_standard_output()).count() > 1 {
-        return Err(PlanError::Usage("-o -: standard output takes one profile".into()));
-    }
-    Ok(outputs)
 }
 
 type Rules = (Vec<Target>, [u8; NAME_BYTES], Option<Cgroup>);
@@ -515,6 +476,8 @@ mod tests {
             (&["--all", "--ring-bytes", "0"], "range"),
             (&["--all", "-i", "@x.json"], "--criterion size-class"),
             (&["--all", "--no-live", "--at", "peak"], "--no-live"),
+            (&["--all", "--no-live", "--at-bytes", "1GiB"], "--no-live"),
+            (&["--all", "--no-live", "--at-peak"], "--no-live"),
             (&["--comm", "a-name-of-17-byte"], "pattern"),
         ] {
             let (message, status) = refusal(words);

@@ -38,6 +38,13 @@ pub struct DestinationError {
     reason: String,
 }
 
+impl DestinationError {
+    /// The same destination is named twice.
+    pub fn twice(destination: &Destination) -> Self {
+        Self { url: destination.shown(), reason: "it is named twice, and would get every profile twice".into() }
+    }
+}
+
 const KNOWN: &str = "known are otlp+http://HOST:4318, otlp+grpc://HOST:4317, pyroscope://HOST:4040 (/ingest), \
     pyroscope-push://HOST:4040 (push API) and http://HOST/PATH (a POST of the pprof)";
 
@@ -62,6 +69,9 @@ impl Destination {
         };
         let (authority, _) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
         let (user, host) = authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user), host));
+        if host.is_empty() {
+            return Err(failed("it has no host"));
+        }
         let uri: Uri = format!("http://{host}{}", &rest[authority.len()..])
             .parse()
             .map_err(|error: ureq::http::uri::InvalidUri| failed(&error.to_string()))?;

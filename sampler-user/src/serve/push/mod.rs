@@ -67,6 +67,9 @@ impl PushPlan {
         let mut destinations: Vec<(Destination, Queue)> = Vec::new();
         for url in urls {
             let destination = Destination::parse(url)?;
+            if destinations.iter().any(|(known, _)| known.shown() == destination.shown()) {
+                return Err(DestinationError::twice(&destination).into());
+            }
             let queue = match spool {
                 Some(spool) => Queue::on_disk(spool, &destination.shown())?,
                 None => Queue::in_memory(),
