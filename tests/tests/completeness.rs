@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use heapbpf_tests::environment::{programs_folder, skipped, tool, tool_or_install, turn};
@@ -206,6 +206,62 @@ fn node_names_its_own_code() {
     assert!(both * 10 > all * 8, "{both} of {all}");
     target.end();
     let _ = std::fs::remove_file(map);
+}
+
+/// A script whose process has ended before the profile is made: its functions are named all the same.
+#[test]
+fn code_made_at_run_time_is_named_after_the_end() {
+    let case = "code_made_at_run_time_is_named_after_the_end";
+    let Some(_turn) = turn(case) else { return };
+    let Some(node) = tool("node") else { return skipped(case, "no /usr/bin/node (Debian: nodejs)") };
+    let script = "function innermost(n) { return new Uint8Array(3000 + n).length; }
+        function middle(n) { let sum = 0; for (let i = 0; i < n; i++) sum += innermost(i % 100); return sum; }
+        let total = 0;
+        for (let k = 0; k < 20; k++) total += middle(500);";
+    let words = ["--perf-basic-prof", "--interpreted-frames-native-stack", "-e", script];
+    let outcome = Recorder::new().interval(32 << 10).command(&node, words).start().finish();
+    let (profile, _) = outcome.results();
+    let process = profile.processes.iter().find(|process| process.comm.starts_with("node")).expect("node");
+    assert!(process.ended);
+    let below: Vec<&Stack> = profile.stacks.iter().filter(|stack| stack.has("Builtins_JSEntry")).collect();
+    let named = below.iter().filter(|stack| {
+        let mut names = stack.frames.iter().filter_map(|frame| frame.function.as_deref());
+        names.any(|name| name.starts_with("JS:") && name.contains("middle"))
+    });
+    let samples = |stacks: &mut dyn Iterator<Item = &&Stack>| stacks.map(|stack| stack.samples).sum::<u64>();
+    let (named, all) = (samples(&mut named.into_iter()), samples(&mut below.iter()));
+    println!("{case}: {named} of {all} samples below the script name its function");
+    assert!(named * 10 > all * 8 && all > 100, "{named} of {all}");
+    let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", process.pid));
+}
+
+/// A Python that makes perf trampolines (3.12 and later): a named one, the distribution's, or one of pyenv's.
+fn python_with_perf() -> Option<PathBuf> {
+    let named = std::env::var_os("HEAPBPF_TEST_PYTHON").map(PathBuf::from);
+    let installed = ["python3.14", "python3.13", "python3.12", "python3"].into_iter().filter_map(tool);
+    let home = std::env::var_os("HOME").map(PathBuf::from).unwrap_or_default();
+    let versions = std::fs::read_dir(home.join(".pyenv/versions")).into_iter().flatten().flatten();
+    let others = versions.map(|version| version.path().join("bin/python3"));
+    named.into_iter().chain(installed).chain(others).find(|python| {
+        let script = "import sys; sys.exit(not sys.is_stack_trampoline_active())";
+        Command::new(python).args(["-X", "perf", "-c", script]).output().is_ok_and(|output| output.status.success())
+    })
+}
+
+/// Python's functions run in trampolines that have neither unwind information nor a frame pointer: stacks go through
+/// them, and they are named after the process's end.
+#[test]
+fn python_names_its_functions_by_trampolines() {
+    let case = "python_names_its_functions_by_trampolines";
+    let Some(_turn) = turn(case) else { return };
+    let Some(python) = python_with_perf() else { return skipped(case, "no Python 3.12 or later with -X perf") };
+    let script = "def innermost(n): return bytearray(3000 + n)\ndef middle(n):\n  for i in range(n): innermost(i % 100)\n\
+                  for k in range(20): middle(500)";
+    let outcome = Recorder::new().interval(32 << 10).command(&python, ["-X", "perf", "-c", script]).start().finish();
+    let path: &[&str] = &["py::innermost:<string>", "py::middle:<string>", "py::<module>:<string>", "Py_BytesMain"];
+    let comm = python.file_name().and_then(|name| name.to_str()).expect("our own names");
+    let profile = check(case, comm, &outcome, &[path]);
+    let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", profile.processes[0].pid));
 }
 
 /// The known call paths of programs that need nothing but a command line.

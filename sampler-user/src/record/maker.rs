@@ -9,6 +9,7 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::accounting;
 use super::naming::Naming;
+use super::own_code::OwnCode;
 use super::residue::Residue;
 use super::snapshot::{Detail, Retired, Snapshot, SnapshotRow};
 use crate::cli::plan::RecordPlan;
@@ -38,6 +39,7 @@ type Then = Box<dyn FnOnce(Made) + Send>;
 enum Job {
     Make(Box<Snapshot>, Then),
     Retire(Box<Retired>),
+    OwnCode(ProcessKey, OwnCode),
 }
 
 /// The thread that makes profiles. It ends when this is dropped, after what it was given.
@@ -66,6 +68,11 @@ impl Maker {
         let _ = self.jobs.send(Job::Make(Box::new(snapshot), Box::new(then)));
     }
 
+    /// Makes sure of the names of a process's own code while it runs.
+    pub fn open_own_code(&self, process: ProcessKey, own: OwnCode) {
+        let _ = self.jobs.send(Job::OwnCode(process, own));
+    }
+
     /// Puts ended processes with the residue.
     pub fn retire(&self, retired: Retired) {
         let _ = self.jobs.send(Job::Retire(Box::new(retired)));
@@ -85,6 +92,7 @@ impl Worker {
             match job {
                 Job::Make(snapshot, then) => then(self.make(*snapshot)),
                 Job::Retire(retired) => self.retire(*retired),
+                Job::OwnCode(process, own) => self.naming.open_own_code(process, own),
             }
         }
     }
@@ -152,6 +160,7 @@ impl Worker {
             let row = self.row(row);
             self.residue.add_row(program, &row);
         }
+        self.naming.forget_processes(&retired.keys);
     }
 }
 

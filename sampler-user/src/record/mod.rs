@@ -10,6 +10,7 @@ pub mod maker;
 mod memory_limits;
 pub mod naming;
 mod notify;
+mod own_code;
 mod recorder;
 pub mod requests;
 mod residue;

@@ -2,16 +2,16 @@
 //! what snapshots bring.
 
 use std::collections::{HashMap, HashSet};
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use sampler_ebpf::abi::ProcessKey;
 
+use super::own_code::{OwnCode, OwnCodeMaps};
 use super::snapshot::Unnamed;
 use crate::host::mappings::ModuleId;
 use crate::profile::model::{Module, Stack};
 use crate::symbols::finish::Finisher;
-use crate::symbols::perf_map::{Limits, PerfMap};
+use crate::symbols::perf_map::PerfMap;
 use crate::symbols::symbolizer::{Options, Symbolizer};
 use crate::unwind::image::{Image, ModuleFiles};
 use crate::unwind::raw::RawStack;
@@ -43,17 +43,6 @@ pub struct ModuleFacts {
     pub file_offset: u64,
 }
 
-/// Where a process's map of its own code is looked for.
-#[derive(Clone, Copy, Debug)]
-pub struct OwnCode {
-    /// Process id, for the way into its mount namespace.
-    pub pid: u32,
-    /// Process id as it sees it.
-    pub namespace_pid: u32,
-    /// User that must own the map.
-    pub owner: u32,
-}
-
 /// Modules that snapshots told of. Bytes are given back after each batch: what is kept open is the host's to decide.
 #[derive(Default)]
 struct KnownModules(HashMap<ModuleId, ModuleFacts>);
@@ -81,6 +70,7 @@ pub struct Naming {
     symbolizer: Symbolizer,
     enabled: bool,
     known: KnownModules,
+    own_code: OwnCodeMaps,
     modules: Vec<Module>,
     numbers: HashMap<ModuleId, usize>,
     /// Finished stacks; the raw one is kept so that its address stays its own.
@@ -100,6 +90,7 @@ impl Naming {
             symbolizer: Symbolizer::new(options),
             enabled,
             known: KnownModules::default(),
+            own_code: OwnCodeMaps::default(),
             modules: Vec::new(),
             numbers: HashMap::new(),
             finished: HashMap::new(),
@@ -124,7 +115,11 @@ impl Naming {
         let mut own_names: HashMap<ProcessKey, OwnNames> = HashMap::new();
         for unnamed in new {
             let own = facts.own_code.get(&unnamed.process).filter(|_| self.enabled);
-            let own = own.map(|own| &*own_names.entry(unnamed.process).or_insert_with(|| read_perf_map(own)));
+            let read = |own: &OwnCode| match self.own_code.read(unnamed.process, *own) {
+                Ok(map) => OwnNames { map: Some(map), reason: None },
+                Err(error) => OwnNames { map: None, reason: Some(error.to_string()) },
+            };
+            let own = own.map(|own| &*own_names.entry(unnamed.process).or_insert_with(|| read(own)));
             let finisher = Finisher {
                 symbolizer: &self.symbolizer,
                 modules: &self.known,
@@ -138,6 +133,18 @@ impl Naming {
         for facts in self.known.0.values_mut() {
             facts.image = Err("it is not known any more".into());
         }
+    }
+
+    /// Makes sure of the names of a process's own code while it runs.
+    pub fn open_own_code(&mut self, process: ProcessKey, own: OwnCode) {
+        if self.enabled {
+            self.own_code.open(process, own);
+        }
+    }
+
+    /// Nothing more will be asked of these processes.
+    pub fn forget_processes<'a>(&mut self, processes: impl IntoIterator<Item = &'a ProcessKey>) {
+        self.own_code.close(processes);
     }
 
     fn number(&mut self, module: ModuleId, facts: &ModuleFacts) {
@@ -169,14 +176,5 @@ impl Naming {
     /// Modules that named stacks refer to.
     pub fn modules(&self) -> &[Module] {
         &self.modules
-    }
-}
-
-/// The map of a process's own code, from inside its mount namespace.
-fn read_perf_map(own: &OwnCode) -> OwnNames {
-    let root = PathBuf::from(format!("/proc/{}/root", own.pid));
-    match PerfMap::read(&root, own.namespace_pid, own.owner, Limits::default()) {
-        Ok(map) => OwnNames { map: Some(map), reason: None },
-        Err(error) => OwnNames { map: None, reason: Some(error.to_string()) },
     }
 }

@@ -79,6 +79,9 @@ pub struct Recorder {
     /// The address space of a process that nothing is known of.
     nowhere: AddressSpace,
     behind: bool,
+    /// Processes that run code of their own making.
+    code_makers: HashSet<ProcessKey>,
+    new_code_makers: Vec<(ProcessKey, u64)>,
 }
 
 impl Recorder {
@@ -100,6 +103,8 @@ impl Recorder {
             callers: HashMap::new(),
             nowhere: AddressSpace::default(),
             behind: false,
+            code_makers: HashSet::new(),
+            new_code_makers: Vec::new(),
         }
     }
 
@@ -146,6 +151,9 @@ impl Recorder {
             let space = lives.at(head.space.tgid, head.time_ns).map_or(&self.nowhere, |life| &life.space);
             let at = AtTime::new(space, head.time_ns);
             let stack = self.unwinder.unwind(modules, &at.view(head.space), capture);
+            if !self.unwinder.was_repeated() && stack.has_own_code(modules) {
+                self.makes_code(head.space, head.time_ns);
+            }
             self.arrived.insert(head.sample, stack);
         }
         count
@@ -233,8 +241,22 @@ impl Recorder {
         let at = self.at_time(record, host);
         let stack = frame_pointer::from_kernel(&at.view(record.space), record.caller, &addresses, self.max_depth);
         let stack = Arc::new(stack);
+        if stack.has_own_code(host.modules()) {
+            self.makes_code(record.space, record.time_ns);
+        }
         self.walked.insert(key, Arc::clone(&stack));
         stack
+    }
+
+    fn makes_code(&mut self, process: ProcessKey, time_ns: u64) {
+        if self.code_makers.insert(process) {
+            self.new_code_makers.push((process, time_ns));
+        }
+    }
+
+    /// Processes that were seen to run code of their own making, with the time, since the last call.
+    pub fn take_code_makers(&mut self) -> Vec<(ProcessKey, u64)> {
+        std::mem::take(&mut self.new_code_makers)
     }
 
     /// A stack of the caller alone.
@@ -289,6 +311,7 @@ impl Recorder {
     /// Drops what is kept of processes that have ended.
     pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
         self.processes.retain(|process, _| !ended.contains(process));
+        self.code_makers.retain(|process| !ended.contains(process));
         self.walked.retain(|(process, ..), _| !ended.contains(process));
         self.callers.retain(|(process, _), _| !ended.contains(process));
         if self.thread_names.len() > MOST_THREAD_NAMES {

@@ -16,7 +16,7 @@ use super::governor::Governor;
 use super::maker::{Made, Maker};
 use super::recorder::{Life, Recorder};
 use super::requests::Request;
-use super::snapshot::{Content, Detail, Parts, Snapshot};
+use super::snapshot::{self, Content, Detail, Parts, Snapshot};
 use crate::cli::plan::RecordPlan;
 use crate::cost::cpu_time::CpuTime;
 use crate::cost::measure;
@@ -174,6 +174,10 @@ impl Session {
             self.recorder.set_functions(self.attaching.hooks.functions());
         }
         let records = self.recorder.drain(&mut self.events, &mut self.stacks, &mut self.host, &mut self.lives);
+        for (process, time_ns) in self.recorder.take_code_makers() {
+            let own = snapshot::own_code_of(process, time_ns, &mut self.host);
+            self.maker.open_own_code(process, own);
+        }
         for life in std::mem::take(&mut self.lives) {
             self.apply(life);
         }

@@ -9,13 +9,14 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::attaching::Attaching;
 use super::describe::Descriptions;
-use super::naming::{Facts, ModuleFacts, OwnCode};
+use super::naming::{Facts, ModuleFacts};
+use super::own_code::OwnCode;
 use super::recorder::Recorder;
 use crate::heap::ages::Ages;
 use crate::heap::live::HeapRow;
 use crate::heap::sums::SampleSums;
 use crate::host::Host;
-use crate::host::events::monotonic_ns;
+use crate::host::events::{monotonic_ns, suspended_ns};
 use crate::host::mappings::ModuleId;
 use crate::kernel::totals::Counts;
 use crate::profile::model::Process;
@@ -277,17 +278,12 @@ struct Gather {
 impl Gather {
     fn row(&mut self, row: &HeapRow, host: &Host) {
         for frame in &row.stack.frames {
-            match frame.module {
-                Some(module) => {
-                    self.modules.entry(module).or_insert((row.process, row.first_ns, frame.address));
-                    if ModuleFiles::is_anonymous(host.modules(), module) {
-                        self.own_code.insert(row.process, row.first_ns);
-                    }
-                }
-                None => {
-                    self.own_code.insert(row.process, row.first_ns);
-                }
+            if let Some(module) = frame.module {
+                self.modules.entry(module).or_insert((row.process, row.first_ns, frame.address));
             }
+        }
+        if row.stack.has_own_code(host.modules()) {
+            self.own_code.insert(row.process, row.first_ns);
         }
     }
 
@@ -316,12 +312,18 @@ impl Gather {
             );
         }
         for (process, time_ns) in self.own_code {
-            let life = host.lives().at(process.tgid, time_ns).map(|life| life.id);
-            let info = life.and_then(|life| host.describe(life));
-            let namespace_pid = info.as_ref().and_then(|info| info.namespace_pid).unwrap_or(process.tgid);
-            let owner = info.map_or(0, |info| info.uid);
-            facts.own_code.insert(process, OwnCode { pid: process.tgid, namespace_pid, owner });
+            facts.own_code.insert(process, own_code_of(process, time_ns, host));
         }
         facts
     }
+}
+
+/// Where the names of a process's own code are.
+pub fn own_code_of(process: ProcessKey, time_ns: u64, host: &mut Host) -> OwnCode {
+    let life = host.lives().at(process.tgid, time_ns).map(|life| life.id);
+    let info = life.and_then(|life| host.describe(life));
+    let namespace_pid = info.as_ref().and_then(|info| info.namespace_pid).unwrap_or(process.tgid);
+    let age = monotonic_ns().checked_add(suspended_ns()).and_then(|now| now.checked_sub(process.start_ns));
+    let started = age.and_then(|age_ns| SystemTime::now().checked_sub(Duration::from_nanos(age_ns)));
+    OwnCode { pid: process.tgid, namespace_pid, owner: info.map_or(0, |info| info.uid), started }
 }

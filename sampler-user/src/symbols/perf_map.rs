@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs::File;
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Seek};
 use std::os::fd::{AsRawFd, FromRawFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -61,13 +61,13 @@ pub struct PerfMap {
 }
 
 impl PerfMap {
-    /// Reads the map of a process from below `root` (`/proc/PID/root`, or `/` for one that has ended and shared our
-    /// mounts). `namespace_pid` is the process's id in its own pid namespace, `owner` its user id: a map that neither
-    /// this user nor root wrote is refused, as anybody may write to /tmp.
+    /// Opens the map of a process below `root` (`/proc/PID/root`, or a descriptor of that). `namespace_pid` is the
+    /// process's id in its own pid namespace, `owner` its user id: a map that neither this user nor root wrote is
+    /// refused, as anybody may write to /tmp.
     ///
     /// # Errors
     /// [`PerfMapError`]; usually there simply is none.
-    pub fn read(root: &Path, namespace_pid: u32, owner: u32, limits: Limits) -> Result<Self, PerfMapError> {
+    pub fn open(root: &Path, namespace_pid: u32, owner: u32) -> Result<File, PerfMapError> {
         let path = format!("tmp/perf-{namespace_pid}.map");
         let file = open_below(root, &path).map_err(|source| PerfMapError::Io { path: path.clone(), source })?;
         let metadata = file.metadata().map_err(|source| PerfMapError::Io { path: path.clone(), source })?;
@@ -77,7 +77,16 @@ impl PerfMap {
         if metadata.uid() != owner && metadata.uid() != 0 {
             return Err(PerfMapError::Refused { path, what: "belongs to another user" });
         }
-        Self::parse(file, limits).map_err(|source| PerfMapError::Io { path, source })
+        Ok(file)
+    }
+
+    /// Reads an open map from its beginning, as it is now.
+    ///
+    /// # Errors
+    /// [`PerfMapError::Io`].
+    pub fn read(mut file: &File, namespace_pid: u32, limits: Limits) -> Result<Self, PerfMapError> {
+        let read = file.rewind().and_then(|()| Self::parse(file, limits));
+        read.map_err(|source| PerfMapError::Io { path: format!("tmp/perf-{namespace_pid}.map"), source })
     }
 
     /// Parses a map. Where entries overlap, the later one counts: code is moved and replaced.
@@ -282,8 +291,18 @@ mod tests {
         std::fs::write(tmp.join("perf-7.map"), "10 10 inside\n").expect("write");
         // SAFETY: no preconditions.
         let me = unsafe { libc::geteuid() };
-        let read = |pid, owner| PerfMap::read(root.path(), pid, owner, Limits::default());
+        let read = |pid, owner| {
+            let file = PerfMap::open(root.path(), pid, owner)?;
+            PerfMap::read(&file, pid, Limits::default())
+        };
         assert_eq!(read(7, me).expect("own").len(), 1);
+        // What was opened is read to its end, whatever became of the name.
+        let file = PerfMap::open(root.path(), 7, me).expect("own");
+        std::fs::write(tmp.join("perf-7.map"), "10 10 inside\n20 10 more\n").expect("write");
+        std::fs::remove_file(tmp.join("perf-7.map")).expect("our own");
+        assert_eq!(PerfMap::read(&file, 7, Limits::default()).expect("open").len(), 2);
+        assert_eq!(PerfMap::read(&file, 7, Limits::default()).expect("again").len(), 2);
+        std::fs::write(tmp.join("perf-7.map"), "10 10 inside\n").expect("write");
         if me != 0 {
             assert!(matches!(read(7, me + 1), Err(PerfMapError::Refused { .. })));
         }

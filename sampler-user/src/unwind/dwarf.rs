@@ -16,6 +16,7 @@ use super::memory::{Missing, Reads, StackMemory};
 use super::raw::{Completeness, RawFrame, RawStack, Reason, SpaceView, UnwinderKind};
 use super::rule::{FoundRule, Rule, RuleCache};
 use super::state::{State, StepError};
+use super::trampoline;
 use crate::host::mappings::{Mapping, ModuleId};
 use sampler_ebpf::abi::{AwaitedReturn, Registers};
 
@@ -96,6 +97,7 @@ pub struct Unwinder {
     reads: Reads,
     frames: Vec<RawFrame>,
     statistics: Statistics,
+    was_repeated: bool,
 }
 
 impl Default for Unwinder {
@@ -116,6 +118,7 @@ impl Unwinder {
             reads: Reads::default(),
             frames: Vec::new(),
             statistics: Statistics::default(),
+            was_repeated: false,
         }
     }
 
@@ -125,7 +128,9 @@ impl Unwinder {
         // With hidden return addresses the walk depends on more than what it reads.
         let generation = space.generation.filter(|_| !capture.hides_returns());
         let key = generation.map(|generation| StackKey { space: space.key, generation, registers: *capture.registers });
-        let stack = match key.and_then(|key| self.stacks.get(&key, capture.stack)) {
+        let kept = key.and_then(|key| self.stacks.get(&key, capture.stack));
+        self.was_repeated = kept.is_some();
+        let stack = match kept {
             Some(stack) => {
                 self.statistics.repeated += 1;
                 stack
@@ -143,6 +148,11 @@ impl Unwinder {
         };
         self.statistics.complete += u64::from(stack.completeness == Completeness::Complete);
         stack
+    }
+
+    /// Whether the last stack was found in the cache.
+    pub const fn was_repeated(&self) -> bool {
+        self.was_repeated
     }
 
     /// Counters.
@@ -212,6 +222,7 @@ impl Unwinder {
                     address = address.wrapping_add(1);
                 }
             }
+            let below = self.frames.last().and_then(|frame| frame.module);
             self.frames.push(RawFrame::in_mapping(address, mapping));
             let is_planted = found.as_ref().is_ok_and(|found| found.planted);
             let rule = match &found {
@@ -252,7 +263,7 @@ impl Unwinder {
                     self.frames.pop();
                     return Completeness::Cut(Reason::ReturnProbe);
                 }
-                Rule::Uncovered => match state.leave_by_frame_pointer_into(space, &mut memory) {
+                Rule::Uncovered => match leave_uncovered(&state, space, &mut memory, modules, mapping, below) {
                     Some(caller) => {
                         state = caller;
                         Ok(())
@@ -294,6 +305,22 @@ impl Unwinder {
             _ => Reason::NoUnwindInformation(mapping.module),
         }
     }
+}
+
+/// The caller of a frame that no call frame information covers.
+fn leave_uncovered(
+    state: &State,
+    space: &SpaceView,
+    memory: &mut StackMemory,
+    modules: &mut dyn ModuleFiles,
+    mapping: &Mapping,
+    below: Option<ModuleId>,
+) -> Option<State> {
+    let by_frame_pointer = state.leave_by_frame_pointer_into(space, memory);
+    if by_frame_pointer.is_some() || !modules.is_anonymous(mapping.module) {
+        return by_frame_pointer;
+    }
+    trampoline::leave(state, space, memory, modules, below)
 }
 
 impl State {

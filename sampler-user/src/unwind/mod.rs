@@ -16,3 +16,4 @@ pub mod rule;
 pub mod state;
 #[cfg(test)]
 pub(crate) mod tests;
+pub mod trampoline;

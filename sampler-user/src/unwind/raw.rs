@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::image::ModuleFiles;
 use crate::host::mappings::{AddressSpace, Mapping, ModuleId};
 use sampler_ebpf::abi::ProcessKey;
 
@@ -185,6 +186,11 @@ pub struct RawStack {
 }
 
 impl RawStack {
+    /// Whether some of it runs in code that the process has made itself, as far as can be told.
+    pub fn has_own_code(&self, modules: &dyn ModuleFiles) -> bool {
+        self.frames.iter().any(|frame| frame.module.is_none_or(|module| modules.is_anonymous(module)))
+    }
+
     /// The stack of a sample of which only the allocator's return address is known.
     pub fn caller_only(space: &SpaceView, return_address: u64) -> Self {
         Self {

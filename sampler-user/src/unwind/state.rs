@@ -198,6 +198,13 @@ impl State {
         Ok(())
     }
 
+    /// The caller of a frame that changed no register but the stack pointer.
+    pub fn returned(&self, ip: u64, sp: u64) -> Self {
+        let mut caller = Self { ip, sp, ..self.clone() };
+        caller.forget_scratch();
+        caller
+    }
+
     /// Leaves a signal trampoline for the code that the signal interrupted.
     ///
     /// # Errors
