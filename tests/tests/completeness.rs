@@ -186,7 +186,9 @@ fn node_names_its_own_code() {
     "#;
     let mut command = Command::new(node);
     // The second option gives interpreted functions frames of their own.
-    command.args(["--perf-basic-prof", "--interpreted-frames-native-stack", "-e", script]);
+    // Of its own accord it writes a log into its folder, too.
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    command.args(["--perf-basic-prof", "--interpreted-frames-native-stack", "-e", script]).current_dir(folder.path());
     let mut target = Target::start_command(&mut command);
     let map = format!("/tmp/perf-{}.map", target.pid());
     let recording = Recorder::of(target.pid(), 32 << 10).start();
