@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use heapbpf_tests::environment::{skipped, tool_or_install, turn};
+use heapbpf_tests::environment::{skipped, tool, tool_or_install, turn};
 use heapbpf_tests::pprof;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Recorder, Recording};
@@ -235,6 +235,13 @@ fn prometheus_scrapes_the_metrics() {
     let (recording, address) = serving(Recorder::of(target.pid(), 1));
     target.run();
     let folder = tempfile::tempdir().expect("a temporary folder");
+    if let Some(promtool) = tool("promtool") {
+        let text = folder.path().join("metrics.txt");
+        fs::write(&text, get(address, "/metrics").body).expect("room");
+        let input = fs::File::open(&text).expect("just written");
+        let checked = Command::new(promtool).args(["check", "metrics"]).stdin(input).output().expect("it runs");
+        assert!(checked.status.success() && checked.stderr.is_empty(), "{checked:?}");
+    }
     let config = folder.path().join("prometheus.yml");
     let text = format!(
         "global: {{scrape_interval: 1s}}\nscrape_configs:\n- job_name: heapbpf\n  static_configs:\n  - targets: ['{address}']\n"

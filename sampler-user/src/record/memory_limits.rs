@@ -1,4 +1,5 @@
-//! How near targets are to being killed for want of memory: their cgroups' limits (versions 1 and 2), and the host's.
+//! How near targets are to being killed for want of memory: their cgroups' limits (versions 1 and 2), and the host's; and
+//! whether they stand still for want of it (pressure stall information).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,6 +17,11 @@ const MOST_GROUPS: usize = 256;
 const FIRST_MARK: f64 = 0.9;
 /// Below this share the first mark is set again.
 const REARM: f64 = 0.8;
+/// Share of time, in percent of the last ten seconds, in which everything stands still for want of memory, that is worth a
+/// snapshot …
+const PRESSURE: f64 = 10.0;
+/// … and below which it counts again.
+const PRESSURE_REARM: f64 = 5.0;
 /// Limits above this are none (version 1 says "no limit" by a number near 2^63).
 const NO_LIMIT: u64 = 1 << 60;
 
@@ -46,33 +52,86 @@ impl Mark {
     }
 }
 
-/// A limited group: its files with what is used and what may be.
+/// Whether everything stands still for want of memory, so that it is worth a snapshot.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pressure {
+    told: bool,
+}
+
+impl Pressure {
+    /// Whether it began now.
+    fn passed(&mut self, percent: f64) -> bool {
+        let passed = !self.told && percent >= PRESSURE;
+        self.told = passed || self.told && percent >= PRESSURE_REARM;
+        passed
+    }
+}
+
+/// The names of the files of a hierarchy: bytes used, bytes allowed; the field of `memory.stat` with what is given back
+/// first when room is needed; pressure, if there is such a file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Names {
+    used: &'static str,
+    limit: &'static str,
+    inactive: &'static str,
+    pressure: Option<&'static str>,
+}
+
+const VERSION_2: Names =
+    Names { used: "memory.current", limit: "memory.max", inactive: "inactive_file", pressure: Some("memory.pressure") };
+const VERSION_1: Names = Names {
+    used: "memory.usage_in_bytes",
+    limit: "memory.limit_in_bytes",
+    inactive: "total_inactive_file",
+    pressure: None,
+};
+
+/// A limited group.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Group {
     directory: PathBuf,
-    used: &'static str,
-    limit: &'static str,
+    names: Names,
 }
 
-/// The names of these files in version 2 and version 1.
-const VERSION_2: (&str, &str) = ("memory.current", "memory.max");
-const VERSION_1: (&str, &str) = ("memory.usage_in_bytes", "memory.limit_in_bytes");
-
 impl Group {
-    /// Bytes used and allowed; `None` if there is no limit (any more).
+    /// Bytes used and allowed; `None` if there is no limit (any more). Cached files that are not in use do not count: near
+    /// its limit a group may be for years with those.
     fn read(&self) -> Option<(u64, u64)> {
-        let number = |name| std::fs::read_to_string(self.directory.join(name)).ok()?.trim().parse::<u64>().ok();
+        let text = |name| std::fs::read_to_string(self.directory.join(name)).ok();
+        let number = |name| text(name)?.trim().parse::<u64>().ok();
         // "max" is no number.
-        let limit = number(self.limit).filter(|limit| *limit < NO_LIMIT)?;
-        Some((number(self.used)?, limit))
+        let limit = number(self.names.limit).filter(|limit| *limit < NO_LIMIT)?;
+        let used = number(self.names.used)?;
+        if (used as f64) < limit as f64 * REARM {
+            // Far away even so: the long file need not be read.
+            return Some((used, limit));
+        }
+        let cached = text("memory.stat").and_then(|stat| field(&stat, self.names.inactive)).unwrap_or(0);
+        Some((used.saturating_sub(cached), limit))
     }
+
+    /// Percent of time that everything in it stands still for want of memory.
+    fn pressure(&self) -> Option<f64> {
+        stalled(&std::fs::read_to_string(self.directory.join(self.names.pressure?)).ok()?)
+    }
+}
+
+/// A line `NAME NUMBER` of `memory.stat`.
+fn field(stat: &str, name: &str) -> Option<u64> {
+    stat.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.trim().parse().ok())
+}
+
+/// Percent of the last ten seconds in which all tasks stood still.
+fn stalled(pressure: &str) -> Option<f64> {
+    let line = pressure.lines().find_map(|line| line.strip_prefix("full "))?;
+    line.split(' ').find_map(|part| part.strip_prefix("avg10=")?.parse().ok())
 }
 
 /// Watches the limits of targets and of the host.
 pub struct MemoryLimits {
-    hierarchies: Vec<(PathBuf, &'static str, (&'static str, &'static str))>,
-    groups: BTreeMap<Group, Mark>,
-    host: Mark,
+    hierarchies: Vec<(PathBuf, &'static str, Names)>,
+    groups: BTreeMap<Group, (Mark, Pressure)>,
+    host: (Mark, Pressure),
     next: Instant,
     refreshed: Option<Instant>,
 }
@@ -85,10 +144,10 @@ impl MemoryLimits {
             hierarchies.push((mount, "", VERSION_2));
         }
         let version_1 = Path::new("/sys/fs/cgroup/memory");
-        if version_1.join(VERSION_1.0).exists() {
+        if version_1.join(VERSION_1.used).exists() {
             hierarchies.push((version_1.into(), "memory", VERSION_1));
         }
-        Self { hierarchies, groups: BTreeMap::new(), host: Mark::default(), next: Instant::now(), refreshed: None }
+        Self { hierarchies, groups: BTreeMap::new(), host: Default::default(), next: Instant::now(), refreshed: None }
     }
 
     /// When to look again.
@@ -102,12 +161,14 @@ impl MemoryLimits {
             return None;
         }
         self.next = now + PAUSE;
-        if self.refreshed.is_none_or(|at| now - at >= REFRESH) {
+        let refresh = self.refreshed.is_none_or(|at| now - at >= REFRESH);
+        if refresh {
             self.refreshed = Some(now);
             self.refresh(pids);
         }
-        let mut why = None;
-        for (group, mark) in &mut self.groups {
+        // Averages of ten seconds need not be read more often.
+        let mut why = if refresh { self.pressure() } else { None };
+        for (group, (mark, _)) in &mut self.groups {
             if let Some((used, limit)) = group.read()
                 && mark.passed(used, limit)
             {
@@ -116,9 +177,24 @@ impl MemoryLimits {
         }
         let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
         if let Some((used, total)) = host_memory(&meminfo)
-            && self.host.passed(used, total)
+            && self.host.0.passed(used, total)
         {
             why = Some(format!("{used} of {total} bytes of the host's memory used"));
+        }
+        why
+    }
+
+    /// Why a snapshot is due because everything stands still, if it does.
+    fn pressure(&mut self) -> Option<String> {
+        let mut why = None;
+        for (group, (_, pressure)) in &mut self.groups {
+            if let Some(percent) = group.pressure().filter(|percent| pressure.passed(*percent)) {
+                why = Some(format!("{} stands still {percent} % of the time", group.directory.display()));
+            }
+        }
+        let host = std::fs::read_to_string("/proc/pressure/memory").ok().and_then(|text| stalled(&text));
+        if let Some(percent) = host.filter(|percent| self.host.1.passed(*percent)) {
+            why = Some(format!("the host stands still {percent} % of the time"));
         }
         why
     }
@@ -127,12 +203,12 @@ impl MemoryLimits {
         let mut found = BTreeSet::new();
         for pid in pids {
             let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/cgroup")) else { continue };
-            for (mount, controller, (used, limit)) in &self.hierarchies {
+            for (mount, controller, names) in &self.hierarchies {
                 let Some(path) = path_of(&text, controller) else { continue };
                 // A limit may be on any level: a pod's holds for its containers.
                 for path in Path::new(path).ancestors() {
                     let directory = mount.join(path.strip_prefix("/").unwrap_or(path));
-                    let group = Group { directory, used, limit };
+                    let group = Group { directory, names: *names };
                     if found.len() < MOST_GROUPS && !found.contains(&group) && group.read().is_some() {
                         found.insert(group);
                     }
@@ -185,6 +261,31 @@ mod tests {
         // At the limit and beyond, it is once.
         let mut mark = Mark::default();
         assert_eq!((0..9).filter(|_| mark.passed(1001, 1000)).count(), 1);
+    }
+
+    #[test]
+    fn standing_still_is_told_once() {
+        let text = "some avg10=20.00 avg60=1.00 avg300=0.24 total=2\nfull avg10=12.50 avg60=0.02 avg300=0.05 total=4\n";
+        assert_eq!((stalled(text), stalled("some avg10=9.00 total=1"), stalled("")), (Some(12.5), None, None));
+        let mut pressure = Pressure::default();
+        let passed = [0.0, 9.9, 12.5, 50.0, 7.0, 11.0, 4.0, 8.0, 10.0].map(|percent| pressure.passed(percent));
+        assert_eq!(passed, [false, false, true, false, false, false, false, false, true]);
+    }
+
+    #[test]
+    fn cached_files_do_not_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        let group = Group { directory: folder.path().into(), names: VERSION_2 };
+        write("memory.max", "1000\n");
+        write("memory.current", "950\n");
+        assert_eq!(group.read(), Some((950, 1000)));
+        write("memory.stat", "anon 100\ninactive_file_x 7\ninactive_file 400\n");
+        assert_eq!(group.read(), Some((550, 1000)));
+        write("memory.current", "700\n");
+        assert_eq!(group.read(), Some((700, 1000)), "far away even with them");
+        write("memory.max", "max\n");
+        assert_eq!(group.read(), None);
     }
 
     #[test]
