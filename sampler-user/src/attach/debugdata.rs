@@ -11,16 +11,19 @@ use super::elf::Symbols;
 /// Largest unpacked file; libc's is under 1 MiB.
 const UNPACKED_MAX_BYTES: u64 = 64 << 20;
 
-/// Adds the symbols of a packed `.gnu_debugdata` section; `None` if it is damaged or unreasonably large.
-pub(super) fn symbols(packed: &[u8], into: &mut Symbols) -> Option<()> {
+/// The ELF file in a packed `.gnu_debugdata` section; `None` if it is damaged or unreasonably large.
+pub fn unpack(packed: &[u8]) -> Option<Vec<u8>> {
     if dictionary_bytes(packed)? > UNPACKED_MAX_BYTES {
         return None;
     }
     let mut bytes = Vec::new();
     lzma_rust2::XzReader::new(packed, false).take(UNPACKED_MAX_BYTES + 1).read_to_end(&mut bytes).ok()?;
-    if bytes.len() as u64 > UNPACKED_MAX_BYTES {
-        return None;
-    }
+    (bytes.len() as u64 <= UNPACKED_MAX_BYTES).then_some(bytes)
+}
+
+/// Adds the symbols of a packed `.gnu_debugdata` section; `None` as in [`unpack`].
+pub(super) fn symbols(packed: &[u8], into: &mut Symbols) -> Option<()> {
+    let bytes = unpack(packed)?;
     let header = FileHeader64::<LittleEndian>::parse(bytes.as_slice()).ok()?;
     let sections = header.sections(LittleEndian, bytes.as_slice()).ok()?;
     into.add(bytes.as_slice(), &sections, elf::SHT_SYMTAB).then_some(())

@@ -7,7 +7,7 @@ pub mod audit;
 mod bounded;
 pub mod candidates;
 pub mod custom;
-mod debugdata;
+pub mod debugdata;
 pub mod elf;
 pub mod hooks;
 pub mod libraries;

@@ -248,7 +248,7 @@ fn describe_file(path: &str, file: &File, build_id: Option<&[u8]>, debug_dirs: &
     let table = elf.segments.iter().any(|segment| segment.kind == PT_GNU_EH_FRAME);
     let call_frames = table || has(&elf, ".eh_frame") || has(&elf, ".debug_frame");
     let own_id = build_id.map(<[u8]>::to_vec).or_else(|| elf.build_id(file));
-    let debug = debug_files::find(debug_dirs, Path::new(path), own_id.as_deref(), file, &elf);
+    let debug = debug_files::find(debug_dirs, Path::new(path), own_id.as_deref(), file, &elf, None);
     let symbols = match &debug {
         Some(debug) if has(&debug.elf, ".debug_info") => Symbols::Lines,
         _ if has(&elf, ".debug_info") => Symbols::Lines,

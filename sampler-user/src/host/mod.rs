@@ -7,6 +7,7 @@
 pub mod build_id;
 pub mod cgroup;
 pub mod events;
+pub mod in_root;
 pub mod limits;
 pub mod lives;
 pub mod mappings;

@@ -86,6 +86,12 @@ pub struct Module {
 }
 
 impl Module {
+    /// Process that it was last seen mapped in.
+    #[must_use]
+    pub fn seen_in(&self) -> u32 {
+        self.seen.pid
+    }
+
     /// Why it cannot be read, if so.
     #[must_use]
     pub fn unreadable(&self) -> Option<&Unreadable> {

@@ -2,6 +2,7 @@
 //! what snapshots bring.
 
 use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use sampler_ebpf::abi::ProcessKey;
@@ -33,6 +34,8 @@ pub struct ModuleFacts {
     pub build_id: Option<Vec<u8>>,
     /// Whether it is memory without a file.
     pub is_anonymous: bool,
+    /// Root of a process that has it, if it is another than ours.
+    pub root: Option<PathBuf>,
     /// Its bytes, or why there are none.
     pub image: Result<Arc<dyn Image>, String>,
     /// Lowest address of its executable mapping in the process that it was first seen in.
@@ -62,6 +65,10 @@ impl ModuleFiles for KnownModules {
 
     fn is_anonymous(&self, module: ModuleId) -> bool {
         self.0.get(&module).is_some_and(|facts| facts.is_anonymous)
+    }
+
+    fn root(&self, module: ModuleId) -> Option<PathBuf> {
+        self.0.get(&module)?.root.clone()
     }
 }
 

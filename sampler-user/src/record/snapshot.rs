@@ -304,6 +304,7 @@ impl Gather {
                     path: ModuleFiles::path(modules, module),
                     build_id: ModuleFiles::build_id(modules, module),
                     is_anonymous: ModuleFiles::is_anonymous(modules, module),
+                    root: ModuleFiles::root(modules, module),
                     image,
                     start,
                     end,

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
+use crate::host::in_root;
 use crate::unwind::elf::Elf;
 use crate::unwind::image::Image;
 
@@ -28,17 +29,22 @@ pub struct DebugFile {
     pub is_trusted: bool,
 }
 
-/// The debug file of a module, if there is one. `directories` are searched in order; `path` is the module's own.
+/// The debug file of a module, if there is one. `directories` are searched in order, then the same ones below `root`,
+/// which is that of a process that has the module, if it is not ours; `path` is the module's own, as that process sees
+/// it.
 pub fn find(
     directories: &[PathBuf],
     path: &Path,
     build_id: Option<&[u8]>,
     image: &dyn Image,
     elf: &Elf,
+    root: Option<&Path>,
 ) -> Option<DebugFile> {
+    let roots = || std::iter::once(None).chain(root.map(Some));
     if let Some(build_id) = build_id {
         let names = directories.iter().flat_map(|directory| names_in(directory, path, build_id));
-        for found in names.filter_map(|name| open(name, true)) {
+        let names: Vec<PathBuf> = names.collect();
+        for found in roots().flat_map(|root| names.iter().filter_map(move |name| open_at(root, name.clone(), true))) {
             // Trust is good; a directory that a build left behind is not.
             if found.elf.build_id(&found.file).as_deref() == Some(build_id) && has_symbols(&found.elf) {
                 return Some(found);
@@ -50,14 +56,24 @@ pub fn find(
     let beside = [folder.join(&name), folder.join(".debug").join(&name)].map(|path| (path, false));
     let inside = folder.strip_prefix("/").ok()?;
     let global = directories.iter().map(|directory| (directory.join(inside).join(&name), true));
-    beside.into_iter().chain(global).find_map(|(candidate, is_trusted)| {
-        let found = (candidate != path).then(|| open(candidate, is_trusted)).flatten()?;
-        let belongs = match (build_id, found.elf.build_id(&found.file)) {
-            (Some(wanted), Some(has)) => wanted == has,
-            _ => file_checksum(&found.file) == Some(checksum),
-        };
-        belongs.then_some(found)
-    })
+    let candidates: Vec<(PathBuf, bool)> = beside.into_iter().chain(global).filter(|(name, _)| name != path).collect();
+    roots().flat_map(|root| candidates.iter().map(move |candidate| (root, candidate))).find_map(
+        |(root, (candidate, is_trusted))| {
+            let found = open_at(root, candidate.clone(), *is_trusted)?;
+            let belongs = match (build_id, found.elf.build_id(&found.file)) {
+                (Some(wanted), Some(has)) => wanted == has,
+                _ => file_checksum(&found.file) == Some(checksum),
+            };
+            belongs.then_some(found)
+        },
+    )
+}
+
+/// Opens a candidate, below another root if there is one: what lies there is a target's.
+fn open_at(root: Option<&Path>, path: PathBuf, is_trusted: bool) -> Option<DebugFile> {
+    let Some(root) = root else { return open(path, is_trusted) };
+    let file = in_root::open(root, &path).ok()?;
+    check(path, file, false)
 }
 
 /// Names under which `directory` may hold a file with this build ID, or its debug information: by build ID as
@@ -103,6 +119,10 @@ fn debug_link(image: &dyn Image, elf: &Elf) -> Option<(PathBuf, u32)> {
 pub fn open(path: PathBuf, is_trusted: bool) -> Option<DebugFile> {
     // A name that a target chose must not make us wait on a pipe.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(&path).ok()?;
+    check(path, file, is_trusted)
+}
+
+fn check(path: PathBuf, file: File, is_trusted: bool) -> Option<DebugFile> {
     if !file.metadata().ok()?.is_file() {
         return None;
     }

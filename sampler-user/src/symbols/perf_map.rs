@@ -2,14 +2,13 @@
 //! others write them: lines of start address, size (both hexadecimal) and name.
 
 use std::collections::BTreeMap;
-use std::ffi::CString;
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Read, Seek};
-use std::os::fd::{AsRawFd, FromRawFd};
-use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
+
+use crate::host::in_root;
 
 /// Bounds on what is taken from a map.
 #[derive(Clone, Copy, Debug)]
@@ -69,7 +68,8 @@ impl PerfMap {
     /// [`PerfMapError`]; usually there simply is none.
     pub fn open(root: &Path, namespace_pid: u32, owner: u32) -> Result<File, PerfMapError> {
         let path = format!("tmp/perf-{namespace_pid}.map");
-        let file = open_below(root, &path).map_err(|source| PerfMapError::Io { path: path.clone(), source })?;
+        let file =
+            in_root::open(root, Path::new(&path)).map_err(|source| PerfMapError::Io { path: path.clone(), source })?;
         let metadata = file.metadata().map_err(|source| PerfMapError::Io { path: path.clone(), source })?;
         if !metadata.is_file() {
             return Err(PerfMapError::Refused { path, what: "not a regular file" });
@@ -196,27 +196,6 @@ fn parse_line(line: &str, name_bytes: usize) -> Option<(u64, u64, &str)> {
     }
     let cut = (0..=name_bytes.min(name.len())).rev().find(|at| name.is_char_boundary(*at))?;
     Some((start, end, &name[..cut]))
-}
-
-/// Opens `path` below `root` as a process whose root that is would: no link leads out of it, and what is opened does
-/// not block.
-fn open_below(root: &Path, path: &str) -> io::Result<File> {
-    let directory = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_PATH).open(root)?;
-    let path = CString::new(Path::new(path).as_os_str().as_bytes())?;
-    // SAFETY: all-zero is the documented way to begin.
-    let mut how: libc::open_how = unsafe { std::mem::zeroed() };
-    how.flags = (libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC) as u64;
-    how.resolve = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_MAGICLINKS;
-    // SAFETY: the pointers are valid for the call, the size is the structure's.
-    let fd = unsafe {
-        libc::syscall(libc::SYS_openat2, directory.as_raw_fd(), path.as_ptr(), &raw const how, size_of_val(&how))
-    };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    let fd = i32::try_from(fd).map_err(io::Error::other)?;
-    // SAFETY: a new descriptor that nobody else has.
-    Ok(unsafe { File::from_raw_fd(fd) })
 }
 
 #[cfg(test)]

@@ -11,12 +11,15 @@ use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer as Blazes
 use super::debug_files;
 use super::demangle::demangle;
 use super::shadow::{Contents, Shadow, debug_bytes};
+use crate::attach::debugdata;
 use crate::host::mappings::ModuleId;
 use crate::unwind::elf::Elf;
 use crate::unwind::image::{Image, ModuleFiles};
 
 /// Debug information after whose use the heap is trimmed, bytes.
 const TRIM_BYTES: u64 = 16 << 20;
+/// Largest `.gnu_debugdata`, bytes.
+const MAX_PACKED_BYTES: u64 = 16 << 20;
 
 /// How names are looked for.
 #[derive(Clone, Debug)]
@@ -151,8 +154,15 @@ impl Symbolizer {
         let mut found: Vec<Option<Arc<[Symbol]>>> = vec![None; offsets.len()];
         let mut reason = String::new();
 
-        let debug_file =
-            debug_files::find(&self.options.debug_directories, Path::new(&*path), build_id.as_deref(), &*image, &elf);
+        let root = modules.root(module);
+        let debug_file = debug_files::find(
+            &self.options.debug_directories,
+            Path::new(&*path),
+            build_id.as_deref(),
+            &*image,
+            &elf,
+            root.as_deref(),
+        );
         if let Some(debug) = debug_file {
             let contents = self.contents(&debug.path.to_string_lossy(), &debug.file, &debug.elf);
             let result = if debug.is_trusted {
@@ -170,6 +180,14 @@ impl Symbolizer {
                 Ok(()) => {}
                 Err(error) if reason.is_empty() => reason = format!("{path}: {error}"),
                 Err(_) => {}
+            }
+        }
+        if found.iter().any(Option::is_none)
+            && let Some((mini, mini_elf)) = mini_debug_information(&*image, &elf)
+        {
+            let result = self.look_up_copied(&mini, &mini_elf, Contents::Symbols, &addresses, &mut found);
+            if let (Err(error), true) = (result, reason.is_empty()) {
+                reason = format!("{path} (.gnu_debugdata): {error}");
             }
         }
         if reason.is_empty() {
@@ -306,6 +324,15 @@ impl Symbolizer {
     fn all_unnamed(&mut self, count: usize, reason: &str) -> Vec<Arc<[Symbol]>> {
         vec![self.unnamed(reason); count]
     }
+}
+
+/// The packed symbol table that some distributions put into stripped files (`.gnu_debugdata`). It states the same
+/// addresses as the file around it.
+fn mini_debug_information(image: &dyn Image, elf: &Elf) -> Option<(Vec<u8>, Elf)> {
+    let packed = elf.section(".gnu_debugdata")?.read(image, MAX_PACKED_BYTES).ok()?;
+    let mini = debugdata::unpack(&packed)?;
+    let elf = Elf::read(&mini).ok()?;
+    Some((mini, elf))
 }
 
 /// glibc keeps what was freed; after large debug information that would be most of our memory.

@@ -36,6 +36,7 @@ int calls_hidden(int x) { return hidden(x) + hidden(x + 1); }
 struct One {
     image: Arc<dyn Image>,
     path: Arc<str>,
+    root: Option<PathBuf>,
 }
 
 const MODULE: ModuleId = ModuleId(0);
@@ -43,7 +44,7 @@ const MODULE: ModuleId = ModuleId(0);
 impl One {
     fn file(path: &Path) -> Self {
         let image = Arc::new(std::fs::read(path).expect("readable"));
-        Self { image, path: path.to_str().expect("UTF-8").into() }
+        Self { image, path: path.to_str().expect("UTF-8").into(), root: None }
     }
 }
 
@@ -62,6 +63,10 @@ impl ModuleFiles for One {
 
     fn is_anonymous(&self, _: ModuleId) -> bool {
         false
+    }
+
+    fn root(&self, _: ModuleId) -> Option<PathBuf> {
+        self.root.clone()
     }
 }
 
@@ -262,7 +267,7 @@ fn mutated_modules_give_names_or_reasons() {
         if random.below(10) == 0 {
             bytes.truncate(random.below(pristine.len()));
         }
-        let mut one = One { image: Arc::new(bytes), path: "/mutated".into() };
+        let mut one = One { image: Arc::new(bytes), path: "/mutated".into(), root: None };
         let mut symbolizer = Symbolizer::new(no_debug_files());
         symbolizer.symbolize(&mut one, offsets.iter().map(|offset| (MODULE, *offset)));
         for offset in &offsets {
@@ -278,25 +283,81 @@ fn mutated_modules_give_names_or_reasons() {
 fn compressed_debug_information_counts_decompressed() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let Some(library) = compile(folder.path()) else { return };
-    let packed = folder.path().join("packed.so");
-    let paths = [library.to_str().expect("UTF-8"), packed.to_str().expect("UTF-8")];
-    if !run("objcopy", &["--compress-debug-sections=zlib", paths[0], paths[1]]) {
+    for method in ["zlib", "zstd"] {
+        let packed = folder.path().join(method);
+        let paths = [library.to_str().expect("UTF-8"), packed.to_str().expect("UTF-8")];
+        if !run("objcopy", &[&format!("--compress-debug-sections={method}"), paths[0], paths[1]]) {
+            continue;
+        }
+        let hidden = offset_of(&library, "hidden");
+        let symbols = symbolize(no_debug_files(), &mut One::file(&packed), hidden);
+        assert_eq!((functions(&symbols), symbols[0].line), (vec!["hidden"], Some(13)), "{method}");
+
+        let pristine = std::fs::read(&packed).expect("readable");
+        let elf = Elf::read(&pristine).expect("ELF");
+        let Some(section) = elf.sections.iter().find(|section| section.is_compressed()) else {
+            eprintln!("skipped: nothing was worth compressing");
+            continue;
+        };
+        // A section that claims to be 2^60 bytes long inside is not unpacked; one with a damaged body neither.
+        let at = section.offset as usize;
+        let claims: &dyn Fn(&mut [u8]) = &|bytes| bytes[at + 8..at + 16].copy_from_slice(&(1u64 << 60).to_le_bytes());
+        let damages: &dyn Fn(&mut [u8]) = &|bytes| bytes[at + 24..at + section.bytes as usize].fill(0x5a);
+        let unknown: &dyn Fn(&mut [u8]) = &|bytes| bytes[at] = 99;
+        for harm in [claims, damages, unknown] {
+            let mut bytes = pristine.clone();
+            harm(&mut bytes);
+            let mut one = One { image: Arc::new(bytes), path: "/bomb".into(), root: None };
+            let symbols = symbolize(no_debug_files(), &mut one, hidden);
+            assert_eq!((functions(&symbols), symbols[0].line), (vec!["hidden"], None), "{method}");
+        }
+    }
+}
+
+/// What Fedora and its kin leave in stripped files: a packed symbol table.
+#[test]
+fn packed_symbol_tables_name_functions_of_stripped_files() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(folder.path()) else { return };
+    let hidden = offset_of(&library, "hidden");
+    let script = "cp libnames.so mini && objcopy --strip-debug mini && xz -f mini && strip -o stripped.so libnames.so \
+                  && objcopy --add-section .gnu_debugdata=mini.xz stripped.so";
+    let made = Command::new("sh").current_dir(folder.path()).args(["-c", script]).status();
+    if !made.is_ok_and(|status| status.success()) {
+        eprintln!("skipped: needs objcopy, strip and xz");
         return;
     }
-    let hidden = offset_of(&library, "hidden");
-    let symbols = symbolize(no_debug_files(), &mut One::file(&packed), hidden);
-    assert_eq!((functions(&symbols), symbols[0].line), (vec!["hidden"], Some(13)));
+    let stripped = folder.path().join("stripped.so");
+    assert_eq!(functions(&symbolize(no_debug_files(), &mut One::file(&stripped), hidden)), ["hidden"]);
+    let exported = offset_of(&library, "calls_hidden");
+    assert_eq!(functions(&symbolize(no_debug_files(), &mut One::file(&stripped), exported)), ["calls_hidden"]);
+}
 
-    // A section that claims to be 2^60 bytes long inside is not unpacked.
-    let mut bytes = std::fs::read(&packed).expect("readable");
-    let elf = Elf::read(&bytes).expect("ELF");
-    let Some(section) = elf.sections.iter().find(|section| section.is_compressed()) else {
-        eprintln!("skipped: nothing was worth compressing");
+/// A container's own debug files are found below its root, by links that lead nowhere else, and read as a target's.
+#[test]
+fn debug_files_below_another_root() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(folder.path()) else { return };
+    let root = folder.path().join("root");
+    let bytes = std::fs::read(&library).expect("readable");
+    let id = Elf::read(&bytes).expect("ELF").build_id(&bytes).expect("asked for");
+    let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let place = root.join("usr/lib/debug/.build-id").join(&id[..2]);
+    std::fs::create_dir_all(&place).expect("folder");
+    std::fs::create_dir_all(root.join("store")).expect("folder");
+    let (stripped, debug) = (folder.path().join("stripped.so"), root.join("store/x.debug"));
+    let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    if !run("objcopy", &["--only-keep-debug", &text(&library), &text(&debug)])
+        || !run("objcopy", &["--strip-all", &text(&library), &text(&stripped)])
+    {
         return;
-    };
-    let at = section.offset as usize + 8;
-    bytes[at..at + 8].copy_from_slice(&(1u64 << 60).to_le_bytes());
-    let mut one = One { image: Arc::new(bytes), path: "/bomb".into() };
-    let symbols = symbolize(no_debug_files(), &mut one, hidden);
-    assert_eq!((functions(&symbols), symbols[0].line), (vec!["hidden"], None));
+    }
+    // Absolute inside of that root.
+    std::os::unix::fs::symlink("/store/x.debug", place.join(format!("{}.debug", &id[2..]))).expect("link");
+    let hidden = offset_of(&library, "hidden");
+    let mut one = One::file(&stripped);
+    assert_eq!(functions(&symbolize(Options::default(), &mut one, hidden)), ["?"]);
+    one.root = Some(root);
+    let symbols = symbolize(Options::default(), &mut one, hidden);
+    assert_eq!((functions(&symbols), symbols[0].line), (vec!["hidden"], Some(13)));
 }

@@ -23,6 +23,7 @@ pub const SHT_NOBITS: u32 = 8;
 const SHF_COMPRESSED: u64 = 0x800;
 const COMPRESSION_HEADER_BYTES: u64 = 24;
 const ELFCOMPRESS_ZLIB: u32 = 1;
+const ELFCOMPRESS_ZSTD: u32 = 2;
 const NT_GNU_BUILD_ID: u32 = 3;
 
 /// Why an ELF file cannot be used.
@@ -290,7 +291,7 @@ impl Section {
         if !self.is_compressed() {
             return Ok(raw);
         }
-        let (Some(ELFCOMPRESS_ZLIB), Some(bytes)) = (u32_at(&raw, 0), u64_at(&raw, 8)) else {
+        let (Some(kind), Some(bytes)) = (u32_at(&raw, 0), u64_at(&raw, 8)) else {
             return Err(ElfError::Malformed("compressed section"));
         };
         if bytes > limit {
@@ -298,7 +299,16 @@ impl Section {
         }
         let packed = raw.get(COMPRESSION_HEADER_BYTES as usize..).ok_or(ElfError::Malformed("compressed section"))?;
         let mut plain = Vec::new();
-        flate2::read::ZlibDecoder::new(packed).take(bytes).read_to_end(&mut plain)?;
+        match kind {
+            ELFCOMPRESS_ZLIB => flate2::read::ZlibDecoder::new(packed).take(bytes).read_to_end(&mut plain)?,
+            // Its window, which a frame chooses, is bounded by the library (100 MiB).
+            ELFCOMPRESS_ZSTD => {
+                let decoder = ruzstd::decoding::StreamingDecoder::new(packed);
+                let decoder = decoder.map_err(|_| ElfError::Malformed("compressed section"))?;
+                decoder.take(bytes).read_to_end(&mut plain)?
+            }
+            _ => return Err(ElfError::Malformed("section compressed in an unknown way")),
+        };
         Ok(plain)
     }
 }

@@ -3,9 +3,11 @@
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::elf::Elf;
+use crate::host::in_root;
 use crate::host::mappings::ModuleId;
 use crate::host::modules::{ModuleKind, ModuleSource, ModuleTable};
 
@@ -77,6 +79,11 @@ pub trait ModuleFiles {
     /// Whether this is anonymous executable memory (code made at run time) instead of a file.
     fn is_anonymous(&self, module: ModuleId) -> bool;
 
+    /// Root of a process that has the module, if it is another than ours and still there.
+    fn root(&self, _module: ModuleId) -> Option<PathBuf> {
+        None
+    }
+
     /// The address, as `elf` states addresses, of what lies at `offset` in the module's file.
     fn address_of_offset(&self, _module: ModuleId, elf: &Elf, offset: u64) -> Option<u64> {
         elf.address_of_offset(offset)
@@ -102,5 +109,9 @@ impl ModuleFiles for ModuleTable {
 
     fn is_anonymous(&self, module: ModuleId) -> bool {
         self.get(module).is_some_and(|module| module.kind == ModuleKind::Anonymous)
+    }
+
+    fn root(&self, module: ModuleId) -> Option<PathBuf> {
+        in_root::other_root(self.get(module)?.seen_in())
     }
 }
