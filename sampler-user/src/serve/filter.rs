@@ -94,6 +94,17 @@ pub fn only(profile: &Profile, filters: &[&Filter]) -> Profile {
     }
 }
 
+/// What of a profile who may see `scope` gets of the choice `filter`. Remarks and counters are about everybody: they are
+/// for who may see everybody.
+pub fn shown(profile: &Profile, scope: &Filter, filter: &Filter) -> Profile {
+    let mut part = only(profile, &[scope, filter]);
+    if !scope.is_everything() {
+        part.notes.clear();
+        part.counters.clear();
+    }
+    part
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -141,6 +152,12 @@ mod tests {
         assert_eq!(part.processes, profile.processes[1..2]);
         let rows = profile.rows.iter().filter(|row| row.process == 1).count();
         assert!(rows > 0 && part.rows.len() == rows && part.rows.iter().all(|row| row.process == 0));
+        let (all, own) = (Filter::default(), filter(&[("pid", &pid.to_string())]));
+        let mut told = profile.clone();
+        told.notes.push("another process".into());
+        assert_eq!(shown(&told, &all, &own).notes, told.notes);
+        let scoped = shown(&told, &own, &all);
+        assert_eq!((scoped.rows.len(), scoped.notes.len(), scoped.counters.len()), (rows, 0, 0));
         let nobody = only(&profile, &[&filter(&[("pid", &pid.to_string())]), &filter(&[("comm", "no-such")])]);
         assert!(nobody.processes.is_empty() && nobody.rows.is_empty());
     }

@@ -17,7 +17,7 @@ use prost::Message as _;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::delta::{Inuse, difference};
-use super::filter::{Filter, only};
+use super::filter::{Filter, shown};
 use super::metrics::{Metrics, Serving};
 use super::parameters::Parameters;
 use super::push::PushStatuses;
@@ -30,6 +30,8 @@ use crate::record::snapshot::Detail;
 
 /// Scrapes under way at a time; more are told to come back later.
 const MOST_SCRAPES: usize = 256;
+/// Differences under way at a time; while one waits for its time to pass, it keeps no other scrape away.
+const MOST_DIFFERENCES: usize = 128;
 /// Speed counts here: level 1 is within a tenth of level 5 on profiles.
 const COMPRESSION: Compression = Compression::fast();
 
@@ -41,6 +43,7 @@ struct Shop {
     source: Source,
     tokens: Option<Tokens>,
     room: Semaphore,
+    differences: Semaphore,
     metrics: Mutex<Metrics>,
     push: PushStatuses,
     answered: AtomicU64,
@@ -88,6 +91,7 @@ pub fn router(recording: Recording, tokens: Option<Tokens>, push: PushStatuses) 
         source: Source::new(recording),
         tokens,
         room: Semaphore::new(MOST_SCRAPES),
+        differences: Semaphore::new(MOST_DIFFERENCES),
         metrics: Mutex::default(),
         push,
         answered: AtomicU64::new(0),
@@ -188,11 +192,12 @@ async fn metrics(
 
 impl Shop {
     fn place(&self) -> Result<SemaphorePermit<'_>, Refusal> {
-        self.room.try_acquire().map_err(|_| {
-            self.refused.fetch_add(1, Ordering::Relaxed);
-            let text = format!("{MOST_SCRAPES} scrapes are under way already; try again later");
-            Refusal(StatusCode::SERVICE_UNAVAILABLE, text)
-        })
+        self.room.try_acquire().map_err(|_| self.full(MOST_SCRAPES))
+    }
+
+    fn full(&self, most: usize) -> Refusal {
+        self.refused.fetch_add(1, Ordering::Relaxed);
+        Refusal(StatusCode::SERVICE_UNAVAILABLE, format!("{most} scrapes are under way already; try again later"))
     }
 
     async fn profile(
@@ -206,22 +211,25 @@ impl Shop {
         if needs_seconds && seconds.is_none() {
             return Err(bad_request("seconds is needed here: ?seconds=10, for example"));
         }
-        let _place = self.place()?;
-        let wanted = Wanted { filters: vec![scope, filter], first };
-        let earlier = match seconds {
+        let wanted = Wanted { scope, filter, first };
+        let place = self.place()?;
+        let (earlier, _place) = match seconds {
             Some(seconds) => {
+                let _difference = self.differences.try_acquire().map_err(|_| self.full(MOST_DIFFERENCES))?;
                 let earlier = self.source.profile(Detail::Stacks).await?;
+                drop(place);
                 tokio::time::sleep(seconds).await;
-                Some(earlier)
+                // Who has waited so long is not sent away. Never closed.
+                (Some(earlier), self.room.acquire().await.ok())
             }
-            None => None,
+            None => (None, Some(place)),
         };
         let shared = self.source.profile(Detail::Stacks).await?;
         let bytes = match earlier {
             Some(earlier) => {
                 encoding(move || {
                     let difference = difference(Some(&earlier.made), &shared.made, Inuse::Change);
-                    encode(&only(&difference, &wanted.filters.iter().collect::<Vec<_>>()), wanted.first)
+                    encode(&shown(&difference, &wanted.scope, &wanted.filter), wanted.first)
                 })
                 .await?
             }
@@ -229,9 +237,7 @@ impl Shop {
                 let cell = shared.encoding(&wanted);
                 let made = Arc::clone(&shared);
                 let encoded = cell.get_or_try_init(|| {
-                    encoding(move || {
-                        encode(&only(&made.made.profile, &wanted.filters.iter().collect::<Vec<_>>()), wanted.first)
-                    })
+                    encoding(move || encode(&shown(&made.made.profile, &wanted.scope, &wanted.filter), wanted.first))
                 });
                 encoded.await?.clone()
             }

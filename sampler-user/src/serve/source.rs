@@ -15,14 +15,16 @@ use crate::record::snapshot::Detail;
 const STANDSTILL: u32 = 10;
 /// … and waits for no snapshot longer than this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Profiles held in memory for answers and differences under way.
+/// Profiles with stacks held in memory for answers and differences under way.
 const MOST_HELD: usize = 16;
 
 /// Which encoding of a profile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wanted {
-    /// Filters, the asker's own and its token's.
-    pub filters: Vec<Filter>,
+    /// What the asker may see.
+    pub scope: Filter,
+    /// What of it was asked for.
+    pub filter: Filter,
     /// Value that viewers show first.
     pub first: &'static str,
 }
@@ -97,7 +99,7 @@ impl Source {
         if let Some(at) = last.not_before {
             tokio::time::sleep_until(at.into()).await;
         }
-        {
+        if detail != Detail::Totals {
             let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
             held.retain(|shared| shared.strong_count() > 0);
             if held.len() >= MOST_HELD {
@@ -108,7 +110,9 @@ impl Source {
         let pause = (made.cost * STANDSTILL).min(LONGEST_PAUSE);
         last.not_before = Some(made.begun + made.cost + pause);
         let shared = Arc::new(Shared { made, encodings: Mutex::default() });
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&shared));
+        if detail != Detail::Totals {
+            self.held.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&shared));
+        }
         last.shared = Some(Arc::clone(&shared));
         Ok(shared)
     }
@@ -170,6 +174,7 @@ mod tests {
             held.push(source.profile(Detail::Stacks).await.unwrap());
         }
         assert_eq!(source.profile(Detail::Stacks).await.err(), Some(SourceError::Busy));
+        assert!(source.profile(Detail::Totals).await.is_ok(), "totals are small");
         held.pop();
         assert!(source.profile(Detail::Stacks).await.is_ok());
         let (recording, queue) = Recording::new();
