@@ -65,6 +65,16 @@ impl SampleSums {
         });
     }
 
+    /// s: samples that take part in byte intervals.
+    pub fn sized_samples(&self) -> u64 {
+        self.samples.saturating_sub(self.zero_byte_samples)
+    }
+
+    /// u = Σ (size − offset): successful trials and those skipped after them.
+    pub fn unskipped(&self) -> u64 {
+        self.sampled_bytes.saturating_sub(self.offset_sum)
+    }
+
     /// Adds the sums of other samples of the same interval.
     pub fn add(&mut self, other: &Self) {
         if other.samples > 0 {

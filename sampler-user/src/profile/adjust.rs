@@ -43,6 +43,9 @@ pub enum AdjustError {
     /// No samples, only estimates.
     #[error("the profile's format keeps no samples to estimate from: use .json or .parquet")]
     NoSamples,
+    /// Samples of another profiler.
+    #[error("--estimator {0} needs the offsets of samples, which only heapbpf's own .json and .parquet have")]
+    NoOffsets(&'static str),
 }
 
 impl Adjustments {
@@ -124,6 +127,9 @@ fn estimate_by(profile: &mut Profile, estimator: Estimator) -> Result<(), Adjust
     }
     if profile.criterion != Criterion::Bytes {
         return Err(AdjustError::Criterion(profile.criterion.name()));
+    }
+    if !profile.offsets_known && estimator != Estimator::SizeOverInterval {
+        return Err(AdjustError::NoOffsets(estimator.name()));
     }
     let mut state = sampler_ebpf::rng::seed(SEED, 0);
     let mut refused = None;
@@ -208,6 +214,10 @@ mod tests {
         let mut biased = testing::small();
         by(Estimator::SizeOverInterval).apply(&mut biased).expect("samples are known");
         assert_eq!((figure(&biased).low, figure(&biased).reason), (None, Some(estimators::BIASED)));
+        let mut foreign = testing::small();
+        foreign.offsets_known = false;
+        assert_eq!(by(Estimator::Offset).apply(&mut foreign), Err(AdjustError::NoOffsets("offset")));
+        assert!(Pool::of(&foreign.rows).guaranteed(&foreign, Value::AllocSpace, 0.95).is_err());
         profile.criterion = Criterion::Allocations;
         assert_eq!(by(Estimator::Offset).apply(&mut profile), Err(AdjustError::Criterion("allocations")));
     }

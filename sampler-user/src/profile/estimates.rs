@@ -12,6 +12,9 @@ use crate::sampling::interval::Interval;
 /// Why figures of a profile have no error bar that was read from a file without samples.
 pub const NO_SAMPLES: &str = "read from a format that keeps no samples";
 
+/// Why figures of samples of another profiler have no interval from offsets.
+pub const NO_OFFSETS: &str = "the samples' offsets are not known";
+
 /// Sums of rows by sampling interval: what estimates of their total need.
 #[derive(Clone, Debug, Default)]
 pub struct Pool {
@@ -139,6 +142,7 @@ fn guaranteed(profile: &Profile, parts: &[Part<'_>], value: Value, confidence: f
     match (profile.samples_known, value.is_bytes()) {
         (false, _) => Err(NO_SAMPLES),
         (_, false) => Err(NO_INTERVAL_KNOWN),
+        _ if !profile.offsets_known => Err(NO_OFFSETS),
         _ => estimate::guaranteed_bytes(parts, profile.criterion, confidence),
     }
 }
@@ -187,6 +191,9 @@ pub fn exact(profile: &Profile, process: Option<usize>, value: Value) -> Option<
 mod tests {
     use super::*;
     use crate::profile::testing;
+    use crate::sampling::constants::draw_constants;
+    use sampler_ebpf::geometric;
+    use sampler_ebpf::sampler::step;
 
     #[test]
     fn pools_keep_intervals_apart_and_add_up() {
@@ -217,6 +224,47 @@ mod tests {
         let guaranteed = pool.guaranteed(&profile, Value::AllocSpace, 0.95).expect("bytes");
         assert!(guaranteed.high > unseen && guaranteed.low >= 512.0);
         assert!(pool.guaranteed(&profile, Value::AllocObjects, 0.95).is_err());
+    }
+
+    /// Seeded: 4,000 recordings in which a stack allocates 3 R, then R is raised sixteenfold, then it allocates one new R.
+    /// The interval holds the sum at least as often as it says, less 4 standard errors (0.35 %); without the second R
+    /// where nothing was seen of the stack then, it would in two thirds of them.
+    #[test]
+    fn a_raised_sampling_interval_is_covered() {
+        const INTERVALS: [u64; 2] = [1_000, 16_000];
+        let profile = Profile { rows: Vec::new(), ..testing::small() };
+        let row = testing::small().rows[0].clone();
+        let truth = 19_000.0;
+        let mut state = sampler_ebpf::rng::seed(9, 0);
+        let (mut with, mut without) = (0, 0);
+        for _ in 0..4_000 {
+            let mut pool = Pool::default();
+            for (interval, blocks) in INTERVALS.into_iter().zip([300, 1_600]) {
+                let constants = draw_constants(interval).expect("in range");
+                let mut draw = || geometric::draw(sampler_ebpf::rng::next(&mut state), &constants);
+                let (mut remaining, mut alloc) = (draw(), SampleSums::default());
+                for _ in 0..blocks {
+                    if let Some(offset) = step(&mut remaining, 10) {
+                        alloc.record(10, 10, offset, interval);
+                        remaining = draw();
+                    }
+                }
+                if alloc.samples > 0 {
+                    pool.add(&Row { interval, alloc, ..row.clone() });
+                }
+            }
+            let holds = |pool: &Pool| {
+                let found = pool.estimate(&profile, Value::AllocSpace, 0.95);
+                i32::from(found.low <= Some(truth) && Some(truth) <= found.high)
+            };
+            without += holds(&pool);
+            pool.allow_for(&INTERVALS);
+            with += holds(&pool);
+        }
+        assert!(
+            f64::from(with) / 4_000.0 > 0.95 - 4.0 * 0.0035 && f64::from(without) / 4_000.0 < 0.75,
+            "{with} {without}"
+        );
     }
 
     #[test]

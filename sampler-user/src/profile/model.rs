@@ -69,6 +69,8 @@ pub struct Profile {
     /// Whether rows carry their samples, as every recording does. `false` for a profile read from a format that
     /// keeps estimates alone (pprof): nothing can be said about the error of its figures.
     pub samples_known: bool,
+    /// Whether `offset_sum` of the sums is known, as it is of every recording. `false` for samples of other profilers.
+    pub offsets_known: bool,
     /// Rule by which bytes are estimated; another than the usual one only where a report asked for it.
     pub estimator: Estimator,
     /// Host name.

@@ -117,6 +117,7 @@ pub fn small() -> Profile {
         duration: Duration::from_millis(30_500),
         live: true,
         samples_known: true,
+        offsets_known: true,
         estimator: Default::default(),
         host: "host1".into(),
         processes,

@@ -174,6 +174,7 @@ fn template(plan: &RecordPlan) -> Profile {
         duration: Duration::ZERO,
         live: plan.live,
         samples_known: true,
+        offsets_known: true,
         estimator: Default::default(),
         host: host_name(),
         processes: Vec::new(),

@@ -97,8 +97,8 @@ pub fn guaranteed_bytes(parts: &[Part<'_>], criterion: Criterion, confidence: f6
     let each = 1.0 - (1.0 - confidence) / parts.len() as f64;
     let mut whole = Interval { low: 0.0, high: 0.0 };
     for Part { interval, sums } in parts {
-        let (sampled_bytes, unskipped) = (sums.sampled_bytes as f64, unskipped(sums) as f64);
-        let ends = interval::from_offsets(sized_samples(sums), unskipped, sampled_bytes, *interval, each);
+        let (sampled_bytes, unskipped) = (sums.sampled_bytes as f64, sums.unskipped() as f64);
+        let ends = interval::from_offsets(sums.sized_samples(), unskipped, sampled_bytes, *interval, each);
         whole.low += ends.low;
         whole.high += ends.high;
     }
@@ -130,16 +130,6 @@ pub fn objects(parts: &[Part<'_>], criterion: Criterion, confidence: f64) -> Est
     )
 }
 
-/// s: samples that take part in byte intervals.
-pub(super) fn sized_samples(sums: &SampleSums) -> u64 {
-    sums.samples.saturating_sub(sums.zero_byte_samples)
-}
-
-/// u = Σ (size − offset): successful trials and those skipped after them.
-pub(super) fn unskipped(sums: &SampleSums) -> u64 {
-    sums.sampled_bytes.saturating_sub(sums.offset_sum)
-}
-
 /// What the samples say about the sizes of a stack's allocations.
 #[derive(Clone, Copy)]
 enum Size {
@@ -165,7 +155,7 @@ fn common_size(parts: &[Part<'_>]) -> Size {
 fn part_bytes(part: &Part<'_>, criterion: Criterion, size: Size, confidence: f64) -> Result<Interval, &'static str> {
     let sums = part.sums;
     if criterion == Criterion::Bytes || part.interval == 1 {
-        let sampled = Sampled { samples: sized_samples(sums), sum: sums.sampled_bytes as f64, estimate: sums.bytes };
+        let sampled = Sampled { samples: sums.sized_samples(), sum: sums.sampled_bytes as f64, estimate: sums.bytes };
         return Ok(interval::from_sizes(sampled, part.interval, confidence));
     }
     match size {

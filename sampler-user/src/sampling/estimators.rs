@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 use super::binomial;
-use super::estimate::{sized_samples, unskipped};
 use super::interval::{Interval, Sampled, from_sizes};
 use super::weight::inclusion;
 use crate::heap::sums::SampleSums;
@@ -102,7 +101,7 @@ pub fn bytes_of_sums(
     estimator: Estimator,
     random: impl FnMut() -> u64,
 ) -> Result<f64, &'static str> {
-    let (samples, unskipped) = (sized_samples(sums), unskipped(sums));
+    let (samples, unskipped) = (sums.sized_samples(), sums.unskipped());
     let (sampled_bytes, r) = (sums.sampled_bytes as f64, interval as f64);
     Ok(match estimator {
         _ if samples == 0 => 0.0,
@@ -126,7 +125,9 @@ pub const TAKEN_AS_THEY_ARE: &str = "sizes above the 99 % cut-off are taken as t
 
 /// The interval that belongs to what [`bytes_of_sums`] gave, `figure`; of sums of such figures of one R too.
 ///
-/// For the offset estimator it is the exact negative-binomial one. A count of successes K was made of all bytes, so these
+/// For the offset estimator it is the exact negative-binomial one. Each thread counts down by itself, and its window is
+/// open at the end; but trials of all threads are independent and alike, so their windows may be laid end to end, where
+/// an unfinished wait simply continues in the next thread: s and u add up, and one open end remains. A count of successes K was made of all bytes, so these
 /// are what precedes success number K and less than what precedes number K + 1: the same law, with nothing skipped.
 ///
 /// # Errors
@@ -144,7 +145,7 @@ pub fn interval_of_sums(
     }
     let (samples, unskipped) = match estimator {
         Estimator::HorvitzThompson => {
-            let sampled = Sampled { samples: sized_samples(sums), sum: sampled_bytes, estimate: sums.bytes };
+            let sampled = Sampled { samples: sums.sized_samples(), sum: sampled_bytes, estimate: sums.bytes };
             return Ok(from_sizes(sampled, interval, confidence));
         }
         Estimator::SizeOverInterval => return Err(BIASED),
@@ -153,7 +154,7 @@ pub fn interval_of_sums(
             let successes = (figure / interval as f64).round() as u64;
             (successes, successes)
         }
-        Estimator::Offset => (sized_samples(sums), unskipped(sums)),
+        Estimator::Offset => (sums.sized_samples(), sums.unskipped()),
     };
     let ends = negative_binomial_interval(samples, unskipped, interval, confidence, Window::Open);
     Ok(Interval { low: ends.low.max(sampled_bytes), high: ends.high })
@@ -197,27 +198,6 @@ pub fn negative_binomial_interval(
         Window::Open => binomial::waiting_quantile(1.0 - tail, samples + 1, interval),
     };
     Interval { low: low.saturating_sub(1) as f64 + u, high: high as f64 + u }
-}
-
-/// Samples of one thread in a window that does not begin and end at a sample.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ThreadWindow {
-    /// Samples.
-    pub samples: u64,
-    /// Σ (size − offset) over them.
-    pub unskipped: u64,
-}
-
-/// The offset estimate over several threads with its interval.
-///
-/// Each thread counts down by itself and its window is open at the end. But trials of all threads are independent and
-/// alike, so their windows may be laid end to end, where an unfinished wait simply continues in the next thread: s and u
-/// add up, and one open end remains.
-pub fn offset_over_threads(threads: &[ThreadWindow], interval: u64, confidence: f64) -> (f64, Interval) {
-    let samples: u64 = threads.iter().map(|thread| thread.samples).sum();
-    let unskipped: u64 = threads.iter().map(|thread| thread.unskipped).sum();
-    let ends = negative_binomial_interval(samples, unskipped, interval, confidence, Window::Open);
-    (offset_estimate(samples, unskipped, interval), ends)
 }
 
 /// Largest geometric draw (in failed trials) of a generator whose smallest uniform number is `smallest`.
@@ -359,27 +339,30 @@ mod tests {
         let (interval, confidence, runs) = (1_000, 0.95, 3_000);
         let constants = crate::sampling::constants::draw_constants(interval).expect("in range");
         let mut state = rng::seed(6, 0);
-        let (mut open, mut truth) = (0, 0);
+        let (mut open, mut closed, mut truth) = (0, 0, 0);
         for _ in 0..runs {
-            let mut threads = [ThreadWindow::default(); 5];
+            let mut sums = SampleSums::default();
             truth = 0;
-            for (index, thread) in threads.iter_mut().enumerate() {
+            for thread in 1..=5 {
                 let mut remaining = draw(rng::next(&mut state), &constants);
-                for i in 0..40 * (index as u64 + 1) {
+                for i in 0..40 * thread {
                     let size = 1 + i * 7 % 30;
                     truth += size;
                     if let Some(offset) = step(&mut remaining, size) {
                         remaining = draw(rng::next(&mut state), &constants);
-                        thread.samples += 1;
-                        thread.unskipped += size - offset;
+                        sums.record(size, size, offset, interval);
                     }
                 }
             }
-            let (_, ends) = offset_over_threads(&threads, interval, confidence);
-            open += i32::from(ends.low <= truth as f64 && truth as f64 <= ends.high);
+            let holds = |ends: Interval| i32::from(ends.low <= truth as f64 && truth as f64 <= ends.high);
+            open += holds(interval_of_sums(&sums, 0.0, interval, Estimator::Offset, confidence).expect("an interval"));
+            let (samples, unskipped) = (sums.sized_samples(), sums.unskipped());
+            closed += holds(negative_binomial_interval(samples, unskipped, interval, confidence, Window::AtSample));
         }
         assert!(truth > 5_000);
-        assert!(f64::from(open) / f64::from(runs) > confidence - 4.0 * 0.004, "{open}");
+        let (open, closed) = (f64::from(open) / f64::from(runs), f64::from(closed) / f64::from(runs));
+        let allowed = confidence - 4.0 * 0.004;
+        assert!(open > allowed && closed < allowed, "{open} {closed}");
     }
 
     #[test]

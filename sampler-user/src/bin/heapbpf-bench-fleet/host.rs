@@ -105,6 +105,7 @@ impl Fleet {
             duration: host.window,
             live: true,
             samples_known: true,
+            offsets_known: true,
             estimator: Default::default(),
             host: format!("host-{:04}", host.number),
             processes,

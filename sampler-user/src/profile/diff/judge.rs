@@ -119,8 +119,7 @@ fn p_value(before: &Side, was: &[Part<'_>], after: &Side, is: &[Part<'_>]) -> Re
 /// The samples in trials.
 fn sampled(sums: &SampleSums, criterion: Criterion) -> Sampled {
     if criterion == Criterion::Bytes {
-        let samples = sums.samples.saturating_sub(sums.zero_byte_samples);
-        return Sampled { samples, sum: sums.sampled_bytes as f64, estimate: sums.bytes };
+        return Sampled { samples: sums.sized_samples(), sum: sums.sampled_bytes as f64, estimate: sums.bytes };
     }
     Sampled { samples: sums.samples, sum: sums.samples as f64, estimate: sums.objects }
 }

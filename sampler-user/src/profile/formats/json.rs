@@ -7,6 +7,7 @@ use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::{Format, FormatError, WriteOptions};
+use crate::heap::sums::SampleSums;
 use crate::profile::estimates::{Pool, exact, guaranteed_of_row, intervals_used, of_row};
 use crate::profile::intern::Interned;
 use crate::profile::model::{Frame, Lifetimes, Process, Profile, Row};
@@ -267,14 +268,15 @@ impl Serialize for RowJson<'_> {
         fields.serialize_field("samples", &row.alloc.samples)?;
         fields.serialize_field("zero_byte_samples", &row.alloc.zero_byte_samples)?;
         fields.serialize_field("sampled_bytes", &row.alloc.sampled_bytes)?;
-        fields.serialize_field("offset_sum", &row.alloc.offset_sum)?;
+        let offsets = |sums: &SampleSums| profile.offsets_known.then_some(sums.offset_sum);
+        fields.serialize_field("offset_sum", &offsets(&row.alloc))?;
         fields.serialize_field("smallest_bytes", &row.alloc.smallest_bytes)?;
         fields.serialize_field("largest_bytes", &row.alloc.largest_bytes)?;
         if profile.live {
             fields.serialize_field("inuse_samples", &row.inuse.samples)?;
             fields.serialize_field("inuse_zero_byte_samples", &row.inuse.zero_byte_samples)?;
             fields.serialize_field("inuse_sampled_bytes", &row.inuse.sampled_bytes)?;
-            fields.serialize_field("inuse_offset_sum", &row.inuse.offset_sum)?;
+            fields.serialize_field("inuse_offset_sum", &offsets(&row.inuse))?;
             fields.serialize_field("inuse_smallest_bytes", &row.inuse.smallest_bytes)?;
             fields.serialize_field("inuse_largest_bytes", &row.inuse.largest_bytes)?;
         }

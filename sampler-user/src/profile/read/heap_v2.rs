@@ -157,6 +157,7 @@ fn profile(sampled: Option<u64>, found: Vec<(Vec<u64>, Line)>, modules: Vec<Modu
         duration: Duration::ZERO,
         live: true,
         samples_known: false,
+        offsets_known: false,
         estimator: Default::default(),
         host: String::new(),
         processes: vec![Process { comm: base_name(&exe).into(), exe, coverage: 1.0, ..Process::default() }],

@@ -105,7 +105,7 @@ struct RowJson<'a> {
     zero_byte_samples: u64,
     sampled_bytes: u64,
     #[serde(default)]
-    offset_sum: u64,
+    offset_sum: Option<u64>,
     /// Without sizes they are taken to differ: then no interval is claimed for a count.
     #[serde(default)]
     smallest_bytes: u64,
@@ -118,7 +118,7 @@ struct RowJson<'a> {
     #[serde(default)]
     inuse_sampled_bytes: u64,
     #[serde(default)]
-    inuse_offset_sum: u64,
+    inuse_offset_sum: Option<u64>,
     #[serde(default)]
     inuse_smallest_bytes: u64,
     #[serde(default = "unknown_size")]
@@ -191,6 +191,10 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
     let mut reader = Reader::default();
     reader.modules(top.modules);
     let processes: Vec<Process> = top.processes.into_iter().map(process).collect();
+    let has_offsets = |row: &RowJson| {
+        row.offset_sum.is_some() && (row.inuse_offset_sum.is_some() || !top.live || row.inuse_samples == 0)
+    };
+    let offsets_known = top.stacks.iter().all(has_offsets);
     let mut rows = Vec::with_capacity(top.stacks.len());
     for row in top.stacks {
         rows.push(reader.row(row, &processes, top.live).map_err(damaged)?);
@@ -204,6 +208,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
         duration,
         live: top.live,
         samples_known: top.samples_known,
+        offsets_known,
         estimator: Default::default(),
         host: top.host,
         processes,
@@ -305,7 +310,7 @@ impl<'a> Reader<'a> {
                 json.samples,
                 json.zero_byte_samples,
                 json.sampled_bytes,
-                json.offset_sum,
+                json.offset_sum.unwrap_or(0),
                 json.smallest_bytes,
                 json.largest_bytes,
             ],
@@ -317,7 +322,7 @@ impl<'a> Reader<'a> {
                 json.inuse_samples,
                 json.inuse_zero_byte_samples,
                 json.inuse_sampled_bytes,
-                json.inuse_offset_sum,
+                json.inuse_offset_sum.unwrap_or(0),
                 json.inuse_smallest_bytes,
                 json.inuse_largest_bytes,
             ],

@@ -58,6 +58,7 @@ impl Default for Table {
             duration: Duration::ZERO,
             live: false,
             samples_known: true,
+            offsets_known: true,
             estimator: Default::default(),
             host: String::new(),
             processes: Vec::new(),
@@ -87,6 +88,7 @@ impl Table {
                     Duration::try_from_secs_f64(columns.real("duration_seconds", row)?.unwrap_or(0.0))
                         .map_err(damaged)?;
             }
+            self.profile.offsets_known &= columns.0.column_by_name("offset_sum").is_some();
             let first = self.profile.criterion.name();
             if criterion != first {
                 return Err(damaged(format!("rows sampled by `{criterion}` and by `{first}`: their trials differ")));

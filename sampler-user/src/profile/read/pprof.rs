@@ -240,6 +240,7 @@ impl<'a> Reader<'a> {
             duration: Duration::from_nanos(u64::try_from(head.duration_nanos).unwrap_or(0)),
             live,
             samples_known,
+            offsets_known: false,
             estimator: Default::default(),
             host: comments.host,
             processes,

@@ -51,7 +51,7 @@ fn json_comes_back_whole() {
         assert_eq!((back.started, back.duration), (profile.started, profile.duration));
         assert_eq!((back.counters, back.notes), (profile.counters, profile.notes));
         assert_eq!((back.version, back.host, back.unwind), (profile.version, profile.host, profile.unwind));
-        assert!(back.live && back.samples_known);
+        assert!(back.live && back.samples_known && back.offsets_known);
     }
 }
 
@@ -83,7 +83,7 @@ fn json_without_our_additions_is_read() {
 fn parquet_keeps_what_a_comparison_needs() {
     let profile = testing::small();
     let back = parse(&written(&profile, "parquet")).expect("its own output");
-    assert!(back.live && back.samples_known);
+    assert!(back.live && back.samples_known && back.offsets_known);
     assert_eq!((back.interval, back.host.as_str(), back.duration), (524_288, "host1", profile.duration));
     assert_eq!(back.started, profile.started - std::time::Duration::from_nanos(789));
     let mut first = profile.rows[0].alloc;
@@ -189,7 +189,8 @@ fn go_profile(period: i64) -> proto::Profile {
 #[test]
 fn samples_of_go_are_counted_again() {
     let profile = parse(&gzip(&go_profile(524_288).encode_to_vec())).expect("a Go profile");
-    assert!(profile.samples_known);
+    assert!(profile.samples_known && !profile.offsets_known);
+    assert!(!parse(&written(&profile, "json")).expect("its own output").offsets_known);
     let (first, second) = (&profile.rows[0], &profile.rows[1]);
     assert_eq!((first.alloc.samples, first.alloc.sampled_bytes, first.inuse.samples), (3, 196_608, 1));
     assert_eq!(first.alloc.bytes, 1_638_400.0, "estimates are Go's own");
