@@ -59,7 +59,9 @@ fn words_that_do_not_parse() {
     let pid = target.pid().to_string();
     let cases: &[(&[&str], &str)] = &[
         (&["--pid", &pid, "--interval", "12parsecs"], "12parsecs"),
-        (&["--pid", &pid, "--interval", "-5"], "-5"),
+        (&["--pid", &pid, "--interval", "-5"], "the range is 0"),
+        (&["--pid", &pid, "--interval", "65MiB", "--criterion", "allocations"], "64 MiB"),
+        (&["--pid", &pid, "--criterion", "weight"], "bytes, allocations, size-class"),
         (&["--pid", &pid, "--interval", "128MiB"], "64 MiB"),
         (&["--pid", &pid, "--interval", ""], "interval"),
         (&["--pid", &pid, "--duration", "soon"], "soon"),
@@ -80,6 +82,50 @@ fn words_that_do_not_parse() {
         refused.check(2, &[word, &word.replace(' ', "")]);
         nothing_written(&refused);
     }
+}
+
+#[test]
+fn seeds_out_of_range() {
+    let Some(_turn) = turn("seeds_out_of_range") else { return };
+    for seed in ["0", "-1", "18446744073709551616", "many"] {
+        let refused = Recorder::of(std::process::id(), 4096).without_outputs().option("--seed", seed).refused();
+        refused.check(2, &["the range is 1 to 18446744073709551615"]);
+        nothing_written(&refused);
+    }
+}
+
+/// Profiles of other tools that do not say how they sampled: no command guesses.
+#[test]
+fn a_profile_without_its_sampling_interval() {
+    let Some(_turn) = turn("a_profile_without_its_sampling_interval") else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("our own folder");
+        path
+    };
+    let known = file("known.heap", "heap_v2/524288\n  t*: 1: 100 [0: 0]\n");
+    let output = folder.path().join("sum.json");
+    for (name, text) in [
+        ("jemalloc.heap", "heap_v2/0\n  t*: 1: 100 [0: 0]\n"),
+        ("tcmalloc.heap", "heap profile:  1:  100 [  1:  100] @ heap\n"),
+    ] {
+        let unknown = file(name, text);
+        let commands: [&[&OsStr]; 4] = [
+            &["report".as_ref(), unknown.as_ref()],
+            &["plan".as_ref(), unknown.as_ref()],
+            &["diff".as_ref(), known.as_ref(), unknown.as_ref()],
+            &["merge".as_ref(), "-o".as_ref(), output.as_ref(), known.as_ref(), unknown.as_ref()],
+        ];
+        for command in commands {
+            let refused = Command::new(heapbpf()).args(command).output().expect("the binary under test runs");
+            let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert_eq!(refused.status.code(), Some(1), "{command:?}: {said}");
+            let sentence = format!("cannot unbias: no sampling interval recorded in {}", unknown.display());
+            assert!(said.contains(&sentence), "{command:?}: {said}");
+        }
+    }
+    assert!(!output.exists());
 }
 
 #[test]

@@ -222,6 +222,30 @@ fn a_running_process_is_planned_for() {
     assert!(plan["allocations_per_second"].as_f64().expect("a number") > 0.0);
 }
 
+/// `-i auto` is the model of `heapbpf plan` with what probes cost on this machine. A plan made of its profile knows the
+/// sizes, where the recording only knew their mean, and calls vary: they agree within two steps of two. Figures are true
+/// although the interval changed: with the tolerance of the larger one.
+#[test]
+fn the_automatic_interval_is_that_of_a_plan() {
+    let Some(_turn) = turn("the_automatic_interval_is_that_of_a_plan") else { return };
+    let (outcome, truth) = record("mix", &["600000"], &["--interval", "auto"]);
+    let (profile, stats) = outcome.results();
+    assert_eq!(stats.lost(), 0);
+    let chosen = profile.interval_bytes;
+    let said = profile.notes.iter().any(|note| note.contains("chosen for the call rate"));
+    assert!(chosen.is_power_of_two() && said, "{chosen}: {:?}", profile.notes);
+    let plan = json(&["plan", &path(&outcome, "profile.json"), "--json"]);
+    assert_eq!(plan["costs_from"], "machine", "{plan}");
+    let planned = plan["automatic"]["interval"].as_u64().expect("a number");
+    println!("{chosen} chosen, {planned} planned; costs {}", plan["costs"]);
+    assert!((planned / 4..=planned * 4).contains(&chosen), "{chosen} chosen, {planned} planned");
+    let largest = profile.stacks.iter().map(|stack| stack.interval).max().expect("stacks");
+    let total = truth.sites.iter().flat_map(|site| site.sizes.iter().map(|row| (row[0], row[1])));
+    let law = Law::of(total, largest).bytes;
+    let off = (profile.totals.alloc_bytes.value() - law.truth).abs();
+    assert!(off < law.tolerance(), "off by {off}, {} allowed", law.tolerance());
+}
+
 /// Site and significance of every stack in a comparison of allocated bytes.
 fn grown(before: &Outcome, after: &Outcome) -> Vec<(String, bool, f64)> {
     let (before, after) = (path(before, "profile.json"), path(after, "profile.json"));
@@ -311,9 +335,20 @@ fn estimators_and_moments_are_the_users() {
     assert!(inuse(&peak) >= inuse(&end) / 1.02, "{} {}", inuse(&peak), inuse(&end));
     let file = path(&end, "profile.json");
     assert!(shown(&["report", "--at", "peak", &file]).contains("highest estimated total"));
-    for estimator in ["count-of-successes", "size-over-interval", "offset"] {
-        assert!(shown(&["report", "--estimator", estimator, &file]).contains(estimator));
+    for (estimator, said) in
+        [("count-of-successes", "allocated"), ("size-over-interval", "no interval holds"), ("offset", "allocated")]
+    {
+        let report = shown(&["report", "--estimator", estimator, "-n", "1", &file]);
+        assert!(report.contains(&format!("estimated by {estimator}")) && report.contains(said), "{report}");
     }
+    // The interval that holds for every mix of sizes is in the profile, and in the report for those who ask.
+    assert!(!shown(&["report", &file]).contains("guaranteed"));
+    assert!(shown(&["report", "--guaranteed", &file]).contains("guaranteed ["));
+    let profile: serde_json::Value = output::read(Path::new(&file));
+    let bytes = &profile["totals"]["alloc_bytes"];
+    let end = |name: &str| bytes["guaranteed"][name].as_f64().expect("a number");
+    let exact = bytes["exact"].as_f64().expect("counted");
+    assert!(end("low") < exact && exact < end("high") && end("high") - end("low") < 0.2 * exact, "{bytes}");
     assert_eq!(run(&["report", "--estimator", "guess", &file]).status.code(), Some(2));
 }
 
