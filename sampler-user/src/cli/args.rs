@@ -412,6 +412,9 @@ pub struct ReportArgs {
     /// Most stacks shown
     #[arg(short = 'n', long, default_value_t = 20)]
     pub top: usize,
+    /// Also so many functions, with all that is allocated through them
+    #[arg(long, value_name = "N", default_value_t = 0, default_missing_value = "20", num_args = 0..=1, require_equals = true)]
+    pub functions: usize,
     /// Sort by: alloc_objects, alloc_space, inuse_objects, inuse_space
     #[arg(long, value_name = "VALUE", value_parser = parse_value)]
     pub value: Option<Value>,

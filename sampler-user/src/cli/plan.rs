@@ -379,9 +379,13 @@ impl RecordPlan {
 
     /// What must be known of the way of sampling beside the figures.
     pub fn sampling_note(&self) -> Option<String> {
-        self.classes.as_ref().map(|_| {
-            format!("sampled by size class: {}; estimates of bytes and of counts are unbiased", self.sampling())
-        })
+        let by = match self.criterion {
+            Criterion::Bytes => return None,
+            Criterion::Allocations => "allocation",
+            Criterion::SizeClass => "size class",
+        };
+        let sampling = self.sampling();
+        Some(format!("sampled by {by}: {sampling}; estimates of bytes and of counts are unbiased"))
     }
 }
 

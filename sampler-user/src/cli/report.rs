@@ -49,6 +49,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
         group_by: args.group_by,
         sort: args.value,
         top: args.top,
+        functions: args.functions,
         fold_recursion: args.fold_recursion,
         confidence: args.confidence,
         guaranteed: args.guaranteed,

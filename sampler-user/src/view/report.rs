@@ -1,6 +1,8 @@
 //! The closing table, and what `heapbpf report` prints: a profile as text.
 
 mod chain;
+mod figures;
+mod functions;
 mod processes;
 mod remarks;
 mod stacks;
@@ -24,6 +26,8 @@ pub struct ReportOptions {
     pub sort: Option<Value>,
     /// Number of stacks.
     pub top: usize,
+    /// Number of functions; 0: no such table.
+    pub functions: usize,
     /// What stacks are put together by; `None`: the process if there are several.
     pub group_by: Option<GroupBy>,
     /// Whether stacks that differ only in how deep a recursion went are one.
@@ -45,6 +49,7 @@ impl Default for ReportOptions {
             color: false,
             sort: None,
             top: 10,
+            functions: 0,
             group_by: None,
             fold_recursion: true,
             confidence: 0.95,
@@ -66,7 +71,12 @@ pub fn report(profile: &Profile, options: &ReportOptions) -> String {
     let context = Context { profile, options, width: options.width.max(LEAST_WIDTH), sort, whole, intervals };
     let mut lines = vec![context.title()];
     lines.extend(context.totals());
-    for section in [stacks::section(&context), processes::section(&context), remarks::section(&context)] {
+    for section in [
+        stacks::section(&context),
+        functions::section(&context),
+        processes::section(&context),
+        remarks::section(&context),
+    ] {
         if !section.is_empty() {
             lines.push(String::new());
             lines.extend(section);

@@ -145,3 +145,19 @@ fn guaranteed_intervals_are_the_users() {
     profile.criterion = Criterion::Allocations;
     assert!(!with(&profile, true).contains("every mix of sizes"));
 }
+
+/// A function has all that is allocated through it, with the error bar of that sum: recursion counts once.
+#[test]
+fn functions_have_figures_of_their_own() {
+    let mut profile = testing::small();
+    profile.rows.retain(|row| row.interval == profile.interval);
+    assert!(!report(&profile, &ReportOptions::default()).contains("By function"));
+    let text = report(&profile, &ReportOptions { functions: 4, width: 140, ..ReportOptions::default() });
+    let section: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("By function")).collect();
+    assert!(section[0].contains("top 4 of 5"), "{text}");
+    // `parse_value` is twice on the stacks of rows 0, 1 and 4, and nowhere else.
+    let through = Pool::of([0, 1, 3].map(|row| &profile.rows[row]));
+    let figure = crate::view::figure::FigureText::new(&profile, &through, Value::InuseSpace, 0.95);
+    let line = section.iter().find(|line| line.ends_with("parse_value")).expect("a top function");
+    assert!(line.contains(&figure.figure) && line.contains(&figure.bounds), "{line} {figure:?}");
+}

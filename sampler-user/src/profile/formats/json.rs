@@ -52,7 +52,7 @@ struct Writer<'a> {
 impl Serialize for Writer<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let profile = self.profile;
-        let mut top = serializer.serialize_struct("Profile", 17)?;
+        let mut top = serializer.serialize_struct("Profile", 18)?;
         top.serialize_field("version", &profile.version)?;
         top.serialize_field("interval_bytes", &profile.interval)?;
         top.serialize_field("criterion", profile.criterion.name())?;
@@ -62,6 +62,7 @@ impl Serialize for Writer<'_> {
         top.serialize_field("host", &profile.host)?;
         top.serialize_field("live", &profile.live)?;
         top.serialize_field("samples_known", &profile.samples_known)?;
+        top.serialize_field("estimator", profile.estimator.name())?;
         top.serialize_field("confidence", &self.confidence)?;
         top.serialize_field("totals", &Figures::of_pool(self, &Pool::of(&profile.rows), None))?;
         top.serialize_field("processes", &self.processes())?;

@@ -11,6 +11,7 @@ use super::strings::Strings;
 use super::{ContentError, MOST_FRAMES};
 use crate::heap::sums::SampleSums;
 use crate::profile::model::{Criterion, Frame, Lifetimes, Module, Process, Profile, Row, Stack};
+use crate::sampling::estimators::Estimator;
 use crate::view::units;
 
 /// The parts of the contract's schema that a profile is made of. What older or newer versions leave out is not needed.
@@ -30,6 +31,8 @@ struct Top<'a> {
     live: bool,
     #[serde(default = "yes")]
     samples_known: bool,
+    #[serde(default)]
+    estimator: Estimator,
     processes: Vec<ProcessJson>,
     #[serde(default)]
     modules: Vec<ModuleJson>,
@@ -209,7 +212,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
         live: top.live,
         samples_known: top.samples_known,
         offsets_known,
-        estimator: Default::default(),
+        estimator: top.estimator,
         host: top.host,
         processes,
         rows,

@@ -1,18 +1,18 @@
 //! The top stacks.
 
 use std::borrow::Cow;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 
 use super::Context;
 use super::chain::{self, Call, Chain};
+use super::figures::FigureTable;
 use crate::profile::estimates::Pool;
 use crate::profile::group::GroupBy;
 use crate::profile::intern::Interned;
-use crate::profile::model::{Criterion, Lifetimes, Row};
+use crate::profile::model::{Lifetimes, Row};
 use crate::profile::value::Value;
 use crate::sampling::survival;
-use crate::view::figure::FigureText;
-use crate::view::text::{Column, Style, Table, clip, wrap};
+use crate::view::text::{Style, clip};
 use crate::view::units;
 
 /// Lines of the section; empty if there is no stack.
@@ -38,9 +38,9 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     heading.push_str(&context.paint(Style::Dim, &clip(&about, context.width.saturating_sub(title.len()))));
     let mut lines = vec![heading];
 
-    let mut reasons = BTreeSet::new();
-    let table = table(context, shown, &mut reasons);
-    let (header, rows) = table.lines(context.width, context.options.color);
+    let mut table = FigureTable::new(context, &[]);
+    shown.iter().for_each(|group| table.row(context, &group.pool, Vec::new()));
+    let (header, rows) = table.lines(context);
     lines.push(header);
     for (row, group) in rows.into_iter().zip(shown) {
         lines.push(row);
@@ -52,63 +52,12 @@ pub(super) fn section(context: &Context) -> Vec<String> {
         let lives = lifetimes(group).map(|text| context.paint(Style::Dim, &text));
         lines.extend(lives.map(|line| format!("{:INDENT$}{line}", "")));
     }
-    if !reasons.is_empty() {
-        let reasons: Vec<&str> = reasons.into_iter().collect();
-        let note = format!("~ no error bar: {}", reasons.join("; or: "));
-        lines.extend(wrap(&note, context.width).iter().map(|line| context.paint(Style::Dim, line)));
-    }
-    if context.options.guaranteed && context.profile.criterion == Criterion::Bytes {
-        let note = "GUARANTEED: from how far into each block its sample came; coverage holds for every mix of sizes";
-        lines.extend(wrap(note, context.width).iter().map(|line| context.paint(Style::Dim, line)));
-    }
+    lines.extend(table.notes(context));
     lines
 }
 
 /// Columns before the calls of a stack.
 const INDENT: usize = 6;
-
-fn table(context: &Context, groups: &[Group], reasons: &mut BTreeSet<&'static str>) -> Table {
-    let live = context.profile.live;
-    let values: &[Value] = if live {
-        &[Value::InuseSpace, Value::InuseObjects, Value::AllocSpace, Value::AllocObjects]
-    } else {
-        &[Value::AllocSpace, Value::AllocObjects]
-    };
-    let guaranteed = |value: Value| context.options.guaranteed && value.is_bytes();
-    let mut columns = vec![Column::right("#", Style::Dim).gap(1), Column::right("SHARE", Style::Bold)];
-    for &value in values {
-        // Bounds of counts go first, then the counts, then the bounds of bytes.
-        let (title, style, rank) = match value {
-            Value::InuseSpace => ("IN USE", Style::Bold, 0),
-            Value::InuseObjects => ("OBJECTS", Style::Plain, 5),
-            Value::AllocSpace if live => ("ALLOCATED", Style::Plain, 1),
-            Value::AllocSpace => ("ALLOCATED", Style::Bold, 0),
-            Value::AllocObjects => ("CALLS", Style::Plain, 3),
-        };
-        columns.push(Column::right(title, style).dispensable(rank));
-        columns.push(Column::left("", Style::Dim).gap(1).dispensable(rank + 1));
-        if guaranteed(value) {
-            columns.push(Column::left("GUARANTEED", Style::Dim).dispensable(rank));
-        }
-    }
-    let mut table = Table::new(columns);
-    let total = context.whole.total(context.sort);
-    for (index, group) in groups.iter().enumerate() {
-        let share = if total > 0.0 { units::share(group.pool.total(context.sort) / total) } else { String::new() };
-        let mut cells = vec![(index + 1).to_string(), share];
-        for &value in values {
-            let FigureText { figure, bounds, unbounded } =
-                context.figure(&group.pool, value).quiet_if_unseen(&group.pool, value);
-            reasons.extend(unbounded);
-            cells.extend([figure, bounds]);
-            if guaranteed(value) {
-                cells.push(context.guaranteed(&group.pool, value));
-            }
-        }
-        table.row(cells);
-    }
-    table
-}
 
 /// How long a stack's blocks live.
 fn lifetimes(group: &Group) -> Option<String> {

@@ -1,0 +1,95 @@
+//! The columns of figures with their error bars, which stacks and functions have alike.
+
+use std::collections::BTreeSet;
+
+use super::Context;
+use crate::profile::estimates::Pool;
+use crate::profile::model::Criterion;
+use crate::profile::value::Value;
+use crate::view::figure::FigureText;
+use crate::view::text::{Column, Style, Table, wrap};
+use crate::view::units;
+
+/// A table of pools: number, share, the four figures, and columns of the caller's own after them.
+pub(super) struct FigureTable {
+    table: Table,
+    rows: usize,
+    /// Why some figures have no error bar.
+    reasons: BTreeSet<&'static str>,
+}
+
+fn values(context: &Context) -> &'static [Value] {
+    if context.profile.live {
+        &[Value::InuseSpace, Value::InuseObjects, Value::AllocSpace, Value::AllocObjects]
+    } else {
+        &[Value::AllocSpace, Value::AllocObjects]
+    }
+}
+
+fn has_guaranteed(context: &Context, value: Value) -> bool {
+    context.options.guaranteed && value.is_bytes()
+}
+
+impl FigureTable {
+    /// Without rows yet.
+    pub(super) fn new(context: &Context, more: &[Column]) -> Self {
+        let live = context.profile.live;
+        let mut columns = vec![Column::right("#", Style::Dim).gap(1), Column::right("SHARE", Style::Bold)];
+        for &value in values(context) {
+            // Bounds of counts go first, then the counts, then the bounds of bytes.
+            let (title, style, rank) = match value {
+                Value::InuseSpace => ("IN USE", Style::Bold, 0),
+                Value::InuseObjects => ("OBJECTS", Style::Plain, 5),
+                Value::AllocSpace if live => ("ALLOCATED", Style::Plain, 1),
+                Value::AllocSpace => ("ALLOCATED", Style::Bold, 0),
+                Value::AllocObjects => ("CALLS", Style::Plain, 3),
+            };
+            columns.push(Column::right(title, style).dispensable(rank));
+            columns.push(Column::left("", Style::Dim).gap(1).dispensable(rank + 1));
+            if has_guaranteed(context, value) {
+                columns.push(Column::left("GUARANTEED", Style::Dim).dispensable(rank));
+            }
+        }
+        columns.extend(more.iter().cloned());
+        Self { table: Table::new(columns), rows: 0, reasons: BTreeSet::new() }
+    }
+
+    /// Adds a row.
+    pub(super) fn row(&mut self, context: &Context, pool: &Pool, more: Vec<String>) {
+        self.rows += 1;
+        let total = context.whole.total(context.sort);
+        let share = if total > 0.0 { units::share(pool.total(context.sort) / total) } else { String::new() };
+        let mut cells = vec![self.rows.to_string(), share];
+        for &value in values(context) {
+            let FigureText { figure, bounds, unbounded } = context.figure(pool, value).quiet_if_unseen(pool, value);
+            self.reasons.extend(unbounded);
+            cells.extend([figure, bounds]);
+            if has_guaranteed(context, value) {
+                cells.push(context.guaranteed(pool, value));
+            }
+        }
+        cells.extend(more);
+        self.table.row(cells);
+    }
+
+    /// The header and the rows.
+    pub(super) fn lines(&self, context: &Context) -> (String, Vec<String>) {
+        self.table.lines(context.width, context.options.color)
+    }
+
+    /// What the reader must know of the error bars.
+    pub(super) fn notes(&self, context: &Context) -> Vec<String> {
+        let mut notes = Vec::new();
+        if !self.reasons.is_empty() {
+            let reasons: Vec<&str> = self.reasons.iter().copied().collect();
+            notes.push(format!("~ no error bar: {}", reasons.join("; or: ")));
+        }
+        if context.options.guaranteed && context.profile.criterion == Criterion::Bytes {
+            let note =
+                "GUARANTEED: from how far into each block its sample came; coverage holds for every mix of sizes";
+            notes.push(note.to_owned());
+        }
+        let lines = notes.iter().flat_map(|note| wrap(note, context.width));
+        lines.map(|line| context.paint(Style::Dim, &line)).collect()
+    }
+}
