@@ -12,8 +12,7 @@ use crate::packages::{self, Package};
 use crate::shell::run as run_command;
 
 /// What it measures.
-pub const ABOUT: &str =
-    "a malloc/free pair under heapbpf as ratios to two no-op probes at the same instructions ([--quick] [--rounds N])";
+pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op probes at the same instructions ([--quick] [--rounds N] [--criteria | --scaling])";
 
 /// Builds heapbpf and the workload and runs it, as root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {

@@ -21,13 +21,19 @@ struct Row {
     to_bytes: Vec<f64>,
 }
 
-/// Measures and prints. A second recording by bytes shows what the comparison itself is worth.
+/// Measures and prints: pairs, and allocations alone, where a hit's share is largest.
 pub fn run(options: &Options, object: &[u8], library: &Library) -> anyhow::Result<()> {
+    compare(options, object, library, true)?;
+    compare(options, object, library, false)
+}
+
+/// A second recording by bytes shows what the comparison itself is worth.
+fn compare(options: &Options, object: &[u8], library: &Library, live: bool) -> anyhow::Result<()> {
     let mut workload = library.start(&options.pairs, &["1"])?;
     let pid = workload.pid();
     let allocator = Allocator::of_process(pid)?;
     let load = |criterion, interval| {
-        let setting = Setting { interval, criterion, live: true, link: None, stack_kind: stack_kind::COPIED };
+        let setting = Setting { interval, criterion, live, link: None, stack_kind: stack_kind::COPIED };
         Recording::load(object, setting, &allocator, pid)
     };
     let mut by_bytes = load(Criterion::Bytes, INTERVAL)?;
@@ -62,7 +68,8 @@ pub fn run(options: &Options, object: &[u8], library: &Library) -> anyhow::Resul
             before = after;
         }
     }
-    println!("\n{:<32} {:>9}            of by bytes [quartiles]", "one sample per 512 KiB, per pair", "ns");
+    let title = if live { "one sample per 512 KiB, per pair" } else { "the same with --no-live" };
+    println!("\n{title:<32} {:>9}            of by bytes [quartiles]", "ns");
     println!("{:<32} {:>9.1}", "by bytes", median(&bytes));
     for row in &rows {
         println!("{:<32} {:>9.1}            {}", row.name, median(&row.ns), spread(&row.to_bytes));
