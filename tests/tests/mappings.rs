@@ -143,3 +143,62 @@ fn a_process_in_a_pid_namespace_has_both_ids() {
     let profile = record(target, pid, || ());
     assert_eq!(profile.process(pid).namespace_pid, Some(1));
 }
+
+/// An overlay mount as containers have it; taken away when dropped.
+struct Overlay {
+    folder: TempDir,
+}
+
+impl Overlay {
+    /// With this program in the lower layer; `Err` says why there can be none.
+    fn with(program: &Path) -> Result<Self, String> {
+        let overlay = Self { folder: folder() };
+        for part in ["lower", "upper", "work", "merged"] {
+            std::fs::create_dir(overlay.path(part)).expect("our own folder");
+        }
+        let copied = Command::new("cp").arg(program).arg(overlay.path("lower").join("layered")).status();
+        assert!(copied.expect("cp runs").success());
+        let layers = ["lower", "upper", "work"].map(|part| format!("{part}dir={}", overlay.path(part).display()));
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "overlay", "overlay", "-o", &layers.join(",")]);
+        let output = mount.arg(overlay.path("merged")).output().map_err(|error| error.to_string())?;
+        if !output.status.success() {
+            return Err(String::from_utf8_lossy(&output.stderr).into_owned());
+        }
+        Ok(overlay)
+    }
+
+    fn path(&self, part: &str) -> PathBuf {
+        self.folder.path().join(part)
+    }
+}
+
+impl Drop for Overlay {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.path("merged")).status();
+    }
+}
+
+/// As in a container: the program lies in a lower layer. Then it is changed in the mount, which copies the file up: what
+/// runs is the lower one.
+#[test]
+fn a_program_on_an_overlay() {
+    let case = "a_program_on_an_overlay";
+    let Some(_turn) = turn(case) else { return };
+    for copied_up in [false, true] {
+        let overlay = match Overlay::with(&frames()) {
+            Ok(overlay) => overlay,
+            Err(why) => return skipped(case, &format!("no overlay can be mounted here: {why}")),
+        };
+        let layered = overlay.path("merged").join("layered");
+        let (target, pid) = started(Command::new(&layered).arg(ROUNDS));
+        let profile = record(target, pid, || {
+            if copied_up {
+                std::fs::remove_file(&layered).expect("our own mount");
+                std::fs::write(&layered, "another").expect("our own mount");
+            }
+        });
+        let exe = &profile.process(pid).exe;
+        assert!(exe.ends_with("/merged/layered"), "{exe}");
+    }
+}

@@ -1,11 +1,11 @@
-//! Measures unwinding of a 70-frame stack: cold, with warm rules, and repeated. Prints one JSON object.
+//! Measures unwinding of stacks of 8 to 512 frames: cold, with warm rules, and repeated. Prints a JSON object for each.
 
 use std::hint::black_box;
 use std::time::Instant;
 
 use sampler_user::unwind::dwarf::{Capture, Unwinder};
-use sampler_user::unwind::own_process::{OwnProcess, capture_here, take_capture};
-use sampler_user::unwind::raw::SpaceView;
+use sampler_user::unwind::own_process::{OwnCapture, OwnProcess, capture_here, take_capture};
+use sampler_user::unwind::raw::{Completeness, RawStack, SpaceView};
 
 #[inline(never)]
 fn descend(depth: u32) -> u32 {
@@ -32,6 +32,37 @@ fn median_ns(rounds: u32, mut work: impl FnMut(u64)) -> f64 {
     times[times.len() / 2]
 }
 
+fn measure(
+    process: &OwnProcess,
+    files: &mut OwnProcess,
+    unwinder: &mut Unwinder,
+    stack: &RawStack,
+    capture: &OwnCapture,
+) {
+    let input = Capture { registers: &capture.registers, stack: &capture.stack, awaited: &[] };
+    let cold = median_ns(5, |_| {
+        black_box(Unwinder::default().unwind(files, &process.space(), input));
+    });
+    // A new generation of the mappings each time: the rules are known, the stack is not.
+    let warm = median_ns(400, |generation| {
+        let space = SpaceView { generation: Some(generation + 1), ..process.space() };
+        black_box(unwinder.unwind(files, &space, input));
+    });
+    let repeated = median_ns(2000, |_| {
+        black_box(unwinder.unwind(files, &process.space(), input));
+    });
+    println!(
+        "{}",
+        serde_json::json!({
+            "frames": stack.frames.len(),
+            "complete": stack.completeness == Completeness::Complete,
+            "unwind_new_process_ns": cold,
+            "unwind_warm_ns": warm,
+            "unwind_repeated_ns": repeated,
+        })
+    );
+}
+
 fn main() -> anyhow::Result<()> {
     let process = OwnProcess::read()?;
     let mut files = process.clone();
@@ -44,29 +75,9 @@ fn main() -> anyhow::Result<()> {
     };
     let mut unwinder = Unwinder::default();
     let base = frames_of(1, &mut unwinder).0.frames.len() as u32;
-    let (stack, capture) = frames_of(71 - base, &mut unwinder);
-    let input = Capture { registers: &capture.registers, stack: &capture.stack, awaited: &[] };
-
-    let cold = median_ns(5, |_| {
-        black_box(Unwinder::default().unwind(&mut files, &process.space(), input));
-    });
-    // A new generation of the mappings each time: the rules are known, the stack is not.
-    let warm = median_ns(400, |generation| {
-        let space = SpaceView { generation: Some(generation + 1), ..process.space() };
-        black_box(unwinder.unwind(&mut files, &space, input));
-    });
-    let repeated = median_ns(2000, |_| {
-        black_box(unwinder.unwind(&mut files, &process.space(), input));
-    });
-    println!(
-        "{}",
-        serde_json::json!({
-            "frames": stack.frames.len(),
-            "complete": stack.completeness == sampler_user::unwind::raw::Completeness::Complete,
-            "unwind_new_process_ns": cold,
-            "unwind_warm_ns": warm,
-            "unwind_repeated_ns": repeated,
-        })
-    );
+    for wanted in [base + 1, 70, 140, 280, 512] {
+        let (stack, capture) = frames_of(wanted + 1 - base, &mut unwinder);
+        measure(&process, &mut process.clone(), &mut unwinder, &stack, &capture);
+    }
     Ok(())
 }

@@ -13,6 +13,7 @@ use sampler_ebpf::trials::SIZE_CLASSES;
 use crate::attach::arch::Machine;
 use crate::attach::hooks::{FileKey, Hooks};
 use crate::attach::{KernelRules, Table};
+use crate::heap::event::decode_stack;
 use crate::host::limits::Limits;
 use crate::kernel::loader::{Loader, MapSizes, ProgramKind};
 use crate::kernel::programs::{LinkKind, Programs};
@@ -110,7 +111,12 @@ pub struct Setting {
     pub link: Option<LinkKind>,
     /// One of `abi::stack_kind`.
     pub stack_kind: u32,
+    /// Most bytes of stack that are copied.
+    pub stack_bytes: u64,
 }
+
+/// Default of [`Setting::stack_bytes`], as on the command line.
+pub const STACK_BYTES: u64 = 64 << 10;
 
 impl Recording {
     /// Loads the programs of an object; they are not on yet.
@@ -121,7 +127,7 @@ impl Recording {
         let config = Config {
             live: u32::from(setting.live),
             stack_kind: setting.stack_kind,
-            stack_bytes: 64 << 10,
+            stack_bytes: setting.stack_bytes,
             criterion: setting.criterion.code(),
             self_tgid: std::process::id(),
             events_mark: u64::MAX / 2,
@@ -172,6 +178,23 @@ impl Recording {
         }
         while self.stacks.drain(|_| ()) > 0 {}
         records
+    }
+
+    /// Empties the rings. Returns the number of stack copies, and their bytes.
+    pub fn drain_stacks(&mut self) -> (u64, u64) {
+        while self.events.drain(|_| ()) > 0 {}
+        let (mut copies, mut bytes) = (0, 0);
+        loop {
+            let count = self.stacks.drain(|record| {
+                if let Some((head, _)) = decode_stack(&record) {
+                    copies += 1;
+                    bytes += u64::from(head.copied_bytes);
+                }
+            });
+            if count == 0 {
+                return (copies, bytes);
+            }
+        }
     }
 
     /// Changes the interval that threads take at their next draw.

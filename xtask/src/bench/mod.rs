@@ -5,6 +5,7 @@ mod fleet;
 mod heap;
 mod peers;
 mod processes;
+mod stacks;
 mod statistics;
 mod unwind;
 
@@ -36,6 +37,7 @@ const BENCHES: &[Bench] = &[
     Bench { name: "peers", about: peers::ABOUT, run: peers::run },
     Bench { name: "programs", about: peers::ABOUT_PROGRAMS, run: peers::programs },
     Bench { name: "heap", about: heap::ABOUT, run: heap::run },
+    Bench { name: "stacks", about: stacks::ABOUT, run: stacks::run },
     Bench { name: "statistics", about: statistics::ABOUT_STATISTICS, run: statistics::statistics },
     Bench { name: "unwind", about: unwind::ABOUT, run: unwind::run },
 ];

@@ -6,6 +6,7 @@ mod pairs;
 mod pinned;
 mod ratios;
 mod scaling;
+mod stacks;
 
 use std::path::PathBuf;
 
@@ -33,6 +34,9 @@ pub struct Options {
     /// Measure criteria against sampling by bytes instead
     #[arg(long)]
     criteria: bool,
+    /// Measure copies of stacks by their size instead
+    #[arg(long)]
+    stacks: bool,
     /// Another BPF object to measure beside the built-in one; may be repeated
     #[arg(long)]
     object: Vec<PathBuf>,
@@ -57,6 +61,9 @@ fn main() -> anyhow::Result<()> {
     }
     if options.criteria {
         return criteria::run(&options, object, &library);
+    }
+    if options.stacks {
+        return stacks::run(&options, object, &library);
     }
     pairs::run(&options, object, &library)?;
     if let Some(heapbpf) = &options.heapbpf {

@@ -1,7 +1,7 @@
 //! The programs in the kernel, put on and off in interleaved rounds: no daemon, only what the target itself pays.
 
 use sampler_ebpf::abi::stack_kind;
-use sampler_user::cost::trial::{Allocator, Floor, Recording, Setting, Where};
+use sampler_user::cost::trial::{Allocator, Floor, Recording, STACK_BYTES, Setting, Where};
 use sampler_user::cost::workload::Workload;
 use sampler_user::kernel::programs::LinkKind;
 use sampler_user::profile::model::Criterion;
@@ -79,6 +79,7 @@ pub fn run(options: &Options, object: &'static [u8], library: &Library) -> anyho
         live: true,
         link: None,
         stack_kind: stack_kind::COPIED,
+        stack_bytes: STACK_BYTES,
     };
     let heapbpf = |object: &[u8], setting: Setting| -> anyhow::Result<What> {
         Ok(What::Heapbpf(Box::new(Recording::load(object, setting, &allocator, pid)?)))
@@ -168,7 +169,14 @@ fn sampled(options: &Options, object: &[u8], library: &Library) -> anyhow::Resul
         ("frame pointers", stack_kind::FRAME_POINTERS),
         ("no stack", stack_kind::NONE),
     ] {
-        let setting = Setting { interval: 1, criterion: Criterion::Bytes, live: true, link: None, stack_kind: kind };
+        let setting = Setting {
+            interval: 1,
+            criterion: Criterion::Bytes,
+            live: true,
+            link: None,
+            stack_kind: kind,
+            stack_bytes: STACK_BYTES,
+        };
         let every = Recording::load(object, setting, &allocator, workload.pid())?;
         let allocations = Recording::load(object, Setting { live: false, ..setting }, &allocator, workload.pid())?;
         rows.push((name, every, Vec::new(), allocations, Vec::new()));

@@ -2,7 +2,7 @@
 
 use sampler_ebpf::abi::stack_kind;
 use sampler_user::cost::cpus::pin;
-use sampler_user::cost::trial::{Allocator, Floor, Recording, Setting, Where};
+use sampler_user::cost::trial::{Allocator, Floor, Recording, STACK_BYTES, Setting, Where};
 use sampler_user::cost::workload::Workload;
 use sampler_user::profile::model::Criterion;
 
@@ -19,6 +19,7 @@ const PLAIN: Setting = Setting {
     live: true,
     link: None,
     stack_kind: stack_kind::COPIED,
+    stack_bytes: STACK_BYTES,
 };
 
 /// Measures and prints.
