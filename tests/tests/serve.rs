@@ -15,7 +15,7 @@ use heapbpf_tests::pprof;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Recorder, Recording};
 use heapbpf_tests::scrape::{Answer, get, get_with, idle, send};
-use heapbpf_tests::target::{PATIENCE, Target};
+use heapbpf_tests::target::{Target, until};
 
 const ALLOC_OBJECTS: usize = 0;
 const ALLOC_SPACE: usize = 1;
@@ -36,14 +36,6 @@ fn read(answer: &Answer) -> Option<pprof::Raw> {
     let mut file = tempfile::Builder::new().suffix(".pb.gz").tempfile().expect("a temporary file");
     file.write_all(&answer.body).expect("room");
     pprof::raw(file.path())
-}
-
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < PATIENCE, "{what}: still not, after {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(50));
-    }
 }
 
 /// Whether a sample is of this process.

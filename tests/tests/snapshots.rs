@@ -2,21 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use heapbpf_tests::environment::{skipped, turn};
 use heapbpf_tests::output::{self, Profile};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::{PATIENCE, Target};
-
-fn until(what: &str, mut done: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !done() {
-        assert!(start.elapsed() < PATIENCE, "{what}: still not, after {PATIENCE:?}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
-}
+use heapbpf_tests::target::{Target, until};
 
 /// Snapshots in a folder, by their numbers.
 fn snapshots(folder: &Path) -> Vec<(u32, PathBuf)> {

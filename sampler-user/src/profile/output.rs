@@ -184,7 +184,8 @@ pub fn check_new_file(path: &Path, force: bool) -> Result<(), OutputError> {
     Ok(())
 }
 
-fn folder_of(path: &Path) -> &Path {
+/// The folder that a file is in.
+pub fn folder_of(path: &Path) -> &Path {
     match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
@@ -197,6 +198,17 @@ pub fn with_suffix(path: &Path, format: &dyn Format, suffix: &str) -> PathBuf {
     let extension = formats::extension_of(format, &name).unwrap_or("");
     let stem = &name[..name.len() - extension.len()];
     path.with_file_name(format!("{stem}.{suffix}{extension}"))
+}
+
+/// The number of a snapshot of `path` that has this file name: 1 for `name.0001.pb.gz`. Where each process has a file of
+/// its own, only a name that has a process as well tells: the number alone could be one.
+pub fn snapshot_number(path: &Path, format: &dyn Format, file_name: &str) -> Option<u32> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    let extension = formats::extension_of(format, &name).unwrap_or("");
+    let stem = &name[..name.len() - extension.len()];
+    let rest = file_name.strip_prefix(stem)?.strip_prefix('.')?.strip_suffix(extension)?;
+    let digits = if format.one_process_per_file() { rest.split_once('.')?.0 } else { rest };
+    (digits.len() >= 4 && digits.bytes().all(|byte| byte.is_ascii_digit())).then(|| digits.parse().ok())?
 }
 
 /// A default file name in `folder` that is free: `heapbpf-<comm>-<pid>.pb.gz` for one process (`heapbpf-all.pb.gz` for
@@ -297,5 +309,20 @@ mod tests {
         assert_eq!(safe_name(".."), "process");
         assert_eq!(with_suffix(Path::new("a/b.pb.gz"), pprof, "0001"), Path::new("a/b.0001.pb.gz"));
         assert_eq!(with_suffix(Path::new("a/b"), pprof, "0001"), Path::new("a/b.0001"));
+    }
+    #[test]
+    fn snapshots_are_known_by_their_names() {
+        let number = |path: &str, name: &str| {
+            let path = Path::new(path);
+            snapshot_number(path, formats::by_extension(path).unwrap(), name)
+        };
+        assert_eq!(number("a/x.pb.gz", "x.0012.pb.gz"), Some(12));
+        assert_eq!(number("x.pb.gz", "x.12345.pb.gz"), Some(12345));
+        let others = ["x.pb.gz", "x.12.pb.gz", "x.0001.json", "y.0001.pb.gz", "x.0001.7.pb.gz", "x.-001.pb.gz"];
+        for other in others {
+            assert_eq!(number("x.pb.gz", other), None, "{other}");
+        }
+        assert_eq!(number("x.heap", "x.4242.heap"), None, "a process");
+        assert_eq!(number("x.heap", "x.0003.4242.heap"), Some(3));
     }
 }

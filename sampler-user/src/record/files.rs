@@ -1,6 +1,7 @@
 //! The files of a recording: the profile at its end, and numbered snapshots on the way.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::OsStr;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -66,18 +67,14 @@ pub struct SnapshotTurn {
 }
 
 impl SnapshotFiles {
-    /// None is written yet.
+    /// None is written yet; with those of earlier recordings under the same names it goes on.
     pub fn new(outputs: &[Output], options: WriteOptions, keep: Option<usize>) -> Self {
-        let outputs = outputs.iter().filter(|output| !output.is_standard_output()).cloned().collect();
-        let shared = Shared {
-            outputs,
-            options,
-            keep,
-            written: Mutex::default(),
-            busy: AtomicBool::new(false),
-            done: Notify::new(),
-        };
-        Self { shared: Arc::new(shared), number: 0, wanted: None }
+        let outputs: Vec<Output> = outputs.iter().filter(|output| !output.is_standard_output()).cloned().collect();
+        let earlier = earlier(&outputs);
+        let number = earlier.last_key_value().map_or(0, |(number, _)| *number);
+        let written = Mutex::new(earlier.into_values().collect());
+        let shared = Shared { outputs, options, keep, written, busy: AtomicBool::new(false), done: Notify::new() };
+        Self { shared: Arc::new(shared), number, wanted: None }
     }
 
     /// Asks for a snapshot. Of several reasons before its turn comes the last is told.
@@ -90,7 +87,7 @@ impl SnapshotFiles {
         if self.wanted.is_none() || self.shared.busy.swap(true, Ordering::AcqRel) {
             return None;
         }
-        self.number += 1;
+        self.number = self.number.saturating_add(1);
         let turn = SnapshotTurn { shared: Arc::clone(&self.shared), number: self.number };
         self.wanted.take().map(|why| (turn, why))
     }
@@ -99,6 +96,22 @@ impl SnapshotFiles {
     pub async fn done(&self) {
         self.shared.done.notified().await;
     }
+}
+
+/// Snapshots that earlier recordings left behind, by their numbers.
+fn earlier(outputs: &[Output]) -> BTreeMap<u32, Vec<PathBuf>> {
+    let mut found: BTreeMap<u32, Vec<PathBuf>> = BTreeMap::new();
+    for output in outputs {
+        let entries = std::fs::read_dir(output::folder_of(output.path())).into_iter().flatten().flatten();
+        for path in entries.map(|entry| entry.path()) {
+            let name = path.file_name().and_then(OsStr::to_str);
+            let number = name.and_then(|name| output::snapshot_number(output.path(), output.format(), name));
+            if let Some(number) = number {
+                found.entry(number).or_default().push(path);
+            }
+        }
+    }
+    found
 }
 
 impl SnapshotTurn {
@@ -169,5 +182,10 @@ mod tests {
             turn.write(&testing::small()).unwrap();
         }
         assert_eq!(names(folder.path()), ["a.0003.json", "a.0004.json", "b.0003.folded", "b.0004.folded"]);
+        // The next recording goes on.
+        let mut files = SnapshotFiles::new(&outputs, WriteOptions::default(), Some(2));
+        files.ask("again".into());
+        files.next().unwrap().0.write(&testing::small()).unwrap();
+        assert_eq!(names(folder.path()), ["a.0004.json", "a.0005.json", "b.0004.folded", "b.0005.folded"]);
     }
 }
