@@ -100,6 +100,8 @@ pub struct Hooks {
     functions: Vec<u16>,
     /// Mappings that programs make themselves, if those are wanted.
     mappings: Option<MappingProbes>,
+    /// The functions to hook, where not all are wanted.
+    only: Option<&'static [&'static str]>,
 }
 
 impl Hooks {
@@ -114,7 +116,15 @@ impl Hooks {
             paused: None,
             functions: Vec::new(),
             mappings: None,
+            only: None,
         }
+    }
+
+    /// From here on, these functions alone are hooked.
+    #[must_use]
+    pub fn only(mut self, functions: &'static [&'static str]) -> Self {
+        self.only = Some(functions);
+        self
     }
 
     /// From here on, calls of allocators are awaited, so that what they map for themselves is known as theirs.
@@ -224,6 +234,7 @@ impl Hooks {
         };
         let points: Vec<ProbePoint> = (u64::from(first)..)
             .zip(&planned.allocator.sites)
+            .filter(|(_, planned)| self.only.is_none_or(|only| only.contains(&planned.function.as_str())))
             .map(|(cookie, planned)| ProbePoint { offset: planned.site.offset, cookie, frees: !planned.return_needed })
             .filter(|point| self.live || !point.frees)
             .collect();

@@ -23,6 +23,8 @@ const CALLS: u64 = 4_000;
 const SLOW_CALLS: u64 = 1_000;
 /// Slices of each kind. The fastest counts: whatever else goes on, other recordings' probes too, only adds.
 const ROUNDS: usize = 5;
+/// The same with perf links: the kernel takes a tenth of a second and more to take one away.
+const PERF_ROUNDS: usize = 2;
 /// A call under heapbpf costs about as much as a probe that does nothing (twice that where each return traps), or
 /// something disturbed the measurement.
 const PROBES: std::ops::Range<f64> = 0.8..3.0;
@@ -77,7 +79,7 @@ impl Measured {
 /// It cannot be measured: no allocator, no BPF.
 pub fn known_or_measured(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured> {
     let identity = identity(object, link);
-    let path = cache_file();
+    let path = cache_file(link);
     let cached = path.as_deref().and_then(|path| std::fs::read(path).ok());
     if let Some(measured) = cached.and_then(|bytes| serde_json::from_slice::<Measured>(&bytes).ok())
         && measured.identity == identity
@@ -105,7 +107,7 @@ fn keep(path: &Path, measured: &Measured) -> std::io::Result<()> {
 }
 
 /// `/run` for root, a user's own folder there otherwise: both are gone with the next boot.
-fn cache_file() -> Option<PathBuf> {
+fn cache_file(link: Option<LinkKind>) -> Option<PathBuf> {
     // SAFETY: no argument.
     let root = unsafe { libc::geteuid() } == 0;
     let folder = if root {
@@ -113,7 +115,8 @@ fn cache_file() -> Option<PathBuf> {
     } else {
         PathBuf::from(std::env::var_os("XDG_RUNTIME_DIR")?).join("heapbpf")
     };
-    Some(folder.join("probe-costs.json"))
+    let forced = link.map(|link| format!("-{link}")).unwrap_or_default();
+    Some(folder.join(format!("probe-costs{forced}.json")))
 }
 
 fn identity(object: &[u8], link: Option<LinkKind>) -> String {
@@ -149,7 +152,7 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
     let mut nothing = Floor::load(object)?;
 
     let mut slices = Slices::default();
-    for _ in 0..ROUNDS {
+    for _ in 0..if full.link() == LinkKind::Perf { PERF_ROUNDS } else { ROUNDS } {
         slices.add("bare", pairs(&mut child, 10 * CALLS)?);
         for (name, recording, calls) in [
             ("full", &mut full, CALLS),

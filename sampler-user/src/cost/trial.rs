@@ -145,10 +145,16 @@ impl Recording {
         steering.set_draw(draw_constants(interval).context("the interval is too large")?)?;
         steering.add_target(pid)?;
         let programs = Programs::load(&loader, setting.live, setting.link)?;
-        let mut hooks = hooks(setting.live);
+        // What the child calls; and perf links are slow to take away.
+        let mut hooks = hooks(setting.live).only(&["malloc", "free"]);
         let (key, _) = hooks.look_at(&allocator.path.to_string_lossy(), &allocator.file)?;
         let (events, stacks) = (Ring::open(&loader, "EVENTS")?, Ring::open(&loader, "STACKS")?);
         Ok(Self { programs, steering, hooks, key, events, stacks, pid })
+    }
+
+    /// Kind of its links.
+    pub const fn link(&self) -> LinkKind {
+        self.programs.kind
     }
 
     /// Puts the probes on.
