@@ -44,6 +44,15 @@ pub struct Figures {
     pub inuse_objects: Option<Estimate>,
 }
 
+/// Something that is not hooked.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+pub struct Missing {
+    /// Function or file.
+    pub what: String,
+    /// Why.
+    pub why: String,
+}
+
 /// A process.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Process {
@@ -58,6 +67,12 @@ pub struct Process {
     pub exe: String,
     /// Allocators found.
     pub allocators: Vec<String>,
+    /// Numbers of its files in the profile's audit.
+    #[serde(default)]
+    pub audit: Vec<usize>,
+    /// What of it is not hooked.
+    #[serde(default)]
+    pub missing: Vec<Missing>,
     /// Share of its life that was covered.
     pub coverage: f64,
     /// Whether it ended while it was recorded.
@@ -141,6 +156,9 @@ pub struct Profile {
     pub totals: Figures,
     /// Processes.
     pub processes: Vec<Process>,
+    /// What was hooked in each file with an allocator.
+    #[serde(default)]
+    pub audit: Vec<serde_json::Value>,
     /// Stacks.
     pub stacks: Vec<Stack>,
     /// Remarks that belong to the figures.

@@ -1,13 +1,13 @@
 //! What was hooked and what was not, as the profile, `--stats` and `doctor` print it.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::elf::FileKind;
 use super::placement::Kind;
 use super::{AllocatorFile, Covered, Missing};
 
 /// How probes are linked to a program, cheapest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkKind {
     /// Entry and, only where asked for, return (Linux 6.13).
@@ -29,7 +29,7 @@ impl std::fmt::Display for LinkKind {
 }
 
 /// One probe: an element of `attach` in `--stats` and in `doctor --json`.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AttachEntry {
     /// Path of the file.
     pub file: String,
@@ -48,7 +48,7 @@ pub struct AttachEntry {
 }
 
 /// One file of the audit.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct FileAudit {
     /// Path of the file.
     pub file: String,

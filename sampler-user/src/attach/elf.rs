@@ -57,7 +57,7 @@ pub struct Code {
 }
 
 /// How a file comes into a process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FileKind {
     /// A shared library.

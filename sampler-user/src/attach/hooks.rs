@@ -64,6 +64,14 @@ pub enum HookError {
     },
 }
 
+impl HookError {
+    /// The process ended between the look and the link.
+    pub fn is_too_late(&self) -> bool {
+        matches!(self, Self::Kernel { source: KernelError::Link { source, .. }, .. }
+            if source.raw_os_error() == Some(libc::ESRCH))
+    }
+}
+
 /// A file whose plan was made.
 struct Known {
     path: String,
@@ -76,6 +84,8 @@ struct Planned {
     allocator: AllocatorFile,
     /// Index of the first site in the kernel's map; given when the file is first linked.
     first_site: Option<u32>,
+    /// What was hooked when it was last linked.
+    audit: Option<Arc<FileAudit>>,
 }
 
 /// What hooking a file came to.
@@ -242,6 +252,10 @@ impl Hooks {
         let path = CString::new(format!("/proc/self/fd/{}", known.file.as_raw_fd())).unwrap_or_default();
         let links = programs.attach(&path, &points, pid).map_err(refused)?;
         self.links.insert((key, pid), links);
+        if planned.audit.is_none() {
+            let audit = planned.audit(&known.path, programs.kind, self.live);
+            planned.audit = Some(Arc::new(audit));
+        }
         Ok(Hooked::Now)
     }
 
@@ -275,6 +289,7 @@ impl Hooks {
     /// Follows frees no longer, in all files.
     pub fn leave_frees(&mut self, programs: &Programs, steering: &mut Steering) {
         self.live = false;
+        self.known.values_mut().flat_map(|known| known.plan.as_mut().ok()).for_each(|planned| planned.audit = None);
         if self.paused.is_none() {
             self.pause();
             self.resume(programs, steering);
@@ -305,9 +320,9 @@ impl Hooks {
             .count()
     }
 
-    /// The allocator in a file, `glibc 2.36`.
-    pub fn allocator(&self, key: FileKey) -> Option<&str> {
-        self.known.get(&key)?.plan.as_ref().ok().map(|planned| planned.allocator.allocator.as_str())
+    /// What was hooked in a file, and what was not.
+    pub fn audited(&self, key: FileKey) -> Option<&Arc<FileAudit>> {
+        self.known.get(&key)?.plan.as_ref().ok()?.audit.as_ref()
     }
 
     /// The plan of a file that was looked at, if it has something to hook.
@@ -315,9 +330,9 @@ impl Hooks {
         self.known.get(&key)?.plan.as_ref().ok().map(|planned| &planned.allocator)
     }
 
-    /// Why a file that was looked at has nothing to hook.
+    /// What is missed because a file that was looked at has nothing to hook; `None`: nothing.
     pub fn refusal(&self, key: FileKey) -> Option<&AttachError> {
-        self.known.get(&key)?.plan.as_ref().err().map(AsRef::as_ref)
+        self.known.get(&key)?.plan.as_ref().err().map(AsRef::as_ref).filter(|reason| !reason.misses_nothing())
     }
 
     /// A file that a custom allocator is for, and which lacks one of its functions: why, with the file's path.
@@ -349,17 +364,17 @@ impl Hooks {
     }
 
     /// What was hooked where, for `--stats`.
-    pub fn audit(&self, link: LinkKind) -> Vec<FileAudit> {
-        let hooked = |known: &&Known| known.plan.as_ref().is_ok_and(|planned| planned.first_site.is_some());
-        let mut audits: Vec<FileAudit> =
-            self.known.values().filter(hooked).filter_map(|known| known.audit(link, self.live)).collect();
+    pub fn audit(&self) -> Vec<Arc<FileAudit>> {
+        let planned = self.known.values().filter_map(|known| known.plan.as_ref().ok());
+        let mut audits: Vec<Arc<FileAudit>> = planned.filter_map(|planned| planned.audit.clone()).collect();
         audits.sort_by(|a, b| a.file.cmp(&b.file));
         audits
     }
 
     /// What is, or would be, hooked in a file that was looked at.
     pub fn audit_of(&self, key: FileKey, link: LinkKind) -> Option<FileAudit> {
-        self.known.get(&key)?.audit(link, self.live)
+        let known = self.known.get(&key)?;
+        known.plan.as_ref().ok().map(|planned| planned.audit(&known.path, link, self.live))
     }
 }
 
@@ -373,24 +388,23 @@ fn plan(
     // A descriptor of its own: reading moves the position.
     let reader = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     let plan = examine(BufReader::new(reader), path, rules, table);
-    Ok(plan.map(|allocator| Planned { allocator, first_site: None }).map_err(Arc::new))
+    Ok(plan.map(|allocator| Planned { allocator, first_site: None, audit: None }).map_err(Arc::new))
 }
 
-impl Known {
+impl Planned {
     /// `live`: frees are followed.
-    fn audit(&self, link: LinkKind, live: bool) -> Option<FileAudit> {
-        let planned = self.plan.as_ref().ok()?;
-        let mut audit = FileAudit::new(&self.path, &planned.allocator, link);
-        for (entry, site) in audit.attach.iter_mut().zip(&planned.allocator.sites) {
+    fn audit(&self, path: &str, link: LinkKind, live: bool) -> FileAudit {
+        let mut audit = FileAudit::new(path, &self.allocator, link);
+        for (entry, site) in audit.attach.iter_mut().zip(&self.allocator.sites) {
             // A free has no return to wait for, so it needs no session.
             if link == LinkKind::Session && !site.return_needed {
                 entry.link = LinkKind::Multi;
             }
         }
         if !live {
-            let mut frees = planned.allocator.sites.iter().map(|site| !site.return_needed);
+            let mut frees = self.allocator.sites.iter().map(|site| !site.return_needed);
             audit.attach.retain(|_| !frees.next().unwrap_or(false));
         }
-        Some(audit)
+        audit
     }
 }

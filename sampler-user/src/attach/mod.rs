@@ -78,6 +78,14 @@ pub enum AttachError {
     },
 }
 
+impl AttachError {
+    /// Nothing of the file's is missed: it has no allocator, or one whose calls are seen elsewhere.
+    #[must_use]
+    pub const fn misses_nothing(&self) -> bool {
+        matches!(self, Self::NoAllocator { .. } | Self::NotElf | Self::Loader | Self::PassesOn { .. })
+    }
+}
+
 fn suggestion(nearest: &[String]) -> String {
     if nearest.is_empty() { String::new() } else { format!("; similar names there: {}", nearest.join(", ")) }
 }

@@ -5,7 +5,7 @@ use sampler_ebpf::abi::NO_ARGUMENT;
 use super::arch::Machine;
 
 /// What happens to the probed instruction when the probe fires, cheapest first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
     /// A 5-byte no-op that the kernel turns into a call: no trap at all.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::{Read, Seek};
 
 use sampler_ebpf::abi::{FileRanges, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP, Site};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use super::AttachError;
 use super::allocators::LOADERS;
@@ -35,7 +35,7 @@ pub struct PlannedSite {
 }
 
 /// Something that is not hooked.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Missing {
     /// Function, or part of the file.
     pub what: String,
@@ -44,7 +44,7 @@ pub struct Missing {
 }
 
 impl Missing {
-    fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
+    pub(crate) fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self { what: what.into(), why: why.into() }
     }
 }
@@ -71,7 +71,7 @@ pub struct AllocatorFile {
 }
 
 /// A function that only jumps to a hooked one.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Covered {
     /// The function.
     pub function: String,

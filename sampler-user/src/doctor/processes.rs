@@ -9,14 +9,13 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::attach::audit::{AttachEntry, LinkKind};
-use crate::attach::hooks::{FileKey, HookError, Hooks};
-use crate::attach::{AttachError, Covered, Missing};
+use crate::attach::hooks::{FileKey, Hooks};
+use crate::attach::{Covered, Missing};
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
 use crate::host::modules::{ModuleKind, ModuleSource};
 use crate::host::open::Unreadable;
 use crate::host::process::ProcessInfo;
-use crate::kernel::KernelError;
 use crate::kernel::programs::Programs;
 use crate::kernel::steering::Steering;
 use crate::symbols::debug_files;
@@ -208,16 +207,7 @@ fn look(
     let key: FileKey = match hooks.look_at(path, file) {
         Ok((key, true)) => key,
         Ok((key, false)) => {
-            match hooks.refusal(key) {
-                None
-                | Some(
-                    AttachError::NoAllocator { .. }
-                    | AttachError::NotElf
-                    | AttachError::Loader
-                    | AttachError::PassesOn { .. },
-                ) => {}
-                Some(reason) => refused.push(refuse(reason.to_string())),
-            }
+            refused.extend(hooks.refusal(key).map(|reason| refuse(reason.to_string())));
             return;
         }
         Err(error) => return refused.push(refuse(error.to_string())),
@@ -227,8 +217,7 @@ fn look(
         hooks.release(pid);
         match hooked {
             Ok(_) => {}
-            Err(HookError::Kernel { source: KernelError::Link { source, .. }, .. })
-                if source.raw_os_error() == Some(libc::ESRCH) => {}
+            Err(error) if error.is_too_late() => {}
             Err(error) => return refused.push(refuse(error.to_string())),
         }
     }

@@ -6,6 +6,8 @@ use std::time::{Duration, SystemTime};
 
 use sampler_ebpf::trials;
 
+use crate::attach::Missing;
+use crate::attach::audit::FileAudit;
 use crate::heap::sums::SampleSums;
 use crate::sampling::estimators::Estimator;
 
@@ -120,6 +122,10 @@ pub struct Process {
     pub cgroup: String,
     /// Allocators found, e.g. `glibc 2.36`.
     pub allocators: Vec<String>,
+    /// What was hooked of each of its files with an allocator, at which instructions, and what was not.
+    pub audit: Vec<Arc<FileAudit>>,
+    /// What else of its files was not hooked, and why.
+    pub missing: Vec<Missing>,
     /// Share of the process's life in the recording during which its allocators were hooked, 0 to 1.
     pub coverage: f64,
     /// Whether it ended during the recording; its in-use figures are those of its end.

@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::model::{Criterion, Frame, Lifetimes, Module, Process, Profile, Row, Stack};
+use crate::attach::audit::{AttachEntry, FileAudit, LinkKind};
+use crate::attach::{FileKind, Kind, Missing};
 use crate::heap::sums::SampleSums;
 
 /// Sums of `samples` samples of `size` bytes each at interval `interval`, weighted by 1/P (`docs/sampling.md`).
@@ -47,6 +49,29 @@ fn module(path: &str, build_id: &[u8], start: u64) -> Module {
     Module { path: path.into(), build_id: Some(build_id.to_vec()), start, end, file_offset }
 }
 
+/// One function hooked, one not.
+fn audit() -> FileAudit {
+    let file = "/usr/lib/x86_64-linux-gnu/libc.so.6";
+    FileAudit {
+        file: file.into(),
+        allocator: "glibc 2.36".into(),
+        kind: FileKind::Library,
+        build_id: "0a0b".into(),
+        attach: vec![AttachEntry {
+            file: file.into(),
+            allocator: "glibc 2.36".into(),
+            function: "malloc".into(),
+            offset: 0x99a40,
+            kind: Kind::Emulated,
+            link: LinkKind::Session,
+            reason: "+0x0 `push %rbp` is emulated".into(),
+        }],
+        covered: Vec::new(),
+        missing: vec![Missing::new("valloc", "an IFUNC")],
+        limits: Vec::new(),
+    }
+}
+
 /// Two processes, six rows: inlined, unnamed and recursive frames, a cut stack, two intervals, a stack seen once,
 /// a row that differs from another by its function only.
 pub fn small() -> Profile {
@@ -59,6 +84,8 @@ pub fn small() -> Profile {
             exe: "/usr/bin/server".into(),
             cgroup: "/system.slice/server.service".into(),
             allocators: vec!["glibc 2.36".into()],
+            audit: vec![Arc::new(audit())],
+            missing: vec![Missing::new("/opt/lib/custom.so", "cannot be read")],
             coverage: 1.0,
             ended: false,
             exact_alloc_bytes: Some(60_000_000),

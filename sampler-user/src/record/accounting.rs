@@ -1,6 +1,7 @@
 //! The accounting of a recording: from counters to `--stats` and to remarks that the user must see.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use sampler_ebpf::abi::Counters;
 
@@ -73,7 +74,7 @@ pub fn stats(
     cost: DaemonCost,
     estimated_alloc_bytes: f64,
     probe_seconds: Option<f64>,
-    audits: &[FileAudit],
+    audits: &[Arc<FileAudit>],
 ) -> Stats {
     let lost = [
         ("ring_full", counters.lost_ring_full),

@@ -8,8 +8,9 @@ use anyhow::bail;
 
 use super::targets::{Missed, TargetSet};
 use crate::attach::arch::Machine;
-use crate::attach::hooks::{FileKey, HookError, Hooked, Hooks};
-use crate::attach::{AttachError, CustomAllocator, KernelRules, Table};
+use crate::attach::audit::FileAudit;
+use crate::attach::hooks::{FileKey, Hooked, Hooks};
+use crate::attach::{CustomAllocator, KernelRules, Missing, Table};
 use crate::cli::plan::{PlanError, RecordPlan};
 use crate::host::Host;
 use crate::host::events::monotonic_ns;
@@ -23,15 +24,37 @@ use crate::kernel::mappings::MappingProbes;
 use crate::kernel::programs::Programs;
 use crate::kernel::steering::Steering;
 
-/// Most processes remembered as hooked late.
-const MOST_LATE: usize = 4096;
-
 /// Most remarks about files that could not be hooked.
 const MOST_REMARKS: usize = 8;
 
 /// What the profile says of `--mmap`.
 const MAPPINGS_NOTE: &str = "anonymous mappings are included (functions mmap, mremap and brk), but for those that an \
                              allocator makes for itself: no byte counts twice";
+
+/// What a module was found to be.
+enum Look {
+    /// A file to hook.
+    Hook(FileKey),
+    /// Nothing is missed there.
+    Nothing,
+    /// Not hooked, and why.
+    Refused(Missing),
+}
+
+impl Look {
+    fn file(&self) -> Option<FileKey> {
+        if let Self::Hook(key) = self { Some(*key) } else { None }
+    }
+}
+
+/// What is hooked in a process, and what is not.
+#[derive(Clone, Debug, Default)]
+pub struct Audit {
+    /// Hooked files that it maps.
+    pub files: Vec<Arc<FileAudit>>,
+    /// What else of its files is not hooked, and why.
+    pub missing: Vec<Missing>,
+}
 
 /// The probes of a recording.
 pub struct Attaching {
@@ -45,13 +68,11 @@ pub struct Attaching {
     pub targets: TargetSet,
     /// Probes are for every process that maps a file, not for named ones.
     global: bool,
-    modules: HashMap<ModuleId, Option<FileKey>>,
+    modules: HashMap<ModuleId, Look>,
     refused: BTreeSet<String>,
     custom: Vec<CustomAllocator>,
     rules: Vec<Target>,
     missed: Missed,
-    /// Ended processes that were hooked late.
-    late: HashMap<u32, Arc<str>>,
     changes: Vec<HostChange>,
 }
 
@@ -72,7 +93,6 @@ impl Attaching {
             custom: plan.targets.allocators.clone(),
             rules: plan.targets.rules.clone(),
             missed: Missed::default(),
-            late: HashMap::new(),
             changes: Vec::new(),
         }
     }
@@ -157,22 +177,28 @@ impl Attaching {
 
     /// Hooks a module if it has an allocator. `None`: it is not hooked.
     fn hook_module(&mut self, host: &mut Host, module: ModuleId, pid: Option<u32>) -> Option<Hooked> {
-        let key = match self.modules.get(&module) {
-            Some(key) => *key,
+        let known = self.modules.get(&module).map(Look::file);
+        let key = match known {
+            Some(key) => key?,
             None => {
-                let key = self.look_at(host, module).ok()?;
-                self.modules.insert(module, key);
-                key
+                let look = self.look_at(host, module).ok()?;
+                let key = look.file();
+                self.modules.insert(module, look);
+                key?
             }
         };
-        match self.hooks.hook(key?, pid, &self.programs, &mut self.steering) {
-            Ok(hooked) => Some(hooked),
-            Err(HookError::Kernel { source: crate::kernel::KernelError::Link { source, .. }, .. })
-                if source.raw_os_error() == Some(libc::ESRCH) =>
-            {
-                // The process ended between the look and the link.
-                None
+        match self.hooks.hook(key, pid, &self.programs, &mut self.steering) {
+            Ok(hooked) => {
+                if hooked == Hooked::Now
+                    && let Some(audit) = self.hooks.audited(key).cloned()
+                {
+                    for Missing { what, why } in &audit.missing {
+                        self.refuse(format!("{}: {what}: {why}", audit.file));
+                    }
+                }
+                Some(hooked)
             }
+            Err(error) if error.is_too_late() => None,
             Err(error) => {
                 self.refuse(error.to_string());
                 None
@@ -193,47 +219,37 @@ impl Attaching {
         self.hooks.look_at_all(files);
     }
 
-    /// The file to hook behind a module, if there is one. `Err`: cannot be told now, but maybe later.
-    fn look_at(&mut self, host: &mut Host, module: ModuleId) -> Result<Option<FileKey>, ()> {
+    /// What a module is. `Err`: cannot be told now, but maybe later.
+    fn look_at(&mut self, host: &mut Host, module: ModuleId) -> Result<Look, ()> {
         let (kind, path) = host.modules().get(module).map(|module| (module.kind, module.path.clone())).ok_or(())?;
         if kind != ModuleKind::File {
-            return Ok(None);
+            return Ok(Look::Nothing);
         }
         let file = match host.modules_mut().source(module) {
             Ok(ModuleSource::File(file)) => file,
-            Ok(ModuleSource::Memory(_)) | Err(Unreadable::NoFile | Unreadable::NotElf) => return Ok(None),
+            Ok(ModuleSource::Memory(_)) | Err(Unreadable::NoFile | Unreadable::NotElf) => return Ok(Look::Nothing),
             Err(reason @ (Unreadable::Gone | Unreadable::Replaced)) => {
                 log::debug!("{path}: {reason}");
                 return Err(());
             }
-            Err(reason) => {
-                self.refuse(format!("{path}: {reason}"));
-                return Ok(None);
-            }
+            Err(reason) => return Ok(self.refused(&path, &reason.to_string())),
         };
         match self.hooks.look_at(&path, &file) {
-            Ok((key, true)) => Ok(Some(key)),
-            Ok((key, false)) => {
-                match self.hooks.refusal(key) {
-                    None
-                    | Some(
-                        AttachError::NoAllocator { .. }
-                        | AttachError::NotElf
-                        | AttachError::Loader
-                        | AttachError::PassesOn { .. },
-                    ) => {}
-                    Some(reason) => {
-                        let reason = format!("{path}: {reason}");
-                        self.refuse(reason);
-                    }
-                }
-                Ok(None)
-            }
+            Ok((key, true)) => Ok(Look::Hook(key)),
+            Ok((key, false)) => Ok(match self.hooks.refusal(key).map(ToString::to_string) {
+                Some(reason) => self.refused(&path, &reason),
+                None => Look::Nothing,
+            }),
             Err(error) => {
                 self.refuse(error.to_string());
                 Err(())
             }
         }
+    }
+
+    fn refused(&mut self, path: &str, reason: &str) -> Look {
+        self.refuse(format!("{path}: {reason}"));
+        Look::Refused(Missing::new(path, reason))
     }
 
     fn refuse(&mut self, reason: String) {
@@ -288,16 +304,23 @@ impl Attaching {
         self.hooks.hooked_files() != before
     }
 
-    /// A process ended that was hooked late: if it has no line in the profile, all of it was missed.
+    /// A process ended that was hooked late: all of it was missed, unless figures of it come yet.
     fn note_late(&mut self, host: &mut Host, life: LifeId) {
-        let late = self.targets.tracked.get(&life.pid).is_some_and(|it| it.hooked && it.uncovered_ns > 0);
-        if !late || self.late.len() >= MOST_LATE {
-            return;
+        if self.targets.tracked.get(&life.pid).is_some_and(|it| it.hooked && it.uncovered_ns > 0) {
+            self.note_missed(host, life);
         }
+    }
+
+    fn note_missed(&mut self, host: &mut Host, life: LifeId) {
         let Some(info) = host.describe(life) else { return };
-        if self.rules.iter().any(|rule| rule.matches(&info)) {
-            self.late.insert(life.pid, info.comm.clone());
+        if !self.global || self.rules.iter().any(|rule| rule.matches(&info)) {
+            self.missed.note(life.pid, info.comm.clone());
         }
+    }
+
+    /// Figures of a process have come.
+    pub fn has_figures(&mut self, pid: u32) {
+        self.missed.forget(pid);
     }
 
     /// Takes note of a target that ended before it could be hooked.
@@ -307,10 +330,7 @@ impl Attaching {
         if covered || is_alive(life.pid) {
             return;
         }
-        let Some(info) = host.describe(life) else { return };
-        if !self.global || self.rules.iter().any(|rule| rule.matches(&info)) {
-            self.missed.note(life.pid, info.comm.clone());
-        }
+        self.note_missed(host, life);
     }
 
     /// A named target forked: its child gets links of its own.
@@ -326,7 +346,7 @@ impl Attaching {
         modules.sort_unstable();
         modules.dedup();
         for module in modules {
-            let Some(key) = self.modules.get(&module).copied().flatten() else { continue };
+            let Some(key) = self.modules.get(&module).and_then(Look::file) else { continue };
             if self.hooks.hook(key, Some(child), &self.programs, &mut self.steering).is_ok() {
                 self.targets.hooked(child, time_ns, monotonic_ns());
             }
@@ -359,23 +379,25 @@ impl Attaching {
         }
     }
 
-    /// Allocators hooked in a process, as it is now or was at its end.
-    pub fn allocators(&self, life: &HostLife) -> Vec<String> {
-        let files: BTreeSet<FileKey> = life
-            .space
-            .current()
-            .iter()
-            .filter_map(|mapping| self.modules.get(&mapping.module).copied().flatten())
-            .collect();
-        files.into_iter().filter_map(|file| self.hooks.allocator(file)).map(str::to_owned).collect()
+    /// What is hooked in a process, as it is now or was at its end.
+    pub fn audit(&self, life: &HostLife) -> Audit {
+        let modules: BTreeSet<ModuleId> = life.space.current().iter().map(|mapping| mapping.module).collect();
+        let mut audit = Audit::default();
+        for look in modules.iter().filter_map(|module| self.modules.get(module)) {
+            match look {
+                Look::Hook(key) => audit.files.extend(self.hooks.audited(*key).cloned()),
+                Look::Nothing => {}
+                Look::Refused(missing) => audit.missing.push(missing.clone()),
+            }
+        }
+        // One file may be mapped under two names.
+        let mut known = HashSet::new();
+        audit.files.retain(|file| known.insert(Arc::as_ptr(file)));
+        audit
     }
 
     /// What could not be hooked; `seen` are the processes that have a line in the profile.
     pub fn remarks(&self, seen: &HashSet<u32>) -> impl Iterator<Item = String> + '_ {
-        let mut missed = self.missed.clone();
-        for (pid, comm) in self.late.iter().filter(|(pid, _)| !seen.contains(pid)) {
-            missed.note(*pid, comm.clone());
-        }
         let unseen = self.custom.iter().filter(|custom| !self.hooks.has_seen(|path| custom.is_for(path)));
         let unseen = unseen.map(|custom| format!("--alloc: no target mapped a file {}", custom.file));
         let mappings = self.hooks.has_mappings().then(|| MAPPINGS_NOTE.to_owned());
@@ -383,7 +405,7 @@ impl Attaching {
             .iter()
             .map(|reason| format!("not hooked: {reason}"))
             .chain(unseen)
-            .chain(missed.remark())
+            .chain(self.missed.remark(seen))
             .chain(mappings)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sampler_ebpf::abi::ProcessKey;
 
 use super::accounting;
-use super::attaching::Attaching;
+use super::attaching::{Attaching, Audit};
 use super::recorder::Recorder;
 use crate::host::Host;
 use crate::host::process::ProcessInfo;
@@ -17,7 +17,7 @@ use crate::profile::model::Process;
 #[derive(Clone, Debug, Default)]
 struct Described {
     info: Option<Arc<ProcessInfo>>,
-    allocators: Vec<String>,
+    audit: Audit,
     /// Its coverage, once it has ended.
     ended: Option<f64>,
 }
@@ -66,7 +66,7 @@ impl Descriptions {
         self.described.remove(&process);
         self.described.entry(SHARED_LINE).or_insert_with(|| {
             let info = ProcessInfo { comm: "(ended, without samples)".into(), ..ProcessInfo::default() };
-            Described { info: Some(Arc::new(info)), allocators: Vec::new(), ended: Some(1.0) }
+            Described { info: Some(Arc::new(info)), audit: Audit::default(), ended: Some(1.0) }
         });
     }
 
@@ -86,7 +86,7 @@ impl Descriptions {
         counts: &Counts,
     ) -> Process {
         let described = self.described.entry(key).or_insert_with(|| describe(key, now_ns, host, attaching));
-        if described.ended.is_none() || described.allocators.is_empty() {
+        if described.ended.is_none() || described.audit.files.is_empty() {
             described.refresh(key, now_ns, host, attaching);
         }
         let counters = counts.processes.get(&key);
@@ -97,7 +97,9 @@ impl Descriptions {
             comm: info.comm.to_string(),
             exe: info.exe.to_string(),
             cgroup: info.cgroup.to_string(),
-            allocators: described.allocators.clone(),
+            allocators: allocators_of(&described.audit),
+            audit: described.audit.files.clone(),
+            missing: described.audit.missing.clone(),
             coverage: described.ended.unwrap_or_else(|| attaching.targets.coverage(key.tgid, now_ns)),
             ended: described.ended.is_some(),
             exact_alloc_bytes: counters.map(accounting::exact_bytes),
@@ -109,15 +111,24 @@ impl Descriptions {
 impl Described {
     /// Its files may be mapped, or looked at, only after its first sample.
     fn refresh(&mut self, process: ProcessKey, time_ns: u64, host: &Host, attaching: &Attaching) {
-        let allocators = host.lives().at(process.tgid, time_ns).map(|life| attaching.allocators(life));
-        if let Some(allocators) = allocators.filter(|found| found.len() > self.allocators.len()) {
-            self.allocators = allocators;
+        let Some(life) = host.lives().at(process.tgid, time_ns) else { return };
+        let found = attaching.audit(life);
+        let size = |audit: &Audit| (audit.files.len(), audit.missing.len());
+        if size(&found) >= size(&self.audit) {
+            self.audit = found;
         }
     }
 }
 
+/// Each allocator once.
+fn allocators_of(audit: &Audit) -> Vec<String> {
+    let mut names: Vec<String> = audit.files.iter().map(|file| file.allocator.clone()).collect();
+    names.dedup();
+    names
+}
+
 fn describe(process: ProcessKey, time_ns: u64, host: &mut Host, attaching: &Attaching) -> Described {
     let Some(life) = host.lives().at(process.tgid, time_ns) else { return Described::default() };
-    let (id, allocators) = (life.id, attaching.allocators(life));
-    Described { info: host.describe(id), allocators, ended: None }
+    let (id, audit) = (life.id, attaching.audit(life));
+    Described { info: host.describe(id), audit, ended: None }
 }

@@ -98,6 +98,11 @@ impl Residue {
                 total.allocators.push(allocator.clone());
             }
         }
+        for file in &process.audit {
+            if !total.audit.iter().any(|known| Arc::ptr_eq(known, file)) {
+                total.audit.push(Arc::clone(file));
+            }
+        }
     }
 
     /// Adds a row of a process that ended.

@@ -251,6 +251,9 @@ impl Session {
             if at_ns > before_ns {
                 later.push((process, at_ns));
             } else if let Some(counters) = self.totals.take(process) {
+                if counters.hits() > 0 {
+                    self.attaching.has_figures(process.tgid);
+                }
                 let own = self.plan.keeps_running()
                     || self.recorder.processes.contains_key(&process)
                     || self.ended_counts.contains_key(&process);
@@ -296,7 +299,7 @@ impl Session {
         }
         let daemon: DaemonCounters = self.recorder.daemon_counters();
         let estimated = self.recorder.heap.estimated().alloc_bytes;
-        let audits = self.attaching.hooks.audit(self.attaching.programs.kind);
+        let audits = self.attaching.hooks.audit();
         self.learn_kinds();
         let probe_seconds = self.governor.probe_seconds(&total);
         let stats = accounting::stats(&total, &daemon, accounting::daemon_cost(), estimated, probe_seconds, &audits);

@@ -70,7 +70,8 @@ impl TargetSet {
     }
 }
 
-/// Targets that ended before an allocator of theirs could be hooked: nothing of them is in the profile.
+/// Targets that ended before an allocator of theirs was hooked, or soon after: nothing of them is in the profile, unless
+/// their figures come yet.
 #[derive(Clone, Debug, Default)]
 pub struct Missed(BTreeMap<u32, Arc<str>>);
 
@@ -90,18 +91,19 @@ impl Missed {
         }
     }
 
-    /// Something of it was hooked after all.
+    /// There are figures of it after all.
     pub fn forget(&mut self, pid: u32) {
         self.0.remove(&pid);
     }
 
-    /// What the profile says of them.
-    pub fn remark(&self) -> Option<String> {
-        let names: BTreeSet<&str> = self.0.values().map(AsRef::as_ref).filter(|name: &&str| !name.is_empty()).collect();
+    /// What the profile says of them; `seen` are those that have a line in it.
+    pub fn remark(&self, seen: &HashSet<u32>) -> Option<String> {
+        let missed: Vec<&str> = self.0.iter().filter(|(pid, _)| !seen.contains(pid)).map(|(_, name)| &**name).collect();
+        let names: BTreeSet<&str> = missed.iter().copied().filter(|name| !name.is_empty()).collect();
         let named = names.iter().take(Self::NAMES).copied().collect::<Vec<_>>().join(", ");
         let others = if names.len() > Self::NAMES { ", …" } else { "" };
         let named = if named.is_empty() { named } else { format!(" ({named}{others})") };
-        let (n, s) = (self.0.len(), if self.0.len() == 1 { "" } else { "es" });
+        let (n, s) = (missed.len(), if missed.len() == 1 { "" } else { "es" });
         (n > 0).then(|| {
             format!("{n} process{s}{named} ended before an allocator could be hooked: what they allocated is missing")
         })
@@ -130,13 +132,16 @@ mod tests {
     #[test]
     fn the_missed_are_counted_and_named() {
         let mut missed = Missed::default();
-        assert_eq!(missed.remark(), None);
+        let nobody = HashSet::new();
+        assert_eq!(missed.remark(&nobody), None);
         for pid in 1..=7 {
             missed.note(pid, format!("n{pid}").into());
         }
         missed.forget(1);
-        let remark = missed.remark().unwrap();
+        let remark = missed.remark(&nobody).unwrap();
         assert!(remark.starts_with("6 processes (n2, n3, n4, n5, n6, …) ended before"), "{remark}");
+        let remark = missed.remark(&HashSet::from([2, 3, 4, 5, 6])).unwrap();
+        assert!(remark.starts_with("1 process (n7) ended before"), "{remark}");
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! JSON: everything we know, with error bars; `profile/read/json.rs` reads it back.
 
+use std::collections::HashMap;
 use std::io;
 
 use serde::ser::{SerializeSeq as _, SerializeStruct as _};
@@ -7,6 +8,8 @@ use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::{Format, FormatError, WriteOptions};
+use crate::attach::Missing;
+use crate::attach::audit::FileAudit;
 use crate::heap::sums::SampleSums;
 use crate::profile::estimates::{Pool, exact, guaranteed_of_row, intervals_used, of_row};
 use crate::profile::intern::Interned;
@@ -65,7 +68,9 @@ impl Serialize for Writer<'_> {
         top.serialize_field("estimator", profile.estimator.name())?;
         top.serialize_field("confidence", &self.confidence)?;
         top.serialize_field("totals", &Figures::of_pool(self, &Pool::of(&profile.rows), None))?;
-        top.serialize_field("processes", &self.processes())?;
+        let audit = Audits::of(profile);
+        top.serialize_field("processes", &self.processes(&audit))?;
+        top.serialize_field("audit", &audit.files)?;
         top.serialize_field("modules", &self.modules())?;
         top.serialize_field("stacks", &Stacks(self))?;
         top.serialize_field("counters", &profile.counters)?;
@@ -75,7 +80,7 @@ impl Serialize for Writer<'_> {
 }
 
 impl<'a> Writer<'a> {
-    fn processes(&self) -> Vec<ProcessJson<'a>> {
+    fn processes(&self, audits: &Audits<'a>) -> Vec<ProcessJson<'a>> {
         let mut pools = vec![Pool::default(); self.profile.processes.len()];
         for row in &self.profile.rows {
             if let Some(pool) = pools.get_mut(row.process) {
@@ -88,6 +93,7 @@ impl<'a> Writer<'a> {
         processes
             .map(|(index, (process, pool))| ProcessJson {
                 process,
+                audit: process.audit.iter().filter_map(|file| audits.numbers.get(&**file).copied()).collect(),
                 figures: Figures::of_pool(self, &pool, Some(index)),
             })
             .collect()
@@ -114,21 +120,47 @@ struct ModuleJson<'a> {
     file_offset: u64,
 }
 
+/// The audit of each file once, however many processes map it.
+#[derive(Default)]
+struct Audits<'a> {
+    files: Vec<&'a FileAudit>,
+    numbers: HashMap<&'a FileAudit, usize>,
+}
+
+impl<'a> Audits<'a> {
+    fn of(profile: &'a Profile) -> Self {
+        let mut audits = Self::default();
+        for file in profile.processes.iter().flat_map(|process| &process.audit) {
+            audits.numbers.entry(&**file).or_insert_with(|| {
+                audits.files.push(&**file);
+                audits.files.len() - 1
+            });
+        }
+        audits
+    }
+}
+
 struct ProcessJson<'a> {
     process: &'a Process,
+    /// Numbers of its files in `audit`.
+    audit: Vec<usize>,
     figures: Figures,
 }
 
 impl Serialize for ProcessJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let process = self.process;
-        let mut fields = serializer.serialize_struct("Process", 12)?;
+        let mut fields = serializer.serialize_struct("Process", 14)?;
         fields.serialize_field("pid", &process.pid)?;
         fields.serialize_field("namespace_pid", &process.namespace_pid)?;
         fields.serialize_field("comm", &process.comm)?;
         fields.serialize_field("exe", &process.exe)?;
         fields.serialize_field("cgroup", &process.cgroup)?;
         fields.serialize_field("allocators", &process.allocators)?;
+        fields.serialize_field("audit", &self.audit)?;
+        let missing: Vec<&Missing> =
+            process.audit.iter().flat_map(|file| &file.missing).chain(&process.missing).collect();
+        fields.serialize_field("missing", &missing)?;
         fields.serialize_field("coverage", &process.coverage)?;
         fields.serialize_field("ended", &process.ended)?;
         self.figures.fields::<S>(&mut fields)?;
@@ -380,7 +412,7 @@ mod tests {
             "version interval_bytes criterion unwind started duration_seconds totals processes stacks counters",
         );
         has(&value["totals"], "alloc_bytes alloc_objects inuse_bytes inuse_objects");
-        has(&value["processes"][0], "pid comm exe cgroup allocators coverage alloc_bytes inuse_objects");
+        has(&value["processes"][0], "pid comm exe cgroup allocators audit missing coverage alloc_bytes inuse_objects");
         has(
             &value["stacks"][0],
             "pid thread function interval samples sampled_bytes offset_sum inuse_samples inuse_sampled_bytes complete \

@@ -9,6 +9,7 @@ use flate2::write::GzEncoder;
 use prost::Message as _;
 
 use super::{Format, FormatError, WriteOptions};
+use crate::attach::Missing;
 use crate::profile::group::process_name;
 use crate::profile::intern::Interned;
 use crate::profile::model::{Criterion, Frame, Module, Profile, Row};
@@ -154,6 +155,13 @@ fn comments(profile: &Profile) -> Vec<String> {
         let mut comment = format!("process {}: coverage {}", process_name(process), units::percent(process.coverage));
         if let (Some(bytes), Some(objects)) = (process.exact_alloc_bytes, process.exact_alloc_objects) {
             comment.push_str(&format!(", counted exactly: {bytes} bytes in {objects} allocations"));
+        }
+        if !process.allocators.is_empty() {
+            comment.push_str(&format!(", allocators {}", process.allocators.join(", ")));
+        }
+        let missing = process.audit.iter().flat_map(|file| &file.missing).chain(&process.missing);
+        for Missing { what, why } in missing {
+            comment.push_str(&format!("; not hooked: {what} ({why})"));
         }
         comments.push(comment);
     }

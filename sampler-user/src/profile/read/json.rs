@@ -9,6 +9,8 @@ use serde_json::value::RawValue;
 
 use super::strings::Strings;
 use super::{ContentError, MOST_FRAMES};
+use crate::attach::Missing;
+use crate::attach::audit::FileAudit;
 use crate::heap::sums::SampleSums;
 use crate::profile::model::{Criterion, Frame, Lifetimes, Module, Process, Profile, Row, Stack};
 use crate::sampling::estimators::Estimator;
@@ -34,6 +36,8 @@ struct Top<'a> {
     #[serde(default)]
     estimator: Estimator,
     processes: Vec<ProcessJson>,
+    #[serde(default)]
+    audit: Vec<FileAudit>,
     #[serde(default)]
     modules: Vec<ModuleJson>,
     #[serde(borrow)]
@@ -64,6 +68,11 @@ struct ProcessJson {
     cgroup: String,
     #[serde(default)]
     allocators: Vec<String>,
+    /// Numbers of its files in the profile's audit.
+    #[serde(default)]
+    audit: Vec<usize>,
+    #[serde(default)]
+    missing: Vec<Missing>,
     #[serde(default)]
     coverage: f64,
     #[serde(default)]
@@ -193,11 +202,16 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
         .ok_or_else(|| damaged(format!("{:?} is no sampling criterion", top.criterion)))?;
     let mut reader = Reader::default();
     reader.modules(top.modules);
+<<<<<<< HEAD
     let processes: Vec<Process> = top.processes.into_iter().map(process).collect();
     let has_offsets = |row: &RowJson| {
         row.offset_sum.is_some() && (row.inuse_offset_sum.is_some() || !top.live || row.inuse_samples == 0)
     };
     let offsets_known = top.stacks.iter().all(has_offsets);
+=======
+    let audit: Vec<Arc<FileAudit>> = top.audit.into_iter().map(Arc::new).collect();
+    let processes: Vec<Process> = top.processes.into_iter().map(|json| process(json, &audit)).collect();
+>>>>>>> 54a9850 (Every profile has the audit of its processes; one way each to tell what misses nothing, what came too late, who was missed)
     let mut rows = Vec::with_capacity(top.stacks.len());
     for row in top.stacks {
         rows.push(reader.row(row, &processes, top.live).map_err(damaged)?);
@@ -240,7 +254,11 @@ fn foreign_json(bytes: &[u8]) -> Option<&'static str> {
     (keys.interval_bytes.is_none() && keys.stacks.is_none()).then_some("JSON, but not a profile of heapbpf")
 }
 
-fn process(json: ProcessJson) -> Process {
+fn process(json: ProcessJson, audit: &[Arc<FileAudit>]) -> Process {
+    let audit: Vec<Arc<FileAudit>> = json.audit.iter().filter_map(|&number| audit.get(number).cloned()).collect();
+    // Written with those of its files.
+    let of_files = |missing: &Missing| audit.iter().any(|file| file.missing.contains(missing));
+    let missing = json.missing.into_iter().filter(|missing| !of_files(missing)).collect();
     Process {
         pid: json.pid,
         namespace_pid: json.namespace_pid,
@@ -248,6 +266,8 @@ fn process(json: ProcessJson) -> Process {
         exe: json.exe,
         cgroup: json.cgroup,
         allocators: json.allocators,
+        audit,
+        missing,
         coverage: json.coverage,
         ended: json.ended,
         exact_alloc_bytes: json.alloc_bytes.exact,

@@ -1,0 +1,57 @@
+//! Every profile has its audit: the same that doctor gives, and what is not hooked is said.
+
+use std::process::Command;
+
+use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+use serde_json::Value;
+
+/// What doctor says of a process.
+fn doctor(pid: u32) -> Value {
+    let output = Command::new(heapbpf()).args(["doctor", "--json", "--pid", &pid.to_string()]).output();
+    let output = output.expect("the binary runs");
+    let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    found["processes"][0].clone()
+}
+
+/// One list out of every file of a process's audit in a profile.
+fn joined(audit: &[Value], files: &[usize], list: &str) -> Vec<Value> {
+    files.iter().flat_map(|file| audit[*file][list].as_array().expect("a list").clone()).collect()
+}
+
+#[test]
+fn the_profile_s_audit_is_the_doctor_s() {
+    let Some(_turn) = turn("the_profile_s_audit_is_the_doctor_s") else { return };
+    let mut target = Target::start(&program("mix"), ["1000"]);
+    let found = doctor(target.pid());
+    let recording = Recorder::of(target.pid(), 1).start();
+    target.run();
+    let outcome = recording.stop();
+    let (profile, stats) = outcome.results();
+    let process = profile.process(target.pid());
+    for list in ["attach", "covered", "limits"] {
+        assert_eq!(Value::from(joined(&profile.audit, &process.audit, list)), found[list], "{list}");
+    }
+    assert_eq!(serde_json::to_value(&profile.audit[process.audit[0]]["allocator"]).unwrap(), found["allocators"][0]);
+    let malloc = |entry: &&Value| entry["function"] == "malloc";
+    let attach = joined(&profile.audit, &process.audit, "attach");
+    let probe = attach.iter().find(malloc).expect("malloc is hooked");
+    assert!(["emulated", "optimized", "stepped"].contains(&probe["kind"].as_str().expect("a kind")), "{probe}");
+    assert!(probe["link"].is_string() && probe["offset"].is_u64() && probe["reason"].is_string(), "{probe}");
+    assert_eq!(attach.len(), stats.attach.len());
+    assert_eq!(process.missing, []);
+}
+
+/// Without frees, the audit has none.
+#[test]
+fn the_audit_is_of_this_recording() {
+    let Some(_turn) = turn("the_audit_is_of_this_recording") else { return };
+    let mut target = Target::start(&program("mix"), ["1000"]);
+    let recording = Recorder::of(target.pid(), 1).flag("--no-live").option("--link", "multi").start();
+    target.run();
+    let (profile, _) = recording.stop().results();
+    let attach = joined(&profile.audit, &profile.process(target.pid()).audit, "attach");
+    assert!(attach.iter().all(|entry| entry["function"] != "free" && entry["link"] == "multi"), "{attach:?}");
+}
