@@ -202,16 +202,12 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
         .ok_or_else(|| damaged(format!("{:?} is no sampling criterion", top.criterion)))?;
     let mut reader = Reader::default();
     reader.modules(top.modules);
-<<<<<<< HEAD
-    let processes: Vec<Process> = top.processes.into_iter().map(process).collect();
+    let audit: Vec<Arc<FileAudit>> = top.audit.into_iter().map(Arc::new).collect();
+    let processes: Vec<Process> = top.processes.into_iter().map(|json| process(json, &audit)).collect();
     let has_offsets = |row: &RowJson| {
         row.offset_sum.is_some() && (row.inuse_offset_sum.is_some() || !top.live || row.inuse_samples == 0)
     };
     let offsets_known = top.stacks.iter().all(has_offsets);
-=======
-    let audit: Vec<Arc<FileAudit>> = top.audit.into_iter().map(Arc::new).collect();
-    let processes: Vec<Process> = top.processes.into_iter().map(|json| process(json, &audit)).collect();
->>>>>>> 54a9850 (Every profile has the audit of its processes; one way each to tell what misses nothing, what came too late, who was missed)
     let mut rows = Vec::with_capacity(top.stacks.len());
     for row in top.stacks {
         rows.push(reader.row(row, &processes, top.live).map_err(damaged)?);
