@@ -1,11 +1,12 @@
 //! The stacks are right: call paths that are hard to unwind, and programs built without frame pointers.
 
 use std::path::Path;
+use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{fixtures_folder, programs_folder, skipped, tool, turn};
 use heapbpf_tests::output::{Profile, Stack};
-use heapbpf_tests::program::program_with;
+use heapbpf_tests::program::{library, program_with};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 
@@ -116,6 +117,29 @@ fn frame_pointers_give_the_immediate_caller() {
         assert!(here().count() > 0, "{site}");
         for stack in here() {
             assert!(begins_with(stack, path), "{site}: {:?}", names(stack));
+        }
+    }
+}
+
+/// A preloaded library's malloc stands before libc's, which it calls, or jumps to: each allocation counts once, and its
+/// stack is the truth.
+#[test]
+fn stacks_through_an_interposer_are_whole() {
+    let Some(_turn) = turn("stacks_through_an_interposer_are_whole") else { return };
+    let program = program_with("frames", "frames-nofp", &["-foptimize-sibling-calls", "-fomit-frame-pointer"]);
+    for (output, flag) in [("calls.so", "-fno-optimize-sibling-calls"), ("jumps.so", "-foptimize-sibling-calls")] {
+        let interposer = library("interposer", output, &[flag, "-fomit-frame-pointer", "-ldl"]);
+        let mut command = Command::new(&program);
+        let mut target = Target::start_command(command.arg("50").env("LD_PRELOAD", interposer));
+        let recording = Recorder::of(target.pid(), 1).start();
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert_eq!(stats.lost(), 0, "{stats:?}");
+        for (site, path) in PATHS.iter().filter(|(site, _)| ["site_01", "site_02", "site_05", "site_07"].contains(site))
+        {
+            let (good, all) = right(&profile, site, path);
+            assert!(good == all && all > 0, "{output}: {site}: {good} of {all} stacks are {path:?}");
         }
     }
 }
