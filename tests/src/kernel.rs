@@ -1,6 +1,9 @@
 //! What the kernel says about BPF objects, for checking that nothing of ours stays behind.
 
 use std::collections::BTreeSet;
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 const BPF_MAP_CREATE: libc::c_int = 0;
 const BPF_LINK_GET_NEXT_ID: libc::c_int = 31;
@@ -74,4 +77,42 @@ pub fn links_that_stay(ids: &BTreeSet<u32>) -> BTreeSet<u32> {
         std::thread::sleep(std::time::Duration::from_millis(50));
     }
     links().intersection(ids).copied().collect()
+}
+
+/// A uprobe of another tool, with a reference counter. Gone with this value.
+pub struct UprobeEvent(OwnedFd);
+
+impl UprobeEvent {
+    /// Registers it at an instruction of a file (by its offset there), for one process; the counter lies at another offset.
+    ///
+    /// # Errors
+    /// The kernel refuses, or has no such events.
+    pub fn open(path: &Path, offset: u64, pid: u32, counter_offset: u64) -> std::io::Result<Self> {
+        let kind = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type")?;
+        let kind: u64 = kind.trim().parse().map_err(std::io::Error::other)?;
+        let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
+        // The kernel's `struct perf_event_attr` in its second version, 72 bytes: type and size, config (the counter's
+        // offset in its upper half), …, uprobe_path, probe_offset.
+        let mut attributes = [0_u64; 9];
+        attributes[0] = kind | (size_of_val(&attributes) as u64) << 32;
+        attributes[1] = counter_offset << 32;
+        attributes[7] = path.as_ptr() as u64;
+        attributes[8] = offset;
+        let (any_cpu, no_group, close_on_exec) = (-1, -1, 8);
+        // SAFETY: the attributes are as long as they say, and the path outlives the call.
+        let fd = unsafe {
+            libc::syscall(libc::SYS_perf_event_open, attributes.as_ptr(), pid, any_cpu, no_group, close_on_exec)
+        };
+        if fd < 0 {
+            return Err(std::io::Error::last_os_error());
+        }
+        // SAFETY: the kernel just made this descriptor for us.
+        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) }))
+    }
+}
+
+impl AsFd for UprobeEvent {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }

@@ -161,6 +161,9 @@ pub struct Profile {
     pub audit: Vec<serde_json::Value>,
     /// Stacks.
     pub stacks: Vec<Stack>,
+    /// Whether probes were in place in time windows only: then nothing is exact.
+    #[serde(default)]
+    pub time_windows: bool,
     /// Remarks that belong to the figures.
     #[serde(default)]
     pub notes: Vec<String>,
@@ -182,6 +185,9 @@ impl Profile {
 /// A probe that was attached.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Attached {
+    /// File offset of the instruction.
+    #[serde(default)]
+    pub offset: u64,
     /// File.
     pub file: String,
     /// Function.

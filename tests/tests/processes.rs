@@ -258,6 +258,26 @@ fn doctor_says_what_would_be_seen() {
 }
 
 #[test]
+fn doctor_measures_what_probes_cost() {
+    let Some(_turn) = turn("doctor_measures_what_probes_cost") else { return };
+    let (status, found) = doctor(&["--measure"]);
+    assert_eq!(status, Some(0), "{found}");
+    let costs = &found["costs"];
+    for name in ["allocation_ns", "free_ns", "sample_ns"] {
+        assert!(costs["costs"][name].as_f64().is_some_and(|ns| ns > 0.0), "{name}: {costs}");
+    }
+    // A single-stepped instruction takes two traps where an emulated one takes one.
+    if let (Some(emulated), Some(stepped)) =
+        (costs["nothing_ns"]["emulated"].as_f64(), costs["nothing_ns"]["stepped"].as_f64())
+    {
+        assert!(emulated > 0.0 && stepped > emulated, "{costs}");
+    }
+    // Without the option it tells what is known: this, unless something disturbed the measurement.
+    let (_, again) = doctor(&[]);
+    assert!(again["costs"].is_null() || again["costs"]["costs"]["allocation_ns"].is_number(), "{again}");
+}
+
+#[test]
 fn doctor_says_what_would_be_missed() {
     let Some(_turn) = turn("doctor_says_what_would_be_missed") else { return };
     let mut nolibc = Command::new(program_without_libc("nolibc"))

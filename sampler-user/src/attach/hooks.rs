@@ -7,6 +7,7 @@ use std::io::BufReader;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use sampler_ebpf::abi::{SITE_CALLS_OUT, Site};
 
@@ -16,6 +17,9 @@ use crate::kernel::KernelError;
 use crate::kernel::mappings::MappingProbes;
 use crate::kernel::programs::{Links, ProbePoint, Programs};
 use crate::kernel::steering::Steering;
+
+/// Time before a file that another tool keeps us from is tried again.
+const CONFLICT_REST: Duration = Duration::from_secs(1);
 
 /// A file as the file system knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -104,6 +108,8 @@ pub struct Hooks {
     live: bool,
     known: HashMap<FileKey, Known>,
     links: HashMap<(FileKey, Option<u32>), Links>,
+    /// Files that another tool keeps us from, and when that was seen last.
+    conflicts: HashMap<FileKey, Instant>,
     /// What is to be linked when the pause ends; `None`: there is no pause.
     paused: Option<Vec<(FileKey, Option<u32>)>>,
     /// Row of the table for each site, by the site's index.
@@ -123,6 +129,7 @@ impl Hooks {
             live,
             known: HashMap::new(),
             links: HashMap::new(),
+            conflicts: HashMap::new(),
             paused: None,
             functions: Vec::new(),
             mappings: None,
@@ -250,7 +257,18 @@ impl Hooks {
             .collect();
         // By descriptor: it names this very file, whatever became of its path.
         let path = CString::new(format!("/proc/self/fd/{}", known.file.as_raw_fd())).unwrap_or_default();
-        let links = programs.attach(&path, &points, pid).map_err(refused)?;
+        // Each try of a file that another tool keeps from us takes a moment, in which nothing else is done.
+        if self.conflicts.get(&key).is_some_and(|since| since.elapsed() < CONFLICT_REST) {
+            return Err(refused(KernelError::Conflict));
+        }
+        let links = match programs.attach(&path, &points, pid) {
+            Ok(links) => links,
+            Err(KernelError::Link { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
+                self.conflicts.insert(key, Instant::now());
+                return Err(refused(KernelError::Conflict));
+            }
+            Err(error) => return Err(refused(error)),
+        };
         self.links.insert((key, pid), links);
         if planned.audit.is_none() {
             let audit = planned.audit(&known.path, programs.kind, self.live);

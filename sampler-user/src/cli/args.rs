@@ -484,6 +484,9 @@ pub struct DoctorArgs {
     /// Which processes; without any, the kernel alone.
     #[command(flatten)]
     pub target: TargetArgs,
+    /// Measure again what probes cost on this machine (otherwise once per boot)
+    #[arg(long)]
+    pub measure: bool,
     /// As JSON
     #[arg(long)]
     pub json: bool,

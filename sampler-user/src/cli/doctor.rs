@@ -10,10 +10,12 @@ use super::{allocators, plan};
 use crate::attach::arch::Machine;
 use crate::attach::hooks::Hooks;
 use crate::attach::{KernelRules, Table};
+use crate::cost::measure;
 use crate::doctor::{Diagnosis, KernelSide, command, processes};
 use crate::host::limits::Limits;
 use crate::host::process::select;
 use crate::host::{Host, HostOptions, limits};
+use crate::kernel::object;
 use crate::record::terminal_width;
 use crate::symbols::debug_files;
 
@@ -46,7 +48,15 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     if let Some(reason) = hooks.misdescribed() {
         return Err(plan::PlanError::Usage(format!("--alloc: {reason}")).into());
     }
-    let found = Diagnosis::new(kernel.audit, audits);
+    let costs = match object::object() {
+        // Without programs in it there is nothing to measure, and the kernel's part has said so.
+        None => None,
+        Some(object) if args.measure => {
+            Some(measure::measured_anew(object, None).context("cannot measure what probes cost")?)
+        }
+        Some(object) => measure::known(object, None),
+    };
+    let found = Diagnosis::new(kernel.audit, audits).with_costs(costs);
     let text = if args.json {
         serde_json::to_string_pretty(&found).context("cannot write the diagnosis as JSON")? + "\n"
     } else {

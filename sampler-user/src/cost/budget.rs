@@ -54,17 +54,33 @@ impl Use {
         (self.cpu_seconds - self.probe_seconds(costs)).max(1e-3 * self.cpu_seconds)
     }
 
+    /// A part of it.
+    #[must_use]
+    pub fn times(&self, factor: f64) -> Self {
+        Self::default().and_times(self, factor)
+    }
+
+    /// This and more.
+    #[must_use]
+    pub fn and(&self, more: &Self) -> Self {
+        self.and_times(more, 1.0)
+    }
+
+    fn and_times(&self, more: &Self, factor: f64) -> Self {
+        Self {
+            seconds: self.seconds + factor * more.seconds,
+            allocations: self.allocations + factor * more.allocations,
+            frees: self.frees + factor * more.frees,
+            samples: self.samples + factor * more.samples,
+            bytes: self.bytes + factor * more.bytes,
+            cpu_seconds: self.cpu_seconds + factor * more.cpu_seconds,
+        }
+    }
+
     /// What followed after what was known before.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
-        Self {
-            seconds: self.seconds - before.seconds,
-            allocations: self.allocations - before.allocations,
-            frees: self.frees - before.frees,
-            samples: self.samples - before.samples,
-            bytes: self.bytes - before.bytes,
-            cpu_seconds: self.cpu_seconds - before.cpu_seconds,
-        }
+        self.and_times(before, -1.0)
     }
 }
 
@@ -87,6 +103,9 @@ pub struct Tracking {
 pub const SHORTEST_TIME: f64 = 0.01;
 /// Samples have to cost at least this share of all probes for R to be widened.
 const SAMPLES_MATTER: f64 = 0.1;
+/// CPU time that the targets may have used more than their clock says: it ticks every 10 ms. Nothing is given up, let
+/// alone everything, because of two ticks.
+const COARSENESS: f64 = 0.02;
 /// What is aimed at when something has to be given up, so that it is not given up piecemeal.
 const AIM: f64 = 0.9;
 
@@ -98,6 +117,7 @@ pub fn decide(used: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64) -
     if used.cpu_seconds <= 0.0 || used.seconds <= 0.0 || tracking.time <= 0.0 {
         return tracking;
     }
+    let used = &Use { cpu_seconds: used.cpu_seconds + COARSENESS, ..*used };
     let useful = used.useful_seconds(costs);
     let with = |tracking: &Tracking| probe_seconds(used, tracking, costs);
     if tracking.time >= 1.0 && share(with(&tracking), useful) <= budget {
@@ -233,6 +253,14 @@ mod tests {
     fn windows_open_again_when_targets_calm_down() {
         let windows = Tracking { frees: false, time: 0.1, ..FULL };
         assert_eq!(decide(&second(10_000.0, 0.9, windows), windows, &COSTS, 0.05).time, 1.0);
+    }
+
+    #[test]
+    fn a_first_look_of_two_ticks_takes_nothing_away_for_good() {
+        // 10 ms of probes in 200 ms, and a clock that has ticked once.
+        let used = Use { seconds: 0.2, cpu_seconds: 0.01, ..second(10_000.0, 0.0, FULL) };
+        let next = decide(&used, FULL, &COSTS, 0.2);
+        assert!(!next.frees && next.time >= 0.1, "{next:?}");
     }
 
     #[test]

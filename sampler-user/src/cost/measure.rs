@@ -51,8 +51,8 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Whether nothing disturbed the measurement much.
-    fn is_plausible(&self) -> bool {
+    /// Whether nothing disturbed the measurement much: what is not plausible is not kept.
+    pub fn is_plausible(&self) -> bool {
         let nothing = |kind: &str| self.nothing_ns.get(kind).copied();
         let fits = |cost: f64, kind| nothing(kind).is_none_or(|nothing| PROBES.contains(&(cost / nothing)));
         fits(self.costs.allocation_ns, &self.allocation_kind) && fits(self.costs.free_ns, &self.free_kind)
@@ -78,18 +78,24 @@ impl Measured {
 /// # Errors
 /// It cannot be measured: no allocator, no BPF.
 pub fn known_or_measured(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured> {
-    let identity = identity(object, link);
-    let path = cache_file(link);
-    let cached = path.as_deref().and_then(|path| std::fs::read(path).ok());
-    if let Some(measured) = cached.and_then(|bytes| serde_json::from_slice::<Measured>(&bytes).ok())
-        && measured.identity == identity
-    {
-        return Ok(measured);
-    }
+    known(object, link).map_or_else(|| measured_anew(object, link), Ok)
+}
+
+/// What was measured since the last boot, if anything was.
+pub fn known(object: &[u8], link: Option<LinkKind>) -> Option<Measured> {
+    let measured: Measured = serde_json::from_slice(&std::fs::read(cache_file(link)?).ok()?).ok()?;
+    (measured.identity == identity(object, link)).then_some(measured)
+}
+
+/// Measures, and keeps it for the recordings to come unless something disturbed it.
+///
+/// # Errors
+/// As of [`measure`].
+pub fn measured_anew(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured> {
     let measured = measure(object, link)?;
     if !measured.is_plausible() {
         log::info!("what was measured of probes is not kept, something disturbed it: {measured:?}");
-    } else if let Some(path) = path
+    } else if let Some(path) = cache_file(link)
         && let Err(error) = keep(&path, &measured)
     {
         log::info!("cannot keep what was measured in {}: {error}", path.display());

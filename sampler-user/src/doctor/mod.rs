@@ -5,7 +5,9 @@ mod processes;
 
 use serde::Serialize;
 
+use crate::cost::measure::Measured;
 pub use kernel::{Check, KernelAudit, KernelSide};
+
 pub use processes::{ModuleAudit, ProcessAudit, Symbols, Unwinding, command, processes};
 
 /// What doctor found.
@@ -15,6 +17,8 @@ pub struct Diagnosis {
     pub ok: bool,
     /// The kernel.
     pub kernel: KernelAudit,
+    /// What probes cost here, if it was measured since the last boot.
+    pub costs: Option<Measured>,
     /// The targets.
     pub processes: Vec<ProcessAudit>,
 }
@@ -25,7 +29,13 @@ impl Diagnosis {
     pub fn new(kernel: KernelAudit, processes: Vec<ProcessAudit>) -> Self {
         let ok = kernel.checks.iter().all(|check| check.ok || !check.needed)
             && processes.iter().all(|process| process.missing.is_empty());
-        Self { ok, kernel, processes }
+        Self { ok, kernel, costs: None, processes }
+    }
+
+    /// With what probes cost.
+    #[must_use]
+    pub fn with_costs(self, costs: Option<Measured>) -> Self {
+        Self { costs, ..self }
     }
 }
 

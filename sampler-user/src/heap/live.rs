@@ -10,6 +10,7 @@ use slab::Slab;
 use super::ages::Ages;
 use super::mapped::MappedPieces;
 use super::sums::SampleSums;
+use super::windows::{Correction, Windows};
 use crate::sampling::weight::inclusion;
 use crate::unwind::raw::RawStack;
 
@@ -133,6 +134,8 @@ pub struct Heap {
     rising: bool,
     /// What an ended process had in use at its end counts as in use no more.
     drops_ended: bool,
+    /// What came in since the time window was opened.
+    windows: Windows,
 }
 
 /// Estimated allocations by size class.
@@ -186,6 +189,7 @@ impl Heap {
         self.by_class.0[size_class(sample.size_bytes)] += weight;
         self.totals.samples += 1;
         self.totals.alloc_bytes += bytes;
+        self.windows.record(row_number, &sample);
         if !sample.tracked {
             row.untracked += 1;
             return;
@@ -326,6 +330,37 @@ impl Heap {
         gone.len() as u64
     }
 
+    /// From here on samples are of a time window, until it is closed.
+    pub fn open_window(&mut self) {
+        self.windows.open();
+    }
+
+    /// The window is over: it stands for `factor` times its own length. A new one is open.
+    pub fn close_window(&mut self, factor: f64) {
+        for (number, correction) in self.windows.close(factor) {
+            self.correct(number, &correction);
+        }
+    }
+
+    /// The last window that was closed stands for `more` lengths more than was said.
+    pub fn extend_window(&mut self, more: f64) {
+        for (number, correction) in self.windows.extend(more) {
+            self.correct(number, &correction);
+        }
+    }
+
+    /// There are no windows any more: every sample stands for itself.
+    pub fn end_windows(&mut self) {
+        self.windows = Windows::default();
+    }
+
+    fn correct(&mut self, number: u32, correction: &Correction) {
+        if let Some(row) = self.rows.get_mut(number as usize) {
+            correction.apply(&mut row.alloc);
+            self.totals.alloc_bytes += correction.bytes;
+        }
+    }
+
     /// Before the total in use falls: is it a peak?
     fn note_peak(&mut self) {
         if !self.rising {
@@ -389,14 +424,16 @@ impl Heap {
     }
 
     /// Takes the rows of ended processes out, except those with blocks that live on in another address space (a
-    /// parent's, for a child of vfork): these stay for a later call. Returns the rows, and which processes are not done.
+    /// parent's, for a child of vfork) and those with samples of an open window: these stay for a later call. Returns the rows, and which processes are not done.
     pub fn retire(&mut self, ended: &HashSet<ProcessKey>) -> (Vec<HeapRow>, HashSet<ProcessKey>) {
         let of_ended = self.rows.iter().filter(|(_, row)| ended.contains(&row.process));
-        let (done, held): (Vec<_>, Vec<_>) = of_ended.partition(|(_, row)| row.live == 0);
+        let (done, held): (Vec<_>, Vec<_>) =
+            of_ended.partition(|(number, row)| row.live == 0 && !self.windows.is_open_for(*number as u32));
         let held = held.into_iter().map(|(_, row)| row.process).collect();
         let done: Vec<usize> = done.into_iter().map(|(number, _)| number).collect();
         let retired = done.into_iter().map(|number| {
             let row = self.rows.remove(number);
+            self.windows.forget(number as u32);
             self.index.remove(&RowKey {
                 process: row.process,
                 interval: row.interval,

@@ -86,6 +86,12 @@ pub enum KernelError {
         /// Why.
         source: io::Error,
     },
+    /// A link was refused with EINVAL, where the same kind of link works elsewhere.
+    #[error(
+        "the kernel refuses probes there (EINVAL): another tool has registered one of the same instructions with a \
+         reference counter, as bcc's tools do; end it, and try again some seconds later"
+    )]
+    Conflict,
     /// A read or write failed.
     #[error("cannot read {what} from the kernel: {source}")]
     Read {

@@ -40,6 +40,11 @@ pub enum AdjustError {
     /// The estimator is one of bytes as trials.
     #[error("--estimator compares rules for sampling by bytes; this profile was sampled by `{0}`")]
     Criterion(&'static str),
+    /// Figures are corrected already.
+    #[error(
+        "probes were in place in time windows only: totals were not counted outside, and figures are corrected already"
+    )]
+    TimeWindows,
     /// No samples, only estimates.
     #[error("the profile's format keeps no samples to estimate from: use .json or .parquet")]
     NoSamples,
@@ -69,6 +74,9 @@ impl Adjustments {
 fn calibrate(profile: &mut Profile) -> Result<(), AdjustError> {
     if !profile.samples_known {
         return Err(AdjustError::NoSamples);
+    }
+    if profile.time_windows {
+        return Err(AdjustError::TimeWindows);
     }
     let mut calibrated = 0;
     for process in 0..profile.processes.len() {
@@ -124,6 +132,9 @@ const SEED: u64 = 1;
 fn estimate_by(profile: &mut Profile, estimator: Estimator) -> Result<(), AdjustError> {
     if !profile.samples_known {
         return Err(AdjustError::NoSamples);
+    }
+    if profile.time_windows {
+        return Err(AdjustError::TimeWindows);
     }
     if profile.criterion != Criterion::Bytes {
         return Err(AdjustError::Criterion(profile.criterion.name()));
@@ -218,6 +229,9 @@ mod tests {
         foreign.offsets_known = false;
         assert_eq!(by(Estimator::Offset).apply(&mut foreign), Err(AdjustError::NoOffsets("offset")));
         assert!(Pool::of(&foreign.rows).guaranteed(&foreign, Value::AllocSpace, 0.95).is_err());
+        profile.time_windows = true;
+        assert_eq!(by(Estimator::Offset).apply(&mut profile), Err(AdjustError::TimeWindows));
+        profile.time_windows = false;
         profile.criterion = Criterion::Allocations;
         assert_eq!(by(Estimator::Offset).apply(&mut profile), Err(AdjustError::Criterion("allocations")));
     }

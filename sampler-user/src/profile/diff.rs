@@ -170,7 +170,7 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
 }
 
 fn judgeable(before: &Profile, after: &Profile) -> bool {
-    before.samples_known && after.samples_known
+    before.errors_known() && after.errors_known()
 }
 
 /// q-values of a family, over the stacks that have a p-value.
@@ -210,7 +210,10 @@ fn side(profile: &Profile, exposure: f64) -> DiffSide {
 fn notes(before: &Profile, after: &Profile, values: &[Value], exposures: (f64, f64)) -> Vec<String> {
     let mut notes = Vec::new();
     if !judgeable(before, after) {
-        notes.push("differences only: a profile without its samples does not say how sure they are".to_owned());
+        notes.push(
+            "differences only: a profile without its samples, or of time windows only, does not say how sure they are"
+                .to_owned(),
+        );
     }
     if values.iter().any(|value| value.is_inuse()) && !(before.live && after.live) {
         notes.push("frees were not followed in both recordings: figures in use cannot be compared".to_owned());

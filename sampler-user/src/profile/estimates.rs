@@ -11,6 +11,9 @@ use crate::sampling::interval::Interval;
 
 /// Why figures of a profile have no error bar that was read from a file without samples.
 pub const NO_SAMPLES: &str = "read from a format that keeps no samples";
+/// Why figures of allocation have no error bar if the budget allowed probes for a part of the time.
+pub const TIME_WINDOWS: &str =
+    "probes were in place in time windows only: what differs between windows and the rest is not known";
 
 /// Why figures of samples of another profiler have no interval from offsets.
 pub const NO_OFFSETS: &str = "the samples' offsets are not known";
@@ -141,6 +144,7 @@ pub fn guaranteed_of_row(
 fn guaranteed(profile: &Profile, parts: &[Part<'_>], value: Value, confidence: f64) -> Result<Interval, &'static str> {
     match (profile.samples_known, value.is_bytes()) {
         (false, _) => Err(NO_SAMPLES),
+        _ if profile.time_windows && !value.is_inuse() => Err(TIME_WINDOWS),
         (_, false) => Err(NO_INTERVAL_KNOWN),
         _ if !profile.offsets_known => Err(NO_OFFSETS),
         _ => estimate::guaranteed_bytes(parts, profile.criterion, confidence),
@@ -153,7 +157,11 @@ fn of_parts(profile: &Profile, parts: &[Part<'_>], value: Value, confidence: f64
     }
     let raw = raw_of_parts(profile, parts, value, confidence);
     let corrections = parts.iter().map(|part| value.estimate_of(part.sums) - value.raw_estimate_of(part.sums));
-    Estimate { estimate: raw.estimate + corrections.sum::<f64>(), ..raw }
+    let estimate = raw.estimate + corrections.sum::<f64>();
+    if profile.time_windows && !value.is_inuse() {
+        return Estimate { estimate, reason: Some(TIME_WINDOWS), ..Estimate::default() };
+    }
+    Estimate { estimate, ..raw }
 }
 
 fn raw_of_parts(profile: &Profile, parts: &[Part<'_>], value: Value, confidence: f64) -> Estimate {
@@ -181,7 +189,8 @@ pub fn exact(profile: &Profile, process: Option<usize>, value: Value) -> Option<
         Value::AllocObjects => process.exact_alloc_objects,
         Value::InuseSpace | Value::InuseObjects => None,
     };
-    if processes.is_empty() {
+    // In time windows only a part was counted.
+    if processes.is_empty() || profile.time_windows {
         return None;
     }
     processes.iter().try_fold(0u64, |sum, process| sum.checked_add(of(process)?))
@@ -273,6 +282,19 @@ mod tests {
         profile.samples_known = false;
         let estimate = Pool::of(&profile.rows).estimate(&profile, Value::AllocSpace, 0.95);
         assert_eq!((estimate.low, estimate.reason), (None, Some(NO_SAMPLES)));
+    }
+
+    #[test]
+    fn time_windows_leave_the_corrected_figure_alone() {
+        let mut profile = testing::small();
+        profile.time_windows = true;
+        profile.rows[0].alloc.bytes_correction = 1000.0;
+        let pool = Pool::of(&profile.rows);
+        let estimate = pool.estimate(&profile, Value::AllocSpace, 0.95);
+        assert!((estimate.estimate - pool.raw_total(Value::AllocSpace) - 1000.0).abs() < 1e-6);
+        assert_eq!((estimate.low, estimate.high, estimate.reason), (None, None, Some(TIME_WINDOWS)));
+        assert!(pool.estimate(&profile, Value::InuseSpace, 0.95).low.is_some());
+        assert_eq!(exact(&profile, Some(0), Value::AllocSpace), None);
     }
 
     #[test]

@@ -76,6 +76,7 @@ fn add(merged: &mut Profile, profile: Profile, modules: &mut Modules) {
     merged.live &= profile.live;
     merged.samples_known &= profile.samples_known;
     merged.offsets_known &= profile.offsets_known;
+    merged.time_windows |= profile.time_windows;
     if !merged.host.split(", ").any(|host| host == profile.host) {
         merged.host = [merged.host.as_str(), &profile.host].join(", ");
     }

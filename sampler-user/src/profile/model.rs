@@ -75,6 +75,10 @@ pub struct Profile {
     pub offsets_known: bool,
     /// Rule by which bytes are estimated; another than the usual one only where a report asked for it.
     pub estimator: Estimator,
+    /// Whether probes were in place in time windows only, for a part of the recording. Figures of allocation are
+    /// corrected for that, window by window; how far windows are from the rest is not known, so they have no interval,
+    /// and what was counted is not all there was.
+    pub time_windows: bool,
     /// Host name.
     pub host: String,
     /// Processes with at least one hit.
@@ -90,6 +94,11 @@ pub struct Profile {
 }
 
 impl Profile {
+    /// Whether something can be said about the error of figures of allocation.
+    pub const fn errors_known(&self) -> bool {
+        self.samples_known && !self.time_windows
+    }
+
     /// The part of the profile that is about one process (by its index).
     pub fn only_process(&self, process: usize) -> Self {
         let rows = self.rows.iter().filter(|row| row.process == process);

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use crate::cost::measure::Measured;
+
 /// Prefix of loss counters among [`super::model::Profile::counters`].
 pub const LOST_PREFIX: &str = "lost_";
 
@@ -34,6 +36,9 @@ pub struct Stats {
     pub estimated_alloc_bytes: f64,
     /// Time spent in probes, in the targets: calls × the cost of one as measured on this machine, if it could be.
     pub probe_seconds: Option<f64>,
+    /// What probes cost on this machine, as it was measured there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe_costs: Option<Measured>,
     /// CPU time of the daemon.
     pub daemon_cpu_seconds: f64,
     /// Largest resident memory of the daemon.

@@ -146,6 +146,7 @@ pub fn small() -> Profile {
         samples_known: true,
         offsets_known: true,
         estimator: Default::default(),
+        time_windows: false,
         host: "host1".into(),
         processes,
         rows,

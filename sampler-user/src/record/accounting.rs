@@ -115,6 +115,7 @@ pub fn stats(
         exact_alloc_objects: exact_objects(counters),
         estimated_alloc_bytes,
         probe_seconds,
+        probe_costs: None,
         daemon_cpu_seconds: cost.cpu_seconds,
         daemon_peak_rss_bytes: cost.peak_rss_bytes,
         attach: audits

@@ -70,6 +70,8 @@ pub struct Attaching {
     global: bool,
     modules: HashMap<ModuleId, Look>,
     refused: BTreeSet<String>,
+    /// Why the kernel refused links to a file that has an allocator.
+    refused_by_kernel: Option<String>,
     custom: Vec<CustomAllocator>,
     rules: Vec<Target>,
     missed: Missed,
@@ -90,6 +92,7 @@ impl Attaching {
             global: !plan.targets.are_named(),
             modules: HashMap::new(),
             refused: BTreeSet::new(),
+            refused_by_kernel: None,
             custom: plan.targets.allocators.clone(),
             rules: plan.targets.rules.clone(),
             missed: Missed::default(),
@@ -162,6 +165,9 @@ impl Attaching {
     }
 
     fn no_allocator(&self, pid: u32, comm: &str) -> String {
+        if let Some(reason) = &self.refused_by_kernel {
+            return format!("process {pid} ({comm}) cannot be profiled: {reason}");
+        }
         let reasons = if self.refused.is_empty() {
             String::new()
         } else {
@@ -200,6 +206,9 @@ impl Attaching {
             }
             Err(error) if error.is_too_late() => None,
             Err(error) => {
+                if matches!(error, HookError::Kernel { .. }) {
+                    self.refused_by_kernel = Some(error.to_string());
+                }
                 self.refuse(error.to_string());
                 None
             }

@@ -13,6 +13,8 @@ const FIRST_LOOK_NS: u64 = 200_000_000;
 const LOOK_NS: u64 = 1_000_000_000;
 /// Length of a time window.
 const WINDOW_NS: u64 = 100_000_000;
+/// What earlier windows weigh against the next one: clocks tick coarsely against a window, so that one alone says little.
+const WINDOW_MEMORY: f64 = 0.8;
 /// Calls from which on a rate is worth a decision.
 const FEWEST_CALLS: f64 = 100.0;
 /// The automatic interval changes only if it is off by this factor: each interval has rows of its own.
@@ -44,6 +46,8 @@ pub struct Governor {
     detached_since_ns: u64,
     detached_ns: u64,
     last: Use,
+    /// Over the last windows, the earlier ones counting less.
+    windows: Use,
     first: bool,
     random: u64,
     share: Option<f64>,
@@ -80,6 +84,7 @@ impl Governor {
             detached_since_ns: 0,
             detached_ns: 0,
             last: Use { seconds: now_ns as f64 * 1e-9, ..Use::default() },
+            windows: Use::default(),
             first: true,
             random: now_ns | 1,
             share: None,
@@ -116,6 +121,11 @@ impl Governor {
         self.measured.as_ref().and_then(|measured| measured.nothing_ns.get(kind).copied()).unwrap_or(0.0)
     }
 
+    /// What was measured of probes on this machine.
+    pub fn measured(&self) -> Option<&Measured> {
+        self.measured.as_ref()
+    }
+
     /// CLOCK_MONOTONIC of the next look; `None` if there is nothing to look for.
     pub fn next_ns(&self) -> Option<u64> {
         let needed = self.costs.is_some() && (self.budget.is_some() || self.automatic) && self.tracking.time > 0.0;
@@ -137,6 +147,11 @@ impl Governor {
         live && !self.tracking.frees
     }
 
+    /// Whether probes are in place in time windows only from here on.
+    pub fn has_windows(&self) -> bool {
+        self.tracking.time < 1.0
+    }
+
     /// Share of the time during which probes were in place.
     pub fn time_share(&self, now_ns: u64) -> f64 {
         let open = if self.attached { 0 } else { now_ns.saturating_sub(self.detached_since_ns) };
@@ -150,11 +165,10 @@ impl Governor {
         let share = self.time_share(now_ns);
         if self.detached_ns > 0 || !self.attached {
             notes.push(format!(
-                "probes were in place {} of the time (windows of {} ms at random times): figures are of those \
-                 windows, and all allocations are about {:.1} times as many",
+                "probes were in place {} of the time (windows of {} ms at random times): figures of allocation are \
+                 corrected for that, window by window, and have no error bar",
                 units::percent(share),
-                WINDOW_NS / 1_000_000,
-                1.0 / share.max(1e-6)
+                WINDOW_NS / 1_000_000
             ));
         }
         notes
@@ -192,6 +206,9 @@ impl Governor {
             }
         }
         if let Some(budget) = self.budget {
+            let before = if self.has_windows() { self.windows.times(WINDOW_MEMORY) } else { Use::default() };
+            self.windows = before.and(&used);
+            let used = self.windows;
             actions.extend(self.keep(&used, &costs, budget, now_ns));
         }
         self.first = false;

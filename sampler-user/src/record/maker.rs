@@ -113,6 +113,7 @@ impl Worker {
         };
         let mut profile = self.template.clone();
         profile.live = snapshot.live;
+        profile.time_windows = snapshot.time_windows;
         profile.started = snapshot.started;
         profile.duration = snapshot.duration;
         profile.counters = stats.counters();
@@ -176,6 +177,7 @@ fn template(plan: &RecordPlan) -> Profile {
         samples_known: true,
         offsets_known: true,
         estimator: Default::default(),
+        time_windows: false,
         host: host_name(),
         processes: Vec::new(),
         rows: Vec::new(),

@@ -20,8 +20,9 @@ use crate::host::limits;
 use crate::serve::Server;
 use crate::serve::push::Pusher;
 
-/// Time between looks at the rings while events come.
-const AWAKE_PAUSE: Duration = Duration::from_millis(10);
+/// Time between looks at the rings while events come: a look costs some 50 µs, whatever it finds, and rings that fill
+/// up, forks and new mappings wake us before.
+const AWAKE_PAUSE: Duration = Duration::from_millis(40);
 /// Time between looks while nothing happens; an event wakes us before.
 const SLEEP_PAUSE: Duration = Duration::from_secs(1);
 

@@ -17,6 +17,7 @@ use super::maker::{Made, Maker};
 use super::recorder::{Life, Recorder};
 use super::requests::Request;
 use super::snapshot::{self, Content, Detail, Parts, Snapshot};
+use super::window_times::WindowTimes;
 use crate::cli::plan::RecordPlan;
 use crate::cost::cpu_time::CpuTime;
 use crate::cost::measure;
@@ -33,6 +34,7 @@ use crate::kernel::rings::Ring;
 use crate::kernel::stack_traces::StackTraces;
 use crate::kernel::steering::Steering;
 use crate::kernel::totals::{Counts, Totals};
+use crate::profile::stats::Stats;
 use crate::sampling::constants::draw_constants;
 use crate::sampling::size_classes::ClassSteering;
 use crate::unwind::dwarf::{Limits, Unwinder};
@@ -78,7 +80,7 @@ pub struct Session {
     /// Keeps the recording within its budget.
     pub governor: Governor,
     cpu_time: CpuTime,
-    detached_since_ns: Option<u64>,
+    windows: WindowTimes,
     kernel_log: KernelLog,
 }
 
@@ -131,7 +133,7 @@ impl Session {
             classes,
             governor,
             cpu_time: CpuTime::begin(),
-            detached_since_ns: None,
+            windows: WindowTimes::default(),
             plan,
         })
     }
@@ -302,7 +304,10 @@ impl Session {
         let audits = self.attaching.hooks.audit();
         self.learn_kinds();
         let probe_seconds = self.governor.probe_seconds(&total);
-        let stats = accounting::stats(&total, &daemon, accounting::daemon_cost(), estimated, probe_seconds, &audits);
+        let stats = Stats {
+            probe_costs: self.governor.measured().cloned(),
+            ..accounting::stats(&total, &daemon, accounting::daemon_cost(), estimated, probe_seconds, &audits)
+        };
         let Content { keys, processes, rows, facts } = self.parts(&counts).take(detail);
         let mut notes = accounting::remarks(&total, &daemon);
         let seen: HashSet<u32> = processes.iter().map(|process| process.pid).collect();
@@ -312,6 +317,7 @@ impl Session {
         Ok(Snapshot {
             detail,
             live: self.plan.live && !self.governor.gave_up_frees(self.plan.live),
+            time_windows: self.windows.were_used(),
             started: self.started,
             duration: Duration::from_nanos(monotonic_ns().saturating_sub(self.started_ns)),
             keys,
@@ -393,11 +399,8 @@ impl Session {
     /// Takes the probes away, takes in what is left, and makes the last profile.
     pub fn finish(&mut self) -> anyhow::Result<Made> {
         self.attaching.hooks.release_all();
-        if let Some(since) = self.detached_since_ns.take() {
-            let now = monotonic_ns();
-            self.attaching.uncovered(now.saturating_sub(since), now);
-        }
         while self.cycle()? > 0 || self.recorder.is_waiting() {}
+        self.end_windows();
         let snapshot = self.snapshot(Detail::Lifetimes, true)?;
         let (sender, made) = std::sync::mpsc::channel();
         self.maker.make(snapshot, move |made| drop(sender.send(made)));

@@ -41,6 +41,8 @@ pub struct Snapshot {
     pub detail: Detail,
     /// Whether blocks in use are known: not if frees are no longer looked at.
     pub live: bool,
+    /// Whether probes were in place in time windows only.
+    pub time_windows: bool,
     /// Wall clock at the recording's start.
     pub started: SystemTime,
     /// Length of the recording so far.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::text::{Column, Style, Table, clip, wrap};
 use crate::attach::Missing;
+use crate::cost::measure::Measured;
 use crate::doctor::{Check, Diagnosis, ProcessAudit, Symbols, Unwinding};
 
 /// The whole text.
@@ -11,6 +12,10 @@ use crate::doctor::{Check, Diagnosis, ProcessAudit, Symbols, Unwinding};
 pub fn diagnosis(diagnosis: &Diagnosis, width: usize, color: bool) -> String {
     let mut lines = vec![Style::Bold.paint(&format!("Kernel {}", clip(&diagnosis.kernel.release, 60)), color)];
     lines.extend(diagnosis.kernel.checks.iter().flat_map(|check| check_lines(check, width, color)));
+    if let Some(costs) = &diagnosis.costs {
+        lines.push(String::new());
+        lines.extend(cost_lines(costs, width, color));
+    }
     for process in &diagnosis.processes {
         lines.push(String::new());
         lines.extend(process_lines(process, width, color));
@@ -42,6 +47,26 @@ fn check_lines(check: &Check, width: usize, color: bool) -> Vec<String> {
             style.paint(format!("{begin}{line}").trim_end(), color)
         })
         .collect()
+}
+
+fn cost_lines(costs: &Measured, width: usize, color: bool) -> Vec<String> {
+    let mut table = Table::new(vec![Column::left("WHAT", Style::Name), Column::right("NS", Style::Plain)]);
+    let mut row = |what: &str, ns: f64| table.row(vec![what.to_owned(), format!("{ns:.0}")]);
+    row(&format!("an allocation that is not sampled ({})", costs.allocation_kind), costs.costs.allocation_ns);
+    row(&format!("a free of a block that is not tracked ({})", costs.free_kind), costs.costs.free_ns);
+    row("what a sample adds, with its block's free", costs.costs.sample_ns);
+    for (kind, ns) in &costs.nothing_ns {
+        row(&format!("a probe that does nothing, {kind}"), *ns);
+    }
+    let (header, rows) = table.lines(width, color);
+    let title = format!("What probes cost here ({}; CPU time of the target per call)", clip(&costs.allocator, 40));
+    let mut lines = vec![Style::Bold.paint(&title, color), header];
+    lines.extend(rows);
+    if !costs.is_plausible() {
+        let text = "something disturbed the measurement: it is not kept; try again with --measure";
+        lines.push(Style::Warning.paint(&format!("  ! {text}"), color));
+    }
+    lines
 }
 
 fn process_lines(process: &ProcessAudit, width: usize, color: bool) -> Vec<String> {
@@ -133,6 +158,7 @@ mod tests {
     use super::*;
     use crate::attach::Kind;
     use crate::attach::audit::{AttachEntry, LinkKind};
+    use crate::cost::budget::ProbeCosts;
     use crate::doctor::{KernelAudit, ModuleAudit};
 
     #[test]
@@ -165,9 +191,21 @@ mod tests {
             }],
             ..ProcessAudit::default()
         };
-        let text = diagnosis(&Diagnosis::new(kernel, vec![process]), 80, false);
+        let costs = Measured {
+            identity: String::new(),
+            allocator: "glibc 2.36".into(),
+            allocation_kind: "emulated".into(),
+            free_kind: "stepped".into(),
+            bare_pair_ns: 8.0,
+            costs: ProbeCosts { allocation_ns: 551.0, free_ns: 9000.0, sample_ns: 2500.0 },
+            nothing_ns: [("emulated".to_owned(), 500.0), ("stepped".to_owned(), 500.0)].into(),
+        };
+        let text = diagnosis(&Diagnosis::new(kernel, vec![process]).with_costs(Some(costs)), 80, false);
         for part in [
             "Kernel 6.1.0\n  ✓ BTF\n  – session links",
+            "an allocation that is not sampled (emulated)",
+            "551\n",
+            "  ! something disturbed the measurement",
             "Process 12 (ser\u{fffd}ver)\n  allocators  glibc 2.36\n",
             "malloc    emulated  perf",
             "  ! valloc: an IFUNC\n",

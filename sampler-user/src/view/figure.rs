@@ -28,7 +28,7 @@ impl FigureText {
         };
         let number = |bound: f64| unit.map_or_else(|| count(bound), |unit| unit.figure(bound));
         // Of a stack that was seen once the lower end is what was seen, and the upper one says little.
-        if profile.samples_known && samples == 1 && estimate.low != estimate.high && value.is_bytes() {
+        if profile.errors_known() && samples == 1 && estimate.low != estimate.high && value.is_bytes() {
             let least = super::units::bytes(pool.sampled_bytes(value) as f64);
             return Self { figure, bounds: format!("at least {least}"), unbounded: None };
         }
@@ -40,7 +40,7 @@ impl FigureText {
             // Nothing was seen, so nothing is claimed.
             _ if samples == 0 && estimate.estimate == 0.0 => Self { figure, ..Self::default() },
             _ => {
-                let unbounded = estimate.reason.filter(|_| profile.samples_known);
+                let unbounded = estimate.reason.filter(|_| profile.errors_known());
                 Self { figure: format!("~{figure}"), bounds: String::new(), unbounded }
             }
         }

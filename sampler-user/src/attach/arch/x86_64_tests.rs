@@ -75,6 +75,14 @@ fn what_the_kernel_refuses_is_never_chosen() {
 }
 
 #[test]
+fn what_cannot_be_decoded_leaves_the_entry_and_is_said() {
+    // test %rdi,%rdi; then a byte that is no instruction in 64-bit mode.
+    let placement = placed_at(0, NEW, &FREES, b"\x48\x85\xff\x06\x55\xc3", &[]).unwrap();
+    assert_eq!((placement.offset, placement.kind), (0, Kind::Stepped));
+    assert!(placement.reason.ends_with("nothing cheaper before bytes that are no instruction"), "{}", placement.reason);
+}
+
+#[test]
 fn a_branch_is_the_last_instruction_that_every_call_passes() {
     // test %rdi,%rdi; je +0; push %rbp: the branch itself.
     assert_eq!(placed(&FREES, b"\x48\x85\xff\x74\x00\x55\xc3"), Some((3, Kind::Emulated)));

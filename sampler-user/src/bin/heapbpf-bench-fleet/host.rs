@@ -106,6 +106,7 @@ impl Fleet {
             live: true,
             samples_known: true,
             offsets_known: true,
+            time_windows: false,
             estimator: Default::default(),
             host: format!("host-{:04}", host.number),
             processes,

@@ -2,7 +2,7 @@
 
 use super::{Change, DiffOptions};
 use crate::heap::sums::SampleSums;
-use crate::profile::estimates::{NO_SAMPLES, Pool};
+use crate::profile::estimates::{NO_SAMPLES, Pool, TIME_WINDOWS};
 use crate::profile::model::{Criterion, Profile};
 use crate::profile::value::Value;
 use crate::sampling::estimate::{Estimate, MIXED_SIZES, MIXED_SIZES_NOT_BYTES, Part};
@@ -34,16 +34,20 @@ pub(super) fn change(before: &Side, was: &Pool, after: &Side, is: &Pool, options
     let value = before.value;
     let (was_parts, is_parts) = (before.parts(was), after.parts(is));
     let scale = after.exposure / before.exposure;
-    let known = before.profile.samples_known && after.profile.samples_known;
-    let figure = |side: &Side, pool: &Pool| {
-        if side.profile.samples_known {
-            pool.raw_estimate(side.profile, value, options.confidence)
-        } else {
-            Estimate { estimate: pool.total(value), reason: Some(NO_SAMPLES), ..Estimate::default() }
-        }
+    let unknown = |side: &Side| match side.profile {
+        profile if !profile.samples_known => Some(NO_SAMPLES),
+        profile if profile.time_windows => Some(TIME_WINDOWS),
+        _ => None,
+    };
+    let figure = |side: &Side, pool: &Pool| match unknown(side) {
+        None => pool.raw_estimate(side.profile, value, options.confidence),
+        reason => Estimate { estimate: pool.total(value), reason, ..Estimate::default() },
     };
     let (was_figure, is_figure) = (figure(before, was), figure(after, is));
-    let p_value = if known { p_value(before, &was_parts, after, &is_parts) } else { Err(NO_SAMPLES) };
+    let p_value = match unknown(before).or(unknown(after)) {
+        None => p_value(before, &was_parts, after, &is_parts),
+        Some(reason) => Err(reason),
+    };
     Change {
         value: name(value),
         before: was_figure,

@@ -55,7 +55,7 @@ struct Writer<'a> {
 impl Serialize for Writer<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let profile = self.profile;
-        let mut top = serializer.serialize_struct("Profile", 18)?;
+        let mut top = serializer.serialize_struct("Profile", 19)?;
         top.serialize_field("version", &profile.version)?;
         top.serialize_field("interval_bytes", &profile.interval)?;
         top.serialize_field("criterion", profile.criterion.name())?;
@@ -66,6 +66,7 @@ impl Serialize for Writer<'_> {
         top.serialize_field("live", &profile.live)?;
         top.serialize_field("samples_known", &profile.samples_known)?;
         top.serialize_field("estimator", profile.estimator.name())?;
+        top.serialize_field("time_windows", &profile.time_windows)?;
         top.serialize_field("confidence", &self.confidence)?;
         top.serialize_field("totals", &Figures::of_pool(self, &Pool::of(&profile.rows), None))?;
         let audit = Audits::of(profile);
@@ -176,7 +177,7 @@ struct Figure {
     high: Option<f64>,
     exact: Option<u64>,
     variance: Option<f64>,
-    /// What calibration or another estimator added to the unbiased estimate, which the interval belongs to.
+    /// What calibration, another estimator or time windows added to the unbiased estimate, which the interval belongs to.
     #[serde(skip_serializing_if = "Option::is_none")]
     correction: Option<f64>,
     /// Of bytes: the interval whose coverage is guaranteed for every mix of sizes.

@@ -116,6 +116,8 @@ fn batch(profile: &Profile) -> Result<RecordBatch, ArrowError> {
     let started = profile.started.duration_since(UNIX_EPOCH).unwrap_or_default();
     let micros = i64::try_from(started.as_micros()).unwrap_or(i64::MAX);
     let time: ArrayRef = Arc::new(TimestampMicrosecondArray::from(vec![micros; rows.len()]).with_timezone("UTC"));
+    // What was seen in time windows alone is biased; other corrections are for the eye.
+    let corrected = |raw: f64, correction: f64| if profile.time_windows { raw + correction } else { raw };
     let complete = |row: &TableRow| Some(interned.stacks[row.stack as usize].stack.cut.is_none());
 
     RecordBatch::try_from_iter_with_nullable(vec![
@@ -131,15 +133,16 @@ fn batch(profile: &Profile) -> Result<RecordBatch, ArrowError> {
         ("criterion", same(profile.criterion.name()), false),
         ("frames", frames(profile, &interned, &rows)?, false),
         ("complete", Arc::new(rows.iter().map(complete).collect::<BooleanArray>()), false),
+        ("time_windows", Arc::new(rows.iter().map(|_| Some(profile.time_windows)).collect::<BooleanArray>()), false),
         ("samples", whole(&|row| row.alloc.samples), false),
         ("sampled_bytes", whole(&|row| row.alloc.sampled_bytes), false),
         ("zero_byte_samples", whole(&|row| row.alloc.zero_byte_samples), false),
         ("offset_sum", whole(&|row| row.alloc.offset_sum), false),
         ("smallest_bytes", whole(&|row| row.alloc.smallest_bytes), false),
         ("largest_bytes", whole(&|row| row.alloc.largest_bytes), false),
-        ("alloc_bytes", real(&|row| row.alloc.bytes), false),
+        ("alloc_bytes", real(&|row| corrected(row.alloc.bytes, row.alloc.bytes_correction)), false),
         ("alloc_bytes_var", real(&|row| row.alloc.bytes_variance), false),
-        ("alloc_objects", real(&|row| row.alloc.objects), false),
+        ("alloc_objects", real(&|row| corrected(row.alloc.objects, row.alloc.objects_correction)), false),
         ("alloc_objects_var", real(&|row| row.alloc.objects_variance), false),
         ("inuse_samples", inuse_whole(|sums| sums.samples), true),
         ("inuse_sampled_bytes", inuse_whole(|sums| sums.sampled_bytes), true),

@@ -159,6 +159,7 @@ fn profile(sampled: Option<u64>, found: Vec<(Vec<u64>, Line)>, modules: Vec<Modu
         samples_known: false,
         offsets_known: false,
         estimator: Default::default(),
+        time_windows: false,
         host: String::new(),
         processes: vec![Process { comm: base_name(&exe).into(), exe, coverage: 1.0, ..Process::default() }],
         rows,

@@ -35,6 +35,8 @@ struct Top<'a> {
     samples_known: bool,
     #[serde(default)]
     estimator: Estimator,
+    #[serde(default)]
+    time_windows: bool,
     processes: Vec<ProcessJson>,
     #[serde(default)]
     audit: Vec<FileAudit>,
@@ -223,6 +225,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
         samples_known: top.samples_known,
         offsets_known,
         estimator: top.estimator,
+        time_windows: top.time_windows,
         host: top.host,
         processes,
         rows,

@@ -60,6 +60,7 @@ impl Default for Table {
             samples_known: true,
             offsets_known: true,
             estimator: Default::default(),
+            time_windows: false,
             host: String::new(),
             processes: Vec::new(),
             rows: Vec::new(),

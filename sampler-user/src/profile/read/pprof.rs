@@ -242,6 +242,7 @@ impl<'a> Reader<'a> {
             samples_known,
             offsets_known: false,
             estimator: Default::default(),
+            time_windows: false,
             host: comments.host,
             processes,
             rows,

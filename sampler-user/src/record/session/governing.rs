@@ -40,7 +40,13 @@ impl Session {
         self.learn_kinds();
         let counts = self.counts()?;
         let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
-        for action in self.governor.look(&counts.total(), cpu_seconds, now) {
+        let actions = self.governor.look(&counts.total(), cpu_seconds, now);
+        // A window ends with the look at it, whatever comes next: its length must not depend on what was in it.
+        if self.windows.is_open() && !actions.contains(&Action::Detach) {
+            self.close_window(monotonic_ns())?;
+            self.recorder.heap.end_windows();
+        }
+        for action in actions {
             let attaching = &mut self.attaching;
             match action {
                 Action::SetInterval(interval) => {
@@ -50,18 +56,43 @@ impl Session {
                 }
                 Action::LeaveFrees => attaching.hooks.leave_frees(&attaching.programs, &mut attaching.steering),
                 Action::Detach => {
+                    // The probes are gone at once; that the kernel waits for calls in progress takes longer.
+                    let now = monotonic_ns();
                     attaching.hooks.pause();
-                    self.detached_since_ns = Some(now);
+                    self.close_window(now)?;
+                    self.windows.detached(now);
+                    self.recorder.heap.open_window();
                 }
                 Action::Attach => {
                     attaching.hooks.resume(&attaching.programs, &mut attaching.steering);
-                    if let Some(since) = self.detached_since_ns.take() {
-                        attaching.uncovered(now.saturating_sub(since), now);
-                    }
+                    let now = monotonic_ns();
+                    let pause_ns = self.windows.attached(now);
+                    attaching.uncovered(pause_ns, now);
                 }
             }
         }
         Ok(())
+    }
+
+    /// Takes in what has been seen, and ends the window that was open until `now_ns`, if there was one.
+    fn close_window(&mut self, now_ns: u64) -> anyhow::Result<()> {
+        let factor = self.windows.closed(now_ns);
+        self.cycle()?;
+        if let Some(factor) = factor {
+            self.recorder.heap.close_window(factor);
+        }
+        Ok(())
+    }
+
+    /// The recording ends: the last window stands for the time since, too.
+    pub(super) fn end_windows(&mut self) {
+        let now = monotonic_ns();
+        if let Some(factor) = self.windows.closed(now) {
+            self.recorder.heap.close_window(factor);
+        } else if let Some((pause_ns, more)) = self.windows.ended(now) {
+            self.recorder.heap.extend_window(more);
+            self.attaching.uncovered(pause_ns, now);
+        }
     }
 
     /// Tells the governor which kinds of instruction are probed: the most expensive ones.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::processes::{checked, pools};
 use super::{Context, plural};
-use crate::profile::estimates::{NO_SAMPLES, Pool};
+use crate::profile::estimates::{NO_SAMPLES, Pool, TIME_WINDOWS};
 use crate::profile::group::process_name;
 use crate::profile::model::Profile;
 use crate::profile::stats::LOST_PREFIX;
@@ -24,6 +24,8 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     remarks.extend(limited(coverage(context)));
     if !context.profile.samples_known {
         remarks.push(format!("no error bars: {NO_SAMPLES}"));
+    } else if context.profile.time_windows {
+        remarks.push(format!("no error bars of allocations: {TIME_WINDOWS}"));
     }
     remarks.extend(limited(context.profile.notes.clone()));
     let mark = context.paint(Style::Warning, "!");

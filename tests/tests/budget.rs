@@ -1,0 +1,82 @@
+//! The budget, and others that use probes: what is given up is told, what is seen is corrected, conflicts are explained.
+
+use std::path::Path;
+use std::process::Command;
+
+use heapbpf_tests::environment::{skipped, turn};
+use heapbpf_tests::kernel::UprobeEvent;
+use heapbpf_tests::output::{self, Stats};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+
+/// Bytes that `churn` says it has allocated, and the time it took, seconds.
+fn truth(report: &str) -> (f64, f64) {
+    let report: serde_json::Value = serde_json::from_str(report).expect("a report");
+    let bytes = report["sites"].as_array().expect("sites").iter().map(|site| site["bytes"].as_f64().expect("bytes"));
+    (bytes.sum(), report["wall_ns"].as_f64().expect("a time") * 1e-9)
+}
+
+/// 50,000 allocations a second for six seconds, more than a budget of 20 % of the little that the program does itself
+/// allows: probes are there in windows of 100 ms. The bytes of a window vary by 6 % (125 windows of no overlap would be
+/// 2 % then), so with a dozen windows the corrected figure is within 5 sigma of 2.5 % unless one in two million runs has
+/// bad luck; without correction it would be less than half of the truth.
+#[test]
+fn allocations_seen_in_time_windows_are_corrected() {
+    let Some(_turn) = turn("allocations_seen_in_time_windows_are_corrected") else { return };
+    let mut target = Target::start(&program("churn"), ["paced", "300000"]);
+    let recording = Recorder::of(target.pid(), 16 << 10).option("--max-overhead", "20%").start();
+    target.go();
+    let (bytes, seconds) = truth(&target.line());
+    let (profile, stats) = recording.stop().results();
+    let notes = profile.notes.join("\n");
+    assert!(notes.contains("time windows only") && notes.contains("frees are not followed"), "{notes}");
+    let total = &profile.totals.alloc_bytes;
+    let seen = stats.exact_alloc_bytes as f64;
+    println!("{bytes} bytes in {seconds:.1} s, {seen} counted in windows, estimated {total:?}\n{notes}");
+    assert!(seen < 0.8 * bytes, "nothing was given up: {notes}");
+    assert!((total.value() / bytes - 1.0).abs() < 0.25, "{total:?} for {bytes}: {notes}");
+    assert!(total.low.is_none() && total.high.is_none() && total.exact.is_none(), "{total:?}");
+    assert!(total.reason.as_ref().is_some_and(|reason| reason.contains("time windows")), "{total:?}");
+    assert!(profile.totals.inuse_bytes.as_ref().is_none_or(|inuse| inuse.estimate.is_none()), "in use, without frees");
+    let coverage = profile.process(target.pid()).coverage;
+    assert!(coverage > 0.05 && coverage < 0.8, "{coverage}");
+}
+
+/// The C library of a process that has one of its own: no other test's probes are on it.
+fn own_library(folder: &Path) -> Option<Target> {
+    let libraries = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib/aarch64-linux-gnu/libc.so.6", "/lib64/libc.so.6"];
+    let library = libraries.iter().find(|path| Path::new(path).exists())?;
+    std::fs::copy(library, folder.join("libc.so.6")).expect("room for a copy");
+    let mut command = Command::new(program("pairs"));
+    Some(Target::start_command(command.args(["1000", "1", "100"]).env("LD_LIBRARY_PATH", folder)))
+}
+
+/// A tool that registers the same instruction with a reference counter of its own, as bcc 0.26 does, makes the kernel
+/// answer EINVAL to everybody else.
+#[test]
+fn another_tools_reference_counter_is_explained_and_passes() {
+    let case = "another_tools_reference_counter_is_explained_and_passes";
+    let Some(_turn) = turn(case) else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let Some(mut target) = own_library(folder.path()) else {
+        return skipped(case, "no libc.so.6 where it is known to be");
+    };
+    // Where heapbpf itself would probe.
+    let outcome = Recorder::of(target.pid(), 4096).start().stop();
+    let stats: Stats = output::read(&outcome.file("stats.json"));
+    let malloc = stats.attach.iter().find(|probe| probe.function == "malloc").expect("malloc is probed");
+    let library = folder.path().join("libc.so.6");
+    let event = match UprobeEvent::open(&library, malloc.offset, target.pid(), 8) {
+        Ok(event) => event,
+        Err(error) => return skipped(case, &format!("no uprobe with a reference counter: {error}")),
+    };
+    let refused = Recorder::of(target.pid(), 4096).refused();
+    refused.check(1, &["another tool"]);
+    assert!(refused.stderr.contains("reference counter") && refused.stderr.contains("libc.so.6"), "{}", refused.stderr);
+    drop(event);
+    let recording = Recorder::of(target.pid(), 1).start();
+    let truth = target.run();
+    let (_, stats) = recording.stop().results();
+    assert_eq!(stats.submitted, truth.allocs());
+}
