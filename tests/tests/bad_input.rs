@@ -69,7 +69,7 @@ fn words_that_do_not_parse() {
         (&["--pid", &pid, "--ring-bytes", "lots"], "lots"),
         (&["--pid", &pid, "--live-max", "many"], "many"),
         (&["--pid", &pid, "--max-overhead", "0"], "max-overhead"),
-        (&["--pid", &pid, "--max-overhead", "-3%"], "max-overhead"),
+        (&["--pid", &pid, "--max-overhead=-3%"], "max-overhead"),
         (&["--pid", &pid, "--max-overhead", "nan"], "max-overhead"),
         (&["--pid", &pid, "--max-overhead", "200%"], "max-overhead"),
         (&["--pid", &pid, "--max-overhead", "little"], "little"),

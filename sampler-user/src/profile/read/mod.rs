@@ -72,6 +72,9 @@ pub enum ContentError {
     NoInterval,
 }
 
+/// Most samples of a profile.
+const MOST_SAMPLES: u64 = 1 << 40;
+
 /// Reads a profile from a file (`-`: from standard input). The format is found from the content.
 ///
 /// # Errors
@@ -119,6 +122,17 @@ fn parse_within(bytes: &[u8], largest_decompressed: u64) -> Result<Profile, Cont
 }
 
 fn parse_plain(bytes: &[u8]) -> Result<Profile, ContentError> {
+    let profile = parse_content(bytes)?;
+    // No recording has so many, and intervals of so many would take for ever to compute.
+    let samples =
+        profile.rows.iter().fold(0, |sum: u64, row| sum.saturating_add(row.alloc.samples.max(row.inuse.samples)));
+    if samples > MOST_SAMPLES {
+        return Err(ContentError::TooLarge(format!("{samples} samples")));
+    }
+    Ok(profile)
+}
+
+fn parse_content(bytes: &[u8]) -> Result<Profile, ContentError> {
     let start = bytes.trim_ascii_start();
     if start.is_empty() {
         return Err(ContentError::Foreign("empty".into()));

@@ -28,6 +28,16 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
     let builder = ParquetRecordBatchReaderBuilder::try_new_with_options(Bytes::copy_from_slice(bytes), options)
         .map_err(damaged)?;
+    // The library panics at these.
+    let columns = builder.metadata().row_groups().iter().flat_map(|group| group.columns());
+    if columns
+        .map(|column| {
+            [column.dictionary_page_offset().unwrap_or(0), column.data_page_offset(), column.compressed_size()]
+        })
+        .any(|places| places.iter().any(|place| *place < 0))
+    {
+        return Err(damaged("a column begins before the file"));
+    }
     let size: u64 = builder.metadata().row_groups().iter().map(|group| group.total_byte_size().unsigned_abs()).sum();
     if size > LARGEST_DECOMPRESSED {
         return Err(ContentError::TooLarge(format!("{size} bytes when decompressed")));
@@ -98,6 +108,7 @@ impl Table {
             let alloc = columns.sums("", "alloc", row)?.unwrap_or_default();
             let inuse = columns.sums("inuse_", "inuse", row)?;
             self.profile.live |= inuse.is_some();
+            self.profile.time_windows |= columns.flag("time_windows", row).unwrap_or(false);
             let names = frames.value(row);
             let names = names.as_string_opt::<i32>().ok_or_else(|| damaged("frames are no text"))?;
             self.frames += names.len();

@@ -284,6 +284,19 @@ fn what_is_no_profile_is_named() {
 
 /// Every truncation and many corruptions are read or refused, and never more.
 #[test]
+fn time_windows_are_remembered_with_the_corrected_figures() {
+    let mut profile = testing::small();
+    profile.time_windows = true;
+    profile.rows[0].alloc.bytes_correction = 12_345.0;
+    let total = |profile: &Profile| -> f64 { profile.rows.iter().map(|row| Value::AllocSpace.of(row)).sum() };
+    for format in ["json", "parquet"] {
+        let back = parse(&written(&profile, format)).unwrap();
+        assert!(back.time_windows, "{format}");
+        assert!((total(&back) / total(&profile) - 1.0).abs() < 1e-12, "{format}");
+    }
+}
+
+#[test]
 fn damaged_files_do_no_harm() {
     let profile = testing::small();
     let pprof = crate::profile::formats::encode_pprof(&profile).encode_to_vec();
