@@ -9,7 +9,7 @@ use anyhow::bail;
 use super::targets::{Missed, TargetSet};
 use crate::attach::arch::Machine;
 use crate::attach::audit::FileAudit;
-use crate::attach::hooks::{FileKey, Hooked, Hooks};
+use crate::attach::hooks::{FileKey, HookError, Hooked, Hooks};
 use crate::attach::{CustomAllocator, KernelRules, Missing, Table};
 use crate::cli::plan::{PlanError, RecordPlan};
 use crate::host::Host;
