@@ -42,7 +42,7 @@ impl Default for DiffOptions {
     }
 }
 
-/// What figures of allocation are counted per. Figures in use are levels, and compared as they are.
+/// What figures of allocation are counted per. Figures in use are levels, and compared per recording.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Exposure {
     /// Per second, unless both recordings lasted until their processes ended: then they are whole runs.
@@ -131,10 +131,8 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
     let matched = stacks::matched(before, after, options.group_by);
     let (mut totals, mut changes) = (Vec::new(), Vec::new());
     for &value in values {
-        let sides = [
-            Side::new(before, value, if value.is_inuse() { 1.0 } else { exposures.0 }),
-            Side::new(after, value, if value.is_inuse() { 1.0 } else { exposures.1 }),
-        ];
+        let (e_before, e_after) = if value.is_inuse() { recordings(before, after) } else { exposures };
+        let sides = [Side::new(before, value, e_before), Side::new(after, value, e_after)];
         let [was, is] = &sides;
         totals.push(judge::change(was, &stacks::total(before), is, &stacks::total(after), options));
         let mut family: Vec<StackChange> = matched
@@ -189,13 +187,18 @@ fn exposures(before: &Profile, after: &Profile, exposure: Exposure) -> (f64, f64
         |profile: &Profile| !profile.processes.is_empty() && profile.processes.iter().all(|process| process.ended);
     let pair = match exposure {
         Exposure::Given(before, after) => (before, after),
-        Exposure::Recording => (1.0, 1.0),
-        Exposure::Automatic if whole_run(before) && whole_run(after) => (1.0, 1.0),
+        Exposure::Recording => recordings(before, after),
+        Exposure::Automatic if whole_run(before) && whole_run(after) => recordings(before, after),
         Exposure::Automatic | Exposure::Seconds => (seconds(before), seconds(after)),
     };
     // A profile read from elsewhere may have no duration.
     let usable = |x: f64| x.is_finite() && x > 0.0;
     if usable(pair.0) && usable(pair.1) { pair } else { (1.0, 1.0) }
+}
+
+/// Merged profiles are of several recordings: figures are compared by their mean.
+fn recordings(before: &Profile, after: &Profile) -> (f64, f64) {
+    (f64::from(before.recordings.max(1)), f64::from(after.recordings.max(1)))
 }
 
 fn side(profile: &Profile, exposure: f64) -> DiffSide {
@@ -217,6 +220,12 @@ fn notes(before: &Profile, after: &Profile, values: &[Value], exposures: (f64, f
     }
     if values.iter().any(|value| value.is_inuse()) && !(before.live && after.live) {
         notes.push("frees were not followed in both recordings: figures in use cannot be compared".to_owned());
+    }
+    if values.iter().any(|value| value.is_inuse()) && before.recordings != after.recordings {
+        notes.push(format!(
+            "figures in use are compared per recording: {} before, {} after",
+            before.recordings, after.recordings
+        ));
     }
     if values.iter().any(|value| !value.is_inuse()) && exposures.0 != exposures.1 {
         notes.push(format!(

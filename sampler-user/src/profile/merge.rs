@@ -72,6 +72,7 @@ fn add(merged: &mut Profile, profile: Profile, modules: &mut Modules) {
     merged.processes.extend(profile.processes);
     merged.started = merged.started.min(profile.started);
     merged.duration = merged.duration.saturating_add(profile.duration);
+    merged.recordings = merged.recordings.saturating_add(profile.recordings);
     merged.interval = merged.interval.max(profile.interval);
     merged.live &= profile.live;
     merged.samples_known &= profile.samples_known;
@@ -142,7 +143,7 @@ mod tests {
             assert_eq!(double.samples(value), 2 * single.samples(value));
         }
         assert_eq!((merged.processes.len(), merged.modules.len()), (2 * one.processes.len(), one.modules.len()));
-        assert_eq!(merged.duration, one.duration * 2);
+        assert_eq!((merged.duration, merged.recordings), (one.duration * 2, 2));
         assert!(merged.host.ends_with(", elsewhere"));
         assert_eq!(exact(&merged, Some(2), Value::AllocSpace), exact(&one, Some(0), Value::AllocSpace));
     }

@@ -64,8 +64,10 @@ pub struct Profile {
     pub unwind: String,
     /// Wall clock at the start.
     pub started: SystemTime,
-    /// Length of the recording.
+    /// Length of the recording; of several, their sum.
     pub duration: Duration,
+    /// Recordings that were added up: 1, but for a merged profile.
+    pub recordings: u32,
     /// Whether frees were followed (`false` with `--no-live`: no in-use figures).
     pub live: bool,
     /// Whether rows carry their samples, as every recording does. `false` for a profile read from a format that

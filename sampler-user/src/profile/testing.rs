@@ -145,6 +145,7 @@ pub fn small() -> Profile {
         live: true,
         samples_known: true,
         offsets_known: true,
+        recordings: 1,
         estimator: Default::default(),
         time_windows: false,
         host: "host1".into(),

@@ -176,6 +176,7 @@ fn template(plan: &RecordPlan) -> Profile {
         live: plan.live,
         samples_known: true,
         offsets_known: true,
+        recordings: 1,
         estimator: Default::default(),
         time_windows: false,
         host: host_name(),

@@ -107,6 +107,7 @@ impl Fleet {
             samples_known: true,
             offsets_known: true,
             time_windows: false,
+            recordings: 1,
             estimator: Default::default(),
             host: format!("host-{:04}", host.number),
             processes,

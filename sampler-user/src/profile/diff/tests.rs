@@ -103,6 +103,22 @@ fn durations_are_exposures() {
     );
 }
 
+/// Three runs added up are compared with one by their mean.
+#[test]
+fn merged_recordings_are_compared_by_their_mean() {
+    let mut one = testing::small();
+    one.processes.iter_mut().for_each(|process| process.ended = true);
+    let three = crate::profile::merge::merge(vec![one.clone(); 3]).expect("the same criterion");
+    for value in [Value::AllocSpace, Value::InuseSpace] {
+        let found = diff(&one, &three, &options(value));
+        for change in found.totals.iter().chain(found.stacks.iter().map(|stack| &stack.figures)) {
+            assert!(change.change.estimate.abs() < 1e-9 * change.after.estimate.max(1.0), "{change:?}");
+            assert!(!change.significant, "{change:?}");
+        }
+        assert_eq!(found.notes.len(), 1, "{:?}", found.notes);
+    }
+}
+
 #[test]
 fn what_cannot_be_judged_says_why() {
     let before = testing::small();

@@ -62,6 +62,7 @@ impl Serialize for Writer<'_> {
         top.serialize_field("unwind", &profile.unwind)?;
         top.serialize_field("started", &humantime::format_rfc3339_nanos(profile.started).to_string())?;
         top.serialize_field("duration_seconds", &profile.duration.as_secs_f64())?;
+        top.serialize_field("recordings", &profile.recordings)?;
         top.serialize_field("host", &profile.host)?;
         top.serialize_field("live", &profile.live)?;
         top.serialize_field("samples_known", &profile.samples_known)?;

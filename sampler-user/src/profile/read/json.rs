@@ -34,6 +34,8 @@ struct Top<'a> {
     #[serde(default = "yes")]
     samples_known: bool,
     #[serde(default)]
+    recordings: u32,
+    #[serde(default)]
     estimator: Estimator,
     #[serde(default)]
     time_windows: bool,
@@ -224,6 +226,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
         live: top.live,
         samples_known: top.samples_known,
         offsets_known,
+        recordings: top.recordings.max(1),
         estimator: top.estimator,
         time_windows: top.time_windows,
         host: top.host,

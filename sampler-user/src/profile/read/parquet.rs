@@ -69,6 +69,7 @@ impl Default for Table {
             live: false,
             samples_known: true,
             offsets_known: true,
+            recordings: 1,
             estimator: Default::default(),
             time_windows: false,
             host: String::new(),

@@ -241,6 +241,7 @@ impl<'a> Reader<'a> {
             live,
             samples_known,
             offsets_known: false,
+            recordings: 1,
             estimator: Default::default(),
             time_windows: false,
             host: comments.host,
