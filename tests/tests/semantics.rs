@@ -57,6 +57,23 @@ fn sites_exact(case: &str, program: &Path, arguments: &[&str]) -> (Profile, Stat
     (profile, stats, truth)
 }
 
+/// Another profiler awaits every return (perf links trap on each): the kernel hides return addresses for its sake, and a
+/// realloc that ends in a jump to malloc is still one call.
+#[test]
+fn beside_another_recording_calls_count_once() {
+    let Some(_turn) = turn("beside_another_recording_calls_count_once") else { return };
+    let mut target = Target::start(&program("reallocs"), ["200"]);
+    let other = Recorder::of(target.pid(), 1).option("--link", "perf").start();
+    let recording = Recorder::of(target.pid(), 1).start();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    let (_, beside) = other.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    for stats in [&stats, &beside] {
+        assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
+    }
+}
+
 /// An overflow in reallocarray is refused before anything is allocated, and the probe may lie behind that check: such
 /// calls need not be seen. All other failures are counted.
 #[test]

@@ -209,7 +209,8 @@ fn is_called_inside(ctx: *mut c_void, site: &Site, caller: u64) -> bool {
 }
 
 /// Whether the call is the end of an outer one that jumped here: same stack pointer, same request (pvalloc rounds it up
-/// to whole pages), another function, and the return address of the outer call (or the kernel's trampoline in its place, while its return is awaited).
+/// to whole pages), another function, and the return address of the outer call, or the kernel's trampoline in its place
+/// while its return is awaited: by us, or by somebody else's probe.
 #[inline(always)]
 fn is_tail_jump(ctx: *mut c_void, state: &mut ThreadState, site: &Site, sp: u64, size: u64) -> bool {
     if state.tail_sp == 0 {
@@ -218,7 +219,7 @@ fn is_tail_jump(ctx: *mut c_void, state: &mut ThreadState, site: &Site, sp: u64,
     let expected = state.tail_sp == sp
         && size.wrapping_sub(state.tail_size) < LARGEST_PAGE
         && state.tail_function != u32::from(site.function)
-        && (state.is_pending(sp) || state.tail_return == arch::return_address(ctx, sp));
+        && (state.is_pending(sp) || returns_to(ctx, sp, state.tail_return));
     if expected && site.flags & SITE_MAY_TAIL_JUMP != 0 {
         // reallocarray jumps to realloc, which may jump to malloc.
         state.tail_function = u32::from(site.function);
@@ -226,6 +227,16 @@ fn is_tail_jump(ctx: *mut c_void, state: &mut ThreadState, site: &Site, sp: u64,
         state.tail_sp = 0;
     }
     expected
+}
+
+/// Whether the function that was just entered returns to an address, or to the trampoline that hides it.
+#[inline(always)]
+fn returns_to(ctx: *mut c_void, sp: u64, address: u64) -> bool {
+    /// The trampoline is at the start of a page. Of calls, one in thousands ends where a page does, and that one alone
+    /// would not do.
+    const SMALLEST_PAGE: u64 = 4096;
+    let found = arch::return_address(ctx, sp);
+    found == address || (found != 0 && found & (SMALLEST_PAGE - 1) == 0)
 }
 
 /// The end of a call whose return was awaited.
