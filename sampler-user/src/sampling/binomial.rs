@@ -5,7 +5,7 @@
 
 use std::f64::consts::PI;
 
-use super::gamma::{Tail, deviance, power_over_factorial, quantile, stirling_error};
+use super::gamma::{LARGE, Tail, deviance, large_tails, power_over_factorial, quantile, stirling_error};
 
 /// P(B = k) of B ~ Binomial(n, p), for 0 < p < 1.
 pub fn probability(n: u64, k: u64, p: f64) -> f64 {
@@ -28,13 +28,20 @@ pub fn probability(n: u64, k: u64, p: f64) -> f64 {
     exponent.exp() * (trials / (2.0 * PI * hits * misses)).sqrt()
 }
 
-/// P(B ≥ k) of B ~ Binomial(n, p), to full relative accuracy where it is below a half.
+/// P(B ≥ k) of B ~ Binomial(n, p), to full relative accuracy where it is below a half (to 1e-6 of it for millions of
+/// successes).
 pub fn at_least(n: u64, k: u64, p: f64) -> f64 {
     if k == 0 {
         return 1.0;
     }
     if k > n {
         return 0.0;
+    }
+    if k >= LARGE && n - k >= LARGE {
+        let (trials, hits) = (n as f64, k as f64 - 0.5);
+        let (mean, misses) = (trials * p, trials - hits);
+        let deviance = (deviance(hits, mean) + deviance(misses, trials * (1.0 - p))) / (1.0 + 1.0 / (6.0 * trials));
+        return large_tails(hits - mean, 1.0 / 6.0 - p / 3.0, deviance).1;
     }
     let odds = p / (1.0 - p);
     if (k as f64) > n as f64 * p {
@@ -67,7 +74,7 @@ pub fn waiting_cdf(failures: u64, successes: u64, interval: u64) -> f64 {
     if interval <= 1 {
         return 1.0;
     }
-    at_least(failures + successes, successes, 1.0 / interval as f64)
+    at_least(failures.saturating_add(successes), successes, 1.0 / interval as f64)
 }
 
 /// The smallest number of failed trials whose [`waiting_cdf`] reaches `probability` (0 < probability < 1).
@@ -83,21 +90,21 @@ pub fn waiting_quantile(probability: f64, successes: u64, interval: u64) -> u64 
         quantile(successes, Tail::Upper, 1.0 - probability)
     };
     let guess = (gamma * interval as f64 - successes as f64).max(0.0) as u64;
-    let mut step = successes + 1;
+    let mut step = successes.saturating_add(1);
     let (mut below, mut at) = (guess, guess);
     while below > 0 && reaches(below) {
         at = below;
         below = below.saturating_sub(step);
-        step *= 2;
+        step = step.saturating_mul(2);
     }
     if below == 0 && reaches(0) {
         return 0;
     }
-    step = successes + 1;
-    while !reaches(at) {
+    step = successes.saturating_add(1);
+    while at < u64::MAX && !reaches(at) {
         below = at;
-        at += step;
-        step *= 2;
+        at = at.saturating_add(step);
+        step = step.saturating_mul(2);
     }
     while at - below > 1 {
         let middle = below + (at - below) / 2;
@@ -169,6 +176,37 @@ mod tests {
         // Published for s = 1 at R = 102,400: 2591 and 377738 are the largest values below.
         assert_eq!(waiting_quantile(0.025, 1, 102_400), 2_592);
         assert_eq!(waiting_quantile(0.975, 1, 102_400), 377_739);
+    }
+
+    /// Where the two forms meet they agree, on both sides and far out.
+    #[test]
+    fn millions_of_successes_continue_the_few() {
+        for p in [1e-6, 0.01, 0.5] {
+            let k = LARGE;
+            for sigmas in [-6.0, -2.0, -0.1, 0.1, 1.0, 3.0, 7.0] {
+                let n = ((k as f64 - sigmas * (k as f64 * (1.0 - p)).sqrt()) / p) as u64;
+                let large = at_least(n, k, p);
+                let odds = p / (1.0 - p);
+                let (whole, part) = if k as f64 > n as f64 * p {
+                    (large, sum_of_terms(probability(n, k, p), k, n, |j| (n - j) as f64 / (j + 1) as f64 * odds, 1))
+                } else {
+                    let ratio = |j: u64| j as f64 / ((n - j + 1) as f64 * odds);
+                    (1.0 - large, sum_of_terms(probability(n, k - 1, p), k - 1, 0, ratio, -1))
+                };
+                // 1 − large has the digits that it has.
+                assert!((whole - part).abs() <= 1e-6 * part + 1e-15, "{p} {sigmas}: {whole}, {part}");
+            }
+        }
+    }
+
+    /// What a file may claim costs no time and breaks nothing.
+    #[test]
+    fn absurd_numbers_have_quantiles() {
+        for (successes, interval) in [(1 << 48, 1 << 40), (u64::MAX, 2), (1 << 48, 3), (1 << 30, 1 << 20)] {
+            let (low, high) =
+                (waiting_quantile(0.025, successes, interval), waiting_quantile(0.975, successes, interval));
+            assert!(low <= high, "{successes} {interval}: {low}, {high}");
+        }
     }
 
     /// Seeded; mean of 20,000 draws within 5 σ / √20,000 of n p.

@@ -7,10 +7,13 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::f64::consts::{PI, SQRT_2};
 
-use statrs::function::erf::erfc_inv;
+use statrs::function::erf::{erfc, erfc_inv};
 
 /// Where the quantiles are kept at most; beyond that the store starts again.
 const CACHED_QUANTILES: usize = 1 << 16;
+
+/// From this shape on the series would take thousands of terms, and Peizer and Pratt's form is exact enough.
+pub(super) const LARGE: u64 = 1 << 22;
 
 /// Which end of the distribution a probability is measured from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -21,7 +24,8 @@ pub enum Tail {
     Upper,
 }
 
-/// P(G ≤ x) and P(G > x) of G ~ Gamma(`shape`, 1), each to full relative accuracy if it is the smaller one.
+/// P(G ≤ x) and P(G > x) of G ~ Gamma(`shape`, 1), each to full relative accuracy if it is the smaller one (to 1e-6 of it
+/// from a shape of four million on).
 pub fn tails(shape: u64, x: f64) -> (f64, f64) {
     if shape == 0 {
         return (1.0, 0.0);
@@ -30,6 +34,11 @@ pub fn tails(shape: u64, x: f64) -> (f64, f64) {
         return (0.0, 1.0);
     }
     let k = shape as f64;
+    if shape >= LARGE {
+        // P(G > x) = P(Poisson(x) ≤ k − 1)
+        let (upper, lower) = large_tails(k - 0.5 - x, 1.0 / 6.0, deviance(k - 0.5, x));
+        return (lower, upper);
+    }
     let factor = power_over_factorial(shape, x);
     if x <= k {
         let lower = factor * lower_series(k, x, 1e-17);
@@ -38,6 +47,16 @@ pub fn tails(shape: u64, x: f64) -> (f64, f64) {
         let upper = factor * upper_series(k, x, 1e-17);
         (1.0 - upper, upper)
     }
+}
+
+/// P(K ≤ k) and P(K > k) of a Poisson or binomial K whose numbers are large: Peizer and Pratt's normal approximation ("A
+/// normal approximation for binomial, F, beta, and other common, related tail probabilities", 1968).
+///
+/// `distance` is k + ½ less the mean, `shift` what is added to it, `deviance` that of k + ½ (of both outcomes).
+pub(super) fn large_tails(distance: f64, shift: f64, deviance: f64) -> (f64, f64) {
+    // Within a millionth of a standard deviation of the middle the quotient has no digits left.
+    let z = if deviance < 1e-12 { 0.0 } else { (distance + shift) / distance.abs() * (2.0 * deviance).sqrt() };
+    (0.5 * erfc(-z / SQRT_2), 0.5 * erfc(z / SQRT_2))
 }
 
 /// 1 + x/(k+1) + x²/((k+1)(k+2)) + …, so that P(G ≤ x) = x^k e^−x / k! times this. For x ≤ k.
@@ -211,6 +230,32 @@ mod tests {
                 let near = |a: f64, b: f64| (a - b).abs() <= 1e-10 * b + 1e-14;
                 assert!(near(lower, gamma_lr(shape as f64, x)), "{shape} {x} {lower}");
                 assert!(near(upper, gamma_ur(shape as f64, x)), "{shape} {x} {upper}");
+            }
+        }
+    }
+
+    /// Where the two forms meet they agree, on both sides and far out.
+    #[test]
+    fn large_shapes_continue_the_small_ones() {
+        let k = LARGE as f64;
+        for sigmas in [-8.0, -3.0, -1.0, -0.01, 0.01, 0.5, 2.0, 6.0] {
+            let x = k + sigmas * k.sqrt();
+            let (lower, upper) = tails(LARGE, x);
+            // The series, whatever the shape.
+            let factor = power_over_factorial(LARGE, x);
+            let small = if x <= k { factor * lower_series(k, x, 1e-17) } else { factor * upper_series(k, x, 1e-17) };
+            let ours = if x <= k { lower } else { upper };
+            assert!((ours / small - 1.0).abs() < 1e-6, "{sigmas}: {ours}, {small}");
+            assert!((lower + upper - 1.0).abs() < 1e-12);
+        }
+        for shape in [LARGE, 1 << 40, 1 << 60, u64::MAX] {
+            for probability in [1e-9, 0.025, 0.5, 0.975] {
+                let x = quantile(shape, Tail::Lower, probability);
+                let sigmas = (x - shape as f64) / (shape as f64).sqrt();
+                assert!(
+                    (0.5 * erfc(-sigmas / SQRT_2) / probability - 1.0).abs() < 0.1,
+                    "{shape} {probability} {sigmas}"
+                );
             }
         }
     }

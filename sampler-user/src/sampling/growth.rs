@@ -3,7 +3,7 @@
 use std::sync::OnceLock;
 
 use super::binomial::at_least;
-use super::gamma::{log_factorial, lower_series, tails, upper_series};
+use super::gamma::{LARGE, density, log_factorial, lower_series, tails, upper_series};
 use super::interval::{self, Interval, Sampled};
 
 /// What one profile says about a stack, in trials of one sampling interval.
@@ -110,7 +110,11 @@ impl Waiting {
         const PRECISION: f64 = 1e-10;
         let y = self.offset + self.slope * x;
         let factor = self.s2 * y.ln() - y - self.log_factorial2;
-        let (tail, hazard) = if y <= self.s2 {
+        let (tail, hazard) = if self.s2 >= LARGE as f64 {
+            let s2 = self.s2 as u64;
+            let within = tails(s2, y).0.max(f64::MIN_POSITIVE);
+            (within.ln(), density(s2, y) / within)
+        } else if y <= self.s2 {
             let sum = lower_series(self.s2, y, PRECISION);
             (factor + sum.ln(), self.s2 / (y * sum))
         } else {

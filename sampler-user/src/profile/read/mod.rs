@@ -23,6 +23,8 @@ pub const LARGEST_FILE: u64 = 2 << 30;
 pub const LARGEST_DECOMPRESSED: u64 = 256 << 20;
 /// Most frames of all stacks together: 1 GiB of memory, four times what 50,000 stacks of 40 frames take.
 const MOST_FRAMES: usize = if cfg!(test) { 200_000 } else { 8_000_000 };
+/// More samples of a stack are a lie: a thousand million a second for three days.
+const MOST_SAMPLES: u64 = 1 << 48;
 
 /// Why a profile could not be read.
 #[derive(Debug, Error)]
@@ -107,7 +109,7 @@ fn parse_within(bytes: &[u8], largest_decompressed: u64) -> Result<Profile, Cont
         return Err(ContentError::TooLarge(format!("more than {LARGEST_FILE} bytes")));
     }
     if !bytes.starts_with(&[0x1f, 0x8b]) {
-        return parse_plain(bytes);
+        return parse_checked(bytes);
     }
     let mut plain = Vec::new();
     let decoder = MultiGzDecoder::new(bytes);
@@ -118,7 +120,18 @@ fn parse_within(bytes: &[u8], largest_decompressed: u64) -> Result<Profile, Cont
     if plain.len() as u64 > largest_decompressed {
         return Err(ContentError::TooLarge(format!("more than {largest_decompressed} bytes when decompressed")));
     }
-    parse_plain(&plain)
+    parse_checked(&plain)
+}
+
+fn parse_checked(bytes: &[u8]) -> Result<Profile, ContentError> {
+    let profile = parse_plain(bytes)?;
+    let sums = profile.rows.iter().flat_map(|row| [Some(&row.alloc), Some(&row.inuse), row.peak.as_ref()]);
+    match sums.flatten().map(|sums| sums.samples).max() {
+        Some(samples) if samples > MOST_SAMPLES => {
+            Err(ContentError::Damaged { format: "a profile", reason: format!("a stack of {samples} samples") })
+        }
+        _ => Ok(profile),
+    }
 }
 
 fn parse_plain(bytes: &[u8]) -> Result<Profile, ContentError> {

@@ -330,6 +330,16 @@ fn damaged_files_do_no_harm() {
 }
 
 #[test]
+fn absurd_numbers_of_samples_are_refused_and_large_ones_are_shown() {
+    let mut profile = testing::small();
+    profile.rows[0].alloc.samples = MOST_SAMPLES + 1;
+    assert!(message(parse(&written(&profile, "json"))).contains("a stack of 281474976710657 samples"));
+    profile.rows[0].alloc.samples = MOST_SAMPLES;
+    let read = parse(&written(&profile, "json")).expect("reads");
+    let _ = crate::view::report::report(&read, &Default::default());
+}
+
+#[test]
 fn bombs_are_refused() {
     // Ten megabytes of empty strings in a few kilobytes.
     let bomb = gzip(&[0x32u8, 0].repeat(5 << 20));
