@@ -1,9 +1,12 @@
 //! Has a stack grown between two profiles? The test, the interval of the change, and the correction for many stacks.
 
+use std::f64::consts::SQRT_2;
 use std::sync::OnceLock;
 
+use statrs::function::erf::erfc;
+
 use super::binomial::at_least;
-use super::gamma::{LARGE, density, log_factorial, lower_series, tails, upper_series};
+use super::gamma::{LARGE, log_factorial, lower_series, tails, upper_series};
 use super::interval::{self, Interval, Sampled};
 
 /// What one profile says about a stack, in trials of one sampling interval.
@@ -37,7 +40,8 @@ pub fn change(before: &Observed, after: &Observed, confidence: f64) -> (f64, Int
 }
 
 /// p-value of "no growth": P(max(S₁, A₁ + R₁ G(s₁+1))/E₁ ≥ max(S₂, A₂ + R₂ G(s₂))/E₂) with independent gamma variables.
-/// 1 if nothing was sampled after. A side with R = 1 is known exactly. Error below 1e-6, and 1e-4 of the value.
+/// 1 if nothing was sampled after. A side with R = 1 is known exactly. Error below 1e-6, and 1e-4 of the value; from four
+/// million samples on, of the limit: some hundredths of a value above 1e-4.
 pub fn p_no_growth(before: &Observed, after: &Observed) -> f64 {
     let (s1, s2) = (before.sampled.samples, after.sampled.samples);
     if s2 == 0 {
@@ -59,6 +63,9 @@ pub fn p_no_growth(before: &Observed, after: &Observed) -> f64 {
     if before.interval == 1 {
         return after_within(before.sampled.estimate / before.exposure);
     }
+    if s1.max(s2) >= LARGE && after.interval != 1 {
+        return p_no_growth_of_millions(before, after);
+    }
     let r1 = before.interval as f64;
     // Below `floor` the rate before is what was seen; `reach` is where it gets to what was seen after.
     let floor = ((before.sampled.sum - before.remainder()) / r1).max(0.0);
@@ -73,6 +80,28 @@ pub fn p_no_growth(before: &Observed, after: &Observed) -> f64 {
         Waiting::new(s1, s2, offset, slope).integral_from(start)
     };
     (at_floor + rising).clamp(0.0, 1.0)
+}
+
+/// Samples from which a gamma variable passes for normal beside one of millions.
+const ENOUGH_FOR_NORMAL: u64 = 1 << 16;
+
+/// The limit of [`p_no_growth`] for millions of samples: A + R G(k) has the mean A + R k and the standard deviation R √k.
+fn p_no_growth_of_millions(before: &Observed, after: &Observed) -> f64 {
+    let part = |side: &Observed, shape: u64| {
+        let (interval, shape) = (side.interval as f64, shape as f64);
+        ((side.remainder() + interval * shape) / side.exposure, interval * shape.sqrt() / side.exposure)
+    };
+    let (s1, s2) = (before.sampled.samples, after.sampled.samples);
+    let (mean_before, deviation_before) = part(before, s1 + 1);
+    let (mean_after, deviation_after) = part(after, s2);
+    // Beside few samples, millions are a point.
+    if s1 < ENOUGH_FOR_NORMAL {
+        return tails(s1 + 1, (mean_after * before.exposure - before.remainder()) / before.interval as f64).1;
+    }
+    if s2 < ENOUGH_FOR_NORMAL {
+        return tails(s2, (mean_before * after.exposure - after.remainder()) / after.interval as f64).0;
+    }
+    0.5 * erfc((mean_after - mean_before) / deviation_before.hypot(deviation_after) / SQRT_2)
 }
 
 /// The limit of [`p_no_growth`] for sizes far below R, which needs the numbers of samples alone: P(Bin(s₁ + s₂, π) ≥ s₂),
@@ -110,11 +139,7 @@ impl Waiting {
         const PRECISION: f64 = 1e-10;
         let y = self.offset + self.slope * x;
         let factor = self.s2 * y.ln() - y - self.log_factorial2;
-        let (tail, hazard) = if self.s2 >= LARGE as f64 {
-            let s2 = self.s2 as u64;
-            let within = tails(s2, y).0.max(f64::MIN_POSITIVE);
-            (within.ln(), density(s2, y) / within)
-        } else if y <= self.s2 {
+        let (tail, hazard) = if y <= self.s2 {
             let sum = lower_series(self.s2, y, PRECISION);
             (factor + sum.ln(), self.s2 / (y * sum))
         } else {
@@ -284,10 +309,32 @@ mod tests {
 
     #[test]
     fn small_allocations_reach_the_binomial_limit() {
-        for (s1, s2) in [(0, 1), (0, 5), (3, 3), (10, 30), (200, 260), (3_000, 3_100)] {
+        for (s1, s2) in
+            [(0, 1), (0, 5), (3, 3), (10, 30), (200, 260), (3_000, 3_100), (100_000, 100_700), (4_000_000, 4_004_000)]
+        {
             let (before, after) = (observed(s1, 1 << 30), observed(s2, 1 << 28));
             let (p, limit) = (p_no_growth(&before, &after), p_small_allocations(&before, &after));
             assert!((p - limit).abs() < 1e-7 + 1e-6 * limit, "{s1} {s2}: {p} {limit}");
+        }
+    }
+
+    /// The normal limit, and beyond what any recording has: no series is as long as the numbers are large.
+    #[test]
+    fn millions_of_samples() {
+        for samples in [LARGE - 1_000, 1 << 32, 1 << 47] {
+            for sigmas in [-3.0, 0.0, 2.0, 4.0] {
+                let more = samples.saturating_add_signed((sigmas * (2.0 * samples as f64).sqrt()) as i64);
+                let (before, after) = (observed(samples, 1 << 20), observed(more, 1 << 20));
+                let p = p_no_growth(&before, &after);
+                let normal = 0.5 * erfc(sigmas / SQRT_2);
+                assert!((p / normal - 1.0).abs() < 0.02, "{samples} {sigmas}: {p}, {normal}");
+            }
+        }
+        // As much memory in few samples as in many.
+        for (s1, s2) in [(30, 30 << 22), (30 << 22, 30)] {
+            let (before, after) = (observed(s1, (30 << 30) / s1), observed(s2, (30 << 30) / s2));
+            let (p, limit) = (p_no_growth(&before, &after), p_small_allocations(&before, &after));
+            assert!((p / limit - 1.0).abs() < 1e-3, "{s1} {s2}: {p}, {limit}");
         }
     }
 
