@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::binomial;
-use super::interval::{Interval, Sampled, from_sizes};
+use super::interval::{Interval, Sampled, from_offsets, from_sizes};
 use super::weight::inclusion;
 use crate::heap::sums::SampleSums;
 
@@ -123,6 +123,10 @@ pub const BIASED: &str = "min(1, size/R) is biased for this sampler: no interval
 /// Why some counts of successes have none.
 pub const TAKEN_AS_THEY_ARE: &str = "sizes above the 99 % cut-off are taken as they are: up to 1 % of them is missing";
 
+/// Beyond this many samples the negative binomial is taken for its gamma limit: equal to 2e-4 of the interval's width,
+/// and what a file claims costs no time.
+const MOST_EXACT: u64 = 100_000;
+
 /// The interval that belongs to what [`bytes_of_sums`] gave, `figure`; of sums of such figures of one R too.
 ///
 /// For the offset estimator it is the exact negative-binomial one. Each thread counts down by itself, and its window is
@@ -156,6 +160,9 @@ pub fn interval_of_sums(
         }
         Estimator::Offset => (sums.sized_samples(), sums.unskipped()),
     };
+    if samples > MOST_EXACT {
+        return Ok(from_offsets(samples, unskipped as f64, sampled_bytes, interval, confidence));
+    }
     let ends = negative_binomial_interval(samples, unskipped, interval, confidence, Window::Open);
     Ok(Interval { low: ends.low.max(sampled_bytes), high: ends.high })
 }
@@ -310,6 +317,21 @@ mod tests {
         for held in held {
             assert!(f64::from(held) / f64::from(runs) > confidence - 4.0 * 0.0035, "{held}");
         }
+    }
+
+    /// The gamma limit is next to the exact quantiles where it takes over, and a number that no recording has is bounded
+    /// at once.
+    #[test]
+    fn many_samples_have_the_limits_interval() {
+        let of = |samples: u64| {
+            let sums = SampleSums { samples, sampled_bytes: samples * 8, largest_bytes: 8, ..SampleSums::default() };
+            interval_of_sums(&sums, 0.0, 524_288, Estimator::Offset, 0.95).expect("an interval")
+        };
+        let exact = of(MOST_EXACT);
+        let limit = from_offsets(MOST_EXACT, 8e5, 8e5, 524_288, 0.95);
+        let width = exact.high - exact.low;
+        assert!((exact.low - limit.low).abs() < 2e-4 * width && (exact.high - limit.high).abs() < 2e-4 * width);
+        assert!(of(1 << 48).high > of(1 << 40).high);
     }
 
     #[test]
