@@ -81,6 +81,9 @@ pub const SITE_FREES: u8 = 4;
 pub const SITE_CALLS_OUT: u8 = 8;
 /// Code of the file that the function runs may call a hooked function (glibc: memalign's helper calls malloc).
 pub const SITE_MAY_CALL_INSIDE: u8 = 16;
+/// The function throws an exception where others return NULL. The unwinder of the program cannot find its way past a return
+/// that is awaited: it would end the program.
+pub const SITE_THROWS: u8 = 32;
 
 /// Most exact code ranges of hooked functions in one file.
 pub const MAX_INNER_RANGES: usize = 32;
@@ -412,6 +415,8 @@ pub struct Config {
     pub cgroup_id: u64,
     /// Its depth below the root.
     pub cgroup_level: u64,
+    /// Memory that the host has for anyone, bytes: what asks for more than this fails.
+    pub memory_bytes: u64,
     /// Pattern for [`target_rule::COMM`], NUL-padded; `*` and `?` as in a shell.
     pub comm_pattern: [u8; 16],
     /// Offsets of the kernel's own structures, from its BTF.
@@ -446,6 +451,12 @@ pub struct KernelOffsets {
     pub mm_start_stack: u64,
     /// `mm_struct.brk`
     pub mm_brk: u64,
+    /// `mm_struct.total_vm`
+    pub mm_total_vm: u64,
+    /// `mm_struct.data_vm`
+    pub mm_data_vm: u64,
+    /// `signal_struct.rlim`
+    pub signal_rlim: u64,
 }
 
 impl KernelOffsets {

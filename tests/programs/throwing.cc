@@ -1,9 +1,11 @@
-// ROUNDS: the forms of operator new and delete, which go through malloc, and exceptions out of those that fail.
+// ROUNDS [limit]: the forms of operator new and delete, which go through malloc, and exceptions out of those that fail:
+// for want of addresses, or by a limit of the process.
 #include <new>
+#include <sys/resource.h>
 extern "C" {
 #include "truth.h"
 }
-static volatile size_t huge_bytes = (size_t)1 << 46;
+static volatile size_t huge_bytes = ((size_t)1 << 47) - ((size_t)1 << 21); // no address space has that much left
 extern "C" {
 SITE(00, ::operator new(n))
 SITE(01, ::operator new[](n))
@@ -22,6 +24,11 @@ NOINLINE static void throws() {
 }
 int main(int argc, char **argv) {
   uint64_t rounds = argument(argc, argv, 1, 200);
+  if (argc > 2) {
+    struct rlimit limit = {(rlim_t)4 << 30, (rlim_t)4 << 30};
+    if (setrlimit(RLIMIT_AS, &limit)) die("cannot limit myself");
+    huge_bytes = (size_t)4 << 30;
+  }
   try { throw 1; } catch (int) {} // the unwinder's tables are made at the first one
   ready();
   for (uint64_t r = 0; r < rounds; r++) {

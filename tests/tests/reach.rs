@@ -170,6 +170,29 @@ fn every_form_of_new_and_delete() {
     }
 }
 
+/// Where operator new is hooked itself, an exception leaves a hooked function: it must find its way, and the program must
+/// not end by it. (mimalloc's library is C: it ends the program by itself.)
+#[test]
+fn exceptions_out_of_operator_new() {
+    let case = "exceptions_out_of_operator_new";
+    let Some(_turn) = turn(case) else { return };
+    if tool("c++").is_none() {
+        return skipped(case, "no C++ compiler (Debian: g++)");
+    }
+    let throwing = program("throwing");
+    for allocator in PRELOADED.iter().filter(|allocator| allocator.name != "mimalloc") {
+        for arguments in [&["200"][..], &["200", "limit"]] {
+            let Some(mut command) = allocator.command(case, &throwing) else { continue };
+            let mut target = Target::start_command(command.args(arguments));
+            let recording = Recorder::of(target.pid(), 1).start();
+            let truth = target.run();
+            let (profile, stats) = recording.stop().results();
+            checks::sites(&profile, &truth, 1, Compare::All);
+            assert!(stats.failed >= truth.failed && stats.lost() == 0, "{}: {stats:?}", allocator.name);
+        }
+    }
+}
+
 #[test]
 fn static_programs_and_musl() {
     let case = "static_programs_and_musl";

@@ -5,13 +5,14 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::generated::{bpf_get_attach_cookie, bpf_get_current_comm};
 use sampler_ebpf::abi::{
     AllocationRecord, LiveValue, MAX_INNER_RANGES, NO_ARGUMENT, Registers, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE,
-    SITE_MAY_TAIL_JUMP, SITE_ZERO_FREES, Site, kind, stack_kind,
+    SITE_MAY_TAIL_JUMP, SITE_THROWS, SITE_ZERO_FREES, Site, kind, stack_kind,
 };
 use sampler_ebpf::trials;
 
 use crate::arch::{self, Arguments};
 use crate::config::config;
 use crate::free;
+use crate::limits;
 use crate::maps::{self, FILES, SITES, read_user};
 use crate::output;
 use crate::pending::{LARGEST_PAGE, Pending, SLOTS};
@@ -114,6 +115,20 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
     let trials = trials::trials(config!(criterion), size, maps::trials_of_class);
     let success = state.count_down(trials, size);
     if success.is_none() && old.is_none() && site.flags & SITE_CALLS_OUT == 0 {
+        return SKIP_RETURN;
+    }
+    if site.flags & SITE_THROWS != 0 && limits::refuse(size) {
+        // Its return must not be awaited, and it is the end of the call for us.
+        if success.is_some() {
+            state.counters.failed += 1;
+            state.counters.sampled_bytes -= size;
+        } else {
+            state.counters.unsampled_failed += 1;
+            state.unsampled_bytes -= size;
+        }
+        if let Some(old) = old {
+            free::put_back(state, old_address, &old);
+        }
         return SKIP_RETURN;
     }
     let slot = state.open_slot(sp) & (SLOTS - 1);

@@ -17,6 +17,7 @@ static CONFIG: Config = Config {
     stacks_mark: 0,
     cgroup_id: 0,
     cgroup_level: 0,
+    memory_bytes: 0,
     comm_pattern: [0; 16],
     offsets: KernelOffsets {
         task_mm: 0,
@@ -31,6 +32,9 @@ static CONFIG: Config = Config {
         mm_owner: 0,
         mm_start_stack: 0,
         mm_brk: 0,
+        mm_total_vm: 0,
+        mm_data_vm: 0,
+        signal_rlim: 0,
     },
 };
 

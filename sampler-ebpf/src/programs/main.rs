@@ -13,6 +13,7 @@ mod filter;
 mod free;
 mod iterator;
 mod lifecycle;
+mod limits;
 mod mapping;
 mod maps;
 mod nothing;

@@ -67,6 +67,8 @@ pub struct Function {
     pub aliases: &'static [&'static str],
     /// How it is called.
     pub shape: Shape,
+    /// It throws where others return NULL.
+    pub throws: bool,
 }
 
 /// One entry of the table.
@@ -95,7 +97,11 @@ pub struct Allocator {
 }
 
 const fn function(name: &'static str, aliases: &'static [&'static str], shape: Shape) -> Function {
-    Function { name, aliases, shape }
+    Function { name, aliases, shape, throws: false }
+}
+
+const fn throwing(name: &'static str, aliases: &'static [&'static str], shape: Shape) -> Function {
+    Function { throws: true, ..function(name, aliases, shape) }
 }
 
 /// The C interface under its own names.
@@ -117,12 +123,12 @@ const STANDARD: &[Function] = &[
 
 /// `operator new` and `delete` in all their forms (Itanium C++ ABI names; `m` is `size_t`).
 const OPERATORS: &[Function] = &[
-    function("operator new", &["_Znwm"], Shape::allocates(0)),
-    function("operator new[]", &["_Znam"], Shape::allocates(0)),
+    throwing("operator new", &["_Znwm"], Shape::allocates(0)),
+    throwing("operator new[]", &["_Znam"], Shape::allocates(0)),
     function("operator new(nothrow)", &["_ZnwmRKSt9nothrow_t"], Shape::allocates(0)),
     function("operator new[](nothrow)", &["_ZnamRKSt9nothrow_t"], Shape::allocates(0)),
-    function("operator new(align)", &["_ZnwmSt11align_val_t"], Shape::allocates(0)),
-    function("operator new[](align)", &["_ZnamSt11align_val_t"], Shape::allocates(0)),
+    throwing("operator new(align)", &["_ZnwmSt11align_val_t"], Shape::allocates(0)),
+    throwing("operator new[](align)", &["_ZnamSt11align_val_t"], Shape::allocates(0)),
     function("operator new(align, nothrow)", &["_ZnwmSt11align_val_tRKSt9nothrow_t"], Shape::allocates(0)),
     function("operator new[](align, nothrow)", &["_ZnamSt11align_val_tRKSt9nothrow_t"], Shape::allocates(0)),
     function("operator delete", &["_ZdlPv"], Shape::frees(0)),
@@ -162,11 +168,11 @@ const MIMALLOC: &[Function] = &[
     function("mi_calloc_aligned", &[], Shape::allocates(1).times(0)),
     function("mi_realloc_aligned", &[], Shape::allocates(1).old(0)),
     function("mi_rezalloc_aligned", &[], Shape::allocates(1).old(0)),
-    function("mi_new", &[], Shape::allocates(0)),
-    function("mi_new_n", &[], Shape::allocates(1).times(0)),
-    function("mi_new_aligned", &[], Shape::allocates(0)),
+    throwing("mi_new", &[], Shape::allocates(0)),
+    throwing("mi_new_n", &[], Shape::allocates(1).times(0)),
+    throwing("mi_new_aligned", &[], Shape::allocates(0)),
     function("mi_new_nothrow", &[], Shape::allocates(0)),
-    function("mi_new_realloc", &[], Shape::allocates(1).old(0)),
+    throwing("mi_new_realloc", &[], Shape::allocates(1).old(0)),
     function("mi_heap_malloc", &[], Shape::allocates(1)),
     function("mi_heap_zalloc", &[], Shape::allocates(1)),
     function("mi_heap_malloc_small", &[], Shape::allocates(1)),
@@ -182,9 +188,9 @@ const MIMALLOC: &[Function] = &[
     function("mi_recalloc_aligned", &[], Shape::allocates(2).times(1).old(0)),
     function("mi_recalloc_aligned_at", &[], Shape::allocates(2).times(1).old(0)),
     function("mi_new_aligned_nothrow", &[], Shape::allocates(0)),
-    function("mi_new_reallocn", &[], Shape::allocates(2).times(1).old(0)),
-    function("mi_heap_alloc_new", &[], Shape::allocates(1)),
-    function("mi_heap_alloc_new_n", &[], Shape::allocates(2).times(1)),
+    throwing("mi_new_reallocn", &[], Shape::allocates(2).times(1).old(0)),
+    throwing("mi_heap_alloc_new", &[], Shape::allocates(1)),
+    throwing("mi_heap_alloc_new_n", &[], Shape::allocates(2).times(1)),
     function("mi_heap_reallocn", &[], Shape::allocates(3).times(2).old(1)),
     function("mi_heap_reallocf", &[], Shape::allocates(2).old(1)),
     function("mi_heap_rezalloc", &[], Shape::allocates(2).old(1)),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};
 
-use sampler_ebpf::abi::{FileRanges, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP, Site};
+use sampler_ebpf::abi::{FileRanges, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP, SITE_THROWS, Site};
 use serde::{Deserialize, Serialize};
 
 use super::AttachError;
@@ -227,7 +227,7 @@ fn passes_on_to(
         Target::Address(address) | Target::Slot(address) => address,
     };
     if let Some(target) = found.iter().find(|f| f.extent.start == address && address != start) {
-        return (target.row.shape == function.row.shape && target.row.flags == function.row.flags)
+        return (target.row.shape == function.row.shape && (target.row.flags ^ function.row.flags) & !SITE_THROWS == 0)
             .then(|| target.name().to_owned());
     }
     let name = graph.import_behind(address)?;

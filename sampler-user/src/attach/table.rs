@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use sampler_ebpf::abi::SITE_ZERO_FREES;
+use sampler_ebpf::abi::{SITE_THROWS, SITE_ZERO_FREES};
 
 use super::allocators::{ALLOCATORS, Allocator, Shape};
 use super::custom::CustomAllocator;
@@ -101,7 +101,8 @@ impl Table {
                 let zero = allocator.realloc_zero_frees && function.shape.is_realloc();
                 let names = || std::iter::once(&function.name).chain(function.aliases);
                 let symbols = allocator.prefixes.iter().flat_map(|p| names().map(move |name| format!("{p}{name}")));
-                let flags = if zero { SITE_ZERO_FREES } else { 0 };
+                let zero = if zero { SITE_ZERO_FREES } else { 0 };
+                let flags = if function.throws { SITE_THROWS | zero } else { zero };
                 table.add(function.name.to_owned(), function.shape, flags, allocator.last_resort, symbols);
             }
         }

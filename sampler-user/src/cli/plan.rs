@@ -260,6 +260,7 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
         },
         criterion: Criterion::from(args.criterion).code(),
         self_tgid: std::process::id(),
+        memory_bytes: crate::host::limits::memory_bytes(),
         stack_bytes: args.stack_bytes,
         seed: args.seed.unwrap_or(0),
         events_mark: events_bytes / 4,

@@ -172,9 +172,42 @@ fn chosen_mode(modes: &str) -> Option<String> {
     Some(rest.split_once(']')?.0.to_owned())
 }
 
+/// Bytes of memory that the kernel would give to anyone at most, by its rule of overcommitment
+/// (`/proc/sys/vm/overcommit_memory`): with the heuristic one, what the host has; with the strict one, the limit.
+#[must_use]
+pub fn memory_bytes() -> u64 {
+    let rule = fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
+    memory_by_rule(rule.trim(), &fs::read_to_string("/proc/meminfo").unwrap_or_default())
+}
+
+/// No allocator gets more than this much of a 47-bit address space.
+const MOST_MEMORY: u64 = 1 << 46;
+
+fn memory_by_rule(rule: &str, meminfo: &str) -> u64 {
+    let kib = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    let kib = match rule {
+        "0" => kib("MemTotal").map(|total| total + kib("SwapTotal").unwrap_or(0)),
+        "2" => kib("CommitLimit"),
+        _ => None,
+    };
+    kib.map_or(MOST_MEMORY, |kib| kib.saturating_mul(1024).min(MOST_MEMORY))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_told_by_the_rule_of_overcommitment() {
+        let meminfo = "MemTotal:       1000 kB\nSwapTotal:       24 kB\nCommitLimit:    512 kB\n";
+        assert_eq!(memory_by_rule("0", meminfo), 1 << 20);
+        assert_eq!(memory_by_rule("2", meminfo), 1 << 19);
+        assert_eq!(memory_by_rule("1", meminfo), MOST_MEMORY);
+        assert_eq!(memory_by_rule("0", ""), MOST_MEMORY);
+    }
 
     #[test]
     fn capabilities() {

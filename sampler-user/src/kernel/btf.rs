@@ -182,6 +182,9 @@ impl<'a> KernelBtf<'a> {
             mm_owner: self.member_offset("mm_struct", "owner").unwrap_or(KernelOffsets::ABSENT),
             mm_start_stack: offset("mm_struct", "start_stack")?,
             mm_brk: offset("mm_struct", "brk")?,
+            mm_total_vm: offset("mm_struct", "total_vm")?,
+            mm_data_vm: offset("mm_struct", "data_vm")?,
+            signal_rlim: offset("signal_struct", "rlim")?,
         })
     }
 }

@@ -1,5 +1,6 @@
 //! Many processes: how long attaching takes, what a storm of short ones costs, what stays behind of them.
 
+use std::collections::HashSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -143,14 +144,15 @@ impl Bench {
         Ok(())
     }
 
-    /// Runs `count` short processes, `rate` a second; each 25th lives for 150 ms. How many of those, and seconds.
-    fn short_lives(&self, rate: u64, count: u64) -> anyhow::Result<(u64, f64)> {
+    /// Runs `count` short processes, `rate` a second; each 25th lives for 150 ms. The ids of those, and seconds.
+    fn short_lives(&self, rate: u64, count: u64) -> anyhow::Result<(Vec<u64>, f64)> {
         fs::copy(self.path("storm"), self.path("long-lived"))?;
         let mut storm = Command::new(self.path("storm"));
         storm.args([rate.to_string(), count.to_string(), "25".into()]);
         let said = read(storm.arg(self.path("storm")).arg(self.path("long-lived")))?;
-        let (longs, seconds) = said.trim().split_once(' ').context("the storm says how many, and how long")?;
-        Ok((longs.parse()?, seconds.parse()?))
+        let mut words = said.split_whitespace();
+        let seconds = words.next().context("the storm says how long it took")?.parse()?;
+        Ok((words.map(str::parse).collect::<Result<_, _>>()?, seconds))
     }
 
     fn storm(&self, rate: u64, seconds: u64) -> anyhow::Result<()> {
@@ -160,13 +162,15 @@ impl Bench {
         let used = cpu_seconds(recording.0.id())? - before;
         let stats = self.finish(recording)?;
         let profile = fs::read_to_string(self.path("profile.json"))?;
-        let found = profile.matches("\"long-lived\"").count();
+        let mut seen: HashSet<u64> = sampled(&profile, "long-lived")?;
+        let found = longs.iter().filter(|pid| seen.remove(pid)).count();
         println!(
-            "storm: {} processes in {took:.1} s ({:.0}/s): daemon {:.1} % of a core; of {longs} that lived 150 ms, {found} in \
-             the profile; host events lost {}",
+            "storm: {} processes in {took:.1} s ({:.0}/s): daemon {:.1} % of a core; of {} that lived 150 ms, {found} were \
+             seen allocating in their last 50 ms; host events lost {}",
             rate * seconds,
             (rate * seconds) as f64 / took,
             100.0 * used / took,
+            longs.len(),
             field(&stats, "host_events_lost").unwrap_or("?")
         );
         Ok(())
@@ -191,6 +195,16 @@ impl Bench {
         );
         self.finish(recording).map(drop)
     }
+}
+
+/// Ids of the processes of a name that a profile has samples of.
+fn sampled(profile: &str, name: &str) -> anyhow::Result<HashSet<u64>> {
+    let profile: serde_json::Value = serde_json::from_str(profile)?;
+    let list = |key: &str| profile[key].as_array().cloned().unwrap_or_default();
+    let with_samples: HashSet<u64> = list("stacks").iter().filter_map(|stack| stack["process"].as_u64()).collect();
+    let processes = list("processes");
+    let named = (0..).zip(&processes).filter(|(i, process)| process["comm"] == name && with_samples.contains(i));
+    Ok(named.filter_map(|(_, process)| process["pid"].as_u64()).collect())
 }
 
 /// User and system time of a process so far.
