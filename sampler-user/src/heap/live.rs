@@ -11,7 +11,7 @@ use super::ages::Ages;
 use super::mapped::MappedPieces;
 use super::sums::SampleSums;
 use super::windows::{Correction, Windows};
-use crate::sampling::weight::inclusion;
+use crate::sampling::weight::{Inclusion, inclusion};
 use crate::unwind::raw::RawStack;
 
 /// Weight of a sample; one of no trials or without an interval cannot exist and weighs nothing.
@@ -379,9 +379,16 @@ impl Heap {
 
     fn sum_live(&self) -> Vec<SampleSums> {
         let mut sums = vec![SampleSums::default(); self.rows.capacity()];
+        // Most stacks have blocks of one size: their weight is computed once.
+        let mut known: Vec<Option<(u64, Inclusion)>> = vec![None; self.rows.capacity()];
         for live in self.spaces.values().flat_map(HashMap::values) {
-            let interval = self.rows[live.row as usize].interval;
-            sums[live.row as usize].record(live.size_bytes, live.trials, live.offset, interval);
+            let row = live.row as usize;
+            if known[row].is_none_or(|(trials, _)| trials != live.trials) {
+                known[row] = inclusion(live.trials, self.rows[row].interval).map(|it| (live.trials, it));
+            }
+            if let Some((_, inclusion)) = &known[row] {
+                sums[row].record_included(live.size_bytes, live.offset, inclusion);
+            }
         }
         sums
     }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::sampling::weight::inclusion;
+use crate::sampling::weight::{Inclusion, inclusion};
 
 /// Sums over samples that were drawn with one sampling interval R.
 ///
@@ -48,7 +48,13 @@ impl SampleSums {
     ///
     /// A sample of no trials or under R = 0 cannot exist and is left out.
     pub fn record(&mut self, size_bytes: u64, trials: u64, offset: u64, interval: u64) {
-        let Some(inclusion) = inclusion(trials, interval) else { return };
+        if let Some(inclusion) = inclusion(trials, interval) {
+            self.record_included(size_bytes, offset, &inclusion);
+        }
+    }
+
+    /// The same where the inclusion is known already.
+    pub fn record_included(&mut self, size_bytes: u64, offset: u64, inclusion: &Inclusion) {
         let size = size_bytes as f64;
         self.add(&Self {
             samples: 1,

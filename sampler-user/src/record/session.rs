@@ -72,6 +72,8 @@ pub struct Session {
     retiring: HashSet<ProcessKey>,
     /// Counts of processes that are with the residue.
     retired_counts: Counters,
+    /// Lost frees that the last reconciliation knew of.
+    reconciled_frees_lost: u64,
     started: SystemTime,
     started_ns: u64,
     lives: Vec<Life>,
@@ -122,6 +124,7 @@ impl Session {
             descriptions: Descriptions::default(),
             retiring: HashSet::new(),
             retired_counts: Counters::default(),
+            reconciled_frees_lost: 0,
             attaching: Attaching::new(&plan, programs, steering, mappings),
             host,
             ended: Vec::new(),
@@ -288,12 +291,13 @@ impl Session {
     /// Everything of this moment, for profiles. `last`: the probes are gone.
     pub fn snapshot(&mut self, detail: Detail, last: bool) -> anyhow::Result<Snapshot> {
         let begun = Instant::now();
-        if self.plan.live {
+        self.cycle()?;
+        let (mut counts, mut total) = self.counts_of_all()?;
+        if self.plan.live && (last || total.frees_lost > self.reconciled_frees_lost) {
+            self.reconciled_frees_lost = total.frees_lost;
             self.reconcile()?;
+            (counts, total) = self.counts_of_all()?;
         }
-        let counts = self.counts()?;
-        let mut total = counts.total();
-        total.add(&self.retired_counts);
         if !last {
             // Calls that are still running are no loss yet, nor hits that could be accounted for.
             total.sampled -= total.lost_in_flight.min(total.sampled);
@@ -385,7 +389,16 @@ impl Session {
         self.retiring = held;
     }
 
-    /// Heals the heap from frees that were not reported: the kernel's live map is the truth.
+    /// All counts, and their sum with those of processes that are with the residue.
+    fn counts_of_all(&self) -> anyhow::Result<(Counts, Counters)> {
+        let counts = self.counts()?;
+        let mut total = counts.total();
+        total.add(&self.retired_counts);
+        Ok((counts, total))
+    }
+
+    /// Heals the heap from frees that were not reported: the kernel's live map is the truth. It takes a microsecond or two for
+    /// each block, in which events wait: only where there is something to heal.
     fn reconcile(&mut self) -> anyhow::Result<()> {
         self.cycle()?;
         let mut truth: HashMap<ProcessKey, HashSet<u64>> = HashMap::new();
