@@ -28,6 +28,9 @@ use crate::sampling::size_classes::{CLASS_INTERVAL, class_trials};
 const SIZES: MapSizes =
     MapSizes { events_bytes: 16 << 20, stacks_bytes: 64 << 20, live_max: 1 << 20, stack_traces_max: 1024 };
 
+/// Least that a ring takes.
+const PAGE: u32 = 4096;
+
 /// One process's allocator file, and where heapbpf would probe it.
 pub struct Allocator {
     path: CString,
@@ -134,7 +137,10 @@ impl Recording {
             stacks_mark: u64::MAX / 2,
             ..Config::default()
         };
-        let loader = Loader::new(object, &config, &SIZES)?;
+        // What samples nothing reports nothing: no room is taken for it.
+        let sizes =
+            if setting.interval == 0 { MapSizes { events_bytes: PAGE, stacks_bytes: PAGE, ..SIZES } } else { SIZES };
+        let loader = Loader::new(object, &config, &sizes)?;
         let mut steering = Steering::open(&loader)?;
         let interval = if setting.criterion == Criterion::SizeClass {
             steering.set_trials(&[class_trials(setting.interval as f64); SIZE_CLASSES])?;

@@ -23,6 +23,7 @@ use crate::host::process::Target;
 use crate::kernel::mappings::MappingProbes;
 use crate::kernel::programs::Programs;
 use crate::kernel::steering::Steering;
+use crate::symbols::symbolizer::give_memory_back;
 
 /// Most remarks about files that could not be hooked.
 const MOST_REMARKS: usize = 8;
@@ -226,6 +227,7 @@ impl Attaching {
             }
         }
         self.hooks.look_at_all(files);
+        give_memory_back();
     }
 
     /// What a module is. `Err`: cannot be told now, but maybe later.

@@ -335,8 +335,8 @@ fn mini_debug_information(image: &dyn Image, elf: &Elf) -> Option<(Vec<u8>, Elf)
     Some((mini, elf))
 }
 
-/// glibc keeps what was freed; after large debug information that would be most of our memory.
-fn give_memory_back() {
+/// glibc keeps what was freed; after large debug information, or many files, that would be most of our memory.
+pub fn give_memory_back() {
     #[cfg(target_env = "gnu")]
     // SAFETY: no preconditions.
     unsafe {

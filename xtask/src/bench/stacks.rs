@@ -164,7 +164,7 @@ impl Bench {
         let mut recording =
             Running::start(&mut self.heapbpf(&["-i", "512KiB", "-p", &pid]), "heapbpf: recording", true)?;
         let begun = Instant::now();
-        pairs.write("run 4000000 4096")?;
+        pairs.write("run 3000000 16384")?;
         // The answer is not read: an ended line of work shows in the process's state.
         std::thread::sleep(Duration::from_secs(1));
         while fs::read_to_string(format!("/proc/{pid}/stat"))?.contains(") R") {
@@ -209,7 +209,7 @@ impl Bench {
             command.arg(self.path("libm").as_os_str()).args([i, modules, pool].map(|n| n.to_string()));
             running.push(Running::start(&mut command, "READY", false)?);
         }
-        let options = ["--all", "-i", "64KiB", "--max-overhead", "none"];
+        let options = ["--all", "--max-overhead", "none"];
         let mut recording = Running::start(&mut self.heapbpf(&options), "heapbpf: recording", true)?;
         let pid = recording.0.id();
         let idle = Memory::of(pid)?;
