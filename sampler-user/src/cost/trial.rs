@@ -172,6 +172,16 @@ impl Recording {
         Ok(())
     }
 
+    /// Puts them on another process with the same allocator file, too.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn also(&mut self, pid: u32) -> anyhow::Result<()> {
+        self.steering.add_target(pid)?;
+        self.hooks.hook(self.key, Some(pid), &self.programs, &mut self.steering)?;
+        Ok(())
+    }
+
     /// Takes them off and empties the rings. Returns the number of samples and frees that were reported.
     pub fn off(&mut self) -> usize {
         self.hooks.release(self.pid);

@@ -18,7 +18,7 @@ const LAST: u32 = 24;
 /// Points on a curve for each doubling: the mean error has a kink at each multiple of R.
 const PER_DOUBLING: u32 = 24;
 /// Colours that stay apart for colour-blind readers.
-const COLORS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
+pub(super) const COLORS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
 
 struct Curve {
     name: String,

@@ -3,8 +3,10 @@
 pub mod detection_chart;
 pub mod diff;
 pub mod doctor;
+pub mod document;
 mod figure;
 pub mod plan;
+pub mod points_chart;
 pub mod report;
 pub mod status;
 mod text;

@@ -16,11 +16,18 @@ pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op
 
 /// Builds heapbpf and the workload and runs it, as root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
-    let heapbpf = build::build(context)?;
+    let heapbpf = match std::env::var_os("HEAPBPF_BIN") {
+        Some(path) => PathBuf::from(path),
+        None => build::build(context)?,
+    };
     let pairs = workload(context, "pair_loop")?;
     let program = super::build_program(context, "heapbpf-bench-cost")?;
     let mut command = context.privilege.command("measure with BPF programs", &program, [])?;
     command.arg("--pairs").arg(pairs).arg("--heapbpf").arg(heapbpf).args(args);
+    if args.iter().any(|word| word == "--scaling") && !args.iter().any(|word| word == "--quick") {
+        command.arg("--document").arg(context.root.join("docs/overhead.md"));
+        command.arg("--charts").arg(context.root.join("docs/charts"));
+    }
     run_command(&mut command, context.options.verbose)
 }
 

@@ -37,6 +37,12 @@ pub struct Options {
     /// Measure copies of stacks by their size instead
     #[arg(long)]
     stacks: bool,
+    /// Document to write the tables of --scaling into
+    #[arg(long)]
+    document: Option<PathBuf>,
+    /// Folder to write its charts into
+    #[arg(long)]
+    charts: Option<PathBuf>,
     /// Another BPF object to measure beside the built-in one; may be repeated
     #[arg(long)]
     object: Vec<PathBuf>,
@@ -50,9 +56,7 @@ fn main() -> anyhow::Result<()> {
     if options.quick {
         options.rounds = options.rounds.min(15);
     }
-    let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    println!("kernel {}, load {}, {} rounds", kernel.trim(), load.trim(), options.rounds);
+    println!("{}, {} rounds", surroundings(), options.rounds);
     let object = sampler_user::kernel::object::object().context("built without the BPF programs")?;
     sampler_user::cost::cpus::pin(0, |cpu| cpu == 0);
     let library = pinned::Library::copy()?;
@@ -71,4 +75,19 @@ fn main() -> anyhow::Result<()> {
         command::daemon(&options, &library, heapbpf)?;
     }
     Ok(())
+}
+
+/// The machine, its kernel and its load, in words.
+fn surroundings() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let info = read("/proc/cpuinfo");
+    let model =
+        info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ")).map_or("?", |(_, it)| it);
+    let load = read("/proc/loadavg");
+    format!(
+        "{} CPUs ({model}), kernel {}, load {}",
+        sampler_user::cost::cpus::online(),
+        read("/proc/sys/kernel/osrelease").trim(),
+        load.split_whitespace().next().unwrap_or("?")
+    )
 }

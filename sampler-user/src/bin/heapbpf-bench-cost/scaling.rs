@@ -1,16 +1,21 @@
-//! Cost per pair against the number of threads, of live samples, and the sampling interval.
+//! Cost per pair against the number of threads, of processes, of live samples, the depth of stacks and the interval.
 
 use sampler_ebpf::abi::stack_kind;
 use sampler_user::cost::cpus::pin;
 use sampler_user::cost::trial::{Allocator, Floor, Recording, STACK_BYTES, Setting, Where};
 use sampler_user::cost::workload::Workload;
 use sampler_user::profile::model::Criterion;
+use sampler_user::view::points_chart::{Axes, Line, chart};
 
 use super::Options;
 use super::pinned::Library;
-use super::ratios::{median, spread};
+use super::ratios::{median, quantile};
 
 const PAIRS: u64 = 40_000;
+/// There are many conditions here, each of them against the floor.
+const MOST_ROUNDS: usize = 7;
+/// Pairs of a slice if each is sampled: the rings have room for their stacks.
+const SAMPLED_PAIRS: u64 = 500;
 /// Blocks allocated at a time while all are sampled: their records fit the ring.
 const HELD: u64 = 40_000;
 const PLAIN: Setting = Setting {
@@ -22,76 +27,200 @@ const PLAIN: Setting = Setting {
     stack_bytes: STACK_BYTES,
 };
 
-/// Measures and prints.
+/// One figure: ns per pair, and as a multiple of the floor with its quartiles.
+struct Figure {
+    place: f64,
+    ns: f64,
+    to_floor: [f64; 3],
+}
+
+/// A table and the file of its chart.
+struct Study {
+    what: &'static str,
+    file: &'static str,
+    figures: Vec<Figure>,
+}
+
+/// Measures, prints, and writes the tables and charts if it was told where.
 pub fn run(options: &Options, object: &[u8], library: &Library) -> anyhow::Result<()> {
-    println!("{:<32} {:>9}            of the floor [quartiles]", "512 KiB, CPU time per pair", "ns");
-    for threads in [1_u64, 2, 4, 8, 16] {
-        let mut workload = library.start(&options.pairs, &[&threads.to_string()])?;
+    let bench = Bench { options, object, library };
+    let studies = [
+        bench.study("threads of one process", "cost-threads.svg", &[1, 2, 4, 8, 16], Bench::threads)?,
+        bench.study(
+            "processes, each with links of its own",
+            "cost-processes.svg",
+            &[1, 5, 20, 50, 100, 200],
+            Bench::processes,
+        )?,
+        bench.study("live samples", "cost-live.svg", &[1, 1_000, 10_000, 100_000, 1_000_000], Bench::live_samples)?,
+        bench.study(
+            "calls on the stack, every allocation sampled",
+            "cost-depth.svg",
+            &[1, 10, 30, 100, 300, 1000],
+            Bench::depth,
+        )?,
+        bench.study(
+            "sampling interval R, bytes",
+            "cost-interval.svg",
+            &[1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000],
+            Bench::interval,
+        )?,
+    ];
+    let mut text = format!(
+        "{}. Medians of {} rounds, quartiles in brackets; the floor was measured just before and after each.\n",
+        super::surroundings(),
+        bench.rounds()
+    );
+    for study in &studies {
+        text += &study.markdown();
+        if let Some(folder) = &options.charts {
+            std::fs::create_dir_all(folder)?;
+            std::fs::write(folder.join(study.file), study.chart())?;
+            text += &format!("\n![{}](charts/{})\n", study.what, study.file);
+        }
+    }
+    println!("{text}");
+    match &options.document {
+        Some(path) => sampler_user::view::document::replace_in(path, "scaling", &text),
+        None => Ok(()),
+    }
+}
+
+impl Study {
+    fn markdown(&self) -> String {
+        let mut text = format!("\n| {} | ns per pair | of the floor |\n|---|---|---|\n", self.what);
+        for Figure { place, ns, to_floor: [low, middle, high] } in &self.figures {
+            text += &format!("| {place} | {ns:.0} | {middle:.3} [{low:.3}, {high:.3}] |\n");
+        }
+        text
+    }
+
+    fn chart(&self) -> String {
+        let points: Vec<(f64, f64)> = self.figures.iter().map(|figure| (figure.place, figure.to_floor[1])).collect();
+        let axes = Axes {
+            title: "A malloc/free pair, as a multiple of two no-op probes",
+            places: self.what,
+            unit: "",
+            logarithmic: false,
+        };
+        chart(&axes, &[Line { name: "heapbpf", points: &points }])
+    }
+}
+
+struct Bench<'a> {
+    options: &'a Options,
+    object: &'a [u8],
+    library: &'a Library,
+}
+
+impl Bench<'_> {
+    fn rounds(&self) -> usize {
+        self.options.rounds.min(MOST_ROUNDS)
+    }
+
+    fn study(
+        &self,
+        what: &'static str,
+        file: &'static str,
+        places: &[u64],
+        measure: impl Fn(&Self, u64) -> anyhow::Result<Figure>,
+    ) -> anyhow::Result<Study> {
+        let mut figures = Vec::new();
+        for place in places {
+            figures.push(measure(self, *place)?);
+            eprintln!("{what}: {place} done");
+        }
+        Ok(Study { what, file, figures })
+    }
+
+    fn start(&self, threads: u64, depth: u64) -> anyhow::Result<Workload> {
+        self.library.start(&self.options.pairs, &[&threads.to_string(), &depth.to_string()])
+    }
+
+    fn threads(&self, threads: u64) -> anyhow::Result<Figure> {
+        let mut workload = self.start(threads, 0)?;
         if threads > 1 {
             pin(workload.pid(), |_| true);
         }
-        let row = against_floor(&mut workload, object, PLAIN, options, threads, |_, _| Ok(()))?;
-        println!("{:<32} {row}", format!("{threads} threads"));
+        self.against_floor(&mut workload, PLAIN, threads, threads, PAIRS, |_, _| Ok(()))
     }
-    for live in [0_u64, 1_000, 10_000, 100_000, 1_000_000] {
-        let mut workload = library.start(&options.pairs, &["1"])?;
+
+    /// One of them is measured; the others have mapped the same file and are named, too.
+    fn processes(&self, processes: u64) -> anyhow::Result<Figure> {
+        let others = (1..processes).map(|_| self.start(1, 0)).collect::<anyhow::Result<Vec<_>>>()?;
+        let mut workload = self.start(1, 0)?;
+        self.against_floor(&mut workload, PLAIN, processes, 1, PAIRS, |_, recording| {
+            others.iter().try_for_each(|other| recording.also(other.pid()))
+        })
+    }
+
+    fn live_samples(&self, live: u64) -> anyhow::Result<Figure> {
+        let mut workload = self.start(1, 0)?;
         let setting = Setting { interval: 1, stack_kind: stack_kind::NONE, ..PLAIN };
         let hold = |workload: &mut Workload, recording: &mut Recording| {
-            for _ in 0..live.div_ceil(HELD) {
-                workload.hold(HELD.min(live), 64)?;
+            let mut held = 0;
+            while held < live {
+                let count = HELD.min(live - held);
+                workload.hold(count, 64)?;
                 recording.drain();
+                held += count;
             }
             recording.set_interval(PLAIN.interval)
         };
-        let row = against_floor(&mut workload, object, setting, options, 1, hold)?;
-        println!("{:<32} {row}", format!("{live} live samples"));
+        self.against_floor(&mut workload, setting, live, 1, PAIRS, hold)
     }
-    for exponent in 0..=7 {
-        let interval = 10_u64.pow(exponent);
-        let mut workload = library.start(&options.pairs, &["1"])?;
-        let row = against_floor(&mut workload, object, Setting { interval, ..PLAIN }, options, 1, |_, _| Ok(()))?;
-        println!("{:<32} {row}", format!("R = {interval} bytes"));
-    }
-    Ok(())
-}
 
-/// heapbpf after `prepare`, against the floor put on just before and after: one line of the table.
-fn against_floor(
-    workload: &mut Workload,
-    object: &[u8],
-    setting: Setting,
-    options: &Options,
-    threads: u64,
-    prepare: impl Fn(&mut Workload, &mut Recording) -> anyhow::Result<()>,
-) -> anyhow::Result<String> {
-    let pid = workload.pid();
-    let allocator = Allocator::of_process(pid)?;
-    let mut recording = Recording::load(object, setting, &allocator, pid)?;
-    let mut floor = Floor::load(object)?;
-    let pairs = if setting.interval < 100 { PAIRS / 8 } else { PAIRS };
-    recording.on()?;
-    prepare(workload, &mut recording)?;
-    recording.off();
-    let slice = |workload: &mut Workload, pairs: u64| -> anyhow::Result<f64> {
-        let each = (pairs / threads).max(1);
-        workload.run(100, options.size)?;
-        Ok(workload.run(each, options.size)?.cpu_ns as f64 / (each * threads) as f64)
-    };
-    let (mut ns, mut to_floor) = (Vec::new(), Vec::new());
-    for _ in 0..options.rounds.div_ceil(2) {
-        let mut at_floor = |workload: &mut Workload| -> anyhow::Result<f64> {
-            floor.on(&allocator, pid, Where::Everywhere, false)?;
-            let spent = slice(workload, PAIRS)?;
-            floor.off();
-            Ok(spent)
-        };
-        let before = at_floor(workload)?;
-        recording.on()?;
-        let spent = slice(workload, pairs)?;
-        recording.off();
-        let after = at_floor(workload)?;
-        ns.push(spent);
-        to_floor.push(spent / (0.5 * (before + after)));
+    fn depth(&self, depth: u64) -> anyhow::Result<Figure> {
+        let mut workload = self.start(1, depth)?;
+        self.against_floor(&mut workload, Setting { interval: 1, ..PLAIN }, depth, 1, SAMPLED_PAIRS, |_, _| Ok(()))
     }
-    Ok(format!("{:>9.1}            {}", median(&ns), spread(&to_floor)))
+
+    fn interval(&self, interval: u64) -> anyhow::Result<Figure> {
+        let mut workload = self.start(1, 0)?;
+        let pairs = if interval < 1000 { PAIRS / 8 } else { PAIRS };
+        self.against_floor(&mut workload, Setting { interval, ..PLAIN }, interval, 1, pairs, |_, _| Ok(()))
+    }
+
+    /// heapbpf after `prepare`, against the floor put on just before and after.
+    fn against_floor(
+        &self,
+        workload: &mut Workload,
+        setting: Setting,
+        place: u64,
+        threads: u64,
+        pairs: u64,
+        prepare: impl Fn(&mut Workload, &mut Recording) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Figure> {
+        let pid = workload.pid();
+        let allocator = Allocator::of_process(pid)?;
+        let mut recording = Recording::load(self.object, setting, &allocator, pid)?;
+        let mut floor = Floor::load(self.object)?;
+        recording.on()?;
+        prepare(workload, &mut recording)?;
+        recording.off();
+        let size = self.options.size;
+        let slice = |workload: &mut Workload, pairs: u64| -> anyhow::Result<f64> {
+            let each = (pairs / threads).max(1);
+            workload.run(each.min(100), size)?;
+            Ok(workload.run(each, size)?.cpu_ns as f64 / (each * threads) as f64)
+        };
+        let (mut ns, mut to_floor) = (Vec::new(), Vec::new());
+        for _ in 0..self.rounds() {
+            let mut at_floor = |workload: &mut Workload| -> anyhow::Result<f64> {
+                floor.on(&allocator, pid, Where::Everywhere, false)?;
+                let spent = slice(workload, PAIRS)?;
+                floor.off();
+                Ok(spent)
+            };
+            let before = at_floor(workload)?;
+            recording.on()?;
+            let spent = slice(workload, pairs)?;
+            recording.off();
+            let after = at_floor(workload)?;
+            ns.push(spent);
+            to_floor.push(spent / (0.5 * (before + after)));
+        }
+        let quartiles = [0.25, 0.5, 0.75].map(|q| quantile(&to_floor, q));
+        Ok(Figure { place: place as f64, ns: median(&ns), to_floor: quartiles })
+    }
 }

@@ -156,8 +156,7 @@ fn machine(rounds: usize) -> String {
 /// Puts a table into the document, if there is one.
 fn write(options: &Options, name: &str, text: &str) -> anyhow::Result<()> {
     let Some(path) = &options.document else { return Ok(()) };
-    let document = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
-    std::fs::write(path, table::replace(&document, name, text)?)?;
+    sampler_user::view::document::replace_in(path, name, text)?;
     eprintln!("written to {}", path.display());
     Ok(())
 }

@@ -167,18 +167,6 @@ pub fn figures(value: f64) -> String {
     format!("{}{digits}", if value < 0.0 { "−" } else { "" })
 }
 
-/// Puts a text between two marks of a document, `<!-- NAME -->` and `<!-- end of NAME -->`.
-///
-/// # Errors
-/// The marks are not there.
-pub fn replace(document: &str, name: &str, text: &str) -> anyhow::Result<String> {
-    let (begin, end) = (format!("<!-- {name} -->\n"), format!("<!-- end of {name} -->"));
-    let missing = || anyhow::anyhow!("the document lacks the marks {} and {end}", begin.trim());
-    let (before, rest) = document.split_once(&begin).ok_or_else(missing)?;
-    let (_, after) = rest.split_once(&end).ok_or_else(missing)?;
-    Ok(format!("{before}{begin}\n{}\n{end}{after}", text.trim()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -187,13 +175,6 @@ mod tests {
     fn numbers_have_three_figures() {
         let texts = [0.0, 1.234, -12.34, 1234.5, -45_678.9, 1_234_567.0].map(figures);
         assert_eq!(texts, ["0", "1.23", "−12.3", "1,234", "−45,679", "1,234,567"]);
-    }
-
-    #[test]
-    fn only_what_is_between_the_marks_changes() {
-        let document = "a\n<!-- x -->\nold\n<!-- end of x -->\nb\n";
-        assert_eq!(replace(document, "x", "new\n").unwrap(), "a\n<!-- x -->\n\nnew\n<!-- end of x -->\nb\n");
-        assert!(replace(document, "y", "").is_err());
     }
 
     #[test]
