@@ -98,7 +98,7 @@ pub struct Recording {
     key: FileKey,
     events: Ring,
     stacks: Ring,
-    pid: u32,
+    pids: Vec<u32>,
 }
 
 /// What a recording does.
@@ -155,7 +155,7 @@ impl Recording {
         let mut hooks = hooks(setting.live).only(&["malloc", "free"]);
         let (key, _) = hooks.look_at(&allocator.path.to_string_lossy(), &allocator.file)?;
         let (events, stacks) = (Ring::open(&loader, "EVENTS")?, Ring::open(&loader, "STACKS")?);
-        Ok(Self { programs, steering, hooks, key, events, stacks, pid })
+        Ok(Self { programs, steering, hooks, key, events, stacks, pids: vec![pid] })
     }
 
     /// Kind of its links.
@@ -168,23 +168,24 @@ impl Recording {
     /// # Errors
     /// The kernel refuses.
     pub fn on(&mut self) -> anyhow::Result<()> {
-        self.hooks.hook(self.key, Some(self.pid), &self.programs, &mut self.steering)?;
+        for pid in &self.pids {
+            self.hooks.hook(self.key, Some(*pid), &self.programs, &mut self.steering)?;
+        }
         Ok(())
     }
 
-    /// Puts them on another process with the same allocator file, too.
+    /// From the next time on, they are put on another process with the same allocator file, too.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn also(&mut self, pid: u32) -> anyhow::Result<()> {
-        self.steering.add_target(pid)?;
-        self.hooks.hook(self.key, Some(pid), &self.programs, &mut self.steering)?;
-        Ok(())
+        self.pids.push(pid);
+        Ok(self.steering.add_target(pid)?)
     }
 
     /// Takes them off and empties the rings. Returns the number of samples and frees that were reported.
     pub fn off(&mut self) -> usize {
-        self.hooks.release(self.pid);
+        self.pids.iter().for_each(|pid| self.hooks.release(*pid));
         self.drain()
     }
 

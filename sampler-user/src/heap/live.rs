@@ -7,6 +7,7 @@ use sampler_ebpf::abi::ProcessKey;
 use sampler_ebpf::trials::{SIZE_CLASSES, size_class};
 use slab::Slab;
 
+use self::cold::Cold;
 use super::ages::Ages;
 use super::mapped::MappedPieces;
 use super::sums::SampleSums;
@@ -99,7 +100,56 @@ pub struct HeapRow {
     peak: SampleSums,
 }
 
+impl RowKey {
+    fn of(row: &HeapRow) -> Self {
+        Self {
+            process: row.process,
+            interval: row.interval,
+            thread: Arc::clone(&row.thread),
+            stack: Arc::as_ptr(&row.stack),
+            function: row.function,
+        }
+    }
+}
+
 impl HeapRow {
+    /// Without samples.
+    fn new(
+        process: ProcessKey,
+        thread: Arc<str>,
+        function: u16,
+        interval: u64,
+        stack: &Arc<RawStack>,
+        first_ns: u64,
+    ) -> Self {
+        Self {
+            process,
+            thread,
+            function,
+            interval,
+            stack: Arc::clone(stack),
+            first_ns,
+            alloc: SampleSums::default(),
+            untracked: 0,
+            ages: Ages::default(),
+            named: false,
+            live: 0,
+            ended: SampleSums::default(),
+            peak: SampleSums::default(),
+        }
+    }
+
+    /// Adds all of another row of the same process and interval.
+    fn take_in(&mut self, other: &Self) {
+        self.first_ns = self.first_ns.min(other.first_ns);
+        self.alloc.add(&other.alloc);
+        self.untracked += other.untracked;
+        self.ages.add(&other.ages);
+        self.live += other.live;
+        self.ended.add(&other.ended);
+        self.peak.add(&other.peak);
+    }
+
     /// Sums in use at the peak of the total.
     pub const fn peak(&self) -> SampleSums {
         self.peak
@@ -136,6 +186,8 @@ pub struct Heap {
     drops_ended: bool,
     /// What came in since the time window was opened.
     windows: Windows,
+    /// Rows that were put together.
+    cold: Cold,
 }
 
 /// Estimated allocations by size class.
@@ -225,23 +277,18 @@ impl Heap {
             stack: Arc::as_ptr(&sample.stack),
             function: sample.function,
         };
-        *self.index.entry(key).or_insert_with(|| {
-            self.rows.insert(HeapRow {
-                process: sample.process,
-                thread: Arc::clone(&sample.thread),
-                function: sample.function,
-                interval: sample.interval,
-                stack: Arc::clone(&sample.stack),
-                first_ns: sample.time_ns,
-                alloc: SampleSums::default(),
-                untracked: 0,
-                ages: Ages::default(),
-                named: false,
-                live: 0,
-                ended: SampleSums::default(),
-                peak: SampleSums::default(),
-            }) as u32
-        })
+        if let Some(number) = self.index.get(&key) {
+            return *number;
+        }
+        self.make_room();
+        let Sample { process, thread, function, interval, stack, time_ns, .. } = sample;
+        self.row_like(HeapRow::new(*process, Arc::clone(thread), *function, *interval, stack, *time_ns))
+    }
+
+    /// The number of the row that is told apart by the same as this one, which is added if there is none.
+    fn row_like(&mut self, row: HeapRow) -> u32 {
+        let rows = &mut self.rows;
+        *self.index.entry(RowKey::of(&row)).or_insert_with(|| rows.insert(row) as u32)
     }
 
     /// A sample was freed. One that is not known (freed already, as far as we know) is no error.
@@ -441,13 +488,7 @@ impl Heap {
         let retired = done.into_iter().map(|number| {
             let row = self.rows.remove(number);
             self.windows.forget(number as u32);
-            self.index.remove(&RowKey {
-                process: row.process,
-                interval: row.interval,
-                thread: Arc::clone(&row.thread),
-                stack: Arc::as_ptr(&row.stack),
-                function: row.function,
-            });
+            self.index.remove(&RowKey::of(&row));
             row
         });
         (retired.collect(), held)
@@ -459,6 +500,8 @@ impl Heap {
     }
 }
 
+#[path = "cold.rs"]
+mod cold;
 #[cfg(test)]
 #[path = "live_tests.rs"]
 mod tests;

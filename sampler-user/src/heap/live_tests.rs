@@ -7,11 +7,11 @@ fn stack() -> Arc<RawStack> {
     Arc::new(RawStack { frames: Box::new([]), unwinder: UnwinderKind::Caller, completeness: Completeness::Complete })
 }
 
-fn process(tgid: u32) -> ProcessKey {
+pub(super) fn process(tgid: u32) -> ProcessKey {
     ProcessKey { start_ns: 1, tgid, exec_id: 0 }
 }
 
-fn sample(id: u64, tgid: u32, size_bytes: u64, stack: &Arc<RawStack>) -> Sample {
+pub(super) fn sample(id: u64, tgid: u32, size_bytes: u64, stack: &Arc<RawStack>) -> Sample {
     Sample {
         id,
         process: process(tgid),

@@ -170,6 +170,16 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
     remarks
 }
 
+/// What to say if rows were put together because there were too many.
+pub fn put_together(rows: u64) -> Option<String> {
+    (rows > 0).then(|| {
+        format!(
+            "{rows} stacks with few samples were put together as [other stacks] of their process: there were more than \
+             are kept apart; a wider interval (-i) has fewer"
+        )
+    })
+}
+
 /// What to say if frame pointers (`--unwind fp`) do not lead to the threads' entries: `None` if no sample's stack was
 /// walked in vain, and with other unwinders.
 pub fn broken_chains(profile: &Profile) -> Option<String> {

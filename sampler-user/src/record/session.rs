@@ -316,6 +316,7 @@ impl Session {
         let mut notes = accounting::remarks(&total, &daemon);
         let seen: HashSet<u32> = processes.iter().map(|process| process.pid).collect();
         notes.extend(self.attaching.remarks(&seen));
+        notes.extend(accounting::put_together(self.recorder.heap.merged_rows()));
         notes.extend(self.plan.sampling_note());
         notes.extend(self.governor.notes(monotonic_ns()));
         Ok(Snapshot {

@@ -7,7 +7,7 @@ use super::symbolizer::{Symbol, Symbolizer};
 use crate::host::mappings::ModuleId;
 use crate::profile::model::{Frame, Stack};
 use crate::unwind::image::ModuleFiles;
-use crate::unwind::raw::{Completeness, RawFrame, RawStack};
+use crate::unwind::raw::{Completeness, RawFrame, RawStack, Reason};
 
 /// Functions that a thread, a process or a coroutine begins with, as symbol tables call them.
 const ENTRY_FUNCTIONS: [&str; 12] = [
@@ -43,6 +43,9 @@ impl Finisher<'_> {
         let mut frames = Vec::with_capacity(raw.frames.len());
         for frame in &raw.frames {
             self.push(frame, module_index, &mut frames);
+        }
+        if raw.completeness == Completeness::Cut(Reason::PutTogether) {
+            frames.push(Frame { function: Some("[other stacks]".into()), ..Frame::default() });
         }
         let cut = match &raw.completeness {
             Completeness::Complete => None,

@@ -361,3 +361,19 @@ fn debug_files_below_another_root() {
     let symbols = symbolize(Options::default(), &mut one, hidden);
     assert_eq!((functions(&symbols), symbols[0].line), (vec!["hidden"], Some(13)));
 }
+
+#[test]
+fn what_was_put_together_is_called_so() {
+    let raw = RawStack {
+        frames: Box::new([]),
+        unwinder: UnwinderKind::Caller,
+        completeness: Completeness::Cut(Reason::PutTogether),
+    };
+    let process = OwnProcess::read().expect("/proc");
+    let finisher =
+        Finisher { symbolizer: &Symbolizer::default(), modules: &process, perf_map: None, perf_map_reason: None };
+    let stack = finisher.finish(&raw, &mut |_| 0);
+    assert_eq!(stack.frames.len(), 1);
+    assert_eq!(stack.frames[0].function.as_deref(), Some("[other stacks]"));
+    assert!(stack.cut.as_ref().is_some_and(|why| why.starts_with("put together")), "{:?}", stack.cut);
+}

@@ -142,6 +142,8 @@ pub enum Reason {
     TooExpensive,
     /// There was no copy of the stack.
     NoStack,
+    /// It is no stack, but stands for those that had too few samples to be kept apart.
+    PutTogether,
 }
 
 impl Reason {
@@ -161,6 +163,7 @@ impl Reason {
             Self::DepthLimit => "depth limit (see --max-depth)".into(),
             Self::TooExpensive => "unwind information too expensive".into(),
             Self::NoStack => "no stack was taken".into(),
+            Self::PutTogether => "put together: more stacks than are kept apart".into(),
         }
     }
 }
