@@ -13,6 +13,7 @@ use sampler_ebpf::abi::{SITE_CALLS_OUT, Site};
 
 use super::audit::{FileAudit, LinkKind};
 use super::{AllocatorFile, AttachError, KernelRules, PlannedSite, Table, examine};
+use crate::host::open::{self, Beneath};
 use crate::kernel::KernelError;
 use crate::kernel::mappings::MappingProbes;
 use crate::kernel::programs::{Links, ProbePoint, Programs};
@@ -116,6 +117,10 @@ pub struct Hooks {
     functions: Vec<u16>,
     /// Mappings that programs make themselves, if those are wanted.
     mappings: Option<MappingProbes>,
+    /// Files by what they are beneath overlay mounts, and whether they were seen through one: probes go to that inode.
+    beneath: HashMap<Beneath, (FileKey, bool)>,
+    /// Other keys of such files.
+    others: HashMap<FileKey, FileKey>,
     /// The functions to hook, where not all are wanted.
     only: Option<&'static [&'static str]>,
 }
@@ -133,6 +138,8 @@ impl Hooks {
             paused: None,
             functions: Vec::new(),
             mappings: None,
+            beneath: HashMap::new(),
+            others: HashMap::new(),
             only: None,
         }
     }
@@ -164,10 +171,30 @@ impl Hooks {
         self.mappings.is_some()
     }
 
+    /// A file's key: that of the first of its names, if it is seen both through an overlay mount and beneath it, where
+    /// it would be hooked twice.
+    fn key_of(&mut self, file: &File) -> std::io::Result<FileKey> {
+        let key = FileKey::of(file)?;
+        if self.known.contains_key(&key) {
+            return Ok(key);
+        }
+        if let Some(first) = self.others.get(&key) {
+            return Ok(*first);
+        }
+        let Some((beneath, overlay)) = open::beneath(file) else { return Ok(key) };
+        let (first, first_overlay) = *self.beneath.entry(beneath).or_insert((key, overlay));
+        // Files of two other file systems may be copies of one another, down to their handles.
+        if first == key || !(overlay || first_overlay) {
+            return Ok(key);
+        }
+        self.others.insert(key, first);
+        Ok(first)
+    }
+
     /// Plans a file, once. `Ok` says whether it has something to hook.
     pub fn look_at(&mut self, path: &str, file: &Arc<File>) -> Result<(FileKey, bool), HookError> {
         let unreadable = |source| HookError::Unreadable { path: path.to_owned(), source };
-        let key = FileKey::of(file).map_err(unreadable)?;
+        let key = self.key_of(file).map_err(unreadable)?;
         if let Some(known) = self.known.get(&key) {
             return Ok((key, known.plan.is_ok()));
         }
@@ -181,7 +208,7 @@ impl Hooks {
     pub fn look_at_all(&mut self, files: Vec<(String, Arc<File>)>) {
         let mut open: HashMap<FileKey, (String, Arc<File>)> = HashMap::new();
         for (path, file) in files {
-            if let Ok(key) = FileKey::of(&file)
+            if let Ok(key) = self.key_of(&file)
                 && !self.known.contains_key(&key)
             {
                 open.entry(key).or_insert((path, file));

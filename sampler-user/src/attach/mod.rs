@@ -64,6 +64,14 @@ pub enum AttachError {
         /// Similar names, best first.
         nearest: Vec<String>,
     },
+    /// Functions of an allocator that no probe can be put on.
+    #[error("its {what} cannot be hooked: {why}")]
+    Unhookable {
+        /// One of them.
+        what: String,
+        /// Why.
+        why: String,
+    },
     /// No allocator in the file.
     #[error(
         "defines no allocator that heapbpf knows (looked for {looked_for}){}; name a custom one with \

@@ -124,6 +124,12 @@ pub fn analyse(image: &FileImage, rules: &KernelRules, requested: &Table) -> Res
     let mut missing: Vec<Missing> =
         image.damaged.iter().map(|part| Missing::new(*part, "damaged or cut off in the file")).collect();
     let found = once_per_address(image, requested, &defined.functions, &mut missing);
+    if found.is_empty()
+        && !defined.functions.is_empty()
+        && let Some(Missing { what, why }) = missing.pop()
+    {
+        return Err(AttachError::Unhookable { what, why });
+    }
     if found.is_empty() && image.is_go {
         return Err(AttachError::Go);
     }

@@ -196,8 +196,40 @@ fn file_system(file: &File) -> libc::__fsword_t {
     }
 }
 
-/// The file's handle, for comparing only (`AT_HANDLE_FID`).
+/// What a file and the same file seen through an overlay mount agree in.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Beneath {
+    /// Type and bytes of the handle that its own file system gives it.
+    kind: u8,
+    handle: Box<[u8]>,
+    bytes: u64,
+    modified: (i64, i64),
+}
+
+/// See [`Beneath`], and whether the file is on an overlay; `None` if the kernel or the file system does not tell.
+#[must_use]
+pub fn beneath(file: &File) -> Option<(Beneath, bool)> {
+    let overlay = file_system(file) == libc::OVERLAYFS_SUPER_MAGIC;
+    let (kind, handle) = name_to_handle(file)?;
+    let (kind, handle) = if overlay { handle_beneath(&handle)? } else { (u8::try_from(kind).ok()?, &*handle) };
+    let metadata = file.metadata().ok()?;
+    let modified = (metadata.mtime(), metadata.mtime_nsec());
+    Some((Beneath { kind, handle: handle.into(), bytes: metadata.len(), modified }, overlay))
+}
+
+/// The handle of the file below inside of an overlay's (`struct ovl_fh` of the kernel: three bytes of padding, version,
+/// magic number, length, flags, type, UUID of the file system, handle).
+fn handle_beneath(handle: &[u8]) -> Option<(u8, &[u8])> {
+    const MAGIC: u8 = 0xfb;
+    (*handle.get(4)? == MAGIC).then_some((*handle.get(7)?, handle.get(24..)?))
+}
+
 fn file_handle(file: &File) -> Option<Box<[u8]>> {
+    name_to_handle(file).map(|(_, handle)| handle)
+}
+
+/// The file's handle and its type, for comparing only (`AT_HANDLE_FID`).
+fn name_to_handle(file: &File) -> Option<(libc::c_int, Box<[u8]>)> {
     const AT_HANDLE_FID: libc::c_int = 0x200;
     const ROOM: usize = 128;
     #[repr(C)]
@@ -220,7 +252,7 @@ fn file_handle(file: &File) -> Option<Box<[u8]>> {
         )
     };
     let used = handle.handle.get(..handle.bytes as usize)?;
-    (result == 0 && !used.is_empty()).then(|| used.into())
+    (result == 0 && !used.is_empty()).then(|| (handle.kind, used.into()))
 }
 
 /// `FS_IOC_GETVERSION`: what process events call the inode's generation.

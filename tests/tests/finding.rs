@@ -1,0 +1,155 @@
+//! Allocators in unusual places: each is found, and hooked once.
+
+use std::path::Path;
+use std::process::Command;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
+use heapbpf_tests::program::{library, program, program_with};
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+use serde_json::Value;
+use tempfile::TempDir;
+
+fn run(command: &mut Command) -> bool {
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// In a shell: a file that this process wrote must not be started while a sibling may hold it open.
+fn shell(script: &str, folder: &Path, arguments: &[&Path]) -> bool {
+    run(Command::new("sh").current_dir(folder).args(["-e", "-c", script, "sh"]).args(arguments))
+}
+
+fn exact(target: &mut Target) -> Vec<String> {
+    let recording = Recorder::of(target.pid(), 1).start();
+    let (pid, truth) = (target.pid(), target.run());
+    let (profile, stats) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
+    profile.process(pid).allocators.clone()
+}
+
+/// Two names of one inode, and one file beneath an overlay mount and through two of them.
+#[test]
+fn one_file_by_many_names_is_hooked_once() {
+    let case = "one_file_by_many_names_is_hooked_once";
+    let Some(_turn) = turn(case) else { return };
+    let folder = TempDir::with_prefix("heapbpf-overlay-").expect("a temporary folder");
+    let built = program_with("mix", "mix-static", &["-static"]);
+    let script = "mkdir below m1 u1 w1 m2 u2 w2; cp \"$1\" below/manyname; ln below/manyname linked";
+    assert!(shell(script, folder.path(), &[&built]));
+    let mounts: Vec<_> = ["1", "2"].iter().filter_map(|n| Mounted::overlay(folder.path(), n)).collect();
+    if mounts.len() < 2 {
+        skipped(case, "overlay file systems cannot be mounted here: hard links only");
+    }
+    let mut paths = vec![folder.path().join("below/manyname"), folder.path().join("linked")];
+    paths.extend(mounts.iter().map(|mount| mount.0.join("manyname")));
+    let mut targets: Vec<Target> = paths.iter().map(|path| Target::start(path, ["2000"])).collect();
+    let recorder = targets.iter().fold(Recorder::new().interval(1), |recorder, target| recorder.pid(target.pid()));
+    let recording = recorder.start();
+    let truths: Vec<_> = targets.iter_mut().map(Target::run).collect();
+    let (profile, stats) = recording.stop().results();
+    for (target, truth) in targets.iter().zip(&truths) {
+        checks::sites_of(&profile, target.pid(), truth, 1, Compare::All);
+        let (bytes, objects) = checks::exact(profile.process(target.pid()));
+        assert_eq!((objects, bytes), (Some(truth.allocs()), Some(truth.bytes())));
+    }
+    let probes = |function: &str| stats.attach.iter().filter(|probe| probe.function == function).count();
+    assert_eq!(probes("malloc"), 1, "{:?}", stats.attach);
+}
+
+/// With --all-like targets the links are for everyone, so a second link on one inode would count everything twice.
+#[test]
+fn one_file_by_many_names_is_hooked_once_for_everyone() {
+    let case = "one_file_by_many_names_is_hooked_once_for_everyone";
+    let Some(_turn) = turn(case) else { return };
+    let folder = TempDir::with_prefix("heapbpf-overlay-").expect("a temporary folder");
+    let built = program_with("mix", "mix-static", &["-static"]);
+    assert!(shell("mkdir below m1 u1 w1; cp \"$1\" below/manyname", folder.path(), &[&built]));
+    let Some(mount) = Mounted::overlay(folder.path(), "1") else {
+        return skipped(case, "overlay file systems cannot be mounted here");
+    };
+    let paths = [mount.0.join("manyname"), folder.path().join("below/manyname")];
+    let mut targets: Vec<Target> = paths.iter().map(|path| Target::start(path, ["2000"])).collect();
+    let recording = Recorder::new().interval(1).option("--comm", "manyname").start();
+    let truths: Vec<_> = targets.iter_mut().map(Target::run).collect();
+    let (profile, _) = recording.stop().results();
+    for (target, truth) in targets.iter().zip(&truths) {
+        let (bytes, objects) = checks::exact(profile.process(target.pid()));
+        assert_eq!((objects, bytes), (Some(truth.allocs()), Some(truth.bytes())));
+    }
+}
+
+/// An overlay mount over `below`, as long as this lives.
+struct Mounted(std::path::PathBuf);
+
+impl Mounted {
+    fn overlay(folder: &Path, number: &str) -> Option<Self> {
+        let at = |name: &str| folder.join(format!("{name}{number}"));
+        let (lower, upper, work) = (folder.join("below"), at("u"), at("w"));
+        let options = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+        let mounted = run(Command::new("mount").args(["-t", "overlay", "overlay", "-o", &options]).arg(at("m")));
+        mounted.then(|| Self(at("m")))
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        // Lazily: a target that is being killed may still run from it.
+        run(Command::new("umount").arg("-l").arg(&self.0));
+    }
+}
+
+/// A static program whose only symbols are in a compressed section, as some distributions ship them.
+#[test]
+fn symbols_in_mini_debug_information() {
+    let case = "symbols_in_mini_debug_information";
+    let Some(_turn) = turn(case) else { return };
+    if tool("xz").is_none() || tool("objcopy").is_none() {
+        return skipped(case, "no xz or objcopy (Debian: xz-utils, binutils)");
+    }
+    let built = program_with("mix", "mix-static", &["-static"]);
+    let folder = TempDir::with_prefix("heapbpf-mini-").expect("a temporary folder");
+    let script = "objcopy --only-keep-debug \"$1\" debug; objcopy -S --remove-section .gdb_index debug mini 2>/dev/null \
+                  || true; cp debug mini; objcopy --strip-debug mini; xz mini; strip -o mini-program \"$1\"; \
+                  objcopy --add-section .gnu_debugdata=mini.xz mini-program";
+    assert!(shell(script, folder.path(), &[&built]));
+    let allocators = exact(&mut Target::start(&folder.path().join("mini-program"), ["3000"]));
+    assert!(allocators.iter().any(|name| name.starts_with("glibc")), "{allocators:?}");
+}
+
+/// A stand-in with snmalloc's names (Debian has no package of it), found by them alone.
+#[test]
+fn snmalloc_by_its_names() {
+    let Some(_turn) = turn("snmalloc_by_its_names") else { return };
+    let stand_in = library("snmalloc", "libsnmallocshim.so", &[]);
+    let folder = stand_in.parent().expect("has a folder").display().to_string();
+    let flags = [stand_in.display().to_string(), format!("-Wl,-rpath,{folder}")];
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let allocators = exact(&mut Target::start(&program_with("sn_names", "sn_names", &flags), ["500"]));
+    assert!(allocators.iter().any(|name| name.starts_with("snmalloc")), "{allocators:?}");
+}
+
+/// A malloc that is chosen when the program starts cannot be hooked: that is said, by doctor and by the profile.
+#[test]
+fn an_indirect_malloc_is_told() {
+    let Some(_turn) = turn("an_indirect_malloc_is_told") else { return };
+    let chosen = library("ifunc", "libifunc.so", &[]);
+    let mut command = Command::new(program("mix"));
+    let mut target = Target::start_command(command.arg("500").env("LD_PRELOAD", &chosen));
+    let pid = target.pid().to_string();
+    let doctor = Command::new(heapbpf()).args(["doctor", "--json", "--pid", &pid]).output().expect("the binary runs");
+    let found: Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
+    assert_eq!(doctor.status.code(), Some(1), "{found}");
+    let tells = |list: &Value| {
+        let list = list.as_array().expect("a list");
+        list.iter().any(|gap| gap["why"].as_str().is_some_and(|why| why.contains("malloc") && why.contains("IFUNC")))
+    };
+    assert!(tells(&found["processes"][0]["missing"]), "{found}");
+    let recording = Recorder::of(target.pid(), 1).start();
+    target.run();
+    let (profile, _) = recording.stop().results();
+    let missing = &profile.process(target.pid()).missing;
+    assert!(missing.iter().any(|gap| gap.what.ends_with("libifunc.so") && gap.why.contains("IFUNC")), "{missing:?}");
+    assert!(profile.notes.iter().any(|note| note.contains("IFUNC")), "{:?}", profile.notes);
+}
