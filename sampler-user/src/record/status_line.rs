@@ -14,12 +14,22 @@ pub struct StatusLine {
     enabled: bool,
     last: Option<(Instant, u64)>,
     rate: f64,
+    lost: u64,
+    /// When losses are counted again: that looks at every thread of the host.
+    next_count: Option<Instant>,
 }
 
 impl StatusLine {
     /// Nothing is shown yet.
     pub fn new(plan: &RecordPlan) -> Self {
-        Self { shown: false, enabled: plan.progress && std::io::stderr().is_terminal(), last: None, rate: 0.0 }
+        Self {
+            shown: false,
+            enabled: plan.progress && std::io::stderr().is_terminal(),
+            last: None,
+            rate: 0.0,
+            lost: 0,
+            next_count: None,
+        }
     }
 
     /// Shows how the recording stands, twice a second.
@@ -33,15 +43,20 @@ impl StatusLine {
             self.rate = (estimated.samples - samples) as f64 / (now - at).as_secs_f64();
         }
         self.last = Some((now, estimated.samples));
+        if self.next_count.is_none_or(|at| at <= now) {
+            self.lost = session.counts().map_or(0, |counts| {
+                let total = counts.total();
+                total.lost_ring_full + total.lost_abandoned + total.lost_no_thread_state
+            });
+            // A thousandth of the time at most.
+            self.next_count = Some(now + now.elapsed() * 1000);
+        }
         let status = Status {
             elapsed,
             duration: session.plan.duration,
             samples: estimated.samples,
             samples_per_second: self.rate,
-            lost: session.counts().map_or(0, |counts| {
-                let total = counts.total();
-                total.lost_ring_full + total.lost_abandoned + total.lost_no_thread_state
-            }),
+            lost: self.lost,
             processes: session.recorder.processes.len(),
             inuse_bytes: session.plan.live.then_some(estimated.inuse_bytes),
             alloc_bytes: estimated.alloc_bytes,

@@ -36,6 +36,7 @@ const BENCHES: &[Bench] = &[
     Bench { name: "real-coverage", about: statistics::ABOUT_REAL_COVERAGE, run: statistics::real_coverage },
     Bench { name: "peers", about: peers::ABOUT, run: peers::run },
     Bench { name: "programs", about: peers::ABOUT_PROGRAMS, run: peers::programs },
+    Bench { name: "study", about: peers::ABOUT_STUDY, run: peers::study },
     Bench { name: "heap", about: heap::ABOUT, run: heap::run },
     Bench { name: "stacks", about: stacks::ABOUT, run: stacks::run },
     Bench { name: "statistics", about: statistics::ABOUT_STATISTICS, run: statistics::statistics },

@@ -28,6 +28,14 @@ pub fn programs(context: &Context, args: &[String]) -> anyhow::Result<()> {
     compare(context, args, &["--real"])
 }
 
+/// What [`study`] measures.
+pub const ABOUT_STUDY: &str = "noise and cost of R = 1 to 10^7 bytes on sqlite3, into docs/overhead.md";
+
+/// The same for intervals.
+pub fn study(context: &Context, args: &[String]) -> anyhow::Result<()> {
+    compare(context, args, &["--study"])
+}
+
 fn compare(context: &Context, args: &[String], more: &[&str]) -> anyhow::Result<()> {
     let heapbpf = match std::env::var_os("HEAPBPF_BIN") {
         Some(path) => PathBuf::from(path),

@@ -5,6 +5,7 @@ mod peers;
 mod process;
 mod programs;
 mod run;
+mod study;
 mod table;
 mod target;
 mod workloads;
@@ -55,6 +56,9 @@ struct Options {
     /// Programs that nobody here wrote under `--all`, against what their allocation rate predicts, instead
     #[arg(long)]
     real: bool,
+    /// Noise and cost of each sampling interval on a real program instead
+    #[arg(long)]
+    study: bool,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -72,7 +76,11 @@ fn main() -> anyhow::Result<()> {
         results,
         headers: options.headers.clone(),
     };
-    let result = if options.real { programs::run(&mut bench, &options) } else { compare(&mut bench, &options) };
+    let result = match (options.real, options.study) {
+        (true, _) => programs::run(&mut bench, &options),
+        (_, true) => study::run(&mut bench, &options),
+        _ => compare(&mut bench, &options),
+    };
     let _ = std::fs::remove_dir_all(inputs);
     result
 }

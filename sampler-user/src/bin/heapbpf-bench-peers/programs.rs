@@ -77,8 +77,8 @@ enum Under<'a> {
     Heapbpf(&'a [&'a str]),
 }
 
-fn target(bench: &Bench, workload: &Workload) -> anyhow::Result<Target> {
-    let words = workload.words(workload.middle, &bench.files)?;
+pub fn target(bench: &Bench, workload: &Workload, operations: u64) -> anyhow::Result<Target> {
+    let words = workload.words(operations, &bench.files)?;
     let (to_end, all_cpus, library) = (workload.to_end, false, &bench.library);
     Target::start(&Start { words: &words, variables: &[], to_end, all_cpus, library })
 }
@@ -93,7 +93,7 @@ fn once(bench: &mut Bench, workload: &Workload, under: Under) -> anyhow::Result<
         }
         _ => None,
     };
-    let mut target = target(bench, workload)?;
+    let mut target = target(bench, workload, workload.middle)?;
     if matches!(under, Under::Floor) {
         let allocator = Allocator::of_process(target.pid())?;
         bench.floor.on(&allocator, target.pid(), Where::Everywhere, false)?;
@@ -108,7 +108,7 @@ fn once(bench: &mut Bench, workload: &Workload, under: Under) -> anyhow::Result<
 
 /// Allocation calls and frees of a program, as heapbpf counts them (exactly).
 fn calls(bench: &mut Bench, workload: &Workload) -> anyhow::Result<(u64, u64)> {
-    let mut target = target(bench, workload)?;
+    let mut target = target(bench, workload, workload.middle)?;
     let mut recording = record(bench, &["--pid", &target.pid().to_string(), "-i", "0"])?;
     target.go()?;
     stop(&mut recording)?;
@@ -124,7 +124,7 @@ fn floor_costs(bench: &mut Bench, rounds: usize) -> anyhow::Result<FloorCosts> {
     let mut costs: [Vec<f64>; 3] = Default::default();
     for _ in 0..rounds {
         for (place, into) in [None, Some(Where::Allocations), Some(Where::Everywhere)].into_iter().zip(&mut costs) {
-            let mut target = target(bench, pairs)?;
+            let mut target = target(bench, pairs, pairs.middle)?;
             if let Some(place) = place {
                 let allocator = Allocator::of_process(target.pid())?;
                 bench.floor.on(&allocator, target.pid(), place, false)?;
@@ -140,7 +140,7 @@ fn floor_costs(bench: &mut Bench, rounds: usize) -> anyhow::Result<FloorCosts> {
 }
 
 /// Starts heapbpf and waits until its probes are in place.
-fn record(bench: &Bench, arguments: &[&str]) -> anyhow::Result<Child> {
+pub fn record(bench: &Bench, arguments: &[&str]) -> anyhow::Result<Child> {
     let file = |name: &str| bench.results.path().join(name);
     let mut command = Command::new(&bench.heapbpf);
     command.args(arguments).args(["--quiet", "--force"]);
@@ -162,7 +162,7 @@ fn wait_for_probes(command: &mut Command, program: &Path) -> anyhow::Result<Chil
     bail!("heapbpf ended before it recorded: {}", child.wait()?)
 }
 
-fn stop(child: &mut Child) -> anyhow::Result<()> {
+pub fn stop(child: &mut Child) -> anyhow::Result<()> {
     if child.try_wait()?.is_none() {
         // SAFETY: a signal to our own child, which was not waited for.
         unsafe { libc::kill(child.id().cast_signed(), libc::SIGINT) };
