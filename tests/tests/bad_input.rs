@@ -4,6 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
+use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
 use heapbpf_tests::program::{program, program_without_libc};
 use heapbpf_tests::recorder::{Recorder, Refused};
@@ -186,6 +187,20 @@ fn a_target_without_an_allocator() {
     refused.check(1, &["allocator"]);
     nothing_written(&refused);
     assert!(target.end().success(), "the target is as it was");
+}
+
+/// One that cannot be hooked does not stop the others, and is told.
+#[test]
+fn one_of_two_targets_without_an_allocator() {
+    let Some(_turn) = turn("one_of_two_targets_without_an_allocator") else { return };
+    let nolibc = Target::start(&program_without_libc("nolibc"), Vec::<String>::new());
+    let mut mix = Target::start(&program("mix"), ["500"]);
+    let recording = Recorder::of(nolibc.pid(), 1).pid(mix.pid()).start();
+    let truth = mix.run();
+    let (profile, _) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    let told = format!("process {} (nolibc) has no allocator", nolibc.pid());
+    assert!(profile.notes.iter().any(|note| note.contains(&told)), "{:?}", profile.notes);
 }
 
 #[test]

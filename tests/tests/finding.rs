@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
+use heapbpf_tests::environment::{heapbpf, programs_folder, skipped, tool, turn};
 use heapbpf_tests::program::{library, program, program_with};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
@@ -128,6 +128,28 @@ fn snmalloc_by_its_names() {
     let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
     let allocators = exact(&mut Target::start(&program_with("sn_names", "sn_names", &flags), ["500"]));
     assert!(allocators.iter().any(|name| name.starts_with("snmalloc")), "{allocators:?}");
+}
+
+/// `__rust_alloc` and its kin, in a program with a global allocator of its own that was not stripped. (Optimizing,
+/// the compiler puts them into their callers, where no probe can be.)
+#[test]
+fn a_rust_program_with_its_own_allocator() {
+    let case = "a_rust_program_with_its_own_allocator";
+    let Some(_turn) = turn(case) else { return };
+    let folder = TempDir::with_prefix("heapbpf-rust-").expect("a temporary folder");
+    let source = programs_folder().join("own_allocator.rs");
+    let script = "rustc --edition 2024 -C opt-level=0 -C panic=abort -o owner \"$1\"";
+    if tool("rustc").is_none() || !shell(script, folder.path(), &[&source]) {
+        return skipped(case, "no Rust compiler that works");
+    }
+    let mut target = Target::start(&folder.path().join("owner"), ["2000"]);
+    let recording = Recorder::of(target.pid(), 1).start();
+    let (pid, truth) = (target.pid(), target.run());
+    let (profile, _) = recording.stop().results();
+    // Its own report allocates, too: the site alone is compared.
+    checks::sites(&profile, &truth, 1, Compare::All);
+    let allocators = &profile.process(pid).allocators;
+    assert!(allocators.iter().any(|name| name.starts_with("Rust")), "{allocators:?}");
 }
 
 /// A malloc that is chosen when the program starts cannot be hooked: that is said, by doctor and by the profile.

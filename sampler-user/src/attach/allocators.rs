@@ -313,6 +313,7 @@ pub const ALLOCATORS: &[Allocator] = &[
         unless: &["__rdl_alloc"],
         last_resort: true,
         functions: &[RUST],
+        limits: &[("__rust_alloc", "calls that the compiler put into their callers (optimized builds) are not seen")],
         ..BASE
     },
     Allocator {

@@ -24,9 +24,10 @@ pub struct RingOptions {
 }
 
 impl Default for RingOptions {
-    /// 256 KiB for each CPU (about 1,700 mappings), woken by the first record.
+    /// 1 MiB for each CPU (about 7,000 mappings), woken by the first record: more than a second of a storm of 500 processes
+    /// a second, for when we do not get the processor.
     fn default() -> Self {
-        Self { ring_bytes: 256 << 10, watermark_bytes: 1 }
+        Self { ring_bytes: 1 << 20, watermark_bytes: 1 }
     }
 }
 

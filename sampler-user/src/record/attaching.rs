@@ -104,7 +104,7 @@ impl Attaching {
     /// Attaches to everything that is there.
     ///
     /// # Errors
-    /// A named target has no allocator that can be hooked, or a custom one is not as described; nothing stays attached
+    /// No named target has an allocator that can be hooked, or a custom one is not as described; nothing stays attached
     /// then.
     pub fn start(&mut self, plan: &RecordPlan, command: Option<u32>, host: &mut Host) -> anyhow::Result<()> {
         let now = monotonic_ns();
@@ -125,6 +125,7 @@ impl Attaching {
                 self.hook_module(host, module, None);
             }
         }
+        let mut without = Vec::new();
         for process in &plan.targets.running {
             let modules = modules_of(host, process.pid);
             let mut hooked = false;
@@ -135,9 +136,14 @@ impl Attaching {
             if hooked {
                 self.targets.hooked(process.pid, 0, 0);
             } else if !self.global {
-                bail!(self.no_allocator(process.pid, &process.comm));
+                without.push(self.no_allocator(process.pid, &process.comm));
             }
         }
+        // One that cannot be hooked does not stop the others.
+        if !without.is_empty() && without.len() == plan.targets.running.len() && command.is_none() {
+            bail!(without.swap_remove(0));
+        }
+        without.into_iter().for_each(|reason| self.refuse(reason));
         if let Some(pid) = command {
             self.hook_before_exec(plan, pid)?;
         }
