@@ -90,7 +90,11 @@ fn recorded(bench: &Bench, workload: &Workload, interval: u64, seed: usize) -> a
     let mut target = target(bench, workload, workload.slow)?;
     let (pid, interval) = (target.pid().to_string(), interval.to_string());
     let seed = (seed + 1).to_string();
-    let mut recording = record(bench, &["--pid", &pid, "-i", &interval, "--seed", &seed])?;
+    // With every allocation sampled, stacks must not be lost for want of room.
+    let room = ["--ring-bytes", "256MiB", "--stack-bytes", "8KiB"];
+    let mut arguments = vec!["--pid", &pid, "-i", &interval, "--seed", &seed];
+    arguments.extend(room);
+    let mut recording = record(bench, &arguments)?;
     let done = target.go()?;
     stop(&mut recording)?;
     let text = std::fs::read_to_string(bench.results.path().join("profile.json"))?;
