@@ -28,6 +28,8 @@ const PERF_ROUNDS: usize = 2;
 /// A call under heapbpf costs about as much as a probe that does nothing (twice that where each return traps), or
 /// something disturbed the measurement.
 const PROBES: std::ops::Range<f64> = 0.8..3.0;
+/// A disturbed measurement serves this long: to repeat it takes seconds on a machine that is busy enough to disturb it.
+const DISTURBED_FOR: std::time::Duration = std::time::Duration::from_secs(60);
 /// Bytes per allocation.
 const SIZE: u64 = 64;
 
@@ -51,7 +53,7 @@ pub struct Measured {
 }
 
 impl Measured {
-    /// Whether nothing disturbed the measurement much: what is not plausible is not kept.
+    /// Whether nothing disturbed the measurement much: what is not plausible does not serve for long.
     pub fn is_plausible(&self) -> bool {
         let nothing = |kind: &str| self.nothing_ns.get(kind).copied();
         let fits = |cost: f64, kind| nothing(kind).is_none_or(|nothing| PROBES.contains(&(cost / nothing)));
@@ -83,19 +85,23 @@ pub fn known_or_measured(object: &[u8], link: Option<LinkKind>) -> anyhow::Resul
 
 /// What was measured since the last boot, if anything was.
 pub fn known(object: &[u8], link: Option<LinkKind>) -> Option<Measured> {
-    let measured: Measured = serde_json::from_slice(&std::fs::read(cache_file(link)?).ok()?).ok()?;
-    (measured.identity == identity(object, link)).then_some(measured)
+    let file = std::fs::File::open(cache_file(link)?).ok()?;
+    let age = file.metadata().ok()?.modified().ok()?.elapsed().unwrap_or_default();
+    let measured: Measured = serde_json::from_reader(std::io::BufReader::new(file)).ok()?;
+    let is_good = measured.is_plausible() || age < DISTURBED_FOR;
+    (is_good && measured.identity == identity(object, link)).then_some(measured)
 }
 
-/// Measures, and keeps it for the recordings to come unless something disturbed it.
+/// Measures, and keeps it for the recordings to come: of this boot, or of the next minute if something disturbed it.
 ///
 /// # Errors
 /// As of [`measure`].
 pub fn measured_anew(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured> {
     let measured = measure(object, link)?;
     if !measured.is_plausible() {
-        log::info!("what was measured of probes is not kept, something disturbed it: {measured:?}");
-    } else if let Some(path) = cache_file(link)
+        log::info!("something disturbed the measurement of probes: {measured:?}");
+    }
+    if let Some(path) = cache_file(link)
         && let Err(error) = keep(&path, &measured)
     {
         log::info!("cannot keep what was measured in {}: {error}", path.display());

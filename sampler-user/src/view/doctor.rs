@@ -63,7 +63,7 @@ fn cost_lines(costs: &Measured, width: usize, color: bool) -> Vec<String> {
     let mut lines = vec![Style::Bold.paint(&title, color), header];
     lines.extend(rows);
     if !costs.is_plausible() {
-        let text = "something disturbed the measurement: it is not kept; try again with --measure";
+        let text = "something disturbed the measurement: try again with --measure";
         lines.push(Style::Warning.paint(&format!("  ! {text}"), color));
     }
     lines
