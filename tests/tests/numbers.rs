@@ -112,6 +112,21 @@ fn interval_0_takes_no_samples_and_counts_everything() {
     assert_eq!(checks::exact(profile.process(target.pid())), (Some(truth.bytes()), Some(truth.allocs())));
 }
 
+/// What cannot be had is no allocation, whether or not it would have been sampled.
+#[test]
+fn interval_0_leaves_out_the_large_calls_that_fail() {
+    let Some(_turn) = turn("interval_0_leaves_out_the_large_calls_that_fail") else { return };
+    for name in ["refused", "reallocs"] {
+        let mut target = Target::start(&program(name), ["200"]);
+        let recording = Recorder::of(target.pid(), 0).start();
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        // Not every overflow reaches the probe, so hits are not compared.
+        assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
+        assert_eq!(checks::exact(profile.process(target.pid())), (Some(truth.bytes()), Some(truth.allocs())), "{name}");
+    }
+}
+
 /// 100,000 allocations of one size: the share sampled is 1 − (1 − 1/R)^size.
 #[test]
 fn one_size_is_sampled_with_its_probability() {

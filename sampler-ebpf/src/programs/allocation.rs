@@ -22,6 +22,9 @@ use crate::state::ThreadState;
 /// No allocator can give more (the user half of a 48-bit address space): such a call fails, and is not sampled.
 const LARGEST_SIZE: u64 = 1 << 47;
 
+/// From here on the result is awaited, sampled or not.
+const LARGE_SIZE: u64 = 1 << 30;
+
 /// A session's answer: do not trap on this call's return.
 const SKIP_RETURN: u32 = 1;
 /// Trap on it.
@@ -114,7 +117,8 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
 
     let trials = trials::trials(config!(criterion), size, maps::trials_of_class);
     let success = state.count_down(trials, size);
-    if success.is_none() && old.is_none() && site.flags & SITE_CALLS_OUT == 0 {
+    // One that asks for so much is worth a trap: it may well fail, and would distort the exact totals.
+    if success.is_none() && old.is_none() && site.flags & SITE_CALLS_OUT == 0 && size < LARGE_SIZE {
         return SKIP_RETURN;
     }
     if site.flags & SITE_THROWS != 0 && limits::refuse(size) {
