@@ -51,6 +51,8 @@ impl Look {
 /// What is hooked in a process, and what is not.
 #[derive(Clone, Debug, Default)]
 pub struct Audit {
+    /// Allocators found, hooked in time or not.
+    pub allocators: Vec<String>,
     /// Hooked files that it maps.
     pub files: Vec<Arc<FileAudit>>,
     /// What else of its files is not hooked, and why.
@@ -211,7 +213,13 @@ impl Attaching {
                 }
                 Some(hooked)
             }
-            Err(error) if error.is_too_late() => None,
+            Err(error) if error.is_too_late() => {
+                if let Some(module) = host.modules().get(module) {
+                    let path = module.path.clone();
+                    self.refuse(format!("{path}: in a process that ended before it could be hooked"));
+                }
+                None
+            }
             Err(error) => {
                 if matches!(error, HookError::Kernel { .. }) {
                     self.refused_by_kernel = Some(error.to_string());
@@ -402,7 +410,11 @@ impl Attaching {
         let mut audit = Audit::default();
         for look in modules.iter().filter_map(|module| self.modules.get(module)) {
             match look {
-                Look::Hook(key) => audit.files.extend(self.hooks.audited(*key).cloned()),
+                Look::Hook(key) => {
+                    let found = self.hooks.planned(*key).map(|planned| &planned.allocator);
+                    audit.allocators.extend(found.filter(|name| !audit.allocators.contains(name)).cloned());
+                    audit.files.extend(self.hooks.audited(*key).cloned());
+                }
                 Look::Nothing => {}
                 Look::Refused(missing) => audit.missing.push(missing.clone()),
             }

@@ -86,7 +86,7 @@ impl Descriptions {
         counts: &Counts,
     ) -> Process {
         let described = self.described.entry(key).or_insert_with(|| describe(key, now_ns, host, attaching));
-        if described.ended.is_none() || described.audit.files.is_empty() {
+        if described.ended.is_none() || described.audit.allocators.is_empty() {
             described.refresh(key, now_ns, host, attaching);
         }
         let counters = counts.processes.get(&key);
@@ -97,7 +97,7 @@ impl Descriptions {
             comm: info.comm.to_string(),
             exe: info.exe.to_string(),
             cgroup: info.cgroup.to_string(),
-            allocators: allocators_of(&described.audit),
+            allocators: described.audit.allocators.clone(),
             audit: described.audit.files.clone(),
             missing: described.audit.missing.clone(),
             coverage: described.ended.unwrap_or_else(|| attaching.targets.coverage(key.tgid, now_ns)),
@@ -113,18 +113,11 @@ impl Described {
     fn refresh(&mut self, process: ProcessKey, time_ns: u64, host: &Host, attaching: &Attaching) {
         let Some(life) = host.lives().at(process.tgid, time_ns) else { return };
         let found = attaching.audit(life);
-        let size = |audit: &Audit| (audit.files.len(), audit.missing.len());
+        let size = |audit: &Audit| (audit.allocators.len(), audit.files.len(), audit.missing.len());
         if size(&found) >= size(&self.audit) {
             self.audit = found;
         }
     }
-}
-
-/// Each allocator once.
-fn allocators_of(audit: &Audit) -> Vec<String> {
-    let mut names: Vec<String> = audit.files.iter().map(|file| file.allocator.clone()).collect();
-    names.dedup();
-    names
 }
 
 fn describe(process: ProcessKey, time_ns: u64, host: &mut Host, attaching: &Attaching) -> Described {
