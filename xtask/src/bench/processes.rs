@@ -156,7 +156,7 @@ impl Bench {
     }
 
     fn storm(&self, rate: u64, seconds: u64) -> anyhow::Result<()> {
-        let (recording, _) = self.record(&["-i", "512KiB"])?;
+        let (recording, _) = self.record(&["-i", "512KiB", "--max-overhead", "none"])?;
         let before = cpu_seconds(recording.0.id())?;
         let (longs, took) = self.short_lives(rate, rate * seconds)?;
         let used = cpu_seconds(recording.0.id())? - before;
