@@ -12,6 +12,9 @@ use crate::maps::{LIVE, SITES};
 use crate::output;
 use crate::state::ThreadState;
 
+/// `-ENOENT`.
+const NOT_FOUND: i32 = -2;
+
 /// At the entry of free, before the block can be reused.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/free")]
@@ -52,9 +55,14 @@ fn take_tracked(state: &ThreadState, address: u64) -> Option<LiveValue> {
     let key = LiveKey { space: state.space, address };
     // SAFETY: copied at once.
     let value = unsafe { *LIVE.get(key)? };
-    // Two threads freeing the same block: one of them finds it gone.
-    LIVE.remove(key).ok()?;
-    filter::remove(address);
+    match LIVE.remove(key) {
+        Ok(()) => filter::remove(address),
+        // Two threads freeing the same block: one of them finds it gone.
+        Err(NOT_FOUND) => return None,
+        // The kernel did not get the bucket's lock in time. The block is freed all the same; its entry goes when the
+        // address is given again.
+        Err(_) => {}
+    }
     Some(value)
 }
 

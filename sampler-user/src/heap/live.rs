@@ -329,20 +329,24 @@ impl Heap {
         weight
     }
 
-    /// A process ended: what lived in its address space counts as in use at its end. Returns the addresses.
-    pub fn end(&mut self, space: ProcessKey) -> Vec<u64> {
+    /// A process ended: what lived in its address space counts as in use at its end. `was_live` takes a block out of the
+    /// kernel's live map, by its address, and says whether it was there: one that was not had been freed unseen. Returns
+    /// how many had.
+    pub fn end(&mut self, space: ProcessKey, mut was_live: impl FnMut(u64) -> bool) -> u64 {
         self.note_peak();
         self.mappings.remove(&space);
-        let samples = self.spaces.remove(&space).unwrap_or_default();
-        for live in samples.values() {
+        let mut unseen = 0;
+        for live in self.spaces.remove(&space).unwrap_or_default().values() {
             self.forget(live);
-            if self.drops_ended {
-                continue;
+            // Mappings are not in that map.
+            if !live.mapped && !was_live(live.address) {
+                unseen += 1;
+            } else if !self.drops_ended {
+                let row = &mut self.rows[live.row as usize];
+                row.ended.record(live.size_bytes, live.trials, live.offset, row.interval);
             }
-            let row = &mut self.rows[live.row as usize];
-            row.ended.record(live.size_bytes, live.trials, live.offset, row.interval);
         }
-        samples.into_values().map(|live| live.address).collect()
+        unseen
     }
 
     /// A process replaced its program: nothing of the old one is in use any more. Returns the addresses.

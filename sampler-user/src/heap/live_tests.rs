@@ -59,10 +59,27 @@ fn an_ended_process_keeps_its_last_state_and_a_replaced_one_does_not() {
     let (mut heap, one) = (Heap::default(), stack());
     heap.allocate(sample(1, 1, 10, &one));
     heap.allocate(sample(2, 2, 20, &one));
-    assert_eq!(heap.end(process(1)), [4096]);
+    let mut asked = Vec::new();
+    let was_live = |address| {
+        asked.push(address);
+        true
+    };
+    assert_eq!(heap.end(process(1), was_live), 0);
+    assert_eq!(asked, [4096]);
     assert_eq!(heap.replace(process(2)), [8192]);
     assert_eq!(inuse(&mut heap), [(1, 10.0), (0, 0.0)]);
     assert_eq!(heap.estimated().inuse_bytes, 0.0);
+}
+
+#[test]
+fn what_the_kernel_no_longer_has_was_freed_before_the_end() {
+    let (mut heap, one) = (Heap::default(), stack());
+    for id in 1..=3 {
+        heap.allocate(sample(id, 1, 8, &one));
+    }
+    assert_eq!(heap.end(process(1), |address| address == 2 * 4096), 2);
+    assert_eq!(inuse(&mut heap), [(1, 8.0)]);
+    assert_eq!(heap.estimated().live_samples, 0);
 }
 
 #[test]
@@ -137,7 +154,7 @@ fn rows_of_ended_processes_are_taken_out_but_not_what_lives_elsewhere() {
     heap.allocate(sample(2, 2, 20, &one));
     // A vfork child's block in its parent's address space.
     heap.allocate(Sample { space: process(2), ..sample(3, 1, 30, &two) });
-    heap.end(process(1));
+    assert_eq!(heap.end(process(1), |_| true), 0);
     assert_eq!(inuse(&mut heap), [(0, 0.0), (1, 20.0), (1, 30.0)]);
     let ended = HashSet::from([process(1)]);
     let (retired, held) = heap.retire(&ended);

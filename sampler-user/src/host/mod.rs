@@ -235,13 +235,16 @@ impl Host {
     pub fn describe(&mut self, id: LifeId) -> Option<Arc<ProcessInfo>> {
         let unread = |life: &Life| !life.described && life.until_ns.is_none();
         if self.lives.get(id).is_some_and(unread)
-            && let Ok(info) = ProcessInfo::read(id.pid)
-        {
+            && let Ok(mut info) = ProcessInfo::read(id.pid)
+            && let Some(known) = self.lives.get(id).map(|life| &life.info)
             // It may have exec'ed by now, which we would learn later: then it must not describe this life.
-            let same = self.lives.get(id).is_some_and(|life| life.info.comm == info.comm || life.info.exe == info.exe);
-            if same {
-                self.lives.describe(id, info);
+            && (known.comm == info.comm || known.exe == info.exe)
+        {
+            // One that is ending has no executable any more.
+            if info.exe.is_empty() {
+                (info.exe, info.exe_deleted) = (known.exe.clone(), known.exe_deleted);
             }
+            self.lives.describe(id, info);
         }
         self.lives.get(id).map(|life| life.info.clone())
     }

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use aya::maps::{HashMap, MapData};
+use aya::maps::{HashMap, MapData, MapError};
 use sampler_ebpf::abi::{LiveKey, LiveValue};
 
 use super::filter::Filter;
@@ -120,10 +120,15 @@ impl LiveEntries {
         Ok(Self { map, filter: Filter::open(loader)? })
     }
 
-    /// Removes an entry; it may be gone already.
-    pub fn remove(&mut self, key: LiveKey) {
-        if self.map.remove(&Abi(key)).is_ok() {
-            self.filter.remove(key.address);
+    /// Removes an entry. `false`: it was gone already.
+    pub fn remove(&mut self, key: LiveKey) -> bool {
+        match self.map.remove(&Abi(key)) {
+            Ok(()) => {
+                self.filter.remove(key.address);
+                true
+            }
+            Err(MapError::SyscallError(error)) => error.io_error.raw_os_error() != Some(libc::ENOENT),
+            Err(_) => true,
         }
     }
 }

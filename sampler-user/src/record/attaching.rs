@@ -5,8 +5,9 @@ use std::fs::File;
 use std::sync::Arc;
 
 use anyhow::bail;
+use sampler_ebpf::abi::ProcessKey;
 
-use super::targets::{Missed, TargetSet};
+use super::targets::{Missed, TargetSet, Tracked};
 use crate::attach::arch::Machine;
 use crate::attach::audit::FileAudit;
 use crate::attach::hooks::{FileKey, HookError, Hooked, Hooks};
@@ -78,6 +79,8 @@ pub struct Attaching {
     custom: Vec<CustomAllocator>,
     rules: Vec<Target>,
     missed: Missed,
+    /// Targets that replaced their program: the `exec_id` of the life that ended last.
+    last_exec: HashMap<u32, u32>,
     changes: Vec<HostChange>,
 }
 
@@ -99,6 +102,7 @@ impl Attaching {
             custom: plan.targets.allocators.clone(),
             rules: plan.targets.rules.clone(),
             missed: Missed::default(),
+            last_exec: HashMap::new(),
             changes: Vec::new(),
         }
     }
@@ -297,6 +301,9 @@ impl Attaching {
                         continue;
                     }
                     let had_ns = mapped_since(host, pid, module);
+                    if let Some(life) = host.lives().get(life) {
+                        self.targets.lives_since(pid, life.since_ns);
+                    }
                     // What was hooked before it was mapped here leaves no gap.
                     match self.hook_module(host, module, (!self.global).then_some(pid)) {
                         Some(Hooked::Now) => {
@@ -344,8 +351,26 @@ impl Attaching {
     }
 
     /// Figures of a process have come.
-    pub fn has_figures(&mut self, pid: u32) {
-        self.missed.forget(pid);
+    pub fn has_figures(&mut self, process: ProcessKey) {
+        if self.is_last_life(process) {
+            self.missed.forget(process.tgid);
+        }
+    }
+
+    /// A target replaced its program: what it was till then has ended.
+    pub fn replaced(&mut self, ended: ProcessKey) {
+        self.last_exec.insert(ended.tgid, ended.exec_id);
+    }
+
+    /// Whether a process has not replaced its program since.
+    pub fn is_last_life(&self, process: ProcessKey) -> bool {
+        self.last_exec.get(&process.tgid).is_none_or(|ended| *ended < process.exec_id)
+    }
+
+    /// Forgets processes that ended before that time.
+    pub fn forget_ended(&mut self, before_ns: u64) {
+        self.targets.forget(before_ns);
+        self.last_exec.retain(|pid, _| self.targets.tracked.contains_key(pid));
     }
 
     /// Takes note of a target that ended before it could be hooked.
@@ -386,21 +411,23 @@ impl Attaching {
     }
 
     /// A process ended.
-    pub fn ended(&mut self, pid: u32, now_ns: u64) {
+    pub fn ended(&mut self, pid: u32, now_ns: u64, host: &Host) {
         let awaited = self.targets.awaited.contains(&pid);
-        if !self.global && awaited && self.targets.tracked.get(&pid).is_some_and(|tracked| !tracked.hooked) {
-            self.missed.note(pid, "".into());
+        let late = |tracked: &Tracked| !tracked.hooked || tracked.uncovered_ns > 0;
+        if !self.global && awaited && self.targets.tracked.get(&pid).is_some_and(late) {
+            let life = host.lives().at(pid, now_ns);
+            self.missed.note(pid, life.map_or_else(|| "".into(), |life| life.info.comm.clone()));
         }
         self.targets.end(pid, now_ns);
         self.hooks.release(pid);
     }
 
     /// Ends of targets that were not reported (their record was lost, or they never allocated) are found here.
-    pub fn check_awaited(&mut self, now_ns: u64) {
+    pub fn check_awaited(&mut self, now_ns: u64, host: &Host) {
         let gone: Vec<u32> = self.targets.awaited.iter().copied().filter(|pid| !is_alive(*pid)).collect();
         for pid in gone {
             self.steering.remove_target(pid);
-            self.ended(pid, now_ns);
+            self.ended(pid, now_ns, host);
         }
     }
 

@@ -206,28 +206,24 @@ impl Session {
                 let sampled = self.recorder.processes.get(&ended).copied();
                 let at_ns = sampled.or(replaced).unwrap_or(time_ns);
                 self.descriptions.note(ended, at_ns, &mut self.host, &self.attaching);
-                let addresses = self.recorder.heap.replace(ended);
-                self.forget_blocks(ended, addresses);
+                for address in self.recorder.heap.replace(ended) {
+                    self.live_entries.remove(LiveKey { space: ended, address });
+                }
                 let now = monotonic_ns();
-                self.descriptions.ended(ended, self.attaching.targets.coverage(ended.tgid, now));
+                self.attaching.replaced(ended);
+                self.descriptions.ended(ended, self.attaching.targets.coverage_before(ended.tgid, time_ns));
                 self.ended.push((ended, now));
             }
             Life::Ended { process, time_ns } => {
                 self.descriptions.note(process, time_ns, &mut self.host, &self.attaching);
-                let addresses = self.recorder.heap.end(process);
-                self.forget_blocks(process, addresses);
+                let entries = &mut self.live_entries;
+                let was_live = |address| entries.remove(LiveKey { space: process, address });
+                self.recorder.counters.frees_healed += self.recorder.heap.end(process, was_live);
                 let now = monotonic_ns();
-                self.attaching.ended(process.tgid, time_ns);
+                self.attaching.ended(process.tgid, time_ns, &self.host);
                 self.descriptions.ended(process, self.attaching.targets.coverage(process.tgid, now));
                 self.ended.push((process, now));
             }
-        }
-    }
-
-    /// Blocks of an ended address space are no longer tracked.
-    fn forget_blocks(&mut self, space: ProcessKey, addresses: Vec<u64>) {
-        for address in addresses {
-            self.live_entries.remove(LiveKey { space, address });
         }
     }
 
@@ -238,13 +234,13 @@ impl Session {
             log::warn!("{error}");
         }
         self.host.lives_mut().expire(now.saturating_sub(KEEP_ENDED_NS));
-        self.attaching.check_awaited(now);
+        self.attaching.check_awaited(now, &self.host);
         if let Some(table) = self.classes.as_mut().and_then(|classes| classes.reshare(self.recorder.heap.by_class()))
             && let Err(error) = self.attaching.steering.set_trials(table)
         {
             log::warn!("the intervals of size classes stay as they are: {error}");
         }
-        self.attaching.targets.forget(now.saturating_sub(KEEP_ENDED_NS));
+        self.attaching.forget_ended(now.saturating_sub(KEEP_ENDED_NS));
         self.collect_ended(now.saturating_sub(COLLECT_AFTER_NS));
         self.retire();
     }
@@ -257,7 +253,7 @@ impl Session {
                 later.push((process, at_ns));
             } else if let Some(counters) = self.totals.take(process) {
                 if counters.hits() > 0 {
-                    self.attaching.has_figures(process.tgid);
+                    self.attaching.has_figures(process);
                 }
                 let own = self.plan.keeps_running()
                     || self.recorder.processes.contains_key(&process)
@@ -314,7 +310,8 @@ impl Session {
         };
         let Content { keys, processes, rows, facts } = self.parts(&counts).take(detail);
         let mut notes = accounting::remarks(&total, &daemon);
-        let seen: HashSet<u32> = processes.iter().map(|process| process.pid).collect();
+        let seen: HashSet<u32> =
+            keys.iter().filter(|key| self.attaching.is_last_life(**key)).map(|key| key.tgid).collect();
         notes.extend(self.attaching.remarks(&seen));
         notes.extend(accounting::put_together(self.recorder.heap.merged_rows()));
         notes.extend(self.plan.sampling_note());

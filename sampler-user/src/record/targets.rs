@@ -27,8 +27,10 @@ impl Tracked {
 /// The targets.
 #[derive(Debug, Default)]
 pub struct TargetSet {
-    /// Processes in the recording, by process id.
+    /// Processes in the recording, by process id: the life since their last exec.
     pub tracked: HashMap<u32, Tracked>,
+    /// The life before the last exec, of those that replaced their program in the recording.
+    replaced: HashMap<u32, Tracked>,
     /// Named targets and their children that still live: when this empties, the recording is over.
     pub awaited: HashSet<u32>,
 }
@@ -37,6 +39,23 @@ impl TargetSet {
     /// A process comes into the recording.
     pub fn begin(&mut self, pid: u32, since_ns: u64) {
         self.tracked.insert(pid, Tracked { since_ns, ..Tracked::default() });
+    }
+
+    /// What is known of a process from here on is of its life that began then: an exec began a new one, if it is not the
+    /// one that is known.
+    pub fn lives_since(&mut self, pid: u32, since_ns: u64) {
+        if let Some(tracked) = self.tracked.get_mut(&pid)
+            && tracked.since_ns < since_ns
+        {
+            let begun = std::mem::replace(tracked, Tracked { since_ns, ..Tracked::default() });
+            self.replaced.insert(pid, Tracked { until_ns: Some(since_ns), ..begun });
+        }
+    }
+
+    /// Share of the life that an exec at that time ended which was covered.
+    pub fn coverage_before(&self, pid: u32, exec_ns: u64) -> f64 {
+        // The exec may have been seen by then or not.
+        self.replaced.get(&pid).map_or_else(|| self.coverage(pid, exec_ns), |tracked| tracked.coverage(exec_ns))
     }
 
     /// Notes that an allocator which a process had since `had_ns` is hooked now.
@@ -67,6 +86,7 @@ impl TargetSet {
     /// Forgets processes that ended before that time.
     pub fn forget(&mut self, before_ns: u64) {
         self.tracked.retain(|_, tracked| tracked.until_ns.is_none_or(|until| until >= before_ns));
+        self.replaced.retain(|pid, _| self.tracked.contains_key(pid));
     }
 }
 
