@@ -17,15 +17,15 @@ fn truth(report: &str) -> (f64, f64) {
     (bytes.sum(), report["wall_ns"].as_f64().expect("a time") * 1e-9)
 }
 
-/// 50,000 allocations a second for six seconds, more than a budget of 20 % of the little that the program does itself
-/// allows: probes are there in windows of 100 ms, of which there are about 20. Sizes make the bytes of a window vary by
-/// some 4 %, samples at this interval by 2 %, and a program that was kept from its work catches up in bursts: the sum over
-/// 20 windows by about 3 %. What is tolerated is eight times that; without correction less than half would be seen.
+/// 50,000 allocations a second for six seconds, more than a budget of 10 % of the little that the program does itself
+/// allows: probes are there in windows of 100 ms, about 20 of them. A paced program that was kept from its work catches up
+/// in bursts, which fall into windows or not: ten runs were off by −1 to +14 %, +6 % in the mean. 40 % is tolerated; without the
+/// correction less than half would be seen, as the test says.
 #[test]
 fn allocations_seen_in_time_windows_are_corrected() {
     let Some(_turn) = turn("allocations_seen_in_time_windows_are_corrected") else { return };
     let mut target = Target::start(&program("churn"), ["paced", "300000"]);
-    let recording = Recorder::of(target.pid(), 16 << 10).option("--max-overhead", "20%").start();
+    let recording = Recorder::of(target.pid(), 16 << 10).option("--max-overhead", "10%").start();
     target.go();
     let (bytes, seconds) = truth(&target.line());
     let (profile, stats) = recording.stop().results();
@@ -34,13 +34,13 @@ fn allocations_seen_in_time_windows_are_corrected() {
     let total = &profile.totals.alloc_bytes;
     let seen = stats.exact_alloc_bytes as f64;
     println!("{bytes} bytes in {seconds:.1} s, {seen} counted in windows, estimated {total:?}\n{notes}");
-    assert!(seen < 0.8 * bytes, "nothing was given up: {notes}");
-    assert!((total.value() / bytes - 1.0).abs() < 0.25, "{total:?} for {bytes}: {notes}");
+    assert!(seen < 0.55 * bytes, "too little was given up for the test to say anything: {seen} of {bytes}: {notes}");
+    assert!((total.value() / bytes - 1.0).abs() < 0.4, "{total:?} for {bytes}: {notes}");
     assert!(total.low.is_none() && total.high.is_none() && total.exact.is_none(), "{total:?}");
     assert!(total.reason.as_ref().is_some_and(|reason| reason.contains("time windows")), "{total:?}");
     assert!(profile.totals.inuse_bytes.as_ref().is_none_or(|inuse| inuse.estimate.is_none()), "in use, without frees");
     let coverage = profile.process(target.pid()).coverage;
-    assert!(coverage > 0.05 && coverage < 0.8, "{coverage}");
+    assert!(coverage > 0.02 && coverage < 0.95, "{coverage}");
 }
 
 /// The C library of a process that has one of its own: no other test's probes are on it.
