@@ -37,12 +37,15 @@ use crate::kernel::totals::{Counts, Totals};
 use crate::profile::stats::Stats;
 use crate::sampling::constants::draw_constants;
 use crate::sampling::size_classes::ClassSteering;
+use crate::symbols::symbolizer::give_memory_back;
 use crate::unwind::dwarf::{Limits, Unwinder};
 
 /// A process's last threads may still add to its counts shortly after its end was reported.
 const COLLECT_AFTER_NS: u64 = 1_000_000_000;
 /// Ended processes' mappings are kept this long for samples that are still on their way.
 const KEEP_ENDED_NS: u64 = 10_000_000_000;
+/// After so many processes at a time the memory that they took is worth giving back.
+const MANY_LIVES: usize = 1024;
 
 /// Ended processes that have a line of their own in the profile although they had no sample; the others share one.
 const MOST_UNSAMPLED_LINES: usize = 4096;
@@ -84,6 +87,8 @@ pub struct Session {
     cpu_time: CpuTime,
     windows: WindowTimes,
     kernel_log: KernelLog,
+    /// Most processes known at a time since memory was last given back.
+    most_lives: usize,
 }
 
 impl Session {
@@ -137,6 +142,7 @@ impl Session {
             governor,
             cpu_time: CpuTime::begin(),
             windows: WindowTimes::default(),
+            most_lives: 0,
             plan,
         })
     }
@@ -234,6 +240,12 @@ impl Session {
             log::warn!("{error}");
         }
         self.host.lives_mut().expire(now.saturating_sub(KEEP_ENDED_NS));
+        let lives = self.host.lives().len();
+        self.most_lives = self.most_lives.max(lives);
+        if self.most_lives > MANY_LIVES && lives < self.most_lives / 2 {
+            self.most_lives = lives;
+            give_memory_back();
+        }
         self.attaching.check_awaited(now, &self.host);
         if let Some(table) = self.classes.as_mut().and_then(|classes| classes.reshare(self.recorder.heap.by_class()))
             && let Err(error) = self.attaching.steering.set_trials(table)
