@@ -19,8 +19,8 @@ fn truth(report: &str) -> (f64, f64) {
 
 /// 50,000 allocations a second for six seconds, more than a budget of 10 % of the little that the program does itself
 /// allows: probes are there in windows of 100 ms, about 20 of them. A paced program that was kept from its work catches up
-/// in bursts, which fall into windows or not: ten runs were off by −1 to +14 %, +6 % in the mean. 40 % is tolerated; without the
-/// correction less than half would be seen, as the test says.
+/// in bursts, which fall into windows or not: three runs were off by −2 to −4 %. 25 % is tolerated; without the correction
+/// less than half would be seen, as the test says.
 #[test]
 fn allocations_seen_in_time_windows_are_corrected() {
     let Some(_turn) = turn("allocations_seen_in_time_windows_are_corrected") else { return };
@@ -35,7 +35,7 @@ fn allocations_seen_in_time_windows_are_corrected() {
     let seen = stats.exact_alloc_bytes as f64;
     println!("{bytes} bytes in {seconds:.1} s, {seen} counted in windows, estimated {total:?}\n{notes}");
     assert!(seen < 0.55 * bytes, "too little was given up for the test to say anything: {seen} of {bytes}: {notes}");
-    assert!((total.value() / bytes - 1.0).abs() < 0.4, "{total:?} for {bytes}: {notes}");
+    assert!((total.value() / bytes - 1.0).abs() < 0.25, "{total:?} for {bytes}: {notes}");
     assert!(total.low.is_none() && total.high.is_none() && total.exact.is_none(), "{total:?}");
     assert!(total.reason.as_ref().is_some_and(|reason| reason.contains("time windows")), "{total:?}");
     assert!(profile.totals.inuse_bytes.as_ref().is_none_or(|inuse| inuse.estimate.is_none()), "in use, without frees");

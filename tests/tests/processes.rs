@@ -118,6 +118,8 @@ fn a_short_life_with_a_libc_never_seen_before() {
     // One that lives until the file is known.
     let resident = Target::start(&brief, ["0"]);
     recording.await_more_links();
+    // The links are there before heapbpf notes since when.
+    std::thread::sleep(std::time::Duration::from_millis(500));
     resident.end();
     let later = [run(), run()];
     let (profile, _) = recording.stop().results();

@@ -233,6 +233,9 @@ impl Heap {
 
     /// A sample was allocated.
     pub fn allocate(&mut self, sample: Sample) {
+        if !self.windows.covers(sample.time_ns) {
+            return;
+        }
         let row_number = self.row_of(&sample);
         let row = &mut self.rows[row_number as usize];
         row.alloc.record(sample.size_bytes, sample.trials, sample.offset, sample.interval);
@@ -379,6 +382,17 @@ impl Heap {
             self.forget(live);
         }
         gone.len() as u64
+    }
+
+    /// All probes are in place from this time on (CLOCK_MONOTONIC): what was sampled before, while they were being put on,
+    /// does not count.
+    pub fn window_begins(&mut self, since_ns: u64) {
+        self.windows.begin(since_ns);
+    }
+
+    /// Probes are taken away from this time on: what is sampled later does not count.
+    pub fn window_ends(&mut self, until_ns: u64) {
+        self.windows.finish(until_ns);
     }
 
     /// From here on samples are of a time window, until it is closed.

@@ -83,6 +83,20 @@ fn what_the_kernel_no_longer_has_was_freed_before_the_end() {
 }
 
 #[test]
+fn what_is_sampled_while_probes_come_and_go_does_not_count() {
+    let (mut heap, one) = (Heap::default(), stack());
+    heap.window_begins(2000);
+    heap.window_ends(3000);
+    for id in 1..=4 {
+        heap.allocate(sample(id, 1, 8, &one));
+    }
+    assert_eq!(heap.estimated().samples, 2);
+    heap.window_begins(4000);
+    heap.allocate(sample(4, 1, 8, &one));
+    assert_eq!(heap.estimated().samples, 3);
+}
+
+#[test]
 fn the_kernel_is_the_truth() {
     let (mut heap, one) = (Heap::default(), stack());
     for id in 1..=5 {

@@ -12,12 +12,22 @@ use super::live::Sample;
 use super::sums::SampleSums;
 
 /// Sums of the open window and of the last one that was closed, by row.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Windows {
+    /// CLOCK_MONOTONIC from when to when probes are known to be in place: putting them on and taking them off takes
+    /// milliseconds, and what they see meanwhile belongs to no time that is measured.
+    since_ns: u64,
+    until_ns: u64,
     /// `None`: every sample stands for itself.
     open: Option<HashMap<u32, SampleSums>>,
     closed: HashMap<u32, SampleSums>,
     factor: f64,
+}
+
+impl Default for Windows {
+    fn default() -> Self {
+        Self { since_ns: 0, until_ns: u64::MAX, open: None, closed: HashMap::new(), factor: 0.0 }
+    }
 }
 
 /// What a window adds to the sums of a row.
@@ -55,6 +65,21 @@ impl Windows {
     /// Samples are of a window from here on, if they are not yet.
     pub fn open(&mut self) {
         self.open.get_or_insert_default();
+    }
+
+    /// All probes are in place from this time on.
+    pub fn begin(&mut self, since_ns: u64) {
+        (self.since_ns, self.until_ns) = (since_ns, u64::MAX);
+    }
+
+    /// From this time on they are taken away.
+    pub fn finish(&mut self, until_ns: u64) {
+        self.until_ns = until_ns;
+    }
+
+    /// Whether all probes were in place at a time.
+    pub const fn covers(&self, time_ns: u64) -> bool {
+        self.since_ns <= time_ns && time_ns <= self.until_ns
     }
 
     /// A sample came in.

@@ -344,9 +344,13 @@ impl Attaching {
     }
 
     fn note_missed(&mut self, host: &mut Host, life: LifeId) {
-        let Some(info) = host.describe(life) else { return };
-        if !self.global || self.rules.iter().any(|rule| rule.matches(&info)) {
-            self.missed.note(life.pid, info.comm.clone());
+        // What an exec maps may be reported before the exec: then the life is the next one.
+        let last = host.lives().at(life.pid, u64::MAX).map(|last| last.id);
+        for life in [Some(life), last].into_iter().flatten() {
+            let Some(info) = host.describe(life) else { continue };
+            if !self.global || self.rules.iter().any(|rule| rule.matches(&info)) {
+                self.missed.note(life.pid, info.comm.clone());
+            }
         }
     }
 

@@ -59,6 +59,7 @@ impl Session {
                     // The probes are gone at once; that the kernel waits for calls in progress takes longer.
                     let now = monotonic_ns();
                     attaching.hooks.pause();
+                    self.recorder.heap.window_ends(now);
                     self.close_window(now)?;
                     self.windows.detached(now);
                     self.recorder.heap.open_window();
@@ -66,6 +67,7 @@ impl Session {
                 Action::Attach => {
                     attaching.hooks.resume(&attaching.programs, &mut attaching.steering);
                     let now = monotonic_ns();
+                    self.recorder.heap.window_begins(now);
                     let pause_ns = self.windows.attached(now);
                     attaching.uncovered(pause_ns, now);
                 }
