@@ -6,16 +6,14 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use sampler_ebpf::abi::stack_kind;
 use serde::{Deserialize, Serialize};
 
 use super::budget::ProbeCosts;
 use super::library::PrivateLibrary;
 use super::specimens::{SPECIMENS, file_offset};
-use super::trial::{Allocator, Floor, Recording, STACK_BYTES, Setting};
+use super::trial::{Allocator, Floor, Recording, Setting};
 use super::workload::Workload;
 use crate::kernel::programs::LinkKind;
-use crate::profile::model::Criterion;
 
 /// Calls per slice: a few milliseconds.
 const CALLS: u64 = 4_000;
@@ -150,14 +148,7 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
     let mut child = Workload::start_own(library.as_ref())?;
     let pid = child.pid();
     let allocator = Allocator::of_process(pid)?;
-    let plain = Setting {
-        interval: 0,
-        criterion: Criterion::Bytes,
-        live: true,
-        link,
-        stack_kind: stack_kind::COPIED,
-        stack_bytes: STACK_BYTES,
-    };
+    let plain = Setting { interval: 0, link, ..Setting::DEFAULT };
     let mut full = Recording::load(object, plain, &allocator, pid)?;
     let mut allocations = Recording::load(object, Setting { live: false, ..plain }, &allocator, pid)?;
     let mut sampled = Recording::load(object, Setting { interval: 1, ..plain }, &allocator, pid)?;

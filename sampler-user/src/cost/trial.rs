@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use anyhow::Context;
-use sampler_ebpf::abi::Config;
+use sampler_ebpf::abi::{Config, stack_kind};
 use sampler_ebpf::trials::SIZE_CLASSES;
 
 use crate::attach::arch::Machine;
@@ -118,8 +118,17 @@ pub struct Setting {
     pub stack_bytes: u64,
 }
 
-/// Default of [`Setting::stack_bytes`], as on the command line.
-pub const STACK_BYTES: u64 = 64 << 10;
+impl Setting {
+    /// What the command line does by default, for a named target.
+    pub const DEFAULT: Self = Self {
+        interval: 512 << 10,
+        criterion: Criterion::Bytes,
+        live: true,
+        link: None,
+        stack_kind: stack_kind::COPIED,
+        stack_bytes: 64 << 10,
+    };
+}
 
 impl Recording {
     /// Loads the programs of an object; they are not on yet.

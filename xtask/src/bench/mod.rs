@@ -5,6 +5,7 @@ mod fleet;
 mod heap;
 mod peers;
 mod processes;
+mod scratch;
 mod stacks;
 mod statistics;
 mod unwind;

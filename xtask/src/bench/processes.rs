@@ -4,11 +4,12 @@ use std::collections::HashSet;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
+use super::scratch::{Folder, Running};
 use crate::context::Context;
 use crate::root::Privilege;
 use crate::shell::read;
@@ -38,24 +39,8 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
 }
 
 struct Bench {
-    folder: PathBuf,
+    folder: Folder,
     heapbpf: PathBuf,
-}
-
-impl Drop for Bench {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.folder);
-    }
-}
-
-/// heapbpf at work; killed when dropped.
-struct Recording(Child);
-
-impl Drop for Recording {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// Bytes that heapbpf and its maps use.
@@ -67,8 +52,7 @@ struct Memory {
 
 impl Bench {
     fn new(context: &Context) -> anyhow::Result<Self> {
-        let folder = std::env::temp_dir().join(format!("heapbpf-bench-{}", std::process::id()));
-        fs::create_dir_all(&folder)?;
+        let folder = Folder::new()?;
         let heapbpf = std::env::var_os("HEAPBPF_BIN").map_or_else(|| context.binary(), PathBuf::from);
         ensure!(heapbpf.exists(), "no {}: cargo xtask build makes it", heapbpf.display());
         let bench = Self { folder, heapbpf };
@@ -81,16 +65,16 @@ impl Bench {
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
+        self.folder.path().join(name)
     }
 
     /// Starts heapbpf on the whole host; how long it took until its probes were in place.
-    fn record(&self, arguments: &[&str]) -> anyhow::Result<(Recording, Duration)> {
+    fn record(&self, arguments: &[&str]) -> anyhow::Result<(Running, Duration)> {
         let begun = Instant::now();
         let mut command = Command::new(&self.heapbpf);
         command.args(["--all", "-q", "--force", "-o"]).arg(self.path("profile.json")).arg("--stats");
         command.arg(self.path("stats.json")).args(arguments).stdout(Stdio::null()).stderr(Stdio::piped());
-        let mut child = Recording(command.spawn()?);
+        let mut child = Running(command.spawn()?);
         let errors = child.0.stderr.take().context("piped")?;
         let mut lines = BufReader::new(errors).lines();
         for line in &mut lines {
@@ -108,7 +92,7 @@ impl Bench {
     }
 
     /// Ends the recording and waits for its files.
-    fn finish(&self, mut recording: Recording) -> anyhow::Result<String> {
+    fn finish(&self, mut recording: Running) -> anyhow::Result<String> {
         // Through the shell's kill: xtask has no unsafe code.
         read(Command::new("kill").args(["-INT", &recording.0.id().to_string()]))?;
         let status = recording.0.wait()?;
@@ -126,7 +110,7 @@ impl Bench {
             }
             let mut child = Command::new(&program).arg("rest").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
             BufReader::new(child.stdout.take().context("piped")?).read_line(&mut String::new())?;
-            running.push(Recording(child));
+            running.push(Running(child));
         }
         let mut times = Vec::new();
         for _ in 0..5 {

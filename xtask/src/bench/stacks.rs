@@ -3,12 +3,13 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 
 use super::cost::workload;
+use super::scratch::{Folder, Running};
 use crate::context::Context;
 use crate::root::Privilege;
 use crate::shell::{read, run as run_command};
@@ -51,25 +52,9 @@ fn copy(context: &Context) -> anyhow::Result<()> {
 }
 
 struct Bench {
-    folder: PathBuf,
+    folder: Folder,
     heapbpf: PathBuf,
     sources: PathBuf,
-}
-
-impl Drop for Bench {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.folder);
-    }
-}
-
-/// A child that is killed when dropped.
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 impl Running {
@@ -102,15 +87,14 @@ impl Running {
 
 impl Bench {
     fn new(context: &Context) -> anyhow::Result<Self> {
-        let folder = std::env::temp_dir().join(format!("heapbpf-bench-{}", std::process::id()));
-        fs::create_dir_all(&folder)?;
+        let folder = Folder::new()?;
         let heapbpf = std::env::var_os("HEAPBPF_BIN").map_or_else(|| context.binary(), PathBuf::from);
         ensure!(heapbpf.exists(), "no {}: cargo xtask build makes it", heapbpf.display());
         Ok(Self { folder, heapbpf, sources: context.root.join("tests/programs") })
     }
 
     fn path(&self, name: &str) -> PathBuf {
-        self.folder.join(name)
+        self.folder.path().join(name)
     }
 
     fn heapbpf(&self, arguments: &[&str]) -> Command {

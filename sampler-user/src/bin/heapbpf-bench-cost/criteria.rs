@@ -1,7 +1,6 @@
 //! What the other criteria cost beside sampling by bytes: the table of trials is the one thing that they add.
 
-use sampler_ebpf::abi::stack_kind;
-use sampler_user::cost::trial::{Allocator, Recording, STACK_BYTES, Setting};
+use sampler_user::cost::trial::{Allocator, Recording, Setting};
 use sampler_user::profile::model::Criterion;
 
 use super::Options;
@@ -33,8 +32,7 @@ fn compare(options: &Options, object: &[u8], library: &Library, live: bool) -> a
     let pid = workload.pid();
     let allocator = Allocator::of_process(pid)?;
     let load = |criterion, interval| {
-        let setting =
-            Setting { interval, criterion, live, link: None, stack_kind: stack_kind::COPIED, stack_bytes: STACK_BYTES };
+        let setting = Setting { interval, criterion, live, ..Setting::DEFAULT };
         Recording::load(object, setting, &allocator, pid)
     };
     let mut by_bytes = load(Criterion::Bytes, INTERVAL)?;

@@ -1,10 +1,9 @@
 //! The programs in the kernel, put on and off in interleaved rounds: no daemon, only what the target itself pays.
 
 use sampler_ebpf::abi::stack_kind;
-use sampler_user::cost::trial::{Allocator, Floor, Recording, STACK_BYTES, Setting, Where};
+use sampler_user::cost::trial::{Allocator, Floor, Recording, Setting, Where};
 use sampler_user::cost::workload::Workload;
 use sampler_user::kernel::programs::LinkKind;
-use sampler_user::profile::model::Criterion;
 
 use super::Options;
 use super::pinned::Library;
@@ -73,14 +72,7 @@ pub fn run(options: &Options, object: &'static [u8], library: &Library) -> anyho
     let workload = library.start(&options.pairs, &["1"])?;
     let pid = workload.pid();
     let allocator = Allocator::of_process(pid)?;
-    let plain = Setting {
-        interval: 512 << 10,
-        criterion: Criterion::Bytes,
-        live: true,
-        link: None,
-        stack_kind: stack_kind::COPIED,
-        stack_bytes: STACK_BYTES,
-    };
+    let plain = Setting::DEFAULT;
     let heapbpf = |object: &[u8], setting: Setting| -> anyhow::Result<What> {
         Ok(What::Heapbpf(Box::new(Recording::load(object, setting, &allocator, pid)?)))
     };
@@ -169,14 +161,7 @@ fn sampled(options: &Options, object: &[u8], library: &Library) -> anyhow::Resul
         ("frame pointers", stack_kind::FRAME_POINTERS),
         ("no stack", stack_kind::NONE),
     ] {
-        let setting = Setting {
-            interval: 1,
-            criterion: Criterion::Bytes,
-            live: true,
-            link: None,
-            stack_kind: kind,
-            stack_bytes: STACK_BYTES,
-        };
+        let setting = Setting { interval: 1, stack_kind: kind, ..Setting::DEFAULT };
         let every = Recording::load(object, setting, &allocator, workload.pid())?;
         let allocations = Recording::load(object, Setting { live: false, ..setting }, &allocator, workload.pid())?;
         rows.push((name, every, Vec::new(), allocations, Vec::new()));

@@ -2,9 +2,8 @@
 
 use sampler_ebpf::abi::stack_kind;
 use sampler_user::cost::cpus::pin;
-use sampler_user::cost::trial::{Allocator, Floor, Recording, STACK_BYTES, Setting, Where};
+use sampler_user::cost::trial::{Allocator, Floor, Recording, Setting, Where};
 use sampler_user::cost::workload::Workload;
-use sampler_user::profile::model::Criterion;
 use sampler_user::view::points_chart::{Axes, Line, chart};
 
 use super::Options;
@@ -18,14 +17,6 @@ const MOST_ROUNDS: usize = 7;
 const SAMPLED_PAIRS: u64 = 500;
 /// Blocks allocated at a time while all are sampled: their records fit the ring.
 const HELD: u64 = 40_000;
-const PLAIN: Setting = Setting {
-    interval: 512 << 10,
-    criterion: Criterion::Bytes,
-    live: true,
-    link: None,
-    stack_kind: stack_kind::COPIED,
-    stack_bytes: STACK_BYTES,
-};
 
 /// One figure: ns per pair, and as a multiple of the floor with its quartiles.
 struct Figure {
@@ -142,21 +133,21 @@ impl Bench<'_> {
         if threads > 1 {
             pin(workload.pid(), |_| true);
         }
-        self.against_floor(&mut workload, PLAIN, threads, threads, PAIRS, |_, _| Ok(()))
+        self.against_floor(&mut workload, Setting::DEFAULT, threads, threads, PAIRS, |_, _| Ok(()))
     }
 
     /// One of them is measured; the others have mapped the same file and are named, too.
     fn processes(&self, processes: u64) -> anyhow::Result<Figure> {
         let others = (1..processes).map(|_| self.start(1, 0)).collect::<anyhow::Result<Vec<_>>>()?;
         let mut workload = self.start(1, 0)?;
-        self.against_floor(&mut workload, PLAIN, processes, 1, PAIRS, |_, recording| {
+        self.against_floor(&mut workload, Setting::DEFAULT, processes, 1, PAIRS, |_, recording| {
             others.iter().try_for_each(|other| recording.also(other.pid()))
         })
     }
 
     fn live_samples(&self, live: u64) -> anyhow::Result<Figure> {
         let mut workload = self.start(1, 0)?;
-        let setting = Setting { interval: 1, stack_kind: stack_kind::NONE, ..PLAIN };
+        let setting = Setting { interval: 1, stack_kind: stack_kind::NONE, ..Setting::DEFAULT };
         let hold = |workload: &mut Workload, recording: &mut Recording| {
             let mut held = 0;
             while held < live {
@@ -165,20 +156,27 @@ impl Bench<'_> {
                 recording.drain();
                 held += count;
             }
-            recording.set_interval(PLAIN.interval)
+            recording.set_interval(Setting::DEFAULT.interval)
         };
         self.against_floor(&mut workload, setting, live, 1, PAIRS, hold)
     }
 
     fn depth(&self, depth: u64) -> anyhow::Result<Figure> {
         let mut workload = self.start(1, depth)?;
-        self.against_floor(&mut workload, Setting { interval: 1, ..PLAIN }, depth, 1, SAMPLED_PAIRS, |_, _| Ok(()))
+        self.against_floor(
+            &mut workload,
+            Setting { interval: 1, ..Setting::DEFAULT },
+            depth,
+            1,
+            SAMPLED_PAIRS,
+            |_, _| Ok(()),
+        )
     }
 
     fn interval(&self, interval: u64) -> anyhow::Result<Figure> {
         let mut workload = self.start(1, 0)?;
         let pairs = if interval < 1000 { PAIRS / 8 } else { PAIRS };
-        self.against_floor(&mut workload, Setting { interval, ..PLAIN }, interval, 1, pairs, |_, _| Ok(()))
+        self.against_floor(&mut workload, Setting { interval, ..Setting::DEFAULT }, interval, 1, pairs, |_, _| Ok(()))
     }
 
     /// heapbpf after `prepare`, against the floor put on just before and after.

@@ -2,7 +2,6 @@
 
 use sampler_ebpf::abi::stack_kind;
 use sampler_user::cost::trial::{Allocator, Recording, Setting};
-use sampler_user::profile::model::Criterion;
 
 use super::Options;
 use super::pinned::Library;
@@ -25,14 +24,8 @@ pub fn run(options: &Options, object: &[u8], library: &Library) -> anyhow::Resul
         let pid = workload.pid();
         let allocator = Allocator::of_process(pid)?;
         let load = |stack_kind| {
-            let setting = Setting {
-                interval: 1,
-                criterion: Criterion::Bytes,
-                live: false,
-                link: None,
-                stack_kind,
-                stack_bytes: STACK_BYTES,
-            };
+            let setting =
+                Setting { interval: 1, live: false, stack_kind, stack_bytes: STACK_BYTES, ..Setting::DEFAULT };
             Recording::load(object, setting, &allocator, pid)
         };
         let (mut copied, mut none) = (load(stack_kind::COPIED)?, load(stack_kind::NONE)?);

@@ -1,0 +1,38 @@
+//! What benchmarks that run heapbpf leave nothing of: a folder, and children.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Child;
+
+/// A folder of this run; removed when dropped.
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// Makes it.
+    pub fn new() -> std::io::Result<Self> {
+        let path = std::env::temp_dir().join(format!("heapbpf-bench-{}", std::process::id()));
+        fs::create_dir_all(&path)?;
+        Ok(Self(path))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A child that is killed when dropped.
+pub struct Running(pub Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
