@@ -5,6 +5,7 @@ use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, programs_folder, skipped, tool, turn};
+use heapbpf_tests::output::Profile;
 use heapbpf_tests::program::{library, program, program_with};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
@@ -152,26 +153,62 @@ fn a_rust_program_with_its_own_allocator() {
     assert!(allocators.iter().any(|name| name.starts_with("Rust")), "{allocators:?}");
 }
 
-/// A malloc that is chosen when the program starts cannot be hooked: that is said, by doctor and by the profile.
+/// A malloc that is chosen when the program starts (IFUNC), in a library that is bound at the first call or at once, and in
+/// a static executable: all that may be chosen is hooked, and what was chosen counts exactly.
 #[test]
-fn an_indirect_malloc_is_told() {
-    let Some(_turn) = turn("an_indirect_malloc_is_told") else { return };
+fn indirect_functions() {
+    let case = "indirect_functions";
+    let Some(_turn) = turn(case) else { return };
+    if std::env::consts::ARCH != "x86_64" {
+        return skipped(case, "what a resolver chooses is read off x86-64 code only");
+    }
     let chosen = library("ifunc", "libifunc.so", &[]);
+    let source = programs_folder().join("ifunc.c").display().to_string();
+    let built = [
+        (program("mix"), Some(&chosen)),
+        (program_with("mix", "mix-bound-now", &["-Wl,-z,now"]), Some(&chosen)),
+        (program_with("mix", "mix-static-ifunc", &["-static", &source]), None),
+    ];
+    for (program, preloaded) in built {
+        let mut command = Command::new(&program);
+        if let Some(path) = preloaded {
+            command.env("LD_PRELOAD", path);
+        }
+        let mut target = Target::start_command(command.arg("3000"));
+        let pid = target.pid();
+        let recording = Recorder::of(pid, 1).start();
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        checks::sites(&profile, &truth, 1, Compare::All);
+        let exact = (stats.exact_alloc_objects, stats.exact_alloc_bytes);
+        assert_eq!(exact, (truth.allocs(), truth.bytes()), "{}: {stats:?}", program.display());
+        assert!(stats.inner > 0, "calloc calls malloc: {stats:?}");
+        let ours = || stats.attach.iter().filter(|probe| !probe.file.contains("libc.so"));
+        let probes = |function: &str| ours().filter(|probe| probe.function == function).count();
+        assert_eq!((probes("malloc"), probes("free"), probes("calloc")), (2, 2, 1), "{:?}", stats.attach);
+        let told = |profile: &Profile| profile.process(pid).missing.iter().any(|gap| gap.why.contains("IFUNC"));
+        assert!(!told(&profile), "{:?}", profile.process(pid).missing);
+    }
+}
+
+/// Where it cannot be told what a resolver chooses, that is said, by doctor and by the profile.
+#[test]
+fn a_choice_that_cannot_be_read_is_told() {
+    let Some(_turn) = turn("a_choice_that_cannot_be_read_is_told") else { return };
+    let chosen = library("ifunc", "libifunc-late.so", &["-DLATE"]);
     let mut command = Command::new(program("mix"));
     let mut target = Target::start_command(command.arg("500").env("LD_PRELOAD", &chosen));
     let pid = target.pid().to_string();
     let doctor = Command::new(heapbpf()).args(["doctor", "--json", "--pid", &pid]).output().expect("the binary runs");
     let found: Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
     assert_eq!(doctor.status.code(), Some(1), "{found}");
-    let tells = |list: &Value| {
-        let list = list.as_array().expect("a list");
-        list.iter().any(|gap| gap["why"].as_str().is_some_and(|why| why.contains("malloc") && why.contains("IFUNC")))
-    };
-    assert!(tells(&found["processes"][0]["missing"]), "{found}");
+    let missing = found["processes"][0]["missing"].as_array().expect("a list");
+    let tells = |gap: &Value| gap["what"] == "malloc" && gap["why"].as_str().is_some_and(|why| why.contains("IFUNC"));
+    assert!(missing.iter().any(tells), "{found}");
     let recording = Recorder::of(target.pid(), 1).start();
     target.run();
     let (profile, _) = recording.stop().results();
     let missing = &profile.process(target.pid()).missing;
-    assert!(missing.iter().any(|gap| gap.what.ends_with("libifunc.so") && gap.why.contains("IFUNC")), "{missing:?}");
+    assert!(missing.iter().any(|gap| gap.what == "malloc" && gap.why.contains("IFUNC")), "{missing:?}");
     assert!(profile.notes.iter().any(|note| note.contains("IFUNC")), "{:?}", profile.notes);
 }

@@ -335,32 +335,37 @@ impl FileImage {
         self.read_imports(data, sections);
     }
 
-    /// Slots of the global offset table that the loader fills with the address of a function of another file.
+    /// Slots of the global offset table that the loader fills with the address of a function: of another file, or one that
+    /// a resolver of this file chooses.
     fn read_imports<'a, R: ReadRef<'a>>(&mut self, data: R, sections: &SectionTable<'a, Header, R>) {
-        let Ok(dynamic) = sections.symbols(LE, data, elf::SHT_DYNSYM) else {
-            return;
-        };
-        let Ok(strings) = sections.section(dynamic.string_section()).and_then(|s| s.data(LE, data)) else {
-            return;
-        };
+        let dynamic = sections.symbols(LE, data, elf::SHT_DYNSYM).unwrap_or_default();
+        let strings = sections.section(dynamic.string_section()).and_then(|s| s.data(LE, data)).unwrap_or_default();
         for section in sections.iter() {
             let Ok(Some((relocations, _))) = section.rela(LE, data) else {
                 continue;
             };
             for relocation in relocations {
                 let kind = relocation.r_type(LE, false);
-                let wanted = match self.machine {
-                    Machine::X86_64 => kind == elf::R_X86_64_JUMP_SLOT || kind == elf::R_X86_64_GLOB_DAT,
-                    Machine::Aarch64 => kind == elf::R_AARCH64_JUMP_SLOT || kind == elf::R_AARCH64_GLOB_DAT,
+                let (by_name, chosen) = match self.machine {
+                    Machine::X86_64 => (
+                        kind == elf::R_X86_64_JUMP_SLOT || kind == elf::R_X86_64_GLOB_DAT,
+                        kind == elf::R_X86_64_IRELATIVE,
+                    ),
+                    Machine::Aarch64 => (
+                        kind == elf::R_AARCH64_JUMP_SLOT || kind == elf::R_AARCH64_GLOB_DAT,
+                        kind == elf::R_AARCH64_IRELATIVE,
+                    ),
                 };
-                let Some(symbol) = wanted.then(|| relocation.symbol(LE, false)).flatten() else {
-                    continue;
+                let name = if chosen {
+                    let resolver = relocation.r_addend.get(LE) as u64;
+                    self.functions().find(|(_, s)| s.indirect && s.address == resolver).map(|(name, _)| name)
+                } else {
+                    let symbol = by_name.then(|| relocation.symbol(LE, false)).flatten();
+                    let symbol = symbol.and_then(|symbol| dynamic.symbol(symbol).ok());
+                    symbol.and_then(|symbol| text_at(strings, symbol.st_name(LE) as usize))
                 };
-                let Ok(symbol) = dynamic.symbol(symbol) else {
-                    continue;
-                };
-                if let Some(name) = text_at(strings, symbol.st_name(LE) as usize) {
-                    self.imports.insert(relocation.r_offset.get(LE), name.to_owned());
+                if let Some(name) = name.map(str::to_owned) {
+                    self.imports.insert(relocation.r_offset.get(LE), name);
                 }
             }
         }

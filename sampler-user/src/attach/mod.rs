@@ -14,6 +14,7 @@ pub mod libraries;
 pub mod placement;
 mod plan;
 pub mod ranges;
+mod resolver;
 pub mod table;
 mod versions;
 

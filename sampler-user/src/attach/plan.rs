@@ -12,10 +12,9 @@ use super::arch::{self, Target};
 use super::elf::{FileImage, FileKind};
 use super::placement::{KernelRules, Kind, Needs};
 use super::ranges::{CallGraph, Extent, InnerCode, inner_code};
+use super::resolver::{Resolvers, UNSIZED_FUNCTION_BYTES};
 use super::table::{Row, Table};
 
-/// Code that is read of a function whose size the symbol table does not tell.
-const UNSIZED_FUNCTION_BYTES: u64 = 256;
 /// Similar names that a message about an unknown one offers.
 const SUGGESTIONS: usize = 3;
 
@@ -86,6 +85,8 @@ struct Found<'a> {
     extent: Extent,
     /// Its symbols.
     names: Vec<&'a str>,
+    /// Whether a resolver (IFUNC) chooses it.
+    is_chosen: bool,
 }
 
 impl Found<'_> {
@@ -123,7 +124,8 @@ pub fn analyse(image: &FileImage, rules: &KernelRules, requested: &Table) -> Res
     }
     let mut missing: Vec<Missing> =
         image.damaged.iter().map(|part| Missing::new(*part, "damaged or cut off in the file")).collect();
-    let found = once_per_address(image, requested, &defined.functions, &mut missing);
+    let mut covered = Vec::new();
+    let found = once_per_address(image, requested, &defined.functions, &mut missing, &mut covered);
     if found.is_empty()
         && !defined.functions.is_empty()
         && let Some(Missing { what, why }) = missing.pop()
@@ -158,7 +160,6 @@ pub fn analyse(image: &FileImage, rules: &KernelRules, requested: &Table) -> Res
         missing.push(Missing::new(name, why));
     }
 
-    let mut covered = Vec::new();
     let mut sites = Vec::new();
     for ((function, may_tail_jump), may_call_inside) in
         found.iter().zip(&inner.may_tail_jump).zip(&inner.may_call_inside)
@@ -199,24 +200,45 @@ fn once_per_address<'a>(
     table: &'a Table,
     functions: &[(u16, super::elf::Symbol)],
     missing: &mut Vec<Missing>,
+    covered: &mut Vec<Covered>,
 ) -> Vec<Found<'a>> {
     let mut by_address: BTreeMap<u64, Found<'a>> = BTreeMap::new();
+    let mut resolvers = Resolvers::new(image);
     for (number, symbol) in functions {
         let Some(row) = table.row(*number) else { continue };
+        let name = image.name(symbol);
+        let mut extents = Vec::new();
         if symbol.indirect {
-            let why = "chosen when the program starts (IFUNC): the symbol is not the code that runs";
-            missing.push(Missing::new(row.name.clone(), why));
-            continue;
+            let choices = resolvers.choices(symbol);
+            if !choices.is_whole {
+                let why = "chosen when the program starts (IFUNC), in a way that cannot be read off its code: calls of \
+                           what is not hooked here are missed";
+                missing.push(Missing::new(row.name.clone(), why));
+            }
+            for by in choices.imported {
+                if table.shape_of(&by) == Some(row.shape) {
+                    covered.push(Covered { function: row.name.clone(), by });
+                } else {
+                    missing.push(Missing::new(row.name.clone(), format!("may be {by} of another file (IFUNC)")));
+                }
+            }
+            extents.extend(choices.functions);
+        } else {
+            let size = if symbol.size > 0 { symbol.size } else { UNSIZED_FUNCTION_BYTES };
+            extents.push(Extent { start: symbol.address, end: symbol.address.saturating_add(size) });
         }
-        let size = if symbol.size > 0 { symbol.size } else { UNSIZED_FUNCTION_BYTES };
-        let extent = Extent { start: symbol.address, end: symbol.address.saturating_add(size) };
-        if !image.is_executable(extent.start) || image.code_between(extent.start, extent.end).is_empty() {
-            missing.push(Missing::new(row.name.clone(), "its symbol points outside of the file's code"));
-            continue;
+        for extent in extents {
+            if !image.is_executable(extent.start) || image.code_between(extent.start, extent.end).is_empty() {
+                missing.push(Missing::new(row.name.clone(), "its symbol points outside of the file's code"));
+                continue;
+            }
+            let found = || Found { number: *number, row, extent, names: Vec::new(), is_chosen: symbol.indirect };
+            by_address.entry(extent.start).or_insert_with(found).names.push(name);
         }
-        let found = || Found { number: *number, row, extent, names: Vec::new() };
-        by_address.entry(extent.start).or_insert_with(found).names.push(image.name(symbol));
     }
+    // Both symbol tables may have it.
+    missing.dedup();
+    covered.dedup();
     by_address.into_values().collect()
 }
 
@@ -272,7 +294,12 @@ fn place(
             ..Site::default()
         },
         kind: placement.kind,
-        reason: format!("+{:#x} {}", placement.offset, placement.reason),
+        reason: format!(
+            "+{:#x} {}{}",
+            placement.offset,
+            placement.reason,
+            if function.is_chosen { "; one that the resolver of an IFUNC may choose" } else { "" }
+        ),
         return_needed: !is_free,
     })
 }

@@ -79,6 +79,9 @@ impl<'a> CallGraph<'a> {
             *known = (*known).max(end);
             if symbol.exported {
                 exported.insert(symbol.address);
+            }
+            // Calls of what a resolver chooses go through a slot, whoever may see the symbol.
+            if symbol.exported || symbol.indirect {
                 by_name.insert(name, symbol.address);
             }
         }

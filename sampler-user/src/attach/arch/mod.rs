@@ -3,6 +3,9 @@
 
 pub mod aarch64;
 pub mod x86_64;
+mod x86_64_returns;
+
+use std::collections::BTreeSet;
 
 use super::placement::{KernelRules, Needs, Placement};
 
@@ -50,12 +53,31 @@ pub struct Flow {
 }
 
 /// Where a [`Flow`] goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
     /// An address.
     Address(u64),
     /// The address that stands in memory at this address (global offset table).
     Slot(u64),
+}
+
+/// What a function can return.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Returned {
+    /// Addresses that are known without running it. Small numbers and data are among them.
+    pub targets: BTreeSet<Target>,
+    /// It returns nothing else.
+    pub is_whole: bool,
+}
+
+/// The addresses that the function at `address` can return, over all of its paths; `code_at` gives the code from an
+/// address on, up to the end of the function there.
+#[must_use]
+pub fn returns<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> &'a [u8]) -> Returned {
+    match machine {
+        Machine::X86_64 => x86_64_returns::returns(address, code_at),
+        Machine::Aarch64 => Returned::default(),
+    }
 }
 
 /// Every direct transfer of control in `code`, which starts at `address`; undecodable bytes are skipped.

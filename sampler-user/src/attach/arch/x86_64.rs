@@ -140,7 +140,7 @@ impl State {
 }
 
 /// How far `instruction` moves the stack pointer; `None` if that cannot be told.
-fn stack_pointer_change(instruction: &Instruction) -> Option<i64> {
+pub(super) fn stack_pointer_change(instruction: &Instruction) -> Option<i64> {
     if instruction.is_stack_instruction() {
         return Some(i64::from(instruction.stack_pointer_increment()));
     }
