@@ -2,24 +2,16 @@
 
 use std::fmt::Write as _;
 
+use super::chart::{BOTTOM, RIGHT, Sheet, TOP, WIDTH, color};
+use super::units;
 use crate::sampling::detect::{Detection, detection};
-use crate::view::units;
 
-/// A chart's place on the sheet, in pixels.
-const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 420.0;
-const LEFT: f64 = 64.0;
-const RIGHT: f64 = 20.0;
-const TOP: f64 = 44.0;
-const BOTTOM: f64 = 56.0;
 /// Sizes from 4 KiB to 16 MiB, as powers of two.
 const FIRST: u32 = 12;
 const LAST: u32 = 24;
 /// Points on a curve for each doubling: the mean error has a kink at each multiple of R.
 const PER_DOUBLING: u32 = 24;
-/// Colours that stay apart for colour-blind readers.
-pub(super) const COLORS: [&str; 6] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9"];
-
 struct Curve {
     name: String,
     dashed: bool,
@@ -60,62 +52,26 @@ pub fn error_chart(intervals: &[u64]) -> String {
 }
 
 fn svg(title: &str, top_value: f64, legend_top: f64, curves: &[Curve]) -> String {
-    let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" font-family=\"sans-serif\" font-size=\"12\">\n\
-         <rect width=\"{WIDTH}\" height=\"{HEIGHT}\" fill=\"white\"/>\n\
-         <text x=\"{LEFT}\" y=\"24\" font-size=\"15\">{title}</text>\n"
-    );
-    axes(&mut svg, top_value);
+    let mut sheet = Sheet::new(HEIGHT, title);
+    axes(&mut sheet, top_value);
+    let group = if curves.iter().any(|curve| curve.dashed) { 2 } else { 1 };
     for (index, curve) in curves.iter().enumerate() {
-        let color = COLORS[index / if curves.iter().any(|c| c.dashed) { 2 } else { 1 } % COLORS.len()];
-        let dash = if curve.dashed { " stroke-dasharray=\"5 4\"" } else { "" };
-        let points = points(curve, top_value);
-        let y = legend_top + 16.0 + 18.0 * index as f64;
-        let x = WIDTH - RIGHT - 190.0;
-        // Writing to a string cannot fail.
-        let _ = writeln!(
-            svg,
-            "<polyline fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"{dash} points=\"{points}\"/>\n\
-             <line x1=\"{x}\" x2=\"{}\" y1=\"{y}\" y2=\"{y}\" stroke=\"{color}\" stroke-width=\"2\"{dash}/>\n\
-             <text x=\"{}\" y=\"{}\">{}</text>",
-            x + 28.0,
-            x + 36.0,
-            y + 4.0,
-            curve.name
-        );
+        let at = (WIDTH - RIGHT - 190.0, legend_top + Sheet::name_offset(index));
+        let points = points(&sheet, curve, top_value);
+        sheet.curve(&points, color(index / group), curve.dashed, at, &curve.name);
     }
-    svg.push_str("</svg>\n");
-    svg
+    sheet.finish()
 }
 
-fn axes(svg: &mut String, top_value: f64) {
+fn axes(sheet: &mut Sheet, top_value: f64) {
     for tenth in 0..=10 {
         let value = top_value * f64::from(tenth) / 10.0;
-        let y = y_of(value, top_value);
-        let _ = writeln!(
-            svg,
-            "<line x1=\"{LEFT}\" x2=\"{}\" y1=\"{y:.1}\" y2=\"{y:.1}\" stroke=\"#ddd\"/>\
-             <text x=\"{}\" y=\"{:.1}\" text-anchor=\"end\">{:.0} %</text>",
-            WIDTH - RIGHT,
-            LEFT - 8.0,
-            y + 4.0,
-            100.0 * value
-        );
+        sheet.value(sheet.y_of(value / top_value), &format!("{:.0} %", 100.0 * value));
     }
     for exponent in FIRST..=LAST {
-        let x = x_of(f64::from(exponent));
-        let _ = writeln!(
-            svg,
-            "<line x1=\"{x:.1}\" x2=\"{x:.1}\" y1=\"{TOP}\" y2=\"{}\" stroke=\"#ddd\"/>\
-             <text x=\"{x:.1}\" y=\"{}\" text-anchor=\"middle\">{}</text>",
-            HEIGHT - BOTTOM,
-            HEIGHT - BOTTOM + 18.0,
-            size_name(1 << exponent)
-        );
+        sheet.place(x_of(f64::from(exponent)), &size_name(1 << exponent));
     }
-    let (middle, bottom) = ((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 14.0);
-    let _ =
-        writeln!(svg, "<text x=\"{middle}\" y=\"{bottom}\" text-anchor=\"middle\">bytes allocated at the site</text>");
+    sheet.places("bytes allocated at the site");
 }
 
 /// `512 KiB`, not `512.0 KiB`: these are all powers of two.
@@ -123,25 +79,21 @@ fn size_name(bytes: u64) -> String {
     units::bytes(bytes as f64).replace(".00 ", " ").replace(".0 ", " ")
 }
 
-fn points(curve: &Curve, top_value: f64) -> String {
+fn points(sheet: &Sheet, curve: &Curve, top_value: f64) -> String {
     let mut points = String::new();
     for step in 0..=(LAST - FIRST) * PER_DOUBLING {
         let exponent = f64::from(FIRST) + f64::from(step) / f64::from(PER_DOUBLING);
         let size = exponent.exp2().round() as u64;
         if let Some(found) = detection(size, curve.interval) {
             let value = (curve.value)(&found).min(top_value);
-            let _ = write!(points, "{:.1},{:.1} ", x_of(exponent), y_of(value, top_value));
+            let _ = write!(points, "{:.1},{:.1} ", x_of(exponent), sheet.y_of(value / top_value));
         }
     }
     points
 }
 
 fn x_of(exponent: f64) -> f64 {
-    LEFT + (WIDTH - LEFT - RIGHT) * (exponent - f64::from(FIRST)) / f64::from(LAST - FIRST)
-}
-
-fn y_of(value: f64, top_value: f64) -> f64 {
-    HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * value / top_value
+    Sheet::x_of((exponent - f64::from(FIRST)) / f64::from(LAST - FIRST))
 }
 
 #[cfg(test)]
@@ -172,7 +124,8 @@ mod tests {
     fn curves_go_through_known_points() {
         // 63.2 % at size = R = 512 KiB, exponent 19.
         let curve = Curve { name: String::new(), dashed: false, interval: 512 << 10, value: |found| found.seen };
-        let point = format!("{:.1},{:.1} ", x_of(19.0), y_of(0.632_12, 1.0));
-        assert!(points(&curve, 1.0).contains(&point));
+        let sheet = Sheet::new(HEIGHT, "");
+        let point = format!("{:.1},{:.1} ", x_of(19.0), sheet.y_of(0.632_12));
+        assert!(points(&sheet, &curve, 1.0).contains(&point));
     }
 }

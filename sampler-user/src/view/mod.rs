@@ -1,5 +1,6 @@
 //! What people read: tables, the status line, figures with units.
 
+mod chart;
 pub mod detection_chart;
 pub mod diff;
 pub mod doctor;
