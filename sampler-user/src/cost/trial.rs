@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
@@ -46,10 +47,23 @@ impl Allocator {
     /// # Errors
     /// The process has none that can be probed.
     pub fn of_process(pid: u32) -> anyhow::Result<Self> {
+        Self::find(pid, |_| true)
+    }
+
+    /// Of its library of that name.
+    ///
+    /// # Errors
+    /// There is none, or it is no allocator that can be probed.
+    pub fn in_library(pid: u32, name: &str) -> anyhow::Result<Self> {
+        Self::find(pid, |path| path.file_name().is_some_and(|file| file == name))
+    }
+
+    fn find(pid: u32, wanted: impl Fn(&Path) -> bool) -> anyhow::Result<Self> {
         let maps = procfs::process::Process::new(pid.cast_signed())?.maps()?;
         let files: BTreeMap<(i32, i32, u64), String> = maps
             .iter()
             .filter(|map| map.perms.contains(procfs::process::MMPermissions::EXECUTE) && map.inode != 0)
+            .filter(|map| matches!(&map.pathname, procfs::process::MMapPath::Path(path) if wanted(path)))
             .map(|map| {
                 let (start, end) = map.address;
                 ((map.dev.0, map.dev.1, map.inode), format!("/proc/{pid}/map_files/{start:x}-{end:x}"))

@@ -70,6 +70,13 @@ fn install(context: &Context) {
         ("bpftrace", vec![Package::new("bpftrace", "scripts to compare with")]),
         ("heaptrack", vec![Package::new("heaptrack", "a profiler inside the process, to compare with")]),
         ("sqlite3", vec![Package::new("sqlite3", "a program to measure with")]),
+        (
+            "redis-benchmark",
+            vec![
+                Package::new("redis-server", "a program to measure with (Debian starts it as a service, too)"),
+                Package::new("redis-tools", "asks it for work"),
+            ],
+        ),
         ("gcc", vec![Package::new("gcc", "a program to measure with, and to compile others")]),
         ("jeprof", vec![Package::new("libjemalloc-dev", "an allocator with a profiler of its own")]),
         (

@@ -71,7 +71,7 @@ fn main() -> anyhow::Result<()> {
     let mut bench = Bench {
         files: Files { programs: options.programs.clone(), sources: options.sources.clone(), inputs: inputs.clone() },
         heapbpf: options.heapbpf.clone(),
-        library: PrivateLibrary::copy()?.context("this program uses no libc.so.6")?,
+        library: libraries()?,
         floor: Floor::load(object)?,
         results,
         headers: options.headers.clone(),
@@ -85,6 +85,25 @@ fn main() -> anyhow::Result<()> {
     result
 }
 
+/// The workloads' own allocators.
+fn libraries() -> anyhow::Result<PrivateLibrary> {
+    let library = PrivateLibrary::copy()?.context("this program uses no libc.so.6")?;
+    let path = Path::new(peers::JEMALLOC);
+    if path.exists() {
+        std::fs::copy(path, library.folder().join(workloads::JEMALLOC)).context("cannot copy jemalloc")?;
+    }
+    Ok(library)
+}
+
+/// Says what is missing for something to be measured, the first of it.
+fn missing<'a>(name: &str, needs: &[&'a str], round: usize) -> Option<&'a str> {
+    let missing = needs.iter().find(|file| !file.is_empty() && !Path::new(file).exists())?;
+    if round == 0 {
+        eprintln!("NOT MEASURED: {name}: there is no {missing}");
+    }
+    Some(missing)
+}
+
 fn compare(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
     let wanted = |name: &str, only: &[String]| only.is_empty() || only.iter().any(|part| name.contains(part.as_str()));
     let named = |peer: &&Peer| peer.against == peer.name || wanted(peer.name, &options.only);
@@ -95,15 +114,16 @@ fn compare(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
     let mut number = 0;
     for round in 0..options.rounds {
         for workload in &workloads {
+            if let Some(file) = missing(workload.name, workload.needs, round) {
+                results.fail("all", workload.name, format!("there is no {file}"));
+                continue;
+            }
             // Each round begins with another one; what nothing runs beside is measured on both ends.
             let turned = (0..peers.len()).map(|i| peers[(i + round) % peers.len()]);
             for peer in std::iter::once(peers[0]).chain(turned).chain([peers[0]]) {
                 number += 1;
-                if !peer.needs.is_empty() && !Path::new(peer.needs).exists() {
-                    if round == 0 {
-                        eprintln!("NOT MEASURED: {}: there is no {}", peer.name, peer.needs);
-                    }
-                    results.fail(peer.name, "this machine", format!("there is no {}", peer.needs));
+                if let Some(file) = missing(peer.name, &[peer.needs], round) {
+                    results.fail(peer.name, "this machine", format!("there is no {file}"));
                     continue;
                 }
                 match bench.run(peer, workload, number) {

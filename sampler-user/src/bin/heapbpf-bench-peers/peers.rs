@@ -33,7 +33,7 @@ pub enum How {
 pub struct Place<'a> {
     /// The workload's process.
     pub pid: u32,
-    /// The file of its C library.
+    /// The file that its malloc is in.
     pub library: &'a Path,
     /// Where results go: names begin with this.
     pub out: &'a Path,
@@ -136,7 +136,8 @@ fn bpftrace_lost(output: &str) -> Option<u64> {
     (!all.is_empty()).then(|| all.iter().sum())
 }
 
-const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
+/// The file of an allocator with a profiler of its own.
+pub const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
 const TCMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4";
 const HEAPTRACK: &str = "/usr/lib/heaptrack/libheaptrack_preload.so";
 const INTERPRET: &str = "/usr/lib/heaptrack/libexec/heaptrack_interpret";

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A number of kilobytes in `/proc/PID/status`, as bytes; 0 if the process is gone.
 pub fn status_bytes(pid: u32, field: &str) -> u64 {
@@ -52,18 +52,18 @@ pub fn map_bytes(pid: u32) -> u64 {
     seen.values().sum()
 }
 
-/// The file that a process's C library was mapped from.
-pub fn library(pid: u32) -> Option<PathBuf> {
-    code(pid).map(|(_, _, path)| path)
+/// The file that a process's library of that name was mapped from.
+pub fn library(pid: u32, name: &str) -> Option<PathBuf> {
+    code(pid, name).map(|(_, _, path)| path)
 }
 
-/// Executable mapping of the C library: addresses, file offset, file.
-fn code(pid: u32) -> Option<(std::ops::Range<u64>, u64, PathBuf)> {
+/// Executable mapping of a library: addresses, file offset, file.
+fn code(pid: u32, name: &str) -> Option<(std::ops::Range<u64>, u64, PathBuf)> {
     let maps = fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
     maps.lines().find_map(|line| {
         let fields: Vec<&str> = line.split_whitespace().collect();
         let [addresses, permissions, offset, _, _, path] = fields[..] else { return None };
-        if !permissions.contains('x') || !path.ends_with("/libc.so.6") {
+        if !permissions.contains('x') || Path::new(path).file_name()? != name {
             return None;
         }
         let (start, end) = addresses.split_once('-')?;
@@ -72,9 +72,9 @@ fn code(pid: u32) -> Option<(std::ops::Range<u64>, u64, PathBuf)> {
     })
 }
 
-/// Bytes of the C library's code in a process that differ from its file: the kernel's breakpoints.
-pub fn changed_code_bytes(pid: u32) -> Option<usize> {
-    let (range, offset, path) = code(pid)?;
+/// Bytes of a library's code in a process that differ from its file: the kernel's breakpoints.
+pub fn changed_code_bytes(pid: u32, library: &str) -> Option<usize> {
+    let (range, offset, path) = code(pid, library)?;
     let bytes = usize::try_from(range.end - range.start).ok()?;
     let (mut file, mut memory) = (vec![0; bytes], vec![0; bytes]);
     let read = File::open(path).ok()?.read_at(&mut file, offset).ok()?;

@@ -12,7 +12,7 @@ use super::Options;
 use super::run::Bench;
 use super::table::{figures, median};
 use super::target::{Start, Target};
-use super::workloads::{WORKLOADS, Workload};
+use super::workloads::{Protocol, WORKLOADS, Workload};
 
 /// How much above the floor heapbpf may be.
 const ALLOWED: f64 = 1.15;
@@ -34,7 +34,7 @@ pub fn run(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
     );
     text += "| program | CPU time, s | allocation calls | frees | no-op probes alone | predicted, at most | under heapbpf \
              `--all --max-overhead none` | of what was predicted | with `--no-live` |\n|---|---|---|---|---|---|---|---|---|\n";
-    for workload in WORKLOADS.iter().filter(|workload| workload.to_end) {
+    for workload in WORKLOADS.iter().filter(|workload| workload.protocol == Protocol::ToEnd) {
         let (calls, frees) = calls(bench, workload)?;
         let (mut bares, mut noops, mut alls, mut no_lives) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..options.rounds {
@@ -78,9 +78,7 @@ enum Under<'a> {
 }
 
 pub fn target(bench: &Bench, workload: &Workload, operations: u64) -> anyhow::Result<Target> {
-    let words = workload.words(operations, &bench.files)?;
-    let (to_end, all_cpus, library) = (workload.to_end, false, &bench.library);
-    Target::start(&Start { words: &words, variables: &[], to_end, all_cpus, library })
+    Target::start(&Start { workload, operations, variables: &[], files: &bench.files, library: &bench.library })
 }
 
 /// CPU seconds of one run.

@@ -72,8 +72,7 @@ impl Bench {
     pub fn run(&mut self, peer: &Peer, workload: &Workload, number: usize) -> anyhow::Result<Measured> {
         let operations = workload.operations(peer.pace);
         let out = self.results.path().join(format!("run{number}"));
-        let words = workload.words(operations, &self.files)?;
-        let program = PathBuf::from(&words[0]);
+        let program = PathBuf::from(&workload.words(operations, &self.files)?[0]);
         let heapbpf = self.heapbpf.clone();
         let folder = self.files.programs.clone();
         let place = |pid: u32, library: &'_ Path| -> PlaceOwned {
@@ -90,21 +89,15 @@ impl Bench {
             How::Preload(variables) => variables(&place(0, Path::new("")).borrow()),
             _ => Vec::new(),
         };
-        let start = Start {
-            words: &words,
-            variables: &variables,
-            to_end: workload.to_end,
-            all_cpus: workload.all_cpus,
-            library: &self.library,
-        };
+        let start = Start { workload, operations, variables: &variables, files: &self.files, library: &self.library };
         let mut target = Target::start(&start)?;
-        let library = target.library().unwrap_or_default();
+        let library = process::library(target.pid(), workload.allocator).unwrap_or_default();
         let place = place(target.pid(), &library);
         let mut measured = Measured::default();
         let (done, output) = match peer.how {
             How::Bare | How::Preload(_) => (target.go()?, String::new()),
             How::Floor => {
-                let allocator = Allocator::of_process(target.pid())?;
+                let allocator = Allocator::in_library(target.pid(), workload.allocator)?;
                 self.floor.on(&allocator, target.pid(), Where::Everywhere, false)?;
                 let done = target.go();
                 self.floor.off();
@@ -113,7 +106,7 @@ impl Bench {
             How::Attach(command) => {
                 let begun = Instant::now();
                 let mut tool = Tool::start(&command(&place.borrow()), self.headers.as_deref())?;
-                tool.await_probes(target.pid())?;
+                tool.await_probes(target.pid(), workload.allocator)?;
                 measured.start_seconds = (begun.elapsed() - PAUSE * STEADY).as_secs_f64();
                 let before = process::cpu_seconds(tool.pid());
                 let done = target.go()?;
@@ -233,8 +226,8 @@ impl Tool {
         self.output.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until the code of the target's library has changed, and changes no more: all probes are in place.
-    fn await_probes(&mut self, target: u32) -> anyhow::Result<()> {
+    /// Waits until the code of the target's allocator has changed, and changes no more: all probes are in place.
+    fn await_probes(&mut self, target: u32, library: &str) -> anyhow::Result<()> {
         let begun = Instant::now();
         let (mut last, mut steady) = (0, 0);
         while steady < STEADY {
@@ -245,7 +238,7 @@ impl Tool {
                 bail!("no probes after {} s: {}", LONGEST_START.as_secs(), tail(&self.said()));
             }
             std::thread::sleep(PAUSE);
-            let now = process::changed_code_bytes(target).unwrap_or(0);
+            let now = process::changed_code_bytes(target, library).unwrap_or(0);
             steady = if now > 0 && now == last { steady + 1 } else { 0 };
             last = now;
         }

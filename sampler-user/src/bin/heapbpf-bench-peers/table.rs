@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::peers::Peer;
 use super::run::Measured;
-use super::workloads::Workload;
+use super::workloads::{WORKLOADS, Workload};
 
 /// Results by profiler and workload: one for each round that went well, and the last failure.
 #[derive(Default)]
@@ -121,9 +121,9 @@ impl Results {
         let memory = self.median(peer, "mix", |measured| some(measured.own_bytes as f64));
         let target = self.median(peer, "mix", |measured| Some(measured.target_bytes as f64));
         let start = self.median(peer, "mix", |measured| some(measured.start_seconds));
-        let lost: Vec<u64> = ["pairs", "pairs, 4 threads", "mix", "paced", "leak", "sqlite3", "python3", "gcc"]
+        let lost: Vec<u64> = WORKLOADS
             .iter()
-            .flat_map(|workload| self.all(peer, workload))
+            .flat_map(|workload| self.all(peer, workload.name))
             .filter_map(|(_, measured)| measured.lost)
             .collect();
         let says_nothing = if memory.is_some() { "says nothing".to_owned() } else { dash() };

@@ -1,4 +1,4 @@
-//! What the profilers are compared on: our own program with known truth, and three that nobody here wrote.
+//! What the profilers are compared on: our own program with known truth, and four that nobody here wrote.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -7,6 +7,17 @@ use std::process::Command;
 use anyhow::Context;
 
 use super::peers::Pace;
+
+/// How a workload is started, let go and ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// Our own: it waits, works when told to, says what it did, and waits with its heap in place.
+    Own,
+    /// It knows nothing of that: it runs from its start to its end.
+    ToEnd,
+    /// It serves whoever connects to [`socket`], and [`requests`] are its work.
+    Server,
+}
 
 /// A workload.
 pub struct Workload {
@@ -22,13 +33,22 @@ pub struct Workload {
     pub fast: u64,
     /// Whether it uses all CPUs.
     pub all_cpus: bool,
-    /// Whether it knows nothing of our protocol.
-    pub to_end: bool,
+    /// How it is started, let go and ended.
+    pub protocol: Protocol,
+    /// The library that its malloc is in, unless another is preloaded.
+    pub allocator: &'static str,
+    /// Files without which it cannot run.
+    pub needs: &'static [&'static str],
     /// Whether it works at a rate of its own.
     pub paced: bool,
     /// Part of `--quick`.
     pub quick: bool,
 }
+
+/// glibc's malloc is in its C library.
+pub const GLIBC: &str = "libc.so.6";
+/// Debian's redis is linked with it.
+pub const JEMALLOC: &str = "libjemalloc.so.2";
 
 const OWN: Workload = Workload {
     name: "",
@@ -37,11 +57,17 @@ const OWN: Workload = Workload {
     middle: 600_000,
     fast: 3_000_000,
     all_cpus: false,
-    to_end: false,
+    protocol: Protocol::Own,
+    allocator: GLIBC,
+    needs: &[],
     paced: false,
     quick: false,
 };
-const THEIRS: Workload = Workload { to_end: true, ..OWN };
+const THEIRS: Workload = Workload { protocol: Protocol::ToEnd, ..OWN };
+const REDIS: &str = "/usr/bin/redis-server";
+const REDIS_BENCHMARK: &str = "/usr/bin/redis-benchmark";
+/// Kinds of requests that redis is asked, equally often.
+const REDIS_REQUESTS: [&str; 4] = ["set", "get", "lpush", "hset"];
 
 /// All of them.
 pub const WORKLOADS: &[Workload] = &[
@@ -50,9 +76,37 @@ pub const WORKLOADS: &[Workload] = &[
     Workload { name: "mix", quick: true, ..OWN },
     Workload { name: "paced", slow: 50_000, middle: 50_000, fast: 50_000, paced: true, ..OWN },
     Workload { name: "leak", ..OWN },
-    Workload { name: "sqlite3", unit: "row", slow: 2_000, middle: 15_000, fast: 30_000, quick: true, ..THEIRS },
-    Workload { name: "python3", unit: "dumps and loads", slow: 500, middle: 3_000, fast: 3_000, ..THEIRS },
-    Workload { name: "gcc", unit: "function", slow: 30, middle: 200, fast: 200, ..THEIRS },
+    Workload {
+        name: "sqlite3",
+        unit: "row",
+        slow: 2_000,
+        middle: 15_000,
+        fast: 30_000,
+        needs: &["/usr/bin/sqlite3"],
+        quick: true,
+        ..THEIRS
+    },
+    Workload {
+        name: "redis",
+        unit: "request",
+        slow: 12_000,
+        middle: 80_000,
+        fast: 80_000,
+        protocol: Protocol::Server,
+        allocator: JEMALLOC,
+        needs: &[REDIS, REDIS_BENCHMARK],
+        ..OWN
+    },
+    Workload {
+        name: "python3",
+        unit: "dumps and loads",
+        slow: 500,
+        middle: 3_000,
+        fast: 3_000,
+        needs: &["/usr/bin/python3"],
+        ..THEIRS
+    },
+    Workload { name: "gcc", unit: "function", slow: 30, middle: 200, fast: 200, needs: &["/usr/bin/gcc"], ..THEIRS },
 ];
 
 /// Where the inputs and programs are.
@@ -95,6 +149,11 @@ impl Workload {
                     format!(".read {}", script.display()),
                 ]
             }
+            "redis" => {
+                let socket = socket(&files.inputs).display().to_string();
+                let words = [REDIS, "--port", "0", "--unixsocket", &socket, "--save", "", "--appendonly", "no"];
+                words.map(str::to_owned).into()
+            }
             "python3" => {
                 let script = files.sources.join("json_loop.py").display().to_string();
                 let rounds = operations.to_string();
@@ -116,6 +175,21 @@ impl Workload {
             mode => own(mode, &[]),
         })
     }
+}
+
+/// Where the server of these inputs listens.
+pub fn socket(inputs: &Path) -> PathBuf {
+    inputs.join("socket")
+}
+
+/// The program that asks a server for so many operations, and waits for the last answer.
+pub fn requests(operations: u64, inputs: &Path) -> Command {
+    let mut command = Command::new(REDIS_BENCHMARK);
+    // Eight connections, four requests under way on each, values of 64 bytes, 10,000 different keys.
+    command.args(["-q", "-c", "8", "-P", "4", "-d", "64", "-r", "10000"]);
+    let each = operations / REDIS_REQUESTS.len() as u64;
+    command.args(["-t", &REDIS_REQUESTS.join(","), "-n", &each.to_string(), "-s"]).arg(socket(inputs));
+    command
 }
 
 /// A file of that content, made once.
