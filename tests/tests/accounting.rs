@@ -2,6 +2,7 @@
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
+use heapbpf_tests::output::Estimate;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
@@ -95,4 +96,40 @@ fn without_live_there_are_allocations_only() {
         let in_use = profile.totals.inuse_bytes.as_ref().and_then(|e| e.estimate);
         assert!(in_use.is_none_or(|n| n == 0.0), "in-use figures without frees: {in_use:?}");
     }
+}
+
+/// More stacks than are told apart: the coldest are put together as `[other stacks]`. Sums stay exact, and it is told.
+#[test]
+fn stacks_beyond_the_bound_are_put_together_and_told() {
+    let Some(_turn) = turn("stacks_beyond_the_bound_are_put_together_and_told") else { return };
+    const MOST: usize = 1000;
+    let mut target = Target::start(&program("many_stacks"), ["15"]);
+    let recording = Recorder::of(target.pid(), 1).option("--stacks-max", &MOST.to_string()).start();
+    let truth = target.run();
+    let outcome = recording.stop();
+    let (profile, stats) = outcome.results();
+    assert_eq!((stats.submitted, stats.lost()), (1 << 15, 0), "{stats:?}");
+    assert!(profile.stacks.len() <= MOST, "{} stacks", profile.stacks.len());
+    // A stack whose copy found no room in its ring is its caller alone: there is one of those.
+    let without_copy = profile.counters["stacks_lost"].as_u64().expect("a count");
+    let put_together = stats.other["stacks_put_together"];
+    assert!(put_together + without_copy > (1 << 15) - MOST as u64, "{put_together} and {without_copy} without a copy");
+    let others = profile.stacks.iter().filter(|stack| stack.has("[other stacks]"));
+    assert!(others.clone().count() > 0 && put_together > 0);
+    let mut sums = [0.0; 4];
+    for stack in &profile.stacks {
+        let figures = &stack.figures;
+        let in_use = |estimate: &Option<_>| estimate.as_ref().map_or(0.0, Estimate::value);
+        let each = [
+            figures.alloc_bytes.value(),
+            figures.alloc_objects.value(),
+            in_use(&figures.inuse_bytes),
+            in_use(&figures.inuse_objects),
+        ];
+        sums.iter_mut().zip(each).for_each(|(sum, value)| *sum += value);
+    }
+    let (objects, live) = (truth.allocs() as f64, truth.live_allocs() as f64);
+    assert_eq!(sums, [40.0 * objects, objects, 40.0 * live, live]);
+    let told = profile.notes.iter().any(|note| note.contains("[other stacks]"));
+    assert!(told && outcome.stdout.contains("[other stacks]"), "{:?}\n{}", profile.notes, outcome.stdout);
 }

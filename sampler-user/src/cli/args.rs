@@ -294,6 +294,10 @@ pub struct RecordArgs {
     /// Most tracked live samples
     #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1..=(1 << 26)), help_heading = "Limits")]
     pub live_max: u32,
+    /// Most stacks that are told apart (by process, thread name and function, too): beyond it, the half with the fewest
+    /// samples is put together as `[other stacks]`
+    #[arg(long, value_name = "N", default_value_t = 200_000, value_parser = clap::value_parser!(u32).range(100..=(1 << 26)), help_heading = "Limits")]
+    pub stacks_max: u32,
     /// Most probe time, as a share of the targets' CPU time: `2%`, `none`; default 25 with --all, none otherwise
     #[arg(long, value_name = "PERCENT", value_parser = parse_overhead, allow_negative_numbers = true, help_heading = "Limits")]
     pub max_overhead: Option<Overhead>,

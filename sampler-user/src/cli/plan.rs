@@ -170,6 +170,8 @@ pub struct RecordPlan {
     pub config: Config,
     /// Sizes of its maps.
     pub sizes: MapSizes,
+    /// Most stacks that are told apart.
+    pub stacks_max: u32,
     /// Kind of link, if forced.
     pub link: Option<LinkKind>,
     /// No table, no status line.
@@ -312,6 +314,7 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
             live_max: args.live_max,
             stack_traces_max: 16384,
         },
+        stacks_max: args.stacks_max,
         link: match args.link {
             Link::Auto => None,
             Link::Session => Some(LinkKind::Session),

@@ -7,21 +7,30 @@ use std::sync::Arc;
 use super::{Heap, HeapRow, RowKey};
 use crate::unwind::raw::{Completeness, RawStack, Reason, UnwinderKind};
 
-/// Rows that are told apart; about 200 MB with their stacks.
-const MOST_ROWS: usize = 200_000;
-
 /// What is known of rows that were put together.
-#[derive(Default)]
 pub(super) struct Cold {
     /// Their stack.
     stack: Option<Arc<RawStack>>,
     /// How many rows went.
     merged: u64,
-    /// Rows at which there are too many; [`MOST_ROWS`] if `None`.
-    limit: Option<usize>,
+    /// Rows at which there are too many.
+    limit: usize,
+}
+
+impl Default for Cold {
+    fn default() -> Self {
+        Self { stack: None, merged: 0, limit: usize::MAX }
+    }
 }
 
 impl Heap {
+    /// The same with a bound on the rows that are told apart: by stack, process, thread name, function and interval.
+    #[must_use]
+    pub const fn with_most_rows(mut self, most: usize) -> Self {
+        self.cold.limit = most;
+        self
+    }
+
     /// Rows that were put together with others up to now.
     pub const fn merged_rows(&self) -> u64 {
         self.cold.merged
@@ -30,7 +39,7 @@ impl Heap {
     /// Before a row is added: if there are too many, the half with the fewest samples is put together (the younger ones
     /// first among equals). Rows that stand for others already stay, and those that the open time window has seen.
     pub(super) fn make_room(&mut self) {
-        let limit = self.cold.limit.unwrap_or(MOST_ROWS);
+        let limit = self.cold.limit;
         if self.rows.len() < limit {
             return;
         }
@@ -71,7 +80,7 @@ impl Heap {
         self.cold.merged += moved.len() as u64;
         // Many processes with few stacks each: then this is what there is to keep, and to sort again each time is no use.
         if self.rows.len() > limit / 4 * 3 {
-            self.cold.limit = Some(2 * limit);
+            self.cold.limit = limit.saturating_mul(2);
         }
     }
 }
@@ -89,7 +98,7 @@ mod tests {
 
     #[test]
     fn the_coldest_rows_are_put_together_and_sums_stay() {
-        let mut heap = Heap { cold: Cold { limit: Some(100), ..Cold::default() }, ..Heap::default() };
+        let mut heap = Heap::default().with_most_rows(100);
         let stacks = stacks(1_000);
         let (mut id, mut bytes) = (0, 0.0);
         for (i, stack) in stacks.iter().enumerate() {
@@ -124,7 +133,7 @@ mod tests {
 
     #[test]
     fn rows_that_cannot_be_put_together_raise_the_limit() {
-        let mut heap = Heap { cold: Cold { limit: Some(8), ..Cold::default() }, ..Heap::default() };
+        let mut heap = Heap::default().with_most_rows(8);
         let one = &stacks(1)[0];
         for tgid in 1..=100 {
             heap.allocate(sample(u64::from(tgid), tgid, 10, one));

@@ -24,6 +24,8 @@ pub struct DaemonCounters {
     pub stacks_repeated: u64,
     /// Of these, stacks that reach the thread's entry.
     pub stacks_complete: u64,
+    /// Rows that were put together with others, because there were too many.
+    pub stacks_put_together: u64,
     /// Process events (forks, maps, …) that the kernel dropped before we read them.
     pub host_events_lost: u64,
 }
@@ -94,6 +96,7 @@ pub fn stats(
         ("stacks_unwound", daemon.stacks_unwound),
         ("stacks_repeated", daemon.stacks_repeated),
         ("stacks_complete", daemon.stacks_complete),
+        ("stacks_put_together", daemon.stacks_put_together),
         ("process_events_lost", counters.process_events_lost),
         ("host_events_lost", daemon.host_events_lost),
         ("stale_replaced", counters.stale_replaced),
@@ -175,7 +178,7 @@ pub fn put_together(rows: u64) -> Option<String> {
     (rows > 0).then(|| {
         format!(
             "{rows} stacks with few samples were put together as [other stacks] of their process: there were more than \
-             are kept apart; a wider interval (-i) has fewer"
+             are told apart; a wider interval (-i) has fewer, --stacks-max makes room"
         )
     })
 }

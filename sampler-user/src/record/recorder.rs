@@ -25,8 +25,10 @@ const MOST_WAITING: usize = 1 << 20;
 /// Longest time spent on the rings before other things get their turn.
 const LONGEST_DRAIN_NS: u64 = 50_000_000;
 
-/// Thread names that are kept while processes come and go.
+/// Thread names, and stacks that were not walked by us, that are kept: a target can make any number of either. Beyond it
+/// they are forgotten and found again.
 const MOST_THREAD_NAMES: usize = 1 << 16;
+const MOST_STACKS: usize = 1 << 16;
 
 /// A stack that has not arrived so long after its sample never will.
 const LONGEST_WAIT_NS: u64 = 1_000_000_000;
@@ -85,11 +87,10 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// An empty heap.
-    /// `drops_ended`: see [`Heap::new`].
-    pub fn new(unwinder: Unwinder, traces: StackTraces, max_depth: usize, drops_ended: bool) -> Self {
+    /// Adds to `heap`, which is empty.
+    pub fn new(unwinder: Unwinder, traces: StackTraces, max_depth: usize, heap: Heap) -> Self {
         Self {
-            heap: Heap::new(drops_ended),
+            heap,
             counters: DaemonCounters::default(),
             processes: HashMap::new(),
             unwinder,
@@ -153,6 +154,10 @@ impl Recorder {
             let stack = self.unwinder.unwind(modules, &at.view(head.space), capture);
             if !self.unwinder.was_repeated() && stack.has_own_code(modules) {
                 self.makes_code(head.space, head.time_ns);
+            }
+            // Each has a small record, but one that came too late has been done without: those would stay.
+            if self.arrived.len() >= MOST_WAITING {
+                self.arrived.clear();
             }
             self.arrived.insert(head.sample, stack);
         }
@@ -240,11 +245,11 @@ impl Recorder {
         self.poll(host);
         let at = self.at_time(record, host);
         let stack = frame_pointer::from_kernel(&at.view(record.space), record.caller, &addresses, self.max_depth);
-        let stack = Arc::new(stack);
+        let stack = self.unwinder.intern(stack);
         if stack.has_own_code(host.modules()) {
             self.makes_code(record.space, record.time_ns);
         }
-        self.walked.insert(key, Arc::clone(&stack));
+        bounded(&mut self.walked).insert(key, Arc::clone(&stack));
         stack
     }
 
@@ -267,8 +272,8 @@ impl Recorder {
         }
         self.poll(host);
         let stack = RawStack::caller_only(&self.at_time(record, host).view(record.space), record.caller);
-        let stack = Arc::new(stack);
-        self.callers.insert(key, Arc::clone(&stack));
+        let stack = self.unwinder.intern(stack);
+        bounded(&mut self.callers).insert(key, Arc::clone(&stack));
         stack
     }
 
@@ -297,6 +302,9 @@ impl Recorder {
     }
 
     fn thread_name(&mut self, name: &[u8; 16]) -> Arc<str> {
+        if self.thread_names.len() >= MOST_THREAD_NAMES {
+            self.thread_names.clear();
+        }
         Arc::clone(self.thread_names.entry(*name).or_insert_with(|| {
             let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
             String::from_utf8_lossy(&name[..end]).into()
@@ -314,9 +322,6 @@ impl Recorder {
         self.code_makers.retain(|process| !ended.contains(process));
         self.walked.retain(|(process, ..), _| !ended.contains(process));
         self.callers.retain(|(process, _), _| !ended.contains(process));
-        if self.thread_names.len() > MOST_THREAD_NAMES {
-            self.thread_names.clear();
-        }
     }
 
     /// Whether records wait for their stacks.
@@ -331,7 +336,16 @@ impl Recorder {
             stacks_unwound: unwinding.stacks,
             stacks_repeated: unwinding.repeated,
             stacks_complete: unwinding.complete,
+            stacks_put_together: self.heap.merged_rows(),
             ..self.counters
         }
     }
+}
+
+/// Room for one more.
+fn bounded<K, V>(stacks: &mut HashMap<K, V>) -> &mut HashMap<K, V> {
+    if stacks.len() >= MOST_STACKS {
+        stacks.clear();
+    }
+    stacks
 }

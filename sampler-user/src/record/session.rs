@@ -21,6 +21,7 @@ use super::window_times::WindowTimes;
 use crate::cli::plan::RecordPlan;
 use crate::cost::cpu_time::CpuTime;
 use crate::cost::measure;
+use crate::heap::live::Heap;
 use crate::host::events::monotonic_ns;
 use crate::host::{Host, HostOptions};
 use crate::kernel::KernelError;
@@ -116,6 +117,7 @@ impl Session {
         let governor = Governor::new(measured.ok(), plan.budget, plan.automatic, sampling, monotonic_ns());
         let governor = if plan.budget_is_default { governor.patient() } else { governor };
         let host = Host::start(HostOptions::default())?;
+        let heap = Heap::new(plan.keeps_running()).with_most_rows(plan.stacks_max as usize);
         let unwinder = Unwinder::new(Limits { max_depth: plan.max_depth, ..Limits::default() });
         Ok(Self {
             events: Ring::open(&loader, "EVENTS")?,
@@ -124,7 +126,7 @@ impl Session {
             live_entries: LiveEntries::open(&loader)?,
             totals: Totals::open(&loader)?,
             kernel_log: KernelLog::open(programs.logging_program()),
-            recorder: Recorder::new(unwinder, StackTraces::open(&loader)?, plan.max_depth, plan.keeps_running()),
+            recorder: Recorder::new(unwinder, StackTraces::open(&loader)?, plan.max_depth, heap),
             maker: Maker::start(&plan).context("cannot start a thread")?,
             descriptions: Descriptions::default(),
             retiring: HashSet::new(),
@@ -325,7 +327,7 @@ impl Session {
         let seen: HashSet<u32> =
             keys.iter().filter(|key| self.attaching.is_last_life(**key)).map(|key| key.tgid).collect();
         notes.extend(self.attaching.remarks(&seen));
-        notes.extend(accounting::put_together(self.recorder.heap.merged_rows()));
+        notes.extend(accounting::put_together(daemon.stacks_put_together));
         notes.extend(self.plan.sampling_note());
         notes.extend(self.governor.notes(monotonic_ns()));
         Ok(Snapshot {

@@ -18,6 +18,8 @@ use crate::unwind::image::{Image, ModuleFiles};
 
 /// Debug information after whose use the heap is trimmed, bytes.
 const TRIM_BYTES: u64 = 16 << 20;
+/// Places whose names are kept from batch to batch: as many as a large host's recording needs, some 50 MiB.
+const MOST_PLACES: usize = 1 << 18;
 /// Largest `.gnu_debugdata`, bytes.
 const MAX_PACKED_BYTES: u64 = 16 << 20;
 
@@ -70,6 +72,8 @@ pub struct Symbolizer {
     known: HashMap<(ModuleId, u64), Arc<[Symbol]>>,
     texts: HashSet<Arc<str>>,
     notes: BTreeSet<String>,
+    /// Names are kept up to this many places.
+    pub(super) most_places: usize,
     /// Debug information used in the batch at work, bytes.
     worked_bytes: u64,
 }
@@ -83,12 +87,17 @@ impl Default for Symbolizer {
 impl Symbolizer {
     /// A symbolizer that knows nothing yet.
     pub fn new(options: Options) -> Self {
-        Self { options, known: HashMap::new(), texts: HashSet::new(), notes: BTreeSet::new(), worked_bytes: 0 }
+        let (known, texts, notes) = (HashMap::new(), HashSet::new(), BTreeSet::new());
+        Self { options, known, texts, notes, most_places: MOST_PLACES, worked_bytes: 0 }
     }
 
     /// Finds names for all of `places` that have none yet, module by module. Takes long (seconds, for large debug
-    /// information): not for the event path.
+    /// information): not for the event path. If very many places are known already, these are forgotten first.
     pub fn symbolize(&mut self, modules: &mut dyn ModuleFiles, places: impl IntoIterator<Item = (ModuleId, u64)>) {
+        if self.known.len() > self.most_places {
+            self.known.clear();
+            self.texts.clear();
+        }
         let mut wanted: BTreeMap<ModuleId, Vec<u64>> = BTreeMap::new();
         for place in places {
             if !self.known.contains_key(&place) {

@@ -150,6 +150,11 @@ impl Unwinder {
         stack
     }
 
+    /// The one `Arc` for stacks equal to one that was found in another way.
+    pub fn intern(&mut self, stack: RawStack) -> Arc<RawStack> {
+        self.stacks.intern(stack)
+    }
+
     /// Whether the last stack was found in the cache.
     pub const fn was_repeated(&self) -> bool {
         self.was_repeated

@@ -163,7 +163,7 @@ impl Reason {
             Self::DepthLimit => "depth limit (see --max-depth)".into(),
             Self::TooExpensive => "unwind information too expensive".into(),
             Self::NoStack => "no stack was taken".into(),
-            Self::PutTogether => "put together: more stacks than are kept apart".into(),
+            Self::PutTogether => "put together: more stacks than are told apart".into(),
         }
     }
 }
