@@ -196,6 +196,9 @@ pub struct Attached {
     pub kind: String,
     /// How the probe is linked.
     pub link: String,
+    /// Why it sits there.
+    #[serde(default)]
+    pub reason: String,
 }
 
 /// The accounting of `--stats`.

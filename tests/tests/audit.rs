@@ -41,6 +41,12 @@ fn the_profile_s_audit_is_the_doctor_s() {
     assert!(["emulated", "optimized", "stepped"].contains(&probe["kind"].as_str().expect("a kind")), "{probe}");
     assert!(probe["link"].is_string() && probe["offset"].is_u64() && probe["reason"].is_string(), "{probe}");
     assert_eq!(attach.len(), stats.attach.len());
+    for (entry, probe) in attach.iter().zip(&stats.attach) {
+        assert_eq!(
+            (entry["function"].as_str(), entry["reason"].as_str()),
+            (Some(&*probe.function), Some(&*probe.reason))
+        );
+    }
     assert_eq!(process.missing, []);
 }
 

@@ -212,3 +212,50 @@ fn a_choice_that_cannot_be_read_is_told() {
     assert!(missing.iter().any(|gap| gap.what == "malloc" && gap.why.contains("IFUNC")), "{missing:?}");
     assert!(profile.notes.iter().any(|note| note.contains("IFUNC")), "{:?}", profile.notes);
 }
+
+/// A hand-written allocator: where no instruction is cheap, and where the first is none, the probe sits at the entry; what
+/// the kernel refuses there is told and keeps nothing else from being hooked. The reasons are in `--stats`, in the profile
+/// and in doctor.
+#[test]
+fn hand_written_functions() {
+    let case = "hand_written_functions";
+    let Some(_turn) = turn(case) else { return };
+    if std::env::consts::ARCH != "x86_64" {
+        return skipped(case, "the allocator is written in x86-64 assembly");
+    }
+    let handmade = library("handmade", "libhandmade.so", &[]);
+    for link in ["session", "multi", "perf"] {
+        let mut command = Command::new(program("mix"));
+        let mut target = Target::start_command(command.arg("500").env("LD_PRELOAD", &handmade));
+        let pid = target.pid();
+        let recording = Recorder::of(pid, 1).option("--link", link).start();
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{link}");
+        let probe =
+            |function: &str| stats.attach.iter().find(|p| p.function == function && p.file.contains("handmade"));
+        for function in ["malloc", "free"] {
+            let probe = probe(function).expect("it is hooked");
+            assert_eq!(probe.kind, "stepped", "{probe:?}");
+            assert!(probe.reason.starts_with("+0x0 ") && probe.reason.contains("nothing cheaper before"), "{probe:?}");
+        }
+        assert!(probe("valloc").is_none(), "{:?}", stats.attach);
+        let process = profile.process(pid);
+        let told =
+            |why: &str| why.contains("no instruction that heapbpf knows") && why.contains("the kernel takes no probe");
+        assert!(process.missing.iter().any(|gap| gap.what == "valloc" && told(&gap.why)), "{:?}", process.missing);
+        let reasons = |list: &Value| list.as_array().is_some_and(|list| list.iter().all(|p| p["reason"] != ""));
+        assert!(profile.audit.iter().all(|file| reasons(&file["attach"])), "{:?}", profile.audit);
+        assert!(stats.attach.iter().all(|probe| !probe.reason.is_empty()), "{:?}", stats.attach);
+        if link != "session" {
+            continue;
+        }
+        let doctor = Command::new(heapbpf()).args(["doctor", "--json", "--pid", &pid.to_string()]).output();
+        let doctor = doctor.expect("the binary runs");
+        let found: Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
+        let missing = found["processes"][0]["missing"].as_array().expect("a list");
+        let refused = |gap: &Value| gap["what"] == "valloc" && gap["why"].as_str().is_some_and(told);
+        assert!(missing.iter().any(refused) && doctor.status.code() == Some(1), "{found}");
+    }
+}

@@ -95,4 +95,12 @@ impl FileAudit {
             limits: planned.limits.clone(),
         }
     }
+
+    /// The probes in one line, with their reasons; `None` if there are none.
+    #[must_use]
+    pub fn summary(&self) -> Option<String> {
+        let probes = self.attach.iter().map(|entry| format!("{}{}", entry.function, entry.reason));
+        let probes = probes.collect::<Vec<_>>().join("; ");
+        (!probes.is_empty()).then(|| format!("probes in {}: {probes}", self.file))
+    }
 }

@@ -1,6 +1,6 @@
 //! Which files are hooked, for whom: the plan of each file is made once, its links as processes need them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::ffi::CString;
 use std::fs::File;
 use std::io::BufReader;
@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use sampler_ebpf::abi::{SITE_CALLS_OUT, Site};
 
 use super::audit::{FileAudit, LinkKind};
-use super::{AllocatorFile, AttachError, KernelRules, PlannedSite, Table, examine};
+use super::{AllocatorFile, AttachError, KernelRules, Missing, PlannedSite, Table, examine};
 use crate::host::open::{self, Beneath};
-use crate::kernel::KernelError;
 use crate::kernel::mappings::MappingProbes;
 use crate::kernel::programs::{Links, ProbePoint, Programs};
 use crate::kernel::steering::Steering;
+use crate::kernel::{KernelError, is_of_an_instruction};
 
 /// Time before a file that another tool keeps us from is tried again.
 const CONFLICT_REST: Duration = Duration::from_secs(1);
@@ -91,6 +91,8 @@ struct Planned {
     first_site: Option<u32>,
     /// What was hooked when it was last linked.
     audit: Option<Arc<FileAudit>>,
+    /// Instructions that the kernel takes no probe on (file offsets), and what it says.
+    refused: BTreeMap<u64, String>,
 }
 
 /// What hooking a file came to.
@@ -281,6 +283,7 @@ impl Hooks {
             .filter(|(_, planned)| self.only.is_none_or(|only| only.contains(&planned.function.as_str())))
             .map(|(cookie, planned)| ProbePoint { offset: planned.site.offset, cookie, frees: !planned.return_needed })
             .filter(|point| self.live || !point.frees)
+            .filter(|point| !planned.refused.contains_key(&point.offset))
             .collect();
         // By descriptor: it names this very file, whatever became of its path.
         let path = CString::new(format!("/proc/self/fd/{}", known.file.as_raw_fd())).unwrap_or_default();
@@ -293,6 +296,14 @@ impl Hooks {
             Err(KernelError::Link { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
                 self.conflicts.insert(key, Instant::now());
                 return Err(refused(KernelError::Conflict));
+            }
+            Err(KernelError::Link { source, what }) if is_of_an_instruction(&source) => {
+                let (links, others) = programs.attach_each(&path, &points, pid).map_err(refused)?;
+                if others.len() == points.len() {
+                    return Err(refused(KernelError::Link { source, what }));
+                }
+                planned.refused.extend(others);
+                links
             }
             Err(error) => return Err(refused(error)),
         };
@@ -433,7 +444,9 @@ fn plan(
     // A descriptor of its own: reading moves the position.
     let reader = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     let plan = examine(BufReader::new(reader), path, rules, table);
-    Ok(plan.map(|allocator| Planned { allocator, first_site: None, audit: None }).map_err(Arc::new))
+    Ok(plan
+        .map(|allocator| Planned { allocator, first_site: None, audit: None, refused: BTreeMap::new() })
+        .map_err(Arc::new))
 }
 
 impl Planned {
@@ -450,6 +463,12 @@ impl Planned {
             let mut frees = self.allocator.sites.iter().map(|site| !site.return_needed);
             audit.attach.retain(|_| !frees.next().unwrap_or(false));
         }
+        audit.attach.retain(|entry| {
+            let Some(error) = self.refused.get(&entry.offset) else { return true };
+            let why = format!("the kernel takes no probe at {:#x} ({}): {error}", entry.offset, entry.reason);
+            audit.missing.push(Missing::new(entry.function.clone(), why));
+            false
+        });
         audit
     }
 }

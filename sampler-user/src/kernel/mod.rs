@@ -101,3 +101,12 @@ pub enum KernelError {
         source: io::Error,
     },
 }
+
+/// Whether a link was refused because the kernel takes no probe on an instruction: it cannot decode it, or cannot run it
+/// elsewhere.
+#[must_use]
+pub fn is_of_an_instruction(error: &io::Error) -> bool {
+    /// The kernel's own number for "not supported", which no header for programs has.
+    const ENOTSUPP: i32 = 524;
+    matches!(error.raw_os_error(), Some(ENOTSUPP | libc::ENOEXEC | libc::EIO))
+}

@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::loader::{Loader, ProgramKind};
-use super::{KernelError, sys};
+use super::{KernelError, is_of_an_instruction, sys};
 
 pub use crate::attach::audit::LinkKind;
 
@@ -136,6 +136,31 @@ impl Programs {
             links.add_multi(&self.allocation, attach_type, path, &allocations, pid, 0).map_err(refused)?;
         }
         Ok(links)
+    }
+
+    /// Attaches to each instruction by itself. What the kernel refuses is left out, and given back with its error.
+    ///
+    /// # Errors
+    /// The file or the process cannot be attached to; nothing stays attached then.
+    pub fn attach_each(
+        &self,
+        path: &CString,
+        points: &[ProbePoint],
+        pid: Option<u32>,
+    ) -> Result<(Links, Vec<(u64, String)>), KernelError> {
+        let mut all = Links::default();
+        let mut refused = Vec::new();
+        let (frees, allocations): (Vec<ProbePoint>, Vec<ProbePoint>) = points.iter().partition(|point| point.frees);
+        for point in frees.iter().chain(&allocations) {
+            match self.attach(path, std::slice::from_ref(point), pid) {
+                Ok(mut links) => all.0.append(&mut links.0),
+                Err(KernelError::Link { source, .. }) if is_of_an_instruction(&source) => {
+                    refused.push((point.offset, source.to_string()));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok((all, refused))
     }
 
     /// Link of the thread iterator.

@@ -63,6 +63,9 @@ pub struct Attachment {
     pub kind: String,
     /// Kind of link: `session`, `multi` or `perf`.
     pub link: String,
+    /// Why this instruction.
+    #[serde(default)]
+    pub reason: String,
 }
 
 impl Stats {

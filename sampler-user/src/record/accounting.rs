@@ -130,6 +130,7 @@ pub fn stats(
                 offset: entry.offset,
                 kind: entry.kind.to_string(),
                 link: entry.link.to_string(),
+                reason: entry.reason.clone(),
             })
             .collect(),
         other: named(&other),

@@ -196,7 +196,7 @@ fn is_legacy_prefix(byte: u8) -> bool {
     matches!(byte, 0x66 | 0x67 | 0xf2 | 0xf3 | 0xf0 | 0x2e | 0x36 | 0x3e | 0x26 | 0x64 | 0x65)
 }
 
-/// Walks the first basic block; see [`super::place`]. `None` if the kernel refuses every instruction of it.
+/// Walks the first basic block; see [`super::place`]. `None` if the kernel is known to refuse every instruction of it.
 pub(super) fn place(
     rules: &KernelRules,
     address: u64,
@@ -218,6 +218,19 @@ pub(super) fn place(
         let bytes = code.get(at..at + instruction.len()).unwrap_or_default();
         if instruction.is_invalid() {
             end = "bytes that are no instruction";
+            if at == 0 {
+                // The kernel decodes it, too, and knows better what this processor can do.
+                return Some(Placement {
+                    offset: 0,
+                    kind: Kind::Stepped,
+                    arguments: needs.arguments,
+                    stack_pointer_moved: 0,
+                    reason:
+                        "the entry: it begins with no instruction that heapbpf knows, which leaves the choice to the \
+                             kernel"
+                            .into(),
+                });
+            }
             break;
         }
         if at > 0 && entered(instruction.ip()) {

@@ -70,7 +70,6 @@ fn what_the_kernel_refuses_is_never_chosen() {
     assert_eq!(placed(&ALLOCATES, b"\xf4"), None);
     assert_eq!(placed(&ALLOCATES, b"\xcc"), None);
     assert_eq!(placed(&ALLOCATES, b"\x66\xe9\x00\x00\x00\x00"), None);
-    assert_eq!(placed(&ALLOCATES, b"\x06\x06"), None);
     assert_eq!(placed(&ALLOCATES, b""), None);
 }
 
@@ -80,6 +79,12 @@ fn what_cannot_be_decoded_leaves_the_entry_and_is_said() {
     let placement = placed_at(0, NEW, &FREES, b"\x48\x85\xff\x06\x55\xc3", &[]).unwrap();
     assert_eq!((placement.offset, placement.kind), (0, Kind::Stepped));
     assert!(placement.reason.ends_with("nothing cheaper before bytes that are no instruction"), "{}", placement.reason);
+    // Nor are the first bytes one: the kernel has its say.
+    for needs in [&ALLOCATES, &FREES] {
+        let placement = placed_at(0, NEW, needs, b"\x06\x55\xc3", &[]).unwrap();
+        assert_eq!((placement.offset, placement.kind, placement.arguments), (0, Kind::Stepped, needs.arguments));
+        assert!(placement.reason.contains("no instruction that heapbpf knows"), "{}", placement.reason);
+    }
 }
 
 #[test]

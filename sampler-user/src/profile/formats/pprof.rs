@@ -10,6 +10,7 @@ use prost::Message as _;
 
 use super::{Format, FormatError, WriteOptions};
 use crate::attach::Missing;
+use crate::attach::audit::FileAudit;
 use crate::profile::group::process_name;
 use crate::profile::intern::Interned;
 use crate::profile::model::{Criterion, Frame, Module, Profile, Row};
@@ -22,6 +23,8 @@ use crate::view::units;
 /// Level 5 of 9: within a few percent of the smallest file at half the time.
 const COMPRESSION: Compression = Compression::new(5);
 
+/// Hooked files whose probes are listed.
+const MOST_FILES: usize = 4;
 /// Processes that comments tell of: pprof prints all comments above its tables.
 const MOST_PROCESSES: usize = 20;
 
@@ -168,6 +171,13 @@ fn comments(profile: &Profile) -> Vec<String> {
     if let Some(more @ 1..) = profile.processes.len().checked_sub(MOST_PROCESSES) {
         comments.push(format!("and {more} more processes"));
     }
+    let mut files: Vec<&FileAudit> = Vec::new();
+    for file in profile.processes.iter().flat_map(|process| &process.audit) {
+        if files.len() < MOST_FILES && !files.contains(&&**file) {
+            files.push(file);
+        }
+    }
+    comments.extend(files.into_iter().filter_map(FileAudit::summary));
     comments.extend(profile.notes.iter().cloned());
     comments
 }
