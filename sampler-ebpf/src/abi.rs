@@ -38,7 +38,7 @@ pub struct LiveValue {
     pub reserved: u32,
 }
 
-/// Where a probe sits and how to read the call there. Index into the `SITES` map is the link's cookie.
+/// Where a probe sits and how to read the call there. Its index in the `SITES` map is in the link's cookie.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Site {
@@ -66,6 +66,87 @@ pub struct Site {
     pub reserved: [u8; 29],
 }
 
+impl Site {
+    /// The cookie of its links, if its index is this.
+    #[must_use]
+    pub const fn cookie(&self, index: u32) -> Cookie {
+        Cookie(
+            index as u64
+                | (self.size_argument as u64) << 32
+                | (self.times_argument as u64) << 40
+                | (self.old_argument as u64) << 48
+                | (self.flags as u64) << 56,
+        )
+    }
+}
+
+/// A link's cookie: where its [`Site`] is, and what an unsampled call needs to know of it, which spares it the look-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cookie(pub u64);
+
+impl Cookie {
+    /// Index into the `SITES` map.
+    #[inline(always)]
+    #[must_use]
+    pub const fn index(self) -> u32 {
+        self.0 as u32
+    }
+
+    /// [`Site::size_argument`].
+    #[inline(always)]
+    #[must_use]
+    pub const fn size_argument(self) -> u8 {
+        (self.0 >> 32) as u8
+    }
+
+    /// [`Site::times_argument`].
+    #[inline(always)]
+    #[must_use]
+    pub const fn times_argument(self) -> u8 {
+        (self.0 >> 40) as u8
+    }
+
+    /// [`Site::old_argument`].
+    #[inline(always)]
+    #[must_use]
+    pub const fn old_argument(self) -> u8 {
+        (self.0 >> 48) as u8
+    }
+
+    /// [`Site::flags`].
+    #[inline(always)]
+    #[must_use]
+    pub const fn flags(self) -> u8 {
+        (self.0 >> 56) as u8
+    }
+
+    /// All but the index: the same for all functions that are called alike.
+    #[inline(always)]
+    #[must_use]
+    pub const fn shape(self) -> u32 {
+        (self.0 >> 32) as u32
+    }
+}
+
+/// [`Cookie::shape`] of malloc and operator new: the size is the first argument, and nothing else matters.
+pub const SHAPE_MALLOC: u32 = Site { size_argument: 0, ..PLAIN }.cookie(0).shape();
+/// [`Cookie::shape`] of calloc: the size is the product of the first two arguments.
+pub const SHAPE_CALLOC: u32 = Site { size_argument: 1, times_argument: 0, ..PLAIN }.cookie(0).shape();
+
+const PLAIN: Site = Site {
+    offset: 0,
+    inner_start: 0,
+    inner_end: 0,
+    file: 0,
+    function: 0,
+    size_argument: NO_ARGUMENT,
+    times_argument: NO_ARGUMENT,
+    old_argument: NO_ARGUMENT,
+    out_argument: NO_ARGUMENT,
+    flags: 0,
+    reserved: [0; 29],
+};
+
 /// No such argument.
 pub const NO_ARGUMENT: u8 = 0xff;
 /// Arguments in registers that a [`Site`] can name: 0 to 5.
@@ -84,6 +165,9 @@ pub const SITE_MAY_CALL_INSIDE: u8 = 16;
 /// The function throws an exception where others return NULL. The unwinder of the program cannot find its way past a return
 /// that is awaited: it would end the program.
 pub const SITE_THROWS: u8 = 32;
+/// The function can end in a jump to another that takes the old block over (reallocarray jumps to realloc). Without this
+/// flag, one that was given a block cannot end in a jump: the block would be lost.
+pub const SITE_PASSES_BLOCK_ON: u8 = 64;
 
 /// Most exact code ranges of hooked functions in one file.
 pub const MAX_INNER_RANGES: usize = 32;

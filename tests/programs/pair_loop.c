@@ -4,12 +4,15 @@
  *   run PAIRS SIZE    that many pairs on each thread, DEPTH calls below main
  *   hold COUNT SIZE   that many blocks, kept
  *   drop 0 0          frees them
+ *   cold PAIRS SIZE   that many pairs as a program makes them that does other work, too: of thousands of live blocks any
+ *                     one is freed, and between two calls the caches are filled with other data and other code
  * CPU_NS is the sum over the threads, by their own clocks: what else the machine does is not in it. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -30,6 +33,45 @@ static __attribute__((noinline)) void churn(void) {
     void *p = malloc(size);
     __asm__ volatile("" : "+r"(p) : : "memory");
     free(p);
+  }
+}
+enum { LIVE = 4096, LINE = 64, TOUCHED = 64, CALLED = 64, OTHER_BYTES = 8 << 20 };
+static void *live[LIVE];
+static volatile unsigned char *other_data;
+static unsigned char *other_code;
+static uint64_t random_state = 1;
+
+static uint64_t next_random(void) {
+  random_state ^= random_state << 13;
+  random_state ^= random_state >> 7;
+  return random_state ^= random_state << 17;
+}
+/* Functions that return at once, each in a cache line of its own. */
+static int make_others(void) {
+  other_data = mmap(0, OTHER_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_POPULATE, -1, 0);
+  other_code = mmap(0, OTHER_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (other_data == MAP_FAILED || other_code == MAP_FAILED) return 0;
+  for (size_t i = 0; i < OTHER_BYTES; i += LINE)
+#ifdef __aarch64__
+    memcpy(other_code + i, "\xc0\x03\x5f\xd6", 4);
+#else
+    other_code[i] = 0xc3;
+#endif
+  __builtin___clear_cache((char *)other_code, (char *)other_code + OTHER_BYTES);
+  return !mprotect(other_code, OTHER_BYTES, PROT_READ | PROT_EXEC);
+}
+static void work_elsewhere(void) {
+  for (int i = 0; i < TOUCHED; i++) (void)other_data[next_random() % OTHER_BYTES];
+  size_t first = next_random() % (OTHER_BYTES / LINE - CALLED);
+  for (size_t i = first; i < first + CALLED; i++) ((void (*)(void))(other_code + i * LINE))();
+}
+static __attribute__((noinline)) void churn_cold(void) {
+  for (uint64_t i = 0; i < pairs; i++) {
+    void **any = &live[next_random() % LIVE];
+    work_elsewhere();
+    free(*any);
+    work_elsewhere();
+    *any = malloc(size);
   }
 }
 static __attribute__((noinline)) void descend(int below) {
@@ -92,6 +134,14 @@ int main(int argc, char **argv) {
       if (threads > 1) pthread_barrier_wait(&end);
       spent = 0;
       for (int i = 0; i < threads; i++) spent += cpu[i];
+    } else if (!strcmp(word, "cold")) {
+      if (!other_code && !make_others()) return 95;
+      for (int i = 0; i < LIVE; i++)
+        if (!live[i]) live[i] = malloc(size);
+      pairs = count;
+      spent = now(CLOCK_THREAD_CPUTIME_ID);
+      churn_cold();
+      spent = now(CLOCK_THREAD_CPUTIME_ID) - spent;
     } else {
       if (!strcmp(word, "hold"))
         while (count-- && held_count < MOST_HELD) held[held_count++] = malloc(size);

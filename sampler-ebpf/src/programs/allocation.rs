@@ -4,8 +4,9 @@ use core::ffi::c_void;
 
 use aya_ebpf::helpers::generated::{bpf_get_attach_cookie, bpf_get_current_comm};
 use sampler_ebpf::abi::{
-    AllocationRecord, LiveValue, MAX_INNER_RANGES, NO_ARGUMENT, Registers, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE,
-    SITE_MAY_TAIL_JUMP, SITE_THROWS, SITE_ZERO_FREES, Site, kind, stack_kind,
+    AllocationRecord, Cookie, LiveValue, MAX_INNER_RANGES, NO_ARGUMENT, Registers, SHAPE_CALLOC, SHAPE_MALLOC,
+    SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP, SITE_PASSES_BLOCK_ON, SITE_THROWS, SITE_ZERO_FREES, Site,
+    kind, stack_kind,
 };
 use sampler_ebpf::trials;
 
@@ -17,6 +18,7 @@ use crate::maps::{self, FILES, SITES, read_user};
 use crate::output;
 use crate::pending::{LARGEST_PAGE, Pending, SLOTS};
 use crate::stack;
+use crate::stage;
 use crate::state::ThreadState;
 
 /// No allocator can give more (the user half of a 48-bit address space): such a call fails, and is not sampled.
@@ -67,44 +69,79 @@ pub extern "C" fn allocation_return(ctx: *mut c_void) -> u32 {
     0
 }
 
+/// The cookie of the link that a program runs for.
+#[inline(always)]
+pub fn cookie(ctx: *mut c_void) -> Cookie {
+    // SAFETY: a helper call.
+    Cookie(unsafe { bpf_get_attach_cookie(ctx) })
+}
+
 /// Counts the call down and answers whether its return is awaited.
+///
+/// Nearly every call is unsampled, of malloc or calloc, and made while nothing else is in progress. That much is decided
+/// here, in the fewest instructions: between two calls of a program that does other work the caches have forgotten this
+/// code, and each of its lines costs more than what it does.
 #[inline(always)]
 fn decide(ctx: *mut c_void, session: bool) -> u32 {
-    // SAFETY: a helper call.
-    let index = unsafe { bpf_get_attach_cookie(ctx) } as u32;
-    let Some(site) = SITES.get(index) else { return SKIP_RETURN };
+    let call = cookie(ctx);
+    if const { stage::is_last("allocation-cookie") } {
+        return SKIP_RETURN;
+    }
     let Some(state) = ThreadState::of_target() else { return SKIP_RETURN };
+    if const { stage::is_last("allocation-state") } {
+        return SKIP_RETURN;
+    }
+    let (first, second) = (Arguments::of(ctx).get(0), Arguments::of(ctx).get(1));
+    // A size of 0 is none that is common, and stands for all that is not decided here.
+    let size = match call.shape() {
+        SHAPE_MALLOC => first,
+        SHAPE_CALLOC if (first | second) < LARGE_SIZE => first * second,
+        _ => 0,
+    };
+    if size.wrapping_sub(1) < LARGE_SIZE - 1
+        && state.is_idle()
+        && state.count_unsampled(trials::trials(config!(criterion), size, maps::trials_of_class), size)
+    {
+        return SKIP_RETURN;
+    }
+    decide_any(ctx, state, call, session)
+}
+
+/// The whole decision. Apart, so that what is rarely needed does not lie between what is. (Not marked as cold: that would
+/// put it into a section of its own, and the loader's library takes functions at the same place of two sections for one.)
+#[inline(never)]
+fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: bool) -> u32 {
     let arguments = Arguments::of(ctx);
     let sp = arch::stack_pointer(ctx);
-
-    let size = match requested(site, &arguments) {
+    let size = match requested(call, &arguments) {
         Some(size) => size,
         None => {
-            if !is_inner(ctx, state, site, sp) && !state.is_nested(ctx, sp, 0) {
+            if !is_inner(ctx, state, call, sp) && !state.is_nested(ctx, sp, 0) {
                 refuse(state);
             }
             return SKIP_RETURN;
         }
     };
-    if is_inner(ctx, state, site, sp) || state.is_nested(ctx, sp, size) || is_tail_jump(ctx, state, site, sp, size) {
+    if is_inner(ctx, state, call, sp) || state.is_nested(ctx, sp, size) || is_tail_jump(ctx, state, call, sp, size) {
         state.counters.inner += 1;
         return SKIP_RETURN;
     }
 
-    let old_address = if site.old_argument == NO_ARGUMENT { 0 } else { arguments.get(site.old_argument) };
-    if old_address != 0 && size == 0 && site.flags & SITE_ZERO_FREES != 0 {
+    let flags = call.flags();
+    let old_address = if call.old_argument() == NO_ARGUMENT { 0 } else { arguments.get(call.old_argument()) };
+    if old_address != 0 && size == 0 && flags & SITE_ZERO_FREES != 0 {
         free::release(state, old_address);
         return SKIP_RETURN;
     }
-    if site.flags & SITE_MAY_CALL_INSIDE != 0 {
+    if flags & SITE_MAY_CALL_INSIDE != 0 {
         state.outer_sp = sp;
-        state.outer_file = site.file;
+        state.outer_site = call.index();
     }
-    if site.flags & SITE_MAY_TAIL_JUMP != 0 {
+    if flags & SITE_MAY_TAIL_JUMP != 0 && (old_address == 0 || flags & SITE_PASSES_BLOCK_ON != 0) {
         state.tail_sp = sp;
         state.tail_return = arch::return_address(ctx, sp);
         state.tail_size = size;
-        state.tail_function = u32::from(site.function);
+        state.tail_site = call.index();
     }
     if !session && state.pending != 0 {
         // Without sessions every return traps, so a call that never returned must not be taken for this one.
@@ -118,10 +155,10 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
     let trials = trials::trials(config!(criterion), size, maps::trials_of_class);
     let success = state.count_down(trials, size);
     // One that asks for so much is worth a trap: it may well fail, and would distort the exact totals.
-    if success.is_none() && old.is_none() && site.flags & SITE_CALLS_OUT == 0 && size < LARGE_SIZE {
+    if success.is_none() && old.is_none() && flags & SITE_CALLS_OUT == 0 && size < LARGE_SIZE {
         return SKIP_RETURN;
     }
-    if site.flags & SITE_THROWS != 0 && limits::refuse(size) {
+    if flags & SITE_THROWS != 0 && limits::refuse(size) {
         // Its return must not be awaited, and it is the end of the call for us.
         if success.is_some() {
             state.counters.failed += 1;
@@ -137,6 +174,7 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
     }
     let slot = state.open_slot(sp) & (SLOTS - 1);
     let (offset, interval) = success.as_ref().map_or((0, 0), |success| (success.offset, success.interval));
+    let out_argument = SITES.get(call.index()).map_or(NO_ARGUMENT, |site| site.out_argument);
     let pending = Pending {
         sp,
         size,
@@ -144,14 +182,14 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
         offset,
         interval,
         caller: arch::return_address(ctx, sp),
-        out: if site.out_argument == NO_ARGUMENT { 0 } else { arguments.get(site.out_argument) },
+        out: if out_argument == NO_ARGUMENT { 0 } else { arguments.get(out_argument) },
         old_address: if old.is_some() { old_address } else { 0 },
         old: old.unwrap_or_default(),
-        site: index,
+        site: call.index(),
         sampled: u32::from(success.is_some()),
     };
     state.slots[slot] = pending;
-    if site.flags & SITE_CALLS_OUT != 0 {
+    if flags & SITE_CALLS_OUT != 0 {
         state.mark_outer(slot);
     }
     AWAIT_RETURN
@@ -159,10 +197,10 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
 
 /// Bytes that the call asks for; `None` if no allocator can give them.
 #[inline(always)]
-fn requested(site: &Site, arguments: &Arguments) -> Option<u64> {
-    let mut size = arguments.get(site.size_argument);
-    if site.times_argument != NO_ARGUMENT {
-        let times = arguments.get(site.times_argument);
+fn requested(call: Cookie, arguments: &Arguments) -> Option<u64> {
+    let mut size = arguments.get(call.size_argument());
+    if call.times_argument() != NO_ARGUMENT {
+        let times = arguments.get(call.times_argument());
         if (size | times) >> 32 != 0 && size != 0 && times > LARGEST_SIZE / size {
             return None;
         }
@@ -183,7 +221,7 @@ fn refuse(state: &mut ThreadState) {
 /// Reading the return address costs more than all the rest, so it is read only while a call is, or may be, in progress
 /// that can do such a thing: what it calls has its stack pointer below.
 #[inline(always)]
-fn is_inner(ctx: *mut c_void, state: &mut ThreadState, site: &Site, sp: u64) -> bool {
+fn is_inner(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, sp: u64) -> bool {
     if state.outer_sp == 0 {
         return false;
     }
@@ -194,7 +232,8 @@ fn is_inner(ctx: *mut c_void, state: &mut ThreadState, site: &Site, sp: u64) -> 
         }
         return false;
     }
-    if state.outer_file != site.file {
+    let (Some(site), Some(outer)) = (SITES.get(call.index()), SITES.get(state.outer_site)) else { return false };
+    if outer.file != site.file {
         return false;
     }
     let inner = is_called_inside(ctx, site, arch::return_address(ctx, sp));
@@ -231,17 +270,17 @@ fn is_called_inside(ctx: *mut c_void, site: &Site, caller: u64) -> bool {
 /// to whole pages), another function, and the return address of the outer call, or the kernel's trampoline in its place
 /// while its return is awaited: by us, or by somebody else's probe.
 #[inline(always)]
-fn is_tail_jump(ctx: *mut c_void, state: &mut ThreadState, site: &Site, sp: u64, size: u64) -> bool {
+fn is_tail_jump(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, sp: u64, size: u64) -> bool {
     if state.tail_sp == 0 {
         return false;
     }
     let expected = state.tail_sp == sp
         && size.wrapping_sub(state.tail_size) < LARGEST_PAGE
-        && state.tail_function != u32::from(site.function)
+        && state.tail_site != call.index()
         && (state.is_pending(sp) || returns_to(ctx, sp, state.tail_return));
-    if expected && site.flags & SITE_MAY_TAIL_JUMP != 0 {
+    if expected && call.flags() & SITE_MAY_TAIL_JUMP != 0 {
         // reallocarray jumps to realloc, which may jump to malloc.
-        state.tail_function = u32::from(site.function);
+        state.tail_site = call.index();
     } else {
         state.tail_sp = 0;
     }
@@ -259,7 +298,7 @@ fn returns_to(ctx: *mut c_void, sp: u64, address: u64) -> bool {
 }
 
 /// The end of a call whose return was awaited.
-#[inline(always)]
+#[inline(never)]
 fn outcome(ctx: *mut c_void) {
     let Some(state) = maps::THREADS.current() else { return };
     if state.pending == 0 {

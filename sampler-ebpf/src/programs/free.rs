@@ -3,13 +3,14 @@
 use core::ffi::c_void;
 
 use aya_ebpf::bindings::BPF_ANY;
-use aya_ebpf::helpers::generated::bpf_get_attach_cookie;
 use sampler_ebpf::abi::{LiveKey, LiveValue};
 
+use crate::allocation;
 use crate::arch::Arguments;
 use crate::filter;
-use crate::maps::{LIVE, SITES};
+use crate::maps::LIVE;
 use crate::output;
+use crate::stage;
 use crate::state::ThreadState;
 
 /// `-ENOENT`.
@@ -19,14 +20,14 @@ const NOT_FOUND: i32 = -2;
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/free")]
 pub extern "C" fn free_entry(ctx: *mut c_void) -> u32 {
-    // SAFETY: a helper call.
-    let index = unsafe { bpf_get_attach_cookie(ctx) } as u32;
-    let Some(site) = SITES.get(index) else { return 0 };
-    let address = Arguments::of(ctx).get(site.old_argument);
-    if address == 0 {
+    let address = Arguments::of(ctx).get(allocation::cookie(ctx).old_argument());
+    if address == 0 || const { stage::is_last("free-cookie") } {
         return 0;
     }
     let Some(state) = ThreadState::of_target() else { return 0 };
+    if const { stage::is_last("free-state") } {
+        return 0;
+    }
     release(state, address);
     0
 }
@@ -35,7 +36,18 @@ pub extern "C" fn free_entry(ctx: *mut c_void) -> u32 {
 #[inline(always)]
 pub fn release(state: &mut ThreadState, address: u64) {
     state.frees_seen += 1;
-    if let Some(value) = take_out(state, address) {
+    if const { stage::is_last("free-count") } {
+        return;
+    }
+    if filter::may_be_tracked(address) {
+        release_tracked(state, address);
+    }
+}
+
+/// The rest of [`release`], apart so that the path of untracked blocks stays short.
+#[inline(never)]
+fn release_tracked(state: &mut ThreadState, address: u64) {
+    if let Some(value) = take_tracked(state, address) {
         output::submit_free(state, &value);
     }
 }
@@ -49,7 +61,7 @@ pub fn take_out(state: &ThreadState, address: u64) -> Option<LiveValue> {
     take_tracked(state, address)
 }
 
-/// The rest of [`take_out`], apart so that the path of untracked blocks stays short.
+/// The rest of [`take_out`].
 #[inline(always)]
 fn take_tracked(state: &ThreadState, address: u64) -> Option<LiveValue> {
     let key = LiveKey { space: state.space, address };

@@ -20,6 +20,7 @@ mod nothing;
 mod output;
 mod pending;
 mod stack;
+mod stage;
 mod state;
 mod task_storage;
 

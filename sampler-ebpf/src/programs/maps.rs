@@ -17,7 +17,7 @@ use crate::task_storage::TaskStorage;
 /// State of each thread.
 #[btf_map]
 pub static THREADS: TaskStorage<ThreadState> = TaskStorage::new();
-/// Probe sites; a link's cookie is the index.
+/// Probe sites; a link's cookie has the index.
 #[btf_map]
 pub static SITES: Array<Site, 8192> = Array::new();
 /// Code ranges of each hooked file.

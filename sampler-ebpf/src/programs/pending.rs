@@ -66,20 +66,26 @@ impl ThreadState {
     }
 
     /// Whether a call with that stack pointer is made for a marked call in progress: the stack grew since, or the marked
-    /// call ended in a jump here. A marked call that the stack has shrunk past never returned (longjmp): it is forgotten.
+    /// call ended in a jump here.
     #[inline(always)]
     pub fn is_nested(&mut self, ctx: *mut c_void, sp: u64, size: u64) -> bool {
+        self.is_below_outer(sp, |outer| {
+            size.wrapping_sub(outer.size) < LARGEST_PAGE && arch::return_address(ctx, sp) != outer.caller
+        })
+    }
+
+    /// Whether a marked call is in progress above that stack pointer, or at it, if that counts. A marked call that the
+    /// stack has shrunk past never returned (longjmp): it is forgotten.
+    #[inline(always)]
+    pub fn is_below_outer(&mut self, sp: u64, counts_at_it: impl Fn(&Pending) -> bool) -> bool {
         if self.pending >> OUTER == 0 {
             return false;
         }
         let mut i = 0;
         while i < SLOTS {
             if self.pending & (1 << (i as u32 + OUTER)) != 0 {
-                let outer_sp = self.slots[i].sp;
-                let jumped = sp == outer_sp
-                    && size.wrapping_sub(self.slots[i].size) < LARGEST_PAGE
-                    && arch::return_address(ctx, sp) != self.slots[i].caller;
-                if sp < outer_sp || jumped {
+                let outer = &self.slots[i];
+                if sp < outer.sp || sp == outer.sp && counts_at_it(outer) {
                     return true;
                 }
                 self.pending &= !(1 << i | 1 << (i as u32 + OUTER));
@@ -104,27 +110,6 @@ impl ThreadState {
             }
         }
         awaited
-    }
-
-    /// Whether a system call made with that stack pointer is made for a marked call in progress (one that jumped to it
-    /// included). Marked calls that the stack has shrunk past are forgotten.
-    #[inline(always)]
-    pub fn is_below_outer(&mut self, sp: u64) -> bool {
-        if self.pending >> OUTER == 0 {
-            return false;
-        }
-        let mut i = 0;
-        while i < SLOTS {
-            if self.pending & (1 << (i as u32 + OUTER)) != 0 {
-                if sp <= self.slots[i].sp {
-                    return true;
-                }
-                self.pending &= !(1 << i | 1 << (i as u32 + OUTER));
-                self.abandon(i);
-            }
-            i += 1;
-        }
-        false
     }
 
     /// Whether a call entered at that stack pointer is in progress.

@@ -44,10 +44,10 @@ pub struct ThreadState {
     pub tail_return: u64,
     /// Its size.
     pub tail_size: u64,
-    /// Its function.
-    pub tail_function: u32,
-    /// File of the call that `outer_sp` is of.
-    pub outer_file: u32,
+    /// Index of its site.
+    pub tail_site: u32,
+    /// Index of the site of the call that `outer_sp` is of.
+    pub outer_site: u32,
     /// Zero.
     pub reserved_too: u32,
     /// Slot that is evicted next when all are in use.
@@ -96,6 +96,12 @@ impl ThreadState {
             }
             return None;
         }
+        Self::of_new_thread()
+    }
+
+    /// The same for a thread that has no state yet.
+    #[inline(never)]
+    fn of_new_thread() -> Option<&'static mut Self> {
         match THREADS.current_or_create() {
             Some(state) => state.admit().then_some(state),
             None => {
@@ -149,6 +155,24 @@ impl ThreadState {
         let constants = control.draw;
         self.interval = constants.interval;
         self.remaining = geometric::draw(rng::next(&mut self.random), &constants);
+    }
+
+    /// Whether no call is in progress that the next one could be part of, as far as is known.
+    #[inline(always)]
+    pub fn is_idle(&self) -> bool {
+        self.outer_sp | self.tail_sp | u64::from(self.pending) == 0
+    }
+
+    /// Counts an allocation call if none of its trials succeeds; `false`: one does, and nothing has been counted.
+    #[inline(always)]
+    pub fn count_unsampled(&mut self, trials: u64, size: u64) -> bool {
+        if trials >= self.remaining {
+            return false;
+        }
+        self.remaining -= trials;
+        self.unsampled += 1;
+        self.unsampled_bytes += size;
+        true
     }
 
     /// Counts an allocation call and its trials. `Some`: one of them succeeded, so it is sampled, and the next success is

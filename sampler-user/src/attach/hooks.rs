@@ -264,24 +264,28 @@ impl Hooks {
             Ok(planned) => planned,
             Err(source) => return Err(HookError::Unfit { path: known.path.clone(), source: Arc::clone(source) }),
         };
+        let awaited = if self.mappings.is_some() { SITE_CALLS_OUT } else { 0 };
+        let site = |planned: &PlannedSite| {
+            let flags = if planned.return_needed { awaited } else { 0 };
+            Site { flags: planned.site.flags | flags, ..planned.site }
+        };
         let first = match planned.first_site {
             Some(first) => first,
             None => {
-                let awaited = if self.mappings.is_some() { SITE_CALLS_OUT } else { 0 };
-                let site = |planned: &PlannedSite| {
-                    let flags = if planned.return_needed { awaited } else { 0 };
-                    Site { flags: planned.site.flags | flags, ..planned.site }
-                };
                 let sites: Vec<Site> = planned.allocator.sites.iter().map(site).collect();
                 let first = steering.add_file(&planned.allocator.ranges, &sites).map_err(refused)?;
                 self.functions.extend(sites.iter().map(|site| site.function));
                 *planned.first_site.insert(first)
             }
         };
-        let points: Vec<ProbePoint> = (u64::from(first)..)
+        let points: Vec<ProbePoint> = (first..)
             .zip(&planned.allocator.sites)
             .filter(|(_, planned)| self.only.is_none_or(|only| only.contains(&planned.function.as_str())))
-            .map(|(cookie, planned)| ProbePoint { offset: planned.site.offset, cookie, frees: !planned.return_needed })
+            .map(|(index, planned)| ProbePoint {
+                offset: planned.site.offset,
+                cookie: site(planned).cookie(index).0,
+                frees: !planned.return_needed,
+            })
             .filter(|point| self.live || !point.frees)
             .filter(|point| !planned.refused.contains_key(&point.offset))
             .collect();

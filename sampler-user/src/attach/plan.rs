@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::io::{Read, Seek};
 
-use sampler_ebpf::abi::{FileRanges, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP, SITE_THROWS, Site};
+use sampler_ebpf::abi::{
+    FileRanges, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP, SITE_PASSES_BLOCK_ON, SITE_THROWS, Site,
+};
 use serde::{Deserialize, Serialize};
 
 use super::AttachError;
@@ -172,6 +174,10 @@ pub fn analyse(image: &FileImage, rules: &KernelRules, requested: &Table) -> Res
             Ok(mut planned) => {
                 (planned.site.inner_start, planned.site.inner_end) = bounding_range(&inner);
                 planned.site.flags |= if *may_tail_jump { SITE_MAY_TAIL_JUMP } else { 0 };
+                let passes_block_on = *may_tail_jump
+                    && function.row.shape.is_realloc()
+                    && graph.may_tail_jump(function.extent, &|to| takes_block(&graph, to, &found, requested));
+                planned.site.flags |= if passes_block_on { SITE_PASSES_BLOCK_ON } else { 0 };
                 planned.site.flags |= if *may_call_inside { SITE_MAY_CALL_INSIDE } else { 0 };
                 // Of functions that nobody here has read, it is unknown what they call.
                 let calls_out = inner.calls_out || function.row.is_unread();
@@ -262,6 +268,12 @@ fn passes_on_to(
     // The loader may bind that name to another file: whichever has it is hooked there.
     let here = found.iter().any(|f| f.names.contains(&name) && f.extent.start != start);
     (here && table.shape_of(name) == Some(function.row.shape)).then(|| name.to_owned())
+}
+
+/// Whether a function that is hooked, here or in another file, is at an address and reallocates.
+fn takes_block(graph: &CallGraph<'_>, address: u64, found: &[Found<'_>], table: &Table) -> bool {
+    found.iter().any(|f| f.extent.start == address && f.row.shape.is_realloc())
+        || graph.import_behind(address).and_then(|name| table.shape_of(name)).is_some_and(|shape| shape.is_realloc())
 }
 
 fn place(

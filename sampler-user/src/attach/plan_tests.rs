@@ -38,7 +38,7 @@ fn glibc_2_36_is_probed_where_the_kernel_is_cheap() {
         ("calloc", 0, 0),
         ("realloc", 0, outer | sampler_ebpf::abi::SITE_ZERO_FREES),
         // Its first cheap instruction follows the multiplication and its overflow check, the product in rsi.
-        ("reallocarray", 0xb, outer | sampler_ebpf::abi::SITE_ZERO_FREES),
+        ("reallocarray", 0xb, outer | sampler_ebpf::abi::SITE_ZERO_FREES | sampler_ebpf::abi::SITE_PASSES_BLOCK_ON),
         ("memalign", 7, outer),
         ("posix_memalign", 7, SITE_MAY_CALL_INSIDE),
         ("valloc", 7, outer),

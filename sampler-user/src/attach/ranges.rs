@@ -211,8 +211,9 @@ impl<'a> CallGraph<'a> {
         }
     }
 
-    /// True if `function` can end in a jump to another hooked one, directly or through local code.
-    fn may_tail_jump(&self, function: Extent, is_hooked: &dyn Fn(u64) -> bool) -> bool {
+    /// True if `function` can end in a jump to another one that is hooked, directly or through local code.
+    #[must_use]
+    pub fn may_tail_jump(&self, function: Extent, is_hooked: &dyn Fn(u64) -> bool) -> bool {
         let mut seen = BTreeSet::from([function]);
         let mut open = vec![function];
         while let Some(extent) = open.pop() {

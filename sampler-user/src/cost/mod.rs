@@ -5,6 +5,7 @@ pub mod cpu_time;
 pub mod cpus;
 pub mod library;
 pub mod measure;
+pub mod quantiles;
 mod specimens;
 pub mod trial;
 pub mod workload;

@@ -130,6 +130,8 @@ pub struct Setting {
     pub stack_kind: u32,
     /// Most bytes of stack that are copied.
     pub stack_bytes: u64,
+    /// The functions that are probed; `None`: all that the allocator has. Perf links are slow to take away.
+    pub functions: Option<&'static [&'static str]>,
 }
 
 impl Setting {
@@ -141,6 +143,7 @@ impl Setting {
         link: None,
         stack_kind: stack_kind::COPIED,
         stack_bytes: 64 << 10,
+        functions: Some(&["malloc", "free"]),
     };
 }
 
@@ -174,8 +177,10 @@ impl Recording {
         steering.set_draw(draw_constants(interval).context("the interval is too large")?)?;
         steering.add_target(pid)?;
         let programs = Programs::load(&loader, setting.live, setting.link)?;
-        // What the child calls; and perf links are slow to take away.
-        let mut hooks = hooks(setting.live).only(&["malloc", "free"]);
+        let mut hooks = hooks(setting.live);
+        if let Some(functions) = setting.functions {
+            hooks = hooks.only(functions);
+        }
         let (key, _) = hooks.look_at(&allocator.path.to_string_lossy(), &allocator.file)?;
         let (events, stacks) = (Ring::open(&loader, "EVENTS")?, Ring::open(&loader, "STACKS")?);
         Ok(Self { programs, steering, hooks, key, events, stacks, pids: vec![pid] })
@@ -195,6 +200,15 @@ impl Recording {
             self.hooks.hook(self.key, Some(*pid), &self.programs, &mut self.steering)?;
         }
         Ok(())
+    }
+
+    /// From the next time on, they are put on another process with the same allocator file instead.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn only_for(&mut self, pid: u32) -> anyhow::Result<()> {
+        self.pids.clear();
+        self.also(pid)
     }
 
     /// From the next time on, they are put on another process with the same allocator file, too.

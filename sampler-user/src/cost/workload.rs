@@ -65,6 +65,14 @@ impl Workload {
         self.request(&format!("run {pairs} {size}\n"))
     }
 
+    /// Lets `pair_loop` do pairs of malloc and free with other work between the calls.
+    ///
+    /// # Errors
+    /// The process is gone.
+    pub fn run_cold(&mut self, pairs: u64, size: u64) -> io::Result<Spent> {
+        self.request(&format!("cold {pairs} {size}\n"))
+    }
+
     /// Lets heapbpf's own workload call one of the functions of `specimens`.
     ///
     /// # Errors

@@ -12,6 +12,15 @@ pub fn object() -> Option<&'static [u8]> {
     (!OBJECT.0.is_empty()).then_some(&OBJECT.0)
 }
 
+/// The bytes of another object at an address that is a multiple of 8; for the program's life.
+pub fn aligned(bytes: &[u8]) -> &'static [u8] {
+    let words = vec![0_u64; bytes.len().div_ceil(8)].leak();
+    // SAFETY: the words' own memory, which has room for them.
+    let room = unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), bytes.len()) };
+    room.copy_from_slice(bytes);
+    room
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -184,7 +184,7 @@ impl Programs {
 pub struct ProbePoint {
     /// File offset.
     pub offset: u64,
-    /// Index of the site.
+    /// Cookie of the site.
     pub cookie: u64,
     /// Whether the function only frees.
     pub frees: bool,

@@ -44,7 +44,7 @@ impl Steering {
         })
     }
 
-    /// Adds a file's ranges and sites; returns the index (cookie) of the first site.
+    /// Adds a file's ranges and sites; returns the index of the first site.
     ///
     /// # Errors
     /// No room for more.

@@ -6,12 +6,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use sampler_user::cost::quantiles::{median, spread};
 use sampler_user::cost::trial::{Allocator, Floor, Where};
 use sampler_user::cost::workload::Workload;
 
 use super::Options;
 use super::pinned::Library;
-use super::ratios::{median, spread};
 
 const PAIRS: u64 = 300_000;
 

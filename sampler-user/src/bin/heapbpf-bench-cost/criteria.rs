@@ -1,11 +1,11 @@
 //! What the other criteria cost beside sampling by bytes: the table of trials is the one thing that they add.
 
+use sampler_user::cost::quantiles::{median, spread};
 use sampler_user::cost::trial::{Allocator, Recording, Setting};
 use sampler_user::profile::model::Criterion;
 
 use super::Options;
 use super::pinned::Library;
-use super::ratios::{median, spread};
 
 /// Pairs of one slice: about 20 ms.
 const PAIRS: u64 = 20_000;

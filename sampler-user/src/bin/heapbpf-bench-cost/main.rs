@@ -4,7 +4,6 @@ mod command;
 mod criteria;
 mod pairs;
 mod pinned;
-mod ratios;
 mod scaling;
 mod stacks;
 

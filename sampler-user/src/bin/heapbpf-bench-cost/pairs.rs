@@ -1,16 +1,19 @@
 //! The programs in the kernel, put on and off in interleaved rounds: no daemon, only what the target itself pays.
 
 use sampler_ebpf::abi::stack_kind;
+use sampler_user::cost::quantiles::{median, spread};
 use sampler_user::cost::trial::{Allocator, Floor, Recording, Setting, Where};
 use sampler_user::cost::workload::Workload;
+use sampler_user::kernel::object::aligned;
 use sampler_user::kernel::programs::LinkKind;
 
 use super::Options;
 use super::pinned::Library;
-use super::ratios::{median, spread};
 
 /// Pairs of one slice, at about a microsecond each.
 const PAIRS: u64 = 40_000;
+/// Pairs of one slice with other work between the calls, at some six microseconds each.
+const COLD_PAIRS: u64 = 8_000;
 /// Pairs of one slice if each is sampled: the rings have room for them.
 const SAMPLED_PAIRS: u64 = 6_000;
 /// Calls below main at which the copied stack has about 8 KiB.
@@ -27,14 +30,21 @@ struct Condition {
     what: What,
     pairs: u64,
     ns: Vec<f64>,
-    /// Of this slice to the mean of the floors just before and after it.
-    to_floor: Vec<f64>,
+    /// The mean of the floors just before and after each slice.
+    floors: Vec<f64>,
     records: usize,
 }
 
 impl Condition {
     fn new(name: impl Into<String>, pairs: u64, what: What) -> Self {
-        Self { name: name.into(), what, pairs, ns: Vec::new(), to_floor: Vec::new(), records: 0 }
+        Self { name: name.into(), what, pairs, ns: Vec::new(), floors: Vec::new(), records: 0 }
+    }
+
+    /// What was measured so far.
+    fn forget(&mut self) {
+        self.ns.clear();
+        self.floors.clear();
+        self.records = 0;
     }
 }
 
@@ -43,6 +53,8 @@ struct Bench {
     allocator: Allocator,
     floor: Floor,
     size: u64,
+    /// With other work between the calls.
+    cold: bool,
 }
 
 impl Bench {
@@ -55,8 +67,10 @@ impl Bench {
             What::Heapbpf(recording) => recording.on()?,
         }
         // The first calls after a change find cold caches, and new threads' state.
-        self.workload.run(200, self.size)?;
-        let spent = self.workload.run(pairs, self.size)?;
+        let (workload, size) = (&mut self.workload, self.size);
+        let mut run = |pairs| if self.cold { workload.run_cold(pairs, size) } else { workload.run(pairs, size) };
+        run(200)?;
+        let spent = run(pairs)?;
         let mut records = 0;
         match what {
             What::Bare => {}
@@ -109,23 +123,30 @@ pub fn run(options: &Options, object: &'static [u8], library: &Library) -> anyho
         allocator.kind("malloc").unwrap_or("?"),
         allocator.kind("free").unwrap_or("?")
     );
-    let mut bench = Bench { workload, allocator, floor: Floor::load(object)?, size: options.size };
-    measure(&mut bench, &mut conditions, options.rounds)?;
-    print(&conditions);
+    let floor = Floor::load(object)?;
+    let mut bench = Bench { workload, allocator, floor, size: options.size, cold: false };
+    measure(&mut bench, &mut conditions, PAIRS, options.rounds)?;
+    print("per pair", &conditions, 0.0);
+    conditions.retain(|condition| condition.pairs != SAMPLED_PAIRS && !condition.name.contains("link"));
+    conditions.iter_mut().for_each(Condition::forget);
+    bench.cold = true;
+    measure(&mut bench, &mut conditions, COLD_PAIRS, options.rounds)?;
+    let bare = median(&conditions[0].ns);
+    print("what it adds with other work between the calls", &conditions, bare);
     sampled(options, object, library)
 }
 
-fn measure(bench: &mut Bench, conditions: &mut [Condition], rounds: usize) -> anyhow::Result<()> {
+fn measure(bench: &mut Bench, conditions: &mut [Condition], pairs: u64, rounds: usize) -> anyhow::Result<()> {
     let mut floor = What::Floor(Where::Everywhere, false);
     for round in 0..=rounds {
-        let mut before = bench.slice(&mut floor, PAIRS)?.0;
+        let mut before = bench.slice(&mut floor, pairs)?.0;
         for condition in conditions.iter_mut() {
-            let (ns, records) = bench.slice(&mut condition.what, condition.pairs)?;
-            let after = bench.slice(&mut floor, PAIRS)?.0;
+            let (ns, records) = bench.slice(&mut condition.what, condition.pairs.min(pairs))?;
+            let after = bench.slice(&mut floor, pairs)?.0;
             // The first round warms up.
             if round > 0 {
                 condition.ns.push(ns);
-                condition.to_floor.push(ns / (0.5 * (before + after)));
+                condition.floors.push(0.5 * (before + after));
                 condition.records += records;
             }
             before = after;
@@ -134,20 +155,24 @@ fn measure(bench: &mut Bench, conditions: &mut [Condition], rounds: usize) -> an
     Ok(())
 }
 
-fn print(conditions: &[Condition]) {
+/// `own`: what the workload takes without probes, if only what they add is compared.
+fn print(title: &str, conditions: &[Condition], own: f64) {
     let bare = median(&conditions[0].ns);
-    println!("{:<32} {:>9} {:>9}  of the floor [quartiles]   records per pair", "per pair", "ns", "added");
+    println!("{title:<48} {:>9} {:>9}  of the floor [quartiles]   records per pair", "ns", "added");
     for condition in conditions {
         let ns = median(&condition.ns);
         let rounds = condition.ns.len() as u64;
+        let to_floor: Vec<f64> =
+            condition.ns.iter().zip(&condition.floors).map(|(ns, floor)| (ns - own) / (floor - own)).collect();
         println!(
-            "{:<32} {ns:>9.1} {:>9.1}  {:<25} {:>8.4}",
+            "{:<48} {ns:>9.1} {:>9.1}  {:<25} {:>8.4}",
             condition.name,
             ns - bare,
-            spread(&condition.to_floor),
+            spread(&to_floor),
             condition.records as f64 / (condition.pairs * rounds).max(1) as f64,
         );
     }
+    println!();
 }
 
 /// A sampled allocation with everything: both traps, 8 KiB of stack, records, the live map.
@@ -194,13 +219,4 @@ fn sampled(options: &Options, object: &[u8], library: &Library) -> anyhow::Resul
     }
     println!("{:<32} {:>14} {:>22.0}", "of these, the free's own trap", "", median(&free));
     Ok(())
-}
-
-/// The bytes at an address that is a multiple of 8, as an ELF file's tables want them; for the program's life.
-fn aligned(bytes: &[u8]) -> &'static [u8] {
-    let words = vec![0_u64; bytes.len().div_ceil(8)].leak();
-    // SAFETY: the words' own memory, which has room for them.
-    let room = unsafe { std::slice::from_raw_parts_mut(words.as_mut_ptr().cast::<u8>(), bytes.len()) };
-    room.copy_from_slice(bytes);
-    room
 }

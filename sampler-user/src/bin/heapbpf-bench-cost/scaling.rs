@@ -2,13 +2,13 @@
 
 use sampler_ebpf::abi::stack_kind;
 use sampler_user::cost::cpus::pin;
+use sampler_user::cost::quantiles::{median, quantile};
 use sampler_user::cost::trial::{Allocator, Floor, Recording, Setting, Where};
 use sampler_user::cost::workload::Workload;
 use sampler_user::view::points_chart::{Axes, Line, chart};
 
 use super::Options;
 use super::pinned::Library;
-use super::ratios::{median, quantile};
 
 const PAIRS: u64 = 40_000;
 /// There are many conditions here, each of them against the floor.

@@ -1,11 +1,11 @@
 //! What copying a stack adds to a sample, by how much is copied.
 
 use sampler_ebpf::abi::stack_kind;
+use sampler_user::cost::quantiles::{median, quantile};
 use sampler_user::cost::trial::{Allocator, Recording, Setting};
 
 use super::Options;
 use super::pinned::Library;
-use super::ratios::{median, quantile};
 
 /// Calls below `main`: each has a frame of some 170 bytes.
 const DEPTHS: [u64; 8] = [2, 10, 22, 44, 90, 185, 370, 1400];

@@ -56,6 +56,9 @@ struct Options {
     /// Programs that nobody here wrote under `--all`, against what their allocation rate predicts, instead
     #[arg(long)]
     real: bool,
+    /// Another BPF object to measure beside with --real, in the kernel alone; may be repeated
+    #[arg(long)]
+    object: Vec<PathBuf>,
     /// Noise and cost of each sampling interval on a real program instead
     #[arg(long)]
     study: bool,

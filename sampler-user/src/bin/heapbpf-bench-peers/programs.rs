@@ -5,12 +5,14 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use anyhow::{Context, bail};
-use sampler_user::cost::trial::{Allocator, Where};
+use sampler_user::cost::quantiles::{quantile, spread};
+use sampler_user::cost::trial::{Allocator, Recording, Setting, Where};
+use sampler_user::kernel::object::aligned;
 use serde_json::Value;
 
 use super::Options;
 use super::run::Bench;
-use super::table::{figures, median};
+use super::table::figures;
 use super::target::{Start, Target};
 use super::workloads::{Protocol, WORKLOADS, Workload};
 
@@ -28,40 +30,55 @@ pub fn run(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
     let mut text = super::machine(options.rounds);
     let floor = floor_costs(bench, options.rounds)?;
     text += &format!(
-        " A probe that does nothing takes {} ns at malloc and {} ns at free here.\n\n",
+        " A probe that does nothing takes {} ns at malloc and {} ns at free in a loop of pairs here.\n\n",
         figures(floor.allocation),
         figures(floor.free)
     );
-    text += "| program | CPU time, s | allocation calls | frees | no-op probes alone | predicted, at most | under heapbpf \
-             `--all --max-overhead none` | of what was predicted | with `--no-live` |\n|---|---|---|---|---|---|---|---|---|\n";
-    for workload in WORKLOADS.iter().filter(|workload| workload.protocol == Protocol::ToEnd) {
+    text += "| program | CPU time, s | allocation calls | frees | no-op probes alone | under heapbpf `--all --max-overhead \
+             none` | what it adds, of what no-op probes add [quartiles] | predicted, at most | of what was predicted | with \
+             `--no-live` |\n|---|---|---|---|---|---|---|---|---|---|\n";
+    let wanted = |workload: &&Workload| {
+        workload.protocol == Protocol::ToEnd
+            && (options.workloads.is_empty() || options.workloads.iter().any(|name| name == workload.name))
+    };
+    for workload in WORKLOADS.iter().filter(wanted) {
         let (calls, frees) = calls(bench, workload)?;
-        let (mut bares, mut noops, mut alls, mut no_lives) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let mut conditions = conditions(bench, workload, options)?;
+        let mut bares = Vec::new();
         for _ in 0..options.rounds {
-            let bare = once(bench, workload, Under::Nothing)?;
-            let slow = |bench: &mut Bench, under| anyhow::Ok(once(bench, workload, under)? / bare);
-            noops.push(slow(bench, Under::Floor)?);
-            alls.push(slow(bench, Under::Heapbpf(&[]))?);
-            no_lives.push(slow(bench, Under::Heapbpf(&["--no-live"]))?);
+            let bare = once(bench, workload, &mut Under::Nothing)?;
+            let mut floors = [slow_down(bench, workload, &mut Under::Floor, bare)?, f64::NAN];
+            for condition in &mut conditions {
+                let slow = slow_down(bench, workload, &mut condition.under, bare)?;
+                floors[1] = slow_down(bench, workload, &mut Under::Floor, bare)?;
+                condition.floors.extend(floors);
+                condition.slow.push(slow);
+                condition.to_floor.push((slow - 1.0) / (0.5 * (floors[0] + floors[1]) - 1.0));
+                floors[0] = floors[1];
+            }
             bares.push(bare);
         }
-        let middle = |values: Vec<f64>| median(values).unwrap_or(f64::NAN);
-        let (bare, all) = (middle(bares), middle(alls));
+        for condition in &conditions {
+            println!("{:<10} {:<24} {}", workload.name, condition.name, spread(&condition.to_floor));
+        }
+        let [all, no_live] = &conditions[..] else { continue };
+        let (bare, slow) = (quantile(&bares, 0.5), quantile(&all.slow, 0.5));
         let probes = calls as f64 * floor.allocation + frees as f64 * floor.free;
         let predicted = 1.0 + ALLOWED * 1e-9 * probes / bare;
         text += &format!(
-            "| {} ({} × {}) | {} | {} | {} | {}× | {}× | {}× | {:.2} | {}× |\n",
+            "| {} ({} × {}) | {} | {} | {} | {}× | {}× | **{}** | {}× | {:.2} | {}× |\n",
             workload.name,
-            workload.middle,
+            workload.fast,
             workload.unit,
             figures(bare),
             figures(calls as f64),
             figures(frees as f64),
-            figures(middle(noops)),
+            figures(quantile(&all.floors, 0.5)),
+            figures(slow),
+            spread(&all.to_floor),
             figures(predicted),
-            figures(all),
-            (all - 1.0) / (predicted - 1.0),
-            figures(middle(no_lives)),
+            (slow - 1.0) / (predicted - 1.0),
+            figures(quantile(&no_live.slow, 0.5)),
         );
         eprintln!("{} done", workload.name);
     }
@@ -70,11 +87,56 @@ pub fn run(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
 }
 
 /// What a program runs under.
-#[derive(Clone, Copy)]
 enum Under<'a> {
     Nothing,
     Floor,
+    /// The command, with these options and `--all`.
     Heapbpf(&'a [&'a str]),
+    /// The programs of an object, on this process alone and without the daemon.
+    Object(Box<Recording>),
+}
+
+struct Condition<'a> {
+    name: String,
+    under: Under<'a>,
+    /// Slow-downs.
+    slow: Vec<f64>,
+    /// Those of the no-op probes just before and after each.
+    floors: Vec<f64>,
+    /// What it added, of what they added.
+    to_floor: Vec<f64>,
+}
+
+impl<'a> Condition<'a> {
+    fn new(name: impl Into<String>, under: Under<'a>) -> Self {
+        Self { name: name.into(), under, slow: Vec::new(), floors: Vec::new(), to_floor: Vec::new() }
+    }
+}
+
+/// The command with and without frees, then each object that was named.
+fn conditions<'a>(bench: &Bench, workload: &Workload, options: &Options) -> anyhow::Result<Vec<Condition<'a>>> {
+    // Objects are compared with each other: of this process alone, so on a machine that may have other work to do.
+    let mut conditions = if options.object.is_empty() {
+        vec![
+            Condition::new("--all", Under::Heapbpf(&[])),
+            Condition::new("--all --no-live", Under::Heapbpf(&["--no-live"])),
+        ]
+    } else {
+        Vec::new()
+    };
+    for path in &options.object {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+        let target = target(bench, workload, workload.fast)?;
+        let allocator = Allocator::of_process(target.pid())?;
+        let setting = Setting { functions: None, ..Setting::DEFAULT };
+        let recording = Recording::load(aligned(&std::fs::read(path)?), setting, &allocator, target.pid())?;
+        conditions.push(Condition::new(name, Under::Object(Box::new(recording))));
+    }
+    Ok(conditions)
+}
+
+fn slow_down(bench: &mut Bench, workload: &Workload, under: &mut Under, bare: f64) -> anyhow::Result<f64> {
+    Ok(once(bench, workload, under)? / bare)
 }
 
 pub fn target(bench: &Bench, workload: &Workload, operations: u64) -> anyhow::Result<Target> {
@@ -82,22 +144,33 @@ pub fn target(bench: &Bench, workload: &Workload, operations: u64) -> anyhow::Re
 }
 
 /// CPU seconds of one run.
-fn once(bench: &mut Bench, workload: &Workload, under: Under) -> anyhow::Result<f64> {
+fn once(bench: &mut Bench, workload: &Workload, under: &mut Under) -> anyhow::Result<f64> {
+    // It waits with the C library mapped, so that no program is under way before its probes are in place.
+    let mut target = target(bench, workload, workload.fast)?;
     let mut recording = match under {
         Under::Heapbpf(options) => {
             let mut all = vec!["--all", "--max-overhead", "none", "-i", "512KiB"];
-            all.extend(options);
+            all.extend(*options);
             Some(record(bench, &all)?)
         }
         _ => None,
     };
-    let mut target = target(bench, workload, workload.middle)?;
-    if matches!(under, Under::Floor) {
-        let allocator = Allocator::of_process(target.pid())?;
-        bench.floor.on(&allocator, target.pid(), Where::Everywhere, false)?;
+    match under {
+        Under::Floor => {
+            let allocator = Allocator::of_process(target.pid())?;
+            bench.floor.on(&allocator, target.pid(), Where::Everywhere, false)?;
+        }
+        Under::Object(programs) => {
+            programs.only_for(target.pid())?;
+            programs.on()?;
+        }
+        _ => {}
     }
     let done = target.go();
     bench.floor.off();
+    if let Under::Object(programs) = under {
+        programs.off();
+    }
     if let Some(recording) = &mut recording {
         stop(recording)?;
     }
@@ -106,7 +179,7 @@ fn once(bench: &mut Bench, workload: &Workload, under: Under) -> anyhow::Result<
 
 /// Allocation calls and frees of a program, as heapbpf counts them (exactly).
 fn calls(bench: &mut Bench, workload: &Workload) -> anyhow::Result<(u64, u64)> {
-    let mut target = target(bench, workload, workload.middle)?;
+    let mut target = target(bench, workload, workload.fast)?;
     let mut recording = record(bench, &["--pid", &target.pid().to_string(), "-i", "0"])?;
     target.go()?;
     stop(&mut recording)?;
@@ -133,7 +206,7 @@ fn floor_costs(bench: &mut Bench, rounds: usize) -> anyhow::Result<FloorCosts> {
             target.end();
         }
     }
-    let [bare, allocations, both] = costs.map(|values| median(values).unwrap_or(f64::NAN));
+    let [bare, allocations, both] = costs.map(|values| quantile(&values, 0.5));
     Ok(FloorCosts { allocation: allocations - bare, free: both - allocations })
 }
 

@@ -102,7 +102,7 @@ pub const WORKLOADS: &[Workload] = &[
         unit: "dumps and loads",
         slow: 500,
         middle: 3_000,
-        fast: 3_000,
+        fast: 10_000,
         needs: &["/usr/bin/python3"],
         ..THEIRS
     },
