@@ -3,8 +3,6 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::AsRawFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use super::build_id;
@@ -207,13 +205,6 @@ impl ModuleTable {
         let file = Arc::new(opened.file);
         self.keep_open(id, file.clone());
         Ok(ModuleSource::File(file))
-    }
-
-    /// A path that names exactly this file as long as `file` is kept, even if it is deleted, replaced or in another
-    /// mount namespace: fit for attaching probes.
-    #[must_use]
-    pub fn attach_path(file: &File) -> PathBuf {
-        PathBuf::from(format!("/proc/self/fd/{}", file.as_raw_fd()))
     }
 
     /// Files kept open.

@@ -1,6 +1,6 @@
 //! Exact totals as a control: bringing estimates in line with them, and checking oneself against them.
 
-use super::interval::{self, Sampled};
+use super::interval;
 
 /// Two-sided probability beyond five standard deviations of a normal variable.
 const FIVE_SIGMA: f64 = 5.733e-7;
@@ -24,11 +24,6 @@ pub fn by_regression(parts: &[Estimated], exact: f64) -> Vec<f64> {
     parts.iter().map(|part| part.estimate + part.variance * per_variance).collect()
 }
 
-/// Expected mean square error of a calibrated part relative to the raw one: 1 − V_g / V_all.
-pub fn expected_gain(variance: f64, variance_of_all: f64) -> f64 {
-    if variance_of_all > 0.0 { 1.0 - variance / variance_of_all } else { 1.0 }
-}
-
 /// How an estimated total compares with the exact one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SelfCheck {
@@ -39,14 +34,8 @@ pub struct SelfCheck {
     pub alarming: bool,
 }
 
-/// Compares the total of samples of one sampling interval with the exact total.
-pub fn self_check(sampled: Sampled, variance: f64, interval: u64, exact: f64) -> SelfCheck {
-    let range = interval::from_sizes(sampled, interval, 1.0 - FIVE_SIGMA);
-    self_check_within(sampled.estimate, variance, range, exact)
-}
-
-/// The same for any estimate with its five-sigma interval (samples of several sampling intervals).
-pub fn self_check_within(estimate: f64, variance: f64, five_sigma: interval::Interval, exact: f64) -> SelfCheck {
+/// Compares an estimated total, its variance and its five-sigma interval with the exact total.
+pub fn self_check(estimate: f64, variance: f64, five_sigma: interval::Interval, exact: f64) -> SelfCheck {
     let difference = exact - estimate;
     let z = (variance > 0.0).then(|| difference / variance.sqrt());
     // Sums of floating-point numbers are not exact to the last byte either.
@@ -55,11 +44,12 @@ pub fn self_check_within(estimate: f64, variance: f64, five_sigma: interval::Int
     SelfCheck { z, alarming: outside && z.is_none_or(|z| z.abs() > 5.0) }
 }
 
-/// Confidence of the interval that [`self_check_within`] wants.
+/// Confidence of the interval that [`self_check`] wants.
 pub const SELF_CHECK_CONFIDENCE: f64 = 1.0 - FIVE_SIGMA;
 
 #[cfg(test)]
 mod tests {
+    use super::super::interval::Sampled;
     use super::*;
 
     #[test]
@@ -74,21 +64,27 @@ mod tests {
         assert_eq!(by_regression(&parts[1..2], 60.0), [50.0]);
     }
 
+    /// Of samples of one sampling interval.
+    fn of_one_interval(sampled: Sampled, variance: f64, interval: u64, exact: f64) -> SelfCheck {
+        let range = interval::from_sizes(sampled, interval, 1.0 - FIVE_SIGMA);
+        self_check(sampled.estimate, variance, range, exact)
+    }
+
     #[test]
     fn alarms() {
         let r = 1_000u64;
         let seen = |s: u64| Sampled { samples: s, sum: s as f64, estimate: (s * r) as f64 };
         // One sample where six were expected: z is 5.5, and yet no reason for alarm (probability 1 %).
-        let check = self_check(seen(1), 1e6, r, 6_500.0);
+        let check = of_one_interval(seen(1), 1e6, r, 6_500.0);
         assert!(check.z.is_some_and(|z| z > 5.0) && !check.alarming);
-        let check = self_check(seen(10_000), 1e10, r, 10.6e6);
+        let check = of_one_interval(seen(10_000), 1e10, r, 10.6e6);
         assert!(check.alarming, "{check:?}");
-        assert!(!self_check(seen(10_000), 1e10, r, 10.3e6).alarming);
-        assert!(!self_check(seen(0), 0.0, r, 10_000.0).alarming);
-        assert!(self_check(seen(0), 0.0, r, 20_000.0).alarming);
+        assert!(!of_one_interval(seen(10_000), 1e10, r, 10.3e6).alarming);
+        assert!(!of_one_interval(seen(0), 0.0, r, 10_000.0).alarming);
+        assert!(of_one_interval(seen(0), 0.0, r, 20_000.0).alarming);
         // Everything sampled: anything missing is an alarm.
         let all = Sampled { samples: 10, sum: 1e6, estimate: 1e6 };
-        assert!(!self_check(all, 0.0, 1, 1e6).alarming);
-        assert!(self_check(all, 0.0, 1, 1e6 + 2_000.0).alarming);
+        assert!(!of_one_interval(all, 0.0, 1, 1e6).alarming);
+        assert!(of_one_interval(all, 0.0, 1, 1e6 + 2_000.0).alarming);
     }
 }

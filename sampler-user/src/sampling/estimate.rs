@@ -49,11 +49,6 @@ pub const OFFSETS_NEED_BYTES: &str = "the offset form needs the criterion `bytes
 pub const CLASS_INTERVAL_CHANGED: &str = "the size class's interval changed during the recording";
 
 impl Estimate {
-    /// With the figure that was counted beside it.
-    pub fn with_exact(self, exact: Option<u64>) -> Self {
-        Self { exact, ..self }
-    }
-
     fn with_interval(estimate: f64, interval: Interval) -> Self {
         Self { estimate, low: Some(interval.low), high: Some(interval.high), exact: None, reason: None }
     }

@@ -4,7 +4,7 @@ use super::Context;
 use crate::profile::estimates::{Pool, exact};
 use crate::profile::group::process_name;
 use crate::profile::value::Value;
-use crate::sampling::calibrate::{SELF_CHECK_CONFIDENCE, SelfCheck, self_check_within};
+use crate::sampling::calibrate::{SELF_CHECK_CONFIDENCE, SelfCheck, self_check};
 use crate::sampling::interval::Interval;
 use crate::view::text::{Column, Style, Table, clip};
 use crate::view::units;
@@ -23,7 +23,7 @@ pub(super) fn checked(context: &Context, process: usize, pool: &Pool) -> Option<
         let counted = exact(profile, Some(process), value)? as f64;
         let found = pool.raw_estimate(profile, value, SELF_CHECK_CONFIDENCE);
         let five_sigma = Interval { low: found.low?, high: found.high? };
-        Some(self_check_within(pool.raw_total(value), pool.variance(value), five_sigma, counted))
+        Some(self_check(pool.raw_total(value), pool.variance(value), five_sigma, counted))
     })
 }
 
