@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heapbpf_tests::environment::{skipped, tool, turn};
+use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
@@ -122,4 +122,21 @@ fn each_of_the_units_capabilities_is_needed_and_named() {
         let recorder = with(&setpriv, &left, Recorder::of(target.pid(), 4096).without_outputs());
         recorder.refused().check(1, &[&format!("CAP_{missing}")]);
     }
+}
+
+#[test]
+fn a_profile_that_may_not_be_read_is_named_with_the_reason() {
+    let case = "a_profile_that_may_not_be_read_is_named_with_the_reason";
+    let Some(setpriv) = tool("setpriv") else { return skipped(case, "no setpriv (Debian: util-linux)") };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let path = folder.path().join("hidden.json");
+    fs::write(&path, "{}").expect("our own folder");
+    fs::set_permissions(&path, Permissions::from_mode(0o000)).expect("our own file");
+    // Root without its capabilities may read what its owner may: nothing.
+    let mut command = Command::new(setpriv);
+    command.args(["--no-new-privs", "--bounding-set=-all"]).arg(heapbpf()).arg("report").arg(&path);
+    let output = command.output().expect("setpriv runs");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("hidden.json") && said.contains("Permission denied"), "{said}");
 }

@@ -4,6 +4,8 @@ pub mod allocators;
 pub mod args;
 pub mod compare;
 pub mod doctor;
+#[cfg(test)]
+mod documented;
 pub mod log;
 pub mod pipelines;
 pub mod plan;

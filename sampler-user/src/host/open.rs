@@ -331,4 +331,28 @@ mod tests {
         std::fs::remove_file(&path).expect("removes");
         assert_eq!(open_mapped(&map, bytes).map(|_| ()), Err(Unreadable::Gone));
     }
+
+    #[test]
+    fn a_file_that_may_not_be_read_names_what_is_missing() {
+        // SAFETY: no preconditions.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("skipped: a_file_that_may_not_be_read_names_what_is_missing: only root can become somebody else");
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("x");
+        std::fs::write(&path, "one").expect("writes");
+        let private = std::os::unix::fs::PermissionsExt::from_mode(0o600);
+        std::fs::set_permissions(&path, private).expect("our own file");
+        let map = mapping_of(&path);
+        let opened = std::thread::spawn(move || {
+            // SAFETY: no preconditions. It changes this thread alone, which ends soon: whose files it may open, and
+            // with root's id go root's capabilities over files.
+            unsafe { libc::syscall(libc::SYS_setfsuid, 65534) };
+            open_mapped(&map, path.as_os_str().as_bytes()).map(|_| ())
+        });
+        let reason = opened.join().expect("no panic").expect_err("it is root's alone");
+        assert_eq!(reason, Unreadable::Permission);
+        assert!(reason.to_string().contains("CAP_DAC_READ_SEARCH"), "{reason}");
+    }
 }

@@ -1,0 +1,143 @@
+//! Test: the documents and the command line know the same options.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::builder::StyledStr;
+use clap::{Arg, CommandFactory};
+
+use super::args::Cli;
+
+/// Options of other programs (and of `cargo xtask` and its benchmarks) that documents speak of.
+const OF_OTHERS: [&str; 15] = [
+    "--call-graph",
+    "--cfg",
+    "--criteria",
+    "--e2e",
+    "--ignored",
+    "--interpreted-frames-native-stack",
+    "--lib",
+    "--nocapture",
+    "--object",
+    "--perf-basic-prof",
+    "--quick",
+    "--release",
+    "--scaling",
+    "--sysroot",
+    "--target",
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// Options of a command, in the order of its help.
+fn options(command: &clap::Command) -> impl Iterator<Item = &Arg> {
+    command.get_arguments().filter(|arg| arg.get_long().is_some() && !arg.is_hide_set())
+}
+
+/// Commands with options of their own: recording first, which needs no name. `serve` is the same.
+fn commands() -> Vec<(String, clap::Command)> {
+    let all = Cli::command();
+    let others = all.get_subcommands().filter(|it| !it.is_hide_set() && !["record", "serve"].contains(&it.get_name()));
+    let others: Vec<_> = others.map(|it| (format!("heapbpf {}", it.get_name()), it.clone())).collect();
+    std::iter::once(("heapbpf, heapbpf record, heapbpf serve".to_owned(), all)).chain(others).collect()
+}
+
+/// ``| `-i`, `--interval SIZE` | 512KiB |``: what a row begins with.
+fn head(arg: &Arg) -> String {
+    let short = arg.get_short().map_or(String::new(), |short| format!("`-{short}`, "));
+    let takes_value = arg.get_action().takes_values();
+    let value =
+        arg.get_value_names().filter(|_| takes_value).map_or(String::new(), |names| format!(" {}", names.join(" ")));
+    let defaults: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect();
+    let default = if takes_value { defaults.join(" ") } else { String::new() };
+    format!("| {short}`--{}{value}` | {default} |", arg.get_long().unwrap_or_default())
+}
+
+/// The rest of the row: the help, and the values that there are.
+fn meaning(arg: &Arg) -> String {
+    let line = |text: &StyledStr| text.to_string().split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
+    let help = arg.get_help().map(line).unwrap_or_default();
+    let values = if arg.get_action().takes_values() { arg.get_possible_values() } else { Vec::new() };
+    let values: Vec<String> = values
+        .iter()
+        .filter(|value| !value.is_hide_set())
+        .map(|value| {
+            let about = value.get_help().map(line).filter(|about| !about.is_empty());
+            format!("`{}`{}", value.get_name(), about.map_or(String::new(), |about| format!(" ({about})")))
+        })
+        .collect();
+    if values.is_empty() { help } else { format!("{help}: {}", values.join(", ")) }
+}
+
+fn document() -> String {
+    let mut text = String::from(
+        "# Options\n\nEvery option of every command, as `--help` has them. Sizes are `4096`, `64k`, `64KiB`, `1MB`, `1MiB`; \
+         times `30s`, `5m`.\nThis file is written by `HEAPBPF_BLESS=1 cargo test -p sampler-user --lib cli::documented`.\n",
+    );
+    for (name, command) in commands() {
+        text += &format!("\n## {name}\n\n");
+        let mut headings: Vec<Option<&str>> = Vec::new();
+        for arg in options(&command) {
+            if !headings.contains(&arg.get_help_heading()) {
+                headings.push(arg.get_help_heading());
+            }
+        }
+        let tables = headings.iter().map(|heading| {
+            let title = heading.unwrap_or("option");
+            let of_heading = options(&command).filter(|arg| arg.get_help_heading() == *heading);
+            let rows: String = of_heading.map(|arg| format!("{} {} |\n", head(arg), meaning(arg))).collect();
+            format!("| {title} | default | |\n|---|---|---|\n{rows}")
+        });
+        text += &tables.collect::<Vec<_>>().join("\n");
+    }
+    text
+}
+
+/// Names and defaults must be those of the command line; the wording is that of the last time it was written.
+#[test]
+fn every_option_is_in_the_documents() {
+    let path = root().join("docs/options.md");
+    if std::env::var_os("HEAPBPF_BLESS").is_some() {
+        fs::write(&path, document()).expect("writable");
+    }
+    let kept = fs::read_to_string(&path).expect("docs/options.md; HEAPBPF_BLESS=1 writes it");
+    let mut rows = 0;
+    for (name, command) in commands() {
+        let section = kept.split("\n## ").find(|section| section.lines().next() == Some(&name)).expect("a section");
+        for arg in options(&command) {
+            let head = head(arg);
+            assert!(
+                section.lines().any(|line| line.starts_with(&head)),
+                "{name}: no {head}; HEAPBPF_BLESS=1 writes it"
+            );
+            rows += 1;
+        }
+    }
+    let written = kept.lines().filter(|line| line.starts_with("| `-")).count();
+    assert_eq!(written, rows, "docs/options.md has options that do not exist; HEAPBPF_BLESS=1 writes it anew");
+}
+
+#[test]
+fn every_option_in_the_documents_exists() {
+    let commands = commands();
+    let known: BTreeSet<String> = commands
+        .iter()
+        .flat_map(|(_, command)| options(command).filter_map(Arg::get_long))
+        .chain(["help", "version"])
+        .map(|long| format!("--{long}"))
+        .collect();
+    let docs = fs::read_dir(root().join("docs")).expect("a folder").flatten().map(|entry| entry.path());
+    let files = docs.filter(|path| path.extension().is_some_and(|end| end == "md"));
+    for path in files.chain(["README.md", "ARCHITECTURE.md"].map(|name| root().join(name))) {
+        let text = fs::read_to_string(&path).expect("readable");
+        let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '-'));
+        let long = |word: &&str| word.starts_with("--") && word.as_bytes().get(2).is_some_and(u8::is_ascii_lowercase);
+        for option in words.filter(long) {
+            let exists = known.contains(option) || OF_OTHERS.contains(&option);
+            assert!(exists, "{}: {option} is no option of heapbpf", path.display());
+        }
+    }
+}
