@@ -35,11 +35,11 @@ static __attribute__((noinline)) void churn(void) {
     free(p);
   }
 }
-enum { LIVE = 4096, LINE = 64, TOUCHED = 64, CALLED = 64, OTHER_BYTES = 8 << 20 };
+enum { LIVE = 4096, LINE = 64, TOUCHED = 64, CALLED = 64, OTHER_BYTES = 2 << 20 };
 static void *live[LIVE];
 static volatile unsigned char *other_data;
 static unsigned char *other_code;
-static uint64_t random_state = 1;
+static uint64_t random_state;
 
 static uint64_t next_random(void) {
   random_state ^= random_state << 13;
@@ -66,6 +66,7 @@ static void work_elsewhere(void) {
   for (size_t i = first; i < first + CALLED; i++) ((void (*)(void))(other_code + i * LINE))();
 }
 static __attribute__((noinline)) void churn_cold(void) {
+  random_state = 1; /* The same work each time. */
   for (uint64_t i = 0; i < pairs; i++) {
     void **any = &live[next_random() % LIVE];
     work_elsewhere();

@@ -48,3 +48,24 @@ fn threads_are_exact_with_every_kind_of_link() {
         exact_with(link, "threads", &[]);
     }
 }
+
+/// So many processes of one library that they share its links: each is as exact as alone, and one that is not named does
+/// not count, although its calls come by.
+#[test]
+fn many_named_processes_share_links_and_others_do_not_count() {
+    let Some(_turn) = turn("many_named_processes_share_links_and_others_do_not_count") else { return };
+    let start = || Target::start(&program("mix"), ["500"]);
+    let mut targets: Vec<Target> = (0..12).map(|_| start()).collect();
+    let mut other = start();
+    let recorder = targets.iter().fold(Recorder::new().interval(1), |recorder, target| recorder.pid(target.pid()));
+    let recording = recorder.start();
+    other.run();
+    let truths: Vec<_> = targets.iter_mut().map(|target| (target.pid(), target.run())).collect();
+    let (profile, stats) = recording.stop().results();
+    for (pid, truth) in &truths {
+        checks::sites_of(&profile, *pid, truth, 1, Compare::All);
+    }
+    assert_eq!(stats.submitted, truths.iter().map(|(_, truth)| truth.allocs()).sum::<u64>(), "{stats:?}");
+    assert!(profile.processes.iter().all(|process| process.pid != other.pid()), "{:?}", profile.processes);
+    assert_eq!(stats.lost(), 0, "{stats:?}");
+}

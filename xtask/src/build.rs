@@ -13,6 +13,9 @@ use crate::shell::{run, say};
 use crate::toolchain::{Compiler, CoreLibrary, TARGET};
 use crate::{linker, toolchain};
 
+/// Names the stage that programs end after; they are whole without it.
+const STAGE_VARIABLE: &str = "HEAPBPF_STAGE";
+
 /// What the BPF build needs.
 pub struct Tools {
     compiler: Compiler,
@@ -46,6 +49,18 @@ pub fn build_bpf(context: &Context) -> anyhow::Result<PathBuf> {
         started.elapsed().as_secs_f64()
     );
     Ok(object)
+}
+
+/// Builds the BPF programs so that they end after a stage, to measure what the rest costs. Returns a copy of the object; the
+/// one that the daemon embeds is built anew by [`build_bpf`].
+pub fn build_stage(context: &Context, stage: &str) -> anyhow::Result<PathBuf> {
+    let tools = set_up(context)?;
+    let mut command = bpf_command(context, &tools);
+    run(command.env(STAGE_VARIABLE, stage), context.options.verbose)
+        .with_context(|| format!("the BPF programs that end after {stage} did not build"))?;
+    let copy = context.target().join("bench").join(stage).with_extension("o");
+    fs::copy(context.bpf_object(), &copy).with_context(|| format!("cannot write {}", copy.display()))?;
+    Ok(copy)
 }
 
 fn build_daemon(context: &Context) -> anyhow::Result<PathBuf> {
@@ -85,6 +100,7 @@ fn bpf_command(context: &Context, tools: &Tools) -> Command {
         command.env_remove(name);
     }
     command
+        .env_remove(STAGE_VARIABLE)
         // rustc's own switch for unstable features, which a BPF target cannot do without.
         .env("RUSTC_BOOTSTRAP", "1")
         .env("RUSTC", &tools.compiler.rustc)

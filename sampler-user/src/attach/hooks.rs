@@ -1,6 +1,6 @@
 //! Which files are hooked, for whom: the plan of each file is made once, its links as processes need them.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::CString;
 use std::fs::File;
 use std::io::BufReader;
@@ -21,6 +21,12 @@ use crate::kernel::{KernelError, is_of_an_instruction};
 
 /// Time before a file that another tool keeps us from is tried again.
 const CONFLICT_REST: Duration = Duration::from_secs(1);
+
+/// Most named processes that have links of their own to one file. On every hit of an instruction the kernel looks at each
+/// link there, whichever process it is for (some 50 ns each), and a session that is for another process makes the call trap
+/// on its return. With so many, a named process pays as much for the links of the others as for its own, and so more than
+/// one that is not named would for a link that serves all: from there on one does, and the programs tell who is a target.
+const MOST_OWN_LINKS: usize = 8;
 
 /// A file as the file system knows it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -111,6 +117,8 @@ pub struct Hooks {
     live: bool,
     known: HashMap<FileKey, Known>,
     links: HashMap<(FileKey, Option<u32>), Links>,
+    /// Files whose links serve all named processes.
+    shared: HashSet<FileKey>,
     /// Files that another tool keeps us from, and when that was seen last.
     conflicts: HashMap<FileKey, Instant>,
     /// What is to be linked when the pause ends; `None`: there is no pause.
@@ -136,6 +144,7 @@ impl Hooks {
             live,
             known: HashMap::new(),
             links: HashMap::new(),
+            shared: HashSet::new(),
             conflicts: HashMap::new(),
             paused: None,
             functions: Vec::new(),
@@ -236,6 +245,13 @@ impl Hooks {
         self.known.extend(planned);
     }
 
+    /// So many named processes map a file that is not hooked yet: from some number on, they share its links.
+    pub fn expect(&mut self, key: FileKey, processes: usize) {
+        if processes > MOST_OWN_LINKS && !self.links.keys().any(|(linked, _)| *linked == key) {
+            self.shared.insert(key);
+        }
+    }
+
     /// Hooks a file that was looked at, for one process or for all.
     ///
     /// # Errors
@@ -247,6 +263,7 @@ impl Hooks {
         programs: &Programs,
         steering: &mut Steering,
     ) -> Result<Hooked, HookError> {
+        let pid = pid.filter(|_| !self.shared.contains(&key));
         if self.links.contains_key(&(key, pid)) {
             return Ok(Hooked::Already);
         }
@@ -319,7 +336,7 @@ impl Hooks {
         Ok(Hooked::Now)
     }
 
-    /// Takes away the probes of one process (it has ended).
+    /// Takes away the probes of one process (it has ended); those that it shares with others stay.
     pub fn release(&mut self, pid: u32) {
         self.links.retain(|(_, owner), _| *owner != Some(pid));
         if let Some(paused) = &mut self.paused {

@@ -196,6 +196,7 @@ impl Recording {
     /// # Errors
     /// The kernel refuses.
     pub fn on(&mut self) -> anyhow::Result<()> {
+        self.hooks.expect(self.key, self.pids.len());
         for pid in &self.pids {
             self.hooks.hook(self.key, Some(*pid), &self.programs, &mut self.steering)?;
         }
@@ -207,8 +208,13 @@ impl Recording {
     /// # Errors
     /// The kernel refuses.
     pub fn only_for(&mut self, pid: u32) -> anyhow::Result<()> {
-        self.pids.clear();
+        self.leave_all();
         self.also(pid)
+    }
+
+    /// From the next time on, they are put on no process but those that are named from here on.
+    pub fn leave_all(&mut self) {
+        self.pids.drain(..).for_each(|pid| self.steering.remove_target(pid));
     }
 
     /// From the next time on, they are put on another process with the same allocator file, too.
@@ -222,7 +228,7 @@ impl Recording {
 
     /// Takes them off and empties the rings. Returns the number of samples and frees that were reported.
     pub fn off(&mut self) -> usize {
-        self.pids.iter().for_each(|pid| self.hooks.release(*pid));
+        self.hooks.release_all();
         self.drain()
     }
 

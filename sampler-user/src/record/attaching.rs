@@ -130,6 +130,8 @@ impl Attaching {
             for module in modules {
                 self.hook_module(host, module, None);
             }
+        } else {
+            self.expect_users(plan, host);
         }
         let mut without = Vec::new();
         for process in &plan.targets.running {
@@ -196,16 +198,7 @@ impl Attaching {
 
     /// Hooks a module if it has an allocator. `None`: it is not hooked.
     fn hook_module(&mut self, host: &mut Host, module: ModuleId, pid: Option<u32>) -> Option<Hooked> {
-        let known = self.modules.get(&module).map(Look::file);
-        let key = match known {
-            Some(key) => key?,
-            None => {
-                let look = self.look_at(host, module).ok()?;
-                let key = look.file();
-                self.modules.insert(module, look);
-                key?
-            }
-        };
+        let key = self.file_of(host, module)?;
         match self.hooks.hook(key, pid, &self.programs, &mut self.steering) {
             Ok(hooked) => {
                 if hooked == Hooked::Now
@@ -230,6 +223,31 @@ impl Attaching {
                 }
                 self.refuse(error.to_string());
                 None
+            }
+        }
+    }
+
+    /// The file of a module that has an allocator.
+    fn file_of(&mut self, host: &mut Host, module: ModuleId) -> Option<FileKey> {
+        if let Some(known) = self.modules.get(&module) {
+            return known.file();
+        }
+        let look = self.look_at(host, module).ok()?;
+        let key = look.file();
+        self.modules.insert(module, look);
+        key
+    }
+
+    /// Tells of each file how many of the named processes map it.
+    fn expect_users(&mut self, plan: &RecordPlan, host: &mut Host) {
+        let mut users: HashMap<ModuleId, usize> = HashMap::new();
+        for process in &plan.targets.running {
+            let modules: BTreeSet<ModuleId> = modules_of(host, process.pid).into_iter().collect();
+            modules.into_iter().for_each(|module| *users.entry(module).or_default() += 1);
+        }
+        for (module, users) in users {
+            if let Some(key) = self.file_of(host, module) {
+                self.hooks.expect(key, users);
             }
         }
     }

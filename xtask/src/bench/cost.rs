@@ -12,18 +12,30 @@ use crate::packages::{self, Package};
 use crate::shell::run as run_command;
 
 /// What it measures.
-pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op probes at the same instructions ([--quick] [--rounds N] [--criteria | --scaling])";
+pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op probes at the same instructions ([--quick] [--rounds N] [--criteria | --scaling | --stages])";
+
+/// The stages of a hit, as the programs name them: with `--stages` the programs are measured that end after each, too.
+const STAGES: [&str; 5] = ["allocation-cookie", "allocation-state", "free-cookie", "free-state", "free-count"];
 
 /// Builds heapbpf and the workload and runs it, as root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
+    let pairs = workload(context, "pair_loop")?;
+    let mut objects = Vec::new();
+    if args.iter().any(|word| word == "--stages") {
+        for stage in STAGES {
+            objects.push("--object".into());
+            objects.push(build::build_stage(context, stage)?.into_os_string());
+        }
+        build::build_bpf(context)?;
+    }
     let heapbpf = match std::env::var_os("HEAPBPF_BIN") {
         Some(path) => PathBuf::from(path),
         None => build::build(context)?,
     };
-    let pairs = workload(context, "pair_loop")?;
     let program = super::build_program(context, "heapbpf-bench-cost")?;
     let mut command = context.privilege.command("measure with BPF programs", &program, [])?;
-    command.arg("--pairs").arg(pairs).arg("--heapbpf").arg(heapbpf).args(args);
+    command.arg("--pairs").arg(pairs).arg("--heapbpf").arg(heapbpf).args(objects);
+    command.args(args.iter().filter(|word| *word != "--stages"));
     if args.iter().any(|word| word == "--scaling") && !args.iter().any(|word| word == "--quick") {
         command.arg("--document").arg(context.root.join("docs/overhead.md"));
         command.arg("--charts").arg(context.root.join("docs/charts"));

@@ -15,8 +15,7 @@ use crate::shell::{read, run as run_command, say};
 /// What it measures.
 pub const ABOUT: &str = "profilers side by side, into docs/overhead.md ([--quick] [--rounds N] [--only NAMES] [--workloads NAMES] [--print])";
 /// What [`programs`] measures.
-pub const ABOUT_PROGRAMS: &str =
-    "sqlite3, python3 and gcc under --all, against what their allocation rate predicts, into docs/overhead.md";
+pub const ABOUT_PROGRAMS: &str = "sqlite3, python3 and gcc under --all, against no-op probes and what their rate predicts, into docs/overhead.md ([--rounds N] [--workloads NAMES] [--object FILE] [--print])";
 
 /// Builds everything and runs it, as root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
@@ -25,7 +24,8 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
 
 /// The same for real programs.
 pub fn programs(context: &Context, args: &[String]) -> anyhow::Result<()> {
-    compare(context, args, &["--real"])
+    let rounds: &[&str] = if args.iter().any(|word| word.starts_with("--rounds")) { &[] } else { &["--rounds", "9"] };
+    compare(context, args, &[&["--real"], rounds].concat())
 }
 
 /// What [`study`] measures.
@@ -55,7 +55,7 @@ fn compare(context: &Context, args: &[String], more: &[&str]) -> anyhow::Result<
     if let Some(headers) = headers(context)? {
         command.arg("--headers").arg(headers);
     }
-    let prints = ["--quick", "--print", "--only", "--workloads"];
+    let prints = ["--quick", "--print", "--only", "--workloads", "--object"];
     if !args.iter().any(|word| prints.iter().any(|print| word.starts_with(print))) {
         command.arg("--document").arg(context.root.join("docs/overhead.md"));
     }

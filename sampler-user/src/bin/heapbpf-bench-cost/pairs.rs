@@ -12,8 +12,8 @@ use super::pinned::Library;
 
 /// Pairs of one slice, at about a microsecond each.
 const PAIRS: u64 = 40_000;
-/// Pairs of one slice with other work between the calls, at some six microseconds each.
-const COLD_PAIRS: u64 = 8_000;
+/// Pairs of one slice with other work between the calls, at some three microseconds each.
+const COLD_PAIRS: u64 = 20_000;
 /// Pairs of one slice if each is sampled: the rings have room for them.
 const SAMPLED_PAIRS: u64 = 6_000;
 /// Calls below main at which the copied stack has about 8 KiB.

@@ -38,10 +38,16 @@ pub fn run(options: &Options, object: &[u8], library: &Library) -> anyhow::Resul
     let studies = [
         bench.study("threads of one process", "cost-threads.svg", &[1, 2, 4, 8, 16], Bench::threads)?,
         bench.study(
-            "processes, each with links of its own",
+            "named processes of one library",
             "cost-processes.svg",
-            &[1, 5, 20, 50, 100, 200],
+            &[1, 2, 4, 8, 9, 50, 200],
             Bench::processes,
+        )?,
+        bench.study(
+            "named processes of one library, seen by one that is not named",
+            "cost-bystander.svg",
+            &[1, 8, 9, 50],
+            Bench::bystander,
         )?,
         bench.study("live samples", "cost-live.svg", &[1, 1_000, 10_000, 100_000, 1_000_000], Bench::live_samples)?,
         bench.study(
@@ -142,6 +148,16 @@ impl Bench<'_> {
         let mut workload = self.start(1, 0)?;
         self.against_floor(&mut workload, Setting::DEFAULT, processes, 1, PAIRS, |_, recording| {
             others.iter().try_for_each(|other| recording.also(other.pid()))
+        })
+    }
+
+    /// What a process pays that is not named and has mapped the same file.
+    fn bystander(&self, processes: u64) -> anyhow::Result<Figure> {
+        let named = (0..processes).map(|_| self.start(1, 0)).collect::<anyhow::Result<Vec<_>>>()?;
+        let mut workload = self.start(1, 0)?;
+        self.against_floor(&mut workload, Setting::DEFAULT, processes, 1, PAIRS, |_, recording| {
+            recording.leave_all();
+            named.iter().try_for_each(|process| recording.also(process.pid()))
         })
     }
 
