@@ -47,7 +47,7 @@ struct Options {
     /// Fewer profilers and workloads
     #[arg(long)]
     quick: bool,
-    /// Only profilers whose name contains one of these
+    /// Only profilers (with --real: conditions, by the name of the object) whose name contains one of these
     #[arg(long, value_delimiter = ',')]
     only: Vec<String>,
     /// Only these workloads
@@ -108,11 +108,10 @@ fn missing<'a>(name: &str, needs: &[&'a str], round: usize) -> Option<&'a str> {
 }
 
 fn compare(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
-    let wanted = |name: &str, only: &[String]| only.is_empty() || only.iter().any(|part| name.contains(part.as_str()));
-    let named = |peer: &&Peer| peer.against == peer.name || wanted(peer.name, &options.only);
+    let named = |peer: &&Peer| peer.against == peer.name || is_wanted(peer.name, &options.only);
     let peers: Vec<&'static Peer> = PEERS.iter().filter(|peer| (peer.quick || !options.quick) && named(peer)).collect();
     let workloads: Vec<&'static Workload> =
-        WORKLOADS.iter().filter(|it| (it.quick || !options.quick) && wanted(it.name, &options.workloads)).collect();
+        WORKLOADS.iter().filter(|it| (it.quick || !options.quick) && is_wanted(it.name, &options.workloads)).collect();
     let mut results = Results::default();
     let mut number = 0;
     for round in 0..options.rounds {
@@ -143,6 +142,11 @@ fn compare(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
     let text = format!("{}\n\n{}", machine(options.rounds), results.markdown(&peers, &workloads));
     println!("{text}\n{}", targets(&results));
     write(options, "peers", &format!("{text}\n{}", targets(&results)))
+}
+
+/// Whether a name contains one of the parts that were named, or none was.
+fn is_wanted(name: &str, only: &[String]) -> bool {
+    only.is_empty() || only.iter().any(|part| name.contains(part.as_str()))
 }
 
 /// What was asked for, as ratios of this run.

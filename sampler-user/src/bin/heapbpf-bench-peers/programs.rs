@@ -38,8 +38,7 @@ pub fn run(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
              none` | what it adds, of what no-op probes add [quartiles] | predicted, at most | of what was predicted | with \
              `--no-live` |\n|---|---|---|---|---|---|---|---|---|---|\n";
     let wanted = |workload: &&Workload| {
-        workload.protocol == Protocol::ToEnd
-            && (options.workloads.is_empty() || options.workloads.iter().any(|name| name == workload.name))
+        workload.protocol == Protocol::ToEnd && super::is_wanted(workload.name, &options.workloads)
     };
     for workload in WORKLOADS.iter().filter(wanted) {
         let (calls, frees) = calls(bench, workload)?;
@@ -61,7 +60,7 @@ pub fn run(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
         for condition in &conditions {
             println!("{:<10} {:<24} {}", workload.name, condition.name, spread(&condition.to_floor));
         }
-        let [all, no_live] = &conditions[..] else { continue };
+        let ([all, no_live, ..], true) = (&conditions[..], options.only.is_empty()) else { continue };
         let (bare, slow) = (quantile(&bares, 0.5), quantile(&all.slow, 0.5));
         let probes = calls as f64 * floor.allocation + frees as f64 * floor.free;
         let predicted = 1.0 + ALLOWED * 1e-9 * probes / bare;
@@ -81,6 +80,9 @@ pub fn run(bench: &mut Bench, options: &Options) -> anyhow::Result<()> {
             figures(quantile(&no_live.slow, 0.5)),
         );
         eprintln!("{} done", workload.name);
+    }
+    if !options.only.is_empty() {
+        return Ok(());
     }
     println!("{text}");
     super::write(options, "programs", &text)
@@ -115,15 +117,10 @@ impl<'a> Condition<'a> {
 
 /// The command with and without frees, then each object that was named.
 fn conditions<'a>(bench: &Bench, workload: &Workload, options: &Options) -> anyhow::Result<Vec<Condition<'a>>> {
-    // Objects are compared with each other: of this process alone, so on a machine that may have other work to do.
-    let mut conditions = if options.object.is_empty() {
-        vec![
-            Condition::new("--all", Under::Heapbpf(&[])),
-            Condition::new("--all --no-live", Under::Heapbpf(&["--no-live"])),
-        ]
-    } else {
-        Vec::new()
-    };
+    let mut conditions = vec![
+        Condition::new("--all", Under::Heapbpf(&[])),
+        Condition::new("--all --no-live", Under::Heapbpf(&["--no-live"])),
+    ];
     for path in &options.object {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         let target = target(bench, workload, workload.fast)?;
@@ -132,6 +129,7 @@ fn conditions<'a>(bench: &Bench, workload: &Workload, options: &Options) -> anyh
         let recording = Recording::load(aligned(&std::fs::read(path)?), setting, &allocator, target.pid())?;
         conditions.push(Condition::new(name, Under::Object(Box::new(recording))));
     }
+    conditions.retain(|condition| super::is_wanted(&condition.name, &options.only));
     Ok(conditions)
 }
 
