@@ -10,9 +10,11 @@ use clap::{Arg, CommandFactory};
 use super::args::Cli;
 
 /// Options of other programs (and of `cargo xtask` and its benchmarks) that documents speak of.
-const OF_OTHERS: [&str; 23] = [
+const OF_OTHERS: [&str; 26] = [
+    "--bin",
     "--call-graph",
     "--cfg",
+    "--config",
     "--criteria",
     "--e2e",
     "--ignored",
@@ -32,6 +34,7 @@ const OF_OTHERS: [&str; 23] = [
     "--stages",
     "--sysroot",
     "--target",
+    "--target-dir",
     "--unit",
     "--workloads",
 ];
