@@ -11,7 +11,15 @@ fn main() -> Result<(), String> {
     let workspace = crate_folder.parent().ok_or("the crate's folder has no parent folder")?;
     let object = match env::var_os("HEAPBPF_BPF_OBJECT") {
         Some(path) => PathBuf::from(path),
-        None => workspace.join("target/bpf/bpfel-unknown-none/bpf/heapbpf-probes"),
+        None => {
+            // As xtask does: the programs know the registers of one machine, and those of this one are in `bpf`.
+            let architecture =
+                variable("CARGO_CFG_TARGET_ARCH")?.into_string().map_err(|_| "a strange architecture")?;
+            let host = variable("HOST")?;
+            let is_host = host.to_string_lossy().split('-').next() == Some(&architecture);
+            let folder = if is_host { "bpf".to_owned() } else { format!("bpf-{architecture}") };
+            workspace.join("target").join(folder).join("bpfel-unknown-none/bpf/heapbpf-probes")
+        }
     };
     println!("cargo::rerun-if-env-changed=HEAPBPF_BPF_OBJECT");
     // Of a file that does not exist cargo takes note as well: it looks again each time.

@@ -501,6 +501,8 @@ pub struct Config {
     pub cgroup_level: u64,
     /// Memory that the host has for anyone, bytes: what asks for more than this fails.
     pub memory_bytes: u64,
+    /// Bytes of a page, as the kernel counts them.
+    pub page_bytes: u64,
     /// Pattern for [`target_rule::COMM`], NUL-padded; `*` and `?` as in a shell.
     pub comm_pattern: [u8; 16],
     /// Offsets of the kernel's own structures, from its BTF.
@@ -525,7 +527,7 @@ pub struct KernelOffsets {
     pub task_comm: u64,
     /// `task_struct.signal`
     pub task_signal: u64,
-    /// x86-64: `task_struct.thread.fsbase`; aarch64: `thread.uw.tp_value`
+    /// `task_struct.thread` has it in places that differ by machine
     pub task_thread_pointer: u64,
     /// `signal_struct.live`
     pub signal_live: u64,

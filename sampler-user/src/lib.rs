@@ -1,6 +1,7 @@
 //! heapbpf's daemon as a library: a pure middle (decode, weight, live heap, aggregate, symbolize, encode) with
 //! I/O at its ends (the kernel on one side, writers and servers on the other).
 
+pub mod arch;
 pub mod attach;
 pub mod cli;
 pub mod cost;

@@ -24,6 +24,9 @@ pub struct Tools {
 
 /// Finds or installs everything that building needs.
 pub fn set_up(context: &Context) -> anyhow::Result<Tools> {
+    if let Some(machine) = context.machine {
+        machine.set_up(context)?;
+    }
     let compiler = toolchain::ensure(context)?;
     let linker = linker::ensure(context, compiler.llvm)?;
     Ok(Tools { compiler, linker })
@@ -70,8 +73,11 @@ fn build_daemon(context: &Context) -> anyhow::Result<PathBuf> {
         .arg(context.host_target())
         // What was built just now is where the daemon's build script looks by itself.
         .env_remove("HEAPBPF_BPF_OBJECT");
+    if let Some(machine) = context.machine {
+        machine.aim(&mut command);
+    }
     run(&mut command, context.options.verbose)?;
-    let built = context.host_target().join("release/heapbpf");
+    let built = context.binary_in(&context.host_target());
     let binary = context.binary();
     if built != binary {
         let folder = binary.parent().context("the binary has no folder")?;
@@ -94,6 +100,7 @@ fn shorten(context: &Context, path: &Path) -> String {
 
 /// The cargo call that compiles and links the BPF programs, in an environment scrubbed of the outer cargo's traces.
 fn bpf_command(context: &Context, tools: &Tools) -> Command {
+    let architecture = context.machine.map_or(std::env::consts::ARCH, |machine| machine.architecture);
     let mut command = Command::new(tools.compiler.cargo());
     command.current_dir(&context.root);
     for (name, _) in std::env::vars_os().filter(|(name, _)| !reaches_inner_cargo(name)) {
@@ -107,11 +114,14 @@ fn bpf_command(context: &Context, tools: &Tools) -> Command {
         .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", &tools.linker)
         // bpf-linker makes BTF, which the loader relocates by, from the debug information.
         // v3 is the instruction set whose atomic additions give back what was there; every kernel since 5.12 has it.
-        .env("RUSTFLAGS", "-C debuginfo=2 -C target-cpu=v3 -C link-arg=--btf")
+        .env(
+            "RUSTFLAGS",
+            format!("-C debuginfo=2 -C target-cpu=v3 -C link-arg=--btf --cfg bpf_target_arch=\"{architecture}\""),
+        )
         .args(["build", "--profile", "bpf", "--target", TARGET])
         .args(["--package", "sampler-ebpf", "--features", "probes", "--bin", "heapbpf-probes"])
         .arg("--target-dir")
-        .arg(context.target().join("bpf"));
+        .arg(context.bpf_target());
     if tools.compiler.core == CoreLibrary::Source {
         command.args(["-Z", "build-std=core"]);
     }
@@ -148,12 +158,17 @@ fn reaches_inner_cargo(name: &OsStr) -> bool {
 mod tests {
     use super::*;
     use crate::Options;
+    use crate::cross::Machine;
     use crate::root::Privilege;
     use crate::toolchain::Origin;
 
     fn command(core: CoreLibrary, locked: bool) -> Command {
+        command_for(None, core, locked)
+    }
+
+    fn command_for(machine: Option<&'static Machine>, core: CoreLibrary, locked: bool) -> Command {
         let options = Options { locked, ..Options::default() };
-        let context = Context { root: PathBuf::from("/w"), options, privilege: Privilege::Root };
+        let context = Context { root: PathBuf::from("/w"), options, privilege: Privilege::Root, machine };
         let compiler = Compiler {
             rustc: PathBuf::from("/no/such/rustc"),
             origin: Origin::Distribution,
@@ -177,6 +192,17 @@ mod tests {
         let variable = |wanted: &str| command.get_envs().find(|(name, _)| *name == wanted).and_then(|(_, value)| value);
         assert_eq!(variable("RUSTC"), Some("/no/such/rustc".as_ref()));
         assert_eq!(variable("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER"), Some("/cache/bpf-linker".as_ref()));
+    }
+
+    #[test]
+    fn the_bpf_programs_know_the_machine_that_they_are_for() {
+        let machine = crate::cross::machine("aarch64-unknown-linux-gnu").expect("known");
+        let command = command_for(machine, CoreLibrary::Prebuilt, true);
+        let flags = command.get_envs().find(|(name, _)| *name == "RUSTFLAGS").and_then(|(_, value)| value);
+        let flags = flags.expect("set").to_string_lossy();
+        assert!(flags.ends_with("--cfg bpf_target_arch=\"aarch64\""), "{flags}");
+        // Its own folder, unless it is this machine.
+        assert_eq!(words(&command).contains("/w/target/bpf-aarch64 "), machine.is_some());
     }
 
     #[test]

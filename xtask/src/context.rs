@@ -7,6 +7,7 @@ use std::process::Command;
 use anyhow::Context as _;
 
 use crate::Options;
+use crate::cross::Machine;
 use crate::root::Privilege;
 
 /// The surroundings of one `cargo xtask` call.
@@ -17,6 +18,8 @@ pub struct Context {
     pub options: Options,
     /// How to do what needs root.
     pub privilege: Privilege,
+    /// What is built for, if it is not this machine.
+    pub machine: Option<&'static Machine>,
 }
 
 impl Context {
@@ -26,7 +29,7 @@ impl Context {
             env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
         let root = manifest.parent().context("xtask's folder has no parent folder")?.to_path_buf();
         let privilege = Privilege::detect(options.no_root);
-        Ok(Self { root, options, privilege })
+        Ok(Self { root, options, privilege, machine: None })
     }
 
     /// The workspace's `target` folder, wherever `CARGO_TARGET_DIR` points: what users and tests are promised is there.
@@ -42,14 +45,24 @@ impl Context {
         }
     }
 
+    /// Where the BPF programs are built: they know the machine's registers.
+    pub fn bpf_target(&self) -> PathBuf {
+        self.target().join(self.machine.map_or("bpf".to_owned(), |machine| format!("bpf-{}", machine.architecture)))
+    }
+
     /// The BPF object that the daemon embeds.
     pub fn bpf_object(&self) -> PathBuf {
-        self.target().join("bpf/bpfel-unknown-none/bpf/heapbpf-probes")
+        self.bpf_target().join("bpfel-unknown-none/bpf/heapbpf-probes")
+    }
+
+    /// The release binary that `cargo xtask build` promises, below a target folder.
+    pub fn binary_in(&self, target: &Path) -> PathBuf {
+        target.join(self.machine.map_or("", |machine| machine.triple)).join("release/heapbpf")
     }
 
     /// The release binary that `cargo xtask build` promises.
     pub fn binary(&self) -> PathBuf {
-        self.target().join("release/heapbpf")
+        self.binary_in(&self.target())
     }
 
     /// The host's cargo, in the workspace's root, with a subcommand.

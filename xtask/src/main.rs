@@ -3,6 +3,7 @@
 mod bench;
 mod build;
 mod context;
+mod cross;
 mod install;
 mod linker;
 mod packages;
@@ -50,7 +51,11 @@ enum Command {
     /// Install what building needs: a rustc for BPF and bpf-linker
     Setup,
     /// Build the BPF programs, then target/release/heapbpf with them inside
-    Build,
+    Build {
+        /// For another machine than this one, such as aarch64-unknown-linux-gnu
+        #[arg(long, value_name = "TRIPLE")]
+        target: Option<String>,
+    },
     /// Build and run heapbpf; without arguments, profile a small leaking program for ten seconds
     Run {
         /// Passed to heapbpf as they are
@@ -94,7 +99,10 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
     let context = Context::new(cli.options)?;
     match cli.command {
         Command::Setup => build::set_up(&context).map(|_| ())?,
-        Command::Build => build::build(&context).map(|_| ())?,
+        Command::Build { target } => {
+            let machine = target.as_deref().map(cross::machine).transpose().map_err(anyhow::Error::msg)?.flatten();
+            build::build(&Context { machine, ..context }).map(|_| ())?;
+        }
         Command::Run { args } => return run::run(&context, &args),
         Command::Test(selection) => return test::test(&context, &selection),
         Command::Install => install::install(&context)?,

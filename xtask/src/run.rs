@@ -28,7 +28,7 @@ pub fn run(context: &Context, args: &[OsString]) -> anyhow::Result<ExitCode> {
 }
 
 /// What heapbpf can be told to do; any other first word is a program to start.
-const COMMANDS: [&str; 10] = ["record", "report", "top", "diff", "merge", "plan", "doctor", "env", "serve", "help"];
+const COMMANDS: [&str; 8] = ["record", "report", "diff", "merge", "plan", "doctor", "serve", "help"];
 
 /// The user's words as heapbpf wants them. The `--` of `cargo xtask run -- python3 script.py` ends xtask's options, and
 /// heapbpf needs one of its own before a program to start.
@@ -107,5 +107,6 @@ mod tests {
         assert_eq!(passed("--pid 12 -d 5s"), "--pid 12 -d 5s");
         assert_eq!(passed("--duration 5s -- ls"), "--duration 5s -- ls");
         assert_eq!(passed("report old.json"), "report old.json");
+        assert_eq!(passed("env LANG=C ls"), "-- env LANG=C ls");
     }
 }

@@ -11,6 +11,7 @@ use clap::Args;
 
 use crate::build;
 use crate::context::Context;
+use crate::cross::{self, Machine};
 use crate::packages::{self, Package};
 use crate::root::Privilege;
 use crate::shell::{describe, read, run, say, succeeds};
@@ -30,6 +31,9 @@ pub struct Selection {
     /// Only the end-to-end tests
     #[arg(long)]
     e2e: bool,
+    /// Only the unit tests, built for another machine (such as aarch64-unknown-linux-gnu) and emulated
+    #[arg(long, value_name = "TRIPLE", conflicts_with = "e2e")]
+    target: Option<String>,
     /// Only tests whose name contains this
     filter: Option<String>,
 }
@@ -57,8 +61,13 @@ const NEEDED: &[(&str, &str, &str)] = &[
 
 /// Runs the tests; the exit code is a failure if any of them failed.
 pub fn test(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode> {
+    if let Some(triple) = &selection.target
+        && let Some(machine) = cross::machine(triple).map_err(anyhow::Error::msg)?
+    {
+        return emulated(context, machine, selection);
+    }
     let root_refused = context.privilege.refusal();
-    let end_to_end = !selection.unit;
+    let end_to_end = !selection.unit && selection.target.is_none();
     if end_to_end {
         install_needed(context);
         build::build(context)?;
@@ -68,6 +77,7 @@ pub fn test(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode
     }
     let mut calls = Vec::new();
     if !selection.e2e {
+        calls.extend(cross::others().filter_map(|machine| other_machine_check(context, machine)));
         calls.extend(UNIT.iter().map(|part| unit_command(context, selection, part)));
     }
     if end_to_end && root_refused.is_none() {
@@ -90,6 +100,28 @@ fn unit_command(context: &Context, selection: &Selection, part: &[&str]) -> Comm
     let mut command = context.cargo("test");
     command.arg("--no-fail-fast").args(part).args(&selection.filter);
     command
+}
+
+/// Checks that the daemon compiles for a machine that others build for; `None`, loudly, where it cannot be.
+fn other_machine_check(context: &Context, machine: &Machine) -> Option<Command> {
+    if !machine.has_standard_library() {
+        say!("skipped: compiling for {0}: no standard library here (rustup target add {0})", machine.triple);
+        return None;
+    }
+    let mut command = context.cargo("check");
+    machine.aim(command.args(["--quiet", "--package", "sampler-user"]));
+    Some(command)
+}
+
+/// Unit tests of another machine, emulated. The emulator has no BPF and no probes, and those tests need neither.
+fn emulated(context: &Context, machine: &Machine, selection: &Selection) -> anyhow::Result<ExitCode> {
+    machine.set_up(context)?;
+    machine.set_up_emulator(context)?;
+    let mut command = context.cargo("test");
+    command.args(["--no-fail-fast", "--package", "sampler-ebpf", "--package", "sampler-user", "--lib"]);
+    machine.aim(&mut command);
+    command.args(&selection.filter);
+    Ok(if succeeds(&mut command, context.options.verbose)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The end-to-end tests, one at a time: the probes are in files that all processes share.
@@ -129,7 +161,9 @@ fn as_root(context: &Context, command: &mut Command) -> anyhow::Result<()> {
 }
 
 fn install_needed(context: &Context) {
-    let missing = NEEDED.iter().filter(|(file, ..)| !Path::new(file).exists());
+    // Debian's folders of libraries are named after the machine.
+    let missing =
+        NEEDED.iter().filter(|(file, ..)| !Path::new(&file.replace("x86_64", std::env::consts::ARCH)).exists());
     let missing: Vec<Package> = missing.map(|(_, package, purpose)| Package::new(*package, purpose)).collect();
     if packages::install(context, &missing).is_ok() {
         return;

@@ -18,6 +18,7 @@ static CONFIG: Config = Config {
     cgroup_id: 0,
     cgroup_level: 0,
     memory_bytes: 0,
+    page_bytes: 0,
     comm_pattern: [0; 16],
     offsets: KernelOffsets {
         task_mm: 0,

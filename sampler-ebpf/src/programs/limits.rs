@@ -10,7 +10,6 @@ const RLIMIT_DATA: u64 = 2 * 16;
 const RLIMIT_AS: u64 = 9 * 16;
 /// An allocator may map so much more than it was asked for.
 const MARGIN: u64 = 16 << 20;
-const PAGE_SHIFT: u64 = 12;
 
 /// Whether memory for a request of so many bytes will most likely be refused.
 #[inline(always)]
@@ -31,5 +30,5 @@ pub fn refuse(size: u64) -> bool {
 #[inline(always)]
 fn exceeds(limit: u64, pages: u64, size: u64) -> bool {
     let (limit, pages): (u64, u64) = (read_kernel(limit), read_kernel(pages));
-    (pages << PAGE_SHIFT).saturating_add(size).saturating_add(MARGIN) > limit
+    pages.wrapping_mul(config!(page_bytes)).saturating_add(size).saturating_add(MARGIN) > limit
 }

@@ -15,6 +15,7 @@ use crate::state::ThreadState;
 
 /// A distance to the supposed top of the stack beyond this means that the top is not known.
 const LARGEST_STACK: u64 = 64 << 20;
+/// Pages are of this size or a multiple of it.
 const PAGE: u64 = 4096;
 /// Most that is copied page by page, where one read fails.
 const LARGEST_PAGEWISE: u64 = 64 << 10;

@@ -192,7 +192,6 @@ impl RecordPlan {
 
 /// Largest reservation of a stack copy.
 const LARGEST_STACK_COPY: u64 = 1 << 20;
-const PAGE: u64 = 4096;
 /// Pages of memory per ring: powers of two, and an `int` to the kernel.
 const LARGEST_RING: u64 = 1 << 30;
 
@@ -249,7 +248,7 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
     let targets =
         Targets { rules, running, command: args.target.command.clone(), follow: !args.target.no_follow, allocators };
 
-    let events_bytes = args.ring_bytes.next_power_of_two().max(PAGE);
+    let events_bytes = args.ring_bytes.next_power_of_two().max(procfs::page_size());
     // The largest class of copies that this limit can ask for must fit several times.
     let stacks_bytes = (4 * events_bytes).max(4 * args.stack_bytes.next_power_of_two()).clamp(1 << 18, LARGEST_RING);
     let config = Config {
@@ -263,6 +262,7 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
         criterion: Criterion::from(args.criterion).code(),
         self_tgid: std::process::id(),
         memory_bytes: crate::host::limits::memory_bytes(),
+        page_bytes: procfs::page_size(),
         stack_bytes: args.stack_bytes,
         seed: args.seed.unwrap_or(0),
         events_mark: events_bytes / 4,

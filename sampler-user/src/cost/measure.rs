@@ -10,9 +10,10 @@ use serde::{Deserialize, Serialize};
 
 use super::budget::ProbeCosts;
 use super::library::PrivateLibrary;
-use super::specimens::{SPECIMENS, file_offset};
+use super::specimens::file_offset;
 use super::trial::{Allocator, Floor, Recording, Setting};
 use super::workload::Workload;
+use crate::arch::SPECIMENS;
 use crate::kernel::programs::LinkKind;
 
 /// Calls per slice: a few milliseconds.

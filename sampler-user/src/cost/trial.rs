@@ -29,8 +29,8 @@ use crate::sampling::size_classes::{CLASS_INTERVAL, class_trials};
 const SIZES: MapSizes =
     MapSizes { events_bytes: 16 << 20, stacks_bytes: 64 << 20, live_max: 1 << 20, stack_traces_max: 1024 };
 
-/// Least that a ring takes.
-const PAGE: u32 = 4096;
+/// Least that a ring takes; the loader makes a page of it.
+const LEAST: u32 = 4096;
 
 /// One process's allocator file, and where heapbpf would probe it.
 pub struct Allocator {
@@ -165,7 +165,7 @@ impl Recording {
         };
         // What samples nothing reports nothing: no room is taken for it.
         let sizes =
-            if setting.interval == 0 { MapSizes { events_bytes: PAGE, stacks_bytes: PAGE, ..SIZES } } else { SIZES };
+            if setting.interval == 0 { MapSizes { events_bytes: LEAST, stacks_bytes: LEAST, ..SIZES } } else { SIZES };
         let loader = Loader::new(object, &config, &sizes)?;
         let mut steering = Steering::open(&loader)?;
         let interval = if setting.criterion == Criterion::SizeClass {
@@ -296,7 +296,7 @@ impl Floor {
     /// # Errors
     /// The kernel refuses it.
     pub fn load(object: &[u8]) -> Result<Self, KernelError> {
-        let sizes = MapSizes { events_bytes: 4096, stacks_bytes: 4096, live_max: 1, stack_traces_max: 1 };
+        let sizes = MapSizes { events_bytes: LEAST, stacks_bytes: LEAST, live_max: 1, stack_traces_max: 1 };
         let loader = Loader::new(object, &Config::default(), &sizes)?;
         Ok(Self {
             multi: loader.program("nothing", ProgramKind::UprobeMulti).ok(),

@@ -4,7 +4,7 @@ use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use super::library::PrivateLibrary;
-use super::specimens::SPECIMENS;
+use crate::arch::SPECIMENS;
 
 /// Word on heapbpf's command line that makes it such a process.
 pub const WORD: &str = "pairs-for-measuring";

@@ -191,8 +191,9 @@ fn create_map(
     };
     let map_type = definition.map_type();
     let max_entries = match name {
-        "EVENTS" => sizes.events_bytes,
-        "STACKS" => sizes.stacks_bytes,
+        // Rings are whole pages, which are larger on some machines.
+        "EVENTS" => sizes.events_bytes.max(page_bytes()),
+        "STACKS" => sizes.stacks_bytes.max(page_bytes()),
         "LIVE" => sizes.live_max,
         "STACK_TRACES" => sizes.stack_traces_max,
         _ => definition.max_entries(),
@@ -229,4 +230,8 @@ fn permission() -> KernelError {
 fn last_lines(text: &str, count: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(count)..].join("\n")
+}
+
+fn page_bytes() -> u32 {
+    u32::try_from(procfs::page_size()).unwrap_or(u32::MAX)
 }

@@ -273,6 +273,9 @@ mod tests {
 
     #[test]
     fn every_kind_of_link_loads_with_every_kind_of_stack() {
+        if crate::arch::is_emulated("no bpf(2)") {
+            return;
+        }
         let Some(object) = crate::kernel::object::object() else {
             eprintln!("skipped: built without the BPF object");
             return;

@@ -39,7 +39,9 @@ fn copy_name(target: &mut [std::ffi::c_char], name: &str) {
     let room = target.len() - 1;
     for (to, from) in target[..room].iter_mut().zip(name.bytes()) {
         // The kernel takes letters, digits, `_` and `.` only.
-        *to = if from.is_ascii_alphanumeric() || from == b'_' || from == b'.' { from } else { b'_' }.cast_signed();
+        let kept = if from.is_ascii_alphanumeric() || from == b'_' || from == b'.' { from } else { b'_' };
+        // Signed on some machines, unsigned on others.
+        *to = std::ffi::c_char::from_ne_bytes([kept]);
     }
 }
 

@@ -5,7 +5,8 @@ use gimli::{FrameDescriptionEntry, RegisterRule, UnwindSection};
 
 use super::elf::{Elf, ElfError, PT_GNU_EH_FRAME, read_range};
 use super::image::Image;
-use super::rule::{FoundRule, PlainRule, Rule, Saved, Section, register};
+use super::rule::{FoundRule, PlainRule, Rule, Saved, Section};
+use crate::arch;
 
 /// Bytes as gimli reads them.
 pub type Bytes<'a> = EndianSlice<'a, LittleEndian>;
@@ -22,8 +23,6 @@ const MAX_INDEXED: usize = 2_000_000;
 const MAX_ENTRY_BYTES: usize = 256 << 10;
 /// Code of the entry point, bytes: `_start`, in the dynamic loader together with `_dl_start_user`.
 const ENTRY_POINT_BYTES: u64 = 64;
-/// `mov $15, %rax; syscall` (15 = rt_sigreturn), what a signal handler returns to.
-const SIGNAL_TRAMPOLINE: [u8; 9] = [0x48, 0xc7, 0xc0, 15, 0, 0, 0, 0x0f, 0x05];
 
 /// Unwind information of one module, shared by all processes that map it.
 pub struct ModuleCfi {
@@ -121,12 +120,14 @@ impl ModuleCfi {
     fn eh_frame_section(&self) -> EhFrame<Bytes<'_>> {
         let mut section = EhFrame::new(&self.eh_frame, LittleEndian);
         section.set_address_size(8);
+        section.set_vendor(arch::VENDOR);
         section
     }
 
     fn debug_frame_section(&self) -> DebugFrame<Bytes<'_>> {
         let mut section = DebugFrame::new(&self.debug_frame, LittleEndian);
         section.set_address_size(8);
+        section.set_vendor(arch::VENDOR);
         section
     }
 
@@ -161,8 +162,8 @@ impl ModuleCfi {
         if self.elf.entry != 0 && address.wrapping_sub(self.elf.entry) < ENTRY_POINT_BYTES {
             return plain(Rule::EntryPoint);
         }
-        let mut bytes = [0; SIGNAL_TRAMPOLINE.len()];
-        if code(file_offset + u64::from(is_return), &mut bytes) && bytes == SIGNAL_TRAMPOLINE {
+        let mut bytes = [0; arch::SIGNAL_TRAMPOLINE.len()];
+        if code(file_offset + u64::from(is_return), &mut bytes) && bytes == arch::SIGNAL_TRAMPOLINE {
             return FoundRule { rule: Rule::SignalTrampoline, planted: is_return };
         }
         plain(Rule::Uncovered)
@@ -266,39 +267,41 @@ fn row_rule<'a, S: UnwindSection<Bytes<'a>>>(
         return Rule::Bad;
     }
     let Ok(row) = entry.unwind_info_for_address(section, bases, context, address) else { return Rule::Bad };
-    if entry.cie().return_address_register().0 != register::RA {
+    if entry.cie().return_address_register().0 != arch::RETURN_ADDRESS {
         return Rule::Bad;
     }
     let general = Rule::Entry { section: kind, offset };
     if entry.is_signal_trampoline() {
-        return general;
+        return if arch::SIGNAL_FRAMES_BY_CFI { general } else { Rule::SignalTrampoline };
     }
-    if matches!(row.register(gimli::Register(register::RA)), None | Some(RegisterRule::Undefined)) {
-        return Rule::End;
+    match row.register(gimli::Register(arch::RETURN_ADDRESS)) {
+        Some(RegisterRule::Undefined) => return Rule::End,
+        None if arch::LINK.is_none() => return Rule::End,
+        _ => {}
     }
     plain_rule(row).map_or(general, Rule::Plain)
 }
 
 fn plain_rule(row: &gimli::UnwindTableRow<usize>) -> Option<PlainRule> {
     let CfaRule::RegisterAndOffset { register, offset } = row.cfa() else { return None };
-    let Some(RegisterRule::Offset(return_offset)) = row.register(gimli::Register(register::RA)) else { return None };
-    let mut preserved = [Saved::SAME; register::PRESERVED.len()];
-    for (saved, number) in preserved.iter_mut().zip(register::PRESERVED) {
-        *saved = match row.register(gimli::Register(number)) {
-            None | Some(RegisterRule::SameValue) => Saved::SAME,
-            Some(RegisterRule::Undefined) => Saved::UNDEFINED,
-            Some(RegisterRule::Offset(offset)) => Saved::at(offset)?,
-            Some(_) => return None,
-        };
+    let saved = |number| match row.register(gimli::Register(number)) {
+        None | Some(RegisterRule::SameValue) => Some(Saved::SAME),
+        Some(RegisterRule::Undefined) => Some(Saved::UNDEFINED),
+        Some(RegisterRule::Offset(offset)) => Saved::at(offset),
+        Some(_) => None,
+    };
+    let mut preserved = [Saved::SAME; arch::PRESERVED.len()];
+    for (rule, number) in preserved.iter_mut().zip(arch::PRESERVED) {
+        *rule = saved(number)?;
     }
     // A row that says where the caller's stack pointer is, other than at the CFA, is a special one.
-    if row.register(gimli::Register(register::RSP)).is_some() || usize::from(register.0) >= register::COUNT {
+    if row.register(gimli::Register(arch::STACK_POINTER)).is_some() || usize::from(register.0) >= arch::COUNT {
         return None;
     }
     Some(PlainRule {
         cfa_register: u8::try_from(register.0).ok()?,
         cfa_offset: i32::try_from(*offset).ok()?,
-        return_address: Saved::at(return_offset)?,
+        return_address: saved(arch::RETURN_ADDRESS)?,
         preserved,
     })
 }

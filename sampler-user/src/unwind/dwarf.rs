@@ -17,6 +17,7 @@ use super::raw::{Completeness, RawFrame, RawStack, Reason, SpaceView, UnwinderKi
 use super::rule::{FoundRule, Rule, RuleCache};
 use super::state::{State, StepError};
 use super::trampoline;
+use crate::arch;
 use crate::host::mappings::{Mapping, ModuleId};
 use sampler_ebpf::abi::{AwaitedReturn, Registers};
 
@@ -25,9 +26,6 @@ const SIGNAL_FRAME_BYTES: u64 = 32 << 10;
 
 /// Where the kernel lets return-probed functions return to. Nothing there says where they came from.
 const RETURN_PROBES: &str = "[uprobes]";
-
-/// What a call pushes.
-const RETURN_SLOT_BYTES: u64 = if cfg!(target_arch = "x86_64") { 8 } else { 0 };
 
 /// Limits of an [`Unwinder`].
 #[derive(Clone, Copy, Debug)]
@@ -63,7 +61,7 @@ impl Capture<'_> {
 
     /// The return address of the function that was left with that stack pointer.
     fn hidden_return(&self, sp: u64) -> Option<u64> {
-        let entry_sp = sp.wrapping_sub(RETURN_SLOT_BYTES);
+        let entry_sp = sp.wrapping_sub(arch::RETURN_SLOT_BYTES);
         self.awaited.iter().find(|call| call.sp != 0 && call.sp == entry_sp).map(|call| call.caller)
     }
 }
@@ -282,6 +280,10 @@ impl Unwinder {
             };
             // Only a signal can move to another stack and have the way back written down.
             on_other_stack |= is_exact && state.sp.wrapping_sub(sp) > SIGNAL_FRAME_BYTES;
+            // It was put there by hand, and nobody's return address is in the link register.
+            if arch::LINK.is_some() && is_planted && step == Err(StepError::Unknown) {
+                return Completeness::Complete;
+            }
             if let Err(error) = step {
                 return Completeness::Cut(match error {
                     StepError::Missing(_) if on_other_stack => Reason::OtherStack,

@@ -195,11 +195,11 @@ impl Elf {
     /// The address of what lies `past_start` bytes behind the start of the program's executable mapping of
     /// `mapped_bytes`. That is for a file that has lost the program's file offsets, but not its addresses.
     pub fn address_in_code(&self, mapped_bytes: u64, past_start: u64) -> Option<u64> {
-        const PAGE: u64 = 4096;
+        let page = procfs::page_size();
         let is_code = |segment: &&Segment| segment.kind == PT_LOAD && segment.flags & PF_X != 0;
         let range = |segment: &Segment| {
-            let start = segment.address & !(PAGE - 1);
-            let end = segment.address.checked_add(segment.memory_bytes)?.checked_next_multiple_of(PAGE)?;
+            let start = segment.address & !(page - 1);
+            let end = segment.address.checked_add(segment.memory_bytes)?.checked_next_multiple_of(page)?;
             Some((start, end))
         };
         let code: Vec<(u64, u64)> = self.segments.iter().filter(is_code).filter_map(range).collect();

@@ -154,22 +154,6 @@ thread_local! {
 /// Most bytes of stack that [`capture_here`] copies.
 const MAX_CAPTURE_BYTES: usize = 1 << 20;
 
-#[cfg(target_arch = "x86_64")]
-std::arch::global_asm!(
-    ".globl heapbpf_capture_here",
-    ".type heapbpf_capture_here, @function",
-    "heapbpf_capture_here:",
-    ".cfi_startproc",
-    "mov rdi, [rsp]",
-    "lea rsi, [rsp + 8]",
-    "mov rdx, rbp",
-    "jmp {keep}",
-    ".cfi_endproc",
-    ".size heapbpf_capture_here, . - heapbpf_capture_here",
-    keep = sym keep_capture,
-);
-
-#[cfg(target_arch = "x86_64")]
 unsafe extern "C" {
     /// Captures the caller's stack as if the call were one of an allocator; [`take_capture`] hands it out.
     #[link_name = "heapbpf_capture_here"]
@@ -181,7 +165,8 @@ pub fn take_capture() -> Option<OwnCapture> {
     CAPTURE.take()
 }
 
-extern "C" fn keep_capture(ip: u64, sp: u64, fp: u64) {
+/// What the machine's `heapbpf_capture_here` calls with the registers of its own caller.
+pub extern "C" fn keep_capture(ip: u64, sp: u64, fp: u64) {
     let registers = Registers { ip, sp, fp, lr: 0 };
     let Some(top) = stack_top(sp) else { return };
     let length = ((top - sp) as usize).min(MAX_CAPTURE_BYTES);

@@ -1,22 +1,7 @@
 //! How to get from a frame to its caller, boiled down from call frame information, and a cache of such rules.
 
+use crate::arch;
 use crate::host::mappings::ModuleId;
-
-/// DWARF numbers of the x86-64 registers that matter here.
-pub mod register {
-    /// Base register of `_dl_runtime_resolve`'s frame, preserved across calls.
-    pub const RBX: u16 = 3;
-    /// Frame pointer.
-    pub const RBP: u16 = 6;
-    /// Stack pointer.
-    pub const RSP: u16 = 7;
-    /// Return address.
-    pub const RA: u16 = 16;
-    /// Registers that unwinding follows: 0 to 15 and the return address.
-    pub const COUNT: usize = 17;
-    /// Those that a called function preserves, apart from the stack pointer.
-    pub const PRESERVED: [u16; 6] = [RBX, RBP, 12, 13, 14, 15];
-}
 
 /// Where a preserved register's value in the caller is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -48,10 +33,10 @@ pub struct PlainRule {
     pub cfa_register: u8,
     /// … plus this, bytes.
     pub cfa_offset: i32,
-    /// The return address.
+    /// The return address; [`Saved::SAME`] if it is still in the link register of a machine that has one.
     pub return_address: Saved,
-    /// In the order of [`register::PRESERVED`].
-    pub preserved: [Saved; register::PRESERVED.len()],
+    /// In the order of [`arch::PRESERVED`].
+    pub preserved: [Saved; arch::PRESERVED.len()],
 }
 
 /// How to leave a frame.

@@ -4,7 +4,8 @@ use gimli::{CfaRule, Evaluation, EvaluationResult, LittleEndian, Location, Regis
 
 use super::cfi::Row;
 use super::memory::{Missing, StackMemory};
-use super::rule::{PlainRule, Saved, register};
+use super::rule::{PlainRule, Saved};
+use crate::arch;
 use sampler_ebpf::abi::Registers;
 
 /// Most operations of one DWARF expression: real ones have under ten, a hostile one loops for ever.
@@ -26,9 +27,11 @@ pub enum Value {
 pub struct State {
     /// Instruction pointer.
     pub ip: u64,
-    /// Stack pointer.
+    /// Stack pointer; a bound below it if it is not known.
     pub sp: u64,
-    registers: [Value; 16],
+    /// Whether the stack pointer is known.
+    sp_known: bool,
+    registers: [Value; arch::COUNT],
     /// Whether registers that calls do not preserve may be known.
     scratch_known: bool,
 }
@@ -52,41 +55,29 @@ impl From<Missing> for StepError {
     }
 }
 
-/// Offsets of the interrupted registers from the stack pointer at a signal trampoline (Linux, x86-64: the `gregs` of
-/// `ucontext_t` begin at byte 40, in the order r8…r15, rdi, rsi, rbp, rbx, rdx, rax, rcx, rsp, rip).
-const UCONTEXT_REGISTERS: [(u16, u64); 15] = [
-    (8, 40),
-    (9, 48),
-    (10, 56),
-    (11, 64),
-    (12, 72),
-    (13, 80),
-    (14, 88),
-    (15, 96),
-    (5, 104),
-    (4, 112),
-    (register::RBP, 120),
-    (register::RBX, 128),
-    (1, 136),
-    (0, 144),
-    (2, 152),
-];
-const UCONTEXT_SP: u64 = 160;
-const UCONTEXT_IP: u64 = 168;
-
 impl State {
     /// The state in which a sample was taken.
     pub fn new(registers: &Registers) -> Self {
-        let mut state =
-            Self { ip: registers.ip, sp: registers.sp, registers: [Value::Unknown; 16], scratch_known: false };
-        state.registers[usize::from(register::RBP)] = Value::Known(registers.fp);
+        let mut state = Self {
+            ip: registers.ip,
+            sp: registers.sp,
+            sp_known: true,
+            registers: [Value::Unknown; arch::COUNT],
+            scratch_known: false,
+        };
+        state.registers[usize::from(arch::FRAME_POINTER)] = Value::Known(registers.fp);
+        if let Some(link) = arch::LINK
+            && registers.lr != 0
+        {
+            state.registers[usize::from(link)] = Value::Known(registers.lr);
+        }
         state
     }
 
     fn value(&self, number: u16, memory: &mut StackMemory) -> Result<u64, StepError> {
         match number {
-            register::RSP => Ok(self.sp),
-            register::RA => Ok(self.ip),
+            arch::STACK_POINTER => self.sp_known.then_some(self.sp).ok_or(StepError::Unknown),
+            arch::RETURN_ADDRESS if arch::LINK.is_none() => Ok(self.ip),
             _ => match self.registers.get(usize::from(number)) {
                 Some(Value::Known(value)) => Ok(*value),
                 Some(Value::At(address)) => Ok(memory.read(*address)?),
@@ -96,9 +87,13 @@ impl State {
     }
 
     fn forget_scratch(&mut self) {
+        // A call has written over it.
+        if let Some(link) = arch::LINK {
+            self.registers[usize::from(link)] = Value::Unknown;
+        }
         if self.scratch_known {
-            for number in [0, 1, 2, 4, 5, 8, 9, 10, 11] {
-                self.registers[number] = Value::Unknown;
+            for number in arch::SCRATCH {
+                self.registers[usize::from(number)] = Value::Unknown;
             }
             self.scratch_known = false;
         }
@@ -109,14 +104,23 @@ impl State {
     /// # Errors
     /// [`StepError`]; the state is then of no use.
     pub fn leave_plain(&mut self, rule: &PlainRule, memory: &mut StackMemory) -> Result<(), StepError> {
-        let base = self.value(u16::from(rule.cfa_register), memory)?;
-        let cfa = base.wrapping_add_signed(i64::from(rule.cfa_offset));
-        if cfa <= self.sp {
+        let cfa = match self.value(u16::from(rule.cfa_register), memory) {
+            Ok(base) => base.wrapping_add_signed(i64::from(rule.cfa_offset)),
+            Err(StepError::Unknown) => self.cfa_by_frame_pointer(rule, memory)?,
+            Err(error) => return Err(error),
+        };
+        let at = |saved: Saved| saved.offset().map(|offset| cfa.wrapping_add_signed(offset));
+        let (least, return_address) = match (at(rule.return_address), arch::LINK) {
+            (Some(saved_at), _) => (self.sp.saturating_add(1), memory.read(saved_at)?),
+            // Once in a row: no caller's link register is known. Such a function may not have touched the stack.
+            (None, Some(link)) if rule.return_address == Saved::SAME => (self.sp, self.value(link, memory)?),
+            (None, _) => return Err(StepError::Unknown),
+        };
+        if cfa < least {
             return Err(StepError::Backwards);
         }
-        let at = |saved: Saved| saved.offset().map(|offset| cfa.wrapping_add_signed(offset));
-        self.ip = memory.read(at(rule.return_address).ok_or(StepError::Unknown)?)?;
-        for (saved, number) in rule.preserved.iter().zip(register::PRESERVED) {
+        self.ip = arch::code_address(return_address);
+        for (saved, number) in rule.preserved.iter().zip(arch::PRESERVED) {
             if let Some(address) = at(*saved) {
                 self.registers[usize::from(number)] = Value::At(address);
             } else if *saved == Saved::UNDEFINED {
@@ -124,8 +128,21 @@ impl State {
             }
         }
         self.forget_scratch();
-        self.sp = cfa;
+        (self.sp, self.sp_known) = (cfa, true);
         Ok(())
+    }
+
+    /// The canonical frame address of a frame whose stack pointer is not known: the frame pointer is at the place where
+    /// the rule says that the caller's was saved.
+    fn cfa_by_frame_pointer(&self, rule: &PlainRule, memory: &mut StackMemory) -> Result<u64, StepError> {
+        let at = arch::PRESERVED.iter().position(|number| *number == arch::FRAME_POINTER);
+        let saved = at.and_then(|at| rule.preserved[at].offset());
+        match saved {
+            Some(offset) if !self.sp_known && u16::from(rule.cfa_register) == arch::STACK_POINTER => {
+                Ok(self.value(arch::FRAME_POINTER, memory)?.wrapping_sub(offset.cast_unsigned()))
+            }
+            _ => Err(StepError::Unknown),
+        }
     }
 
     /// Leaves the frame by its row of call frame information, whatever that needs.
@@ -140,12 +157,12 @@ impl State {
             }
             CfaRule::Expression(expression) => self.evaluate(row, expression, None, memory)?,
         };
-        let mut caller = Self { ip: 0, sp: cfa, registers: self.registers, scratch_known: is_signal };
+        let mut caller = Self { ip: 0, sp: cfa, sp_known: true, registers: self.registers, scratch_known: is_signal };
         if !is_signal {
             caller.scratch_known = self.scratch_known;
             caller.forget_scratch();
         }
-        let mut return_address = Value::Unknown;
+        let mut return_address = arch::LINK.map_or(Value::Unknown, |link| self.registers[usize::from(link)]);
         for (register, rule) in row.row.registers() {
             let value = match rule {
                 RegisterRule::SameValue => continue,
@@ -160,8 +177,8 @@ impl State {
                 _ => Value::Unknown,
             };
             match register.0 {
-                register::RA => return_address = value,
-                register::RSP => caller.sp = read(value, memory)?,
+                arch::RETURN_ADDRESS => return_address = value,
+                arch::STACK_POINTER => caller.sp = read(value, memory)?,
                 number => {
                     if let Some(slot) = caller.registers.get_mut(usize::from(number)) {
                         *slot = value;
@@ -169,7 +186,7 @@ impl State {
                 }
             }
         }
-        caller.ip = read(return_address, memory)?;
+        caller.ip = arch::code_address(read(return_address, memory)?);
         // A signal may have come on a stack of its own; every other frame lies below its caller's.
         if caller.sp <= self.sp && !is_signal {
             return Err(StepError::Backwards);
@@ -183,18 +200,18 @@ impl State {
     /// # Errors
     /// [`StepError`]; the state is then of no use.
     pub fn leave_by_frame_pointer(&mut self, memory: &mut StackMemory) -> Result<(), StepError> {
-        let fp = self.value(register::RBP, memory)?;
+        let fp = self.value(arch::FRAME_POINTER, memory)?;
         if fp == 0 {
             return Err(StepError::ZeroFramePointer);
         }
         if fp < self.sp || !fp.is_multiple_of(8) {
             return Err(StepError::Backwards);
         }
-        self.ip = memory.read(fp.wrapping_add(8))?;
-        self.registers = [Value::Unknown; 16];
-        self.registers[usize::from(register::RBP)] = Value::At(fp);
+        self.ip = arch::code_address(memory.read(fp.wrapping_add(8))?);
+        self.registers = [Value::Unknown; arch::COUNT];
+        self.registers[usize::from(arch::FRAME_POINTER)] = Value::At(fp);
         self.scratch_known = false;
-        self.sp = fp.wrapping_add(16);
+        (self.sp, self.sp_known) = (fp.wrapping_add(16), arch::FRAME_POINTER_GIVES_STACK_POINTER);
         Ok(())
     }
 
@@ -210,13 +227,13 @@ impl State {
     /// # Errors
     /// [`StepError`]; the state is then of no use.
     pub fn leave_signal(&mut self, memory: &mut StackMemory) -> Result<(), StepError> {
-        let context = self.sp;
-        self.ip = memory.read(context.wrapping_add(UCONTEXT_IP))?;
-        self.sp = memory.read(context.wrapping_add(UCONTEXT_SP))?;
-        for (number, offset) in UCONTEXT_REGISTERS {
-            self.registers[usize::from(number)] = Value::At(context.wrapping_add(offset));
+        let (frame, saved) = (self.sp, arch::SIGNAL_FRAME);
+        self.ip = memory.read(frame.wrapping_add(saved.ip))?;
+        self.sp = memory.read(frame.wrapping_add(saved.sp))?;
+        for (number, offset) in saved.registers {
+            self.registers[usize::from(*number)] = Value::At(frame.wrapping_add(*offset));
         }
-        self.scratch_known = true;
+        (self.sp_known, self.scratch_known) = (true, true);
         Ok(())
     }
 

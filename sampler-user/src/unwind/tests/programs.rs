@@ -19,11 +19,13 @@ impl Library {
         let directory = tempfile::tempdir().expect("temporary folder");
         let (code, path) = (directory.path().join("code.c"), directory.path().join("libtruth.so"));
         std::fs::write(&code, source).expect("write");
-        let status = Command::new("cc").args(["-shared", "-fPIC", "-o"]).args([&path, &code]).args(flags).status();
+        // What compiles for this machine, if that is not the one that `cc` compiles for.
+        let cc = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+        let status = Command::new(&cc).args(["-shared", "-fPIC", "-o"]).args([&path, &code]).args(flags).status();
         match status {
             Ok(status) if status.success() => {}
             other => {
-                eprintln!("skipped: cc {flags:?} cannot build the program: {other:?}");
+                eprintln!("skipped: {cc} {flags:?} cannot build the program: {other:?}");
                 return None;
             }
         }

@@ -60,19 +60,31 @@ FRAME int tail_outer(callback capture, int depth) {
     return result;
 }
 
-FRAME void on_signal(int number) {
-    sink = number;
+#if defined(__aarch64__)
+#define TRAP "brk #0"
+/* Such a trap is met again after the signal's end, unless it is left behind. */
+#define LEAVE_TRAP(context) ((ucontext_t *)(context))->uc_mcontext.pc += 4
+#else
+#define TRAP "int3"
+#define LEAVE_TRAP(context) (void)(context)
+#endif
+
+FRAME void on_signal(int number, siginfo_t *info, void *context) {
+    sink = number + info->si_signo;
     current();
+    if (number == SIGTRAP)
+        LEAVE_TRAP(context);
     sink++;
 }
 
 FRAME int interrupted(callback capture, int depth) {
     struct sigaction action, before;
     memset(&action, 0, sizeof action);
-    action.sa_handler = on_signal;
+    action.sa_sigaction = on_signal;
+    action.sa_flags = SA_SIGINFO;
     current = capture;
     sigaction(SIGUSR2, &action, &before);
-    /* A fault-like signal in the middle of this very function: the int3 is not at a call. */
+    /* A fault-like signal in the middle of this very function: the trap is not at a call. */
     pthread_kill(pthread_self(), SIGUSR2);
     sigaction(SIGUSR2, &before, 0);
     return sink + depth;
@@ -81,10 +93,11 @@ FRAME int interrupted(callback capture, int depth) {
 FRAME int trapped(callback capture, int depth) {
     struct sigaction action, before;
     memset(&action, 0, sizeof action);
-    action.sa_handler = on_signal;
+    action.sa_sigaction = on_signal;
+    action.sa_flags = SA_SIGINFO;
     current = capture;
     sigaction(SIGTRAP, &action, &before);
-    __asm__ volatile("int3");
+    __asm__ volatile(TRAP);
     sigaction(SIGTRAP, &before, 0);
     return sink + depth;
 }
@@ -95,12 +108,12 @@ FRAME int on_other_signal_stack(callback capture, int depth) {
     stack_t alternative = {.ss_sp = other_stack, .ss_size = sizeof other_stack}, before_stack;
     struct sigaction action, before;
     memset(&action, 0, sizeof action);
-    action.sa_handler = on_signal;
-    action.sa_flags = SA_ONSTACK;
+    action.sa_sigaction = on_signal;
+    action.sa_flags = SA_SIGINFO | SA_ONSTACK;
     current = capture;
     sigaltstack(&alternative, &before_stack);
     sigaction(SIGTRAP, &action, &before);
-    __asm__ volatile("int3");
+    __asm__ volatile(TRAP);
     sigaction(SIGTRAP, &before, 0);
     sigaltstack(&before_stack, 0);
     return sink + depth;
