@@ -363,13 +363,15 @@ impl Hooks {
         }
     }
 
-    /// Follows frees no longer, in all files.
-    pub fn leave_frees(&mut self, programs: &Programs, steering: &mut Steering) {
+    /// Follows frees no longer, in all files. Allocations are followed meanwhile as before.
+    pub fn leave_frees(&mut self, link: LinkKind) {
         self.live = false;
-        self.known.values_mut().flat_map(|known| known.plan.as_mut().ok()).for_each(|planned| planned.audit = None);
-        if self.paused.is_none() {
-            self.pause();
-            self.resume(programs, steering);
+        self.links.values_mut().for_each(Links::leave_frees);
+        for known in self.known.values_mut() {
+            let Ok(planned) = &mut known.plan else { continue };
+            if planned.audit.is_some() {
+                planned.audit = Some(Arc::new(planned.audit(&known.path, link, false)));
+            }
         }
     }
 

@@ -11,7 +11,7 @@ use self::cold::Cold;
 use super::ages::Ages;
 use super::mapped::MappedPieces;
 use super::sums::SampleSums;
-use super::windows::{Correction, Windows};
+use super::windows::{Correction, Weights, Windows};
 use crate::sampling::weight::{Inclusion, inclusion};
 use crate::unwind::raw::RawStack;
 
@@ -400,15 +400,19 @@ impl Heap {
         self.windows.open();
     }
 
-    /// The window is over: it stands for `factor` times its own length. A new one is open.
-    pub fn close_window(&mut self, factor: f64) {
+    /// The window is over: it stands for so many times itself. A new one is open.
+    pub fn close_window(&mut self, weights: &Weights) {
+        let rows = &self.rows;
+        let factor = |number| rows.get(number as usize).map_or(1.0, |row: &HeapRow| weights.of(&row.process));
         for (number, correction) in self.windows.close(factor) {
             self.correct(number, &correction);
         }
     }
 
-    /// The last window that was closed stands for `more` lengths more than was said.
-    pub fn extend_window(&mut self, more: f64) {
+    /// The last window that was closed stands for so many times itself more than was said.
+    pub fn extend_window(&mut self, more: &Weights) {
+        let rows = &self.rows;
+        let more = |number| rows.get(number as usize).map_or(0.0, |row: &HeapRow| more.of(&row.process));
         for (number, correction) in self.windows.extend(more) {
             self.correct(number, &correction);
         }

@@ -5,4 +5,4 @@ pub mod event;
 pub mod live;
 mod mapped;
 pub mod sums;
-mod windows;
+pub mod windows;

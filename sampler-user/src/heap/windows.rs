@@ -2,11 +2,13 @@
 //!
 //! A window of length L follows a pause of length D that was drawn before anything of the window was known, so
 //! u = (D + L)/L is the inverse of the window's chance to hold a given moment, and each row's sum y over the window
-//! enters as u·y (Horvitz–Thompson over windows). Variance of a row: u (u − 1) y² + (u − 1) v on top of the v of its
+//! enters as u·y; both lengths are of the target's own progress ([`crate::sampling::window_weights`]) (Horvitz–Thompson over windows). Variance of a row: u (u − 1) y² + (u − 1) v on top of the v of its
 //! samples (windows as independent first stage; Särndal, Swensson, Wretman, *Model Assisted Survey Sampling*, result
 //! 4.3.1). Rows vary together from window to window, so these variances do not add up to that of a total.
 
 use std::collections::HashMap;
+
+use sampler_ebpf::abi::ProcessKey;
 
 use super::live::Sample;
 use super::sums::SampleSums;
@@ -20,13 +22,28 @@ pub struct Windows {
     until_ns: u64,
     /// `None`: every sample stands for itself.
     open: Option<HashMap<u32, SampleSums>>,
-    closed: HashMap<u32, SampleSums>,
-    factor: f64,
+    closed: HashMap<u32, (SampleSums, f64)>,
+}
+
+/// How many times itself a window stands for, process by process.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Weights {
+    /// Of those whose progress is known.
+    pub known: HashMap<ProcessKey, f64>,
+    /// Of the others.
+    pub others: f64,
+}
+
+impl Weights {
+    /// The factor of a process.
+    pub fn of(&self, process: &ProcessKey) -> f64 {
+        self.known.get(process).copied().unwrap_or(self.others)
+    }
 }
 
 impl Default for Windows {
     fn default() -> Self {
-        Self { since_ns: 0, until_ns: u64::MAX, open: None, closed: HashMap::new(), factor: 0.0 }
+        Self { since_ns: 0, until_ns: u64::MAX, open: None, closed: HashMap::new() }
     }
 }
 
@@ -89,18 +106,21 @@ impl Windows {
         }
     }
 
-    /// The window stands for `factor` times its length; the next one is open.
-    pub fn close(&mut self, factor: f64) -> Vec<(u32, Correction)> {
-        self.closed = self.open.replace(HashMap::new()).unwrap_or_default();
-        self.factor = factor;
-        self.closed.iter().map(|(row, sums)| (*row, Correction::new(sums, 1.0, factor))).collect()
+    /// The window stands for `factor(row)` times itself; the next one is open.
+    pub fn close(&mut self, factor: impl Fn(u32) -> f64) -> Vec<(u32, Correction)> {
+        let sums = self.open.replace(HashMap::new()).unwrap_or_default();
+        self.closed = sums.into_iter().map(|(row, sums)| (row, (sums, factor(row)))).collect();
+        self.closed.iter().map(|(row, (sums, factor))| (*row, Correction::new(sums, 1.0, *factor))).collect()
     }
 
-    /// The last window that was closed stands for `more` lengths more.
-    pub fn extend(&mut self, more: f64) -> Vec<(u32, Correction)> {
-        let (from, to) = (self.factor, self.factor + more);
-        self.factor = to;
-        self.closed.iter().map(|(row, sums)| (*row, Correction::new(sums, from, to))).collect()
+    /// The last window that was closed stands for `more(row)` times itself more.
+    pub fn extend(&mut self, more: impl Fn(u32) -> f64) -> Vec<(u32, Correction)> {
+        let extended = self.closed.iter_mut().map(|(row, (sums, factor))| {
+            let from = *factor;
+            *factor += more(*row);
+            (*row, Correction::new(sums, from, *factor))
+        });
+        extended.collect()
     }
 
     /// Whether the open window has samples of a row.
@@ -133,13 +153,13 @@ mod tests {
             windows.open();
             windows.open.as_mut().unwrap().insert(0, sums);
             all.add(&sums);
-            windows.close(pause + 1.0)[0].1.apply(&mut all);
+            windows.close(|_| pause + 1.0)[0].1.apply(&mut all);
             now += 1.0;
             pause = mean * (0.5 + uniform());
             now += pause;
         }
         // The rest has no window of its own.
-        windows.extend((pause - (now - end).max(0.0)).max(0.0))[0].1.apply(&mut all);
+        windows.extend(|_| (pause - (now - end).max(0.0)).max(0.0))[0].1.apply(&mut all);
         (all.bytes + all.bytes_correction, all.bytes_variance)
     }
 
@@ -163,7 +183,7 @@ mod tests {
     #[test]
     fn a_row_without_windows_stands_for_itself() {
         let mut windows = Windows::default();
-        assert!(windows.close(1.0).is_empty() && !windows.is_open_for(0));
+        assert!(windows.close(|_| 1.0).is_empty() && !windows.is_open_for(0));
         let sums = SampleSums { bytes: 10.0, bytes_variance: 4.0, ..SampleSums::default() };
         let correction = Correction::new(&sums, 1.0, 3.0);
         assert_eq!((correction.bytes, correction.bytes_variance), (20.0, 6.0 * 100.0 + 2.0 * 4.0));

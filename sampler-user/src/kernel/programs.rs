@@ -114,6 +114,7 @@ impl Programs {
                     links.add_perf(program, path, point, pid, false).map_err(refused)?;
                 }
             }
+            links.end_frees();
             for point in &allocations {
                 if let Some(program) = &self.allocation_return {
                     links.add_perf(program, path, point, pid, true).map_err(refused)?;
@@ -125,6 +126,7 @@ impl Programs {
         if let (Some(program), false) = (&self.free, frees.is_empty()) {
             links.add_multi(program, sys::ATTACH_UPROBE_MULTI, path, &frees, pid, 0).map_err(refused)?;
         }
+        links.end_frees();
         if !allocations.is_empty() {
             if let Some(program) = &self.allocation_return {
                 links
@@ -193,17 +195,31 @@ pub struct ProbePoint {
 /// Links to one file; dropping them takes the probes away, the last first: frees are followed from before the first
 /// allocation until after the last one, so that no block is taken for live whose free went unseen.
 #[derive(Debug, Default)]
-pub struct Links(Vec<OwnedFd>);
+pub struct Links {
+    links: Vec<OwnedFd>,
+    /// How many of the first ones are of functions that free.
+    frees: usize,
+}
 
 impl Drop for Links {
     fn drop(&mut self) {
-        while let Some(link) = self.0.pop() {
+        while let Some(link) = self.links.pop() {
             drop(link);
         }
     }
 }
 
 impl Links {
+    /// Takes the probes off the functions that free; the others stay where they are and miss nothing.
+    pub fn leave_frees(&mut self) {
+        self.links.drain(..std::mem::take(&mut self.frees));
+    }
+
+    /// What was added up to now is of functions that free.
+    fn end_frees(&mut self) {
+        self.frees = self.links.len();
+    }
+
     fn add_multi(
         &mut self,
         program: &OwnedFd,
@@ -216,7 +232,7 @@ impl Links {
         let offsets: Vec<u64> = points.iter().map(|point| point.offset).collect();
         let cookies: Vec<u64> = points.iter().map(|point| point.cookie).collect();
         let target = sys::UprobeTarget { path, offsets: &offsets, cookies: &cookies, pid };
-        self.0.push(with_retries(|| sys::link_uprobe_multi(program.as_fd(), attach_type, &target, flags))?);
+        self.links.push(with_retries(|| sys::link_uprobe_multi(program.as_fd(), attach_type, &target, flags))?);
         Ok(())
     }
 
@@ -230,7 +246,7 @@ impl Links {
     ) -> std::io::Result<()> {
         let (link, event) =
             with_retries(|| sys::link_uprobe_perf(program.as_fd(), path, point.offset, point.cookie, pid, on_return))?;
-        self.0.extend([link, event]);
+        self.links.extend([link, event]);
         Ok(())
     }
 }

@@ -210,6 +210,10 @@ impl Governor {
             self.windows = before.and(&used);
             let used = self.windows;
             actions.extend(self.keep(&used, &costs, budget, now_ns));
+            if actions.iter().any(|action| matches!(action, Action::SetInterval(_))) {
+                // Samples of the old interval say nothing of what is to come.
+                self.windows = Use::default();
+            }
         }
         self.first = false;
         actions
@@ -222,6 +226,10 @@ impl Governor {
             return Vec::new();
         }
         let mut actions = Vec::new();
+        if next.time < 1.0 {
+            // Before anything else, which would take its time.
+            actions.push(Action::Detach);
+        }
         let (old, share) = (self.tracking, used.share(costs));
         self.tracking = next;
         if next != old && old.time >= 1.0 {
@@ -254,7 +262,6 @@ impl Governor {
             self.note(now_ns, text);
         }
         if next.time < 1.0 {
-            actions.push(Action::Detach);
             self.attached = false;
             self.detached_since_ns = now_ns;
             self.next_ns = now_ns + self.pause(next.time);
@@ -337,7 +344,7 @@ mod tests {
         let mut governor = governor(Some(0.05), false);
         let at = SECOND + FIRST_LOOK_NS;
         // 100,000 pairs take 100 ms of 200 ms.
-        assert_eq!(governor.look(&counters(100_000), 0.2, at), [Action::LeaveFrees, Action::Detach]);
+        assert_eq!(governor.look(&counters(100_000), 0.2, at), [Action::Detach, Action::LeaveFrees]);
         assert!(governor.gave_up_frees(true));
         let next = governor.next_ns().unwrap();
         assert!(next > at + WINDOW_NS, "{next}");
@@ -347,6 +354,22 @@ mod tests {
         let notes = governor.notes(next).join("\n");
         for part in ["more than the budget of 5", "frees are not followed", "time windows", "of the time"] {
             assert!(notes.contains(part), "{part}: {notes}");
+        }
+    }
+
+    #[test]
+    fn samples_of_an_interval_that_was_left_do_not_widen_the_next_one() {
+        let mut governor = governor(Some(0.05), false);
+        let mut counted = Counters { sampled: 20_000, ..counters(100_000) };
+        let mut at = SECOND + FIRST_LOOK_NS;
+        let widened = |actions: Vec<Action>| actions.iter().any(|action| matches!(action, Action::SetInterval(_)));
+        assert!(widened(governor.look(&counted, 0.2, at)));
+        for window in 1..5 {
+            at = governor.next_ns().unwrap();
+            assert_eq!(governor.look(&counted, f64::from(window), at), [Action::Attach]);
+            at = governor.next_ns().unwrap();
+            counted = Counters { sampled: 20_000, ..counters(100_000 + 50_000 * window as u64) };
+            assert!(!widened(governor.look(&counted, f64::from(window) + 0.1, at)), "window {window}");
         }
     }
 
@@ -364,7 +387,7 @@ mod tests {
     fn what_cannot_be_held_ends_at_once() {
         let mut governor = governor(Some(0.0005), false);
         let actions = governor.look(&counters(190_000), 0.2, SECOND + FIRST_LOOK_NS);
-        assert_eq!(actions.last(), Some(&Action::Detach));
+        assert_eq!(actions.first(), Some(&Action::Detach));
         assert_eq!(governor.next_ns(), None);
     }
 

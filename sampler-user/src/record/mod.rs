@@ -21,6 +21,7 @@ pub mod snapshot;
 mod status_line;
 mod targets;
 mod triggers;
+mod window_progress;
 mod window_times;
 
 pub use residue::Code;

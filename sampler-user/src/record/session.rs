@@ -17,6 +17,7 @@ use super::maker::{Made, Maker};
 use super::recorder::{Life, Recorder};
 use super::requests::Request;
 use super::snapshot::{self, Content, Detail, Parts, Snapshot};
+use super::window_progress::WindowProgress;
 use super::window_times::WindowTimes;
 use crate::cli::plan::RecordPlan;
 use crate::cost::cpu_time::CpuTime;
@@ -87,6 +88,7 @@ pub struct Session {
     pub governor: Governor,
     cpu_time: CpuTime,
     windows: WindowTimes,
+    progress: WindowProgress,
     kernel_log: KernelLog,
     /// Most processes known at a time since memory was last given back.
     most_lives: usize,
@@ -144,6 +146,7 @@ impl Session {
             governor,
             cpu_time: CpuTime::begin(),
             windows: WindowTimes::default(),
+            progress: WindowProgress::default(),
             most_lives: 0,
             plan,
         })
@@ -330,6 +333,7 @@ impl Session {
         notes.extend(accounting::put_together(daemon.stacks_put_together));
         notes.extend(self.plan.sampling_note());
         notes.extend(self.governor.notes(monotonic_ns()));
+        notes.extend(self.progress.note());
         Ok(Snapshot {
             detail,
             live: self.plan.live && !self.governor.gave_up_frees(self.plan.live),
@@ -423,9 +427,10 @@ impl Session {
 
     /// Takes the probes away, takes in what is left, and makes the last profile.
     pub fn finish(&mut self) -> anyhow::Result<Made> {
+        let last_window = self.end_windows()?;
         self.attaching.hooks.release_all();
         while self.cycle()? > 0 || self.recorder.is_waiting() {}
-        self.end_windows();
+        self.weigh_last(&last_window);
         let snapshot = self.snapshot(Detail::Lifetimes, true)?;
         let (sender, made) = std::sync::mpsc::channel();
         self.maker.make(snapshot, move |made| drop(sender.send(made)));

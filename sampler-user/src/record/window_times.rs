@@ -25,23 +25,18 @@ impl WindowTimes {
         pause_ns
     }
 
-    /// The window that is open ends. What it stands for, in its own lengths: itself and the pause before it.
-    pub fn closed(&mut self, now_ns: u64) -> Option<f64> {
+    /// The window that is open ends: lengths of the pause before it, and its own.
+    pub fn closed(&mut self, now_ns: u64) -> Option<(u64, u64)> {
         let (pause_ns, since_ns) = self.open.take()?;
         let length_ns = now_ns.saturating_sub(since_ns).max(1);
         self.last_ns = Some(length_ns);
-        Some((pause_ns + length_ns) as f64 / length_ns as f64)
+        Some((pause_ns, length_ns))
     }
 
     /// The recording ends in a pause: how long that was, and how many lengths of the last window.
     pub fn ended(&mut self, now_ns: u64) -> Option<(u64, f64)> {
         let pause_ns = now_ns.saturating_sub(self.detached_ns.take()?);
         Some((pause_ns, self.last_ns.map_or(0.0, |length_ns| pause_ns as f64 / length_ns as f64)))
-    }
-
-    /// Whether a window is open.
-    pub const fn is_open(&self) -> bool {
-        self.open.is_some()
     }
 
     /// Whether probes ever went away.
@@ -60,8 +55,8 @@ mod tests {
         assert!(!times.were_used() && times.closed(5).is_none() && times.ended(5).is_none());
         times.detached(1000);
         assert_eq!(times.attached(1300), 300);
-        assert!(times.is_open() && times.were_used());
-        assert_eq!(times.closed(1400), Some(4.0));
+        assert!(times.were_used());
+        assert_eq!(times.closed(1400), Some((300, 100)));
         times.detached(1400);
         assert_eq!(times.ended(1450), Some((50, 0.5)));
         assert_eq!(times.ended(1500), None);

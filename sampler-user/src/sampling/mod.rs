@@ -16,3 +16,4 @@ pub mod simulation;
 pub mod size_classes;
 pub mod survival;
 pub mod weight;
+pub mod window_weights;

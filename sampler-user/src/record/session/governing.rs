@@ -2,12 +2,26 @@
 
 use std::time::Duration;
 
+use sampler_ebpf::abi::Counters;
+
 use super::Session;
 use crate::cost::cpu_time;
+use crate::heap::windows::Weights;
 use crate::host::events::monotonic_ns;
 use crate::host::process::Target;
+use crate::kernel::totals::Counts;
 use crate::record::governor::Action;
 use crate::sampling::constants::draw_constants;
+
+/// What a recording that ends does with its last window.
+pub(super) enum LastWindow {
+    /// There is none.
+    None,
+    /// It ends with the recording.
+    Ends(Weights),
+    /// It stands for the time since, too.
+    Extends(Weights),
+}
 
 impl Session {
     /// Time until the governor looks again.
@@ -39,11 +53,16 @@ impl Session {
         }
         self.learn_kinds();
         let counts = self.counts()?;
+        // A window ends with the look at it, whatever comes next: its length must not depend on what was in it.
+        let ended_ns = monotonic_ns();
+        let window = self.weigh_window(&counts, ended_ns);
         let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
         let actions = self.governor.look(&counts.total(), cpu_seconds, now);
-        // A window ends with the look at it, whatever comes next: its length must not depend on what was in it.
-        if self.windows.is_open() && !actions.contains(&Action::Detach) {
-            self.close_window(monotonic_ns())?;
+        if let Some(window) = &window
+            && !actions.contains(&Action::Detach)
+        {
+            self.cycle()?;
+            self.recorder.heap.close_window(window);
             self.recorder.heap.end_windows();
         }
         for action in actions {
@@ -54,46 +73,70 @@ impl Session {
                         attaching.steering.set_draw(draw)?;
                     }
                 }
-                Action::LeaveFrees => attaching.hooks.leave_frees(&attaching.programs, &mut attaching.steering),
+                Action::LeaveFrees => attaching.hooks.leave_frees(attaching.programs.kind),
                 Action::Detach => {
                     // The probes are gone at once; that the kernel waits for calls in progress takes longer.
-                    let now = monotonic_ns();
+                    let now = if window.is_some() { ended_ns } else { monotonic_ns() };
                     attaching.hooks.pause();
+                    let gone_ns = monotonic_ns();
+                    log::debug!("probes were taken away in {:.1} ms", (gone_ns - now) as f64 * 1e-6);
+                    self.progress.detached(counts.processes.keys(), gone_ns);
                     self.recorder.heap.window_ends(now);
-                    self.close_window(now)?;
+                    self.cycle()?;
+                    if let Some(window) = &window {
+                        self.recorder.heap.close_window(window);
+                    }
                     self.windows.detached(now);
                     self.recorder.heap.open_window();
                 }
                 Action::Attach => {
+                    let begun = monotonic_ns();
+                    self.progress.before_window(begun);
                     attaching.hooks.resume(&attaching.programs, &mut attaching.steering);
                     let now = monotonic_ns();
+                    log::debug!("probes were put on in {:.1} ms", (now - begun) as f64 * 1e-6);
                     self.recorder.heap.window_begins(now);
                     let pause_ns = self.windows.attached(now);
                     attaching.uncovered(pause_ns, now);
+                    let counts = self.counts()?;
+                    let governor = &self.governor;
+                    let cost = |counters: &Counters| governor.probe_seconds(counters).unwrap_or(0.0);
+                    self.progress.begin_window(&counts.processes, cost, pause_ns as f64 * 1e-9);
                 }
             }
         }
         Ok(())
     }
 
-    /// Takes in what has been seen, and ends the window that was open until `now_ns`, if there was one.
-    fn close_window(&mut self, now_ns: u64) -> anyhow::Result<()> {
-        let factor = self.windows.closed(now_ns);
-        self.cycle()?;
-        if let Some(factor) = factor {
-            self.recorder.heap.close_window(factor);
-        }
-        Ok(())
+    /// Ends the window that is open, if there is one: what it stands for.
+    fn weigh_window(&mut self, counts: &Counts, now_ns: u64) -> Option<Weights> {
+        let (pause_ns, length_ns) = self.windows.closed(now_ns)?;
+        let governor = &self.governor;
+        let cost = |counters: &Counters| governor.probe_seconds(counters).unwrap_or(0.0);
+        let lengths = (pause_ns as f64 * 1e-9, length_ns as f64 * 1e-9);
+        Some(self.progress.end_window(&counts.processes, cost, lengths))
     }
 
-    /// The recording ends: the last window stands for the time since, too.
-    pub(super) fn end_windows(&mut self) {
+    /// The recording ends, its probes are about to be taken away.
+    pub(super) fn end_windows(&mut self) -> anyhow::Result<LastWindow> {
+        let counts = self.counts()?;
         let now = monotonic_ns();
-        if let Some(factor) = self.windows.closed(now) {
-            self.recorder.heap.close_window(factor);
-        } else if let Some((pause_ns, more)) = self.windows.ended(now) {
-            self.recorder.heap.extend_window(more);
+        if let Some(weights) = self.weigh_window(&counts, now) {
+            self.recorder.heap.window_ends(now);
+            return Ok(LastWindow::Ends(weights));
+        }
+        Ok(self.windows.ended(now).map_or(LastWindow::None, |(pause_ns, more)| {
             self.attaching.uncovered(pause_ns, now);
+            LastWindow::Extends(self.progress.end(pause_ns as f64 * 1e-9, more))
+        }))
+    }
+
+    /// Everything of the last window has come in.
+    pub(super) fn weigh_last(&mut self, last: &LastWindow) {
+        match last {
+            LastWindow::None => {}
+            LastWindow::Ends(weights) => self.recorder.heap.close_window(weights),
+            LastWindow::Extends(more) => self.recorder.heap.extend_window(more),
         }
     }
 
