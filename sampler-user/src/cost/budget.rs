@@ -147,6 +147,11 @@ pub fn decide(used: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64) -
     next
 }
 
+/// What calls would take of the targets' CPU time if they were followed like that all of the time.
+pub fn share_under(used: &Use, tracking: &Tracking, costs: &ProbeCosts) -> f64 {
+    share(probe_seconds(used, tracking, costs), used.useful_seconds(costs))
+}
+
 /// Probe time that the same calls would take under another tracking, always in place.
 fn probe_seconds(used: &Use, tracking: &Tracking, costs: &ProbeCosts) -> f64 {
     let frees = if tracking.frees { used.frees } else { 0.0 };

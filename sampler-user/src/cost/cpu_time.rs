@@ -46,6 +46,32 @@ pub fn of_process(pid: u32) -> Option<f64> {
     (refused == 0).then(|| time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
 }
 
+/// What a thread has done, seconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Thread {
+    /// Run.
+    pub ran: f64,
+    /// Waited for a processor.
+    pub waited: f64,
+}
+
+/// The threads of a process by their ids, `most` at most.
+pub fn threads(pid: u32, most: usize) -> HashMap<u32, Thread> {
+    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return HashMap::new() };
+    let thread = |entry: std::io::Result<std::fs::DirEntry>| {
+        let entry = entry.ok()?;
+        let id = entry.file_name().to_str()?.parse().ok()?;
+        Some((id, thread_times(&std::fs::read_to_string(entry.path().join("schedstat")).ok()?)?))
+    };
+    entries.take(most).filter_map(thread).collect()
+}
+
+/// `ran waited slices`, nanoseconds (the kernel's sched-stats.rst).
+fn thread_times(text: &str) -> Option<Thread> {
+    let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<u64>().map(|ns| ns as f64 * 1e-9));
+    Some(Thread { ran: fields.next()?.ok()?, waited: fields.next()?.ok()? })
+}
+
 /// Seconds that all processes of this host have used.
 pub fn of_host() -> f64 {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
@@ -85,13 +111,26 @@ mod tests {
         assert_eq!(process_ticks("12 (x"), None);
         assert_eq!(host_ticks("cpu  10 20 30 400 50 0 6 7 0 0\ncpu0 1 2 3\n"), Some(60));
         assert_eq!(host_ticks(""), None);
+        assert_eq!(thread_times("2000000000 500000000 7\n"), Some(Thread { ran: 2.0, waited: 0.5 }));
+        assert_eq!(thread_times("1"), None);
+    }
+
+    #[test]
+    fn threads_are_found_up_to_a_number() {
+        let (ended, wait) = std::sync::mpsc::channel::<()>();
+        let other = std::thread::spawn(move || wait.recv());
+        assert!(threads(std::process::id(), 100).len() > 1);
+        assert_eq!(threads(std::process::id(), 1).len(), 1);
+        assert!(threads(1 << 22, 100).is_empty());
+        drop(ended);
+        other.join().unwrap().unwrap_err();
     }
 
     #[test]
     fn a_process_has_a_clock_of_its_own() {
         let own = of_process(std::process::id()).unwrap();
         assert!(own > 0.0 && of_process(std::process::id()).unwrap() > own);
-        assert_eq!(of_process(i32::MAX as u32), None);
+        assert_eq!(of_process(1 << 22), None, "process ids end below");
     }
 
     #[test]

@@ -3,8 +3,9 @@
 use sampler_ebpf::abi::Counters;
 
 use super::accounting;
-use crate::cost::budget::{ProbeCosts, Tracking, Use, automatic_interval, decide};
+use crate::cost::budget::{ProbeCosts, Tracking, Use, automatic_interval, decide, share_under};
 use crate::cost::measure::Measured;
+use crate::sampling::plan::LARGEST_INTERVAL;
 use crate::view::units;
 
 /// The first look: what the targets' call rate is.
@@ -233,12 +234,15 @@ impl Governor {
         let (old, share) = (self.tracking, used.share(costs));
         self.tracking = next;
         if next != old && old.time >= 1.0 {
+            let cheaper = cheaper(used, old, costs).map(|(options, share)| format!("{options} {}", units::percent(share)));
             self.note(
                 now_ns,
                 format!(
-                    "probes took {} of the targets' CPU time, more than the budget of {} (--max-overhead)",
+                    "probes took {} of the targets' CPU time, more than the budget of {} (--max-overhead; none lifts it). \
+                     Of that time would take: {}",
                     units::percent(share),
-                    units::percent(budget)
+                    units::percent(budget),
+                    cheaper.collect::<Vec<_>>().join(", ")
                 ),
             );
         }
@@ -249,9 +253,7 @@ impl Governor {
         if !next.frees && old.frees {
             self.note(
                 now_ns,
-                "frees are not followed any more: nothing is said of memory in use (--no-live costs as little from the \
-                 start; --max-overhead none follows all)"
-                    .into(),
+                "frees are not followed any more: nothing is said of memory in use".into(),
             );
             actions.push(Action::LeaveFrees);
         }
@@ -280,11 +282,29 @@ impl Governor {
     fn note(&mut self, now_ns: u64, text: String) {
         const MOST: usize = 32;
         let at = now_ns.saturating_sub(self.begun_ns) as f64 * 1e-9;
-        log::info!("{text}");
+        log::warn!("{text}");
         if self.notes.len() < MOST {
             self.notes.push(format!("after {at:.1} s: {text}"));
         }
     }
+}
+
+/// Options that cost less than what is done now, and what they would take of the targets' CPU time.
+fn cheaper(used: &Use, now: Tracking, costs: &ProbeCosts) -> impl Iterator<Item = (String, f64)> {
+    let wide = |tracking: Tracking| Tracking { interval: LARGEST_INTERVAL, ..tracking };
+    let without = Tracking { frees: false, ..now };
+    let interval = units::bytes(LARGEST_INTERVAL as f64).replace(".0 ", "").replace(' ', "");
+    let options = [
+        (format!("-i {interval}"), wide(now), now.interval > 0),
+        ("--no-live".to_owned(), without, now.frees),
+        (format!("--no-live -i {interval}"), wide(without), now.frees && now.interval > 0),
+    ];
+    let share = used.share(costs);
+    let offered = options.into_iter().filter(|(.., offered)| *offered);
+    let priced: Vec<_> = offered.map(|(name, how, _)| (name, share_under(used, &how, costs))).collect();
+    // What changes next to nothing is no advice; the last one says what is the least that there is.
+    let last = priced.len().saturating_sub(1);
+    priced.into_iter().enumerate().filter(move |(i, (_, cost))| *i == last || *cost < 0.9 * share).map(|(_, it)| it)
 }
 
 fn usage(counters: &Counters, cpu_seconds: f64, seconds: f64) -> Use {
@@ -352,7 +372,7 @@ mod tests {
         assert_eq!(governor.next_ns(), Some(next + WINDOW_NS));
         assert!(governor.time_share(next) < 0.5);
         let notes = governor.notes(next).join("\n");
-        for part in ["more than the budget of 5", "frees are not followed", "time windows", "of the time"] {
+        for part in ["more than the budget of 5", "--no-live 3", "--no-live -i 64MiB 3", "frees are not followed", "time windows", "of the time"] {
             assert!(notes.contains(part), "{part}: {notes}");
         }
     }

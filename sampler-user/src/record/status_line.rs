@@ -58,7 +58,7 @@ impl StatusLine {
             samples_per_second: self.rate,
             lost: self.lost,
             processes: session.recorder.processes.len(),
-            inuse_bytes: session.plan.live.then_some(estimated.inuse_bytes),
+            inuse_bytes: (session.plan.live && !session.governor.gave_up_frees(true)).then_some(estimated.inuse_bytes),
             alloc_bytes: estimated.alloc_bytes,
             overhead: session.governor.share(),
         };

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use sampler_ebpf::abi::{Counters, ProcessKey};
 
-use crate::cost::cpu_time;
+use crate::cost::cpu_time::{self, Thread};
 use crate::heap::windows::Weights;
-use crate::sampling::window_weights::{Observed, Progress};
+use crate::sampling::window_weights::{Observed, Progress, RESTLESS};
 use crate::view::units;
 
 /// CPU time of processes, seconds, and when it was read, CLOCK_MONOTONIC.
@@ -23,12 +23,31 @@ impl Clocks {
     }
 }
 
+/// Threads that are asked whether they have time to spare, in each window: a file is read for each.
+const MOST_THREADS: usize = 1024;
+
 /// A process when a window began: CPU time used in the pause, on its clock, and the probes' up to then, seconds.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 struct Begun {
     pause_cpu: f64,
     cpu: f64,
     probes: f64,
+    threads: HashMap<u32, Thread>,
+}
+
+impl Begun {
+    /// CPU time that threads without time to spare have used since.
+    fn restless_cpu(&self, process: &ProcessKey, window: f64) -> f64 {
+        let restless = |(id, now): (u32, Thread)| {
+            let then = self.threads.get(&id)?;
+            let ran = now.ran - then.ran;
+            (ran + now.waited - then.waited > RESTLESS * window).then_some(ran)
+        };
+        if self.threads.is_empty() {
+            return 0.0;
+        }
+        cpu_time::threads(process.tgid, MOST_THREADS).into_iter().filter_map(restless).sum()
+    }
 }
 
 /// What a probe costs in a program, of what it costs in the loop that it is measured in: there everything is in the
@@ -71,11 +90,17 @@ impl WindowProgress {
     ) {
         let read_ns = self.paused.at_ns.saturating_sub(self.detached.at_ns).max(1);
         let all_of_it = pause_seconds / (read_ns as f64 * 1e-9);
-        let begun = self.paused.cpu.iter().filter_map(|(process, cpu)| {
+        let mut paused: Vec<(&ProcessKey, &f64)> = self.paused.cpu.iter().collect();
+        // Those that call most are asked first.
+        paused.sort_by_key(|(process, _)| std::cmp::Reverse(counts.get(process).map_or(0, Counters::hits)));
+        let mut room = MOST_THREADS;
+        let begun = paused.into_iter().filter_map(|(process, cpu)| {
             let used = (cpu - self.detached.cpu.get(process)?).max(0.0);
             let probes = IN_PROGRAMS[1] * counts.get(process).map_or(0.0, &probe_seconds);
+            let threads = cpu_time::threads(process.tgid, room);
+            room -= threads.len();
             let cpu = cpu_time::of_process(process.tgid)?;
-            Some((*process, Begun { pause_cpu: used * all_of_it, cpu, probes }))
+            Some((*process, Begun { pause_cpu: used * all_of_it, cpu, probes, threads }))
         });
         self.begun = begun.collect();
     }
@@ -92,12 +117,17 @@ impl WindowProgress {
         for (process, begun) in std::mem::take(&mut self.begun) {
             let Some(cpu) = cpu_time::of_process(process.tgid) else { continue };
             let probes = IN_PROGRAMS[1] * counts.get(&process).map_or(0.0, &probe_seconds) - begun.probes;
-            let window_cpu = (cpu - begun.cpu).max(0.0);
-            let seen = Observed { pause_cpu: begun.pause_cpu, window_cpu, probes: probes.max(0.0), ..length };
+            let seen = Observed {
+                pause_cpu: begun.pause_cpu,
+                window_cpu: (cpu - begun.cpu).max(0.0),
+                restless_cpu: if probes > 0.0 { begun.restless_cpu(&process, window) } else { 0.0 },
+                probes: probes.max(0.0),
+                ..length
+            };
             all = all.and(&seen);
             let progress = self.processes.entry(process).or_default();
             known.insert(process, progress.factor(&seen));
-            if progress.is_slowed() {
+            if seen.is_slowed() {
                 self.slowed_cpu += seen.window_cpu;
                 self.slowed_probes += seen.probes;
             }
