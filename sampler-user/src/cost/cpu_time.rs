@@ -51,8 +51,10 @@ pub fn of_process(pid: u32) -> Option<f64> {
 pub struct Thread {
     /// Run.
     pub ran: f64,
-    /// Waited for a processor.
+    /// Waited for a processor; what it waits at the moment is not in it yet.
     pub waited: f64,
+    /// How often it has waited for something else.
+    pub rests: u64,
 }
 
 /// The threads of a process by their ids, `most` at most.
@@ -61,7 +63,8 @@ pub fn threads(pid: u32, most: usize) -> HashMap<u32, Thread> {
     let thread = |entry: std::io::Result<std::fs::DirEntry>| {
         let entry = entry.ok()?;
         let id = entry.file_name().to_str()?.parse().ok()?;
-        Some((id, thread_times(&std::fs::read_to_string(entry.path().join("schedstat")).ok()?)?))
+        let read = |name: &str| std::fs::read_to_string(entry.path().join(name)).ok();
+        Some((id, Thread { rests: rests(&read("status")?)?, ..thread_times(&read("schedstat")?)? }))
     };
     entries.take(most).filter_map(thread).collect()
 }
@@ -69,7 +72,12 @@ pub fn threads(pid: u32, most: usize) -> HashMap<u32, Thread> {
 /// `ran waited slices`, nanoseconds (the kernel's sched-stats.rst).
 fn thread_times(text: &str) -> Option<Thread> {
     let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<u64>().map(|ns| ns as f64 * 1e-9));
-    Some(Thread { ran: fields.next()?.ok()?, waited: fields.next()?.ok()? })
+    Some(Thread { ran: fields.next()?.ok()?, waited: fields.next()?.ok()?, rests: 0 })
+}
+
+/// `voluntary_ctxt_switches` (proc_pid_status(5)).
+fn rests(text: &str) -> Option<u64> {
+    text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()
 }
 
 /// Seconds that all processes of this host have used.
@@ -111,8 +119,9 @@ mod tests {
         assert_eq!(process_ticks("12 (x"), None);
         assert_eq!(host_ticks("cpu  10 20 30 400 50 0 6 7 0 0\ncpu0 1 2 3\n"), Some(60));
         assert_eq!(host_ticks(""), None);
-        assert_eq!(thread_times("2000000000 500000000 7\n"), Some(Thread { ran: 2.0, waited: 0.5 }));
+        assert_eq!(thread_times("2000000000 500000000 7\n"), Some(Thread { ran: 2.0, waited: 0.5, rests: 0 }));
         assert_eq!(thread_times("1"), None);
+        assert_eq!(rests("Name:\tx\nvoluntary_ctxt_switches:\t17\nnonvoluntary_ctxt_switches:\t3\n"), Some(17));
     }
 
     #[test]

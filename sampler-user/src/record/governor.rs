@@ -74,7 +74,7 @@ impl Governor {
             );
         }
         Self {
-            costs: measured.as_ref().map(|measured| measured.costs),
+            costs: measured.as_ref().map(|measured| measured.costs.in_programs()),
             measured,
             budget,
             automatic,
@@ -113,7 +113,7 @@ impl Governor {
         if let Some(measured) = &self.measured {
             let allocation = allocation.unwrap_or(&measured.allocation_kind);
             let free = free.unwrap_or(&measured.free_kind);
-            self.costs = Some(measured.costs_at(allocation, free));
+            self.costs = Some(measured.costs_at(allocation, free).in_programs());
         }
     }
 
@@ -234,15 +234,14 @@ impl Governor {
         let (old, share) = (self.tracking, used.share(costs));
         self.tracking = next;
         if next != old && old.time >= 1.0 {
-            let cheaper = cheaper(used, old, costs).map(|(options, share)| format!("{options} {}", units::percent(share)));
             self.note(
                 now_ns,
                 format!(
-                    "probes took {} of the targets' CPU time, more than the budget of {} (--max-overhead; none lifts it). \
-                     Of that time would take: {}",
+                    "probes took {} of the targets' CPU time, more than the budget of {} (--max-overhead, of which \
+                     `none` follows all): {}",
                     units::percent(share),
                     units::percent(budget),
-                    cheaper.collect::<Vec<_>>().join(", ")
+                    cheaper(used, old, costs)
                 ),
             );
         }
@@ -251,10 +250,7 @@ impl Governor {
             actions.push(Action::SetInterval(next.interval));
         }
         if !next.frees && old.frees {
-            self.note(
-                now_ns,
-                "frees are not followed any more: nothing is said of memory in use".into(),
-            );
+            self.note(now_ns, "frees are not followed any more: nothing is said of memory in use".into());
             actions.push(Action::LeaveFrees);
         }
         if next.time <= 0.0 {
@@ -290,21 +286,26 @@ impl Governor {
 }
 
 /// Options that cost less than what is done now, and what they would take of the targets' CPU time.
-fn cheaper(used: &Use, now: Tracking, costs: &ProbeCosts) -> impl Iterator<Item = (String, f64)> {
+fn cheaper(used: &Use, now: Tracking, costs: &ProbeCosts) -> String {
     let wide = |tracking: Tracking| Tracking { interval: LARGEST_INTERVAL, ..tracking };
     let without = Tracking { frees: false, ..now };
-    let interval = units::bytes(LARGEST_INTERVAL as f64).replace(".0 ", "").replace(' ', "");
+    let interval = format!("-i {}MiB", LARGEST_INTERVAL >> 20);
     let options = [
-        (format!("-i {interval}"), wide(now), now.interval > 0),
+        (interval.clone(), wide(now), now.interval > 0),
         ("--no-live".to_owned(), without, now.frees),
-        (format!("--no-live -i {interval}"), wide(without), now.frees && now.interval > 0),
+        (format!("--no-live {interval}"), wide(without), now.frees && now.interval > 0),
     ];
-    let share = used.share(costs);
-    let offered = options.into_iter().filter(|(.., offered)| *offered);
-    let priced: Vec<_> = offered.map(|(name, how, _)| (name, share_under(used, &how, costs))).collect();
-    // What changes next to nothing is no advice; the last one says what is the least that there is.
-    let last = priced.len().saturating_sub(1);
-    priced.into_iter().enumerate().filter(move |(i, (_, cost))| *i == last || *cost < 0.9 * share).map(|(_, it)| it)
+    let mut least = used.share(costs);
+    let mut priced = Vec::new();
+    for (name, how, _) in options.into_iter().filter(|(.., offered)| *offered) {
+        let share = share_under(used, &how, costs);
+        // What changes next to nothing is no advice.
+        if share < 0.9 * least {
+            least = share;
+            priced.push(format!("{name} would take {}", units::percent(share)));
+        }
+    }
+    if priced.is_empty() { "no option costs less".into() } else { priced.join(", ") }
 }
 
 fn usage(counters: &Counters, cpu_seconds: f64, seconds: f64) -> Use {
@@ -346,7 +347,8 @@ mod tests {
     fn without_budget_nothing_is_looked_at_but_probe_time_is_told() {
         let governor = governor(None, false);
         assert_eq!(governor.next_ns(), None);
-        assert!((governor.probe_seconds(&counters(1_000_000)).unwrap() - 1.0).abs() < 1e-9);
+        // What costs a second in a loop.
+        assert!((governor.probe_seconds(&counters(1_000_000)).unwrap() - 1.2).abs() < 1e-9);
         assert!(governor.notes(2 * SECOND).is_empty());
     }
 
@@ -363,7 +365,7 @@ mod tests {
     fn a_hot_target_is_left_step_by_step_and_each_step_is_told() {
         let mut governor = governor(Some(0.05), false);
         let at = SECOND + FIRST_LOOK_NS;
-        // 100,000 pairs take 100 ms of 200 ms.
+        // 100,000 pairs take 120 ms of 200 ms.
         assert_eq!(governor.look(&counters(100_000), 0.2, at), [Action::Detach, Action::LeaveFrees]);
         assert!(governor.gave_up_frees(true));
         let next = governor.next_ns().unwrap();
@@ -372,7 +374,13 @@ mod tests {
         assert_eq!(governor.next_ns(), Some(next + WINDOW_NS));
         assert!(governor.time_share(next) < 0.5);
         let notes = governor.notes(next).join("\n");
-        for part in ["more than the budget of 5", "--no-live 3", "--no-live -i 64MiB 3", "frees are not followed", "time windows", "of the time"] {
+        for part in [
+            "more than the budget of 5",
+            "--no-live would take 42.9 %",
+            "frees are not followed",
+            "time windows",
+            "of the time",
+        ] {
             assert!(notes.contains(part), "{part}: {notes}");
         }
     }

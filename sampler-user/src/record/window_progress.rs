@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use sampler_ebpf::abi::{Counters, ProcessKey};
 
+use crate::cost::budget::IN_PROGRAMS;
 use crate::cost::cpu_time::{self, Thread};
 use crate::heap::windows::Weights;
 use crate::sampling::window_weights::{Observed, Progress, RESTLESS};
@@ -23,8 +24,8 @@ impl Clocks {
     }
 }
 
-/// Threads that are asked whether they have time to spare, in each window: a file is read for each.
-const MOST_THREADS: usize = 1024;
+/// Threads that are asked whether they have time to spare, in each window: two files are read for each.
+const MOST_THREADS: usize = 512;
 
 /// A process when a window began: CPU time used in the pause, on its clock, and the probes' up to then, seconds.
 #[derive(Debug)]
@@ -41,7 +42,8 @@ impl Begun {
         let restless = |(id, now): (u32, Thread)| {
             let then = self.threads.get(&id)?;
             let ran = now.ran - then.ran;
-            (ran + now.waited - then.waited > RESTLESS * window).then_some(ran)
+            let restless = now.rests == then.rests || ran + now.waited - then.waited > RESTLESS * window;
+            restless.then_some(ran)
         };
         if self.threads.is_empty() {
             return 0.0;
@@ -49,10 +51,6 @@ impl Begun {
         cpu_time::threads(process.tgid, MOST_THREADS).into_iter().filter_map(restless).sum()
     }
 }
-
-/// What a probe costs in a program, of what it costs in the loop that it is measured in: there everything is in the
-/// caches. Real programs were found between the two ends (docs/overhead.md), the middle is what is reckoned with.
-const IN_PROGRAMS: [f64; 3] = [0.9, 1.2, 1.6];
 
 /// Progress of all targets.
 #[derive(Debug, Default)]
@@ -96,7 +94,7 @@ impl WindowProgress {
         let mut room = MOST_THREADS;
         let begun = paused.into_iter().filter_map(|(process, cpu)| {
             let used = (cpu - self.detached.cpu.get(process)?).max(0.0);
-            let probes = IN_PROGRAMS[1] * counts.get(process).map_or(0.0, &probe_seconds);
+            let probes = counts.get(process).map_or(0.0, &probe_seconds);
             let threads = cpu_time::threads(process.tgid, room);
             room -= threads.len();
             let cpu = cpu_time::of_process(process.tgid)?;
@@ -116,7 +114,7 @@ impl WindowProgress {
         let (mut all, mut known) = (length, HashMap::new());
         for (process, begun) in std::mem::take(&mut self.begun) {
             let Some(cpu) = cpu_time::of_process(process.tgid) else { continue };
-            let probes = IN_PROGRAMS[1] * counts.get(&process).map_or(0.0, &probe_seconds) - begun.probes;
+            let probes = counts.get(&process).map_or(0.0, &probe_seconds) - begun.probes;
             let seen = Observed {
                 pause_cpu: begun.pause_cpu,
                 window_cpu: (cpu - begun.cpu).max(0.0),

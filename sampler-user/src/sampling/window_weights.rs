@@ -53,8 +53,8 @@ impl Observed {
     }
 }
 
-/// Share of the window that a thread without time to spare runs or waits for a processor. The kernel's clocks of a
-/// single thread stand still for some milliseconds.
+/// Share of the window that a thread without time to spare runs or waits for a processor at least, if it rests at all.
+/// The kernel's clocks of a single thread stand still for some milliseconds.
 pub const RESTLESS: f64 = 0.8;
 /// Share of the CPU time that is taken for the target's own at least: below, the difference to what probes are estimated
 /// to cost says nothing.
