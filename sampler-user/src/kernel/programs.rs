@@ -155,7 +155,7 @@ impl Programs {
         let (frees, allocations): (Vec<ProbePoint>, Vec<ProbePoint>) = points.iter().partition(|point| point.frees);
         for point in frees.iter().chain(&allocations) {
             match self.attach(path, std::slice::from_ref(point), pid) {
-                Ok(mut links) => all.0.append(&mut links.0),
+                Ok(links) => all.take_in(links),
                 Err(KernelError::Link { source, .. }) if is_of_an_instruction(&source) => {
                     refused.push((point.offset, source.to_string()));
                 }
@@ -213,6 +213,12 @@ impl Links {
     /// Takes the probes off the functions that free; the others stay where they are and miss nothing.
     pub fn leave_frees(&mut self) {
         self.links.drain(..std::mem::take(&mut self.frees));
+    }
+
+    /// Adds links to other instructions; those to functions that free have to come first.
+    fn take_in(&mut self, mut other: Self) {
+        self.frees += other.frees;
+        self.links.append(&mut other.links);
     }
 
     /// What was added up to now is of functions that free.

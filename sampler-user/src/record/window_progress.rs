@@ -27,29 +27,33 @@ impl Clocks {
 /// Threads that are asked whether they have time to spare, in each window: two files are read for each.
 const MOST_THREADS: usize = 512;
 
+/// A thread that gives up the processor by itself no more often than this in a pause and a window has no time to spare:
+/// putting probes on makes it wait, too.
+const MOST_RESTS: u64 = 5;
+
 /// A process when a window began: CPU time used in the pause, on its clock, and the probes' up to then, seconds.
 #[derive(Debug)]
 struct Begun {
     pause_cpu: f64,
     cpu: f64,
     probes: f64,
-    threads: HashMap<u32, Thread>,
 }
 
-impl Begun {
-    /// CPU time that threads without time to spare have used since.
-    fn restless_cpu(&self, process: &ProcessKey, window: f64) -> f64 {
-        let restless = |(id, now): (u32, Thread)| {
-            let then = self.threads.get(&id)?;
-            let ran = now.ran - then.ran;
-            let restless = now.rests == then.rests || ran + now.waited - then.waited > RESTLESS * window;
-            restless.then_some(ran)
-        };
-        if self.threads.is_empty() {
-            return 0.0;
-        }
-        cpu_time::threads(process.tgid, MOST_THREADS).into_iter().filter_map(restless).sum()
+/// The share of a process's CPU time that threads without time to spare used, from `then` to now, in `seconds`.
+fn restless_share(process: &ProcessKey, then: &HashMap<u32, Thread>, seconds: f64) -> f64 {
+    if then.is_empty() {
+        return 0.0;
     }
+    let (mut restless, mut all) = (0.0, 0.0);
+    for (id, now) in cpu_time::threads(process.tgid, MOST_THREADS) {
+        let Some(then) = then.get(&id) else { continue };
+        let ran = now.ran - then.ran;
+        all += ran;
+        if now.rests <= then.rests + MOST_RESTS || ran + now.waited - then.waited > RESTLESS * seconds {
+            restless += ran;
+        }
+    }
+    if all > 0.0 { restless / all } else { 0.0 }
 }
 
 /// Progress of all targets.
@@ -57,6 +61,8 @@ impl Begun {
 pub struct WindowProgress {
     /// When the probes were gone.
     detached: Clocks,
+    /// Threads of processes then, of those that call most.
+    threads: HashMap<ProcessKey, HashMap<u32, Thread>>,
     /// When they were about to be put on again.
     paused: Clocks,
     begun: HashMap<ProcessKey, Begun>,
@@ -70,8 +76,17 @@ pub struct WindowProgress {
 
 impl WindowProgress {
     /// The probes are gone.
-    pub fn detached<'a>(&mut self, processes: impl Iterator<Item = &'a ProcessKey>, now_ns: u64) {
-        self.detached = Clocks::read(processes, now_ns);
+    pub fn detached(&mut self, counts: &HashMap<ProcessKey, Counters>, now_ns: u64) {
+        self.detached = Clocks::read(counts.keys(), now_ns);
+        let mut processes: Vec<&ProcessKey> = self.detached.cpu.keys().collect();
+        processes.sort_by_key(|process| std::cmp::Reverse(counts.get(process).map_or(0, Counters::hits)));
+        let mut room = MOST_THREADS;
+        let threads = processes.into_iter().map_while(|process| {
+            let threads = (room > 0).then(|| cpu_time::threads(process.tgid, room))?;
+            room -= threads.len();
+            Some((*process, threads))
+        });
+        self.threads = threads.collect();
     }
 
     /// They are about to be put on again.
@@ -88,17 +103,11 @@ impl WindowProgress {
     ) {
         let read_ns = self.paused.at_ns.saturating_sub(self.detached.at_ns).max(1);
         let all_of_it = pause_seconds / (read_ns as f64 * 1e-9);
-        let mut paused: Vec<(&ProcessKey, &f64)> = self.paused.cpu.iter().collect();
-        // Those that call most are asked first.
-        paused.sort_by_key(|(process, _)| std::cmp::Reverse(counts.get(process).map_or(0, Counters::hits)));
-        let mut room = MOST_THREADS;
-        let begun = paused.into_iter().filter_map(|(process, cpu)| {
+        let begun = self.paused.cpu.iter().filter_map(|(process, cpu)| {
             let used = (cpu - self.detached.cpu.get(process)?).max(0.0);
             let probes = counts.get(process).map_or(0.0, &probe_seconds);
-            let threads = cpu_time::threads(process.tgid, room);
-            room -= threads.len();
             let cpu = cpu_time::of_process(process.tgid)?;
-            Some((*process, Begun { pause_cpu: used * all_of_it, cpu, probes, threads }))
+            Some((*process, Begun { pause_cpu: used * all_of_it, cpu, probes }))
         });
         self.begun = begun.collect();
     }
@@ -115,10 +124,13 @@ impl WindowProgress {
         for (process, begun) in std::mem::take(&mut self.begun) {
             let Some(cpu) = cpu_time::of_process(process.tgid) else { continue };
             let probes = counts.get(&process).map_or(0.0, &probe_seconds) - begun.probes;
+            let window_cpu = (cpu - begun.cpu).max(0.0);
+            let threads = self.threads.get(&process).filter(|_| probes > 0.0);
+            let restless = threads.map_or(0.0, |then| restless_share(&process, then, pause + window));
             let seen = Observed {
                 pause_cpu: begun.pause_cpu,
-                window_cpu: (cpu - begun.cpu).max(0.0),
-                restless_cpu: if probes > 0.0 { begun.restless_cpu(&process, window) } else { 0.0 },
+                window_cpu,
+                restless_cpu: restless * window_cpu,
                 probes: probes.max(0.0),
                 ..length
             };

@@ -5,7 +5,7 @@
 //! With D' used in the pause a window stands for (D' + x)/x of itself. A target that waits for something else (a clock,
 //! clients) has time to spare, spends the probes' time on top of its own, and gets done as much as without: there
 //! (pause + window)/window by the clock is right, and does not depend on how well the probes' cost is known. Which of the
-//! two it is shows in each window by itself: a thread without time to spare runs, or waits for a processor, all the time.
+//! two it is shows in each pause and window: a thread without time to spare does not rest.
 
 /// One process in a window and in the pause before it, seconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -53,8 +53,8 @@ impl Observed {
     }
 }
 
-/// Share of the window that a thread without time to spare runs or waits for a processor at least, if it rests at all.
-/// The kernel's clocks of a single thread stand still for some milliseconds.
+/// Share of pause and window that a thread without time to spare runs or waits for a processor, if it rests often. The
+/// kernel's clocks of a single thread stand still for some milliseconds.
 pub const RESTLESS: f64 = 0.8;
 /// Share of the CPU time that is taken for the target's own at least: below, the difference to what probes are estimated
 /// to cost says nothing.

@@ -80,7 +80,7 @@ impl Session {
                     attaching.hooks.pause();
                     let gone_ns = monotonic_ns();
                     log::debug!("probes were taken away in {:.1} ms", (gone_ns - now) as f64 * 1e-6);
-                    self.progress.detached(counts.processes.keys(), gone_ns);
+                    self.progress.detached(&counts.processes, gone_ns);
                     self.recorder.heap.window_ends(now);
                     self.cycle()?;
                     if let Some(window) = &window {
