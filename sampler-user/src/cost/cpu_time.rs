@@ -43,7 +43,7 @@ pub fn of_process(pid: u32) -> Option<f64> {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: room for the result; a clock that does not exist is refused.
     let refused = unsafe { libc::clock_gettime(clock, &raw mut time) };
-    (refused == 0).then(|| time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
+    (refused == 0).then_some(time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
 }
 
 /// What a thread has done, seconds.
