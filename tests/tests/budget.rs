@@ -19,8 +19,9 @@ fn truth(report: &str) -> (f64, f64) {
 
 /// 50,000 allocations a second for six seconds, more than a budget of 10 % of the little that the program does itself
 /// allows: probes are there in windows of 100 ms, about 20 of them. A paced program that was kept from its work catches up
-/// in bursts, which fall into windows or not: three runs were off by −2 to −4 %. 25 % is tolerated; without the correction
-/// less than half would be seen, as the test says.
+/// in bursts, which fall into windows or not: recordings of 3 s were off by −1 % on average while the machine had time
+/// (spread 5 %), by −5 % while it had none (spread 6 %), one by −13 %. 25 % is tolerated, 4 σ: once in 16,000; without the
+/// correction less than half would be seen, as the test says.
 #[test]
 fn allocations_seen_in_time_windows_are_corrected() {
     let Some(_turn) = turn("allocations_seen_in_time_windows_are_corrected") else { return };
@@ -45,9 +46,10 @@ fn allocations_seen_in_time_windows_are_corrected() {
 
 /// A program that always has something to do gets less done in windows, where probes take some half of its CPU time: by
 /// the clock a third of its allocations would be seen, as the test says. What a probe costs in a program is known to
-/// a factor of 0.9/1.2 to 1.6/1.2 (docs/overhead.md), which here comes to 0.75 to 1.8; six recordings on a busy machine
-/// came to 0.77 to 1.00, 0.89 on average with a spread of 0.07. Tolerated is 0.6 to 1.8, from that average 4 σ and more:
-/// a false alarm in 30,000.
+/// a factor of 0.9/1.2 to 1.6/1.2 (docs/overhead.md), which here comes to 0.75 to 1.8; three recordings on a machine with
+/// eight times more to do than it has processors came to 0.70, 0.70 and 0.77, which is a spread of 0.04 about 0.72, eight
+/// with less to do to 0.85 to 1.06. Tolerated is 0.5 to 1.8: 5 σ below the busy machine's average, where the false alarm
+/// (one in millions, if so few recordings tell a spread) would be.
 #[test]
 fn a_target_without_time_to_spare_is_weighed_by_its_own_cpu_time() {
     let Some(_turn) = turn("a_target_without_time_to_spare_is_weighed_by_its_own_cpu_time") else { return };
@@ -63,7 +65,7 @@ fn a_target_without_time_to_spare_is_weighed_by_its_own_cpu_time() {
     let by_time = seen / profile.process(target.pid()).coverage;
     println!("{ratio:.3} of the truth, {seen:.3} counted in windows, {by_time:.3} by the clock\n{notes}");
     assert!(by_time < 0.55, "not slowed enough for the test to say anything: {by_time}: {notes}");
-    assert!((0.6..=1.8).contains(&ratio), "{ratio}: {notes}");
+    assert!((0.5..=1.8).contains(&ratio), "{ratio}: {notes}");
 }
 
 /// The C library of a process that has one of its own: no other test's probes are on it.

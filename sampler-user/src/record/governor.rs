@@ -305,7 +305,7 @@ fn cheaper(used: &Use, now: Tracking, costs: &ProbeCosts) -> String {
             priced.push(format!("{name} would take {}", units::percent(share)));
         }
     }
-    if priced.is_empty() { "no option costs less".into() } else { priced.join(", ") }
+    if priced.is_empty() { "no option is known to cost less".into() } else { priced.join(", ") }
 }
 
 fn usage(counters: &Counters, cpu_seconds: f64, seconds: f64) -> Use {
