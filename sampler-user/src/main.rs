@@ -6,9 +6,11 @@ use std::process::ExitCode;
 use clap::Parser;
 use sampler_user::cli::args::{Cli, Command};
 use sampler_user::cli::plan::{self, PlanError};
+use sampler_user::host::own_memory::return_what_is_free;
 use sampler_user::{cli, cost, record};
 
 fn main() -> ExitCode {
+    return_what_is_free();
     let cli = Cli::parse();
     let outcome = match &cli.command {
         None => start(&cli.record),

@@ -141,7 +141,7 @@ fn a_short_life_resolves_after_its_end() {
     ));
     assert!(changes.iter().any(|change| matches!(change, HostChange::Ended(life) if life.pid == pid)));
 
-    host.lives_mut().expire(until + 1);
+    host.lives_mut().expire(until + 1, until + 1);
     assert!(!host.lives().iter().any(|life| life.id.pid == pid));
 }
 

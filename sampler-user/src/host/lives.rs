@@ -9,6 +9,9 @@ use super::modules::{ModuleKind, ModuleTable};
 use super::process::ProcessInfo;
 use super::record::{HostEvent, MapEvent};
 
+/// Changes that there is room for while nothing much happens.
+const ROOM_FOR_CHANGES: usize = 1024;
+
 /// One life of a process: what [`sampler_ebpf::abi::ProcessKey`] names in the kernel. Never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LifeId {
@@ -39,7 +42,7 @@ pub struct Life {
     known_at_ns: u64,
     threads: u32,
     leader_ended: bool,
-    retained: u32,
+    sampled: bool,
 }
 
 /// Something that a user of the host may have to act upon.
@@ -121,30 +124,29 @@ impl Lives {
         out.append(&mut self.changes);
     }
 
-    /// Keeps a life (and its mappings) after its end, until as many [`Lives::release`] calls.
-    pub fn retain(&mut self, id: LifeId) {
+    /// There are samples of a life: its mappings are still of use after its end.
+    pub fn note_sampled(&mut self, id: LifeId) {
         if let Some(life) = self.get_mut(id) {
-            life.retained += 1;
+            life.sampled = true;
         }
     }
 
-    /// Takes one [`Lives::retain`] back.
-    pub fn release(&mut self, id: LifeId) {
-        if let Some(life) = self.get_mut(id) {
-            life.retained = life.retained.saturating_sub(1);
-        }
-    }
-
-    /// Forgets lives that ended before `before_ns` and are not retained: call it with a time up to which every sample
-    /// has been resolved.
-    pub fn expire(&mut self, before_ns: u64) {
+    /// Forgets lives that ended before `before_ns`, those with samples if they ended before `sampled_before_ns`: call it
+    /// with times up to which every sample has been resolved. Returns how many there were.
+    pub fn expire(&mut self, before_ns: u64, sampled_before_ns: u64) -> usize {
+        let before = |life: &Life| if life.sampled { sampled_before_ns } else { before_ns };
+        let mut expired = 0;
         self.by_pid.retain(|_, lives| {
-            lives.retain(|life| life.retained > 0 || life.until_ns.is_none_or(|until| until >= before_ns));
+            let known = lives.len();
+            lives.retain(|life| life.until_ns.is_none_or(|until| until >= before(life)));
+            expired += known - lives.len();
             !lives.is_empty()
         });
         if self.by_pid.capacity() > 4 * self.by_pid.len() + 1024 {
             self.by_pid.shrink_to_fit();
         }
+        self.changes.shrink_to(ROOM_FOR_CHANGES);
+        expired
     }
 
     /// Applies an event. `suspended_ns` is how far CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC.
@@ -306,7 +308,8 @@ impl Lives {
         self.next_number += 1;
         let id = LifeId { pid, number: self.next_number };
         self.changes.push(HostChange::Started(id));
-        let lives = self.by_pid.entry(pid).or_default();
+        // Most processes that come and go have two lives: up to an exec, and after it.
+        let lives = self.by_pid.entry(pid).or_insert_with(|| Vec::with_capacity(2));
         lives.push(Life {
             id,
             since_ns,
@@ -317,7 +320,7 @@ impl Lives {
             known_at_ns: 0,
             threads: info.threads.max(1),
             leader_ended: false,
-            retained: 0,
+            sampled: false,
             info: Arc::new(info),
         });
         let last = lives.len() - 1;

@@ -102,13 +102,12 @@ fn a_pid_used_again_is_another_process() {
     assert_eq!(world.inode_at(P, 0x1000, 30), None);
 
     let old = world.lives.at(P, 15).expect("kept").id;
-    world.lives.retain(old);
-    world.lives.expire(1000);
-    assert!(world.lives.get(old).is_some(), "retained");
-    world.lives.release(old);
-    world.lives.expire(20);
+    world.lives.note_sampled(old);
+    world.lives.expire(1000, 0);
+    assert!(world.lives.get(old).is_some(), "it has samples");
+    world.lives.expire(1000, 20);
     assert!(world.lives.get(old).is_some(), "samples at 20 may still come");
-    world.lives.expire(21);
+    world.lives.expire(0, 21);
     assert!(world.lives.get(old).is_none());
     assert_eq!(world.lives.len(), 1);
 }

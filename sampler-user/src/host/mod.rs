@@ -13,6 +13,7 @@ pub mod lives;
 pub mod mappings;
 pub mod modules;
 pub mod open;
+pub mod own_memory;
 pub mod perf_ring;
 pub mod proc_maps;
 pub mod process;

@@ -20,11 +20,11 @@ use crate::host::lives::{HostChange, Life as HostLife, LifeId};
 use crate::host::mappings::ModuleId;
 use crate::host::modules::{ModuleKind, ModuleSource};
 use crate::host::open::Unreadable;
+use crate::host::own_memory::give_memory_back;
 use crate::host::process::Target;
 use crate::kernel::mappings::MappingProbes;
 use crate::kernel::programs::Programs;
 use crate::kernel::steering::Steering;
-use crate::symbols::symbolizer::give_memory_back;
 
 /// Most remarks about files that could not be hooked.
 const MOST_REMARKS: usize = 8;
@@ -50,7 +50,7 @@ impl Look {
 }
 
 /// What is hooked in a process, and what is not.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Audit {
     /// Allocators found, hooked in time or not.
     pub allocators: Vec<String>,

@@ -1,6 +1,6 @@
 //! What is remembered of processes for profiles, from the time when they lived.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 
 use sampler_ebpf::abi::ProcessKey;
@@ -13,13 +13,67 @@ use crate::host::process::ProcessInfo;
 use crate::kernel::totals::Counts;
 use crate::profile::model::Process;
 
-/// A process while it could be looked at.
+/// A process while it could be looked at. Many may be remembered: what they have in common is there once, and what is
+/// left of each is in one table, not in small blocks between what comes and goes.
 #[derive(Clone, Debug, Default)]
 struct Described {
-    info: Option<Arc<ProcessInfo>>,
-    audit: Audit,
+    program: Program,
+    namespace_pid: Option<u32>,
+    audit: Arc<Audit>,
     /// Its coverage, once it has ended.
     ended: Option<f64>,
+}
+
+/// What a process runs.
+#[derive(Clone, Debug, Default)]
+struct Program {
+    comm: Arc<str>,
+    exe: Arc<str>,
+    cgroup: Arc<str>,
+}
+
+/// Texts and audits that descriptions share.
+#[derive(Default)]
+struct Shared {
+    texts: HashSet<Arc<str>>,
+    sweep_at: usize,
+    /// Audits of the processes described last: most others are of the same programs.
+    audits: VecDeque<Arc<Audit>>,
+}
+
+/// Texts below which unused ones are not looked for.
+const FIRST_SWEEP: usize = 1024;
+/// Audits that new ones are compared with.
+const RECENT_AUDITS: usize = 16;
+
+impl Shared {
+    fn text(&mut self, text: &Arc<str>) -> Arc<str> {
+        if let Some(known) = self.texts.get(text) {
+            return Arc::clone(known);
+        }
+        if self.texts.len() >= self.sweep_at.max(FIRST_SWEEP) {
+            self.texts.retain(|text| Arc::strong_count(text) > 1);
+            self.sweep_at = 2 * self.texts.len();
+        }
+        self.texts.insert(Arc::clone(text));
+        Arc::clone(text)
+    }
+
+    fn audit(&mut self, audit: Audit) -> Arc<Audit> {
+        if let Some(known) = self.audits.iter().find(|known| ***known == audit) {
+            return Arc::clone(known);
+        }
+        if self.audits.len() >= RECENT_AUDITS {
+            self.audits.pop_front();
+        }
+        let audit = Arc::new(audit);
+        self.audits.push_back(Arc::clone(&audit));
+        audit
+    }
+
+    fn program(&mut self, info: &ProcessInfo) -> Program {
+        Program { comm: self.text(&info.comm), exe: self.text(&info.exe), cgroup: self.text(&info.cgroup) }
+    }
 }
 
 /// The line that ended processes without samples share when there are too many of them.
@@ -29,6 +83,7 @@ pub const SHARED_LINE: ProcessKey = ProcessKey { start_ns: 0, tgid: 0, exec_id: 
 #[derive(Default)]
 pub struct Descriptions {
     described: HashMap<ProcessKey, Described>,
+    shared: Shared,
     /// Processes of the recorder that were described.
     noted: usize,
 }
@@ -42,7 +97,10 @@ impl Descriptions {
         self.noted = recorder.processes.len();
         for (process, time_ns) in &recorder.processes {
             if !self.described.contains_key(process) {
-                let described = describe(*process, *time_ns, host, attaching);
+                if let Some(life) = host.lives().at(process.tgid, *time_ns).map(|life| life.id) {
+                    host.lives_mut().note_sampled(life);
+                }
+                let described = describe(*process, *time_ns, host, attaching, &mut self.shared);
                 self.described.insert(*process, described);
             }
         }
@@ -50,8 +108,10 @@ impl Descriptions {
 
     /// Describes a process whose life ends, by what is known of it at that time.
     pub fn note(&mut self, process: ProcessKey, time_ns: u64, host: &mut Host, attaching: &Attaching) {
-        let described = self.described.entry(process).or_insert_with(|| describe(process, time_ns, host, attaching));
-        described.refresh(process, time_ns, host, attaching);
+        let shared = &mut self.shared;
+        let described = self.described.entry(process);
+        let described = described.or_insert_with(|| describe(process, time_ns, host, attaching, shared));
+        described.refresh(process, time_ns, host, attaching, shared);
     }
 
     /// A process ended, with that coverage.
@@ -65,9 +125,14 @@ impl Descriptions {
     pub fn share_line(&mut self, process: ProcessKey) {
         self.described.remove(&process);
         self.described.entry(SHARED_LINE).or_insert_with(|| {
-            let info = ProcessInfo { comm: "(ended, without samples)".into(), ..ProcessInfo::default() };
-            Described { info: Some(Arc::new(info)), audit: Audit::default(), ended: Some(1.0) }
+            let program = Program { comm: "(ended, without samples)".into(), ..Program::default() };
+            Described { program, ended: Some(1.0), ..Described::default() }
         });
+    }
+
+    /// A process without figures ended: it will have no line.
+    pub fn forget_one(&mut self, process: ProcessKey) {
+        self.described.remove(&process);
     }
 
     /// Drops what is known of processes whose figures have been put with those of others.
@@ -85,18 +150,18 @@ impl Descriptions {
         attaching: &Attaching,
         counts: &Counts,
     ) -> Process {
-        let described = self.described.entry(key).or_insert_with(|| describe(key, now_ns, host, attaching));
+        let shared = &mut self.shared;
+        let described = self.described.entry(key).or_insert_with(|| describe(key, now_ns, host, attaching, shared));
         if described.ended.is_none() || described.audit.allocators.is_empty() {
-            described.refresh(key, now_ns, host, attaching);
+            described.refresh(key, now_ns, host, attaching, shared);
         }
         let counters = counts.processes.get(&key);
-        let info = described.info.as_deref().cloned().unwrap_or_default();
         Process {
             pid: key.tgid,
-            namespace_pid: info.namespace_pid,
-            comm: info.comm.to_string(),
-            exe: info.exe.to_string(),
-            cgroup: info.cgroup.to_string(),
+            namespace_pid: described.namespace_pid,
+            comm: described.program.comm.to_string(),
+            exe: described.program.exe.to_string(),
+            cgroup: described.program.cgroup.to_string(),
             allocators: described.audit.allocators.clone(),
             audit: described.audit.files.clone(),
             missing: described.audit.missing.clone(),
@@ -110,18 +175,25 @@ impl Descriptions {
 
 impl Described {
     /// Its files may be mapped, or looked at, only after its first sample.
-    fn refresh(&mut self, process: ProcessKey, time_ns: u64, host: &Host, attaching: &Attaching) {
+    fn refresh(&mut self, process: ProcessKey, time_ns: u64, host: &Host, attaching: &Attaching, shared: &mut Shared) {
         let Some(life) = host.lives().at(process.tgid, time_ns) else { return };
         let found = attaching.audit(life);
         let size = |audit: &Audit| (audit.allocators.len(), audit.files.len(), audit.missing.len());
         if size(&found) >= size(&self.audit) {
-            self.audit = found;
+            self.audit = shared.audit(found);
         }
     }
 }
 
-fn describe(process: ProcessKey, time_ns: u64, host: &mut Host, attaching: &Attaching) -> Described {
+fn describe(
+    process: ProcessKey,
+    time_ns: u64,
+    host: &mut Host,
+    attaching: &Attaching,
+    shared: &mut Shared,
+) -> Described {
     let Some(life) = host.lives().at(process.tgid, time_ns) else { return Described::default() };
-    let (id, audit) = (life.id, attaching.audit(life));
-    Described { info: host.describe(id), audit, ended: None }
+    let (id, audit) = (life.id, shared.audit(attaching.audit(life)));
+    let info = host.describe(id).unwrap_or_default();
+    Described { program: shared.program(&info), namespace_pid: info.namespace_pid, audit, ended: None }
 }

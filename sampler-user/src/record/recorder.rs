@@ -30,6 +30,9 @@ const LONGEST_DRAIN_NS: u64 = 50_000_000;
 const MOST_THREAD_NAMES: usize = 1 << 16;
 const MOST_STACKS: usize = 1 << 16;
 
+/// Records that there is room for while nothing much happens.
+const ROOM_FOR_RECORDS: usize = 1024;
+
 /// A stack that has not arrived so long after its sample never will.
 const LONGEST_WAIT_NS: u64 = 1_000_000_000;
 
@@ -316,12 +319,28 @@ impl Recorder {
         self.behind
     }
 
-    /// Drops what is kept of processes that have ended.
-    pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
-        self.processes.retain(|process, _| !ended.contains(process));
+    /// Drops what was kept to find the next stacks of processes that have ended.
+    pub fn forget_places(&mut self, ended: &HashSet<ProcessKey>) {
+        if ended.is_empty() {
+            return;
+        }
         self.code_makers.retain(|process| !ended.contains(process));
         self.walked.retain(|(process, ..), _| !ended.contains(process));
         self.callers.retain(|(process, _), _| !ended.contains(process));
+        self.unwinder.forget(ended);
+    }
+
+    /// Gives back the room that a storm of records took.
+    pub fn shrink(&mut self) {
+        self.waiting.shrink_to(ROOM_FOR_RECORDS);
+        self.arrived.shrink_to(ROOM_FOR_RECORDS);
+        self.walked.shrink_to_fit();
+        self.callers.shrink_to_fit();
+    }
+
+    /// Drops processes that have ended.
+    pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
+        self.processes.retain(|process, _| !ended.contains(process));
     }
 
     /// Whether records wait for their stacks.

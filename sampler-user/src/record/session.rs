@@ -24,6 +24,7 @@ use crate::cost::cpu_time::CpuTime;
 use crate::cost::measure;
 use crate::heap::live::Heap;
 use crate::host::events::monotonic_ns;
+use crate::host::own_memory::give_memory_back;
 use crate::host::{Host, HostOptions};
 use crate::kernel::KernelError;
 use crate::kernel::live_map::{LiveEntries, LiveMap};
@@ -39,15 +40,18 @@ use crate::kernel::totals::{Counts, Totals};
 use crate::profile::stats::Stats;
 use crate::sampling::constants::draw_constants;
 use crate::sampling::size_classes::ClassSteering;
-use crate::symbols::symbolizer::give_memory_back;
 use crate::unwind::dwarf::{Limits, Unwinder};
 
 /// A process's last threads may still add to its counts shortly after its end was reported.
 const COLLECT_AFTER_NS: u64 = 1_000_000_000;
-/// Ended processes' mappings are kept this long for samples that are still on their way.
+/// What concerns ended processes is kept this long for records that are still on their way.
 const KEEP_ENDED_NS: u64 = 10_000_000_000;
-/// After so many processes at a time the memory that they took is worth giving back.
+/// The same for the mappings of those without samples, most of the memory in a storm of processes, when the rings have
+/// been emptied: then samples wait for their stacks at most, which takes a second.
+const KEEP_UNSAMPLED_NS: u64 = 2_000_000_000;
+/// After so many lives the memory that they took is worth giving back, which takes some milliseconds: not too often.
 const MANY_LIVES: usize = 1024;
+const GIVE_BACK_EVERY_NS: u64 = 5_000_000_000;
 
 /// Ended processes that have a line of their own in the profile although they had no sample; the others share one.
 const MOST_UNSAMPLED_LINES: usize = 4096;
@@ -90,8 +94,8 @@ pub struct Session {
     windows: WindowTimes,
     progress: WindowProgress,
     kernel_log: KernelLog,
-    /// Most processes known at a time since memory was last given back.
-    most_lives: usize,
+    /// Lives forgotten since memory was last given back, and when that was.
+    forgotten: (usize, u64),
 }
 
 impl Session {
@@ -147,7 +151,7 @@ impl Session {
             cpu_time: CpuTime::begin(),
             windows: WindowTimes::default(),
             progress: WindowProgress::default(),
-            most_lives: 0,
+            forgotten: (0, 0),
             plan,
         })
     }
@@ -244,11 +248,12 @@ impl Session {
         if let Err(error) = self.host.tick() {
             log::warn!("{error}");
         }
-        self.host.lives_mut().expire(now.saturating_sub(KEEP_ENDED_NS));
-        let lives = self.host.lives().len();
-        self.most_lives = self.most_lives.max(lives);
-        if self.most_lives > MANY_LIVES && lives < self.most_lives / 2 {
-            self.most_lives = lives;
+        let keep_ns = if self.recorder.is_behind() { KEEP_ENDED_NS } else { KEEP_UNSAMPLED_NS };
+        self.forgotten.0 +=
+            self.host.lives_mut().expire(now.saturating_sub(keep_ns), now.saturating_sub(KEEP_ENDED_NS));
+        if self.forgotten.0 > MANY_LIVES && now.saturating_sub(self.forgotten.1) > GIVE_BACK_EVERY_NS {
+            self.forgotten = (0, now);
+            self.recorder.shrink();
             give_memory_back();
         }
         self.attaching.check_awaited(now, &self.host);
@@ -264,11 +269,11 @@ impl Session {
 
     /// Moves the counts of processes that ended before `before_ns` out of the kernel.
     fn collect_ended(&mut self, before_ns: u64) {
-        let mut later = Vec::new();
-        for (process, at_ns) in std::mem::take(&mut self.ended) {
-            if at_ns > before_ns {
-                later.push((process, at_ns));
-            } else if let Some(counters) = self.totals.take(process) {
+        let (ended, later): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.ended).into_iter().partition(|(_, at_ns)| *at_ns <= before_ns);
+        self.recorder.forget_places(&ended.iter().map(|(process, _)| *process).collect());
+        for (process, _) in ended {
+            if let Some(counters) = self.totals.take(process) {
                 if counters.hits() > 0 {
                     self.attaching.has_figures(process);
                 }
@@ -287,6 +292,8 @@ impl Session {
                 }
             } else if self.plan.keeps_running() {
                 self.retiring.insert(process);
+            } else if !self.recorder.processes.contains_key(&process) && !self.ended_counts.contains_key(&process) {
+                self.descriptions.forget_one(process);
             }
         }
         self.ended = later;

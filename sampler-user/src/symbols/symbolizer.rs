@@ -13,6 +13,7 @@ use super::demangle::demangle;
 use super::shadow::{Contents, Shadow, debug_bytes};
 use crate::attach::debugdata;
 use crate::host::mappings::ModuleId;
+use crate::host::own_memory::give_memory_back;
 use crate::unwind::elf::Elf;
 use crate::unwind::image::{Image, ModuleFiles};
 
@@ -342,13 +343,4 @@ fn mini_debug_information(image: &dyn Image, elf: &Elf) -> Option<(Vec<u8>, Elf)
     let mini = debugdata::unpack(&packed)?;
     let elf = Elf::read(&mini).ok()?;
     Some((mini, elf))
-}
-
-/// glibc keeps what was freed; after large debug information, or many files, that would be most of our memory.
-pub fn give_memory_back() {
-    #[cfg(target_env = "gnu")]
-    // SAFETY: no preconditions.
-    unsafe {
-        libc::malloc_trim(0);
-    }
 }

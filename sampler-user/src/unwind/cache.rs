@@ -113,6 +113,15 @@ impl StackCache {
         }
     }
 
+    /// Drops the walks of these address spaces: nothing of them will be repeated.
+    pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
+        for slot in self.sets.iter_mut().flatten() {
+            if let Some(gone) = slot.take_if(|kept| ended.contains(&kept.key.space)) {
+                self.held_bytes -= gone.size_bytes();
+            }
+        }
+    }
+
     /// The one `Arc` for stacks equal to `stack`.
     pub fn intern(&mut self, stack: RawStack) -> Arc<RawStack> {
         if let Some(known) = self.interned.get(&stack) {
@@ -190,6 +199,26 @@ mod tests {
         let counted: usize = cache.sets.iter().flatten().flatten().map(Kept::size_bytes).sum();
         assert_eq!(cache.held_bytes, counted);
         assert!(counted > MAX_BYTES / 2);
+    }
+
+    #[test]
+    fn walks_of_ended_processes_go() {
+        let mut cache = StackCache::default();
+        let reads = Reads { offsets: vec![0], values: vec![0], missed: false };
+        let stack = Arc::new(RawStack {
+            frames: Box::new([]),
+            unwinder: UnwinderKind::Dwarf,
+            completeness: Completeness::Complete,
+        });
+        let process = |tgid| ProcessKey { tgid, ..ProcessKey::default() };
+        let key = |tgid| StackKey { space: process(tgid), generation: 0, registers: Registers::default() };
+        for tgid in 1..=3 {
+            cache.put(key(tgid), &[0; 8], &reads, &stack);
+        }
+        let of_one = cache.held_bytes / 3;
+        cache.forget(&HashSet::from([process(1), process(3)]));
+        assert_eq!(cache.held_bytes, of_one);
+        assert!(cache.get(&key(1), &[0; 8]).is_none() && cache.get(&key(2), &[0; 8]).is_some());
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! a walk ended, without ever guessing in silence. Registers are located, not read: a walk reads one word per frame,
 //! and few more.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ use super::state::{State, StepError};
 use super::trampoline;
 use crate::arch;
 use crate::host::mappings::{Mapping, ModuleId};
-use sampler_ebpf::abi::{AwaitedReturn, Registers};
+use sampler_ebpf::abi::{AwaitedReturn, ProcessKey, Registers};
 
 /// More than the frame of a signal takes on the stack that it interrupts (red zone, extended processor state).
 const SIGNAL_FRAME_BYTES: u64 = 32 << 10;
@@ -156,6 +156,11 @@ impl Unwinder {
     /// Whether the last stack was found in the cache.
     pub const fn was_repeated(&self) -> bool {
         self.was_repeated
+    }
+
+    /// Drops what was kept for repeated stacks of these address spaces.
+    pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
+        self.stacks.forget(ended);
     }
 
     /// Counters.

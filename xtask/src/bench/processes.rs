@@ -43,7 +43,7 @@ struct Bench {
     heapbpf: PathBuf,
 }
 
-/// Bytes that heapbpf and its maps use.
+/// Bytes that heapbpf and its maps use: anonymous memory, without the rings, whose pages come with their first use.
 #[derive(Clone, Copy)]
 struct Memory {
     daemon: u64,
@@ -160,23 +160,28 @@ impl Bench {
         Ok(())
     }
 
+    /// Memory after each fifth of `count` short processes, when what is kept of them for a while has gone.
     fn remains(&self, count: u64) -> anyhow::Result<()> {
+        const STEPS: u64 = 5;
         let (recording, _) = self.record(&["-i", "512KiB"])?;
         let pid = recording.0.id();
-        // What the first ones make it keep (files, names) is no state of theirs.
-        self.short_lives(500, 500)?;
-        let before = memory(pid)?;
-        let (_, took) = self.short_lives(100_000, count)?;
-        std::thread::sleep(Duration::from_secs(12));
-        let after = memory(pid)?;
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
-        println!(
-            "remains: after {count} processes in {took:.1} s: daemon {:.1} MiB → {:.1} MiB, kernel maps {:.2} MiB → {:.2} MiB",
-            mib(before.daemon),
-            mib(after.daemon),
-            mib(before.maps),
-            mib(after.maps)
-        );
+        println!("| short processes | a second | daemon, MiB | kernel maps, MiB |\n|---|---|---|---|");
+        // What the first ones make it keep (files, names) is no state of theirs.
+        let steps = std::iter::once((500, 500)).chain((0..STEPS).map(|_| (100_000, count / STEPS)));
+        let mut before = 0;
+        for (step, (rate, processes)) in steps.enumerate() {
+            let (_, took) = self.short_lives(rate, processes)?;
+            std::thread::sleep(Duration::from_secs(12));
+            let Memory { daemon, maps } = memory(pid)?;
+            let so_far = if step == 0 { 0 } else { step as u64 * (count / STEPS) };
+            println!("| {so_far} | {:.0} | {:.1} | {:.2} |", processes as f64 / took, mib(daemon), mib(maps));
+            if step == 0 {
+                before = daemon;
+            } else if step as u64 == STEPS {
+                println!("remains: after {so_far} processes {:+.1} MiB", mib(daemon) - mib(before));
+            }
+        }
         self.finish(recording).map(drop)
     }
 }
