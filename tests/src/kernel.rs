@@ -48,12 +48,27 @@ pub fn links() -> BTreeSet<u32> {
 
 /// Ids of the BPF links that a process holds a descriptor of.
 pub fn links_of(pid: u32) -> BTreeSet<u32> {
-    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/fdinfo")) else { return BTreeSet::new() };
-    entries
-        .flatten()
-        .filter_map(|entry| std::fs::read_to_string(entry.path()).ok())
+    infos(pid)
         .filter_map(|text| text.lines().find_map(|line| line.strip_prefix("link_id:")?.trim().parse().ok()))
         .collect()
+}
+
+/// Whether the kernel says which files the links of a process are to (since Linux 6.17).
+pub fn tells_files_of_links(pid: u32) -> bool {
+    infos(pid).any(|text| text.contains("link_type:\tuprobe_multi") && text.contains("\npath:"))
+}
+
+/// How many links to a file a process holds.
+pub fn links_to(pid: u32, file: &Path) -> usize {
+    let is_to = |text: &String| {
+        text.lines().any(|line| line.strip_prefix("path:").is_some_and(|path| Path::new(path.trim()) == file))
+    };
+    infos(pid).filter(is_to).count()
+}
+
+fn infos(pid: u32) -> impl Iterator<Item = String> {
+    let entries = std::fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten();
+    entries.filter_map(|entry| std::fs::read_to_string(entry.path()).ok())
 }
 
 /// Links that no process holds: pinned ones, and what somebody leaked.

@@ -240,6 +240,24 @@ impl Recording {
         self.links.extend(kernel::links_of(pid));
     }
 
+    /// Waits until a file has all its links, whatever else of the host gets some meanwhile.
+    ///
+    /// # Panics
+    /// If it has none for a long time.
+    pub fn await_links_of(&mut self, file: &Path) {
+        let pid = self.pid();
+        if !kernel::tells_files_of_links(pid) {
+            return self.await_more_links();
+        }
+        let mut before = 0;
+        until("links of a file", || {
+            let now = kernel::links_to(pid, file);
+            std::thread::sleep(Duration::from_millis(100));
+            now > 0 && std::mem::replace(&mut before, now) == now
+        });
+        self.links.extend(kernel::links_of(pid));
+    }
+
     /// The next line that it writes to standard error.
     ///
     /// # Panics
@@ -295,9 +313,10 @@ impl Recording {
     /// # Panics
     /// If it does not end, or something stays attached.
     pub fn ends(mut self) -> Outcome {
-        let mut child = self.child.take().expect("under way");
+        // Whoever gives up waiting must not leave it running, with probes all over the host.
         self.said.extend(self.stderr.rest());
         let stdout = self.stdout.rest().join("\n");
+        let mut child = self.child.take().expect("under way");
         let status = wait(&mut child, "heapbpf");
         let left = kernel::links_that_stay(&self.links);
         assert!(left.is_empty(), "BPF links of the recording that outlive it: {left:?}");

@@ -117,9 +117,7 @@ fn a_short_life_with_a_libc_never_seen_before() {
     let first = run();
     // One that lives until the file is known.
     let resident = Target::start(&brief, ["0"]);
-    recording.await_more_links();
-    // The links are there before heapbpf notes since when.
-    std::thread::sleep(std::time::Duration::from_millis(500));
+    recording.await_links_of(&brief);
     resident.end();
     let later = [run(), run()];
     let (profile, _) = recording.stop().results();

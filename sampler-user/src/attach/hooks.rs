@@ -13,6 +13,7 @@ use sampler_ebpf::abi::{SITE_CALLS_OUT, Site};
 
 use super::audit::{FileAudit, LinkKind};
 use super::{AllocatorFile, AttachError, KernelRules, Missing, PlannedSite, Table, examine};
+use crate::host::events::monotonic_ns;
 use crate::host::open::{self, Beneath};
 use crate::kernel::mappings::MappingProbes;
 use crate::kernel::programs::{Links, ProbePoint, Programs};
@@ -95,6 +96,8 @@ struct Planned {
     allocator: AllocatorFile,
     /// Index of the first site in the kernel's map; given when the file is first linked.
     first_site: Option<u32>,
+    /// CLOCK_MONOTONIC when it was first linked.
+    since_ns: Option<u64>,
     /// What was hooked when it was last linked.
     audit: Option<Arc<FileAudit>>,
     /// Instructions that the kernel takes no probe on (file offsets), and what it says.
@@ -329,6 +332,7 @@ impl Hooks {
             Err(error) => return Err(refused(error)),
         };
         self.links.insert((key, pid), links);
+        planned.since_ns.get_or_insert_with(monotonic_ns);
         if planned.audit.is_none() {
             let audit = planned.audit(&known.path, programs.kind, self.live);
             planned.audit = Some(Arc::new(audit));
@@ -397,6 +401,11 @@ impl Hooks {
             .values()
             .filter(|known| known.plan.as_ref().is_ok_and(|planned| planned.first_site.is_some()))
             .count()
+    }
+
+    /// CLOCK_MONOTONIC when a file was first hooked, for whichever process.
+    pub fn hooked_since(&self, key: FileKey) -> Option<u64> {
+        self.known.get(&key)?.plan.as_ref().ok()?.since_ns
     }
 
     /// What was hooked in a file, and what was not.
@@ -468,7 +477,7 @@ fn plan(
     let reader = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     let plan = examine(BufReader::new(reader), path, rules, table);
     Ok(plan
-        .map(|allocator| Planned { allocator, first_site: None, audit: None, refused: BTreeMap::new() })
+        .map(|allocator| Planned { allocator, first_site: None, since_ns: None, audit: None, refused: BTreeMap::new() })
         .map_err(Arc::new))
 }
 

@@ -516,6 +516,11 @@ impl Heap {
         (retired.collect(), held)
     }
 
+    /// Stacks of all rows.
+    pub fn stacks(&self) -> Vec<Arc<RawStack>> {
+        self.rows.iter().map(|(_, row)| Arc::clone(&row.stack)).collect()
+    }
+
     /// Address spaces in which a sampled block lives.
     pub fn spaces(&self) -> impl Iterator<Item = &ProcessKey> {
         self.spaces.keys()

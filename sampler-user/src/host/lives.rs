@@ -160,7 +160,9 @@ impl Lives {
             HostEvent::Fork { time_ns, pid, parent_pid, .. } => {
                 self.fork(*pid, *parent_pid, *time_ns, time_ns + suspended_ns);
             }
-            HostEvent::Comm { time_ns, pid, comm, exec: true, .. } => self.exec(*pid, comm_text(comm), *time_ns),
+            HostEvent::Comm { time_ns, pid, comm, exec: true, .. } => {
+                self.exec(*pid, comm_text(comm), *time_ns, modules);
+            }
             HostEvent::Comm { time_ns, pid, tid, comm, .. } if pid == tid => {
                 if let Some(life) = self.current_before(*pid, *time_ns) {
                     Arc::make_mut(&mut life.info).comm = comm_text(comm).into();
@@ -187,7 +189,7 @@ impl Lives {
         // An exec that we did not hear of shows in the executable alone.
         let replaced = known.is_some_and(|life| life.described && life.info.exe != info.exe);
         match known {
-            Some(_) if replaced => self.exec(pid, &info.comm, time_ns),
+            Some(_) if replaced => self.exec(pid, &info.comm, time_ns, modules),
             Some(_) => {}
             None => {
                 self.end(pid, time_ns);
@@ -254,21 +256,41 @@ impl Lives {
         life.space = space;
     }
 
-    fn exec(&mut self, pid: u32, comm: &str, time_ns: u64) {
+    fn exec(&mut self, pid: u32, comm: &str, time_ns: u64, modules: &ModuleTable) {
         let (mut old, mut info) = (None, ProcessInfo { pid, ..ProcessInfo::default() });
+        // What it maps may be heard of first, from another processor.
+        let mut ahead: Vec<Mapping> = Vec::new();
         if let Some(life) = self.current_mut(pid) {
             if time_ns <= life.known_at_ns {
                 return;
             }
             life.until_ns = Some(time_ns);
             (old, info) = (Some(life.id), (*life.info).clone());
+            ahead.extend(life.space.current().iter().filter(|mapping| mapping.since_ns > time_ns));
         }
-        (info.comm, info.threads, info.exe_deleted) = (comm.into(), 1, false);
+        ahead.sort_unstable_by_key(|mapping| mapping.since_ns);
+        let is_file = |mapping: &Mapping| modules.get(mapping.module).filter(|it| it.kind == ModuleKind::File);
+        let program = ahead.iter().find_map(is_file);
+        if let Some(program) = program {
+            info.exe = program.path.clone();
+        }
+        (info.comm, info.threads, info.exe_deleted) = (comm.into(), 1, program.is_some_and(|it| it.deleted));
         let life = self.begin(pid, time_ns, info);
-        life.exe_pending = true;
+        life.exe_pending = program.is_none();
+        for mapping in &ahead {
+            life.space.insert(*mapping);
+        }
         let new = life.id;
         if let (Some(old), Some(last)) = (old, self.changes.last_mut()) {
             *last = HostChange::Replaced(old, new);
+            for change in &mut self.changes {
+                if let HostChange::Mapped { life, module, .. } = change
+                    && *life == old
+                    && ahead.iter().any(|mapping| mapping.module == *module)
+                {
+                    *life = new;
+                }
+            }
         }
     }
 

@@ -113,6 +113,27 @@ fn a_pid_used_again_is_another_process() {
 }
 
 #[test]
+fn what_an_exec_maps_is_of_the_new_life_even_if_it_is_heard_of_first() {
+    let mut world = World::default();
+    world.fork(10, P, 1);
+    world.map(11, P, 0x1000, 1);
+    world.map(31, P, 0x5000, 2);
+    world.exec(30, P, b"next");
+    let (old, new) = (world.lives.at(P, 20).expect("kept").id, world.lives.at(P, 30).expect("begun"));
+    assert_eq!(world.inode_at(P, 0x5000, 31), Some(2));
+    assert_eq!(world.inode_at(P, 0x1000, 31), None, "of the program before");
+    assert!(!new.exe_pending && !new.info.exe.is_empty());
+    let new = new.id;
+    let changes = world.changes();
+    let mapped = changes.iter().filter_map(|change| match change {
+        HostChange::Mapped { life, .. } => Some(*life),
+        _ => None,
+    });
+    assert_eq!(mapped.collect::<Vec<_>>(), [old, new]);
+    assert!(changes.contains(&HostChange::Replaced(old, new)));
+}
+
+#[test]
 fn changes_tell_what_to_attach_to() {
     let mut world = World::default();
     world.fork(10, P, 1);

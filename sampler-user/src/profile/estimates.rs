@@ -190,7 +190,10 @@ pub fn exact(profile: &Profile, process: Option<usize>, value: Value) -> Option<
         Value::InuseSpace | Value::InuseObjects => None,
     };
     // In time windows only a part was counted.
-    if processes.is_empty() || profile.time_windows {
+    if profile.time_windows
+        || matches!(value, Value::InuseSpace | Value::InuseObjects)
+        || processes.is_empty() && !profile.rows.is_empty()
+    {
         return None;
     }
     processes.iter().try_fold(0u64, |sum, process| sum.checked_add(of(process)?))

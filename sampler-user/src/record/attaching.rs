@@ -322,15 +322,21 @@ impl Attaching {
                     if let Some(life) = host.lives().get(life) {
                         self.targets.lives_since(pid, life.since_ns);
                     }
-                    // What was hooked before it was mapped here leaves no gap.
                     match self.hook_module(host, module, (!self.global).then_some(pid)) {
                         Some(Hooked::Now) => {
                             self.targets.hooked(pid, had_ns, monotonic_ns());
                             self.too_late_for(host, life);
                         }
+                        // What was hooked before it was mapped here leaves no gap. But another process may have
+                        // mapped the file just after this one, or have been heard of first.
                         Some(Hooked::Already) => {
-                            self.targets.hooked(pid, had_ns, had_ns);
-                            self.missed.forget(pid);
+                            let since_ns = self.hooked_since(module).filter(|_| self.global).unwrap_or(0);
+                            self.targets.hooked(pid, had_ns, had_ns.max(since_ns));
+                            if since_ns > had_ns {
+                                self.too_late_for(host, life);
+                            } else {
+                                self.missed.forget(pid);
+                            }
                         }
                         // A file that could not be opened before its process ended.
                         None if !self.modules.contains_key(&module) => self.too_late_for(host, life),
@@ -352,6 +358,11 @@ impl Attaching {
         }
         self.changes = changes;
         self.hooks.hooked_files() != before
+    }
+
+    /// When the file that a module is of was first hooked.
+    fn hooked_since(&self, module: ModuleId) -> Option<u64> {
+        self.hooks.hooked_since(self.modules.get(&module)?.file()?)
     }
 
     /// A process ended that was hooked late: all of it was missed, unless figures of it come yet.

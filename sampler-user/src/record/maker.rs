@@ -102,7 +102,7 @@ impl Worker {
         if snapshot.detail != Detail::Totals {
             self.naming.name(stacks(), snapshot.facts);
             // Every living row is in such a snapshot.
-            self.naming.keep_only(stacks());
+            self.naming.keep_only(stacks().map(|unnamed| &unnamed.stack));
         }
         // After the names were found: that costs, too.
         let cost = accounting::daemon_cost();
@@ -162,6 +162,9 @@ impl Worker {
             self.residue.add_row(program, &row);
         }
         self.naming.forget_processes(&retired.keys);
+        if let Some(living) = retired.living {
+            self.naming.keep_only(living.iter());
+        }
     }
 }
 

@@ -168,8 +168,8 @@ impl Naming {
     }
 
     /// Forgets all stacks but these: those of processes that ended come never again.
-    pub fn keep_only<'a>(&mut self, stacks: impl Iterator<Item = &'a Unnamed>) {
-        let kept: HashSet<*const RawStack> = stacks.map(|unnamed| Arc::as_ptr(&unnamed.stack)).collect();
+    pub fn keep_only<'a>(&mut self, stacks: impl Iterator<Item = &'a Arc<RawStack>>) {
+        let kept: HashSet<*const RawStack> = stacks.map(Arc::as_ptr).collect();
         if kept.len() < self.finished.len() {
             self.finished.retain(|stack, _| kept.contains(stack));
         }

@@ -52,6 +52,8 @@ const KEEP_UNSAMPLED_NS: u64 = 2_000_000_000;
 /// After so many lives the memory that they took is worth giving back, which takes some milliseconds: not too often.
 const MANY_LIVES: usize = 1024;
 const GIVE_BACK_EVERY_NS: u64 = 5_000_000_000;
+/// After so many rows of ended processes their names are forgotten, if no snapshot with stacks came before.
+const MANY_RETIRED_ROWS: usize = 16_384;
 
 /// Ended processes that have a line of their own in the profile although they had no sample; the others share one.
 const MOST_UNSAMPLED_LINES: usize = 4096;
@@ -79,6 +81,8 @@ pub struct Session {
     ended_counts: HashMap<ProcessKey, Counters>,
     /// Processes that ended and are still among the living ones' figures.
     retiring: HashSet<ProcessKey>,
+    /// Rows put with the residue since the maker was told which ones stay.
+    retired_rows: usize,
     /// Counts of processes that are with the residue.
     retired_counts: Counters,
     /// Lost frees that the last reconciliation knew of.
@@ -136,6 +140,7 @@ impl Session {
             maker: Maker::start(&plan).context("cannot start a thread")?,
             descriptions: Descriptions::default(),
             retiring: HashSet::new(),
+            retired_rows: 0,
             retired_counts: Counters::default(),
             reconciled_frees_lost: 0,
             attaching: Attaching::new(&plan, programs, steering, mappings),
@@ -399,7 +404,12 @@ impl Session {
         }
         let ended = std::mem::take(&mut self.retiring);
         let counts = Counts { processes: self.ended_counts.clone(), ..Counts::default() };
-        let (retired, held) = self.parts(&counts).retire(&ended);
+        let (mut retired, held) = self.parts(&counts).retire(&ended);
+        self.retired_rows += retired.rows.len();
+        if self.retired_rows >= MANY_RETIRED_ROWS {
+            self.retired_rows = 0;
+            retired.living = Some(self.recorder.heap.stacks());
+        }
         let done: HashSet<ProcessKey> = ended.difference(&held).copied().collect();
         for process in &done {
             if let Some(counters) = self.ended_counts.remove(process) {

@@ -8,6 +8,8 @@ use std::sync::Arc;
 pub struct Tracked {
     /// Nanoseconds of its life in the recording during which an allocator that it had was not hooked yet.
     pub uncovered_ns: u64,
+    /// CLOCK_MONOTONIC when the last such time ended.
+    gap_until_ns: u64,
     /// CLOCK_MONOTONIC when it came into the recording.
     pub since_ns: u64,
     /// CLOCK_MONOTONIC when it ended.
@@ -42,13 +44,18 @@ impl TargetSet {
     }
 
     /// What is known of a process from here on is of its life that began then: an exec began a new one, if it is not the
-    /// one that is known.
+    /// one that is known. A gap that reaches into it stays its own: what an exec maps may be reported before the exec.
     pub fn lives_since(&mut self, pid: u32, since_ns: u64) {
         if let Some(tracked) = self.tracked.get_mut(&pid)
             && tracked.since_ns < since_ns
         {
-            let begun = std::mem::replace(tracked, Tracked { since_ns, ..Tracked::default() });
-            self.replaced.insert(pid, Tracked { until_ns: Some(since_ns), ..begun });
+            let uncovered_ns = tracked.uncovered_ns.min(tracked.gap_until_ns.saturating_sub(since_ns));
+            let gap_until_ns = tracked.gap_until_ns;
+            let hooked = uncovered_ns > 0;
+            let next = Tracked { since_ns, uncovered_ns, gap_until_ns, hooked, until_ns: None };
+            let begun = std::mem::replace(tracked, next);
+            let uncovered_ns = begun.uncovered_ns - uncovered_ns;
+            self.replaced.insert(pid, Tracked { until_ns: Some(since_ns), uncovered_ns, ..begun });
         }
     }
 
@@ -62,7 +69,11 @@ impl TargetSet {
     pub fn hooked(&mut self, pid: u32, had_ns: u64, now_ns: u64) {
         let tracked = self.tracked.entry(pid).or_insert(Tracked { since_ns: had_ns, ..Tracked::default() });
         tracked.hooked = true;
-        tracked.uncovered_ns += now_ns.saturating_sub(had_ns.max(tracked.since_ns));
+        let gap_ns = now_ns.saturating_sub(had_ns.max(tracked.since_ns));
+        if gap_ns > 0 {
+            tracked.uncovered_ns += gap_ns;
+            tracked.gap_until_ns = tracked.gap_until_ns.max(now_ns);
+        }
     }
 
     /// A process ended; it may be told twice.
@@ -147,6 +158,27 @@ mod tests {
         assert!(targets.tracked.contains_key(&1), "it may still be asked for");
         targets.forget(201);
         assert_eq!(targets.tracked.keys().collect::<Vec<_>>(), [&2]);
+    }
+
+    #[test]
+    fn a_gap_that_reaches_into_the_next_life_is_told_of_that() {
+        let mut targets = TargetSet::default();
+        // Its program was mapped at 110 and hooked at 300; that there was an exec at 100 is heard later.
+        targets.begin(1, 50);
+        targets.hooked(1, 110, 300);
+        targets.lives_since(1, 100);
+        assert_eq!(targets.coverage(1, 500), 1.0 - 190.0 / 400.0);
+        assert_eq!(targets.coverage_before(1, 100), 1.0);
+        // Hooked long before the exec: nothing is missed of the next life.
+        targets.begin(2, 50);
+        targets.hooked(2, 60, 80);
+        targets.lives_since(2, 100);
+        assert_eq!((targets.coverage(2, 500), targets.coverage_before(2, 100)), (1.0, 1.0 - 20.0 / 50.0));
+        // A gap that an exec divides is shared.
+        targets.begin(3, 50);
+        targets.hooked(3, 60, 200);
+        targets.lives_since(3, 100);
+        assert_eq!((targets.coverage(3, 300), targets.coverage_before(3, 100)), (0.5, 1.0 - 40.0 / 50.0));
     }
 
     #[test]
