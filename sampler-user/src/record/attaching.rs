@@ -316,6 +316,13 @@ impl Attaching {
                 HostChange::Mapped { life, module, .. } => {
                     let pid = life.pid;
                     if !self.global && !self.targets.awaited.contains(&pid) {
+                        // Of a target that has ended meanwhile there is nothing to hook; what it had is told.
+                        if self.targets.tracked.contains_key(&pid)
+                            && !self.modules.contains_key(&module)
+                            && let Ok(look) = self.look_at(host, module)
+                        {
+                            self.modules.insert(module, look);
+                        }
                         continue;
                     }
                     let had_ns = mapped_since(host, pid, module);
