@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use sampler_ebpf::abi::ProcessKey;
 use sampler_user::heap::live::{Heap, Sample};
-use sampler_user::symbols::symbolizer::give_memory_back;
+use sampler_user::host::own_memory::give_memory_back;
 use sampler_user::unwind::raw::{Completeness, RawFrame, RawStack, UnwinderKind};
 
 /// Distinct stacks.
