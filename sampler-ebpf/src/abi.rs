@@ -151,6 +151,8 @@ const PLAIN: Site = Site {
 pub const NO_ARGUMENT: u8 = 0xff;
 /// Arguments in registers that a [`Site`] can name: 0 to 5.
 pub const ARGUMENTS: u8 = 6;
+/// In place of an argument's number: x86-64's `rax`, where a copy of one or their product may be. Not on aarch64.
+pub const ACCUMULATOR: u8 = ARGUMENTS;
 /// `realloc(p, 0)` frees `p` (glibc) instead of returning a minimal block (musl).
 pub const SITE_ZERO_FREES: u8 = 1;
 /// The function can end in a jump to another hooked function (glibc: `realloc(NULL, n)` jumps to malloc).
@@ -373,7 +375,8 @@ pub struct Counters {
     pub unsampled: u64,
     /// Bytes they asked for.
     pub unsampled_bytes: u64,
-    /// Calls to free of a block that is not NULL.
+    /// Calls of hooked functions that free, of a block that is not NULL, by whomever: an allocator's own (tcmalloc's realloc
+    /// frees the old block) as well as the program's.
     pub frees_seen: u64,
     /// Frees of tracked samples.
     pub frees_matched: u64,

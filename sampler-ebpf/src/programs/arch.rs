@@ -4,7 +4,7 @@ use core::arch::asm;
 use core::ffi::c_void;
 use core::ptr::read_volatile;
 
-use sampler_ebpf::abi::Registers;
+use sampler_ebpf::abi::{ACCUMULATOR, Registers};
 
 use crate::maps::read_kernel;
 
@@ -17,14 +17,15 @@ mod registers {
     /// Bytes that the return instruction takes from the stack.
     pub const RETURN_SLOT: u64 = 8;
 
-    /// Where the context holds each argument register.
-    pub const ARGUMENTS: [usize; 6] = [
+    /// Where the context holds each argument register, and the accumulator.
+    pub const ARGUMENTS: [usize; 7] = [
         offset_of!(Context, rdi),
         offset_of!(Context, rsi),
         offset_of!(Context, rdx),
         offset_of!(Context, rcx),
         offset_of!(Context, r8),
         offset_of!(Context, r9),
+        offset_of!(Context, rax),
     ];
 
     /// Where the kernel keeps each argument of a system call: the fourth is not in rcx.
@@ -56,10 +57,10 @@ mod registers {
     /// The return address is in x30: nothing is taken from the stack.
     pub const RETURN_SLOT: u64 = 0;
 
-    /// Where the context holds each argument register.
-    pub const ARGUMENTS: [usize; 6] = {
+    /// Where the context holds each argument register. (No site names the last one here.)
+    pub const ARGUMENTS: [usize; 7] = {
         let first = offset_of!(Context, regs);
-        [first, first + 8, first + 16, first + 24, first + 32, first + 40]
+        [first, first + 8, first + 16, first + 24, first + 32, first + 40, first + 48]
     };
 
     /// Where the kernel keeps each argument of a system call: the first one's register holds the result at its end, so it
@@ -145,6 +146,7 @@ impl Arguments {
             3 => read_argument!(self.0, 3),
             4 => read_argument!(self.0, 4),
             5 => read_argument!(self.0, 5),
+            ACCUMULATOR => read_argument!(self.0, 6),
             _ => 0,
         }
     }

@@ -91,7 +91,7 @@ pub struct Placement {
     pub offset: u64,
     /// How the kernel will run the probed instruction.
     pub kind: Kind,
-    /// Where the arguments are there: a copy in another argument register is as good as the original.
+    /// Where the arguments are there: a copy in another register is as good as the original.
     pub arguments: Arguments,
     /// How far the stack pointer has moved since entry, bytes (0 or negative).
     pub stack_pointer_moved: i64,

@@ -134,8 +134,10 @@ fn mimalloc_2_0() {
     // rdi is overwritten before: the size is taken from its copy in rsi.
     let malloc = planned.sites.iter().find(|s| s.function == "malloc").unwrap();
     assert_eq!(malloc.site.size_argument, 1);
-    // The count is in rax and the size's register is multiplied: no cheap place.
-    assert_eq!(sites.get("calloc"), Some(&(0, Kind::Stepped)));
+    // The branch around the multiplication: there the count is in rax.
+    assert_eq!(sites.get("calloc"), Some(&(0x12, Kind::Emulated)));
+    let calloc = planned.sites.iter().find(|s| s.function == "calloc").unwrap().site;
+    assert_eq!((calloc.size_argument, calloc.times_argument), (1, sampler_ebpf::abi::ACCUMULATOR));
     // realloc(p, 0) returns a block there.
     assert!(planned.sites.iter().all(|s| s.site.flags & sampler_ebpf::abi::SITE_ZERO_FREES == 0));
     assert!(planned.missing.is_empty(), "{:?}", planned.missing);

@@ -24,7 +24,8 @@ pub struct Stats {
     pub lost: BTreeMap<String, u64>,
     /// Calls that allocators made into themselves; not hits.
     pub inner: u64,
-    /// Calls to free of a block that is not NULL.
+    /// Calls of hooked functions that free, of a block that is not NULL: the program's, and those that allocators make into
+    /// themselves.
     pub frees_seen: u64,
     /// Frees of sampled blocks.
     pub frees_matched: u64,

@@ -4,7 +4,7 @@ use iced_x86::{
     Code, Decoder, DecoderOptions, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind,
     Register,
 };
-use sampler_ebpf::abi::{ARGUMENTS, NO_ARGUMENT};
+use sampler_ebpf::abi::{ACCUMULATOR, ARGUMENTS, NO_ARGUMENT};
 
 use super::{Flow, FlowKind, Target};
 use crate::attach::placement::{Arguments, KernelRules, Kind, Needs, Placement};
@@ -54,12 +54,14 @@ impl State {
         }
     }
 
-    /// The argument register that holds `value`, the `preferred` one if it does.
+    /// The register that holds `value`, as a site names it: the `preferred` one if it does.
     fn holder(&self, value: Value, preferred: u8) -> Option<u8> {
         let holds = |n: u8| {
-            ARGUMENT_REGISTERS.get(usize::from(n)).is_some_and(|register| self.values[register.number()] == value)
+            let argument = ARGUMENT_REGISTERS.get(usize::from(n));
+            let register = argument.or((n == ACCUMULATOR).then_some(&Register::RAX));
+            register.is_some_and(|register| self.values[register.number()] == value)
         };
-        if holds(preferred) { Some(preferred) } else { (0..ARGUMENTS).find(|n| holds(*n)) }
+        if holds(preferred) { Some(preferred) } else { (0..=ACCUMULATOR).find(|n| holds(*n)) }
     }
 
     fn find(&self, argument: u8) -> Option<u8> {

@@ -215,3 +215,18 @@ fn transfers_of_control() {
     assert_eq!(forwards_to(0x100, b"\x31\xf6\xeb\x10"), None);
     assert_eq!(forwards_to(0x100, b"\x74\x10"), None);
 }
+
+#[test]
+fn an_argument_that_was_moved_to_the_accumulator() {
+    // As mimalloc's calloc begins: mov 0(%rip),%rdx; mov %rdi,%rax; mov %fs:(%rdx),%rdi; cmp $1,%rax; je +1; …
+    let counted = Needs { arguments: Arguments { size: 1, times: 0, ..Arguments::NONE }, return_address: true };
+    let mut code = b"\x48\x8b\x15\0\0\0\0\x48\x89\xf8\x64\x48\x8b\x3a\x48\x83\xf8\x01\x74\x01\x90\xc3".to_vec();
+    let placement = placed_at(0, OLD, &counted, &code, &[]).unwrap();
+    assert_eq!((placement.offset, placement.kind), (18, Kind::Emulated));
+    let expected = Arguments { size: 1, times: ACCUMULATOR, ..Arguments::NONE };
+    assert_eq!(placement.arguments, expected);
+    // xor %eax,%eax in place of the comparison: it is there no longer.
+    code.splice(14..18, *b"\x31\xc0\x66\x90");
+    let placement = placed_at(0, OLD, &counted, &code, &[]).unwrap();
+    assert_eq!((placement.offset, placement.kind), (0, Kind::Stepped));
+}

@@ -168,3 +168,10 @@ fn hostile_modules_and_empty_stacks_do_no_harm() {
     let ids = profile.sample.iter().flat_map(|sample| &sample.location_id);
     assert!(ids.into_iter().all(|&id| id >= 1 && id <= profile.location.len() as u64));
 }
+
+#[test]
+fn comments_say_why_each_probe_is_where_it_is_once_for_each_file() {
+    let comments = comments(&crate::profile::testing::small());
+    let probes: Vec<&String> = comments.iter().filter(|comment| comment.starts_with("probes in ")).collect();
+    assert_eq!(probes, ["probes in /usr/lib/x86_64-linux-gnu/libc.so.6: malloc+0x0 `push %rbp` is emulated"]);
+}
