@@ -170,6 +170,9 @@ pub const SITE_THROWS: u8 = 32;
 /// The function can end in a jump to another that takes the old block over (reallocarray jumps to realloc). Without this
 /// flag, one that was given a block cannot end in a jump: the block would be lost.
 pub const SITE_PASSES_BLOCK_ON: u8 = 64;
+/// The function may throw at any time: probes on its return instructions see its end, so that the way of an exception stays
+/// open. x86-64 only.
+pub const SITE_ENDS_PROBED: u8 = 128;
 
 /// Most exact code ranges of hooked functions in one file.
 pub const MAX_INNER_RANGES: usize = 32;

@@ -276,6 +276,39 @@ fn an_arena_left_half_way() {
     }
 }
 
+/// A pool in C++ that throws when it likes: its program must not end by that, what threw counts as failed, and what is
+/// allocated after it counts.
+#[test]
+fn exceptions_out_of_a_custom_allocator() {
+    let case = "exceptions_out_of_a_custom_allocator";
+    let Some(_turn) = turn(case) else { return };
+    if tool("c++").is_none() {
+        return skipped(case, "no C++ compiler (Debian: g++)");
+    }
+    if std::env::consts::ARCH != "x86_64" {
+        return skipped(case, "returns are read off x86-64 code only");
+    }
+    let pool = program("pool");
+    let specification =
+        format!("{}:pool_take(size=arg0)->ret,pool_grow(old=arg0,size=arg1)->ret,free=pool_give(arg0)", pool.display());
+    for link in ["session", "multi", "perf"] {
+        for (interval, unwind) in [(1, "dwarf"), (1, "fp"), (500, "dwarf")] {
+            let mut target = Target::start(&pool, ["600"]);
+            let pid = target.pid();
+            let recorder = Recorder::of(pid, interval).option("--alloc", &specification);
+            let recording = recorder.option("--link", link).option("--unwind", unwind).start();
+            let truth = target.run();
+            let (profile, stats) = recording.stop().results();
+            checks::sites(&profile, &truth, interval, Compare::All);
+            let exact = (stats.exact_alloc_objects, stats.exact_alloc_bytes);
+            assert_eq!(exact, (truth.allocs(), truth.bytes()), "{link}, {interval}, {unwind}: {stats:?}");
+            assert_eq!(stats.lost(), 0, "{link}: {stats:?}");
+            let probe = stats.attach.iter().find(|probe| probe.function == "pool_take").expect("it is hooked");
+            assert!(probe.reason.contains("may throw"), "{probe:?}");
+        }
+    }
+}
+
 #[test]
 fn specifications_from_a_file() {
     let Some(_turn) = turn("specifications_from_a_file") else { return };

@@ -5,8 +5,8 @@ use core::ffi::c_void;
 use aya_ebpf::helpers::generated::{bpf_get_attach_cookie, bpf_get_current_comm};
 use sampler_ebpf::abi::{
     AllocationRecord, Cookie, LiveValue, MAX_INNER_RANGES, NO_ARGUMENT, Registers, SHAPE_CALLOC, SHAPE_MALLOC,
-    SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP, SITE_PASSES_BLOCK_ON, SITE_THROWS, SITE_ZERO_FREES, Site,
-    kind, stack_kind,
+    SITE_CALLS_OUT, SITE_ENDS_PROBED, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP, SITE_PASSES_BLOCK_ON, SITE_THROWS,
+    SITE_ZERO_FREES, Site, kind, stack_kind,
 };
 use sampler_ebpf::trials;
 
@@ -16,7 +16,7 @@ use crate::free;
 use crate::limits;
 use crate::maps::{self, FILES, SITES, read_user};
 use crate::output;
-use crate::pending::{LARGEST_PAGE, Pending, SLOTS};
+use crate::pending::{self, LARGEST_PAGE, Pending, SLOTS};
 use crate::stack;
 use crate::stage;
 use crate::state::ThreadState;
@@ -69,6 +69,14 @@ pub extern "C" fn allocation_return(ctx: *mut c_void) -> u32 {
     0
 }
 
+/// A return instruction of a function that may throw.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "uprobe/end")]
+pub extern "C" fn allocation_end(ctx: *mut c_void) -> u32 {
+    end(ctx, arch::stack_pointer(ctx), true);
+    0
+}
+
 /// The cookie of the link that a program runs for.
 #[inline(always)]
 pub fn cookie(ctx: *mut c_void) -> Cookie {
@@ -116,13 +124,16 @@ fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: 
     let size = match requested(call, &arguments) {
         Some(size) => size,
         None => {
-            if !is_inner(ctx, state, call, sp) && !state.is_nested(ctx, sp, 0) {
+            if !is_inner(ctx, state, call, sp) && !state.is_nested(ctx, call.index(), sp, 0) {
                 refuse(state);
             }
             return SKIP_RETURN;
         }
     };
-    if is_inner(ctx, state, call, sp) || state.is_nested(ctx, sp, size) || is_tail_jump(ctx, state, call, sp, size) {
+    if is_inner(ctx, state, call, sp)
+        || state.is_nested(ctx, call.index(), sp, size)
+        || is_tail_jump(ctx, state, call, sp, size)
+    {
         state.counters.inner += 1;
         return SKIP_RETURN;
     }
@@ -150,7 +161,15 @@ fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: 
         }
     }
     // The old block is taken out now: after the call another thread may already have been given its address.
-    let old = if config!(live) != 0 && old_address != 0 { free::take_out(state, old_address) } else { None };
+    let ends_probed = flags & SITE_ENDS_PROBED != 0;
+    let old = if config!(live) == 0 || old_address == 0 {
+        None
+    } else if ends_probed {
+        // If it throws, which is noticed late, the block is whoever's it was.
+        free::look(state, old_address)
+    } else {
+        free::take_out(state, old_address)
+    };
 
     let trials = trials::trials(config!(criterion), size, maps::trials_of_class);
     let success = state.count_down(trials, size);
@@ -186,13 +205,14 @@ fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: 
         old_address: if old.is_some() { old_address } else { 0 },
         old: old.unwrap_or_default(),
         site: call.index(),
-        sampled: u32::from(success.is_some()),
+        sampled: u16::from(success.is_some()),
+        ends_probed: u16::from(ends_probed),
     };
     state.slots[slot] = pending;
     if flags & SITE_CALLS_OUT != 0 {
         state.mark_outer(slot);
     }
-    AWAIT_RETURN
+    if ends_probed { SKIP_RETURN } else { AWAIT_RETURN }
 }
 
 /// Bytes that the call asks for; `None` if no allocator can give them.
@@ -297,33 +317,34 @@ fn returns_to(ctx: *mut c_void, sp: u64, address: u64) -> bool {
     found == address || (found != 0 && found & (SMALLEST_PAGE - 1) == 0)
 }
 
-/// The end of a call whose return was awaited.
+/// The return of a call, seen where it returned to.
 #[inline(never)]
 fn outcome(ctx: *mut c_void) {
+    end(ctx, arch::stack_pointer(ctx).wrapping_sub(arch::RETURN_SLOT), false);
+}
+
+/// The end of a call that was entered at stack pointer `sp`; `before`: it is about to return.
+#[inline(always)]
+fn end(ctx: *mut c_void, sp: u64, before: bool) {
     let Some(state) = maps::THREADS.current() else { return };
     if state.pending == 0 {
         return;
     }
-    let Some(slot) = state.take_pending(arch::stack_pointer(ctx).wrapping_sub(arch::RETURN_SLOT)) else { return };
+    let Some(slot) = state.take_pending(sp) else { return };
     state.tail_sp = 0;
     let pending = state.slots[slot & (SLOTS - 1)];
     let returned = arch::return_value(ctx);
     let succeeded = if pending.out != 0 { returned == 0 } else { returned != 0 };
     if !succeeded {
-        if pending.old_address != 0 {
-            free::put_back(state, pending.old_address, &pending.old);
-        }
-        if pending.sampled != 0 {
-            state.counters.failed += 1;
-            state.counters.sampled_bytes -= pending.size;
-        } else {
-            state.counters.unsampled_failed += 1;
-            state.unsampled_bytes -= pending.size;
-        }
-        return;
+        return pending::fail(state, &pending);
     }
     if pending.old_address != 0 {
-        output::submit_free(state, &pending.old);
+        let taken = pending.ends_probed == 0
+            || free::look(state, pending.old_address).is_some_and(|old| old.sample == pending.old.sample)
+                && free::take_out(state, pending.old_address).is_some();
+        if taken {
+            output::submit_free(state, &pending.old);
+        }
     }
     if pending.sampled == 0 {
         return;
@@ -336,7 +357,12 @@ fn outcome(ctx: *mut c_void) {
         state.counters.lost_result_unreadable += 1;
         return;
     };
-    report(ctx, &arch::registers(ctx), state, &pending, address, config!(live) != 0);
+    let mut registers = arch::registers(ctx);
+    if before {
+        registers.ip = pending.caller;
+        registers.sp = sp.wrapping_add(arch::RETURN_SLOT);
+    }
+    report(ctx, &registers, state, &pending, address, config!(live) != 0);
 }
 
 /// Tells the daemon of a sample, with the stack that begins at `registers`. `follow`: puts it into the live map.

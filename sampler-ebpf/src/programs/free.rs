@@ -61,6 +61,16 @@ pub fn take_out(state: &ThreadState, address: u64) -> Option<LiveValue> {
     take_tracked(state, address)
 }
 
+/// Looks a block up in the live map and leaves it there.
+#[inline(always)]
+pub fn look(state: &ThreadState, address: u64) -> Option<LiveValue> {
+    if !filter::may_be_tracked(address) {
+        return None;
+    }
+    // SAFETY: copied at once.
+    Some(unsafe { *LIVE.get(LiveKey { space: state.space, address })? })
+}
+
 /// The rest of [`take_out`].
 #[inline(always)]
 fn take_tracked(state: &ThreadState, address: u64) -> Option<LiveValue> {

@@ -134,6 +134,7 @@ fn mapped(ctx: *mut c_void, call: &SystemCall, state: &mut ThreadState, site: u3
         old: LiveValue::default(),
         site,
         sampled: 1,
+        ends_probed: 0,
     };
     // The daemon knows which parts of a mapping are left; the live map has whole blocks only.
     allocation::report(ctx, &registers, state, &sample, address, false);

@@ -5,6 +5,8 @@ use core::ffi::c_void;
 use sampler_ebpf::abi::{AWAITED_CALLS, AwaitedReturn, LiveValue};
 
 use crate::arch;
+use crate::free;
+use crate::maps::read_user;
 use crate::output;
 use crate::state::ThreadState;
 
@@ -34,14 +36,16 @@ pub struct Pending {
     pub caller: u64,
     /// Where the result will be (posix_memalign), or 0.
     pub out: u64,
-    /// Address of the tracked block that a realloc took out of the live map, or 0.
+    /// Address of the tracked block that a realloc took out of the live map (or, if its ends are probed, will take out), or 0.
     pub old_address: u64,
     /// Its value.
     pub old: LiveValue,
     /// Index of the site.
     pub site: u32,
     /// 1 if sampled.
-    pub sampled: u32,
+    pub sampled: u16,
+    /// 1 if the function's own return instructions are probed: the return address is on the stack while it runs.
+    pub ends_probed: u16,
 }
 
 impl ThreadState {
@@ -68,9 +72,11 @@ impl ThreadState {
     /// Whether a call with that stack pointer is made for a marked call in progress: the stack grew since, or the marked
     /// call ended in a jump here.
     #[inline(always)]
-    pub fn is_nested(&mut self, ctx: *mut c_void, sp: u64, size: u64) -> bool {
+    pub fn is_nested(&mut self, ctx: *mut c_void, site: u32, sp: u64, size: u64) -> bool {
         self.is_below_outer(sp, |outer| {
-            size.wrapping_sub(outer.size) < LARGEST_PAGE && arch::return_address(ctx, sp) != outer.caller
+            let jumped =
+                if outer.ends_probed != 0 { site != outer.site } else { arch::return_address(ctx, sp) != outer.caller };
+            size.wrapping_sub(outer.size) < LARGEST_PAGE && jumped
         })
     }
 
@@ -85,7 +91,9 @@ impl ThreadState {
         while i < SLOTS {
             if self.pending & (1 << (i as u32 + OUTER)) != 0 {
                 let outer = &self.slots[i];
-                if sp < outer.sp || sp == outer.sp && counts_at_it(outer) {
+                // Nothing hides the return address of one whose ends are probed: if it is gone, so is the call.
+                let runs = outer.ends_probed == 0 || read_user(outer.sp) == Some(outer.caller);
+                if runs && (sp < outer.sp || sp == outer.sp && counts_at_it(outer)) {
                     return true;
                 }
                 self.pending &= !(1 << i | 1 << (i as u32 + OUTER));
@@ -150,6 +158,11 @@ impl ThreadState {
     #[inline(always)]
     pub fn abandon(&mut self, slot: usize) {
         let pending = self.slots[slot & (SLOTS - 1)];
+        if pending.ends_probed != 0 {
+            // It threw.
+            fail(self, &pending);
+            return;
+        }
         if pending.sampled != 0 {
             self.counters.lost_abandoned += 1;
         }
@@ -170,5 +183,20 @@ impl ThreadState {
             i += 1;
         }
         self.pending = 0;
+    }
+}
+
+/// Takes a call back that gave nothing, and puts back the block that it was to reallocate.
+#[inline(always)]
+pub fn fail(state: &mut ThreadState, pending: &Pending) {
+    if pending.old_address != 0 && pending.ends_probed == 0 {
+        free::put_back(state, pending.old_address, &pending.old);
+    }
+    if pending.sampled != 0 {
+        state.counters.failed += 1;
+        state.counters.sampled_bytes -= pending.size;
+    } else {
+        state.counters.unsampled_failed += 1;
+        state.unsampled_bytes -= pending.size;
     }
 }

@@ -16,7 +16,7 @@ use super::{AllocatorFile, AttachError, KernelRules, Missing, PlannedSite, Table
 use crate::host::events::monotonic_ns;
 use crate::host::open::{self, Beneath};
 use crate::kernel::mappings::MappingProbes;
-use crate::kernel::programs::{Links, ProbePoint, Programs};
+use crate::kernel::programs::{Links, ProbePoint, Programs, Role};
 use crate::kernel::steering::Steering;
 use crate::kernel::{KernelError, is_of_an_instruction};
 
@@ -298,15 +298,14 @@ impl Hooks {
                 *planned.first_site.insert(first)
             }
         };
+        let wanted = |planned: &&PlannedSite| {
+            self.only.is_none_or(|only| only.contains(&planned.function.as_str()))
+                && (self.live || planned.return_needed)
+        };
         let points: Vec<ProbePoint> = (first..)
             .zip(&planned.allocator.sites)
-            .filter(|(_, planned)| self.only.is_none_or(|only| only.contains(&planned.function.as_str())))
-            .map(|(index, planned)| ProbePoint {
-                offset: planned.site.offset,
-                cookie: site(planned).cookie(index).0,
-                frees: !planned.return_needed,
-            })
-            .filter(|point| self.live || !point.frees)
+            .filter(|(_, planned)| wanted(planned))
+            .flat_map(|(index, planned)| points_of(planned, site(planned).cookie(index).0))
             .filter(|point| !planned.refused.contains_key(&point.offset))
             .collect();
         // By descriptor: it names this very file, whatever became of its path.
@@ -464,6 +463,18 @@ impl Hooks {
         let known = self.known.get(&key)?;
         known.plan.as_ref().ok().map(|planned| planned.audit(&known.path, link, self.live))
     }
+}
+
+/// The instructions that a site's probes are on.
+fn points_of(planned: &PlannedSite, cookie: u64) -> impl Iterator<Item = ProbePoint> + '_ {
+    let role = match (planned.return_needed, planned.ends.is_empty()) {
+        (false, _) => Role::Frees,
+        (true, true) => Role::Allocates,
+        (true, false) => Role::AllocatesOrThrows,
+    };
+    let point = move |offset, role| ProbePoint { offset, cookie, role };
+    let ends = planned.ends.iter().map(move |offset| point(*offset, Role::Ends));
+    std::iter::once(point(planned.site.offset, role)).chain(ends)
 }
 
 /// Reads and plans a file. `Err`: it cannot be read.

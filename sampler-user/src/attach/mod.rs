@@ -9,6 +9,7 @@ pub mod candidates;
 pub mod custom;
 pub mod debugdata;
 pub mod elf;
+mod exceptions;
 pub mod hooks;
 pub mod libraries;
 pub mod placement;

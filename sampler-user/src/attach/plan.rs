@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::io::{Read, Seek};
 
 use sampler_ebpf::abi::{
-    FileRanges, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP, SITE_PASSES_BLOCK_ON, SITE_THROWS, Site,
+    FileRanges, SITE_CALLS_OUT, SITE_ENDS_PROBED, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP, SITE_PASSES_BLOCK_ON,
+    SITE_THROWS, Site,
 };
 use serde::{Deserialize, Serialize};
 
@@ -12,6 +13,7 @@ use super::AttachError;
 use super::allocators::LOADERS;
 use super::arch::{self, Target};
 use super::elf::{FileImage, FileKind};
+use super::exceptions::{self, Leaving};
 use super::placement::{KernelRules, Kind, Needs};
 use super::ranges::{CallGraph, Extent, InnerCode, inner_code};
 use super::resolver::{Resolvers, UNSIZED_FUNCTION_BYTES};
@@ -33,6 +35,8 @@ pub struct PlannedSite {
     pub reason: String,
     /// The probe must see sampled calls return.
     pub return_needed: bool,
+    /// Return instructions that are probed to see that, because an exception may pass; file offsets.
+    pub ends: Vec<u64>,
 }
 
 /// Something that is not hooked.
@@ -293,6 +297,19 @@ fn place(
         .and_then(|offset| offset.checked_add(placement.offset))
         .ok_or("its symbol points outside of the file's code")?;
     let arguments = placement.arguments;
+    let mut ends = Vec::new();
+    if row.is_custom && !is_free {
+        match exceptions::leaving(image, graph, *extent) {
+            Leaving::Returns => {}
+            Leaving::Throws(returns) => ends.extend(returns.into_iter().filter_map(|at| image.file_offset(at))),
+            Leaving::Unknown => {
+                return Err(
+                    "it may throw an exception, and how else it ends cannot be read off its code: an exception on \
+                            its way past an awaited return would end the program",
+                );
+            }
+        }
+    }
     Ok(PlannedSite {
         function: function.name().to_owned(),
         site: Site {
@@ -302,7 +319,7 @@ fn place(
             times_argument: arguments.times,
             old_argument: arguments.old,
             out_argument: arguments.out,
-            flags: row.flags,
+            flags: row.flags | if ends.is_empty() { 0 } else { SITE_ENDS_PROBED },
             ..Site::default()
         },
         kind: placement.kind,
@@ -310,9 +327,16 @@ fn place(
             "+{:#x} {}{}",
             placement.offset,
             placement.reason,
-            if function.is_chosen { "; one that the resolver of an IFUNC may choose" } else { "" }
+            if function.is_chosen {
+                "; one that the resolver of an IFUNC may choose"
+            } else if ends.is_empty() {
+                ""
+            } else {
+                "; it may throw, so its return instructions are probed too"
+            }
         ),
         return_needed: !is_free,
+        ends,
     })
 }
 

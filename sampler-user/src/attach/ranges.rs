@@ -124,6 +124,19 @@ impl<'a> CallGraph<'a> {
         self.stubs.get(&address).copied().flatten()
     }
 
+    /// Every function that the file imports, as far as something jumps or calls there.
+    pub fn imports(&self) -> impl Iterator<Item = &'a str> {
+        self.stubs.values().copied().flatten()
+    }
+
+    /// Whether code that nothing calls, and that is no function by name, is a part of the one that jumps there.
+    #[must_use]
+    pub fn is_part_moved_away(&self, part: Extent) -> bool {
+        let by_name = |address: u64| self.image.functions().find(|(_, symbol)| symbol.address == address);
+        let named_apart = by_name(part.start).is_some_and(|(name, _)| !name.contains(".cold"));
+        !named_apart && !self.exported.contains(&part.start) && !self.edges_into(part).any(|edge| edge.is_call)
+    }
+
     /// Where `address` really leads to: behind a stub, the function of that name in this file, if there is one.
     #[must_use]
     pub fn resolve(&self, address: u64) -> u64 {

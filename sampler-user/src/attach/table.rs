@@ -27,6 +27,8 @@ pub(super) struct Row {
     pub(super) flags: u8,
     /// See [`Row::is_unread`].
     unread: bool,
+    /// The user described it.
+    pub(super) is_custom: bool,
 }
 
 impl Row {
@@ -115,7 +117,9 @@ impl Table {
         for symbol in symbols {
             self.by_symbol.entry(symbol).or_default().push(number);
         }
-        self.rows.push(Row { origin: self.origins.len() - 1, name, shape, flags: shape.flags | flags, unread });
+        let is_custom = matches!(self.origins.last(), Some(Origin::Custom(_)));
+        let origin = self.origins.len() - 1;
+        self.rows.push(Row { origin, name, shape, flags: shape.flags | flags, unread, is_custom });
     }
 
     /// Name of the function that the kernel side's `Site::function` stands for.

@@ -14,6 +14,8 @@ pub struct Programs {
     pub kind: LinkKind,
     allocation: OwnedFd,
     allocation_return: Option<OwnedFd>,
+    /// For functions that may throw; loaded when there may be some.
+    allocation_end: Option<OwnedFd>,
     free: Option<OwnedFd>,
     iterator: OwnedFd,
     lifecycle: Vec<OwnedFd>,
@@ -59,6 +61,7 @@ impl Programs {
             kind,
             allocation,
             allocation_return,
+            allocation_end: None,
             free,
             iterator: Self::iterator(loader)?,
             lifecycle: Vec::new(),
@@ -68,6 +71,16 @@ impl Programs {
         programs.try_link()?;
         programs.attach_lifecycle(loader)?;
         Ok(programs)
+    }
+
+    /// Loads what functions need that may throw ([`Role::AllocatesOrThrows`]).
+    ///
+    /// # Errors
+    /// The kernel refuses the program.
+    pub fn load_ends(&mut self, loader: &Loader) -> Result<(), KernelError> {
+        let kind = if self.kind == LinkKind::Perf { ProgramKind::UprobePerf } else { ProgramKind::UprobeMulti };
+        self.allocation_end = Some(loader.program("allocation_end", kind)?);
+        Ok(())
     }
 
     fn iterator(loader: &Loader) -> Result<OwnedFd, KernelError> {
@@ -97,7 +110,8 @@ impl Programs {
             what: "heapbpf's own program file".into(),
             source: std::io::Error::from_raw_os_error(libc::ENOENT),
         })?;
-        self.attach(&path, &[ProbePoint { offset, cookie: u64::MAX, frees: false }], Some(std::process::id())).map(drop)
+        self.attach(&path, &[ProbePoint { offset, cookie: u64::MAX, role: Role::Allocates }], Some(std::process::id()))
+            .map(drop)
     }
 
     /// Attaches to the given instructions of a file, of one process or of all that map it.
@@ -106,36 +120,39 @@ impl Programs {
     /// The file cannot be attached to; nothing stays attached then.
     pub fn attach(&self, path: &CString, points: &[ProbePoint], pid: Option<u32>) -> Result<Links, KernelError> {
         let refused = |source| KernelError::Link { what: path.to_string_lossy().into_owned(), source };
-        let (frees, allocations): (Vec<ProbePoint>, Vec<ProbePoint>) = points.iter().partition(|point| point.frees);
+        let with = |wanted: &[Role]| -> Vec<ProbePoint> {
+            points.iter().filter(|point| wanted.contains(&point.role)).copied().collect()
+        };
+        let ends = with(&[Role::Ends]);
+        if !ends.is_empty() && self.allocation_end.is_none() {
+            return Err(KernelError::Object("the program for functions that throw was not loaded".into()));
+        }
+        let multi = (sys::ATTACH_UPROBE_MULTI, 0);
+        let entry = if self.kind == LinkKind::Session {
+            (sys::ATTACH_UPROBE_SESSION, 0)
+        } else {
+            (sys::ATTACH_UPROBE_MULTI, 0)
+        };
+        // In this order: what ends a call is there before what begins it.
+        let parts = [
+            (self.free.as_ref(), with(&[Role::Frees]), multi),
+            (self.allocation_end.as_ref(), ends, multi),
+            (self.allocation_return.as_ref(), with(&[Role::Allocates]), (sys::ATTACH_UPROBE_MULTI, sys::MULTI_RETURN)),
+            (Some(&self.allocation), with(&[Role::Allocates, Role::AllocatesOrThrows]), entry),
+        ];
         let mut links = Links::default();
-        if self.kind == LinkKind::Perf {
-            if let Some(program) = &self.free {
-                for point in &frees {
-                    links.add_perf(program, path, point, pid, false).map_err(refused)?;
+        for (part, (program, points, (attach_type, flags))) in parts.into_iter().enumerate() {
+            if part == 1 {
+                links.end_frees();
+            }
+            let Some(program) = program.filter(|_| !points.is_empty()) else { continue };
+            if self.kind == LinkKind::Perf {
+                for point in &points {
+                    links.add_perf(program, path, point, pid, flags == sys::MULTI_RETURN).map_err(refused)?;
                 }
+            } else {
+                links.add_multi(program, attach_type, path, &points, pid, flags).map_err(refused)?;
             }
-            links.end_frees();
-            for point in &allocations {
-                if let Some(program) = &self.allocation_return {
-                    links.add_perf(program, path, point, pid, true).map_err(refused)?;
-                }
-                links.add_perf(&self.allocation, path, point, pid, false).map_err(refused)?;
-            }
-            return Ok(links);
-        }
-        if let (Some(program), false) = (&self.free, frees.is_empty()) {
-            links.add_multi(program, sys::ATTACH_UPROBE_MULTI, path, &frees, pid, 0).map_err(refused)?;
-        }
-        links.end_frees();
-        if !allocations.is_empty() {
-            if let Some(program) = &self.allocation_return {
-                links
-                    .add_multi(program, sys::ATTACH_UPROBE_MULTI, path, &allocations, pid, sys::MULTI_RETURN)
-                    .map_err(refused)?;
-            }
-            let attach_type =
-                if self.kind == LinkKind::Session { sys::ATTACH_UPROBE_SESSION } else { sys::ATTACH_UPROBE_MULTI };
-            links.add_multi(&self.allocation, attach_type, path, &allocations, pid, 0).map_err(refused)?;
         }
         Ok(links)
     }
@@ -152,8 +169,9 @@ impl Programs {
     ) -> Result<(Links, Vec<(u64, String)>), KernelError> {
         let mut all = Links::default();
         let mut refused = Vec::new();
-        let (frees, allocations): (Vec<ProbePoint>, Vec<ProbePoint>) = points.iter().partition(|point| point.frees);
-        for point in frees.iter().chain(&allocations) {
+        let mut points = points.to_vec();
+        points.sort_by_key(|point| point.role);
+        for point in &points {
             match self.attach(path, std::slice::from_ref(point), pid) {
                 Ok(links) => all.take_in(links),
                 Err(KernelError::Link { source, .. }) if is_of_an_instruction(&source) => {
@@ -188,8 +206,21 @@ pub struct ProbePoint {
     pub offset: u64,
     /// Cookie of the site.
     pub cookie: u64,
-    /// Whether the function only frees.
-    pub frees: bool,
+    /// What is there.
+    pub role: Role,
+}
+
+/// What a probed instruction is, in the order in which probes are placed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Role {
+    /// In a function that only frees.
+    Frees,
+    /// A return instruction of a function that may throw.
+    Ends,
+    /// In a function that allocates.
+    Allocates,
+    /// In a function that allocates and may throw: its return is not awaited.
+    AllocatesOrThrows,
 }
 
 /// Links to one file; dropping them takes the probes away, the last first: frees are followed from before the first

@@ -118,7 +118,10 @@ impl Session {
         }
         let measured = measure::known_or_measured(object, plan.link)
             .inspect_err(|error| log::info!("cannot measure what probes cost: {error:#}"));
-        let programs = Programs::load(&loader, plan.live, plan.link)?;
+        let mut programs = Programs::load(&loader, plan.live, plan.link)?;
+        if !plan.targets.allocators.is_empty() {
+            programs.load_ends(&loader)?;
+        }
         for (kind, why) in programs.refusals() {
             log::info!("this kernel has no {kind} links: {why}");
         }

@@ -189,7 +189,11 @@ impl Metrics {
             ("heapbpf_samples_total", "Samples that reached the profile.", stats.submitted),
             ("heapbpf_failed_total", "Sampled calls that returned NULL.", stats.failed),
             ("heapbpf_inner_calls_total", "Calls that allocators made into themselves.", stats.inner),
-            ("heapbpf_frees_seen_total", "Calls of functions that free, those of allocators into themselves included.", stats.frees_seen),
+            (
+                "heapbpf_frees_seen_total",
+                "Calls of functions that free, those of allocators into themselves included.",
+                stats.frees_seen,
+            ),
             ("heapbpf_frees_matched_total", "Frees of sampled blocks.", stats.frees_matched),
             ("heapbpf_scrapes_total", "Answers given.", serving.answered),
             ("heapbpf_scrapes_refused_total", "Answers refused because too many were under way.", serving.refused),

@@ -3,6 +3,7 @@
 
 pub mod aarch64;
 pub mod x86_64;
+mod x86_64_ends;
 mod x86_64_returns;
 
 use std::collections::BTreeSet;
@@ -77,6 +78,28 @@ pub fn returns<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> &'a 
     match machine {
         Machine::X86_64 => x86_64_returns::returns(address, code_at),
         Machine::Aarch64 => Returned::default(),
+    }
+}
+
+/// How a function ends.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ends {
+    /// Addresses of its return instructions.
+    pub returns: BTreeSet<u64>,
+    /// What it calls.
+    pub calls: BTreeSet<Target>,
+    /// It calls through pointers, too.
+    pub calls_unknown: bool,
+}
+
+/// How the function at `address` ends, over all of its paths; `code_at` gives the code from an address on, up to the end of
+/// the function, or of a part of it that was moved away. `None` if that is not known: it ends in a jump, or cannot be
+/// decoded.
+#[must_use]
+pub fn ends<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> &'a [u8]) -> Option<Ends> {
+    match machine {
+        Machine::X86_64 => x86_64_ends::ends(address, code_at),
+        Machine::Aarch64 => None,
     }
 }
 
