@@ -12,6 +12,7 @@ pub mod pprof;
 pub mod program;
 pub mod receivers;
 pub mod recorder;
+pub mod refusing;
 pub mod scrape;
 pub mod target;
 pub mod truth;

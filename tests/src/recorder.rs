@@ -11,6 +11,7 @@ use tempfile::TempDir;
 
 use crate::environment::heapbpf;
 use crate::output::{self, Profile, Stats};
+use crate::refusing::refuse_links;
 use crate::target::{Lines, until, wait};
 use crate::{checks, kernel};
 
@@ -25,6 +26,7 @@ pub struct Recorder {
     through: Vec<OsString>,
     folder: TempDir,
     outputs: bool,
+    refused_links: &'static [u32],
 }
 
 impl Default for Recorder {
@@ -47,6 +49,7 @@ impl Recorder {
             through: vec![],
             folder,
             outputs: true,
+            refused_links: &[],
         }
     }
 
@@ -105,6 +108,12 @@ impl Recorder {
         self
     }
 
+    /// Runs it where the kernel refuses links of these attach types.
+    pub fn refusing(mut self, attach_types: &'static [u32]) -> Self {
+        self.refused_links = attach_types;
+        self
+    }
+
     /// The folder that heapbpf runs and writes in.
     pub fn folder(&self) -> &Path {
         self.folder.path()
@@ -134,6 +143,9 @@ impl Recorder {
             command.arg("--").args(&self.command);
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if !self.refused_links.is_empty() {
+            refuse_links(&mut command, self.refused_links).expect("the kernel has filters with listeners");
+        }
         command
     }
 

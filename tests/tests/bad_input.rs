@@ -8,7 +8,7 @@ use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
 use heapbpf_tests::program::{program, program_without_libc};
 use heapbpf_tests::recorder::{Recorder, Refused};
-use heapbpf_tests::target::Target;
+use heapbpf_tests::target::{Target, until};
 
 /// Nothing was written into the folder.
 fn nothing_written(refused: &Refused) {
@@ -201,6 +201,47 @@ fn one_of_two_targets_without_an_allocator() {
     checks::sites(&profile, &truth, 1, Compare::All);
     let told = format!("process {} (nolibc) has no allocator", nolibc.pid());
     assert!(profile.notes.iter().any(|note| note.contains(&told)), "{:?}", profile.notes);
+}
+
+/// A process that vanishes when heapbpf has it on its list and has not attached yet is no error, and stops no other.
+#[test]
+fn a_target_that_vanishes_before_it_is_hooked() {
+    let Some(_turn) = turn("a_target_that_vanishes_before_it_is_hooked") else { return };
+    let mut victim = Command::new(program("mix"));
+    victim.arg("1").stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut victim = victim.spawn().expect("the program runs");
+    let victims_pid = victim.id();
+    let mut mix = Target::start(&program("mix"), ["1000"]);
+    let killer = std::thread::spawn(move || {
+        // Targets are listed before anything is loaded, and hooked after all of it is.
+        until("heapbpf makes maps", || our_heapbpf().is_some_and(has_maps));
+        victim.kill().expect("our own child");
+        victim.wait().expect("our own child");
+    });
+    let recording = Recorder::of(mix.pid(), 1).pid(victims_pid).start();
+    killer.join().expect("it does not fail");
+    let truth = mix.run();
+    let (profile, _) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert!(profile.processes.iter().all(|process| process.pid != victims_pid), "{:?}", profile.notes);
+}
+
+/// The heapbpf that this test started.
+fn our_heapbpf() -> Option<u32> {
+    let threads = std::fs::read_dir("/proc/self/task").expect("our own").flatten();
+    let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    let children: Vec<u32> = children
+        .flat_map(|all| all.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .collect();
+    let is_ours =
+        |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm == "heapbpf\n");
+    children.into_iter().find(is_ours)
+}
+
+fn has_maps(pid: u32) -> bool {
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    let mut targets = descriptors.filter_map(|fd| std::fs::read_link(fd.path()).ok());
+    targets.any(|target| target.to_string_lossy().contains("bpf-map"))
 }
 
 #[test]

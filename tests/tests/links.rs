@@ -1,11 +1,15 @@
 //! Every kind of link gives the same exact numbers: the older ones are forced here, so that they are tested on every
 //! kernel that still has them.
 
+use std::process::Command;
+
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{skipped, turn};
+use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::refusing::{UPROBE_MULTI, UPROBE_SESSION, refuse_links};
 use heapbpf_tests::target::Target;
+use serde_json::Value;
 
 fn exact_with(link: &str, name: &str, arguments: &[&str]) {
     let case = format!("exact_with {link} links: {name}");
@@ -68,4 +72,37 @@ fn many_named_processes_share_links_and_others_do_not_count() {
     assert_eq!(stats.submitted, truths.iter().map(|(_, truth)| truth.allocs()).sum::<u64>(), "{stats:?}");
     assert!(profile.processes.iter().all(|process| process.pid != other.pid()), "{:?}", profile.processes);
     assert_eq!(stats.lost(), 0, "{stats:?}");
+}
+
+/// Where the kernel refuses a kind of link, the next one is used: doctor has a line for it, and the figures are exact.
+#[test]
+fn a_kind_of_link_that_the_kernel_refuses() {
+    let Some(_turn) = turn("a_kind_of_link_that_the_kernel_refuses") else { return };
+    const CASES: [(&[u32], &[&str], &str); 2] = [
+        (&[UPROBE_SESSION], &["session links"], "multi"),
+        (&[UPROBE_SESSION, UPROBE_MULTI], &["session links", "multi links"], "perf"),
+    ];
+    for (refused, lines, next) in CASES {
+        let mut command = Command::new(heapbpf());
+        refuse_links(&mut command, refused).expect("the kernel has filters with listeners");
+        let output = command.args(["doctor", "--json"]).output().expect("the binary runs");
+        let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        assert_eq!(found["kernel"]["link"], next, "{found}");
+        let checks = found["kernel"]["checks"].as_array().expect("a list");
+        let check = |name: &str| checks.iter().find(|check| check["name"] == name).expect("it was tried");
+        for name in lines {
+            let check = check(name);
+            assert_eq!((&check["ok"], &check["needed"]), (&Value::Bool(false), &Value::Bool(false)), "{check}");
+            assert!(check["detail"].as_str().is_some_and(|why| why.contains("cannot attach")), "{check}");
+        }
+        assert_eq!(check("probes")["detail"], format!("a recording would use {next} links"));
+
+        let mut target = Target::start(&program("mix"), ["3000"]);
+        let recording = Recorder::of(target.pid(), 1).refusing(refused).start();
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        checks::sites(&profile, &truth, 1, Compare::All);
+        let malloc = stats.attach.iter().find(|probe| probe.function == "malloc").expect("it is hooked");
+        assert_eq!(malloc.link, next, "{malloc:?}");
+    }
 }

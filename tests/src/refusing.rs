@@ -1,0 +1,125 @@
+//! A kernel that refuses kinds of links: heapbpf runs under a filter of system calls (seccomp) whose listener answers in
+//! the kernel's place, as a kernel does that does not know the kind.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::mem::offset_of;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+/// `BPF_TRACE_UPROBE_MULTI`.
+pub const UPROBE_MULTI: u32 = 48;
+/// `BPF_TRACE_UPROBE_SESSION`.
+pub const UPROBE_SESSION: u32 = 57;
+/// `BPF_LINK_CREATE`.
+const LINK_CREATE: u32 = 28;
+/// Where the attach type is in what `BPF_LINK_CREATE` reads.
+const ATTACH_TYPE_AT: u64 = 8;
+
+/// Has the command's links of these attach types refused with EINVAL. The command's process, and what it starts, is
+/// answered for until all of it has ended.
+///
+/// # Errors
+/// The kernel has no filters with listeners.
+pub fn refuse_links(command: &mut Command, attach_types: &'static [u32]) -> io::Result<()> {
+    let (mut ours, theirs) = UnixStream::pair()?;
+    // SAFETY: system calls on memory and descriptors of its own only; nothing is allocated.
+    unsafe {
+        command.pre_exec(move || {
+            let listener = install_filter()?;
+            let mut theirs = &theirs;
+            // Its number; kept open until it was taken.
+            theirs.write_all(&std::process::id().to_le_bytes())?;
+            theirs.write_all(&listener.as_raw_fd().to_le_bytes())?;
+            theirs.read_exact(&mut [0])
+        });
+    }
+    std::thread::spawn(move || -> io::Result<()> {
+        let mut word = [0; 4];
+        ours.read_exact(&mut word)?;
+        let pid = i32::from_le_bytes(word);
+        ours.read_exact(&mut word)?;
+        let listener = take_descriptor(pid, i32::from_le_bytes(word))?;
+        ours.write_all(&[1])?;
+        while let Some(call) = next_call(&listener)? {
+            let attach_type = File::open(format!("/proc/{}/mem", call.pid)).and_then(|memory| {
+                let mut word = [0; 4];
+                memory.read_exact_at(&mut word, call.data.args[1] + ATTACH_TYPE_AT)?;
+                Ok(u32::from_le_bytes(word))
+            });
+            answer(&listener, &call, attach_type.is_ok_and(|kind| attach_types.contains(&kind)));
+        }
+        Ok(())
+    });
+    Ok(())
+}
+
+/// Every call of `bpf` that makes a link waits for an answer.
+fn install_filter() -> io::Result<OwnedFd> {
+    let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    let equal = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    let end = (libc::BPF_RET | libc::BPF_K) as u16;
+    let step = |code, k, jt, jf| libc::sock_filter { code, jt, jf, k };
+    let mut filter = [
+        step(load, offset_of!(libc::seccomp_data, nr) as u32, 0, 0),
+        step(equal, libc::SYS_bpf as u32, 0, 3),
+        step(load, offset_of!(libc::seccomp_data, args) as u32, 0, 0),
+        step(equal, LINK_CREATE, 0, 1),
+        step(end, libc::SECCOMP_RET_USER_NOTIF, 0, 0),
+        step(end, libc::SECCOMP_RET_ALLOW, 0, 0),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    // SAFETY: the filter lives through the call; the descriptor is new.
+    unsafe {
+        libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
+        let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
+        let fd = libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program);
+        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd as i32)) }
+    }
+}
+
+/// A copy of another process's descriptor.
+fn take_descriptor(pid: i32, number: i32) -> io::Result<OwnedFd> {
+    // SAFETY: plain numbers in; the descriptors are new.
+    unsafe {
+        let process = libc::syscall(libc::SYS_pidfd_open, pid, 0);
+        if process < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let process = OwnedFd::from_raw_fd(process as i32);
+        let fd = libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), number, 0);
+        if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd as i32)) }
+    }
+}
+
+/// The next call to be answered; `None` when nobody is left who could make one.
+fn next_call(listener: &OwnedFd) -> io::Result<Option<libc::seccomp_notif>> {
+    loop {
+        let mut poll = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one entry, and the kernel writes to it and to the zeroed notification only.
+        unsafe {
+            if libc::poll(&raw mut poll, 1, -1) < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            if poll.revents & libc::POLLIN == 0 {
+                return Ok(None);
+            }
+            let mut call: libc::seccomp_notif = std::mem::zeroed();
+            if libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut call) == 0 {
+                return Ok(Some(call));
+            }
+        }
+    }
+}
+
+fn answer(listener: &OwnedFd, call: &libc::seccomp_notif, refuse: bool) {
+    let (error, flags) = if refuse { (-libc::EINVAL, 0) } else { (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32) };
+    let mut response = libc::seccomp_notif_resp { id: call.id, val: 0, error, flags };
+    // SAFETY: the kernel reads the response. If the caller is gone meanwhile, nobody waits for it.
+    unsafe {
+        libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut response);
+    }
+}
