@@ -299,7 +299,7 @@ fn exceptions_out_of_a_custom_allocator() {
         ("perf", 1, "dwarf"),
     ];
     for (link, interval, unwind) in cases {
-        let mut target = Target::start(&pool, ["600"]);
+        let mut target = Target::start(&pool, ["200"]);
         let recorder = Recorder::of(target.pid(), interval).option("--alloc", &specification);
         let recording = recorder.option("--link", link).option("--unwind", unwind).start();
         let truth = target.run();
