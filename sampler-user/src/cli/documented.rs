@@ -10,7 +10,7 @@ use clap::{Arg, CommandFactory};
 use super::args::Cli;
 
 /// Options of other programs (and of `cargo xtask` and its benchmarks) that documents speak of.
-const OF_OTHERS: [&str; 26] = [
+const OF_OTHERS: [&str; 25] = [
     "--bin",
     "--call-graph",
     "--cfg",
@@ -30,7 +30,6 @@ const OF_OTHERS: [&str; 26] = [
     "--release",
     "--rounds",
     "--scaling",
-    "--serve",
     "--stages",
     "--sysroot",
     "--target",
