@@ -1,12 +1,12 @@
-//! CPU time of the targets, from /proc.
+//! CPU time of the targets, from their own clocks and /proc.
 
 use std::collections::HashMap;
 
-/// Clock ticks of processes since the recording began; those that ended keep what they had when last seen.
+/// Seconds of processes since the recording began; those that ended keep what they had when last seen.
 #[derive(Debug, Default)]
 pub struct CpuTime {
     /// By process id: what it had when the recording began, and what it had when last seen.
-    processes: HashMap<u32, (u64, u64)>,
+    processes: HashMap<u32, (f64, f64)>,
     /// Ticks from boot to the beginning.
     began: u64,
 }
@@ -24,14 +24,16 @@ impl CpuTime {
     /// Seconds that these processes and those asked for before have used since the beginning, as far as they were seen.
     pub fn of_processes(&mut self, pids: impl Iterator<Item = u32>) -> f64 {
         for pid in pids {
-            let Ok(text) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { continue };
-            if let Some((ticks, started)) = process_ticks(&text) {
-                let before = if started >= self.began { 0 } else { ticks };
-                let known = self.processes.entry(pid).or_insert((before, ticks));
-                known.1 = ticks.max(known.1);
-            }
+            // The clock is exact where ticks of a hundredth of a second say nothing of a first look.
+            let Some(used) = of_process(pid) else { continue };
+            let (before, last) = self.processes.entry(pid).or_insert_with(|| {
+                let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
+                let is_new = stat.ok().and_then(|text| started(&text)).is_some_and(|at| at >= self.began);
+                (if is_new { 0.0 } else { used }, used)
+            });
+            *last = used.max(*last).max(*before);
         }
-        seconds(self.processes.values().map(|(before, last)| last - before).sum())
+        self.processes.values().map(|(before, last)| last - before).sum()
     }
 }
 
@@ -95,11 +97,9 @@ fn ticks_per_second() -> f64 {
     unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as f64
 }
 
-/// CPU time and start, of `pid (comm) state …`: the 14th and 15th field together, and the 22nd (proc_pid_stat(5)).
-fn process_ticks(text: &str) -> Option<(u64, u64)> {
-    let fields: Vec<&str> = text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace().collect();
-    let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
-    Some((field(14)?.checked_add(field(15)?)?, field(22)?))
+/// Ticks from boot to the start, of `pid (comm) state …`: the 22nd field (proc_pid_stat(5)).
+fn started(text: &str) -> Option<u64> {
+    text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
 }
 
 /// `cpu user nice system idle …` (proc_stat(5)): what ran, not what idled, waited or was stolen.
@@ -115,8 +115,8 @@ mod tests {
     #[test]
     fn reads_what_the_kernel_writes() {
         let text = "12 (a (b) c) S 1 12 12 0 -1 4194560 1 2 3 4 250 50 7 8 20 0 1 0 99 100 1 184467";
-        assert_eq!(process_ticks(text), Some((300, 99)));
-        assert_eq!(process_ticks("12 (x"), None);
+        assert_eq!(started(text), Some(99));
+        assert_eq!(started("12 (x"), None);
         assert_eq!(host_ticks("cpu  10 20 30 400 50 0 6 7 0 0\ncpu0 1 2 3\n"), Some(60));
         assert_eq!(host_ticks(""), None);
         assert_eq!(thread_times("2000000000 500000000 7\n"), Some(Thread { ran: 2.0, waited: 0.5, rests: 0 }));

@@ -17,7 +17,7 @@ use crate::host::Host;
 use crate::host::events::monotonic_ns;
 use crate::host::limits::Limits;
 use crate::host::lives::{HostChange, Life as HostLife, LifeId};
-use crate::host::mappings::ModuleId;
+use crate::host::mappings::{MAX_MAPPINGS, ModuleId};
 use crate::host::modules::{ModuleKind, ModuleSource};
 use crate::host::open::Unreadable;
 use crate::host::own_memory::give_memory_back;
@@ -47,6 +47,17 @@ impl Look {
     fn file(&self) -> Option<FileKey> {
         if let Self::Hook(key) = self { Some(*key) } else { None }
     }
+}
+
+/// Why a module is not hooked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unhooked {
+    /// It has no allocator, or what it lacks is told.
+    Known,
+    /// It could not be looked at any more.
+    Gone,
+    /// It has an allocator, but its process ended before the links.
+    TooLate,
 }
 
 /// What is hooked in a process, and what is not.
@@ -128,7 +139,8 @@ impl Attaching {
             let modules: Vec<ModuleId> = host.modules().iter().map(|(id, _)| id).collect();
             self.plan_all(host, &modules);
             for module in modules {
-                self.hook_module(host, module, None);
+                // What is not hooked is in the audit.
+                let _ = self.hook_module(host, module, None);
             }
         } else {
             self.expect_users(plan, host);
@@ -138,7 +150,7 @@ impl Attaching {
             let modules = modules_of(host, process.pid);
             let mut hooked = false;
             for module in modules {
-                hooked |= self.hook_module(host, module, (!self.global).then_some(process.pid)).is_some();
+                hooked |= self.hook_module(host, module, (!self.global).then_some(process.pid)).is_ok();
             }
             self.check_custom()?;
             if hooked {
@@ -196,9 +208,11 @@ impl Attaching {
         )
     }
 
-    /// Hooks a module if it has an allocator. `None`: it is not hooked.
-    fn hook_module(&mut self, host: &mut Host, module: ModuleId, pid: Option<u32>) -> Option<Hooked> {
-        let key = self.file_of(host, module)?;
+    /// Hooks a module if it has an allocator.
+    fn hook_module(&mut self, host: &mut Host, module: ModuleId, pid: Option<u32>) -> Result<Hooked, Unhooked> {
+        let Some(key) = self.file_of(host, module) else {
+            return Err(if self.modules.contains_key(&module) { Unhooked::Known } else { Unhooked::Gone });
+        };
         match self.hooks.hook(key, pid, &self.programs, &mut self.steering) {
             Ok(hooked) => {
                 if hooked == Hooked::Now
@@ -208,21 +222,21 @@ impl Attaching {
                         self.refuse(format!("{}: {what}: {why}", audit.file));
                     }
                 }
-                Some(hooked)
+                Ok(hooked)
             }
             Err(error) if error.is_too_late() => {
                 if let Some(module) = host.modules().get(module) {
                     let path = module.path.clone();
                     self.refuse(format!("{path}: in a process that ended before it could be hooked"));
                 }
-                None
+                Err(Unhooked::TooLate)
             }
             Err(error) => {
                 if matches!(error, HookError::Kernel { .. }) {
                     self.refused_by_kernel = Some(error.to_string());
                 }
                 self.refuse(error.to_string());
-                None
+                Err(Unhooked::Known)
             }
         }
     }
@@ -330,24 +344,25 @@ impl Attaching {
                         self.targets.lives_since(pid, life.since_ns);
                     }
                     match self.hook_module(host, module, (!self.global).then_some(pid)) {
-                        Some(Hooked::Now) => {
+                        Ok(Hooked::Now) => {
                             self.targets.hooked(pid, had_ns, monotonic_ns());
                             self.too_late_for(host, life);
                         }
                         // What was hooked before it was mapped here leaves no gap. But another process may have
                         // mapped the file just after this one, or have been heard of first.
-                        Some(Hooked::Already) => {
+                        Ok(Hooked::Already) => {
                             let since_ns = self.hooked_since(module).filter(|_| self.global).unwrap_or(0);
                             self.targets.hooked(pid, had_ns, had_ns.max(since_ns));
                             if since_ns > had_ns {
                                 self.too_late_for(host, life);
-                            } else {
+                            } else if self.global {
                                 self.missed.forget(pid);
                             }
                         }
-                        // A file that could not be opened before its process ended.
-                        None if !self.modules.contains_key(&module) => self.too_late_for(host, life),
-                        None => {}
+                        // Its C library may be hooked, but this is what it allocates with.
+                        Err(Unhooked::TooLate) => self.note_missed(host, life),
+                        Err(Unhooked::Gone) => self.too_late_for(host, life),
+                        Err(Unhooked::Known) => {}
                     }
                 }
                 HostChange::Started(life) if self.global => {
@@ -485,6 +500,10 @@ impl Attaching {
                 Look::Nothing => {}
                 Look::Refused(missing) => audit.missing.push(missing.clone()),
             }
+        }
+        if life.space.dropped() > 0 {
+            let why = format!("more than the {MAX_MAPPINGS} that are kept: stacks can end where one was forgotten");
+            audit.missing.push(Missing::new("executable mappings", &why));
         }
         // One file may be mapped under two names.
         let mut known = HashSet::new();
