@@ -19,8 +19,8 @@ fn truth(report: &str) -> (f64, f64) {
 
 /// 50,000 allocations a second for six seconds, more than a budget of 10 % of the little that the program does itself
 /// allows: probes are there in windows of 100 ms, about 20 of them. A paced program that was kept from its work catches up
-/// in bursts, which fall into windows or not: twelve recordings of 3 s on a machine with eight times more to do than
-/// it has processors were off by −4.5 % on average, with a spread of 5.5 %; one of 6 s by −13 %. 25 % is tolerated, 3.7 σ
+/// in bursts, which fall into windows or not: four recordings of 6 s on a quiet machine were off by −0.1 to −1.3 %, twelve of 3 s on one with eight times more
+/// to do than it has processors by −4.5 % on average, with a spread of 5.5 %; one of 6 s by −13 %. 25 % is tolerated, 3.7 σ
 /// from there: once in 5,000; without the correction less than half would be seen, as the test says.
 #[test]
 fn allocations_seen_in_time_windows_are_corrected() {
@@ -44,17 +44,16 @@ fn allocations_seen_in_time_windows_are_corrected() {
     assert!(coverage > 0.02 && coverage < 0.95, "{coverage}");
 }
 
-/// A program that always has something to do gets less done in windows, where probes take some half of its CPU time: by
-/// the clock a third of its allocations would be seen, as the test says. What a probe costs in a program is known to
-/// a factor of 0.9/1.2 to 1.6/1.2 (docs/overhead.md), which here comes to 0.75 to 1.8; three recordings on a machine with
-/// eight times more to do than it has processors came to 0.70, 0.70 and 0.77, which is a spread of 0.04 about 0.72, four
-/// with less to do to 0.87 to 1.06. Tolerated is 0.5 to 1.8: 5 σ below the busy machine's average, where the false alarm
-/// (one in millions, if so few recordings tell a spread) would be.
+/// A program that always has something to do gets less done in windows, where probes take two thirds of its CPU time: by
+/// the clock 40 % of its allocations would be seen, as the test says. What a probe costs in a program is known to a factor
+/// of 0.9/1.2 to 1.6/1.2 (docs/overhead.md). Seven recordings on a quiet machine came to 0.99 to 1.25 of the truth, 1.11 on
+/// average with a spread of 0.10; with eight times more to do than there are processors, to 0.70 to 0.77. Tolerated is
+/// 0.5 to 1.8: 6 σ from the quiet machine's average on either side, 5 σ below the busy machine's.
 #[test]
 fn a_target_without_time_to_spare_is_weighed_by_its_own_cpu_time() {
     let Some(_turn) = turn("a_target_without_time_to_spare_is_weighed_by_its_own_cpu_time") else { return };
-    let mut target = Target::start(&program("churn"), ["busy", "6000000"]);
-    let recording = Recorder::of(target.pid(), 16 << 10).option("--max-overhead", "10%").start();
+    let mut target = Target::start(&program("churn"), ["busy", "14000000"]);
+    let recording = Recorder::of(target.pid(), 16 << 10).option("--max-overhead", "30%").start();
     target.go();
     let (bytes, _) = truth(&target.line());
     let (profile, stats) = recording.stop().results();
