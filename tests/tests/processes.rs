@@ -1,12 +1,13 @@
 //! Which processes are covered, and how they may live: filters in the kernel, processes that are over in a moment,
 //! containers, programs replaced on disk, commands under sudo, signals.
 
+use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{skipped, tool, turn};
+use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
 use heapbpf_tests::output::Profile;
 use heapbpf_tests::program::{program, program_with, program_without_libc};
 use heapbpf_tests::recorder::Recorder;
@@ -325,4 +326,40 @@ fn lives_before_and_after_an_exec_are_told_apart() {
 
 fn base_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
+}
+
+/// Two processes of one program and one of another: who is put together with whom, counted exactly.
+#[test]
+fn stacks_are_put_together_by_what_is_asked_for() {
+    let Some(_turn) = turn("stacks_are_put_together_by_what_is_asked_for") else { return };
+    let mut targets = ["pairs", "pairs", "mix"].map(|name| (name, Target::start(&program(name), ["200", "1", "100"])));
+    let recorder = targets.iter().fold(Recorder::new().interval(1), |recorder, (_, target)| recorder.pid(target.pid()));
+    let recording = recorder.start();
+    let truths = targets.each_mut().map(|(name, target)| (*name, target.pid(), target.run().allocs()));
+    let outcome = recording.stop();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let sums = |group: &str| {
+        let file = folder.path().join(format!("{group}.folded"));
+        let mut report = Command::new(heapbpf());
+        report.arg("report").arg(outcome.file("profile.json")).args(["--value", "alloc_objects", "--group-by", group]);
+        assert!(report.arg("-o").arg(&file).output().expect("the binary under test runs").status.success());
+        let mut sums = BTreeMap::new();
+        for line in std::fs::read_to_string(&file).expect("written").lines() {
+            let (stack, value) = line.rsplit_once(' ').expect("folded");
+            let group = stack.split(';').next().expect("a first frame").to_owned();
+            *sums.entry(group).or_insert(0) += value.parse::<u64>().expect("a number");
+        }
+        sums
+    };
+    let wanted = |key: &dyn Fn(&str, u32) -> String| {
+        let mut sums = BTreeMap::new();
+        truths.iter().for_each(|(name, pid, allocs)| *sums.entry(key(name, *pid)).or_insert(0) += allocs);
+        sums
+    };
+    assert_eq!(sums("pid"), wanted(&|name, pid| format!("{name} ({pid})")));
+    assert_eq!(sums("comm"), wanted(&|name, _| name.to_owned()));
+    assert_eq!(sums("exe"), wanted(&|name, _| program(name).to_string_lossy().into_owned()));
+    let own = std::fs::read_to_string("/proc/self/cgroup").expect("our own");
+    let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
+    assert_eq!(sums("cgroup"), wanted(&|_, _| own.to_owned()));
 }

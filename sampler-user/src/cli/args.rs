@@ -258,7 +258,7 @@ pub struct RecordArgs {
     /// For pipelines.
     #[command(flatten)]
     pub serve: ServeArgs,
-    /// Put stacks together by: nothing, process, comm, exe, cgroup, thread
+    /// Put stacks together by: none, pid, comm, exe, cgroup, thread
     #[arg(long, value_name = "GROUP", help_heading = "Output")]
     pub group_by: Option<GroupBy>,
     /// Confidence level of error bars
@@ -355,7 +355,7 @@ pub struct DiffArgs {
     /// Compare: alloc_objects, alloc_space, inuse_objects, inuse_space
     #[arg(long, value_name = "VALUE", value_parser = parse_value)]
     pub value: Option<Value>,
-    /// Stacks are told apart by: nothing, comm, exe, cgroup, thread
+    /// Stacks are told apart by: none, pid, comm, exe, cgroup, thread
     #[arg(long, value_name = "GROUP")]
     pub group_by: Option<GroupBy>,
     /// What allocations are counted per: `second`, `recording`, or BEFORE:AFTER of anything else, such as requests;
@@ -440,7 +440,7 @@ pub struct ReportArgs {
     /// Fold recursion in stacks
     #[arg(long)]
     pub fold_recursion: bool,
-    /// Put stacks together by: nothing, process, comm, exe, cgroup, thread
+    /// Put stacks together by: none, pid, comm, exe, cgroup, thread
     #[arg(long, value_name = "GROUP")]
     pub group_by: Option<GroupBy>,
     /// Colours

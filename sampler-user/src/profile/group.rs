@@ -32,7 +32,7 @@ impl GroupBy {
     pub fn name(self) -> &'static str {
         match self {
             Self::Nothing => "none",
-            Self::Process => "process",
+            Self::Process => "pid",
             Self::Comm => "comm",
             Self::Exe => "exe",
             Self::Cgroup => "cgroup",
@@ -40,9 +40,13 @@ impl GroupBy {
         }
     }
 
-    /// The grouping of that name.
+    /// The grouping of that name; `process` is `pid`, too, and `nothing` is `none`.
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|group| group.name() == name)
+        match name {
+            "process" => Some(Self::Process),
+            "nothing" => Some(Self::Nothing),
+            _ => Self::ALL.into_iter().find(|group| group.name() == name),
+        }
     }
 
     /// By process if there are several, else not at all.
@@ -66,7 +70,7 @@ impl GroupBy {
 
 /// No grouping has this name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("cannot group by {0:?}: choose none, process, comm, exe, cgroup or thread")]
+#[error("cannot group by {0:?}: choose none, pid, comm, exe, cgroup or thread")]
 pub struct UnknownGroup(String);
 
 impl FromStr for GroupBy {
@@ -97,6 +101,9 @@ mod tests {
         for group in GroupBy::ALL {
             assert_eq!(GroupBy::from_name(group.name()), Some(group));
         }
+        assert_eq!(GroupBy::from_name("process"), Some(GroupBy::Process));
+        assert_eq!(GroupBy::from_name("nothing"), Some(GroupBy::Nothing));
+        assert_eq!(GroupBy::from_name("user"), None);
     }
 
     #[test]
