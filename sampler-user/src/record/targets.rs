@@ -98,6 +98,11 @@ impl TargetSet {
     pub fn forget(&mut self, before_ns: u64) {
         self.tracked.retain(|_, tracked| tracked.until_ns.is_none_or(|until| until >= before_ns));
         self.replaced.retain(|pid, _| self.tracked.contains_key(pid));
+        // A storm of short processes leaves nothing.
+        if self.tracked.len() < self.tracked.capacity() / 4 {
+            self.tracked.shrink_to(2 * self.tracked.len());
+        }
+        self.replaced.shrink_to(2 * self.replaced.len());
     }
 }
 
