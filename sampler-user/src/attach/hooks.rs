@@ -1,5 +1,7 @@
 //! Which files are hooked, for whom: the plan of each file is made once, its links as processes need them.
 
+mod frees;
+
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::ffi::CString;
 use std::fs::File;
@@ -11,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use sampler_ebpf::abi::{SITE_CALLS_OUT, Site};
 
+pub use self::frees::Served;
 use super::audit::{FileAudit, LinkKind};
 use super::{AllocatorFile, AttachError, KernelRules, Missing, PlannedSite, Table, examine};
 use crate::host::events::monotonic_ns;
@@ -118,6 +121,8 @@ pub struct Hooks {
     rules: KernelRules,
     table: Table,
     live: bool,
+    /// Whose frees are not followed any more, while those of others are.
+    without_frees: HashSet<Served>,
     known: HashMap<FileKey, Known>,
     links: HashMap<(FileKey, Option<u32>), Links>,
     /// Files whose links serve all named processes.
@@ -145,6 +150,7 @@ impl Hooks {
             rules,
             table,
             live,
+            without_frees: HashSet::new(),
             known: HashMap::new(),
             links: HashMap::new(),
             shared: HashSet::new(),
@@ -298,9 +304,9 @@ impl Hooks {
                 *planned.first_site.insert(first)
             }
         };
+        let live = self.live && !self.without_frees.contains(&Served::of(key, pid));
         let wanted = |planned: &&PlannedSite| {
-            self.only.is_none_or(|only| only.contains(&planned.function.as_str()))
-                && (self.live || planned.return_needed)
+            self.only.is_none_or(|only| only.contains(&planned.function.as_str())) && (live || planned.return_needed)
         };
         let points: Vec<ProbePoint> = (first..)
             .zip(&planned.allocator.sites)
@@ -333,7 +339,7 @@ impl Hooks {
         self.links.insert((key, pid), links);
         planned.since_ns.get_or_insert_with(monotonic_ns);
         if planned.audit.is_none() {
-            let audit = planned.audit(&known.path, programs.kind, self.live);
+            let audit = planned.audit(&known.path, programs.kind, live);
             planned.audit = Some(Arc::new(audit));
         }
         Ok(Hooked::Now)
@@ -342,6 +348,7 @@ impl Hooks {
     /// Takes away the probes of one process (it has ended); those that it shares with others stay.
     pub fn release(&mut self, pid: u32) {
         self.links.retain(|(_, owner), _| *owner != Some(pid));
+        self.without_frees.remove(&Served::Process(pid));
         if let Some(paused) = &mut self.paused {
             paused.retain(|(_, owner)| *owner != Some(pid));
         }
@@ -363,18 +370,6 @@ impl Hooks {
         }
         if let Err(error) = self.follow_mappings() {
             log::warn!("{error}");
-        }
-    }
-
-    /// Follows frees no longer, in all files. Allocations are followed meanwhile as before.
-    pub fn leave_frees(&mut self, link: LinkKind) {
-        self.live = false;
-        self.links.values_mut().for_each(Links::leave_frees);
-        for known in self.known.values_mut() {
-            let Ok(planned) = &mut known.plan else { continue };
-            if planned.audit.is_some() {
-                planned.audit = Some(Arc::new(planned.audit(&known.path, link, false)));
-            }
         }
     }
 

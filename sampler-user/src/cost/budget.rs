@@ -128,8 +128,9 @@ const AIM: f64 = 0.9;
 
 /// What to do from here on, after a while of `tracking` whose probes were in place for all of `used`.
 ///
-/// In this order, and only as far as it takes: a wider R if samples matter, no frees, time windows, no probes. What was
-/// given up does not come back within a recording, the time windows excepted.
+/// In this order, and only as far as it takes: a wider R if samples matter, no frees (of some groups of targets only, where
+/// that is enough: [`super::free_groups`]), time windows, no probes. What was given up does not come back within a
+/// recording, the time windows excepted.
 pub fn decide(used: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64) -> Tracking {
     if used.cpu_seconds <= 0.0 || used.seconds <= 0.0 || tracking.time <= 0.0 {
         return tracking;
@@ -162,6 +163,12 @@ pub fn decide(used: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64) -
     let time = aim * useful / ((1.0 - aim).max(1e-9) * with(&next));
     next.time = if time < SHORTEST_TIME { 0.0 } else { time.min(1.0) };
     next
+}
+
+/// Whether a part of the calls of `used` takes no more than what is aimed at, followed like that all of the time.
+pub(super) fn fits(used: &Use, part: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64) -> bool {
+    let used = Use { cpu_seconds: used.cpu_seconds + COARSENESS, ..*used };
+    share(probe_seconds(part, &tracking, costs), used.useful_seconds(costs)) <= AIM * budget
 }
 
 /// What calls would take of the targets' CPU time if they were followed like that all of the time.

@@ -3,6 +3,7 @@
 pub mod budget;
 pub mod cpu_time;
 pub mod cpus;
+pub mod free_groups;
 pub mod library;
 pub mod measure;
 pub mod quantiles;

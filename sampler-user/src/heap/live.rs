@@ -8,6 +8,7 @@ use sampler_ebpf::trials::{SIZE_CLASSES, size_class};
 use slab::Slab;
 
 use self::cold::Cold;
+use self::left::Left;
 use super::ages::Ages;
 use super::mapped::MappedPieces;
 use super::sums::SampleSums;
@@ -188,6 +189,8 @@ pub struct Heap {
     windows: Windows,
     /// Rows that were put together.
     cold: Cold,
+    /// Where frees go unseen.
+    left: Left,
 }
 
 /// Estimated allocations by size class.
@@ -245,7 +248,7 @@ impl Heap {
         self.totals.samples += 1;
         self.totals.alloc_bytes += bytes;
         self.windows.record(row_number, &sample);
-        if !sample.tracked {
+        if !sample.tracked || self.left.takes(sample.space, sample.process, sample.address) {
             row.untracked += 1;
             return;
         }
@@ -529,6 +532,8 @@ impl Heap {
 
 #[path = "cold.rs"]
 mod cold;
+#[path = "left.rs"]
+mod left;
 #[cfg(test)]
 #[path = "live_tests.rs"]
 mod tests;

@@ -183,3 +183,35 @@ fn rows_of_ended_processes_are_taken_out_but_not_what_lives_elsewhere() {
     left.sort_by(|a, b| a.1.total_cmp(&b.1));
     assert_eq!(left, [(1, 20.0), (1, 40.0), (1, 50.0)]);
 }
+
+#[test]
+fn where_frees_go_unseen_nothing_is_in_use_and_all_is_allocated() {
+    let (mut heap, one) = (Heap::default(), stack());
+    for id in 1..=4 {
+        heap.allocate(sample(id, 1 + (id % 2) as u32, 100, &one));
+    }
+    // A child of vfork, in its parent's address space.
+    heap.allocate(Sample { space: process(1), ..sample(5, 3, 100, &one) });
+    assert_eq!((heap.inuse_bytes_of(&process(1)), heap.inuse_bytes_of(&process(2))), (300.0, 200.0));
+    let mut addresses = heap.leave(process(1));
+    addresses.sort_unstable();
+    assert_eq!(addresses, [2, 4, 5].map(|id| id * 4096));
+    assert_eq!([1, 2, 3].map(|tgid| heap.has_left(&process(tgid))), [true, false, true]);
+    assert_eq!((heap.estimated().inuse_bytes, heap.estimated().live_samples), (200.0, 2));
+
+    heap.allocate(sample(6, 1, 100, &one));
+    heap.allocate(sample(7, 2, 100, &one));
+    heap.allocate(Sample { space: process(1), ..sample(8, 4, 100, &one) });
+    assert_eq!(heap.take_left(), [(process(1), 6 * 4096), (process(1), 8 * 4096)]);
+    assert!(heap.take_left().is_empty() && heap.has_left(&process(4)));
+    heap.free(process(1), 2, 90_000, false);
+    let mut rows: Vec<_> = heap
+        .snapshot(0, false)
+        .map(|it| (it.row.process.tgid, it.row.alloc.samples, it.inuse.samples, it.peak.samples))
+        .collect();
+    rows.sort_unstable();
+    // The peak is of those whose frees are followed.
+    assert_eq!(rows, [(1, 3, 0, 0), (2, 3, 3, 3), (3, 1, 0, 0), (4, 1, 0, 0)]);
+    heap.forget_left(&HashSet::from([process(1)]));
+    assert!(!heap.has_left(&process(1)) && heap.has_left(&process(3)));
+}

@@ -123,9 +123,14 @@ pub struct StackChange {
     pub figures: Change,
 }
 
+/// Whether what is in use is known of all processes.
+fn knows_inuse(profile: &Profile) -> bool {
+    profile.live && profile.without_inuse() == 0
+}
+
 /// Compares two profiles. Stacks are the same if group, allocator function and frames have the same names.
 pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
-    let defaults = [if before.live && after.live { Value::InuseSpace } else { Value::AllocSpace }];
+    let defaults = [if [before, after].into_iter().all(knows_inuse) { Value::InuseSpace } else { Value::AllocSpace }];
     let values: &[Value] = if options.values.is_empty() { &defaults } else { &options.values };
     let exposures = exposures(before, after, options.exposure);
     let matched = stacks::matched(before, after, options.group_by);
@@ -218,7 +223,7 @@ fn notes(before: &Profile, after: &Profile, values: &[Value], exposures: (f64, f
                 .to_owned(),
         );
     }
-    if values.iter().any(|value| value.is_inuse()) && !(before.live && after.live) {
+    if values.iter().any(|value| value.is_inuse()) && ![before, after].into_iter().all(knows_inuse) {
         notes.push("frees were not followed in both recordings: figures in use cannot be compared".to_owned());
     }
     if values.iter().any(|value| value.is_inuse()) && before.recordings != after.recordings {

@@ -15,6 +15,13 @@ pub const NO_SAMPLES: &str = "read from a format that keeps no samples";
 pub const TIME_WINDOWS: &str =
     "probes were in place in time windows only: what differs between windows and the rest is not known";
 
+/// Why nothing is known of what is in use.
+pub const NOT_FOLLOWED: &str = "frees were not followed";
+/// What is said of a process whose frees were given up.
+pub const INUSE_UNKNOWN: &str = "memory in use not known (frees were not followed)";
+/// What figures in use lack where some processes' frees were given up.
+pub const SOME_NOT_FOLLOWED: &str = "without the processes whose frees were not followed";
+
 /// Why figures of samples of another profiler have no interval from offsets.
 pub const NO_OFFSETS: &str = "the samples' offsets are not known";
 
@@ -22,6 +29,8 @@ pub const NO_OFFSETS: &str = "the samples' offsets are not known";
 #[derive(Clone, Debug, Default)]
 pub struct Pool {
     parts: Vec<PoolPart>,
+    /// Whose rows these are.
+    processes: BTreeSet<usize>,
 }
 
 #[derive(Clone, Debug)]
@@ -41,6 +50,7 @@ impl Pool {
 
     /// Adds a row.
     pub fn add(&mut self, row: &Row) {
+        self.processes.insert(row.process);
         let part = self.part(row.interval);
         part.alloc.add(&row.alloc);
         part.inuse.add(&row.inuse);
@@ -86,6 +96,17 @@ impl Pool {
 
     fn sample_parts(&self, value: Value) -> Vec<Part<'_>> {
         self.sums(value).map(|(interval, sums)| Part { interval, sums }).collect()
+    }
+
+    /// Whether a value is known: what is in use is not where the frees of all these processes were given up.
+    pub fn knows(&self, profile: &Profile, value: Value) -> bool {
+        !value.is_inuse()
+            || profile.live && (self.processes.is_empty() || self.processes.iter().any(|it| profile.knows_inuse(*it)))
+    }
+
+    /// Whether a value is known of some of these processes only, and so is theirs alone.
+    pub fn is_partial(&self, profile: &Profile, value: Value) -> bool {
+        value.is_inuse() && self.knows(profile, value) && self.processes.iter().any(|it| !profile.knows_inuse(*it))
     }
 
     /// The point estimate alone.

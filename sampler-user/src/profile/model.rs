@@ -101,10 +101,26 @@ impl Profile {
         self.samples_known && !self.time_windows
     }
 
+    /// Whether what a process (by its index) has in use is known.
+    pub fn knows_inuse(&self, process: usize) -> bool {
+        self.live && !self.processes.get(process).is_some_and(|process| process.inuse_unknown)
+    }
+
+    /// Whether figures in use are known of any of its processes.
+    pub fn knows_some_inuse(&self) -> bool {
+        self.live && (self.processes.is_empty() || self.processes.iter().any(|process| !process.inuse_unknown))
+    }
+
+    /// Number of processes that figures in use are without.
+    pub fn without_inuse(&self) -> usize {
+        self.processes.iter().filter(|process| self.live && process.inuse_unknown).count()
+    }
+
     /// The part of the profile that is about one process (by its index).
     pub fn only_process(&self, process: usize) -> Self {
         let rows = self.rows.iter().filter(|row| row.process == process);
         Self {
+            live: self.knows_inuse(process),
             processes: self.processes.get(process).cloned().into_iter().collect(),
             rows: rows.map(|row| Row { process: 0, ..row.clone() }).collect(),
             version: self.version.clone(),
@@ -141,6 +157,9 @@ pub struct Process {
     pub coverage: f64,
     /// Whether it ended during the recording; its in-use figures are those of its end.
     pub ended: bool,
+    /// Whether nothing is known of what it has in use although the recording followed frees: its own were given up to keep
+    /// the budget. Its rows have nothing in use then, and sums over processes are without it.
+    pub inuse_unknown: bool,
     /// Bytes asked for, counted (not estimated); `None` if they could not be counted.
     pub exact_alloc_bytes: Option<u64>,
     /// Allocation calls, counted.

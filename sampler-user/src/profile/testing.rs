@@ -88,6 +88,7 @@ pub fn small() -> Profile {
             missing: vec![Missing::new("/opt/lib/custom.so", "cannot be read")],
             coverage: 1.0,
             ended: false,
+            inuse_unknown: false,
             exact_alloc_bytes: Some(60_000_000),
             exact_alloc_objects: Some(9_000),
         },
@@ -155,6 +156,16 @@ pub fn small() -> Profile {
         counters: BTreeMap::from([("hits".into(), 9_100), ("lost_ring_full".into(), 3)]),
         notes: vec!["worker \"x\" (4300) was hooked for 50 % of its life".into()],
     }
+}
+
+/// The small profile, of whose second process nothing is known of what is in use.
+pub fn partly_followed() -> Profile {
+    let mut profile = small();
+    profile.processes[1].inuse_unknown = true;
+    for row in profile.rows.iter_mut().filter(|row| row.process == 1) {
+        (row.inuse, row.peak, row.lifetimes) = (SampleSums::default(), None, None);
+    }
+    profile
 }
 
 /// A profile of `stacks` distinct stacks with `depth` frames each: call trees that share their outer frames, as real

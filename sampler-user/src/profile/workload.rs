@@ -26,7 +26,7 @@ pub fn workload(profile: &Profile) -> Workload {
         class.0 += objects;
         class.1 += bytes;
         let peak = row.peak.map_or(0.0, |peak| peak.objects);
-        class.2 += if profile.live { row.inuse.objects.max(peak) } else { objects };
+        class.2 += if profile.knows_inuse(row.process) { row.inuse.objects.max(peak) } else { objects };
         let site = (Arc::as_ptr(&row.stack).cast::<u8>(), Arc::clone(&row.function));
         *sites.entry(site).or_default() += bytes;
     }

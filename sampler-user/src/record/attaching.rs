@@ -10,7 +10,7 @@ use sampler_ebpf::abi::ProcessKey;
 use super::targets::{Missed, TargetSet, Tracked};
 use crate::attach::arch::Machine;
 use crate::attach::audit::FileAudit;
-use crate::attach::hooks::{FileKey, HookError, Hooked, Hooks};
+use crate::attach::hooks::{FileKey, HookError, Hooked, Hooks, Served};
 use crate::attach::{CustomAllocator, KernelRules, Missing, Table};
 use crate::cli::plan::{PlanError, RecordPlan};
 use crate::host::Host;
@@ -509,6 +509,18 @@ impl Attaching {
         let mut known = HashSet::new();
         audit.files.retain(|file| known.insert(Arc::as_ptr(file)));
         audit
+    }
+
+    /// The links that serve a process, as it is now or was at its end.
+    pub fn serving(&self, life: &HostLife) -> BTreeSet<Served> {
+        let modules: BTreeSet<ModuleId> = life.space.current().iter().map(|mapping| mapping.module).collect();
+        let files = modules.iter().filter_map(|module| self.modules.get(module)?.file());
+        files.filter_map(|key| self.hooks.serving(key, (!self.global).then_some(life.id.pid))).collect()
+    }
+
+    /// Whether frees of a process were given up, so that nothing is known of what it has in use.
+    pub fn gave_up_frees_of(&self, life: &HostLife) -> bool {
+        self.hooks.follows_some_frees() && self.serving(life).into_iter().any(|it| self.hooks.gave_up_frees_of(it))
     }
 
     /// What could not be hooked; `seen` are the processes that have a line in the profile.

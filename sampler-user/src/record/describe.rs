@@ -8,6 +8,7 @@ use sampler_ebpf::abi::ProcessKey;
 use super::accounting;
 use super::attaching::{Attaching, Audit};
 use super::recorder::Recorder;
+use crate::heap::live::Heap;
 use crate::host::Host;
 use crate::host::process::ProcessInfo;
 use crate::kernel::totals::Counts;
@@ -20,6 +21,8 @@ struct Described {
     program: Program,
     namespace_pid: Option<u32>,
     audit: Arc<Audit>,
+    /// Whether its frees were given up.
+    without_frees: bool,
     /// Its coverage, once it has ended.
     ended: Option<f64>,
 }
@@ -89,10 +92,10 @@ pub struct Descriptions {
 }
 
 impl Descriptions {
-    /// Describes processes seen for the first time, while they are there to be looked at.
-    pub fn note_new(&mut self, recorder: &Recorder, host: &mut Host, attaching: &Attaching) {
+    /// Describes processes seen for the first time, while they are there to be looked at. Whether there were any.
+    pub fn note_new(&mut self, recorder: &Recorder, host: &mut Host, attaching: &Attaching) -> bool {
         if recorder.processes.len() == self.noted {
-            return;
+            return false;
         }
         self.noted = recorder.processes.len();
         for (process, time_ns) in &recorder.processes {
@@ -104,6 +107,7 @@ impl Descriptions {
                 self.described.insert(*process, described);
             }
         }
+        true
     }
 
     /// Describes a process whose life ends, by what is known of it at that time.
@@ -112,6 +116,20 @@ impl Descriptions {
         let described = self.described.entry(process);
         let described = described.or_insert_with(|| describe(process, time_ns, host, attaching, shared));
         described.refresh(process, time_ns, host, attaching, shared);
+    }
+
+    /// Living processes whose frees were given up and of which the heap still knows what is in use.
+    pub fn without_frees(&mut self, heap: &Heap, host: &Host, attaching: &Attaching) -> Vec<ProcessKey> {
+        let mut found = Vec::new();
+        let living = self.described.iter_mut().filter(|(_, described)| described.ended.is_none());
+        for (process, described) in living.filter(|(process, _)| !heap.has_left(process)) {
+            let life = host.lives().current(process.tgid).filter(|_| attaching.is_last_life(*process));
+            described.without_frees |= life.is_some_and(|life| attaching.gave_up_frees_of(life));
+            if described.without_frees {
+                found.push(*process);
+            }
+        }
+        found
     }
 
     /// A process ended, with that coverage.
@@ -167,6 +185,7 @@ impl Descriptions {
             missing: described.audit.missing.clone(),
             coverage: described.ended.unwrap_or_else(|| attaching.targets.coverage(key.tgid, now_ns)),
             ended: described.ended.is_some(),
+            inuse_unknown: described.without_frees,
             exact_alloc_bytes: counters.map(accounting::exact_bytes),
             exact_alloc_objects: counters.map(accounting::exact_objects),
         }
@@ -177,6 +196,7 @@ impl Described {
     /// Its files may be mapped, or looked at, only after its first sample.
     fn refresh(&mut self, process: ProcessKey, time_ns: u64, host: &Host, attaching: &Attaching, shared: &mut Shared) {
         let Some(life) = host.lives().at(process.tgid, time_ns) else { return };
+        self.without_frees |= self.ended.is_none() && attaching.gave_up_frees_of(life);
         let found = attaching.audit(life);
         let size = |audit: &Audit| (audit.allocators.len(), audit.files.len(), audit.missing.len());
         if size(&found) >= size(&self.audit) {
@@ -194,6 +214,7 @@ fn describe(
 ) -> Described {
     let Some(life) = host.lives().at(process.tgid, time_ns) else { return Described::default() };
     let (id, audit) = (life.id, shared.audit(attaching.audit(life)));
+    let without_frees = attaching.gave_up_frees_of(life);
     let info = host.describe(id).unwrap_or_default();
-    Described { program: shared.program(&info), namespace_pid: info.namespace_pid, audit, ended: None }
+    Described { program: shared.program(&info), namespace_pid: info.namespace_pid, audit, without_frees, ended: None }
 }

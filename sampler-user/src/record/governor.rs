@@ -3,7 +3,9 @@
 use sampler_ebpf::abi::Counters;
 
 use super::accounting;
+use crate::attach::hooks::Served;
 use crate::cost::budget::{ProbeCosts, Tracking, Use, automatic_interval, decide, share_under};
+use crate::cost::free_groups::{FreeGroup, to_give_up};
 use crate::cost::measure::Measured;
 use crate::sampling::plan::LARGEST_INTERVAL;
 use crate::view::units;
@@ -21,13 +23,18 @@ const FEWEST_CALLS: f64 = 100.0;
 /// The automatic interval changes only if it is off by this factor: each interval has rows of its own.
 const INTERVAL_STEP: u64 = 4;
 
+/// Most groups whose frees are given up in one look that are named.
+const MOST_TOLD: usize = 8;
+
 /// What the session has to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Use another sampling interval.
     SetInterval(u64),
     /// Take the probes off the functions that free.
     LeaveFrees,
+    /// Take those away that these have there.
+    LeaveFreesOf(Vec<Served>),
     /// Take all probes away.
     Detach,
     /// Put them back.
@@ -143,7 +150,12 @@ impl Governor {
         self.share
     }
 
-    /// Whether frees were given up: then nothing is known any more of what is in use.
+    /// Whether frees may be given up yet, of some or all.
+    pub fn may_leave_frees(&self) -> bool {
+        self.budget.is_some() && self.tracking.frees && self.next_ns().is_some()
+    }
+
+    /// Whether frees of all were given up: then nothing is known any more of what is in use.
     pub fn gave_up_frees(&self, live: bool) -> bool {
         live && !self.tracking.frees
     }
@@ -175,8 +187,15 @@ impl Governor {
         notes
     }
 
-    /// A look at what was counted up to now, when [`next_ns`](Self::next_ns) has come.
-    pub fn look(&mut self, counters: &Counters, cpu_seconds: f64, now_ns: u64) -> Vec<Action> {
+    /// A look at what was counted up to now, when [`next_ns`](Self::next_ns) has come. `groups`: whose frees can be given up
+    /// without those of others; asked for if some have to be.
+    pub fn look(
+        &mut self,
+        counters: &Counters,
+        cpu_seconds: f64,
+        now_ns: u64,
+        groups: impl FnOnce() -> Vec<FreeGroup<Served>>,
+    ) -> Vec<Action> {
         let Some(costs) = self.costs else { return Vec::new() };
         let now = usage(counters, cpu_seconds, now_ns as f64 * 1e-9);
         if !self.attached {
@@ -210,7 +229,7 @@ impl Governor {
             let before = if self.has_windows() { self.windows.times(WINDOW_MEMORY) } else { Use::default() };
             self.windows = before.and(&used);
             let used = self.windows;
-            actions.extend(self.keep(&used, &costs, budget, now_ns));
+            actions.extend(self.keep(&used, (&costs, budget), now_ns, groups));
             if actions.iter().any(|action| matches!(action, Action::SetInterval(_))) {
                 // Samples of the old interval say nothing of what is to come.
                 self.windows = Use::default();
@@ -220,8 +239,14 @@ impl Governor {
         actions
     }
 
-    fn keep(&mut self, used: &Use, costs: &ProbeCosts, budget: f64, now_ns: u64) -> Vec<Action> {
-        let next = decide(used, self.tracking, costs, budget);
+    fn keep(
+        &mut self,
+        used: &Use,
+        (costs, budget): (&ProbeCosts, f64),
+        now_ns: u64,
+        groups: impl FnOnce() -> Vec<FreeGroup<Served>>,
+    ) -> Vec<Action> {
+        let mut next = decide(used, self.tracking, costs, budget);
         self.exceeded = if next == self.tracking { 0 } else { self.exceeded + 1 };
         if self.tracking.time >= 1.0 && next != self.tracking && self.exceeded < self.patience {
             return Vec::new();
@@ -232,8 +257,17 @@ impl Governor {
             actions.push(Action::Detach);
         }
         let (old, share) = (self.tracking, used.share(costs));
+        let mut left = Vec::new();
+        if old.frees && !next.frees && next.time >= 1.0 {
+            let groups = groups();
+            let given_up = to_give_up(&groups, used, Tracking { frees: true, ..next }, costs, budget);
+            next.frees = given_up.len() < groups.len();
+            if next.frees {
+                left = given_up.into_iter().map(|index| groups[index].clone()).collect();
+            }
+        }
         self.tracking = next;
-        if next != old && old.time >= 1.0 {
+        if (next != old || !left.is_empty()) && old.time >= 1.0 {
             self.note(
                 now_ns,
                 format!(
@@ -248,6 +282,22 @@ impl Governor {
         if next.interval != old.interval {
             self.note(now_ns, format!("the sampling interval is {} from here on", units::bytes(next.interval as f64)));
             actions.push(Action::SetInterval(next.interval));
+        }
+        for FreeGroup { name, frees, inuse_bytes, .. } in left.iter().take(MOST_TOLD) {
+            let (inuse, frees) = (units::bytes(*inuse_bytes), units::count(*frees));
+            self.note(
+                now_ns,
+                format!(
+                    "frees of {name} are not followed any more, as they showed least ({inuse} known in use for {frees} \
+                     calls): nothing is said of its memory in use, and totals in use are without it"
+                ),
+            );
+        }
+        if let Some(more @ 1..) = left.len().checked_sub(MOST_TOLD) {
+            self.note(now_ns, format!("frees of {more} more are not followed any more, for the same reason"));
+        }
+        if !left.is_empty() {
+            actions.push(Action::LeaveFreesOf(left.into_iter().flat_map(|group| group.links).collect()));
         }
         if !next.frees && old.frees {
             self.note(now_ns, "frees are not followed any more: nothing is said of memory in use".into());
@@ -356,7 +406,7 @@ mod tests {
     fn the_first_look_comes_early_and_quiet_targets_change_nothing() {
         let mut governor = governor(Some(0.25), false);
         assert_eq!(governor.next_ns(), Some(SECOND + FIRST_LOOK_NS));
-        assert!(governor.look(&counters(1_000), 0.19, SECOND + FIRST_LOOK_NS).is_empty());
+        assert!(governor.look(&counters(1_000), 0.19, SECOND + FIRST_LOOK_NS, Vec::new).is_empty());
         assert_eq!(governor.next_ns(), Some(SECOND + FIRST_LOOK_NS + LOOK_NS));
         assert!(governor.share().unwrap() < 0.01 && governor.notes(2 * SECOND).is_empty());
     }
@@ -366,11 +416,11 @@ mod tests {
         let mut governor = governor(Some(0.05), false);
         let at = SECOND + FIRST_LOOK_NS;
         // 100,000 pairs take 120 ms of 200 ms.
-        assert_eq!(governor.look(&counters(100_000), 0.2, at), [Action::Detach, Action::LeaveFrees]);
+        assert_eq!(governor.look(&counters(100_000), 0.2, at, Vec::new), [Action::Detach, Action::LeaveFrees]);
         assert!(governor.gave_up_frees(true));
         let next = governor.next_ns().unwrap();
         assert!(next > at + WINDOW_NS, "{next}");
-        assert_eq!(governor.look(&counters(100_000), 1.0, next), [Action::Attach]);
+        assert_eq!(governor.look(&counters(100_000), 1.0, next, Vec::new), [Action::Attach]);
         assert_eq!(governor.next_ns(), Some(next + WINDOW_NS));
         assert!(governor.time_share(next) < 0.5);
         let notes = governor.notes(next).join("\n");
@@ -386,18 +436,46 @@ mod tests {
     }
 
     #[test]
+    fn frees_go_group_by_group_where_that_is_enough() {
+        let mut governor = governor(Some(0.05), false);
+        let group = |pid: u32, frees: u64, inuse_bytes: f64| FreeGroup {
+            name: format!("p ({pid})"),
+            links: vec![Served::Process(pid)],
+            frees: frees as f64,
+            inuse_bytes,
+        };
+        let counted = |frees: u64| Counters { unsampled: 1_000, frees_seen: frees, ..Counters::default() };
+        let at = SECOND + FIRST_LOOK_NS;
+        // 100,000 frees take 60 ms of 200 ms, all but 1,000 of them in one process.
+        let groups = || vec![group(7, 1_000, 5e6), group(8, 99_000, 6e6)];
+        let actions = governor.look(&counted(100_000), 0.2, at, groups);
+        assert_eq!(actions, [Action::LeaveFreesOf(vec![Served::Process(8)])]);
+        assert!(governor.may_leave_frees() && !governor.gave_up_frees(true));
+        let notes = governor.notes(at).join("\n");
+        for part in ["after 0.2 s: frees of p (8)", "5.72 MiB known in use for 99,000 calls", "budget of 5"] {
+            assert!(notes.contains(part), "{part}: {notes}");
+        }
+        // The rest is inside the budget, until it frees more.
+        let at = at + LOOK_NS;
+        assert!(governor.look(&counted(105_000), 1.2, at, || panic!("nothing is to be given up")).is_empty());
+        let actions = governor.look(&counted(205_000), 1.5, at + LOOK_NS, || vec![group(7, 100_000, 5e6)]);
+        assert_eq!(actions, [Action::LeaveFrees]);
+        assert!(!governor.may_leave_frees() && governor.gave_up_frees(true));
+    }
+
+    #[test]
     fn samples_of_an_interval_that_was_left_do_not_widen_the_next_one() {
         let mut governor = governor(Some(0.05), false);
         let mut counted = Counters { sampled: 20_000, ..counters(100_000) };
         let mut at = SECOND + FIRST_LOOK_NS;
         let widened = |actions: Vec<Action>| actions.iter().any(|action| matches!(action, Action::SetInterval(_)));
-        assert!(widened(governor.look(&counted, 0.2, at)));
+        assert!(widened(governor.look(&counted, 0.2, at, Vec::new)));
         for window in 1..5 {
             at = governor.next_ns().unwrap();
-            assert_eq!(governor.look(&counted, f64::from(window), at), [Action::Attach]);
+            assert_eq!(governor.look(&counted, f64::from(window), at, Vec::new), [Action::Attach]);
             at = governor.next_ns().unwrap();
             counted = Counters { sampled: 20_000, ..counters(100_000 + 50_000 * window as u64) };
-            assert!(!widened(governor.look(&counted, f64::from(window) + 0.1, at)), "window {window}");
+            assert!(!widened(governor.look(&counted, f64::from(window) + 0.1, at, Vec::new)), "window {window}");
         }
     }
 
@@ -405,16 +483,16 @@ mod tests {
     fn a_short_burst_is_forgiven_where_nobody_asked_for_a_budget() {
         let mut governor = governor(Some(0.25), false).patient();
         let at = SECOND + FIRST_LOOK_NS;
-        assert!(governor.look(&counters(150_000), 0.2, at).is_empty());
-        assert!(governor.look(&counters(151_000), 1.2, at + LOOK_NS).is_empty());
-        assert!(governor.look(&counters(851_000), 2.2, at + 2 * LOOK_NS).is_empty());
-        assert!(!governor.look(&counters(1_551_000), 3.2, at + 3 * LOOK_NS).is_empty());
+        assert!(governor.look(&counters(150_000), 0.2, at, Vec::new).is_empty());
+        assert!(governor.look(&counters(151_000), 1.2, at + LOOK_NS, Vec::new).is_empty());
+        assert!(governor.look(&counters(851_000), 2.2, at + 2 * LOOK_NS, Vec::new).is_empty());
+        assert!(!governor.look(&counters(1_551_000), 3.2, at + 3 * LOOK_NS, Vec::new).is_empty());
     }
 
     #[test]
     fn what_cannot_be_held_ends_at_once() {
         let mut governor = governor(Some(0.0005), false);
-        let actions = governor.look(&counters(190_000), 0.2, SECOND + FIRST_LOOK_NS);
+        let actions = governor.look(&counters(190_000), 0.2, SECOND + FIRST_LOOK_NS, Vec::new);
         assert_eq!(actions.first(), Some(&Action::Detach));
         assert_eq!(governor.next_ns(), None);
     }
@@ -423,7 +501,7 @@ mod tests {
     fn the_automatic_interval_is_set_at_the_first_look_and_then_kept() {
         let mut governor = governor(None, true);
         let at = SECOND + FIRST_LOOK_NS;
-        assert_eq!(governor.look(&counters(100_000), 0.2, at), [Action::SetInterval(32_768)]);
-        assert!(governor.look(&counters(200_000), 0.4, at + LOOK_NS).is_empty());
+        assert_eq!(governor.look(&counters(100_000), 0.2, at, Vec::new), [Action::SetInterval(32_768)]);
+        assert!(governor.look(&counters(200_000), 0.4, at + LOOK_NS, Vec::new).is_empty());
     }
 }

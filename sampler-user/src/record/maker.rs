@@ -14,8 +14,9 @@ use super::residue::Residue;
 use super::snapshot::{Detail, Retired, Snapshot, SnapshotRow};
 use crate::cli::plan::RecordPlan;
 use crate::heap::ages::Ages;
+use crate::heap::sums::SampleSums;
 use crate::profile::adjust::Adjustments;
-use crate::profile::model::{Lifetimes, Profile, Row};
+use crate::profile::model::{Lifetimes, Process, Profile, Row};
 use crate::profile::stats::Stats;
 use crate::sampling::survival::{self, Observation};
 
@@ -112,7 +113,6 @@ impl Worker {
             ..snapshot.stats
         };
         let mut profile = self.template.clone();
-        profile.live = snapshot.live;
         profile.time_windows = snapshot.time_windows;
         profile.started = snapshot.started;
         profile.duration = snapshot.duration;
@@ -121,7 +121,11 @@ impl Worker {
         profile.processes = snapshot.processes;
         let first = profile.processes.len();
         profile.processes.extend_from_slice(self.residue.processes());
-        profile.rows = snapshot.rows.into_iter().map(|row| self.row(row)).collect();
+        let known = |process: &Process| !process.inuse_unknown;
+        profile.live = snapshot.live;
+        profile.live = profile.knows_some_inuse();
+        let rows = snapshot.rows.into_iter();
+        profile.rows = rows.map(|row| self.row(profile.processes.get(row.process).is_none_or(known), row)).collect();
         if snapshot.detail == Detail::Totals {
             profile.rows.extend(self.residue.totals(first));
         } else {
@@ -135,15 +139,16 @@ impl Worker {
         Made { profile, stats, keys: snapshot.keys, begun: snapshot.begun, cost: snapshot.cost }
     }
 
-    fn row(&self, row: SnapshotRow) -> Row {
-        let live = self.template.live;
+    /// `known`: what its process has in use is.
+    fn row(&self, known: bool, row: SnapshotRow) -> Row {
+        let live = self.template.live && known;
         Row {
             process: row.process,
             thread: row.thread,
             function: row.function,
             interval: row.interval,
             alloc: row.alloc,
-            inuse: row.inuse,
+            inuse: if known { row.inuse } else { SampleSums::default() },
             peak: live.then_some(row.peak),
             lifetimes: row.ages.filter(|_| live).and_then(|(ages, living)| lifetimes(&ages, &living)),
             stack: row.stack.map_or_else(Arc::default, |unnamed| self.naming.stack(&unnamed.stack)),
@@ -158,7 +163,7 @@ impl Worker {
         }
         for row in retired.rows {
             let program = programs[row.process];
-            let row = self.row(row);
+            let row = self.row(true, row);
             self.residue.add_row(program, &row);
         }
         self.naming.forget_processes(&retired.keys);

@@ -5,6 +5,7 @@ mod attaching;
 mod command;
 mod describe;
 mod files;
+mod free_groups;
 mod governor;
 pub mod maker;
 mod memory_limits;

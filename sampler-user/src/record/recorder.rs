@@ -341,6 +341,7 @@ impl Recorder {
     /// Drops processes that have ended.
     pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
         self.processes.retain(|process, _| !ended.contains(process));
+        self.heap.forget_left(ended);
     }
 
     /// Whether records wait for their stacks.

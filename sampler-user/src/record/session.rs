@@ -12,6 +12,7 @@ use super::accounting::{self, DaemonCounters};
 use super::attaching::Attaching;
 use super::describe::{Descriptions, SHARED_LINE};
 use super::files::SnapshotFiles;
+use super::free_groups::Frees;
 use super::governor::Governor;
 use super::maker::{Made, Maker};
 use super::recorder::{Life, Recorder};
@@ -92,6 +93,8 @@ pub struct Session {
     lives: Vec<Life>,
     housekeeping_ns: u64,
     classes: Option<ClassSteering>,
+    /// Frees up to the governor's last look.
+    frees: Frees,
     /// Keeps the recording within its budget.
     pub governor: Governor,
     cpu_time: CpuTime,
@@ -155,6 +158,7 @@ impl Session {
             lives: Vec::new(),
             housekeeping_ns: 0,
             classes,
+            frees: Frees::default(),
             governor,
             cpu_time: CpuTime::begin(),
             windows: WindowTimes::default(),
@@ -209,7 +213,12 @@ impl Session {
         for life in std::mem::take(&mut self.lives) {
             self.apply(life);
         }
-        self.descriptions.note_new(&self.recorder, &mut self.host, &self.attaching);
+        if self.descriptions.note_new(&self.recorder, &mut self.host, &self.attaching) {
+            self.leave_heaps();
+        }
+        for (space, address) in self.recorder.heap.take_left() {
+            self.live_entries.remove(LiveKey { space, address });
+        }
         let now = monotonic_ns();
         if now.saturating_sub(self.housekeeping_ns) > COLLECT_AFTER_NS {
             self.housekeeping_ns = now;
@@ -265,6 +274,7 @@ impl Session {
             give_memory_back();
         }
         self.attaching.check_awaited(now, &self.host);
+        self.leave_heaps();
         if let Some(table) = self.classes.as_mut().and_then(|classes| classes.reshare(self.recorder.heap.by_class()))
             && let Err(error) = self.attaching.steering.set_trials(table)
         {

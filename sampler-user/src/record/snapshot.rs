@@ -224,9 +224,13 @@ impl Parts<'_> {
         for (row, process) in rows.iter_mut().zip(of_row) {
             row.process = numbers[process];
         }
+        let heap = &self.recorder.heap;
         let processes = keys
             .iter()
-            .map(|key| self.descriptions.process(*key, now_ns, self.host, self.attaching, self.counts))
+            .map(|key| {
+                let process = self.descriptions.process(*key, now_ns, self.host, self.attaching, self.counts);
+                Process { inuse_unknown: process.inuse_unknown || heap.has_left(key), ..process }
+            })
             .collect();
         Content { keys, processes, rows, facts: gather.finish(self.host) }
     }

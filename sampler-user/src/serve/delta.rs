@@ -110,7 +110,8 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
     };
     for row in &later.profile.rows {
         let (alloc, inuse) = before.remove(&owners.key(later, row)).map_or_else(Default::default, |(a, i, _)| (a, i));
-        let inuse = if of == Inuse::Level { row.inuse } else { minus(&row.inuse, &inuse) };
+        let level = of == Inuse::Level || !profile.knows_inuse(row.process);
+        let inuse = if level { row.inuse } else { minus(&row.inuse, &inuse) };
         push(&mut profile.rows, row, row.process, minus(&row.alloc, &alloc), inuse);
     }
     if of == Inuse::Level {
@@ -125,6 +126,9 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
             profile.processes.push(Process { pid: 0, ended: true, ..process.clone() });
             profile.processes.len() - 1
         });
+        if !profile.knows_inuse(process) {
+            continue;
+        }
         push(&mut profile.rows, row, process, SampleSums::default(), minus(&SampleSums::default(), &inuse));
     }
     let counted_before = counts(earlier, &owners);
@@ -208,6 +212,18 @@ mod tests {
         assert_eq!(difference.duration, Duration::from_secs(5));
         let (alloc, inuse) = totals(&difference);
         assert!((alloc - 1000.0).abs() < 1e-6 && (inuse + freed).abs() < 1e-6, "{alloc} {inuse} {freed}");
+    }
+
+    #[test]
+    fn what_is_not_known_any_more_was_not_freed() {
+        let earlier = testing::small();
+        // Stacks are shared between the profiles of one recording.
+        let mut later = Profile { rows: earlier.rows.clone(), ..testing::partly_followed() };
+        for row in later.rows.iter_mut().filter(|row| row.process == 1) {
+            row.inuse = SampleSums::default();
+        }
+        let difference = difference(Some(&made(earlier, 2)), &made(later, 2), Inuse::Change);
+        assert_eq!(totals(&difference), (0.0, 0.0));
     }
 
     #[test]

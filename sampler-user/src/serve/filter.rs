@@ -81,7 +81,7 @@ pub fn only(profile: &Profile, filters: &[&Filter]) -> Profile {
         let process = number_of.get(row.process).copied().flatten()?;
         Some(Row { process, ..row.clone() })
     });
-    Profile {
+    let mut part = Profile {
         processes,
         rows: rows.collect(),
         version: profile.version.clone(),
@@ -91,7 +91,9 @@ pub fn only(profile: &Profile, filters: &[&Filter]) -> Profile {
         counters: profile.counters.clone(),
         notes: profile.notes.clone(),
         ..*profile
-    }
+    };
+    part.live = part.knows_some_inuse();
+    part
 }
 
 /// What of a profile who may see `scope` gets of the choice `filter`. Remarks and counters are about everybody: they are

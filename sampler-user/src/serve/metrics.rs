@@ -153,7 +153,7 @@ impl Metrics {
             calls.add(&labels, slot.1);
             let pool = Pool::of(of_process);
             samples.add(&labels, pool.samples(Value::AllocSpace));
-            if profile.live {
+            if profile.knows_inuse(index) {
                 let estimate = pool.estimate(profile, Value::InuseSpace, CONFIDENCE);
                 inuse.add(&labels, number(estimate.estimate));
                 estimate.low.iter().for_each(|bound| low.add(&labels, number(*bound)));
@@ -170,7 +170,7 @@ impl Metrics {
             let help = "Allocations of processes that have ended or found no room for series of their own.";
             single(out, "heapbpf_other_allocs_total", "counter", help, other_calls);
             if profile.live {
-                let help = "Bytes in use by processes that found no room for series of their own.";
+                let help = "Bytes in use by processes that found no room for series of their own, as far as frees are followed.";
                 let inuse = Pool::of(other_rows).total(Value::InuseSpace);
                 single(out, "heapbpf_other_inuse_bytes", "gauge", help, number(inuse));
             }

@@ -103,3 +103,20 @@ fn who_sees_a_part_is_not_told_of_the_whole_and_names_are_escaped() {
         "{text}"
     );
 }
+
+#[test]
+fn a_process_whose_frees_were_given_up_has_no_series_of_what_is_in_use() {
+    let profile = testing::partly_followed();
+    let keys = profile.processes.iter().map(|process| key(process.pid, 0)).collect();
+    let [known, unknown] = [0, 1].map(|index| labels(&Process { ended: false, ..profile.processes[index].clone() }));
+    let profile = Profile {
+        processes: profile.processes.iter().map(|process| Process { ended: false, ..process.clone() }).collect(),
+        ..profile
+    };
+    let text = Metrics::default().write(&made(profile, keys), &[&Filter::default()], Serving::default());
+    for family in ["heapbpf_process_inuse_bytes", "heapbpf_process_inuse_high_bytes", "heapbpf_process_inuse_objects"] {
+        assert!(value(&text, &format!("{family}{known}")).is_some(), "{family}\n{text}");
+        assert_eq!(value(&text, &format!("{family}{unknown}")), None, "{family}\n{text}");
+    }
+    assert!(value(&text, &format!("heapbpf_process_samples_total{unknown}")).is_some());
+}

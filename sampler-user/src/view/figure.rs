@@ -19,6 +19,9 @@ pub(super) struct FigureText {
 impl FigureText {
     /// The text of a pool's value at `confidence`.
     pub(super) fn new(profile: &Profile, pool: &Pool, value: Value, confidence: f64) -> Self {
+        if !pool.knows(profile, value) {
+            return Self::not_known();
+        }
         let estimate = pool.estimate(profile, value, confidence);
         let samples = pool.samples(value);
         let unit = value.is_bytes().then(|| ByteUnit::of(estimate.estimate));
@@ -44,6 +47,11 @@ impl FigureText {
                 Self { figure: format!("~{figure}"), bounds: String::new(), unbounded }
             }
         }
+    }
+
+    /// What is in use where frees were not followed.
+    pub(super) fn not_known() -> Self {
+        Self { figure: "not known".into(), ..Self::default() }
     }
 
     /// Without bounds where there is no sample: a stack that has nothing in use.

@@ -160,7 +160,12 @@ impl Context<'_> {
         };
         let mut lines = Vec::new();
         if self.profile.live {
-            lines.push(line("in use", Value::InuseSpace, Value::InuseObjects, "blocks", ""));
+            let lacking = match self.profile.without_inuse() {
+                0 => String::new(),
+                1 => " · without 1 process whose frees were not followed".to_owned(),
+                n => format!(" · without {} processes whose frees were not followed", units::count(n as f64)),
+            };
+            lines.push(line("in use", Value::InuseSpace, Value::InuseObjects, "blocks", &lacking));
         }
         lines.push(line("allocated", Value::AllocSpace, Value::AllocObjects, "calls", &counted));
         lines

@@ -161,3 +161,16 @@ fn functions_have_figures_of_their_own() {
     let line = section.iter().find(|line| line.ends_with("parse_value")).expect("a top function");
     assert!(line.contains(&figure.figure) && line.contains(&figure.bounds), "{line} {figure:?}");
 }
+
+#[test]
+fn what_is_not_known_to_be_in_use_is_not_said_to_be_nothing() {
+    let options = ReportOptions { width: 160, ..ReportOptions::default() };
+    let text = report(&testing::partly_followed(), &options);
+    print!("{text}");
+    assert!(text.contains("without 1 process whose frees were not followed"));
+    let of_process = text.lines().find(|line| line.trim_start().starts_with("worker") && line.contains("ended"));
+    assert!(of_process.is_some_and(|line| line.contains("not known")), "{of_process:?}");
+    let mut silent = testing::partly_followed();
+    silent.rows.retain(|row| row.process == 0);
+    assert!(report(&silent, &options).contains("not known"), "a process without samples");
+}

@@ -145,3 +145,11 @@ fn several_sampling_intervals_are_judged_together() {
     let found = diff(&before, &after, &DiffOptions::default());
     assert!(found.stacks[0].figures.significant, "{:?}", found.stacks[0].figures);
 }
+
+#[test]
+fn what_is_in_use_is_not_compared_where_frees_of_some_were_given_up() {
+    let found = diff(&testing::small(), &testing::partly_followed(), &DiffOptions::default());
+    assert!(found.stacks.iter().all(|stack| !stack.figures.significant), "what was allocated is the same");
+    let found = diff(&testing::small(), &testing::partly_followed(), &options(Value::InuseSpace));
+    assert!(found.notes.iter().any(|note| note.contains("cannot be compared")), "{:?}", found.notes);
+}

@@ -11,7 +11,9 @@ use super::{Format, FormatError, WriteOptions};
 use crate::attach::Missing;
 use crate::attach::audit::FileAudit;
 use crate::heap::sums::SampleSums;
-use crate::profile::estimates::{Pool, exact, guaranteed_of_row, intervals_used, of_row};
+use crate::profile::estimates::{
+    NOT_FOLLOWED, Pool, SOME_NOT_FOLLOWED, exact, guaranteed_of_row, intervals_used, of_row,
+};
 use crate::profile::intern::Interned;
 use crate::profile::model::{Frame, Lifetimes, Process, Profile, Row};
 use crate::profile::value::Value;
@@ -96,6 +98,7 @@ impl<'a> Writer<'a> {
             .map(|(index, (process, pool))| ProcessJson {
                 process,
                 audit: process.audit.iter().filter_map(|file| audits.numbers.get(&**file).copied()).collect(),
+                live: self.profile.knows_inuse(index),
                 figures: Figures::of_pool(self, &pool, Some(index)),
             })
             .collect()
@@ -146,13 +149,15 @@ struct ProcessJson<'a> {
     process: &'a Process,
     /// Numbers of its files in `audit`.
     audit: Vec<usize>,
+    /// Whether its frees were followed.
+    live: bool,
     figures: Figures,
 }
 
 impl Serialize for ProcessJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let process = self.process;
-        let mut fields = serializer.serialize_struct("Process", 14)?;
+        let mut fields = serializer.serialize_struct("Process", 15)?;
         fields.serialize_field("pid", &process.pid)?;
         fields.serialize_field("namespace_pid", &process.namespace_pid)?;
         fields.serialize_field("comm", &process.comm)?;
@@ -165,6 +170,7 @@ impl Serialize for ProcessJson<'_> {
         fields.serialize_field("missing", &missing)?;
         fields.serialize_field("coverage", &process.coverage)?;
         fields.serialize_field("ended", &process.ended)?;
+        fields.serialize_field("live", &self.live)?;
         self.figures.fields::<S>(&mut fields)?;
         fields.end()
     }
@@ -216,7 +222,7 @@ impl Figure {
         variance: None,
         correction: None,
         guaranteed: None,
-        reason: Some("frees were not followed"),
+        reason: Some(NOT_FOLLOWED),
     };
 }
 
@@ -230,8 +236,8 @@ struct Figures {
 }
 
 impl Figures {
-    fn new(profile: &Profile, figure: impl Fn(Value) -> Figure) -> Self {
-        let figure = |value: Value| if value.is_inuse() && !profile.live { Figure::NOT_LIVE } else { figure(value) };
+    fn new(known: impl Fn(Value) -> bool, figure: impl Fn(Value) -> Figure) -> Self {
+        let figure = |value: Value| if known(value) { figure(value) } else { Figure::NOT_LIVE };
         Self {
             alloc_bytes: figure(Value::AllocSpace),
             alloc_objects: figure(Value::AllocObjects),
@@ -242,9 +248,14 @@ impl Figures {
 
     fn of_pool(writer: &Writer, pool: &Pool, process: Option<usize>) -> Self {
         let profile = writer.profile;
-        Self::new(profile, |value| {
+        let known = |value: Value| {
+            pool.knows(profile, value) && process.is_none_or(|it| !value.is_inuse() || profile.knows_inuse(it))
+        };
+        let lacks = |value: Value| process.is_none() && value.is_inuse() && profile.without_inuse() > 0;
+        Self::new(known, |value| {
             let mut estimate = pool.estimate(profile, value, writer.confidence);
             estimate.exact = exact(profile, process, value).or(estimate.exact);
+            estimate.reason = if lacks(value) { Some(SOME_NOT_FOLLOWED) } else { estimate.reason };
             let correction = pool.total(value) - pool.raw_total(value);
             let guaranteed = pool.guaranteed(profile, value, writer.confidence);
             Figure::new(profile, estimate, pool.variance(value), correction, guaranteed)
@@ -253,14 +264,17 @@ impl Figures {
 
     fn of_row(writer: &Writer, row: &Row) -> Self {
         let profile = writer.profile;
-        Self::new(profile, |value| {
-            let sums = value.sums(row);
-            let variance = if value.is_bytes() { sums.bytes_variance } else { sums.objects_variance };
-            let correction = if value.is_bytes() { sums.bytes_correction } else { sums.objects_correction };
-            let estimate = of_row(profile, row, value, writer.confidence);
-            let guaranteed = guaranteed_of_row(profile, row, value, writer.confidence);
-            Figure::new(profile, estimate, variance, correction, guaranteed)
-        })
+        Self::new(
+            |value| !value.is_inuse() || profile.knows_inuse(row.process),
+            |value| {
+                let sums = value.sums(row);
+                let variance = if value.is_bytes() { sums.bytes_variance } else { sums.objects_variance };
+                let correction = if value.is_bytes() { sums.bytes_correction } else { sums.objects_correction };
+                let estimate = of_row(profile, row, value, writer.confidence);
+                let guaranteed = guaranteed_of_row(profile, row, value, writer.confidence);
+                Figure::new(profile, estimate, variance, correction, guaranteed)
+            },
+        )
     }
 
     fn fields<S: Serializer>(&self, fields: &mut S::SerializeStruct) -> Result<(), S::Error> {
@@ -307,7 +321,7 @@ impl Serialize for RowJson<'_> {
         fields.serialize_field("offset_sum", &offsets(&row.alloc))?;
         fields.serialize_field("smallest_bytes", &row.alloc.smallest_bytes)?;
         fields.serialize_field("largest_bytes", &row.alloc.largest_bytes)?;
-        if profile.live {
+        if profile.knows_inuse(row.process) {
             fields.serialize_field("inuse_samples", &row.inuse.samples)?;
             fields.serialize_field("inuse_zero_byte_samples", &row.inuse.zero_byte_samples)?;
             fields.serialize_field("inuse_sampled_bytes", &row.inuse.sampled_bytes)?;
@@ -451,5 +465,22 @@ mod tests {
         assert_eq!(value["stacks"][0]["inuse_bytes"]["estimate"], serde_json::Value::Null);
         assert_eq!(value["totals"]["inuse_bytes"]["reason"], "frees were not followed");
         assert!(value["stacks"][0].get("inuse_samples").is_none());
+    }
+
+    #[test]
+    fn a_process_whose_frees_were_given_up_is_told_apart() {
+        let value = json(&testing::partly_followed());
+        assert_eq!((&value["live"], &value["processes"][0]["live"]), (&true.into(), &true.into()));
+        assert_eq!(value["processes"][1]["live"], false);
+        for unknown in [&value["processes"][1], &value["stacks"][4], &value["stacks"][5]] {
+            assert_eq!(unknown["inuse_bytes"]["estimate"], serde_json::Value::Null);
+            assert_eq!(unknown["inuse_objects"]["reason"], "frees were not followed");
+            assert!(unknown["alloc_bytes"]["estimate"].is_number() && unknown.get("inuse_samples").is_none());
+        }
+        let inuse = |of: &serde_json::Value| of["inuse_bytes"]["estimate"].as_f64().expect("an estimate");
+        assert!((inuse(&value["totals"]) / inuse(&value["processes"][0]) - 1.0).abs() < 1e-12);
+        let reason = value["totals"]["inuse_bytes"]["reason"].as_str().expect("a reason");
+        assert!(reason.contains("without the processes"), "{reason}");
+        assert_eq!(value["totals"]["alloc_bytes"].get("reason"), None);
     }
 }

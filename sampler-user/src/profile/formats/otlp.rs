@@ -79,6 +79,11 @@ pub fn encode(profile: &Profile, first: Value) -> otlp::ProfilesData {
         version: profile.version.clone(),
         ..InstrumentationScope::default()
     };
+    // Where frees were not followed there is no profile of what is in use.
+    let known = |process: usize| {
+        let columns = columns.iter().copied();
+        columns.filter(move |&column| profile.knows_inuse(process) || !values[column].is_inuse())
+    };
     let resource_profiles = profile
         .processes
         .iter()
@@ -87,7 +92,7 @@ pub fn encode(profile: &Profile, first: Value) -> otlp::ProfilesData {
             resource: Some(resource(profile, process)),
             scope_profiles: vec![otlp::ScopeProfiles {
                 scope: Some(scope.clone()),
-                profiles: columns.iter().map(|&column| one_profile(index, column)).collect(),
+                profiles: known(index).map(|column| one_profile(index, column)).collect(),
                 schema_url: String::new(),
             }],
             schema_url: String::new(),
@@ -279,6 +284,13 @@ mod tests {
         let first = &data.resource_profiles[0].scope_profiles[0].profiles[0];
         assert_eq!(text(first.sample_type.expect("a type").type_strindex), "inuse_space");
         assert_eq!((first.period, first.time_unix_nano), (524_288, 1_700_000_000_123_456_789));
+    }
+
+    #[test]
+    fn a_process_whose_frees_were_given_up_has_no_profile_of_what_is_in_use() {
+        let data = encode(&testing::partly_followed(), Value::InuseSpace);
+        let profiles = data.resource_profiles.iter().map(|resource| resource.scope_profiles[0].profiles.len());
+        assert_eq!(profiles.collect::<Vec<_>>(), [4, 2]);
     }
 
     #[test]

@@ -105,12 +105,12 @@ fn batch(profile: &Profile) -> Result<RecordBatch, ArrowError> {
         Arc::new(rows.iter().map(|row| Some(number(row))).collect::<Float64Array>())
     };
     // Without frees nothing is known of what is in use: NULL, not 0. Nor of errors, without samples.
-    let live = profile.live;
+    let live = |row: &TableRow| profile.knows_inuse(row.process);
     let inuse = |number: fn(&SampleSums) -> f64| -> ArrayRef {
-        Arc::new(rows.iter().map(|row| live.then(|| number(&row.inuse))).collect::<Float64Array>())
+        Arc::new(rows.iter().map(|row| live(row).then(|| number(&row.inuse))).collect::<Float64Array>())
     };
     let inuse_whole = |number: fn(&SampleSums) -> u64| -> ArrayRef {
-        let number = |row: &TableRow| live.then(|| i64::try_from(number(&row.inuse)).unwrap_or(i64::MAX));
+        let number = |row: &TableRow| live(row).then(|| i64::try_from(number(&row.inuse)).unwrap_or(i64::MAX));
         Arc::new(rows.iter().map(number).collect::<Int64Array>())
     };
     let started = profile.started.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -236,6 +236,9 @@ mod tests {
         let batch = batch(&profile).expect("a table");
         assert!(column(&batch, "inuse_bytes").iter().all(Option::is_none));
         assert!(column(&batch, "alloc_bytes").iter().all(Option::is_some));
+        let batch = super::batch(&testing::partly_followed()).expect("a table");
+        let known: Vec<bool> = column(&batch, "inuse_bytes").iter().map(Option::is_some).collect();
+        assert_eq!(known, [true, true, true, false, false]);
     }
 
     #[test]

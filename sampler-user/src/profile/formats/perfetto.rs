@@ -224,7 +224,7 @@ fn dumps(profile: &Profile, interned: &Interned, end_ns: u64) -> Vec<proto::Proc
     for (index, (process, stack, _)) in sums.iter().enumerate() {
         let [alloc_objects, alloc, inuse_objects, inuse] = columns.each_ref().map(|column| column[index]);
         // What was not followed to its free is not said to be freed.
-        let freed = |alloc: i64, inuse: i64| if profile.live { whole(alloc - inuse) } else { 0 };
+        let freed = |alloc: i64, inuse: i64| if profile.knows_inuse(*process) { whole(alloc - inuse) } else { 0 };
         dumps[*process].samples.push(proto::HeapSample {
             callstack_id: u64::from(*stack) + 1,
             self_allocated: whole(alloc),

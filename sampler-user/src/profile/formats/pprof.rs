@@ -11,6 +11,7 @@ use prost::Message as _;
 use super::{Format, FormatError, WriteOptions};
 use crate::attach::Missing;
 use crate::attach::audit::FileAudit;
+use crate::profile::estimates::INUSE_UNKNOWN;
 use crate::profile::group::process_name;
 use crate::profile::intern::Interned;
 use crate::profile::model::{Criterion, Frame, Module, Profile, Row};
@@ -138,6 +139,7 @@ fn labels(profile: &Profile, row: &Row, strings: &mut Strings) -> Vec<proto::Lab
     text("comm", process.map_or("", |process| &process.comm));
     text("thread", &row.thread);
     text("source", if MAPPING_FUNCTIONS.contains(&&*row.function) { "mmap" } else { "" });
+    text("inuse", if profile.live && !profile.knows_inuse(row.process) { "unknown" } else { "" });
     text("incomplete", row.stack.cut.as_deref().unwrap_or(""));
     if let Some(process) = process {
         let num = process.pid.into();
@@ -158,6 +160,9 @@ fn comments(profile: &Profile) -> Vec<String> {
         let mut comment = format!("process {}: coverage {}", process_name(process), units::percent(process.coverage));
         if let (Some(bytes), Some(objects)) = (process.exact_alloc_bytes, process.exact_alloc_objects) {
             comment.push_str(&format!(", counted exactly: {bytes} bytes in {objects} allocations"));
+        }
+        if process.inuse_unknown {
+            comment.push_str(&format!(", {INUSE_UNKNOWN}"));
         }
         if !process.allocators.is_empty() {
             comment.push_str(&format!(", allocators {}", process.allocators.join(", ")));

@@ -149,6 +149,20 @@ fn without_frees_there_are_no_columns_in_use() {
 }
 
 #[test]
+fn a_process_whose_frees_were_given_up_is_labelled_and_read_back() {
+    let profile = encode(&testing::partly_followed());
+    let labels = |sample: &proto::Sample| {
+        let mut labels = sample.label.iter().map(|label| (text(&profile, label.key), text(&profile, label.str)));
+        labels.any(|label| label == ("inuse", "unknown"))
+    };
+    let unknown: Vec<bool> = profile.sample.iter().map(labels).collect();
+    assert_eq!(unknown, [false, false, true, true]);
+    let back = crate::profile::read::parse(&profile.encode_to_vec()).expect("ours");
+    assert_eq!(back.processes.iter().map(|process| process.inuse_unknown).collect::<Vec<_>>(), [false, true]);
+    assert_eq!((back.processes[0].exact_alloc_objects, back.processes[1].coverage), (Some(9_000), 0.5));
+}
+
+#[test]
 fn hostile_modules_and_empty_stacks_do_no_harm() {
     let mut model = testing::small();
     let mut stack = model.rows[0].stack.as_ref().clone();

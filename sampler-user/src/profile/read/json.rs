@@ -81,6 +81,8 @@ struct ProcessJson {
     coverage: f64,
     #[serde(default)]
     ended: bool,
+    #[serde(default = "yes")]
+    live: bool,
     #[serde(default)]
     alloc_bytes: Figure,
     #[serde(default)]
@@ -207,7 +209,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
     let mut reader = Reader::default();
     reader.modules(top.modules);
     let audit: Vec<Arc<FileAudit>> = top.audit.into_iter().map(Arc::new).collect();
-    let processes: Vec<Process> = top.processes.into_iter().map(|json| process(json, &audit)).collect();
+    let processes: Vec<Process> = top.processes.into_iter().map(|json| process(json, &audit, top.live)).collect();
     let has_offsets = |row: &RowJson| {
         row.offset_sum.is_some() && (row.inuse_offset_sum.is_some() || !top.live || row.inuse_samples == 0)
     };
@@ -256,7 +258,7 @@ fn foreign_json(bytes: &[u8]) -> Option<&'static str> {
     (keys.interval_bytes.is_none() && keys.stacks.is_none()).then_some("JSON, but not a profile of heapbpf")
 }
 
-fn process(json: ProcessJson, audit: &[Arc<FileAudit>]) -> Process {
+fn process(json: ProcessJson, audit: &[Arc<FileAudit>], live: bool) -> Process {
     let audit: Vec<Arc<FileAudit>> = json.audit.iter().filter_map(|&number| audit.get(number).cloned()).collect();
     // Written with those of its files.
     let of_files = |missing: &Missing| audit.iter().any(|file| file.missing.contains(missing));
@@ -272,6 +274,7 @@ fn process(json: ProcessJson, audit: &[Arc<FileAudit>]) -> Process {
         missing,
         coverage: json.coverage,
         ended: json.ended,
+        inuse_unknown: live && !json.live,
         exact_alloc_bytes: json.alloc_bytes.exact,
         exact_alloc_objects: json.alloc_objects.exact,
     }
@@ -358,7 +361,7 @@ impl<'a> Reader<'a> {
             function: self.strings.share(&json.function),
             interval: json.interval,
             alloc,
-            inuse: if live { inuse } else { SampleSums::default() },
+            inuse: if live && !processes[process].inuse_unknown { inuse } else { SampleSums::default() },
             peak: json.peak,
             lifetimes: json.lifetimes.map(|lifetimes| Lifetimes {
                 median_seconds: lifetimes.median_seconds,

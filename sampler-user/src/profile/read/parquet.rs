@@ -47,6 +47,11 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
     for batch in reader {
         table.add(&batch.map_err(damaged)?)?;
     }
+    let Profile { processes, rows, live, .. } = &mut table.profile;
+    processes.iter_mut().for_each(|process| process.inuse_unknown &= *live);
+    for row in rows.iter_mut().filter(|row| processes[row.process].inuse_unknown) {
+        row.inuse = SampleSums::default();
+    }
     Ok(table.profile)
 }
 
@@ -109,6 +114,7 @@ impl Table {
             let alloc = columns.sums("", "alloc", row)?.unwrap_or_default();
             let inuse = columns.sums("inuse_", "inuse", row)?;
             self.profile.live |= inuse.is_some();
+            self.profile.processes[process].inuse_unknown |= inuse.is_none();
             self.profile.time_windows |= columns.flag("time_windows", row).unwrap_or(false);
             let names = frames.value(row);
             let names = names.as_string_opt::<i32>().ok_or_else(|| damaged("frames are no text"))?;

@@ -12,6 +12,7 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 
 use super::{ContentError, MOST_FRAMES};
 use crate::heap::sums::SampleSums;
+use crate::profile::estimates::INUSE_UNKNOWN;
 use crate::profile::group::process_name;
 use crate::profile::intern::NO_STACK;
 use crate::profile::model::{Criterion, Frame, Module, Process, Profile, Row, Stack};
@@ -405,16 +406,18 @@ impl Comments {
     /// Fills in what a comment says of a process.
     fn describe(&self, process: &mut Process) {
         let Some(said) = self.processes.get(&process_name(process)) else { return };
-        let (coverage, counted) = said.split_once(", counted exactly: ").unwrap_or((said, ""));
+        let coverage = said.split([',', ';']).next().unwrap_or(said);
+        let counted = said.split_once(", counted exactly: ").map_or("", |(_, counted)| counted);
         let rounded = coverage.trim_end_matches(" %");
         process.coverage = match rounded {
             ">99.9" => 0.9999,
             "<0.1" => 0.0001,
             _ => rounded.parse::<f64>().map_or(1.0, |percent| (percent / 100.0).clamp(0.0, 1.0)),
         };
+        process.inuse_unknown = said.contains(INUSE_UNKNOWN);
         if let Some((bytes, objects)) = counted.split_once(" bytes in ") {
             process.exact_alloc_bytes = bytes.parse().ok();
-            process.exact_alloc_objects = objects.trim_end_matches(" allocations").parse().ok();
+            process.exact_alloc_objects = objects.split(' ').next().and_then(|objects| objects.parse().ok());
         }
     }
 }

@@ -31,7 +31,7 @@ fn message(result: Result<Profile, ContentError>) -> String {
 
 #[test]
 fn json_comes_back_whole() {
-    for profile in [testing::small(), testing::large(50, 7)] {
+    for profile in [testing::small(), testing::partly_followed(), testing::large(50, 7)] {
         let back = parse(&written(&profile, "json")).expect("its own output");
         let same = |a: &Row, b: &Row| {
             a.process == b.process
@@ -92,6 +92,8 @@ fn parquet_keeps_what_a_comparison_needs() {
     assert_eq!((back.rows[1].interval, back.rows[4].process), (1_048_576, 1));
     assert_eq!(back.rows[2].stack.frames[0].function.as_deref(), Some("[libjson.so+0x4000]"));
     assert!(back.rows[4].stack.cut.is_some());
+    let back = parse(&written(&testing::partly_followed(), "parquet")).expect("its own output");
+    assert_eq!(back.processes.iter().map(|process| process.inuse_unknown).collect::<Vec<_>>(), [false, true]);
     let mut without_frees = profile;
     without_frees.live = false;
     assert!(!parse(&written(&without_frees, "parquet")).expect("its own output").live);

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sampler_ebpf::abi::Counters;
+use sampler_ebpf::abi::{Counters, LiveKey};
 
 use super::Session;
 use crate::cost::cpu_time;
@@ -10,6 +10,7 @@ use crate::heap::windows::Weights;
 use crate::host::events::monotonic_ns;
 use crate::host::process::Target;
 use crate::kernel::totals::Counts;
+use crate::record::free_groups::{self, Frees};
 use crate::record::governor::Action;
 use crate::sampling::constants::draw_constants;
 
@@ -57,7 +58,10 @@ impl Session {
         let ended_ns = monotonic_ns();
         let window = self.weigh_window(&counts, ended_ns);
         let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
-        let actions = self.governor.look(&counts.total(), cpu_seconds, now);
+        let (before, attaching) = (&self.frees, &self.attaching);
+        let groups = || free_groups::groups(&counts, before, attaching, &self.host, &self.recorder.heap);
+        let actions = self.governor.look(&counts.total(), cpu_seconds, now, groups);
+        self.frees = if self.governor.may_leave_frees() { Frees::of(&counts) } else { Frees::default() };
         if let Some(window) = &window
             && !actions.contains(&Action::Detach)
         {
@@ -74,6 +78,11 @@ impl Session {
                     }
                 }
                 Action::LeaveFrees => attaching.hooks.leave_frees(attaching.programs.kind),
+                Action::LeaveFreesOf(served) => {
+                    served.into_iter().for_each(|it| attaching.hooks.leave_frees_of(it, attaching.programs.kind));
+                    self.cycle()?;
+                    self.leave_heaps();
+                }
                 Action::Detach => {
                     // The probes are gone at once; that the kernel waits for calls in progress takes longer.
                     let now = if window.is_some() { ended_ns } else { monotonic_ns() };
@@ -106,6 +115,20 @@ impl Session {
             }
         }
         Ok(())
+    }
+
+    /// What is in use where frees are not followed any more is forgotten, also by the kernel, which keeps room for blocks
+    /// whose frees it awaits.
+    pub(super) fn leave_heaps(&mut self) {
+        if !self.attaching.hooks.follows_some_frees() {
+            return;
+        }
+        let heap = &mut self.recorder.heap;
+        for space in self.descriptions.without_frees(heap, &self.host, &self.attaching) {
+            for address in heap.leave(space) {
+                self.live_entries.remove(LiveKey { space, address });
+            }
+        }
     }
 
     /// Ends the window that is open, if there is one: what it stands for.

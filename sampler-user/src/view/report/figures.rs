@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::Context;
-use crate::profile::estimates::Pool;
+use crate::profile::estimates::{Pool, SOME_NOT_FOLLOWED};
 use crate::profile::model::Criterion;
 use crate::profile::value::Value;
 use crate::view::figure::FigureText;
@@ -14,6 +14,8 @@ use crate::view::units;
 pub(super) struct FigureTable {
     table: Table,
     rows: usize,
+    /// Whether some figures in use are of a part of the processes.
+    partial: bool,
     /// Why some figures have no error bar.
     reasons: BTreeSet<&'static str>,
 }
@@ -51,17 +53,19 @@ impl FigureTable {
             }
         }
         columns.extend(more.iter().cloned());
-        Self { table: Table::new(columns), rows: 0, reasons: BTreeSet::new() }
+        Self { table: Table::new(columns), rows: 0, partial: false, reasons: BTreeSet::new() }
     }
 
     /// Adds a row.
     pub(super) fn row(&mut self, context: &Context, pool: &Pool, more: Vec<String>) {
         self.rows += 1;
         let total = context.whole.total(context.sort);
-        let share = if total > 0.0 { units::share(pool.total(context.sort) / total) } else { String::new() };
+        let known = pool.knows(context.profile, context.sort);
+        let share = if total > 0.0 && known { units::share(pool.total(context.sort) / total) } else { String::new() };
         let mut cells = vec![self.rows.to_string(), share];
         for &value in values(context) {
             let FigureText { figure, bounds, unbounded } = context.figure(pool, value).quiet_if_unseen(pool, value);
+            self.partial |= pool.is_partial(context.profile, value);
             self.reasons.extend(unbounded);
             cells.extend([figure, bounds]);
             if has_guaranteed(context, value) {
@@ -80,6 +84,9 @@ impl FigureTable {
     /// What the reader must know of the error bars.
     pub(super) fn notes(&self, context: &Context) -> Vec<String> {
         let mut notes = Vec::new();
+        if self.partial {
+            notes.push(format!("in use: {SOME_NOT_FOLLOWED}"));
+        }
         if !self.reasons.is_empty() {
             let reasons: Vec<&str> = self.reasons.iter().copied().collect();
             notes.push(format!("~ no error bar: {}", reasons.join("; or: ")));

@@ -6,6 +6,7 @@ use crate::profile::group::process_name;
 use crate::profile::value::Value;
 use crate::sampling::calibrate::{SELF_CHECK_CONFIDENCE, SelfCheck, self_check};
 use crate::sampling::interval::Interval;
+use crate::view::figure::FigureText;
 use crate::view::text::{Column, Style, Table, clip};
 use crate::view::units;
 
@@ -71,7 +72,11 @@ pub(super) fn section(context: &Context) -> Vec<String> {
         let values: &[Value] =
             if profile.live { &[Value::InuseSpace, Value::AllocSpace] } else { &[Value::AllocSpace] };
         for &value in values {
-            let figure = context.figure(pool, value);
+            let mut figure = context.figure(pool, value);
+            if value.is_inuse() && !profile.knows_inuse(index) {
+                // Not one sample: then its pool does not know whose it is.
+                figure = FigureText::not_known();
+            }
             cells.extend([figure.figure, figure.bounds]);
         }
         cells.push(match (process.exact_alloc_bytes, process.exact_alloc_objects) {
