@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::ffi::OsStrExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use globset::{Glob, GlobMatcher};
@@ -41,16 +42,27 @@ pub struct ProcessInfo {
     pub without_memory: bool,
 }
 
+/// Tries to read a process between its execs.
+const READS_MAX: usize = 3;
+
 impl ProcessInfo {
     /// Reads /proc/PID. What needs more rights than we have (the executable) is left empty.
     ///
     /// # Errors
     /// `NotFound` (or ESRCH) if there is no such process.
     pub fn read(pid: u32) -> io::Result<Self> {
-        let stat = Stat::read(pid)?;
+        let mut stat = Stat::read(pid)?;
+        let mut exe = PathBuf::new();
+        // An exec between the two would give one program's name and another's path.
+        for _ in 0..READS_MAX {
+            exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
+            let before = std::mem::replace(&mut stat, Stat::read(pid)?);
+            if before.comm == stat.comm {
+                break;
+            }
+        }
         let status = read_text(pid, "status")?;
         let (namespace_pid, uid) = parse_status(&status);
-        let exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
         let exe = String::from_utf8_lossy(exe.as_os_str().as_bytes());
         let (exe, exe_deleted) = exe.strip_suffix(" (deleted)").map_or((&*exe, false), |exe| (exe, true));
         let cgroup = read_text(pid, "cgroup").unwrap_or_default();

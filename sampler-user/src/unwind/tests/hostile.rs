@@ -112,7 +112,9 @@ fn random_stacks_give_a_reason() {
         }
         let input = Capture { registers: &capture.registers, stack: &capture.stack, awaited: &[] };
         let stack = unwinder.unwind(&mut process.clone(), &space, input);
-        assert!(!stack.frames.is_empty());
+        // Its one frame goes where a probe of somebody else's on this very process is what is to be left.
+        let is_probe = matches!(stack.completeness, Completeness::Cut(Reason::ReturnProbe));
+        assert!(!stack.frames.is_empty() || is_probe);
     }
 }
 
