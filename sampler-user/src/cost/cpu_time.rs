@@ -2,23 +2,23 @@
 
 use std::collections::HashMap;
 
+use crate::host::events::{monotonic_ns, suspended_ns};
+use crate::host::process::{self, Stat};
+
 /// Seconds of processes since the recording began; those that ended keep what they had when last seen.
 #[derive(Debug, Default)]
 pub struct CpuTime {
     /// By process id: what it had when the recording began, and what it had when last seen.
     processes: HashMap<u32, (f64, f64)>,
-    /// Ticks from boot to the beginning.
-    began: u64,
+    /// The beginning, CLOCK_BOOTTIME rounded down to a clock tick, as starts of processes are.
+    began_ns: u64,
 }
 
 impl CpuTime {
     /// Of a recording that begins now.
     pub fn begin() -> Self {
-        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: room for the result; the clock exists on every Linux.
-        unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &raw mut time) };
-        let began = (time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9) * ticks_per_second();
-        Self { processes: HashMap::new(), began: began as u64 }
+        let (now_ns, tick_ns) = (monotonic_ns() + suspended_ns(), 1_000_000_000 / ticks_per_second() as u64);
+        Self { processes: HashMap::new(), began_ns: now_ns - now_ns % tick_ns }
     }
 
     /// Seconds that these processes and those asked for before have used since the beginning, as far as they were seen.
@@ -27,8 +27,7 @@ impl CpuTime {
             // The clock is exact where ticks of a hundredth of a second say nothing of a first look.
             let Some(used) = of_process(pid) else { continue };
             let (before, last) = self.processes.entry(pid).or_insert_with(|| {
-                let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"));
-                let is_new = stat.ok().and_then(|text| started(&text)).is_some_and(|at| at >= self.began);
+                let is_new = Stat::read(pid).is_ok_and(|stat| stat.start_ns >= self.began_ns);
                 (if is_new { 0.0 } else { used }, used)
             });
             *last = used.max(*last).max(*before);
@@ -61,14 +60,11 @@ pub struct Thread {
 
 /// The threads of a process by their ids, `most` at most.
 pub fn threads(pid: u32, most: usize) -> HashMap<u32, Thread> {
-    let Ok(entries) = std::fs::read_dir(format!("/proc/{pid}/task")) else { return HashMap::new() };
-    let thread = |entry: std::io::Result<std::fs::DirEntry>| {
-        let entry = entry.ok()?;
-        let id = entry.file_name().to_str()?.parse().ok()?;
-        let read = |name: &str| std::fs::read_to_string(entry.path().join(name)).ok();
+    let thread = |id: u32| {
+        let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/task/{id}/{name}")).ok();
         Some((id, Thread { rests: rests(&read("status")?)?, ..thread_times(&read("schedstat")?)? }))
     };
-    entries.take(most).filter_map(thread).collect()
+    process::threads(pid).unwrap_or_default().into_iter().take(most).filter_map(thread).collect()
 }
 
 /// `ran waited slices`, nanoseconds (the kernel's sched-stats.rst).
@@ -97,11 +93,6 @@ fn ticks_per_second() -> f64 {
     unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as f64
 }
 
-/// Ticks from boot to the start, of `pid (comm) state …`: the 22nd field (proc_pid_stat(5)).
-fn started(text: &str) -> Option<u64> {
-    text.get(text.rfind(')')? + 1..)?.split_ascii_whitespace().nth(22 - 3)?.parse().ok()
-}
-
 /// `cpu user nice system idle …` (proc_stat(5)): what ran, not what idled, waited or was stolen.
 fn host_ticks(text: &str) -> Option<u64> {
     let fields = text.lines().next()?.strip_prefix("cpu ")?;
@@ -114,9 +105,6 @@ mod tests {
 
     #[test]
     fn reads_what_the_kernel_writes() {
-        let text = "12 (a (b) c) S 1 12 12 0 -1 4194560 1 2 3 4 250 50 7 8 20 0 1 0 99 100 1 184467";
-        assert_eq!(started(text), Some(99));
-        assert_eq!(started("12 (x"), None);
         assert_eq!(host_ticks("cpu  10 20 30 400 50 0 6 7 0 0\ncpu0 1 2 3\n"), Some(60));
         assert_eq!(host_ticks(""), None);
         assert_eq!(thread_times("2000000000 500000000 7\n"), Some(Thread { ran: 2.0, waited: 0.5, rests: 0 }));
