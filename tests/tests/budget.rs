@@ -20,9 +20,10 @@ fn truth(report: &str) -> (f64, f64) {
 
 /// 50,000 allocations a second for six seconds, more than a budget of 10 % of the little that the program does itself
 /// allows: probes are there in windows of 100 ms, about 20 of them. A paced program that was kept from its work catches up
-/// in bursts, which fall into windows or not: four recordings of 6 s on a quiet machine were off by −0.1 to −1.3 %, twelve of 3 s on one with eight times more
-/// to do than it has processors by −4.5 % on average, with a spread of 5.5 %; one of 6 s by −13 %. 25 % is tolerated, 3.7 σ
-/// from there: once in 5,000; without the correction less than half would be seen, as the test says.
+/// in bursts, which fall into windows or not: four recordings of 6 s on a quiet machine were off by −0.1 to −1.3 %, twelve
+/// of 3 s on one with eight times more to do than it has processors by −4.5 % on average, with a spread of 5.5 %; one of
+/// 6 s by −13 %. 25 % is tolerated, 3.7 σ from there: once in 5,000; without the correction less than half would be seen,
+/// as the test says.
 #[test]
 fn allocations_seen_in_time_windows_are_corrected() {
     let Some(_turn) = turn("allocations_seen_in_time_windows_are_corrected") else { return };

@@ -128,11 +128,7 @@ impl Programs {
             return Err(KernelError::Object("the program for functions that throw was not loaded".into()));
         }
         let multi = (sys::ATTACH_UPROBE_MULTI, 0);
-        let entry = if self.kind == LinkKind::Session {
-            (sys::ATTACH_UPROBE_SESSION, 0)
-        } else {
-            (sys::ATTACH_UPROBE_MULTI, 0)
-        };
+        let entry = if self.kind == LinkKind::Session { (sys::ATTACH_UPROBE_SESSION, 0) } else { multi };
         // In this order: what ends a call is there before what begins it.
         let parts = [
             (self.free.as_ref(), with(&[Role::Frees]), multi),
