@@ -9,7 +9,7 @@
 #include <sys/syscall.h>
 
 enum { RW = PROT_READ | PROT_WRITE, ANON = MAP_PRIVATE | MAP_ANONYMOUS };
-#define PAGE ((size_t)4096)
+#define PAGE ((size_t)getpagesize())
 #define MAPPED(NN, CALL)                             \
   NOINLINE void *site_##NN(void *at, size_t n) {     \
     void *p = (void *)(CALL);                        \
@@ -115,6 +115,11 @@ int main(int argc, char **argv) {
     p = site_00(0, 8 * PAGE); took(0, 8 * PAGE);
     p = site_08(p, 6 * PAGE); leave(0, 8 * PAGE, 4 * PAGE); took(8, 6 * PAGE);
     unmap(p, 6 * PAGE); gave(8, 6 * PAGE);
+
+    /* Whole pages go, even if the length is not one of them. */
+    p = site_00(0, 3 * PAGE); took(0, 3 * PAGE);
+    unmap(p, PAGE + 1); leave(0, 3 * PAGE, PAGE);
+    unmap(p + 2 * PAGE, 1); gave(0, PAGE);
 
     p = site_06(0, 200000 + r); took(6, 200000 + r);
     if (!stays) { free(p); gave(6, 200000 + r); }

@@ -19,7 +19,6 @@ use crate::output;
 use crate::pending::Pending;
 use crate::state::{self, ThreadState};
 
-const PAGE: u64 = 4096;
 const MAP_FIXED: u64 = 0x10;
 const MAP_ANONYMOUS: u64 = 0x20;
 const MREMAP_DONTUNMAP: u64 = 4;
@@ -108,7 +107,8 @@ pub extern "C" fn system_call_exit(ctx: *mut c_void) -> u32 {
 /// Whole pages go, even if the length is not one of them.
 #[inline(always)]
 fn pages(address: u64, length: u64) -> (u64, u64) {
-    (address, address.wrapping_add(length).wrapping_add(PAGE - 1) & !(PAGE - 1))
+    let in_page = config!(page_bytes) - 1;
+    (address, address.wrapping_add(length).wrapping_add(in_page) & !in_page)
 }
 
 /// Counts a mapping as an allocation, unless an allocator made it for itself.
