@@ -7,16 +7,18 @@ use std::io::{Read, Seek};
 
 use object::LittleEndian;
 use object::elf::{self, FileHeader64};
+use object::read::ReadRef;
 use object::read::elf::{FileHeader as _, ProgramHeader as _, Rela as _, SectionHeader as _, SectionTable, Sym as _};
-use object::read::{ReadCache, ReadRef};
 
 use super::AttachError;
 use super::arch::Machine;
-use super::bounded::{Bounded, function_bounds};
+use super::bounded::{Pieces, function_bounds, read_once};
 use super::debugdata;
 
 /// Code beyond this is not scanned: branches into a function are then only looked for in the function itself.
 const CODE_MAX_BYTES: u64 = 64 << 20;
+/// Code beyond this is not read: no program has as much, but a hostile file may say so.
+const CODE_READ_MAX_BYTES: u64 = 512 << 20;
 /// Read-only data that is searched for version strings.
 const READ_ONLY_MAX_BYTES: u64 = 8 << 20;
 
@@ -54,6 +56,13 @@ pub struct Code {
     pub address: u64,
     /// The instructions.
     pub bytes: Vec<u8>,
+}
+
+/// Where a file has code.
+struct CodeSection {
+    address: u64,
+    offset: u64,
+    size: u64,
 }
 
 /// How a file comes into a process.
@@ -151,15 +160,18 @@ impl Symbols {
 impl FileImage {
     /// Reads an ELF file. Fails if it is not a 64-bit little-endian ELF file for a known machine.
     pub fn read<R: Read + Seek>(reader: R) -> Result<Self, AttachError> {
-        let cache = ReadCache::new(reader);
-        Self::parse(Bounded(&cache), |_| true)
+        Self::read_if(reader, |_| true)
     }
 
     /// Reads the file if `wanted` holds for a function that it defines, else its identity and symbols only: code is most
     /// of a file.
     pub fn read_if<R: Read + Seek>(reader: R, wanted: impl Fn(&str) -> bool) -> Result<Self, AttachError> {
-        let cache = ReadCache::new(reader);
-        Self::parse(Bounded(&cache), wanted)
+        let pieces = Pieces::of(reader);
+        let mut sections = Vec::new();
+        let mut image = Self::parse(pieces.bounded(), wanted, &mut sections)?;
+        // Most of a file: only once in memory, and when what else was read has gone.
+        image.read_code(&mut pieces.into_inner(), &sections);
+        Ok(image)
     }
 
     /// Says where the file was found.
@@ -169,7 +181,11 @@ impl FileImage {
         self
     }
 
-    fn parse<'a, R: ReadRef<'a>>(data: R, wanted: impl Fn(&str) -> bool) -> Result<Self, AttachError> {
+    fn parse<'a, R: ReadRef<'a>>(
+        data: R,
+        wanted: impl Fn(&str) -> bool,
+        code: &mut Vec<CodeSection>,
+    ) -> Result<Self, AttachError> {
         let ident: &[u8] = data.read_bytes_at(0, 16).map_err(|()| AttachError::NotElf)?;
         if !ident.starts_with(b"\x7fELF") {
             return Err(AttachError::NotElf);
@@ -240,7 +256,7 @@ impl FileImage {
             image.kind = FileKind::Library;
         }
         if image.functions().any(|(name, _)| wanted(name)) {
-            image.read_sections(data, &sections);
+            image.read_sections(data, &sections, code);
         }
         Ok(image)
     }
@@ -288,20 +304,31 @@ impl FileImage {
         self.is_go = by_go.iter().any(|name| sections.section_by_name(LE, name).is_some());
     }
 
-    fn read_sections<'a, R: ReadRef<'a>>(&mut self, data: R, sections: &SectionTable<'a, Header, R>) {
+    fn read_code<R: Read + Seek>(&mut self, reader: &mut R, sections: &[CodeSection]) {
         let mut code_bytes = 0_u64;
+        for CodeSection { address, offset, size } in sections {
+            code_bytes = code_bytes.saturating_add(*size);
+            let bytes = (code_bytes <= CODE_READ_MAX_BYTES).then(|| read_once(reader, *offset, *size)).flatten();
+            match bytes {
+                Some(bytes) => self.code.push(Code { address: *address, bytes }),
+                None => self.damaged.push("code"),
+            }
+        }
+        self.code_is_whole = code_bytes <= CODE_MAX_BYTES;
+        self.code.sort_by_key(|code| code.address);
+    }
+
+    fn read_sections<'a, R: ReadRef<'a>>(
+        &mut self,
+        data: R,
+        sections: &SectionTable<'a, Header, R>,
+        code: &mut Vec<CodeSection>,
+    ) {
         for section in sections.iter() {
             let name = sections.section_name(LE, section).unwrap_or_default();
             let (address, size) = (section.sh_addr(LE), section.sh_size(LE));
             if section.sh_flags(LE).contains(elf::SHF_EXECINSTR) && section.sh_type(LE) == elf::SHT_PROGBITS {
-                code_bytes = code_bytes.saturating_add(size);
-                if code_bytes > CODE_MAX_BYTES {
-                    self.code_is_whole = false;
-                }
-                match section.data(LE, data) {
-                    Ok(bytes) => self.code.push(Code { address, bytes: bytes.to_vec() }),
-                    Err(_) => self.damaged.push("code"),
-                }
+                code.push(CodeSection { address, offset: section.sh_offset(LE), size });
                 continue;
             }
             match name {
@@ -331,7 +358,6 @@ impl FileImage {
                 }
             }
         }
-        self.code.sort_by_key(|c| c.address);
         self.read_imports(data, sections);
     }
 

@@ -118,3 +118,29 @@ fn what_libc_says_of_itself() {
     assert!(image.is_executable(malloc.address) && malloc.exported && !malloc.indirect);
     assert!(image.functions().any(|(name, s)| name == "memcpy" && s.indirect));
 }
+
+#[test]
+fn sections_that_claim_the_same_bytes_many_times() {
+    const SECTIONS: u16 = 8;
+    const CLAIMED_BYTES: u64 = 100 << 20;
+    let Some(mut bytes) = library() else { return };
+    let (at, old) = (bytes.len() as u64, u64::from_le_bytes(bytes[0x28..0x30].try_into().unwrap()) as usize);
+    let count = u16::from_le_bytes(bytes[0x3c..0x3e].try_into().unwrap());
+    bytes.extend_from_within(old..old + usize::from(count) * 64);
+    // More sections of code, each of them all of the file, most of which is a hole.
+    for _ in 0..SECTIONS {
+        let mut header = [0; 64];
+        header[4..8].copy_from_slice(&elf::SHT_PROGBITS.0.to_le_bytes());
+        header[8..16].copy_from_slice(&6_u64.to_le_bytes());
+        header[0x20..0x28].copy_from_slice(&CLAIMED_BYTES.to_le_bytes());
+        bytes.extend(header);
+    }
+    bytes[0x28..0x30].copy_from_slice(&at.to_le_bytes());
+    bytes[0x3c..0x3e].copy_from_slice(&(count + SECTIONS).to_le_bytes());
+    let mut file = tempfile::tempfile().unwrap();
+    std::io::Write::write_all(&mut file, &bytes).unwrap();
+    file.set_len(CLAIMED_BYTES).unwrap();
+    let image = FileImage::read(file).unwrap();
+    let read: usize = image.code().iter().map(|code| code.bytes.len()).sum();
+    assert!(read as u64 <= CODE_READ_MAX_BYTES && image.damaged.contains(&"code"), "{read} bytes, {:?}", image.damaged);
+}
