@@ -1,15 +1,18 @@
 //! CPU time of the targets, from their own clocks and /proc.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 
 use crate::host::events::{monotonic_ns, suspended_ns};
 use crate::host::process::{self, Stat};
 
-/// Seconds of processes since the recording began; those that ended keep what they had when last seen.
+/// Seconds of processes since the recording began; of those that ended, what they had when last seen.
 #[derive(Debug, Default)]
 pub struct CpuTime {
     /// By process id: what it had when the recording began, and what it had when last seen.
     processes: HashMap<u32, (f64, f64)>,
+    /// What those used that have ended.
+    ended: f64,
     /// The beginning, CLOCK_BOOTTIME rounded down to a clock tick, as starts of processes are.
     began_ns: u64,
 }
@@ -18,21 +21,30 @@ impl CpuTime {
     /// Of a recording that begins now.
     pub fn begin() -> Self {
         let (now_ns, tick_ns) = (monotonic_ns() + suspended_ns(), 1_000_000_000 / ticks_per_second() as u64);
-        Self { processes: HashMap::new(), began_ns: now_ns - now_ns % tick_ns }
+        Self { began_ns: now_ns - now_ns % tick_ns, ..Self::default() }
     }
 
     /// Seconds that these processes and those asked for before have used since the beginning, as far as they were seen.
     pub fn of_processes(&mut self, pids: impl Iterator<Item = u32>) -> f64 {
+        let ended = &mut self.ended;
+        self.processes.retain(|pid, (before, last)| {
+            let used = of_process(*pid).filter(|used| used >= last);
+            match used {
+                Some(used) => *last = used,
+                None => *ended += *last - *before,
+            }
+            used.is_some()
+        });
         for pid in pids {
-            // The clock is exact where ticks of a hundredth of a second say nothing of a first look.
-            let Some(used) = of_process(pid) else { continue };
-            let (before, last) = self.processes.entry(pid).or_insert_with(|| {
+            if let Entry::Vacant(unknown) = self.processes.entry(pid)
+                // The clock is exact where ticks of a hundredth of a second say nothing of a first look.
+                && let Some(used) = of_process(pid)
+            {
                 let is_new = Stat::read(pid).is_ok_and(|stat| stat.start_ns >= self.began_ns);
-                (if is_new { 0.0 } else { used }, used)
-            });
-            *last = used.max(*last).max(*before);
+                unknown.insert((if is_new { 0.0 } else { used }, used));
+            }
         }
-        self.processes.values().map(|(before, last)| last - before).sum()
+        self.ended + self.processes.values().map(|(before, last)| last - before).sum::<f64>()
     }
 }
 
@@ -131,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn only_time_since_the_beginning_counts_and_an_ended_process_keeps_its_own() {
+    fn only_time_since_the_beginning_counts() {
         if crate::arch::is_emulated("/proc/self/stat is made up") {
             return;
         }
@@ -144,6 +156,21 @@ mod tests {
         }
         let before = time.of_processes(std::iter::empty());
         assert!(before > 0.0 && of_host() > 0.0, "{spin}");
-        assert_eq!(time.of_processes(std::iter::once(u32::MAX)), before);
+        assert!(time.of_processes(std::iter::once(u32::MAX)) >= before);
+    }
+
+    #[test]
+    fn the_ended_are_kept_as_a_sum() {
+        let mut time = CpuTime::begin();
+        // Both begin after that: all of their time counts.
+        std::thread::sleep(std::time::Duration::from_millis(20));
+        let spinning = || std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
+        let mut children = [spinning(), spinning()];
+        let ids = [children[0].id(), children[1].id()];
+        while time.of_processes(ids.into_iter()) == 0.0 || time.processes.values().any(|(_, last)| *last == 0.0) {}
+        children.iter_mut().for_each(|child| drop(child.kill().and_then(|()| child.wait())));
+        let used: f64 = time.processes.values().map(|(before, last)| last - before).sum();
+        assert_eq!((time.processes.len(), time.of_processes(ids.into_iter())), (2, used));
+        assert!(time.processes.is_empty());
     }
 }

@@ -95,6 +95,9 @@ pub struct Polled {
     pub more: bool,
 }
 
+/// Events that there is room for while nothing much happens.
+const ROOM_FOR_EVENTS: usize = 256;
+
 /// Processes, mappings and modules of this machine, kept up to date.
 #[derive(Debug)]
 pub struct Host {
@@ -225,6 +228,12 @@ impl Host {
     /// Lives to read and modules to open, both at once: what unwinding needs.
     pub fn split(&mut self) -> (&Lives, &mut ModuleTable) {
         (&self.lives, &mut self.modules)
+    }
+
+    /// Forgets lives, as [`Lives::expire`] does, and gives back the room that the events of many took.
+    pub fn expire(&mut self, before_ns: u64, sampled_before_ns: u64) -> usize {
+        self.buffer.shrink_to(ROOM_FOR_EVENTS);
+        self.lives.expire(before_ns, sampled_before_ns)
     }
 
     /// Moves what has changed since the last call to `out`.

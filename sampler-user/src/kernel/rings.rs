@@ -26,16 +26,18 @@ impl Ring {
     pub fn open(loader: &Loader, name: &'static str) -> Result<Self, KernelError> {
         let ring = RingBuf::try_from(loader.typed_map(name)?)
             .map_err(|error| KernelError::Object(format!("{name}: {error}")))?;
-        Ok(Self { ring, slab: BytesMut::with_capacity(SLAB_BYTES), ends: Vec::with_capacity(SLAB_BYTES / 64) })
+        Ok(Self { ring, slab: BytesMut::new(), ends: Vec::with_capacity(SLAB_BYTES / 64) })
     }
 
     /// Copies what is there, up to a slab's worth, and hands out each record. Returns the number of records: 0 when the
     /// ring is empty. One copy per record; the slab is used again once all records of it are gone.
     pub fn drain(&mut self, mut each: impl FnMut(Bytes)) -> usize {
         self.ends.clear();
-        self.slab.reserve(SLAB_BYTES);
         while self.slab.len() < SLAB_BYTES {
             let Some(record) = self.ring.next() else { break };
+            if self.ends.is_empty() {
+                self.slab.reserve(SLAB_BYTES);
+            }
             self.slab.extend_from_slice(&record);
             self.ends.push(self.slab.len());
         }
@@ -46,6 +48,11 @@ impl Ring {
             start = *end;
         }
         self.ends.len()
+    }
+
+    /// Gives the slab back, which may have grown with a large record.
+    pub fn shrink(&mut self) {
+        self.slab = BytesMut::new();
     }
 }
 

@@ -28,6 +28,9 @@ use crate::kernel::steering::Steering;
 /// Most remarks about files that could not be hooked.
 const MOST_REMARKS: usize = 8;
 
+/// Changes of the host that there is room for while nothing much happens.
+const ROOM_FOR_CHANGES: usize = 256;
+
 /// What the profile says of `--mmap`.
 const MAPPINGS_NOTE: &str = "anonymous mappings are included (functions mmap, mremap and brk), but for those that an \
                              allocator makes for itself: no byte counts twice";
@@ -298,6 +301,7 @@ impl Attaching {
                 _ => {}
             }
         }
+        changes.shrink_to(ROOM_FOR_CHANGES);
         self.changes = changes;
         self.hooks.hooked_files() != before
     }
@@ -346,6 +350,7 @@ impl Attaching {
     pub fn forget_ended(&mut self, before_ns: u64) {
         self.targets.forget(before_ns);
         self.last_exec.retain(|pid, _| self.targets.tracked.contains_key(pid));
+        self.last_exec.shrink_to(2 * self.last_exec.len());
     }
 
     /// Takes note of a target that ended before it could be hooked.

@@ -5,20 +5,19 @@ use std::sync::Arc;
 
 use sampler_ebpf::abi::ProcessKey;
 
-use super::accounting;
 use super::attaching::{Attaching, Audit};
+use super::ended::Exact;
 use super::recorder::Recorder;
 use crate::heap::live::Heap;
 use crate::host::Host;
 use crate::host::process::ProcessInfo;
-use crate::kernel::totals::Counts;
 use crate::profile::model::Process;
 
 /// A process while it could be looked at. Many may be remembered: what they have in common is there once, and what is
 /// left of each is in one table, not in small blocks between what comes and goes.
 #[derive(Clone, Debug, Default)]
 struct Described {
-    program: Program,
+    program: Arc<Program>,
     namespace_pid: Option<u32>,
     audit: Arc<Audit>,
     /// Whether its frees were given up.
@@ -28,38 +27,41 @@ struct Described {
 }
 
 /// What a process runs.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 struct Program {
     comm: Arc<str>,
     exe: Arc<str>,
     cgroup: Arc<str>,
 }
 
-/// Texts and audits that descriptions share.
+/// Programs and audits that descriptions share.
 #[derive(Default)]
 struct Shared {
-    texts: HashSet<Arc<str>>,
+    programs: HashSet<Arc<Program>>,
     sweep_at: usize,
     /// Audits of the processes described last: most others are of the same programs.
     audits: VecDeque<Arc<Audit>>,
 }
 
-/// Texts below which unused ones are not looked for.
+/// Programs below which unused ones are not looked for.
 const FIRST_SWEEP: usize = 1024;
 /// Audits that new ones are compared with.
 const RECENT_AUDITS: usize = 16;
 
 impl Shared {
-    fn text(&mut self, text: &Arc<str>) -> Arc<str> {
-        if let Some(known) = self.texts.get(text) {
+    fn program(&mut self, info: &ProcessInfo) -> Arc<Program> {
+        let [comm, exe, cgroup] = [&info.comm, &info.exe, &info.cgroup].map(Arc::clone);
+        let program = Program { comm, exe, cgroup };
+        if let Some(known) = self.programs.get(&program) {
             return Arc::clone(known);
         }
-        if self.texts.len() >= self.sweep_at.max(FIRST_SWEEP) {
-            self.texts.retain(|text| Arc::strong_count(text) > 1);
-            self.sweep_at = 2 * self.texts.len();
+        if self.programs.len() >= self.sweep_at.max(FIRST_SWEEP) {
+            self.programs.retain(|program| Arc::strong_count(program) > 1);
+            self.sweep_at = 2 * self.programs.len();
         }
-        self.texts.insert(Arc::clone(text));
-        Arc::clone(text)
+        let program = Arc::new(program);
+        self.programs.insert(Arc::clone(&program));
+        program
     }
 
     fn audit(&mut self, audit: Audit) -> Arc<Audit> {
@@ -72,10 +74,6 @@ impl Shared {
         let audit = Arc::new(audit);
         self.audits.push_back(Arc::clone(&audit));
         audit
-    }
-
-    fn program(&mut self, info: &ProcessInfo) -> Program {
-        Program { comm: self.text(&info.comm), exe: self.text(&info.exe), cgroup: self.text(&info.cgroup) }
     }
 }
 
@@ -144,13 +142,18 @@ impl Descriptions {
         self.described.remove(&process);
         self.described.entry(SHARED_LINE).or_insert_with(|| {
             let program = Program { comm: "(ended, without samples)".into(), ..Program::default() };
-            Described { program, ended: Some(1.0), ..Described::default() }
+            Described { program: Arc::new(program), ended: Some(1.0), ..Described::default() }
         });
     }
 
     /// A process without figures ended: it will have no line.
     pub fn forget_one(&mut self, process: ProcessKey) {
         self.described.remove(&process);
+    }
+
+    /// Gives back the room that the ended took.
+    pub fn shrink(&mut self) {
+        self.described.shrink_to_fit();
     }
 
     /// Drops what is known of processes whose figures have been put with those of others.
@@ -166,14 +169,13 @@ impl Descriptions {
         now_ns: u64,
         host: &mut Host,
         attaching: &Attaching,
-        counts: &Counts,
+        exact: Option<Exact>,
     ) -> Process {
         let shared = &mut self.shared;
         let described = self.described.entry(key).or_insert_with(|| describe(key, now_ns, host, attaching, shared));
         if described.ended.is_none() || described.audit.allocators.is_empty() {
             described.refresh(key, now_ns, host, attaching, shared);
         }
-        let counters = counts.processes.get(&key);
         Process {
             pid: key.tgid,
             namespace_pid: described.namespace_pid,
@@ -186,8 +188,8 @@ impl Descriptions {
             coverage: described.ended.unwrap_or_else(|| attaching.targets.coverage(key.tgid, now_ns)),
             ended: described.ended.is_some(),
             inuse_unknown: described.without_frees,
-            exact_alloc_bytes: counters.map(accounting::exact_bytes),
-            exact_alloc_objects: counters.map(accounting::exact_objects),
+            exact_alloc_bytes: exact.map(|exact| exact.bytes),
+            exact_alloc_objects: exact.map(|exact| exact.objects),
         }
     }
 }

@@ -4,6 +4,7 @@ mod accounting;
 mod attaching;
 mod command;
 mod describe;
+mod ended;
 mod files;
 mod free_groups;
 mod governor;

@@ -336,6 +336,7 @@ impl Recorder {
         self.arrived.shrink_to(ROOM_FOR_RECORDS);
         self.walked.shrink_to_fit();
         self.callers.shrink_to_fit();
+        self.unwinder.sweep();
     }
 
     /// Drops processes that have ended.

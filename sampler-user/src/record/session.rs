@@ -11,6 +11,7 @@ use sampler_ebpf::abi::{Counters, LiveKey, ProcessKey};
 use super::accounting::{self, DaemonCounters};
 use super::attaching::Attaching;
 use super::describe::{Descriptions, SHARED_LINE};
+use super::ended::EndedCounts;
 use super::files::SnapshotFiles;
 use super::free_groups::Frees;
 use super::governor::Governor;
@@ -25,8 +26,7 @@ use crate::cost::cpu_time::CpuTime;
 use crate::cost::measure;
 use crate::heap::live::Heap;
 use crate::host::events::monotonic_ns;
-use crate::host::own_memory::give_memory_back;
-use crate::host::{Host, HostOptions};
+use crate::host::{Host, HostOptions, own_memory};
 use crate::kernel::KernelError;
 use crate::kernel::live_map::{LiveEntries, LiveMap};
 use crate::kernel::loader::Loader;
@@ -51,8 +51,10 @@ const KEEP_ENDED_NS: u64 = 10_000_000_000;
 /// been emptied: then samples wait for their stacks at most, which takes a second.
 const KEEP_UNSAMPLED_NS: u64 = 2_000_000_000;
 /// After so many lives the memory that they took is worth giving back, which takes some milliseconds: not too often.
-const MANY_LIVES: usize = 1024;
+const MANY_LIVES: usize = 256;
 const GIVE_BACK_EVERY_NS: u64 = 5_000_000_000;
+/// The same after fewer.
+const GIVE_BACK_LAST_NS: u64 = 30_000_000_000;
 /// After so many rows of ended processes their names are forgotten, if no snapshot with stacks came before.
 const MANY_RETIRED_ROWS: usize = 16_384;
 
@@ -79,13 +81,11 @@ pub struct Session {
     maker: Maker,
     descriptions: Descriptions,
     ended: Vec<(ProcessKey, u64)>,
-    ended_counts: HashMap<ProcessKey, Counters>,
+    ended_counts: EndedCounts,
     /// Processes that ended and are still among the living ones' figures.
     retiring: HashSet<ProcessKey>,
     /// Rows put with the residue since the maker was told which ones stay.
     retired_rows: usize,
-    /// Counts of processes that are with the residue.
-    retired_counts: Counters,
     /// Lost frees that the last reconciliation knew of.
     reconciled_frees_lost: u64,
     started: SystemTime,
@@ -147,12 +147,11 @@ impl Session {
             descriptions: Descriptions::default(),
             retiring: HashSet::new(),
             retired_rows: 0,
-            retired_counts: Counters::default(),
             reconciled_frees_lost: 0,
             attaching: Attaching::new(&plan, programs, steering, mappings),
             host,
             ended: Vec::new(),
-            ended_counts: HashMap::new(),
+            ended_counts: EndedCounts::default(),
             started: SystemTime::now(),
             started_ns: monotonic_ns(),
             lives: Vec::new(),
@@ -266,13 +265,7 @@ impl Session {
             log::warn!("{error}");
         }
         let keep_ns = if self.recorder.is_behind() { KEEP_ENDED_NS } else { KEEP_UNSAMPLED_NS };
-        self.forgotten.0 +=
-            self.host.lives_mut().expire(now.saturating_sub(keep_ns), now.saturating_sub(KEEP_ENDED_NS));
-        if self.forgotten.0 > MANY_LIVES && now.saturating_sub(self.forgotten.1) > GIVE_BACK_EVERY_NS {
-            self.forgotten = (0, now);
-            self.recorder.shrink();
-            give_memory_back();
-        }
+        self.forgotten.0 += self.host.expire(now.saturating_sub(keep_ns), now.saturating_sub(KEEP_ENDED_NS));
         self.attaching.check_awaited(now, &self.host);
         self.leave_heaps();
         if let Some(table) = self.classes.as_mut().and_then(|classes| classes.reshare(self.recorder.heap.by_class()))
@@ -283,6 +276,22 @@ impl Session {
         self.attaching.forget_ended(now.saturating_sub(KEEP_ENDED_NS));
         self.collect_ended(now.saturating_sub(COLLECT_AFTER_NS));
         self.retire();
+        let (lives, given_back_ns) = self.forgotten;
+        let wait_ns = if lives > MANY_LIVES { GIVE_BACK_EVERY_NS } else { GIVE_BACK_LAST_NS };
+        if lives > 0 && now.saturating_sub(given_back_ns) > wait_ns {
+            self.forgotten = (0, now);
+            self.give_memory_back();
+        }
+    }
+
+    /// Gives back the room that a storm of processes took.
+    fn give_memory_back(&mut self) {
+        self.events.shrink();
+        self.stacks.shrink();
+        self.recorder.shrink();
+        self.descriptions.shrink();
+        self.ended.shrink_to_fit();
+        own_memory::give_memory_back();
     }
 
     /// Moves the counts of processes that ended before `before_ns` out of the kernel.
@@ -291,50 +300,43 @@ impl Session {
             std::mem::take(&mut self.ended).into_iter().partition(|(_, at_ns)| *at_ns <= before_ns);
         self.recorder.forget_places(&ended.iter().map(|(process, _)| *process).collect());
         for (process, _) in ended {
-            if let Some(counters) = self.totals.take(process) {
-                if counters.hits() > 0 {
-                    self.attaching.has_figures(process);
-                }
-                let own = self.plan.keeps_running()
-                    || self.recorder.processes.contains_key(&process)
-                    || self.ended_counts.contains_key(&process);
-                let line = if own || self.ended_counts.len() < MOST_UNSAMPLED_LINES {
-                    process
-                } else {
-                    self.descriptions.share_line(process);
-                    SHARED_LINE
-                };
-                self.ended_counts.entry(line).or_default().add(&counters);
-                if self.plan.keeps_running() {
-                    self.retiring.insert(process);
-                }
-            } else if self.plan.keeps_running() {
+            let has_line = self.recorder.processes.contains_key(&process) || self.ended_counts.get(&process).is_some();
+            let own = has_line || self.plan.keeps_running() || self.ended_counts.lines() < MOST_UNSAMPLED_LINES;
+            let counters = self.totals.take(process).unwrap_or_default();
+            let called = counters.hits() > 0;
+            if called {
+                self.attaching.has_figures(process);
+            }
+            if called && !own {
+                self.descriptions.share_line(process);
+            }
+            self.ended_counts.add(if own { process } else { SHARED_LINE }, &counters);
+            if self.plan.keeps_running() {
                 self.retiring.insert(process);
-            } else if !self.recorder.processes.contains_key(&process) && !self.ended_counts.contains_key(&process) {
+            } else if !called && !has_line {
                 self.descriptions.forget_one(process);
             }
         }
         self.ended = later;
     }
 
-    /// All counts: the kernel's, and those already taken out of it.
-    pub fn counts(&self) -> anyhow::Result<Counts> {
-        let mut counts = self.totals.read(&self.attaching.programs)?;
-        for (process, counters) in &self.ended_counts {
-            counts.processes.entry(*process).or_default().add(counters);
-        }
-        Ok(counts)
+    /// Counts that are still in the kernel, by process, and the sum of these and of all that were taken out of it.
+    pub fn counts(&self) -> anyhow::Result<(Counts, Counters)> {
+        let counts = self.totals.read(&self.attaching.programs)?;
+        let mut total = counts.total();
+        total.add(self.ended_counts.total());
+        Ok((counts, total))
     }
 
     /// Everything of this moment, for profiles. `last`: the probes are gone.
     pub fn snapshot(&mut self, detail: Detail, last: bool) -> anyhow::Result<Snapshot> {
         let begun = Instant::now();
         self.cycle()?;
-        let (mut counts, mut total) = self.counts_of_all()?;
+        let (mut counts, mut total) = self.counts()?;
         if self.plan.live && (last || total.frees_lost > self.reconciled_frees_lost) {
             self.reconciled_frees_lost = total.frees_lost;
             self.reconcile()?;
-            (counts, total) = self.counts_of_all()?;
+            (counts, total) = self.counts()?;
         }
         if !last {
             // Calls that are still running are no loss yet, nor hits that could be accounted for.
@@ -383,6 +385,7 @@ impl Session {
             attaching: &self.attaching,
             descriptions: &mut self.descriptions,
             counts,
+            ended: &self.ended_counts,
         }
     }
 
@@ -416,31 +419,18 @@ impl Session {
             return;
         }
         let ended = std::mem::take(&mut self.retiring);
-        let counts = Counts { processes: self.ended_counts.clone(), ..Counts::default() };
-        let (mut retired, held) = self.parts(&counts).retire(&ended);
+        let (mut retired, held) = self.parts(&Counts::default()).retire(&ended);
         self.retired_rows += retired.rows.len();
         if self.retired_rows >= MANY_RETIRED_ROWS {
             self.retired_rows = 0;
             retired.living = Some(self.recorder.heap.stacks());
         }
         let done: HashSet<ProcessKey> = ended.difference(&held).copied().collect();
-        for process in &done {
-            if let Some(counters) = self.ended_counts.remove(process) {
-                self.retired_counts.add(&counters);
-            }
-        }
+        self.ended_counts.forget(&done);
         self.maker.retire(retired);
         self.recorder.forget(&done);
         self.descriptions.forget(&done, &self.recorder);
         self.retiring = held;
-    }
-
-    /// All counts, and their sum with those of processes that are with the residue.
-    fn counts_of_all(&self) -> anyhow::Result<(Counts, Counters)> {
-        let counts = self.counts()?;
-        let mut total = counts.total();
-        total.add(&self.retired_counts);
-        Ok((counts, total))
     }
 
     /// Heals the heap from frees that were not reported: the kernel's live map is the truth. It takes a microsecond or two for

@@ -2,6 +2,7 @@
 //! for the event path nor keep it waiting: sums are copied, stacks and files are shared.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Add;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -9,6 +10,7 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::attaching::Attaching;
 use super::describe::Descriptions;
+use super::ended::{EndedCounts, Exact};
 use super::naming::{Facts, ModuleFacts};
 use super::own_code::OwnCode;
 use super::recorder::Recorder;
@@ -120,8 +122,10 @@ pub struct Parts<'a> {
     pub attaching: &'a Attaching,
     /// Processes as they were.
     pub descriptions: &'a mut Descriptions,
-    /// Exact counts.
+    /// Exact counts that are still in the kernel.
     pub counts: &'a Counts,
+    /// Those of ended processes.
+    pub ended: &'a EndedCounts,
 }
 
 /// Rows and processes of a snapshot, before the rest is known.
@@ -146,6 +150,7 @@ impl Parts<'_> {
             .iter()
             .filter(|(_, counters)| counters.hits() > 0)
             .map(|(process, _)| *process)
+            .chain(self.ended.processes().copied())
             .collect();
         let mut rows = Vec::new();
         let mut names = FunctionNames::default();
@@ -196,7 +201,7 @@ impl Parts<'_> {
             of_row.push(row.process);
             rows.push(copy_of(row, names.get(row.function, self.attaching)));
         }
-        let counted = |process: &&ProcessKey| self.counts.processes.get(process).is_some_and(|c| c.hits() > 0);
+        let counted = |process: &&ProcessKey| self.ended.get(process).is_some();
         let mut keys: Vec<ProcessKey> = ended.difference(&held).filter(counted).copied().collect();
         keys.extend(&of_row);
         keys.sort_unstable_by_key(|key| (key.tgid, key.start_ns, key.exec_id));
@@ -228,7 +233,10 @@ impl Parts<'_> {
         let processes = keys
             .iter()
             .map(|key| {
-                let process = self.descriptions.process(*key, now_ns, self.host, self.attaching, self.counts);
+                // Its last threads may end after its other counts were taken out of the kernel.
+                let counting = self.counts.processes.get(key).map(Exact::of);
+                let exact = self.ended.get(key).into_iter().chain(counting).reduce(Exact::add);
+                let process = self.descriptions.process(*key, now_ns, self.host, self.attaching, exact);
                 Process { inuse_unknown: process.inuse_unknown || heap.has_left(key), ..process }
             })
             .collect();

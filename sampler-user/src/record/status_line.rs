@@ -44,10 +44,9 @@ impl StatusLine {
         }
         self.last = Some((now, estimated.samples));
         if self.next_count.is_none_or(|at| at <= now) {
-            self.lost = session.counts().map_or(0, |counts| {
-                let total = counts.total();
-                total.lost_ring_full + total.lost_abandoned + total.lost_no_thread_state
-            });
+            self.lost = session
+                .counts()
+                .map_or(0, |(_, total)| total.lost_ring_full + total.lost_abandoned + total.lost_no_thread_state);
             // A thousandth of the time at most.
             self.next_count = Some(now + now.elapsed() * 1000);
         }

@@ -128,12 +128,18 @@ impl StackCache {
             return known.clone();
         }
         if self.interned.len() >= self.sweep_at {
-            self.interned.retain(|stack| Arc::strong_count(stack) > 1);
-            self.sweep_at = (self.interned.len() * 2).max(FIRST_SWEEP);
+            self.sweep();
         }
         let stack = Arc::new(stack);
         self.interned.insert(stack.clone());
         stack
+    }
+
+    /// Lets go of stacks that nobody else has any more.
+    pub fn sweep(&mut self) {
+        self.interned.retain(|stack| Arc::strong_count(stack) > 1);
+        self.interned.shrink_to(2 * self.interned.len());
+        self.sweep_at = (self.interned.len() * 2).max(FIRST_SWEEP);
     }
 }
 

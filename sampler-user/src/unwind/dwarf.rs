@@ -163,6 +163,11 @@ impl Unwinder {
         self.stacks.forget(ended);
     }
 
+    /// Lets go of stacks that nobody else has any more.
+    pub fn sweep(&mut self) {
+        self.stacks.sweep();
+    }
+
     /// Counters.
     pub fn statistics(&self) -> Statistics {
         Statistics {

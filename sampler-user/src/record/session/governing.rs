@@ -53,14 +53,14 @@ impl Session {
             return Ok(());
         }
         self.learn_kinds();
-        let counts = self.counts()?;
+        let (counts, total) = self.counts()?;
         // A window ends with the look at it, whatever comes next: its length must not depend on what was in it.
         let ended_ns = monotonic_ns();
         let window = self.weigh_window(&counts, ended_ns);
         let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
         let (before, attaching) = (&self.frees, &self.attaching);
         let groups = || free_groups::groups(&counts, before, attaching, &self.host, &self.recorder.heap);
-        let actions = self.governor.look(&counts.total(), cpu_seconds, now, groups);
+        let actions = self.governor.look(&total, cpu_seconds, now, groups);
         self.frees = if self.governor.may_leave_frees() { Frees::of(&counts) } else { Frees::default() };
         if let Some(window) = &window
             && !actions.contains(&Action::Detach)
@@ -107,7 +107,7 @@ impl Session {
                     self.recorder.heap.window_begins(now);
                     let pause_ns = self.windows.attached(now);
                     attaching.uncovered(pause_ns, now);
-                    let counts = self.counts()?;
+                    let (counts, _) = self.counts()?;
                     let governor = &self.governor;
                     let cost = |counters: &Counters| governor.probe_seconds(counters).unwrap_or(0.0);
                     self.progress.begin_window(&counts.processes, cost, pause_ns as f64 * 1e-9);
@@ -142,7 +142,7 @@ impl Session {
 
     /// The recording ends, its probes are about to be taken away.
     pub(super) fn end_windows(&mut self) -> anyhow::Result<LastWindow> {
-        let counts = self.counts()?;
+        let (counts, _) = self.counts()?;
         let now = monotonic_ns();
         if let Some(weights) = self.weigh_window(&counts, now) {
             self.recorder.heap.window_ends(now);

@@ -1,0 +1,109 @@
+//! What ended processes counted: little for each, as a storm of short ones leaves thousands of them in the profile.
+
+use std::collections::{HashMap, HashSet};
+use std::ops::Add;
+
+use sampler_ebpf::abi::{Counters, ProcessKey};
+
+use super::accounting;
+
+/// Allocations of a process, counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Exact {
+    /// Bytes asked for.
+    pub bytes: u64,
+    /// Calls.
+    pub objects: u64,
+}
+
+impl Exact {
+    /// By a process's counters.
+    pub fn of(counters: &Counters) -> Self {
+        Self { bytes: accounting::exact_bytes(counters), objects: accounting::exact_objects(counters) }
+    }
+}
+
+impl Add for Exact {
+    type Output = Self;
+
+    fn add(self, more: Self) -> Self {
+        Self { bytes: self.bytes + more.bytes, objects: self.objects + more.objects }
+    }
+}
+
+/// Counts that were taken out of the kernel: their sum, and of each process what its line in the profile says.
+#[derive(Debug, Default)]
+pub struct EndedCounts {
+    total: Counters,
+    lines: HashMap<ProcessKey, Exact>,
+}
+
+impl EndedCounts {
+    /// Adds what an ended process counted, to a line of its own or that of others. Without a call there is no line.
+    pub fn add(&mut self, line: ProcessKey, counters: &Counters) {
+        self.total.add(counters);
+        if counters.hits() > 0 {
+            let line = self.lines.entry(line).or_default();
+            *line = *line + Exact::of(counters);
+        }
+    }
+
+    /// Sum over all processes that have ended, those without a line included.
+    pub const fn total(&self) -> &Counters {
+        &self.total
+    }
+
+    /// What a process's line says.
+    pub fn get(&self, process: &ProcessKey) -> Option<Exact> {
+        self.lines.get(process).copied()
+    }
+
+    /// Processes with a line: those that called an allocator.
+    pub fn processes(&self) -> impl Iterator<Item = &ProcessKey> {
+        self.lines.keys()
+    }
+
+    /// Number of lines.
+    pub fn lines(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// Takes lines away; the total stays.
+    pub fn forget(&mut self, processes: &HashSet<ProcessKey>) {
+        for process in processes {
+            self.lines.remove(process);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(tgid: u32) -> ProcessKey {
+        ProcessKey { start_ns: 1, tgid, exec_id: 0 }
+    }
+
+    #[test]
+    fn lines_can_be_shared_and_forgotten_and_the_total_stays() {
+        let calls =
+            |calls, bytes| Counters { unsampled: calls, unsampled_bytes: bytes, threads: 1, ..Counters::default() };
+        let mut ended = EndedCounts::default();
+        ended.add(key(1), &calls(2, 20));
+        ended.add(key(2), &calls(1, 5));
+        ended.add(key(2), &calls(3, 7));
+        ended.add(key(3), &calls(0, 0));
+        assert_eq!(ended.get(&key(2)), Some(Exact { bytes: 12, objects: 4 }));
+        assert_eq!((ended.get(&key(3)), ended.lines()), (None, 2));
+        ended.forget(&HashSet::from([key(1), key(9)]));
+        assert_eq!(ended.processes().collect::<Vec<_>>(), [&key(2)]);
+        assert_eq!(*ended.total(), Counters { threads: 4, ..calls(6, 32) });
+    }
+
+    #[test]
+    fn a_call_that_failed_has_a_line_that_says_nothing() {
+        let mut ended = EndedCounts::default();
+        ended.add(key(1), &Counters { sampled: 1, failed: 1, ..Counters::default() });
+        assert_eq!(ended.get(&key(1)), Some(Exact::default()));
+    }
+}
