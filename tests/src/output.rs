@@ -124,6 +124,9 @@ pub struct Stack {
     /// Of them still in use.
     #[serde(default)]
     pub inuse_samples: Option<u64>,
+    /// How long its blocks live, if that is known.
+    #[serde(default)]
+    pub lifetimes: Option<serde_json::Value>,
     /// Whether the stack reaches the thread's entry.
     pub complete: bool,
     /// Leaf first.

@@ -42,6 +42,7 @@ fn allocations_seen_in_time_windows_are_corrected() {
     assert!(total.low.is_none() && total.high.is_none() && total.exact.is_none(), "{total:?}");
     assert!(total.reason.as_ref().is_some_and(|reason| reason.contains("time windows")), "{total:?}");
     assert!(profile.totals.inuse_bytes.as_ref().is_none_or(|inuse| inuse.estimate.is_none()), "in use, without frees");
+    assert!(profile.stacks.iter().all(|stack| stack.lifetimes.is_none()), "lifetimes, without frees");
     let coverage = profile.process(target.pid()).coverage;
     assert!(coverage > 0.02 && coverage < 0.95, "{coverage}");
 }
@@ -94,7 +95,7 @@ fn check_given_up(profile: &Profile, calm: (u32, &Truth), others: &[(u32, &Truth
     for &(pid, _) in others {
         assert!(unknown(figures(pid)), "{:?}", figures(pid));
         for stack in profile.stacks.iter().filter(|stack| stack.pid == pid) {
-            assert!(unknown(&stack.figures) && stack.inuse_samples.is_none(), "{stack:?}");
+            assert!(unknown(&stack.figures) && stack.inuse_samples.is_none() && stack.lifetimes.is_none(), "{stack:?}");
         }
     }
     let (kept, estimated) = (calm.1.live_bytes() as f64, inuse(figures(calm.0)).value());

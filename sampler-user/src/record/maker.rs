@@ -124,8 +124,8 @@ impl Worker {
         let known = |process: &Process| !process.inuse_unknown;
         profile.live = snapshot.live;
         profile.live = profile.knows_some_inuse();
-        let rows = snapshot.rows.into_iter();
-        profile.rows = rows.map(|row| self.row(profile.processes.get(row.process).is_none_or(known), row)).collect();
+        let is_known = |row: &SnapshotRow| profile.live && profile.processes.get(row.process).is_none_or(known);
+        profile.rows = snapshot.rows.into_iter().map(|row| self.row(is_known(&row), row)).collect();
         if snapshot.detail == Detail::Totals {
             profile.rows.extend(self.residue.totals(first));
         } else {
@@ -139,7 +139,7 @@ impl Worker {
         Made { profile, stats, keys: snapshot.keys, begun: snapshot.begun, cost: snapshot.cost }
     }
 
-    /// `known`: what its process has in use is.
+    /// `known`: what its process has in use is, and how long its blocks live.
     fn row(&self, known: bool, row: SnapshotRow) -> Row {
         let live = self.template.live && known;
         Row {

@@ -121,6 +121,10 @@ fn cause(profile: &Profile) -> String {
 }
 
 fn coverage(context: &Context) -> Vec<String> {
+    if context.profile.time_windows {
+        // Most of what is missing is between windows, for which figures are corrected; a note says so.
+        return Vec::new();
+    }
     let short = context.profile.processes.iter().filter(|process| process.coverage < 0.9995);
     let remark = |process| {
         let process: &crate::profile::model::Process = process;
