@@ -3,7 +3,7 @@
 use super::args::{RecordArgs, ServeArgs, SnapshotArgs};
 use super::plan::PlanError;
 use crate::profile::formats;
-use crate::profile::output::{self, Output};
+use crate::profile::output::{self, Output, OutputError};
 use crate::serve::push::{PushPlan, SpoolOptions};
 
 /// The destinations, with their queues.
@@ -50,6 +50,9 @@ pub(super) fn outputs(args: &RecordArgs) -> Result<Vec<Output>, PlanError> {
     }
     let mut outputs = Vec::new();
     for path in &args.outputs {
+        if path.is_dir() {
+            return Err(OutputError::IsFolder(path.clone()).into());
+        }
         let format = formats::choose(path, args.format.as_deref())?;
         outputs.push(Output::new(path, format, args.force));
     }

@@ -15,7 +15,7 @@ use super::model::Profile;
 #[derive(Debug, Error)]
 pub enum OutputError {
     /// The folder is not there.
-    #[error("cannot write {path}: the folder {folder} does not exist; create it, or choose another with -o")]
+    #[error("cannot write {path}: the folder {folder} does not exist; create it, or choose another")]
     NoFolder {
         /// File to be written.
         path: PathBuf,
@@ -23,7 +23,7 @@ pub enum OutputError {
         folder: PathBuf,
     },
     /// The folder takes no files.
-    #[error("cannot write into {folder}: {source}; choose another folder with -o")]
+    #[error("cannot write into {folder}: {source}; choose another folder")]
     FolderNotWritable {
         /// The folder.
         folder: PathBuf,
@@ -31,10 +31,10 @@ pub enum OutputError {
         source: io::Error,
     },
     /// The file is there already.
-    #[error("{0} exists; use --force to replace it, or choose another name with -o")]
+    #[error("{0} exists; use --force to replace it, or choose another name")]
     Exists(PathBuf),
     /// The name belongs to something that is not a file.
-    #[error("{0} is a folder; name a file in it with -o")]
+    #[error("{0} is a folder; name a file in it")]
     IsFolder(PathBuf),
     /// Writing failed.
     #[error("cannot write {path}: {source}")]
@@ -148,12 +148,18 @@ pub fn write_whole<E: From<OutputError>>(
         .prefix(".heapbpf-")
         .permissions(fs::Permissions::from_mode(0o666))
         .tempfile_in(folder)
-        .map_err(io_error)?;
-    let mut out = BufWriter::with_capacity(BUFFER_BYTES, temporary);
+        .map_err(|error| io_error(without_temporary_name(error)))?;
+    // The file alone: its errors do not tell of the temporary name.
+    let mut out = BufWriter::with_capacity(BUFFER_BYTES, temporary.as_file());
     write(&mut out)?;
-    let temporary = out.into_inner().map_err(|error| io_error(error.into_error()))?;
+    out.into_inner().map_err(|error| io_error(error.into_error()))?;
     keep(temporary, path, force)?;
     Ok(())
+}
+
+/// What is wrong, of an error that names a file nobody has asked for.
+fn without_temporary_name(error: io::Error) -> io::Error {
+    if error.raw_os_error().is_some() { error } else { error.kind().into() }
 }
 
 fn keep(temporary: NamedTempFile, path: &Path, force: bool) -> Result<File, OutputError> {
@@ -174,10 +180,9 @@ pub fn check_new_file(path: &Path, force: bool) -> Result<(), OutputError> {
         return Err(OutputError::NoFolder { path: path.into(), folder: folder.into() });
     }
     // Only trying tells: permissions, read-only and full file systems. The file is gone at once.
-    tempfile::Builder::new()
-        .prefix(".heapbpf-")
-        .tempfile_in(folder)
-        .map_err(|source| OutputError::FolderNotWritable { folder: folder.into(), source })?;
+    tempfile::Builder::new().prefix(".heapbpf-").tempfile_in(folder).map_err(|error| {
+        OutputError::FolderNotWritable { folder: folder.into(), source: without_temporary_name(error) }
+    })?;
     if !force && fs::symlink_metadata(path).is_ok() {
         return Err(OutputError::Exists(path.into()));
     }
@@ -288,7 +293,7 @@ mod tests {
     fn missing_folders_and_folders_are_refused_with_a_hint() {
         let folder = tempfile::tempdir().expect("temporary folder");
         let missing = output(&folder.path().join("no/x.json"), false).check().expect_err("missing").to_string();
-        assert!(missing.contains("does not exist") && missing.contains("-o"), "{missing}");
+        assert!(missing.contains("does not exist") && missing.contains("create it"), "{missing}");
         let is_folder = folder.path().join("d.json");
         fs::create_dir(&is_folder).expect("created");
         assert!(matches!(output(&is_folder, true).check(), Err(OutputError::IsFolder(_))));

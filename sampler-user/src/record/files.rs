@@ -22,24 +22,27 @@ pub fn resolve_outputs(plan: &RecordPlan, first: Option<(&str, u32)>) -> Vec<Out
     vec![Output::new(path, plan.default_format, false)]
 }
 
-/// Writes a profile to all outputs. Returns the files with the command that opens each.
-///
-/// # Errors
-/// The first that could not be written.
+/// Files, each with the command that opens it.
+pub type Written = Vec<(String, String)>;
+
+/// Writes a profile to all outputs, whatever becomes of the others. Returns what was written, and the first failure.
 pub fn write_outputs(
     outputs: &[Output],
     profile: &Profile,
     options: &WriteOptions,
-) -> Result<Vec<(String, String)>, OutputError> {
-    let mut written = Vec::new();
+) -> (Written, Result<(), OutputError>) {
+    let (mut written, mut result) = (Vec::new(), Ok(()));
     for output in outputs {
-        for path in output.write(profile, options)? {
-            let path = path.display().to_string();
-            let how_to_open = output.format().how_to_open(&path);
-            written.push((path, how_to_open));
+        match output.write(profile, options) {
+            Ok(paths) => written.extend(paths.into_iter().map(|path| {
+                let path = path.display().to_string();
+                let how_to_open = output.format().how_to_open(&path);
+                (path, how_to_open)
+            })),
+            Err(error) => result = result.and(Err(error)),
         }
     }
-    Ok(written)
+    (written, result)
 }
 
 /// Numbered snapshots: `name.0001.pb.gz`, ….
@@ -161,6 +164,19 @@ mod tests {
             std::fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
         names
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_takes_no_other_with_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let outputs = ["gone/a.json", "b.folded"].map(|name| {
+            let path = folder.path().join(name);
+            Output::new(path.clone(), formats::by_extension(&path).unwrap(), false)
+        });
+        let (written, result) = write_outputs(&outputs, &testing::small(), &WriteOptions::default());
+        assert!(result.unwrap_err().to_string().contains("a.json"));
+        assert_eq!(written.len(), 1);
+        assert_eq!(names(folder.path()), ["b.folded"]);
     }
 
     #[test]

@@ -132,14 +132,16 @@ pub async fn run(mut plan: RecordPlan) -> anyhow::Result<u8> {
     drop(server);
     // A service has been asked for its profiles; a file of the last one is for who named it.
     let is_wanted = !session.plan.serves || !session.plan.outputs.is_empty();
-    let files = if is_wanted { write_outputs(&outputs, &made.profile, &session.plan.write)? } else { Vec::new() };
-    if let Some(path) = &session.plan.stats {
-        write_stats(path, &made.stats)?;
-    }
+    let outputs_if_wanted = if is_wanted { &outputs[..] } else { &[] };
+    // A file that cannot be written takes nothing else with it: the recording cannot be had again.
+    let (files, written) = write_outputs(outputs_if_wanted, &made.profile, &session.plan.write);
+    let accounted = session.plan.stats.as_ref().map_or(Ok(()), |path| write_stats(path, &made.stats));
     show_report(&made.profile, &session.plan, &outputs, files);
     if let Some(pusher) = pusher {
         pusher.finish(made);
     }
+    written?;
+    accounted?;
     Ok(exit_code)
 }
 
