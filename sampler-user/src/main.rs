@@ -11,7 +11,7 @@ use sampler_user::{cli, cost, record};
 
 fn main() -> ExitCode {
     return_what_is_free();
-    let cli = Cli::parse();
+    let cli = Cli::try_parse().unwrap_or_else(|error| cli::hints::explained(error).exit());
     let outcome = match &cli.command {
         None => start(&cli.record),
         Some(Command::Record(args)) => start(args),
@@ -46,7 +46,7 @@ fn told(error: &anyhow::Error) -> String {
 }
 
 fn start(args: &cli::args::RecordArgs) -> anyhow::Result<u8> {
-    cli::log::start(args.verbose, args.quiet);
+    cli::log::start(args.verbose);
     record::run(plan::plan(args)?)
 }
 

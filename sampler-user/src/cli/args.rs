@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use super::values::{
     Interval, Overhead, parse_confidence, parse_duration, parse_estimator, parse_exposure, parse_interval,
-    parse_listen, parse_nanoseconds, parse_overhead, parse_seed, parse_size, parse_value,
+    parse_listen, parse_nanoseconds, parse_overhead, parse_pid, parse_seed, parse_size, parse_value,
 };
 use crate::profile::adjust::At;
 use crate::profile::diff::Exposure;
@@ -58,7 +58,7 @@ pub enum Command {
 #[derive(Clone, Debug, Default, Args)]
 pub struct TargetArgs {
     /// Processes to profile
-    #[arg(short, long = "pid", value_name = "PID", value_delimiter = ',', help_heading = "Target")]
+    #[arg(short, long = "pid", value_name = "PID", value_delimiter = ',', value_parser = parse_pid, help_heading = "Target")]
     pub pids: Vec<u32>,
     /// Every process on this host, present and future
     #[arg(short, long, help_heading = "Target")]
@@ -213,8 +213,9 @@ pub struct RecordArgs {
     #[command(flatten)]
     pub target: TargetArgs,
 
-    /// Mean bytes between samples: `4096`, `64k`, `64KiB`, `1MB`; 1 is every allocation, 0 is exact totals only; for
-    /// other criteria allocations instead of bytes; `@plan.json` for intervals by size class
+    /// Mean bytes between samples: `4096`, `64k`, `64KiB`, `1MB`; 1 is every allocation, 0 is exact totals only, `auto`
+    /// the smallest at which samples cost little; for other criteria allocations instead of bytes; `@plan.json` for
+    /// intervals by size class
     #[arg(short, long, value_name = "SIZE", default_value = "512KiB", value_parser = parse_interval, allow_negative_numbers = true, help_heading = "Sampling")]
     pub interval: Interval,
     /// What a trial is
@@ -243,7 +244,8 @@ pub struct RecordArgs {
     /// Output file; `-` is standard output; may be repeated
     #[arg(short, long = "output", value_name = "FILE", help_heading = "Output")]
     pub outputs: Vec<PathBuf>,
-    /// Format, where the file's extension does not tell
+    /// Format, where the file's extension does not tell: pprof, json, folded, svg, html, speedscope, heap_v2, perfetto,
+    /// parquet, otlp
     #[arg(long, value_name = "FORMAT", help_heading = "Output")]
     pub format: Option<String>,
     /// Overwrite files named by -o
@@ -379,7 +381,8 @@ pub struct MergeArgs {
     /// Where the sum goes
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Format, where the file's extension does not tell
+    /// Format, where the file's extension does not tell: pprof, json, folded, svg, html, speedscope, heap_v2, perfetto,
+    /// parquet, otlp
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<String>,
     /// Overwrite the output
@@ -407,7 +410,8 @@ pub struct ReportArgs {
     /// Write the profile instead of showing it; `-` is standard output; may be repeated
     #[arg(short, long = "output", value_name = "FILE")]
     pub outputs: Vec<PathBuf>,
-    /// Format, where the file's extension does not tell
+    /// Format, where the file's extension does not tell: pprof, json, folded, svg, html, speedscope, heap_v2, perfetto,
+    /// parquet, otlp
     #[arg(long, value_name = "FORMAT", requires = "outputs")]
     pub format: Option<String>,
     /// Overwrite files named by -o

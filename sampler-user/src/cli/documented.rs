@@ -59,8 +59,10 @@ fn commands() -> Vec<(String, clap::Command)> {
 fn head(arg: &Arg) -> String {
     let short = arg.get_short().map_or(String::new(), |short| format!("`-{short}`, "));
     let takes_value = arg.get_action().takes_values();
+    let names = arg.get_value_names().filter(|_| takes_value).map(|names| names.join(" "));
+    let may_lack_it = arg.is_require_equals_set();
     let value =
-        arg.get_value_names().filter(|_| takes_value).map_or(String::new(), |names| format!(" {}", names.join(" ")));
+        names.map_or(String::new(), |names| if may_lack_it { format!("[={names}]") } else { format!(" {names}") });
     let defaults: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy().into_owned()).collect();
     let default = if takes_value { defaults.join(" ") } else { String::new() };
     format!("| {short}`--{}{value}` | {default} |", arg.get_long().unwrap_or_default())

@@ -1,21 +1,23 @@
-//! Diagnostics on standard error, as talkative as `-v` says.
+//! What heapbpf has to say while it works, on standard error, as talkative as `-v` says. `-q` hides no warning.
+
+use std::io::{IsTerminal, Write};
 
 use log::LevelFilter;
 
 /// Starts logging.
-pub fn start(verbose: u8, quiet: bool) {
-    let level = match (quiet, verbose) {
-        (true, _) => LevelFilter::Error,
-        (false, 0) => LevelFilter::Warn,
-        (false, 1) => LevelFilter::Info,
-        (false, 2) => LevelFilter::Debug,
-        (false, _) => LevelFilter::Trace,
+pub fn start(verbose: u8) {
+    let level = match verbose {
+        0 => LevelFilter::Warn,
+        1 => LevelFilter::Info,
+        2 => LevelFilter::Debug,
+        _ => LevelFilter::Trace,
     };
+    // A status line may stand there.
+    let begin = if std::io::stderr().is_terminal() { "\r\x1b[K" } else { "" };
     // Only a second call could fail.
     let _ = env_logger::Builder::new()
         .filter_level(LevelFilter::Warn)
         .filter_module("sampler_user", level)
-        .format_target(false)
-        .format_timestamp(None)
+        .format(move |out, record| writeln!(out, "{begin}heapbpf: {}", record.args()))
         .try_init();
 }

@@ -6,6 +6,7 @@ pub mod compare;
 pub mod doctor;
 #[cfg(test)]
 mod documented;
+pub mod hints;
 pub mod log;
 pub mod pipelines;
 pub mod plan;

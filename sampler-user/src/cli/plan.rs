@@ -226,6 +226,7 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
     if let Some(blocker) = limits.blockers().into_iter().next() {
         return Err(PlanError::Blocked(blocker));
     }
+    check_debug_dirs(&args.debug_dir)?;
     for output in &outputs {
         output.check()?;
     }
@@ -391,6 +392,17 @@ impl RecordPlan {
         let sampling = self.sampling();
         Some(format!("sampled by {by}: {sampling}; estimates of bytes and of counts are unbiased"))
     }
+}
+
+/// Whether folders with debug information are there.
+///
+/// # Errors
+/// The first that is not.
+pub fn check_debug_dirs(folders: &[PathBuf]) -> Result<(), PlanError> {
+    let is_missing = |folder: &&PathBuf| !folder.is_dir();
+    folders.iter().find(is_missing).map_or(Ok(()), |folder| {
+        Err(PlanError::Blocked(format!("--debug-dir {}: there is no such folder", folder.display())))
+    })
 }
 
 /// Whether a command can be started at all, before anything is attached for it.

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 
 use super::args::ReportArgs;
 use super::compare::print;
-use super::plan::PlanError;
+use super::plan::{self, PlanError};
 use crate::profile::adjust::Adjustments;
 use crate::profile::formats::{self, WriteOptions};
 use crate::profile::output::Output;
@@ -29,6 +29,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
         output.check()?;
         outputs.push(output);
     }
+    plan::check_debug_dirs(&args.debug_dir)?;
     let mut profile = read::open(&args.profile)?;
     if args.symbolize {
         let summary = offline::symbolize(&mut profile, Options::new(&args.debug_dir, args.max_debug_bytes));

@@ -23,7 +23,7 @@ pub enum Interval {
 
 /// A sampling interval.
 pub fn parse_interval(text: &str) -> Result<Interval, String> {
-    let range = "the range is 0 (exact totals only), 1 (every allocation) to 64MiB";
+    let range = "the range is 0 (exact totals only), 1 (every allocation) to 64MiB; or auto";
     if let Some(path) = text.strip_prefix('@') {
         return if path.is_empty() { Err("@ needs a file's name".into()) } else { Ok(Interval::Classes(path.into())) };
     }
@@ -53,6 +53,14 @@ pub fn parse_overhead(text: &str) -> Result<Overhead, String> {
         Ok(percent) if percent > 0.0 && percent <= 100.0 => Ok(Overhead::Share(percent / 100.0)),
         _ => Err("a percentage above 0 and up to 100 is needed, or `none`".into()),
     }
+}
+
+/// A process id.
+pub fn parse_pid(text: &str) -> Result<u32, String> {
+    let process = text.trim();
+    process.parse().map_err(|_| {
+        format!("a process id is a number: `pidof {process}` finds those of a program, --comm takes processes by name")
+    })
 }
 
 /// A size in bytes.

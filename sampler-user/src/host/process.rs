@@ -229,7 +229,9 @@ pub enum TargetError {
         pid: u32,
     },
     /// Not readable.
-    #[error("process {pid} cannot be looked at: {source}; run as root, or with CAP_SYS_PTRACE")]
+    #[error(
+        "process {pid} cannot be looked at: {source}; run as root, or with CAP_SYS_PTRACE (if that is so, a sandbox or a security module protects it)"
+    )]
     Denied {
         /// As given.
         pid: u32,

@@ -271,8 +271,8 @@ impl Governor {
             self.note(
                 now_ns,
                 format!(
-                    "probes took {} of the targets' CPU time, more than the budget of {} (--max-overhead, of which \
-                     `none` follows all): {}",
+                    "probes took {} of the targets' CPU time, more than the budget of {} (--max-overhead; `none` \
+                     lifts it): {}",
                     units::percent(share),
                     units::percent(budget),
                     cheaper(used, old, costs)

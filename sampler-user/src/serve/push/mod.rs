@@ -143,7 +143,8 @@ impl Pusher {
                 if !queue.wait_until_empty(deadline) {
                     let waiting = queue.counts().waiting;
                     let then = if queue.is_on_disk() { "; they wait in the spool for the next run" } else { "" };
-                    log::warn!("{}: {waiting} profiles were not delivered{then}", destination.shown());
+                    let s = if waiting == 1 { "" } else { "s" };
+                    log::warn!("{}: {waiting} profile{s} not delivered{then}", destination.shown());
                 }
             }
         })?;

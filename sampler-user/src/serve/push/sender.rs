@@ -38,11 +38,15 @@ pub fn run(destination: &Destination, queue: &Queue) {
         }
     };
     let mut backoff = Backoff::default();
+    let mut is_away = false;
     while let Some((number, batch)) = queue.next() {
         match wire.send(destination, &batch) {
             Outcome::Delivered => {
                 queue.done(number, true);
                 backoff = Backoff::default();
+                if std::mem::take(&mut is_away) {
+                    log::warn!("{shown} takes profiles again");
+                }
             }
             Outcome::Rejected(why) => {
                 log::warn!("{shown} refuses a profile: {why}");
@@ -50,7 +54,11 @@ pub fn run(destination: &Destination, queue: &Queue) {
             }
             Outcome::Failed(why) => {
                 let wait = backoff.next(fastrand::f64());
-                log::info!("{shown} did not take a profile: {why}; again in {wait:.1?}");
+                if std::mem::replace(&mut is_away, true) {
+                    log::info!("{shown} did not take a profile: {why}; again in {wait:.1?}");
+                } else {
+                    log::warn!("{shown} did not take a profile: {why}; it gets this and later ones when it does");
+                }
                 if !queue.failed(wait) {
                     // What is on disk waits for the next run.
                     return;
@@ -128,11 +136,15 @@ async fn export(channel: Channel, destination: &Destination, batch: &Batch) -> O
         Ok(_) => Outcome::Delivered,
         Err(status) => match status.code() {
             tonic::Code::InvalidArgument | tonic::Code::OutOfRange | tonic::Code::DataLoss => {
-                Outcome::Rejected(status.to_string())
+                Outcome::Rejected(said(&status))
             }
-            _ => Outcome::Failed(status.to_string()),
+            _ => Outcome::Failed(said(&status)),
         },
     }
+}
+
+fn said(status: &tonic::Status) -> String {
+    format!("{} ({})", status.message(), status.code())
 }
 
 #[cfg(test)]
