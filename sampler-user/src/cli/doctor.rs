@@ -9,7 +9,7 @@ use super::compare::print;
 use super::{allocators, plan};
 use crate::attach::arch::Machine;
 use crate::attach::hooks::Hooks;
-use crate::attach::{KernelRules, Table};
+use crate::attach::{KernelRules, Missing, Table};
 use crate::cost::measure;
 use crate::doctor::{Diagnosis, KernelSide, command, processes};
 use crate::host::limits::Limits;
@@ -27,6 +27,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     if let Err(error) = limits::raise() {
         log::warn!("cannot raise resource limits: {error}");
     }
+    plan::check_debug_dirs(&args.debug_dir)?;
     let custom = allocators::resolve(&args.target.allocators).map_err(plan::PlanError::from)?;
     let targets = select(&plan::targets(&args.target)?).map_err(plan::PlanError::from)?;
     let mut kernel = KernelSide::look();
@@ -48,6 +49,8 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     if let Some(reason) = hooks.misdescribed() {
         return Err(plan::PlanError::Usage(format!("--alloc: {reason}")).into());
     }
+    let unseen = custom.iter().filter(|it| !audits.is_empty() && !hooks.has_seen(|path| it.is_for(path)));
+    let unseen = unseen.map(|it| Missing::new("--alloc", format!("no target mapped a file {}", it.file))).collect();
     let costs = match object::object() {
         // Without programs in it there is nothing to measure, and the kernel's part has said so.
         None => None,
@@ -56,7 +59,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
         }
         Some(object) => measure::known(object, None),
     };
-    let found = Diagnosis::new(kernel.audit, audits).with_costs(costs);
+    let found = Diagnosis::new(kernel.audit, audits).without(unseen).with_costs(costs);
     let text = if args.json {
         serde_json::to_string_pretty(&found).context("cannot write the diagnosis as JSON")? + "\n"
     } else {

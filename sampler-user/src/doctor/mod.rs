@@ -5,6 +5,7 @@ mod processes;
 
 use serde::Serialize;
 
+use crate::attach::Missing;
 use crate::cost::measure::Measured;
 pub use kernel::{Check, KernelAudit, KernelSide};
 
@@ -21,6 +22,9 @@ pub struct Diagnosis {
     pub costs: Option<Measured>,
     /// The targets.
     pub processes: Vec<ProcessAudit>,
+    /// What was asked for and is in no target.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub missing: Vec<Missing>,
 }
 
 impl Diagnosis {
@@ -29,7 +33,13 @@ impl Diagnosis {
     pub fn new(kernel: KernelAudit, processes: Vec<ProcessAudit>) -> Self {
         let ok = kernel.checks.iter().all(|check| check.ok || !check.needed)
             && processes.iter().all(|process| process.missing.is_empty());
-        Self { ok, kernel, costs: None, processes }
+        Self { ok, kernel, costs: None, processes, missing: Vec::new() }
+    }
+
+    /// With what was asked for and is in no target.
+    #[must_use]
+    pub fn without(self, missing: Vec<Missing>) -> Self {
+        Self { ok: self.ok && missing.is_empty(), missing, ..self }
     }
 
     /// With what probes cost.
@@ -42,7 +52,6 @@ impl Diagnosis {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::attach::Missing;
 
     #[test]
     fn something_missed_is_not_ok() {
@@ -51,7 +60,9 @@ mod tests {
         assert!(Diagnosis::new(kernel(vec![check(true, true), check(false, false)]), Vec::new()).ok);
         assert!(!Diagnosis::new(kernel(vec![check(false, true)]), Vec::new()).ok);
         let gap = Missing { what: "malloc".into(), why: "an IFUNC".into() };
-        let process = ProcessAudit { missing: vec![gap], ..ProcessAudit::default() };
+        let process = ProcessAudit { missing: vec![gap.clone()], ..ProcessAudit::default() };
+        let whole = || Diagnosis::new(kernel(Vec::new()), Vec::new());
+        assert!(whole().without(Vec::new()).ok && !whole().without(vec![gap]).ok);
         assert!(Diagnosis::new(kernel(Vec::new()), vec![ProcessAudit::default()]).ok);
         assert!(!Diagnosis::new(kernel(Vec::new()), vec![process]).ok);
     }

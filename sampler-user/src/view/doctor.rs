@@ -21,6 +21,9 @@ pub fn diagnosis(diagnosis: &Diagnosis, width: usize, color: bool) -> String {
         lines.extend(process_lines(process, width, color));
     }
     lines.push(String::new());
+    for missing in &diagnosis.missing {
+        lines.extend(remark("!", missing, width).map(|line| Style::Warning.paint(&line, color)));
+    }
     lines.push(if diagnosis.ok {
         "Nothing would be missed.".to_owned()
     } else {
@@ -82,8 +85,10 @@ fn process_lines(process: &ProcessAudit, width: usize, color: bool) -> Vec<Strin
     for limit in &process.limits {
         lines.extend(remark("–", limit, width).map(|line| Style::Dim.paint(&line, color)));
     }
-    lines.push(format!("  stacks      {}", stacks(process)));
-    lines.push(format!("  names       {}", names(process)));
+    if !process.modules.is_empty() {
+        lines.push(format!("  stacks      {}", stacks(process)));
+        lines.push(format!("  names       {}", names(process)));
+    }
     lines
 }
 
@@ -120,7 +125,9 @@ fn remark(mark: &str, remark: &Missing, width: usize) -> impl Iterator<Item = St
 
 fn stacks(process: &ProcessAudit) -> String {
     let by = |unwinding| process.modules.iter().filter(|module| module.unwinding == unwinding).count();
-    let mut text = format!("{} modules by call frame information", by(Unwinding::CallFrames));
+    let modules = by(Unwinding::CallFrames);
+    let s = if modules == 1 { "" } else { "s" };
+    let mut text = format!("{modules} module{s} by call frame information");
     let without: Vec<&str> = process
         .modules
         .iter()
@@ -209,7 +216,7 @@ mod tests {
             "Process 12 (ser\u{fffd}ver)\n  allocators  glibc 2.36\n",
             "malloc    emulated  perf",
             "  ! valloc: an IFUNC\n",
-            "  stacks      1 modules by call frame information\n",
+            "  stacks      1 module by call frame information\n",
             "1 with exported functions only",
             "Something would be missed",
         ] {
