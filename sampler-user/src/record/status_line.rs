@@ -58,6 +58,7 @@ impl StatusLine {
             lost: self.lost,
             processes: session.recorder.processes.len(),
             inuse_bytes: (session.plan.live && !session.governor.gave_up_frees(true)).then_some(estimated.inuse_bytes),
+            inuse_is_partial: session.attaching.hooks.follows_some_frees(),
             alloc_bytes: estimated.alloc_bytes,
             overhead: session.governor.share(),
         };

@@ -22,6 +22,8 @@ pub struct Status {
     pub processes: usize,
     /// Estimated bytes in use; `None` if frees are not followed.
     pub inuse_bytes: Option<f64>,
+    /// Whether frees of some processes are not followed, so that what is in use is that of the others.
+    pub inuse_is_partial: bool,
     /// Estimated bytes allocated.
     pub alloc_bytes: f64,
     /// Probe time as a share of the targets' CPU time, if measured.
@@ -36,7 +38,8 @@ impl Status {
             None => clock(self.elapsed),
         }];
         if let Some(inuse) = self.inuse_bytes {
-            parts.push(format!("in use {}", units::bytes(inuse)));
+            let whose = if self.inuse_is_partial { " (without some processes)" } else { "" };
+            parts.push(format!("in use {}{whose}", units::bytes(inuse)));
         }
         parts.push(format!("allocated {}", units::bytes(self.alloc_bytes)));
         parts.push(format!("{} samples ({}/s)", units::count(self.samples as f64), rate(self.samples_per_second)));
@@ -98,6 +101,14 @@ mod tests {
             long.line(200),
             "1:01:01 of 2:00:00 · allocated 1.86 GiB · 1,234 samples (0.2/s) · 12 processes · probes 2.1 % of CPU"
         );
+    }
+
+    #[test]
+    fn what_is_in_use_of_some_only_is_said_to_be() {
+        let line = Status { inuse_is_partial: true, ..status() }.line(200);
+        assert!(line.contains("in use 3.00 MiB (without some processes) · "), "{line}");
+        let line = Status { inuse_is_partial: true, inuse_bytes: None, ..status() }.line(200);
+        assert!(!line.contains("without"), "{line}");
     }
 
     #[test]
