@@ -11,11 +11,17 @@ pub fn frame_name<'a>(profile: &Profile, frame: &'a Frame) -> Cow<'a, str> {
     }
     let module = frame.module.and_then(|index| profile.modules.get(index));
     Cow::Owned(match (module, frame.file_offset) {
-        (Some(module), Some(offset)) => format!("[{}+{offset:#x}]", base_name(&module.path)),
-        (Some(module), None) => format!("[{}]", base_name(&module.path)),
+        (Some(module), Some(offset)) => format!("[{}+{offset:#x}]", bare_name(&module.path)),
+        (Some(module), None) => format!("[{}]", bare_name(&module.path)),
         (None, _) if frame.address != 0 => format!("[{:#x}]", frame.address),
         (None, _) => "[unknown]".into(),
     })
+}
+
+/// The last part of a path, `anonymous` of `[anonymous]`.
+fn bare_name(path: &str) -> &str {
+    let name = base_name(path);
+    name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name)
 }
 
 /// The last part of a path.

@@ -28,8 +28,12 @@ pub fn table(diff: &Diff, options: &DiffTableOptions) -> String {
             bounded(total, &total.change)
         ));
     }
-    let significant = diff.stacks.iter().filter(|stack| stack.figures.significant).count();
-    lines.push(match significant {
+    let count = |which: fn(&StackChange) -> bool| diff.stacks.iter().filter(|stack| which(stack)).count();
+    let judged = count(|stack| stack.figures.q_value.is_some());
+    lines.push(match count(|stack| stack.figures.significant) {
+        0 if judged == 0 && !diff.stacks.is_empty() => {
+            format!("Whether chance explains the changes cannot be said ({} compared).", diff.stacks.len())
+        }
         0 => format!("No stack grew by more than chance explains ({} compared).", diff.stacks.len()),
         1 => format!("1 stack of {} grew by more than chance explains:", diff.stacks.len()),
         n => format!("{n} stacks of {} grew by more than chance explains:", diff.stacks.len()),
@@ -50,7 +54,7 @@ pub fn table(diff: &Diff, options: &DiffTableOptions) -> String {
             figure(figures, &figures.before),
             figure(figures, &figures.after),
             bounded(figures, &figures.change),
-            figures.q_value.map_or_else(|| "-".into(), |q| format!("{q:.2e}")),
+            figures.q_value.map_or_else(|| "-".into(), probability),
         ]);
     }
     let (head, rows) = table.lines(options.width, options.color);
@@ -67,18 +71,30 @@ pub fn table(diff: &Diff, options: &DiffTableOptions) -> String {
     if diff.stacks.len() > shown.len() {
         lines.push(format!("… and {} more", diff.stacks.len() - shown.len()));
     }
-    lines.push(format!(
-        "* q-value up to {}: of the stacks so marked, at most that share is expected to be chance",
-        diff.false_discovery_rate
-    ));
+    if judged > 0 {
+        lines.push(format!(
+            "* q-value up to {}: of the stacks so marked, at most that share is expected to be chance",
+            diff.false_discovery_rate
+        ));
+    }
     lines.extend(diff.notes.iter().map(|note| format!("! {note}")));
     lines.push(String::new());
     lines.join("\n")
 }
 
 fn chain(stack: &StackChange) -> String {
-    let names: Vec<&str> = stack.frames.iter().map(|frame| frame.name.as_str()).collect();
-    format!("{} · {} ← {}", stack.group, stack.function, names.join(" ← "))
+    let function = Some(stack.function.as_str()).filter(|name| !name.is_empty());
+    let names: Vec<&str> = function.into_iter().chain(stack.frames.iter().map(|frame| frame.name.as_str())).collect();
+    format!("{} · {}", stack.group, names.join(" ← "))
+}
+
+/// `0.19`, `0.0042`, `3.1e-7`.
+fn probability(value: f64) -> String {
+    match value {
+        ..0.001 => format!("{value:.1e}"),
+        ..0.01 => format!("{value:.4}"),
+        _ => format!("{value:.2}"),
+    }
 }
 
 fn amount(change: &Change, value: f64) -> String {
@@ -98,5 +114,32 @@ fn bounded(change: &Change, estimate: &Estimate) -> String {
             format!("{sign}{figure} [{}, {}]", amount(change, low), amount(change, high))
         }
         _ => format!("{sign}{figure}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::profile::diff::{DiffOptions, diff};
+    use crate::profile::testing;
+
+    #[test]
+    fn what_cannot_be_judged_is_not_called_chance() {
+        let options = DiffTableOptions { width: 100, color: false, top: 20 };
+        let text = |samples_known| {
+            let profile = crate::profile::model::Profile { samples_known, ..testing::small() };
+            table(&diff(&profile, &profile, &DiffOptions::default()), &options)
+        };
+        assert!(text(true).contains("No stack grew by more than chance explains") && text(true).contains("* q-value"));
+        let unknown = text(false);
+        assert!(unknown.contains("cannot be said") && !unknown.contains("q-value"), "{unknown}");
+        assert!(!unknown.contains("· ←"), "{unknown}");
+    }
+
+    #[test]
+    fn probabilities_are_as_long_as_they_need_to_be() {
+        for (value, text) in [(1.0, "1.00"), (0.187, "0.19"), (0.0042, "0.0042"), (3.14e-7, "3.1e-7")] {
+            assert_eq!(probability(value), text);
+        }
     }
 }

@@ -10,7 +10,7 @@ use crate::profile::value::Value;
 pub(super) struct FigureText {
     /// `12.3 MiB`, `1,234`.
     pub(super) figure: String,
-    /// `[10.1, 15.0]` in the figure's unit, `at least 512 B`, or nothing.
+    /// `[10.1, 15.0]` in the figure's unit, `[0, 1.84 MiB]` of nothing seen, `at least 512 B`, or nothing.
     pub(super) bounds: String,
     /// Why no interval could be given, though the figure is an estimate from samples.
     pub(super) unbounded: Option<&'static str>,
@@ -29,7 +29,12 @@ impl FigureText {
             Some(unit) => format!("{} {}", unit.figure(estimate.estimate), unit.name()),
             None => count(estimate.estimate),
         };
-        let number = |bound: f64| unit.map_or_else(|| count(bound), |unit| unit.figure(bound));
+        let number = |bound: f64| match unit {
+            // Bytes are no unit for the upper end.
+            Some(_) if estimate.estimate == 0.0 && bound > 0.0 => super::units::bytes(bound),
+            Some(unit) => unit.figure(bound),
+            None => count(bound),
+        };
         // Of a stack that was seen once the lower end is what was seen, and the upper one says little.
         if profile.errors_known() && samples == 1 && estimate.low != estimate.high && value.is_bytes() {
             let least = super::units::bytes(pool.sampled_bytes(value) as f64);
@@ -90,6 +95,15 @@ mod tests {
     fn counts_of_mixed_sizes_are_marked() {
         let figure = text(&[0, 4], Value::AllocObjects);
         assert!(figure.figure.starts_with('~') && figure.unbounded.is_some() && figure.bounds.is_empty(), "{figure:?}");
+    }
+
+    #[test]
+    fn of_nothing_seen_the_upper_end_has_a_unit_of_its_own() {
+        let profile = testing::small();
+        let mut pool = Pool::default();
+        pool.allow_for(&[512 << 10]);
+        let figure = FigureText::new(&profile, &pool, Value::AllocSpace, 0.95);
+        assert_eq!((figure.figure.as_str(), figure.bounds.as_str()), ("0 B", "[0, 1.84 MiB]"));
     }
 
     #[test]

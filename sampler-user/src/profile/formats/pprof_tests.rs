@@ -188,4 +188,7 @@ fn comments_say_why_each_probe_is_where_it_is_once_for_each_file() {
     let comments = comments(&crate::profile::testing::small());
     let probes: Vec<&String> = comments.iter().filter(|comment| comment.starts_with("probes in ")).collect();
     assert_eq!(probes, ["probes in /usr/lib/x86_64-linux-gnu/libc.so.6: malloc+0x0 `push %rbp` is emulated"]);
+    let profile = encode(&testing::small());
+    let back = crate::profile::read::parse(&profile.encode_to_vec()).expect("ours");
+    assert!(!back.notes.iter().any(|note| note.starts_with("probes in ")), "no remark: {:?}", back.notes);
 }

@@ -362,6 +362,9 @@ impl Labels {
 /// How our pprof files begin their first comment.
 const OUR_COMMENT: &str = "heapbpf ";
 
+/// How comments begin that say what is known otherwise, or how the profile was made.
+const UNREAD: [&str; 2] = ["interval=", "probes in "];
+
 /// What our comments say.
 struct Comments {
     version: String,
@@ -396,7 +399,7 @@ impl Comments {
                 comments.unwind = unwind.into();
             } else if let Some((name, said)) = process_comment(comment) {
                 comments.processes.insert(name.into(), said.into());
-            } else if !comment.is_empty() && !comment.starts_with("interval=") {
+            } else if !comment.is_empty() && !UNREAD.iter().any(|begin| comment.starts_with(begin)) {
                 comments.notes.push(comment.into());
             }
         }
