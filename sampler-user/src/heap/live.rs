@@ -9,7 +9,8 @@ use slab::Slab;
 
 use self::cold::Cold;
 use self::left::Left;
-use super::ages::Ages;
+pub use self::row::HeapRow;
+use self::row::RowKey;
 use super::mapped::MappedPieces;
 use super::sums::SampleSums;
 use super::windows::{Correction, Weights, Windows};
@@ -59,106 +60,6 @@ pub struct Sample {
     /// It is a mapping, which goes by address and in parts.
     pub mapped: bool,
 }
-
-/// What rows are told apart by. Stacks are compared by address: equal ones are one (the unwinder sees to it).
-#[derive(PartialEq, Eq, Hash)]
-struct RowKey {
-    process: ProcessKey,
-    interval: u64,
-    thread: Arc<str>,
-    stack: *const RawStack,
-    function: u16,
-}
-
-/// Sums of one stack of one thread name of one process, under one interval.
-#[derive(Clone, Debug)]
-pub struct HeapRow {
-    /// Process.
-    pub process: ProcessKey,
-    /// Thread name.
-    pub thread: Arc<str>,
-    /// Allocator function.
-    pub function: u16,
-    /// Interval of these samples.
-    pub interval: u64,
-    /// Call stack.
-    pub stack: Arc<RawStack>,
-    /// CLOCK_MONOTONIC of its first sample.
-    pub first_ns: u64,
-    /// All samples.
-    pub alloc: SampleSums,
-    /// Samples that could not be followed.
-    pub untracked: u64,
-    /// Ages of freed blocks.
-    pub ages: Ages,
-    /// Whether a snapshot has carried its stack away to be named.
-    pub named: bool,
-    /// Sampled blocks that live.
-    live: u64,
-    /// Blocks that were live when their process ended.
-    ended: SampleSums,
-    /// Sums at the peak.
-    peak: SampleSums,
-}
-
-impl RowKey {
-    fn of(row: &HeapRow) -> Self {
-        Self {
-            process: row.process,
-            interval: row.interval,
-            thread: Arc::clone(&row.thread),
-            stack: Arc::as_ptr(&row.stack),
-            function: row.function,
-        }
-    }
-}
-
-impl HeapRow {
-    /// Without samples.
-    fn new(
-        process: ProcessKey,
-        thread: Arc<str>,
-        function: u16,
-        interval: u64,
-        stack: &Arc<RawStack>,
-        first_ns: u64,
-    ) -> Self {
-        Self {
-            process,
-            thread,
-            function,
-            interval,
-            stack: Arc::clone(stack),
-            first_ns,
-            alloc: SampleSums::default(),
-            untracked: 0,
-            ages: Ages::default(),
-            named: false,
-            live: 0,
-            ended: SampleSums::default(),
-            peak: SampleSums::default(),
-        }
-    }
-
-    /// Adds all of another row of the same process and interval.
-    fn take_in(&mut self, other: &Self) {
-        self.first_ns = self.first_ns.min(other.first_ns);
-        self.alloc.add(&other.alloc);
-        self.untracked += other.untracked;
-        self.ages.add(&other.ages);
-        self.live += other.live;
-        self.ended.add(&other.ended);
-        self.peak.add(&other.peak);
-    }
-
-    /// Sums in use at the peak of the total.
-    pub const fn peak(&self) -> SampleSums {
-        self.peak
-    }
-}
-
-// SAFETY: `stack` is only compared and hashed; the row beside it keeps what it points to alive.
-unsafe impl Send for RowKey {}
 
 /// A sampled block that lives.
 #[derive(Clone, Copy, Debug)]
@@ -534,6 +435,8 @@ impl Heap {
 mod cold;
 #[path = "left.rs"]
 mod left;
+#[path = "row.rs"]
+mod row;
 #[cfg(test)]
 #[path = "live_tests.rs"]
 mod tests;
