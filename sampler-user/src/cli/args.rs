@@ -7,16 +7,15 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use super::read_args::{DiffArgs, MergeArgs, ReportArgs};
 use super::values::{
-    Interval, Overhead, parse_confidence, parse_duration, parse_estimator, parse_exposure, parse_interval,
-    parse_listen, parse_nanoseconds, parse_overhead, parse_pid, parse_seed, parse_size, parse_value,
+    Interval, Overhead, parse_confidence, parse_duration, parse_interval, parse_listen, parse_nanoseconds,
+    parse_overhead, parse_pid, parse_seed, parse_size, parse_value,
 };
 use crate::profile::adjust::At;
-use crate::profile::diff::Exposure;
 use crate::profile::group::GroupBy;
 use crate::profile::model::Criterion;
 use crate::profile::value::Value;
-use crate::sampling::estimators::Estimator;
 
 /// Heap profiles of running programs: unbiased, host-wide, with error bars.
 ///
@@ -342,114 +341,6 @@ impl Color {
             Self::Never => false,
         }
     }
-}
-
-/// Options of `heapbpf diff`.
-#[derive(Debug, Args)]
-pub struct DiffArgs {
-    /// Profile before
-    pub before: PathBuf,
-    /// Profile after
-    pub after: PathBuf,
-    /// As JSON
-    #[arg(long)]
-    pub json: bool,
-    /// Compare: alloc_objects, alloc_space, inuse_objects, inuse_space
-    #[arg(long, value_name = "VALUE", value_parser = parse_value)]
-    pub value: Option<Value>,
-    /// Stacks are told apart by: none, pid, comm, exe, cgroup, thread
-    #[arg(long, value_name = "GROUP")]
-    pub group_by: Option<GroupBy>,
-    /// What allocations are counted per: `second`, `recording`, or BEFORE:AFTER of anything else, such as requests;
-    /// without it per second, unless both recordings lasted until their processes ended
-    #[arg(long, value_name = "UNIT", value_parser = parse_exposure)]
-    pub per: Option<Exposure>,
-    /// Most stacks shown
-    #[arg(short = 'n', long, default_value_t = 20)]
-    pub top: usize,
-    /// Confidence level of error bars
-    #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence)]
-    pub confidence: f64,
-    /// Colours
-    #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
-    pub color: Color,
-}
-
-/// Options of `heapbpf merge`.
-#[derive(Debug, Args)]
-pub struct MergeArgs {
-    /// Where the sum goes
-    #[arg(short, long, value_name = "FILE")]
-    pub output: PathBuf,
-    /// Format, where the file's extension does not tell: pprof, json, folded, svg, html, speedscope, heap_v2, perfetto,
-    /// parquet, otlp
-    #[arg(long, value_name = "FORMAT")]
-    pub format: Option<String>,
-    /// Overwrite the output
-    #[arg(long)]
-    pub force: bool,
-    /// Profiles to add
-    #[arg(required = true)]
-    pub profiles: Vec<PathBuf>,
-}
-
-/// Options of `heapbpf report`.
-#[derive(Debug, Args)]
-pub struct ReportArgs {
-    /// Profile to show
-    pub profile: PathBuf,
-    /// Find names for addresses, by build IDs: in debug files, and in files at their paths
-    #[arg(long)]
-    pub symbolize: bool,
-    /// Another folder with debug information, or with the files themselves (besides /usr/lib/debug); may be repeated
-    #[arg(long, value_name = "FOLDER", requires = "symbolize")]
-    pub debug_dir: Vec<PathBuf>,
-    /// Largest debug information of a file that is used for lines and inlined calls
-    #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = parse_size, requires = "symbolize")]
-    pub max_debug_bytes: u64,
-    /// Write the profile instead of showing it; `-` is standard output; may be repeated
-    #[arg(short, long = "output", value_name = "FILE")]
-    pub outputs: Vec<PathBuf>,
-    /// Format, where the file's extension does not tell: pprof, json, folded, svg, html, speedscope, heap_v2, perfetto,
-    /// parquet, otlp
-    #[arg(long, value_name = "FORMAT", requires = "outputs")]
-    pub format: Option<String>,
-    /// Overwrite files named by -o
-    #[arg(long, requires = "outputs")]
-    pub force: bool,
-    /// Most stacks shown
-    #[arg(short = 'n', long, default_value_t = 20)]
-    pub top: usize,
-    /// Also so many functions, with all that is allocated through them
-    #[arg(long, value_name = "N", default_value_t = 0, default_missing_value = "20", num_args = 0..=1, require_equals = true)]
-    pub functions: usize,
-    /// Sort by: alloc_objects, alloc_space, inuse_objects, inuse_space
-    #[arg(long, value_name = "VALUE", value_parser = parse_value)]
-    pub value: Option<Value>,
-    /// Confidence level of error bars
-    #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence)]
-    pub confidence: f64,
-    /// Error bars of bytes whose coverage is guaranteed for every mix of sizes, beside the usual ones
-    #[arg(long)]
-    pub guaranteed: bool,
-    /// Bring allocation totals in line with the exact counts (error bars stay those of the raw estimates)
-    #[arg(long)]
-    pub calibrate: bool,
-    /// Figures in use at this moment
-    #[arg(long, value_enum, default_value_t, value_name = "MOMENT")]
-    pub at: AtArg,
-    /// Estimate bytes by another rule, to compare: horvitz-thompson, count-of-successes, size-over-interval, offset
-    #[arg(long, value_name = "NAME", default_value = "horvitz-thompson", value_parser = parse_estimator, conflicts_with = "calibrate")]
-    pub estimator: Estimator,
-    /// Fold recursion in stacks
-    #[arg(long)]
-    pub fold_recursion: bool,
-    /// Put stacks together by: none, pid, comm, exe, cgroup, thread
-    #[arg(long, value_name = "GROUP")]
-    pub group_by: Option<GroupBy>,
-    /// Colours
-    #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
-    pub color: Color,
 }
 
 /// Options of `heapbpf plan`.

@@ -4,8 +4,8 @@ use std::io::{IsTerminal, Write};
 
 use anyhow::Context;
 
-use super::args::{DiffArgs, MergeArgs};
 use super::plan::PlanError;
+use super::read_args::{DiffArgs, MergeArgs};
 use crate::profile::diff::{self, DiffOptions};
 use crate::profile::formats::{self, WriteOptions};
 use crate::profile::merge;

@@ -6,7 +6,7 @@ use anyhow::Context;
 
 use super::args::DoctorArgs;
 use super::compare::print;
-use super::{allocators, plan};
+use super::{allocators, plan, targets};
 use crate::attach::arch::Machine;
 use crate::attach::hooks::Hooks;
 use crate::attach::{KernelRules, Missing, Table};
@@ -29,7 +29,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     }
     plan::check_debug_dirs(&args.debug_dir)?;
     let custom = allocators::resolve(&args.target.allocators).map_err(plan::PlanError::from)?;
-    let targets = select(&plan::targets(&args.target)?).map_err(plan::PlanError::from)?;
+    let targets = select(&targets::targets(&args.target)?).map_err(plan::PlanError::from)?;
     let mut kernel = KernelSide::look();
     let version = Limits::read().version.map_or((0, 0), |version| (version.major.into(), version.minor.into()));
     let rules = KernelRules::of(Machine::host().unwrap_or(Machine::X86_64), version);

@@ -11,5 +11,7 @@ pub mod log;
 pub mod pipelines;
 pub mod plan;
 pub mod preview;
+pub mod read_args;
 pub mod report;
+pub mod targets;
 pub mod values;

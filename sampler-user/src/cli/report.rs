@@ -2,9 +2,9 @@
 
 use std::io::IsTerminal;
 
-use super::args::ReportArgs;
 use super::compare::print;
 use super::plan::{self, PlanError};
+use super::read_args::ReportArgs;
 use crate::profile::adjust::Adjustments;
 use crate::profile::formats::{self, WriteOptions};
 use crate::profile::output::Output;
