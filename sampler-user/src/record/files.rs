@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsStr;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::Notify;
@@ -59,6 +59,8 @@ struct Shared {
     /// Snapshots that stay on disk; older ones are removed.
     keep: Option<usize>,
     written: Mutex<VecDeque<Vec<PathBuf>>>,
+    /// Snapshots of this recording that were written whole.
+    whole: AtomicU64,
     busy: AtomicBool,
     done: Notify,
 }
@@ -76,7 +78,8 @@ impl SnapshotFiles {
         let earlier = earlier(&outputs);
         let number = earlier.last_key_value().map_or(0, |(number, _)| *number);
         let written = Mutex::new(earlier.into_values().collect());
-        let shared = Shared { outputs, options, keep, written, busy: AtomicBool::new(false), done: Notify::new() };
+        let (busy, done, whole) = Default::default();
+        let shared = Shared { outputs, options, keep, written, whole, busy, done };
         Self { shared: Arc::new(shared), number, wanted: None }
     }
 
@@ -93,6 +96,14 @@ impl SnapshotFiles {
         self.number = self.number.saturating_add(1);
         let turn = SnapshotTurn { shared: Arc::clone(&self.shared), number: self.number };
         self.wanted.take().map(|why| (turn, why))
+    }
+
+    /// How many were written, and where the last one is.
+    pub fn written(&self) -> Option<(u64, PathBuf)> {
+        let whole = self.shared.whole.load(Ordering::Acquire);
+        let written = self.shared.written.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = written.iter().rev().find_map(|paths| paths.first())?;
+        (whole > 0).then(|| (whole, last.clone()))
     }
 
     /// Until the snapshot that is being written is done.
@@ -123,7 +134,7 @@ impl SnapshotTurn {
     /// # Errors
     /// The first file that could not be written; the number counts as used.
     pub fn write(self, profile: &Profile) -> Result<(), OutputError> {
-        let Shared { outputs, options, keep, written, .. } = &*self.shared;
+        let Shared { outputs, options, keep, written, whole, .. } = &*self.shared;
         let mut paths = Vec::new();
         let mut result = Ok(());
         for output in outputs {
@@ -133,6 +144,7 @@ impl SnapshotTurn {
                 Err(error) => result = result.and(Err(error)),
             }
         }
+        whole.fetch_add(u64::from(result.is_ok()), Ordering::AcqRel);
         let mut written = written.lock().unwrap_or_else(PoisonError::into_inner);
         written.push_back(paths);
         while keep.is_some_and(|keep| written.len() > keep) {
@@ -198,8 +210,10 @@ mod tests {
             turn.write(&testing::small()).unwrap();
         }
         assert_eq!(names(folder.path()), ["a.0003.json", "a.0004.json", "b.0003.folded", "b.0004.folded"]);
+        assert_eq!(files.written(), Some((4, folder.path().join("a.0004.json"))));
         // The next recording goes on.
         let mut files = SnapshotFiles::new(&outputs, WriteOptions::default(), Some(2));
+        assert_eq!(files.written(), None, "those are another's");
         files.ask("again".into());
         files.next().unwrap().0.write(&testing::small()).unwrap();
         assert_eq!(names(folder.path()), ["a.0004.json", "a.0005.json", "b.0004.folded", "b.0005.folded"]);

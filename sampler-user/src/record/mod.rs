@@ -26,11 +26,12 @@ mod triggers;
 mod window_progress;
 mod window_times;
 
+use files::Written;
 pub use residue::Code;
 pub use triggers::TriggerOptions;
 
 use std::io::{IsTerminal, Write};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 
@@ -50,7 +51,13 @@ pub fn run(plan: RecordPlan) -> anyhow::Result<u8> {
 }
 
 /// Shows the closing table: on standard output, or on standard error if a profile goes there.
-fn show_report(profile: &Profile, plan: &RecordPlan, outputs: &[Output], files: Vec<(String, String)>) {
+fn show_report(
+    profile: &Profile,
+    plan: &RecordPlan,
+    outputs: &[Output],
+    files: Written,
+    snapshots: Option<(u64, PathBuf)>,
+) {
     if plan.quiet {
         return;
     }
@@ -63,6 +70,7 @@ fn show_report(profile: &Profile, plan: &RecordPlan, outputs: &[Output], files: 
         sort: plan.write.value,
         confidence: plan.write.confidence,
         files,
+        snapshots: snapshots.map(|(count, last)| (count, last.display().to_string())),
         ..ReportOptions::default()
     };
     let text = report::report(profile, &options);

@@ -134,9 +134,9 @@ pub async fn run(mut plan: RecordPlan) -> anyhow::Result<u8> {
     let is_wanted = !session.plan.serves || !session.plan.outputs.is_empty();
     let outputs_if_wanted = if is_wanted { &outputs[..] } else { &[] };
     // A file that cannot be written takes nothing else with it: the recording cannot be had again.
-    let (files, written) = write_outputs(outputs_if_wanted, &made.profile, &session.plan.write);
+    let (closing, written) = write_outputs(outputs_if_wanted, &made.profile, &session.plan.write);
     let accounted = session.plan.stats.as_ref().map_or(Ok(()), |path| write_stats(path, &made.stats));
-    show_report(&made.profile, &session.plan, &outputs, files);
+    show_report(&made.profile, &session.plan, &outputs, closing, files.written());
     if let Some(pusher) = pusher {
         pusher.finish(made);
     }

@@ -40,6 +40,8 @@ pub struct ReportOptions {
     pub stack_lines: usize,
     /// Files that were written, each with the command that opens it.
     pub files: Vec<(String, String)>,
+    /// Snapshots written on the way: how many, and the last one's file.
+    pub snapshots: Option<(u64, String)>,
 }
 
 impl Default for ReportOptions {
@@ -56,6 +58,7 @@ impl Default for ReportOptions {
             guaranteed: false,
             stack_lines: 3,
             files: Vec::new(),
+            snapshots: None,
         }
     }
 }
@@ -82,7 +85,7 @@ pub fn report(profile: &Profile, options: &ReportOptions) -> String {
             lines.extend(section);
         }
     }
-    if !options.files.is_empty() {
+    if !options.files.is_empty() || options.snapshots.is_some() {
         lines.push(String::new());
         lines.extend(context.files());
     }
@@ -175,7 +178,11 @@ impl Context<'_> {
         let line = |(file, command): &(String, String)| {
             format!("{} {file} · open it with {}", self.paint(Style::Dim, "wrote"), self.paint(Style::Bold, command))
         };
-        self.options.files.iter().map(line).collect()
+        let snapshots = self.options.snapshots.iter().map(|(count, last)| {
+            let (wrote, of) = (self.paint(Style::Dim, "wrote"), plural(*count, "snapshot"));
+            format!("{wrote} {of} on the way, the last to {last}")
+        });
+        snapshots.chain(self.options.files.iter().map(line)).collect()
     }
 
     fn heading(&self, text: &str) -> String {
