@@ -120,6 +120,7 @@ impl Output {
     }
 
     fn write_one(&self, path: &Path, profile: &Profile, options: &WriteOptions) -> Result<(), OutputError> {
+        let path = if self.is_standard_output() { Path::new("standard output") } else { path };
         let failed = |source| match source {
             FormatError::Io(source) => OutputError::Io { path: path.into(), source },
             source => OutputError::Format { path: path.into(), source },
