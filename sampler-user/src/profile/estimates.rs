@@ -213,7 +213,8 @@ pub fn exact(profile: &Profile, process: Option<usize>, value: Value) -> Option<
     // In time windows only a part was counted.
     if profile.time_windows
         || matches!(value, Value::InuseSpace | Value::InuseObjects)
-        || processes.is_empty() && !profile.rows.is_empty()
+        // Without processes nothing was counted, or the format does not tell of any.
+        || processes.is_empty() && !(profile.rows.is_empty() && profile.samples_known)
     {
         return None;
     }
@@ -227,6 +228,14 @@ mod tests {
     use crate::sampling::constants::draw_constants;
     use sampler_ebpf::geometric;
     use sampler_ebpf::sampler::step;
+
+    #[test]
+    fn a_format_that_tells_of_no_process_has_no_exact_count() {
+        let nothing =
+            |samples_known| Profile { processes: Vec::new(), rows: Vec::new(), samples_known, ..testing::small() };
+        assert_eq!(exact(&nothing(true), None, Value::AllocSpace), Some(0));
+        assert_eq!(exact(&nothing(false), None, Value::AllocSpace), None);
+    }
 
     #[test]
     fn pools_keep_intervals_apart_and_add_up() {
