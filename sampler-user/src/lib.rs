@@ -14,5 +14,7 @@ pub mod record;
 pub mod sampling;
 pub mod serve;
 pub mod symbols;
+#[cfg(test)]
+mod testing;
 pub mod unwind;
 pub mod view;

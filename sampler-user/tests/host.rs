@@ -15,16 +15,21 @@ use sampler_user::host::modules::{Module, ModuleKind, ModuleSource};
 use sampler_user::host::open::Unreadable;
 use sampler_user::host::{Host, HostOptions};
 
+#[path = "../src/testing.rs"]
+mod testing;
+
+use testing::skipped;
+
 fn start() -> Option<Host> {
     // SAFETY: no preconditions.
     if unsafe { libc::geteuid() } != 0 {
-        eprintln!("skipped: not root");
+        skipped("not root");
         return None;
     }
     match Host::start(HostOptions::default()) {
         Ok(host) => Some(host),
         Err(error) => {
-            eprintln!("skipped: {error}");
+            skipped(error);
             None
         }
     }
@@ -225,7 +230,7 @@ fn a_process_in_another_root() {
     let Some(mut host) = start() else { return };
     let folder = tempfile::tempdir().expect("a folder");
     if !root_with_sleep(folder.path(), "chrooted") {
-        eprintln!("skipped: no ldd");
+        skipped("no ldd");
         return;
     }
     let root = CString::new(folder.path().to_str().expect("text")).expect("no NUL");
@@ -297,7 +302,7 @@ fn one_file_under_two_overlays_is_one_module() {
     copy_of_sleep(&lower, "layered");
     let mounts = ["one", "two"].map(|name| Overlay::mount(folder.path(), &lower, name));
     let [Some(one), Some(two)] = &mounts else {
-        eprintln!("skipped: no overlay mounts: {}", std::io::Error::last_os_error());
+        skipped(format_args!("no overlay mounts: {}", std::io::Error::last_os_error()));
         return;
     };
     let start = |root: &Overlay| Command::new(root.path().join("layered")).arg("60").spawn().expect("starts");

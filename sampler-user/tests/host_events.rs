@@ -7,11 +7,16 @@ use sampler_user::host::events::{HostEvents, monotonic_ns};
 use sampler_user::host::perf_ring::RingOptions;
 use sampler_user::host::record::HostEvent;
 
+#[path = "../src/testing.rs"]
+mod testing;
+
+use testing::skipped;
+
 fn open() -> Option<HostEvents> {
     match HostEvents::open(RingOptions::default()) {
         Ok(events) => Some(events),
         Err(error) => {
-            eprintln!("skipped: {error}");
+            skipped(error);
             None
         }
     }
@@ -82,7 +87,7 @@ fn a_library_opened_late_is_reported() {
     let Some(mut events) = open() else { return };
     let child = Command::new("python3").args(["-c", "import ssl"]).spawn();
     let Ok(mut child) = child else {
-        eprintln!("skipped: no python3");
+        skipped("no python3");
         return;
     };
     let pid = child.id();

@@ -42,7 +42,7 @@ pub struct BareTrampoline {
 pub fn is_emulated(gap: &str) -> bool {
     let emulator = std::env::var("HEAPBPF_EMULATOR").unwrap_or_default();
     if !emulator.is_empty() {
-        eprintln!("skipped: {emulator}: {gap}");
+        crate::testing::skipped(format_args!("{emulator}: {gap}"));
     }
     !emulator.is_empty()
 }

@@ -4,6 +4,7 @@ use std::io::Cursor;
 
 use super::*;
 use crate::attach::{KernelRules, Table, analyse};
+use crate::testing::skipped;
 
 const LIBC: &str = "/lib/x86_64-linux-gnu/libc.so.6";
 
@@ -25,7 +26,7 @@ fn library() -> Option<Vec<u8>> {
         ["/usr/lib/x86_64-linux-gnu/libmimalloc.so.2.0", "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", LIBC];
     let bytes = paths.iter().find_map(|path| std::fs::read(path).ok());
     if bytes.is_none() {
-        eprintln!("skipped: none of {paths:?} is there");
+        skipped(format_args!("none of {paths:?} is there"));
     }
     bytes
 }
@@ -104,7 +105,7 @@ fn what_is_no_program_is_said_to_be_none() {
 #[test]
 fn what_libc_says_of_itself() {
     let Ok(file) = std::fs::File::open(LIBC) else {
-        eprintln!("skipped: {LIBC} is not there");
+        skipped(format_args!("{LIBC} is not there"));
         return;
     };
     let image = FileImage::read(file).unwrap();

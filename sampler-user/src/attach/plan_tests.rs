@@ -2,11 +2,12 @@
 
 use super::*;
 use crate::attach::arch::Machine;
+use crate::testing::skipped;
 
 /// The file, read and planned for Linux 6.17 (nothing optimized); `None`, said loudly, if it is not there.
 fn plan(path: &str) -> Option<(FileImage, AllocatorFile)> {
     let Ok(file) = std::fs::File::open(path) else {
-        eprintln!("skipped: {path} is not there");
+        skipped(format_args!("{path} is not there"));
         return None;
     };
     let image = FileImage::read(file).unwrap().found_at(path);
@@ -28,7 +29,7 @@ fn glibc_2_36_is_probed_where_the_kernel_is_cheap() {
         return;
     };
     if planned.allocator != "glibc 2.36" {
-        eprintln!("skipped: the offsets are those of glibc 2.36, this is {}", planned.allocator);
+        skipped(format_args!("the offsets are those of glibc 2.36, this is {}", planned.allocator));
         return;
     }
     let outer = SITE_MAY_TAIL_JUMP | SITE_MAY_CALL_INSIDE;
@@ -161,7 +162,7 @@ fn compiled(directory: &std::path::Path, name: &str, source: &str, commands: &[&
     for command in commands {
         let run = std::process::Command::new("sh").args(["-c", command]).current_dir(directory).output().unwrap();
         if !run.status.success() {
-            eprintln!("skipped: {command}: {}", String::from_utf8_lossy(&run.stderr));
+            skipped(format_args!("{command}: {}", String::from_utf8_lossy(&run.stderr)));
             return None;
         }
     }

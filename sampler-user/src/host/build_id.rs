@@ -80,13 +80,14 @@ impl<'data, R: ReadRef<'data>> ReadRef<'data> for Bounded<R> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::skipped;
 
     #[test]
     fn a_library_of_this_machine_from_file_and_memory() {
         let map = crate::host::proc_maps::read(std::process::id()).expect("our maps");
         let libc = map.iter().find(|map| map.path.windows(6).any(|part| part == b"libc.s"));
         let Some(libc) = libc else {
-            eprintln!("skipped: no shared libc in this process");
+            skipped("no shared libc in this process");
             return;
         };
         let path = String::from_utf8_lossy(&libc.path).into_owned();

@@ -91,6 +91,7 @@ fn parse_mounts(table: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::skipped;
 
     #[test]
     fn pure_and_hybrid_hierarchies() {
@@ -121,7 +122,7 @@ mod tests {
     #[test]
     fn found_by_path_and_by_directory() {
         let Some(mount) = mount_point() else {
-            eprintln!("skipped: no cgroup2 mount");
+            skipped("no cgroup2 mount");
             return;
         };
         let root = Cgroup::find("/").expect("the root is there");

@@ -292,6 +292,7 @@ fn is_fuse(table: &[u8], device: Device) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::skipped;
 
     #[test]
     fn mount_tables() {
@@ -336,7 +337,7 @@ mod tests {
     fn a_file_that_may_not_be_read_names_what_is_missing() {
         // SAFETY: no preconditions.
         if unsafe { libc::geteuid() } != 0 {
-            eprintln!("skipped: a_file_that_may_not_be_read_names_what_is_missing: only root can become somebody else");
+            skipped("only root can become somebody else");
             return;
         }
         let folder = tempfile::tempdir().expect("a folder");

@@ -21,10 +21,12 @@ pub fn image() -> Option<Arc<Vec<u8>>> {
 
 #[cfg(test)]
 mod tests {
+    use crate::testing::skipped;
+
     #[test]
     fn is_an_elf_image_with_a_build_id() {
         let Some(image) = super::image() else {
-            eprintln!("skipped: this process has no vDSO");
+            skipped("this process has no vDSO");
             return;
         };
         assert_eq!(&image[..4], b"\x7fELF");

@@ -188,6 +188,7 @@ impl<'a> KernelBtf<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::skipped;
 
     #[test]
     fn reads_the_running_kernel() {
@@ -195,7 +196,7 @@ mod tests {
             return;
         }
         let Ok(bytes) = read() else {
-            eprintln!("skipped: this kernel has no BTF");
+            skipped("this kernel has no BTF");
             return;
         };
         let btf = KernelBtf::parse(&bytes).unwrap();
@@ -212,7 +213,7 @@ mod tests {
     #[test]
     fn refuses_what_is_cut_short_without_panic() {
         let Ok(bytes) = read() else {
-            eprintln!("skipped: this kernel has no BTF");
+            skipped("this kernel has no BTF");
             return;
         };
         for length in [0, 1, 23, 24, 25, 100, 4095, bytes.len() / 2, bytes.len() - 1] {

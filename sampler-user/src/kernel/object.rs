@@ -24,11 +24,12 @@ pub fn aligned(bytes: &[u8]) -> &'static [u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::skipped;
 
     #[test]
     fn what_is_embedded_is_an_aligned_bpf_object() {
         let Some(bytes) = object() else {
-            eprintln!("skipped: built without the BPF programs; cargo xtask build makes them");
+            skipped("built without the BPF programs; cargo xtask build makes them");
             return;
         };
         assert_eq!(bytes.as_ptr() as usize % 8, 0);

@@ -318,6 +318,7 @@ fn trial_location() -> Option<(CString, u64)> {
 mod tests {
     use super::*;
     use crate::kernel::loader::MapSizes;
+    use crate::testing::skipped;
     use sampler_ebpf::abi::{Config, stack_kind};
 
     #[test]
@@ -326,12 +327,12 @@ mod tests {
             return;
         }
         let Some(object) = crate::kernel::object::object() else {
-            eprintln!("skipped: built without the BPF object");
+            skipped("built without the BPF object");
             return;
         };
         // SAFETY: no argument.
         if unsafe { libc::geteuid() } != 0 {
-            eprintln!("skipped: loading BPF programs needs root");
+            skipped("loading BPF programs needs root");
             return;
         }
         let sizes = MapSizes { events_bytes: 1 << 16, stacks_bytes: 1 << 21, live_max: 1024, stack_traces_max: 1024 };
@@ -348,7 +349,7 @@ mod tests {
                             assert!(log.is_open(), "the programs' log is found by the program's id");
                         }
                         Err(error) if kind == LinkKind::Session && !loader.knows_sessions() => {
-                            eprintln!("skipped: {error}");
+                            skipped(error);
                         }
                         Err(error) => panic!("{kind}, stacks {stack_kind}, live {live}: {error}"),
                     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::finish::Finisher;
 use super::symbolizer::{Options, Symbol, Symbolizer};
 use crate::host::mappings::ModuleId;
+use crate::testing::skipped;
 use crate::unwind::elf::Elf;
 use crate::unwind::image::{Image, ModuleFiles};
 use crate::unwind::own_process::OwnProcess;
@@ -74,7 +75,7 @@ fn run(program: &str, arguments: &[&str]) -> bool {
     match Command::new(program).args(arguments).status() {
         Ok(status) if status.success() => true,
         other => {
-            eprintln!("skipped: {program} {arguments:?}: {other:?}");
+            skipped(format_args!("{program} {arguments:?}: {other:?}"));
             false
         }
     }
@@ -224,7 +225,7 @@ fn own_stack_down_to_the_thread_entry() {
 fn vdso_has_names() {
     let mut process = OwnProcess::read().expect("/proc");
     let Some(module) = process.module("[vdso]") else {
-        eprintln!("skipped: no vDSO");
+        skipped("no vDSO");
         return;
     };
     let image = process.image(module).expect("memory");
@@ -296,7 +297,7 @@ fn compressed_debug_information_counts_decompressed() {
         let pristine = std::fs::read(&packed).expect("readable");
         let elf = Elf::read(&pristine).expect("ELF");
         let Some(section) = elf.sections.iter().find(|section| section.is_compressed()) else {
-            eprintln!("skipped: nothing was worth compressing");
+            skipped("nothing was worth compressing");
             continue;
         };
         // A section that claims to be 2^60 bytes long inside is not unpacked; one with a damaged body neither.
@@ -324,7 +325,7 @@ fn packed_symbol_tables_name_functions_of_stripped_files() {
                   && objcopy --add-section .gnu_debugdata=mini.xz stripped.so";
     let made = Command::new("sh").current_dir(folder.path()).args(["-c", script]).status();
     if !made.is_ok_and(|status| status.success()) {
-        eprintln!("skipped: needs objcopy, strip and xz");
+        skipped("needs objcopy, strip and xz");
         return;
     }
     let stripped = folder.path().join("stripped.so");

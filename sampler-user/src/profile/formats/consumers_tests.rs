@@ -8,6 +8,7 @@ use crate::profile::model::Profile;
 use crate::profile::output::Output;
 use crate::profile::testing;
 use crate::profile::value::Value;
+use crate::testing::skipped;
 
 /// A folder with the profile in it, in the format.
 fn written(profile: &Profile, file: &str, format: &str) -> (tempfile::TempDir, PathBuf) {
@@ -22,7 +23,7 @@ fn written(profile: &Profile, file: &str, format: &str) -> (tempfile::TempDir, P
 fn installed(program: &str, argument: &str, package: &str) -> bool {
     let found = Command::new(program).arg(argument).output().is_ok_and(|output| output.status.success());
     if !found {
-        println!("skipped: {program} is not installed (Debian package {package})");
+        skipped(format_args!("{program} is not installed (Debian package {package})"));
     }
     found
 }
@@ -156,7 +157,9 @@ fn python(module: &str, script: &str, file: &Path) -> Option<String> {
     let python = std::env::var("HEAPBPF_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
     let found = Command::new(&python).args(["-c", &format!("import {module}")]).output();
     if !found.is_ok_and(|output| output.status.success()) {
-        println!("skipped: {python} has no module {module} (pip install {module}; HEAPBPF_TEST_PYTHON names another)");
+        skipped(format_args!(
+            "{python} has no module {module} (pip install {module}; HEAPBPF_TEST_PYTHON names another)"
+        ));
         return None;
     }
     Some(run(Command::new(&python).args(["-c", script]).arg(file)))
@@ -300,7 +303,7 @@ fn a_browser_without_a_network_shows_the_page() {
 #[test]
 fn speedscope_opens_the_file() {
     let Some(release) = std::env::var_os("HEAPBPF_TEST_SPEEDSCOPE").map(PathBuf::from) else {
-        println!("skipped: HEAPBPF_TEST_SPEEDSCOPE does not name the folder dist/release of npm's package speedscope");
+        skipped("HEAPBPF_TEST_SPEEDSCOPE does not name the folder dist/release of npm's package speedscope");
         return;
     };
     if !installed("chromium", "--version", "chromium") {

@@ -4,6 +4,7 @@ use std::ffi::{CStr, CString, c_void};
 use std::path::PathBuf;
 use std::process::Command;
 
+use crate::testing::skipped;
 use crate::unwind::own_process::{OwnCapture, capture_here, take_capture};
 
 /// A loaded shared library.
@@ -25,7 +26,7 @@ impl Library {
         match status {
             Ok(status) if status.success() => {}
             other => {
-                eprintln!("skipped: {cc} {flags:?} cannot build the program: {other:?}");
+                skipped(format_args!("{cc} {flags:?} cannot build the program: {other:?}"));
                 return None;
             }
         }
