@@ -52,16 +52,25 @@ pub fn machine(triple: &str) -> Result<Option<&'static Machine>, String> {
 }
 
 impl Machine {
+    /// Installs the standard library, which is enough for checking.
+    ///
+    /// # Errors
+    /// If it cannot be had.
+    pub fn set_up_check(&self, context: &Context) -> anyhow::Result<()> {
+        if self.has_standard_library() {
+            return Ok(());
+        }
+        say!("adding the standard library of {} to rustup's toolchain", self.triple);
+        run_quietly(Command::new("rustup").args(["target", "add", self.triple]), context.options.verbose)
+            .with_context(|| format!("Rust's standard library for {} cannot be had", self.triple))
+    }
+
     /// Installs the standard library and the linker.
     ///
     /// # Errors
     /// If one cannot be had.
     pub fn set_up(&self, context: &Context) -> anyhow::Result<()> {
-        if !self.has_standard_library() {
-            say!("adding the standard library of {} to rustup's toolchain", self.triple);
-            run_quietly(Command::new("rustup").args(["target", "add", self.triple]), context.options.verbose)
-                .with_context(|| format!("Rust's standard library for {} cannot be had", self.triple))?;
-        }
+        self.set_up_check(context)?;
         let (linker, names) = self.linker;
         if on_path(linker).is_none() {
             let packages: Vec<Package> = names.iter().map(|name| Package::new(*name, "links for arm64")).collect();
@@ -83,7 +92,7 @@ impl Machine {
     }
 
     /// Whether this cargo can compile for it as things are.
-    pub fn has_standard_library(&self) -> bool {
+    fn has_standard_library(&self) -> bool {
         let libraries = read(Command::new("rustc").args(["--print", "target-libdir", "--target", self.triple]));
         libraries.is_ok_and(|folder| Path::new(folder.trim()).is_dir())
     }

@@ -7,6 +7,7 @@ mod cross;
 mod install;
 mod linker;
 mod packages;
+mod python;
 mod root;
 mod run;
 mod shell;

@@ -3,7 +3,7 @@
 //! End-to-end tests are the files in `tests/tests`; all others are unit tests here. The few of those that need root skip
 //! loudly without it, and are run again with sudo.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::Context as _;
@@ -13,6 +13,7 @@ use crate::build;
 use crate::context::Context;
 use crate::cross::{self, Machine};
 use crate::packages::{self, Package};
+use crate::python;
 use crate::root::Privilege;
 use crate::shell::{describe, read, run, say, succeeds};
 
@@ -21,6 +22,9 @@ const UNIT: &[&[&str]] = &[&["--workspace", "--exclude", "heapbpf-tests"], &["--
 
 /// What cargo is to test as root.
 const END_TO_END: &[&str] = &["--package", "heapbpf-tests", "--test", "*"];
+
+/// Names the Python of tests that need its packages.
+const PYTHON_VARIABLE: &str = "HEAPBPF_TEST_PYTHON";
 
 /// Which tests to run; by default all of them.
 #[derive(Args, Debug, Default)]
@@ -38,12 +42,13 @@ pub struct Selection {
     filter: Option<String>,
 }
 
-/// What the end-to-end tests use: the file that shows it is there, Debian's package, what for. The tests use the
+/// What the tests use: the file that shows it is there, Debian's package, what for. The tests use the
 /// distribution's own, not what a version manager put before it. A test whose tool cannot be had skips loudly by itself.
 const NEEDED: &[(&str, &str, &str)] = &[
     ("/usr/bin/cc", "gcc", "compiles the test programs, and is profiled while it compiles"),
     ("/usr/bin/c++", "g++", "compiles the test programs that throw"),
     ("/usr/include/stdlib.h", "libc6-dev", "what the test programs are compiled against"),
+    ("/usr/share/doc/libc6-dbg", "libc6-dbg", "names functions inside libc, which known call paths go through"),
     ("/usr/bin/python3", "python3", "is profiled while it parses JSON"),
     ("/usr/bin/sqlite3", "sqlite3", "is profiled while it fills a table"),
     ("/usr/bin/redis-server", "redis-server", "is profiled while its threads serve"),
@@ -53,6 +58,9 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("/usr/bin/node", "nodejs", "is profiled while it runs code that it made"),
     ("/usr/bin/prometheus", "prometheus", "scrapes the metrics"),
     ("/usr/bin/go", "golang-go", "go tool pprof reads the profiles"),
+    ("/usr/bin/jeprof", "libjemalloc-dev", "jeprof reads the profiles"),
+    ("/usr/bin/chromium", "chromium", "shows the page"),
+    ("/usr/bin/xz", "xz-utils", "packs symbol tables"),
     ("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "libjemalloc2", "an allocator that is profiled"),
     ("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "libtcmalloc-minimal4", "an allocator that is profiled"),
     ("/usr/lib/x86_64-linux-gnu/libmimalloc.so.2", "libmimalloc2.0", "an allocator that is profiled"),
@@ -77,8 +85,10 @@ pub fn test(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode
     }
     let mut calls = Vec::new();
     if !selection.e2e {
+        // `--unit` installs nothing that needs root.
+        let python = if end_to_end { readers_python(context) } else { None };
         calls.extend(cross::others().filter_map(|machine| other_machine_check(context, machine)));
-        calls.extend(UNIT.iter().map(|part| unit_command(context, selection, part)));
+        calls.extend(UNIT.iter().map(|part| unit_command(context, selection, part, python.as_deref())));
     }
     if end_to_end && root_refused.is_none() {
         calls.push(end_to_end_command(context, selection)?);
@@ -96,16 +106,25 @@ pub fn test(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode
     Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn unit_command(context: &Context, selection: &Selection, part: &[&str]) -> Command {
+fn unit_command(context: &Context, selection: &Selection, part: &[&str], python: Option<&Path>) -> Command {
     let mut command = context.cargo("test");
     command.arg("--no-fail-fast").args(part).args(&selection.filter);
+    command.envs(python.map(|python| (PYTHON_VARIABLE, python)));
     command
+}
+
+/// The Python that has what reads the formats, unless the user named one; `None`, loudly, if it cannot be had.
+fn readers_python(context: &Context) -> Option<PathBuf> {
+    if std::env::var_os(PYTHON_VARIABLE).is_some() {
+        return None;
+    }
+    python::ensure(context).map_err(|error| say!("skipped: Python packages that read the formats: {error:#}")).ok()
 }
 
 /// Checks that the daemon compiles for a machine that others build for; `None`, loudly, where it cannot be.
 fn other_machine_check(context: &Context, machine: &Machine) -> Option<Command> {
-    if !machine.has_standard_library() {
-        say!("skipped: compiling for {0}: no standard library here (rustup target add {0})", machine.triple);
+    if let Err(error) = machine.set_up_check(context) {
+        say!("skipped: compiling for {}: {error:#}", machine.triple);
         return None;
     }
     let mut command = context.cargo("check");

@@ -1,0 +1,37 @@
+//! Python packages that read what heapbpf writes: Debian has none of them, so they get an environment of their own.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Context as _;
+
+use crate::context::{Context, is_executable};
+use crate::packages::{self, Package};
+use crate::shell::{run_quietly, say};
+
+/// PyPI's packages for the tests of the formats. (Not pyspark, half a gigabyte: its test skips, loudly.)
+const PACKAGES: [&str; 3] = ["perfetto==0.59.1", "protobuf==7.36.2", "duckdb==2.0.0"];
+
+/// Finds or makes the environment, which is kept in the cache, and returns its Python.
+///
+/// # Errors
+/// If Debian's or PyPI's packages cannot be had.
+pub fn ensure(context: &Context) -> anyhow::Result<PathBuf> {
+    let folder = context.cache()?.join("test-python");
+    let python = folder.join("bin/python3");
+    // Written last: an environment without it is not whole.
+    let list = folder.join("heapbpf-packages");
+    let wanted = PACKAGES.join(" ");
+    if is_executable(&python) && fs::read_to_string(&list).is_ok_and(|found| found == wanted) {
+        return Ok(python);
+    }
+    // The module `venv` is there without it, but cannot install pip.
+    packages::install(context, &[Package::new("python3-venv", "makes an environment for Python packages")])?;
+    say!("installing Python packages into {} (about 100 MB): {wanted}", folder.display());
+    let verbose = context.options.verbose;
+    run_quietly(Command::new("/usr/bin/python3").args(["-m", "venv", "--clear"]).arg(&folder), verbose)?;
+    run_quietly(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PACKAGES), verbose)?;
+    fs::write(&list, &wanted).with_context(|| format!("cannot write {}", list.display()))?;
+    Ok(python)
+}
