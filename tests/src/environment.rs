@@ -79,6 +79,20 @@ pub fn tool(name: &str) -> Option<PathBuf> {
     candidates.into_iter().map(PathBuf::from).find(|path| path.exists())
 }
 
+/// Whether functions inside libc that it does not export have names here: by symbols of its own, or by a debug file.
+pub fn libc_has_names() -> bool {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let libc = maps.lines().find(|line| line.ends_with("/libc.so.6")).and_then(|line| line.split_whitespace().last());
+    let (Some(libc), Some(readelf)) = (libc, tool("readelf")) else { return false };
+    let read = Command::new(readelf).args(["--wide", "--sections", "--notes", libc]).output();
+    let text = read.map(|read| String::from_utf8_lossy(&read.stdout).into_owned()).unwrap_or_default();
+    let own = text.contains(" .symtab ") || text.contains(" .gnu_debugdata ");
+    let build_id = text.lines().find_map(|line| line.split_once("Build ID: "));
+    let debug_file = build_id.and_then(|(_, id)| id.trim().split_at_checked(2));
+    own || debug_file
+        .is_some_and(|(first, rest)| Path::new(&format!("/usr/lib/debug/.build-id/{first}/{rest}.debug")).exists())
+}
+
 /// The distribution's tool of that name; if it is missing, the package is installed (root, Debian), else `None`.
 pub fn tool_or_install(name: &str, package: &str) -> Option<PathBuf> {
     if let Some(found) = tool(name) {
