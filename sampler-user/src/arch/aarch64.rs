@@ -63,18 +63,35 @@ pub fn code_address(word: u64) -> u64 {
     static USER_ADDRESSES: LazyLock<u64> = LazyLock::new(|| {
         // SAFETY: reads a word of the process's auxiliary vector.
         let top = unsafe { libc::getauxval(libc::AT_EXECFN) };
-        user_addresses(top)
+        user_addresses(top, has_large_addresses())
     });
     word & *USER_ADDRESSES
 }
 
+/// Bits of user addresses where processor and kernel have large ones. Programs get them for their data only if they ask;
+/// the kernel puts the trampoline of return probes at their end.
+const LARGE_BITS: u32 = 52;
+
+/// Whether this machine has large user addresses: whether asking for one gives one.
+fn has_large_addresses() -> bool {
+    const BEYOND: usize = 1 << (LARGE_BITS - 1);
+    let (flags, page) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, 1);
+    // SAFETY: the address is a hint; an inaccessible page is mapped where nothing is.
+    let at = unsafe { libc::mmap(BEYOND as *mut libc::c_void, page, libc::PROT_NONE, flags, -1, 0) };
+    if at == libc::MAP_FAILED {
+        return false;
+    }
+    // SAFETY: the page that was just mapped, which nobody knows.
+    unsafe { libc::munmap(at, page) };
+    at as usize >= BEYOND
+}
+
 /// The bits that user addresses have, by an address at the top of the main thread's stack, which is at the top of the
-/// address space (39, 42, 47 or 48 bits, as the kernel was built). A program that asks for addresses of 52 bits gets them
-/// for its data; 48 is what loaders use for code.
-fn user_addresses(top_of_stack: u64) -> u64 {
+/// address space (39, 42, 47 or 48 bits, as the kernel was built), unless there are large ones beyond it.
+fn user_addresses(top_of_stack: u64, large: bool) -> u64 {
     const LEAST_BITS: u32 = 39;
     let bits = (u64::BITS - top_of_stack.leading_zeros()).clamp(LEAST_BITS, 48);
-    (1 << bits) - 1
+    (1 << if large { LARGE_BITS } else { bits }) - 1
 }
 
 /// Kinds of instruction by what the kernel does to execute one that is probed, each with a function that begins so.
@@ -111,10 +128,16 @@ mod tests {
 
     #[test]
     fn signatures_are_above_the_bits_of_user_addresses() {
-        assert_eq!(user_addresses(0xffff_f7ff_ffe8), (1 << 48) - 1);
-        assert_eq!(user_addresses(0x7f_ffff_ffe8), (1 << 39) - 1);
-        assert_eq!(user_addresses(0), (1 << 39) - 1, "not told");
-        assert_eq!(super::code_address(0x00aa_0000_0000_1234), 0x1234);
+        assert_eq!(user_addresses(0xffff_f7ff_ffe8, false), (1 << 48) - 1);
+        assert_eq!(user_addresses(0x7f_ffff_ffe8, false), (1 << 39) - 1);
+        assert_eq!(user_addresses(0, false), (1 << 39) - 1, "not told");
+        assert_eq!(super::code_address(0x00a0_0000_0000_1234), 0x1234);
+    }
+
+    #[test]
+    fn the_trampoline_of_return_probes_may_be_beyond_48_bits() {
+        let trampoline = 0xf_ffff_ffff_f000;
+        assert_eq!(trampoline & user_addresses(0xffff_f7ff_ffe8, true), trampoline);
     }
 
     #[test]

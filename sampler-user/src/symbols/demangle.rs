@@ -41,9 +41,26 @@ pub fn demangle(name: &str) -> Option<String> {
     Some(text.0)
 }
 
+/// Whether a symbol only says what kind of bytes begin there (code `$x`, `$a`, `$t`, data `$d`, with or without something
+/// behind a dot), as those of Arm's and RISC-V's ABI do: no function's name.
+pub fn is_mapping_symbol(name: &str) -> bool {
+    let Some(rest) = name.strip_prefix('$') else { return false };
+    rest.starts_with(['x', 'd', 'a', 't']) && matches!(rest.as_bytes().get(1), None | Some(b'.'))
+}
+
 #[cfg(test)]
 mod tests {
-    use super::demangle;
+    use super::{demangle, is_mapping_symbol};
+
+    #[test]
+    fn what_only_marks_code_and_data_is_no_function() {
+        for mark in ["$x", "$d", "$x.12", "$d.realdata", "$a", "$t.0"] {
+            assert!(is_mapping_symbol(mark), "{mark}");
+        }
+        for name in ["", "$", "x", "$x_of_somebody", "$u", "$xyz", "main"] {
+            assert!(!is_mapping_symbol(name), "{name}");
+        }
+    }
 
     #[test]
     fn both_languages_with_and_without_hash() {

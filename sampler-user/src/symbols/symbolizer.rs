@@ -9,7 +9,7 @@ use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer as Blazesym};
 
 use super::debug_files;
-use super::demangle::demangle;
+use super::demangle::{demangle, is_mapping_symbol};
 use super::shadow::{Contents, Shadow, debug_bytes};
 use crate::attach::debugdata;
 use crate::host::mappings::ModuleId;
@@ -289,6 +289,10 @@ impl Symbolizer {
 
     fn symbols(&mut self, symbolized: &Symbolized) -> Option<Arc<[Symbol]>> {
         let Symbolized::Sym(Sym { name, code_info, inlined, .. }) = symbolized else { return None };
+        // Nearest to stubs of the procedure linkage table, which have no names.
+        if is_mapping_symbol(name) {
+            return None;
+        }
         let mut symbols = Vec::with_capacity(1 + inlined.len());
         for call in inlined.iter().rev() {
             symbols.push(self.symbol(&call.name, call.code_info.as_ref(), true));

@@ -276,16 +276,24 @@ impl Unwinder {
                     self.frames.pop();
                     return Completeness::Cut(Reason::ReturnProbe);
                 }
-                Rule::Uncovered => match leave_uncovered(&state, space, &mut memory, modules, mapping, below) {
-                    Some(caller) => {
-                        state = caller;
-                        Ok(())
-                    }
-                    None => {
+                Rule::Uncovered => {
+                    // A link register into uncovered code of the same file may be from a call of the function's own.
+                    let by_link = state.leave_by_link(&mut memory).filter(|caller| {
+                        let call = caller.ip.wrapping_sub(1);
+                        space.find(call).is_some_and(|at| {
+                            let (context, offset) = (&mut self.context, at.offset_of(call));
+                            let mut rule = || self.modules.rule(modules, at.module, offset, true, context, &mut budget);
+                            at.module != mapping.module || rule().is_ok_and(|found| found.rule != Rule::Uncovered)
+                        })
+                    });
+                    let leave = || leave_uncovered(&state, space, &mut memory, modules, mapping, below);
+                    let Some(caller) = by_link.or_else(leave) else {
                         let why = state.clone().leave_by_frame_pointer(&mut memory);
                         return Completeness::Cut(self.why_uncovered(modules, mapping, found.err(), why.err()));
-                    }
-                },
+                    };
+                    state = caller;
+                    Ok(())
+                }
                 Rule::Bad | Rule::End | Rule::EntryPoint => Err(StepError::Unknown),
             };
             // Only a signal can move to another stack and have the way back written down.

@@ -222,6 +222,16 @@ impl State {
         caller
     }
 
+    /// The caller of a frame that has saved nothing yet, or never does: the link register says where it returns to. `None`
+    /// if the machine has none, it is not known any more, or it is saved where the frame pointer points.
+    pub fn leave_by_link(&self, memory: &mut StackMemory) -> Option<Self> {
+        let return_address = arch::code_address(self.value(arch::LINK?, memory).ok()?);
+        let frame = self.value(arch::FRAME_POINTER, memory).ok().filter(|frame| *frame >= self.sp);
+        let saved = frame.and_then(|frame| memory.read(frame.wrapping_add(8)).ok());
+        let is_saved = saved.is_some_and(|saved| arch::code_address(saved) == return_address);
+        (!is_saved).then(|| self.returned(return_address, self.sp))
+    }
+
     /// Leaves a signal trampoline for the code that the signal interrupted.
     ///
     /// # Errors

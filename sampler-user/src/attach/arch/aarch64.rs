@@ -1,7 +1,7 @@
 //! AArch64: AAPCS64 calling convention, and the kernel's `arch/arm64/kernel/probes/decode-insn.c` as rules.
 //!
 //! Probes sit at a function's entry, or right after its landing pad where that instruction is simulated: the return
-//! address is in `x30` there. Checked on hand-assembled words only, never on hardware.
+//! address is in `x30` there. Checked on hand-assembled words, and by recordings on emulated machines.
 
 use super::{Flow, FlowKind, Target};
 use crate::attach::placement::{KernelRules, Kind, Needs, Placement};

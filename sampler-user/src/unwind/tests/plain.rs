@@ -228,3 +228,28 @@ fn a_return_probe_in_the_way_is_said() {
         assert_eq!(cut.frames[..], whole.frames[..4], "{offset}");
     }
 }
+
+/// Code without call frame information that saves nothing (the vDSO's, on arm64), interrupted: by frame pointer, its caller
+/// would be left out in silence.
+#[test]
+fn what_has_no_frame_is_left_by_the_link_register() {
+    if crate::arch::LINK.is_none() {
+        return;
+    }
+    let mut process = OwnProcess::read().expect("/proc");
+    let mut capture = captured(10);
+    let whole = unwind(&process, &capture);
+    let uncovered: u64 = 0x7f_ffff_e000;
+    process.add_mapping(uncovered..uncovered + 4096, "uncovered");
+    capture.registers.lr = capture.registers.ip;
+    capture.registers.ip = uncovered + 100;
+    let through = unwind(&process, &capture);
+    assert_eq!(through.completeness, Completeness::Complete);
+    assert_eq!(through.frames[1..], whole.frames[..]);
+    // A frame that it made holds the same return address, and the frame pointer leads to it.
+    let frame = capture.registers.sp.wrapping_sub(16);
+    let below = [capture.registers.fp.to_le_bytes(), capture.registers.lr.to_le_bytes()].concat();
+    capture.stack.splice(..0, below);
+    (capture.registers.sp, capture.registers.fp) = (frame, frame);
+    assert_eq!(unwind(&process, &capture).frames[1], whole.frames[0]);
+}
