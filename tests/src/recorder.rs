@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
@@ -143,6 +143,14 @@ impl Recorder {
             command.arg("--").args(&self.command);
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let heed_interrupts = || {
+            // SAFETY: no memory; safe between fork and exec.
+            unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
+            Ok(())
+        };
+        // What a script starts in the background ignores Ctrl-C, and so would all that these tests start there.
+        // SAFETY: the closure does one system call.
+        unsafe { command.pre_exec(heed_interrupts) };
         if !self.refused_links.is_empty() {
             refuse_links(&mut command, self.refused_links).expect("the kernel has filters with listeners");
         }
