@@ -15,10 +15,12 @@ use super::snapshot::{Detail, Retired, Snapshot, SnapshotRow};
 use crate::cli::plan::RecordPlan;
 use crate::heap::ages::Ages;
 use crate::heap::sums::SampleSums;
+use crate::host::own_memory::give_memory_back;
 use crate::profile::adjust::Adjustments;
 use crate::profile::model::{Lifetimes, Process, Profile, Row};
 use crate::profile::stats::Stats;
 use crate::sampling::survival::{self, Observation};
+use crate::unwind::raw::RawStack;
 
 /// A profile, and what goes with it.
 pub struct Made {
@@ -41,6 +43,7 @@ enum Job {
     Make(Box<Snapshot>, Then),
     Retire(Box<Retired>),
     OwnCode(ProcessKey, OwnCode),
+    Tidy(Vec<Arc<RawStack>>),
 }
 
 /// The thread that makes profiles. It ends when this is dropped, after what it was given.
@@ -78,6 +81,12 @@ impl Maker {
     pub fn retire(&self, retired: Retired) {
         let _ = self.jobs.send(Job::Retire(Box::new(retired)));
     }
+
+    /// Forgets the names of all stacks but these, and gives back to the system what the process does not need: here, as
+    /// that takes milliseconds.
+    pub fn tidy(&self, living: Vec<Arc<RawStack>>) {
+        let _ = self.jobs.send(Job::Tidy(living));
+    }
 }
 
 struct Worker {
@@ -94,6 +103,11 @@ impl Worker {
                 Job::Make(snapshot, then) => then(self.make(*snapshot)),
                 Job::Retire(retired) => self.retire(*retired),
                 Job::OwnCode(process, own) => self.naming.open_own_code(process, own),
+                Job::Tidy(living) => {
+                    self.naming.keep_only(living.iter());
+                    drop(living);
+                    give_memory_back();
+                }
             }
         }
     }
@@ -167,9 +181,6 @@ impl Worker {
             self.residue.add_row(program, &row);
         }
         self.naming.forget_processes(&retired.keys);
-        if let Some(living) = retired.living {
-            self.naming.keep_only(living.iter());
-        }
     }
 }
 

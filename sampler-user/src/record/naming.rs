@@ -172,6 +172,7 @@ impl Naming {
         let kept: HashSet<*const RawStack> = stacks.map(Arc::as_ptr).collect();
         if kept.len() < self.finished.len() {
             self.finished.retain(|stack, _| kept.contains(stack));
+            self.finished.shrink_to(2 * kept.len());
         }
     }
 

@@ -26,7 +26,7 @@ use crate::cost::cpu_time::CpuTime;
 use crate::cost::measure;
 use crate::heap::live::Heap;
 use crate::host::events::monotonic_ns;
-use crate::host::{Host, HostOptions, own_memory};
+use crate::host::{Host, HostOptions};
 use crate::kernel::KernelError;
 use crate::kernel::live_map::{LiveEntries, LiveMap};
 use crate::kernel::loader::Loader;
@@ -54,7 +54,7 @@ const KEEP_UNSAMPLED_NS: u64 = 2_000_000_000;
 const MANY_LIVES: usize = 256;
 const GIVE_BACK_EVERY_NS: u64 = 5_000_000_000;
 /// The same after fewer.
-const GIVE_BACK_LAST_NS: u64 = 30_000_000_000;
+const GIVE_BACK_LAST_NS: u64 = 15_000_000_000;
 /// After so many rows of ended processes their names are forgotten, if no snapshot with stacks came before.
 const MANY_RETIRED_ROWS: usize = 16_384;
 
@@ -279,7 +279,8 @@ impl Session {
         let (lives, given_back_ns) = self.forgotten;
         let wait_ns = if lives > MANY_LIVES { GIVE_BACK_EVERY_NS } else { GIVE_BACK_LAST_NS };
         if lives > 0 && now.saturating_sub(given_back_ns) > wait_ns {
-            self.forgotten = (0, now);
+            // Once more after many: names are forgotten in another thread, and then what only they referred to.
+            self.forgotten = (usize::from(lives > MANY_LIVES), now);
             self.give_memory_back();
         }
     }
@@ -291,7 +292,13 @@ impl Session {
         self.recorder.shrink();
         self.descriptions.shrink();
         self.ended.shrink_to_fit();
-        own_memory::give_memory_back();
+        self.tidy();
+    }
+
+    /// Forgets names that are of no more use.
+    fn tidy(&mut self) {
+        self.retired_rows = 0;
+        self.maker.tidy(self.recorder.heap.stacks());
     }
 
     /// Moves the counts of processes that ended before `before_ns` out of the kernel.
@@ -419,15 +426,14 @@ impl Session {
             return;
         }
         let ended = std::mem::take(&mut self.retiring);
-        let (mut retired, held) = self.parts(&Counts::default()).retire(&ended);
+        let (retired, held) = self.parts(&Counts::default()).retire(&ended);
         self.retired_rows += retired.rows.len();
-        if self.retired_rows >= MANY_RETIRED_ROWS {
-            self.retired_rows = 0;
-            retired.living = Some(self.recorder.heap.stacks());
-        }
         let done: HashSet<ProcessKey> = ended.difference(&held).copied().collect();
         self.ended_counts.forget(&done);
         self.maker.retire(retired);
+        if self.retired_rows >= MANY_RETIRED_ROWS {
+            self.tidy();
+        }
         self.recorder.forget(&done);
         self.descriptions.forget(&done, &self.recorder);
         self.retiring = held;

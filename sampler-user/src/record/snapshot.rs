@@ -108,8 +108,6 @@ pub struct Retired {
     pub rows: Vec<SnapshotRow>,
     /// What naming needs to know.
     pub facts: Facts,
-    /// From time to time the stacks of all rows that stay: names of others are of no more use.
-    pub living: Option<Vec<Arc<RawStack>>>,
 }
 
 /// The parts of a session that snapshots are taken of.
@@ -214,7 +212,7 @@ impl Parts<'_> {
                 process.exact_alloc_objects = None;
             }
         }
-        (Retired { keys, processes, rows, facts, living: None }, held)
+        (Retired { keys, processes, rows, facts }, held)
     }
 
     fn finish(

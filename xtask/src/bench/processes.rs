@@ -15,7 +15,7 @@ use crate::root::Privilege;
 use crate::shell::read;
 
 /// What it measures.
-pub const ABOUT: &str = "attach [PROCESSES FILES] | storm [RATE SECONDS] | remains [COUNT]: attaching to many, short lives, what they leave";
+pub const ABOUT: &str = "attach [PROCESSES FILES] | storm [RATE SECONDS] | remains [COUNT] [serve]: attaching to many, short lives, what they leave";
 
 /// Runs one of the three; needs root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
@@ -28,11 +28,12 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     match args.first().map(String::as_str) {
         Some("attach") => bench.attach(number(1, 300)?, number(2, 40)?),
         Some("storm") => bench.storm(number(1, 500)?, number(2, 30)?),
-        Some("remains") => bench.remains(number(1, 50_000)?),
+        Some("remains") => bench.remains(number(1, 50_000)?, args.get(2).is_some_and(|mode| mode == "serve")),
         None => {
             bench.attach(300, 40)?;
             bench.storm(500, 30)?;
-            bench.remains(50_000)
+            bench.remains(50_000, false)?;
+            bench.remains(50_000, true)
         }
         Some(other) => bail!("{other:?} is none of attach, storm, remains"),
     }
@@ -72,8 +73,8 @@ impl Bench {
     fn record(&self, arguments: &[&str]) -> anyhow::Result<(Running, Duration)> {
         let begun = Instant::now();
         let mut command = Command::new(&self.heapbpf);
-        command.args(["--all", "-q", "--force", "-o"]).arg(self.path("profile.json")).arg("--stats");
-        command.arg(self.path("stats.json")).args(arguments).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.args(arguments).args(["--all", "-q", "--force", "-o"]).arg(self.path("profile.json")).arg("--stats");
+        command.arg(self.path("stats.json")).stdout(Stdio::null()).stderr(Stdio::piped());
         let mut child = Running(command.spawn()?);
         let errors = child.0.stderr.take().context("piped")?;
         let mut lines = BufReader::new(errors).lines();
@@ -160,10 +161,12 @@ impl Bench {
         Ok(())
     }
 
-    /// Memory after each fifth of `count` short processes, when what is kept of them for a while has gone.
-    fn remains(&self, count: u64) -> anyhow::Result<()> {
+    /// Memory after each fifth of `count` short processes, when what is kept of them for a while has gone: of one
+    /// recording, or with `heapbpf serve`.
+    fn remains(&self, count: u64, serve: bool) -> anyhow::Result<()> {
         const STEPS: u64 = 5;
-        let (recording, _) = self.record(&["-i", "512KiB"])?;
+        let serving: &[&str] = if serve { &["serve", "--listen", "127.0.0.1:0"] } else { &[] };
+        let (recording, _) = self.record(&[serving, &["-i", "512KiB"]].concat())?;
         let pid = recording.0.id();
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         println!("| short processes | a second | daemon, MiB | kernel maps, MiB |\n|---|---|---|---|");
@@ -172,7 +175,7 @@ impl Bench {
         let mut before = 0;
         for (step, (rate, processes)) in steps.enumerate() {
             let (_, took) = self.short_lives(rate, processes)?;
-            std::thread::sleep(Duration::from_secs(12));
+            std::thread::sleep(Duration::from_secs(30));
             let Memory { daemon, maps } = memory(pid)?;
             let so_far = if step == 0 { 0 } else { step as u64 * (count / STEPS) };
             println!("| {so_far} | {:.0} | {:.1} | {:.2} |", processes as f64 / took, mib(daemon), mib(maps));
