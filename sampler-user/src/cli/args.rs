@@ -247,7 +247,7 @@ pub struct RecordArgs {
     /// parquet, otlp
     #[arg(long, value_name = "FORMAT", help_heading = "Output")]
     pub format: Option<String>,
-    /// Overwrite files named by -o
+    /// Overwrite files named by -o and --stats, and write to where symbolic links of yours lead
     #[arg(long, help_heading = "Output")]
     pub force: bool,
     /// Value in formats that hold one: alloc_objects, alloc_space, inuse_objects, inuse_space

@@ -56,6 +56,11 @@ pub(super) fn outputs(args: &RecordArgs) -> Result<Vec<Output>, PlanError> {
         let format = formats::choose(path, args.format.as_deref())?;
         outputs.push(Output::new(path, format, args.force));
     }
+    for output in outputs.iter().filter(|_| snapshots) {
+        if let Some(place) = output.special() {
+            log::warn!("{} is {place}: it gets no snapshots, only the profile at the end", output.path().display());
+        }
+    }
     if outputs.iter().filter(|output| output.is_standard_output()).count() > 1 {
         return Err(PlanError::Usage("-o -: standard output takes one profile".into()));
     }

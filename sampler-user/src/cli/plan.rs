@@ -204,8 +204,8 @@ pub fn plan(args: &RecordArgs) -> Result<RecordPlan, PlanError> {
     for output in &outputs {
         output.check()?;
     }
-    if let Some(stats) = &args.stats {
-        output::check_new_file(stats, true)?;
+    if let Some(stats) = args.stats.as_ref().filter(|path| path.as_os_str() != output::STANDARD_OUTPUT) {
+        output::check_new_file(stats, args.force)?;
     }
     let listen = match args.serve.listen {
         Some(address) => Some(Listen::open(address, args.serve.token_file.as_deref())?),

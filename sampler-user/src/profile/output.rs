@@ -1,4 +1,8 @@
-//! Where profiles go: refused early, written under a temporary name, renamed when whole.
+//! Where profiles go: refused early, written under a temporary name, renamed when whole; what is no file is written to.
+
+mod place;
+#[cfg(test)]
+mod place_tests;
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -10,6 +14,8 @@ use thiserror::Error;
 
 use super::formats::{self, Format, FormatError, WriteOptions};
 use super::model::Profile;
+pub use place::Place;
+use place::{Destination, Naming};
 
 /// Why there is, or would be, no output file.
 #[derive(Debug, Error)]
@@ -36,6 +42,65 @@ pub enum OutputError {
     /// The name belongs to something that is not a file.
     #[error("{0} is a folder; name a file in it")]
     IsFolder(PathBuf),
+    /// The user's own link, which is followed only when that is asked for.
+    #[error("{path} is a symbolic link to {target}; use --force to write to where it leads, or choose another name")]
+    Link {
+        /// The link.
+        path: PathBuf,
+        /// What it says.
+        target: PathBuf,
+    },
+    /// A link of somebody else, which is never followed.
+    #[error(
+        "{path} is a symbolic link of another user (uid {owner}) to {target}; name the file itself, or choose another"
+    )]
+    LinkOfAnother {
+        /// The link.
+        path: PathBuf,
+        /// What it says.
+        target: PathBuf,
+        /// Whose it is.
+        owner: u32,
+    },
+    /// A link to what has no path.
+    #[error("{path} is a link to an open file ({target}), not to a path; use - for standard output, or name a file")]
+    LinkToOpenFile {
+        /// The link.
+        path: PathBuf,
+        /// What it says.
+        target: PathBuf,
+    },
+    /// heapbpf made the name itself, and it belongs to something that is not a regular file.
+    #[error("{path} is {place}, where a file is to be written; remove it, or choose another name for the output")]
+    NotAFile {
+        /// The file to be written.
+        path: PathBuf,
+        /// What is there.
+        place: Place,
+    },
+    /// Something else has taken its place.
+    #[error("{path} was {was} and is {now} now; nothing was written to it: choose another name")]
+    Changed {
+        /// The output.
+        path: PathBuf,
+        /// What was found there.
+        was: Place,
+        /// What was there when it was to be written.
+        now: Place,
+    },
+    /// A FIFO without a reader, or a socket whose listener takes nobody.
+    #[error("nobody has read {path} ({place}) for {waited_s} s: start its reader before heapbpf ends, or name a file")]
+    NoReader {
+        /// The output.
+        path: PathBuf,
+        /// What it is.
+        place: Place,
+        /// How long it was waited for, s.
+        waited_s: u64,
+    },
+    /// A socket that nobody listens at.
+    #[error("nobody listens at the socket {0}: start its listener before heapbpf ends, or name a file")]
+    NoListener(PathBuf),
     /// Writing failed.
     #[error("cannot write {path}: {source}")]
     Io {
@@ -60,15 +125,23 @@ pub struct Output {
     path: PathBuf,
     format: &'static dyn Format,
     force: bool,
+    naming: Naming,
 }
 
 /// The name that stands for standard output.
 pub const STANDARD_OUTPUT: &str = "-";
 
 impl Output {
-    /// Will write `format` to `path` (`-`: standard output); `force` replaces a file that exists.
+    /// Will write `format` to `path` (`-`: standard output), as the user named it; `force` replaces a file that exists,
+    /// and follows the user's own symbolic link.
     pub fn new(path: impl Into<PathBuf>, format: &'static dyn Format, force: bool) -> Self {
-        Self { path: path.into(), format, force }
+        Self { path: path.into(), format, force, naming: Naming::ByUser }
+    }
+
+    /// The numbered snapshot of this output: a file, which replaces another one of its name and nothing else.
+    pub fn numbered(&self, number: u32) -> Self {
+        let path = with_suffix(&self.path, self.format, &format!("{number:04}"));
+        Self { path, format: self.format, force: true, naming: Naming::Derived }
     }
 
     /// The file's path, `-` for standard output.
@@ -86,6 +159,18 @@ impl Output {
         self.path.as_os_str() == STANDARD_OUTPUT
     }
 
+    /// What the output is if it is written to and never replaced: a device, a FIFO, a socket. Nothing is opened.
+    pub fn special(&self) -> Option<Place> {
+        let found = || place::find(&self.path, self.force, self.naming).ok();
+        let place = if self.is_standard_output() { None } else { found().map(|found| found.place) };
+        place.filter(|place| place.is_special())
+    }
+
+    /// Whether there can be numbered snapshots beside it.
+    pub fn takes_snapshots(&self) -> bool {
+        !self.is_standard_output() && self.special().is_none()
+    }
+
     /// Finds out whether the file could be written now, without leaving a trace: call it before anything is attached.
     pub fn check(&self) -> Result<(), OutputError> {
         if self.is_standard_output() {
@@ -94,15 +179,32 @@ impl Output {
         check_new_file(&self.path, self.force)
     }
 
-    /// Writes the profile; returns the files that were written (none for standard output).
+    /// Writes the profile; returns the files that were written (none for standard output, devices, FIFOs and sockets).
     ///
-    /// A format that holds one process per file writes one for each, `name.PID.heap`, if there are several.
+    /// A format that holds one process per file writes one for each, `name.PID.heap`, if there are several; to a device,
+    /// FIFO or socket it writes one after the other.
     pub fn write(&self, profile: &Profile, options: &WriteOptions) -> Result<Vec<PathBuf>, OutputError> {
-        if self.format.one_process_per_file() && profile.processes.len() > 1 && !self.is_standard_output() {
+        if self.is_standard_output() {
+            let mut out = BufWriter::new(io::stdout().lock());
+            let path = Path::new("standard output");
+            self.format.write(profile, options, &mut out).map_err(|source| failed(path, source))?;
+            return out.flush().map(|()| Vec::new()).map_err(|source| failed(path, source.into()));
+        }
+        let several = self.format.one_process_per_file() && profile.processes.len() > 1;
+        let is_special = self.special().is_some();
+        if several && !is_special {
             return self.write_each_process(profile, options);
         }
-        self.write_one(&self.path, profile, options)?;
-        Ok(if self.is_standard_output() { Vec::new() } else { vec![self.path.clone()] })
+        write_to(&self.path, self.force, self.naming, |out| {
+            let written = if several {
+                let mut parts = (0..profile.processes.len()).map(|index| profile.only_process(index));
+                parts.try_for_each(|part| self.format.write(&part, options, out))
+            } else {
+                self.format.write(profile, options, out)
+            };
+            written.map_err(|source| failed(&self.path, source))
+        })?;
+        Ok(if is_special { Vec::new() } else { vec![self.path.clone()] })
     }
 
     fn write_each_process(&self, profile: &Profile, options: &WriteOptions) -> Result<Vec<PathBuf>, OutputError> {
@@ -113,36 +215,50 @@ impl Output {
             if written.contains(&path) {
                 path = with_suffix(&self.path, self.format, &format!("{}.{index}", process.pid));
             }
-            self.write_one(&path, &profile.only_process(index), options)?;
+            let part = profile.only_process(index);
+            write_to(&path, self.force, Naming::Derived, |out| {
+                self.format.write(&part, options, out).map_err(|source| failed(&path, source))
+            })?;
             written.push(path);
         }
         Ok(written)
     }
+}
 
-    fn write_one(&self, path: &Path, profile: &Profile, options: &WriteOptions) -> Result<(), OutputError> {
-        let path = if self.is_standard_output() { Path::new("standard output") } else { path };
-        let failed = |source| match source {
-            FormatError::Io(source) => OutputError::Io { path: path.into(), source },
-            source => OutputError::Format { path: path.into(), source },
-        };
-        if self.is_standard_output() {
-            let mut out = BufWriter::new(io::stdout().lock());
-            self.format.write(profile, options, &mut out).map_err(failed)?;
-            return out.flush().map_err(|source| failed(source.into()));
-        }
-        write_whole(path, self.force, |out| self.format.write(profile, options, out).map_err(failed))
+fn failed(path: &Path, source: FormatError) -> OutputError {
+    match source {
+        FormatError::Io(source) => OutputError::Io { path: path.into(), source },
+        source => OutputError::Format { path: path.into(), source },
     }
 }
 
 /// Large pieces halve the kernel's time for a file of hundreds of megabytes.
 const BUFFER_BYTES: usize = 4 << 20;
 
-/// Writes a file under a temporary name beside `path`, and gives it its name when it is whole.
+/// Writes what the user named with `path`: a file under a temporary name beside it, which gets its name when it is whole;
+/// a device, FIFO or socket as it comes. `force` replaces a file that exists, and follows the user's own symbolic link.
+///
+/// # Errors
+/// It must not be written there, or cannot be; or `write` failed.
 pub fn write_whole<E: From<OutputError>>(
     path: &Path,
     force: bool,
     write: impl FnOnce(&mut dyn Write) -> Result<(), E>,
 ) -> Result<(), E> {
+    write_to(path, force, Naming::ByUser, write)
+}
+
+fn write_to<E: From<OutputError>>(
+    path: &Path,
+    force: bool,
+    naming: Naming,
+    write: impl FnOnce(&mut dyn Write) -> Result<(), E>,
+) -> Result<(), E> {
+    let destination = place::find(path, force, naming)?;
+    if destination.place.is_special() {
+        return write_special(&destination, write);
+    }
+    let path = &*destination.path;
     let io_error = |source| OutputError::Io { path: path.into(), source };
     let folder = folder_of(path);
     let temporary = tempfile::Builder::new()
@@ -154,8 +270,20 @@ pub fn write_whole<E: From<OutputError>>(
     let mut out = BufWriter::with_capacity(BUFFER_BYTES, temporary.as_file());
     write(&mut out)?;
     out.into_inner().map_err(|error| io_error(error.into_error()))?;
-    keep(temporary, path, force)?;
+    keep(temporary, &destination, force)?;
     Ok(())
+}
+
+fn write_special<E: From<OutputError>>(
+    destination: &Destination,
+    write: impl FnOnce(&mut dyn Write) -> Result<(), E>,
+) -> Result<(), E> {
+    let io_error = |source| OutputError::Io { path: destination.path.clone(), source };
+    let mut out = BufWriter::with_capacity(BUFFER_BYTES, destination.open(place::PATIENCE)?);
+    let written = write(&mut out).and_then(|()| out.flush().map_err(|error| io_error(error).into()));
+    // Of a write that failed, what is left in the buffer is not tried again.
+    drop(out.into_parts());
+    written
 }
 
 /// What is wrong, of an error that names a file nobody has asked for.
@@ -163,20 +291,33 @@ fn without_temporary_name(error: io::Error) -> io::Error {
     if error.raw_os_error().is_some() { error } else { error.kind().into() }
 }
 
-fn keep(temporary: NamedTempFile, path: &Path, force: bool) -> Result<File, OutputError> {
+fn keep(temporary: NamedTempFile, destination: &Destination, force: bool) -> Result<File, OutputError> {
+    let path = &*destination.path;
+    let io_error = |source| OutputError::Io { path: path.into(), source };
+    // Writing took its time, and renaming replaces whatever is there.
+    let (now, _) = place::look(path).map_err(io_error)?;
+    if force && !matches!(now, Place::Free | Place::File) {
+        return Err(OutputError::Changed { path: path.into(), was: destination.place, now });
+    }
     let kept = if force { temporary.persist(path) } else { temporary.persist_noclobber(path) };
     kept.map_err(|error| match error.error.kind() {
         io::ErrorKind::AlreadyExists => OutputError::Exists(path.into()),
-        _ => OutputError::Io { path: path.into(), source: error.error },
+        _ => io_error(error.error),
     })
 }
 
-/// Finds out whether a file could be created at `path`, without leaving a trace.
+/// Finds out whether `path` could be written as by [`write_whole`], without leaving a trace and without opening what
+/// is there.
+///
+/// # Errors
+/// It could not.
 pub fn check_new_file(path: &Path, force: bool) -> Result<(), OutputError> {
-    let folder = folder_of(path);
-    if path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/") {
-        return Err(OutputError::IsFolder(path.into()));
+    let destination = place::find(path, force, Naming::ByUser)?;
+    if destination.place.is_special() {
+        return destination.check_access();
     }
+    let path = &*destination.path;
+    let folder = folder_of(path);
     if !folder.is_dir() {
         return Err(OutputError::NoFolder { path: path.into(), folder: folder.into() });
     }
@@ -184,9 +325,6 @@ pub fn check_new_file(path: &Path, force: bool) -> Result<(), OutputError> {
     tempfile::Builder::new().prefix(".heapbpf-").tempfile_in(folder).map_err(|error| {
         OutputError::FolderNotWritable { folder: folder.into(), source: without_temporary_name(error) }
     })?;
-    if !force && fs::symlink_metadata(path).is_ok() {
-        return Err(OutputError::Exists(path.into()));
-    }
     Ok(())
 }
 

@@ -74,7 +74,7 @@ pub struct SnapshotTurn {
 impl SnapshotFiles {
     /// None is written yet; with those of earlier recordings under the same names it goes on.
     pub fn new(outputs: &[Output], options: WriteOptions, keep: Option<usize>) -> Self {
-        let outputs: Vec<Output> = outputs.iter().filter(|output| !output.is_standard_output()).cloned().collect();
+        let outputs: Vec<Output> = outputs.iter().filter(|output| output.takes_snapshots()).cloned().collect();
         let earlier = earlier(&outputs);
         let number = earlier.last_key_value().map_or(0, |(number, _)| *number);
         let written = Mutex::new(earlier.into_values().collect());
@@ -90,6 +90,9 @@ impl SnapshotFiles {
 
     /// The turn of a snapshot that is wanted, and why it is. `None` while the one before is still being written.
     pub fn next(&mut self) -> Option<(SnapshotTurn, String)> {
+        if self.shared.outputs.is_empty() {
+            self.wanted = None;
+        }
         if self.wanted.is_none() || self.shared.busy.swap(true, Ordering::AcqRel) {
             return None;
         }
@@ -117,11 +120,16 @@ fn earlier(outputs: &[Output]) -> BTreeMap<u32, Vec<PathBuf>> {
     let mut found: BTreeMap<u32, Vec<PathBuf>> = BTreeMap::new();
     for output in outputs {
         let entries = std::fs::read_dir(output::folder_of(output.path())).into_iter().flatten().flatten();
-        for path in entries.map(|entry| entry.path()) {
+        for entry in entries {
+            let path = entry.path();
             let name = path.file_name().and_then(OsStr::to_str);
             let number = name.and_then(|name| output::snapshot_number(output.path(), output.format(), name));
             if let Some(number) = number {
-                found.entry(number).or_default().push(path);
+                let paths = found.entry(number).or_default();
+                // What is no file is no snapshot to be removed; its number is not used again all the same.
+                if entry.file_type().is_ok_and(|kind| kind.is_file()) {
+                    paths.push(path);
+                }
             }
         }
     }
@@ -138,8 +146,7 @@ impl SnapshotTurn {
         let mut paths = Vec::new();
         let mut result = Ok(());
         for output in outputs {
-            let path = output::with_suffix(output.path(), output.format(), &format!("{:04}", self.number));
-            match Output::new(path, output.format(), true).write(profile, options) {
+            match output.numbered(self.number).write(profile, options) {
                 Ok(files) => paths.extend(files),
                 Err(error) => result = result.and(Err(error)),
             }
@@ -217,5 +224,27 @@ mod tests {
         files.ask("again".into());
         files.next().unwrap().0.write(&testing::small()).unwrap();
         assert_eq!(names(folder.path()), ["a.0004.json", "a.0005.json", "b.0004.folded", "b.0005.folded"]);
+    }
+
+    #[test]
+    fn what_is_no_file_has_no_snapshots_and_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = |name: &str| std::os::unix::net::UnixListener::bind(folder.path().join(name)).unwrap();
+        let output = |name: &str| {
+            let path = folder.path().join(name);
+            Output::new(path.clone(), formats::by_extension(&path).unwrap(), false)
+        };
+        let _listeners = ["special.json", "a.0003.json"].map(listener);
+        let mut none = SnapshotFiles::new(&[output("special.json")], WriteOptions::default(), Some(1));
+        none.ask("nothing to write".into());
+        assert!(none.next().is_none());
+        // A number whose name is taken is passed over.
+        let mut files =
+            SnapshotFiles::new(&[output("special.json"), output("a.json")], WriteOptions::default(), Some(1));
+        for _ in 0..2 {
+            files.ask("asked for".into());
+            files.next().unwrap().0.write(&testing::small()).unwrap();
+        }
+        assert_eq!(names(folder.path()), ["a.0003.json", "a.0005.json", "special.json"]);
     }
 }

@@ -93,14 +93,14 @@ pub fn terminal_width() -> Option<usize> {
     })
 }
 
-/// Writes the accounting.
-fn write_stats(path: &Path, stats: &crate::profile::stats::Stats) -> anyhow::Result<()> {
+/// Writes the accounting; `force` as for profiles.
+fn write_stats(path: &Path, force: bool, stats: &crate::profile::stats::Stats) -> anyhow::Result<()> {
     let text = serde_json::to_vec_pretty(stats).context("cannot write the accounting as JSON")?;
-    if path.as_os_str() == "-" {
+    if path.as_os_str() == output::STANDARD_OUTPUT {
         std::io::stdout().write_all(&text).context("cannot write the accounting")?;
         return Ok(());
     }
-    output::write_whole(path, true, |out| {
+    output::write_whole(path, force, |out| {
         out.write_all(&text).map_err(|source| output::OutputError::Io { path: path.to_path_buf(), source })
     })?;
     Ok(())

@@ -135,7 +135,8 @@ pub async fn run(mut plan: RecordPlan) -> anyhow::Result<u8> {
     let outputs_if_wanted = if is_wanted { &outputs[..] } else { &[] };
     // A file that cannot be written takes nothing else with it: the recording cannot be had again.
     let (closing, written) = write_outputs(outputs_if_wanted, &made.profile, &session.plan.write);
-    let accounted = session.plan.stats.as_ref().map_or(Ok(()), |path| write_stats(path, &made.stats));
+    let accounted =
+        session.plan.stats.as_ref().map_or(Ok(()), |path| write_stats(path, session.plan.force, &made.stats));
     show_report(&made.profile, &session.plan, &outputs, closing, files.written());
     if let Some(pusher) = pusher {
         pusher.finish(made);
