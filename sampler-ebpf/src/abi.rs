@@ -32,18 +32,28 @@ pub struct LiveKey {
     pub address: u64,
 }
 
-/// What the kernel keeps of a sampled allocation until its free.
+/// What the kernel keeps of a sampled allocation until its free: enough to count it even if its record was lost.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LiveValue {
     /// The sample's id, see [`AllocationRecord::sample`].
     pub sample: u64,
+    /// CLOCK_MONOTONIC at the return of the call.
+    pub time_ns: u64,
     /// The allocating thread's number of allocation calls so far (this one included).
     pub thread_calls: u64,
+    /// Bytes requested.
+    pub size_bytes: u64,
+    /// Trials that the allocation took.
+    pub trials: u64,
+    /// Sampling interval R that it was drawn with, in trials; at most 2^26.
+    pub interval: u32,
+    /// Failed trials of this allocation before the successful one; a draw is below 2^32.
+    pub offset: u32,
     /// Thread that allocated.
     pub tid: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Index of the [`Site`].
+    pub site: u32,
 }
 
 /// Which processes are targets besides those in the `TARGETS` map; bits.
@@ -156,4 +166,6 @@ pub struct Progress {
     pub threads: u64,
     /// Threads whose counters were added to their process's totals so far.
     pub threads_flushed: u64,
+    /// Allocations and frees so far whose records did not fit into the events ring.
+    pub records_lost: u64,
 }

@@ -19,7 +19,7 @@ pub struct Counters {
     pub inner: u64,
     /// Outermost allocation calls that were sampled.
     pub sampled: u64,
-    /// Bytes that sampled calls asked for, those seen to fail taken back.
+    /// Bytes that sampled calls asked for, counted at their end: those that failed are not in it.
     pub sampled_bytes: u64,
     /// Unsampled calls that were seen to fail all the same (a realloc of a tracked block).
     pub unsampled_failed: u64,
@@ -31,7 +31,8 @@ pub struct Counters {
     pub lost_ring_full: u64,
     /// Sampled, lost: the call never returned (longjmp, an exception, the thread's end).
     pub lost_abandoned: u64,
-    /// Sampled, lost: still inside the allocator when the probes were taken away.
+    /// Sampled, and neither reported nor lost yet: the call was in flight when the counters were read. The daemon works
+    /// it out; the programs leave it at 0.
     pub lost_in_flight: u64,
     /// Hit, lost: the kernel had no state for the thread.
     pub lost_no_thread_state: u64,
@@ -39,8 +40,16 @@ pub struct Counters {
     pub lost_result_unreadable: u64,
     /// Reported samples that could not be followed to their free: the live map was full.
     pub untracked: u64,
-    /// Frees of tracked samples that were not reported: the events ring was full (healed at a snapshot).
+    /// Bytes of these.
+    pub untracked_bytes: u64,
+    /// Bytes of the samples lost because the events ring was full.
+    pub lost_ring_full_bytes: u64,
+    /// Bytes that the other lost samples asked for: the call never returned, or its result could not be read.
+    pub lost_call_bytes: u64,
+    /// Frees of tracked samples that were not reported: the events ring was full. Reconciliation finds them.
     pub frees_lost: u64,
+    /// Bytes of the blocks that these freed.
+    pub frees_lost_bytes: u64,
     /// Reported samples whose stack did not fit into the stacks ring, or could not be taken.
     pub stacks_lost: u64,
     /// Process events (fork, exec, exit) that did not fit into the events ring.
@@ -56,6 +65,17 @@ impl Counters {
     #[must_use]
     pub const fn hits(&self) -> u64 {
         self.unsampled + self.sampled + self.lost_no_thread_state
+    }
+
+    /// Sampled calls whose end was counted.
+    #[must_use]
+    pub const fn sampled_ended(&self) -> u64 {
+        self.submitted
+            + self.failed
+            + self.lost_ring_full
+            + self.lost_abandoned
+            + self.lost_in_flight
+            + self.lost_result_unreadable
     }
 
     /// Adds another set of counters.
@@ -92,6 +112,8 @@ pub struct ThreadRecord {
     pub tid: u32,
     /// Zero.
     pub reserved: u32,
-    /// The thread's counters; calls in flight are in `lost_in_flight`.
+    /// The thread's counters, as they were at some moment of the reading.
     pub counters: Counters,
+    /// Samples that reallocs in flight took out of the live map: they live until these return. 0: none.
+    pub reallocated: [u64; super::AWAITED_CALLS],
 }

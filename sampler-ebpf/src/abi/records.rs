@@ -90,8 +90,10 @@ pub struct FreeRecord {
     pub space: ProcessKey,
     /// The sample's id.
     pub sample: u64,
-    /// CLOCK_MONOTONIC at the entry of free.
+    /// CLOCK_MONOTONIC at the entry of free, after the block left the live map.
     pub time_ns: u64,
+    /// Bytes requested for the block.
+    pub size_bytes: u64,
     /// 1 if the allocating thread frees it with no allocation call in between.
     pub temporary: u32,
     /// Zero.

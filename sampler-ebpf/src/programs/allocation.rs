@@ -181,7 +181,6 @@ fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: 
         // Its return must not be awaited, and it is the end of the call for us.
         if success.is_some() {
             state.counters.failed += 1;
-            state.counters.sampled_bytes -= size;
         } else {
             state.counters.unsampled_failed += 1;
             state.unsampled_bytes -= size;
@@ -355,6 +354,8 @@ fn end(ctx: *mut c_void, sp: u64, before: bool) {
         address
     } else {
         state.counters.lost_result_unreadable += 1;
+        state.counters.lost_call_bytes += pending.size;
+        state.counters.sampled_bytes += pending.size;
         return;
     };
     let mut registers = arch::registers(ctx);
@@ -375,21 +376,26 @@ pub fn report(
     address: u64,
     follow: bool,
 ) {
-    let Some(record) = output::reserve::<AllocationRecord>(maps::events()) else {
-        state.counters.lost_ring_full += 1;
-        return;
-    };
+    state.counters.sampled_bytes += pending.size;
     state.sequence = state.sequence.wrapping_add(1);
     let sample = u64::from(state.ordinal) << 32 | u64::from(state.sequence);
+    // Reserved before the time is read, as everywhere: what has a time up to T was reserved by T.
+    let Some(record) = output::reserve::<AllocationRecord>(maps::events()) else {
+        state.counters.lost_ring_full += 1;
+        state.counters.lost_ring_full_bytes += pending.size;
+        output::count_record_lost();
+        if follow {
+            // The daemon finds it in the live map.
+            track(state, pending, sample, output::now(), address);
+        }
+        return;
+    };
     let time_ns = output::now();
     let stack = stack::take(ctx, registers, state, sample, time_ns);
     if stack.kind == stack_kind::NONE && config!(stack_kind) != stack_kind::NONE {
         state.counters.stacks_lost += 1;
     }
-    let untracked = follow && !track(state, sample, address);
-    if untracked {
-        state.counters.untracked += 1;
-    }
+    let untracked = follow && !track(state, pending, sample, time_ns, address);
     *record = AllocationRecord {
         kind: kind::ALLOCATION,
         tid: state.tid,
@@ -415,14 +421,29 @@ pub fn report(
     output::submit(record, maps::events(), config!(events_mark));
 }
 
-/// Remembers a live sample; `false` if the map is full.
-#[inline(always)]
-fn track(state: &mut ThreadState, sample: u64, address: u64) -> bool {
-    let value = LiveValue { sample, thread_calls: state.calls(), tid: state.tid, reserved: 0 };
+/// Remembers a live sample; `false`, counted, if the map is full. Apart, as it is needed in two places.
+#[inline(never)]
+fn track(state: &mut ThreadState, pending: &Pending, sample: u64, time_ns: u64, address: u64) -> bool {
+    let value = LiveValue {
+        sample,
+        time_ns,
+        thread_calls: state.calls(),
+        size_bytes: pending.size,
+        trials: pending.trials,
+        interval: pending.interval as u32,
+        offset: pending.offset as u32,
+        tid: state.tid,
+        site: pending.site,
+    };
     if let Some(stale) = free::take_out(state, address) {
         // The allocator cannot give an address twice, so a free was missed.
         state.counters.stale_replaced += 1;
         output::submit_free(state, &stale);
     }
-    free::put_in(state, address, &value)
+    let fits = free::put_in(state, address, &value);
+    if !fits {
+        state.counters.untracked += 1;
+        state.counters.untracked_bytes += pending.size;
+    }
+    fits
 }

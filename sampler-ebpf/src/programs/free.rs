@@ -3,12 +3,12 @@
 use core::ffi::c_void;
 
 use aya_ebpf::bindings::BPF_ANY;
-use sampler_ebpf::abi::{LiveKey, LiveValue};
+use sampler_ebpf::abi::{FreeRecord, LiveKey, LiveValue};
 
 use crate::allocation;
 use crate::arch::Arguments;
 use crate::filter;
-use crate::maps::LIVE;
+use crate::maps::{self, LIVE};
 use crate::output;
 use crate::stage;
 use crate::state::ThreadState;
@@ -45,10 +45,19 @@ pub fn release(state: &mut ThreadState, address: u64) {
 }
 
 /// The rest of [`release`], apart so that the path of untracked blocks stays short.
+///
+/// The record is reserved before the block leaves the live map: whoever finds the block gone can rely on the record
+/// being in the ring by then.
 #[inline(never)]
 fn release_tracked(state: &mut ThreadState, address: u64) {
-    if let Some(value) = take_tracked(state, address) {
-        output::submit_free(state, &value);
+    let key = LiveKey { space: state.space, address };
+    // SAFETY: copied at once.
+    let Some(value) = (unsafe { LIVE.get(key) }).copied() else { return };
+    let record = output::reserve::<FreeRecord>(maps::events());
+    if remove(key) {
+        output::complete_free(state, &value, record);
+    } else if let Some(record) = record {
+        output::discard(record);
     }
 }
 
@@ -77,15 +86,20 @@ fn take_tracked(state: &ThreadState, address: u64) -> Option<LiveValue> {
     let key = LiveKey { space: state.space, address };
     // SAFETY: copied at once.
     let value = unsafe { *LIVE.get(key)? };
+    remove(key).then_some(value)
+}
+
+/// Removes an entry of the live map; `false` if it was gone already: two threads free the same block.
+#[inline(always)]
+fn remove(key: LiveKey) -> bool {
     match LIVE.remove(key) {
-        Ok(()) => filter::remove(address),
-        // Two threads freeing the same block: one of them finds it gone.
-        Err(NOT_FOUND) => return None,
+        Ok(()) => filter::remove(key.address),
+        Err(NOT_FOUND) => return false,
         // The kernel did not get the bucket's lock in time. The block is freed all the same; its entry goes when the
         // address is given again.
         Err(_) => {}
     }
-    Some(value)
+    true
 }
 
 /// Puts a block into the live map; `false` if the map is full.

@@ -37,13 +37,19 @@ pub extern "C" fn read_threads(ctx: *mut c_void) -> u32 {
     if state.status != TRACKED {
         return 0;
     }
-    let mut record =
-        ThreadRecord { process: state.process, tid: state.tid, reserved: 0, counters: state.all_counters() };
+    let mut record = ThreadRecord {
+        process: state.process,
+        tid: state.tid,
+        reserved: 0,
+        counters: state.all_counters(),
+        reallocated: [0; SLOTS],
+    };
     record.counters.threads = 1;
     let mut i = 0;
     while i < SLOTS {
-        if state.pending & (1 << i) != 0 && state.slots[i].sampled != 0 {
-            record.counters.lost_in_flight += 1;
+        let call = &state.slots[i];
+        if state.pending & (1 << i) != 0 && call.old_address != 0 && call.ends_probed == 0 {
+            record.reallocated[i] = call.old.sample;
         }
         i += 1;
     }

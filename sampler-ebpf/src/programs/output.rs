@@ -3,7 +3,9 @@
 use core::ffi::c_void;
 
 use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
-use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_ringbuf_query, bpf_ringbuf_reserve, bpf_ringbuf_submit};
+use aya_ebpf::helpers::generated::{
+    bpf_ktime_get_ns, bpf_ringbuf_discard, bpf_ringbuf_query, bpf_ringbuf_reserve, bpf_ringbuf_submit,
+};
 use sampler_ebpf::abi::{FreeRecord, LiveValue, ProcessKey, ProcessRecord, kind};
 
 use crate::config::config;
@@ -54,12 +56,37 @@ pub fn now() -> u64 {
     unsafe { bpf_ktime_get_ns() }
 }
 
+/// Gives a reservation back unused.
+#[inline(always)]
+pub fn discard<T>(record: &mut T) {
+    // SAFETY: `record` was reserved.
+    unsafe { bpf_ringbuf_discard(core::ptr::from_mut(record).cast(), u64::from(BPF_RB_NO_WAKEUP)) };
+}
+
+/// Counts a record that did not fit into the events ring: the daemon looks for what it was about.
+#[inline(always)]
+pub fn count_record_lost() {
+    if let Some(progress) = maps::progress() {
+        // SAFETY: a field of a map value.
+        maps::add_shared(unsafe { &raw mut (*progress).records_lost }, 1);
+    }
+}
+
 /// Reports the free of a tracked sample, already taken out of the live map.
 #[inline(always)]
 pub fn submit_free(state: &mut ThreadState, value: &LiveValue) {
+    let record = reserve::<FreeRecord>(maps::events());
+    complete_free(state, value, record);
+}
+
+/// The same in a record that is reserved already; `None`: there was no room.
+#[inline(always)]
+pub fn complete_free(state: &mut ThreadState, value: &LiveValue, record: Option<&'static mut FreeRecord>) {
     state.counters.frees_matched += 1;
-    let Some(record) = reserve::<FreeRecord>(maps::events()) else {
+    let Some(record) = record else {
         state.counters.frees_lost += 1;
+        state.counters.frees_lost_bytes += value.size_bytes;
+        count_record_lost();
         return;
     };
     *record = FreeRecord {
@@ -68,6 +95,7 @@ pub fn submit_free(state: &mut ThreadState, value: &LiveValue) {
         space: state.space,
         sample: value.sample,
         time_ns: now(),
+        size_bytes: value.size_bytes,
         temporary: u32::from(value.tid == state.tid && value.thread_calls == state.calls()),
         reserved: 0,
     };

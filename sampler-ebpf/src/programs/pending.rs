@@ -165,6 +165,8 @@ impl ThreadState {
         }
         if pending.sampled != 0 {
             self.counters.lost_abandoned += 1;
+            self.counters.lost_call_bytes += pending.size;
+            self.counters.sampled_bytes += pending.size;
         }
         if pending.old_address != 0 {
             // Whether the old block was freed is unknown; a realloc that was left half-way most likely did.
@@ -194,7 +196,6 @@ pub fn fail(state: &mut ThreadState, pending: &Pending) {
     }
     if pending.sampled != 0 {
         state.counters.failed += 1;
-        state.counters.sampled_bytes -= pending.size;
     } else {
         state.counters.unsampled_failed += 1;
         state.unsampled_bytes -= pending.size;

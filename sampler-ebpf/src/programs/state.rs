@@ -176,7 +176,8 @@ impl ThreadState {
     }
 
     /// Counts an allocation call and its trials. `Some`: one of them succeeded, so it is sampled, and the next success is
-    /// drawn; the rest of this call's trials is skipped and nothing carried over.
+    /// drawn; the rest of this call's trials is skipped and nothing carried over. A sampled call's bytes are counted at its
+    /// end.
     #[inline(always)]
     pub fn count_down(&mut self, trials: u64, size: u64) -> Option<Success> {
         let Some(offset) = sampler::step(&mut self.remaining, trials) else {
@@ -186,7 +187,6 @@ impl ThreadState {
         };
         let success = Success { offset, interval: self.interval };
         self.counters.sampled += 1;
-        self.counters.sampled_bytes += size;
         self.draw();
         Some(success)
     }

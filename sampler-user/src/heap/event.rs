@@ -1,5 +1,7 @@
 //! From the bytes of the events ring to events.
 
+use std::mem::offset_of;
+
 use sampler_ebpf::abi::{AllocationRecord, FreeRecord, ProcessRecord, StackRecord, UnmapRecord, kind};
 
 /// A record of the events ring.
@@ -31,6 +33,22 @@ pub fn decode(bytes: &[u8]) -> Option<Event> {
         kind::EXIT => Event::Exit(read(bytes)?),
         _ => return None,
     })
+}
+
+/// CLOCK_MONOTONIC of a record; 0 if it is none. That is read after the record's place in the ring was reserved, so all
+/// records with a time up to T lie before the place that is reserved next at T. Not of an unmap: its time is that of the
+/// call's entry.
+pub fn time_ns_of(bytes: &[u8]) -> u64 {
+    let word = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
+    let kind = bytes.get(..4).and_then(|kind| kind.try_into().ok()).map_or(0, u32::from_ne_bytes);
+    let at = match kind {
+        kind::ALLOCATION => offset_of!(AllocationRecord, time_ns),
+        kind::FREE => offset_of!(FreeRecord, time_ns),
+        kind::UNMAP => offset_of!(UnmapRecord, time_ns),
+        kind::FORK | kind::EXEC | kind::EXIT => offset_of!(ProcessRecord, time_ns),
+        _ => return 0,
+    };
+    word(at).unwrap_or(0)
 }
 
 /// Reads a stack record: its head, and the stack's bytes as far as they are valid.
@@ -78,6 +96,24 @@ mod tests {
         assert_eq!(decode(&bytes_of(&free)), Some(Event::Free(free)));
         let allocation = AllocationRecord { kind: kind::ALLOCATION, size_bytes: u64::MAX >> 17, ..Default::default() };
         assert_eq!(decode(&bytes_of(&allocation)), Some(Event::Allocation(allocation)));
+    }
+
+    #[test]
+    fn the_time_of_a_record_is_known_without_decoding_it() {
+        let time_ns = 0x0102_0304_0506;
+        let process = |kind| bytes_of(&ProcessRecord { kind, time_ns, ..Default::default() });
+        for bytes in [
+            bytes_of(&AllocationRecord { kind: kind::ALLOCATION, time_ns, ..Default::default() }),
+            bytes_of(&FreeRecord { kind: kind::FREE, time_ns, ..Default::default() }),
+            bytes_of(&UnmapRecord { kind: kind::UNMAP, time_ns, ..Default::default() }),
+            process(kind::FORK),
+            process(kind::EXEC),
+            process(kind::EXIT),
+        ] {
+            assert_eq!(time_ns_of(&bytes), time_ns);
+            assert_eq!(time_ns_of(&bytes[..8]), 0);
+        }
+        assert_eq!((time_ns_of(&[]), time_ns_of(&[99; 200])), (0, 0));
     }
 
     #[test]

@@ -72,5 +72,6 @@ impl Heap {
     /// Drops processes that have ended.
     pub fn forget_left(&mut self, ended: &HashSet<ProcessKey>) {
         self.left.spaces.retain(|process| !ended.contains(process));
+        self.forget_recovered(ended);
     }
 }

@@ -9,6 +9,8 @@ use slab::Slab;
 
 use self::cold::Cold;
 use self::left::Left;
+use self::reconciliation::Reconciliation;
+pub use self::reconciliation::{Found, LostBlocks};
 pub use self::row::HeapRow;
 use self::row::RowKey;
 use super::mapped::MappedPieces;
@@ -71,6 +73,8 @@ struct LiveSample {
     time_ns: u64,
     row: u32,
     mapped: bool,
+    /// The last reading of the kernel's live map that had it.
+    seen: u8,
 }
 
 /// Everything known of all heaps.
@@ -84,14 +88,16 @@ pub struct Heap {
     by_class: ClassCounts,
     peak_bytes: f64,
     rising: bool,
-    /// What an ended process had in use at its end counts as in use no more.
-    drops_ended: bool,
+    /// What an ended process had in use at its end stands apart from what is in use.
+    ended_apart: bool,
     /// What came in since the time window was opened.
     windows: Windows,
     /// Rows that were put together.
     cold: Cold,
     /// Where frees go unseen.
     left: Left,
+    /// What the kernel's live map has told.
+    reconciliation: Reconciliation,
 }
 
 /// Estimated allocations by size class.
@@ -120,8 +126,10 @@ pub struct Estimated {
 pub struct Snapshot<'a> {
     /// The row.
     pub row: &'a HeapRow,
-    /// In use at this moment, or at the end of its process.
+    /// In use at this moment; of an ended process at its end, unless that stands apart.
     pub inuse: SampleSums,
+    /// In use when its process ended, if that stands apart.
+    pub at_exit: SampleSums,
     /// In use at the peak.
     pub peak: SampleSums,
     /// Ages of the blocks that live: seconds, weight. Empty if they were not asked for.
@@ -129,10 +137,10 @@ pub struct Snapshot<'a> {
 }
 
 impl Heap {
-    /// An empty heap. `drops_ended`: what a process has in use at its end is gone with it, as it is for who watches
-    /// a host for weeks; else it is kept as the process's last state.
-    pub fn new(drops_ended: bool) -> Self {
-        Self { drops_ended, ..Self::default() }
+    /// An empty heap. `ended_apart`: what a process has in use at its end stands apart from what is in use, as it does
+    /// for whoever asks what a host's memory is used for; else it counts as in use, as the process's last state.
+    pub fn new(ended_apart: bool) -> Self {
+        Self { ended_apart, ..Self::default() }
     }
 
     /// A sample was allocated.
@@ -172,6 +180,7 @@ impl Heap {
             time_ns: sample.time_ns,
             row: row_number,
             mapped: sample.mapped,
+            seen: self.reconciliation.mark_of_new(),
         };
         self.spaces.entry(sample.space).or_default().insert(sample.id, live);
     }
@@ -248,7 +257,7 @@ impl Heap {
             // Mappings are not in that map.
             if !live.mapped && !was_live(live.address) {
                 unseen += 1;
-            } else if !self.drops_ended {
+            } else {
                 let row = &mut self.rows[live.row as usize];
                 row.ended.record(live.size_bytes, live.trials, live.offset, row.interval);
             }
@@ -265,27 +274,6 @@ impl Heap {
             self.forget(live);
         }
         samples.into_values().map(|live| live.address).collect()
-    }
-
-    /// Makes the kernel's live map the truth: blocks that are not in it were freed, unseen. Returns how many.
-    pub fn reconcile(&mut self, truth: &HashMap<ProcessKey, HashSet<u64>>) -> u64 {
-        self.note_peak();
-        let mut gone = Vec::new();
-        for (space, samples) in &mut self.spaces {
-            let known = truth.get(space);
-            samples.retain(|id, live| {
-                // Mappings are not in that map: which parts of them are left is known here alone.
-                let lives = live.mapped || known.is_some_and(|ids| ids.contains(id));
-                if !lives {
-                    gone.push(*live);
-                }
-                lives
-            });
-        }
-        for live in &gone {
-            self.forget(live);
-        }
-        gone.len() as u64
     }
 
     /// All probes are in place from this time on (CLOCK_MONOTONIC): what was sampled before, while they were being put on,
@@ -388,11 +376,12 @@ impl Heap {
                 living[live.row as usize].push((now_ns.saturating_sub(live.time_ns) as f64 * 1e-9, weight));
             }
         }
+        let apart = self.ended_apart;
         self.rows.iter().map(move |(number, row)| {
-            let mut inuse = inuse[number];
-            inuse.add(&row.ended);
+            let (mut inuse, mut at_exit) = (inuse[number], SampleSums::default());
+            if apart { &mut at_exit } else { &mut inuse }.add(&row.ended);
             let living = living.get_mut(number).map(std::mem::take).unwrap_or_default();
-            Snapshot { row, inuse, peak: row.peak, living }
+            Snapshot { row, inuse, at_exit, peak: row.peak, living }
         })
     }
 
@@ -435,6 +424,7 @@ impl Heap {
 mod cold;
 #[path = "left.rs"]
 mod left;
+mod reconciliation;
 #[path = "row.rs"]
 mod row;
 #[cfg(test)]

@@ -3,7 +3,7 @@
 use super::*;
 use crate::unwind::raw::{Completeness, UnwinderKind};
 
-fn stack() -> Arc<RawStack> {
+pub(super) fn stack() -> Arc<RawStack> {
     Arc::new(RawStack { frames: Box::new([]), unwinder: UnwinderKind::Caller, completeness: Completeness::Complete })
 }
 
@@ -97,17 +97,6 @@ fn what_is_sampled_while_probes_come_and_go_does_not_count() {
 }
 
 #[test]
-fn the_kernel_is_the_truth() {
-    let (mut heap, one) = (Heap::default(), stack());
-    for id in 1..=5 {
-        heap.allocate(sample(id, 1, 8, &one));
-    }
-    let truth = HashMap::from([(process(1), HashSet::from([2, 4, 99]))]);
-    assert_eq!(heap.reconcile(&truth), 3);
-    assert_eq!(inuse(&mut heap), [(2, 16.0)]);
-}
-
-#[test]
 fn mappings_shrink_and_are_replaced() {
     let (mut heap, one) = (Heap::default(), stack());
     let mapping = |id: u64, address: u64, size: u64| Sample {
@@ -123,7 +112,9 @@ fn mappings_shrink_and_are_replaced() {
     // Less than a page replaces all of it.
     heap.allocate(mapping(6, 4096, 100));
     assert_eq!(inuse(&mut heap), [(2, 4196.0)]);
-    assert_eq!(heap.reconcile(&HashMap::new()), 0, "the kernel's map of blocks does not know mappings");
+    heap.begin_reconciliation();
+    let lost = heap.finish_reconciliation(vec![], |_, _, _, _| false);
+    assert_eq!(lost, Found::default(), "the kernel's map of blocks does not know mappings");
     heap.unmap(process(2), 0, u64::MAX, 9000);
     heap.unmap(process(1), 0, u64::MAX, 9000);
     assert_eq!((inuse(&mut heap), heap.estimated().live_samples), (vec![(0, 0.0)], 0));

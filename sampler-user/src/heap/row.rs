@@ -99,6 +99,11 @@ impl HeapRow {
         self.peak.add(&other.peak);
     }
 
+    /// Sums in use when the process ended.
+    pub const fn ended(&self) -> SampleSums {
+        self.ended
+    }
+
     /// Sums in use at the peak of the total.
     pub const fn peak(&self) -> SampleSums {
         self.peak

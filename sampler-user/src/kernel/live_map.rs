@@ -9,8 +9,8 @@ use super::filter::Filter;
 use super::loader::Loader;
 use super::{KernelError, sys};
 
-/// Entries read per call.
-const BATCH: usize = 16384;
+/// Entries read per call: a millisecond's worth, between two looks at the rings.
+const BATCH: usize = 4096;
 
 /// The live map.
 pub struct LiveMap {
@@ -32,11 +32,15 @@ impl LiveMap {
         Ok(Self { map, keys: Vec::new(), values: Vec::new() })
     }
 
-    /// Calls `each` with every entry: those there from the beginning to the end of the call, and some of the others.
+    /// Calls `piece` with some entries at a time, so that the caller can look at rings in between: in all with every entry
+    /// that is there from the beginning to the end of the call, and some of the others.
     ///
     /// # Errors
     /// The kernel refuses to read the map.
-    pub fn scan(&mut self, mut each: impl FnMut(LiveKey, LiveValue)) -> Result<(), KernelError> {
+    pub fn scan(
+        &mut self,
+        mut piece: impl FnMut(&mut dyn Iterator<Item = (LiveKey, LiveValue)>),
+    ) -> Result<(), KernelError> {
         let mut room = BATCH;
         let mut cursor = None;
         loop {
@@ -54,9 +58,8 @@ impl LiveMap {
             };
             let keys = self.keys.chunks_exact(size_of::<LiveKey>());
             let values = self.values.chunks_exact(size_of::<LiveValue>());
-            for (key, value) in keys.zip(values).take(batch.count) {
-                each(read_plain(key), read_plain(value));
-            }
+            let entries = keys.zip(values).take(batch.count);
+            piece(&mut entries.map(|(key, value)| (read_plain(key), read_plain(value))));
             if batch.last {
                 return Ok(());
             }
@@ -118,6 +121,11 @@ impl LiveEntries {
         let map = HashMap::try_from(loader.typed_map("LIVE")?)
             .map_err(|error| KernelError::Object(format!("LIVE: {error}")))?;
         Ok(Self { map, filter: Filter::open(loader)? })
+    }
+
+    /// An entry; `None` if there is none.
+    pub fn get(&self, key: LiveKey) -> Option<LiveValue> {
+        self.map.get(&Abi(key), 0).ok().map(|value| value.0)
     }
 
     /// Removes an entry. `false`: it was gone already.

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::model::{Module, Profile, Row, Stack};
+use super::model::{Module, Profile, Row, Stack, Unread};
 
 /// Why profiles cannot be added.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -71,6 +71,13 @@ fn add(merged: &mut Profile, profile: Profile, modules: &mut Modules) {
     }
     merged.processes.extend(profile.processes);
     merged.started = merged.started.min(profile.started);
+    merged.time = merged.time.max(profile.time);
+    merged.unread = match (merged.unread, profile.unread) {
+        (Some(a), Some(b)) => {
+            Some(Unread { records: a.records.saturating_add(b.records), of: a.of.saturating_add(b.of) })
+        }
+        (a, b) => a.or(b),
+    };
     merged.duration = merged.duration.saturating_add(profile.duration);
     merged.recordings = merged.recordings.saturating_add(profile.recordings);
     merged.interval = merged.interval.max(profile.interval);

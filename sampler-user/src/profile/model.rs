@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use sampler_ebpf::trials;
+use serde::{Deserialize, Serialize};
 
 use crate::attach::Missing;
 use crate::attach::audit::FileAudit;
@@ -64,6 +65,10 @@ pub struct Profile {
     pub unwind: String,
     /// Wall clock at the start.
     pub started: SystemTime,
+    /// Wall clock at the moment that figures in use are of.
+    pub time: SystemTime,
+    /// Records of before `time` that were not read in time; figures lack what they tell.
+    pub unread: Option<Unread>,
     /// Length of the recording; of several, their sum.
     pub duration: Duration,
     /// Recordings that were added up: 1, but for a merged profile.
@@ -164,6 +169,68 @@ pub struct Process {
     pub exact_alloc_bytes: Option<u64>,
     /// Allocation calls, counted.
     pub exact_alloc_objects: Option<u64>,
+    /// What the figures may lack, or hold too much of, because events were lost.
+    pub losses: Losses,
+    /// At most so much was counted after the moment that the samples are of: by so much the exact counts may be larger.
+    pub slack: LossBound,
+}
+
+/// Sampled allocations that something concerns: at most so many.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LossBound {
+    /// Their number.
+    pub samples: u64,
+    /// Sum of their sizes in bytes, not weighted.
+    pub sampled_bytes: u64,
+}
+
+impl LossBound {
+    /// Adds those of another bound.
+    pub fn add(&mut self, other: &Self) {
+        self.samples = self.samples.saturating_add(other.samples);
+        self.sampled_bytes = self.sampled_bytes.saturating_add(other.sampled_bytes);
+    }
+}
+
+/// What lost events may have done to figures.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Losses {
+    /// Sampled allocations that are missing from the figures of allocation.
+    pub alloc: LossBound,
+    /// Those that may be in use and are not in the figures in use.
+    pub inuse_missing: LossBound,
+    /// Those that are in the figures in use and may have been freed.
+    pub inuse_stale: LossBound,
+    /// Whether events were lost before the peak: then its figures have no honest interval.
+    pub peak_unknown: bool,
+    /// Whether no bound can be given.
+    pub unbounded: bool,
+}
+
+impl Losses {
+    /// Adds those of another process, or of another recording.
+    pub fn add(&mut self, other: &Self) {
+        self.alloc.add(&other.alloc);
+        self.inuse_missing.add(&other.inuse_missing);
+        self.inuse_stale.add(&other.inuse_stale);
+        self.peak_unknown |= other.peak_unknown;
+        self.unbounded |= other.unbounded;
+    }
+
+    /// Whether nothing was lost.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+/// Records that the kernel had sent and that were not read in time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Unread {
+    /// How many were not read.
+    pub records: u64,
+    /// Of how many that had been sent.
+    pub of: u64,
 }
 
 /// Sums of one stack of one thread name of one process, under one interval.
@@ -181,6 +248,8 @@ pub struct Row {
     pub alloc: SampleSums,
     /// Those still in use at the end (of the recording or of the process).
     pub inuse: SampleSums,
+    /// Those that were in use when their process ended, where that stands apart from what is in use.
+    pub at_exit: SampleSums,
     /// Those in use when the estimated total in use was highest, if that was kept.
     pub peak: Option<SampleSums>,
     /// Lifetimes of the sampled blocks, if they were followed.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use super::model::{Criterion, Frame, Lifetimes, Module, Process, Profile, Row, Stack};
+use super::model::{Criterion, Frame, Lifetimes, LossBound, Losses, Module, Process, Profile, Row, Stack};
 use crate::attach::audit::{AttachEntry, FileAudit, LinkKind};
 use crate::attach::{FileKind, Kind, Missing};
 use crate::heap::sums::SampleSums;
@@ -91,6 +91,8 @@ pub fn small() -> Profile {
             inuse_unknown: false,
             exact_alloc_bytes: Some(60_000_000),
             exact_alloc_objects: Some(9_000),
+            losses: Losses::default(),
+            slack: LossBound::default(),
         },
         Process { pid: 4300, comm: "worker \"x\"".into(), coverage: 0.5, ended: true, ..Process::default() },
     ];
@@ -122,6 +124,7 @@ pub fn small() -> Profile {
         interval,
         alloc,
         inuse,
+        at_exit: SampleSums::default(),
         peak: None,
         lifetimes: None,
         stack: stack.clone(),
@@ -142,6 +145,8 @@ pub fn small() -> Profile {
         criterion: Criterion::Bytes,
         unwind: "auto".into(),
         started: UNIX_EPOCH + Duration::new(1_700_000_000, 123_456_789),
+        time: UNIX_EPOCH + Duration::new(1_700_000_030, 623_456_789),
+        unread: None,
         duration: Duration::from_millis(30_500),
         live: true,
         samples_known: true,
@@ -210,6 +215,7 @@ pub fn large(stacks: usize, depth: usize) -> Profile {
                 interval: profile.interval,
                 alloc: sums(samples, 100 + (index % 5_000) as u64, profile.interval),
                 inuse: sums(samples / 2, 100 + (index % 5_000) as u64, profile.interval),
+                at_exit: SampleSums::default(),
                 peak: None,
                 lifetimes: None,
                 stack: Arc::new(Stack { frames, unwinder: "dwarf", cut: None }),

@@ -12,8 +12,10 @@ use crate::profile::stats::{Attachment, Stats};
 /// What the daemon itself counts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DaemonCounters {
-    /// Frees that were not reported but found out at a reconciliation with the kernel's live map.
-    pub frees_healed: u64,
+    /// Lost frees that were found out: at a reconciliation with the kernel's live map, or at a process's end.
+    pub frees_reconciled: u64,
+    /// Lost allocations that were found in the kernel's live map.
+    pub allocations_reconciled: u64,
     /// Records that were not understood.
     pub records_unknown: u64,
     /// Samples whose stack copy did not arrive.
@@ -90,7 +92,8 @@ pub fn stats(
         ("untracked", counters.untracked),
         ("unsampled_failed", counters.unsampled_failed),
         ("frees_lost", counters.frees_lost),
-        ("frees_healed", daemon.frees_healed),
+        ("frees_reconciled", daemon.frees_reconciled),
+        ("allocations_reconciled", daemon.allocations_reconciled),
         ("stacks_lost", counters.stacks_lost),
         ("stacks_missing", daemon.stacks_missing),
         ("stacks_unwound", daemon.stacks_unwound),
@@ -147,9 +150,14 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
         }
     };
     remark(
-        counters.lost_ring_full,
+        counters.lost_ring_full.saturating_sub(daemon.allocations_reconciled),
         counters.sampled,
         "samples were lost because the events ring was full: estimates are too low by about this share; --ring-bytes makes room",
+    );
+    remark(
+        daemon.allocations_reconciled,
+        counters.sampled,
+        "samples are known from the kernel's live map alone, because the events ring was full: they are under [stack lost]; --ring-bytes makes room",
     );
     remark(
         counters.untracked,
@@ -160,11 +168,6 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
         counters.stacks_lost + daemon.stacks_missing,
         counters.submitted,
         "samples have no stack but their caller, because the stacks ring was full; --ring-bytes makes room",
-    );
-    remark(
-        counters.frees_lost.saturating_sub(daemon.frees_healed),
-        counters.frees_matched,
-        "frees were lost because the events ring was full and were not found out yet: figures in use are too high",
     );
     remark(
         counters.lost_no_thread_state,

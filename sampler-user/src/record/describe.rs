@@ -190,6 +190,7 @@ impl Descriptions {
             inuse_unknown: described.without_frees,
             exact_alloc_bytes: exact.map(|exact| exact.bytes),
             exact_alloc_objects: exact.map(|exact| exact.objects),
+            ..Process::default()
         }
     }
 }

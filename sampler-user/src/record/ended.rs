@@ -6,6 +6,7 @@ use std::ops::Add;
 use sampler_ebpf::abi::{Counters, ProcessKey};
 
 use super::accounting;
+use super::losses::LostSamples;
 
 /// Allocations of a process, counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -14,12 +15,18 @@ pub struct Exact {
     pub bytes: u64,
     /// Calls.
     pub objects: u64,
+    /// What was lost of them.
+    pub lost: LostSamples,
 }
 
 impl Exact {
     /// By a process's counters.
     pub fn of(counters: &Counters) -> Self {
-        Self { bytes: accounting::exact_bytes(counters), objects: accounting::exact_objects(counters) }
+        Self {
+            bytes: accounting::exact_bytes(counters),
+            objects: accounting::exact_objects(counters),
+            lost: LostSamples::of(counters),
+        }
     }
 }
 
@@ -27,7 +34,7 @@ impl Add for Exact {
     type Output = Self;
 
     fn add(self, more: Self) -> Self {
-        Self { bytes: self.bytes + more.bytes, objects: self.objects + more.objects }
+        Self { bytes: self.bytes + more.bytes, objects: self.objects + more.objects, lost: self.lost.with(more.lost) }
     }
 }
 
@@ -93,7 +100,7 @@ mod tests {
         ended.add(key(2), &calls(1, 5));
         ended.add(key(2), &calls(3, 7));
         ended.add(key(3), &calls(0, 0));
-        assert_eq!(ended.get(&key(2)), Some(Exact { bytes: 12, objects: 4 }));
+        assert_eq!(ended.get(&key(2)), Some(Exact { bytes: 12, objects: 4, ..Exact::default() }));
         assert_eq!((ended.get(&key(3)), ended.lines()), (None, 2));
         ended.forget(&HashSet::from([key(1), key(9)]));
         assert_eq!(ended.processes().collect::<Vec<_>>(), [&key(2)]);

@@ -130,6 +130,8 @@ impl Worker {
         profile.time_windows = snapshot.time_windows;
         profile.started = snapshot.started;
         profile.duration = snapshot.duration;
+        profile.unread = snapshot.unread;
+        profile.time = snapshot.started + snapshot.duration;
         profile.counters = stats.counters();
         profile.notes = snapshot.notes;
         profile.processes = snapshot.processes;
@@ -163,6 +165,7 @@ impl Worker {
             interval: row.interval,
             alloc: row.alloc,
             inuse: if known { row.inuse } else { SampleSums::default() },
+            at_exit: if known { row.at_exit } else { SampleSums::default() },
             peak: live.then_some(row.peak),
             lifetimes: row.ages.filter(|_| live).and_then(|(ages, living)| lifetimes(&ages, &living)),
             stack: row.stack.map_or_else(Arc::default, |unnamed| self.naming.stack(&unnamed.stack)),
@@ -191,6 +194,8 @@ fn template(plan: &RecordPlan) -> Profile {
         criterion: plan.criterion,
         unwind: plan.unwind.name().into(),
         started: SystemTime::UNIX_EPOCH,
+        time: SystemTime::UNIX_EPOCH,
+        unread: None,
         duration: Duration::ZERO,
         live: plan.live,
         samples_known: true,

@@ -1,15 +1,15 @@
 //! From records of the rings to the heap: decode, find the stack, add to the sums. The hot path of the daemon.
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use bytes::Bytes;
-use sampler_ebpf::abi::{AllocationRecord, ProcessKey, mapping, stack_kind};
+use sampler_ebpf::abi::{AllocationRecord, FreeRecord, LiveKey, LiveValue, ProcessKey, mapping, stack_kind};
 
 use super::accounting::DaemonCounters;
+use super::queue::RecordQueue;
 use crate::attach::table::{BRK, MMAP, MREMAP};
 use crate::heap::event::{Event, decode, decode_stack};
-use crate::heap::live::{Heap, Sample};
+use crate::heap::live::{Heap, LostBlocks, Sample};
 use crate::host::Host;
 use crate::host::events::monotonic_ns;
 use crate::host::mappings::AddressSpace;
@@ -19,11 +19,13 @@ use crate::unwind::dwarf::{Capture, Unwinder};
 use crate::unwind::frame_pointer;
 use crate::unwind::raw::{AtTime, RawStack};
 
-/// Records held back until their stack has arrived; beyond this they go on without it.
-const MOST_WAITING: usize = 1 << 20;
+/// Records that are read ahead of their turn, and stacks that wait for theirs. What is more stays in the rings, where it may
+/// be lost: what waits has to be worked off before a moment is known.
+const MOST_WAITING: usize = 1 << 18;
 
-/// Longest time spent on the rings before other things get their turn.
-const LONGEST_DRAIN_NS: u64 = 50_000_000;
+/// Longest time spent on the rings before other things get their turn, and records between two looks at the clock.
+const LONGEST_DRAIN_NS: u64 = 20_000_000;
+const LOOK_AT_CLOCK_EVERY: u32 = 256;
 
 /// Thread names, and stacks that were not walked by us, that are kept: a target can make any number of either. Beyond it
 /// they are forgotten and found again.
@@ -77,7 +79,11 @@ pub struct Recorder {
     max_depth: usize,
     functions: Vec<u16>,
     thread_names: HashMap<[u8; 16], Arc<str>>,
-    waiting: VecDeque<Bytes>,
+    queue: RecordQueue,
+    /// Allocations whose records were taken in.
+    allocations: u64,
+    /// Frees of tracked samples whose records were taken in.
+    frees: u64,
     arrived: HashMap<u64, Arc<RawStack>>,
     walked: HashMap<(ProcessKey, i32, u64), Arc<RawStack>>,
     callers: HashMap<(ProcessKey, u64), Arc<RawStack>>,
@@ -101,7 +107,9 @@ impl Recorder {
             max_depth,
             functions: Vec::new(),
             thread_names: HashMap::new(),
-            waiting: VecDeque::new(),
+            queue: RecordQueue::default(),
+            allocations: 0,
+            frees: 0,
             arrived: HashMap::new(),
             walked: HashMap::new(),
             callers: HashMap::new(),
@@ -118,22 +126,121 @@ impl Recorder {
         self.functions.extend_from_slice(functions);
     }
 
-    /// Takes what is in the rings, for as long as [`LONGEST_DRAIN_NS`]. Returns the number of records.
-    pub fn drain(&mut self, events: &mut Ring, stacks: &mut Ring, host: &mut Host, lives: &mut Vec<Life>) -> usize {
+    /// Takes what is in the rings, for as long as [`LONGEST_DRAIN_NS`], and until `latest_ns` (CLOCK_MONOTONIC) if that comes
+    /// first. Returns the number of records.
+    pub fn drain(
+        &mut self,
+        events: &mut Ring,
+        stacks: &mut Ring,
+        host: &mut Host,
+        lives: &mut Vec<Life>,
+        latest_ns: u64,
+    ) -> usize {
         let mut records = 0;
-        let begun_ns = monotonic_ns();
+        let until_ns = (monotonic_ns() + LONGEST_DRAIN_NS).min(latest_ns);
         loop {
             // Small records first and all of them: they must never be lost for want of room.
-            let before = self.waiting.len();
-            while self.waiting.len() < MOST_WAITING && events.drain(|record| self.waiting.push_back(record)) > 0 {}
-            records += self.waiting.len() - before;
+            records += self.read_events(events);
             let copies = self.drain_stacks(stacks, host);
-            self.work_off(copies == 0, host, lives);
+            let in_time = self.work_off(copies == 0, until_ns, host, lives);
+            records += copies;
             // A host that samples faster than we work must not keep us here for ever.
-            self.behind = copies > 0 && monotonic_ns() - begun_ns > LONGEST_DRAIN_NS;
+            self.behind = !in_time || copies > 0 && monotonic_ns() > until_ns;
             if copies == 0 || self.behind {
-                return records + copies;
+                return records;
             }
+        }
+    }
+
+    /// Makes room in the events ring: what has been reserved by now is read, and taken in later. Returns the number of
+    /// records.
+    pub fn read_events(&mut self, events: &mut Ring) -> usize {
+        let before = self.queue.len();
+        if before >= MOST_WAITING {
+            return 0;
+        }
+        // The time first: what has a time up to it was reserved before the position was read.
+        let position = self.queue.read_up_to(|| (monotonic_ns(), events.reserved_up_to()));
+        while events.read_up_to() < position && events.drain(|record| self.queue.push(record)) > 0 {}
+        self.queue.has_read_up_to(events.read_up_to());
+        self.queue.len() - before
+    }
+
+    /// From here on, what happened after that time (CLOCK_MONOTONIC, not in the future) waits.
+    pub fn cut_at(&mut self, time_ns: u64) {
+        self.queue.cut_at(time_ns);
+    }
+
+    /// Whether everything up to the cut has been taken in, and nothing after it.
+    pub fn is_at_cut(&self) -> bool {
+        self.queue.is_at_cut()
+    }
+
+    /// The cut has been made.
+    pub fn end_cut(&mut self) {
+        self.queue.end_cut();
+    }
+
+    /// Everything up to this time (CLOCK_MONOTONIC) has been taken in.
+    pub fn taken_in_up_to_ns(&self) -> u64 {
+        self.queue.handed_out_up_to_ns()
+    }
+
+    /// Records of allocations and frees that were taken in.
+    pub fn records_taken_in(&self) -> u64 {
+        self.allocations + self.frees
+    }
+
+    /// The stack that stands for all that are equal to it.
+    pub fn intern(&mut self, stack: RawStack) -> Arc<RawStack> {
+        self.unwinder.intern(stack)
+    }
+
+    /// Sampled allocations that were read and wait behind the cut, of those with a time up to `until_ns`: number and bytes
+    /// by process.
+    pub fn allocations_beyond_cut(&self, until_ns: u64) -> HashMap<ProcessKey, LostBlocks> {
+        let mut found: HashMap<ProcessKey, LostBlocks> = HashMap::new();
+        for (_, record) in self.queue.beyond().filter(|(time_ns, _)| *time_ns <= until_ns) {
+            if let Some(Event::Allocation(record)) = decode(record) {
+                let blocks = found.entry(record.process).or_default();
+                blocks.samples += 1;
+                blocks.bytes = blocks.bytes.saturating_add(record.size_bytes);
+            }
+        }
+        found
+    }
+
+    /// Frees and sampled allocations that were read and wait behind the cut.
+    pub fn beyond_cut(&self) -> (Vec<FreeRecord>, HashSet<u64>) {
+        let (mut freed, mut allocated) = (Vec::new(), HashSet::new());
+        for (_, record) in self.queue.beyond() {
+            match decode(record) {
+                Some(Event::Free(record)) => freed.push(record),
+                Some(Event::Allocation(record)) => drop(allocated.insert(record.sample)),
+                _ => {}
+            }
+        }
+        (freed, allocated)
+    }
+
+    /// A block that the kernel's live map tells of, as a sample whose stack is not known. Whose it is, is known of its
+    /// address space alone.
+    pub fn without_record(&self, key: LiveKey, value: &LiveValue, stack: &Arc<RawStack>) -> Sample {
+        Sample {
+            id: value.sample,
+            process: key.space,
+            space: key.space,
+            time_ns: value.time_ns,
+            address: key.address,
+            size_bytes: value.size_bytes,
+            trials: value.trials,
+            offset: u64::from(value.offset),
+            interval: u64::from(value.interval),
+            thread: "".into(),
+            function: self.function_at(value.site),
+            stack: Arc::clone(stack),
+            tracked: true,
+            mapped: false,
         }
     }
 
@@ -168,19 +275,27 @@ impl Recorder {
     }
 
     /// Works on records in order, up to the first whose stack is still to come: the stacks ring hands nothing out
-    /// past a record that another CPU is still writing. `drained`: it has handed out all that it can for now.
-    fn work_off(&mut self, drained: bool, host: &mut Host, lives: &mut Vec<Life>) {
-        while let Some(record) = self.waiting.front() {
+    /// past a record that another CPU is still writing. `drained`: it has handed out all that it can for now. Returns
+    /// whether that was done by `until_ns`.
+    fn work_off(&mut self, drained: bool, until_ns: u64, host: &mut Host, lives: &mut Vec<Life>) -> bool {
+        let mut worked: u32 = 0;
+        while let Some((_, record)) = self.queue.front() {
+            worked = worked.wrapping_add(1);
+            if worked.is_multiple_of(LOOK_AT_CLOCK_EVERY) && monotonic_ns() > until_ns {
+                return false;
+            }
             match decode(record) {
                 Some(Event::Allocation(record)) => {
                     let arrived = self.arrived.remove(&record.sample);
                     let awaited = arrived.is_none() && record.stack_kind == stack_kind::COPIED;
                     if awaited && !(drained && monotonic_ns().saturating_sub(record.time_ns) > LONGEST_WAIT_NS) {
-                        return;
+                        return true;
                     }
+                    self.allocations += 1;
                     self.allocate(&record, arrived, host);
                 }
                 Some(Event::Free(record)) => {
+                    self.frees += 1;
                     self.heap.free(record.space, record.sample, record.time_ns, record.temporary != 0);
                 }
                 Some(Event::Unmap(record)) => {
@@ -199,8 +314,9 @@ impl Recorder {
                 }
                 None => self.counters.records_unknown += 1,
             }
-            self.waiting.pop_front();
+            self.queue.pop_front();
         }
+        true
     }
 
     fn allocate(&mut self, record: &AllocationRecord, arrived: Option<Arc<RawStack>>, host: &mut Host) {
@@ -230,12 +346,16 @@ impl Recorder {
                 mapping::MMAP => MMAP,
                 mapping::MREMAP => MREMAP,
                 mapping::BRK => BRK,
-                site => self.functions.get(site as usize).copied().unwrap_or(u16::MAX),
+                site => self.function_at(site),
             },
             stack,
             tracked: record.untracked == 0,
             mapped: matches!(record.site, mapping::MMAP | mapping::MREMAP | mapping::BRK),
         });
+    }
+
+    fn function_at(&self, site: u32) -> u16 {
+        self.functions.get(site as usize).copied().unwrap_or(u16::MAX)
     }
 
     /// The stack of the kernel's own walk, resolved once for each (address space, id, caller).
@@ -332,7 +452,7 @@ impl Recorder {
 
     /// Gives back the room that a storm of records took.
     pub fn shrink(&mut self) {
-        self.waiting.shrink_to(ROOM_FOR_RECORDS);
+        self.queue.shrink_to(ROOM_FOR_RECORDS);
         self.arrived.shrink_to(ROOM_FOR_RECORDS);
         self.walked.shrink_to_fit();
         self.callers.shrink_to_fit();
@@ -343,11 +463,6 @@ impl Recorder {
     pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
         self.processes.retain(|process, _| !ended.contains(process));
         self.heap.forget_left(ended);
-    }
-
-    /// Whether records wait for their stacks.
-    pub fn is_waiting(&self) -> bool {
-        !self.waiting.is_empty()
     }
 
     /// The daemon's counters, those of unwinding included.

@@ -45,7 +45,6 @@ pub async fn run(mut plan: RecordPlan) -> anyhow::Result<u8> {
 
     // Ctrl-C belongs to us from here on: probes are in place and a profile is owed.
     let mut signals = Signals::listen(held.as_ref().map(|held| held.pid))?;
-    session.begin_governing();
     let mut snapshot_wanted = signal(SignalKind::user_defined1())?;
     let (recording, mut requests) = Recording::new();
     let pusher =
@@ -53,6 +52,8 @@ pub async fn run(mut plan: RecordPlan) -> anyhow::Result<u8> {
     let statuses = pusher.as_ref().map(Pusher::statuses).unwrap_or_default();
     let server = listen.map(|listen| Server::start(listen, recording, statuses)).transpose();
     let server = server.context("cannot start a thread")?;
+    session.begin();
+    let begun = Instant::now();
     eprintln!("heapbpf: recording {}", session.describe_targets());
     if let Some(server) = &server {
         eprintln!("heapbpf: listening on http://{}", server.address());
@@ -72,14 +73,13 @@ pub async fn run(mut plan: RecordPlan) -> anyhow::Result<u8> {
     let host_fd = session.host.as_raw_fd();
     // SAFETY: the descriptor is open for as long as the host, which outlives this call.
     let host_fd = watch(unsafe { std::os::fd::BorrowedFd::borrow_raw(host_fd) })?;
-    let begun = Instant::now();
-    let deadline = session.plan.duration.map(|duration| begun + duration);
     let mut triggers = Triggers::new(session.plan.triggers, begun);
     let mut exit_code = 0;
     let mut line = StatusLine::new(&session.plan);
     loop {
         let mut active = session.cycle()? > 0;
-        if session.all_ended() && !command_running || deadline.is_some_and(|at| Instant::now() >= at) {
+        session.last_moments();
+        if session.all_ended() && !command_running || session.has_ended() {
             break;
         }
         if let Some(why) = triggers.due(&session, Instant::now()) {
@@ -98,10 +98,10 @@ pub async fn run(mut plan: RecordPlan) -> anyhow::Result<u8> {
             (false, true) => AWAKE_PAUSE,
             (false, false) => SLEEP_PAUSE,
         };
-        let pause = [deadline, triggers.next_look()]
+        let until_trigger = triggers.next_look().map(|at| at.saturating_duration_since(Instant::now()));
+        let pause = [session.until_end(), session.until_last_moments(), until_trigger]
             .into_iter()
             .flatten()
-            .map(|at| at.saturating_duration_since(Instant::now()))
             .fold(pause, Duration::min)
             .min(session.until_look());
         tokio::select! {

@@ -1,13 +1,18 @@
 //! One recording: wires kernel, host and heap together, takes in what happens, gives snapshots away.
 
+mod cut;
 mod governing;
+mod hurry;
 
 use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, bail};
 use sampler_ebpf::abi::{Counters, LiveKey, ProcessKey};
 
+use self::cut::{Cut, End};
+use self::hurry::Hurry;
 use super::accounting::{self, DaemonCounters};
 use super::attaching::Attaching;
 use super::describe::{Descriptions, SHARED_LINE};
@@ -15,6 +20,7 @@ use super::ended::EndedCounts;
 use super::files::SnapshotFiles;
 use super::free_groups::Frees;
 use super::governor::Governor;
+use super::losses::LossLedger;
 use super::maker::{Made, Maker};
 use super::recorder::{Life, Recorder};
 use super::requests::Request;
@@ -24,7 +30,7 @@ use super::window_times::WindowTimes;
 use crate::cli::plan::RecordPlan;
 use crate::cost::cpu_time::CpuTime;
 use crate::cost::measure;
-use crate::heap::live::Heap;
+use crate::heap::live::{Heap, LostBlocks};
 use crate::host::events::monotonic_ns;
 use crate::host::{Host, HostOptions};
 use crate::kernel::KernelError;
@@ -42,6 +48,7 @@ use crate::profile::stats::Stats;
 use crate::sampling::constants::draw_constants;
 use crate::sampling::size_classes::ClassSteering;
 use crate::unwind::dwarf::{Limits, Unwinder};
+use crate::unwind::raw::RawStack;
 
 /// A process's last threads may still add to its counts shortly after its end was reported.
 const COLLECT_AFTER_NS: u64 = 1_000_000_000;
@@ -60,6 +67,9 @@ const MANY_RETIRED_ROWS: usize = 16_384;
 
 /// Ended processes that have a line of their own in the profile although they had no sample; the others share one.
 const MOST_UNSAMPLED_LINES: usize = 4096;
+
+/// Sampled blocks, by process.
+type Blocks = HashMap<ProcessKey, LostBlocks>;
 
 /// Everything of one recording.
 pub struct Session {
@@ -86,8 +96,17 @@ pub struct Session {
     retiring: HashSet<ProcessKey>,
     /// Rows put with the residue since the maker was told which ones stay.
     retired_rows: usize,
-    /// Lost frees that the last reconciliation knew of.
-    reconciled_frees_lost: u64,
+    /// What lost records may have done to figures.
+    ledger: LossLedger,
+    /// How address spaces ended since the last reconciliation, and when that was heard of (CLOCK_MONOTONIC): the live map
+    /// may have more blocks of them than are known.
+    gone: HashMap<ProcessKey, (End, u64)>,
+    /// When the recording ends (CLOCK_MONOTONIC), if that is known.
+    ends_ns: Option<u64>,
+    /// It ends soon: at its end, nobody else should be at the CPU.
+    last_hurry: Option<Hurry>,
+    /// Stands for the stacks of samples whose records were lost.
+    lost_stack: Option<Arc<RawStack>>,
     started: SystemTime,
     started_ns: u64,
     lives: Vec<Life>,
@@ -133,7 +152,9 @@ impl Session {
         let governor = Governor::new(measured.ok(), plan.budget, plan.automatic, sampling, monotonic_ns());
         let governor = if plan.budget_is_default { governor.patient() } else { governor };
         let host = Host::start(HostOptions::default())?;
-        let heap = Heap::new(plan.keeps_running()).with_most_rows(plan.stacks_max as usize);
+        // Of who was named, what it held at its end is what was asked for; a server tells of the moment.
+        let ended_apart = plan.keeps_running() || !plan.targets.are_named();
+        let heap = Heap::new(ended_apart).with_most_rows(plan.stacks_max as usize);
         let unwinder = Unwinder::new(Limits { max_depth: plan.max_depth, ..Limits::default() });
         Ok(Self {
             events: Ring::open(&loader, "EVENTS")?,
@@ -147,7 +168,11 @@ impl Session {
             descriptions: Descriptions::default(),
             retiring: HashSet::new(),
             retired_rows: 0,
-            reconciled_frees_lost: 0,
+            ledger: LossLedger::default(),
+            gone: HashMap::new(),
+            ends_ns: None,
+            last_hurry: None,
+            lost_stack: None,
             attaching: Attaching::new(&plan, programs, steering, mappings),
             host,
             ended: Vec::new(),
@@ -204,7 +229,20 @@ impl Session {
         if hooked {
             self.recorder.set_functions(self.attaching.hooks.functions());
         }
-        let records = self.recorder.drain(&mut self.events, &mut self.stacks, &mut self.host, &mut self.lives);
+        let records = self.take_in();
+        let now = monotonic_ns();
+        if now.saturating_sub(self.housekeeping_ns) > COLLECT_AFTER_NS {
+            self.housekeeping_ns = now;
+            self.housekeep(now)?;
+        }
+        Ok(records)
+    }
+
+    /// Takes in what is in the rings. Returns how many records that were.
+    fn take_in(&mut self) -> usize {
+        let latest_ns = self.ends_ns.filter(|_| !self.has_ended()).unwrap_or(u64::MAX);
+        let records =
+            self.recorder.drain(&mut self.events, &mut self.stacks, &mut self.host, &mut self.lives, latest_ns);
         for (process, time_ns) in self.recorder.take_code_makers() {
             let own = snapshot::own_code_of(process, time_ns, &mut self.host);
             self.maker.open_own_code(process, own);
@@ -218,12 +256,7 @@ impl Session {
         for (space, address) in self.recorder.heap.take_left() {
             self.live_entries.remove(LiveKey { space, address });
         }
-        let now = monotonic_ns();
-        if now.saturating_sub(self.housekeeping_ns) > COLLECT_AFTER_NS {
-            self.housekeeping_ns = now;
-            self.housekeep(now);
-        }
-        Ok(records)
+        records
     }
 
     fn apply(&mut self, life: Life) {
@@ -237,20 +270,18 @@ impl Session {
                 let sampled = self.recorder.processes.get(&ended).copied();
                 let at_ns = sampled.or(replaced).unwrap_or(time_ns);
                 self.descriptions.note(ended, at_ns, &mut self.host, &self.attaching);
-                for address in self.recorder.heap.replace(ended) {
-                    self.live_entries.remove(LiveKey { space: ended, address });
-                }
+                self.replace_heap(ended);
                 let now = monotonic_ns();
+                self.gone.insert(ended, (End::Exec, now));
                 self.attaching.replaced(ended);
                 self.descriptions.ended(ended, self.attaching.targets.coverage_before(ended.tgid, time_ns));
                 self.ended.push((ended, now));
             }
             Life::Ended { process, time_ns } => {
                 self.descriptions.note(process, time_ns, &mut self.host, &self.attaching);
-                let entries = &mut self.live_entries;
-                let was_live = |address| entries.remove(LiveKey { space: process, address });
-                self.recorder.counters.frees_healed += self.recorder.heap.end(process, was_live);
+                self.end_heap(process);
                 let now = monotonic_ns();
+                self.gone.insert(process, (End::Exit, now));
                 self.attaching.ended(process.tgid, time_ns, &self.host);
                 self.descriptions.ended(process, self.attaching.targets.coverage(process.tgid, now));
                 self.ended.push((process, now));
@@ -259,8 +290,9 @@ impl Session {
     }
 
     /// Once a second: what is slow, or must wait a moment.
-    fn housekeep(&mut self, now: u64) {
+    fn housekeep(&mut self, now: u64) -> anyhow::Result<()> {
         self.kernel_log.flush();
+        self.reconcile_if_lossy()?;
         if let Err(error) = self.host.tick() {
             log::warn!("{error}");
         }
@@ -283,6 +315,7 @@ impl Session {
             self.forgotten = (usize::from(lives > MANY_LIVES), now);
             self.give_memory_back();
         }
+        Ok(())
     }
 
     /// Gives back the room that a storm of processes took.
@@ -335,16 +368,15 @@ impl Session {
         Ok((counts, total))
     }
 
-    /// Everything of this moment, for profiles. `last`: the probes are gone.
-    pub fn snapshot(&mut self, detail: Detail, last: bool) -> anyhow::Result<Snapshot> {
+    /// Everything of this moment, for profiles.
+    fn snapshot(&mut self, detail: Detail) -> anyhow::Result<Snapshot> {
         let begun = Instant::now();
-        self.cycle()?;
-        let (mut counts, mut total) = self.counts()?;
-        if self.plan.live && (last || total.frees_lost > self.reconciled_frees_lost) {
-            self.reconciled_frees_lost = total.frees_lost;
-            self.reconcile()?;
-            (counts, total) = self.counts()?;
-        }
+        self.with_cut(|session, cut| Ok(session.snapshot_of(cut, detail, false, begun)))
+    }
+
+    /// Everything of a cut that was begun then. `last`: it is the recording's end.
+    fn snapshot_of(&mut self, cut: &Cut, detail: Detail, last: bool, begun: Instant) -> Snapshot {
+        let mut total = cut.total;
         if !last {
             // Calls that are still running are no loss yet, nor hits that could be accounted for.
             total.sampled -= total.lost_in_flight.min(total.sampled);
@@ -359,7 +391,8 @@ impl Session {
             probe_costs: self.governor.measured().cloned(),
             ..accounting::stats(&total, &daemon, accounting::daemon_cost(), estimated, probe_seconds, &audits)
         };
-        let Content { keys, processes, rows, facts } = self.parts(&counts).take(detail);
+        let Content { keys, processes, rows, facts } =
+            self.parts(&cut.counts, (&cut.slack, &cut.unseen)).take(detail, cut.time_ns);
         let mut notes = accounting::remarks(&total, &daemon);
         let seen: HashSet<u32> =
             keys.iter().filter(|key| self.attaching.is_last_life(**key)).map(|key| key.tgid).collect();
@@ -368,12 +401,14 @@ impl Session {
         notes.extend(self.plan.sampling_note());
         notes.extend(self.governor.notes(monotonic_ns()));
         notes.extend(self.progress.note());
-        Ok(Snapshot {
+        let duration = Duration::from_nanos(cut.time_ns.saturating_sub(self.started_ns));
+        Snapshot {
             detail,
             live: self.plan.live && !self.governor.gave_up_frees(self.plan.live),
             time_windows: self.windows.were_used(),
             started: self.started,
-            duration: Duration::from_nanos(monotonic_ns().saturating_sub(self.started_ns)),
+            duration,
+            unread: cut.unread,
             keys,
             processes,
             rows,
@@ -382,16 +417,20 @@ impl Session {
             notes,
             begun,
             cost: begun.elapsed(),
-        })
+        }
     }
 
-    fn parts<'a>(&'a mut self, counts: &'a Counts) -> Parts<'a> {
+    /// `slack`, `unseen`: as those of a [`Cut`].
+    fn parts<'a>(&'a mut self, counts: &'a Counts, (slack, unseen): (&'a Blocks, &'a Blocks)) -> Parts<'a> {
         Parts {
             recorder: &mut self.recorder,
             host: &mut self.host,
             attaching: &self.attaching,
             descriptions: &mut self.descriptions,
             counts,
+            slack,
+            unseen,
+            ledger: &self.ledger,
             ended: &self.ended_counts,
         }
     }
@@ -400,7 +439,7 @@ impl Session {
     pub fn answer(&mut self, request: Request) -> anyhow::Result<()> {
         // Who asked may have gone away while waiting.
         if !request.reply.is_closed() {
-            let snapshot = self.snapshot(request.detail, false)?;
+            let snapshot = self.snapshot(request.detail)?;
             self.maker.make(snapshot, |made| drop(request.reply.send(made)));
         }
         Ok(())
@@ -409,7 +448,7 @@ impl Session {
     /// Has a numbered snapshot written, if one is wanted and none is being written.
     pub fn write_snapshot(&mut self, files: &mut SnapshotFiles) -> anyhow::Result<()> {
         let Some((turn, why)) = files.next() else { return Ok(()) };
-        let mut snapshot = self.snapshot(Detail::Lifetimes, false)?;
+        let mut snapshot = self.snapshot(Detail::Lifetimes)?;
         log::info!("a snapshot, {why}");
         snapshot.notes.push(format!("a snapshot, {why}"));
         self.maker.make(snapshot, move |made| {
@@ -426,7 +465,7 @@ impl Session {
             return;
         }
         let ended = std::mem::take(&mut self.retiring);
-        let (retired, held) = self.parts(&Counts::default()).retire(&ended);
+        let (retired, held) = self.parts(&Counts::default(), (&Blocks::new(), &Blocks::new())).retire(&ended);
         self.retired_rows += retired.rows.len();
         let done: HashSet<ProcessKey> = ended.difference(&held).copied().collect();
         self.ended_counts.forget(&done);
@@ -439,27 +478,19 @@ impl Session {
         self.retiring = held;
     }
 
-    /// Heals the heap from frees that were not reported: the kernel's live map is the truth. It takes a microsecond or two for
-    /// each block, in which events wait: only where there is something to heal.
-    fn reconcile(&mut self) -> anyhow::Result<()> {
-        self.cycle()?;
-        let mut truth: HashMap<ProcessKey, HashSet<u64>> = HashMap::new();
-        self.live_map.scan(|key, value| {
-            truth.entry(key.space).or_default().insert(value.sample);
-        })?;
-        self.recorder.counters.frees_healed += self.recorder.heap.reconcile(&truth);
-        Ok(())
-    }
-
-    /// Takes the probes away, takes in what is left, and makes the last profile.
+    /// Makes the last profile, of this moment, and takes the probes away: what happens meanwhile is no part of the
+    /// recording.
     pub fn finish(&mut self) -> anyhow::Result<Made> {
-        let last_window = self.end_windows()?;
-        self.attaching.hooks.release_all();
-        while self.cycle()? > 0 || self.recorder.is_waiting() {}
-        self.weigh_last(&last_window);
-        let snapshot = self.snapshot(Detail::Lifetimes, true)?;
+        let begun = Instant::now();
+        let snapshot = self.with_cut(|session, cut| {
+            session.end_windows(cut);
+            Ok(session.snapshot_of(cut, Detail::Lifetimes, true, begun))
+        });
+        self.last_hurry = None;
         let (sender, made) = std::sync::mpsc::channel();
-        self.maker.make(snapshot, move |made| drop(sender.send(made)));
+        let asked = snapshot.map(|snapshot| self.maker.make(snapshot, move |made| drop(sender.send(made))));
+        self.attaching.hooks.release_all();
+        asked?;
         made.recv().context("the profile could not be made: its thread has died")
     }
 

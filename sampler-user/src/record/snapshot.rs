@@ -11,17 +11,18 @@ use sampler_ebpf::abi::ProcessKey;
 use super::attaching::Attaching;
 use super::describe::Descriptions;
 use super::ended::{EndedCounts, Exact};
+use super::losses::LossLedger;
 use super::naming::{Facts, ModuleFacts};
 use super::own_code::OwnCode;
 use super::recorder::Recorder;
 use crate::heap::ages::Ages;
-use crate::heap::live::HeapRow;
+use crate::heap::live::{HeapRow, LostBlocks};
 use crate::heap::sums::SampleSums;
 use crate::host::Host;
 use crate::host::events::{monotonic_ns, suspended_ns};
 use crate::host::mappings::ModuleId;
 use crate::kernel::totals::Counts;
-use crate::profile::model::Process;
+use crate::profile::model::{LossBound, Process, Unread};
 use crate::profile::stats::Stats;
 use crate::unwind::image::ModuleFiles;
 use crate::unwind::raw::RawStack;
@@ -49,6 +50,8 @@ pub struct Snapshot {
     pub started: SystemTime,
     /// Length of the recording so far.
     pub duration: Duration,
+    /// Records of before this moment that were not read in time.
+    pub unread: Option<Unread>,
     /// Which life each process is, in the order of `processes`.
     pub keys: Vec<ProcessKey>,
     /// Processes with at least one hit.
@@ -81,6 +84,8 @@ pub struct SnapshotRow {
     pub alloc: SampleSums,
     /// Those in use.
     pub inuse: SampleSums,
+    /// Those in use when their process ended, where that stands apart from what is in use.
+    pub at_exit: SampleSums,
     /// Those in use at the peak.
     pub peak: SampleSums,
     /// Ages of freed blocks, and (seconds, weight) of those that live, if asked for.
@@ -122,6 +127,12 @@ pub struct Parts<'a> {
     pub descriptions: &'a mut Descriptions,
     /// Exact counts that are still in the kernel.
     pub counts: &'a Counts,
+    /// What may be in these that came after the moment.
+    pub slack: &'a HashMap<ProcessKey, LostBlocks>,
+    /// What may have been in use at the moment and no record tells of.
+    pub unseen: &'a HashMap<ProcessKey, LostBlocks>,
+    /// What lost records may have done.
+    pub ledger: &'a LossLedger,
     /// Those of ended processes.
     pub ended: &'a EndedCounts,
 }
@@ -139,9 +150,8 @@ pub struct Content {
 }
 
 impl Parts<'_> {
-    /// Copies the sums of the whole heap.
-    pub fn take(&mut self, detail: Detail) -> Content {
-        let now = monotonic_ns();
+    /// Copies the sums of the whole heap as they are at `now` (CLOCK_MONOTONIC).
+    pub fn take(&mut self, detail: Detail, now: u64) -> Content {
         let mut keys: Vec<ProcessKey> = self
             .counts
             .processes
@@ -166,6 +176,7 @@ impl Parts<'_> {
                 let total: &mut SnapshotRow = &mut rows[number];
                 total.alloc.add(&row.alloc);
                 total.inuse.add(&snapshot.inuse);
+                total.at_exit.add(&snapshot.at_exit);
                 continue;
             }
             if !row.named {
@@ -174,6 +185,7 @@ impl Parts<'_> {
             of_row.push(row.process);
             rows.push(SnapshotRow {
                 inuse: snapshot.inuse,
+                at_exit: snapshot.at_exit,
                 ages: (detail == Detail::Lifetimes).then(|| (row.ages.clone(), snapshot.living)),
                 ..copy_of(row, names.get(row.function, self.attaching))
             });
@@ -235,7 +247,17 @@ impl Parts<'_> {
                 let counting = self.counts.processes.get(key).map(Exact::of);
                 let exact = self.ended.get(key).into_iter().chain(counting).reduce(Exact::add);
                 let process = self.descriptions.process(*key, now_ns, self.host, self.attaching, exact);
-                Process { inuse_unknown: process.inuse_unknown || heap.has_left(key), ..process }
+                let ended = self.ended.get(key).unwrap_or_default().lost;
+                let slack = self.slack.get(key).copied().unwrap_or_default();
+                let unseen = self.unseen.get(key).copied().unwrap_or_default();
+                let mut losses = self.ledger.losses(key, self.counts.processes.get(key), ended, heap.recovered(key));
+                losses.inuse_missing.add(&LossBound { samples: unseen.samples, sampled_bytes: unseen.bytes });
+                Process {
+                    inuse_unknown: process.inuse_unknown || heap.has_left(key),
+                    losses,
+                    slack: LossBound { samples: slack.samples, sampled_bytes: slack.bytes },
+                    ..process
+                }
             })
             .collect();
         Content { keys, processes, rows, facts: gather.finish(self.host) }
@@ -250,6 +272,7 @@ fn total_row(interval: u64) -> SnapshotRow {
         interval,
         alloc: SampleSums::default(),
         inuse: SampleSums::default(),
+        at_exit: SampleSums::default(),
         peak: SampleSums::default(),
         ages: None,
         stack: None,
@@ -264,6 +287,7 @@ fn copy_of(row: &HeapRow, function: Arc<str>) -> SnapshotRow {
         interval: row.interval,
         alloc: row.alloc,
         inuse: SampleSums::default(),
+        at_exit: row.ended(),
         peak: row.peak(),
         ages: None,
         stack: Some(Unnamed { process: row.process, stack: Arc::clone(&row.stack) }),

@@ -39,6 +39,11 @@ impl WindowTimes {
         Some((pause_ns, self.last_ns.map_or(0.0, |length_ns| pause_ns as f64 / length_ns as f64)))
     }
 
+    /// Whether a window is open.
+    pub const fn is_open(&self) -> bool {
+        self.open.is_some()
+    }
+
     /// Whether probes ever went away.
     pub const fn were_used(&self) -> bool {
         self.used

@@ -44,9 +44,12 @@ impl Finisher<'_> {
         for frame in &raw.frames {
             self.push(frame, module_index, &mut frames);
         }
-        if raw.completeness == Completeness::Cut(Reason::PutTogether) {
-            frames.push(Frame { function: Some("[other stacks]".into()), ..Frame::default() });
-        }
+        let stands_for = match &raw.completeness {
+            Completeness::Cut(Reason::PutTogether) => Some("[other stacks]"),
+            Completeness::Cut(Reason::RecordLost) => Some("[stack lost]"),
+            _ => None,
+        };
+        frames.extend(stands_for.map(|name| Frame { function: Some(name.into()), ..Frame::default() }));
         let cut = match &raw.completeness {
             Completeness::Complete => None,
             Completeness::Cut(_) if frames.last().is_some_and(is_entry) => None,

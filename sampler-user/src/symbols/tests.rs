@@ -367,8 +367,8 @@ fn debug_files_below_another_root() {
 }
 
 #[test]
-fn what_was_put_together_is_called_so() {
-    let raw = RawStack {
+fn what_is_no_stack_is_called_what_it_stands_for() {
+    let together = RawStack {
         frames: Box::new([]),
         unwinder: UnwinderKind::Caller,
         completeness: Completeness::Cut(Reason::PutTogether),
@@ -376,8 +376,12 @@ fn what_was_put_together_is_called_so() {
     let process = OwnProcess::read().expect("/proc");
     let finisher =
         Finisher { symbolizer: &Symbolizer::default(), modules: &process, perf_map: None, perf_map_reason: None };
-    let stack = finisher.finish(&raw, &mut |_| 0);
-    assert_eq!(stack.frames.len(), 1);
-    assert_eq!(stack.frames[0].function.as_deref(), Some("[other stacks]"));
-    assert!(stack.cut.as_ref().is_some_and(|why| why.starts_with("put together")), "{:?}", stack.cut);
+    let cases =
+        [(together, "[other stacks]", "put together"), (RawStack::lost(), "[stack lost]", "its record was lost")];
+    for (raw, name, why) in cases {
+        let stack = finisher.finish(&raw, &mut |_| 0);
+        assert_eq!(stack.frames.len(), 1);
+        assert_eq!(stack.frames[0].function.as_deref(), Some(name));
+        assert!(stack.cut.as_ref().is_some_and(|cut| cut.starts_with(why)), "{:?}", stack.cut);
+    }
 }

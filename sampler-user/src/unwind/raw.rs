@@ -144,6 +144,8 @@ pub enum Reason {
     NoStack,
     /// It is no stack, but stands for those that had too few samples to be kept apart.
     PutTogether,
+    /// The sample's records were lost; the kernel's live map told of the block alone.
+    RecordLost,
 }
 
 impl Reason {
@@ -164,6 +166,7 @@ impl Reason {
             Self::TooExpensive => "unwind information too expensive".into(),
             Self::NoStack => "no stack was taken".into(),
             Self::PutTogether => "put together: more stacks than are told apart".into(),
+            Self::RecordLost => "its record was lost: the events ring was full (see --ring-bytes)".into(),
         }
     }
 }
@@ -192,6 +195,15 @@ impl RawStack {
     /// Whether some of it runs in code that the process has made itself, as far as can be told.
     pub fn has_own_code(&self, modules: &dyn ModuleFiles) -> bool {
         self.frames.iter().any(|frame| frame.module.is_none_or(|module| modules.is_anonymous(module)))
+    }
+
+    /// Stands for the stack of a sample whose records were lost.
+    pub fn lost() -> Self {
+        Self {
+            frames: Box::new([]),
+            unwinder: UnwinderKind::Caller,
+            completeness: Completeness::Cut(Reason::RecordLost),
+        }
     }
 
     /// The stack of a sample of which only the allocator's return address is known.

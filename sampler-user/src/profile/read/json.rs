@@ -12,7 +12,7 @@ use super::{ContentError, MOST_FRAMES};
 use crate::attach::Missing;
 use crate::attach::audit::FileAudit;
 use crate::heap::sums::SampleSums;
-use crate::profile::model::{Criterion, Frame, Lifetimes, Module, Process, Profile, Row, Stack};
+use crate::profile::model::{Criterion, Frame, Lifetimes, LossBound, Losses, Module, Process, Profile, Row, Stack};
 use crate::sampling::estimators::Estimator;
 use crate::view::units;
 
@@ -224,6 +224,8 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
         criterion,
         unwind: top.unwind,
         started: started.max(UNIX_EPOCH),
+        time: started.max(UNIX_EPOCH).checked_add(duration).unwrap_or(started),
+        unread: None,
         duration,
         live: top.live,
         samples_known: top.samples_known,
@@ -277,6 +279,8 @@ fn process(json: ProcessJson, audit: &[Arc<FileAudit>], live: bool) -> Process {
         inuse_unknown: live && !json.live,
         exact_alloc_bytes: json.alloc_bytes.exact,
         exact_alloc_objects: json.alloc_objects.exact,
+        losses: Losses::default(),
+        slack: LossBound::default(),
     }
 }
 
@@ -362,6 +366,7 @@ impl<'a> Reader<'a> {
             interval: json.interval,
             alloc,
             inuse: if live && !processes[process].inuse_unknown { inuse } else { SampleSums::default() },
+            at_exit: SampleSums::default(),
             peak: json.peak,
             lifetimes: json.lifetimes.map(|lifetimes| Lifetimes {
                 median_seconds: lifetimes.median_seconds,

@@ -70,6 +70,8 @@ impl Default for Table {
             criterion: Criterion::Bytes,
             unwind: String::new(),
             started: UNIX_EPOCH,
+            time: UNIX_EPOCH,
+            unread: None,
             duration: Duration::ZERO,
             live: false,
             samples_known: true,
@@ -104,6 +106,8 @@ impl Table {
                 self.profile.duration =
                     Duration::try_from_secs_f64(columns.real("duration_seconds", row)?.unwrap_or(0.0))
                         .map_err(damaged)?;
+                self.profile.time =
+                    self.profile.started.checked_add(self.profile.duration).unwrap_or(self.profile.started);
             }
             self.profile.offsets_known &= columns.0.column_by_name("offset_sum").is_some();
             let first = self.profile.criterion.name();
@@ -133,6 +137,7 @@ impl Table {
                 interval,
                 alloc,
                 inuse: inuse.unwrap_or_default(),
+                at_exit: SampleSums::default(),
                 peak: None,
                 lifetimes: None,
                 stack: Arc::new(Stack { frames, unwinder: "", cut }),

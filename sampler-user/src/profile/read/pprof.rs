@@ -218,6 +218,7 @@ impl<'a> Reader<'a> {
                 interval,
                 alloc,
                 inuse,
+                at_exit: SampleSums::default(),
                 peak: None,
                 lifetimes: None,
                 stack,
@@ -232,13 +233,17 @@ impl<'a> Reader<'a> {
         for process in &mut processes {
             comments.describe(process);
         }
+        let nanoseconds = |count: i64| Duration::from_nanos(u64::try_from(count).unwrap_or(0));
+        let (started, duration) = (UNIX_EPOCH + nanoseconds(head.time_nanos), nanoseconds(head.duration_nanos));
         Ok(Profile {
             version: comments.version,
             interval,
             criterion: comments.criterion,
             unwind: comments.unwind,
-            started: UNIX_EPOCH + Duration::from_nanos(u64::try_from(head.time_nanos).unwrap_or(0)),
-            duration: Duration::from_nanos(u64::try_from(head.duration_nanos).unwrap_or(0)),
+            started,
+            time: started + duration,
+            unread: None,
+            duration,
             live,
             samples_known,
             offsets_known: false,

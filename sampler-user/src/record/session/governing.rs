@@ -1,10 +1,11 @@
 //! What the governor is told of a recording, and what is done of what it says.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use sampler_ebpf::abi::{Counters, LiveKey};
 
 use super::Session;
+use super::cut::Cut;
 use crate::cost::cpu_time;
 use crate::heap::windows::Weights;
 use crate::host::events::monotonic_ns;
@@ -14,16 +15,6 @@ use crate::record::free_groups::{self, Frees};
 use crate::record::governor::Action;
 use crate::sampling::constants::draw_constants;
 
-/// What a recording that ends does with its last window.
-pub(super) enum LastWindow {
-    /// There is none.
-    None,
-    /// It ends with the recording.
-    Ends(Weights),
-    /// It stands for the time since, too.
-    Extends(Weights),
-}
-
 impl Session {
     /// Time until the governor looks again.
     pub fn until_look(&self) -> Duration {
@@ -31,10 +22,12 @@ impl Session {
         until.map_or(Duration::MAX, Duration::from_nanos)
     }
 
-    /// The recording begins now.
-    pub fn begin_governing(&mut self) {
+    /// The recording begins now: its probes are in place.
+    pub fn begin(&mut self) {
         let cpu_seconds = self.cpu_seconds(std::iter::empty());
-        self.governor.begin(cpu_seconds, monotonic_ns());
+        (self.started, self.started_ns) = (SystemTime::now(), monotonic_ns());
+        self.ends_ns = self.plan.duration.map(|duration| self.started_ns.saturating_add(duration.as_nanos() as u64));
+        self.governor.begin(cpu_seconds, self.started_ns);
     }
 
     /// CPU time of the targets, those of the given process ids among them.
@@ -53,20 +46,26 @@ impl Session {
             return Ok(());
         }
         self.learn_kinds();
-        let (counts, total) = self.counts()?;
-        // A window ends with the look at it, whatever comes next: its length must not depend on what was in it.
-        let ended_ns = monotonic_ns();
-        let window = self.weigh_window(&counts, ended_ns);
+        let windows = self.windows.is_open();
+        let (counts, total, window, ended_ns) = if windows {
+            // A window ends with the look at it, whatever comes next: its length must not depend on what was in it.
+            self.with_cut(|session, cut| {
+                let window = session.weigh_window(&cut.counts, cut.time_ns);
+                if let Some(window) = &window {
+                    session.recorder.heap.close_window(window);
+                }
+                Ok((cut.counts.clone(), cut.total, window, cut.time_ns))
+            })?
+        } else {
+            let (counts, total) = self.counts()?;
+            (counts, total, None, monotonic_ns())
+        };
         let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
         let (before, attaching) = (&self.frees, &self.attaching);
         let groups = || free_groups::groups(&counts, before, attaching, &self.host, &self.recorder.heap);
         let actions = self.governor.look(&total, cpu_seconds, now, groups);
         self.frees = if self.governor.may_leave_frees() { Frees::of(&counts) } else { Frees::default() };
-        if let Some(window) = &window
-            && !actions.contains(&Action::Detach)
-        {
-            self.cycle()?;
-            self.recorder.heap.close_window(window);
+        if window.is_some() && !actions.contains(&Action::Detach) {
             self.recorder.heap.end_windows();
         }
         for action in actions {
@@ -92,9 +91,6 @@ impl Session {
                     self.progress.detached(&counts.processes, gone_ns);
                     self.recorder.heap.window_ends(now);
                     self.cycle()?;
-                    if let Some(window) = &window {
-                        self.recorder.heap.close_window(window);
-                    }
                     self.windows.detached(now);
                     self.recorder.heap.open_window();
                 }
@@ -140,26 +136,14 @@ impl Session {
         Some(self.progress.end_window(&counts.processes, cost, lengths))
     }
 
-    /// The recording ends, its probes are about to be taken away.
-    pub(super) fn end_windows(&mut self) -> anyhow::Result<LastWindow> {
-        let (counts, _) = self.counts()?;
-        let now = monotonic_ns();
-        if let Some(weights) = self.weigh_window(&counts, now) {
-            self.recorder.heap.window_ends(now);
-            return Ok(LastWindow::Ends(weights));
-        }
-        Ok(self.windows.ended(now).map_or(LastWindow::None, |(pause_ns, more)| {
-            self.attaching.uncovered(pause_ns, now);
-            LastWindow::Extends(self.progress.end(pause_ns as f64 * 1e-9, more))
-        }))
-    }
-
-    /// Everything of the last window has come in.
-    pub(super) fn weigh_last(&mut self, last: &LastWindow) {
-        match last {
-            LastWindow::None => {}
-            LastWindow::Ends(weights) => self.recorder.heap.close_window(weights),
-            LastWindow::Extends(more) => self.recorder.heap.extend_window(more),
+    /// The recording ends with this cut: so does its window, or the pause that it ends in.
+    pub(super) fn end_windows(&mut self, cut: &Cut) {
+        if let Some(weights) = self.weigh_window(&cut.counts, cut.time_ns) {
+            self.recorder.heap.close_window(&weights);
+        } else if let Some((pause_ns, more)) = self.windows.ended(cut.time_ns) {
+            self.attaching.uncovered(pause_ns, cut.time_ns);
+            let more = self.progress.end(pause_ns as f64 * 1e-9, more);
+            self.recorder.heap.extend_window(&more);
         }
     }
 
