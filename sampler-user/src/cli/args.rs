@@ -250,7 +250,8 @@ pub struct RecordArgs {
     /// Overwrite files named by -o and --stats, and write to where symbolic links of yours lead
     #[arg(long, help_heading = "Output")]
     pub force: bool,
-    /// Value in formats that hold one: alloc_objects, alloc_space, inuse_objects, inuse_space
+    /// Value in formats that hold one: alloc_objects, alloc_space, inuse_objects, inuse_space,
+    /// at_exit_objects, at_exit_space
     #[arg(long, value_name = "VALUE", value_parser = parse_value, help_heading = "Output")]
     pub value: Option<Value>,
     /// When snapshots are written, and which of them stay.

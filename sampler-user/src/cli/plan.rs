@@ -162,6 +162,12 @@ impl RecordPlan {
     pub const fn keeps_running(&self) -> bool {
         self.serves
     }
+
+    /// Whether what ended processes held when they ended stands apart from what is in use: of who was named it is what
+    /// was asked for, and a server tells of the moment.
+    pub fn ended_apart(&self) -> bool {
+        self.keeps_running() || !self.targets.are_named()
+    }
 }
 
 /// Largest reservation of a stack copy.

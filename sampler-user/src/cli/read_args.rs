@@ -21,7 +21,8 @@ pub struct DiffArgs {
     /// As JSON
     #[arg(long)]
     pub json: bool,
-    /// Compare: alloc_objects, alloc_space, inuse_objects, inuse_space
+    /// Compare: alloc_objects, alloc_space, inuse_objects, inuse_space,
+    /// at_exit_objects, at_exit_space
     #[arg(long, value_name = "VALUE", value_parser = parse_value)]
     pub value: Option<Value>,
     /// Stacks are told apart by: none, pid, comm, exe, cgroup, thread
@@ -90,7 +91,8 @@ pub struct ReportArgs {
     /// Also so many functions, with all that is allocated through them
     #[arg(long, value_name = "N", default_value_t = 0, default_missing_value = "20", num_args = 0..=1, require_equals = true)]
     pub functions: usize,
-    /// Sort by: alloc_objects, alloc_space, inuse_objects, inuse_space
+    /// Sort by: alloc_objects, alloc_space, inuse_objects, inuse_space,
+    /// at_exit_objects, at_exit_space
     #[arg(long, value_name = "VALUE", value_parser = parse_value)]
     pub value: Option<Value>,
     /// Confidence level of error bars

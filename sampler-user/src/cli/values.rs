@@ -128,10 +128,12 @@ pub fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     })
 }
 
-/// One of the four values of a heap profile.
+/// One of the values of a heap profile.
 pub fn parse_value(text: &str) -> Result<Value, String> {
-    Value::from_name(text)
-        .ok_or_else(|| "one of alloc_objects, alloc_space, inuse_objects, inuse_space is needed".to_owned())
+    Value::from_name(text).ok_or_else(|| {
+        let names = Value::ALL.map(Value::name).join(", ");
+        format!("one of {names} is needed")
+    })
 }
 
 #[cfg(test)]

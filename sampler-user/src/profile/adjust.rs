@@ -113,7 +113,7 @@ fn correction(sums: &mut SampleSums, value: Value) -> &mut f64 {
     if value.is_bytes() { &mut sums.bytes_correction } else { &mut sums.objects_correction }
 }
 
-/// Shows what was in use at the peak as what is in use.
+/// Shows what was in use at the peak as what is in use. What ended processes held stays that of their ends.
 fn at_peak(profile: &mut Profile) -> Result<(), AdjustError> {
     if !profile.live || profile.rows.iter().all(|row| row.peak.is_none()) && !profile.rows.is_empty() {
         return Err(AdjustError::NoPeak);
@@ -145,8 +145,9 @@ fn estimate_by(profile: &mut Profile, estimator: Estimator) -> Result<(), Adjust
     let mut state = sampler_ebpf::rng::seed(SEED, 0);
     let mut refused = None;
     let mut count = 0;
-    for Row { interval, alloc, inuse, .. } in &mut profile.rows {
-        for sums in [alloc, inuse] {
+    for Row { interval, alloc, inuse, at_exit, .. } in &mut profile.rows {
+        let at_exit = Some(at_exit).filter(|sums| sums.samples > 0);
+        for sums in [alloc, inuse].into_iter().chain(at_exit) {
             match bytes_of_sums(sums, *interval, estimator, || sampler_ebpf::rng::next(&mut state)) {
                 Ok(bytes) => sums.bytes_correction = bytes - sums.bytes,
                 Err(reason) => {

@@ -128,8 +128,8 @@ mod tests {
     fn values_add_up_for_every_value_and_grouping() {
         let profile = testing::small();
         for group_by in GroupBy::ALL {
-            let chains = Chains::new(&profile, &Value::ALL, group_by, true);
-            for (value, column) in Value::ALL.into_iter().zip(&chains.columns) {
+            let chains = Chains::new(&profile, &Value::COLUMNS, group_by, true);
+            for (value, column) in Value::COLUMNS.into_iter().zip(&chains.columns) {
                 let total: f64 = profile.rows.iter().map(|row| value.of(row)).sum();
                 assert_eq!(column.iter().sum::<i64>(), total.round() as i64);
                 assert_eq!(column.len(), chains.chains.len());
@@ -142,6 +142,6 @@ mod tests {
         let mut profile = testing::small();
         profile.rows[3].inuse = Default::default();
         let of = |values: &[Value]| Chains::new(&profile, values, GroupBy::Nothing, false).chains.len();
-        assert_eq!((of(&[Value::InuseSpace]), of(&Value::ALL)), (2, 3));
+        assert_eq!((of(&[Value::InuseSpace]), of(&Value::COLUMNS)), (2, 3));
     }
 }

@@ -42,7 +42,7 @@ impl Default for DiffOptions {
     }
 }
 
-/// What figures of allocation are counted per. Figures in use are levels, and compared per recording.
+/// What figures of allocation, and those at exit, are counted per. Figures in use are levels, and compared per recording.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Exposure {
     /// Per second, unless both recordings lasted until their processes ended: then they are whole runs.
@@ -223,8 +223,8 @@ fn notes(before: &Profile, after: &Profile, values: &[Value], exposures: (f64, f
                 .to_owned(),
         );
     }
-    if values.iter().any(|value| value.is_inuse()) && ![before, after].into_iter().all(knows_inuse) {
-        notes.push("frees were not followed in both recordings: figures in use cannot be compared".to_owned());
+    if values.iter().any(|value| value.needs_frees()) && ![before, after].into_iter().all(knows_inuse) {
+        notes.push("frees were not followed in both recordings: what is in use or was held at exit cannot be compared".to_owned());
     }
     if values.iter().any(|value| value.is_inuse()) && before.recordings != after.recordings {
         notes.push(format!(

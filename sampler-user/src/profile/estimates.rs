@@ -38,9 +38,15 @@ struct PoolPart {
     interval: u64,
     alloc: SampleSums,
     inuse: SampleSums,
+    at_exit: SampleSums,
 }
 
 impl Pool {
+    /// No rows yet of one process (by its index).
+    pub fn of_process(process: usize) -> Self {
+        Self { parts: Vec::new(), processes: BTreeSet::from([process]) }
+    }
+
     /// The pool of all these rows.
     pub fn of<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Self {
         let mut pool = Self::default();
@@ -54,6 +60,7 @@ impl Pool {
         let part = self.part(row.interval);
         part.alloc.add(&row.alloc);
         part.inuse.add(&row.inuse);
+        part.at_exit.add(&row.at_exit);
     }
 
     /// Allows for what was not seen at these sampling intervals: of a stack that has no sample at one of them, that one
@@ -66,8 +73,8 @@ impl Pool {
 
     fn part(&mut self, interval: u64) -> &mut PoolPart {
         let index = self.parts.iter().position(|part| part.interval == interval).unwrap_or_else(|| {
-            let (alloc, inuse) = Default::default();
-            self.parts.push(PoolPart { interval, alloc, inuse });
+            let (alloc, inuse, at_exit) = Default::default();
+            self.parts.push(PoolPart { interval, alloc, inuse, at_exit });
             self.parts.len() - 1
         });
         &mut self.parts[index]
@@ -78,11 +85,25 @@ impl Pool {
         if !profile.samples_known {
             return Estimate { estimate: self.total(value), reason: Some(NO_SAMPLES), ..Estimate::default() };
         }
+        if self.has_none(profile, value) {
+            return NONE;
+        }
         of_parts(profile, &self.sample_parts(value), value, confidence)
+    }
+
+    /// Whether nothing can have been held at exit by these processes: none of them has ended, or what ended processes
+    /// held counts as in use.
+    fn has_none(&self, profile: &Profile, value: Value) -> bool {
+        let may_hold = profile.ended_apart && self.processes.is_empty()
+            || self.processes.iter().any(|process| profile.may_hold_at_exit(*process));
+        value.is_at_exit() && !may_hold && self.samples(value) == 0 && self.total(value) == 0.0
     }
 
     /// The unbiased estimate, without corrections, with its own interval at `confidence`.
     pub fn raw_estimate(&self, profile: &Profile, value: Value, confidence: f64) -> Estimate {
+        if self.has_none(profile, value) {
+            return NONE;
+        }
         raw_of_parts(profile, &self.sample_parts(value), value, confidence)
     }
 
@@ -91,6 +112,9 @@ impl Pool {
     /// # Errors
     /// The reason why there is none.
     pub fn guaranteed(&self, profile: &Profile, value: Value, confidence: f64) -> Result<Interval, &'static str> {
+        if value.is_bytes() && self.has_none(profile, value) {
+            return Ok(Interval { low: 0.0, high: 0.0 });
+        }
         guaranteed(profile, &self.sample_parts(value), value, confidence)
     }
 
@@ -100,13 +124,13 @@ impl Pool {
 
     /// Whether a value is known: what is in use is not where the frees of all these processes were given up.
     pub fn knows(&self, profile: &Profile, value: Value) -> bool {
-        !value.is_inuse()
+        !value.needs_frees()
             || profile.live && (self.processes.is_empty() || self.processes.iter().any(|it| profile.knows_inuse(*it)))
     }
 
     /// Whether a value is known of some of these processes only, and so is theirs alone.
     pub fn is_partial(&self, profile: &Profile, value: Value) -> bool {
-        value.is_inuse() && self.knows(profile, value) && self.processes.iter().any(|it| !profile.knows_inuse(*it))
+        value.needs_frees() && self.knows(profile, value) && self.processes.iter().any(|it| !profile.knows_inuse(*it))
     }
 
     /// The point estimate alone.
@@ -137,14 +161,32 @@ impl Pool {
 
     /// The sums behind a value, one for each sampling interval.
     pub fn sums(&self, value: Value) -> impl Iterator<Item = (u64, &SampleSums)> {
-        self.parts.iter().map(move |part| (part.interval, if value.is_inuse() { &part.inuse } else { &part.alloc }))
+        self.parts.iter().map(move |part| {
+            let sums = match value {
+                Value::AllocObjects | Value::AllocSpace => &part.alloc,
+                Value::InuseObjects | Value::InuseSpace => &part.inuse,
+                Value::AtExitObjects | Value::AtExitSpace => &part.at_exit,
+            };
+            (part.interval, sums)
+        })
     }
+}
+
+/// Nothing, and no doubt about it.
+const NONE: Estimate = Estimate { estimate: 0.0, low: Some(0.0), high: Some(0.0), exact: None, reason: None };
+
+/// Whether a row cannot have held anything at exit; see [`Pool::has_none`].
+fn row_has_none(profile: &Profile, row: &Row, value: Value) -> bool {
+    value.is_at_exit() && row.at_exit == SampleSums::default() && !profile.may_hold_at_exit(row.process)
 }
 
 /// The estimate of one row's value.
 pub fn of_row(profile: &Profile, row: &Row, value: Value, confidence: f64) -> Estimate {
     if !profile.samples_known {
         return Estimate { estimate: value.of(row), reason: Some(NO_SAMPLES), ..Estimate::default() };
+    }
+    if row_has_none(profile, row, value) {
+        return NONE;
     }
     of_parts(profile, &[Part { interval: row.interval, sums: value.sums(row) }], value, confidence)
 }
@@ -159,13 +201,16 @@ pub fn guaranteed_of_row(
     value: Value,
     confidence: f64,
 ) -> Result<Interval, &'static str> {
+    if value.is_bytes() && row_has_none(profile, row, value) {
+        return Ok(Interval { low: 0.0, high: 0.0 });
+    }
     guaranteed(profile, &[Part { interval: row.interval, sums: value.sums(row) }], value, confidence)
 }
 
 fn guaranteed(profile: &Profile, parts: &[Part<'_>], value: Value, confidence: f64) -> Result<Interval, &'static str> {
     match (profile.samples_known, value.is_bytes()) {
         (false, _) => Err(NO_SAMPLES),
-        _ if profile.time_windows && !value.is_inuse() => Err(TIME_WINDOWS),
+        _ if profile.time_windows && !value.needs_frees() => Err(TIME_WINDOWS),
         (_, false) => Err(NO_INTERVAL_KNOWN),
         _ if !profile.offsets_known => Err(NO_OFFSETS),
         _ => estimate::guaranteed_bytes(parts, profile.criterion, confidence),
@@ -179,7 +224,7 @@ fn of_parts(profile: &Profile, parts: &[Part<'_>], value: Value, confidence: f64
     let raw = raw_of_parts(profile, parts, value, confidence);
     let corrections = parts.iter().map(|part| value.estimate_of(part.sums) - value.raw_estimate_of(part.sums));
     let estimate = raw.estimate + corrections.sum::<f64>();
-    if profile.time_windows && !value.is_inuse() {
+    if profile.time_windows && !value.needs_frees() {
         return Estimate { estimate, reason: Some(TIME_WINDOWS), ..Estimate::default() };
     }
     Estimate { estimate, ..raw }
@@ -208,11 +253,11 @@ pub fn exact(profile: &Profile, process: Option<usize>, value: Value) -> Option<
     let of = |process: &super::model::Process| match value {
         Value::AllocSpace => process.exact_alloc_bytes,
         Value::AllocObjects => process.exact_alloc_objects,
-        Value::InuseSpace | Value::InuseObjects => None,
+        _ => None,
     };
     // In time windows only a part was counted.
     if profile.time_windows
-        || matches!(value, Value::InuseSpace | Value::InuseObjects)
+        || value.needs_frees()
         // Without processes nothing was counted, or the format does not tell of any.
         || processes.is_empty() && !(profile.rows.is_empty() && profile.samples_known)
     {
@@ -241,7 +286,7 @@ mod tests {
     fn pools_keep_intervals_apart_and_add_up() {
         let profile = testing::small();
         let pool = Pool::of(&profile.rows);
-        for value in Value::ALL {
+        for value in Value::COLUMNS {
             let expected: f64 = profile.rows.iter().map(|row| value.of(row)).sum();
             assert!((pool.total(value) - expected).abs() < 1e-6 * expected);
             assert_eq!(pool.estimate(&profile, value, 0.95).estimate, pool.total(value));

@@ -72,16 +72,12 @@ fn add(merged: &mut Profile, profile: Profile, modules: &mut Modules) {
     merged.processes.extend(profile.processes);
     merged.started = merged.started.min(profile.started);
     merged.time = merged.time.max(profile.time);
-    merged.unread = match (merged.unread, profile.unread) {
-        (Some(a), Some(b)) => {
-            Some(Unread { records: a.records.saturating_add(b.records), of: a.of.saturating_add(b.of) })
-        }
-        (a, b) => a.or(b),
-    };
+    merged.unread = [merged.unread, profile.unread].into_iter().flatten().reduce(Unread::with);
     merged.duration = merged.duration.saturating_add(profile.duration);
     merged.recordings = merged.recordings.saturating_add(profile.recordings);
     merged.interval = merged.interval.max(profile.interval);
     merged.live &= profile.live;
+    merged.ended_apart |= profile.ended_apart;
     merged.samples_known &= profile.samples_known;
     merged.offsets_known &= profile.offsets_known;
     merged.time_windows |= profile.time_windows;
@@ -144,7 +140,7 @@ mod tests {
         two.processes[1].exact_alloc_bytes = Some(1);
         let merged = merge(vec![one.clone(), two]).expect("the same criterion");
         let (single, double) = (Pool::of(&one.rows), Pool::of(&merged.rows));
-        for value in Value::ALL {
+        for value in Value::COLUMNS {
             assert!((double.total(value) - 2.0 * single.total(value)).abs() < 1e-6);
             assert!((double.variance(value) / single.variance(value) - 2.0).abs() < 1e-12);
             assert_eq!(double.samples(value), 2 * single.samples(value));

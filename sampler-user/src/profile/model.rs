@@ -75,6 +75,9 @@ pub struct Profile {
     pub recordings: u32,
     /// Whether frees were followed (`false` with `--no-live`: no in-use figures).
     pub live: bool,
+    /// Whether what ended processes held when they ended stands apart from what is in use ([`Row::at_exit`]), as it does
+    /// unless targets were named; else it counts as in use.
+    pub ended_apart: bool,
     /// Whether rows carry their samples, as every recording does. `false` for a profile read from a format that
     /// keeps estimates alone (pprof): nothing can be said about the error of its figures.
     pub samples_known: bool,
@@ -121,6 +124,16 @@ impl Profile {
         self.processes.iter().filter(|process| self.live && process.inuse_unknown).count()
     }
 
+    /// Whether a process (by its index) may have held something at its end that stands apart from what is in use.
+    pub fn may_hold_at_exit(&self, process: usize) -> bool {
+        self.ended_apart && self.processes.get(process).is_some_and(|process| process.ended)
+    }
+
+    /// Whether an ended process held something at its end, as far as frees were followed.
+    pub fn has_at_exit(&self) -> bool {
+        self.live && self.rows.iter().any(|row| row.at_exit.objects != 0.0)
+    }
+
     /// The part of the profile that is about one process (by its index).
     pub fn only_process(&self, process: usize) -> Self {
         let rows = self.rows.iter().filter(|row| row.process == process);
@@ -160,7 +173,7 @@ pub struct Process {
     pub missing: Vec<Missing>,
     /// Share of the process's life in the recording during which its allocators were hooked, 0 to 1.
     pub coverage: f64,
-    /// Whether it ended during the recording; its in-use figures are those of its end.
+    /// Whether it ended during the recording; what it held then is in use, or apart ([`Profile::ended_apart`]).
     pub ended: bool,
     /// Whether nothing is known of what it has in use although the recording followed frees: its own were given up to keep
     /// the budget. Its rows have nothing in use then, and sums over processes are without it.
@@ -233,6 +246,19 @@ pub struct Unread {
     pub of: u64,
 }
 
+impl Unread {
+    /// The share of records that were not read, 0 to 1.
+    pub fn share(&self) -> f64 {
+        if self.of == 0 { 0.0 } else { (self.records as f64 / self.of as f64).min(1.0) }
+    }
+
+    /// Adds those of another recording.
+    #[must_use]
+    pub const fn with(self, other: Self) -> Self {
+        Self { records: self.records.saturating_add(other.records), of: self.of.saturating_add(other.of) }
+    }
+}
+
 /// Sums of one stack of one thread name of one process, under one interval.
 #[derive(Clone, Debug)]
 pub struct Row {
@@ -246,7 +272,7 @@ pub struct Row {
     pub interval: u64,
     /// All samples.
     pub alloc: SampleSums,
-    /// Those still in use at the end (of the recording or of the process).
+    /// Those in use at [`Profile::time`], or at the end of their process unless that stands apart.
     pub inuse: SampleSums,
     /// Those that were in use when their process ended, where that stands apart from what is in use.
     pub at_exit: SampleSums,

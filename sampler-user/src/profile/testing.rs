@@ -151,6 +151,7 @@ pub fn small() -> Profile {
         live: true,
         samples_known: true,
         offsets_known: true,
+        ended_apart: false,
         recordings: 1,
         estimator: Default::default(),
         time_windows: false,

@@ -1,4 +1,4 @@
-//! The four figures that every stack has, under the names that pprof gave them.
+//! The figures that every stack has: the four that pprof names, and what ended processes held.
 
 use std::str::FromStr;
 
@@ -7,7 +7,7 @@ use thiserror::Error;
 use super::model::{Profile, Row};
 use crate::heap::sums::SampleSums;
 
-/// One of a stack's four figures.
+/// One of a stack's figures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Value {
     /// Allocations during the recording.
@@ -18,15 +18,34 @@ pub enum Value {
     InuseObjects,
     /// Bytes still in use at the end.
     InuseSpace,
+    /// Allocations that ended processes held when they ended, where that stands apart from what is in use.
+    AtExitObjects,
+    /// Their bytes.
+    AtExitSpace,
 }
 
 impl Value {
-    /// All, in the order of pprof's columns.
-    pub const ALL: [Self; 4] = [Self::AllocObjects, Self::AllocSpace, Self::InuseObjects, Self::InuseSpace];
+    /// Those that pprof names, in the order of its columns.
+    pub const COLUMNS: [Self; 4] = [Self::AllocObjects, Self::AllocSpace, Self::InuseObjects, Self::InuseSpace];
 
-    /// The values that this profile has: without frees followed, only those of allocation.
+    /// All: pprof's columns, then the figures at exit.
+    pub const ALL: [Self; 6] = [
+        Self::AllocObjects,
+        Self::AllocSpace,
+        Self::InuseObjects,
+        Self::InuseSpace,
+        Self::AtExitObjects,
+        Self::AtExitSpace,
+    ];
+
+    /// The columns that this profile has: without frees followed, only those of allocation.
     pub fn of_profile(profile: &Profile) -> &'static [Self] {
-        if profile.live { &Self::ALL } else { &[Self::AllocObjects, Self::AllocSpace] }
+        if profile.live { &Self::COLUMNS } else { &[Self::AllocObjects, Self::AllocSpace] }
+    }
+
+    /// The columns that this profile has, and the figures at exit if an ended process held something.
+    pub fn shown_of(profile: &Profile) -> &'static [Self] {
+        if profile.has_at_exit() { &Self::ALL } else { Self::of_profile(profile) }
     }
 
     /// What is shown when nobody asked for another: bytes in use, or bytes allocated if frees were not followed.
@@ -41,6 +60,8 @@ impl Value {
             Self::AllocSpace => "alloc_space",
             Self::InuseObjects => "inuse_objects",
             Self::InuseSpace => "inuse_space",
+            Self::AtExitObjects => "at_exit_objects",
+            Self::AtExitSpace => "at_exit_space",
         }
     }
 
@@ -56,6 +77,8 @@ impl Value {
             Self::AllocSpace => "bytes allocated",
             Self::InuseObjects => "objects in use",
             Self::InuseSpace => "bytes in use",
+            Self::AtExitObjects => "objects held at exit",
+            Self::AtExitSpace => "bytes held at exit",
         }
     }
 
@@ -66,17 +89,31 @@ impl Value {
 
     /// Whether it counts bytes (else allocations).
     pub fn is_bytes(self) -> bool {
-        matches!(self, Self::AllocSpace | Self::InuseSpace)
+        matches!(self, Self::AllocSpace | Self::InuseSpace | Self::AtExitSpace)
     }
 
-    /// Whether it is about what is in use at the end (else about all allocations).
+    /// Whether it is about what is in use at the end.
     pub fn is_inuse(self) -> bool {
         matches!(self, Self::InuseObjects | Self::InuseSpace)
     }
 
+    /// Whether it is about what ended processes held when they ended.
+    pub fn is_at_exit(self) -> bool {
+        matches!(self, Self::AtExitObjects | Self::AtExitSpace)
+    }
+
+    /// Whether it is known only where frees were followed.
+    pub fn needs_frees(self) -> bool {
+        self.is_inuse() || self.is_at_exit()
+    }
+
     /// The sums of a row that this value is estimated from.
     pub fn sums(self, row: &Row) -> &SampleSums {
-        if self.is_inuse() { &row.inuse } else { &row.alloc }
+        match self {
+            Self::AllocObjects | Self::AllocSpace => &row.alloc,
+            Self::InuseObjects | Self::InuseSpace => &row.inuse,
+            Self::AtExitObjects | Self::AtExitSpace => &row.at_exit,
+        }
     }
 
     /// The point estimate in these sums, in bytes or allocations: unbiased, or by another rule if one was applied.
@@ -97,7 +134,10 @@ impl Value {
 
 /// No value has this name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{0:?} is not a value of a heap profile: choose alloc_objects, alloc_space, inuse_objects or inuse_space")]
+#[error(
+    "{0:?} is not a value of a heap profile: choose alloc_objects, alloc_space, inuse_objects, inuse_space, \
+     at_exit_objects or at_exit_space"
+)]
 pub struct UnknownValue(String);
 
 impl FromStr for Value {

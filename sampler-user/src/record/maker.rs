@@ -143,7 +143,7 @@ impl Worker {
         let is_known = |row: &SnapshotRow| profile.live && profile.processes.get(row.process).is_none_or(known);
         profile.rows = snapshot.rows.into_iter().map(|row| self.row(is_known(&row), row)).collect();
         if snapshot.detail == Detail::Totals {
-            profile.rows.extend(self.residue.totals(first));
+            profile.rows.extend(self.residue.totals(first, profile.live));
         } else {
             profile.rows.extend(self.residue.rows(first, profile.live));
         }
@@ -180,7 +180,8 @@ impl Worker {
         }
         for row in retired.rows {
             let program = programs[row.process];
-            let row = self.row(true, row);
+            let known = !retired.processes[row.process].inuse_unknown;
+            let row = self.row(known, row);
             self.residue.add_row(program, &row);
         }
         self.naming.forget_processes(&retired.keys);
@@ -200,6 +201,7 @@ fn template(plan: &RecordPlan) -> Profile {
         live: plan.live,
         samples_known: true,
         offsets_known: true,
+        ended_apart: plan.ended_apart(),
         recordings: 1,
         estimator: Default::default(),
         time_windows: false,

@@ -1,5 +1,5 @@
-//! What ended processes leave: their allocations, put together by program, so that totals never fall and memory stays
-//! bounded although processes come and go for weeks.
+//! What ended processes leave: their allocations and what they held when they ended, put together by program, so that
+//! totals never fall and memory stays bounded although processes come and go for weeks.
 
 use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
@@ -52,14 +52,36 @@ struct Key {
     code: Option<Code>,
 }
 
+/// Sums of ended processes.
+#[derive(Debug, Default)]
+struct Sums {
+    alloc: SampleSums,
+    /// What they held when they ended; most rows held nothing.
+    at_exit: Option<Box<SampleSums>>,
+}
+
+impl Sums {
+    fn add(&mut self, row: &Row) {
+        self.alloc.add(&row.alloc);
+        if row.at_exit != SampleSums::default() {
+            self.at_exit.get_or_insert_default().add(&row.at_exit);
+        }
+    }
+
+    /// What they held when they ended, if frees were followed.
+    fn at_exit(&self, live: bool) -> SampleSums {
+        self.at_exit.as_deref().copied().filter(|_| live).unwrap_or_default()
+    }
+}
+
 /// Allocations of ended processes.
 #[derive(Debug, Default)]
 pub struct Residue {
     programs: HashMap<Program, usize>,
     processes: Vec<Process>,
-    rows: HashMap<Key, SampleSums>,
+    rows: HashMap<Key, Sums>,
     /// Sums of each program and interval.
-    totals: HashMap<(usize, u64), SampleSums>,
+    totals: HashMap<(usize, u64), Sums>,
 }
 
 impl Residue {
@@ -107,7 +129,7 @@ impl Residue {
 
     /// Adds a row of a process that ended.
     pub fn add_row(&mut self, program: usize, row: &Row) {
-        self.totals.entry((program, row.interval)).or_default().add(&row.alloc);
+        self.totals.entry((program, row.interval)).or_default().add(row);
         let mut key = Key {
             process: program,
             thread: Arc::clone(&row.thread),
@@ -118,7 +140,7 @@ impl Residue {
         if self.rows.len() >= MOST_ROWS && !self.rows.contains_key(&key) {
             key = Key { thread: "".into(), function: "".into(), code: None, ..key };
         }
-        self.rows.entry(key).or_default().add(&row.alloc);
+        self.rows.entry(key).or_default().add(row);
     }
 
     /// Processes of the residue.
@@ -126,17 +148,17 @@ impl Residue {
         &self.processes
     }
 
-    /// Rows of the residue; their processes are numbered from `first_process`.
+    /// Rows of the residue; their processes are numbered from `first_process`. `live`: frees are followed.
     pub fn rows(&self, first_process: usize, live: bool) -> impl Iterator<Item = Row> {
         let beyond = beyond();
-        self.rows.iter().map(move |(key, alloc)| Row {
+        self.rows.iter().map(move |(key, sums)| Row {
             process: first_process + key.process,
             thread: Arc::clone(&key.thread),
             function: Arc::clone(&key.function),
             interval: key.interval,
-            alloc: *alloc,
+            alloc: sums.alloc,
             inuse: SampleSums::default(),
-            at_exit: SampleSums::default(),
+            at_exit: sums.at_exit(live),
             peak: live.then(SampleSums::default),
             lifetimes: None,
             stack: Arc::clone(key.code.as_ref().map_or(&beyond, |code| &code.0)),
@@ -144,15 +166,15 @@ impl Residue {
     }
 
     /// One row for each program and interval, without a stack.
-    pub fn totals(&self, first_process: usize) -> impl Iterator<Item = Row> {
-        self.totals.iter().map(move |((process, interval), alloc)| Row {
+    pub fn totals(&self, first_process: usize, live: bool) -> impl Iterator<Item = Row> {
+        self.totals.iter().map(move |((process, interval), sums)| Row {
             process: first_process + process,
             thread: "".into(),
             function: "".into(),
             interval: *interval,
-            alloc: *alloc,
+            alloc: sums.alloc,
             inuse: SampleSums::default(),
-            at_exit: SampleSums::default(),
+            at_exit: sums.at_exit(live),
             peak: None,
             lifetimes: None,
             stack: Arc::default(),
@@ -213,9 +235,37 @@ mod tests {
         let mut sums: Vec<_> = residue.rows(5, true).map(|row| (row.process, row.alloc.bytes)).collect();
         sums.sort_by(|a, b| a.partial_cmp(b).unwrap());
         assert_eq!(sums, [(5, 5.0), (5, 30.0), (6, 7.0)]);
-        let mut totals: Vec<_> = residue.totals(0).map(|row| (row.process, row.alloc.bytes)).collect();
+        let mut totals: Vec<_> = residue.totals(0, true).map(|row| (row.process, row.alloc.bytes)).collect();
         totals.sort_by(|a, b| a.partial_cmp(b).unwrap());
         assert_eq!(totals, [(0, 35.0), (1, 7.0)]);
+    }
+
+    /// A process held something at its end: moving it here takes nothing from the sums at exit, of any row or in all, even
+    /// beyond the limit of rows.
+    #[test]
+    fn what_was_held_at_exit_stays_when_its_process_goes() {
+        let held = |offset, bytes| {
+            let mut at_exit = SampleSums::default();
+            at_exit.record(bytes, bytes, 0, 1);
+            Row { at_exit, ..row(0x5000, offset, 2 * bytes) }
+        };
+        let mut residue = Residue::default();
+        add(&mut residue, &process(1, "a", 0), &[held(64, 100), row(0x5000, 65, 7)]);
+        add(&mut residue, &process(2, "a", 0), &[held(64, 11), held(66, 1)]);
+        let of = |rows: Vec<Row>| {
+            let mut sums: Vec<_> = rows.iter().map(|row| (row.alloc.bytes, row.at_exit.bytes)).collect();
+            sums.sort_by(|a, b| a.partial_cmp(b).unwrap());
+            sums
+        };
+        assert_eq!(of(residue.rows(0, true).collect()), [(2.0, 1.0), (7.0, 0.0), (222.0, 111.0)]);
+        assert_eq!(of(residue.totals(0, true).collect()), [(231.0, 112.0)]);
+        assert_eq!(residue.rows(0, true).map(|row| row.at_exit.samples).sum::<u64>(), 3);
+        assert!(residue.rows(0, false).chain(residue.totals(0, false)).all(|row| row.at_exit.samples == 0));
+        let many: Vec<Row> = (0..MOST_ROWS as u64 + 10).map(|offset| held(1_000 + offset, 3)).collect();
+        add(&mut residue, &process(3, "b", 0), &many);
+        let total: f64 = residue.rows(0, true).map(|row| row.at_exit.bytes).sum();
+        assert_eq!(total, 112.0 + 3.0 * many.len() as f64);
+        assert_eq!(residue.totals(0, true).map(|row| row.at_exit.bytes).sum::<f64>(), total);
     }
 
     #[test]

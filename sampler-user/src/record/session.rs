@@ -152,9 +152,7 @@ impl Session {
         let governor = Governor::new(measured.ok(), plan.budget, plan.automatic, sampling, monotonic_ns());
         let governor = if plan.budget_is_default { governor.patient() } else { governor };
         let host = Host::start(HostOptions::default())?;
-        // Of who was named, what it held at its end is what was asked for; a server tells of the moment.
-        let ended_apart = plan.keeps_running() || !plan.targets.are_named();
-        let heap = Heap::new(ended_apart).with_most_rows(plan.stacks_max as usize);
+        let heap = Heap::new(plan.ended_apart()).with_most_rows(plan.stacks_max as usize);
         let unwinder = Unwinder::new(Limits { max_depth: plan.max_depth, ..Limits::default() });
         Ok(Self {
             events: Ring::open(&loader, "EVENTS")?,

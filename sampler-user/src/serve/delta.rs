@@ -85,14 +85,12 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
     let Some(earlier) = earlier else { return only(&later.profile, &[]) };
     let owners =
         Owners { later: later.keys.iter().enumerate().map(|(index, key)| (*key, index)).collect(), made: later };
-    let mut before: HashMap<Key, (SampleSums, SampleSums, &Row)> = HashMap::new();
+    let mut before: HashMap<Key, (Sums, &Row)> = HashMap::new();
     for row in &earlier.profile.rows {
-        let (alloc, inuse, _) = before.entry(owners.key(earlier, row)).or_insert_with(|| {
-            let (alloc, inuse) = Default::default();
-            (alloc, inuse, row)
-        });
-        alloc.add(&row.alloc);
-        inuse.add(&row.inuse);
+        let (sums, _) = before.entry(owners.key(earlier, row)).or_insert_with(|| (Sums::default(), row));
+        sums.alloc.add(&row.alloc);
+        sums.inuse.add(&row.inuse);
+        sums.at_exit.add(&row.at_exit);
     }
     let mut profile = Profile {
         processes: later.profile.processes.clone(),
@@ -109,10 +107,14 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
         ..later.profile
     };
     for row in &later.profile.rows {
-        let (alloc, inuse) = before.remove(&owners.key(later, row)).map_or_else(Default::default, |(a, i, _)| (a, i));
-        let level = of == Inuse::Level || !profile.knows_inuse(row.process);
-        let inuse = if level { row.inuse } else { minus(&row.inuse, &inuse) };
-        push(&mut profile.rows, row, row.process, minus(&row.alloc, &alloc), inuse);
+        let before = before.remove(&owners.key(later, row)).map(|(sums, _)| sums).unwrap_or_default();
+        let known = profile.knows_inuse(row.process);
+        let sums = Sums {
+            alloc: minus(&row.alloc, &before.alloc),
+            inuse: if of == Inuse::Level || !known { row.inuse } else { minus(&row.inuse, &before.inuse) },
+            at_exit: if known { minus(&row.at_exit, &before.at_exit) } else { SampleSums::default() },
+        };
+        push(&mut profile.rows, row, row.process, sums);
     }
     if of == Inuse::Level {
         before.clear();
@@ -120,7 +122,7 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
     // What is left was in use by processes that have ended; their allocations are in the residue, or stay as they were.
     let mut programs: HashMap<Owner, usize> =
         (0..profile.processes.len()).map(|index| (owners.of(owners.made, index), index)).collect();
-    for (key, (_, inuse, row)) in before {
+    for (key, (before, row)) in before {
         let process = *programs.entry(key.owner).or_insert_with(|| {
             let process = &earlier.profile.processes[row.process];
             profile.processes.push(Process { pid: 0, ended: true, ..process.clone() });
@@ -129,7 +131,8 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
         if !profile.knows_inuse(process) {
             continue;
         }
-        push(&mut profile.rows, row, process, SampleSums::default(), minus(&SampleSums::default(), &inuse));
+        let inuse = minus(&SampleSums::default(), &before.inuse);
+        push(&mut profile.rows, row, process, Sums { inuse, ..Sums::default() });
     }
     let counted_before = counts(earlier, &owners);
     for (index, process) in profile.processes.iter_mut().enumerate() {
@@ -151,10 +154,20 @@ fn counts(made: &Made, owners: &Owners<'_>) -> HashMap<Owner, (u64, u64)> {
     counts
 }
 
-fn push(rows: &mut Vec<Row>, row: &Row, process: usize, alloc: SampleSums, inuse: SampleSums) {
-    let alloc = SampleSums { bytes: alloc.bytes.max(0.0), objects: alloc.objects.max(0.0), ..alloc };
-    if [alloc.bytes, alloc.objects, inuse.bytes, inuse.objects].iter().any(|value| *value != 0.0) {
-        rows.push(Row { process, alloc, inuse, peak: None, lifetimes: None, ..row.clone() });
+/// A row's sums.
+#[derive(Default)]
+struct Sums {
+    alloc: SampleSums,
+    inuse: SampleSums,
+    at_exit: SampleSums,
+}
+
+/// Adds a row, unless it says nothing. What was allocated, and what was held at exit, only grows.
+fn push(rows: &mut Vec<Row>, row: &Row, process: usize, Sums { alloc, inuse, at_exit }: Sums) {
+    let grown = |sums: SampleSums| SampleSums { bytes: sums.bytes.max(0.0), objects: sums.objects.max(0.0), ..sums };
+    let (alloc, at_exit) = (grown(alloc), grown(at_exit));
+    if [alloc, inuse, at_exit].iter().any(|sums| sums.bytes != 0.0 || sums.objects != 0.0) {
+        rows.push(Row { process, alloc, inuse, at_exit, peak: None, lifetimes: None, ..row.clone() });
     }
 }
 

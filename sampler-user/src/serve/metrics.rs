@@ -3,8 +3,10 @@
 //! A process gets series of its own while there is room for it, and keeps them until it ends; then, and if there was
 //! no room, it is one of the "other" processes. So a counter never falls while its series lives, and their sum is
 //! always all there is.
+//!
+//! What processes held when they ended is told by program: a series for each process that ever ended would be without end.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::{Display, Write};
 
 use sampler_ebpf::abi::ProcessKey;
@@ -12,13 +14,16 @@ use sampler_ebpf::abi::ProcessKey;
 use super::filter::Filter;
 use super::push::PushStatus;
 use crate::profile::estimates::Pool;
-use crate::profile::model::{Process, Row};
+use crate::profile::model::{Process, Profile, Row};
 use crate::profile::stats::LOST_PREFIX;
 use crate::profile::value::Value;
 use crate::record::maker::Made;
 
 /// Most processes with series of their own.
 pub const MOST_PROCESSES: usize = 500;
+
+/// Most programs with series of what their processes held when they ended.
+pub const MOST_PROGRAMS: usize = 500;
 
 /// Level of the bounds.
 const CONFIDENCE: f64 = 0.95;
@@ -42,6 +47,8 @@ pub struct Metrics {
     slots: HashMap<ProcessKey, (u64, u64)>,
     /// Processes that found no room: they are never given any, or the others' counters would fall.
     others: HashSet<ProcessKey>,
+    /// Programs, by their labels, with series of what their processes held when they ended.
+    programs: HashSet<String>,
     totals: HashMap<&'static str, u64>,
 }
 
@@ -82,6 +89,9 @@ impl Metrics {
         let visible = |process: &Process| filters.iter().all(|filter| filter.matches(process));
         let mut out = String::new();
         self.processes(made, &visible, &mut out);
+        if made.profile.live && made.profile.ended_apart {
+            self.at_exit(&made.profile, &visible, &mut out);
+        }
         if filters.iter().all(|filter| filter.is_everything()) {
             self.daemon(made, &serving, &mut out);
             pushing(&serving.push, &mut out);
@@ -177,6 +187,65 @@ impl Metrics {
         }
     }
 
+    /// What processes held when they ended, by program. The first programs have series of their own and keep them; the
+    /// others are one.
+    fn at_exit(&mut self, profile: &Profile, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
+        let mut pools: BTreeMap<String, Pool> = BTreeMap::new();
+        let mut other: Option<Pool> = None;
+        // In the order of processes, so that who comes first is first.
+        let mut rows: HashMap<usize, Vec<&Row>> = HashMap::new();
+        for row in profile.rows.iter().filter(|row| row.at_exit.objects != 0.0) {
+            rows.entry(row.process).or_default().push(row);
+        }
+        for (index, process) in profile.processes.iter().enumerate().filter(|(index, _)| profile.knows_inuse(*index)) {
+            let Some(of_process) = rows.remove(&index) else { continue };
+            let labels = program_labels(process);
+            let has_room = self.programs.len() < MOST_PROGRAMS;
+            let own = self.programs.contains(&labels) || has_room && self.programs.insert(labels.clone());
+            if !visible(process) {
+                continue;
+            }
+            let pool = if own { pools.entry(labels).or_default() } else { other.get_or_insert_default() };
+            of_process.into_iter().for_each(|row| pool.add(row));
+        }
+        let mut bytes = Family::new(
+            "heapbpf_at_exit_bytes",
+            "gauge",
+            "Bytes that processes held when they ended, estimated from samples; all since the start, by program.",
+        );
+        let mut low = Family::new(
+            "heapbpf_at_exit_low_bytes",
+            "gauge",
+            "Lower end of the 95 % interval of bytes held by processes when they ended.",
+        );
+        let mut high = Family::new(
+            "heapbpf_at_exit_high_bytes",
+            "gauge",
+            "Upper end of the 95 % interval of bytes held by processes when they ended.",
+        );
+        let mut objects = Family::new(
+            "heapbpf_at_exit_objects",
+            "gauge",
+            "Blocks that processes held when they ended, estimated from samples; all since the start, by program.",
+        );
+        for (labels, pool) in &pools {
+            let estimate = pool.estimate(profile, Value::AtExitSpace, CONFIDENCE);
+            bytes.add(labels, number(estimate.estimate));
+            estimate.low.iter().for_each(|bound| low.add(labels, number(*bound)));
+            estimate.high.iter().for_each(|bound| high.add(labels, number(*bound)));
+            objects.add(labels, number(pool.total(Value::AtExitObjects)));
+        }
+        for family in [bytes, low, high, objects] {
+            family.write(out);
+        }
+        if let Some(other) = other {
+            let help = "Bytes held at exit by processes of programs that found no room for series of their own.";
+            single(out, "heapbpf_other_at_exit_bytes", "gauge", help, number(other.total(Value::AtExitSpace)));
+            let help = "Blocks held at exit by processes of programs that found no room for series of their own.";
+            single(out, "heapbpf_other_at_exit_objects", "gauge", help, number(other.total(Value::AtExitObjects)));
+        }
+    }
+
     fn daemon(&mut self, made: &Made, serving: &Serving, out: &mut String) {
         let (stats, profile) = (&made.stats, &made.profile);
         let exact = |of: fn(&Process) -> Option<u64>| profile.processes.iter().filter_map(of).sum::<u64>();
@@ -269,6 +338,10 @@ fn single(out: &mut String, name: &'static str, kind: &'static str, help: &'stat
 fn labels(process: &Process) -> String {
     let (pid, comm, cgroup) = (process.pid, escaped(&process.comm), escaped(&process.cgroup));
     format!("{{pid=\"{pid}\",comm=\"{comm}\",cgroup=\"{cgroup}\"}}")
+}
+
+fn program_labels(process: &Process) -> String {
+    format!("{{comm=\"{}\",cgroup=\"{}\"}}", escaped(&process.comm), escaped(&process.cgroup))
 }
 
 /// A label's value as the format wants it.

@@ -72,10 +72,12 @@ pub fn report(profile: &Profile, options: &ReportOptions) -> String {
     let sort = options.sort.unwrap_or_else(|| default_sort(profile, &whole));
     let intervals = intervals_used(profile);
     let context = Context { profile, options, width: options.width.max(LEAST_WIDTH), sort, whole, intervals };
+    let held = (profile.has_at_exit() && !sort.is_at_exit()).then(|| context.sorted_by(Value::AtExitSpace));
     let mut lines = vec![context.title()];
     lines.extend(context.totals());
     for section in [
         stacks::section(&context),
+        held.as_ref().map(stacks::section).unwrap_or_default(),
         functions::section(&context),
         processes::section(&context),
         remarks::section(&context),
@@ -111,6 +113,11 @@ struct Context<'a> {
 }
 
 impl Context<'_> {
+    /// The same, sorted by another value.
+    fn sorted_by(&self, sort: Value) -> Self {
+        Self { sort, whole: self.whole.clone(), intervals: self.intervals.clone(), ..*self }
+    }
+
     fn paint(&self, style: Style, text: &str) -> String {
         style.paint(text, self.options.color)
     }
@@ -169,6 +176,10 @@ impl Context<'_> {
                 n => format!(" · without {} processes whose frees were not followed", units::count(n as f64)),
             };
             lines.push(line("in use", Value::InuseSpace, Value::InuseObjects, "blocks", &lacking));
+        }
+        if self.profile.has_at_exit() {
+            let held = " · held by processes when they ended, not in use";
+            lines.push(line("at exit", Value::AtExitSpace, Value::AtExitObjects, "blocks", held));
         }
         lines.push(line("allocated", Value::AllocSpace, Value::AllocObjects, "calls", &counted));
         lines

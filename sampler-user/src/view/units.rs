@@ -1,6 +1,6 @@
 //! Sizes, durations, counts and shares: from what a user writes, and to what a user reads.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use thiserror::Error;
 
@@ -182,6 +182,23 @@ pub fn seconds(seconds: f64) -> String {
         ..1.0 => figure(seconds * 1e3, "ms"),
         _ => Duration::try_from_secs_f64(seconds).map_or_else(|_| "for ever".into(), duration),
     }
+}
+
+/// The last second that RFC 3339 can write, since 1970.
+const LAST_SECOND: u64 = 253_402_300_799;
+
+/// A wall-clock time in RFC 3339, in UTC with nanoseconds. What lies outside of the years 1970 to 9999 is moved to their
+/// beginning or end.
+pub fn rfc3339(time: SystemTime) -> String {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default().min(Duration::from_secs(LAST_SECOND));
+    humantime::format_rfc3339_nanos(UNIX_EPOCH + since).to_string()
+}
+
+/// The time of day of a wall-clock time, in UTC to a tenth of a second: `12:00:03.2 UTC`.
+pub fn time_of_day(time: SystemTime) -> String {
+    let text = rfc3339(time);
+    let (_, of_day) = text.split_once('T').unwrap_or(("", &text));
+    format!("{} UTC", &of_day[..of_day.len().min("00:00:00.0".len())])
 }
 
 /// Bytes as hexadecimal digits.

@@ -108,6 +108,7 @@ impl Fleet {
             live: true,
             samples_known: true,
             offsets_known: true,
+            ended_apart: false,
             time_windows: false,
             recordings: 1,
             estimator: Default::default(),

@@ -67,6 +67,8 @@ fn name(value: Value) -> &'static str {
         Value::AllocSpace => "alloc_bytes",
         Value::InuseObjects => "inuse_objects",
         Value::InuseSpace => "inuse_bytes",
+        Value::AtExitObjects => "at_exit_objects",
+        Value::AtExitSpace => "at_exit_bytes",
     }
 }
 

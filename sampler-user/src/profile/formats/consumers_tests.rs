@@ -95,7 +95,7 @@ fn go_tool_pprof_subtracts_a_profile_from_itself() {
     }
     let (_folder, file) = written(&testing::large(200, 12), "x.pb.gz", "pprof");
     let base = format!("-diff_base={}", file.display());
-    for value in Value::ALL {
+    for value in Value::COLUMNS {
         let top = go_pprof(&["-top", &base, &format!("-sample_index={}", value.name())], &file);
         assert!(top.contains("Showing nodes accounting for 0"), "{top}");
     }
@@ -108,7 +108,7 @@ fn jeprof_prints_our_totals() {
     }
     let profile = testing::small().only_process(0);
     let (_folder, file) = written(&profile, "x.heap", "heap_v2");
-    for (value, flag) in Value::ALL.into_iter().zip(["alloc_objects", "alloc_space", "inuse_objects", "inuse_space"]) {
+    for (value, flag) in Value::COLUMNS.into_iter().zip(["alloc_objects", "alloc_space", "inuse_objects", "inuse_space"]) {
         let mut jeprof = Command::new("jeprof");
         let arguments = ["--text", "--show_bytes", &format!("--{flag}"), "/bin/true"];
         let text = run(jeprof.args(arguments).arg(&file).stderr(std::process::Stdio::null()));

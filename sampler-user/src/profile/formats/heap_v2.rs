@@ -66,7 +66,7 @@ fn write_figures(out: &mut dyn io::Write, [alloc_objects, alloc, inuse_objects, 
     writeln!(out, "  t*: {inuse_objects}: {inuse} [{alloc_objects}: {alloc}]")
 }
 
-/// Distinct lists of addresses, with predistorted figures in the order of [`Value::ALL`].
+/// Distinct lists of addresses, with predistorted figures in the order of [`Value::COLUMNS`].
 struct Stacks {
     addresses: Vec<Vec<u64>>,
     columns: [Vec<i64>; 4],
@@ -87,7 +87,7 @@ impl Stacks {
                 sums.push([0.0; 4]);
                 sums.len() - 1
             });
-            for (sum, value) in sums[index].iter_mut().zip(Value::ALL) {
+            for (sum, value) in sums[index].iter_mut().zip(Value::COLUMNS) {
                 *sum += value.of(row);
             }
         }
@@ -132,7 +132,7 @@ mod tests {
     fn a_reader_that_unbiases_gets_our_totals() {
         let profile = testing::small().only_process(0);
         let back = crate::profile::read::parse(text(&profile).as_bytes()).expect("heap_v2");
-        for value in Value::ALL {
+        for value in Value::COLUMNS {
             let total = |profile: &Profile| profile.rows.iter().map(|row| value.of(row)).sum::<f64>();
             assert!((total(&back) - total(&profile)).abs() <= 1.0, "{}", value.name());
         }

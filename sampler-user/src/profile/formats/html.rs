@@ -31,7 +31,7 @@ impl Format for Html {
 
     fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
         let shown = options.value_of(profile)?;
-        let values = Value::of_profile(profile);
+        let values = Value::shown_of(profile);
         let chains = Chains::new(profile, values, options.group_of(profile), false);
         let tree = Tree::new(&chains);
         let page = Page {
@@ -169,9 +169,9 @@ mod tests {
     #[test]
     fn a_tree_adds_up() {
         let profile = testing::large(400, 12);
-        let chains = Chains::new(&profile, &Value::ALL, GroupBy::Process, false);
+        let chains = Chains::new(&profile, &Value::COLUMNS, GroupBy::Process, false);
         let tree = Tree::new(&chains);
-        for (value, values) in Value::ALL.into_iter().zip(&tree.values) {
+        for (value, values) in Value::COLUMNS.into_iter().zip(&tree.values) {
             let total: f64 = profile.rows.iter().map(|row| value.of(row)).sum();
             assert_eq!(values[0], total.round() as i64);
         }

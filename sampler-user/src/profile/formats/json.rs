@@ -15,7 +15,7 @@ use crate::profile::estimates::{
     NOT_FOLLOWED, Pool, SOME_NOT_FOLLOWED, exact, guaranteed_of_row, intervals_used, of_row,
 };
 use crate::profile::intern::Interned;
-use crate::profile::model::{Frame, Lifetimes, Process, Profile, Row};
+use crate::profile::model::{Frame, Lifetimes, Process, Profile, Row, Unread};
 use crate::profile::value::Value;
 use crate::sampling::estimate::Estimate;
 use crate::sampling::interval::Interval;
@@ -57,16 +57,21 @@ struct Writer<'a> {
 impl Serialize for Writer<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let profile = self.profile;
-        let mut top = serializer.serialize_struct("Profile", 19)?;
+        let mut top = serializer.serialize_struct("Profile", 23)?;
         top.serialize_field("version", &profile.version)?;
         top.serialize_field("interval_bytes", &profile.interval)?;
         top.serialize_field("criterion", profile.criterion.name())?;
         top.serialize_field("unwind", &profile.unwind)?;
-        top.serialize_field("started", &humantime::format_rfc3339_nanos(profile.started).to_string())?;
+        top.serialize_field("started", &units::rfc3339(profile.started))?;
+        top.serialize_field("time", &units::rfc3339(profile.time))?;
+        if let Some(unread) = profile.unread {
+            top.serialize_field("unread", &UnreadJson::of(unread))?;
+        }
         top.serialize_field("duration_seconds", &profile.duration.as_secs_f64())?;
         top.serialize_field("recordings", &profile.recordings)?;
         top.serialize_field("host", &profile.host)?;
         top.serialize_field("live", &profile.live)?;
+        top.serialize_field("ended_apart", &profile.ended_apart)?;
         top.serialize_field("samples_known", &profile.samples_known)?;
         top.serialize_field("estimator", profile.estimator.name())?;
         top.serialize_field("time_windows", &profile.time_windows)?;
@@ -85,7 +90,7 @@ impl Serialize for Writer<'_> {
 
 impl<'a> Writer<'a> {
     fn processes(&self, audits: &Audits<'a>) -> Vec<ProcessJson<'a>> {
-        let mut pools = vec![Pool::default(); self.profile.processes.len()];
+        let mut pools: Vec<Pool> = (0..self.profile.processes.len()).map(Pool::of_process).collect();
         for row in &self.profile.rows {
             if let Some(pool) = pools.get_mut(row.process) {
                 pool.add(row);
@@ -113,6 +118,20 @@ impl<'a> Writer<'a> {
             file_offset: module.file_offset,
         };
         self.profile.modules.iter().map(module).collect()
+    }
+}
+
+/// Records that were not read in time.
+#[derive(Serialize)]
+struct UnreadJson {
+    records: u64,
+    of: u64,
+    share: f64,
+}
+
+impl UnreadJson {
+    fn of(unread: Unread) -> Self {
+        Self { records: unread.records, of: unread.of, share: unread.share() }
     }
 }
 
@@ -157,7 +176,7 @@ struct ProcessJson<'a> {
 impl Serialize for ProcessJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let process = self.process;
-        let mut fields = serializer.serialize_struct("Process", 15)?;
+        let mut fields = serializer.serialize_struct("Process", 17)?;
         fields.serialize_field("pid", &process.pid)?;
         fields.serialize_field("namespace_pid", &process.namespace_pid)?;
         fields.serialize_field("comm", &process.comm)?;
@@ -226,13 +245,15 @@ impl Figure {
     };
 }
 
-/// The four figures of a stack, a process or everything.
+/// The figures of a stack, a process or everything.
 #[derive(Serialize)]
 struct Figures {
     alloc_bytes: Figure,
     alloc_objects: Figure,
     inuse_bytes: Figure,
     inuse_objects: Figure,
+    at_exit_bytes: Figure,
+    at_exit_objects: Figure,
 }
 
 impl Figures {
@@ -243,15 +264,17 @@ impl Figures {
             alloc_objects: figure(Value::AllocObjects),
             inuse_bytes: figure(Value::InuseSpace),
             inuse_objects: figure(Value::InuseObjects),
+            at_exit_bytes: figure(Value::AtExitSpace),
+            at_exit_objects: figure(Value::AtExitObjects),
         }
     }
 
     fn of_pool(writer: &Writer, pool: &Pool, process: Option<usize>) -> Self {
         let profile = writer.profile;
         let known = |value: Value| {
-            pool.knows(profile, value) && process.is_none_or(|it| !value.is_inuse() || profile.knows_inuse(it))
+            pool.knows(profile, value) && process.is_none_or(|it| !value.needs_frees() || profile.knows_inuse(it))
         };
-        let lacks = |value: Value| process.is_none() && value.is_inuse() && profile.without_inuse() > 0;
+        let lacks = |value: Value| process.is_none() && value.needs_frees() && profile.without_inuse() > 0;
         Self::new(known, |value| {
             let mut estimate = pool.estimate(profile, value, writer.confidence);
             estimate.exact = exact(profile, process, value).or(estimate.exact);
@@ -265,7 +288,7 @@ impl Figures {
     fn of_row(writer: &Writer, row: &Row) -> Self {
         let profile = writer.profile;
         Self::new(
-            |value| !value.is_inuse() || profile.knows_inuse(row.process),
+            |value| !value.needs_frees() || profile.knows_inuse(row.process),
             |value| {
                 let sums = value.sums(row);
                 let variance = if value.is_bytes() { sums.bytes_variance } else { sums.objects_variance };
@@ -281,7 +304,9 @@ impl Figures {
         fields.serialize_field("alloc_bytes", &self.alloc_bytes)?;
         fields.serialize_field("alloc_objects", &self.alloc_objects)?;
         fields.serialize_field("inuse_bytes", &self.inuse_bytes)?;
-        fields.serialize_field("inuse_objects", &self.inuse_objects)
+        fields.serialize_field("inuse_objects", &self.inuse_objects)?;
+        fields.serialize_field("at_exit_bytes", &self.at_exit_bytes)?;
+        fields.serialize_field("at_exit_objects", &self.at_exit_objects)
     }
 }
 
@@ -307,7 +332,7 @@ struct RowJson<'a> {
 impl Serialize for RowJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (row, profile) = (self.row, self.writer.profile);
-        let mut fields = serializer.serialize_struct("Row", 28)?;
+        let mut fields = serializer.serialize_struct("Row", 36)?;
         // The index tells processes apart that had the same pid one after the other.
         fields.serialize_field("process", &row.process)?;
         fields.serialize_field("pid", &profile.processes.get(row.process).map(|process| process.pid))?;
@@ -328,6 +353,15 @@ impl Serialize for RowJson<'_> {
             fields.serialize_field("inuse_offset_sum", &offsets(&row.inuse))?;
             fields.serialize_field("inuse_smallest_bytes", &row.inuse.smallest_bytes)?;
             fields.serialize_field("inuse_largest_bytes", &row.inuse.largest_bytes)?;
+        }
+        // Most stacks held nothing.
+        if profile.knows_inuse(row.process) && row.at_exit.samples > 0 {
+            fields.serialize_field("at_exit_samples", &row.at_exit.samples)?;
+            fields.serialize_field("at_exit_zero_byte_samples", &row.at_exit.zero_byte_samples)?;
+            fields.serialize_field("at_exit_sampled_bytes", &row.at_exit.sampled_bytes)?;
+            fields.serialize_field("at_exit_offset_sum", &offsets(&row.at_exit))?;
+            fields.serialize_field("at_exit_smallest_bytes", &row.at_exit.smallest_bytes)?;
+            fields.serialize_field("at_exit_largest_bytes", &row.at_exit.largest_bytes)?;
         }
         fields.serialize_field("complete", &row.stack.cut.is_none())?;
         fields.serialize_field("cut", &row.stack.cut.as_deref())?;
@@ -400,87 +434,5 @@ fn frame_json(profile: &Profile, frame: &Frame) -> serde_json::Result<Box<RawVal
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::profile::testing;
-
-    fn json(profile: &Profile) -> serde_json::Value {
-        let mut out = Vec::new();
-        Json.write(profile, &WriteOptions::default(), &mut out).expect("memory");
-        serde_json::from_slice(&out).expect("JSON")
-    }
-
-    fn keys(value: &serde_json::Value) -> Vec<&str> {
-        value.as_object().expect("an object").keys().map(String::as_str).collect()
-    }
-
-    #[test]
-    fn every_key_of_the_contract_is_there() {
-        let value = json(&testing::small());
-        let has = |value: &serde_json::Value, names: &str| {
-            let present = keys(value);
-            for name in names.split(' ') {
-                assert!(present.contains(&name), "{name} in {present:?}");
-            }
-        };
-        has(
-            &value,
-            "version interval_bytes criterion unwind started duration_seconds totals processes stacks counters",
-        );
-        has(&value["totals"], "alloc_bytes alloc_objects inuse_bytes inuse_objects");
-        has(&value["processes"][0], "pid comm exe cgroup allocators audit missing coverage alloc_bytes inuse_objects");
-        has(
-            &value["stacks"][0],
-            "pid thread function interval samples sampled_bytes offset_sum inuse_samples inuse_sampled_bytes complete \
-             frames alloc_bytes alloc_objects inuse_bytes inuse_objects",
-        );
-        has(&value["stacks"][0]["frames"][0], "function file line module build_id address inlined reason");
-        has(&value["stacks"][0]["alloc_bytes"], "estimate low high exact");
-        assert_eq!(value["started"], "2023-11-14T22:13:20.123456789Z");
-        assert_eq!(value["processes"][0]["alloc_bytes"]["exact"], 60_000_000);
-        assert_eq!(value["totals"]["alloc_bytes"]["exact"], serde_json::Value::Null);
-        assert_eq!(value["stacks"][5]["complete"], false);
-        assert_eq!(value["stacks"][0]["frames"][0]["inlined"], true);
-    }
-
-    #[test]
-    fn stacks_add_up_to_the_totals() {
-        let profile = testing::large(500, 5);
-        let value = json(&profile);
-        for name in ["alloc_bytes", "alloc_objects", "inuse_bytes", "inuse_objects"] {
-            let of = |value: &serde_json::Value| value[name]["estimate"].as_f64().expect("an estimate");
-            let sum = |list: &serde_json::Value| list.as_array().expect("a list").iter().map(of).sum::<f64>();
-            let total = of(&value["totals"]);
-            for list in [&value["stacks"], &value["processes"]] {
-                assert!((sum(list) - total).abs() <= 1e-9 * total, "{name}");
-            }
-        }
-    }
-
-    #[test]
-    fn without_frees_figures_in_use_are_null_with_a_reason() {
-        let mut profile = testing::small();
-        profile.live = false;
-        let value = json(&profile);
-        assert_eq!(value["stacks"][0]["inuse_bytes"]["estimate"], serde_json::Value::Null);
-        assert_eq!(value["totals"]["inuse_bytes"]["reason"], "frees were not followed");
-        assert!(value["stacks"][0].get("inuse_samples").is_none());
-    }
-
-    #[test]
-    fn a_process_whose_frees_were_given_up_is_told_apart() {
-        let value = json(&testing::partly_followed());
-        assert_eq!((&value["live"], &value["processes"][0]["live"]), (&true.into(), &true.into()));
-        assert_eq!(value["processes"][1]["live"], false);
-        for unknown in [&value["processes"][1], &value["stacks"][4], &value["stacks"][5]] {
-            assert_eq!(unknown["inuse_bytes"]["estimate"], serde_json::Value::Null);
-            assert_eq!(unknown["inuse_objects"]["reason"], "frees were not followed");
-            assert!(unknown["alloc_bytes"]["estimate"].is_number() && unknown.get("inuse_samples").is_none());
-        }
-        let inuse = |of: &serde_json::Value| of["inuse_bytes"]["estimate"].as_f64().expect("an estimate");
-        assert!((inuse(&value["totals"]) / inuse(&value["processes"][0]) - 1.0).abs() < 1e-12);
-        let reason = value["totals"]["inuse_bytes"]["reason"].as_str().expect("a reason");
-        assert!(reason.contains("without the processes"), "{reason}");
-        assert_eq!(value["totals"]["alloc_bytes"].get("reason"), None);
-    }
-}
+#[path = "json_tests.rs"]
+mod tests;

@@ -22,6 +22,7 @@ use thiserror::Error;
 
 pub use self::otlp::encode as encode_otlp;
 pub use self::pprof::encode as encode_pprof;
+pub(super) use self::pprof::{AT_EXIT, ENDED_APART};
 use super::group::GroupBy;
 use super::model::Profile;
 use super::value::Value;
@@ -47,7 +48,7 @@ impl WriteOptions {
     /// The value to write, or the reason why this profile does not have it.
     pub fn value_of(&self, profile: &Profile) -> Result<Value, FormatError> {
         let value = self.value.unwrap_or_else(|| Value::default_of(profile));
-        if value.is_inuse() && !profile.live {
+        if value.needs_frees() && !profile.live {
             return Err(FormatError::NotLive(value.name()));
         }
         Ok(value)
@@ -84,7 +85,7 @@ pub enum FormatError {
         /// Known names.
         known: String,
     },
-    /// In-use values of a profile that has none.
+    /// Values that need frees, of a profile without.
     #[error("this profile has no {0}: frees were not followed (--no-live); choose alloc_space or alloc_objects")]
     NotLive(&'static str),
     /// What else a format cannot say.

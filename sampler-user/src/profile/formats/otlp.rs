@@ -44,27 +44,35 @@ impl Format for Otlp {
 /// The message that an OTLP receiver takes (`ExportProfilesServiceRequest` has the same encoding). `first` is the value
 /// of the first profile of each resource, which viewers show by default.
 pub fn encode(profile: &Profile, first: Value) -> otlp::ProfilesData {
-    let Encoded { message, process_of_sample } = encode_with_processes(profile);
-    let values = Value::of_profile(profile);
+    let Encoded { message, process_of_sample, at_exit } = encode_with_processes(profile);
+    let values = Value::shown_of(profile);
     let mut tables = Tables::new(&message);
     let samples: Vec<(i32, Vec<i32>)> = message.sample.iter().map(|sample| tables.sample(&message, sample)).collect();
     let about = tables.about(&message);
 
     let mut columns: Vec<usize> = (0..values.len()).collect();
     columns.sort_by_key(|&column| values[column] != first);
+    // Values at exit are behind those that pprof has columns for.
+    let held = |column: usize| column.checked_sub(message.sample_type.len()).and_then(|number| at_exit.get(number));
+    let value_of = |column: usize, number: usize| match held(column) {
+        Some((_, values)) => values[number],
+        None => message.sample[number].value[column],
+    };
     let one_profile = |process: usize, column: usize| {
-        let of_process = samples.iter().zip(&message.sample).zip(&process_of_sample);
-        let samples = of_process.filter(|((_, sample), of)| **of == process && sample.value[column] != 0).map(
-            |(((stack_index, attribute_indices), sample), _)| otlp::Sample {
+        let of_process = samples.iter().enumerate().zip(&process_of_sample).filter(|(_, of)| **of == process);
+        let with_value = of_process.map(|((number, sample), _)| (sample, value_of(column, number)));
+        let samples = with_value.filter(|(_, value)| *value != 0).map(|((stack_index, attribute_indices), value)| {
+            otlp::Sample {
                 stack_index: *stack_index,
                 attribute_indices: attribute_indices.clone(),
                 link_index: 0,
-                values: vec![sample.value[column]],
+                values: vec![value],
                 timestamps_unix_nano: Vec::new(),
-            },
-        );
+            }
+        });
+        let kind = held(column).map_or_else(|| message.sample_type[column], |(kind, _)| *kind);
         otlp::Profile {
-            sample_type: Some(value_type(message.sample_type[column])),
+            sample_type: Some(value_type(kind)),
             samples: samples.collect(),
             time_unix_nano: u64::try_from(message.time_nanos).unwrap_or(0),
             duration_nano: u64::try_from(message.duration_nanos).unwrap_or(0),
@@ -79,10 +87,13 @@ pub fn encode(profile: &Profile, first: Value) -> otlp::ProfilesData {
         version: profile.version.clone(),
         ..InstrumentationScope::default()
     };
-    // Where frees were not followed there is no profile of what is in use.
+    // Where frees were not followed there is no profile of what is in use, and of who lives none of what it held at exit.
     let known = |process: usize| {
         let columns = columns.iter().copied();
-        columns.filter(move |&column| profile.knows_inuse(process) || !values[column].is_inuse())
+        columns.filter(move |&column| match values[column] {
+            value if value.is_at_exit() => profile.knows_inuse(process) && profile.processes[process].ended,
+            value => profile.knows_inuse(process) || !value.is_inuse(),
+        })
     };
     let resource_profiles = profile
         .processes
@@ -273,7 +284,7 @@ mod tests {
         let dictionary = data.dictionary.expect("a dictionary");
         let text = |id: i32| dictionary.string_table[id as usize].as_str();
         assert_eq!(data.resource_profiles.len(), 2);
-        for value in Value::ALL {
+        for value in Value::COLUMNS {
             let profiles = data.resource_profiles.iter().flat_map(|resource| &resource.scope_profiles[0].profiles);
             let of_value =
                 profiles.filter(|one| one.sample_type.is_some_and(|kind| text(kind.type_strindex) == value.name()));

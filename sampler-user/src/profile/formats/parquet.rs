@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
-use std::time::UNIX_EPOCH;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use arrow_array::types::Int32Type;
 use arrow_array::{
@@ -71,6 +71,7 @@ struct TableRow {
     interval: u64,
     alloc: SampleSums,
     inuse: SampleSums,
+    at_exit: SampleSums,
 }
 
 fn table_rows(profile: &Profile, interned: &Interned) -> Vec<TableRow> {
@@ -78,12 +79,13 @@ fn table_rows(profile: &Profile, interned: &Interned) -> Vec<TableRow> {
     let mut known: HashMap<(usize, u32, u64), usize> = HashMap::new();
     for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
         let index = *known.entry((row.process, stack, row.interval)).or_insert_with(|| {
-            let (alloc, inuse) = Default::default();
-            rows.push(TableRow { process: row.process, stack, interval: row.interval, alloc, inuse });
+            let (alloc, inuse, at_exit) = Default::default();
+            rows.push(TableRow { process: row.process, stack, interval: row.interval, alloc, inuse, at_exit });
             rows.len() - 1
         });
         rows[index].alloc.add(&row.alloc);
         rows[index].inuse.add(&row.inuse);
+        rows[index].at_exit.add(&row.at_exit);
     }
     rows
 }
@@ -106,16 +108,23 @@ fn batch(profile: &Profile) -> Result<RecordBatch, ArrowError> {
     };
     // Without frees nothing is known of what is in use: NULL, not 0. Nor of errors, without samples.
     let live = |row: &TableRow| profile.knows_inuse(row.process);
-    let inuse = |number: fn(&SampleSums) -> f64| -> ArrayRef {
-        Arc::new(rows.iter().map(|row| live(row).then(|| number(&row.inuse))).collect::<Float64Array>())
+    let followed = |sums: fn(&TableRow) -> &SampleSums, number: fn(&SampleSums) -> f64| -> ArrayRef {
+        Arc::new(rows.iter().map(|row| live(row).then(|| number(sums(row)))).collect::<Float64Array>())
     };
-    let inuse_whole = |number: fn(&SampleSums) -> u64| -> ArrayRef {
-        let number = |row: &TableRow| live(row).then(|| i64::try_from(number(&row.inuse)).unwrap_or(i64::MAX));
+    let followed_whole = |sums: fn(&TableRow) -> &SampleSums, number: fn(&SampleSums) -> u64| -> ArrayRef {
+        let number = |row: &TableRow| live(row).then(|| i64::try_from(number(sums(row))).unwrap_or(i64::MAX));
         Arc::new(rows.iter().map(number).collect::<Int64Array>())
     };
-    let started = profile.started.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let micros = i64::try_from(started.as_micros()).unwrap_or(i64::MAX);
-    let time: ArrayRef = Arc::new(TimestampMicrosecondArray::from(vec![micros; rows.len()]).with_timezone("UTC"));
+    let inuse = |number| followed(|row| &row.inuse, number);
+    let inuse_whole = |number| followed_whole(|row| &row.inuse, number);
+    let at_exit = |number| followed(|row| &row.at_exit, number);
+    let at_exit_whole = |number| followed_whole(|row| &row.at_exit, number);
+    let wall_clock = |time: SystemTime| -> ArrayRef {
+        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let micros = i64::try_from(since.as_micros()).unwrap_or(i64::MAX);
+        Arc::new(TimestampMicrosecondArray::from(vec![micros; rows.len()]).with_timezone("UTC"))
+    };
+    let everywhere = |flag: bool| -> ArrayRef { Arc::new(rows.iter().map(|_| Some(flag)).collect::<BooleanArray>()) };
     // What was seen in time windows alone is biased; other corrections are for the eye.
     let corrected = |raw: f64, correction: f64| if profile.time_windows { raw + correction } else { raw };
     let complete = |row: &TableRow| Some(interned.stacks[row.stack as usize].stack.cut.is_none());
@@ -126,14 +135,16 @@ fn batch(profile: &Profile) -> Result<RecordBatch, ArrowError> {
         ("comm", of_process(|process| &process.comm), false),
         ("exe", of_process(|process| &process.exe), false),
         ("cgroup", of_process(|process| &process.cgroup), false),
-        ("time", time, false),
+        ("time", wall_clock(profile.time), false),
+        ("started", wall_clock(profile.started), false),
         ("duration_seconds", real(&|_| profile.duration.as_secs_f64()), false),
         ("ended", Arc::new(rows.iter().map(|row| Some(process(row).ended)).collect::<BooleanArray>()), false),
         ("interval_bytes", whole(&|row| row.interval), false),
         ("criterion", same(profile.criterion.name()), false),
         ("frames", frames(profile, &interned, &rows)?, false),
         ("complete", Arc::new(rows.iter().map(complete).collect::<BooleanArray>()), false),
-        ("time_windows", Arc::new(rows.iter().map(|_| Some(profile.time_windows)).collect::<BooleanArray>()), false),
+        ("time_windows", everywhere(profile.time_windows), false),
+        ("ended_apart", everywhere(profile.ended_apart), false),
         ("samples", whole(&|row| row.alloc.samples), false),
         ("sampled_bytes", whole(&|row| row.alloc.sampled_bytes), false),
         ("zero_byte_samples", whole(&|row| row.alloc.zero_byte_samples), false),
@@ -154,6 +165,16 @@ fn batch(profile: &Profile) -> Result<RecordBatch, ArrowError> {
         ("inuse_bytes_var", inuse(|sums| sums.bytes_variance), true),
         ("inuse_objects", inuse(|sums| sums.objects), true),
         ("inuse_objects_var", inuse(|sums| sums.objects_variance), true),
+        ("at_exit_samples", at_exit_whole(|sums| sums.samples), true),
+        ("at_exit_sampled_bytes", at_exit_whole(|sums| sums.sampled_bytes), true),
+        ("at_exit_zero_byte_samples", at_exit_whole(|sums| sums.zero_byte_samples), true),
+        ("at_exit_offset_sum", at_exit_whole(|sums| sums.offset_sum), true),
+        ("at_exit_smallest_bytes", at_exit_whole(|sums| sums.smallest_bytes), true),
+        ("at_exit_largest_bytes", at_exit_whole(|sums| sums.largest_bytes), true),
+        ("at_exit_bytes", at_exit(|sums| sums.bytes), true),
+        ("at_exit_bytes_var", at_exit(|sums| sums.bytes_variance), true),
+        ("at_exit_objects", at_exit(|sums| sums.objects), true),
+        ("at_exit_objects_var", at_exit(|sums| sums.objects_variance), true),
     ])
 }
 
@@ -221,7 +242,7 @@ mod tests {
         }
         assert_eq!(batch.num_rows(), 5, "rows that differ by function only are one");
         for (value, name) in
-            Value::ALL.into_iter().zip(["alloc_objects", "alloc_bytes", "inuse_objects", "inuse_bytes"])
+            Value::COLUMNS.into_iter().zip(["alloc_objects", "alloc_bytes", "inuse_objects", "inuse_bytes"])
         {
             let total: f64 = profile.rows.iter().map(|row| value.of(row)).sum();
             let sum: f64 = column(&batch, name).into_iter().flatten().sum();

@@ -211,7 +211,7 @@ fn dumps(profile: &Profile, interned: &Interned, end_ns: u64) -> Vec<proto::Proc
             sums.push((row.process, stack, [0.0; 4]));
             sums.len() - 1
         });
-        for (sum, value) in sums[index].2.iter_mut().zip(Value::ALL) {
+        for (sum, value) in sums[index].2.iter_mut().zip(Value::COLUMNS) {
             *sum += value.of(row);
         }
     }

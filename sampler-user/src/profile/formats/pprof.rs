@@ -14,7 +14,7 @@ use crate::attach::audit::FileAudit;
 use crate::profile::estimates::INUSE_UNKNOWN;
 use crate::profile::group::process_name;
 use crate::profile::intern::Interned;
-use crate::profile::model::{Criterion, Frame, Module, Profile, Row};
+use crate::profile::model::{Criterion, Frame, Module, Profile, Row, Unread};
 use crate::profile::naming;
 use crate::profile::proto::pprof as proto;
 use crate::profile::round::largest_remainder;
@@ -61,13 +61,16 @@ pub fn encode(profile: &Profile) -> proto::Profile {
 pub(super) struct Encoded {
     pub(super) message: proto::Profile,
     pub(super) process_of_sample: Vec<usize>,
+    /// What ended processes held, as sample types and a value of each sample; empty if none held anything.
+    pub(super) at_exit: Vec<(proto::ValueType, Vec<i64>)>,
 }
 
 pub(super) fn encode_with_processes(profile: &Profile) -> Encoded {
     let interned = Interned::for_viewers(profile);
     let mut strings = Strings::default();
     let mut locations = Locations::new(profile, &mut strings);
-    let values = Value::of_profile(profile);
+    let columns_of = Value::of_profile(profile);
+    let values = Value::shown_of(profile);
 
     let mut samples: Vec<proto::Sample> = Vec::new();
     let mut process_of_sample = Vec::new();
@@ -88,14 +91,23 @@ pub(super) fn encode_with_processes(profile: &Profile) -> Encoded {
             column[index] += value.of(row);
         }
     }
-    for column in &columns {
+    let mut value_type = |kind: &str, unit: &str| proto::ValueType { r#type: strings.id(kind), unit: strings.id(unit) };
+    let (columns, held) = columns.split_at(columns_of.len());
+    for column in columns {
         for (sample, value) in samples.iter_mut().zip(largest_remainder(column)) {
             sample.value.push(value);
         }
     }
-
-    let mut value_type = |kind: &str, unit: &str| proto::ValueType { r#type: strings.id(kind), unit: strings.id(unit) };
-    let sample_type = values.iter().map(|value| value_type(value.name(), value.unit())).collect();
+    // pprof's tools expect four values, so these are labels.
+    let mut at_exit = Vec::new();
+    for ((value, label), column) in values[columns_of.len()..].iter().zip(AT_EXIT).zip(held) {
+        let (column, kind) = (largest_remainder(column), value_type(label, value.unit()));
+        for (sample, &num) in samples.iter_mut().zip(&column).filter(|(_, num)| **num != 0) {
+            sample.label.push(proto::Label { key: kind.r#type, num, num_unit: kind.unit, str: 0 });
+        }
+        at_exit.push((value_type(value.name(), value.unit()), column));
+    }
+    let sample_type = columns_of.iter().map(|value| value_type(value.name(), value.unit())).collect();
     let period_type = match profile.criterion {
         Criterion::Bytes => value_type("space", "bytes"),
         Criterion::Allocations | Criterion::SizeClass => value_type("objects", "count"),
@@ -118,8 +130,11 @@ pub(super) fn encode_with_processes(profile: &Profile) -> Encoded {
         string_table: strings.table,
         keep_frames: 0,
     };
-    Encoded { message, process_of_sample }
+    Encoded { message, process_of_sample, at_exit }
 }
+
+/// Labels of what ended processes held, in the order of [`Value::ALL`].
+pub(crate) const AT_EXIT: [&str; 2] = ["at_exit_objects", "at_exit_bytes"];
 
 fn clamp(value: u128) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
@@ -148,6 +163,9 @@ fn labels(profile: &Profile, row: &Row, strings: &mut Strings) -> Vec<proto::Lab
     labels
 }
 
+/// The comment of a profile in which what ended processes held stands apart from what is in use.
+pub(crate) const ENDED_APART: &str = "ended=apart";
+
 /// What a reader of the figures should know, one remark per line; `key=value` lines are read back.
 fn comments(profile: &Profile) -> Vec<String> {
     let mut comments = vec![
@@ -155,7 +173,14 @@ fn comments(profile: &Profile) -> Vec<String> {
         format!("interval={}", profile.interval),
         format!("criterion={}", profile.criterion.name()),
         format!("unwind={}", profile.unwind),
+        format!("time={}", units::rfc3339(profile.time)),
     ];
+    if profile.ended_apart {
+        comments.push(ENDED_APART.to_owned());
+    }
+    if let Some(Unread { records, of }) = profile.unread {
+        comments.push(format!("unread={records}/{of}"));
+    }
     for process in profile.processes.iter().take(MOST_PROCESSES) {
         let mut comment = format!("process {}: coverage {}", process_name(process), units::percent(process.coverage));
         if let (Some(bytes), Some(objects)) = (process.exact_alloc_bytes, process.exact_alloc_objects) {

@@ -23,7 +23,7 @@ impl Format for Speedscope {
 
     fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
         let shown = options.value_of(profile)?;
-        let values = Value::of_profile(profile);
+        let values = Value::shown_of(profile);
         let chains = Chains::new(profile, values, options.group_of(profile), true);
         let frames = chains.names.iter().map(|name| Frame { name: &name.name, file: name.file }).collect();
         let profiles = values
@@ -111,7 +111,7 @@ mod tests {
         let file: serde_json::Value = serde_json::from_slice(&out).expect("JSON");
         let frames = file["shared"]["frames"].as_array().expect("a list").len() as u64;
         assert_eq!(file["activeProfileIndex"], 3);
-        for (value, sampled) in Value::ALL.iter().zip(file["profiles"].as_array().expect("a list")) {
+        for (value, sampled) in Value::COLUMNS.iter().zip(file["profiles"].as_array().expect("a list")) {
             let total: f64 = profile.rows.iter().map(|row| value.of(row)).sum();
             assert_eq!(sampled["endValue"].as_i64(), Some(total.round() as i64));
             let weights: i64 = sampled["weights"].as_array().expect("a list").iter().filter_map(|w| w.as_i64()).sum();

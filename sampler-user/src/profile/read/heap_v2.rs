@@ -161,6 +161,7 @@ fn profile(sampled: Option<u64>, found: Vec<(Vec<u64>, Line)>, modules: Vec<Modu
         live: true,
         samples_known: false,
         offsets_known: false,
+        ended_apart: false,
         recordings: 1,
         estimator: Default::default(),
         time_windows: false,

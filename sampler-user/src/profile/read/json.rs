@@ -12,7 +12,9 @@ use super::{ContentError, MOST_FRAMES};
 use crate::attach::Missing;
 use crate::attach::audit::FileAudit;
 use crate::heap::sums::SampleSums;
-use crate::profile::model::{Criterion, Frame, Lifetimes, LossBound, Losses, Module, Process, Profile, Row, Stack};
+use crate::profile::model::{
+    Criterion, Frame, Lifetimes, LossBound, Losses, Module, Process, Profile, Row, Stack, Unread,
+};
 use crate::sampling::estimators::Estimator;
 use crate::view::units;
 
@@ -26,11 +28,17 @@ struct Top<'a> {
     #[serde(default)]
     unwind: String,
     started: String,
+    #[serde(default)]
+    time: Option<String>,
+    #[serde(default)]
+    unread: Option<Unread>,
     duration_seconds: f64,
     #[serde(default)]
     host: String,
     #[serde(default = "yes")]
     live: bool,
+    #[serde(default)]
+    ended_apart: bool,
     #[serde(default = "yes")]
     samples_known: bool,
     #[serde(default)]
@@ -141,6 +149,18 @@ struct RowJson<'a> {
     inuse_smallest_bytes: u64,
     #[serde(default = "unknown_size")]
     inuse_largest_bytes: u64,
+    #[serde(default)]
+    at_exit_samples: u64,
+    #[serde(default)]
+    at_exit_zero_byte_samples: u64,
+    #[serde(default)]
+    at_exit_sampled_bytes: u64,
+    #[serde(default)]
+    at_exit_offset_sum: Option<u64>,
+    #[serde(default)]
+    at_exit_smallest_bytes: u64,
+    #[serde(default)]
+    at_exit_largest_bytes: Option<u64>,
     complete: bool,
     #[serde(default)]
     cut: Option<String>,
@@ -155,6 +175,10 @@ struct RowJson<'a> {
     inuse_bytes: Figure,
     #[serde(default)]
     inuse_objects: Figure,
+    #[serde(default)]
+    at_exit_bytes: Figure,
+    #[serde(default)]
+    at_exit_objects: Figure,
     #[serde(default)]
     peak: Option<SampleSums>,
     #[serde(default)]
@@ -202,8 +226,17 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
     if frames > MOST_FRAMES {
         return Err(ContentError::TooLarge(format!("{frames} frames, and at most {MOST_FRAMES} can be read")));
     }
-    let started = humantime::parse_rfc3339(&top.started).map_err(|error| damaged(format!("started: {error}")))?;
+    let wall_clock = |name: &str, text: &str| {
+        let time = humantime::parse_rfc3339(text).map_err(|error| damaged(format!("{name}: {error}")))?;
+        Ok::<_, ContentError>(time.max(UNIX_EPOCH))
+    };
+    let started = wall_clock("started", &top.started)?;
     let duration = Duration::try_from_secs_f64(top.duration_seconds).map_err(|error| damaged(error.to_string()))?;
+    // Older versions did not write it: it was the end of the recording.
+    let time = match &top.time {
+        Some(time) => wall_clock("time", time)?,
+        None => started.checked_add(duration).unwrap_or(started),
+    };
     let criterion = Criterion::from_name(&top.criterion)
         .ok_or_else(|| damaged(format!("{:?} is no sampling criterion", top.criterion)))?;
     let mut reader = Reader::default();
@@ -211,7 +244,9 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
     let audit: Vec<Arc<FileAudit>> = top.audit.into_iter().map(Arc::new).collect();
     let processes: Vec<Process> = top.processes.into_iter().map(|json| process(json, &audit, top.live)).collect();
     let has_offsets = |row: &RowJson| {
-        row.offset_sum.is_some() && (row.inuse_offset_sum.is_some() || !top.live || row.inuse_samples == 0)
+        row.offset_sum.is_some()
+            && (row.inuse_offset_sum.is_some() || !top.live || row.inuse_samples == 0)
+            && (row.at_exit_offset_sum.is_some() || row.at_exit_samples == 0)
     };
     let offsets_known = top.stacks.iter().all(has_offsets);
     let mut rows = Vec::with_capacity(top.stacks.len());
@@ -223,13 +258,14 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
         interval: top.interval_bytes,
         criterion,
         unwind: top.unwind,
-        started: started.max(UNIX_EPOCH),
-        time: started.max(UNIX_EPOCH).checked_add(duration).unwrap_or(started),
-        unread: None,
+        started,
+        time,
+        unread: top.unread.map(|Unread { records, of }| Unread { records: records.min(of), of }),
         duration,
         live: top.live,
         samples_known: top.samples_known,
         offsets_known,
+        ended_apart: top.ended_apart,
         recordings: top.recordings.max(1),
         estimator: top.estimator,
         time_windows: top.time_windows,
@@ -359,14 +395,27 @@ impl<'a> Reader<'a> {
                 json.inuse_largest_bytes,
             ],
         );
+        let at_exit = sums(
+            &json.at_exit_bytes,
+            &json.at_exit_objects,
+            [
+                json.at_exit_samples,
+                json.at_exit_zero_byte_samples,
+                json.at_exit_sampled_bytes,
+                json.at_exit_offset_sum.unwrap_or(0),
+                json.at_exit_smallest_bytes,
+                json.at_exit_largest_bytes.unwrap_or(if json.at_exit_samples > 0 { unknown_size() } else { 0 }),
+            ],
+        );
+        let known = live && !processes[process].inuse_unknown;
         Ok(Row {
             process,
             thread: self.strings.share(&json.thread),
             function: self.strings.share(&json.function),
             interval: json.interval,
             alloc,
-            inuse: if live && !processes[process].inuse_unknown { inuse } else { SampleSums::default() },
-            at_exit: SampleSums::default(),
+            inuse: if known { inuse } else { SampleSums::default() },
+            at_exit: if known { at_exit } else { SampleSums::default() },
             peak: json.peak,
             lifetimes: json.lifetimes.map(|lifetimes| Lifetimes {
                 median_seconds: lifetimes.median_seconds,

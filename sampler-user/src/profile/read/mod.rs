@@ -123,7 +123,8 @@ fn parse_within(bytes: &[u8], largest_decompressed: u64) -> Result<Profile, Cont
 fn parse_plain(bytes: &[u8]) -> Result<Profile, ContentError> {
     let profile = parse_content(bytes)?;
     let most = |row: &Row| {
-        [Some(&row.alloc), Some(&row.inuse), row.peak.as_ref()].into_iter().flatten().map(|sums| sums.samples).max()
+        let sums = [Some(&row.alloc), Some(&row.inuse), Some(&row.at_exit), row.peak.as_ref()];
+        sums.into_iter().flatten().map(|sums| sums.samples).max()
     };
     let samples = profile.rows.iter().filter_map(most).fold(0, u64::saturating_add);
     if samples > MOST_SAMPLES {

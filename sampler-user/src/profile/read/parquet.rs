@@ -50,7 +50,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
     let Profile { processes, rows, live, .. } = &mut table.profile;
     processes.iter_mut().for_each(|process| process.inuse_unknown &= *live);
     for row in rows.iter_mut().filter(|row| processes[row.process].inuse_unknown) {
-        row.inuse = SampleSums::default();
+        (row.inuse, row.at_exit) = Default::default();
     }
     Ok(table.profile)
 }
@@ -76,6 +76,7 @@ impl Default for Table {
             live: false,
             samples_known: true,
             offsets_known: true,
+            ended_apart: false,
             recordings: 1,
             estimator: Default::default(),
             time_windows: false,
@@ -102,14 +103,18 @@ impl Table {
                     .ok_or_else(|| damaged(format!("{criterion:?} is no sampling criterion")))?;
                 self.profile.interval = interval;
                 self.profile.host = columns.text("host", row)?.into();
-                self.profile.started = UNIX_EPOCH + Duration::from_micros(columns.time("time", row)?);
                 self.profile.duration =
                     Duration::try_from_secs_f64(columns.real("duration_seconds", row)?.unwrap_or(0.0))
                         .map_err(damaged)?;
-                self.profile.time =
-                    self.profile.started.checked_add(self.profile.duration).unwrap_or(self.profile.started);
+                let time = UNIX_EPOCH + Duration::from_micros(columns.time("time", row)?);
+                (self.profile.started, self.profile.time) = if columns.has("started") {
+                    (UNIX_EPOCH + Duration::from_micros(columns.time("started", row)?), time)
+                } else {
+                    // Older versions wrote when the recording began, and nothing else.
+                    (time, time.checked_add(self.profile.duration).unwrap_or(time))
+                };
             }
-            self.profile.offsets_known &= columns.0.column_by_name("offset_sum").is_some();
+            self.profile.offsets_known &= columns.has("offset_sum");
             let first = self.profile.criterion.name();
             if criterion != first {
                 return Err(damaged(format!("rows sampled by `{criterion}` and by `{first}`: their trials differ")));
@@ -119,6 +124,9 @@ impl Table {
             let inuse = columns.sums("inuse_", "inuse", row)?;
             self.profile.live |= inuse.is_some();
             self.profile.processes[process].inuse_unknown |= inuse.is_none();
+            // Older versions had what ended processes held in use.
+            let at_exit = if columns.has("at_exit_bytes") { columns.sums("at_exit_", "at_exit", row)? } else { None };
+            self.profile.ended_apart |= columns.flag("ended_apart", row).unwrap_or(false);
             self.profile.time_windows |= columns.flag("time_windows", row).unwrap_or(false);
             let names = frames.value(row);
             let names = names.as_string_opt::<i32>().ok_or_else(|| damaged("frames are no text"))?;
@@ -137,7 +145,7 @@ impl Table {
                 interval,
                 alloc,
                 inuse: inuse.unwrap_or_default(),
-                at_exit: SampleSums::default(),
+                at_exit: at_exit.unwrap_or_default(),
                 peak: None,
                 lifetimes: None,
                 stack: Arc::new(Stack { frames, unwinder: "", cut }),
@@ -171,6 +179,10 @@ impl Table {
 struct Columns<'a>(&'a RecordBatch);
 
 impl<'a> Columns<'a> {
+    fn has(&self, name: &str) -> bool {
+        self.0.column_by_name(name).is_some()
+    }
+
     fn get(&self, name: &str) -> Result<&'a dyn Array, ContentError> {
         self.0.column_by_name(name).map(AsRef::as_ref).ok_or_else(|| {
             let columns = self.0.schema_ref().fields().iter().take(8).map(|field| field.name().as_str());

@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
@@ -13,9 +13,10 @@ use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_f
 use super::{ContentError, MOST_FRAMES};
 use crate::heap::sums::SampleSums;
 use crate::profile::estimates::INUSE_UNKNOWN;
+use crate::profile::formats::{AT_EXIT, ENDED_APART};
 use crate::profile::group::process_name;
 use crate::profile::intern::NO_STACK;
-use crate::profile::model::{Criterion, Frame, Module, Process, Profile, Row, Stack};
+use crate::profile::model::{Criterion, Frame, Module, Process, Profile, Row, Stack, Unread};
 use crate::profile::naming::base_name;
 use crate::profile::proto::pprof as proto;
 use crate::view::units;
@@ -125,7 +126,7 @@ enum Writer {
 
 struct Reader<'a> {
     raw: &'a Raw<'a>,
-    /// Column of each of [`crate::profile::value::Value::ALL`].
+    /// Column of each of [`crate::profile::value::Value::COLUMNS`].
     columns: [Option<usize>; 4],
     writer: Writer,
     /// The string table as it is shared by frames, made on demand; by number, so that long strings cost once.
@@ -210,6 +211,7 @@ impl<'a> Reader<'a> {
             let block = if samples_known { labels.block_bytes } else { None };
             let (alloc, alloc_known) = sums(figure(0), figure(1), block, interval);
             let (inuse, inuse_known) = sums(figure(2), figure(3), block, interval);
+            let [objects, bytes] = labels.at_exit.map(|held| held as f64);
             samples_known &= alloc_known && inuse_known;
             rows.push(Row {
                 process,
@@ -218,7 +220,7 @@ impl<'a> Reader<'a> {
                 interval,
                 alloc,
                 inuse,
-                at_exit: SampleSums::default(),
+                at_exit: SampleSums { objects, bytes, ..SampleSums::default() },
                 peak: None,
                 lifetimes: None,
                 stack,
@@ -241,12 +243,13 @@ impl<'a> Reader<'a> {
             criterion: comments.criterion,
             unwind: comments.unwind,
             started,
-            time: started + duration,
-            unread: None,
+            time: comments.time.unwrap_or(started + duration),
+            unread: comments.unread,
             duration,
             live,
             samples_known,
             offsets_known: false,
+            ended_apart: comments.ended_apart,
             recordings: 1,
             estimator: Default::default(),
             time_windows: false,
@@ -343,6 +346,8 @@ struct Labels {
     comm: i64,
     thread: i64,
     cut: i64,
+    /// Objects and bytes that the process held when it ended.
+    at_exit: [u64; 2],
     /// Size of every block of the sample, where the writer says so.
     block_bytes: Option<u64>,
 }
@@ -357,7 +362,11 @@ impl Labels {
                 "comm" => labels.comm = label.str,
                 "thread" => labels.thread = label.str,
                 "incomplete" => labels.cut = label.str,
-                _ => {}
+                key => {
+                    if let Some(place) = AT_EXIT.iter().position(|name| *name == key) {
+                        labels.at_exit[place] = u64::try_from(label.num).unwrap_or(0);
+                    }
+                }
             }
         }
         labels
@@ -376,6 +385,9 @@ struct Comments {
     host: String,
     unwind: String,
     criterion: Criterion,
+    time: Option<SystemTime>,
+    unread: Option<Unread>,
+    ended_apart: bool,
     notes: Vec<String>,
     /// What is said of a process, by its name.
     processes: HashMap<String, String>,
@@ -388,6 +400,9 @@ impl Comments {
             host: String::new(),
             unwind: String::new(),
             criterion: Criterion::Bytes,
+            time: None,
+            unread: None,
+            ended_apart: false,
             notes: Vec::new(),
             processes: HashMap::new(),
         };
@@ -402,6 +417,12 @@ impl Comments {
                 comments.criterion = Criterion::from_name(name).unwrap_or_default();
             } else if let Some(unwind) = comment.strip_prefix("unwind=") {
                 comments.unwind = unwind.into();
+            } else if let Some(time) = comment.strip_prefix("time=") {
+                comments.time = humantime::parse_rfc3339(time).ok().map(|time| time.max(UNIX_EPOCH));
+            } else if let Some(unread) = comment.strip_prefix("unread=") {
+                comments.unread = parse_unread(unread);
+            } else if comment == ENDED_APART {
+                comments.ended_apart = true;
             } else if let Some((name, said)) = process_comment(comment) {
                 comments.processes.insert(name.into(), said.into());
             } else if !comment.is_empty() && !UNREAD.iter().any(|begin| comment.starts_with(begin)) {
@@ -428,6 +449,13 @@ impl Comments {
             process.exact_alloc_objects = objects.split(' ').next().and_then(|objects| objects.parse().ok());
         }
     }
+}
+
+/// `RECORDS/OF`.
+fn parse_unread(text: &str) -> Option<Unread> {
+    let (records, of) = text.split_once('/')?;
+    let (records, of) = (records.parse::<u64>().ok()?, of.parse().ok()?);
+    Some(Unread { records: records.min(of), of })
 }
 
 /// A process's name in our comment about it, and what the comment says.

@@ -10,18 +10,20 @@ use crate::view::figure::FigureText;
 use crate::view::text::{Column, Style, Table, wrap};
 use crate::view::units;
 
-/// A table of pools: number, share, the four figures, and columns of the caller's own after them.
+/// A table of pools: number, share, four figures, and columns of the caller's own after them.
 pub(super) struct FigureTable {
     table: Table,
     rows: usize,
-    /// Whether some figures in use are of a part of the processes.
+    /// Whether some figures in use, or at exit, are of a part of the processes.
     partial: bool,
     /// Why some figures have no error bar.
     reasons: BTreeSet<&'static str>,
 }
 
 fn values(context: &Context) -> &'static [Value] {
-    if context.profile.live {
+    if context.profile.live && context.sort.is_at_exit() {
+        &[Value::AtExitSpace, Value::AtExitObjects, Value::AllocSpace, Value::AllocObjects]
+    } else if context.profile.live {
         &[Value::InuseSpace, Value::InuseObjects, Value::AllocSpace, Value::AllocObjects]
     } else {
         &[Value::AllocSpace, Value::AllocObjects]
@@ -41,7 +43,8 @@ impl FigureTable {
             // Bounds of counts go first, then the counts, then the bounds of bytes.
             let (title, style, rank) = match value {
                 Value::InuseSpace => ("IN USE", Style::Bold, 0),
-                Value::InuseObjects => ("OBJECTS", Style::Plain, 5),
+                Value::AtExitSpace => ("AT EXIT", Style::Bold, 0),
+                Value::InuseObjects | Value::AtExitObjects => ("OBJECTS", Style::Plain, 5),
                 Value::AllocSpace if live => ("ALLOCATED", Style::Plain, 1),
                 Value::AllocSpace => ("ALLOCATED", Style::Bold, 0),
                 Value::AllocObjects => ("CALLS", Style::Plain, 3),
@@ -85,7 +88,8 @@ impl FigureTable {
     pub(super) fn notes(&self, context: &Context) -> Vec<String> {
         let mut notes = Vec::new();
         if self.partial {
-            notes.push(format!("in use: {SOME_NOT_FOLLOWED}"));
+            let name = if context.sort.is_at_exit() { "at exit" } else { "in use" };
+            notes.push(format!("{name}: {SOME_NOT_FOLLOWED}"));
         }
         if !self.reasons.is_empty() {
             let reasons: Vec<&str> = self.reasons.iter().copied().collect();

@@ -30,7 +30,7 @@ pub(super) fn checked(context: &Context, process: usize, pool: &Pool) -> Option<
 
 /// The samples of each process.
 pub(super) fn pools(context: &Context) -> Vec<Pool> {
-    let mut pools = vec![Pool::default(); context.profile.processes.len()];
+    let mut pools: Vec<Pool> = (0..context.profile.processes.len()).map(Pool::of_process).collect();
     for row in &context.profile.rows {
         if let Some(pool) = pools.get_mut(row.process) {
             pool.add(row);
@@ -60,6 +60,10 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     if profile.live {
         figure("IN USE", 4);
     }
+    let has_at_exit = profile.has_at_exit();
+    if has_at_exit {
+        figure("AT EXIT", 4);
+    }
     figure("ALLOCATED", 2);
     columns.push(Column::right("COUNTED EXACTLY", Style::Plain).dispensable(1));
     columns.push(Column::right("DIFFERS BY", Style::Plain).dispensable(3));
@@ -69,14 +73,17 @@ pub(super) fn section(context: &Context) -> Vec<String> {
         let (process, pool) = (&profile.processes[index], &pools[index]);
         let ended = if process.ended { " ended" } else { "" };
         let mut cells = vec![clip(&process_name(process), context.width / 3) + ended];
-        let values: &[Value] =
-            if profile.live { &[Value::InuseSpace, Value::AllocSpace] } else { &[Value::AllocSpace] };
-        for &value in values {
-            let mut figure = context.figure(pool, value);
-            if value.is_inuse() && !profile.knows_inuse(index) {
-                // Not one sample: then its pool does not know whose it is.
-                figure = FigureText::not_known();
-            }
+        let values = [
+            profile.live.then_some(Value::InuseSpace),
+            has_at_exit.then_some(Value::AtExitSpace),
+            Some(Value::AllocSpace),
+        ];
+        for value in values.into_iter().flatten() {
+            // Who lives has no end yet.
+            let figure = match value {
+                Value::AtExitSpace if !profile.may_hold_at_exit(index) => FigureText::default(),
+                value => context.figure(pool, value),
+            };
             cells.extend([figure.figure, figure.bounds]);
         }
         cells.push(match (process.exact_alloc_bytes, process.exact_alloc_objects) {

@@ -18,6 +18,7 @@ const MOST: usize = 5;
 /// Lines of the section; empty if there is nothing to remark.
 pub(super) fn section(context: &Context) -> Vec<String> {
     let mut remarks = Vec::new();
+    remarks.extend(unread(context.profile));
     remarks.extend(losses(context));
     remarks.extend(incomplete(context));
     remarks.extend(limited(distant(context)));
@@ -41,6 +42,14 @@ fn limited(mut remarks: Vec<String>) -> Vec<String> {
         remarks.push(format!("and {} of this kind", plural(more as u64, "more remark")));
     }
     remarks
+}
+
+/// What was sent before the figures' moment and is not in them.
+fn unread(profile: &Profile) -> Option<String> {
+    let unread = profile.unread?;
+    let missing = if unread.records == 0 { "some".to_owned() } else { units::percent(unread.share()) };
+    let moment = units::time_of_day(profile.time);
+    Some(format!("figures are as of {moment}; {missing} of the records sent by then could not be read in time"))
 }
 
 fn losses(context: &Context) -> Option<String> {

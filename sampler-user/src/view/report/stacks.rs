@@ -153,6 +153,9 @@ fn groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
         group.pool.add(row);
         group.lifetimes.extend(row.lifetimes.as_ref().map(|lifetimes| (lifetimes, row.alloc.objects)));
     }
+    if context.sort.is_at_exit() {
+        groups.retain(|group| group.pool.total(context.sort) > 0.0);
+    }
     groups.iter_mut().for_each(|group| group.pool.allow_for(&context.intervals));
     // What is equal in the chosen value (nothing in use) is in the order of what was allocated.
     let order = |group: &Group| (group.pool.total(context.sort), group.pool.total(Value::AllocSpace));
