@@ -206,6 +206,18 @@ mod tests {
     }
 
     #[test]
+    fn what_was_held_at_exit_is_estimated_by_the_same_rule() {
+        let mut profile = testing::ended_apart();
+        Adjustments { estimator: Estimator::Offset, ..Adjustments::default() }.apply(&mut profile).expect("known");
+        for row in &profile.rows[4..] {
+            let sums = &row.at_exit;
+            let expected = sums.samples as f64 * (row.interval as f64 - 1.0) + sums.unskipped() as f64;
+            assert!((Value::AtExitSpace.of(row) - expected).abs() < 1e-6 * expected);
+        }
+        assert!(profile.rows[..4].iter().all(|row| Value::AtExitSpace.of(row) == 0.0));
+    }
+
+    #[test]
     fn other_estimators_need_bytes_as_trials() {
         let mut profile = testing::small();
         let by = |estimator| Adjustments { estimator, ..Adjustments::default() };

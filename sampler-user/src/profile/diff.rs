@@ -224,7 +224,10 @@ fn notes(before: &Profile, after: &Profile, values: &[Value], exposures: (f64, f
         );
     }
     if values.iter().any(|value| value.needs_frees()) && ![before, after].into_iter().all(knows_inuse) {
-        notes.push("frees were not followed in both recordings: what is in use or was held at exit cannot be compared".to_owned());
+        notes.push(
+            "frees were not followed in both recordings: what is in use or was held at exit cannot be compared"
+                .to_owned(),
+        );
     }
     if values.iter().any(|value| value.is_inuse()) && before.recordings != after.recordings {
         notes.push(format!(

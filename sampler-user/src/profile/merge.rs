@@ -152,6 +152,23 @@ mod tests {
     }
 
     #[test]
+    fn what_was_held_at_exit_adds_and_the_latest_moment_counts() {
+        let (one, mut two) = (testing::ended_apart(), testing::ended_apart());
+        two.time += std::time::Duration::from_secs(60);
+        let merged = merge(vec![one.clone(), two.clone(), testing::small()]).expect("the same criterion");
+        let (held, all) = (Pool::of(&one.rows), Pool::of(&merged.rows));
+        for value in [Value::AtExitSpace, Value::AtExitObjects] {
+            assert!((all.total(value) / held.total(value) - 2.0).abs() < 1e-12);
+            assert!((all.variance(value) / held.variance(value) - 2.0).abs() < 1e-12);
+        }
+        assert_eq!((merged.time, merged.unread), (two.time, Some(Unread { records: 24, of: 2_000 })));
+        assert!(merged.ended_apart);
+        let part = merged.only_process(3);
+        assert!((Pool::of(&part.rows).total(Value::AtExitSpace) / held.total(Value::AtExitSpace) - 1.0).abs() < 1e-12);
+        assert!(part.ended_apart && part.time == merged.time);
+    }
+
+    #[test]
     fn frames_keep_their_modules() {
         let one = testing::small();
         let mut other = testing::small();

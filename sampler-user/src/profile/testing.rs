@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use super::model::{Criterion, Frame, Lifetimes, LossBound, Losses, Module, Process, Profile, Row, Stack};
+use super::model::{Criterion, Frame, Lifetimes, LossBound, Losses, Module, Process, Profile, Row, Stack, Unread};
 use crate::attach::audit::{AttachEntry, FileAudit, LinkKind};
 use crate::attach::{FileKind, Kind, Missing};
 use crate::heap::sums::SampleSums;
@@ -170,6 +170,19 @@ pub fn partly_followed() -> Profile {
     profile.processes[1].inuse_unknown = true;
     for row in profile.rows.iter_mut().filter(|row| row.process == 1) {
         (row.inuse, row.peak, row.lifetimes) = (SampleSums::default(), None, None);
+    }
+    profile
+}
+
+/// The small profile, in which what the second process held when it ended stands apart from what is in use. Some records
+/// could not be read.
+pub fn ended_apart() -> Profile {
+    let mut profile = small();
+    profile.ended_apart = true;
+    profile.time = UNIX_EPOCH + Duration::new(1_700_000_029, 250_000_000);
+    profile.unread = Some(Unread { records: 12, of: 1_000 });
+    for row in profile.rows.iter_mut().filter(|row| row.process == 1) {
+        row.at_exit = std::mem::take(&mut row.inuse);
     }
     profile
 }

@@ -227,6 +227,30 @@ mod tests {
         assert!((alloc - 1000.0).abs() < 1e-6 && (inuse + freed).abs() < 1e-6, "{alloc} {inuse} {freed}");
     }
 
+    /// What was held at exit only grows: a difference has what was held by those that ended in between, also after they were
+    /// retired.
+    #[test]
+    fn what_was_held_at_exit_is_a_difference() {
+        let earlier = testing::ended_apart();
+        let mut later = earlier.clone();
+        later.rows[0].at_exit = std::mem::take(&mut later.rows[0].inuse);
+        let held = later.rows[0].at_exit.bytes;
+        later.processes[0].ended = true;
+        // Process 1, which had ended before, has moved to the residue.
+        later.processes[1].pid = 0;
+        for row in later.rows.iter_mut().filter(|row| row.process == 1) {
+            let mut stack = Stack::clone(&row.stack);
+            stack.frames.iter_mut().for_each(|frame| frame.address = 0);
+            row.stack = Arc::new(stack);
+        }
+        for of in [Inuse::Change, Inuse::Level] {
+            let difference = difference(Some(&made(earlier.clone(), 2)), &made(later.clone(), 1), of);
+            let grown: f64 = difference.rows.iter().map(|row| row.at_exit.bytes).sum();
+            assert!((grown - held).abs() < 1e-6 && held > 0.0, "{grown} {held}");
+            assert!(difference.rows.iter().all(|row| row.at_exit.bytes >= 0.0));
+        }
+    }
+
     #[test]
     fn what_is_not_known_any_more_was_not_freed() {
         let earlier = testing::small();

@@ -120,3 +120,60 @@ fn a_process_whose_frees_were_given_up_has_no_series_of_what_is_in_use() {
     }
     assert!(value(&text, &format!("heapbpf_process_samples_total{unknown}")).is_some());
 }
+
+/// What processes held at exit is told by program, in a bounded number of series whose sum is all there is, wherever its
+/// rows are: with the process, or with the others of its program once it was retired.
+#[test]
+fn what_was_held_at_exit_is_told_by_program_and_does_not_fall() {
+    let mut metrics = Metrics::default();
+    let everything = Filter::default();
+    let base = testing::ended_apart();
+    let row = base.rows[4].clone();
+    let held = row.at_exit.bytes;
+    let ended = |pid, comm: &str| Process { ended: true, ..process(pid, comm, 1) };
+    let profile = |processes: Vec<Process>, rows: &[usize]| Profile {
+        rows: rows.iter().map(|&process| Row { process, ..row.clone() }).collect(),
+        processes,
+        ..testing::ended_apart()
+    };
+    let sum = |text: &str, families: [&str; 2]| -> f64 {
+        let lines =
+            text.lines().filter(|line| families.iter().any(|family| line.split(['{', ' ']).next() == Some(family)));
+        lines.map(|line| line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()).sum()
+    };
+    let bytes = ["heapbpf_at_exit_bytes", "heapbpf_other_at_exit_bytes"];
+    let series = "heapbpf_at_exit_bytes{comm=\"a\",cgroup=\"\"}";
+    let before = profile(vec![process(1, "a", 1), ended(2, "a"), ended(3, "a"), ended(4, "b")], &[1, 2, 3]);
+    let text =
+        metrics.write(&made(before, (1..5).map(|pid| key(pid, 0)).collect()), &[&everything], Serving::default());
+    assert!((value(&text, series).unwrap() / (2.0 * held) - 1.0).abs() < 1e-12, "{text}");
+    assert!((sum(&text, bytes) / (3.0 * held) - 1.0).abs() < 1e-12, "{text}");
+    let objects = ["heapbpf_at_exit_objects", "heapbpf_other_at_exit_objects"];
+    assert!((sum(&text, objects) / (3.0 * row.at_exit.objects) - 1.0).abs() < 1e-12, "{text}");
+    let bounds =
+        ["heapbpf_at_exit_low_bytes", "heapbpf_at_exit_high_bytes"].map(|family| series.replace(bytes[0], family));
+    let [low, high] = bounds.map(|series| value(&text, &series).unwrap());
+    assert!(low < 2.0 * held && 2.0 * held < high, "{text}");
+    // Both were retired.
+    let after = profile(vec![process(1, "a", 1), ended(0, "a"), ended(0, "b")], &[1, 1, 2]);
+    let text = metrics.write(&made(after, vec![key(1, 0)]), &[&everything], Serving::default());
+    assert!((value(&text, series).unwrap() / (2.0 * held) - 1.0).abs() < 1e-12, "{text}");
+
+    let many = MOST_PROGRAMS + 50;
+    let processes: Vec<Process> = (0..many).map(|number| ended(0, &format!("p{number}"))).collect();
+    let text = metrics.write(
+        &made(profile(processes, &(0..many).collect::<Vec<_>>()), Vec::new()),
+        &[&everything],
+        Serving::default(),
+    );
+    assert_eq!(text.matches("heapbpf_at_exit_bytes{").count(), MOST_PROGRAMS - 2, "two are of programs seen before");
+    assert!((sum(&text, bytes) / (many as f64 * held) - 1.0).abs() < 1e-9);
+
+    let mut of_b = Filter::default();
+    of_b.set("comm", "b").unwrap();
+    let part = profile(vec![ended(0, "a"), ended(0, "b")], &[0, 1]);
+    let text = metrics.write(&made(part, Vec::new()), &[&of_b], Serving::default());
+    assert_eq!((text.matches("heapbpf_at_exit_bytes{").count(), value(&text, series)), (1, None), "{text}");
+    let text = metrics.write(&made(testing::small(), Vec::new()), &[&everything], Serving::default());
+    assert!(!text.contains("at_exit"), "where it counts as in use there is no such series");
+}

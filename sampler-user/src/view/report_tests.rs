@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::profile::testing;
+use crate::view::figure::FigureText;
 use crate::view::text::width;
 
 #[test]
@@ -44,7 +45,7 @@ fn lines_fit_and_colours_change_nothing_else() {
         }
         plain + rest
     };
-    for profile in [testing::small(), testing::large(300, 30)] {
+    for profile in [testing::small(), testing::large(300, 30), testing::ended_apart()] {
         for columns in [60, 80, 100, 160] {
             let options = ReportOptions { width: columns, ..ReportOptions::default() };
             let text = report(&profile, &options);
@@ -173,4 +174,33 @@ fn what_is_not_known_to_be_in_use_is_not_said_to_be_nothing() {
     let mut silent = testing::partly_followed();
     silent.rows.retain(|row| row.process == 0);
     assert!(report(&silent, &options).contains("not known"), "a process without samples");
+}
+
+#[test]
+fn what_ended_processes_held_has_a_line_a_column_and_a_section() {
+    let profile = testing::ended_apart();
+    let options = ReportOptions { width: 140, ..ReportOptions::default() };
+    let text = report(&profile, &options);
+    print!("{text}");
+    let held = Pool::of(&profile.rows[4..]);
+    let figure = FigureText::new(&profile, &Pool::of(&profile.rows), Value::AtExitSpace, 0.95);
+    let head = text.lines().find(|line| line.trim_start().starts_with("at exit ")).expect("a line at the head");
+    assert!(head.contains(&figure.figure) && head.contains(&figure.bounds), "{head}");
+    assert!(head.contains("held by processes when they ended, not in use"));
+    assert_eq!(held.total(Value::AtExitSpace), Pool::of(&profile.rows).total(Value::AtExitSpace));
+    let section: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("By bytes held at exit")).collect();
+    assert!(section[0].contains("all 2 stacks") && section[1].contains("AT EXIT"), "{text}");
+    assert!(section[2].contains("90.0 %") && section[3].contains("worker \"x\" (4300): grow"), "{text}");
+    let processes: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("Processes")).collect();
+    assert!(processes[1].contains("IN USE") && processes[1].contains("AT EXIT"), "{text}");
+    let of_ended = processes.iter().find(|line| line.contains("ended")).expect("a process that ended");
+    assert!(of_ended.contains(&figure.figure), "{of_ended}");
+    let remark = "figures are as of 22:13:49.2 UTC; 1.2 % of the records sent by then could not be read in time";
+    assert!(text.contains(remark), "{text}");
+
+    let by_held = report(&profile, &ReportOptions { sort: Some(Value::AtExitSpace), ..options.clone() });
+    assert_eq!(by_held.matches("By bytes held at exit").count(), 1, "{by_held}");
+    assert!(!by_held.contains("By bytes in use"), "{by_held}");
+    let text = report(&testing::small(), &options).to_lowercase();
+    assert!(!text.contains("at exit") && !text.contains("as of"), "{text}");
 }

@@ -226,6 +226,17 @@ mod tests {
     use super::*;
 
     #[test]
+    fn times_of_day_and_calendars_without_end() {
+        let time = UNIX_EPOCH + Duration::new(1_700_000_029, 250_000_001);
+        assert_eq!(
+            (rfc3339(time), time_of_day(time)),
+            ("2023-11-14T22:13:49.250000001Z".into(), "22:13:49.2 UTC".into())
+        );
+        assert_eq!(rfc3339(UNIX_EPOCH + Duration::from_secs(1 << 40)), "9999-12-31T23:59:59.000000000Z");
+        assert_eq!(rfc3339(UNIX_EPOCH - Duration::from_secs(1)), "1970-01-01T00:00:00.000000000Z");
+    }
+
+    #[test]
     fn short_times() {
         for (time, text) in
             [(0.0, "0 ns"), (8e-7, "800 ns"), (1.25e-5, "12.5 µs"), (3.1e-3, "3.1 ms"), (0.25, "250 ms")]

@@ -153,3 +153,20 @@ fn what_is_in_use_is_not_compared_where_frees_of_some_were_given_up() {
     let found = diff(&testing::small(), &testing::partly_followed(), &options(Value::InuseSpace));
     assert!(found.notes.iter().any(|note| note.contains("cannot be compared")), "{:?}", found.notes);
 }
+
+/// What was held at exit accumulates as allocations do: it is compared per exposure, and growth beyond chance is found.
+#[test]
+fn figures_at_exit_are_compared_where_asked_for() {
+    let before = testing::ended_apart();
+    let mut after = testing::ended_apart();
+    after.duration *= 2;
+    after.rows[4].at_exit = testing::sums(120, 4_096, 524_288);
+    let found = diff(&before, &after, &options(Value::AtExitSpace));
+    let top = &found.stacks[0].figures;
+    assert!(top.significant && top.value == "at_exit_bytes", "{top:?}");
+    let expected = after.rows[4].at_exit.bytes - 2.0 * before.rows[4].at_exit.bytes;
+    assert!((top.change.estimate / expected - 1.0).abs() < 1e-9, "{top:?}");
+    let unknown = Profile { ended_apart: true, ..testing::partly_followed() };
+    let found = diff(&before, &unknown, &options(Value::AtExitObjects));
+    assert!(found.notes.iter().any(|note| note.contains("was held at exit cannot be compared")), "{:?}", found.notes);
+}

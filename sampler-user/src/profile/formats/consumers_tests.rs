@@ -108,7 +108,9 @@ fn jeprof_prints_our_totals() {
     }
     let profile = testing::small().only_process(0);
     let (_folder, file) = written(&profile, "x.heap", "heap_v2");
-    for (value, flag) in Value::COLUMNS.into_iter().zip(["alloc_objects", "alloc_space", "inuse_objects", "inuse_space"]) {
+    for (value, flag) in
+        Value::COLUMNS.into_iter().zip(["alloc_objects", "alloc_space", "inuse_objects", "inuse_space"])
+    {
         let mut jeprof = Command::new("jeprof");
         let arguments = ["--text", "--show_bytes", &format!("--{flag}"), "/bin/true"];
         let text = run(jeprof.args(arguments).arg(&file).stderr(std::process::Stdio::null()));

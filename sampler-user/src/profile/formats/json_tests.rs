@@ -22,11 +22,11 @@ fn every_key_of_the_contract_is_there() {
             assert!(present.contains(&name), "{name} in {present:?}");
         }
     };
-    has(
-        &value,
-        "version interval_bytes criterion unwind started duration_seconds totals processes stacks counters",
-    );
-    has(&value["totals"], "alloc_bytes alloc_objects inuse_bytes inuse_objects");
+    has(&value, "version interval_bytes criterion unwind started duration_seconds totals processes stacks counters");
+    has(&value, "time ended_apart");
+    has(&value["totals"], "alloc_bytes alloc_objects inuse_bytes inuse_objects at_exit_bytes at_exit_objects");
+    has(&value["processes"][1], "at_exit_bytes at_exit_objects");
+    has(&value["stacks"][4], "at_exit_bytes at_exit_objects");
     has(&value["processes"][0], "pid comm exe cgroup allocators audit missing coverage alloc_bytes inuse_objects");
     has(
         &value["stacks"][0],

@@ -1,6 +1,8 @@
 //! Output formats: one file each, one trait, one table.
 
 #[cfg(test)]
+mod at_exit_tests;
+#[cfg(test)]
 mod consumers_tests;
 mod folded;
 mod heap_v2;

@@ -61,15 +61,14 @@ pub fn encode(profile: &Profile, first: Value) -> otlp::ProfilesData {
     let one_profile = |process: usize, column: usize| {
         let of_process = samples.iter().enumerate().zip(&process_of_sample).filter(|(_, of)| **of == process);
         let with_value = of_process.map(|((number, sample), _)| (sample, value_of(column, number)));
-        let samples = with_value.filter(|(_, value)| *value != 0).map(|((stack_index, attribute_indices), value)| {
-            otlp::Sample {
+        let samples =
+            with_value.filter(|(_, value)| *value != 0).map(|((stack_index, attribute_indices), value)| otlp::Sample {
                 stack_index: *stack_index,
                 attribute_indices: attribute_indices.clone(),
                 link_index: 0,
                 values: vec![value],
                 timestamps_unix_nano: Vec::new(),
-            }
-        });
+            });
         let kind = held(column).map_or_else(|| message.sample_type[column], |(kind, _)| *kind);
         otlp::Profile {
             sample_type: Some(value_type(kind)),

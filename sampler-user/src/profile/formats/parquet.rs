@@ -235,7 +235,8 @@ mod tests {
         let names = schema_names(batch.schema_ref()).join(" ");
         for name in "host pid comm exe cgroup time duration_seconds interval_bytes criterion frames samples \
                      sampled_bytes alloc_bytes alloc_bytes_var alloc_objects alloc_objects_var inuse_bytes \
-                     inuse_bytes_var inuse_objects inuse_objects_var"
+                     inuse_bytes_var inuse_objects inuse_objects_var started ended_apart at_exit_bytes at_exit_bytes_var \
+                     at_exit_objects at_exit_objects_var"
             .split_whitespace()
         {
             assert!(names.split(' ').any(|column| column == name), "{name} in {names}");

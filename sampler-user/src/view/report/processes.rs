@@ -82,6 +82,10 @@ pub(super) fn section(context: &Context) -> Vec<String> {
             // Who lives has no end yet.
             let figure = match value {
                 Value::AtExitSpace if !profile.may_hold_at_exit(index) => FigureText::default(),
+                // And who has ended uses nothing.
+                Value::InuseSpace if profile.may_hold_at_exit(index) => {
+                    context.figure(pool, value).quiet_if_unseen(pool, value)
+                }
                 value => context.figure(pool, value),
             };
             cells.extend([figure.figure, figure.bounds]);
