@@ -233,3 +233,7 @@ fn lifetimes(ages: &Ages, living: &[(f64, f64)]) -> Option<Lifetimes> {
 fn host_name() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").map(|name| name.trim().to_owned()).unwrap_or_default()
 }
+
+#[cfg(test)]
+#[path = "maker_tests.rs"]
+mod tests;

@@ -122,6 +122,35 @@ fn figures_at_exit_add_up_and_the_living_have_none() {
     assert!(of_unknown["estimate"].is_null() && of_unknown["reason"].is_string());
 }
 
+/// Seeded: profiles of 400 stacks of which each holds a share of its samples at exit, or none. In every format that is read
+/// back the rows add up to the totals, rounded ones to the rounded totals.
+#[test]
+fn rows_of_any_mix_add_up() {
+    for seed in 1..=8 {
+        let mut state = sampler_ebpf::rng::seed(seed, 0);
+        let mut profile = Profile { ended_apart: true, ..testing::large(400, 4) };
+        for row in profile.rows.iter_mut().filter(|row| row.process == 1) {
+            let held = sampler_ebpf::rng::next(&mut state) % (2 * row.inuse.samples + 1);
+            let size = row.inuse.largest_bytes.max(1);
+            row.at_exit = testing::sums(held.saturating_sub(row.inuse.samples), size, row.interval);
+            row.inuse = SampleSums::default();
+        }
+        let expected = Value::ALL.map(|value| total(&profile, value));
+        let near =
+            |found: [f64; 6]| found.iter().zip(expected).all(|(found, value)| (found - value).abs() <= 1e-9 * value);
+        for format in ["json", "parquet"] {
+            let back = parse(&written(&profile, format)).expect("its own output");
+            assert!(near(Value::ALL.map(|value| total(&back, value))), "{format} {seed}");
+        }
+        let back = parse(&written(&profile, "pprof")).expect("its own output");
+        assert_eq!(Value::ALL.map(|value| total(&back, value)), expected.map(f64::round), "{seed}");
+        let json = json(&profile);
+        let of_totals =
+            ["alloc_objects", "alloc_bytes", "inuse_objects", "inuse_bytes", "at_exit_objects", "at_exit_bytes"];
+        assert!(near(of_totals.map(|name| json["totals"][name]["estimate"].as_f64().expect("a figure"))), "{seed}");
+    }
+}
+
 #[test]
 fn viewers_show_what_is_in_use_by_the_living_and_what_was_held_beside_it() {
     let profile = testing::ended_apart();
