@@ -9,8 +9,8 @@ use crate::sampling::plan::Workload;
 use sampler_ebpf::trials::size_class;
 
 /// Rates and sites of a profile, for a recording of the same length. Each stack's allocations count with their mean size,
-/// which is all that a profile keeps of them. What is live is taken from what was in use at the end or at the peak,
-/// whichever is more (many programs free all at their end); without frees followed, from what was allocated.
+/// which is all that a profile keeps of them. What is live is taken from what was in use at the end (of a process that
+/// ended, at its own end) or at the peak, whichever is more (many programs free all at their end); without frees followed, from what was allocated.
 pub fn workload(profile: &Profile) -> Workload {
     let seconds = profile.duration.as_secs_f64();
     let per_second = if seconds > 0.0 { 1.0 / seconds } else { 1.0 };
@@ -26,7 +26,11 @@ pub fn workload(profile: &Profile) -> Workload {
         class.0 += objects;
         class.1 += bytes;
         let peak = row.peak.map_or(0.0, |peak| peak.objects);
-        class.2 += if profile.knows_inuse(row.process) { row.inuse.objects.max(peak) } else { objects };
+        class.2 += if profile.knows_inuse(row.process) {
+            (row.inuse.objects + row.at_exit.objects).max(peak)
+        } else {
+            objects
+        };
         let site = (Arc::as_ptr(&row.stack).cast::<u8>(), Arc::clone(&row.function));
         *sites.entry(site).or_default() += bytes;
     }
@@ -48,6 +52,13 @@ mod tests {
     use super::*;
     use crate::profile::testing;
     use crate::sampling::plan::samples_per_second;
+
+    /// Where what ended processes held stands does not matter: it was live all the same.
+    #[test]
+    fn what_was_held_at_exit_was_live() {
+        let live = |profile| workload(&profile).classes.iter().map(|class| class.live).collect::<Vec<_>>();
+        assert_eq!(live(testing::ended_apart()), live(testing::small()));
+    }
 
     /// The plan for a profile's own interval is about what the profile itself has.
     #[test]

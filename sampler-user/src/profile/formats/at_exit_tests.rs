@@ -12,6 +12,7 @@ use crate::profile::model::{Profile, Row, Unread};
 use crate::profile::read::{ContentError, parse};
 use crate::profile::testing;
 use crate::profile::value::Value;
+use crate::view::report::{ReportOptions, report};
 
 fn written_with(profile: &Profile, format: &str, options: &WriteOptions) -> Vec<u8> {
     let mut out = Vec::new();
@@ -92,6 +93,11 @@ fn pprof_gives_rounded_figures_back() {
         assert_eq!((back.time, back.unread, back.ended_apart), (profile.time, profile.unread, profile.ended_apart));
         assert_eq!(back.notes, profile.notes, "what is read back is no remark");
     }
+    let back = parse(&written(&testing::ended_apart(), "pprof")).expect("its own output");
+    assert_eq!(back.processes.iter().map(|process| process.ended).collect::<Vec<_>>(), [false, true]);
+    let text = report(&back, &ReportOptions { width: 140, ..ReportOptions::default() });
+    let of_ended = text.lines().find(|line| line.contains("(4300) ended")).expect("a process that ended");
+    assert!(of_ended.contains("5.02 MiB"), "{text}");
 }
 
 /// Stacks and processes add up to the totals; of who lives nothing can have been held at exit, and there is no doubt.

@@ -213,6 +213,8 @@ impl<'a> Reader<'a> {
             let (inuse, inuse_known) = sums(figure(2), figure(3), block, interval);
             let [objects, bytes] = labels.at_exit.map(|held| held as f64);
             samples_known &= alloc_known && inuse_known;
+            // No label says so of the others.
+            processes[process].ended |= objects > 0.0;
             rows.push(Row {
                 process,
                 thread: self.share(labels.thread).unwrap_or_else(|| Arc::clone(&no_name)),

@@ -81,7 +81,9 @@ pub(super) fn section(context: &Context) -> Vec<String> {
         for value in values.into_iter().flatten() {
             // Who lives has no end yet.
             let figure = match value {
-                Value::AtExitSpace if !profile.may_hold_at_exit(index) => FigureText::default(),
+                Value::AtExitSpace if !profile.may_hold_at_exit(index) && pool.total(value) == 0.0 => {
+                    FigureText::default()
+                }
                 // And who has ended uses nothing.
                 Value::InuseSpace if profile.may_hold_at_exit(index) => {
                     context.figure(pool, value).quiet_if_unseen(pool, value)
