@@ -10,7 +10,7 @@ use slab::Slab;
 use self::cold::Cold;
 use self::left::Left;
 use self::reconciliation::Reconciliation;
-pub use self::reconciliation::{Found, LostBlocks};
+pub use self::reconciliation::{Afterwards, Found, LostBlocks};
 pub use self::row::HeapRow;
 use self::row::RowKey;
 use super::mapped::MappedPieces;

@@ -3,13 +3,13 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use sampler_ebpf::abi::{AllocationRecord, FreeRecord, LiveKey, LiveValue, ProcessKey, mapping, stack_kind};
+use sampler_ebpf::abi::{AllocationRecord, LiveKey, LiveValue, ProcessKey, mapping, stack_kind};
 
 use super::accounting::DaemonCounters;
 use super::queue::RecordQueue;
 use crate::attach::table::{BRK, MMAP, MREMAP};
 use crate::heap::event::{Event, decode, decode_stack};
-use crate::heap::live::{Heap, LostBlocks, Sample};
+use crate::heap::live::{Afterwards, Heap, LostBlocks, Sample};
 use crate::host::Host;
 use crate::host::events::monotonic_ns;
 use crate::host::mappings::AddressSpace;
@@ -211,16 +211,16 @@ impl Recorder {
     }
 
     /// Frees and sampled allocations that were read and wait behind the cut.
-    pub fn beyond_cut(&self) -> (Vec<FreeRecord>, HashSet<u64>) {
-        let (mut freed, mut allocated) = (Vec::new(), HashSet::new());
+    pub fn beyond_cut(&self) -> Afterwards {
+        let mut afterwards = Afterwards::default();
         for (_, record) in self.queue.beyond() {
             match decode(record) {
-                Some(Event::Free(record)) => freed.push(record),
-                Some(Event::Allocation(record)) => drop(allocated.insert(record.sample)),
+                Some(Event::Free(record)) => afterwards.freed.push(record),
+                Some(Event::Allocation(record)) => drop(afterwards.allocated.insert(record.sample)),
                 _ => {}
             }
         }
-        (freed, allocated)
+        afterwards
     }
 
     /// A block that the kernel's live map tells of, as a sample whose stack is not known. Whose it is, is known of its

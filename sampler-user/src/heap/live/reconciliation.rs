@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use sampler_ebpf::abi::ProcessKey;
+use sampler_ebpf::abi::{FreeRecord, ProcessKey};
 
 use super::{Heap, Sample};
 
@@ -33,6 +33,17 @@ pub struct Found {
     pub frees: u64,
     /// Allocations whose records had been lost, of blocks that live.
     pub allocations: u64,
+}
+
+/// What is known of the time between a cut and the reading of the live map, and after it.
+#[derive(Debug, Default)]
+pub struct Afterwards {
+    /// Frees after the cut that were read so far.
+    pub freed: Vec<FreeRecord>,
+    /// Sampled allocations after the cut that were read so far.
+    pub allocated: HashSet<u64>,
+    /// Samples that lived all the same while the map did not have them: reallocs in flight take their blocks out.
+    pub elsewhere: HashSet<u64>,
 }
 
 /// In place of a reading's number: the block was taken in while the map was read, or after.
@@ -74,11 +85,37 @@ impl Heap {
         self.reconciliation.is_open = false;
     }
 
+    /// Finds out what lost records were about, when everything up to the cut has been taken in. `unknown` are blocks from
+    /// before the cut that the map had and that were not known when they were observed; `there_now` is the sample that the
+    /// map has at an address now. Returns also what may have lived at the cut all the same, by address space: it was freed
+    /// before the map was read, and only the record of its free tells of it.
+    pub fn reconcile(
+        &mut self,
+        unknown: Vec<Sample>,
+        afterwards: Afterwards,
+        there_now: impl Fn(&ProcessKey, u64) -> Option<u64>,
+    ) -> (Found, HashMap<ProcessKey, LostBlocks>) {
+        let Afterwards { freed, allocated, mut elsewhere } = afterwards;
+        let mut unseen: HashMap<ProcessKey, LostBlocks> = HashMap::new();
+        for free in freed {
+            elsewhere.insert(free.sample);
+            if !allocated.contains(&free.sample) && !self.knows(&free.space, free.sample) {
+                let blocks = unseen.entry(free.space).or_default();
+                blocks.add(LostBlocks { samples: 1, bytes: free.size_bytes });
+            }
+        }
+        // What was taken in since the reading began may have come into the map since.
+        let found = self.finish_reconciliation(unknown, |space, address, sample, during| {
+            elsewhere.contains(&sample) || during && there_now(space, address) == Some(sample)
+        });
+        (found, unseen)
+    }
+
     /// Everything up to the cut has been taken in. `unknown` are blocks from before the cut that were not known when they
     /// were observed: those that still are not are counted as allocated and in use. Known blocks that the map did not have
     /// are forgotten, unless `lives` says, by address space, address and sample, that they were somewhere else; it is also
     /// told whether the block was taken in since the reading began, and so may have come into the map after that.
-    pub fn finish_reconciliation(
+    fn finish_reconciliation(
         &mut self,
         unknown: Vec<Sample>,
         mut lives: impl FnMut(&ProcessKey, u64, u64, bool) -> bool,

@@ -151,17 +151,6 @@ impl Session {
                 });
             }
         }
-        // A realloc that has not returned has taken its old block out of the map: threads tell of those.
-        let mut elsewhere = after.reallocated;
-        elsewhere.extend(put_back);
-        let (freed, allocated) = self.recorder.beyond_cut();
-        for free in &freed {
-            elsewhere.insert(free.sample);
-            if !allocated.contains(&free.sample) && !self.recorder.heap.knows(&free.space, free.sample) {
-                let blocks = unseen.entry(free.space).or_default();
-                blocks.add(LostBlocks { samples: 1, bytes: free.size_bytes });
-            }
-        }
         let stack = Arc::clone(self.lost_stack.get_or_insert_with(|| self.recorder.intern(RawStack::lost())));
         let samples: Vec<_> = unknown
             .iter()
@@ -171,13 +160,16 @@ impl Session {
         for sample in &samples {
             self.recorder.processes.entry(sample.process).or_insert(sample.time_ns);
         }
+        let mut afterwards = self.recorder.beyond_cut();
+        // A realloc that has not returned has taken its old block out of the map: threads tell of those.
+        afterwards.elsewhere.extend(after.reallocated);
+        afterwards.elsewhere.extend(put_back);
         let entries = &self.live_entries;
-        // What was taken in since may have come into the map since.
-        let is_there = |space: &ProcessKey, address| entries.get(LiveKey { space: *space, address });
-        let lives = |space: &ProcessKey, address, sample, during: bool| {
-            elsewhere.contains(&sample) || during && is_there(space, address).is_some_and(|it| it.sample == sample)
-        };
-        let found = self.recorder.heap.finish_reconciliation(samples, lives);
+        let there_now = |space: &ProcessKey, address| Some(entries.get(LiveKey { space: *space, address })?.sample);
+        let (found, freed) = self.recorder.heap.reconcile(samples, afterwards, there_now);
+        for (space, blocks) in freed {
+            unseen.entry(space).or_default().add(blocks);
+        }
         self.recorder.counters.frees_reconciled += found.frees;
         self.recorder.counters.allocations_reconciled += found.allocations;
         log::debug!("{} frees and {} allocations of lost records found", found.frees, found.allocations);
