@@ -1,7 +1,7 @@
 //! Other figures from the same samples: calibrated by exact totals, by another estimator, at the peak.
 
 use super::estimates::exact;
-use super::model::{Criterion, Profile, Row};
+use super::model::{Criterion, Process, Profile, Row};
 use super::value::Value;
 use crate::heap::sums::SampleSums;
 use crate::sampling::calibrate::{Estimated, by_regression};
@@ -120,6 +120,9 @@ fn at_peak(profile: &mut Profile) -> Result<(), AdjustError> {
     }
     for row in &mut profile.rows {
         row.inuse = row.peak.unwrap_or_default();
+    }
+    for Process { losses, .. } in &mut profile.processes {
+        losses.inuse_unbounded |= losses.peak_unknown;
     }
     profile.notes.push("in use: at the moment of the highest estimated total, not at the end".into());
     Ok(())

@@ -44,6 +44,7 @@ pub fn merge(profiles: Vec<Profile>) -> Result<Profile, MergeError> {
     let all = profiles.len();
     let mut profiles = profiles.into_iter();
     let mut merged = profiles.next().ok_or(MergeError::Nothing)?;
+    merged.keep_loss_intervals();
     let mut modules = Modules::of(&merged);
     let mut followed = usize::from(merged.live);
     for (index, profile) in profiles.enumerate() {
@@ -60,7 +61,8 @@ pub fn merge(profiles: Vec<Profile>) -> Result<Profile, MergeError> {
     Ok(merged)
 }
 
-fn add(merged: &mut Profile, profile: Profile, modules: &mut Modules) {
+fn add(merged: &mut Profile, mut profile: Profile, modules: &mut Modules) {
+    profile.keep_loss_intervals();
     let first_process = merged.processes.len();
     let module_of: Vec<usize> = profile.modules.into_iter().map(|module| modules.index(merged, module)).collect();
     let mut stacks: HashMap<*const Stack, Arc<Stack>> = HashMap::new();

@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::heap::sums::SampleSums;
-use crate::profile::model::{Frame, Process, Row, Stack};
+use crate::profile::model::{Frame, Losses, Process, Row, Stack};
 
 /// Most rows with a stack of their own; what comes later is one row for each program and interval.
 const MOST_ROWS: usize = 100_000;
@@ -93,6 +93,9 @@ impl Residue {
         ] {
             *sum = sum.map(|sum| sum.saturating_add(more.unwrap_or(0)));
         }
+        // Of what they had in use nothing is kept.
+        let Losses { alloc, interval, unbounded, .. } = process.losses;
+        total.losses.add(&Losses { alloc, interval, unbounded, ..Losses::default() });
         for allocator in &process.allocators {
             if !total.allocators.contains(allocator) {
                 total.allocators.push(allocator.clone());

@@ -7,7 +7,7 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::filter::only;
 use crate::heap::sums::SampleSums;
-use crate::profile::model::{Process, Profile, Row, Stack};
+use crate::profile::model::{Losses, Process, Profile, Row, Stack};
 use crate::record::Code;
 use crate::record::maker::Made;
 
@@ -123,7 +123,11 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
     for (key, (_, inuse, row)) in before {
         let process = *programs.entry(key.owner).or_insert_with(|| {
             let process = &earlier.profile.processes[row.process];
-            profile.processes.push(Process { pid: 0, ended: true, ..process.clone() });
+            // Its allocations, with what was lost of them, are elsewhere.
+            let Losses { inuse_missing, inuse_stale, interval, .. } = process.losses;
+            let losses =
+                Losses { inuse_missing: inuse_stale, inuse_stale: inuse_missing, interval, ..Losses::default() };
+            profile.processes.push(Process { pid: 0, ended: true, losses, ..process.clone() });
             profile.processes.len() - 1
         });
         if !profile.knows_inuse(process) {
@@ -132,11 +136,19 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
         push(&mut profile.rows, row, process, SampleSums::default(), minus(&SampleSums::default(), &inuse));
     }
     let counted_before = counts(earlier, &owners);
+    let lost_before = losses(earlier, &owners);
     for (index, process) in profile.processes.iter_mut().enumerate() {
         let owner = owners.of(later, index);
         let (bytes, objects) = counted_before.get(&owner).copied().unwrap_or_default();
         process.exact_alloc_bytes = process.exact_alloc_bytes.map(|now| now.saturating_sub(bytes));
         process.exact_alloc_objects = process.exact_alloc_objects.map(|now| now.saturating_sub(objects));
+        let Some(before) = lost_before.get(&owner) else { continue };
+        process.losses.alloc = process.losses.alloc.without(&before.alloc);
+        if of == Inuse::Change {
+            // What was missing then and is seen now looks like growth, and the other way round.
+            process.losses.inuse_missing.add(&before.inuse_stale);
+            process.losses.inuse_stale.add(&before.inuse_missing);
+        }
     }
     profile
 }
@@ -149,6 +161,14 @@ fn counts(made: &Made, owners: &Owners<'_>) -> HashMap<Owner, (u64, u64)> {
         *objects += process.exact_alloc_objects.unwrap_or(0);
     }
     counts
+}
+
+fn losses(made: &Made, owners: &Owners<'_>) -> HashMap<Owner, Losses> {
+    let mut losses: HashMap<Owner, Losses> = HashMap::new();
+    for (index, process) in made.profile.processes.iter().enumerate() {
+        losses.entry(owners.of(made, index)).or_default().add(&process.losses);
+    }
+    losses
 }
 
 fn push(rows: &mut Vec<Row>, row: &Row, process: usize, alloc: SampleSums, inuse: SampleSums) {

@@ -1,6 +1,6 @@
 //! Which stacks of two profiles are the same.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::frames::DiffFrame;
@@ -29,7 +29,7 @@ impl Matched {
 
 /// All samples of a profile.
 pub(super) fn total(profile: &Profile) -> Pool {
-    let mut pool = Pool::of(&profile.rows);
+    let mut pool = Pool::whole(profile);
     pool.allow_for(&intervals_used(profile));
     pool
 }
@@ -62,6 +62,12 @@ pub(super) fn matched(before: &Profile, after: &Profile, group_by: GroupBy) -> V
             if is_before { &mut stack.before } else { &mut stack.after }.add(row);
         }
     }
+    // All rows of a stack may have been lost.
+    let (owners_before, owners_after) = (Owners::new(before, group_by), Owners::new(after, group_by));
+    for stack in &mut stacks {
+        stack.before.cover(owners_before.of(&stack.group));
+        stack.after.cover(owners_after.of(&stack.group));
+    }
     // Any of the sampling intervals may have passed without a sample of a stack.
     let (used_before, used_after) = (intervals_used(before), intervals_used(after));
     for stack in &mut stacks {
@@ -69,6 +75,30 @@ pub(super) fn matched(before: &Profile, after: &Profile, group_by: GroupBy) -> V
         stack.after.allow_for(&used_after);
     }
     stacks
+}
+
+/// Processes that lost something, by the groups that their rows are in.
+struct Owners {
+    of_group: HashMap<String, BTreeSet<usize>>,
+    /// Nothing was seen of these: they may be in any group.
+    unseen: BTreeSet<usize>,
+}
+
+impl Owners {
+    fn new(profile: &Profile, group_by: GroupBy) -> Self {
+        let lossy = |index: &usize| profile.processes.get(*index).is_some_and(|process| !process.losses.is_none());
+        let mut unseen: BTreeSet<usize> = (0..profile.processes.len()).filter(lossy).collect();
+        let mut of_group: HashMap<String, BTreeSet<usize>> = HashMap::new();
+        for row in profile.rows.iter().filter(|row| lossy(&row.process)) {
+            unseen.remove(&row.process);
+            of_group.entry(group_by.key(profile, row).into_owned()).or_default().insert(row.process);
+        }
+        Self { of_group, unseen }
+    }
+
+    fn of(&self, group: &str) -> impl Iterator<Item = usize> {
+        self.of_group.get(group).into_iter().flatten().chain(&self.unseen).copied()
+    }
 }
 
 /// Group, allocator function, frames: names by number.
