@@ -172,6 +172,7 @@ fn estimate_by(profile: &mut Profile, estimator: Estimator) -> Result<(), Adjust
 mod tests {
     use super::*;
     use crate::profile::estimates::Pool;
+    use crate::profile::loss_bounds::PEAK_UNKNOWN;
     use crate::profile::testing;
     use crate::sampling::estimators;
 
@@ -205,6 +206,24 @@ mod tests {
         at_peak.apply(&mut profile).expect("a peak");
         assert_eq!(profile.rows[0].inuse.samples, 9);
         assert!(profile.rows[1..].iter().all(|row| row.inuse.samples == 0));
+    }
+
+    /// Records lost before the peak may hide that it was another moment's: then its figures have no interval.
+    #[test]
+    fn a_peak_after_losses_has_no_interval() {
+        let mut profile = testing::small();
+        profile.rows.iter_mut().for_each(|row| row.peak = Some(row.inuse));
+        profile.processes[1].losses.peak_unknown = true;
+        let at_end = profile.clone();
+        Adjustments { at: At::Peak, ..Adjustments::default() }.apply(&mut profile).expect("a peak");
+        let of = |profile: &Profile, process| {
+            let rows = profile.rows.iter().filter(|row| row.process == process);
+            Pool::of(rows).estimate(profile, Value::InuseSpace, 0.95)
+        };
+        assert_eq!((of(&profile, 1).low, of(&profile, 1).reason), (None, Some(PEAK_UNKNOWN)));
+        assert!(of(&profile, 0).low.is_some() && of(&at_end, 1).low.is_some());
+        let allocated = Pool::whole(&profile).estimate(&profile, Value::AllocSpace, 0.95);
+        assert!(allocated.low.is_some());
     }
 
     #[test]

@@ -176,6 +176,7 @@ fn beyond() -> Arc<Stack> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::model::LossBound;
 
     fn process(pid: u32, comm: &str, bytes: u64) -> Process {
         Process { pid, comm: comm.into(), exact_alloc_bytes: Some(bytes), ..Process::default() }
@@ -219,6 +220,19 @@ mod tests {
         let mut totals: Vec<_> = residue.totals(0).map(|row| (row.process, row.alloc.bytes)).collect();
         totals.sort_by(|a, b| a.partial_cmp(b).unwrap());
         assert_eq!(totals, [(0, 35.0), (1, 7.0)]);
+    }
+
+    #[test]
+    fn what_ended_processes_lost_of_their_allocations_is_kept() {
+        let mut residue = Residue::default();
+        let bound = LossBound { samples: 2, sampled_bytes: 20 };
+        let losses = Losses { alloc: bound, inuse_missing: bound, inuse_stale: bound, ..Losses::default() };
+        for pid in [1, 2] {
+            add(&mut residue, &Process { losses, slack: bound, ..process(pid, "a", 10) }, &[]);
+        }
+        let alloc = LossBound { samples: 4, sampled_bytes: 40 };
+        assert_eq!(residue.processes()[0].losses, Losses { alloc, ..Losses::default() });
+        assert!(residue.processes()[0].slack.is_none());
     }
 
     #[test]

@@ -190,6 +190,7 @@ fn minus(later: &SampleSums, earlier: &SampleSums) -> SampleSums {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::model::LossBound;
     use crate::profile::stats::Stats;
     use crate::profile::testing;
     use std::time::{Duration, Instant};
@@ -232,6 +233,22 @@ mod tests {
         assert_eq!(difference.duration, Duration::from_secs(5));
         let (alloc, inuse) = totals(&difference);
         assert!((alloc - 1000.0).abs() < 1e-6 && (inuse + freed).abs() < 1e-6, "{alloc} {inuse} {freed}");
+    }
+
+    #[test]
+    fn of_losses_the_difference_has_what_came_in_between() {
+        let bound = |samples| LossBound { samples, sampled_bytes: 10 * samples };
+        let mut earlier = testing::small();
+        earlier.processes[0].losses =
+            Losses { alloc: bound(5), inuse_missing: bound(1), inuse_stale: bound(2), ..Losses::default() };
+        let mut later = earlier.clone();
+        later.processes[0].losses = Losses { alloc: bound(9), inuse_stale: bound(4), ..Losses::default() };
+        let (earlier, later) = (made(earlier, 2), made(later, 2));
+        let of = |of| difference(Some(&earlier), &later, of).processes[0].losses;
+        let level = Losses { alloc: bound(4), inuse_stale: bound(4), ..Losses::default() };
+        assert_eq!(of(Inuse::Level), level);
+        let change = Losses { inuse_missing: bound(2), inuse_stale: bound(5), ..level };
+        assert_eq!(of(Inuse::Change), change);
     }
 
     #[test]
