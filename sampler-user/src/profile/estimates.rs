@@ -1,8 +1,9 @@
 //! Sums of rows put together, and the estimates that they give.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use super::loss_bounds::{Kind, LossBounds};
+use super::loss_bounds::{Kind, LossBounds, Lost};
 use super::model::{LossBound, Profile, Row};
 use super::value::Value;
 use crate::heap::sums::SampleSums;
@@ -34,6 +35,8 @@ pub struct Pool {
     processes: BTreeSet<usize>,
     /// Who else may have rows that were lost.
     covered: BTreeSet<usize>,
+    /// What was lost of what is allocated and of what is in use, where that is known already.
+    lost: Option<Arc<[Lost; 2]>>,
 }
 
 #[derive(Clone, Debug)]
@@ -63,11 +66,19 @@ impl Pool {
         self.covered.extend(processes);
     }
 
+    /// What was lost of what is allocated and of what is in use in all processes that its rows can be of.
+    pub fn set_lost(&mut self, lost: Arc<[Lost; 2]>) {
+        self.lost = Some(lost);
+    }
+
     /// What lost events may have done to a value.
     ///
     /// # Errors
     /// Why no bound can be given.
-    pub fn losses(&self, profile: &Profile, value: Value) -> Result<LossBounds, &'static str> {
+    pub fn losses(&self, profile: &Profile, value: Value) -> Lost {
+        if let Some(lost) = &self.lost {
+            return lost[usize::from(value.is_inuse())].clone();
+        }
         let largest = self.parts.iter().map(|part| part.interval).max().unwrap_or(0);
         LossBounds::of(profile, self.processes.union(&self.covered).copied(), value, largest)
     }
@@ -203,9 +214,6 @@ pub fn guaranteed_of_row(
     let parts = [Part::new(row.interval, value.sums(row))];
     guaranteed(profile, &parts, LossBounds::of(profile, [row.process], value, row.interval), value, confidence)
 }
-
-/// What was lost, or why no bound of it can be given.
-type Lost = Result<LossBounds, &'static str>;
 
 fn guaranteed(
     profile: &Profile,

@@ -29,6 +29,9 @@ pub struct LossBounds {
     stale: Vec<AtInterval>,
 }
 
+/// What was lost, or why no bound of it can be given.
+pub type Lost = Result<LossBounds, &'static str>;
+
 /// What a figure is of.
 #[derive(Clone, Copy, Debug)]
 pub struct Kind {
@@ -51,12 +54,7 @@ impl LossBounds {
     ///
     /// # Errors
     /// Why no bound can be given.
-    pub fn of(
-        profile: &Profile,
-        processes: impl IntoIterator<Item = usize>,
-        value: Value,
-        largest: u64,
-    ) -> Result<Self, &'static str> {
+    pub fn of(profile: &Profile, processes: impl IntoIterator<Item = usize>, value: Value, largest: u64) -> Lost {
         if profile.unread.is_some() {
             return Err(UNREAD);
         }
@@ -84,6 +82,14 @@ impl LossBounds {
             }
         }
         Ok(bounds)
+    }
+
+    /// Those of two sets of processes together.
+    #[must_use]
+    pub fn with(mut self, others: &Self) -> Self {
+        others.missing.iter().for_each(|at| add(&mut self.missing, at.interval, &at.bound));
+        others.stale.iter().for_each(|at| add(&mut self.stale, at.interval, &at.bound));
+        self
     }
 
     /// Allows for further samples that may be missing.
@@ -159,6 +165,9 @@ impl LossBounds {
 
     /// The same without all that may be stale; `r` is the sampling interval.
     pub fn least(&self, seen: Sampled, r: u64, kind: Kind) -> Sampled {
+        if self.stale.is_empty() {
+            return seen;
+        }
         let stale = total(&self.stale);
         let gone = if kind.is_bytes { stale.sampled_bytes } else { stale.samples } as f64;
         let samples = seen.samples.saturating_sub(stale.samples);
@@ -278,3 +287,7 @@ impl Profile {
 #[cfg(test)]
 #[path = "loss_bounds_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "loss_coverage_tests.rs"]
+mod coverage_tests;

@@ -1,12 +1,9 @@
-//! The arithmetic by hand, and its coverage in simulations.
-
-use sampler_ebpf::{geometric, rng, sampler::step};
+//! The arithmetic by hand.
 
 use super::*;
 use crate::profile::estimates::{Pool, guaranteed_of_row, of_row};
 use crate::profile::model::{Row, Unread};
 use crate::profile::testing;
-use crate::sampling::constants::draw_constants;
 use crate::sampling::estimators::Estimator;
 use crate::sampling::interval::from_offsets;
 
@@ -159,110 +156,6 @@ fn absurd_losses_are_bounded() {
             let found = Pool::whole(&profile).estimate(&profile, value, 0.95);
             assert!(found.low.is_none_or(|low| low >= 0.0 && low.is_finite()), "{found:?}");
             assert!(found.high.is_none_or(|high| high.is_finite() && high > found.estimate), "{found:?}");
-        }
-    }
-}
-
-/// Numbers of a simulated recording.
-struct Simulated {
-    profile: Profile,
-    /// Bytes allocated, blocks allocated, bytes in use, blocks in use.
-    truth: [f64; 4],
-}
-
-/// A program of 1,000 blocks, each freed with a probability of 0.6. Records of samples and of frees are lost with the
-/// probability `lost`; the bounds are what was lost, as counters tell it.
-fn simulated(interval: u64, lost: f64, sizes: &[u64], state: &mut u64) -> Simulated {
-    let constants = draw_constants(interval).expect("in range");
-    let mut chance = |probability: f64| (rng::next(state) >> 11) as f64 / (1u64 << 53) as f64 <= probability;
-    let plan: Vec<(bool, bool, bool)> = (0..1_000).map(|_| (chance(0.6), chance(lost), chance(lost))).collect();
-    let mut draw = || geometric::draw(rng::next(state), &constants);
-    let mut remaining = draw();
-    let (mut alloc, mut inuse, mut losses) = (SampleSums::default(), SampleSums::default(), Losses::default());
-    let mut truth = [0.0; 4];
-    for (index, (is_freed, lost_record, lost_free)) in plan.into_iter().enumerate() {
-        let size = sizes[index % sizes.len()];
-        truth[0] += size as f64;
-        truth[1] += 1.0;
-        if !is_freed {
-            truth[2] += size as f64;
-            truth[3] += 1.0;
-        }
-        let Some(offset) = step(&mut remaining, size) else { continue };
-        remaining = draw();
-        if lost_record {
-            losses.alloc.add(&bound(1, size));
-            losses.inuse_missing.add(&bound(1, size));
-            continue;
-        }
-        alloc.record(size, size, offset, interval);
-        if is_freed && lost_free {
-            losses.inuse_stale.add(&bound(1, size));
-        }
-        if !is_freed || lost_free {
-            inuse.record(size, size, offset, interval);
-        }
-    }
-    Simulated { profile: profile(interval, alloc, inuse, losses), truth }
-}
-
-/// Seeded. With R = 1 the truth is within the bounds always; at R = 4,096 in 95 % of 2,000 recordings or more, less 4
-/// standard errors (1.95 %), for each of 3 mixes of sizes, 3 rates of loss, the figures of bytes in 2 forms of interval and,
-/// of one size, those of allocations: intervals that hold in just 95 % fail one of these 42 with a probability of 0.13 %.
-/// No width is ever zero where something was lost. With half of the samples lost, intervals that do not know of it hold in
-/// less than 80 %.
-#[test]
-fn what_is_lost_is_covered() {
-    const RUNS: u32 = 2_000;
-    let least = |runs: u32| 0.95 - 4.0 * (0.95f64 * 0.05 / f64::from(runs)).sqrt();
-    let mut state = rng::seed(12, 0);
-    for (interval, runs) in [(1, 100), (4_096, RUNS)] {
-        for sizes in [&[64u64][..], &[16, 300, 5_000], &[100, 40_000, 3, 800, 1_500]] {
-            for lost in [0.02, 0.2, 0.5] {
-                let mut held = [[0u32; 2]; 4];
-                let mut with_interval = [[0u32; 2]; 4];
-                let mut held_without = 0;
-                for _ in 0..runs {
-                    let Simulated { profile, truth } = simulated(interval, lost, sizes, &mut state);
-                    let losses = profile.processes[0].losses;
-                    let pool = Pool::whole(&profile);
-                    let mut unaware = profile.clone();
-                    unaware.processes[0].losses = Losses::default();
-                    let without = pool.estimate(&unaware, Value::AllocSpace, 0.95);
-                    held_without += u32::from(without.low <= Some(truth[0]) && Some(truth[0]) <= without.high);
-                    let values = [Value::AllocSpace, Value::AllocObjects, Value::InuseSpace, Value::InuseObjects];
-                    for (number, value) in values.into_iter().enumerate() {
-                        // Of mixed sizes no number of allocations has an interval that holds, unless all are sampled.
-                        if !value.is_bytes() && interval > 1 && sizes.len() > 1 {
-                            continue;
-                        }
-                        let found = pool.estimate(&profile, value, 0.95);
-                        let usual = found.low.zip(found.high);
-                        let guaranteed = pool.guaranteed(&profile, value, 0.95).ok().map(|ends| (ends.low, ends.high));
-                        let is_touched = if value.is_inuse() {
-                            losses.inuse_missing.samples + losses.inuse_stale.samples
-                        } else {
-                            losses.alloc.samples
-                        } > 0;
-                        for (form, ends) in [usual, guaranteed].into_iter().enumerate() {
-                            let Some((low, high)) = ends else { continue };
-                            assert!(low <= high && (low < high || !is_touched), "{value:?} [{low}, {high}]");
-                            with_interval[number][form] += 1;
-                            held[number][form] +=
-                                u32::from(low <= truth[number] + 1e-6 && truth[number] <= high + 1e-6);
-                        }
-                    }
-                }
-                let unaware = f64::from(held_without) / f64::from(runs);
-                assert!(lost < 0.5 || unaware < 0.8, "R {interval}, {sizes:?}: {unaware} without the bounds");
-                for (held, all) in
-                    held.iter().flatten().zip(with_interval.iter().flatten()).filter(|(_, all)| **all > 0)
-                {
-                    let share = f64::from(*held) / f64::from(*all);
-                    let enough = if interval == 1 { 1.0 } else { least(*all) };
-                    assert!(share >= enough, "R {interval}, {sizes:?}, {lost}: {share} of {all}");
-                }
-            }
         }
     }
 }

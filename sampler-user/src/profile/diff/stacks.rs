@@ -6,8 +6,10 @@ use std::sync::Arc;
 use super::frames::DiffFrame;
 use crate::profile::estimates::{Pool, intervals_used};
 use crate::profile::group::GroupBy;
+use crate::profile::loss_bounds::{LossBounds, Lost};
 use crate::profile::model::{Profile, Row, Stack};
 use crate::profile::naming::frame_name;
+use crate::profile::value::Value;
 
 /// A stack with its samples in both profiles.
 pub(super) struct Matched {
@@ -63,10 +65,10 @@ pub(super) fn matched(before: &Profile, after: &Profile, group_by: GroupBy) -> V
         }
     }
     // All rows of a stack may have been lost.
-    let (owners_before, owners_after) = (Owners::new(before, group_by), Owners::new(after, group_by));
+    let (mut lost_before, mut lost_after) = (LostRows::new(before, group_by), LostRows::new(after, group_by));
     for stack in &mut stacks {
-        stack.before.cover(owners_before.of(&stack.group));
-        stack.after.cover(owners_after.of(&stack.group));
+        stack.before.set_lost(lost_before.of(&stack.group));
+        stack.after.set_lost(lost_after.of(&stack.group));
     }
     // Any of the sampling intervals may have passed without a sample of a stack.
     let (used_before, used_after) = (intervals_used(before), intervals_used(after));
@@ -77,28 +79,49 @@ pub(super) fn matched(before: &Profile, after: &Profile, group_by: GroupBy) -> V
     stacks
 }
 
-/// Processes that lost something, by the groups that their rows are in.
-struct Owners {
-    of_group: HashMap<String, BTreeSet<usize>>,
-    /// Nothing was seen of these: they may be in any group.
-    unseen: BTreeSet<usize>,
+/// What a profile's stacks may have lost: any stack of a group all that the group's processes lost.
+struct LostRows<'a> {
+    profile: &'a Profile,
+    /// Processes that lost something, by the groups that their rows are in.
+    processes: HashMap<String, BTreeSet<usize>>,
+    /// What those without a row lost: they may be in any group.
+    unseen: Arc<[Lost; 2]>,
+    /// What was worked out before.
+    known: HashMap<String, Arc<[Lost; 2]>>,
+    largest: u64,
 }
 
-impl Owners {
-    fn new(profile: &Profile, group_by: GroupBy) -> Self {
+impl<'a> LostRows<'a> {
+    fn new(profile: &'a Profile, group_by: GroupBy) -> Self {
         let lossy = |index: &usize| profile.processes.get(*index).is_some_and(|process| !process.losses.is_none());
         let mut unseen: BTreeSet<usize> = (0..profile.processes.len()).filter(lossy).collect();
-        let mut of_group: HashMap<String, BTreeSet<usize>> = HashMap::new();
+        let mut processes: HashMap<String, BTreeSet<usize>> = HashMap::new();
         for row in profile.rows.iter().filter(|row| lossy(&row.process)) {
             unseen.remove(&row.process);
-            of_group.entry(group_by.key(profile, row).into_owned()).or_default().insert(row.process);
+            processes.entry(group_by.key(profile, row).into_owned()).or_default().insert(row.process);
         }
-        Self { of_group, unseen }
+        let largest = intervals_used(profile).last().copied().unwrap_or(0);
+        let unseen = Arc::new(lost(profile, &unseen, largest));
+        Self { profile, processes, unseen, known: HashMap::new(), largest }
     }
 
-    fn of(&self, group: &str) -> impl Iterator<Item = usize> {
-        self.of_group.get(group).into_iter().flatten().chain(&self.unseen).copied()
+    fn of(&mut self, group: &str) -> Arc<[Lost; 2]> {
+        let Some(processes) = self.processes.get(group) else { return Arc::clone(&self.unseen) };
+        if let Some(known) = self.known.get(group) {
+            return Arc::clone(known);
+        }
+        let [alloc, inuse] = lost(self.profile, processes, self.largest);
+        let both = |seen: Lost, unseen: &Lost| Ok(seen?.with(unseen.as_ref().map_err(|reason| *reason)?));
+        let all = Arc::new([both(alloc, &self.unseen[0]), both(inuse, &self.unseen[1])]);
+        self.known.insert(group.to_owned(), Arc::clone(&all));
+        all
     }
+}
+
+/// What these processes lost of what is allocated and of what is in use.
+fn lost(profile: &Profile, processes: &BTreeSet<usize>, largest: u64) -> [Lost; 2] {
+    [Value::AllocSpace, Value::InuseSpace]
+        .map(|value| LossBounds::of(profile, processes.iter().copied(), value, largest))
 }
 
 /// Group, allocator function, frames: names by number.
