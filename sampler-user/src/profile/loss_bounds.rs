@@ -15,6 +15,9 @@ pub const UNBOUNDED: &str = "nobody counted what was lost: --ring-bytes makes ro
 pub const PEAK_UNKNOWN: &str =
     "records were lost before the peak: --ring-bytes makes room, a larger -i makes fewer samples";
 
+/// Most sampling intervals that bounds are told apart by: a file may claim one for each of its processes.
+const MOST_INTERVALS: usize = 32;
+
 /// A bound, and the largest R that its samples may have been drawn with.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct AtInterval {
@@ -236,9 +239,22 @@ fn add(bounds: &mut Vec<AtInterval>, interval: u64, bound: &LossBound) {
     if bound.is_none() {
         return;
     }
-    match bounds.iter_mut().find(|known| known.interval == interval) {
-        Some(known) => known.bound.add(bound),
-        None => bounds.push(AtInterval { interval, bound: *bound }),
+    if let Some(known) = bounds.iter_mut().find(|known| known.interval == interval) {
+        return known.bound.add(bound);
+    }
+    if bounds.len() < MOST_INTERVALS {
+        return bounds.push(AtInterval { interval, bound: *bound });
+    }
+    // A larger R bounds it as well.
+    let larger = bounds.iter_mut().filter(|known| known.interval > interval).min_by_key(|known| known.interval);
+    match larger {
+        Some(larger) => larger.bound.add(bound),
+        None => {
+            if let Some(largest) = bounds.iter_mut().max_by_key(|known| known.interval) {
+                largest.interval = interval;
+                largest.bound.add(bound);
+            }
+        }
     }
 }
 

@@ -143,6 +143,24 @@ fn where_no_bound_is_honest_there_is_a_reason() {
     }
 }
 
+/// Beyond so many sampling intervals a bound counts at the next larger one: together they are at least as wide.
+#[test]
+fn any_number_of_intervals_is_bounded() {
+    let seen = testing::sums(9, 100, 4_096);
+    let mut profile = profile(4_096, seen, seen, Losses::default());
+    for interval in (1..=2_000u64).rev().chain(8_000..8_100) {
+        let losses = Losses { alloc: bound(1, 10), interval, ..Losses::default() };
+        profile.processes.push(Process { losses, ..profile.processes[0].clone() });
+    }
+    let pool = Pool::whole(&profile);
+    let losses = pool.losses(&profile, Value::AllocSpace).expect("bounded");
+    assert_eq!((losses.missing.len(), losses.largest_interval()), (MOST_INTERVALS, 8_099));
+    assert_eq!(total(&losses.missing), bound(2_100, 21_000));
+    let found = pool.estimate(&profile, Value::AllocSpace, 0.95);
+    let least: u64 = 21_000 + (1..=2_000).chain(8_000..8_100u64).map(|interval| interval - 1).sum::<u64>();
+    assert!(found.high > Some(found.estimate + least as f64), "{found:?} {least}");
+}
+
 /// Whatever a file claims, figures are numbers and the lower end is no negative one.
 #[test]
 fn absurd_losses_are_bounded() {

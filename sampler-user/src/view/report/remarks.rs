@@ -78,7 +78,7 @@ fn losses(context: &Context) -> Option<String> {
 fn covered(profile: &Profile, lost: u64) -> String {
     let missing = profile.losses().alloc;
     let found = profile.counters.get("allocations_reconciled").copied().unwrap_or(0);
-    if !profile.samples_known {
+    if !profile.errors_known() {
         String::new()
     } else if !missing.is_none() {
         format!("; what was allocated may lack {}, and its error bars cover that", amount(&missing))
