@@ -113,8 +113,8 @@ fn mappings_shrink_and_are_replaced() {
     heap.allocate(mapping(6, 4096, 100));
     assert_eq!(inuse(&mut heap), [(2, 4196.0)]);
     heap.begin_reconciliation();
-    let lost = heap.finish_reconciliation(vec![], |_, _, _, _| false);
-    assert_eq!(lost, Found::default(), "the kernel's map of blocks does not know mappings");
+    let (found, _) = heap.reconcile(vec![], Afterwards::default(), |_, _| None);
+    assert_eq!(found, Found::default(), "the kernel's map of blocks does not know mappings");
     heap.unmap(process(2), 0, u64::MAX, 9000);
     heap.unmap(process(1), 0, u64::MAX, 9000);
     assert_eq!((inuse(&mut heap), heap.estimated().live_samples), (vec![(0, 0.0)], 0));

@@ -1,7 +1,7 @@
 //! Other figures from the same samples: calibrated by exact totals, by another estimator, at the peak.
 
 use super::estimates::exact;
-use super::model::{Criterion, Profile, Row};
+use super::model::{Criterion, Process, Profile, Row};
 use super::value::Value;
 use crate::heap::sums::SampleSums;
 use crate::sampling::calibrate::{Estimated, by_regression};
@@ -121,6 +121,9 @@ fn at_peak(profile: &mut Profile) -> Result<(), AdjustError> {
     for row in &mut profile.rows {
         row.inuse = row.peak.unwrap_or_default();
     }
+    for Process { losses, .. } in &mut profile.processes {
+        losses.inuse_unbounded |= losses.peak_unknown;
+    }
     profile.notes.push("in use: at the moment of the highest estimated total, not at the end".into());
     Ok(())
 }
@@ -170,6 +173,7 @@ fn estimate_by(profile: &mut Profile, estimator: Estimator) -> Result<(), Adjust
 mod tests {
     use super::*;
     use crate::profile::estimates::Pool;
+    use crate::profile::loss_bounds::PEAK_UNKNOWN;
     use crate::profile::testing;
     use crate::sampling::estimators;
 
@@ -203,6 +207,24 @@ mod tests {
         at_peak.apply(&mut profile).expect("a peak");
         assert_eq!(profile.rows[0].inuse.samples, 9);
         assert!(profile.rows[1..].iter().all(|row| row.inuse.samples == 0));
+    }
+
+    /// Records lost before the peak may hide that it was another moment's: then its figures have no interval.
+    #[test]
+    fn a_peak_after_losses_has_no_interval() {
+        let mut profile = testing::small();
+        profile.rows.iter_mut().for_each(|row| row.peak = Some(row.inuse));
+        profile.processes[1].losses.peak_unknown = true;
+        let at_end = profile.clone();
+        Adjustments { at: At::Peak, ..Adjustments::default() }.apply(&mut profile).expect("a peak");
+        let of = |profile: &Profile, process| {
+            let rows = profile.rows.iter().filter(|row| row.process == process);
+            Pool::of(rows).estimate(profile, Value::InuseSpace, 0.95)
+        };
+        assert_eq!((of(&profile, 1).low, of(&profile, 1).reason), (None, Some(PEAK_UNKNOWN)));
+        assert!(of(&profile, 0).low.is_some() && of(&at_end, 1).low.is_some());
+        let allocated = Pool::whole(&profile).estimate(&profile, Value::AllocSpace, 0.95);
+        assert!(allocated.low.is_some());
     }
 
     #[test]

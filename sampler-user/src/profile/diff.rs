@@ -229,6 +229,11 @@ fn notes(before: &Profile, after: &Profile, values: &[Value], exposures: (f64, f
                 .to_owned(),
         );
     }
+    if judgeable(before, after) && [before, after].iter().any(|profile| !profile.losses().is_none()) {
+        notes.push(
+            "records were lost: intervals and p-values allow for it, and what losses explain is no growth".to_owned(),
+        );
+    }
     if values.iter().any(|value| value.is_inuse()) && before.recordings != after.recordings {
         notes.push(format!(
             "figures in use are compared per recording: {} before, {} after",

@@ -1,8 +1,10 @@
 //! Sums of rows put together, and the estimates that they give.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use super::model::{Profile, Row};
+use super::loss_bounds::{Kind, LossBounds, Lost, LostOf};
+use super::model::{LossBound, Profile, Row};
 use super::value::Value;
 use crate::heap::sums::SampleSums;
 use crate::sampling::estimate::{self, Estimate, NO_INTERVAL_KNOWN, Part};
@@ -31,6 +33,10 @@ pub struct Pool {
     parts: Vec<PoolPart>,
     /// Whose rows these are.
     processes: BTreeSet<usize>,
+    /// Who else may have rows that were lost.
+    covered: BTreeSet<usize>,
+    /// What was lost, where that is known already.
+    lost: Option<Arc<LostOf>>,
 }
 
 #[derive(Clone, Debug)]
@@ -44,7 +50,7 @@ struct PoolPart {
 impl Pool {
     /// No rows yet of one process (by its index).
     pub fn of_process(process: usize) -> Self {
-        Self { parts: Vec::new(), processes: BTreeSet::from([process]) }
+        Self { processes: BTreeSet::from([process]), ..Self::default() }
     }
 
     /// The pool of all these rows.
@@ -52,6 +58,40 @@ impl Pool {
         let mut pool = Self::default();
         rows.into_iter().for_each(|row| pool.add(row));
         pool
+    }
+
+    /// The pool of a profile's rows. What was lost is that of all its processes, of those without a row as well.
+    pub fn whole(profile: &Profile) -> Self {
+        let mut pool = Self::of(&profile.rows);
+        pool.cover(0..profile.processes.len());
+        pool
+    }
+
+    /// Of these processes rows may be missing, though it has none.
+    pub fn cover(&mut self, processes: impl IntoIterator<Item = usize>) {
+        self.covered.extend(processes);
+    }
+
+    /// What was lost in all processes that its rows can be of.
+    pub fn set_lost(&mut self, lost: Arc<LostOf>) {
+        self.lost = Some(lost);
+    }
+
+    /// What lost events may have done to a value.
+    ///
+    /// # Errors
+    /// Why no bound can be given.
+    pub fn losses(&self, profile: &Profile, value: Value) -> Lost {
+        if let Some(lost) = &self.lost {
+            return lost.of(value).clone();
+        }
+        let largest = self.parts.iter().map(|part| part.interval).max().unwrap_or(0);
+        LossBounds::of(profile, self.processes.union(&self.covered).copied(), value, largest)
+    }
+
+    /// Whether lost events may have touched a value.
+    pub fn is_touched(&self, profile: &Profile, value: Value) -> bool {
+        profile.samples_known && self.losses(profile, value).map_or(true, |losses| !losses.is_none())
     }
 
     /// Adds a row.
@@ -88,7 +128,8 @@ impl Pool {
         if self.has_none(profile, value) {
             return NONE;
         }
-        of_parts(profile, &self.sample_parts(value), value, confidence)
+        let losses = self.losses(profile, value);
+        of_parts(profile, &self.sample_parts(value), losses, value, confidence)
     }
 
     /// Whether nothing can have been held at exit by these processes: none of them has ended, or what ended processes
@@ -101,10 +142,20 @@ impl Pool {
 
     /// The unbiased estimate, without corrections, with its own interval at `confidence`.
     pub fn raw_estimate(&self, profile: &Profile, value: Value, confidence: f64) -> Estimate {
+        self.raw_estimate_with(profile, value, confidence, &LossBound::default())
+    }
+
+    /// The same if so many samples may be missing besides those that were lost.
+    pub fn raw_estimate_with(&self, profile: &Profile, value: Value, confidence: f64, more: &LossBound) -> Estimate {
         if self.has_none(profile, value) {
             return NONE;
         }
-        raw_of_parts(profile, &self.sample_parts(value), value, confidence)
+        let largest = self.parts.iter().map(|part| part.interval).max().unwrap_or(0);
+        let losses = self.losses(profile, value).map(|mut losses| {
+            losses.add_missing(largest.max(profile.interval).max(1), more);
+            losses
+        });
+        raw_of_parts(profile, &self.sample_parts(value), losses, value, confidence)
     }
 
     /// The interval whose coverage is guaranteed for every mix of sizes; of the unbiased estimate of bytes.
@@ -115,11 +166,11 @@ impl Pool {
         if value.is_bytes() && self.has_none(profile, value) {
             return Ok(Interval { low: 0.0, high: 0.0 });
         }
-        guaranteed(profile, &self.sample_parts(value), value, confidence)
+        guaranteed(profile, &self.sample_parts(value), self.losses(profile, value), value, confidence)
     }
 
     fn sample_parts(&self, value: Value) -> Vec<Part<'_>> {
-        self.sums(value).map(|(interval, sums)| Part { interval, sums }).collect()
+        self.sums(value).map(|(interval, sums)| Part::new(interval, sums)).collect()
     }
 
     /// Whether a value is known: what is in use is not where the frees of all these processes were given up.
@@ -188,7 +239,8 @@ pub fn of_row(profile: &Profile, row: &Row, value: Value, confidence: f64) -> Es
     if row_has_none(profile, row, value) {
         return NONE;
     }
-    of_parts(profile, &[Part { interval: row.interval, sums: value.sums(row) }], value, confidence)
+    let parts = [Part::new(row.interval, value.sums(row))];
+    of_parts(profile, &parts, LossBounds::of(profile, [row.process], value, row.interval), value, confidence)
 }
 
 /// The interval of one row's bytes whose coverage is guaranteed; see [`Pool::guaranteed`].
@@ -204,24 +256,33 @@ pub fn guaranteed_of_row(
     if value.is_bytes() && row_has_none(profile, row, value) {
         return Ok(Interval { low: 0.0, high: 0.0 });
     }
-    guaranteed(profile, &[Part { interval: row.interval, sums: value.sums(row) }], value, confidence)
+    let parts = [Part::new(row.interval, value.sums(row))];
+    guaranteed(profile, &parts, LossBounds::of(profile, [row.process], value, row.interval), value, confidence)
 }
 
-fn guaranteed(profile: &Profile, parts: &[Part<'_>], value: Value, confidence: f64) -> Result<Interval, &'static str> {
+fn guaranteed(
+    profile: &Profile,
+    parts: &[Part<'_>],
+    losses: Lost,
+    value: Value,
+    confidence: f64,
+) -> Result<Interval, &'static str> {
     match (profile.samples_known, value.is_bytes()) {
         (false, _) => Err(NO_SAMPLES),
         _ if profile.time_windows && !value.needs_frees() => Err(TIME_WINDOWS),
         (_, false) => Err(NO_INTERVAL_KNOWN),
         _ if !profile.offsets_known => Err(NO_OFFSETS),
-        _ => estimate::guaranteed_bytes(parts, profile.criterion, confidence),
+        _ => losses?.widen_guaranteed(parts, |parts| estimate::guaranteed_bytes(parts, profile.criterion, confidence)),
     }
 }
 
-fn of_parts(profile: &Profile, parts: &[Part<'_>], value: Value, confidence: f64) -> Estimate {
+fn of_parts(profile: &Profile, parts: &[Part<'_>], losses: Lost, value: Value, confidence: f64) -> Estimate {
     if value.is_bytes() && profile.estimator != Estimator::HorvitzThompson {
-        return estimate::bytes_by(profile.estimator, parts, confidence);
+        return widened(profile, parts, losses, value, confidence, |parts| {
+            estimate::bytes_by(profile.estimator, parts, confidence)
+        });
     }
-    let raw = raw_of_parts(profile, parts, value, confidence);
+    let raw = raw_of_parts(profile, parts, losses, value, confidence);
     let corrections = parts.iter().map(|part| value.estimate_of(part.sums) - value.raw_estimate_of(part.sums));
     let estimate = raw.estimate + corrections.sum::<f64>();
     if profile.time_windows && !value.needs_frees() {
@@ -230,11 +291,22 @@ fn of_parts(profile: &Profile, parts: &[Part<'_>], value: Value, confidence: f64
     Estimate { estimate, ..raw }
 }
 
-fn raw_of_parts(profile: &Profile, parts: &[Part<'_>], value: Value, confidence: f64) -> Estimate {
-    if value.is_bytes() {
-        estimate::bytes(parts, profile.criterion, confidence)
-    } else {
-        estimate::objects(parts, profile.criterion, confidence)
+fn raw_of_parts(profile: &Profile, parts: &[Part<'_>], losses: Lost, value: Value, confidence: f64) -> Estimate {
+    let of = if value.is_bytes() { estimate::bytes } else { estimate::objects };
+    widened(profile, parts, losses, value, confidence, |parts| of(parts, profile.criterion, confidence))
+}
+
+fn widened(
+    profile: &Profile,
+    parts: &[Part<'_>],
+    losses: Lost,
+    value: Value,
+    confidence: f64,
+    of: impl Fn(&[Part<'_>]) -> Estimate,
+) -> Estimate {
+    match losses {
+        Ok(losses) => losses.widen(parts, Kind::of(profile, value), confidence, of),
+        Err(reason) => Estimate { low: None, high: None, reason: Some(reason), ..of(parts) },
     }
 }
 

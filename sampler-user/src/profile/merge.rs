@@ -44,6 +44,7 @@ pub fn merge(profiles: Vec<Profile>) -> Result<Profile, MergeError> {
     let all = profiles.len();
     let mut profiles = profiles.into_iter();
     let mut merged = profiles.next().ok_or(MergeError::Nothing)?;
+    merged.keep_loss_intervals();
     let mut modules = Modules::of(&merged);
     let mut followed = usize::from(merged.live);
     for (index, profile) in profiles.enumerate() {
@@ -60,7 +61,8 @@ pub fn merge(profiles: Vec<Profile>) -> Result<Profile, MergeError> {
     Ok(merged)
 }
 
-fn add(merged: &mut Profile, profile: Profile, modules: &mut Modules) {
+fn add(merged: &mut Profile, mut profile: Profile, modules: &mut Modules) {
+    profile.keep_loss_intervals();
     let first_process = merged.processes.len();
     let module_of: Vec<usize> = profile.modules.into_iter().map(|module| modules.index(merged, module)).collect();
     let mut stacks: HashMap<*const Stack, Arc<Stack>> = HashMap::new();
@@ -129,7 +131,7 @@ impl Modules {
 mod tests {
     use super::*;
     use crate::profile::estimates::{Pool, exact};
-    use crate::profile::model::Criterion;
+    use crate::profile::model::{Criterion, LossBound};
     use crate::profile::testing;
     use crate::profile::value::Value;
 
@@ -185,6 +187,32 @@ mod tests {
         for (a, b) in merged.rows.iter().zip(&merged.rows[one.rows.len()..]) {
             assert_eq!(a.stack, b.stack);
         }
+    }
+
+    /// Losses stay with their process, at the sampling interval of their own recording.
+    #[test]
+    fn losses_stay_with_their_process() {
+        let lossy = |interval, samples| {
+            let mut profile = testing::small();
+            profile.rows.retain(|row| row.interval == profile.interval);
+            (profile.interval, profile.rows[0].interval) = (interval, interval);
+            profile.rows.truncate(1);
+            profile.processes[0].losses.alloc = LossBound { samples, sampled_bytes: 100 * samples };
+            profile
+        };
+        let merged = merge(vec![lossy(64, 2), lossy(524_288, 3)]).expect("the same criterion");
+        let losses =
+            |index: usize| (merged.processes[index].losses.interval, merged.processes[index].losses.alloc.samples);
+        assert_eq!((losses(0), losses(2)), ((64, 2), (524_288, 3)));
+        assert!(merged.processes[1].losses.is_none());
+        assert_eq!(merged.losses().alloc, LossBound { samples: 5, sampled_bytes: 500 });
+        let above = |profile: &Profile, pool: &Pool| {
+            let found = pool.estimate(profile, Value::AllocSpace, 0.95);
+            found.high.expect("an interval") - found.estimate
+        };
+        let (whole, one) = (Pool::whole(&merged), lossy(524_288, 3));
+        let (all, large) = (above(&merged, &whole), above(&one, &Pool::whole(&one)));
+        assert!(large < all && all < 1.1 * large, "two samples at R = 64 add little: {large} {all}");
     }
 
     #[test]

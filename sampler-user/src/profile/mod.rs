@@ -7,6 +7,8 @@ pub mod estimates;
 pub mod formats;
 pub mod group;
 pub mod intern;
+pub mod loss_bounds;
+pub mod loss_comment;
 pub mod merge;
 pub mod model;
 pub mod naming;

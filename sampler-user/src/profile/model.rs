@@ -189,7 +189,8 @@ pub struct Process {
 }
 
 /// Sampled allocations that something concerns: at most so many.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(default)]
 pub struct LossBound {
     /// Their number.
     pub samples: u64,
@@ -203,10 +204,24 @@ impl LossBound {
         self.samples = self.samples.saturating_add(other.samples);
         self.sampled_bytes = self.sampled_bytes.saturating_add(other.sampled_bytes);
     }
+
+    /// These without the ones that another bound is of.
+    #[must_use]
+    pub fn without(&self, other: &Self) -> Self {
+        Self {
+            samples: self.samples.saturating_sub(other.samples),
+            sampled_bytes: self.sampled_bytes.saturating_sub(other.sampled_bytes),
+        }
+    }
+
+    /// Whether it is of none.
+    pub fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// What lost events may have done to figures.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Losses {
     /// Sampled allocations that are missing from the figures of allocation.
@@ -215,8 +230,12 @@ pub struct Losses {
     pub inuse_missing: LossBound,
     /// Those that are in the figures in use and may have been freed.
     pub inuse_stale: LossBound,
+    /// Largest sampling interval R that may have been in force when they were lost, in trials; 0: the profile's largest.
+    pub interval: u64,
     /// Whether events were lost before the peak: then its figures have no honest interval.
     pub peak_unknown: bool,
+    /// Whether no bound can be given of the figures in use: they are those of such a peak.
+    pub inuse_unbounded: bool,
     /// Whether no bound can be given.
     pub unbounded: bool,
 }
@@ -227,13 +246,15 @@ impl Losses {
         self.alloc.add(&other.alloc);
         self.inuse_missing.add(&other.inuse_missing);
         self.inuse_stale.add(&other.inuse_stale);
+        self.interval = self.interval.max(other.interval);
         self.peak_unknown |= other.peak_unknown;
+        self.inuse_unbounded |= other.inuse_unbounded;
         self.unbounded |= other.unbounded;
     }
 
     /// Whether nothing was lost.
     pub fn is_none(&self) -> bool {
-        *self == Self::default()
+        Self { interval: 0, ..*self } == Self::default()
     }
 }
 

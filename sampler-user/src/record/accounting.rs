@@ -152,7 +152,7 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
     remark(
         counters.lost_ring_full.saturating_sub(daemon.allocations_reconciled),
         counters.sampled,
-        "samples were lost because the events ring was full: estimates are too low by about this share; --ring-bytes makes room",
+        "samples were lost because the events ring was full: estimates are too low by about this share, and error bars cover that; --ring-bytes makes room",
     );
     remark(
         daemon.allocations_reconciled,
@@ -162,7 +162,7 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
     remark(
         counters.untracked,
         counters.submitted,
-        "samples could not be followed to their free because the live map was full: they are missing from the figures in use; --live-max makes room",
+        "samples could not be followed to their free because the live map was full: they are missing from the figures in use, whose error bars cover that; --live-max makes room",
     );
     remark(
         counters.stacks_lost + daemon.stacks_missing,

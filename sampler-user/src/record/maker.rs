@@ -147,6 +147,7 @@ impl Worker {
         } else {
             profile.rows.extend(self.residue.rows(first, profile.live));
         }
+        profile.keep_loss_intervals();
         profile.modules = self.naming.modules().to_vec();
         profile.notes.extend(accounting::broken_chains(&profile));
         if let Err(error) = self.adjustments.apply(&mut profile) {

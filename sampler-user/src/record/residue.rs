@@ -6,7 +6,7 @@ use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 use crate::heap::sums::SampleSums;
-use crate::profile::model::{Frame, Process, Row, Stack};
+use crate::profile::model::{Frame, Losses, Process, Row, Stack};
 
 /// Most rows with a stack of their own; what comes later is one row for each program and interval.
 const MOST_ROWS: usize = 100_000;
@@ -115,6 +115,8 @@ impl Residue {
         ] {
             *sum = sum.map(|sum| sum.saturating_add(more.unwrap_or(0)));
         }
+        // What they had in use is what was held at exit.
+        total.losses.add(&Losses { peak_unknown: false, ..process.losses });
         for allocator in &process.allocators {
             if !total.allocators.contains(allocator) {
                 total.allocators.push(allocator.clone());
@@ -195,6 +197,7 @@ fn beyond() -> Arc<Stack> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::model::LossBound;
 
     fn process(pid: u32, comm: &str, bytes: u64) -> Process {
         Process { pid, comm: comm.into(), exact_alloc_bytes: Some(bytes), ..Process::default() }
@@ -266,6 +269,20 @@ mod tests {
         let total: f64 = residue.rows(0, true).map(|row| row.at_exit.bytes).sum();
         assert_eq!(total, 112.0 + 3.0 * many.len() as f64);
         assert_eq!(residue.totals(0, true).map(|row| row.at_exit.bytes).sum::<f64>(), total);
+    }
+
+    #[test]
+    fn what_ended_processes_lost_is_kept() {
+        let mut residue = Residue::default();
+        let bound = LossBound { samples: 2, sampled_bytes: 20 };
+        let losses = Losses { alloc: bound, inuse_missing: bound, peak_unknown: true, ..Losses::default() };
+        for pid in [1, 2] {
+            add(&mut residue, &Process { losses, slack: bound, ..process(pid, "a", 10) }, &[]);
+        }
+        let sum = LossBound { samples: 4, sampled_bytes: 40 };
+        let losses = Losses { alloc: sum, inuse_missing: sum, ..Losses::default() };
+        assert_eq!(residue.processes()[0].losses, losses);
+        assert!(residue.processes()[0].slack.is_none());
     }
 
     #[test]

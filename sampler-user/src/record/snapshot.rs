@@ -22,7 +22,7 @@ use crate::host::Host;
 use crate::host::events::{monotonic_ns, suspended_ns};
 use crate::host::mappings::ModuleId;
 use crate::kernel::totals::Counts;
-use crate::profile::model::{LossBound, Process, Unread};
+use crate::profile::model::{LossBound, Losses, Process, Unread};
 use crate::profile::stats::Stats;
 use crate::unwind::image::ModuleFiles;
 use crate::unwind::raw::RawStack;
@@ -222,6 +222,7 @@ impl Parts<'_> {
                 // Its counts go with its last rows.
                 process.exact_alloc_bytes = None;
                 process.exact_alloc_objects = None;
+                process.losses = Losses::default();
             }
         }
         (Retired { keys, processes, rows, facts }, held)

@@ -31,6 +31,16 @@ pub struct Part<'a> {
     pub interval: u64,
     /// The samples drawn with it.
     pub sums: &'a SampleSums,
+    /// Further samples that may have been drawn and lost. Upper ends are as far above the estimate as if they were there;
+    /// what they themselves stand for is not in it.
+    pub lost: u64,
+}
+
+impl<'a> Part<'a> {
+    /// A part of which nothing was lost.
+    pub const fn new(interval: u64, sums: &'a SampleSums) -> Self {
+        Self { interval, sums, lost: 0 }
+    }
 }
 
 /// No part, so not even a sampling interval to bound the unseen with.
@@ -91,9 +101,10 @@ pub fn guaranteed_bytes(parts: &[Part<'_>], criterion: Criterion, confidence: f6
     }
     let each = 1.0 - (1.0 - confidence) / parts.len() as f64;
     let mut whole = Interval { low: 0.0, high: 0.0 };
-    for Part { interval, sums } in parts {
+    for Part { interval, sums, lost } in parts {
         let (sampled_bytes, unskipped) = (sums.sampled_bytes as f64, sums.unskipped() as f64);
-        let ends = interval::from_offsets(sums.sized_samples(), unskipped, sampled_bytes, *interval, each);
+        let samples = sums.sized_samples().saturating_add(*lost);
+        let ends = interval::from_offsets(samples, unskipped, sampled_bytes, *interval, each);
         whole.low += ends.low;
         whole.high += ends.high;
     }
@@ -109,7 +120,7 @@ pub fn bytes_by(estimator: Estimator, parts: &[Part<'_>], confidence: f64) -> Es
         total,
         parts.iter().map(|part| {
             let figure = figure(part);
-            (figure, estimators::interval_of_sums(part.sums, figure, part.interval, estimator, confidence))
+            (figure, estimators::interval_of_sums(part, figure, estimator, confidence))
         }),
     )
 }
@@ -150,7 +161,8 @@ fn common_size(parts: &[Part<'_>]) -> Size {
 fn part_bytes(part: &Part<'_>, criterion: Criterion, size: Size, confidence: f64) -> Result<Interval, &'static str> {
     let sums = part.sums;
     if criterion == Criterion::Bytes || part.interval == 1 {
-        let sampled = Sampled { samples: sums.sized_samples(), sum: sums.sampled_bytes as f64, estimate: sums.bytes };
+        let samples = sums.sized_samples().saturating_add(part.lost);
+        let sampled = Sampled { samples, sum: sums.sampled_bytes as f64, estimate: sums.bytes };
         return Ok(interval::from_sizes(sampled, part.interval, confidence));
     }
     match size {
@@ -219,7 +231,8 @@ fn trial_interval(part: &Part<'_>, trials: f64, confidence: f64) -> Interval {
     if trials.is_infinite() {
         return Interval { low: sums.objects, high: sums.objects };
     }
-    let sampled = Sampled { samples: sums.samples, sum: sums.samples as f64 * trials, estimate: sums.objects * trials };
+    let samples = sums.samples.saturating_add(part.lost);
+    let sampled = Sampled { samples, sum: sums.samples as f64 * trials, estimate: sums.objects * trials };
     let in_trials = interval::from_sizes(sampled, part.interval, confidence);
     Interval { low: in_trials.low / trials, high: in_trials.high / trials }
 }
@@ -243,7 +256,7 @@ mod tests {
     #[test]
     fn no_samples_are_bounded() {
         let none = SampleSums::default();
-        let estimate = bytes(&[Part { interval: 1_000, sums: &none }], Criterion::Bytes, 0.95);
+        let estimate = bytes(&[Part::new(1_000, &none)], Criterion::Bytes, 0.95);
         assert_eq!((estimate.estimate, estimate.low), (0.0, Some(0.0)));
         assert!((ends(estimate).1 - 3_688.879).abs() < 1e-3);
         assert_eq!(bytes(&[], Criterion::Bytes, 0.95).reason, Some(NO_INTERVAL_KNOWN));
@@ -252,7 +265,7 @@ mod tests {
     #[test]
     fn everything_sampled_is_exact() {
         let all = sums(1, &[0, 3, 100]);
-        let parts = [Part { interval: 1, sums: &all }];
+        let parts = [Part::new(1, &all)];
         let estimate = bytes(&parts, Criterion::Bytes, 0.95);
         assert_eq!((estimate.estimate, ends(estimate)), (103.0, (103.0, 103.0)));
         let count = objects(&parts, Criterion::Bytes, 0.95);
@@ -262,22 +275,22 @@ mod tests {
     #[test]
     fn counts_need_one_size() {
         let same = sums(1_000, &[64, 64, 64]);
-        let count = objects(&[Part { interval: 1_000, sums: &same }], Criterion::Bytes, 0.95);
-        let size = bytes(&[Part { interval: 1_000, sums: &same }], Criterion::Bytes, 0.95);
+        let count = objects(&[Part::new(1_000, &same)], Criterion::Bytes, 0.95);
+        let size = bytes(&[Part::new(1_000, &same)], Criterion::Bytes, 0.95);
         assert!((ends(count).0 * 64.0 - ends(size).0).abs() < 1e-6);
         assert!((ends(count).1 * 64.0 - ends(size).1).abs() < 1e-6);
         let mixed = sums(1_000, &[64, 65]);
-        let count = objects(&[Part { interval: 1_000, sums: &mixed }], Criterion::Bytes, 0.95);
+        let count = objects(&[Part::new(1_000, &mixed)], Criterion::Bytes, 0.95);
         assert_eq!((count.low, count.high, count.reason), (None, None, Some(MIXED_SIZES)));
         let single = sums(1_000, &[64]);
-        let count = objects(&[Part { interval: 1_000, sums: &single }], Criterion::Bytes, 0.95);
+        let count = objects(&[Part::new(1_000, &single)], Criterion::Bytes, 0.95);
         assert_eq!(count.reason, Some(SINGLE_SAMPLE));
     }
 
     #[test]
     fn zero_byte_samples_count_only_as_objects() {
         let zeros = sums(1_000, &[0, 0]);
-        let parts = [Part { interval: 1_000, sums: &zeros }];
+        let parts = [Part::new(1_000, &zeros)];
         assert_eq!(bytes(&parts, Criterion::Bytes, 0.95).estimate, 0.0);
         assert!((ends(bytes(&parts, Criterion::Bytes, 0.95)).1 - 3_688.879).abs() < 1e-3);
         let count = objects(&parts, Criterion::Bytes, 0.95);
@@ -287,7 +300,7 @@ mod tests {
     #[test]
     fn several_intervals_combine_in_squares() {
         let (fine, coarse) = (sums(100, &[64, 64]), sums(10_000, &[64]));
-        let (a, b) = (Part { interval: 100, sums: &fine }, Part { interval: 10_000, sums: &coarse });
+        let (a, b) = (Part::new(100, &fine), Part::new(10_000, &coarse));
         let whole = bytes(&[a, b], Criterion::Bytes, 0.95);
         let (one, two) = (bytes(&[a], Criterion::Bytes, 0.95), bytes(&[b], Criterion::Bytes, 0.95));
         let expected = (ends(one).1 - one.estimate).hypot(ends(two).1 - two.estimate);
@@ -301,7 +314,7 @@ mod tests {
         for size in [10, 2_000] {
             by_count.record(size, 1, 0, 50);
         }
-        let parts = [Part { interval: 50, sums: &by_count }];
+        let parts = [Part::new(50, &by_count)];
         let count = objects(&parts, Criterion::Allocations, 0.95);
         assert!((count.estimate - 100.0).abs() < 1e-9 && count.low >= Some(2.0));
         assert_eq!(bytes(&parts, Criterion::Allocations, 0.95).reason, Some(MIXED_SIZES_NOT_BYTES));
@@ -310,15 +323,15 @@ mod tests {
         for _ in 0..5 {
             by_class.record(64, 700, 0, 1 << 20);
         }
-        let count = objects(&[Part { interval: 1 << 20, sums: &by_class }], Criterion::SizeClass, 0.95);
-        let direct = trial_interval(&Part { interval: 1 << 20, sums: &by_class }, 700.0, 0.95);
+        let count = objects(&[Part::new(1 << 20, &by_class)], Criterion::SizeClass, 0.95);
+        let direct = trial_interval(&Part::new(1 << 20, &by_class), 700.0, 0.95);
         assert!((ends(count).1 / direct.high - 1.0).abs() < 1e-9);
     }
 
     #[test]
     fn guaranteed_ends_need_bytes_as_trials_and_add_up() {
         let (fine, coarse) = (sums(100, &[64, 64]), sums(10_000, &[64]));
-        let (a, b) = (Part { interval: 100, sums: &fine }, Part { interval: 10_000, sums: &coarse });
+        let (a, b) = (Part::new(100, &fine), Part::new(10_000, &coarse));
         let of = |parts: &[Part<'_>], confidence| guaranteed_bytes(parts, Criterion::Bytes, confidence).expect("bytes");
         assert_eq!(of(&[a], 0.95), interval::from_offsets(2, 128.0, 128.0, 100, 0.95));
         let (whole, one, two) = (of(&[a, b], 0.95), of(&[a], 0.975), of(&[b], 0.975));
@@ -327,7 +340,7 @@ mod tests {
         assert_eq!(guaranteed_bytes(&[a], Criterion::Allocations, 0.95), Err(OFFSETS_NEED_BYTES));
         assert_eq!(guaranteed_bytes(&[], Criterion::Bytes, 0.95), Err(NO_INTERVAL_KNOWN));
         let all = sums(1, &[5]);
-        let all = Part { interval: 1, sums: &all };
+        let all = Part::new(1, &all);
         assert_eq!(guaranteed_bytes(&[all], Criterion::Allocations, 0.95), Ok(Interval { low: 5.0, high: 5.0 }));
     }
 }

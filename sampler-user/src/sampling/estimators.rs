@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::binomial;
+use super::estimate::Part;
 use super::interval::{Interval, Sampled, from_offsets, from_sizes};
 use super::weight::inclusion;
 use crate::heap::sums::SampleSums;
@@ -137,19 +138,20 @@ const MOST_EXACT: u64 = 100_000;
 /// # Errors
 /// The reason why there is none.
 pub fn interval_of_sums(
-    sums: &SampleSums,
+    part: &Part<'_>,
     figure: f64,
-    interval: u64,
     estimator: Estimator,
     confidence: f64,
 ) -> Result<Interval, &'static str> {
+    let Part { interval, sums, lost } = *part;
     let sampled_bytes = sums.sampled_bytes as f64;
     if interval == 1 {
         return Ok(Interval { low: sampled_bytes, high: sampled_bytes });
     }
     let (samples, unskipped) = match estimator {
         Estimator::HorvitzThompson => {
-            let sampled = Sampled { samples: sums.sized_samples(), sum: sampled_bytes, estimate: sums.bytes };
+            let samples = sums.sized_samples().saturating_add(lost);
+            let sampled = Sampled { samples, sum: sampled_bytes, estimate: sums.bytes };
             return Ok(from_sizes(sampled, interval, confidence));
         }
         Estimator::SizeOverInterval => return Err(BIASED),
@@ -160,11 +162,15 @@ pub fn interval_of_sums(
         }
         Estimator::Offset => (sums.sized_samples(), sums.unskipped()),
     };
-    if samples > MOST_EXACT {
-        return Ok(from_offsets(samples, unskipped as f64, sampled_bytes, interval, confidence));
-    }
-    let ends = negative_binomial_interval(samples, unskipped, interval, confidence, Window::Open);
-    Ok(Interval { low: ends.low.max(sampled_bytes), high: ends.high })
+    let samples = samples.saturating_add(lost);
+    let ends = if samples > MOST_EXACT {
+        from_offsets(samples, unskipped as f64, sampled_bytes, interval, confidence)
+    } else {
+        negative_binomial_interval(samples, unskipped, interval, confidence, Window::Open)
+    };
+    // A lost sample stands for R − 1 and what it did not skip.
+    let of_lost = lost as f64 * (interval as f64 - 1.0);
+    Ok(Interval { low: (ends.low - of_lost).max(sampled_bytes), high: ends.high - of_lost })
 }
 
 /// Estimate from offsets: s q/p + u = s (R − 1) + u, u = Σ (size − offset).
@@ -202,7 +208,7 @@ pub fn negative_binomial_interval(
     let low = binomial::waiting_quantile(tail, samples, interval);
     let high = match window {
         Window::AtSample => binomial::waiting_quantile(1.0 - tail, samples, interval).saturating_sub(1),
-        Window::Open => binomial::waiting_quantile(1.0 - tail, samples + 1, interval),
+        Window::Open => binomial::waiting_quantile(1.0 - tail, samples.saturating_add(1), interval),
     };
     Interval { low: low.saturating_sub(1) as f64 + u, high: high as f64 + u }
 }
@@ -309,7 +315,8 @@ mod tests {
             for (held, estimator) in held.iter_mut().zip([Estimator::CountOfSuccesses, Estimator::Offset]) {
                 let figure =
                     bytes_of_sums(&sums, interval, estimator, || rng::next(&mut completion)).expect("a figure");
-                let ends = interval_of_sums(&sums, figure, interval, estimator, confidence).expect("an interval");
+                let ends =
+                    interval_of_sums(&Part::new(interval, &sums), figure, estimator, confidence).expect("an interval");
                 assert!(ends.low <= figure + 1.0 && figure <= ends.high, "{figure} {ends:?}");
                 *held += i32::from(ends.low <= truth && truth <= ends.high);
             }
@@ -325,7 +332,7 @@ mod tests {
     fn many_samples_have_the_limits_interval() {
         let of = |samples: u64| {
             let sums = SampleSums { samples, sampled_bytes: samples * 8, largest_bytes: 8, ..SampleSums::default() };
-            interval_of_sums(&sums, 0.0, 524_288, Estimator::Offset, 0.95).expect("an interval")
+            interval_of_sums(&Part::new(524_288, &sums), 0.0, Estimator::Offset, 0.95).expect("an interval")
         };
         let exact = of(MOST_EXACT);
         let limit = from_offsets(MOST_EXACT, 8e5, 8e5, 524_288, 0.95);
@@ -338,12 +345,12 @@ mod tests {
     fn where_an_estimator_has_no_interval_it_says_why() {
         let mut sums = SampleSums::default();
         sums.record(5_000, 5_000, 10, 1_000);
-        let of = |estimator, interval| interval_of_sums(&sums, sums.bytes, interval, estimator, 0.95);
+        let of = |estimator, interval| interval_of_sums(&Part::new(interval, &sums), sums.bytes, estimator, 0.95);
         assert_eq!(of(Estimator::SizeOverInterval, 1_000), Err(BIASED));
         assert_eq!(of(Estimator::CountOfSuccesses, 1_000), Err(TAKEN_AS_THEY_ARE));
         assert_eq!(of(Estimator::SizeOverInterval, 1), Ok(Interval { low: 5_000.0, high: 5_000.0 }));
         let nothing = SampleSums::default();
-        let unseen = interval_of_sums(&nothing, 0.0, 1_000, Estimator::Offset, 0.95).expect("bounded");
+        let unseen = interval_of_sums(&Part::new(1_000, &nothing), 0.0, Estimator::Offset, 0.95).expect("bounded");
         assert!(unseen.low == 0.0 && (unseen.high / 3_688.0 - 1.0).abs() < 1e-3, "{unseen:?}");
     }
 
@@ -377,7 +384,9 @@ mod tests {
                 }
             }
             let holds = |ends: Interval| i32::from(ends.low <= truth as f64 && truth as f64 <= ends.high);
-            open += holds(interval_of_sums(&sums, 0.0, interval, Estimator::Offset, confidence).expect("an interval"));
+            open += holds(
+                interval_of_sums(&Part::new(interval, &sums), 0.0, Estimator::Offset, confidence).expect("an interval"),
+            );
             let (samples, unskipped) = (sums.sized_samples(), sums.unskipped());
             closed += holds(negative_binomial_interval(samples, unskipped, interval, confidence, Window::AtSample));
         }

@@ -39,7 +39,7 @@ pub fn from_sizes(sampled: Sampled, interval: u64, confidence: f64) -> Interval 
     let (s, r, tail) = (samples as f64, interval as f64, (1.0 - confidence) / 2.0);
     Interval {
         low: (estimate - r * (s - quantile(samples, Tail::Lower, tail))).max(sum),
-        high: estimate + r * (quantile(samples + 1, Tail::Upper, tail) - s),
+        high: estimate + r * (quantile(samples.saturating_add(1), Tail::Upper, tail) - s),
     }
 }
 
@@ -52,7 +52,7 @@ pub fn from_offsets(samples: u64, unskipped: f64, sum: f64, interval: u64, confi
     let (s, r, tail) = (samples as f64, interval as f64, (1.0 - confidence) / 2.0);
     Interval {
         low: (unskipped - s + (r - 1.0) * quantile(samples, Tail::Lower, tail)).max(sum),
-        high: unskipped - s + r * quantile(samples + 1, Tail::Upper, tail),
+        high: unskipped - s + r * quantile(samples.saturating_add(1), Tail::Upper, tail),
     }
 }
 

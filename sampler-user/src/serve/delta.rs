@@ -7,7 +7,7 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::filter::only;
 use crate::heap::sums::SampleSums;
-use crate::profile::model::{Process, Profile, Row, Stack};
+use crate::profile::model::{Losses, Process, Profile, Row, Stack};
 use crate::record::Code;
 use crate::record::maker::Made;
 
@@ -125,7 +125,11 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
     for (key, (before, row)) in before {
         let process = *programs.entry(key.owner).or_insert_with(|| {
             let process = &earlier.profile.processes[row.process];
-            profile.processes.push(Process { pid: 0, ended: true, ..process.clone() });
+            // Its allocations, with what was lost of them, are elsewhere.
+            let Losses { inuse_missing, inuse_stale, interval, .. } = process.losses;
+            let losses =
+                Losses { inuse_missing: inuse_stale, inuse_stale: inuse_missing, interval, ..Losses::default() };
+            profile.processes.push(Process { pid: 0, ended: true, losses, ..process.clone() });
             profile.processes.len() - 1
         });
         if !profile.knows_inuse(process) {
@@ -135,11 +139,19 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
         push(&mut profile.rows, row, process, Sums { inuse, ..Sums::default() });
     }
     let counted_before = counts(earlier, &owners);
+    let lost_before = losses(earlier, &owners);
     for (index, process) in profile.processes.iter_mut().enumerate() {
         let owner = owners.of(later, index);
         let (bytes, objects) = counted_before.get(&owner).copied().unwrap_or_default();
         process.exact_alloc_bytes = process.exact_alloc_bytes.map(|now| now.saturating_sub(bytes));
         process.exact_alloc_objects = process.exact_alloc_objects.map(|now| now.saturating_sub(objects));
+        let Some(before) = lost_before.get(&owner) else { continue };
+        process.losses.alloc = process.losses.alloc.without(&before.alloc);
+        if of == Inuse::Change {
+            // What was missing then and is seen now looks like growth, and the other way round.
+            process.losses.inuse_missing.add(&before.inuse_stale);
+            process.losses.inuse_stale.add(&before.inuse_missing);
+        }
     }
     profile
 }
@@ -152,6 +164,14 @@ fn counts(made: &Made, owners: &Owners<'_>) -> HashMap<Owner, (u64, u64)> {
         *objects += process.exact_alloc_objects.unwrap_or(0);
     }
     counts
+}
+
+fn losses(made: &Made, owners: &Owners<'_>) -> HashMap<Owner, Losses> {
+    let mut losses: HashMap<Owner, Losses> = HashMap::new();
+    for (index, process) in made.profile.processes.iter().enumerate() {
+        losses.entry(owners.of(made, index)).or_default().add(&process.losses);
+    }
+    losses
 }
 
 /// A row's sums.
@@ -183,6 +203,7 @@ fn minus(later: &SampleSums, earlier: &SampleSums) -> SampleSums {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile::model::LossBound;
     use crate::profile::stats::Stats;
     use crate::profile::testing;
     use std::time::{Duration, Instant};
@@ -249,6 +270,22 @@ mod tests {
             assert!((grown - held).abs() < 1e-6 && held > 0.0, "{grown} {held}");
             assert!(difference.rows.iter().all(|row| row.at_exit.bytes >= 0.0));
         }
+    }
+
+    #[test]
+    fn of_losses_the_difference_has_what_came_in_between() {
+        let bound = |samples| LossBound { samples, sampled_bytes: 10 * samples };
+        let mut earlier = testing::small();
+        earlier.processes[0].losses =
+            Losses { alloc: bound(5), inuse_missing: bound(1), inuse_stale: bound(2), ..Losses::default() };
+        let mut later = earlier.clone();
+        later.processes[0].losses = Losses { alloc: bound(9), inuse_stale: bound(4), ..Losses::default() };
+        let (earlier, later) = (made(earlier, 2), made(later, 2));
+        let of = |of| difference(Some(&earlier), &later, of).processes[0].losses;
+        let level = Losses { alloc: bound(4), inuse_stale: bound(4), ..Losses::default() };
+        assert_eq!(of(Inuse::Level), level);
+        let change = Losses { inuse_missing: bound(2), inuse_stale: bound(5), ..level };
+        assert_eq!(of(Inuse::Change), change);
     }
 
     #[test]

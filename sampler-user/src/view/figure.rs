@@ -36,7 +36,9 @@ impl FigureText {
             None => count(bound),
         };
         // Of a stack that was seen once the lower end is what was seen, and the upper one says little.
-        if profile.errors_known() && samples == 1 && estimate.low != estimate.high && value.is_bytes() {
+        // If samples may have been lost, the upper one says that.
+        let touched = pool.is_touched(profile, value);
+        if profile.errors_known() && samples == 1 && !touched && estimate.low != estimate.high && value.is_bytes() {
             let least = super::units::bytes(pool.sampled_bytes(value) as f64);
             return Self { figure, bounds: format!("at least {least}"), unbounded: None };
         }
@@ -46,7 +48,7 @@ impl FigureText {
                 Self { figure, bounds: format!("[{}, {}]", number(low), number(high)), unbounded: None }
             }
             // Nothing was seen, so nothing is claimed.
-            _ if samples == 0 && estimate.estimate == 0.0 => Self { figure, ..Self::default() },
+            _ if samples == 0 && estimate.estimate == 0.0 && !touched => Self { figure, ..Self::default() },
             _ => {
                 let unbounded = estimate.reason.filter(|_| profile.errors_known());
                 Self { figure: format!("~{figure}"), bounds: String::new(), unbounded }
@@ -59,9 +61,9 @@ impl FigureText {
         Self { figure: "not known".into(), ..Self::default() }
     }
 
-    /// Without bounds where there is no sample: a stack that has nothing in use.
-    pub(super) fn quiet_if_unseen(self, pool: &Pool, value: Value) -> Self {
-        if pool.samples(value) == 0 && pool.total(value) == 0.0 {
+    /// Without bounds where there is no sample and none may have been lost: a stack that has nothing in use.
+    pub(super) fn quiet_if_unseen(self, profile: &Profile, pool: &Pool, value: Value) -> Self {
+        if pool.samples(value) == 0 && pool.total(value) == 0.0 && !pool.is_touched(profile, value) {
             return Self { bounds: String::new(), unbounded: None, ..self };
         }
         self

@@ -68,7 +68,7 @@ const LEAST_WIDTH: usize = 40;
 
 /// The report of a profile.
 pub fn report(profile: &Profile, options: &ReportOptions) -> String {
-    let whole = Pool::of(&profile.rows);
+    let whole = Pool::whole(profile);
     let sort = options.sort.unwrap_or_else(|| default_sort(profile, &whole));
     let intervals = intervals_used(profile);
     let context = Context { profile, options, width: options.width.max(LEAST_WIDTH), sort, whole, intervals };

@@ -1,6 +1,7 @@
 //! Tests of the report as a whole.
 
 use super::*;
+use crate::profile::model::LossBound;
 use crate::profile::testing;
 use crate::view::figure::FigureText;
 use crate::view::text::width;
@@ -203,4 +204,76 @@ fn what_ended_processes_held_has_a_line_a_column_and_a_section() {
     assert!(!by_held.contains("By bytes in use"), "{by_held}");
     let text = report(&testing::small(), &options).to_lowercase();
     assert!(!text.contains("at exit") && !text.contains("as of"), "{text}");
+}
+
+/// A profile of which every allocation was sampled: five blocks of 100 bytes.
+fn all_sampled() -> Profile {
+    let mut profile = testing::small();
+    profile.interval = 1;
+    profile.processes.truncate(1);
+    profile.processes[0].exact_alloc_bytes = Some(500);
+    profile.processes[0].exact_alloc_objects = Some(5);
+    profile.rows.truncate(1);
+    profile.rows[0].interval = 1;
+    (profile.rows[0].alloc, profile.rows[0].inuse) = (testing::sums(5, 100, 1), testing::sums(5, 100, 1));
+    profile.counters = [("submitted".to_owned(), 5)].into();
+    profile
+}
+
+/// Where samples and counts must be equal, one call counted after the samples' moment is no reason for alarm if it is known
+/// of, nor are samples that are known to be lost. One that nothing explains is.
+#[test]
+fn the_self_check_knows_of_losses_and_of_the_last_call() {
+    let wide = ReportOptions { width: 1_000, ..ReportOptions::default() };
+    let alarms = |profile: &Profile| report(profile, &wide).contains("do not trust this process's figures");
+    let mut profile = all_sampled();
+    assert!(!alarms(&profile));
+    profile.processes[0].exact_alloc_bytes = Some(600);
+    profile.processes[0].exact_alloc_objects = Some(6);
+    assert!(alarms(&profile));
+    // A call in flight is no cause.
+    profile.counters.insert("lost_in_flight".into(), 1);
+    assert!(report(&profile, &wide).contains("no loss was counted"));
+    assert!(!report(&profile, &wide).contains("in flight") && !report(&profile, &wide).contains("1 sample lost"));
+    let call = LossBound { samples: 1, sampled_bytes: 100 };
+    profile.processes[0].slack = call;
+    assert!(!alarms(&profile));
+    // So much and no more.
+    profile.processes[0].exact_alloc_bytes = Some(700);
+    assert!(alarms(&profile));
+    profile.processes[0].losses.alloc = call;
+    profile.counters.insert("lost_ring_full".into(), 1);
+    assert!(!alarms(&profile));
+    let text = report(&profile, &wide);
+    let expected = "1 sample lost (16.7 % of all): ring full 1; what was allocated may lack 1 sample of 100 B together, and \
+                    its error bars cover that";
+    assert!(text.contains(expected), "{text}");
+    assert!(text.contains("[500, 600]"), "the interval shows it: {text}");
+    profile.processes[0].slack = LossBound::default();
+    assert!(alarms(&profile));
+}
+
+#[test]
+fn what_losses_did_to_figures_in_use_is_said() {
+    let wide = ReportOptions { width: 1_000, ..ReportOptions::default() };
+    let mut profile = all_sampled();
+    assert!(!report(&profile, &wide).contains("records were lost"));
+    profile.processes[0].losses.inuse_missing = LossBound { samples: 2, sampled_bytes: 200 };
+    profile.processes[0].losses.inuse_stale = LossBound { samples: 1, sampled_bytes: 100 };
+    let text = report(&profile, &wide);
+    let expected = "records were lost: what is in use may lack 2 samples of 200 B together and may hold 1 sample of 100 B \
+                    together that were freed; error bars cover that";
+    assert!(text.contains(expected) && text.contains("[400, 700]"), "{text}");
+    // Nothing in use, and yet there may be.
+    profile.rows[0].inuse = Default::default();
+    assert!(report(&profile, &wide).contains("[0, 200 B]"), "{}", report(&profile, &wide));
+    // A single sample is not "at least" what was seen if it may have been freed.
+    profile.rows[0].inuse = testing::sums(1, 100, 1);
+    assert!(!report(&profile, &wide).contains("at least"));
+    profile.processes[0].losses.unbounded = true;
+    let text = report(&profile, &wide);
+    assert!(
+        text.contains("no error bars of what is allocated and in use in 1 process") && text.contains("~500 B"),
+        "{text}"
+    );
 }

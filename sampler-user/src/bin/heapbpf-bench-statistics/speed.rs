@@ -38,8 +38,8 @@ pub fn run() {
         });
         let weighted = cpu_time() - start;
         for sums in &sums[1] {
-            black_box(estimate::bytes(&[Part { interval: INTERVAL, sums }], Criterion::Bytes, 0.95));
-            black_box(estimate::objects(&[Part { interval: INTERVAL, sums }], Criterion::Bytes, 0.95));
+            black_box(estimate::bytes(&[Part::new(INTERVAL, sums)], Criterion::Bytes, 0.95));
+            black_box(estimate::objects(&[Part::new(INTERVAL, sums)], Criterion::Bytes, 0.95));
         }
         let with_intervals = cpu_time() - start;
         let p: Vec<f64> = sums[0].iter().zip(&sums[1]).map(|(a, b)| p_no_growth(&observed(a), &observed(b))).collect();

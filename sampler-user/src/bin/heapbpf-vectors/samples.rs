@@ -60,7 +60,7 @@ pub fn stacks(file: &Value, checker: &mut Checker) {
         check("est_count", sums.objects);
         check("var_bytes", sums.bytes_variance);
         check("var_count", sums.objects_variance);
-        let bytes = estimate::bytes(&[Part { interval: r, sums: &sums }], Criterion::Bytes, confidence);
+        let bytes = estimate::bytes(&[Part::new(r, &sums)], Criterion::Bytes, confidence);
         ends(checker, &format!("case {index}"), expected, r, bytes.low, bytes.high);
     }
     for row in rows(file, "zero_samples") {

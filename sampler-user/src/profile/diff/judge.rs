@@ -3,6 +3,7 @@
 use super::{Change, DiffOptions};
 use crate::heap::sums::SampleSums;
 use crate::profile::estimates::{NO_SAMPLES, Pool, TIME_WINDOWS};
+use crate::profile::loss_bounds::{Kind, LossBounds};
 use crate::profile::model::{Criterion, Profile};
 use crate::profile::value::Value;
 use crate::sampling::estimate::{Estimate, MIXED_SIZES, MIXED_SIZES_NOT_BYTES, Part};
@@ -25,7 +26,7 @@ impl<'a> Side<'a> {
     }
 
     fn parts<'p>(&self, pool: &'p Pool) -> Vec<Part<'p>> {
-        pool.sums(self.value).map(|(interval, sums)| Part { interval, sums }).collect()
+        pool.sums(self.value).map(|(interval, sums)| Part::new(interval, sums)).collect()
     }
 }
 
@@ -44,15 +45,19 @@ pub(super) fn change(before: &Side, was: &Pool, after: &Side, is: &Pool, options
         reason => Estimate { estimate: pool.total(value), reason, ..Estimate::default() },
     };
     let (was_figure, is_figure) = (figure(before, was), figure(after, is));
-    let p_value = match unknown(before).or(unknown(after)) {
-        None => p_value(before, &was_parts, after, &is_parts),
-        Some(reason) => Err(reason),
+    let lost = |side: &Side, pool: &Pool| pool.losses(side.profile, value);
+    let p_value = match (unknown(before).or(unknown(after)), lost(before, was), lost(after, is)) {
+        (None, Ok(lost_before), Ok(lost_after)) => {
+            p_value(before, (&was_parts, &lost_before), after, (&is_parts, &lost_after))
+        }
+        (Some(reason), ..) | (_, Err(reason), _) | (.., Err(reason)) => Err(reason),
     };
+    let touched = was.is_touched(before.profile, value) || is.is_touched(after.profile, value);
     Change {
         value: name(value),
         before: was_figure,
         after: is_figure,
-        change: difference(was_figure, is_figure, scale),
+        change: difference(was_figure, is_figure, scale, touched),
         p_value: p_value.ok(),
         q_value: None,
         significant: false,
@@ -72,21 +77,37 @@ fn name(value: Value) -> &'static str {
     }
 }
 
-fn difference(was: Estimate, is: Estimate, scale: f64) -> Estimate {
+/// `touched`: events were lost. By how much they move a figure is no chance that evens out, so the ends are set against each
+/// other.
+fn difference(was: Estimate, is: Estimate, scale: f64, touched: bool) -> Estimate {
     let change = is.estimate - was.estimate * scale;
     let ends = |figure: Estimate, scale: f64| {
         Some((figure.estimate * scale, Interval { low: figure.low? * scale, high: figure.high? * scale }))
     };
     match (ends(was, scale), ends(is, 1.0)) {
         (Some(was), Some(is)) => {
-            let (_, ends) = interval::difference(was, is);
+            let ends = if touched { apart(was.1, is.1) } else { interval::difference(was, is).1 };
             Estimate { estimate: change, low: Some(ends.low), high: Some(ends.high), ..Estimate::default() }
         }
         _ => Estimate { estimate: change, reason: was.reason.or(is.reason), ..Estimate::default() },
     }
 }
 
-fn p_value(before: &Side, was: &[Part<'_>], after: &Side, is: &[Part<'_>]) -> Result<f64, &'static str> {
+/// What two figures are apart at least and at most.
+fn apart(was: Interval, is: Interval) -> Interval {
+    Interval { low: is.low - was.high, high: is.high - was.low }
+}
+
+/// Samples of one figure, and what was lost of them.
+type Seen<'a> = (&'a [Part<'a>], &'a LossBounds);
+
+/// With losses: as if all that may have been lost before had been there, and nothing of what may have been gone after.
+fn p_value(
+    before: &Side,
+    (was, lost_before): Seen<'_>,
+    after: &Side,
+    (is, lost_after): Seen<'_>,
+) -> Result<f64, &'static str> {
     let value = before.value;
     let criterion = before.profile.criterion;
     if criterion != after.profile.criterion {
@@ -99,26 +120,37 @@ fn p_value(before: &Side, was: &[Part<'_>], after: &Side, is: &[Part<'_>]) -> Re
         (Criterion::Bytes, false) => return Err(MIXED_SIZES),
         _ => return Err(MIXED_SIZES_NOT_BYTES),
     }
-    let observed = |part: &Part<'_>, exposure: f64| Observed {
-        sampled: sampled(part.sums, criterion),
-        interval: part.interval,
-        exposure,
-    };
-    if let ([was], [is]) = (was, is) {
-        return Ok(p_no_growth(&observed(was, before.exposure), &observed(is, after.exposure)));
+    // What the test takes from samples: trials are bytes or allocations.
+    let kind = Kind { criterion, is_bytes: criterion == Criterion::Bytes };
+    if let ([was], [is]) = (was, is)
+        && lost_before.largest_interval() <= was.interval
+        && lost_after.largest_interval() <= is.interval
+    {
+        let (most, least) = (sampled(was.sums, criterion), sampled(is.sums, criterion));
+        let (most, least) = (lost_before.most(most, kind), lost_after.least(least, is.interval, kind));
+        let observed = |sampled, part: &Part<'_>, exposure| Observed { sampled, interval: part.interval, exposure };
+        return Ok(p_no_growth(&observed(most, was, before.exposure), &observed(least, is, after.exposure)));
     }
     if is.iter().all(|part| part.sums.samples == 0) {
         return Ok(1.0);
     }
-    let rate = |side: &Side, parts: &[Part<'_>], confidence: f64| {
-        let (total, ends) = interval::sum(parts.iter().map(|part| {
-            let sampled = sampled(part.sums, criterion);
-            (sampled.estimate, interval::from_sizes(sampled, part.interval, confidence))
+    let trials = |parts: &[Part<'_>], confidence: f64| {
+        let (estimate, ends) = interval::sum(parts.iter().map(|part| {
+            let seen = sampled(part.sums, criterion);
+            let sampled = Sampled { samples: seen.samples.saturating_add(part.lost), ..seen };
+            (seen.estimate, interval::from_sizes(sampled, part.interval, confidence))
         }));
-        (total / side.exposure, Interval { low: ends.low / side.exposure, high: ends.high / side.exposure })
+        Estimate { estimate, low: Some(ends.low), high: Some(ends.high), ..Estimate::default() }
     };
+    let rate = |side: &Side, (parts, lost): Seen<'_>, confidence: f64| {
+        let found = lost.widen(parts, kind, confidence, |parts| trials(parts, confidence));
+        let per = |end: Option<f64>| end.unwrap_or(found.estimate) / side.exposure;
+        (found.estimate / side.exposure, Interval { low: per(found.low), high: per(found.high) })
+    };
+    let touched = !lost_before.is_none() || !lost_after.is_none();
     Ok(p_from_intervals(|confidence| {
-        interval::difference(rate(before, was, confidence), rate(after, is, confidence)).1.low
+        let (was, is) = (rate(before, (was, lost_before), confidence), rate(after, (is, lost_after), confidence));
+        if touched { apart(was.1, is.1).low } else { interval::difference(was, is).1.low }
     }))
 }
 

@@ -1,11 +1,12 @@
 //! Which stacks of two profiles are the same.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use super::frames::DiffFrame;
 use crate::profile::estimates::{Pool, intervals_used};
 use crate::profile::group::GroupBy;
+use crate::profile::loss_bounds::LostOf;
 use crate::profile::model::{Profile, Row, Stack};
 use crate::profile::naming::frame_name;
 
@@ -29,7 +30,7 @@ impl Matched {
 
 /// All samples of a profile.
 pub(super) fn total(profile: &Profile) -> Pool {
-    let mut pool = Pool::of(&profile.rows);
+    let mut pool = Pool::whole(profile);
     pool.allow_for(&intervals_used(profile));
     pool
 }
@@ -62,6 +63,12 @@ pub(super) fn matched(before: &Profile, after: &Profile, group_by: GroupBy) -> V
             if is_before { &mut stack.before } else { &mut stack.after }.add(row);
         }
     }
+    // All rows of a stack may have been lost.
+    let (mut lost_before, mut lost_after) = (LostRows::new(before, group_by), LostRows::new(after, group_by));
+    for stack in &mut stacks {
+        stack.before.set_lost(lost_before.of(&stack.group));
+        stack.after.set_lost(lost_after.of(&stack.group));
+    }
     // Any of the sampling intervals may have passed without a sample of a stack.
     let (used_before, used_after) = (intervals_used(before), intervals_used(after));
     for stack in &mut stacks {
@@ -69,6 +76,43 @@ pub(super) fn matched(before: &Profile, after: &Profile, group_by: GroupBy) -> V
         stack.after.allow_for(&used_after);
     }
     stacks
+}
+
+/// What a profile's stacks may have lost: any stack of a group all that the group's processes lost.
+struct LostRows<'a> {
+    profile: &'a Profile,
+    /// Processes that lost something, by the groups that their rows are in.
+    processes: HashMap<String, BTreeSet<usize>>,
+    /// What those without a row lost: they may be in any group.
+    unseen: Arc<LostOf>,
+    /// What was worked out before.
+    known: HashMap<String, Arc<LostOf>>,
+    largest: u64,
+}
+
+impl<'a> LostRows<'a> {
+    fn new(profile: &'a Profile, group_by: GroupBy) -> Self {
+        let lossy = |index: &usize| profile.processes.get(*index).is_some_and(|process| !process.losses.is_none());
+        let mut unseen: BTreeSet<usize> = (0..profile.processes.len()).filter(lossy).collect();
+        let mut processes: HashMap<String, BTreeSet<usize>> = HashMap::new();
+        for row in profile.rows.iter().filter(|row| lossy(&row.process)) {
+            unseen.remove(&row.process);
+            processes.entry(group_by.key(profile, row).into_owned()).or_default().insert(row.process);
+        }
+        let largest = intervals_used(profile).last().copied().unwrap_or(0);
+        let unseen = Arc::new(LostOf::new(profile, &unseen, largest));
+        Self { profile, processes, unseen, known: HashMap::new(), largest }
+    }
+
+    fn of(&mut self, group: &str) -> Arc<LostOf> {
+        let Some(processes) = self.processes.get(group) else { return Arc::clone(&self.unseen) };
+        if let Some(known) = self.known.get(group) {
+            return Arc::clone(known);
+        }
+        let all = Arc::new(LostOf::new(self.profile, processes, self.largest).with(&self.unseen));
+        self.known.insert(group.to_owned(), Arc::clone(&all));
+        all
+    }
 }
 
 /// Group, allocator function, frames: names by number.

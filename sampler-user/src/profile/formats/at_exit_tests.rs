@@ -236,7 +236,7 @@ fn older_files_are_read() {
     for (name, bytes) in [
         ("json", &include_bytes!("../../../../tests/fixtures/profiles/before_at_exit.json")[..]),
         ("parquet", include_bytes!("../../../../tests/fixtures/profiles/before_at_exit.parquet")),
-        ("pprof", include_bytes!("../../../../tests/fixtures/profiles/before_at_exit.pb.gz")),
+        ("pprof", include_bytes!("../../../../tests/fixtures/profiles/before_at_exit.pprof")),
     ] {
         let back = parse(bytes).unwrap_or_else(|error| panic!("{name}: {error}"));
         let expected = testing::small();

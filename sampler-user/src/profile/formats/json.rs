@@ -76,7 +76,7 @@ impl Serialize for Writer<'_> {
         top.serialize_field("estimator", profile.estimator.name())?;
         top.serialize_field("time_windows", &profile.time_windows)?;
         top.serialize_field("confidence", &self.confidence)?;
-        top.serialize_field("totals", &Figures::of_pool(self, &Pool::of(&profile.rows), None))?;
+        top.serialize_field("totals", &Figures::of_pool(self, &Pool::whole(profile), None))?;
         let audit = Audits::of(profile);
         top.serialize_field("processes", &self.processes(&audit))?;
         top.serialize_field("audit", &audit.files)?;
@@ -97,7 +97,10 @@ impl<'a> Writer<'a> {
             }
         }
         let intervals = intervals_used(self.profile);
-        pools.iter_mut().for_each(|pool| pool.allow_for(&intervals));
+        for (index, pool) in pools.iter_mut().enumerate() {
+            pool.allow_for(&intervals);
+            pool.cover([index]);
+        }
         let processes = self.profile.processes.iter().zip(pools).enumerate();
         processes
             .map(|(index, (process, pool))| ProcessJson {
@@ -190,6 +193,12 @@ impl Serialize for ProcessJson<'_> {
         fields.serialize_field("coverage", &process.coverage)?;
         fields.serialize_field("ended", &process.ended)?;
         fields.serialize_field("live", &self.live)?;
+        if !process.losses.is_none() {
+            fields.serialize_field("losses", &process.losses)?;
+        }
+        if !process.slack.is_none() {
+            fields.serialize_field("slack", &process.slack)?;
+        }
         self.figures.fields::<S>(&mut fields)?;
         fields.end()
     }

@@ -20,7 +20,7 @@ use parquet::file::properties::WriterProperties;
 use super::{Format, FormatError, WriteOptions};
 use crate::heap::sums::SampleSums;
 use crate::profile::intern::Interned;
-use crate::profile::model::{Process, Profile};
+use crate::profile::model::{Losses, Process, Profile};
 use crate::profile::naming::frame_name;
 
 pub(super) struct Parquet;
@@ -67,7 +67,8 @@ fn unsupported(error: &dyn std::error::Error) -> FormatError {
 /// A row of the table: sums of all threads and functions.
 struct TableRow {
     process: usize,
-    stack: u32,
+    /// None for a process that is there for what it lost.
+    stack: Option<u32>,
     interval: u64,
     alloc: SampleSums,
     inuse: SampleSums,
@@ -80,12 +81,26 @@ fn table_rows(profile: &Profile, interned: &Interned) -> Vec<TableRow> {
     for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
         let index = *known.entry((row.process, stack, row.interval)).or_insert_with(|| {
             let (alloc, inuse, at_exit) = Default::default();
+            let stack = Some(stack);
             rows.push(TableRow { process: row.process, stack, interval: row.interval, alloc, inuse, at_exit });
             rows.len() - 1
         });
         rows[index].alloc.add(&row.alloc);
         rows[index].inuse.add(&row.inuse);
         rows[index].at_exit.add(&row.at_exit);
+    }
+    let mut has_rows = vec![false; profile.processes.len()];
+    for row in &rows {
+        if let Some(has_rows) = has_rows.get_mut(row.process) {
+            *has_rows = true;
+        }
+    }
+    for (process, Process { losses, .. }) in profile.processes.iter().enumerate() {
+        if !losses.is_none() && !has_rows[process] {
+            let interval = losses.interval.max(profile.interval);
+            let (alloc, inuse, at_exit) = Default::default();
+            rows.push(TableRow { process, stack: None, interval, alloc, inuse, at_exit });
+        }
     }
     rows
 }
@@ -127,7 +142,12 @@ fn batch(profile: &Profile) -> Result<RecordBatch, ArrowError> {
     let everywhere = |flag: bool| -> ArrayRef { Arc::new(rows.iter().map(|_| Some(flag)).collect::<BooleanArray>()) };
     // What was seen in time windows alone is biased; other corrections are for the eye.
     let corrected = |raw: f64, correction: f64| if profile.time_windows { raw + correction } else { raw };
-    let complete = |row: &TableRow| Some(interned.stacks[row.stack as usize].stack.cut.is_none());
+    let complete =
+        |row: &TableRow| Some(row.stack.is_none_or(|stack| interned.stacks[stack as usize].stack.cut.is_none()));
+    let lost = |number: fn(&Losses) -> u64| whole(&move |row| number(&process(row).losses));
+    let is_lost = |flag: fn(&Losses) -> bool| -> ArrayRef {
+        Arc::new(rows.iter().map(|row| Some(flag(&process(row).losses))).collect::<BooleanArray>())
+    };
 
     RecordBatch::try_from_iter_with_nullable(vec![
         ("host", same(&profile.host), false),
@@ -175,6 +195,17 @@ fn batch(profile: &Profile) -> Result<RecordBatch, ArrowError> {
         ("at_exit_bytes_var", at_exit(|sums| sums.bytes_variance), true),
         ("at_exit_objects", at_exit(|sums| sums.objects), true),
         ("at_exit_objects_var", at_exit(|sums| sums.objects_variance), true),
+        // Of the whole process, the same in each of its rows.
+        ("process", whole(&|row| row.process as u64), false),
+        ("lost_samples", lost(|losses| losses.alloc.samples), false),
+        ("lost_sampled_bytes", lost(|losses| losses.alloc.sampled_bytes), false),
+        ("lost_interval_bytes", lost(|losses| losses.interval), false),
+        ("losses_unbounded", is_lost(|losses| losses.unbounded), false),
+        ("inuse_missing_samples", lost(|losses| losses.inuse_missing.samples), false),
+        ("inuse_missing_sampled_bytes", lost(|losses| losses.inuse_missing.sampled_bytes), false),
+        ("inuse_stale_samples", lost(|losses| losses.inuse_stale.samples), false),
+        ("inuse_stale_sampled_bytes", lost(|losses| losses.inuse_stale.sampled_bytes), false),
+        ("inuse_losses_unbounded", is_lost(|losses| losses.inuse_unbounded), false),
     ])
 }
 
@@ -196,7 +227,7 @@ fn frames(profile: &Profile, interned: &Interned, rows: &[TableRow]) -> Result<A
     let mut keys = Vec::new();
     let mut lengths = Vec::with_capacity(rows.len());
     for row in rows {
-        let frames = interned.frame_ids(row.stack);
+        let frames = row.stack.map_or(&[][..], |stack| interned.frame_ids(stack));
         keys.extend(frames.iter().map(|&frame| id_of_frame[frame as usize]));
         lengths.push(frames.len());
     }

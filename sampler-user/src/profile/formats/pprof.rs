@@ -14,7 +14,8 @@ use crate::attach::audit::FileAudit;
 use crate::profile::estimates::INUSE_UNKNOWN;
 use crate::profile::group::process_name;
 use crate::profile::intern::Interned;
-use crate::profile::model::{Criterion, Frame, Module, Profile, Row, Unread};
+use crate::profile::loss_comment;
+use crate::profile::model::{Criterion, Frame, LossBound, Losses, Module, Process, Profile, Row, Unread};
 use crate::profile::naming;
 use crate::profile::proto::pprof as proto;
 use crate::profile::round::largest_remainder;
@@ -201,6 +202,7 @@ fn comments(profile: &Profile) -> Vec<String> {
     if let Some(more @ 1..) = profile.processes.len().checked_sub(MOST_PROCESSES) {
         comments.push(format!("and {more} more processes"));
     }
+    comments.extend(losses(profile));
     let mut files: Vec<&FileAudit> = Vec::new();
     for file in profile.processes.iter().flat_map(|process| &process.audit) {
         if files.len() < MOST_FILES && !files.contains(&&**file) {
@@ -210,6 +212,20 @@ fn comments(profile: &Profile) -> Vec<String> {
     comments.extend(files.into_iter().filter_map(FileAudit::summary));
     comments.extend(profile.notes.iter().cloned());
     comments
+}
+
+/// What was lost: a line for each process, and one for all those beyond the limit together.
+fn losses(profile: &Profile) -> Vec<String> {
+    let line = |process: &Process| loss_comment::written(&process_name(process), &process.losses, &process.slack);
+    let mut lossy = profile.processes.iter().filter(|process| !process.losses.is_none() || !process.slack.is_none());
+    let mut lines: Vec<String> = lossy.by_ref().take(MOST_PROCESSES).filter_map(line).collect();
+    let (mut losses, mut slack) = (Losses::default(), LossBound::default());
+    lossy.for_each(|process| {
+        losses.add(&process.losses);
+        slack.add(&process.slack);
+    });
+    lines.extend(loss_comment::written("of other processes", &losses, &slack));
+    lines
 }
 
 /// The string table.

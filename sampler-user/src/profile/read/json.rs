@@ -92,6 +92,10 @@ struct ProcessJson {
     #[serde(default = "yes")]
     live: bool,
     #[serde(default)]
+    losses: Losses,
+    #[serde(default)]
+    slack: LossBound,
+    #[serde(default)]
     alloc_bytes: Figure,
     #[serde(default)]
     alloc_objects: Figure,
@@ -315,8 +319,8 @@ fn process(json: ProcessJson, audit: &[Arc<FileAudit>], live: bool) -> Process {
         inuse_unknown: live && !json.live,
         exact_alloc_bytes: json.alloc_bytes.exact,
         exact_alloc_objects: json.alloc_objects.exact,
-        losses: Losses::default(),
-        slack: LossBound::default(),
+        losses: json.losses,
+        slack: json.slack,
     }
 }
 

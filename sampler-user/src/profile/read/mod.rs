@@ -160,5 +160,7 @@ const KNOWN_FOREIGN: &[(&[u8], &str)] =
     &[(b"<", "HTML, XML or SVG"), (b"\x7fELF", "a program"), (b"PERFILE2", "perf's data"), (b"[", "a JSON array")];
 
 #[cfg(test)]
+mod loss_tests;
+#[cfg(test)]
 #[path = "read_tests.rs"]
 mod tests;

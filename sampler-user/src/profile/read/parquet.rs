@@ -1,6 +1,6 @@
 //! heapbpf's Parquet tables: what a comparison needs, without the places of frames.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
@@ -13,7 +13,7 @@ use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderB
 use super::strings::Strings;
 use super::{ContentError, LARGEST_DECOMPRESSED, MOST_FRAMES};
 use crate::heap::sums::SampleSums;
-use crate::profile::model::{Criterion, Frame, Process, Profile, Row, Stack};
+use crate::profile::model::{Criterion, Frame, LossBound, Losses, Process, Profile, Row, Stack};
 
 /// Rows that are decoded at a time.
 const ROWS_AT_A_TIME: usize = 4096;
@@ -55,10 +55,15 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
     Ok(table.profile)
 }
 
+/// Process id, name, and number in the recording's profile where it is known.
+type ProcessId = (u32, String, Option<u64>);
+
 struct Table {
     profile: Profile,
     strings: Strings,
-    process_ids: HashMap<(u32, String), usize>,
+    process_ids: HashMap<ProcessId, usize>,
+    /// What the rows of each process say that it lost, each saying once.
+    losses: HashSet<(usize, String, Losses)>,
     frames: usize,
 }
 
@@ -87,7 +92,7 @@ impl Default for Table {
             counters: Default::default(),
             notes: Vec::new(),
         };
-        Self { profile, strings: Strings::default(), process_ids: HashMap::new(), frames: 0 }
+        Self { profile, strings: Strings::default(), process_ids: HashMap::new(), losses: HashSet::new(), frames: 0 }
     }
 }
 
@@ -128,11 +133,17 @@ impl Table {
             let at_exit = if columns.has("at_exit_bytes") { columns.sums("at_exit_", "at_exit", row)? } else { None };
             self.profile.ended_apart |= columns.flag("ended_apart", row).unwrap_or(false);
             self.profile.time_windows |= columns.flag("time_windows", row).unwrap_or(false);
+            self.losses(process, &columns, row)?;
             let names = frames.value(row);
             let names = names.as_string_opt::<i32>().ok_or_else(|| damaged("frames are no text"))?;
             self.frames += names.len();
             if self.frames > MOST_FRAMES {
                 return Err(ContentError::TooLarge(format!("more than {MOST_FRAMES} frames")));
+            }
+            let is_empty = alloc.samples == 0 && inuse.is_none_or(|inuse| inuse.samples == 0);
+            if names.is_empty() && is_empty {
+                // A process that is there for what it lost.
+                continue;
             }
             let frame = |name: Option<&str>| Frame { function: self.strings.share_some(name), ..Frame::default() };
             let frames = names.iter().map(frame).collect();
@@ -156,7 +167,8 @@ impl Table {
 
     fn process(&mut self, columns: &Columns, row: usize) -> Result<usize, ContentError> {
         let pid = u32::try_from(columns.whole("pid", row)?).unwrap_or(0);
-        let key = (pid, columns.text("comm", row)?.to_owned());
+        let number = columns.some_whole("process", row).ok().flatten();
+        let key = (pid, columns.text("comm", row)?.to_owned(), number);
         if let Some(&known) = self.process_ids.get(&key) {
             return Ok(known);
         }
@@ -172,6 +184,31 @@ impl Table {
         let index = self.profile.processes.len() - 1;
         self.process_ids.insert(key, index);
         Ok(index)
+    }
+}
+
+impl Table {
+    /// Takes in what a row says of its process's losses. Files of several recordings have several sayings of one process.
+    fn losses(&mut self, process: usize, columns: &Columns, row: usize) -> Result<(), ContentError> {
+        // Older versions did not write these.
+        let whole = |name: &str| columns.some_whole(name, row).ok().flatten().unwrap_or(0);
+        let bound = |name: &str| LossBound {
+            samples: whole(&format!("{name}_samples")),
+            sampled_bytes: whole(&format!("{name}_sampled_bytes")),
+        };
+        let losses = Losses {
+            alloc: bound("lost"),
+            inuse_missing: bound("inuse_missing"),
+            inuse_stale: bound("inuse_stale"),
+            interval: whole("lost_interval_bytes"),
+            peak_unknown: false,
+            inuse_unbounded: columns.flag("inuse_losses_unbounded", row).unwrap_or(false),
+            unbounded: columns.flag("losses_unbounded", row).unwrap_or(false),
+        };
+        if !losses.is_none() && self.losses.insert((process, columns.text("host", row)?.to_owned(), losses)) {
+            self.profile.processes[process].losses.add(&losses);
+        }
+        Ok(())
     }
 }
 

@@ -16,7 +16,8 @@ use crate::profile::estimates::INUSE_UNKNOWN;
 use crate::profile::formats::{AT_EXIT, ENDED_APART};
 use crate::profile::group::process_name;
 use crate::profile::intern::NO_STACK;
-use crate::profile::model::{Criterion, Frame, Module, Process, Profile, Row, Stack, Unread};
+use crate::profile::loss_comment;
+use crate::profile::model::{Criterion, Frame, LossBound, Losses, Module, Process, Profile, Row, Stack, Unread};
 use crate::profile::naming::base_name;
 use crate::profile::proto::pprof as proto;
 use crate::view::units;
@@ -237,6 +238,10 @@ impl<'a> Reader<'a> {
         for process in &mut processes {
             comments.describe(process);
         }
+        // Of processes without a sample.
+        let mut others: Vec<String> = comments.losses.drain().map(|(_, (_, _, line))| line).collect();
+        others.sort_unstable();
+        comments.notes.append(&mut others);
         let nanoseconds = |count: i64| Duration::from_nanos(u64::try_from(count).unwrap_or(0));
         let (started, duration) = (UNIX_EPOCH + nanoseconds(head.time_nanos), nanoseconds(head.duration_nanos));
         Ok(Profile {
@@ -393,6 +398,8 @@ struct Comments {
     notes: Vec<String>,
     /// What is said of a process, by its name.
     processes: HashMap<String, String>,
+    /// What a process lost, by its name, and the line that says so.
+    losses: HashMap<String, (Losses, LossBound, String)>,
 }
 
 impl Comments {
@@ -407,6 +414,7 @@ impl Comments {
             ended_apart: false,
             notes: Vec::new(),
             processes: HashMap::new(),
+            losses: HashMap::new(),
         };
         for &comment in head.comment.iter().take(MOST_COMMENTS) {
             let comment = text(head, comment);
@@ -425,6 +433,13 @@ impl Comments {
                 comments.unread = parse_unread(unread);
             } else if comment == ENDED_APART {
                 comments.ended_apart = true;
+            } else if let Some((name, lost, counted_later)) = loss_comment::read(comment) {
+                let (losses, slack, _) = comments.losses.entry(name.into()).or_insert_with(|| {
+                    let (losses, slack) = Default::default();
+                    (losses, slack, comment.into())
+                });
+                losses.add(&lost);
+                slack.add(&counted_later);
             } else if let Some((name, said)) = process_comment(comment) {
                 comments.processes.insert(name.into(), said.into());
             } else if !comment.is_empty() && !UNREAD.iter().any(|begin| comment.starts_with(begin)) {
@@ -435,7 +450,10 @@ impl Comments {
     }
 
     /// Fills in what a comment says of a process.
-    fn describe(&self, process: &mut Process) {
+    fn describe(&mut self, process: &mut Process) {
+        if let Some((losses, slack, _)) = self.losses.remove(&process_name(process)) {
+            (process.losses, process.slack) = (losses, slack);
+        }
         let Some(said) = self.processes.get(&process_name(process)) else { return };
         let coverage = said.split([',', ';']).next().unwrap_or(said);
         let counted = said.split_once(", counted exactly: ").map_or("", |(_, counted)| counted);

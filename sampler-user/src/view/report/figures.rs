@@ -67,7 +67,8 @@ impl FigureTable {
         let share = if total > 0.0 && known { units::share(pool.total(context.sort) / total) } else { String::new() };
         let mut cells = vec![self.rows.to_string(), share];
         for &value in values(context) {
-            let FigureText { figure, bounds, unbounded } = context.figure(pool, value).quiet_if_unseen(pool, value);
+            let FigureText { figure, bounds, unbounded } =
+                context.figure(pool, value).quiet_if_unseen(context.profile, pool, value);
             self.partial |= pool.is_partial(context.profile, value);
             self.reasons.extend(unbounded);
             cells.extend([figure, bounds]);

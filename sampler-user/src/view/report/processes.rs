@@ -22,7 +22,9 @@ pub(super) fn checked(context: &Context, process: usize, pool: &Pool) -> Option<
     }
     [Value::AllocSpace, Value::AllocObjects].into_iter().find_map(|value| {
         let counted = exact(profile, Some(process), value)? as f64;
-        let found = pool.raw_estimate(profile, value, SELF_CHECK_CONFIDENCE);
+        // What was counted after the moment of the samples is as if its samples were missing.
+        let later = &profile.processes[process].slack;
+        let found = pool.raw_estimate_with(profile, value, SELF_CHECK_CONFIDENCE, later);
         let five_sigma = Interval { low: found.low?, high: found.high? };
         Some(self_check(pool.raw_total(value), pool.variance(value), five_sigma, counted))
     })
@@ -37,7 +39,10 @@ pub(super) fn pools(context: &Context) -> Vec<Pool> {
         }
     }
     // Not one sample: that too bounds what there can have been.
-    pools.iter_mut().for_each(|pool| pool.allow_for(&context.intervals));
+    for (index, pool) in pools.iter_mut().enumerate() {
+        pool.allow_for(&context.intervals);
+        pool.cover([index]);
+    }
     pools
 }
 
@@ -86,7 +91,7 @@ pub(super) fn section(context: &Context) -> Vec<String> {
                 }
                 // And who has ended uses nothing.
                 Value::InuseSpace if profile.may_hold_at_exit(index) => {
-                    context.figure(pool, value).quiet_if_unseen(pool, value)
+                    context.figure(pool, value).quiet_if_unseen(context.profile, pool, value)
                 }
                 value => context.figure(pool, value),
             };

@@ -6,11 +6,15 @@ use super::processes::{checked, pools};
 use super::{Context, plural};
 use crate::profile::estimates::{NO_SAMPLES, Pool, TIME_WINDOWS};
 use crate::profile::group::process_name;
-use crate::profile::model::Profile;
+use crate::profile::loss_bounds::{PEAK_UNKNOWN, UNBOUNDED};
+use crate::profile::model::{LossBound, Losses, Profile};
 use crate::profile::stats::LOST_PREFIX;
 use crate::profile::value::Value;
 use crate::view::text::{Style, wrap};
 use crate::view::units;
+
+/// The counter of calls that had not ended at the end of the recording: they are no loss.
+const IN_FLIGHT: &str = "in_flight";
 
 /// Most remarks of one kind (a host has thousands of processes).
 const MOST: usize = 5;
@@ -20,6 +24,10 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     let mut remarks = Vec::new();
     remarks.extend(unread(context.profile));
     remarks.extend(losses(context));
+    if context.profile.samples_known {
+        remarks.extend(lost_in_use(context));
+        remarks.extend(unbounded(context));
+    }
     remarks.extend(incomplete(context));
     remarks.extend(limited(distant(context)));
     remarks.extend(limited(coverage(context)));
@@ -56,7 +64,8 @@ fn losses(context: &Context) -> Option<String> {
     let counters = &context.profile.counters;
     let lost: Vec<(&str, u64)> = counters
         .iter()
-        .filter_map(|(name, &count)| Some((name.strip_prefix(LOST_PREFIX)?, count)).filter(|lost| lost.1 > 0))
+        .filter_map(|(name, &count)| Some((name.strip_prefix(LOST_PREFIX)?, count)))
+        .filter(|(name, count)| *count > 0 && *name != IN_FLIGHT)
         .collect();
     let total = lost.iter().fold(0u64, |sum, (_, count)| sum.saturating_add(*count));
     if total == 0 {
@@ -70,7 +79,58 @@ fn losses(context: &Context) -> Option<String> {
         .iter()
         .map(|(name, count)| format!("{} {}", name.replace('_', " "), units::count(*count as f64)))
         .collect();
-    Some(format!("{} lost{share}: {}", plural(total, "sample"), reasons.join(", ")))
+    let covered = covered(context.profile, total);
+    Some(format!("{} lost{share}: {}{covered}", plural(total, "sample"), reasons.join(", ")))
+}
+
+/// What error bars of allocations make of so many lost samples.
+fn covered(profile: &Profile, lost: u64) -> String {
+    let missing = profile.losses().alloc;
+    let found = profile.counters.get("allocations_reconciled").copied().unwrap_or(0);
+    if !profile.errors_known() {
+        String::new()
+    } else if !missing.is_none() {
+        format!("; what was allocated may lack {}, and its error bars cover that", amount(&missing))
+    } else if found >= lost {
+        "; all of them were found again".into()
+    } else {
+        "; how many bytes these were is not known, and error bars do not cover them".into()
+    }
+}
+
+/// `3 samples of 1.50 KiB together`.
+fn amount(bound: &LossBound) -> String {
+    format!("{} of {} together", plural(bound.samples, "sample"), units::bytes(bound.sampled_bytes as f64))
+}
+
+/// What lost records may have done to figures in use.
+fn lost_in_use(context: &Context) -> Option<String> {
+    let Losses { inuse_missing, inuse_stale, .. } = context.profile.losses();
+    let mut parts = Vec::new();
+    if !inuse_missing.is_none() {
+        parts.push(format!("may lack {}", amount(&inuse_missing)));
+    }
+    if !inuse_stale.is_none() {
+        parts.push(format!("may hold {} that were freed", amount(&inuse_stale)));
+    }
+    let is_known = context.profile.live && !parts.is_empty();
+    is_known.then(|| format!("records were lost: what is in use {}; error bars cover that", parts.join(" and ")))
+}
+
+/// Why some figures have no error bar.
+fn unbounded(context: &Context) -> Vec<String> {
+    let number = |is_so: fn(&Losses) -> bool| {
+        let processes = context.profile.processes.iter().filter(|process| is_so(&process.losses));
+        processes.count() as u64
+    };
+    let of = |what: &str, processes: u64, why: &str| {
+        let who =
+            if processes == 1 { "1 process".into() } else { format!("{} processes", units::count(processes as f64)) };
+        (processes > 0).then(|| format!("no error bars of what is {what} in {who}, nor of sums with it: {why}"))
+    };
+    let figures = of("allocated and in use", number(|losses| losses.unbounded), UNBOUNDED);
+    let peak = of("in use", number(|losses| losses.inuse_unbounded), PEAK_UNKNOWN);
+    figures.into_iter().chain(peak).collect()
 }
 
 fn incomplete(context: &Context) -> Option<String> {
@@ -123,7 +183,10 @@ fn cause(profile: &Profile) -> String {
     let moved: Vec<String> = profile
         .counters
         .iter()
-        .filter(|(name, count)| **count > 0 && (name.starts_with(LOST_PREFIX) || *name == "records_unknown"))
+        .filter(|(name, count)| {
+            let is_lost = name.strip_prefix(LOST_PREFIX).is_some_and(|reason| reason != IN_FLIGHT);
+            **count > 0 && (is_lost || *name == "records_unknown")
+        })
         .map(|(name, count)| format!("{name} is {}", units::count(*count as f64)))
         .collect();
     if moved.is_empty() { "no loss was counted, so a probe or a counter is broken".into() } else { moved.join(", ") }
