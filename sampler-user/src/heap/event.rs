@@ -80,14 +80,29 @@ fn read<T: Record>(bytes: &[u8]) -> Option<T> {
     Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
 }
 
+/// The bytes of a record, as the kernel side writes them.
+#[cfg(test)]
+fn bytes_of<T: Record>(record: &T) -> Vec<u8> {
+    // SAFETY: plain integers without padding.
+    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(record).cast::<u8>(), size_of::<T>()) }.to_vec()
+}
+
+#[cfg(test)]
+impl Event {
+    /// The bytes that it is decoded from.
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        match self {
+            Self::Allocation(record) => bytes_of(&record),
+            Self::Free(record) => bytes_of(&record),
+            Self::Unmap(record) => bytes_of(&record),
+            Self::Fork(record) | Self::Exec(record) | Self::Exit(record) => bytes_of(&record),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn bytes_of<T: Record>(record: &T) -> Vec<u8> {
-        // SAFETY: plain integers without padding.
-        unsafe { std::slice::from_raw_parts(std::ptr::from_ref(record).cast::<u8>(), size_of::<T>()) }.to_vec()
-    }
 
     #[test]
     fn records_come_back_as_they_were_written() {

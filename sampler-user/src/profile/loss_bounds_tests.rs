@@ -135,7 +135,7 @@ fn where_no_bound_is_honest_there_is_a_reason() {
     let of_peak = lost(Losses { peak_unknown: true, inuse_unbounded: true, ..Losses::default() });
     let unread = Profile { unread: Some(Unread { records: 3, of: 9 }), ..lost(Losses::default()) };
     let at_end = lost(Losses { peak_unknown: true, ..Losses::default() });
-    for value in Value::ALL {
+    for value in Value::COLUMNS {
         assert_eq!(reason(&unbounded, value), Some(UNBOUNDED));
         assert_eq!(reason(&unread, value), Some(UNREAD));
         assert_eq!(reason(&of_peak, value), value.is_inuse().then_some(PEAK_UNKNOWN));
@@ -170,7 +170,7 @@ fn absurd_losses_are_bounded() {
     profile.processes.push(profile.processes[0].clone());
     for criterion in Criterion::ALL {
         profile.criterion = criterion;
-        for value in Value::ALL {
+        for value in Value::COLUMNS {
             let found = Pool::whole(&profile).estimate(&profile, value, 0.95);
             assert!(found.low.is_none_or(|low| low >= 0.0 && low.is_finite()), "{found:?}");
             assert!(found.high.is_none_or(|high| high.is_finite() && high > found.estimate), "{found:?}");

@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn what_was_held_at_exit_adds_and_the_latest_moment_counts() {
-        let (one, mut two) = (testing::ended_apart(), testing::ended_apart());
+        let (one, mut two) = (testing::partly_read(), testing::partly_read());
         two.time += std::time::Duration::from_secs(60);
         let merged = merge(vec![one.clone(), two.clone(), testing::small()]).expect("the same criterion");
         let (held, all) = (Pool::of(&one.rows), Pool::of(&merged.rows));

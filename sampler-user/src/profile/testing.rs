@@ -180,11 +180,15 @@ pub fn ended_apart() -> Profile {
     let mut profile = small();
     profile.ended_apart = true;
     profile.time = UNIX_EPOCH + Duration::new(1_700_000_029, 250_000_000);
-    profile.unread = Some(Unread { records: 12, of: 1_000 });
     for row in profile.rows.iter_mut().filter(|row| row.process == 1) {
         row.at_exit = std::mem::take(&mut row.inuse);
     }
     profile
+}
+
+/// The same of which some records were not read in time.
+pub fn partly_read() -> Profile {
+    Profile { unread: Some(Unread { records: 12, of: 1_000 }), ..ended_apart() }
 }
 
 /// A profile of `stacks` distinct stacks with `depth` frames each: call trees that share their outer frames, as real

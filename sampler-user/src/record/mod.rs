@@ -3,6 +3,8 @@
 mod accounting;
 mod attaching;
 mod command;
+#[cfg(test)]
+mod cut_tests;
 mod describe;
 mod ended;
 mod files;

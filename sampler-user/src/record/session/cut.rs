@@ -42,7 +42,8 @@ pub(super) struct Cut {
 struct Reading {
     /// Blocks from before the cut that were not known when they were seen.
     unknown: Vec<(LiveKey, LiveValue)>,
-    /// Counters after it was read.
+    /// Counters before the cut, and after the map was read.
+    before: Counts,
     after: Counts,
     /// Samples that were in the map when it was read once more, if that was necessary.
     put_back: HashSet<u64>,
@@ -69,19 +70,24 @@ impl Session {
         let _hurry = Hurry::begin();
         let deadline = Instant::now() + LONGEST_WAIT;
         let records_lost = self.totals.records_lost()?;
+        let is_lossy = self.plan.live && records_lost > self.ledger.records_lost();
+        // What is lost while the counters are read may have happened after the cut.
+        let before = if is_lossy { Some(self.counts()?.0) } else { None };
         let (counts, total) = self.counts()?;
         let (time_ns, counted_ns) = counts.read_ns;
         self.recorder.cut_at(time_ns);
         // Read at once, before anything else is lost.
-        let is_lossy = self.plan.live && records_lost > self.ledger.records_lost();
-        let reading = if is_lossy { Some(self.read_live_map(time_ns, &total)?) } else { None };
+        let reading = match before {
+            Some(before) => Some(self.read_live_map(time_ns, before, &total)?),
+            None => None,
+        };
         let reserved = self.events.reserved_up_to();
         let whole = self
             .take_in_until(deadline, |session| session.recorder.is_at_cut() && session.events.read_up_to() >= reserved);
         let mut unseen = HashMap::new();
         match reading {
             Some(reading) if whole => {
-                unseen = self.reconcile(reading, &counts);
+                unseen = self.reconcile(reading);
                 // Of those that ended before the cut, the map has nothing any more.
                 self.gone.retain(|_, (_, heard_ns)| *heard_ns > time_ns);
                 self.ledger.reconciled(records_lost, counts.clone());
@@ -115,7 +121,7 @@ impl Session {
     }
 
     /// Reads the kernel's live map, right after a cut's moment.
-    fn read_live_map(&mut self, cut_ns: u64, before: &Counters) -> anyhow::Result<Reading> {
+    fn read_live_map(&mut self, cut_ns: u64, before: Counts, at_cut: &Counters) -> anyhow::Result<Reading> {
         self.recorder.heap.begin_reconciliation();
         let (recorder, events) = (&mut self.recorder, &mut self.events);
         let mut unknown: Vec<(LiveKey, LiveValue)> = Vec::new();
@@ -130,20 +136,19 @@ impl Session {
         let (after, total) = self.counts()?;
         // A realloc that failed meanwhile has put its old block back, perhaps where the reading had been already.
         let mut put_back = HashSet::new();
-        if total.failed + total.unsampled_failed != before.failed + before.unsampled_failed {
+        if total.failed + total.unsampled_failed != at_cut.failed + at_cut.unsampled_failed {
             self.live_map.scan(|entries| put_back.extend(entries.map(|(_, value)| value.sample)))?;
         }
-        Ok(Reading { unknown, after, put_back })
+        Ok(Reading { unknown, before, after, put_back })
     }
 
-    /// Finds out what lost records were about, when everything up to the cut has been taken in; `at_cut` are its counters.
-    /// Returns what may have been in use at the cut all the same, by process: what was freed between the cut and the
+    /// Finds out what lost records were about, when everything up to the cut has been taken in. Returns what may have been in use at the cut all the same, by process: what was freed between the cut and the
     /// reading, of which no record tells what it was.
-    fn reconcile(&mut self, reading: Reading, at_cut: &Counts) -> HashMap<ProcessKey, LostBlocks> {
-        let Reading { unknown, after, put_back } = reading;
+    fn reconcile(&mut self, reading: Reading) -> HashMap<ProcessKey, LostBlocks> {
+        let Reading { unknown, before, after, put_back } = reading;
         let mut unseen: HashMap<ProcessKey, LostBlocks> = HashMap::new();
         for (process, now) in &after.processes {
-            let then = at_cut.processes.get(process).copied().unwrap_or_default();
+            let then = before.processes.get(process).copied().unwrap_or_default();
             if now.frees_lost > then.frees_lost {
                 unseen.entry(*process).or_default().add(LostBlocks {
                     samples: now.frees_lost - then.frees_lost,
