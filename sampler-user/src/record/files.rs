@@ -25,14 +25,16 @@ pub fn resolve_outputs(plan: &RecordPlan, first: Option<(&str, u32)>) -> Vec<Out
 /// Files, each with the command that opens it.
 pub type Written = Vec<(String, String)>;
 
-/// Writes a profile to all outputs, whatever becomes of the others. Returns what was written, and the first failure.
+/// Writes a profile to all outputs, whatever becomes of the others; `before` hears of each. Returns what was written, and the first failure.
 pub fn write_outputs(
     outputs: &[Output],
     profile: &Profile,
     options: &WriteOptions,
+    mut before: impl FnMut(&Output),
 ) -> (Written, Result<(), OutputError>) {
     let (mut written, mut result) = (Vec::new(), Ok(()));
     for output in outputs {
+        before(output);
         match output.write(profile, options) {
             Ok(paths) => written.extend(paths.into_iter().map(|path| {
                 let path = path.display().to_string();
@@ -192,7 +194,10 @@ mod tests {
             let path = folder.path().join(name);
             Output::new(path.clone(), formats::by_extension(&path).unwrap(), false)
         });
-        let (written, result) = write_outputs(&outputs, &testing::small(), &WriteOptions::default());
+        let mut told = Vec::new();
+        let tell = |output: &Output| told.push(output.path().to_owned());
+        let (written, result) = write_outputs(&outputs, &testing::small(), &WriteOptions::default(), tell);
+        assert!(told.iter().eq(outputs.iter().map(Output::path)));
         assert!(result.unwrap_err().to_string().contains("a.json"));
         assert_eq!(written.len(), 1);
         assert_eq!(names(folder.path()), ["b.folded"]);

@@ -20,6 +20,7 @@ use crate::profile::adjust::Adjustments;
 use crate::profile::model::{Lifetimes, Process, Profile, Row};
 use crate::profile::stats::Stats;
 use crate::sampling::survival::{self, Observation};
+use crate::symbols::progress::Progress;
 use crate::unwind::raw::RawStack;
 
 /// A profile, and what goes with it.
@@ -49,6 +50,7 @@ enum Job {
 /// The thread that makes profiles. It ends when this is dropped, after what it was given.
 pub struct Maker {
     jobs: Sender<Job>,
+    progress: Arc<Progress>,
 }
 
 impl Maker {
@@ -60,11 +62,18 @@ impl Maker {
         let (jobs, queue) = channel();
         let template = template(plan);
         let (symbolize, symbols, adjustments) = (plan.symbolize, plan.symbols.clone(), plan.adjustments);
+        let progress = Arc::new(Progress::default());
+        let told = Arc::clone(&progress);
         std::thread::Builder::new().name("profiles".into()).spawn(move || {
-            let naming = Naming::new(symbolize, symbols);
+            let naming = Naming::new(symbolize, symbols, told);
             Worker { template, adjustments, naming, residue: Residue::default() }.work(&queue);
         })?;
-        Ok(Self { jobs })
+        Ok(Self { jobs, progress })
+    }
+
+    /// Places that have been named for the profile at work, and all that are to be.
+    pub fn progress(&self) -> (usize, usize) {
+        self.progress.get()
     }
 
     /// Has a profile made; `then` runs in the maker's thread. It is dropped without being called if that thread died.

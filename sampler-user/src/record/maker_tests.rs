@@ -7,7 +7,7 @@ use crate::record::snapshot::Unnamed;
 
 fn worker() -> Worker {
     let template = Profile { processes: Vec::new(), rows: Vec::new(), ..testing::ended_apart() };
-    let naming = Naming::new(false, crate::symbols::symbolizer::Options::new(&[], 0));
+    let naming = Naming::new(false, crate::symbols::symbolizer::Options::new(&[], 0), Default::default());
     Worker { template, adjustments: Adjustments::default(), naming, residue: Residue::default() }
 }
 

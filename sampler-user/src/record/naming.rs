@@ -13,6 +13,7 @@ use crate::host::mappings::ModuleId;
 use crate::profile::model::{Module, Stack};
 use crate::symbols::finish::Finisher;
 use crate::symbols::perf_map::PerfMap;
+use crate::symbols::progress::Progress;
 use crate::symbols::symbolizer::{Options, Symbolizer};
 use crate::unwind::image::{Image, ModuleFiles};
 use crate::unwind::raw::RawStack;
@@ -91,10 +92,10 @@ struct OwnNames {
 }
 
 impl Naming {
-    /// `enabled`: with names; else addresses alone.
-    pub fn new(enabled: bool, options: Options) -> Self {
+    /// `enabled`: with names; else addresses alone. `progress` is told how far it has come.
+    pub fn new(enabled: bool, options: Options, progress: Arc<Progress>) -> Self {
         Self {
-            symbolizer: Symbolizer::new(options),
+            symbolizer: Symbolizer::telling(options, progress),
             enabled,
             known: KnownModules::default(),
             own_code: OwnCodeMaps::default(),

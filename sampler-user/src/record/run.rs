@@ -124,17 +124,20 @@ pub async fn run(mut plan: RecordPlan) -> anyhow::Result<u8> {
         }
         session.attaching.steering.set_sleeping(false)?;
     }
-    line.clear();
     // Who still waits for an answer hears that the recording ends.
     drop(requests);
 
-    let made = session.finish()?;
+    let finished = session.finish(|what| line.finishing(what));
+    line.clear();
+    let made = finished?;
     drop(server);
     // A service has been asked for its profiles; a file of the last one is for who named it.
     let is_wanted = !session.plan.serves || !session.plan.outputs.is_empty();
     let outputs_if_wanted = if is_wanted { &outputs[..] } else { &[] };
     // A file that cannot be written takes nothing else with it: the recording cannot be had again.
-    let (closing, written) = write_outputs(outputs_if_wanted, &made.profile, &session.plan.write);
+    let (closing, written) =
+        write_outputs(outputs_if_wanted, &made.profile, &session.plan.write, |it| line.writing(it));
+    line.clear();
     let accounted =
         session.plan.stats.as_ref().map_or(Ok(()), |path| write_stats(path, session.plan.force, &made.stats));
     show_report(&made.profile, &session.plan, &outputs, closing, files.written());

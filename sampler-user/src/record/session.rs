@@ -1,6 +1,7 @@
 //! One recording: wires kernel, host and heap together, takes in what happens, gives snapshots away.
 
 mod cut;
+mod finish;
 mod governing;
 mod hurry;
 
@@ -12,6 +13,7 @@ use anyhow::{Context, bail};
 use sampler_ebpf::abi::{Counters, LiveKey, ProcessKey};
 
 use self::cut::{Cut, End};
+pub use self::finish::Finishing;
 use self::hurry::Hurry;
 use super::accounting::{self, DaemonCounters};
 use super::attaching::Attaching;
@@ -21,7 +23,7 @@ use super::files::SnapshotFiles;
 use super::free_groups::Frees;
 use super::governor::Governor;
 use super::losses::LossLedger;
-use super::maker::{Made, Maker};
+use super::maker::Maker;
 use super::recorder::{Life, Recorder};
 use super::requests::Request;
 use super::snapshot::{self, Content, Detail, Parts, Snapshot};
@@ -474,22 +476,6 @@ impl Session {
         self.recorder.forget(&done);
         self.descriptions.forget(&done, &self.recorder);
         self.retiring = held;
-    }
-
-    /// Makes the last profile, of this moment, and takes the probes away: what happens meanwhile is no part of the
-    /// recording.
-    pub fn finish(&mut self) -> anyhow::Result<Made> {
-        let begun = Instant::now();
-        let snapshot = self.with_cut(|session, cut| {
-            session.end_windows(cut);
-            Ok(session.snapshot_of(cut, Detail::Lifetimes, true, begun))
-        });
-        self.last_hurry = None;
-        let (sender, made) = std::sync::mpsc::channel();
-        let asked = snapshot.map(|snapshot| self.maker.make(snapshot, move |made| drop(sender.send(made))));
-        self.attaching.hooks.release_all();
-        asked?;
-        made.recv().context("the profile could not be made: its thread has died")
     }
 
     /// Process ids of targets that live, as far as they are known.

@@ -3,10 +3,13 @@
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
-use super::session::Session;
+use super::session::{Finishing, Session};
 use super::terminal_width;
 use crate::cli::plan::RecordPlan;
+use crate::profile::output::Output;
 use crate::view::status::Status;
+use crate::view::text::clip;
+use crate::view::units;
 
 /// The line on the terminal.
 pub struct StatusLine {
@@ -62,16 +65,46 @@ impl StatusLine {
             alloc_bytes: estimated.alloc_bytes,
             overhead: session.governor.share(),
         };
+        self.write(|columns| status.line(columns));
+    }
+
+    /// Shows what is done after the recording.
+    pub fn finishing(&mut self, what: Finishing) {
+        self.say(&match what {
+            Finishing::RemovingProbes => "removing probes".into(),
+            Finishing::Naming(done, of) => {
+                format!("finding names: {} of {} places", units::count(done as f64), units::count(of as f64))
+            }
+        });
+    }
+
+    /// Shows which file is being written.
+    pub fn writing(&mut self, output: &Output) {
+        // What goes to standard output may be on the same terminal.
+        if output.is_standard_output() {
+            self.clear();
+        } else {
+            self.say(&format!("writing {}", output.path().display()));
+        }
+    }
+
+    fn say(&mut self, what: &str) {
+        if self.enabled {
+            self.write(|columns| clip(what, columns));
+        }
+    }
+
+    fn write(&mut self, line: impl FnOnce(usize) -> String) {
         let width = terminal_width().unwrap_or(80);
         let mut out = std::io::stderr().lock();
-        let _ = write!(out, "\r\x1b[K{}", status.line(width.saturating_sub(1)));
+        let _ = write!(out, "\r\x1b[K{}", line(width.saturating_sub(1)));
         let _ = out.flush();
         self.shown = true;
     }
 
     /// Takes the line away.
     pub fn clear(&mut self) {
-        if self.shown {
+        if std::mem::take(&mut self.shown) {
             let _ = write!(std::io::stderr(), "\r\x1b[K");
         }
     }

@@ -10,6 +10,7 @@ pub mod demangle;
 pub mod finish;
 pub mod offline;
 pub mod perf_map;
+pub mod progress;
 pub mod shadow;
 pub mod symbolizer;
 

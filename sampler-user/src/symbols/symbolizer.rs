@@ -10,6 +10,7 @@ use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer as Blazes
 
 use super::debug_files;
 use super::demangle::{demangle, is_mapping_symbol};
+use super::progress::Progress;
 use super::shadow::{Contents, Shadow, debug_bytes};
 use crate::attach::debugdata;
 use crate::host::mappings::ModuleId;
@@ -77,6 +78,7 @@ pub struct Symbolizer {
     pub(super) most_places: usize,
     /// Debug information used in the batch at work, bytes.
     worked_bytes: u64,
+    progress: Arc<Progress>,
 }
 
 impl Default for Symbolizer {
@@ -88,8 +90,13 @@ impl Default for Symbolizer {
 impl Symbolizer {
     /// A symbolizer that knows nothing yet.
     pub fn new(options: Options) -> Self {
+        Self::telling(options, Arc::default())
+    }
+
+    /// The same; `progress` is told how far the batch at work has come.
+    pub fn telling(options: Options, progress: Arc<Progress>) -> Self {
         let (known, texts, notes) = (HashMap::new(), HashSet::new(), BTreeSet::new());
-        Self { options, known, texts, notes, most_places: MOST_PLACES, worked_bytes: 0 }
+        Self { options, known, texts, notes, most_places: MOST_PLACES, worked_bytes: 0, progress }
     }
 
     /// Finds names for all of `places` that have none yet, module by module. Takes long (seconds, for large debug
@@ -105,12 +112,16 @@ impl Symbolizer {
                 wanted.entry(place.0).or_default().push(place.1);
             }
         }
-        for (module, mut offsets) in wanted {
+        for offsets in wanted.values_mut() {
             offsets.sort_unstable();
             offsets.dedup();
+        }
+        self.progress.begin(wanted.values().map(Vec::len).sum());
+        for (module, offsets) in wanted {
             let found = self.symbolize_module(modules, module, &offsets);
             for (offset, symbols) in offsets.into_iter().zip(found) {
                 self.known.insert((module, offset), symbols);
+                self.progress.advance(1);
             }
         }
         if std::mem::take(&mut self.worked_bytes) > TRIM_BYTES {

@@ -134,6 +134,20 @@ fn inlined_calls_files_and_lines() {
 }
 
 #[test]
+fn how_far_naming_has_come_is_told() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(folder.path()) else { return };
+    let (progress, start) = (Arc::<super::progress::Progress>::default(), offset_of(&library, "outer"));
+    let mut symbolizer = Symbolizer::telling(no_debug_files(), Arc::clone(&progress));
+    assert_eq!(progress.get(), (0, 0));
+    symbolizer.symbolize(&mut One::file(&library), [start, start + 1, start, start + 2].map(|offset| (MODULE, offset)));
+    assert_eq!(progress.get(), (3, 3));
+    // What is known is not asked for.
+    symbolizer.symbolize(&mut One::file(&library), [start, start + 3].map(|offset| (MODULE, offset)));
+    assert_eq!(progress.get(), (1, 1));
+}
+
+#[test]
 fn large_debug_information_is_left_alone_and_said_so() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let Some(library) = compile(folder.path()) else { return };

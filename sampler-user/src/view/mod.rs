@@ -10,5 +10,5 @@ pub mod plan;
 pub mod points_chart;
 pub mod report;
 pub mod status;
-mod text;
+pub mod text;
 pub mod units;

@@ -38,7 +38,7 @@ pub(super) fn width(text: &str) -> usize {
 
 /// The text without control characters (names come from other programs: no escape sequences from them), cut with an
 /// ellipsis to at most `columns`.
-pub(super) fn clip(text: &str, columns: usize) -> String {
+pub fn clip(text: &str, columns: usize) -> String {
     let clean: String = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
     if width(&clean) <= columns {
         return clean;
