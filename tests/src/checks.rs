@@ -29,32 +29,37 @@ pub fn identity(stats: &Stats) {
     assert_eq!(stats.hits, accounted, "hits = unsampled + submitted + failed + lost, in {stats:?}");
 }
 
-/// Σ stacks = Σ processes = totals, in all four figures.
+/// Σ stacks = Σ processes = totals, in all figures.
 fn add_up(profile: &Profile) {
     let stacks = total(profile.stacks.iter().map(|stack| &stack.figures));
     let processes = total(profile.processes.iter().map(|process| &process.figures));
     let totals = total([&profile.totals]);
-    for i in 0..4 {
+    for i in 0..FIGURES {
         assert!(close(stacks[i], totals[i]), "Σ stacks is not the total: {stacks:?}, {totals:?}");
         assert!(close(processes[i], totals[i]), "Σ processes is not the total: {processes:?}, {totals:?}");
     }
     for process in &profile.processes {
         let own = total(profile.stacks.iter().filter(|stack| stack.pid == process.pid).map(|stack| &stack.figures));
         let lives = total(profile.processes.iter().filter(|p| p.pid == process.pid).map(|p| &p.figures));
-        assert!((0..4).all(|i| close(own[i], lives[i])), "process {}: {own:?}, {lives:?}", process.pid);
+        assert!((0..FIGURES).all(|i| close(own[i], lives[i])), "process {}: {own:?}, {lives:?}", process.pid);
     }
     for stack in &profile.stacks {
         assert!(stack.samples > 0 || stack.figures.alloc_bytes.value() == 0.0, "figures without samples: {stack:?}");
     }
 }
 
-fn total<'a>(figures: impl IntoIterator<Item = &'a Figures>) -> [f64; 4] {
-    let mut sum = [0.0; 4];
+/// Figures of a stack, a process or all: allocated, in use and at exit, bytes and objects each.
+const FIGURES: usize = 6;
+
+fn total<'a>(figures: impl IntoIterator<Item = &'a Figures>) -> [f64; FIGURES] {
+    let mut sum = [0.0; FIGURES];
     for figure in figures {
         sum[0] += figure.alloc_bytes.estimate.unwrap_or(0.0);
         sum[1] += figure.alloc_objects.estimate.unwrap_or(0.0);
         sum[2] += value(&figure.inuse_bytes);
         sum[3] += value(&figure.inuse_objects);
+        sum[4] += value(&figure.at_exit_bytes);
+        sum[5] += value(&figure.at_exit_objects);
     }
     sum
 }

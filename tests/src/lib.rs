@@ -4,6 +4,7 @@
 //! a [`recorder::Recorder`], and compares the [`recorder::Outcome`] with the program's [`truth::Truth`].
 
 pub mod checks;
+pub mod constant;
 pub mod counting;
 pub mod environment;
 pub mod kernel;

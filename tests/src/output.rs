@@ -42,6 +42,12 @@ pub struct Figures {
     pub inuse_bytes: Option<Estimate>,
     /// Blocks in use.
     pub inuse_objects: Option<Estimate>,
+    /// Bytes that ended processes held when they ended, where that stands apart from what is in use.
+    #[serde(default)]
+    pub at_exit_bytes: Option<Estimate>,
+    /// Blocks of those.
+    #[serde(default)]
+    pub at_exit_objects: Option<Estimate>,
 }
 
 /// Something that is not hooked.

@@ -1,0 +1,230 @@
+//! Memory in use is right at every moment: a program with constant memory in use, slow and as fast as it goes, with one and
+//! eight threads, with each kind of link, in the final profile, in snapshots and in scrapes, whichever way it ends.
+
+use std::process::Command;
+use std::time::Duration;
+
+use heapbpf_tests::checks;
+use heapbpf_tests::constant::{Cut, Judge, Load, numbers_of_snapshots};
+use heapbpf_tests::environment::{heapbpf, skipped, turn};
+use heapbpf_tests::output::{self, Profile};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::{Outcome, Recorder};
+use heapbpf_tests::target::Target;
+use heapbpf_tests::truth::Truth;
+
+/// Slow and fast, with one and eight threads.
+const LOADS: [Load; 4] = [Load::SLOW, Load::FAST, Load::SLOW.with_threads(8), Load::FAST.with_threads(8)];
+
+/// What is recorded may be longer or shorter than `-d` by so much.
+const DURATION_TOLERANCE: f64 = 0.05;
+/// Snapshots and scrapes of each recording, at least.
+const MOMENTS: usize = 5;
+
+/// Nobody is told not to trust figures: not in what was said, not in the profile, not in a report of it.
+fn is_trusted(outcome: &Outcome) {
+    let report = Command::new(heapbpf()).arg("report").arg(outcome.file("profile.json")).output().expect("it runs");
+    let report = String::from_utf8_lossy(&report.stdout).into_owned();
+    assert!(report.contains("in use") || report.contains("IN USE"), "{report}");
+    let profile: Profile = output::read(&outcome.file("profile.json"));
+    for text in [&outcome.stdout, &outcome.stderr, &report, &profile.notes.join("\n")] {
+        assert!(!text.contains("do not trust"), "{text}");
+    }
+}
+
+/// Nothing of a recording was lost for good.
+fn nothing_lost(profile: &Profile) {
+    for counter in ["lost_ring_full", "frees_lost", "untracked", "lost_abandoned", "lost_no_thread_state"] {
+        assert_eq!(profile.counters[counter].as_u64(), Some(0), "{counter} in {:?}", profile.counters);
+    }
+}
+
+/// Records a load for four seconds with some options, and returns its cuts: scrapes, snapshots, the final profile.
+/// Snapshots of before the program had all its blocks, and the next one, which may have been under way, are left out.
+fn cuts(load: &Load, recorder: impl FnOnce(u32) -> Recorder) -> (Truth, Vec<Cut>, Outcome) {
+    const SECONDS: f64 = 4.0;
+    let mut target = load.start();
+    let recorder = recorder(target.pid()).option("-d", &format!("{SECONDS}s")).option("--every", "400ms");
+    let (recording, address) = recorder.serve();
+    let truth = target.run();
+    let passed = numbers_of_snapshots(&recording.folder()).last().copied().unwrap_or_default() + 1;
+    let mut cuts = Vec::new();
+    for number in 1..=MOMENTS as u32 {
+        cuts.extend(Cut::scrapes(number, address, target.pid()));
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    let outcome = recording.finish();
+    let (profile, _) = outcome.results();
+    let snapshots = Cut::snapshots(outcome.file("profile.json").parent().expect("a folder"), passed);
+    assert!(snapshots.len() >= MOMENTS, "{} snapshots: {:?}", snapshots.len(), outcome.files());
+    cuts.extend(snapshots);
+    cuts.push(Cut::of_figures("the final profile", &profile.totals));
+    let longer = profile.duration_seconds - SECONDS;
+    assert!(longer.abs() <= DURATION_TOLERANCE, "{load:?}: {} s recorded", profile.duration_seconds);
+    nothing_lost(&profile);
+    (truth, cuts, outcome)
+}
+
+fn constant_with(link: &str) {
+    let case = format!("constant_with {link} links");
+    let Some(_turn) = turn(&case) else { return };
+    for load in LOADS {
+        let (truth, cuts, outcome) = cuts(&load, |pid| Recorder::of(pid, 1).option("--link", link));
+        if link == "session" && outcome.stderr.contains("no uprobe sessions") {
+            return skipped(&case, "this kernel has no uprobe sessions");
+        }
+        let mut judge = Judge::new(&load, &truth);
+        cuts.iter().for_each(|cut| judge.exact(cut));
+        judge.done();
+        is_trusted(&outcome);
+    }
+}
+
+#[test]
+fn constant_with_session_links() {
+    constant_with("session");
+}
+
+#[test]
+fn constant_with_multi_links() {
+    constant_with("multi");
+}
+
+#[test]
+fn constant_with_perf_links() {
+    constant_with("perf");
+}
+
+/// Sampled: 20,000 blocks of 500 to 4,000 bytes, 45 MB, are some 11,000 samples at 4 KiB and 690 at 64 KiB, enough for the
+/// sums to be normal. σ is that of the blocks in use (`Law`); an honest figure is off by more than 5 σ once in 1.7 million.
+/// Each of the four recordings has 16 cuts with two figures: one false alarm in some 13,000 runs.
+#[test]
+fn constant_when_sampled() {
+    let Some(_turn) = turn("constant_when_sampled") else { return };
+    let large = |load: Load| Load { blocks: 20_000, size: 500, sizes: 8, ..load };
+    for interval in [4 << 10, 64 << 10] {
+        for load in [large(Load::SLOW), large(Load::FAST.with_threads(8))] {
+            let (truth, cuts, outcome) = cuts(&load, |pid| Recorder::of(pid, interval));
+            let mut judge = Judge::new(&load, &truth);
+            cuts.iter().for_each(|cut| judge.estimated(cut, interval, 5.0));
+            judge.done();
+            is_trusted(&outcome);
+        }
+    }
+}
+
+/// How a recording comes to its end.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Interrupt,
+    Terminate,
+    TargetExits,
+    TargetIsKilled,
+}
+
+fn constant_until(end: End) {
+    let Some(_turn) = turn(&format!("constant_until {end:?}")) else { return };
+    for load in LOADS {
+        let mut target = load.start();
+        let pid = target.pid();
+        let recording = Recorder::of(pid, 1).start();
+        let truth = target.run();
+        std::thread::sleep(Duration::from_millis(500));
+        let outcome = match end {
+            End::Interrupt => recording.stop(),
+            End::Terminate => {
+                recording.signal(libc::SIGTERM);
+                recording.finish()
+            }
+            End::TargetExits => {
+                assert!(target.end().success());
+                recording.finish()
+            }
+            End::TargetIsKilled => {
+                drop(target);
+                recording.finish()
+            }
+        };
+        let (profile, _) = outcome.results();
+        let mut judge = Judge::new(&load, &truth);
+        judge.exact(&Cut::of_figures(format!("{end:?}"), &profile.totals));
+        judge.exact(&Cut::of_figures(format!("{end:?}, its process"), &profile.process(pid).figures));
+        judge.done();
+        nothing_lost(&profile);
+        is_trusted(&outcome);
+        let ended = matches!(end, End::TargetExits | End::TargetIsKilled);
+        assert_eq!(profile.process(pid).ended, ended, "{:?}", profile.process(pid));
+    }
+}
+
+#[test]
+fn constant_until_interrupted() {
+    constant_until(End::Interrupt);
+}
+
+#[test]
+fn constant_until_terminated() {
+    constant_until(End::Terminate);
+}
+
+/// Named targets count as of their end.
+#[test]
+fn constant_until_the_target_exits() {
+    constant_until(End::TargetExits);
+}
+
+#[test]
+fn constant_until_the_target_is_killed() {
+    constant_until(End::TargetIsKilled);
+}
+
+/// A command that heapbpf starts counts as of its end, like every named target.
+#[test]
+fn constant_until_the_command_ends() {
+    let Some(_turn) = turn("constant_until_the_command_ends") else { return };
+    for load in LOADS {
+        let recorder = Recorder::new().interval(1).command(&program("constant"), load.arguments(1));
+        let recording = recorder.variable("FREE_RUNNING", "1".as_ref()).start();
+        assert!(recording.line().starts_with("READY "));
+        let truth: Truth = serde_json::from_str(&recording.line()).expect("a report");
+        let outcome = recording.finish();
+        let (profile, _) = outcome.results();
+        // A program that is seen from its start has more in use than its sites: what it takes to start threads.
+        let mut sums = [0.0; 4];
+        for site in checks::site_sums(&profile, None).values() {
+            sums.iter_mut().zip(site.figures).for_each(|(sum, figure)| *sum += figure);
+        }
+        let figure = |value| Some(output::Estimate { estimate: Some(value), ..Default::default() });
+        let figures =
+            output::Figures { inuse_bytes: figure(sums[2]), inuse_objects: figure(sums[3]), ..Default::default() };
+        let mut judge = Judge::new(&load, &truth);
+        judge.exact(&Cut::of_figures("the command", &figures));
+        judge.done();
+        nothing_lost(&profile);
+        is_trusted(&outcome);
+    }
+}
+
+/// The peak is a cut as well: it is known exactly for a program that rises to it at one go.
+#[test]
+fn the_peak_is_the_most_that_was_in_use() {
+    let Some(_turn) = turn("the_peak_is_the_most_that_was_in_use") else { return };
+    let (blocks, left, size) = (2000, 100, 1000);
+    let mut target = Target::start(&program("peak"), [blocks, left, size].map(|number: u64| number.to_string()));
+    let recording = Recorder::of(target.pid(), 1).option("--at", "peak").start();
+    target.run();
+    let (profile, _) = recording.stop().results();
+    let cut = Cut::of_figures("the peak", &profile.totals);
+    assert_eq!((cut.bytes.value(), cut.objects.value()), ((blocks * size) as f64, blocks as f64));
+
+    for load in LOADS {
+        let mut target = load.start();
+        let recording = Recorder::of(target.pid(), 1).option("--at", "peak").start();
+        let truth = target.run();
+        std::thread::sleep(Duration::from_millis(300));
+        let (profile, _) = recording.stop().results();
+        let mut judge = Judge::new(&load, &truth);
+        judge.exact(&Cut::of_figures("the peak", &profile.totals));
+        judge.done();
+    }
+}
