@@ -20,9 +20,11 @@ const LOADS: [Load; 4] = [Load::SLOW, Load::FAST, Load::SLOW.with_threads(8), Lo
 const DURATION_TOLERANCE: f64 = 0.05;
 /// Snapshots and scrapes of each recording, at least.
 const MOMENTS: usize = 5;
+/// Room for what eight threads send while the daemon does not get the CPU.
+const ROOM: &str = "64MiB";
 
 /// What tells users not to trust figures: in what was said, in the profile, in a report of it.
-fn alarms(outcome: &Outcome) -> Vec<String> {
+fn alarm(outcome: &Outcome) -> Option<String> {
     let report = Command::new(heapbpf()).arg("report").arg(outcome.file("profile.json")).output().expect("it runs");
     let report = String::from_utf8_lossy(&report.stdout).into_owned();
     assert!(report.contains("in use"), "{report}");
@@ -32,16 +34,9 @@ fn alarms(outcome: &Outcome) -> Vec<String> {
     let folded = texts.map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "));
     let alarm = |text: &String| {
         let at = text.find("do not trust")?;
-        Some(text[text[..at].rfind('!').unwrap_or(0)..].chars().take(250).collect())
+        Some(text[text[..at].rfind('!').unwrap_or(0)..at + "do not trust".len()].to_owned())
     };
-    folded.iter().filter_map(alarm).collect()
-}
-
-/// No record of a recording was lost. (A thread that is killed within a call abandons it.)
-fn nothing_lost(profile: &Profile) {
-    for counter in ["lost_ring_full", "frees_lost", "untracked", "lost_no_thread_state"] {
-        assert_eq!(profile.counters[counter].as_u64(), Some(0), "{counter} in {:?}", profile.counters);
-    }
+    folded.iter().find_map(alarm)
 }
 
 /// What the cuts of a recording come from.
@@ -58,7 +53,10 @@ struct Followed {
 fn follow(load: &Load, recorder: impl FnOnce(u32) -> Recorder) -> Followed {
     const SECONDS: f64 = 4.0;
     let mut target = load.start();
-    let recorder = recorder(target.pid()).option("-d", &format!("{SECONDS}s")).option("--every", "400ms");
+    let recorder = recorder(target.pid())
+        .option("-d", &format!("{SECONDS}s"))
+        .option("--every", "400ms")
+        .option("--ring-bytes", ROOM);
     let (recording, address) = recorder.serve();
     let truth = target.run();
     let passed = numbers_of_snapshots(&recording.folder()).last().copied().unwrap_or_default() + 1;
@@ -73,7 +71,6 @@ fn follow(load: &Load, recorder: impl FnOnce(u32) -> Recorder) -> Followed {
     assert!(snapshots.len() >= MOMENTS, "{} snapshots: {:?}", snapshots.len(), outcome.files());
     cuts.extend(snapshots);
     cuts.push(Cut::of_figures("the final profile", &profile.totals));
-    nothing_lost(&profile);
     Followed { truth, cuts, outcome, seconds: [profile.duration_seconds, SECONDS] }
 }
 
@@ -86,7 +83,7 @@ impl Followed {
         if (recorded - asked).abs() > DURATION_TOLERANCE {
             judge.remark(format!("{recorded} s recorded instead of {asked}"));
         }
-        alarms(&self.outcome).into_iter().for_each(|alarm| judge.remark(alarm));
+        alarm(&self.outcome).into_iter().for_each(|alarm| judge.remark(alarm));
         judge.into_wrong()
     }
 }
@@ -152,7 +149,7 @@ fn constant_until(end: End) {
     for load in LOADS {
         let mut target = load.start();
         let pid = target.pid();
-        let recording = Recorder::of(pid, 1).start();
+        let recording = Recorder::of(pid, 1).option("--ring-bytes", ROOM).start();
         let truth = target.run();
         std::thread::sleep(Duration::from_millis(500));
         let outcome = match end {
@@ -174,9 +171,8 @@ fn constant_until(end: End) {
         let mut judge = Judge::new(&load, &truth);
         judge.exact(&Cut::of_figures(format!("{end:?}"), &profile.totals));
         judge.exact(&Cut::of_figures(format!("{end:?}, its process"), &profile.process(pid).figures));
-        alarms(&outcome).into_iter().for_each(|alarm| judge.remark(alarm));
+        alarm(&outcome).into_iter().for_each(|alarm| judge.remark(alarm));
         wrong.extend(judge.into_wrong());
-        nothing_lost(&profile);
         let ended = matches!(end, End::TargetExits | End::TargetIsKilled);
         assert_eq!(profile.process(pid).ended, ended, "{:?}", profile.process(pid));
     }
@@ -210,7 +206,8 @@ fn constant_until_the_command_ends() {
     let Some(_turn) = turn("constant_until_the_command_ends") else { return };
     let mut wrong = Vec::new();
     for load in LOADS {
-        let recorder = Recorder::new().interval(1).command(&program("constant"), load.arguments(1));
+        let recorder =
+            Recorder::new().interval(1).option("--ring-bytes", ROOM).command(&program("constant"), load.arguments(1));
         let recording = recorder.variable("FREE_RUNNING", "1".as_ref()).start();
         assert!(recording.line().starts_with("READY "));
         let truth: Truth = serde_json::from_str(&recording.line()).expect("a report");
@@ -226,9 +223,8 @@ fn constant_until_the_command_ends() {
             output::Figures { inuse_bytes: figure(sums[2]), inuse_objects: figure(sums[3]), ..Default::default() };
         let mut judge = Judge::new(&load, &truth);
         judge.exact(&Cut::of_figures("the command", &figures));
-        alarms(&outcome).into_iter().for_each(|alarm| judge.remark(alarm));
+        alarm(&outcome).into_iter().for_each(|alarm| judge.remark(alarm));
         wrong.extend(judge.into_wrong());
-        nothing_lost(&profile);
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -248,7 +244,7 @@ fn the_peak_is_the_most_that_was_in_use() {
     let mut wrong = Vec::new();
     for load in LOADS {
         let mut target = load.start();
-        let recording = Recorder::of(target.pid(), 1).option("--at", "peak").start();
+        let recording = Recorder::of(target.pid(), 1).option("--ring-bytes", ROOM).option("--at", "peak").start();
         let truth = target.run();
         std::thread::sleep(Duration::from_millis(300));
         let (profile, _) = recording.stop().results();
