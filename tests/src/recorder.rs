@@ -383,6 +383,11 @@ impl Outcome {
         self.folder.path().join(name)
     }
 
+    /// The folder that it wrote in.
+    pub fn folder(&self) -> PathBuf {
+        self.folder.path().to_path_buf()
+    }
+
     /// Names of all the files that it wrote, sorted.
     ///
     /// # Panics

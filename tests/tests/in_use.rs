@@ -10,7 +10,7 @@ use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::output::{self, Profile};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Outcome, Recorder};
-use heapbpf_tests::target::Target;
+use heapbpf_tests::target::{Target, until};
 use heapbpf_tests::truth::Truth;
 
 /// Slow and fast, with one and eight threads.
@@ -19,7 +19,7 @@ const LOADS: [Load; 4] = [Load::SLOW, Load::FAST, Load::SLOW.with_threads(8), Lo
 /// What is recorded may be longer or shorter than `-d` by so much.
 const DURATION_TOLERANCE: f64 = 0.05;
 /// Snapshots and scrapes of each recording, at least.
-const MOMENTS: usize = 5;
+const MOMENTS: u32 = 5;
 /// Room for what eight threads send while the daemon does not get the CPU.
 const ROOM: &str = "64MiB";
 
@@ -39,53 +39,49 @@ fn alarm(outcome: &Outcome) -> Option<String> {
     folded.iter().find_map(alarm)
 }
 
-/// What the cuts of a recording come from.
-struct Followed {
-    truth: Truth,
-    cuts: Vec<Cut>,
-    outcome: Outcome,
-    /// How long it says it was, and was asked to be.
-    seconds: [f64; 2],
-}
-
-/// Records a load for four seconds with some options, with its scrapes, its snapshots and its final profile.
-/// Snapshots of before the program had all its blocks, and the next one, which may have been under way, are left out.
-fn follow(load: &Load, recorder: impl FnOnce(u32) -> Recorder) -> Followed {
-    const SECONDS: f64 = 4.0;
+/// Records a load twice with some options, judges each cut with `judge`, and returns what is off. The first recording is
+/// scraped five times, takes five snapshots on a signal and is ended by Ctrl-C; the second one ends by itself, and takes
+/// snapshots on its way.
+fn follow(
+    load: &Load,
+    recorder: impl Fn(u32) -> Recorder,
+    judge: impl Fn(&mut Judge, &Cut),
+) -> (Vec<String>, Vec<Outcome>) {
+    let recorder = |pid| recorder(pid).option("--ring-bytes", ROOM);
     let mut target = load.start();
-    let recorder = recorder(target.pid())
-        .option("-d", &format!("{SECONDS}s"))
-        .option("--every", "400ms")
-        .option("--ring-bytes", ROOM);
-    let (recording, address) = recorder.serve();
+    let (recording, address) = recorder(target.pid()).serve();
     let truth = target.run();
-    let passed = numbers_of_snapshots(&recording.folder()).last().copied().unwrap_or_default() + 1;
     let mut cuts = Vec::new();
-    for number in 1..=MOMENTS as u32 {
+    for number in 1..=MOMENTS {
         cuts.extend(Cut::scrapes(number, address, target.pid()));
-        std::thread::sleep(Duration::from_millis(50));
+        recording.signal(libc::SIGUSR1);
+        until("a snapshot", || numbers_of_snapshots(&recording.folder()).contains(&number));
     }
-    let outcome = recording.finish();
-    let (profile, _) = outcome.results();
-    let snapshots = Cut::snapshots(outcome.file("profile.json").parent().expect("a folder"), passed);
-    assert!(snapshots.len() >= MOMENTS, "{} snapshots: {:?}", snapshots.len(), outcome.files());
-    cuts.extend(snapshots);
-    cuts.push(Cut::of_figures("the final profile", &profile.totals));
-    Followed { truth, cuts, outcome, seconds: [profile.duration_seconds, SECONDS] }
-}
+    let asked = recording.stop();
+    cuts.extend(Cut::snapshots(&asked.folder(), 0));
+    assert_eq!(cuts.len(), 3 * MOMENTS as usize, "{:?}", asked.files());
+    cuts.push(Cut::of_figures("the profile at Ctrl-C", &asked.results().0.totals));
 
-impl Followed {
-    /// Judges what is so for every load; `cut` judges each cut.
-    fn judge(&self, load: &Load, cut: impl Fn(&mut Judge, &Cut)) -> Vec<String> {
-        let mut judge = Judge::new(load, &self.truth);
-        self.cuts.iter().for_each(|each| cut(&mut judge, each));
-        let [recorded, asked] = self.seconds;
-        if (recorded - asked).abs() > DURATION_TOLERANCE {
-            judge.remark(format!("{recorded} s recorded instead of {asked}"));
-        }
-        alarm(&self.outcome).into_iter().for_each(|alarm| judge.remark(alarm));
-        judge.into_wrong()
+    let mut again = load.start();
+    let (seconds, every) = (2.5, "400ms");
+    let recording = recorder(again.pid()).option("-d", &format!("{seconds}s")).option("--every", every).start();
+    let same = again.run();
+    assert_eq!(same.live_bytes(), truth.live_bytes());
+    // The next one may have been under way before all blocks were there.
+    let passed = numbers_of_snapshots(&recording.folder()).last().copied().unwrap_or_default() + 1;
+    let timed = recording.finish();
+    cuts.extend(Cut::snapshots(&timed.folder(), passed));
+    let (profile, _) = timed.results();
+    cuts.push(Cut::of_figures("the profile after its time", &profile.totals));
+
+    let mut found = Judge::new(load, &truth);
+    cuts.iter().for_each(|cut| judge(&mut found, cut));
+    if (profile.duration_seconds - seconds).abs() > DURATION_TOLERANCE {
+        found.remark(format!("{} s recorded instead of {seconds}", profile.duration_seconds));
     }
+    let outcomes = vec![asked, timed];
+    outcomes.iter().filter_map(alarm).for_each(|alarm| found.remark(alarm));
+    (found.into_wrong(), outcomes)
 }
 
 fn constant_with(link: &str) {
@@ -93,11 +89,12 @@ fn constant_with(link: &str) {
     let Some(_turn) = turn(&case) else { return };
     let mut wrong = Vec::new();
     for load in LOADS {
-        let followed = follow(&load, |pid| Recorder::of(pid, 1).option("--link", link));
-        if link == "session" && followed.outcome.stderr.contains("no uprobe sessions") {
+        let (found, outcomes) =
+            follow(&load, |pid| Recorder::of(pid, 1).option("--link", link), |judge, cut| judge.exact(cut));
+        if link == "session" && outcomes[0].stderr.contains("no uprobe sessions") {
             return skipped(&case, "this kernel has no uprobe sessions");
         }
-        wrong.extend(followed.judge(&load, |judge, cut| judge.exact(cut)));
+        wrong.extend(found);
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
@@ -119,7 +116,7 @@ fn constant_with_perf_links() {
 
 /// Sampled: 20,000 blocks of 500 to 4,000 bytes, 45 MB, are some 11,000 samples at 4 KiB and 690 at 64 KiB, enough for the
 /// sums to be normal. σ is that of the blocks in use (`Law`); an honest figure is off by more than 5 σ once in 1.7 million.
-/// Each of the four recordings has 16 cuts with two figures: one false alarm in some 13,000 runs.
+/// Each of the four loads has some 20 cuts with two figures: one false alarm in some 10,000 runs.
 #[test]
 fn constant_when_sampled() {
     let Some(_turn) = turn("constant_when_sampled") else { return };
@@ -127,8 +124,8 @@ fn constant_when_sampled() {
     let mut wrong = Vec::new();
     for interval in [4 << 10, 64 << 10] {
         for load in [large(Load::SLOW), large(Load::FAST.with_threads(8))] {
-            let followed = follow(&load, |pid| Recorder::of(pid, interval));
-            wrong.extend(followed.judge(&load, |judge, cut| judge.estimated(cut, interval, 5.0)));
+            let judge = |judge: &mut Judge, cut: &Cut| judge.estimated(cut, interval, 5.0);
+            wrong.extend(follow(&load, |pid| Recorder::of(pid, interval), judge).0);
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -85,7 +85,7 @@ fn covered(load: &Load, ring_bytes: &str) {
     let during = lost_so_far(&get(address, "/metrics")) - before;
     let outcome = recording.stop();
     let (profile, stats) = outcome.results();
-    cuts.extend(Cut::snapshots(outcome.file("profile.json").parent().expect("a folder"), passed));
+    cuts.extend(Cut::snapshots(&outcome.folder(), passed));
     cuts.push(Cut::of_figures("the final profile", &profile.totals));
 
     let share = lost(&profile) as f64 / (stats.hits + stats.frees_matched) as f64;
