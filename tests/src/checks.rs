@@ -80,6 +80,8 @@ pub struct SiteSums {
     pub samples: u64,
     /// `[alloc bytes, alloc objects, in-use bytes, in-use objects]`.
     pub figures: [f64; 4],
+    /// What ended processes held when they ended, where that stands apart: bytes and objects.
+    pub at_exit: [f64; 2],
 }
 
 /// Sums per site: a stack belongs to `site_NN` if a frame's function has that name. Of one process, or of all.
@@ -89,7 +91,7 @@ pub fn site_sums(profile: &Profile, pid: Option<u32>) -> BTreeMap<String, SiteSu
         let Some(site) = stack.site() else { continue };
         let sum = sums.entry(site.to_owned()).or_default();
         sum.samples += stack.samples;
-        for (to, from) in sum.figures.iter_mut().zip(total([&stack.figures])) {
+        for (to, from) in sum.figures.iter_mut().chain(&mut sum.at_exit).zip(total([&stack.figures])) {
             *to += from;
         }
     }
@@ -101,6 +103,8 @@ pub fn site_sums(profile: &Profile, pid: Option<u32>) -> BTreeMap<String, SiteSu
 pub enum Compare {
     /// Allocated and in use.
     All,
+    /// Allocated, and what ended processes held when they ended, where that is not in use.
+    AtExit,
     /// Allocated only (`--no-live`, or in-use figures that are a matter of taste).
     Allocated,
 }
@@ -124,14 +128,19 @@ pub fn sites(profile: &Profile, truth: &Truth, interval: u64, compare: Compare) 
         };
         let (allocated, live) = (law(false), law(true));
         let sums = found.get(name).copied().unwrap_or_default();
+        let [alloc_bytes, alloc_objects, ..] = sums.figures;
+        let figures = match compare {
+            Compare::AtExit => [alloc_bytes, alloc_objects, sums.at_exit[0], sums.at_exit[1]],
+            Compare::All | Compare::Allocated => sums.figures,
+        };
         let laws = [
             ("alloc_bytes", allocated.bytes),
             ("alloc_objects", allocated.objects),
             ("inuse_bytes", live.bytes),
             ("inuse_objects", live.objects),
         ];
-        let count = if compare == Compare::All { 4 } else { 2 };
-        for ((figure, law), estimate) in laws.into_iter().zip(sums.figures).take(count) {
+        let count = if compare == Compare::Allocated { 2 } else { 4 };
+        for ((figure, law), estimate) in laws.into_iter().zip(figures).take(count) {
             judge(&mut wrong, &format!("{name} {figure}"), law, estimate);
         }
         judge(&mut wrong, &format!("{name} samples"), allocated.samples, sums.samples as f64);
