@@ -29,32 +29,37 @@ pub fn identity(stats: &Stats) {
     assert_eq!(stats.hits, accounted, "hits = unsampled + submitted + failed + lost, in {stats:?}");
 }
 
-/// Σ stacks = Σ processes = totals, in all four figures.
+/// Σ stacks = Σ processes = totals, in all figures.
 fn add_up(profile: &Profile) {
     let stacks = total(profile.stacks.iter().map(|stack| &stack.figures));
     let processes = total(profile.processes.iter().map(|process| &process.figures));
     let totals = total([&profile.totals]);
-    for i in 0..4 {
+    for i in 0..FIGURES {
         assert!(close(stacks[i], totals[i]), "Σ stacks is not the total: {stacks:?}, {totals:?}");
         assert!(close(processes[i], totals[i]), "Σ processes is not the total: {processes:?}, {totals:?}");
     }
     for process in &profile.processes {
         let own = total(profile.stacks.iter().filter(|stack| stack.pid == process.pid).map(|stack| &stack.figures));
         let lives = total(profile.processes.iter().filter(|p| p.pid == process.pid).map(|p| &p.figures));
-        assert!((0..4).all(|i| close(own[i], lives[i])), "process {}: {own:?}, {lives:?}", process.pid);
+        assert!((0..FIGURES).all(|i| close(own[i], lives[i])), "process {}: {own:?}, {lives:?}", process.pid);
     }
     for stack in &profile.stacks {
         assert!(stack.samples > 0 || stack.figures.alloc_bytes.value() == 0.0, "figures without samples: {stack:?}");
     }
 }
 
-fn total<'a>(figures: impl IntoIterator<Item = &'a Figures>) -> [f64; 4] {
-    let mut sum = [0.0; 4];
+/// Figures of a stack, a process or all: allocated, in use and at exit, bytes and objects each.
+const FIGURES: usize = 6;
+
+fn total<'a>(figures: impl IntoIterator<Item = &'a Figures>) -> [f64; FIGURES] {
+    let mut sum = [0.0; FIGURES];
     for figure in figures {
         sum[0] += figure.alloc_bytes.estimate.unwrap_or(0.0);
         sum[1] += figure.alloc_objects.estimate.unwrap_or(0.0);
         sum[2] += value(&figure.inuse_bytes);
         sum[3] += value(&figure.inuse_objects);
+        sum[4] += value(&figure.at_exit_bytes);
+        sum[5] += value(&figure.at_exit_objects);
     }
     sum
 }
@@ -75,6 +80,8 @@ pub struct SiteSums {
     pub samples: u64,
     /// `[alloc bytes, alloc objects, in-use bytes, in-use objects]`.
     pub figures: [f64; 4],
+    /// What ended processes held when they ended, where that stands apart: bytes and objects.
+    pub at_exit: [f64; 2],
 }
 
 /// Sums per site: a stack belongs to `site_NN` if a frame's function has that name. Of one process, or of all.
@@ -84,7 +91,7 @@ pub fn site_sums(profile: &Profile, pid: Option<u32>) -> BTreeMap<String, SiteSu
         let Some(site) = stack.site() else { continue };
         let sum = sums.entry(site.to_owned()).or_default();
         sum.samples += stack.samples;
-        for (to, from) in sum.figures.iter_mut().zip(total([&stack.figures])) {
+        for (to, from) in sum.figures.iter_mut().chain(&mut sum.at_exit).zip(total([&stack.figures])) {
             *to += from;
         }
     }
@@ -96,6 +103,8 @@ pub fn site_sums(profile: &Profile, pid: Option<u32>) -> BTreeMap<String, SiteSu
 pub enum Compare {
     /// Allocated and in use.
     All,
+    /// Allocated, and what ended processes held when they ended, where that is not in use.
+    AtExit,
     /// Allocated only (`--no-live`, or in-use figures that are a matter of taste).
     Allocated,
 }
@@ -119,14 +128,19 @@ pub fn sites(profile: &Profile, truth: &Truth, interval: u64, compare: Compare) 
         };
         let (allocated, live) = (law(false), law(true));
         let sums = found.get(name).copied().unwrap_or_default();
+        let [alloc_bytes, alloc_objects, ..] = sums.figures;
+        let figures = match compare {
+            Compare::AtExit => [alloc_bytes, alloc_objects, sums.at_exit[0], sums.at_exit[1]],
+            Compare::All | Compare::Allocated => sums.figures,
+        };
         let laws = [
             ("alloc_bytes", allocated.bytes),
             ("alloc_objects", allocated.objects),
             ("inuse_bytes", live.bytes),
             ("inuse_objects", live.objects),
         ];
-        let count = if compare == Compare::All { 4 } else { 2 };
-        for ((figure, law), estimate) in laws.into_iter().zip(sums.figures).take(count) {
+        let count = if compare == Compare::Allocated { 2 } else { 4 };
+        for ((figure, law), estimate) in laws.into_iter().zip(figures).take(count) {
             judge(&mut wrong, &format!("{name} {figure}"), law, estimate);
         }
         judge(&mut wrong, &format!("{name} samples"), allocated.samples, sums.samples as f64);

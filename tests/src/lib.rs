@@ -3,7 +3,9 @@
 //! A case takes its turn ([`environment::turn`]), starts a [`target::Target`] or lets heapbpf start one, records it with
 //! a [`recorder::Recorder`], and compares the [`recorder::Outcome`] with the program's [`truth::Truth`].
 
+pub mod cgroup;
 pub mod checks;
+pub mod constant;
 pub mod counting;
 pub mod environment;
 pub mod kernel;

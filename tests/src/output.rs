@@ -42,6 +42,12 @@ pub struct Figures {
     pub inuse_bytes: Option<Estimate>,
     /// Blocks in use.
     pub inuse_objects: Option<Estimate>,
+    /// Bytes that ended processes held when they ended, where that stands apart from what is in use.
+    #[serde(default)]
+    pub at_exit_bytes: Option<Estimate>,
+    /// Blocks of those.
+    #[serde(default)]
+    pub at_exit_objects: Option<Estimate>,
 }
 
 /// Something that is not hooked.
@@ -148,6 +154,17 @@ impl Stack {
     }
 }
 
+/// Records that had been sent and were not read in time.
+#[derive(Clone, Debug, Deserialize)]
+pub struct Unread {
+    /// How many.
+    pub records: u64,
+    /// Of how many.
+    pub of: u64,
+    /// Their share.
+    pub share: f64,
+}
+
 /// A `.json` profile.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Profile {
@@ -155,6 +172,12 @@ pub struct Profile {
     pub interval_bytes: u64,
     /// Length of the recording.
     pub duration_seconds: f64,
+    /// Moment that figures in use are of, as text.
+    #[serde(default)]
+    pub time: Option<String>,
+    /// Records of before that moment that were not read in time.
+    #[serde(default)]
+    pub unread: Option<Unread>,
     /// Sums.
     pub totals: Figures,
     /// Processes.

@@ -1,5 +1,6 @@
 //! Reads `.pb.gz` profiles with the consumer that matters: `go tool pprof`.
 
+use std::io::Read;
 use std::path::Path;
 use std::process::Command;
 
@@ -81,6 +82,62 @@ fn parse_raw(text: String) -> Raw {
     raw
 }
 
+/// Sums of the four values over all samples of a gzipped profile, in the order of the contract: `[alloc objects, alloc
+/// bytes, in-use objects, in-use bytes]`. Reads as much of the format as that needs, without a consumer.
+///
+/// # Panics
+/// If it is not a gzipped profile with four values in each sample.
+pub fn sums(gzipped: &[u8]) -> [i64; 4] {
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(gzipped).read_to_end(&mut bytes).expect("whole gzip");
+    let mut sums = [0; 4];
+    for (_, sample) in fields(&bytes).into_iter().filter(|(number, _)| *number == SAMPLE) {
+        let packed = fields(sample).into_iter().find(|(number, _)| *number == VALUES).expect("values").1;
+        let mut rest = packed;
+        for sum in &mut sums {
+            *sum += varint(&mut rest).cast_signed();
+        }
+        assert!(rest.is_empty(), "more than four values: {packed:?}");
+    }
+    sums
+}
+
+/// Number of the field with samples in a profile, and of that with values in a sample.
+const SAMPLE: u64 = 2;
+const VALUES: u64 = 2;
+
+/// Fields with a length, by their numbers; those without are passed over.
+fn fields(mut bytes: &[u8]) -> Vec<(u64, &[u8])> {
+    let mut found = Vec::new();
+    while !bytes.is_empty() {
+        let key = varint(&mut bytes);
+        match key & 7 {
+            0 => _ = varint(&mut bytes),
+            2 => {
+                let length = usize::try_from(varint(&mut bytes)).expect("a length");
+                let (field, rest) = bytes.split_at_checked(length).expect("the whole field");
+                found.push((key >> 3, field));
+                bytes = rest;
+            }
+            kind => panic!("pprof has no fields of wire type {kind}"),
+        }
+    }
+    found
+}
+
+fn varint(bytes: &mut &[u8]) -> u64 {
+    let mut number = 0;
+    for shift in (0..64).step_by(7) {
+        let (&byte, rest) = bytes.split_first().expect("the whole number");
+        *bytes = rest;
+        number |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            return number;
+        }
+    }
+    panic!("a number of more than 64 bits")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -96,5 +153,16 @@ mod tests {
         assert_eq!(raw.samples, [[1, 100, 0, 0], [2, 300, 1, 150]]);
         assert_eq!(raw.sum(1), 400);
         assert_eq!(raw.sample_types[3], "inuse_space/bytes[dflt]");
+    }
+    #[test]
+    fn values_are_summed() {
+        use std::io::Write;
+        // Two samples (field 2): a location, then packed values 1, 300, 0, 5 and 1, 1, 1, 1; a number (field 12).
+        let first = [2 << 3 | 2, 10, 1 << 3 | 2, 1, 7, 2 << 3 | 2, 5, 1, 0xac, 2, 0, 5];
+        let rest = [12 << 3, 0xff, 1, 2 << 3 | 2, 6, 2 << 3 | 2, 4, 1, 1, 1, 1];
+        let bytes = [&first[..], &rest[..]].concat();
+        let mut file = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        file.write_all(&bytes).unwrap();
+        assert_eq!(sums(&file.finish().unwrap()), [2, 301, 1, 6]);
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::net::SocketAddr;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -175,6 +176,17 @@ impl Recorder {
         }
         let status = wait(&mut child, "heapbpf");
         panic!("heapbpf did not begin to record ({status}):\n{}", said.join("\n"));
+    }
+
+    /// Starts it with `--listen` on some port of loopback, and returns the address, too.
+    ///
+    /// # Panics
+    /// As [`Recorder::start`], or if it does not say where it listens.
+    pub fn serve(self) -> (Recording, SocketAddr) {
+        let recording = self.option("--listen", "127.0.0.1:0").start();
+        let line = recording.next_line();
+        let address = line.strip_prefix("heapbpf: listening on http://").unwrap_or_else(|| panic!("{line}"));
+        (recording, address.parse().expect("an address"))
     }
 
     /// Runs it to an end that is expected to come by itself and without a recording.
@@ -369,6 +381,11 @@ impl Outcome {
     /// A file that it wrote.
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
+    }
+
+    /// The folder that it wrote in.
+    pub fn folder(&self) -> PathBuf {
+        self.folder.path().to_path_buf()
     }
 
     /// Names of all the files that it wrote, sorted.

@@ -28,6 +28,12 @@ impl Answer {
     pub fn metric(&self, series: &str) -> Option<f64> {
         self.text().lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
     }
+
+    /// A metric of one process in a body of `/metrics`.
+    pub fn metric_of(&self, name: &str, pid: u32) -> Option<f64> {
+        let series = format!("{name}{{pid=\"{pid}\",");
+        self.text().lines().find_map(|line| line.strip_prefix(&series)?.rsplit_once(' ')?.1.parse().ok())
+    }
 }
 
 /// Asks for `path`.

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::io::Write;
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -13,21 +13,13 @@ use std::time::{Duration, Instant};
 use heapbpf_tests::environment::{skipped, tool, tool_or_install, turn};
 use heapbpf_tests::pprof;
 use heapbpf_tests::program::program;
-use heapbpf_tests::recorder::{Recorder, Recording};
+use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::{Answer, get, get_with, idle, send};
 use heapbpf_tests::target::{Target, until};
 
 const ALLOC_OBJECTS: usize = 0;
 const ALLOC_SPACE: usize = 1;
 const INUSE_SPACE: usize = 3;
-
-/// A recording that listens on some port of loopback.
-fn serving(recorder: Recorder) -> (Recording, SocketAddr) {
-    let recording = recorder.option("--listen", "127.0.0.1:0").start();
-    let line = recording.next_line();
-    let address = line.strip_prefix("heapbpf: listening on http://").unwrap_or_else(|| panic!("{line}"));
-    (recording, address.parse().expect("an address"))
-}
 
 /// A profile's sums, by value; what `go tool pprof` reads of it.
 fn read(answer: &Answer) -> Option<pprof::Raw> {
@@ -47,7 +39,7 @@ fn has_pid(raw: &pprof::Raw, pid: u32) -> bool {
 fn a_scrape_is_the_truth_so_far() {
     let Some(_turn) = turn("a_scrape_is_the_truth_so_far") else { return };
     let mut target = Target::start(&program("growing"), ["20000"]);
-    let (recording, address) = serving(Recorder::of(target.pid(), 1));
+    let (recording, address) = Recorder::of(target.pid(), 1).serve();
     let truth = target.run();
     let (bytes, calls): (u64, u64) = (20_000 * 1000, 20_000);
     assert!(!truth.sites.is_empty());
@@ -88,7 +80,7 @@ fn go_tool_pprof_scrapes_a_difference() {
         return skipped("go_tool_pprof_scrapes_a_difference", "there is no go");
     };
     let mut target = Target::start(&program("growing"), ["100000000", "5000"]);
-    let (recording, address) = serving(Recorder::of(target.pid(), 1000));
+    let (recording, address) = Recorder::of(target.pid(), 1000).serve();
     target.go();
     until("samples", || get(address, "/metrics").metric("heapbpf_samples_total").is_some_and(|n| n > 1000.0));
     let home = tempfile::tempdir().expect("a temporary folder");
@@ -118,7 +110,7 @@ fn go_tool_pprof_scrapes_a_difference() {
 #[test]
 fn allocations_never_fall_as_processes_end() {
     let Some(_turn) = turn("allocations_never_fall_as_processes_end") else { return };
-    let (recording, address) = serving(Recorder::new().without_outputs().option("--comm", "pairs").interval(1));
+    let (recording, address) = Recorder::new().without_outputs().option("--comm", "pairs").interval(1).serve();
     let mut last = (0, 0.0);
     let mut rounds = 0;
     until("ended processes are put together", || {
@@ -159,7 +151,7 @@ fn a_hundred_scrapes_lose_nothing() {
     let Some(_turn) = turn("a_hundred_scrapes_lose_nothing") else { return };
     const SCRAPERS: usize = 100;
     let mut target = Target::start(&program("pairs"), ["100000000", "2", "100"]);
-    let (recording, address) = serving(Recorder::of(target.pid(), 64 << 10));
+    let (recording, address) = Recorder::of(target.pid(), 64 << 10).serve();
     target.go();
     until("samples", || get(address, "/metrics").metric("heapbpf_samples_total").is_some_and(|n| n > 50.0));
     let begun = Instant::now();
@@ -224,7 +216,7 @@ fn prometheus_scrapes_the_metrics() {
         return skipped("prometheus_scrapes_the_metrics", "there is no prometheus");
     };
     let mut target = Target::start(&program("growing"), ["20000"]);
-    let (recording, address) = serving(Recorder::of(target.pid(), 1));
+    let (recording, address) = Recorder::of(target.pid(), 1).serve();
     target.run();
     let folder = tempfile::tempdir().expect("a temporary folder");
     if let Some(promtool) = tool("promtool") {
@@ -295,7 +287,7 @@ fn tokens_see_what_they_may() {
     let text = format!("all-aaaaaaaaaaaaaaaa\npid-bbbbbbbbbbbbbbbb pid={}\ncomm-ccccccccccccccc comm=mi*\n", one.pid());
     let tokens = token_file(folder.path(), 0o600, &text);
     let recorder = Recorder::of(one.pid(), 1).pid(two.pid()).option("--token-file", &tokens);
-    let (recording, address) = serving(recorder);
+    let (recording, address) = recorder.serve();
     one.run();
     two.run();
     let ask = |path: &str, token: &str| get_with(address, path, &format!("Authorization: Bearer {token}\r\n"));
@@ -327,7 +319,7 @@ fn tokens_see_what_they_may() {
 fn bad_requests_get_a_sentence() {
     let Some(_turn) = turn("bad_requests_get_a_sentence") else { return };
     let target = Target::start(&program("pairs"), ["1000"]);
-    let (recording, address) = serving(Recorder::of(target.pid(), 4096));
+    let (recording, address) = Recorder::of(target.pid(), 4096).serve();
     for (path, status, part) in [
         ("/debug/pprof/heap?seconds=-1", 400, "whole number"),
         ("/debug/pprof/heap?seconds=1e3", 400, "whole number"),

@@ -53,7 +53,7 @@ fn the_functions_of_a_process_that_is_gone_are_named() {
     let truth = truth_in(&String::from_utf8_lossy(&output.stdout));
     let pid = truth.sites[0].pid;
     let (profile, _) = recording.stop().results();
-    checks::sites_of(&profile, pid, &truth, INTERVAL, Compare::All);
+    checks::sites_of(&profile, pid, &truth, INTERVAL, Compare::AtExit);
     let process = profile.process(pid);
     assert!(process.ended);
     assert_eq!(process.comm, "gone");

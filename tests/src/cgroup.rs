@@ -1,0 +1,38 @@
+//! A cgroup to put targets into.
+
+use std::path::{Path, PathBuf};
+
+/// A cgroup of ours with one below it (`below`), removed in the end.
+pub struct Cgroup(PathBuf);
+
+impl Cgroup {
+    /// Makes both; `None` if there is no writable cgroup2 mount.
+    pub fn new() -> Option<Self> {
+        let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
+        let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"))?.split(' ').nth(1)?;
+        let path = Path::new(mount).join(format!("heapbpf-test-{}", std::process::id()));
+        std::fs::create_dir_all(path.join("below")).ok()?;
+        Some(Self(path))
+    }
+
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Moves a process into it, or into the one `below`.
+    ///
+    /// # Panics
+    /// If the kernel refuses.
+    pub fn take(&self, below: &str, pid: u32) {
+        std::fs::write(self.0.join(below).join("cgroup.procs"), pid.to_string()).expect("root may move processes");
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        for path in [self.0.join("below"), self.0.clone()] {
+            let _ = std::fs::remove_dir(path);
+        }
+    }
+}

@@ -1,0 +1,230 @@
+//! A program whose memory in use is the same at every moment (`tests/programs/constant.c`), and the checks of figures in
+//! use against it.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::path::Path;
+
+use crate::output::{self, Estimate, Figures, Profile};
+use crate::pprof;
+use crate::program::program;
+use crate::scrape::{Answer, get};
+use crate::target::Target;
+use crate::truth::{Law, Truth};
+
+/// What the program does.
+#[derive(Clone, Copy, Debug)]
+pub struct Load {
+    /// Blocks in use, over all threads.
+    pub blocks: u64,
+    /// Size of the smallest block in bytes.
+    pub size: u64,
+    /// Sizes that differ: one to so many times the smallest.
+    pub sizes: u64,
+    /// Threads, 1 to 8.
+    pub threads: u64,
+    /// Blocks that a thread replaces at a time.
+    pub batch: u64,
+    /// Time between two batches; 0 is none.
+    pub pause_us: u64,
+}
+
+impl Load {
+    /// One thread that replaces some 5,000 blocks a second, of 200.
+    pub const SLOW: Self = Self { blocks: 200, size: 5000, sizes: 1, threads: 1, batch: 16, pause_us: 3000 };
+    /// The same without a pause.
+    pub const FAST: Self = Self { pause_us: 0, ..Self::SLOW };
+
+    /// With so many threads, each with as many blocks.
+    #[must_use]
+    pub const fn with_threads(self, threads: u64) -> Self {
+        Self { threads, blocks: self.blocks / self.threads * threads, ..self }
+    }
+
+    /// Arguments of the program; `seconds` is the time until it ends by itself where nothing waits for its report.
+    pub fn arguments(&self, seconds: u64) -> Vec<String> {
+        [self.blocks, self.size, self.threads, self.batch, self.pause_us, seconds, self.sizes]
+            .map(|number| number.to_string())
+            .to_vec()
+    }
+
+    /// Starts it.
+    ///
+    /// # Panics
+    /// As [`Target::start`].
+    pub fn start(&self) -> Target {
+        Target::start(&program("constant"), self.arguments(0))
+    }
+
+    /// Blocks that may be missing at a moment: each thread frees one before it allocates the next.
+    const fn missing_blocks(&self) -> f64 {
+        self.threads as f64
+    }
+
+    /// Bytes of those.
+    const fn missing_bytes(&self) -> f64 {
+        (self.threads * self.size * self.sizes) as f64
+    }
+}
+
+/// The figures in use at one moment.
+#[derive(Clone, Debug)]
+pub struct Cut {
+    /// Where they are from, for messages.
+    pub from: String,
+    /// Bytes, with or without an interval.
+    pub bytes: Estimate,
+    /// Blocks, with or without an interval.
+    pub objects: Estimate,
+}
+
+impl Cut {
+    /// Of figures of a `.json` file.
+    ///
+    /// # Panics
+    /// If it has no figures in use.
+    pub fn of_figures(from: impl Into<String>, figures: &Figures) -> Self {
+        let figure = |estimate: &Option<Estimate>| estimate.clone().expect("frees are followed");
+        Self { from: from.into(), bytes: figure(&figures.inuse_bytes), objects: figure(&figures.inuse_objects) }
+    }
+
+    /// Of a process in an answer of `/metrics`. Blocks have no interval there.
+    ///
+    /// # Panics
+    /// If it has no such series.
+    pub fn of_metrics(from: impl Into<String>, answer: &Answer, pid: u32) -> Self {
+        let metric = |name: &str| answer.metric_of(&format!("heapbpf_process_inuse_{name}"), pid);
+        let bytes = Estimate {
+            estimate: metric("bytes"),
+            low: metric("low_bytes"),
+            high: metric("high_bytes"),
+            ..Estimate::default()
+        };
+        let objects = Estimate { estimate: metric("objects"), ..Estimate::default() };
+        assert!(bytes.estimate.is_some() && objects.estimate.is_some(), "{pid} is not in\n{}", answer.text());
+        Self { from: from.into(), bytes, objects }
+    }
+
+    /// Of a scraped pprof profile. Nothing has an interval there.
+    pub fn of_pprof(from: impl Into<String>, answer: &Answer) -> Self {
+        let [_, _, objects, bytes] = pprof::sums(&answer.body);
+        let figure = |value: i64| Estimate { estimate: Some(value as f64), ..Estimate::default() };
+        Self { from: from.into(), bytes: figure(bytes), objects: figure(objects) }
+    }
+
+    /// Both kinds of scrape, once.
+    pub fn scrapes(number: u32, address: SocketAddr, pid: u32) -> [Self; 2] {
+        [
+            Self::of_metrics(format!("metrics {number}"), &get(address, "/metrics"), pid),
+            Self::of_pprof(format!("scrape {number}"), &get(address, "/debug/pprof/heap")),
+        ]
+    }
+
+    /// Snapshots `profile.NNNN.json` of a folder after the first `passed` of them.
+    ///
+    /// # Panics
+    /// If one is malformed.
+    pub fn snapshots(folder: &Path, passed: u32) -> Vec<Self> {
+        let later = |number: &u32| *number > passed;
+        let cut = |number| {
+            let name = format!("profile.{number:04}.json");
+            let profile: Profile = output::read(&folder.join(&name));
+            Self::of_figures(name, &profile.totals)
+        };
+        numbers_of_snapshots(folder).into_iter().filter(later).map(cut).collect()
+    }
+
+    /// Whether an interval with both its ends is a single value.
+    pub fn is_certain(&self) -> bool {
+        self.bytes.low.is_some() && self.bytes.low == self.bytes.high
+    }
+}
+
+/// Numbers of the snapshots in a recording's folder, ascending.
+///
+/// # Panics
+/// If the folder is gone.
+pub fn numbers_of_snapshots(folder: &Path) -> Vec<u32> {
+    let entries = fs::read_dir(folder).expect("the recording's folder").flatten();
+    let number = |name: &str| name.strip_prefix("profile.")?.strip_suffix(".json")?.parse().ok();
+    let mut numbers: Vec<u32> = entries.filter_map(|entry| number(entry.file_name().to_str()?)).collect();
+    numbers.sort_unstable();
+    numbers
+}
+
+/// Collects what is off in the cuts of one recording.
+pub struct Judge<'a> {
+    load: &'a Load,
+    truth: &'a Truth,
+    wrong: Vec<String>,
+}
+
+impl<'a> Judge<'a> {
+    /// Of a load and what it reported.
+    ///
+    /// # Panics
+    /// If the report is not of this load.
+    pub fn new(load: &'a Load, truth: &'a Truth) -> Self {
+        assert_eq!(truth.live_allocs(), load.blocks, "the program holds something else");
+        Self { load, truth, wrong: Vec::new() }
+    }
+
+    fn figures<'b>(&self, cut: &'b Cut) -> [(&'static str, &'b Estimate, f64, f64); 2] {
+        [
+            ("bytes", &cut.bytes, self.truth.live_bytes() as f64, self.load.missing_bytes()),
+            ("objects", &cut.objects, self.truth.live_allocs() as f64, self.load.missing_blocks()),
+        ]
+    }
+
+    /// Every allocation was sampled: both figures are the truth, within one block for each thread.
+    pub fn exact(&mut self, cut: &Cut) {
+        for (what, figure, truth, missing) in self.figures(cut) {
+            if (figure.value() - truth).abs() > missing {
+                self.wrong.push(format!("{}: {what} {} instead of {truth} ± {missing}", cut.from, figure.value()));
+            }
+            self.ordered(cut, what, figure);
+        }
+    }
+
+    /// Sampled at mean interval R: both figures are the truth within `sigmas` standard deviations of the estimate, which
+    /// are those of independent draws for each block (`Law`), and one block for each thread.
+    pub fn estimated(&mut self, cut: &Cut, interval: u64, sigmas: f64) {
+        let live = self.truth.sites.iter().flat_map(|site| &site.sizes).map(|&[size, _, live]| (size, live));
+        let law = Law::of(live, interval);
+        let variances = [law.bytes.variance, law.objects.variance];
+        for ((what, figure, truth, missing), variance) in self.figures(cut).into_iter().zip(variances) {
+            let tolerance = sigmas * variance.sqrt() + missing;
+            if (figure.value() - truth).abs() > tolerance {
+                self.wrong.push(format!("{}: {what} {} instead of {truth} ± {tolerance}", cut.from, figure.value()));
+            }
+            self.ordered(cut, what, figure);
+        }
+    }
+
+    /// Whether each interval that a cut has includes the truth, which may be less by one block for each thread. A withdrawn
+    /// interval claims nothing.
+    pub fn covered(&self, cut: &Cut) -> bool {
+        self.figures(cut).into_iter().all(|(_, figure, truth, missing)| {
+            figure.low.is_none_or(|low| low <= truth) && figure.high.is_none_or(|high| high >= truth - missing)
+        })
+    }
+
+    /// low ≤ estimate ≤ high.
+    fn ordered(&mut self, cut: &Cut, what: &str, figure: &Estimate) {
+        let (low, estimate, high) = (figure.low, figure.value(), figure.high);
+        if low.is_some_and(|low| low > estimate) || high.is_some_and(|high| high < estimate) {
+            self.wrong.push(format!("{}: {what} {estimate} is not in its interval {low:?} to {high:?}", cut.from));
+        }
+    }
+
+    /// Adds a sentence about something else that is off.
+    pub fn remark(&mut self, what: impl Into<String>) {
+        self.wrong.push(what.into());
+    }
+
+    /// What was off, with the load.
+    pub fn into_wrong(self) -> Vec<String> {
+        let load = self.load;
+        self.wrong.into_iter().map(|wrong| format!("{load:?}: {wrong}")).collect()
+    }
+}

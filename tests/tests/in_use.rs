@@ -1,0 +1,253 @@
+//! Memory in use is right at every moment: a program with constant memory in use, slow and as fast as it goes, with one and
+//! eight threads, with each kind of link, in the final profile, in snapshots and in scrapes, whichever way it ends.
+
+use std::process::Command;
+use std::time::Duration;
+
+use heapbpf_tests::checks;
+use heapbpf_tests::constant::{Cut, Judge, Load, numbers_of_snapshots};
+use heapbpf_tests::environment::{heapbpf, skipped, turn};
+use heapbpf_tests::output::{self, Profile};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::{Outcome, Recorder};
+use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::truth::Truth;
+
+/// Slow and fast, with one and eight threads.
+const LOADS: [Load; 4] = [Load::SLOW, Load::FAST, Load::SLOW.with_threads(8), Load::FAST.with_threads(8)];
+
+/// What is recorded may be longer or shorter than `-d` by so much.
+const DURATION_TOLERANCE: f64 = 0.05;
+/// Snapshots and scrapes of each recording, at least.
+const MOMENTS: u32 = 5;
+/// Room for what eight threads send while the daemon does not get the CPU.
+const ROOM: &str = "64MiB";
+
+/// What tells users not to trust figures: in what was said, in the profile, in a report of it.
+fn alarm(outcome: &Outcome) -> Option<String> {
+    let report = Command::new(heapbpf()).arg("report").arg(outcome.file("profile.json")).output().expect("it runs");
+    let report = String::from_utf8_lossy(&report.stdout).into_owned();
+    assert!(report.contains("in use"), "{report}");
+    let profile: Profile = output::read(&outcome.file("profile.json"));
+    let texts = [&outcome.stdout, &outcome.stderr, &report, &profile.notes.join("\n")];
+    // Lines are folded.
+    let folded = texts.map(|text| text.split_whitespace().collect::<Vec<_>>().join(" "));
+    let alarm = |text: &String| {
+        let at = text.find("do not trust")?;
+        Some(text[text[..at].rfind('!').unwrap_or(0)..at + "do not trust".len()].to_owned())
+    };
+    folded.iter().find_map(alarm)
+}
+
+/// Records a load twice with some options, judges each cut with `judge`, and returns what is off. The first recording is
+/// scraped five times, takes five snapshots on a signal and is ended by Ctrl-C; the second one ends by itself, and takes
+/// snapshots on its way.
+fn follow(
+    load: &Load,
+    recorder: impl Fn(u32) -> Recorder,
+    judge: impl Fn(&mut Judge, &Cut),
+) -> (Vec<String>, Vec<Outcome>) {
+    let recorder = |pid| recorder(pid).option("--ring-bytes", ROOM);
+    let mut target = load.start();
+    let (recording, address) = recorder(target.pid()).serve();
+    let truth = target.run();
+    let mut cuts = Vec::new();
+    for number in 1..=MOMENTS {
+        cuts.extend(Cut::scrapes(number, address, target.pid()));
+        recording.signal(libc::SIGUSR1);
+        until("a snapshot", || numbers_of_snapshots(&recording.folder()).contains(&number));
+    }
+    let asked = recording.stop();
+    cuts.extend(Cut::snapshots(&asked.folder(), 0));
+    assert_eq!(cuts.len(), 3 * MOMENTS as usize, "{:?}", asked.files());
+    cuts.push(Cut::of_figures("the profile at Ctrl-C", &asked.results().0.totals));
+
+    let mut again = load.start();
+    let (seconds, every) = (2.5, "400ms");
+    let recording = recorder(again.pid()).option("-d", &format!("{seconds}s")).option("--every", every).start();
+    let same = again.run();
+    assert_eq!(same.live_bytes(), truth.live_bytes());
+    // The next one may have been under way before all blocks were there.
+    let passed = numbers_of_snapshots(&recording.folder()).last().copied().unwrap_or_default() + 1;
+    let timed = recording.finish();
+    cuts.extend(Cut::snapshots(&timed.folder(), passed));
+    let (profile, _) = timed.results();
+    cuts.push(Cut::of_figures("the profile after its time", &profile.totals));
+
+    let mut found = Judge::new(load, &truth);
+    cuts.iter().for_each(|cut| judge(&mut found, cut));
+    if (profile.duration_seconds - seconds).abs() > DURATION_TOLERANCE {
+        found.remark(format!("{} s recorded instead of {seconds}", profile.duration_seconds));
+    }
+    let outcomes = vec![asked, timed];
+    outcomes.iter().filter_map(alarm).for_each(|alarm| found.remark(alarm));
+    (found.into_wrong(), outcomes)
+}
+
+fn constant_with(link: &str) {
+    let case = format!("constant_with {link} links");
+    let Some(_turn) = turn(&case) else { return };
+    let mut wrong = Vec::new();
+    for load in LOADS {
+        let (found, outcomes) =
+            follow(&load, |pid| Recorder::of(pid, 1).option("--link", link), |judge, cut| judge.exact(cut));
+        if link == "session" && outcomes[0].stderr.contains("no uprobe sessions") {
+            return skipped(&case, "this kernel has no uprobe sessions");
+        }
+        wrong.extend(found);
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn constant_with_session_links() {
+    constant_with("session");
+}
+
+#[test]
+fn constant_with_multi_links() {
+    constant_with("multi");
+}
+
+#[test]
+fn constant_with_perf_links() {
+    constant_with("perf");
+}
+
+/// Sampled: 20,000 blocks of 500 to 4,000 bytes, 45 MB, are some 11,000 samples at 4 KiB and 690 at 64 KiB, enough for the
+/// sums to be normal. σ is that of the blocks in use (`Law`); an honest figure is off by more than 5 σ once in 1.7 million.
+/// Each of the four loads has some 20 cuts with two figures: one false alarm in some 10,000 runs.
+#[test]
+fn constant_when_sampled() {
+    let Some(_turn) = turn("constant_when_sampled") else { return };
+    let large = |load: Load| Load { blocks: 20_000, size: 500, sizes: 8, ..load };
+    let mut wrong = Vec::new();
+    for interval in [4 << 10, 64 << 10] {
+        for load in [large(Load::SLOW), large(Load::FAST.with_threads(8))] {
+            let judge = |judge: &mut Judge, cut: &Cut| judge.estimated(cut, interval, 5.0);
+            wrong.extend(follow(&load, |pid| Recorder::of(pid, interval), judge).0);
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// How a recording comes to its end.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Interrupt,
+    Terminate,
+    TargetExits,
+    TargetIsKilled,
+}
+
+fn constant_until(end: End) {
+    let Some(_turn) = turn(&format!("constant_until {end:?}")) else { return };
+    let mut wrong = Vec::new();
+    for load in LOADS {
+        let mut target = load.start();
+        let pid = target.pid();
+        let recording = Recorder::of(pid, 1).option("--ring-bytes", ROOM).start();
+        let truth = target.run();
+        std::thread::sleep(Duration::from_millis(500));
+        let outcome = match end {
+            End::Interrupt => recording.stop(),
+            End::Terminate => {
+                recording.signal(libc::SIGTERM);
+                recording.finish()
+            }
+            End::TargetExits => {
+                assert!(target.end().success());
+                recording.finish()
+            }
+            End::TargetIsKilled => {
+                drop(target);
+                recording.finish()
+            }
+        };
+        let (profile, _) = outcome.results();
+        let mut judge = Judge::new(&load, &truth);
+        judge.exact(&Cut::of_figures(format!("{end:?}"), &profile.totals));
+        judge.exact(&Cut::of_figures(format!("{end:?}, its process"), &profile.process(pid).figures));
+        alarm(&outcome).into_iter().for_each(|alarm| judge.remark(alarm));
+        wrong.extend(judge.into_wrong());
+        let ended = matches!(end, End::TargetExits | End::TargetIsKilled);
+        assert_eq!(profile.process(pid).ended, ended, "{:?}", profile.process(pid));
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn constant_until_interrupted() {
+    constant_until(End::Interrupt);
+}
+
+#[test]
+fn constant_until_terminated() {
+    constant_until(End::Terminate);
+}
+
+/// Named targets count as of their end.
+#[test]
+fn constant_until_the_target_exits() {
+    constant_until(End::TargetExits);
+}
+
+#[test]
+fn constant_until_the_target_is_killed() {
+    constant_until(End::TargetIsKilled);
+}
+
+/// A command that heapbpf starts counts as of its end, like every named target.
+#[test]
+fn constant_until_the_command_ends() {
+    let Some(_turn) = turn("constant_until_the_command_ends") else { return };
+    let mut wrong = Vec::new();
+    for load in LOADS {
+        let recorder =
+            Recorder::new().interval(1).option("--ring-bytes", ROOM).command(&program("constant"), load.arguments(1));
+        let recording = recorder.variable("FREE_RUNNING", "1".as_ref()).start();
+        assert!(recording.line().starts_with("READY "));
+        let truth: Truth = serde_json::from_str(&recording.line()).expect("a report");
+        let outcome = recording.finish();
+        let (profile, _) = outcome.results();
+        // A program that is seen from its start has more in use than its sites: what it takes to start threads.
+        let mut sums = [0.0; 4];
+        for site in checks::site_sums(&profile, None).values() {
+            sums.iter_mut().zip(site.figures).for_each(|(sum, figure)| *sum += figure);
+        }
+        let figure = |value| Some(output::Estimate { estimate: Some(value), ..Default::default() });
+        let figures =
+            output::Figures { inuse_bytes: figure(sums[2]), inuse_objects: figure(sums[3]), ..Default::default() };
+        let mut judge = Judge::new(&load, &truth);
+        judge.exact(&Cut::of_figures("the command", &figures));
+        alarm(&outcome).into_iter().for_each(|alarm| judge.remark(alarm));
+        wrong.extend(judge.into_wrong());
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+/// The peak is a cut as well: it is known exactly for a program that rises to it at one go.
+#[test]
+fn the_peak_is_the_most_that_was_in_use() {
+    let Some(_turn) = turn("the_peak_is_the_most_that_was_in_use") else { return };
+    let (blocks, left, size) = (2000, 100, 1000);
+    let mut target = Target::start(&program("peak"), [blocks, left, size].map(|number: u64| number.to_string()));
+    let recording = Recorder::of(target.pid(), 1).option("--at", "peak").start();
+    target.run();
+    let (profile, _) = recording.stop().results();
+    let cut = Cut::of_figures("the peak", &profile.totals);
+    assert_eq!((cut.bytes.value(), cut.objects.value()), ((blocks * size) as f64, blocks as f64));
+
+    let mut wrong = Vec::new();
+    for load in LOADS {
+        let mut target = load.start();
+        let recording = Recorder::of(target.pid(), 1).option("--ring-bytes", ROOM).option("--at", "peak").start();
+        let truth = target.run();
+        std::thread::sleep(Duration::from_millis(300));
+        let (profile, _) = recording.stop().results();
+        let mut judge = Judge::new(&load, &truth);
+        judge.exact(&Cut::of_figures("the peak", &profile.totals));
+        wrong.extend(judge.into_wrong());
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
