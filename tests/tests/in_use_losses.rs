@@ -162,7 +162,7 @@ fn covered(load: &Load, ring_bytes: &str) {
 /// One thread sends more than a small ring holds now and then: about a tenth is lost.
 #[test]
 fn intervals_include_the_truth_while_a_tenth_is_lost() {
-    covered(&Load { blocks: 800, ..Load::FAST }, "64KiB");
+    covered(&Load { blocks: 800, ..Load::FAST }, "128KiB");
 }
 
 /// A ring of one page, the smallest there is: losses come in short bursts.
