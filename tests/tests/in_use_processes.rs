@@ -14,7 +14,8 @@ use heapbpf_tests::truth::Truth;
 
 /// What lives to the end, and what ends before.
 const LIVING: Load = Load::SLOW;
-const ENDING: Load = Load { blocks: 300, size: 7000, ..Load::SLOW };
+/// Many blocks: what the daemon does for each of them at the end must not touch those of the living.
+const ENDING: Load = Load { blocks: 3000, size: 700, ..Load::SLOW };
 
 /// The name of the programs, of which no other process of the host is.
 const NAME: &str = "in-use-of-whom";

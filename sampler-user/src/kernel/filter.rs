@@ -9,10 +9,12 @@ use sampler_ebpf::filter::{SLOTS, slot_of};
 use super::KernelError;
 use super::loader::Loader;
 
-const BYTES: usize = SLOTS * size_of::<u32>();
+/// From one count to the next: the kernel pads elements of an array to eight bytes (kernel/bpf/arraymap.c).
+const STRIDE: usize = size_of::<u64>();
+const BYTES: usize = SLOTS * STRIDE;
 
 /// The filter's counts, shared with the programs.
-pub struct Filter(NonNull<AtomicU32>);
+pub struct Filter(NonNull<u8>);
 
 impl Filter {
     /// Maps it.
@@ -41,8 +43,9 @@ impl Filter {
 
     /// A block that the daemon took out of the live map has left it.
     pub fn remove(&self, address: u64) {
-        // SAFETY: the mapping holds SLOTS counts, which all its users change atomically, and lives as long as `self`.
-        let count = unsafe { self.0.add(slot_of(address) as usize).as_ref() };
+        // SAFETY: the mapping holds SLOTS counts, aligned, which all its users change atomically; it lives as long as
+        // `self`.
+        let count = unsafe { self.0.add(slot_of(address) as usize * STRIDE).cast::<AtomicU32>().as_ref() };
         count.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -95,6 +95,8 @@ pub struct Attaching {
     /// Targets that replaced their program: the `exec_id` of the life that ended last.
     last_exec: HashMap<u32, u32>,
     changes: Vec<HostChange>,
+    /// When to stop, as CLOCK_MONOTONIC.
+    until_ns: u64,
 }
 
 impl Attaching {
@@ -117,7 +119,18 @@ impl Attaching {
             missed: Missed::default(),
             last_exec: HashMap::new(),
             changes: Vec::new(),
+            until_ns: u64::MAX,
         }
+    }
+
+    /// From that time on (CLOCK_MONOTONIC) nothing is hooked or released any more: each takes milliseconds, which are no
+    /// part of the recording.
+    pub fn set_end(&mut self, until_ns: u64) {
+        self.until_ns = until_ns;
+    }
+
+    fn is_over(&self) -> bool {
+        self.until_ns != u64::MAX && monotonic_ns() >= self.until_ns
     }
 
     /// Attaches to everything that is there.
@@ -250,6 +263,7 @@ impl Attaching {
         host.drain_changes(&mut changes);
         for change in changes.drain(..) {
             match change {
+                HostChange::Mapped { .. } if self.is_over() => {}
                 HostChange::Mapped { life, module, .. } => {
                     let pid = life.pid;
                     if !self.global && !self.targets.awaited.contains(&pid) {
@@ -377,6 +391,9 @@ impl Attaching {
         modules.dedup();
         for module in modules {
             let Some(key) = self.modules.get(&module).and_then(Look::file) else { continue };
+            if self.is_over() {
+                return;
+            }
             if self.hooks.hook(key, Some(child), &self.programs, &mut self.steering).is_ok() {
                 self.targets.hooked(child, time_ns, monotonic_ns());
             }
@@ -399,7 +416,10 @@ impl Attaching {
             self.missed.note(pid, life.map_or_else(|| "".into(), |life| life.info.comm.clone()));
         }
         self.targets.end(pid, now_ns);
-        self.hooks.release(pid);
+        // All are released soon.
+        if !self.is_over() {
+            self.hooks.release(pid);
+        }
     }
 
     /// Ends of targets that were not reported (their record was lost, or they never allocated) are found here.

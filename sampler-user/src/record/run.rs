@@ -105,14 +105,8 @@ pub async fn run(mut plan: RecordPlan) -> anyhow::Result<u8> {
             .fold(pause, Duration::min)
             .min(session.until_look());
         tokio::select! {
-            guard = events_fd.readable() => guard?.clear_ready(),
-            guard = stacks_fd.readable() => guard?.clear_ready(),
-            guard = host_fd.readable() => guard?.clear_ready(),
-            () = tokio::time::sleep(pause) => {}
-            Some(request) = requests.recv() => session.answer(request)?,
-            // A command that runs gets its signals itself.
-            _ = snapshot_wanted.recv(), if !command_running => files.ask("as asked by a signal".into()),
-            () = files.done() => {}
+            // However much there is to do, signals are heard.
+            biased;
             number = signals.next() => if signals.stops(number) {
                 break;
             },
@@ -121,6 +115,14 @@ pub async fn run(mut plan: RecordPlan) -> anyhow::Result<u8> {
                 signals.command_ended();
                 exit_code = ended.map_or(1, command::exit_code);
             }
+            Some(request) = requests.recv() => session.answer(request)?,
+            // A command that runs gets its signals itself.
+            _ = snapshot_wanted.recv(), if !command_running => files.ask("as asked by a signal".into()),
+            () = files.done() => {}
+            guard = events_fd.readable() => guard?.clear_ready(),
+            guard = stacks_fd.readable() => guard?.clear_ready(),
+            guard = host_fd.readable() => guard?.clear_ready(),
+            () = tokio::time::sleep(pause) => {}
         }
         session.attaching.steering.set_sleeping(false)?;
     }

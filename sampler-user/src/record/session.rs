@@ -12,7 +12,7 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, bail};
 use sampler_ebpf::abi::{Counters, LiveKey, ProcessKey};
 
-use self::cut::{Cut, End};
+use self::cut::{BegunCut, Cut, End};
 pub use self::finish::Finishing;
 use self::hurry::Hurry;
 use super::accounting::{self, DaemonCounters};
@@ -105,6 +105,8 @@ pub struct Session {
     gone: HashMap<ProcessKey, (End, u64)>,
     /// When the recording ends (CLOCK_MONOTONIC), if that is known.
     ends_ns: Option<u64>,
+    /// The cut that nobody waits for.
+    waiting_cut: Option<BegunCut>,
     /// It ends soon: at its end, nobody else should be at the CPU.
     last_hurry: Option<Hurry>,
     /// Stands for the stacks of samples whose records were lost.
@@ -171,6 +173,7 @@ impl Session {
             ledger: LossLedger::default(),
             gone: HashMap::new(),
             ends_ns: None,
+            waiting_cut: None,
             last_hurry: None,
             lost_stack: None,
             attaching: Attaching::new(&plan, programs, steering, mappings),
@@ -230,6 +233,7 @@ impl Session {
             self.recorder.set_functions(self.attaching.hooks.functions());
         }
         let records = self.take_in();
+        self.complete_waiting_cut();
         let now = monotonic_ns();
         if now.saturating_sub(self.housekeeping_ns) > COLLECT_AFTER_NS {
             self.housekeeping_ns = now;

@@ -38,6 +38,18 @@ pub(super) struct Cut {
     pub(super) unread: Option<Unread>,
 }
 
+/// A cut whose moment has been chosen, and that has perhaps not been reached.
+pub(super) struct BegunCut {
+    /// Before the moment, over all processes.
+    records_lost: u64,
+    counts: Counts,
+    total: Counters,
+    /// The live map after it, if records were lost.
+    reading: Option<Reading>,
+    /// The events ring has to be read up to here.
+    reserved: u64,
+}
+
 /// The kernel's live map as it was after a cut's moment.
 struct Reading {
     /// Blocks from before the cut that were not known when they were seen.
@@ -69,21 +81,41 @@ impl Session {
     fn cut(&mut self) -> anyhow::Result<Cut> {
         let _hurry = Hurry::begin();
         let deadline = Instant::now() + LONGEST_WAIT;
+        // What the one that waits would find out, this one does.
+        if self.waiting_cut.take().is_some() {
+            self.recorder.heap.abandon_reconciliation();
+        }
+        let begun = self.begin_cut()?;
+        let whole = self.take_in_until(deadline, |session| session.has_reached(&begun));
+        Ok(self.complete(begun, whole))
+    }
+
+    /// Chooses the moment. From here on nothing after it is taken in.
+    fn begin_cut(&mut self) -> anyhow::Result<BegunCut> {
         let records_lost = self.totals.records_lost()?;
         let is_lossy = self.plan.live && records_lost > self.ledger.records_lost();
         // What is lost while the counters are read may have happened after the cut.
         let before = if is_lossy { Some(self.counts()?.0) } else { None };
         let (counts, total) = self.counts()?;
-        let (time_ns, counted_ns) = counts.read_ns;
+        let time_ns = counts.read_ns.0;
         self.recorder.cut_at(time_ns);
         // Read at once, before anything else is lost.
         let reading = match before {
             Some(before) => Some(self.read_live_map(time_ns, before, &total)?),
             None => None,
         };
-        let reserved = self.events.reserved_up_to();
-        let whole = self
-            .take_in_until(deadline, |session| session.recorder.is_at_cut() && session.events.read_up_to() >= reserved);
+        Ok(BegunCut { records_lost, counts, total, reading, reserved: self.events.reserved_up_to() })
+    }
+
+    /// Whether everything up to the moment has been taken in, and all that the reading of the live map relies on is known.
+    fn has_reached(&self, begun: &BegunCut) -> bool {
+        self.recorder.is_at_cut() && self.events.read_up_to() >= begun.reserved
+    }
+
+    /// `whole`: it has been reached.
+    fn complete(&mut self, begun: BegunCut, whole: bool) -> Cut {
+        let BegunCut { records_lost, counts, total, reading, .. } = begun;
+        let (time_ns, counted_ns) = counts.read_ns;
         let mut unseen = HashMap::new();
         match reading {
             Some(reading) if whole => {
@@ -101,7 +133,7 @@ impl Session {
         });
         let time_ns = if whole { time_ns } else { self.recorder.taken_in_up_to_ns() };
         let slack = self.recorder.allocations_beyond_cut(counted_ns);
-        Ok(Cut { time_ns, counts, total, slack, unseen, unread })
+        Cut { time_ns, counts, total, slack, unseen, unread }
     }
 
     /// Takes in records until something is so; `false` if it is not by then.
@@ -233,13 +265,31 @@ impl Session {
     }
 
     /// Once a second: while records are being lost, memory stays bounded and figures near the truth without anybody asking.
+    /// Nobody waits for this cut, either: it is complete when the rings have been read so far.
     pub(super) fn reconcile_if_lossy(&mut self) -> anyhow::Result<()> {
-        if self.plan.live && self.totals.records_lost()? > self.ledger.records_lost() {
-            return self.with_cut(|_, _| Ok(()));
+        if self.waiting_cut.is_some() {
+            return Ok(());
         }
-        // Every block in the live map is known: ends need not be remembered for those that are not.
-        self.gone.clear();
+        if !self.plan.live || self.totals.records_lost()? == self.ledger.records_lost() {
+            // Every block in the live map is known: ends need not be remembered for those that are not.
+            self.gone.clear();
+            return Ok(());
+        }
+        let _hurry = Hurry::begin();
+        self.waiting_cut = Some(self.begin_cut()?);
         Ok(())
+    }
+
+    /// Completes the cut that waits, if it has been reached.
+    pub(super) fn complete_waiting_cut(&mut self) {
+        if let Some(begun) = self.waiting_cut.take() {
+            if self.has_reached(&begun) {
+                self.complete(begun, true);
+                self.recorder.end_cut();
+            } else {
+                self.waiting_cut = Some(begun);
+            }
+        }
     }
 }
 

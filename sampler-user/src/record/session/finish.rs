@@ -30,6 +30,12 @@ impl Session {
     pub fn finish(&mut self, mut tell: impl FnMut(Finishing)) -> anyhow::Result<Made> {
         let begun = Instant::now();
         let snapshot = self.with_cut(|session, cut| {
+            if let Some(ends_ns) = session.ends_ns {
+                log::debug!(
+                    "cut {} µs after the recording's time was over",
+                    cut.time_ns.saturating_sub(ends_ns) / 1_000
+                );
+            }
             session.end_windows(cut);
             Ok(session.snapshot_of(cut, Detail::Lifetimes, true, begun))
         });

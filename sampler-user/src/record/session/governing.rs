@@ -15,6 +15,9 @@ use crate::record::free_groups::{self, Frees};
 use crate::record::governor::Action;
 use crate::sampling::constants::draw_constants;
 
+/// To hook a process, or to release it, took up to 110 ms on two busy CPUs: that must not make a recording longer.
+const LONGEST_HOOKING: Duration = Duration::from_millis(150);
+
 impl Session {
     /// Time until the governor looks again.
     pub fn until_look(&self) -> Duration {
@@ -27,6 +30,10 @@ impl Session {
         let cpu_seconds = self.cpu_seconds(std::iter::empty());
         (self.started, self.started_ns) = (SystemTime::now(), monotonic_ns());
         self.ends_ns = self.plan.duration.map(|duration| self.started_ns.saturating_add(duration.as_nanos() as u64));
+        if let (Some(ends_ns), Some(duration)) = (self.ends_ns, self.plan.duration) {
+            let before = LONGEST_HOOKING.min(duration / 10);
+            self.attaching.set_end(ends_ns.saturating_sub(before.as_nanos() as u64));
+        }
         self.governor.begin(cpu_seconds, self.started_ns);
     }
 
