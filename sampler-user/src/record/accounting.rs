@@ -66,9 +66,10 @@ pub const fn exact_bytes(counters: &Counters) -> u64 {
     counters.unsampled_bytes + counters.sampled_bytes
 }
 
-/// Allocations, counted.
+/// Allocations, counted. A sampled call in flight is none yet, as its bytes are not counted yet.
 pub const fn exact_objects(counters: &Counters) -> u64 {
-    (counters.unsampled + counters.sampled).saturating_sub(counters.failed + counters.unsampled_failed)
+    let none = counters.failed + counters.unsampled_failed + counters.lost_in_flight;
+    (counters.unsampled + counters.sampled).saturating_sub(none)
 }
 
 /// The accounting as data.
@@ -252,6 +253,8 @@ mod tests {
     #[test]
     fn failed_calls_are_no_allocations() {
         assert_eq!(exact_objects(&counters()), 99);
+        let one_in_flight = Counters { sampled: 11, lost_in_flight: 1, ..counters() };
+        assert_eq!((exact_objects(&one_in_flight), exact_bytes(&one_in_flight)), (99, 9900));
         assert_eq!(exact_bytes(&counters()), 9900);
     }
 

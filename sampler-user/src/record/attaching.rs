@@ -95,7 +95,6 @@ pub struct Attaching {
     /// Targets that replaced their program: the `exec_id` of the life that ended last.
     last_exec: HashMap<u32, u32>,
     changes: Vec<HostChange>,
-    /// When to stop, as CLOCK_MONOTONIC.
     until_ns: u64,
 }
 
@@ -123,14 +122,13 @@ impl Attaching {
         }
     }
 
-    /// From that time on (CLOCK_MONOTONIC) nothing is hooked or released any more: each takes milliseconds, which are no
-    /// part of the recording.
+    /// From that time on (CLOCK_MONOTONIC) nothing is hooked or released any more: that takes milliseconds each time.
     pub fn set_end(&mut self, until_ns: u64) {
         self.until_ns = until_ns;
     }
 
     fn is_over(&self) -> bool {
-        self.until_ns != u64::MAX && monotonic_ns() >= self.until_ns
+        monotonic_ns() >= self.until_ns
     }
 
     /// Attaches to everything that is there.

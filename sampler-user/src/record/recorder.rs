@@ -468,10 +468,12 @@ impl Recorder {
     /// The daemon's counters, those of unwinding included.
     pub fn daemon_counters(&self) -> DaemonCounters {
         let unwinding = self.unwinder.statistics();
+        // Some are ahead of their samples.
+        let used = unwinding.stacks.saturating_sub(self.arrived.len() as u64);
         DaemonCounters {
-            stacks_unwound: unwinding.stacks,
-            stacks_repeated: unwinding.repeated,
-            stacks_complete: unwinding.complete,
+            stacks_unwound: used,
+            stacks_repeated: unwinding.repeated.min(used),
+            stacks_complete: unwinding.complete.min(used),
             stacks_put_together: self.heap.merged_rows(),
             ..self.counters
         }

@@ -6,6 +6,7 @@ mod heap_v2;
 mod json;
 mod parquet;
 mod pprof;
+mod pprof_comments;
 mod strings;
 
 use std::fs::File;

@@ -5,19 +5,17 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, UNIX_EPOCH};
 
 use prost::Message;
 use prost::encoding::{DecodeContext, WireType, decode_key, decode_varint, skip_field};
 
+use super::pprof_comments::{Comments, OUR_COMMENT};
 use super::{ContentError, MOST_FRAMES};
 use crate::heap::sums::SampleSums;
-use crate::profile::estimates::INUSE_UNKNOWN;
-use crate::profile::formats::{AT_EXIT, ENDED_APART};
-use crate::profile::group::process_name;
+use crate::profile::formats::AT_EXIT;
 use crate::profile::intern::NO_STACK;
-use crate::profile::loss_comment;
-use crate::profile::model::{Criterion, Frame, LossBound, Losses, Module, Process, Profile, Row, Stack, Unread};
+use crate::profile::model::{Frame, Module, Process, Profile, Row, Stack};
 use crate::profile::naming::base_name;
 use crate::profile::proto::pprof as proto;
 use crate::view::units;
@@ -50,8 +48,8 @@ const STRING_TABLE: u32 = 6;
 /// Most bytes of one message: in memory it may take sixteen times as much.
 const LARGEST_MESSAGE: usize = 16 << 20;
 /// Most comments that are kept, and most characters of each.
-const MOST_COMMENTS: usize = 1_000;
-const LONGEST_COMMENT: usize = 10_000;
+pub(super) const MOST_COMMENTS: usize = 1_000;
+pub(super) const LONGEST_COMMENT: usize = 10_000;
 
 impl<'a> Raw<'a> {
     fn read(mut rest: &'a [u8]) -> Result<Self, ContentError> {
@@ -380,110 +378,7 @@ impl Labels {
     }
 }
 
-/// How our pprof files begin their first comment.
-const OUR_COMMENT: &str = "heapbpf ";
-
-/// How comments begin that say what is known otherwise, or how the profile was made.
-const UNREAD: [&str; 2] = ["interval=", "probes in "];
-
-/// What our comments say.
-struct Comments {
-    version: String,
-    host: String,
-    unwind: String,
-    criterion: Criterion,
-    time: Option<SystemTime>,
-    unread: Option<Unread>,
-    ended_apart: bool,
-    notes: Vec<String>,
-    /// What is said of a process, by its name.
-    processes: HashMap<String, String>,
-    /// What a process lost, by its name, and the line that says so.
-    losses: HashMap<String, (Losses, LossBound, String)>,
-}
-
-impl Comments {
-    fn new(head: &proto::Profile) -> Self {
-        let mut comments = Self {
-            version: String::new(),
-            host: String::new(),
-            unwind: String::new(),
-            criterion: Criterion::Bytes,
-            time: None,
-            unread: None,
-            ended_apart: false,
-            notes: Vec::new(),
-            processes: HashMap::new(),
-            losses: HashMap::new(),
-        };
-        for &comment in head.comment.iter().take(MOST_COMMENTS) {
-            let comment = text(head, comment);
-            let comment = &comment[..comment.floor_char_boundary(LONGEST_COMMENT)];
-            if let Some(rest) = comment.strip_prefix(OUR_COMMENT) {
-                let (version, rest) = rest.split_once(" on ").unwrap_or((rest, ""));
-                comments.version = version.into();
-                comments.host = rest.split_once(": ").map_or("", |(host, _)| host).into();
-            } else if let Some(name) = comment.strip_prefix("criterion=") {
-                comments.criterion = Criterion::from_name(name).unwrap_or_default();
-            } else if let Some(unwind) = comment.strip_prefix("unwind=") {
-                comments.unwind = unwind.into();
-            } else if let Some(time) = comment.strip_prefix("time=") {
-                comments.time = humantime::parse_rfc3339(time).ok().map(|time| time.max(UNIX_EPOCH));
-            } else if let Some(unread) = comment.strip_prefix("unread=") {
-                comments.unread = parse_unread(unread);
-            } else if comment == ENDED_APART {
-                comments.ended_apart = true;
-            } else if let Some((name, lost, counted_later)) = loss_comment::read(comment) {
-                let (losses, slack, _) = comments.losses.entry(name.into()).or_insert_with(|| {
-                    let (losses, slack) = Default::default();
-                    (losses, slack, comment.into())
-                });
-                losses.add(&lost);
-                slack.add(&counted_later);
-            } else if let Some((name, said)) = process_comment(comment) {
-                comments.processes.insert(name.into(), said.into());
-            } else if !comment.is_empty() && !UNREAD.iter().any(|begin| comment.starts_with(begin)) {
-                comments.notes.push(comment.into());
-            }
-        }
-        comments
-    }
-
-    /// Fills in what a comment says of a process.
-    fn describe(&mut self, process: &mut Process) {
-        if let Some((losses, slack, _)) = self.losses.remove(&process_name(process)) {
-            (process.losses, process.slack) = (losses, slack);
-        }
-        let Some(said) = self.processes.get(&process_name(process)) else { return };
-        let coverage = said.split([',', ';']).next().unwrap_or(said);
-        let counted = said.split_once(", counted exactly: ").map_or("", |(_, counted)| counted);
-        let rounded = coverage.trim_end_matches(" %");
-        process.coverage = match rounded {
-            ">99.9" => 0.9999,
-            "<0.1" => 0.0001,
-            _ => rounded.parse::<f64>().map_or(1.0, |percent| (percent / 100.0).clamp(0.0, 1.0)),
-        };
-        process.inuse_unknown = said.contains(INUSE_UNKNOWN);
-        if let Some((bytes, objects)) = counted.split_once(" bytes in ") {
-            process.exact_alloc_bytes = bytes.parse().ok();
-            process.exact_alloc_objects = objects.split(' ').next().and_then(|objects| objects.parse().ok());
-        }
-    }
-}
-
-/// `RECORDS/OF`.
-fn parse_unread(text: &str) -> Option<Unread> {
-    let (records, of) = text.split_once('/')?;
-    let (records, of) = (records.parse::<u64>().ok()?, of.parse().ok()?);
-    Some(Unread { records: records.min(of), of })
-}
-
-/// A process's name in our comment about it, and what the comment says.
-fn process_comment(comment: &str) -> Option<(&str, &str)> {
-    comment.strip_prefix("process ")?.split_once(": coverage ")
-}
-
-fn text(head: &proto::Profile, id: i64) -> &str {
+pub(super) fn text(head: &proto::Profile, id: i64) -> &str {
     usize::try_from(id).ok().and_then(|id| head.string_table.get(id)).map_or("", String::as_str)
 }
 
