@@ -27,7 +27,7 @@ pub struct Counts {
     pub processes: HashMap<ProcessKey, Counters>,
     /// Of hits for which the kernel had no thread state, and of processes that did not fit into its map.
     pub unattributed: Counters,
-    /// CLOCK_MONOTONIC before the first counter was read, and after the last one: each thread was read at some moment
+    /// CLOCK_MONOTONIC before the first thread's counters were read, and after the last one's: each was read at some moment
     /// between.
     pub read_ns: (u64, u64),
     /// Samples that reallocs in flight took out of the live map: they live until these return.
@@ -79,9 +79,7 @@ impl Totals {
         let mut counts = Counts::default();
         for _ in 0..ATTEMPTS {
             let flushed = self.progress()?.threads_flushed;
-            let begun_ns = monotonic_ns();
             counts = self.read_once(programs)?;
-            counts.read_ns = (begun_ns, monotonic_ns());
             if self.progress()?.threads_flushed == flushed {
                 break;
             }
@@ -103,7 +101,11 @@ impl Totals {
             counts.processes.insert(process.0, counters.0);
         }
         let mut bytes = Vec::new();
-        sys::start_iterator(programs.iterator_link()).map_err(failed)?.read_to_end(&mut bytes).map_err(failed)?;
+        let mut iterator = sys::start_iterator(programs.iterator_link()).map_err(failed)?;
+        // What is read before this does not change unless a thread ends.
+        let begun_ns = monotonic_ns();
+        iterator.read_to_end(&mut bytes).map_err(failed)?;
+        counts.read_ns = (begun_ns, monotonic_ns());
         for record in bytes.chunks_exact(size_of::<ThreadRecord>()) {
             let record: ThreadRecord = read_plain(record);
             counts.processes.entry(record.process).or_default().add(&with_calls_in_flight(record.counters));

@@ -98,6 +98,7 @@ impl Session {
         let before = if is_lossy { Some(self.counts()?.0) } else { None };
         let (counts, total) = self.counts()?;
         let time_ns = counts.read_ns.0;
+        log::debug!("cut: counters read in {} µs", (counts.read_ns.1 - time_ns) / 1_000);
         self.recorder.cut_at(time_ns);
         // Read at once, before anything else is lost.
         let reading = match before {
