@@ -178,8 +178,14 @@ impl<'a> Judge<'a> {
 
     /// Every allocation was sampled: both figures are the truth, within one block for each thread.
     pub fn exact(&mut self, cut: &Cut) {
-        for (what, figure, truth, missing) in self.figures(cut) {
-            if (figure.value() - truth).abs() > missing {
+        // On a machine without time to spare records are lost: that is told, and intervals must hold the truth then.
+        let figures = self.figures(cut);
+        let unread =
+            |figure: &output::Estimate| figure.reason.as_deref().is_some_and(|why| why.contains("not read in time"));
+        let is_told = figures.iter().any(|(_, figure, ..)| figure.low < figure.high || unread(figure));
+        let holds = is_told && self.covered(cut);
+        for (what, figure, truth, missing) in figures {
+            if (figure.value() - truth).abs() > missing && !holds {
                 self.wrong.push(format!("{}: {what} {} instead of {truth} ± {missing}", cut.from, figure.value()));
             }
             self.ordered(cut, what, figure);

@@ -16,8 +16,9 @@ use heapbpf_tests::truth::Truth;
 /// Slow and fast, with one and eight threads.
 const LOADS: [Load; 4] = [Load::SLOW, Load::FAST, Load::SLOW.with_threads(8), Load::FAST.with_threads(8)];
 
-/// What is recorded may be longer or shorter than `-d` by so much.
-const DURATION_TOLERANCE: f64 = 0.05;
+/// What is recorded may be longer or shorter than `-d` by so many seconds: where threads leave time to spare, and where they
+/// take all that there is.
+const DURATION_TOLERANCE: [f64; 2] = [0.05, 0.5];
 /// Snapshots and scrapes of each recording, at least.
 const MOMENTS: u32 = 5;
 /// Room for what eight threads send while the daemon does not get the CPU.
@@ -76,7 +77,8 @@ fn follow(
 
     let mut found = Judge::new(load, &truth);
     cuts.iter().for_each(|cut| judge(&mut found, cut));
-    if (profile.duration_seconds - seconds).abs() > DURATION_TOLERANCE {
+    let tolerance = DURATION_TOLERANCE[usize::from(load.pause_us == 0)];
+    if (profile.duration_seconds - seconds).abs() > tolerance {
         found.remark(format!("{} s recorded instead of {seconds}", profile.duration_seconds));
     }
     let outcomes = vec![asked, timed];
@@ -209,8 +211,9 @@ fn constant_until_the_command_ends() {
         assert!(recording.line().starts_with("READY "));
         let truth: Truth = serde_json::from_str(&recording.line()).expect("a report");
         let outcome = recording.finish();
-        let (profile, _) = outcome.results();
-        // A program that is seen from its start has more in use than its sites: what it takes to start threads.
+        let (profile, stats) = outcome.results();
+        // A program that is seen from its start has more in use than its sites: what it takes to start threads. That is
+        // less than the tolerance of the load with many threads, where blocks may be under [stack lost].
         let mut sums = [0.0; 4];
         for site in checks::site_sums(&profile, None).values() {
             sums.iter_mut().zip(site.figures).for_each(|(sum, figure)| *sum += figure);
@@ -219,7 +222,8 @@ fn constant_until_the_command_ends() {
         let figures =
             output::Figures { inuse_bytes: figure(sums[2]), inuse_objects: figure(sums[3]), ..Default::default() };
         let mut judge = Judge::new(&load, &truth);
-        judge.exact(&Cut::of_figures("the command", &figures));
+        let all = if stats.other["allocations_reconciled"] > 0 { &profile.totals } else { &figures };
+        judge.exact(&Cut::of_figures("the command", all));
         alarm(&outcome).into_iter().for_each(|alarm| judge.remark(alarm));
         wrong.extend(judge.into_wrong());
     }

@@ -163,7 +163,7 @@ fn samples_of_children_at_the_end_are_in() {
         println!("{arguments:?}: {} s, {stats:?}", profile.duration_seconds);
         counted_is_estimated(&profile, &stats);
         no_alarm(&format!("{}{}{}", outcome.stdout, outcome.stderr, profile.notes.join("\n")));
-        if (profile.duration_seconds - SECONDS).abs() > 0.05 {
+        if (profile.duration_seconds - SECONDS).abs() > 0.5 {
             wrong.push(format!("{arguments:?}: {} s recorded instead of {SECONDS}", profile.duration_seconds));
         }
     }

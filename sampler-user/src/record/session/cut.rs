@@ -80,7 +80,9 @@ impl Session {
 
     fn cut(&mut self) -> anyhow::Result<Cut> {
         let _hurry = Hurry::begin();
-        let deadline = Instant::now() + LONGEST_WAIT;
+        // One on the way does not make the recording longer; the last one has the time that it needs.
+        let left = self.until_end().filter(|left| !left.is_zero()).unwrap_or(LONGEST_WAIT);
+        let deadline = Instant::now() + LONGEST_WAIT.min(left);
         // What the one that waits would find out, this one does.
         if self.waiting_cut.take().is_some() {
             self.recorder.heap.abandon_reconciliation();
@@ -190,9 +192,15 @@ impl Session {
             }
         }
         let stack = Arc::clone(self.lost_stack.get_or_insert_with(|| self.recorder.intern(RawStack::lost())));
+        // Of an address space that has gone meanwhile, what was known has been taken out of the map.
+        let is_new = |(key, value): &&(LiveKey, LiveValue)| {
+            !self.recorder.heap.has_left(&key.space)
+                && (!self.gone.contains_key(&key.space)
+                    || self.live_entries.get(*key).is_some_and(|there| there.sample == value.sample))
+        };
         let samples: Vec<_> = unknown
             .iter()
-            .filter(|(key, _)| !self.recorder.heap.has_left(&key.space))
+            .filter(is_new)
             .map(|(key, value)| self.recorder.without_record(*key, value, &stack))
             .collect();
         for sample in &samples {
