@@ -1,4 +1,4 @@
-//! Symbol names.
+//! Demangling of any symbol name.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,4 +1,4 @@
-//! /proc/PID/maps, and the kernel's records of processes and mappings.
+//! `/proc/PID/maps`, and the kernel's records of processes and mappings: mappings never overlap.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

@@ -1,20 +1,20 @@
-//! A module source with a single module, whose bytes are the fuzzer's.
+//! A source of modules with a single module, whose bytes are the fuzzer's.
 
 use std::sync::Arc;
 
-use sampler_user::host::mappings::{Mapping, ModuleId};
-use sampler_user::unwind::image::{Image, ModuleFiles};
+use heapbpf_unwind::image::{Image, ModuleFiles};
+use heapbpf_unwind::mapping::{Mapping, ModuleId};
 
-/// The module's id.
+/// Identifier of the module.
 pub const MODULE: ModuleId = ModuleId(0);
-/// Where it is mapped.
+/// Address that it is mapped at.
 pub const BASE: u64 = 0x5555_5555_4000;
 
-/// The module.
+/// The module, by its bytes.
 pub struct OneModule(pub Arc<Vec<u8>>);
 
 impl OneModule {
-    /// All of it mapped executable at [`BASE`].
+    /// The whole file, mapped executable at [`BASE`].
     pub fn mappings(&self) -> Vec<Mapping> {
         let end = BASE + self.0.len() as u64;
         vec![Mapping { start: BASE, end, file_offset: 0, module: MODULE, since_ns: 0 }]

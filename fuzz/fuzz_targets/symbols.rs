@@ -1,4 +1,4 @@
-//! Symbol tables and debug information of a module.
+//! Symbol tables and debug information of a module: every address gets a name or a reason.
 #![no_main]
 
 mod one_module;

@@ -1,8 +1,8 @@
-//! Unwind sections: every address of a module has a rule, or none, in bounded time.
+//! Call frame information: every address of a module has a rule, in bounded time.
 #![no_main]
 
+use heapbpf_unwind::cfi::{Budget, Context, ModuleCfi};
 use libfuzzer_sys::fuzz_target;
-use sampler_user::unwind::cfi::{Budget, Context, ModuleCfi};
 
 fuzz_target!(|data: &[u8]| {
     let data = data.to_vec();

@@ -1,8 +1,11 @@
-//! The data that crosses between kernel and daemon: map keys, map values, ring-buffer records.
+//! The data exchanged between kernel and daemon: map keys, map values, ring-buffer records.
 //!
-//! Every type is `#[repr(C)]`, holds plain integers only and has no padding that is not a named field.
+//! Every type is `#[repr(C)]`, contains only plain integers, and has no padding other than named fields. The derived
+//! zerocopy traits check that, and let the daemon convert between bytes and values without `unsafe`.
 
 mod counters;
+#[cfg(test)]
+mod layout;
 mod records;
 mod site;
 
@@ -10,37 +13,42 @@ pub use counters::*;
 pub use records::*;
 pub use site::*;
 
-/// One life of a process between two `exec`s: never a bare pid, which the kernel reuses.
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// A process incarnation: a process between two `exec`s. Not a bare pid, because the kernel reuses pids.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
 pub struct ProcessKey {
     /// `start_boottime` of the thread-group leader, nanoseconds.
     pub start_ns: u64,
     /// Process id in the initial pid namespace.
     pub tgid: u32,
-    /// The kernel's `self_exec_id`: grows with every `exec`.
+    /// The kernel's `self_exec_id`, which grows with every `exec`.
     pub exec_id: u32,
 }
 
-/// A live block: an address in one address space. The space is named by the process that owns it.
+/// Key of a live block: an address in one address space. The address space is named by the process that owns it.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct LiveKey {
     /// Owner of the address space (a `vfork` child has its parent's).
     pub space: ProcessKey,
-    /// What the allocator returned.
+    /// The address that the allocator returned.
     pub address: u64,
 }
 
-/// What the kernel keeps of a sampled allocation until its free: enough to count it even if its record was lost.
+/// What the kernel keeps of a sampled allocation until its free. This is enough to count the sample even if its record
+/// was lost.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct LiveValue {
     /// The sample's id, see [`AllocationRecord::sample`].
     pub sample: u64,
     /// CLOCK_MONOTONIC at the return of the call.
     pub time_ns: u64,
-    /// The allocating thread's number of allocation calls so far (this one included).
+    /// The allocating thread's number of allocation calls so far, including this one.
     pub thread_calls: u64,
     /// Bytes requested.
     pub size_bytes: u64,
@@ -50,66 +58,76 @@ pub struct LiveValue {
     pub interval: u32,
     /// Failed trials of this allocation before the successful one; a draw is below 2^32.
     pub offset: u32,
-    /// Thread that allocated.
+    /// The thread that allocated.
     pub tid: u32,
     /// Index of the [`Site`].
     pub site: u32,
 }
 
-/// Which processes are targets besides those in the `TARGETS` map; bits.
+/// Placeholder address of `bpf_session_is_return` in a call instruction. Compilers for BPF cannot call kernel functions
+/// by name, so the loader looks up the function's number and patches the instruction.
+pub const SESSION_IS_RETURN: u16 = 0x7f01;
+
+/// The licence that the programs declare to the kernel, because they use helpers for GPL-compatible programs only.
+pub const LICENSE: &[u8; 13] = b"Dual MIT/GPL\0";
+
+/// Largest plausible stack, bytes. An address further from the stack pointer belongs to something else.
+pub const LARGEST_STACK_BYTES: u64 = 64 << 20;
+
+/// Bits that select which processes are targets besides those in the `TARGETS` map.
 pub mod target_rule {
     /// Every process.
     pub const ALL: u32 = 1;
-    /// Those whose main thread's name matches the pattern.
+    /// Processes whose main thread's name matches the pattern.
     pub const COMM: u32 = 2;
-    /// Those in a cgroup or below it.
+    /// Processes in a cgroup or below it.
     pub const CGROUP: u32 = 4;
 }
 
-/// Constants of a recording, patched into the programs' read-only data before they are loaded: the verifier then
-/// removes what this recording does not need.
+/// Constants of a recording, patched into the programs' read-only data before they are loaded. The verifier then
+/// removes the code that this recording does not need.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Config {
     /// Bits of [`target_rule`].
     pub target_rules: u32,
-    /// 1: children of targets are targets.
+    /// 1 if children of targets are targets.
     pub follow: u32,
-    /// 1: frees are followed.
+    /// 1 if frees are tracked.
     pub live: u32,
     /// How stacks are taken, one of [`stack_kind`].
     pub stack_kind: u32,
-    /// heapbpf's own process id: never a target.
+    /// heapbpf's own process id, which is never a target.
     pub self_tgid: u32,
-    /// Zero.
+    /// Always zero.
     pub reserved: u32,
     /// What a trial is, one of `trials::CRITERION_*`.
     pub criterion: u64,
     /// Most bytes of stack copied.
     pub stack_bytes: u64,
-    /// Seed of the draws, 0: unpredictable.
+    /// Seed of the draws; 0 for an unpredictable one.
     pub seed: u64,
-    /// Fill of the events ring, in bytes, at which the daemon is woken.
+    /// Fill level of the events ring, in bytes, at which the daemon is woken.
     pub events_mark: u64,
     /// The same for the stacks ring.
     pub stacks_mark: u64,
     /// cgroup id, for [`target_rule::CGROUP`].
     pub cgroup_id: u64,
-    /// Its depth below the root.
+    /// Depth of that cgroup below the root.
     pub cgroup_level: u64,
-    /// Memory that the host has for anyone, bytes: what asks for more than this fails.
+    /// Memory that the host can give to any process, bytes. A request for more fails.
     pub memory_bytes: u64,
-    /// Bytes of a page, as the kernel counts them.
+    /// Page size as the kernel counts pages, bytes.
     pub page_bytes: u64,
     /// Pattern for [`target_rule::COMM`], NUL-padded; `*` and `?` as in a shell.
     pub comm_pattern: [u8; 16],
-    /// Offsets of the kernel's own structures, from its BTF.
+    /// Offsets in the kernel's own structures, from its BTF.
     pub offsets: KernelOffsets,
 }
 
 /// Byte offsets of members of kernel structures on the running kernel.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct KernelOffsets {
     /// `task_struct.mm`
     pub task_mm: u64,
@@ -125,11 +143,11 @@ pub struct KernelOffsets {
     pub task_comm: u64,
     /// `task_struct.signal`
     pub task_signal: u64,
-    /// `task_struct.thread` has it in places that differ by machine
+    /// `task_struct.thread`, which contains it at an offset that depends on the architecture
     pub task_thread_pointer: u64,
     /// `signal_struct.live`
     pub signal_live: u64,
-    /// `mm_struct.owner`; [`KernelOffsets::ABSENT`] if the kernel keeps none
+    /// `mm_struct.owner`; [`KernelOffsets::ABSENT`] if the kernel has no such member
     pub mm_owner: u64,
     /// `mm_struct.start_stack`
     pub mm_start_stack: u64,
@@ -148,24 +166,25 @@ impl KernelOffsets {
     pub const ABSENT: u64 = u64::MAX;
 }
 
-/// What the daemon changes while the programs run: the single value of the `CONTROL` map, which only it writes.
+/// The single value of the `CONTROL` map: settings that the daemon changes while the programs run. Only the daemon
+/// writes it.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Control {
-    /// Constants of the geometric draw for the interval now in force; threads take them at their next draw.
+    /// Constants of the geometric draw for the current interval. Threads use them from their next draw on.
     pub draw: crate::geometric::DrawConstants,
-    /// Grows when the set of targets changes, so that threads once refused are looked at again.
+    /// Grows when the set of targets changes, so that threads that were not targets are checked again.
     pub targets_generation: u64,
 }
 
-/// What the programs count over all threads: the single value of the `PROGRESS` map, which only they write.
+/// The single value of the `PROGRESS` map: counts over all threads. Only the programs write it.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Progress {
-    /// Threads with state so far: gives each its ordinal.
+    /// Number of threads with state so far. Each thread gets its ordinal from it.
     pub threads: u64,
-    /// Threads whose counters were added to their process's totals so far.
+    /// Number of threads whose counters have been added to their process's totals.
     pub threads_flushed: u64,
-    /// Allocations and frees so far whose records did not fit into the events ring.
+    /// Number of allocations and frees whose records did not fit into the events ring.
     pub records_lost: u64,
 }

@@ -1,9 +1,10 @@
-//! Bit counting for BPF, which has no instruction for it: straight-line, since each branch doubles the verifier's work.
+//! Bit counting for BPF, which has no instruction for it. The code is straight-line, because each branch doubles the
+//! verifier's work.
 
-/// Leading zeros of a number; 64 of zero.
+/// The number of leading zeros; 64 for zero.
 #[inline(always)]
 pub fn leading_zeros(value: u64) -> u32 {
-    // Six steps fill in every bit below the highest one; what remains unset is counted.
+    // Six steps set every bit below the highest one. The bits that remain unset are counted.
     let mut filled = value;
     filled |= filled >> 1;
     filled |= filled >> 2;
@@ -14,7 +15,7 @@ pub fn leading_zeros(value: u64) -> u32 {
     count_ones(!filled)
 }
 
-/// Ones in a number, added up in ever wider fields.
+/// The number of ones, added up in ever wider fields.
 #[inline(always)]
 fn count_ones(value: u64) -> u32 {
     let pairs = value - ((value >> 1) & 0x5555_5555_5555_5555);

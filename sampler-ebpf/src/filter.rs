@@ -1,18 +1,18 @@
-//! The filter before the live map: which of its counts an address belongs to.
+//! The filter before the live map: maps an address to one of its counts.
 
-/// Counts in the filter: 64 KiB of them.
+/// Number of counts in the filter, which takes 64 KiB.
 pub const SLOTS: usize = 1 << 14;
 
-/// Blocks of one region share one cache line of the filter: a program frees what lies near what it freed before, and so
-/// finds that line in the cache where it would have to fetch another one for each block.
+/// Blocks of one region share one cache line of the filter. A program frees blocks near those it freed before, so the
+/// line is usually in the cache already.
 const REGION_SHIFT: u32 = 10;
-/// Blocks are multiples of 16 bytes apart.
+/// Block addresses are multiples of 16 bytes apart.
 const BLOCK_SHIFT: u32 = 4;
-/// Counts in a cache line.
+/// Number of counts in a cache line.
 const LINE: u64 = 16;
 
-/// The count that a block's address belongs to. The product spreads regular distances of regions (Fibonacci hashing: 2^64
-/// divided by the golden ratio), the fold before it large powers of two.
+/// The index of the count for a block's address. The multiplication spreads regions at regular distances (Fibonacci
+/// hashing: 2^64 divided by the golden ratio). The fold before it spreads distances that are large powers of two.
 #[inline(always)]
 #[must_use]
 pub const fn slot_of(address: u64) -> u32 {
@@ -25,7 +25,7 @@ pub const fn slot_of(address: u64) -> u32 {
 mod tests {
     use super::*;
 
-    /// As many blocks as there are slots, a constant distance apart, leave no slot with more than a few.
+    /// As many blocks as there are slots, a constant distance apart: no slot gets more than a few.
     #[test]
     fn regular_distances_do_not_collide() {
         for distance in [16u64, 32, 112, 1024, 4096, 65_536, 1 << 20, 1 << 26, 1 << 30] {
@@ -37,7 +37,7 @@ mod tests {
         }
     }
 
-    /// Blocks of a region lie in one line of 64 bytes.
+    /// Blocks of a region share one line of 64 bytes.
     #[test]
     fn neighbours_share_a_line() {
         let line = |address: u64| u64::from(slot_of(address)) / LINE;

@@ -1,17 +1,19 @@
-//! The geometric draw in integers: how many trials there are until and including the next success.
+//! The geometric draw in integers: the number of trials until and including the next success.
 //!
-//! Inversion, `draw = ceil(ln u / ln(1 − 1/R))` with `u = (random + 1) / 2^64`, without floating point, division or
-//! 128-bit products, none of which BPF has: −log2 u comes from its leading zeros, a table of 128 logarithms and a cubic
-//! for the rest; a product with a constant that the daemon computes turns it into trials. `docs/sampling.md` has the
-//! derivation and the measured errors (log2 to 1.3e-9).
+//! Uses inversion, `draw = ceil(ln u / ln(1 − 1/R))` with `u = (random + 1) / 2^64`, without floating point, division
+//! or 128-bit products, none of which BPF has. −log2 u comes from its leading zeros, a table of 128 logarithms and a
+//! cubic for the rest. A product with a constant that the daemon computes turns it into trials. `docs/sampling.md` has
+//! the derivation and the measured errors (log2 to 1.3e-9).
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use crate::bits::leading_zeros;
 
-/// What a draw needs to know of the sampling interval; made by the daemon (`sampler_user::sampling::constants`).
+/// Parameters of the draw for one sampling interval, computed by the daemon (`sampler_user::sampling::constants`).
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct DrawConstants {
-    /// Sampling interval R: mean number of trials between successes. 1 samples everything, 0 nothing.
+    /// Sampling interval R: the mean number of trials between successes. 1 samples everything, 0 nothing.
     pub interval: u64,
     /// C = round(c · 2^shift), c = ln 2 / −ln(1 − 1/R), normalised to 2^63 ≤ C < 2^64. Not used if R < 2.
     pub multiplier: u64,
@@ -19,7 +21,7 @@ pub struct DrawConstants {
     pub shift: u64,
 }
 
-/// Bits of the mantissa that choose a table entry.
+/// Number of mantissa bits that choose a table entry.
 const TABLE_BITS: u32 = 7;
 const ENTRIES: usize = 1 << TABLE_BITS;
 /// Binary places of logarithms.
@@ -44,7 +46,7 @@ pub fn draw(random: u64, constants: &DrawConstants) -> u64 {
         return if constants.interval == 1 { 1 } else { u64::MAX };
     }
     let log = negative_log2(random);
-    // The approximation may be a hair below zero where u is next to 1: that is the first trial too.
+    // The approximation may be slightly below zero where u is close to 1. That is the first trial too.
     if log <= 0 {
         return 1;
     }
@@ -75,7 +77,7 @@ fn negative_log2(random: u64) -> i64 {
     whole.wrapping_sub(LOGARITHMS[index]).wrapping_sub(rest_log2) as i64
 }
 
-/// High and low half of a 128-bit product, by four 32-bit ones.
+/// The high and low half of a 128-bit product, from four 32-bit products.
 #[inline(always)]
 fn wide_product(a: u64, b: u64) -> (u64, u64) {
     const LOW: u64 = 0xffff_ffff;
@@ -87,13 +89,13 @@ fn wide_product(a: u64, b: u64) -> (u64, u64) {
     (high, (other << 32) | (low & LOW))
 }
 
-/// The table of logarithms, by integers while compiling: log2(1 + i/128) = ln(1 + i/128) / ln 2.
+/// The table of logarithms, computed with integers at compile time: log2(1 + i/128) = ln(1 + i/128) / ln 2.
 const fn logarithms() -> [u64; ENTRIES] {
     let ln_2 = ln_one_plus(ENTRIES as u128);
     let mut table = [0; ENTRIES];
     let mut i = 1;
     while i < ENTRIES {
-        // Long division, one binary place a step, and one more to round.
+        // Long division, one binary place per step, and one more place to round.
         let (mut quotient, mut rest, mut place) = (0u64, ln_one_plus(i as u128), 0);
         while place <= LOG_PLACES {
             rest *= 2;
@@ -146,7 +148,7 @@ mod tests {
     fn tables_are_what_they_say() {
         for i in 0..ENTRIES {
             let x = 1.0 + i as f64 / 128.0;
-            // f64 holds 53 bits: the table must agree to that.
+            // f64 has 53 bits: the table must agree to that precision.
             assert!((LOGARITHMS[i] as f64 / 2f64.powi(56) - x.log2()).abs() < 4e-16, "{i}");
             assert_eq!(RECIPROCALS[i], (2f64.powi(32) / x).round() as u64, "{i}");
         }
@@ -180,7 +182,7 @@ mod tests {
         assert_eq!(draw(7, &DrawConstants::default()), u64::MAX);
     }
 
-    /// Evenly spaced `random`: the mean of the draws is R up to the quadrature's error, no chance in it.
+    /// With evenly spaced `random`, the mean of the draws is R up to the quadrature error, without any chance.
     #[test]
     fn mean_and_distribution() {
         for (constants, interval) in [(HALF_MEBIBYTE, 524_288.0), (TEN, 10.0f64)] {

@@ -1,9 +1,10 @@
-//! Matching of a process name against a shell pattern, in bounded steps: it runs in the kernel too.
+//! Matches a process name against a shell pattern in a bounded number of steps, because it also runs in the kernel.
 
-/// Longest name, with its final NUL: the kernel's `TASK_COMM_LEN`.
+/// The longest name, including its final NUL: the kernel's `TASK_COMM_LEN`.
 pub const NAME_BYTES: usize = 16;
 
-/// Whether `name` matches `pattern` (`*` any run, `?` any one byte); both end at their first NUL.
+/// Whether `name` matches `pattern`, where `*` stands for any run of bytes and `?` for any one byte. Both end at their
+/// first NUL.
 ///
 /// A pattern that starts with NUL matches nothing.
 #[inline(always)]
@@ -12,7 +13,7 @@ pub fn matches(pattern: &[u8; NAME_BYTES], name: &[u8; NAME_BYTES]) -> bool {
     if pattern[0] == 0 {
         return false;
     }
-    // Reachable pattern positions after each byte of the name, as a bit set: no backtracking.
+    // The reachable positions in the pattern after each byte of the name, as a bit set. This avoids backtracking.
     let mut reached = after_stars(1, pattern);
     let mut i = 0;
     while i < NAME_BYTES && name[i] != 0 {
@@ -42,7 +43,7 @@ pub fn matches(pattern: &[u8; NAME_BYTES], name: &[u8; NAME_BYTES]) -> bool {
     reached & (1 << NAME_BYTES) != 0
 }
 
-/// A star also matches nothing: positions after it are reachable with it.
+/// A star also matches nothing, so the position after it is reachable too.
 #[inline(always)]
 fn after_stars(mut reached: u32, pattern: &[u8; NAME_BYTES]) -> u32 {
     let mut p = 0;

@@ -1,7 +1,7 @@
 //! Random numbers for the draws: xorshift64*, one word of state per thread.
 //!
-//! Every value but zero appears once in the period of 2^64 − 1, so the draws' distribution is that of an ideal uniform
-//! number. Threads are seeded apart by splitmix64's mixing function; nothing here is meant to be secret.
+//! Every value but zero appears once in the period of 2^64 − 1, so the draws have the distribution of an ideal uniform
+//! number. Threads get different seeds through splitmix64's mixing function. None of this is cryptographically secure.
 
 /// Advances the state and returns 64 random bits. The state must not be 0; [`seed`] never gives 0.
 #[inline(always)]
@@ -14,7 +14,7 @@ pub fn next(state: &mut u64) -> u64 {
     x.wrapping_mul(0x2545_f491_4f6c_dd1d)
 }
 
-/// First state of thread number `ordinal` in a recording with this seed; not 0.
+/// The initial state of thread number `ordinal` in a recording with this seed; never 0.
 #[inline(always)]
 pub fn seed(recording_seed: u64, ordinal: u64) -> u64 {
     let mixed = mix(mix(recording_seed).wrapping_add(ordinal));
@@ -36,7 +36,7 @@ mod tests {
 
     #[test]
     fn mix_is_splitmix64() {
-        // First outputs of the reference generator started at 0 (state advances by the golden ratio).
+        // The first outputs of the reference generator started at 0 (its state advances by the golden ratio).
         assert_eq!(mix(0), 0xe220_a839_7b1d_cdaf);
         assert_eq!(mix(0x9e37_79b9_7f4a_7c15), 0x6e78_9e6a_a1b9_65f4);
     }
@@ -51,8 +51,9 @@ mod tests {
         assert_ne!(seed(1, 0), seed(2, 0));
     }
 
-    /// Bits of one thread and first outputs of many threads: the count of ones in n bits is n/2 ± 5 σ,
-    /// σ = √n / 2 (false alarm 6e-7 each, but seeded, so never by chance).
+    /// Tests the bits of one thread and the first outputs of many threads. The number of ones in n bits must be n/2 ± 5
+    /// σ, where σ = √n / 2. The false alarm rate would be 6e-7 each, but the seeds are fixed, so the result never
+    /// changes.
     #[test]
     fn bits_are_balanced() {
         let n = 100_000u64;

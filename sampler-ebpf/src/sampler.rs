@@ -1,13 +1,14 @@
 //! The countdown: which allocations are sampled.
 //!
-//! A thread counts trials down from a geometric draw X. An allocation of n trials is sampled if it reaches the X-th,
-//! so with probability 1 − (1 − 1/R)^n whatever came before it. The rest of a sampled allocation is skipped, and the
-//! caller draws afresh for the next one: nothing is carried over, which is what keeps the estimates unbiased.
+//! A thread counts trials down from a geometric draw X. An allocation of n trials is sampled if it reaches the X-th
+//! trial, that is, with probability 1 − (1 − 1/R)^n regardless of earlier allocations. The remaining trials of a
+//! sampled allocation are skipped, and the caller draws afresh for the next one. Nothing is carried over, which keeps
+//! the estimates unbiased.
 
-/// Counts `trials` down from `remaining` (at least 1: the trial that succeeds).
+/// Counts `trials` down from `remaining`, which is at least 1 (the trial that succeeds).
 ///
-/// Sampled: the offset, the number of failed trials of this allocation before the successful one; `remaining` must then
-/// be drawn anew. Not sampled: `None`.
+/// If the allocation is sampled, returns the offset: the number of failed trials of this allocation before the
+/// successful one. `remaining` must then be drawn anew. If it is not sampled, returns `None`.
 #[inline(always)]
 pub fn step(remaining: &mut u64, trials: u64) -> Option<u64> {
     if trials < *remaining {
@@ -30,7 +31,7 @@ mod tests {
         -(trials as f64 * (-1.0f64 / 100.0).ln_1p()).exp_m1()
     }
 
-    /// Share sampled of each size in a repeated cycle of (size, how often), and the mean offset of those sampled.
+    /// The sampled share of each size in a repeated cycle of (size, how often), and the mean offset of the samples.
     fn shares(cycle: &[(u64, u64)], cycles: u64, seed: u64) -> Vec<(f64, f64)> {
         let mut state = rng::seed(seed, 0);
         let mut remaining = draw(rng::next(&mut state), &HUNDRED);
@@ -54,7 +55,7 @@ mod tests {
             .collect()
     }
 
-    /// What a sampler that carries the overshoot into the next draw would do: record once, then S += Exp(R).
+    /// Models a sampler that carries the overshoot into the next draw: record once, then S += Exp(R).
     fn carrying_share_of_small(cycle: &[(u64, u64)], cycles: u64) -> f64 {
         let mut state = rng::seed(3, 0);
         let mut exponential = || -100.0 * ((rng::next(&mut state) as f64 + 1.0) / 2f64.powi(64)).ln();
@@ -94,8 +95,8 @@ mod tests {
         }
     }
 
-    /// The same cycles through the sampler that carries its overshoot: the small allocations are over-sampled 33 and
-    /// almost 100 times, so the test above has teeth.
+    /// Runs the same cycles through the sampler that carries its overshoot. It over-samples the small allocations 33
+    /// and almost 100 times, which shows that the test above can fail.
     #[test]
     fn carrying_the_overshoot_fails() {
         assert!(carrying_share_of_small(&[(99, 1), (1, 1)], 100_000) > 30.0 * probability(1));

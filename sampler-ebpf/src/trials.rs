@@ -1,22 +1,22 @@
-//! How many trials an allocation takes, by criterion: the one thing in which the ways to sample differ.
+//! The number of trials that an allocation takes, by criterion. This is the only difference between the criteria.
 
 use crate::bits::leading_zeros;
 
-/// One trial per byte, a zero-byte request takes one.
+/// One trial per byte; a zero-byte request takes one trial.
 pub const CRITERION_BYTES: u64 = 0;
 /// One trial per allocation.
 pub const CRITERION_ALLOCATIONS: u64 = 1;
-/// A number of trials for each size class, from a table.
+/// A number of trials for each size class, taken from a table.
 pub const CRITERION_SIZE_CLASS: u64 = 2;
 
-/// Size classes: indices of every `u8`, of which 252 are in use.
+/// Number of size classes: one for each value of a `u8`, of which 252 are in use.
 pub const SIZE_CLASSES: usize = 256;
 
-/// Trials per allocation of each size class; the daemon makes it so that class c has sampling interval R_c:
-/// (1 − 1/R)^trials = 1 − 1/R_c.
+/// Trials per allocation of each size class. The daemon computes them so that class c has sampling interval R_c: (1 −
+/// 1/R)^trials = 1 − 1/R_c.
 pub type TrialTable = [u64; SIZE_CLASSES];
 
-/// Trials of an allocation of `size_bytes`; `table` is asked only under [`CRITERION_SIZE_CLASS`].
+/// Trials of an allocation of `size_bytes`. `table` is called only under [`CRITERION_SIZE_CLASS`].
 #[inline(always)]
 pub fn trials(criterion: u64, size_bytes: u64, table: impl FnOnce(usize) -> u64) -> u64 {
     match criterion {
@@ -32,7 +32,8 @@ pub fn trials(criterion: u64, size_bytes: u64, table: impl FnOnce(usize) -> u64)
     }
 }
 
-/// Size class: 0 to 7 bytes have one each, then four classes per doubling (8–9, 10–11, 12–13, 14–15, 16–19, …). Below 252.
+/// The size class. Sizes 0 to 7 have one class each, then there are four classes per doubling (8–9, 10–11, 12–13,
+/// 14–15, 16–19, …). Always below 252.
 #[inline(always)]
 pub fn size_class(size_bytes: u64) -> usize {
     if size_bytes < 4 {
@@ -40,11 +41,11 @@ pub fn size_class(size_bytes: u64) -> usize {
     }
     let exponent = 63u32.wrapping_sub(leading_zeros(size_bytes));
     let quarter = size_bytes.wrapping_shr(exponent.wrapping_sub(2)) & 3;
-    // The mask changes nothing; it is the bound that the BPF verifier wants to see.
+    // The mask changes nothing; it is a bound for the BPF verifier.
     (((exponent as u64).wrapping_sub(1) << 2) | quarter) as usize & (SIZE_CLASSES - 1)
 }
 
-/// Smallest size of a class, bytes; `None` for a class that no 64-bit size has.
+/// The smallest size of a class in bytes; `None` for a class that contains no 64-bit size.
 pub const fn class_start(class: usize) -> Option<u64> {
     match class {
         0..=3 => Some(class as u64),

@@ -1,13 +1,15 @@
-//! The `heapbpf` command: reads the command line, does what it says, tells what went wrong.
+//! The `heapbpf` command: parses the command line, runs the command, and reports errors.
 
 use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
 use sampler_user::cli::args::{Cli, Command};
-use sampler_user::cli::plan::{self, PlanError};
+use sampler_user::cli::error::exit_status;
+use sampler_user::cli::plan;
+use sampler_user::cli::record_args::RecordArgs;
 use sampler_user::host::own_memory::return_what_is_free;
-use sampler_user::{cli, cost, record};
+use sampler_user::{cli, cost, run};
 
 fn main() -> ExitCode {
     return_what_is_free();
@@ -26,13 +28,13 @@ fn main() -> ExitCode {
     outcome.map_or_else(
         |error| {
             let _ = writeln!(std::io::stderr(), "heapbpf: {}", told(&error));
-            ExitCode::from(error.downcast_ref::<PlanError>().map_or(1, PlanError::exit_status))
+            ExitCode::from(exit_status(&error))
         },
         ExitCode::from,
     )
 }
 
-/// The error and its causes; what a message says of its cause already is not said twice.
+/// The error and its causes. A cause that a message already contains is not repeated.
 fn told(error: &anyhow::Error) -> String {
     let mut text = String::new();
     for message in error.chain().map(ToString::to_string).filter(|message| !message.is_empty()) {
@@ -45,12 +47,12 @@ fn told(error: &anyhow::Error) -> String {
     text
 }
 
-fn start(args: &cli::args::RecordArgs) -> anyhow::Result<u8> {
-    cli::log::start(args.verbose);
-    record::run(plan::plan(args)?)
+fn start(args: &RecordArgs) -> anyhow::Result<u8> {
+    cli::log::start(args.display.verbose);
+    run::run(plan::plan(args)?)
 }
 
-fn serve(args: &cli::args::RecordArgs) -> anyhow::Result<u8> {
+fn serve(args: &RecordArgs) -> anyhow::Result<u8> {
     cli::pipelines::check_serves(args)?;
     start(args)
 }

@@ -1,5 +1,4 @@
-//! The host as a whole, with real processes: short-lived, deleted, in memory only, in other roots. Needs root; says
-//! so if that is missing.
+//! The host as a whole, with real processes: short-lived, deleted, in memory only, in other roots. Skipped without root.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -10,18 +9,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use sampler_user::host::lives::{HostChange, Life};
+use heapbpf_testing::skipped;
 use sampler_user::host::modules::{Module, ModuleKind, ModuleSource};
 use sampler_user::host::open::Unreadable;
+use sampler_user::host::processes::{HostChange, Incarnation};
 use sampler_user::host::{Host, HostOptions};
 
-#[path = "../src/testing.rs"]
-mod testing;
-
-use testing::skipped;
-
 fn start() -> Option<Host> {
-    // SAFETY: no preconditions.
+    // SAFETY: `geteuid` takes no arguments and cannot fail.
     if unsafe { libc::geteuid() } != 0 {
         skipped("not root");
         return None;
@@ -35,30 +30,34 @@ fn start() -> Option<Host> {
     }
 }
 
-/// Polls until `wanted` gives something; at most 20 s.
+/// Polls the host until `wanted` returns something, for at most 20 s.
 fn wait_for<T>(host: &mut Host, mut wanted: impl FnMut(&Host) -> Option<T>) -> T {
-    let give_up = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(20);
     loop {
         host.poll().expect("polls");
         if let Some(found) = wanted(host) {
             return found;
         }
-        assert!(Instant::now() < give_up, "it did not happen within 20 s");
+        assert!(Instant::now() < deadline, "it did not happen within 20 s");
         let mut poll = libc::pollfd { fd: host.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one valid entry.
+        // SAFETY: `poll` is one initialised entry, as the count says, and outlives the call.
         unsafe { libc::poll(&raw mut poll, 1, 100) };
     }
 }
 
-/// The last life of `pid` and its program's module, once it has mapped libc or (if static) anything.
-fn program<'a>(host: &'a Host, pid: u32, name: &str) -> Option<(&'a Life, &'a Module)> {
-    let life = host.lives().iter().filter(|life| life.id.pid == pid).max_by_key(|life| life.since_ns)?;
-    let module = life.space.current().iter().find_map(|mapping| {
+/// The last incarnation of `pid` and its program's module, once it has mapped libc or (if static) anything.
+fn program<'a>(host: &'a Host, pid: u32, name: &str) -> Option<(&'a Incarnation, &'a Module)> {
+    let incarnation = host
+        .processes()
+        .iter()
+        .filter(|incarnation| incarnation.id.pid == pid)
+        .max_by_key(|incarnation| incarnation.since_ns)?;
+    let module = incarnation.space.current().iter().find_map(|mapping| {
         host.modules()
             .get(mapping.module)
             .filter(|module| module.kind == ModuleKind::File && module.path.contains(name))
     })?;
-    Some((life, module))
+    Some((incarnation, module))
 }
 
 fn id_of(host: &Host, wanted: &Module) -> sampler_user::host::mappings::ModuleId {
@@ -85,16 +84,16 @@ fn copy_of_sleep(folder: &Path, name: &str) -> PathBuf {
     path
 }
 
-/// Copies in a process of its own: a child that another test forks here meanwhile would hold the copy open for writing,
-/// and the kernel refuses to start a program that somebody writes ("Text file busy").
+/// Copies a file in a separate process. A child that another test forks during a copy in this process would inherit the
+/// descriptor, and the kernel refuses to start a program that is open for writing ("Text file busy").
 fn copy(from: &str, to: &Path) {
     let status = Command::new("cp").arg(from).arg(to).status().expect("starts");
     assert!(status.success(), "cp {from} {to:?}: {status}");
 }
 
 fn ended(host: &Host, pid: u32) -> Option<()> {
-    let lives = host.lives();
-    (lives.iter().any(|life| life.id.pid == pid) && lives.current(pid).is_none()).then_some(())
+    let processes = host.processes();
+    (processes.iter().any(|incarnation| incarnation.id.pid == pid) && processes.current(pid).is_none()).then_some(())
 }
 
 fn end(mut child: Child) {
@@ -106,20 +105,20 @@ fn end(mut child: Child) {
 fn a_process_that_was_there_and_ourselves() {
     let Some(host) = start() else { return };
     let pid = std::process::id();
-    let life = host.lives().current(pid).expect("we are found");
-    assert_eq!(life.since_ns, 0);
+    let incarnation = host.processes().current(pid).expect("we are found");
+    assert_eq!(incarnation.since_ns, 0);
     let here = a_process_that_was_there_and_ourselves as fn() as usize as u64;
-    let now = sampler_user::host::events::monotonic_ns();
+    let now = sampler_user::clock::monotonic_ns();
     let location = host.resolve(pid, here, now).expect("our code is mapped");
     let module = host.modules().get(location.module).expect("known");
-    assert_eq!(*module.path, *life.info.exe);
+    assert_eq!(*module.path, *incarnation.info.exe);
     assert!(module.build_id.is_some() || module.unreadable().is_none());
     let vdso = host.modules().iter().find(|(_, module)| module.kind == ModuleKind::Vdso);
     assert!(vdso.is_none_or(|(_, module)| module.build_id.is_some()));
 }
 
 #[test]
-fn a_short_life_resolves_after_its_end() {
+fn a_short_lived_process_resolves_after_its_end() {
     let Some(mut host) = start() else { return };
     let mut changes = Vec::new();
     host.drain_changes(&mut changes);
@@ -131,10 +130,10 @@ fn a_short_life_resolves_after_its_end() {
     child.wait().expect("waits");
     wait_for(&mut host, |host| ended(host, pid));
 
-    let (life, module) = program(&host, pid, "short-life").expect("its program was seen");
-    assert_eq!((&*life.info.comm, &*life.info.exe), ("short-life", path.to_str().expect("text")));
-    let (since, until) = (life.since_ns, life.until_ns.expect("it ended"));
-    let mapping = *life.space.current().iter().find(|m| m.module == id_of(&host, module)).expect("mapped");
+    let (incarnation, module) = program(&host, pid, "short-life").expect("its program was seen");
+    assert_eq!((&*incarnation.info.comm, &*incarnation.info.exe), ("short-life", path.to_str().expect("text")));
+    let (since, until) = (incarnation.since_ns, incarnation.until_ns.expect("it ended"));
+    let mapping = *incarnation.space.current().iter().find(|m| m.module == id_of(&host, module)).expect("mapped");
     let location = host.resolve(pid, mapping.start + 16, until).expect("resolves at its end");
     assert_eq!((location.module, location.file_offset), (mapping.module, mapping.file_offset + 16));
     let before = host.resolve(pid, mapping.start + 16, since - 1);
@@ -142,12 +141,12 @@ fn a_short_life_resolves_after_its_end() {
     host.drain_changes(&mut changes);
     let id = mapping.module;
     assert!(changes.iter().any(
-        |change| matches!(change, HostChange::Mapped { life, module, first: true } if life.pid == pid && *module == id)
+        |change| matches!(change, HostChange::Mapped { incarnation, module, first: true } if incarnation.pid == pid && *module == id)
     ));
-    assert!(changes.iter().any(|change| matches!(change, HostChange::Ended(life) if life.pid == pid)));
+    assert!(changes.iter().any(|change| matches!(change, HostChange::Ended(incarnation) if incarnation.pid == pid)));
 
-    host.lives_mut().expire(until + 1, until + 1);
-    assert!(!host.lives().iter().any(|life| life.id.pid == pid));
+    host.processes_mut().expire(until + 1, until + 1);
+    assert!(!host.processes().iter().any(|incarnation| incarnation.id.pid == pid));
 }
 
 #[test]
@@ -159,11 +158,11 @@ fn a_deleted_program_stays_readable_after_its_end() {
     let pid = child.id();
     wait_for(&mut host, |host| program(host, pid, "deleted-program").map(|_| ()));
     fs::remove_file(&path).expect("removes");
-    // A second look at the running process, by /proc alone, finds it by its mapping.
+    // A second host that reads only /proc finds the file through the mapping of the running process.
     let mut late = Host::start(HostOptions::default()).expect("started before");
     let (_, module) = program(&late, pid, "deleted-program").expect("in its maps");
     assert!(module.deleted && !module.path.contains("(deleted)"));
-    let info = late.lives().current(pid).expect("runs").info.clone();
+    let info = late.processes().current(pid).expect("runs").info.clone();
     assert!(info.exe_deleted && info.exe.ends_with("/deleted-program"));
     end(child);
     wait_for(&mut host, |host| ended(host, pid));
@@ -195,10 +194,10 @@ fn a_file_closed_for_room_is_only_opened_again_if_it_is_the_same() {
 #[test]
 fn a_program_in_memory_only() {
     let Some(mut host) = start() else { return };
-    // SAFETY: a valid name.
+    // SAFETY: the name is a C string literal.
     let fd = unsafe { libc::memfd_create(c"in-memory".as_ptr(), 0) };
     assert!(fd >= 0);
-    // SAFETY: the kernel just gave us this descriptor.
+    // SAFETY: `memfd_create` just returned this descriptor, so nothing else owns it.
     let file = unsafe { File::from_raw_fd(fd) };
     file.write_all_at(&fs::read("/bin/sleep").expect("reads"), 0).expect("writes");
     let child = Command::new(format!("/proc/self/fd/{fd}")).arg("60").spawn().expect("starts");
@@ -210,7 +209,8 @@ fn a_program_in_memory_only() {
     assert_eq!(magic(&mut host, pid, "memfd:in-memory"), Ok(*b"\x7fELF"));
 }
 
-/// A root with busybox or nothing dynamic would be simpler, but need not be there: copies what `sleep` needs.
+/// Makes `folder` a root directory with a copy of `sleep` and its libraries. (A static busybox would be simpler, but is not
+/// installed everywhere.) `false` if there is no `ldd`.
 fn root_with_sleep(folder: &Path, name: &str) -> bool {
     let listed = Command::new("ldd").arg("/bin/sleep").output();
     let Ok(listed) = listed else { return false };
@@ -236,7 +236,8 @@ fn a_process_in_another_root() {
     let root = CString::new(folder.path().to_str().expect("text")).expect("no NUL");
     let mut command = Command::new("/chrooted");
     command.arg("60").current_dir("/").stdin(Stdio::null());
-    // SAFETY: only async-signal-safe calls between fork and exec.
+    // SAFETY: between fork and exec the closure only calls `chroot` and reads `errno`, both async-signal-safe; `root` was
+    // allocated before the fork.
     unsafe {
         command.pre_exec(
             move || {
@@ -247,11 +248,11 @@ fn a_process_in_another_root() {
     let child = command.spawn().expect("starts");
     let pid = child.id();
     wait_for(&mut host, |host| program(host, pid, "/libc.so").map(|_| ()));
-    let (life, module) = program(&host, pid, "chrooted").expect("its program");
-    assert_eq!((&*module.path, &*life.info.exe), ("/chrooted", "/chrooted"), "paths as the process sees them");
+    let (incarnation, module) = program(&host, pid, "chrooted").expect("its program");
+    assert_eq!((&*module.path, &*incarnation.info.exe), ("/chrooted", "/chrooted"), "paths as the process sees them");
     let libc_id = id_of(&host, program(&host, pid, "/libc.so").expect("its libc").1);
-    // Its libc is another file than ours, at the same path.
-    let own = host.lives().current(std::process::id()).expect("we are there");
+    // Its libc is a different file than this program's, at the same path.
+    let own = host.processes().current(std::process::id()).expect("we are there");
     assert!(own.space.current().iter().all(|mapping| mapping.module != libc_id));
     end(child);
     drop(folder);
@@ -259,7 +260,7 @@ fn a_process_in_another_root() {
     assert_eq!(magic(&mut host, pid, "/libc.so"), Ok(*b"\x7fELF"));
 }
 
-/// Mounts for as long as it lives.
+/// An overlay mount; unmounted when dropped.
 struct Overlay(CString);
 
 impl Overlay {
@@ -273,7 +274,7 @@ impl Overlay {
         let options = format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
         let merged = CString::new(merged.to_str()?).ok()?;
         let options = CString::new(options).ok()?;
-        // SAFETY: all strings live through the call.
+        // SAFETY: all arguments are NUL-terminated strings that outlive the call.
         let result = unsafe {
             libc::mount(c"overlay".as_ptr(), merged.as_ptr(), c"overlay".as_ptr(), 0, options.as_ptr().cast())
         };
@@ -287,12 +288,12 @@ impl Overlay {
 
 impl Drop for Overlay {
     fn drop(&mut self) {
-        // SAFETY: a valid path.
+        // SAFETY: the path is a NUL-terminated string owned by `self`.
         unsafe { libc::umount2(self.0.as_ptr(), libc::MNT_DETACH) };
     }
 }
 
-/// Two containers over one image: one module, because a probe in it serves both.
+/// Two containers over one image share one module, as one probe in it serves both.
 #[test]
 fn one_file_under_two_overlays_is_one_module() {
     let Some(mut host) = start() else { return };
@@ -314,7 +315,7 @@ fn one_file_under_two_overlays_is_one_module() {
     let again = children
         .each_ref()
         .map(|child| id_of(&scanned, program(&scanned, child.id(), "layered").expect("in its maps").1));
-    // One that was written to is a file of its own.
+    // A file that was written to has been copied up, and is a different one.
     let changed = two.path().join("layered");
     let [first, second] = children;
     end(second);

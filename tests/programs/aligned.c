@@ -1,5 +1,5 @@
 /* ROUNDS: memalign, aligned_alloc, posix_memalign, valloc and pvalloc, the alignments for which glibc goes straight to
- * malloc, and the calls that fail. A tenth of each round's blocks stays. */
+ * malloc, and calls that fail. A tenth of each round's blocks stays allocated. */
 #include <malloc.h>
 #include "truth.h"
 static volatile size_t HUGE_BYTES = (size_t)1 << 46, BAD_ALIGNMENT = (size_t)1 << 63;

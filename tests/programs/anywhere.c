@@ -1,6 +1,6 @@
-/* ROUNDS: every function of the C interface that all allocators have, one site each; each site asks for one size only.
- * With an allocator that counts for itself, a first line says what it counted:
- *   {"source": "mallinfo2", "grew": bytes in use since READY, "usable": usable bytes of the blocks that live} */
+/* ROUNDS: every C function that all allocators have, one site each; each site requests a single size.
+ * With an allocator that keeps its own statistics, the first line of output has them:
+ *   {"source": "mallinfo2", "grew": bytes in use since READY, "usable": usable bytes of the live blocks} */
 #include <malloc.h>
 #include "truth.h"
 #ifndef __GLIBC__
@@ -45,7 +45,7 @@ static void find_statistics(void) {
   *(void **)&tcmalloc_property = dlsym(RTLD_DEFAULT, "MallocExtension_GetNumericProperty");
   int other = mallctl || tcmalloc_property || dlsym(RTLD_DEFAULT, "mi_malloc");
   source = mallctl ? "mallctl" : tcmalloc_property ? "MallocExtension" : other ? "none" : "mallinfo2";
-  in_use(); /* what it allocates for itself the first time */
+  in_use(); /* the first call allocates internally */
 }
 #endif
 

@@ -1,5 +1,5 @@
-/* An allocator above malloc. Its chunks come from a function that is exported, so that not only the arena might call it;
- * blocks larger than a chunk are malloc's own, by a jump at the end; chunks hold a list of free blocks of each size. */
+/* An allocator on top of malloc. Its chunks come from an exported function, which others might call too. Blocks larger
+ * than a chunk come from malloc by a tail jump. Chunks have a list of free blocks of each size. */
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>

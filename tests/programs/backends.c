@@ -1,12 +1,12 @@
 /* CHILDREN BLOCKS SIZE LIFE: a server that forks a process for each connection, as PostgreSQL does. CHILDREN children are
  * alive at a time. Each allocates BLOCKS blocks of SIZE bytes and frees every second one, half of them before and half of
- * them after a sleep of LIFE microseconds, and ends; then the next one is forked. A line on standard input stops the
- * forking; the report comes when all children have ended: it stands for all of them together, under the parent's process
- * id. The parent itself allocates nothing. */
+ * them after a sleep of LIFE microseconds, and exits; then the next one is forked. A line on standard input stops the
+ * forking. The report is printed when all children have exited, and covers all of them together under the parent's
+ * process id. The parent itself allocates nothing. */
 #include <poll.h>
 #include "truth.h"
 SITE(00, malloc(n)) /* freed */
-SITE(01, malloc(n)) /* in use when the child ends */
+SITE(01, malloc(n)) /* in use when the child exits */
 
 static NOINLINE void serve(uint64_t many, size_t size, uint64_t life_us) {
   struct timespec life = {(time_t)(life_us / 1000000), (long)(life_us % 1000000) * 1000};

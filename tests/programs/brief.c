@@ -1,4 +1,4 @@
-/* ROUNDS: lives for a few milliseconds and reports; nothing waits (FREE_RUNNING). */
+/* ROUNDS: lives for a few milliseconds and reports, without waiting for input (FREE_RUNNING). */
 #include "truth.h"
 SITE(00, malloc(n))
 int main(int argc, char **argv) {

@@ -1,5 +1,5 @@
-/* ROUNDS BLOCKS FREES SIZE: each round takes BLOCKS blocks of SIZE at site_00 and gives every second one back, takes and
- * gives back one of 100 bytes at site_01, frees FREES blocks from before READY, and works for 2 ms of CPU time. */
+/* ROUNDS BLOCKS FREES SIZE: each round allocates BLOCKS blocks of SIZE at site_00 and frees every second one, allocates
+ * and frees one of 100 bytes at site_01, frees FREES blocks from before READY, and uses 2 ms of CPU time. */
 #include "truth.h"
 SITE(00, malloc(n)) SITE(01, malloc(n))
 enum { WORK_NS = 2000000 };

@@ -1,4 +1,4 @@
-/* ROUNDS: libc's own functions as callers of its allocator. Their blocks are real allocations, below the site. */
+/* ROUNDS: libc functions that call its allocator. Their blocks are real allocations, made below the site. */
 #include "truth.h"
 static char input[64 * 1024], buffer[64 * 1024], text[600];
 NOINLINE char *site_00(size_t n) {
@@ -18,7 +18,7 @@ int main(int argc, char **argv) {
   uint64_t rounds = argument(argc, argv, 1, 100);
   if (rounds > 100) die("at most 100 rounds");
   memset(text, 'x', sizeof text);
-  /* Short lines (glibc's first guess of 120 bytes is enough) and long ones (it grows once), in turn. */
+  /* Alternates short lines (glibc's initial buffer of 120 bytes suffices) and long ones (the buffer grows once). */
   char *w = input;
   for (uint64_t r = 0; r < rounds; r++) {
     size_t n = r % 2 ? 400 : 40;
@@ -28,7 +28,7 @@ int main(int argc, char **argv) {
   }
   FILE *from = fmemopen(input, (size_t)(w - input), "r");
   setvbuf(from, buffer, _IOFBF, sizeof buffer);
-  ungetc(getc(from), from); /* all of it is in the buffer now: one growth is enough */
+  ungetc(getc(from), from); /* the whole line is buffered now, so one growth suffices */
   ready();
   for (uint64_t r = 0; r < rounds; r++) {
     size_t n = 10 + r % 50 * 10;

@@ -1,11 +1,11 @@
 /* MODE OPS [THREADS]: allocation at full speed or paced, for comparing profilers.
- *   pairs   malloc(100) and free, OPS times in all, a site per thread
+ *   pairs   malloc(100) and free, OPS times in total, a site per thread
  *   mix     twenty sites at depths 4 to 30, log-normal sizes of 16 B to 64 KiB, exponential lifetimes by site
  *   paced   the same, 50,000 allocations a second
- *   busy    the same at full speed, with work of its own for each of them, half a microsecond or so
- *   leak    as mix; one in a hundred blocks of site_13 is never freed, all others are
- * Truth is kept in plain variables: what is measured is the allocator, not the bookkeeping. Prints "READY pid", waits for
- * a line, runs, prints one line of JSON, waits for a line. Between the two lines nothing allocates but the sites. */
+ *   busy    the same at full speed, with about half a microsecond of other work for each allocation
+ *   leak    as mix, but one in a hundred blocks of site_13 is never freed
+ * Truth is kept in plain variables, so that the bookkeeping does not distort the measurement. Prints "READY pid", waits
+ * for a line, runs, prints one line of JSON, waits for a line. Between the two lines only the sites allocate. */
 #include <errno.h>
 #include <math.h>
 #include <pthread.h>
@@ -24,7 +24,7 @@ SITE(00, malloc(n)) SITE(01, malloc(n)) SITE(02, malloc(n)) SITE(03, malloc(n)) 
 SITE(05, malloc(n)) SITE(06, malloc(n)) SITE(07, malloc(n)) SITE(08, malloc(n)) SITE(09, malloc(n))
 SITE(10, malloc(n)) SITE(11, malloc(n)) SITE(12, malloc(n)) SITE(13, malloc(n)) SITE(14, malloc(n))
 SITE(15, malloc(n)) SITE(16, calloc(1, n)) SITE(17, calloc(n / 8, 8)) SITE(19, aligned_alloc(64, n))
-/* Two allocations, of which one stays. */
+/* Two allocations, of which one stays allocated. */
 NOINLINE void *site_18(size_t n) {
   void *p = malloc(n / 2);
   KEEP(p);
@@ -77,7 +77,7 @@ static void *thread_main(void *i) {
   return 0;
 }
 
-/* Every block carries where it came from, in its first 16 bytes. */
+/* The first 16 bytes of every block say where it came from. */
 struct block { struct block *next; uint32_t site, size; };
 static struct block *wheel[WHEEL];
 static struct { uint32_t life, size; uint8_t site, depth; } plan[PLAN];
@@ -92,7 +92,7 @@ static double uniform(uint64_t *state) { return ((double)(next_random(state) >> 
 static void make_plan(void) {
   uint64_t seed = 61;
   for (int k = 0; k < PLAN; k++) {
-    /* Low numbers more often; the leaking site as often as the first. */
+    /* Low site numbers are more frequent; the leaking site is as frequent as the first. */
     uint32_t i = uniform(&seed) < 0.1 ? LEAKING : (uint32_t)(uniform(&seed) * uniform(&seed) * SITES);
     double normal = sqrt(-2 * log(uniform(&seed))) * cos(2 * M_PI * uniform(&seed));
     double bytes = exp(log(120.0 + 20.0 * i) + 1.4 * normal);
@@ -159,7 +159,7 @@ int main(int argc, char **argv) {
   if (!in_pairs && !paced && !busy && !leaks && strcmp(mode, "mix")) return 2;
   make_plan();
   memset(wheel, 1, sizeof wheel);
-  memset(wheel, 0, sizeof wheel); /* faulted in */
+  memset(wheel, 0, sizeof wheel); /* faults its pages in */
   each = ops / threads;
   pthread_t ids[MOST_THREADS];
   pthread_barrier_init(&start, 0, (unsigned)threads);

@@ -1,9 +1,9 @@
 /* BLOCKS SIZE THREADS BATCH PAUSE [SECONDS] [SIZES]: constant memory in use. THREADS threads share BLOCKS blocks evenly.
  * Block number k of a thread has SIZE * (1 + k % SIZES) bytes. After READY the threads allocate all blocks. Then each
  * thread replaces BATCH of its blocks at a time (it frees a block and allocates another of the same size) and sleeps for
- * PAUSE microseconds (0: not at all). So the memory in use is constant at every moment, less at most one block for each
- * thread. The report is that constant; it comes when all blocks are there, and the replacing goes on until the next line
- * on standard input. With FREE_RUNNING it ends SECONDS after the report. */
+ * PAUSE microseconds (0: not at all). So the memory in use is always constant, minus at most one block per thread.
+ * The report states that constant. It is printed once all blocks are allocated; the replacing goes on until the next
+ * line on standard input. With FREE_RUNNING the program ends SECONDS after the report. */
 #include "truth.h"
 enum { MOST_THREADS = 8, MOST_BLOCKS = 1 << 16 };
 SITE(00, malloc(n)) SITE(01, malloc(n)) SITE(02, malloc(n)) SITE(03, malloc(n))

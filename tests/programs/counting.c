@@ -1,6 +1,6 @@
-/* Preloaded into programs nobody here wrote: counts their outermost allocation calls that succeed, independently of any
- * probe. The counters lie in the file named by COUNTING_FILE (shared mapping: right at any moment, also after a kill):
- * two 64-bit numbers, calls and bytes, and a third that says how many processes counted into it. */
+/* Preloaded into third-party programs: counts their successful outermost allocation calls independently of any probe.
+ * The counters are in the file named by COUNTING_FILE (a shared mapping, so they are exact at any moment, even after a
+ * kill): three 64-bit numbers, which are calls, bytes, and how many processes counted into the file. */
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -50,7 +50,7 @@ static void *count(void *p, size_t bytes) {
 void *malloc(size_t n) { READY(); void *p = real_malloc(n); KEEP(p); return count(p, n); }
 void *calloc(size_t a, size_t b) { READY(); void *p = real_calloc(a, b); KEEP(p); return count(p, a * b); }
 void *realloc(void *old, size_t n) { READY(); void *p = real_realloc(old, n); KEEP(p); return count(p, n); }
-/* glibc's reallocarray calls realloc by name, which is the one above: counted there. */
+/* glibc's reallocarray calls realloc by name, which resolves to the one above and is counted there. */
 void *reallocarray(void *old, size_t a, size_t b) { READY(); void *p = real_reallocarray(old, a, b); KEEP(p); return p; }
 void *memalign(size_t a, size_t n) { READY(); void *p = real_memalign(a, n); KEEP(p); return count(p, n); }
 void *aligned_alloc(size_t a, size_t n) { READY(); void *p = real_aligned_alloc(a, n); KEEP(p); return count(p, n); }

@@ -1,4 +1,4 @@
-/* OPS DEPTH: allocations under a recursion of DEPTH calls with ROOM bytes of locals each; one of ten stays. */
+/* OPS DEPTH: allocations below a recursion of DEPTH calls with ROOM bytes of locals each; every tenth block stays. */
 #include "truth.h"
 #ifndef ROOM
 #define ROOM 1

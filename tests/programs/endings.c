@@ -1,6 +1,6 @@
-/* MODE N: how a process or its threads end.
+/* MODE N: a process or its threads end in different ways.
  *   sigkill     allocates N blocks, reports, and kills itself
- *   threads     N threads one after another, each of which leaves one block of three behind */
+ *   threads     N threads one after another, each of which leaves one of its three blocks allocated */
 #include <signal.h>
 #include "truth.h"
 SITE(00, malloc(n))

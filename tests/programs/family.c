@@ -1,9 +1,9 @@
-/* MODE: how one process becomes another. Slot 0 of the truth is the first process, slot 1 the second one.
+/* MODE: one process becomes or starts another. Slot 0 of the truth is the first process, slot 1 the second one.
  *   fork        the child frees half of what it inherited (not its own allocations) and allocates its own
  *   vfork       the child borrows the address space, allocates there and execs /bin/true
- *   clone       a second thread group in one address space frees and allocates there, then ends
- *   exec        the process replaces itself; a new life with the same pid allocates on
- * The second process of the first three says STEP and waits before it touches the heap: its probes have to be in place. */
+ *   clone       a second thread group in the same address space frees and allocates there, then exits
+ *   exec        the process replaces its program; the new incarnation with the same pid continues to allocate
+ * In the first three, the second process prints STEP and waits for its probes before it touches the heap. */
 #include <sched.h>
 #include <signal.h>
 #include "truth.h"
@@ -27,7 +27,7 @@ static void carry_on(void) {
     if (i % 4) { free(p); gave(1, 300); }
   }
 }
-/* Of the second process, with the first one's memory: its allocations are its own, the blocks are the space's. */
+/* Runs in the second process with the first one's memory: the allocations are its own, the blocks are shared. */
 static int borrower(void *unused) {
   (void)unused;
   truth->processes[1].pid = (uint64_t)getpid();
@@ -82,7 +82,7 @@ int main(int argc, char **argv) {
   const char *mode = argc > 1 ? argv[1] : "fork";
   if (!strcmp(mode, "second life")) {
     truth_map(TRUTH_FD);
-    truth_is(1); /* the pid is the first life's */
+    truth_is(1); /* the pid is the first incarnation's */
     for (int i = 0; i < BLOCKS; i++) {
       void *p = site_02(400);
       took(2, 400);

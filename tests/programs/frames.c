@@ -25,7 +25,7 @@ NOINLINE void in_recursion(void) {
   KEEP(rounds);
 }
 
-/* The frame's size is known at run time only. */
+/* The size of the frame is known only at run time. */
 NOINLINE void with_alloca(size_t n) {
   char *room = alloca(n);
   KEEP(room);
@@ -33,7 +33,7 @@ NOINLINE void with_alloca(size_t n) {
   KEEP(room);
 }
 
-/* `jumps` is gone from the stack when the site runs: it ends in a jump. */
+/* `jumps` ends in a tail jump, so it is no longer on the stack when the site runs. */
 NOINLINE void *jumped_to(size_t n) {
   void *p = site_02(n);
   KEEP(p);
@@ -77,7 +77,7 @@ NOINLINE void switches(void) {
   KEEP(rounds);
 }
 
-/* Called back by libc, which has no frame pointers. */
+/* A callback of libc, which has no frame pointers. */
 static int compares(const void *a, const void *b) {
   once(5, site_05(100), 100);
   KEEP(rounds);

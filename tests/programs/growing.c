@@ -1,5 +1,5 @@
-/* OPS RATE: keeps every tenth block of 1000 bytes and frees the others, RATE blocks a second (0: as fast as it can) in
- * steps of ten milliseconds, OPS blocks in all. */
+/* OPS RATE: allocates OPS blocks of 1000 bytes in total, keeps every tenth one and frees the others. Makes RATE
+ * blocks a second (0: as fast as possible), in steps of ten milliseconds. */
 #include "truth.h"
 #include <time.h>
 SITE(00, malloc(n)) SITE(01, malloc(n))

@@ -1,5 +1,5 @@
 /* An allocator in hand-written assembly: malloc and free have no instruction that the kernel handles cheaply, and valloc
- * begins with a byte that is no instruction. Nothing is given back. x86-64 only. */
+ * begins with a byte that is not an instruction. Memory is never reused. x86-64 only. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

@@ -1,5 +1,5 @@
-/* BLOCKS: one thread allocates at site_00, the other frees all but every tenth, and answers with its own at site_01,
- * which the first one frees. Addresses travel between the threads, and freed ones are reused by both. */
+/* BLOCKS: one thread allocates at site_00; the other frees all but every tenth block, and allocates its own at site_01,
+ * which the first one frees. Blocks are passed between the threads, and both reuse freed addresses. */
 #include "truth.h"
 enum { RING = 64 };
 SITE(00, malloc(n)) SITE(01, malloc(n))

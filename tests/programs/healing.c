@@ -1,4 +1,4 @@
-/* BLOCKS FREED OPS: blocks are made in the first step; in the second, OPS more come and go, and then FREED of the first. */
+/* BLOCKS FREED OPS: step 1 allocates BLOCKS blocks; step 2 makes and frees OPS more, then frees FREED of step 1's. */
 #include "truth.h"
 enum { MOST = 100000 };
 SITE(00, malloc(n))

@@ -1,5 +1,5 @@
-/* An allocator whose functions are chosen when the program starts: indirect functions. Nothing is given back.
- * With LATE the resolver of malloc computes its choice, which cannot be read off its code. */
+/* An allocator of indirect functions, whose code is chosen when the program starts. Memory is never reused.
+ * With LATE the resolver of malloc computes its choice, which static analysis of its code cannot find. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
@@ -16,7 +16,7 @@ void *malloc(size_t);
 void free(void *);
 static void *malloc_plain(size_t size) { return take(16, size); }
 static void *malloc_wide(size_t size) { return take(64, size); }
-/* Calls what was chosen, as an outer function. */
+/* Calls the chosen function, as an outer function does. */
 static void *calloc_plain(size_t count, size_t size) {
   if (size && count > SIZE_MAX / size) return 0;
   return malloc(count * size);
@@ -48,7 +48,7 @@ static void *(*choose_malloc(void))(size_t) {
   return (void *(*)(size_t))((intptr_t)malloc_plain + ((intptr_t)malloc_wide - (intptr_t)malloc_plain) * wide);
 }
 #else
-/* In the two ways compilers choose: by a branch, with calls between, and without one. */
+/* The two forms that compilers generate for a choice: a branch with calls in between, and no branch. */
 static void *(*choose_malloc(void))(size_t) {
   if (!is_wide()) return malloc_plain;
   return malloc_wide;

@@ -1,4 +1,4 @@
-/* A library to be preloaded, as memory checkers and tracers are: its malloc and free call the next ones. */
+/* A library to preload, like memory checkers and tracers: its malloc and free call the next ones. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <stddef.h>

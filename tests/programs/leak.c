@@ -1,7 +1,7 @@
 /* A small service with a leak, for a first look at heapbpf: `leak [SECONDS]` runs for 60 seconds unless told otherwise.
  *
- * About 50,000 allocations a second, always the same ones: the request loop makes temporary buffers that are freed, a
- * worker thread does the same with larger ones, and the session cache only ever grows, by about 1 MB a second. The
+ * About 50,000 allocations a second, always the same ones: the request loop allocates temporary buffers and frees them,
+ * a worker thread does the same with larger ones, and the session cache only grows, by about 1 MB a second. The
  * profile's in-use figures point at cache_insert; its allocation figures at render_page and compress_block. */
 #include <pthread.h>
 #include <stdint.h>
@@ -25,7 +25,7 @@ static NOINLINE char *copy_user_name(uint64_t id) {
   USE(name);
   return name;
 }
-/* The leak: nothing ever takes a session out again. */
+/* The leak: sessions are never removed. */
 static NOINLINE void cache_insert(uint64_t id) {
   struct session *s = malloc(sizeof *s + 480);
   s->user = copy_user_name(id);

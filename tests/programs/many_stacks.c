@@ -1,4 +1,4 @@
-/* LEVELS: one allocation on each of 2^LEVELS different stacks; one of ten stays. */
+/* LEVELS: one allocation on each of 2^LEVELS different stacks; one of ten stays allocated. */
 #include "truth.h"
 SITE(00, malloc(n))
 static uint64_t turns;

@@ -1,8 +1,8 @@
-/* [ROUNDS [threads | child]]: mappings that a program makes itself, with the truth of every part of them: whole and partly unmapped, mapped
- * over, grown, shrunk and moved by mremap, the heap of brk up and down, through libc and by system calls of its own, in
- * threads, in a child; beside blocks of malloc whose memory malloc maps for itself. A tenth of each stays.
+/* [ROUNDS [threads | child]]: mappings that a program makes itself, with the truth for every part of them: whole and
+ * partly unmapped, mapped over, grown, shrunk and moved by mremap, the heap of brk up and down, by libc and by raw
+ * system calls, in threads, in a child; and blocks of malloc, which maps their memory itself. A tenth of each stays.
  *
- * A mapping that has lost a part is one allocation of what is left; the truth says so with leave(). */
+ * A mapping that has lost a part counts as one allocation of what is left; leave() records that in the truth. */
 #include "truth.h"
 #include <signal.h>
 #include <sys/prctl.h>
@@ -20,16 +20,16 @@ enum { RW = PROT_READ | PROT_WRITE, ANON = MAP_PRIVATE | MAP_ANONYMOUS };
 MAPPED(00, mmap(at, n, RW, ANON, -1, 0))
 MAPPED(01, syscall(SYS_mmap, at, n, RW, ANON, -1, 0))
 MAPPED(02, mmap(at, n, RW, ANON | MAP_FIXED, -1, 0))
-MAPPED(03, mremap(at, 8 * PAGE, n, MREMAP_MAYMOVE))     /* grows, and has to move */
+MAPPED(03, mremap(at, 8 * PAGE, n, MREMAP_MAYMOVE))     /* grows and must move */
 MAPPED(04, mremap(at, 8 * PAGE, n, 0))                  /* shrinks */
 MAPPED(05, sbrk((intptr_t)n))
-MAPPED(06, malloc(n))                                   /* at and above the threshold malloc maps each */
+MAPPED(06, malloc(n))                                   /* from the threshold on, malloc maps each block */
 MAPPED(07, mmap(at, n, RW, MAP_SHARED | MAP_ANONYMOUS, -1, 0))
-MAPPED(08, mremap(at, 4 * PAGE, n, MREMAP_MAYMOVE))     /* of what is left of a mapping */
+MAPPED(08, mremap(at, 4 * PAGE, n, MREMAP_MAYMOVE))     /* on what is left of a mapping */
 MAPPED(09, mmap(at, n, RW, ANON, -1, 0))                /* in a thread */
-MAPPED(10, mmap(at, n, RW, ANON, -1, 0))                /* in a child, whose parent's mappings it inherits */
+MAPPED(10, mmap(at, n, RW, ANON, -1, 0))                /* in a child, which inherits its parent's mappings */
 
-/* Of a block of `was` bytes only `is` are left: the figures in use tell it so, those of allocations as it was. */
+/* Only `is` of a block's `was` bytes are left: changes the figures in use, but not those of allocations. */
 static void leave(int site, uint64_t was, uint64_t is) {
   struct site_truth *t = &truth->processes[truth_slot].sites[site];
   gave(site, was);
@@ -55,7 +55,7 @@ static void threads(uint64_t rounds) {
   for (int i = 0; i < 2; i++) if (pthread_create(&ids[i], 0, thread, (void *)rounds)) die("pthread_create");
   for (int i = 0; i < 2; i++) pthread_join(ids[i], 0);
 }
-/* The child unmaps what it inherited, which is not the parent's, and maps its own. */
+/* The child unmaps what it inherited, which does not affect the parent's mapping, and maps its own. */
 static void child(uint64_t rounds) {
   void *inherited = site_00(0, PAGE); took(0, PAGE);
   int go[2], done[2];
@@ -88,18 +88,18 @@ int main(int argc, char **argv) {
   if (argc > 2) threads(rounds);
   for (uint64_t r = 0; r < rounds; r++) {
     int stays = r % 10 == 0;
-    /* A length that is no multiple of a page is counted as asked for. */
+    /* A length that is not a multiple of a page is counted as requested. */
     size_t n = 4 * PAGE + r % 3 * 1000;
     char *p = site_00(0, n); took(0, n);
     if (!stays) { unmap(p, n); gave(0, n); }
 
     p = site_01(0, 16 * PAGE); took(1, 16 * PAGE);
-    if (r % 4 == 1) { /* the head, then a hole, then the rest with what is around it */
+    if (r % 4 == 1) { /* the head, then a hole, then the rest and what surrounds it */
       unmap(p, PAGE); leave(1, 16 * PAGE, 15 * PAGE);
       unmap(p + 5 * PAGE, 3 * PAGE); leave(1, 15 * PAGE, 12 * PAGE);
     } else if (r % 4 == 2) {
       unmap(p, 16 * PAGE); gave(1, 16 * PAGE);
-    } else if (r % 4 == 3) { /* another in its middle, which then goes together with the end */
+    } else if (r % 4 == 3) { /* maps another in its middle, then unmaps that with the end */
       site_02(p + 4 * PAGE, 4 * PAGE); took(2, 4 * PAGE); leave(1, 16 * PAGE, 12 * PAGE);
       if (!stays) { unmap(p + 4 * PAGE, 12 * PAGE); gave(2, 4 * PAGE); leave(1, 12 * PAGE, 4 * PAGE); }
     }
@@ -116,7 +116,7 @@ int main(int argc, char **argv) {
     p = site_08(p, 6 * PAGE); leave(0, 8 * PAGE, 4 * PAGE); took(8, 6 * PAGE);
     unmap(p, 6 * PAGE); gave(8, 6 * PAGE);
 
-    /* Whole pages go, even if the length is not one of them. */
+    /* Whole pages are unmapped, even if the length is not a multiple of a page. */
     p = site_00(0, 3 * PAGE); took(0, 3 * PAGE);
     unmap(p, PAGE + 1); leave(0, 3 * PAGE, PAGE);
     unmap(p + 2 * PAGE, 1); gave(0, PAGE);
@@ -128,13 +128,13 @@ int main(int argc, char **argv) {
     p = site_07(0, 2 * PAGE); took(7, 2 * PAGE);
     if (!stays) { unmap(p, 2 * PAGE); gave(7, 2 * PAGE); }
 
-    /* What must not count: failures, and a file. */
+    /* These must not count: failures, and a file. */
     if (mmap(0, 0, RW, ANON, -1, 0) != MAP_FAILED || munmap(p + 1, PAGE) == 0) die("nonsense was accepted");
     p = mmap(0, sizeof *truth, PROT_READ, MAP_SHARED, TRUTH_FD, 0);
     if (p == MAP_FAILED) die("cannot map a file");
     unmap(p, sizeof *truth);
   }
-  /* The heap of brk. malloc extends it too, for itself; between two calls of ours it is left alone. */
+  /* The heap of brk. malloc extends it too for its own use, but not between two calls of ours. */
   site_05(0, 10000); took(5, 10000);
   site_05(0, 50000); took(5, 50000);
   if (sbrk(-20000) == (void *)-1) die("sbrk");

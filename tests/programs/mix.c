@@ -1,5 +1,5 @@
 /* OPS: twenty sites at stack depths 4 to 30, log-normal sizes of 16 B to 64 KiB, lifetimes that differ by site.
- * Sites 00-15 malloc, 16-17 calloc, 18 malloc and realloc (two allocations, one stays), 19 aligned_alloc. */
+ * Sites 00-15 malloc, 16-17 calloc, 18 malloc and realloc (two allocations, one stays allocated), 19 aligned_alloc. */
 #include <math.h>
 #include "truth.h"
 enum { USED_SITES = 20, PLAN = 8192, SLOTS = 8192 };
@@ -33,7 +33,7 @@ static double uniform(uint64_t *state) { return ((double)(next_random(state) >> 
 static void make_plan(void) {
   uint64_t seed = 42;
   for (int k = 0; k < PLAN; k++) {
-    uint32_t i = (uint32_t)(uniform(&seed) * uniform(&seed) * USED_SITES); /* low numbers more often */
+    uint32_t i = (uint32_t)(uniform(&seed) * uniform(&seed) * USED_SITES); /* low numbers are more frequent */
     double normal = sqrt(-2 * log(uniform(&seed))) * cos(2 * M_PI * uniform(&seed));
     double bytes = exp(log(150.0 + 25.0 * i) + 1.3 * normal);
     uint32_t n = bytes < 16 ? 16 : bytes > 65536 ? 65536 : (uint32_t)bytes;
@@ -41,7 +41,7 @@ static void make_plan(void) {
     if (i == 18 && n < 32) n = 32;
     if (i == 19) n = (n + 63) & ~63u;
     plan[k].size = n; plan[k].site = (uint8_t)i; plan[k].depth = (uint8_t)(i * 26 / 19);
-    /* A block lives until its slot is taken again: few slots are a short life. */
+    /* A block lives until its slot is reused, so few slots mean a short lifetime. */
     uint32_t room = 1u << (4 + i % 10);
     plan[k].slot = (uint16_t)(next_random(&seed) % room + (SLOTS - room) * (i % 3) / 2);
   }

@@ -1,5 +1,5 @@
 /* PREFIX NUMBER MODULES POOL: loads MODULES of the libraries PREFIX0.so … (a choice by NUMBER), prints READY, waits for a
- * line, allocates through each of them 200 times in some four seconds, and rests. */
+ * line, allocates through each of them 200 times in about four seconds, and then idles. */
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>

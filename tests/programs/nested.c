@@ -1,7 +1,7 @@
-/* MODE ROUNDS: blocks of an arena above malloc (arena.c), and of malloc itself.
+/* MODE ROUNDS: blocks of an arena on top of malloc (arena.c), and of malloc itself.
  *   plain   every call returns
- *   jump    each time that the arena takes a chunk, it is left by longjmp
- *   thread  each time that the arena takes a chunk, its thread ends there */
+ *   jump    each time that the arena allocates a chunk, longjmp leaves the call
+ *   thread  each time that the arena allocates a chunk, the thread exits inside the call */
 #include <setjmp.h>
 #include "truth.h"
 #include "arena.h"

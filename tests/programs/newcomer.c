@@ -1,4 +1,4 @@
-/* LIBRARY: loads a library that brings its own allocator, waits (STEP), then allocates with it and with malloc. */
+/* LIBRARY: loads a library that contains its own allocator, waits (STEP), then allocates with it and with malloc. */
 #include <dlfcn.h>
 #include "truth.h"
 static void *(*own_malloc)(size_t);

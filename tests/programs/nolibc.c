@@ -1,4 +1,4 @@
-/* A static program without libc and without any allocator: says READY and sleeps until a line comes. */
+/* A static program without libc and without any allocator: prints READY and sleeps until it reads a line. */
 #if defined(__x86_64__)
 static long call3(long number, long a, const void *b, long c) {
   long result;

@@ -1,5 +1,5 @@
-//! A Rust program with a global allocator of its own, which knows no malloc: blocks come from a store and never go back.
-//! Protocol as in truth.h; one site, ROUNDS blocks of 100 bytes, of which every fourth stays.
+//! A Rust program with its own global allocator, which does not use malloc and never reuses a block of its store.
+//! The protocol is that of truth.h. One site allocates ROUNDS blocks of 100 bytes; every fourth stays allocated.
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
 use std::io::{Read, Write};

@@ -1,12 +1,12 @@
 /* [THREADS [DEPTH]]: malloc/free pairs on demand, for measuring what a pair costs; nothing else allocates.
  *
  * Prints "READY pid", then answers each line of its input with one of its own, "WALL_NS CPU_NS":
- *   run PAIRS SIZE    that many pairs on each thread, DEPTH calls below main
- *   hold COUNT SIZE   that many blocks, kept
+ *   run PAIRS SIZE    makes PAIRS pairs on each thread, DEPTH calls below main
+ *   hold COUNT SIZE   allocates COUNT blocks and keeps them
  *   drop 0 0          frees them
- *   cold PAIRS SIZE   that many pairs as a program makes them that does other work, too: of thousands of live blocks any
- *                     one is freed, and between two calls the caches are filled with other data and other code
- * CPU_NS is the sum over the threads, by their own clocks: what else the machine does is not in it. */
+ *   cold PAIRS SIZE   makes PAIRS pairs as in a program that also does other work: frees a random one of thousands of
+ *                     live blocks, and fills the caches with other data and other code between two calls
+ * CPU_NS is the sum of the threads' own CPU clocks, which excludes other work of the machine. */
 #include <pthread.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,4 +1,4 @@
-/* OPS THREADS SIZE: malloc(SIZE) and free, OPS times in all; a site per thread; threads exist before READY. */
+/* OPS THREADS SIZE: malloc(SIZE) and free, OPS times in total, a site per thread. Threads are created before READY. */
 #include "truth.h"
 enum { MOST_THREADS = 8 };
 SITE(00, malloc(n)) SITE(01, malloc(n)) SITE(02, malloc(n)) SITE(03, malloc(n))

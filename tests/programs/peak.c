@@ -1,5 +1,5 @@
-/* BLOCKS LEFT SIZE: BLOCKS blocks are allocated, all but LEFT of them are freed, and a quarter as many as were freed come
- * and go. The most that was ever in use is BLOCKS * SIZE bytes; the report says what is left. */
+/* BLOCKS LEFT SIZE: BLOCKS blocks are allocated, all but LEFT of them are freed, and a quarter as many as were freed
+ * are allocated and freed again. The peak in use is BLOCKS * SIZE bytes; the report states what is left. */
 #include "truth.h"
 enum { MOST = 100000 };
 SITE(00, malloc(n))

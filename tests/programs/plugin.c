@@ -1,4 +1,4 @@
-/* A library that allocates. Built several times, PLUGIN being the number of its site. */
+/* A library that allocates. It is built several times; PLUGIN is the number of its site. */
 #include <stdlib.h>
 #define NAME2(n) site_##n
 #define NAME(n) NAME2(n)

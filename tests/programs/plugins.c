@@ -1,5 +1,5 @@
-/* ROUNDS LIBRARY...: loads each library, calls the site in it, unloads it; the next one may come to lie at the same
- * addresses. The loader's own allocations are not at any site. */
+/* ROUNDS LIBRARY...: loads each library, calls the site in it, and unloads it. The next one may be mapped at the
+ * same addresses. The loader's own allocations are not at any site. */
 #include <dlfcn.h>
 #include "truth.h"
 int main(int argc, char **argv) {

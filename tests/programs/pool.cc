@@ -1,4 +1,4 @@
-// ROUNDS [late]: a pool in C++ whose functions throw, at times, whatever they are asked for; it takes its chunks from malloc.
+// ROUNDS [late]: a C++ pool that gets its chunks from malloc. Its functions sometimes throw, whatever the request.
 // After a throw, memory comes from malloc: at once, or from functions further down the stack.
 #include <new>
 extern "C" {
@@ -21,7 +21,7 @@ NOINLINE void *pool_take(size_t size) {
   chunk += whole;
   return block;
 }
-// Throws before it has done anything: the old block stays.
+// Throws before it has done anything, so the old block stays allocated.
 NOINLINE void *pool_grow(void *old, size_t size) {
   void *block = pool_take(size);
   size_t was = *(size_t *)((char *)old - 16);
@@ -42,7 +42,7 @@ NOINLINE static void *deeper(int depth, size_t n) {
 }
 int main(int argc, char **argv) {
   uint64_t rounds = argument(argc, argv, 1, 200);
-  try { throw 1; } catch (int) {} // the unwinder's tables are made at the first one
+  try { throw 1; } catch (int) {} // the first throw creates the unwinder's tables
   ready();
   for (uint64_t r = 0; r < rounds; r++) {
     void *p;

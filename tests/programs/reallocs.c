@@ -1,5 +1,5 @@
-/* ROUNDS: every way a realloc or reallocarray goes. A success is a free of the old block and an allocation of the new
- * size; a failure leaves the old block as it was. A tenth of each round's blocks stays. */
+/* ROUNDS: every outcome of realloc and reallocarray. A success is a free of the old block and an allocation of the new
+ * size; a failure leaves the old block as it was. A tenth of each round's blocks stays allocated. */
 #include "truth.h"
 static volatile size_t HUGE_BYTES = (size_t)1 << 46, TOO_MANY = (size_t)1 << 60;
 SITE(00, malloc(n))
@@ -11,7 +11,7 @@ SITE(00, malloc(n))
   }
 RESIZE(01, realloc(old, n))            /* grows a little */
 RESIZE(02, realloc(old, n))            /* shrinks */
-RESIZE(03, realloc(old, n))            /* has to move: the block above it is taken */
+RESIZE(03, realloc(old, n))            /* must move: the block above it is in use */
 RESIZE(04, realloc(old, n))            /* of NULL: a malloc */
 RESIZE(05, realloc(old, n))            /* to 0: a free */
 RESIZE(06, realloc(old, n))            /* fails */

@@ -1,4 +1,4 @@
-/* ROUNDS: calls that fail, calls for nothing, and frees of NULL, among ordinary ones. */
+/* ROUNDS: calls that fail, requests for 0 bytes, and frees of NULL, among ordinary calls. */
 #include "truth.h"
 static volatile size_t HUGE_BYTES = (size_t)1 << 46, MANY = (size_t)1 << 33;
 SITE(00, malloc(n)) SITE(01, malloc(n)) SITE(02, calloc(n, n)) SITE(03, calloc(n, 16)) SITE(04, malloc(n))

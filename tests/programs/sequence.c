@@ -1,5 +1,5 @@
-/* CYCLES SIZExCOUNT...: the same sequence of sizes over and over, a site for each, all freed at once. The mixes that
- * fool a sampler which carries the rest of a large allocation over to the small ones after it. */
+/* CYCLES SIZExCOUNT...: the same sequence of sizes over and over, a site for each, all freed at once. These mixes
+ * bias a sampler that carries the rest of a large allocation over to the small ones after it. */
 #include "truth.h"
 enum { CLASSES = 4 };
 SITE(00, malloc(n)) SITE(01, malloc(n)) SITE(02, malloc(n)) SITE(03, malloc(n))

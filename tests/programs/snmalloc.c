@@ -1,4 +1,4 @@
-/* The names of snmalloc's C and Rust interfaces, over a store of its own that gives nothing back. */
+/* The names of snmalloc's C and Rust interfaces, on top of a store of its own that never reuses memory. */
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>

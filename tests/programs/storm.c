@@ -1,8 +1,8 @@
-/* What the benchmark of processes runs.
+/* The programs that the benchmark of many processes runs.
  *   storm RATE COUNT LONG_EVERY SHORT LONG  starts COUNT processes, RATE a second: each LONG_EVERY-th is LONG; prints how
  *                                           many seconds that took, and the process id of each LONG
- *   storm rest                              allocates, prints a line, waits for its standard input to end
- *   storm brief | long                      allocates and ends, at once | after 150 ms, with 16 MiB in use */
+ *   storm rest                              allocates, prints a line, waits for the end of its standard input
+ *   storm brief | long                      allocates and exits, at once | after 150 ms, with 16 MiB in use */
 #include <signal.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -18,7 +18,7 @@ int main(int argc, char **argv) {
   if (argc < 6) {
     allocate();
     if (!strcmp(mode, "long")) {
-      /* The first 100 ms are for being found; what comes then must be seen. */
+      /* The first 100 ms are for the profiler to find the process; later allocations must be seen. */
       usleep(100000);
       for (int i = 0; i < 16; i++) kept = malloc(1 << 20);
       usleep(50000);

@@ -1,5 +1,5 @@
-// Preloaded with tcmalloc: writes the heap that its sampler knows to the file named by TCMALLOC_SAMPLE_OUT, at the end of
-// the process. (tcmalloc has a variable that begins sampling, but none that writes what was sampled.)
+// Preloaded with tcmalloc: writes its sampled heap profile to the file named by TCMALLOC_SAMPLE_OUT when the process
+// exits. (tcmalloc has a variable that starts sampling, but none that writes the samples.)
 #include <cstdlib>
 #include <fstream>
 #include <string>

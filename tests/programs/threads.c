@@ -1,4 +1,4 @@
-/* CHURN: eight threads leave 128 live blocks each, among CHURN temporary ones each, and end before the report. */
+/* CHURN: eight threads each leave 128 live blocks among CHURN temporary ones, and exit before the report. */
 #include "truth.h"
 enum { THREADS = 8, BLOCKS = 128 };
 SITE(00, malloc(n)) SITE(01, malloc(n)) SITE(02, malloc(n)) SITE(03, malloc(n))

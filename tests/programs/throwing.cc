@@ -1,11 +1,11 @@
-// ROUNDS [limit]: the forms of operator new and delete, which go through malloc, and exceptions out of those that fail:
-// for want of addresses, or by a limit of the process.
+// ROUNDS [limit]: the forms of operator new and delete, which go through malloc, and exceptions from those that fail
+// because the address space, or a limit of the process, is exhausted.
 #include <new>
 #include <sys/resource.h>
 extern "C" {
 #include "truth.h"
 }
-static volatile size_t huge_bytes = ((size_t)1 << 47) - ((size_t)1 << 21); // no address space has that much left
+static volatile size_t huge_bytes = ((size_t)1 << 47) - ((size_t)1 << 21); // more than any address space has left
 extern "C" {
 SITE(00, ::operator new(n))
 SITE(01, ::operator new[](n))
@@ -29,7 +29,7 @@ int main(int argc, char **argv) {
     if (setrlimit(RLIMIT_AS, &limit)) die("cannot limit myself");
     huge_bytes = (size_t)4 << 30;
   }
-  try { throw 1; } catch (int) {} // the unwinder's tables are made at the first one
+  try { throw 1; } catch (int) {} // the first throw creates the unwinder's tables
   ready();
   for (uint64_t r = 0; r < rounds; r++) {
     void *p = site_00(100); took(0, 100);

@@ -1,11 +1,11 @@
-/* What the programs share: the protocol with the harness, and the exact truth per call site.
+/* Shared by the programs: the protocol with the harness, and the exact truth per call site.
  *
  * Protocol: print "READY pid", wait for a line, run, print one line of JSON, wait for a line, end.
  * Programs with several steps print "STEP" and wait for a line between them. With FREE_RUNNING in
  * the environment nothing waits (for programs that heapbpf itself starts).
  *
  * Between READY and the report nothing allocates except at the sites: no stdio, no threads created,
- * and the tables lie in a shared mapping, which fork, vfork and exec leave in place. */
+ * and the tables are in a shared mapping, which fork, vfork and exec leave in place. */
 #include <errno.h>
 #include <pthread.h>
 #include <stddef.h>
@@ -19,7 +19,7 @@
 #include <unistd.h>
 
 #define NOINLINE __attribute__((noinline, noclone))
-/* The pointer escapes here: no dead allocation is removed, no call becomes a tail jump. */
+/* The pointer escapes here, so that no dead allocation is removed and no call becomes a tail jump. */
 #define KEEP(p) __asm__ volatile("" : "+r"(p) : : "memory")
 
 /* Defines `void *site_NN(size_t n)`, whose body calls the allocator once. */
@@ -74,14 +74,14 @@ static void gave_in(int slot, int site, uint64_t size) {
   t->rows[i].live--; t->live_allocs--; t->live_bytes -= size;
   __atomic_store_n(&t->lock, 0, __ATOMIC_RELEASE);
 }
-/* A block of `size` bytes was allocated at / freed after having come from `site`. */
+/* Records that a block of `size` bytes was allocated at `site`, or that one from `site` was freed. */
 __attribute__((unused)) static void took(int site, uint64_t size) { took_in(truth_slot, site, size); }
 __attribute__((unused)) static void gave(int site, uint64_t size) { gave_in(truth_slot, site, size); }
 __attribute__((unused)) static void refused(const void *p) {
   if (p) die("an allocation that had to fail succeeded");
   truth->failed++;
 }
-/* As the process in `slot`, from here on. */
+/* From here on, records for the process in `slot`. */
 static void truth_is(int slot) {
   truth_slot = slot;
   truth->processes[slot].pid = getpid();
@@ -114,7 +114,7 @@ static void wait_line(void) {
     if (k <= 0) return; /* the harness is gone: run to the end */
   }
 }
-/* Call once, when everything that allocates for the program itself is done. */
+/* Call this once, when the program's own setup no longer allocates. */
 static void ready(void) {
   int fd = memfd_create("truth", 0);
   if (fd < 0 || ftruncate(fd, sizeof *truth) || dup2(fd, TRUTH_FD) < 0) die("cannot make the truth");

@@ -1,10 +1,10 @@
-/* MODE ROUNDS: what can happen while a call is inside the allocator. posix_memalign stores its result through a pointer;
+/* MODE ROUNDS: events while a call is inside the allocator. posix_memalign stores its result through a pointer;
  * that store, to a page that is not writable, raises SIGSEGV at a point where the allocator's own state is consistent,
  * so what follows is deterministic:
  *   handler     the handler allocates and frees (inside the outer call's window), opens the page, and the store succeeds
  *   jump        the handler longjmps out: the outer call never returns
- *   thread      the thread ends there (exit of the one thread): the outer call never returns
- *   timer       not a fault: an interval timer interrupts wherever it likes; its handler allocates nothing */
+ *   thread      the thread exits there (this thread only): the outer call never returns
+ *   timer       no fault: an interval timer interrupts at any point; its handler allocates nothing */
 #include <setjmp.h>
 #include <signal.h>
 #include <sys/syscall.h>

@@ -1,12 +1,12 @@
-//! A cgroup to put targets into.
+//! A control group that tests put targets into.
 
 use std::path::{Path, PathBuf};
 
-/// A cgroup of ours with one below it (`below`), removed in the end.
+/// A control group with a child (`below`), both removed when dropped.
 pub struct Cgroup(PathBuf);
 
 impl Cgroup {
-    /// Makes both; `None` if there is no writable cgroup2 mount.
+    /// Creates both; `None` if there is no writable cgroup2 mount.
     pub fn new() -> Option<Self> {
         let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
         let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"))?.split(' ').nth(1)?;
@@ -15,12 +15,12 @@ impl Cgroup {
         Some(Self(path))
     }
 
-    /// Where it is.
+    /// Its directory.
     pub fn path(&self) -> &Path {
         &self.0
     }
 
-    /// Moves a process into it, or into the one `below`.
+    /// Moves a process into the group, or into its child.
     ///
     /// # Panics
     /// If the kernel refuses.

@@ -1,35 +1,35 @@
-//! Compares profiles with truths, and with themselves.
+//! Checks of profiles: against the truth, and for consistency.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::output::{Estimate, Figures, Process, Profile, Stack, Stats};
 use crate::truth::{Law, Sum, Truth, sampled_share};
 
-/// What must hold in every profile, whatever was recorded: the identity of the accounting, and sums that add up.
+/// Checks what must hold in every profile: the invariant of the statistics, and sums that add up.
 ///
 /// # Panics
-/// If something does not.
+/// If either does not hold.
 pub fn always(profile: &Profile, stats: &Stats) {
     identity(stats);
     add_up(profile);
     let exact = profile.totals.alloc_bytes.exact;
-    // What was counted in time windows is not the total.
+    // With time windows, only a part of all calls was counted.
     let counted = (!profile.time_windows).then_some(stats.exact_alloc_bytes as f64);
     assert_eq!(exact, counted, "totals in the profile and in --stats");
     let estimate = profile.totals.alloc_bytes.value();
     assert!(close(estimate, stats.estimated_alloc_bytes), "{estimate} and {}", stats.estimated_alloc_bytes);
 }
 
-/// hits = unsampled + submitted + failed + Σ lost.
+/// Checks the invariant hits = unsampled + submitted + failed + Σ lost.
 ///
 /// # Panics
-/// If not.
+/// If it does not hold.
 pub fn identity(stats: &Stats) {
     let accounted = stats.unsampled + stats.submitted + stats.failed + stats.lost();
     assert_eq!(stats.hits, accounted, "hits = unsampled + submitted + failed + lost, in {stats:?}");
 }
 
-/// Σ stacks = Σ processes = totals, in all figures.
+/// Checks that stacks and processes each add up to the totals, in all figures.
 fn add_up(profile: &Profile) {
     let stacks = total(profile.stacks.iter().map(|stack| &stack.figures));
     let processes = total(profile.processes.iter().map(|process| &process.figures));
@@ -48,7 +48,7 @@ fn add_up(profile: &Profile) {
     }
 }
 
-/// Figures of a stack, a process or all: allocated, in use and at exit, bytes and objects each.
+/// Sums of figures: allocated, in use and at exit, bytes and objects each.
 const FIGURES: usize = 6;
 
 fn total<'a>(figures: impl IntoIterator<Item = &'a Figures>) -> [f64; FIGURES] {
@@ -68,7 +68,7 @@ fn value(estimate: &Option<Estimate>) -> f64 {
     estimate.as_ref().and_then(|e| e.estimate).unwrap_or(0.0)
 }
 
-/// Equal but for the rounding of sums in another order.
+/// Whether two sums are equal up to rounding, as their terms may be added in another order.
 pub fn close(a: f64, b: f64) -> bool {
     (a - b).abs() <= 1e-9 * a.abs().max(b.abs()) + 1e-6
 }
@@ -80,11 +80,11 @@ pub struct SiteSums {
     pub samples: u64,
     /// `[alloc bytes, alloc objects, in-use bytes, in-use objects]`.
     pub figures: [f64; 4],
-    /// What ended processes held when they ended, where that stands apart: bytes and objects.
+    /// Bytes and objects that ended processes held when they ended, where these are separate from those in use.
     pub at_exit: [f64; 2],
 }
 
-/// Sums per site: a stack belongs to `site_NN` if a frame's function has that name. Of one process, or of all.
+/// Sums per site, of one process or of all. A stack belongs to `site_NN` if one of its functions has that name.
 pub fn site_sums(profile: &Profile, pid: Option<u32>) -> BTreeMap<String, SiteSums> {
     let mut sums: BTreeMap<String, SiteSums> = BTreeMap::new();
     for stack in profile.stacks.iter().filter(|stack| pid.is_none_or(|pid| stack.pid == pid)) {
@@ -98,25 +98,25 @@ pub fn site_sums(profile: &Profile, pid: Option<u32>) -> BTreeMap<String, SiteSu
     sums
 }
 
-/// What of a truth is compared.
+/// Which figures are compared with the truth.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compare {
     /// Allocated and in use.
     All,
-    /// Allocated, and what ended processes held when they ended, where that is not in use.
+    /// Allocated, and what ended processes held when they ended, where that does not count as in use.
     AtExit,
-    /// Allocated only (`--no-live`, or in-use figures that are a matter of taste).
+    /// Allocated only (`--no-live`, or if figures in use are ambiguous).
     Allocated,
 }
 
-/// Compares every site, process by process where `per_process`, within the tolerance of [`Sum::tolerance`]: exactly at
-/// interval 1. Sites that the program never was at must not appear.
+/// Compares every site with the truth, each process separately if `per_process`. The tolerance is [`Sum::tolerance`], which
+/// is 0 at interval 1. Sites that the program never reached must not appear.
 ///
 /// # Panics
-/// With all that is off, if anything is.
+/// If a figure is off; the message lists all of them.
 pub fn sites(profile: &Profile, truth: &Truth, interval: u64, compare: Compare) {
     let mut wrong = Vec::new();
-    // A process may have several lives (exec) and a site several processes: truth is summed likewise.
+    // A process may have several incarnations (exec) and a site several processes: the truth is summed likewise.
     let found = site_sums(profile, None);
     let mut names: BTreeSet<&str> = truth.sites.iter().map(|site| site.site.as_str()).collect();
     names.extend(found.keys().map(String::as_str));
@@ -148,7 +148,7 @@ pub fn sites(profile: &Profile, truth: &Truth, interval: u64, compare: Compare) 
     assert!(wrong.is_empty(), "at interval {interval}:\n{}", wrong.join("\n"));
 }
 
-/// Compares the sites of one process only.
+/// Compares the sites of one process with the truth.
 ///
 /// # Panics
 /// As [`sites`].
@@ -168,7 +168,7 @@ fn judge(wrong: &mut Vec<String>, what: &str, law: Sum, estimate: f64) {
     }
 }
 
-/// Checks the number of samples of `times` allocations of one size against the binomial law.
+/// Checks the number of samples of `times` allocations of one size against the binomial distribution.
 ///
 /// # Panics
 /// If it is off by more than [`Sum::tolerance`].
@@ -179,13 +179,13 @@ pub fn sampled(samples: u64, size: u64, times: u64, interval: u64) {
     assert!(wrong.is_empty(), "size {size}, R {interval}, share {share}: {wrong:?}");
 }
 
-/// The exact totals of a process.
+/// Checks the exact totals of a process.
 pub fn exact(process: &Process) -> (Option<u64>, Option<u64>) {
     (process.figures.alloc_bytes.exact.map(|n| n as u64), process.figures.alloc_objects.exact.map(|n| n as u64))
 }
 
-/// The health check z = (exact − estimated)/σ of a total, σ from its own 95 % interval (half its width on that side is
-/// at least 1.96 σ for sums of many samples).
+/// Checks z = (exact − estimated)/σ of a total. σ is taken from its 95 % confidence interval, whose distance to the estimate
+/// on that side is at least 1.96 σ for sums of many samples.
 pub fn z(total: &Estimate) -> f64 {
     let (exact, estimate) = (total.exact.expect("exact totals are counted"), total.value());
     let end = if exact < estimate { total.low } else { total.high }.expect("an interval");
@@ -193,8 +193,8 @@ pub fn z(total: &Estimate) -> f64 {
     if exact == estimate { 0.0 } else { (exact - estimate) / (half / 1.96) }
 }
 
-/// How many of the listed stacks have a 95 % interval that misses the truth of their site (which has one stack), and how
-/// many there are.
+/// How many of the listed stacks have a 95 % confidence interval that misses the truth of their site (which has one stack),
+/// and how many stacks are listed.
 pub fn missed(profile: &Profile, truth: &Truth) -> (u64, u64) {
     let single = |stack: &&Stack| {
         let site = stack.site();

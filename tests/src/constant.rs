@@ -1,5 +1,4 @@
-//! A program whose memory in use is the same at every moment (`tests/programs/constant.c`), and the checks of figures in
-//! use against it.
+//! A program whose memory in use is constant (`tests/programs/constant.c`), and checks of figures in use against it.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -12,43 +11,43 @@ use crate::scrape::{Answer, get};
 use crate::target::Target;
 use crate::truth::{Law, Truth};
 
-/// What the program does.
+/// The program's workload.
 #[derive(Clone, Copy, Debug)]
 pub struct Load {
     /// Blocks in use, over all threads.
     pub blocks: u64,
     /// Size of the smallest block in bytes.
     pub size: u64,
-    /// Sizes that differ: one to so many times the smallest.
+    /// Number of distinct sizes: 1 to this many times the smallest.
     pub sizes: u64,
     /// Threads, 1 to 8.
     pub threads: u64,
-    /// Blocks that a thread replaces at a time.
+    /// Blocks that a thread replaces per batch.
     pub batch: u64,
-    /// Time between two batches; 0 is none.
+    /// Pause between two batches; 0: none.
     pub pause_us: u64,
 }
 
 impl Load {
-    /// One thread that replaces some 5,000 blocks a second, of 200.
+    /// One thread that replaces about 5,000 blocks a second, and has 200.
     pub const SLOW: Self = Self { blocks: 200, size: 5000, sizes: 1, threads: 1, batch: 16, pause_us: 3000 };
     /// The same without a pause.
     pub const FAST: Self = Self { pause_us: 0, ..Self::SLOW };
 
-    /// With so many threads, each with as many blocks.
+    /// With this many threads, each with as many blocks as the one.
     #[must_use]
     pub const fn with_threads(self, threads: u64) -> Self {
         Self { threads, blocks: self.blocks / self.threads * threads, ..self }
     }
 
-    /// Arguments of the program; `seconds` is the time until it ends by itself where nothing waits for its report.
+    /// Arguments of the program. After `seconds` it ends by itself, if nothing waits for its report.
     pub fn arguments(&self, seconds: u64) -> Vec<String> {
         [self.blocks, self.size, self.threads, self.batch, self.pause_us, seconds, self.sizes]
             .map(|number| number.to_string())
             .to_vec()
     }
 
-    /// Starts it.
+    /// Starts the program.
     ///
     /// # Panics
     /// As [`Target::start`].
@@ -56,21 +55,24 @@ impl Load {
         Target::start(&program("constant"), self.arguments(0))
     }
 
-    /// Blocks that may be missing at a moment: each thread frees one before it allocates the next.
+    /// Blocks that may be missing at any moment: each thread frees a block before it allocates the next.
     const fn missing_blocks(&self) -> f64 {
         self.threads as f64
     }
 
-    /// Bytes of those.
+    /// Bytes of these blocks.
     const fn missing_bytes(&self) -> f64 {
         (self.threads * self.size * self.sizes) as f64
     }
 }
 
+/// Reason of figures that lack records, as `.json` has it for those that were not read in time.
+const RECORDS_MISSING: &str = "not read in time";
+
 /// The figures in use at one moment.
 #[derive(Clone, Debug)]
 pub struct Cut {
-    /// Where they are from, for messages.
+    /// Their origin, for messages.
     pub from: String,
     /// Bytes, with or without an interval.
     pub bytes: Estimate,
@@ -79,7 +81,7 @@ pub struct Cut {
 }
 
 impl Cut {
-    /// Of figures of a `.json` file.
+    /// The figures of a `.json` profile.
     ///
     /// # Panics
     /// If it has no figures in use.
@@ -88,7 +90,7 @@ impl Cut {
         Self { from: from.into(), bytes: figure(&figures.inuse_bytes), objects: figure(&figures.inuse_objects) }
     }
 
-    /// Of a process in an answer of `/metrics`. Blocks have no interval there.
+    /// The figures of a process in a response of `/metrics`, which has no interval for blocks.
     ///
     /// # Panics
     /// If it has no such series.
@@ -105,14 +107,17 @@ impl Cut {
         Self { from: from.into(), bytes, objects }
     }
 
-    /// Of a scraped pprof profile. Nothing has an interval there.
+    /// The figures of a scraped pprof profile. It has no intervals: if its comments say that records are missing, the figures
+    /// claim nothing.
     pub fn of_pprof(from: impl Into<String>, answer: &Answer) -> Self {
         let [_, _, objects, bytes] = pprof::sums(&answer.body);
-        let figure = |value: i64| Estimate { estimate: Some(value as f64), ..Estimate::default() };
+        let reason = pprof::says_that_records_are_missing(&answer.body).then(|| RECORDS_MISSING.to_owned());
+        let figure =
+            |value: i64| Estimate { estimate: Some(value as f64), reason: reason.clone(), ..Estimate::default() };
         Self { from: from.into(), bytes: figure(bytes), objects: figure(objects) }
     }
 
-    /// Both kinds of scrape, once.
+    /// The figures of one scrape of each kind.
     pub fn scrapes(number: u32, address: SocketAddr, pid: u32) -> [Self; 2] {
         [
             Self::of_metrics(format!("metrics {number}"), &get(address, "/metrics"), pid),
@@ -152,7 +157,7 @@ pub fn numbers_of_snapshots(folder: &Path) -> Vec<u32> {
     numbers
 }
 
-/// Collects what is off in the cuts of one recording.
+/// Collects wrong figures in the cuts of one recording.
 pub struct Judge<'a> {
     load: &'a Load,
     truth: &'a Truth,
@@ -160,7 +165,7 @@ pub struct Judge<'a> {
 }
 
 impl<'a> Judge<'a> {
-    /// Of a load and what it reported.
+    /// Compares with a load and its report.
     ///
     /// # Panics
     /// If the report is not of this load.
@@ -176,12 +181,12 @@ impl<'a> Judge<'a> {
         ]
     }
 
-    /// Every allocation was sampled: both figures are the truth, within one block for each thread.
+    /// With every allocation sampled, both figures are the truth up to one block per thread.
     pub fn exact(&mut self, cut: &Cut) {
-        // On a machine without time to spare records are lost: that is told, and intervals must hold the truth then.
+        // On a busy machine records are lost. That is reported, and the intervals must contain the truth then.
         let figures = self.figures(cut);
         let unread =
-            |figure: &output::Estimate| figure.reason.as_deref().is_some_and(|why| why.contains("not read in time"));
+            |figure: &output::Estimate| figure.reason.as_deref().is_some_and(|why| why.contains(RECORDS_MISSING));
         let is_told = figures.iter().any(|(_, figure, ..)| figure.low < figure.high || unread(figure));
         let holds = is_told && self.covered(cut);
         for (what, figure, truth, missing) in figures {
@@ -192,8 +197,8 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Sampled at mean interval R: both figures are the truth within `sigmas` standard deviations of the estimate, which
-    /// are those of independent draws for each block (`Law`), and one block for each thread.
+    /// At sampling interval R, both figures are the truth up to `sigmas` standard deviations of the estimate and one block
+    /// per thread. The standard deviation is that of independent draws for each block (`Law`).
     pub fn estimated(&mut self, cut: &Cut, interval: u64, sigmas: f64) {
         let live = self.truth.sites.iter().flat_map(|site| &site.sizes).map(|&[size, _, live]| (size, live));
         let law = Law::of(live, interval);
@@ -207,8 +212,8 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Whether each interval that a cut has includes the truth, which may be less by one block for each thread. A withdrawn
-    /// interval claims nothing.
+    /// Each interval of a cut must contain the truth, which may be less by one block per thread. A withdrawn interval claims
+    /// nothing.
     pub fn covered(&self, cut: &Cut) -> bool {
         self.figures(cut).into_iter().all(|(_, figure, truth, missing)| {
             figure.low.is_none_or(|low| low <= truth) && figure.high.is_none_or(|high| high >= truth - missing)
@@ -223,12 +228,12 @@ impl<'a> Judge<'a> {
         }
     }
 
-    /// Adds a sentence about something else that is off.
+    /// Adds another problem, as a sentence.
     pub fn remark(&mut self, what: impl Into<String>) {
         self.wrong.push(what.into());
     }
 
-    /// What was off, with the load.
+    /// All problems, with the load.
     pub fn into_wrong(self) -> Vec<String> {
         let load = self.load;
         self.wrong.into_iter().map(|wrong| format!("{load:?}: {wrong}")).collect()

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use crate::program::library;
 
-/// The library and the file, to be given to one program.
+/// The library and its file, for one program.
 pub struct Counting {
     library: PathBuf,
     file: PathBuf,
@@ -19,7 +19,7 @@ impl Default for Counting {
 }
 
 impl Counting {
-    /// Builds the library; the file comes into being when a program loads it.
+    /// Builds the library. A program that loads it creates the file.
     ///
     /// # Panics
     /// If it does not compile.

@@ -1,20 +1,23 @@
-//! Where the binary under test is, what the machine allows, and whose turn it is.
+//! The environment of the tests: the binary under test, what the machine allows, and a lock that lets one case run at a
+//! time.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Only one recording at a time: cases measure whole processes, and some record the whole host.
+use procfs::process::{MMapPath, Process};
+
+/// Held by the running case: cases measure whole processes, and some record the whole host.
 static TURN: Mutex<()> = Mutex::new(());
 
 /// A case's turn; the next one waits until it is dropped.
 pub type Turn = MutexGuard<'static, ()>;
 
-/// Waits for this case's turn, or says loudly why the case is skipped.
+/// Waits for this case's turn. `None`, with a message, if the case has to be skipped.
 ///
 /// # Panics
-/// If the binary under test was not built: that is a mistake, not a reason to skip.
+/// If the binary under test was not built, which is a mistake and no reason to skip.
 pub fn turn(case: &str) -> Option<Turn> {
     if let Err(why) = may_record() {
         skipped(case, why);
@@ -25,9 +28,9 @@ pub fn turn(case: &str) -> Option<Turn> {
     Some(TURN.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// Tells the person who runs the tests that a case did not run, and why.
+/// Reports that a case did not run, and why.
 pub fn skipped(case: &str, why: &str) {
-    // Not println!: the test runner hides that of a case which passes, and this must be seen.
+    // Not println!, whose output the test runner hides if the case passes.
     let _ = writeln!(std::io::stderr(), "skipped: {case}: {why}");
 }
 
@@ -47,7 +50,7 @@ fn may_record() -> Result<(), &'static str> {
 
 /// Whether this process runs as root.
 pub fn is_root() -> bool {
-    // SAFETY: no arguments, no memory, always succeeds.
+    // SAFETY: `geteuid` takes no arguments and cannot fail.
     unsafe { libc::geteuid() == 0 }
 }
 
@@ -56,35 +59,38 @@ pub fn heapbpf() -> PathBuf {
     std::env::var_os("HEAPBPF_BIN").map_or_else(|| target_folder().join("release/heapbpf"), PathBuf::from)
 }
 
-/// Cargo's target folder of this very build: the test binary lies in `<target>/<profile>/deps`.
+/// Cargo's target folder of this build: the test binary is in `<target>/<profile>/deps`.
 pub fn target_folder() -> PathBuf {
     let test = std::env::current_exe().expect("a running test has a file");
     test.ancestors().nth(3).expect("cargo puts tests three folders deep").to_path_buf()
 }
 
-/// `tests/programs`, where the programs' sources are.
+/// `tests/programs`, with the sources of the target programs.
 pub fn programs_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("programs")
 }
 
-/// `tests/fixtures`, where inputs for programs nobody here wrote are.
+/// `tests/fixtures`, with inputs for third-party programs.
 pub fn fixtures_folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures")
 }
 
-/// The distribution's tool of that name, not one that a version manager put before it in PATH.
+/// The distribution's tool of this name, not one that a version manager put earlier in PATH.
 pub fn tool(name: &str) -> Option<PathBuf> {
     let candidates =
         [format!("/usr/bin/{name}"), format!("/usr/local/bin/{name}"), format!("/usr/local/go/bin/{name}")];
     candidates.into_iter().map(PathBuf::from).find(|path| path.exists())
 }
 
-/// Whether functions inside libc that it does not export have names here: by symbols of its own, or by a debug file.
+/// Whether internal functions of libc have names here, by its own symbols or by a debug file.
 pub fn libc_has_names() -> bool {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let libc = maps.lines().find(|line| line.ends_with("/libc.so.6")).and_then(|line| line.split_whitespace().last());
+    let maps = Process::myself().and_then(|process| process.maps());
+    let libc = maps.iter().flatten().find_map(|map| match &map.pathname {
+        MMapPath::Path(path) if path.ends_with("libc.so.6") => Some(path),
+        _ => None,
+    });
     let (Some(libc), Some(readelf)) = (libc, tool("readelf")) else { return false };
-    let read = Command::new(readelf).args(["--wide", "--sections", "--notes", libc]).output();
+    let read = Command::new(readelf).args(["--wide", "--sections", "--notes"]).arg(libc).output();
     let text = read.map(|read| String::from_utf8_lossy(&read.stdout).into_owned()).unwrap_or_default();
     let own = text.contains(" .symtab ") || text.contains(" .gnu_debugdata ");
     let build_id = text.lines().find_map(|line| line.split_once("Build ID: "));
@@ -93,7 +99,7 @@ pub fn libc_has_names() -> bool {
         .is_some_and(|(first, rest)| Path::new(&format!("/usr/lib/debug/.build-id/{first}/{rest}.debug")).exists())
 }
 
-/// The distribution's tool of that name; if it is missing, the package is installed (root, Debian), else `None`.
+/// The distribution's tool of this name. If it is missing, its package is installed (as root, on Debian), else `None`.
 pub fn tool_or_install(name: &str, package: &str) -> Option<PathBuf> {
     if let Some(found) = tool(name) {
         return Some(found);

@@ -1,4 +1,4 @@
-//! What the kernel says about BPF objects, for checking that nothing of ours stays behind.
+//! The kernel's BPF objects, to check that heapbpf leaves none behind.
 
 use std::collections::BTreeSet;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -17,7 +17,7 @@ struct Attributes {
 }
 
 fn bpf(command: libc::c_int, attributes: &mut Attributes) -> libc::c_long {
-    // SAFETY: the kernel reads and writes at most the given size of the union, which is all initialised memory of ours.
+    // SAFETY: the kernel reads and writes at most the size that is passed, which is that of `attr`, all of it initialised.
     unsafe { libc::syscall(libc::SYS_bpf, command, attributes as *mut Attributes, size_of::<Attributes>()) }
 }
 
@@ -27,7 +27,7 @@ pub fn maps_can_be_created() -> bool {
     attributes.words[..4].copy_from_slice(&[MAP_TYPE_ARRAY, 4, 8, 1]);
     let fd = bpf(BPF_MAP_CREATE, &mut attributes);
     if fd >= 0 {
-        // SAFETY: the descriptor was just made here and nothing else knows it.
+        // SAFETY: bpf(2) just returned this descriptor, so nothing else owns it.
         unsafe { libc::close(fd as libc::c_int) };
     }
     fd >= 0
@@ -53,7 +53,7 @@ pub fn links_of(pid: u32) -> BTreeSet<u32> {
         .collect()
 }
 
-/// Whether the kernel says which files the links of a process are to (since Linux 6.17).
+/// Whether the kernel tells which files the links of a process are attached to (since Linux 6.17).
 pub fn tells_files_of_links(pid: u32) -> bool {
     infos(pid).any(|text| text.contains("link_type:\tuprobe_multi") && text.contains("\npath:"))
 }
@@ -71,7 +71,7 @@ fn infos(pid: u32) -> impl Iterator<Item = String> {
     entries.filter_map(|entry| std::fs::read_to_string(entry.path()).ok())
 }
 
-/// Links that no process holds: pinned ones, and what somebody leaked.
+/// Links that no process holds: pinned or leaked ones.
 pub fn orphaned_links() -> BTreeSet<u32> {
     let held: BTreeSet<u32> = std::fs::read_dir("/proc")
         .into_iter()
@@ -83,7 +83,7 @@ pub fn orphaned_links() -> BTreeSet<u32> {
     links().difference(&held).copied().collect()
 }
 
-/// Waits (the kernel frees links late) until none of these links exists, or returns those that do not go away.
+/// Waits until none of these links exists, as the kernel frees links late. Returns those that remain.
 pub fn links_that_stay(ids: &BTreeSet<u32>) -> BTreeSet<u32> {
     for _ in 0..100 {
         if links().is_disjoint(ids) {
@@ -94,34 +94,34 @@ pub fn links_that_stay(ids: &BTreeSet<u32>) -> BTreeSet<u32> {
     links().intersection(ids).copied().collect()
 }
 
-/// A uprobe of another tool, with a reference counter. Gone with this value.
+/// A uprobe with a reference counter, as another tracer would register it. Removed when dropped.
 pub struct UprobeEvent(OwnedFd);
 
 impl UprobeEvent {
-    /// Registers it at an instruction of a file (by its offset there), for one process; the counter lies at another offset.
+    /// Registers it at a file offset, for one process; the reference counter is at another offset.
     ///
     /// # Errors
-    /// The kernel refuses, or has no such events.
+    /// The kernel refuses, or does not support such events.
     pub fn open(path: &Path, offset: u64, pid: u32, counter_offset: u64) -> std::io::Result<Self> {
         let kind = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type")?;
         let kind: u64 = kind.trim().parse().map_err(std::io::Error::other)?;
         let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
-        // The kernel's `struct perf_event_attr` in its second version, 72 bytes: type and size, config (the counter's
-        // offset in its upper half), …, uprobe_path, probe_offset.
+        // `struct perf_event_attr`, version 2, 72 bytes: type and size, config (with the counter's offset in its upper
+        // half), …, uprobe_path, probe_offset.
         let mut attributes = [0_u64; 9];
         attributes[0] = kind | (size_of_val(&attributes) as u64) << 32;
         attributes[1] = counter_offset << 32;
         attributes[7] = path.as_ptr() as u64;
         attributes[8] = offset;
         let (any_cpu, no_group, close_on_exec) = (-1, -1, 8);
-        // SAFETY: the attributes are as long as they say, and the path outlives the call.
+        // SAFETY: the attributes have the size that they state, and the path they point to outlives the call.
         let fd = unsafe {
             libc::syscall(libc::SYS_perf_event_open, attributes.as_ptr(), pid, any_cpu, no_group, close_on_exec)
         };
         if fd < 0 {
             return Err(std::io::Error::last_os_error());
         }
-        // SAFETY: the kernel just made this descriptor for us.
+        // SAFETY: `perf_event_open` just returned this descriptor, so nothing else owns it.
         Ok(Self(unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) }))
     }
 }

@@ -1,4 +1,4 @@
-//! The files that heapbpf writes, read by the contract alone: the `.json` profile and `--stats`.
+//! The files that heapbpf writes, read by their documented format alone: the `.json` profile and `--stats`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,9 +15,9 @@ pub struct Estimate {
     pub low: Option<f64>,
     /// Upper end.
     pub high: Option<f64>,
-    /// The counted number, where it was counted.
+    /// The exact number, if it was counted.
     pub exact: Option<f64>,
-    /// Why something above is missing.
+    /// Why the estimate or its interval is missing.
     pub reason: Option<String>,
 }
 
@@ -31,7 +31,7 @@ impl Estimate {
     }
 }
 
-/// Allocated and in-use figures, as they stand in totals, processes and stacks alike.
+/// Allocated and in-use figures of totals, processes or stacks.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Figures {
     /// Bytes allocated.
@@ -42,10 +42,10 @@ pub struct Figures {
     pub inuse_bytes: Option<Estimate>,
     /// Blocks in use.
     pub inuse_objects: Option<Estimate>,
-    /// Bytes that ended processes held when they ended, where that stands apart from what is in use.
+    /// Bytes that ended processes held when they ended, where these are separate from those in use.
     #[serde(default)]
     pub at_exit_bytes: Option<Estimate>,
-    /// Blocks of those.
+    /// Blocks that they held.
     #[serde(default)]
     pub at_exit_objects: Option<Estimate>,
 }
@@ -76,10 +76,10 @@ pub struct Process {
     /// Numbers of its files in the profile's audit.
     #[serde(default)]
     pub audit: Vec<usize>,
-    /// What of it is not hooked.
+    /// What is not hooked.
     #[serde(default)]
     pub missing: Vec<Missing>,
-    /// Share of its life that was covered.
+    /// Share of its time in the recording that was covered.
     pub coverage: f64,
     /// Whether it ended while it was recorded.
     #[serde(default)]
@@ -154,7 +154,7 @@ impl Stack {
     }
 }
 
-/// Records that had been sent and were not read in time.
+/// Records that were sent but not read in time.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Unread {
     /// How many.
@@ -175,7 +175,7 @@ pub struct Profile {
     /// Moment that figures in use are of, as text.
     #[serde(default)]
     pub time: Option<String>,
-    /// Records of before that moment that were not read in time.
+    /// Records from before that moment that were not read in time.
     #[serde(default)]
     pub unread: Option<Unread>,
     /// Sums.
@@ -187,10 +187,10 @@ pub struct Profile {
     pub audit: Vec<serde_json::Value>,
     /// Stacks.
     pub stacks: Vec<Stack>,
-    /// Whether probes were in place in time windows only: then nothing is exact.
+    /// Whether probes were in place in time windows only, so that nothing is exact.
     #[serde(default)]
     pub time_windows: bool,
-    /// Remarks that belong to the figures.
+    /// Remarks about the figures.
     #[serde(default)]
     pub notes: Vec<String>,
     /// Accounting.
@@ -198,7 +198,7 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// A process by its id; of several lives of one pid, the last.
+    /// A process by its id; of several incarnations, the last.
     ///
     /// # Panics
     /// If it is not in the profile.
@@ -218,16 +218,16 @@ pub struct Attached {
     pub file: String,
     /// Function.
     pub function: String,
-    /// How the kernel runs the probed instruction.
+    /// How the kernel executes the probed instruction.
     pub kind: String,
     /// How the probe is linked.
     pub link: String,
-    /// Why it sits there.
+    /// Why this instruction was chosen.
     #[serde(default)]
     pub reason: String,
 }
 
-/// The accounting of `--stats`.
+/// The statistics of `--stats`.
 #[derive(Clone, Debug, Deserialize)]
 #[allow(missing_docs, reason = "the names are the contract's")]
 pub struct Stats {
@@ -236,7 +236,8 @@ pub struct Stats {
     pub submitted: u64,
     pub failed: u64,
     pub lost: BTreeMap<String, u64>,
-    pub inner: u64,
+    #[serde(rename = "inner")]
+    pub reentrant: u64,
     pub frees_seen: u64,
     pub frees_matched: u64,
     pub exact_alloc_bytes: u64,
@@ -252,7 +253,7 @@ pub struct Stats {
 }
 
 impl Stats {
-    /// Σ of what was lost.
+    /// Sum of all losses.
     pub fn lost(&self) -> u64 {
         self.lost.values().sum()
     }
@@ -261,7 +262,7 @@ impl Stats {
 /// Reads a JSON file.
 ///
 /// # Panics
-/// If it is missing or is not what the contract says.
+/// If it is missing or does not have the documented format.
 pub fn read<T: DeserializeOwned>(path: &Path) -> T {
     let text = std::fs::read_to_string(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
     serde_json::from_str(&text).unwrap_or_else(|e| panic!("{} is not as promised: {e}", path.display()))

@@ -1,4 +1,4 @@
-//! Reads `.pb.gz` profiles with the consumer that matters: `go tool pprof`.
+//! Reads `.pb.gz` profiles with their main consumer, `go tool pprof`.
 
 use std::io::Read;
 use std::path::Path;
@@ -6,7 +6,7 @@ use std::process::Command;
 
 use crate::environment::tool_or_install;
 
-/// What `go tool pprof -raw` says of a profile.
+/// A profile as `go tool pprof -raw` prints it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Raw {
     /// `space bytes`.
@@ -28,7 +28,7 @@ impl Raw {
     }
 }
 
-/// Runs `go tool pprof` with these arguments; `None` if there is no Go here and it could not be installed.
+/// Runs `go tool pprof` with these arguments; `None` if Go is not installed and cannot be.
 ///
 /// # Panics
 /// If it refuses the file.
@@ -51,7 +51,7 @@ pub fn go_tool_pprof(arguments: &[&str], profile: &Path) -> Option<String> {
 /// Reads a profile with `-raw`; `None` as in [`go_tool_pprof`].
 ///
 /// # Panics
-/// If what pprof prints is not understood.
+/// If its output cannot be parsed.
 pub fn raw(profile: &Path) -> Option<Raw> {
     let text = go_tool_pprof(&["-raw"], profile)?;
     Some(parse_raw(text))
@@ -88,8 +88,7 @@ fn parse_raw(text: String) -> Raw {
 /// # Panics
 /// If it is not a gzipped profile with four values in each sample.
 pub fn sums(gzipped: &[u8]) -> [i64; 4] {
-    let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(gzipped).read_to_end(&mut bytes).expect("whole gzip");
+    let bytes = unpacked(gzipped);
     let mut sums = [0; 4];
     for (_, sample) in fields(&bytes).into_iter().filter(|(number, _)| *number == SAMPLE) {
         let packed = fields(sample).into_iter().find(|(number, _)| *number == VALUES).expect("values").1;
@@ -102,11 +101,32 @@ pub fn sums(gzipped: &[u8]) -> [i64; 4] {
     sums
 }
 
-/// Number of the field with samples in a profile, and of that with values in a sample.
+/// Whether a gzipped profile says in a comment that records are missing: lost, or not read in time.
+///
+/// # Panics
+/// If it is not a gzipped profile.
+pub fn says_that_records_are_missing(gzipped: &[u8]) -> bool {
+    let bytes = unpacked(gzipped);
+    let strings = fields(&bytes).into_iter().filter(|(number, _)| *number == STRING);
+    // A line of losses may be about slack alone, which takes nothing from the figures.
+    let bounds = [" inuse_missing=", " inuse_stale=", " inuse_unbounded=", " unbounded="];
+    strings.filter_map(|(_, text)| std::str::from_utf8(text).ok()).any(|text| {
+        text.starts_with("unread=") || text.starts_with("losses ") && bounds.iter().any(|bound| text.contains(bound))
+    })
+}
+
+fn unpacked(gzipped: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    flate2::read::GzDecoder::new(gzipped).read_to_end(&mut bytes).expect("whole gzip");
+    bytes
+}
+
+/// Number of the field with samples in a profile, of that with values in a sample, and of that with a string.
 const SAMPLE: u64 = 2;
 const VALUES: u64 = 2;
+const STRING: u64 = 6;
 
-/// Fields with a length, by their numbers; those without are passed over.
+/// Length-delimited fields, by number; other fields are skipped.
 fn fields(mut bytes: &[u8]) -> Vec<(u64, &[u8])> {
     let mut found = Vec::new();
     while !bytes.is_empty() {

@@ -1,4 +1,4 @@
-//! Builds the programs with known truth, once per content of their sources.
+//! Builds the programs with known truth, once per version of their sources.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::os::unix::fs::MetadataExt;
@@ -7,8 +7,8 @@ use std::process::Command;
 
 use crate::environment::{programs_folder, target_folder};
 
-/// Frame pointers and no tail calls, so that every unwinder has the same true stacks to find; no built-in allocator
-/// functions, so that every call in the source is a call.
+/// Compiler flags. Frame pointers and no tail calls give every unwinder the same true stacks; without built-in allocator
+/// functions, every call in the source is really made.
 const FLAGS: &[&str] =
     &["-O2", "-g", "-fno-omit-frame-pointer", "-fno-optimize-sibling-calls", "-fno-builtin", "-D_GNU_SOURCE"];
 
@@ -20,7 +20,7 @@ pub fn program(name: &str) -> PathBuf {
     build(name, name, &["-lm", "-lpthread", "-ldl"])
 }
 
-/// Builds a program with further flags, which win over the usual ones, under a name of its own.
+/// Builds a program under another name, with extra flags that override the usual ones.
 ///
 /// # Panics
 /// As [`program`].
@@ -28,7 +28,7 @@ pub fn program_with(name: &str, output: &str, flags: &[&str]) -> PathBuf {
     build(name, output, &[flags, &["-lm", "-lpthread", "-ldl"]].concat())
 }
 
-/// Builds a source as a shared library, with these extra flags, under a name of its own.
+/// Builds a source as a shared library under another name, with extra flags.
 ///
 /// # Panics
 /// As [`program`].
@@ -62,7 +62,7 @@ fn build(name: &str, output: &str, flags: &[&str]) -> PathBuf {
     belongs_like(parent, &target_folder());
     belongs_like(parent.parent().expect("has a folder"), &target_folder());
     let unfinished = parent.join(format!("{output}.{}", std::process::id()));
-    // Flags come after the source: libraries are searched in order.
+    // Flags come after the source, as the linker searches libraries in order.
     let result = Command::new(compiler).args(FLAGS).arg("-o").arg(&unfinished).arg(&source).args(flags).output();
     let result = result.unwrap_or_else(|e| panic!("cannot run {compiler} (Debian: build-essential): {e}"));
     assert!(result.status.success(), "{name} does not compile:\n{}", String::from_utf8_lossy(&result.stderr));
@@ -71,7 +71,7 @@ fn build(name: &str, output: &str, flags: &[&str]) -> PathBuf {
     built
 }
 
-/// Under sudo, what is built belongs to the user whose target folder it is, who must be able to remove it.
+/// Gives a built file to the owner of the target folder, who must be able to delete it after a run under sudo.
 fn belongs_like(path: &Path, folder: &Path) {
     if let Ok(owner) = std::fs::metadata(folder) {
         let _ = std::os::unix::fs::chown(path, Some(owner.uid()), Some(owner.gid()));

@@ -1,5 +1,5 @@
-//! Stores that heapbpf pushes to, made here: one that takes HTTP requests, and OpenTelemetry's collector over gRPC. They
-//! may be away: not listening yet, or answering that they are busy.
+//! Test doubles of the stores that heapbpf pushes to: one over HTTP, and OpenTelemetry's collector over gRPC. They can be
+//! unavailable: not listening yet, or answering that they are busy.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use opentelemetry_proto::tonic::collector::profiles::v1development::{
     ExportProfilesServiceRequest, ExportProfilesServiceResponse,
 };
 
-/// A port of loopback that is ours while nobody listens on it: who connects is refused.
+/// A reserved loopback port on which nothing listens, so that connections are refused.
 pub struct Reserved {
     socket: OwnedFd,
     address: SocketAddr,
@@ -26,18 +26,18 @@ impl Reserved {
     /// # Panics
     /// If there is none.
     pub fn new() -> Self {
-        // SAFETY: no memory is involved; the descriptor is checked before it is owned.
+        // SAFETY: `socket` takes plain integers; the result is checked before it is owned.
         let socket = unsafe { libc::socket(libc::AF_INET, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0) };
         assert!(socket >= 0, "{}", io::Error::last_os_error());
-        // SAFETY: just opened, nobody else owns it.
+        // SAFETY: `socket` just returned this descriptor, so nothing else owns it.
         let socket = unsafe { OwnedFd::from_raw_fd(socket) };
-        // SAFETY: plain integers, all zeros is a value.
+        // SAFETY: `sockaddr_in` is plain integers, for which zero is a valid value.
         let mut name: libc::sockaddr_in = unsafe { std::mem::zeroed() };
         name.sin_family = libc::AF_INET as libc::sa_family_t;
         name.sin_addr.s_addr = u32::from(Ipv4Addr::LOCALHOST).to_be();
         let mut length = size_of_val(&name) as libc::socklen_t;
         let pointer = (&raw mut name).cast::<libc::sockaddr>();
-        // SAFETY: the address outlives both calls, and its length is told.
+        // SAFETY: `pointer` is to `name`, which is initialised, has `length` bytes, and outlives both calls.
         let bound = unsafe {
             libc::bind(socket.as_raw_fd(), pointer, length) == 0
                 && libc::getsockname(socket.as_raw_fd(), pointer, &raw mut length) == 0
@@ -52,7 +52,7 @@ impl Reserved {
     }
 
     fn listen(self) -> TcpListener {
-        // SAFETY: a plain system call on a descriptor of our own.
+        // SAFETY: `listen` takes plain integers, and `self` keeps the descriptor open.
         let listening = unsafe { libc::listen(self.socket.as_raw_fd(), 64) };
         assert_eq!(listening, 0, "{}", io::Error::last_os_error());
         TcpListener::from(self.socket)
@@ -65,7 +65,7 @@ impl Default for Reserved {
     }
 }
 
-/// A request that was taken.
+/// An accepted request.
 #[derive(Clone, Debug, Default)]
 pub struct Request {
     /// `POST /path?query HTTP/1.1`.
@@ -76,7 +76,7 @@ pub struct Request {
     pub body: Vec<u8>,
 }
 
-/// What a store has taken, and whether it is away.
+/// The requests that a store accepted, and whether it is unavailable.
 #[derive(Clone, Debug)]
 pub struct Store<T> {
     taken: Arc<Mutex<Vec<T>>>,
@@ -90,17 +90,17 @@ impl<T> Default for Store<T> {
 }
 
 impl<T: Clone> Store<T> {
-    /// Everything taken so far, in its order.
+    /// All requests accepted so far, in order.
     pub fn taken(&self) -> Vec<T> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// From now on it is too busy to take anything (or not any more).
+    /// Makes it answer that it is busy, or ends that.
     pub fn set_away(&self, away: bool) {
         self.away.store(away, Ordering::Release);
     }
 
-    /// Takes it, unless away.
+    /// Accepts a request, unless unavailable.
     fn take(&self, what: T) -> bool {
         let here = !self.away.load(Ordering::Acquire);
         if here {
@@ -110,7 +110,7 @@ impl<T: Clone> Store<T> {
     }
 }
 
-/// A store that takes requests over HTTP/1.1 from now on; away, it answers 503.
+/// Starts a store that accepts requests over HTTP/1.1; while unavailable it answers 503.
 pub fn http_store(reserved: Reserved) -> Store<Request> {
     let store = Store::default();
     let own = store.clone();
@@ -170,7 +170,7 @@ impl ProfilesService for Collector {
     }
 }
 
-/// OpenTelemetry's collector service for profiles over gRPC, from now on; away, it is `UNAVAILABLE`.
+/// Starts OpenTelemetry's collector service for profiles over gRPC; while unavailable it answers `UNAVAILABLE`.
 ///
 /// # Panics
 /// If it cannot be started.

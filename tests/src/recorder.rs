@@ -1,4 +1,4 @@
-//! Runs the binary under test: starts a recording, waits for its probes, ends it, collects what it wrote.
+//! Runs the binary under test: starts a recording, waits for its probes, ends it, and collects its output.
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -16,10 +16,10 @@ use crate::refusing::refuse_links;
 use crate::target::{Lines, until, wait};
 use crate::{checks, kernel};
 
-/// The line that says that the probes are in place.
+/// The line that heapbpf prints when its probes are in place.
 const RECORDING: &str = "heapbpf: recording";
 
-/// A recording to be started. Writes all formats into a folder of its own.
+/// A recording to be started. By default it writes all formats into a temporary folder.
 pub struct Recorder {
     arguments: Vec<OsString>,
     command: Vec<OsString>,
@@ -37,10 +37,10 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// Without a target yet; draws are reproducible (`--seed 1`).
+    /// A recording without a target, with reproducible draws (`--seed 1`).
     ///
     /// # Panics
-    /// If there is no room for temporary files.
+    /// If no temporary folder can be created.
     pub fn new() -> Self {
         let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
         Self {
@@ -54,17 +54,17 @@ impl Recorder {
         }
     }
 
-    /// A recording of one process at mean interval R.
+    /// A recording of one process at sampling interval R.
     pub fn of(pid: u32, interval: u64) -> Self {
         Self::new().pid(pid).interval(interval)
     }
 
-    /// Adds a process.
+    /// Adds a process to record.
     pub fn pid(self, pid: u32) -> Self {
         self.option("--pid", &pid.to_string())
     }
 
-    /// Sets the mean interval R in bytes.
+    /// Sets the sampling interval R in bytes.
     pub fn interval(self, interval: u64) -> Self {
         self.option("--interval", &interval.to_string())
     }
@@ -84,7 +84,7 @@ impl Recorder {
         self
     }
 
-    /// Profiles a command that heapbpf starts itself, quietly: standard output is the command's alone.
+    /// Records a command that heapbpf starts itself. heapbpf is quiet, so that standard output is the command's alone.
     pub fn command<S: AsRef<OsStr>>(mut self, program: &Path, arguments: impl IntoIterator<Item = S>) -> Self {
         self.command = vec![program.into()];
         self.command.extend(arguments.into_iter().map(|argument| argument.as_ref().to_owned()));
@@ -103,13 +103,13 @@ impl Recorder {
         self
     }
 
-    /// Writes no files but those that the case asks for itself.
+    /// Writes no files except those that the case requests.
     pub fn without_outputs(mut self) -> Self {
         self.outputs = false;
         self
     }
 
-    /// Runs it where the kernel refuses links of these attach types.
+    /// Runs it as on a kernel that refuses links of these attach types.
     pub fn refusing(mut self, attach_types: &'static [u32]) -> Self {
         self.refused_links = attach_types;
         self
@@ -145,12 +145,12 @@ impl Recorder {
         }
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let heed_interrupts = || {
-            // SAFETY: no memory; safe between fork and exec.
+            // SAFETY: `signal` with the default action is async-signal-safe, as needed between fork and exec.
             unsafe { libc::signal(libc::SIGINT, libc::SIG_DFL) };
             Ok(())
         };
-        // What a script starts in the background ignores Ctrl-C, and so would all that these tests start there.
-        // SAFETY: the closure does one system call.
+        // A shell script's background processes ignore SIGINT, and so would heapbpf if these tests run in one.
+        // SAFETY: the closure makes one async-signal-safe call and does not allocate, as needed between fork and exec.
         unsafe { command.pre_exec(heed_interrupts) };
         if !self.refused_links.is_empty() {
             refuse_links(&mut command, self.refused_links).expect("the kernel has filters with listeners");
@@ -161,7 +161,7 @@ impl Recorder {
     /// Starts it and waits until its probes are in place.
     ///
     /// # Panics
-    /// If it ends instead; its message is in the panic.
+    /// If it exits instead; the panic has its message.
     pub fn start(self) -> Recording {
         let mut child = self.prepare().spawn().expect("the binary under test runs");
         let stdout = Lines::of(child.stdout.take().expect("piped"));
@@ -178,10 +178,10 @@ impl Recorder {
         panic!("heapbpf did not begin to record ({status}):\n{}", said.join("\n"));
     }
 
-    /// Starts it with `--listen` on some port of loopback, and returns the address, too.
+    /// Starts it with `--listen` on a loopback port, and returns the address as well.
     ///
     /// # Panics
-    /// As [`Recorder::start`], or if it does not say where it listens.
+    /// As [`Recorder::start`], or if it does not print its address.
     pub fn serve(self) -> (Recording, SocketAddr) {
         let recording = self.option("--listen", "127.0.0.1:0").start();
         let line = recording.next_line();
@@ -189,10 +189,10 @@ impl Recorder {
         (recording, address.parse().expect("an address"))
     }
 
-    /// Runs it to an end that is expected to come by itself and without a recording.
+    /// Runs it and expects it to exit without a recording.
     ///
     /// # Panics
-    /// If it runs on.
+    /// If it keeps running.
     pub fn refused(self) -> Refused {
         let orphans = kernel::orphaned_links();
         let mut child = self.prepare().spawn().expect("the binary under test runs");
@@ -208,7 +208,7 @@ impl Recorder {
     }
 }
 
-/// What a run came to that was refused.
+/// The result of a refused run.
 pub struct Refused {
     /// Exit status.
     pub status: ExitStatus,
@@ -216,15 +216,15 @@ pub struct Refused {
     pub stderr: String,
     /// Standard output.
     pub stdout: String,
-    /// Where it ran.
+    /// The folder it ran in.
     pub folder: TempDir,
 }
 
 impl Refused {
-    /// Checks the exit status, that standard error says one of these words, and that it is a short text for people.
+    /// Checks the exit status, that standard error contains one of these words, and that it is short and readable.
     ///
     /// # Panics
-    /// If not.
+    /// If a check fails.
     pub fn check(&self, code: i32, words: &[&str]) {
         assert_eq!(self.status.code(), Some(code), "stderr: {}", self.stderr);
         let text = self.stderr.to_lowercase();
@@ -234,7 +234,7 @@ impl Refused {
     }
 }
 
-/// A recording under way. Killed when dropped.
+/// A running recording. Killed when dropped.
 pub struct Recording {
     child: Option<Child>,
     stdout: Lines,
@@ -249,20 +249,20 @@ impl Recording {
     /// heapbpf's process id.
     ///
     /// # Panics
-    /// Never while the recording is under way.
+    /// Never while the recording is running.
     pub fn pid(&self) -> u32 {
         self.child.as_ref().expect("under way").id()
     }
 
-    /// Waits until it holds more links than when it began: a target has forked, and the child has its own.
+    /// Waits until it holds more links than at the start, that is, until a forked child has its own.
     ///
     /// # Panics
-    /// If none is added for a long time.
+    /// If none is added within [`PATIENCE`](crate::target::PATIENCE).
     pub fn await_more_links(&mut self) {
         let pid = self.pid();
         let added = |known: &BTreeSet<u32>| kernel::links_of(pid).difference(known).next().is_some();
         until("links for a child", || added(&self.links));
-        // They come one after the other, in no time.
+        // The links are made one right after the other.
         let mut before = 0;
         until("all links for the child", || {
             std::thread::sleep(Duration::from_millis(100));
@@ -272,10 +272,10 @@ impl Recording {
         self.links.extend(kernel::links_of(pid));
     }
 
-    /// Waits until a file has all its links, whatever else of the host gets some meanwhile.
+    /// Waits until a file has all its links, while other files on the host may get some.
     ///
     /// # Panics
-    /// If it has none for a long time.
+    /// If it has none within [`PATIENCE`](crate::target::PATIENCE).
     pub fn await_links_of(&mut self, file: &Path) {
         let pid = self.pid();
         if !kernel::tells_files_of_links(pid) {
@@ -290,10 +290,10 @@ impl Recording {
         self.links.extend(kernel::links_of(pid));
     }
 
-    /// The next line that it writes to standard error.
+    /// The next line on its standard error.
     ///
     /// # Panics
-    /// If it ends instead.
+    /// If it exits instead.
     pub fn next_line(&self) -> String {
         self.stderr.next().expect("heapbpf has ended")
     }
@@ -303,12 +303,12 @@ impl Recording {
     /// # Panics
     /// If it has ended.
     pub fn signal(&self, signal: libc::c_int) {
-        // SAFETY: a plain system call; the process is our child and not yet waited for, so the id is still its own.
+        // SAFETY: `kill` takes plain integers. The child has not been waited for, so its id cannot have been reused.
         let result = unsafe { libc::kill(self.pid() as libc::pid_t, signal) };
         assert_eq!(result, 0, "heapbpf is gone");
     }
 
-    /// The next line on its standard output, which is its command's too.
+    /// The next line on its standard output, which it shares with its command.
     ///
     /// # Panics
     /// If there is none.
@@ -321,7 +321,7 @@ impl Recording {
         self.folder.path().to_path_buf()
     }
 
-    /// Ends it as Ctrl-C would, and collects.
+    /// Ends it as Ctrl-C would, and collects its output.
     ///
     /// # Panics
     /// If it fails.
@@ -330,7 +330,7 @@ impl Recording {
         self.finish()
     }
 
-    /// Waits for its end, whose exit status must be 0, and collects.
+    /// Waits until it exits with status 0, and collects its output.
     ///
     /// # Panics
     /// If it fails.
@@ -340,12 +340,12 @@ impl Recording {
         outcome
     }
 
-    /// Waits for its end, whatever the exit status is, and collects. All probes must be gone.
+    /// Waits until it exits with any status, and collects its output. All probes must be gone.
     ///
     /// # Panics
-    /// If it does not end, or something stays attached.
+    /// If it does not exit, or leaves links behind.
     pub fn ends(mut self) -> Outcome {
-        // Whoever gives up waiting must not leave it running, with probes all over the host.
+        // If the wait times out, it must not keep running with probes all over the host.
         self.said.extend(self.stderr.rest());
         let stdout = self.stdout.rest().join("\n");
         let mut child = self.child.take().expect("under way");
@@ -366,7 +366,7 @@ impl Drop for Recording {
     }
 }
 
-/// A recording's results.
+/// The results of a recording.
 pub struct Outcome {
     /// Exit status.
     pub status: ExitStatus,
@@ -388,7 +388,7 @@ impl Outcome {
         self.folder.path().to_path_buf()
     }
 
-    /// Names of all the files that it wrote, sorted.
+    /// Names of all files that it wrote, sorted.
     ///
     /// # Panics
     /// If the folder is gone.
@@ -399,7 +399,7 @@ impl Outcome {
         names
     }
 
-    /// The profile and the accounting, after the checks that hold for every recording ([`checks::always`]).
+    /// The profile and the statistics, after the checks that hold for every recording ([`checks::always`]).
     ///
     /// # Panics
     /// If they are missing, malformed, or contradict themselves.

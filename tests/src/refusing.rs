@@ -1,5 +1,5 @@
-//! A kernel that refuses kinds of links: heapbpf runs under a filter of system calls (seccomp) whose listener answers in
-//! the kernel's place, as a kernel does that does not know the kind.
+//! Simulates a kernel that does not know some kinds of links: heapbpf runs under a seccomp filter whose listener answers
+//! instead of the kernel.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -16,22 +16,22 @@ pub const UPROBE_MULTI: u32 = 48;
 pub const UPROBE_SESSION: u32 = 57;
 /// `BPF_LINK_CREATE`.
 const LINK_CREATE: u32 = 28;
-/// Where the attach type is in what `BPF_LINK_CREATE` reads.
+/// Offset of the attach type in the attributes of `BPF_LINK_CREATE`.
 const ATTACH_TYPE_AT: u64 = 8;
 
-/// Has the command's links of these attach types refused with EINVAL. The command's process, and what it starts, is
-/// answered for until all of it has ended.
+/// Makes the command's links of these attach types fail with EINVAL, until the command and all its descendants have exited.
 ///
 /// # Errors
-/// The kernel has no filters with listeners.
+/// The kernel does not support seccomp filters with listeners.
 pub fn refuse_links(command: &mut Command, attach_types: &'static [u32]) -> io::Result<()> {
     let (mut ours, theirs) = UnixStream::pair()?;
-    // SAFETY: system calls on memory and descriptors of its own only; nothing is allocated.
+    // SAFETY: between fork and exec the closure only makes system calls on its own memory and descriptors, and does not
+    // allocate.
     unsafe {
         command.pre_exec(move || {
             let listener = install_filter()?;
             let mut theirs = &theirs;
-            // Its number; kept open until it was taken.
+            // Passes the descriptor's number, and keeps it open until it was copied.
             theirs.write_all(&std::process::id().to_le_bytes())?;
             theirs.write_all(&listener.as_raw_fd().to_le_bytes())?;
             theirs.read_exact(&mut [0])
@@ -57,7 +57,7 @@ pub fn refuse_links(command: &mut Command, attach_types: &'static [u32]) -> io::
     Ok(())
 }
 
-/// Every call of `bpf` that makes a link waits for an answer.
+/// Installs a filter under which every `bpf` call that makes a link waits for the listener's answer.
 fn install_filter() -> io::Result<OwnedFd> {
     let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     let equal = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
@@ -72,7 +72,7 @@ fn install_filter() -> io::Result<OwnedFd> {
         step(end, libc::SECCOMP_RET_ALLOW, 0, 0),
     ];
     let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    // SAFETY: the filter lives through the call; the descriptor is new.
+    // SAFETY: `program` and the instructions it points to outlive the calls; the returned descriptor has no other owner.
     unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
         let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
@@ -81,9 +81,9 @@ fn install_filter() -> io::Result<OwnedFd> {
     }
 }
 
-/// A copy of another process's descriptor.
+/// Copies another process's descriptor.
 fn take_descriptor(pid: i32, number: i32) -> io::Result<OwnedFd> {
-    // SAFETY: plain numbers in; the descriptors are new.
+    // SAFETY: the calls take plain integers, and the returned descriptors have no other owner.
     unsafe {
         let process = libc::syscall(libc::SYS_pidfd_open, pid, 0);
         if process < 0 {
@@ -95,11 +95,11 @@ fn take_descriptor(pid: i32, number: i32) -> io::Result<OwnedFd> {
     }
 }
 
-/// The next call to be answered; `None` when nobody is left who could make one.
+/// The next call to answer; `None` when no process under the filter is left.
 fn next_call(listener: &OwnedFd) -> io::Result<Option<libc::seccomp_notif>> {
     loop {
         let mut poll = libc::pollfd { fd: listener.as_raw_fd(), events: libc::POLLIN, revents: 0 };
-        // SAFETY: one entry, and the kernel writes to it and to the zeroed notification only.
+        // SAFETY: `poll` gets one entry, as its count says, and the ioctl writes to the zeroed notification only.
         unsafe {
             if libc::poll(&raw mut poll, 1, -1) < 0 {
                 return Err(io::Error::last_os_error());
@@ -118,7 +118,7 @@ fn next_call(listener: &OwnedFd) -> io::Result<Option<libc::seccomp_notif>> {
 fn answer(listener: &OwnedFd, call: &libc::seccomp_notif, refuse: bool) {
     let (error, flags) = if refuse { (-libc::EINVAL, 0) } else { (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32) };
     let mut response = libc::seccomp_notif_resp { id: call.id, val: 0, error, flags };
-    // SAFETY: the kernel reads the response. If the caller is gone meanwhile, nobody waits for it.
+    // SAFETY: the ioctl only reads the response. If the caller has exited meanwhile, the answer is dropped.
     unsafe {
         libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut response);
     }

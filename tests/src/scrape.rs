@@ -1,4 +1,4 @@
-//! Asks a serving heapbpf over HTTP/1.1, with nothing between the test and the bytes.
+//! A minimal HTTP/1.1 client for a serving heapbpf, which gives tests control over every byte.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::target::PATIENCE;
 
-/// An answer.
+/// A response.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
     /// Status.
@@ -24,50 +24,50 @@ impl Answer {
         String::from_utf8_lossy(&self.body).into_owned()
     }
 
-    /// A metric's value in a body of `/metrics`: the series written exactly so.
+    /// The value of the series written exactly like this, in a body of `/metrics`.
     pub fn metric(&self, series: &str) -> Option<f64> {
         self.text().lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok())
     }
 
-    /// A metric of one process in a body of `/metrics`.
+    /// The value of one process's metric, in a body of `/metrics`.
     pub fn metric_of(&self, name: &str, pid: u32) -> Option<f64> {
         let series = format!("{name}{{pid=\"{pid}\",");
         self.text().lines().find_map(|line| line.strip_prefix(&series)?.rsplit_once(' ')?.1.parse().ok())
     }
 }
 
-/// Asks for `path`.
+/// Requests `path`.
 ///
 /// # Panics
-/// If there is no whole answer.
+/// If there is no complete response.
 pub fn get(address: SocketAddr, path: &str) -> Answer {
     get_with(address, path, "")
 }
 
-/// Asks for `path` with more headers (each ending in `\r\n`).
+/// Requests `path` with extra headers, each ending in `\r\n`.
 ///
 /// # Panics
-/// If there is no whole answer.
+/// If there is no complete response.
 pub fn get_with(address: SocketAddr, path: &str, headers: &str) -> Answer {
     send(address, &format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n{headers}\r\n"))
 }
 
-/// Sends a request as it is and reads the answer to its end.
+/// Sends a request as it is and reads the response to its end.
 ///
 /// # Panics
-/// If there is no whole answer.
+/// If there is no complete response.
 pub fn send(address: SocketAddr, request: &str) -> Answer {
     let mut stream = TcpStream::connect(address).expect("heapbpf listens");
     stream.set_read_timeout(Some(PATIENCE)).expect("a time");
     stream.set_write_timeout(Some(PATIENCE)).expect("a time");
-    // A server may answer, and close, before it has read everything.
+    // A server may respond and close before it has read the whole request.
     let _ = stream.write_all(request.as_bytes());
     let mut bytes = Vec::new();
     let _ = stream.read_to_end(&mut bytes);
     parse(&bytes)
 }
 
-/// Opens a connection that says nothing (or only `beginning`) and returns what comes until the server closes it.
+/// Opens a connection, sends only `beginning` (possibly nothing), and returns what arrives until the server closes it.
 ///
 /// # Panics
 /// If the server keeps it open for longer than `patience`.

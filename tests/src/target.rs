@@ -1,4 +1,4 @@
-//! A running program that speaks the protocol of `tests/programs/truth.h`.
+//! A target program that implements the protocol of `tests/programs/truth.h`.
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -9,14 +9,14 @@ use std::time::{Duration, Instant};
 
 use crate::truth::Truth;
 
-/// Nothing that a program or heapbpf does in these tests takes longer; a guard against hanging, not a measure.
+/// Timeout of every wait, as a guard against hanging: nothing in these tests takes that long.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Lines of a pipe, read by a thread of its own so that waiting for one can time out.
+/// The lines of a pipe, read by a separate thread so that waiting for one can time out.
 pub struct Lines(Receiver<String>);
 
 impl Lines {
-    /// Starts to read.
+    /// Starts reading.
     pub fn of(pipe: impl Read + Send + 'static) -> Self {
         let (sender, receiver) = channel();
         std::thread::spawn(move || {
@@ -35,7 +35,7 @@ impl Lines {
     /// The next line; `None` at the end of the pipe.
     ///
     /// # Panics
-    /// If nothing comes for [`PATIENCE`].
+    /// If nothing arrives within [`PATIENCE`].
     pub fn next(&self) -> Option<String> {
         match self.0.recv_timeout(PATIENCE) {
             Ok(line) => Some(line),
@@ -50,7 +50,7 @@ impl Lines {
     }
 }
 
-/// Waits for something that another process does.
+/// Waits for a condition that another process brings about.
 ///
 /// # Panics
 /// If it takes longer than [`PATIENCE`].
@@ -62,7 +62,7 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// Waits for a child's end.
+/// Waits for a child to exit.
 ///
 /// # Panics
 /// If it takes longer than [`PATIENCE`]; the child is killed first.
@@ -86,15 +86,15 @@ pub struct Target {
 }
 
 impl Target {
-    /// Starts a program and waits for its READY.
+    /// Starts a program and waits until it prints READY.
     ///
     /// # Panics
-    /// If it does not start or says something else.
+    /// If it does not start, or prints something else.
     pub fn start<S: AsRef<OsStr>>(program: &Path, arguments: impl IntoIterator<Item = S>) -> Self {
         Self::start_command(Command::new(program).args(arguments))
     }
 
-    /// The same, with environment and working folder as prepared.
+    /// Does the same with a prepared command.
     ///
     /// # Panics
     /// As [`Target::start`].
@@ -116,10 +116,10 @@ impl Target {
         self.child.id()
     }
 
-    /// Lets it go on: to its sites after READY, to its next step, or to its end after the report.
+    /// Lets it continue: to its sites after READY, to its next step, or to its end after the report.
     pub fn go(&mut self) {
         if let Some(stdin) = &mut self.stdin {
-            // A program that killed itself reads nothing more.
+            // Writing fails if the program killed itself.
             let _ = stdin.write_all(b"go\n");
         }
     }
@@ -127,7 +127,7 @@ impl Target {
     /// Waits until it has finished a step.
     ///
     /// # Panics
-    /// If it reports or ends instead.
+    /// If it prints its report or exits instead.
     pub fn step(&self) {
         assert_eq!(self.lines.next().as_deref(), Some("STEP"));
     }
@@ -140,22 +140,22 @@ impl Target {
         self.lines.next().expect("the program ended without a report")
     }
 
-    /// Waits for its report: the truth. It stays alive, with its live blocks in place.
+    /// Waits for its report, the truth. It keeps running, with its live blocks in place.
     ///
     /// # Panics
-    /// If it ends without one.
+    /// If it exits without a report.
     pub fn truth(&self) -> Truth {
         let line = self.line();
         serde_json::from_str(&line).unwrap_or_else(|e| panic!("not a report: {e}: {line}"))
     }
 
-    /// Lets it go to its sites and waits for its report.
+    /// Lets it continue to its sites, and waits for its report.
     pub fn run(&mut self) -> Truth {
         self.go();
         self.truth()
     }
 
-    /// Lets it end.
+    /// Lets it exit.
     pub fn end(mut self) -> ExitStatus {
         self.go();
         drop(self.stdin.take());

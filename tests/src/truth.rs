@@ -1,4 +1,4 @@
-//! What a program really allocated, and how far an honest estimate of it may be off.
+//! The truth of what a program allocated, and how far a correct estimate may deviate from it.
 
 use serde::Deserialize;
 
@@ -22,9 +22,9 @@ pub struct Site {
     pub site: String,
     /// Successful allocations.
     pub allocs: u64,
-    /// Bytes they asked for.
+    /// Bytes that they requested.
     pub bytes: u64,
-    /// Those not freed when the report was written.
+    /// Allocations not freed when the report was written.
     pub live_allocs: u64,
     /// Bytes of those.
     pub live_bytes: u64,
@@ -38,7 +38,7 @@ impl Truth {
         self.sites.iter().map(|site| site.allocs).sum()
     }
 
-    /// Bytes that these asked for.
+    /// Bytes requested at all sites.
     pub fn bytes(&self) -> u64 {
         self.sites.iter().map(|site| site.bytes).sum()
     }
@@ -56,20 +56,20 @@ impl Truth {
     /// The truth of a site over all processes.
     ///
     /// # Panics
-    /// If the program never was at that site.
+    /// If the program never reached that site.
     pub fn site(&self, name: &str) -> &Site {
         self.sites.iter().find(|site| site.site == name).unwrap_or_else(|| panic!("nothing was allocated at {name}"))
     }
 }
 
 impl Site {
-    /// Law of the estimates of what was allocated, or of what is live.
+    /// Distribution of the estimates of what was allocated, or of what is live.
     pub fn law(&self, interval: u64, live: bool) -> Law {
         Law::of(self.sizes.iter().map(|&[size, allocs, alive]| (size, if live { alive } else { allocs })), interval)
     }
 }
 
-/// Probability that an allocation of `size` bytes is sampled at mean interval R: 1 − (1 − 1/R)^max(size, 1).
+/// Probability that an allocation of `size` bytes is sampled at interval R: 1 − (1 − 1/R)^max(size, 1).
 pub fn sampled_share(size: u64, interval: u64) -> f64 {
     if interval == 1 {
         return 1.0;
@@ -77,7 +77,7 @@ pub fn sampled_share(size: u64, interval: u64) -> f64 {
     -f64::exp_m1(size.max(1) as f64 * f64::ln_1p(-1.0 / interval as f64))
 }
 
-/// A sum that is estimated from samples: its true value, the variance of the estimate, the largest single step.
+/// A sum that is estimated from samples: its true value, the variance of the estimate, and the largest single term.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Sum {
     /// True value.
@@ -95,10 +95,9 @@ impl Sum {
         self.step = self.step.max(value * (1.0 / share - 1.0).max(if share < 1.0 { 1.0 } else { 0.0 }));
     }
 
-    /// How far the estimate may be from the truth, so that an honest one is refused at most once in 1/`FALSE_ALARM`
-    /// checks. Bernstein's inequality for independent bounded terms, P(|S| ≥ t) ≤ 2 exp(−t²/2 / (V + step·t/3)): it
-    /// holds for every mix of sizes and however few samples there are, where a normal approximation would not. With
-    /// many samples it comes to about 5.5 σ.
+    /// Largest tolerated deviation of the estimate. A correct one exceeds it with probability at most `FALSE_ALARM`, by
+    /// Bernstein's inequality for independent bounded terms, P(|S| ≥ t) ≤ 2 exp(−t²/2 / (V + step·t/3)). Unlike a normal
+    /// approximation, it holds for every mix of sizes and any number of samples. With many samples it is about 5.5 σ.
     pub fn tolerance(&self) -> f64 {
         let l = (2.0 / FALSE_ALARM).ln();
         let half = self.step * l / 3.0;
@@ -106,12 +105,11 @@ impl Sum {
     }
 }
 
-/// Probability that one check refuses an honest estimate, at most: that of a two-sided test at 5 σ. A full run makes
-/// about 1,000 such checks; with the fixed seeds it makes the same draws each time wherever the program is
-/// single-threaded.
+/// Largest probability that one check rejects a correct estimate: that of a two-sided test at 5 σ. A full run makes about
+/// 1,000 such checks. Seeds are fixed, so single-threaded programs get the same draws every time.
 pub const FALSE_ALARM: f64 = 5.7e-7;
 
-/// Law of the estimates of bytes and objects of a set of allocations.
+/// Distributions of the estimates for a set of allocations.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Law {
     /// Bytes.
@@ -123,7 +121,7 @@ pub struct Law {
 }
 
 impl Law {
-    /// Of allocations given as (size in bytes, how many), at mean interval R ≥ 1.
+    /// For allocations given as (size in bytes, count), at sampling interval R ≥ 1.
     pub fn of(sizes: impl IntoIterator<Item = (u64, u64)>, interval: u64) -> Self {
         Self::with_shares(sizes, |size| sampled_share(size, interval))
     }

@@ -1,4 +1,4 @@
-//! Nothing is lost in silence: hits = unsampled + submitted + failed + Σ lost, under conditions made for losing.
+//! No loss goes unreported: hits = unsampled + submitted + failed + Σ lost, under conditions that cause losses.
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
@@ -7,7 +7,7 @@ use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 
-/// The daemon is stopped while the program runs: what does not fit into one page of ring buffer must be counted.
+/// The daemon is stopped while the program runs: records that do not fit into one page of ring buffer must be counted.
 #[test]
 fn a_tiny_ring_loses_events_and_counts_each() {
     let Some(_turn) = turn("a_tiny_ring_loses_events_and_counts_each") else { return };
@@ -21,7 +21,7 @@ fn a_tiny_ring_loses_events_and_counts_each() {
     assert!(stats.lost() > 19_000, "a page cannot hold them: {stats:?}");
     assert_eq!(stats.hits, truth.allocs());
     assert_eq!(stats.exact_alloc_bytes, truth.bytes(), "totals do not depend on the ring");
-    // All were freed; frees that were lost heal from the kernel's live map.
+    // All blocks were freed; lost frees are reconciled with the kernel's live map.
     assert_eq!(profile.totals.inuse_objects.as_ref().map(|e| e.value()), Some(0.0));
     let told = format!("{}\n{}", outcome.stdout, outcome.stderr).to_lowercase();
     assert!(told.contains("lost"), "the user is not told: {told}");
@@ -40,7 +40,7 @@ fn a_tiny_ring_keeps_its_accounts_while_the_daemon_reads() {
     }
 }
 
-/// Blocks that do not fit into the live map are allocations all the same; their share is counted.
+/// Blocks that do not fit into the live map still count as allocations; their number is reported.
 #[test]
 fn a_tiny_live_map_is_a_counted_loss_of_in_use_only() {
     let Some(_turn) = turn("a_tiny_live_map_is_a_counted_loss_of_in_use_only") else { return };
@@ -59,7 +59,7 @@ fn a_tiny_live_map_is_a_counted_loss_of_in_use_only() {
     assert!(untracked >= 1000 - 128, "1,000 blocks, 16 places, {untracked} without one: {:?}", profile.counters);
 }
 
-/// Frees that did not fit into the ring are found missing when the live heap is compared with the kernel's live map.
+/// Frees that did not fit into the ring are recovered by reconciliation with the kernel's live map.
 #[test]
 fn the_live_heap_heals_from_lost_frees() {
     let Some(_turn) = turn("the_live_heap_heals_from_lost_frees") else { return };
@@ -74,7 +74,7 @@ fn the_live_heap_heals_from_lost_frees() {
     recording.signal(libc::SIGCONT);
     let (profile, stats) = recording.stop().results();
     let lost_frees = profile.counters.get("frees_lost").and_then(|n| n.as_u64()).unwrap_or_default();
-    assert!(lost_frees >= 1000, "nothing to heal from: {:?}", profile.counters);
+    assert!(lost_frees >= 1000, "nothing to reconcile: {:?}", profile.counters);
     assert_eq!(stats.hits, truth.allocs());
     let sums = checks::site_sums(&profile, None);
     assert_eq!(sums["site_00"].figures, [1_500_000.0, 1500.0, 300_000.0, 300.0]);
@@ -98,10 +98,11 @@ fn without_live_there_are_allocations_only() {
     }
 }
 
-/// More stacks than are told apart: the coldest are put together as `[other stacks]`. Sums stay exact, and it is told.
+/// With more stacks than the limit, the coldest go to the overflow bucket `[other stacks]`. Sums stay exact, and the profile
+/// says so.
 #[test]
-fn stacks_beyond_the_bound_are_put_together_and_told() {
-    let Some(_turn) = turn("stacks_beyond_the_bound_are_put_together_and_told") else { return };
+fn stacks_beyond_the_limit_go_to_the_overflow_bucket() {
+    let Some(_turn) = turn("stacks_beyond_the_limit_go_to_the_overflow_bucket") else { return };
     const MOST: usize = 1000;
     let mut target = Target::start(&program("many_stacks"), ["15"]);
     let recording = Recorder::of(target.pid(), 1).option("--stacks-max", &MOST.to_string()).start();
@@ -110,12 +111,12 @@ fn stacks_beyond_the_bound_are_put_together_and_told() {
     let (profile, stats) = outcome.results();
     assert_eq!((stats.submitted, stats.lost()), (1 << 15, 0), "{stats:?}");
     assert!(profile.stacks.len() <= MOST, "{} stacks", profile.stacks.len());
-    // A stack whose copy found no room in its ring is its caller alone: there is one of those.
+    // A stack whose copy did not fit into its ring has only its caller; there is one distinct stack of that kind.
     let without_copy = profile.counters["stacks_lost"].as_u64().expect("a count");
-    let put_together = stats.other["stacks_put_together"];
-    assert!(put_together + without_copy > (1 << 15) - MOST as u64, "{put_together} and {without_copy} without a copy");
+    let overflowed = stats.other["stacks_put_together"];
+    assert!(overflowed + without_copy > (1 << 15) - MOST as u64, "{overflowed} and {without_copy} without a copy");
     let others = profile.stacks.iter().filter(|stack| stack.has("[other stacks]"));
-    assert!(others.clone().count() > 0 && put_together > 0);
+    assert!(others.clone().count() > 0 && overflowed > 0);
     let mut sums = [0.0; 4];
     for stack in &profile.stacks {
         let figures = &stack.figures;

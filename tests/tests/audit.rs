@@ -1,4 +1,4 @@
-//! Every profile has its audit: the same that doctor gives, and what is not hooked is said.
+//! Every profile has an audit, which equals doctor's and lists what is not hooked.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use serde_json::Value;
 
-/// What doctor says of a process.
+/// doctor's audit of a process.
 fn doctor(pid: u32) -> Value {
     let output = Command::new(heapbpf()).args(["doctor", "--json", "--pid", &pid.to_string()]).output();
     let output = output.expect("the binary runs");
@@ -50,7 +50,7 @@ fn the_profile_s_audit_is_the_doctor_s() {
     assert_eq!(process.missing, []);
 }
 
-/// Without frees, the audit has none.
+/// If frees are not tracked, the audit has no freeing functions.
 #[test]
 fn the_audit_is_of_this_recording() {
     let Some(_turn) = turn("the_audit_is_of_this_recording") else { return };

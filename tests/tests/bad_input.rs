@@ -1,4 +1,4 @@
-//! Bad input gets one clear sentence and the promised exit status; nothing is attached, nothing is half-written.
+//! Bad input gives one clear sentence and the documented exit status; nothing is attached or half-written.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
@@ -10,13 +10,13 @@ use heapbpf_tests::program::{program, program_without_libc};
 use heapbpf_tests::recorder::{Recorder, Refused};
 use heapbpf_tests::target::{Target, until};
 
-/// Nothing was written into the folder.
+/// Checks that nothing was written into the folder.
 fn nothing_written(refused: &Refused) {
     let left: Vec<_> = std::fs::read_dir(refused.folder.path()).expect("our own folder").flatten().collect();
     assert!(left.is_empty(), "left behind: {left:?}");
 }
 
-/// A pid that nobody has: of a process that has ended and was waited for.
+/// An unused pid, of a process that has exited and was waited for.
 fn nobody() -> u32 {
     let mut child = Command::new("/bin/true").spawn().expect("/bin/true");
     let pid = child.id();
@@ -100,7 +100,7 @@ fn seeds_out_of_range() {
     }
 }
 
-/// Profiles of other tools that do not say how they sampled: no command guesses.
+/// Profiles of other tools that do not state how they sampled are refused by every command.
 #[test]
 fn a_profile_without_its_sampling_interval() {
     let Some(_turn) = turn("a_profile_without_its_sampling_interval") else { return };
@@ -150,7 +150,7 @@ fn an_output_folder_that_does_not_exist() {
 fn an_output_folder_that_is_not_writable() {
     let Some(_turn) = turn("an_output_folder_that_is_not_writable") else { return };
     let target = Target::start(&program("pairs"), ["10"]);
-    // Root may write to any folder but one that cannot have files.
+    // Root may write to any folder, except one that cannot have files.
     let refused = Recorder::of(target.pid(), 4096).without_outputs().option("-o", "/proc/profile.json").refused();
     refused.check(1, &["/proc"]);
     nothing_written(&refused);
@@ -189,7 +189,7 @@ fn a_target_without_an_allocator() {
     assert!(target.end().success(), "the target is as it was");
 }
 
-/// One that cannot be hooked does not stop the others, and is told.
+/// A target that cannot be hooked is reported, and does not affect the others.
 #[test]
 fn one_of_two_targets_without_an_allocator() {
     let Some(_turn) = turn("one_of_two_targets_without_an_allocator") else { return };
@@ -203,7 +203,7 @@ fn one_of_two_targets_without_an_allocator() {
     assert!(profile.notes.iter().any(|note| note.contains(&told)), "{:?}", profile.notes);
 }
 
-/// A process that vanishes when heapbpf has it on its list and has not attached yet is no error, and stops no other.
+/// A process that exits after it was listed and before it is hooked is no error, and does not affect the others.
 #[test]
 fn a_target_that_vanishes_before_it_is_hooked() {
     let Some(_turn) = turn("a_target_that_vanishes_before_it_is_hooked") else { return };
@@ -226,7 +226,7 @@ fn a_target_that_vanishes_before_it_is_hooked() {
     assert!(profile.processes.iter().all(|process| process.pid != victims_pid), "{:?}", profile.notes);
 }
 
-/// The heapbpf that this test started.
+/// The heapbpf process that this test started.
 fn our_heapbpf() -> Option<u32> {
     let threads = std::fs::read_dir("/proc/self/task").expect("our own").flatten();
     let children = threads.filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
@@ -261,7 +261,7 @@ fn without_the_capabilities() {
     let Some(setpriv) = tool("setpriv") else { return skipped(case, "no setpriv (Debian: util-linux)") };
     let user: [&OsStr; 4] =
         [setpriv.as_ref(), "--reuid=65534".as_ref(), "--regid=65534".as_ref(), "--clear-groups".as_ref()];
-    // The binary and the folder have to be reachable for nobody.
+    // The user `nobody` must be able to reach the binary and the folder.
     let folder = tempfile::tempdir().expect("a temporary folder");
     let everybody = std::fs::Permissions::from_mode(0o777);
     std::fs::set_permissions(folder.path(), everybody.clone()).expect("our own folder");

@@ -1,4 +1,4 @@
-//! Stacks that cannot be found say why, and nothing else suffers.
+//! Stacks that cannot be unwound say why, and everything else stays correct.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,7 +28,7 @@ fn record(program: &Path, unwind: &str) -> (Profile, Outcome) {
     (profile, outcome)
 }
 
-/// Why stacks were cut, as the file says it.
+/// Why stacks were cut, as the profile states it.
 fn cuts(outcome: &Outcome) -> Vec<String> {
     let text = std::fs::read_to_string(outcome.file("profile.json")).expect("written");
     let profile: serde_json::Value = serde_json::from_str(&text).expect("JSON");
@@ -36,7 +36,7 @@ fn cuts(outcome: &Outcome) -> Vec<String> {
     stacks.iter().filter_map(|stack| stack["cut"].as_str()).map(str::to_owned).collect()
 }
 
-/// The table says once how many stacks frame pointers do not lead through; each is called incomplete.
+/// The table states once for how many stacks frame pointers were missing; each is marked incomplete.
 #[test]
 fn frame_pointers_that_are_not_there_are_told_once() {
     let Some(_turn) = turn("frame_pointers_that_are_not_there_are_told_once") else { return };
@@ -45,14 +45,14 @@ fn frame_pointers_that_are_not_there_are_told_once() {
     let said = format!("{}\n{}", outcome.stdout, outcome.stderr);
     assert_eq!(said.matches("of the samples have broken stacks").count(), 1, "{said}");
     assert!(said.contains("100.0 % of the samples have broken stacks") && said.contains("--unwind auto"), "{said}");
-    // With the copy there is nothing to tell.
+    // With stack copies there is no such remark.
     let (profile, outcome) = record(&deep(), "auto");
     assert!(profile.stacks.iter().all(|stack| stack.complete), "{:?}", cuts(&outcome));
     assert!(!outcome.stdout.contains("broken stacks"), "{}", outcome.stdout);
 }
 
-/// Unwind information that is garbage, contradicts itself, or ends too early stops the stack with a reason that names the
-/// file; figures are exact all the same.
+/// Unwind information that is garbage, contradicts itself, or is truncated ends the stack with a reason that names the file;
+/// figures are still exact.
 #[test]
 fn hostile_unwind_information_gives_a_reason() {
     let case = "hostile_unwind_information_gives_a_reason";

@@ -1,4 +1,4 @@
-//! The budget, and others that use probes: what is given up is told, what is seen is corrected, conflicts are explained.
+//! The overhead budget and other tracers: reductions are reported, figures are corrected for them, conflicts are explained.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +11,7 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use heapbpf_tests::truth::Truth;
 
-/// Bytes that `churn` says it has allocated, and the time it took, seconds.
+/// Bytes that `churn` reports to have allocated, and the time it took, seconds.
 fn truth(report: &str) -> (f64, f64) {
     let report: serde_json::Value = serde_json::from_str(report).expect("a report");
     let bytes = report["sites"].as_array().expect("sites").iter().map(|site| site["bytes"].as_f64().expect("bytes"));
@@ -81,8 +81,8 @@ fn inuse(figures: &Figures) -> Estimate {
     figures.inuse_bytes.clone().unwrap_or_default()
 }
 
-/// Checks that the calm one's figures are right, 5 σ tolerated (one false alarm in 1.7 million), that nothing is said of what
-/// the others have in use, that totals are without these, and that all that was allocated is counted.
+/// Checks that the calm process's figures are right within 5 σ (one false alarm in 1.7 million), that the others have no
+/// figures in use, that totals exclude them, and that all allocations are counted.
 fn check_given_up(profile: &Profile, calm: (u32, &Truth), others: &[(u32, &Truth)]) {
     let notes = profile.notes.join("\n");
     println!("{notes}");
@@ -110,11 +110,11 @@ fn check_given_up(profile: &Profile, calm: (u32, &Truth), others: &[(u32, &Truth
     }
 }
 
-/// Both named, so each has links of its own. The budget takes the hot one's frees alone, whatever a call costs between a
-/// fifth of a microsecond and two: without them probes take less than 2 %.
+/// Both processes are named, so each has links of its own. The controller stops tracking the hot one's frees only, for any
+/// cost of a call between 0.2 and 2 µs: without them probes take less than 2 %.
 #[test]
-fn frees_are_given_up_where_they_show_least() {
-    let Some(_turn) = turn("frees_are_given_up_where_they_show_least") else { return };
+fn tracking_of_frees_stops_where_they_reveal_least() {
+    let Some(_turn) = turn("tracking_of_frees_stops_where_they_reveal_least") else { return };
     let mut hot = Target::start(&program("budget"), HOT);
     let mut calm = Target::start(&program("budget"), CALM);
     let recording = Recorder::of(hot.pid(), 16 << 10).pid(calm.pid()).option("--max-overhead", "5%").start();
@@ -128,11 +128,11 @@ fn frees_are_given_up_where_they_show_least() {
     check_given_up(&profile, (calm.pid(), &in_calm), &[(hot.pid(), &in_hot)]);
 }
 
-/// Links that serve all processes of a file: each program has a C library of its own. One that comes later and maps the
-/// hot one's has no probes on free either.
+/// Links that serve all processes of a file; each program has a private C library. A later process that maps the hot one's
+/// library has no probes on free either.
 #[test]
-fn frees_are_given_up_file_by_file_where_links_serve_all() {
-    let case = "frees_are_given_up_file_by_file_where_links_serve_all";
+fn tracking_of_frees_stops_file_by_file_where_links_serve_all() {
+    let case = "tracking_of_frees_stops_file_by_file_where_links_serve_all";
     let Some(_turn) = turn(case) else { return };
     let folders = [(); 2].map(|()| tempfile::tempdir().expect("a temporary folder"));
     let start = |folder: usize, arguments: [&str; 4]| with_library(folders[folder].path(), "budget", &arguments);
@@ -153,7 +153,7 @@ fn frees_are_given_up_file_by_file_where_links_serve_all() {
     check_given_up(&profile, (calm.pid(), &in_calm), &[(hot.pid(), &in_hot), (late.pid(), &in_late)]);
 }
 
-/// Starts a program with a C library of its own, on which no other test's probes are. `None`: this host's is not found.
+/// Starts a program with a private C library, in which no other test's probes are. `None` if this host's is not found.
 fn with_library(folder: &Path, name: &str, arguments: &[&str]) -> Option<Target> {
     let libraries = ["/lib/x86_64-linux-gnu/libc.so.6", "/lib/aarch64-linux-gnu/libc.so.6", "/lib64/libc.so.6"];
     let library = libraries.iter().find(|path| Path::new(path).exists())?;
@@ -164,8 +164,8 @@ fn with_library(folder: &Path, name: &str, arguments: &[&str]) -> Option<Target>
     Some(Target::start_command(Command::new(program(name)).args(arguments).env("LD_LIBRARY_PATH", folder)))
 }
 
-/// A tool that registers the same instruction with a reference counter of its own, as bcc 0.26 does, makes the kernel
-/// answer EINVAL to everybody else.
+/// After a tracer registered the same instruction with a reference counter, as bcc 0.26 does, the kernel answers EINVAL to
+/// all others.
 #[test]
 fn another_tools_reference_counter_is_explained_and_passes() {
     let case = "another_tools_reference_counter_is_explained_and_passes";

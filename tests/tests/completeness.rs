@@ -1,4 +1,4 @@
-//! Known call paths of real programs: a server with threads, a Rust program, exceptions, code made at run time.
+//! Known call paths of real programs: a threaded server, a Rust program, exceptions, JIT code.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,13 +10,13 @@ use heapbpf_tests::output::{Profile, Stack};
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::{Target, until};
 
-/// Of the samples of a real program, at least this share has a whole stack.
+/// Smallest share of a real program's samples that must have complete stacks.
 const WHOLE: f64 = 0.99;
 
-/// What node calls to run a script. (Its builtins have names in some builds only, and Debian's is none of them.)
+/// Functions that node calls to run a script. (Builtins have names in some builds only, not in Debian's.)
 const RUNS_SCRIPT: &str = "v8::Script::Run(v8::Local<v8::Context>, v8::Local<v8::Data>)";
 
-/// The turn of a case whose paths go through functions inside libc; `None`, said loudly, if these have no names here.
+/// The turn of a case whose paths include internal functions of libc. `None`, with a message, if these have no names here.
 fn turn_with_names(case: &str) -> Option<Turn> {
     let turn = turn(case)?;
     if !libc_has_names() {
@@ -26,21 +26,21 @@ fn turn_with_names(case: &str) -> Option<Turn> {
     Some(turn)
 }
 
-/// Whether a function of node's script is on the stack. It is called `JS:*middle …`, before V8 11 `LazyCompile:*middle …` or
-/// `Function:*middle …`: how far it is optimised, then where it stands.
+/// Whether a function of node's script is on the stack. V8 names it `JS:*middle …`, before version 11 `LazyCompile:*middle …`
+/// or `Function:*middle …`: kind and optimisation level, name, position.
 fn runs(stack: &Stack, function: &str) -> bool {
     let of_script = |name: &str| ["JS:", "LazyCompile:", "Function:"].iter().any(|kind| name.starts_with(kind));
     let mut names = stack.frames.iter().filter_map(|frame| frame.function.as_deref());
     names.any(|name| of_script(name) && name.contains(function))
 }
 
-/// Whether these functions are on the stack in this order, innermost first, whatever lies between them.
+/// Whether these functions are on the stack in this order, innermost first, possibly with others in between.
 fn follows(stack: &Stack, path: &[&str]) -> bool {
     let mut names = stack.frames.iter().filter_map(|frame| frame.function.as_deref());
     path.iter().all(|&wanted| names.any(|name| name == wanted))
 }
 
-/// Samples whose stack follows `path`, among those of one program.
+/// Number of samples of one program whose stack contains `path`.
 fn samples_on(profile: &Profile, comm: &str, path: &[&str]) -> u64 {
     of(profile, comm).filter(|stack| follows(stack, path)).map(|stack| stack.samples).sum()
 }
@@ -50,7 +50,7 @@ fn of<'a>(profile: &'a Profile, comm: &str) -> impl Iterator<Item = &'a Stack> {
     profile.stacks.iter().filter(move |stack| pids.contains(&stack.pid))
 }
 
-/// Checks the share of whole stacks of a program, and that each of these paths was sampled.
+/// Checks the share of complete stacks of a program, and that each of these paths was sampled.
 fn check(case: &str, comm: &str, outcome: &Outcome, paths: &[&[&str]]) -> Profile {
     let (profile, stats) = outcome.results();
     assert_eq!(stats.lost(), 0, "{stats:?}");
@@ -72,7 +72,7 @@ struct Server {
 }
 
 impl Server {
-    /// Starts it on a port that is free now, and waits until it answers there.
+    /// Starts it on a free port, and waits until it answers.
     fn start(program: &Path, arguments: &dyn Fn(u16) -> Vec<String>) -> Self {
         let port = TcpListener::bind("127.0.0.1:0").and_then(|free| free.local_addr()).expect("a free port").port();
         let mut command = Command::new(program);
@@ -115,7 +115,7 @@ fn redis_with_threads() {
         words.chain(["--port".to_owned(), port.to_string()]).collect()
     });
     let recording = Recorder::of(server.child.id(), 4096).start();
-    // Many connections at once, each with many requests: then its threads share the reading.
+    // Many connections at once with many requests each make all of its threads read.
     let mut connections: Vec<TcpStream> = (0..30).map(|_| server.connect()).collect();
     let value = "x".repeat(300);
     for round in 0..20 {
@@ -188,10 +188,10 @@ print(sum(find(number) for number in range(1000)))
     check(case, "gdb", &outcome, &[thrown]);
 }
 
-/// node's own functions, and between them the script's, by node's perf map.
+/// node's native functions and, from its perf map, the script's functions between them.
 #[test]
-fn node_names_its_own_code() {
-    let case = "node_names_its_own_code";
+fn node_names_its_jit_code() {
+    let case = "node_names_its_jit_code";
     let Some(_turn) = turn_with_names(case) else { return };
     let Some(node) = tool("node") else { return skipped(case, "no /usr/bin/node (Debian: nodejs)") };
     let script = r#"
@@ -206,8 +206,8 @@ fn node_names_its_own_code() {
         fs.readSync(0, Buffer.alloc(100));
     "#;
     let mut command = Command::new(node);
-    // The second option gives interpreted functions frames of their own.
-    // Of its own accord it writes a log into its folder, too.
+    // The second option gives interpreted functions their own frames.
+    // node also writes a log into its working folder.
     let folder = tempfile::tempdir().expect("a temporary folder");
     command.args(["--perf-basic-prof", "--interpreted-frames-native-stack", "-e", script]).current_dir(folder.path());
     let mut target = Target::start_command(&mut command);
@@ -226,7 +226,7 @@ fn node_names_its_own_code() {
     let _ = std::fs::remove_file(map);
 }
 
-/// A script whose process has ended before the profile is made: its functions are named all the same.
+/// The functions of a script have names even if its process exited before the profile is made.
 #[test]
 fn code_made_at_run_time_is_named_after_the_end() {
     let case = "code_made_at_run_time_is_named_after_the_end";
@@ -250,7 +250,7 @@ fn code_made_at_run_time_is_named_after_the_end() {
     let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", process.pid));
 }
 
-/// A Python that makes perf trampolines (3.12 and later): a named one, the distribution's, or one of pyenv's.
+/// A Python with perf trampolines (3.12 and later): one given by name, the distribution's, or one of pyenv's.
 fn python_with_perf() -> Option<PathBuf> {
     let named = std::env::var_os("HEAPBPF_TEST_PYTHON").map(PathBuf::from);
     let installed = ["python3.14", "python3.13", "python3.12", "python3"].into_iter().filter_map(tool);
@@ -263,8 +263,8 @@ fn python_with_perf() -> Option<PathBuf> {
     })
 }
 
-/// Python's functions run in trampolines that have neither unwind information nor a frame pointer: stacks go through
-/// them, and they are named after the process's end.
+/// Python functions run in trampolines without unwind information or frame pointers. Stacks lead through them, and they have
+/// names even after the process exited.
 #[test]
 fn python_names_its_functions_by_trampolines() {
     let case = "python_names_its_functions_by_trampolines";

@@ -1,5 +1,5 @@
-//! How often the error bars of real recordings hold the truth: a benchmark (`cargo xtask bench real-coverage`), for its
-//! table in docs/sampling.md. Simulations cannot see what the kernel side or the daemon gets wrong; this can.
+//! How often the confidence intervals of real recordings contain the truth: a benchmark (`cargo xtask bench real-coverage`)
+//! for a table in docs/sampling.md. Unlike a simulation, it shows errors of the BPF side and the daemon.
 
 use std::fmt::Write as _;
 
@@ -10,16 +10,16 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use heapbpf_tests::truth::Site;
 
-/// Short runs of the workload, each a process of its own with draws of its own.
+/// Number of short runs of the workload, each in a new process with other draws.
 const RUNS: usize = 240;
-/// Runs that one recording takes in.
+/// Runs per recording.
 const AT_ONCE: usize = 20;
 /// R in bytes.
 const INTERVALS: [u64; 2] = [16 << 10, 128 << 10];
-/// Lower ends of the lines by expected samples of a site.
+/// Lower bounds of the table's rows, in expected samples of a site.
 const LINES: [f64; 9] = [0.5, 1.0, 2.0, 3.0, 5.0, 8.0, 12.0, 20.0, 50.0];
 
-/// What became of the sites of one line.
+/// Results of the sites of one row.
 #[derive(Default)]
 struct Line {
     sites: u32,
@@ -34,7 +34,7 @@ impl Line {
         let truth = site.bytes as f64;
         self.sites += 1;
         let [stack] = stacks else {
-            // Not seen: its upper bound is R ln(2/α).
+            // An unseen site's upper bound is R ln(2/α).
             self.held += u32::from(truth <= interval as f64 * (2.0f64 / 0.05).ln());
             return;
         };

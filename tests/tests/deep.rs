@@ -10,17 +10,16 @@ use heapbpf_tests::program::program_with;
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
 
-/// Frames outside of the recursion's calls but the last: `site_00` before them; `main`, two of libc's and `_start`
-/// behind them.
+/// Number of frames besides the recursive calls: `site_00` inside them; `main`, two of libc's and `_start` outside.
 const OTHERS: usize = 5;
 
-/// deep.c with that many bytes of locals in each frame, without frame pointers.
+/// deep.c with this many bytes of locals per frame, without frame pointers.
 fn deep(room: usize) -> PathBuf {
     let room_flag = format!("-DROOM={room}");
     program_with("deep", &format!("deep-{room}"), &["-fomit-frame-pointer", &room_flag])
 }
 
-/// Every one of so many allocations below that many calls of `descend`.
+/// Records every one of this many allocations, below this many calls of `descend`.
 fn record(room: usize, calls: usize, allocations: u64, options: &[(&str, &str)]) -> (Profile, Stats, Outcome) {
     let depth = (calls - 1).to_string();
     let mut target = Target::start(&deep(room), [&allocations.to_string(), &depth]);
@@ -69,7 +68,7 @@ fn stacks_of_512_frames_are_the_truth() {
     }
 }
 
-/// What is above the limits is cut there, and the reason names the option.
+/// Stacks beyond a limit are cut there, and the reason names the option.
 #[test]
 fn deeper_stacks_are_cut_and_say_so() {
     let Some(_turn) = turn("deeper_stacks_are_cut_and_say_so") else { return };
@@ -91,18 +90,18 @@ fn deeper_stacks_are_cut_and_say_so() {
     assert!(json.contains("stack copy too small (see --stack-bytes)"));
 }
 
-/// Two places allocate and free, five hundred times: nearly all stacks are found in the cache, and `--stats` says so.
+/// Two call sites allocate and free five hundred times: nearly all stacks are found in the cache, as `--stats` shows.
 #[test]
 fn repeated_stacks_come_from_the_cache() {
     let Some(_turn) = turn("repeated_stacks_come_from_the_cache") else { return };
     let (_, stats, _) = record(1, 100, 500, &[]);
     let (unwound, repeated) = (stats.other["stacks_unwound"], stats.other["stacks_repeated"]);
     assert!(stats.submitted >= 500 && unwound == stats.submitted, "{stats:?}");
-    // The loop's one call site has one stack; what is read of it is the same each time.
+    // The loop's only call site has one stack, whose copies are the same each time.
     assert!(repeated as f64 >= 0.95 * unwound as f64, "{stats:?}");
 }
 
-/// `report --fold-recursion` shows a recursion once, whatever its depth was.
+/// `report --fold-recursion` shows a recursion once, whatever its depth.
 #[test]
 fn recursion_is_folded_on_request() {
     let Some(_turn) = turn("recursion_is_folded_on_request") else { return };

@@ -16,7 +16,7 @@ fn run(command: &mut Command) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
-/// In a shell: a file that this process wrote must not be started while a sibling may hold it open.
+/// Copies by a shell: a file that this process wrote cannot be started while a forked sibling may hold it open.
 fn shell(script: &str, folder: &Path, arguments: &[&Path]) -> bool {
     run(Command::new("sh").current_dir(folder).args(["-e", "-c", script, "sh"]).args(arguments))
 }
@@ -30,7 +30,7 @@ fn exact(target: &mut Target) -> Vec<String> {
     profile.process(pid).allocators.clone()
 }
 
-/// Two names of one inode, and one file beneath an overlay mount and through two of them.
+/// Two names of one inode, and one file seen beneath an overlay mount and through two such mounts.
 #[test]
 fn one_file_by_many_names_is_hooked_once() {
     let case = "one_file_by_many_names_is_hooked_once";
@@ -59,7 +59,7 @@ fn one_file_by_many_names_is_hooked_once() {
     assert_eq!(probes("malloc"), 1, "{:?}", stats.attach);
 }
 
-/// With --all-like targets the links are for everyone, so a second link on one inode would count everything twice.
+/// With targets like --all the links serve every process, so a second link to an inode would count everything twice.
 #[test]
 fn one_file_by_many_names_is_hooked_once_for_everyone() {
     let case = "one_file_by_many_names_is_hooked_once_for_everyone";
@@ -81,7 +81,7 @@ fn one_file_by_many_names_is_hooked_once_for_everyone() {
     }
 }
 
-/// An overlay mount over `below`, as long as this lives.
+/// An overlay mount over `below`, unmounted when dropped.
 struct Mounted(std::path::PathBuf);
 
 impl Mounted {
@@ -96,7 +96,7 @@ impl Mounted {
 
 impl Drop for Mounted {
     fn drop(&mut self) {
-        // Lazily: a target that is being killed may still run from it.
+        // Lazily, as a target that is being killed may still run from it.
         run(Command::new("umount").arg("-l").arg(&self.0));
     }
 }
@@ -119,7 +119,7 @@ fn symbols_in_mini_debug_information() {
     assert!(allocators.iter().any(|name| name.starts_with("glibc")), "{allocators:?}");
 }
 
-/// A stand-in with snmalloc's names (Debian has no package of it), found by them alone.
+/// A stand-in with snmalloc's symbol names (Debian does not package snmalloc), by which alone it is found.
 #[test]
 fn snmalloc_by_its_names() {
     let Some(_turn) = turn("snmalloc_by_its_names") else { return };
@@ -131,8 +131,8 @@ fn snmalloc_by_its_names() {
     assert!(allocators.iter().any(|name| name.starts_with("snmalloc")), "{allocators:?}");
 }
 
-/// `__rust_alloc` and its kin, in a program with a global allocator of its own that was not stripped. (Optimizing,
-/// the compiler puts them into their callers, where no probe can be.)
+/// `__rust_alloc` and its relatives, in an unstripped program with its own global allocator. (With optimization the compiler
+/// inlines them into their callers, where they cannot be probed.)
 #[test]
 fn a_rust_program_with_its_own_allocator() {
     let case = "a_rust_program_with_its_own_allocator";
@@ -147,14 +147,14 @@ fn a_rust_program_with_its_own_allocator() {
     let recording = Recorder::of(target.pid(), 1).start();
     let (pid, truth) = (target.pid(), target.run());
     let (profile, _) = recording.stop().results();
-    // Its own report allocates, too: the site alone is compared.
+    // Its report allocates as well, so only the site is compared.
     checks::sites(&profile, &truth, 1, Compare::All);
     let allocators = &profile.process(pid).allocators;
     assert!(allocators.iter().any(|name| name.starts_with("Rust")), "{allocators:?}");
 }
 
-/// A malloc that is chosen when the program starts (IFUNC), in a library that is bound at the first call or at once, and in
-/// a static executable: all that may be chosen is hooked, and what was chosen counts exactly.
+/// A malloc that is chosen at program start (IFUNC), in a library with lazy or immediate binding and in a static executable:
+/// every candidate is hooked, and the chosen one counts exactly.
 #[test]
 fn indirect_functions() {
     let case = "indirect_functions";
@@ -182,7 +182,7 @@ fn indirect_functions() {
         checks::sites(&profile, &truth, 1, Compare::All);
         let exact = (stats.exact_alloc_objects, stats.exact_alloc_bytes);
         assert_eq!(exact, (truth.allocs(), truth.bytes()), "{}: {stats:?}", program.display());
-        assert!(stats.inner > 0, "calloc calls malloc: {stats:?}");
+        assert!(stats.reentrant > 0, "calloc calls malloc: {stats:?}");
         let ours = || stats.attach.iter().filter(|probe| !probe.file.contains("libc.so"));
         let probes = |function: &str| ours().filter(|probe| probe.function == function).count();
         assert_eq!((probes("malloc"), probes("free"), probes("calloc")), (2, 2, 1), "{:?}", stats.attach);
@@ -191,7 +191,7 @@ fn indirect_functions() {
     }
 }
 
-/// Where it cannot be told what a resolver chooses, that is said, by doctor and by the profile.
+/// If it is unknown what a resolver chooses, doctor and the profile say so.
 #[test]
 fn a_choice_that_cannot_be_read_is_told() {
     let Some(_turn) = turn("a_choice_that_cannot_be_read_is_told") else { return };
@@ -213,9 +213,9 @@ fn a_choice_that_cannot_be_read_is_told() {
     assert!(profile.notes.iter().any(|note| note.contains("IFUNC")), "{:?}", profile.notes);
 }
 
-/// A hand-written allocator: where no instruction is cheap, and where the first is none, the probe sits at the entry; what
-/// the kernel refuses there is told and keeps nothing else from being hooked. The reasons are in `--stats`, in the profile
-/// and in doctor.
+/// A hand-written allocator. Where no instruction is cheap to probe, or the first cannot be decoded, the probe is at the
+/// entry; what the kernel refuses there is reported and does not affect other functions. The reasons are in `--stats`, in the
+/// profile and in doctor.
 #[test]
 fn hand_written_functions() {
     let case = "hand_written_functions";

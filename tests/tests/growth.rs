@@ -1,5 +1,5 @@
-//! What `heapbpf diff` says of real programs: how often it calls something growth that did not grow, and how large a leak
-//! must be for it to be found. A benchmark (`cargo xtask bench growth`), for its tables in docs/sampling.md.
+//! `heapbpf diff` on real programs: how often it reports growth where there is none, and how large a leak must be to be
+//! found. A benchmark (`cargo xtask bench growth`) for tables in docs/sampling.md.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,17 +8,17 @@ use heapbpf_tests::environment::{heapbpf, programs_folder, skipped, tool, turn};
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use serde_json::Value;
 
-/// Pairs of runs of each workload; every run is in one pair only.
+/// Pairs of runs per workload; every run is in one pair only.
 const PAIRS: u64 = 60;
-/// Mean sampling intervals of a pair, in turn: profiles of different R have to compare as well.
+/// Sampling intervals of a pair's runs, in turn, as profiles with different R must be comparable.
 const INTERVALS: [(u64, u64); 4] = [(FINE, FINE), (FINE, FINE), (FINE, COARSE), (COARSE, FINE)];
 const FINE: u64 = 16 << 10;
 const COARSE: u64 = 64 << 10;
-/// Planted leaks, as expected samples at [`FINE`].
+/// Sizes of the added leaks, in expected samples at [`FINE`].
 const LEAKS: [u64; 5] = [4, 8, 16, 32, 64];
-/// Bytes that a byte array of 100 takes through one stack.
+/// Bytes that one stack allocates for a byte array of 100.
 const LEAKED_BLOCK: u64 = 101;
-/// Pairs for each leak.
+/// Pairs per leak.
 const LEAK_PAIRS: u64 = 20;
 
 struct Workload {
@@ -45,7 +45,7 @@ impl Workload {
         program.is_file().then_some(Self { name: "cc1", program, arguments: arguments.into() })
     }
 
-    /// Records a whole run, with draws of its own.
+    /// Records a whole run, with other draws each time.
     fn record(&self, interval: u64, seed: u64) -> Outcome {
         Recorder::new()
             .without_outputs()
@@ -53,7 +53,7 @@ impl Workload {
             .option("--seed", &seed.to_string())
             .option("-o", "profile.json")
             .variable("PYTHONHASHSEED", "0".as_ref())
-            // Each object is an allocation, instead of a share of an arena.
+            // Makes each object an allocation, instead of a part of an arena.
             .variable("PYTHONMALLOC", "malloc".as_ref())
             .command(&self.program, &self.arguments)
             .start()
@@ -61,7 +61,7 @@ impl Workload {
     }
 }
 
-/// The stacks that were compared.
+/// The compared stacks.
 fn compared(before: &Outcome, after: &Outcome, value: &str) -> Vec<Value> {
     let file = |outcome: &Outcome| outcome.file("profile.json");
     let output = Command::new(heapbpf())
@@ -128,8 +128,8 @@ fn nothing_grows_between_equal_runs() {
 /// A leak of the expected size is added to the same program: how often the stack that leaks is found.
 #[test]
 #[ignore = "a benchmark: cargo xtask bench growth"]
-fn a_planted_leak_is_found() {
-    let case = "a_planted_leak_is_found";
+fn an_added_leak_is_found() {
+    let case = "an_added_leak_is_found";
     let Some(_turn) = turn(case) else { return };
     println!("\n| leak, bytes | expected samples before, of the leak | found | pairs |\n|---|---|---|---|");
     let mut found_most = 0;

@@ -1,5 +1,5 @@
-//! Memory in use is right at every moment: a program with constant memory in use, slow and as fast as it goes, with one and
-//! eight threads, with each kind of link, in the final profile, in snapshots and in scrapes, whichever way it ends.
+//! Memory in use is correct at every moment: for a program with constant memory in use, slow and at full speed, with one and
+//! eight threads, with each kind of link, in the final profile, snapshots and scrapes, however the recording ends.
 
 use std::process::Command;
 use std::time::Duration;
@@ -13,18 +13,17 @@ use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::{Target, until};
 use heapbpf_tests::truth::Truth;
 
-/// Slow and fast, with one and eight threads.
+/// Slow and fast loads, with one and eight threads.
 const LOADS: [Load; 4] = [Load::SLOW, Load::FAST, Load::SLOW.with_threads(8), Load::FAST.with_threads(8)];
 
-/// What is recorded may be longer or shorter than `-d` by so many seconds: where threads leave time to spare, and where they
-/// take all that there is.
+/// Tolerated difference of the recorded time to `-d`, seconds: with idle time, and with all CPUs busy.
 const DURATION_TOLERANCE: [f64; 2] = [0.05, 0.5];
-/// Snapshots and scrapes of each recording, at least.
+/// Fewest snapshots and scrapes per recording.
 const MOMENTS: u32 = 5;
-/// Room for what eight threads send while the daemon does not get the CPU.
+/// Ring size for what eight threads send while the daemon does not get to run.
 const ROOM: &str = "64MiB";
 
-/// What tells users not to trust figures: in what was said, in the profile, in a report of it.
+/// All warnings about figures: on standard error, in the profile, and in its report.
 fn alarm(outcome: &Outcome) -> Option<String> {
     let report = Command::new(heapbpf()).arg("report").arg(outcome.file("profile.json")).output().expect("it runs");
     let report = String::from_utf8_lossy(&report.stdout).into_owned();
@@ -40,9 +39,9 @@ fn alarm(outcome: &Outcome) -> Option<String> {
     folded.iter().find_map(alarm)
 }
 
-/// Records a load twice with some options, judges each cut with `judge`, and returns what is off. The first recording is
-/// scraped five times, takes five snapshots on a signal and is ended by Ctrl-C; the second one ends by itself, and takes
-/// snapshots on its way.
+/// Records a load twice with some options, checks each cut with `judge`, and returns the problems. The first recording is
+/// scraped five times, takes five snapshots on a signal and is ended by Ctrl-C; the second takes periodic snapshots and ends
+/// by itself.
 fn follow(
     load: &Load,
     recorder: impl Fn(u32) -> Recorder,
@@ -68,7 +67,7 @@ fn follow(
     let recording = recorder(again.pid()).option("-d", &format!("{seconds}s")).option("--every", every).start();
     let same = again.run();
     assert_eq!(same.live_bytes(), truth.live_bytes());
-    // The next one may have been under way before all blocks were there.
+    // The next one may have begun before all blocks were allocated.
     let passed = numbers_of_snapshots(&recording.folder()).last().copied().unwrap_or_default() + 1;
     let timed = recording.finish();
     cuts.extend(Cut::snapshots(&timed.folder(), passed));
@@ -116,9 +115,9 @@ fn constant_with_perf_links() {
     constant_with("perf");
 }
 
-/// Sampled: 20,000 blocks of 500 to 4,000 bytes, 45 MB, are some 11,000 samples at 4 KiB and 690 at 64 KiB, enough for the
-/// sums to be normal. σ is that of the blocks in use (`Law`); an honest figure is off by more than 5 σ once in 1.7 million.
-/// Each of the four loads has some 20 cuts with two figures: one false alarm in some 10,000 runs.
+/// With sampling, 20,000 blocks of 500 to 4,000 bytes (45 MB) give about 11,000 samples at 4 KiB and 690 at 64 KiB, enough
+/// for sums to be normally distributed. σ is that of the blocks in use (`Law`); a correct figure is off by more than 5 σ once
+/// in 1.7 million. Each of the four loads has about 20 cuts with two figures: one false alarm in about 10,000 runs.
 #[test]
 fn constant_when_sampled() {
     let Some(_turn) = turn("constant_when_sampled") else { return };
@@ -133,7 +132,7 @@ fn constant_when_sampled() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// How a recording comes to its end.
+/// How a recording ends.
 #[derive(Clone, Copy, Debug)]
 enum End {
     Interrupt,
@@ -188,7 +187,7 @@ fn constant_until_terminated() {
     constant_until(End::Terminate);
 }
 
-/// Named targets count as of their end.
+/// For named targets that have exited, figures in use are as of their exit.
 #[test]
 fn constant_until_the_target_exits() {
     constant_until(End::TargetExits);
@@ -199,7 +198,7 @@ fn constant_until_the_target_is_killed() {
     constant_until(End::TargetIsKilled);
 }
 
-/// A command that heapbpf starts counts as of its end, like every named target.
+/// For a command that heapbpf starts, figures in use are as of its exit, as for every named target.
 #[test]
 fn constant_until_the_command_ends() {
     let Some(_turn) = turn("constant_until_the_command_ends") else { return };
@@ -212,8 +211,8 @@ fn constant_until_the_command_ends() {
         let truth: Truth = serde_json::from_str(&recording.line()).expect("a report");
         let outcome = recording.finish();
         let (profile, stats) = outcome.results();
-        // A program that is seen from its start has more in use than its sites: what it takes to start threads. That is
-        // less than the tolerance of the load with many threads, where blocks may be under [stack lost].
+        // A program recorded from its start also has memory in use for starting threads. That is less than the tolerance of
+        // the load with many threads, where blocks may be under [stack lost].
         let mut sums = [0.0; 4];
         for site in checks::site_sums(&profile, None).values() {
             sums.iter_mut().zip(site.figures).for_each(|(sum, figure)| *sum += figure);
@@ -230,7 +229,7 @@ fn constant_until_the_command_ends() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The peak is a cut as well: it is known exactly for a program that rises to it at one go.
+/// The peak is a cut as well, and known exactly for a program that rises to it in one step.
 #[test]
 fn the_peak_is_the_most_that_was_in_use() {
     let Some(_turn) = turn("the_peak_is_the_most_that_was_in_use") else { return };

@@ -1,5 +1,5 @@
-//! Memory in use while records are lost: figures are right, or their intervals say how far off they may be, and the
-//! daemon's memory stays bounded.
+//! Memory in use while records are lost: figures are correct, or their intervals contain the truth, and the daemon's memory
+//! stays bounded.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -12,13 +12,13 @@ use heapbpf_tests::scrape::{Answer, get};
 
 const EIGHT: Load = Load::FAST.with_threads(8);
 
-/// How many records of a recording were lost, of allocations and of frees.
+/// Number of lost records of a recording, of allocations and of frees.
 fn lost(profile: &Profile) -> u64 {
     ["lost_ring_full", "frees_lost"].iter().filter_map(|name| profile.counters[*name].as_u64()).sum()
 }
 
-/// The daemon does not run for two seconds. What fits into the rings is not lost and changes nothing; otherwise the
-/// intervals include the truth, and the loss is told.
+/// The daemon does not run for two seconds. If everything fits into the rings, nothing changes; otherwise the intervals
+/// contain the truth, and the loss is reported.
 #[test]
 fn constant_while_the_daemon_is_stopped() {
     let Some(_turn) = turn("constant_while_the_daemon_is_stopped") else { return };
@@ -54,9 +54,9 @@ fn constant_while_the_daemon_is_stopped() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// A large ring is full when the recording is to end, and eight threads go on. If it could not be read in time, the profile
-/// says what share is missing and from which moment it is, and no figure has an interval. (On a fast machine it may be read
-/// in time: then the figures are right.)
+/// A large ring is full when the recording is to end, and eight threads keep running. If it cannot be read in time, the
+/// profile states the missing share and its moment, and no figure has an interval. (A fast machine may read it in time; then
+/// the figures are correct.)
 #[test]
 fn what_could_not_be_read_in_time_is_told() {
     let Some(_turn) = turn("what_could_not_be_read_in_time_is_told") else { return };
@@ -67,7 +67,7 @@ fn what_could_not_be_read_in_time_is_told() {
     std::thread::sleep(Duration::from_secs(4));
     recording.signal(libc::SIGCONT);
     recording.signal(libc::SIGINT);
-    // The rings are waited for two seconds.
+    // heapbpf waits two seconds for the rings to be read.
     std::thread::sleep(Duration::from_secs(5));
     drop(target);
     let outcome = recording.finish();
@@ -93,20 +93,20 @@ fn what_could_not_be_read_in_time_is_told() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// How many allocations and frees a scrape says were lost so far.
+/// Numbers of lost allocations and frees so far, as scraped.
 fn lost_so_far(metrics: &Answer) -> f64 {
     let series = ["heapbpf_lost_total{reason=\"ring_full\"}", "heapbpf_events_total{name=\"frees_lost\"}"];
     series.iter().map(|series| metrics.metric(series).unwrap_or_else(|| panic!("no {series}"))).sum()
 }
 
-/// Scrapes a load whose records find too little room, 200 times, and takes snapshots beside. Each is a cut; its truth may
-/// be less by one block for each thread, and so may be its interval. Two things must hold:
+/// Scrapes a load whose records do not fit into the rings 200 times, and takes snapshots as well. Each is a cut; its truth
+/// may be less by one block per thread, and so may be its interval. Two things must hold:
 /// - the truth is in the interval of at least 95 % of the cuts;
-/// - an interval of zero width says that nothing is uncertain: then the figure is the truth. Whatever was lost before the
-///   cut and not found out by its reconciliation widens the interval.
+/// - an interval of zero width means that nothing is uncertain, so the figure is the truth. A loss before the cut that its
+///   reconciliation did not recover widens the interval.
 fn covered(load: &Load, ring_bytes: &str) {
     const CUTS: usize = 200;
-    /// A cut keeps the daemon from reading for a moment: more is lost the more often it is asked for one.
+    /// Pause between scrapes. Each cut stops the daemon from reading for a moment, so more of them cause more losses.
     const PAUSE: Duration = Duration::from_millis(25);
     let Some(_turn) = turn(&format!("covered {load:?} {ring_bytes}")) else { return };
     let mut target = load.start();
@@ -159,25 +159,25 @@ fn covered(load: &Load, ring_bytes: &str) {
     );
 }
 
-/// One thread sends more than a small ring holds now and then: about a tenth is lost.
+/// One thread sometimes sends more than a small ring holds: about a tenth is lost.
 #[test]
 fn intervals_include_the_truth_while_a_tenth_is_lost() {
     covered(&Load { blocks: 800, ..Load::FAST }, "128KiB");
 }
 
-/// A ring of one page, the smallest there is: losses come in short bursts.
+/// With a ring of one page, the smallest possible, losses come in short bursts.
 #[test]
 fn intervals_include_the_truth_with_a_ring_of_one_page() {
     covered(&Load { blocks: 800, ..Load::FAST }, "4KiB");
 }
 
-/// Eight threads and a ring of one page: most is lost.
+/// With eight threads and a ring of one page, most is lost.
 #[test]
 fn intervals_include_the_truth_while_most_is_lost() {
     covered(&EIGHT, "4KiB");
 }
 
-/// Bursts that are larger than the ring, with blocks that live across them.
+/// Bursts larger than the ring, with blocks that stay in use across them.
 #[test]
 fn intervals_include_the_truth_when_bursts_are_lost() {
     covered(&Load { blocks: 800, batch: 200, pause_us: 5000, ..Load::FAST }, "4KiB");
@@ -190,10 +190,9 @@ fn resident(pid: u32) -> Option<u64> {
     line.split_whitespace().next()?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Blocks whose frees were lost are found out without anybody asking: 1,600 blocks are in use, hundreds of thousands of
-/// frees are lost each second, and nobody takes a snapshot. The bound is generous: twice what memory rises by between two
-/// times that the allocator gives it back, and less than what the blocks that are lost in this time would take (some 10
-/// million, 100 bytes or so each).
+/// Blocks whose frees were lost are recovered without a snapshot: 1,600 blocks are in use, and hundreds of thousands of frees
+/// are lost each second. The bound is generous: twice the rise of memory between two times that the allocator returns it to
+/// the kernel, and less than all lost blocks would take in this time (about 10 million of about 100 bytes).
 #[test]
 fn memory_stays_bounded_while_frees_are_lost() {
     let Some(_turn) = turn("memory_stays_bounded_while_frees_are_lost") else { return };

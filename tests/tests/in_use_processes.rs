@@ -1,5 +1,5 @@
-//! Whose memory is in use: under filters that of the processes alive, with what ended ones held apart from it; with named
-//! targets also that of those that ended. And children that come and go while a recording ends.
+//! Whose memory counts as in use: under filters only that of running processes, with that of exited ones held separately;
+//! with named targets also that of exited ones. And children that come and go while a recording ends.
 
 use std::path::{Path, PathBuf};
 
@@ -12,12 +12,12 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use heapbpf_tests::truth::Truth;
 
-/// What lives to the end, and what ends before.
+/// Workloads of the process that runs to the end, and of the one that exits before.
 const LIVING: Load = Load::SLOW;
-/// Many blocks: what the daemon does for each of them at the end must not touch those of the living.
+/// Many blocks: their removal when the process exits must not touch those of the running one.
 const ENDING: Load = Load { blocks: 3000, size: 700, ..Load::SLOW };
 
-/// The name of the programs, of which no other process of the host is.
+/// The name of the programs, which no other process on the host has.
 const NAME: &str = "in-use-of-whom";
 
 fn of_that_name(folder: &Path) -> PathBuf {
@@ -26,14 +26,14 @@ fn of_that_name(folder: &Path) -> PathBuf {
     copy
 }
 
-/// A recorded pair: what each holds, and the profile.
+/// A recorded pair: what each process holds, and the profile.
 struct Pair {
     living: (u32, Truth),
     ended: (u32, Truth),
     profile: Profile,
 }
 
-/// Records two processes, of which one ends before the recording does.
+/// Records two processes, one of which exits before the recording ends.
 fn pair(recorder: impl FnOnce([u32; 2]) -> Recorder) -> Pair {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let file = of_that_name(folder.path());
@@ -49,7 +49,7 @@ fn pair(recorder: impl FnOnce([u32; 2]) -> Recorder) -> Pair {
     Pair { living: (pids[0], living), ended: (pids[1], ended), profile }
 }
 
-/// What ended processes held, as a cut.
+/// What exited processes held, as a cut.
 fn at_exit(from: &str, figures: &Figures) -> Cut {
     let figure = |estimate: &Option<Estimate>| estimate.clone().unwrap_or_else(|| panic!("{from}: nothing at exit"));
     Cut { from: from.into(), bytes: figure(&figures.at_exit_bytes), objects: figure(&figures.at_exit_objects) }
@@ -59,8 +59,9 @@ fn value(estimate: &Option<Estimate>) -> f64 {
     estimate.as_ref().and_then(|estimate| estimate.estimate).unwrap_or(0.0)
 }
 
-/// Checks a pair that was recorded by a filter at mean interval R: what is in use is the living one's, what the other one
-/// held at its end is there, apart. At R > 1, figures are within 5 σ: one false alarm in 1.7 million for each of four.
+/// Checks a pair that was recorded by a filter at sampling interval R: memory in use is the running process's, and what the
+/// other held when it exited is listed separately. At R > 1 figures are within 5 σ: one false alarm in 1.7 million for each
+/// of four.
 fn only_the_living(pair: &Pair, interval: u64, is_all: bool) {
     let profile = &pair.profile;
     let mut living = Judge::new(&LIVING, &pair.living.1);
@@ -77,7 +78,7 @@ fn only_the_living(pair: &Pair, interval: u64, is_all: bool) {
         judged(&mut living, &Cut::of_figures("the totals in use", &profile.totals));
         judged(&mut ended, &at_exit("the totals at exit", &profile.totals));
     }
-    // Whatever else ended on the host.
+    // Includes other processes that exited on the host.
     for process in profile.processes.iter().filter(|process| process.ended) {
         let in_use = [value(&process.figures.inuse_bytes), value(&process.figures.inuse_objects)];
         assert_eq!(in_use, [0.0; 2], "it has ended: {process:?}");
@@ -116,7 +117,7 @@ fn of_the_whole_host_the_living_have_memory_in_use() {
     only_the_living(&recorded, INTERVAL, true);
 }
 
-/// Named targets are what was asked for: those that ended count as of their end.
+/// Named targets that exited count as of their exit.
 #[test]
 fn of_named_processes_ended_ones_count_as_of_their_end() {
     let Some(_turn) = turn("of_named_processes_ended_ones_count_as_of_their_end") else { return };
@@ -131,7 +132,7 @@ fn of_named_processes_ended_ones_count_as_of_their_end() {
     assert_eq!(apart, [0.0; 2], "nothing stands apart");
 }
 
-/// At R = 1, what was counted is what was seen. A loss that is reported may be missing from it.
+/// At R = 1 the sampled figures equal the counted ones, up to reported losses.
 fn counted_is_estimated(profile: &Profile, stats: &Stats) {
     let told = stats.lost() + stats.other["allocations_reconciled"];
     let objects = &profile.totals.alloc_objects;
@@ -148,8 +149,7 @@ fn no_alarm(told: &str) {
     assert!(!told.split_whitespace().collect::<Vec<_>>().join(" ").contains("do not trust"), "{told}");
 }
 
-/// A server that forks a process for each connection, as PostgreSQL does, recorded for a time that ends while children come
-/// and go.
+/// A server that forks a process per connection, like PostgreSQL. The recording ends while children come and go.
 #[test]
 fn samples_of_children_at_the_end_are_in() {
     let Some(_turn) = turn("samples_of_children_at_the_end_are_in") else { return };
@@ -170,8 +170,8 @@ fn samples_of_children_at_the_end_are_in() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// The same by name, so that each child is covered from its first instruction: all that was allocated is there. None of the
-/// children lives in the end; what they held is what they held at their ends.
+/// The same by name, so that each child is covered from its first instruction and every allocation is there. All children
+/// have exited in the end; what they held is as of their exits.
 #[test]
 fn children_that_come_and_go_are_all_there() {
     let Some(_turn) = turn("children_that_come_and_go_are_all_there") else { return };
@@ -182,7 +182,7 @@ fn children_that_come_and_go_are_all_there() {
     let recording = Recorder::new().interval(1).option("--comm", "in-use-backends").start();
     parent.go();
     std::thread::sleep(std::time::Duration::from_secs(2));
-    // A line stops the forking; the report is that of all children.
+    // A line on its input stops the forking; the report covers all children.
     let truth = parent.run();
     let outcome = recording.stop();
     let (profile, stats) = outcome.results();

@@ -1,4 +1,4 @@
-//! How long blocks live, and the peak, of a program whose lifetimes are known.
+//! Lifetimes of blocks and the peak, for a program whose lifetimes are known.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,7 +11,7 @@ use heapbpf_tests::target::Target;
 use heapbpf_tests::truth::{Law, Truth};
 use serde_json::Value;
 
-/// Records the program at mean interval R, with blocks of 100 bytes for `rounds`.
+/// Records the program at sampling interval R, with `rounds` of blocks of 100 bytes.
 fn record(rounds: u64, options: &[&str]) -> (Outcome, Truth) {
     let mut target = Target::start(&program("lifetimes"), [rounds.to_string()]);
     let recorder = options.iter().fold(Recorder::new().pid(target.pid()), |recorder, option| recorder.flag(option));
@@ -34,7 +34,7 @@ fn stack<'a>(profile: &'a Value, site: &str) -> &'a Value {
 struct Lives {
     median: Option<f64>,
     temporary: f64,
-    /// Share that is alive after the last free.
+    /// Share of the allocations that remains after the last free.
     left: f64,
 }
 
@@ -49,8 +49,8 @@ fn lives(profile: &Value, site: &str) -> Lives {
     }
 }
 
-/// Everything sampled, so shares are exact. 100 ms are at least that less half a bin (1/16), and may be longer on a busy
-/// machine: no upper bound is checked but that of the recording.
+/// With everything sampled, shares are exact. A lifetime of 100 ms may come out shorter by half a bin (1/16), and longer on a
+/// busy machine: its only upper bound is the length of the recording.
 #[test]
 fn lifetimes_are_those_of_the_program() {
     let Some(_turn) = turn("lifetimes_are_those_of_the_program") else { return };
@@ -80,8 +80,8 @@ fn lifetimes_are_those_of_the_program() {
     }
 }
 
-/// Ten small blocks are freed at once for each large one that stays. Of the samples nearly all are large; of the
-/// allocations a tenth is, and that is what the curve says: within the tolerance of the number of small ones.
+/// For each large block that stays, ten small ones are freed at once. Nearly all samples are large, but only a tenth of the
+/// allocations, which is what the curve shows, within the tolerance of the number of small ones.
 #[test]
 fn curves_are_of_allocations_not_of_samples() {
     const R: u64 = 4096;
@@ -100,7 +100,7 @@ fn curves_are_of_allocations_not_of_samples() {
     assert!(allowed.contains(&found) && allowed.end < 0.5, "{found} is not in {allowed:?}");
 }
 
-/// 8 MiB that were in use together and freed are in use at the peak and not at the end.
+/// 8 MiB that were in use together and then freed are in the peak, and not in use at the end.
 #[test]
 fn the_peak_is_of_its_moment() {
     const R: u64 = 65_536;
@@ -113,11 +113,11 @@ fn the_peak_is_of_its_moment() {
     let (peak, truth) = record(5, &["--interval", "65536", "--at", "peak"]);
     assert_eq!(inuse(&end.file("profile.json")), 0.0);
     let law = truth.site("site_07").law(R, false).bytes;
-    // The peak is kept each time it exceeds the last one by 2 %: the last blocks may be missing.
+    // A new peak is kept if it exceeds the last one by 2 %, so the last blocks may be missing.
     let found = inuse(&peak.file("profile.json"));
     let lowest = (law.truth - law.tolerance()) / 1.02;
     assert!((lowest..law.truth + law.tolerance()).contains(&found), "{found} of {}", law.truth);
-    // The profile of the end has the peak beside it.
+    // The final profile comes with the peak's.
     let text = Command::new(heapbpf()).args(["report", "--at", "peak"]).arg(end.file("profile.json")).output();
     assert!(String::from_utf8_lossy(&text.expect("runs").stdout).contains("site_07"));
 }

@@ -1,5 +1,5 @@
-//! Every kind of link gives the same exact numbers: the older ones are forced here, so that they are tested on every
-//! kernel that still has them.
+//! Every kind of link gives the same exact numbers. Older kinds are forced here, so that they are tested on kernels that
+//! would not choose them.
 
 use std::process::Command;
 
@@ -25,7 +25,7 @@ fn exact_with(link: &str, name: &str, arguments: &[&str]) {
     let (profile, stats) = outcome.results();
     checks::sites(&profile, &truth, 1, Compare::All);
     assert_eq!(stats.submitted, truth.allocs(), "{stats:?}");
-    // An overflow in reallocarray is refused before the probe sees it.
+    // reallocarray detects an overflow before it reaches the probe.
     assert!(stats.failed <= truth.failed, "{stats:?}");
     assert_eq!(stats.exact_alloc_bytes, truth.bytes(), "{stats:?}");
     assert_eq!(stats.lost(), 0, "{stats:?}");
@@ -53,8 +53,8 @@ fn threads_are_exact_with_every_kind_of_link() {
     }
 }
 
-/// So many processes of one library that they share its links: each is as exact as alone, and one that is not named does
-/// not count, although its calls come by.
+/// With so many processes of one library that they share its links, each is as exact as alone. A process that is not named
+/// does not count, although its calls hit the probes.
 #[test]
 fn many_named_processes_share_links_and_others_do_not_count() {
     let Some(_turn) = turn("many_named_processes_share_links_and_others_do_not_count") else { return };
@@ -74,7 +74,7 @@ fn many_named_processes_share_links_and_others_do_not_count() {
     assert_eq!(stats.lost(), 0, "{stats:?}");
 }
 
-/// Where the kernel refuses a kind of link, the next one is used: doctor has a line for it, and the figures are exact.
+/// If the kernel refuses a kind of link, the next one is used. doctor has a line for it, and the figures are exact.
 #[test]
 fn a_kind_of_link_that_the_kernel_refuses() {
     let Some(_turn) = turn("a_kind_of_link_that_the_kernel_refuses") else { return };

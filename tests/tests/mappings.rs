@@ -1,4 +1,4 @@
-//! Stacks are right whatever became of the file: deleted, replaced, never on a disk, under another root.
+//! Stacks are correct even if the file was deleted, replaced, never on disk, or is under another root.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -20,7 +20,7 @@ fn folder() -> TempDir {
     TempDir::with_prefix("heapbpf-test-").expect("a temporary folder")
 }
 
-/// A copy of the program that is ours to delete.
+/// A copy of the program that the test may delete.
 fn copy_to(folder: &Path) -> PathBuf {
     let copy = folder.join("copied");
     std::fs::copy(frames(), &copy).expect("our own folder");
@@ -32,7 +32,7 @@ fn frames() -> PathBuf {
     program_with("frames", "frames-fp", &["-foptimize-sibling-calls"])
 }
 
-/// The stacks of one site are whole and named.
+/// Checks that the stacks of one site are complete and symbolized.
 fn named_and_whole(profile: &Profile) {
     let stacks: Vec<_> = profile.stacks.iter().filter(|stack| stack.site() == Some(PATH[0])).collect();
     assert!(!stacks.is_empty(), "nothing was sampled at {}", PATH[0]);
@@ -42,7 +42,7 @@ fn named_and_whole(profile: &Profile) {
     }
 }
 
-/// Records every allocation of a started program; `meanwhile` happens when the probes are in place.
+/// Records every allocation of a running program; `meanwhile` runs once the probes are in place.
 fn record(mut target: Target, pid: u32, meanwhile: impl FnOnce()) -> Profile {
     let recording = Recorder::of(pid, 1).start();
     meanwhile();
@@ -79,7 +79,7 @@ fn an_executable_that_is_deleted_meanwhile() {
     record(target, pid, || std::fs::remove_file(&copy).expect("our own file"));
 }
 
-/// An upgrade puts another file into the place of the one that runs.
+/// An upgrade replaces the file of the running program.
 #[test]
 fn an_executable_that_is_upgraded_meanwhile() {
     let Some(_turn) = turn("an_executable_that_is_upgraded_meanwhile") else { return };
@@ -144,13 +144,13 @@ fn a_process_in_a_pid_namespace_has_both_ids() {
     assert_eq!(profile.process(pid).namespace_pid, Some(1));
 }
 
-/// An overlay mount as containers have it; taken away when dropped.
+/// An overlay mount like a container's, unmounted when dropped.
 struct Overlay {
     folder: TempDir,
 }
 
 impl Overlay {
-    /// With this program in the lower layer; `Err` says why there can be none.
+    /// Mounts it with this program in the lower layer; `Err` says why that is not possible.
     fn with(program: &Path) -> Result<Self, String> {
         let overlay = Self { folder: folder() };
         for part in ["lower", "upper", "work", "merged"] {
@@ -179,8 +179,8 @@ impl Drop for Overlay {
     }
 }
 
-/// As in a container: the program lies in a lower layer. Then it is changed in the mount, which copies the file up: what
-/// runs is the lower one.
+/// As in a container, the program is in the lower layer. Then it is changed through the mount, which copies the file up; the
+/// running program is still the lower file.
 #[test]
 fn a_program_on_an_overlay() {
     let case = "a_program_on_an_overlay";

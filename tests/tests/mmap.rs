@@ -1,5 +1,5 @@
-//! `--mmap`: what programs map themselves, every part of it, equals the truth at interval 1; and what an allocator maps
-//! for itself counts once.
+//! `--mmap`: programs' own mappings, including parts of them, equal the truth at interval 1, and what an allocator maps for
+//! itself counts once.
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
@@ -23,7 +23,7 @@ fn exact(profile: &Profile, stats: &Stats, truth: &Truth, interval: u64) {
     assert_eq!(stats.lost(), 0, "{stats:?}");
 }
 
-/// Also by system calls of the program's own, and with every kind of link: each tells what malloc maps from the rest.
+/// Also with direct system calls of the program, and with every kind of link: each tells malloc's mappings from others.
 #[test]
 fn every_part_of_every_mapping() {
     let Some(_turn) = turn("every_part_of_every_mapping") else { return };
@@ -31,7 +31,7 @@ fn every_part_of_every_mapping() {
         let mut target = Target::start(&program("mappings"), ["200"]);
         let (profile, stats, truth) = record(&mut target, 1, &[("--link", link)]);
         exact(&profile, &stats, &truth, 1);
-        assert!(stats.inner > 0, "malloc mapped nothing for itself: {stats:?}");
+        assert!(stats.reentrant > 0, "malloc mapped nothing for itself: {stats:?}");
         for function in ["mmap", "mremap", "brk", "malloc"] {
             assert!(profile.stacks.iter().any(|stack| stack.function == function), "no {function}");
         }
@@ -46,7 +46,7 @@ fn a_static_program() {
     exact(&profile, &stats, &truth, 1);
 }
 
-/// Sampled, estimates lie where they should, those of what is left of partly unmapped mappings too.
+/// With sampling, estimates are within their tolerance, also for the remainders of partly unmapped mappings.
 #[test]
 fn mappings_are_sampled() {
     let Some(_turn) = turn("mappings_are_sampled") else { return };
@@ -56,7 +56,7 @@ fn mappings_are_sampled() {
     }
 }
 
-/// What pthread_create maps for their stacks comes on top of the sites.
+/// Besides the sites, pthread_create maps the threads' stacks.
 #[test]
 fn mappings_of_threads() {
     let Some(_turn) = turn("mappings_of_threads") else { return };
@@ -78,7 +78,7 @@ fn mappings_of_a_child() {
     exact(&profile, &stats, &truth, 1);
 }
 
-/// Nobody who does not ask for them has them.
+/// Without the option, mappings are not recorded.
 #[test]
 fn mappings_are_left_alone_by_default() {
     let Some(_turn) = turn("mappings_are_left_alone_by_default") else { return };

@@ -1,7 +1,7 @@
-//! The numbers are true: per call site, estimated figures against exact truth.
+//! Estimated figures per call site against the exact truth.
 //!
-//! Tolerances are those of `truth::Sum::tolerance`: each check refuses an honest estimate with probability 5.7e-7 at
-//! most (a two-sided 5 σ test), whatever the mix of sizes.
+//! Tolerances are those of `truth::Sum::tolerance`: each check rejects a correct estimate with probability 5.7e-7 at most
+//! (that of a two-sided 5 σ test), for any mix of sizes.
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
@@ -21,7 +21,7 @@ fn record(name: &str, arguments: &[&str], interval: u64, seed: u64) -> (Profile,
     (profile, stats, truth)
 }
 
-/// What holds for a program that allocates at its sites alone: every call is a hit, and totals are exact.
+/// Checks for a program that allocates at its sites only: every call is a hit, and totals are exact.
 fn counted_exactly(stats: &Stats, truth: &Truth) {
     assert_eq!(stats.hits, truth.allocs() + truth.failed + truth.abandoned, "{stats:?}");
     assert_eq!(stats.exact_alloc_objects, truth.allocs(), "{stats:?}");
@@ -53,9 +53,9 @@ fn twenty_sites_are_true_at_512_kib() {
     twenty_sites_are_true_at(512 << 10, "500000");
 }
 
-/// Also: the 95 % intervals of the stacks contain the truth as often as they promise. Of 3 × 20 stacks with at least one
-/// sample, each may miss with probability 6 % (the worst case of docs/sampling.md); more than 16 misses of 60 happen
-/// with probability 1e-7.
+/// Also, the 95 % confidence intervals of the stacks contain the truth as often as they should. Each of 3 × 20 stacks with at
+/// least one sample misses with probability 6 % at most (the worst case of docs/sampling.md); more than 16 misses of 60 have
+/// probability 1e-7.
 fn twenty_sites_are_true_at(interval: u64, ops: &str) {
     let Some(_turn) = turn("twenty_sites_are_true") else { return };
     let (mut missed, mut listed) = (0, 0);
@@ -112,7 +112,7 @@ fn interval_0_takes_no_samples_and_counts_everything() {
     assert_eq!(checks::exact(profile.process(target.pid())), (Some(truth.bytes()), Some(truth.allocs())));
 }
 
-/// What cannot be had is no allocation, whether or not it would have been sampled.
+/// A failed call is no allocation, whether or not it would have been sampled.
 #[test]
 fn interval_0_leaves_out_the_large_calls_that_fail() {
     let Some(_turn) = turn("interval_0_leaves_out_the_large_calls_that_fail") else { return };
@@ -121,13 +121,13 @@ fn interval_0_leaves_out_the_large_calls_that_fail() {
         let recording = Recorder::of(target.pid(), 0).start();
         let truth = target.run();
         let (profile, stats) = recording.stop().results();
-        // Not every overflow reaches the probe, so hits are not compared.
+        // Some overflows are detected before the probe, so hits are not compared.
         assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
         assert_eq!(checks::exact(profile.process(target.pid())), (Some(truth.bytes()), Some(truth.allocs())), "{name}");
     }
 }
 
-/// 100,000 allocations of one size: the share sampled is 1 − (1 − 1/R)^size.
+/// Of 100,000 allocations of one size, the share sampled is 1 − (1 − 1/R)^size.
 #[test]
 fn one_size_is_sampled_with_its_probability() {
     let Some(_turn) = turn("one_size_is_sampled_with_its_probability") else { return };
@@ -154,8 +154,8 @@ fn sizes_far_above_the_interval_are_nearly_all_sampled() {
     }
 }
 
-/// Large and small allocations in turn: what a sampler gets wrong that carries bytes over from one to the next (the
-/// 1-byte class of the second sequence comes out 33 times too often then, of the first 100 times).
+/// Large and small allocations in turn, which a sampler gets wrong that carries bytes over from one sample to the next: it
+/// samples the 1-byte class 100 times too often in the first sequence and 33 times in the second.
 #[test]
 fn large_allocations_do_not_cause_samples_of_small_ones() {
     let Some(_turn) = turn("large_allocations_do_not_cause_samples_of_small_ones") else { return };
@@ -201,7 +201,7 @@ fn one_seed_gives_the_same_draws_again() {
     assert_eq!(first.len(), again.len());
     for ((site, a), (_, b)) in first.iter().zip(&again) {
         assert_eq!(a.samples, b.samples, "{site}");
-        // The order in which the stacks of a site are added up is not fixed.
+        // The stacks of a site are added up in varying order.
         assert!(a.figures.iter().zip(b.figures).all(|(a, b)| checks::close(*a, b)), "{site}: {a:?}, {b:?}");
     }
     assert_ne!(first, other);

@@ -1,4 +1,4 @@
-//! Names after the recording: `heapbpf report --symbolize` by build IDs, when the program has long gone from its path.
+//! Symbolization after the recording: `heapbpf report --symbolize` by build IDs, when the program is no longer at its path.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
 use tempfile::TempDir;
 
-/// The program, with a build ID whatever the compiler's default is, and neither frame pointers nor tail calls.
+/// The program, with a build ID and without frame pointers and tail calls, whatever the compiler's defaults.
 fn inlines() -> PathBuf {
     program_with("inlines", "inlines", &["-fomit-frame-pointer", "-Wl,--build-id"])
 }
 
-/// A recording of every allocation of a copy of the program, which is then taken away.
+/// A recording of every allocation of a copy of the program, which is then removed.
 fn record_and_remove(program: &Path, options: &[&str]) -> Outcome {
     let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
     let copy = folder.path().join("inlines");
@@ -32,7 +32,7 @@ fn record_and_remove(program: &Path, options: &[&str]) -> Outcome {
     recording.stop()
 }
 
-/// What is shown of each frame, and how many samples have such a stack.
+/// The visible parts of each frame, and the number of samples with such a stack.
 type Shown = BTreeMap<Vec<(Option<String>, Option<String>, Option<u32>, bool)>, u64>;
 
 fn shown(profile: &Profile) -> Shown {
@@ -71,8 +71,8 @@ fn is_named(shown: &Shown) -> bool {
     })
 }
 
-/// The same functions, files, lines and inlined frames as a recording with names has, from both formats, whether the
-/// program itself or only its debug file is there.
+/// Both formats get the same functions, files, lines and inlined frames as a symbolized recording, from the program itself or
+/// from its debug file.
 #[test]
 fn offline_names_are_those_of_a_recording_with_names() {
     let case = "offline_names_are_those_of_a_recording_with_names";
@@ -121,7 +121,7 @@ fn offline_names_are_those_of_a_recording_with_names() {
                 // pprof has no samples to count, but the same stacks.
                 assert!(shown(&named).keys().eq(expected.keys()), "{recorded} with {}", debug.display());
             }
-            // What pprof keeps of it is the same as well.
+            // The same holds for what pprof keeps.
             symbolize(&outcome.file(recorded), &pprof, Some(debug));
             symbolize(&pprof, &json, None);
             assert!(shown(&output::read(&json)).keys().eq(expected.keys()), "{recorded} through pprof");
@@ -129,7 +129,7 @@ fn offline_names_are_those_of_a_recording_with_names() {
     }
 }
 
-/// What is not found keeps its place and says why; a file of that name which is another is not believed.
+/// A frame whose file is not found keeps its address and says why; a file of that name with another build ID is ignored.
 #[test]
 fn unknown_build_ids_keep_their_place_and_the_reason() {
     let Some(_turn) = turn("unknown_build_ids_keep_their_place_and_the_reason") else { return };

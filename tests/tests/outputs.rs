@@ -1,5 +1,5 @@
-//! What outputs are written to: files are replaced if asked for; devices, FIFOs and sockets never are, links not followed
-//! unasked.
+//! Destinations of outputs: files are replaced only on request, devices, FIFOs and sockets never, and links are followed only
+//! on request.
 
 use std::ffi::CString;
 use std::fs::{self, OpenOptions, Permissions};
@@ -19,17 +19,17 @@ use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::{Target, until};
 use tempfile::TempDir;
 
-/// A user without rights.
+/// Id of a user without privileges.
 const NOBODY: u32 = 65534;
 
 fn c_path(path: &Path) -> CString {
     CString::new(path.as_os_str().as_bytes()).expect("no zero in it")
 }
 
-/// A node like `/dev/null`, or why there can be none.
+/// Creates a node like `/dev/null`, or returns why that is not possible.
 fn null_node(path: &Path) -> std::io::Result<()> {
     let name = c_path(path);
-    // SAFETY: the string ends with a zero and outlives the call.
+    // SAFETY: the path is a NUL-terminated string that outlives the call.
     if unsafe { libc::mknod(name.as_ptr(), libc::S_IFCHR | 0o600, libc::makedev(1, 3)) } != 0 {
         return Err(std::io::Error::last_os_error());
     }
@@ -38,7 +38,7 @@ fn null_node(path: &Path) -> std::io::Result<()> {
 
 fn fifo(path: &Path) {
     let name = c_path(path);
-    // SAFETY: as above.
+    // SAFETY: the path is a NUL-terminated string that outlives the call.
     assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0, "{}", std::io::Error::last_os_error());
 }
 
@@ -63,7 +63,7 @@ fn is_device(path: impl AsRef<Path>) -> bool {
     fs::symlink_metadata(path).expect("still there").file_type().is_char_device()
 }
 
-/// Records something short.
+/// Makes a short recording.
 fn record(recorder: impl FnOnce(Recorder) -> Recorder) -> Outcome {
     let mut target = Target::start(&program("pairs"), ["500"]);
     let recording = recorder(Recorder::of(target.pid(), 1).without_outputs()).start();
@@ -99,7 +99,7 @@ fn a_device_stays_a_device() {
         assert_eq!(files, ["null.json", "null.stats"], "a device has no snapshots");
         assert!(outcome.stderr.contains("null.json is a device: it gets no snapshots"), "{}", outcome.stderr);
     }
-    // The host's own, now that another one has stayed what it was.
+    // The host's own /dev/null, now that the copy was not replaced.
     for force in [false, true] {
         record(|recorder| {
             let recorder = forced(recorder, force).option("-o", "/dev/null").option("--format", "json");
@@ -134,7 +134,7 @@ fn a_fifo_and_a_socket_are_read_by_others() {
     }
 }
 
-/// The recording ends all the same, and what else was asked for is written.
+/// The recording still ends, and its other outputs are written.
 #[test]
 fn a_fifo_that_nobody_reads_is_told() {
     let Some(_turn) = turn("a_fifo_that_nobody_reads_is_told") else { return };
@@ -151,13 +151,13 @@ fn a_fifo_that_nobody_reads_is_told() {
     assert_eq!(outcome.files(), ["fifo.json", "stats.json"]);
 }
 
-/// A reader that closes the FIFO as soon as heapbpf has opened it: an error message and an exit status, no signal.
+/// If the reader closes the FIFO as soon as heapbpf has opened it, there is an error message and an exit status, no signal.
 #[test]
 fn a_reader_that_goes_away_is_told() {
     let case = "a_reader_that_goes_away_is_told";
     let Some(folder) = offline(case) else { return };
     let at = |name: &str| folder.path().join(name);
-    // Larger than a pipe, so that it cannot be written before the reader has gone.
+    // Larger than a pipe's capacity, so that it cannot be written before the reader has closed it.
     let lines: String = (0..40_000).map(|n| format!("@ {:#x}\n  t*: 1: 100 [1: 100]\n", 0x1000 + n * 16)).collect();
     fs::write(at("large.heap"), format!("heap_v2/524288\n  t*: 40000: 4000000 [40000: 4000000]\n{lines}"))
         .expect("our own folder");
@@ -254,7 +254,7 @@ fn the_accounting_is_replaced_only_if_forced() {
     outcome.results();
 }
 
-/// A folder that everybody reaches, with heapbpf and a small profile in it.
+/// A folder that every user can reach, with heapbpf and a small profile in it.
 fn offline(case: &str) -> Option<TempDir> {
     if !is_root() {
         skipped(case, "needs root to become other users");
@@ -262,7 +262,7 @@ fn offline(case: &str) -> Option<TempDir> {
     }
     let folder = tempfile::tempdir().expect("a temporary folder");
     let at = |name: &str| folder.path().join(name);
-    // By another process: none of ours has the file open for writing when it is executed.
+    // Copied by another process, so that no child of this one has the file open for writing when it is executed.
     let copied = Command::new("cp").arg(heapbpf()).arg(at("heapbpf")).status().expect("cp runs");
     assert!(copied.success(), "no {}: run `cargo xtask build`, or set HEAPBPF_BIN", heapbpf().display());
     fs::write(at("known.heap"), "heap_v2/524288\n  t*: 1: 100 [0: 0]\n").expect("our own folder");
@@ -272,7 +272,7 @@ fn offline(case: &str) -> Option<TempDir> {
     Some(folder)
 }
 
-/// `heapbpf report PROFILE -o OUTPUT`, through a command that ends in heapbpf: exit status and what it said.
+/// Runs `heapbpf report PROFILE -o OUTPUT` through a command that executes heapbpf; returns exit status and standard error.
 fn report(through: &mut Command, folder: &TempDir, profile: &str, output: &str, force: bool) -> (Option<i32>, String) {
     through.current_dir(folder.path()).args(["report", profile, "-o", output]).args(force.then_some("--force"));
     let done = through.output().expect("it runs");
@@ -312,7 +312,7 @@ fn whose_link_it_is_decides() {
     let cases: [(Command, u32, bool); 7] = [
         (nobody(None), NOBODY, true),
         (nobody(None), 0, false),
-        // Only root can be what sudo has made of somebody else.
+        // SUDO_UID is only believed if heapbpf runs as root.
         (nobody(Some(0)), 0, false),
         (root(None), 0, true),
         (root(None), NOBODY, false),

@@ -1,4 +1,4 @@
-//! The capabilities that `packaging/` grants are enough, and each of them is needed: without it heapbpf names it.
+//! The capabilities that `packaging/` grants suffice, and each is needed: without it, heapbpf names it.
 
 use std::ffi::OsStr;
 use std::fs::{self, Permissions};
@@ -12,7 +12,7 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use tempfile::TempDir;
 
-/// A user without rights.
+/// Id of a user without privileges.
 const NOBODY: u32 = 65534;
 
 fn packaging(file: &str) -> String {
@@ -35,14 +35,14 @@ fn all_ways_of_installing_grant_the_same() {
     assert!(packaging("daemonset.yaml").contains(&format!("add: [{upper}]")));
 }
 
-/// The hard case: another user's process, whose C library lies in a folder of that user's own and has been deleted.
+/// The hardest case: another user's process, whose C library was in a private folder of that user and has been deleted.
 fn hidden_target(setpriv: &Path) -> Option<(Target, TempDir)> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).expect("our own folder");
     let (private, binary) = (folder.path().join("private"), folder.path().join("growing"));
     let library = private.join("libc.so.6");
     let copy = |from: &Path, to: &Path| {
-        // By another process: none of ours has the file open for writing when it is executed.
+        // Copied by another process, so that no child of this one has the file open for writing when it is executed.
         let copied = Command::new("cp").args([from, to]).status();
         assert!(copied.expect("cp runs").success());
         fs::set_permissions(to, Permissions::from_mode(0o755)).expect("our own copy");
@@ -62,14 +62,14 @@ fn hidden_target(setpriv: &Path) -> Option<(Target, TempDir)> {
     Some((target, folder))
 }
 
-/// Starts heapbpf as the unit does: as root with these capabilities and no way to get more.
+/// Starts heapbpf like the unit does: as root with these capabilities and no way to gain more.
 fn with(setpriv: &Path, capabilities: &[String], recorder: Recorder) -> Recorder {
     let set: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
     let bounding = format!("--bounding-set=-all{set}");
     recorder.through(&[setpriv.as_os_str(), OsStr::new("--no-new-privs"), OsStr::new(&bounding)])
 }
 
-/// `setpriv` and the capabilities, where this kernel needs no more than those.
+/// `setpriv` and the capabilities, if this kernel needs no more than those.
 fn prepared(case: &str) -> Option<(PathBuf, Vec<String>)> {
     let Some(setpriv) = tool("setpriv") else {
         skipped(case, "no setpriv (Debian: util-linux)");
@@ -97,7 +97,7 @@ fn the_units_capabilities_are_enough() {
     target.run();
     let (profile, _) = recording.stop().results();
     let bytes = profile.totals.alloc_bytes.value();
-    // What it reports with is allocated, too.
+    // Writing its report allocates as well.
     assert!((20_000_000.0..20_100_000.0).contains(&bytes), "{bytes}");
     let named = profile
         .stacks
@@ -132,7 +132,7 @@ fn a_profile_that_may_not_be_read_is_named_with_the_reason() {
     let path = folder.path().join("hidden.json");
     fs::write(&path, "{}").expect("our own folder");
     fs::set_permissions(&path, Permissions::from_mode(0o000)).expect("our own file");
-    // Root without its capabilities may read what its owner may: nothing.
+    // Root without capabilities may only read what its own user id may, which here is nothing.
     let mut command = Command::new(setpriv);
     command.args(["--no-new-privs", "--bounding-set=-all"]).arg(heapbpf()).arg("report").arg(&path);
     let output = command.output().expect("setpriv runs");

@@ -1,5 +1,5 @@
-//! Which processes are covered, and how they may live: filters in the kernel, processes that are over in a moment,
-//! containers, programs replaced on disk, commands under sudo, signals.
+//! Which processes are covered: filters in the kernel, very short-lived processes, containers, programs replaced on disk,
+//! commands under sudo, signals.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -19,7 +19,7 @@ use serde_json::Value;
 const SHELL: &str = "/bin/sh";
 const MUSL: &str = "-specs=/usr/lib/x86_64-linux-musl/musl-gcc.specs";
 
-/// A copy of a program under another name: another file, and another comm.
+/// A copy of a program under another name, so that it is another file with another process name.
 fn copy_of(program: &Path, folder: &Path, name: &str) -> PathBuf {
     let copy = folder.join(name);
     std::fs::copy(program, &copy).expect("our own folder");
@@ -78,8 +78,8 @@ fn a_cgroup_chooses_processes_with_those_below_it() {
     }
 }
 
-/// A program of a few milliseconds with an allocator that was never seen before: what its start loses is told as
-/// coverage; the next one that maps the same file is covered from its first instruction.
+/// A program that runs for a few milliseconds with an allocator that was never seen before: what is missed at its start shows
+/// as coverage, and the next process that maps the same file is covered from its first instruction.
 #[test]
 fn a_short_life_with_a_libc_never_seen_before() {
     let case = "a_short_life_with_a_libc_never_seen_before";
@@ -92,7 +92,7 @@ fn a_short_life_with_a_libc_never_seen_before() {
         truth_in(&String::from_utf8_lossy(&output.stdout))
     };
     let first = run();
-    // One that lives until the file is known.
+    // A process that runs until the file is known.
     let resident = Target::start(&brief, ["0"]);
     recording.await_links_of(&brief);
     resident.end();
@@ -128,7 +128,7 @@ fn a_container_with_its_own_libc() {
     std::fs::copy(loader, root.path().join("lib/ld-musl-x86_64.so.1")).expect("our own folder");
     copy_of(&program_with("mix", "mix-musl", &[MUSL]), root.path(), "inside");
     let mut command = Command::new(unshare);
-    // A mount namespace of its own, in which its root is not ours.
+    // Its own mount namespace, with another root.
     command.args(["--mount", chroot]).arg(root.path()).args(["/inside", "20000"]);
     let mut target = Target::start_command(&mut command);
     let recording = Recorder::of(target.pid(), 1).start();
@@ -139,7 +139,7 @@ fn a_container_with_its_own_libc() {
     assert!(found.iter().any(|name| name.starts_with("musl")), "{found:?}");
 }
 
-/// A package upgrade: the program that runs is no longer the one at its path.
+/// After a package upgrade, the running program is no longer the file at its path.
 #[test]
 fn a_program_replaced_on_disk_while_it_runs() {
     let Some(_turn) = turn("a_program_replaced_on_disk_while_it_runs") else { return };
@@ -178,7 +178,7 @@ fn under_sudo_the_command_is_the_invoking_users() {
     assert!(profile.totals.alloc_bytes.value() > 0.0, "and it is profiled all the same");
 }
 
-/// SIGTERM and SIGINT to heapbpf reach its command, whose end ends the recording; the profile is written.
+/// SIGTERM and SIGINT to heapbpf reach its command, whose exit ends the recording; the profile is written.
 #[test]
 fn signals_are_passed_on_to_the_command() {
     let Some(_turn) = turn("signals_are_passed_on_to_the_command") else { return };
@@ -199,7 +199,7 @@ fn signals_are_passed_on_to_the_command() {
     }
 }
 
-/// Runs doctor; its exit status and its JSON.
+/// Runs doctor; returns its exit status and JSON.
 fn doctor(arguments: &[&str]) -> (Option<i32>, Value) {
     let binary = heapbpf_tests::environment::heapbpf();
     let output = Command::new(binary).arg("doctor").arg("--json").args(arguments).output().expect("the binary runs");
@@ -249,7 +249,7 @@ fn doctor_measures_what_probes_cost() {
     {
         assert!(emulated > 0.0 && stepped > emulated, "{costs}");
     }
-    // Without the option it tells what is known: this, unless something disturbed the measurement.
+    // Without the option it shows the saved costs, unless something disturbed the measurement.
     let (_, again) = doctor(&[]);
     assert!(again["costs"].is_null() || again["costs"]["costs"]["allocation_ns"].is_number(), "{again}");
 }
@@ -280,8 +280,8 @@ fn doctor_looks_at_a_command_without_starting_it() {
     assert!(!Path::new(&witness).exists());
 }
 
-/// A program that hands over to another has a line of its own, described as what it was, whichever of the kernel's
-/// reports of the exec comes first.
+/// A program that calls exec has its own line, described as before the exec, whichever of the kernel's reports of the exec
+/// comes first.
 #[test]
 fn lives_before_and_after_an_exec_are_told_apart() {
     let case = "lives_before_and_after_an_exec_are_told_apart";
@@ -304,10 +304,10 @@ fn base_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
-/// Two processes of one program and one of another: who is put together with whom, counted exactly.
+/// Two processes of one program and one of another: stacks are grouped as requested, with exact counts.
 #[test]
-fn stacks_are_put_together_by_what_is_asked_for() {
-    let Some(_turn) = turn("stacks_are_put_together_by_what_is_asked_for") else { return };
+fn stacks_are_grouped_as_requested() {
+    let Some(_turn) = turn("stacks_are_grouped_as_requested") else { return };
     let mut targets = ["pairs", "pairs", "mix"].map(|name| (name, Target::start(&program(name), ["200", "1", "100"])));
     let recorder = targets.iter().fold(Recorder::new().interval(1), |recorder, (_, target)| recorder.pid(target.pid()));
     let recording = recorder.start();

@@ -1,4 +1,4 @@
-//! The programs tell the truth: what they report is what a preloaded library counts, without any probe. Needs no root.
+//! The test programs report the truth: their reports equal what a preloaded library counts, without probes. Needs no root.
 
 use std::process::Command;
 
@@ -6,7 +6,7 @@ use heapbpf_tests::counting::Counting;
 use heapbpf_tests::program::program;
 use heapbpf_tests::target::Target;
 
-/// Programs in which nothing allocates between READY and the report but the sites.
+/// Programs in which only the sites allocate between READY and the report.
 const PROGRAMS: &[(&str, &[&str])] = &[
     ("pairs", &["2000", "8", "100"]),
     ("mix", &["20000"]),

@@ -1,5 +1,5 @@
-//! `--push`: to OpenTelemetry's collector, to Pyroscope and to any endpoint; receivers that are away for a while lose
-//! nothing, one that is away for ever costs bounded disk.
+//! `--push` to OpenTelemetry's collector, to Pyroscope and to any endpoint. A receiver that is unavailable for a while loses
+//! nothing; one that stays unavailable takes bounded disk space.
 
 use std::fs;
 use std::io::Read;
@@ -16,7 +16,7 @@ use heapbpf_tests::target::{Target, until};
 use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceRequest;
 use prost::Message;
 
-/// What of a pushed profile says whether something is missing: its time, and what was allocated in it.
+/// The parts of a pushed profile that show whether something is missing: its period, and what was allocated in it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Part {
     begin_ns: u64,
@@ -24,7 +24,7 @@ struct Part {
     alloc_bytes: i64,
 }
 
-/// What matters here of pprof's public schema (profile.proto).
+/// The used part of pprof's public schema (profile.proto).
 #[derive(Clone, PartialEq, Message)]
 struct Pprof {
     #[prost(message, repeated, tag = "2")]
@@ -71,7 +71,7 @@ fn of_otlp(message: &ExportProfilesServiceRequest) -> Part {
     }
 }
 
-/// The part of a multipart body with that name (RFC 7578).
+/// The part of a multipart body with this name (RFC 7578).
 fn form_field<'a>(request: &'a Request, name: &str) -> &'a [u8] {
     let boundary = request.content_type.strip_prefix("multipart/form-data; boundary=").expect("a form");
     let (boundary, wanted) = (format!("--{boundary}"), format!("name=\"{name}\""));
@@ -100,7 +100,7 @@ fn of_push_api(request: &Request) -> Part {
     of_pprof(&base64(raw))
 }
 
-/// Base64 (RFC 4648), as protobuf's JSON has bytes.
+/// Decodes Base64 (RFC 4648), which protobuf's JSON uses for bytes.
 fn base64(text: &str) -> Vec<u8> {
     let digit = |c: u8| match c {
         b'A'..=b'Z' => c - b'A',
@@ -116,7 +116,7 @@ fn base64(text: &str) -> Vec<u8> {
     digits.chunks(4).flat_map(|group| number(group).to_be_bytes()[1..group.len()].to_vec()).collect()
 }
 
-/// They follow each other without a gap, and their sum is everything.
+/// Checks that the profiles follow each other without a gap, and that their sum is complete.
 fn whole(what: &str, parts: &[Part], alloc_bytes: f64) {
     for pair in parts.windows(2) {
         assert_eq!(pair[0].end_ns, pair[1].begin_ns, "{what}: {parts:?}");
@@ -125,7 +125,7 @@ fn whole(what: &str, parts: &[Part], alloc_bytes: f64) {
     assert_eq!(sum as f64, alloc_bytes, "{what}: {parts:?}");
 }
 
-/// A recording at R = 1 that answers scrapers as well.
+/// A recording at R = 1 that also serves scrapers.
 fn recording(
     target: &Target,
     urls: &[String],
@@ -142,7 +142,7 @@ fn recording(
     (recording, move || get(address, "/metrics"))
 }
 
-/// A figure of all destinations.
+/// A metric, summed over all destinations.
 fn pushed(answer: &Answer, name: &str) -> Vec<f64> {
     let name = format!("heapbpf_push_{name}{{");
     let lines = answer.text();
@@ -150,7 +150,7 @@ fn pushed(answer: &Answer, name: &str) -> Vec<f64> {
     values.map(|line| line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")).collect()
 }
 
-/// Seconds that receivers are away at the beginning; more by hand: `HEAPBPF_TEST_AWAY=60`.
+/// Seconds that receivers are unavailable at the beginning; `HEAPBPF_TEST_AWAY=60` sets another value.
 fn away_for() -> Duration {
     let seconds = std::env::var("HEAPBPF_TEST_AWAY").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(5))
@@ -180,7 +180,7 @@ fn receivers_that_were_away_get_everything_in_order() {
         grpc.set_away(away);
         stores.iter().for_each(|store| store.set_away(away));
     };
-    // They listen, but take nothing.
+    // They listen, but accept nothing.
     away(true);
     until("some wait again", || pushed(&metrics(), "waiting").iter().all(|waiting| *waiting >= 2.0));
     away(false);
@@ -205,7 +205,7 @@ fn receivers_that_were_away_get_everything_in_order() {
     let parts: Vec<Part> = ingest.iter().map(|request| of_pprof(form_field(request, "profile"))).collect();
     whole("/ingest", &parts, all);
     for (request, part) in ingest.iter().zip(&parts) {
-        // The server reads the form only if the query names no format; values of labels are without quotes.
+        // The server reads the form only if the query names no format; label values have no quotes.
         let (from, until) = (part.begin_ns / 1_000_000_000, part.end_ns / 1_000_000_000);
         let times = format!("&from={from}&until={until}&spyName=heapbpf ");
         assert!(request.line.starts_with("POST /ingest?name=heapbpf%7Bhost%3D"), "{}", request.line);
@@ -228,7 +228,7 @@ fn receivers_that_were_away_get_everything_in_order() {
 /// Bytes of all files below a folder.
 fn size(folder: &Path) -> u64 {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    // A file may be gone by the time it is looked at.
+    // A file may be deleted after it was listed.
     let of = |entry: fs::DirEntry| match entry.metadata() {
         Ok(about) if about.is_dir() => size(&entry.path()),
         Ok(about) => about.len(),

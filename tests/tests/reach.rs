@@ -1,5 +1,5 @@
-//! Every allocator, exactly: at interval 1 the figures equal the truth, and the allocator's own count where it has one;
-//! allocators above one another, and those that the user describes.
+//! Every allocator is recorded exactly: at interval 1 the figures equal the truth, and the allocator's own count where it has
+//! one. Also allocators on top of one another, and those that the user describes.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,7 @@ fn shared(name: &str) -> Option<PathBuf> {
         .find(|path| path.exists())
 }
 
-/// What `anywhere.c` says of its allocator's own count.
+/// The allocator's own count, as `anywhere.c` reports it.
 #[derive(Debug, Deserialize)]
 struct OwnCount {
     source: String,
@@ -42,11 +42,11 @@ struct Preloaded {
     package: &'static str,
     source: &'static str,
     environment: (&'static str, &'static str),
-    /// Bytes of each block beyond the usable ones that the allocator counts.
+    /// Bytes per block that the allocator counts beyond the usable ones.
     head_bytes: u64,
 }
 
-/// Blocks in the caches of threads count as in use for two of them, so those caches are switched off.
+/// The allocators. Two of them count blocks in thread caches as in use, so those caches are disabled.
 const PRELOADED: &[Preloaded] = &[
     Preloaded {
         name: "glibc",
@@ -83,7 +83,7 @@ const PRELOADED: &[Preloaded] = &[
 ];
 
 impl Preloaded {
-    /// A command with this allocator; `None`, said loudly, if it is not installed.
+    /// A command with this allocator. `None`, with a message, if it is not installed.
     fn command(&self, case: &str, program: &Path) -> Option<Command> {
         let mut command = Command::new(program);
         if !self.file.is_empty() {
@@ -98,7 +98,7 @@ impl Preloaded {
     }
 }
 
-/// Nothing of the program's was missed and nothing counted twice.
+/// Checks that nothing of the program's was missed or counted twice.
 fn exact(name: &str, profile: &Profile, stats: &Stats, truth: &Truth) {
     checks::sites(profile, truth, 1, Compare::All);
     assert_eq!(stats.submitted, truth.allocs(), "{name}: {stats:?}");
@@ -111,7 +111,7 @@ fn uses(profile: &Profile, pid: u32, allocator: &str) {
     assert!(found.iter().any(|name| name.starts_with(allocator)), "{allocator} is not in {found:?}");
 }
 
-/// The figures equal the truth; and the allocator's own count of what is in use is that of the blocks in the profile.
+/// The figures equal the truth, and the allocator's own count of memory in use equals the profile's.
 #[test]
 fn each_allocator_equals_the_truth_and_its_own_count() {
     let case = "each_allocator_equals_the_truth_and_its_own_count";
@@ -136,7 +136,7 @@ fn each_allocator_equals_the_truth_and_its_own_count() {
     }
 }
 
-/// At a realistic interval the exact totals are the same, and the estimates lie where they should.
+/// At a realistic interval the exact totals are the same, and the estimates are within their tolerance.
 #[test]
 fn each_allocator_is_sampled() {
     let case = "each_allocator_is_sampled";
@@ -170,8 +170,8 @@ fn every_form_of_new_and_delete() {
     }
 }
 
-/// Where operator new is hooked itself, an exception leaves a hooked function: it must find its way, and the program must
-/// not end by it. (mimalloc's library is C: it ends the program by itself.)
+/// Where operator new itself is hooked, an exception leaves a hooked function. It must reach its handler, and must not
+/// terminate the program. (mimalloc's library is C, and terminates the program itself.)
 #[test]
 fn exceptions_out_of_operator_new() {
     let case = "exceptions_out_of_operator_new";
@@ -219,7 +219,7 @@ fn static_programs_and_musl() {
     }
 }
 
-/// A preloaded wrapper is an allocator above libc's: its calls count, those that it makes itself do not.
+/// A preloaded wrapper is an allocator on top of libc's: calls to it count, those that it makes do not.
 #[test]
 fn a_preloaded_wrapper_counts_once() {
     let Some(_turn) = turn("a_preloaded_wrapper_counts_once") else { return };
@@ -243,7 +243,7 @@ fn nested() -> PathBuf {
     program_with("nested", "nested", &[&arena, &format!("-Wl,-rpath,{folder}")])
 }
 
-/// An arena that mallocs its chunks, in another file, through an exported function and a pointer.
+/// An arena that takes its chunks from malloc in another file, through an exported function and a pointer.
 #[test]
 fn an_arena_above_malloc_counts_once() {
     let Some(_turn) = turn("an_arena_above_malloc_counts_once") else { return };
@@ -254,13 +254,13 @@ fn an_arena_above_malloc_counts_once() {
         let (profile, stats) = recording.stop().results();
         checks::sites(&profile, &truth, interval, Compare::All);
         assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
-        assert!(stats.inner > 0, "{stats:?}");
+        assert!(stats.reentrant > 0, "{stats:?}");
         uses(&profile, pid, "custom");
         uses(&profile, pid, "glibc");
     }
 }
 
-/// An arena's call that never returns does not swallow the calls after it.
+/// An arena's call that never returns does not hide the calls after it.
 #[test]
 fn an_arena_left_half_way() {
     let Some(_turn) = turn("an_arena_left_half_way") else { return };
@@ -269,15 +269,15 @@ fn an_arena_left_half_way() {
         let recording = Recorder::of(target.pid(), 1).option("--alloc", ARENA).start();
         let truth = target.run();
         let (mut profile, stats) = recording.stop().results();
-        // The arena's own calls never come to an end, by which they could be told from others.
+        // The arena's own calls never return, which would tell them from others.
         profile.stacks.retain(|stack| stack.site() == Some("site_03"));
         checks::sites(&profile, &truth, 1, Compare::All);
         assert_eq!(stats.lost(), truth.abandoned, "{mode}: {stats:?}");
     }
 }
 
-/// A pool in C++ that throws when it likes: its program must not end by that, what threw counts as failed, and what is
-/// allocated after it counts.
+/// A pool in C++ that throws exceptions: they must not terminate the program, calls that throw count as failed, and later
+/// allocations count.
 #[test]
 fn exceptions_out_of_a_custom_allocator() {
     let case = "exceptions_out_of_a_custom_allocator";
@@ -351,7 +351,7 @@ fn a_library_that_brings_its_own_allocator() {
     let Some(jemalloc) = shared("libjemalloc.so.2") else {
         return skipped(case, "no libjemalloc.so.2 (Debian: libjemalloc2)");
     };
-    // It wants more thread-local memory than the loader keeps for late comers.
+    // It needs more thread-local memory than the loader reserves for libraries loaded later.
     let mut command = Command::new(program("newcomer"));
     command.arg(jemalloc).env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=32768");
     let mut target = Target::start_command(&mut command);
@@ -368,7 +368,7 @@ fn a_library_that_brings_its_own_allocator() {
     assert!(coverage < 1.0, "between the loading and the hooking there is a gap: {coverage}");
 }
 
-/// What a stopped or failing recording leaves in the environment of a command is nothing; preloading works through it.
+/// A stopped or failed recording does not affect its command, and preloading works through heapbpf.
 #[test]
 fn a_command_with_a_preloaded_allocator() {
     let case = "a_command_with_a_preloaded_allocator";
@@ -386,7 +386,7 @@ fn a_command_with_a_preloaded_allocator() {
     let (profile, _) = outcome.results();
     let lived = profile.processes.iter().find(|process| process.comm == "mix");
     let Some(process) = lived.filter(|process| process.figures.alloc_objects.value() > 0.0) else {
-        // It ended while jemalloc was looked at: that is told.
+        // It exited while jemalloc was examined, which is reported.
         let told = profile.notes.iter().any(|note| note.contains("(mix) ended before an allocator could be hooked"));
         return assert!(told, "a gap that nobody tells: {:?}", profile.notes);
     };

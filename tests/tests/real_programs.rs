@@ -1,18 +1,17 @@
-//! Programs that nobody here wrote: checked by invariants, by `go tool pprof`, and by an independent count.
+//! Third-party programs, checked by invariants, by `go tool pprof`, and by an independent count.
 
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::Command;
 
-use heapbpf_tests::checks;
 use heapbpf_tests::counting::Counting;
 use heapbpf_tests::environment::{fixtures_folder, programs_folder, skipped, tool, tool_or_install, turn};
 use heapbpf_tests::output::{Profile, Stats};
-use heapbpf_tests::pprof;
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
+use heapbpf_tests::{checks, pprof};
 
-/// What must hold of any recording, and that the consumer that matters reads the file.
+/// Checks what must hold for every recording, and that `go tool pprof` reads the file.
 fn invariants(case: &str, outcome: &Outcome) -> (Profile, Stats) {
     let (profile, stats) = outcome.results();
     assert_eq!(stats.lost(), 0, "{stats:?}");
@@ -47,7 +46,7 @@ fn python_in_a_json_loop() {
     let recording = Recorder::of(target.pid(), 16 << 10).start();
     let before = counting.now();
     target.go();
-    // Its report is an empty object; what it says is that the loop is over.
+    // Its report is an empty object, which only says that the loop has ended.
     assert_eq!(target.line(), "{}");
     let after = counting.now();
     let outcome = recording.stop();
@@ -75,7 +74,7 @@ fn sqlite_filling_a_table() {
     let recorder = Recorder::new().interval(16 << 10).command(Path::new("/usr/bin/env"), &words);
     let outcome = recorder.start().finish();
     let (profile, _) = invariants(case, &outcome);
-    // The last life of that pid: before it came that of env.
+    // The last incarnation of this pid; before the exec it was env.
     let process = profile.processes.iter().rfind(|process| process.comm == "sqlite3").expect("sqlite3 ran");
     let [calls, bytes, processes] = counting.now();
     assert_eq!(processes, 1);
@@ -108,7 +107,7 @@ fn gcc_compiling_a_file() {
     let outcome = Recorder::new().interval(64 << 10).command(&gcc, arguments).start().finish();
     let (profile, _) = invariants(case, &outcome);
     assert!(object.exists(), "the compiler did its work");
-    // The compiler proper is a child that works long enough to be hooked; a shorter one may be a gap, which is told.
+    // The compiler proper is a child that runs long enough to be hooked; a shorter one may cause a gap, which is reported.
     let named = |name: &str| profile.processes.iter().find(|process| process.comm == name);
     assert!(named("cc1").is_some_and(|process| process.ended), "cc1 is a child of gcc: {:?}", profile.processes);
     assert!(named("as").is_some() || !profile.notes.is_empty(), "no assembler, and not a word about it");

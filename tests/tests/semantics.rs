@@ -1,5 +1,5 @@
-//! What the allocator's functions mean, and what can happen to a call, a thread or a process: each with known truth, at
-//! interval 1, where the figures must be equal.
+//! The semantics of allocator functions, and all that can happen to a call, a thread or a process, each with known truth. At
+//! interval 1 the figures must equal it.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use heapbpf_tests::truth::Truth;
 
-/// What the calls ask for that never return, in window.c.
+/// Bytes requested by the calls in window.c that never return.
 const ABANDONED_BYTES: u64 = 5000;
 
 /// Records a program at interval 1, from READY to its report.
@@ -23,7 +23,7 @@ fn record(program: &Path, arguments: &[&str]) -> (Profile, Stats, Truth) {
     (profile, stats, truth)
 }
 
-/// Records family.c: a second process comes into being, and waits until it has probes of its own.
+/// Records family.c: a second process starts, and waits until it has its own probes.
 fn record_family(mode: &str) -> (Profile, Stats, Truth) {
     let mut target = Target::start(&program("family"), [mode]);
     let mut recording = Recorder::of(target.pid(), 1).start();
@@ -35,7 +35,7 @@ fn record_family(mode: &str) -> (Profile, Stats, Truth) {
     (profile, stats, truth)
 }
 
-/// Everything equals the truth, and every call is accounted for under its name.
+/// Checks that all figures equal the truth, and that every call counts under its name.
 fn exact(case: &str, name: &str, arguments: &[&str]) {
     let Some(_turn) = turn(case) else { return };
     let (profile, stats, truth) = record(&program(name), arguments);
@@ -43,14 +43,14 @@ fn exact(case: &str, name: &str, arguments: &[&str]) {
     assert_eq!(stats.failed, truth.failed, "{stats:?}");
     assert_eq!(stats.lost(), truth.abandoned, "{stats:?}");
     assert_eq!(stats.submitted, truth.allocs(), "{stats:?}");
-    // A call that never returned may have allocated or not: the totals are free to count it, in both figures. The last of
-    // a thread's may still be in flight.
+    // A call that never returned may or may not have allocated, so the totals may include it, in both figures. A thread's
+    // last one may still be in flight.
     let counted = stats.exact_alloc_objects - truth.allocs();
     assert!(counted <= truth.abandoned, "{counted} more than returned: {stats:?}");
     assert_eq!(stats.exact_alloc_bytes, truth.bytes() + counted * ABANDONED_BYTES, "{stats:?}");
 }
 
-/// The same for programs in which libc, the loader or the C++ runtime allocates too: the sites alone are compared.
+/// The same for programs in which libc, the loader or the C++ runtime allocates as well: only the sites are compared.
 fn sites_exact(case: &str, program: &Path, arguments: &[&str]) -> (Profile, Stats, Truth) {
     let (profile, stats, truth) = record(program, arguments);
     checks::sites(&profile, &truth, 1, Compare::All);
@@ -58,8 +58,8 @@ fn sites_exact(case: &str, program: &Path, arguments: &[&str]) -> (Profile, Stat
     (profile, stats, truth)
 }
 
-/// Another profiler awaits every return (perf links trap on each): the kernel hides return addresses for its sake, and a
-/// realloc that ends in a jump to malloc is still one call.
+/// Another profiler traps on every return (perf links do), for which the kernel replaces return addresses. A realloc that
+/// ends with a tail call of malloc is still one call.
 #[test]
 fn beside_another_recording_calls_count_once() {
     let Some(_turn) = turn("beside_another_recording_calls_count_once") else { return };
@@ -75,8 +75,8 @@ fn beside_another_recording_calls_count_once() {
     }
 }
 
-/// An overflow in reallocarray is refused before anything is allocated, and the probe may lie behind that check: such
-/// calls need not be seen. All other failures are counted.
+/// reallocarray detects an overflow before it allocates, possibly before the probe, so such calls need not be seen. All other
+/// failures are counted.
 #[test]
 fn realloc_in_every_way() {
     const ROUNDS: u64 = 400;
@@ -149,7 +149,7 @@ fn operator_new_goes_through_malloc_once() {
     }
     let (_, stats, truth) = sites_exact(case, &program("throwing"), &["200"]);
     assert_eq!(stats.failed, truth.failed, "each bad_alloc is one failed malloc: {stats:?}");
-    // Besides the sites there is one exception object per bad_alloc.
+    // Besides the sites, each bad_alloc allocates one exception object.
     assert_eq!(stats.submitted, truth.allocs() + truth.failed, "{stats:?}");
 }
 
@@ -164,7 +164,7 @@ fn libraries_that_come_and_go() {
     sites_exact(case, &program("plugins"), &arguments);
 }
 
-/// A child's inherited blocks are its parent's allocations, not its own: neither allocated nor in use there.
+/// The blocks that a child inherits are its parent's allocations: in the child they are neither allocated nor in use.
 #[test]
 fn a_forked_child_starts_empty() {
     let Some(_turn) = turn("a_forked_child_starts_empty") else { return };
@@ -193,8 +193,7 @@ fn no_follow_leaves_children_alone() {
     assert_eq!(stats.submitted, truth.allocs() - truth.site("site_02").allocs, "{stats:?}");
 }
 
-/// A vfork child's allocations are its own; the blocks are in the address space that it borrows, and stay there when it
-/// execs.
+/// A vfork child's allocations are its own; the blocks are in its parent's address space, and stay there when it calls exec.
 #[test]
 fn a_vfork_child_allocates_in_its_parents_space() {
     let Some(_turn) = turn("a_vfork_child_allocates_in_its_parents_space") else { return };
@@ -215,7 +214,7 @@ fn two_thread_groups_in_one_address_space() {
     }
 }
 
-/// exec ends the first life (what it had in use is as of that moment), and the second one goes on under the same pid.
+/// exec ends the first incarnation, whose memory in use is as of that moment; the second has the same pid.
 #[test]
 fn exec_ends_one_life_and_begins_another() {
     let Some(_turn) = turn("exec_ends_one_life_and_begins_another") else { return };
@@ -223,12 +222,12 @@ fn exec_ends_one_life_and_begins_another() {
     checks::sites(&profile, &truth, 1, Compare::Allocated);
     let sums = checks::site_sums(&profile, None);
     let second = truth.site("site_02");
-    assert_eq!(sums["site_02"].figures[3], second.live_allocs as f64, "the second life");
+    assert_eq!(sums["site_02"].figures[3], second.live_allocs as f64, "the second incarnation");
     let first = truth.site("site_00").live_allocs as f64;
-    assert!([0.0, first].contains(&sums["site_00"].figures[3]), "the first life: {:?}", sums["site_00"]);
+    assert!([0.0, first].contains(&sums["site_00"].figures[3]), "the first incarnation: {:?}", sums["site_00"]);
 }
 
-/// What a killed process had in use at its end is what it had when it was killed.
+/// A killed process's memory in use is what it had when it was killed.
 #[test]
 fn sigkill_finalises() {
     let Some(_turn) = turn("sigkill_finalises") else { return };

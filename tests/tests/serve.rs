@@ -1,4 +1,4 @@
-//! `--listen`: scraped by `go tool pprof`, by Prometheus, by a hundred at once; who may see what; bad input.
+//! `--listen`: scrapes by `go tool pprof`, by Prometheus, and by a hundred clients at once; access control; bad input.
 
 use std::fs;
 use std::io::Write;
@@ -21,7 +21,7 @@ const ALLOC_OBJECTS: usize = 0;
 const ALLOC_SPACE: usize = 1;
 const INUSE_SPACE: usize = 3;
 
-/// A profile's sums, by value; what `go tool pprof` reads of it.
+/// A profile's sums by value, as `go tool pprof` reads them.
 fn read(answer: &Answer) -> Option<pprof::Raw> {
     assert_eq!(answer.status, 200, "{}", answer.text());
     assert_eq!(answer.headers["content-type"], "application/octet-stream");
@@ -99,8 +99,8 @@ fn go_tool_pprof_scrapes_a_difference() {
     // "Showing nodes accounting for 25000000B, 100% of 25000000B total"
     let total = top.lines().find_map(|line| line.split("% of ").nth(1)?.strip_suffix("B total")?.parse::<f64>().ok());
     let total = total.unwrap_or_else(|| panic!("{top}"));
-    // The seconds are within what both metrics bracket; the estimate's error is below 1 % (25,000 samples or so: 6 σ
-    // of 0.6 % are 4 %).
+    // The seconds are bracketed by the two metrics; the estimate's standard error is below 1 % (about 25,000 samples: 6 σ of
+    // 0.6 % are 4 %).
     assert!(total > 0.0 && total < (after - before) * 1.04, "{total} of {}", after - before);
     let whole = pprof(&["-top"], "");
     assert!(whole.contains("Type: inuse_space") && whole.contains("site_00"), "{whole}");
@@ -113,7 +113,7 @@ fn allocations_never_fall_as_processes_end() {
     let (recording, address) = Recorder::new().without_outputs().option("--comm", "pairs").interval(1).serve();
     let mut last = (0, 0.0);
     let mut rounds = 0;
-    until("ended processes are put together", || {
+    until("exited processes are merged", || {
         let status = Command::new(program("pairs"))
             .args(["2000", "1", "100"])
             .env("FREE_RUNNING", "1")
@@ -128,7 +128,7 @@ fn allocations_never_fall_as_processes_end() {
         let now = (raw.sum(ALLOC_OBJECTS), metrics.metric("heapbpf_allocs_total").expect("is there"));
         assert!(now.0 >= last.0 && now.1 >= last.1, "{now:?} after {last:?}");
         last = now;
-        // Those that ended some seconds ago have no pid any more.
+        // Processes that exited some seconds ago have no series with a pid any more.
         rounds >= 5 && has_pid(&raw, 0)
     });
     until("all of them have ended", || {
@@ -190,7 +190,7 @@ fn a_hundred_scrapes_lose_nothing() {
         assert_eq!(answer.status, 200, "{}", answer.text());
         if answer.headers["content-type"] == "application/octet-stream" {
             profiles += 1;
-            // gzip's own checks: of the sum, and of the length, at the end.
+            // gzip's trailer: checksum and length.
             let whole = Command::new("gzip").arg("-t").stdin(Stdio::piped()).stderr(Stdio::piped()).spawn();
             let mut whole = whole.expect("gzip runs");
             whole.stdin.take().expect("piped").write_all(&answer.body).expect("read");
@@ -260,13 +260,13 @@ fn prometheus_scrapes_the_metrics() {
     recording.stop().results();
 }
 
-/// A process that is killed if the test panics before it ends it.
+/// A process that is killed on drop, in case the test panics.
 struct Killed(u32);
 
 impl Drop for Killed {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // SAFETY: a plain system call; the child was not waited for, so the id is still its own.
+            // SAFETY: `kill` takes plain integers. The child has not been waited for, so its id cannot have been reused.
             unsafe { libc::kill(self.0 as libc::pid_t, libc::SIGKILL) };
         }
     }
@@ -308,7 +308,7 @@ fn tokens_see_what_they_may() {
         let Some(raw) = read(&ask("/debug/pprof/heap", token)) else { continue };
         let sees = [one.pid(), two.pid()].map(|pid| has_pid(&raw, pid));
         assert_eq!(sees, [sees_one, sees_two], "{token}");
-        // What a token may not see cannot be asked for either.
+        // A process that a token may not see cannot be requested either.
         let other = read(&ask(&format!("/debug/pprof/heap?pid={}", two.pid()), token)).expect("as before");
         assert_eq!(!other.samples.is_empty(), sees_two, "{token}");
     }
@@ -342,7 +342,7 @@ fn bad_requests_get_a_sentence() {
     assert_eq!(send(address, "POST /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").status, 405);
     let long = format!("GET /{} HTTP/1.1\r\nHost: x\r\n\r\n", "x".repeat(100_000));
     assert!(matches!(send(address, &long).status, 400 | 414 | 431));
-    // A client that never ends its request is not waited for.
+    // The server does not wait for a client that never completes its request.
     idle(address, "GET / HTTP/1.1\r\nHost:", Duration::from_secs(60));
     assert_eq!(get(address, "/healthz").status, 200);
     recording.stop();

@@ -1,4 +1,4 @@
-//! How a recording begins and ends: `--all`, commands, signals, durations, snapshots, the files and what is said.
+//! How a recording begins and ends: `--all`, commands, signals, durations, snapshots, files and messages.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -38,7 +38,7 @@ fn all_covers_a_process_that_starts_later() {
     assert!(profile.processes.iter().all(|process| process.pid != own), "the sampler samples itself");
 }
 
-/// Its program is even removed from the disk before the recording ends: the names must be found all the same.
+/// Its program is even deleted before the recording ends; its frames still get names.
 #[test]
 fn the_functions_of_a_process_that_is_gone_are_named() {
     let Some(_turn) = turn("the_functions_of_a_process_that_is_gone_are_named") else { return };
@@ -46,7 +46,7 @@ fn the_functions_of_a_process_that_is_gone_are_named() {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let copy = folder.path().join("gone");
     std::fs::copy(program("mix"), &copy).expect("room for a copy");
-    // Whatever else runs on the host would have to be named, too.
+    // Otherwise all other processes on the host would be symbolized as well.
     let recording = Recorder::new().option("--comm", "gone").interval(INTERVAL).start();
     let output = Command::new(&copy).arg("20000").env("FREE_RUNNING", "1").stdin(Stdio::null()).output().expect("runs");
     std::fs::remove_file(&copy).expect("our own copy");
@@ -103,11 +103,11 @@ fn a_command_is_profiled_from_its_first_allocation() {
     }
 }
 
-/// Children that live long enough for links of their own are followed through fork and exec, exactly.
+/// Children that run long enough to get their own links are tracked exactly through fork and exec.
 #[test]
 fn a_commands_children_are_followed() {
     let Some(_turn) = turn("a_commands_children_are_followed") else { return };
-    // Each child sleeps, which is another child, and becomes the program.
+    // Each child runs `sleep` as another child, and then becomes the program.
     let child = format!("(sleep 1; exec {} 5000)", program("pairs").display());
     let script = format!("{child}; {child} & wait; exit 3");
     let recorder = Recorder::new().interval(1).variable("FREE_RUNNING", OsStr::new("1"));
@@ -121,7 +121,7 @@ fn a_commands_children_are_followed() {
     assert_eq!(outcome.stdout.lines().filter(|line| line.starts_with('{')).count(), 2);
 }
 
-/// A child that is over before it can be hooked: what is missing must be said, if anything is.
+/// If a child exits before it can be hooked, the profile must say what is missing, if anything is.
 #[test]
 fn a_child_that_lives_too_short_is_a_gap_that_is_told() {
     let Some(_turn) = turn("a_child_that_lives_too_short_is_a_gap_that_is_told") else { return };
@@ -176,7 +176,7 @@ fn a_duration_ends_the_recording() {
     let (profile, _) = recording.finish().results();
     checks::sites(&profile, &truth, 1, Compare::All);
     assert!((1.4..20.0).contains(&profile.duration_seconds), "{}", profile.duration_seconds);
-    // Detached: what it does now is nobody's business.
+    // heapbpf has detached, so what the program does now is not recorded.
     assert!(target.end().success());
 }
 
@@ -208,7 +208,7 @@ fn snapshots_are_whole_and_only_grow() {
     assert!(first.totals.alloc_bytes.value() <= 2_000_000.0, "the second step is not in the first snapshot");
 }
 
-/// `go tool pprof` reads the file, and what it says is what the `.json` says.
+/// `go tool pprof` reads the file, and its figures equal those of the `.json`.
 #[test]
 fn pprof_reads_the_same_numbers() {
     let case = "pprof_reads_the_same_numbers";
@@ -326,7 +326,7 @@ fn force_replaces_an_output_file() {
     checks::sites(&profile, &truth, 1, Compare::All);
 }
 
-/// The program that newcomers see first: its leak must be the top of what is in use.
+/// The demonstration program for new users: its leak must be at the top of memory in use.
 #[test]
 fn the_leak_is_found() {
     let Some(_turn) = turn("the_leak_is_found") else { return };

@@ -1,4 +1,4 @@
-//! The stacks are right: call paths that are hard to unwind, and programs built without frame pointers.
+//! Stacks are correct for call paths that are hard to unwind, and for programs built without frame pointers.
 
 use std::path::Path;
 use std::process::Command;
@@ -10,8 +10,8 @@ use heapbpf_tests::program::{library, program_with};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 
-/// Sites of frames.c and the functions that must be on the stack, innermost first; others may lie between them only where
-/// "…" stands (libc's own, the kernel's signal trampoline).
+/// Sites of frames.c and the functions that must be on the stack, innermost first. Others may be in between only at "…"
+/// (libc's own, the kernel's signal trampoline).
 const PATHS: &[(&str, &[&str])] = &[
     ("site_01", &["site_01", "with_alloca", "main"]),
     ("site_02", &["site_02", "jumped_to", "before_the_jump", "main"]),
@@ -26,7 +26,7 @@ fn names(stack: &Stack) -> Vec<&str> {
     stack.frames.iter().map(|frame| frame.function.as_deref().unwrap_or("?")).collect()
 }
 
-/// Whether the stack begins with these functions.
+/// Whether the innermost functions of the stack are these.
 fn begins_with(stack: &Stack, path: &[&str]) -> bool {
     let mut names = names(stack).into_iter().skip_while(|name| *name != path[0]);
     let mut gap = false;
@@ -55,7 +55,7 @@ fn record(program: &Path, unwind: &str) -> Profile {
     profile
 }
 
-/// Samples of a site whose stacks are as they should be, and complete; and all of them.
+/// Number of samples of a site with correct and complete stacks, and of all its samples.
 fn right(profile: &Profile, site: &str, path: &[&str]) -> (u64, u64) {
     let here = || profile.stacks.iter().filter(|stack| stack.site() == Some(site));
     for stack in here().filter(|stack| !(begins_with(stack, path) && stack.complete)).take(3) {
@@ -65,14 +65,14 @@ fn right(profile: &Profile, site: &str, path: &[&str]) -> (u64, u64) {
     (good, here().map(|stack| stack.samples).sum())
 }
 
-/// All paths, in a program built with these flags.
+/// Checks all paths in a program built with these flags.
 fn all_paths(case: &str, output: &str, flags: &[&str], unwind: &str) {
     let Some(_turn) = turn(case) else { return };
     let profile = record(&program_with("frames", output, &[&["-foptimize-sibling-calls"], flags].concat()), unwind);
     let mut wrong = Vec::new();
     for (site, path) in PATHS {
         let (good, all) = right(&profile, site, path);
-        // A signal can arrive anywhere: one of a hundred may hit an instruction whose unwind information is wrong.
+        // A signal can arrive at any instruction; one in a hundred may hit one with wrong unwind information.
         if (good as f64) < 0.99 * all as f64 || all == 0 {
             wrong.push(format!("{site}: {good} of {all} stacks are {path:?}"));
         }
@@ -107,7 +107,7 @@ fn paths_in_a_program_built_for_gprof() {
     all_paths("paths_in_a_program_built_for_gprof", "frames-pg", &["-pg"], "auto");
 }
 
-/// Frame pointers serve where there are some: the immediate caller, which the kernel's walk leaves out, included.
+/// Frame pointers give correct stacks where programs have them, including the immediate caller, which the kernel's walk omits.
 #[test]
 fn frame_pointers_give_the_immediate_caller() {
     let Some(_turn) = turn("frame_pointers_give_the_immediate_caller") else { return };
@@ -121,8 +121,7 @@ fn frame_pointers_give_the_immediate_caller() {
     }
 }
 
-/// A preloaded library's malloc stands before libc's, which it calls, or jumps to: each allocation counts once, and its
-/// stack is the truth.
+/// A preloaded library's malloc calls libc's, or tail-calls it: each allocation counts once, with the true stack.
 #[test]
 fn stacks_through_an_interposer_are_whole() {
     let Some(_turn) = turn("stacks_through_an_interposer_are_whole") else { return };
@@ -144,8 +143,8 @@ fn stacks_through_an_interposer_are_whole() {
     }
 }
 
-/// A handler allocates inside an allocation whose return is awaited, so that the kernel's trampoline stands on the stack
-/// in the place of a return address: the frames are those of the source all the same.
+/// A signal handler allocates during an in-flight allocation call whose return is probed, so that the stack has the kernel's
+/// trampoline in place of a return address. The frames are still those of the source.
 #[test]
 fn stacks_inside_another_sampled_call_are_whole() {
     let Some(_turn) = turn("stacks_inside_another_sampled_call_are_whole") else { return };
@@ -163,7 +162,7 @@ fn stacks_inside_another_sampled_call_are_whole() {
     }
 }
 
-/// A program from the distribution (built without frame pointers), and a function that must be on some of its stacks.
+/// A program of the distribution (built without frame pointers), and a function that must be on some of its stacks.
 struct Real {
     name: &'static str,
     what: &'static str,
@@ -172,26 +171,29 @@ struct Real {
     interval: u64,
 }
 
-/// At least 99 % of the samples of each program have whole stacks.
-#[test]
-fn stacks_of_real_programs_are_whole() {
-    let case = "stacks_of_real_programs_are_whole";
-    let Some(_turn) = turn(case) else { return };
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let numbers = folder.path().join("numbers");
+/// Arguments of gdb that make it throw and catch exceptions.
+const GDB: [&str; 7] =
+    ["-nx", "-batch", "-ex", "info functions ^main$", "-ex", "print no_such_symbol", "/usr/bin/sort"];
+
+/// JavaScript that is compiled while it runs.
+const NODE: &str = "let a = []; for (let i = 0; i < 300; i++) { a.push(JSON.parse(JSON.stringify({n: i, s: 'x'.repeat(500)}))); Buffer.alloc(5000 + i); new Map(a.map(o => [o.n, o])); }";
+
+/// Programs whose stacks are looked at; what they read is made in `folder`.
+fn real_programs(folder: &Path) -> Vec<Real> {
+    let numbers = folder.join("numbers");
     let text: String = (0..200_000u64).map(|n| format!("{}\n", n.wrapping_mul(0x9e37_79b9_7f4a_7c15))).collect();
     std::fs::write(&numbers, text).expect("our own folder");
     let numbers = numbers.to_str().expect("our own path").to_owned();
-    let source = folder.path().join("big.c");
+    let source = folder.join("big.c");
     let functions =
         (0..200).map(|i| format!("int f{i}(int *a, int n) {{ int s = {i}; while (n--) s += a[n] ^ s; return s; }}\n"));
     std::fs::write(&source, functions.collect::<String>()).expect("our own folder");
-    let object = folder.path().join("big.o").to_str().expect("our own path").to_owned();
+    let object = folder.join("big.o").to_str().expect("our own path").to_owned();
     let text = |s: &str| s.to_owned();
     let fill = format!(".read {}", fixtures_folder().join("fill.sql").display());
     let script = programs_folder().join("json_loop.py").display().to_string();
     let source = source.to_str().expect("our own path").to_owned();
-    let programs = [
+    vec![
         Real {
             name: "python3",
             what: "interpreter",
@@ -237,33 +239,27 @@ fn stacks_of_real_programs_are_whole() {
         Real {
             name: "gdb",
             what: "C++ with exceptions",
-            arguments: [
-                "-nx",
-                "-batch",
-                "-ex",
-                "info functions ^main$",
-                "-ex",
-                "print no_such_symbol",
-                "/usr/bin/sort",
-            ]
-            .map(text)
-            .to_vec(),
+            arguments: GDB.map(text).to_vec(),
             function: None,
             interval: 64 << 10,
         },
         Real {
             name: "node",
             what: "just-in-time compiler",
-            arguments: vec![
-                text("-e"),
-                text(
-                    "let a = []; for (let i = 0; i < 300; i++) { a.push(JSON.parse(JSON.stringify({n: i, s: 'x'.repeat(500)}))); Buffer.alloc(5000 + i); new Map(a.map(o => [o.n, o])); }",
-                ),
-            ],
+            arguments: vec![text("-e"), text(NODE)],
             function: None,
             interval: 16 << 10,
         },
-    ];
+    ]
+}
+
+/// At least 99 % of the samples of each program have whole stacks.
+#[test]
+fn stacks_of_real_programs_are_whole() {
+    let case = "stacks_of_real_programs_are_whole";
+    let Some(_turn) = turn(case) else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let programs = real_programs(folder.path());
     let mut poor = Vec::new();
     for real in &programs {
         let Some(path) = tool(real.name) else {

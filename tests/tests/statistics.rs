@@ -1,8 +1,8 @@
-//! Statistics through the real sampler and the command line: sequences that fool other samplers, criteria, plans,
+//! Statistics of real recordings, through the command line: allocation sequences that bias other samplers, criteria, plans,
 //! comparisons, calibration.
 //!
-//! Tolerances are those of `truth::Sum::tolerance` (an honest estimate is refused with probability 5.7e-7 at most), if
-//! nothing else is said.
+//! Unless stated otherwise, tolerances are those of `truth::Sum::tolerance`, which rejects a correct estimate with
+//! probability 5.7e-7 at most.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -23,7 +23,7 @@ fn record(name: &str, arguments: &[&str], options: &[&str]) -> (Outcome, Truth) 
     (recording.stop(), truth)
 }
 
-/// A recording of a whole process, from its first allocation to its end.
+/// A recording of a whole process, from its first allocation to its exit.
 fn record_whole(name: &str, arguments: &[&str], interval: u64, seed: u64) -> Outcome {
     Recorder::new()
         .interval(interval)
@@ -56,22 +56,22 @@ fn path(outcome: &Outcome, name: &str) -> String {
 /// Size and number in each cycle of a site's allocations.
 type Class = (u64, u64);
 
-/// How a wrong sampler goes on after a sample.
+/// How a biased sampler continues after a sample.
 #[derive(Clone, Copy, Debug)]
 enum Wrong {
-    /// What a large allocation overshoots is taken from the next countdown.
+    /// The bytes by which an allocation overshoots are subtracted from the next countdown.
     Carries,
-    /// Every R bytes, without chance.
+    /// A fixed stride of R bytes, without randomness.
     Strides,
 }
 
-/// Samples by class of a sampler that does it wrong.
+/// Samples by class of a biased sampler.
 fn wrong_samples(how: Wrong, cycles: u64, classes: &[Class], interval: u64) -> Vec<u64> {
     let mut state = 9u64;
     let mut draw = || match how {
         Wrong::Strides => interval as f64,
         Wrong::Carries => {
-            // SplitMix64, then an exponential number with mean R.
+            // SplitMix64, from which an exponential number with mean R is made.
             state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
             let mut z = state;
             z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -95,16 +95,16 @@ fn wrong_samples(how: Wrong, cycles: u64, classes: &[Class], interval: u64) -> V
     samples
 }
 
-/// Through the real sampler every site has its true share; samplers that carry the overshoot over, or go by a fixed
-/// stride, fail the very same check in one of the sequences at least, so it has teeth.
+/// With heapbpf every site has its true share. Samplers that carry the overshoot over, or use a fixed stride, fail the same
+/// check in at least one sequence, which shows that the check can fail.
 #[test]
 fn pathological_sequences_fool_other_samplers_only() {
     let Some(_turn) = turn("pathological_sequences_fool_other_samplers_only") else { return };
     let sequences: [(u64, &[Class], u64, &[Wrong]); 3] = [
-        // A huge one, then a hundred tiny ones.
+        // One huge allocation, then a hundred tiny ones.
         (2_000, &[(10_000, 1), (1, 100)], 100, &[Wrong::Carries]),
         (60_000, &[(99, 1), (1, 1)], 100, &[Wrong::Carries, Wrong::Strides]),
-        // A period of R bytes: a fixed stride meets the same site each time.
+        // A cycle of R bytes: a fixed stride always samples the same site.
         (50_000, &[(48, 1), (16, 1), (64, 1)], 128, &[Wrong::Strides]),
     ];
     for (cycles, classes, interval, wrongs) in sequences {
@@ -160,8 +160,8 @@ fn by_allocations_bytes_and_numbers_are_true() {
     assert!(objects.low.is_some() && objects.high.is_some(), "{objects:?}");
 }
 
-/// Even coverage: estimates are unbiased while intervals move, and the rare class is seen. A class's interval is at most
-/// the overall one times the number of classes. By allocations the rare class would have 60 samples (σ 8).
+/// With even coverage, estimates are unbiased while intervals change, and the rare class is seen. A class's interval is at
+/// most the overall one times the number of classes. Sampled by allocations, the rare class would have 60 samples (σ 8).
 #[test]
 fn by_size_class_the_rare_is_seen_and_figures_are_true() {
     let Some(_turn) = turn("by_size_class_the_rare_is_seen_and_figures_are_true") else { return };
@@ -174,9 +174,8 @@ fn by_size_class_the_rare_is_seen_and_figures_are_true() {
     assert!(samples.len() == 3 && samples[2] > 600, "the rare class has {samples:?}");
 }
 
-/// A profile is planned from, intervals by size class are written and recorded with: figures are true with the
-/// probabilities that the file says. The plan for the profile's own interval has about as many samples as it (every stack
-/// has one size, so only chance is between them: 6 σ).
+/// Intervals by size class, planned from a profile and used for a recording, give correct figures. The plan for the profile's
+/// own interval predicts about as many samples as it has (every stack has one size, so the difference is random: 6 σ).
 #[test]
 fn plans_are_made_of_profiles_and_recorded_with() {
     let Some(_turn) = turn("plans_are_made_of_profiles_and_recorded_with") else { return };
@@ -200,7 +199,7 @@ fn plans_are_made_of_profiles_and_recorded_with() {
         .map(|class| (class["from_bytes"].as_u64().expect("bytes"), class["interval"].as_f64().expect("a number")))
         .collect();
     let share = |size: u64| intervals.iter().rfind(|class| class.0 <= size).map_or(1.0, |class| 1.0 / class.1);
-    // What is given for classes that nothing is live of is the largest interval: nothing of them would be seen.
+    // Classes without live blocks get the largest interval, so nothing of them would be seen.
     let mixed = ["10000", "64x20", "1000x4", "40000x1"];
     let (outcome, truth) =
         record("sequence", &mixed, &["--criterion", "size-class", "--interval", &format!("@{classes}")]);
@@ -222,9 +221,9 @@ fn a_running_process_is_planned_for() {
     assert!(plan["allocations_per_second"].as_f64().expect("a number") > 0.0);
 }
 
-/// `-i auto` is the model of `heapbpf plan` with what probes cost on this machine. A plan made of its profile knows the
-/// sizes, where the recording only knew their mean, and calls vary: they agree within two steps of two. Figures are true
-/// although the interval changed: with the tolerance of the larger one.
+/// `-i auto` uses the model of `heapbpf plan` with the costs of this machine. A plan from its profile knows the sizes, where
+/// the recording only knew their mean, and calls vary, so both agree within a factor of four. Figures are correct although the
+/// interval changed, within the tolerance of the larger one.
 #[test]
 fn the_automatic_interval_is_that_of_a_plan() {
     let Some(_turn) = turn("the_automatic_interval_is_that_of_a_plan") else { return };
@@ -246,7 +245,7 @@ fn the_automatic_interval_is_that_of_a_plan() {
     assert!(off < law.tolerance(), "off by {off}, {} allowed", law.tolerance());
 }
 
-/// Site and significance of every stack in a comparison of allocated bytes.
+/// Site and significance of every stack, in a comparison of allocated bytes.
 fn grown(before: &Outcome, after: &Outcome) -> Vec<(String, bool, f64)> {
     let (before, after) = (path(before, "profile.json"), path(after, "profile.json"));
     let diff = json(&["diff", &before, &after, "--json", "--value", "alloc_space"]);
@@ -262,9 +261,9 @@ fn grown(before: &Outcome, after: &Outcome) -> Vec<(String, bool, f64)> {
         .collect()
 }
 
-/// Three runs of the same: nothing grew between them (q ≤ 0.05 for any stack has a probability under 5 %, and the seeds
-/// are fixed). In the fourth one site allocates three times as much: that site is found, and no other. Recorded at
-/// another interval, the same comes out.
+/// Between three identical runs nothing grew (q ≤ 0.05 for any stack has a probability below 5 %, and the seeds are fixed). In
+/// the fourth run one site allocates three times as much: that site is found, and no other. The result is the same at another
+/// interval.
 #[test]
 fn what_grew_is_found_and_nothing_else() {
     let Some(_turn) = turn("what_grew_is_found_and_nothing_else") else { return };
@@ -301,7 +300,7 @@ fn profiles_of_other_criteria_are_not_added_up() {
     assert_eq!(merged.totals.alloc_bytes.exact, Some(2.0 * truth.bytes() as f64));
 }
 
-/// Calibrated stacks add up to what was counted; the interval is that of the raw figure.
+/// Calibrated stacks add up to the exact totals; the confidence interval is that of the raw figure.
 #[test]
 fn calibrated_sums_are_exact() {
     let Some(_turn) = turn("calibrated_sums_are_exact") else { return };
@@ -315,7 +314,7 @@ fn calibrated_sums_are_exact() {
     }
     assert!((bytes - truth.bytes() as f64).abs() < 1.0, "{bytes} instead of {}", truth.bytes());
     assert!((objects - truth.allocs() as f64).abs() < 1.0, "{objects} instead of {}", truth.allocs());
-    // A saved profile comes back as it was, and is calibrated once, not twice.
+    // A saved profile is read back unchanged, and is not calibrated again.
     let file = path(&outcome, "profile.json");
     let report = shown(&["report", "--calibrate", &file]);
     assert!(report.contains("calibrated"), "{report}");
@@ -331,7 +330,7 @@ fn estimators_and_moments_are_the_users() {
         let profile: Profile = output::read(&outcome.file("profile.json"));
         profile.totals.inuse_bytes.expect("live").value()
     };
-    // One thread and one seed: the same draws. A rise of 2 % may not have been worth remembering.
+    // One thread and a fixed seed give the same draws. A rise of less than 2 % is not recorded as a new peak.
     assert!(inuse(&peak) >= inuse(&end) / 1.02, "{} {}", inuse(&peak), inuse(&end));
     let file = path(&end, "profile.json");
     assert!(shown(&["report", "--at", "peak", &file]).contains("highest estimated total"));
@@ -341,7 +340,7 @@ fn estimators_and_moments_are_the_users() {
         let report = shown(&["report", "--estimator", estimator, "-n", "1", &file]);
         assert!(report.contains(&format!("estimated by {estimator}")) && report.contains(said), "{report}");
     }
-    // The interval that holds for every mix of sizes is in the profile, and in the report for those who ask.
+    // The interval that is valid for every mix of sizes is in the profile, and in the report on request.
     assert!(!shown(&["report", &file]).contains("guaranteed"));
     assert!(shown(&["report", "--guaranteed", &file]).contains("guaranteed ["));
     let profile: serde_json::Value = output::read(Path::new(&file));

@@ -1,4 +1,4 @@
-//! Building: the BPF object first, then the daemon with the object inside.
+//! Builds the BPF object first, then the daemon that contains it.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -11,21 +11,21 @@ use anyhow::{Context as _, bail};
 use crate::context::Context;
 use crate::shell::{run, say};
 use crate::toolchain::{Compiler, CoreLibrary, TARGET};
-use crate::{linker, toolchain};
+use crate::{cross_tools, linker, toolchain};
 
-/// Names the stage that programs end after; they are whole without it.
-const STAGE_VARIABLE: &str = "HEAPBPF_STAGE";
+/// The variable that names the stage after which programs end. Without it they are complete.
+const ABLATION_VARIABLE: &str = "HEAPBPF_ABLATION";
 
-/// What the BPF build needs.
+/// The tools that the BPF build needs.
 pub struct Tools {
     compiler: Compiler,
     linker: PathBuf,
 }
 
-/// Finds or installs everything that building needs.
+/// Finds or installs everything that the build needs.
 pub fn set_up(context: &Context) -> anyhow::Result<Tools> {
     if let Some(machine) = context.machine {
-        machine.set_up(context)?;
+        cross_tools::set_up(context, machine)?;
     }
     let compiler = toolchain::ensure(context)?;
     let linker = linker::ensure(context, compiler.llvm)?;
@@ -54,12 +54,12 @@ pub fn build_bpf(context: &Context) -> anyhow::Result<PathBuf> {
     Ok(object)
 }
 
-/// Builds the BPF programs so that they end after a stage, to measure what the rest costs. Returns a copy of the object; the
-/// one that the daemon embeds is built anew by [`build_bpf`].
-pub fn build_stage(context: &Context, stage: &str) -> anyhow::Result<PathBuf> {
+/// Builds the BPF programs so that they end after a stage, to measure the cost of the rest. Returns a copy of the
+/// object, because [`build_bpf`] rebuilds the one that the daemon embeds.
+pub fn build_ablation(context: &Context, stage: &str) -> anyhow::Result<PathBuf> {
     let tools = set_up(context)?;
     let mut command = bpf_command(context, &tools);
-    run(command.env(STAGE_VARIABLE, stage), context.options.verbose)
+    run(command.env(ABLATION_VARIABLE, stage), context.options.verbose)
         .with_context(|| format!("the BPF programs that end after {stage} did not build"))?;
     let copy = context.target().join("bench").join(stage).with_extension("o");
     fs::copy(context.bpf_object(), &copy).with_context(|| format!("cannot write {}", copy.display()))?;
@@ -71,7 +71,7 @@ fn build_daemon(context: &Context) -> anyhow::Result<PathBuf> {
     command
         .args(["--release", "--package", "sampler-user", "--bin", "heapbpf", "--target-dir"])
         .arg(context.host_target())
-        // What was built just now is where the daemon's build script looks by itself.
+        // The daemon's build script finds the object that was just built by itself.
         .env_remove("HEAPBPF_BPF_OBJECT");
     if let Some(machine) = context.machine {
         machine.aim(&mut command);
@@ -82,7 +82,7 @@ fn build_daemon(context: &Context) -> anyhow::Result<PathBuf> {
     if built != binary {
         let folder = binary.parent().context("the binary has no folder")?;
         fs::create_dir_all(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-        // A running heapbpf cannot be written over, but it can be replaced.
+        // A running binary cannot be overwritten, but it can be replaced.
         let fresh = binary.with_extension("new");
         let copied = fs::copy(&built, &fresh).and_then(|_| fs::rename(&fresh, &binary));
         copied.with_context(|| format!("cannot copy {} to {}", built.display(), binary.display()))?;
@@ -98,7 +98,7 @@ fn shorten(context: &Context, path: &Path) -> String {
     path.strip_prefix(&context.root).unwrap_or(path).display().to_string()
 }
 
-/// The cargo call that compiles and links the BPF programs, in an environment scrubbed of the outer cargo's traces.
+/// The cargo call that compiles and links the BPF programs, in an environment without the outer cargo's variables.
 fn bpf_command(context: &Context, tools: &Tools) -> Command {
     let architecture = context.machine.map_or(std::env::consts::ARCH, |machine| machine.architecture);
     let mut command = Command::new(tools.compiler.cargo());
@@ -107,13 +107,13 @@ fn bpf_command(context: &Context, tools: &Tools) -> Command {
         command.env_remove(name);
     }
     command
-        .env_remove(STAGE_VARIABLE)
-        // rustc's own switch for unstable features, which a BPF target cannot do without.
+        .env_remove(ABLATION_VARIABLE)
+        // rustc's own switch for unstable features, which a BPF target requires.
         .env("RUSTC_BOOTSTRAP", "1")
         .env("RUSTC", &tools.compiler.rustc)
         .env("CARGO_TARGET_BPFEL_UNKNOWN_NONE_LINKER", &tools.linker)
-        // bpf-linker makes BTF, which the loader relocates by, from the debug information.
-        // v3 is the instruction set whose atomic additions give back what was there; every kernel since 5.12 has it.
+        // bpf-linker generates BTF, which the loader uses for relocation, from the debug information.
+        // v3 is the instruction set whose atomic additions return the previous value; every kernel since 5.12 has it.
         .env(
             "RUSTFLAGS",
             format!("-C debuginfo=2 -C target-cpu=v3 -C link-arg=--btf --cfg bpf_target_arch=\"{architecture}\""),
@@ -129,14 +129,14 @@ fn bpf_command(context: &Context, tools: &Tools) -> Command {
         command.arg("--locked");
     }
     if !context.options.verbose {
-        // Warnings and errors only.
+        // Print warnings and errors only.
         command.arg("--quiet");
     }
     command
 }
 
-/// Whether a variable of ours may reach the cargo of another toolchain. Of cargo's and rustup's own, only those that
-/// say where things are and how to reach the network; the rest (RUSTC, RUSTFLAGS, CARGO_TARGET_DIR, …) would name the
+/// Whether a variable of our environment may reach the cargo of another toolchain. Of cargo's and rustup's variables,
+/// only those for locations and network access may; the others (RUSTC, RUSTFLAGS, CARGO_TARGET_DIR, …) would name the
 /// outer toolchain or change what is built.
 fn reaches_inner_cargo(name: &OsStr) -> bool {
     const KEPT: [&str; 8] = [
@@ -201,7 +201,7 @@ mod tests {
         let flags = command.get_envs().find(|(name, _)| *name == "RUSTFLAGS").and_then(|(_, value)| value);
         let flags = flags.expect("set").to_string_lossy();
         assert!(flags.ends_with("--cfg bpf_target_arch=\"aarch64\""), "{flags}");
-        // Its own folder, unless it is this machine.
+        // Another machine has its own folder.
         assert_eq!(words(&command).contains("/w/target/bpf-aarch64 "), machine.is_some());
     }
 

@@ -1,28 +1,22 @@
-//! Building for another machine than this one: what that needs, and where it comes from.
+//! The other architectures that heapbpf can be built for, and the cargo calls for them.
 
-use std::path::Path;
 use std::process::Command;
 
-use anyhow::Context as _;
-
-use crate::context::{Context, on_path};
-use crate::packages::{self, Package};
-use crate::shell::{read, run_quietly, say};
-
-/// A machine that can be built for from others.
+/// A machine type that can be built for on other machines.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// Rust's name of the target.
+    /// Rust's target triple.
     pub triple: &'static str,
-    /// What `target_arch` is there, and `bpf_target_arch` in the BPF programs.
+    /// The value of `target_arch` there, and of `bpf_target_arch` in the BPF programs.
     pub architecture: &'static str,
-    /// The compiler of Debian that links for it, its packages.
-    linker: (&'static str, &'static [&'static str]),
-    /// What runs its programs here, the package, and where their libraries are.
-    emulator: (&'static str, &'static str, &'static str),
+    /// Debian's cross compiler, which links for it, and its packages.
+    pub linker: (&'static str, &'static [&'static str]),
+    /// The emulator that runs its programs here, the emulator's package, and the folder of their libraries.
+    pub emulator: (&'static str, &'static str, &'static str),
 }
 
-/// All of them. One more is one entry here, and one module beside each that is named after an architecture.
+/// All supported machines. To add one, add an entry here and a module next to each module that is named after an
+/// architecture.
 const MACHINES: &[Machine] = &[Machine {
     triple: "aarch64-unknown-linux-gnu",
     architecture: "aarch64",
@@ -30,15 +24,15 @@ const MACHINES: &[Machine] = &[Machine {
     emulator: ("qemu-aarch64-static", "qemu-user-static", "/usr/aarch64-linux-gnu"),
 }];
 
-/// Those that are not this one.
+/// All machines other than the host.
 pub fn others() -> impl Iterator<Item = &'static Machine> {
     MACHINES.iter().filter(|machine| machine.architecture != std::env::consts::ARCH)
 }
 
-/// The machine of that name, `None` if it is this one.
+/// The machine with this name; `None` if it is the host.
 ///
 /// # Errors
-/// A name that is not known, as a sentence.
+/// If the name is unknown, a message for the user.
 pub fn machine(triple: &str) -> Result<Option<&'static Machine>, String> {
     let known = MACHINES.iter().find(|machine| machine.triple == triple);
     match known {
@@ -52,59 +46,14 @@ pub fn machine(triple: &str) -> Result<Option<&'static Machine>, String> {
 }
 
 impl Machine {
-    /// Installs the standard library, which is enough for checking.
-    ///
-    /// # Errors
-    /// If it cannot be had.
-    pub fn set_up_check(&self, context: &Context) -> anyhow::Result<()> {
-        if self.has_standard_library() {
-            return Ok(());
-        }
-        say!("adding the standard library of {} to rustup's toolchain", self.triple);
-        run_quietly(Command::new("rustup").args(["target", "add", self.triple]), context.options.verbose)
-            .with_context(|| format!("Rust's standard library for {} cannot be had", self.triple))
-    }
-
-    /// Installs the standard library and the linker.
-    ///
-    /// # Errors
-    /// If one cannot be had.
-    pub fn set_up(&self, context: &Context) -> anyhow::Result<()> {
-        self.set_up_check(context)?;
-        let (linker, names) = self.linker;
-        if on_path(linker).is_none() {
-            let packages: Vec<Package> = names.iter().map(|name| Package::new(*name, "links for arm64")).collect();
-            packages::install(context, &packages)?;
-        }
-        Ok(())
-    }
-
-    /// Installs what runs its programs here.
-    ///
-    /// # Errors
-    /// If it cannot be had.
-    pub fn set_up_emulator(&self, context: &Context) -> anyhow::Result<()> {
-        let (emulator, package, _) = self.emulator;
-        if on_path(emulator).is_some() {
-            return Ok(());
-        }
-        packages::install(context, &[Package::new(package, "runs the unit tests of another machine")])
-    }
-
-    /// Whether this cargo can compile for it as things are.
-    fn has_standard_library(&self) -> bool {
-        let libraries = read(Command::new("rustc").args(["--print", "target-libdir", "--target", self.triple]));
-        libraries.is_ok_and(|folder| Path::new(folder.trim()).is_dir())
-    }
-
-    /// Makes a call of cargo one for this machine.
+    /// Makes a cargo command build for this machine.
     pub fn aim(&self, command: &mut Command) {
         let (emulator, _, libraries) = self.emulator;
         let variable = |what: &str| format!("CARGO_TARGET_{}_{what}", self.triple.replace('-', "_").to_uppercase());
         command.args(["--target", self.triple]);
         command.env(variable("LINKER"), self.linker.0);
         command.env(variable("RUNNER"), format!("{emulator} -L {libraries}"));
-        // What tests compile is for that machine too, and they know what emulates them.
+        // Programs that the tests compile are for that machine too, and the tests need to know the emulator.
         command.env("CC", self.linker.0).env("HEAPBPF_EMULATOR", emulator);
     }
 }

@@ -1,4 +1,4 @@
-//! Putting heapbpf where `sudo heapbpf` finds it.
+//! Installs heapbpf where `sudo heapbpf` finds it.
 
 use crate::build;
 use crate::context::Context;
@@ -6,7 +6,7 @@ use crate::shell::{run, say};
 
 const DESTINATION: &str = "/usr/local/bin/heapbpf";
 
-/// Builds and copies the binary; `install` replaces the file, so a heapbpf that runs goes on with the old one.
+/// Builds and copies the binary. `install` replaces the file, so a running heapbpf keeps the old one.
 pub fn install(context: &Context) -> anyhow::Result<()> {
     let binary = build::build(context)?;
     let mut command = context.privilege.command(&format!("write {DESTINATION}"), "install", [])?;

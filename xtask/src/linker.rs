@@ -1,4 +1,4 @@
-//! bpf-linker: found, or built once per version and LLVM and kept in the cache.
+//! bpf-linker: found on the machine, or built once per version and LLVM and kept in the cache.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -6,22 +6,23 @@ use std::process::Command;
 
 use anyhow::Context as _;
 
-use crate::context::{Context, host_cargo, is_executable, on_path};
+use crate::context::Context;
 use crate::packages::{self, Package};
+use crate::programs::{host_cargo, is_executable, on_path};
 use crate::shell::{read, run_quietly, say};
 
-/// The version that heapbpf is built with.
+/// The bpf-linker version that heapbpf is built with.
 const VERSION: &str = "0.13.0";
 
-/// The LLVMs that this version can be built with and that we use, oldest first.
+/// The LLVM versions that this bpf-linker can be built with and that we use, oldest first.
 const LLVMS: [u32; 2] = [22, 23];
 
-/// The LLVM to link with: the oldest that reads what the compiler's LLVM wrote.
+/// The LLVM version to link with: the oldest that can read the compiler's bitcode.
 pub fn llvm_for(compiler_llvm: u32) -> Option<u32> {
     LLVMS.into_iter().find(|llvm| *llvm >= compiler_llvm)
 }
 
-/// Finds a bpf-linker for a compiler of this LLVM, building it if there is none, and says which it took.
+/// Finds a bpf-linker for a compiler with this LLVM, or builds one, and prints which it uses.
 pub fn ensure(context: &Context, compiler_llvm: u32) -> anyhow::Result<PathBuf> {
     let llvm = llvm_for(compiler_llvm)
         .with_context(|| format!("bpf-linker {VERSION} cannot link what LLVM {compiler_llvm} wrote"))?;
@@ -59,11 +60,11 @@ fn build(context: &Context, llvm: u32, folder: &Path) -> anyhow::Result<()> {
     say!("building bpf-linker {VERSION} with LLVM {llvm} (once, about a minute)");
     let parent = folder.parent().context("the cache folder has no parent folder")?;
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
-    // Another xtask may be doing the same: build beside, then rename.
+    // Another xtask may be building too, so build into a temporary folder and rename it.
     let scratch = parent.join(format!("bpf-linker-{VERSION}.{}.tmp", std::process::id()));
     let built = run_quietly(&mut install_command(llvm, &prefix, &scratch), context.options.verbose);
     let placed = built.and_then(|()| place(&scratch.join("install"), folder));
-    // Best effort: what is left behind is only room on the disk.
+    // Best effort: files left behind only take disk space.
     let _ = fs::remove_dir_all(&scratch);
     placed
 }
@@ -78,13 +79,14 @@ fn install_command(llvm: u32, prefix: &Path, scratch: &Path) -> Command {
         .env("LLVM_PREFIX", prefix)
         .env("CARGO_TARGET_DIR", scratch.join("target"))
         .env_remove("RUSTFLAGS")
-        // Outside the workspace, so that its .cargo/config.toml has no say.
+        // Outside the workspace, so that its .cargo/config.toml does not apply.
         .current_dir("/");
     command
 }
 
 fn place(installed: &Path, folder: &Path) -> anyhow::Result<()> {
-    // What is there is incomplete or of another version, or another xtask was faster, which is as good.
+    // The existing folder is incomplete or of another version, or another xtask was faster, in which case its copy is
+    // used.
     let _ = fs::remove_dir_all(folder);
     match fs::rename(installed, folder) {
         Err(_) if is_right_version(&folder.join("bin/bpf-linker")) => Ok(()),
@@ -92,7 +94,7 @@ fn place(installed: &Path, folder: &Path) -> anyhow::Result<()> {
     }
 }
 
-/// Where LLVM's development files are: the user's word, the version's own llvm-config, or Debian's place.
+/// The folder with LLVM's development files: from `LLVM_PREFIX`, this version's llvm-config, or Debian's default.
 fn llvm_prefix(llvm: u32) -> Option<PathBuf> {
     let named = std::env::var_os("LLVM_PREFIX").map(PathBuf::from);
     let asked =
@@ -101,10 +103,10 @@ fn llvm_prefix(llvm: u32) -> Option<PathBuf> {
     [named, asked, usual].into_iter().flatten().find(|prefix| prefix.join("include/llvm-c/Core.h").is_file())
 }
 
-/// bpf-linker links with the C++ library, and cargo with `cc`.
+/// The package for the C++ library, if it is missing: bpf-linker links with that library, and cargo links with `cc`.
 fn missing_cpp() -> Option<Package> {
     let found = on_path("cc").and_then(|cc| read(Command::new(cc).arg("-print-file-name=libstdc++.so")).ok());
-    // Where it does not know the file, the compiler repeats the bare name.
+    // If the compiler does not know the file, it prints the bare name.
     let has_library = found.is_some_and(|path| Path::new(path.trim()).is_absolute());
     (!has_library).then(|| Package::new("g++", "the C and C++ libraries that bpf-linker links with"))
 }

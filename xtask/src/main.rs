@@ -3,14 +3,20 @@
 mod bench;
 mod build;
 mod context;
+mod coverage;
 mod cross;
+mod cross_tools;
 mod install;
 mod linker;
+
+mod modules;
 mod packages;
+mod programs;
 mod python;
 mod root;
 mod run;
 mod shell;
+mod source;
 mod test;
 mod toolchain;
 mod vectors;
@@ -65,6 +71,23 @@ enum Command {
     },
     /// Install what the tests need, build, and run every test (the end-to-end ones as root)
     Test(test::Selection),
+    /// Check that the modules of each crate depend on each other in one direction
+    ///
+    /// Reads the paths in the source of every crate of the workspace and fails if modules with the same parent depend on
+    /// each other in a cycle. Reports the files and lines of each dependency in the cycle. A parent and its
+    /// children may use each other. Test code does not count.
+    Modules,
+    /// Measure how many lines of each crate its own tests run
+    ///
+    /// Fails if a test fails, or if less than 90 % of the lines of a pure crate run: one whose Cargo.toml has
+    /// `[package.metadata.heapbpf] pure = true`. Counts lines with code in the library of each package (in its programs,
+    /// if it has no library). All unit and integration tests of a package run, except the end-to-end tests. Builds in
+    /// target/coverage, apart from other builds.
+    ///
+    /// Test code does not count: items with `#[test]`, `#[cfg(test)]` or `#[cfg(any(test, feature = "testing"))]`,
+    /// including whole modules at the end of a file, files named `tests.rs` or `*_tests.rs`, and folders named `tests`.
+    /// A `const fn` that only the compiler evaluates counts as not covered.
+    Coverage(coverage::Selection),
     /// Build, and copy heapbpf to /usr/local/bin
     Install,
     /// Run a benchmark; without a name, list them
@@ -106,6 +129,8 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Run { args } => return run::run(&context, &args),
         Command::Test(selection) => return test::test(&context, &selection),
+        Command::Coverage(selection) => return coverage::measure(&context, &selection),
+        Command::Modules => return modules::check(&context),
         Command::Install => install::install(&context)?,
         Command::Bench { quick, name, args } => bench::bench(&context, name.as_deref(), quick, &args)?,
         Command::Vectors { directory } => return vectors::check(&context, &directory),

@@ -1,4 +1,4 @@
-//! Debian packages: what is missing, and installing it after saying so.
+//! Debian packages: finds those that are missing, and installs them after printing their names.
 
 use std::process::Command;
 use std::sync::Once;
@@ -7,15 +7,16 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail};
 
-use crate::context::{Context, on_path};
+use crate::context::Context;
+use crate::programs::on_path;
 use crate::shell::{announce, read, run_quietly, say};
 
-/// A package and what it is for.
+/// A package and its purpose.
 #[derive(Clone, Debug)]
 pub struct Package {
-    /// Debian's name.
+    /// Debian's name of the package.
     pub name: String,
-    /// What heapbpf wants it for.
+    /// What heapbpf needs it for.
     pub purpose: &'static str,
 }
 
@@ -31,12 +32,13 @@ impl Package {
     }
 }
 
-/// Why packages cannot be installed here, before anything is tried.
+/// Why packages cannot be installed on this machine, as far as can be known before trying.
 pub fn refusal(context: &Context) -> Option<&'static str> {
     if on_path("apt-get").is_none() { Some("there is no apt-get") } else { context.privilege.refusal() }
 }
 
-/// Installs packages, saying first which and why. Never removes one: rustc-web, for one, conflicts with rustc.
+/// Installs packages, and prints first which and why. Never removes a package: rustc-web, for example, conflicts with
+/// rustc.
 pub fn install(context: &Context, packages: &[Package]) -> anyhow::Result<()> {
     let missing: Vec<&Package> = packages.iter().filter(|package| !package.is_installed()).collect();
     let names: Vec<&str> = missing.iter().map(|package| package.name.as_str()).collect();
@@ -50,7 +52,7 @@ pub fn install(context: &Context, packages: &[Package]) -> anyhow::Result<()> {
     for package in missing {
         say!("  {}: {}", package.name, package.purpose);
     }
-    // Once is enough for all that one call installs.
+    // One refresh is enough for all installations of one call.
     static UPDATED: Once = Once::new();
     UPDATED.call_once(|| update(context));
     let mut command = apt_get(context, &format!("install {}", names.join(" ")))?;
@@ -59,9 +61,10 @@ pub fn install(context: &Context, packages: &[Package]) -> anyhow::Result<()> {
         .with_context(|| format!("apt-get could not install {}", names.join(" ")))
 }
 
-/// Refreshes the lists of packages. A source that does not answer is no reason to stop: the install tells.
+/// Refreshes the package lists. A source that does not answer is not an error here: the installation reports what is
+/// missing.
 fn update(context: &Context) {
-    // DPkg::Lock::Timeout does not cover the lock on the lists, so another apt-get is waited for here: ten minutes.
+    // DPkg::Lock::Timeout does not cover the lock on the lists, so this waits up to ten minutes for another apt-get.
     const ATTEMPTS: u32 = 100;
     for _ in 0..ATTEMPTS {
         let result = apt_get(context, "update the lists of packages").and_then(|mut command| {

@@ -1,4 +1,5 @@
-//! Python packages that read what heapbpf writes: Debian has none of them, so they get an environment of their own.
+//! Python packages that read heapbpf's output formats. Debian has none of them, so they are installed into a virtual
+//! environment.
 
 use std::fs;
 use std::path::PathBuf;
@@ -6,27 +7,29 @@ use std::process::Command;
 
 use anyhow::Context as _;
 
-use crate::context::{Context, is_executable};
+use crate::context::Context;
 use crate::packages::{self, Package};
+use crate::programs::is_executable;
 use crate::shell::{run_quietly, say};
 
-/// PyPI's packages for the tests of the formats. (Not pyspark, half a gigabyte: its test skips, loudly.)
+/// PyPI's packages for the tests of the formats. (Without pyspark, which takes half a gigabyte: its test prints that it
+/// is skipped.)
 const PACKAGES: [&str; 3] = ["perfetto==0.59.1", "protobuf==7.36.2", "duckdb==2.0.0"];
 
-/// Finds or makes the environment, which is kept in the cache, and returns its Python.
+/// Finds or creates the environment, which is kept in the cache, and returns its Python.
 ///
 /// # Errors
-/// If Debian's or PyPI's packages cannot be had.
+/// If Debian's or PyPI's packages cannot be installed.
 pub fn ensure(context: &Context) -> anyhow::Result<PathBuf> {
     let folder = context.cache()?.join("test-python");
     let python = folder.join("bin/python3");
-    // Written last: an environment without it is not whole.
+    // Written last: an environment without it is incomplete.
     let list = folder.join("heapbpf-packages");
     let wanted = PACKAGES.join(" ");
     if is_executable(&python) && fs::read_to_string(&list).is_ok_and(|found| found == wanted) {
         return Ok(python);
     }
-    // The module `venv` is there without it, but cannot install pip.
+    // Without it, the module `venv` exists but cannot install pip.
     packages::install(context, &[Package::new("python3-venv", "makes an environment for Python packages")])?;
     say!("installing Python packages into {} (about 100 MB): {wanted}", folder.display());
     let verbose = context.options.verbose;

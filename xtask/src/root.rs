@@ -1,4 +1,4 @@
-//! Becoming root, for single steps only, and never without having said why.
+//! Runs single steps as root, and always prints the reason first.
 
 use std::ffi::OsStr;
 use std::os::unix::fs::MetadataExt as _;
@@ -6,24 +6,24 @@ use std::process::Command;
 
 use anyhow::bail;
 
-use crate::context::on_path;
+use crate::programs::on_path;
 use crate::shell::say;
 
-/// How this user can do what needs root.
+/// How this user can run steps that need root.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Privilege {
-    /// Already root.
+    /// The user is root.
     Root,
-    /// A normal user with sudo.
+    /// The user is not root but has sudo.
     Sudo,
-    /// Not at all, and why.
+    /// There is no way, for this reason.
     No(&'static str),
 }
 
 impl Privilege {
-    /// Looks at the effective user and at the PATH.
+    /// Checks the effective user and the PATH.
     pub fn detect(no_root: bool) -> Self {
-        // /proc/self belongs to the effective user; a system without /proc has no use for heapbpf either.
+        // /proc/self belongs to the effective user. heapbpf cannot run on a system without /proc either.
         let is_root = std::fs::metadata("/proc/self").is_ok_and(|meta| meta.uid() == 0);
         Self::decide(no_root, is_root, on_path("sudo").is_some())
     }
@@ -37,7 +37,7 @@ impl Privilege {
         }
     }
 
-    /// The reason why root cannot be had, if so.
+    /// The reason why steps cannot run as root, if so.
     pub fn refusal(self) -> Option<&'static str> {
         match self {
             Self::No(reason) => Some(reason),
@@ -45,7 +45,7 @@ impl Privilege {
         }
     }
 
-    /// A command that runs as root with these variables set (sudo would drop them), announced with its purpose.
+    /// A command that runs as root with these variables set (sudo would drop them). Prints its purpose.
     pub fn command<'a>(
         self,
         purpose: &str,

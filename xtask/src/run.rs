@@ -1,4 +1,4 @@
-//! `cargo xtask run`: heapbpf itself, or a ten-second demonstration on a program that leaks.
+//! `cargo xtask run`: heapbpf itself, or a ten-second demonstration on a program with a leak.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -9,8 +9,9 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use anyhow::{Context as _, bail};
 
 use crate::build;
-use crate::context::{Context, on_path};
+use crate::context::Context;
 use crate::packages::{self, Package};
+use crate::programs::on_path;
 use crate::shell::{announce, describe, run as run_command, say, succeeds};
 
 /// Builds heapbpf and runs it with these arguments, or the demonstration if there are none.
@@ -22,16 +23,16 @@ pub fn run(context: &Context, args: &[OsString]) -> anyhow::Result<ExitCode> {
     let mut command = as_root(context, &binary)?;
     command.args(heapbpf_arguments(args));
     announce(&command, context.options.verbose);
-    // heapbpf takes xtask's place: it gets the signals itself, and its exit status is the user's.
+    // heapbpf replaces the xtask process, so it receives signals directly and the user gets its exit status.
     let error = command.exec();
     Err(error).with_context(|| format!("cannot start {}", describe(&command)))
 }
 
-/// What heapbpf can be told to do; any other first word is a program to start.
+/// heapbpf's subcommands; any other first word is a program to start.
 const COMMANDS: [&str; 8] = ["record", "report", "diff", "merge", "plan", "doctor", "serve", "help"];
 
-/// The user's words as heapbpf wants them. The `--` of `cargo xtask run -- python3 script.py` ends xtask's options, and
-/// heapbpf needs one of its own before a program to start.
+/// The user's arguments as heapbpf expects them. The `--` of `cargo xtask run -- python3 script.py` ends xtask's
+/// options, and heapbpf needs a `--` of its own before a program to start.
 fn heapbpf_arguments(args: &[OsString]) -> Vec<&OsStr> {
     let is_program = args
         .first()
@@ -40,7 +41,7 @@ fn heapbpf_arguments(args: &[OsString]) -> Vec<&OsStr> {
     is_program.then_some(OsStr::new("--")).into_iter().chain(args.iter().map(OsString::as_os_str)).collect()
 }
 
-/// heapbpf, as root if that can be had. Otherwise it runs as this user and says itself which capability it lacks.
+/// heapbpf, run as root if possible. Otherwise it runs as this user and reports which capability it lacks.
 fn as_root(context: &Context, binary: &Path) -> anyhow::Result<Command> {
     if let Some(reason) = context.privilege.refusal() {
         say!("running heapbpf without root: {reason}");
@@ -79,12 +80,12 @@ fn demonstrate(context: &Context, binary: &Path) -> anyhow::Result<ExitCode> {
     Ok(if succeeds(&mut command, context.options.verbose)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// A child that does not outlive this value.
+/// A child process that is killed when this value is dropped.
 struct Stopped(Child);
 
 impl Drop for Stopped {
     fn drop(&mut self) {
-        // Both fail only if it has ended by itself, which is the aim.
+        // Both fail only if the child has already exited, which is fine.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }

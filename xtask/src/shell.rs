@@ -1,28 +1,29 @@
-//! Running other programs: shown with `-v`, checked always, quiet where asked.
+//! Runs other programs. Commands are printed with `-v` and always checked; output is hidden where the caller asks for
+//! it.
 
 use std::process::{Command, Output, Stdio};
 
 use anyhow::{Context as _, bail};
 
-/// Tells the user what xtask does, on standard error.
+/// Prints a message of xtask on standard error.
 macro_rules! say {
     ($($word:tt)*) => { eprintln!("xtask: {}", format_args!($($word)*)) };
 }
 pub(crate) use say;
 
-/// Runs a command with the user's terminal; an error unless it succeeds.
+/// Runs a command with the user's terminal; fails unless it succeeds.
 pub fn run(command: &mut Command, verbose: bool) -> anyhow::Result<()> {
     if succeeds(command, verbose)? { Ok(()) } else { bail!("this command failed: {}", describe(command)) }
 }
 
-/// Runs a command with the user's terminal and says whether it succeeded; an error only if it could not be started.
+/// Runs a command with the user's terminal and returns whether it succeeded; fails only if it could not be started.
 pub fn succeeds(command: &mut Command, verbose: bool) -> anyhow::Result<bool> {
     announce(command, verbose);
     let status = command.status().with_context(|| format!("cannot start {}", describe(command)))?;
     Ok(status.success())
 }
 
-/// Runs a command and shows what it wrote only if it fails, or with `-v` while it runs.
+/// Runs a command and prints its output only if it fails. With `-v`, prints the output as it runs.
 pub fn run_quietly(command: &mut Command, verbose: bool) -> anyhow::Result<()> {
     if verbose {
         return run(command, verbose);
@@ -35,7 +36,7 @@ pub fn run_quietly(command: &mut Command, verbose: bool) -> anyhow::Result<()> {
     bail!("this command failed ({}): {}", output.status, describe(command))
 }
 
-/// What a command writes to standard output, if it succeeds.
+/// The standard output of a command, if it succeeds.
 pub fn read(command: &mut Command) -> anyhow::Result<String> {
     let output = capture(command)?;
     if !output.status.success() {
@@ -48,14 +49,14 @@ fn capture(command: &mut Command) -> anyhow::Result<Output> {
     command.stdin(Stdio::null()).output().with_context(|| format!("cannot start {}", describe(command)))
 }
 
-/// Shows a command about to run, with `-v`.
+/// With `-v`, prints a command that is about to run.
 pub fn announce(command: &Command, verbose: bool) {
     if verbose {
         say!("+ {}", describe(command));
     }
 }
 
-/// A command as one could type it: variables set, program, arguments.
+/// A command as a user would type it: variables, program, arguments.
 pub fn describe(command: &Command) -> String {
     let variables = command.get_envs().filter_map(|(name, value)| {
         let value = value?;

@@ -1,7 +1,8 @@
-//! `cargo xtask test`: what the tests need, the builds, the unit tests, then the end-to-end tests as root.
+//! `cargo xtask test`: installs what the tests need, builds, and runs the unit tests, then the end-to-end tests as
+//! root.
 //!
-//! End-to-end tests are the files in `tests/tests`; all others are unit tests here. The few of those that need root skip
-//! loudly without it, and are run again with sudo.
+//! The end-to-end tests are the files in `tests/tests`; all others count as unit tests here. The few unit tests that
+//! need root print that they are skipped without it, and are run again with sudo.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -12,18 +13,24 @@ use clap::Args;
 use crate::build;
 use crate::context::Context;
 use crate::cross::{self, Machine};
+use crate::cross_tools;
 use crate::packages::{self, Package};
 use crate::python;
 use crate::root::Privilege;
 use crate::shell::{describe, read, run, say, succeeds};
+use crate::toolchain;
 
-/// What cargo is to test without root, call by call.
-const UNIT: &[&[&str]] = &[&["--workspace", "--exclude", "heapbpf-tests"], &["--package", "heapbpf-tests", "--lib"]];
+/// The package whose integration tests are the end-to-end tests.
+pub const END_TO_END_PACKAGE: &str = "heapbpf-tests";
 
-/// What cargo is to test as root.
-const END_TO_END: &[&str] = &["--package", "heapbpf-tests", "--test", "*"];
+/// The arguments of each cargo call that tests without root.
+const UNIT: &[&[&str]] =
+    &[&["--workspace", "--exclude", END_TO_END_PACKAGE], &["--package", END_TO_END_PACKAGE, "--lib"]];
 
-/// Names the Python of tests that need its packages.
+/// The arguments of the cargo call that tests as root.
+const END_TO_END: &[&str] = &["--package", END_TO_END_PACKAGE, "--test", "*"];
+
+/// The variable that names the Python for tests that need its packages.
 const PYTHON_VARIABLE: &str = "HEAPBPF_TEST_PYTHON";
 
 /// Which tests to run; by default all of them.
@@ -42,8 +49,9 @@ pub struct Selection {
     filter: Option<String>,
 }
 
-/// What the tests use: the file that shows it is there, Debian's package, what for. The tests use the
-/// distribution's own, not what a version manager put before it. A test whose tool cannot be had skips loudly by itself.
+/// Requirements of the tests: a file that shows that the requirement is installed, Debian's package, and its purpose.
+/// The tests use the distribution's version, even if a version manager has put another one first. A test whose
+/// requirement cannot be installed prints that it is skipped.
 const NEEDED: &[(&str, &str, &str)] = &[
     ("/usr/bin/cc", "gcc", "compiles the test programs, and is profiled while it compiles"),
     ("/usr/bin/c++", "g++", "compiles the test programs that throw"),
@@ -93,7 +101,7 @@ pub fn test(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode
     if end_to_end && root_refused.is_none() {
         calls.push(end_to_end_command(context, selection)?);
     }
-    // All of them run, whatever becomes of the first.
+    // All calls run, even if the first fails.
     let mut failed = Vec::new();
     for mut call in calls {
         if !succeeds(&mut call, context.options.verbose)? {
@@ -113,7 +121,8 @@ fn unit_command(context: &Context, selection: &Selection, part: &[&str], python:
     command
 }
 
-/// The Python that has what reads the formats, unless the user named one; `None`, loudly, if it cannot be had.
+/// The Python with the packages that read the formats, unless the user named one. Prints a message and returns `None`
+/// if it cannot be installed.
 fn readers_python(context: &Context) -> Option<PathBuf> {
     if std::env::var_os(PYTHON_VARIABLE).is_some() {
         return None;
@@ -121,9 +130,10 @@ fn readers_python(context: &Context) -> Option<PathBuf> {
     python::ensure(context).map_err(|error| say!("skipped: Python packages that read the formats: {error:#}")).ok()
 }
 
-/// Checks that the daemon compiles for a machine that others build for; `None`, loudly, where it cannot be.
+/// The call that checks that the daemon compiles for another machine. Prints a message and returns `None` if that
+/// cannot be checked here.
 fn other_machine_check(context: &Context, machine: &Machine) -> Option<Command> {
-    if let Err(error) = machine.set_up_check(context) {
+    if let Err(error) = cross_tools::set_up_check(context, machine) {
         say!("skipped: compiling for {}: {error:#}", machine.triple);
         return None;
     }
@@ -132,18 +142,20 @@ fn other_machine_check(context: &Context, machine: &Machine) -> Option<Command> 
     Some(command)
 }
 
-/// Unit tests of another machine, emulated. The emulator has no BPF and no probes, and those tests need neither.
+/// Runs the unit tests of another machine in an emulator. The emulator has no BPF and no probes; unit tests need
+/// neither.
 fn emulated(context: &Context, machine: &Machine, selection: &Selection) -> anyhow::Result<ExitCode> {
-    machine.set_up(context)?;
-    machine.set_up_emulator(context)?;
+    cross_tools::set_up(context, machine)?;
+    cross_tools::set_up_emulator(context, machine)?;
     let mut command = context.cargo("test");
-    command.args(["--no-fail-fast", "--package", "sampler-ebpf", "--package", "sampler-user", "--lib"]);
+    command.args(["--no-fail-fast", "--lib", "--test", "unwinding"]);
+    command.args(["--workspace", "--exclude", "heapbpf-tests", "--exclude", "heapbpf-bench", "--exclude", "xtask"]);
     machine.aim(&mut command);
     command.args(&selection.filter);
     Ok(if succeeds(&mut command, context.options.verbose)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// The end-to-end tests, one at a time: the probes are in files that all processes share.
+/// The end-to-end tests, one at a time, because the probes are in files that all processes share.
 fn end_to_end_command(context: &Context, selection: &Selection) -> anyhow::Result<Command> {
     let mut command = context.cargo("test");
     command.arg("--no-fail-fast").args(END_TO_END);
@@ -155,39 +167,39 @@ fn end_to_end_command(context: &Context, selection: &Selection) -> anyhow::Resul
     Ok(command)
 }
 
-/// Runs a benchmark among the end-to-end tests (one that is ignored as a test), and shows what it prints.
+/// Runs a benchmark that is an ignored end-to-end test, and shows its output.
 pub fn bench_among_tests(context: &Context, file: &str) -> anyhow::Result<()> {
     if let Some(reason) = context.privilege.refusal() {
         anyhow::bail!("needs root, and {reason}");
     }
     build::build(context)?;
     let mut command = context.cargo("test");
-    command.args(["--quiet", "--package", "heapbpf-tests", "--test", file, "--"]);
+    command.args(["--quiet", "--package", END_TO_END_PACKAGE, "--test", file, "--"]);
     command.args(["--ignored", "--nocapture", "--test-threads=1"]);
     as_root(context, &mut command)?;
     run(&mut command, context.options.verbose)
 }
 
-/// Lets cargo's tests run as root, with the binary under test.
+/// Makes cargo run its tests as root, with the binary under test.
 fn as_root(context: &Context, command: &mut Command) -> anyhow::Result<()> {
     command.env("HEAPBPF_BIN", context.binary());
     if context.privilege == Privilege::Sudo {
         say!("using sudo to run the end-to-end tests, which load BPF programs");
-        // cargo itself stays with the user, and so do the files it writes.
-        command.env(runner_variable(&host_triple()?), "sudo --preserve-env=HEAPBPF_BIN,PATH,RUST_BACKTRACE");
+        // cargo itself runs as the user, who then owns the files it writes.
+        command.env(runner_variable(&toolchain::host()?.triple), "sudo --preserve-env=HEAPBPF_BIN,PATH,RUST_BACKTRACE");
     }
     Ok(())
 }
 
 fn install_needed(context: &Context) {
-    // Debian's folders of libraries are named after the machine.
+    // Debian names its library folders after the architecture.
     let missing =
         NEEDED.iter().filter(|(file, ..)| !Path::new(&file.replace("x86_64", std::env::consts::ARCH)).exists());
     let missing: Vec<Package> = missing.map(|(_, package, purpose)| Package::new(*package, purpose)).collect();
     if packages::install(context, &missing).is_ok() {
         return;
     }
-    // One that does not exist must not keep the others away.
+    // Installed one by one, so that a package that does not exist does not block the others.
     for package in missing {
         let purpose = package.purpose;
         let name = package.name.clone();
@@ -207,15 +219,9 @@ fn list_skipped(context: &Context, selection: &Selection, reason: &str) -> anyho
     Ok(())
 }
 
-/// The names in what `cargo test -- --list` writes.
+/// The test names in the output of `cargo test -- --list`.
 fn test_names(listing: &str) -> impl Iterator<Item = &str> {
     listing.lines().filter_map(|line| line.strip_suffix(": test"))
-}
-
-fn host_triple() -> anyhow::Result<String> {
-    let version = read(Command::new("rustc").arg("-vV"))?;
-    let host = version.lines().find_map(|line| line.strip_prefix("host: "));
-    host.map(str::to_owned).context("rustc -vV names no host")
 }
 
 fn runner_variable(triple: &str) -> String {

@@ -1,4 +1,4 @@
-//! Which rustc compiles the BPF programs: looking around, and a pure choice from what was found.
+//! Chooses the rustc that compiles the BPF programs: a survey of the machine, and a pure choice from the result.
 
 use std::env;
 use std::fmt;
@@ -7,23 +7,24 @@ use std::process::Command;
 
 use anyhow::{Context as _, bail};
 
-use crate::context::{Context, is_executable, on_path};
+use crate::context::Context;
 use crate::linker;
 use crate::packages::{self, Package};
+use crate::programs::{host_cargo, is_executable, on_path};
 use crate::shell::{read, run, say};
 
 /// The BPF target. x86-64 and arm64 are both little endian.
 pub const TARGET: &str = "bpfel-unknown-none";
 
-/// The nightly that is installed if nothing else serves: known to work, and of an LLVM that Debian 12 has.
+/// The nightly that is installed if no other rustc is suitable. It is known to work, and Debian 12 has its LLVM.
 const NIGHTLY: &str = "nightly-2026-05-19";
 
 /// Where a rustc gets `core` for BPF from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CoreLibrary {
-    /// The sysroot holds it compiled.
+    /// The sysroot contains it compiled.
     Prebuilt,
-    /// The sysroot holds its source; cargo compiles it (`-Z build-std=core`).
+    /// The sysroot contains its source; cargo compiles it (`-Z build-std=core`).
     Source,
     /// Nowhere.
     Absent,
@@ -34,7 +35,7 @@ pub enum CoreLibrary {
 pub enum Origin {
     /// `$HEAPBPF_BPF_RUSTC`.
     Variable,
-    /// The one that a plain `rustc` runs.
+    /// The one that a plain `rustc` command runs.
     Current,
     /// A rustup toolchain of this name.
     Rustup(String),
@@ -53,16 +54,16 @@ impl fmt::Display for Origin {
     }
 }
 
-/// A rustc of this machine and what it can do.
+/// A rustc on this machine and its capabilities.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiler {
     /// The executable.
     pub rustc: PathBuf,
     /// How it was found.
     pub origin: Origin,
-    /// Such as `1.96.0`.
+    /// Release, such as `1.96.0`.
     pub release: String,
-    /// The major version of its LLVM; the linker's must not be older.
+    /// Major version of its LLVM; the linker's must not be older.
     pub llvm: u32,
     /// Where `core` comes from.
     pub core: CoreLibrary,
@@ -73,10 +74,10 @@ impl Compiler {
         self.release.contains("nightly")
     }
 
-    /// The cargo beside this rustc, else the host's.
+    /// The cargo next to this rustc, else the host's.
     pub fn cargo(&self) -> PathBuf {
         let beside = self.rustc.with_file_name("cargo");
-        if is_executable(&beside) { beside } else { crate::context::host_cargo() }
+        if is_executable(&beside) { beside } else { host_cargo() }
     }
 }
 
@@ -91,12 +92,12 @@ impl fmt::Display for Compiler {
     }
 }
 
-/// What was found on this machine.
+/// The result of the survey of this machine.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
-    /// Every rustc, in the order of preference.
+    /// Every rustc, in order of preference.
     pub compilers: Vec<Compiler>,
-    /// Why Debian's packages cannot be had, if so.
+    /// Why Debian's packages cannot be installed, if so.
     pub no_packages: Option<String>,
     /// Why rustup cannot be used, if so.
     pub no_rustup: Option<String>,
@@ -105,20 +106,20 @@ pub struct Findings {
 /// What to do to get a rustc for BPF.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Choice {
-    /// This one serves as it is.
+    /// Use this one as it is.
     Use(Compiler),
-    /// Install Debian's packages, then look again.
+    /// Install Debian's packages, then survey the machine again.
     Packages,
-    /// Add rust-src to this rustup toolchain, after installing the toolchain if it is not there; then look again.
+    /// Install this rustup toolchain if it is missing, add rust-src to it, then survey the machine again.
     Nightly(String),
     /// Nothing can be done, for these reasons.
     Nothing(Vec<String>),
 }
 
-/// Chooses: a sysroot that has the target, then Debian's packages, then a rustup nightly with rust-src.
+/// Chooses in this order: a sysroot that has the target, Debian's packages, a rustup nightly with rust-src.
 pub fn choose(findings: &Findings) -> Choice {
     let mut usable = findings.compilers.iter().filter(|compiler| linker::llvm_for(compiler.llvm).is_some());
-    // A rustc that the user named is taken at its word.
+    // A rustc that the user named is used without further checks.
     let named = |compiler: &&Compiler| compiler.origin == Origin::Variable && compiler.core != CoreLibrary::Absent;
     let prebuilt = |compiler: &&Compiler| compiler.core == CoreLibrary::Prebuilt;
     if let Some(ready) = usable.clone().find(named).or_else(|| usable.clone().find(prebuilt)) {
@@ -145,7 +146,7 @@ pub fn choose(findings: &Findings) -> Choice {
     Choice::Nothing(reasons)
 }
 
-/// Finds a rustc for BPF, installing one if there is none, and says which it took.
+/// Finds a rustc for BPF, or installs one, and prints which it uses.
 pub fn ensure(context: &Context) -> anyhow::Result<Compiler> {
     let mut findings = Findings {
         compilers: compilers()?,
@@ -159,7 +160,7 @@ pub fn ensure(context: &Context) -> anyhow::Result<Compiler> {
                 return Ok(compiler);
             }
             Choice::Packages => {
-                // Whatever comes of it, it is tried once only.
+                // Whatever the result, this is tried only once.
                 findings.no_packages = Some(match packages::install(context, &debian_packages()) {
                     Ok(()) => format!("they are installed, and yet /usr/bin/rustc has no {TARGET}"),
                     Err(error) => format!("{error:#}"),
@@ -216,7 +217,7 @@ fn add_rust_src(context: &Context, toolchain: &str) -> anyhow::Result<()> {
     run(Command::new("rustup").args(["component", "add", "rust-src", "--toolchain", toolchain]), verbose)
 }
 
-/// Every rustc of this machine, in the order of preference.
+/// Every rustc on this machine, in order of preference.
 fn compilers() -> anyhow::Result<Vec<Compiler>> {
     let mut found: Vec<Compiler> = Vec::new();
     if let Some(path) = env::var_os("HEAPBPF_BPF_RUSTC").filter(|path| !path.is_empty()) {
@@ -241,8 +242,8 @@ fn compilers() -> anyhow::Result<Vec<Compiler>> {
     }));
     let others = others.chain([(PathBuf::from("/usr/bin/rustc"), Origin::Distribution)]);
     for (rustc, origin) in others.filter(|(rustc, _)| is_executable(rustc)) {
-        // A broken toolchain that nobody asked for is passed over. The current one is met again under its own name,
-        // which is the name rustup wants.
+        // A broken toolchain that nobody requested is skipped. The current toolchain appears again under its own name,
+        // which is the name that rustup expects.
         if let Ok(compiler) = inspect(&rustc, origin) {
             found.push(compiler);
         }
@@ -287,7 +288,27 @@ fn inspect(rustc: &Path, origin: Origin) -> anyhow::Result<Compiler> {
     Ok(Compiler { rustc: rustc.to_path_buf(), origin, release, llvm, core })
 }
 
-/// Release and LLVM's major version from the text of `rustc -vV`.
+/// The rustc that compiles for this machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Host {
+    /// The folder that contains its libraries and its own tools.
+    pub sysroot: PathBuf,
+    /// The machine's target triple.
+    pub triple: String,
+    /// The major version of its LLVM.
+    pub llvm: u32,
+}
+
+/// Runs the rustc on the PATH to get its properties.
+pub fn host() -> anyhow::Result<Host> {
+    let version = read(Command::new("rustc").arg("-vV"))?;
+    let sysroot = PathBuf::from(read(Command::new("rustc").args(["--print", "sysroot"]))?.trim());
+    let triple = version.lines().find_map(|line| line.strip_prefix("host: ")).context("rustc -vV names no host")?;
+    let (_, llvm) = parse_version(&version).context("rustc -vV names no release or no LLVM")?;
+    Ok(Host { sysroot, triple: triple.to_owned(), llvm })
+}
+
+/// The release and LLVM's major version from the output of `rustc -vV`.
 fn parse_version(text: &str) -> Option<(String, u32)> {
     let value = |key: &str| text.lines().find_map(|line| line.strip_prefix(key));
     let llvm = value("LLVM version: ")?.split('.').next()?.trim().parse().ok()?;

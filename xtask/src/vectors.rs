@@ -1,4 +1,4 @@
-//! Checking the mathematics against files of known answers, by a program of the daemon's crate.
+//! Checks the mathematics against files of known answers, with a program of the daemon's crate.
 
 use std::path::{Path, absolute};
 use std::process::ExitCode;
@@ -8,12 +8,12 @@ use anyhow::Context as _;
 use crate::context::Context;
 use crate::shell::succeeds;
 
-/// Checks every file in the folder; a failure if an answer is off.
+/// Checks every file in the folder; fails if an answer is wrong.
 pub fn check(context: &Context, directory: &Path) -> anyhow::Result<ExitCode> {
-    // The program runs in the workspace's root, the user may be elsewhere.
+    // The program runs in the workspace's root, but the user may be in another folder.
     let directory = absolute(directory).with_context(|| format!("cannot resolve {}", directory.display()))?;
     let mut command = context.cargo("run");
-    command.args(["--quiet", "--package", "sampler-user", "--bin", "heapbpf-vectors", "--"]).arg(&directory);
-    // It has said itself what is wrong.
+    command.args(["--quiet", "--package", "heapbpf-bench", "--bin", "heapbpf-vectors", "--"]).arg(&directory);
+    // The program has already printed what is wrong.
     Ok(if succeeds(&mut command, context.options.verbose)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

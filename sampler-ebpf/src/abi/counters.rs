@@ -1,62 +1,65 @@
-//! What is counted of every thread, and the record in which it comes.
+//! The counters of each thread, and the record in which the daemon reads them.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::ProcessKey;
 
 /// Counters of a thread (kernel side), of a process, and of the whole recording.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Counters {
     /// Outermost allocation calls that were not sampled.
     pub unsampled: u64,
-    /// Bytes they asked for.
+    /// Bytes that these calls requested.
     pub unsampled_bytes: u64,
-    /// Calls of hooked functions that free, of a block that is not NULL, by whomever: an allocator's own (tcmalloc's realloc
-    /// frees the old block) as well as the program's.
+    /// Calls of hooked functions that free a block other than NULL. This includes frees by an allocator itself
+    /// (tcmalloc's realloc frees the old block), not only the program's.
     pub frees_seen: u64,
     /// Frees of tracked samples.
     pub frees_matched: u64,
-    /// Calls an allocator made into itself.
-    pub inner: u64,
+    /// Reentrant calls: those that an allocator made into itself.
+    pub reentrant: u64,
     /// Outermost allocation calls that were sampled.
     pub sampled: u64,
-    /// Bytes that sampled calls asked for, counted at their end: those that failed are not in it.
+    /// Bytes that sampled calls requested, counted when they end. Failed calls are not included.
     pub sampled_bytes: u64,
-    /// Unsampled calls that were seen to fail all the same (a realloc of a tracked block).
+    /// Unsampled calls that were probed for another reason and seen to fail (a realloc of a tracked block).
     pub unsampled_failed: u64,
-    /// Sampled, and reported.
+    /// Sampled calls that were reported.
     pub submitted: u64,
-    /// Sampled, but the call returned NULL; or refused without a trial, for a size no allocator can give.
+    /// Sampled calls that returned NULL, and calls rejected without a trial because no allocator can return that many
+    /// bytes.
     pub failed: u64,
-    /// Sampled, lost: the events ring was full.
+    /// Sampled calls that were lost because the events ring was full.
     pub lost_ring_full: u64,
-    /// Sampled, lost: the call never returned (longjmp, an exception, the thread's end).
+    /// Sampled calls that were lost because they never returned (longjmp, an exception, the thread's exit).
     pub lost_abandoned: u64,
-    /// Sampled, and neither reported nor lost yet: the call was in flight when the counters were read. The daemon works
-    /// it out; the programs leave it at 0.
+    /// Sampled calls that are neither reported nor lost yet: they were in flight when the counters were read. The
+    /// daemon computes this; the programs leave it at 0.
     pub lost_in_flight: u64,
-    /// Hit, lost: the kernel had no state for the thread.
+    /// Hits that were lost because the kernel had no state for the thread.
     pub lost_no_thread_state: u64,
-    /// Sampled, lost: the result could not be read (posix_memalign's pointer).
+    /// Sampled calls that were lost because the result could not be read (posix_memalign's pointer).
     pub lost_result_unreadable: u64,
-    /// Reported samples that could not be followed to their free: the live map was full.
+    /// Reported samples that could not be tracked until their free because the live map was full.
     pub untracked: u64,
-    /// Bytes of these.
+    /// Bytes of these samples.
     pub untracked_bytes: u64,
-    /// Bytes of the samples lost because the events ring was full.
+    /// Bytes of the samples that were lost because the events ring was full.
     pub lost_ring_full_bytes: u64,
-    /// Bytes that the other lost samples asked for: the call never returned, or its result could not be read.
+    /// Bytes that the other lost samples requested: the call never returned, or its result could not be read.
     pub lost_call_bytes: u64,
-    /// Frees of tracked samples that were not reported: the events ring was full. Reconciliation finds them.
+    /// Frees of tracked samples that were not reported because the events ring was full. Reconciliation finds them.
     pub frees_lost: u64,
-    /// Bytes of the blocks that these freed.
+    /// Bytes of the blocks that these frees released.
     pub frees_lost_bytes: u64,
     /// Reported samples whose stack did not fit into the stacks ring, or could not be taken.
     pub stacks_lost: u64,
     /// Process events (fork, exec, exit) that did not fit into the events ring.
     pub process_events_lost: u64,
-    /// Reported samples whose address was still tracked: a free was missed.
+    /// Reported samples whose address was still tracked, which means that a free was missed.
     pub stale_replaced: u64,
-    /// Threads that these counters were added up over (ended ones, in a process's totals).
+    /// Number of threads in these counters (in a process's totals, its exited threads).
     pub threads: u64,
 }
 
@@ -88,23 +91,21 @@ impl Counters {
     /// All counters in declaration order.
     #[must_use]
     pub const fn as_array(&self) -> &[u64; COUNTERS] {
-        // SAFETY: `repr(C)` with `COUNTERS` fields of type u64 (checked at compile time below) is laid out as the array.
-        unsafe { &*core::ptr::from_ref(self).cast() }
+        zerocopy::transmute_ref!(self)
     }
 
-    /// All counters in declaration order, to be changed.
-    pub const fn as_mut_array(&mut self) -> &mut [u64; COUNTERS] {
-        // SAFETY: as in `as_array`.
-        unsafe { &mut *core::ptr::from_mut(self).cast() }
+    /// All counters in declaration order, mutable.
+    pub fn as_mut_array(&mut self) -> &mut [u64; COUNTERS] {
+        zerocopy::transmute_mut!(self)
     }
 }
 
 /// Number of counters in [`Counters`].
 pub const COUNTERS: usize = size_of::<Counters>() / size_of::<u64>();
 
-/// What the thread iterator writes for each thread with state.
+/// The record that the thread iterator writes for each thread with state.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct ThreadRecord {
     /// Process of the thread.
     pub process: ProcessKey,
@@ -112,8 +113,9 @@ pub struct ThreadRecord {
     pub tid: u32,
     /// Zero.
     pub reserved: u32,
-    /// The thread's counters, as they were at some moment of the reading.
+    /// The thread's counters, each as it was at some moment during the read.
     pub counters: Counters,
-    /// Samples that reallocs in flight took out of the live map: they live until these return. 0: none.
-    pub reallocated: [u64; super::AWAITED_CALLS],
+    /// Samples that in-flight reallocs took out of the live map. They stay live until the reallocs return. 0 means
+    /// none.
+    pub reallocated: [u64; super::MAX_IN_FLIGHT_CALLS],
 }

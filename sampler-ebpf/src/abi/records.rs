@@ -1,4 +1,6 @@
-//! What the programs write into the rings, and the kinds of it.
+//! The records that the programs write into the rings, and their kinds.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::ProcessKey;
 
@@ -12,13 +14,13 @@ pub mod kind {
     pub const FORK: u32 = 3;
     /// [`super::ProcessRecord`]: a process replaced its program.
     pub const EXEC: u32 = 4;
-    /// [`super::ProcessRecord`]: the last thread of a process ended.
+    /// [`super::ProcessRecord`]: the last thread of a process exited.
     pub const EXIT: u32 = 5;
-    /// [`super::UnmapRecord`]: addresses are mapped no longer.
+    /// [`super::UnmapRecord`]: addresses are no longer mapped.
     pub const UNMAP: u32 = 6;
 }
 
-/// What stands in place of a [`Site`](super::Site)'s index in records of mappings that a program made itself (`--mmap`).
+/// Values in place of a [`Site`](super::Site)'s index, in records of mappings that a program made itself (`--mmap`).
 pub mod mapping {
     /// `mmap`.
     pub const MMAP: u32 = u32::MAX - 1;
@@ -40,21 +42,21 @@ pub mod stack_kind {
 
 /// A sampled allocation that succeeded.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct AllocationRecord {
     /// [`kind::ALLOCATION`].
     pub kind: u32,
     /// Thread id.
     pub tid: u32,
-    /// Who called.
+    /// The process that called.
     pub process: ProcessKey,
-    /// Whose address space the block is in.
+    /// The owner of the address space that the block is in.
     pub space: ProcessKey,
     /// Unique in this recording.
     pub sample: u64,
     /// CLOCK_MONOTONIC at the return of the call.
     pub time_ns: u64,
-    /// What the allocator returned.
+    /// The address that the allocator returned.
     pub address: u64,
     /// Bytes requested.
     pub size_bytes: u64,
@@ -72,7 +74,7 @@ pub struct AllocationRecord {
     pub stack_kind: u32,
     /// Key in the kernel's stack map, for [`stack_kind::FRAME_POINTERS`].
     pub stack_id: i32,
-    /// 1 if the live map was full: this sample's free will not be seen.
+    /// 1 if the live map was full, so that this sample's free will not be seen.
     pub untracked: u32,
     /// Name of the thread, NUL-padded.
     pub thread_name: [u8; 16],
@@ -80,13 +82,13 @@ pub struct AllocationRecord {
 
 /// The free of a tracked sample.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct FreeRecord {
     /// [`kind::FREE`].
     pub kind: u32,
     /// Thread that freed.
     pub tid: u32,
-    /// Whose address space the block was in.
+    /// The owner of the address space that the block was in.
     pub space: ProcessKey,
     /// The sample's id.
     pub sample: u64,
@@ -94,7 +96,7 @@ pub struct FreeRecord {
     pub time_ns: u64,
     /// Bytes requested for the block.
     pub size_bytes: u64,
-    /// 1 if the allocating thread frees it with no allocation call in between.
+    /// 1 if the allocating thread frees the block with no allocation call in between.
     pub temporary: u32,
     /// Zero.
     pub reserved: u32,
@@ -102,25 +104,25 @@ pub struct FreeRecord {
 
 /// Addresses that a program unmapped, mapped over or moved away from, under `--mmap`.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct UnmapRecord {
     /// [`kind::UNMAP`].
     pub kind: u32,
     /// Thread that called.
     pub tid: u32,
-    /// Whose address space it is.
+    /// The owner of the address space.
     pub space: ProcessKey,
-    /// First address.
+    /// First address of the range.
     pub start: u64,
     /// End of the range.
     pub end: u64,
-    /// CLOCK_MONOTONIC at the entry of the call: what is mapped there since then stays.
+    /// CLOCK_MONOTONIC at the entry of the call. Mappings made there since then are not affected.
     pub time_ns: u64,
 }
 
-/// A process forked, exec'ed or ended.
+/// A process forked, exec'ed or exited.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct ProcessRecord {
     /// One of [`kind::FORK`], [`kind::EXEC`], [`kind::EXIT`].
     pub kind: u32,
@@ -128,15 +130,15 @@ pub struct ProcessRecord {
     pub child_tgid: u32,
     /// CLOCK_MONOTONIC.
     pub time_ns: u64,
-    /// Fork: the parent. Exec: the life that ends. Exit: the process.
+    /// Fork: the parent. Exec: the incarnation that ends. Exit: the process.
     pub process: ProcessKey,
-    /// Exec: the life that begins.
+    /// Exec: the incarnation that begins.
     pub next: ProcessKey,
 }
 
-/// Registers that unwinding needs, as they are just after the allocator returned to its caller.
+/// The registers that unwinding needs, as they are just after the allocator returned to its caller.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Registers {
     /// Instruction pointer: the return address.
     pub ip: u64,
@@ -148,35 +150,35 @@ pub struct Registers {
     pub lr: u64,
 }
 
-/// Most calls of a thread that are awaited at once: one, plus those that signal handlers make inside it.
-pub const AWAITED_CALLS: usize = 4;
+/// Most in-flight calls of a thread: one, plus those that signal handlers make during it.
+pub const MAX_IN_FLIGHT_CALLS: usize = 4;
 
-/// A return address that is not on the stack, because the return is awaited: the kernel has put its trampoline there.
+/// An in-flight call whose return is probed. The kernel has replaced its return address on the stack by its trampoline.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct AwaitedReturn {
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct InFlightCall {
     /// The stack pointer at the function's entry; 0 if there is no such call.
     pub sp: u64,
     /// The return address.
     pub caller: u64,
 }
 
-/// Head of a record in the `STACKS` ring; `copied_bytes` bytes of stack from `registers.sp` up follow.
+/// Header of a record in the `STACKS` ring, followed by `copied_bytes` bytes of stack from `registers.sp` up.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct StackRecord {
     /// The sample's id.
     pub sample: u64,
     /// CLOCK_MONOTONIC, as in the allocation's record.
     pub time_ns: u64,
-    /// Whose address space the stack is in.
+    /// The owner of the address space that the stack is in.
     pub space: ProcessKey,
-    /// Where to begin.
+    /// The registers where unwinding begins.
     pub registers: Registers,
-    /// Calls around this one whose return is awaited.
-    pub awaited: [AwaitedReturn; AWAITED_CALLS],
+    /// In-flight calls around this one whose returns are probed.
+    pub in_flight: [InFlightCall; MAX_IN_FLIGHT_CALLS],
     /// Valid bytes that follow.
     pub copied_bytes: u32,
-    /// 1 if the copy reaches the top of the stack as far as known; 0 if it was cut at the limit.
+    /// 1 if the copy reaches the top of the stack, as far as known; 0 if it was truncated at the limit.
     pub whole: u32,
 }

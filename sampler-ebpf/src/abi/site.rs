@@ -1,35 +1,38 @@
-//! Where probes sit, what their links' cookies say, and which code of a file is its allocator's own.
+//! Probe sites, the cookies of their links, and the code ranges of a file that belong to its allocator.
 
-/// Where a probe sits and how to read the call there. Its index in the `SITES` map is in the link's cookie.
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// A probe site and how to read the call there. Its index in the `SITES` map is in the link's cookie.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Site {
     /// File offset of the probed instruction.
     pub offset: u64,
-    /// First file offset of the code of hooked functions in this file (bounding range).
-    pub inner_start: u64,
-    /// End of that range; equal to `inner_start` if there is none.
-    pub inner_end: u64,
+    /// First file offset of the code of hooked functions in this file (their bounding range).
+    pub reentrant_start: u64,
+    /// End of that range; equal to `reentrant_start` if there is none.
+    pub reentrant_end: u64,
     /// Index into the `FILES` map, where the exact ranges are.
     pub file: u32,
-    /// Row of the allocator table that names the function; opaque to the kernel side.
+    /// Row of the allocator table that names the function; not used by the kernel side.
     pub function: u16,
-    /// Argument that holds the size, see [`NO_ARGUMENT`].
+    /// Argument that holds the size, or [`NO_ARGUMENT`].
     pub size_argument: u8,
     /// Argument that the size is multiplied by (calloc), or [`NO_ARGUMENT`].
     pub times_argument: u8,
     /// Argument that holds the block to be freed or reallocated, or [`NO_ARGUMENT`].
     pub old_argument: u8,
-    /// Argument that points to where the result is stored (posix_memalign), or [`NO_ARGUMENT`]: returned.
+    /// Argument that points to where the result is stored (posix_memalign), or [`NO_ARGUMENT`] if the function returns
+    /// it.
     pub out_argument: u8,
-    /// `SITE_*` bits.
+    /// The `SITE_*` flags.
     pub flags: u8,
     /// Zero.
     pub reserved: [u8; 29],
 }
 
 impl Site {
-    /// The cookie of its links, if its index is this.
+    /// The cookie of the site's links, for this index.
     #[must_use]
     pub const fn cookie(&self, index: u32) -> Cookie {
         Cookie(
@@ -42,7 +45,7 @@ impl Site {
     }
 }
 
-/// A link's cookie: where its [`Site`] is, and what an unsampled call needs to know of it, which spares it the look-up.
+/// A link's cookie: the index of its [`Site`], and what an unsampled call needs to know of it, which saves the look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cookie(pub u64);
 
@@ -82,7 +85,7 @@ impl Cookie {
         (self.0 >> 56) as u8
     }
 
-    /// All but the index: the same for all functions that are called alike.
+    /// Everything but the index: equal for all functions with the same calling convention.
     #[inline(always)]
     #[must_use]
     pub const fn shape(self) -> u32 {
@@ -97,8 +100,8 @@ pub const SHAPE_CALLOC: u32 = Site { size_argument: 1, times_argument: 0, ..PLAI
 
 const PLAIN: Site = Site {
     offset: 0,
-    inner_start: 0,
-    inner_end: 0,
+    reentrant_start: 0,
+    reentrant_end: 0,
     file: 0,
     function: 0,
     size_argument: NO_ARGUMENT,
@@ -111,9 +114,10 @@ const PLAIN: Site = Site {
 
 /// No such argument.
 pub const NO_ARGUMENT: u8 = 0xff;
-/// Arguments in registers that a [`Site`] can name: 0 to 5.
+/// Number of argument registers that a [`Site`] can name: 0 to 5.
 pub const ARGUMENTS: u8 = 6;
-/// In place of an argument's number: x86-64's `rax`, where a copy of one or their product may be. Not on aarch64.
+/// Stands for x86-64's `rax` in place of an argument's number: it may hold a copy of an argument or their product. Not
+/// on aarch64.
 pub const ACCUMULATOR: u8 = ARGUMENTS;
 /// `realloc(p, 0)` frees `p` (glibc) instead of returning a minimal block (musl).
 pub const SITE_ZERO_FREES: u8 = 1;
@@ -121,36 +125,37 @@ pub const SITE_ZERO_FREES: u8 = 1;
 pub const SITE_MAY_TAIL_JUMP: u8 = 2;
 /// The function only frees.
 pub const SITE_FREES: u8 = 4;
-/// The function may get its memory from another allocator, whose calls are then inner ones: its return is awaited, and
-/// what the thread allocates until then is not counted.
+/// The function may get its memory from another allocator, whose calls are then reentrant. Its return is probed, and
+/// allocations that the thread makes until then are not counted.
 pub const SITE_CALLS_OUT: u8 = 8;
-/// Code of the file that the function runs may call a hooked function (glibc: memalign's helper calls malloc).
+/// Code that the function runs in its own file may call a hooked function (glibc: memalign's helper calls malloc).
 pub const SITE_MAY_CALL_INSIDE: u8 = 16;
-/// The function throws an exception where others return NULL. The unwinder of the program cannot find its way past a return
-/// that is awaited: it would end the program.
+/// The function throws an exception where others return NULL. The program's unwinder cannot unwind past a probed
+/// return: it would terminate the program.
 pub const SITE_THROWS: u8 = 32;
-/// The function can end in a jump to another that takes the old block over (reallocarray jumps to realloc). Without this
-/// flag, one that was given a block cannot end in a jump: the block would be lost.
+/// The function can end in a jump to another function that takes over the old block (reallocarray jumps to realloc).
+/// Without this flag, a call that was given a block is assumed not to end in a jump, because the block would be lost.
 pub const SITE_PASSES_BLOCK_ON: u8 = 64;
-/// The function may throw at any time: probes on its return instructions see its end, so that the way of an exception stays
-/// open. x86-64 only.
-pub const SITE_ENDS_PROBED: u8 = 128;
+/// The function may throw at any time. Its return sites (its return instructions) are probed instead of its return, so
+/// that an exception can still unwind through it. x86-64 only.
+pub const SITE_RETURN_SITES_PROBED: u8 = 128;
 
 /// Most exact code ranges of hooked functions in one file.
-pub const MAX_INNER_RANGES: usize = 32;
+pub const MAX_REENTRANT_RANGES: usize = 32;
 
-/// Code ranges of one file (file offsets) whose allocator calls are inner ones: of the hooked functions themselves.
+/// Code ranges of one file (file offsets) whose allocator calls are reentrant: the ranges of the hooked functions
+/// themselves.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct FileRanges {
-    /// Used entries of `ranges`.
+    /// Number of used entries of `ranges`.
     pub count: u64,
     /// `[start, end)` pairs.
-    pub ranges: [[u64; 2]; MAX_INNER_RANGES],
+    pub ranges: [[u64; 2]; MAX_REENTRANT_RANGES],
 }
 
 impl Default for FileRanges {
     fn default() -> Self {
-        Self { count: 0, ranges: [[0; 2]; MAX_INNER_RANGES] }
+        Self { count: 0, ranges: [[0; 2]; MAX_REENTRANT_RANGES] }
     }
 }

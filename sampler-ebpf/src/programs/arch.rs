@@ -1,4 +1,4 @@
-//! The only file of the kernel side that knows a machine's registers.
+//! Register access: the only file of the BPF side that depends on the architecture.
 
 use core::arch::asm;
 use core::ffi::c_void;
@@ -6,7 +6,7 @@ use core::ptr::read_volatile;
 
 use sampler_ebpf::abi::{ACCUMULATOR, Registers};
 
-use crate::maps::read_kernel;
+use crate::memory::read_kernel;
 
 #[cfg(bpf_target_arch = "x86_64")]
 mod registers {
@@ -14,7 +14,7 @@ mod registers {
 
     pub use aya_ebpf::bindings::pt_regs as Context;
 
-    /// Bytes that the return instruction takes from the stack.
+    /// Bytes that the return instruction pops from the stack.
     pub const RETURN_SLOT: u64 = 8;
 
     /// Where the context holds each argument register, and the accumulator.
@@ -28,16 +28,16 @@ mod registers {
         offset_of!(Context, rax),
     ];
 
-    /// Where the kernel keeps each argument of a system call: the fourth is not in rcx.
+    /// Offsets where the kernel saves each argument of a system call. The fourth is not in rcx.
     pub const SYSCALL_ARGUMENTS: [usize; 5] =
         [ARGUMENTS[0], ARGUMENTS[1], ARGUMENTS[2], offset_of!(Context, r10), ARGUMENTS[4]];
-    /// Where it keeps the instruction pointer, stack pointer, frame pointer.
+    /// Offsets of the instruction pointer, stack pointer and frame pointer.
     pub const SPECIAL: [usize; 3] = [offset_of!(Context, rip), offset_of!(Context, rsp), offset_of!(Context, rbp)];
-    /// And the link register, if the machine has one.
+    /// Offset of the link register, if the architecture has one.
     pub const LINK: Option<usize> = None;
-    /// And the number of the system call.
+    /// Offset of the system call's number.
     pub const NUMBER: usize = offset_of!(Context, orig_rax);
-    /// What tells programs of another size of word: the code segment, and its value for 64 bits.
+    /// Identifies programs of another word size: the code segment, and its value for 64 bits.
     pub const MODE: (usize, u64, u64) = (offset_of!(Context, cs), 0xffff, 0x33);
 
     macro_rules! special_fields {
@@ -54,27 +54,27 @@ mod registers {
 
     pub use aya_ebpf::bindings::user_pt_regs as Context;
 
-    /// The return address is in x30: nothing is taken from the stack.
+    /// The return address is in x30: the return pops nothing from the stack.
     pub const RETURN_SLOT: u64 = 0;
 
-    /// Where the context holds each argument register. (No site names the last one here.)
+    /// Where the context holds each argument register. (No site names the last one on this architecture.)
     pub const ARGUMENTS: [usize; 7] = {
         let first = offset_of!(Context, regs);
         [first, first + 8, first + 16, first + 24, first + 32, first + 40, first + 48]
     };
 
-    /// Where the kernel keeps each argument of a system call: the first one's register holds the result at its end, so it
-    /// is kept once more (`orig_x0`) behind the user's registers.
+    /// Offsets where the kernel saves each argument of a system call. The first one's register holds the result at the
+    /// end, so a copy is kept (`orig_x0`) after the user's registers.
     pub const SYSCALL_ARGUMENTS: [usize; 5] =
         [size_of::<Context>(), ARGUMENTS[1], ARGUMENTS[2], ARGUMENTS[3], ARGUMENTS[4]];
-    /// Where it keeps the instruction pointer, stack pointer, frame pointer.
+    /// Offsets of the instruction pointer, stack pointer and frame pointer.
     pub const SPECIAL: [usize; 3] =
         [offset_of!(Context, pc), offset_of!(Context, sp), offset_of!(Context, regs) + 29 * 8];
-    /// And the link register.
+    /// Offset of the link register.
     pub const LINK: Option<usize> = Some(offset_of!(Context, regs) + 30 * 8);
-    /// And the number of the system call (`syscallno`).
+    /// Offset of the system call's number (`syscallno`).
     pub const NUMBER: usize = size_of::<Context>() + 8;
-    /// What tells programs of another size of word: a bit of the processor's state.
+    /// Identifies programs of another word size: a bit of the processor's state.
     pub const MODE: (usize, u64, u64) = (offset_of!(Context, pstate), 0x10, 0);
 
     macro_rules! special_fields {
@@ -105,15 +105,16 @@ pub mod number {
     pub const MMAP: u64 = 222;
 }
 
-/// Argument registers at a function's entry.
+/// The argument registers at a function's entry.
 pub struct Arguments(*mut c_void);
 
-/// Reads one argument register. In assembly, so that the compiler cannot fold the reads of several into one at a
-/// computed offset: the verifier demands constant ones.
+/// Reads one argument register. Uses assembly, so that the compiler cannot merge several reads into one at a computed
+/// offset: the verifier requires constant offsets.
 macro_rules! read_argument {
     ($context:expr, $index:literal) => {{
         let value: u64;
-        // SAFETY: reads 8 bytes of the program's context, which is a `pt_regs` for uprobe programs.
+        // SAFETY: reads the 8 bytes of one register from the program's context, which the kernel passes as a `pt_regs`
+        // to uprobe programs; the verifier rejects a program that passes anything else here.
         unsafe {
             asm!(
                 "{value} = *(u64 *)({context} + {offset})",
@@ -128,13 +129,13 @@ macro_rules! read_argument {
 }
 
 impl Arguments {
-    /// Of the call that a program runs for. Only those asked for are read.
+    /// The arguments of the call that a program runs for. Only those that are used are read.
     #[inline(always)]
     pub const fn of(ctx: *mut c_void) -> Self {
         Self(ctx)
     }
 
-    /// The argument of that index; 0 for an index that does not exist.
+    /// The argument with this index; 0 if there is no such argument.
     #[inline(always)]
     pub fn get(&self, index: u8) -> u64 {
         if index == 0 {
@@ -156,7 +157,7 @@ impl Arguments {
 #[inline(always)]
 pub fn instruction_pointer(ctx: *mut c_void) -> u64 {
     let r = ctx.cast::<registers::Context>();
-    // SAFETY: as above.
+    // SAFETY: `ctx` is the `pt_regs` that the kernel passes to uprobe programs; the verifier rejects any other pointer.
     unsafe { read_volatile(registers::special_fields!(r).0) }
 }
 
@@ -164,7 +165,7 @@ pub fn instruction_pointer(ctx: *mut c_void) -> u64 {
 #[inline(always)]
 pub fn stack_pointer(ctx: *mut c_void) -> u64 {
     let r = ctx.cast::<registers::Context>();
-    // SAFETY: as above.
+    // SAFETY: `ctx` is the `pt_regs` that the kernel passes to uprobe programs; the verifier rejects any other pointer.
     unsafe { read_volatile(registers::special_fields!(r).1) }
 }
 
@@ -172,28 +173,29 @@ pub fn stack_pointer(ctx: *mut c_void) -> u64 {
 #[inline(always)]
 pub fn frame_pointer(ctx: *mut c_void) -> u64 {
     let r = ctx.cast::<registers::Context>();
-    // SAFETY: as above.
+    // SAFETY: `ctx` is the `pt_regs` that the kernel passes to uprobe programs; the verifier rejects any other pointer.
     unsafe { read_volatile(registers::special_fields!(r).2) }
 }
 
-/// What unwinding needs, in a return probe: the caller's own registers.
+/// The registers for unwinding, in a return probe: the caller's own.
 #[inline(always)]
 pub fn registers(ctx: *mut c_void) -> Registers {
     Registers { ip: instruction_pointer(ctx), sp: stack_pointer(ctx), fp: frame_pointer(ctx), lr: 0 }
 }
 
-/// The user's registers as the kernel saved them at a system call; they are read, not trusted.
+/// The user's registers as the kernel saved them at a system call. Their values are untrusted.
 pub struct SystemCall(pub u64);
 
 impl SystemCall {
-    /// Its number.
+    /// The system call's number.
     #[inline(always)]
     pub fn number(&self) -> u64 {
         let number: u32 = read_kernel(self.0 + registers::NUMBER as u64);
         u64::from(number)
     }
 
-    /// Whether it is one of a program of this machine's own size of word: others number them differently.
+    /// Whether the call comes from a program of the machine's own word size. Other programs number system calls
+    /// differently.
     #[inline(always)]
     pub fn is_native(&self) -> bool {
         let (offset, mask, native) = registers::MODE;
@@ -201,13 +203,13 @@ impl SystemCall {
         mode & mask == native
     }
 
-    /// An argument of the call, below 5.
+    /// An argument of the call; the index is below 5.
     #[inline(always)]
     pub fn argument(&self, index: usize) -> u64 {
         read_kernel(self.0 + registers::SYSCALL_ARGUMENTS[index] as u64)
     }
 
-    /// What unwinding needs: where the call returns to.
+    /// The registers for unwinding, as they are where the call returns to.
     #[inline(always)]
     pub fn registers(&self) -> Registers {
         let at = |offset: usize| read_kernel(self.0 + offset as u64);
@@ -220,22 +222,22 @@ impl SystemCall {
 #[inline(always)]
 pub fn return_value(ctx: *mut c_void) -> u64 {
     let r = ctx.cast::<registers::Context>();
-    // SAFETY: as above.
+    // SAFETY: `ctx` is the `pt_regs` that the kernel passes to uprobe programs; the verifier rejects any other pointer.
     unsafe { read_volatile(registers::special_fields!(r).3) }
 }
 
-/// Return address of the function that was just entered, 0 if it cannot be read.
+/// Return address of the function that was just entered; 0 if it cannot be read.
 #[cfg(bpf_target_arch = "x86_64")]
 #[inline(always)]
 pub fn return_address(_ctx: *mut c_void, stack_pointer: u64) -> u64 {
-    crate::maps::read_user(stack_pointer).unwrap_or(0)
+    crate::memory::read_user(stack_pointer).unwrap_or(0)
 }
 
-/// Return address of the function that was just entered, 0 if it cannot be read.
+/// Return address of the function that was just entered; 0 if it cannot be read.
 #[cfg(bpf_target_arch = "aarch64")]
 #[inline(always)]
 pub fn return_address(ctx: *mut c_void, _stack_pointer: u64) -> u64 {
     let r = ctx.cast::<registers::Context>();
-    // SAFETY: as above.
+    // SAFETY: `ctx` is the `pt_regs` that the kernel passes to uprobe programs; the verifier rejects any other pointer.
     unsafe { read_volatile(&raw const (*r).regs[30]) }
 }

@@ -1,4 +1,5 @@
-//! The recording's constants, patched in by the loader: the verifier sees them as such and removes dead branches.
+//! The recording's constants, patched in by the loader. The verifier treats them as constants and removes dead
+//! branches.
 
 use sampler_ebpf::abi::{Config, KernelOffsets};
 
@@ -39,10 +40,10 @@ static CONFIG: Config = Config {
     },
 };
 
-/// Reads one constant. Volatile, so that the compiler does not take the zeros above for the values.
+/// Reads one constant. The read is volatile, so that the compiler does not assume the zeros above.
 macro_rules! config {
     ($($field:ident).+) => {{
-        // SAFETY: a field of a static.
+        // SAFETY: the pointer is to a field of a static, which is initialised and aligned; nothing writes to it.
         unsafe { core::ptr::read_volatile(&raw const (*$crate::config::pointer()).$($field).+) }
     }};
 }

@@ -1,5 +1,5 @@
-//! Counts of tracked blocks by a hash of their address: most frees are told apart from those of tracked blocks by one
-//! read of a small array, instead of a look-up in a map that is too large for the caches.
+//! Counts of tracked blocks by a hash of their address. With one read of a small array, they identify most frees of
+//! untracked blocks, without a look-up in a map that is too large for the caches.
 
 use core::intrinsics::AtomicOrdering;
 
@@ -7,19 +7,19 @@ use sampler_ebpf::filter::slot_of;
 
 use crate::maps::FILTER;
 
-/// Whether a block at that address may be in the live map. `false` is certain.
+/// Whether a block at this address may be in the live map. `false` is certain.
 #[inline(always)]
 pub fn may_be_tracked(address: u64) -> bool {
     FILTER.get(slot_of(address)).is_none_or(|count| *count != 0)
 }
 
-/// A block comes into the live map.
+/// Counts a block that is about to enter the live map.
 #[inline(always)]
 pub fn add(address: u64) {
     change(address, 1);
 }
 
-/// A block has left the live map.
+/// Uncounts a block that has left the live map.
 #[inline(always)]
 pub fn remove(address: u64) {
     change(address, u32::MAX);
@@ -28,7 +28,7 @@ pub fn remove(address: u64) {
 #[inline(always)]
 fn change(address: u64, by: u32) {
     if let Some(count) = FILTER.get_ptr_mut(slot_of(address)) {
-        // SAFETY: an aligned u32 inside a map value.
+        // SAFETY: the pointer is to an element of the map, an aligned u32; every writer changes it atomically.
         unsafe { core::intrinsics::atomic_xadd::<u32, u32, { AtomicOrdering::Relaxed }>(count, by) };
     }
 }

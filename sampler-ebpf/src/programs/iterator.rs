@@ -6,10 +6,9 @@ use aya_ebpf::helpers::generated::bpf_seq_write;
 use sampler_ebpf::abi::ThreadRecord;
 
 use crate::maps::THREADS;
-use crate::pending::SLOTS;
-use crate::state::TRACKED;
+use crate::thread::{SLOTS, TRACKED};
 
-/// The kernel's `bpf_iter_meta`, as far as needed.
+/// The first members of the kernel's `bpf_iter_meta`.
 #[repr(C)]
 struct IteratorMeta {
     seq: *mut c_void,
@@ -22,17 +21,17 @@ struct TaskIterator {
     task: *mut c_void,
 }
 
-/// Called for each task; writes a [`ThreadRecord`] for those with state.
+/// Called for each task. Writes a [`ThreadRecord`] for each one that has state.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "iter/task")]
 pub extern "C" fn read_threads(ctx: *mut c_void) -> u32 {
     let ctx = ctx.cast::<TaskIterator>();
-    // SAFETY: the context of a task iterator; `task` is NULL at the end.
+    // SAFETY: the kernel passes a `bpf_iter__task` to task iterators, and these are its first two members.
     let (meta, task) = unsafe { ((*ctx).meta, (*ctx).task) };
     if task.is_null() {
         return 0;
     }
-    // SAFETY: the kernel's own pointer.
+    // SAFETY: `task` is the kernel's own pointer to a task, and not null.
     let Some(state) = (unsafe { THREADS.of(task) }) else { return 0 };
     if state.status != TRACKED {
         return 0;
@@ -48,12 +47,13 @@ pub extern "C" fn read_threads(ctx: *mut c_void) -> u32 {
     let mut i = 0;
     while i < SLOTS {
         let call = &state.slots[i];
-        if state.pending & (1 << i) != 0 && call.old_address != 0 && call.ends_probed == 0 {
+        if state.pending & (1 << i) != 0 && call.old_address != 0 && call.return_sites_probed == 0 {
             record.reallocated[i] = call.old.sample;
         }
         i += 1;
     }
-    // SAFETY: `seq` comes from the kernel, the record is initialised.
+    // SAFETY: `meta` and its `seq` are the kernel's own pointers. The helper reads the bytes of the record, which are
+    // all initialised because it has no padding.
     unsafe { bpf_seq_write((*meta).seq.cast(), (&raw const record).cast(), size_of::<ThreadRecord>() as u32) };
     0
 }

@@ -1,26 +1,23 @@
-//! Fork, exec and exit: children become targets, totals move from threads to processes, lives end in order.
+//! Fork, exec and exit: children become targets, a thread's totals move to its process, and incarnations end in order.
 
 use core::ffi::c_void;
 
-use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST, bpf_raw_tracepoint_args};
-use aya_ebpf::helpers::generated::bpf_get_current_task_btf;
+use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
 use aya_ebpf::programs::RawTracePointContext;
 use aya_log_ebpf::warn;
 use sampler_ebpf::abi::{Counters, ProcessKey, kind};
 
 use crate::config::config;
-use crate::maps::{self, TARGETS, THREADS, TOTALS, add_shared, read_kernel};
+use crate::context::argument;
+use crate::counters::{add_shared, count_process_event_lost};
+use crate::maps::{self, TARGETS, THREADS, TOTALS};
+use crate::memory::read_kernel;
 use crate::output;
-use crate::state::{self, NEW, TRACKED, ThreadState};
+use crate::process::{current_task, process_of};
+use crate::target;
+use crate::thread::{NEW, TRACKED, ThreadState};
 
-/// An argument of a raw tracepoint.
-#[inline(always)]
-pub fn argument(ctx: *mut c_void, index: usize) -> u64 {
-    // SAFETY: the context of a raw tracepoint is an array of its arguments.
-    unsafe { *(*ctx.cast::<bpf_raw_tracepoint_args>()).args.as_ptr().add(index) }
-}
-
-/// `sched_process_fork(parent, child)`, before the child runs.
+/// `sched_process_fork(parent, child)`; runs before the child does.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sched_process_fork")]
 pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
@@ -30,20 +27,20 @@ pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
     let (parent, child) = (argument(ctx, 0), argument(ctx, 1));
     let parent_tgid: u32 = read_kernel(parent + config!(offsets.task_tgid));
     let child_tgid: u32 = read_kernel(child + config!(offsets.task_tgid));
-    if parent_tgid == child_tgid || !state::listed(parent_tgid) {
+    if parent_tgid == child_tgid || !target::listed(parent_tgid) {
         return 0;
     }
     let is_target = TARGETS.insert(child_tgid, 1, u64::from(BPF_ANY)).is_ok();
     if !is_target {
         warn!(&RawTracePointContext::new(ctx), "no room for the target {}, a child of {}", child_tgid, parent_tgid);
     }
-    if !is_target || !output::submit_process(kind::FORK, child_tgid, state::process_of(parent), ProcessKey::default()) {
+    if !is_target || !output::submit_process(kind::FORK, child_tgid, process_of(parent), ProcessKey::default()) {
         count_process_event_lost();
     }
     0
 }
 
-/// `sched_process_exec`, in the context of the process, which already has its new address space.
+/// `sched_process_exec`; runs in the context of the process, which already has its new address space.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sched_process_exec")]
 pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
@@ -51,9 +48,8 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     if state.status == TRACKED {
         let ended = state.process;
         flush(ctx, state);
-        // SAFETY: no argument.
-        let task = unsafe { bpf_get_current_task_btf() } as u64;
-        let next = state::process_of(task);
+        let task = current_task();
+        let next = process_of(task);
         if !output::submit_process(kind::EXEC, 0, ended, next) {
             count_process_event_lost();
         }
@@ -62,7 +58,7 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     0
 }
 
-/// `sched_process_exit`: of every thread.
+/// `sched_process_exit`; runs for every thread.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sched_process_exit")]
 pub extern "C" fn process_exit(ctx: *mut c_void) -> u32 {
@@ -72,14 +68,13 @@ pub extern "C" fn process_exit(ctx: *mut c_void) -> u32 {
         flush(ctx, state);
         state.status = NEW;
     }
-    // SAFETY: no argument.
-    let task = unsafe { bpf_get_current_task_btf() } as u64;
+    let task = current_task();
     let signal: u64 = read_kernel(task + config!(offsets.task_signal));
     let live: u32 = read_kernel(signal + config!(offsets.signal_live));
     if live != 0 {
         return 0;
     }
-    let process = state::process_of(task);
+    let process = process_of(task);
     let listed = TARGETS.remove(process.tgid).is_ok();
     if (listed || TOTALS.get_ptr(process).is_some())
         && !output::submit_process(kind::EXIT, 0, process, ProcessKey::default())
@@ -103,18 +98,18 @@ fn flush(ctx: *mut c_void, state: &mut ThreadState) {
     if totals.is_none() {
         warn!(&RawTracePointContext::new(ctx), "no room for the totals of process {}", state.process.tgid);
     }
-    // No room for the process: its counts join those of nobody in particular, so that the sums still add up.
+    // There is no space for the process: its counts go to the unattributed counters, so that the sums still add up.
     if let Some(totals) = totals.or_else(|| maps::UNATTRIBUTED.get_ptr_mut(0)) {
         let mut i = 0;
         while i < sampler_ebpf::abi::COUNTERS {
-            // SAFETY: within the counters, which are u64s.
-            add_shared(unsafe { totals.cast::<u64>().add(i) }, counters.as_array()[i]);
+            // SAFETY: `totals` is a value of the map, which consists of `COUNTERS` u64s, and `i` is below that.
+            unsafe { add_shared(totals.cast::<u64>().add(i), counters.as_array()[i]) };
             i += 1;
         }
     }
     if let Some(progress) = maps::progress() {
-        // SAFETY: a field of a map value.
-        add_shared(unsafe { &raw mut (*progress).threads_flushed }, 1);
+        // SAFETY: the pointer is to a counter in the map's value.
+        unsafe { add_shared(&raw mut (*progress).threads_flushed, 1) };
     }
     state.unsampled = 0;
     state.unsampled_bytes = 0;
@@ -122,12 +117,4 @@ fn flush(ctx: *mut c_void, state: &mut ThreadState) {
     state.counters = Counters::default();
     state.tail_sp = 0;
     state.outer_sp = 0;
-}
-
-#[inline(always)]
-fn count_process_event_lost() {
-    if let Some(counters) = maps::UNATTRIBUTED.get_ptr_mut(0) {
-        // SAFETY: a field of a map value.
-        add_shared(unsafe { &raw mut (*counters).process_events_lost }, 1);
-    }
 }

@@ -1,35 +1,52 @@
-//! The BPF programs: probes on allocator functions, process life, and the thread iterator.
+//! The BPF programs: probes on allocator functions, process events, and the thread iterator.
+//!
+//! The modules form layers: each depends only on those above it and beside it in the list below, and never in a cycle.
 #![no_std]
 #![no_main]
-// Adding atomically is a compiler intrinsic here, and reads of the context are in assembly; the toolchain that builds
-// this file allows both.
+// Atomic additions use a compiler intrinsic, and reads of the context use assembly. The toolchain that builds this file
+// allows both.
 #![feature(asm_experimental_arch, core_intrinsics)]
 #![allow(internal_features)]
 
-mod allocation;
-mod arch;
+// The configuration, the thread state, and access to memory.
+mod ablation;
 mod config;
-mod filter;
-mod free;
-mod iterator;
-mod lifecycle;
-mod limits;
-mod mapping;
-mod maps;
+mod context;
+mod memory;
 mod nothing;
+mod task_storage;
+mod thread;
+
+// The maps, and what needs only them and the kernel's memory.
+mod arch;
+mod counters;
+mod filter;
+mod limits;
+mod maps;
+mod process;
+mod target;
+
+// Operations on a thread's state, the rings and the live map.
+mod live;
+mod nesting;
 mod output;
 mod pending;
 mod stack;
-mod stage;
 mod state;
-mod task_storage;
+
+// The programs.
+mod allocation;
+mod free;
+mod iterator;
+mod lifecycle;
+mod mapping;
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
-    // Never reached: the verifier would refuse a program that could panic.
+    // Never reached: the verifier rejects a program that could panic.
     loop {}
 }
 
 #[unsafe(link_section = "license")]
 #[unsafe(no_mangle)]
-static LICENSE: [u8; 13] = *b"Dual MIT/GPL\0";
+static LICENSE: [u8; 13] = *sampler_ebpf::abi::LICENSE;

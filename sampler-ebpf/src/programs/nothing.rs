@@ -1,4 +1,4 @@
-//! A program that does nothing: what a probe costs before it does anything.
+//! The no-op baseline: a program that does nothing, to measure what a probe itself costs.
 
 use core::ffi::c_void;
 

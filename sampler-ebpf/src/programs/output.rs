@@ -1,4 +1,4 @@
-//! Records into the events ring.
+//! Writes records into the events ring.
 
 use core::ffi::c_void;
 
@@ -7,32 +7,38 @@ use aya_ebpf::helpers::generated::{
     bpf_ktime_get_ns, bpf_ringbuf_discard, bpf_ringbuf_query, bpf_ringbuf_reserve, bpf_ringbuf_submit,
 };
 use sampler_ebpf::abi::{FreeRecord, LiveValue, ProcessKey, ProcessRecord, kind};
+use zerocopy::FromBytes;
 
 use crate::config::config;
+use crate::counters::count_record_lost;
 use crate::maps;
-use crate::state::ThreadState;
+use crate::thread::ThreadState;
 
-/// Room for a record, which must be submitted or discarded.
+/// Reserves space for a record. It must be submitted or discarded: the verifier rejects a program that does neither.
 #[inline(always)]
-pub fn reserve<T>(ring: *mut c_void) -> Option<&'static mut T> {
-    // SAFETY: the helper returns NULL or room for `size_of::<T>()` bytes; every `T` used here is plain integers.
+pub fn reserve<T: FromBytes>(ring: *mut c_void) -> Option<&'static mut T> {
+    // SAFETY: `ring` is one of the two rings' maps, as the helper expects. It returns null or space for
+    // `size_of::<T>()` bytes, aligned to 8, which nothing else refers to. Any bytes are a valid `T` (`FromBytes`).
     unsafe { bpf_ringbuf_reserve(ring, size_of::<T>() as u64, 0).cast::<T>().as_mut() }
 }
 
-/// Gives a record to the daemon.
+/// Submits a record of the events ring to the daemon.
+///
+/// # Safety
+/// `record` must come from [`reserve`], and must not be used afterwards.
 #[inline(always)]
-pub fn submit<T>(record: &mut T, ring: *mut c_void, mark: u64) {
-    let flags = wake_up(ring, mark);
-    // SAFETY: `record` was reserved.
+pub unsafe fn submit<T>(record: &mut T) {
+    let flags = wake_up(maps::events(), config!(events_mark));
+    // SAFETY: the caller promises that `record` is a reservation. The reservation ends here.
     unsafe { bpf_ringbuf_submit(core::ptr::from_mut(record).cast(), flags) };
 }
 
-/// A wake-up costs more than a microsecond, so the daemon looks by itself while it is awake; only the first event of
-/// its sleep and a ring that is filling up wake it.
+/// A wake-up costs more than a microsecond. The daemon polls while it is awake, so only two things wake it: the first
+/// event of its sleep, and a ring that is filling up.
 #[inline(always)]
 pub fn wake_up(ring: *mut c_void, mark: u64) -> u64 {
     if let Some(sleep) = maps::SLEEP.get_ptr_mut(0) {
-        // SAFETY: the map's value. Two CPUs may both see the 1: then both wake the daemon.
+        // SAFETY: the pointer is to the map's value, an aligned u32. If two CPUs both read the 1, both wake the daemon.
         unsafe {
             if *sleep != 0 {
                 *sleep = 0;
@@ -40,46 +46,41 @@ pub fn wake_up(ring: *mut c_void, mark: u64) -> u64 {
             }
         }
     }
-    // SAFETY: a helper call.
+    // SAFETY: `ring` is one of the two rings' maps, as the helper expects.
     let fill = unsafe { bpf_ringbuf_query(ring, u64::from(BPF_RB_AVAIL_DATA)) };
-    // Only while the fill crosses the mark: several records wide, so that concurrent writers cannot all miss it.
+    // Only while the fill level crosses the mark. The mark is several records wide, so that concurrent writers cannot
+    // all miss it.
     if fill >= mark && fill < mark + mark / 8 {
         return u64::from(BPF_RB_FORCE_WAKEUP);
     }
     u64::from(BPF_RB_NO_WAKEUP)
 }
 
-/// CLOCK_MONOTONIC.
+/// The current time by CLOCK_MONOTONIC.
 #[inline(always)]
 pub fn now() -> u64 {
-    // SAFETY: no argument.
+    // SAFETY: the helper takes no argument and returns an integer.
     unsafe { bpf_ktime_get_ns() }
 }
 
-/// Gives a reservation back unused.
+/// Discards an unused reservation.
+///
+/// # Safety
+/// As for [`submit`].
 #[inline(always)]
-pub fn discard<T>(record: &mut T) {
-    // SAFETY: `record` was reserved.
+pub unsafe fn discard<T>(record: &mut T) {
+    // SAFETY: the caller promises that `record` is a reservation. The reservation ends here.
     unsafe { bpf_ringbuf_discard(core::ptr::from_mut(record).cast(), u64::from(BPF_RB_NO_WAKEUP)) };
 }
 
-/// Counts a record that did not fit into the events ring: the daemon looks for what it was about.
-#[inline(always)]
-pub fn count_record_lost() {
-    if let Some(progress) = maps::progress() {
-        // SAFETY: a field of a map value.
-        maps::add_shared(unsafe { &raw mut (*progress).records_lost }, 1);
-    }
-}
-
-/// Reports the free of a tracked sample, already taken out of the live map.
+/// Reports the free of a tracked sample that has already been removed from the live map.
 #[inline(always)]
 pub fn submit_free(state: &mut ThreadState, value: &LiveValue) {
     let record = reserve::<FreeRecord>(maps::events());
     complete_free(state, value, record);
 }
 
-/// The same in a record that is reserved already; `None`: there was no room.
+/// Does the same with a record that is already reserved; `None` means that there was no space.
 #[inline(always)]
 pub fn complete_free(state: &mut ThreadState, value: &LiveValue, record: Option<&'static mut FreeRecord>) {
     state.counters.frees_matched += 1;
@@ -99,20 +100,22 @@ pub fn complete_free(state: &mut ThreadState, value: &LiveValue, record: Option<
         temporary: u32::from(value.tid == state.tid && value.thread_calls == state.calls()),
         reserved: 0,
     };
-    submit(record, maps::events(), config!(events_mark));
+    // SAFETY: `record` was reserved by the caller or by `submit_free`, and is not used afterwards.
+    unsafe { submit(record) };
 }
 
-/// Reports that a process forked, exec'ed or ended. Returns whether it could.
+/// Reports that a process forked, exec'ed or exited. Returns whether the record fit.
 #[inline(always)]
 pub fn submit_process(event: u32, child_tgid: u32, process: ProcessKey, next: ProcessKey) -> bool {
     let Some(record) = reserve::<ProcessRecord>(maps::events()) else { return false };
     *record = ProcessRecord { kind: event, child_tgid, time_ns: now(), process, next };
     if event == kind::FORK {
-        // The child allocates unseen until the daemon has linked it: there is no time to lose.
-        // SAFETY: `record` was reserved.
+        // The child's allocations are not seen until the daemon has linked its probes, so it is woken at once.
+        // SAFETY: `record` was reserved above, and is not used afterwards.
         unsafe { bpf_ringbuf_submit(core::ptr::from_mut(record).cast(), u64::from(BPF_RB_FORCE_WAKEUP)) };
     } else {
-        submit(record, maps::events(), config!(events_mark));
+        // SAFETY: as above.
+        unsafe { submit(record) };
     }
     true
 }

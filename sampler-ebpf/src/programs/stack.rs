@@ -3,29 +3,27 @@
 use core::ffi::c_void;
 
 use aya_ebpf::bindings::BPF_F_USER_STACK;
-use aya_ebpf::helpers::generated::{
-    bpf_get_current_task_btf, bpf_get_stackid, bpf_probe_read_user, bpf_ringbuf_reserve, bpf_ringbuf_submit,
-};
-use sampler_ebpf::abi::{Registers, StackRecord, stack_kind};
+use aya_ebpf::helpers::generated::{bpf_get_stackid, bpf_probe_read_user, bpf_ringbuf_reserve, bpf_ringbuf_submit};
+use sampler_ebpf::abi::{LARGEST_STACK_BYTES, Registers, StackRecord, stack_kind};
 
 use crate::config::config;
-use crate::maps::{self, STACK_TRACES, read_kernel};
+use crate::maps::{self, STACK_TRACES};
+use crate::memory::read_kernel;
 use crate::output;
-use crate::state::ThreadState;
+use crate::process::current_task;
+use crate::thread::ThreadState;
 
-/// A distance to the supposed top of the stack beyond this means that the top is not known.
-const LARGEST_STACK: u64 = 64 << 20;
-/// Pages are of this size or a multiple of it.
+/// The smallest page size. Larger pages are multiples of it.
 const PAGE: u64 = 4096;
-/// Most that is copied page by page, where one read fails.
+/// Most bytes that are copied page by page, after a single read has failed.
 const LARGEST_PAGEWISE: u64 = 64 << 10;
 const HEADER: u64 = size_of::<StackRecord>() as u64;
 
-/// What was taken, for the allocation's record.
+/// The stack that was taken, for the allocation's record.
 pub struct Taken {
-    /// One of [`stack_kind`]; [`stack_kind::NONE`] means it was lost.
+    /// One of [`stack_kind`]; [`stack_kind::NONE`] means that the stack was lost.
     pub kind: u32,
-    /// Key of the kernel's stack map.
+    /// Key in the kernel's stack map.
     pub id: i32,
 }
 
@@ -43,28 +41,29 @@ pub fn take(ctx: *mut c_void, registers: &Registers, state: &ThreadState, sample
 
 #[inline(always)]
 fn walk(ctx: *mut c_void) -> Taken {
-    // SAFETY: a helper call. Without REUSE_STACKID: an id keeps its meaning for the whole recording.
+    // Without REUSE_STACKID, so that an id keeps its meaning for the whole recording.
+    // SAFETY: `ctx` is the context that the kernel passed to the program, and the map is one of stacks, as the helper
+    // expects.
     let id = unsafe { bpf_get_stackid(ctx, maps::handle(&STACK_TRACES), u64::from(BPF_F_USER_STACK)) };
     if id < 0 { LOST } else { Taken { kind: stack_kind::FRAME_POINTERS, id: id as i32 } }
 }
 
 /// Distance from the stack pointer to the top of the stack, if known.
 ///
-/// glibc and musl put a thread's control block at the top of its stack; the main thread's stack begins where the
-/// kernel put it.
+/// glibc and musl put a thread's control block at the top of its stack. The main thread's stack starts where the kernel
+/// put it.
 #[inline(always)]
 fn distance_to_top(sp: u64) -> Option<u64> {
-    // SAFETY: no argument.
-    let task = unsafe { bpf_get_current_task_btf() } as u64;
+    let task = current_task();
     let thread_pointer: u64 = read_kernel(task + config!(offsets.task_thread_pointer));
     let distance = thread_pointer.wrapping_sub(sp);
-    if distance <= LARGEST_STACK {
+    if distance <= LARGEST_STACK_BYTES {
         return Some(distance);
     }
     let mm: u64 = read_kernel(task + config!(offsets.task_mm));
     let start: u64 = read_kernel(mm + config!(offsets.mm_start_stack));
     let distance = start.wrapping_sub(sp);
-    (distance <= LARGEST_STACK).then_some(distance)
+    (distance <= LARGEST_STACK_BYTES).then_some(distance)
 }
 
 #[inline(always)]
@@ -81,11 +80,11 @@ fn copy(registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -
         time_ns,
         space: state.space,
         registers: *registers,
-        awaited: state.awaited(),
+        in_flight: state.in_flight_calls(),
         copied_bytes: 0,
         whole,
     };
-    // A reservation must be of constant size: the smallest class that holds what is wanted.
+    // A reservation must have a constant size, so take the smallest class that is large enough.
     if wanted <= 4 << 10 {
         return copy_into::<{ 4 << 10 }>(&head, wanted);
     }
@@ -109,14 +108,14 @@ fn copy(registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -
 
 #[inline(always)]
 fn copy_into<const CLASS: u64>(head: &StackRecord, wanted: u64) -> Taken {
-    // SAFETY: a helper call with a constant size.
+    // SAFETY: the map is a ring and the size is a constant, as the helper expects; its result is checked.
     let record = unsafe { bpf_ringbuf_reserve(maps::stacks(), HEADER + CLASS, 0) }.cast::<u8>();
     if record.is_null() {
         return LOST;
     }
     let sp = head.registers.sp;
     let mut bytes = if wanted > CLASS { CLASS } else { wanted };
-    // SAFETY: the reservation has HEADER + CLASS bytes and `bytes` is at most CLASS.
+    // SAFETY: the reservation has HEADER + CLASS bytes, and `bytes` is at most CLASS. The helper checks `sp` itself.
     let status = unsafe { bpf_probe_read_user(record.add(HEADER as usize).cast(), bytes as u32, sp as *const c_void) };
     if status != 0 {
         // Large classes fall back on what the verifier can follow: the first 64 KiB.
@@ -127,7 +126,7 @@ fn copy_into<const CLASS: u64>(head: &StackRecord, wanted: u64) -> Taken {
         };
     }
     let flags = output::wake_up(maps::stacks(), config!(stacks_mark));
-    // SAFETY: the reservation begins with the header.
+    // SAFETY: the reservation begins with space for the header, and is submitted here and nowhere else.
     unsafe {
         record.cast::<StackRecord>().write(StackRecord { copied_bytes: bytes as u32, ..*head });
         bpf_ringbuf_submit(record.cast(), flags);
@@ -135,7 +134,7 @@ fn copy_into<const CLASS: u64>(head: &StackRecord, wanted: u64) -> Taken {
     Taken { kind: stack_kind::COPIED, id: 0 }
 }
 
-/// A read that crosses the end of the mapping fails as a whole: then page by page, up to the first that is missing.
+/// A read that crosses the end of the mapping fails as a whole. Then copies page by page, up to the first missing page.
 #[inline(always)]
 fn copy_pages<const CLASS: u64>(record: *mut u8, sp: u64, wanted: u64) -> u64 {
     let mut done = 0_u64;
@@ -146,7 +145,8 @@ fn copy_pages<const CLASS: u64>(record: *mut u8, sp: u64, wanted: u64) -> u64 {
         if done >= wanted || done > CLASS - PAGE || piece > PAGE {
             break;
         }
-        // SAFETY: `done + piece` is at most CLASS.
+        // SAFETY: the reservation has HEADER + CLASS bytes, and `done + piece` is at most CLASS. The helper checks the
+        // address itself.
         let status = unsafe {
             bpf_probe_read_user(record.add((HEADER + done) as usize).cast(), piece as u32, (sp + done) as *const c_void)
         };

@@ -1,49 +1,39 @@
-//! Which files are hooked, for whom: links are made as processes need them.
+//! Which examined files are hooked, for which processes, and with which links; links are made as processes need them.
 
-mod files;
-mod frees;
-
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
+use std::collections::btree_map::BTreeMap;
+use std::collections::hash_map::{Entry, HashMap};
 use std::ffi::CString;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use heapbpf_audit::{FileAudit, LinkKind, ProbeKind};
+use heapbpf_probes::{AllocatorFile, AttachError, KernelRules, PlannedSite, Table};
 use sampler_ebpf::abi::{SITE_CALLS_OUT, Site};
 
-pub use self::files::FileKey;
-use self::files::Known;
-pub use self::frees::Served;
-use super::audit::{FileAudit, LinkKind};
-use super::{AttachError, KernelRules, PlannedSite, Table};
-use crate::host::events::monotonic_ns;
-use crate::host::open::Beneath;
+use super::audit::file_audit;
+use super::files::{ExaminedFiles, FileKey};
+use super::linker::{Linker, ProbeLinks, Refused, SiteTable};
+use crate::clock::monotonic_ns;
 use crate::kernel::mappings::MappingProbes;
-use crate::kernel::programs::{Links, ProbePoint, Programs, Role};
-use crate::kernel::steering::Steering;
+use crate::kernel::programs::{Links, ProbePoint, Role};
 use crate::kernel::{KernelError, is_of_an_instruction};
 
-/// Time before a file that another tool keeps us from is tried again.
-const CONFLICT_REST: Duration = Duration::from_secs(1);
+/// Time before a file that another tracer has already patched is tried again. Each try blocks for some 40 ms.
+const CONFLICT_RETRY: Duration = Duration::from_secs(1);
 
-/// Most named processes that have links of their own to one file. On every hit of an instruction the kernel looks at each
-/// link there, whichever process it is for (some 50 ns each), and a session that is for another process makes the call trap
-/// on its return. With so many, a named process pays as much for the links of the others as for its own, and so more than
-/// one that is not named would for a link that serves all: from there on one does, and the programs tell who is a target.
+/// Most named processes with links of their own to one file. On every hit of an instruction the kernel checks each link
+/// there, whichever process it is for (about 50 ns each), and a session link for another process makes the call trap on
+/// its return. With more processes than this, a named process pays as much for the others' links as for its own, and more
+/// than an unnamed one would pay for a single link that serves everyone. Beyond this number one link serves everyone, and
+/// the BPF programs check who is a target.
 const MOST_OWN_LINKS: usize = 8;
 
 /// Why a file is not hooked.
 #[derive(Debug, thiserror::Error)]
 pub enum HookError {
-    /// It cannot be read.
-    #[error("cannot read {path}: {source}")]
-    Unreadable {
-        /// Its path, as the process sees it.
-        path: String,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// Nothing in it to hook, or not hookable.
+    /// It has nothing to hook, or cannot be hooked.
     #[error("{path}: {source}")]
     Unfit {
         /// Its path.
@@ -62,85 +52,108 @@ pub enum HookError {
 }
 
 impl HookError {
-    /// The process ended between the look and the link.
+    /// Whether the process ended before its links were made.
     pub fn is_too_late(&self) -> bool {
         matches!(self, Self::Kernel { source: KernelError::Link { source, .. }, .. }
             if source.raw_os_error() == Some(libc::ESRCH))
     }
 }
 
-/// What hooking a file came to.
+/// Result of hooking a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hooked {
-    /// Links were made now.
+    /// Links were made.
     Now,
-    /// They were there.
+    /// There was nothing to do.
     Already,
 }
 
-/// All hooked files and links. Dropping it takes every probe away.
-pub struct Hooks {
-    rules: KernelRules,
-    table: Table,
-    live: bool,
-    /// Whose frees are not followed any more, while those of others are.
-    without_frees: HashSet<Served>,
-    known: HashMap<FileKey, Known>,
-    links: HashMap<(FileKey, Option<u32>), Links>,
+/// The processes that one set of links serves: the unit for which tracking of frees is stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Served {
+    /// All processes that map a file.
+    File(FileKey),
+    /// One process, by its id, with links of its own.
+    Process(u32),
+}
+
+impl Served {
+    fn of(key: FileKey, pid: Option<u32>) -> Self {
+        pid.map_or(Self::File(key), Self::Process)
+    }
+}
+
+/// A file whose sites are in the kernel's table.
+struct HookedFile {
+    /// Index of its first site in that table.
+    first_site: u32,
+    /// CLOCK_MONOTONIC when it was first linked.
+    since_ns: Option<u64>,
+    /// What was hooked when it was first linked, or when tracking of its frees stopped.
+    audit: Option<Arc<FileAudit>>,
+    /// Instructions (file offsets) that the kernel accepts no probe on, with its error.
+    refused: BTreeMap<u64, String>,
+}
+
+/// All hooked files and their links. Dropping it removes every probe.
+pub struct Hooks<L = Links> {
+    /// The examined files.
+    pub files: ExaminedFiles,
+    hooked: HashMap<FileKey, HookedFile>,
+    /// Links to a file, by the process that they are for; `None`: every process.
+    links: HashMap<(FileKey, Option<u32>), L>,
     /// Files whose links serve all named processes.
     shared: HashSet<FileKey>,
-    /// Files that another tool keeps us from, and when that was seen last.
+    /// Files that another tracer has already patched, and when that was last observed.
     conflicts: HashMap<FileKey, Instant>,
-    /// What is to be linked when the pause ends; `None`: there is no pause.
+    /// What to link when the pause ends; `None` outside of a pause.
     paused: Option<Vec<(FileKey, Option<u32>)>>,
-    /// Row of the table for each site, by the site's index.
+    /// Row of the allocator table for each site, by the site's index.
     functions: Vec<u16>,
-    /// Mappings that programs make themselves, if those are wanted.
+    /// Probes on the system calls that map memory, if those are wanted.
     mappings: Option<MappingProbes>,
-    /// Files by what they are beneath overlay mounts, and whether they were seen through one: probes go to that inode.
-    beneath: HashMap<Beneath, (FileKey, bool)>,
-    /// Other keys of such files.
-    others: HashMap<FileKey, FileKey>,
-    /// The functions to hook, where not all are wanted.
+    /// Whether frees are tracked.
+    live: bool,
+    /// Processes whose frees are no longer tracked while those of others are.
+    without_frees: HashSet<Served>,
+    /// The functions to hook; `None`: all.
     only: Option<&'static [&'static str]>,
 }
 
-impl Hooks {
-    /// Nothing is hooked yet. `live`: frees are followed.
+impl<L: ProbeLinks> Hooks<L> {
+    /// Nothing is hooked yet. `live`: frees are tracked.
     pub fn new(rules: KernelRules, table: Table, live: bool) -> Self {
         Self {
-            rules,
-            table,
-            live,
-            without_frees: HashSet::new(),
-            known: HashMap::new(),
+            files: ExaminedFiles::new(rules, table),
+            hooked: HashMap::new(),
             links: HashMap::new(),
             shared: HashSet::new(),
             conflicts: HashMap::new(),
             paused: None,
             functions: Vec::new(),
             mappings: None,
-            beneath: HashMap::new(),
-            others: HashMap::new(),
+            live,
+            without_frees: HashSet::new(),
             only: None,
         }
     }
 
-    /// From here on, these functions alone are hooked.
+    /// Restricts hooking to these functions.
     #[must_use]
     pub fn only(mut self, functions: &'static [&'static str]) -> Self {
         self.only = Some(functions);
         self
     }
 
-    /// From here on, calls of allocators are awaited, so that what they map for themselves is known as theirs.
+    /// Also probes mapping system calls. Allocator calls are then tracked while they are in flight, so that mappings an
+    /// allocator makes for itself are attributed to it.
     #[must_use]
     pub fn with_mappings(mut self, mappings: Option<MappingProbes>) -> Self {
         self.mappings = mappings;
         self
     }
 
-    /// Follows mappings, if they are wanted: when the allocators are hooked.
+    /// Links the probes on mapping system calls, if those are wanted. To be called once the allocators are hooked.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -148,28 +161,28 @@ impl Hooks {
         self.mappings.as_mut().map_or(Ok(()), MappingProbes::link)
     }
 
-    /// Whether mappings are wanted.
+    /// Whether mapping system calls are probed.
     pub const fn has_mappings(&self) -> bool {
         self.mappings.is_some()
     }
 
-    /// So many named processes map a file that is not hooked yet: from some number on, they share its links.
+    /// Announces how many named processes map a file that is not hooked yet: above a limit they share links.
     pub fn expect(&mut self, key: FileKey, processes: usize) {
         if processes > MOST_OWN_LINKS && !self.links.keys().any(|(linked, _)| *linked == key) {
             self.shared.insert(key);
         }
     }
 
-    /// Hooks a file that was looked at, for one process or for all.
+    /// Hooks an examined file for one process, or for all.
     ///
     /// # Errors
-    /// Why not. What was hooked before stays so.
-    pub fn hook(
+    /// The file cannot be hooked, or the kernel refuses. Earlier links stay.
+    pub fn hook<K: Linker<Links = L>>(
         &mut self,
         key: FileKey,
         pid: Option<u32>,
-        programs: &Programs,
-        steering: &mut Steering,
+        linker: &K,
+        sites: &mut impl SiteTable,
     ) -> Result<Hooked, HookError> {
         let pid = pid.filter(|_| !self.shared.contains(&key));
         if self.links.contains_key(&(key, pid)) {
@@ -181,70 +194,49 @@ impl Hooks {
             }
             return Ok(Hooked::Already);
         }
-        let Some(known) = self.known.get_mut(&key) else {
-            return Ok(Hooked::Already);
+        let Some(examined) = self.files.get(key) else { return Ok(Hooked::Already) };
+        let path = &examined.path;
+        let plan = match &examined.plan {
+            Ok(plan) => plan,
+            Err(source) => return Err(HookError::Unfit { path: path.clone(), source: Arc::clone(source) }),
         };
-        let refused = |source| HookError::Kernel { path: known.path.clone(), source };
-        let planned = match &mut known.plan {
-            Ok(planned) => planned,
-            Err(source) => return Err(HookError::Unfit { path: known.path.clone(), source: Arc::clone(source) }),
+        let refused = |source| HookError::Kernel { path: path.clone(), source };
+        let wanted = Wanted {
+            only: self.only,
+            frees: self.live && !self.without_frees.contains(&Served::of(key, pid)),
+            calls_out: self.mappings.is_some(),
         };
-        let awaited = if self.mappings.is_some() { SITE_CALLS_OUT } else { 0 };
-        let site = |planned: &PlannedSite| {
-            let flags = if planned.return_needed { awaited } else { 0 };
-            Site { flags: planned.site.flags | flags, ..planned.site }
-        };
-        let first = match planned.first_site {
-            Some(first) => first,
-            None => {
-                let sites: Vec<Site> = planned.allocator.sites.iter().map(site).collect();
-                let first = steering.add_file(&planned.allocator.ranges, &sites).map_err(refused)?;
-                self.functions.extend(sites.iter().map(|site| site.function));
-                *planned.first_site.insert(first)
+        let hooked = match self.hooked.entry(key) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => {
+                let planned: Vec<Site> = plan.sites.iter().map(|site| wanted.site(site)).collect();
+                let first_site = sites.add_file(&plan.ranges, &planned).map_err(refused)?;
+                self.functions.extend(planned.iter().map(|site| site.function));
+                new.insert(HookedFile { first_site, since_ns: None, audit: None, refused: BTreeMap::new() })
             }
         };
-        let live = self.live && !self.without_frees.contains(&Served::of(key, pid));
-        let wanted = |planned: &&PlannedSite| {
-            self.only.is_none_or(|only| only.contains(&planned.function.as_str())) && (live || planned.return_needed)
-        };
-        let points: Vec<ProbePoint> = (first..)
-            .zip(&planned.allocator.sites)
-            .filter(|(_, planned)| wanted(planned))
-            .flat_map(|(index, planned)| points_of(planned, site(planned).cookie(index).0))
-            .filter(|point| !planned.refused.contains_key(&point.offset))
-            .collect();
-        // By descriptor: it names this very file, whatever became of its path.
-        let path = CString::new(format!("/proc/self/fd/{}", known.file.as_raw_fd())).unwrap_or_default();
-        // Each try of a file that another tool keeps from us takes a moment, in which nothing else is done.
-        if self.conflicts.get(&key).is_some_and(|since| since.elapsed() < CONFLICT_REST) {
+        if self.conflicts.get(&key).is_some_and(|since| since.elapsed() < CONFLICT_RETRY) {
             return Err(refused(KernelError::Conflict));
         }
-        let links = match programs.attach(&path, &points, pid) {
-            Ok(links) => links,
-            Err(KernelError::Link { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
+        let points = wanted.points(plan, hooked);
+        // Opening it by descriptor reaches this very file, whatever became of its path.
+        let by_descriptor = CString::new(format!("/proc/self/fd/{}", examined.file.as_raw_fd())).unwrap_or_default();
+        let (links, unprobed) = link(linker, &by_descriptor, &points, pid).map_err(|error| {
+            if matches!(error, KernelError::Conflict) {
                 self.conflicts.insert(key, Instant::now());
-                return Err(refused(KernelError::Conflict));
             }
-            Err(KernelError::Link { source, what }) if is_of_an_instruction(&source) => {
-                let (links, others) = programs.attach_each(&path, &points, pid).map_err(refused)?;
-                if others.len() == points.len() {
-                    return Err(refused(KernelError::Link { source, what }));
-                }
-                planned.refused.extend(others);
-                links
-            }
-            Err(error) => return Err(refused(error)),
-        };
+            refused(error)
+        })?;
+        hooked.refused.extend(unprobed);
+        hooked.since_ns.get_or_insert_with(monotonic_ns);
+        hooked
+            .audit
+            .get_or_insert_with(|| Arc::new(file_audit(path, plan, linker.kind(), wanted.frees, &hooked.refused)));
         self.links.insert((key, pid), links);
-        planned.since_ns.get_or_insert_with(monotonic_ns);
-        if planned.audit.is_none() {
-            let audit = planned.audit(&known.path, programs.kind, live);
-            planned.audit = Some(Arc::new(audit));
-        }
         Ok(Hooked::Now)
     }
 
-    /// Takes away the probes of one process (it has ended); those that it shares with others stay.
+    /// Removes the links of one process, which has ended. Links that it shares with others stay.
     pub fn release(&mut self, pid: u32) {
         self.links.retain(|(_, owner), _| *owner != Some(pid));
         self.without_frees.remove(&Served::Process(pid));
@@ -253,17 +245,17 @@ impl Hooks {
         }
     }
 
-    /// Takes away all probes for a while; what is hooked meanwhile waits for [`resume`](Self::resume).
+    /// Removes all probes until [`resume`](Self::resume). Files hooked in the meantime are linked then.
     pub fn pause(&mut self) {
         self.mappings.iter_mut().for_each(MappingProbes::unlink);
         let links = std::mem::take(&mut self.links);
         self.paused.get_or_insert_default().extend(links.keys().copied());
     }
 
-    /// Puts the probes back. What cannot be linked any more (its process ended) is left.
-    pub fn resume(&mut self, programs: &Programs, steering: &mut Steering) {
+    /// Ends a pause: makes the links again. Links of processes that have ended in the meantime are skipped.
+    pub fn resume<K: Linker<Links = L>>(&mut self, linker: &K, sites: &mut impl SiteTable) {
         for (key, pid) in self.paused.take().unwrap_or_default() {
-            if let Err(error) = self.hook(key, pid, programs, steering) {
+            if let Err(error) = self.hook(key, pid, linker, sites) {
                 log::info!("{error}");
             }
         }
@@ -272,83 +264,169 @@ impl Hooks {
         }
     }
 
-    /// Kinds of the probed instructions, of the functions that allocate (`frees`: that free) in hooked files.
-    pub fn kinds(&self, frees: bool) -> impl Iterator<Item = super::Kind> + '_ {
-        let planned = self.known.values().filter_map(|known| known.plan.as_ref().ok());
-        planned
-            .filter(|planned| planned.first_site.is_some())
-            .flat_map(|planned| &planned.allocator.sites)
-            .filter(move |site| site.return_needed != frees)
-            .map(|site| site.kind)
-    }
-
-    /// Takes away all probes.
+    /// Removes all probes.
     pub fn release_all(&mut self) {
         self.mappings.iter_mut().for_each(MappingProbes::unlink);
         self.links.clear();
     }
 
-    /// Number of files with links.
+    /// Stops tracking frees in all files. Allocations stay hooked without a gap.
+    pub fn stop_tracking_frees(&mut self, link: LinkKind) {
+        self.live = false;
+        self.links.values_mut().for_each(L::stop_tracking_frees);
+        for (key, hooked) in &mut self.hooked {
+            if hooked.audit.is_some() {
+                hooked.audit_without_frees(*key, &self.files, link);
+            }
+        }
+    }
+
+    /// Stops tracking the frees of some processes. Their allocations, and the frees of others, stay hooked without a gap.
+    pub fn stop_tracking_frees_of(&mut self, served: Served, link: LinkKind) {
+        self.without_frees.insert(served);
+        let links = self.links.iter_mut().filter(|((key, pid), _)| Served::of(*key, *pid) == served);
+        links.for_each(|(_, links)| links.stop_tracking_frees());
+        if let Served::File(key) = served
+            && let Some(hooked) = self.hooked.get_mut(&key)
+        {
+            hooked.audit_without_frees(key, &self.files, link);
+        }
+    }
+
+    /// Whether frees are tracked for some processes and not for others.
+    pub fn tracks_some_frees(&self) -> bool {
+        self.live && !self.without_frees.is_empty()
+    }
+
+    /// Whether tracking of these processes' frees was stopped.
+    pub fn stopped_tracking_frees_of(&self, served: Served) -> bool {
+        self.without_frees.contains(&served)
+    }
+
+    /// Whom the links serve that a process has to a file (`pid` `None`: every process). `None` if it has no links.
+    pub fn serving(&self, key: FileKey, pid: Option<u32>) -> Option<Served> {
+        let pid = pid.filter(|_| !self.shared.contains(&key));
+        self.links.contains_key(&(key, pid)).then(|| Served::of(key, pid))
+    }
+
+    /// Kinds of the probed instructions in hooked files: of freeing functions if `frees`, of allocating ones otherwise.
+    pub fn kinds(&self, frees: bool) -> impl Iterator<Item = ProbeKind> + '_ {
+        let plans = self.hooked.keys().filter_map(|key| self.files.plan(*key));
+        plans.flat_map(|plan| &plan.sites).filter(move |site| site.return_needed != frees).map(|site| site.kind)
+    }
+
+    /// Number of hooked files.
     pub fn hooked_files(&self) -> usize {
-        self.known
-            .values()
-            .filter(|known| known.plan.as_ref().is_ok_and(|planned| planned.first_site.is_some()))
-            .count()
+        self.hooked.len()
     }
 
     /// CLOCK_MONOTONIC when a file was first hooked, for whichever process.
     pub fn hooked_since(&self, key: FileKey) -> Option<u64> {
-        self.known.get(&key)?.plan.as_ref().ok()?.since_ns
+        self.hooked.get(&key)?.since_ns
     }
 
     /// What was hooked in a file, and what was not.
     pub fn audited(&self, key: FileKey) -> Option<&Arc<FileAudit>> {
-        self.known.get(&key)?.plan.as_ref().ok()?.audit.as_ref()
+        self.hooked.get(&key)?.audit.as_ref()
     }
 
-    /// Whether a file for which `wanted` holds (by its path) was looked at.
-    pub fn has_seen(&self, wanted: impl Fn(&str) -> bool) -> bool {
-        self.known.values().any(|known| wanted(&known.path))
+    /// The audits of all hooked files, by path.
+    pub fn audit(&self) -> Vec<Arc<FileAudit>> {
+        let mut audits: Vec<Arc<FileAudit>> = self.hooked.values().filter_map(|hooked| hooked.audit.clone()).collect();
+        audits.sort_by(|a, b| a.file.cmp(&b.file));
+        audits
     }
 
-    /// Names of the allocators that are looked for.
-    pub fn looked_for(&self) -> String {
-        self.table.names()
+    /// What is, or would be, hooked in an examined file.
+    pub fn audit_of(&self, key: FileKey, link: LinkKind) -> Option<FileAudit> {
+        let none = BTreeMap::new();
+        let refused = self.hooked.get(&key).map_or(&none, |hooked| &hooked.refused);
+        Some(file_audit(self.files.path(key)?, self.files.plan(key)?, link, self.live, refused))
     }
 
-    /// Row of the table for each site, by the site's index.
+    /// Row of the allocator table for each site, by the site's index.
     pub fn functions(&self) -> &[u16] {
         &self.functions
     }
 
     /// Name of a function by its row.
     pub fn function_name(&self, function: u16) -> &str {
-        self.table.function_name(function).unwrap_or("?")
+        self.files.table().function_name(function).unwrap_or("?")
+    }
+}
+
+impl HookedFile {
+    /// Replaces the audit by one without freeing functions.
+    fn audit_without_frees(&mut self, key: FileKey, files: &ExaminedFiles, link: LinkKind) {
+        if let (Some(path), Some(plan)) = (files.path(key), files.plan(key)) {
+            self.audit = Some(Arc::new(file_audit(path, plan, link, false, &self.refused)));
+        }
+    }
+}
+
+/// What of a plan is linked.
+struct Wanted {
+    /// The functions; `None`: all.
+    only: Option<&'static [&'static str]>,
+    /// Whether freeing functions are linked.
+    frees: bool,
+    /// Whether allocator calls are tracked while in flight, because mapping system calls are probed.
+    calls_out: bool,
+}
+
+impl Wanted {
+    fn is_met_by(&self, planned: &PlannedSite) -> bool {
+        self.only.is_none_or(|only| only.contains(&planned.function.as_str())) && (self.frees || planned.return_needed)
     }
 
-    /// What was hooked where, for `--stats`.
-    pub fn audit(&self) -> Vec<Arc<FileAudit>> {
-        let planned = self.known.values().filter_map(|known| known.plan.as_ref().ok());
-        let mut audits: Vec<Arc<FileAudit>> = planned.filter_map(|planned| planned.audit.clone()).collect();
-        audits.sort_by(|a, b| a.file.cmp(&b.file));
-        audits
+    fn site(&self, planned: &PlannedSite) -> Site {
+        let flags = if self.calls_out && planned.return_needed { SITE_CALLS_OUT } else { 0 };
+        Site { flags: planned.site.flags | flags, ..planned.site }
     }
 
-    /// What is, or would be, hooked in a file that was looked at.
-    pub fn audit_of(&self, key: FileKey, link: LinkKind) -> Option<FileAudit> {
-        let known = self.known.get(&key)?;
-        known.plan.as_ref().ok().map(|planned| planned.audit(&known.path, link, self.live))
+    /// The instructions to link, without those that the kernel has refused before.
+    fn points(&self, plan: &AllocatorFile, hooked: &HookedFile) -> Vec<ProbePoint> {
+        (hooked.first_site..)
+            .zip(&plan.sites)
+            .filter(|(_, planned)| self.is_met_by(planned))
+            .flat_map(|(index, planned)| points_of(planned, self.site(planned).cookie(index).0))
+            .filter(|point| !hooked.refused.contains_key(&point.offset))
+            .collect()
     }
 }
 
 /// The instructions that a site's probes are on.
 fn points_of(planned: &PlannedSite, cookie: u64) -> impl Iterator<Item = ProbePoint> + '_ {
-    let role = match (planned.return_needed, planned.ends.is_empty()) {
+    let role = match (planned.return_needed, planned.return_sites.is_empty()) {
         (false, _) => Role::Frees,
         (true, true) => Role::Allocates,
         (true, false) => Role::AllocatesOrThrows,
     };
     let point = move |offset, role| ProbePoint { offset, cookie, role };
-    let ends = planned.ends.iter().map(move |offset| point(*offset, Role::Ends));
-    std::iter::once(point(planned.site.offset, role)).chain(ends)
+    let return_sites = planned.return_sites.iter().map(move |offset| point(*offset, Role::ReturnSite));
+    std::iter::once(point(planned.site.offset, role)).chain(return_sites)
 }
+
+/// Makes the links to a file: all points at once or, if the kernel accepts no probe on some instruction, each separately.
+/// Returns the points that it refused, with its error. [`KernelError::Conflict`] if another tracer has patched the file.
+fn link<K: Linker>(
+    linker: &K,
+    path: &CString,
+    points: &[ProbePoint],
+    pid: Option<u32>,
+) -> Result<(K::Links, Refused), KernelError> {
+    match linker.link(path, points, pid) {
+        Ok(links) => Ok((links, Vec::new())),
+        Err(KernelError::Link { source, .. }) if source.raw_os_error() == Some(libc::EINVAL) => {
+            Err(KernelError::Conflict)
+        }
+        Err(KernelError::Link { source, what }) if is_of_an_instruction(&source) => {
+            let (links, refused) = linker.link_each(path, points, pid)?;
+            if refused.len() == points.len() { Err(KernelError::Link { source, what }) } else { Ok((links, refused)) }
+        }
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-//! Which files a command will most likely allocate with, told before it runs.
+//! Predicts which files a command will allocate with, before it runs.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::ffi::{OsStr, OsString};
@@ -7,15 +7,16 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use super::FileImage;
+use heapbpf_probes::FileImage;
+use procfs::process::{MMPermissions, MMapPath, Process};
 
-/// Most files looked at for one command.
+/// Most files examined for one command.
 const MOST_FILES: usize = 256;
-/// Longest first line of a script.
+/// Longest first line of a script, bytes.
 const LONGEST_SHEBANG: u64 = 4096;
 
-/// The command's program (for a script, its interpreter), what it is linked with, what the environment preloads, and the
-/// C library that heapbpf itself runs on, which is the host's.
+/// The command's program (for a script, its interpreter), the libraries that it is linked with, those that the environment
+/// preloads, and the libraries of heapbpf itself, which include the host's C library.
 pub fn expected(command: &[OsString]) -> Vec<PathBuf> {
     let mut found = BTreeSet::new();
     let mut queue: VecDeque<PathBuf> = VecDeque::new();
@@ -32,9 +33,8 @@ pub fn expected(command: &[OsString]) -> Vec<PathBuf> {
             queue.extend(interpreter);
             continue;
         }
-        let Ok(image) = File::open(&path)
-            .map_err(|_| ())
-            .and_then(|file| FileImage::read_if(BufReader::new(file), |_| false).map_err(|_| ()))
+        let Ok(image) =
+            File::open(&path).map_err(|_| ()).and_then(|file| FileImage::read_if(&file, |_| false).map_err(|_| ()))
         else {
             continue;
         };
@@ -45,7 +45,7 @@ pub fn expected(command: &[OsString]) -> Vec<PathBuf> {
     found.into_iter().collect()
 }
 
-/// A program as a shell would find it.
+/// Finds a program the way a shell does.
 pub fn find_program(program: &OsStr) -> Option<PathBuf> {
     let path = Path::new(program);
     if program.as_bytes().contains(&b'/') {
@@ -57,7 +57,7 @@ pub fn find_program(program: &OsStr) -> Option<PathBuf> {
     })
 }
 
-/// A library as the dynamic linker would most likely find it.
+/// Finds a library approximately as the dynamic linker does.
 fn find_library(name: &OsStr) -> Option<PathBuf> {
     if name.as_bytes().contains(&b'/') {
         return Path::new(name).canonicalize().ok();
@@ -82,7 +82,7 @@ fn environment_list(name: &str, separators: &[u8]) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The interpreter of a script, with the program that `env` would start; `None` if the file is no script.
+/// The interpreter of a script and, if that is `env`, the program that it starts; `None` if the file is not a script.
 fn shebang(path: &Path) -> Option<Vec<PathBuf>> {
     let mut line = Vec::new();
     BufReader::new(File::open(path).ok()?.take(LONGEST_SHEBANG)).read_until(b'\n', &mut line).ok()?;
@@ -98,10 +98,10 @@ fn shebang(path: &Path) -> Option<Vec<PathBuf>> {
 
 /// Libraries mapped into heapbpf itself.
 fn own_libraries() -> Vec<PathBuf> {
-    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let paths = maps.lines().filter_map(|line| {
-        let (permissions, path) = (line.split_whitespace().nth(1)?, line.split_whitespace().nth(5)?);
-        (permissions.contains('x') && path.starts_with('/')).then(|| PathBuf::from(path))
+    let maps = Process::myself().and_then(|process| process.maps()).map_or_else(|_| Vec::new(), |maps| maps.0);
+    let paths = maps.into_iter().filter_map(|map| match map.pathname {
+        MMapPath::Path(path) if map.perms.contains(MMPermissions::EXECUTE) => Some(path),
+        _ => None,
     });
     paths.filter(|path| path.file_name().is_some_and(|name| name.as_bytes().starts_with(b"lib"))).collect()
 }

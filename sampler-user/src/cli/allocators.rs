@@ -1,19 +1,20 @@
-//! `--alloc`: allocators that the user describes, on the command line or in a file, checked before anything is attached.
+//! `--alloc`: allocators that the user describes on the command line or in a file. They are checked before anything
+//! is attached.
 
 use std::fs::File;
-use std::io::{BufReader, Read};
+use std::io::Read;
 use std::path::Path;
 
-use crate::attach::arch::Machine;
-use crate::attach::{AttachError, CustomAllocator, KernelRules, Table, custom::CustomError, examine};
+use heapbpf_probes::Machine;
+use heapbpf_probes::{AttachError, CustomAllocator, CustomError, KernelRules, Table, examine};
 
-/// Largest file of specifications that is read.
+/// Maximum size of a file of specifications, in bytes.
 const LARGEST_FILE: u64 = 1 << 20;
 
-/// Why a specification cannot be used. All of these are wrong usage.
+/// Why a specification cannot be used. All of these count as wrong usage.
 #[derive(Debug, thiserror::Error)]
 pub enum AllocatorError {
-    /// It does not parse.
+    /// The specification does not parse.
     #[error(transparent)]
     Malformed(#[from] CustomError),
     /// A line of a file does not parse.
@@ -21,7 +22,7 @@ pub enum AllocatorError {
     MalformedLine {
         /// The file.
         path: String,
-        /// Its line, from 1.
+        /// Its line, counted from 1.
         line: usize,
         /// What is wrong.
         source: CustomError,
@@ -34,7 +35,7 @@ pub enum AllocatorError {
         /// Why.
         source: std::io::Error,
     },
-    /// The file that a specification names is there, but does not hold what it says.
+    /// The file that a specification names exists, but lacks what the specification describes.
     #[error("--alloc: {path}: {source}")]
     Unfit {
         /// The file.
@@ -44,10 +45,10 @@ pub enum AllocatorError {
     },
 }
 
-/// The allocators of all `--alloc`: a specification, or `@FILE` with one per line (`#` begins a comment).
+/// Parses all `--alloc` values: each is a specification, or `@FILE` with one per line (`#` begins a comment).
 ///
 /// # Errors
-/// One of them does not parse, or names a file that is there and lacks a function.
+/// A specification does not parse, or names an existing file that lacks a function.
 pub fn resolve(specifications: &[String]) -> Result<Vec<CustomAllocator>, AllocatorError> {
     let mut allocators = Vec::new();
     for text in specifications {
@@ -86,18 +87,18 @@ fn parse_lines(path: &str, text: &str) -> Result<Vec<CustomAllocator>, Allocator
     Ok(allocators)
 }
 
-/// A file named by its path is looked into now; what is not here may be in a container.
+/// Checks a file that is given by its path. A file that does not exist here may exist in a container.
 fn check(allocator: &mut CustomAllocator) -> Result<(), AllocatorError> {
     if !allocator.file.contains('/') {
         return Ok(());
     }
-    // As /proc/PID/maps has it.
+    // The form of the path in /proc/PID/maps.
     let Ok(path) = Path::new(&allocator.file).canonicalize() else { return Ok(()) };
     let Ok(file) = File::open(&path) else { return Ok(()) };
     allocator.file = path.to_string_lossy().into_owned();
     let rules = KernelRules::of(Machine::host().unwrap_or(Machine::X86_64), (0, 0));
     let table = Table::new(std::slice::from_ref(allocator));
-    examine(BufReader::new(file), &allocator.file, &rules, &table)
+    examine(&file, &allocator.file, &rules, &table)
         .map(drop)
         .map_err(|source| AllocatorError::Unfit { path: allocator.file.clone(), source })
 }
@@ -126,7 +127,7 @@ mod tests {
         let own = std::env::current_exe().unwrap();
         let error = resolve(&[format!("{}:no_such_function_here(size=arg0)->ret", own.display())]).unwrap_err();
         assert!(error.to_string().contains("no function \"no_such_function_here\""), "{error}");
-        // In a container it may be.
+        // The file may exist in a container.
         assert_eq!(resolve(&["/no/such/lib.so:take(size=arg0)->ret".into()]).unwrap().len(), 1);
     }
 }

@@ -4,20 +4,20 @@ use std::io::{IsTerminal, Write};
 
 use anyhow::Context;
 
-use super::plan::PlanError;
+use super::error::PlanError;
 use super::read_args::{DiffArgs, MergeArgs};
-use crate::profile::diff::{self, DiffOptions};
-use crate::profile::formats::{self, WriteOptions};
-use crate::profile::merge;
-use crate::profile::output::Output;
-use crate::profile::read;
-use crate::record::terminal_width;
+use crate::output::Output;
+use crate::terminal;
 use crate::view::diff::{DiffTableOptions, table};
+use heapbpf_profile::diff::{self, DiffOptions};
+use heapbpf_profile::formats::{self, WriteOptions};
+use heapbpf_profile::merge;
+use heapbpf_profile::read;
 
 /// Shows what grew between two profiles.
 ///
 /// # Errors
-/// A file cannot be read, or is no profile.
+/// A file cannot be read or is not a profile.
 pub fn diff(args: &DiffArgs) -> anyhow::Result<u8> {
     let (before, after) = (read::open(&args.before)?, read::open(&args.after)?);
     let mut options = DiffOptions { confidence: args.confidence, ..DiffOptions::default() };
@@ -31,7 +31,7 @@ pub fn diff(args: &DiffArgs) -> anyhow::Result<u8> {
         serde_json::to_string_pretty(&diff).context("cannot write the comparison as JSON")? + "\n"
     } else {
         let color = args.color.is_on(std::io::stdout().is_terminal());
-        table(&diff, &DiffTableOptions { width: terminal_width().unwrap_or(100), color, top: args.top })
+        table(&diff, &DiffTableOptions { width: terminal::width().unwrap_or(100), color, top: args.top })
     };
     print(&text)
 }
@@ -39,7 +39,7 @@ pub fn diff(args: &DiffArgs) -> anyhow::Result<u8> {
 /// Adds profiles.
 ///
 /// # Errors
-/// A file cannot be read, profiles do not fit together, or the sum cannot be written.
+/// A file cannot be read, the profiles do not fit together, or the sum cannot be written.
 pub fn merge(args: &MergeArgs) -> anyhow::Result<u8> {
     let format = formats::choose(&args.output, args.format.as_deref()).map_err(PlanError::Format)?;
     let output = Output::new(&args.output, format, args.force);
@@ -53,7 +53,7 @@ pub fn merge(args: &MergeArgs) -> anyhow::Result<u8> {
     Ok(0)
 }
 
-/// Writes to standard output; a reader that went away (`| head`) is no error.
+/// Writes to standard output. A reader that closes the pipe (`| head`) is not an error.
 pub fn print(text: &str) -> anyhow::Result<u8> {
     match std::io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(0),

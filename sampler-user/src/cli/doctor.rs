@@ -6,30 +6,32 @@ use anyhow::Context;
 
 use super::args::DoctorArgs;
 use super::compare::print;
+use super::error::PlanError;
 use super::{allocators, plan, targets};
-use crate::attach::arch::Machine;
 use crate::attach::hooks::Hooks;
-use crate::attach::{KernelRules, Missing, Table};
 use crate::cost::measure;
 use crate::doctor::{Diagnosis, KernelSide, command, processes};
 use crate::host::limits::Limits;
 use crate::host::process::select;
 use crate::host::{Host, HostOptions, limits};
 use crate::kernel::object;
-use crate::record::terminal_width;
 use crate::symbols::debug_files;
+use crate::terminal;
+use heapbpf_audit::Missing;
+use heapbpf_probes::Machine;
+use heapbpf_probes::{KernelRules, Table};
 
-/// Looks and tells. Returns the exit status: 0 if nothing would be missed, else 1.
+/// Examines the host and prints the result. Returns the exit status: 0 if nothing would be missed, otherwise 1.
 ///
 /// # Errors
-/// A target cannot be looked at, or the output cannot be written.
+/// A target cannot be examined, or the output cannot be written.
 pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     if let Err(error) = limits::raise() {
         log::warn!("cannot raise resource limits: {error}");
     }
     plan::check_debug_dirs(&args.debug_dir)?;
-    let custom = allocators::resolve(&args.target.allocators).map_err(plan::PlanError::from)?;
-    let targets = select(&targets::targets(&args.target)?).map_err(plan::PlanError::from)?;
+    let custom = allocators::resolve(&args.target.allocators).map_err(PlanError::from)?;
+    let targets = select(&targets::targets(&args.target)?).map_err(PlanError::from)?;
     let mut kernel = KernelSide::look();
     let version = Limits::read().version.map_or((0, 0), |version| (version.major.into(), version.minor.into()));
     let rules = KernelRules::of(Machine::host().unwrap_or(Machine::X86_64), version);
@@ -46,13 +48,13 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
         audits.push(command(&args.target.command, &mut hooks, &debug_dirs, kernel.audit.link));
     }
     hooks.release_all();
-    if let Some(reason) = hooks.misdescribed() {
-        return Err(plan::PlanError::Usage(format!("--alloc: {reason}")).into());
+    if let Some(reason) = hooks.files.misdescribed() {
+        return Err(PlanError::Usage(format!("--alloc: {reason}")).into());
     }
-    let unseen = custom.iter().filter(|it| !audits.is_empty() && !hooks.has_seen(|path| it.is_for(path)));
+    let unseen = custom.iter().filter(|it| !audits.is_empty() && !hooks.files.has_seen(|path| it.is_for(path)));
     let unseen = unseen.map(|it| Missing::new("--alloc", format!("no target mapped a file {}", it.file))).collect();
     let costs = match object::object() {
-        // Without programs in it there is nothing to measure, and the kernel's part has said so.
+        // This binary has no BPF programs to measure. The kernel section has reported that already.
         None => None,
         Some(object) if args.measure => {
             Some(measure::measured_anew(object, None).context("cannot measure what probes cost")?)
@@ -64,7 +66,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
         serde_json::to_string_pretty(&found).context("cannot write the diagnosis as JSON")? + "\n"
     } else {
         let color = args.color.is_on(std::io::stdout().is_terminal());
-        crate::view::doctor::diagnosis(&found, terminal_width().unwrap_or(100), color)
+        crate::view::doctor::diagnosis(&found, terminal::width().unwrap_or(100), color)
     };
     print(&text)?;
     Ok(u8::from(!found.ok))

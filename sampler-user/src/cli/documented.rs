@@ -1,4 +1,4 @@
-//! Test: the documents and the command line know the same options.
+//! Tests that the documents and the command line have the same options.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,7 +9,7 @@ use clap::{Arg, CommandFactory};
 
 use super::args::Cli;
 
-/// Options of other programs (and of `cargo xtask` and its benchmarks) that documents speak of.
+/// Options of other programs (and of `cargo xtask` and its benchmarks) that the documents mention.
 const OF_OTHERS: [&str; 25] = [
     "--bin",
     "--call-graph",
@@ -42,12 +42,12 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Options of a command, in the order of its help.
+/// A command's options, in the order of its help.
 fn options(command: &clap::Command) -> impl Iterator<Item = &Arg> {
     command.get_arguments().filter(|arg| arg.get_long().is_some() && !arg.is_hide_set())
 }
 
-/// Commands with options of their own: recording first, which needs no name. `serve` is the same.
+/// Commands with options of their own. Recording is first and needs no name; `serve` has the same options.
 fn commands() -> Vec<(String, clap::Command)> {
     let all = Cli::command();
     let others = all.get_subcommands().filter(|it| !it.is_hide_set() && !["record", "serve"].contains(&it.get_name()));
@@ -55,7 +55,7 @@ fn commands() -> Vec<(String, clap::Command)> {
     std::iter::once(("heapbpf, heapbpf record, heapbpf serve".to_owned(), all)).chain(others).collect()
 }
 
-/// ``| `-i`, `--interval SIZE` | 512KiB |``: what a row begins with.
+/// The beginning of an option's table row: ``| `-i`, `--interval SIZE` | 512KiB |``.
 fn head(arg: &Arg) -> String {
     let short = arg.get_short().map_or(String::new(), |short| format!("`-{short}`, "));
     let takes_value = arg.get_action().takes_values();
@@ -68,7 +68,7 @@ fn head(arg: &Arg) -> String {
     format!("| {short}`--{}{value}` | {default} |", arg.get_long().unwrap_or_default())
 }
 
-/// The rest of the row: the help, and the values that there are.
+/// The rest of the row: the help text and the possible values.
 fn meaning(arg: &Arg) -> String {
     let line = |text: &StyledStr| text.to_string().split_whitespace().collect::<Vec<_>>().join(" ").replace('|', "\\|");
     let help = arg.get_help().map(line).unwrap_or_default();
@@ -108,7 +108,7 @@ fn document() -> String {
     text
 }
 
-/// Names and defaults must be those of the command line; the wording is that of the last time it was written.
+/// Names and defaults must match the command line. The wording may differ until the file is written again.
 #[test]
 fn every_option_is_in_the_documents() {
     let path = root().join("docs/options.md");

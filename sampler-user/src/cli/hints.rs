@@ -1,9 +1,9 @@
-//! What to type instead, where a word cannot be understood.
+//! Suggestions for words on the command line that are not understood.
 
 use clap::builder::StyledStr;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 
-/// The error, with what was most likely meant by a word that is no option: a process id, or a program.
+/// Adds a suggestion to the error if an unknown word is not an option: it is probably a process ID or a program.
 pub fn explained(mut error: clap::Error) -> clap::Error {
     let Some(ContextValue::String(word)) = error.get(ContextKind::InvalidArg) else { return error };
     if error.kind() != ErrorKind::UnknownArgument || word.starts_with('-') {

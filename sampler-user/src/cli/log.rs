@@ -1,4 +1,4 @@
-//! What heapbpf has to say while it works, on standard error, as talkative as `-v` says. `-q` hides no warning.
+//! heapbpf's log on standard error. `-v` sets its level; `-q` hides no warnings.
 
 use std::io::{IsTerminal, Write};
 
@@ -12,9 +12,9 @@ pub fn start(verbose: u8) {
         2 => LevelFilter::Debug,
         _ => LevelFilter::Trace,
     };
-    // A status line may stand there.
+    // Clears a status line that may be there.
     let begin = if std::io::stderr().is_terminal() { "\r\x1b[K" } else { "" };
-    // Only a second call could fail.
+    // Fails only if logging was started before.
     let _ = env_logger::Builder::new()
         .filter_level(LevelFilter::Warn)
         .filter_module("sampler_user", level)

@@ -1,17 +1,20 @@
-//! The command line: what the user wrote (`args`), and what will be done (`plan`).
+//! The command line: what the user writes (`args`), and the plan made from it (`plan`).
 
 pub mod allocators;
 pub mod args;
+pub mod choices;
 pub mod compare;
 pub mod doctor;
 #[cfg(test)]
 mod documented;
+pub mod error;
 pub mod hints;
 pub mod log;
 pub mod pipelines;
 pub mod plan;
 pub mod preview;
 pub mod read_args;
+pub mod record_args;
 pub mod report;
 pub mod targets;
 pub mod values;

@@ -1,15 +1,15 @@
-//! Where profiles go: files, snapshots, scrapers and stores. Judged before anything is attached.
+//! Destinations of profiles: files, snapshots, scrapers and stores. They are checked before anything is attached.
 
-use super::args::{RecordArgs, ServeArgs, SnapshotArgs};
-use super::plan::PlanError;
-use crate::profile::formats;
-use crate::profile::output::{self, Output, OutputError};
+use super::error::PlanError;
+use super::record_args::{RecordArgs, ServeArgs, SnapshotArgs};
+use crate::output::{self, Output, OutputError};
 use crate::serve::push::{PushPlan, SpoolOptions};
+use heapbpf_profile::formats;
 
-/// The destinations, with their queues.
+/// The push destinations, with their queues.
 ///
 /// # Errors
-/// A URL that cannot be pushed to, or a spool that cannot be used.
+/// A URL is not a valid destination, or the spool cannot be used.
 pub(super) fn push(args: &ServeArgs) -> Result<Option<PushPlan>, PlanError> {
     if args.push.is_empty() {
         return Ok(None);
@@ -18,10 +18,10 @@ pub(super) fn push(args: &ServeArgs) -> Result<Option<PushPlan>, PlanError> {
     Ok(Some(PushPlan::open(&args.push, args.push_every, spool.as_ref())?))
 }
 
-/// Whether `heapbpf serve` was told where.
+/// Checks that `heapbpf serve` has an address to listen on or a URL to push to.
 ///
 /// # Errors
-/// It was not.
+/// It has neither.
 pub fn check_serves(args: &RecordArgs) -> Result<(), PlanError> {
     if args.serve.listen.is_none() && args.serve.push.is_empty() {
         return Err(PlanError::Usage(
@@ -31,30 +31,30 @@ pub fn check_serves(args: &RecordArgs) -> Result<(), PlanError> {
     Ok(())
 }
 
-/// The files that are named, with their formats.
+/// The output files, with their formats.
 ///
 /// # Errors
-/// An unknown format, or snapshots that cannot be.
+/// A format is unknown, or the requested snapshots are not possible.
 pub(super) fn outputs(args: &RecordArgs) -> Result<Vec<Output>, PlanError> {
     let SnapshotArgs { every, at_bytes, at_peak, at_limit, .. } = args.snapshots;
     let snapshots = every.is_some() || at_bytes.is_some() || at_peak || at_limit;
-    if snapshots && args.outputs.iter().any(|path| path.as_os_str() == output::STANDARD_OUTPUT) {
+    if snapshots && args.output.outputs.iter().any(|path| path.as_os_str() == output::STANDARD_OUTPUT) {
         return Err(PlanError::Usage(
             "--every, --at-bytes, --at-peak and --at-limit write files: name one with -o instead of -".into(),
         ));
     }
-    if args.no_live && (at_bytes.is_some() || at_peak) {
+    if args.sampling.no_live && (at_bytes.is_some() || at_peak) {
         return Err(PlanError::Usage(
             "--at-bytes and --at-peak are about what is in use, which --no-live leaves out".into(),
         ));
     }
     let mut outputs = Vec::new();
-    for path in &args.outputs {
+    for path in &args.output.outputs {
         if path.is_dir() {
             return Err(OutputError::IsFolder(path.clone()).into());
         }
-        let format = formats::choose(path, args.format.as_deref())?;
-        outputs.push(Output::new(path, format, args.force));
+        let format = formats::choose(path, args.output.format.as_deref())?;
+        outputs.push(Output::new(path, format, args.output.force));
     }
     for output in outputs.iter().filter(|_| snapshots) {
         if let Some(place) = output.special() {

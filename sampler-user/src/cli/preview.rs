@@ -1,4 +1,5 @@
-//! `heapbpf plan`: what sampling intervals would see of a program and cost it, from a profile or a short look at it.
+//! `heapbpf plan`: what sampling intervals would see of a program, and what they would cost it. Works from a saved
+//! profile or from a short recording.
 
 use std::io::IsTerminal;
 use std::path::Path;
@@ -8,29 +9,32 @@ use clap::Parser;
 
 use super::args::{Cli, PlanArgs};
 use super::compare::print;
-use super::plan::{self, PlanError};
+use super::error::PlanError;
+use super::plan;
 use super::values::Interval;
 use crate::cost::measure;
 use crate::kernel::object;
-use crate::profile::model::Profile;
-use crate::profile::output::{self, OutputError};
-use crate::profile::read;
-use crate::profile::workload::workload;
-use crate::record::{self, terminal_width};
-use crate::sampling::plan::{ClassPlan, Costs};
+use crate::output::{self, OutputError};
+use crate::run;
+use crate::terminal;
 use crate::view::plan::{CostsFrom, Preview, PreviewOptions, text};
+use heapbpf_profile::model::Profile;
+use heapbpf_profile::read;
+use heapbpf_profile::workload::workload;
+use heapbpf_statistics::plan::{ClassPlan, Costs};
 
-/// CPU time of an allocation's and its free's probes, ns, as measured where heapbpf is developed (AMD EPYC, virtual).
+/// CPU time of the probes of an allocation and its free, in ns, measured on heapbpf's development machine (AMD EPYC,
+/// virtual).
 const ELSEWHERE_PROBE_NS: f64 = 1_050.0;
-/// What a sample adds there, ns.
+/// CPU time that a sample adds on that machine, in ns.
 const ELSEWHERE_SAMPLE_NS: f64 = 2_000.0;
-/// R of the look at running processes, bytes: small, because it is short.
+/// Sampling interval R of the short recording, in bytes. It is small because the recording is short.
 const LOOK_INTERVAL: u64 = 64 << 10;
 
 /// Shows the plan. Returns the exit status.
 ///
 /// # Errors
-/// There is no such profile or process, or a file cannot be written.
+/// The profile or process does not exist, or a file cannot be written.
 pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
     let Interval::Size(interval @ 1..) = args.interval else {
         return Err(PlanError::Usage("plan -i: an interval of 1 to 64MiB to compare with is needed".into()).into());
@@ -42,7 +46,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
     };
     let (costs, costs_from) = costs(args);
     let workload = workload(&profile);
-    let classes = ClassPlan::best(&workload, interval);
+    let classes = ClassPlan::best(&workload, interval, crate::sampling::size_classes::first_size_like);
     if let Some(path) = &args.classes {
         write_classes(path, args.force, &classes)?;
     }
@@ -51,11 +55,11 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
         serde_json::to_string_pretty(&preview).context("cannot write the plan as JSON")? + "\n"
     } else {
         let color = args.color.is_on(std::io::stdout().is_terminal());
-        text(&preview, &PreviewOptions { width: terminal_width().unwrap_or(100), color })
+        text(&preview, &PreviewOptions { width: terminal::width().unwrap_or(100), color })
     })
 }
 
-/// What probes cost: as given, else as measured on this machine, else as elsewhere.
+/// What probes cost: the given values, else those measured on this machine, else those of the development machine.
 fn costs(args: &PlanArgs) -> (Costs, CostsFrom) {
     if let (Some(probe_ns), Some(sample_ns)) = (args.probe_ns, args.sample_ns) {
         return (Costs { probe_ns, sample_ns }, CostsFrom::User);
@@ -87,7 +91,8 @@ fn is_untargeted(args: &PlanArgs) -> bool {
         && target.command.is_empty()
 }
 
-/// Records running processes for a moment. The profile lives in a folder of its own that is gone afterwards.
+/// Makes a short recording of running processes. Its profile is written to a temporary folder, which is removed
+/// afterwards.
 fn look(args: &PlanArgs) -> anyhow::Result<Profile> {
     if is_untargeted(args) {
         let needed =
@@ -102,12 +107,12 @@ fn look(args: &PlanArgs) -> anyhow::Result<Profile> {
     let file = folder.path().join("look.json");
     let mut options = Cli::parse_from(["heapbpf"]).record;
     options.target = args.target.clone();
-    options.interval = Interval::Size(LOOK_INTERVAL);
+    options.sampling.interval = Interval::Size(LOOK_INTERVAL);
     options.duration = Some(args.duration);
-    options.quiet = true;
-    options.no_symbolize = true;
-    options.outputs = vec![file.clone()];
-    record::run(plan::plan(&options)?)?;
+    options.display.quiet = true;
+    options.stacks.no_symbolize = true;
+    options.output.outputs = vec![file.clone()];
+    run::run(plan::plan(&options)?)?;
     Ok(read::open(&file)?)
 }
 

@@ -4,12 +4,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::args::{AtArg, Color};
+use super::choices::AtArg;
 use super::values::{parse_confidence, parse_estimator, parse_exposure, parse_size, parse_value};
-use crate::profile::diff::Exposure;
-use crate::profile::group::GroupBy;
-use crate::profile::value::Value;
-use crate::sampling::estimators::Estimator;
+use crate::terminal::Color;
+use heapbpf_profile::diff::Exposure;
+use heapbpf_profile::group::GroupBy;
+use heapbpf_profile::value::Value;
+use heapbpf_statistics::estimators::Estimator;
 
 /// Options of `heapbpf diff`.
 #[derive(Debug, Args)]

@@ -1,26 +1,28 @@
-//! `heapbpf report`: a saved profile as text tables, or written in another format; with names, if it had none.
+//! `heapbpf report`: shows a saved profile as text tables, or writes it in another format. It can add names to a
+//! profile that has none.
 
 use std::io::IsTerminal;
 
 use super::compare::print;
-use super::plan::{self, PlanError};
+use super::error::PlanError;
+use super::plan;
 use super::read_args::ReportArgs;
-use crate::profile::adjust::Adjustments;
-use crate::profile::formats::{self, WriteOptions};
-use crate::profile::output::Output;
-use crate::profile::read;
-use crate::record::terminal_width;
+use crate::output::Output;
 use crate::symbols::offline::{self, Summary};
 use crate::symbols::symbolizer::Options;
-use crate::view::report::{self, ReportOptions};
+use crate::terminal;
+use heapbpf_profile::adjust::Adjustments;
+use heapbpf_profile::formats::{self, WriteOptions};
+use heapbpf_profile::read;
+use heapbpf_profile::report::{self, ReportOptions};
 
-/// Most reasons for missing names that are told.
+/// Maximum number of reasons for missing names that are printed.
 const MOST_REASONS: usize = 5;
 
 /// Shows or writes a profile. Returns the exit status.
 ///
 /// # Errors
-/// The file cannot be read, or is no profile; an output cannot be written.
+/// The file cannot be read or is not a profile, or an output cannot be written.
 pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
     let mut outputs = Vec::new();
     for path in &args.outputs {
@@ -45,7 +47,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
         return Ok(0);
     }
     let options = ReportOptions {
-        width: terminal_width().unwrap_or(100),
+        width: terminal::width().unwrap_or(100),
         color: args.color.is_on(std::io::stdout().is_terminal()),
         group_by: args.group_by,
         sort: args.value,
@@ -59,7 +61,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
     print(&report::report(&profile, &options))
 }
 
-/// Says on standard error what was found, and why the rest was not.
+/// Prints to standard error how many names were found, and why others were not.
 fn tell(summary: &Summary) {
     eprintln!("heapbpf: {} of {} addresses without names have one now", summary.named, summary.asked);
     let mut reasons: Vec<_> = summary.unnamed.iter().collect();

@@ -1,41 +1,27 @@
-//! What a recording is of: rules, processes and a command, checked before anything is attached.
+//! The targets of a recording: rules, processes and a command, checked before anything is attached.
 
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 
 use sampler_ebpf::abi::target_rule;
 use sampler_ebpf::glob::NAME_BYTES;
 
-use super::args::TargetArgs;
-use super::plan::PlanError;
-use crate::attach::CustomAllocator;
+use super::error::PlanError;
+use super::record_args::TargetArgs;
 use crate::attach::libraries::find_program;
 use crate::host::cgroup::Cgroup;
-use crate::host::process::{CommGlob, ProcessInfo, Target};
+use crate::host::process::{CommGlob, Target};
+use crate::record::plan::Targets;
 
-/// What is profiled.
-#[derive(Debug)]
-pub struct Targets {
-    /// Rules and names, for processes present and future.
-    pub rules: Vec<Target>,
-    /// Processes that run already.
-    pub running: Vec<ProcessInfo>,
-    /// A command to be started.
-    pub command: Vec<OsString>,
-    /// Whether children of targets are targets.
-    pub follow: bool,
-    /// Allocators that the user describes.
-    pub allocators: Vec<CustomAllocator>,
+/// The target rules, and their values for the BPF programs.
+pub(super) struct Rules {
+    /// The rules.
+    pub(super) targets: Vec<Target>,
+    /// The pattern of `--comm`, in the form that the BPF programs take.
+    pub(super) comm_pattern: [u8; NAME_BYTES],
+    /// The cgroup of `--cgroup`.
+    pub(super) cgroup: Option<Cgroup>,
 }
-
-impl Targets {
-    /// Whether every target is named: then probes are put into these processes only.
-    pub fn are_named(&self) -> bool {
-        self.rules.iter().all(|rule| matches!(rule, Target::Pid(_)))
-    }
-}
-
-pub(super) type Rules = (Vec<Target>, [u8; NAME_BYTES], Option<Cgroup>);
 
 pub(super) fn rules(args: &TargetArgs) -> Result<Rules, PlanError> {
     let mut rules: Vec<Target> = args.pids.iter().map(|pid| Target::Pid(*pid)).collect();
@@ -62,15 +48,15 @@ pub(super) fn rules(args: &TargetArgs) -> Result<Rules, PlanError> {
         }
         rules.push(Target::All);
     }
-    Ok((rules, pattern, cgroup))
+    Ok(Rules { targets: rules, comm_pattern: pattern, cgroup })
 }
 
-/// Rules and names of the targets; none if there is a command only, or nothing.
+/// The target rules. Empty if there is only a command, or no target at all.
 ///
 /// # Errors
-/// They do not fit together, or a cgroup is not there.
+/// The rules do not fit together, or a cgroup does not exist.
 pub fn targets(args: &TargetArgs) -> Result<Vec<Target>, PlanError> {
-    rules(args).map(|(rules, _, _)| rules)
+    rules(args).map(|rules| rules.targets)
 }
 
 pub(super) fn target_rules(targets: &Targets) -> u32 {
@@ -84,12 +70,12 @@ pub(super) fn target_rules(targets: &Targets) -> u32 {
     })
 }
 
-/// Depth below the root of the hierarchy.
+/// Depth of the cgroup below the root of the hierarchy.
 pub(super) fn level_of(cgroup: &Cgroup) -> u64 {
     cgroup.path.split('/').filter(|part| !part.is_empty()).count() as u64
 }
 
-/// Whether a command can be started at all, before anything is attached for it.
+/// Checks that a command can be started, before anything is attached for it.
 pub(super) fn check_program(program: &OsStr) -> Result<(), PlanError> {
     let name = program.to_string_lossy();
     let path = find_program(program).ok_or_else(|| PlanError::Blocked(format!("there is no command {name}")))?;

@@ -1,21 +1,21 @@
-//! Values of options: sizes, durations, intervals, levels, with their ranges.
+//! Parsers of option values, with their ranges: sizes, durations, intervals, levels.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::profile::diff::Exposure;
-use crate::profile::value::Value;
-use crate::sampling::estimators::Estimator;
-use crate::sampling::plan::LARGEST_INTERVAL;
-use crate::view::units;
+use heapbpf_profile::diff::Exposure;
+use heapbpf_profile::units;
+use heapbpf_profile::value::Value;
+use heapbpf_statistics::estimators::Estimator;
+use heapbpf_statistics::plan::LARGEST_INTERVAL;
 
-/// The sampling interval as written.
+/// The sampling interval as the user writes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Interval {
-    /// R: bytes, or allocations, between samples.
+    /// R: mean bytes, or allocations, between samples.
     Size(u64),
-    /// `auto`: the smallest at which samples cost under 1 % of the probes.
+    /// `auto`: the smallest interval at which samples cost under 1 % of what the probes cost.
     Auto,
     /// `@FILE`: intervals by size class, as `heapbpf plan --classes` writes them.
     Classes(PathBuf),
@@ -34,7 +34,7 @@ pub fn parse_interval(text: &str) -> Result<Interval, String> {
     if interval > LARGEST_INTERVAL { Err(format!("too large; {range}")) } else { Ok(Interval::Size(interval)) }
 }
 
-/// The budget for probes, as written.
+/// The overhead budget for probes, as the user writes it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Overhead {
     /// No budget.
@@ -43,7 +43,7 @@ pub enum Overhead {
     Share(f64),
 }
 
-/// A budget: `2%`, `2.5` or `none`.
+/// An overhead budget: `2%`, `2.5` or `none`.
 pub fn parse_overhead(text: &str) -> Result<Overhead, String> {
     if text == "none" {
         return Ok(Overhead::Unlimited);
@@ -55,7 +55,7 @@ pub fn parse_overhead(text: &str) -> Result<Overhead, String> {
     }
 }
 
-/// A process id.
+/// A process ID.
 pub fn parse_pid(text: &str) -> Result<u32, String> {
     let process = text.trim();
     process.parse().map_err(|_| {
@@ -68,7 +68,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     units::parse_size(text).map_err(|error| error.to_string())
 }
 
-/// A time that is not nothing.
+/// A duration above zero.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let duration = units::parse_duration(text).map_err(|error| error.to_string())?;
     if duration.is_zero() { Err("must be longer than nothing".into()) } else { Ok(duration) }
@@ -87,13 +87,13 @@ pub fn parse_nanoseconds(text: &str) -> Result<f64, String> {
     if (0.0..=1e9).contains(&number) { Ok(number) } else { Err("the range is 0 to 1000000000 (a second)".into()) }
 }
 
-/// A seed: 0 stands for none in the kernel side's settings.
+/// A seed other than 0, which means "no seed" to the BPF programs.
 pub fn parse_seed(text: &str) -> Result<u64, String> {
     let seed = text.parse().ok().filter(|seed| *seed > 0);
     seed.ok_or_else(|| format!("the range is 1 to {}", u64::MAX))
 }
 
-/// What figures of allocation are counted per.
+/// The unit that allocations are counted per.
 pub fn parse_exposure(text: &str) -> Result<Exposure, String> {
     let number = |text: &str| text.trim().parse::<f64>().ok().filter(|number| number.is_finite() && *number > 0.0);
     let given = || {
@@ -109,7 +109,7 @@ pub fn parse_exposure(text: &str) -> Result<Exposure, String> {
     }
 }
 
-/// A rule of estimation.
+/// The name of an estimator.
 pub fn parse_estimator(text: &str) -> Result<Estimator, String> {
     Estimator::from_name(text).ok_or_else(|| {
         let names: Vec<&str> = Estimator::ALL.iter().map(|estimator| estimator.name()).collect();
@@ -117,7 +117,7 @@ pub fn parse_estimator(text: &str) -> Result<Estimator, String> {
     })
 }
 
-/// An address to listen on; a port alone (`6060`, `:6060`) is on loopback.
+/// An address to listen on. A port alone (`6060`, `:6060`) means loopback.
 pub fn parse_listen(text: &str) -> Result<SocketAddr, String> {
     if let Ok(port) = text.strip_prefix(':').unwrap_or(text).parse::<u16>() {
         return Ok((Ipv4Addr::LOCALHOST, port).into());

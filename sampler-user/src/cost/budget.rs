@@ -1,31 +1,30 @@
-//! The budget: what probes cost the targets, and what to give up, in which order, so that they cost no more. Pure.
+//! The overhead budget: what probes cost the targets, and what to reduce, in which order, to stay within it. Pure.
 //!
-//! Probe time is estimated: calls counted × the cost of a call as measured on this machine ([`super::measure`]). The
-//! share is of the targets' own CPU time, in which it is contained: s = p / (u + p), with u what is left for their
-//! work. Both grow with the number of calls, so s does not depend on how busy a target is.
+//! Probe time p is estimated as the number of calls times the cost of a call as measured on this machine
+//! ([`super::measure`]). The overhead is its share of the targets' CPU time, s = p / (u + p), where u is the time left for
+//! the targets' own work. Both p and u grow with the number of calls, so s does not depend on how busy a target is.
 
+use heapbpf_statistics::optimum::ClassUse;
+use heapbpf_statistics::plan::{Costs, LARGEST_INTERVAL, Workload, automatic};
 use serde::{Deserialize, Serialize};
 
-use crate::sampling::optimum::ClassUse;
-use crate::sampling::plan::{Costs, LARGEST_INTERVAL, Workload, automatic};
-
-/// What a probe costs the target, nanoseconds of its CPU time.
+/// What probes cost the target, in nanoseconds of its CPU time.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ProbeCosts {
     /// An allocation call that is not sampled.
     pub allocation_ns: f64,
     /// A free of a block that is not tracked.
     pub free_ns: f64,
-    /// What a sample adds, with the free of its block.
+    /// What a sample adds, including the free of its block.
     pub sample_ns: f64,
 }
 
-/// What a probe costs in a program, of what it costs in the loop that it is measured in: there everything is in the
-/// caches. Real programs were found between the two ends (docs/overhead.md), the middle is what is reckoned with.
+/// Cost of a probe in real programs relative to the measuring loop, where everything is cached: lowest, typical and highest
+/// ratio found (docs/overhead.md). Estimates use the typical one.
 pub const IN_PROGRAMS: [f64; 3] = [0.9, 1.2, 1.6];
 
 impl ProbeCosts {
-    /// As measured in a loop, and what that comes to in a program.
+    /// The costs in a typical program, from those measured in a loop.
     #[must_use]
     pub fn in_programs(&self) -> Self {
         let usual = IN_PROGRAMS[1];
@@ -37,20 +36,20 @@ impl ProbeCosts {
     }
 }
 
-/// Calls during some time, and what the targets used then.
+/// Calls during some period, and the CPU time that the targets used in it.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Use {
-    /// Time, seconds.
+    /// Length of the period, seconds.
     pub seconds: f64,
-    /// Allocation calls, inner ones too: they cost as much.
+    /// Allocation calls, including reentrant ones, which cost as much.
     pub allocations: f64,
     /// Calls to free.
     pub frees: f64,
     /// Samples.
     pub samples: f64,
-    /// Bytes asked for.
+    /// Bytes requested.
     pub bytes: f64,
-    /// CPU time of the targets, seconds, probes included.
+    /// CPU time of the targets, including probes, seconds.
     pub cpu_seconds: f64,
 }
 
@@ -65,19 +64,19 @@ impl Use {
         share(self.probe_seconds(costs), self.useful_seconds(costs))
     }
 
-    /// CPU time that is left for the targets' own work. Their clock ticks are coarse and the costs are an estimate: at
-    /// least a thousandth is.
+    /// CPU time left for the targets' own work, seconds. Clock ticks are coarse and costs are estimates, so at least a
+    /// thousandth of the CPU time is assumed.
     fn useful_seconds(&self, costs: &ProbeCosts) -> f64 {
         (self.cpu_seconds - self.probe_seconds(costs)).max(1e-3 * self.cpu_seconds)
     }
 
-    /// A part of it.
+    /// All figures multiplied by `factor`.
     #[must_use]
     pub fn times(&self, factor: f64) -> Self {
         Self::default().and_times(self, factor)
     }
 
-    /// This and more.
+    /// The sum of two periods.
     #[must_use]
     pub fn and(&self, more: &Self) -> Self {
         self.and_times(more, 1.0)
@@ -94,7 +93,7 @@ impl Use {
         }
     }
 
-    /// What followed after what was known before.
+    /// The difference to an earlier total.
     #[must_use]
     pub fn since(&self, before: &Self) -> Self {
         self.and_times(before, -1.0)
@@ -105,32 +104,31 @@ fn share(probes: f64, useful: f64) -> f64 {
     if probes > 0.0 { probes / (probes + useful) } else { 0.0 }
 }
 
-/// How closely targets are followed.
+/// How closely targets are tracked.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Tracking {
     /// Sampling interval R, bytes; 0: no samples.
     pub interval: u64,
-    /// Whether frees are followed.
+    /// Whether frees are tracked.
     pub frees: bool,
-    /// Share of the time during which probes are in place: 1 always, 0 never.
+    /// Share of the time during which probes are in place, 0 to 1.
     pub time: f64,
 }
 
-/// Less of the time than this tells nothing any more: then the probes go.
+/// Smallest share of the time for which probing is still useful; below it, all probes are removed.
 pub const SHORTEST_TIME: f64 = 0.01;
-/// Samples have to cost at least this share of all probes for R to be widened.
+/// Smallest share of samples in the probe time for which a larger R is tried.
 const SAMPLES_MATTER: f64 = 0.1;
-/// CPU time that the targets may have used more than their clock says: it ticks every 10 ms. Nothing is given up, let
-/// alone everything, because of two ticks.
+/// Error of the targets' CPU time, seconds: two ticks of their clock of 10 ms. It must not cause a reduction.
 const COARSENESS: f64 = 0.02;
-/// What is aimed at when something has to be given up, so that it is not given up piecemeal.
+/// Share of the budget that a reduction aims at, so that one step suffices.
 const AIM: f64 = 0.9;
 
-/// What to do from here on, after a while of `tracking` whose probes were in place for all of `used`.
+/// Decides how to track from here on, after a period `used` during all of which the probes of `tracking` were in place.
 ///
-/// In this order, and only as far as it takes: a wider R if samples matter, no frees (of some groups of targets only, where
-/// that is enough: [`super::free_groups`]), time windows, no probes. What was given up does not come back within a
-/// recording, the time windows excepted.
+/// The steps, each taken only if needed: a larger R if samples matter; no frees (of some groups of processes only, where
+/// that is enough: [`super::free_groups`]); time windows; no probes. Within a recording, only time windows are ever
+/// widened again.
 pub fn decide(used: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64) -> Tracking {
     if used.cpu_seconds <= 0.0 || used.seconds <= 0.0 || tracking.time <= 0.0 {
         return tracking;
@@ -159,31 +157,32 @@ pub fn decide(used: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64) -
     if fits(with(&next)) {
         return next;
     }
-    // A target that is paced does the same work outside the windows: w p / (u + w p) = aim.
+    // A target with a fixed workload does the same work with or without probes: w p / (u + w p) = aim.
     let time = aim * useful / ((1.0 - aim).max(1e-9) * with(&next));
     next.time = if time < SHORTEST_TIME { 0.0 } else { time.min(1.0) };
     next
 }
 
-/// Whether a part of the calls of `used` takes no more than what is aimed at, followed like that all of the time.
+/// Whether a part of the calls of `used` stays within the aim if it is tracked like that all of the time.
 pub(super) fn fits(used: &Use, part: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64) -> bool {
     let used = Use { cpu_seconds: used.cpu_seconds + COARSENESS, ..*used };
     share(probe_seconds(part, &tracking, costs), used.useful_seconds(costs)) <= AIM * budget
 }
 
-/// What calls would take of the targets' CPU time if they were followed like that all of the time.
+/// Share of the targets' CPU time that probes would take if the calls were tracked like that all of the time.
 pub fn share_under(used: &Use, tracking: &Tracking, costs: &ProbeCosts) -> f64 {
     share(probe_seconds(used, tracking, costs), used.useful_seconds(costs))
 }
 
-/// Probe time that the same calls would take under another tracking, always in place.
+/// Probe time, in seconds, of the same calls if they were tracked like that all of the time.
 fn probe_seconds(used: &Use, tracking: &Tracking, costs: &ProbeCosts) -> f64 {
     let frees = if tracking.frees { used.frees } else { 0.0 };
     let samples = if tracking.interval == 0 { 0.0 } else { samples_at(used, tracking.interval) };
     Use { frees, samples, ..*used }.probe_seconds(costs)
 }
 
-/// Samples that the calls give under the interval R, at most: all of the mean size, of which P is concave.
+/// Upper bound of the number of samples under the interval R. It assumes that all calls have the mean size: the sampling
+/// probability P is concave in the size, so a mix of sizes gives fewer (Jensen's inequality).
 pub fn samples_at(used: &Use, interval: u64) -> f64 {
     if used.allocations <= 0.0 || interval == 0 {
         return 0.0;
@@ -195,8 +194,8 @@ pub fn samples_at(used: &Use, interval: u64) -> f64 {
     used.allocations * -f64::exp_m1(mean * f64::ln_1p(-1.0 / interval as f64))
 }
 
-/// The interval of `--interval auto`, as `heapbpf plan` would choose it for these calls, all of the mean size: that many
-/// samples are the most there can be.
+/// The interval of `--interval auto`, as `heapbpf plan` would choose it for these calls. All are taken to have the mean
+/// size, which gives an upper bound of the samples.
 pub fn automatic_interval(used: &Use, frees: bool, costs: &ProbeCosts, budget: Option<f64>) -> u64 {
     let probes = probe_seconds(used, &Tracking { interval: 0, frees, time: 1.0 }, costs);
     let mean = (used.bytes / used.allocations.max(1.0)).max(1.0);
@@ -205,7 +204,7 @@ pub fn automatic_interval(used: &Use, frees: bool, costs: &ProbeCosts, budget: O
         ..Workload::default()
     };
     let per_call = Costs { probe_ns: 1e9 * probes / used.allocations.max(1.0), sample_ns: costs.sample_ns };
-    // A share s of all CPU time is s/(1 − s) of what the targets' own work takes.
+    // A share s of all CPU time is s/(1 − s) of the time for the targets' own work.
     let budget_cpus = budget.map(|budget| budget / (1.0 - budget).max(1e-9) * used.useful_seconds(costs));
     automatic(&workload, per_call, budget_cpus).interval
 }
@@ -216,7 +215,7 @@ mod tests {
 
     const COSTS: ProbeCosts = ProbeCosts { allocation_ns: 500.0, free_ns: 500.0, sample_ns: 3000.0 };
 
-    /// A second of a program that does `calls` pairs of 100 bytes and uses `useful` seconds for its own work.
+    /// One second of a program that makes `calls` pairs of 100 bytes, with `useful` CPU seconds of its own work.
     fn second(calls: f64, useful: f64, tracking: Tracking) -> Use {
         let used = Use { seconds: 1.0, allocations: calls, frees: calls, bytes: 100.0 * calls, ..Use::default() };
         let samples = samples_at(&used, tracking.interval);
@@ -243,13 +242,13 @@ mod tests {
 
     #[test]
     fn samples_give_way_first() {
-        // 10,000 pairs a second cost 10 ms, all of them sampled 30 ms more; of one second.
+        // 10,000 pairs a second cost 10 ms, and 30 ms more if all are sampled.
         let every = Tracking { interval: 1, ..FULL };
         let next = decide(&second(10_000.0, 0.96, every), every, &COSTS, 0.02);
         assert!(next.frees && next.time == 1.0 && next.interval > 1, "{next:?}");
         let after = second(10_000.0, 0.96, next);
         assert!(after.share(&COSTS) <= 0.02, "{}", after.share(&COSTS));
-        // No wider than it takes: half of it would not fit what is aimed at.
+        // No larger than needed: half of it would miss the aim.
         let narrower = Tracking { interval: next.interval / 2, ..next };
         assert!(second(10_000.0, 0.96, narrower).share(&COSTS) > AIM * 0.02);
     }
@@ -274,7 +273,7 @@ mod tests {
     fn and_last_nothing() {
         let next = decide(&second(900_000.0, 0.1, FULL), FULL, &COSTS, 0.001);
         assert_eq!((next.frees, next.time), (false, 0.0));
-        // Nothing is not revised: nothing is known any more.
+        // Without probes nothing is known any more, so the decision stands.
         assert_eq!(decide(&second(1.0, 0.9, next), next, &COSTS, 0.001), next);
     }
 
@@ -286,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_first_look_of_two_ticks_takes_nothing_away_for_good() {
-        // 10 ms of probes in 200 ms, and a clock that has ticked once.
+        // 10 ms of probes in 200 ms, and a CPU clock that has ticked once.
         let used = Use { seconds: 0.2, cpu_seconds: 0.01, ..second(10_000.0, 0.0, FULL) };
         let next = decide(&used, FULL, &COSTS, 0.2);
         assert!(!next.frees && next.time >= 0.1, "{next:?}");
@@ -294,7 +293,7 @@ mod tests {
 
     #[test]
     fn ticks_that_are_too_coarse_make_no_negative_work() {
-        // 10 ms of CPU time were seen for probes that should have taken 20 ms.
+        // The clock shows 10 ms for probes that should have taken 20 ms.
         let used = Use { cpu_seconds: 0.01, ..second(20_000.0, 0.0, FULL) };
         let next = decide(&used, FULL, &COSTS, 0.5);
         assert!(next.time.is_finite() && !next.frees, "{next:?}");

@@ -1,30 +1,31 @@
-//! CPU time of the targets, from their own clocks and /proc.
+//! CPU time of the targets, from their CPU clocks and /proc.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 
-use crate::host::events::{monotonic_ns, suspended_ns};
+use crate::clock::{monotonic_ns, suspended_ns};
 use crate::host::process::{self, Stat};
 
-/// Seconds of processes since the recording began; of those that ended, what they had when last seen.
+/// CPU time, in seconds, that processes used since the recording began. An ended process counts with its time when last
+/// read.
 #[derive(Debug, Default)]
 pub struct CpuTime {
-    /// By process id: what it had when the recording began, and what it had when last seen.
+    /// By process id: its CPU time when the recording began, and when last read.
     processes: HashMap<u32, (f64, f64)>,
-    /// What those used that have ended.
+    /// Sum over processes that have ended.
     ended: f64,
-    /// The beginning, CLOCK_BOOTTIME rounded down to a clock tick, as starts of processes are.
+    /// Start of the recording, CLOCK_BOOTTIME rounded down to a clock tick, like start times of processes.
     began_ns: u64,
 }
 
 impl CpuTime {
-    /// Of a recording that begins now.
+    /// Starts with a recording that begins now.
     pub fn begin() -> Self {
         let (now_ns, tick_ns) = (monotonic_ns() + suspended_ns(), 1_000_000_000 / ticks_per_second() as u64);
         Self { began_ns: now_ns - now_ns % tick_ns, ..Self::default() }
     }
 
-    /// Seconds that these processes and those asked for before have used since the beginning, as far as they were seen.
+    /// CPU seconds that these processes, and all of earlier calls, have used since the recording began.
     pub fn of_processes(&mut self, pids: impl Iterator<Item = u32>) -> f64 {
         let ended = &mut self.ended;
         self.processes.retain(|pid, (before, last)| {
@@ -37,7 +38,7 @@ impl CpuTime {
         });
         for pid in pids {
             if let Entry::Vacant(unknown) = self.processes.entry(pid)
-                // The clock is exact where ticks of a hundredth of a second say nothing of a first look.
+                // The CPU clock is exact; /proc counts in ticks of 10 ms, too coarse for a first reading.
                 && let Some(used) = of_process(pid)
             {
                 let is_new = Stat::read(pid).is_ok_and(|stat| stat.start_ns >= self.began_ns);
@@ -48,49 +49,52 @@ impl CpuTime {
     }
 }
 
-/// Seconds that a process has used, its ended threads included, to the nanosecond; `None` if it has ended.
+/// CPU seconds that a process has used, including its ended threads, with nanosecond resolution; `None` if it has ended.
 pub fn of_process(pid: u32) -> Option<f64> {
-    /// The clock of what a process was given by the scheduler (clock_getcpuclockid(3)).
+    /// `CPUCLOCK_SCHED`: the clock of time granted by the scheduler (clock_getcpuclockid(3)).
     const SCHEDULED: i32 = 2;
     let clock = (!i32::try_from(pid).ok()? << 3) | SCHEDULED;
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: room for the result; a clock that does not exist is refused.
+    // SAFETY: `time` is a local `timespec` that the call writes to. An unknown clock id makes the call fail.
     let refused = unsafe { libc::clock_gettime(clock, &raw mut time) };
     (refused == 0).then_some(time.tv_sec as f64 + time.tv_nsec as f64 * 1e-9)
 }
 
-/// What a thread has done, seconds.
+/// Scheduling statistics of a thread.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Thread {
-    /// Run.
+    /// Time on a CPU, seconds.
     pub ran: f64,
-    /// Waited for a processor; what it waits at the moment is not in it yet.
+    /// Time in the run queue, seconds, without a wait that is still going on.
     pub waited: f64,
-    /// How often it has waited for something else.
-    pub rests: u64,
+    /// Voluntary context switches: how often it has blocked.
+    pub voluntary_switches: u64,
 }
 
-/// The threads of a process by their ids, `most` at most.
+/// At most `most` threads of a process, by thread id.
 pub fn threads(pid: u32, most: usize) -> HashMap<u32, Thread> {
     let thread = |id: u32| {
         let read = |name: &str| std::fs::read_to_string(format!("/proc/{pid}/task/{id}/{name}")).ok();
-        Some((id, Thread { rests: rests(&read("status")?)?, ..thread_times(&read("schedstat")?)? }))
+        Some((
+            id,
+            Thread { voluntary_switches: voluntary_switches(&read("status")?)?, ..thread_times(&read("schedstat")?)? },
+        ))
     };
     process::threads(pid).unwrap_or_default().into_iter().take(most).filter_map(thread).collect()
 }
 
-/// `ran waited slices`, nanoseconds (the kernel's sched-stats.rst).
+/// Parses `schedstat`: `ran waited slices`, times in nanoseconds (the kernel's sched-stats.rst).
 fn thread_times(text: &str) -> Option<Thread> {
     let mut fields = text.split_ascii_whitespace().map(|field| field.parse::<u64>().map(|ns| ns as f64 * 1e-9));
-    Some(Thread { ran: fields.next()?.ok()?, waited: fields.next()?.ok()?, rests: 0 })
+    Some(Thread { ran: fields.next()?.ok()?, waited: fields.next()?.ok()?, voluntary_switches: 0 })
 }
 
-/// `voluntary_ctxt_switches` (proc_pid_status(5)).
-fn rests(text: &str) -> Option<u64> {
+/// Parses `voluntary_ctxt_switches` of `status` (proc_pid_status(5)).
+fn voluntary_switches(text: &str) -> Option<u64> {
     text.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?.trim().parse().ok()
 }
 
-/// Seconds that all processes of this host have used.
+/// CPU seconds that all processes of this host have used.
 pub fn of_host() -> f64 {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     seconds(host_ticks(&text).unwrap_or(0))
@@ -101,11 +105,11 @@ fn seconds(ticks: u64) -> f64 {
 }
 
 fn ticks_per_second() -> f64 {
-    // SAFETY: no preconditions.
+    // SAFETY: `sysconf` takes a plain integer and touches no memory of ours.
     unsafe { libc::sysconf(libc::_SC_CLK_TCK) }.max(1) as f64
 }
 
-/// `cpu user nice system idle …` (proc_stat(5)): what ran, not what idled, waited or was stolen.
+/// Parses `cpu user nice system idle …` (proc_stat(5)): the sum of the first three, without idle, waiting or stolen time.
 fn host_ticks(text: &str) -> Option<u64> {
     let fields = text.lines().next()?.strip_prefix("cpu ")?;
     fields.split_ascii_whitespace().take(3).map(|field| field.parse::<u64>().ok()).sum()
@@ -119,13 +123,19 @@ mod tests {
     fn reads_what_the_kernel_writes() {
         assert_eq!(host_ticks("cpu  10 20 30 400 50 0 6 7 0 0\ncpu0 1 2 3\n"), Some(60));
         assert_eq!(host_ticks(""), None);
-        assert_eq!(thread_times("2000000000 500000000 7\n"), Some(Thread { ran: 2.0, waited: 0.5, rests: 0 }));
+        assert_eq!(
+            thread_times("2000000000 500000000 7\n"),
+            Some(Thread { ran: 2.0, waited: 0.5, voluntary_switches: 0 })
+        );
         assert_eq!(thread_times("1"), None);
-        assert_eq!(rests("Name:\tx\nvoluntary_ctxt_switches:\t17\nnonvoluntary_ctxt_switches:\t3\n"), Some(17));
+        assert_eq!(
+            voluntary_switches("Name:\tx\nvoluntary_ctxt_switches:\t17\nnonvoluntary_ctxt_switches:\t3\n"),
+            Some(17)
+        );
     }
 
     #[test]
-    fn threads_are_found_up_to_a_number() {
+    fn at_most_so_many_threads_are_read() {
         let (ended, wait) = std::sync::mpsc::channel::<()>();
         let other = std::thread::spawn(move || wait.recv());
         assert!(threads(std::process::id(), 100).len() > 1);
@@ -144,7 +154,7 @@ mod tests {
 
     #[test]
     fn only_time_since_the_beginning_counts() {
-        if crate::arch::is_emulated("/proc/self/stat is made up") {
+        if heapbpf_testing::is_emulated("/proc/self/stat is made up") {
             return;
         }
         let mut time = CpuTime::begin();
@@ -160,9 +170,9 @@ mod tests {
     }
 
     #[test]
-    fn the_ended_are_kept_as_a_sum() {
+    fn ended_processes_are_kept_as_a_sum() {
         let mut time = CpuTime::begin();
-        // Both begin after that: all of their time counts.
+        // Both processes start after the recording, so all of their time counts.
         std::thread::sleep(std::time::Duration::from_millis(20));
         let spinning = || std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().unwrap();
         let mut children = [spinning(), spinning()];

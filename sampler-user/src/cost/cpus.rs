@@ -1,23 +1,24 @@
-//! CPUs of a measurement: the workload's are kept apart from those of whoever measures it.
+//! CPU affinity for measurements: the workload and the process that measures it run on different CPUs.
 
-/// Keeps a process (0: this one) on the CPUs for which `wanted` holds. On a machine with one CPU it does nothing.
+/// Restricts a process (0: this one) to the CPUs that `wanted` accepts. Does nothing on a machine with one CPU.
 pub fn pin(pid: u32, wanted: impl Fn(usize) -> bool) {
     let cpus = online();
     if cpus < 2 {
         return;
     }
-    // SAFETY: a set of bits, all zeros is a value.
+    // SAFETY: `cpu_set_t` is an array of integers, for which zero is a valid value: the empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
     for cpu in (0..cpus.min(8 * size_of_val(&set))).filter(|cpu| wanted(*cpu)) {
-        // SAFETY: `set` has a bit for each of these.
+        // SAFETY: `cpu` is less than the number of bits in `set`.
         unsafe { libc::CPU_SET(cpu, &mut set) };
     }
-    // SAFETY: `set` is initialised. A failure leaves the process where it was: noisier, not wrong.
+    // SAFETY: `set` is initialised, has the size that is passed, and outlives the call. A failure leaves the affinity
+    // unchanged, which makes the measurement noisier but not wrong.
     unsafe { libc::sched_setaffinity(pid.cast_signed(), size_of_val(&set), &raw const set) };
 }
 
-/// CPUs of the machine, those included that this process keeps away from.
+/// Number of online CPUs, including those outside of this process's affinity.
 pub fn online() -> usize {
-    // SAFETY: no preconditions.
+    // SAFETY: `sysconf` takes a plain integer and touches no memory of ours.
     usize::try_from(unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }).unwrap_or(1)
 }

@@ -1,32 +1,33 @@
-//! Whose frees are given up for the budget: the group's whose frees show least first, and no more than it takes. Pure.
+//! Which groups of processes the overhead controller stops tracking frees of: the least informative first, and no more
+//! than the budget requires. Pure.
 
 use super::budget::{ProbeCosts, Tracking, Use, fits};
 
-/// Probes on functions that free which go together, what they cost and what is known because of them. A group is a process
-/// with links of its own, or all processes of a file whose links serve all; files that one process maps together are one.
+/// Probes on freeing functions that can only be removed together, with their cost and what they reveal. A group is one
+/// process with links of its own, or all processes that map a file whose links serve everyone; files that share a process
+/// belong to one group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FreeGroup<L> {
-    /// Of a process or a file, for the eye.
+    /// Name of the process or file, for messages.
     pub name: String,
-    /// Its links.
+    /// The links to remove.
     pub links: Vec<L>,
-    /// Calls of functions that free since the last look, counted.
+    /// Calls of freeing functions since the last look, counted exactly.
     pub frees: f64,
-    /// Bytes known to be in use in its processes, estimated.
+    /// Estimated bytes in use in its processes.
     pub inuse_bytes: f64,
 }
 
 impl<L> FreeGroup<L> {
-    /// What a free shows: bytes known to be in use per call of a function that frees. Infinite without calls, which cost
-    /// nothing.
+    /// What one probed free reveals: bytes known to be in use per call. Infinite without calls, which cost nothing.
     pub fn shown_bytes(&self) -> f64 {
         if self.frees > 0.0 { self.inuse_bytes.max(0.0) / self.frees } else { f64::INFINITY }
     }
 }
 
-/// The groups to give up, by their indices and in their order: the one first that shows least, of equal ones the one with
-/// the most calls; as many as it takes for the rest to be inside the budget (all, if that is not enough).
-pub fn to_give_up<L>(
+/// Indices of the groups to stop tracking, in order: those that reveal least per call first; among equals, those with the
+/// most calls. As many as it takes to bring the rest within the budget, all if that is not enough.
+pub fn groups_to_stop<L>(
     groups: &[FreeGroup<L>],
     used: &Use,
     tracking: Tracking,
@@ -67,8 +68,8 @@ mod tests {
     }
 
     fn names(groups: &[FreeGroup<()>], budget: f64) -> Vec<&str> {
-        let given_up = to_give_up(groups, &second(groups), ALL, &COSTS, budget);
-        given_up.into_iter().map(|index| groups[index].name.as_str()).collect()
+        let stopped = groups_to_stop(groups, &second(groups), ALL, &COSTS, budget);
+        stopped.into_iter().map(|index| groups[index].name.as_str()).collect()
     }
 
     #[test]
@@ -104,7 +105,7 @@ mod tests {
         let groups = [group("a", 1_000.0, 0.0), group("idle", 0.0, 0.0)];
         // Frees of processes that belong to no group.
         let used = Use { frees: 1e6, ..second(&groups) };
-        assert_eq!(to_give_up(&groups, &used, ALL, &COSTS, 0.01).len(), 2);
-        assert!(to_give_up::<()>(&[], &used, ALL, &COSTS, 0.01).is_empty());
+        assert_eq!(groups_to_stop(&groups, &used, ALL, &COSTS, 0.01).len(), 2);
+        assert!(groups_to_stop::<()>(&[], &used, ALL, &COSTS, 0.01).is_empty());
     }
 }

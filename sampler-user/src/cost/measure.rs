@@ -1,7 +1,7 @@
-//! The self-check: what probes cost on this machine, measured on a private child, once per boot.
+//! Measures what probes cost on this machine, on a child process, once per boot.
 //!
-//! The child calls malloc and free some thousand times under heapbpf's own programs, and functions that begin with each
-//! kind of instruction under a program that does nothing: so the table of kinds is verified, not believed.
+//! The child calls malloc and free some thousand times under heapbpf's own BPF programs, and one microbenchmark per kind of
+//! instruction under a no-op program. So the cost of each kind is measured, not assumed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -10,56 +10,56 @@ use serde::{Deserialize, Serialize};
 
 use super::budget::ProbeCosts;
 use super::library::PrivateLibrary;
-use super::specimens::file_offset;
-use super::trial::{Allocator, Floor, Recording, Setting};
+use super::microbenchmarks::file_offset;
+use super::trial::{Allocator, Baseline, Recording, Setting};
 use super::workload::Workload;
-use crate::arch::SPECIMENS;
+use crate::arch::MICROBENCHMARKS;
 use crate::kernel::programs::LinkKind;
 
-/// Calls per slice: a few milliseconds.
+/// Calls per slice, which takes a few milliseconds.
 const CALLS: u64 = 4_000;
-/// Calls per slice if each is sampled, or takes microseconds.
+/// Calls per slice if each call is sampled, or takes microseconds.
 const SLOW_CALLS: u64 = 1_000;
-/// Slices of each kind. The fastest counts: whatever else goes on, other recordings' probes too, only adds.
+/// Slices of each kind. The fastest counts, as every disturbance (such as another recording's probes) only adds time.
 const ROUNDS: usize = 5;
-/// The same with perf links: the kernel takes a tenth of a second and more to take one away.
+/// Slices of each kind with perf links: the kernel takes 0.1 s and more to remove one.
 const PERF_ROUNDS: usize = 2;
-/// A call under heapbpf costs about as much as a probe that does nothing (twice that where each return traps), or
+/// Plausible ratios of a call under heapbpf to a no-op probe: about 1, or 2 where each return traps. Outside of this range
 /// something disturbed the measurement.
 const PROBES: std::ops::Range<f64> = 0.8..3.0;
-/// A disturbed measurement serves this long: to repeat it takes seconds on a machine that is busy enough to disturb it.
+/// How long a disturbed measurement is used. Repeating it takes seconds on a machine that is busy enough to disturb it.
 const DISTURBED_FOR: std::time::Duration = std::time::Duration::from_secs(60);
 /// Bytes per allocation.
 const SIZE: u64 = 64;
 
-/// What was measured. All figures are nanoseconds of the target's CPU time per call.
+/// Measured costs. All figures are nanoseconds of the target's CPU time per call.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Measured {
-    /// Which boot of which kernel, and which programs: measured anew for others.
+    /// Boot, kernel, BPF programs and kind of link that the figures are valid for.
     pub identity: String,
-    /// The allocator that was measured on.
+    /// The allocator that was measured.
     pub allocator: String,
-    /// What the kernel does with the probed instruction of its malloc.
+    /// How the kernel executes the probed instruction of its malloc.
     pub allocation_kind: String,
-    /// The same of its free.
+    /// How it executes that of its free.
     pub free_kind: String,
     /// A pair of malloc and free without probes.
     pub bare_pair_ns: f64,
     /// What heapbpf's probes add.
     pub costs: ProbeCosts,
-    /// What a probe that does nothing adds, by what the kernel does with its instruction.
+    /// What a no-op probe adds, by how the kernel executes its instruction.
     pub nothing_ns: BTreeMap<String, f64>,
 }
 
 impl Measured {
-    /// Whether nothing disturbed the measurement much: what is not plausible does not serve for long.
+    /// Whether the figures are plausible, that is, no disturbance shows in them.
     pub fn is_plausible(&self) -> bool {
         let nothing = |kind: &str| self.nothing_ns.get(kind).copied();
         let fits = |cost: f64, kind| nothing(kind).is_none_or(|nothing| PROBES.contains(&(cost / nothing)));
         fits(self.costs.allocation_ns, &self.allocation_kind) && fits(self.costs.free_ns, &self.free_kind)
     }
 
-    /// The costs if probes are at instructions of other kinds than those measured on.
+    /// The costs for probes on instructions of other kinds than the measured ones.
     pub fn costs_at(&self, allocation_kind: &str, free_kind: &str) -> ProbeCosts {
         let nothing = |kind: &str| self.nothing_ns.get(kind).copied();
         let moved = |measured: f64, from: &str, to: &str| match (nothing(from), nothing(to)) {
@@ -74,15 +74,15 @@ impl Measured {
     }
 }
 
-/// What was measured since the last boot, or measures now.
+/// The costs measured since the last boot; if there are none, measures now.
 ///
 /// # Errors
-/// It cannot be measured: no allocator, no BPF.
+/// As of [`measure`].
 pub fn known_or_measured(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured> {
     known(object, link).map_or_else(|| measured_anew(object, link), Ok)
 }
 
-/// What was measured since the last boot, if anything was.
+/// The costs measured since the last boot.
 pub fn known(object: &[u8], link: Option<LinkKind>) -> Option<Measured> {
     let file = std::fs::File::open(cache_file(link)?).ok()?;
     let age = file.metadata().ok()?.modified().ok()?.elapsed().unwrap_or_default();
@@ -91,7 +91,7 @@ pub fn known(object: &[u8], link: Option<LinkKind>) -> Option<Measured> {
     (is_good && measured.identity == identity(object, link)).then_some(measured)
 }
 
-/// Measures, and keeps it for the recordings to come: of this boot, or of the next minute if something disturbed it.
+/// Measures, and saves the result for later recordings: until the next boot, or for a minute if something disturbed it.
 ///
 /// # Errors
 /// As of [`measure`].
@@ -117,9 +117,9 @@ fn keep(path: &Path, measured: &Measured) -> std::io::Result<()> {
     std::fs::rename(&fresh, path)
 }
 
-/// `/run` for root, a user's own folder there otherwise: both are gone with the next boot.
+/// The file with saved costs: in `/run` for root, otherwise in the user's runtime folder. A reboot clears both.
 fn cache_file(link: Option<LinkKind>) -> Option<PathBuf> {
-    // SAFETY: no argument.
+    // SAFETY: `geteuid` takes no arguments and cannot fail.
     let root = unsafe { libc::geteuid() } == 0;
     let folder = if root {
         PathBuf::from("/run/heapbpf")
@@ -132,7 +132,7 @@ fn cache_file(link: Option<LinkKind>) -> Option<PathBuf> {
 
 fn identity(object: &[u8], link: Option<LinkKind>) -> String {
     let line = |path: &str| std::fs::read_to_string(path).map(|text| text.trim().to_owned()).unwrap_or_default();
-    // FNV-1a: enough to tell one build's programs from another's.
+    // FNV-1a, which is enough to tell different builds apart.
     let programs = object
         .iter()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
@@ -140,10 +140,10 @@ fn identity(object: &[u8], link: Option<LinkKind>) -> String {
     format!("{} {} {programs:016x} {link}", line("/proc/sys/kernel/random/boot_id"), line("/proc/sys/kernel/osrelease"))
 }
 
-/// Measures.
+/// Measures the costs now.
 ///
 /// # Errors
-/// The child has no allocator that can be probed, or the kernel refuses the programs.
+/// The child has no allocator that can be probed, or the kernel refuses the BPF programs.
 pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured> {
     let library = PrivateLibrary::copy()?;
     let mut child = Workload::start_own(library.as_ref())?;
@@ -153,7 +153,7 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
     let mut full = Recording::load(object, plain, &allocator, pid)?;
     let mut allocations = Recording::load(object, Setting { live: false, ..plain }, &allocator, pid)?;
     let mut sampled = Recording::load(object, Setting { interval: 1, ..plain }, &allocator, pid)?;
-    let mut nothing = Floor::load(object)?;
+    let mut nothing = Baseline::load(object)?;
 
     let mut slices = Slices::default();
     for _ in 0..if full.link() == LinkKind::Perf { PERF_ROUNDS } else { ROUNDS } {
@@ -168,8 +168,8 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
             slices.add(name, pairs(&mut child, calls)?);
             recording.off();
         }
-        for (index, (kind, specimen)) in SPECIMENS.iter().enumerate() {
-            let Some(offset) = file_offset(*specimen) else { continue };
+        for (index, (kind, microbenchmark)) in MICROBENCHMARKS.iter().enumerate() {
+            let Some(offset) = file_offset(*microbenchmark) else { continue };
             let bare = calls(&mut child, index, CALLS)?;
             nothing.on_own(offset, pid)?;
             calls(&mut child, index, 100)?;
@@ -190,21 +190,21 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
             free_ns: (full - allocation).max(0.0),
             sample_ns: (slices.fastest("sampled") - full).max(0.0),
         },
-        nothing_ns: SPECIMENS.iter().map(|(kind, _)| ((*kind).to_owned(), slices.fastest(kind))).collect(),
+        nothing_ns: MICROBENCHMARKS.iter().map(|(kind, _)| ((*kind).to_owned(), slices.fastest(kind))).collect(),
     })
 }
 
-/// Nanoseconds per pair.
+/// Nanoseconds per pair of malloc and free.
 fn pairs(child: &mut Workload, pairs: u64) -> std::io::Result<f64> {
     Ok(child.run(pairs, SIZE)?.cpu_ns as f64 / pairs as f64)
 }
 
-/// Nanoseconds per call of a specimen.
-fn calls(child: &mut Workload, specimen: usize, calls: u64) -> std::io::Result<f64> {
-    Ok(child.call(specimen, calls)?.cpu_ns as f64 / calls as f64)
+/// Nanoseconds per call of a microbenchmark.
+fn calls(child: &mut Workload, microbenchmark: usize, calls: u64) -> std::io::Result<f64> {
+    Ok(child.call(microbenchmark, calls)?.cpu_ns as f64 / calls as f64)
 }
 
-/// Slices by name.
+/// Measured slices by name, nanoseconds per call.
 #[derive(Default)]
 struct Slices(BTreeMap<String, Vec<f64>>);
 
@@ -235,25 +235,25 @@ mod tests {
     }
 
     #[test]
-    fn other_instructions_cost_what_the_kernel_takes_for_them() {
+    fn costs_follow_the_kind_of_instruction() {
         let costs = measured().costs_at("emulated", "stepped");
         assert_eq!((costs.allocation_ns, costs.free_ns, costs.sample_ns), (550.0, 9020.0, 2500.0));
-        // A kind that was not measured is taken for what was.
+        // A kind that was not measured is taken to cost as much as the one that was.
         assert_eq!(measured().costs_at("optimized", "?"), measured().costs);
     }
 
     #[test]
-    fn a_disturbed_measurement_is_told_from_a_sound_one() {
+    fn a_disturbed_measurement_is_recognised() {
         assert!(measured().is_plausible());
         let disturbed = ProbeCosts { allocation_ns: 2361.0, ..measured().costs };
         assert!(!Measured { costs: disturbed, ..measured() }.is_plausible());
-        // Another recording's probe was there already: the trap was not seen.
+        // Another recording had probed the same instruction already, so that the trap was not seen.
         let shared = ProbeCosts { free_ns: 105.0, ..measured().costs };
         assert!(!Measured { costs: shared, ..measured() }.is_plausible());
     }
 
     #[test]
-    fn what_was_measured_survives_the_file() {
+    fn saved_costs_are_read_back_unchanged() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("new/probe-costs.json");
         keep(&path, &measured()).unwrap();

@@ -1,4 +1,4 @@
-//! What probes cost on this very machine, measured on a process of our own; and the budget that they are kept in.
+//! What probes cost on this machine, measured on a child process, and the rules that keep them within a budget.
 
 pub mod budget;
 pub mod cpu_time;
@@ -6,7 +6,7 @@ pub mod cpus;
 pub mod free_groups;
 pub mod library;
 pub mod measure;
+mod microbenchmarks;
 pub mod quantiles;
-mod specimens;
 pub mod trial;
 pub mod workload;

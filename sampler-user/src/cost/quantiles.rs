@@ -1,6 +1,6 @@
-//! Medians and quartiles of what the rounds gave.
+//! Medians and quartiles of repeated measurements.
 
-/// Quantile `q` of a sample.
+/// Quantile `q` (0 to 1) of a sample, interpolated linearly; NaN if it is empty.
 pub fn quantile(values: &[f64], q: f64) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -14,12 +14,27 @@ pub fn quantile(values: &[f64], q: f64) -> f64 {
     }
 }
 
-/// Median.
+/// The median of a sample.
 pub fn median(values: &[f64]) -> f64 {
     quantile(values, 0.5)
 }
 
-/// `1.093 [1.081, 1.102]`: median and quartiles.
+/// Median and quartiles as text: `1.093 [1.081, 1.102]`.
 pub fn spread(values: &[f64]) -> String {
     format!("{:.3} [{:.3}, {:.3}]", median(values), quantile(values, 0.25), quantile(values, 0.75))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_interpolated() {
+        let values = [4.0, 1.0, 3.0, 2.0];
+        assert_eq!([0.0, 0.5, 1.0].map(|q| quantile(&values, q)), [1.0, 2.5, 4.0]);
+        assert_eq!(quantile(&values, 0.25), 1.75);
+        assert_eq!((median(&[7.0]), quantile(&[7.0], 0.9)), (7.0, 7.0));
+        assert!(median(&[]).is_nan());
+        assert_eq!(spread(&values), "2.500 [1.750, 3.250]");
+    }
 }

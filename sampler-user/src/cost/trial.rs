@@ -1,4 +1,4 @@
-//! Programs put on and off one process's allocator, so that what they add can be measured.
+//! Puts BPF programs on a process's allocator and takes them off again, to measure what they add.
 
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -8,41 +8,42 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
+use heapbpf_probes::{KernelRules, Machine, Table};
+use heapbpf_profile::model::Criterion;
+use heapbpf_statistics::size_classes::{CLASS_INTERVAL, class_trials};
 use sampler_ebpf::abi::{Config, stack_kind};
+use sampler_ebpf::constants::draw_constants;
 use sampler_ebpf::trials::SIZE_CLASSES;
 
-use crate::attach::arch::Machine;
-use crate::attach::hooks::{FileKey, Hooks};
-use crate::attach::{KernelRules, Table};
+use crate::attach::files::FileKey;
+use crate::attach::hooks::Hooks;
 use crate::heap::event::decode_stack;
 use crate::host::limits::Limits;
+use crate::kernel::control::ControlMaps;
 use crate::kernel::loader::{Loader, MapSizes, ProgramKind};
 use crate::kernel::programs::{LinkKind, Programs};
 use crate::kernel::rings::Ring;
-use crate::kernel::steering::Steering;
 use crate::kernel::{KernelError, sys};
-use crate::profile::model::Criterion;
-use crate::sampling::constants::draw_constants;
-use crate::sampling::size_classes::{CLASS_INTERVAL, class_trials};
+use crate::sampling::criterion_code;
 
-/// Room for what samples report while nobody reads it.
+/// Map sizes of a recording, with room for all records of a slice, which nobody reads meanwhile.
 const SIZES: MapSizes =
     MapSizes { events_bytes: 16 << 20, stacks_bytes: 64 << 20, live_max: 1 << 20, stack_traces_max: 1024 };
 
-/// Least that a ring takes; the loader makes a page of it.
+/// Smallest ring, bytes; the loader rounds it up to a page.
 const LEAST: u32 = 4096;
 
-/// One process's allocator file, and where heapbpf would probe it.
+/// The allocator file of a process, and where heapbpf would probe it.
 pub struct Allocator {
     path: CString,
     file: Arc<File>,
     name: String,
-    /// Probed instructions: file offset, whether the function only frees, what the kernel does with it.
+    /// Probed instructions: file offset, whether the function only frees, how the kernel executes it, and the function.
     sites: Vec<(u64, bool, String, String)>,
 }
 
 impl Allocator {
-    /// Of the file that the process's malloc is in.
+    /// The first file of a process that has an allocator.
     ///
     /// # Errors
     /// The process has none that can be probed.
@@ -50,10 +51,10 @@ impl Allocator {
         Self::find(pid, |_| true)
     }
 
-    /// Of its library of that name.
+    /// The library with this file name.
     ///
     /// # Errors
-    /// There is none, or it is no allocator that can be probed.
+    /// The process has none, or it is not an allocator that can be probed.
     pub fn in_library(pid: u32, name: &str) -> anyhow::Result<Self> {
         Self::find(pid, |path| path.file_name().is_some_and(|file| file == name))
     }
@@ -73,8 +74,8 @@ impl Allocator {
             let Ok(file) = File::open(&path) else { continue };
             let file = Arc::new(file);
             let mut hooks = hooks(true);
-            let Ok((key, true)) = hooks.look_at(&path, &file) else { continue };
-            let Some(planned) = hooks.planned(key) else { continue };
+            let Ok((key, true)) = hooks.files.examine(&path, &file) else { continue };
+            let Some(planned) = hooks.files.plan(key) else { continue };
             let sites = planned
                 .sites
                 .iter()
@@ -87,12 +88,12 @@ impl Allocator {
         anyhow::bail!("process {pid} has no allocator to measure with")
     }
 
-    /// Its name and version.
+    /// Name and version of the allocator.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What the kernel does with the instruction that a function is probed at.
+    /// How the kernel executes the instruction at which a function is probed.
     pub fn kind(&self, function: &str) -> Option<&str> {
         self.sites.iter().find(|(_, _, _, name)| name == function).map(|(_, _, kind, _)| kind.as_str())
     }
@@ -104,10 +105,10 @@ fn hooks(live: bool) -> Hooks {
     Hooks::new(rules, Table::default(), live)
 }
 
-/// heapbpf's programs, as a recording would use them, for one process.
+/// heapbpf's BPF programs, set up as in a recording, for processes with the same allocator file.
 pub struct Recording {
     programs: Programs,
-    steering: Steering,
+    control: ControlMaps,
     hooks: Hooks,
     key: FileKey,
     events: Ring,
@@ -115,27 +116,27 @@ pub struct Recording {
     pids: Vec<u32>,
 }
 
-/// What a recording does.
+/// Settings of a [`Recording`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setting {
     /// Sampling interval R: bytes, or allocations under another criterion; by size class it is that of every class.
     pub interval: u64,
-    /// What a trial is.
+    /// The unit of a sampling trial.
     pub criterion: Criterion,
-    /// Whether frees are followed.
+    /// Whether frees are tracked.
     pub live: bool,
-    /// Kind of link; the best if `None`.
+    /// Kind of link; `None`: the best that works.
     pub link: Option<LinkKind>,
     /// One of `abi::stack_kind`.
     pub stack_kind: u32,
-    /// Most bytes of stack that are copied.
+    /// Most bytes of stack copied per sample.
     pub stack_bytes: u64,
-    /// The functions that are probed; `None`: all that the allocator has. Perf links are slow to take away.
+    /// The functions to probe; `None`: all of the allocator's. Fewer are faster to remove, which matters for perf links.
     pub functions: Option<&'static [&'static str]>,
 }
 
 impl Setting {
-    /// What the command line does by default, for a named target.
+    /// The defaults of the command line for a named target, but only malloc and free are probed.
     pub const DEFAULT: Self = Self {
         interval: 512 << 10,
         criterion: Criterion::Bytes,
@@ -148,7 +149,7 @@ impl Setting {
 }
 
 impl Recording {
-    /// Loads the programs of an object; they are not on yet.
+    /// Loads the programs of a BPF object, without placing any probe.
     ///
     /// # Errors
     /// The kernel refuses them.
@@ -157,33 +158,33 @@ impl Recording {
             live: u32::from(setting.live),
             stack_kind: setting.stack_kind,
             stack_bytes: setting.stack_bytes,
-            criterion: setting.criterion.code(),
+            criterion: criterion_code(setting.criterion),
             self_tgid: std::process::id(),
             events_mark: u64::MAX / 2,
             stacks_mark: u64::MAX / 2,
             ..Config::default()
         };
-        // What samples nothing reports nothing: no room is taken for it.
+        // Without samples there are no records, so the smallest rings do.
         let sizes =
             if setting.interval == 0 { MapSizes { events_bytes: LEAST, stacks_bytes: LEAST, ..SIZES } } else { SIZES };
         let loader = Loader::new(object, &config, &sizes)?;
-        let mut steering = Steering::open(&loader)?;
+        let mut control = ControlMaps::open(&loader)?;
         let interval = if setting.criterion == Criterion::SizeClass {
-            steering.set_trials(&[class_trials(setting.interval as f64); SIZE_CLASSES])?;
+            control.set_trials(&[class_trials(setting.interval as f64); SIZE_CLASSES])?;
             CLASS_INTERVAL
         } else {
             setting.interval
         };
-        steering.set_draw(draw_constants(interval).context("the interval is too large")?)?;
-        steering.add_target(pid)?;
+        control.set_draw(draw_constants(interval).context("the interval is too large")?)?;
+        control.add_target(pid)?;
         let programs = Programs::load(&loader, setting.live, setting.link)?;
         let mut hooks = hooks(setting.live);
         if let Some(functions) = setting.functions {
             hooks = hooks.only(functions);
         }
-        let (key, _) = hooks.look_at(&allocator.path.to_string_lossy(), &allocator.file)?;
+        let (key, _) = hooks.files.examine(&allocator.path.to_string_lossy(), &allocator.file)?;
         let (events, stacks) = (Ring::open(&loader, "EVENTS")?, Ring::open(&loader, "STACKS")?);
-        Ok(Self { programs, steering, hooks, key, events, stacks, pids: vec![pid] })
+        Ok(Self { programs, control, hooks, key, events, stacks, pids: vec![pid] })
     }
 
     /// Kind of its links.
@@ -191,19 +192,19 @@ impl Recording {
         self.programs.kind
     }
 
-    /// Puts the probes on.
+    /// Places the probes.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn on(&mut self) -> anyhow::Result<()> {
         self.hooks.expect(self.key, self.pids.len());
         for pid in &self.pids {
-            self.hooks.hook(self.key, Some(*pid), &self.programs, &mut self.steering)?;
+            self.hooks.hook(self.key, Some(*pid), &self.programs, &mut self.control)?;
         }
         Ok(())
     }
 
-    /// From the next time on, they are put on another process with the same allocator file instead.
+    /// From the next [`on`](Self::on) on, probes another process with the same allocator file instead.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -212,27 +213,27 @@ impl Recording {
         self.also(pid)
     }
 
-    /// From the next time on, they are put on no process but those that are named from here on.
+    /// Forgets all processes to probe.
     pub fn leave_all(&mut self) {
-        self.pids.drain(..).for_each(|pid| self.steering.remove_target(pid));
+        self.pids.drain(..).for_each(|pid| self.control.remove_target(pid));
     }
 
-    /// From the next time on, they are put on another process with the same allocator file, too.
+    /// From the next [`on`](Self::on) on, also probes another process with the same allocator file.
     ///
     /// # Errors
     /// The kernel refuses.
     pub fn also(&mut self, pid: u32) -> anyhow::Result<()> {
         self.pids.push(pid);
-        Ok(self.steering.add_target(pid)?)
+        Ok(self.control.add_target(pid)?)
     }
 
-    /// Takes them off and empties the rings. Returns the number of samples and frees that were reported.
+    /// Removes the probes and empties the rings. Returns the number of reported samples and frees.
     pub fn off(&mut self) -> usize {
         self.hooks.release_all();
         self.drain()
     }
 
-    /// Empties the rings. Returns the number of samples and frees that were reported.
+    /// Empties the rings. Returns the number of reported samples and frees.
     pub fn drain(&mut self) -> usize {
         let mut records = 0;
         loop {
@@ -246,7 +247,7 @@ impl Recording {
         records
     }
 
-    /// Empties the rings. Returns the number of stack copies, and their bytes.
+    /// Empties the rings. Returns the number of stack copies and their total size in bytes.
     pub fn drain_stacks(&mut self) -> (u64, u64) {
         while self.events.drain(|_| ()) > 0 {}
         let (mut copies, mut bytes) = (0, 0);
@@ -263,34 +264,34 @@ impl Recording {
         }
     }
 
-    /// Changes the interval that threads take at their next draw.
+    /// Changes the sampling interval. Threads use it from their next draw on.
     ///
     /// # Errors
-    /// It is too large.
+    /// The interval is too large.
     pub fn set_interval(&mut self, interval: u64) -> anyhow::Result<()> {
-        Ok(self.steering.set_draw(draw_constants(interval).context("the interval is too large")?)?)
+        Ok(self.control.set_draw(draw_constants(interval).context("the interval is too large")?)?)
     }
 }
 
-/// Programs that do nothing, at the very instructions that heapbpf probes.
-pub struct Floor {
+/// The no-op baseline: BPF programs that do nothing, on the very instructions that heapbpf probes.
+pub struct Baseline {
     multi: Option<OwnedFd>,
     perf: OwnedFd,
     links: Vec<OwnedFd>,
 }
 
-/// Which of the instructions a floor is put on.
+/// Which instructions the baseline is put on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Where {
     /// All of them.
     Everywhere,
-    /// Those of functions that allocate.
+    /// Entries of allocating functions.
     Allocations,
-    /// The entry of allocating functions and their return.
+    /// Entries and returns of allocating functions.
     AllocationsAndReturns,
 }
 
-impl Floor {
+impl Baseline {
     /// Loads the program.
     ///
     /// # Errors
@@ -305,7 +306,7 @@ impl Floor {
         })
     }
 
-    /// Puts it on, with multi links if the kernel has them and `perf` does not say otherwise.
+    /// Places it on an allocator: with multi links if the kernel has them, unless `perf` is set.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -338,7 +339,7 @@ impl Floor {
         Ok(())
     }
 
-    /// Puts it on one instruction of heapbpf's own file, in a process that runs heapbpf.
+    /// Places it on one instruction of heapbpf's own executable, in a process that runs heapbpf.
     ///
     /// # Errors
     /// The kernel refuses.
@@ -358,7 +359,7 @@ impl Floor {
         Ok(())
     }
 
-    /// Takes it off.
+    /// Removes it.
     pub fn off(&mut self) {
         self.links.clear();
     }

@@ -1,35 +1,35 @@
-//! A process whose only work is pairs of malloc and free, on demand: what measurements are made on.
+//! The process that costs are measured on: it runs pairs of malloc and free on request.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
 use super::library::PrivateLibrary;
-use crate::arch::SPECIMENS;
+use crate::arch::MICROBENCHMARKS;
 
-/// Word on heapbpf's command line that makes it such a process.
+/// Argument that makes heapbpf run as a workload.
 pub const WORD: &str = "pairs-for-measuring";
 
-/// The process. It ends with this value.
+/// A workload process, killed when dropped.
 pub struct Workload {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
 }
 
-/// Time that a request took, nanoseconds.
+/// Time that a request took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Spent {
-    /// On the clock.
+    /// Wall-clock time, nanoseconds.
     pub wall_ns: u64,
-    /// On the CPU, all threads together.
+    /// CPU time of all threads together, nanoseconds.
     pub cpu_ns: u64,
 }
 
 impl Workload {
-    /// Starts a program that speaks the protocol ([`serve`] has the words), and waits until it is ready.
+    /// Starts a program that implements the protocol of [`serve`], and waits until it is ready.
     ///
     /// # Errors
-    /// It cannot be started, or ends at once.
+    /// It cannot be started, or exits at once.
     pub fn start(command: &mut Command) -> io::Result<Self> {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?;
         let (Some(input), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
@@ -40,7 +40,7 @@ impl Workload {
         Ok(workload)
     }
 
-    /// Starts heapbpf itself as a workload, with a C library of its own if it has one.
+    /// Starts heapbpf itself as a workload, with a private C library if there is one.
     ///
     /// # Errors
     /// As of [`start`](Self::start).
@@ -57,7 +57,7 @@ impl Workload {
         self.child.id()
     }
 
-    /// Lets each thread do pairs of malloc and free.
+    /// Runs pairs of malloc and free in every thread.
     ///
     /// # Errors
     /// The process is gone.
@@ -65,7 +65,8 @@ impl Workload {
         self.request(&format!("run {pairs} {size}\n"))
     }
 
-    /// Lets `pair_loop` do pairs of malloc and free with other work between the calls.
+    /// Runs pairs of malloc and free with other work between the calls, so that caches are cold. Only the test program
+    /// `pair_loop` implements this.
     ///
     /// # Errors
     /// The process is gone.
@@ -73,15 +74,15 @@ impl Workload {
         self.request(&format!("cold {pairs} {size}\n"))
     }
 
-    /// Lets heapbpf's own workload call one of the functions of `specimens`.
+    /// Calls a microbenchmark, given by its index. Only heapbpf's own workload implements this.
     ///
     /// # Errors
     /// The process is gone.
-    pub(super) fn call(&mut self, specimen: usize, calls: u64) -> io::Result<Spent> {
-        self.request(&format!("call {calls} {specimen}\n"))
+    pub(super) fn call(&mut self, microbenchmark: usize, calls: u64) -> io::Result<Spent> {
+        self.request(&format!("call {calls} {microbenchmark}\n"))
     }
 
-    /// Lets it allocate blocks and keep them.
+    /// Allocates blocks and keeps them.
     ///
     /// # Errors
     /// The process is gone.
@@ -89,7 +90,7 @@ impl Workload {
         self.request(&format!("hold {count} {size}\n"))
     }
 
-    /// Lets it free what it holds.
+    /// Frees the blocks that it keeps.
     ///
     /// # Errors
     /// The process is gone.
@@ -118,17 +119,17 @@ impl Workload {
 
 impl Drop for Workload {
     fn drop(&mut self) {
-        // Both fail only if it has ended by itself.
+        // Both fail only if the process has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Is such a process, until its input ends: `run PAIRS SIZE` and `call CALLS SPECIMEN` are answered with
+/// Runs as a workload until standard input ends. Answers `run PAIRS SIZE` and `call CALLS MICROBENCHMARK` with
 /// `WALL_NS CPU_NS`.
 ///
 /// # Errors
-/// Input or output fail, or make no sense.
+/// Input or output fail, or a request is malformed.
 pub fn serve() -> io::Result<()> {
     let mut output = io::stdout().lock();
     writeln!(output, "READY {}", std::process::id())?;
@@ -141,16 +142,16 @@ pub fn serve() -> io::Result<()> {
             return Err(io::ErrorKind::InvalidInput.into());
         };
         let (wall, cpu) = (clock(libc::CLOCK_MONOTONIC), clock(libc::CLOCK_THREAD_CPUTIME_ID));
-        match (word, SPECIMENS.get(argument)) {
+        match (word, MICROBENCHMARKS.get(argument)) {
             ("run", _) => {
                 for _ in 0..count {
-                    // SAFETY: allocates and frees; NULL may be freed too.
+                    // SAFETY: `free` gets what `malloc` just returned, once; NULL is allowed.
                     unsafe { libc::free(std::hint::black_box(libc::malloc(argument))) };
                 }
             }
-            ("call", Some((_, specimen))) => {
-                let specimen = std::hint::black_box(*specimen);
-                (0..count).for_each(|_| specimen());
+            ("call", Some((_, microbenchmark))) => {
+                let microbenchmark = std::hint::black_box(*microbenchmark);
+                (0..count).for_each(|_| microbenchmark());
             }
             _ => return Err(io::ErrorKind::InvalidInput.into()),
         }
@@ -161,10 +162,10 @@ pub fn serve() -> io::Result<()> {
     Ok(())
 }
 
-/// A clock's time, nanoseconds.
+/// The time of a clock, nanoseconds.
 fn clock(which: libc::clockid_t) -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: room for the result; these clocks exist on every Linux.
+    // SAFETY: `time` is a local `timespec` that the call writes to. It cannot fail: every Linux has these clocks.
     unsafe { libc::clock_gettime(which, &raw mut time) };
     time.tv_sec.unsigned_abs() * 1_000_000_000 + time.tv_nsec.unsigned_abs()
 }

@@ -1,29 +1,29 @@
-//! What the kernel allows: each feature is used once, not looked up by version.
+//! What the kernel allows, found out by using each feature once instead of comparing versions.
 
+use heapbpf_audit::LinkKind;
 use sampler_ebpf::abi::{Config, stack_kind};
 use serde::Serialize;
 
-use crate::attach::audit::LinkKind;
 use crate::host::cgroup;
 use crate::host::events::HostEvents;
 use crate::host::limits::{CAPABILITIES, Limits};
 use crate::host::perf_ring::RingOptions;
+use crate::kernel::control::ControlMaps;
 use crate::kernel::loader::{Loader, MapSizes};
 use crate::kernel::mappings::MappingProbes;
 use crate::kernel::programs::Programs;
-use crate::kernel::steering::Steering;
 use crate::kernel::{KernelError, object};
 
-/// One thing that was tried.
+/// The check of one feature.
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
-    /// What.
+    /// Name of the feature.
     pub name: &'static str,
-    /// It works.
+    /// Whether it works.
     pub ok: bool,
-    /// heapbpf cannot do without it.
+    /// Whether heapbpf needs it.
     pub needed: bool,
-    /// What was found, or why it does not work and what to do.
+    /// Details; if it does not work, why, and what to do.
     pub detail: String,
 }
 
@@ -34,20 +34,20 @@ pub struct KernelAudit {
     pub release: String,
     /// The kind of link that a recording would use.
     pub link: Option<LinkKind>,
-    /// All that was tried.
+    /// All checks.
     pub checks: Vec<Check>,
 }
 
-/// The audit, and the loaded programs if the kernel takes them.
+/// The kernel's audit, and the BPF programs if it accepts them.
 pub struct KernelSide {
-    /// What was found.
+    /// The audit.
     pub audit: KernelAudit,
-    /// For trying to attach.
-    pub loaded: Option<(Programs, Steering)>,
+    /// The loaded programs and their control maps, to try attaching with.
+    pub loaded: Option<(Programs, ControlMaps)>,
 }
 
 impl KernelSide {
-    /// Tries everything.
+    /// Runs all checks.
     #[must_use]
     pub fn look() -> Self {
         let limits = Limits::read();
@@ -77,7 +77,7 @@ fn outcome<E: std::fmt::Display>(name: &'static str, needed: bool, result: Resul
     }
 }
 
-/// What can be read without trying.
+/// Checks of privileges and kernel configuration.
 fn environment(limits: &Limits) -> Vec<Check> {
     let mut checks: Vec<Check> = CAPABILITIES
         .iter()
@@ -86,7 +86,7 @@ fn environment(limits: &Limits) -> Vec<Check> {
             Check {
                 name: capability.name,
                 ok: has,
-                // The others matter for some processes only, which are then told one by one.
+                // The others matter for some processes only, whose audits report it.
                 needed: ["CAP_BPF", "CAP_PERFMON"].contains(&capability.name),
                 detail: if has {
                     format!("for {}", capability.needed_for)
@@ -131,8 +131,8 @@ fn environment(limits: &Limits) -> Vec<Check> {
     checks
 }
 
-/// Loads the maps and every kind of program and link; keeps the best kind.
-fn load(checks: &mut Vec<Check>) -> Option<(Programs, Steering)> {
+/// Loads the maps and programs with every kind of link. Returns those of the best kind that works.
+fn load(checks: &mut Vec<Check>) -> Option<(Programs, ControlMaps)> {
     let config = Config {
         self_tgid: std::process::id(),
         live: 1,
@@ -142,7 +142,7 @@ fn load(checks: &mut Vec<Check>) -> Option<(Programs, Steering)> {
     };
     let sizes = MapSizes { events_bytes: 1 << 16, stacks_bytes: 1 << 18, live_max: 1024, stack_traces_max: 64 };
     let loader = object::object().ok_or(KernelError::NoObject).and_then(|bytes| Loader::new(bytes, &config, &sizes));
-    let steering = loader.as_ref().ok().map(Steering::open);
+    let control = loader.as_ref().ok().map(ControlMaps::open);
     let loader = match loader {
         Ok(loader) => {
             for name in ["ring buffer", "task storage"] {
@@ -167,7 +167,7 @@ fn load(checks: &mut Vec<Check>) -> Option<(Programs, Steering)> {
         (LinkKind::Perf, "perf links", "one event for each probe"),
     ] {
         let programs = Programs::load(&loader, true, Some(kind)).and_then(|mut programs| {
-            programs.load_ends(&loader)?;
+            programs.load_return_sites(&loader)?;
             Ok(programs)
         });
         checks.push(outcome(name, false, programs.as_ref().map(|_| detail.to_owned()).map_err(first_line)));
@@ -185,10 +185,10 @@ fn load(checks: &mut Vec<Check>) -> Option<(Programs, Steering)> {
             |programs| format!("a recording would use {} links", programs.kind),
         ),
     });
-    Some((best?, steering?.ok()?))
+    Some((best?, control?.ok()?))
 }
 
-/// Without the verifier's log.
+/// The error's first line, without the verifier's log.
 fn first_line(error: &KernelError) -> String {
     error.to_string().lines().next().unwrap_or_default().to_owned()
 }

@@ -1,34 +1,33 @@
-//! `heapbpf doctor`: what this kernel allows, and what of each process would be seen: gathered by really trying.
+//! `heapbpf doctor`: finds out by trying what this kernel allows, and what a recording of each process would see.
 
 mod kernel;
 mod processes;
 
+use heapbpf_audit::Missing;
 use serde::Serialize;
 
-use crate::attach::Missing;
+pub use self::kernel::{Check, KernelAudit, KernelSide};
+pub use self::processes::{ModuleAudit, ProcessAudit, Symbols, Unwinding, command, processes};
 use crate::cost::measure::Measured;
-pub use kernel::{Check, KernelAudit, KernelSide};
 
-pub use processes::{ModuleAudit, ProcessAudit, Symbols, Unwinding, command, processes};
-
-/// What doctor found.
+/// The result of `heapbpf doctor`.
 #[derive(Debug, Serialize)]
 pub struct Diagnosis {
-    /// Nothing would be missed.
+    /// Whether nothing would be missed.
     pub ok: bool,
     /// The kernel.
     pub kernel: KernelAudit,
-    /// What probes cost here, if it was measured since the last boot.
+    /// Costs of probes on this machine, if measured since the last boot.
     pub costs: Option<Measured>,
     /// The targets.
     pub processes: Vec<ProcessAudit>,
-    /// What was asked for and is in no target.
+    /// What the user requested and no target has.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<Missing>,
 }
 
 impl Diagnosis {
-    /// Sums up.
+    /// The diagnosis of a kernel and of processes.
     #[must_use]
     pub fn new(kernel: KernelAudit, processes: Vec<ProcessAudit>) -> Self {
         let ok = kernel.checks.iter().all(|check| check.ok || !check.needed)
@@ -36,13 +35,13 @@ impl Diagnosis {
         Self { ok, kernel, costs: None, processes, missing: Vec::new() }
     }
 
-    /// With what was asked for and is in no target.
+    /// Adds what the user requested and no target has.
     #[must_use]
     pub fn without(self, missing: Vec<Missing>) -> Self {
         Self { ok: self.ok && missing.is_empty(), missing, ..self }
     }
 
-    /// With what probes cost.
+    /// Adds the costs of probes.
     #[must_use]
     pub fn with_costs(self, costs: Option<Measured>) -> Self {
         Self { costs, ..self }

@@ -1,4 +1,5 @@
-//! What of a process would be seen: its allocators, the probes on them, how its stacks unwind, which names they get.
+//! What a recording of a process would see: its allocators, the probes on them, and how its stacks are unwound and
+//! symbolized.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -6,28 +7,28 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use heapbpf_audit::{AttachEntry, Covered, LinkKind, Missing};
+use heapbpf_elf::Elf;
 use serde::Serialize;
 
-use crate::attach::audit::{AttachEntry, LinkKind};
-use crate::attach::hooks::{FileKey, Hooks};
-use crate::attach::{Covered, Missing};
+use crate::attach::files::FileKey;
+use crate::attach::hooks::Hooks;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
 use crate::host::modules::{ModuleKind, ModuleSource};
 use crate::host::open::Unreadable;
 use crate::host::process::ProcessInfo;
+use crate::kernel::control::ControlMaps;
 use crate::kernel::programs::Programs;
-use crate::kernel::steering::Steering;
 use crate::symbols::debug_files;
-use crate::unwind::elf::Elf;
 
-/// Program header of the table of call frames.
+/// Type of the program header that locates `.eh_frame_hdr`.
 const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
 
-/// What of a process would be seen.
+/// What a recording of a process would see.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct ProcessAudit {
-    /// Process id; none for a command that does not run yet.
+    /// Process id; `None` for a command that does not run yet.
     pub pid: Option<u32>,
     /// Name.
     pub comm: String,
@@ -41,25 +42,25 @@ pub struct ProcessAudit {
     pub covered: Vec<Covered>,
     /// What would be missed, and why.
     pub missing: Vec<Missing>,
-    /// What no probe can follow, if the program uses it.
+    /// Features of the allocator that no probe can track, in case the program uses them.
     pub limits: Vec<Missing>,
-    /// Its files, for stacks and names.
+    /// Its executable files and memory, for unwinding and symbolization.
     pub modules: Vec<ModuleAudit>,
 }
 
-/// How stacks through a module are found.
+/// How stacks through a module are unwound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Unwinding {
     /// By its call frame information.
     CallFrames,
-    /// It has none: by frame pointers, if it keeps them.
+    /// By frame pointers, if its code keeps them: it has no call frame information.
     FramePointers,
-    /// Its file cannot be read.
+    /// Not at all: its file cannot be read.
     Unreadable,
 }
 
-/// Which names a module's frames get.
+/// Which symbols a module's frames get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Symbols {
@@ -67,176 +68,182 @@ pub enum Symbols {
     Lines,
     /// All functions.
     Functions,
-    /// Exported functions only: it is stripped, and no debug file was found.
+    /// Exported functions only, as it is stripped and has no debug file.
     Exported,
-    /// None.
+    /// No names.
     None,
 }
 
-/// One executable file (or memory) of a process.
+/// A module of a process.
 #[derive(Clone, Debug, Serialize)]
 pub struct ModuleAudit {
     /// Its path.
     pub module: String,
-    /// How stacks through it are found.
+    /// How stacks through it are unwound.
     pub unwinding: Unwinding,
-    /// Which names its frames get.
+    /// Which symbols its frames get.
     pub symbols: Symbols,
-    /// Where its debug information is, if that is another file.
+    /// Its separate debug file, if there is one.
     pub debug_file: Option<PathBuf>,
 }
 
-/// Audits running processes. With `loaded`, probes are really placed, and taken away at once.
+/// Audits running processes. With `loaded`, probes are actually placed, and removed at once.
 pub fn processes(
     targets: &[ProcessInfo],
     host: &mut Host,
     hooks: &mut Hooks,
     debug_dirs: &[PathBuf],
-    mut loaded: Option<&mut (Programs, Steering)>,
+    loaded: Option<&mut (Programs, ControlMaps)>,
 ) -> Vec<ProcessAudit> {
+    let link = loaded.as_ref().map(|(programs, _)| programs.kind);
+    let mut auditor = Auditor { hooks, debug_dirs, link, loaded };
     let mut audits = Vec::new();
     for process in targets {
-        // What vanishes in between is no error.
-        let Some(life) = host.lives().current(process.pid) else { continue };
-        let modules: BTreeSet<ModuleId> = life.space.current().iter().map(|mapping| mapping.module).collect();
-        let mut audit = ProcessAudit {
+        // A process may exit after it was selected.
+        let Some(incarnation) = host.processes().current(process.pid) else { continue };
+        let modules: BTreeSet<ModuleId> = incarnation.space.current().iter().map(|mapping| mapping.module).collect();
+        let mut found = Found::of(ProcessAudit {
             pid: Some(process.pid),
             comm: process.comm.to_string(),
             exe: process.exe.to_string(),
             ..ProcessAudit::default()
-        };
-        let mut refused = Vec::new();
+        });
         for module in modules {
-            audit_module(module, host, hooks, &mut audit, &mut refused, debug_dirs, loaded.as_deref_mut());
+            auditor.audit_module(module, host, &mut found);
         }
-        finish(&mut audit, refused, hooks);
-        audits.push(audit);
+        audits.push(found.finish(auditor.hooks));
     }
     audits
 }
 
-/// Audits what a command would most likely allocate with; nothing is started.
+/// Audits the files that a command will most likely allocate with. Starts nothing.
 pub fn command(words: &[OsString], hooks: &mut Hooks, debug_dirs: &[PathBuf], link: Option<LinkKind>) -> ProcessAudit {
     let name = words.first().map(|word| word.to_string_lossy().into_owned()).unwrap_or_default();
-    let mut audit = ProcessAudit { comm: name, ..ProcessAudit::default() };
-    let mut refused = Vec::new();
+    let mut auditor = Auditor { hooks, debug_dirs, link, loaded: None };
+    let mut found = Found::of(ProcessAudit { comm: name, ..ProcessAudit::default() });
     for path in crate::attach::libraries::expected(words) {
         let Ok(file) = File::open(&path) else { continue };
-        let file = Arc::new(file);
-        let text = path.to_string_lossy().into_owned();
-        look(&text, &file, None, hooks, &mut audit, &mut refused, None, link);
-        audit.modules.extend(describe_file(&text, &file, None, debug_dirs));
+        auditor.audit_file(&path.to_string_lossy(), &Arc::new(file), None, &mut found);
     }
-    finish(&mut audit, refused, hooks);
-    audit
+    found.finish(auditor.hooks)
 }
 
-fn finish(audit: &mut ProcessAudit, refused: Vec<Missing>, hooks: &Hooks) {
-    audit.missing.extend(refused);
-    if audit.attach.is_empty() {
-        let why = format!(
-            "neither its program nor its libraries define an allocator that heapbpf knows (looked for {}); name another \
-             one with --alloc 'FILE:my_alloc(size=arg0)->ret,free=my_free(arg0)'",
-            hooks.looked_for()
-        );
-        audit.missing.push(Missing { what: "allocations".into(), why });
-    }
-    audit.allocators.sort();
-    audit.allocators.dedup();
+/// The audit of one process, while its modules are gone through.
+struct Found {
+    audit: ProcessAudit,
+    /// What cannot be read or hooked; reported after what the allocators miss.
+    refused: Vec<Missing>,
 }
 
-fn audit_module(
-    module: ModuleId,
-    host: &mut Host,
-    hooks: &mut Hooks,
-    audit: &mut ProcessAudit,
-    refused: &mut Vec<Missing>,
-    debug_dirs: &[PathBuf],
-    loaded: Option<&mut (Programs, Steering)>,
-) {
-    let Some((kind, path, build_id)) =
-        host.modules().get(module).map(|module| (module.kind, module.path.to_string(), module.build_id.clone()))
-    else {
-        return;
-    };
-    match kind {
-        ModuleKind::File => {}
-        ModuleKind::Anonymous => {
-            audit.modules.push(ModuleAudit {
-                module: "code made at run time".into(),
-                unwinding: Unwinding::FramePointers,
-                symbols: Symbols::None,
-                debug_file: None,
-            });
-            return;
-        }
-        _ => return,
+impl Found {
+    const fn of(audit: ProcessAudit) -> Self {
+        Self { audit, refused: Vec::new() }
     }
-    match host.modules_mut().source(module) {
-        Ok(ModuleSource::File(file)) => {
-            let link = loaded.as_ref().map(|(programs, _)| programs.kind);
-            look(&path, &file, audit.pid, hooks, audit, refused, loaded, link);
-            audit.modules.extend(describe_file(&path, &file, build_id.as_deref(), debug_dirs));
+
+    fn finish(self, hooks: &Hooks) -> ProcessAudit {
+        let Self { mut audit, refused } = self;
+        audit.missing.extend(refused);
+        if audit.attach.is_empty() {
+            let why = format!(
+                "neither its program nor its libraries define an allocator that heapbpf knows (looked for {}); name \
+                 another one with --alloc 'FILE:my_alloc(size=arg0)->ret,free=my_free(arg0)'",
+                hooks.files.table().names()
+            );
+            audit.missing.push(Missing { what: "allocations".into(), why });
         }
-        Ok(ModuleSource::Memory(_)) | Err(Unreadable::NoFile | Unreadable::NotElf | Unreadable::Gone) => {}
-        Err(reason) => {
-            refused.push(Missing { what: path.clone(), why: format!("cannot be read: {reason}") });
-            audit.modules.push(ModuleAudit {
-                module: path,
-                unwinding: Unwinding::Unreadable,
-                symbols: Symbols::None,
-                debug_file: None,
-            });
-        }
+        audit.allocators.sort();
+        audit.allocators.dedup();
+        audit
     }
 }
 
-/// Looks for an allocator in one file, and tries to place its probes.
-#[allow(clippy::too_many_arguments, reason = "what is known, what is to be filled in, what may be tried")]
-fn look(
-    path: &str,
-    file: &Arc<File>,
-    pid: Option<u32>,
-    hooks: &mut Hooks,
-    audit: &mut ProcessAudit,
-    refused: &mut Vec<Missing>,
-    loaded: Option<&mut (Programs, Steering)>,
+/// What modules are audited with.
+struct Auditor<'a> {
+    hooks: &'a mut Hooks,
+    debug_dirs: &'a [PathBuf],
+    /// Kind of link to report.
     link: Option<LinkKind>,
-) {
-    let refuse = |why: String| Missing { what: path.to_owned(), why };
-    let key: FileKey = match hooks.look_at(path, file) {
-        Ok((key, true)) => key,
-        Ok((key, false)) => {
-            refused.extend(hooks.refusal(key).map(|reason| refuse(reason.to_string())));
-            return;
-        }
-        Err(error) => return refused.push(refuse(error.to_string())),
-    };
-    if let (Some((programs, steering)), Some(pid)) = (loaded, pid) {
-        let hooked = hooks.hook(key, Some(pid), programs, steering);
-        hooks.release(pid);
-        match hooked {
-            Ok(_) => {}
-            Err(error) if error.is_too_late() => {}
-            Err(error) => return refused.push(refuse(error.to_string())),
-        }
-    }
-    let Some(found) = hooks.audit_of(key, link.unwrap_or(LinkKind::Perf)) else { return };
-    audit.allocators.push(found.allocator);
-    audit.attach.extend(found.attach);
-    audit.covered.extend(found.covered);
-    audit.missing.extend(found.missing);
-    audit.limits.extend(found.limits);
+    /// The loaded programs, if probes are to be placed.
+    loaded: Option<&'a mut (Programs, ControlMaps)>,
 }
 
-/// How stacks through a file are found, and which names it gives; nothing for what is no program.
+impl Auditor<'_> {
+    fn audit_module(&mut self, module: ModuleId, host: &mut Host, found: &mut Found) {
+        let Some((kind, path, build_id)) =
+            host.modules().get(module).map(|module| (module.kind, module.path.to_string(), module.build_id.clone()))
+        else {
+            return;
+        };
+        match kind {
+            ModuleKind::File => {}
+            ModuleKind::Anonymous => {
+                found.audit.modules.push(ModuleAudit {
+                    module: "code made at run time".into(),
+                    unwinding: Unwinding::FramePointers,
+                    symbols: Symbols::None,
+                    debug_file: None,
+                });
+                return;
+            }
+            _ => return,
+        }
+        match host.modules_mut().source(module) {
+            Ok(ModuleSource::File(file)) => self.audit_file(&path, &file, build_id.as_deref(), found),
+            Ok(ModuleSource::Memory(_)) | Err(Unreadable::NoFile | Unreadable::NotElf | Unreadable::Gone) => {}
+            Err(reason) => {
+                found.refused.push(Missing { what: path.clone(), why: format!("cannot be read: {reason}") });
+                found.audit.modules.push(ModuleAudit {
+                    module: path,
+                    unwinding: Unwinding::Unreadable,
+                    symbols: Symbols::None,
+                    debug_file: None,
+                });
+            }
+        }
+    }
+
+    fn audit_file(&mut self, path: &str, file: &Arc<File>, build_id: Option<&[u8]>, found: &mut Found) {
+        self.audit_allocator(path, file, found);
+        found.audit.modules.extend(describe_file(path, file, build_id, self.debug_dirs));
+    }
+
+    /// Looks for an allocator in a file, and tries to place its probes.
+    fn audit_allocator(&mut self, path: &str, file: &Arc<File>, found: &mut Found) {
+        let refuse = |why: String| Missing { what: path.to_owned(), why };
+        let key: FileKey = match self.hooks.files.examine(path, file) {
+            Ok((key, true)) => key,
+            Ok((key, false)) => {
+                let reason = self.hooks.files.refusal(key);
+                return found.refused.extend(reason.map(|reason| refuse(reason.to_string())));
+            }
+            Err(error) => return found.refused.push(refuse(error.to_string())),
+        };
+        if let (Some((programs, control)), Some(pid)) = (self.loaded.as_deref_mut(), found.audit.pid) {
+            let hooked = self.hooks.hook(key, Some(pid), &*programs, control);
+            self.hooks.release(pid);
+            match hooked {
+                Ok(_) => {}
+                Err(error) if error.is_too_late() => {}
+                Err(error) => return found.refused.push(refuse(error.to_string())),
+            }
+        }
+        let Some(file) = self.hooks.audit_of(key, self.link.unwrap_or(LinkKind::Perf)) else { return };
+        found.audit.allocators.push(file.allocator);
+        found.audit.attach.extend(file.attach);
+        found.audit.covered.extend(file.covered);
+        found.audit.missing.extend(file.missing);
+        found.audit.limits.extend(file.limits);
+    }
+}
+
+/// How stacks through a file are unwound and symbolized; `None` if it is not an ELF file.
 fn describe_file(path: &str, file: &File, build_id: Option<&[u8]>, debug_dirs: &[PathBuf]) -> Option<ModuleAudit> {
     let elf = Elf::read(file).ok()?;
     let has = |elf: &Elf, name: &str| elf.section(name).is_some_and(|section| section.bytes > 0);
-    // Without section headers, the program header of the table still says where it is.
+    // A file without section headers still has the program header that locates the table.
     let table = elf.segments.iter().any(|segment| segment.kind == PT_GNU_EH_FRAME);
     let call_frames = table || has(&elf, ".eh_frame") || has(&elf, ".debug_frame");
-    let own_id = build_id.map(<[u8]>::to_vec).or_else(|| elf.build_id(file));
+    let own_id = build_id.map(<[u8]>::to_vec).or_else(|| heapbpf_elf::build_id::of(file));
     let debug = debug_files::find(debug_dirs, Path::new(path), own_id.as_deref(), file, &elf, None);
     let symbols = match &debug {
         Some(debug) if has(&debug.elf, ".debug_info") => Symbols::Lines,
@@ -252,4 +259,41 @@ fn describe_file(path: &str, file: &File, build_id: Option<&[u8]>, debug_dirs: &
         symbols,
         debug_file: debug.map(|debug| debug.path),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_described_by_its_sections() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let text = folder.path().join("text");
+        std::fs::write(&text, "not a program").expect("writes");
+        let file = File::open(&text).expect("opens");
+        assert!(describe_file("text", &file, None, &[]).is_none());
+        let own = File::open("/proc/self/exe").expect("opens");
+        let described = describe_file("/own", &own, None, &[]).expect("an ELF file");
+        assert_eq!((described.module.as_str(), described.unwinding), ("/own", Unwinding::CallFrames));
+        assert_ne!(described.symbols, Symbols::None, "a test program has symbols");
+        assert_eq!(described.debug_file, None);
+    }
+
+    #[test]
+    fn a_process_without_an_allocator_misses_its_allocations() {
+        let hooks = || {
+            let version = (6, 1);
+            let machine = heapbpf_probes::Machine::host().unwrap_or(heapbpf_probes::Machine::X86_64);
+            Hooks::new(heapbpf_probes::KernelRules::of(machine, version), heapbpf_probes::Table::default(), true)
+        };
+        let mut found = Found::of(ProcessAudit::default());
+        found.refused.push(Missing { what: "/go".into(), why: "a Go program".into() });
+        let audit = found.finish(&hooks());
+        let what: Vec<&str> = audit.missing.iter().map(|missing| missing.what.as_str()).collect();
+        assert_eq!(what, ["/go", "allocations"]);
+        assert!(audit.missing[1].why.contains("glibc"), "{audit:?}");
+        let found =
+            Found::of(ProcessAudit { allocators: vec!["b".into(), "a".into(), "b".into()], ..Default::default() });
+        assert_eq!(found.finish(&hooks()).allocators, ["a", "b"]);
+    }
 }

@@ -1,11 +1,11 @@
-//! How old sampled blocks became, in logarithmic bins: bounded memory per stack, whatever the number of frees.
+//! Ages of freed sampled blocks, in a histogram with logarithmic bins: memory per stack is bounded for any number of frees.
 
 use std::collections::BTreeMap;
 
-/// Bins per doubling of the age: the width of a bin is 1/8 of its age at most.
+/// Bins per doubling of the age. The width of a bin is at most 1/8 of its lowest age.
 const BINS_PER_DOUBLING: u32 = 8;
 
-/// Weighted ages at the free.
+/// Weighted histogram of the ages of freed blocks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ages {
     bins: BTreeMap<u16, f64>,
@@ -14,7 +14,7 @@ pub struct Ages {
 }
 
 impl Ages {
-    /// Adds a freed block of that age and weight. Temporary: freed by its own thread with no allocation in between.
+    /// Adds a freed block. It is temporary if its own thread freed it without allocating in between.
     pub fn record(&mut self, age_ns: u64, weight: f64, temporary: bool) {
         *self.bins.entry(bin_of(age_ns)).or_default() += weight;
         self.freed += weight;
@@ -23,7 +23,7 @@ impl Ages {
         }
     }
 
-    /// Adds the ages of other blocks.
+    /// Adds another histogram.
     pub fn add(&mut self, other: &Self) {
         for (bin, weight) in &other.bins {
             *self.bins.entry(*bin).or_default() += weight;
@@ -32,23 +32,23 @@ impl Ages {
         self.temporary += other.temporary;
     }
 
-    /// Weight of all freed blocks.
+    /// Total weight of the freed blocks.
     pub const fn freed(&self) -> f64 {
         self.freed
     }
 
-    /// Weight of the temporary ones.
+    /// Total weight of the temporary ones.
     pub const fn temporary(&self) -> f64 {
         self.temporary
     }
 
-    /// (age in seconds, the middle of its bin; weight), ages ascending.
+    /// Middle of each bin in seconds, and the bin's weight; ages ascend.
     pub fn weights(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
         self.bins.iter().map(|(bin, weight)| (middle_seconds(*bin), *weight))
     }
 }
 
-/// Ages below this have a bin each.
+/// Ages in nanoseconds below this have a bin each.
 const EXACT: u64 = BINS_PER_DOUBLING as u64;
 
 fn bin_of(age_ns: u64) -> u16 {
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bin_is_near_every_age_in_it_and_bins_ascend() {
+    fn a_bins_middle_is_near_every_age_in_it_and_bins_ascend() {
         let mut last = 0;
         for exponent in 0..62 {
             for step in 0..16_u64 {

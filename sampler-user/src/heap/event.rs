@@ -1,19 +1,20 @@
-//! From the bytes of the events ring to events.
+//! Decodes the records of the events ring.
 
 use std::mem::offset_of;
 
 use sampler_ebpf::abi::{AllocationRecord, FreeRecord, ProcessRecord, StackRecord, UnmapRecord, kind};
+use zerocopy::FromBytes;
 
 /// A record of the events ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A sampled allocation.
     Allocation(AllocationRecord),
-    /// The free of one.
+    /// The free of a sampled block.
     Free(FreeRecord),
-    /// Addresses are mapped no longer.
+    /// An address range was unmapped.
     Unmap(UnmapRecord),
-    /// A target forked; the child's process id is in the record.
+    /// A target forked. The record has the child's process id.
     Fork(ProcessRecord),
     /// A process replaced its program.
     Exec(ProcessRecord),
@@ -21,7 +22,7 @@ pub enum Event {
     Exit(ProcessRecord),
 }
 
-/// Reads a record; `None` if it is none (then kernel side and daemon do not belong together).
+/// Decodes a record; `None` if it is too short or of an unknown kind, as from a BPF object of another version.
 pub fn decode(bytes: &[u8]) -> Option<Event> {
     let kind = u32::from_ne_bytes(bytes.get(..4)?.try_into().ok()?);
     Some(match kind {
@@ -35,9 +36,9 @@ pub fn decode(bytes: &[u8]) -> Option<Event> {
     })
 }
 
-/// CLOCK_MONOTONIC of a record; 0 if it is none. That is read after the record's place in the ring was reserved, so all
-/// records with a time up to T lie before the place that is reserved next at T. Not of an unmap: its time is that of the
-/// call's entry.
+/// Time of a record (CLOCK_MONOTONIC); 0 if it cannot be decoded. The BPF side reads the clock after it has reserved the
+/// record's place in the ring, so all records with times up to T lie before the place that is reserved next at T. An unmap is
+/// an exception: its time is that of the call's entry.
 pub fn time_ns_of(bytes: &[u8]) -> u64 {
     let word = |at: usize| Some(u64::from_ne_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
     let kind = bytes.get(..4).and_then(|kind| kind.try_into().ok()).map_or(0, u32::from_ne_bytes);
@@ -51,45 +52,28 @@ pub fn time_ns_of(bytes: &[u8]) -> u64 {
     word(at).unwrap_or(0)
 }
 
-/// Reads a stack record: its head, and the stack's bytes as far as they are valid.
+/// Decodes a stack record: its header, and the bytes of the stack copy. `None` if the record is too short for what the header
+/// says.
 pub fn decode_stack(bytes: &[u8]) -> Option<(StackRecord, &[u8])> {
     let head: StackRecord = read(bytes)?;
     let copy = bytes.get(size_of::<StackRecord>()..)?;
     Some((head, copy.get(..head.copied_bytes as usize)?))
 }
 
-/// Records of the rings: `repr(C)`, integers only.
-///
-/// # Safety
-/// Any bytes must be a valid value.
-unsafe trait Record: Copy {}
-// SAFETY: see the types.
-unsafe impl Record for AllocationRecord {}
-// SAFETY: see the types.
-unsafe impl Record for FreeRecord {}
-// SAFETY: see the types.
-unsafe impl Record for ProcessRecord {}
-// SAFETY: see the types.
-unsafe impl Record for UnmapRecord {}
-// SAFETY: see the types.
-unsafe impl Record for StackRecord {}
-
-fn read<T: Record>(bytes: &[u8]) -> Option<T> {
-    let bytes = bytes.get(..size_of::<T>())?;
-    // SAFETY: `Record` promises that any bytes are a value; there are enough of them.
-    Some(unsafe { bytes.as_ptr().cast::<T>().read_unaligned() })
+/// Reads a value from the start of the bytes; `None` if there are too few.
+fn read<T: FromBytes>(bytes: &[u8]) -> Option<T> {
+    T::read_from_prefix(bytes).ok().map(|(value, _)| value)
 }
 
-/// The bytes of a record, as the kernel side writes them.
+/// The bytes of a record, as the BPF side writes them.
 #[cfg(test)]
-fn bytes_of<T: Record>(record: &T) -> Vec<u8> {
-    // SAFETY: plain integers without padding.
-    unsafe { std::slice::from_raw_parts(std::ptr::from_ref(record).cast::<u8>(), size_of::<T>()) }.to_vec()
+fn bytes_of(record: &(impl zerocopy::IntoBytes + zerocopy::Immutable)) -> Vec<u8> {
+    record.as_bytes().to_vec()
 }
 
 #[cfg(test)]
 impl Event {
-    /// The bytes that it is decoded from.
+    /// The record that decodes to this event.
     pub(crate) fn to_bytes(self) -> Vec<u8> {
         match self {
             Self::Allocation(record) => bytes_of(&record),
@@ -105,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_come_back_as_they_were_written() {
+    fn records_decode_to_what_was_written() {
         let free =
             FreeRecord { kind: kind::FREE, tid: 7, sample: 1 << 40, time_ns: 9, temporary: 1, ..Default::default() };
         assert_eq!(decode(&bytes_of(&free)), Some(Event::Free(free)));
@@ -132,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_short_or_unknown_is_refused() {
+    fn records_that_are_short_or_of_unknown_kind_are_rejected() {
         let free = FreeRecord { kind: kind::FREE, ..Default::default() };
         let bytes = bytes_of(&free);
         assert_eq!(decode(&bytes[..bytes.len() - 1]), None);

@@ -1,4 +1,11 @@
-//! The heap as known from samples: sums per stack, and the sampled blocks that live. Pure: events in, sums out.
+//! The heap as the samples show it: sums of each stack, and the sampled blocks that are live. No I/O: events in, sums out.
+
+mod overflow;
+mod reconciliation;
+mod row;
+#[cfg(test)]
+mod tests;
+mod untracked;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -7,63 +14,30 @@ use sampler_ebpf::abi::ProcessKey;
 use sampler_ebpf::trials::{SIZE_CLASSES, size_class};
 use slab::Slab;
 
-use self::cold::Cold;
-use self::left::Left;
+use self::overflow::Overflow;
 use self::reconciliation::Reconciliation;
-pub use self::reconciliation::{Afterwards, Found, LostBlocks};
+pub use self::reconciliation::{AfterCut, LostBlocks, LostRecords};
 pub use self::row::HeapRow;
-use self::row::RowKey;
+use self::untracked::Untracked;
 use super::mapped::MappedPieces;
-use super::sums::SampleSums;
+use super::sample::{Sample, SampleKey};
 use super::windows::{Correction, Weights, Windows};
-use crate::sampling::weight::{Inclusion, inclusion};
-use crate::unwind::raw::RawStack;
+use heapbpf_statistics::sums::SampleSums;
+use heapbpf_statistics::weight::{Inclusion, inclusion};
+use heapbpf_unwind::raw::RawStack;
 
-/// Weight of a sample; one of no trials or without an interval cannot exist and weighs nothing.
+/// Weight of a sample; 0 without trials or an interval, which no real sample is.
 fn weight_of(trials: u64, interval: u64) -> f64 {
     inclusion(trials, interval).map_or(0.0, |inclusion| inclusion.weight)
 }
 
-/// Pages are of this size or a multiple of it.
+/// Smallest page size, which all others are multiples of.
 const PAGE: u64 = 4096;
 
-/// Growth of the total in use at which a new peak is worth remembering.
+/// Factor by which the total in use must exceed the last recorded peak to be recorded as a new one.
 const PEAK_STEP: f64 = 1.02;
 
-/// A sampled allocation, decoded and with its stack.
-#[derive(Clone, Debug)]
-pub struct Sample {
-    /// Unique in the recording.
-    pub id: u64,
-    /// Who allocated.
-    pub process: ProcessKey,
-    /// Whose address space the block is in.
-    pub space: ProcessKey,
-    /// CLOCK_MONOTONIC.
-    pub time_ns: u64,
-    /// Where the block is.
-    pub address: u64,
-    /// Bytes requested.
-    pub size_bytes: u64,
-    /// Trials that it took.
-    pub trials: u64,
-    /// Failed trials before the successful one.
-    pub offset: u64,
-    /// Interval that it was drawn with.
-    pub interval: u64,
-    /// Thread name.
-    pub thread: Arc<str>,
-    /// Allocator function, by its number in the table of allocators.
-    pub function: u16,
-    /// Call stack.
-    pub stack: Arc<RawStack>,
-    /// Whether its free will be seen.
-    pub tracked: bool,
-    /// It is a mapping, which goes by address and in parts.
-    pub mapped: bool,
-}
-
-/// A sampled block that lives.
+/// A sampled block that is live.
 #[derive(Clone, Copy, Debug)]
 struct LiveSample {
     address: u64,
@@ -73,30 +47,28 @@ struct LiveSample {
     time_ns: u64,
     row: u32,
     mapped: bool,
-    /// The last reading of the kernel's live map that had it.
-    seen: u8,
+    /// Last scan of the kernel's live map that found it, or [`reconciliation::DURING_SCAN`].
+    seen_in_scan: u8,
 }
 
-/// Everything known of all heaps.
+/// The sampled heaps of all processes.
 #[derive(Default)]
 pub struct Heap {
     rows: Slab<HeapRow>,
-    index: HashMap<RowKey, u32>,
+    index: HashMap<SampleKey, u32>,
     spaces: HashMap<ProcessKey, HashMap<u64, LiveSample>>,
     mappings: HashMap<ProcessKey, MappedPieces>,
     totals: Estimated,
     by_class: ClassCounts,
+    /// Bytes in use at the last recorded peak.
     peak_bytes: f64,
+    /// Whether blocks were allocated since the total in use last fell.
     rising: bool,
-    /// What an ended process had in use at its end stands apart from what is in use.
+    /// Whether blocks that were live when their process ended are reported apart from those in use.
     ended_apart: bool,
-    /// What came in since the time window was opened.
     windows: Windows,
-    /// Rows that were put together.
-    cold: Cold,
-    /// Where frees go unseen.
-    left: Left,
-    /// What the kernel's live map has told.
+    overflow: Overflow,
+    untracked: Untracked,
     reconciliation: Reconciliation,
 }
 
@@ -109,12 +81,12 @@ impl Default for ClassCounts {
     }
 }
 
-/// Running estimates, for the eye.
+/// Running estimates for the status line. Rounding errors accumulate in them; snapshots are exact sums.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Estimated {
     /// Samples seen.
     pub samples: u64,
-    /// Sampled blocks that live.
+    /// Sampled blocks that are live.
     pub live_samples: u64,
     /// Bytes allocated.
     pub alloc_bytes: f64,
@@ -122,48 +94,48 @@ pub struct Estimated {
     pub inuse_bytes: f64,
 }
 
-/// A row and what it has in use.
-pub struct Snapshot<'a> {
+/// A row and its sums in use.
+pub struct RowSnapshot<'a> {
     /// The row.
     pub row: &'a HeapRow,
-    /// In use at this moment; of an ended process at its end, unless that stands apart.
+    /// In use now. Includes the blocks that were live when their process ended, unless these are reported apart.
     pub inuse: SampleSums,
-    /// In use when its process ended, if that stands apart.
+    /// Live when their process ended, if that is reported apart.
     pub at_exit: SampleSums,
     /// In use at the peak.
     pub peak: SampleSums,
-    /// Ages of the blocks that live: seconds, weight. Empty if they were not asked for.
-    pub living: Vec<(f64, f64)>,
+    /// Age in seconds and weight of each live block; empty unless requested.
+    pub live_ages: Vec<(f64, f64)>,
 }
 
 impl Heap {
-    /// An empty heap. `ended_apart`: what a process has in use at its end stands apart from what is in use, as it does
-    /// for whoever asks what a host's memory is used for; else it counts as in use, as the process's last state.
+    /// An empty heap. With `ended_apart`, blocks that are live when their process ends are reported apart from those in use,
+    /// as suits a whole host; without it they stay in use, as the process's last state.
     pub fn new(ended_apart: bool) -> Self {
         Self { ended_apart, ..Self::default() }
     }
 
-    /// A sample was allocated.
+    /// Adds a sampled allocation.
     pub fn allocate(&mut self, sample: Sample) {
         if !self.windows.covers(sample.time_ns) {
             return;
         }
         let row_number = self.row_of(&sample);
         let row = &mut self.rows[row_number as usize];
-        row.alloc.record(sample.size_bytes, sample.trials, sample.offset, sample.interval);
-        let weight = weight_of(sample.trials, sample.interval);
+        row.alloc.record(sample.size_bytes, sample.trials, sample.offset, sample.key.interval);
+        let weight = weight_of(sample.trials, sample.key.interval);
         let bytes = sample.size_bytes as f64 * weight;
         self.by_class.0[size_class(sample.size_bytes)] += weight;
         self.totals.samples += 1;
         self.totals.alloc_bytes += bytes;
         self.windows.record(row_number, &sample);
-        if !sample.tracked || self.left.takes(sample.space, sample.process, sample.address) {
+        if !sample.tracked || self.untracked.note_block(sample.space, sample.key.process, sample.address) {
             row.untracked += 1;
             return;
         }
         if sample.mapped {
             let end = sample.address.saturating_add(sample.size_bytes);
-            // The kernel maps whole pages, in place of whatever was there.
+            // The kernel maps whole pages and replaces what was mapped there.
             self.unmap(sample.space, sample.address, end.checked_next_multiple_of(PAGE).unwrap_or(end), sample.time_ns);
             let pieces = self.mappings.entry(sample.space).or_default();
             pieces.map(sample.address, end, sample.id, sample.time_ns);
@@ -180,43 +152,36 @@ impl Heap {
             time_ns: sample.time_ns,
             row: row_number,
             mapped: sample.mapped,
-            seen: self.reconciliation.mark_of_new(),
+            seen_in_scan: self.reconciliation.mark_of_new_block(),
         };
         self.spaces.entry(sample.space).or_default().insert(sample.id, live);
     }
 
     fn row_of(&mut self, sample: &Sample) -> u32 {
-        let key = RowKey {
-            process: sample.process,
-            interval: sample.interval,
-            thread: Arc::clone(&sample.thread),
-            stack: Arc::as_ptr(&sample.stack),
-            function: sample.function,
-        };
-        if let Some(number) = self.index.get(&key) {
+        if let Some(number) = self.index.get(&sample.key) {
             return *number;
         }
-        self.make_room();
-        let Sample { process, thread, function, interval, stack, time_ns, .. } = sample;
-        self.row_like(HeapRow::new(*process, Arc::clone(thread), *function, *interval, stack, *time_ns))
+        self.merge_coldest_rows();
+        self.row_with(sample.key.clone(), sample.time_ns)
     }
 
-    /// The number of the row that is told apart by the same as this one, which is added if there is none.
-    fn row_like(&mut self, row: HeapRow) -> u32 {
+    /// The number of the row with this key. If there is none, it is added, with its first sample at `first_ns`.
+    fn row_with(&mut self, key: SampleKey, first_ns: u64) -> u32 {
         let rows = &mut self.rows;
-        *self.index.entry(RowKey::of(&row)).or_insert_with(|| rows.insert(row) as u32)
+        let add = |key: &SampleKey| rows.insert(HeapRow::new(key.clone(), first_ns)) as u32;
+        *self.index.entry(key).or_insert_with_key(add)
     }
 
-    /// A sample was freed. One that is not known (freed already, as far as we know) is no error.
+    /// Removes a sampled block that was freed. Unknown blocks are ignored: their free was recorded before.
     pub fn free(&mut self, space: ProcessKey, id: u64, time_ns: u64, temporary: bool) {
         self.note_peak();
         let Some(live) = self.spaces.get_mut(&space).and_then(|samples| samples.remove(&id)) else { return };
-        let weight = self.forget(&live);
+        let weight = self.subtract_live(&live);
         self.rows[live.row as usize].ages.record(time_ns.saturating_sub(live.time_ns), weight, temporary);
     }
 
-    /// Addresses are mapped no longer since `time_ns`. A mapping shrinks by what it loses and keeps its weight; with its
-    /// last byte it is freed.
+    /// Removes an unmapped address range, as of `time_ns`. A mapping shrinks by the bytes that it loses and keeps its weight;
+    /// when it loses the last one, it is freed.
     pub fn unmap(&mut self, space: ProcessKey, start: u64, end: u64, time_ns: u64) {
         let Some(pieces) = self.mappings.get_mut(&space) else { return };
         let lost = pieces.unmap(start, end, time_ns);
@@ -231,86 +196,91 @@ impl Heap {
             }
             live.size_bytes -= bytes;
             let (trials, row) = (live.trials, live.row);
-            self.totals.inuse_bytes -= bytes as f64 * weight_of(trials, self.rows[row as usize].interval);
+            self.totals.inuse_bytes -= bytes as f64 * weight_of(trials, self.rows[row as usize].key.interval);
         }
     }
 
-    /// Takes a block out of the running totals; returns its weight.
-    fn forget(&mut self, live: &LiveSample) -> f64 {
+    /// Interval of a live block's row.
+    fn interval_of(&self, live: &LiveSample) -> u64 {
+        self.rows[live.row as usize].key.interval
+    }
+
+    /// Subtracts a block from the running totals; returns its weight.
+    fn subtract_live(&mut self, live: &LiveSample) -> f64 {
         let row = &mut self.rows[live.row as usize];
         row.live -= 1;
-        let weight = weight_of(live.trials, row.interval);
+        let weight = weight_of(live.trials, row.key.interval);
         self.totals.inuse_bytes -= live.size_bytes as f64 * weight;
         self.totals.live_samples -= 1;
         weight
     }
 
-    /// A process ended: what lived in its address space counts as in use at its end. `was_live` takes a block out of the
-    /// kernel's live map, by its address, and says whether it was there: one that was not had been freed unseen. Returns
-    /// how many had.
+    /// Records the end of a process: the live blocks of its address space become those at exit. `was_live` removes a block
+    /// from the kernel's live map by its address and returns whether it was there; if not, it had been freed and the record
+    /// of the free was lost. Returns how many such blocks there were.
     pub fn end(&mut self, space: ProcessKey, mut was_live: impl FnMut(u64) -> bool) -> u64 {
         self.note_peak();
         self.mappings.remove(&space);
-        let mut unseen = 0;
+        let mut lost_frees = 0;
         for live in self.spaces.remove(&space).unwrap_or_default().values() {
-            self.forget(live);
-            // Mappings are not in that map.
+            self.subtract_live(live);
+            // The kernel's live map has no mappings.
             if !live.mapped && !was_live(live.address) {
-                unseen += 1;
+                lost_frees += 1;
             } else {
                 let row = &mut self.rows[live.row as usize];
-                row.ended.record(live.size_bytes, live.trials, live.offset, row.interval);
+                row.at_exit.record(live.size_bytes, live.trials, live.offset, row.key.interval);
             }
         }
-        unseen
+        lost_frees
     }
 
-    /// A process replaced its program: nothing of the old one is in use any more. Returns the addresses.
+    /// Removes all blocks of an address space whose process replaced its program. Returns their addresses.
     pub fn replace(&mut self, space: ProcessKey) -> Vec<u64> {
         self.note_peak();
         self.mappings.remove(&space);
         let samples = self.spaces.remove(&space).unwrap_or_default();
         for live in samples.values() {
-            self.forget(live);
+            self.subtract_live(live);
         }
         samples.into_values().map(|live| live.address).collect()
     }
 
-    /// All probes are in place from this time on (CLOCK_MONOTONIC): what was sampled before, while they were being put on,
-    /// does not count.
+    /// All probes are attached since this time (CLOCK_MONOTONIC). Samples from before, when only some of them were, are
+    /// ignored.
     pub fn window_begins(&mut self, since_ns: u64) {
         self.windows.begin(since_ns);
     }
 
-    /// Probes are taken away from this time on: what is sampled later does not count.
+    /// Probes are being detached since this time (CLOCK_MONOTONIC). Later samples are ignored.
     pub fn window_ends(&mut self, until_ns: u64) {
         self.windows.finish(until_ns);
     }
 
-    /// From here on samples are of a time window, until it is closed.
+    /// Opens a time window: samples belong to it until it is closed.
     pub fn open_window(&mut self) {
         self.windows.open();
     }
 
-    /// The window is over: it stands for so many times itself. A new one is open.
+    /// Closes the time window, applies its expansion factors, and opens the next one.
     pub fn close_window(&mut self, weights: &Weights) {
         let rows = &self.rows;
-        let factor = |number| rows.get(number as usize).map_or(1.0, |row: &HeapRow| weights.of(&row.process));
+        let factor = |number| rows.get(number as usize).map_or(1.0, |row: &HeapRow| weights.of(&row.key.process));
         for (number, correction) in self.windows.close(factor) {
             self.correct(number, &correction);
         }
     }
 
-    /// The last window that was closed stands for so many times itself more than was said.
+    /// Raises the expansion factors of the last closed window.
     pub fn extend_window(&mut self, more: &Weights) {
         let rows = &self.rows;
-        let more = |number| rows.get(number as usize).map_or(0.0, |row: &HeapRow| more.of(&row.process));
+        let more = |number| rows.get(number as usize).map_or(0.0, |row: &HeapRow| more.of(&row.key.process));
         for (number, correction) in self.windows.extend(more) {
             self.correct(number, &correction);
         }
     }
 
-    /// There are no windows any more: every sample stands for itself.
+    /// Drops all time windows: from now on every sample counts once.
     pub fn end_windows(&mut self) {
         self.windows = Windows::default();
     }
@@ -322,7 +292,7 @@ impl Heap {
         }
     }
 
-    /// Before the total in use falls: is it a peak?
+    /// Records a peak if the total in use is high enough. Called before the total falls.
     fn note_peak(&mut self) {
         if !self.rising {
             return;
@@ -340,12 +310,12 @@ impl Heap {
 
     fn sum_live(&self) -> Vec<SampleSums> {
         let mut sums = vec![SampleSums::default(); self.rows.capacity()];
-        // Most stacks have blocks of one size: their weight is computed once.
+        // Most stacks allocate blocks of one size, so the weight of the last size is kept.
         let mut known: Vec<Option<(u64, Inclusion)>> = vec![None; self.rows.capacity()];
         for live in self.spaces.values().flat_map(HashMap::values) {
             let row = live.row as usize;
             if known[row].is_none_or(|(trials, _)| trials != live.trials) {
-                known[row] = inclusion(live.trials, self.rows[row].interval).map(|it| (live.trials, it));
+                known[row] = inclusion(live.trials, self.rows[row].key.interval).map(|it| (live.trials, it));
             }
             if let Some((_, inclusion)) = &known[row] {
                 sums[row].record_included(live.size_bytes, live.offset, inclusion);
@@ -354,7 +324,7 @@ impl Heap {
         sums
     }
 
-    /// Estimated allocations so far by size class.
+    /// Estimated allocations so far, by size class.
     pub const fn by_class(&self) -> &[f64; SIZE_CLASSES] {
         &self.by_class.0
     }
@@ -364,46 +334,47 @@ impl Heap {
         self.totals
     }
 
-    /// Every row with what it has in use. Sums are made afresh from the blocks: nothing drifts. `ages`: with the ages
-    /// of the blocks that live.
-    pub fn snapshot(&mut self, now_ns: u64, ages: bool) -> impl Iterator<Item = Snapshot<'_>> {
+    /// Every row with its sums in use at `now_ns` (CLOCK_MONOTONIC), computed from the live blocks, so that rounding errors
+    /// do not accumulate. `ages`: with the ages of the live blocks.
+    pub fn snapshot(&mut self, now_ns: u64, ages: bool) -> impl Iterator<Item = RowSnapshot<'_>> {
         self.note_peak();
         let inuse = self.sum_live();
-        let mut living: Vec<Vec<(f64, f64)>> = vec![Vec::new(); if ages { self.rows.capacity() } else { 0 }];
+        let mut live_ages: Vec<Vec<(f64, f64)>> = vec![Vec::new(); if ages { self.rows.capacity() } else { 0 }];
         if ages {
             for live in self.spaces.values().flat_map(HashMap::values) {
-                let weight = weight_of(live.trials, self.rows[live.row as usize].interval);
-                living[live.row as usize].push((now_ns.saturating_sub(live.time_ns) as f64 * 1e-9, weight));
+                let weight = weight_of(live.trials, self.interval_of(live));
+                live_ages[live.row as usize].push((now_ns.saturating_sub(live.time_ns) as f64 * 1e-9, weight));
             }
         }
         let apart = self.ended_apart;
         self.rows.iter().map(move |(number, row)| {
             let (mut inuse, mut at_exit) = (inuse[number], SampleSums::default());
-            if apart { &mut at_exit } else { &mut inuse }.add(&row.ended);
-            let living = living.get_mut(number).map(std::mem::take).unwrap_or_default();
-            Snapshot { row, inuse, at_exit, peak: row.peak, living }
+            if apart { &mut at_exit } else { &mut inuse }.add(&row.at_exit);
+            let live_ages = live_ages.get_mut(number).map(std::mem::take).unwrap_or_default();
+            RowSnapshot { row, inuse, at_exit, peak: row.peak, live_ages }
         })
     }
 
-    /// Stacks of all rows have been carried away to be named.
+    /// Notes that a snapshot has taken the stacks of all rows to be symbolized.
     pub fn mark_named(&mut self) {
         for (_, row) in &mut self.rows {
             row.named = true;
         }
     }
 
-    /// Takes the rows of ended processes out, except those with blocks that live on in another address space (a
-    /// parent's, for a child of vfork) and those with samples of an open window: these stay for a later call. Returns the rows, and which processes are not done.
+    /// Removes the rows of ended processes. Rows with blocks that are live in another address space (the parent's, for a
+    /// vfork child) or with samples in the open time window stay for a later call. Returns the removed rows, and the
+    /// processes that still have rows.
     pub fn retire(&mut self, ended: &HashSet<ProcessKey>) -> (Vec<HeapRow>, HashSet<ProcessKey>) {
-        let of_ended = self.rows.iter().filter(|(_, row)| ended.contains(&row.process));
+        let of_ended = self.rows.iter().filter(|(_, row)| ended.contains(&row.key.process));
         let (done, held): (Vec<_>, Vec<_>) =
             of_ended.partition(|(number, row)| row.live == 0 && !self.windows.is_open_for(*number as u32));
-        let held = held.into_iter().map(|(_, row)| row.process).collect();
+        let held = held.into_iter().map(|(_, row)| row.key.process).collect();
         let done: Vec<usize> = done.into_iter().map(|(number, _)| number).collect();
         let retired = done.into_iter().map(|number| {
             let row = self.rows.remove(number);
             self.windows.forget(number as u32);
-            self.index.remove(&RowKey::of(&row));
+            self.index.remove(&row.key);
             row
         });
         (retired.collect(), held)
@@ -411,22 +382,6 @@ impl Heap {
 
     /// Stacks of all rows.
     pub fn stacks(&self) -> Vec<Arc<RawStack>> {
-        self.rows.iter().map(|(_, row)| Arc::clone(&row.stack)).collect()
-    }
-
-    /// Address spaces in which a sampled block lives.
-    pub fn spaces(&self) -> impl Iterator<Item = &ProcessKey> {
-        self.spaces.keys()
+        self.rows.iter().map(|(_, row)| Arc::clone(&row.key.stack)).collect()
     }
 }
-
-#[path = "cold.rs"]
-mod cold;
-#[path = "left.rs"]
-mod left;
-mod reconciliation;
-#[path = "row.rs"]
-mod row;
-#[cfg(test)]
-#[path = "live_tests.rs"]
-mod tests;

@@ -1,8 +1,8 @@
-//! From single samples to sums per stack.
+//! Turns events into the sums of each stack.
 
 pub mod ages;
 pub mod event;
 pub mod live;
 mod mapped;
-pub mod sums;
+pub mod sample;
 pub mod windows;

@@ -1,41 +1,43 @@
-//! Time windows: what was seen in one stands for the time without probes before it, too.
+//! Time windows: probes are attached in some windows of time only, and a window also stands for the pause before it.
 //!
-//! A window of length L follows a pause of length D that was drawn before anything of the window was known, so
-//! u = (D + L)/L is the inverse of the window's chance to hold a given moment, and each row's sum y over the window
-//! enters as u·y; both lengths are of the target's own progress ([`crate::sampling::window_weights`]) (Horvitz–Thompson over windows). Variance of a row: u (u − 1) y² + (u − 1) v on top of the v of its
-//! samples (windows as independent first stage; Särndal, Swensson, Wretman, *Model Assisted Survey Sampling*, result
-//! 4.3.1). Rows vary together from window to window, so these variances do not add up to that of a total.
+//! A window of length L follows a pause of length D that was drawn before anything in the window was known. So
+//! u = (D + L)/L, the window's expansion factor, is the inverse of its probability to contain a given moment, and the sum y
+//! of a row over the window is counted as u·y (Horvitz–Thompson over windows). Both lengths are measured in the target's own
+//! progress ([`heapbpf_statistics::window_weights`]). The variance of a row is u (u − 1) y² + (u − 1) v on top of the
+//! variance v of its samples (windows as an independent first stage; Särndal, Swensson, Wretman, *Model Assisted Survey
+//! Sampling*, result 4.3.1). Rows vary together from window to window, so the variance of a total is not the sum of theirs.
 
 use std::collections::HashMap;
 
 use sampler_ebpf::abi::ProcessKey;
 
-use super::live::Sample;
-use super::sums::SampleSums;
+use super::sample::Sample;
+use heapbpf_statistics::sums::SampleSums;
 
-/// Sums of the open window and of the last one that was closed, by row.
+/// Sums of the open window and of the last closed one, by row number.
 #[derive(Debug)]
 pub struct Windows {
-    /// CLOCK_MONOTONIC from when to when probes are known to be in place: putting them on and taking them off takes
-    /// milliseconds, and what they see meanwhile belongs to no time that is measured.
+    /// First and last moment (CLOCK_MONOTONIC) at which all probes are attached. Attaching and detaching them takes
+    /// milliseconds, which are part of no window.
     since_ns: u64,
     until_ns: u64,
-    /// `None`: every sample stands for itself.
+    /// `None`: there are no windows, and every sample counts once.
     open: Option<HashMap<u32, SampleSums>>,
+    /// Sums and expansion factor.
     closed: HashMap<u32, (SampleSums, f64)>,
 }
 
-/// How many times itself a window stands for, process by process.
+/// Expansion factors of a window, by process.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Weights {
-    /// Of those whose progress is known.
+    /// Factors of the processes whose progress is known.
     pub known: HashMap<ProcessKey, f64>,
-    /// Of the others.
+    /// Factor of all others.
     pub others: f64,
 }
 
 impl Weights {
-    /// The factor of a process.
+    /// Factor of a process.
     pub fn of(&self, process: &ProcessKey) -> f64 {
         self.known.get(process).copied().unwrap_or(self.others)
     }
@@ -47,10 +49,10 @@ impl Default for Windows {
     }
 }
 
-/// What a window adds to the sums of a row.
+/// Correction of a row's sums for a window's expansion factor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Correction {
-    /// To bytes.
+    /// Added to the bytes.
     pub bytes: f64,
     bytes_variance: f64,
     objects: f64,
@@ -58,7 +60,7 @@ pub struct Correction {
 }
 
 impl Correction {
-    /// By raising the factor of `sums` from `from` to `to`.
+    /// The correction that raises the factor of `sums` from `from` to `to`.
     fn new(sums: &SampleSums, from: f64, to: f64) -> Self {
         let variance = |y: f64, v: f64| (to * (to - 1.0) - from * (from - 1.0)) * y * y + (to - from) * v;
         Self {
@@ -69,7 +71,7 @@ impl Correction {
         }
     }
 
-    /// Adds it.
+    /// Adds the correction to a row's sums.
     pub fn apply(&self, sums: &mut SampleSums) {
         sums.bytes_correction += self.bytes;
         sums.bytes_variance += self.bytes_variance;
@@ -79,41 +81,41 @@ impl Correction {
 }
 
 impl Windows {
-    /// Samples are of a window from here on, if they are not yet.
+    /// Opens a window if none is open.
     pub fn open(&mut self) {
         self.open.get_or_insert_default();
     }
 
-    /// All probes are in place from this time on.
+    /// All probes are attached since this time (CLOCK_MONOTONIC).
     pub fn begin(&mut self, since_ns: u64) {
         (self.since_ns, self.until_ns) = (since_ns, u64::MAX);
     }
 
-    /// From this time on they are taken away.
+    /// Probes are being detached since this time (CLOCK_MONOTONIC).
     pub fn finish(&mut self, until_ns: u64) {
         self.until_ns = until_ns;
     }
 
-    /// Whether all probes were in place at a time.
+    /// Whether all probes were attached at a time.
     pub const fn covers(&self, time_ns: u64) -> bool {
         self.since_ns <= time_ns && time_ns <= self.until_ns
     }
 
-    /// A sample came in.
+    /// Adds a sample to the open window, if there is one.
     pub fn record(&mut self, row: u32, sample: &Sample) {
         if let Some(open) = &mut self.open {
-            open.entry(row).or_default().record(sample.size_bytes, sample.trials, sample.offset, sample.interval);
+            open.entry(row).or_default().record(sample.size_bytes, sample.trials, sample.offset, sample.key.interval);
         }
     }
 
-    /// The window stands for `factor(row)` times itself; the next one is open.
+    /// Closes the window with the expansion factor of each row, and opens the next one.
     pub fn close(&mut self, factor: impl Fn(u32) -> f64) -> Vec<(u32, Correction)> {
         let sums = self.open.replace(HashMap::new()).unwrap_or_default();
         self.closed = sums.into_iter().map(|(row, sums)| (row, (sums, factor(row)))).collect();
         self.closed.iter().map(|(row, (sums, factor))| (*row, Correction::new(sums, 1.0, *factor))).collect()
     }
 
-    /// The last window that was closed stands for `more(row)` times itself more.
+    /// Raises the expansion factor of each row of the last closed window by `more(row)`.
     pub fn extend(&mut self, more: impl Fn(u32) -> f64) -> Vec<(u32, Correction)> {
         let extended = self.closed.iter_mut().map(|(row, (sums, factor))| {
             let from = *factor;
@@ -128,7 +130,7 @@ impl Windows {
         self.open.as_ref().is_some_and(|open| open.contains_key(&row))
     }
 
-    /// A row is gone.
+    /// Forgets a row that is removed.
     pub fn forget(&mut self, row: u32) {
         self.closed.remove(&row);
     }
@@ -138,9 +140,9 @@ impl Windows {
 mod tests {
     use super::*;
 
-    /// A rate that rises and falls is seen in windows of a length of 1 after pauses of 0.5 to 1.5 times `mean`; every
-    /// byte is seen there. What the corrected sums come to, and what their variance is said to be.
-    fn seen(seed: u64, mean: f64, end: f64) -> (f64, f64) {
+    /// Simulates a recording of a program whose rate rises and falls, in windows of length 1 after pauses of 0.5 to 1.5
+    /// times `mean`; every byte in a window is sampled. Returns the corrected sum and its estimated variance.
+    fn estimated(seed: u64, mean: f64, end: f64) -> (f64, f64) {
         let mut random = sampler_ebpf::rng::seed(seed, 0);
         let mut uniform = || sampler_ebpf::rng::next(&mut random) as f64 / u64::MAX as f64;
         let integral = |t: f64| 100.0 * t - 300.0 * (t / 5.0).cos();
@@ -158,26 +160,26 @@ mod tests {
             pause = mean * (0.5 + uniform());
             now += pause;
         }
-        // The rest has no window of its own.
+        // No window follows the last pause.
         windows.extend(|_| (pause - (now - end).max(0.0)).max(0.0))[0].1.apply(&mut all);
         (all.bytes + all.bytes_correction, all.bytes_variance)
     }
 
-    /// Mean over 500 recordings against the truth, in standard errors; a false alarm at 5 sigma: once in 2 million.
+    /// Compares the mean over 500 recordings with the truth, within 5 standard errors: one false alarm in 2 million runs.
     #[test]
-    fn corrected_sums_are_unbiased_and_their_spread_is_no_larger_than_is_said() {
-        // 130 periods: a window stands for what was before it, so that ends matter, by about a segment's worth.
+    fn corrected_sums_are_unbiased_and_vary_no_more_than_estimated() {
+        // 130 periods: the bias at both ends of a recording is about one pause and window.
         let (mean_pause, end, runs) = (3.0, 1300.0 * std::f64::consts::PI, 500);
         let truth = 100.0 * end;
-        let figures: Vec<(f64, f64)> = (0..runs).map(|seed| seen(seed, mean_pause, end)).collect();
+        let figures: Vec<(f64, f64)> = (0..runs).map(|seed| estimated(seed, mean_pause, end)).collect();
         let n = runs as f64;
         let mean = figures.iter().map(|(bytes, _)| bytes).sum::<f64>() / n;
         let variance = figures.iter().map(|(bytes, _)| (bytes - mean).powi(2)).sum::<f64>() / (n - 1.0);
-        let said = figures.iter().map(|(_, variance)| variance).sum::<f64>() / n;
+        let estimated = figures.iter().map(|(_, variance)| variance).sum::<f64>() / n;
         let tolerance = 5.0 * (variance / n).sqrt() + 0.001 * truth;
         assert!((mean - truth).abs() < tolerance, "{mean} for {truth}, within {tolerance}");
-        // Pauses are jittered, not independent: that the windows are spread evenly only makes the figure better.
-        assert!(said > variance, "{said} is said, {variance} it is");
+        // Pauses are jittered and not independent: windows are spread more evenly, which lowers the variance.
+        assert!(estimated > variance, "estimated {estimated}, observed {variance}");
     }
 
     #[test]
@@ -189,5 +191,76 @@ mod tests {
         assert_eq!((correction.bytes, correction.bytes_variance), (20.0, 6.0 * 100.0 + 2.0 * 4.0));
         let more = Correction::new(&sums, 3.0, 4.0);
         assert_eq!(more.bytes_variance, 6.0 * 100.0 + 4.0);
+    }
+
+    fn sums(size_bytes: u64, interval: u64) -> SampleSums {
+        let mut sums = SampleSums::default();
+        sums.record(size_bytes, size_bytes, 0, interval);
+        sums
+    }
+
+    #[test]
+    fn a_factor_that_is_raised_in_steps_corrects_as_much_as_at_once() {
+        let open = || {
+            let mut windows = Windows::default();
+            windows.open();
+            windows.open.as_mut().unwrap().insert(3, sums(100, 512));
+            windows
+        };
+        let (mut once, mut steps) = (SampleSums::default(), SampleSums::default());
+        open().close(|_| 6.5)[0].1.apply(&mut once);
+        let mut windows = open();
+        windows.close(|_| 2.0)[0].1.apply(&mut steps);
+        for more in [0.5, 0.0, 4.0] {
+            let corrections = windows.extend(|row| if row == 3 { more } else { f64::NAN });
+            assert_eq!(corrections.len(), 1);
+            corrections[0].1.apply(&mut steps);
+        }
+        for (a, b) in [
+            (once.bytes_correction, steps.bytes_correction),
+            (once.bytes_variance, steps.bytes_variance),
+            (once.objects_correction, steps.objects_correction),
+            (once.objects_variance, steps.objects_variance),
+        ] {
+            assert!(a > 0.0 && (a - b).abs() < 1e-9 * a, "{a} at once, {b} in steps");
+        }
+    }
+
+    #[test]
+    fn a_factor_of_one_corrects_nothing() {
+        let one = Correction::new(&sums(100, 512), 1.0, 1.0);
+        assert_eq!(one, Correction { bytes: 0.0, bytes_variance: 0.0, objects: 0.0, objects_variance: 0.0 });
+    }
+
+    #[test]
+    fn only_the_last_closed_window_is_extended_and_not_for_rows_that_are_forgotten() {
+        let mut windows = Windows::default();
+        windows.open();
+        for row in [1, 2] {
+            windows.open.as_mut().unwrap().insert(row, sums(100, 1));
+        }
+        // An open window stays open.
+        windows.open();
+        assert!(windows.is_open_for(1) && !windows.is_open_for(3));
+        assert_eq!(windows.close(|_| 2.0).len(), 2);
+        assert!(!windows.is_open_for(1));
+        windows.forget(1);
+        let rows =
+            |corrections: Vec<(u32, Correction)>| corrections.into_iter().map(|(row, _)| row).collect::<Vec<_>>();
+        assert_eq!(rows(windows.extend(|_| 1.0)), [2]);
+        windows.open.as_mut().unwrap().insert(5, sums(100, 1));
+        assert_eq!(rows(windows.close(|_| 2.0)), [5]);
+        assert_eq!(rows(windows.extend(|_| 1.0)), [5]);
+    }
+
+    #[test]
+    fn probes_are_attached_from_the_first_moment_to_the_last() {
+        let mut windows = Windows::default();
+        assert!(windows.covers(0) && windows.covers(u64::MAX));
+        windows.begin(10);
+        windows.finish(20);
+        assert_eq!([9, 10, 20, 21].map(|time_ns| windows.covers(time_ns)), [false, true, true, false]);
+        windows.begin(30);
+        assert_eq!([20, 29, 30, u64::MAX].map(|time_ns| windows.covers(time_ns)), [false, false, true, true]);
     }
 }

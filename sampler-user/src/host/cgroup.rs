@@ -1,28 +1,27 @@
-//! Control groups, version 2 (also where it is mounted beside version 1).
+//! Control groups, version 2, including hybrid hierarchies where version 1 is mounted as well.
 
-use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
-/// A version 2 control group that was named as a target.
+/// A version 2 control group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Cgroup {
     /// Path in the hierarchy, `/` for its root.
     pub path: String,
     /// Its directory.
     pub directory: PathBuf,
-    /// The kernel's id: what BPF helpers compare.
+    /// The kernel's id of the group, which BPF helpers compare.
     pub id: u64,
 }
 
 /// Why a control group cannot be a target.
 #[derive(Debug, thiserror::Error)]
 pub enum CgroupError {
-    /// No version 2 hierarchy.
+    /// No version 2 hierarchy is mounted.
     #[error("control groups version 2 are not mounted: `mount -t cgroup2 none /sys/fs/cgroup/unified`")]
     NotMounted,
-    /// No such group.
+    /// There is no such group.
     #[error("no control group {directory}: {source}; `systemd-cgls` or `find {mount} -type d` lists them")]
     Missing {
         /// Where it was looked for.
@@ -66,14 +65,14 @@ impl Cgroup {
     }
 }
 
-/// Version 2 path of a process, from the text of its `/proc/PID/cgroup`.
+/// Version 2 path of a process's group, from the text of its `/proc/PID/cgroup`.
 #[must_use]
 pub fn parse(text: &str) -> Option<&str> {
     let path = text.lines().find_map(|line| line.strip_prefix("0::"))?;
     Some(path.strip_suffix(" (deleted)").unwrap_or(path))
 }
 
-/// Where version 2 is mounted, in our mount namespace.
+/// Where version 2 is mounted in heapbpf's mount namespace.
 #[must_use]
 pub fn mount_point() -> Option<PathBuf> {
     parse_mounts(&fs::read_to_string("/proc/self/mountinfo").ok()?)
@@ -90,8 +89,9 @@ fn parse_mounts(table: &str) -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_testing::skipped;
+
     use super::*;
-    use crate::testing::skipped;
 
     #[test]
     fn pure_and_hybrid_hierarchies() {

@@ -1,4 +1,4 @@
-//! Forks, execs, exits and executable mappings of every process, as the kernel reports them.
+//! Process events from the kernel: forks, execs, exits and executable mappings of every process.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -6,11 +6,13 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use super::HostError;
 use super::perf_ring::{Next, PerfRing, RingOptions};
 use super::record::{self, HostEvent};
+use crate::clock::monotonic_ns;
 
-/// Passes over the rings in one [`HostEvents::drain`]; a storm that outruns us does not keep the caller forever.
+/// Most passes over the rings in one [`HostEvents::drain`], so that it returns even if events arrive faster than they are
+/// read.
 const MAX_PASSES: usize = 64;
 
-/// The host's process events: one ring per CPU, read in order of time.
+/// The process events of all CPUs, one ring each, read in order of time.
 #[derive(Debug)]
 pub struct HostEvents {
     rings: Vec<PerfRing>,
@@ -20,28 +22,28 @@ pub struct HostEvents {
 }
 
 impl HostEvents {
-    /// Starts to listen on every online CPU.
+    /// Subscribes on every online CPU.
     ///
     /// # Errors
-    /// [`HostError::Events`] if no CPU can be watched: the capability is missing, or the kernel has no perf events.
+    /// [`HostError::Events`] if a CPU cannot be watched: a capability is missing, or the kernel has no perf events.
     pub fn open(options: RingOptions) -> Result<Self, HostError> {
-        // SAFETY: no preconditions; the result is checked.
+        // SAFETY: `epoll_create1` takes no pointers; the result is checked below.
         let epoll = unsafe { libc::epoll_create1(libc::EPOLL_CLOEXEC) };
         if epoll < 0 {
             return Err(HostError::Events { source: io::Error::last_os_error() });
         }
-        // SAFETY: the kernel just gave us this descriptor.
+        // SAFETY: `epoll_create1` just returned this descriptor, so nothing else owns it.
         let epoll = unsafe { OwnedFd::from_raw_fd(epoll) };
         let mut events = Self { rings: Vec::new(), epoll, options, record: Vec::with_capacity(8192) };
         events.watch_online_cpus().map_err(|source| HostError::Events { source })?;
         Ok(events)
     }
 
-    /// Watches CPUs that came online since the last call; `true` if there were any (what happened there before is
-    /// unknown: read /proc again).
+    /// Subscribes on CPUs that came online since the last call; `true` if there were any. Their earlier events were
+    /// missed, so /proc has to be read again.
     ///
     /// # Errors
-    /// The kernel's, if a CPU that is online cannot be watched.
+    /// The kernel's error, if an online CPU cannot be watched.
     pub fn watch_online_cpus(&mut self) -> io::Result<bool> {
         let mut added = false;
         for cpu in online_cpus()? {
@@ -50,13 +52,13 @@ impl HostEvents {
             }
             let ring = match PerfRing::open(cpu, self.options) {
                 Ok(ring) => ring,
-                // It went offline again between the list and the call.
+                // It went offline after it was listed.
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENODEV | libc::ENXIO)) => continue,
                 Err(error) => return Err(error),
             };
             let mut interest = libc::epoll_event { events: libc::EPOLLIN as u32, u64: u64::from(cpu) };
             let (epoll, event) = (self.epoll.as_raw_fd(), ring.as_fd().as_raw_fd());
-            // SAFETY: both descriptors are open, `interest` lives through the call.
+            // SAFETY: `self.epoll` and `ring` keep both descriptors open, and `interest` is a local that outlives the call.
             if unsafe { libc::epoll_ctl(epoll, libc::EPOLL_CTL_ADD, event, &raw mut interest) } < 0 {
                 return Err(io::Error::last_os_error());
             }
@@ -66,11 +68,11 @@ impl HostEvents {
         if self.rings.is_empty() { Err(io::Error::from_raw_os_error(libc::ENODEV)) } else { Ok(added) }
     }
 
-    /// Appends everything that has happened so far to `out`, in order of time. `true`: more is waiting already.
+    /// Appends all events so far to `out`, in order of time. `true` if more are pending.
     ///
-    /// Causes come before their effects, also across CPUs: only what is older than a look at the clock is taken, and
-    /// the clock is read before the rings are. Two events of unrelated threads within some microseconds may be
-    /// swapped. Readiness is edge-triggered: clear it, then drain.
+    /// A cause always comes before its effect, even across CPUs: the clock is read before the rings, and only events older
+    /// than that are taken. Events of unrelated threads within a few microseconds may be swapped. Readiness is
+    /// edge-triggered: clear it, then drain.
     pub fn drain(&mut self, out: &mut Vec<HostEvent>) -> bool {
         for _ in 0..MAX_PASSES {
             let first = out.len();
@@ -100,14 +102,14 @@ impl AsFd for HostEvents {
     }
 }
 
-/// Readable when there is something to drain: fit for tokio's `AsyncFd`.
+/// Readable when there is something to drain; works with tokio's `AsyncFd`.
 impl AsRawFd for HostEvents {
     fn as_raw_fd(&self) -> RawFd {
         self.epoll.as_raw_fd()
     }
 }
 
-/// Takes what is not younger than `now_ns` from one ring; `true` if something is left.
+/// Takes the events up to `now_ns` from one ring; `true` if newer ones are left.
 fn drain_ring(ring: &mut PerfRing, now_ns: u64, record: &mut Vec<u8>, out: &mut Vec<HostEvent>) -> bool {
     ring.refresh();
     let left = loop {
@@ -127,31 +129,12 @@ fn drain_ring(ring: &mut PerfRing, now_ns: u64, record: &mut Vec<u8>, out: &mut 
     left
 }
 
-/// CLOCK_MONOTONIC, nanoseconds: the time base of everything here.
-#[must_use]
-pub fn monotonic_ns() -> u64 {
-    clock_ns(libc::CLOCK_MONOTONIC)
-}
-
-/// CLOCK_BOOTTIME minus CLOCK_MONOTONIC, nanoseconds: how long the machine has slept.
-#[must_use]
-pub fn suspended_ns() -> u64 {
-    clock_ns(libc::CLOCK_BOOTTIME).saturating_sub(monotonic_ns())
-}
-
-fn clock_ns(clock: libc::clockid_t) -> u64 {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `time` is valid; the clock ids used here exist on every supported kernel.
-    unsafe { libc::clock_gettime(clock, &raw mut time) };
-    (time.tv_sec as u64).saturating_mul(1_000_000_000).saturating_add(time.tv_nsec as u64)
-}
-
 fn online_cpus() -> io::Result<Vec<u32>> {
     let list = std::fs::read_to_string("/sys/devices/system/cpu/online")?;
     Ok(parse_cpu_list(&list))
 }
 
-/// Parses the kernel's list format, e.g. `0-3,8`. Bounded: what is not a CPU number below 65,536 is left out.
+/// Parses the kernel's list format, such as `0-3,8`. Anything but CPU numbers below 65,536 is ignored.
 fn parse_cpu_list(list: &str) -> Vec<u32> {
     const MAX_CPU: u32 = 65_535;
     let mut cpus = Vec::new();

@@ -1,19 +1,18 @@
-//! What this kernel and our rights allow.
+//! What this kernel and heapbpf's privileges allow.
 
-use std::fs;
-use std::io;
 use std::os::unix::fs::MetadataExt;
+use std::{fs, io};
 
 use procfs::KernelVersion;
 
 /// Inode of the initial pid namespace, fixed by the kernel (`PROC_PID_INIT_INO`).
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
-/// Open files that are asked for: two for each module of a host with many containers.
+/// Limit on open files that is requested: two for each module of a host with many containers.
 const OPEN_FILES: u64 = 65_536;
-/// Linux 5.8 and 5.9 split some off from CAP_SYS_ADMIN, which still stands for them.
+/// Number of CAP_SYS_ADMIN. It implies the capabilities that Linux 5.8 and 5.9 split off from it.
 const CAP_SYS_ADMIN: u32 = 21;
 
-/// A capability, and what cannot be done without it.
+/// A capability, and what it is needed for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capability {
     /// Name.
@@ -24,7 +23,7 @@ pub struct Capability {
     implied_by_sys_admin: bool,
 }
 
-/// What is needed for profiling any process of the host.
+/// The capabilities needed to profile any process of the host.
 pub const CAPABILITIES: [Capability; 5] = [
     Capability { name: "CAP_BPF", needed_for: "loading BPF programs", bit: 39, implied_by_sys_admin: true },
     Capability { name: "CAP_PERFMON", needed_for: "probes and process events", bit: 38, implied_by_sys_admin: true },
@@ -48,29 +47,29 @@ pub const CAPABILITIES: [Capability; 5] = [
     },
 ];
 
-/// What the kernel and our rights allow; `None` where it cannot be told.
+/// What the kernel and heapbpf's privileges allow; `None` where that is unknown.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// As `uname -r` prints it.
     pub release: String,
-    /// The same as numbers.
+    /// The same, parsed.
     pub version: Option<KernelVersion>,
-    /// Capabilities that we do not have.
+    /// Capabilities that heapbpf lacks.
     pub missing: Vec<Capability>,
     /// Lockdown mode, if the kernel has it: `none`, `integrity` or `confidentiality`.
     pub lockdown: Option<String>,
     /// `kernel.perf_event_paranoid`.
     pub perf_event_paranoid: Option<i32>,
-    /// Whether the kernel's own types can be read.
+    /// Whether the kernel's type information (BTF) can be read.
     pub btf: bool,
     /// Whether the kernel has uprobes.
     pub uprobes: bool,
-    /// Whether we see the process ids that the kernel uses.
+    /// Whether heapbpf runs in the initial pid namespace, so that its process ids are the kernel's.
     pub initial_pid_namespace: bool,
 }
 
 impl Limits {
-    /// Looks at this machine.
+    /// Reads the limits of this machine.
     #[must_use]
     pub fn read() -> Self {
         let text = |path: &str| fs::read_to_string(path).map(|text| text.trim().to_owned());
@@ -88,11 +87,11 @@ impl Limits {
         }
     }
 
-    /// What keeps heapbpf from working at all, each as a sentence with what to do.
+    /// What prevents heapbpf from working at all, each as a sentence that says what to do.
     #[must_use]
     pub fn blockers(&self) -> Vec<String> {
         let mut blockers = Vec::new();
-        // Without these two nothing works; the others matter for some processes only.
+        // These two are always needed; the others only for some processes.
         for missing in self.missing.iter().filter(|missing| ["CAP_BPF", "CAP_PERFMON"].contains(&missing.name)) {
             blockers.push(format!(
                 "{} is missing, needed for {}: run as root or grant it",
@@ -115,7 +114,7 @@ impl Limits {
     }
 }
 
-/// Limits on resources after [`raise`].
+/// Resource limits after [`raise`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Raised {
     /// Most open files.
@@ -124,10 +123,10 @@ pub struct Raised {
     pub locked_bytes: u64,
 }
 
-/// Raises our limits on open files and locked memory as far as permitted and sensible.
+/// Raises heapbpf's limits on open files and locked memory as far as permitted and useful.
 ///
 /// # Errors
-/// Only if the limits cannot even be read.
+/// If the limits cannot be read. A limit that cannot be raised is no error.
 pub fn raise() -> io::Result<Raised> {
     Ok(Raised {
         open_files: raise_one(libc::RLIMIT_NOFILE, OPEN_FILES)?,
@@ -137,7 +136,7 @@ pub fn raise() -> io::Result<Raised> {
 
 fn raise_one(resource: libc::__rlimit_resource_t, wanted: u64) -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: `limit` is valid for the result.
+    // SAFETY: `limit` is a local `rlimit` that the call writes to.
     if unsafe { libc::getrlimit(resource, &raw mut limit) } < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -147,7 +146,7 @@ fn raise_one(resource: libc::__rlimit_resource_t, wanted: u64) -> io::Result<u64
     let beyond = libc::rlimit { rlim_cur: wanted, rlim_max: limit.rlim_max.max(wanted) };
     let within = libc::rlimit { rlim_cur: wanted.min(limit.rlim_max), rlim_max: limit.rlim_max };
     for attempt in [beyond, within] {
-        // SAFETY: `attempt` is valid.
+        // SAFETY: `attempt` is an initialised `rlimit` that the call only reads.
         if unsafe { libc::setrlimit(resource, &raw const attempt) } == 0 {
             return Ok(attempt.rlim_cur);
         }
@@ -166,21 +165,21 @@ fn missing_capabilities(effective: u64) -> Vec<Capability> {
     CAPABILITIES.into_iter().filter(missing).collect()
 }
 
-/// The one in brackets of `[none] integrity confidentiality`.
+/// The bracketed word of `[none] integrity confidentiality`.
 fn chosen_mode(modes: &str) -> Option<String> {
     let (_, rest) = modes.split_once('[')?;
     Some(rest.split_once(']')?.0.to_owned())
 }
 
-/// Bytes of memory that the kernel would give to anyone at most, by its rule of overcommitment
-/// (`/proc/sys/vm/overcommit_memory`): with the heuristic one, what the host has; with the strict one, the limit.
+/// Most bytes of memory that the kernel would grant, according to `/proc/sys/vm/overcommit_memory`: memory and swap in
+/// heuristic mode (0), the commit limit in strict mode (2).
 #[must_use]
 pub fn memory_bytes() -> u64 {
     let rule = fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
     memory_by_rule(rule.trim(), &fs::read_to_string("/proc/meminfo").unwrap_or_default())
 }
 
-/// No allocator gets more than this much of a 47-bit address space.
+/// Bound without an overcommit limit, bytes: half of a 47-bit address space, more than any allocator can get.
 const MOST_MEMORY: u64 = 1 << 46;
 
 fn memory_by_rule(rule: &str, meminfo: &str) -> u64 {
@@ -201,7 +200,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_is_told_by_the_rule_of_overcommitment() {
+    fn the_memory_bound_follows_the_overcommit_mode() {
         let meminfo = "MemTotal:       1000 kB\nSwapTotal:       24 kB\nCommitLimit:    512 kB\n";
         assert_eq!(memory_by_rule("0", meminfo), 1 << 20);
         assert_eq!(memory_by_rule("2", meminfo), 1 << 19);

@@ -1,78 +1,40 @@
-//! Executable mappings of an address space over time.
+//! The executable mappings of an address space over time.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A mapped file (or the vDSO, or JIT-compiled code), by identity; index into the module table.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct ModuleId(pub u32);
+use heapbpf_unwind::mapping::Mappings;
+pub use heapbpf_unwind::mapping::{Mapping, ModuleId};
+use heapbpf_unwind::raw::SpaceView;
+use sampler_ebpf::abi::ProcessKey;
 
-/// An executable mapping.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Mapping {
-    /// First address.
-    pub start: u64,
-    /// End (exclusive).
-    pub end: u64,
-    /// File offset of `start`.
-    pub file_offset: u64,
-    /// What is mapped.
-    pub module: ModuleId,
-    /// CLOCK_MONOTONIC when it appeared; 0 if it was there before the recording.
-    pub since_ns: u64,
-}
-
-impl Mapping {
-    /// Whether `address` lies in it.
-    #[must_use]
-    pub fn contains(&self, address: u64) -> bool {
-        (self.start..self.end).contains(&address)
-    }
-
-    /// File offset of `address`, which lies in it.
-    #[must_use]
-    pub fn offset_of(&self, address: u64) -> u64 {
-        self.file_offset.wrapping_add(address.wrapping_sub(self.start))
-    }
-
-    /// Whether the same byte of the same module is at the same address in both.
-    fn agrees_with(&self, other: &Self) -> bool {
-        self.module == other.module && self.offset_of(other.start) == other.file_offset
-    }
-
-    /// The part inside `start..end`, if any.
-    fn part(&self, start: u64, end: u64) -> Option<Self> {
-        let (start, end) = (start.max(self.start), end.min(self.end));
-        (start < end).then(|| Self { start, end, file_offset: self.offset_of(start), ..*self })
-    }
-}
-
-/// What was at an address before something else was.
+/// A mapping that was replaced or unmapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Replaced {
     mapping: Mapping,
     until_ns: u64,
 }
 
-/// What an insertion did.
+/// Result of an insertion.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inserted {
     /// The mapping, or a part of it, is new.
     New,
-    /// Everything was known.
+    /// All of the mapping was known.
     Known,
-    /// It is empty, or the space has too many mappings; it was dropped and counted.
+    /// It was dropped and counted: it is empty, or the space has too many mappings.
     Dropped,
 }
 
-/// Most executable mappings of one address space, and most replaced ones remembered: what a hostile process can make
-/// us keep is bounded. (The kernel allows 65,530 mappings of all kinds; large programs have some hundred executable.)
+/// Most executable mappings kept of one address space, and most replaced ones: a bound on the memory that a hostile
+/// process can make heapbpf use. (The kernel allows 65,530 mappings of all kinds; large programs have a few hundred
+/// executable ones.)
 pub const MAX_MAPPINGS: usize = 8192;
 
-/// Executable mappings of one address space: what is there now, and what was there earlier.
+/// The executable mappings of one address space, current and earlier.
 ///
-/// Cloning is cheap (a fork shares the parent's list until one of the two changes it). Unmapping is not reported by
-/// the kernel: a mapping ends when another takes its place, or with the address space.
+/// Cloning is cheap: after a fork, parent and child share a list until one of them changes. The kernel does not report
+/// unmapping, so a mapping ends when another replaces it, or with the address space.
 #[derive(Clone, Debug, Default)]
 pub struct AddressSpace {
     /// Sorted by address, without overlaps.
@@ -84,32 +46,32 @@ pub struct AddressSpace {
     changed_ns: u64,
 }
 
-/// A number that no other state of any address space has.
+/// A number that no state of any address space had before.
 fn next_generation() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 impl AddressSpace {
-    /// The mappings in force, by address.
+    /// The current mappings, by address.
     #[must_use]
     pub fn current(&self) -> &[Mapping] {
         &self.current
     }
 
-    /// Mappings and replaced mappings that were forgotten because there were too many.
+    /// Number of mappings, current or replaced, that were dropped because there were too many.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped
     }
 
-    /// Number that grows with every change, and that no other address space has but a copy.
+    /// Identifies this state of the mappings: it grows with every change, and only unchanged clones share it.
     #[must_use]
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// CLOCK_MONOTONIC of the last change: from then on the mappings in force are all there is to look at.
+    /// CLOCK_MONOTONIC of the last change. For later times only the current mappings matter.
     #[must_use]
     pub fn changed_ns(&self) -> u64 {
         self.changed_ns
@@ -120,14 +82,14 @@ impl AddressSpace {
         self.changed_ns = self.changed_ns.max(time_ns);
     }
 
-    /// Bytes of memory held, and by how many address spaces they are shared.
+    /// Bytes of memory held, and the number of address spaces that share them.
     #[must_use]
     pub fn memory(&self) -> (usize, usize) {
         let bytes = self.current.capacity() * size_of::<Mapping>() + self.replaced.capacity() * size_of::<Replaced>();
         (bytes, Arc::strong_count(&self.current))
     }
 
-    /// Adds a mapping. What it covers is cut out and remembered as having been there until `new.since_ns`.
+    /// Adds a mapping. What it overlaps counts as replaced at `new.since_ns`.
     pub fn insert(&mut self, new: Mapping) -> Inserted {
         if new.start >= new.end {
             self.dropped += 1;
@@ -140,7 +102,7 @@ impl AddressSpace {
             self.dropped += 1;
             return Inserted::Dropped;
         }
-        // What agrees stays as it is, with its own time; the new mapping fills the space between.
+        // Parts that agree with the new mapping keep their own time; the new mapping fills the gaps between them.
         let mut pieces = Vec::with_capacity(overlapped.len() + 2);
         let (mut filled_to, mut right, mut known_bytes) = (new.start, None, 0);
         for known in overlapped {
@@ -167,7 +129,7 @@ impl AddressSpace {
         Inserted::New
     }
 
-    /// Makes `mappings` the ones in force (as read from /proc at `time_ns`); what is not among them ended by then.
+    /// Makes `mappings` the current ones, as read from /proc at `time_ns`. Others count as unmapped at that time.
     pub fn replace_all(&mut self, mappings: impl IntoIterator<Item = Mapping>, time_ns: u64) {
         let old = std::mem::take(&mut self.current);
         self.note_change(time_ns);
@@ -182,7 +144,7 @@ impl AddressSpace {
         }
     }
 
-    /// Cuts `start..end` out, as unmapped at `time_ns`.
+    /// Unmaps `start..end` at `time_ns`.
     pub fn remove(&mut self, start: u64, end: u64, time_ns: u64) {
         let first = self.current.partition_point(|mapping| mapping.end <= start);
         let last = first + self.current[first..].partition_point(|mapping| mapping.start < end);
@@ -201,11 +163,11 @@ impl AddressSpace {
         self.note_change(time_ns);
     }
 
-    /// The mapping that held `address` at `time_ns`: the youngest of those that did.
+    /// The mapping at `address` at `time_ns`; if several were, the most recent.
     #[must_use]
     pub fn resolve(&self, address: u64, time_ns: u64) -> Option<&Mapping> {
         let current = self.find_current(address).filter(|mapping| mapping.since_ns <= time_ns);
-        // Replacements are in order of time: the common case, nothing replaced since, looks at none of them.
+        // Replacements are ordered by time, so in the common case of none since `time_ns` the loop ends at once.
         let later = self.replaced.iter().rev().take_while(|replaced| replaced.until_ns > time_ns);
         later
             .map(|replaced| &replaced.mapping)
@@ -223,7 +185,7 @@ impl AddressSpace {
 fn remember(list: &mut Arc<Vec<Replaced>>, dropped: &mut u64, replaced: Replaced) {
     let list = Arc::make_mut(list);
     if list.len() >= MAX_MAPPINGS {
-        // The older half at once: forgetting one by one would move the whole list each time.
+        // Dropping the older half at once amortises the cost of moving the rest.
         list.drain(..MAX_MAPPINGS / 2);
         *dropped += (MAX_MAPPINGS / 2) as u64;
     }
@@ -231,8 +193,37 @@ fn remember(list: &mut Arc<Vec<Replaced>>, dropped: &mut u64, replaced: Replaced
     list.insert(index, replaced);
 }
 
+/// An address space as it was at some time.
+#[derive(Clone, Copy, Debug)]
+pub struct AtTime<'a> {
+    space: &'a AddressSpace,
+    time_ns: u64,
+}
+
+impl<'a> AtTime<'a> {
+    /// `space` at CLOCK_MONOTONIC `time_ns`.
+    pub fn new(space: &'a AddressSpace, time_ns: u64) -> Self {
+        Self { space, time_ns }
+    }
+
+    /// The view that the unwinder takes. It has a generation only if `time_ns` is not before the last change.
+    pub fn view(&self, key: ProcessKey) -> SpaceView<'_> {
+        let is_current = self.time_ns >= self.space.changed_ns();
+        SpaceView { key, generation: is_current.then(|| self.space.generation()), mappings: self }
+    }
+}
+
+impl Mappings for AtTime<'_> {
+    fn find(&self, address: u64) -> Option<&Mapping> {
+        self.space.resolve(address, self.time_ns)
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    use heapbpf_own_process::{OwnProcess, captured, unwind};
+    use heapbpf_unwind::dwarf::{Capture, Unwinder};
+
     use super::*;
 
     const A: ModuleId = ModuleId(1);
@@ -255,7 +246,7 @@ mod tests {
         assert_eq!(found(&space, 0x1800, 10), Some((A, 0x900)));
         assert_eq!(found(&space, 0x1800, 19), Some((A, 0x900)));
         assert_eq!(found(&space, 0x1800, 20), Some((B, 0xd00)));
-        // What was not covered lives on, with the right offset.
+        // The part that was not overlapped remains, with the right offset.
         assert_eq!(found(&space, 0x2000, 30), Some((A, 0x1100)));
         assert_eq!(found(&space, 0x3000, 30), None);
     }
@@ -289,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_proc_again_ends_what_is_gone() {
+    fn reading_proc_again_ends_mappings_that_are_gone() {
         let mut space = AddressSpace::default();
         space.insert(mapping(0x1000, 0x2000, 0, A, 1));
         space.insert(mapping(0x5000, 0x6000, 0, B, 2));
@@ -301,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_process_can_make_us_keep_is_bounded() {
+    fn the_number_of_mappings_kept_is_bounded() {
         let mut space = AddressSpace::default();
         for index in 0..3 * MAX_MAPPINGS as u64 {
             space.insert(mapping(index * 0x2000, index * 0x2000 + 0x1000, 0, A, 1));
@@ -314,7 +305,7 @@ mod tests {
         assert_eq!(space.insert(mapping(5, 5, 0, A, 0)), Inserted::Dropped);
     }
 
-    /// Against a model that remembers, for every page, what was put there when (seeded, 300 spaces).
+    /// Compares with a model that records every page at every time (seeded, 300 spaces).
     #[test]
     fn agrees_with_a_page_by_page_model() {
         const PAGES: u64 = 24;
@@ -350,5 +341,26 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn a_stack_is_resolved_against_the_mappings_of_its_time() {
+        let mut process = OwnProcess::read().expect("/proc");
+        let capture = captured(10);
+        let input = Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[] };
+        let expected = unwind(&process, &capture);
+        let mut space = AddressSpace::default();
+        space.replace_all(process.mappings().iter().copied(), 0);
+        let key = process.space().key;
+        let mut unwinder = Unwinder::default();
+        assert_eq!(unwinder.unwind(&mut process, &AtTime::new(&space, 500).view(key), input), expected);
+
+        // At time 1000 another module replaces this program's code.
+        let code = *process.mappings().iter().find(|mapping| mapping.contains(capture.registers.ip)).expect("mapped");
+        space.insert(Mapping { module: ModuleId(u32::MAX), since_ns: 1000, ..code });
+        let before = unwinder.unwind(&mut process, &AtTime::new(&space, 999).view(key), input);
+        assert_eq!(before, expected);
+        let after = unwinder.unwind(&mut process, &AtTime::new(&space, 1000).view(key), input);
+        assert_eq!(after.frames[0].module, Some(ModuleId(u32::MAX)));
     }
 }

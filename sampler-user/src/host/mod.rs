@@ -1,15 +1,13 @@
-//! The host: processes, their mappings, the files behind these.
+//! The host: processes, their mappings, and the files behind them.
 //!
-//! [`Host`] reads /proc once and then follows the kernel's events; it answers what was at an address of a process at
-//! a time, and says when there is something new to attach to. Drain it (or [`Host::poll`]) *after* reading a batch of
-//! samples and before resolving them: the kernel reports a mapping before the code in it can run.
+//! [`Host`] reads /proc once and then follows the kernel's events. It resolves an address of a process at a given time,
+//! and reports changes that may need probes. Call [`Host::poll`] *after* reading a batch of samples and before resolving
+//! them: the kernel reports a mapping before the code in it can run.
 
-pub mod build_id;
 pub mod cgroup;
 pub mod events;
 pub mod in_root;
 pub mod limits;
-pub mod lives;
 pub mod mappings;
 pub mod modules;
 pub mod open;
@@ -17,6 +15,7 @@ pub mod own_memory;
 pub mod perf_ring;
 pub mod proc_maps;
 pub mod process;
+pub mod processes;
 pub mod record;
 pub mod vdso;
 
@@ -24,24 +23,25 @@ use std::collections::HashSet;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-use events::{HostEvents, monotonic_ns, suspended_ns};
-use lives::{HostChange, Life, LifeId, Lives};
-use mappings::ModuleId;
-use modules::ModuleTable;
-use perf_ring::RingOptions;
-use process::ProcessInfo;
-use record::HostEvent;
+use self::events::HostEvents;
+use self::mappings::ModuleId;
+use self::modules::ModuleTable;
+use self::perf_ring::RingOptions;
+use self::process::ProcessInfo;
+use self::processes::{HostChange, Incarnation, IncarnationId, Processes};
+use self::record::HostEvent;
+use crate::clock::{monotonic_ns, suspended_ns};
 
-/// While events keep getting lost, /proc is read at most this often.
+/// Shortest time between two reads of /proc while events keep getting lost, nanoseconds.
 const RESCAN_INTERVAL_NS: u64 = 200_000_000;
 
-/// Rounds of events in one [`Host::poll`]; a storm that outruns us does not keep the caller forever.
+/// Most rounds of events in one [`Host::poll`], so that it returns even if events arrive faster than they are applied.
 const MAX_ROUNDS: usize = 4;
 
-/// What can go wrong when the host is looked at.
+/// Why the host cannot be observed.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// Process events cannot be had.
+    /// Process events are not available.
     #[error(
         "cannot listen to process events (perf_event_open): {source}; run as root, or with CAP_PERFMON and CAP_BPF"
     )]
@@ -49,7 +49,7 @@ pub enum HostError {
         /// The kernel's reason.
         source: std::io::Error,
     },
-    /// No /proc.
+    /// /proc cannot be read.
     #[error("cannot list processes in /proc: {source}")]
     Proc {
         /// The kernel's reason.
@@ -57,12 +57,12 @@ pub enum HostError {
     },
 }
 
-/// How the host is followed.
+/// Options of a [`Host`].
 #[derive(Clone, Copy, Debug)]
 pub struct HostOptions {
-    /// Room for events, and when we are woken.
+    /// The rings that events arrive in.
     pub ring: RingOptions,
-    /// Module files kept open at most (see [`limits::raise`]).
+    /// Most module files kept open (see [`limits::raise`]).
     pub max_open_files: usize,
 }
 
@@ -73,12 +73,12 @@ impl Default for HostOptions {
     }
 }
 
-/// Where an address of a process is.
+/// What an address of a process resolves to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Location {
-    /// In what.
+    /// The module mapped there.
     pub module: ModuleId,
-    /// Where in its file; for anonymous memory the address itself.
+    /// Offset in its file; for anonymous memory the address itself.
     pub file_offset: u64,
 }
 
@@ -87,40 +87,40 @@ pub struct Location {
 pub struct Polled {
     /// Events applied.
     pub events: usize,
-    /// Records that the kernel could not deliver.
+    /// Records that the kernel dropped.
     pub lost: u64,
     /// Whether /proc was read again because of that.
     pub rescanned: bool,
-    /// Whether events are waiting already: there will be no wake-up for them.
+    /// Whether more events are pending, for which there will be no wake-up.
     pub more: bool,
 }
 
-/// Events that there is room for while nothing much happens.
+/// Capacity that the event buffer keeps when it is empty.
 const ROOM_FOR_EVENTS: usize = 256;
 
-/// Processes, mappings and modules of this machine, kept up to date.
+/// The processes, mappings and modules of this machine, kept up to date.
 #[derive(Debug)]
 pub struct Host {
     events: Option<HostEvents>,
-    lives: Lives,
+    processes: Processes,
     modules: ModuleTable,
-    /// Events taken but not applied yet; empty between calls.
+    /// Events read but not applied yet; empty between calls.
     buffer: Vec<HostEvent>,
     rescan_due: bool,
     rescanned_ns: u64,
 }
 
 impl Host {
-    /// Listens to events, then reads /proc.
+    /// Subscribes to process events, then reads /proc.
     ///
     /// # Errors
-    /// [`HostError`] if one of the two cannot be had.
+    /// [`HostError`] if either is not available.
     pub fn start(options: HostOptions) -> Result<Self, HostError> {
         let events = HostEvents::open(options.ring)?;
         Self::with(Some(events), options)
     }
 
-    /// Reads /proc only: what is there now, without events. Needs no rights but those to read /proc.
+    /// Reads /proc once, without events. Needs no privileges beyond reading /proc.
     ///
     /// # Errors
     /// [`HostError::Proc`].
@@ -131,7 +131,7 @@ impl Host {
     fn with(events: Option<HostEvents>, options: HostOptions) -> Result<Self, HostError> {
         let mut host = Self {
             events,
-            lives: Lives::default(),
+            processes: Processes::default(),
             modules: ModuleTable::new(options.max_open_files),
             buffer: Vec::new(),
             rescan_due: false,
@@ -142,7 +142,7 @@ impl Host {
         Ok(host)
     }
 
-    /// Applies everything that has happened so far. Cheap when nothing has.
+    /// Applies all events so far. Cheap if there are none.
     ///
     /// # Errors
     /// [`HostError::Proc`] if events were lost and /proc cannot be read.
@@ -163,7 +163,7 @@ impl Host {
         Ok(polled)
     }
 
-    /// Moves events from the rings to the buffer; `true` if more are waiting.
+    /// Moves events from the rings to the buffer; `true` if more are pending.
     fn take_events(&mut self) -> bool {
         self.events.as_mut().is_some_and(|events| events.drain(&mut self.buffer))
     }
@@ -176,21 +176,22 @@ impl Host {
                 polled.lost += count;
                 self.rescan_due = true;
             }
-            self.lives.apply(&event, suspended_ns, &mut self.modules);
+            self.processes.apply(&event, suspended_ns, &mut self.modules);
         }
     }
 
-    /// Housekeeping, to be called about once a second: CPUs that came online, processes whose end was not noticed.
+    /// Housekeeping, to be called about once a second: watches CPUs that came online, and ends processes whose exit event
+    /// was lost.
     ///
     /// # Errors
-    /// [`HostError::Events`] if a CPU cannot be watched.
+    /// [`HostError::Events`] if an online CPU cannot be watched.
     pub fn tick(&mut self) -> Result<(), HostError> {
         if let Some(events) = &mut self.events {
             self.rescan_due |= events.watch_online_cpus().map_err(|source| HostError::Events { source })?;
         }
-        for pid in self.lives.headless() {
+        for pid in self.processes.headless() {
             if process::Stat::read(pid).map_or(true, |stat| stat.without_memory && stat.threads <= 1) {
-                self.lives.end(pid, monotonic_ns());
+                self.processes.end(pid, monotonic_ns());
             }
         }
         Ok(())
@@ -199,19 +200,19 @@ impl Host {
     /// What was at `address` of process `pid` at `time_ns` (CLOCK_MONOTONIC).
     #[must_use]
     pub fn resolve(&self, pid: u32, address: u64, time_ns: u64) -> Option<Location> {
-        let mapping = self.lives.at(pid, time_ns)?.space.resolve(address, time_ns)?;
+        let mapping = self.processes.at(pid, time_ns)?.space.resolve(address, time_ns)?;
         Some(Location { module: mapping.module, file_offset: mapping.offset_of(address) })
     }
 
-    /// All lives of processes that are kept.
+    /// The process incarnations that are kept.
     #[must_use]
-    pub fn lives(&self) -> &Lives {
-        &self.lives
+    pub fn processes(&self) -> &Processes {
+        &self.processes
     }
 
-    /// For retaining, releasing, expiring, and for taking changes.
-    pub fn lives_mut(&mut self) -> &mut Lives {
-        &mut self.lives
+    /// The process incarnations, mutably.
+    pub fn processes_mut(&mut self) -> &mut Processes {
+        &mut self.processes
     }
 
     /// All modules.
@@ -220,47 +221,47 @@ impl Host {
         &self.modules
     }
 
-    /// For opening module files.
+    /// All modules, mutably: opening their files changes the table.
     pub fn modules_mut(&mut self) -> &mut ModuleTable {
         &mut self.modules
     }
 
-    /// Lives to read and modules to open, both at once: what unwinding needs.
-    pub fn split(&mut self) -> (&Lives, &mut ModuleTable) {
-        (&self.lives, &mut self.modules)
+    /// The processes to read and the module table to open files with, borrowed at the same time: unwinding needs both.
+    pub fn split(&mut self) -> (&Processes, &mut ModuleTable) {
+        (&self.processes, &mut self.modules)
     }
 
-    /// Forgets lives, as [`Lives::expire`] does, and gives back the room that the events of many took.
+    /// Forgets ended incarnations as [`Processes::expire`] does, and shrinks the event buffer.
     pub fn expire(&mut self, before_ns: u64, sampled_before_ns: u64) -> usize {
         self.buffer.shrink_to(ROOM_FOR_EVENTS);
-        self.lives.expire(before_ns, sampled_before_ns)
+        self.processes.expire(before_ns, sampled_before_ns)
     }
 
     /// Moves what has changed since the last call to `out`.
     pub fn drain_changes(&mut self, out: &mut Vec<HostChange>) {
-        self.lives.drain_changes(out);
+        self.processes.drain_changes(out);
     }
 
-    /// What is known of the process that has or had this life; read from /proc the first time, if it is still there.
-    pub fn describe(&mut self, id: LifeId) -> Option<Arc<ProcessInfo>> {
-        let unread = |life: &Life| !life.described && life.until_ns.is_none();
-        if self.lives.get(id).is_some_and(unread)
+    /// What is known of an incarnation. The first call reads /proc, if the process still runs.
+    pub fn describe(&mut self, id: IncarnationId) -> Option<Arc<ProcessInfo>> {
+        let unread = |incarnation: &Incarnation| !incarnation.described && incarnation.until_ns.is_none();
+        if self.processes.get(id).is_some_and(unread)
             && let Ok(mut info) = ProcessInfo::read(id.pid)
-            && let Some(known) = self.lives.get(id).map(|life| &life.info)
-            // It may have exec'ed by now, which we would learn later: then it must not describe this life.
+            && let Some(known) = self.processes.get(id).map(|incarnation| &incarnation.info)
+            // It may have called exec since, in an event not read yet: then /proc describes the next incarnation.
             && (known.comm == info.comm || known.exe == info.exe)
         {
-            // One that is ending has no executable any more.
+            // An exiting process has no executable any more.
             if info.exe.is_empty() {
                 (info.exe, info.exe_deleted) = (known.exe.clone(), known.exe_deleted);
             }
-            self.lives.describe(id, info);
+            self.processes.describe(id, info);
         }
-        self.lives.get(id).map(|life| life.info.clone())
+        self.processes.get(id).map(|incarnation| incarnation.info.clone())
     }
 
-    /// Reads /proc: at the start, and after events were lost. What happens meanwhile is in the buffer afterwards: a
-    /// fork can only be understood when its parent is known.
+    /// Reads /proc, at the start and after events were lost. Events that arrive meanwhile are left in the buffer: a fork
+    /// can only be applied once its parent is known.
     fn scan(&mut self, first: bool) -> Result<(), HostError> {
         let begun_ns = monotonic_ns();
         let suspended_ns = suspended_ns();
@@ -268,27 +269,29 @@ impl Host {
         let mut there = HashSet::with_capacity(pids.len());
         for pid in pids {
             let time_ns = monotonic_ns();
-            // What vanishes between the list and the look is no error; kernel threads are of no interest.
+            // A process may exit after it was listed; kernel threads are skipped.
             let Some(info) = ProcessInfo::read(pid).ok().filter(|info| !info.without_memory) else { continue };
             there.insert(pid);
             let maps = proc_maps::read(pid).unwrap_or_default();
             let since_ns = if first { 0 } else { info.start_ns.saturating_sub(suspended_ns) };
-            self.lives.found(info, &maps, since_ns, time_ns, &mut self.modules);
+            self.processes.found(info, &maps, since_ns, time_ns, &mut self.modules);
             self.take_events();
         }
-        let gone = |life: &&Life| life.until_ns.is_none() && life.since_ns < begun_ns && !there.contains(&life.id.pid);
-        let gone: Vec<u32> = self.lives.iter().filter(gone).map(|life| life.id.pid).collect();
+        let gone = |incarnation: &&Incarnation| {
+            incarnation.until_ns.is_none() && incarnation.since_ns < begun_ns && !there.contains(&incarnation.id.pid)
+        };
+        let gone: Vec<u32> = self.processes.iter().filter(gone).map(|incarnation| incarnation.id.pid).collect();
         for pid in gone {
-            self.lives.end(pid, begun_ns);
+            self.processes.end(pid, begun_ns);
         }
-        // Losses noticed from here on call for another look.
+        // Losses noticed from here on require another scan.
         self.rescan_due = false;
         self.rescanned_ns = monotonic_ns();
         Ok(())
     }
 }
 
-/// Readable when there is something to [`Host::poll`]; -1 without events. Edge-triggered: clear readiness first.
+/// Readable when there is something to [`Host::poll`]; -1 without events. Edge-triggered: clear readiness, then poll.
 impl AsRawFd for Host {
     fn as_raw_fd(&self) -> RawFd {
         self.events.as_ref().map_or(-1, AsRawFd::as_raw_fd)

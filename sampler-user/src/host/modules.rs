@@ -1,46 +1,49 @@
-//! The files (and the rest) that processes have mapped executable, each once, kept open so that they can be read
-//! after deletion, upgrade, or the process's end.
+//! Modules: the files, and other objects, that processes map executable. Each is kept once, and open, so that it can be
+//! read after it was deleted or upgraded, or after the process exited.
 
 use std::collections::HashMap;
 use std::fs::File;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-use super::build_id;
+use heapbpf_elf::{Image, build_id, is_elf};
+use heapbpf_unwind::image::ModuleFiles;
+
 use super::mappings::ModuleId;
 use super::open::{ChangeTime, Opened, RealFile, Stamp, Unreadable, change_time, open_mapped};
 use super::record::{Device, MapEvent};
 use super::vdso;
 
-/// Most modules, and most file identities, that are told apart: what a hostile process can make us keep is bounded.
+/// Most modules, and most file identities, that are told apart: a bound on what a hostile process can make heapbpf keep.
 const MAX_MODULES: usize = 1 << 17;
 
-/// What is mapped.
+/// Kinds of modules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ModuleKind {
-    /// A file (also a deleted one, or one that lives in memory only).
+    /// A file, possibly deleted or in memory only (memfd).
     File,
-    /// The kernel's code for user space, as 64-bit processes see it.
+    /// The vDSO of 64-bit processes.
     Vdso,
-    /// The legacy page of system calls.
+    /// The legacy vsyscall page.
     Vsyscall,
-    /// Where the kernel steps over probed instructions.
+    /// The area in which the kernel single-steps probed instructions.
     Uprobes,
-    /// Memory without a file: JIT-compiled code.
+    /// Memory without a file: JIT code.
     Anonymous,
-    /// Another special mapping.
+    /// Another special mapping of the kernel.
     Special,
 }
 
-/// A module's content, for whoever unwinds, symbolizes or attaches.
+/// A module's content.
 #[derive(Clone, Debug)]
 pub enum ModuleSource {
-    /// A file, open for reading; not moved by reads at offsets.
+    /// A file, open for reading at offsets.
     File(Arc<File>),
     /// An image in memory.
     Memory(Arc<Vec<u8>>),
 }
 
-/// Where a module was last seen mapped: what is needed to open it again.
+/// Where a module was last seen mapped, which is needed to open it again.
 #[derive(Clone, Copy, Debug, Default)]
 struct Seen {
     pid: u32,
@@ -54,27 +57,27 @@ enum Content {
         file: Arc<File>,
         used: u64,
     },
-    /// Closed to make room; can be opened again if `stamp` still agrees.
+    /// Closed to stay within the limit on open files; reopened if `stamp` still agrees.
     Closed,
     Memory(Arc<Vec<u8>>),
     Unreadable(Unreadable),
 }
 
-/// Something mapped executable.
+/// A module: something that is mapped executable.
 #[derive(Debug)]
 pub struct Module {
     /// What it is.
     pub kind: ModuleKind,
-    /// Path as the process that it was first seen in has it, without the mark of deletion; or the mapping's name.
+    /// Path as seen by the process in which it first appeared, without ` (deleted)`; or the mapping's name.
     pub path: Arc<str>,
-    /// Whether the path had gone when it was first seen.
+    /// Whether the file had been deleted when it first appeared.
     pub deleted: bool,
     /// GNU build ID, if it could be read.
     pub build_id: Option<Arc<[u8]>>,
     device: Device,
     inode: u64,
     generation: Option<u64>,
-    /// The path's bytes, if they are not text.
+    /// The path's bytes, if they are not UTF-8.
     raw_path: Option<Box<[u8]>>,
     stamp: Option<Stamp>,
     /// Change time, if it is seen through an overlay mount.
@@ -84,13 +87,13 @@ pub struct Module {
 }
 
 impl Module {
-    /// Process that it was last seen mapped in.
+    /// The process that was last seen to map it.
     #[must_use]
     pub fn seen_in(&self) -> u32 {
         self.seen.pid
     }
 
-    /// Why it cannot be read, if so.
+    /// Why it cannot be read; `None` if it can.
     #[must_use]
     pub fn unreadable(&self) -> Option<&Unreadable> {
         if let Content::Unreadable(reason) = &self.content { Some(reason) } else { None }
@@ -107,9 +110,9 @@ impl Module {
 #[derive(Debug)]
 pub struct ModuleTable {
     modules: Vec<Module>,
-    /// Modules by what mappings name; several if an inode number was used again.
+    /// Modules by the device and inode of their mappings; several if an inode number was reused.
     by_file: HashMap<(Device, u64), Vec<ModuleId>>,
-    /// Those on overlay mounts, where one file has a device number in each container.
+    /// Modules on overlay mounts, where one file has a different device number in each container.
     by_real_file: HashMap<RealFile, ModuleId>,
     by_name: HashMap<Box<[u8]>, ModuleId>,
     open: usize,
@@ -132,8 +135,8 @@ impl ModuleTable {
         }
     }
 
-    /// The module that `map` maps; `generation_known` says whether its inode generation was reported. A file that is
-    /// new is opened at once, while the process has it. `true`: seen for the first time.
+    /// The module that `map` maps, and whether it is new. `generation_known`: whether `map` has the inode's generation. A
+    /// new file is opened at once, while the process still maps it.
     pub fn intern(&mut self, map: &MapEvent, generation_known: bool) -> (ModuleId, bool) {
         let (path, deleted) = strip_deleted(&map.path);
         let kind = kind_of(map, path);
@@ -173,7 +176,7 @@ impl ModuleTable {
         (id, true)
     }
 
-    /// A module.
+    /// The module with this id.
     #[must_use]
     pub fn get(&self, id: ModuleId) -> Option<&Module> {
         self.modules.get(id.0 as usize)
@@ -184,7 +187,7 @@ impl ModuleTable {
         (0..).map(ModuleId).zip(&self.modules)
     }
 
-    /// A module's content. A file that was closed to make room is opened again, if it is still the same.
+    /// A module's content. A file that was closed in the meantime is opened again, if it is unchanged.
     ///
     /// # Errors
     /// Why it cannot be read.
@@ -207,7 +210,7 @@ impl ModuleTable {
         Ok(ModuleSource::File(file))
     }
 
-    /// Files kept open.
+    /// Number of files kept open.
     #[must_use]
     pub fn open_files(&self) -> usize {
         self.open
@@ -235,7 +238,7 @@ impl ModuleTable {
             kind,
             path: String::from_utf8_lossy(name).into(),
             deleted: false,
-            build_id: image.as_deref().and_then(|image| build_id::of_bytes(image)).map(Arc::from),
+            build_id: image.as_deref().and_then(|image| build_id::of(image)).map(Arc::from),
             device: map.device,
             inode: map.inode,
             generation: None,
@@ -249,7 +252,7 @@ impl ModuleTable {
         (id, true)
     }
 
-    /// The youngest module of that name whose generation does not contradict.
+    /// The latest module with this device and inode whose generation does not contradict.
     fn known(&mut self, key: (Device, u64), generation: Option<u64>) -> Option<ModuleId> {
         let candidates = self.by_file.get(&key)?;
         let modules = &mut self.modules;
@@ -260,7 +263,7 @@ impl ModuleTable {
         })
     }
 
-    /// Notes where a known module is mapped now; one that could not be opened so far gets another chance.
+    /// Records where a known module is mapped now. If it could not be opened before, this tries again.
     fn seen_again(&mut self, id: ModuleId, map: &MapEvent, path: &[u8]) {
         let module = &mut self.modules[id.0 as usize];
         module.seen = Seen { pid: map.pid, address: map.address, length: map.length };
@@ -270,11 +273,11 @@ impl ModuleTable {
         }
     }
 
-    /// A module that `opened` belongs to although it was mapped under another identity.
+    /// A known module that `opened` belongs to, although its device or inode differ.
     fn other_name_for(&mut self, opened: &Opened, map: &MapEvent, path: &[u8]) -> Option<ModuleId> {
-        // A JIT compiler's memory file: nothing to read, and it must not outlive its process by being kept open.
+        // A JIT compiler's memory file has nothing to read, and keeping it open would keep its memory in use.
         const MEMORY: [&[u8]; 3] = [b"/memfd:", b"/dev/zero", b"/SYSV"];
-        if MEMORY.iter().any(|name| path.starts_with(name)) && !build_id::is_elf(&opened.file) {
+        if MEMORY.iter().any(|name| path.starts_with(name)) && !is_elf(&opened.file) {
             return Some(self.intern_special(ModuleKind::Anonymous, map, path).0);
         }
         let id = *self.by_real_file.get(opened.real.as_ref()?)?;
@@ -282,8 +285,8 @@ impl ModuleTable {
         Some(id)
     }
 
-    /// Whether a file on an overlay may be another one now, although it kept its inode number: a write or a change of
-    /// its owner moves it to the upper layer.
+    /// Whether a file on an overlay may have been replaced although its inode number is the same: a write or a change of
+    /// owner copies it to the upper layer.
     fn may_be_copied_up(&self, id: ModuleId, map: &MapEvent) -> bool {
         let layered = self.modules[id.0 as usize].layered;
         layered.is_some_and(|known| change_time(map).is_some_and(|now| now != known))
@@ -301,7 +304,7 @@ impl ModuleTable {
     fn fill(&mut self, id: ModuleId, opened: Result<Opened, Unreadable>) {
         let module = &mut self.modules[id.0 as usize];
         let opened = match opened {
-            Ok(opened) if !build_id::is_elf(&opened.file) => {
+            Ok(opened) if !is_elf(&opened.file) => {
                 module.content = Content::Unreadable(Unreadable::NotElf);
                 return;
             }
@@ -311,7 +314,7 @@ impl ModuleTable {
                 return;
             }
         };
-        module.build_id = build_id::of_file(&opened.file).map(Arc::from);
+        module.build_id = build_id::of(&opened.file).map(Arc::from);
         module.stamp = Some(opened.stamp);
         module.generation = module.generation.or(opened.generation);
         if let Some(real) = opened.real {
@@ -321,7 +324,7 @@ impl ModuleTable {
         self.keep_open(id, Arc::new(opened.file));
     }
 
-    /// Closes a file that is no longer needed; a deleted one gives its space on the disk back.
+    /// Closes a file that is no longer needed. If it was deleted, its disk space is freed.
     pub fn close(&mut self, id: ModuleId) {
         if let Some(module) = self.modules.get_mut(id.0 as usize)
             && matches!(module.content, Content::Open { .. })
@@ -359,14 +362,14 @@ impl ModuleTable {
     }
 
     fn push(&mut self, module: Module) -> ModuleId {
-        // 2^32 modules would need more memory than the machine has.
+        // Cannot overflow: `intern` stops at MAX_MODULES, and names of special mappings are few.
         let id = ModuleId(self.modules.len() as u32);
         self.modules.push(module);
         id
     }
 }
 
-/// Takes the kernel's mark off the path of a file that was unlinked.
+/// Splits the kernel's mark ` (deleted)` off the path of an unlinked file.
 fn strip_deleted(path: &[u8]) -> (&[u8], bool) {
     path.strip_suffix(b" (deleted)").map_or((path, false), |path| (path, true))
 }
@@ -381,5 +384,31 @@ fn kind_of(map: &MapEvent, path: &[u8]) -> ModuleKind {
         b"" | b"//anon" | b"[heap]" | b"[stack]" => ModuleKind::Anonymous,
         _ if path.starts_with(b"[anon") => ModuleKind::Anonymous,
         _ => ModuleKind::Special,
+    }
+}
+
+impl ModuleFiles for ModuleTable {
+    fn image(&mut self, module: ModuleId) -> Result<Arc<dyn Image>, String> {
+        match self.source(module) {
+            Ok(ModuleSource::File(file)) => Ok(file),
+            Ok(ModuleSource::Memory(bytes)) => Ok(bytes),
+            Err(reason) => Err(reason.to_string()),
+        }
+    }
+
+    fn path(&self, module: ModuleId) -> Arc<str> {
+        self.get(module).map_or_else(|| "?".into(), |module| module.path.clone())
+    }
+
+    fn build_id(&self, module: ModuleId) -> Option<Vec<u8>> {
+        Some(self.get(module)?.build_id.as_ref()?.to_vec())
+    }
+
+    fn is_anonymous(&self, module: ModuleId) -> bool {
+        self.get(module).is_some_and(|module| module.kind == ModuleKind::Anonymous)
+    }
+
+    fn root(&self, module: ModuleId) -> Option<PathBuf> {
+        super::in_root::other_root(self.get(module)?.seen_in())
     }
 }

@@ -1,4 +1,4 @@
-//! Opening the file behind a mapping, and being sure that it is that file.
+//! Opens the file behind a mapping, and verifies that it is that file.
 
 use std::ffi::OsStr;
 use std::fs::{File, Metadata, OpenOptions};
@@ -13,7 +13,7 @@ use super::record::{Device, MapEvent};
 /// Why a mapped file cannot be read.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
-    /// There is no file: JIT-compiled code, or a special mapping of the kernel.
+    /// There is no file: JIT code, or a special mapping of the kernel.
     #[error("no file behind this mapping")]
     NoFile,
     /// Not an ELF file.
@@ -24,13 +24,13 @@ pub enum Unreadable {
         "permission denied (files of other users' processes need CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH and CAP_CHECKPOINT_RESTORE)"
     )]
     Permission,
-    /// Neither the process nor a file at this path is there any more.
+    /// The process has exited, and there is no file at this path.
     #[error("the process and the file are gone")]
     Gone,
-    /// There is a file at this path, but it is not the one that was mapped.
+    /// The file at this path is not the one that was mapped.
     #[error("the file was replaced by another")]
     Replaced,
-    /// A file system served by a process, which could keep us waiting for ever.
+    /// It is on a file system that a process serves (FUSE), so reading could block forever.
     #[error("on a FUSE file system, which could block the reader")]
     Blocking,
     /// Anything else.
@@ -47,7 +47,7 @@ impl Unreadable {
         }
     }
 
-    /// How much it tells: of several failed attempts the most telling is reported.
+    /// How informative the reason is: of several failed attempts, the most informative is reported.
     fn rank(&self) -> u8 {
         match self {
             Self::Gone => 0,
@@ -59,7 +59,7 @@ impl Unreadable {
     }
 }
 
-/// What a file that was opened again must still agree in.
+/// Attributes that must be unchanged when a file is opened again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Stamp {
     inode: u64,
@@ -67,8 +67,9 @@ pub struct Stamp {
     modified: (i64, i64),
 }
 
-/// The file below an overlay: two overlay mounts (containers) show one lower file under two device numbers, but
-/// their file handles name the same file system and inode. (Two file systems without a UUID cannot be told apart.)
+/// Identifies the lower file of an overlay. Two overlay mounts (containers) show one lower file under different device
+/// numbers, but with handles that name the same file system and inode. (Two file systems without a UUID cannot be told
+/// apart.)
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RealFile {
     handle: Box<[u8]>,
@@ -81,24 +82,24 @@ pub type ChangeTime = (i64, i64);
 /// A mapped file, opened and verified.
 #[derive(Debug)]
 pub struct Opened {
-    /// For reading.
+    /// Open for reading.
     pub file: File,
-    /// To recognize it later.
+    /// To recognise it when it is opened again.
     pub stamp: Stamp,
-    /// The file below, if it is seen through an overlay mount and the kernel tells (6.6 and later do; earlier ones
-    /// name the file below in the mapping).
+    /// The lower file, if it is seen through an overlay mount and the kernel tells: from 6.6 on. Earlier kernels name the
+    /// lower file in the mapping itself.
     pub real: Option<RealFile>,
-    /// Change time: of a file on an overlay it also tells whether it was copied up.
+    /// Change time, which for a file on an overlay also shows whether it was copied up.
     pub changed: ChangeTime,
-    /// Generation of the inode that the mapping names, where the file system tells.
+    /// Generation of the inode that the mapping names, if the file system has it.
     pub generation: Option<u64>,
 }
 
-/// Opens the file behind `map`: through the mapping itself, the process's root, its executable, and last the path as
-/// we see it; verified each time.
+/// Opens the file behind `map`, by four routes: the mapping itself, `path` below the process's root, the process's
+/// executable, and `path` below heapbpf's root. Verifies each time that it is the mapped file.
 ///
 /// # Errors
-/// The most telling reason of all attempts.
+/// The most informative reason of the failed attempts.
 pub fn open_mapped(map: &MapEvent, path: &[u8]) -> Result<Opened, Unreadable> {
     if may_block(map) {
         return Err(Unreadable::Blocking);
@@ -129,7 +130,7 @@ fn map_file(map: &MapEvent) -> PathBuf {
     PathBuf::from(format!("/proc/{}/map_files/{:x}-{end:x}", map.pid, map.address))
 }
 
-/// Change time of the file behind a mapping; `None` if the process does not have it any more.
+/// Change time of the file behind a mapping; `None` if the process no longer maps it.
 #[must_use]
 pub fn change_time(map: &MapEvent) -> Option<ChangeTime> {
     map_file(map).metadata().ok().as_ref().map(changed)
@@ -144,12 +145,12 @@ fn changed(metadata: &Metadata) -> ChangeTime {
 enum Trust {
     /// By the exact address range of the mapping.
     Mapping,
-    /// By a name, which may mean another file by now.
+    /// By a path, at which there may be another file by now.
     Path,
 }
 
 fn open_verified(path: &Path, map: &MapEvent, trust: Trust) -> Result<Opened, Unreadable> {
-    // O_PATH first: looking at what is there must not open a device or wait for a pipe.
+    // O_PATH first: inspecting the file must not open a device or wait for a FIFO.
     let handle = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_PATH | libc::O_CLOEXEC)
@@ -163,7 +164,7 @@ fn open_verified(path: &Path, map: &MapEvent, trust: Trust) -> Result<Opened, Un
     let stacked = matches!(file_system, libc::OVERLAYFS_SUPER_MAGIC | libc::BTRFS_SUPER_MAGIC);
     let same_inode = metadata.ino() == map.inode;
     let same = same_inode && (device(&metadata) == map.device || stacked)
-        // Kernels differ in which of an overlay's inodes they report.
+        // Kernels differ in which of an overlay's two inodes they report.
         || trust == Trust::Mapping && stacked;
     if !same {
         return Err(Unreadable::Replaced);
@@ -186,17 +187,18 @@ fn device(metadata: &Metadata) -> Device {
     Device { major: libc::major(metadata.dev()), minor: libc::minor(metadata.dev()) }
 }
 
-/// The file system's magic number, 0 if it cannot be had.
+/// The file system's magic number; 0 if it is unknown.
 fn file_system(file: &File) -> libc::__fsword_t {
     let mut buffer = std::mem::MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: an open descriptor, and room for the result (all zeroes is a valid value of it).
+    // SAFETY: `file` keeps the descriptor open, and `buffer` has the size of `statfs`. It is plain integers, so it is
+    // initialised by the zeroes even if the call fails.
     unsafe {
         libc::fstatfs(file.as_raw_fd(), buffer.as_mut_ptr());
         buffer.assume_init().f_type
     }
 }
 
-/// What a file and the same file seen through an overlay mount agree in.
+/// Attributes that a file shares with the same file seen through an overlay mount.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Beneath {
     /// Type and bytes of the handle that its own file system gives it.
@@ -206,7 +208,7 @@ pub struct Beneath {
     modified: (i64, i64),
 }
 
-/// See [`Beneath`], and whether the file is on an overlay; `None` if the kernel or the file system does not tell.
+/// A file's [`Beneath`], and whether it is seen through an overlay; `None` if the kernel or file system does not tell.
 #[must_use]
 pub fn beneath(file: &File) -> Option<(Beneath, bool)> {
     let overlay = file_system(file) == libc::OVERLAYFS_SUPER_MAGIC;
@@ -217,8 +219,8 @@ pub fn beneath(file: &File) -> Option<(Beneath, bool)> {
     Some((Beneath { kind, handle: handle.into(), bytes: metadata.len(), modified }, overlay))
 }
 
-/// The handle of the file below inside of an overlay's (`struct ovl_fh` of the kernel: three bytes of padding, version,
-/// magic number, length, flags, type, UUID of the file system, handle).
+/// The lower file's handle within an overlay's handle (`struct ovl_fh` of the kernel: three bytes of padding, version, magic
+/// number, length, flags, type, UUID of the file system, handle).
 fn handle_beneath(handle: &[u8]) -> Option<(u8, &[u8])> {
     const MAGIC: u8 = 0xfb;
     (*handle.get(4)? == MAGIC).then_some((*handle.get(7)?, handle.get(24..)?))
@@ -228,7 +230,7 @@ fn file_handle(file: &File) -> Option<Box<[u8]>> {
     name_to_handle(file).map(|(_, handle)| handle)
 }
 
-/// The file's handle and its type, for comparing only (`AT_HANDLE_FID`).
+/// The file's handle and its type, which serve for comparison only (`AT_HANDLE_FID`).
 fn name_to_handle(file: &File) -> Option<(libc::c_int, Box<[u8]>)> {
     const AT_HANDLE_FID: libc::c_int = 0x200;
     const ROOM: usize = 128;
@@ -240,7 +242,8 @@ fn name_to_handle(file: &File) -> Option<(libc::c_int, Box<[u8]>)> {
     }
     let mut handle = Handle { bytes: ROOM as u32, kind: 0, handle: [0; ROOM] };
     let mut mount: libc::c_int = 0;
-    // SAFETY: an open descriptor, an empty path, and a handle whose `bytes` says how much room follows.
+    // SAFETY: `file` keeps the descriptor open, the path is a C string literal, and `handle` has `ROOM` bytes after its
+    // header, as its field `bytes` says; all outlive the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_name_to_handle_at,
@@ -255,17 +258,17 @@ fn name_to_handle(file: &File) -> Option<(libc::c_int, Box<[u8]>)> {
     (result == 0 && !used.is_empty()).then(|| (handle.kind, used.into()))
 }
 
-/// `FS_IOC_GETVERSION`: what process events call the inode's generation.
+/// The inode's generation, as process events report it (`FS_IOC_GETVERSION`).
 fn generation(file: &File) -> Option<u64> {
     const FS_IOC_GETVERSION: libc::c_ulong = 0x8008_7601;
     let mut version: libc::c_long = 0;
-    // SAFETY: the request writes at most a long.
+    // SAFETY: the request writes an `int` or a `long`, depending on the file system, and `version` has room for either.
     let result = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_GETVERSION as _, &raw mut version) };
     (result == 0).then_some(u64::from(version as u32))
 }
 
-/// Whether the file system that holds the mapping's file is served by a process (FUSE). Only numbered pseudo-devices
-/// can be; their type is in the mount table of the process.
+/// Whether the mapping's file is on a file system that a process serves (FUSE). Those have a device number with major 0;
+/// their type is in the mount table of the process.
 fn may_block(map: &MapEvent) -> bool {
     if map.device.major != 0 {
         return false;
@@ -278,7 +281,7 @@ fn may_block(map: &MapEvent) -> bool {
         .unwrap_or(false)
 }
 
-/// Whether `device` is of type fuse in a mount table; `None` if it is not there.
+/// Whether `device` has a FUSE type in a mount table; `None` if it is not listed.
 fn is_fuse(table: &[u8], device: Device) -> Option<bool> {
     let number = format!("{}:{}", device.major, device.minor);
     table.split(|byte| *byte == b'\n').find_map(|line| {
@@ -291,8 +294,9 @@ fn is_fuse(table: &[u8], device: Device) -> Option<bool> {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_testing::skipped;
+
     use super::*;
-    use crate::testing::skipped;
 
     #[test]
     fn mount_tables() {
@@ -306,7 +310,7 @@ mod tests {
 
     fn mapping_of(path: &Path) -> MapEvent {
         let metadata = path.metadata().expect("stat");
-        // A pid that cannot exist: only the path is left to find it by.
+        // With a pid that cannot exist, only the path is left to find the file by.
         MapEvent {
             pid: u32::MAX,
             device: device(&metadata),
@@ -335,7 +339,7 @@ mod tests {
 
     #[test]
     fn a_file_that_may_not_be_read_names_what_is_missing() {
-        // SAFETY: no preconditions.
+        // SAFETY: `geteuid` takes no arguments and cannot fail.
         if unsafe { libc::geteuid() } != 0 {
             skipped("only root can become somebody else");
             return;
@@ -347,8 +351,8 @@ mod tests {
         std::fs::set_permissions(&path, private).expect("our own file");
         let map = mapping_of(&path);
         let opened = std::thread::spawn(move || {
-            // SAFETY: no preconditions. It changes this thread alone, which ends soon: whose files it may open, and
-            // with root's id go root's capabilities over files.
+            // SAFETY: a raw system call with a plain integer. It changes the file system user id of this thread only,
+            // which then has none of root's capabilities over files, and which ends right after.
             unsafe { libc::syscall(libc::SYS_setfsuid, 65534) };
             open_mapped(&map, path.as_os_str().as_bytes()).map(|_| ())
         });

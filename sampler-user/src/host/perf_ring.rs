@@ -1,4 +1,4 @@
-//! One perf event with its memory-mapped ring: the kernel writes records, we copy them out.
+//! One perf event and its memory-mapped ring, from which the kernel's records are copied out.
 
 use std::fs::File;
 use std::io;
@@ -14,31 +14,31 @@ use perf_event_open_sys::bindings::{
 /// Size of a record's header.
 const HEADER_BYTES: usize = 8;
 
-/// How a ring is made.
+/// Options of a ring.
 #[derive(Clone, Copy, Debug)]
 pub struct RingOptions {
-    /// Room for records, rounded up to a power of two of pages.
+    /// Bytes for records, rounded up to a power of two of pages.
     pub ring_bytes: usize,
     /// Unread bytes at which the reader is woken; 1 wakes it for every record.
     pub watermark_bytes: u32,
 }
 
 impl Default for RingOptions {
-    /// 1 MiB for each CPU (about 7,000 mappings), woken by the first record: more than a second of a storm of 500 processes
-    /// a second, for when we do not get the processor.
+    /// 1 MiB per CPU (about 7,000 mappings), which wakes the reader at the first record. That is more than a second of 500
+    /// new processes a second, in case heapbpf does not get to run.
     fn default() -> Self {
         Self { ring_bytes: 1 << 20, watermark_bytes: 1 }
     }
 }
 
-/// What a ring holds next.
+/// The next content of a ring.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
     /// Nothing.
     Empty,
-    /// A record, copied out.
+    /// A record, which was copied out.
     Record,
-    /// The ring's content makes no sense; all of it was skipped.
+    /// The ring's content is malformed; all of it was skipped.
     Corrupt,
 }
 
@@ -50,27 +50,27 @@ pub struct PerfRing {
     map: NonNull<u8>,
     map_bytes: usize,
     page_bytes: usize,
-    /// Position up to which we have read; told to the kernel by [`PerfRing::release`].
+    /// Position up to which records were consumed; [`PerfRing::release`] publishes it to the kernel.
     tail: u64,
-    /// Position up to which the kernel had written at the last look.
+    /// Position up to which the kernel had written at the last [`PerfRing::refresh`].
     head: u64,
 }
 
-// SAFETY: the mapping belongs to this value alone and is not tied to a thread.
+// SAFETY: `map` is a mapping that only this value refers to, and mappings are not tied to a thread.
 unsafe impl Send for PerfRing {}
 
 impl PerfRing {
     /// Opens the event on `cpu` and maps its ring. Needs CAP_PERFMON (or CAP_SYS_ADMIN).
     ///
     /// # Errors
-    /// As perf_event_open(2) and mmap(2) give them; `ENODEV` or `ENXIO` if the CPU is offline.
+    /// As of perf_event_open(2) and mmap(2); `ENODEV` or `ENXIO` if the CPU is offline.
     pub fn open(cpu: u32, options: RingOptions) -> io::Result<Self> {
         let event = File::from(open_event(cpu, options.watermark_bytes)?);
-        // SAFETY: sysconf has no preconditions.
+        // SAFETY: `sysconf` takes a plain integer and touches no memory of ours.
         let page_bytes = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
         let pages = options.ring_bytes.div_ceil(page_bytes).max(1).next_power_of_two();
         let map_bytes = (pages + 1) * page_bytes;
-        // SAFETY: a fresh mapping of the event's own buffer; the kernel picks the address.
+        // SAFETY: the address is null, so the kernel picks a free range and no existing mapping is replaced.
         let map = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -94,7 +94,7 @@ impl PerfRing {
         self.cpu
     }
 
-    /// Looks how far the kernel has written.
+    /// Reads how far the kernel has written.
     pub fn refresh(&mut self) {
         self.head = self.position(std::mem::offset_of!(perf_event_mmap_page, data_head)).load(Ordering::Acquire);
     }
@@ -126,7 +126,7 @@ impl PerfRing {
         self.tail = self.tail.wrapping_add(bytes as u64);
     }
 
-    /// Gives the room of everything consumed back to the kernel.
+    /// Returns the space of all consumed records to the kernel.
     pub fn release(&mut self) {
         self.position(std::mem::offset_of!(perf_event_mmap_page, data_tail)).store(self.tail, Ordering::Release);
     }
@@ -135,15 +135,15 @@ impl PerfRing {
         self.map_bytes - self.page_bytes
     }
 
-    /// Appends `bytes` bytes from `tail` on, across the ring's end if need be. `bytes` is at most the ring's size.
+    /// Appends `bytes` bytes from `tail` on, wrapping at the ring's end. `bytes` is at most the ring's size.
     fn copy_out(&self, bytes: usize, into: &mut Vec<u8>) {
         let data_bytes = self.data_bytes();
         let bytes = bytes.min(data_bytes);
         let start = (self.tail % data_bytes as u64) as usize;
         let first = bytes.min(data_bytes - start);
         into.reserve(bytes);
-        // SAFETY: both pieces lie inside the mapping's data area, `into` has room for their sum, and the kernel
-        // does not write between `tail` and `head`.
+        // SAFETY: `start + first` and `bytes - first` are at most `data_bytes`, so both pieces lie in the mapping's data
+        // area; `reserve` made room for their sum; and the kernel does not write between `tail` and `head`.
         unsafe {
             let data = self.map.as_ptr().add(self.page_bytes);
             let end = into.as_mut_ptr().add(into.len());
@@ -155,7 +155,8 @@ impl PerfRing {
 
     /// A position in the ring's control page, shared with the kernel.
     fn position(&self, offset: usize) -> &AtomicU64 {
-        // SAFETY: `offset` is that of a u64 field of the control page, which starts the mapping and is page-aligned.
+        // SAFETY: the callers pass the offset of an aligned `u64` field of `perf_event_mmap_page`, which lies at the start
+        // of the mapping; the mapping lives as long as `self`, and the kernel accesses the field atomically.
         unsafe { AtomicU64::from_ptr(self.map.as_ptr().add(offset).cast()) }
     }
 }
@@ -168,7 +169,7 @@ impl AsFd for PerfRing {
 
 impl Drop for PerfRing {
     fn drop(&mut self) {
-        // SAFETY: the mapping made in `open`; nothing refers to it any more.
+        // SAFETY: `open` made this mapping with this length, and no reference into it outlives `self`.
         unsafe { libc::munmap(self.map.as_ptr().cast(), self.map_bytes) };
     }
 }
@@ -195,12 +196,12 @@ fn open_event(cpu: u32, watermark_bytes: u32) -> io::Result<OwnedFd> {
     attr.set_watermark(1);
     attr.__bindgen_anon_2.wakeup_watermark = watermark_bytes.max(1);
     let cpu = i32::try_from(cpu).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))?;
-    // SAFETY: `attr` is complete and lives through the call.
+    // SAFETY: `attr` is fully initialised, carries its own size, and outlives the call.
     let fd =
         unsafe { perf_event_open_sys::perf_event_open(&raw mut attr, -1, cpu, -1, u64::from(PERF_FLAG_FD_CLOEXEC)) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel just gave us this descriptor.
+    // SAFETY: `perf_event_open` just returned this descriptor, so nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -1,16 +1,20 @@
-//! `/proc/PID/maps`: the executable mappings of a process that was there before us, or after events were lost.
+//! `/proc/PID/maps`: the executable mappings of a process that predates the recording, or whose events were lost.
+//!
+//! Targets control this text, so it is parsed here: the `procfs` crate, which elsewhere reads heapbpf's own mappings,
+//! returns no mapping at all if one path is not UTF-8 or one line is malformed, can panic on a file called `/SYSV`, does not
+//! unescape newlines in paths, and has no bounds.
 
 use std::io::{self, Read};
 
 use super::record::{Device, MapEvent};
 
-/// Most bytes read of one process's list: more than 65,530 mappings (the kernel's default limit) need with usual paths.
+/// Most bytes read of one process's list: enough for 65,530 mappings (the kernel's default limit) with ordinary paths.
 const MAX_BYTES: u64 = 16 << 20;
 
 /// Reads the executable mappings of process `pid`.
 ///
 /// # Errors
-/// As opening and reading the file gives them: `NotFound` (or ESRCH) if the process is gone.
+/// As of opening and reading the file: `NotFound` (or ESRCH) if the process is gone.
 pub fn read(pid: u32) -> io::Result<Vec<MapEvent>> {
     let mut text = Vec::with_capacity(16 << 10);
     std::fs::File::open(format!("/proc/{pid}/maps"))?.take(MAX_BYTES).read_to_end(&mut text)?;
@@ -19,13 +23,13 @@ pub fn read(pid: u32) -> io::Result<Vec<MapEvent>> {
     Ok(maps)
 }
 
-/// Parses the text of a maps file; lines that make no sense are left out. `pid`, `tid` and times are zero.
+/// Parses the text of a maps file, skipping malformed lines. `pid`, `tid` and times are zero in the result.
 #[must_use]
 pub fn parse(text: &[u8]) -> Vec<MapEvent> {
     text.split(|byte| *byte == b'\n').filter_map(parse_line).collect()
 }
 
-/// `start-end perms offset major:minor inode path`, the path padded with spaces in front.
+/// Parses `start-end perms offset major:minor inode path`, where the path is padded with spaces in front.
 fn parse_line(line: &[u8]) -> Option<MapEvent> {
     let mut rest = line;
     let range = field(&mut rest)?;
@@ -66,12 +70,12 @@ fn split(text: &[u8], at: u8) -> Option<(u64, u64)> {
 }
 
 fn hex(text: &[u8]) -> Option<u64> {
-    // `from_str_radix` would take a sign.
+    // `from_str_radix` alone would accept a sign.
     let digits = std::str::from_utf8(text).ok().filter(|text| text.bytes().all(|byte| byte.is_ascii_hexdigit()))?;
     u64::from_str_radix(digits, 16).ok()
 }
 
-/// The kernel writes a newline in a path as `\012`, and nothing else that way.
+/// Undoes the kernel's escape of a newline in a path, `\012`. It escapes nothing else.
 fn unescape(path: &[u8]) -> Box<[u8]> {
     const NEWLINE: &[u8] = b"\\012";
     let mut plain = Vec::with_capacity(path.len());
@@ -114,7 +118,7 @@ ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0                  [vsysca
     }
 
     #[test]
-    fn nonsense_is_left_out() {
+    fn malformed_lines_are_skipped() {
         for line in
             ["", "x", "1-2", "2-1 r-xp 0 0:0 0", "1-1 r-xp 0 0:0 0", "+1-2 r-xp 0 0:0 0", "1-2 r-xp 0 0 0", "1-2 r-x"]
         {

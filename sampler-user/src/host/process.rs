@@ -1,21 +1,20 @@
-//! Processes as /proc describes them, and which of them are targets.
+//! Processes as /proc describes them, and the rules that select targets.
 
-use std::fs;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::{fs, io};
 
 use globset::{Glob, GlobMatcher};
 
 use super::cgroup::{self, Cgroup};
 
-/// Longest name that the kernel keeps of a thread.
+/// Longest thread name that the kernel keeps, bytes.
 pub const MAX_COMM_BYTES: usize = 15;
 /// The kernel's flag for its own threads.
 const PF_KTHREAD: u32 = 0x0020_0000;
 
-/// What /proc tells about a process.
+/// A process as /proc describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProcessInfo {
     /// Process id in our pid namespace.
@@ -28,7 +27,7 @@ pub struct ProcessInfo {
     pub uid: u32,
     /// Name of the main thread.
     pub comm: Arc<str>,
-    /// Path of the executable as the process sees it, without the mark of deletion; empty if it cannot be read.
+    /// Path of the executable as the process sees it, without ` (deleted)`; empty if it cannot be read.
     pub exe: Arc<str>,
     /// Whether the executable was deleted (or replaced) on disk.
     pub exe_deleted: bool,
@@ -38,22 +37,22 @@ pub struct ProcessInfo {
     pub start_ns: u64,
     /// Number of threads.
     pub threads: u32,
-    /// Whether it is a thread of the kernel, or a process that has ended but was not waited for.
+    /// Whether it is a kernel thread or a zombie.
     pub without_memory: bool,
 }
 
-/// Tries to read a process between its execs.
+/// Most attempts to read a process without an exec in between.
 const READS_MAX: usize = 3;
 
 impl ProcessInfo {
-    /// Reads /proc/PID. What needs more rights than we have (the executable) is left empty.
+    /// Reads /proc/PID. The executable is left empty if reading it is not permitted.
     ///
     /// # Errors
     /// `NotFound` (or ESRCH) if there is no such process.
     pub fn read(pid: u32) -> io::Result<Self> {
         let mut stat = Stat::read(pid)?;
         let mut exe = PathBuf::new();
-        // An exec between the two would give one program's name and another's path.
+        // An exec between the two reads would combine one program's name with another's path.
         for _ in 0..READS_MAX {
             exe = fs::read_link(format!("/proc/{pid}/exe")).unwrap_or_default();
             let before = std::mem::replace(&mut stat, Stat::read(pid)?);
@@ -82,18 +81,18 @@ impl ProcessInfo {
     }
 }
 
-/// The part of /proc/PID/stat that we need.
+/// The part of /proc/PID/stat that heapbpf uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stat {
     /// Name of the main thread.
     pub comm: String,
     /// Parent's process id.
     pub parent_pid: u32,
-    /// Threads.
+    /// Number of threads.
     pub threads: u32,
     /// Start, CLOCK_BOOTTIME in nanoseconds, rounded down to a clock tick.
     pub start_ns: u64,
-    /// A kernel thread, a zombie or a dead process.
+    /// Whether it is a kernel thread, a zombie or a dead process.
     pub without_memory: bool,
 }
 
@@ -101,19 +100,19 @@ impl Stat {
     /// Reads /proc/PID/stat.
     ///
     /// # Errors
-    /// `NotFound` (or ESRCH) if there is no such process; `InvalidData` if the text makes no sense.
+    /// `NotFound` (or ESRCH) if there is no such process; `InvalidData` if the text is malformed.
     pub fn read(pid: u32) -> io::Result<Self> {
-        // SAFETY: no preconditions.
+        // SAFETY: `sysconf` takes a plain integer and touches no memory of ours.
         let ticks = u64::try_from(unsafe { libc::sysconf(libc::_SC_CLK_TCK) }).unwrap_or(100).max(1);
         Self::parse(&read_text(pid, "stat")?, ticks).ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// `pid (comm) state ppid …`; the name may hold anything, also parentheses.
+    /// Parses `pid (comm) state ppid …`. The name may contain anything, including parentheses.
     fn parse(text: &str, ticks_per_second: u64) -> Option<Self> {
         let (start, end) = (text.find('(')?, text.rfind(')')?);
         let comm = text.get(start + 1..end)?.to_owned();
         let fields: Vec<&str> = text.get(end + 1..)?.split_ascii_whitespace().collect();
-        // proc_pid_stat(5) counts from 1, and the third is the first after the name.
+        // proc_pid_stat(5) counts fields from 1; the third is the first after the name.
         let field = |number: usize| fields.get(number - 3).copied();
         let flags: u32 = field(9)?.parse().ok()?;
         let ticks: u64 = field(22)?.parse().ok()?;
@@ -127,7 +126,7 @@ impl Stat {
     }
 }
 
-/// Process ids of everything that runs, in our pid namespace.
+/// Ids of all processes in heapbpf's pid namespace.
 ///
 /// # Errors
 /// If /proc cannot be read.
@@ -148,7 +147,7 @@ fn numbered(entries: fs::ReadDir) -> io::Result<Vec<u32>> {
 }
 
 fn read_text(pid: u32, name: &str) -> io::Result<String> {
-    // Names of threads need not be UTF-8.
+    // Thread names need not be UTF-8.
     Ok(String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/{name}"))?).into_owned())
 }
 
@@ -160,14 +159,14 @@ fn parse_status(text: &str) -> (Option<u32>, u32) {
     (inner, uid.unwrap_or(0))
 }
 
-/// A pattern for names of processes: `*`, `?`, `[…]`, `{a,b}`.
+/// A pattern for process names, with `*`, `?`, `[…]` and `{a,b}`.
 #[derive(Clone, Debug)]
 pub struct CommGlob {
     matcher: GlobMatcher,
 }
 
 impl CommGlob {
-    /// Compiles a pattern. A plain name longer than the kernel keeps is cut to what the kernel keeps.
+    /// Compiles a pattern. A plain name is truncated to [`MAX_COMM_BYTES`], as the kernel does.
     ///
     /// # Errors
     /// If the pattern is malformed.
@@ -177,7 +176,7 @@ impl CommGlob {
         Ok(Self { matcher: Glob::new(pattern)?.compile_matcher() })
     }
 
-    /// Whether it matches all of `comm`.
+    /// Whether it matches the whole of `comm`.
     #[must_use]
     pub fn matches(&self, comm: &str) -> bool {
         self.matcher.is_match(comm)
@@ -193,20 +192,20 @@ pub enum Target {
     All,
     /// Processes whose main thread's name matches.
     Comm(CommGlob),
-    /// Processes of a control group and of those below it.
+    /// The processes of a control group and of its descendants.
     Cgroup(Cgroup),
 }
 
-/// Why a named process cannot be a target.
+/// Why a process given by its id cannot be a target.
 #[derive(Debug, thiserror::Error)]
 pub enum TargetError {
-    /// Not there.
+    /// There is no such process.
     #[error("there is no process {pid}: it may have ended, or {pid} is its number in a container (`ps -e` lists ours)")]
     NoSuchProcess {
         /// As given.
         pid: u32,
     },
-    /// A thread id was given.
+    /// The id is a thread's.
     #[error("{tid} is a thread of process {pid}: give --pid {pid}")]
     Thread {
         /// As given.
@@ -214,7 +213,7 @@ pub enum TargetError {
         /// Its process.
         pid: u32,
     },
-    /// Kernel thread or zombie.
+    /// It is a kernel thread or a zombie.
     #[error("process {pid} ({comm}) has no memory of its own: it is a kernel thread or has ended already")]
     WithoutMemory {
         /// As given.
@@ -222,13 +221,13 @@ pub enum TargetError {
         /// Its name.
         comm: Arc<str>,
     },
-    /// Ourselves.
+    /// It is heapbpf itself.
     #[error("process {pid} is heapbpf itself, which never samples itself")]
     Ourselves {
         /// As given.
         pid: u32,
     },
-    /// Not readable.
+    /// Reading it is not permitted.
     #[error(
         "process {pid} cannot be looked at: {source}; run as root, or with CAP_SYS_PTRACE (if that is so, a sandbox or a security module protects it)"
     )]
@@ -241,7 +240,7 @@ pub enum TargetError {
 }
 
 impl Target {
-    /// Whether `process` is one of these. Never true for ourselves and for what has no memory.
+    /// Whether `process` matches. Never true for heapbpf itself, kernel threads and zombies.
     #[must_use]
     pub fn matches(&self, process: &ProcessInfo) -> bool {
         let possible = process.pid != std::process::id() && !process.without_memory;
@@ -255,11 +254,10 @@ impl Target {
     }
 }
 
-/// The processes that run now and match one of `targets`, by pid. None is not an error unless it was named by pid:
-/// others may match later.
+/// The running processes that match any of `targets`, by pid. That none match is no error, as some may later.
 ///
 /// # Errors
-/// A process named by pid is not there or cannot be a target.
+/// A process given by its id does not exist or cannot be a target.
 pub fn select(targets: &[Target]) -> Result<Vec<ProcessInfo>, TargetError> {
     let mut selected = Vec::new();
     for target in targets {
@@ -268,7 +266,7 @@ pub fn select(targets: &[Target]) -> Result<Vec<ProcessInfo>, TargetError> {
         }
     }
     if targets.iter().any(|target| !matches!(target, Target::Pid(_))) {
-        // What vanishes between the list and the look is no error.
+        // A process may exit after it was listed.
         let all = all_pids().unwrap_or_default().into_iter().filter_map(|pid| ProcessInfo::read(pid).ok());
         selected.extend(all.filter(|process| targets.iter().any(|target| target.matches(process))));
     }
@@ -282,7 +280,7 @@ fn named(pid: u32) -> Result<ProcessInfo, TargetError> {
         Some(libc::ENOENT | libc::ESRCH) => TargetError::NoSuchProcess { pid },
         _ => TargetError::Denied { pid, source },
     })?;
-    // /proc/TID is there for every thread, though not listed.
+    // /proc/TID exists for every thread, although it is not listed.
     if let Some(leader) = thread_group(pid).filter(|leader| *leader != pid) {
         return Err(TargetError::Thread { tid: pid, pid: leader });
     }
@@ -304,5 +302,4 @@ fn thread_group(tid: u32) -> Option<u32> {
 }
 
 #[cfg(test)]
-#[path = "process_tests.rs"]
 mod tests;

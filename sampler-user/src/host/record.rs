@@ -1,4 +1,4 @@
-//! Decoding of perf records: from bytes that the kernel wrote to [`HostEvent`]s. Pure, bounded, never panics.
+//! Decodes perf records, as the kernel writes them, into [`HostEvent`]s. Pure and bounded; never panics.
 
 use perf_event_open_sys::bindings::{
     PERF_RECORD_COMM, PERF_RECORD_EXIT, PERF_RECORD_FORK, PERF_RECORD_LOST, PERF_RECORD_MISC_COMM_EXEC,
@@ -17,10 +17,10 @@ pub struct Device {
     pub minor: u32,
 }
 
-/// Something that happened to a process. Ids are those of the reader's pid namespace, times CLOCK_MONOTONIC.
+/// A process event. Ids are those of heapbpf's pid namespace; times are CLOCK_MONOTONIC, nanoseconds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum HostEvent {
-    /// A thread was made; of a new process if `pid` differs from `parent_pid`.
+    /// A thread was created; in a new process if `pid` differs from `parent_pid`.
     Fork {
         /// When.
         time_ns: u64,
@@ -28,10 +28,10 @@ pub enum HostEvent {
         pid: u32,
         /// The new thread.
         tid: u32,
-        /// Process of the thread that made it.
+        /// Process of the thread that created it.
         parent_pid: u32,
     },
-    /// A thread has a new name.
+    /// A thread changed its name.
     Comm {
         /// When.
         time_ns: u64,
@@ -41,7 +41,7 @@ pub enum HostEvent {
         tid: u32,
         /// The name, NUL-padded.
         comm: [u8; 16],
-        /// Whether it comes from `exec`: the process runs a new program, the old mappings are gone.
+        /// Whether an exec changed it: the process runs a new program, and its old mappings are gone.
         exec: bool,
     },
     /// A thread ended.
@@ -53,9 +53,9 @@ pub enum HostEvent {
         /// Thread.
         tid: u32,
     },
-    /// Something executable was mapped.
+    /// An executable mapping was made.
     Map(MapEvent),
-    /// Records were lost: what is known of mappings and processes may be out of date.
+    /// Records were lost, so what is known of mappings and processes may be out of date.
     Lost {
         /// When it was noticed.
         time_ns: u64,
@@ -79,11 +79,11 @@ pub struct MapEvent {
     pub length: u64,
     /// Offset in the file, bytes.
     pub file_offset: u64,
-    /// Device of the file; zero without one.
+    /// Device of the file; zero without a file.
     pub device: Device,
-    /// Inode of the file; 0 without one.
+    /// Inode of the file; 0 without a file.
     pub inode: u64,
-    /// Generation of the inode: differs if the number was used again.
+    /// Generation of the inode, which tells files apart that reuse an inode number.
     pub inode_generation: u64,
     /// `PROT_*`.
     pub prot: u32,
@@ -107,14 +107,14 @@ impl HostEvent {
     }
 }
 
-/// Time of a whole record (header included): with `sample_id_all` and only `PERF_SAMPLE_TIME` asked for, its last
-/// 8 bytes.
+/// Time of a whole record (header included): its last 8 bytes, as the events have `sample_id_all` and no sample type but
+/// `PERF_SAMPLE_TIME`.
 #[must_use]
 pub fn time_ns(record: &[u8]) -> Option<u64> {
     (record.len() >= 16).then(|| record.last_chunk().map(|bytes| u64::from_ne_bytes(*bytes)))?
 }
 
-/// Decodes one whole record (header included). `None` if it is of a kind that is not asked for, not executable, or
+/// Decodes one whole record (header included). `None` if its kind is not handled, its mapping is not executable, or it is
 /// too short for its kind.
 #[must_use]
 pub fn decode(record: &[u8]) -> Option<HostEvent> {
@@ -159,7 +159,7 @@ fn decode_map(time_ns: u64, misc: u16, mut fields: Fields<'_>) -> Option<MapEven
     };
     let device = Device { major: fields.u32()?, minor: fields.u32()? };
     let (inode, inode_generation) = (fields.u64()?, fields.u64()?);
-    // With a build ID (which we do not ask for) these 24 bytes mean something else.
+    // A record with a build ID (which heapbpf does not request) uses these 24 bytes differently.
     if misc & PERF_RECORD_MISC_MMAP_BUILD_ID as u16 == 0 {
         (map.device, map.inode, map.inode_generation) = (device, inode, inode_generation);
     }

@@ -1,27 +1,28 @@
-//! The vDSO's image: the kernel maps the same pages into every 64-bit process, so ours will do.
+//! The vDSO's image. The kernel maps the same pages into every 64-bit process, so heapbpf reads its own.
 
 use std::sync::Arc;
 
 use super::proc_maps;
 
-/// More than any vDSO has.
+/// Largest vDSO that is copied, bytes; real ones have a few pages.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// A copy of our own vDSO; `None` if the kernel gave us none.
+/// A copy of heapbpf's own vDSO; `None` if the kernel maps none.
 #[must_use]
 pub fn image() -> Option<Arc<Vec<u8>>> {
-    // SAFETY: no preconditions.
+    // SAFETY: `getauxval` takes a plain integer and only reads the auxiliary vector.
     let start = unsafe { libc::getauxval(libc::AT_SYSINFO_EHDR) };
     let maps = proc_maps::read(std::process::id()).ok()?;
     let map = maps.iter().find(|map| &*map.path == b"[vdso]" && map.address == start)?;
     (map.length <= MAX_BYTES && map.prot & libc::PROT_READ as u32 != 0).then_some(())?;
-    // SAFETY: the kernel just listed this range as readable, and never unmaps or changes it.
+    // SAFETY: /proc/self/maps just listed this range as a readable mapping named `[vdso]`, of at most `MAX_BYTES`. Nothing
+    // in heapbpf unmaps the vDSO, and its code never changes.
     Some(Arc::new(unsafe { std::slice::from_raw_parts(start as *const u8, map.length as usize) }.to_vec()))
 }
 
 #[cfg(test)]
 mod tests {
-    use crate::testing::skipped;
+    use heapbpf_testing::skipped;
 
     #[test]
     fn is_an_elf_image_with_a_build_id() {
@@ -30,6 +31,6 @@ mod tests {
             return;
         };
         assert_eq!(&image[..4], b"\x7fELF");
-        assert!(crate::host::build_id::of_bytes(&image).is_some());
+        assert!(heapbpf_elf::build_id::of(&*image).is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! The kernel's own type information: offsets of structure members, ids of functions.
+//! The kernel's type information (BTF): offsets of structure members, IDs of functions.
 
 use std::path::Path;
 
@@ -11,7 +11,7 @@ const MAGIC: u16 = 0xeb9f;
 const HEADER_BYTES: usize = 24;
 const MEMBER_BYTES: usize = 12;
 
-/// Kinds of type in BTF (Documentation/bpf/btf.rst of the kernel).
+/// BTF type kinds (kernel, Documentation/bpf/btf.rst).
 mod kind {
     pub const INT: u32 = 1;
     pub const ARRAY: u32 = 3;
@@ -54,16 +54,16 @@ fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_ne_bytes(bytes.get(at..at.checked_add(4)?)?.try_into().ok()?))
 }
 
-/// The raw bytes of the running kernel's type information.
+/// Reads the running kernel's type information, as raw bytes.
 ///
 /// # Errors
-/// The kernel was built without it.
+/// The kernel was built without type information.
 pub fn read() -> Result<Vec<u8>, KernelError> {
     std::fs::read(Path::new(PATH)).map_err(|source| KernelError::NoBtf { path: PATH, source })
 }
 
 impl<'a> KernelBtf<'a> {
-    /// Parses type information; `None` if it is not of the known form.
+    /// Parses type information. `None` if its format is unknown.
     pub fn parse(bytes: &'a [u8]) -> Option<Self> {
         if bytes.len() < HEADER_BYTES || u16::from_ne_bytes([bytes[0], bytes[1]]) != MAGIC {
             return None;
@@ -99,7 +99,7 @@ impl<'a> KernelBtf<'a> {
         &rest[..rest.iter().position(|byte| *byte == 0).unwrap_or(rest.len())]
     }
 
-    /// Offset in bytes and type of a member, looked for in anonymous members too.
+    /// A member's offset in bytes, and its type. Anonymous members are searched too.
     fn member(&self, id: u32, name: &str, depth: usize) -> Option<(u64, u32)> {
         let id = self.without_modifiers(id)?;
         let this = self.types.get(id as usize)?;
@@ -140,7 +140,7 @@ impl<'a> KernelBtf<'a> {
         u32::try_from(at).ok()
     }
 
-    /// Offset in bytes of a member of a structure; `path` may lead through nested ones (`se.load.weight`).
+    /// A member's offset in bytes. `path` may go through nested structures (`se.load.weight`).
     pub fn member_offset(&self, structure: &str, path: &str) -> Option<u64> {
         let mut id = self.find(kind::STRUCT, structure)?;
         let mut offset = 0;
@@ -152,15 +152,15 @@ impl<'a> KernelBtf<'a> {
         Some(offset)
     }
 
-    /// Id of a kernel function.
+    /// The ID of a kernel function.
     pub fn function_id(&self, name: &str) -> Option<u32> {
         self.find(kind::FUNC, name)
     }
 
-    /// The offsets that the BPF programs need.
+    /// The structure offsets that the BPF programs need.
     ///
     /// # Errors
-    /// The kernel has no such member: it is one that heapbpf does not know.
+    /// The kernel lacks a member: heapbpf does not know this kernel's layout.
     pub fn offsets(&self) -> Result<KernelOffsets, KernelError> {
         let offset = |structure: &'static str, path: &'static str| {
             self.member_offset(structure, path).ok_or(KernelError::NoMember { structure, path })
@@ -188,11 +188,11 @@ impl<'a> KernelBtf<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::skipped;
+    use heapbpf_testing::skipped;
 
     #[test]
     fn reads_the_running_kernel() {
-        if crate::arch::is_emulated("the kernel's types are another machine's") {
+        if heapbpf_testing::is_emulated("the kernel's types are another machine's") {
             return;
         }
         let Ok(bytes) = read() else {
@@ -201,7 +201,7 @@ mod tests {
         };
         let btf = KernelBtf::parse(&bytes).unwrap();
         let offsets = btf.offsets().unwrap();
-        // mm and comm lie in task_struct, which has more than 1 KiB and less than 64.
+        // mm and comm are members of task_struct, whose size is between 1 KiB and 64 KiB.
         for offset in [offsets.task_mm, offsets.task_comm, offsets.task_thread_pointer] {
             assert!((8..65536).contains(&offset), "{offsets:?}");
         }

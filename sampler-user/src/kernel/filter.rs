@@ -1,4 +1,5 @@
-//! The filter before the live map, in the daemon's memory: entries that the daemon removes must leave it too.
+//! The daemon's mapping of the filter in front of the live map. When the daemon removes an entry from the live map,
+//! it must remove it from the filter too.
 
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
@@ -9,21 +10,22 @@ use sampler_ebpf::filter::{SLOTS, slot_of};
 use super::KernelError;
 use super::loader::Loader;
 
-/// From one count to the next: the kernel pads elements of an array to eight bytes (kernel/bpf/arraymap.c).
+/// Distance between two counts: the kernel pads array elements to eight bytes (kernel/bpf/arraymap.c).
 const STRIDE: usize = size_of::<u64>();
 const BYTES: usize = SLOTS * STRIDE;
 
-/// The filter's counts, shared with the programs.
+/// The filter's counts, in memory shared with the BPF programs.
 pub struct Filter(NonNull<u8>);
 
 impl Filter {
-    /// Maps it.
+    /// Maps the filter into memory.
     ///
     /// # Errors
-    /// The object has no such map, or the kernel does not let it be mapped.
+    /// The object has no such map, or the kernel refuses the mapping.
     pub fn open(loader: &Loader) -> Result<Self, KernelError> {
         let map = loader.map("FILTER")?;
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: with a null address the kernel chooses an unused range, so the call changes no memory that is in
+        // use.
         let memory = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -41,10 +43,11 @@ impl Filter {
         NonNull::new(memory.cast()).map(Self).ok_or(KernelError::Object("the filter is at no address".into()))
     }
 
-    /// A block that the daemon took out of the live map has left it.
+    /// Removes a block from the filter. Call it for each block that the daemon removed from the live map.
     pub fn remove(&self, address: u64) {
-        // SAFETY: the mapping holds SLOTS counts, aligned, which all its users change atomically; it lives as long as
-        // `self`.
+        // SAFETY: `slot_of` is below SLOTS, so the count lies inside the mapping's `BYTES`, and STRIDE keeps it
+        // aligned. The programs and the daemon change it only atomically. The mapping lives as long as `self`; the
+        // reference ends with this call.
         let count = unsafe { self.0.add(slot_of(address) as usize * STRIDE).cast::<AtomicU32>().as_ref() };
         count.fetch_sub(1, Ordering::Relaxed);
     }
@@ -52,7 +55,7 @@ impl Filter {
 
 impl Drop for Filter {
     fn drop(&mut self) {
-        // SAFETY: mapped in `open` with this length; nothing refers to it any more.
+        // SAFETY: `open` made this mapping with this length, and no reference into it outlives a call of `remove`.
         unsafe { libc::munmap(self.0.as_ptr().cast(), BYTES) };
     }
 }

@@ -1,4 +1,4 @@
-//! From the embedded object to maps in the kernel and programs ready to be loaded.
+//! Loads the embedded object: creates its maps in the kernel and prepares its programs for loading.
 
 use std::collections::{HashMap, HashSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -6,32 +6,33 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use aya_obj::btf::BtfFeatures;
 use aya_obj::generated::{bpf_map_type, bpf_prog_type};
 use aya_obj::{EbpfSectionKind, Features, Object};
-use sampler_ebpf::abi::Config;
+use sampler_ebpf::abi::{Config, SESSION_IS_RETURN};
+use zerocopy::IntoBytes as _;
 
 use super::btf::KernelBtf;
 use super::{KernelError, btf, sys};
 
-/// Sizes of the maps that a recording chooses.
+/// Map sizes, chosen per recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapSizes {
-    /// Bytes of the events ring; a power of two of whole pages.
+    /// Size of the events ring in bytes: a power of two, and whole pages.
     pub events_bytes: u32,
-    /// Bytes of the stacks ring; a power of two of whole pages.
+    /// Size of the stacks ring in bytes: a power of two, and whole pages.
     pub stacks_bytes: u32,
-    /// Most tracked live samples.
+    /// Maximum number of tracked live samples.
     pub live_max: u32,
-    /// Most distinct stacks of the kernel's own walk.
+    /// Maximum number of distinct stacks from the kernel's own stack walk.
     pub stack_traces_max: u32,
 }
 
-/// How a program will be attached; the kernel wants to know when it is loaded.
+/// How a program will be attached. The kernel needs to know this when it loads the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ProgramKind {
-    /// Entry and return in one (kernel 6.13).
+    /// A session: one program for entry and return (kernel 6.13).
     UprobeSession,
-    /// Many instructions per link (kernel 6.6).
+    /// A multi link: many instructions per link (kernel 6.6).
     UprobeMulti,
-    /// One instruction per perf event.
+    /// A perf event: one instruction per link.
     UprobePerf,
     /// A raw tracepoint.
     RawTracepoint,
@@ -39,7 +40,7 @@ pub enum ProgramKind {
     TaskIterator,
 }
 
-/// Maps in the kernel, and programs relocated to them.
+/// The maps in the kernel, and the programs relocated to them.
 pub struct Loader {
     object: Object,
     btf: OwnedFd,
@@ -48,8 +49,6 @@ pub struct Loader {
     task_iterator: Option<u32>,
 }
 
-/// The call that `programs/allocation.rs` marks with this number becomes one of `bpf_session_is_return`.
-const SESSION_IS_RETURN: i32 = 0x7f01;
 const CALL: u8 = 0x85;
 /// `BPF_PSEUDO_KFUNC_CALL`.
 const KERNEL_FUNCTION: u8 = 2;
@@ -59,20 +58,17 @@ fn object_error(error: impl std::fmt::Display) -> KernelError {
 }
 
 impl Loader {
-    /// Parses the object, gives its types and maps to the kernel, patches the constants in.
+    /// Parses the object, sets its constants, and loads its type information and maps into the kernel.
     ///
     /// # Errors
-    /// A sentence that says which step the kernel refused.
+    /// Names the step that the kernel refused.
     pub fn new(object: &[u8], config: &Config, sizes: &MapSizes) -> Result<Self, KernelError> {
         let kernel_bytes = btf::read()?;
         let kernel = KernelBtf::parse(&kernel_bytes).ok_or(KernelError::UnknownBtf)?;
         let config = Config { offsets: kernel.offsets()?, ..*config };
 
         let mut object = Object::parse(object).map_err(object_error)?;
-        // SAFETY: `Config` is `repr(C)`, holds plain integers and has no padding.
-        let config_bytes =
-            unsafe { std::slice::from_raw_parts(std::ptr::from_ref(&config).cast::<u8>(), size_of::<Config>()) };
-        object.patch_map_data(HashMap::from([("CONFIG", (config_bytes, true))])).map_err(object_error)?;
+        object.patch_map_data(HashMap::from([("CONFIG", (config.as_bytes(), true))])).map_err(object_error)?;
         let types = object
             .fixup_and_sanitize_btf(&BtfFeatures::new(true, true, true, true, true, true, true, true))
             .map_err(object_error)?
@@ -103,7 +99,7 @@ impl Loader {
         })
     }
 
-    /// Whether this kernel's uprobe sessions can be asked for (it has the kernel function that they need).
+    /// Whether this kernel supports uprobe sessions: it has the kernel function that they need.
     pub const fn knows_sessions(&self) -> bool {
         self.session_is_return.is_some()
     }
@@ -111,7 +107,7 @@ impl Loader {
     /// Loads one program.
     ///
     /// # Errors
-    /// The end of the verifier's log.
+    /// The kernel refuses the program; the error has the end of the verifier's log.
     pub fn program(&self, name: &str, kind: ProgramKind) -> Result<OwnedFd, KernelError> {
         let program =
             self.object.programs.get(name).ok_or_else(|| object_error(format!("it has no program {name}")))?;
@@ -122,7 +118,7 @@ impl Loader {
             .ok_or_else(|| object_error(format!("it has no function {name}")))?;
         let mut instructions = function.instructions.clone();
         for instruction in &mut instructions {
-            if instruction.code == CALL && instruction.imm == SESSION_IS_RETURN {
+            if instruction.code == CALL && instruction.imm == i32::from(SESSION_IS_RETURN) {
                 let id = self.session_is_return.ok_or_else(|| KernelError::Program {
                     name: name.into(),
                     source: std::io::Error::from_raw_os_error(libc::ENOTSUP),
@@ -152,8 +148,8 @@ impl Loader {
             attach_btf_id,
             instructions: &instructions,
             btf: self.btf.as_fd(),
-            functions: (&functions, function.func_info.len() as u32, function.func_info_rec_size as u32),
-            lines: (&lines, function.line_info.len() as u32, function.line_info_rec_size as u32),
+            functions: sys::Records { bytes: &functions, record_bytes: function.func_info_rec_size },
+            lines: sys::Records { bytes: &lines, record_bytes: function.line_info_rec_size },
         })
         .map_err(|(source, log)| match source.raw_os_error() {
             Some(libc::EPERM) => permission(),
@@ -169,10 +165,10 @@ impl Loader {
         self.maps.get(name).map(AsFd::as_fd).ok_or_else(|| object_error(format!("it has no map {name}")))
     }
 
-    /// A map for the library's typed wrappers.
+    /// A map for aya's typed wrappers.
     ///
     /// # Errors
-    /// The object has no such map, or the kernel does not tell about it.
+    /// The object has no such map, or the kernel does not return its properties.
     pub fn typed_map(&self, name: &str) -> Result<aya::maps::Map, KernelError> {
         let fd = self.map(name)?.try_clone_to_owned().map_err(object_error)?;
         aya::maps::MapData::from_fd(fd).and_then(aya::maps::Map::from_map_data).map_err(object_error)
@@ -191,14 +187,14 @@ fn create_map(
     };
     let map_type = definition.map_type();
     let max_entries = match name {
-        // Rings are whole pages, which are larger on some machines.
+        // A ring consists of whole pages, which are larger on some machines.
         "EVENTS" => sizes.events_bytes.max(page_bytes()),
         "STACKS" => sizes.stacks_bytes.max(page_bytes()),
         "LIVE" => sizes.live_max,
         "STACK_TRACES" => sizes.stack_traces_max,
         _ => definition.max_entries(),
     };
-    // These two kinds take no type information.
+    // These two kinds of map take no type information.
     let untyped = [bpf_map_type::BPF_MAP_TYPE_RINGBUF as u32, bpf_map_type::BPF_MAP_TYPE_STACK_TRACE as u32];
     let types = match definition {
         aya_obj::Map::Btf(map) if !untyped.contains(&map_type) => {

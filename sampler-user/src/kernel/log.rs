@@ -1,4 +1,4 @@
-//! The programs' own diagnostics, which are rare: into the daemon's log.
+//! Passes the BPF programs' own diagnostics, which are rare, to the daemon's log.
 
 use std::os::fd::BorrowedFd;
 
@@ -6,11 +6,11 @@ use aya_log::EbpfLogger;
 
 use super::sys;
 
-/// Reading end of the programs' log.
+/// The reading end of the programs' log.
 pub struct KernelLog(Option<EbpfLogger<&'static dyn log::Log>>);
 
 impl KernelLog {
-    /// Opens the log of a program that writes to it. A log that cannot be had is no reason not to record.
+    /// Opens the log of a program that writes to it. A recording works without the log, so failure is not an error.
     pub fn open(program: BorrowedFd<'_>) -> Self {
         let logger = sys::program_id(program)
             .map_err(|error| error.to_string())
@@ -23,7 +23,7 @@ impl KernelLog {
         self.0.is_some()
     }
 
-    /// Passes on what was written since the last call.
+    /// Forwards what was written since the last call.
     pub fn flush(&mut self) {
         if let Some(logger) = &mut self.0 {
             logger.flush();

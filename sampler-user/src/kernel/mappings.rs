@@ -1,11 +1,11 @@
-//! Probes on the system calls mmap, munmap, mremap and brk, for `--mmap`.
+//! Probes on the mmap, munmap, mremap and brk system calls, for `--mmap`.
 
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::loader::{Loader, ProgramKind};
 use super::{KernelError, sys};
 
-/// Tracepoints, and the program of each. They stand in the way of every system call of the host while they are linked.
+/// Tracepoints, and the program for each. While they are linked, every system call on the host is slower.
 const TRACEPOINTS: [(&str, &str); 2] = [("sys_enter", "system_call_entry"), ("sys_exit", "system_call_exit")];
 
 /// The loaded programs, linked or not.
@@ -15,19 +15,19 @@ pub struct MappingProbes {
 }
 
 impl MappingProbes {
-    /// Loads the programs; they are not linked yet.
+    /// Loads the programs without linking them.
     ///
     /// # Errors
-    /// The kernel refuses one.
+    /// The kernel refuses a program.
     pub fn load(loader: &Loader) -> Result<Self, KernelError> {
         let programs = TRACEPOINTS.iter().map(|(_, name)| loader.program(name, ProgramKind::RawTracepoint));
         Ok(Self { programs: programs.collect::<Result<_, _>>()?, links: Vec::new() })
     }
 
-    /// Begins to follow mappings; nothing happens if they are followed already.
+    /// Starts to track mappings. Does nothing if they are tracked already.
     ///
     /// # Errors
-    /// The kernel has no such tracepoints (`CONFIG_FTRACE_SYSCALLS`); nothing stays linked then.
+    /// The kernel lacks these tracepoints (`CONFIG_FTRACE_SYSCALLS`). In that case nothing stays linked.
     pub fn link(&mut self) -> Result<(), KernelError> {
         if self.links.is_empty() {
             let links = self.programs.iter().zip(TRACEPOINTS).map(|(program, (tracepoint, _))| {
@@ -41,7 +41,7 @@ impl MappingProbes {
         Ok(())
     }
 
-    /// Follows them no longer.
+    /// Stops tracking mappings.
     pub fn unlink(&mut self) {
         while self.links.pop().is_some() {}
     }

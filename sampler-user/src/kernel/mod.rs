@@ -1,6 +1,8 @@
-//! The kernel's side of the house: the only place that talks `bpf(2)`.
+//! The interface to the kernel: the only module that calls `bpf(2)`.
 
+mod abi_value;
 pub mod btf;
+pub mod control;
 mod filter;
 pub mod live_map;
 pub mod loader;
@@ -10,26 +12,25 @@ pub mod object;
 pub mod programs;
 pub mod rings;
 pub mod stack_traces;
-pub mod steering;
 pub mod sys;
 pub mod totals;
 
 use std::io;
 
-/// What can go wrong between heapbpf and the kernel.
+/// Errors between heapbpf and the kernel.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    /// No type information.
+    /// The kernel's type information cannot be read.
     #[error(
         "this kernel gives no type information ({path}: {source}); heapbpf needs one built with CONFIG_DEBUG_INFO_BTF"
     )]
     NoBtf {
-        /// Where it was looked for.
+        /// Where heapbpf looked for it.
         path: &'static str,
         /// Why it could not be read.
         source: io::Error,
     },
-    /// Type information in an unknown form.
+    /// The type information has an unknown format.
     #[error("the kernel's type information has a form that heapbpf does not know; it needs kernel 5.11 or later")]
     UnknownBtf,
     /// A structure lacks a member.
@@ -43,16 +44,16 @@ pub enum KernelError {
     /// The binary was built without its BPF object.
     #[error("this binary was built without its BPF programs; build it with `cargo xtask build`")]
     NoObject,
-    /// The BPF object cannot be used.
+    /// The BPF object is not usable.
     #[error("the built-in BPF object cannot be used: {0}")]
     Object(String),
-    /// Permission.
+    /// A permission is missing.
     #[error("the kernel does not permit BPF: {missing}; run heapbpf as root or give it these capabilities")]
     Permission {
         /// What is missing.
         missing: String,
     },
-    /// A map was refused.
+    /// The kernel refused a map.
     #[error("the kernel refused the map {name}: {source}")]
     Map {
         /// Its name.
@@ -60,15 +61,15 @@ pub enum KernelError {
         /// Why.
         source: io::Error,
     },
-    /// Type information of the programs was refused.
+    /// The kernel refused the programs' type information.
     #[error("the kernel refused the programs' type information: {source}\n{log}")]
     BtfRefused {
         /// Why.
         source: io::Error,
-        /// The kernel's words.
+        /// The kernel's log.
         log: String,
     },
-    /// A program was refused.
+    /// The kernel refused a program.
     #[error("the kernel refused the program {name}: {source}\n{log}")]
     Program {
         /// Its name.
@@ -78,7 +79,7 @@ pub enum KernelError {
         /// The end of the verifier's log.
         log: String,
     },
-    /// A link was refused.
+    /// The kernel refused a link.
     #[error("cannot attach to {what}: {source}")]
     Link {
         /// File or tracepoint.
@@ -86,27 +87,27 @@ pub enum KernelError {
         /// Why.
         source: io::Error,
     },
-    /// A link was refused with EINVAL, where the same kind of link works elsewhere.
+    /// The kernel refused a link with EINVAL, although the same kind of link works elsewhere.
     #[error(
         "the kernel refuses probes there (EINVAL): another tool has registered one of the same instructions with a \
          reference counter, as bcc's tools do; end it, and try again some seconds later"
     )]
     Conflict,
-    /// A read or write failed.
+    /// A read or a write failed.
     #[error("cannot read {what} from the kernel: {source}")]
     Read {
-        /// What.
+        /// What was read or written.
         what: &'static str,
         /// Why.
         source: io::Error,
     },
 }
 
-/// Whether a link was refused because the kernel takes no probe on an instruction: it cannot decode it, or cannot run it
-/// elsewhere.
+/// Whether a link was refused because of the instruction itself: the kernel cannot decode it, or cannot run it out of
+/// line.
 #[must_use]
 pub fn is_of_an_instruction(error: &io::Error) -> bool {
-    /// The kernel's own number for "not supported", which no header for programs has.
+    /// The kernel-internal number for "not supported", which no userspace header defines.
     const ENOTSUPP: i32 = 524;
     matches!(error.raw_os_error(), Some(ENOTSUPP | libc::ENOEXEC | libc::EIO))
 }

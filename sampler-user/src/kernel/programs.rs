@@ -1,4 +1,4 @@
-//! The programs in the kernel, loaded for the best kind of link that this kernel offers.
+//! The BPF programs, loaded for the best kind of link that this kernel supports.
 
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use super::loader::{Loader, ProgramKind};
 use super::{KernelError, is_of_an_instruction, sys};
 
-pub use crate::attach::audit::LinkKind;
+pub use heapbpf_audit::LinkKind;
 
 /// The loaded programs.
 pub struct Programs {
@@ -14,8 +14,8 @@ pub struct Programs {
     pub kind: LinkKind,
     allocation: OwnedFd,
     allocation_return: Option<OwnedFd>,
-    /// For functions that may throw; loaded when there may be some.
-    allocation_end: Option<OwnedFd>,
+    /// For functions that may throw; loaded only if a target may have some.
+    return_site: Option<OwnedFd>,
     free: Option<OwnedFd>,
     iterator: OwnedFd,
     lifecycle: Vec<OwnedFd>,
@@ -24,10 +24,11 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Loads what a recording needs. Kinds of link are tried from the best on, load **and** link, unless one is forced.
+    /// Loads what a recording needs. Tries the kinds of link from best to worst (each is loaded **and** linked),
+    /// unless one is forced.
     ///
     /// # Errors
-    /// Why the last kind that was tried does not work.
+    /// The reason why the last kind tried does not work.
     pub fn load(loader: &Loader, live: bool, forced: Option<LinkKind>) -> Result<Self, KernelError> {
         let all = [LinkKind::Session, LinkKind::Multi, LinkKind::Perf];
         let candidates: Vec<LinkKind> = forced.map_or_else(|| all.to_vec(), |kind| vec![kind]);
@@ -61,7 +62,7 @@ impl Programs {
             kind,
             allocation,
             allocation_return,
-            allocation_end: None,
+            return_site: None,
             free,
             iterator: Self::iterator(loader)?,
             lifecycle: Vec::new(),
@@ -73,13 +74,13 @@ impl Programs {
         Ok(programs)
     }
 
-    /// Loads what functions need that may throw ([`Role::AllocatesOrThrows`]).
+    /// Loads the program for functions that may throw ([`Role::AllocatesOrThrows`]).
     ///
     /// # Errors
     /// The kernel refuses the program.
-    pub fn load_ends(&mut self, loader: &Loader) -> Result<(), KernelError> {
+    pub fn load_return_sites(&mut self, loader: &Loader) -> Result<(), KernelError> {
         let kind = if self.kind == LinkKind::Perf { ProgramKind::UprobePerf } else { ProgramKind::UprobeMulti };
-        self.allocation_end = Some(loader.program("allocation_end", kind)?);
+        self.return_site = Some(loader.program("allocation_end", kind)?);
         Ok(())
     }
 
@@ -104,7 +105,8 @@ impl Programs {
         Ok(())
     }
 
-    /// Attaches to a function of this very process and detaches again: some kernels load what they cannot link.
+    /// Attaches to a function of this process and detaches again, because some kernels load programs that they cannot
+    /// link.
     fn try_link(&self) -> Result<(), KernelError> {
         let (path, offset) = trial_location().ok_or_else(|| KernelError::Link {
             what: "heapbpf's own program file".into(),
@@ -114,25 +116,25 @@ impl Programs {
             .map(drop)
     }
 
-    /// Attaches to the given instructions of a file, of one process or of all that map it.
+    /// Attaches to the given instructions of a file, in one process or in all that map the file.
     ///
     /// # Errors
-    /// The file cannot be attached to; nothing stays attached then.
+    /// The kernel refuses to attach to the file. In that case nothing stays attached.
     pub fn attach(&self, path: &CString, points: &[ProbePoint], pid: Option<u32>) -> Result<Links, KernelError> {
         let refused = |source| KernelError::Link { what: path.to_string_lossy().into_owned(), source };
         let with = |wanted: &[Role]| -> Vec<ProbePoint> {
             points.iter().filter(|point| wanted.contains(&point.role)).copied().collect()
         };
-        let ends = with(&[Role::Ends]);
-        if !ends.is_empty() && self.allocation_end.is_none() {
+        let return_sites = with(&[Role::ReturnSite]);
+        if !return_sites.is_empty() && self.return_site.is_none() {
             return Err(KernelError::Object("the program for functions that throw was not loaded".into()));
         }
         let multi = (sys::ATTACH_UPROBE_MULTI, 0);
         let entry = if self.kind == LinkKind::Session { (sys::ATTACH_UPROBE_SESSION, 0) } else { multi };
-        // In this order: what ends a call is there before what begins it.
+        // The order matters: probes that end a call are attached before probes that begin one.
         let parts = [
             (self.free.as_ref(), with(&[Role::Frees]), multi),
-            (self.allocation_end.as_ref(), ends, multi),
+            (self.return_site.as_ref(), return_sites, multi),
             (self.allocation_return.as_ref(), with(&[Role::Allocates]), (sys::ATTACH_UPROBE_MULTI, sys::MULTI_RETURN)),
             (Some(&self.allocation), with(&[Role::Allocates, Role::AllocatesOrThrows]), entry),
         ];
@@ -153,10 +155,11 @@ impl Programs {
         Ok(links)
     }
 
-    /// Attaches to each instruction by itself. What the kernel refuses is left out, and given back with its error.
+    /// Attaches to each instruction separately. Instructions that the kernel refuses are skipped, and returned with
+    /// their errors.
     ///
     /// # Errors
-    /// The file or the process cannot be attached to; nothing stays attached then.
+    /// The kernel refuses the file or the process. In that case nothing stays attached.
     pub fn attach_each(
         &self,
         path: &CString,
@@ -179,17 +182,17 @@ impl Programs {
         Ok((all, refused))
     }
 
-    /// Link of the thread iterator.
+    /// The link of the thread iterator.
     pub fn iterator_link(&self) -> BorrowedFd<'_> {
         self.iterator.as_fd()
     }
 
-    /// A program that logs, by whose id the log's map is found.
+    /// A program that writes to the log. The log's map is found by this program's ID.
     pub fn logging_program(&self) -> BorrowedFd<'_> {
         self.lifecycle_program.as_fd()
     }
 
-    /// Better kinds of link that this kernel refused, and why.
+    /// The better kinds of link that this kernel refused, with the reasons.
     pub fn refusals(&self) -> &[(LinkKind, String)] {
         &self.refusals
     }
@@ -200,31 +203,31 @@ impl Programs {
 pub struct ProbePoint {
     /// File offset.
     pub offset: u64,
-    /// Cookie of the site.
+    /// Cookie: identifies the site.
     pub cookie: u64,
-    /// What is there.
+    /// The role of the instruction.
     pub role: Role,
 }
 
-/// What a probed instruction is, in the order in which probes are placed.
+/// The role of a probed instruction. Probes are placed in the order of the variants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// In a function that only frees.
     Frees,
-    /// A return instruction of a function that may throw.
-    Ends,
+    /// A return instruction of a function that may throw (its return site).
+    ReturnSite,
     /// In a function that allocates.
     Allocates,
-    /// In a function that allocates and may throw: its return is not awaited.
+    /// In a function that allocates and may throw, so no return probe is placed on it.
     AllocatesOrThrows,
 }
 
-/// Links to one file; dropping them takes the probes away, the last first: frees are followed from before the first
-/// allocation until after the last one, so that no block is taken for live whose free went unseen.
+/// Links to one file. Dropping them removes the probes in reverse order: frees are tracked from before the first
+/// allocation until after the last one, so no freed block counts as live because its free was missed.
 #[derive(Debug, Default)]
 pub struct Links {
     links: Vec<OwnedFd>,
-    /// How many of the first ones are of functions that free.
+    /// Number of leading links that belong to functions that free.
     frees: usize,
 }
 
@@ -237,18 +240,18 @@ impl Drop for Links {
 }
 
 impl Links {
-    /// Takes the probes off the functions that free; the others stay where they are and miss nothing.
-    pub fn leave_frees(&mut self) {
+    /// Stops tracking frees: removes the probes on functions that free. The other probes stay and miss nothing.
+    pub fn stop_tracking_frees(&mut self) {
         self.links.drain(..std::mem::take(&mut self.frees));
     }
 
-    /// Adds links to other instructions; those to functions that free have to come first.
+    /// Appends links to other instructions. Links to functions that free must be added first.
     fn take_in(&mut self, mut other: Self) {
         self.frees += other.frees;
         self.links.append(&mut other.links);
     }
 
-    /// What was added up to now is of functions that free.
+    /// Marks all links added so far as links of functions that free.
     fn end_frees(&mut self) {
         self.frees = self.links.len();
     }
@@ -284,8 +287,8 @@ impl Links {
     }
 }
 
-/// Another tool that registered the same instruction with a reference counter makes the kernel answer EINVAL until
-/// that tool's probe is gone, which takes a moment after its end.
+/// Retries an attach. If another tracer has registered the same instruction with a reference counter, the kernel
+/// returns EINVAL until that tracer's probe is gone, which takes a moment after the tracer exits.
 fn with_retries<T>(mut attach: impl FnMut() -> std::io::Result<T>) -> std::io::Result<T> {
     const PAUSE: std::time::Duration = std::time::Duration::from_millis(20);
     for _ in 0..2 {
@@ -299,13 +302,13 @@ fn with_retries<T>(mut attach: impl FnMut() -> std::io::Result<T>) -> std::io::R
     attach()
 }
 
-/// A function of heapbpf's own that nothing calls while links are tried out.
+/// The target of trial links: a function of heapbpf itself that nothing calls during the trial.
 #[inline(never)]
 extern "C" fn trial_site() -> u32 {
     std::hint::black_box(1)
 }
 
-/// Path and file offset of [`trial_site`].
+/// The path and file offset of [`trial_site`].
 fn trial_location() -> Option<(CString, u64)> {
     let address = trial_site as *const () as u64;
     let maps = procfs::process::Process::myself().ok()?.maps().ok()?;
@@ -318,19 +321,19 @@ fn trial_location() -> Option<(CString, u64)> {
 mod tests {
     use super::*;
     use crate::kernel::loader::MapSizes;
-    use crate::testing::skipped;
+    use heapbpf_testing::skipped;
     use sampler_ebpf::abi::{Config, stack_kind};
 
     #[test]
     fn every_kind_of_link_loads_with_every_kind_of_stack() {
-        if crate::arch::is_emulated("no bpf(2)") {
+        if heapbpf_testing::is_emulated("no bpf(2)") {
             return;
         }
         let Some(object) = crate::kernel::object::object() else {
             skipped("built without the BPF object");
             return;
         };
-        // SAFETY: no argument.
+        // SAFETY: `geteuid` takes no argument, touches no memory and cannot fail.
         if unsafe { libc::geteuid() } != 0 {
             skipped("loading BPF programs needs root");
             return;

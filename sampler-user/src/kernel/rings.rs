@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use super::KernelError;
 use super::loader::Loader;
 
-/// A ring buffer's reading end.
+/// The reading end of a ring buffer.
 pub struct Ring {
     ring: RingBuf<MapData>,
     consumer: Position,
@@ -19,7 +19,7 @@ pub struct Ring {
     ends: Vec<usize>,
 }
 
-/// Bytes copied out of a ring in one go, before the ring's room is given back and the records are worked on.
+/// Bytes copied out of a ring before its space is released and the records are processed.
 const SLAB_BYTES: usize = 1 << 20;
 
 impl Ring {
@@ -30,28 +30,28 @@ impl Ring {
     pub fn open(loader: &Loader, name: &'static str) -> Result<Self, KernelError> {
         let ring = RingBuf::try_from(loader.typed_map(name)?)
             .map_err(|error| KernelError::Object(format!("{name}: {error}")))?;
-        // Two pages before the records hold the positions: the consumer's first, then the producer's
-        // (Linux, kernel/bpf/ringbuf.c, struct bpf_ringbuf).
+        // The positions are in the two pages before the records: first the consumer's, then the producer's (Linux,
+        // kernel/bpf/ringbuf.c, struct bpf_ringbuf).
         let [consumer, producer] = [0, 1].map(|page| Position::map(ring.as_fd(), page));
         let unreadable = |source| KernelError::Read { what: "the positions of a ring", source };
         let (consumer, producer) = (consumer.map_err(unreadable)?, producer.map_err(unreadable)?);
         Ok(Self { ring, consumer, producer, slab: BytesMut::new(), ends: Vec::with_capacity(SLAB_BYTES / 64) })
     }
 
-    /// Where the next record will be reserved: all that were reserved before this call lie before it. In bytes since the
-    /// ring was made.
+    /// The producer position, in bytes since the ring was created. Every record reserved before this call is below
+    /// it.
     pub fn reserved_up_to(&self) -> u64 {
         self.producer.get()
     }
 
-    /// Where the next record will be read: all before it were handed out.
+    /// The consumer position. Every record below it was handed out.
     pub fn read_up_to(&self) -> u64 {
         self.consumer.get()
     }
 
-    /// Copies what is there, up to a slab's worth, and hands out each record. Returns the number of records: 0 when the
-    /// ring is empty, or its next record is still being written. One copy per record; the slab is used again once all
-    /// records of it are gone.
+    /// Copies the available records, up to about one slab, and passes each to `each`. Returns the number of records:
+    /// 0 if the ring is empty or its next record is still being written. Each record is copied once. The slab's
+    /// memory is reused once all records in it are dropped.
     pub fn drain(&mut self, mut each: impl FnMut(Bytes)) -> usize {
         self.ends.clear();
         while self.slab.len() < SLAB_BYTES {
@@ -71,7 +71,7 @@ impl Ring {
         self.ends.len()
     }
 
-    /// Gives the slab back, which may have grown with a large record.
+    /// Releases the slab, which a large record may have enlarged.
     pub fn shrink(&mut self) {
         self.slab = BytesMut::new();
     }
@@ -89,14 +89,15 @@ impl AsRawFd for Ring {
     }
 }
 
-/// One of a ring's two positions, in a page of its own that the kernel shares.
+/// One of a ring's two positions. The kernel shares it in a page of its own.
 struct Position(NonNull<AtomicU64>);
 
 impl Position {
-    /// Maps the page, for reading.
+    /// Maps the page read-only.
     fn map(ring: BorrowedFd<'_>, page: usize) -> std::io::Result<Self> {
         let bytes = procfs::page_size() as usize;
-        // SAFETY: a new mapping at an address of the kernel's choice.
+        // SAFETY: with a null address the kernel chooses an unused range, so the call changes no memory that is in
+        // use.
         let memory = unsafe {
             libc::mmap(
                 std::ptr::null_mut(),
@@ -114,15 +115,16 @@ impl Position {
     }
 
     fn get(&self) -> u64 {
-        // SAFETY: the page begins with a counter of the machine's word (64 bits on all that are supported), which its
-        // writers change in one piece, and stays mapped as long as `self`.
+        // SAFETY: the page begins with a counter of one machine word (64 bits on all supported machines), which its
+        // writers update in a single store. We only read it: the mapping is read-only. It stays mapped as long as
+        // `self`.
         unsafe { self.0.as_ref() }.load(Ordering::Acquire)
     }
 }
 
 impl Drop for Position {
     fn drop(&mut self) {
-        // SAFETY: mapped in `map` with this length; nothing refers to it any more.
+        // SAFETY: `map` made this mapping with this length, and no reference into it outlives a call of `get`.
         unsafe { libc::munmap(self.0.as_ptr().cast(), procfs::page_size() as usize) };
     }
 }

@@ -1,36 +1,37 @@
-//! Exact counts: of the threads that live, by an iterator in the kernel; of those that ended, from their process.
+//! Exact counts. A kernel iterator reads those of running threads; those of exited threads are kept per process.
 
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
 
 use aya::maps::{Array, HashMap as KernelHashMap, MapData};
-use sampler_ebpf::abi::{AWAITED_CALLS, Counters, ProcessKey, Progress, ThreadRecord};
+use sampler_ebpf::abi::{Counters, MAX_IN_FLIGHT_CALLS, ProcessKey, Progress, ThreadRecord};
+use zerocopy::FromBytes as _;
 
 use super::KernelError;
-use super::live_map::{Abi, read_plain};
+use super::abi_value::Abi;
 use super::loader::Loader;
 use super::programs::Programs;
 use super::sys;
-use crate::host::events::monotonic_ns;
+use crate::clock::monotonic_ns;
 
-/// Reading end of all counters.
+/// The reading end of all counters.
 pub struct Totals {
     processes: KernelHashMap<MapData, Abi<ProcessKey>, Abi<Counters>>,
     unattributed: Array<MapData, Abi<Counters>>,
     progress: Array<MapData, Abi<Progress>>,
 }
 
-/// Counters of each process, and of hits that belong to none.
+/// Counters of each process, and of hits that belong to no process.
 #[derive(Clone, Debug, Default)]
 pub struct Counts {
     /// By process.
     pub processes: HashMap<ProcessKey, Counters>,
-    /// Of hits for which the kernel had no thread state, and of processes that did not fit into its map.
+    /// Hits for which the kernel had no thread state, and hits of processes that did not fit into its map.
     pub unattributed: Counters,
-    /// CLOCK_MONOTONIC before the first thread's counters were read, and after the last one's: each was read at some moment
-    /// between.
+    /// CLOCK_MONOTONIC before the first thread's counters were read and after the last thread's were. Each thread was
+    /// read at some moment in between.
     pub read_ns: (u64, u64),
-    /// Samples that reallocs in flight took out of the live map: they live until these return.
+    /// Samples that in-flight reallocs took out of the live map. They are live until these calls return.
     pub reallocated: HashSet<u64>,
 }
 
@@ -43,16 +44,27 @@ impl Counts {
         }
         sum
     }
+
+    /// Adds the thread iterator's output, a sequence of [`ThreadRecord`]s. An incomplete record at the end is
+    /// ignored.
+    fn add_threads(&mut self, bytes: &[u8]) {
+        let records = bytes.chunks_exact(size_of::<ThreadRecord>());
+        for record in records.flat_map(ThreadRecord::read_from_bytes) {
+            self.processes.entry(record.process).or_default().add(&with_calls_in_flight(record.counters));
+            self.reallocated.extend(record.reallocated.iter().filter(|sample| **sample != 0));
+        }
+    }
 }
 
-/// A thread that ends while the threads are read would be counted twice or not at all: then they are read again.
+/// Maximum number of reads. A thread that exits during a read may be counted twice or not at all, so the read is
+/// repeated.
 const ATTEMPTS: usize = 8;
 
 impl Totals {
     /// Opens the maps.
     ///
     /// # Errors
-    /// The object lacks one.
+    /// The object lacks a map.
     pub fn open(loader: &Loader) -> Result<Self, KernelError> {
         let failed = |error: aya::maps::MapError| KernelError::Object(error.to_string());
         Ok(Self {
@@ -62,19 +74,20 @@ impl Totals {
         })
     }
 
-    /// Allocations and frees so far whose records did not fit into the events ring: cheaper than all counts.
+    /// Number of allocations and frees so far whose records did not fit into the events ring. Cheaper than reading
+    /// all counts.
     ///
     /// # Errors
-    /// The kernel refuses to read.
+    /// The read fails.
     pub fn records_lost(&self) -> Result<u64, KernelError> {
         Ok(self.progress()?.records_lost)
     }
 
-    /// All counts. Exact for threads that stand still; a thread that runs meanwhile is read at some moment of
-    /// [`Counts::read_ns`].
+    /// Reads all counts. They are exact for threads that do not run during the read; a running thread is read at some
+    /// moment within [`Counts::read_ns`].
     ///
     /// # Errors
-    /// The kernel refuses to read.
+    /// The read fails.
     pub fn read(&self, programs: &Programs) -> Result<Counts, KernelError> {
         let mut counts = Counts::default();
         for _ in 0..ATTEMPTS {
@@ -102,19 +115,15 @@ impl Totals {
         }
         let mut bytes = Vec::new();
         let mut iterator = sys::start_iterator(programs.iterator_link()).map_err(failed)?;
-        // What is read before this does not change unless a thread ends.
+        // Everything read before this point changes only when a thread exits.
         let begun_ns = monotonic_ns();
         iterator.read_to_end(&mut bytes).map_err(failed)?;
         counts.read_ns = (begun_ns, monotonic_ns());
-        for record in bytes.chunks_exact(size_of::<ThreadRecord>()) {
-            let record: ThreadRecord = read_plain(record);
-            counts.processes.entry(record.process).or_default().add(&with_calls_in_flight(record.counters));
-            counts.reallocated.extend(record.reallocated.iter().filter(|sample| **sample != 0));
-        }
+        counts.add_threads(&bytes);
         Ok(counts)
     }
 
-    /// Takes the counts of a process that has ended out of the kernel's map.
+    /// Removes an exited process's counts from the kernel's map and returns them.
     pub fn take(&mut self, process: ProcessKey) -> Option<Counters> {
         let counters = self.processes.get(&Abi(process), 0).ok()?.0;
         let _ = self.processes.remove(&Abi(process));
@@ -122,17 +131,17 @@ impl Totals {
     }
 }
 
-/// Sampled calls of one thread that may lack an end when its counters are read: those that are awaited, and the one that
-/// is being counted.
-const MOST_IN_FLIGHT: u64 = AWAITED_CALLS as u64 + 1;
+/// Maximum number of in-flight sampled calls of one thread when its counters are read: those with a return probe, and
+/// the one that is being counted.
+const MOST_IN_FLIGHT: u64 = MAX_IN_FLIGHT_CALLS as u64 + 1;
 
-/// A thread that runs is read between the two ends of its calls: those are told apart. What cannot be explained so is left
-/// as it is, for the accounting identity to show.
+/// Separates the in-flight calls of a thread that was read while it ran. A larger difference is left in place, so
+/// that the accounting identity exposes it.
 fn with_calls_in_flight(counters: Counters) -> Counters {
     let ended = counters.sampled_ended();
     match counters.sampled.checked_sub(ended) {
         Some(open) if open <= MOST_IN_FLIGHT => Counters { lost_in_flight: open, ..counters },
-        // Its end was counted between the readings of the two counters.
+        // The call's end was counted between the reads of the two counters.
         None if ended - counters.sampled <= MOST_IN_FLIGHT => Counters { sampled: ended, ..counters },
         _ => counters,
     }
@@ -153,5 +162,33 @@ mod tests {
         assert_eq!(of(10, 10), (11, 0));
         assert_eq!(of(99, 10), (99, 0));
         assert_eq!(of(11, 99), (11, 0));
+    }
+
+    #[test]
+    fn threads_are_added_up_by_process_and_with_what_ended_threads_left() {
+        use zerocopy::IntoBytes as _;
+        let process = |tgid| ProcessKey { tgid, ..ProcessKey::default() };
+        let thread = |tgid, unsampled, reallocated| ThreadRecord {
+            process: process(tgid),
+            counters: Counters { unsampled, threads: 1, ..Counters::default() },
+            reallocated,
+            ..ThreadRecord::default()
+        };
+        let records = [thread(1, 10, [0; 4]), thread(2, 20, [7, 0, 8, 0]), thread(1, 30, [0, 9, 0, 0])];
+        let ended = Counters { unsampled: 100, threads: 5, ..Counters::default() };
+        let mut counts = Counts {
+            processes: HashMap::from([(process(1), ended)]),
+            unattributed: Counters { lost_no_thread_state: 3, ..Counters::default() },
+            ..Counts::default()
+        };
+        let bytes = records.as_bytes();
+        // Offset by one byte, because data read from a file has no alignment; the last record is incomplete.
+        let unaligned = [&[0], bytes, &bytes[..100]].concat();
+        counts.add_threads(&unaligned[1..]);
+        assert_eq!((counts.processes[&process(1)].unsampled, counts.processes[&process(1)].threads), (140, 7));
+        assert_eq!((counts.processes[&process(2)].unsampled, counts.processes.len()), (20, 2));
+        assert_eq!(counts.reallocated, HashSet::from([7, 8, 9]));
+        let total = counts.total();
+        assert_eq!((total.unsampled, total.threads, total.hits()), (160, 8, 163));
     }
 }

@@ -1,19 +1,15 @@
-//! The mathematics of sampling: pure functions, no I/O. `docs/sampling.md` derives what is computed here.
+//! Sampling parameters as the BPF side reads them.
 
-pub mod binomial;
-pub mod calibrate;
-pub mod constants;
-pub mod detect;
-pub mod estimate;
-pub mod estimators;
-pub mod gamma;
-pub mod growth;
-pub mod interval;
-pub mod optimum;
-pub mod plan;
-pub mod predistort;
-pub mod simulation;
 pub mod size_classes;
-pub mod survival;
-pub mod weight;
-pub mod window_weights;
+
+use heapbpf_statistics::criterion::Criterion;
+use sampler_ebpf::trials;
+
+/// The number that stands for a criterion in the BPF side's configuration.
+pub fn criterion_code(criterion: Criterion) -> u64 {
+    match criterion {
+        Criterion::Bytes => trials::CRITERION_BYTES,
+        Criterion::Allocations => trials::CRITERION_ALLOCATIONS,
+        Criterion::SizeClass => trials::CRITERION_SIZE_CLASS,
+    }
+}

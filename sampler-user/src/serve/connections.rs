@@ -1,4 +1,4 @@
-//! Connections: accepted, bounded, timed out when their other end is slow.
+//! Accepts connections, limits their number, and times out slow clients.
 
 use std::net::TcpListener;
 use std::pin::pin;
@@ -13,18 +13,18 @@ use hyper_util::service::TowerToHyperService;
 use tokio::sync::{Semaphore, oneshot};
 use tokio_io_timeout::TimeoutStream;
 
-/// Connections at a time; more wait in the kernel's queue.
+/// Maximum number of connections. Further ones wait in the kernel's queue.
 const MOST_CONNECTIONS: usize = 512;
-/// A client has this long to send a request; also how long it may keep a connection without one.
+/// How long a client may take to send a request, and how long it may keep an idle connection.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// A client that takes nothing for this long is gone.
+/// A connection is closed if its client accepts no data of an answer for this long.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest head of a request, bytes. There are no bodies.
+/// Maximum size of a request's head, in bytes. Requests have no bodies.
 const LONGEST_HEAD: usize = 16 << 10;
-/// Answers under way when the recording ends get this long.
-const PARTING: Duration = Duration::from_secs(1);
+/// How long answers in progress may continue after the recording ends.
+const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
-/// Answers until `stopped` is dropped or said.
+/// Answers requests until `stopped` is sent to or its sender is dropped.
 pub async fn serve(socket: TcpListener, router: Router, stopped: oneshot::Receiver<()>) {
     let listener = match tokio::net::TcpListener::from_std(socket) {
         Ok(listener) => listener,
@@ -37,8 +37,8 @@ pub async fn serve(socket: TcpListener, router: Router, stopped: oneshot::Receiv
     let under_way = GracefulShutdown::new();
     let mut stopped = pin!(stopped);
     loop {
-        // Never closed.
-        let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
+        // The semaphore is never closed.
+        let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
             _ = &mut stopped => break,
@@ -46,7 +46,7 @@ pub async fn serve(socket: TcpListener, router: Router, stopped: oneshot::Receiv
         let stream = match accepted {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors, for example: others may end soon.
+                // For example, no descriptors are left: other connections may end soon.
                 log::warn!("cannot accept a connection: {error}");
                 tokio::time::sleep(Duration::from_millis(100)).await;
                 continue;
@@ -66,9 +66,9 @@ pub async fn serve(socket: TcpListener, router: Router, stopped: oneshot::Receiv
             if let Err(error) = connection.await {
                 log::debug!("a connection ended: {error}");
             }
-            drop(place);
+            drop(permit);
         });
     }
     drop(listener);
-    let _ = tokio::time::timeout(PARTING, under_way.shutdown()).await;
+    let _ = tokio::time::timeout(GRACE_PERIOD, under_way.shutdown()).await;
 }

@@ -1,4 +1,4 @@
-//! The difference between two profiles of one recording: what was allocated in between, and how what is in use changed.
+//! The difference between two profiles of one recording: allocations in between, and the change of memory in use.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,37 +6,31 @@ use std::sync::Arc;
 use sampler_ebpf::abi::ProcessKey;
 
 use super::filter::only;
-use crate::heap::sums::SampleSums;
-use crate::profile::model::{Losses, Process, Profile, Row, Stack};
 use crate::record::Code;
-use crate::record::maker::Made;
+use crate::record::requests::Made;
+use heapbpf_profile::model::{ByAddress, Header, Losses, Process, Profile, Row, RowKey, Stack};
+use heapbpf_statistics::sums::SampleSums;
 
-/// Who a row belongs to in both profiles.
+/// The process of a row, identified in both profiles.
 #[derive(Clone, PartialEq, Eq, Hash)]
 enum Owner {
-    /// A process that lives in the later profile.
+    /// A process that is running in the later profile.
     Living(ProcessKey),
-    /// A program: processes that have ended are one.
+    /// A program (command name, executable, cgroup). Its exited processes count as one.
     Ended(String, String, String),
 }
 
-/// A row's stack, as far as it is the same in both profiles.
+/// The stack of a row, identified in both profiles.
 #[derive(PartialEq, Eq, Hash)]
 enum Place {
-    /// Of a living process: it was named once.
-    Named(*const Stack),
-    /// Of ended ones.
+    /// Stack of a running process. It was symbolized once, and both profiles share it.
+    Named(ByAddress<Stack>),
+    /// Stack of exited processes.
     Code(Code),
 }
 
-#[derive(PartialEq, Eq, Hash)]
-struct Key {
-    owner: Owner,
-    thread: Arc<str>,
-    function: Arc<str>,
-    interval: u64,
-    place: Place,
-}
+/// Identifies a row in both profiles.
+type Key = RowKey<Owner, Arc<str>, Place>;
 
 struct Owners<'a> {
     later: HashMap<ProcessKey, usize>,
@@ -44,7 +38,7 @@ struct Owners<'a> {
 }
 
 impl Owners<'_> {
-    /// The owner of process number `index` of `made`, as the later profile has it.
+    /// The owner of process `index` of `made`, according to the later profile.
     fn of(&self, made: &Made, index: usize) -> Owner {
         let key = made.keys.get(index).filter(|key| self.later.contains_key(key));
         match (key, made.profile.processes.get(index)) {
@@ -55,32 +49,26 @@ impl Owners<'_> {
     }
 
     fn key(&self, made: &Made, row: &Row) -> Key {
-        let owner = self.of(made, row.process);
+        let owner = self.of(made, row.key.process);
         let place = match owner {
-            Owner::Living(_) => Place::Named(Arc::as_ptr(&row.stack)),
-            Owner::Ended(..) => Place::Code(Code::of(&row.stack)),
+            Owner::Living(_) => Place::Named(ByAddress(Arc::clone(&row.key.stack))),
+            Owner::Ended(..) => Place::Code(Code::of(&row.key.stack)),
         };
-        Key {
-            owner,
-            thread: Arc::clone(&row.thread),
-            function: Arc::clone(&row.function),
-            interval: row.interval,
-            place,
-        }
+        row.key.with(owner, place)
     }
 }
 
-/// What is shown of memory in use.
+/// Which in-use figures a difference contains.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inuse {
-    /// How it changed.
+    /// The change between the profiles.
     Change,
-    /// What there is at the end.
+    /// The level in the later profile.
     Level,
 }
 
-/// `later` − `earlier` (or everything so far). Point values only: error bars of a change need both profiles
-/// (`heapbpf diff`).
+/// `later` − `earlier`, or all of `later` if there is no earlier profile. The result has no error bars, because those
+/// of a change need both profiles (`heapbpf diff`).
 pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
     let Some(earlier) = earlier else { return only(&later.profile, &[]) };
     let owners =
@@ -95,37 +83,37 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
     let mut profile = Profile {
         processes: later.profile.processes.clone(),
         rows: Vec::new(),
-        version: later.profile.version.clone(),
-        unwind: later.profile.unwind.clone(),
-        host: later.profile.host.clone(),
+        header: Header {
+            samples_known: false,
+            started: later.profile.header.started + earlier.profile.header.duration,
+            duration: later.profile.header.duration.saturating_sub(earlier.profile.header.duration),
+            ..later.profile.header.clone()
+        },
         modules: later.profile.modules.clone(),
         counters: later.profile.counters.clone(),
         notes: later.profile.notes.clone(),
-        samples_known: false,
-        started: later.profile.started + earlier.profile.duration,
-        duration: later.profile.duration.saturating_sub(earlier.profile.duration),
-        ..later.profile
     };
     for row in &later.profile.rows {
         let before = before.remove(&owners.key(later, row)).map(|(sums, _)| sums).unwrap_or_default();
-        let known = profile.knows_inuse(row.process);
+        let known = profile.knows_inuse(row.key.process);
         let sums = Sums {
             alloc: minus(&row.alloc, &before.alloc),
             inuse: if of == Inuse::Level || !known { row.inuse } else { minus(&row.inuse, &before.inuse) },
             at_exit: if known { minus(&row.at_exit, &before.at_exit) } else { SampleSums::default() },
         };
-        push(&mut profile.rows, row, row.process, sums);
+        push(&mut profile.rows, row, row.key.process, sums);
     }
     if of == Inuse::Level {
         before.clear();
     }
-    // What is left was in use by processes that have ended; their allocations are in the residue, or stay as they were.
+    // The remaining rows belong to processes that had memory in use and have exited since. Their allocations are in
+    // the overflow bucket, or have not changed.
     let mut programs: HashMap<Owner, usize> =
         (0..profile.processes.len()).map(|index| (owners.of(owners.made, index), index)).collect();
     for (key, (before, row)) in before {
-        let process = *programs.entry(key.owner).or_insert_with(|| {
-            let process = &earlier.profile.processes[row.process];
-            // Its allocations, with what was lost of them, are elsewhere.
+        let process = *programs.entry(key.process).or_insert_with(|| {
+            let process = &earlier.profile.processes[row.key.process];
+            // The process's allocations, and their losses, are part of another row.
             let Losses { inuse_missing, inuse_stale, interval, .. } = process.losses;
             let losses =
                 Losses { inuse_missing: inuse_stale, inuse_stale: inuse_missing, interval, ..Losses::default() };
@@ -148,7 +136,7 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
         let Some(before) = lost_before.get(&owner) else { continue };
         process.losses.alloc = process.losses.alloc.without(&before.alloc);
         if of == Inuse::Change {
-            // What was missing then and is seen now looks like growth, and the other way round.
+            // What the earlier profile missed looks like growth in the difference, and the other way round.
             process.losses.inuse_missing.add(&before.inuse_stale);
             process.losses.inuse_stale.add(&before.inuse_missing);
         }
@@ -174,7 +162,7 @@ fn losses(made: &Made, owners: &Owners<'_>) -> HashMap<Owner, Losses> {
     losses
 }
 
-/// A row's sums.
+/// The sums of a row.
 #[derive(Default)]
 struct Sums {
     alloc: SampleSums,
@@ -182,12 +170,14 @@ struct Sums {
     at_exit: SampleSums,
 }
 
-/// Adds a row, unless it says nothing. What was allocated, and what was held at exit, only grows.
+/// Adds a row, unless all of its sums are zero. Sums of allocations and at exit never shrink, so their differences
+/// are at least 0.
 fn push(rows: &mut Vec<Row>, row: &Row, process: usize, Sums { alloc, inuse, at_exit }: Sums) {
     let grown = |sums: SampleSums| SampleSums { bytes: sums.bytes.max(0.0), objects: sums.objects.max(0.0), ..sums };
     let (alloc, at_exit) = (grown(alloc), grown(at_exit));
     if [alloc, inuse, at_exit].iter().any(|sums| sums.bytes != 0.0 || sums.objects != 0.0) {
-        rows.push(Row { process, alloc, inuse, at_exit, peak: None, lifetimes: None, ..row.clone() });
+        let row = row.clone().with_process(process);
+        rows.push(Row { alloc, inuse, at_exit, peak: None, lifetimes: None, ..row });
     }
 }
 
@@ -203,9 +193,9 @@ fn minus(later: &SampleSums, earlier: &SampleSums) -> SampleSums {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::model::LossBound;
-    use crate::profile::stats::Stats;
-    use crate::profile::testing;
+    use crate::stats::Stats;
+    use heapbpf_profile::model::LossBound;
+    use heapbpf_profile::testing;
     use std::time::{Duration, Instant};
 
     fn key(tgid: u32) -> ProcessKey {
@@ -225,7 +215,7 @@ mod tests {
     #[test]
     fn equal_profiles_differ_by_nothing() {
         let (earlier, later) = (testing::small(), testing::small());
-        // Stacks are shared between the profiles of one recording.
+        // Profiles of one recording share their stacks.
         let later = Profile { rows: earlier.rows.clone(), ..later };
         let living = earlier.processes.len();
         let difference = difference(Some(&made(earlier, living)), &made(later, living), Inuse::Change);
@@ -236,20 +226,20 @@ mod tests {
     fn growth_is_what_came_in_between() {
         let earlier = testing::small();
         let mut later = earlier.clone();
-        later.duration = earlier.duration + Duration::from_secs(5);
+        later.header.duration = earlier.header.duration + Duration::from_secs(5);
         later.rows[0].alloc.record(1000, 1000, 0, 1);
         later.rows[0].inuse = SampleSums::default();
         let freed = earlier.rows[0].inuse.bytes;
         let living = earlier.processes.len();
         let difference = difference(Some(&made(earlier, living)), &made(later, living), Inuse::Change);
         assert_eq!(difference.rows.len(), 1);
-        assert_eq!(difference.duration, Duration::from_secs(5));
+        assert_eq!(difference.header.duration, Duration::from_secs(5));
         let (alloc, inuse) = totals(&difference);
         assert!((alloc - 1000.0).abs() < 1e-6 && (inuse + freed).abs() < 1e-6, "{alloc} {inuse} {freed}");
     }
 
-    /// What was held at exit only grows: a difference has what was held by those that ended in between, also after they were
-    /// retired.
+    /// Memory held at exit only grows. A difference has what the processes that exited in between held, even after
+    /// they were retired.
     #[test]
     fn what_was_held_at_exit_is_a_difference() {
         let earlier = testing::ended_apart();
@@ -257,12 +247,12 @@ mod tests {
         later.rows[0].at_exit = std::mem::take(&mut later.rows[0].inuse);
         let held = later.rows[0].at_exit.bytes;
         later.processes[0].ended = true;
-        // Process 1, which had ended before, has moved to the residue.
+        // Process 1, which had exited before, has moved to the overflow bucket.
         later.processes[1].pid = 0;
-        for row in later.rows.iter_mut().filter(|row| row.process == 1) {
-            let mut stack = Stack::clone(&row.stack);
+        for row in later.rows.iter_mut().filter(|row| row.key.process == 1) {
+            let mut stack = Stack::clone(&row.key.stack);
             stack.frames.iter_mut().for_each(|frame| frame.address = 0);
-            row.stack = Arc::new(stack);
+            row.key.stack = Arc::new(stack);
         }
         for of in [Inuse::Change, Inuse::Level] {
             let difference = difference(Some(&made(earlier.clone(), 2)), &made(later.clone(), 1), of);
@@ -291,9 +281,9 @@ mod tests {
     #[test]
     fn what_is_not_known_any_more_was_not_freed() {
         let earlier = testing::small();
-        // Stacks are shared between the profiles of one recording.
+        // Profiles of one recording share their stacks.
         let mut later = Profile { rows: earlier.rows.clone(), ..testing::partly_followed() };
-        for row in later.rows.iter_mut().filter(|row| row.process == 1) {
+        for row in later.rows.iter_mut().filter(|row| row.key.process == 1) {
             row.inuse = SampleSums::default();
         }
         let difference = difference(Some(&made(earlier, 2)), &made(later, 2), Inuse::Change);
@@ -304,16 +294,16 @@ mod tests {
     fn a_process_that_ended_in_between_allocated_nothing_more() {
         let earlier = testing::small();
         let mut later = earlier.clone();
-        // Process 1 has moved to the residue: the last one, without a pid, its stacks without addresses.
+        // Process 1 has moved to the overflow bucket: the last process, without a PID, its stacks without addresses.
         let ended = &mut later.processes[1];
         (ended.pid, ended.ended) = (0, true);
-        for row in later.rows.iter_mut().filter(|row| row.process == 1) {
-            let mut stack = Stack::clone(&row.stack);
+        for row in later.rows.iter_mut().filter(|row| row.key.process == 1) {
+            let mut stack = Stack::clone(&row.key.stack);
             stack.frames.iter_mut().for_each(|frame| frame.address = 0);
-            row.stack = Arc::new(stack);
+            row.key.stack = Arc::new(stack);
             row.inuse = SampleSums::default();
         }
-        let gone: f64 = earlier.rows.iter().filter(|row| row.process == 1).map(|row| row.inuse.bytes).sum();
+        let gone: f64 = earlier.rows.iter().filter(|row| row.key.process == 1).map(|row| row.inuse.bytes).sum();
         assert_eq!(later.processes.len(), 2);
         let difference = difference(Some(&made(earlier, 2)), &made(later, 1), Inuse::Change);
         let (alloc, inuse) = totals(&difference);

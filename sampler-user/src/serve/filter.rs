@@ -1,11 +1,11 @@
-//! Which processes an answer is about.
+//! Filters on the processes in an answer.
 
 use std::path::Path;
 
 use crate::host::process::CommGlob;
-use crate::profile::model::{Process, Profile, Row};
+use heapbpf_profile::model::{Process, Profile};
 
-/// A choice of processes; what is `None` excludes nobody.
+/// A filter on processes. A field that is `None` excludes no process.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
     pid: Option<u32>,
@@ -21,10 +21,10 @@ impl PartialEq for Filter {
 }
 
 impl Filter {
-    /// Whether `key` (`pid`, `comm` or `cgroup`) was known; then it is set.
+    /// Sets the field `key` (`pid`, `comm` or `cgroup`). Returns whether the key is known.
     ///
     /// # Errors
-    /// A sentence on what is wrong with the value.
+    /// Says what is wrong with the value.
     pub fn set(&mut self, key: &str, value: &str) -> Result<bool, String> {
         let once = |set: bool| if set { Err(format!("{key} may be given once")) } else { Ok(()) };
         match key {
@@ -53,12 +53,12 @@ impl Filter {
         Ok(true)
     }
 
-    /// Whether it excludes nobody.
+    /// Whether the filter excludes no process.
     pub const fn is_everything(&self) -> bool {
         self.pid.is_none() && self.comm.is_none() && self.cgroup.is_none()
     }
 
-    /// Whether a process is chosen.
+    /// Whether a process passes the filter.
     pub fn matches(&self, process: &Process) -> bool {
         self.pid.is_none_or(|pid| process.pid == pid)
             && self.comm.as_ref().is_none_or(|(_, glob)| glob.matches(&process.comm))
@@ -67,7 +67,7 @@ impl Filter {
     }
 }
 
-/// The part of a profile that is about the processes that all filters choose.
+/// The part of a profile about the processes that pass all filters.
 pub fn only(profile: &Profile, filters: &[&Filter]) -> Profile {
     let mut number_of = vec![None; profile.processes.len()];
     let mut processes = Vec::new();
@@ -78,26 +78,23 @@ pub fn only(profile: &Profile, filters: &[&Filter]) -> Profile {
         }
     }
     let rows = profile.rows.iter().filter_map(|row| {
-        let process = number_of.get(row.process).copied().flatten()?;
-        Some(Row { process, ..row.clone() })
+        let process = number_of.get(row.key.process).copied().flatten()?;
+        Some(row.clone().with_process(process))
     });
     let mut part = Profile {
         processes,
         rows: rows.collect(),
-        version: profile.version.clone(),
-        unwind: profile.unwind.clone(),
-        host: profile.host.clone(),
+        header: profile.header.clone(),
         modules: profile.modules.clone(),
         counters: profile.counters.clone(),
         notes: profile.notes.clone(),
-        ..*profile
     };
-    part.live = part.knows_some_inuse();
+    part.header.live = part.knows_some_inuse();
     part
 }
 
-/// What of a profile who may see `scope` gets of the choice `filter`. Remarks and counters are about everybody: they are
-/// for who may see everybody.
+/// The part of a profile that passes `filter`, for a client that may see `scope`. Notes and counters describe all
+/// processes, so only a client that may see everything gets them.
 pub fn shown(profile: &Profile, scope: &Filter, filter: &Filter) -> Profile {
     let mut part = only(profile, &[scope, filter]);
     if !scope.is_everything() {
@@ -110,7 +107,7 @@ pub fn shown(profile: &Profile, scope: &Filter, filter: &Filter) -> Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::testing;
+    use heapbpf_profile::testing;
 
     fn filter(pairs: &[(&str, &str)]) -> Filter {
         let mut filter = Filter::default();
@@ -152,8 +149,8 @@ mod tests {
         let pid = profile.processes[1].pid;
         let part = only(&profile, &[&filter(&[("pid", &pid.to_string())])]);
         assert_eq!(part.processes, profile.processes[1..2]);
-        let rows = profile.rows.iter().filter(|row| row.process == 1).count();
-        assert!(rows > 0 && part.rows.len() == rows && part.rows.iter().all(|row| row.process == 0));
+        let rows = profile.rows.iter().filter(|row| row.key.process == 1).count();
+        assert!(rows > 0 && part.rows.len() == rows && part.rows.iter().all(|row| row.key.process == 0));
         let (all, own) = (Filter::default(), filter(&[("pid", &pid.to_string())]));
         let mut told = profile.clone();
         told.notes.push("another process".into());

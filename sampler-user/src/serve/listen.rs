@@ -1,4 +1,4 @@
-//! Where scrapers are answered: refused, or bound, before anything is attached.
+//! The address that answers scrapers. It is refused or bound before anything is attached.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener};
@@ -6,24 +6,24 @@ use std::path::Path;
 
 use super::tokens::{TokenError, Tokens};
 
-/// A bound address, and who may ask there.
+/// A bound address, and who may send requests to it.
 #[derive(Debug)]
 pub struct Listen {
-    /// The address, with the port that was given if none was asked for (port 0).
+    /// The address. If port 0 was asked for, it has the port that the kernel chose.
     pub address: SocketAddr,
     pub(super) socket: TcpListener,
     pub(super) tokens: Option<Tokens>,
 }
 
-/// Why nothing listens.
+/// Why the server cannot listen.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Others could read along.
+    /// Others could read the profiles.
     #[error(
         "--listen {0}: other hosts can reach this address, so --token-file is needed; or listen on loopback (127.0.0.1)"
     )]
     NeedsTokens(SocketAddr),
-    /// The address cannot be had.
+    /// The address cannot be bound.
     #[error("cannot listen on {address}: {source}{}", hint(source))]
     Bind {
         /// The address.
@@ -31,7 +31,7 @@ pub enum ListenError {
         /// The kernel's reason.
         source: io::Error,
     },
-    /// The tokens.
+    /// The token file cannot be used.
     #[error(transparent)]
     Tokens(#[from] TokenError),
 }
@@ -46,7 +46,7 @@ fn hint(error: &io::Error) -> &'static str {
 }
 
 impl Listen {
-    /// Reads the tokens and binds the address. Connections wait until a server takes them.
+    /// Reads the tokens and binds the address. Connections wait until a server accepts them.
     ///
     /// # Errors
     /// See [`ListenError`].

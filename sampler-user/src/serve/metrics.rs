@@ -1,10 +1,11 @@
 //! `/metrics`: totals in Prometheus' text format, with a bounded number of series.
 //!
-//! A process gets series of its own while there is room for it, and keeps them until it ends; then, and if there was
-//! no room, it is one of the "other" processes. So a counter never falls while its series lives, and their sum is
-//! always all there is.
+//! A process gets series of its own if a slot is free, and keeps them until it ends. After that, or if no slot was
+//! free, it counts as one of the "other" processes. So no counter falls while its series exists, and the sum of the
+//! series is always the total.
 //!
-//! What processes held when they ended is told by program: a series for each process that ever ended would be without end.
+//! Memory that processes held when they ended is reported per program. A series for each process that ever ended
+//! would be unbounded.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::{Display, Write};
@@ -13,46 +14,46 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::filter::Filter;
 use super::push::PushStatus;
-use crate::profile::estimates::Pool;
-use crate::profile::model::{Process, Profile, Row};
-use crate::profile::stats::LOST_PREFIX;
-use crate::profile::value::Value;
-use crate::record::maker::Made;
+use crate::record::requests::Made;
+use heapbpf_profile::estimates::Pool;
+use heapbpf_profile::model::LOST_PREFIX;
+use heapbpf_profile::model::{Process, Profile, Row};
+use heapbpf_profile::value::Value;
 
-/// Most processes with series of their own.
+/// Maximum number of processes with series of their own.
 pub const MOST_PROCESSES: usize = 500;
 
-/// Most programs with series of what their processes held when they ended.
+/// Maximum number of programs with their own series of memory held at exit.
 pub const MOST_PROGRAMS: usize = 500;
 
-/// Level of the bounds.
+/// Confidence level of the bounds.
 const CONFIDENCE: f64 = 0.95;
 
-/// What the server counts of itself.
+/// The server's counts of its own work.
 #[derive(Clone, Debug, Default)]
 pub struct Serving {
     /// Answers given.
     pub answered: u64,
-    /// Answers refused because too many were under way.
+    /// Answers refused because too many were in progress.
     pub refused: u64,
-    /// How pushing goes.
+    /// Delivery status of pushed profiles.
     pub push: Vec<PushStatus>,
 }
 
-/// What lasts from scrape to scrape. Of each counter, the highest value so far is kept: a sampled call that turns out to
-/// fail is taken back, and a counter must not fall.
+/// State that persists between scrapes. It keeps the highest value so far of each counter: a sampled call that turns
+/// out to fail is subtracted again, and a counter must not fall.
 #[derive(Debug, Default)]
 pub struct Metrics {
-    /// Processes with series of their own; bytes and calls.
+    /// Bytes and calls of each process with series of its own.
     slots: HashMap<ProcessKey, (u64, u64)>,
-    /// Processes that found no room: they are never given any, or the others' counters would fall.
+    /// Processes that found no free slot. They never get one later, because the counters of the others would fall.
     others: HashSet<ProcessKey>,
-    /// Programs, by their labels, with series of what their processes held when they ended.
+    /// Programs, by their labels, with their own series of memory held at exit.
     programs: HashSet<String>,
     totals: HashMap<&'static str, u64>,
 }
 
-/// One group of equal metrics.
+/// A metric family: a name, a type, a help text, and the lines.
 struct Family {
     name: &'static str,
     kind: &'static str,
@@ -74,7 +75,7 @@ impl Family {
             return;
         }
         let Self { name, kind, help, lines } = self;
-        // Writing to a text cannot fail.
+        // Writing to a string cannot fail.
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
         for (labels, value) in lines {
             let _ = writeln!(out, "{name}{labels} {value}");
@@ -83,13 +84,14 @@ impl Family {
 }
 
 impl Metrics {
-    /// The text for who may see what all `filters` choose. Who may not see everything is not told of the rest.
+    /// The text for a client that may see the processes that pass all `filters`. Only a client that may see
+    /// everything gets the rest.
     pub fn write(&mut self, made: &Made, filters: &[&Filter], serving: Serving) -> String {
         self.assign(made);
         let visible = |process: &Process| filters.iter().all(|filter| filter.matches(process));
         let mut out = String::new();
         self.processes(made, &visible, &mut out);
-        if made.profile.live && made.profile.ended_apart {
+        if made.profile.header.live && made.profile.header.ended_apart {
             self.at_exit(&made.profile, &visible, &mut out);
         }
         if filters.iter().all(|filter| filter.is_everything()) {
@@ -99,7 +101,8 @@ impl Metrics {
         out
     }
 
-    /// Gives new processes a place. Of the lives of one pid, only the last can have it: the others have ended.
+    /// Assigns slots to new processes. Of the incarnations of a PID, only the last can have a slot: the others have
+    /// ended.
     fn assign(&mut self, made: &Made) {
         let mut last: HashMap<u32, ProcessKey> = HashMap::new();
         for (key, process) in made.keys.iter().zip(&made.profile.processes) {
@@ -128,7 +131,7 @@ impl Metrics {
         let profile = &made.profile;
         let mut rows: HashMap<usize, Vec<&Row>> = HashMap::new();
         for row in &profile.rows {
-            rows.entry(row.process).or_default().push(row);
+            rows.entry(row.key.process).or_default().push(row);
         }
         let mut bytes = Family::new(
             "heapbpf_process_alloc_bytes_total",
@@ -179,7 +182,7 @@ impl Metrics {
             single(out, "heapbpf_other_alloc_bytes_total", "counter", help, other_bytes);
             let help = "Allocations of processes that have ended or found no room for series of their own.";
             single(out, "heapbpf_other_allocs_total", "counter", help, other_calls);
-            if profile.live {
+            if profile.header.live {
                 let help = "Bytes in use by processes that found no room for series of their own, as far as frees are followed.";
                 let inuse = Pool::of(other_rows).total(Value::InuseSpace);
                 single(out, "heapbpf_other_inuse_bytes", "gauge", help, number(inuse));
@@ -187,15 +190,15 @@ impl Metrics {
         }
     }
 
-    /// What processes held when they ended, by program. The first programs have series of their own and keep them; the
-    /// others are one.
+    /// Writes memory held at exit, per program. The first programs have series of their own and keep them; the others
+    /// share one.
     fn at_exit(&mut self, profile: &Profile, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
         let mut pools: BTreeMap<String, Pool> = BTreeMap::new();
         let mut other: Option<Pool> = None;
-        // In the order of processes, so that who comes first is first.
+        // In process order, so that the first program to appear gets the first series.
         let mut rows: HashMap<usize, Vec<&Row>> = HashMap::new();
         for row in profile.rows.iter().filter(|row| row.at_exit.objects != 0.0) {
-            rows.entry(row.process).or_default().push(row);
+            rows.entry(row.key.process).or_default().push(row);
         }
         for (index, process) in profile.processes.iter().enumerate().filter(|(index, _)| profile.knows_inuse(*index)) {
             let Some(of_process) = rows.remove(&index) else { continue };
@@ -257,7 +260,7 @@ impl Metrics {
             ("heapbpf_unsampled_total", "Hits that were not sampled.", stats.unsampled),
             ("heapbpf_samples_total", "Samples that reached the profile.", stats.submitted),
             ("heapbpf_failed_total", "Sampled calls that returned NULL.", stats.failed),
-            ("heapbpf_inner_calls_total", "Calls that allocators made into themselves.", stats.inner),
+            ("heapbpf_inner_calls_total", "Calls that allocators made into themselves.", stats.reentrant),
             (
                 "heapbpf_frees_seen_total",
                 "Calls of functions that free, those of allocators into themselves included.",
@@ -275,7 +278,7 @@ impl Metrics {
         let mut lost = Family::new("heapbpf_lost_total", "counter", "Hits that were lost, by reason.");
         for (reason, count) in &stats.lost {
             let reason = reason.strip_prefix(LOST_PREFIX).unwrap_or(reason);
-            // What is in flight is lost only if it never lands.
+            // An in-flight call counts as lost only if it never completes.
             if reason != "in_flight" {
                 lost.add(&format!("{{reason=\"{}\"}}", escaped(reason)), count);
             }
@@ -299,10 +302,10 @@ impl Metrics {
         let help = "How long the last snapshot kept the event path waiting.";
         single(out, "heapbpf_snapshot_seconds", "gauge", help, number(made.cost.as_secs_f64()));
         let help = "Mean trials between samples (bytes, unless told otherwise).";
-        single(out, "heapbpf_sampling_interval", "gauge", help, profile.interval);
+        single(out, "heapbpf_sampling_interval", "gauge", help, profile.header.interval);
         single(out, "heapbpf_processes", "gauge", "Processes with at least one hit.", made.keys.len());
         let mut info = Family::new("heapbpf_build_info", "gauge", "Version.");
-        info.add(&format!("{{version=\"{}\"}}", escaped(&profile.version)), 1);
+        info.add(&format!("{{version=\"{}\"}}", escaped(&profile.header.version)), 1);
         info.write(out);
     }
 }
@@ -328,7 +331,7 @@ fn pushing(destinations: &[PushStatus], out: &mut String) {
     }
 }
 
-/// A metric with one value and no labels.
+/// Writes a metric with one value and no labels.
 fn single(out: &mut String, name: &'static str, kind: &'static str, help: &'static str, value: impl Display) {
     let mut family = Family::new(name, kind, help);
     family.add("", value);
@@ -344,7 +347,7 @@ fn program_labels(process: &Process) -> String {
     format!("{{comm=\"{}\",cgroup=\"{}\"}}", escaped(&process.comm), escaped(&process.cgroup))
 }
 
-/// A label's value as the format wants it.
+/// Escapes a label value as the format requires.
 fn escaped(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
@@ -358,12 +361,12 @@ fn escaped(text: &str) -> String {
     escaped
 }
 
-/// Numbers without an exponent's surprises: the shortest text that reads back the same.
+/// A number without an exponent: the shortest text that reads back as the same value.
 fn number(value: f64) -> String {
     if value == 0.0 { "0".into() } else { format!("{value}") }
 }
 
-/// Memory that this process has now.
+/// Resident memory of this process, in bytes.
 fn resident_bytes() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
@@ -371,5 +374,4 @@ fn resident_bytes() -> Option<u64> {
 }
 
 #[cfg(test)]
-#[path = "metrics_tests.rs"]
 mod tests;

@@ -1,26 +1,26 @@
-//! What a request asks for, judged: parameters of the query.
+//! Query parameters of a request, validated.
 
 use std::time::Duration;
 
 use super::filter::Filter;
 
-/// Longest difference, seconds.
+/// Longest time that a difference may cover, in seconds.
 pub const MOST_SECONDS: u64 = 3600;
 
 /// Parameters of a request.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Parameters {
-    /// Which processes.
+    /// Which processes to include.
     pub filter: Filter,
-    /// The difference over this time instead of everything since the start.
+    /// Report the difference over this time, instead of everything since the start.
     pub seconds: Option<Duration>,
 }
 
 impl Parameters {
-    /// Judges decoded pairs of a query.
+    /// Validates the decoded pairs of a query.
     ///
     /// # Errors
-    /// A sentence for the client.
+    /// Returns a sentence for the client.
     pub fn parse(pairs: &[(String, String)]) -> Result<Self, String> {
         let mut parameters = Self::default();
         let mut seconds = None;
@@ -35,7 +35,7 @@ impl Parameters {
                         format!("seconds must be a whole number from 0 to {MOST_SECONDS}, not {value:?}")
                     })?);
                 }
-                // What scrapers of Go programs add: there is no collection to run, and one encoding.
+                // Scrapers of Go programs add these. There is no garbage collection to run, and only one encoding.
                 "gc" => {}
                 "debug" if value == "0" => {}
                 "debug" => return Err("debug: profiles come as gzip-compressed protobuf only (debug=0)".into()),

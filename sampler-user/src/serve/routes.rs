@@ -1,4 +1,4 @@
-//! The endpoints.
+//! The HTTP endpoints.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -23,23 +23,23 @@ use super::parameters::Parameters;
 use super::push::PushStatuses;
 use super::source::{Source, SourceError, Wanted};
 use super::tokens::Tokens;
-use crate::profile::formats::encode_pprof;
-use crate::profile::model::Profile;
-use crate::record::requests::Recording;
-use crate::record::snapshot::Detail;
+use crate::record::requests::{Detail, RecordingHandle};
+use heapbpf_profile::formats::encode_pprof;
+use heapbpf_profile::model::Profile;
 
-/// Scrapes under way at a time; more are told to come back later.
+/// Maximum number of scrapes in progress. Further clients are told to come back later.
 const MOST_SCRAPES: usize = 256;
-/// Differences under way at a time; while one waits for its time to pass, it keeps no other scrape away.
+/// Maximum number of differences in progress. While a difference waits for its time to pass, it does not count as a
+/// scrape.
 const MOST_DIFFERENCES: usize = 128;
-/// Speed counts here: level 1 is within a tenth of level 5 on profiles.
+/// Fast compression, because speed matters here: level 1 output is within a tenth of level 5 on profiles.
 const COMPRESSION: Compression = Compression::fast();
 
 const ALLOC_SPACE: &str = "alloc_space";
 const INUSE_SPACE: &str = "inuse_space";
 
-/// What all requests share.
-struct Shop {
+/// State that all requests share.
+struct ServerState {
     source: Source,
     tokens: Option<Tokens>,
     room: Semaphore,
@@ -50,11 +50,11 @@ struct Shop {
     refused: AtomicU64,
 }
 
-/// What the asker may see.
+/// What the client may see.
 #[derive(Clone)]
 struct Scope(Filter);
 
-/// An answer that is no profile: a status and a sentence.
+/// An answer without a profile: a status and a sentence.
 struct Refusal(StatusCode, String);
 
 impl IntoResponse for Refusal {
@@ -85,9 +85,9 @@ fn bad_request(reason: impl Into<String>) -> Refusal {
 
 type Pairs = Query<Vec<(String, String)>>;
 
-/// All endpoints.
-pub fn router(recording: Recording, tokens: Option<Tokens>, push: PushStatuses) -> Router {
-    let shop = Arc::new(Shop {
+/// The router for all endpoints.
+pub fn router(recording: RecordingHandle, tokens: Option<Tokens>, push: PushStatuses) -> Router {
+    let server = Arc::new(ServerState {
         source: Source::new(recording),
         tokens,
         room: Semaphore::new(MOST_SCRAPES),
@@ -105,21 +105,21 @@ pub fn router(recording: Recording, tokens: Option<Tokens>, push: PushStatuses) 
         .route("/debug/pprof/delta_heap", get(delta_heap))
         .route("/metrics", get(metrics))
         .fallback(|| async { Refusal(StatusCode::NOT_FOUND, "there is no such page; / lists those there are".into()) })
-        .layer(middleware::from_fn_with_state(Arc::clone(&shop), admit))
-        .with_state(shop)
+        .layer(middleware::from_fn_with_state(Arc::clone(&server), admit))
+        .with_state(server)
 }
 
-/// Who may come in, and with what.
-async fn admit(State(shop): State<Arc<Shop>>, mut request: Request, next: Next) -> Result<Response, Refusal> {
+/// Checks whether a client may come in, and what it may see.
+async fn admit(State(server): State<Arc<ServerState>>, mut request: Request, next: Next) -> Result<Response, Refusal> {
     let headers = request.headers();
     let has_body = headers.contains_key(header::TRANSFER_ENCODING)
         || headers.get(header::CONTENT_LENGTH).is_some_and(|length| length != "0");
     if has_body {
         return Err(Refusal(StatusCode::PAYLOAD_TOO_LARGE, "requests have no body here".into()));
     }
-    let scope = match &shop.tokens {
+    let scope = match &server.tokens {
         None => Filter::default(),
-        // Whether we are alive is no secret.
+        // Health is not secret.
         Some(_) if request.uri().path() == "/healthz" => Filter::default(),
         Some(tokens) => bearer(headers).and_then(|token| tokens.scope(token)).cloned().ok_or_else(|| {
             let hint = "a token is needed: send the header `Authorization: Bearer TOKEN`";
@@ -140,27 +140,27 @@ async fn index() -> Html<&'static str> {
 }
 
 async fn heap(
-    State(shop): State<Arc<Shop>>,
+    State(server): State<Arc<ServerState>>,
     Extension(scope): Extension<Scope>,
     query: Result<Pairs, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Refusal> {
-    shop.profile(scope, &pairs(query)?, INUSE_SPACE, false).await
+    server.profile(scope, &pairs(query)?, INUSE_SPACE, false).await
 }
 
 async fn allocs(
-    State(shop): State<Arc<Shop>>,
+    State(server): State<Arc<ServerState>>,
     Extension(scope): Extension<Scope>,
     query: Result<Pairs, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Refusal> {
-    shop.profile(scope, &pairs(query)?, ALLOC_SPACE, false).await
+    server.profile(scope, &pairs(query)?, ALLOC_SPACE, false).await
 }
 
 async fn delta_heap(
-    State(shop): State<Arc<Shop>>,
+    State(server): State<Arc<ServerState>>,
     Extension(scope): Extension<Scope>,
     query: Result<Pairs, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Refusal> {
-    shop.profile(scope, &pairs(query)?, INUSE_SPACE, true).await
+    server.profile(scope, &pairs(query)?, INUSE_SPACE, true).await
 }
 
 fn pairs(query: Result<Pairs, axum::extract::rejection::QueryRejection>) -> Result<Vec<(String, String)>, Refusal> {
@@ -168,7 +168,7 @@ fn pairs(query: Result<Pairs, axum::extract::rejection::QueryRejection>) -> Resu
 }
 
 async fn metrics(
-    State(shop): State<Arc<Shop>>,
+    State(server): State<Arc<ServerState>>,
     Extension(Scope(scope)): Extension<Scope>,
     query: Result<Pairs, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Refusal> {
@@ -176,22 +176,22 @@ async fn metrics(
     if parameters.seconds.is_some() {
         return Err(bad_request("seconds: metrics are counted from the start, and Prometheus makes rates of them"));
     }
-    let _place = shop.place()?;
-    let shared = shop.source.profile(Detail::Totals).await?;
+    let _permit = server.permit()?;
+    let shared = server.source.profile(Detail::Totals).await?;
     let serving = Serving {
-        answered: shop.answered.load(Ordering::Relaxed),
-        refused: shop.refused.load(Ordering::Relaxed),
-        push: shop.push.read(),
+        answered: server.answered.load(Ordering::Relaxed),
+        refused: server.refused.load(Ordering::Relaxed),
+        push: server.push.read(),
     };
-    let mut metrics = shop.metrics.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut metrics = server.metrics.lock().unwrap_or_else(PoisonError::into_inner);
     let text = metrics.write(&shared.made, &[&scope, &parameters.filter], serving);
     drop(metrics);
-    shop.answered.fetch_add(1, Ordering::Relaxed);
+    server.answered.fetch_add(1, Ordering::Relaxed);
     Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], text).into_response())
 }
 
-impl Shop {
-    fn place(&self) -> Result<SemaphorePermit<'_>, Refusal> {
+impl ServerState {
+    fn permit(&self) -> Result<SemaphorePermit<'_>, Refusal> {
         self.room.try_acquire().map_err(|_| self.full(MOST_SCRAPES))
     }
 
@@ -212,17 +212,17 @@ impl Shop {
             return Err(bad_request("seconds is needed here: ?seconds=10, for example"));
         }
         let wanted = Wanted { scope, filter, first };
-        let place = self.place()?;
-        let (earlier, _place) = match seconds {
+        let permit = self.permit()?;
+        let (earlier, _permit) = match seconds {
             Some(seconds) => {
                 let _difference = self.differences.try_acquire().map_err(|_| self.full(MOST_DIFFERENCES))?;
                 let earlier = self.source.profile(Detail::Stacks).await?;
-                drop(place);
+                drop(permit);
                 tokio::time::sleep(seconds).await;
-                // Who has waited so long is not sent away. Never closed.
+                // A client that has waited this long is not turned away. The semaphore is never closed.
                 (Some(earlier), self.room.acquire().await.ok())
             }
-            None => (None, Some(place)),
+            None => (None, Some(permit)),
         };
         let shared = self.source.profile(Detail::Stacks).await?;
         let bytes = match earlier {
@@ -249,7 +249,7 @@ impl Shop {
     }
 }
 
-/// Runs an encoder where it keeps no other answer waiting.
+/// Runs an encoder where it does not hold up other answers.
 async fn encoding(encode: impl FnOnce() -> std::io::Result<Bytes> + Send + 'static) -> Result<Bytes, Refusal> {
     let failed = |reason: String| Refusal(StatusCode::INTERNAL_SERVER_ERROR, reason);
     match tokio::task::spawn_blocking(encode).await {
@@ -258,7 +258,7 @@ async fn encoding(encode: impl FnOnce() -> std::io::Result<Bytes> + Send + 'stat
     }
 }
 
-/// As gzip-compressed pprof, showing `first` first.
+/// Encodes a profile as gzip-compressed pprof that shows `first` first.
 fn encode(profile: &Profile, first: &str) -> std::io::Result<Bytes> {
     let mut message = encode_pprof(profile);
     if let Some(id) = message.string_table.iter().position(|text| text == first) {

@@ -1,4 +1,4 @@
-//! Profiles for many askers at the price of one: a snapshot answers everyone who came before it was taken.
+//! Shares profiles between clients: one snapshot answers every client that asked before it was taken.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -7,23 +7,22 @@ use bytes::Bytes;
 use tokio::sync::{Mutex as AsyncMutex, OnceCell};
 
 use super::filter::Filter;
-use crate::record::maker::Made;
-use crate::record::requests::{Ended, Recording};
-use crate::record::snapshot::Detail;
+use crate::record::requests::{Detail, Ended, Made, RecordingHandle};
 
-/// The event path stands still for at most this share of the time because of snapshots.
+/// The pause after a snapshot is this many times what the snapshot cost, so that snapshots hold up the event path
+/// only for a small share of the time.
 const STANDSTILL: u32 = 10;
-/// … and waits for no snapshot longer than this.
+/// Upper limit of that pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Profiles with stacks held in memory for answers and differences under way.
+/// Maximum number of profiles with stacks held in memory for answers and differences in progress.
 const MOST_HELD: usize = 16;
 
-/// Which encoding of a profile.
+/// Identifies an encoding of a profile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Wanted {
-    /// What the asker may see.
+    /// What the client may see.
     pub scope: Filter,
-    /// What of it was asked for.
+    /// What the client asked for.
     pub filter: Filter,
     /// Value that viewers show first.
     pub first: &'static str,
@@ -31,7 +30,7 @@ pub struct Wanted {
 
 type Encodings = Vec<(Wanted, Arc<OnceCell<Bytes>>)>;
 
-/// A profile, shared, with its encodings so far.
+/// A shared profile, with the encodings made so far.
 pub struct Shared {
     /// The profile.
     pub made: Made,
@@ -39,7 +38,7 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// The place of an encoding: filled by the first who asks, waited for by the others.
+    /// The cell for an encoding. The first client fills it, the others wait for it.
     pub fn encoding(&self, wanted: &Wanted) -> Arc<OnceCell<Bytes>> {
         let mut encodings = self.encodings.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, cell)) = encodings.iter().find(|(known, _)| known == wanted) {
@@ -57,7 +56,7 @@ pub enum SourceError {
     /// The recording is over.
     #[error(transparent)]
     Ended(#[from] Ended),
-    /// Too many different ones are in use.
+    /// Too many different profiles are in use.
     #[error("too many profiles are being compared and sent at this moment; try again later")]
     Busy,
 }
@@ -65,25 +64,25 @@ pub enum SourceError {
 #[derive(Default)]
 struct Last {
     shared: Option<Arc<Shared>>,
-    /// No snapshot before this.
+    /// Earliest time of the next snapshot.
     not_before: Option<Instant>,
 }
 
-/// Where answers take their profiles from.
+/// The source of profiles for answers.
 pub struct Source {
-    recording: Recording,
+    recording: RecordingHandle,
     totals: AsyncMutex<Last>,
     stacks: AsyncMutex<Last>,
     held: Mutex<Vec<Weak<Shared>>>,
 }
 
 impl Source {
-    /// Nothing has been asked for yet.
-    pub fn new(recording: Recording) -> Self {
+    /// A source that has taken no profile yet.
+    pub fn new(recording: RecordingHandle) -> Self {
         Self { recording, totals: AsyncMutex::default(), stacks: AsyncMutex::default(), held: Mutex::default() }
     }
 
-    /// A profile of a moment between the call and its return.
+    /// A profile of some moment between the call and its return.
     ///
     /// # Errors
     /// See [`SourceError`].
@@ -94,7 +93,7 @@ impl Source {
         if let Some(shared) = last.shared.as_ref().filter(|shared| shared.made.begun >= asked) {
             return Ok(Arc::clone(shared));
         }
-        // The old one goes first: whoever still needs it holds it.
+        // Drop the old profile first. Clients that still need it hold a reference.
         last.shared = None;
         if let Some(at) = last.not_before {
             tokio::time::sleep_until(at.into()).await;
@@ -121,13 +120,13 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::stats::Stats;
-    use crate::profile::testing;
+    use crate::stats::Stats;
+    use heapbpf_profile::testing;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    /// A recording that answers after a while, and counts.
-    fn recording(delay: Duration) -> (Recording, Arc<AtomicUsize>) {
-        let (recording, mut queue) = Recording::new();
+    /// A recording that answers after a delay and counts the requests.
+    fn recording(delay: Duration) -> (RecordingHandle, Arc<AtomicUsize>) {
+        let (recording, mut queue) = RecordingHandle::new();
         let count = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&count);
         tokio::spawn(async move {
@@ -147,7 +146,7 @@ mod tests {
     async fn who_asks_while_one_is_made_shares_the_next() {
         let (recording, count) = recording(Duration::from_millis(50));
         let source = Arc::new(Source::new(recording));
-        let askers: Vec<_> = (0..100)
+        let clients: Vec<_> = (0..100)
             .map(|_| {
                 let source = Arc::clone(&source);
                 tokio::spawn(async move {
@@ -157,8 +156,8 @@ mod tests {
                 })
             })
             .collect();
-        for asker in askers {
-            asker.await.unwrap();
+        for client in clients {
+            client.await.unwrap();
         }
         assert!(count.load(Ordering::Relaxed) <= 2, "{count:?}");
         source.profile(Detail::Stacks).await.unwrap();
@@ -177,7 +176,7 @@ mod tests {
         assert!(source.profile(Detail::Totals).await.is_ok(), "totals are small");
         held.pop();
         assert!(source.profile(Detail::Stacks).await.is_ok());
-        let (recording, queue) = Recording::new();
+        let (recording, queue) = RecordingHandle::new();
         drop(queue);
         assert_eq!(Source::new(recording).profile(Detail::Totals).await.err(), Some(SourceError::Ended(Ended)));
     }

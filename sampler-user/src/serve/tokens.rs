@@ -1,22 +1,24 @@
-//! Who may see what: the token file.
+//! The token file: which client may see what.
 
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use subtle::ConstantTimeEq;
+
 use super::filter::Filter;
 
-/// Largest token file, bytes.
+/// Maximum size of a token file, in bytes.
 const LARGEST_FILE: u64 = 1 << 20;
-/// A token shorter than this can be guessed.
+/// Minimum length of a token. A shorter one can be guessed.
 const SHORTEST_TOKEN: usize = 16;
 
-/// Tokens, each with what it may see.
+/// The tokens, each with the processes that its bearer may see.
 #[derive(Debug)]
 pub struct Tokens(Vec<(Box<[u8]>, Filter)>);
 
-/// Why a token file is not used.
+/// Why a token file cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// It cannot be read.
@@ -27,7 +29,7 @@ pub enum TokenError {
         /// The kernel's reason.
         source: io::Error,
     },
-    /// Whoever reads it can use the tokens.
+    /// Other users can read it, and so use the tokens.
     #[error("the token file {path} can be read by others (mode {mode:03o}): chmod 600 {path}")]
     Public {
         /// The file.
@@ -45,7 +47,7 @@ pub enum TokenError {
         /// What is wrong.
         reason: String,
     },
-    /// It has no tokens.
+    /// It contains no tokens.
     #[error("the token file {path} {reason}; a line is `TOKEN [pid=PID] [comm=GLOB] [cgroup=PATH]`")]
     Unfit {
         /// The file.
@@ -59,12 +61,12 @@ impl Tokens {
     /// Reads a token file.
     ///
     /// # Errors
-    /// See [`TokenError`]. Tokens are never part of a message.
+    /// See [`TokenError`]. No message contains a token.
     pub fn read(path: &Path) -> Result<Self, TokenError> {
         let failed = |source| TokenError::Read { path: path.into(), source };
         let unfit = |reason| TokenError::Unfit { path: path.into(), reason };
         let file = File::open(path).map_err(failed)?;
-        // Of the open file: what is checked is what is read.
+        // Check the open file, so that the file checked is the file read.
         let metadata = file.metadata().map_err(failed)?;
         if !metadata.is_file() {
             return Err(unfit("is not a file"));
@@ -105,14 +107,12 @@ impl Tokens {
         Ok(Self(tokens))
     }
 
-    /// What the bearer of a token may see; `None` if it is unknown.
+    /// What the bearer of a token may see. `None` if the token is unknown.
     pub fn scope(&self, token: &str) -> Option<&Filter> {
-        // All of them are compared, and whole: the time tells nothing about where they differ.
+        // Compare with every token in constant time, so that the time does not reveal where they differ.
         let mut found = None;
         for (known, filter) in &self.0 {
-            let differs = known.len() != token.len()
-                || known.iter().zip(token.as_bytes()).fold(0, |all, (a, b)| all | std::hint::black_box(a ^ b)) != 0;
-            if !differs {
+            if bool::from(known.ct_eq(token.as_bytes())) {
                 found = Some(filter);
             }
         }
@@ -123,7 +123,7 @@ impl Tokens {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::model::Process;
+    use heapbpf_profile::model::Process;
     use std::io::Write;
     use std::os::unix::fs::PermissionsExt;
 

@@ -1,19 +1,21 @@
-//! Files of a saved profile's modules, found by build ID: on this machine or in folders with debug files.
+//! Finds the files of a saved profile's modules by build ID, on this machine or in folders with debug files.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::debug_files;
-use crate::host::{build_id, mappings::ModuleId, vdso};
-use crate::profile::model::Module;
-use crate::unwind::elf::Elf;
-use crate::unwind::image::{Image, ModuleFiles};
+use heapbpf_elf::{Elf, Image, build_id};
+use heapbpf_profile::model::Module;
+use heapbpf_unwind::image::ModuleFiles;
 
-/// Most modules whose files are looked for: every one costs some attempts to open a file.
+use super::debug_files;
+use crate::host::mappings::ModuleId;
+use crate::host::vdso;
+
+/// Most modules whose files are searched for, as each costs several attempts to open a file.
 const MAX_MODULES: usize = 1 << 16;
 
-/// The modules of a profile as something to symbolize with. A module's number is its index.
+/// The modules of a saved profile, as files for the symbolizer. A module's id is its index.
 pub struct ByBuildId<'a> {
     modules: &'a [Module],
     directories: &'a [PathBuf],
@@ -21,7 +23,7 @@ pub struct ByBuildId<'a> {
 }
 
 impl<'a> ByBuildId<'a> {
-    /// Will look for the files of `modules` in `directories` and at their paths.
+    /// Searches for the files of `modules` in `directories` and at their paths.
     pub fn new(modules: &'a [Module], directories: &'a [PathBuf]) -> Self {
         Self { modules, directories, found: HashMap::new() }
     }
@@ -38,7 +40,7 @@ impl<'a> ByBuildId<'a> {
             return Err("it has no build ID, so no file can be known to be this one".into());
         };
         let ours = (&*module.path == "[vdso]").then(vdso::image).flatten();
-        if let Some(image) = ours.filter(|image| build_id::of_bytes(image).as_deref() == Some(build_id)) {
+        if let Some(image) = ours.filter(|image| build_id::of(&**image).as_deref() == Some(build_id)) {
             return Ok(image);
         }
         let path = Path::new(&*module.path);
@@ -47,12 +49,12 @@ impl<'a> ByBuildId<'a> {
         let mut is_another = false;
         for candidate in inside.chain(itself) {
             let Some(opened) = debug_files::open(candidate, true) else { continue };
-            if opened.elf.build_id(&opened.file).as_deref() == Some(build_id) {
+            if build_id::of(&opened.file).as_deref() == Some(build_id) {
                 return Ok(Arc::new(opened.file));
             }
             is_another = true;
         }
-        let id = crate::view::units::hex(build_id);
+        let id = heapbpf_profile::units::hex(build_id);
         Err(match is_another {
             true => format!("the files of this name have another build ID than {id}"),
             false => format!("no file with build ID {id} was found (see --debug-dir)"),
@@ -91,6 +93,6 @@ impl ModuleFiles for ByBuildId<'_> {
         }
         let module = self.get(module)?;
         let past_start = offset.checked_sub(module.file_offset)?;
-        elf.address_in_code(module.end.saturating_sub(module.start), past_start)
+        elf.address_in_code(module.end.saturating_sub(module.start), past_start, procfs::page_size())
     }
 }

@@ -1,37 +1,35 @@
-//! Separate debug files: by build ID and by `.gnu_debuglink`, in the directories where debuggers look.
+//! Finds separate debug files, by build ID and by `.gnu_debuglink`, in the directories that debuggers search.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
-use crate::host::in_root;
-use crate::unwind::elf::Elf;
-use crate::unwind::image::Image;
+use heapbpf_elf::Elf;
+use heapbpf_elf::debug_link::{self, DebugLink};
+use heapbpf_unwind::image::Image;
 
-/// Where distributions put debug files.
+use crate::host::in_root;
+
+/// The directory in which distributions install debug files.
 pub const DEFAULT_DIRECTORY: &str = "/usr/lib/debug";
 /// Largest debug file whose checksum is computed, bytes.
 const MAX_CHECKED_BYTES: u64 = 4 << 30;
-/// Largest `.gnu_debuglink`, bytes: a file name and a checksum.
-const MAX_LINK_BYTES: u64 = 4096;
 
-/// A debug file that was found to belong to a module.
+/// An ELF file with debug information for a module.
 pub struct DebugFile {
-    /// Where it is.
+    /// Its path.
     pub path: PathBuf,
     /// Open for reading.
     pub file: File,
     /// Its headers.
     pub elf: Elf,
-    /// Whether it lies in one of the administrator's directories, so that nobody truncates it while it is read.
+    /// Whether it is in one of the administrator's directories, where no target can truncate it while it is mapped.
     pub is_trusted: bool,
 }
 
-/// The debug file of a module, if there is one. `directories` are searched in order, then the same ones below `root`,
-/// which is that of a process that has the module, if it is not ours; `path` is the module's own, as that process sees
-/// it.
+/// Finds the debug file of a module. `directories` are searched in order, then again below `root`: the root directory of
+/// a process that maps the module, if it differs from heapbpf's. `path` is the module's own path, as that process sees it.
 pub fn find(
     directories: &[PathBuf],
     path: &Path,
@@ -45,13 +43,13 @@ pub fn find(
         let names = directories.iter().flat_map(|directory| names_in(directory, path, build_id));
         let names: Vec<PathBuf> = names.collect();
         for found in roots().flat_map(|root| names.iter().filter_map(move |name| open_at(root, name.clone(), true))) {
-            // Trust is good; a directory that a build left behind is not.
-            if found.elf.build_id(&found.file).as_deref() == Some(build_id) && has_symbols(&found.elf) {
+            // The build ID is verified even here: a directory may hold outdated files of an earlier build.
+            if heapbpf_elf::build_id::of(&found.file).as_deref() == Some(build_id) && has_symbols(&found.elf) {
                 return Some(found);
             }
         }
     }
-    let (name, checksum) = debug_link(image, elf)?;
+    let DebugLink { name, checksum } = debug_link::of(image, elf)?;
     let folder = path.parent()?;
     let beside = [folder.join(&name), folder.join(".debug").join(&name)].map(|path| (path, false));
     let inside = folder.strip_prefix("/").ok()?;
@@ -60,7 +58,7 @@ pub fn find(
     roots().flat_map(|root| candidates.iter().map(move |candidate| (root, candidate))).find_map(
         |(root, (candidate, is_trusted))| {
             let found = open_at(root, candidate.clone(), *is_trusted)?;
-            let belongs = match (build_id, found.elf.build_id(&found.file)) {
+            let belongs = match (build_id, heapbpf_elf::build_id::of(&found.file)) {
                 (Some(wanted), Some(has)) => wanted == has,
                 _ => file_checksum(&found.file) == Some(checksum),
             };
@@ -69,15 +67,15 @@ pub fn find(
     )
 }
 
-/// Opens a candidate, below another root if there is one: what lies there is a target's.
+/// Opens a candidate, below another root if there is one. A file below another root belongs to a target.
 fn open_at(root: Option<&Path>, path: PathBuf, is_trusted: bool) -> Option<DebugFile> {
     let Some(root) = root else { return open(path, is_trusted) };
     let file = in_root::open(root, &path).ok()?;
     check(path, file, false)
 }
 
-/// Names under which `directory` may hold a file with this build ID, or its debug information: by build ID as
-/// debuggers have it, as in a copy of the file system, and lying there plainly.
+/// Paths at which `directory` may hold a file with this build ID, or its debug file: in the `.build-id` layout of debuggers,
+/// by file name alone, and by full path as in a copy of the file system.
 pub fn names_in(directory: &Path, path: &Path, build_id: &[u8]) -> Vec<PathBuf> {
     let mut names = Vec::new();
     if let Some((first, rest)) = build_id.split_first().filter(|(_, rest)| !rest.is_empty()) {
@@ -85,7 +83,7 @@ pub fn names_in(directory: &Path, path: &Path, build_id: &[u8]) -> Vec<PathBuf> 
         let folder = directory.join(".build-id").join(format!("{first:02x}"));
         names.extend([folder.join(format!("{rest}.debug")), folder.join(rest)]);
     }
-    // The path may be anybody's: nothing in it leads out of the directory.
+    // The path may be hostile, so only its normal components are used: none leads out of the directory.
     let inside: PathBuf = path.components().filter(|part| matches!(part, Component::Normal(_))).collect();
     if let Some(name) = path.file_name() {
         let debug = |path: &Path| {
@@ -99,25 +97,14 @@ pub fn names_in(directory: &Path, path: &Path, build_id: &[u8]) -> Vec<PathBuf> 
     names
 }
 
-/// Whether there is anything in the file that gives names.
+/// Whether the file has symbols or debug information.
 fn has_symbols(elf: &Elf) -> bool {
     [".symtab", ".debug_info", ".debug_line"].iter().any(|name| elf.section(name).is_some())
 }
 
-/// File name and checksum in `.gnu_debuglink`. The module is a target's: a name with folders in it is refused.
-fn debug_link(image: &dyn Image, elf: &Elf) -> Option<(PathBuf, u32)> {
-    let link = elf.section(".gnu_debuglink")?.read(image, MAX_LINK_BYTES).ok()?;
-    let end = link.iter().position(|byte| *byte == 0)?;
-    let name = PathBuf::from(std::ffi::OsStr::from_bytes(&link[..end]));
-    let mut parts = name.components();
-    let is_plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None));
-    let checksum = link.get((end + 1).next_multiple_of(4)..)?.first_chunk()?;
-    is_plain.then(|| (name, u32::from_le_bytes(*checksum)))
-}
-
-/// Opens an ELF file, without ever waiting for one.
+/// Opens an ELF file. Never blocks.
 pub fn open(path: PathBuf, is_trusted: bool) -> Option<DebugFile> {
-    // A name that a target chose must not make us wait on a pipe.
+    // A target may have chosen the name: it must not make heapbpf block on a FIFO.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(&path).ok()?;
     check(path, file, is_trusted)
 }
@@ -143,5 +130,61 @@ fn file_checksum(file: &File) -> Option<u32> {
             0 => return Some(checksum.sum()),
             length => checksum.update(&buffer[..length]),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(path: &str, build_id: &[u8]) -> Vec<String> {
+        let names = names_in(Path::new("/d"), Path::new(path), build_id);
+        names.iter().map(|name| name.display().to_string()).collect()
+    }
+
+    #[test]
+    fn candidates_by_build_id_by_name_and_by_path() {
+        let expected = [
+            "/d/.build-id/ab/cdef.debug",
+            "/d/.build-id/ab/cdef",
+            "/d/libx.so.debug",
+            "/d/libx.so",
+            "/d/usr/lib/libx.so.debug",
+            "/d/usr/lib/libx.so",
+        ];
+        assert_eq!(names("/usr/lib/libx.so", &[0xab, 0xcd, 0xef]), expected);
+    }
+
+    #[test]
+    fn hostile_paths_stay_in_the_directory() {
+        for path in ["/../../etc/passwd", "../x", "/a/../../b", "//etc/shadow"] {
+            for name in names_in(Path::new("/d"), Path::new(path), &[1, 2]) {
+                assert!(
+                    name.starts_with("/d") && !name.components().any(|part| part == Component::ParentDir),
+                    "{name:?}"
+                );
+            }
+        }
+        assert_eq!(names("", &[1]), [] as [&str; 0], "neither a name nor a usable build ID");
+    }
+
+    #[test]
+    fn what_is_not_an_elf_file_is_no_debug_file() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("x.debug");
+        std::fs::write(&path, "text").expect("writes");
+        assert!(open(path, true).is_none());
+        assert!(open(folder.path().to_path_buf(), true).is_none(), "a folder");
+        let own = open("/proc/self/exe".into(), false).expect("this program");
+        assert!(!own.is_trusted && has_symbols(&own.elf));
+    }
+
+    #[test]
+    fn the_checksum_of_debug_links() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("x");
+        std::fs::write(&path, "123456789").expect("writes");
+        // The check value of CRC-32/ISO-HDLC.
+        assert_eq!(file_checksum(&File::open(path).expect("opens")), Some(0xcbf4_3926));
     }
 }

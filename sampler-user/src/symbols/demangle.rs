@@ -1,13 +1,13 @@
-//! C++ and Rust symbol names as people write them.
+//! Demangles C++ and Rust symbol names.
 
 use std::fmt::Write;
 
-/// Longest mangled name that is looked at, bytes.
+/// Longest mangled name that is demangled, bytes.
 const MAX_MANGLED_BYTES: usize = 4 << 10;
-/// Longest demangled name, bytes: back references let a short name stand for one without end.
+/// Longest demangled name, bytes. Back references can make the demangled form exponentially longer.
 const MAX_DEMANGLED_BYTES: usize = 16 << 10;
 
-/// Text of at most [`MAX_DEMANGLED_BYTES`]; more is an error.
+/// A text buffer that refuses more than [`MAX_DEMANGLED_BYTES`].
 #[derive(Default)]
 struct Bounded(String);
 
@@ -23,7 +23,7 @@ impl Write for Bounded {
 
 /// The demangled form of `name` (Rust without the hash), or `None` if it is not a mangled name.
 pub fn demangle(name: &str) -> Option<String> {
-    // What the linker appends for a version is no part of the name.
+    // The symbol version that the linker appends is not part of the name.
     let mangled = name.split_once('@').map_or(name, |(mangled, _)| mangled);
     if mangled.len() > MAX_MANGLED_BYTES {
         return None;
@@ -41,8 +41,8 @@ pub fn demangle(name: &str) -> Option<String> {
     Some(text.0)
 }
 
-/// Whether a symbol only says what kind of bytes begin there (code `$x`, `$a`, `$t`, data `$d`, with or without something
-/// behind a dot), as those of Arm's and RISC-V's ABI do: no function's name.
+/// Whether a name is a mapping symbol of the Arm or RISC-V ABI, which marks where code (`$x`, `$a`, `$t`) or data (`$d`)
+/// begins, possibly followed by a dot and more text. It does not name a function.
 pub fn is_mapping_symbol(name: &str) -> bool {
     let Some(rest) = name.strip_prefix('$') else { return false };
     rest.starts_with(['x', 'd', 'a', 't']) && matches!(rest.as_bytes().get(1), None | Some(b'.'))
@@ -53,7 +53,7 @@ mod tests {
     use super::{demangle, is_mapping_symbol};
 
     #[test]
-    fn what_only_marks_code_and_data_is_no_function() {
+    fn mapping_symbols_are_not_functions() {
         for mark in ["$x", "$d", "$x.12", "$d.realdata", "$a", "$t.0"] {
             assert!(is_mapping_symbol(mark), "{mark}");
         }
@@ -78,8 +78,8 @@ mod tests {
     }
 
     #[test]
-    fn short_names_do_not_grow_without_end() {
-        // Each template argument refers to all before it twice: 2^60 copies of `int`.
+    fn demangled_names_are_bounded() {
+        // Each template argument refers twice to all before it, which makes 2^60 copies of `int`.
         let mut name = String::from("_Z1fI1AIiiE");
         for at in 0..60 {
             let back = if at == 0 {

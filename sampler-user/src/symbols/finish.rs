@@ -1,15 +1,16 @@
-//! From raw stacks to profile stacks.
+//! Turns raw stacks into profile stacks.
 
 use std::sync::Arc;
+
+use heapbpf_profile::model::{Frame, Stack};
+use heapbpf_unwind::image::ModuleFiles;
+use heapbpf_unwind::raw::{Completeness, RawFrame, RawStack, Reason};
 
 use super::perf_map::PerfMap;
 use super::symbolizer::{Symbol, Symbolizer};
 use crate::host::mappings::ModuleId;
-use crate::profile::model::{Frame, Stack};
-use crate::unwind::image::ModuleFiles;
-use crate::unwind::raw::{Completeness, RawFrame, RawStack, Reason};
 
-/// Functions that a thread, a process or a coroutine begins with, as symbol tables call them.
+/// Outermost functions of threads, processes and coroutines, as named in symbol tables.
 const ENTRY_FUNCTIONS: [&str; 12] = [
     "_start",
     "_dl_start_user",
@@ -25,72 +26,72 @@ const ENTRY_FUNCTIONS: [&str; 12] = [
     "__start_context",
 ];
 
-/// What a process's stacks are finished with.
+/// Turns the raw stacks of one process into profile stacks.
 pub struct Finisher<'a> {
-    /// Names, already asked for.
+    /// The symbolizer, which has symbolized these stacks already.
     pub symbolizer: &'a Symbolizer,
-    /// Modules' paths.
+    /// The modules.
     pub modules: &'a dyn ModuleFiles,
-    /// The process's own names for code that it made.
+    /// Names of the process's JIT code.
     pub perf_map: Option<&'a PerfMap>,
-    /// Why there is no perf map, to be told with frames that would need one.
+    /// Why there is no perf map. It becomes the reason of frames that would need one.
     pub perf_map_reason: Option<&'a str>,
 }
 
 impl Finisher<'_> {
-    /// The profile's stack for a raw one. `module_index` gives a module's place in the profile's list.
+    /// The profile stack for a raw one. `module_index` returns a module's index in the profile.
     pub fn finish(&self, raw: &RawStack, module_index: &mut dyn FnMut(ModuleId) -> usize) -> Stack {
         let mut frames = Vec::with_capacity(raw.frames.len());
         for frame in &raw.frames {
             self.push(frame, module_index, &mut frames);
         }
         let stands_for = match &raw.completeness {
-            Completeness::Cut(Reason::PutTogether) => Some("[other stacks]"),
-            Completeness::Cut(Reason::RecordLost) => Some("[stack lost]"),
+            Completeness::Truncated(Reason::OverflowBucket) => Some("[other stacks]"),
+            Completeness::Truncated(Reason::RecordLost) => Some("[stack lost]"),
             _ => None,
         };
         frames.extend(stands_for.map(|name| Frame { function: Some(name.into()), ..Frame::default() }));
         let cut = match &raw.completeness {
             Completeness::Complete => None,
-            Completeness::Cut(_) if frames.last().is_some_and(is_entry) => None,
-            Completeness::Cut(reason) => Some(reason.text(|module| self.modules.path(module)).into()),
+            Completeness::Truncated(_) if frames.last().is_some_and(is_entry) => None,
+            Completeness::Truncated(reason) => Some(reason.text(|module| self.modules.path(module)).into()),
         };
         Stack { frames, unwinder: raw.unwinder.name(), cut }
     }
 
     fn push(&self, raw: &RawFrame, module_index: &mut dyn FnMut(ModuleId) -> usize, frames: &mut Vec<Frame>) {
-        let place = Frame {
+        let unnamed = Frame {
             module: raw.module.map(module_index),
             address: raw.address,
             file_offset: raw.module.map(|_| raw.file_offset),
             ..Frame::default()
         };
-        let is_made_code = raw.module.is_none_or(|module| self.modules.is_anonymous(module));
-        if is_made_code && let Some(name) = self.perf_map.and_then(|map| map.name(raw.address)) {
-            frames.push(Frame { function: Some(name.clone()), ..place });
+        let is_jit_code = raw.module.is_none_or(|module| self.modules.is_anonymous(module));
+        if is_jit_code && let Some(name) = self.perf_map.and_then(|map| map.name(raw.address)) {
+            frames.push(Frame { function: Some(name.clone()), ..unnamed });
             return;
         }
         if raw.module.is_none() {
-            frames.push(Frame { reason: Some("in no known mapping".into()), ..place });
+            frames.push(Frame { reason: Some("in no known mapping".into()), ..unnamed });
             return;
         }
-        if is_made_code {
+        if is_jit_code {
             let reason = self.perf_map_reason.map(|why| format!("code made at run time; {why}"));
             let reason = reason.unwrap_or_else(|| "code made at run time, not in the perf map".into());
-            frames.push(Frame { reason: Some(reason.into()), ..place });
+            frames.push(Frame { reason: Some(reason.into()), ..unnamed });
             return;
         }
         let symbols = raw.module.map(|module| self.symbolizer.get(module, raw.file_offset)).unwrap_or_default();
         if symbols.is_empty() {
-            frames.push(Frame { reason: Some("not symbolized".into()), ..place });
+            frames.push(Frame { reason: Some("not symbolized".into()), ..unnamed });
             return;
         }
-        frames.extend(symbols.iter().map(|symbol| with_symbol(&place, symbol)));
+        frames.extend(symbols.iter().map(|symbol| with_symbol(&unnamed, symbol)));
     }
 }
 
-/// The frame of a place with its name.
-pub(super) fn with_symbol(place: &Frame, symbol: &Symbol) -> Frame {
+/// A frame with the symbol of its address.
+pub(super) fn with_symbol(unnamed: &Frame, symbol: &Symbol) -> Frame {
     Frame {
         function: symbol.function.clone(),
         system_name: symbol.system_name.clone(),
@@ -98,11 +99,11 @@ pub(super) fn with_symbol(place: &Frame, symbol: &Symbol) -> Frame {
         line: symbol.line,
         inlined: symbol.inlined,
         reason: symbol.reason.clone(),
-        ..place.clone()
+        ..unnamed.clone()
     }
 }
 
-/// Whether nothing calls this function.
+/// Whether a frame is of an outermost function.
 pub(super) fn is_entry(frame: &Frame) -> bool {
     let name: Option<&Arc<str>> = frame.system_name.as_ref().or(frame.function.as_ref());
     name.is_some_and(|name| ENTRY_FUNCTIONS.contains(&name.split('@').next().unwrap_or_default()))

@@ -1,8 +1,8 @@
-//! Names for raw stacks: functions, files, lines, inlined calls, found late and off the event path.
+//! Symbolization: functions, files, lines and inlined calls for raw stacks, in batches and off the event path.
 //!
-//! [`symbolizer::Symbolizer`] names (module, file offset) pairs in batches; [`finish::Finisher`] makes profile stacks
-//! of raw ones with these names and those of [`perf_map`]s; [`offline`] does the same for a saved profile. What belongs to a target is read, never mapped, and
-//! bounded; debug files in the administrator's directories are trusted.
+//! [`symbolizer::Symbolizer`] symbolizes (module, file offset) pairs; [`finish::Finisher`] turns raw stacks into profile
+//! stacks with these symbols and those of [`perf_map`]s; [`offline`] symbolizes saved profiles. Files that belong to a
+//! target are read within bounds and never mapped; debug files in the administrator's directories are trusted.
 
 pub mod by_build_id;
 pub mod debug_files;
@@ -11,7 +11,7 @@ pub mod finish;
 pub mod offline;
 pub mod perf_map;
 pub mod progress;
-pub mod shadow;
+pub mod sparse_copy;
 pub mod symbolizer;
 
 #[cfg(test)]

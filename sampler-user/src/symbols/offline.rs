@@ -1,51 +1,52 @@
-//! Names for a saved profile, from files that belong to its build IDs: what `--no-symbolize` left out.
+//! Symbolizes a saved profile that lacks names (`--no-symbolize`), from files with the build IDs of its modules.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+
+use heapbpf_profile::model::{Frame, Profile, Stack};
+use heapbpf_unwind::image::ModuleFiles;
 
 use super::by_build_id::ByBuildId;
 use super::finish;
 use super::symbolizer::{Options, Symbol, Symbolizer};
 use crate::host::mappings::ModuleId;
-use crate::profile::model::{Frame, Profile, Stack};
-use crate::unwind::image::ModuleFiles;
 
-/// Most frames of all distinct stacks together once inlined calls are among them: more than files may have, so that
-/// only a profile made to become large meets it.
+/// Most frames of all distinct stacks together, once inlined calls are added. Profile files may have fewer, so only a
+/// profile made to become large reaches this.
 const MOST_FRAMES: usize = 16_000_000;
 
-/// What became of the addresses of a profile.
+/// Result of symbolizing a profile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Places (module, file offset) that had no function, or none with its file and line.
+    /// Number of addresses (module, file offset) that lacked a function, or its file and line.
     pub asked: usize,
-    /// Those that a function was found for.
+    /// Those of them that a function was found for.
     pub named: usize,
-    /// Of those without a function: how many, by the reason why.
+    /// Number of those that still have no function, by reason.
     pub unnamed: BTreeMap<Arc<str>, usize>,
-    /// What else the user should know.
+    /// Further remarks for the user.
     pub notes: Vec<String>,
 }
 
-/// Names every frame that lacks a function, or its file and line.
+/// Symbolizes every frame that lacks a function, or its file and line.
 pub fn symbolize(profile: &mut Profile, options: Options) -> Summary {
     let directories = options.debug_directories.clone();
     let mut files = ByBuildId::new(&profile.modules, &directories);
     let mut symbolizer = Symbolizer::new(options);
     let mut stacks: HashMap<*const Stack, Arc<Stack>> = HashMap::new();
     for row in &profile.rows {
-        stacks.entry(Arc::as_ptr(&row.stack)).or_insert_with(|| Arc::clone(&row.stack));
+        stacks.entry(Arc::as_ptr(&row.key.stack)).or_insert_with(|| Arc::clone(&row.key.stack));
     }
-    let wanted = stacks.values().flat_map(|stack| calls(&stack.frames)).filter_map(wanted_place);
-    let wanted: Vec<Place> = wanted.filter(|(module, _)| !files.is_anonymous(*module)).collect();
+    let wanted = stacks.values().flat_map(|stack| calls(&stack.frames)).filter_map(wanted_address);
+    let wanted: Vec<Address> = wanted.filter(|(module, _)| !files.is_anonymous(*module)).collect();
     symbolizer.symbolize(&mut files, wanted.iter().copied());
 
     let mut summary = Summary::default();
-    let mut places = wanted;
-    places.sort_unstable();
-    places.dedup();
-    summary.asked = places.len();
-    for (module, offset) in places {
+    let mut addresses = wanted;
+    addresses.sort_unstable();
+    addresses.dedup();
+    summary.asked = addresses.len();
+    for (module, offset) in addresses {
         match reason(&symbolizer.get(module, offset)) {
             None => summary.named += 1,
             Some(reason) => *summary.unnamed.entry(reason).or_default() += 1,
@@ -64,22 +65,23 @@ pub fn symbolize(profile: &mut Profile, options: Options) -> Summary {
         summary.notes.push(format!("more than {MOST_FRAMES} frames: the rest is left as it was"));
     }
     for row in &mut profile.rows {
-        if let Some(stack) = finished.get(&Arc::as_ptr(&row.stack)) {
-            row.stack = Arc::clone(stack);
+        if let Some(stack) = finished.get(&Arc::as_ptr(&row.key.stack)) {
+            row.key.stack = Arc::clone(stack);
         }
     }
     summary
 }
 
-type Place = (ModuleId, u64);
+/// Module and file offset.
+type Address = (ModuleId, u64);
 
-/// The frames of one address each: inlined functions, and the one that they are inlined into.
+/// Splits frames by address: each piece has the inlined functions at one address and the function they are inlined into.
 fn calls(frames: &[Frame]) -> impl Iterator<Item = &[Frame]> {
     frames.chunk_by(|frame, _| frame.inlined)
 }
 
-/// Where a call is, if it could do with a better name.
-fn wanted_place(call: &[Frame]) -> Option<Place> {
+/// The address of a call whose function, or file and line, is unknown.
+fn wanted_address(call: &[Frame]) -> Option<Address> {
     let frame = call.last()?;
     let is_whole = frame.function.is_some() && call.iter().any(|frame| frame.file.is_some());
     let module = ModuleId(u32::try_from(frame.module?).ok()?);
@@ -98,7 +100,7 @@ fn reason(symbols: &[Symbol]) -> Option<Arc<str>> {
 fn with_names(stack: &Stack, symbolizer: &Symbolizer) -> Stack {
     let mut frames = Vec::with_capacity(stack.frames.len());
     for call in calls(&stack.frames) {
-        let symbols = wanted_place(call).map(|(module, offset)| symbolizer.get(module, offset)).unwrap_or_default();
+        let symbols = wanted_address(call).map(|(module, offset)| symbolizer.get(module, offset)).unwrap_or_default();
         let Some(frame) = call.last().filter(|_| !symbols.is_empty()) else {
             frames.extend_from_slice(call);
             continue;
@@ -110,11 +112,10 @@ fn with_names(stack: &Stack, symbolizer: &Symbolizer) -> Stack {
             frames.extend_from_slice(call);
         }
     }
-    // A walk that could not know that it was whole is told so by the name of its last function, as in a recording.
+    // A stack that ends in an outermost function is complete, even if the unwinder could not tell. As in a recording.
     let cut = stack.cut.clone().filter(|_| !frames.last().is_some_and(finish::is_entry));
     Stack { frames, unwinder: stack.unwinder, cut }
 }
 
 #[cfg(test)]
-#[path = "offline_tests.rs"]
 mod tests;

@@ -1,5 +1,5 @@
-//! `/tmp/perf-PID.map`: names of code made at run time, as node (`--perf-basic-prof`), python3 (`-X perf`), java and
-//! others write them: lines of start address, size (both hexadecimal) and name.
+//! `/tmp/perf-PID.map`: names of JIT code, as written by node (`--perf-basic-prof`), python3 (`-X perf`), java and others.
+//! Each line has a start address, a size (both hexadecimal) and a name.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -10,14 +10,14 @@ use std::sync::Arc;
 
 use crate::host::in_root;
 
-/// Bounds on what is taken from a map.
+/// Bounds on what is read from a perf map.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Most bytes read; the rest is left out.
+    /// Most bytes read; the rest is ignored.
     pub file_bytes: u64,
     /// Most entries kept.
     pub entries: usize,
-    /// Longest name kept, bytes; longer ones are cut.
+    /// Longest name kept, bytes; longer ones are truncated.
     pub name_bytes: usize,
 }
 
@@ -27,21 +27,21 @@ impl Default for Limits {
     }
 }
 
-/// Why there is no perf map.
+/// Why a perf map cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PerfMapError {
     /// It cannot be opened or read.
     #[error("{path}: {source}")]
     Io {
-        /// Path inside the process's root.
+        /// Path below the process's root.
         path: String,
-        /// What the operating system says.
+        /// The operating system's reason.
         source: io::Error,
     },
-    /// It is no regular file, or belongs to somebody else.
+    /// It is not a regular file, or belongs to another user.
     #[error("{path}: {what}")]
     Refused {
-        /// Path inside the process's root.
+        /// Path below the process's root.
         path: String,
         /// Why.
         what: &'static str,
@@ -51,21 +51,21 @@ pub enum PerfMapError {
 /// A parsed perf map.
 #[derive(Clone, Debug, Default)]
 pub struct PerfMap {
-    /// End and name by start; no overlaps.
+    /// End and name by start, without overlaps.
     code: BTreeMap<u64, (u64, Arc<str>)>,
-    /// Lines that made no sense.
+    /// Number of malformed lines.
     pub bad_lines: u64,
-    /// Whether a limit cut it short.
+    /// Whether a limit was reached, so that entries are missing.
     pub truncated: bool,
 }
 
 impl PerfMap {
-    /// Opens the map of a process below `root` (`/proc/PID/root`, or a descriptor of that). `namespace_pid` is the
-    /// process's id in its own pid namespace, `owner` its user id: a map that neither this user nor root wrote is
-    /// refused, as anybody may write to /tmp.
+    /// Opens the map of a process below `root` (`/proc/PID/root`, or a descriptor of it). `namespace_pid` is the process's
+    /// id in its own pid namespace, `owner` its user id. A map that belongs to neither this user nor root is refused, as
+    /// anybody may write to /tmp.
     ///
     /// # Errors
-    /// [`PerfMapError`]; usually there simply is none.
+    /// [`PerfMapError`]; most often because there is no map.
     pub fn open(root: &Path, namespace_pid: u32, owner: u32) -> Result<File, PerfMapError> {
         let path = format!("tmp/perf-{namespace_pid}.map");
         let file =
@@ -80,7 +80,7 @@ impl PerfMap {
         Ok(file)
     }
 
-    /// Reads an open map from its beginning, as it is now.
+    /// Reads an open map from its beginning.
     ///
     /// # Errors
     /// [`PerfMapError::Io`].
@@ -89,7 +89,7 @@ impl PerfMap {
         read.map_err(|source| PerfMapError::Io { path: format!("tmp/perf-{namespace_pid}.map"), source })
     }
 
-    /// Parses a map. Where entries overlap, the later one counts: code is moved and replaced.
+    /// Parses a map. Where entries overlap, the later one wins: JIT compilers move and replace code.
     ///
     /// # Errors
     /// If reading fails.
@@ -98,7 +98,7 @@ impl PerfMap {
         let mut names = std::collections::HashSet::<Arc<str>>::new();
         let mut lines = BufReader::new(input.take(limits.file_bytes));
         let mut line = Vec::new();
-        // Start, size and a cut name fit with room to spare.
+        // Enough for start, size and the longest name kept.
         let line_bytes = limits.name_bytes as u64 + 64;
         loop {
             line.clear();
@@ -106,7 +106,7 @@ impl PerfMap {
                 break;
             }
             if line.last() != Some(&b'\n') {
-                // Too long, or the last one and still being written.
+                // The line is too long, or the last one and still being written.
                 skip_line(&mut lines)?;
             }
             let text = String::from_utf8_lossy(line.trim_ascii_end());
@@ -133,7 +133,7 @@ impl PerfMap {
     }
 
     fn insert(&mut self, start: u64, end: u64, name: Arc<str>) {
-        // What the new entry covers is gone; what sticks out of it stays.
+        // Parts of older entries that the new one covers are removed; the rest stays.
         if let Some((_, (old_end, old_name))) = self.code.range_mut(..start).next_back()
             && *old_end > start
         {
@@ -159,7 +159,7 @@ impl PerfMap {
         (address < *end).then_some(name)
     }
 
-    /// Number of pieces of code.
+    /// Number of code ranges.
     pub fn len(&self) -> usize {
         self.code.len()
     }
@@ -224,7 +224,7 @@ mod tests {
         assert_eq!(map.bad_lines, 0);
     }
 
-    /// Against a model that knows the name of every single address (seeded, 200 maps of 40 entries).
+    /// Compares with a model that has the name of every address (seeded, 200 maps of 40 entries).
     #[test]
     fn agrees_with_a_model_of_every_address() {
         let mut random = 42u64;
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_counted_and_bounds_hold() {
+    fn malformed_lines_are_counted_and_bounds_hold() {
         let map = parse("\n\nzz 10 a\n10\n10 0 empty\nffffffffffffffff 2 over\n10 10 \n10 10 good\n");
         assert_eq!((map.len(), map.bad_lines), (1, 7));
         let limits = Limits { entries: 10, name_bytes: 4, file_bytes: 100_000 };
@@ -263,22 +263,22 @@ mod tests {
     }
 
     #[test]
-    fn only_the_process_and_root_are_believed_and_links_stay_inside() {
-        if crate::arch::is_emulated("no openat2(2)") {
+    fn only_the_process_and_root_are_trusted_and_links_stay_inside() {
+        if heapbpf_testing::is_emulated("no openat2(2)") {
             return;
         }
         let root = tempfile::tempdir().expect("temporary folder");
         let tmp = root.path().join("tmp");
         std::fs::create_dir(&tmp).expect("folder");
         std::fs::write(tmp.join("perf-7.map"), "10 10 inside\n").expect("write");
-        // SAFETY: no preconditions.
+        // SAFETY: `geteuid` takes no arguments and cannot fail.
         let me = unsafe { libc::geteuid() };
         let read = |pid, owner| {
             let file = PerfMap::open(root.path(), pid, owner)?;
             PerfMap::read(&file, pid, Limits::default())
         };
         assert_eq!(read(7, me).expect("own").len(), 1);
-        // What was opened is read to its end, whatever became of the name.
+        // An open map is read to its end, even after it was deleted.
         let file = PerfMap::open(root.path(), 7, me).expect("own");
         std::fs::write(tmp.join("perf-7.map"), "10 10 inside\n20 10 more\n").expect("write");
         std::fs::remove_file(tmp.join("perf-7.map")).expect("our own");

@@ -1,8 +1,8 @@
-//! How far naming has come, for who waits for it in another thread.
+//! Progress of symbolization, for another thread that waits for it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Places (addresses in files) that have been looked up, of those that are asked for.
+/// Number of addresses symbolized so far, and in total, in the current batch.
 #[derive(Debug, Default)]
 pub struct Progress {
     done: AtomicUsize,
@@ -10,20 +10,38 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// A batch of so many places begins.
-    pub fn begin(&self, places: usize) {
+    /// Begins a batch of this many addresses.
+    pub fn begin(&self, addresses: usize) {
         self.done.store(0, Ordering::Relaxed);
-        self.of.store(places, Ordering::Relaxed);
+        self.of.store(addresses, Ordering::Relaxed);
     }
 
-    /// So many more have been looked up.
-    pub fn advance(&self, places: usize) {
-        self.done.fetch_add(places, Ordering::Relaxed);
+    /// Counts this many more addresses as done.
+    pub fn advance(&self, addresses: usize) {
+        self.done.fetch_add(addresses, Ordering::Relaxed);
     }
 
-    /// Looked up, and asked for, in the last batch.
+    /// Addresses done, and all addresses, of the latest batch.
     pub fn get(&self) -> (usize, usize) {
         let of = self.of.load(Ordering::Relaxed);
         (self.done.load(Ordering::Relaxed).min(of), of)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn progress_never_exceeds_the_batch() {
+        let progress = Progress::default();
+        assert_eq!(progress.get(), (0, 0));
+        progress.begin(3);
+        progress.advance(2);
+        assert_eq!(progress.get(), (2, 3));
+        progress.advance(2);
+        assert_eq!(progress.get(), (3, 3));
+        progress.begin(1);
+        assert_eq!(progress.get(), (0, 1));
     }
 }

@@ -1,4 +1,4 @@
-//! Batches of (module, file offset) pairs to functions, files, lines and inlined calls, by blazesym.
+//! Symbolizes batches of (module, file offset) pairs with blazesym: functions, files, lines and inlined calls.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,32 +7,31 @@ use std::sync::Arc;
 
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer as Blazesym};
+use heapbpf_elf::{Elf, debugdata};
+use heapbpf_unwind::image::{Image, ModuleFiles};
 
 use super::debug_files;
 use super::demangle::{demangle, is_mapping_symbol};
 use super::progress::Progress;
-use super::shadow::{Contents, Shadow, debug_bytes};
-use crate::attach::debugdata;
+use super::sparse_copy::{Contents, SparseCopy, debug_bytes};
 use crate::host::mappings::ModuleId;
 use crate::host::own_memory::give_memory_back;
-use crate::unwind::elf::Elf;
-use crate::unwind::image::{Image, ModuleFiles};
 
-/// Debug information after whose use the heap is trimmed, bytes.
+/// Bytes of debug information in a batch after which the heap is trimmed.
 const TRIM_BYTES: u64 = 16 << 20;
-/// Places whose names are kept from batch to batch: as many as a large host's recording needs, some 50 MiB.
-const MOST_PLACES: usize = 1 << 18;
-/// Largest `.gnu_debugdata`, bytes.
+/// Most addresses whose symbols are kept from batch to batch: enough for a recording of a large host, about 50 MiB.
+const MOST_ADDRESSES: usize = 1 << 18;
+/// Largest `.gnu_debugdata` section that is unpacked, bytes.
 const MAX_PACKED_BYTES: u64 = 16 << 20;
 
-/// How names are looked for.
+/// Options of a [`Symbolizer`].
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Directories with debug files, searched in this order.
     pub debug_directories: Vec<PathBuf>,
-    /// Debug information up to this many bytes (all `.debug_*` sections of a file) is used for lines and inlined
-    /// calls; of what is larger, symbol tables are used alone. Working memory is up to 1.6 times this (measured: 103
-    /// MiB take 155 MiB and 1.3 s for 2,000 places; the same file's symbol tables take 13 MiB and 0.1 s).
+    /// Largest debug information (all `.debug_*` sections of a file, bytes) that is used for lines and inlined calls; of
+    /// files with more, only the symbol tables are used. Working memory is up to 1.6 times this (measured: 103 MiB take
+    /// 155 MiB and 1.3 s for 2,000 addresses; the same file's symbol tables take 13 MiB and 0.1 s).
     pub max_debug_bytes: u64,
 }
 
@@ -43,7 +42,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The user's directories come before the usual one.
+    /// The user's directories, followed by the default one.
     pub fn new(directories: &[PathBuf], max_debug_bytes: u64) -> Self {
         let usual = Self::default();
         let debug_directories = directories.iter().cloned().chain(usual.debug_directories).collect();
@@ -51,7 +50,7 @@ impl Options {
     }
 }
 
-/// A function at some place in a module.
+/// A function at an address of a module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Symbol {
     /// Function, demangled; `None` if unknown, then `reason` says why.
@@ -62,21 +61,21 @@ pub struct Symbol {
     pub file: Option<Arc<str>>,
     /// Source line.
     pub line: Option<u32>,
-    /// Whether it is inlined into the next.
+    /// Whether it is inlined into the next symbol's function.
     pub inlined: bool,
     /// Why there is no name.
     pub reason: Option<Arc<str>>,
 }
 
-/// Names places in modules, and remembers them.
+/// Symbolizes addresses of modules, and caches the result.
 pub struct Symbolizer {
     options: Options,
     known: HashMap<(ModuleId, u64), Arc<[Symbol]>>,
     texts: HashSet<Arc<str>>,
     notes: BTreeSet<String>,
-    /// Names are kept up to this many places.
-    pub(super) most_places: usize,
-    /// Debug information used in the batch at work, bytes.
+    /// Size of the cache at which it is cleared, addresses.
+    pub(super) most_addresses: usize,
+    /// Debug information used in the current batch, bytes.
     worked_bytes: u64,
     progress: Arc<Progress>,
 }
@@ -88,28 +87,28 @@ impl Default for Symbolizer {
 }
 
 impl Symbolizer {
-    /// A symbolizer that knows nothing yet.
+    /// A symbolizer with an empty cache.
     pub fn new(options: Options) -> Self {
         Self::telling(options, Arc::default())
     }
 
-    /// The same; `progress` is told how far the batch at work has come.
+    /// The same; reports the progress of each batch to `progress`.
     pub fn telling(options: Options, progress: Arc<Progress>) -> Self {
         let (known, texts, notes) = (HashMap::new(), HashSet::new(), BTreeSet::new());
-        Self { options, known, texts, notes, most_places: MOST_PLACES, worked_bytes: 0, progress }
+        Self { options, known, texts, notes, most_addresses: MOST_ADDRESSES, worked_bytes: 0, progress }
     }
 
-    /// Finds names for all of `places` that have none yet, module by module. Takes long (seconds, for large debug
-    /// information): not for the event path. If very many places are known already, these are forgotten first.
-    pub fn symbolize(&mut self, modules: &mut dyn ModuleFiles, places: impl IntoIterator<Item = (ModuleId, u64)>) {
-        if self.known.len() > self.most_places {
+    /// Symbolizes all of `addresses` (module, file offset) that are not in the cache, module by module. Takes seconds for
+    /// large debug information, so it is not for the event path. A cache that is too large is cleared first.
+    pub fn symbolize(&mut self, modules: &mut dyn ModuleFiles, addresses: impl IntoIterator<Item = (ModuleId, u64)>) {
+        if self.known.len() > self.most_addresses {
             self.known.clear();
             self.texts.clear();
         }
         let mut wanted: BTreeMap<ModuleId, Vec<u64>> = BTreeMap::new();
-        for place in places {
-            if !self.known.contains_key(&place) {
-                wanted.entry(place.0).or_default().push(place.1);
+        for (module, offset) in addresses {
+            if !self.known.contains_key(&(module, offset)) {
+                wanted.entry(module).or_default().push(offset);
             }
         }
         for offsets in wanted.values_mut() {
@@ -129,17 +128,17 @@ impl Symbolizer {
         }
     }
 
-    /// What the user should know about names that are less than they could be.
+    /// Remarks for the user about symbols with less detail than was available.
     pub fn notes(&self) -> impl Iterator<Item = &str> {
         self.notes.iter().map(String::as_str)
     }
 
-    /// The functions at a place, innermost (inlined) first; empty if it was never asked for.
+    /// The functions at an address, innermost (inlined) first; empty if it was not symbolized.
     pub fn get(&self, module: ModuleId, file_offset: u64) -> Arc<[Symbol]> {
         self.known.get(&(module, file_offset)).cloned().unwrap_or_default()
     }
 
-    /// Places that have names, or a reason why not.
+    /// Number of cached addresses, including those that have no name.
     pub fn len(&self) -> usize {
         self.known.len()
     }
@@ -149,7 +148,7 @@ impl Symbolizer {
         self.known.is_empty()
     }
 
-    /// Names for `offsets` of a module: as many results as offsets.
+    /// Symbolizes `offsets` of a module; one result for each.
     fn symbolize_module(
         &mut self,
         modules: &mut dyn ModuleFiles,
@@ -169,7 +168,7 @@ impl Symbolizer {
             Ok(elf) => elf,
             Err(error) => return unnamed(self, &format!("{path}: {error}")),
         };
-        let build_id = modules.build_id(module).or_else(|| elf.build_id(&*image));
+        let build_id = modules.build_id(module).or_else(|| heapbpf_elf::build_id::of(&*image));
         let addresses: Vec<Option<u64>> =
             offsets.iter().map(|offset| modules.address_of_offset(module, &elf, *offset)).collect();
         let mut found: Vec<Option<Arc<[Symbol]>>> = vec![None; offsets.len()];
@@ -218,7 +217,7 @@ impl Symbolizer {
         found.into_iter().map(|symbols| symbols.unwrap_or_else(|| nameless.clone())).collect()
     }
 
-    /// What to use of a file.
+    /// Which sections of a file to use.
     fn contents(&mut self, path: &str, image: &dyn Image, elf: &Elf) -> Contents {
         let bytes = debug_bytes(image, elf);
         if bytes == 0 {
@@ -235,7 +234,7 @@ impl Symbolizer {
         Contents::DebugInformation
     }
 
-    /// The same as [`Self::look_up`], in a copy of the file.
+    /// Does the same as [`Self::look_up`] with a sparse copy of the file.
     fn look_up_copied(
         &mut self,
         image: &dyn Image,
@@ -244,14 +243,14 @@ impl Symbolizer {
         addresses: &[Option<u64>],
         found: &mut [Option<Arc<[Symbol]>>],
     ) -> Result<(), String> {
-        if let Ok(shadow) = Shadow::copy(image, elf, contents) {
-            return self.look_up(&shadow.path(), contents, addresses, found);
+        if let Ok(copy) = SparseCopy::new(image, elf, contents) {
+            return self.look_up(&copy.path(), contents, addresses, found);
         }
-        let shadow = Shadow::copy(image, elf, Contents::Symbols).map_err(|error| error.to_string())?;
-        self.look_up(&shadow.path(), Contents::Symbols, addresses, found)
+        let copy = SparseCopy::new(image, elf, Contents::Symbols).map_err(|error| error.to_string())?;
+        self.look_up(&copy.path(), Contents::Symbols, addresses, found)
     }
 
-    /// Fills the gaps in `found` from one file; falls back to its symbol tables if its debug information is broken.
+    /// Fills the gaps in `found` from one file. Falls back to its symbol tables if its debug information is malformed.
     fn look_up(
         &mut self,
         path: &Path,
@@ -279,8 +278,8 @@ impl Symbolizer {
         addresses: &[u64],
     ) -> Result<Vec<Option<Arc<[Symbol]>>>, String> {
         let with_debug = contents == Contents::DebugInformation;
-        // A symbolizer for the batch alone: its caches go with it, and none can go stale.
-        // The debug information may be the target's. The parsers promise errors instead of panics; this makes sure.
+        // A blazesym instance per batch: its caches cannot become stale.
+        // The debug information may be a target's. Its parsers should return errors, but a panic must not get out either.
         let asked = catch_unwind(AssertUnwindSafe(|| {
             let blazesym = Blazesym::builder()
                 .enable_auto_reload(false)
@@ -300,7 +299,7 @@ impl Symbolizer {
 
     fn symbols(&mut self, symbolized: &Symbolized) -> Option<Arc<[Symbol]>> {
         let Symbolized::Sym(Sym { name, code_info, inlined, .. }) = symbolized else { return None };
-        // Nearest to stubs of the procedure linkage table, which have no names.
+        // The nearest symbol of a stub in the procedure linkage table, which has no name itself.
         if is_mapping_symbol(name) {
             return None;
         }
@@ -321,7 +320,7 @@ impl Symbolizer {
         Symbol { function, system_name, file, line: code.and_then(|code| code.line), inlined, reason }
     }
 
-    /// One `Arc` for equal texts.
+    /// Interns a text, so that equal ones share an `Arc`.
     fn text(&mut self, text: &str) -> Arc<str> {
         if let Some(known) = self.texts.get(text) {
             return known.clone();
@@ -351,8 +350,8 @@ impl Symbolizer {
     }
 }
 
-/// The packed symbol table that some distributions put into stripped files (`.gnu_debugdata`). It states the same
-/// addresses as the file around it.
+/// The compressed symbol table that some distributions embed in stripped files (`.gnu_debugdata`). It has the same
+/// addresses as the file itself.
 fn mini_debug_information(image: &dyn Image, elf: &Elf) -> Option<(Vec<u8>, Elf)> {
     let packed = elf.section(".gnu_debugdata")?.read(image, MAX_PACKED_BYTES).ok()?;
     let mini = debugdata::unpack(&packed)?;

@@ -1,21 +1,20 @@
-//! Names of real and of hostile modules.
+//! Tests of symbolization with real and hostile modules.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
+use heapbpf_elf::Elf;
+use heapbpf_own_process::{OwnProcess, Random, captured, unwind};
+use heapbpf_testing::skipped;
+use heapbpf_unwind::image::{Image, ModuleFiles};
+use heapbpf_unwind::raw::{Completeness, RawStack, Reason, UnwinderKind};
+
 use super::finish::Finisher;
 use super::symbolizer::{Options, Symbol, Symbolizer};
 use crate::host::mappings::ModuleId;
-use crate::testing::skipped;
-use crate::unwind::elf::Elf;
-use crate::unwind::image::{Image, ModuleFiles};
-use crate::unwind::own_process::OwnProcess;
-use crate::unwind::raw::{Completeness, RawStack, Reason, UnwinderKind};
-use crate::unwind::tests::hostile::Random;
-use crate::unwind::tests::plain::{captured, unwind};
 
-/// A function with two levels of inlined calls, on lines that the test knows.
+/// A function with two levels of inlined calls, on known lines.
 const SOURCE: &str = "\
 extern void *volatile sink;
 static inline __attribute__((always_inline)) int innermost(int x) {
@@ -134,7 +133,7 @@ fn inlined_calls_files_and_lines() {
 }
 
 #[test]
-fn how_far_naming_has_come_is_told() {
+fn progress_is_reported() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let Some(library) = compile(folder.path()) else { return };
     let (progress, start) = (Arc::<super::progress::Progress>::default(), offset_of(&library, "outer"));
@@ -142,13 +141,13 @@ fn how_far_naming_has_come_is_told() {
     assert_eq!(progress.get(), (0, 0));
     symbolizer.symbolize(&mut One::file(&library), [start, start + 1, start, start + 2].map(|offset| (MODULE, offset)));
     assert_eq!(progress.get(), (3, 3));
-    // What is known is not asked for.
+    // Cached addresses are not looked up again.
     symbolizer.symbolize(&mut One::file(&library), [start, start + 3].map(|offset| (MODULE, offset)));
     assert_eq!(progress.get(), (1, 1));
 }
 
 #[test]
-fn large_debug_information_is_left_alone_and_said_so() {
+fn debug_information_above_the_limit_is_not_used_and_that_is_noted() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let Some(library) = compile(folder.path()) else { return };
     let offset = offset_of(&library, "outer");
@@ -175,7 +174,7 @@ fn debug_files_by_build_id_and_by_link() {
         return;
     }
 
-    // Nothing is found: dynamic symbols, and elsewhere an honest reason.
+    // Without a debug file: dynamic symbols, and a reason where there is none.
     let symbols = symbolize(no_debug_files(), &mut One::file(&stripped), hidden);
     assert_eq!(functions(&symbols), ["?"]);
     assert!(symbols[0].reason.as_deref().is_some_and(|why| why.contains("stripped")), "{symbols:?}");
@@ -184,13 +183,8 @@ fn debug_files_by_build_id_and_by_link() {
 
     // By build ID.
     let bytes = std::fs::read(&library).expect("readable");
-    let id: String = Elf::read(&bytes)
-        .expect("ELF")
-        .build_id(&bytes)
-        .expect("asked for")
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    let id: String =
+        heapbpf_elf::build_id::of(&bytes).expect("asked for").iter().map(|byte| format!("{byte:02x}")).collect();
     let store = folder.path().join("store");
     let place = store.join(".build-id").join(&id[..2]);
     std::fs::create_dir_all(&place).expect("folder");
@@ -199,7 +193,7 @@ fn debug_files_by_build_id_and_by_link() {
     let symbols = symbolize(by_id.clone(), &mut One::file(&stripped), hidden);
     assert_eq!(functions(&symbols), ["hidden"]);
     assert_eq!(symbols[0].line, Some(13));
-    // A file in the right place that is another's is not believed.
+    // A file at the right path with another build ID is ignored.
     std::fs::copy("/proc/self/exe", place.join(format!("{}.debug", &id[2..]))).expect("copy");
     assert_eq!(functions(&symbolize(by_id, &mut One::file(&stripped), hidden)), ["?"]);
 
@@ -219,17 +213,17 @@ fn own_stack_down_to_the_thread_entry() {
     let finisher = Finisher { symbolizer: &symbolizer, modules: &process, perf_map: None, perf_map_reason: None };
     let finished = finisher.finish(&stack, &mut |module| module.0 as usize);
     let names: Vec<&str> = finished.frames.iter().filter_map(|frame| frame.function.as_deref()).collect();
-    assert!(names[..4].iter().all(|name| *name == "sampler_user::unwind::tests::plain::descend"), "{names:?}");
+    assert!(names[..4].iter().all(|name| *name == "heapbpf_own_process::recursion::descend"), "{names:?}");
     assert!(finished.frames[0].system_name.as_deref().is_some_and(|name| name.starts_with("_")));
-    assert!(finished.frames[0].file.as_deref().is_some_and(|file| file.ends_with("plain.rs")));
+    assert!(finished.frames[0].file.as_deref().is_some_and(|file| file.ends_with("recursion.rs")));
     assert!(names.iter().any(|name| name.contains("thread_start") || name.contains("start_thread")), "{names:?}");
     assert_eq!((finished.unwinder, finished.cut), ("dwarf", None));
 
-    // A walk that could not know is upgraded by the name of its last function, and only by that.
+    // An incomplete stack counts as complete if its last function is an outermost one, and only then.
     let cut = |frames: usize| RawStack {
         frames: stack.frames[..frames].into(),
         unwinder: UnwinderKind::FramePointers,
-        completeness: Completeness::Cut(Reason::FramePointersEnd),
+        completeness: Completeness::Truncated(Reason::FramePointersEnd),
     };
     let finish = |raw: &RawStack| finisher.finish(raw, &mut |module| module.0 as usize).cut;
     assert_eq!(finish(&cut(3)).as_deref(), Some("frame pointers end here"));
@@ -254,7 +248,7 @@ fn vdso_has_names() {
     assert!(places.iter().any(is_clock));
 }
 
-/// Mutated debug information, symbols and headers: a name or a reason, never a panic that gets out.
+/// With mutated debug information, symbols and headers there is always a name or a reason, and no panic gets out.
 #[test]
 fn mutated_modules_give_names_or_reasons() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -276,7 +270,7 @@ fn mutated_modules_give_names_or_reasons() {
         for _ in 0..=random.below(4) {
             let (start, length) = ranges[random.below(ranges.len())];
             for _ in 0..1 + (length >> random.below(12)) {
-                bytes[start + random.below(length)] = random.next() as u8;
+                bytes[start + random.below(length)] = random.next_u64() as u8;
             }
         }
         if random.below(10) == 0 {
@@ -314,7 +308,7 @@ fn compressed_debug_information_counts_decompressed() {
             skipped("nothing was worth compressing");
             continue;
         };
-        // A section that claims to be 2^60 bytes long inside is not unpacked; one with a damaged body neither.
+        // Neither a section that claims to unpack to 2^60 bytes is unpacked, nor one with a damaged body.
         let at = section.offset as usize;
         let claims: &dyn Fn(&mut [u8]) = &|bytes| bytes[at + 8..at + 16].copy_from_slice(&(1u64 << 60).to_le_bytes());
         let damages: &dyn Fn(&mut [u8]) = &|bytes| bytes[at + 24..at + section.bytes as usize].fill(0x5a);
@@ -329,7 +323,7 @@ fn compressed_debug_information_counts_decompressed() {
     }
 }
 
-/// What Fedora and its kin leave in stripped files: a packed symbol table.
+/// The compressed symbol table that Fedora and its derivatives embed in stripped files.
 #[test]
 fn packed_symbol_tables_name_functions_of_stripped_files() {
     let folder = tempfile::tempdir().expect("temporary folder");
@@ -348,17 +342,17 @@ fn packed_symbol_tables_name_functions_of_stripped_files() {
     assert_eq!(functions(&symbolize(no_debug_files(), &mut One::file(&stripped), exported)), ["calls_hidden"]);
 }
 
-/// A container's own debug files are found below its root, by links that lead nowhere else, and read as a target's.
+/// A container's debug files are found below its root, links cannot lead out of it, and the files are not trusted.
 #[test]
 fn debug_files_below_another_root() {
-    if crate::arch::is_emulated("no openat2(2)") {
+    if heapbpf_testing::is_emulated("no openat2(2)") {
         return;
     }
     let folder = tempfile::tempdir().expect("temporary folder");
     let Some(library) = compile(folder.path()) else { return };
     let root = folder.path().join("root");
     let bytes = std::fs::read(&library).expect("readable");
-    let id = Elf::read(&bytes).expect("ELF").build_id(&bytes).expect("asked for");
+    let id = heapbpf_elf::build_id::of(&bytes).expect("asked for");
     let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
     let place = root.join("usr/lib/debug/.build-id").join(&id[..2]);
     std::fs::create_dir_all(&place).expect("folder");
@@ -370,7 +364,7 @@ fn debug_files_below_another_root() {
     {
         return;
     }
-    // Absolute inside of that root.
+    // An absolute link, which is resolved below that root.
     std::os::unix::fs::symlink("/store/x.debug", place.join(format!("{}.debug", &id[2..]))).expect("link");
     let hidden = offset_of(&library, "hidden");
     let mut one = One::file(&stripped);
@@ -381,11 +375,11 @@ fn debug_files_below_another_root() {
 }
 
 #[test]
-fn what_is_no_stack_is_called_what_it_stands_for() {
+fn the_overflow_bucket_and_lost_stacks_have_a_frame_that_says_so() {
     let together = RawStack {
         frames: Box::new([]),
         unwinder: UnwinderKind::Caller,
-        completeness: Completeness::Cut(Reason::PutTogether),
+        completeness: Completeness::Truncated(Reason::OverflowBucket),
     };
     let process = OwnProcess::read().expect("/proc");
     let finisher =

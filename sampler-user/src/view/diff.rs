@@ -1,18 +1,18 @@
-//! What changed between two profiles, as a text table.
+//! The comparison of two profiles as a text table.
 
-use super::text::{Column, Style, Table, wrap};
-use super::units;
-use crate::profile::diff::{Change, Diff, StackChange};
-use crate::sampling::estimate::Estimate;
+use heapbpf_profile::diff::{Change, Diff, StackChange};
+use heapbpf_profile::report::text::{Column, Style, Table, wrap};
+use heapbpf_profile::units;
+use heapbpf_statistics::estimate::Estimate;
 
-/// How the comparison is shown.
+/// Options of the comparison's table.
 #[derive(Clone, Copy, Debug)]
 pub struct DiffTableOptions {
     /// Columns of the terminal.
     pub width: usize,
     /// Whether to use colours.
     pub color: bool,
-    /// Most stacks shown.
+    /// Most stacks to show.
     pub top: usize,
 }
 
@@ -88,7 +88,7 @@ fn chain(stack: &StackChange) -> String {
     format!("{} · {}", stack.group, names.join(" ← "))
 }
 
-/// `0.19`, `0.0042`, `3.1e-7`.
+/// A probability as text: `0.19`, `0.0042`, `3.1e-7`.
 fn probability(value: f64) -> String {
     match value {
         ..0.001 => format!("{value:.1e}"),
@@ -119,15 +119,17 @@ fn bounded(change: &Change, estimate: &Estimate) -> String {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_profile::diff::{DiffOptions, diff};
+    use heapbpf_profile::testing;
+
     use super::*;
-    use crate::profile::diff::{DiffOptions, diff};
-    use crate::profile::testing;
 
     #[test]
     fn what_cannot_be_judged_is_not_called_chance() {
         let options = DiffTableOptions { width: 100, color: false, top: 20 };
         let text = |samples_known| {
-            let profile = crate::profile::model::Profile { samples_known, ..testing::small() };
+            let mut profile = testing::small();
+            profile.header.samples_known = samples_known;
             table(&diff(&profile, &profile, &DiffOptions::default()), &options)
         };
         assert!(text(true).contains("No stack grew by more than chance explains") && text(true).contains("* q-value"));

@@ -1,9 +1,10 @@
-//! What doctor found, as text: the kernel, then each process with what is hooked and what is missed.
+//! The result of `heapbpf doctor` as text: the kernel, then each process with what is hooked and what is missed.
 
 use std::collections::BTreeMap;
 
-use super::text::{Column, Style, Table, clip, wrap};
-use crate::attach::Missing;
+use heapbpf_audit::Missing;
+use heapbpf_profile::report::text::{Column, Style, Table, clip, wrap};
+
 use crate::cost::measure::Measured;
 use crate::doctor::{Check, Diagnosis, ProcessAudit, Symbols, Unwinding};
 
@@ -162,9 +163,9 @@ fn names(process: &ProcessAudit) -> String {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_audit::{AttachEntry, LinkKind, ProbeKind};
+
     use super::*;
-    use crate::attach::Kind;
-    use crate::attach::audit::{AttachEntry, LinkKind};
     use crate::cost::budget::ProbeCosts;
     use crate::doctor::{KernelAudit, ModuleAudit};
 
@@ -185,7 +186,7 @@ mod tests {
                 allocator: "glibc 2.36".into(),
                 function: "malloc".into(),
                 offset: 1,
-                kind: Kind::Emulated,
+                kind: ProbeKind::Emulated,
                 link: LinkKind::Perf,
                 reason: "+0x0 push".into(),
             }],

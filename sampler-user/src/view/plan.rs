@@ -1,37 +1,36 @@
-//! What sampling intervals see and cost, as a text table.
+//! What each sampling interval sees and costs, as a text table.
 
+use heapbpf_profile::model::Profile;
+use heapbpf_profile::report::subject;
+use heapbpf_profile::report::text::{Column, Style, Table, wrap};
+use heapbpf_profile::units;
+use heapbpf_statistics::plan::{Automatic, ClassPlan, Costs, PlanRow, Workload, automatic, rows};
 use serde::Serialize;
 
-use super::report::subject;
-use super::text::{Column, Style, Table, wrap};
-use super::units;
-use crate::profile::model::Profile;
-use crate::sampling::plan::{Automatic, ClassPlan, Costs, PlanRow, Workload, automatic, rows};
-
-/// A plan: `heapbpf plan --json` writes it as it is.
+/// A plan; `heapbpf plan --json` serializes it.
 #[derive(Clone, Debug, Serialize)]
 pub struct Preview {
-    /// What it is for.
+    /// What the profile is of.
     pub subject: String,
-    /// Estimated allocations a second.
+    /// Estimated allocations per second.
     pub allocations_per_second: f64,
     /// Sites (stacks) seen in the profile.
     pub sites: usize,
-    /// Length of the recording that intervals are judged for, seconds.
+    /// Length of the recording that the intervals are evaluated for, seconds.
     pub seconds: f64,
-    /// What probes and samples cost.
+    /// Costs of probes and samples.
     pub costs: Costs,
-    /// Where these costs are from.
+    /// Origin of these costs.
     pub costs_from: CostsFrom,
-    /// One line for each interval.
+    /// One row per interval.
     pub intervals: Vec<PlanRow>,
-    /// The smallest interval whose samples cost under 1 % of the probes.
+    /// The smallest interval whose samples cost less than 1 % of the probes.
     pub automatic: Automatic,
-    /// The best intervals by size class, for as many samples.
+    /// The best intervals by size class, for the same number of samples.
     pub classes: ClassPlan,
 }
 
-/// Where the costs of probes are from.
+/// Origin of the costs of probes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CostsFrom {
@@ -39,11 +38,11 @@ pub enum CostsFrom {
     User,
     /// They were measured on this machine.
     Machine,
-    /// They are those of the machine where heapbpf is developed.
+    /// They were measured on heapbpf's reference machine.
     Elsewhere,
 }
 
-/// How it is shown.
+/// Options of the plan's table.
 #[derive(Clone, Copy, Debug)]
 pub struct PreviewOptions {
     /// Columns of the terminal.
@@ -53,7 +52,7 @@ pub struct PreviewOptions {
 }
 
 impl Preview {
-    /// The plan for a workload, taken from a profile.
+    /// The plan for a workload that was derived from a profile.
     pub fn new(
         profile: &Profile,
         workload: &Workload,
@@ -147,22 +146,23 @@ pub fn text(preview: &Preview, options: &PreviewOptions) -> String {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_profile::testing;
+    use heapbpf_profile::workload::workload;
+
     use super::*;
-    use crate::profile::testing;
-    use crate::profile::workload::workload;
 
     #[test]
     fn the_plan_of_the_small_profile() {
         let profile = testing::small();
         let workload = workload(&profile);
-        let classes = ClassPlan::best(&workload, 512 << 10);
+        let classes = ClassPlan::best(&workload, 512 << 10, crate::sampling::size_classes::first_size_like);
         let costs = Costs { probe_ns: 1_000.0, sample_ns: 2_000.0 };
         let preview = Preview::new(&profile, &workload, costs, CostsFrom::Elsewhere, &classes);
         let shown = text(&preview, &PreviewOptions { width: 120, color: false });
         for expected in ["64.0 MiB", "512 KiB", "SEEN FROM", "--interval auto", "--probe-ns", "--classes"] {
             assert!(shown.contains(expected), "{expected:?} is missing in\n{shown}");
         }
-        assert!(shown.lines().all(|line| crate::view::text::width(line) <= 120));
+        assert!(shown.lines().all(|line| heapbpf_profile::report::text::width(line) <= 120));
         let given = Preview { costs_from: CostsFrom::User, ..preview };
         assert!(!text(&given, &PreviewOptions { width: 120, color: false }).contains("--probe-ns"));
         let json = serde_json::to_value(&given).expect("plain data");

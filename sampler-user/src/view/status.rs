@@ -2,31 +2,31 @@
 
 use std::time::Duration;
 
-use super::text::clip;
-use super::units;
+use heapbpf_profile::report::text::clip;
+use heapbpf_profile::units;
 
-/// What the status line tells.
+/// The content of the status line.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Status {
     /// Time since the start.
     pub elapsed: Duration,
-    /// Length of the recording, if it was given one.
+    /// Length of the recording, if it is limited.
     pub duration: Option<Duration>,
     /// Samples so far.
     pub samples: u64,
     /// Samples per second, recently.
     pub samples_per_second: f64,
-    /// Hits and samples that were lost.
+    /// Number of lost hits and samples.
     pub lost: u64,
-    /// Processes that are being recorded.
+    /// Number of processes being recorded.
     pub processes: usize,
-    /// Estimated bytes in use; `None` if frees are not followed.
+    /// Estimated bytes in use; `None` if frees are not tracked.
     pub inuse_bytes: Option<f64>,
-    /// Whether frees of some processes are not followed, so that what is in use is that of the others.
+    /// Whether `inuse_bytes` is without some processes, whose frees are not tracked.
     pub inuse_is_partial: bool,
     /// Estimated bytes allocated.
     pub alloc_bytes: f64,
-    /// Probe time as a share of the targets' CPU time, if measured.
+    /// Probe time as a share of the targets' CPU time, if known.
     pub overhead: Option<f64>,
 }
 
@@ -49,7 +49,7 @@ impl Status {
         if let Some(overhead) = self.overhead {
             parts.push(format!("probes {} of CPU", units::percent(overhead)));
         }
-        // Losses are never what is cut off.
+        // Losses come first, so that a narrow terminal never cuts them off.
         if self.lost > 0 {
             parts.insert(1, format!("{} LOST", units::count(self.lost as f64)));
         }

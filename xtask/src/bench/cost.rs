@@ -1,4 +1,4 @@
-//! What heapbpf adds to a malloc/free pair, against probes that do nothing at the same instructions.
+//! The cost that heapbpf adds to a malloc/free pair, against no-op probes at the same instructions.
 
 use std::fs;
 use std::path::PathBuf;
@@ -7,24 +7,26 @@ use std::process::Command;
 use anyhow::Context as _;
 
 use crate::build;
-use crate::context::{Context, on_path};
+use crate::context::Context;
 use crate::packages::{self, Package};
+use crate::programs::on_path;
 use crate::shell::run as run_command;
 
-/// What it measures.
+/// One-line description of the benchmark.
 pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op probes at the same instructions ([--quick] [--rounds N] [--criteria | --scaling | --stages])";
 
-/// The stages of a hit, as the programs name them: with `--stages` the programs are measured that end after each, too.
+/// The stages of a hit, as the programs name them. With `--stages`, programs that end after each stage are measured
+/// too.
 const STAGES: [&str; 5] = ["allocation-cookie", "allocation-state", "free-cookie", "free-state", "free-count"];
 
-/// Builds heapbpf and the workload and runs it, as root.
+/// Builds heapbpf and the workload, and runs the benchmark as root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     let pairs = workload(context, "pair_loop")?;
     let mut objects = Vec::new();
     if args.iter().any(|word| word == "--stages") {
         for stage in STAGES {
             objects.push("--object".into());
-            objects.push(build::build_stage(context, stage)?.into_os_string());
+            objects.push(build::build_ablation(context, stage)?.into_os_string());
         }
         build::build_bpf(context)?;
     }
@@ -48,7 +50,7 @@ pub fn workload(context: &Context, name: &str) -> anyhow::Result<PathBuf> {
     compile(context, name, &[])
 }
 
-/// The same with further flags.
+/// Does the same with additional flags.
 pub fn compile(context: &Context, name: &str, flags: &[&str]) -> anyhow::Result<PathBuf> {
     if on_path("cc").is_none() {
         packages::install(

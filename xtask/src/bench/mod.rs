@@ -1,4 +1,4 @@
-//! The benchmarks: one file each, and one line each in the table below.
+//! The benchmarks. Each has a file, and a line in the table below.
 
 mod cost;
 mod fleet;
@@ -20,11 +20,11 @@ use crate::shell::run;
 
 /// A benchmark.
 struct Bench {
-    /// What to call it by.
+    /// The name on the command line.
     name: &'static str,
-    /// What it measures, in a line.
+    /// One-line description of what it measures.
     about: &'static str,
-    /// Runs it with the user's further arguments and prints what it measured.
+    /// Runs it with the user's additional arguments and prints the results.
     run: fn(&Context, &[String]) -> anyhow::Result<()>,
 }
 
@@ -44,7 +44,8 @@ const BENCHES: &[Bench] = &[
     Bench { name: "unwind", about: unwind::ABOUT, run: unwind::run },
 ];
 
-/// Runs the benchmark of this name, or lists them all. With `quick` and no name: the comparison, in under three minutes.
+/// Runs the benchmark with this name, or lists all of them. With `quick` and no name, runs the comparison with other
+/// profilers in under three minutes.
 pub fn bench(context: &Context, name: Option<&str>, quick: bool, args: &[String]) -> anyhow::Result<()> {
     let mut args = args.to_vec();
     if quick {
@@ -62,7 +63,7 @@ pub fn bench(context: &Context, name: Option<&str>, quick: bool, args: &[String]
     }
 }
 
-/// Builds a program of the daemon's crate for release and runs it: for what is measured from inside.
+/// Builds a program of the daemon's crate for release and runs it, for measurements inside the daemon's code.
 fn run_program(context: &Context, program: &str, args: &[String]) -> anyhow::Result<()> {
     let program = build_program(context, program)?;
     run(Command::new(program).args(args), context.options.verbose)
@@ -71,7 +72,7 @@ fn run_program(context: &Context, program: &str, args: &[String]) -> anyhow::Res
 /// Builds a program of the daemon's crate for release.
 fn build_program(context: &Context, program: &str) -> anyhow::Result<PathBuf> {
     let mut build = context.cargo("build");
-    build.args(["--quiet", "--release", "--package", "sampler-user", "--bin", program, "--target-dir"]);
+    build.args(["--quiet", "--release", "--package", "heapbpf-bench", "--bin", program, "--target-dir"]);
     run(build.arg(context.host_target()), context.options.verbose)?;
     Ok(context.host_target().join("release").join(program))
 }

@@ -1,4 +1,4 @@
-//! Profilers side by side; installs those that are missing.
+//! Compares profilers side by side, and installs those that are missing.
 
 use std::fs;
 use std::path::PathBuf;
@@ -8,30 +8,31 @@ use anyhow::Context as _;
 
 use super::cost::compile;
 use crate::build;
-use crate::context::{Context, on_path};
+use crate::context::Context;
 use crate::packages::{self, Package};
+use crate::programs::on_path;
 use crate::shell::{read, run as run_command, say};
 
-/// What it measures.
+/// One-line description of [`run`].
 pub const ABOUT: &str = "profilers side by side, into docs/overhead.md ([--quick] [--rounds N] [--only NAMES] [--workloads NAMES] [--print])";
-/// What [`programs`] measures.
+/// One-line description of [`programs`].
 pub const ABOUT_PROGRAMS: &str = "sqlite3, python3 and gcc under --all, against no-op probes and what their rate predicts, into docs/overhead.md ([--rounds N] [--workloads NAMES] [--object FILE] [--print])";
 
-/// Builds everything and runs it, as root.
+/// Builds everything and runs the comparison as root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     compare(context, args, &[])
 }
 
-/// The same for real programs.
+/// Does the same for real programs.
 pub fn programs(context: &Context, args: &[String]) -> anyhow::Result<()> {
     let rounds: &[&str] = if args.iter().any(|word| word.starts_with("--rounds")) { &[] } else { &["--rounds", "9"] };
     compare(context, args, &[&["--real"], rounds].concat())
 }
 
-/// What [`study`] measures.
+/// One-line description of [`study`].
 pub const ABOUT_STUDY: &str = "noise and cost of R = 1 to 10^7 bytes on sqlite3, into docs/overhead.md";
 
-/// The same for intervals.
+/// Does the same for sampling intervals.
 pub fn study(context: &Context, args: &[String]) -> anyhow::Result<()> {
     compare(context, args, &["--study"])
 }
@@ -63,7 +64,7 @@ fn compare(context: &Context, args: &[String], more: &[&str]) -> anyhow::Result<
     run_command(&mut command, context.options.verbose)
 }
 
-/// Installs what there is to compare with. What cannot be had is said, and left out of the table by name.
+/// Installs the profilers to compare with. One that cannot be installed is reported, and left out of the table.
 fn install(context: &Context) {
     let wanted = [
         ("memleak-bpfcc", vec![Package::new("bpfcc-tools", "bcc's memleak, to compare with")]),
@@ -107,7 +108,7 @@ fn compile_preloaded(context: &Context, folder: &std::path::Path) -> anyhow::Res
     run_command(&mut command, context.options.verbose)
 }
 
-/// Kernel headers for bcc: `None` if the kernel brings its own; else a tree of links to Debian's two halves.
+/// Kernel headers for bcc. `None` if the kernel provides them; else a tree of links to Debian's two header packages.
 fn headers(context: &Context) -> anyhow::Result<Option<PathBuf>> {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let own = PathBuf::from("/lib/modules").join(release.trim()).join("build");

@@ -1,4 +1,5 @@
-//! Many processes: how long attaching takes, what a storm of short ones costs, what stays behind of them.
+//! Many processes: how long attaching takes, what many short-lived processes cost, and what memory remains after they
+//! exit.
 
 use std::collections::HashSet;
 use std::fs;
@@ -14,10 +15,10 @@ use crate::context::Context;
 use crate::root::Privilege;
 use crate::shell::read;
 
-/// What it measures.
+/// One-line description of the benchmark.
 pub const ABOUT: &str = "attach [PROCESSES FILES] | storm [RATE SECONDS] | remains [COUNT] [serve]: attaching to many, short lives, what they leave";
 
-/// Runs one of the three; needs root.
+/// Runs one of the three parts; needs root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     ensure!(
         matches!(context.privilege, Privilege::Root),
@@ -44,7 +45,7 @@ struct Bench {
     heapbpf: PathBuf,
 }
 
-/// Bytes that heapbpf and its maps use: anonymous memory, without the rings, whose pages come with their first use.
+/// Memory of heapbpf and its maps, bytes: anonymous memory, without the rings, whose pages are allocated on first use.
 #[derive(Clone, Copy)]
 struct Memory {
     daemon: u64,
@@ -69,7 +70,7 @@ impl Bench {
         self.folder.path().join(name)
     }
 
-    /// Starts heapbpf on the whole host; how long it took until its probes were in place.
+    /// Starts heapbpf on the whole host, and returns how long it took until its probes were in place.
     fn record(&self, arguments: &[&str]) -> anyhow::Result<(Running, Duration)> {
         let begun = Instant::now();
         let mut command = Command::new(&self.heapbpf);
@@ -83,7 +84,7 @@ impl Bench {
             if line.starts_with("heapbpf: recording") {
                 let elapsed = begun.elapsed();
                 println!("{}", line.trim_start_matches("heapbpf: "));
-                // Nobody reads on: a full pipe must not stop it.
+                // Later output is discarded, so that a full pipe does not block it.
                 std::thread::spawn(move || lines.for_each(drop));
                 return Ok((child, elapsed));
             }
@@ -92,9 +93,9 @@ impl Bench {
         bail!("heapbpf did not begin to record")
     }
 
-    /// Ends the recording and waits for its files.
+    /// Ends the recording and waits until its files are written.
     fn finish(&self, mut recording: Running) -> anyhow::Result<String> {
-        // Through the shell's kill: xtask has no unsafe code.
+        // Through the shell's kill, because xtask has no unsafe code.
         read(Command::new("kill").args(["-INT", &recording.0.id().to_string()]))?;
         let status = recording.0.wait()?;
         ensure!(status.success(), "heapbpf failed: {status}");
@@ -104,7 +105,7 @@ impl Bench {
     fn attach(&self, processes: u64, files: u64) -> anyhow::Result<()> {
         let mut running = Vec::new();
         for i in 0..processes {
-            // Static programs: each file is an allocator of its own.
+            // Static programs, so that each file is an allocator of its own.
             let program = self.path(&format!("allocator-{}", i % files));
             if i < files {
                 fs::copy(self.path("static"), &program)?;
@@ -129,7 +130,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Runs `count` short processes, `rate` a second; each 25th lives for 150 ms. The ids of those, and seconds.
+    /// Runs `count` short processes, `rate` a second, of which every 25th lives for 150 ms. Returns the ids of those,
+    /// and the seconds that it took.
     fn short_lives(&self, rate: u64, count: u64) -> anyhow::Result<(Vec<u64>, f64)> {
         fs::copy(self.path("storm"), self.path("long-lived"))?;
         let mut storm = Command::new(self.path("storm"));
@@ -161,8 +163,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Memory after each fifth of `count` short processes, when what is kept of them for a while has gone: of one
-    /// recording, or with `heapbpf serve`.
+    /// Measures the memory after each fifth of `count` short processes, once the state that is kept for a while after
+    /// an exit is gone. Uses one recording, or `heapbpf serve`.
     fn remains(&self, count: u64, serve: bool) -> anyhow::Result<()> {
         const STEPS: u64 = 5;
         let serving: &[&str] = if serve { &["serve", "--listen", "127.0.0.1:0"] } else { &[] };
@@ -170,7 +172,7 @@ impl Bench {
         let pid = recording.0.id();
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         println!("| short processes | a second | daemon, MiB | kernel maps, MiB |\n|---|---|---|---|");
-        // What the first ones make it keep (files, names) is no state of theirs.
+        // The first processes make the daemon keep files and names, which are not state of these processes.
         let steps = std::iter::once((500, 500)).chain((0..STEPS).map(|_| (100_000, count / STEPS)));
         let mut before = 0;
         for (step, (rate, processes)) in steps.enumerate() {
@@ -189,7 +191,7 @@ impl Bench {
     }
 }
 
-/// Ids of the processes of a name that a profile has samples of.
+/// The ids of the processes with this name that have samples in a profile.
 fn sampled(profile: &str, name: &str) -> anyhow::Result<HashSet<u64>> {
     let profile: serde_json::Value = serde_json::from_str(profile)?;
     let list = |key: &str| profile[key].as_array().cloned().unwrap_or_default();
@@ -199,7 +201,7 @@ fn sampled(profile: &str, name: &str) -> anyhow::Result<HashSet<u64>> {
     Ok(named.filter_map(|(_, process)| process["pid"].as_u64()).collect())
 }
 
-/// User and system time of a process so far.
+/// User and system time that a process has used so far.
 fn cpu_seconds(pid: u32) -> anyhow::Result<f64> {
     // proc_pid_stat(5): fields 14 and 15, in ticks of 1/100 s on every Linux that heapbpf runs on.
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
@@ -215,7 +217,7 @@ fn memory(pid: u32) -> anyhow::Result<Memory> {
     let mut maps = 0;
     for entry in fs::read_dir(Path::new("/proc").join(pid.to_string()).join("fdinfo"))? {
         let text = entry.and_then(|entry| fs::read_to_string(entry.path())).unwrap_or_default();
-        // Bytes, only there for BPF maps.
+        // In bytes; only BPF maps have this field.
         if text.contains("map_type:") {
             maps += text.lines().find_map(|line| line.strip_prefix("memlock:")).map_or(0, kib);
         }
@@ -223,7 +225,7 @@ fn memory(pid: u32) -> anyhow::Result<Memory> {
     Ok(Memory { daemon, maps })
 }
 
-/// A number in a JSON text, by its name.
+/// The value of a number in a JSON text, by its name.
 fn field<'a>(json: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = json.split_once(&format!("\"{name}\":"))?;
     rest.split([',', '}', '\n']).next().map(str::trim)

@@ -1,21 +1,21 @@
-//! What benchmarks that run heapbpf leave nothing of: a folder, and children.
+//! Temporary resources of benchmarks that run heapbpf, cleaned up when dropped: a folder, and child processes.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 
-/// A folder of this run; removed when dropped.
+/// A temporary folder of this run; removed when dropped.
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// Makes it.
+    /// Creates the folder.
     pub fn new() -> std::io::Result<Self> {
         let path = std::env::temp_dir().join(format!("heapbpf-bench-{}", std::process::id()));
         fs::create_dir_all(&path)?;
         Ok(Self(path))
     }
 
-    /// Where it is.
+    /// The folder's path.
     pub fn path(&self) -> &Path {
         &self.0
     }
@@ -27,7 +27,7 @@ impl Drop for Folder {
     }
 }
 
-/// A child that is killed when dropped.
+/// A child process that is killed when dropped.
 pub struct Running(pub Child);
 
 impl Drop for Running {

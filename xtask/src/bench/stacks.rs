@@ -1,4 +1,4 @@
-//! Stacks: what copying and unwinding one costs, how many a daemon works off, and how much memory it takes.
+//! Stacks: the cost of copying and unwinding one, how many a daemon can process, and how much memory that takes.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write as _};
@@ -14,11 +14,11 @@ use crate::context::Context;
 use crate::root::Privilege;
 use crate::shell::{read, run as run_command};
 
-/// What it measures.
+/// One-line description of the benchmark.
 pub const ABOUT: &str =
     "copy | unwind | daemon | memory [PROCESSES MODULES] | rate: stacks in the kernel, in the daemon, of a whole host";
 
-/// Runs one of the five, or all; all but `unwind` need root.
+/// Runs one of the five parts, or all of them; all but `unwind` need root.
 pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     let number = |i: usize, otherwise: u64| args.get(i).map_or(Ok(otherwise), |text| text.parse::<u64>());
     let word = args.first().map(String::as_str);
@@ -44,7 +44,7 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     }
 }
 
-/// What a copy adds to a sample, by its size.
+/// The cost that a stack copy adds to a sample, by the size of the copy.
 fn copy(context: &Context) -> anyhow::Result<()> {
     let pairs = workload(context, "pair_loop")?;
     let program = super::build_program(context, "heapbpf-bench-cost")?;
@@ -71,7 +71,7 @@ impl Running {
         let mut lines = BufReader::new(pipe).lines();
         for line in &mut lines {
             if line?.starts_with(word) {
-                // Nobody reads on: a full pipe must not stop it.
+                // Later output is discarded, so that a full pipe does not block the program.
                 std::thread::spawn(move || lines.for_each(drop));
                 return Ok(child);
             }
@@ -108,7 +108,8 @@ impl Bench {
         Ok(fs::read_to_string(self.path("stats.json"))?)
     }
 
-    /// Real programs, sampled densely: samples that the daemon unwinds, adds and names per second of its CPU time.
+    /// Real programs with a high sampling rate: samples that the daemon unwinds, adds and symbolizes per second of its
+    /// CPU time.
     fn daemon(&self) -> anyhow::Result<()> {
         let json_loop = self.sources.join("json_loop.py").display().to_string();
         let fill = format!(".read {}", self.sources.join("../fixtures/fill.sql").display());
@@ -140,7 +141,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Allocation as fast as one thread can, one sample per 512 KiB: nothing may be lost.
+    /// One thread allocating at full speed, one sample per 512 KiB: no sample may be lost.
     fn rate(&self, context: &Context) -> anyhow::Result<()> {
         let mut pairs =
             Running::start(Command::new(workload(context, "pair_loop")?).args(["1", "300"]), "READY", false)?;
@@ -149,7 +150,7 @@ impl Bench {
             Running::start(&mut self.heapbpf(&["-i", "512KiB", "-p", &pid]), "heapbpf: recording", true)?;
         let begun = Instant::now();
         pairs.write("run 3000000 16384")?;
-        // The answer is not read: an ended line of work shows in the process's state.
+        // The answer is not read: the process's state shows when the work has ended.
         std::thread::sleep(Duration::from_secs(1));
         while fs::read_to_string(format!("/proc/{pid}/stat"))?.contains(") R") {
             std::thread::sleep(Duration::from_millis(5));
@@ -169,9 +170,10 @@ impl Bench {
         Ok(())
     }
 
-    /// Many processes with many modules each: what the daemon takes to follow, unwind and name all of them.
+    /// Many processes with many modules each: the memory that the daemon needs to track, unwind and symbolize all of
+    /// them.
     fn memory(&self, processes: u64, modules: u64) -> anyhow::Result<()> {
-        // Twice as many libraries as one process has: each process has its own choice of them.
+        // Twice as many libraries as one process has, so that each process loads a different selection.
         let pool = 2 * modules;
         for i in 0..pool {
             let source = self.path(&format!("m{i}.c"));
@@ -217,9 +219,9 @@ impl Bench {
         Ok(())
     }
 
-    /// Ends the recording and waits for its files.
+    /// Ends the recording and waits until its files are written.
     fn finish(&self, recording: &mut Running) -> anyhow::Result<()> {
-        // Through the shell's kill: xtask has no unsafe code.
+        // Through the shell's kill, because xtask has no unsafe code.
         read(Command::new("kill").args(["-INT", &recording.0.id().to_string()]))?;
         let status = recording.0.wait()?;
         ensure!(status.success(), "heapbpf failed: {status}");
@@ -255,7 +257,7 @@ impl std::fmt::Display for Memory {
     }
 }
 
-/// A number in a JSON text, by its name.
+/// The value of a number in a JSON text, by its name.
 fn field<'a>(json: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = json.split_once(&format!("\"{name}\":"))?;
     rest.split([',', '}', '\n']).next().map(str::trim)

@@ -1,36 +1,28 @@
-//! The end of a recording: its last profile, and the probes out.
+//! The end of a recording: makes its last profile and removes the probes.
 
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-use super::Session;
-use crate::record::maker::Made;
-use crate::record::snapshot::Detail;
+use super::state::Session;
+use crate::record::outputs::status_line::Finishing;
+use crate::record::profiles::snapshot::Detail;
+use crate::record::profiles::worker::Made;
 
-/// Time between two words on how far naming has come.
+/// Time between two progress reports of symbolization.
 const TELL_EVERY: Duration = Duration::from_millis(200);
 
-/// What is being done after the recording, for who waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Finishing {
-    /// Probes are taken away.
-    RemovingProbes,
-    /// So many places have been given names, of so many.
-    Naming(usize, usize),
-}
-
 impl Session {
-    /// Makes the last profile, of this moment, and takes the probes away: what happens meanwhile is no part of the
-    /// recording. `tell` hears what takes time.
+    /// Makes the last profile as of now, and removes the probes. What happens meanwhile is not part of the recording.
+    /// `tell` is called for each step that takes time.
     ///
     /// # Errors
-    /// The profile cannot be made. No probe is left behind then, either.
-    pub fn finish(&mut self, mut tell: impl FnMut(Finishing)) -> anyhow::Result<Made> {
+    /// The profile cannot be made. No probe is left behind in that case either.
+    pub(super) fn finish(&mut self, mut tell: impl FnMut(Finishing)) -> anyhow::Result<Made> {
         let begun = Instant::now();
         let snapshot = self.with_cut(|session, cut| {
-            if let Some(ends_ns) = session.ends_ns {
+            if let Some(ends_ns) = session.schedule.ends_ns {
                 log::debug!(
                     "cut {} µs after the recording's time was over",
                     cut.time_ns.saturating_sub(ends_ns) / 1_000
@@ -39,9 +31,9 @@ impl Session {
             session.end_windows(cut);
             Ok(session.snapshot_of(cut, Detail::Lifetimes, true, begun))
         });
-        self.last_hurry = None;
+        self.schedule.last_moments_are_over();
         let (sender, made) = channel();
-        let asked = snapshot.map(|snapshot| self.maker.make(snapshot, move |made| drop(sender.send(made))));
+        let asked = snapshot.map(|snapshot| self.worker.make(snapshot, move |made| drop(sender.send(made))));
         tell(Finishing::RemovingProbes);
         self.attaching.hooks.release_all();
         asked?;
@@ -49,8 +41,8 @@ impl Session {
             match made.recv_timeout(TELL_EVERY) {
                 Ok(made) => return Ok(made),
                 Err(RecvTimeoutError::Timeout) => {
-                    let (done, of) = self.maker.progress();
-                    tell(Finishing::Naming(done, of));
+                    let (done, of) = self.worker.progress();
+                    tell(Finishing::Symbolization(done, of));
                 }
                 Err(RecvTimeoutError::Disconnected) => bail!("the profile could not be made: its thread has died"),
             }

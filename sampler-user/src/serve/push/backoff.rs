@@ -1,12 +1,12 @@
-//! How long to wait before the next attempt: twice as long each time, with jitter, so that a thousand hosts do not
-//! come back at once.
+//! Waiting times between attempts. They double each time and have jitter, so that a thousand hosts do not come back
+//! at once.
 
 use std::time::Duration;
 
 const FIRST: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Waits that grow.
+/// Growing waiting times.
 #[derive(Debug)]
 pub struct Backoff {
     step: Duration,
@@ -19,7 +19,7 @@ impl Default for Backoff {
 }
 
 impl Backoff {
-    /// The next wait: between half of the step and the step (`chance` from 0 to 1 says where).
+    /// The next wait, between half of the current step and the whole step. `chance`, from 0 to 1, selects the point.
     pub fn next(&mut self, chance: f64) -> Duration {
         let wait = self.step.mul_f64(0.5 + 0.5 * chance.clamp(0.0, 1.0));
         self.step = (self.step * 2).min(LONGEST);

@@ -1,4 +1,4 @@
-//! A profile as a request: path, content type, body. Made once, kept until it is delivered.
+//! A profile as a request: path, content type, body. It is made once and kept until it is delivered.
 
 use std::io::Write;
 use std::time::UNIX_EPOCH;
@@ -10,11 +10,11 @@ use prost::Message as _;
 
 use super::destination::{Destination, Protocol};
 use super::multipart;
-use crate::profile::formats::{encode_otlp, encode_pprof};
-use crate::profile::model::Profile;
-use crate::profile::value::Value;
+use heapbpf_profile::formats::{encode_otlp, encode_pprof};
+use heapbpf_profile::model::Profile;
+use heapbpf_profile::value::Value;
 
-/// A request to be sent.
+/// A request to send.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     /// Path and query.
@@ -26,12 +26,12 @@ pub struct Batch {
 }
 
 impl Batch {
-    /// As the content of a file: two lines, then the body.
+    /// Serializes the batch as the content of a file: two lines, then the body.
     pub fn to_bytes(&self) -> Vec<u8> {
         [self.path.as_bytes(), b"\n", self.content_type.as_bytes(), b"\n", &self.body].concat()
     }
 
-    /// From the content of a file.
+    /// Parses the content of a file.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let mut parts = bytes.splitn(3, |byte| *byte == b'\n');
         let mut text = || String::from_utf8(parts.next()?.to_vec()).ok();
@@ -41,10 +41,10 @@ impl Batch {
     }
 }
 
-/// The request that brings a profile to a destination.
+/// The request that delivers a profile to a destination.
 ///
 /// # Errors
-/// Never, unless memory cannot be written.
+/// Only if writing to memory fails, which does not happen.
 pub fn batches(destination: &Destination, profile: &Profile) -> std::io::Result<Batch> {
     let path = destination.path.clone();
     Ok(match destination.protocol {
@@ -60,11 +60,11 @@ pub fn batches(destination: &Destination, profile: &Profile) -> std::io::Result<
             let parts =
                 [("profile", "profile.pb.gz", &*pprof(profile)?), ("sample_type_config", "types.json", &*config)];
             let (from, until) = span(profile);
-            // Values stand without quotes there, up to a comma or a brace.
-            let name = url_encoded(&format!("heapbpf{{host={}}}", label(&profile.host)));
+            // Pyroscope takes label values without quotes, up to a comma or a brace.
+            let name = url_encoded(&format!("heapbpf{{host={}}}", label(&profile.header.host)));
             let separator = if path.contains('?') { '&' } else { '?' };
             Batch {
-                // No `format`: with `pprof` there the body would have to be the profile alone.
+                // No `format` parameter: with `format=pprof` the body would have to be the profile alone.
                 path: format!("{path}{separator}name={name}&from={from}&until={until}&spyName=heapbpf"),
                 content_type: multipart::content_type(),
                 body: multipart::encode(&parts),
@@ -73,7 +73,8 @@ pub fn batches(destination: &Destination, profile: &Profile) -> std::io::Result<
         Protocol::PyroscopePush => {
             let raw = base64::engine::general_purpose::STANDARD.encode(pprof(profile)?);
             let pair = |name: &str, value: &str| serde_json::json!({ "name": name, "value": value });
-            let labels = [pair("__name__", "memory"), pair("service_name", "heapbpf"), pair("host", &profile.host)];
+            let labels =
+                [pair("__name__", "memory"), pair("service_name", "heapbpf"), pair("host", &profile.header.host)];
             let body = serde_json::json!({ "series": [{ "labels": labels, "samples": [{ "rawProfile": raw }] }] });
             Batch { path, content_type: "application/json".into(), body: body.to_string().into_bytes() }
         }
@@ -86,7 +87,7 @@ fn pprof(profile: &Profile) -> std::io::Result<Vec<u8>> {
     gzip.finish()
 }
 
-/// How Pyroscope adds values up: allocations over time, levels not.
+/// How Pyroscope aggregates each value: allocations add up over time, levels do not.
 fn sample_types(profile: &Profile) -> Vec<u8> {
     let types = Value::of_profile(profile).iter().map(|value| {
         let units = if value.is_bytes() { "bytes" } else { "objects" };
@@ -97,13 +98,13 @@ fn sample_types(profile: &Profile) -> Vec<u8> {
     serde_json::Value::Object(types.collect()).to_string().into_bytes()
 }
 
-/// Begin and end, seconds since 1970.
+/// Start and end of the profile, in seconds since 1970.
 fn span(profile: &Profile) -> (u64, u64) {
-    let from = profile.started.duration_since(UNIX_EPOCH).unwrap_or_default();
-    (from.as_secs(), (from + profile.duration).as_secs())
+    let from = profile.header.started.duration_since(UNIX_EPOCH).unwrap_or_default();
+    (from.as_secs(), (from + profile.header.duration).as_secs())
 }
 
-/// A host's name as the value of a label.
+/// A host name as a label value.
 fn label(text: &str) -> String {
     text.chars().filter(|c| !matches!(c, '"' | '\\' | '{' | '}' | ',') && !c.is_control()).collect()
 }
@@ -119,7 +120,7 @@ fn url_encoded(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::profile::testing;
+    use heapbpf_profile::testing;
 
     #[test]
     fn files_bring_batches_back() {
@@ -133,7 +134,8 @@ mod tests {
     #[test]
     fn ingest_says_name_time_and_types() {
         let destination = Destination::parse("pyroscope://p:4040").unwrap();
-        let profile = Profile { host: "a\"b".into(), ..testing::small() };
+        let mut profile = testing::small();
+        profile.header.host = "a\"b".into();
         let batch = batches(&destination, &profile).unwrap();
         assert!(batch.path.starts_with("/ingest?name=heapbpf%7Bhost%3Dab%7D&from="), "{}", batch.path);
         let text = String::from_utf8_lossy(&batch.body);

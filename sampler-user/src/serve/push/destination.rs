@@ -1,26 +1,26 @@
-//! Where profiles are pushed to: a URL and what is spoken there.
+//! Push destinations: a URL and its protocol.
 
 use ureq::http::Uri;
 
-/// What is spoken.
+/// Protocol of a destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Protocol {
     /// OTLP profiles in HTTP requests.
     OtlpHttp,
-    /// OTLP profiles by gRPC.
+    /// OTLP profiles over gRPC.
     OtlpGrpc,
     /// Pyroscope's `/ingest`.
     PyroscopeIngest,
     /// Pyroscope's push API (Connect, JSON).
     PyroscopePush,
-    /// The gzip-compressed pprof as the body of a POST.
+    /// A POST whose body is the gzip-compressed pprof.
     Post,
 }
 
 /// A destination.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Destination {
-    /// What is spoken.
+    /// Protocol.
     pub protocol: Protocol,
     /// `http://host:port`.
     pub origin: String,
@@ -30,7 +30,7 @@ pub struct Destination {
     pub authorization: Option<String>,
 }
 
-/// Why a URL is no destination.
+/// Why a URL cannot be a destination.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("--push {url}: {reason}; {KNOWN}")]
 pub struct DestinationError {
@@ -49,12 +49,12 @@ const KNOWN: &str = "known are otlp+http://HOST:4318, otlp+grpc://HOST:4317, pyr
     pyroscope-push://HOST:4040 (push API) and http://HOST/PATH (a POST of the pprof)";
 
 impl Destination {
-    /// Judges a URL.
+    /// Parses a URL.
     ///
     /// # Errors
-    /// It does not parse, or nothing is known that could be spoken there.
+    /// The URL does not parse, or its protocol is not supported.
     pub fn parse(url: &str) -> Result<Self, DestinationError> {
-        // What is before the @ is secret.
+        // The part before the @ is secret.
         let shown = url.rsplit_once('@').map_or(url, |(_, host)| host).to_owned();
         let failed = |reason: &str| DestinationError { url: shown.clone(), reason: reason.into() };
         let (scheme, rest) = url.split_once("://").ok_or_else(|| failed("it is no URL"))?;
@@ -93,7 +93,7 @@ impl Destination {
         Ok(Self { protocol, origin: format!("http://{host}"), path, authorization })
     }
 
-    /// The destination without secrets, as it is shown and as its spool is known.
+    /// The destination without secrets. Messages show it, and it identifies the spool.
     pub fn shown(&self) -> String {
         let scheme = match self.protocol {
             Protocol::OtlpHttp => "otlp+http",

@@ -1,6 +1,7 @@
-//! Sends profiles to stores, at intervals: allocations since the last one, and what is in use at that time.
+//! Pushes profiles to stores at intervals. Each has the allocations since the last one and the memory in use at that
+//! time.
 //!
-//! Each destination has a queue and a thread of its own, so that one that is away delays no other.
+//! Each destination has a queue and a thread of its own, so an unavailable destination does not delay the others.
 
 mod backoff;
 mod batch;
@@ -18,14 +19,12 @@ use self::batch::batches;
 use self::destination::Destination;
 use self::queue::{Counts, Queue};
 use super::delta::{Inuse, difference};
-use crate::record::maker::Made;
-use crate::record::requests::Recording;
-use crate::record::snapshot::Detail;
+use crate::record::requests::{Detail, Made, RecordingHandle};
 
 pub use self::destination::DestinationError;
 pub use self::spool::{SpoolError, SpoolOptions};
 
-/// What is sent where.
+/// What is pushed, and where.
 #[derive(Debug)]
 pub struct PushPlan {
     /// Destinations, with their queues.
@@ -34,7 +33,7 @@ pub struct PushPlan {
     pub every: Duration,
 }
 
-/// What was delivered to a destination so far, and what was not.
+/// Delivery status of a destination.
 #[derive(Clone, Debug)]
 pub struct PushStatus {
     /// The destination.
@@ -43,12 +42,12 @@ pub struct PushStatus {
     pub counts: Counts,
 }
 
-/// For those who want to know how it goes.
+/// Read access to the delivery status of all destinations.
 #[derive(Clone, Default)]
 pub struct PushStatuses(Arc<Vec<(String, Arc<Queue>)>>);
 
 impl PushStatuses {
-    /// How it goes, destination by destination.
+    /// The status of each destination.
     pub fn read(&self) -> Vec<PushStatus> {
         let status = |(destination, queue): &(String, Arc<Queue>)| PushStatus {
             destination: destination.clone(),
@@ -59,10 +58,10 @@ impl PushStatuses {
 }
 
 impl PushPlan {
-    /// Judges destinations and opens their queues: on disk if there is a spool.
+    /// Parses the destinations and opens their queues, on disk if there is a spool.
     ///
     /// # Errors
-    /// A URL that cannot be pushed to, or a spool that cannot be used.
+    /// A URL is not a valid destination, or the spool cannot be used.
     pub fn open(urls: &[String], every: Duration, spool: Option<&SpoolOptions>) -> Result<Self, PushError> {
         let mut destinations: Vec<(Destination, Queue)> = Vec::new();
         for url in urls {
@@ -80,33 +79,33 @@ impl PushPlan {
     }
 }
 
-/// Why nothing is pushed.
+/// Why profiles cannot be pushed.
 #[derive(Debug, thiserror::Error)]
 pub enum PushError {
-    /// A URL.
+    /// A URL is not a valid destination.
     #[error(transparent)]
     Destination(#[from] DestinationError),
-    /// The spool.
+    /// The spool cannot be used.
     #[error(transparent)]
     Spool(#[from] SpoolError),
 }
 
-/// Pushes while it lives. The end of the recording is pushed by [`Pusher::finish`].
+/// Pushes profiles as long as it lives. [`Pusher::finish`] pushes the end of the recording.
 pub struct Pusher {
     work: Sender<Made>,
     thread: std::thread::JoinHandle<()>,
     statuses: PushStatuses,
 }
 
-/// At the end, senders get this long for what is still in their queues.
-const PARTING: Duration = Duration::from_secs(5);
+/// How long senders may take at the end to deliver what is in their queues.
+const GRACE_PERIOD: Duration = Duration::from_secs(5);
 
 impl Pusher {
-    /// Starts to push.
+    /// Starts pushing.
     ///
     /// # Errors
-    /// The system gives no thread.
-    pub fn start(plan: PushPlan, recording: Recording) -> std::io::Result<Self> {
+    /// The system provides no thread.
+    pub fn start(plan: PushPlan, recording: RecordingHandle) -> std::io::Result<Self> {
         let mut senders = Vec::new();
         let mut statuses = Vec::new();
         for (destination, queue) in plan.destinations {
@@ -128,7 +127,7 @@ impl Pusher {
                     }
                     Err(RecvTimeoutError::Disconnected) => break,
                 };
-                // While the recording ends, the last profile is on its way.
+                // The recording is ending and makes no more snapshots. The last profile is on its way.
                 let Ok(made) = made else {
                     due = Instant::now() + plan.every;
                     continue;
@@ -137,7 +136,7 @@ impl Pusher {
                 earlier = Some(made);
                 due = due.max(Instant::now() - plan.every) + plan.every;
             }
-            let deadline = Instant::now() + PARTING;
+            let deadline = Instant::now() + GRACE_PERIOD;
             for (destination, queue) in &senders {
                 queue.close();
                 if !queue.wait_until_empty(deadline) {
@@ -151,12 +150,12 @@ impl Pusher {
         Ok(Self { work, thread, statuses: PushStatuses(Arc::new(statuses)) })
     }
 
-    /// How it goes.
+    /// The delivery status.
     pub fn statuses(&self) -> PushStatuses {
         self.statuses.clone()
     }
 
-    /// Pushes the last profile, and waits some seconds for what is queued.
+    /// Pushes the last profile and waits a few seconds for the queues to empty.
     pub fn finish(self, last: Made) {
         let _ = self.work.send(last);
         let _ = self.thread.join();

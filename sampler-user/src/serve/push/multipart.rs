@@ -1,14 +1,14 @@
-//! `multipart/form-data` (RFC 7578), as far as Pyroscope's `/ingest` wants it.
+//! `multipart/form-data` (RFC 7578), as far as Pyroscope's `/ingest` needs it.
 
-/// Never part of what is sent: gzip and JSON of ours have no such line.
+/// Separates the parts. It never occurs in what we send: our gzip and JSON contain no such line.
 const BOUNDARY: &str = "heapbpf-3f1d0c9b7a65e8427f";
 
-/// The content type to send with [`encode`].
+/// The content type to send with the output of [`encode`].
 pub fn content_type() -> String {
     format!("multipart/form-data; boundary={BOUNDARY}")
 }
 
-/// The parts (name, file name, content) as a body.
+/// Encodes parts (name, file name, content) as a body.
 pub fn encode(parts: &[(&str, &str, &[u8])]) -> Vec<u8> {
     let mut body = Vec::new();
     for (name, file, content) in parts {

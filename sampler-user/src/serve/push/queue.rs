@@ -1,4 +1,4 @@
-//! What waits to be delivered: bounded, in order, in memory or on disk; what is given up is counted.
+//! The queue of batches to deliver: bounded, in order, in memory or on disk. Dropped batches are counted.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -7,21 +7,21 @@ use std::time::{Duration, Instant};
 use super::batch::Batch;
 use super::spool::{Spool, SpoolError, SpoolOptions};
 
-/// Most bytes that wait in memory.
+/// Maximum number of bytes that wait in memory.
 const MOST_BYTES: usize = 64 << 20;
 
-/// How it went so far.
+/// Delivery counts so far.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Taken by the destination.
+    /// Batches that the destination accepted.
     pub delivered: u64,
-    /// Given up for want of room.
+    /// Batches dropped for lack of room.
     pub dropped: u64,
-    /// Refused by the destination for good.
+    /// Batches that the destination rejected permanently.
     pub rejected: u64,
-    /// Attempts that failed and were, or will be, repeated.
+    /// Failed attempts that were, or will be, repeated.
     pub failures: u64,
-    /// Waiting now.
+    /// Batches waiting now.
     pub waiting: u64,
     /// Bytes waiting now.
     pub waiting_bytes: u64,
@@ -40,7 +40,7 @@ struct State {
     closed: bool,
 }
 
-/// A queue between who makes profiles and who sends them.
+/// A queue between the thread that makes profiles and the one that sends them.
 #[derive(Debug)]
 pub struct Queue {
     state: Mutex<State>,
@@ -52,12 +52,12 @@ impl Queue {
         Self { state: Mutex::new(State { store, counts: Counts::default(), closed: false }), changed: Condvar::new() }
     }
 
-    /// In memory: what waits is lost with the process.
+    /// A queue in memory. Waiting batches are lost when the process ends.
     pub fn in_memory() -> Self {
         Self::new(Store::Memory { batches: VecDeque::new(), bytes: 0, next: 0 })
     }
 
-    /// On disk, after what waits there since an earlier run.
+    /// A queue on disk. It starts with the batches that an earlier run left there.
     ///
     /// # Errors
     /// The folder cannot be used.
@@ -69,12 +69,12 @@ impl Queue {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether what waits outlives the process.
+    /// Whether waiting batches outlive the process.
     pub fn is_on_disk(&self) -> bool {
         matches!(self.lock().store, Store::Disk(_))
     }
 
-    /// Adds a batch; the oldest ones make room.
+    /// Adds a batch. The oldest ones are dropped to make room.
     pub fn push(&self, batch: &Batch) {
         let mut state = self.lock();
         let dropped = match &mut state.store {
@@ -100,7 +100,7 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// Waits for the oldest batch. `None` when the queue is closed and empty.
+    /// Waits for the oldest batch. `None` once the queue is closed and empty.
     pub fn next(&self) -> Option<(u64, Batch)> {
         let mut state = self.lock();
         loop {
@@ -119,12 +119,12 @@ impl Queue {
         }
     }
 
-    /// The batch of this number is done with: delivered, or refused for good.
+    /// Removes the batch with this number: it was delivered, or rejected permanently.
     pub fn done(&self, number: u64, delivered: bool) {
         let mut state = self.lock();
         match &mut state.store {
             Store::Memory { batches, bytes, .. } => {
-                // It may have made room meanwhile.
+                // The batch may have been dropped meanwhile to make room.
                 if batches.front().is_some_and(|(first, _)| *first == number) {
                     *bytes -= batches.pop_front().map_or(0, |(_, batch)| batch.body.len());
                 } else if delivered {
@@ -141,7 +141,8 @@ impl Queue {
         self.changed.notify_all();
     }
 
-    /// An attempt failed: waits so long, or until the queue is closed. Whether it is still open.
+    /// Records a failed attempt, then waits for `wait` or until the queue is closed. Returns whether it is still
+    /// open.
     pub fn failed(&self, wait: Duration) -> bool {
         let deadline = Instant::now() + wait;
         let mut state = self.lock();
@@ -156,13 +157,13 @@ impl Queue {
         false
     }
 
-    /// Nothing more will come.
+    /// Closes the queue: no more batches will come.
     pub fn close(&self) {
         self.lock().closed = true;
         self.changed.notify_all();
     }
 
-    /// Waits until everything is delivered. Whether it is.
+    /// Waits until everything is delivered. Returns whether it is.
     pub fn wait_until_empty(&self, deadline: Instant) -> bool {
         let mut state = self.lock();
         loop {
@@ -177,7 +178,7 @@ impl Queue {
         }
     }
 
-    /// How it goes.
+    /// The counts so far.
     pub fn counts(&self) -> Counts {
         let state = self.lock();
         let (waiting, waiting_bytes) = waiting(&state.store);

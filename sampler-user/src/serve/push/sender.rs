@@ -1,4 +1,4 @@
-//! The thread that delivers one destination's batches, in order, until they are taken.
+//! The thread that delivers one destination's batches, in order, until the destination accepts them.
 
 use std::time::Duration;
 
@@ -13,21 +13,21 @@ use super::batch::Batch;
 use super::destination::{Destination, Protocol};
 use super::queue::Queue;
 
-/// A destination that takes longer is away.
+/// Timeout of a request. A destination that takes longer counts as unavailable.
 const TIMEOUT: Duration = Duration::from_secs(30);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How an attempt ended.
+/// The outcome of an attempt.
 #[derive(Debug, PartialEq, Eq)]
 enum Outcome {
     Delivered,
-    /// It will never take this one.
+    /// The destination will never accept this batch.
     Rejected(String),
-    /// It may take it later.
+    /// The destination may accept it later.
     Failed(String),
 }
 
-/// Delivers until the queue is closed; then everything gets one more attempt.
+/// Delivers batches until the queue is closed. After that, each remaining batch gets one more attempt.
 pub fn run(destination: &Destination, queue: &Queue) {
     let shown = destination.shown();
     let mut wire = match Wire::open(destination) {
@@ -60,7 +60,7 @@ pub fn run(destination: &Destination, queue: &Queue) {
                     log::warn!("{shown} did not take a profile: {why}; it gets this and later ones when it does");
                 }
                 if !queue.failed(wait) {
-                    // What is on disk waits for the next run.
+                    // Batches on disk wait for the next run.
                     return;
                 }
             }
@@ -68,7 +68,7 @@ pub fn run(destination: &Destination, queue: &Queue) {
     }
 }
 
-/// The way to a destination.
+/// The connection to a destination.
 enum Wire {
     Http(ureq::Agent),
     Grpc { runtime: tokio::runtime::Runtime, channel: Channel },
@@ -113,7 +113,8 @@ fn post(agent: &ureq::Agent, destination: &Destination, batch: &Batch) -> Outcom
     }
 }
 
-/// Which answers mean what: those about this request are for good, the rest is about the destination's state.
+/// The outcome for an HTTP status. A status about this request is permanent; any other reflects the destination's
+/// state.
 fn of_status(status: u16) -> Outcome {
     match status {
         200..=299 => Outcome::Delivered,
@@ -148,5 +149,4 @@ fn said(status: &tonic::Status) -> String {
 }
 
 #[cfg(test)]
-#[path = "sender_tests.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! Batches on disk: a file each, numbered, the oldest removed when they become too large together.
+//! Batches on disk, one numbered file each. When their total size exceeds the limit, the oldest are removed.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -7,16 +7,16 @@ use std::path::{Path, PathBuf};
 
 use super::batch::Batch;
 
-/// Where batches wait.
+/// Where batches wait on disk.
 #[derive(Clone, Debug)]
 pub struct SpoolOptions {
-    /// The folder; each destination has one of its own in it.
+    /// The folder. Each destination has a subfolder of its own.
     pub folder: PathBuf,
-    /// Most bytes that wait for one destination.
+    /// Maximum number of bytes that wait for one destination.
     pub most_bytes: u64,
 }
 
-/// Why batches cannot wait there.
+/// Why the spool cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot keep profiles in the spool {folder}: {source}")]
 pub struct SpoolError {
@@ -25,17 +25,17 @@ pub struct SpoolError {
 }
 
 const EXTENSION: &str = "batch";
-/// Files that are being written; what is found of them is a rest.
+/// Name prefix of files that are being written. Such files found at the start are leftovers.
 const UNFINISHED: &str = ".heapbpf-";
-/// Its lock is held by who uses the folder.
+/// Lock file, held by the process that uses the folder.
 const LOCK: &str = ".lock";
 
-/// Batches of one destination.
+/// The batches of one destination.
 #[derive(Debug)]
 pub struct Spool {
     folder: PathBuf,
     most_bytes: u64,
-    /// Numbers and sizes.
+    /// Sizes in bytes by file number.
     files: BTreeMap<u64, u64>,
     bytes: u64,
     next: u64,
@@ -43,10 +43,10 @@ pub struct Spool {
 }
 
 impl Spool {
-    /// Opens the destination's folder, and finds what waits there.
+    /// Opens the destination's folder and finds the batches that wait there.
     ///
     /// # Errors
-    /// It cannot be made, read or written, or another heapbpf uses it.
+    /// The folder cannot be created, read or written, or another heapbpf uses it.
     pub fn open(options: &SpoolOptions, destination: &str) -> Result<Self, SpoolError> {
         let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
         let folder = options.folder.join(destination.chars().map(safe).collect::<String>());
@@ -57,7 +57,7 @@ impl Spool {
             fs::TryLockError::WouldBlock => failed(io::Error::other("another heapbpf pushes from there")),
             fs::TryLockError::Error(error) => failed(error),
         })?;
-        // Only trying tells.
+        // Only an attempt shows whether the folder is writable.
         tempfile::Builder::new().prefix(UNFINISHED).tempfile_in(&folder).map_err(failed)?;
         let mut files = BTreeMap::new();
         for entry in fs::read_dir(&folder).map_err(failed)? {
@@ -76,10 +76,10 @@ impl Spool {
         self.folder.join(format!("{number:012}.{EXTENSION}"))
     }
 
-    /// Adds a batch. Returns how many older ones were given up for it.
+    /// Adds a batch. Returns how many older batches were dropped to make room.
     ///
     /// # Errors
-    /// It could not be written (the disk is full): then it is lost itself.
+    /// The batch could not be written (the disk is full), so it is lost itself.
     pub fn push(&mut self, batch: &Batch) -> io::Result<u64> {
         let bytes = batch.to_bytes();
         let size = bytes.len() as u64;
@@ -103,7 +103,7 @@ impl Spool {
         Ok(dropped)
     }
 
-    /// The oldest batch, and how many before it could not be read (they are removed).
+    /// The oldest readable batch, and the number of unreadable ones before it, which are removed.
     pub fn first(&mut self) -> (Option<(u64, Batch)>, u64) {
         let mut unreadable = 0;
         while let Some(number) = self.files.first_key_value().map(|(number, _)| *number) {
@@ -117,7 +117,7 @@ impl Spool {
         (None, unreadable)
     }
 
-    /// Removes a batch. Whether it was there.
+    /// Removes a batch. Returns whether it was there.
     pub fn remove(&mut self, number: u64) -> bool {
         let Some(size) = self.files.remove(&number) else { return false };
         self.bytes -= size;
@@ -128,7 +128,7 @@ impl Spool {
         true
     }
 
-    /// Number and bytes of what waits.
+    /// Number of waiting batches, and their bytes.
     pub fn waiting(&self) -> (u64, u64) {
         (self.files.len() as u64, self.bytes)
     }
@@ -172,7 +172,7 @@ mod tests {
             assert!(spool.remove(first.unwrap().0));
         }
         assert_eq!((body(&mut spool), spool.waiting()), (None, (0, 0)));
-        // Another destination has its own.
+        // Another destination has a folder of its own.
         let mut other = Spool::open(&options, "http://other").unwrap();
         other.push(&batch(1)).unwrap();
         assert_eq!(body(&mut spool), None);

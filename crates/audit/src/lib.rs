@@ -1,0 +1,181 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+use serde::{Deserialize, Serialize};
+
+/// What the kernel does with the probed instruction when the probe fires, cheapest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ProbeKind {
+    /// It is a 5-byte no-op, which the kernel replaces by a call: no trap.
+    Optimized,
+    /// One trap; the kernel emulates the instruction.
+    Emulated,
+    /// Two traps; the kernel single-steps a copy of the instruction.
+    Stepped,
+}
+
+impl std::fmt::Display for ProbeKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Optimized => "optimized",
+            Self::Emulated => "emulated",
+            Self::Stepped => "stepped",
+        })
+    }
+}
+
+/// How a file gets into a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FileKind {
+    /// A shared library.
+    Library,
+    /// An executable that loads shared libraries.
+    Executable,
+    /// An executable that loads no shared libraries.
+    StaticExecutable,
+}
+
+/// Something that is not hooked, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Missing {
+    /// The function or part of the file.
+    pub what: String,
+    /// Why it is not hooked, and what that means for the figures.
+    pub why: String,
+}
+
+impl Missing {
+    /// Records that `what` is not hooked because of `why`.
+    pub fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
+        Self { what: what.into(), why: why.into() }
+    }
+}
+
+/// A function without a probe whose calls are seen elsewhere, because it jumps to a hooked one.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Covered {
+    /// Name of the function.
+    pub function: String,
+    /// The hooked function that sees its calls.
+    pub by: String,
+}
+
+/// How probes are linked to the BPF program, cheapest first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkKind {
+    /// A session link: entry and, on request, return of a function (Linux 6.13).
+    Session,
+    /// A multi link: many probes in one link (Linux 6.6).
+    Multi,
+    /// A perf event for each probe.
+    Perf,
+}
+
+impl std::fmt::Display for LinkKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Session => "session",
+            Self::Multi => "multi",
+            Self::Perf => "perf",
+        })
+    }
+}
+
+/// One probe: an element of `attach` in `--stats` and `doctor --json`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct AttachEntry {
+    /// Path of the file.
+    pub file: String,
+    /// Name and version of the allocator.
+    pub allocator: String,
+    /// Name of the function.
+    pub function: String,
+    /// File offset of the probed instruction.
+    pub offset: u64,
+    /// What the kernel does with that instruction.
+    pub kind: ProbeKind,
+    /// Kind of link.
+    pub link: LinkKind,
+    /// Why this instruction was chosen, in words that follow the function name.
+    pub reason: String,
+}
+
+/// The audit of one file.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct FileAudit {
+    /// Path of the file.
+    pub file: String,
+    /// Name and version of the allocator.
+    pub allocator: String,
+    /// Whether it is a library or an executable.
+    pub kind: FileKind,
+    /// GNU build ID, hexadecimal; empty if the file has none.
+    pub build_id: String,
+    /// Its probes.
+    pub attach: Vec<AttachEntry>,
+    /// Functions that need no probe of their own.
+    pub covered: Vec<Covered>,
+    /// What is not hooked, and why.
+    pub missing: Vec<Missing>,
+    /// Ways to allocate that no probe can follow, should the program use them.
+    pub limits: Vec<Missing>,
+}
+
+impl FileAudit {
+    /// The probes in one line, each with its reason; `None` without probes.
+    #[must_use]
+    pub fn summary(&self) -> Option<String> {
+        let probes = self.attach.iter().map(|entry| format!("{}{}", entry.function, entry.reason));
+        let probes = probes.collect::<Vec<_>>().join("; ");
+        (!probes.is_empty()).then(|| format!("probes in {}: {probes}", self.file))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn kinds_are_displayed_as_they_are_serialized() {
+        let shown = |value: serde_json::Value, text: String| assert_eq!(value, text);
+        for kind in [ProbeKind::Optimized, ProbeKind::Emulated, ProbeKind::Stepped] {
+            shown(serde_json::to_value(kind).unwrap(), kind.to_string());
+        }
+        for kind in [LinkKind::Session, LinkKind::Multi, LinkKind::Perf] {
+            shown(serde_json::to_value(kind).unwrap(), kind.to_string());
+        }
+        assert_eq!(serde_json::to_value(FileKind::StaticExecutable).unwrap(), "static-executable");
+    }
+
+    #[test]
+    fn a_summary_has_each_probe_with_its_reason() {
+        let entry = |function: &str, reason: &str| AttachEntry {
+            file: "/lib/libc.so.6".into(),
+            allocator: "glibc 2.36".into(),
+            function: function.into(),
+            offset: 0x99a40,
+            kind: ProbeKind::Emulated,
+            link: LinkKind::Session,
+            reason: reason.into(),
+        };
+        let mut audit = FileAudit {
+            file: "/lib/libc.so.6".into(),
+            allocator: "glibc 2.36".into(),
+            kind: FileKind::Library,
+            build_id: "0102".into(),
+            attach: vec![entry("malloc", "+0x0 `push %rbp` is emulated"), entry("free", "+0x4")],
+            covered: vec![Covered { function: "cfree".into(), by: "free".into() }],
+            missing: vec![Missing::new("valloc", "an IFUNC")],
+            limits: Vec::new(),
+        };
+        let summary = "probes in /lib/libc.so.6: malloc+0x0 `push %rbp` is emulated; free+0x4";
+        assert_eq!(audit.summary().as_deref(), Some(summary));
+        let text = serde_json::to_string(&audit).unwrap();
+        assert_eq!(serde_json::from_str::<FileAudit>(&text).unwrap(), audit);
+        audit.attach.clear();
+        assert_eq!(audit.summary(), None);
+    }
+}

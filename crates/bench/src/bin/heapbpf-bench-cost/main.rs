@@ -1,0 +1,93 @@
+//! Measures the cost of heapbpf per malloc/free pair, against the no-op baseline: probes at the same instructions that
+//! do nothing.
+
+mod command;
+mod criteria;
+mod pairs;
+mod pinned;
+mod scaling;
+mod stacks;
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::Parser;
+
+/// Cost of a malloc/free pair under heapbpf, as ratios to two no-op probes at the same instructions.
+#[derive(Parser)]
+pub struct Options {
+    /// The program `pair_loop`
+    #[arg(long)]
+    pairs: PathBuf,
+    /// The program `heapbpf`; without it only the programs in the kernel are measured
+    #[arg(long)]
+    heapbpf: Option<PathBuf>,
+    /// Interleaved rounds
+    #[arg(long, default_value_t = 40)]
+    rounds: usize,
+    /// Fewer rounds
+    #[arg(long)]
+    quick: bool,
+    /// Measure against threads, live samples and intervals instead
+    #[arg(long)]
+    scaling: bool,
+    /// Measure criteria against sampling by bytes instead
+    #[arg(long)]
+    criteria: bool,
+    /// Measure copies of stacks by their size instead
+    #[arg(long)]
+    stacks: bool,
+    /// Document to write the tables of --scaling into
+    #[arg(long)]
+    document: Option<PathBuf>,
+    /// Folder to write its charts into
+    #[arg(long)]
+    charts: Option<PathBuf>,
+    /// Another BPF object to measure beside the built-in one; may be repeated
+    #[arg(long)]
+    object: Vec<PathBuf>,
+    /// Bytes per allocation
+    #[arg(long, default_value_t = 100)]
+    size: u64,
+}
+
+fn main() -> anyhow::Result<()> {
+    let mut options = Options::parse();
+    if options.quick {
+        options.rounds = options.rounds.min(15);
+    }
+    println!("{}, {} rounds", surroundings(), options.rounds);
+    let object = sampler_user::kernel::object::object().context("built without the BPF programs")?;
+    sampler_user::cost::cpus::pin(0, |cpu| cpu == 0);
+    let library = pinned::Library::copy()?;
+    if options.scaling {
+        return scaling::run(&options, object, &library);
+    }
+    if options.criteria {
+        return criteria::run(&options, object, &library);
+    }
+    if options.stacks {
+        return stacks::run(&options, object, &library);
+    }
+    pairs::run(&options, object, &library)?;
+    if let Some(heapbpf) = &options.heapbpf {
+        command::run(&options, object, &library, heapbpf)?;
+        command::daemon(&options, &library, heapbpf)?;
+    }
+    Ok(())
+}
+
+/// A description of the machine, its kernel and its load.
+fn surroundings() -> String {
+    let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
+    let info = read("/proc/cpuinfo");
+    let model =
+        info.lines().find_map(|line| line.strip_prefix("model name")?.split_once(": ")).map_or("?", |(_, it)| it);
+    let load = read("/proc/loadavg");
+    format!(
+        "{} CPUs ({model}), kernel {}, load {}",
+        sampler_user::cost::cpus::online(),
+        read("/proc/sys/kernel/osrelease").trim(),
+        load.split_whitespace().next().unwrap_or("?")
+    )
+}

@@ -1,0 +1,25 @@
+//! Isolation of the workload: a CPU of its own, and a copy of the C library that other tools have no probes in.
+
+use std::process::Command;
+
+use anyhow::Context;
+use sampler_user::cost::cpus::pin;
+use sampler_user::cost::library::PrivateLibrary;
+use sampler_user::cost::workload::Workload;
+
+/// A copy of the C library for the workload.
+pub struct Library(PrivateLibrary);
+
+impl Library {
+    /// Copies the C library that this program uses.
+    pub fn copy() -> anyhow::Result<Self> {
+        PrivateLibrary::copy()?.map(Self).context("this program uses no libc.so.6")
+    }
+
+    /// Starts `pair_loop` with the copy, on another CPU than this program.
+    pub fn start(&self, program: &std::path::Path, arguments: &[&str]) -> anyhow::Result<Workload> {
+        let workload = Workload::start(Command::new(program).args(arguments).env("LD_LIBRARY_PATH", self.0.folder()))?;
+        pin(workload.pid(), |cpu| cpu != 0);
+        Ok(workload)
+    }
+}

@@ -1,0 +1,314 @@
+//! The profilers: how each is started on a workload, and how its output is read.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::Value;
+
+use super::parse::{self, Names, Sites};
+
+/// The speed of a workload under a profiler, which determines how much of it is done at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// About ten microseconds per call.
+    Slow,
+    /// About one microsecond per call.
+    Middle,
+    /// Nanoseconds per call.
+    Fast,
+}
+
+/// How a profiler is applied to a workload.
+pub enum How {
+    /// No profiler: the bare workload.
+    Bare,
+    /// The no-op baseline: BPF programs that do nothing, at the instructions that heapbpf probes.
+    Baseline,
+    /// A command that attaches to the waiting process.
+    Attach(fn(&Place) -> Vec<String>),
+    /// Environment variables of the workload.
+    Preload(fn(&Place) -> Vec<(String, String)>),
+}
+
+/// The process and paths of one run.
+pub struct Place<'a> {
+    /// Process id of the workload.
+    pub pid: u32,
+    /// The file with its malloc.
+    pub library: &'a Path,
+    /// Prefix of the paths of results.
+    pub out: &'a Path,
+    /// The program `heapbpf`.
+    pub heapbpf: &'a Path,
+    /// The workload's program, to symbolize addresses.
+    pub program: &'a Path,
+    /// Folder of the programs compiled for this benchmark.
+    pub folder: &'a Path,
+}
+
+impl Place<'_> {
+    fn out(&self, name: &str) -> PathBuf {
+        let mut path = self.out.as_os_str().to_owned();
+        path.push(name);
+        path.into()
+    }
+
+    /// The newest result whose name ends with `end`.
+    fn newest(&self, end: &str) -> Option<String> {
+        let begin = self.out.file_name()?.to_string_lossy().into_owned();
+        let files = std::fs::read_dir(self.out.parent()?).ok()?.flatten();
+        let named = files.filter(|file| {
+            let name = file.file_name().to_string_lossy().into_owned();
+            name.starts_with(&begin) && name.ends_with(end)
+        });
+        let newest = named.max_by_key(|file| file.metadata().and_then(|meta| meta.modified()).ok())?;
+        std::fs::read_to_string(newest.path()).ok()
+    }
+}
+
+/// The results of a profiler.
+#[derive(Default)]
+pub struct Said {
+    /// Bytes by site.
+    pub sites: Sites,
+    /// Events lost; `None` if the profiler does not report them.
+    pub lost: Option<u64>,
+}
+
+/// A profiler.
+pub struct Peer {
+    /// Its name in the table.
+    pub name: &'static str,
+    /// Name of the row to compare with: `bare`, or the same allocator without its profiler.
+    pub against: &'static str,
+    /// How it is applied.
+    pub how: How,
+    /// The speed of the workload under it.
+    pub pace: Pace,
+    /// Reads its results, from its files and its output.
+    pub said: fn(&Place, &str) -> Said,
+    /// A file that it needs to run.
+    pub needs: &'static str,
+    /// Whether `--quick` includes it.
+    pub quick: bool,
+}
+
+fn words(text: &[&str]) -> Vec<String> {
+    text.iter().map(|word| (*word).to_owned()).collect()
+}
+
+fn silent(_: &Place, _: &str) -> Said {
+    Said::default()
+}
+
+fn heapbpf(place: &Place, options: &[&str]) -> Vec<String> {
+    let mut command = vec![place.heapbpf.display().to_string()];
+    command.extend(words(&["--pid", &place.pid.to_string(), "--quiet", "--force"]));
+    command.extend(words(&["-o", &place.out(".json").display().to_string()]));
+    command.extend(words(&["--stats", &place.out(".stats").display().to_string()]));
+    command.extend(words(options));
+    command
+}
+
+fn heapbpf_said(place: &Place, _: &str) -> Said {
+    let read = |end: &str| -> Value {
+        let text = std::fs::read_to_string(place.out(end)).unwrap_or_default();
+        serde_json::from_str(&text).unwrap_or_default()
+    };
+    let lost = read(".stats")["lost"].as_object().map(|lost| lost.values().filter_map(Value::as_u64).sum());
+    Said { sites: parse::heapbpf(&read(".json")), lost }
+}
+
+fn bpftrace_script(place: &Place) -> String {
+    let (pid, library) = (place.pid, place.library.display());
+    format!(
+        "uprobe:{library}:malloc /pid == {pid}/ {{ @size[tid] = arg0; }} \
+         uretprobe:{library}:malloc /@size[tid]/ {{ @bytes[ustack] = sum(@size[tid]); @live[retval] = @size[tid]; \
+         @where[retval] = ustack; delete(@size[tid]); }} \
+         uprobe:{library}:free /@live[arg0]/ {{ @freed[@where[arg0]] = sum(@live[arg0]); delete(@live[arg0]); \
+         delete(@where[arg0]); }} END {{ clear(@size); clear(@live); clear(@where); }}"
+    )
+}
+
+fn bpftrace_lost(output: &str) -> Option<u64> {
+    let lost =
+        output.lines().filter_map(|line| line.strip_prefix("Lost ")?.split_whitespace().next()?.parse::<u64>().ok());
+    let all: Vec<u64> = lost.collect();
+    (!all.is_empty()).then(|| all.iter().sum())
+}
+
+/// The file of an allocator that has a profiler of its own.
+pub const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
+const TCMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libtcmalloc.so.4";
+const HEAPTRACK: &str = "/usr/lib/heaptrack/libheaptrack_preload.so";
+const INTERPRET: &str = "/usr/lib/heaptrack/libexec/heaptrack_interpret";
+
+fn preload(path: &str) -> Vec<(String, String)> {
+    vec![("LD_PRELOAD".into(), path.into())]
+}
+
+fn heaptrack_said(place: &Place, _: &str) -> Said {
+    let run = |cost: &str| -> String {
+        let (raw, folded) = (place.out(".heaptrack"), place.out(".folded"));
+        let interpreted = place.out(".interpreted");
+        let command = format!(
+            "{INTERPRET} < '{}' > '{}' && heaptrack_print -f '{}' -p 0 -a 0 -l 0 -T 0 -F '{}' --flamegraph-cost-type {cost}",
+            raw.display(),
+            interpreted.display(),
+            interpreted.display(),
+            folded.display()
+        );
+        let _ = std::process::Command::new("sh").args(["-c", &command]).output();
+        std::fs::read_to_string(folded).unwrap_or_default()
+    };
+    Said { sites: parse::folded(&run("leaked"), true), lost: None }
+}
+
+/// All profilers, in the order of the table.
+pub const PEERS: &[Peer] = &[
+    Peer { name: "bare", against: "bare", how: How::Bare, pace: Pace::Fast, said: silent, needs: "", quick: true },
+    Peer {
+        name: "no-op probes (the baseline)",
+        against: "bare",
+        how: How::Baseline,
+        pace: Pace::Middle,
+        said: silent,
+        needs: "",
+        quick: true,
+    },
+    Peer {
+        name: "heapbpf",
+        against: "bare",
+        how: How::Attach(|place| heapbpf(place, &["-i", "512KiB"])),
+        pace: Pace::Middle,
+        said: heapbpf_said,
+        needs: "",
+        quick: true,
+    },
+    Peer {
+        name: "heapbpf `--no-live`",
+        against: "bare",
+        how: How::Attach(|place| heapbpf(place, &["-i", "512KiB", "--no-live"])),
+        pace: Pace::Middle,
+        said: heapbpf_said,
+        needs: "",
+        quick: true,
+    },
+    Peer {
+        name: "heapbpf `-i 16KiB`",
+        against: "bare",
+        how: How::Attach(|place| heapbpf(place, &["-i", "16KiB"])),
+        pace: Pace::Middle,
+        said: heapbpf_said,
+        needs: "",
+        quick: false,
+    },
+    Peer {
+        name: "bcc memleak",
+        against: "bare",
+        how: How::Attach(|place| {
+            let (pid, library) = (place.pid.to_string(), place.library.display().to_string());
+            words(&["memleak-bpfcc", "-p", &pid, "-O", &library, "-T", "60", "1"])
+        }),
+        pace: Pace::Slow,
+        said: |_, output| Said { sites: parse::memleak(output), lost: None },
+        needs: "/usr/sbin/memleak-bpfcc",
+        quick: true,
+    },
+    Peer {
+        name: "bpftrace script",
+        against: "bare",
+        how: How::Attach(|place| words(&["bpftrace", "-p", &place.pid.to_string(), "-e", &bpftrace_script(place)])),
+        pace: Pace::Slow,
+        said: |_, output| Said { sites: parse::bpftrace(output), lost: bpftrace_lost(output) },
+        needs: "/usr/bin/bpftrace",
+        quick: true,
+    },
+    Peer {
+        name: "heaptrack",
+        against: "bare",
+        how: How::Preload(|place| {
+            let mut variables = preload(HEAPTRACK);
+            variables.push(("DUMP_HEAPTRACK_OUTPUT".into(), place.out(".heaptrack").display().to_string()));
+            variables
+        }),
+        pace: Pace::Fast,
+        said: heaptrack_said,
+        needs: HEAPTRACK,
+        quick: true,
+    },
+    Peer {
+        name: "jemalloc, no profiler",
+        against: "bare",
+        how: How::Preload(|_| preload(JEMALLOC)),
+        pace: Pace::Fast,
+        said: silent,
+        needs: JEMALLOC,
+        quick: true,
+    },
+    Peer {
+        name: "jemalloc's profiler, 512 KiB",
+        against: "jemalloc, no profiler",
+        how: How::Preload(|place| {
+            let prefix = place.out("").display().to_string();
+            let mut variables = preload(JEMALLOC);
+            variables.push((
+                "MALLOC_CONF".into(),
+                format!("prof:true,prof_final:true,prof_accum:true,lg_prof_sample:19,prof_prefix:{prefix}"),
+            ));
+            variables
+        }),
+        pace: Pace::Fast,
+        said: |place, _| {
+            let text = place.newest(".heap").unwrap_or_default();
+            Said { sites: parse::heap_text(&text, &Names::read(place.program), true), lost: None }
+        },
+        needs: JEMALLOC,
+        quick: true,
+    },
+    Peer {
+        name: "tcmalloc, no profiler",
+        against: "bare",
+        how: How::Preload(|_| preload(TCMALLOC)),
+        pace: Pace::Fast,
+        said: silent,
+        needs: TCMALLOC,
+        quick: false,
+    },
+    Peer {
+        name: "tcmalloc's sampler, 512 KiB",
+        against: "tcmalloc, no profiler",
+        how: How::Preload(|place| {
+            let mut variables = preload(&format!("{} {TCMALLOC}", place.folder.join("tcmalloc_sample.so").display()));
+            variables.push(("TCMALLOC_SAMPLE_PARAMETER".into(), "524288".into()));
+            variables.push(("TCMALLOC_SAMPLE_OUT".into(), place.out(".sample").display().to_string()));
+            variables
+        }),
+        pace: Pace::Fast,
+        // Its figures for all allocations ever made are not comparable.
+        said: |place, _| {
+            let text = place.newest(".sample").unwrap_or_default();
+            Said { sites: parse::heap_text(&text, &Names::read(place.program), false), lost: None }
+        },
+        needs: TCMALLOC,
+        quick: false,
+    },
+    Peer {
+        name: "gperftools' heap profiler",
+        against: "tcmalloc, no profiler",
+        how: How::Preload(|place| {
+            let mut variables = preload(TCMALLOC);
+            variables.push(("HEAPPROFILE".into(), place.out("").display().to_string()));
+            // Only the last profile is read.
+            variables.push(("HEAP_PROFILE_ALLOCATION_INTERVAL".into(), "0".into()));
+            variables.push(("HEAP_PROFILE_INUSE_INTERVAL".into(), "0".into()));
+            variables
+        }),
+        pace: Pace::Slow,
+        said: |place, _| {
+            let text = place.newest(".heap").unwrap_or_default();
+            Said { sites: parse::heap_text(&text, &Names::read(place.program), true), lost: None }
+        },
+        needs: TCMALLOC,
+        quick: false,
+    },
+];

@@ -1,0 +1,81 @@
+//! Facts about processes from `/proc`: memory, CPU time, and breakpoints in a library's code.
+
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
+
+use procfs::process::{MMPermissions, MMapPath, Process};
+
+/// A field in kilobytes of `/proc/PID/status`, as bytes; 0 if the process has exited.
+pub fn status_bytes(pid: u32, field: &str) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
+}
+
+/// Resident memory, bytes, without mapped BPF maps, which [`map_bytes`] counts.
+pub fn resident_bytes(pid: u32) -> u64 {
+    let text = fs::read_to_string(format!("/proc/{pid}/smaps")).unwrap_or_default();
+    let (mut sum, mut counted) = (0, true);
+    for line in text.lines() {
+        if let Some(kib) = line.strip_prefix("Rss:") {
+            let kib = kib.split_whitespace().next().and_then(|word| word.parse::<u64>().ok());
+            sum += if counted { kib.unwrap_or(0) * 1024 } else { 0 };
+        } else if line.split_whitespace().next().is_some_and(|word| word.contains('-')) {
+            counted = !line.contains("bpf-map");
+        }
+    }
+    sum
+}
+
+/// CPU time of a process's living threads, seconds.
+pub fn cpu_seconds(pid: u32) -> f64 {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let ns = tasks.filter_map(|task| {
+        let text = fs::read_to_string(task.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<u64>().ok()
+    });
+    ns.sum::<u64>() as f64 * 1e-9
+}
+
+/// Memory of the BPF maps that a process holds, bytes.
+pub fn map_bytes(pid: u32) -> u64 {
+    let mut seen = std::collections::HashMap::new();
+    for entry in fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten() {
+        let text = fs::read_to_string(entry.path()).unwrap_or_default();
+        let number = |name: &str| {
+            let line = text.lines().find_map(|line| line.strip_prefix(name))?;
+            line.split_whitespace().next()?.parse::<u64>().ok()
+        };
+        if let (Some(id), Some(bytes)) = (number("map_id:"), number("memlock:")) {
+            seen.insert(id, bytes);
+        }
+    }
+    seen.values().sum()
+}
+
+/// The file of a process's library with this name.
+pub fn library(pid: u32, name: &str) -> Option<PathBuf> {
+    code(pid, name).map(|(_, _, path)| path)
+}
+
+/// The executable mapping of a library: addresses, file offset, file.
+fn code(pid: u32, name: &str) -> Option<(std::ops::Range<u64>, u64, PathBuf)> {
+    let maps = Process::new(pid.cast_signed()).and_then(|process| process.maps()).ok()?;
+    maps.into_iter().find_map(|map| match map.pathname {
+        MMapPath::Path(path) if map.perms.contains(MMPermissions::EXECUTE) && path.file_name()? == name => {
+            Some((map.address.0..map.address.1, map.offset, path))
+        }
+        _ => None,
+    })
+}
+
+/// How many bytes of a library's code in a process differ from its file: the kernel's breakpoints.
+pub fn changed_code_bytes(pid: u32, library: &str) -> Option<usize> {
+    let (range, offset, path) = code(pid, library)?;
+    let bytes = usize::try_from(range.end - range.start).ok()?;
+    let (mut file, mut memory) = (vec![0; bytes], vec![0; bytes]);
+    let read = File::open(path).ok()?.read_at(&mut file, offset).ok()?;
+    File::open(format!("/proc/{pid}/mem")).ok()?.read_exact_at(&mut memory[..read], range.start).ok()?;
+    Some(file[..read].iter().zip(&memory[..read]).filter(|(a, b)| a != b).count())
+}

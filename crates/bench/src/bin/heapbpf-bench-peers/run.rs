@@ -1,0 +1,295 @@
+//! One run of one workload under one profiler.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use sampler_user::cost::library::PrivateLibrary;
+use sampler_user::cost::trial::{Allocator, Baseline, Where};
+
+use super::parse::Sites;
+use super::peers::{How, Peer, Place};
+use super::process;
+use super::target::{SiteTruth, Start, Target};
+use super::workloads::{Files, Workload};
+
+/// The measurements of a run.
+#[derive(Clone, Debug, Default)]
+pub struct Measured {
+    /// CPU time of the target per operation, nanoseconds.
+    pub cpu_ns: f64,
+    /// CPU time of the target, as a share of elapsed time.
+    pub cpu_share: f64,
+    /// CPU time of the profiler while the workload ran, as a share of elapsed time.
+    pub own_share: f64,
+    /// Time from the profiler's start until its probes were in place, seconds.
+    pub start_seconds: f64,
+    /// Largest resident memory of the target, bytes.
+    pub target_bytes: u64,
+    /// Resident memory of the profiler at the end of the work, with its maps in the kernel, bytes.
+    pub own_bytes: u64,
+    /// Events lost, if the profiler reports them.
+    pub lost: Option<u64>,
+    /// Σ |estimate − truth| / Σ truth over the sites, of bytes allocated.
+    pub allocated_error: Option<f64>,
+    /// The same of bytes in use.
+    pub in_use_error: Option<f64>,
+    /// Estimate / truth − 1 of the bytes that the leaking site has in use.
+    pub leak_error: Option<f64>,
+}
+
+/// The setup that all runs share.
+pub struct Bench {
+    /// Folders of inputs and programs.
+    pub files: Files,
+    /// The program `heapbpf`.
+    pub heapbpf: PathBuf,
+    /// The copy of the C library for workloads.
+    pub library: PrivateLibrary,
+    /// The no-op baseline.
+    pub baseline: Baseline,
+    /// Folder for results, removed at the end.
+    pub results: tempfile::TempDir,
+    /// Kernel headers for bcc, if the kernel does not provide them.
+    pub headers: Option<PathBuf>,
+}
+
+/// The site that leaks in the workload `leak`.
+const LEAKING: &str = "site_13";
+/// Time to wait at the end: memleak prints each second, and must have seen the end of the work.
+const LAST_WORDS: Duration = Duration::from_millis(2200);
+/// Interval of checks of the target's code, and how many in a row must find it unchanged.
+const PAUSE: Duration = Duration::from_millis(25);
+const STEADY: u32 = 16;
+/// Maximum time to wait for probes.
+const LONGEST_START: Duration = Duration::from_secs(40);
+
+impl Bench {
+    /// Runs the workload under the profiler, and measures both.
+    pub fn run(&mut self, peer: &Peer, workload: &Workload, number: usize) -> anyhow::Result<Measured> {
+        let operations = workload.operations(peer.pace);
+        let out = self.results.path().join(format!("run{number}"));
+        let program = PathBuf::from(&workload.words(operations, &self.files)?[0]);
+        let heapbpf = self.heapbpf.clone();
+        let folder = self.files.programs.clone();
+        let place = |pid: u32, library: &'_ Path| -> PlaceOwned {
+            PlaceOwned {
+                pid,
+                library: library.to_path_buf(),
+                out: out.clone(),
+                heapbpf: heapbpf.clone(),
+                program: program.clone(),
+                folder: folder.clone(),
+            }
+        };
+        let variables = match peer.how {
+            How::Preload(variables) => variables(&place(0, Path::new("")).borrow()),
+            _ => Vec::new(),
+        };
+        let start = Start { workload, operations, variables: &variables, files: &self.files, library: &self.library };
+        let mut target = Target::start(&start)?;
+        let library = process::library(target.pid(), workload.allocator).unwrap_or_default();
+        let place = place(target.pid(), &library);
+        let mut measured = Measured::default();
+        let (done, output) = match peer.how {
+            How::Bare | How::Preload(_) => (target.go()?, String::new()),
+            How::Baseline => {
+                let allocator = Allocator::in_library(target.pid(), workload.allocator)?;
+                self.baseline.on(&allocator, target.pid(), Where::Everywhere, false)?;
+                let done = target.go();
+                self.baseline.off();
+                (done?, String::new())
+            }
+            How::Attach(command) => {
+                let begun = Instant::now();
+                let mut tool = Tool::start(&command(&place.borrow()), self.headers.as_deref())?;
+                tool.await_probes(target.pid(), workload.allocator)?;
+                measured.start_seconds = (begun.elapsed() - PAUSE * STEADY).as_secs_f64();
+                let before = process::cpu_seconds(tool.pid());
+                let done = target.go()?;
+                let used = process::cpu_seconds(tool.pid()) - before;
+                measured.own_share = used / (done.wall_ns as f64 * 1e-9);
+                if peer.needs.contains("memleak") {
+                    std::thread::sleep(LAST_WORDS);
+                }
+                measured.own_bytes = process::resident_bytes(tool.pid()) + process::map_bytes(tool.pid());
+                (done, tool.stop()?)
+            }
+        };
+        target.end();
+        let said = (peer.said)(&place.borrow(), &output);
+        measured.cpu_ns = done.cpu_ns as f64 / operations as f64;
+        measured.cpu_share = done.cpu_ns as f64 / done.wall_ns.max(1) as f64;
+        measured.target_bytes = done.peak_bytes;
+        measured.lost = said.lost;
+        if !said.sites.is_empty() && !done.sites.is_empty() {
+            measured.allocated_error = error(&done.sites, &said.sites, |site| site.bytes, |sums| sums.allocated);
+            if workload.name == "leak" {
+                let truth = done.sites.iter().find(|site| site.site == LEAKING).map_or(0, |site| site.live_bytes);
+                let estimate = said.sites.get(LEAKING).and_then(|sums| sums.in_use);
+                measured.leak_error = estimate.map(|estimate| estimate / truth as f64 - 1.0);
+            } else {
+                measured.in_use_error = error(&done.sites, &said.sites, |site| site.live_bytes, |sums| sums.in_use);
+            }
+        }
+        for file in std::fs::read_dir(self.results.path())?.flatten() {
+            std::fs::remove_file(file.path())?;
+        }
+        Ok(measured)
+    }
+}
+
+/// A [`Place`] and the values that it borrows.
+struct PlaceOwned {
+    pid: u32,
+    library: PathBuf,
+    out: PathBuf,
+    heapbpf: PathBuf,
+    program: PathBuf,
+    folder: PathBuf,
+}
+
+impl PlaceOwned {
+    fn borrow(&self) -> Place<'_> {
+        Place {
+            pid: self.pid,
+            library: &self.library,
+            out: &self.out,
+            heapbpf: &self.heapbpf,
+            program: &self.program,
+            folder: &self.folder,
+        }
+    }
+}
+
+/// Σ |estimate − truth| / Σ truth. `None` if the profiler has no estimates, or the truth is zero.
+fn error(
+    truth: &[SiteTruth],
+    said: &Sites,
+    of_truth: impl Fn(&SiteTruth) -> u64,
+    of_sums: impl Fn(&super::parse::SiteBytes) -> Option<f64>,
+) -> Option<f64> {
+    let all: u64 = truth.iter().map(&of_truth).sum();
+    if all == 0 || !said.values().any(|sums| of_sums(sums).is_some()) {
+        return None;
+    }
+    let off = |site: &SiteTruth| {
+        let estimate = said.get(&site.site).and_then(&of_sums).unwrap_or(0.0);
+        (estimate - of_truth(site) as f64).abs()
+    };
+    Some(truth.iter().map(off).sum::<f64>() / all as f64)
+}
+
+/// A profiler that runs beside its target.
+struct Tool {
+    child: Child,
+    output: Arc<Mutex<String>>,
+    readers: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Tool {
+    fn start(words: &[String], headers: Option<&Path>) -> anyhow::Result<Self> {
+        let mut command = Command::new(&words[0]);
+        command.args(&words[1..]).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.env("PYTHONUNBUFFERED", "1").env("BPFTRACE_MAP_KEYS_MAX", "131072");
+        if let Some(headers) = headers {
+            command.env("BCC_KERNEL_SOURCE", headers);
+        }
+        let mut child = command.spawn().with_context(|| format!("cannot start {}", words[0]))?;
+        let output = Arc::new(Mutex::new(String::new()));
+        let streams: [Option<Box<dyn Read + Send>>; 2] = [
+            child.stdout.take().map(|stream| Box::new(stream) as Box<dyn Read + Send>),
+            child.stderr.take().map(|stream| Box::new(stream) as Box<dyn Read + Send>),
+        ];
+        let read = |mut stream: Box<dyn Read + Send>| {
+            let output = Arc::clone(&output);
+            std::thread::spawn(move || {
+                let mut bytes = vec![0; 1 << 16];
+                while let Ok(count @ 1..) = stream.read(&mut bytes) {
+                    let mut output = output.lock().unwrap_or_else(PoisonError::into_inner);
+                    output.push_str(&String::from_utf8_lossy(&bytes[..count]));
+                }
+            })
+        };
+        let readers = streams.into_iter().flatten().map(read).collect();
+        Ok(Self { child, output, readers })
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn said(&self) -> String {
+        self.output.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Waits until all probes are in place: the code of the target's allocator has changed, and no longer changes.
+    fn await_probes(&mut self, target: u32, library: &str) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        let (mut last, mut steady) = (0, 0);
+        while steady < STEADY {
+            if let Some(status) = self.child.try_wait()? {
+                bail!("the profiler ended ({status}): {}", tail(&self.said()));
+            }
+            if begun.elapsed() > LONGEST_START {
+                bail!("no probes after {} s: {}", LONGEST_START.as_secs(), tail(&self.said()));
+            }
+            std::thread::sleep(PAUSE);
+            let now = process::changed_code_bytes(target, library).unwrap_or(0);
+            steady = if now > 0 && now == last { steady + 1 } else { 0 };
+            last = now;
+        }
+        Ok(())
+    }
+
+    /// Ends it with SIGINT, as Ctrl-C does, and returns its output.
+    fn stop(mut self) -> anyhow::Result<String> {
+        // SAFETY: sends a signal; the process is a child that was not waited for, so that its id is still its own.
+        unsafe { libc::kill(self.pid().cast_signed(), libc::SIGINT) };
+        let begun = Instant::now();
+        while self.child.try_wait()?.is_none() {
+            if begun.elapsed() > LONGEST_START {
+                self.child.kill()?;
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        for reader in self.readers.drain(..) {
+            let _ = reader.join();
+        }
+        Ok(self.said())
+    }
+}
+
+impl Drop for Tool {
+    fn drop(&mut self) {
+        if let Ok(None) = self.child.try_wait() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn tail(text: &str) -> &str {
+    let from = text.len().saturating_sub(300);
+    text.get(from..).unwrap_or(text).trim()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::parse::SiteBytes;
+    use super::*;
+
+    #[test]
+    fn errors_are_relative_to_all_that_is_true() {
+        let truth: Vec<SiteTruth> = [("site_00", 60), ("site_01", 40)]
+            .map(|(site, bytes)| SiteTruth { site: site.into(), bytes, live_bytes: 0 })
+            .into();
+        let said = Sites::from([("site_00".to_owned(), SiteBytes { allocated: Some(50.0), in_use: None })]);
+        let allocated = error(&truth, &said, |site| site.bytes, |sums| sums.allocated);
+        assert!((allocated.unwrap() - 0.5).abs() < 1e-12);
+        assert_eq!(error(&truth, &said, |site| site.live_bytes, |sums| sums.in_use), None);
+    }
+}

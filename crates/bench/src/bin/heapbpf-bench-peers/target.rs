@@ -1,0 +1,245 @@
+//! The process of a workload: it waits for the start, and then reports what it did, runs to its end, or serves.
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use sampler_user::cost::cpus::pin;
+use sampler_user::cost::library::PrivateLibrary;
+use serde::Deserialize;
+
+use super::process;
+use super::workloads::{Files, Protocol, Workload, requests, socket};
+
+/// The truth about one call site.
+#[derive(Clone, Debug, Deserialize)]
+pub struct SiteTruth {
+    /// Name of the function, `site_NN`.
+    pub site: String,
+    /// Bytes allocated.
+    pub bytes: u64,
+    /// Bytes in use at the end.
+    pub live_bytes: u64,
+}
+
+/// The result of a run.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Done {
+    /// CPU time, nanoseconds.
+    pub cpu_ns: u64,
+    /// Elapsed time, nanoseconds.
+    #[serde(default)]
+    pub wall_ns: u64,
+    /// Truth by call site, for our own programs.
+    #[serde(default)]
+    pub sites: Vec<SiteTruth>,
+    /// Largest resident memory, bytes.
+    #[serde(default)]
+    pub peak_bytes: u64,
+}
+
+/// A process to measure.
+pub struct Target {
+    child: Child,
+    input: Option<ChildStdin>,
+    output: Option<BufReader<ChildStdout>>,
+    protocol: Protocol,
+    operations: u64,
+    /// Folder of a server's socket.
+    inputs: PathBuf,
+    /// Whether the process has been waited for, after which its id may belong to another process.
+    ended: bool,
+}
+
+/// A workload to start.
+pub struct Start<'a> {
+    /// The workload.
+    pub workload: &'a Workload,
+    /// How many operations it does.
+    pub operations: u64,
+    /// Environment variables of the program.
+    pub variables: &'a [(String, String)],
+    /// The folders of inputs and programs.
+    pub files: &'a Files,
+    /// The copy of the C library for it.
+    pub library: &'a PrivateLibrary,
+}
+
+/// Waits like our own programs do, then executes the program.
+const WAIT: &str = r#"echo READY $$; read line; exec env "$@""#;
+/// Maximum time to wait for a server to accept connections.
+const LONGEST_START: Duration = Duration::from_secs(30);
+
+impl Target {
+    /// Starts the process, which waits for [`go`](Self::go).
+    pub fn start(start: &Start) -> anyhow::Result<Self> {
+        let (workload, inputs) = (start.workload, start.files.inputs.clone());
+        let words = workload.words(start.operations, start.files)?;
+        let variables = start.variables.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+        let mut command = if workload.protocol == Protocol::ToEnd {
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", WAIT, "sh"]).args(variables.map(|(name, value)| format!("{name}={value}")));
+            command.args(&words);
+            command
+        } else {
+            let mut command = Command::new(&words[0]);
+            command.args(&words[1..]).envs(variables);
+            command
+        };
+        command.env("LD_LIBRARY_PATH", start.library.folder()).current_dir(&inputs);
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .with_context(|| format!("cannot start {}", words[0]))?;
+        pin(child.id(), |cpu| workload.all_cpus || cpu != 0);
+        let (input, output) = (child.stdin.take(), child.stdout.take().context("piped")?);
+        let mut target = Self {
+            child,
+            input,
+            output: Some(BufReader::new(output)),
+            protocol: workload.protocol,
+            operations: start.operations,
+            inputs,
+            ended: false,
+        };
+        if target.protocol == Protocol::Server {
+            target.ignore_output();
+            target.await_service()?;
+        } else if !target.line()?.starts_with("READY") {
+            bail!("{} does not wait", words[0]);
+        }
+        Ok(target)
+    }
+
+    /// Discards its output, so that a full pipe does not block it.
+    fn ignore_output(&mut self) {
+        let output = self.output.take();
+        std::thread::spawn(move || output.map(|mut output| std::io::copy(&mut output, &mut std::io::sink())));
+    }
+
+    fn await_service(&mut self) -> anyhow::Result<()> {
+        let begun = Instant::now();
+        while UnixStream::connect(socket(&self.inputs)).is_err() {
+            if let Some(status) = self.child.try_wait()? {
+                self.ended = true;
+                bail!("the server ended: {status}");
+            }
+            if begun.elapsed() > LONGEST_START {
+                bail!("the server does not listen after {} s", LONGEST_START.as_secs());
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn line(&mut self) -> anyhow::Result<String> {
+        let mut line = String::new();
+        let output = self.output.as_mut().context("the workload has been let go")?;
+        if output.read_line(&mut line)? == 0 {
+            bail!("the workload ended: {}", self.child.wait()?);
+        }
+        Ok(line)
+    }
+
+    fn send(&mut self) -> std::io::Result<()> {
+        self.input.as_mut().map_or(Ok(()), |input| input.write_all(b"\n"))
+    }
+
+    /// Starts the work and waits until it is done. One of our own programs then stays with its heap in place, and a
+    /// server stays up.
+    pub fn go(&mut self) -> anyhow::Result<Done> {
+        match self.protocol {
+            Protocol::Own => {
+                self.send()?;
+                let mut done: Done = serde_json::from_str(&self.line()?)?;
+                done.peak_bytes = process::status_bytes(self.pid(), "VmHWM");
+                Ok(done)
+            }
+            Protocol::ToEnd => {
+                self.send()?;
+                self.ignore_output();
+                self.await_end()
+            }
+            Protocol::Server => self.serve(),
+        }
+    }
+
+    fn serve(&self) -> anyhow::Result<Done> {
+        let (begun, before) = (Instant::now(), process::cpu_seconds(self.pid()));
+        let asked = requests(self.operations, &self.inputs).output().context("cannot ask the server")?;
+        let wall_ns = u64::try_from(begun.elapsed().as_nanos())?;
+        if !asked.status.success() {
+            bail!("the server was not asked all: {}", String::from_utf8_lossy(&asked.stderr));
+        }
+        Ok(Done {
+            cpu_ns: ((process::cpu_seconds(self.pid()) - before) * 1e9) as u64,
+            wall_ns,
+            sites: Vec::new(),
+            peak_bytes: process::status_bytes(self.pid(), "VmHWM"),
+        })
+    }
+
+    fn await_end(&mut self) -> anyhow::Result<Done> {
+        let begun = Instant::now();
+        let (mut status, mut peak_bytes) = (0, 0);
+        // SAFETY: the structure has only integers, for which zero is valid.
+        let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+        loop {
+            // SAFETY: the process is a child that nothing else waits for, and both pointers are to initialized
+            // variables.
+            let ended =
+                unsafe { libc::wait4(self.pid().cast_signed(), &raw mut status, libc::WNOHANG, &raw mut usage) };
+            if ended != 0 {
+                break;
+            }
+            peak_bytes = process::status_bytes(self.pid(), "VmHWM").max(peak_bytes);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        self.ended = true;
+        if status != 0 {
+            bail!("the workload failed: status {status:#x}");
+        }
+        let ns = |time: libc::timeval| (time.tv_sec * 1_000_000_000 + time.tv_usec * 1000).unsigned_abs();
+        Ok(Done {
+            cpu_ns: ns(usage.ru_utime) + ns(usage.ru_stime),
+            wall_ns: u64::try_from(begun.elapsed().as_nanos())?,
+            sites: Vec::new(),
+            peak_bytes,
+        })
+    }
+
+    /// Ends the process normally, so that it writes its results.
+    pub fn end(mut self) {
+        if !self.ended {
+            if self.protocol == Protocol::Server {
+                // SAFETY: sends a signal; the process is a child that was not waited for, so that its id is still its
+                // own.
+                unsafe { libc::kill(self.pid().cast_signed(), libc::SIGTERM) };
+            } else {
+                let _ = self.send();
+            }
+            self.input = None;
+            let _ = self.child.wait();
+            self.ended = true;
+        }
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        if !self.ended {
+            // Both fail only if it has exited by itself.
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}

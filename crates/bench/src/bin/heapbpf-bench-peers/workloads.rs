@@ -1,0 +1,228 @@
+//! The workloads: our own program with known truth, and four real programs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Context;
+
+use super::peers::Pace;
+
+/// The life cycle of a workload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protocol {
+    /// Our own program: it waits for a request, works, reports what it did, and waits with its heap in place.
+    Own,
+    /// A real program, which runs from its start to its end.
+    ToEnd,
+    /// A server at [`socket`], whose work is [`requests`].
+    Server,
+}
+
+/// A workload.
+pub struct Workload {
+    /// Its name in the table.
+    pub name: &'static str,
+    /// One of its operations, in words.
+    pub unit: &'static str,
+    /// How many operations it does at the slow pace.
+    pub slow: u64,
+    /// The same at the middle pace.
+    pub middle: u64,
+    /// The same at the fast pace.
+    pub fast: u64,
+    /// Whether it uses all CPUs.
+    pub all_cpus: bool,
+    /// Its life cycle.
+    pub protocol: Protocol,
+    /// The library with its malloc, unless another is preloaded.
+    pub allocator: &'static str,
+    /// Files that it needs to run.
+    pub needs: &'static [&'static str],
+    /// Whether it works at a fixed rate.
+    pub paced: bool,
+    /// Whether `--quick` includes it.
+    pub quick: bool,
+}
+
+/// Name of glibc's C library, which contains its malloc.
+pub const GLIBC: &str = "libc.so.6";
+/// Name of jemalloc's library, which Debian's redis is linked with.
+pub const JEMALLOC: &str = "libjemalloc.so.2";
+
+const OWN: Workload = Workload {
+    name: "",
+    unit: "allocation",
+    slow: 50_000,
+    middle: 600_000,
+    fast: 3_000_000,
+    all_cpus: false,
+    protocol: Protocol::Own,
+    allocator: GLIBC,
+    needs: &[],
+    paced: false,
+    quick: false,
+};
+const THEIRS: Workload = Workload { protocol: Protocol::ToEnd, ..OWN };
+const REDIS: &str = "/usr/bin/redis-server";
+const REDIS_BENCHMARK: &str = "/usr/bin/redis-benchmark";
+/// The requests to redis, in equal numbers.
+const REDIS_REQUESTS: [&str; 4] = ["set", "get", "lpush", "hset"];
+
+/// All workloads.
+pub const WORKLOADS: &[Workload] = &[
+    Workload { name: "pairs", unit: "malloc/free pair", fast: 20_000_000, quick: true, ..OWN },
+    Workload { name: "pairs, 4 threads", unit: "malloc/free pair", fast: 20_000_000, all_cpus: true, ..OWN },
+    Workload { name: "mix", quick: true, ..OWN },
+    Workload { name: "paced", slow: 50_000, middle: 50_000, fast: 50_000, paced: true, ..OWN },
+    Workload { name: "leak", ..OWN },
+    Workload {
+        name: "sqlite3",
+        unit: "row",
+        slow: 2_000,
+        middle: 15_000,
+        fast: 30_000,
+        needs: &["/usr/bin/sqlite3"],
+        quick: true,
+        ..THEIRS
+    },
+    Workload {
+        name: "redis",
+        unit: "request",
+        slow: 12_000,
+        middle: 80_000,
+        fast: 80_000,
+        protocol: Protocol::Server,
+        allocator: JEMALLOC,
+        needs: &[REDIS, REDIS_BENCHMARK],
+        ..OWN
+    },
+    Workload {
+        name: "python3",
+        unit: "dumps and loads",
+        slow: 500,
+        middle: 3_000,
+        fast: 10_000,
+        needs: &["/usr/bin/python3"],
+        ..THEIRS
+    },
+    Workload { name: "gcc", unit: "function", slow: 30, middle: 200, fast: 200, needs: &["/usr/bin/gcc"], ..THEIRS },
+];
+
+/// The folders of inputs and programs.
+pub struct Files {
+    /// Folder of `churn` and the other programs compiled for this benchmark.
+    pub programs: PathBuf,
+    /// Folder of the sources of the test programs.
+    pub sources: PathBuf,
+    /// Folder for generated inputs.
+    pub inputs: PathBuf,
+}
+
+impl Workload {
+    /// How many operations are done under a profiler of this pace.
+    pub fn operations(&self, pace: Pace) -> u64 {
+        match pace {
+            Pace::Slow => self.slow,
+            Pace::Middle => self.middle,
+            Pace::Fast => self.fast,
+        }
+    }
+
+    /// The command line for this number of operations.
+    pub fn words(&self, operations: u64, files: &Files) -> anyhow::Result<Vec<String>> {
+        let churn = files.programs.join("churn").display().to_string();
+        let own = |mode: &str, more: &[&str]| -> Vec<String> {
+            let mut words = vec![churn.clone(), mode.into(), operations.to_string()];
+            words.extend(more.iter().map(|word| (*word).to_owned()));
+            words
+        };
+        Ok(match self.name {
+            "pairs" => own("pairs", &["1"]),
+            "pairs, 4 threads" => own("pairs", &["4"]),
+            "sqlite3" => {
+                let script = made(&files.inputs.join(format!("fill-{operations}.sql")), || rows(operations))?;
+                vec![
+                    "/usr/bin/sqlite3".into(),
+                    "-batch".into(),
+                    ":memory:".into(),
+                    format!(".read {}", script.display()),
+                ]
+            }
+            "redis" => {
+                let socket = socket(&files.inputs).display().to_string();
+                let words = [REDIS, "--port", "0", "--unixsocket", &socket, "--save", "", "--appendonly", "no"];
+                words.map(str::to_owned).into()
+            }
+            "python3" => {
+                let script = files.sources.join("json_loop.py").display().to_string();
+                let rounds = operations.to_string();
+                ["/usr/bin/env", "FREE_RUNNING=1", "/usr/bin/python3", &script, &rounds].map(str::to_owned).into()
+            }
+            "gcc" => {
+                let source = made(&files.inputs.join(format!("functions-{operations}.c")), || functions(operations))?;
+                let compiler = Command::new("gcc").arg("-print-prog-name=cc1").output().context("no gcc")?;
+                let compiler = String::from_utf8(compiler.stdout)?.trim().to_owned();
+                vec![
+                    compiler,
+                    "-quiet".into(),
+                    "-O1".into(),
+                    source.display().to_string(),
+                    "-o".into(),
+                    "/dev/null".into(),
+                ]
+            }
+            mode => own(mode, &[]),
+        })
+    }
+}
+
+/// The socket that the server listens on.
+pub fn socket(inputs: &Path) -> PathBuf {
+    inputs.join("socket")
+}
+
+/// The program that requests this number of operations from a server and waits for the last answer.
+pub fn requests(operations: u64, inputs: &Path) -> Command {
+    let mut command = Command::new(REDIS_BENCHMARK);
+    // Eight connections with four pending requests each, values of 64 bytes, 10,000 different keys.
+    command.args(["-q", "-c", "8", "-P", "4", "-d", "64", "-r", "10000"]);
+    let each = operations / REDIS_REQUESTS.len() as u64;
+    command.args(["-t", &REDIS_REQUESTS.join(","), "-n", &each.to_string(), "-s"]).arg(socket(inputs));
+    command
+}
+
+/// A file with this content, written once.
+fn made(path: &Path, content: impl FnOnce() -> String) -> anyhow::Result<PathBuf> {
+    if !path.exists() {
+        fs::write(path, content()).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(path.to_path_buf())
+}
+
+/// An SQL script that fills a table with an index.
+fn rows(count: u64) -> String {
+    let mut text = String::from("CREATE TABLE items(id INTEGER PRIMARY KEY, name TEXT, note TEXT, price REAL);\n");
+    text += "CREATE INDEX names ON items(name);\nBEGIN;\n";
+    for i in 0..count {
+        let (name, words) = (i.wrapping_mul(2_654_435_761) % 1_000_003, "word ".repeat((i % 40) as usize));
+        text +=
+            &format!("INSERT INTO items VALUES({i}, hex('item {name}'), upper('{words}of row {i}'), {i} * 1.25);\n");
+    }
+    text + "COMMIT;\nSELECT count(*), sum(length(note)) FROM items;\n"
+}
+
+/// C source with loops and switches, to keep a compiler busy.
+fn functions(count: u64) -> String {
+    let function = |i: u64| {
+        let (length, factor) = (i % 9 + 1, i % 13 + 1);
+        format!(
+            "struct node{i} {{ int values[{length}]; double weight; struct node{i} *next; }};\n\
+             int walk{i}(struct node{i} *n, int limit) {{\n  int sum = {i};\n  for (; n; n = n->next) {{\n    for (int k = 0; k < \
+             {length}; k++)\n      if (n->values[k] > limit) sum += n->values[k] * {factor};\n      else sum ^= limit << (k & 7);\n    \
+             n->weight += sum / {factor}.0;\n  }}\n  switch (sum & 7) {{\n    case 0: return sum;\n    case 3: return sum * \
+             5;\n    case 5: return -sum;\n    default: return sum + limit;\n  }}\n}}\n"
+        )
+    };
+    (0..count).map(function).collect()
+}

@@ -1,0 +1,31 @@
+//! `.gnu_debuglink`: the name of the file that has a file's debug information.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, PathBuf};
+
+use crate::{Elf, Image};
+
+/// Largest `.gnu_debuglink`, bytes: a file name and a checksum.
+const MAX_LINK_BYTES: u64 = 4096;
+
+/// A link to a file with debug information.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DebugLink {
+    /// Name of the file, without folders.
+    pub name: PathBuf,
+    /// CRC-32 (IEEE) of the whole file.
+    pub checksum: u32,
+}
+
+/// The link in a file; `None` if there is none. A name with folders in it is refused, because the file may be hostile.
+#[must_use]
+pub fn of(image: &dyn Image, elf: &Elf) -> Option<DebugLink> {
+    let link = elf.section(".gnu_debuglink")?.read(image, MAX_LINK_BYTES).ok()?;
+    let end = memchr::memchr(0, &link)?;
+    let name = PathBuf::from(OsStr::from_bytes(&link[..end]));
+    let mut parts = name.components();
+    let is_plain = matches!((parts.next(), parts.next()), (Some(Component::Normal(_)), None));
+    let checksum = link.get((end + 1).next_multiple_of(4)..)?.first_chunk()?;
+    is_plain.then(|| DebugLink { name, checksum: u32::from_le_bytes(*checksum) })
+}

@@ -1,0 +1,130 @@
+//! The headers of an ELF file, which relate addresses and file offsets.
+
+use object::elf;
+
+use crate::section::{SHT_NOBITS, Section};
+
+/// Type of the segment with `.eh_frame_hdr`, which files without section headers have, too.
+pub const PT_GNU_EH_FRAME: u32 = elf::PT_GNU_EH_FRAME.0;
+
+/// A program header.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    /// `PT_*`.
+    pub kind: u32,
+    pub(crate) flags: elf::ProgramFlags,
+    /// File offset, bytes.
+    pub offset: u64,
+    /// Virtual address, as the file states it.
+    pub address: u64,
+    /// Size in the file, bytes.
+    pub file_bytes: u64,
+    pub(crate) memory_bytes: u64,
+}
+
+impl Segment {
+    /// Whether it is mapped into the process.
+    #[must_use]
+    pub fn is_loaded(&self) -> bool {
+        self.kind == elf::PT_LOAD.0
+    }
+
+    /// Whether it is mapped for execution.
+    #[must_use]
+    pub fn is_executable(&self) -> bool {
+        self.is_loaded() && self.flags.contains(elf::PF_X)
+    }
+
+    /// Whether it is mapped, and `address` is in the part of it that is in the file.
+    #[must_use]
+    pub fn holds(&self, address: u64) -> bool {
+        self.is_loaded() && address.checked_sub(self.address).is_some_and(|at| at < self.file_bytes)
+    }
+
+    /// The file offset of `address`; `None` if it is not in this segment.
+    #[must_use]
+    pub fn offset_of_address(&self, address: u64) -> Option<u64> {
+        self.holds(address).then(|| self.offset.checked_add(address - self.address)).flatten()
+    }
+}
+
+/// The headers of a 64-bit little-endian ELF file.
+#[derive(Clone, Debug)]
+pub struct Elf {
+    /// Address of the entry point, as the file states it; 0 if it has none.
+    pub entry: u64,
+    /// `ET_*`: 2 for a program at fixed addresses, 3 for position-independent programs and libraries.
+    pub kind: u16,
+    /// `EM_*`: the instruction set.
+    pub machine: u16,
+    /// Program headers.
+    pub segments: Vec<Segment>,
+    /// Section headers; empty if the file has none.
+    pub sections: Vec<Section>,
+    /// Whether the file claims to have section headers that cannot be read or are malformed.
+    pub sections_are_damaged: bool,
+    /// File ranges of the header tables: (offset, bytes).
+    pub tables: Vec<(u64, u64)>,
+    /// File offset of the section headers, if there are any.
+    pub section_headers_at: Option<u64>,
+}
+
+impl Elf {
+    /// The address that the file states for its byte `offset`. If several segments contain it, an executable one is
+    /// preferred.
+    #[must_use]
+    pub fn address_of_offset(&self, offset: u64) -> Option<u64> {
+        let holds = |segment: &&Segment| {
+            segment.is_loaded() && offset.checked_sub(segment.offset).is_some_and(|at| at < segment.file_bytes)
+        };
+        let mut candidates = self.segments.iter().filter(holds);
+        let segment = candidates.clone().find(|segment| segment.is_executable()).or_else(|| candidates.next())?;
+        Some(segment.address.wrapping_add(offset - segment.offset))
+    }
+
+    /// Whether this is a file of debug information only, without the code that it describes.
+    #[must_use]
+    pub fn is_debug_only(&self) -> bool {
+        self.sections.iter().any(|section| section.name == ".text" && section.kind == SHT_NOBITS)
+    }
+
+    /// The address of the code at `past_start` bytes from the start of an executable mapping of `mapped_bytes`.
+    ///
+    /// This is for files of debug information, which have the program's addresses but not its file offsets.
+    /// `page_bytes` is the size of a page, a power of two.
+    #[must_use]
+    pub fn address_in_code(&self, mapped_bytes: u64, past_start: u64, page_bytes: u64) -> Option<u64> {
+        let range = |segment: &Segment| {
+            let start = segment.address & !page_bytes.checked_sub(1)?;
+            let end = segment.address.checked_add(segment.memory_bytes)?.checked_next_multiple_of(page_bytes)?;
+            Some((start, end))
+        };
+        let code = self.segments.iter().filter(|segment| segment.is_executable());
+        let code: Vec<(u64, u64)> = code.filter_map(range).collect();
+        // If there are several executable segments, the size of the mapping tells which one it is.
+        let (start, end) = match code[..] {
+            [only] => only,
+            _ => *code.iter().find(|(start, end)| end - start == mapped_bytes)?,
+        };
+        start.checked_add(past_start).filter(|address| *address < end)
+    }
+
+    /// The file offset of `address`.
+    #[must_use]
+    pub fn offset_of_address(&self, address: u64) -> Option<u64> {
+        self.segments.iter().find_map(|segment| segment.offset_of_address(address))
+    }
+
+    /// The end address, exclusive, of the loaded segment that contains `address`.
+    #[must_use]
+    pub fn segment_end(&self, address: u64) -> Option<u64> {
+        let segment = self.segments.iter().find(|segment| segment.holds(address))?;
+        segment.address.checked_add(segment.file_bytes)
+    }
+
+    /// The first section with this `name` and with bytes in the file.
+    #[must_use]
+    pub fn section(&self, name: &str) -> Option<&Section> {
+        self.sections.iter().find(|section| section.name == name && section.kind != SHT_NOBITS)
+    }
+}

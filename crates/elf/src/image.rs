@@ -1,0 +1,86 @@
+//! Random access to the bytes of a file: the trait [`Image`].
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use crate::ElfError;
+
+/// The bytes of a file. A file is read with `pread`, never mapped: if its owner truncates it, reading fails, where a
+/// memory mapping would raise SIGBUS.
+pub trait Image: Send + Sync {
+    /// Current length, bytes.
+    ///
+    /// # Errors
+    /// The error of the operating system.
+    fn length_bytes(&self) -> io::Result<u64>;
+
+    /// Fills `buffer` from file offset `offset`.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` if the file is too short, else the error of the operating system.
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()>;
+}
+
+impl Image for File {
+    fn length_bytes(&self) -> io::Result<u64> {
+        Ok(self.metadata()?.len())
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.read_exact_at(buffer, offset)
+    }
+}
+
+impl Image for [u8] {
+    fn length_bytes(&self) -> io::Result<u64> {
+        Ok(self.len() as u64)
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        let source = usize::try_from(offset)
+            .ok()
+            .and_then(|start| self.get(start..)?.get(..buffer.len()))
+            .ok_or(io::ErrorKind::UnexpectedEof)?;
+        buffer.copy_from_slice(source);
+        Ok(())
+    }
+}
+
+impl Image for Vec<u8> {
+    fn length_bytes(&self) -> io::Result<u64> {
+        self.as_slice().length_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        self.as_slice().read_at(offset, buffer)
+    }
+}
+
+impl<I: Image + ?Sized> Image for &I {
+    fn length_bytes(&self) -> io::Result<u64> {
+        (**self).length_bytes()
+    }
+
+    fn read_at(&self, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
+        (**self).read_at(offset, buffer)
+    }
+}
+
+/// Reads `bytes` bytes at `offset`, at most `limit` of them. `what` names them in the error.
+///
+/// # Errors
+/// [`ElfError::TooLarge`] if they exceed the limit, [`ElfError::Io`] if they are not in the file or cannot be read.
+pub fn read_range(image: &dyn Image, what: &str, offset: u64, bytes: u64, limit: u64) -> Result<Vec<u8>, ElfError> {
+    if bytes > limit {
+        return Err(ElfError::TooLarge { what: what.into(), bytes, limit });
+    }
+    // The length is checked first, so that a false size does not cause an allocation.
+    let within = offset.checked_add(bytes).is_some_and(|end| image.length_bytes().is_ok_and(|length| end <= length));
+    if !within {
+        return Err(ElfError::Io(io::ErrorKind::UnexpectedEof.into()));
+    }
+    let mut buffer = vec![0; usize::try_from(bytes).map_err(|_| ElfError::Malformed("size"))?];
+    image.read_at(offset, &mut buffer)?;
+    Ok(buffer)
+}

@@ -1,0 +1,16 @@
+//! The stub on x86-64.
+
+// Passes on the registers of its caller, as they will be after the return.
+std::arch::global_asm!(
+    ".globl heapbpf_capture_here",
+    ".type heapbpf_capture_here, @function",
+    "heapbpf_capture_here:",
+    ".cfi_startproc",
+    "mov rdi, [rsp]",
+    "lea rsi, [rsp + 8]",
+    "mov rdx, rbp",
+    "jmp {keep}",
+    ".cfi_endproc",
+    ".size heapbpf_capture_here, . - heapbpf_capture_here",
+    keep = sym crate::capture::keep_capture,
+);

@@ -1,0 +1,33 @@
+//! Captures at the bottom of a recursion of known depth.
+
+use std::sync::Arc;
+
+use heapbpf_unwind::dwarf::{Capture, Limits, Unwinder};
+use heapbpf_unwind::raw::RawStack;
+
+use super::{OwnCapture, OwnProcess, capture_here, take_capture};
+
+/// Captures at the bottom of `depth` further calls.
+#[inline(never)]
+pub fn descend(depth: u32) -> u32 {
+    if depth == 0 {
+        capture_here();
+        return 0;
+    }
+    std::hint::black_box(descend(depth - 1)) + 1
+}
+
+/// The capture at the bottom of `depth` further calls.
+///
+/// # Panics
+/// If `/proc` cannot be read.
+pub fn captured(depth: u32) -> OwnCapture {
+    descend(depth);
+    take_capture().expect("a stack in /proc")
+}
+
+/// The stack of a capture of this process, by a new unwinder.
+pub fn unwind(process: &OwnProcess, capture: &OwnCapture) -> Arc<RawStack> {
+    let capture = Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[] };
+    Unwinder::new(Limits::default(), process.address_bits()).unwind(&mut process.clone(), &process.space(), capture)
+}

@@ -1,0 +1,320 @@
+//! The known allocators: how their files are recognized, and how their functions are called.
+//!
+//! To add an allocator, add an entry to [`ALLOCATORS`].
+
+use sampler_ebpf::abi::{NO_ARGUMENT, SITE_FREES};
+
+use crate::elf::FileImage;
+use crate::placement::Arguments;
+use crate::versions;
+
+/// The shape of a function: which argument is what, and whether it allocates or frees.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Shape {
+    /// Which argument is what.
+    pub arguments: Arguments,
+    /// `SITE_FREES`, or 0.
+    pub flags: u8,
+}
+
+impl Shape {
+    /// A function like `malloc`, with the size in this argument.
+    #[must_use]
+    pub const fn allocates(size: u8) -> Self {
+        Self { arguments: Arguments { size, ..Arguments::NONE }, flags: 0 }
+    }
+    /// A function like `free`, with the block in this argument.
+    #[must_use]
+    pub const fn frees(old: u8) -> Self {
+        Self { arguments: Arguments { old, ..Arguments::NONE }, flags: SITE_FREES }
+    }
+    /// The same, with the size multiplied by this argument.
+    #[must_use]
+    pub const fn times(mut self, times: u8) -> Self {
+        self.arguments.times = times;
+        self
+    }
+    /// The same, reallocating the block in this argument.
+    #[must_use]
+    pub const fn old(mut self, old: u8) -> Self {
+        self.arguments.old = old;
+        self
+    }
+    /// The same, with the result stored where this argument points.
+    #[must_use]
+    pub const fn out(mut self, out: u8) -> Self {
+        self.arguments.out = out;
+        self
+    }
+    /// Whether the function only frees.
+    #[must_use]
+    pub const fn is_free(self) -> bool {
+        self.flags & SITE_FREES != 0
+    }
+    /// Whether the function reallocates.
+    #[must_use]
+    pub const fn is_realloc(self) -> bool {
+        !self.is_free() && self.arguments.old != NO_ARGUMENT
+    }
+}
+
+/// A function of an allocator.
+#[derive(Clone, Copy, Debug)]
+pub struct Function {
+    /// Its name in the audit, which is also one of its symbols.
+    pub name: &'static str,
+    /// Further symbols. An address with several symbols is hooked once.
+    pub aliases: &'static [&'static str],
+    /// Its shape.
+    pub shape: Shape,
+    /// Whether it throws an exception where others return NULL.
+    pub throws: bool,
+}
+
+/// A known allocator.
+#[derive(Clone, Copy, Debug)]
+pub struct Allocator {
+    /// Its name in profiles.
+    pub name: &'static str,
+    /// Symbols that only this allocator defines; one is enough.
+    pub markers: &'static [&'static str],
+    /// Symbols that rule it out; one is enough.
+    pub unless: &'static [&'static str],
+    /// Finds its version in the file.
+    pub version: fn(&FileImage) -> Option<String>,
+    /// Whether `realloc(p, 0)` frees `p` and returns NULL.
+    pub realloc_zero_frees: bool,
+    /// Whether it is looked for only in files without another allocator.
+    pub last_resort: bool,
+    /// Prefixes of its symbols, before the names of the functions.
+    pub prefixes: &'static [&'static str],
+    /// Its functions, in groups that allocators share.
+    pub functions: &'static [&'static [Function]],
+    /// Functions that probes cannot follow, and what that means.
+    pub limits: &'static [(&'static str, &'static str)],
+}
+
+const fn function(name: &'static str, aliases: &'static [&'static str], shape: Shape) -> Function {
+    Function { name, aliases, shape, throws: false }
+}
+
+const fn throwing(name: &'static str, aliases: &'static [&'static str], shape: Shape) -> Function {
+    Function { throws: true, ..function(name, aliases, shape) }
+}
+
+/// The C interface under its own names.
+const STANDARD: &[Function] = &[
+    function("malloc", &["__libc_malloc"], Shape::allocates(0)),
+    function("calloc", &["__libc_calloc"], Shape::allocates(1).times(0)),
+    function("realloc", &["__libc_realloc"], Shape::allocates(1).old(0)),
+    function("reallocarray", &["__libc_reallocarray"], Shape::allocates(2).times(1).old(0)),
+    function("memalign", &["__libc_memalign"], Shape::allocates(1)),
+    function("aligned_alloc", &[], Shape::allocates(1)),
+    function("posix_memalign", &["__posix_memalign"], Shape::allocates(2).out(0)),
+    function("valloc", &["__libc_valloc"], Shape::allocates(0)),
+    function("pvalloc", &["__libc_pvalloc"], Shape::allocates(0)),
+    function("free", &["__libc_free", "cfree"], Shape::frees(0)),
+    // C23.
+    function("free_sized", &[], Shape::frees(0)),
+    function("free_aligned_sized", &[], Shape::frees(0)),
+];
+
+/// `operator new` and `delete` in all their forms (Itanium C++ ABI names; `m` is `size_t`).
+const OPERATORS: &[Function] = &[
+    throwing("operator new", &["_Znwm"], Shape::allocates(0)),
+    throwing("operator new[]", &["_Znam"], Shape::allocates(0)),
+    function("operator new(nothrow)", &["_ZnwmRKSt9nothrow_t"], Shape::allocates(0)),
+    function("operator new[](nothrow)", &["_ZnamRKSt9nothrow_t"], Shape::allocates(0)),
+    throwing("operator new(align)", &["_ZnwmSt11align_val_t"], Shape::allocates(0)),
+    throwing("operator new[](align)", &["_ZnamSt11align_val_t"], Shape::allocates(0)),
+    function("operator new(align, nothrow)", &["_ZnwmSt11align_val_tRKSt9nothrow_t"], Shape::allocates(0)),
+    function("operator new[](align, nothrow)", &["_ZnamSt11align_val_tRKSt9nothrow_t"], Shape::allocates(0)),
+    function("operator delete", &["_ZdlPv"], Shape::frees(0)),
+    function("operator delete[]", &["_ZdaPv"], Shape::frees(0)),
+    function("operator delete(nothrow)", &["_ZdlPvRKSt9nothrow_t"], Shape::frees(0)),
+    function("operator delete[](nothrow)", &["_ZdaPvRKSt9nothrow_t"], Shape::frees(0)),
+    function("operator delete(size)", &["_ZdlPvm"], Shape::frees(0)),
+    function("operator delete[](size)", &["_ZdaPvm"], Shape::frees(0)),
+    function("operator delete(align)", &["_ZdlPvSt11align_val_t"], Shape::frees(0)),
+    function("operator delete[](align)", &["_ZdaPvSt11align_val_t"], Shape::frees(0)),
+    function("operator delete(size, align)", &["_ZdlPvmSt11align_val_t"], Shape::frees(0)),
+    function("operator delete[](size, align)", &["_ZdaPvmSt11align_val_t"], Shape::frees(0)),
+    function("operator delete(align, nothrow)", &["_ZdlPvSt11align_val_tRKSt9nothrow_t"], Shape::frees(0)),
+    function("operator delete[](align, nothrow)", &["_ZdaPvSt11align_val_tRKSt9nothrow_t"], Shape::frees(0)),
+];
+
+/// jemalloc's own interface.
+const JEMALLOC: &[Function] = &[
+    function("mallocx", &[], Shape::allocates(0)),
+    function("rallocx", &[], Shape::allocates(1).old(0)),
+    function("dallocx", &[], Shape::frees(0)),
+    function("sdallocx", &[], Shape::frees(0)),
+];
+
+/// mimalloc's own interface, besides the standard one under its prefix.
+const MIMALLOC: &[Function] = &[
+    function("mi_zalloc", &[], Shape::allocates(0)),
+    function("mi_malloc_small", &[], Shape::allocates(0)),
+    function("mi_zalloc_small", &[], Shape::allocates(0)),
+    function("mi_mallocn", &[], Shape::allocates(1).times(0)),
+    function("mi_reallocn", &[], Shape::allocates(2).times(1).old(0)),
+    function("mi_reallocf", &[], Shape::allocates(1).old(0)),
+    function("mi_rezalloc", &[], Shape::allocates(1).old(0)),
+    function("mi_recalloc", &[], Shape::allocates(2).times(1).old(0)),
+    function("mi_malloc_aligned", &[], Shape::allocates(0)),
+    function("mi_zalloc_aligned", &[], Shape::allocates(0)),
+    function("mi_calloc_aligned", &[], Shape::allocates(1).times(0)),
+    function("mi_realloc_aligned", &[], Shape::allocates(1).old(0)),
+    function("mi_rezalloc_aligned", &[], Shape::allocates(1).old(0)),
+    throwing("mi_new", &[], Shape::allocates(0)),
+    throwing("mi_new_n", &[], Shape::allocates(1).times(0)),
+    throwing("mi_new_aligned", &[], Shape::allocates(0)),
+    function("mi_new_nothrow", &[], Shape::allocates(0)),
+    throwing("mi_new_realloc", &[], Shape::allocates(1).old(0)),
+    function("mi_heap_malloc", &[], Shape::allocates(1)),
+    function("mi_heap_zalloc", &[], Shape::allocates(1)),
+    function("mi_heap_malloc_small", &[], Shape::allocates(1)),
+    function("mi_heap_calloc", &[], Shape::allocates(2).times(1)),
+    function("mi_heap_mallocn", &[], Shape::allocates(2).times(1)),
+    function("mi_heap_realloc", &[], Shape::allocates(2).old(1)),
+    function("mi_heap_malloc_aligned", &[], Shape::allocates(1)),
+    function("mi_malloc_aligned_at", &[], Shape::allocates(0)),
+    function("mi_zalloc_aligned_at", &[], Shape::allocates(0)),
+    function("mi_calloc_aligned_at", &[], Shape::allocates(1).times(0)),
+    function("mi_realloc_aligned_at", &[], Shape::allocates(1).old(0)),
+    function("mi_rezalloc_aligned_at", &[], Shape::allocates(1).old(0)),
+    function("mi_recalloc_aligned", &[], Shape::allocates(2).times(1).old(0)),
+    function("mi_recalloc_aligned_at", &[], Shape::allocates(2).times(1).old(0)),
+    function("mi_new_aligned_nothrow", &[], Shape::allocates(0)),
+    throwing("mi_new_reallocn", &[], Shape::allocates(2).times(1).old(0)),
+    throwing("mi_heap_alloc_new", &[], Shape::allocates(1)),
+    throwing("mi_heap_alloc_new_n", &[], Shape::allocates(2).times(1)),
+    function("mi_heap_reallocn", &[], Shape::allocates(3).times(2).old(1)),
+    function("mi_heap_reallocf", &[], Shape::allocates(2).old(1)),
+    function("mi_heap_rezalloc", &[], Shape::allocates(2).old(1)),
+    function("mi_heap_recalloc", &[], Shape::allocates(3).times(2).old(1)),
+    function("mi_heap_zalloc_aligned", &[], Shape::allocates(1)),
+    function("mi_heap_calloc_aligned", &[], Shape::allocates(2).times(1)),
+    function("mi_heap_realloc_aligned", &[], Shape::allocates(2).old(1)),
+    function("mi_heap_rezalloc_aligned", &[], Shape::allocates(2).old(1)),
+    function("mi_heap_recalloc_aligned", &[], Shape::allocates(3).times(2).old(1)),
+    function("mi_heap_malloc_aligned_at", &[], Shape::allocates(1)),
+    function("mi_heap_zalloc_aligned_at", &[], Shape::allocates(1)),
+    function("mi_heap_calloc_aligned_at", &[], Shape::allocates(2).times(1)),
+    function("mi_heap_realloc_aligned_at", &[], Shape::allocates(2).old(1)),
+    function("mi_heap_rezalloc_aligned_at", &[], Shape::allocates(2).old(1)),
+    function("mi_heap_recalloc_aligned_at", &[], Shape::allocates(3).times(2).old(1)),
+    function("mi_free_size", &[], Shape::frees(0)),
+    function("mi_free_aligned", &[], Shape::frees(0)),
+    function("mi_free_size_aligned", &[], Shape::frees(0)),
+];
+
+/// snmalloc's interface for Rust.
+const SNMALLOC: &[Function] = &[
+    function("sn_rust_alloc", &[], Shape::allocates(1)),
+    function("sn_rust_alloc_zeroed", &[], Shape::allocates(1)),
+    function("sn_rust_realloc", &[], Shape::allocates(3).old(0)),
+    function("sn_rust_dealloc", &[], Shape::frees(0)),
+];
+
+/// A Rust program's own `#[global_allocator]`.
+const RUST: &[Function] = &[
+    function("__rg_alloc", &["__rust_alloc"], Shape::allocates(0)),
+    function("__rg_alloc_zeroed", &["__rust_alloc_zeroed"], Shape::allocates(0)),
+    function("__rg_realloc", &["__rust_realloc"], Shape::allocates(3).old(0)),
+    function("__rg_dealloc", &["__rust_dealloc"], Shape::frees(0)),
+];
+
+const fn unknown_version(_: &FileImage) -> Option<String> {
+    None
+}
+
+/// Defaults of the entries.
+const BASE: Allocator = Allocator {
+    name: "",
+    markers: &[],
+    unless: &[],
+    version: unknown_version,
+    realloc_zero_frees: false,
+    last_resort: false,
+    prefixes: &[""],
+    functions: &[],
+    limits: &[],
+};
+
+/// Every known allocator. A symbol that several of them have belongs to the first that is in the file, so that the C
+/// libraries come after the allocators that replace their functions.
+pub const ALLOCATORS: &[Allocator] = &[
+    Allocator {
+        name: "jemalloc",
+        // The prefixes are those of builds that do not replace malloc, and of Rust's jemalloc crates.
+        markers: &["mallocx", "je_mallocx", "_rjem_mallocx", "_rjem_malloc"],
+        version: versions::jemalloc,
+        realloc_zero_frees: true,
+        prefixes: &["", "je_", "_rjem_"],
+        functions: &[STANDARD, OPERATORS, JEMALLOC],
+        limits: &[("xallocx", "resizes a block in place: the block keeps the size that it had")],
+        ..BASE
+    },
+    Allocator {
+        name: "tcmalloc",
+        markers: &["tc_malloc", "TCMallocInternalMalloc"],
+        version: versions::tcmalloc,
+        realloc_zero_frees: true,
+        prefixes: &["", "tc_"],
+        functions: &[STANDARD, OPERATORS],
+        ..BASE
+    },
+    Allocator {
+        name: "mimalloc",
+        markers: &["mi_malloc"],
+        version: versions::mimalloc,
+        prefixes: &["", "mi_"],
+        functions: &[STANDARD, OPERATORS, MIMALLOC],
+        limits: &[("mi_heap_destroy", "frees a heap's blocks at once: they stay in use as far as the profile knows")],
+        ..BASE
+    },
+    Allocator {
+        name: "snmalloc",
+        markers: &["sn_malloc", "sn_rust_alloc"],
+        prefixes: &["", "sn_"],
+        functions: &[STANDARD, OPERATORS, SNMALLOC],
+        ..BASE
+    },
+    Allocator {
+        name: "musl",
+        // The loader's stages in the shared library; the allocator's own functions in a static executable.
+        markers: &["__dls2b", "__libc_malloc_impl", "__simple_malloc"],
+        version: versions::musl,
+        functions: &[STANDARD],
+        ..BASE
+    },
+    Allocator {
+        name: "glibc",
+        markers: &["gnu_get_libc_version", "__libc_memalign", "__libc_valloc", "_int_malloc"],
+        version: versions::glibc,
+        realloc_zero_frees: true,
+        functions: &[STANDARD],
+        ..BASE
+    },
+    Allocator {
+        name: "Rust global allocator",
+        markers: &["__rg_alloc", "__rust_alloc"],
+        // Only in programs without an allocator of their own: it calls the C library's malloc, which is hooked.
+        unless: &["__rdl_alloc"],
+        last_resort: true,
+        functions: &[RUST],
+        limits: &[("__rust_alloc", "calls that the compiler put into their callers (optimized builds) are not seen")],
+        ..BASE
+    },
+    Allocator {
+        name: "unknown malloc",
+        markers: &["malloc"],
+        last_resort: true,
+        functions: &[STANDARD, OPERATORS],
+        ..BASE
+    },
+];
+
+/// Beginnings of the names of dynamic loaders, which define `malloc` for their own start only.
+pub const LOADERS: &[&str] = &["ld-linux", "ld-2.", "ld.so.1", "ld64.so"];

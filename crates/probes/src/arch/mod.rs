@@ -1,0 +1,67 @@
+//! Facts of the instruction sets: decoding, calling convention, and which instructions the kernel runs without
+//! single-stepping.
+
+mod aarch64;
+mod x86_64;
+mod x86_64_exits;
+mod x86_64_returns;
+
+use crate::flow::{Exits, Flow, Returned, Target};
+use crate::machine::Machine;
+use crate::placement::{KernelRules, Needs, Placement};
+
+/// The code addresses that the function at `address` can return, over all of its paths. `code_at` gives the code from
+/// an address up to the end of the function there.
+#[must_use]
+pub fn returns<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> &'a [u8]) -> Returned {
+    match machine {
+        Machine::X86_64 => x86_64_returns::returns(address, code_at),
+        Machine::Aarch64 => Returned::default(),
+    }
+}
+
+/// How control leaves the function at `address`, over all of its paths; `None` if that is not known, because it ends in
+/// a jump or cannot be decoded. `code_at` gives the code from an address up to the end of the function, or of a part of
+/// it that was placed elsewhere.
+#[must_use]
+pub fn exits<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> &'a [u8]) -> Option<Exits> {
+    match machine {
+        Machine::X86_64 => x86_64_exits::exits(address, code_at),
+        Machine::Aarch64 => None,
+    }
+}
+
+/// Calls `found` with every direct transfer of control in `code`, which starts at `address`. Undecodable bytes are
+/// skipped.
+pub fn flows(machine: Machine, address: u64, code: &[u8], found: impl FnMut(Flow)) {
+    match machine {
+        Machine::X86_64 => x86_64::flows(address, code, found),
+        Machine::Aarch64 => aarch64::flows(address, code, found),
+    }
+}
+
+/// Where a function jumps with its first instruction after a landing pad, if that is all it does.
+#[must_use]
+pub fn forwards_to(machine: Machine, address: u64, code: &[u8]) -> Option<Target> {
+    match machine {
+        Machine::X86_64 => x86_64::forwards_to(address, code),
+        Machine::Aarch64 => aarch64::forwards_to(address, code),
+    }
+}
+
+/// Chooses the instruction to probe in the function whose `code` starts at `address`; `None` if the kernel refuses all
+/// of them.
+/// `entered` tells whether some branch leads to an address. See [`crate::placement`].
+#[must_use]
+pub fn place(
+    rules: &KernelRules,
+    address: u64,
+    code: &[u8],
+    needs: &Needs,
+    entered: &dyn Fn(u64) -> bool,
+) -> Option<Placement> {
+    match rules.machine {
+        Machine::X86_64 => x86_64::place(rules, address, code, needs, entered),
+        Machine::Aarch64 => aarch64::place(rules, address, code, needs, entered),
+    }
+}

@@ -1,0 +1,224 @@
+//! The call graph of a file: its direct calls and jumps, and the bounds of its functions as far as they are known.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use crate::arch;
+use crate::elf::FileImage;
+use crate::flow::{FlowKind, Target};
+
+/// Most helpers that are followed; glibc has one.
+pub const HELPERS_MAX: usize = 1024;
+/// Length of a landing pad: `endbr64`, `bti`.
+const LANDING_PAD_BYTES: u64 = 4;
+
+/// The addresses of a function, or of a part of one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Extent {
+    /// First address.
+    pub start: u64,
+    /// End (exclusive).
+    pub end: u64,
+}
+
+/// A transfer of control within the file, or to a slot of the global offset table.
+#[derive(Clone, Copy, Debug)]
+pub struct Edge {
+    /// Address of the instruction.
+    pub from: u64,
+    /// Where it leads, or the slot.
+    pub to: u64,
+    /// Whether it is a call; else a jump.
+    pub is_call: bool,
+}
+
+/// The calls and jumps of a file.
+#[derive(Debug)]
+pub struct CallGraph<'a> {
+    /// The file.
+    pub image: &'a FileImage,
+    /// By `from`.
+    edges: Vec<Edge>,
+    /// Indices into `edges`, by `to`.
+    by_target: Vec<u32>,
+    /// Addresses of exported functions.
+    exported: BTreeSet<u64>,
+    /// Known starts of functions, each with its end if that is known.
+    starts: BTreeMap<u64, Option<u64>>,
+    /// Exported functions by name: a call through the linkage table leads there unless another file defines the name
+    /// first.
+    by_name: HashMap<&'a str, u64>,
+    /// Slots of the global offset table, and the stubs that jump through them, with the name of the imported function.
+    stubs: HashMap<u64, Option<&'a str>>,
+}
+
+impl<'a> CallGraph<'a> {
+    /// Decodes the code of `image`; only that of `functions` if the file is very large.
+    #[must_use]
+    pub fn new(image: &'a FileImage, functions: &[Extent]) -> Self {
+        let mut edges = Vec::new();
+        let mut slots = Vec::new();
+        let mut scan = |address: u64, bytes: &[u8]| {
+            arch::flows(image.machine, address, bytes, |flow| match flow.target {
+                Target::Address(to) => edges.push(Edge { from: flow.from, to, is_call: flow.kind == FlowKind::Call }),
+                Target::Slot(slot) => slots.push((flow.from, slot, flow.kind == FlowKind::Call)),
+            });
+        };
+        if image.code_is_whole {
+            image.code().iter().for_each(|code| scan(code.address, &code.bytes));
+        } else {
+            functions.iter().for_each(|f| scan(f.start, image.code_between(f.start, f.end)));
+        }
+        let mut starts: BTreeMap<u64, Option<u64>> = BTreeMap::new();
+        let mut exported = BTreeSet::new();
+        let mut by_name = HashMap::new();
+        for (name, symbol) in image.functions() {
+            let end = symbol.address.checked_add(symbol.size).filter(|_| symbol.size > 0);
+            let known = starts.entry(symbol.address).or_default();
+            *known = (*known).max(end);
+            if symbol.exported {
+                exported.insert(symbol.address);
+            }
+            // Calls of a function that a resolver chooses go through a slot, even if the symbol is local.
+            if symbol.exported || symbol.indirect {
+                by_name.insert(name, symbol.address);
+            }
+        }
+        for (start, end) in &image.bounds {
+            starts.entry(*start).or_default().get_or_insert(*end);
+        }
+        for edge in edges.iter().filter(|e| e.is_call) {
+            starts.entry(edge.to).or_default();
+        }
+        // A jump out of a function leads to another function, or to a part of it that was placed elsewhere.
+        for edge in edges.iter().filter(|e| !e.is_call) {
+            let around = starts.range(..=edge.from).next_back();
+            if let Some((start, Some(end))) = around
+                && edge.from < *end
+                && !(*start..*end).contains(&edge.to)
+            {
+                starts.entry(edge.to).or_default();
+            }
+        }
+        // A stub is a jump through a slot, with or without a landing pad in front.
+        let mut stubs = HashMap::new();
+        for (from, slot, is_call) in slots {
+            let name = image.import_at(slot);
+            edges.push(Edge { from, to: slot, is_call });
+            stubs.insert(slot, name);
+            if !is_call {
+                stubs.insert(from, name);
+                stubs.entry(from.saturating_sub(LANDING_PAD_BYTES)).or_insert(name);
+            }
+        }
+        edges.sort_unstable_by_key(|e| e.from);
+        let mut by_target: Vec<u32> = (0..u32::try_from(edges.len()).unwrap_or(u32::MAX)).collect();
+        by_target.sort_unstable_by_key(|i| edges[*i as usize].to);
+        Self { image, edges, by_target, exported, starts, by_name, stubs }
+    }
+
+    /// The name of the imported function that the stub or slot at `address` leads to.
+    #[must_use]
+    pub fn import_behind(&self, address: u64) -> Option<&'a str> {
+        self.stubs.get(&address).copied().flatten()
+    }
+
+    /// The imported functions that code of the file calls or jumps to.
+    pub fn imports(&self) -> impl Iterator<Item = &'a str> {
+        self.stubs.values().copied().flatten()
+    }
+
+    /// Whether `part` is a part of the function that jumps there: nothing calls it, and no symbol names it as a
+    /// function.
+    #[must_use]
+    pub fn is_cold_part(&self, part: Extent) -> bool {
+        let by_name = |address: u64| self.image.functions().find(|(_, symbol)| symbol.address == address);
+        let named_apart = by_name(part.start).is_some_and(|(name, _)| !name.contains(".cold"));
+        !named_apart && !self.exported.contains(&part.start) && !self.edges_into(part).any(|edge| edge.is_call)
+    }
+
+    /// The address that a call of `address` leads to: behind a stub, the function of that name in this file, if there
+    /// is one.
+    #[must_use]
+    pub fn resolve(&self, address: u64) -> u64 {
+        self.import_behind(address).and_then(|name| self.by_name.get(name)).copied().unwrap_or(address)
+    }
+
+    /// Whether a branch or a call, from anywhere in the file, leads to `address`.
+    #[must_use]
+    pub fn is_entered(&self, address: u64) -> bool {
+        self.edges_into(Extent { start: address, end: address.saturating_add(1) }).next().is_some()
+    }
+
+    /// Calls and jumps from anywhere to inside `extent`.
+    pub fn edges_into(&self, extent: Extent) -> impl Iterator<Item = &Edge> {
+        let first = self.by_target.partition_point(|i| self.edges[*i as usize].to < extent.start);
+        self.by_target[first..].iter().map(|i| &self.edges[*i as usize]).take_while(move |e| e.to < extent.end)
+    }
+
+    /// Calls and jumps from inside `extent` to outside.
+    pub fn out_of(&self, extent: Extent) -> impl Iterator<Item = &Edge> {
+        let first = self.edges.partition_point(|e| e.from < extent.start);
+        self.edges[first..]
+            .iter()
+            .take_while(move |e| e.from < extent.end)
+            .filter(move |e| !(extent.start..extent.end).contains(&e.to))
+    }
+
+    /// The function that contains `address`, if its bounds are known.
+    #[must_use]
+    pub fn extent_at(&self, address: u64) -> Option<Extent> {
+        let (&start, &end) = self.starts.range(..=address).next_back()?;
+        let next = self.starts.range(address.checked_add(1)?..).next().map(|(start, _)| *start);
+        let end = end.or(next)?;
+        (end > address && !self.image.code_between(start, end).is_empty()).then_some(Extent { start, end })
+    }
+
+    /// Whether the stub or slot of an imported function is at `address`.
+    #[must_use]
+    pub fn is_import(&self, address: u64) -> bool {
+        self.stubs.contains_key(&address)
+    }
+
+    /// Whether the file exports a function at `address`.
+    #[must_use]
+    pub fn is_exported(&self, address: u64) -> bool {
+        self.exported.contains(&address)
+    }
+
+    /// Whether the file itself has a function that calls of this name lead to.
+    #[must_use]
+    pub fn has_function(&self, name: &str) -> bool {
+        self.by_name.contains_key(name)
+    }
+
+    /// Whether a function is known to start in `start..end`.
+    #[must_use]
+    pub fn has_start_between(&self, start: u64, end: u64) -> bool {
+        self.starts.range(start..end).next().is_some()
+    }
+
+    /// Whether `function` can end in a jump to another function for which `is_hooked` holds, directly or through local
+    /// code.
+    #[must_use]
+    pub fn may_tail_jump(&self, function: Extent, is_hooked: &dyn Fn(u64) -> bool) -> bool {
+        let mut seen = BTreeSet::from([function]);
+        let mut open = vec![function];
+        while let Some(extent) = open.pop() {
+            for edge in self.out_of(extent).filter(|e| !e.is_call) {
+                if edge.to != function.start && is_hooked(edge.to) {
+                    return true;
+                }
+                if let Some(next) = self.extent_at(edge.to)
+                    && next != function
+                    && !self.is_import(edge.to)
+                    && !self.is_exported(next.start)
+                    && seen.len() < HELPERS_MAX
+                    && seen.insert(next)
+                {
+                    open.push(next);
+                }
+            }
+        }
+        false
+    }
+}

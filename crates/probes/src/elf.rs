@@ -1,0 +1,350 @@
+//! An ELF file as far as planning needs it: symbols, code, function bounds, identity; all bounded and checked.
+//!
+//! A target may truncate or rewrite its files at any time, so they are read, never mapped.
+
+use std::collections::HashMap;
+
+use heapbpf_elf::{Dynamic, Elf, ElfFile, Image, MAX_PIECE_BYTES, Pieces, Segment, Symbols, build_id, read_range};
+use object::elf;
+use object::read::ReadRef;
+
+use heapbpf_audit::FileKind;
+
+use crate::error::AttachError;
+use crate::machine::Machine;
+
+pub use heapbpf_elf::Symbol;
+
+/// Most code that is scanned as a whole, bytes. In a larger file, branches into a function are only looked for in the
+/// function itself.
+const CODE_MAX_BYTES: u64 = 64 << 20;
+/// Most code that is read, bytes. No program has as much, but a hostile file may claim it.
+const CODE_READ_MAX_BYTES: u64 = 512 << 20;
+/// Largest section of read-only data that is searched for version strings, bytes.
+const READ_ONLY_MAX_BYTES: u64 = 8 << 20;
+/// Most bytes that the names of imports may take.
+const IMPORT_NAMES_MAX_BYTES: usize = 64 << 20;
+
+/// An executable section.
+#[derive(Clone, Debug)]
+pub struct Code {
+    /// Virtual address of the first byte.
+    pub address: u64,
+    /// The instructions.
+    pub bytes: Vec<u8>,
+}
+
+/// An ELF file as far as planning needs it.
+#[derive(Clone, Debug)]
+pub struct FileImage {
+    /// Where the file was found, for custom allocators that name it; empty if unknown.
+    pub path: String,
+    /// Instruction set.
+    pub machine: Machine,
+    /// Library or executable.
+    pub kind: FileKind,
+    /// GNU build ID; empty if the file has none.
+    pub build_id: Vec<u8>,
+    /// `DT_SONAME`.
+    pub soname: Option<String>,
+    /// The dynamic loader that an executable asks for; that of musl is also its C library.
+    pub interpreter: Option<String>,
+    /// `DT_NEEDED`.
+    pub needed: Vec<String>,
+    /// Whether the Go toolchain made it: its heap is Go's own.
+    pub is_go: bool,
+    /// Names of version definitions (`GLIBC_2.36`), in file order.
+    pub versions: Vec<String>,
+    /// Whether the code is small enough to be scanned as a whole.
+    pub code_is_whole: bool,
+    /// Start and end of the functions in the unwind tables, sorted.
+    pub bounds: Vec<(u64, u64)>,
+    /// Parts of the file that could not be read, for the audit.
+    pub damaged: Vec<&'static str>,
+    code: Vec<Code>,
+    symbols: Symbols,
+    read_only: Vec<Vec<u8>>,
+    segments: Vec<Segment>,
+    imports: HashMap<u64, String>,
+}
+
+impl FileImage {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`AttachError`] if it is not a 64-bit little-endian ELF file for a known machine. Damaged parts are no error:
+    /// they are listed in [`damaged`](Self::damaged).
+    pub fn read(file: &dyn Image) -> Result<Self, AttachError> {
+        Self::read_if(file, |_| true)
+    }
+
+    /// Reads a file, but its code, which is most of it, only if `wanted` holds for the name of a function that it
+    /// defines.
+    ///
+    /// # Errors
+    /// As [`Self::read`].
+    pub fn read_if(file: &dyn Image, wanted: impl Fn(&str) -> bool) -> Result<Self, AttachError> {
+        let pieces = Pieces::of(file);
+        let tables = ElfFile::parse(&pieces)?;
+        let mut image = Self::of_tables(&tables)?;
+        if image.functions().any(|(name, _)| wanted(name)) {
+            image.build_id = build_id::of(file).unwrap_or_default();
+            image.read_sections(&tables);
+            let headers = tables.headers;
+            // Most of a file: other parts that were read are dropped first, so that it is in memory only once.
+            drop(pieces);
+            image.read_code(file, &headers);
+        }
+        Ok(image)
+    }
+
+    /// The same image with the path that the file was found at.
+    #[must_use]
+    pub fn found_at(mut self, path: &str) -> Self {
+        path.clone_into(&mut self.path);
+        self
+    }
+
+    fn of_tables<'a, R: ReadRef<'a>>(file: &ElfFile<'a, R>) -> Result<Self, AttachError> {
+        let headers = &file.headers;
+        let machine = match elf::Machine(headers.machine) {
+            elf::EM_X86_64 => Machine::X86_64,
+            elf::EM_AARCH64 => Machine::Aarch64,
+            other => return Err(AttachError::UnknownMachine(other.0)),
+        };
+        let mut damaged = Vec::new();
+        if headers.sections_are_damaged {
+            damaged.push("section headers");
+        }
+        let dynamic = file.dynamic().unwrap_or_else(|_| {
+            damaged.push("dynamic strings");
+            Dynamic::default()
+        });
+        let mut image = Self {
+            path: String::new(),
+            machine,
+            kind: FileKind::Library,
+            build_id: Vec::new(),
+            soname: dynamic.soname,
+            interpreter: file.interpreter().map(str::to_owned),
+            needed: dynamic.needed,
+            is_go: [".go.buildinfo", ".gopclntab"].iter().any(|name| headers.sections.iter().any(|s| s.name == *name)),
+            versions: Vec::new(),
+            code_is_whole: true,
+            bounds: Vec::new(),
+            damaged,
+            code: Vec::new(),
+            symbols: Symbols::default(),
+            read_only: Vec::new(),
+            segments: headers.segments.iter().filter(|segment| segment.is_loaded()).copied().collect(),
+            imports: HashMap::new(),
+        };
+        image.read_symbols(file);
+        image.kind = image.kind_by(headers.entry);
+        Ok(image)
+    }
+
+    fn kind_by(&self, entry: u64) -> FileKind {
+        // glibc can be executed and names an interpreter, but a file with a name to be linked by is a library.
+        if self.soname.is_some() {
+            return FileKind::Library;
+        }
+        // musl has neither a name nor dependencies, but exports functions.
+        let starts_alone = || entry != 0 && self.needed.is_empty() && !self.functions().any(|(_, s)| s.exported);
+        match self.interpreter {
+            Some(_) => FileKind::Executable,
+            None if starts_alone() => FileKind::StaticExecutable,
+            None => FileKind::Library,
+        }
+    }
+
+    fn read_symbols<'a, R: ReadRef<'a>>(&mut self, file: &ElfFile<'a, R>) {
+        if !self.symbols.add_dynamic(file) {
+            self.damaged.push("dynamic symbol table");
+        }
+        if !self.symbols.add_full(file) {
+            self.damaged.push("symbol table");
+        }
+        if let Some(section) = file.headers.section(".gnu_debugdata")
+            && !file.section_bytes(section).is_ok_and(|packed| self.symbols.add_packed(packed))
+        {
+            self.damaged.push("mini debug information (.gnu_debugdata)");
+        }
+    }
+
+    fn read_code(&mut self, file: &dyn Image, headers: &Elf) {
+        let mut code_bytes = 0_u64;
+        for section in headers.sections.iter().filter(|section| section.is_code()) {
+            code_bytes = code_bytes.saturating_add(section.bytes);
+            let bytes = (code_bytes <= CODE_READ_MAX_BYTES)
+                .then(|| read_range(file, "code", section.offset, section.bytes, MAX_PIECE_BYTES).ok());
+            match bytes.flatten() {
+                Some(bytes) => self.code.push(Code { address: section.address, bytes }),
+                None => self.damaged.push("code"),
+            }
+        }
+        self.code_is_whole = code_bytes <= CODE_MAX_BYTES;
+        self.code.sort_by_key(|code| code.address);
+    }
+
+    fn read_sections<'a, R: ReadRef<'a>>(&mut self, file: &ElfFile<'a, R>) {
+        for section in file.headers.sections.iter().filter(|section| !section.is_code()) {
+            match &*section.name {
+                ".eh_frame" => match file.section_bytes(section) {
+                    Ok(bytes) => self.bounds = function_bounds(section.address, bytes),
+                    Err(_) => self.damaged.push("unwind tables"),
+                },
+                ".rodata" if section.bytes <= READ_ONLY_MAX_BYTES => {
+                    self.read_only.extend(file.section_bytes(section).ok().map(<[u8]>::to_vec));
+                }
+                _ => {}
+            }
+        }
+        self.versions = file.versions();
+        self.read_imports(file);
+    }
+
+    /// Reads the slots of the global offset table that the loader fills with the address of a function: one of another
+    /// file, or one that a resolver of this file chooses.
+    fn read_imports<'a, R: ReadRef<'a>>(&mut self, file: &ElfFile<'a, R>) {
+        let names = file.dynamic_names();
+        let mut chosen: HashMap<u64, &str> = HashMap::new();
+        for (name, symbol) in self.symbols.iter().filter(|(_, symbol)| symbol.indirect) {
+            chosen.entry(symbol.address).or_insert(name);
+        }
+        let mut left_bytes = IMPORT_NAMES_MAX_BYTES;
+        for relocation in file.relocations() {
+            let name = match fills(self.machine, relocation.kind) {
+                Some(Filled::Named) => relocation.symbol.and_then(|symbol| names.get(symbol)),
+                Some(Filled::Chosen) => chosen.get(&relocation.addend).copied(),
+                None => None,
+            };
+            let Some(name) = name else { continue };
+            let Some(left) = left_bytes.checked_sub(name.len()) else {
+                self.damaged.push("relocations");
+                break;
+            };
+            left_bytes = left;
+            self.imports.insert(relocation.address, name.to_owned());
+        }
+    }
+
+    /// The name of a symbol; empty if it is damaged.
+    #[must_use]
+    pub fn name(&self, symbol: &Symbol) -> &str {
+        self.symbols.name(symbol)
+    }
+
+    /// Every function that the file defines, with its name.
+    pub fn functions(&self) -> impl Iterator<Item = (&str, &Symbol)> {
+        self.symbols.iter()
+    }
+
+    /// The file offset of a virtual address; `None` if the file has no bytes for it.
+    #[must_use]
+    pub fn file_offset(&self, address: u64) -> Option<u64> {
+        self.segments.iter().find_map(|segment| segment.offset_of_address(address))
+    }
+
+    /// Whether `address` is in a segment that is mapped executable.
+    #[must_use]
+    pub fn is_executable(&self, address: u64) -> bool {
+        self.segments.iter().any(|segment| segment.is_executable() && segment.holds(address))
+    }
+
+    /// The code in `start..end`, up to the end of its section; empty if there is none.
+    #[must_use]
+    pub fn code_between(&self, start: u64, end: u64) -> &[u8] {
+        let Some(code) =
+            self.code.iter().find(|c| start.checked_sub(c.address).is_some_and(|d| d < c.bytes.len() as u64))
+        else {
+            return &[];
+        };
+        let from = (start - code.address) as usize;
+        let to = end.saturating_sub(code.address).min(code.bytes.len() as u64) as usize;
+        code.bytes.get(from..to).unwrap_or_default()
+    }
+
+    /// The file's executable sections, by address.
+    #[must_use]
+    pub fn code(&self) -> &[Code] {
+        &self.code
+    }
+
+    /// The name of the function whose address the loader writes to `slot`.
+    #[must_use]
+    pub fn import_at(&self, slot: u64) -> Option<&str> {
+        self.imports.get(&slot).map(String::as_str)
+    }
+
+    /// The text after the first `marker` in the read-only data: at most `most` bytes of printable ASCII.
+    #[must_use]
+    pub fn text_after(&self, marker: &[u8], most: usize) -> Option<&str> {
+        self.read_only.iter().find_map(|bytes| {
+            let at = memchr_find(bytes, marker)?.checked_add(marker.len())?;
+            let rest = bytes.get(at..)?;
+            let end = rest.iter().take(most).position(|b| !(0x20..0x7f).contains(b)).unwrap_or(most.min(rest.len()));
+            std::str::from_utf8(&rest[..end]).ok()
+        })
+    }
+
+    /// The first NUL-terminated text in the read-only data for which `wanted` holds.
+    pub fn text_where(&self, wanted: impl Fn(&str) -> bool) -> Option<&str> {
+        self.read_only
+            .iter()
+            .flat_map(|bytes| bytes.split(|b| *b == 0))
+            .filter_map(|text| std::str::from_utf8(text).ok())
+            .find(|text| wanted(text))
+    }
+}
+
+fn memchr_find(bytes: &[u8], marker: &[u8]) -> Option<usize> {
+    bytes.windows(marker.len().max(1)).position(|w| w == marker)
+}
+
+/// How the loader finds the address of a function that it fills in.
+enum Filled {
+    /// By the name of a symbol.
+    Named,
+    /// By calling a resolver of the same file.
+    Chosen,
+}
+
+fn fills(machine: Machine, kind: u32) -> Option<Filled> {
+    let kind = elf::RelocationType(kind);
+    let (named, chosen) = match machine {
+        Machine::X86_64 => ([elf::R_X86_64_JUMP_SLOT, elf::R_X86_64_GLOB_DAT], elf::R_X86_64_IRELATIVE),
+        Machine::Aarch64 => ([elf::R_AARCH64_JUMP_SLOT, elf::R_AARCH64_GLOB_DAT], elf::R_AARCH64_IRELATIVE),
+    };
+    if kind == chosen {
+        return Some(Filled::Chosen);
+    }
+    named.contains(&kind).then_some(Filled::Named)
+}
+
+/// Start and end of every function that an `.eh_frame` section at `address` describes, sorted.
+fn function_bounds(address: u64, bytes: &[u8]) -> Vec<(u64, u64)> {
+    use gimli::UnwindSection as _;
+    let section = gimli::EhFrame::new(bytes, gimli::LittleEndian);
+    let bases = gimli::BaseAddresses::default().set_eh_frame(address);
+    let mut entries = section.entries(&bases);
+    let mut bounds = Vec::new();
+    while let Ok(Some(entry)) = entries.next() {
+        let gimli::CieOrFde::Fde(partial) = entry else {
+            continue;
+        };
+        let Ok(fde) = partial.parse(gimli::EhFrame::cie_from_offset) else {
+            continue;
+        };
+        let start = fde.initial_address();
+        if let Some(end) = start.checked_add(fde.len()) {
+            bounds.push((start, end));
+        }
+    }
+    bounds.sort_unstable();
+    bounds
+}
+
+#[cfg(test)]
+#[path = "elf_tests.rs"]
+mod tests;

@@ -1,0 +1,52 @@
+//! Control flow: calls and jumps, the code addresses that a function can return, and its return sites.
+
+use std::collections::BTreeSet;
+
+/// The kind of a transfer of control.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FlowKind {
+    /// A call.
+    Call,
+    /// A jump, conditional or not.
+    Jump,
+}
+
+/// A transfer of control to a fixed address, or through a fixed slot in memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Flow {
+    /// Address of the instruction.
+    pub from: u64,
+    /// Call or jump.
+    pub kind: FlowKind,
+    /// Where it goes.
+    pub target: Target,
+}
+
+/// Where a [`Flow`] goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Target {
+    /// An address.
+    Address(u64),
+    /// The address stored at this address (in the global offset table).
+    Slot(u64),
+}
+
+/// The code addresses that a function can return.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Returned {
+    /// The addresses that its code tells. Small numbers and addresses of data are among them.
+    pub targets: BTreeSet<Target>,
+    /// Whether it can return nothing else.
+    pub is_whole: bool,
+}
+
+/// How control leaves a function.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Exits {
+    /// Return sites: the addresses of its return instructions.
+    pub return_sites: BTreeSet<u64>,
+    /// The functions it calls.
+    pub calls: BTreeSet<Target>,
+    /// Whether it also calls through pointers.
+    pub calls_unknown: bool,
+}

@@ -1,0 +1,384 @@
+//! The plan for one file: the sites to probe, the ranges of reentrant code, and what cannot be hooked.
+
+use std::collections::BTreeMap;
+
+use heapbpf_audit::{Covered, FileKind, Missing, ProbeKind};
+use heapbpf_elf::Image;
+use sampler_ebpf::abi::{
+    FileRanges, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP, SITE_PASSES_BLOCK_ON,
+    SITE_RETURN_SITES_PROBED, SITE_THROWS, Site,
+};
+
+use crate::allocators::LOADERS;
+use crate::arch;
+use crate::call_graph::{CallGraph, Extent};
+use crate::elf::{FileImage, Symbol};
+use crate::error::AttachError;
+use crate::exceptions::{self, Leaving};
+use crate::flow::Target;
+use crate::placement::{KernelRules, Needs};
+use crate::reentrant::{ReentrantCode, reentrant_code};
+use crate::resolver::{Resolvers, UNSIZED_FUNCTION_BYTES};
+use crate::table::{Row, Table};
+
+/// Most similar names in the message about an unknown one.
+const SUGGESTIONS: usize = 3;
+
+/// A probe to place.
+#[derive(Clone, Debug)]
+pub struct PlannedSite {
+    /// Name of the function that it is in.
+    pub function: String,
+    /// The site for the kernel side: file offset, function, where the arguments are. The caller fills in `file`.
+    pub site: Site,
+    /// How the kernel runs the probed instruction.
+    pub kind: ProbeKind,
+    /// Why this instruction was chosen.
+    pub reason: String,
+    /// Whether the return of sampled calls must be probed, too, because that is when the result is known.
+    pub return_needed: bool,
+    /// Return sites, as file offsets, that must be probed for that in place of the return address, because an exception
+    /// may leave the function. Empty for most functions.
+    pub return_sites: Vec<u64>,
+}
+
+/// The plan for one file.
+#[derive(Clone, Debug)]
+pub struct AllocatorFile {
+    /// Name and version of the allocator, as `glibc 2.36`.
+    pub allocator: String,
+    /// Library or executable.
+    pub kind: FileKind,
+    /// GNU build ID; empty if the file has none.
+    pub build_id: Vec<u8>,
+    /// Probes to place, ascending by file offset.
+    pub sites: Vec<PlannedSite>,
+    /// Exact code ranges of the hooked functions and their local helpers, as file offsets. Calls from there are
+    /// reentrant.
+    pub ranges: FileRanges,
+    /// Functions that need no probe because they only jump to another function, which has one.
+    pub covered: Vec<Covered>,
+    /// What is not hooked although it should be, and why.
+    pub missing: Vec<Missing>,
+    /// What probes cannot follow in this allocator, if the program uses it.
+    pub limits: Vec<Missing>,
+}
+
+/// A function of the file to hook.
+struct Found<'a> {
+    number: u16,
+    row: &'a Row,
+    extent: Extent,
+    /// Its symbols.
+    names: Vec<&'a str>,
+    /// Whether a resolver (IFUNC) chooses it.
+    is_chosen: bool,
+}
+
+impl Found<'_> {
+    /// Its name in the plan: that of the row, unless it was found under another public one (`mi_memalign`).
+    fn name(&self) -> &str {
+        let row = self.row.name.as_str();
+        let public = |symbol: &&&str| !row.contains(' ') && !symbol.starts_with('_') && !self.names.contains(&row);
+        self.names.first().filter(public).copied().unwrap_or(row)
+    }
+}
+
+/// Reads the file that was found at `path`, and plans its probes. Of a file without an allocator, only the symbols are
+/// read.
+///
+/// # Errors
+/// [`AttachError`] if there is nothing to probe, or the file cannot be used.
+pub fn examine(file: &dyn Image, path: &str, rules: &KernelRules, table: &Table) -> Result<AllocatorFile, AttachError> {
+    let image = FileImage::read_if(file, |name| table.knows(name))?.found_at(path);
+    analyse(&image, rules, table)
+}
+
+/// Plans the probes of a file that was read before: which allocator of `table` it has, and which instruction of each
+/// function a kernel with these `rules` should probe.
+///
+/// # Errors
+/// [`AttachError`] if there is nothing to probe, or the file cannot be used.
+pub fn analyse(image: &FileImage, rules: &KernelRules, table: &Table) -> Result<AllocatorFile, AttachError> {
+    if image.machine != rules.machine {
+        return Err(AttachError::ForeignMachine);
+    }
+    if image.soname.as_deref().is_some_and(|name| LOADERS.iter().any(|loader| name.starts_with(loader))) {
+        return Err(AttachError::Loader);
+    }
+    let defined = table.defined_in(image);
+    if let Some(symbol) = defined.absent.first() {
+        let nearest = nearest_symbols(image, symbol);
+        return Err(AttachError::NoSymbol { symbol: symbol.clone(), nearest });
+    }
+    let mut missing: Vec<Missing> =
+        image.damaged.iter().map(|part| Missing::new(*part, "damaged or cut off in the file")).collect();
+    let mut covered = Vec::new();
+    let found = once_per_address(image, table, &defined.functions, &mut missing, &mut covered);
+    if found.is_empty() {
+        return Err(why_nothing(image, table, !defined.functions.is_empty(), missing.pop()));
+    }
+    let extents: Vec<Extent> = found.iter().map(|f| f.extent).collect();
+    let graph = CallGraph::new(image, &extents);
+    let reentrant = reentrant_code(&graph, &extents, &|name| table.shape_of(name).is_some());
+    if defined.is_last_resort
+        && let Some(to) = reentrant.passes_on_to
+    {
+        return Err(AttachError::PassesOn { to });
+    }
+    missing.extend(double_counts(image, &reentrant));
+    let planning = Planning { image, rules, table, graph, found: &found, reentrant: &reentrant };
+    let sites = planning.sites(&mut missing, &mut covered);
+    Ok(AllocatorFile {
+        allocator: defined.allocators.join(", "),
+        kind: image.kind,
+        build_id: image.build_id.clone(),
+        sites,
+        ranges: reentrant.ranges,
+        covered,
+        missing,
+        limits: defined.limits.iter().map(|(what, why)| Missing::new(*what, *why)).collect(),
+    })
+}
+
+/// Why no function of a file can be hooked; `defines` tells whether it has any in its symbols.
+fn why_nothing(image: &FileImage, table: &Table, defines: bool, missing: Option<Missing>) -> AttachError {
+    match missing {
+        Some(Missing { what, why }) if defines => AttachError::Unhookable { what, why },
+        _ if image.is_go => AttachError::Go,
+        _ => {
+            let stripped = image.functions().next().is_none();
+            AttachError::NoAllocator { looked_for: table.names(), stripped }
+        }
+    }
+}
+
+/// Calls that may count twice because the ranges of reentrant code do not tell them apart.
+fn double_counts(image: &FileImage, reentrant: &ReentrantCode) -> Vec<Missing> {
+    let mut missing = Vec::new();
+    if reentrant.left_out > 0 {
+        let why = format!(
+            "{} code ranges did not fit: such calls from there count as calls of their own",
+            reentrant.left_out
+        );
+        missing.push(Missing::new("calls of the allocator into itself", why));
+    }
+    for extent in &reentrant.between {
+        let name =
+            image.functions().find(|(_, s)| s.address == extent.start).map_or("a local function", |(name, _)| name);
+        let why = "calls the allocator and is called by it as well as by others: those calls may count twice";
+        missing.push(Missing::new(name, why));
+    }
+    missing
+}
+
+/// The functions to hook, by address: aliases are one function, which belongs to the row that comes first.
+fn once_per_address<'a>(
+    image: &'a FileImage,
+    table: &'a Table,
+    functions: &[(u16, Symbol)],
+    missing: &mut Vec<Missing>,
+    covered: &mut Vec<Covered>,
+) -> Vec<Found<'a>> {
+    let mut by_address: BTreeMap<u64, Found<'a>> = BTreeMap::new();
+    let mut resolvers = Resolvers::new(image);
+    for (number, symbol) in functions {
+        let Some(row) = table.row(*number) else { continue };
+        let name = image.name(symbol);
+        let mut extents = Vec::new();
+        if symbol.indirect {
+            let choices = resolvers.choices(symbol);
+            if !choices.is_whole {
+                let why = "chosen when the program starts (IFUNC), in a way that cannot be read off its code: calls of \
+                           what is not hooked here are missed";
+                missing.push(Missing::new(row.name.clone(), why));
+            }
+            for by in choices.imported {
+                if table.shape_of(&by) == Some(row.shape) {
+                    covered.push(Covered { function: row.name.clone(), by });
+                } else {
+                    missing.push(Missing::new(row.name.clone(), format!("may be {by} of another file (IFUNC)")));
+                }
+            }
+            extents.extend(choices.functions);
+        } else {
+            let size = if symbol.size > 0 { symbol.size } else { UNSIZED_FUNCTION_BYTES };
+            extents.push(Extent { start: symbol.address, end: symbol.address.saturating_add(size) });
+        }
+        for extent in extents {
+            if !image.is_executable(extent.start) || image.code_between(extent.start, extent.end).is_empty() {
+                missing.push(Missing::new(row.name.clone(), "its symbol points outside of the file's code"));
+                continue;
+            }
+            let found = || Found { number: *number, row, extent, names: Vec::new(), is_chosen: symbol.indirect };
+            by_address.entry(extent.start).or_insert_with(found).names.push(name);
+        }
+    }
+    // A symbol may be in both symbol tables.
+    missing.dedup();
+    covered.dedup();
+    by_address.into_values().collect()
+}
+
+/// What the planning of one file's sites is based on.
+struct Planning<'a> {
+    image: &'a FileImage,
+    rules: &'a KernelRules,
+    table: &'a Table,
+    graph: CallGraph<'a>,
+    found: &'a [Found<'a>],
+    reentrant: &'a ReentrantCode,
+}
+
+impl Planning<'_> {
+    /// A site for every function to hook, by file offset. Adds those that need none to `covered`, and those that cannot
+    /// have one to
+    /// `missing`.
+    fn sites(&self, missing: &mut Vec<Missing>, covered: &mut Vec<Covered>) -> Vec<PlannedSite> {
+        let mut sites = Vec::new();
+        let may = self.reentrant.may_tail_jump.iter().zip(&self.reentrant.may_call_inside);
+        for (function, (may_tail_jump, may_call_inside)) in self.found.iter().zip(may) {
+            if let Some(by) = self.passes_on_to(function) {
+                covered.push(Covered { function: function.name().to_owned(), by });
+                continue;
+            }
+            match self.place(function) {
+                Ok(mut planned) => {
+                    let site = &mut planned.site;
+                    (site.reentrant_start, site.reentrant_end) = bounding_range(self.reentrant);
+                    let passes_block_on = *may_tail_jump
+                        && function.row.shape.is_realloc()
+                        && self.graph.may_tail_jump(function.extent, &|to| self.reallocates(to));
+                    // It is unknown what functions outside of the table of known allocators call.
+                    let calls_out = (self.reentrant.calls_out || function.row.is_unread()) && planned.return_needed;
+                    for (is_set, flag) in [
+                        (*may_tail_jump, SITE_MAY_TAIL_JUMP),
+                        (passes_block_on, SITE_PASSES_BLOCK_ON),
+                        (*may_call_inside, SITE_MAY_CALL_INSIDE),
+                        (calls_out, SITE_CALLS_OUT),
+                    ] {
+                        site.flags |= if is_set { flag } else { 0 };
+                    }
+                    sites.push(planned);
+                }
+                Err(why) => missing.push(Missing::new(function.name(), why)),
+            }
+        }
+        sites.sort_by_key(|s| s.site.offset);
+        sites
+    }
+
+    /// The hooked function that `function` passes every call on to unchanged, if that is all it does.
+    fn passes_on_to(&self, function: &Found<'_>) -> Option<String> {
+        let Extent { start, end } = function.extent;
+        let address = match arch::forwards_to(self.image.machine, start, self.image.code_between(start, end))? {
+            Target::Address(address) | Target::Slot(address) => address,
+        };
+        if let Some(target) = self.found.iter().find(|f| f.extent.start == address && address != start) {
+            let is_same =
+                target.row.shape == function.row.shape && (target.row.flags ^ function.row.flags) & !SITE_THROWS == 0;
+            return is_same.then(|| target.name().to_owned());
+        }
+        let name = self.graph.import_behind(address)?;
+        // The loader may bind that name to another file. Whichever file has it is hooked there.
+        let here = self.found.iter().any(|f| f.names.contains(&name) && f.extent.start != start);
+        (here && self.table.shape_of(name) == Some(function.row.shape)).then(|| name.to_owned())
+    }
+
+    /// Whether the function at `address` is hooked, in this or another file, and reallocates.
+    fn reallocates(&self, address: u64) -> bool {
+        let imported = || self.graph.import_behind(address).and_then(|name| self.table.shape_of(name));
+        self.found.iter().any(|f| f.extent.start == address && f.row.shape.is_realloc())
+            || imported().is_some_and(|shape| shape.is_realloc())
+    }
+
+    /// The site of `function`, without the flags that depend on other functions.
+    ///
+    /// # Errors
+    /// Why it cannot be probed.
+    fn place(&self, function: &Found<'_>) -> Result<PlannedSite, &'static str> {
+        let Self { image, rules, graph, .. } = self;
+        let Found { number, row, extent, .. } = function;
+        let is_free = row.shape.is_free();
+        let needs = Needs { arguments: row.shape.arguments, return_address: !is_free };
+        let code = image.code_between(extent.start, extent.end);
+        let placement = arch::place(rules, extent.start, code, &needs, &|address| graph.is_entered(address))
+            .ok_or("the kernel refuses probes on the instructions that it begins with")?;
+        let offset = image
+            .file_offset(extent.start)
+            .and_then(|offset| offset.checked_add(placement.offset))
+            .ok_or("its symbol points outside of the file's code")?;
+        let arguments = placement.arguments;
+        let mut return_sites = Vec::new();
+        if row.is_custom && !is_free {
+            match exceptions::leaving(image, graph, *extent) {
+                Leaving::Returns => {}
+                Leaving::Throws(returns) => {
+                    return_sites.extend(returns.into_iter().filter_map(|at| image.file_offset(at)))
+                }
+                Leaving::Unknown => {
+                    return Err(
+                        "it may throw an exception, and how else it ends cannot be read off its code: an exception on \
+                            its way past an awaited return would end the program",
+                    );
+                }
+            }
+        }
+        Ok(PlannedSite {
+            function: function.name().to_owned(),
+            site: Site {
+                offset,
+                function: *number,
+                size_argument: arguments.size,
+                times_argument: arguments.times,
+                old_argument: arguments.old,
+                out_argument: arguments.out,
+                flags: row.flags | if return_sites.is_empty() { 0 } else { SITE_RETURN_SITES_PROBED },
+                ..Site::default()
+            },
+            kind: placement.kind,
+            reason: format!(
+                "+{:#x} {}{}",
+                placement.offset,
+                placement.reason,
+                if function.is_chosen {
+                    "; one that the resolver of an IFUNC may choose"
+                } else if return_sites.is_empty() {
+                    ""
+                } else {
+                    "; it may throw, so its return instructions are probed too"
+                }
+            ),
+            return_needed: !is_free,
+            return_sites,
+        })
+    }
+}
+
+/// The smallest range of file offsets that contains all code ranges; (0, 0) if there are none.
+fn bounding_range(reentrant: &ReentrantCode) -> (u64, u64) {
+    let used = || reentrant.ranges.ranges.iter().take(reentrant.ranges.count as usize);
+    (used().map(|r| r[0]).min().unwrap_or(0), used().map(|r| r[1]).max().unwrap_or(0))
+}
+
+/// The defined functions whose names are most like `symbol`, best first.
+fn nearest_symbols(image: &FileImage, symbol: &str) -> Vec<String> {
+    let mut scored: Vec<(f64, &str)> = image
+        .functions()
+        .map(|(name, _)| (strsim::jaro_winkler(name, symbol), name))
+        .filter(|(score, _)| *score > 0.6)
+        .collect();
+    scored.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(b.1)));
+    scored.dedup_by(|a, b| a.1 == b.1);
+    scored.into_iter().take(SUGGESTIONS).map(|(_, name)| name.to_owned()).collect()
+}
+
+#[cfg(test)]
+#[path = "plan_exceptions_tests.rs"]
+mod exceptions_tests;
+#[cfg(test)]
+#[path = "plan_ifunc_tests.rs"]
+mod ifunc_tests;
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -1,0 +1,171 @@
+//! The code of a file that belongs to its allocator: calls of hooked functions from there are reentrant.
+//!
+//! An allocator's exported functions call each other through local helpers (glibc's `_mid_memalign` calls and jumps to
+//! malloc). A helper belongs to the allocator if it can reach a hooked function, and if only the allocator calls or
+//! jumps to it. `strdup` calls malloc, too, but has callers of its own.
+
+use std::collections::BTreeSet;
+
+use sampler_ebpf::abi::{FileRanges, MAX_REENTRANT_RANGES};
+
+use crate::call_graph::{CallGraph, Edge, Extent, HELPERS_MAX};
+
+/// Longest padding between two functions that are merged into one range, bytes.
+const PADDING_MAX_BYTES: u64 = 32;
+
+/// The code of one file that belongs to its allocator.
+#[derive(Clone, Debug)]
+pub struct ReentrantCode {
+    /// Ranges of it, as file offsets.
+    pub ranges: FileRanges,
+    /// For each hooked function, in the order given, whether it can end in a jump to another hooked one.
+    pub may_tail_jump: Vec<bool>,
+    /// For each hooked function, whether it, or code that it leads to, can call a hooked one. `true` if that is not
+    /// known.
+    pub may_call_inside: Vec<bool>,
+    /// Whether some of the code calls an allocation function of another file.
+    pub calls_out: bool,
+    /// An allocation function of another file that some of the code calls or jumps to.
+    pub passes_on_to: Option<String>,
+    /// Functions that call hooked ones and are called both by hooked ones and by others. Their calls count twice if a
+    /// hooked function is their caller.
+    pub between: Vec<Extent>,
+    /// How many ranges did not fit into [`MAX_REENTRANT_RANGES`].
+    pub left_out: usize,
+}
+
+/// Finds the code that belongs to the `hooked` functions of a file. `is_allocator` tells by name whether an imported
+/// function is hooked in its own file.
+#[must_use]
+pub fn reentrant_code(graph: &CallGraph<'_>, hooked: &[Extent], is_allocator: &dyn Fn(&str) -> bool) -> ReentrantCode {
+    let by_start: BTreeSet<u64> = hooked.iter().map(|h| h.start).collect();
+    let is_hooked =
+        |address: u64| by_start.contains(&address) || graph.import_behind(address).is_some_and(is_allocator);
+    let leads_to_hooked = |edge: &Edge| {
+        let jumps = |e: Extent| e.start == edge.to && graph.may_tail_jump(e, &is_hooked);
+        is_hooked(edge.to) || graph.extent_at(edge.to).is_some_and(jumps)
+    };
+    let helpers: Vec<Extent> = helpers(graph, hooked, &is_hooked).into_iter().collect();
+    let calls = |e: &Extent| graph.out_of(*e).any(|edge| edge.is_call && leads_to_hooked(edge));
+    let leads_to_helper =
+        |e: &Extent| graph.out_of(*e).any(|edge| helpers.iter().any(|h| (h.start..h.end).contains(&edge.to)));
+    let may_tail_jump: Vec<bool> = hooked.iter().map(|h| graph.may_tail_jump(*h, &is_hooked)).collect();
+    let may_call_inside = hooked
+        .iter()
+        .zip(&may_tail_jump)
+        .map(|(h, jumps)| *jumps || !graph.image.code_is_whole || calls(h) || leads_to_helper(h))
+        .collect();
+
+    let mut extents: BTreeSet<Extent> = hooked.iter().chain(&helpers).copied().collect();
+    let outward = |edge: &&Edge| {
+        graph.import_behind(edge.to).filter(|name| is_allocator(name) && !graph.has_function(name)).is_some()
+    };
+    let outward: Vec<&Edge> = extents.iter().flat_map(|e| graph.out_of(*e)).filter(outward).collect();
+    let calls_out = outward.iter().any(|edge| edge.is_call);
+    let passes_on_to = outward.first().and_then(|edge| graph.import_behind(edge.to)).map(str::to_owned);
+    let between = between(graph, &extents, hooked, &is_hooked);
+    let mut merged = merge(graph, &extents);
+    if merged.len() > MAX_REENTRANT_RANGES {
+        // A function needs no range if none of its calls leads to a hooked one.
+        extents.retain(calls);
+        merged = merge(graph, &extents);
+    }
+    let mut ranges = FileRanges::default();
+    let in_file = merged.iter().filter_map(|e| {
+        let start = graph.image.file_offset(e.start)?;
+        Some([start, start.checked_add(e.end - e.start)?])
+    });
+    for (slot, range) in ranges.ranges.iter_mut().zip(in_file) {
+        *slot = range;
+        ranges.count += 1;
+    }
+    let left_out = merged.len().saturating_sub(MAX_REENTRANT_RANGES);
+    ReentrantCode { ranges, may_tail_jump, may_call_inside, calls_out, passes_on_to, between, left_out }
+}
+
+/// See [`ReentrantCode::between`].
+fn between(
+    graph: &CallGraph<'_>,
+    code: &BTreeSet<Extent>,
+    hooked: &[Extent],
+    is_hooked: &dyn Fn(u64) -> bool,
+) -> Vec<Extent> {
+    let reached = code.iter().flat_map(|e| graph.out_of(*e)).map(|edge| graph.resolve(edge.to));
+    let reached: BTreeSet<Extent> = reached
+        .filter_map(|to| graph.extent_at(to).filter(|e| e.start == to))
+        .filter(|e| !code.contains(e) && !hooked.iter().any(|h| h.start == e.start))
+        .filter(|e| !graph.is_import(e.start))
+        .collect();
+    reached.into_iter().filter(|e| graph.out_of(*e).any(|edge| edge.is_call && is_hooked(edge.to))).collect()
+}
+
+/// Joins neighbours with only padding between them.
+fn merge(graph: &CallGraph<'_>, extents: &BTreeSet<Extent>) -> Vec<Extent> {
+    let mut merged: Vec<Extent> = Vec::new();
+    for extent in extents {
+        match merged.last_mut() {
+            Some(last)
+                if extent.start <= last.end
+                    || (extent.start - last.end <= PADDING_MAX_BYTES
+                        && !graph.has_start_between(last.end, extent.start)) =>
+            {
+                last.end = last.end.max(extent.end);
+            }
+            _ => merged.push(*extent),
+        }
+    }
+    merged
+}
+
+/// Helpers of `hooked`; see the text of the module.
+fn helpers(graph: &CallGraph<'_>, hooked: &[Extent], is_hooked: &dyn Fn(u64) -> bool) -> BTreeSet<Extent> {
+    let mut found = BTreeSet::new();
+    if !graph.image.code_is_whole {
+        return found;
+    }
+    let mut open: Vec<Extent> = hooked.to_vec();
+    while let Some(extent) = open.pop() {
+        for edge in graph.out_of(extent) {
+            let Some(next) = graph.extent_at(edge.to) else {
+                continue;
+            };
+            let local = !graph.is_exported(next.start) && !hooked.iter().any(|h| h.start == next.start);
+            if local && !graph.is_import(edge.to) && found.len() < HELPERS_MAX && found.insert(next) {
+                open.push(next);
+            }
+        }
+    }
+    // Drop what others call too, until nothing changes: only the allocator calls the rest.
+    let belongs = |found: &BTreeSet<Extent>, address: u64| {
+        hooked.iter().any(|h| (h.start..h.end).contains(&address))
+            || found.range(..=Extent { start: address, end: u64::MAX }).next_back().is_some_and(|e| address < e.end)
+    };
+    loop {
+        let kept: BTreeSet<Extent> = found
+            .iter()
+            .filter(|e| {
+                graph.edges_into(**e).all(|edge| (e.start..e.end).contains(&edge.from) || belongs(&found, edge.from))
+            })
+            .copied()
+            .collect();
+        let done = kept.len() == found.len();
+        found = kept;
+        if done {
+            break;
+        }
+    }
+    // Keep what reaches a hooked function, directly or through a helper that is kept.
+    let mut kept: BTreeSet<Extent> = BTreeSet::new();
+    loop {
+        let more: Vec<Extent> = found
+            .iter()
+            .filter(|e| !kept.contains(*e))
+            .filter(|e| graph.out_of(**e).any(|edge| is_hooked(edge.to) || kept.iter().any(|k| k.start == edge.to)))
+            .copied()
+            .collect();
+        if more.is_empty() {
+            return kept;
+        }
+        kept.extend(more);
+    }
+}

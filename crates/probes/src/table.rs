@@ -1,0 +1,255 @@
+//! The table of functions to look for in files: those of known allocators, and those of custom ones.
+
+use std::collections::{BTreeSet, HashMap};
+
+use sampler_ebpf::abi::{SITE_THROWS, SITE_ZERO_FREES};
+
+use crate::allocators::{ALLOCATORS, Allocator, Shape};
+use crate::custom::CustomAllocator;
+use crate::elf::{FileImage, Symbol};
+
+/// Number of `mmap`, called by the program itself, in place of a row of a [`Table`], which has far fewer rows.
+pub const MMAP: u16 = u16::MAX - 1;
+/// Number of `mremap`, as [`MMAP`].
+pub const MREMAP: u16 = u16::MAX - 2;
+/// Number of `brk`, as [`MMAP`].
+pub const BRK: u16 = u16::MAX - 3;
+
+/// One function of one allocator.
+#[derive(Clone, Debug)]
+pub(super) struct Row {
+    /// Index into [`Table::origins`].
+    origin: usize,
+    /// Its name in the audit.
+    pub(super) name: String,
+    pub(super) shape: Shape,
+    /// `SITE_*` flags that the allocator's semantics give it.
+    pub(super) flags: u8,
+    /// Whether it is unknown what the allocator calls: the user described it, or it is a last resort.
+    unread: bool,
+    /// Whether the user described it.
+    pub(super) is_custom: bool,
+}
+
+impl Row {
+    /// Whether it is unknown what the function's allocator calls.
+    pub(super) const fn is_unread(&self) -> bool {
+        self.unread
+    }
+}
+
+/// The allocator of a row.
+#[derive(Clone, Debug)]
+enum Origin {
+    Known(Allocator),
+    Custom(CustomAllocator),
+}
+
+impl Origin {
+    fn name(&self) -> &str {
+        match self {
+            Self::Known(allocator) => allocator.name,
+            Self::Custom(_) => "custom",
+        }
+    }
+}
+
+/// The functions to look for: those of every known allocator, and those of custom ones.
+///
+/// The number of a row is [`Site::function`](sampler_ebpf::abi::Site::function).
+#[derive(Clone, Debug)]
+pub struct Table {
+    origins: Vec<Origin>,
+    rows: Vec<Row>,
+    by_symbol: HashMap<String, Vec<u16>>,
+    markers: BTreeSet<&'static str>,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        Self::new(&[])
+    }
+}
+
+/// The functions of a table that one file defines.
+#[derive(Debug)]
+pub(super) struct Defined {
+    /// Number of the row, and symbol; in the order of the table.
+    pub(super) functions: Vec<(u16, Symbol)>,
+    /// Names and versions of the allocators that the functions belong to.
+    pub(super) allocators: Vec<String>,
+    /// Functions of theirs that probes cannot follow, and what that means.
+    pub(super) limits: Vec<(&'static str, &'static str)>,
+    /// Symbols that custom allocators for this file name, and that it does not define.
+    pub(super) absent: Vec<String>,
+    /// Whether the allocator is a last resort, so that it is unknown what it calls.
+    pub(super) is_last_resort: bool,
+}
+
+impl Table {
+    /// A table of the `custom` allocators, which come first, and of the known ones.
+    #[must_use]
+    pub fn new(custom: &[CustomAllocator]) -> Self {
+        let mut table =
+            Self { origins: Vec::new(), rows: Vec::new(), by_symbol: HashMap::new(), markers: BTreeSet::new() };
+        for allocator in custom {
+            table.origins.push(Origin::Custom(allocator.clone()));
+            for function in &allocator.functions {
+                table.add(function.symbol.clone(), function.shape, 0, true, [function.symbol.clone()]);
+            }
+        }
+        for allocator in ALLOCATORS {
+            table.origins.push(Origin::Known(*allocator));
+            table.markers.extend(allocator.markers.iter().chain(allocator.unless));
+            for function in allocator.functions.iter().copied().flatten() {
+                let zero = allocator.realloc_zero_frees && function.shape.is_realloc();
+                let names = || std::iter::once(&function.name).chain(function.aliases);
+                let symbols = allocator.prefixes.iter().flat_map(|p| names().map(move |name| format!("{p}{name}")));
+                let zero = if zero { SITE_ZERO_FREES } else { 0 };
+                let flags = if function.throws { SITE_THROWS | zero } else { zero };
+                table.add(function.name.to_owned(), function.shape, flags, allocator.last_resort, symbols);
+            }
+        }
+        table
+    }
+
+    fn add(&mut self, name: String, shape: Shape, flags: u8, unread: bool, symbols: impl IntoIterator<Item = String>) {
+        // The known allocators and the bounded custom ones have far fewer than 65,536 functions.
+        let Ok(number) = u16::try_from(self.rows.len()) else { return };
+        for symbol in symbols {
+            self.by_symbol.entry(symbol).or_default().push(number);
+        }
+        let is_custom = matches!(self.origins.last(), Some(Origin::Custom(_)));
+        let origin = self.origins.len() - 1;
+        self.rows.push(Row { origin, name, shape, flags: shape.flags | flags, unread, is_custom });
+    }
+
+    /// The name of function number `number`; `None` if there is no such row.
+    #[must_use]
+    pub fn function_name(&self, number: u16) -> Option<&str> {
+        match number {
+            MMAP => Some("mmap"),
+            MREMAP => Some("mremap"),
+            BRK => Some("brk"),
+            row => self.row(row).map(|row| row.name.as_str()),
+        }
+    }
+
+    pub(super) fn row(&self, number: u16) -> Option<&Row> {
+        self.rows.get(usize::from(number))
+    }
+
+    /// The shape of the function with this symbol, in whichever file it is.
+    pub(super) fn shape_of(&self, symbol: &str) -> Option<Shape> {
+        let number = self.by_symbol.get(canonical(symbol))?.first()?;
+        self.row(*number).map(|row| row.shape)
+    }
+
+    /// The names of all allocators in the table, for messages.
+    pub fn names(&self) -> String {
+        self.origins.iter().map(Origin::name).collect::<Vec<_>>().join(", ")
+    }
+
+    /// Whether a file with this symbol may have an allocator.
+    pub(super) fn knows(&self, symbol: &str) -> bool {
+        let symbol = canonical(symbol);
+        self.markers.contains(symbol) || self.by_symbol.contains_key(symbol)
+    }
+
+    /// The functions of this table that `image` defines.
+    pub(super) fn defined_in(&self, image: &FileImage) -> Defined {
+        let mut symbols: HashMap<&str, Vec<Symbol>> = HashMap::new();
+        for (name, symbol) in image.functions() {
+            if self.knows(name) {
+                symbols.entry(canonical(name)).or_default().push(*symbol);
+            }
+        }
+        let applies = |allocator: &Allocator| {
+            allocator.markers.iter().any(|m| symbols.contains_key(m))
+                && !allocator.unless.iter().any(|m| symbols.contains_key(m))
+        };
+        let mut chosen: Vec<usize> = Vec::new();
+        let mut is_last_resort = false;
+        for (index, origin) in self.origins.iter().enumerate() {
+            let take = match origin {
+                Origin::Custom(custom) => {
+                    custom.is_for(&image.path) || image.soname.as_deref().is_some_and(|s| custom.is_for(s))
+                }
+                Origin::Known(allocator) if allocator.last_resort => chosen.is_empty() && applies(allocator),
+                Origin::Known(allocator) => applies(allocator),
+            };
+            if take {
+                chosen.push(index);
+                is_last_resort |= matches!(origin, Origin::Known(allocator) if allocator.last_resort);
+            }
+        }
+        let mut functions: Vec<(u16, Symbol)> = Vec::new();
+        for (symbol, found) in &symbols {
+            let rows = self.by_symbol.get(*symbol).into_iter().flatten();
+            let row = rows.copied().find(|n| self.row(*n).is_some_and(|r| chosen.contains(&r.origin)));
+            if let Some(row) = row {
+                functions.extend(found.iter().map(|symbol| (row, *symbol)));
+            }
+        }
+        functions.sort_by_key(|(row, symbol)| (*row, symbol.address));
+        let has = |index: usize| functions.iter().any(|(n, _)| self.row(*n).is_some_and(|r| r.origin == index));
+        let mut defined = Defined {
+            allocators: Vec::new(),
+            limits: Vec::new(),
+            absent: Vec::new(),
+            is_last_resort,
+            functions: Vec::new(),
+        };
+        for index in chosen {
+            match &self.origins[index] {
+                Origin::Known(allocator) if has(index) => {
+                    let version = (allocator.version)(image).map(|v| format!(" {v}")).unwrap_or_default();
+                    defined.allocators.push(format!("{}{version}", allocator.name));
+                    defined.limits.extend(allocator.limits);
+                }
+                Origin::Known(_) => {}
+                Origin::Custom(custom) => {
+                    if has(index) {
+                        defined.allocators.push("custom".to_owned());
+                    }
+                    let wanted = custom.functions.iter().map(|f| &f.symbol);
+                    defined.absent.extend(wanted.filter(|s| !symbols.contains_key(s.as_str())).cloned());
+                }
+            }
+        }
+        defined.functions = functions;
+        defined
+    }
+}
+
+/// The plain name of a symbol: without the version that some symbol tables append (`malloc@@GLIBC_2.2.5`), and without
+/// the mangling of Rust's allocator functions (`_RNvCs…_7___rustc12___rust_alloc`).
+fn canonical(symbol: &str) -> &str {
+    let symbol = symbol.split('@').next().unwrap_or(symbol);
+    let Some((_, rest)) = symbol.strip_prefix("_RNvC").and_then(|s| s.split_once("7___rustc")) else { return symbol };
+    rest.trim_start_matches(|c: char| c.is_ascii_digit()).strip_prefix('_').unwrap_or(symbol)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_are_named_by_number() {
+        let table = Table::new(&["lib.so:take(size=arg0)->ret".parse().unwrap()]);
+        assert_eq!(table.function_name(0), Some("take"), "custom functions come first");
+        let named = |number| table.function_name(number);
+        assert_eq!((named(MMAP), named(MREMAP), named(BRK)), (Some("mmap"), Some("mremap"), Some("brk")));
+        assert_eq!(named(BRK - 1), None);
+        assert!(table.names().starts_with("custom, jemalloc, "), "{}", table.names());
+    }
+
+    #[test]
+    fn names_behind_symbols() {
+        assert_eq!(canonical("_RNvCsfLfy6EI15iL_7___rustc12___rust_alloc"), "__rust_alloc");
+        assert_eq!(canonical("_RNvCsfLfy6EI15iL_7___rustc18___rdl_alloc_zeroed"), "__rdl_alloc_zeroed");
+        assert_eq!(canonical("malloc@@GLIBC_2.2.5"), "malloc");
+        assert_eq!(canonical("_RNvCs_3foo3bar"), "_RNvCs_3foo3bar");
+        assert_eq!(canonical(""), "");
+    }
+}

@@ -1,0 +1,275 @@
+//! Adjustments: other figures from the same samples, calibrated by exact totals, by another estimator, or at the peak.
+
+use super::estimates::exact;
+use super::model::{Criterion, Process, Profile, Row};
+use super::value::Value;
+use heapbpf_statistics::calibrate::{Estimated, by_regression};
+use heapbpf_statistics::estimators::{Estimator, bytes_of_sums};
+use heapbpf_statistics::sums::SampleSums;
+
+/// The moment that the figures in use are shown for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum At {
+    /// The end of the recording, or of the process.
+    #[default]
+    End,
+    /// The moment at which the estimated total in use was highest.
+    Peak,
+}
+
+/// Adjustments of a profile before it is shown or written.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Adjustments {
+    /// Whether to calibrate allocation totals by their exact counts.
+    pub calibrate: bool,
+    /// The moment of the figures in use.
+    pub at: At,
+    /// The estimator of bytes.
+    pub estimator: Estimator,
+}
+
+/// Why a profile cannot be adjusted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AdjustError {
+    /// No process has exact totals.
+    #[error("cannot calibrate: the profile has no exact totals (only .json keeps them)")]
+    NotCounted,
+    /// The format does not keep the peak, or the recording did not.
+    #[error("the profile has no figures of its peak: record it without --no-live and as .json")]
+    NoPeak,
+    /// The estimator needs the sampling criterion bytes.
+    #[error("--estimator compares rules for sampling by bytes; this profile was sampled by `{0}`")]
+    Criterion(&'static str),
+    /// Probes were attached in time windows only, and the figures are corrected for that.
+    #[error(
+        "probes were in place in time windows only: totals were not counted outside, and figures are corrected already"
+    )]
+    TimeWindows,
+    /// The profile has estimates only, no samples.
+    #[error("the profile's format keeps no samples to estimate from: use .json or .parquet")]
+    NoSamples,
+    /// The samples have no offsets: they come from another profiler.
+    #[error("--estimator {0} needs the offsets of samples, which only heapbpf's own .json and .parquet have")]
+    NoOffsets(&'static str),
+}
+
+impl Adjustments {
+    /// Applies the adjustments and adds a note about each to the profile.
+    ///
+    /// # Errors
+    ///
+    /// The profile lacks what an adjustment needs. Adjustments before that one have been applied.
+    pub fn apply(&self, profile: &mut Profile) -> Result<(), AdjustError> {
+        if self.at == At::Peak {
+            at_peak(profile)?;
+        }
+        if self.estimator != Estimator::HorvitzThompson {
+            estimate_by(profile, self.estimator)?;
+        }
+        if self.calibrate { calibrate(profile) } else { Ok(()) }
+    }
+}
+
+/// Calibrates the allocation totals of each process by regression (`docs/sampling.md`), so that its stacks add up to
+/// its exact counts. Intervals remain those of the unbiased estimates.
+fn calibrate(profile: &mut Profile) -> Result<(), AdjustError> {
+    if !profile.header.samples_known {
+        return Err(AdjustError::NoSamples);
+    }
+    if profile.header.time_windows {
+        return Err(AdjustError::TimeWindows);
+    }
+    let mut calibrated = 0;
+    for process in 0..profile.processes.len() {
+        let mut done = false;
+        for value in [Value::AllocSpace, Value::AllocObjects] {
+            let Some(counted) = exact(profile, Some(process), value) else { continue };
+            let mut sums: Vec<&mut SampleSums> =
+                profile.rows.iter_mut().filter(|row| row.key.process == process).map(|row| &mut row.alloc).collect();
+            let parts: Vec<Estimated> = sums.iter().map(|sums| part(sums, value)).collect();
+            for ((sums, part), calibrated) in sums.iter_mut().zip(&parts).zip(by_regression(&parts, counted as f64)) {
+                *correction(sums, value) = calibrated - part.estimate;
+            }
+            done = true;
+        }
+        calibrated += usize::from(done);
+    }
+    if calibrated == 0 {
+        return Err(AdjustError::NotCounted);
+    }
+    profile.notes.push(format!(
+        "calibrated: allocation totals of {calibrated} of {} processes are brought in line with their exact counts by \
+         regression; intervals belong to the figures before that",
+        profile.processes.len()
+    ));
+    Ok(())
+}
+
+fn part(sums: &SampleSums, value: Value) -> Estimated {
+    let variance = if value.is_bytes() { sums.bytes_variance } else { sums.objects_variance };
+    Estimated { estimate: value.raw_estimate_of(sums), variance }
+}
+
+fn correction(sums: &mut SampleSums, value: Value) -> &mut f64 {
+    if value.is_bytes() { &mut sums.bytes_correction } else { &mut sums.objects_correction }
+}
+
+/// Replaces the figures in use by those at the peak. What ended processes held at exit does not change.
+fn at_peak(profile: &mut Profile) -> Result<(), AdjustError> {
+    if !profile.header.live || profile.rows.iter().all(|row| row.peak.is_none()) && !profile.rows.is_empty() {
+        return Err(AdjustError::NoPeak);
+    }
+    for row in &mut profile.rows {
+        row.inuse = row.peak.unwrap_or_default();
+    }
+    for Process { losses, .. } in &mut profile.processes {
+        losses.inuse_unbounded |= losses.peak_unknown;
+    }
+    profile.notes.push("in use: at the moment of the highest estimated total, not at the end".into());
+    Ok(())
+}
+
+/// Seed of the draws that complete counts of successes, so that a profile always gives the same figures.
+const SEED: u64 = 1;
+
+/// Estimates bytes by another estimator from the same samples.
+fn estimate_by(profile: &mut Profile, estimator: Estimator) -> Result<(), AdjustError> {
+    if !profile.header.samples_known {
+        return Err(AdjustError::NoSamples);
+    }
+    if profile.header.time_windows {
+        return Err(AdjustError::TimeWindows);
+    }
+    if profile.header.criterion != Criterion::Bytes {
+        return Err(AdjustError::Criterion(profile.header.criterion.name()));
+    }
+    if !profile.header.offsets_known && estimator != Estimator::SizeOverInterval {
+        return Err(AdjustError::NoOffsets(estimator.name()));
+    }
+    let mut state = sampler_ebpf::rng::seed(SEED, 0);
+    let mut refused = None;
+    let mut count = 0;
+    for Row { key, alloc, inuse, at_exit, .. } in &mut profile.rows {
+        let at_exit = Some(at_exit).filter(|sums| sums.samples > 0);
+        for sums in [alloc, inuse].into_iter().chain(at_exit) {
+            match bytes_of_sums(sums, key.interval, estimator, || sampler_ebpf::rng::next(&mut state)) {
+                Ok(bytes) => sums.bytes_correction = bytes - sums.bytes,
+                Err(reason) => {
+                    refused = Some(reason);
+                    count += 1;
+                }
+            }
+        }
+    }
+    profile.header.estimator = estimator;
+    let kept = refused.map_or_else(String::new, |reason| format!("; {count} figures stay as they were: {reason}"));
+    profile.notes.push(format!(
+        "bytes are estimated by {}, for comparison, with its own intervals where it has any{kept}",
+        estimator.name()
+    ));
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::estimates::Pool;
+    use crate::loss_bounds::PEAK_UNKNOWN;
+    use crate::testing;
+    use heapbpf_statistics::estimators;
+
+    #[test]
+    fn calibrated_stacks_add_up_and_intervals_stay() {
+        let mut profile = testing::small();
+        profile.processes[0].exact_alloc_bytes = Some(70_000_000);
+        profile.processes[0].exact_alloc_objects = Some(12_345);
+        let rows =
+            |profile: &Profile| profile.rows.iter().filter(|row| row.key.process == 0).cloned().collect::<Vec<_>>();
+        let before = Pool::of(&rows(&profile)).estimate(&profile, Value::AllocSpace, 0.95);
+        Adjustments { calibrate: true, ..Adjustments::default() }.apply(&mut profile).expect("counted");
+        let pool = Pool::of(&rows(&profile));
+        let after = pool.estimate(&profile, Value::AllocSpace, 0.95);
+        assert!((after.estimate - 70e6).abs() < 1e-3, "{after:?}");
+        assert!((pool.total(Value::AllocObjects) - 12_345.0).abs() < 1e-6);
+        assert_eq!((after.low, after.high), (before.low, before.high));
+        assert!(profile.notes.iter().any(|note| note.starts_with("calibrated: ")));
+        for process in &mut profile.processes {
+            (process.exact_alloc_bytes, process.exact_alloc_objects) = (None, None);
+        }
+        assert_eq!(calibrate(&mut profile), Err(AdjustError::NotCounted));
+    }
+
+    #[test]
+    fn the_peak_takes_the_place_of_the_end() {
+        let mut profile = testing::small();
+        profile.rows.iter_mut().for_each(|row| row.peak = None);
+        let at_peak = Adjustments { at: At::Peak, ..Adjustments::default() };
+        assert_eq!(at_peak.apply(&mut profile.clone()), Err(AdjustError::NoPeak));
+        profile.rows[0].peak = Some(testing::sums(9, 4_096, profile.rows[0].key.interval));
+        at_peak.apply(&mut profile).expect("a peak");
+        assert_eq!(profile.rows[0].inuse.samples, 9);
+        assert!(profile.rows[1..].iter().all(|row| row.inuse.samples == 0));
+    }
+
+    /// Records lost before the peak may hide that it was another moment's: then its figures have no interval.
+    #[test]
+    fn a_peak_after_losses_has_no_interval() {
+        let mut profile = testing::small();
+        profile.rows.iter_mut().for_each(|row| row.peak = Some(row.inuse));
+        profile.processes[1].losses.peak_unknown = true;
+        let at_end = profile.clone();
+        Adjustments { at: At::Peak, ..Adjustments::default() }.apply(&mut profile).expect("a peak");
+        let of = |profile: &Profile, process| {
+            let rows = profile.rows.iter().filter(|row| row.key.process == process);
+            Pool::of(rows).estimate(profile, Value::InuseSpace, 0.95)
+        };
+        assert_eq!((of(&profile, 1).low, of(&profile, 1).reason), (None, Some(PEAK_UNKNOWN)));
+        assert!(of(&profile, 0).low.is_some() && of(&at_end, 1).low.is_some());
+        let allocated = Pool::whole(&profile).estimate(&profile, Value::AllocSpace, 0.95);
+        assert!(allocated.low.is_some());
+    }
+
+    #[test]
+    fn what_was_held_at_exit_is_estimated_by_the_same_rule() {
+        let mut profile = testing::ended_apart();
+        Adjustments { estimator: Estimator::Offset, ..Adjustments::default() }.apply(&mut profile).expect("known");
+        for row in &profile.rows[4..] {
+            let sums = &row.at_exit;
+            let expected = sums.samples as f64 * (row.key.interval as f64 - 1.0) + sums.unskipped() as f64;
+            assert!((Value::AtExitSpace.of(row) - expected).abs() < 1e-6 * expected);
+        }
+        assert!(profile.rows[..4].iter().all(|row| Value::AtExitSpace.of(row) == 0.0));
+    }
+
+    #[test]
+    fn other_estimators_need_bytes_as_trials() {
+        let mut profile = testing::small();
+        let by = |estimator| Adjustments { estimator, ..Adjustments::default() };
+        let raw: Vec<f64> = profile.rows.iter().map(|row| row.alloc.bytes).collect();
+        by(Estimator::Offset).apply(&mut profile).expect("samples are known");
+        for (row, raw) in profile.rows.iter().zip(raw) {
+            let sums = &row.alloc;
+            let unskipped = (sums.sampled_bytes - sums.offset_sum) as f64;
+            let samples = (sums.samples - sums.zero_byte_samples) as f64;
+            let expected = samples * (row.key.interval as f64 - 1.0) + unskipped;
+            assert!((Value::AllocSpace.of(row) - expected).abs() < 1e-6 * expected.max(1.0));
+            assert_eq!(sums.bytes, raw, "what intervals are made from stays");
+        }
+        let figure = |profile: &Profile| Pool::of(&profile.rows[..1]).estimate(profile, Value::AllocSpace, 0.95);
+        let (offset, usual) = (figure(&profile), figure(&testing::small()));
+        assert!(offset.low < Some(offset.estimate) && Some(offset.estimate) < offset.high, "{offset:?}");
+        assert_ne!((offset.low, offset.high), (usual.low, usual.high));
+        let mut biased = testing::small();
+        by(Estimator::SizeOverInterval).apply(&mut biased).expect("samples are known");
+        assert_eq!((figure(&biased).low, figure(&biased).reason), (None, Some(estimators::BIASED)));
+        let mut foreign = testing::small();
+        foreign.header.offsets_known = false;
+        assert_eq!(by(Estimator::Offset).apply(&mut foreign), Err(AdjustError::NoOffsets("offset")));
+        assert!(Pool::of(&foreign.rows).guaranteed(&foreign, Value::AllocSpace, 0.95).is_err());
+        profile.header.time_windows = true;
+        assert_eq!(by(Estimator::Offset).apply(&mut profile), Err(AdjustError::TimeWindows));
+        profile.header.time_windows = false;
+        profile.header.criterion = Criterion::Allocations;
+        assert_eq!(by(Estimator::Offset).apply(&mut profile), Err(AdjustError::Criterion("allocations")));
+    }
+}

@@ -1,0 +1,256 @@
+//! Comparison of two profiles, stack by stack, with a significance test for growth.
+
+mod frames;
+mod judge;
+mod stacks;
+
+use serde::Serialize;
+
+use super::group::GroupBy;
+use super::model::Profile;
+use super::value::Value;
+use heapbpf_statistics::estimate::Estimate;
+use heapbpf_statistics::growth::q_values;
+
+pub use frames::DiffFrame;
+use judge::Side;
+
+/// How to compare two profiles.
+#[derive(Clone, Debug)]
+pub struct DiffOptions {
+    /// The values to compare; each is a family of its own for the correction for multiple tests. Empty: the default
+    /// value of the profiles.
+    pub values: Vec<Value>,
+    /// What else tells stacks apart. Process ids never do: they differ from run to run.
+    pub group_by: GroupBy,
+    /// Confidence level of intervals, 0 to 1.
+    pub confidence: f64,
+    /// The false discovery rate: the largest expected share of false positives among stacks called significant, 0 to 1.
+    pub false_discovery_rate: f64,
+    /// The exposure that allocations are divided by.
+    pub exposure: Exposure,
+}
+
+impl Default for DiffOptions {
+    fn default() -> Self {
+        Self {
+            values: Vec::new(),
+            group_by: GroupBy::Comm,
+            confidence: 0.95,
+            false_discovery_rate: 0.05,
+            exposure: Exposure::Automatic,
+        }
+    }
+}
+
+/// The exposure that figures of allocation and at exit are divided by. Figures in use are levels and are compared per
+/// recording.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Exposure {
+    /// Per second; per recording if both recordings lasted until all their processes ended and so are whole runs.
+    Automatic,
+    /// Per second of recording.
+    Seconds,
+    /// Per recording.
+    Recording,
+    /// Per unit of anything else, such as requests: how many there were before and after.
+    Given(f64, f64),
+}
+
+/// The result of a comparison; `heapbpf diff --json` writes it.
+#[derive(Clone, Debug, Serialize)]
+pub struct Diff {
+    /// The first profile.
+    pub before: DiffSide,
+    /// The second profile.
+    pub after: DiffSide,
+    /// Confidence level of intervals, 0 to 1.
+    pub confidence: f64,
+    /// The false discovery rate that q-values are compared with.
+    pub false_discovery_rate: f64,
+    /// The change of the total, one for each value.
+    pub totals: Vec<Change>,
+    /// Stacks with significant growth, the largest first; then all others by the size of the change.
+    pub stacks: Vec<StackChange>,
+    /// Remarks that the reader needs.
+    pub notes: Vec<String>,
+}
+
+/// One of the two profiles in a comparison.
+#[derive(Clone, Debug, Serialize)]
+pub struct DiffSide {
+    /// Host name.
+    pub host: String,
+    /// Sampling interval R in trials.
+    pub interval: u64,
+    /// Length of the recording in seconds.
+    pub duration_seconds: f64,
+    /// The exposure that figures of allocation are divided by.
+    pub exposure: f64,
+}
+
+/// The change of one figure.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Change {
+    /// Name of the figure: `inuse_bytes`, `alloc_bytes`, ….
+    pub value: &'static str,
+    /// The figure in the first profile.
+    pub before: Estimate,
+    /// The figure in the second profile.
+    pub after: Estimate,
+    /// after − before · (exposure after / exposure before), with its MOVER interval.
+    pub change: Estimate,
+    /// p-value of the null hypothesis that there is no growth; `None` if it cannot be tested.
+    pub p_value: Option<f64>,
+    /// q-value: the p-value corrected for the number of stacks (Benjamini–Hochberg).
+    pub q_value: Option<f64>,
+    /// Whether the growth is significant: the q-value is within the false discovery rate.
+    pub significant: bool,
+    /// Why there is no p-value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<&'static str>,
+}
+
+/// The change of one stack.
+#[derive(Clone, Debug, Serialize)]
+pub struct StackChange {
+    /// Group of the stack, such as the process name.
+    pub group: String,
+    /// Allocator function that was called.
+    pub function: String,
+    /// Frames, innermost first.
+    pub frames: Vec<DiffFrame>,
+    /// The change of its figure.
+    #[serde(flatten)]
+    pub figures: Change,
+}
+
+/// Whether the memory in use of all processes is known.
+fn knows_inuse(profile: &Profile) -> bool {
+    profile.header.live && profile.without_inuse() == 0
+}
+
+/// Compares two profiles. Stacks match if their group, allocator function and frames have the same names.
+pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
+    let defaults = [if [before, after].into_iter().all(knows_inuse) { Value::InuseSpace } else { Value::AllocSpace }];
+    let values: &[Value] = if options.values.is_empty() { &defaults } else { &options.values };
+    let exposures = exposures(before, after, options.exposure);
+    let matched = stacks::matched(before, after, options.group_by);
+    let (mut totals, mut changes) = (Vec::new(), Vec::new());
+    for &value in values {
+        let (e_before, e_after) = if value.is_inuse() { recordings(before, after) } else { exposures };
+        let sides = [Side::new(before, value, e_before), Side::new(after, value, e_after)];
+        let [was, is] = &sides;
+        totals.push(judge::change(was, &stacks::total(before), is, &stacks::total(after), options));
+        let mut family: Vec<StackChange> = matched
+            .iter()
+            .filter(|stack| stack.before.samples(value) + stack.after.samples(value) > 0 || !judgeable(before, after))
+            .map(|stack| StackChange {
+                group: stack.group.clone(),
+                function: stack.function.clone(),
+                frames: stack.frames(before, after),
+                figures: judge::change(was, &stack.before, is, &stack.after, options),
+            })
+            .collect();
+        correct(&mut family, options.false_discovery_rate);
+        changes.append(&mut family);
+    }
+    changes.sort_by(|a, b| {
+        let size = |change: &Change| {
+            let size = change.change.estimate;
+            if change.significant { size } else { size.abs() }
+        };
+        let (a, b) = (&a.figures, &b.figures);
+        b.significant.cmp(&a.significant).then(size(b).total_cmp(&size(a)))
+    });
+    Diff {
+        before: side(before, exposures.0),
+        after: side(after, exposures.1),
+        confidence: options.confidence,
+        false_discovery_rate: options.false_discovery_rate,
+        totals,
+        stacks: changes,
+        notes: notes(before, after, values, exposures),
+    }
+}
+
+fn judgeable(before: &Profile, after: &Profile) -> bool {
+    before.errors_known() && after.errors_known()
+}
+
+/// Computes the q-values of a family from the stacks that have a p-value.
+fn correct(family: &mut [StackChange], rate: f64) {
+    let p_values: Vec<f64> = family.iter().filter_map(|stack| stack.figures.p_value).collect();
+    let judged = family.iter_mut().filter(|stack| stack.figures.p_value.is_some());
+    for (stack, q) in judged.zip(q_values(&p_values)) {
+        stack.figures.q_value = Some(q);
+        stack.figures.significant = q <= rate;
+    }
+}
+
+fn exposures(before: &Profile, after: &Profile, exposure: Exposure) -> (f64, f64) {
+    let seconds = |profile: &Profile| profile.header.duration.as_secs_f64();
+    let whole_run =
+        |profile: &Profile| !profile.processes.is_empty() && profile.processes.iter().all(|process| process.ended);
+    let pair = match exposure {
+        Exposure::Given(before, after) => (before, after),
+        Exposure::Recording => recordings(before, after),
+        Exposure::Automatic if whole_run(before) && whole_run(after) => recordings(before, after),
+        Exposure::Automatic | Exposure::Seconds => (seconds(before), seconds(after)),
+    };
+    // A profile read from elsewhere may have no duration.
+    let usable = |x: f64| x.is_finite() && x > 0.0;
+    if usable(pair.0) && usable(pair.1) { pair } else { (1.0, 1.0) }
+}
+
+/// The numbers of recordings: merged profiles are compared by the mean of their recordings.
+fn recordings(before: &Profile, after: &Profile) -> (f64, f64) {
+    (f64::from(before.header.recordings.max(1)), f64::from(after.header.recordings.max(1)))
+}
+
+fn side(profile: &Profile, exposure: f64) -> DiffSide {
+    DiffSide {
+        host: profile.header.host.clone(),
+        interval: profile.header.interval,
+        duration_seconds: profile.header.duration.as_secs_f64(),
+        exposure,
+    }
+}
+
+fn notes(before: &Profile, after: &Profile, values: &[Value], exposures: (f64, f64)) -> Vec<String> {
+    let mut notes = Vec::new();
+    if !judgeable(before, after) {
+        notes.push(
+            "differences only: a profile without its samples, or of time windows only, does not say how sure they are"
+                .to_owned(),
+        );
+    }
+    if values.iter().any(|value| value.needs_frees()) && ![before, after].into_iter().all(knows_inuse) {
+        notes.push(
+            "frees were not followed in both recordings: what is in use or was held at exit cannot be compared"
+                .to_owned(),
+        );
+    }
+    if judgeable(before, after) && [before, after].iter().any(|profile| !profile.losses().is_none()) {
+        notes.push(
+            "records were lost: intervals and p-values allow for it, and what losses explain is no growth".to_owned(),
+        );
+    }
+    if values.iter().any(|value| value.is_inuse()) && before.header.recordings != after.header.recordings {
+        notes.push(format!(
+            "figures in use are compared per recording: {} before, {} after",
+            before.header.recordings, after.header.recordings
+        ));
+    }
+    if values.iter().any(|value| !value.is_inuse()) && exposures.0 != exposures.1 {
+        notes.push(format!(
+            "allocations are compared per unit of exposure: {:.6} before, {:.6} after",
+            exposures.0, exposures.1
+        ));
+    }
+    notes
+}
+
+#[cfg(test)]
+#[path = "diff/tests.rs"]
+mod tests;

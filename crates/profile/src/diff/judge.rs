@@ -1,0 +1,171 @@
+//! The change of one stack, with its interval and p-value.
+
+use super::{Change, DiffOptions};
+use crate::estimates::{NO_SAMPLES, Pool, TIME_WINDOWS};
+use crate::loss_bounds::{Kind, LossBounds};
+use crate::model::{Criterion, Profile};
+use crate::value::Value;
+use heapbpf_statistics::estimate::{Estimate, MIXED_SIZES, MIXED_SIZES_NOT_BYTES, Part};
+use heapbpf_statistics::growth::{Observed, p_from_intervals, p_no_growth};
+use heapbpf_statistics::interval::{self, Interval, Sampled};
+use heapbpf_statistics::sums::SampleSums;
+
+/// Reason why a change between profiles of different criteria has no p-value.
+const DIFFERENT_CRITERIA: &str = "the profiles were sampled by different criteria";
+
+/// One of the two profiles, with what all its stacks have in common.
+pub(super) struct Side<'a> {
+    profile: &'a Profile,
+    value: Value,
+    exposure: f64,
+}
+
+impl<'a> Side<'a> {
+    pub(super) fn new(profile: &'a Profile, value: Value, exposure: f64) -> Self {
+        Self { profile, value, exposure }
+    }
+
+    fn parts<'p>(&self, pool: &'p Pool) -> Vec<Part<'p>> {
+        pool.sums(self.value).map(|(interval, sums)| Part::new(interval, sums)).collect()
+    }
+}
+
+/// The change of a stack. The q-value is filled in later, when all p-values are known.
+pub(super) fn change(before: &Side, was: &Pool, after: &Side, is: &Pool, options: &DiffOptions) -> Change {
+    let value = before.value;
+    let (was_parts, is_parts) = (before.parts(was), after.parts(is));
+    let scale = after.exposure / before.exposure;
+    let unknown = |side: &Side| match side.profile {
+        profile if !profile.header.samples_known => Some(NO_SAMPLES),
+        profile if profile.header.time_windows => Some(TIME_WINDOWS),
+        _ => None,
+    };
+    let figure = |side: &Side, pool: &Pool| match unknown(side) {
+        None => pool.raw_estimate(side.profile, value, options.confidence),
+        reason => Estimate { estimate: pool.total(value), reason, ..Estimate::default() },
+    };
+    let (was_figure, is_figure) = (figure(before, was), figure(after, is));
+    let lost = |side: &Side, pool: &Pool| pool.losses(side.profile, value);
+    let p_value = match (unknown(before).or(unknown(after)), lost(before, was), lost(after, is)) {
+        (None, Ok(lost_before), Ok(lost_after)) => {
+            p_value(before, (&was_parts, &lost_before), after, (&is_parts, &lost_after))
+        }
+        (Some(reason), ..) | (_, Err(reason), _) | (.., Err(reason)) => Err(reason),
+    };
+    let touched = was.is_touched(before.profile, value) || is.is_touched(after.profile, value);
+    Change {
+        value: name(value),
+        before: was_figure,
+        after: is_figure,
+        change: difference(was_figure, is_figure, scale, touched),
+        p_value: p_value.ok(),
+        q_value: None,
+        significant: false,
+        reason: p_value.err(),
+    }
+}
+
+/// Name of a figure in `.json`.
+fn name(value: Value) -> &'static str {
+    match value {
+        Value::AllocObjects => "alloc_objects",
+        Value::AllocSpace => "alloc_bytes",
+        Value::InuseObjects => "inuse_objects",
+        Value::InuseSpace => "inuse_bytes",
+        Value::AtExitObjects => "at_exit_objects",
+        Value::AtExitSpace => "at_exit_bytes",
+    }
+}
+
+/// Interval of the change. If events were lost (`touched`), the error from them is systematic and does not average out,
+/// so the ends are subtracted from each other.
+fn difference(was: Estimate, is: Estimate, scale: f64, touched: bool) -> Estimate {
+    let change = is.estimate - was.estimate * scale;
+    let ends = |figure: Estimate, scale: f64| {
+        Some((figure.estimate * scale, Interval { low: figure.low? * scale, high: figure.high? * scale }))
+    };
+    match (ends(was, scale), ends(is, 1.0)) {
+        (Some(was), Some(is)) => {
+            let ends = if touched { apart(was.1, is.1) } else { interval::difference(was, is).1 };
+            Estimate { estimate: change, low: Some(ends.low), high: Some(ends.high), ..Estimate::default() }
+        }
+        _ => Estimate { estimate: change, reason: was.reason.or(is.reason), ..Estimate::default() },
+    }
+}
+
+/// The smallest and the largest difference between values in the two intervals.
+fn apart(was: Interval, is: Interval) -> Interval {
+    Interval { low: is.low - was.high, high: is.high - was.low }
+}
+
+/// Samples of one figure, and how many may have been lost.
+type Seen<'a> = (&'a [Part<'a>], &'a LossBounds);
+
+/// Allows for losses in the way that makes growth least likely: all samples that may have been lost before are added,
+/// all samples that may be stale after are removed.
+fn p_value(
+    before: &Side,
+    (was, lost_before): Seen<'_>,
+    after: &Side,
+    (is, lost_after): Seen<'_>,
+) -> Result<f64, &'static str> {
+    let value = before.value;
+    let criterion = before.profile.header.criterion;
+    if criterion != after.profile.header.criterion {
+        return Err(DIFFERENT_CRITERIA);
+    }
+    match (criterion, value.is_bytes()) {
+        (Criterion::Bytes, true) | (Criterion::Allocations, false) => {}
+        // The number of allocations of one size grows exactly as their bytes do.
+        _ if one_size(was, is) && criterion != Criterion::SizeClass => {}
+        (Criterion::Bytes, false) => return Err(MIXED_SIZES),
+        _ => return Err(MIXED_SIZES_NOT_BYTES),
+    }
+    // The test takes samples in trials, which are bytes or allocations.
+    let kind = Kind { criterion, is_bytes: criterion == Criterion::Bytes };
+    if let ([was], [is]) = (was, is)
+        && lost_before.largest_interval() <= was.interval
+        && lost_after.largest_interval() <= is.interval
+    {
+        let (most, least) = (sampled(was.sums, criterion), sampled(is.sums, criterion));
+        let (most, least) = (lost_before.most(most, kind), lost_after.least(least, is.interval, kind));
+        let observed = |sampled, part: &Part<'_>, exposure| Observed { sampled, interval: part.interval, exposure };
+        return Ok(p_no_growth(&observed(most, was, before.exposure), &observed(least, is, after.exposure)));
+    }
+    if is.iter().all(|part| part.sums.samples == 0) {
+        return Ok(1.0);
+    }
+    let trials = |parts: &[Part<'_>], confidence: f64| {
+        let (estimate, ends) = interval::sum(parts.iter().map(|part| {
+            let seen = sampled(part.sums, criterion);
+            let sampled = Sampled { samples: seen.samples.saturating_add(part.lost), ..seen };
+            (seen.estimate, interval::from_sizes(sampled, part.interval, confidence))
+        }));
+        Estimate { estimate, low: Some(ends.low), high: Some(ends.high), ..Estimate::default() }
+    };
+    let rate = |side: &Side, (parts, lost): Seen<'_>, confidence: f64| {
+        let found = lost.widen(parts, kind, confidence, |parts| trials(parts, confidence));
+        let per = |end: Option<f64>| end.unwrap_or(found.estimate) / side.exposure;
+        (found.estimate / side.exposure, Interval { low: per(found.low), high: per(found.high) })
+    };
+    let touched = !lost_before.is_none() || !lost_after.is_none();
+    Ok(p_from_intervals(|confidence| {
+        let (was, is) = (rate(before, (was, lost_before), confidence), rate(after, (is, lost_after), confidence));
+        if touched { apart(was.1, is.1).low } else { interval::difference(was, is).1.low }
+    }))
+}
+
+/// The samples, in trials.
+fn sampled(sums: &SampleSums, criterion: Criterion) -> Sampled {
+    if criterion == Criterion::Bytes {
+        return Sampled { samples: sums.sized_samples(), sum: sums.sampled_bytes as f64, estimate: sums.bytes };
+    }
+    Sampled { samples: sums.samples, sum: sums.samples as f64, estimate: sums.objects }
+}
+
+/// Whether all samples of both profiles have one size, above zero.
+fn one_size(was: &[Part<'_>], is: &[Part<'_>]) -> bool {
+    let mut all = SampleSums::default();
+    was.iter().chain(is).for_each(|part| all.add(part.sums));
+    all.samples > 0 && all.smallest_bytes == all.largest_bytes && all.smallest_bytes > 0
+}

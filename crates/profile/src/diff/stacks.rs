@@ -1,0 +1,137 @@
+//! Matching the stacks of two profiles.
+
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
+
+use super::frames::DiffFrame;
+use crate::estimates::{Pool, intervals_used};
+use crate::group::GroupBy;
+use crate::loss_bounds::LostOf;
+use crate::model::{Profile, Row, Stack};
+use crate::naming::frame_name;
+
+/// A stack with its samples in both profiles.
+pub(super) struct Matched {
+    pub(super) group: String,
+    pub(super) function: String,
+    pub(super) before: Pool,
+    pub(super) after: Pool,
+    /// The stack as it was first found, and whether that was in the profile before.
+    stack: (Arc<Stack>, bool),
+}
+
+impl Matched {
+    pub(super) fn frames(&self, before: &Profile, after: &Profile) -> Vec<DiffFrame> {
+        let (stack, seen_before) = &self.stack;
+        let profile = if *seen_before { before } else { after };
+        stack.frames.iter().map(|frame| DiffFrame::new(profile, frame)).collect()
+    }
+}
+
+/// The pool of all samples of a profile.
+pub(super) fn total(profile: &Profile) -> Pool {
+    let mut pool = Pool::whole(profile);
+    pool.allow_for(&intervals_used(profile));
+    pool
+}
+
+/// All stacks of both profiles, in the order in which they are found.
+pub(super) fn matched(before: &Profile, after: &Profile, group_by: GroupBy) -> Vec<Matched> {
+    let mut stacks: Vec<Matched> = Vec::new();
+    let mut known: HashMap<Key, usize> = HashMap::new();
+    let mut names = Names::default();
+    // Parquet and pprof do not keep the allocator function; stacks are then matched without it.
+    let by_function = [before, after].iter().all(|profile| profile.rows.iter().any(|row| !row.key.function.is_empty()));
+    for (profile, is_before) in [(before, true), (after, false)] {
+        let mut chains: HashMap<*const Stack, Arc<[u32]>> = HashMap::new();
+        for row in &profile.rows {
+            let group = group_by.key(profile, row).into_owned();
+            let chain = chains.entry(Arc::as_ptr(&row.key.stack)).or_insert_with(|| names.chain(profile, row));
+            let function = if by_function { &*row.key.function } else { "" };
+            let key = (names.id(&group), names.id(function), Arc::clone(chain));
+            let index = *known.entry(key).or_insert_with(|| {
+                stacks.push(Matched {
+                    group,
+                    function: row.key.function.to_string(),
+                    before: Pool::default(),
+                    after: Pool::default(),
+                    stack: (Arc::clone(&row.key.stack), is_before),
+                });
+                stacks.len() - 1
+            });
+            let stack = &mut stacks[index];
+            if is_before { &mut stack.before } else { &mut stack.after }.add(row);
+        }
+    }
+    // All rows of a stack may have been lost.
+    let (mut lost_before, mut lost_after) = (LostRows::new(before, group_by), LostRows::new(after, group_by));
+    for stack in &mut stacks {
+        stack.before.set_lost(lost_before.of(&stack.group));
+        stack.after.set_lost(lost_after.of(&stack.group));
+    }
+    // A stack may have no sample under any one of the sampling intervals.
+    let (used_before, used_after) = (intervals_used(before), intervals_used(after));
+    for stack in &mut stacks {
+        stack.before.allow_for(&used_before);
+        stack.after.allow_for(&used_after);
+    }
+    stacks
+}
+
+/// Lost samples by group: any stack of a group may have lost all that the processes of the group lost.
+struct LostRows<'a> {
+    profile: &'a Profile,
+    /// Processes with losses, by the groups that their rows are in.
+    processes: HashMap<String, BTreeSet<usize>>,
+    /// Processes with losses but without rows: they may be in any group.
+    unseen: Arc<LostOf>,
+    /// Cache of computed losses.
+    known: HashMap<String, Arc<LostOf>>,
+    largest: u64,
+}
+
+impl<'a> LostRows<'a> {
+    fn new(profile: &'a Profile, group_by: GroupBy) -> Self {
+        let lossy = |index: &usize| profile.processes.get(*index).is_some_and(|process| !process.losses.is_none());
+        let mut unseen: BTreeSet<usize> = (0..profile.processes.len()).filter(lossy).collect();
+        let mut processes: HashMap<String, BTreeSet<usize>> = HashMap::new();
+        for row in profile.rows.iter().filter(|row| lossy(&row.key.process)) {
+            unseen.remove(&row.key.process);
+            processes.entry(group_by.key(profile, row).into_owned()).or_default().insert(row.key.process);
+        }
+        let largest = intervals_used(profile).last().copied().unwrap_or(0);
+        let unseen = Arc::new(LostOf::new(profile, &unseen, largest));
+        Self { profile, processes, unseen, known: HashMap::new(), largest }
+    }
+
+    fn of(&mut self, group: &str) -> Arc<LostOf> {
+        let Some(processes) = self.processes.get(group) else { return Arc::clone(&self.unseen) };
+        if let Some(known) = self.known.get(group) {
+            return Arc::clone(known);
+        }
+        let all = Arc::new(LostOf::new(self.profile, processes, self.largest).with(&self.unseen));
+        self.known.insert(group.to_owned(), Arc::clone(&all));
+        all
+    }
+}
+
+/// Group, allocator function and frames, as name ids.
+type Key = (u32, u32, Arc<[u32]>);
+
+#[derive(Default)]
+struct Names(HashMap<String, u32>);
+
+impl Names {
+    fn id(&mut self, name: &str) -> u32 {
+        if let Some(&id) = self.0.get(name) {
+            return id;
+        }
+        let id = self.0.len() as u32;
+        self.0.insert(name.to_owned(), id);
+        id
+    }
+
+    fn chain(&mut self, profile: &Profile, row: &Row) -> Arc<[u32]> {
+        row.key.stack.frames.iter().map(|frame| self.id(&frame_name(profile, frame))).collect()
+    }
+}

@@ -1,0 +1,341 @@
+//! Formats checked by the programs that read them. A test whose program is not installed says that it is skipped.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use super::{WriteOptions, by_name};
+use crate::model::Profile;
+use crate::testing;
+use crate::value::Value;
+use heapbpf_testing::skipped;
+
+/// A temporary folder with the profile in the given format, and the path of the file.
+fn written(profile: &Profile, file: &str, format: &str) -> (tempfile::TempDir, PathBuf) {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = folder.path().join(file);
+    write_file(profile, &path, format);
+    (folder, path)
+}
+
+fn write_file(profile: &Profile, path: &Path, format: &str) {
+    let format = by_name(format).expect("known");
+    let mut bytes = Vec::new();
+    format.write(profile, &WriteOptions::default(), &mut bytes).expect("memory");
+    std::fs::write(path, bytes).expect("written");
+}
+
+/// Whether the program is installed; reports a skipped test if not.
+fn installed(program: &str, argument: &str, package: &str) -> bool {
+    let found = Command::new(program).arg(argument).output().is_ok_and(|output| output.status.success());
+    if !found {
+        skipped(format_args!("{program} is not installed (Debian package {package})"));
+    }
+    found
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().expect("started");
+    let (out, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{command:?}: {error}");
+    out.into_owned()
+}
+
+fn go_pprof(arguments: &[&str], file: &Path) -> String {
+    // Do not look up binaries: the paths in the profile are not from this host.
+    let mut command = Command::new("go");
+    run(command.args(["tool", "pprof", "-symbolize=none"]).args(arguments).arg(file).env("PPROF_BINARY_PATH", "/"))
+}
+
+#[test]
+fn go_tool_pprof_reads_pprof() {
+    if !installed("go", "version", "golang-go") {
+        return;
+    }
+    let profile = testing::small();
+    let (_folder, file) = written(&profile, "x.pb.gz", "pprof");
+    let top = go_pprof(&["-top", "-unit=B", "-nodecount=50"], &file);
+    print!("{top}");
+    assert!(top.contains("Type: inuse_space"), "{top}");
+    let total = profile.rows.iter().map(|row| row.inuse.bytes).sum::<f64>().round();
+    assert!(top.contains(&format!("100% of {total}B total")) || top.contains(&format!("{total}B")), "{top}");
+    for function in ["grow", "parse_value", "handle", "main"] {
+        assert!(top.lines().any(|line| line.contains(function)), "{function} in {top}");
+    }
+    let raw = go_pprof(&["-raw"], &file);
+    print!("{raw}");
+    for expected in [
+        "PeriodType: space bytes",
+        "Period: 524288",
+        "alloc_objects/count alloc_space/bytes inuse_objects/count inuse_space/bytes[dflt]",
+        "/usr/lib/libjson.so 0102030405060708",
+        "interval=524288",
+        "pid:[4242",
+        "thread:[worker]",
+    ] {
+        assert!(raw.contains(expected), "{expected} in {raw}");
+    }
+    let tags = go_pprof(&["-tags", "-unit=B"], &file);
+    print!("{tags}");
+    assert!(tags.contains("4242") && tags.contains("server"), "{tags}");
+    let focused = go_pprof(&["-top", "-tagfocus=pid=4300:4300", "-unit=B", "-sample_index=alloc_space"], &file);
+    print!("{focused}");
+}
+
+/// pprof reads back what it wrote after reading our file: the same stacks, values, labels and mappings.
+#[test]
+fn go_tool_pprof_round_trip_changes_nothing() {
+    if !installed("go", "version", "golang-go") {
+        return;
+    }
+    let (folder, file) = written(&testing::small(), "x.pb.gz", "pprof");
+    let again = folder.path().join("again.pb.gz");
+    go_pprof(&["-proto", &format!("-output={}", again.display())], &file);
+    assert_eq!(go_pprof(&["-raw"], &file), go_pprof(&["-raw"], &again));
+}
+
+#[test]
+fn go_tool_pprof_subtracts_a_profile_from_itself() {
+    if !installed("go", "version", "golang-go") {
+        return;
+    }
+    let (_folder, file) = written(&testing::large(200, 12), "x.pb.gz", "pprof");
+    let base = format!("-diff_base={}", file.display());
+    for value in Value::COLUMNS {
+        let top = go_pprof(&["-top", &base, &format!("-sample_index={}", value.name())], &file);
+        assert!(top.contains("Showing nodes accounting for 0"), "{top}");
+    }
+}
+
+#[test]
+fn jeprof_prints_our_totals() {
+    if !installed("jeprof", "--version", "libjemalloc-dev") {
+        return;
+    }
+    let profile = testing::small().only_process(0);
+    let (_folder, file) = written(&profile, "x.heap", "heap_v2");
+    for (value, flag) in
+        Value::COLUMNS.into_iter().zip(["alloc_objects", "alloc_space", "inuse_objects", "inuse_space"])
+    {
+        let mut jeprof = Command::new("jeprof");
+        let arguments = ["--text", "--show_bytes", &format!("--{flag}"), "/bin/true"];
+        let text = run(jeprof.args(arguments).arg(&file).stderr(std::process::Stdio::null()));
+        let total = text.split_whitespace().skip_while(|word| *word != "Total:").nth(1).expect("a total");
+        let total: f64 = total.parse().expect("a number");
+        let ours: f64 = profile.rows.iter().map(|row| value.of(row)).sum();
+        assert!((total - ours).abs() <= 2.0, "{flag}: {total}, ours {ours}: {text}");
+    }
+}
+
+/// Viewers drop stacks without frames, so those get a frame and the totals agree.
+#[test]
+fn a_stack_without_frames_is_in_every_total() {
+    let mut profile = testing::small().only_process(0);
+    profile.rows[1].key.stack = Default::default();
+    let total = profile.rows.iter().map(|row| row.inuse.bytes).sum::<f64>();
+    let without = total - profile.rows[1].inuse.bytes;
+    assert!(without < 0.99 * total, "the row matters");
+    if installed("go", "version", "golang-go") {
+        let (_folder, file) = written(&profile, "x.pb.gz", "pprof");
+        let top = go_pprof(&["-top", "-unit=B", "-nodecount=50"], &file);
+        let flat = |line: &str| line.split_whitespace().next()?.strip_suffix('B')?.parse::<f64>().ok();
+        let sum: f64 = top.lines().skip_while(|line| !line.contains("flat%")).skip(1).filter_map(flat).sum();
+        assert!((sum - total).abs() <= 2.0 && top.contains("[no stack]"), "{sum}, ours {total}: {top}");
+    }
+    if installed("jeprof", "--version", "libjemalloc-dev") {
+        let (_folder, file) = written(&profile, "x.heap", "heap_v2");
+        let mut jeprof = Command::new("jeprof");
+        jeprof.args(["--text", "--show_bytes", "--inuse_space", "/bin/true"]);
+        let text = run(jeprof.arg(&file).stderr(std::process::Stdio::null()));
+        let words = text.split_whitespace().skip_while(|word| *word != "Total:");
+        let said: f64 = words.clone().nth(1).and_then(|word| word.parse().ok()).expect("a total");
+        assert!((said - total).abs() <= 2.0, "{said}, ours {total}: {text}");
+    }
+    let (_folder, file) = written(&profile, "x.folded", "folded");
+    let folded = std::fs::read_to_string(file).expect("text");
+    let sum: f64 = folded.lines().filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
+    assert!((sum - total).abs() <= 1.0 && folded.contains("[no stack]"), "{sum}, ours {total}: {folded}");
+    let (_folder, file) = written(&profile, "x.perfetto-trace", "perfetto");
+    assert!(std::fs::read(file).expect("bytes").windows(10).any(|bytes| bytes == b"[no stack]"));
+}
+
+/// Runs a Python script with the path of the file as its argument, if the module is installed.
+fn python(module: &str, script: &str, file: &Path) -> Option<String> {
+    // An interpreter of a virtual environment may be given, as Debian packages none of these modules.
+    let python = std::env::var("HEAPBPF_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
+    let found = Command::new(&python).args(["-c", &format!("import {module}")]).output();
+    if !found.is_ok_and(|output| output.status.success()) {
+        skipped(format_args!(
+            "{python} has no module {module} (pip install {module}; HEAPBPF_TEST_PYTHON names another)"
+        ));
+        return None;
+    }
+    Some(run(Command::new(&python).args(["-c", script]).arg(file)))
+}
+
+#[test]
+fn perfettos_own_schema_decodes_the_trace() {
+    let profile = testing::small();
+    let (_folder, file) = written(&profile, "x.perfetto-trace", "perfetto");
+    let script = r#"
+import sys
+from perfetto.protos.perfetto.trace import perfetto_trace_pb2 as p
+trace = p.Trace()
+trace.ParseFromString(open(sys.argv[1], "rb").read())
+def unknown(message):
+    from google.protobuf import unknown_fields
+    assert len(unknown_fields.UnknownFieldSet(message)) == 0, message
+    for field, value in message.ListFields():
+        if field.message_type:
+            for item in (value if field.is_repeated else [value]):
+                unknown(item)
+unknown(trace)
+assert {packet.trusted_packet_sequence_id for packet in trace.packet} == {1}
+names, frames, stacks, mappings = {}, {}, {}, {}
+for packet in trace.packet:
+    names.update({s.iid: s.str.decode() for s in packet.interned_data.function_names})
+    frames.update({f.iid: f for f in packet.interned_data.frames})
+    stacks.update({c.iid: c.frame_ids for c in packet.interned_data.callstacks})
+    mappings.update({m.iid: m for m in packet.interned_data.mappings})
+clocks = {c.clock_id for packet in trace.packet for c in packet.clock_snapshot.clocks}
+assert {p.BUILTIN_CLOCK_REALTIME, p.BUILTIN_CLOCK_BOOTTIME, p.BUILTIN_CLOCK_MONOTONIC_COARSE} <= clocks
+for packet in trace.packet:
+    for dump in packet.profile_packet.process_dumps:
+        for sample in dump.samples:
+            assert 0 <= sample.self_freed <= sample.self_allocated
+            chain = [names[frames[f].function_name_id] for f in stacks[sample.callstack_id]]
+            assert all(frames[f].mapping_id in mappings for f in stacks[sample.callstack_id])
+            print(dump.pid, ";".join(chain), sample.self_allocated - sample.self_freed)
+"#;
+    let Some(text) = python("perfetto", script, &file) else { return };
+    let expected = profile.rows[..3].iter().map(|row| row.inuse.bytes).sum::<f64>();
+    let line = text.lines().find(|line| line.starts_with("4242 main;handle(Request const&);parse_value;"));
+    let value: f64 = line.and_then(|line| line.rsplit(' ').next()).expect("the stack").parse().expect("a number");
+    assert!((value - expected).abs() <= 1.0, "{text}");
+}
+
+#[test]
+fn duckdb_adds_up_parquet_files_of_several_hosts() {
+    let mut profile = testing::small();
+    let (folder, file) = written(&profile, "host1.parquet", "parquet");
+    profile.header.host = "host2".into();
+    write_file(&profile, &folder.path().join("host2.parquet"), "parquet");
+    let script = r#"
+import sys, os, duckdb
+folder = os.path.dirname(sys.argv[1])
+query = f"""SELECT count(DISTINCT host), sum(alloc_bytes), sum(alloc_bytes_var), sum(inuse_objects), min(frames[1]), sum(samples)::BIGINT
+            FROM '{folder}/*.parquet'"""
+print("|".join(map(str, duckdb.sql(query).fetchall()[0])))
+print(duckdb.sql(f"SELECT typeof(time), typeof(frames), typeof(pid) FROM '{sys.argv[1]}' LIMIT 1").fetchall()[0])
+"#;
+    let Some(text) = python("duckdb", script, &file) else { return };
+    let row: Vec<&str> = text.lines().next().expect("a row").split('|').collect();
+    let sum = |of: fn(&crate::model::Row) -> f64| 2.0 * profile.rows.iter().map(of).sum::<f64>();
+    let expected = [2.0, sum(|row| row.alloc.bytes), sum(|row| row.alloc.bytes_variance), sum(|row| row.inuse.objects)];
+    for (found, expected) in row.iter().zip(expected) {
+        let found: f64 = found.parse().expect("a number");
+        assert!((found / expected - 1.0).abs() < 1e-12, "{found}, expected {expected}");
+    }
+    assert_eq!(row[4..], ["[libjson.so+0x4000]", "120"]);
+    assert!(text.contains("('TIMESTAMP WITH TIME ZONE', 'VARCHAR[]', 'BIGINT')"), "{text}");
+}
+
+/// Runs the query of `docs/formats.md` verbatim.
+#[test]
+fn spark_and_duckdb_give_one_answer() {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/formats.md");
+    let docs = std::fs::read_to_string(docs).expect("our own documents");
+    let query = docs.split("```sql").nth(1).and_then(|rest| rest.split("```").next()).expect("a query");
+    let (folder, file) = written(&testing::small(), "host0.parquet", "parquet");
+    for host in 1..6 {
+        let mut profile = testing::small();
+        profile.header.host = format!("host{host}");
+        profile.rows.rotate_left(host);
+        profile.rows.truncate(4);
+        write_file(&profile, &folder.path().join(format!("host{host}.parquet")), "parquet");
+    }
+    std::fs::write(folder.path().join("query.sql"), query).expect("written");
+    let script = r#"
+import sys, os, math, duckdb
+from pyspark.sql import SparkSession
+folder = os.path.dirname(sys.argv[1])
+query = open(folder + "/query.sql").read().rstrip().rstrip(";")
+one = duckdb.sql(query.replace("profiles/", folder + "/")).fetchall()
+options = {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.local.dir": folder,
+           "spark.sql.warehouse.dir": folder + "/warehouse", "spark.sql.shuffle.partitions": "2"}
+builder = SparkSession.builder.master("local[2]")
+for key, value in options.items():
+    builder = builder.config(key, value)
+spark = builder.getOrCreate()
+query = query.replace("'profiles/*.parquet'", f"parquet.`{folder}/*.parquet`").replace("frames[1]", "frames[0]")
+other = [tuple(row) for row in spark.sql(query).collect()]
+spark.stop()
+def key(row): return str(row[0])
+for a, b in zip(sorted(one, key=key), sorted(other, key=key), strict=True):
+    assert a[0] == b[0] and a[3] == b[3], (a, b)
+    assert all(math.isclose(x, y, rel_tol=1e-12, abs_tol=1e-9) for x, y in zip(a[1:3], b[1:3])), (a, b)
+    print(a)
+"#;
+    // Both are needed: the test compares their answers.
+    let Some(text) = python("pyspark, duckdb", script, &file) else { return };
+    print!("{text}");
+    let named = |row: &crate::model::Row| row.key.stack.frames.first().map(|frame| frame.function.clone());
+    let functions: std::collections::HashSet<_> = testing::small().rows.iter().map(named).collect();
+    assert_eq!(text.lines().count(), functions.len(), "{text}");
+}
+
+#[test]
+fn a_browser_without_a_network_shows_the_page() {
+    if !installed("chromium", "--version", "chromium") {
+        return;
+    }
+    let profile = testing::small();
+    let (folder, file) = written(&profile, "x.html", "html");
+    let total: f64 = profile.rows.iter().map(|row| row.inuse.bytes).sum();
+    let dom = run(Command::new("chromium")
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--host-resolver-rules=MAP * ~NOTFOUND", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", folder.path().join("browser").display()))
+        .arg(format!("file://{}", file.display()))
+        .env("HOME", folder.path()));
+    let shown = format!("<div id=\"path\"><b>{}</b> bytes in use</div>", crate::units::bytes(total));
+    assert!(dom.contains(&shown), "{shown} is not in the page");
+    assert!(dom.contains("<option value=\"3\" selected") || dom.contains("bytes in use</option>"));
+}
+
+/// Does what `speedscope FILE` does, in a headless browser.
+#[test]
+fn speedscope_opens_the_file() {
+    let Some(release) = std::env::var_os("HEAPBPF_TEST_SPEEDSCOPE").map(PathBuf::from) else {
+        skipped("HEAPBPF_TEST_SPEEDSCOPE does not name the folder dist/release of npm's package speedscope");
+        return;
+    };
+    if !installed("chromium", "--version", "chromium") {
+        return;
+    }
+    let (folder, file) = written(&testing::small(), "x.speedscope.json", "speedscope");
+    let text = std::fs::read_to_string(&file).expect("written");
+    let argument = serde_json::to_string(&base64(text.as_bytes())).expect("text");
+    let script = folder.path().join("load.js");
+    std::fs::write(&script, format!("speedscope.loadFileFromBase64('x.speedscope.json', {argument})"))
+        .expect("written");
+    let dom = run(Command::new("chromium")
+        .args(["--headless", "--no-sandbox", "--allow-file-access-from-files", "--enable-unsafe-swiftshader"])
+        .args(["--virtual-time-budget=5000", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", folder.path().join("browser").display()))
+        .arg(format!("file://{}/index.html#localProfilePath={}", release.display(), script.display()))
+        .env("HOME", folder.path()));
+    // The title bar shows the active profile, one of four.
+    assert!(dom.contains("<span>bytes in use <span") && dom.contains("(4/4)"), "{dom}");
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for group in bytes.chunks(3) {
+        let bits = group.iter().fold(0u32, |bits, &byte| bits << 8 | u32::from(byte)) << (8 * (3 - group.len()));
+        for digit in 0..4 {
+            let index = (bits >> (18 - 6 * digit)) as usize % 64;
+            text.push(if digit <= group.len() { DIGITS[index] as char } else { '=' });
+        }
+    }
+    text
+}

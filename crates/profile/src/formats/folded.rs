@@ -1,0 +1,98 @@
+//! Folded stacks: one line per stack, for flame graph tools and `sort`.
+
+use std::io::{self, Write as _};
+
+use super::{Format, FormatError, WriteOptions};
+use crate::chains::Chains;
+use crate::model::Profile;
+
+pub(super) struct Folded;
+
+impl Format for Folded {
+    fn name(&self) -> &'static str {
+        "folded"
+    }
+
+    fn extensions(&self) -> &'static [&'static str] {
+        &[".folded"]
+    }
+
+    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+        lines(profile, options, |line| Ok(out.write_all(line)?))
+    }
+
+    fn how_to_open(&self, file: &str) -> String {
+        format!("inferno-flamegraph {file} > flame.svg")
+    }
+}
+
+/// Passes each line, including its line feed, to `each`.
+pub(super) fn lines(
+    profile: &Profile,
+    options: &WriteOptions,
+    mut each: impl FnMut(&[u8]) -> Result<(), FormatError>,
+) -> Result<(), FormatError> {
+    let chains = Chains::new(profile, &[options.value_of(profile)?], options.group_of(profile), false);
+    let names: Vec<String> = chains.names.iter().map(|name| plain(&name.name)).collect();
+    let mut line = Vec::new();
+    for (chain, value) in chains.chains.iter().zip(&chains.columns[0]) {
+        line.clear();
+        for &name in chain {
+            line.extend_from_slice(names[name as usize].as_bytes());
+            line.push(b';');
+        }
+        line.pop();
+        writeln!(line, " {value}")?;
+        each(&line)?;
+    }
+    Ok(())
+}
+
+/// The name without the characters that separate names or lines.
+fn plain(name: &str) -> String {
+    name.chars()
+        .map(|c| {
+            if c == ';' {
+                ':'
+            } else if c.is_control() {
+                ' '
+            } else {
+                c
+            }
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+    use crate::value::Value;
+
+    #[test]
+    fn lines_are_root_first_and_add_up() {
+        let mut profile = testing::small();
+        profile.processes[1].comm = "we;ird\nname".into();
+        let mut out = Vec::new();
+        Folded.write(&profile, &WriteOptions::default(), &mut out).expect("memory");
+        let text = String::from_utf8(out).expect("text");
+        let mut sum = 0;
+        for line in text.lines() {
+            let (chain, value) = line.rsplit_once(' ').expect("a value");
+            sum += value.parse::<i64>().expect("a number");
+            assert!(chain.starts_with("server (4242);") || chain.starts_with("we:ird name (4300);"), "{line}");
+        }
+        let total: f64 = profile.rows.iter().map(|row| row.inuse.bytes).sum();
+        assert_eq!(sum, total.round() as i64);
+    }
+
+    #[test]
+    fn in_use_values_need_frees() {
+        let mut profile = testing::small();
+        profile.header.live = false;
+        let options = WriteOptions { value: Some(Value::InuseSpace), ..WriteOptions::default() };
+        let mut out = Vec::new();
+        assert!(matches!(Folded.write(&profile, &options, &mut out), Err(FormatError::NotLive("inuse_space"))));
+        assert!(Folded.write(&profile, &WriteOptions::default(), &mut out).is_ok());
+    }
+}

@@ -1,0 +1,153 @@
+//! jemalloc's `heap_v2` for `jeprof`: one process per file, with numbers from which `jeprof` computes our estimates.
+//!
+//! `jeprof` multiplies the numbers of a stack by 1/(1 − e^(−x/R)), where x is their mean size and R comes from the
+//! header. The header says 1, whatever the sampling interval was: with that R the factor is close to 1, and rounding to
+//! integers loses nothing. With the real interval, rounding would cost most stacks of a sampled profile up to half a
+//! sample.
+
+use std::collections::HashMap;
+use std::io;
+
+use super::{Format, FormatError, WriteOptions};
+use crate::intern::Interned;
+use crate::model::Profile;
+use crate::round::largest_remainder;
+use crate::value::Value;
+use heapbpf_statistics::predistort::predistort;
+
+/// R of the header.
+const HEADER_INTERVAL: u64 = 1;
+
+pub(super) struct HeapV2;
+
+impl Format for HeapV2 {
+    fn name(&self) -> &'static str {
+        "heap_v2"
+    }
+
+    fn extensions(&self) -> &'static [&'static str] {
+        &[".heap"]
+    }
+
+    fn write(&self, profile: &Profile, _: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+        if profile.processes.len() > 1 {
+            let reason = format!("it is of {} processes, and heap_v2 has addresses of one", profile.processes.len());
+            return Err(FormatError::Unsupported { format: self.name(), reason });
+        }
+        let stacks = Stacks::new(profile);
+        writeln!(out, "heap_v2/{HEADER_INTERVAL}")?;
+        let totals = stacks.columns.each_ref().map(|column| column.iter().sum::<i64>());
+        write_figures(out, totals)?;
+        for (index, addresses) in stacks.addresses.iter().enumerate() {
+            write!(out, "@")?;
+            for address in addresses {
+                write!(out, " {address:#x}")?;
+            }
+            writeln!(out)?;
+            write_figures(out, stacks.columns.each_ref().map(|column| column[index]))?;
+        }
+        writeln!(out, "\nMAPPED_LIBRARIES:")?;
+        for module in profile.modules.iter().filter(|module| module.end > module.start) {
+            let (start, end, offset) = (module.start, module.end, module.file_offset);
+            writeln!(out, "{start:08x}-{end:08x} r-xp {offset:08x} 00:00 0 {}", module.path)?;
+        }
+        Ok(())
+    }
+
+    fn how_to_open(&self, file: &str) -> String {
+        format!("jeprof --text PROGRAM {file}")
+    }
+
+    fn one_process_per_file(&self) -> bool {
+        true
+    }
+}
+
+fn write_figures(out: &mut dyn io::Write, [alloc_objects, alloc, inuse_objects, inuse]: [i64; 4]) -> io::Result<()> {
+    writeln!(out, "  t*: {inuse_objects}: {inuse} [{alloc_objects}: {alloc}]")
+}
+
+/// Distinct address lists, with pre-distorted figures in the order of [`Value::COLUMNS`].
+struct Stacks {
+    addresses: Vec<Vec<u64>>,
+    columns: [Vec<i64>; 4],
+}
+
+impl Stacks {
+    fn new(profile: &Profile) -> Self {
+        let interned = Interned::for_viewers(profile);
+        let lists: Vec<Vec<u64>> =
+            (0..interned.stacks.len() as u32).map(|stack| addresses(profile, &interned, stack)).collect();
+        let mut known: HashMap<&[u64], usize> = HashMap::new();
+        let mut sums: Vec<[f64; 4]> = Vec::new();
+        let mut found = Vec::new();
+        for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
+            let list = &lists[stack as usize];
+            let index = *known.entry(list).or_insert_with(|| {
+                found.push(list.clone());
+                sums.push([0.0; 4]);
+                sums.len() - 1
+            });
+            for (sum, value) in sums[index].iter_mut().zip(Value::COLUMNS) {
+                *sum += value.of(row);
+            }
+        }
+        let mut columns: [Vec<f64>; 4] = Default::default();
+        for [alloc_objects, alloc, inuse_objects, inuse] in sums {
+            let alloc = predistort(alloc_objects, alloc, HEADER_INTERVAL);
+            let inuse = predistort(inuse_objects, inuse, HEADER_INTERVAL);
+            for (column, value) in columns.iter_mut().zip([alloc.objects, alloc.bytes, inuse.objects, inuse.bytes]) {
+                column.push(value);
+            }
+        }
+        Self { addresses: found, columns: columns.map(|column| largest_remainder(&column)) }
+    }
+}
+
+/// The addresses of a stack as jemalloc would have written them: `jeprof` subtracts one from all but the first.
+fn addresses(profile: &Profile, interned: &Interned, stack: u32) -> Vec<u64> {
+    interned
+        .frame_ids(stack)
+        .iter()
+        .map(|&id| interned.frames[id as usize])
+        // An inlined function shares the address of its caller, which follows.
+        .filter(|frame| !frame.inlined)
+        .map(|frame| profile.address_in_first_process(frame))
+        .enumerate()
+        .map(|(depth, address)| if depth == 0 { address } else { address.saturating_add(1) })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    fn text(profile: &Profile) -> String {
+        let mut out = Vec::new();
+        HeapV2.write(profile, &WriteOptions::default(), &mut out).expect("one process");
+        String::from_utf8(out).expect("text")
+    }
+
+    #[test]
+    fn a_reader_that_unbiases_gets_our_totals() {
+        let profile = testing::small().only_process(0);
+        let back = crate::read::parse(text(&profile).as_bytes()).expect("heap_v2");
+        for value in Value::COLUMNS {
+            let total = |profile: &Profile| profile.rows.iter().map(|row| value.of(row)).sum::<f64>();
+            assert!((total(&back) - total(&profile)).abs() <= 1.0, "{}", value.name());
+        }
+        assert_eq!(back.rows.len(), 2);
+        assert_eq!(back.modules[0].path, profile.modules[0].path);
+        // The call of `main`, from its return address.
+        assert_eq!(back.rows[0].key.stack.frames.last().expect("frames").address, 0x5555_0000_1000);
+    }
+
+    #[test]
+    fn a_file_holds_one_process() {
+        let profile = testing::small();
+        let mut out = Vec::new();
+        let error = HeapV2.write(&profile, &WriteOptions::default(), &mut out).expect_err("two processes");
+        assert!(error.to_string().contains("2 processes"));
+    }
+}

@@ -1,0 +1,84 @@
+//! Tests of the JSON writer.
+
+use super::*;
+use crate::testing;
+
+fn json(profile: &Profile) -> serde_json::Value {
+    let mut out = Vec::new();
+    Json.write(profile, &WriteOptions::default(), &mut out).expect("memory");
+    serde_json::from_slice(&out).expect("JSON")
+}
+
+fn keys(value: &serde_json::Value) -> Vec<&str> {
+    value.as_object().expect("an object").keys().map(String::as_str).collect()
+}
+
+#[test]
+fn every_key_of_the_contract_is_there() {
+    let value = json(&testing::small());
+    let has = |value: &serde_json::Value, names: &str| {
+        let present = keys(value);
+        for name in names.split(' ') {
+            assert!(present.contains(&name), "{name} in {present:?}");
+        }
+    };
+    has(&value, "version interval_bytes criterion unwind started duration_seconds totals processes stacks counters");
+    has(&value, "time ended_apart");
+    has(&value["totals"], "alloc_bytes alloc_objects inuse_bytes inuse_objects at_exit_bytes at_exit_objects");
+    has(&value["processes"][1], "at_exit_bytes at_exit_objects");
+    has(&value["stacks"][4], "at_exit_bytes at_exit_objects");
+    has(&value["processes"][0], "pid comm exe cgroup allocators audit missing coverage alloc_bytes inuse_objects");
+    has(
+        &value["stacks"][0],
+        "pid thread function interval samples sampled_bytes offset_sum inuse_samples inuse_sampled_bytes complete \
+         frames alloc_bytes alloc_objects inuse_bytes inuse_objects",
+    );
+    has(&value["stacks"][0]["frames"][0], "function file line module build_id address inlined reason");
+    has(&value["stacks"][0]["alloc_bytes"], "estimate low high exact");
+    assert_eq!(value["started"], "2023-11-14T22:13:20.123456789Z");
+    assert_eq!(value["processes"][0]["alloc_bytes"]["exact"], 60_000_000);
+    assert_eq!(value["totals"]["alloc_bytes"]["exact"], serde_json::Value::Null);
+    assert_eq!(value["stacks"][5]["complete"], false);
+    assert_eq!(value["stacks"][0]["frames"][0]["inlined"], true);
+}
+
+#[test]
+fn stacks_add_up_to_the_totals() {
+    let profile = testing::large(500, 5);
+    let value = json(&profile);
+    for name in ["alloc_bytes", "alloc_objects", "inuse_bytes", "inuse_objects"] {
+        let of = |value: &serde_json::Value| value[name]["estimate"].as_f64().expect("an estimate");
+        let sum = |list: &serde_json::Value| list.as_array().expect("a list").iter().map(of).sum::<f64>();
+        let total = of(&value["totals"]);
+        for list in [&value["stacks"], &value["processes"]] {
+            assert!((sum(list) - total).abs() <= 1e-9 * total, "{name}");
+        }
+    }
+}
+
+#[test]
+fn without_frees_figures_in_use_are_null_with_a_reason() {
+    let mut profile = testing::small();
+    profile.header.live = false;
+    let value = json(&profile);
+    assert_eq!(value["stacks"][0]["inuse_bytes"]["estimate"], serde_json::Value::Null);
+    assert_eq!(value["totals"]["inuse_bytes"]["reason"], "frees were not followed");
+    assert!(value["stacks"][0].get("inuse_samples").is_none());
+}
+
+#[test]
+fn a_process_whose_frees_were_given_up_is_told_apart() {
+    let value = json(&testing::partly_followed());
+    assert_eq!((&value["live"], &value["processes"][0]["live"]), (&true.into(), &true.into()));
+    assert_eq!(value["processes"][1]["live"], false);
+    for unknown in [&value["processes"][1], &value["stacks"][4], &value["stacks"][5]] {
+        assert_eq!(unknown["inuse_bytes"]["estimate"], serde_json::Value::Null);
+        assert_eq!(unknown["inuse_objects"]["reason"], "frees were not followed");
+        assert!(unknown["alloc_bytes"]["estimate"].is_number() && unknown.get("inuse_samples").is_none());
+    }
+    let inuse = |of: &serde_json::Value| of["inuse_bytes"]["estimate"].as_f64().expect("an estimate");
+    assert!((inuse(&value["totals"]) / inuse(&value["processes"][0]) - 1.0).abs() < 1e-12);
+    let reason = value["totals"]["inuse_bytes"]["reason"].as_str().expect("a reason");
+    assert!(reason.contains("without the processes"), "{reason}");
+    assert_eq!(value["totals"]["alloc_bytes"].get("reason"), None);
+}

@@ -1,0 +1,341 @@
+//! Output formats: a trait, and a table of all formats.
+
+#[cfg(all(test, feature = "otlp", feature = "parquet"))]
+mod at_exit_tests;
+#[cfg(all(test, feature = "parquet", feature = "perfetto", feature = "pprof"))]
+mod consumers_tests;
+mod folded;
+mod heap_v2;
+mod html;
+mod json;
+#[cfg(feature = "otlp")]
+mod otlp;
+#[cfg(feature = "parquet")]
+mod parquet;
+#[cfg(feature = "perfetto")]
+mod perfetto;
+#[cfg(feature = "pprof")]
+mod pprof;
+mod speedscope;
+#[cfg(feature = "svg")]
+mod svg;
+
+use std::path::Path;
+use std::{fmt, io};
+
+use thiserror::Error;
+
+#[cfg(feature = "otlp")]
+pub use self::otlp::encode as encode_otlp;
+#[cfg(feature = "pprof")]
+pub use self::pprof::encode as encode_pprof;
+#[cfg(feature = "pprof")]
+pub(super) use self::pprof::{AT_EXIT, ENDED_APART};
+use super::group::GroupBy;
+use super::model::Profile;
+use super::value::Value;
+
+/// Options for writing a profile; each format uses those that concern it.
+#[derive(Clone, Copy, Debug)]
+pub struct WriteOptions {
+    /// The value for formats that hold a single one; `None`: bytes in use, or bytes allocated if frees were not
+    /// followed.
+    pub value: Option<Value>,
+    /// Confidence level of intervals, 0 to 1.
+    pub confidence: f64,
+    /// What the outermost frame of flame graphs shows; `None`: the process if there are several.
+    pub group_by: Option<GroupBy>,
+}
+
+impl Default for WriteOptions {
+    fn default() -> Self {
+        Self { value: None, confidence: 0.95, group_by: None }
+    }
+}
+
+impl WriteOptions {
+    /// The value to write.
+    pub fn value_of(&self, profile: &Profile) -> Result<Value, FormatError> {
+        let value = self.value.unwrap_or_else(|| Value::default_of(profile));
+        if value.needs_frees() && !profile.header.live {
+            return Err(FormatError::NotLive(value.name()));
+        }
+        Ok(value)
+    }
+
+    /// The grouping of rows.
+    pub fn group_of(&self, profile: &Profile) -> GroupBy {
+        self.group_by.unwrap_or_else(|| GroupBy::default_of(profile))
+    }
+}
+
+/// Why a profile could not be written in a format.
+#[derive(Debug, Error)]
+pub enum FormatError {
+    /// Writing to the destination failed.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The JSON encoder failed, but not because of its destination.
+    #[error("cannot write the profile as JSON: {0}")]
+    Json(serde_json::Error),
+    /// No format has this extension.
+    #[error("{name}: no format has this extension; known ones are {known} (or choose one with --format)")]
+    UnknownExtension {
+        /// File name.
+        name: String,
+        /// Known extensions, separated by commas.
+        known: String,
+    },
+    /// No format has this name.
+    #[error("no format is called {name:?}; known ones are {known}")]
+    UnknownFormat {
+        /// The requested name.
+        name: String,
+        /// Known names, separated by commas.
+        known: String,
+    },
+    /// The format is known, but this build does not have it.
+    #[error("heapbpf-profile was built without its feature {0}")]
+    NotBuilt(&'static str),
+    /// The value needs frees, which the recording did not follow.
+    #[error("this profile has no {0}: frees were not followed (--no-live); choose alloc_space or alloc_objects")]
+    NotLive(&'static str),
+    /// The format cannot hold this profile.
+    #[error("{format} cannot hold this profile: {reason}")]
+    Unsupported {
+        /// Name of the format.
+        format: &'static str,
+        /// The reason.
+        reason: String,
+    },
+}
+
+impl From<serde_json::Error> for FormatError {
+    fn from(error: serde_json::Error) -> Self {
+        if error.is_io() { Self::Io(error.into()) } else { Self::Json(error) }
+    }
+}
+
+/// An output format.
+pub trait Format: Sync {
+    /// Name of the format, for `--format`.
+    fn name(&self) -> &'static str;
+
+    /// File name extensions with their dot; default names get the first one.
+    fn extensions(&self) -> &'static [&'static str];
+
+    /// Writes a profile to `out`, which should be buffered.
+    ///
+    /// # Errors
+    ///
+    /// Writing failed, or the format cannot hold this profile.
+    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError>;
+
+    /// A command line that opens the file, or the next step.
+    fn how_to_open(&self, file: &str) -> String;
+
+    /// Whether a file holds a single process, so that a profile of several has to be split.
+    fn one_process_per_file(&self) -> bool {
+        false
+    }
+}
+
+impl fmt::Debug for dyn Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// All formats of this build. A format whose extension ends in that of another comes first.
+pub static FORMATS: &[&dyn Format] = &[
+    #[cfg(feature = "pprof")]
+    &pprof::Pprof,
+    &speedscope::Speedscope,
+    &json::Json,
+    &folded::Folded,
+    #[cfg(feature = "svg")]
+    &svg::Svg,
+    &html::Html,
+    &heap_v2::HeapV2,
+    #[cfg(feature = "perfetto")]
+    &perfetto::Perfetto,
+    #[cfg(feature = "parquet")]
+    &parquet::Parquet,
+    #[cfg(feature = "otlp")]
+    &otlp::Otlp,
+];
+
+/// A format whose feature this build lacks.
+struct Absent {
+    /// Name of the format and of the feature.
+    name: &'static str,
+    extensions: &'static [&'static str],
+}
+
+static ABSENT: &[Absent] = &[
+    #[cfg(not(feature = "otlp"))]
+    Absent { name: "otlp", extensions: &[".otlp"] },
+    #[cfg(not(feature = "parquet"))]
+    Absent { name: "parquet", extensions: &[".parquet"] },
+    #[cfg(not(feature = "perfetto"))]
+    Absent { name: "perfetto", extensions: &[".perfetto-trace", ".pftrace"] },
+    #[cfg(not(feature = "pprof"))]
+    Absent { name: "pprof", extensions: &[".pb.gz", ".pprof"] },
+    #[cfg(not(feature = "svg"))]
+    Absent { name: "svg", extensions: &[".svg"] },
+];
+
+/// Finds a format by its name.
+pub fn by_name(name: &str) -> Result<&'static dyn Format, FormatError> {
+    if let Some(absent) = ABSENT.iter().find(|absent| absent.name == name) {
+        return Err(FormatError::NotBuilt(absent.name));
+    }
+    FORMATS.iter().copied().find(|format| format.name() == name).ok_or_else(|| FormatError::UnknownFormat {
+        name: name.into(),
+        known: FORMATS.iter().map(|format| format.name()).collect::<Vec<_>>().join(", "),
+    })
+}
+
+/// Finds a format by the extension of a file name.
+pub fn by_extension(path: &Path) -> Result<&'static dyn Format, FormatError> {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    if let Some(absent) = ABSENT.iter().find(|absent| ending(absent.extensions, &name).is_some()) {
+        return Err(FormatError::NotBuilt(absent.name));
+    }
+    FORMATS
+        .iter()
+        .copied()
+        .find(|format| extension_of(*format, &name).is_some())
+        .ok_or_else(|| FormatError::UnknownExtension { name: path.display().to_string(), known: known_extensions() })
+}
+
+/// Finds the format for a file: by `name` if it is given, else by the extension of the file name.
+pub fn choose(path: &Path, name: Option<&str>) -> Result<&'static dyn Format, FormatError> {
+    match name {
+        Some(name) => by_name(name),
+        None => by_extension(path),
+    }
+}
+
+/// The extension of `name` that belongs to this format, if there is one and it is not the whole name.
+pub fn extension_of(format: &dyn Format, name: &str) -> Option<&'static str> {
+    ending(format.extensions(), name)
+}
+
+fn ending(extensions: &[&'static str], name: &str) -> Option<&'static str> {
+    extensions.iter().copied().find(|extension| name.len() > extension.len() && name.ends_with(extension))
+}
+
+fn known_extensions() -> String {
+    FORMATS.iter().flat_map(|format| format.extensions()).copied().collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extensions_choose_formats() {
+        for (file, name) in [
+            #[cfg(feature = "pprof")]
+            ("a.pb.gz", "pprof"),
+            ("/x/b.json", "json"),
+            ("c.d.folded", "folded"),
+            ("x.speedscope.json", "speedscope"),
+        ] {
+            assert_eq!(by_extension(Path::new(file)).map(|format| format.name()).ok(), Some(name), "{file}");
+        }
+    }
+
+    #[test]
+    fn an_unknown_extension_lists_the_known_ones() {
+        for file in ["x.txt", "x", ".json", "", "x.gz"] {
+            let error = by_extension(Path::new(file)).map(|format| format.name()).expect_err(file).to_string();
+            for format in FORMATS {
+                assert!(format.extensions().iter().all(|extension| error.contains(extension)), "{error}");
+            }
+        }
+    }
+
+    /// Every optional format is either in the table, with the name and extensions of its `Absent` entry, or reported as
+    /// absent.
+    #[test]
+    fn a_format_left_out_of_the_build_is_named() {
+        let optional = [
+            ("otlp", &[".otlp"][..], cfg!(feature = "otlp")),
+            ("parquet", &[".parquet"], cfg!(feature = "parquet")),
+            ("perfetto", &[".perfetto-trace", ".pftrace"], cfg!(feature = "perfetto")),
+            ("pprof", &[".pb.gz", ".pprof"], cfg!(feature = "pprof")),
+            ("svg", &[".svg"], cfg!(feature = "svg")),
+        ];
+        assert_eq!(ABSENT.len(), optional.iter().filter(|(_, _, built)| !built).count());
+        for (name, extensions, built) in optional {
+            let message = format!("heapbpf-profile was built without its feature {name}");
+            let told = |found: Result<&dyn Format, FormatError>| match found {
+                Ok(format) => format!("{} {:?}", format.name(), format.extensions()),
+                Err(error) => error.to_string(),
+            };
+            let expected = if built { format!("{name} {extensions:?}") } else { message };
+            assert_eq!(told(by_name(name)), expected);
+            for extension in extensions {
+                assert_eq!(told(by_extension(Path::new(&format!("x{extension}")))), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn every_format_is_found_by_its_name_and_no_extension_hides_another() {
+        for format in FORMATS {
+            assert_eq!(by_name(format.name()).map(|found| found.name()).ok(), Some(format.name()));
+            for extension in format.extensions() {
+                let file = format!("x{extension}");
+                assert_eq!(by_extension(Path::new(&file)).map(|found| found.name()).ok(), Some(format.name()));
+            }
+        }
+        assert!(by_name("bmp").is_err());
+    }
+
+    #[test]
+    fn a_name_goes_before_the_extension() {
+        let chosen =
+            |name| choose(Path::new("x.json"), name).map(|format| format.name()).map_err(|error| error.to_string());
+        assert_eq!(chosen(None).as_deref(), Ok("json"));
+        assert_eq!(chosen(Some("folded")).as_deref(), Ok("folded"));
+        assert!(chosen(Some("bmp")).is_err_and(|error| error.contains("\"bmp\"") && error.contains("speedscope")));
+        let apart: Vec<_> = FORMATS.iter().filter(|format| format.one_process_per_file()).collect();
+        assert_eq!(format!("{apart:?}"), "[heap_v2]");
+    }
+
+    /// A full disk is an error of the disk, not of the format.
+    #[test]
+    fn errors_of_the_destination_are_its_own() {
+        struct Full;
+        impl io::Write for Full {
+            fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+                Err(io::Error::from(io::ErrorKind::StorageFull))
+            }
+            fn flush(&mut self) -> io::Result<()> {
+                Ok(())
+            }
+        }
+        let profile = crate::testing::small().only_process(0);
+        for format in FORMATS {
+            let error = format.write(&profile, &WriteOptions::default(), &mut Full).expect_err("no room");
+            assert!(
+                matches!(&error, FormatError::Io(error) if error.kind() == io::ErrorKind::StorageFull),
+                "{}: {error:?}",
+                format.name()
+            );
+        }
+    }
+
+    #[test]
+    fn values_in_use_need_frees() {
+        let mut profile = crate::testing::small();
+        profile.header.live = false;
+        let options = WriteOptions { value: Some(Value::InuseSpace), ..WriteOptions::default() };
+        let error = options.value_of(&profile).expect_err("no frees").to_string();
+        assert!(error.contains("no inuse_space") && error.contains("--no-live"), "{error}");
+        assert_eq!(WriteOptions::default().value_of(&profile).ok(), Some(Value::AllocSpace));
+    }
+}

@@ -1,0 +1,331 @@
+//! OpenTelemetry profiles (signal `v1development`): one resource per process, one profile per value.
+//!
+//! The message is a pprof message with dictionaries, so it is made from our pprof message. Attribute names follow the
+//! semantic conventions of OpenTelemetry where there are any.
+
+use std::collections::HashMap;
+use std::io;
+
+use opentelemetry_proto::tonic::common::v1::any_value::Value as Any;
+use opentelemetry_proto::tonic::common::v1::{AnyValue, ArrayValue, InstrumentationScope, KeyValue};
+use opentelemetry_proto::tonic::profiles::v1development as otlp;
+use opentelemetry_proto::tonic::resource::v1::Resource;
+use prost::Message as _;
+
+use super::pprof::{Encoded, encode_with_processes};
+use super::{Format, FormatError, WriteOptions};
+use crate::model::{Process, Profile};
+use crate::proto::pprof as proto;
+use crate::value::Value;
+
+pub(super) struct Otlp;
+
+impl Format for Otlp {
+    fn name(&self) -> &'static str {
+        "otlp"
+    }
+
+    fn extensions(&self) -> &'static [&'static str] {
+        &[".otlp"]
+    }
+
+    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+        let first = options.value_of(profile)?;
+        Ok(out.write_all(&encode(profile, first).encode_to_vec())?)
+    }
+
+    fn how_to_open(&self, file: &str) -> String {
+        format!(
+            "curl --data-binary @{file} -H 'Content-Type: application/x-protobuf' COLLECTOR:4318/v1development/profiles"
+        )
+    }
+}
+
+/// Encodes a profile as the message that an OTLP receiver takes (`ExportProfilesServiceRequest` has the same encoding).
+/// `first` is the value of the first profile of each resource, which viewers show by default.
+pub fn encode(profile: &Profile, first: Value) -> otlp::ProfilesData {
+    let Encoded { message, process_of_sample, at_exit } = encode_with_processes(profile);
+    let values = Value::shown_of(profile);
+    let mut tables = Tables::new(&message);
+    let samples: Vec<(i32, Vec<i32>)> = message.sample.iter().map(|sample| tables.sample(&message, sample)).collect();
+    let about = tables.about(&message);
+
+    let mut columns: Vec<usize> = (0..values.len()).collect();
+    columns.sort_by_key(|&column| values[column] != first);
+    // Values at exit come after those that pprof has columns for.
+    let held = |column: usize| column.checked_sub(message.sample_type.len()).and_then(|number| at_exit.get(number));
+    let value_of = |column: usize, number: usize| match held(column) {
+        Some((_, values)) => values[number],
+        None => message.sample[number].value[column],
+    };
+    let one_profile = |process: usize, column: usize| {
+        let of_process = samples.iter().enumerate().zip(&process_of_sample).filter(|(_, of)| **of == process);
+        let with_value = of_process.map(|((number, sample), _)| (sample, value_of(column, number)));
+        let samples =
+            with_value.filter(|(_, value)| *value != 0).map(|((stack_index, attribute_indices), value)| otlp::Sample {
+                stack_index: *stack_index,
+                attribute_indices: attribute_indices.clone(),
+                link_index: 0,
+                values: vec![value],
+                timestamps_unix_nano: Vec::new(),
+            });
+        let kind = held(column).map_or_else(|| message.sample_type[column], |(kind, _)| *kind);
+        otlp::Profile {
+            sample_type: Some(value_type(kind)),
+            samples: samples.collect(),
+            time_unix_nano: u64::try_from(message.time_nanos).unwrap_or(0),
+            duration_nano: u64::try_from(message.duration_nanos).unwrap_or(0),
+            period_type: message.period_type.map(value_type),
+            period: message.period,
+            attribute_indices: about.clone(),
+            ..otlp::Profile::default()
+        }
+    };
+    let scope = InstrumentationScope {
+        name: "heapbpf".into(),
+        version: profile.header.version.clone(),
+        ..InstrumentationScope::default()
+    };
+    // Without frees there is no profile of memory in use, and a process that has not ended has none of memory at exit.
+    let known = |process: usize| {
+        let columns = columns.iter().copied();
+        columns.filter(move |&column| match values[column] {
+            value if value.is_at_exit() => profile.knows_inuse(process) && profile.processes[process].ended,
+            value => profile.knows_inuse(process) || !value.is_inuse(),
+        })
+    };
+    let resource_profiles = profile
+        .processes
+        .iter()
+        .enumerate()
+        .map(|(index, process)| otlp::ResourceProfiles {
+            resource: Some(resource(profile, process)),
+            scope_profiles: vec![otlp::ScopeProfiles {
+                scope: Some(scope.clone()),
+                profiles: known(index).map(|column| one_profile(index, column)).collect(),
+                schema_url: String::new(),
+            }],
+            schema_url: String::new(),
+        })
+        .collect();
+    otlp::ProfilesData { resource_profiles, dictionary: Some(tables.dictionary(message)) }
+}
+
+fn value_type(kind: proto::ValueType) -> otlp::ValueType {
+    otlp::ValueType { type_strindex: index(kind.r#type), unit_strindex: index(kind.unit) }
+}
+
+/// Tables never have 2³¹ entries: the frames alone would exceed the memory of a host.
+fn index(id: i64) -> i32 {
+    i32::try_from(id).unwrap_or(0)
+}
+
+fn resource(profile: &Profile, process: &Process) -> Resource {
+    let mut attributes = Vec::new();
+    let mut attribute = |key: &str, value: Any| {
+        let value = Some(AnyValue { value: Some(value) });
+        attributes.push(KeyValue { key: key.into(), value, ..KeyValue::default() });
+    };
+    attribute("process.pid", Any::IntValue(process.pid.into()));
+    for (key, value) in [
+        ("service.name", &process.comm),
+        ("process.executable.name", &process.comm),
+        ("process.executable.path", &process.exe),
+        ("process.linux.cgroup", &process.cgroup),
+        ("host.name", &profile.header.host),
+    ] {
+        if !value.is_empty() {
+            attribute(key, Any::StringValue(value.clone()));
+        }
+    }
+    Resource { attributes, ..Resource::default() }
+}
+
+/// The tables of the dictionary. The first entry of each is empty, so that index 0 means "none".
+struct Tables {
+    strings: Vec<String>,
+    string_ids: HashMap<String, i32>,
+    stacks: Vec<otlp::Stack>,
+    stack_ids: HashMap<Vec<u64>, i32>,
+    attributes: Vec<otlp::KeyValueAndUnit>,
+    attribute_ids: HashMap<(i32, i32), i32>,
+}
+
+impl Tables {
+    fn new(message: &proto::Profile) -> Self {
+        let strings = message.string_table.clone();
+        let string_ids = strings.iter().cloned().zip(0..).collect();
+        Self {
+            strings,
+            string_ids,
+            stacks: vec![otlp::Stack::default()],
+            stack_ids: HashMap::from([(Vec::new(), 0)]),
+            attributes: vec![otlp::KeyValueAndUnit::default()],
+            attribute_ids: HashMap::new(),
+        }
+    }
+
+    fn string(&mut self, text: &str) -> i32 {
+        if let Some(&id) = self.string_ids.get(text) {
+            return id;
+        }
+        let id = self.strings.len() as i32;
+        self.strings.push(text.into());
+        self.string_ids.insert(text.into(), id);
+        id
+    }
+
+    fn attribute(&mut self, key: &str, value: Any) -> i32 {
+        let key_strindex = self.string(key);
+        let value = Some(AnyValue { value: Some(value) });
+        self.attributes.push(otlp::KeyValueAndUnit { key_strindex, value, unit_strindex: 0 });
+        self.attributes.len() as i32 - 1
+    }
+
+    fn text_attribute(&mut self, key: &str, text: &str) -> i32 {
+        let ids = (self.string(key), self.string(text));
+        if let Some(&known) = self.attribute_ids.get(&ids) {
+            return known;
+        }
+        let id = self.attribute(key, Any::StringValue(text.into()));
+        self.attribute_ids.insert(ids, id);
+        id
+    }
+
+    /// Stack index and attribute indices of a sample.
+    fn sample(&mut self, message: &proto::Profile, sample: &proto::Sample) -> (i32, Vec<i32>) {
+        let next = self.stacks.len() as i32;
+        let stack = *self.stack_ids.entry(sample.location_id.clone()).or_insert(next);
+        if stack == next {
+            // Locations are numbered from 1 in order; entry 0 is the empty one.
+            let location_indices = sample.location_id.iter().map(|&id| id as i32).collect();
+            self.stacks.push(otlp::Stack { location_indices });
+        }
+        let mut attributes = Vec::new();
+        for label in &sample.label {
+            let text = |id: i64| message.string_table[id as usize].as_str();
+            match text(label.key) {
+                "thread" => attributes.push(self.text_attribute("thread.name", text(label.str))),
+                "incomplete" => attributes.push(self.text_attribute("heapbpf.stack.incomplete", text(label.str))),
+                _ => {}
+            }
+        }
+        (stack, attributes)
+    }
+
+    /// Attributes for what pprof has fields for.
+    fn about(&mut self, message: &proto::Profile) -> Vec<i32> {
+        let text = |id: i64| message.string_table[id as usize].clone();
+        let comments = message.comment.iter().map(|&id| AnyValue { value: Some(Any::StringValue(text(id))) }).collect();
+        vec![
+            self.attribute("pprof.profile.comment", Any::ArrayValue(ArrayValue { values: comments })),
+            self.attribute("pprof.profile.drop_frames", Any::StringValue(text(message.drop_frames))),
+        ]
+    }
+
+    fn dictionary(mut self, message: proto::Profile) -> otlp::ProfilesDictionary {
+        let mut mapping_table = vec![otlp::Mapping::default()];
+        for mapping in &message.mapping {
+            let build_id = message.string_table[mapping.build_id as usize].as_str();
+            let attribute_indices = if build_id.is_empty() {
+                Vec::new()
+            } else {
+                vec![self.text_attribute("process.executable.build_id.gnu", build_id)]
+            };
+            mapping_table.push(otlp::Mapping {
+                memory_start: mapping.memory_start,
+                memory_limit: mapping.memory_limit,
+                file_offset: mapping.file_offset,
+                filename_strindex: index(mapping.filename),
+                attribute_indices,
+            });
+        }
+        let native = self.text_attribute("profile.frame.type", "native");
+        let line =
+            |line: &proto::Line| otlp::Line { function_index: line.function_id as i32, line: line.line, column: 0 };
+        let location = |location: &proto::Location| otlp::Location {
+            mapping_index: location.mapping_id as i32,
+            address: location.address,
+            lines: location.line.iter().map(line).collect(),
+            attribute_indices: vec![native],
+        };
+        let function = |function: &proto::Function| otlp::Function {
+            name_strindex: index(function.name),
+            system_name_strindex: index(function.system_name),
+            filename_strindex: index(function.filename),
+            start_line: 0,
+        };
+        let locations = std::iter::once(otlp::Location::default()).chain(message.location.iter().map(location));
+        let functions = std::iter::once(otlp::Function::default()).chain(message.function.iter().map(function));
+        otlp::ProfilesDictionary {
+            mapping_table,
+            location_table: locations.collect(),
+            function_table: functions.collect(),
+            link_table: vec![otlp::Link::default()],
+            string_table: self.strings,
+            attribute_table: self.attributes,
+            stack_table: self.stacks,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    #[test]
+    fn every_process_has_every_value_and_they_add_up() {
+        let profile = testing::small();
+        let mut out = Vec::new();
+        Otlp.write(&profile, &WriteOptions::default(), &mut out).expect("memory");
+        let data = otlp::ProfilesData::decode(out.as_slice()).expect("its own output");
+        let dictionary = data.dictionary.expect("a dictionary");
+        let text = |id: i32| dictionary.string_table[id as usize].as_str();
+        assert_eq!(data.resource_profiles.len(), 2);
+        for value in Value::COLUMNS {
+            let profiles = data.resource_profiles.iter().flat_map(|resource| &resource.scope_profiles[0].profiles);
+            let of_value =
+                profiles.filter(|one| one.sample_type.is_some_and(|kind| text(kind.type_strindex) == value.name()));
+            let sum: i64 = of_value.flat_map(|one| &one.samples).flat_map(|sample| &sample.values).sum();
+            let total: f64 = profile.rows.iter().map(|row| value.of(row)).sum();
+            assert_eq!(sum, total.round() as i64, "{}", value.name());
+        }
+        let first = &data.resource_profiles[0].scope_profiles[0].profiles[0];
+        assert_eq!(text(first.sample_type.expect("a type").type_strindex), "inuse_space");
+        assert_eq!((first.period, first.time_unix_nano), (524_288, 1_700_000_000_123_456_789));
+    }
+
+    #[test]
+    fn a_process_whose_frees_were_given_up_has_no_profile_of_what_is_in_use() {
+        let data = encode(&testing::partly_followed(), Value::InuseSpace);
+        let profiles = data.resource_profiles.iter().map(|resource| resource.scope_profiles[0].profiles.len());
+        assert_eq!(profiles.collect::<Vec<_>>(), [4, 2]);
+    }
+
+    #[test]
+    fn indices_are_in_their_tables_and_entry_zero_is_empty() {
+        let data = encode(&testing::small(), Value::InuseSpace);
+        let dictionary = data.dictionary.expect("a dictionary");
+        assert_eq!(dictionary.string_table[0], "");
+        assert_eq!(dictionary.stack_table[0], otlp::Stack::default());
+        assert_eq!(dictionary.mapping_table[0], otlp::Mapping::default());
+        assert_eq!(dictionary.location_table[0], otlp::Location::default());
+        assert_eq!(dictionary.function_table[0], otlp::Function::default());
+        assert_eq!(dictionary.attribute_table[0], otlp::KeyValueAndUnit::default());
+        let samples = data.resource_profiles.iter().flat_map(|resource| &resource.scope_profiles[0].profiles);
+        for sample in samples.flat_map(|profile| &profile.samples) {
+            let stack = &dictionary.stack_table[sample.stack_index as usize];
+            assert!(!stack.location_indices.is_empty());
+            for &location in &stack.location_indices {
+                let location = &dictionary.location_table[location as usize];
+                assert!((location.mapping_index as usize) < dictionary.mapping_table.len());
+                for line in &location.lines {
+                    let function = &dictionary.function_table[line.function_index as usize];
+                    assert!(!dictionary.string_table[function.name_strindex as usize].is_empty());
+                }
+            }
+            assert!(sample.attribute_indices.iter().all(|&id| (id as usize) < dictionary.attribute_table.len()));
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! pprof, for `go tool pprof`, Pyroscope, Parca and speedscope.
+
+use std::collections::HashMap;
+use std::io;
+use std::time::UNIX_EPOCH;
+
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use prost::Message as _;
+
+use super::{Format, FormatError, WriteOptions};
+use crate::estimates::INUSE_UNKNOWN;
+use crate::group::process_name;
+use crate::intern::Interned;
+use crate::loss_comment;
+use crate::model::{Criterion, Frame, LossBound, Losses, Module, Process, Profile, Row, Unread};
+use crate::naming;
+use crate::proto::pprof as proto;
+use crate::round::largest_remainder;
+use crate::units;
+use crate::value::Value;
+use heapbpf_audit::FileAudit;
+use heapbpf_audit::Missing;
+
+/// Level 5 of 9: within a few percent of the smallest file in half the time.
+const COMPRESSION: Compression = Compression::new(5);
+
+/// Most hooked files whose probes are listed.
+const MOST_FILES: usize = 4;
+/// Most processes in comments, as pprof prints all comments above its tables.
+const MOST_PROCESSES: usize = 20;
+
+pub(super) struct Pprof;
+
+impl Format for Pprof {
+    fn name(&self) -> &'static str {
+        "pprof"
+    }
+
+    fn extensions(&self) -> &'static [&'static str] {
+        &[".pb.gz", ".pprof"]
+    }
+
+    fn write(&self, profile: &Profile, _: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+        let mut gzip = GzEncoder::new(out, COMPRESSION);
+        io::Write::write_all(&mut gzip, &encode(profile).encode_to_vec())?;
+        gzip.finish()?;
+        Ok(())
+    }
+
+    fn how_to_open(&self, file: &str) -> String {
+        format!("go tool pprof -http=: {file}")
+    }
+}
+
+/// Encodes a profile as a pprof message, with one sample per process, thread name and stack.
+pub fn encode(profile: &Profile) -> proto::Profile {
+    encode_with_processes(profile).message
+}
+
+#[cfg_attr(not(feature = "otlp"), expect(dead_code, reason = "only OTLP needs more than the message"))]
+/// A pprof message, and for each of its samples the index of its process in the profile.
+pub(super) struct Encoded {
+    pub(super) message: proto::Profile,
+    pub(super) process_of_sample: Vec<usize>,
+    /// Sample types of what ended processes held at exit, each with one value per sample; empty if they held nothing.
+    pub(super) at_exit: Vec<(proto::ValueType, Vec<i64>)>,
+}
+
+pub(super) fn encode_with_processes(profile: &Profile) -> Encoded {
+    let interned = Interned::for_viewers(profile);
+    let mut strings = Strings::default();
+    let mut locations = Locations::new(profile, &mut strings);
+    let columns_of = Value::of_profile(profile);
+    let values = Value::shown_of(profile);
+
+    let mut samples: Vec<proto::Sample> = Vec::new();
+    let mut process_of_sample = Vec::new();
+    let mut columns: Vec<Vec<f64>> = vec![Vec::new(); values.len()];
+    let mut sample_of: HashMap<(usize, &str, u32), usize> = HashMap::new();
+    let mut stacks: Vec<Option<Vec<u64>>> = vec![None; interned.stacks.len()];
+    for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
+        let index = *sample_of.entry((row.key.process, &row.key.thread, stack)).or_insert_with(|| {
+            let location_id = stacks[stack as usize]
+                .get_or_insert_with(|| locations.of_stack(&interned, stack, &mut strings))
+                .clone();
+            samples.push(proto::Sample { location_id, value: Vec::new(), label: labels(profile, row, &mut strings) });
+            process_of_sample.push(row.key.process);
+            columns.iter_mut().for_each(|column| column.push(0.0));
+            samples.len() - 1
+        });
+        for (column, value) in columns.iter_mut().zip(values) {
+            column[index] += value.of(row);
+        }
+    }
+    let mut value_type = |kind: &str, unit: &str| proto::ValueType { r#type: strings.id(kind), unit: strings.id(unit) };
+    let (columns, held) = columns.split_at(columns_of.len());
+    for column in columns {
+        for (sample, value) in samples.iter_mut().zip(largest_remainder(column)) {
+            sample.value.push(value);
+        }
+    }
+    // The tools of pprof expect four values, so these are labels.
+    let mut at_exit = Vec::new();
+    for ((value, label), column) in values[columns_of.len()..].iter().zip(AT_EXIT).zip(held) {
+        let (column, kind) = (largest_remainder(column), value_type(label, value.unit()));
+        for (sample, &num) in samples.iter_mut().zip(&column).filter(|(_, num)| **num != 0) {
+            sample.label.push(proto::Label { key: kind.r#type, num, num_unit: kind.unit, str: 0 });
+        }
+        at_exit.push((value_type(value.name(), value.unit()), column));
+    }
+    let sample_type = columns_of.iter().map(|value| value_type(value.name(), value.unit())).collect();
+    let period_type = match profile.header.criterion {
+        Criterion::Bytes => value_type("space", "bytes"),
+        Criterion::Allocations | Criterion::SizeClass => value_type("objects", "count"),
+    };
+    locations.keep_used_mappings();
+    let since_epoch = profile.header.started.duration_since(UNIX_EPOCH).unwrap_or_default();
+    let message = proto::Profile {
+        sample_type,
+        sample: samples,
+        drop_frames: strings.id(&naming::drop_frames()),
+        time_nanos: clamp(since_epoch.as_nanos()),
+        duration_nanos: clamp(profile.header.duration.as_nanos()),
+        period_type: Some(period_type),
+        period: clamp(profile.header.interval.into()),
+        comment: comments(profile).iter().map(|comment| strings.id(comment)).collect(),
+        default_sample_type: strings.id(Value::default_of(profile).name()),
+        mapping: locations.mappings,
+        location: locations.locations,
+        function: locations.functions,
+        string_table: strings.table,
+        keep_frames: 0,
+    };
+    Encoded { message, process_of_sample, at_exit }
+}
+
+/// Labels of what ended processes held at exit, in the order of [`Value::ALL`].
+pub(crate) const AT_EXIT: [&str; 2] = ["at_exit_objects", "at_exit_bytes"];
+
+fn clamp(value: u128) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// Functions that are not an allocator's: mappings that a program made itself.
+const MAPPING_FUNCTIONS: [&str; 3] = ["mmap", "mremap", "brk"];
+
+fn labels(profile: &Profile, row: &Row, strings: &mut Strings) -> Vec<proto::Label> {
+    let mut labels = Vec::with_capacity(5);
+    let mut text = |key: &str, value: &str| {
+        if !value.is_empty() {
+            labels.push(proto::Label { key: strings.id(key), str: strings.id(value), ..Default::default() });
+        }
+    };
+    let process = profile.processes.get(row.key.process);
+    text("comm", process.map_or("", |process| &process.comm));
+    text("thread", &row.key.thread);
+    text("source", if MAPPING_FUNCTIONS.contains(&&*row.key.function) { "mmap" } else { "" });
+    text("inuse", if profile.header.live && !profile.knows_inuse(row.key.process) { "unknown" } else { "" });
+    text("incomplete", row.key.stack.cut.as_deref().unwrap_or(""));
+    if let Some(process) = process {
+        let num = process.pid.into();
+        labels.push(proto::Label { key: strings.id("pid"), num, num_unit: strings.id("count"), str: 0 });
+    }
+    labels
+}
+
+/// The comment of a profile that separates what ended processes held at exit from what is in use.
+pub(crate) const ENDED_APART: &str = "ended=apart";
+
+/// Remarks for the reader of the figures, one per comment; `key=value` comments are read back.
+fn comments(profile: &Profile) -> Vec<String> {
+    let mut comments = vec![
+        format!("heapbpf {} on {}: values are unbiased estimates", profile.header.version, profile.header.host),
+        format!("interval={}", profile.header.interval),
+        format!("criterion={}", profile.header.criterion.name()),
+        format!("unwind={}", profile.header.unwind),
+        format!("time={}", units::rfc3339(profile.header.time)),
+    ];
+    if profile.header.ended_apart {
+        comments.push(ENDED_APART.to_owned());
+    }
+    if let Some(Unread { records, of }) = profile.header.unread {
+        comments.push(format!("unread={records}/{of}"));
+    }
+    for process in profile.processes.iter().take(MOST_PROCESSES) {
+        let mut comment = format!("process {}: coverage {}", process_name(process), units::percent(process.coverage));
+        if let (Some(bytes), Some(objects)) = (process.exact_alloc_bytes, process.exact_alloc_objects) {
+            comment.push_str(&format!(", counted exactly: {bytes} bytes in {objects} allocations"));
+        }
+        if process.inuse_unknown {
+            comment.push_str(&format!(", {INUSE_UNKNOWN}"));
+        }
+        if !process.allocators.is_empty() {
+            comment.push_str(&format!(", allocators {}", process.allocators.join(", ")));
+        }
+        let missing = process.audit.iter().flat_map(|file| &file.missing).chain(&process.missing);
+        for Missing { what, why } in missing {
+            comment.push_str(&format!("; not hooked: {what} ({why})"));
+        }
+        comments.push(comment);
+    }
+    if let Some(more @ 1..) = profile.processes.len().checked_sub(MOST_PROCESSES) {
+        comments.push(format!("and {more} more processes"));
+    }
+    comments.extend(losses(profile));
+    let mut files: Vec<&FileAudit> = Vec::new();
+    for file in profile.processes.iter().flat_map(|process| &process.audit) {
+        if files.len() < MOST_FILES && !files.contains(&&**file) {
+            files.push(file);
+        }
+    }
+    comments.extend(files.into_iter().filter_map(FileAudit::summary));
+    comments.extend(profile.notes.iter().cloned());
+    comments
+}
+
+/// Losses: one comment per process, and one for all processes beyond the limit.
+fn losses(profile: &Profile) -> Vec<String> {
+    let line = |process: &Process| loss_comment::written(&process_name(process), &process.losses, &process.slack);
+    let mut lossy = profile.processes.iter().filter(|process| !process.losses.is_none() || !process.slack.is_none());
+    let mut lines: Vec<String> = lossy.by_ref().take(MOST_PROCESSES).filter_map(line).collect();
+    let (mut losses, mut slack) = (Losses::default(), LossBound::default());
+    lossy.for_each(|process| {
+        losses.add(&process.losses);
+        slack.add(&process.slack);
+    });
+    lines.extend(loss_comment::written("of other processes", &losses, &slack));
+    lines
+}
+
+/// The string table.
+struct Strings {
+    table: Vec<String>,
+    ids: HashMap<String, i64>,
+}
+
+impl Default for Strings {
+    fn default() -> Self {
+        Self { table: vec![String::new()], ids: HashMap::from([(String::new(), 0)]) }
+    }
+}
+
+impl Strings {
+    fn id(&mut self, text: &str) -> i64 {
+        if let Some(&id) = self.ids.get(text) {
+            return id;
+        }
+        let id = self.table.len() as i64;
+        self.table.push(text.to_owned());
+        self.ids.insert(text.to_owned(), id);
+        id
+    }
+}
+
+/// Mappings, functions and locations, in the order of their first use.
+struct Locations<'a> {
+    profile: &'a Profile,
+    mappings: Vec<proto::Mapping>,
+    functions: Vec<proto::Function>,
+    locations: Vec<proto::Location>,
+    function_ids: HashMap<(i64, i64, i64), u64>,
+    /// Locations by their frames (ids of distinct frames, inlined ones first).
+    by_frames: HashMap<Vec<u32>, u64>,
+    /// Locations by their content, as another process may have mapped the same file elsewhere.
+    by_content: HashMap<Content, u64>,
+}
+
+/// Mapping, address, and the functions at the address with their lines.
+type Content = (u64, u64, Vec<(u64, i64)>);
+
+impl<'a> Locations<'a> {
+    fn new(profile: &'a Profile, strings: &mut Strings) -> Self {
+        let mappings = profile.modules.iter().zip(1..).map(|(module, id)| mapping(module, id, strings)).collect();
+        Self {
+            profile,
+            mappings,
+            functions: Vec::new(),
+            locations: Vec::new(),
+            function_ids: HashMap::new(),
+            by_frames: HashMap::new(),
+            by_content: HashMap::new(),
+        }
+    }
+
+    /// Locations of a stack, innermost first: one per physical frame, with the functions inlined into it.
+    fn of_stack(&mut self, interned: &Interned, stack: u32, strings: &mut Strings) -> Vec<u64> {
+        let ids = interned.frame_ids(stack);
+        let is_inlined = |&id: &u32| interned.frames[id as usize].inlined;
+        let mut locations = Vec::with_capacity(ids.len());
+        let mut rest = ids;
+        while !rest.is_empty() {
+            let inlined = rest.iter().take_while(|id| is_inlined(id)).count();
+            let (frames, tail) = rest.split_at((inlined + 1).min(rest.len()));
+            rest = tail;
+            let location = match self.by_frames.get(frames) {
+                Some(&location) => location,
+                None => {
+                    let location = self.location(interned, frames, strings);
+                    self.by_frames.insert(frames.to_vec(), location);
+                    location
+                }
+            };
+            locations.push(location);
+        }
+        locations
+    }
+
+    fn location(&mut self, interned: &Interned, ids: &[u32], strings: &mut Strings) -> u64 {
+        let frames = ids.iter().map(|&id| interned.frames[id as usize]);
+        let real = interned.frames[ids[ids.len() - 1] as usize];
+        let mapping = real.module.filter(|&module| module < self.mappings.len());
+        let address = self.profile.address_in_first_process(real);
+        let lines: Vec<proto::Line> = frames.filter_map(|frame| self.line(frame, strings)).collect();
+        if let Some(mapping) = mapping {
+            let mapping = &mut self.mappings[mapping];
+            mapping.has_functions |= !lines.is_empty();
+            mapping.has_filenames |= ids.iter().any(|&id| interned.frames[id as usize].file.is_some());
+            mapping.has_line_numbers |= lines.iter().any(|line| line.line != 0);
+            mapping.has_inline_frames |= lines.len() > 1;
+        }
+        let mapping_id = mapping.map_or(0, |mapping| mapping as u64 + 1);
+        let content = (mapping_id, address, lines.iter().map(|line| (line.function_id, line.line)).collect());
+        let id = self.locations.len() as u64 + 1;
+        let known = *self.by_content.entry(content).or_insert(id);
+        if known == id {
+            self.locations.push(proto::Location { id, mapping_id, address, line: lines, is_folded: false });
+        }
+        known
+    }
+
+    /// Drops mappings without locations and moves that of the program to the front: pprof names a profile after the
+    /// first one.
+    fn keep_used_mappings(&mut self) {
+        let mut used = vec![false; self.mappings.len() + 1];
+        self.locations.iter().for_each(|location| used[location.mapping_id as usize] = true);
+        let exe = self.profile.processes.first().map_or("", |process| &process.exe);
+        let is_program = |mapping: &proto::Mapping| &*self.profile.modules[mapping.id as usize - 1].path == exe;
+        let mut mappings = std::mem::take(&mut self.mappings);
+        mappings.retain(|mapping| used[mapping.id as usize]);
+        mappings.sort_by_key(|mapping| !is_program(mapping));
+        let mut new_ids = vec![0; used.len()];
+        for (mapping, id) in mappings.iter_mut().zip(1..) {
+            new_ids[mapping.id as usize] = id;
+            mapping.id = id;
+        }
+        self.locations.iter_mut().for_each(|location| location.mapping_id = new_ids[location.mapping_id as usize]);
+        self.mappings = mappings;
+    }
+
+    fn line(&mut self, frame: &Frame, strings: &mut Strings) -> Option<proto::Line> {
+        let name = frame.function.as_deref()?;
+        let (id, system, file) = (
+            strings.id(name),
+            strings.id(frame.system_name.as_deref().unwrap_or(name)),
+            strings.id(frame.file.as_deref().unwrap_or("")),
+        );
+        let next = self.functions.len() as u64 + 1;
+        let function_id = *self.function_ids.entry((id, system, file)).or_insert(next);
+        if function_id == next {
+            let function = proto::Function { id: next, name: id, system_name: system, filename: file, start_line: 0 };
+            self.functions.push(function);
+        }
+        Some(proto::Line { function_id, line: frame.line.unwrap_or(0).into() })
+    }
+}
+
+fn mapping(module: &Module, id: u64, strings: &mut Strings) -> proto::Mapping {
+    proto::Mapping {
+        id,
+        memory_start: module.start,
+        memory_limit: module.end,
+        file_offset: module.file_offset,
+        filename: strings.id(&module.path),
+        build_id: strings.id(&module.build_id.as_deref().map(units::hex).unwrap_or_default()),
+        ..Default::default()
+    }
+}
+
+#[cfg(test)]
+#[path = "pprof_tests.rs"]
+mod tests;

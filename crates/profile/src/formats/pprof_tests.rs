@@ -1,0 +1,194 @@
+//! Tests of the pprof writer against the message itself; `go tool pprof` reads it in `tests/`.
+
+use super::*;
+use crate::testing;
+
+fn text(profile: &proto::Profile, id: i64) -> &str {
+    &profile.string_table[id as usize]
+}
+
+fn column(profile: &proto::Profile, index: usize) -> Vec<i64> {
+    profile.sample.iter().map(|sample| sample.value[index]).collect()
+}
+
+#[test]
+fn header_says_what_the_contract_says() {
+    let profile = encode(&testing::small());
+    let types: Vec<(&str, &str)> =
+        profile.sample_type.iter().map(|kind| (text(&profile, kind.r#type), text(&profile, kind.unit))).collect();
+    assert_eq!(
+        types,
+        [("alloc_objects", "count"), ("alloc_space", "bytes"), ("inuse_objects", "count"), ("inuse_space", "bytes")]
+    );
+    assert_eq!(profile.string_table[0], "");
+    assert_eq!(text(&profile, profile.default_sample_type), "inuse_space");
+    let period = profile.period_type.expect("period type");
+    assert_eq!((text(&profile, period.r#type), text(&profile, period.unit)), ("space", "bytes"));
+    assert_eq!(profile.period, 524_288);
+    assert_eq!(profile.time_nanos, 1_700_000_000_123_456_789);
+    assert_eq!(profile.duration_nanos, 30_500_000_000);
+    let comments: Vec<&str> = profile.comment.iter().map(|&id| text(&profile, id)).collect();
+    for expected in ["interval=524288", "criterion=bytes", "coverage 50 %", "60000000 bytes", "hooked for"] {
+        assert!(comments.iter().any(|comment| comment.contains(expected)), "{expected}: {comments:?}");
+    }
+}
+
+#[test]
+fn stacks_add_up_to_the_rounded_total() {
+    for model in [testing::small(), testing::large(3_000, 8)] {
+        let profile = encode(&model);
+        for (index, value) in Value::COLUMNS.into_iter().enumerate() {
+            let total: f64 = model.rows.iter().map(|row| value.of(row)).sum();
+            assert_eq!(column(&profile, index).iter().sum::<i64>(), total.round() as i64, "{}", value.name());
+        }
+    }
+}
+
+#[test]
+fn rows_that_differ_by_function_or_interval_only_are_one_sample() {
+    let model = testing::small();
+    let profile = encode(&model);
+    assert_eq!(model.rows.len(), 6);
+    assert_eq!(profile.sample.len(), 4, "three rows of the first stack of the first process are one");
+    let expected: f64 = model.rows[..3].iter().map(|row| row.alloc.bytes).sum();
+    assert!((profile.sample[0].value[1] as f64 - expected).abs() < 1.0);
+}
+
+#[test]
+fn an_inlined_function_shares_the_location_of_its_caller() {
+    let profile = encode(&testing::small());
+    let first = &profile.location[profile.sample[0].location_id[0] as usize - 1];
+    let names: Vec<&str> =
+        first.line.iter().map(|line| text(&profile, profile.function[line.function_id as usize - 1].name)).collect();
+    assert_eq!(names, ["grow", "parse_value"]);
+    assert_eq!(profile.sample[0].location_id.len(), 5);
+}
+
+#[test]
+fn every_location_lies_in_its_mapping_and_flags_say_what_was_found() {
+    let profile = encode(&testing::small());
+    for location in &profile.location {
+        let mapping = &profile.mapping[location.mapping_id as usize - 1];
+        assert!((mapping.memory_start..mapping.memory_limit).contains(&location.address));
+        assert!(!text(&profile, mapping.build_id).is_empty());
+    }
+    let (program, library) = (&profile.mapping[0], &profile.mapping[1]);
+    assert_eq!(text(&profile, program.build_id), "abcdef01");
+    assert!(program.has_functions && program.has_filenames && program.has_line_numbers);
+    assert!(!program.has_inline_frames && library.has_inline_frames);
+}
+
+#[test]
+fn only_used_mappings_are_written_and_the_programs_own_is_first() {
+    let mut model = testing::small();
+    model.modules.swap(0, 1);
+    model.modules.push(Default::default());
+    for row in &mut model.rows {
+        let mut stack = row.key.stack.as_ref().clone();
+        stack.frames.iter_mut().for_each(|frame| frame.module = frame.module.map(|module| 1 - module));
+        row.key.stack = stack.into();
+    }
+    let profile = encode(&model);
+    let names: Vec<&str> = profile.mapping.iter().map(|mapping| text(&profile, mapping.filename)).collect();
+    assert_eq!(names, ["/usr/bin/server", "/usr/lib/libjson.so"]);
+    assert!(profile.mapping.iter().zip(1..).all(|(mapping, id)| mapping.id == id));
+    let first = &profile.location[profile.sample[0].location_id[0] as usize - 1];
+    assert_eq!(first.mapping_id, 2);
+}
+
+#[test]
+fn a_module_without_names_is_not_said_to_have_functions() {
+    let mut model = testing::small();
+    model.rows.truncate(4);
+    model.rows.drain(..3);
+    let profile = encode(&model);
+    let library = &profile.mapping[1];
+    assert_eq!(text(&profile, library.filename), "/usr/lib/libjson.so");
+    assert!(!library.has_functions && !library.has_filenames && !library.has_line_numbers);
+    let location = &profile.location[profile.sample[0].location_id[0] as usize - 1];
+    assert!(location.line.is_empty());
+    assert_eq!(location.address, 0x7f00_0000_4000);
+}
+
+#[test]
+fn one_file_in_two_processes_has_one_location() {
+    let mut model = testing::small();
+    let mut stack = model.rows[4].key.stack.as_ref().clone();
+    for frame in &mut stack.frames {
+        frame.address += 0x10_0000_0000;
+    }
+    model.rows[4].key.stack = stack.into();
+    let profile = encode(&model);
+    assert_eq!(profile.sample[0].location_id, profile.sample[2].location_id);
+}
+
+#[test]
+fn labels_name_process_thread_and_cut_stacks() {
+    let profile = encode(&testing::small());
+    let labels = |sample: usize| -> Vec<(String, String, i64, String)> {
+        let sample = &profile.sample[sample];
+        let own = |id| text(&profile, id).to_owned();
+        sample.label.iter().map(|label| (own(label.key), own(label.str), label.num, own(label.num_unit))).collect()
+    };
+    let first = labels(0);
+    assert!(first.contains(&("pid".into(), "".into(), 4242, "count".into())));
+    assert!(first.contains(&("comm".into(), "server".into(), 0, "".into())));
+    assert!(first.contains(&("thread".into(), "worker".into(), 0, "".into())));
+    assert!(first.iter().all(|label| label.0 != "incomplete"));
+    assert!(labels(3).contains(&("incomplete".into(), "stack copy too small".into(), 0, "".into())));
+}
+
+#[test]
+fn without_frees_there_are_no_columns_in_use() {
+    let mut model = testing::small();
+    model.header.live = false;
+    let profile = encode(&model);
+    assert_eq!(profile.sample_type.len(), 2);
+    assert!(profile.sample.iter().all(|sample| sample.value.len() == 2));
+    assert_eq!(text(&profile, profile.default_sample_type), "alloc_space");
+}
+
+#[test]
+fn a_process_whose_frees_were_given_up_is_labelled_and_read_back() {
+    let profile = encode(&testing::partly_followed());
+    let labels = |sample: &proto::Sample| {
+        let mut labels = sample.label.iter().map(|label| (text(&profile, label.key), text(&profile, label.str)));
+        labels.any(|label| label == ("inuse", "unknown"))
+    };
+    let unknown: Vec<bool> = profile.sample.iter().map(labels).collect();
+    assert_eq!(unknown, [false, false, true, true]);
+    let back = crate::read::parse(&profile.encode_to_vec()).expect("ours");
+    assert_eq!(back.processes.iter().map(|process| process.inuse_unknown).collect::<Vec<_>>(), [false, true]);
+    assert_eq!((back.processes[0].exact_alloc_objects, back.processes[1].coverage), (Some(9_000), 0.5));
+}
+
+#[test]
+fn hostile_modules_and_empty_stacks_do_no_harm() {
+    let mut model = testing::small();
+    let mut stack = model.rows[0].key.stack.as_ref().clone();
+    stack.frames[1].module = Some(usize::MAX);
+    stack.frames[2].file_offset = Some(u64::MAX);
+    // A stack whose last frame is inlined.
+    stack.frames.last_mut().expect("frames").inlined = true;
+    model.rows[0].key.stack = stack.into();
+    model.rows[1].key.stack = Default::default();
+    model.rows[1].key.process = 99;
+    let profile = encode(&model);
+    let location = &profile.location[profile.sample[1].location_id[0] as usize - 1];
+    let function = &profile.function[location.line[0].function_id as usize - 1];
+    assert_eq!((text(&profile, function.name), location.mapping_id), ("[no stack]", 0));
+    let back = crate::read::parse(&profile.encode_to_vec()).expect("ours");
+    assert!(back.rows[1].key.stack.frames.is_empty());
+    let ids = profile.sample.iter().flat_map(|sample| &sample.location_id);
+    assert!(ids.into_iter().all(|&id| id >= 1 && id <= profile.location.len() as u64));
+}
+
+#[test]
+fn comments_say_why_each_probe_is_where_it_is_once_for_each_file() {
+    let comments = comments(&crate::testing::small());
+    let probes: Vec<&String> = comments.iter().filter(|comment| comment.starts_with("probes in ")).collect();
+    assert_eq!(probes, ["probes in /usr/lib/x86_64-linux-gnu/libc.so.6: malloc+0x0 `push %rbp` is emulated"]);
+    let profile = encode(&testing::small());
+    let back = crate::read::parse(&profile.encode_to_vec()).expect("ours");
+    assert!(!back.notes.iter().any(|note| note.starts_with("probes in ")), "no remark: {:?}", back.notes);
+}

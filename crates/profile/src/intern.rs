@@ -1,0 +1,160 @@
+//! Interning of frames and stacks, which keeps files small and writers fast.
+
+use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
+use std::ops::Range;
+use std::sync::{Arc, LazyLock};
+
+use super::model::{Frame, Profile, Stack};
+
+/// The distinct frames and stacks of a profile, in the order of their first use.
+#[derive(Debug)]
+pub struct Interned<'a> {
+    /// Distinct frames.
+    pub frames: Vec<&'a Frame>,
+    /// Distinct stacks.
+    pub stacks: Vec<InternedStack<'a>>,
+    /// For each row of the profile the index of its stack in `stacks`.
+    pub stack_of_row: Vec<u32>,
+    frame_ids: Vec<u32>,
+}
+
+/// A stack as indices of frames.
+#[derive(Clone, Debug)]
+pub struct InternedStack<'a> {
+    /// The stack in the profile.
+    pub stack: &'a Stack,
+    range: Range<usize>,
+}
+
+/// Placeholder for a stack without frames.
+pub const NO_STACK: &str = "[no stack]";
+
+static NO_STACK_FRAME: LazyLock<Frame> =
+    LazyLock::new(|| Frame { function: Some(NO_STACK.into()), ..Frame::default() });
+
+impl<'a> Interned<'a> {
+    /// Finds the distinct frames and stacks of all rows.
+    pub fn new(profile: &'a Profile) -> Self {
+        Self::build(profile, Builder::default())
+    }
+
+    /// Like [`Self::new`], but a stack without frames gets the frame [`NO_STACK`]: viewers drop stacks without frames,
+    /// and their totals would be too small.
+    pub fn for_viewers(profile: &'a Profile) -> Self {
+        Self::build(profile, Builder { shows_no_stack: true, ..Builder::default() })
+    }
+
+    fn build(profile: &'a Profile, mut builder: Builder<'a>) -> Self {
+        let stack_of_row = profile.rows.iter().map(|row| builder.stack(&row.key.stack)).collect();
+        Self { frames: builder.frames, stacks: builder.stacks, stack_of_row, frame_ids: builder.frame_ids }
+    }
+
+    /// A stack's frames as indices into `frames`, innermost first.
+    pub fn frame_ids(&self, stack: u32) -> &[u32] {
+        &self.frame_ids[self.stacks[stack as usize].range.clone()]
+    }
+}
+
+#[derive(Default)]
+struct Builder<'a> {
+    frames: Vec<&'a Frame>,
+    stacks: Vec<InternedStack<'a>>,
+    frame_ids: Vec<u32>,
+    by_frame: HashMap<FrameKey<'a>, u32>,
+    by_pointer: HashMap<*const Stack, u32>,
+    by_content: HashMap<Content<'a>, u32>,
+    shows_no_stack: bool,
+}
+
+/// Frames, why the stack was cut, unwinder.
+type Content<'a> = (Box<[u32]>, Option<&'a str>, &'static str);
+
+impl<'a> Builder<'a> {
+    fn stack(&mut self, stack: &'a Arc<Stack>) -> u32 {
+        let pointer = Arc::as_ptr(stack);
+        if let Some(&id) = self.by_pointer.get(&pointer) {
+            return id;
+        }
+        let ids: Box<[u32]> = if self.shows_no_stack && stack.frames.is_empty() {
+            [self.frame(&NO_STACK_FRAME)].into()
+        } else {
+            stack.frames.iter().map(|frame| self.frame(frame)).collect()
+        };
+        let key = (ids, stack.cut.as_deref(), stack.unwinder);
+        let id = match self.by_content.get(&key) {
+            Some(&id) => id,
+            None => {
+                let id = self.stacks.len() as u32;
+                let start = self.frame_ids.len();
+                self.frame_ids.extend_from_slice(&key.0);
+                self.stacks.push(InternedStack { stack, range: start..self.frame_ids.len() });
+                self.by_content.insert(key, id);
+                id
+            }
+        };
+        self.by_pointer.insert(pointer, id);
+        id
+    }
+
+    fn frame(&mut self, frame: &'a Frame) -> u32 {
+        let next = self.frames.len() as u32;
+        let id = *self.by_frame.entry(FrameKey(frame)).or_insert(next);
+        if id == next {
+            self.frames.push(frame);
+        }
+        id
+    }
+}
+
+/// A frame with a cheap hash: of its location, and of its name only if the location is unknown.
+#[derive(PartialEq)]
+struct FrameKey<'a>(&'a Frame);
+
+impl Eq for FrameKey<'_> {}
+
+impl Hash for FrameKey<'_> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let frame = self.0;
+        state.write_u64(frame.address);
+        state.write_u32(frame.line.unwrap_or(0));
+        state.write_u32((frame.module.unwrap_or(0) as u32) << 1 | u32::from(frame.inlined));
+        if frame.address == 0 {
+            frame.function.hash(state);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    #[test]
+    fn equal_frames_and_stacks_are_found_even_in_different_allocations() {
+        let mut profile = testing::small();
+        let copy = profile.rows[0].key.stack.as_ref().clone();
+        let mut row = profile.rows[0].clone();
+        row.key.stack = Arc::new(copy);
+        profile.rows.push(row);
+        let interned = Interned::new(&profile);
+        assert_eq!(interned.stack_of_row[0], *interned.stack_of_row.last().expect("rows"));
+        for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
+            let frames: Vec<&Frame> =
+                interned.frame_ids(stack).iter().map(|&id| interned.frames[id as usize]).collect();
+            assert_eq!(frames, row.key.stack.frames.iter().collect::<Vec<_>>());
+            assert_eq!(interned.stacks[stack as usize].stack, row.key.stack.as_ref());
+        }
+    }
+
+    #[test]
+    fn stacks_that_differ_only_in_their_end_are_two() {
+        let mut profile = testing::small();
+        let mut cut = profile.rows[0].key.stack.as_ref().clone();
+        cut.cut = Some("stack copy too small".into());
+        let mut row = profile.rows[0].clone();
+        row.key.stack = Arc::new(cut);
+        profile.rows = vec![profile.rows[0].clone(), row];
+        assert_eq!(Interned::new(&profile).stacks.len(), 2);
+    }
+}

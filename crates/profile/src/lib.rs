@@ -1,0 +1,36 @@
+#![cfg_attr(feature = "pprof", doc = include_str!("../README.md"))]
+#![cfg_attr(
+    not(feature = "pprof"),
+    doc = "Heap profiles as data: the model, estimates, comparison, formats and readers."
+)]
+#![forbid(unsafe_code)]
+
+pub mod adjust;
+mod chains;
+pub mod diff;
+pub mod estimates;
+pub mod formats;
+pub mod group;
+mod intern;
+mod loss_bounds;
+#[cfg(feature = "pprof")]
+mod loss_comment;
+pub mod merge;
+pub mod model;
+mod naming;
+pub mod proto;
+pub mod read;
+pub mod report;
+mod round;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+pub mod units;
+pub mod value;
+pub mod workload;
+
+pub use estimates::Pool;
+pub use formats::{FORMATS, Format, WriteOptions};
+pub use group::GroupBy;
+pub use heapbpf_statistics::estimate::Estimate;
+pub use model::{Criterion, Frame, Header, Module, Process, Profile, Row, RowKey, SampleSums, Stack};
+pub use value::Value;

@@ -1,0 +1,26 @@
+//! A profile as data: its header, processes, rows of sums, stacks and accounting. Every format and report is made from
+//! this alone.
+
+mod by_address;
+mod header;
+mod losses;
+mod process;
+mod profile;
+mod row;
+mod row_key;
+mod stack;
+
+pub use by_address::ByAddress;
+pub use header::Header;
+pub use heapbpf_statistics::criterion::Criterion;
+pub use heapbpf_statistics::sums::SampleSums;
+pub use heapbpf_statistics::survival::Lifetimes;
+pub use losses::{LossBound, Losses, Unread};
+pub use process::Process;
+pub use profile::Profile;
+pub use row::Row;
+pub use row_key::RowKey;
+pub use stack::{Frame, Module, Stack};
+
+/// Prefix of loss counters among [`Profile::counters`].
+pub const LOST_PREFIX: &str = "lost_";

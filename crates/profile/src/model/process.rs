@@ -1,0 +1,45 @@
+//! A process in a profile.
+
+use std::sync::Arc;
+
+use heapbpf_audit::{FileAudit, Missing};
+
+use super::losses::{LossBound, Losses};
+
+/// A process in a profile.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Process {
+    /// Process id, in the initial pid namespace.
+    pub pid: u32,
+    /// Process id inside its own pid namespace, if that differs.
+    pub namespace_pid: Option<u32>,
+    /// Name of the main thread.
+    pub comm: String,
+    /// Path of the executable as the process sees it.
+    pub exe: String,
+    /// cgroup v2 path; empty if unknown.
+    pub cgroup: String,
+    /// Allocators that were found, for example `glibc 2.36`.
+    pub allocators: Vec<String>,
+    /// Audit of each of its files with an allocator: what was hooked, at which instruction, and what was not.
+    pub audit: Vec<Arc<FileAudit>>,
+    /// What else in its files was not hooked, and why.
+    pub missing: Vec<Missing>,
+    /// Share of the process's time in the recording during which its allocators were hooked, 0 to 1.
+    pub coverage: f64,
+    /// Whether it ended during the recording. What it held at exit is in use, or separate
+    /// ([`Header::ended_apart`](super::Header::ended_apart)).
+    pub ended: bool,
+    /// Whether its memory in use is unknown although the recording followed frees: following those of this process was
+    /// given up to keep the overhead budget. Its rows then have nothing in use, and totals over processes do not
+    /// include it.
+    pub inuse_unknown: bool,
+    /// Exact count of bytes requested; `None` if they could not be counted.
+    pub exact_alloc_bytes: Option<u64>,
+    /// Exact count of allocation calls.
+    pub exact_alloc_objects: Option<u64>,
+    /// Bounds on the effect of lost events on its figures.
+    pub losses: Losses,
+    /// Upper bound of what was counted after the time of the samples, by which exact counts may be too large.
+    pub slack: LossBound,
+}

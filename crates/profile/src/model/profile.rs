@@ -1,0 +1,129 @@
+//! A profile: its header, processes, rows, modules and accounting.
+
+use std::collections::BTreeMap;
+
+use super::header::Header;
+use super::process::Process;
+use super::row::Row;
+use super::stack::{Frame, Module};
+
+/// The result of a recording: a heap profile.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// Facts about the recording as a whole.
+    pub header: Header,
+    /// Processes with at least one hit.
+    pub processes: Vec<Process>,
+    /// One row per process, thread, allocator function, stack and sampling interval.
+    pub rows: Vec<Row>,
+    /// Modules that frames refer to.
+    pub modules: Vec<Module>,
+    /// Counters of the recording by name, in display order.
+    pub counters: BTreeMap<String, u64>,
+    /// Remarks that must accompany the figures: losses, coverage, changes of the sampling interval.
+    pub notes: Vec<String>,
+}
+
+impl Profile {
+    /// A profile without processes and rows.
+    pub const fn new(header: Header) -> Self {
+        Self {
+            header,
+            processes: Vec::new(),
+            rows: Vec::new(),
+            modules: Vec::new(),
+            counters: BTreeMap::new(),
+            notes: Vec::new(),
+        }
+    }
+
+    /// Whether figures of allocation have intervals.
+    pub const fn errors_known(&self) -> bool {
+        self.header.samples_known && !self.header.time_windows
+    }
+
+    /// Whether the memory in use of a process (by its index) is known.
+    pub fn knows_inuse(&self, process: usize) -> bool {
+        self.header.live && !self.processes.get(process).is_some_and(|process| process.inuse_unknown)
+    }
+
+    /// Whether the memory in use of any process is known.
+    pub fn knows_some_inuse(&self) -> bool {
+        self.header.live && (self.processes.is_empty() || self.processes.iter().any(|process| !process.inuse_unknown))
+    }
+
+    /// Number of processes that figures in use do not include, because theirs are unknown.
+    pub fn without_inuse(&self) -> usize {
+        self.processes.iter().filter(|process| self.header.live && process.inuse_unknown).count()
+    }
+
+    /// Whether a process (by its index) may have held memory at exit that is separate from what is in use.
+    pub fn may_hold_at_exit(&self, process: usize) -> bool {
+        self.header.ended_apart && self.processes.get(process).is_some_and(|process| process.ended)
+    }
+
+    /// Whether an ended process is known to have held memory at exit that is separate from what is in use.
+    pub fn has_at_exit(&self) -> bool {
+        self.header.live && self.rows.iter().any(|row| row.at_exit.objects != 0.0)
+    }
+
+    /// The part of the profile that concerns one process (by its index).
+    pub fn only_process(&self, process: usize) -> Self {
+        let rows = self.rows.iter().filter(|row| row.key.process == process);
+        Self {
+            header: Header { live: self.knows_inuse(process), ..self.header.clone() },
+            processes: self.processes.get(process).cloned().into_iter().collect(),
+            rows: rows.map(|row| row.clone().with_process(0)).collect(),
+            modules: self.modules.clone(),
+            counters: self.counters.clone(),
+            notes: self.notes.clone(),
+        }
+    }
+
+    /// Address of a frame where its module was mapped in the first process that had it, so that a place in a file has
+    /// one address in all processes; the frame's own address if its module or file offset is unknown.
+    pub fn address_in_first_process(&self, frame: &Frame) -> u64 {
+        let module = frame.module.and_then(|module| self.modules.get(module));
+        module
+            .zip(frame.file_offset)
+            .and_then(|(module, offset)| module.start.checked_add(offset.checked_sub(module.file_offset)?))
+            .filter(|address| module.is_some_and(|module| (module.start..module.end).contains(address)))
+            .unwrap_or(frame.address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::Criterion;
+    use crate::testing;
+
+    #[test]
+    fn an_empty_profile_has_nothing() {
+        let profile = Profile::new(Header::new(64, Criterion::Bytes));
+        assert!(profile.errors_known() && profile.knows_some_inuse() && !profile.has_at_exit());
+        assert_eq!((profile.rows.len(), profile.without_inuse(), profile.header.recordings), (0, 0, 1));
+    }
+
+    #[test]
+    fn what_is_known_of_memory_in_use_is_told_by_process() {
+        let mut profile = testing::partly_followed();
+        assert!(profile.knows_some_inuse() && profile.knows_inuse(0) && !profile.knows_inuse(1));
+        assert_eq!(profile.without_inuse(), 1);
+        assert!(!profile.only_process(1).header.live && profile.only_process(0).header.live);
+        profile.processes.iter_mut().for_each(|process| process.inuse_unknown = true);
+        assert!(!profile.knows_some_inuse());
+        profile.header.live = false;
+        assert!(!profile.knows_inuse(0) && profile.without_inuse() == 0);
+    }
+
+    #[test]
+    fn a_part_has_the_header_of_the_whole() {
+        let profile = testing::ended_apart();
+        let part = profile.only_process(1);
+        assert_eq!((part.processes.len(), &part.processes[0]), (1, &profile.processes[1]));
+        assert!(part.rows.len() == 2 && part.rows.iter().all(|row| row.key.process == 0));
+        assert_eq!((&part.header.host, part.header.time), (&profile.header.host, profile.header.time));
+        assert_eq!((part.modules, part.counters, part.notes), (profile.modules, profile.counters, profile.notes));
+    }
+}

@@ -1,0 +1,42 @@
+//! A row: the sums of one stack.
+
+use std::sync::Arc;
+
+use heapbpf_statistics::sums::SampleSums;
+use heapbpf_statistics::survival::Lifetimes;
+
+use super::row_key::RowKey;
+use super::stack::Stack;
+
+/// Sums of the samples of one process, thread name, allocator function and stack under one sampling interval.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Identity of the row. The process is an index into [`Profile::processes`](super::Profile::processes).
+    pub key: RowKey<usize, Arc<str>, Arc<Stack>>,
+    /// Sums of all samples.
+    pub alloc: SampleSums,
+    /// Sums of the samples in use at [`Header::time`](super::Header::time), or at exit of their process unless those
+    /// are separate.
+    pub inuse: SampleSums,
+    /// Sums of the samples that their process held at exit, if those are separate from what is in use.
+    pub at_exit: SampleSums,
+    /// Sums of the samples in use when the estimated total in use was highest, if they were kept.
+    pub peak: Option<SampleSums>,
+    /// Lifetimes of the sampled blocks, if they were followed.
+    pub lifetimes: Option<Lifetimes>,
+}
+
+impl Row {
+    /// A row without samples.
+    pub fn new(key: RowKey<usize, Arc<str>, Arc<Stack>>) -> Self {
+        let none = SampleSums::default();
+        Self { key, alloc: none, inuse: none, at_exit: none, peak: None, lifetimes: None }
+    }
+
+    /// The row with its process under another number.
+    #[must_use]
+    pub fn with_process(mut self, process: usize) -> Self {
+        self.key.process = process;
+        self
+    }
+}

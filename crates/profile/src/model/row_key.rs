@@ -1,0 +1,59 @@
+//! The identity of a row, from the sampled block to the finished profile.
+
+use std::sync::Arc;
+
+/// Identity of a row: process, thread name, allocator function, sampling interval and call stack. Each stage from sampling
+/// to the profile has its own types for a process `P`, a function `F` and a stack `S`.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct RowKey<P, F, S> {
+    /// Process.
+    pub process: P,
+    /// Thread name.
+    pub thread: Arc<str>,
+    /// Allocator function that was called.
+    pub function: F,
+    /// Sampling interval R of the samples, in trials.
+    pub interval: u64,
+    /// Call stack.
+    pub stack: S,
+}
+
+impl<P, F, S> RowKey<P, F, S> {
+    /// The same key with its stack converted.
+    pub fn map_stack<T>(self, convert: impl FnOnce(S) -> T) -> RowKey<P, F, T> {
+        let Self { process, thread, function, interval, stack } = self;
+        RowKey { process, thread, function, interval, stack: convert(stack) }
+    }
+}
+
+impl<P, F: Clone, S> RowKey<P, F, S> {
+    /// A copy of the key with another process and another stack.
+    pub fn with<Q, T>(&self, process: Q, stack: T) -> RowKey<Q, F, T> {
+        let Self { thread, function, interval, .. } = self;
+        RowKey { process, thread: Arc::clone(thread), function: function.clone(), interval: *interval, stack }
+    }
+}
+
+impl<P, S> RowKey<P, Arc<str>, S> {
+    /// The key of a row that adds up all threads and functions of a process.
+    pub fn total(process: P, interval: u64, stack: S) -> Self {
+        Self { process, thread: "".into(), function: "".into(), interval, stack }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn conversions_keep_the_other_fields() {
+        let key = RowKey { process: 7, thread: "main".into(), function: "malloc", interval: 64, stack: 'a' };
+        let converted =
+            RowKey { process: 7, thread: "main".into(), function: "malloc", interval: 64, stack: "a".to_owned() };
+        assert_eq!(key.clone().map_stack(|stack| stack.to_string()), converted);
+        let moved = RowKey { process: "p", thread: "main".into(), function: "malloc", interval: 64, stack: () };
+        assert_eq!(key.with("p", ()), moved);
+        let total = RowKey { process: 7, thread: "".into(), function: "".into(), interval: 64, stack: 'a' };
+        assert_eq!(RowKey::total(7, 64, 'a'), total);
+    }
+}

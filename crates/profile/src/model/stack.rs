@@ -1,0 +1,52 @@
+//! Call stacks, their frames, and the modules that frames are in.
+
+use std::sync::Arc;
+
+/// A call stack.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Stack {
+    /// Frames, innermost first.
+    pub frames: Vec<Frame>,
+    /// The unwinder that produced it: `dwarf`, `fp` or `caller` (only the address of the caller is known).
+    pub unwinder: &'static str,
+    /// Why the stack was cut; `None` if it reaches the entry of the thread.
+    pub cut: Option<Arc<str>>,
+}
+
+/// A frame. An inlined function is a frame of its own, before the function that it is inlined into.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Frame {
+    /// Function name, demangled; `None` if unknown, then `reason` says why.
+    pub function: Option<Arc<str>>,
+    /// Symbol name before demangling, if it differs.
+    pub system_name: Option<Arc<str>>,
+    /// Source file.
+    pub file: Option<Arc<str>>,
+    /// Source line.
+    pub line: Option<u32>,
+    /// Whether this is a function inlined into the next frame.
+    pub inlined: bool,
+    /// Why there is no function name.
+    pub reason: Option<Arc<str>>,
+    /// Index into [`Profile::modules`](super::Profile::modules).
+    pub module: Option<usize>,
+    /// Address of the call in the process (return address − 1); 0 if unknown.
+    pub address: u64,
+    /// Offset of the address in the file of the module.
+    pub file_offset: Option<u64>,
+}
+
+/// A module: a mapped file, the vDSO, or a region of JIT code.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Module {
+    /// Path as the process saw it.
+    pub path: Arc<str>,
+    /// GNU build ID.
+    pub build_id: Option<Vec<u8>>,
+    /// Start address of its executable mapping in the first process that had it.
+    pub start: u64,
+    /// End address of that mapping.
+    pub end: u64,
+    /// File offset of that mapping.
+    pub file_offset: u64,
+}

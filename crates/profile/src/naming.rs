@@ -1,0 +1,207 @@
+//! Names of frames and modules.
+
+use std::borrow::Cow;
+
+use super::model::{Frame, Profile};
+
+/// Name of a frame: its function, else its location as `[libc.so.6+0x9a1b2]` or `[0x7f12…]`, else `[unknown]`.
+pub fn frame_name<'a>(profile: &Profile, frame: &'a Frame) -> Cow<'a, str> {
+    if let Some(function) = &frame.function {
+        return Cow::Borrowed(function);
+    }
+    let module = frame.module.and_then(|index| profile.modules.get(index));
+    Cow::Owned(match (module, frame.file_offset) {
+        (Some(module), Some(offset)) => format!("[{}+{offset:#x}]", bare_name(&module.path)),
+        (Some(module), None) => format!("[{}]", bare_name(&module.path)),
+        (None, _) if frame.address != 0 => format!("[{:#x}]", frame.address),
+        (None, _) => "[unknown]".into(),
+    })
+}
+
+/// Short name of a module: the last component of its path, without brackets (`anonymous` for `[anonymous]`).
+fn bare_name(path: &str) -> &str {
+    let name = base_name(path);
+    name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name)
+}
+
+/// The last component of a path.
+pub fn base_name(path: &str) -> &str {
+    path.rsplit('/').next().unwrap_or(path)
+}
+
+/// Whether a function belongs to an allocator or is C++'s `operator new`. Such frames at the inner end of a stack carry
+/// no information.
+pub fn is_allocator_function(name: &str) -> bool {
+    let name = name.split('(').next().unwrap_or(name).trim_end();
+    if matches!(
+        name,
+        "operator new" | "operator new[]" | "operator delete" | "operator delete[]" | "__rust_alloc" | "__rust_realloc"
+    ) {
+        return true;
+    }
+    let name = PREFIXES.iter().find_map(|prefix| name.strip_prefix(prefix)).unwrap_or(name);
+    FUNCTIONS.contains(&name)
+}
+
+/// The functions of [`is_allocator_function`] as a regular expression for `drop_frames` of pprof, which anchors it at
+/// both ends and matches it against names without arguments.
+#[cfg(feature = "pprof")]
+pub fn drop_frames() -> String {
+    format!(
+        r"(?:{})?(?:{})|operator (?:new|delete)(?:\[\])?|__rust_(?:re)?alloc",
+        PREFIXES.join("|"),
+        FUNCTIONS.join("|")
+    )
+}
+
+/// Prefixes under which allocators export their functions; a longer one precedes its own prefixes.
+const PREFIXES: [&str; 8] = ["__GI___libc_", "__libc_", "__GI_", "__interceptor_", "je_", "tc_", "mi_", "rp"];
+
+const FUNCTIONS: [&str; 12] = [
+    "malloc",
+    "calloc",
+    "realloc",
+    "reallocarray",
+    "memalign",
+    "aligned_alloc",
+    "posix_memalign",
+    "valloc",
+    "pvalloc",
+    "free",
+    "cfree",
+    "mallocx",
+];
+
+/// A function name without template arguments, parameters, and the hash at the end of Rust symbols: `std::vector<int,
+/// std::allocator<int> >::push_back(int&&)` becomes `std::vector::push_back`.
+pub fn short_function(name: &str) -> Cow<'_, str> {
+    if !name.contains(['<', '(', '[']) && !name.contains("::h") {
+        return Cow::Borrowed(name);
+    }
+    let name = strip_rust_hash(name);
+    let mut short = String::with_capacity(name.len());
+    let mut rest = name;
+    while let Some(next) = rest.chars().next() {
+        if let Some(kept) = KEPT_WHOLE.iter().find(|kept| rest.starts_with(**kept)) {
+            short.push_str(kept);
+            rest = &rest[kept.len()..];
+            continue;
+        }
+        match next {
+            // In Rust's `<Type as Trait>::method` the type is kept.
+            '<' if short.is_empty() => match balanced(rest) {
+                Some(inside) => {
+                    let subject = inside.split(" as ").next().unwrap_or(inside);
+                    short.push_str(&short_function(subject));
+                    rest = &rest[inside.len() + 2..];
+                }
+                None => break,
+            },
+            '<' | '(' => match balanced(rest) {
+                Some(inside) => {
+                    // Rust writes `path::<T>`.
+                    if next == '<' && short.ends_with("::") {
+                        short.truncate(short.len() - 2);
+                    }
+                    rest = &rest[inside.len() + 2..];
+                }
+                None => break,
+            },
+            _ => {
+                short.push(next);
+                rest = &rest[next.len_utf8()..];
+            }
+        }
+    }
+    let short = short.strip_suffix(" const").unwrap_or(&short).trim();
+    if short.is_empty() { Cow::Borrowed(name) } else { Cow::Owned(short.to_owned()) }
+}
+
+/// Names in which brackets are part of the name.
+const KEPT_WHOLE: [&str; 9] = [
+    "(anonymous namespace)",
+    "operator()",
+    "operator<=>",
+    "operator<<=",
+    "operator<<",
+    "operator<=",
+    "operator<",
+    "operator->",
+    "operator>",
+];
+
+/// The contents of the bracket that `text` begins with, if it is closed.
+fn balanced(text: &str) -> Option<&str> {
+    let mut depth = 0usize;
+    let mut previous = ' ';
+    for (index, character) in text.char_indices() {
+        match character {
+            '<' | '(' => depth += 1,
+            // The arrow of a function type does not close a bracket.
+            '>' if previous == '-' => {}
+            '>' | ')' => {
+                depth = depth.saturating_sub(1);
+                if depth == 0 {
+                    return Some(&text[1..index]);
+                }
+            }
+            _ => {}
+        }
+        previous = character;
+    }
+    None
+}
+
+/// `path::function::h0123456789abcdef` without the hash.
+fn strip_rust_hash(name: &str) -> &str {
+    match name.rsplit_once("::h") {
+        Some((path, hash)) if hash.len() == 16 && hash.bytes().all(|byte| byte.is_ascii_hexdigit()) => path,
+        _ => name,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    #[test]
+    fn a_frame_without_a_function_is_named_by_its_place() {
+        let profile = testing::small();
+        let frame = Frame { module: Some(0), file_offset: Some(0x1234), address: 7, ..Frame::default() };
+        assert_eq!(frame_name(&profile, &frame), "[server+0x1234]");
+        assert_eq!(frame_name(&profile, &Frame { address: 0x10, ..Frame::default() }), "[0x10]");
+        assert_eq!(frame_name(&profile, &Frame::default()), "[unknown]");
+        assert_eq!(frame_name(&profile, &Frame { module: Some(99), ..Frame::default() }), "[unknown]");
+    }
+
+    #[test]
+    fn short_names_keep_what_identifies_a_function() {
+        for (name, short) in [
+            ("main", "main"),
+            ("std::vector<int, std::allocator<int> >::push_back(int&&)", "std::vector::push_back"),
+            ("(anonymous namespace)::grow(unsigned long)", "(anonymous namespace)::grow"),
+            ("ns::operator<<(std::ostream&, X const&)", "ns::operator<<"),
+            ("Foo::operator()(int) const", "Foo::operator()"),
+            ("<alloc::vec::Vec<T,A> as core::clone::Clone>::clone", "alloc::vec::Vec::clone"),
+            ("core::iter::collect::<Vec<u8>>", "core::iter::collect"),
+            ("app::parse::h0123456789abcdef", "app::parse"),
+            ("call<int (*)(char) -> x>::run", "call::run"),
+            ("odd<name", "odd"),
+            ("<", "<"),
+            ("", ""),
+        ] {
+            assert_eq!(short_function(name), short, "{name}");
+        }
+    }
+
+    #[test]
+    fn allocators_are_known_by_name() {
+        for name in ["malloc", "__libc_calloc", "je_malloc", "operator new[](unsigned long)", "mi_free", "rpmalloc"] {
+            assert!(is_allocator_function(name), "{name}");
+        }
+        for name in ["my_malloc", "mallocate", "operator new_thing", "parse"] {
+            assert!(!is_allocator_function(name), "{name}");
+        }
+    }
+}

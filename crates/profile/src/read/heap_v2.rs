@@ -1,0 +1,164 @@
+//! Reader of jemalloc's `heap_v2` text and the similar text of gperftools: stacks of addresses with counts that are not
+//! yet unbiased.
+//!
+//! A line holds the sums of all samples of a stack, so they are unbiased by their mean size, as `jeprof` does. That is
+//! exact for blocks of one size and an approximation otherwise. jemalloc 5.3 and later write numbers with which it is
+//! exact on average.
+
+use std::sync::Arc;
+
+use super::strings::Strings;
+use super::{ContentError, MOST_FRAMES};
+use crate::model::{Criterion, Frame, Header, Module, Process, Profile, Row, RowKey, Stack};
+use crate::naming::base_name;
+use heapbpf_statistics::predistort::{Predistorted, jeprof_scales};
+use heapbpf_statistics::sums::SampleSums;
+
+fn damaged(line: usize, reason: &str) -> ContentError {
+    ContentError::Damaged { format: "a heap_v2 profile", reason: format!("line {line}: {reason}") }
+}
+
+/// Reads the profile.
+pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
+    let text = String::from_utf8_lossy(bytes);
+    let mut lines = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim())).peekable();
+    let (_, header) = lines.next().unwrap_or_default();
+    let interval = interval(header)?;
+    // jemalloc writes a stack before its figures, gperftools the other way round.
+    let mut addresses: Option<Vec<u64>> = None;
+    let mut found: Vec<(Vec<u64>, Line)> = Vec::new();
+    let mut total_frames = 0;
+    let mut in_totals = true;
+    let mut mappings = Vec::new();
+    for (number, line) in lines {
+        if line.starts_with("MAPPED_LIBRARIES") {
+            mappings.extend(text.lines().skip(number).filter_map(mapping));
+            break;
+        }
+        if let Some(stack) = line.strip_prefix('@') {
+            addresses = Some(stack_addresses(stack).ok_or_else(|| damaged(number, "an address that is none"))?);
+            in_totals = false;
+        } else if let Some(figures) = line.strip_prefix("t*:") {
+            // The sum over all threads. The lines of single threads follow and would count twice.
+            let figures = Line::parse(figures).ok_or_else(|| damaged(number, "figures that are none"))?;
+            if let Some(addresses) = addresses.take() {
+                total_frames += addresses.len();
+                found.push((addresses, figures));
+            }
+        } else if let Some((figures, stack)) = line.split_once('@').filter(|_| line.contains('[')) {
+            let figures = Line::parse(figures).ok_or_else(|| damaged(number, "figures that are none"))?;
+            let addresses = stack_addresses(stack).ok_or_else(|| damaged(number, "an address that is none"))?;
+            total_frames += addresses.len();
+            found.push((addresses, figures));
+            in_totals = false;
+        } else if !line.is_empty() && !line.starts_with('t') && !in_totals {
+            return Err(damaged(number, "neither a stack nor its figures"));
+        }
+        if total_frames > MOST_FRAMES {
+            return Err(ContentError::TooLarge(format!("more than {MOST_FRAMES} frames")));
+        }
+    }
+    Ok(profile(interval, found, mappings))
+}
+
+/// R from `heap_v2/524288`, or from gperftools' `heap profile: … @ heap_v2/524288`; `None` for `heapprofile`, which
+/// counts every allocation.
+fn interval(header: &str) -> Result<Option<u64>, ContentError> {
+    let kind = header.rsplit('@').next().unwrap_or(header).trim();
+    if kind == "heapprofile" {
+        return Ok(None);
+    }
+    let interval = kind.strip_prefix("heap_v2/").and_then(|interval| interval.trim().parse().ok());
+    interval.filter(|&interval| interval > 0).map(Some).ok_or(ContentError::NoInterval)
+}
+
+fn stack_addresses(text: &str) -> Option<Vec<u64>> {
+    text.split_whitespace().map(|address| u64::from_str_radix(address.strip_prefix("0x")?, 16).ok()).collect()
+}
+
+/// Parses `objects: bytes [objects: bytes]`: in use, and allocated in all (if jemalloc was configured to keep that).
+struct Line {
+    inuse: (u64, u64),
+    alloc: (u64, u64),
+}
+
+impl Line {
+    fn parse(text: &str) -> Option<Self> {
+        let (inuse, alloc) = text.split_once('[')?;
+        let pair = |text: &str| {
+            let (objects, bytes) = text.split_once(':')?;
+            Some((objects.trim().parse().ok()?, bytes.trim().parse().ok()?))
+        };
+        Some(Self { inuse: pair(inuse)?, alloc: pair(alloc.split(']').next()?)? })
+    }
+}
+
+/// Parses a line of /proc/PID/maps; only executable mappings of files are kept.
+fn mapping(line: &str) -> Option<Module> {
+    let mut fields = line.split_whitespace();
+    let (start, end) = fields.next()?.split_once('-')?;
+    if !fields.next()?.contains('x') {
+        return None;
+    }
+    let offset = fields.next()?;
+    let path = fields.nth(2)?;
+    let hex = |text: &str| u64::from_str_radix(text, 16).ok();
+    Some(Module { path: path.into(), build_id: None, start: hex(start)?, end: hex(end)?, file_offset: hex(offset)? })
+}
+
+fn profile(sampled: Option<u64>, found: Vec<(Vec<u64>, Line)>, modules: Vec<Module>) -> Profile {
+    let interval = sampled.unwrap_or(1);
+    let mut strings = Strings::default();
+    let reason = strings.share("heap_v2 holds addresses only");
+    let mut by_start: Vec<usize> = (0..modules.len()).collect();
+    by_start.sort_by_key(|&index| modules[index].start);
+    let module_at = |address: u64| {
+        let after = by_start.partition_point(|&index| modules[index].start <= address);
+        by_start[..after].last().copied().filter(|&index| address < modules[index].end)
+    };
+    let frame = |&address: &u64| {
+        // These are return addresses; the call is one byte before.
+        let address = address.saturating_sub(1);
+        let module = module_at(address);
+        let file_offset = module.map(|index| {
+            let module: &Module = &modules[index];
+            (address - module.start).saturating_add(module.file_offset)
+        });
+        Frame { module, address, file_offset, reason: Some(Arc::clone(&reason)), ..Frame::default() }
+    };
+    // Without opt.prof_accum jemalloc writes zeros for allocation totals.
+    let accumulated = found.iter().any(|(_, line)| line.alloc.0 > 0);
+    let row = |(addresses, line): &(Vec<u64>, Line)| {
+        let frames = addresses.iter().map(frame).collect();
+        let stack = Arc::new(Stack { frames, unwinder: "", cut: None });
+        Row {
+            alloc: unbiased(if accumulated { line.alloc } else { line.inuse }, sampled),
+            inuse: unbiased(line.inuse, sampled),
+            ..Row::new(RowKey::total(0, interval, stack))
+        }
+    };
+    let rows = found.iter().map(row).collect();
+    let exe = modules.first().map_or("", |module| &module.path).to_owned();
+    let mut notes =
+        vec!["a heap_v2 profile: each stack was unbiased by its mean block size, as jeprof does".to_owned()];
+    if !accumulated {
+        notes.push("only what is in use was recorded (no prof_accum): what was allocated in all is not known".into());
+    }
+    Profile {
+        header: Header { samples_known: false, offsets_known: false, ..Header::new(interval, Criterion::Bytes) },
+        processes: vec![Process { comm: base_name(&exe).into(), exe, coverage: 1.0, ..Process::default() }],
+        rows,
+        modules,
+        counters: Default::default(),
+        notes,
+    }
+}
+
+fn unbiased((objects, bytes): (u64, u64), interval: Option<u64>) -> SampleSums {
+    let (objects, bytes) = (objects as f64, bytes as f64);
+    let scaled = match interval {
+        Some(interval) => jeprof_scales(objects, bytes, interval),
+        None => Predistorted { objects, bytes },
+    };
+    SampleSums { objects: scaled.objects, bytes: scaled.bytes, ..SampleSums::default() }
+}

@@ -1,0 +1,123 @@
+//! Parser of the comments in heapbpf's pprof files.
+
+use std::collections::HashMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::estimates::INUSE_UNKNOWN;
+use crate::formats::ENDED_APART;
+use crate::group::process_name;
+use crate::loss_comment;
+use crate::model::{Criterion, LossBound, Losses, Process, Unread};
+use crate::proto::pprof as proto;
+
+/// Most comments that are kept, and most characters of each.
+const MOST_COMMENTS: usize = 1_000;
+const LONGEST_COMMENT: usize = 10_000;
+
+/// A string of the table; empty if there is none of that number.
+pub(super) fn text(head: &proto::Profile, id: i64) -> &str {
+    usize::try_from(id).ok().and_then(|id| head.string_table.get(id)).map_or("", String::as_str)
+}
+
+/// Prefix of the first comment in our pprof files.
+pub(super) const OUR_COMMENT: &str = "heapbpf ";
+
+/// Prefixes of comments that are no remarks, because their contents are read from elsewhere or describe the recording.
+const UNREAD: [&str; 2] = ["interval=", "probes in "];
+
+/// The contents of our comments.
+pub(super) struct Comments {
+    pub(super) version: String,
+    pub(super) host: String,
+    pub(super) unwind: String,
+    pub(super) criterion: Criterion,
+    pub(super) time: Option<SystemTime>,
+    pub(super) unread: Option<Unread>,
+    pub(super) ended_apart: bool,
+    pub(super) notes: Vec<String>,
+    /// Descriptions of processes by process name.
+    processes: HashMap<String, String>,
+    /// Losses by process name, with slack and the original comment.
+    pub(super) losses: HashMap<String, (Losses, LossBound, String)>,
+}
+
+impl Comments {
+    pub(super) fn new(head: &proto::Profile) -> Self {
+        let mut comments = Self {
+            version: String::new(),
+            host: String::new(),
+            unwind: String::new(),
+            criterion: Criterion::Bytes,
+            time: None,
+            unread: None,
+            ended_apart: false,
+            notes: Vec::new(),
+            processes: HashMap::new(),
+            losses: HashMap::new(),
+        };
+        for &comment in head.comment.iter().take(MOST_COMMENTS) {
+            let comment = text(head, comment);
+            let comment = &comment[..comment.floor_char_boundary(LONGEST_COMMENT)];
+            if let Some(rest) = comment.strip_prefix(OUR_COMMENT) {
+                let (version, rest) = rest.split_once(" on ").unwrap_or((rest, ""));
+                comments.version = version.into();
+                comments.host = rest.split_once(": ").map_or("", |(host, _)| host).into();
+            } else if let Some(name) = comment.strip_prefix("criterion=") {
+                comments.criterion = Criterion::from_name(name).unwrap_or_default();
+            } else if let Some(unwind) = comment.strip_prefix("unwind=") {
+                comments.unwind = unwind.into();
+            } else if let Some(time) = comment.strip_prefix("time=") {
+                comments.time = humantime::parse_rfc3339(time).ok().map(|time| time.max(UNIX_EPOCH));
+            } else if let Some(unread) = comment.strip_prefix("unread=") {
+                comments.unread = parse_unread(unread);
+            } else if comment == ENDED_APART {
+                comments.ended_apart = true;
+            } else if let Some((name, lost, counted_later)) = loss_comment::read(comment) {
+                let (losses, slack, _) = comments.losses.entry(name.into()).or_insert_with(|| {
+                    let (losses, slack) = Default::default();
+                    (losses, slack, comment.into())
+                });
+                losses.add(&lost);
+                slack.add(&counted_later);
+            } else if let Some((name, said)) = process_comment(comment) {
+                comments.processes.insert(name.into(), said.into());
+            } else if !comment.is_empty() && !UNREAD.iter().any(|begin| comment.starts_with(begin)) {
+                comments.notes.push(comment.into());
+            }
+        }
+        comments
+    }
+
+    /// Completes a process from the comment about it.
+    pub(super) fn describe(&mut self, process: &mut Process) {
+        if let Some((losses, slack, _)) = self.losses.remove(&process_name(process)) {
+            (process.losses, process.slack) = (losses, slack);
+        }
+        let Some(said) = self.processes.get(&process_name(process)) else { return };
+        let coverage = said.split([',', ';']).next().unwrap_or(said);
+        let counted = said.split_once(", counted exactly: ").map_or("", |(_, counted)| counted);
+        let rounded = coverage.trim_end_matches(" %");
+        process.coverage = match rounded {
+            ">99.9" => 0.9999,
+            "<0.1" => 0.0001,
+            _ => rounded.parse::<f64>().map_or(1.0, |percent| (percent / 100.0).clamp(0.0, 1.0)),
+        };
+        process.inuse_unknown = said.contains(INUSE_UNKNOWN);
+        if let Some((bytes, objects)) = counted.split_once(" bytes in ") {
+            process.exact_alloc_bytes = bytes.parse().ok();
+            process.exact_alloc_objects = objects.split(' ').next().and_then(|objects| objects.parse().ok());
+        }
+    }
+}
+
+/// Parses `RECORDS/OF`.
+fn parse_unread(text: &str) -> Option<Unread> {
+    let (records, of) = text.split_once('/')?;
+    let (records, of) = (records.parse::<u64>().ok()?, of.parse().ok()?);
+    Some(Unread { records: records.min(of), of })
+}
+
+/// Splits a comment about a process into its name and the description.
+fn process_comment(comment: &str) -> Option<(&str, &str)> {
+    comment.strip_prefix("process ")?.split_once(": coverage ")
+}

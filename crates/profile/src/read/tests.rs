@@ -1,0 +1,119 @@
+//! Round trips, profiles of other profilers, damaged and hostile files.
+
+mod heap_v2;
+mod json;
+mod losses;
+#[cfg(feature = "parquet")]
+mod parquet;
+#[cfg(feature = "pprof")]
+mod pprof;
+
+use super::*;
+use crate::formats::{WriteOptions, by_name};
+use crate::testing;
+use crate::value::Value;
+
+fn written(profile: &Profile, format: &str) -> Vec<u8> {
+    let mut out = Vec::new();
+    by_name(format).expect("known").write(profile, &WriteOptions::default(), &mut out).expect("memory");
+    out
+}
+
+fn message(result: Result<Profile, ContentError>) -> String {
+    result.map(|_| ()).expect_err("must be refused").to_string()
+}
+
+/// Checks that a profile without its sampling interval is refused with the name of the file.
+fn cannot_be_unbiased(bytes: &[u8]) {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let path = folder.path().join("x");
+    std::fs::write(&path, bytes).expect("written");
+    let text = open(&path).map(|_| ()).expect_err("no interval").to_string();
+    assert_eq!(text, format!("cannot unbias: no sampling interval recorded in {}", path.display()));
+}
+
+/// Checks that truncated and corrupted files are read or refused without a panic.
+fn damaged_does_no_harm(whole: Vec<u8>) {
+    let mut state = 0x2545_f491_4f6c_dd1d_u64;
+    for length in (0..whole.len()).step_by(whole.len() / 200 + 1) {
+        let _ = parse(&whole[..length]);
+    }
+    for _ in 0..200 {
+        let mut bytes = whole.clone();
+        for _ in 0..3 {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            let at = (state >> 8) as usize % bytes.len();
+            bytes[at] = state as u8;
+        }
+        if let Ok(profile) = parse(&bytes) {
+            // A profile that was read can be shown.
+            let _ = crate::report::report(&profile, &Default::default());
+            #[cfg(feature = "pprof")]
+            let _ = written(&profile, "pprof");
+        }
+    }
+}
+
+#[test]
+fn heap_v2_without_an_interval_cannot_be_unbiased() {
+    for bytes in ["heap_v2/\n", "heap_v2/0\n"] {
+        cannot_be_unbiased(bytes.as_bytes());
+    }
+}
+
+#[test]
+fn damaged_files_do_no_harm() {
+    let profile = testing::small();
+    let json = written(&profile, "json");
+    assert!(message(parse(&json[..json.len() / 2])).contains("damaged"));
+    damaged_does_no_harm(json);
+    damaged_does_no_harm(heap_v2::JEMALLOC.into());
+    #[cfg(feature = "parquet")]
+    damaged_does_no_harm(written(&profile, "parquet"));
+}
+
+#[test]
+fn what_is_no_profile_is_named() {
+    for (bytes, what) in [
+        (&b""[..], "empty"),
+        (b"  \n", "empty"),
+        #[cfg(feature = "parquet")]
+        (b"PAR1....", "Parquet"),
+        #[cfg(feature = "parquet")]
+        (b"PAR1....PAR1", "Parquet"),
+        #[cfg(not(feature = "parquet"))]
+        (b"PAR1....", "heapbpf-profile was built without its feature parquet"),
+        #[cfg(not(feature = "pprof"))]
+        (b"\x1f\x8b\x08", "heapbpf-profile was built without its feature pprof"),
+        #[cfg(not(feature = "pprof"))]
+        (b"\x0a\x04\x08\x01\x10\x02", "heapbpf-profile was built without its feature pprof"),
+        (b"<!DOCTYPE html>", "HTML"),
+        (b"\x7fELF\x02", "a program"),
+        (b"{}", "not a profile of heapbpf"),
+        (b"{\"$schema\":\"https://www.speedscope.app/x\"}", "speedscope"),
+        (b"[1]", "a JSON array"),
+        (b"hello world, this is text", "no profile"),
+        (b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", "no profile"),
+    ] {
+        let text = message(parse(bytes));
+        assert!(text.contains(what), "{what}: {text}");
+    }
+    let missing = open(Path::new("/no/such/file.json")).map(|_| ()).expect_err("missing").to_string();
+    assert!(missing.contains("/no/such/file.json") && missing.contains("No such file"));
+}
+
+#[test]
+fn time_windows_are_remembered_with_the_corrected_figures() {
+    let mut profile = testing::small();
+    profile.header.time_windows = true;
+    profile.rows[0].alloc.bytes_correction = 12_345.0;
+    let formats = if cfg!(feature = "parquet") { &["json", "parquet"][..] } else { &["json"] };
+    let total = |profile: &Profile| -> f64 { profile.rows.iter().map(|row| Value::AllocSpace.of(row)).sum() };
+    for format in formats {
+        let back = parse(&written(&profile, format)).unwrap();
+        assert!(back.header.time_windows, "{format}");
+        assert!((total(&back) / total(&profile) - 1.0).abs() < 1e-12, "{format}");
+    }
+}

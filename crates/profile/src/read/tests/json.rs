@@ -1,0 +1,58 @@
+//! heapbpf's JSON is read back without loss; absurd numbers are refused.
+
+use super::*;
+
+#[test]
+fn json_comes_back_whole() {
+    for profile in [testing::small(), testing::partly_followed(), testing::large(50, 7)] {
+        let back = parse(&written(&profile, "json")).expect("its own output");
+        let same = |a: &Row, b: &Row| {
+            a.key == b.key && a.alloc == b.alloc && a.inuse == b.inuse && a.peak == b.peak && a.lifetimes == b.lifetimes
+        };
+        assert_eq!(back.rows.len(), profile.rows.len());
+        assert!(back.rows.iter().zip(&profile.rows).all(|(a, b)| same(a, b)));
+        assert_eq!(back.processes, profile.processes);
+        assert_eq!(back.modules, profile.modules);
+        assert_eq!((back.header.started, back.header.duration), (profile.header.started, profile.header.duration));
+        assert_eq!((back.counters, back.notes), (profile.counters, profile.notes));
+        assert_eq!(
+            (back.header.version, back.header.host, back.header.unwind),
+            (profile.header.version, profile.header.host, profile.header.unwind)
+        );
+        assert!(back.header.live && back.header.samples_known && back.header.offsets_known);
+    }
+}
+
+#[test]
+fn json_without_our_additions_is_read() {
+    let mut value: serde_json::Value = serde_json::from_slice(&written(&testing::small(), "json")).expect("JSON");
+    let top = value.as_object_mut().expect("an object");
+    for addition in ["modules", "notes", "host", "live", "samples_known", "confidence"] {
+        top.remove(addition);
+    }
+    for stack in top["stacks"].as_array_mut().expect("a list") {
+        let stack = stack.as_object_mut().expect("an object");
+        for addition in
+            ["process", "cut", "unwinder", "peak", "lifetimes", "zero_byte_samples", "smallest_bytes", "largest_bytes"]
+        {
+            stack.remove(addition);
+        }
+    }
+    let back = parse(value.to_string().as_bytes()).expect("the contract's schema");
+    assert_eq!(back.rows.len(), 6);
+    assert_eq!(back.rows[4].key.process, 1);
+    assert_eq!(back.rows[5].key.stack.cut.as_deref(), Some("unknown reason"));
+    assert_eq!(back.modules.len(), 2, "modules are found from frames");
+    let count = crate::estimates::of_row(&back, &back.rows[4], Value::AllocObjects, 0.95);
+    assert_eq!(count.low, None, "no claim about counts of blocks whose sizes are not known");
+}
+
+#[test]
+fn absurd_numbers_of_samples_are_refused_and_large_ones_are_shown() {
+    let mut profile = testing::small();
+    profile.rows[0].alloc.samples = MOST_SAMPLES + 1;
+    assert!(message(parse(&written(&profile, "json"))).contains("it is too large: 10995"));
+    profile.rows[0].alloc.samples = MOST_SAMPLES / 2;
+    let read = parse(&written(&profile, "json")).expect("reads");
+    let _ = crate::report::report(&read, &Default::default());
+}

@@ -1,0 +1,26 @@
+//! What a Parquet table keeps of a profile.
+
+use super::*;
+
+#[test]
+fn parquet_keeps_what_a_comparison_needs() {
+    let profile = testing::small();
+    let back = parse(&written(&profile, "parquet")).expect("its own output");
+    assert!(back.header.live && back.header.samples_known && back.header.offsets_known);
+    assert_eq!(
+        (back.header.interval, back.header.host.as_str(), back.header.duration),
+        (524_288, "host1", profile.header.duration)
+    );
+    assert_eq!(back.header.started, profile.header.started - std::time::Duration::from_nanos(789));
+    let mut first = profile.rows[0].alloc;
+    first.add(&profile.rows[1].alloc);
+    assert_eq!((back.rows[0].alloc, back.rows[1].alloc), (first, profile.rows[2].alloc));
+    assert_eq!((back.rows[1].key.interval, back.rows[4].key.process), (1_048_576, 1));
+    assert_eq!(back.rows[2].key.stack.frames[0].function.as_deref(), Some("[libjson.so+0x4000]"));
+    assert!(back.rows[4].key.stack.cut.is_some());
+    let back = parse(&written(&testing::partly_followed(), "parquet")).expect("its own output");
+    assert_eq!(back.processes.iter().map(|process| process.inuse_unknown).collect::<Vec<_>>(), [false, true]);
+    let mut without_frees = profile;
+    without_frees.header.live = false;
+    assert!(!parse(&written(&without_frees, "parquet")).expect("its own output").header.live);
+}

@@ -1,0 +1,249 @@
+//! The text report of a profile, as `heapbpf report` prints it.
+
+mod chain;
+mod figure;
+mod figures;
+mod functions;
+mod processes;
+mod remarks;
+mod stacks;
+pub mod text;
+
+use self::figure::FigureText;
+use self::text::{Style, clip};
+use super::units;
+use crate::estimates::{Pool, exact, intervals_used};
+use crate::group::{GroupBy, process_name};
+use crate::model::{Criterion, Profile};
+use crate::value::Value;
+
+/// Options of a report.
+#[derive(Clone, Debug)]
+pub struct ReportOptions {
+    /// Width in columns.
+    pub width: usize,
+    /// Whether to use colours.
+    pub color: bool,
+    /// The value to sort by; `None`: bytes in use, or bytes allocated if nothing is in use or frees were not followed.
+    pub sort: Option<Value>,
+    /// Most stacks in the table.
+    pub top: usize,
+    /// Most functions in the table; 0: no such table.
+    pub functions: usize,
+    /// The grouping of stacks; `None`: by process if there are several.
+    pub group_by: Option<GroupBy>,
+    /// Whether stacks that differ only in the depth of recursion are one.
+    pub fold_recursion: bool,
+    /// Confidence level of intervals, 0 to 1.
+    pub confidence: f64,
+    /// Whether to show the intervals whose coverage is guaranteed for every mix of sizes as well.
+    pub guaranteed: bool,
+    /// Most lines for the calls of one stack.
+    pub stack_lines: usize,
+    /// Files that were written, each with the command that opens it.
+    pub files: Vec<(String, String)>,
+    /// Snapshots written during the recording: their number, and the file of the last one.
+    pub snapshots: Option<(u64, String)>,
+}
+
+impl Default for ReportOptions {
+    fn default() -> Self {
+        Self {
+            width: 100,
+            color: false,
+            sort: None,
+            top: 10,
+            functions: 0,
+            group_by: None,
+            fold_recursion: true,
+            confidence: 0.95,
+            guaranteed: false,
+            stack_lines: 3,
+            files: Vec::new(),
+            snapshots: None,
+        }
+    }
+}
+
+/// Smallest width that is respected; narrower terminals get lines that are too long.
+const LEAST_WIDTH: usize = 40;
+
+/// Renders the report of a profile.
+pub fn report(profile: &Profile, options: &ReportOptions) -> String {
+    let whole = Pool::whole(profile);
+    let sort = options.sort.unwrap_or_else(|| default_sort(profile, &whole));
+    let intervals = intervals_used(profile);
+    let context = Context { profile, options, width: options.width.max(LEAST_WIDTH), sort, whole, intervals };
+    let held = (profile.has_at_exit() && !sort.is_at_exit()).then(|| context.sorted_by(Value::AtExitSpace));
+    let mut lines = vec![context.title()];
+    lines.extend(context.totals());
+    for section in [
+        stacks::section(&context),
+        held.as_ref().map(stacks::section).unwrap_or_default(),
+        functions::section(&context),
+        processes::section(&context),
+        remarks::section(&context),
+    ] {
+        if !section.is_empty() {
+            lines.push(String::new());
+            lines.extend(section);
+        }
+    }
+    if !options.files.is_empty() || options.snapshots.is_some() {
+        lines.push(String::new());
+        lines.extend(context.files());
+    }
+    lines.push(String::new());
+    lines.join("\n")
+}
+
+/// The default value of the profile; bytes allocated if nothing is in use.
+fn default_sort(profile: &Profile, whole: &Pool) -> Value {
+    let value = Value::default_of(profile);
+    if value == Value::InuseSpace && whole.total(value) <= 0.0 { Value::AllocSpace } else { value }
+}
+
+/// What all sections share.
+struct Context<'a> {
+    profile: &'a Profile,
+    options: &'a ReportOptions,
+    width: usize,
+    sort: Value,
+    whole: Pool,
+    /// Sampling intervals that were in force, each of which bounds what it did not sample.
+    intervals: Vec<u64>,
+}
+
+impl Context<'_> {
+    /// A copy that is sorted by another value.
+    fn sorted_by(&self, sort: Value) -> Self {
+        Self { sort, whole: self.whole.clone(), intervals: self.intervals.clone(), ..*self }
+    }
+
+    fn paint(&self, style: Style, text: &str) -> String {
+        style.paint(text, self.options.color)
+    }
+
+    fn figure(&self, pool: &Pool, value: Value) -> FigureText {
+        FigureText::new(self.profile, pool, value, self.options.confidence)
+    }
+
+    /// The guaranteed interval of bytes, in the unit of the figure beside it; empty if it was not requested or does not
+    /// exist.
+    fn guaranteed(&self, pool: &Pool, value: Value) -> String {
+        if !self.options.guaranteed || pool.samples(value) == 0 {
+            return String::new();
+        }
+        let Ok(ends) = pool.guaranteed(self.profile, value, self.options.confidence) else { return String::new() };
+        let unit = units::ByteUnit::of(pool.total(value));
+        format!("[{}, {}]", unit.figure(ends.low), unit.figure(ends.high))
+    }
+
+    fn title(&self) -> String {
+        let mut facts = facts(self.profile);
+        if self.profile.header.samples_known {
+            facts.push(plural(self.whole.samples(Value::AllocSpace), "sample"));
+        }
+        let who = clip(&who(self.profile), self.width / 2);
+        format!("{}{}", self.paint(Style::Bold, &who), self.paint(Style::Dim, &format!(" · {}", facts.join(" · "))))
+    }
+
+    fn totals(&self) -> Vec<String> {
+        let exact = |value| exact(self.profile, None, value).map(|exact| exact as f64);
+        let counted = match (exact(Value::AllocSpace), exact(Value::AllocObjects)) {
+            (Some(bytes), Some(objects)) => {
+                format!(" · counted exactly: {} in {}", units::bytes(bytes), units::count(objects))
+            }
+            _ => String::new(),
+        };
+        let line = |name: &str, bytes: Value, objects: Value, noun: &str, tail: &str| {
+            let guaranteed = match self.guaranteed(&self.whole, bytes) {
+                ends if ends.is_empty() => ends,
+                ends => format!(" guaranteed {ends}"),
+            };
+            let (bytes, objects) = (self.figure(&self.whole, bytes), self.figure(&self.whole, objects));
+            format!(
+                "  {name:<10} {} {}{} {}",
+                self.paint(Style::Bold, &format!("{:>9}", bytes.figure)),
+                self.paint(Style::Dim, &format!("{:<18} in ", bytes.bounds + &guaranteed)),
+                objects.figure,
+                self.paint(Style::Dim, format!("{} {noun}{tail}", objects.bounds).trim_start())
+            )
+        };
+        let mut lines = Vec::new();
+        if self.profile.header.live {
+            let lacking = match self.profile.without_inuse() {
+                0 => String::new(),
+                1 => " · without 1 process whose frees were not followed".to_owned(),
+                n => format!(" · without {} processes whose frees were not followed", units::count(n as f64)),
+            };
+            lines.push(line("in use", Value::InuseSpace, Value::InuseObjects, "blocks", &lacking));
+        }
+        if self.profile.has_at_exit() {
+            let held = " · held by processes when they ended, not in use";
+            lines.push(line("at exit", Value::AtExitSpace, Value::AtExitObjects, "blocks", held));
+        }
+        lines.push(line("allocated", Value::AllocSpace, Value::AllocObjects, "calls", &counted));
+        lines
+    }
+
+    fn files(&self) -> Vec<String> {
+        let line = |(file, command): &(String, String)| {
+            format!("{} {file} · open it with {}", self.paint(Style::Dim, "wrote"), self.paint(Style::Bold, command))
+        };
+        let snapshots = self.options.snapshots.iter().map(|(count, last)| {
+            let (wrote, of) = (self.paint(Style::Dim, "wrote"), plural(*count, "snapshot"));
+            format!("{wrote} {of} on the way, the last to {last}")
+        });
+        snapshots.chain(self.options.files.iter().map(line)).collect()
+    }
+
+    fn heading(&self, text: &str) -> String {
+        self.paint(Style::Bold, text)
+    }
+}
+
+fn who(profile: &Profile) -> String {
+    match profile.processes.as_slice() {
+        [] => "no process".into(),
+        [process] => process_name(process),
+        processes => format!("{} processes", units::count(processes.len() as f64)),
+    }
+}
+
+/// The header: host, duration and sampling.
+fn facts(profile: &Profile) -> Vec<String> {
+    let mut facts = Vec::new();
+    if !profile.header.host.is_empty() {
+        facts.push(format!("on {}", profile.header.host));
+    }
+    if !profile.header.duration.is_zero() {
+        facts.push(units::duration(profile.header.duration));
+    }
+    facts.push(interval(profile));
+    facts
+}
+
+/// One line that describes the recording: `server (4242) · on host1 · 30 s · one sample per 512 KiB`.
+pub fn subject(profile: &Profile) -> String {
+    format!("{} · {}", who(profile), facts(profile).join(" · "))
+}
+
+fn interval(profile: &Profile) -> String {
+    let bytes = units::bytes(profile.header.interval as f64);
+    match (profile.header.criterion, profile.header.interval) {
+        (_, 0) if !profile.header.samples_known => "sampling interval unknown".into(),
+        (_, 0) => "no samples (interval 0)".into(),
+        (_, 1) => "every allocation sampled".into(),
+        (Criterion::Bytes, _) => format!("one sample per {bytes}"),
+        (Criterion::SizeClass, _) => "sampled by size class".into(),
+        (_, interval) => format!("one sample in {} allocations", units::count(interval as f64)),
+    }
+}
+
+fn plural(number: u64, noun: &str) -> String {
+    format!("{} {noun}{}", units::count(number as f64), if number == 1 { "" } else { "s" })
+}
+
+#[cfg(test)]
+mod tests;

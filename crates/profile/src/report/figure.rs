@@ -1,0 +1,120 @@
+//! Text of an estimate and its interval.
+
+use super::units::{ByteUnit, count};
+use crate::estimates::Pool;
+use crate::model::Profile;
+use crate::value::Value;
+
+/// A figure and its interval as two texts for adjacent columns.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct FigureText {
+    /// The figure, such as `12.3 MiB` or `1,234`.
+    pub(super) figure: String,
+    /// The interval: `[10.1, 15.0]` in the unit of the figure, `[0, 1.84 MiB]` without a sample, `at least 512 B`, or
+    /// empty.
+    pub(super) bounds: String,
+    /// Why there is no interval although the figure is an estimate from samples.
+    pub(super) unbounded: Option<&'static str>,
+}
+
+impl FigureText {
+    /// The text of a value of a pool, with its interval at `confidence`.
+    pub(super) fn new(profile: &Profile, pool: &Pool, value: Value, confidence: f64) -> Self {
+        if !pool.knows(profile, value) {
+            return Self::not_known();
+        }
+        let estimate = pool.estimate(profile, value, confidence);
+        let samples = pool.samples(value);
+        let unit = value.is_bytes().then(|| ByteUnit::of(estimate.estimate));
+        let figure = match unit {
+            Some(unit) => format!("{} {}", unit.figure(estimate.estimate), unit.name()),
+            None => count(estimate.estimate),
+        };
+        let number = |bound: f64| match unit {
+            // Bytes are too small a unit for the upper end.
+            Some(_) if estimate.estimate == 0.0 && bound > 0.0 => super::units::bytes(bound),
+            Some(unit) => unit.figure(bound),
+            None => count(bound),
+        };
+        // With a single sample, the lower end is the sampled size and the upper end says little. If samples may have
+        // been lost, the upper end is shown because it allows for them.
+        let touched = pool.is_touched(profile, value);
+        if profile.errors_known() && samples == 1 && !touched && estimate.low != estimate.high && value.is_bytes() {
+            let least = super::units::bytes(pool.sampled_bytes(value) as f64);
+            return Self { figure, bounds: format!("at least {least}"), unbounded: None };
+        }
+        match (estimate.low, estimate.high) {
+            (Some(low), Some(high)) if low == high => Self { figure, ..Self::default() },
+            (Some(low), Some(high)) => {
+                Self { figure, bounds: format!("[{}, {}]", number(low), number(high)), unbounded: None }
+            }
+            // There is no sample, hence no claim.
+            _ if samples == 0 && estimate.estimate == 0.0 && !touched => Self { figure, ..Self::default() },
+            _ => {
+                let unbounded = estimate.reason.filter(|_| profile.errors_known());
+                Self { figure: format!("~{figure}"), bounds: String::new(), unbounded }
+            }
+        }
+    }
+
+    /// The text of a value in use if frees were not followed.
+    pub(super) fn not_known() -> Self {
+        Self { figure: "not known".into(), ..Self::default() }
+    }
+
+    /// Drops the interval of a stack that has no sample in use and cannot have lost one.
+    pub(super) fn quiet_if_unseen(self, profile: &Profile, pool: &Pool, value: Value) -> Self {
+        if pool.samples(value) == 0 && pool.total(value) == 0.0 && !pool.is_touched(profile, value) {
+            return Self { bounds: String::new(), unbounded: None, ..self };
+        }
+        self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    fn text(rows: &[usize], value: Value) -> FigureText {
+        let profile = testing::small();
+        let pool = Pool::of(rows.iter().map(|&row| &profile.rows[row]));
+        FigureText::new(&profile, &pool, value, 0.95)
+    }
+
+    #[test]
+    fn bounds_are_in_the_unit_of_the_figure() {
+        let figure = text(&[0], Value::InuseSpace);
+        assert!(figure.figure.ends_with(" MiB"), "{figure:?}");
+        assert!(figure.bounds.starts_with('[') && figure.bounds.ends_with(']') && !figure.bounds.contains('B'));
+    }
+
+    #[test]
+    fn a_stack_seen_once_has_at_least_what_was_seen() {
+        assert_eq!(text(&[3], Value::InuseSpace).bounds, "at least 512 B");
+    }
+
+    #[test]
+    fn counts_of_mixed_sizes_are_marked() {
+        let figure = text(&[0, 4], Value::AllocObjects);
+        assert!(figure.figure.starts_with('~') && figure.unbounded.is_some() && figure.bounds.is_empty(), "{figure:?}");
+    }
+
+    #[test]
+    fn of_nothing_seen_the_upper_end_has_a_unit_of_its_own() {
+        let profile = testing::small();
+        let mut pool = Pool::default();
+        pool.allow_for(&[512 << 10]);
+        let figure = FigureText::new(&profile, &pool, Value::AllocSpace, 0.95);
+        assert_eq!((figure.figure.as_str(), figure.bounds.as_str()), ("0 B", "[0, 1.84 MiB]"));
+    }
+
+    #[test]
+    fn what_was_fully_sampled_needs_no_bounds() {
+        let mut profile = testing::small();
+        profile.rows[0].key.interval = 1;
+        profile.rows[0].alloc = testing::sums(5, 100, 1);
+        let figure = FigureText::new(&profile, &Pool::of(&profile.rows[..1]), Value::AllocSpace, 0.95);
+        assert_eq!((figure.figure.as_str(), figure.bounds.as_str()), ("500 B", ""));
+    }
+}

@@ -1,0 +1,107 @@
+//! The table columns of figures and intervals that stacks and functions share.
+
+use std::collections::BTreeSet;
+
+use super::Context;
+use crate::estimates::{Pool, SOME_NOT_FOLLOWED};
+use crate::model::Criterion;
+use crate::report::figure::FigureText;
+use crate::report::text::{Column, Style, Table, wrap};
+use crate::units;
+use crate::value::Value;
+
+/// A table of pools: number, share, four figures, and further columns of the caller.
+pub(super) struct FigureTable {
+    table: Table,
+    rows: usize,
+    /// Whether some figures in use or at exit cover a part of the processes only.
+    partial: bool,
+    /// Reasons why figures have no interval.
+    reasons: BTreeSet<&'static str>,
+}
+
+fn values(context: &Context) -> &'static [Value] {
+    if context.profile.header.live && context.sort.is_at_exit() {
+        &[Value::AtExitSpace, Value::AtExitObjects, Value::AllocSpace, Value::AllocObjects]
+    } else if context.profile.header.live {
+        &[Value::InuseSpace, Value::InuseObjects, Value::AllocSpace, Value::AllocObjects]
+    } else {
+        &[Value::AllocSpace, Value::AllocObjects]
+    }
+}
+
+fn has_guaranteed(context: &Context, value: Value) -> bool {
+    context.options.guaranteed && value.is_bytes()
+}
+
+impl FigureTable {
+    /// A table without rows.
+    pub(super) fn new(context: &Context, more: &[Column]) -> Self {
+        let live = context.profile.header.live;
+        let mut columns = vec![Column::right("#", Style::Dim).gap(1), Column::right("SHARE", Style::Bold)];
+        for &value in values(context) {
+            // On narrow terminals intervals of counts are dropped first, then counts, then intervals of bytes.
+            let (title, style, rank) = match value {
+                Value::InuseSpace => ("IN USE", Style::Bold, 0),
+                Value::AtExitSpace => ("AT EXIT", Style::Bold, 0),
+                Value::InuseObjects | Value::AtExitObjects => ("OBJECTS", Style::Plain, 5),
+                Value::AllocSpace if live => ("ALLOCATED", Style::Plain, 1),
+                Value::AllocSpace => ("ALLOCATED", Style::Bold, 0),
+                Value::AllocObjects => ("CALLS", Style::Plain, 3),
+            };
+            columns.push(Column::right(title, style).dispensable(rank));
+            columns.push(Column::left("", Style::Dim).gap(1).dispensable(rank + 1));
+            if has_guaranteed(context, value) {
+                columns.push(Column::left("GUARANTEED", Style::Dim).dispensable(rank));
+            }
+        }
+        columns.extend(more.iter().cloned());
+        Self { table: Table::new(columns), rows: 0, partial: false, reasons: BTreeSet::new() }
+    }
+
+    /// Adds a row.
+    pub(super) fn row(&mut self, context: &Context, pool: &Pool, more: Vec<String>) {
+        self.rows += 1;
+        let total = context.whole.total(context.sort);
+        let known = pool.knows(context.profile, context.sort);
+        let share = if total > 0.0 && known { units::share(pool.total(context.sort) / total) } else { String::new() };
+        let mut cells = vec![self.rows.to_string(), share];
+        for &value in values(context) {
+            let FigureText { figure, bounds, unbounded } =
+                context.figure(pool, value).quiet_if_unseen(context.profile, pool, value);
+            self.partial |= pool.is_partial(context.profile, value);
+            self.reasons.extend(unbounded);
+            cells.extend([figure, bounds]);
+            if has_guaranteed(context, value) {
+                cells.push(context.guaranteed(pool, value));
+            }
+        }
+        cells.extend(more);
+        self.table.row(cells);
+    }
+
+    /// The header and the rows.
+    pub(super) fn lines(&self, context: &Context) -> (String, Vec<String>) {
+        self.table.lines(context.width, context.options.color)
+    }
+
+    /// Remarks about the intervals.
+    pub(super) fn notes(&self, context: &Context) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.partial {
+            let name = if context.sort.is_at_exit() { "at exit" } else { "in use" };
+            notes.push(format!("{name}: {SOME_NOT_FOLLOWED}"));
+        }
+        if !self.reasons.is_empty() {
+            let reasons: Vec<&str> = self.reasons.iter().copied().collect();
+            notes.push(format!("~ no error bar: {}", reasons.join("; or: ")));
+        }
+        if context.options.guaranteed && context.profile.header.criterion == Criterion::Bytes {
+            let note =
+                "GUARANTEED: from how far into each block its sample came; coverage holds for every mix of sizes";
+            notes.push(note.to_owned());
+        }
+        let lines = notes.iter().flat_map(|note| wrap(note, context.width));
+        lines.map(|line| context.paint(Style::Dim, &line)).collect()
+    }
+}

@@ -1,0 +1,209 @@
+//! Remarks below the figures: losses, incomplete stacks, coverage, notes.
+
+use std::collections::BTreeMap;
+
+use super::processes::{checked, pools};
+use super::{Context, plural};
+use crate::estimates::{NO_SAMPLES, Pool, TIME_WINDOWS};
+use crate::group::process_name;
+use crate::loss_bounds::{PEAK_UNKNOWN, UNBOUNDED};
+use crate::model::{LOST_PREFIX, LossBound, Losses, Profile};
+use crate::report::text::{Style, wrap};
+use crate::units;
+use crate::value::Value;
+
+/// The counter of calls in flight at the end of the recording, which are not lost.
+const IN_FLIGHT: &str = "in_flight";
+
+/// Most remarks of one kind, as a host has thousands of processes.
+const MOST: usize = 5;
+
+/// Lines of the section; empty if there are no remarks.
+pub(super) fn section(context: &Context) -> Vec<String> {
+    let mut remarks = Vec::new();
+    remarks.extend(unread(context.profile));
+    remarks.extend(losses(context));
+    if context.profile.header.samples_known {
+        remarks.extend(lost_in_use(context));
+        remarks.extend(unbounded(context));
+    }
+    remarks.extend(incomplete(context));
+    remarks.extend(limited(distant(context)));
+    remarks.extend(limited(coverage(context)));
+    if !context.profile.header.samples_known {
+        remarks.push(format!("no error bars: {NO_SAMPLES}"));
+    } else if context.profile.header.time_windows {
+        remarks.push(format!("no error bars of allocations: {TIME_WINDOWS}"));
+    }
+    remarks.extend(limited(context.profile.notes.clone()));
+    let mark = context.paint(Style::Warning, "!");
+    let line =
+        |(index, line): (usize, String)| if index == 0 { format!("  {mark} {line}") } else { format!("    {line}") };
+    remarks.iter().flat_map(|remark| wrap(remark, context.width - 4).into_iter().enumerate().map(line)).collect()
+}
+
+fn limited(mut remarks: Vec<String>) -> Vec<String> {
+    let more = remarks.len().saturating_sub(MOST);
+    remarks.truncate(MOST);
+    if more > 0 {
+        remarks.push(format!("and {} of this kind", plural(more as u64, "more remark")));
+    }
+    remarks
+}
+
+/// Records that were sent before the time of the figures but not read.
+fn unread(profile: &Profile) -> Option<String> {
+    let unread = profile.header.unread?;
+    let missing = if unread.records == 0 { "some".to_owned() } else { units::percent(unread.share()) };
+    let moment = units::time_of_day(profile.header.time);
+    Some(format!("figures are as of {moment}; {missing} of the records sent by then could not be read in time"))
+}
+
+fn losses(context: &Context) -> Option<String> {
+    let counters = &context.profile.counters;
+    let lost: Vec<(&str, u64)> = counters
+        .iter()
+        .filter_map(|(name, &count)| Some((name.strip_prefix(LOST_PREFIX)?, count)))
+        .filter(|(name, count)| *count > 0 && *name != IN_FLIGHT)
+        .collect();
+    let total = lost.iter().fold(0u64, |sum, (_, count)| sum.saturating_add(*count));
+    if total == 0 {
+        return None;
+    }
+    let submitted = counters.get("submitted").copied();
+    let share = submitted.map_or_else(String::new, |submitted| {
+        format!(" ({} of all)", units::percent(total as f64 / (total as f64 + submitted as f64)))
+    });
+    let reasons: Vec<String> = lost
+        .iter()
+        .map(|(name, count)| format!("{} {}", name.replace('_', " "), units::count(*count as f64)))
+        .collect();
+    let covered = covered(context.profile, total);
+    Some(format!("{} lost{share}: {}{covered}", plural(total, "sample"), reasons.join(", ")))
+}
+
+/// How intervals of allocation allow for lost samples.
+fn covered(profile: &Profile, lost: u64) -> String {
+    let missing = profile.losses().alloc;
+    let found = profile.counters.get("allocations_reconciled").copied().unwrap_or(0);
+    if !profile.errors_known() {
+        String::new()
+    } else if !missing.is_none() {
+        format!("; what was allocated may lack {}, and its error bars cover that", amount(&missing))
+    } else if found >= lost {
+        "; all of them were found again".into()
+    } else {
+        "; how many bytes these were is not known, and error bars do not cover them".into()
+    }
+}
+
+/// Formats a bound: `3 samples of 1.50 KiB together`.
+fn amount(bound: &LossBound) -> String {
+    format!("{} of {} together", plural(bound.samples, "sample"), units::bytes(bound.sampled_bytes as f64))
+}
+
+/// How lost records may affect figures in use.
+fn lost_in_use(context: &Context) -> Option<String> {
+    let Losses { inuse_missing, inuse_stale, .. } = context.profile.losses();
+    let mut parts = Vec::new();
+    if !inuse_missing.is_none() {
+        parts.push(format!("may lack {}", amount(&inuse_missing)));
+    }
+    if !inuse_stale.is_none() {
+        parts.push(format!("may hold {} that were freed", amount(&inuse_stale)));
+    }
+    let is_known = context.profile.header.live && !parts.is_empty();
+    is_known.then(|| format!("records were lost: what is in use {}; error bars cover that", parts.join(" and ")))
+}
+
+/// Why some figures have no interval.
+fn unbounded(context: &Context) -> Vec<String> {
+    let number = |is_so: fn(&Losses) -> bool| {
+        let processes = context.profile.processes.iter().filter(|process| is_so(&process.losses));
+        processes.count() as u64
+    };
+    let of = |what: &str, processes: u64, why: &str| {
+        let who =
+            if processes == 1 { "1 process".into() } else { format!("{} processes", units::count(processes as f64)) };
+        (processes > 0).then(|| format!("no error bars of what is {what} in {who}, nor of sums with it: {why}"))
+    };
+    let figures = of("allocated and in use", number(|losses| losses.unbounded), UNBOUNDED);
+    let peak = of("in use", number(|losses| losses.inuse_unbounded), PEAK_UNKNOWN);
+    figures.into_iter().chain(peak).collect()
+}
+
+fn incomplete(context: &Context) -> Option<String> {
+    let mut reasons: BTreeMap<&str, u64> = BTreeMap::new();
+    for row in &context.profile.rows {
+        if let Some(cut) = &row.key.stack.cut {
+            *reasons.entry(cut).or_default() += row.alloc.samples;
+        }
+    }
+    let samples = context.whole.samples(Value::AllocSpace);
+    let cut: u64 = reasons.values().sum();
+    if cut == 0 {
+        return None;
+    }
+    let mut reasons: Vec<(&str, u64)> = reasons.into_iter().collect();
+    reasons.sort_by_key(|reason| std::cmp::Reverse(reason.1));
+    let named: Vec<String> = reasons
+        .iter()
+        .take(MOST)
+        .map(|(reason, count)| format!("{reason} ({})", units::count(*count as f64)))
+        .collect();
+    Some(format!(
+        "{} of {} ({}) have an incomplete stack: {}",
+        units::count(cut as f64),
+        plural(samples, "sample"),
+        units::percent(cut as f64 / samples.max(1) as f64),
+        named.join(", ")
+    ))
+}
+
+/// Processes whose samples contradict their exact counts, with the counters that may explain it.
+fn distant(context: &Context) -> Vec<String> {
+    let remark = |(index, pool): (usize, Pool)| {
+        let check = checked(context, index, &pool).filter(|check| check.alarming)?;
+        let apart = check.z.map_or_else(
+            || "differ where they must be equal".to_owned(),
+            |z| format!("are {:.1} standard deviations apart", z.abs()),
+        );
+        Some(format!(
+            "{}: estimate and exact count {apart}, which chance does not explain ({}); do not trust this process's figures",
+            process_name(&context.profile.processes[index]),
+            cause(context.profile)
+        ))
+    };
+    pools(context).into_iter().enumerate().filter_map(remark).collect()
+}
+
+/// Counters of causes for a difference between samples and exact counts.
+fn cause(profile: &Profile) -> String {
+    let moved: Vec<String> = profile
+        .counters
+        .iter()
+        .filter(|(name, count)| {
+            let is_lost = name.strip_prefix(LOST_PREFIX).is_some_and(|reason| reason != IN_FLIGHT);
+            **count > 0 && (is_lost || *name == "records_unknown")
+        })
+        .map(|(name, count)| format!("{name} is {}", units::count(*count as f64)))
+        .collect();
+    if moved.is_empty() { "no loss was counted, so a probe or a counter is broken".into() } else { moved.join(", ") }
+}
+
+fn coverage(context: &Context) -> Vec<String> {
+    if context.profile.header.time_windows {
+        // Most missing samples are between windows, for which figures are corrected; a note says so.
+        return Vec::new();
+    }
+    let short = context.profile.processes.iter().filter(|process| process.coverage < 0.9995);
+    let remark = |process| {
+        let process: &crate::model::Process = process;
+        format!(
+            "{}: its allocators were hooked for {} of its time in the recording; what it did before is missing",
+            process_name(process),
+            units::percent(process.coverage)
+        )
+    };
+    short.map(remark).collect()
+}

@@ -1,0 +1,167 @@
+//! The top stacks.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use super::Context;
+use super::chain::{self, Call, Chain};
+use super::figures::FigureTable;
+use crate::estimates::Pool;
+use crate::group::GroupBy;
+use crate::intern::Interned;
+use crate::model::{Lifetimes, Row};
+use crate::report::text::{Style, clip};
+use crate::units;
+use crate::value::Value;
+use heapbpf_statistics::survival;
+
+/// Lines of the section; empty if there are no stacks.
+pub(super) fn section(context: &Context) -> Vec<String> {
+    let groups = groups(context);
+    if groups.is_empty() {
+        return Vec::new();
+    }
+    let shown = &groups[..groups.len().min(context.options.top)];
+    let of = if shown.len() < groups.len() {
+        format!("top {} of {} stacks", shown.len(), units::count(groups.len() as f64))
+    } else if groups.len() == 1 {
+        "the only stack".into()
+    } else {
+        format!("all {} stacks", groups.len())
+    };
+    let title = format!("By {}", context.sort.title());
+    let mut heading = context.heading(&title);
+    let mut about = format!(" · {of}");
+    if context.profile.header.samples_known {
+        about.push_str(&format!(" · [{} confidence intervals]", units::percent(context.options.confidence)));
+    }
+    heading.push_str(&context.paint(Style::Dim, &clip(&about, context.width.saturating_sub(title.len()))));
+    let mut lines = vec![heading];
+
+    let mut table = FigureTable::new(context, &[]);
+    shown.iter().for_each(|group| table.row(context, &group.pool, Vec::new()));
+    let (header, rows) = table.lines(context);
+    lines.push(header);
+    for (row, group) in rows.into_iter().zip(shown) {
+        lines.push(row);
+        let chain = group.chain(context);
+        let limit = context.options.stack_lines.max(1);
+        let (lead, cut) = (group.name.as_ref(), group.cut.as_deref());
+        let calls = chain::lines(&chain, lead, cut, context.width - INDENT, limit, context.options.color);
+        lines.extend(calls.into_iter().map(|line| format!("{:INDENT$}{line}", "")));
+        let lives = lifetimes(group).map(|text| context.paint(Style::Dim, &text));
+        lines.extend(lives.map(|line| format!("{:INDENT$}{line}", "")));
+    }
+    lines.extend(table.notes(context));
+    lines
+}
+
+/// Indentation of the calls of a stack, in columns.
+const INDENT: usize = 6;
+
+/// Text of the lifetimes of a stack's blocks.
+fn lifetimes(group: &Group) -> Option<String> {
+    let Lifetimes { median_seconds, temporary, .. } = survival::pooled(&group.lifetimes)?;
+    let half = median_seconds.map_or_else(
+        || "more than half are not freed".to_owned(),
+        |seconds| format!("half are freed within {}", units::seconds(seconds)),
+    );
+    Some(if temporary > 0.0 { format!("{half} · {} temporary", units::percent(temporary)) } else { half })
+}
+
+/// Rows that are shown as one stack.
+struct Group<'a> {
+    name: Cow<'a, str>,
+    cut: Option<Cow<'a, str>>,
+    pool: Pool,
+    row: &'a Row,
+    /// Lifetimes of each row, with its estimated number of allocations.
+    lifetimes: Vec<(&'a Lifetimes, f64)>,
+}
+
+impl Group<'_> {
+    fn chain(&self, context: &Context) -> Chain {
+        let profile = context.profile;
+        let stack = &self.row.key.stack;
+        let frames = &stack.frames[chain::allocator_frames(stack)..];
+        let calls: Vec<Call> = frames.iter().map(|frame| chain::call(profile, frame)).collect();
+        if !context.options.fold_recursion {
+            return calls.into_iter().map(|call| (call, false)).collect();
+        }
+        // Recursion is detected by function; the first location is shown.
+        let folded = chain::fold_recursion(ByName::all(&calls));
+        folded.into_iter().map(|(item, repeated)| (item.0.clone(), repeated)).collect()
+    }
+}
+
+#[derive(Clone, Copy)]
+struct ByName<'a>(&'a Call);
+
+impl<'a> ByName<'a> {
+    fn all(calls: &'a [Call]) -> impl Iterator<Item = Self> {
+        calls.iter().map(Self)
+    }
+}
+
+impl PartialEq for ByName<'_> {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.name == other.0.name
+    }
+}
+
+/// Name of the group, calls, and why the stack was cut.
+type GroupKey<'a, 'b> = (Cow<'a, str>, &'b [u32], Option<&'a str>);
+
+/// Groups of rows, largest first.
+fn groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
+    let profile = context.profile;
+    let group_by = context.options.group_by.unwrap_or_else(|| GroupBy::default_of(profile));
+    let fold = context.options.fold_recursion;
+    let interned = Interned::new(profile);
+    // With recursion folded, a stack is identified by its functions, otherwise by its calls with their lines.
+    let mut call_ids: HashMap<Call, u32> = HashMap::new();
+    let id_of_frame: Vec<u32> = interned
+        .frames
+        .iter()
+        .map(|frame| {
+            let mut call = chain::call(profile, frame);
+            if fold {
+                call.place.clear();
+            }
+            let next = call_ids.len() as u32;
+            *call_ids.entry(call).or_insert(next)
+        })
+        .collect();
+    let key_of_stack: Vec<Box<[u32]>> = (0..interned.stacks.len() as u32)
+        .map(|stack| {
+            let skipped = chain::allocator_frames(interned.stacks[stack as usize].stack);
+            let ids = interned.frame_ids(stack)[skipped..].iter().map(|&frame| id_of_frame[frame as usize]);
+            if fold { chain::fold_recursion(ids).into_iter().map(|(id, _)| id).collect() } else { ids.collect() }
+        })
+        .collect();
+    let mut index_of: HashMap<GroupKey<'a, '_>, usize> = HashMap::new();
+    let mut groups: Vec<Group<'a>> = Vec::new();
+    for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
+        let name = group_by.key(profile, row);
+        let cut = row.key.stack.cut.as_deref();
+        let index = *index_of.entry((name.clone(), &key_of_stack[stack as usize], cut)).or_insert_with(|| {
+            let (pool, lifetimes) = Default::default();
+            groups.push(Group { name, cut: cut.map(Cow::Borrowed), pool, row, lifetimes });
+            groups.len() - 1
+        });
+        let group = &mut groups[index];
+        group.pool.add(row);
+        group.lifetimes.extend(row.lifetimes.as_ref().map(|lifetimes| (lifetimes, row.alloc.objects)));
+    }
+    if context.sort.is_at_exit() {
+        groups.retain(|group| group.pool.total(context.sort) > 0.0);
+    }
+    groups.iter_mut().for_each(|group| group.pool.allow_for(&context.intervals));
+    // Stacks that are equal in the chosen value (nothing in use) are sorted by bytes allocated.
+    let order = |group: &Group| (group.pool.total(context.sort), group.pool.total(Value::AllocSpace));
+    groups.sort_by(|a, b| {
+        let (a, b) = (order(a), order(b));
+        b.0.total_cmp(&a.0).then(b.1.total_cmp(&a.1))
+    });
+    groups
+}

@@ -1,0 +1,280 @@
+//! Tests of the report as a whole.
+
+use super::*;
+use crate::model::LossBound;
+use crate::report::figure::FigureText;
+use crate::report::text::width;
+use crate::testing;
+
+#[test]
+fn the_report_of_the_small_profile() {
+    let mut profile = testing::small();
+    profile.counters.insert("submitted".into(), 57);
+    let options = ReportOptions {
+        files: vec![("x.pb.gz".into(), "go tool pprof -http=: x.pb.gz".into())],
+        width: 120,
+        ..ReportOptions::default()
+    };
+    let text = report(&profile, &options);
+    print!("{text}");
+    for expected in [
+        "2 processes · on host1 · 30.5 s · one sample per 512 KiB · 60 samples",
+        "server (4242): grow json.c:31 ← parse_value json.c:99 ↻ ← handle server.cc:20 ← main main.c:10",
+        "at least 512 B",
+        "[libjson.so+0x4000] ← handle",
+        "… incomplete: stack copy too small",
+        "half are freed within 1.5 s · 25 % temporary",
+        "3 samples lost (5 % of all): ring full 3",
+        "2 of 60 samples (3.3 %) have an incomplete stack",
+        "hooked for 50 %",
+        "57.2 MiB in 9,000 calls",
+        " σ",
+        "open it with go tool pprof -http=: x.pb.gz",
+    ] {
+        assert!(text.contains(expected), "{expected:?} is missing");
+    }
+}
+
+#[test]
+fn lines_fit_and_colours_change_nothing_else() {
+    let plain = |text: &str| {
+        let mut plain = String::new();
+        let mut rest = text;
+        while let Some((before, after)) = rest.split_once("\x1b[") {
+            plain.push_str(before);
+            rest = after.split_once('m').expect("a whole sequence").1;
+        }
+        plain + rest
+    };
+    for profile in [testing::small(), testing::large(300, 30), testing::ended_apart()] {
+        for columns in [60, 80, 100, 160] {
+            let options = ReportOptions { width: columns, ..ReportOptions::default() };
+            let text = report(&profile, &options);
+            for line in text.lines().skip(3) {
+                assert!(width(line) <= columns, "{columns}: {line}");
+            }
+            assert_eq!(plain(&report(&profile, &ReportOptions { color: true, ..options })), text);
+        }
+    }
+}
+
+#[test]
+fn sorting_and_grouping_are_the_users() {
+    let profile = testing::small();
+    let with = |sort, group_by| {
+        report(&profile, &ReportOptions { sort, group_by, top: 1, width: 120, ..ReportOptions::default() })
+    };
+    let by_calls = with(Some(Value::AllocObjects), None);
+    assert!(by_calls.contains("By allocations · top 1 of 4 stacks") && by_calls.contains("worker \"x\" (4300): "));
+    let together = with(None, Some(GroupBy::Nothing));
+    assert!(together.contains("top 1 of 3 stacks") && !together.contains("server (4242): grow"));
+}
+
+#[test]
+fn with_nothing_in_use_the_stacks_are_sorted_by_what_they_allocated() {
+    let mut profile = testing::small();
+    assert!(report(&profile, &ReportOptions::default()).contains("By bytes in use"));
+    for row in &mut profile.rows {
+        row.inuse = Default::default();
+    }
+    let text = report(&profile, &ReportOptions::default());
+    assert!(text.contains("By bytes allocated") && text.contains('%'), "{text}");
+}
+
+#[test]
+fn escape_sequences_of_a_target_do_not_reach_the_terminal() {
+    let mut profile = testing::small();
+    profile.processes[0].comm = "\x1b[2Jevil".into();
+    profile.notes = vec!["a\u{7}note".into()];
+    let mut stack = profile.rows[3].key.stack.as_ref().clone();
+    stack.frames[1].function = Some("f\x1b]0;x\u{7}".into());
+    profile.rows[3].key.stack = stack.into();
+    assert!(!report(&profile, &ReportOptions::default()).chars().any(|c| c.is_control() && c != '\n'));
+}
+
+#[test]
+fn a_profile_without_samples_says_so() {
+    let mut profile = testing::small();
+    profile.rows.clear();
+    let text = report(&profile, &ReportOptions::default());
+    assert!(text.contains("0 samples") && text.contains("nothing was sampled") || text.contains("0 B"), "{text}");
+    profile.processes.clear();
+    assert!(report(&profile, &ReportOptions::default()).contains("no process"));
+}
+
+/// An exact total that contradicts the samples raises an alarm that names the counter behind it. One that chance
+/// explains does not, even at |z| > 5 (one sample where six were expected).
+#[test]
+fn the_self_check_allows_for_chance_and_names_the_counter() {
+    let mut profile = testing::small();
+    profile.processes.truncate(1);
+    profile.rows.retain(|row| row.key.process == 0);
+    let estimated = Pool::of(&profile.rows).total(Value::AllocSpace);
+    let alarm = "chance does not explain";
+    profile.processes[0].exact_alloc_bytes = Some(estimated as u64);
+    assert!(!report(&profile, &ReportOptions::default()).contains(alarm));
+    profile.processes[0].exact_alloc_bytes = Some(20 * estimated as u64);
+    profile.counters.insert("lost_ring_full".into(), 3);
+    let text = report(&profile, &ReportOptions { width: 1_000, ..ReportOptions::default() });
+    assert!(text.contains(alarm) && text.contains("lost_ring_full is 3"), "{text}");
+    profile.rows.truncate(1);
+    profile.rows[0].alloc = testing::sums(1, 16, profile.header.interval);
+    profile.rows[0].key.interval = profile.header.interval;
+    profile.processes[0].exact_alloc_bytes = Some(65 * profile.header.interval / 10);
+    let text = report(&profile, &ReportOptions::default());
+    assert!(text.contains("+5.5 σ") && !text.contains(alarm), "{text}");
+}
+
+/// Guaranteed intervals are shown beside the usual ones if they are requested, and only then.
+#[test]
+fn guaranteed_intervals_are_the_users() {
+    let mut profile = testing::small();
+    let with = |profile: &Profile, guaranteed| {
+        report(profile, &ReportOptions { guaranteed, width: 160, ..ReportOptions::default() })
+    };
+    assert!(!with(&profile, false).to_lowercase().contains("guaranteed"));
+    let text = with(&profile, true);
+    let stack = Pool::of(&profile.rows[..2]);
+    let ends = stack.guaranteed(&profile, Value::InuseSpace, 0.95).expect("bytes");
+    let unit = units::ByteUnit::of(stack.total(Value::InuseSpace));
+    assert!(text.contains("GUARANTEED") && text.contains(" guaranteed ["), "{text}");
+    let several = profile.rows.iter().any(|row| row.key.interval != profile.header.interval);
+    assert!(several && !text.contains(&format!("[{}, {}]", unit.figure(ends.low), unit.figure(ends.high))));
+    // With a single sampling interval, the ends of the stack itself are shown.
+    profile.rows.retain(|row| row.key.interval == profile.header.interval);
+    let text = with(&profile, true);
+    assert!(text.contains(&format!("[{}, {}]", unit.figure(ends.low), unit.figure(ends.high))), "{text}");
+    profile.header.criterion = Criterion::Allocations;
+    assert!(!with(&profile, true).contains("every mix of sizes"));
+}
+
+/// A function has everything that is allocated through it, with the interval of that sum; recursion counts once.
+#[test]
+fn functions_have_figures_of_their_own() {
+    let mut profile = testing::small();
+    profile.rows.retain(|row| row.key.interval == profile.header.interval);
+    assert!(!report(&profile, &ReportOptions::default()).contains("By function"));
+    let text = report(&profile, &ReportOptions { functions: 4, width: 140, ..ReportOptions::default() });
+    let section: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("By function")).collect();
+    assert!(section[0].contains("top 4 of 5"), "{text}");
+    // `parse_value` is twice on the stacks of rows 0, 1 and 4, and on no other.
+    let through = Pool::of([0, 1, 3].map(|row| &profile.rows[row]));
+    let figure = crate::report::figure::FigureText::new(&profile, &through, Value::InuseSpace, 0.95);
+    let line = section.iter().find(|line| line.ends_with("parse_value")).expect("a top function");
+    assert!(line.contains(&figure.figure) && line.contains(&figure.bounds), "{line} {figure:?}");
+}
+
+#[test]
+fn what_is_not_known_to_be_in_use_is_not_said_to_be_nothing() {
+    let options = ReportOptions { width: 160, ..ReportOptions::default() };
+    let text = report(&testing::partly_followed(), &options);
+    print!("{text}");
+    assert!(text.contains("without 1 process whose frees were not followed"));
+    let of_process = text.lines().find(|line| line.trim_start().starts_with("worker") && line.contains("ended"));
+    assert!(of_process.is_some_and(|line| line.contains("not known")), "{of_process:?}");
+    let mut silent = testing::partly_followed();
+    silent.rows.retain(|row| row.key.process == 0);
+    assert!(report(&silent, &options).contains("not known"), "a process without samples");
+}
+
+#[test]
+fn what_ended_processes_held_has_a_line_a_column_and_a_section() {
+    let profile = testing::ended_apart();
+    let options = ReportOptions { width: 140, ..ReportOptions::default() };
+    let text = report(&profile, &options);
+    print!("{text}");
+    let held = Pool::of(&profile.rows[4..]);
+    let figure = FigureText::new(&profile, &Pool::of(&profile.rows), Value::AtExitSpace, 0.95);
+    let head = text.lines().find(|line| line.trim_start().starts_with("at exit ")).expect("a line at the head");
+    assert!(head.contains(&figure.figure) && head.contains(&figure.bounds), "{head}");
+    assert!(head.contains("held by processes when they ended, not in use"));
+    assert_eq!(held.total(Value::AtExitSpace), Pool::of(&profile.rows).total(Value::AtExitSpace));
+    let section: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("By bytes held at exit")).collect();
+    assert!(section[0].contains("all 2 stacks") && section[1].contains("AT EXIT"), "{text}");
+    assert!(section[2].contains("90.0 %") && section[3].contains("worker \"x\" (4300): grow"), "{text}");
+    let processes: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("Processes")).collect();
+    assert!(processes[1].contains("IN USE") && processes[1].contains("AT EXIT"), "{text}");
+    let of_ended = processes.iter().find(|line| line.contains("ended")).expect("a process that ended");
+    assert!(of_ended.contains(&figure.figure), "{of_ended}");
+    let partly_read = report(&testing::partly_read(), &options);
+    let remark = "figures are as of 22:13:49.2 UTC; 1.2 % of the records sent by then could not be read in time";
+    assert!(partly_read.contains(remark) && !text.contains("as of"), "{partly_read}");
+
+    let by_held = report(&profile, &ReportOptions { sort: Some(Value::AtExitSpace), ..options.clone() });
+    assert_eq!(by_held.matches("By bytes held at exit").count(), 1, "{by_held}");
+    assert!(!by_held.contains("By bytes in use"), "{by_held}");
+    let text = report(&testing::small(), &options).to_lowercase();
+    assert!(!text.contains("at exit") && !text.contains("as of"), "{text}");
+}
+
+/// A profile in which every allocation was sampled: five blocks of 100 bytes.
+fn all_sampled() -> Profile {
+    let mut profile = testing::small();
+    profile.header.interval = 1;
+    profile.processes.truncate(1);
+    profile.processes[0].exact_alloc_bytes = Some(500);
+    profile.processes[0].exact_alloc_objects = Some(5);
+    profile.rows.truncate(1);
+    profile.rows[0].key.interval = 1;
+    (profile.rows[0].alloc, profile.rows[0].inuse) = (testing::sums(5, 100, 1), testing::sums(5, 100, 1));
+    profile.counters = [("submitted".to_owned(), 5)].into();
+    profile
+}
+
+/// If samples and counts must agree, a call that was counted after the time of the samples raises no alarm if it is
+/// part of the slack, and neither do samples that are known to be lost. An unexplained call does.
+#[test]
+fn the_self_check_knows_of_losses_and_of_the_last_call() {
+    let wide = ReportOptions { width: 1_000, ..ReportOptions::default() };
+    let alarms = |profile: &Profile| report(profile, &wide).contains("do not trust this process's figures");
+    let mut profile = all_sampled();
+    assert!(!alarms(&profile));
+    profile.processes[0].exact_alloc_bytes = Some(600);
+    profile.processes[0].exact_alloc_objects = Some(6);
+    assert!(alarms(&profile));
+    // A call in flight does not explain it.
+    profile.counters.insert("lost_in_flight".into(), 1);
+    assert!(report(&profile, &wide).contains("no loss was counted"));
+    assert!(!report(&profile, &wide).contains("in flight") && !report(&profile, &wide).contains("1 sample lost"));
+    let call = LossBound { samples: 1, sampled_bytes: 100 };
+    profile.processes[0].slack = call;
+    assert!(!alarms(&profile));
+    // More than the slack is not explained.
+    profile.processes[0].exact_alloc_bytes = Some(700);
+    assert!(alarms(&profile));
+    profile.processes[0].losses.alloc = call;
+    profile.counters.insert("lost_ring_full".into(), 1);
+    assert!(!alarms(&profile));
+    let text = report(&profile, &wide);
+    let expected = "1 sample lost (16.7 % of all): ring full 1; what was allocated may lack 1 sample of 100 B together, and \
+                    its error bars cover that";
+    assert!(text.contains(expected), "{text}");
+    assert!(text.contains("[500, 600]"), "the interval shows it: {text}");
+    profile.processes[0].slack = LossBound::default();
+    assert!(alarms(&profile));
+}
+
+#[test]
+fn what_losses_did_to_figures_in_use_is_said() {
+    let wide = ReportOptions { width: 1_000, ..ReportOptions::default() };
+    let mut profile = all_sampled();
+    assert!(!report(&profile, &wide).contains("records were lost"));
+    profile.processes[0].losses.inuse_missing = LossBound { samples: 2, sampled_bytes: 200 };
+    profile.processes[0].losses.inuse_stale = LossBound { samples: 1, sampled_bytes: 100 };
+    let text = report(&profile, &wide);
+    let expected = "records were lost: what is in use may lack 2 samples of 200 B together and may hold 1 sample of 100 B \
+                    together that were freed; error bars cover that";
+    assert!(text.contains(expected) && text.contains("[400, 700]"), "{text}");
+    // Nothing is in use, but lost samples might be.
+    profile.rows[0].inuse = Default::default();
+    assert!(report(&profile, &wide).contains("[0, 200 B]"), "{}", report(&profile, &wide));
+    // A single sample is not "at least" its size if it may have been freed.
+    profile.rows[0].inuse = testing::sums(1, 100, 1);
+    assert!(!report(&profile, &wide).contains("at least"));
+    profile.processes[0].losses.unbounded = true;
+    let text = report(&profile, &wide);
+    assert!(
+        text.contains("no error bars of what is allocated and in use in 1 process") && text.contains("~500 B"),
+        "{text}"
+    );
+}

@@ -1,0 +1,29 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+pub mod binomial;
+pub mod calibrate;
+pub mod criterion;
+pub mod detect;
+pub mod estimate;
+pub mod estimators;
+pub mod gamma;
+pub mod growth;
+pub mod interval;
+pub mod optimum;
+pub mod part;
+pub mod plan;
+pub mod predistort;
+pub mod size_classes;
+pub mod sums;
+pub mod survival;
+pub mod weight;
+pub mod window_weights;
+
+pub use criterion::Criterion;
+pub use estimate::Estimate;
+pub use estimators::Estimator;
+pub use interval::Interval;
+pub use part::Part;
+pub use sums::SampleSums;
+pub use weight::{Inclusion, inclusion};

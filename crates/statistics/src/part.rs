@@ -1,0 +1,22 @@
+//! A part: the samples of one sampling interval, as estimates take them.
+
+use super::sums::SampleSums;
+
+/// Samples of one sampling interval. A stack that was sampled with several intervals has several parts.
+#[derive(Clone, Copy, Debug)]
+pub struct Part<'a> {
+    /// R: the sampling interval in trials.
+    pub interval: u64,
+    /// The samples drawn with it.
+    pub sums: &'a SampleSums,
+    /// Further samples that may have been drawn and lost. The upper end of an interval is as far above the estimate as if
+    /// they had been recorded; their own weights are not included.
+    pub lost: u64,
+}
+
+impl<'a> Part<'a> {
+    /// A part without lost samples.
+    pub const fn new(interval: u64, sums: &'a SampleSums) -> Self {
+        Self { interval, sums, lost: 0 }
+    }
+}

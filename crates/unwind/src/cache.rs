@@ -1,0 +1,219 @@
+//! A cache of walks: a stack whose relevant words repeat is found without a walk.
+//!
+//! A walk depends on the mappings, the registers it begins with and the words it reads, and on nothing else. A later
+//! sample with equal registers in the same address space, and with the same words at these places, has the same stack,
+//! whatever else is in its copy.
+
+use std::collections::HashSet;
+use std::hash::{BuildHasher, Hasher};
+use std::sync::Arc;
+
+use foldhash::fast::RandomState;
+
+use crate::memory::{Reads, word};
+use crate::raw::{RawFrame, RawStack};
+use sampler_ebpf::abi::{ProcessKey, Registers};
+
+const SETS: usize = 2048;
+const WAYS: usize = 4;
+/// Most bytes of kept walks.
+const MAX_BYTES: usize = 32 << 20;
+/// Unused interned stacks are not dropped before there are this many.
+const FIRST_SWEEP: usize = 4096;
+
+/// Everything but memory that a walk depends on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StackKey {
+    /// Address space.
+    pub space: ProcessKey,
+    /// State of its mappings: [`SpaceView::generation`](crate::raw::SpaceView::generation).
+    pub generation: u64,
+    /// Registers that the walk begins with.
+    pub registers: Registers,
+}
+
+struct Kept {
+    key: StackKey,
+    offsets: Box<[u32]>,
+    values: Box<[u64]>,
+    /// Length of the copy, bytes, if the walk asked for a word outside of it.
+    copied_bytes: Option<usize>,
+    stack: Arc<RawStack>,
+}
+
+impl Kept {
+    fn size_bytes(&self) -> usize {
+        size_of::<Self>() + self.values.len() * 12 + self.stack.frames.len() * size_of::<RawFrame>()
+    }
+
+    fn fits(&self, key: &StackKey, copy: &[u8]) -> bool {
+        self.key == *key
+            && self.copied_bytes.is_none_or(|bytes| bytes == copy.len())
+            && self.offsets.iter().zip(&self.values).all(|(offset, value)| word(copy, *offset) == Some(*value))
+    }
+}
+
+/// A set-associative cache of walks, and the interned stacks they led to.
+///
+/// Keys are hashed by a fast function with a random seed, and compared afterwards. A target that provokes collisions
+/// (it would have to guess the seed) only slows down its own stacks: a set holds four walks, and interning compares few
+/// stacks of one process.
+pub struct StackCache {
+    hasher: RandomState,
+    sets: Box<[[Option<Kept>; WAYS]]>,
+    victim: usize,
+    held_bytes: usize,
+    /// The next set to be emptied when the walks exceed their memory.
+    emptied: usize,
+    interned: HashSet<Arc<RawStack>, RandomState>,
+    sweep_at: usize,
+}
+
+impl Default for StackCache {
+    fn default() -> Self {
+        Self {
+            hasher: RandomState::default(),
+            sets: std::iter::repeat_with(|| [const { None }; WAYS]).take(SETS).collect(),
+            victim: 0,
+            held_bytes: 0,
+            emptied: 0,
+            interned: HashSet::default(),
+            sweep_at: FIRST_SWEEP,
+        }
+    }
+}
+
+impl StackCache {
+    fn set(&self, key: &StackKey) -> usize {
+        let Registers { ip, sp, fp, .. } = key.registers;
+        let mut hasher = self.hasher.build_hasher();
+        for part in [key.space.start_ns, u64::from(key.space.tgid), key.generation, ip, sp, fp] {
+            hasher.write_u64(part);
+        }
+        hasher.finish() as usize % SETS
+    }
+
+    /// The stack of an earlier walk that read the same words as a walk over `copy` would.
+    pub fn get(&self, key: &StackKey, copy: &[u8]) -> Option<Arc<RawStack>> {
+        let set = &self.sets[self.set(key)];
+        let kept = set.iter().flatten().find(|kept| kept.fits(key, copy))?;
+        Some(kept.stack.clone())
+    }
+
+    /// Caches the walk over `copy` that has read `reads` and led to `stack`.
+    pub fn put(&mut self, key: StackKey, copy: &[u8], reads: &Reads, stack: &Arc<RawStack>) {
+        let kept = Kept {
+            key,
+            offsets: reads.offsets.as_slice().into(),
+            values: reads.values.as_slice().into(),
+            copied_bytes: reads.missed.then_some(copy.len()),
+            stack: stack.clone(),
+        };
+        self.victim = self.victim.wrapping_add(1);
+        let set = self.set(&key);
+        let set = &mut self.sets[set];
+        let way = set.iter().position(Option::is_none).unwrap_or(self.victim % WAYS);
+        self.held_bytes += kept.size_bytes();
+        self.held_bytes -= set[way].replace(kept).map_or(0, |gone| gone.size_bytes());
+        while self.held_bytes > MAX_BYTES {
+            let gone = self.sets[self.emptied].iter_mut().filter_map(Option::take);
+            self.held_bytes -= gone.map(|gone| gone.size_bytes()).sum::<usize>();
+            self.emptied = (self.emptied + 1) % SETS;
+        }
+    }
+
+    /// Drops the walks of these processes, which have ended.
+    pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
+        for slot in self.sets.iter_mut().flatten() {
+            if let Some(gone) = slot.take_if(|kept| ended.contains(&kept.key.space)) {
+                self.held_bytes -= gone.size_bytes();
+            }
+        }
+    }
+
+    /// The shared `Arc` of all stacks equal to `stack`.
+    pub fn intern(&mut self, stack: RawStack) -> Arc<RawStack> {
+        if let Some(known) = self.interned.get(&stack) {
+            return known.clone();
+        }
+        if self.interned.len() >= self.sweep_at {
+            self.sweep();
+        }
+        let stack = Arc::new(stack);
+        self.interned.insert(stack.clone());
+        stack
+    }
+
+    /// Drops interned stacks that nobody else holds.
+    pub fn sweep(&mut self) {
+        self.interned.retain(|stack| Arc::strong_count(stack) > 1);
+        self.interned.shrink_to(2 * self.interned.len());
+        self.sweep_at = (self.interned.len() * 2).max(FIRST_SWEEP);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::raw::{Completeness, UnwinderKind};
+
+    #[test]
+    fn bytes_held_are_bounded_and_counted_right() {
+        let mut cache = StackCache::default();
+        let (offsets, values): (Vec<u32>, Vec<u64>) = (0..2000).map(|at| (at * 8, 0)).unzip();
+        let reads = Reads { offsets, values, missed: false };
+        let frame = RawFrame { address: 0, module: None, file_offset: 0 };
+        for ip in 0..5000 {
+            let stack = RawStack {
+                frames: vec![RawFrame { address: ip, ..frame }; 512].into(),
+                unwinder: UnwinderKind::Dwarf,
+                completeness: Completeness::Complete,
+            };
+            let registers = Registers { ip, ..Registers::default() };
+            let key = StackKey { space: ProcessKey::default(), generation: 0, registers };
+            cache.put(key, &[], &reads, &Arc::new(stack));
+            assert!(cache.held_bytes <= MAX_BYTES);
+        }
+        let counted: usize = cache.sets.iter().flatten().flatten().map(Kept::size_bytes).sum();
+        assert_eq!(cache.held_bytes, counted);
+        assert!(counted > MAX_BYTES / 2);
+    }
+
+    #[test]
+    fn walks_of_ended_processes_go() {
+        let mut cache = StackCache::default();
+        let reads = Reads { offsets: vec![0], values: vec![0], missed: false };
+        let stack = Arc::new(RawStack {
+            frames: Box::new([]),
+            unwinder: UnwinderKind::Dwarf,
+            completeness: Completeness::Complete,
+        });
+        let process = |tgid| ProcessKey { tgid, ..ProcessKey::default() };
+        let key = |tgid| StackKey { space: process(tgid), generation: 0, registers: Registers::default() };
+        for tgid in 1..=3 {
+            cache.put(key(tgid), &[0; 8], &reads, &stack);
+        }
+        let of_one = cache.held_bytes / 3;
+        cache.forget(&HashSet::from([process(1), process(3)]));
+        assert_eq!(cache.held_bytes, of_one);
+        assert!(cache.get(&key(1), &[0; 8]).is_none() && cache.get(&key(2), &[0; 8]).is_some());
+    }
+
+    #[test]
+    fn interned_stacks_that_nobody_holds_go() {
+        let mut cache = StackCache::default();
+        let stack = |address| RawStack {
+            frames: Box::new([RawFrame { address, module: None, file_offset: 0 }]),
+            unwinder: UnwinderKind::Caller,
+            completeness: Completeness::Complete,
+        };
+        let held: Vec<_> = (0..10).map(|address| cache.intern(stack(address))).collect();
+        for address in 0..50_000 {
+            cache.intern(stack(address));
+        }
+        assert!(cache.interned.len() <= FIRST_SWEEP, "{}", cache.interned.len());
+        for (address, stack_held) in held.iter().enumerate() {
+            assert!(Arc::ptr_eq(stack_held, &cache.intern(stack(address as u64))));
+        }
+    }
+}

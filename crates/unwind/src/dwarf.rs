@@ -1,0 +1,189 @@
+//! The unwinder: stacks by call frame information, with caches for rules and for repeated stacks.
+//!
+//! Rows are evaluated by `gimli`. The walk over them is our own because it follows what ready-made unwinders leave out:
+//! all preserved registers (realigned frames, lazy binding), expressions of signal frames, and the reason why a walk
+//! ended. Saved registers are located but not read, so that a walk reads little more than one word per frame.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use crate::address_bits::AddressBits;
+use crate::cache::{StackCache, StackKey};
+use crate::image::ModuleFiles;
+use crate::memory::{Memory, Reads, StackMemory};
+use crate::raw::{Completeness, RawFrame, RawStack, SpaceView, UnwinderKind};
+use crate::rules::Rules;
+use crate::state::State;
+use crate::walk::{Surroundings, walk};
+use sampler_ebpf::abi::{InFlightCall, ProcessKey, Registers};
+
+/// Limits of an [`Unwinder`].
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Most frames of a stack.
+    pub max_depth: usize,
+    /// Most bytes of unwind sections in memory; the least recently used are dropped first.
+    pub section_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self { max_depth: 512, section_bytes: 96 << 20 }
+    }
+}
+
+/// A sample's registers and stack copy.
+#[derive(Clone, Copy, Debug)]
+pub struct Capture<'a> {
+    /// Registers just after the allocator returned.
+    pub registers: &'a Registers,
+    /// The stack from `registers.sp` up.
+    pub stack: &'a [u8],
+    /// In-flight calls whose returns are probed: on the stack, the kernel's trampoline is in the place of their return
+    /// addresses.
+    pub in_flight: &'a [InFlightCall],
+}
+
+/// Counters of an [`Unwinder`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Statistics {
+    /// Stacks unwound, including repeated ones.
+    pub stacks: u64,
+    /// Stacks that repeated an earlier one.
+    pub repeated: u64,
+    /// Stacks that reached the thread's entry.
+    pub complete: u64,
+    /// Frame rules found in the cache.
+    pub rule_hits: u64,
+    /// Frame rules evaluated from call frame information.
+    pub rule_misses: u64,
+    /// Modules whose unwind sections are in memory.
+    pub modules: u64,
+    /// Memory that these take, bytes.
+    pub section_bytes: u64,
+}
+
+/// Unwinds stacks of any number of processes.
+pub struct Unwinder {
+    max_depth: usize,
+    bits: AddressBits,
+    rules: Rules,
+    stacks: StackCache,
+    reads: Reads,
+    frames: Vec<RawFrame>,
+    statistics: Statistics,
+    was_repeated: bool,
+}
+
+impl Default for Unwinder {
+    fn default() -> Self {
+        Self::new(Limits::default(), AddressBits::default())
+    }
+}
+
+impl Unwinder {
+    /// An unwinder that has loaded nothing yet, for a machine whose return addresses have these bits.
+    pub fn new(limits: Limits, bits: AddressBits) -> Self {
+        Self {
+            max_depth: limits.max_depth,
+            bits,
+            rules: Rules::new(limits.section_bytes),
+            stacks: StackCache::default(),
+            reads: Reads::default(),
+            frames: Vec::new(),
+            statistics: Statistics::default(),
+            was_repeated: false,
+        }
+    }
+
+    /// The stack of a sample. Equal stacks share one `Arc` as long as somebody holds it.
+    ///
+    /// If a capture repeats every word that the walk of an earlier one has read, its stack comes from a cache.
+    pub fn unwind(&mut self, modules: &mut dyn ModuleFiles, space: &SpaceView, capture: Capture) -> Arc<RawStack> {
+        // With hidden return addresses the walk depends on more than what it reads.
+        let hides_returns = capture.in_flight.iter().any(|call| call.sp != 0);
+        let generation = space.generation.filter(|_| !hides_returns);
+        let key = generation.map(|generation| StackKey { space: space.key, generation, registers: *capture.registers });
+        let kept = key.and_then(|key| self.stacks.get(&key, capture.stack));
+        self.was_repeated = kept.is_some();
+        let stack = kept.unwrap_or_else(|| {
+            let mut reads = std::mem::take(&mut self.reads);
+            let mut memory = StackMemory::new(capture.registers.sp, capture.stack, &mut reads);
+            let stack = self.walk(modules, space, capture.registers, capture.in_flight, &mut memory);
+            if let Some(key) = key {
+                self.stacks.put(key, capture.stack, &reads, &stack);
+            }
+            self.reads = reads;
+            stack
+        });
+        self.count(&stack);
+        stack
+    }
+
+    /// Like [`Self::unwind`], for a stack in any [`Memory`], and without the cache of repeated stacks.
+    pub fn unwind_in<M: Memory>(
+        &mut self,
+        modules: &mut dyn ModuleFiles,
+        space: &SpaceView,
+        registers: &Registers,
+        in_flight: &[InFlightCall],
+        memory: &mut M,
+    ) -> Arc<RawStack> {
+        self.was_repeated = false;
+        let stack = self.walk(modules, space, registers, in_flight, memory);
+        self.count(&stack);
+        stack
+    }
+
+    fn walk<M: Memory>(
+        &mut self,
+        files: &mut dyn ModuleFiles,
+        space: &SpaceView,
+        registers: &Registers,
+        in_flight: &[InFlightCall],
+        memory: &mut M,
+    ) -> Arc<RawStack> {
+        let (rules, max_depth) = (&mut self.rules, self.max_depth);
+        let around = Surroundings { space, files, rules, in_flight, max_depth };
+        let completeness = walk(around, State::new(registers, self.bits), memory, &mut self.frames);
+        let frames = self.frames.as_slice().into();
+        self.stacks.intern(RawStack { frames, unwinder: UnwinderKind::Dwarf, completeness })
+    }
+
+    fn count(&mut self, stack: &RawStack) {
+        self.statistics.stacks += 1;
+        self.statistics.repeated += u64::from(self.was_repeated);
+        self.statistics.complete += u64::from(stack.completeness == Completeness::Complete);
+    }
+
+    /// The shared `Arc` of all stacks equal to `stack`, which was found in another way.
+    pub fn intern(&mut self, stack: RawStack) -> Arc<RawStack> {
+        self.stacks.intern(stack)
+    }
+
+    /// Whether the last stack came from the cache.
+    pub const fn was_repeated(&self) -> bool {
+        self.was_repeated
+    }
+
+    /// Drops cached stacks of these processes, which have ended.
+    pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
+        self.stacks.forget(ended);
+    }
+
+    /// Drops shared stacks that nobody else holds.
+    pub fn sweep(&mut self) {
+        self.stacks.sweep();
+    }
+
+    /// The counters so far.
+    pub fn statistics(&self) -> Statistics {
+        Statistics {
+            rule_hits: self.rules.cache.hits,
+            rule_misses: self.rules.cache.misses,
+            modules: self.rules.modules.count() as u64,
+            section_bytes: self.rules.modules.held_bytes() as u64,
+            ..self.statistics
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! A cache of rules by the place of the code in its file.
+
+use crate::mapping::ModuleId;
+use crate::rule::FoundRule;
+
+const CACHE_SLOTS: usize = 1 << 15;
+
+/// A direct-mapped cache of rules by module and file offset. The bytes of a module never change, so that one cache
+/// serves every process and every state of its mappings.
+pub struct RuleCache {
+    slots: Box<[Option<(ModuleId, u64, FoundRule)>]>,
+    /// Look-ups that found a rule.
+    pub hits: u64,
+    /// Look-ups that found none.
+    pub misses: u64,
+}
+
+impl Default for RuleCache {
+    fn default() -> Self {
+        Self { slots: vec![None; CACHE_SLOTS].into_boxed_slice(), hits: 0, misses: 0 }
+    }
+}
+
+impl RuleCache {
+    fn slot(module: ModuleId, offset: u64) -> usize {
+        let mixed = (offset ^ u64::from(module.0).rotate_left(40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> 49) as usize % CACHE_SLOTS
+    }
+
+    /// The cached rule for the code at `offset` of the file.
+    pub fn get(&mut self, module: ModuleId, offset: u64) -> Option<FoundRule> {
+        match &self.slots[Self::slot(module, offset)] {
+            Some((kept_module, kept_offset, rule)) if *kept_module == module && *kept_offset == offset => {
+                self.hits += 1;
+                Some(*rule)
+            }
+            _ => {
+                self.misses += 1;
+                None
+            }
+        }
+    }
+
+    /// Caches a rule, replacing what was in its slot.
+    pub fn put(&mut self, module: ModuleId, offset: u64, rule: FoundRule) {
+        self.slots[Self::slot(module, offset)] = Some((module, offset, rule));
+    }
+}

@@ -1,0 +1,148 @@
+//! Rules for code addresses: from the cache, else from the call frame information of modules, which is loaded on demand.
+
+use std::collections::HashMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use crate::cfi::{Budget, Context, ModuleCfi, Row};
+use crate::image::ModuleFiles;
+use crate::mapping::{Mapping, ModuleId};
+use crate::rule::{FoundRule, Rule, Section};
+use crate::rule_cache::RuleCache;
+
+/// Finds rules, and keeps what that needs.
+pub struct Rules {
+    /// Rules found before.
+    pub cache: RuleCache,
+    /// Modules whose unwind sections are in memory.
+    pub modules: LoadedModules,
+    context: Context,
+}
+
+impl Rules {
+    /// No rules yet; at most `section_bytes` of unwind sections will be held.
+    pub fn new(section_bytes: usize) -> Self {
+        let modules = LoadedModules { loaded: HashMap::new(), budget_bytes: section_bytes, held_bytes: 0, clock: 0 };
+        Self { cache: RuleCache::default(), modules, context: Context::new() }
+    }
+
+    /// The rule for the code at `address`, which lies in `mapping`. `is_return`: it is a return address minus one.
+    ///
+    /// # Errors
+    /// Why the module cannot be read.
+    pub fn find(
+        &mut self,
+        files: &mut dyn ModuleFiles,
+        mapping: &Mapping,
+        address: u64,
+        is_return: bool,
+        budget: &mut Budget,
+    ) -> Result<FoundRule, Arc<str>> {
+        let file_offset = mapping.offset_of(address);
+        if let Some(found) = self.cache.get(mapping.module, file_offset) {
+            return Ok(found);
+        }
+        let found = self.evaluate(files, mapping, address, is_return, budget)?;
+        self.cache.put(mapping.module, file_offset, found);
+        Ok(found)
+    }
+
+    /// As [`Self::find`], without the cache.
+    ///
+    /// # Errors
+    /// Why the module cannot be read.
+    pub fn evaluate(
+        &mut self,
+        files: &mut dyn ModuleFiles,
+        mapping: &Mapping,
+        address: u64,
+        is_return: bool,
+        budget: &mut Budget,
+    ) -> Result<FoundRule, Arc<str>> {
+        let (module, file_offset, context) = (mapping.module, mapping.offset_of(address), &mut self.context);
+        let cfi = self.modules.cfi(files, module)?;
+        let mut code =
+            |offset, buffer: &mut [u8]| files.image(module).is_ok_and(|image| image.read_at(offset, buffer).is_ok());
+        // The sections are hostile input. gimli promises not to panic on them; this holds if it does.
+        let rule = catch_unwind(AssertUnwindSafe(|| cfi.rule(context, file_offset, is_return, &mut code, budget)));
+        Ok(rule.unwrap_or_else(|_| {
+            self.context = Context::new();
+            FoundRule { rule: Rule::Bad, synthetic: false }
+        }))
+    }
+
+    /// Hands the row for `file_offset` of `module` in the entry at `offset` of `section` to `visit`; `None` if there is
+    /// none.
+    pub fn with_row<T>(
+        &mut self,
+        files: &mut dyn ModuleFiles,
+        (module, file_offset): (ModuleId, u64),
+        (section, offset): (Section, u32),
+        visit: impl FnOnce(Row<'_, '_>) -> T,
+    ) -> Option<T> {
+        let context = &mut self.context;
+        let cfi = self.modules.cfi(files, module).ok()?;
+        // As above.
+        let result = catch_unwind(AssertUnwindSafe(|| cfi.with_row(context, file_offset, section, offset, visit)));
+        result.unwrap_or_else(|_| {
+            self.context = Context::new();
+            None
+        })
+    }
+}
+
+/// Unwind sections of modules, within a budget: the least recently used go first.
+pub struct LoadedModules {
+    loaded: HashMap<ModuleId, Loaded>,
+    budget_bytes: usize,
+    held_bytes: usize,
+    clock: u64,
+}
+
+struct Loaded {
+    cfi: Result<Arc<ModuleCfi>, Arc<str>>,
+    size_bytes: usize,
+    used: u64,
+}
+
+impl LoadedModules {
+    /// How many there are, those that could not be read included.
+    pub fn count(&self) -> usize {
+        self.loaded.len()
+    }
+
+    /// Bytes that they take.
+    pub fn held_bytes(&self) -> usize {
+        self.held_bytes
+    }
+
+    fn cfi(&mut self, files: &mut dyn ModuleFiles, module: ModuleId) -> Result<Arc<ModuleCfi>, Arc<str>> {
+        self.clock += 1;
+        if let Some(loaded) = self.loaded.get_mut(&module) {
+            loaded.used = self.clock;
+            return loaded.cfi.clone();
+        }
+        let cfi = load(files, module);
+        let size_bytes = cfi.as_ref().map_or(0, |cfi| cfi.size_bytes()) + size_of::<ModuleCfi>();
+        self.held_bytes += size_bytes;
+        while self.held_bytes > self.budget_bytes && !self.loaded.is_empty() {
+            let oldest = self.loaded.iter().min_by_key(|(_, loaded)| loaded.used).map(|(id, _)| *id);
+            if let Some(evicted) = oldest.and_then(|id| self.loaded.remove(&id)) {
+                self.held_bytes -= evicted.size_bytes;
+            }
+        }
+        self.loaded.insert(module, Loaded { cfi: cfi.clone(), size_bytes, used: self.clock });
+        cfi
+    }
+}
+
+fn load(files: &mut dyn ModuleFiles, module: ModuleId) -> Result<Arc<ModuleCfi>, Arc<str>> {
+    let image = files.image(module).map_err(Arc::<str>::from)?;
+    // As above.
+    let read = catch_unwind(AssertUnwindSafe(|| ModuleCfi::read(&*image)));
+    match read {
+        Ok(Ok(cfi)) => Ok(Arc::new(cfi)),
+        Ok(Err(error)) => Err(error.to_string().into()),
+        Err(_) => Err("malformed file".into()),
+    }
+}

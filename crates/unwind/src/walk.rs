@@ -1,0 +1,265 @@
+//! The walk: from a sample's registers, frame by frame, to the thread's entry.
+
+use std::ops::ControlFlow::{self, Break, Continue};
+use std::sync::Arc;
+
+use sampler_ebpf::abi::InFlightCall;
+
+use crate::arch;
+use crate::cfi::Budget;
+use crate::image::ModuleFiles;
+use crate::mapping::{Mapping, ModuleId};
+use crate::memory::{Memory, Missing};
+use crate::raw::{Completeness, RawFrame, Reason, SpaceView};
+use crate::rule::{FoundRule, Rule};
+use crate::rules::Rules;
+use crate::state::{State, StepError};
+use crate::trampoline;
+
+/// Upper bound of what the frame of a signal takes on the stack that it interrupts (red zone, extended processor state).
+const SIGNAL_FRAME_BYTES: u64 = 32 << 10;
+
+/// Name of the mapping that the kernel lets return-probed functions return to. It has no call frame information.
+const RETURN_PROBES: &str = "[uprobes]";
+
+/// What a walk needs besides the memory.
+pub struct Surroundings<'a> {
+    /// Address space of the thread.
+    pub space: &'a SpaceView<'a>,
+    /// Files behind its mappings.
+    pub files: &'a mut dyn ModuleFiles,
+    /// Rules for the code in them.
+    pub rules: &'a mut Rules,
+    /// Calls whose return addresses the kernel has replaced by its trampoline.
+    pub in_flight: &'a [InFlightCall],
+    /// Most frames.
+    pub max_depth: usize,
+}
+
+/// A walk in progress.
+struct Walk<'a, M> {
+    around: Surroundings<'a>,
+    memory: &'a mut M,
+    /// Frames found so far.
+    frames: &'a mut Vec<RawFrame>,
+    budget: Budget,
+    state: State,
+    /// Whether `state.ip` is where execution goes on (the sample itself, an interrupted instruction), as opposed to a
+    /// return address, which may lie behind the function's last byte.
+    is_exact: bool,
+    /// Whether the last frame's return address was a synthetic one.
+    was_synthetic: bool,
+    /// Whether a signal has led to another stack than the walk began on.
+    on_other_stack: bool,
+}
+
+/// Walks from `state` to the thread's entry. The frames go to `frames`, which is cleared first.
+pub fn walk<'a, M: Memory>(
+    around: Surroundings<'a>,
+    state: State,
+    memory: &'a mut M,
+    frames: &'a mut Vec<RawFrame>,
+) -> Completeness {
+    frames.clear();
+    let mut walk = Walk {
+        around,
+        memory,
+        frames,
+        budget: Budget::of_one_stack(),
+        state,
+        is_exact: true,
+        was_synthetic: false,
+        on_other_stack: false,
+    };
+    loop {
+        if let Break(completeness) = walk.step() {
+            return completeness;
+        }
+    }
+}
+
+const fn truncated(reason: Reason) -> ControlFlow<Completeness> {
+    Break(Completeness::Truncated(reason))
+}
+
+impl<'a, M: Memory> Walk<'a, M> {
+    /// Notes the frame at `state`, and moves on to its caller.
+    fn step(&mut self) -> ControlFlow<Completeness> {
+        self.restore_return_address();
+        let lookup = if self.is_exact { self.state.ip } else { self.state.ip.wrapping_sub(1) };
+        // The sample's own frame is looked up exactly, but named after the call it has just returned from.
+        let address = if self.frames.is_empty() { lookup.wrapping_sub(1) } else { lookup };
+        match self.around.space.find(lookup) {
+            Some(mapping) => self.leave_mapped(mapping, lookup, address),
+            None => self.leave_unmapped(address),
+        }
+    }
+
+    /// Puts the real return address of an in-flight call in the place of the kernel's trampoline.
+    fn restore_return_address(&mut self) {
+        if self.is_exact || self.around.in_flight.is_empty() {
+            return;
+        }
+        let entry_sp = self.state.sp.wrapping_sub(arch::RETURN_SLOT_BYTES);
+        let left = self.around.in_flight.iter().find(|call| call.sp != 0 && call.sp == entry_sp);
+        if let Some(call) = left
+            && self.is_return_probe(self.state.ip)
+        {
+            self.state.ip = call.caller;
+        }
+    }
+
+    /// Whether `address` is in the kernel's trampoline for return probes.
+    fn is_return_probe(&self, address: u64) -> bool {
+        self.around.space.find(address).is_some_and(|mapping| self.is_of_return_probes(mapping))
+    }
+
+    fn is_of_return_probes(&self, mapping: &Mapping) -> bool {
+        &*self.around.files.path(mapping.module) == RETURN_PROBES
+    }
+
+    /// Leaves a frame whose code lies in no known mapping.
+    fn leave_unmapped(&mut self, address: u64) -> ControlFlow<Completeness> {
+        // The trampoline is the first thing in its page: what is looked up lies before.
+        if self.is_return_probe(self.state.ip) {
+            return truncated(Reason::ReturnProbe);
+        }
+        let caller = self.caller_by_frame_pointer();
+        if self.frames.is_empty() || caller.is_some() {
+            self.frames.push(RawFrame { address, module: None, file_offset: 0 });
+        }
+        match caller {
+            Some(_) if self.frames.len() >= self.around.max_depth => truncated(Reason::DepthLimit),
+            Some(caller) => {
+                self.state = caller;
+                self.is_exact = false;
+                Continue(())
+            }
+            None if self.was_synthetic => Break(Completeness::Complete),
+            None if self.state.ip == 0 => truncated(Reason::NullReturnAddress),
+            None => truncated(Reason::UnmappedAddress),
+        }
+    }
+
+    /// Leaves a frame whose code lies in `mapping`, by the rule for `lookup`.
+    fn leave_mapped(&mut self, mapping: &'a Mapping, lookup: u64, address: u64) -> ControlFlow<Completeness> {
+        let Surroundings { files, rules, .. } = &mut self.around;
+        let found = rules.find(&mut **files, mapping, lookup, !self.is_exact, &mut self.budget);
+        let (FoundRule { rule, synthetic }, unreadable) = match found {
+            Ok(found) => (found, None),
+            Err(why) => (FoundRule { rule: Rule::Uncovered, synthetic: false }, Some(why)),
+        };
+        let callee = self.frames.last().and_then(|frame| frame.module);
+        self.frames.push(RawFrame::in_mapping(address.wrapping_add(u64::from(synthetic)), mapping));
+        self.was_synthetic = synthetic && rule != Rule::SignalTrampoline;
+        if matches!(rule, Rule::End | Rule::EntryPoint) {
+            return Break(Completeness::Complete);
+        }
+        if self.frames.len() >= self.around.max_depth {
+            return truncated(Reason::DepthLimit);
+        }
+        self.is_exact = false;
+        if rule == Rule::Uncovered {
+            return self.leave_uncovered(mapping, callee, unreadable);
+        }
+        let sp = self.state.sp;
+        let step = self.leave_by_rule(rule, mapping.module, mapping.offset_of(lookup) + u64::from(synthetic));
+        // Only a signal can move to another stack and have the way back written down.
+        self.on_other_stack |= self.is_exact && self.state.sp.wrapping_sub(sp) > SIGNAL_FRAME_BYTES;
+        match step {
+            Ok(()) => Continue(()),
+            // No call led there, so the link register holds nobody's return address.
+            Err(StepError::Unknown) if arch::LINK.is_some() && synthetic => Break(Completeness::Complete),
+            Err(error) => truncated(self.why_not_left(error, mapping.module)),
+        }
+    }
+
+    /// Leaves a frame whose code, at `file_offset` of `module`, has a rule.
+    fn leave_by_rule(&mut self, rule: Rule, module: ModuleId, file_offset: u64) -> Result<(), StepError> {
+        match rule {
+            Rule::Plain(plain) => self.state.leave_plain(&plain, self.memory),
+            Rule::Entry { section, offset } => {
+                let Surroundings { files, rules, .. } = &mut self.around;
+                let step = rules.with_row(&mut **files, (module, file_offset), (section, offset), |row| {
+                    self.is_exact = row.entry.is_signal_trampoline();
+                    self.state.leave_by_row(&row, self.memory)
+                });
+                step.unwrap_or(Err(StepError::Unknown))
+            }
+            Rule::SignalTrampoline => {
+                self.is_exact = true;
+                self.state.leave_signal(self.memory)
+            }
+            Rule::Bad | Rule::End | Rule::EntryPoint | Rule::Uncovered => Err(StepError::Unknown),
+        }
+    }
+
+    fn why_not_left(&self, error: StepError, module: ModuleId) -> Reason {
+        match error {
+            StepError::Missing(_) if self.on_other_stack => Reason::OtherStack,
+            StepError::Missing(Missing::Above) => Reason::StackCopyTooSmall,
+            StepError::Missing(Missing::Elsewhere) => Reason::OtherStack,
+            StepError::Backwards | StepError::ZeroFramePointer => Reason::BrokenChain,
+            StepError::Unknown if self.budget.is_spent() => Reason::TooExpensive,
+            StepError::Unknown => Reason::BadUnwindInformation(module),
+        }
+    }
+
+    /// Leaves a frame that no call frame information covers, having called into module `callee`. `unreadable`: why the
+    /// mapping's file could not be read.
+    fn leave_uncovered(
+        &mut self,
+        mapping: &Mapping,
+        callee: Option<ModuleId>,
+        unreadable: Option<Arc<str>>,
+    ) -> ControlFlow<Completeness> {
+        // To go on by frame pointer would leave the probed function's caller out in silence.
+        if self.is_of_return_probes(mapping) {
+            self.frames.pop();
+            return truncated(Reason::ReturnProbe);
+        }
+        let caller = self.caller_by_link(mapping).or_else(|| self.caller_by_frame_pointer());
+        let caller = caller.or_else(|| self.caller_of_trampoline(mapping, callee));
+        if let Some(caller) = caller {
+            self.state = caller;
+            return Continue(());
+        }
+        let step = self.state.clone().leave_by_frame_pointer(self.memory).err();
+        let module = mapping.module;
+        truncated(match (unreadable, step) {
+            (_, Some(StepError::Missing(Missing::Above))) => Reason::StackCopyTooSmall,
+            (_, Some(StepError::ZeroFramePointer)) => Reason::FramePointersEnd,
+            (Some(why), _) if !self.around.files.is_anonymous(module) => Reason::Unreadable(module, why),
+            _ => Reason::NoUnwindInformation(module),
+        })
+    }
+
+    /// The caller by frame pointer, if its return address lies in a known mapping: the only evidence there is that the
+    /// register was a frame pointer at all.
+    fn caller_by_frame_pointer(&mut self) -> Option<State> {
+        let mut caller = self.state.clone();
+        caller.leave_by_frame_pointer(self.memory).ok()?;
+        self.around.space.find(caller.ip.wrapping_sub(1))?;
+        Some(caller)
+    }
+
+    /// The caller by link register, if that leads to covered code. Uncovered code of the same file is not believed: the
+    /// register may be from a call that the function itself has made.
+    fn caller_by_link(&mut self, mapping: &Mapping) -> Option<State> {
+        let caller = self.state.leave_by_link(self.memory)?;
+        let call = caller.ip.wrapping_sub(1);
+        let at = self.around.space.find(call)?;
+        let Surroundings { files, rules, .. } = &mut self.around;
+        let mut rule = || rules.evaluate(&mut **files, at, call, true, &mut self.budget);
+        (at.module != mapping.module || rule().is_ok_and(|found| found.rule != Rule::Uncovered)).then_some(caller)
+    }
+
+    /// The caller of code without a file that is a mere trampoline.
+    fn caller_of_trampoline(&mut self, mapping: &Mapping, callee: Option<ModuleId>) -> Option<State> {
+        let Surroundings { space, files, .. } = &mut self.around;
+        if !files.is_anonymous(mapping.module) {
+            return None;
+        }
+        trampoline::leave(&self.state, space, self.memory, &mut **files, callee)
+    }
+}

@@ -1,0 +1,92 @@
+//! Reentrant calls, which an allocator makes into itself, and calls that end in a jump to another hooked function.
+
+use core::ffi::c_void;
+
+use sampler_ebpf::abi::{Cookie, MAX_REENTRANT_RANGES, SITE_MAY_TAIL_JUMP, Site};
+
+use crate::arch;
+use crate::maps::{FILES, SITES};
+use crate::pending::LARGEST_PAGE;
+use crate::thread::ThreadState;
+
+/// Whether the allocator called itself: the return address lies in a hooked function of the same file.
+///
+/// Reading the return address costs more than all the rest. It is read only while a call is, or may be, in flight that
+/// can call a hooked function; what that call calls has a lower stack pointer.
+#[inline(always)]
+pub fn is_reentrant(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, sp: u64) -> bool {
+    if state.outer_sp == 0 {
+        return false;
+    }
+    if sp >= state.outer_sp {
+        // At the same stack pointer, this may be the function that the outer call jumped to, which may make calls in
+        // its place.
+        if sp > state.outer_sp {
+            state.outer_sp = 0;
+        }
+        return false;
+    }
+    let (Some(site), Some(outer)) = (SITES.get(call.index()), SITES.get(state.outer_site)) else { return false };
+    if outer.file != site.file {
+        return false;
+    }
+    let reentrant = is_called_inside(ctx, site, arch::return_address(ctx, sp));
+    if !reentrant {
+        state.outer_sp = 0;
+    }
+    reentrant
+}
+
+/// Whether the return address lies in the code of hooked functions.
+#[inline(always)]
+fn is_called_inside(ctx: *mut c_void, site: &Site, caller: u64) -> bool {
+    // As a file offset, so that one set of ranges serves every process that maps the file.
+    let offset = caller.wrapping_sub(arch::instruction_pointer(ctx)).wrapping_add(site.offset);
+    if offset < site.reentrant_start || offset >= site.reentrant_end {
+        return false;
+    }
+    let Some(file) = FILES.get(site.file) else { return false };
+    let mut i = 0;
+    while i < MAX_REENTRANT_RANGES {
+        if i as u64 >= file.count {
+            break;
+        }
+        let [start, end] = file.ranges[i];
+        if offset >= start && offset < end {
+            return true;
+        }
+        i += 1;
+    }
+    false
+}
+
+/// Whether the call is a tail jump by an outer call. Such a call has the same stack pointer, the same request (pvalloc
+/// rounds it up to whole pages), another function, and the outer call's return address. While the outer call's return
+/// is probed, by us or by another tracer, the kernel's trampoline is in place of the return address.
+#[inline(always)]
+pub fn is_tail_jump(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, sp: u64, size: u64) -> bool {
+    if state.tail_sp == 0 {
+        return false;
+    }
+    let expected = state.tail_sp == sp
+        && size.wrapping_sub(state.tail_size) < LARGEST_PAGE
+        && state.tail_site != call.index()
+        && (state.is_pending(sp) || returns_to(ctx, sp, state.tail_return));
+    if expected && call.flags() & SITE_MAY_TAIL_JUMP != 0 {
+        // reallocarray jumps to realloc, which may jump to malloc.
+        state.tail_site = call.index();
+    } else {
+        state.tail_sp = 0;
+    }
+    expected
+}
+
+/// Whether the function that was just entered returns to this address, or to the trampoline that hides it.
+#[inline(always)]
+fn returns_to(ctx: *mut c_void, sp: u64, address: u64) -> bool {
+    /// The trampoline is at the start of a page. One ordinary return address in thousands is at the start of a page
+    /// too, but this condition alone is not sufficient.
+    const SMALLEST_PAGE: u64 = 4096;
+    let found = arch::return_address(ctx, sp);
+    found == address || (found != 0 && found & (SMALLEST_PAGE - 1) == 0)
+}

@@ -1,0 +1,48 @@
+//! Which process a task belongs to, and whose address space it runs in.
+
+use aya_ebpf::helpers::generated::{bpf_get_current_pid_tgid, bpf_get_current_task_btf};
+use sampler_ebpf::abi::{KernelOffsets, ProcessKey};
+
+use crate::config::config;
+use crate::memory::read_kernel;
+
+/// Process id in the upper half, thread id in the lower half.
+#[inline(always)]
+pub fn current_pid_tgid() -> u64 {
+    // SAFETY: the helper takes no argument and returns an integer.
+    unsafe { bpf_get_current_pid_tgid() }
+}
+
+/// Address of the current task's `task_struct`.
+#[inline(always)]
+pub fn current_task() -> u64 {
+    // SAFETY: the helper takes no argument, and its result is used only as an integer.
+    unsafe { bpf_get_current_task_btf() as u64 }
+}
+
+/// The current incarnation of a task's process.
+#[inline(always)]
+pub fn process_of(task: u64) -> ProcessKey {
+    let leader: u64 = read_kernel(task + config!(offsets.task_group_leader));
+    ProcessKey {
+        start_ns: read_kernel(leader + config!(offsets.task_start_boottime)),
+        tgid: read_kernel(task + config!(offsets.task_tgid)),
+        exec_id: read_kernel(task + config!(offsets.task_self_exec_id)),
+    }
+}
+
+/// The owner of the address space that a task runs in. After `vfork` that is another process.
+#[inline(always)]
+pub fn space_of(task: u64, process: ProcessKey) -> ProcessKey {
+    let owner_offset = config!(offsets.mm_owner);
+    if owner_offset == KernelOffsets::ABSENT {
+        return process;
+    }
+    let mm: u64 = read_kernel(task + config!(offsets.task_mm));
+    let owner: u64 = read_kernel(mm + owner_offset);
+    if mm == 0 || owner == 0 {
+        return process;
+    }
+    let space = process_of(owner);
+    if space.tgid == process.tgid || space.tgid == 0 { process } else { space }
+}

@@ -1,0 +1,45 @@
+//! Which processes are targets.
+
+use aya_ebpf::helpers::generated::bpf_get_current_ancestor_cgroup_id;
+use sampler_ebpf::abi::target_rule;
+use sampler_ebpf::glob;
+
+use crate::config::config;
+use crate::maps::TARGETS;
+use crate::memory::read_kernel;
+use crate::process::current_task;
+
+/// Whether the current task's process is a target.
+#[inline(always)]
+pub fn is_target(tgid: u32) -> bool {
+    if tgid == config!(self_tgid) {
+        return false;
+    }
+    let rules = config!(target_rules);
+    if rules & target_rule::ALL != 0 || listed(tgid) {
+        return true;
+    }
+    if rules & target_rule::CGROUP != 0 {
+        let level = config!(cgroup_level) as i32;
+        // SAFETY: the helper takes an integer, which it checks, and returns an integer.
+        if unsafe { bpf_get_current_ancestor_cgroup_id(level) } == config!(cgroup_id) {
+            return true;
+        }
+    }
+    rules & target_rule::COMM != 0 && comm_matches()
+}
+
+/// Whether the process was listed by the daemon or by a parent's fork.
+#[inline(always)]
+pub fn listed(tgid: u32) -> bool {
+    TARGETS.get_ptr(tgid).is_some()
+}
+
+#[inline(always)]
+fn comm_matches() -> bool {
+    let task = current_task();
+    let leader: u64 = read_kernel(task + config!(offsets.task_group_leader));
+    let comm: [u8; 16] = read_kernel(leader + config!(offsets.task_comm));
+    let pattern = config!(comm_pattern);
+    glob::matches(&pattern, &comm)
+}

@@ -1,0 +1,145 @@
+//! The kernel-side state of each thread: the countdown, exact totals and in-flight calls.
+
+use sampler_ebpf::abi::{Counters, LiveValue, MAX_IN_FLIGHT_CALLS, ProcessKey};
+
+/// Most in-flight calls per thread.
+pub const SLOTS: usize = MAX_IN_FLIGHT_CALLS;
+
+/// Not yet known whether the thread belongs to a target.
+pub const NEW: u32 = 0;
+/// The thread belongs to a target.
+pub const TRACKED: u32 = 1;
+/// The thread does not belong to a target.
+pub const IGNORED: u32 = 2;
+
+/// The state of one thread. An unsampled call, or a free of an untracked block, touches only the first 56 bytes. The
+/// kernel puts a task's value 8 bytes after the start of a cache line, so these bytes share one cache line.
+#[repr(C)]
+pub struct ThreadState {
+    /// Trials until the next success, at least 1.
+    pub remaining: u64,
+    /// Number of unsampled calls.
+    pub unsampled: u64,
+    /// Bytes that they requested.
+    pub unsampled_bytes: u64,
+    /// Number of frees.
+    pub frees_seen: u64,
+    /// Stack pointer of a call that may end in a jump to another hooked function, or 0.
+    pub tail_sp: u64,
+    /// Stack pointer of the last outermost call that may call a hooked function inside, or 0 if it has returned.
+    pub outer_sp: u64,
+    /// [`NEW`], [`TRACKED`] or [`IGNORED`].
+    pub status: u32,
+    /// Bit i is set if `slots[i]` holds an in-flight call.
+    pub pending: u32,
+
+    /// The owner of the address space that the thread runs in.
+    pub space: ProcessKey,
+    /// Return address of the call that may end in a jump.
+    pub tail_return: u64,
+    /// The size that this call requested.
+    pub tail_size: u64,
+    /// Index of its site.
+    pub tail_site: u32,
+    /// Index of the site of the call that `outer_sp` belongs to.
+    pub outer_site: u32,
+    /// Zero.
+    pub reserved_too: u32,
+    /// The slot that is evicted next if all are in use.
+    pub next_victim: u32,
+    /// Generation of the target set when the thread was found not to belong to a target.
+    pub generation: u64,
+    /// State of the random number generator.
+    pub random: u64,
+    /// The interval that `remaining` was drawn with; 0 if nothing is sampled.
+    pub interval: u64,
+    /// Process of the thread.
+    pub process: ProcessKey,
+    /// The thread's ordinal in this recording, which is the upper half of its sample ids.
+    pub ordinal: u32,
+    /// Number of samples so far, which is the lower half.
+    pub sequence: u32,
+    /// Thread id.
+    pub tid: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// All counters except those of the unsampled path.
+    pub counters: Counters,
+    /// In-flight calls whose return, or whose return sites, are probed.
+    pub slots: [Pending; SLOTS],
+    /// CLOCK_MONOTONIC at the entry of the mapping system call in progress.
+    pub mapping_ns: u64,
+    /// End of the heap of `brk` at that time.
+    pub mapping_brk: u64,
+}
+
+const _: () = assert!(core::mem::offset_of!(ThreadState, space) == 56);
+
+/// An in-flight call.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Pending {
+    /// Stack pointer at the function's entry. The return with the same stack pointer is this call's.
+    pub sp: u64,
+    /// Bytes requested.
+    pub size: u64,
+    /// Trials that the call took.
+    pub trials: u64,
+    /// Failed trials before the successful one.
+    pub offset: u64,
+    /// Interval of the draw.
+    pub interval: u64,
+    /// Return address.
+    pub caller: u64,
+    /// Where the result will be stored (posix_memalign), or 0.
+    pub out: u64,
+    /// Address of the tracked block that a realloc took out of the live map, or 0. If its return sites are probed, the
+    /// block is still in the map and is taken out when the call ends.
+    pub old_address: u64,
+    /// The live map's value for that block.
+    pub old: LiveValue,
+    /// Index of the site.
+    pub site: u32,
+    /// 1 if sampled.
+    pub sampled: u16,
+    /// 1 if the function's return sites are probed: its return address stays on the stack while it runs.
+    pub return_sites_probed: u16,
+}
+
+impl ThreadState {
+    /// Whether, as far as is known, no call is in flight that the next call could be part of.
+    #[inline(always)]
+    pub fn is_idle(&self) -> bool {
+        self.outer_sp | self.tail_sp | u64::from(self.pending) == 0
+    }
+
+    /// Counts an allocation call if none of its trials succeeds. `false` means that one does, and that nothing was
+    /// counted.
+    #[inline(always)]
+    pub fn count_unsampled(&mut self, trials: u64, size: u64) -> bool {
+        if trials >= self.remaining {
+            return false;
+        }
+        self.remaining -= trials;
+        self.unsampled += 1;
+        self.unsampled_bytes += size;
+        true
+    }
+
+    /// The number of calls so far, including this one if it has been counted.
+    #[inline(always)]
+    pub fn calls(&self) -> u64 {
+        self.unsampled + self.counters.sampled
+    }
+
+    /// All counters of the thread.
+    #[inline(always)]
+    pub fn all_counters(&self) -> Counters {
+        Counters {
+            unsampled: self.unsampled,
+            unsampled_bytes: self.unsampled_bytes,
+            frees_seen: self.frees_seen,
+            ..self.counters
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! Examined files: which of them have an allocator, and the plan of each, which is made once.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+use std::sync::{Arc, Mutex};
+
+use heapbpf_probes::{AllocatorFile, AttachError, KernelRules, Table, examine};
+
+use crate::host::open::{self, Beneath};
+
+/// Identifies a file by device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct FileKey {
+    device: u64,
+    inode: u64,
+}
+
+impl FileKey {
+    /// The key of an open file.
+    ///
+    /// # Errors
+    /// As of fstat(2).
+    pub fn of(file: &File) -> std::io::Result<Self> {
+        let metadata = file.metadata()?;
+        Ok(Self { device: metadata.dev(), inode: metadata.ino() })
+    }
+}
+
+/// A file cannot be examined.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {path}: {source}")]
+pub struct UnreadableFile {
+    /// Its path, as the process sees it.
+    pub path: String,
+    /// The operating system's reason.
+    pub source: std::io::Error,
+}
+
+/// An examined file.
+pub struct ExaminedFile {
+    /// Its path, as the first process sees it that was found to map it.
+    pub path: String,
+    /// Open, so that the file stays reachable for links whatever becomes of its path.
+    pub file: Arc<File>,
+    /// The plan, or why nothing in the file can be hooked.
+    pub plan: Result<AllocatorFile, Arc<AttachError>>,
+}
+
+/// All examined files.
+pub struct ExaminedFiles {
+    rules: KernelRules,
+    table: Table,
+    by_key: HashMap<FileKey, ExaminedFile>,
+    /// For every file on or beneath an overlay mount: the key that it was first seen under, and whether that was through
+    /// the overlay. The kernel places probes on the inode beneath.
+    beneath: HashMap<Beneath, (FileKey, bool)>,
+    /// Keys of files that are known under another key.
+    aliases: HashMap<FileKey, FileKey>,
+}
+
+impl ExaminedFiles {
+    /// No files yet. `table` holds the allocators to look for.
+    pub fn new(rules: KernelRules, table: Table) -> Self {
+        Self { rules, table, by_key: HashMap::new(), beneath: HashMap::new(), aliases: HashMap::new() }
+    }
+
+    /// The allocators that are looked for.
+    pub const fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// A file's key. A file that is seen both through an overlay mount and beneath it keeps the key of its first
+    /// appearance: under two keys it would be hooked twice.
+    fn key_of(&mut self, file: &File) -> std::io::Result<FileKey> {
+        let key = FileKey::of(file)?;
+        if self.by_key.contains_key(&key) {
+            return Ok(key);
+        }
+        if let Some(first) = self.aliases.get(&key) {
+            return Ok(*first);
+        }
+        let Some((beneath, overlay)) = open::beneath(file) else { return Ok(key) };
+        let (first, first_overlay) = *self.beneath.entry(beneath).or_insert((key, overlay));
+        // Files on two ordinary file systems may be copies of each other, down to their handles.
+        if first == key || !(overlay || first_overlay) {
+            return Ok(key);
+        }
+        self.aliases.insert(key, first);
+        Ok(first)
+    }
+
+    /// Examines a file, unless that was done before. The flag says whether it has something to hook.
+    ///
+    /// # Errors
+    /// The file's metadata cannot be read.
+    pub fn examine(&mut self, path: &str, file: &Arc<File>) -> Result<(FileKey, bool), UnreadableFile> {
+        let key = self.key_of(file).map_err(|source| UnreadableFile { path: path.to_owned(), source })?;
+        if let Some(known) = self.by_key.get(&key) {
+            return Ok((key, known.plan.is_ok()));
+        }
+        let plan = plan(path, file, &self.rules, &self.table);
+        let is_hookable = plan.is_ok();
+        self.by_key.insert(key, ExaminedFile { path: path.to_owned(), file: Arc::clone(file), plan });
+        Ok((key, is_hookable))
+    }
+
+    /// Examines many files on all CPUs. Files that cannot be read are skipped: [`examine`](Self::examine) reports them.
+    pub fn examine_all(&mut self, files: Vec<(String, Arc<File>)>) {
+        let mut new: HashMap<FileKey, (String, Arc<File>)> = HashMap::new();
+        for (path, file) in files {
+            if let Ok(key) = self.key_of(&file)
+                && !self.by_key.contains_key(&key)
+            {
+                new.entry(key).or_insert((path, file));
+            }
+        }
+        let queue = Mutex::new(new.into_iter().collect::<Vec<_>>());
+        let (rules, table) = (&self.rules, &self.table);
+        let work = || {
+            let mut examined = Vec::new();
+            // The lock is released before the file is read.
+            while let Some((key, (path, file))) = queue.lock().ok().and_then(|mut queue| queue.pop()) {
+                let plan = plan(&path, &file, rules, table);
+                examined.push((key, ExaminedFile { path, file, plan }));
+            }
+            examined
+        };
+        let examined: Vec<(FileKey, ExaminedFile)> = std::thread::scope(|scope| {
+            let threads = std::thread::available_parallelism().map_or(1, usize::from);
+            let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            workers.into_iter().filter_map(|worker| worker.join().ok()).flatten().collect()
+        });
+        self.by_key.extend(examined);
+    }
+
+    /// An examined file.
+    pub fn get(&self, key: FileKey) -> Option<&ExaminedFile> {
+        self.by_key.get(&key)
+    }
+
+    /// Path of an examined file.
+    pub fn path(&self, key: FileKey) -> Option<&str> {
+        self.get(key).map(|file| file.path.as_str())
+    }
+
+    /// The plan of an examined file; `None` if it has nothing to hook.
+    pub fn plan(&self, key: FileKey) -> Option<&AllocatorFile> {
+        self.get(key)?.plan.as_ref().ok()
+    }
+
+    /// Why a file that should be hooked cannot be; `None` if it can be, or has no allocator to miss.
+    pub fn refusal(&self, key: FileKey) -> Option<&AttachError> {
+        self.get(key)?.plan.as_ref().err().map(AsRef::as_ref).filter(|reason| !reason.misses_nothing())
+    }
+
+    /// The first file found to lack a function that `--alloc` declares for it, as path and reason.
+    pub fn misdescribed(&self) -> Option<String> {
+        self.by_key.values().find_map(|file| match file.plan.as_ref().err().map(AsRef::as_ref) {
+            Some(reason @ AttachError::NoSymbol { .. }) => Some(format!("{}: {reason}", file.path)),
+            _ => None,
+        })
+    }
+
+    /// Whether a file whose path `wanted` accepts was examined.
+    pub fn has_seen(&self, wanted: impl Fn(&str) -> bool) -> bool {
+        self.by_key.values().any(|file| wanted(&file.path))
+    }
+}
+
+/// Reads and plans a file.
+fn plan(path: &str, file: &File, rules: &KernelRules, table: &Table) -> Result<AllocatorFile, Arc<AttachError>> {
+    Ok(examine(file, path, rules, table)?)
+}
+
+#[cfg(test)]
+impl ExaminedFiles {
+    /// Adds a file whose plan is given.
+    pub(super) fn add(&mut self, path: &str, file: File, plan: Result<AllocatorFile, AttachError>) -> FileKey {
+        let key = FileKey::of(&file).expect("stat of an open file");
+        self.by_key.insert(key, ExaminedFile { path: path.into(), file: Arc::new(file), plan: plan.map_err(Arc::new) });
+        key
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use heapbpf_probes::Machine;
+
+    use super::*;
+
+    fn files() -> ExaminedFiles {
+        ExaminedFiles::new(KernelRules::of(Machine::host().unwrap_or(Machine::X86_64), (6, 1)), Table::default())
+    }
+
+    fn text_file(folder: &std::path::Path, name: &str) -> (String, Arc<File>) {
+        let path = folder.join(name);
+        std::fs::write(&path, "not a program").expect("writes");
+        (path.display().to_string(), Arc::new(File::open(path).expect("opens")))
+    }
+
+    #[test]
+    fn a_file_is_examined_once_whatever_its_names() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, file) = text_file(folder.path(), "one");
+        let link = folder.path().join("two");
+        std::fs::hard_link(&path, &link).expect("links");
+        let mut files = files();
+        let (key, is_hookable) = files.examine(&path, &file).expect("readable");
+        assert!(!is_hookable);
+        let again = Arc::new(File::open(&link).expect("opens"));
+        assert_eq!(files.examine(&link.display().to_string(), &again).expect("readable"), (key, false));
+        assert_eq!((files.path(key), files.by_key.len()), (Some(&*path), 1));
+        assert!(files.has_seen(|seen| seen == path) && !files.has_seen(|seen| seen == link.display().to_string()));
+    }
+
+    #[test]
+    fn many_files_are_examined_as_one_by_one() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let mut all: Vec<_> = (0..20).map(|i| text_file(folder.path(), &i.to_string())).collect();
+        all.extend(all.clone());
+        let mut together = files();
+        together.examine_all(all.clone());
+        assert_eq!(together.by_key.len(), 20);
+        let mut one_by_one = files();
+        for (path, file) in &all {
+            let (key, _) = one_by_one.examine(path, file).expect("readable");
+            assert_eq!(together.path(key), Some(path.as_str()));
+            let reasons =
+                [&together, &one_by_one].map(|files| files.get(key).map(|it| it.plan.as_ref().err().cloned()));
+            let [together, alone] = reasons.map(|reason| reason.flatten().expect("no program").to_string());
+            assert_eq!(together, alone);
+        }
+    }
+
+    #[test]
+    fn only_a_file_with_an_allocator_is_reported_as_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (path, file) = text_file(folder.path(), "text");
+        let mut files = files();
+        let (key, _) = files.examine(&path, &file).expect("readable");
+        assert!(files.refusal(key).is_none() && files.plan(key).is_none() && files.misdescribed().is_none());
+        let (_, go) = text_file(folder.path(), "go");
+        let key = files.add("/go", go.try_clone().expect("a descriptor"), Err(AttachError::Go));
+        assert!(matches!(files.refusal(key), Some(AttachError::Go)));
+        let (_, custom) = text_file(folder.path(), "custom");
+        let absent = AttachError::NoSymbol { symbol: "my_alloc".into(), nearest: Vec::new() };
+        let reason = format!("/custom: {absent}");
+        files.add("/custom", custom.try_clone().expect("a descriptor"), Err(absent));
+        assert_eq!(files.misdescribed(), Some(reason));
+    }
+}

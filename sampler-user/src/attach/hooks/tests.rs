@@ -1,0 +1,374 @@
+//! Tests of `hooks` against a linker that records what it is asked for and refuses what it is told to.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+use heapbpf_audit::FileKind;
+use heapbpf_probes::Machine;
+use sampler_ebpf::abi::{Cookie, FileRanges};
+
+use super::*;
+
+const P: Option<u32> = Some(10);
+const Q: Option<u32> = Some(11);
+const MALLOC: u64 = 0x100;
+const THROWING: u64 = 0x200;
+const RETURN_SITE: u64 = 0x240;
+const FREE: u64 = 0x300;
+/// Linux's ENOTSUPP: no probe on this instruction.
+const ENOTSUPP: i32 = 524;
+
+/// Links in force by number: the process, and the file offsets.
+type InForce = Rc<RefCell<BTreeMap<usize, (Option<u32>, Vec<u64>)>>>;
+
+/// The kernel's side of the tests.
+#[derive(Default)]
+struct Kernel {
+    in_force: InForce,
+    /// Error number of every attempt; 0: none.
+    error: Cell<i32>,
+    /// Instructions that it accepts no probe on.
+    unprobable: RefCell<Vec<u64>>,
+    attempts: Cell<usize>,
+    points: RefCell<Vec<ProbePoint>>,
+}
+
+struct FakeLinks {
+    in_force: InForce,
+    number: usize,
+}
+
+impl Drop for FakeLinks {
+    fn drop(&mut self) {
+        self.in_force.borrow_mut().remove(&self.number);
+    }
+}
+
+impl ProbeLinks for FakeLinks {
+    fn stop_tracking_frees(&mut self) {
+        let mut in_force = self.in_force.borrow_mut();
+        let (_, offsets) = in_force.get_mut(&self.number).expect("in force");
+        offsets.retain(|offset| *offset != FREE);
+    }
+}
+
+impl Linker for Kernel {
+    type Links = FakeLinks;
+
+    fn kind(&self) -> LinkKind {
+        LinkKind::Session
+    }
+
+    fn link(&self, path: &CString, points: &[ProbePoint], pid: Option<u32>) -> Result<FakeLinks, KernelError> {
+        assert!(path.to_string_lossy().starts_with("/proc/self/fd/"));
+        self.attempts.set(self.attempts.get() + 1);
+        let refusal =
+            |number| Err(KernelError::Link { what: "x".into(), source: std::io::Error::from_raw_os_error(number) });
+        if self.error.get() != 0 {
+            return refusal(self.error.get());
+        }
+        if points.iter().any(|point| self.unprobable.borrow().contains(&point.offset)) {
+            return refusal(ENOTSUPP);
+        }
+        let number = self.attempts.get();
+        self.in_force.borrow_mut().insert(number, (pid, points.iter().map(|point| point.offset).collect()));
+        *self.points.borrow_mut() = points.to_vec();
+        Ok(FakeLinks { in_force: Rc::clone(&self.in_force), number })
+    }
+
+    fn link_each(
+        &self,
+        path: &CString,
+        points: &[ProbePoint],
+        pid: Option<u32>,
+    ) -> Result<(FakeLinks, Refused), KernelError> {
+        let unprobable = self.unprobable.borrow().clone();
+        let (refused, accepted): (Vec<ProbePoint>, Vec<ProbePoint>) =
+            points.iter().partition(|point| unprobable.contains(&point.offset));
+        Ok((self.link(path, &accepted, pid)?, refused.iter().map(|it| (it.offset, "ENOTSUPP".to_owned())).collect()))
+    }
+}
+
+impl Kernel {
+    /// Links in force, in a fixed order.
+    fn links(&self) -> Vec<(Option<u32>, Vec<u64>)> {
+        let mut links: Vec<_> = self.in_force.borrow().values().cloned().collect();
+        links.sort();
+        links
+    }
+}
+
+/// The sites that were added, file by file.
+#[derive(Default)]
+struct Sites(Vec<Site>);
+
+impl SiteTable for Sites {
+    fn add_file(&mut self, _: &FileRanges, sites: &[Site]) -> Result<u32, KernelError> {
+        let first = self.0.len() as u32;
+        self.0.extend(sites);
+        Ok(first)
+    }
+}
+
+#[derive(Default)]
+struct World {
+    kernel: Kernel,
+    sites: Sites,
+}
+
+impl World {
+    fn hook(&mut self, hooks: &mut Hooks<FakeLinks>, key: FileKey, pid: Option<u32>) -> Result<Hooked, HookError> {
+        hooks.hook(key, pid, &self.kernel, &mut self.sites)
+    }
+}
+
+fn planned(function: &str, row: u16, offset: u64, return_needed: bool, return_sites: &[u64]) -> PlannedSite {
+    PlannedSite {
+        function: function.into(),
+        site: Site { offset, function: row, ..Site::default() },
+        kind: ProbeKind::Emulated,
+        reason: "+0x0 push".into(),
+        return_needed,
+        return_sites: return_sites.to_vec(),
+    }
+}
+
+fn plan() -> AllocatorFile {
+    AllocatorFile {
+        allocator: "glibc 2.36".into(),
+        kind: FileKind::Library,
+        build_id: vec![0xab],
+        sites: vec![
+            planned("malloc", 1, MALLOC, true, &[]),
+            planned("operator new", 2, THROWING, true, &[RETURN_SITE]),
+            planned("free", 3, FREE, false, &[]),
+        ],
+        ranges: FileRanges::default(),
+        covered: Vec::new(),
+        missing: Vec::new(),
+        limits: Vec::new(),
+    }
+}
+
+fn hooks(live: bool) -> Hooks<FakeLinks> {
+    let rules = KernelRules::of(Machine::host().unwrap_or(Machine::X86_64), (6, 1));
+    Hooks::new(rules, Table::default(), live)
+}
+
+/// An examined file with an allocator.
+fn allocator(hooks: &mut Hooks<FakeLinks>, path: &str) -> FileKey {
+    hooks.files.add(path, tempfile::tempfile().expect("a file"), Ok(plan()))
+}
+
+const ALL: [u64; 4] = [MALLOC, THROWING, RETURN_SITE, FREE];
+
+#[test]
+fn a_file_is_linked_once_for_each_process() {
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    let key = allocator(&mut hooks, "/libc.so.6");
+    assert_eq!(hooks.hooked_files(), 0);
+    assert_eq!(world.hook(&mut hooks, key, P).expect("links"), Hooked::Now);
+    assert_eq!(world.hook(&mut hooks, key, P).expect("links"), Hooked::Already);
+    assert_eq!(world.hook(&mut hooks, key, Q).expect("links"), Hooked::Now);
+    assert_eq!(world.kernel.links(), [(P, ALL.to_vec()), (Q, ALL.to_vec())]);
+    assert_eq!((hooks.hooked_files(), world.sites.0.len()), (1, 3), "one set of sites serves both");
+    assert_eq!(hooks.functions(), [1, 2, 3]);
+    assert!(hooks.hooked_since(key).is_some());
+    hooks.release(10);
+    assert_eq!(world.kernel.links(), [(Q, ALL.to_vec())]);
+    hooks.release_all();
+    assert_eq!(world.kernel.links(), []);
+}
+
+#[test]
+fn roles_and_cookies_tell_the_programs_what_each_instruction_is() {
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    let first = allocator(&mut hooks, "/one");
+    let second = allocator(&mut hooks, "/two");
+    world.hook(&mut hooks, first, None).expect("links");
+    world.hook(&mut hooks, second, None).expect("links");
+    let cookie = |index: u32| Site { offset: 0, ..plan().sites[0].site }.cookie(index);
+    let point = |offset, index, role| {
+        let Cookie(cookie) = cookie(index);
+        ProbePoint { offset, cookie, role }
+    };
+    // The second file's sites come after the first one's three.
+    let expected = [
+        point(MALLOC, 3, Role::Allocates),
+        point(THROWING, 4, Role::AllocatesOrThrows),
+        point(RETURN_SITE, 4, Role::ReturnSite),
+        point(FREE, 5, Role::Frees),
+    ];
+    assert_eq!(*world.kernel.points.borrow(), expected);
+}
+
+#[test]
+fn many_named_processes_share_the_links_of_a_file() {
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    let (own, shared) = (allocator(&mut hooks, "/own"), allocator(&mut hooks, "/shared"));
+    hooks.expect(own, MOST_OWN_LINKS);
+    hooks.expect(shared, MOST_OWN_LINKS + 1);
+    for key in [own, shared] {
+        world.hook(&mut hooks, key, P).expect("links");
+    }
+    assert_eq!(world.kernel.links(), [(None, ALL.to_vec()), (P, ALL.to_vec())]);
+    assert_eq!(world.hook(&mut hooks, shared, Q).expect("shared"), Hooked::Already);
+    assert_eq!(
+        (hooks.serving(own, P), hooks.serving(shared, P)),
+        (Some(Served::Process(10)), Some(Served::File(shared)))
+    );
+    assert_eq!(hooks.serving(own, Q), None);
+    hooks.release(10);
+    assert_eq!(world.kernel.links(), [(None, ALL.to_vec())], "another process may still need it");
+    // A file that has links of its own keeps them.
+    world.hook(&mut hooks, own, P).expect("links");
+    hooks.expect(own, 100);
+    assert_eq!(world.hook(&mut hooks, own, Q).expect("links"), Hooked::Now);
+    assert_eq!(hooks.serving(own, Q), Some(Served::Process(11)));
+}
+
+#[test]
+fn a_file_that_another_tracer_has_patched_is_tried_again_after_a_while() {
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    let key = allocator(&mut hooks, "/libc.so.6");
+    world.kernel.error.set(libc::EINVAL);
+    let is_conflict = |result: Result<Hooked, HookError>| {
+        matches!(result, Err(HookError::Kernel { source: KernelError::Conflict, .. }))
+    };
+    assert!(is_conflict(world.hook(&mut hooks, key, P)));
+    assert_eq!(world.kernel.attempts.get(), 1);
+    // The conflict is far in the future: no time has passed, however slow this machine is.
+    let later = Instant::now() + Duration::from_secs(3600);
+    hooks.conflicts.insert(key, later);
+    world.kernel.error.set(0);
+    assert!(is_conflict(world.hook(&mut hooks, key, P)));
+    assert_eq!(world.kernel.attempts.get(), 1, "the kernel is not asked again so soon");
+    let Some(earlier) = Instant::now().checked_sub(CONFLICT_RETRY) else { return };
+    hooks.conflicts.insert(key, earlier);
+    assert_eq!(world.hook(&mut hooks, key, P).expect("links"), Hooked::Now);
+    assert_eq!(hooks.functions().len(), 3, "the failed attempts left no second set of sites");
+}
+
+#[test]
+fn an_instruction_without_a_probe_costs_its_function_only() {
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    let key = allocator(&mut hooks, "/libc.so.6");
+    world.kernel.unprobable.borrow_mut().push(THROWING);
+    assert_eq!(world.hook(&mut hooks, key, P).expect("links"), Hooked::Now);
+    let rest = vec![MALLOC, RETURN_SITE, FREE];
+    assert_eq!(world.kernel.links(), [(P, rest.clone())]);
+    let audit = hooks.audited(key).expect("hooked");
+    let functions: Vec<&str> = audit.attach.iter().map(|entry| entry.function.as_str()).collect();
+    assert_eq!(functions, ["malloc", "free"]);
+    assert_eq!(audit.missing[0].what, "operator new");
+    assert!(audit.missing[0].why.contains("0x200") && audit.missing[0].why.contains("ENOTSUPP"), "{audit:?}");
+    let attempts = world.kernel.attempts.get();
+    world.hook(&mut hooks, key, Q).expect("links");
+    assert_eq!(world.kernel.attempts.get(), attempts + 1, "the refused instruction is not tried again");
+    assert_eq!(world.kernel.links(), [(P, rest.clone()), (Q, rest)]);
+}
+
+#[test]
+fn a_file_without_any_probe_is_refused() {
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    let key = allocator(&mut hooks, "/libc.so.6");
+    world.kernel.unprobable.borrow_mut().extend(ALL);
+    let error = world.hook(&mut hooks, key, P).expect_err("nothing can be probed");
+    assert!(matches!(error, HookError::Kernel { source: KernelError::Link { .. }, .. }) && !error.is_too_late());
+    assert!(hooks.audited(key).is_none());
+}
+
+#[test]
+fn a_process_that_has_ended_is_told_from_other_failures() {
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    let key = allocator(&mut hooks, "/libc.so.6");
+    world.kernel.error.set(libc::ESRCH);
+    assert!(world.hook(&mut hooks, key, P).expect_err("gone").is_too_late());
+    world.kernel.error.set(libc::EPERM);
+    assert!(!world.hook(&mut hooks, key, P).expect_err("refused").is_too_late());
+}
+
+#[test]
+fn only_examined_files_with_an_allocator_are_hooked() {
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    let go = hooks.files.add("/go", tempfile::tempfile().expect("a file"), Err(AttachError::Go));
+    let error = world.hook(&mut hooks, go, P).expect_err("nothing to hook");
+    assert!(matches!(&error, HookError::Unfit { path, .. } if path == "/go"), "{error}");
+    let other = FileKey::of(&tempfile::tempfile().expect("a file")).expect("stat");
+    assert_eq!(world.hook(&mut hooks, other, P).expect("nothing to do"), Hooked::Already);
+    assert_eq!((world.kernel.attempts.get(), hooks.hooked_files()), (0, 0));
+}
+
+#[test]
+fn without_live_tracking_freeing_functions_are_not_linked() {
+    let (mut world, mut hooks) = (World::default(), hooks(false));
+    let key = allocator(&mut hooks, "/libc.so.6");
+    world.hook(&mut hooks, key, P).expect("links");
+    assert_eq!(world.kernel.links(), [(P, vec![MALLOC, THROWING, RETURN_SITE])]);
+    let audit = hooks.audit_of(key, LinkKind::Perf).expect("examined");
+    assert_eq!(audit.attach.len(), 2);
+    assert_eq!(hooks.kinds(false).count(), 2);
+}
+
+#[test]
+fn named_functions_alone_are_linked() {
+    let (mut world, mut hooks) = (World::default(), hooks(true).only(&["malloc", "free"]));
+    let key = allocator(&mut hooks, "/libc.so.6");
+    world.hook(&mut hooks, key, P).expect("links");
+    assert_eq!(world.kernel.links(), [(P, vec![MALLOC, FREE])]);
+}
+
+#[test]
+fn frees_of_one_process_stop_and_those_of_others_go_on() {
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    let key = allocator(&mut hooks, "/libc.so.6");
+    for pid in [P, Q] {
+        world.hook(&mut hooks, key, pid).expect("links");
+    }
+    assert!(!hooks.tracks_some_frees());
+    hooks.stop_tracking_frees_of(Served::Process(10), LinkKind::Session);
+    let without = vec![MALLOC, THROWING, RETURN_SITE];
+    assert_eq!(world.kernel.links(), [(P, without.clone()), (Q, ALL.to_vec())]);
+    assert!(hooks.tracks_some_frees() && hooks.stopped_tracking_frees_of(Served::Process(10)));
+    // A file that the process maps later is linked likewise.
+    let late = allocator(&mut hooks, "/late");
+    world.hook(&mut hooks, late, P).expect("links");
+    assert_eq!(world.kernel.links()[..2], [(P, without.clone()), (P, without.clone())]);
+    // A new process with the same id starts afresh.
+    hooks.release(10);
+    assert!(!hooks.stopped_tracking_frees_of(Served::Process(10)));
+    hooks.stop_tracking_frees(LinkKind::Session);
+    assert_eq!(world.kernel.links(), [(Q, without)]);
+    assert!(!hooks.tracks_some_frees());
+    let audit = hooks.audited(key).expect("hooked");
+    assert!(audit.attach.iter().all(|entry| entry.function != "free"), "{audit:?}");
+}
+
+#[test]
+fn freeing_functions_get_no_session_link() {
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    let key = allocator(&mut hooks, "/libc.so.6");
+    world.hook(&mut hooks, key, None).expect("links");
+    let audit = hooks.audited(key).expect("hooked");
+    let kinds: Vec<LinkKind> = audit.attach.iter().map(|entry| entry.link).collect();
+    assert_eq!(kinds, [LinkKind::Session, LinkKind::Session, LinkKind::Multi]);
+    hooks.stop_tracking_frees_of(Served::File(key), LinkKind::Session);
+    assert_eq!(hooks.audited(key).expect("hooked").attach.len(), 2);
+}
+
+#[test]
+fn a_pause_takes_every_probe_away_and_puts_it_back() {
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    let (key, late) = (allocator(&mut hooks, "/libc.so.6"), allocator(&mut hooks, "/late"));
+    for pid in [P, Q] {
+        world.hook(&mut hooks, key, pid).expect("links");
+    }
+    hooks.pause();
+    assert_eq!(world.kernel.links(), []);
+    assert_eq!(world.hook(&mut hooks, late, P).expect("waits"), Hooked::Already);
+    assert_eq!(world.kernel.links(), []);
+    hooks.release(11);
+    hooks.resume(&world.kernel, &mut world.sites);
+    assert_eq!(world.kernel.links(), [(P, ALL.to_vec()), (P, ALL.to_vec())], "both files, without the ended process");
+    assert_eq!(world.hook(&mut hooks, late, P).expect("there"), Hooked::Already);
+}

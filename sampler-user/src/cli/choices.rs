@@ -1,0 +1,97 @@
+//! Option values that are one of a few words.
+
+use clap::ValueEnum;
+
+use crate::kernel::programs::LinkKind;
+use crate::record::plan::Unwind;
+use heapbpf_profile::adjust::At;
+use heapbpf_profile::model::Criterion;
+
+/// How stacks are found.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum UnwindArg {
+    /// The best that can be had for each sample
+    #[default]
+    Auto,
+    /// By call frame information, over a copy of the stack
+    Dwarf,
+    /// By frame pointers, in the kernel
+    Fp,
+}
+
+impl From<UnwindArg> for Unwind {
+    fn from(arg: UnwindArg) -> Self {
+        match arg {
+            UnwindArg::Auto => Self::Auto,
+            UnwindArg::Dwarf => Self::Dwarf,
+            UnwindArg::Fp => Self::FramePointers,
+        }
+    }
+}
+
+/// How uprobes are linked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum LinkArg {
+    /// The best that this kernel has
+    #[default]
+    Auto,
+    /// Sessions (kernel 6.13)
+    Session,
+    /// Multi links (kernel 6.6)
+    Multi,
+    /// Perf events
+    Perf,
+}
+
+impl LinkArg {
+    /// The kind of link, if one is forced.
+    pub const fn kind(self) -> Option<LinkKind> {
+        match self {
+            Self::Auto => None,
+            Self::Session => Some(LinkKind::Session),
+            Self::Multi => Some(LinkKind::Multi),
+            Self::Perf => Some(LinkKind::Perf),
+        }
+    }
+}
+
+/// Criterion as written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum CriterionArg {
+    /// A trial per byte: which memory
+    #[default]
+    Bytes,
+    /// A trial per allocation: which code is most active
+    Allocations,
+    /// Every size class seen equally well, or by given intervals (-i @plan.json)
+    SizeClass,
+}
+
+impl From<CriterionArg> for Criterion {
+    fn from(arg: CriterionArg) -> Self {
+        match arg {
+            CriterionArg::Bytes => Self::Bytes,
+            CriterionArg::Allocations => Self::Allocations,
+            CriterionArg::SizeClass => Self::SizeClass,
+        }
+    }
+}
+
+/// Moment of the figures in use.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum AtArg {
+    /// The end of the recording
+    #[default]
+    End,
+    /// When the estimated total in use was highest
+    Peak,
+}
+
+impl From<AtArg> for At {
+    fn from(arg: AtArg) -> Self {
+        match arg {
+            AtArg::End => Self::End,
+            AtArg::Peak => Self::Peak,
+        }
+    }
+}

@@ -1,0 +1,93 @@
+//! Errors of the command line, and their exit statuses.
+
+use std::path::PathBuf;
+
+use super::allocators::AllocatorError;
+use crate::host::cgroup::CgroupError;
+use crate::host::process::TargetError;
+use crate::output::OutputError;
+use crate::record::Misdescribed;
+use crate::serve::listen::ListenError;
+use crate::serve::push::PushError;
+use heapbpf_profile::formats::FormatError;
+use heapbpf_statistics::plan::ClassPlanError;
+
+/// Why a plan cannot be made. The exit status is 2 for wrong usage, otherwise 1.
+#[derive(Debug, thiserror::Error)]
+pub enum PlanError {
+    /// The options do not fit together.
+    #[error("{0}")]
+    Usage(String),
+    /// The system forbids the recording.
+    #[error("{0}")]
+    Blocked(String),
+    /// A target process cannot be used.
+    #[error(transparent)]
+    Target(#[from] TargetError),
+    /// A cgroup cannot be used.
+    #[error(transparent)]
+    Cgroup(#[from] CgroupError),
+    /// An output cannot be used.
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    /// A format cannot be used.
+    #[error(transparent)]
+    Format(#[from] FormatError),
+    /// A file of intervals by size class cannot be read.
+    #[error("cannot read {}: {source}", path.display())]
+    ClassesUnreadable {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file does not contain intervals by size class.
+    #[error("{}: {source}", path.display())]
+    Classes {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: ClassPlanError,
+    },
+    /// An allocator that the user describes cannot be used.
+    #[error(transparent)]
+    Allocator(#[from] AllocatorError),
+    /// The server cannot listen.
+    #[error(transparent)]
+    Listen(#[from] ListenError),
+    /// Profiles cannot be pushed.
+    #[error(transparent)]
+    Push(#[from] PushError),
+}
+
+impl PlanError {
+    /// heapbpf's exit status.
+    pub(super) const fn exit_status(&self) -> u8 {
+        match self {
+            Self::Usage(_) | Self::Format(_) | Self::Classes { .. } | Self::Allocator(_) => 2,
+            Self::Push(PushError::Destination(_)) => 2,
+            _ => 1,
+        }
+    }
+}
+
+/// heapbpf's exit status for an error: 2 for wrong usage, otherwise 1.
+pub fn exit_status(error: &anyhow::Error) -> u8 {
+    if error.is::<Misdescribed>() {
+        return 2;
+    }
+    error.downcast_ref::<PlanError>().map_or(1, PlanError::exit_status)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_wrong_usage_is_status_2() {
+        assert_eq!(exit_status(&PlanError::Usage("x".into()).into()), 2);
+        assert_eq!(exit_status(&Misdescribed("x.so has no function f".into()).into()), 2);
+        assert_eq!(exit_status(&PlanError::Blocked("x".into()).into()), 1);
+        assert_eq!(exit_status(&anyhow::anyhow!("anything else")), 1);
+    }
+}

@@ -1,0 +1,272 @@
+//! Tests of the live heap.
+
+use super::*;
+use heapbpf_unwind::raw::{Completeness, UnwinderKind};
+
+pub(super) fn stack() -> Arc<RawStack> {
+    Arc::new(RawStack { frames: Box::new([]), unwinder: UnwinderKind::Caller, completeness: Completeness::Complete })
+}
+
+pub(super) fn process(tgid: u32) -> ProcessKey {
+    ProcessKey { start_ns: 1, tgid, exec_id: 0 }
+}
+
+pub(super) fn sample(id: u64, tgid: u32, size_bytes: u64, stack: &Arc<RawStack>) -> Sample {
+    Sample {
+        id,
+        key: SampleKey {
+            process: process(tgid),
+            thread: "main".into(),
+            function: 0,
+            interval: 1,
+            stack: Arc::clone(stack).into(),
+        },
+        space: process(tgid),
+        time_ns: id * 1000,
+        address: id * 4096,
+        size_bytes,
+        trials: size_bytes.max(1),
+        offset: 0,
+        tracked: true,
+        mapped: false,
+    }
+}
+
+fn with_key(mut sample: Sample, change: impl FnOnce(&mut SampleKey)) -> Sample {
+    change(&mut sample.key);
+    sample
+}
+
+fn first_row(heap: &mut Heap) -> HeapRow {
+    heap.snapshot(0, false).next().unwrap().row.clone()
+}
+
+fn inuse(heap: &mut Heap) -> Vec<(u64, f64)> {
+    heap.snapshot(0, false).map(|s| (s.inuse.samples, s.inuse.bytes)).collect()
+}
+
+#[test]
+fn blocks_that_are_not_freed_are_in_use() {
+    let (mut heap, one) = (Heap::default(), stack());
+    for id in 1..=10 {
+        heap.allocate(sample(id, 1, 100, &one));
+    }
+    for id in 1..=4 {
+        heap.free(process(1), id, 50_000, false);
+    }
+    heap.free(process(1), 4, 50_000, false);
+    heap.free(process(2), 5, 50_000, false);
+    assert_eq!(inuse(&mut heap), [(6, 600.0)]);
+    assert_eq!(heap.estimated().live_samples, 6);
+    assert_eq!(first_row(&mut heap).alloc.bytes, 1000.0);
+}
+
+#[test]
+fn an_ended_process_keeps_its_last_state_and_a_replaced_one_does_not() {
+    let (mut heap, one) = (Heap::default(), stack());
+    heap.allocate(sample(1, 1, 10, &one));
+    heap.allocate(sample(2, 2, 20, &one));
+    let mut asked = Vec::new();
+    let was_live = |address| {
+        asked.push(address);
+        true
+    };
+    assert_eq!(heap.end(process(1), was_live), 0);
+    assert_eq!(asked, [4096]);
+    assert_eq!(heap.replace(process(2)), [8192]);
+    assert_eq!(inuse(&mut heap), [(1, 10.0), (0, 0.0)]);
+    assert_eq!(heap.estimated().inuse_bytes, 0.0);
+}
+
+#[test]
+fn blocks_missing_from_the_live_map_at_exit_were_freed() {
+    let (mut heap, one) = (Heap::default(), stack());
+    for id in 1..=3 {
+        heap.allocate(sample(id, 1, 8, &one));
+    }
+    assert_eq!(heap.end(process(1), |address| address == 2 * 4096), 2);
+    assert_eq!(inuse(&mut heap), [(1, 8.0)]);
+    assert_eq!(heap.estimated().live_samples, 0);
+}
+
+#[test]
+fn samples_while_probes_are_attached_or_detached_are_ignored() {
+    let (mut heap, one) = (Heap::default(), stack());
+    heap.window_begins(2000);
+    heap.window_ends(3000);
+    for id in 1..=4 {
+        heap.allocate(sample(id, 1, 8, &one));
+    }
+    assert_eq!(heap.estimated().samples, 2);
+    heap.window_begins(4000);
+    heap.allocate(sample(4, 1, 8, &one));
+    assert_eq!(heap.estimated().samples, 3);
+}
+
+#[test]
+fn mappings_shrink_and_are_replaced() {
+    let (mut heap, one) = (Heap::default(), stack());
+    let mapping = |id: u64, address: u64, size: u64| Sample {
+        address,
+        mapped: true,
+        trials: 2 * size,
+        ..sample(id, 1, size, &one)
+    };
+    heap.allocate(mapping(1, 4096, 3 * 4096));
+    heap.unmap(process(1), 2 * 4096, 3 * 4096, 5000);
+    assert_eq!(inuse(&mut heap), [(1, 8192.0)]);
+    assert_eq!(heap.estimated().inuse_bytes, 8192.0);
+    // A mapping of less than a page replaces the whole page.
+    heap.allocate(mapping(6, 4096, 100));
+    assert_eq!(inuse(&mut heap), [(2, 4196.0)]);
+    heap.begin_reconciliation();
+    let (lost, _) = heap.reconcile(vec![], AfterCut::default(), |_, _| None);
+    assert_eq!(lost, LostRecords::default(), "the kernel's live map has no mappings");
+    heap.unmap(process(2), 0, u64::MAX, 9000);
+    heap.unmap(process(1), 0, u64::MAX, 9000);
+    assert_eq!((inuse(&mut heap), heap.estimated().live_samples), (vec![(0, 0.0)], 0));
+}
+
+#[test]
+fn the_peak_has_the_sums_at_the_highest_total() {
+    let (mut heap, one, two) = (Heap::default(), stack(), stack());
+    heap.allocate(sample(1, 1, 1000, &one));
+    heap.allocate(sample(2, 1, 500, &two));
+    heap.free(process(1), 1, 0, false);
+    heap.allocate(sample(3, 1, 600, &two));
+    heap.free(process(1), 2, 0, false);
+    let peaks: Vec<f64> = heap.snapshot(0, false).map(|s| s.peak.bytes).collect();
+    assert_eq!(peaks, [1000.0, 500.0]);
+}
+
+#[test]
+fn an_untracked_sample_counts_as_allocated_only() {
+    let (mut heap, one) = (Heap::default(), stack());
+    heap.allocate(Sample { tracked: false, ..sample(1, 1, 10, &one) });
+    assert_eq!(inuse(&mut heap), [(0, 0.0)]);
+    assert_eq!(first_row(&mut heap).untracked, 1);
+}
+
+#[test]
+fn rows_differ_by_thread_function_interval_and_stack() {
+    let (mut heap, one, two) = (Heap::default(), stack(), stack());
+    heap.allocate(sample(1, 1, 10, &one));
+    heap.allocate(sample(2, 1, 10, &one));
+    heap.allocate(sample(3, 1, 10, &two));
+    heap.allocate(with_key(sample(4, 1, 10, &one), |key| key.thread = "other".into()));
+    heap.allocate(with_key(sample(5, 1, 10, &one), |key| key.function = 1));
+    heap.allocate(with_key(sample(6, 1, 10, &one), |key| key.interval = 64));
+    assert_eq!(heap.snapshot(0, false).count(), 5);
+}
+
+#[test]
+fn rows_of_ended_processes_are_removed_unless_blocks_live_in_another_space() {
+    let (mut heap, one, two) = (Heap::new(true), stack(), stack());
+    heap.allocate(sample(1, 1, 10, &one));
+    heap.allocate(sample(2, 2, 20, &one));
+    // A vfork child's block in its parent's address space.
+    heap.allocate(Sample { space: process(2), ..sample(3, 1, 30, &two) });
+    assert_eq!(heap.end(process(1), |_| true), 0);
+    assert_eq!(inuse(&mut heap), [(0, 0.0), (1, 20.0), (1, 30.0)]);
+    let ended = HashSet::from([process(1)]);
+    let (retired, held) = heap.retire(&ended);
+    assert_eq!((retired.len(), retired[0].alloc.bytes, held), (1, 10.0, ended.clone()));
+    heap.free(process(2), 3, 5, false);
+    let (retired, held) = heap.retire(&ended);
+    assert_eq!((retired.len(), retired[0].alloc.bytes, held.len()), (1, 30.0, 0));
+    // Numbers of removed rows are reused.
+    heap.allocate(sample(4, 3, 40, &two));
+    heap.allocate(sample(5, 1, 50, &one));
+    let mut remaining = inuse(&mut heap);
+    remaining.sort_by(|a, b| a.1.total_cmp(&b.1));
+    assert_eq!(remaining, [(1, 20.0), (1, 40.0), (1, 50.0)]);
+}
+
+fn alloc_bytes(heap: &mut Heap) -> Vec<f64> {
+    let mut bytes: Vec<f64> =
+        heap.snapshot(0, false).map(|it| it.row.alloc.bytes + it.row.alloc.bytes_correction).collect();
+    bytes.sort_by(f64::total_cmp);
+    bytes
+}
+
+/// Factors of the first process and of all others.
+fn weights(first: f64, others: f64) -> Weights {
+    Weights { known: HashMap::from([(process(1), first)]), others }
+}
+
+#[test]
+fn a_windows_samples_count_by_the_factor_of_their_process() {
+    let (mut heap, one) = (Heap::default(), stack());
+    heap.allocate(sample(1, 1, 100, &one));
+    heap.open_window();
+    heap.allocate(sample(2, 1, 10, &one));
+    heap.allocate(sample(3, 2, 1000, &one));
+    heap.close_window(&weights(3.0, 2.0));
+    // The first sample was of no window.
+    assert_eq!(alloc_bytes(&mut heap), [100.0 + 3.0 * 10.0, 2.0 * 1000.0]);
+    assert_eq!(heap.estimated().alloc_bytes, 2130.0);
+    // The next window has no samples yet, and this sample is not of the last one.
+    heap.allocate(sample(4, 2, 5000, &one));
+    heap.extend_window(&weights(0.5, 1.0));
+    assert_eq!(alloc_bytes(&mut heap), [100.0 + 3.5 * 10.0, 3.0 * 1000.0 + 5000.0]);
+    heap.close_window(&weights(9.0, 1.5));
+    assert_eq!(alloc_bytes(&mut heap), [135.0, 3000.0 + 1.5 * 5000.0]);
+    assert_eq!(heap.estimated().alloc_bytes, 10_635.0);
+    // In use is what is there: no factor applies.
+    assert_eq!(heap.estimated().inuse_bytes, 6110.0);
+
+    heap.end_windows();
+    heap.allocate(sample(5, 1, 1, &one));
+    heap.extend_window(&weights(7.0, 7.0));
+    assert_eq!(alloc_bytes(&mut heap), [136.0, 10_500.0]);
+}
+
+#[test]
+fn a_row_with_samples_in_the_open_window_is_not_retired_and_a_reused_number_is_not_corrected() {
+    let (mut heap, one) = (Heap::default(), stack());
+    let ended = HashSet::from([process(1)]);
+    heap.open_window();
+    heap.allocate(sample(1, 1, 10, &one));
+    heap.end(process(1), |_| true);
+    let (retired, held) = heap.retire(&ended);
+    assert_eq!((retired.len(), held), (0, ended.clone()));
+    heap.close_window(&weights(4.0, 1.0));
+    let (retired, held) = heap.retire(&ended);
+    assert_eq!((retired.len(), held.len()), (1, 0));
+    assert_eq!(retired[0].alloc.bytes + retired[0].alloc.bytes_correction, 40.0);
+    heap.allocate(sample(2, 2, 100, &one));
+    heap.extend_window(&weights(1.0, 1.0));
+    assert_eq!(alloc_bytes(&mut heap), [100.0]);
+}
+
+#[test]
+fn a_mapping_that_lost_a_part_counts_with_the_rest_at_exit() {
+    let (mut heap, one) = (Heap::new(true), stack());
+    heap.allocate(Sample { address: 0x10_0000, mapped: true, trials: 1 << 20, ..sample(1, 1, 4 * PAGE, &one) });
+    heap.unmap(process(1), 0x10_0000, 0x10_0000 + PAGE, 5000);
+    // The child's mapping at the same address is another one.
+    heap.unmap(process(2), 0, u64::MAX, 5000);
+    assert_eq!(heap.end(process(1), |address| panic!("{address:#x} is no block of the live map")), 0);
+    let at_exit: Vec<_> = heap.snapshot(0, false).map(|it| (it.inuse.samples, it.at_exit.bytes)).collect();
+    assert_eq!(at_exit, [(0, 3.0 * PAGE as f64)]);
+    // A new process with the same key has none of its pieces.
+    heap.unmap(process(1), 0, u64::MAX, 6000);
+    assert_eq!(heap.estimated(), Estimated { live_samples: 0, inuse_bytes: 0.0, ..heap.estimated() });
+}
+
+#[test]
+fn ages_are_those_of_live_blocks_at_the_moment_and_of_freed_ones_at_their_free() {
+    let (mut heap, one) = (Heap::default(), stack());
+    // Allocated at 1,000 and 2,000 ns.
+    heap.allocate(sample(1, 1, 8, &one));
+    heap.allocate(sample(2, 1, 8, &one));
+    heap.free(process(1), 1, 1000 + 7, true);
+    let rows: Vec<_> = heap.snapshot(5000, true).map(|it| (it.live_ages.clone(), it.row.ages.clone())).collect();
+    let [(live, freed)] = &rows[..] else { panic!("{} rows", rows.len()) };
+    assert_eq!((live.len(), live[0].1), (1, 1.0));
+    assert!((live[0].0 - 3000e-9).abs() < 1e-15, "{live:?}");
+    let [(age_seconds, weight)] = freed.weights().collect::<Vec<_>>()[..] else { panic!("{freed:?}") };
+    assert!((age_seconds - 7.5e-9).abs() < 1e-15 && weight == 1.0, "{age_seconds} {weight}");
+    assert_eq!((freed.freed(), freed.temporary()), (1.0, 1.0));
+    assert!(heap.snapshot(5000, false).all(|it| it.live_ages.is_empty()));
+}

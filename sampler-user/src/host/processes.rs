@@ -1,0 +1,396 @@
+//! Processes over time: every incarnation, from fork or exec to exec or exit, with its address space. Pure, except that
+//! the module table opens files.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::mappings::{AddressSpace, Inserted, Mapping, ModuleId};
+use super::modules::{ModuleKind, ModuleTable};
+use super::process::ProcessInfo;
+use super::record::{HostEvent, MapEvent};
+
+/// Capacity that the list of changes keeps when it is empty.
+const ROOM_FOR_CHANGES: usize = 1024;
+
+/// Identifies one incarnation of a process; the counterpart of [`sampler_ebpf::abi::ProcessKey`] in the kernel. Never
+/// reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct IncarnationId {
+    /// Process id.
+    pub pid: u32,
+    /// Unique among all processes.
+    number: u64,
+}
+
+/// One incarnation of a process: from a fork or exec to the next exec or the exit.
+#[derive(Clone, Debug)]
+pub struct Incarnation {
+    /// Its id.
+    pub id: IncarnationId,
+    /// CLOCK_MONOTONIC when it began; 0 if it predates the recording.
+    pub since_ns: u64,
+    /// CLOCK_MONOTONIC when it ended.
+    pub until_ns: Option<u64>,
+    /// What is known of the process. If it ended before [`Host::describe`](super::Host::describe) could read /proc: what
+    /// it inherited from its parent, updated by events.
+    pub info: Arc<ProcessInfo>,
+    /// Executable mappings.
+    pub space: AddressSpace,
+    /// Whether `info` was read from /proc during this incarnation.
+    pub(super) described: bool,
+    /// The executable has not been mapped yet.
+    exe_pending: bool,
+    /// CLOCK_MONOTONIC of the last read of /proc: older events are already reflected in it.
+    known_at_ns: u64,
+    threads: u32,
+    leader_ended: bool,
+    sampled: bool,
+}
+
+/// A change that a user of the host may have to act on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostChange {
+    /// A process was forked, or found in /proc.
+    Started(IncarnationId),
+    /// A process replaced its program (exec): the first incarnation ended, the second began.
+    Replaced(IncarnationId, IncarnationId),
+    /// A process ended.
+    Ended(IncarnationId),
+    /// A process mapped a file, or was found in /proc with it mapped. Not reported for mappings that a fork inherits.
+    Mapped {
+        /// The process.
+        incarnation: IncarnationId,
+        /// The file.
+        module: ModuleId,
+        /// Whether no process had mapped it before.
+        first: bool,
+    },
+}
+
+/// All known incarnations by process id, in order of time.
+#[derive(Debug, Default)]
+pub struct Processes {
+    by_pid: HashMap<u32, Vec<Incarnation>>,
+    next_number: u64,
+    changes: Vec<HostChange>,
+}
+
+impl Processes {
+    /// The incarnation of process `pid` at `time_ns`. An ended one is still returned until the next begins.
+    #[must_use]
+    pub fn at(&self, pid: u32, time_ns: u64) -> Option<&Incarnation> {
+        self.by_pid.get(&pid)?.iter().rev().find(|incarnation| incarnation.since_ns <= time_ns)
+    }
+
+    /// The incarnation that an exec ended whose completion was reported at `time_ns`. The kernel's event of the exec comes
+    /// slightly earlier, so the next incarnation has already begun by then.
+    #[must_use]
+    pub fn replaced_at(&self, pid: u32, time_ns: u64) -> Option<&Incarnation> {
+        let next = self.at(pid, time_ns)?;
+        let before_ns = next.since_ns.saturating_sub(1);
+        // If that event was lost there is only one incarnation.
+        self.at(pid, before_ns).or(Some(next))
+    }
+
+    /// The incarnation with this id, if it is still kept.
+    #[must_use]
+    pub fn get(&self, id: IncarnationId) -> Option<&Incarnation> {
+        self.by_pid.get(&id.pid)?.iter().find(|incarnation| incarnation.id == id)
+    }
+
+    /// The running incarnation of process `pid`.
+    #[must_use]
+    pub fn current(&self, pid: u32) -> Option<&Incarnation> {
+        self.by_pid.get(&pid)?.last().filter(|incarnation| incarnation.until_ns.is_none())
+    }
+
+    /// All incarnations that are kept, including ended ones.
+    pub fn iter(&self) -> impl Iterator<Item = &Incarnation> {
+        self.by_pid.values().flatten()
+    }
+
+    /// Number of incarnations kept.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.by_pid.values().map(Vec::len).sum()
+    }
+
+    /// Whether none are kept.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.by_pid.is_empty()
+    }
+
+    /// Moves what has changed since the last call to `out`.
+    pub fn drain_changes(&mut self, out: &mut Vec<HostChange>) {
+        out.append(&mut self.changes);
+    }
+
+    /// Records that an incarnation has samples: its mappings are needed after its end.
+    pub fn note_sampled(&mut self, id: IncarnationId) {
+        if let Some(incarnation) = self.get_mut(id) {
+            incarnation.sampled = true;
+        }
+    }
+
+    /// Forgets incarnations that ended before `before_ns`; those with samples only if they ended before
+    /// `sampled_before_ns`. All samples up to these times must have been resolved. Returns the number forgotten.
+    pub fn expire(&mut self, before_ns: u64, sampled_before_ns: u64) -> usize {
+        let before = |incarnation: &Incarnation| if incarnation.sampled { sampled_before_ns } else { before_ns };
+        let mut expired = 0;
+        self.by_pid.retain(|_, incarnations| {
+            let known = incarnations.len();
+            incarnations.retain(|incarnation| incarnation.until_ns.is_none_or(|until| until >= before(incarnation)));
+            expired += known - incarnations.len();
+            !incarnations.is_empty()
+        });
+        if self.by_pid.capacity() > 4 * self.by_pid.len() + 1024 {
+            self.by_pid.shrink_to_fit();
+        }
+        self.changes.shrink_to(ROOM_FOR_CHANGES);
+        expired
+    }
+
+    /// Applies an event. `suspended_ns` is how far CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC.
+    pub fn apply(&mut self, event: &HostEvent, suspended_ns: u64, modules: &mut ModuleTable) {
+        match event {
+            HostEvent::Fork { time_ns, pid, parent_pid, .. } if pid == parent_pid => {
+                if let Some(incarnation) = self.current_before(*pid, *time_ns) {
+                    incarnation.threads += 1;
+                }
+            }
+            HostEvent::Fork { time_ns, pid, parent_pid, .. } => {
+                self.fork(*pid, *parent_pid, *time_ns, time_ns + suspended_ns);
+            }
+            HostEvent::Comm { time_ns, pid, comm, exec: true, .. } => {
+                self.exec(*pid, comm_text(comm), *time_ns, modules);
+            }
+            HostEvent::Comm { time_ns, pid, tid, comm, .. } if pid == tid => {
+                if let Some(incarnation) = self.current_before(*pid, *time_ns) {
+                    Arc::make_mut(&mut incarnation.info).comm = comm_text(comm).into();
+                }
+            }
+            HostEvent::Exit { time_ns, pid, tid } => self.exit(*pid, *tid, *time_ns),
+            HostEvent::Map(map) => self.map(map, modules),
+            HostEvent::Comm { .. } | HostEvent::Lost { .. } => {}
+        }
+    }
+
+    /// Updates a process from /proc: `info` and `maps` were read after `time_ns`; the process began at `since_ns`.
+    pub fn found(
+        &mut self,
+        info: ProcessInfo,
+        maps: &[MapEvent],
+        since_ns: u64,
+        time_ns: u64,
+        modules: &mut ModuleTable,
+    ) {
+        let pid = info.pid;
+        let same_process = |incarnation: &Incarnation| starts_agree(incarnation.info.start_ns, info.start_ns);
+        let known = self.current(pid).filter(|incarnation| same_process(incarnation));
+        // A lost exec event shows only as a different executable.
+        let replaced = known.is_some_and(|incarnation| incarnation.described && incarnation.info.exe != info.exe);
+        match known {
+            Some(_) if replaced => self.exec(pid, &info.comm, time_ns, modules),
+            Some(_) => {}
+            None => {
+                self.end(pid, time_ns);
+                self.begin(pid, since_ns, info.clone());
+            }
+        }
+        let Some(incarnation) = self.by_pid.get_mut(&pid).and_then(|incarnations| incarnations.last_mut()) else {
+            return;
+        };
+        incarnation.known_at_ns = incarnation.known_at_ns.max(time_ns);
+        if incarnation.info.start_ns == 0 {
+            // Only a mapping event of it was known.
+            incarnation.since_ns = incarnation.since_ns.min(since_ns);
+        }
+        incarnation.threads = info.threads.max(1);
+        (incarnation.described, incarnation.exe_pending, incarnation.leader_ended) = (true, false, false);
+        incarnation.info = Arc::new(info);
+        let id = incarnation.id;
+        let mut mappings = Vec::with_capacity(maps.len());
+        for map in maps {
+            let (module, first) = modules.intern(map, false);
+            let mapping = mapping_of(map, module, modules);
+            let kept = incarnation.space.current();
+            let at = kept.partition_point(|known| known.end <= mapping.start);
+            if !kept.get(at).is_some_and(|known| known.module == module && known.contains(mapping.start)) {
+                self.changes.push(HostChange::Mapped { incarnation: id, module, first });
+            }
+            mappings.push(Mapping { since_ns: 0, ..mapping });
+        }
+        incarnation.space.replace_all(mappings, time_ns);
+    }
+
+    /// Ends the running incarnation of process `pid`, if there is one.
+    pub fn end(&mut self, pid: u32, time_ns: u64) {
+        if let Some(incarnation) = self.current_mut(pid) {
+            incarnation.until_ns = Some(time_ns);
+            let id = incarnation.id;
+            self.changes.push(HostChange::Ended(id));
+        }
+    }
+
+    /// Replaces what is known of an incarnation by what was just read from /proc.
+    pub(super) fn describe(&mut self, id: IncarnationId, info: ProcessInfo) {
+        if let Some(incarnation) =
+            self.get_mut(id).filter(|incarnation| starts_agree(incarnation.info.start_ns, info.start_ns))
+        {
+            incarnation.info = Arc::new(info);
+            incarnation.described = true;
+        }
+    }
+
+    /// Processes whose main thread has exited while other threads still run, as far as events tell.
+    pub(super) fn headless(&self) -> Vec<u32> {
+        let headless = self.iter().filter(|incarnation| incarnation.leader_ended && incarnation.until_ns.is_none());
+        headless.map(|incarnation| incarnation.id.pid).collect()
+    }
+
+    fn fork(&mut self, pid: u32, parent_pid: u32, time_ns: u64, start_ns: u64) {
+        if self.current(pid).is_some_and(|incarnation| time_ns <= incarnation.known_at_ns) {
+            return;
+        }
+        self.end(pid, time_ns);
+        let parent = self.at(parent_pid, time_ns);
+        let inherited = parent.map(|parent| (parent.info.clone(), parent.space.clone()));
+        let (info, space) = inherited.unwrap_or_default();
+        let info = ProcessInfo { pid, namespace_pid: None, parent_pid, start_ns, threads: 1, ..(*info).clone() };
+        let incarnation = self.begin(pid, time_ns, info);
+        incarnation.space = space;
+    }
+
+    fn exec(&mut self, pid: u32, comm: &str, time_ns: u64, modules: &ModuleTable) {
+        let (mut old, mut info) = (None, ProcessInfo { pid, ..ProcessInfo::default() });
+        // Its mappings may be reported before the exec, by the ring of another CPU.
+        let mut ahead: Vec<Mapping> = Vec::new();
+        if let Some(incarnation) = self.current_mut(pid) {
+            if time_ns <= incarnation.known_at_ns {
+                return;
+            }
+            incarnation.until_ns = Some(time_ns);
+            (old, info) = (Some(incarnation.id), (*incarnation.info).clone());
+            ahead.extend(incarnation.space.current().iter().filter(|mapping| mapping.since_ns > time_ns));
+        }
+        ahead.sort_unstable_by_key(|mapping| mapping.since_ns);
+        let is_file = |mapping: &Mapping| modules.get(mapping.module).filter(|it| it.kind == ModuleKind::File);
+        let program = ahead.iter().find_map(is_file);
+        if let Some(program) = program {
+            info.exe = program.path.clone();
+        }
+        (info.comm, info.threads, info.exe_deleted) = (comm.into(), 1, program.is_some_and(|it| it.deleted));
+        let incarnation = self.begin(pid, time_ns, info);
+        incarnation.exe_pending = program.is_none();
+        for mapping in &ahead {
+            incarnation.space.insert(*mapping);
+        }
+        let new = incarnation.id;
+        if let (Some(old), Some(last)) = (old, self.changes.last_mut()) {
+            *last = HostChange::Replaced(old, new);
+            for change in &mut self.changes {
+                if let HostChange::Mapped { incarnation, module, .. } = change
+                    && *incarnation == old
+                    && ahead.iter().any(|mapping| mapping.module == *module)
+                {
+                    *incarnation = new;
+                }
+            }
+        }
+    }
+
+    fn exit(&mut self, pid: u32, tid: u32, time_ns: u64) {
+        let Some(incarnation) = self.current_before(pid, time_ns) else { return };
+        incarnation.threads = incarnation.threads.saturating_sub(1);
+        incarnation.leader_ended |= tid == pid;
+        if incarnation.threads == 0 {
+            self.end(pid, time_ns);
+        }
+    }
+
+    fn map(&mut self, map: &MapEvent, modules: &mut ModuleTable) {
+        if self.current(map.pid).is_none() {
+            // The fork event was lost.
+            self.begin(map.pid, map.time_ns, ProcessInfo { pid: map.pid, ..ProcessInfo::default() });
+        } else if self.current_before(map.pid, map.time_ns).is_none() {
+            return;
+        }
+        let (module, first) = modules.intern(map, true);
+        let mapping = mapping_of(map, module, modules);
+        let Some(incarnation) = self.current_mut(map.pid) else { return };
+        if incarnation.space.insert(mapping) != Inserted::New {
+            return;
+        }
+        let id = incarnation.id;
+        if let Some(program) =
+            modules.get(module).filter(|module| incarnation.exe_pending && module.kind == ModuleKind::File)
+        {
+            incarnation.exe_pending = false;
+            let info = Arc::make_mut(&mut incarnation.info);
+            (info.exe, info.exe_deleted) = (program.path.clone(), program.deleted);
+        }
+        self.changes.push(HostChange::Mapped { incarnation: id, module, first });
+    }
+
+    fn begin(&mut self, pid: u32, since_ns: u64, info: ProcessInfo) -> &mut Incarnation {
+        self.next_number += 1;
+        let id = IncarnationId { pid, number: self.next_number };
+        self.changes.push(HostChange::Started(id));
+        // Most short-lived processes have two incarnations: before and after an exec.
+        let incarnations = self.by_pid.entry(pid).or_insert_with(|| Vec::with_capacity(2));
+        incarnations.push(Incarnation {
+            id,
+            since_ns,
+            until_ns: None,
+            space: AddressSpace::default(),
+            described: false,
+            exe_pending: false,
+            known_at_ns: 0,
+            threads: info.threads.max(1),
+            leader_ended: false,
+            sampled: false,
+            info: Arc::new(info),
+        });
+        let last = incarnations.len() - 1;
+        &mut incarnations[last]
+    }
+
+    fn get_mut(&mut self, id: IncarnationId) -> Option<&mut Incarnation> {
+        self.by_pid.get_mut(&id.pid)?.iter_mut().find(|incarnation| incarnation.id == id)
+    }
+
+    fn current_mut(&mut self, pid: u32) -> Option<&mut Incarnation> {
+        self.by_pid.get_mut(&pid)?.last_mut().filter(|incarnation| incarnation.until_ns.is_none())
+    }
+
+    /// The running incarnation of process `pid`, unless an event of `time_ns` is already reflected in what was read from
+    /// /proc.
+    fn current_before(&mut self, pid: u32, time_ns: u64) -> Option<&mut Incarnation> {
+        self.current_mut(pid).filter(|incarnation| time_ns > incarnation.known_at_ns)
+    }
+}
+
+/// Whether two start times (from an event, or rounded by /proc; 0 is unknown) can belong to the same process. A process id
+/// is not reused within a second: the kernel hands ids out in sequence.
+fn starts_agree(one_ns: u64, other_ns: u64) -> bool {
+    one_ns == 0 || other_ns == 0 || one_ns.abs_diff(other_ns) < 1_000_000_000
+}
+
+fn mapping_of(map: &MapEvent, module: ModuleId, modules: &ModuleTable) -> Mapping {
+    let anonymous = modules.get(module).is_some_and(|module| module.kind == ModuleKind::Anonymous);
+    // Anonymous memory has no meaningful file offset; with the address in its place, parts of one region agree.
+    let file_offset = if anonymous { map.address } else { map.file_offset };
+    let end = map.address.saturating_add(map.length);
+    Mapping { start: map.address, end, file_offset, module, since_ns: map.time_ns }
+}
+
+fn comm_text(comm: &[u8; 16]) -> &str {
+    let end = comm.iter().position(|byte| *byte == 0).unwrap_or(comm.len());
+    // A name need not be UTF-8. It is cut at the first invalid byte: replacement characters would make it longer.
+    let valid = comm[..end].utf8_chunks().next().map_or("", |chunk| chunk.valid());
+    if valid.is_empty() && end > 0 { "?" } else { valid }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,133 @@
+//! Links: uprobes, tracepoints, iterators.
+
+use std::ffi::{CStr, CString};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use aya_obj::generated::{bpf_attach_type, bpf_cmd};
+
+use super::{call_fd, zeroed};
+
+/// `BPF_TRACE_UPROBE_MULTI`.
+pub const ATTACH_UPROBE_MULTI: u32 = 48;
+/// `BPF_TRACE_UPROBE_SESSION`.
+pub const ATTACH_UPROBE_SESSION: u32 = 57;
+/// `BPF_F_UPROBE_MULTI_RETURN`.
+pub const MULTI_RETURN: u32 = 1;
+
+/// The target of a uprobe link.
+pub struct UprobeTarget<'a> {
+    /// Path of the file. The kernel attaches to its inode.
+    pub path: &'a CStr,
+    /// File offsets of the instructions.
+    pub offsets: &'a [u64],
+    /// A cookie for each offset.
+    pub cookies: &'a [u64],
+    /// The process to attach to. `None`: every process that maps the file.
+    pub pid: Option<u32>,
+}
+
+/// Links a program to several instructions of a file at once (`uprobe_multi`, kernel 6.6; sessions 6.13).
+///
+/// # Errors
+/// `InvalidInput` if the numbers of cookies and offsets differ, otherwise the kernel's reason.
+pub fn link_uprobe_multi(
+    program: BorrowedFd<'_>,
+    attach_type: u32,
+    target: &UprobeTarget<'_>,
+    flags: u32,
+) -> io::Result<OwnedFd> {
+    if target.offsets.len() != target.cookies.len() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut attr = zeroed();
+    // SAFETY: all variants of the union are integers, and all its bytes are initialised (zero).
+    let link = unsafe { &mut attr.link_create };
+    link.__bindgen_anon_1.prog_fd = program.as_raw_fd() as u32;
+    link.attach_type = attach_type;
+    // SAFETY: as above.
+    let multi = unsafe { &mut link.__bindgen_anon_3.uprobe_multi };
+    multi.path = target.path.as_ptr() as u64;
+    multi.offsets = target.offsets.as_ptr() as u64;
+    multi.cookies = target.cookies.as_ptr() as u64;
+    multi.cnt = target.offsets.len() as u32;
+    multi.flags = flags;
+    multi.pid = target.pid.unwrap_or(0);
+    // SAFETY: the command reads a NUL-terminated path, and `cnt` offsets and cookies: both slices have that many. It
+    // returns a new descriptor.
+    unsafe { call_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr) }
+}
+
+/// Links a program to one instruction through a perf event (kernel 5.15 for the cookie).
+pub fn link_uprobe_perf(
+    program: BorrowedFd<'_>,
+    path: &CStr,
+    offset: u64,
+    cookie: u64,
+    pid: Option<u32>,
+    on_return: bool,
+) -> io::Result<(OwnedFd, OwnedFd)> {
+    use perf_event_open_sys as perf;
+    let pmu = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type")?;
+    let pmu = pmu.trim().parse().map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
+    let mut event = perf::bindings::perf_event_attr {
+        size: size_of::<perf::bindings::perf_event_attr>() as u32,
+        type_: pmu,
+        // Bit 0 of the uprobe PMU's format selects a return probe.
+        config: u64::from(on_return),
+        ..Default::default()
+    };
+    event.__bindgen_anon_3.uprobe_path = path.as_ptr() as u64;
+    event.__bindgen_anon_4.probe_offset = offset;
+    let (pid, cpu) = match pid {
+        Some(pid) => (pid.cast_signed(), -1),
+        None => (-1, 0),
+    };
+    // SAFETY: `event` is initialised and states its own size. Its type makes the kernel read a path from it, which is
+    // NUL-terminated and outlives the call.
+    let fd = unsafe { perf::perf_event_open(&mut event, pid, cpu, -1, perf::bindings::PERF_FLAG_FD_CLOEXEC.into()) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the call succeeded, so `fd` is a new descriptor that nothing else owns yet.
+    let event = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut attr = zeroed();
+    // SAFETY: all variants of the union are integers, and all its bytes are initialised (zero).
+    let link = unsafe { &mut attr.link_create };
+    link.__bindgen_anon_1.prog_fd = program.as_raw_fd() as u32;
+    link.__bindgen_anon_2.target_fd = event.as_raw_fd() as u32;
+    link.attach_type = bpf_attach_type::BPF_PERF_EVENT as u32;
+    link.__bindgen_anon_3.perf_event.bpf_cookie = cookie;
+    // SAFETY: the command takes no pointers for this attach type and returns a new descriptor.
+    let link = unsafe { call_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr) }?;
+    Ok((link, event))
+}
+
+/// Attaches a program to a raw tracepoint.
+pub fn open_raw_tracepoint(program: BorrowedFd<'_>, name: &str) -> io::Result<OwnedFd> {
+    let name = CString::new(name)?;
+    let mut attr = zeroed();
+    attr.raw_tracepoint.name = name.as_ptr() as u64;
+    attr.raw_tracepoint.prog_fd = program.as_raw_fd() as u32;
+    // SAFETY: the command reads a NUL-terminated name that outlives the call. It returns a new descriptor.
+    unsafe { call_fd(bpf_cmd::BPF_RAW_TRACEPOINT_OPEN, &mut attr) }
+}
+
+/// Links an iterator program.
+pub fn link_iterator(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut attr = zeroed();
+    // SAFETY: all variants of the union are integers, and all its bytes are initialised (zero).
+    let link = unsafe { &mut attr.link_create };
+    link.__bindgen_anon_1.prog_fd = program.as_raw_fd() as u32;
+    link.attach_type = bpf_attach_type::BPF_TRACE_ITER as u32;
+    // SAFETY: the command takes no pointers for this attach type (none was set) and returns a new descriptor.
+    unsafe { call_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr) }
+}
+
+/// Starts one run of an iterator. The result is a file to read to its end.
+pub fn start_iterator(link: BorrowedFd<'_>) -> io::Result<std::fs::File> {
+    let mut attr = zeroed();
+    attr.iter_create.link_fd = link.as_raw_fd() as u32;
+    // SAFETY: the command takes no pointers and returns a new descriptor.
+    unsafe { call_fd(bpf_cmd::BPF_ITER_CREATE, &mut attr) }.map(std::fs::File::from)
+}

@@ -1,0 +1,225 @@
+//! Maps: creation, sizes, values.
+
+use std::io;
+use std::marker::PhantomData;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use aya_obj::generated::{bpf_cmd, bpf_map_info, bpf_map_type};
+use zerocopy::FromBytes;
+
+use super::{call, call_fd, copy_name, zeroed};
+
+/// The properties of a map to create.
+pub struct MapSpec<'a> {
+    /// The name that `bpftool map` shows.
+    pub name: &'a str,
+    /// `BPF_MAP_TYPE_*`.
+    pub map_type: u32,
+    /// Bytes per key.
+    pub key_bytes: u32,
+    /// Bytes per value.
+    pub value_bytes: u32,
+    /// Maximum number of entries (for ring buffers: bytes).
+    pub max_entries: u32,
+    /// `BPF_F_*`.
+    pub flags: u32,
+    /// Type information: descriptor, key type, value type.
+    pub btf: Option<(BorrowedFd<'a>, u32, u32)>,
+}
+
+/// Creates a map.
+pub fn create_map(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
+    let mut attr = zeroed();
+    // SAFETY: all variants of the union are integers, and all its bytes are initialised (zero).
+    let create = unsafe { &mut attr.__bindgen_anon_1 };
+    create.map_type = spec.map_type;
+    create.key_size = spec.key_bytes;
+    create.value_size = spec.value_bytes;
+    create.max_entries = spec.max_entries;
+    create.map_flags = spec.flags;
+    copy_name(&mut create.map_name, spec.name);
+    if let Some((btf, key, value)) = spec.btf {
+        create.btf_fd = btf.as_raw_fd() as u32;
+        create.btf_key_type_id = key;
+        create.btf_value_type_id = value;
+    }
+    // SAFETY: the command takes no pointers and returns a new descriptor.
+    unsafe { call_fd(bpf_cmd::BPF_MAP_CREATE, &mut attr) }
+}
+
+/// The properties of an existing map.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MapInfo {
+    /// `BPF_MAP_TYPE_*`.
+    pub map_type: u32,
+    /// Bytes per key.
+    pub key_bytes: usize,
+    /// Bytes per value. For a per-CPU map: bytes of one CPU's value.
+    pub value_bytes: usize,
+}
+
+/// Asks the kernel for a map's type and sizes.
+pub fn map_info(map: BorrowedFd<'_>) -> io::Result<MapInfo> {
+    // SAFETY: the structure consists of integers, for which all zeros is a valid value.
+    let mut info: bpf_map_info = unsafe { std::mem::zeroed() };
+    let mut attr = zeroed();
+    attr.info.bpf_fd = map.as_raw_fd() as u32;
+    attr.info.info = &raw mut info as u64;
+    attr.info.info_len = size_of_val(&info) as u32;
+    // SAFETY: the kernel writes at most `info_len` bytes to `info`, which has that many. If the descriptor is of a
+    // program or of type information instead, the kernel writes another structure of integers, which is valid too.
+    unsafe { call(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }?;
+    Ok(MapInfo { map_type: info.type_, key_bytes: info.key_size as usize, value_bytes: info.value_size as usize })
+}
+
+/// Sets the single value of a data-section map. Freezes the map if asked.
+///
+/// # Errors
+/// `InvalidInput` if the map is not an array whose values have the data's size.
+pub fn set_section(map: BorrowedFd<'_>, data: &[u8], freeze: bool) -> io::Result<()> {
+    let key = 0_u32;
+    let expected = MapInfo {
+        map_type: bpf_map_type::BPF_MAP_TYPE_ARRAY as u32,
+        key_bytes: size_of_val(&key),
+        value_bytes: data.len(),
+    };
+    if map_info(map)? != expected {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut attr = zeroed();
+    // SAFETY: all variants of the union are integers, and all its bytes are initialised (zero).
+    let update = unsafe { &mut attr.__bindgen_anon_2 };
+    update.map_fd = map.as_raw_fd() as u32;
+    update.key = &raw const key as u64;
+    update.__bindgen_anon_1.value = data.as_ptr() as u64;
+    // SAFETY: the command reads a key and a value of the map's sizes, which were just compared with those of `key`
+    // and `data`. The map is not per-CPU, so the command reads one value only.
+    unsafe { call(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr) }?;
+    if freeze {
+        let mut attr = zeroed();
+        attr.__bindgen_anon_2.map_fd = map.as_raw_fd() as u32;
+        // SAFETY: the command takes no pointers.
+        unsafe { call(bpf_cmd::BPF_MAP_FREEZE, &mut attr) }?;
+    }
+    Ok(())
+}
+
+/// Where the next batch of a hash map's entries begins: a bucket number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Cursor(u32);
+
+/// A batch of a hash map's entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Batch {
+    /// Number of entries read.
+    pub count: usize,
+    /// Where the next batch begins. `None` after the last entries.
+    pub next: Option<Cursor>,
+}
+
+/// A hash map whose keys and values have the sizes of `K` and `V`.
+pub struct HashMapFd<K, V> {
+    map: OwnedFd,
+    entry: PhantomData<fn() -> (K, V)>,
+}
+
+impl<K: FromBytes, V: FromBytes> HashMapFd<K, V> {
+    /// Wraps a map, after checking its type and sizes with the kernel.
+    ///
+    /// # Errors
+    /// `InvalidInput` if it is not a hash map, is per-CPU, or has keys or values of other sizes.
+    pub fn new(map: OwnedFd) -> io::Result<Self> {
+        let expected = MapInfo {
+            map_type: bpf_map_type::BPF_MAP_TYPE_HASH as u32,
+            key_bytes: size_of::<K>(),
+            value_bytes: size_of::<V>(),
+        };
+        if map_info(map.as_fd())? != expected {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(Self { map, entry: PhantomData })
+    }
+
+    /// Reads entries from `cursor` on (`None`: from the beginning), as many as fit into both `keys` and `values`.
+    ///
+    /// # Errors
+    /// `ENOSPC` if the first bucket has more entries than fit.
+    pub fn lookup_batch(&self, cursor: Option<Cursor>, keys: &mut [K], values: &mut [V]) -> io::Result<Batch> {
+        let room = keys.len().min(values.len());
+        let mut next = Cursor::default();
+        let mut attr = zeroed();
+        attr.batch.in_batch = cursor.as_ref().map_or(0, |cursor| &raw const cursor.0 as u64);
+        attr.batch.out_batch = &raw mut next.0 as u64;
+        attr.batch.keys = keys.as_mut_ptr() as u64;
+        attr.batch.values = values.as_mut_ptr() as u64;
+        attr.batch.count = u32::try_from(room).unwrap_or(u32::MAX);
+        attr.batch.map_fd = self.map.as_raw_fd() as u32;
+        // SAFETY: the command writes at most `count` keys and values of the map's sizes, which `new` compared with
+        // those of `K` and `V`. Both slices have that many elements, and any bytes are valid elements (`FromBytes`).
+        // The map is a plain hash map, so it has one value per key, and the cursors that the command reads and writes
+        // are 4 bytes long.
+        let last = match unsafe { call(bpf_cmd::BPF_MAP_LOOKUP_BATCH, &mut attr) } {
+            Ok(_) => false,
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
+            Err(error) => return Err(error),
+        };
+        // SAFETY: all variants of the union are integers, and all its bytes are initialised.
+        let count = unsafe { attr.batch.count } as usize;
+        Ok(Batch { count, next: (!last).then_some(next) })
+    }
+}
+
+impl<K, V> AsFd for HashMapFd<K, V> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.map.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A map with one entry. `None`, with a printed notice, if this user may not create maps.
+    fn map(map_type: bpf_map_type, key_bytes: u32, value_bytes: u32) -> Option<OwnedFd> {
+        if heapbpf_testing::is_emulated("no bpf(2)") {
+            return None;
+        }
+        let map_type = map_type as u32;
+        let spec = MapSpec { name: "test", map_type, key_bytes, value_bytes, max_entries: 1, flags: 0, btf: None };
+        match create_map(&spec) {
+            Ok(map) => Some(map),
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                heapbpf_testing::skipped("making BPF maps needs root");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    #[test]
+    fn batches_are_read_only_from_plain_hash_maps_with_entries_of_the_types() {
+        let Some(fitting) = map(bpf_map_type::BPF_MAP_TYPE_HASH, 4, 8) else { return };
+        let map_of = |map_type, key, value| map(map_type, key, value).expect("made one before");
+        assert!(HashMapFd::<u32, u64>::new(fitting.try_clone().unwrap()).is_ok());
+        assert!(HashMapFd::<u64, u64>::new(fitting.try_clone().unwrap()).is_err());
+        assert!(HashMapFd::<u32, u32>::new(fitting).is_err());
+        for other in [bpf_map_type::BPF_MAP_TYPE_PERCPU_HASH, bpf_map_type::BPF_MAP_TYPE_ARRAY] {
+            assert!(HashMapFd::<u32, u64>::new(map_of(other, 4, 8)).is_err(), "{other:?}");
+        }
+        let empty = HashMapFd::<u32, u64>::new(map_of(bpf_map_type::BPF_MAP_TYPE_HASH, 4, 8)).unwrap();
+        let batch = empty.lookup_batch(None, &mut [0; 4], &mut [0; 3]).unwrap();
+        assert_eq!(batch, Batch { count: 0, next: None });
+    }
+
+    #[test]
+    fn a_sections_data_must_be_of_the_size_of_its_map() {
+        let Some(section) = map(bpf_map_type::BPF_MAP_TYPE_ARRAY, 4, 8) else { return };
+        for wrong in [&[0_u8; 7][..], &[0; 9]] {
+            let error = set_section(section.as_fd(), wrong, false).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+        }
+        set_section(section.as_fd(), &[1; 8], false).unwrap();
+        let per_cpu = map(bpf_map_type::BPF_MAP_TYPE_PERCPU_ARRAY, 4, 8).expect("made one before");
+        assert!(set_section(per_cpu.as_fd(), &[1; 8], false).is_err());
+    }
+}

@@ -1,0 +1,126 @@
+//! Programs and their type information.
+
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+
+use aya_obj::generated::{bpf_cmd, bpf_prog_type};
+
+use super::{call, call_fd, copy_name, log_text, zeroed};
+
+/// Loads type information into the kernel. The error contains the kernel's log.
+pub fn load_btf(btf: &[u8]) -> Result<OwnedFd, (io::Error, String)> {
+    let mut log = vec![0_u8; 1 << 18];
+    let mut attr = zeroed();
+    attr.__bindgen_anon_7.btf = btf.as_ptr() as u64;
+    attr.__bindgen_anon_7.btf_size = btf.len() as u32;
+    // SAFETY: the command reads `btf_size` bytes at `btf`: the slice. There is no log buffer. It returns a new
+    // descriptor.
+    match unsafe { call_fd(bpf_cmd::BPF_BTF_LOAD, &mut attr) } {
+        Ok(fd) => Ok(fd),
+        Err(error) => {
+            attr.__bindgen_anon_7.btf_log_buf = log.as_mut_ptr() as u64;
+            attr.__bindgen_anon_7.btf_log_size = log.len() as u32;
+            attr.__bindgen_anon_7.btf_log_level = 1;
+            // SAFETY: as above. The command also writes at most `btf_log_size` bytes into `log`, which has that many.
+            unsafe { call_fd(bpf_cmd::BPF_BTF_LOAD, &mut attr) }.map_err(|_| (error, log_text(&log)))
+        }
+    }
+}
+
+/// Records of one kind of type information about a program.
+#[derive(Clone, Copy, Debug)]
+pub struct Records<'a> {
+    /// The records, one after another.
+    pub bytes: &'a [u8],
+    /// Bytes per record.
+    pub record_bytes: usize,
+}
+
+impl Records<'_> {
+    /// Number of whole records.
+    fn count(&self) -> u32 {
+        self.bytes.len().checked_div(self.record_bytes).and_then(|count| u32::try_from(count).ok()).unwrap_or(0)
+    }
+}
+
+/// The properties of a program to load.
+pub struct ProgramSpec<'a> {
+    /// The name that `bpftool prog` shows.
+    pub name: &'a str,
+    /// `BPF_PROG_TYPE_*`.
+    pub program_type: bpf_prog_type,
+    /// `BPF_*` attach type that the program will be linked with, or 0.
+    pub attach_type: u32,
+    /// BTF ID of the kernel function that the program attaches to (iterators), or 0.
+    pub attach_btf_id: u32,
+    /// Instructions.
+    pub instructions: &'a [aya_obj::generated::bpf_insn],
+    /// Type information.
+    pub btf: BorrowedFd<'a>,
+    /// Function information.
+    pub functions: Records<'a>,
+    /// Line information.
+    pub lines: Records<'a>,
+}
+
+/// Loads a program. The error contains the verifier's log.
+pub fn load_program(spec: &ProgramSpec<'_>) -> Result<OwnedFd, (io::Error, String)> {
+    let mut attr = zeroed();
+    // SAFETY: all variants of the union are integers, and all its bytes are initialised (zero).
+    let load = unsafe { &mut attr.__bindgen_anon_3 };
+    copy_name(&mut load.prog_name, spec.name);
+    load.prog_type = spec.program_type as u32;
+    load.expected_attach_type = spec.attach_type;
+    load.attach_btf_id = spec.attach_btf_id;
+    load.insns = spec.instructions.as_ptr() as u64;
+    load.insn_cnt = spec.instructions.len() as u32;
+    load.license = sampler_ebpf::abi::LICENSE.as_ptr() as u64;
+    load.prog_btf_fd = spec.btf.as_raw_fd() as u32;
+    load.func_info = spec.functions.bytes.as_ptr() as u64;
+    load.func_info_cnt = spec.functions.count();
+    load.func_info_rec_size = spec.functions.record_bytes as u32;
+    load.line_info = spec.lines.bytes.as_ptr() as u64;
+    load.line_info_cnt = spec.lines.count();
+    load.line_info_rec_size = spec.lines.record_bytes as u32;
+    // SAFETY: the command reads `insn_cnt` instructions, `func_info_cnt` and `line_info_cnt` records of their stated
+    // sizes, all of which lie inside the slices, and a NUL-terminated string. There is no log buffer. It returns a
+    // new descriptor.
+    match unsafe { call_fd(bpf_cmd::BPF_PROG_LOAD, &mut attr) } {
+        Ok(fd) => Ok(fd),
+        Err(error) => {
+            let mut log = vec![0_u8; 1 << 24];
+            // SAFETY: all variants of the union are integers, and all its bytes are initialised.
+            let load = unsafe { &mut attr.__bindgen_anon_3 };
+            load.log_level = 1;
+            load.log_buf = log.as_mut_ptr() as u64;
+            load.log_size = log.len() as u32;
+            // SAFETY: as above. The command also writes at most `log_size` bytes into `log`, which has that many.
+            unsafe { call_fd(bpf_cmd::BPF_PROG_LOAD, &mut attr) }.map_err(|_| (error, log_text(&log)))
+        }
+    }
+}
+
+/// The ID of a loaded program.
+pub fn program_id(program: BorrowedFd<'_>) -> io::Result<u32> {
+    // SAFETY: the structure consists of integers, for which all zeros is a valid value.
+    let mut info: aya_obj::generated::bpf_prog_info = unsafe { std::mem::zeroed() };
+    let mut attr = zeroed();
+    attr.info.bpf_fd = program.as_raw_fd() as u32;
+    attr.info.info = &raw mut info as u64;
+    attr.info.info_len = size_of_val(&info) as u32;
+    // SAFETY: the kernel writes at most `info_len` bytes to `info`, which has that many. The pointers inside `info`
+    // are null, so the kernel writes nowhere else.
+    unsafe { call(bpf_cmd::BPF_OBJ_GET_INFO_BY_FD, &mut attr) }?;
+    Ok(info.id)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_whole_records_are_given_to_the_kernel() {
+        let count = |bytes: usize, record_bytes| Records { bytes: &vec![0; bytes], record_bytes }.count();
+        assert_eq!((count(0, 8), count(7, 8), count(16, 8), count(23, 8), count(16, 0)), (0, 0, 2, 2, 0));
+    }
+}

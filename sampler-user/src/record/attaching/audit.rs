@@ -1,0 +1,79 @@
+//! The audit of a process, for its line in the profile: what is hooked in it and what could not be hooked.
+
+use std::collections::{BTreeSet, HashSet};
+use std::sync::Arc;
+
+use super::probes::{Attaching, Look};
+use crate::attach::hooks::Served;
+use crate::host::mappings::{MAX_MAPPINGS, ModuleId};
+use crate::host::processes::Incarnation;
+use heapbpf_audit::FileAudit;
+use heapbpf_audit::Missing;
+
+/// The profile's note about `--mmap`.
+const MAPPINGS_NOTE: &str = "anonymous mappings are included (functions mmap, mremap and brk), but for those that an \
+                             allocator makes for itself: no byte counts twice";
+
+/// What is hooked in a process, and what is not.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Audit {
+    /// Allocators found, whether or not they were hooked in time.
+    pub allocators: Vec<String>,
+    /// Hooked files that the process maps.
+    pub files: Vec<Arc<FileAudit>>,
+    /// What else in its files is not hooked, and why.
+    pub missing: Vec<Missing>,
+}
+
+impl Attaching {
+    /// What is hooked in a process now, or was at its end.
+    pub fn audit(&self, incarnation: &Incarnation) -> Audit {
+        let modules: BTreeSet<ModuleId> = incarnation.space.current().iter().map(|mapping| mapping.module).collect();
+        let mut audit = Audit::default();
+        for look in modules.iter().filter_map(|module| self.modules.get(module)) {
+            match look {
+                Look::Hook(key) => {
+                    let found = self.hooks.files.plan(*key).map(|planned| &planned.allocator);
+                    audit.allocators.extend(found.filter(|name| !audit.allocators.contains(name)).cloned());
+                    audit.files.extend(self.hooks.audited(*key).cloned());
+                }
+                Look::Nothing => {}
+                Look::Refused(missing) => audit.missing.push(missing.clone()),
+            }
+        }
+        if incarnation.space.dropped() > 0 {
+            let why = format!("more than the {MAX_MAPPINGS} that are kept: stacks can end where one was forgotten");
+            audit.missing.push(Missing::new("executable mappings", &why));
+        }
+        // One file may be mapped under two names.
+        let mut known = HashSet::new();
+        audit.files.retain(|file| known.insert(Arc::as_ptr(file)));
+        audit
+    }
+
+    /// The links that serve a process now, or did at its end.
+    pub fn serving(&self, incarnation: &Incarnation) -> BTreeSet<Served> {
+        let modules: BTreeSet<ModuleId> = incarnation.space.current().iter().map(|mapping| mapping.module).collect();
+        let files = modules.iter().filter_map(|module| self.modules.get(module)?.file());
+        files.filter_map(|key| self.hooks.serving(key, (!self.global).then_some(incarnation.id.pid))).collect()
+    }
+
+    /// Whether frees of a process are no longer tracked, so that its memory in use is unknown.
+    pub fn stopped_tracking_frees_of(&self, incarnation: &Incarnation) -> bool {
+        self.hooks.tracks_some_frees()
+            && self.serving(incarnation).into_iter().any(|it| self.hooks.stopped_tracking_frees_of(it))
+    }
+
+    /// Remarks about what could not be hooked. `seen`: processes that have a line in the profile.
+    pub fn remarks(&self, seen: &HashSet<u32>) -> impl Iterator<Item = String> + '_ {
+        let unseen = self.custom.iter().filter(|custom| !self.hooks.files.has_seen(|path| custom.is_for(path)));
+        let unseen = unseen.map(|custom| format!("--alloc: no target mapped a file {}", custom.file));
+        let mappings = self.hooks.has_mappings().then(|| MAPPINGS_NOTE.to_owned());
+        self.refused
+            .iter()
+            .map(|reason| format!("not hooked: {reason}"))
+            .chain(unseen)
+            .chain(self.missed.remark(seen))
+            .chain(mappings)
+    }
+}

@@ -1,0 +1,212 @@
+//! Attaches probes as targets fork, exec, map new files and end.
+
+use super::modules::{Unhooked, mapped_since, modules_of};
+use super::probes::{Attaching, Look, is_alive};
+use crate::attach::hooks::Hooked;
+use crate::clock::monotonic_ns;
+use crate::host::Host;
+use crate::host::mappings::ModuleId;
+use crate::host::processes::{HostChange, IncarnationId};
+
+/// Capacity kept for changes of the host while few occur.
+const ROOM_FOR_CHANGES: usize = 256;
+
+/// Whether everything that a process allocated may be missing from the recording.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Missed {
+    /// Nothing new is known.
+    Unchanged,
+    /// Not everything is missing.
+    No,
+    /// Everything is missing, if the process has ended by now.
+    IfEnded,
+    /// Everything is missing: the process ended before it could be hooked.
+    Yes,
+}
+
+/// What an attempt to hook a module means for the process that mapped it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Outcome {
+    /// CLOCK_MONOTONIC from which on the module's allocator is hooked in the process.
+    hooked_ns: Option<u64>,
+    missed: Missed,
+}
+
+/// Judges an attempt. `global`: probes serve every process that maps the file; `had_ns`: when the process mapped it;
+/// `file_ns`: when the file was first hooked, in any process; `now_ns`: after the attempt.
+fn outcome(attempt: Result<Hooked, Unhooked>, global: bool, had_ns: u64, file_ns: u64, now_ns: u64) -> Outcome {
+    match attempt {
+        Ok(Hooked::Now) => Outcome { hooked_ns: Some(now_ns), missed: Missed::IfEnded },
+        // A file hooked before the process mapped it leaves no gap. But another process may have mapped it just after
+        // this one, or have been reported first.
+        Ok(Hooked::Already) => {
+            let since_ns = if global { file_ns } else { 0 };
+            let missed = match since_ns > had_ns {
+                true => Missed::IfEnded,
+                false if global => Missed::No,
+                false => Missed::Unchanged,
+            };
+            Outcome { hooked_ns: Some(had_ns.max(since_ns)), missed }
+        }
+        // Its C library may be hooked, but this module is what it allocates with.
+        Err(Unhooked::TooLate) => Outcome { hooked_ns: None, missed: Missed::Yes },
+        Err(Unhooked::Gone) => Outcome { hooked_ns: None, missed: Missed::IfEnded },
+        Err(Unhooked::Known) => Outcome { hooked_ns: None, missed: Missed::Unchanged },
+    }
+}
+
+impl Attaching {
+    /// Attaches to everything mapped since the last call. Returns whether new files were hooked.
+    pub fn follow(&mut self, host: &mut Host) -> bool {
+        let before = self.hooks.hooked_files();
+        let mut changes = std::mem::take(&mut self.changes);
+        host.drain_changes(&mut changes);
+        for change in changes.drain(..) {
+            match change {
+                HostChange::Mapped { .. } if self.is_over() => {}
+                HostChange::Mapped { incarnation, module, .. } => self.mapped(host, incarnation, module),
+                HostChange::Started(incarnation) if self.global => {
+                    let since = host.processes().get(incarnation).map_or(0, |incarnation| incarnation.since_ns);
+                    if !self.targets.is_running(incarnation.pid) {
+                        self.targets.begin(incarnation.pid, since);
+                    }
+                }
+                HostChange::Ended(incarnation) if self.global => {
+                    self.note_late(host, incarnation);
+                    self.targets.end(incarnation.pid, monotonic_ns());
+                }
+                _ => {}
+            }
+        }
+        changes.shrink_to(ROOM_FOR_CHANGES);
+        self.changes = changes;
+        self.hooks.hooked_files() != before
+    }
+
+    /// Handles a module that a process mapped.
+    fn mapped(&mut self, host: &mut Host, incarnation: IncarnationId, module: ModuleId) {
+        let pid = incarnation.pid;
+        if !self.global && !self.targets.named_alive.contains(&pid) {
+            // Nothing can be hooked in a target that has ended; the module is only examined for the audit.
+            if self.targets.coverages.contains_key(&pid)
+                && !self.modules.contains_key(&module)
+                && let Ok(look) = self.look_at(host, module)
+            {
+                self.modules.insert(module, look);
+            }
+            return;
+        }
+        let had_ns = mapped_since(host, pid, module);
+        if let Some(incarnation) = host.processes().get(incarnation) {
+            self.targets.incarnation_began(pid, incarnation.since_ns);
+        }
+        let attempt = self.hook_module(host, module, (!self.global).then_some(pid));
+        let file_ns = self.hooked_since(module).unwrap_or(0);
+        let Outcome { hooked_ns, missed } = outcome(attempt, self.global, had_ns, file_ns, monotonic_ns());
+        if let Some(hooked_ns) = hooked_ns {
+            self.targets.hooked(pid, had_ns, hooked_ns);
+        }
+        match missed {
+            Missed::Unchanged => {}
+            Missed::No => self.missed.forget(pid),
+            Missed::IfEnded => self.too_late_for(host, incarnation),
+            Missed::Yes => self.note_missed(host, incarnation),
+        }
+    }
+
+    /// When the file of a module was first hooked (CLOCK_MONOTONIC).
+    fn hooked_since(&self, module: ModuleId) -> Option<u64> {
+        self.hooks.hooked_since(self.modules.get(&module)?.file()?)
+    }
+
+    /// Notes an ended process as missed if it was hooked late. Figures of it may still arrive later.
+    fn note_late(&mut self, host: &mut Host, incarnation: IncarnationId) {
+        if self.targets.coverages.get(&incarnation.pid).is_some_and(|it| it.hooked && it.uncovered_ns > 0) {
+            self.note_missed(host, incarnation);
+        }
+    }
+
+    fn note_missed(&mut self, host: &mut Host, incarnation: IncarnationId) {
+        // Mappings of an exec may be reported before the exec; then they belong to the next incarnation.
+        let last = host.processes().at(incarnation.pid, u64::MAX).map(|last| last.id);
+        for incarnation in [Some(incarnation), last].into_iter().flatten() {
+            let Some(info) = host.describe(incarnation) else { continue };
+            if !self.global || self.rules.iter().any(|rule| rule.matches(&info)) {
+                self.missed.note(incarnation.pid, info.comm.clone());
+            }
+        }
+    }
+
+    /// Notes a target that ended before it could be hooked.
+    fn too_late_for(&mut self, host: &mut Host, incarnation: IncarnationId) {
+        // Another of its allocators may have been hooked all the time.
+        let covered = self.targets.coverages.get(&incarnation.pid).is_some_and(|it| it.hooked && it.uncovered_ns == 0);
+        if covered || is_alive(incarnation.pid) {
+            return;
+        }
+        self.note_missed(host, incarnation);
+    }
+
+    /// Handles the fork of a named target: its child gets links of its own.
+    pub fn forked(&mut self, parent: u32, child: u32, time_ns: u64, host: &Host) {
+        if self.global {
+            return;
+        }
+        self.targets.begin(child, time_ns);
+        self.targets.named_alive.insert(child);
+        // The child starts with its parent's mappings; what it maps later is followed as for any process.
+        let mut modules = modules_of(host, child);
+        modules.extend(modules_of(host, parent));
+        modules.sort_unstable();
+        modules.dedup();
+        for module in modules {
+            let Some(key) = self.modules.get(&module).and_then(Look::file) else { continue };
+            if self.is_over() {
+                return;
+            }
+            if self.hooks.hook(key, Some(child), &self.programs, &mut self.control).is_ok() {
+                self.targets.hooked(child, time_ns, monotonic_ns());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HAD_NS: u64 = 100;
+    const NOW_NS: u64 = 900;
+
+    fn outcome_of(attempt: Result<Hooked, Unhooked>, global: bool, file_ns: u64) -> (Option<u64>, Missed) {
+        let Outcome { hooked_ns, missed } = outcome(attempt, global, HAD_NS, file_ns, NOW_NS);
+        (hooked_ns, missed)
+    }
+
+    #[test]
+    fn a_file_that_was_hooked_before_it_was_mapped_leaves_no_gap() {
+        assert_eq!(outcome_of(Ok(Hooked::Already), true, 50), (Some(HAD_NS), Missed::No));
+        assert_eq!(outcome_of(Ok(Hooked::Already), true, HAD_NS), (Some(HAD_NS), Missed::No));
+        // Links of a named process: when other processes got theirs does not matter.
+        assert_eq!(outcome_of(Ok(Hooked::Already), false, 500), (Some(HAD_NS), Missed::Unchanged));
+    }
+
+    #[test]
+    fn a_file_that_another_process_had_hooked_later_leaves_a_gap_up_to_then() {
+        assert_eq!(outcome_of(Ok(Hooked::Already), true, 500), (Some(500), Missed::IfEnded));
+    }
+
+    #[test]
+    fn what_is_hooked_now_was_missed_until_now_and_all_of_it_if_the_process_has_ended() {
+        for global in [false, true] {
+            assert_eq!(outcome_of(Ok(Hooked::Now), global, 50), (Some(NOW_NS), Missed::IfEnded));
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_hooked_is_missed_only_if_it_has_an_allocator() {
+        assert_eq!(outcome_of(Err(Unhooked::TooLate), true, 0), (None, Missed::Yes));
+        assert_eq!(outcome_of(Err(Unhooked::Gone), true, 0), (None, Missed::IfEnded));
+        assert_eq!(outcome_of(Err(Unhooked::Known), true, 0), (None, Missed::Unchanged));
+    }
+}

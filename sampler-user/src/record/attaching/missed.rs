@@ -1,0 +1,64 @@
+//! Targets of which nothing was recorded.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::sync::Arc;
+
+/// Targets that ended before one of their allocators was hooked, or soon after. The profile has nothing of them unless
+/// their figures arrive later.
+#[derive(Clone, Debug, Default)]
+pub struct Missed(BTreeMap<u32, Arc<str>>);
+
+impl Missed {
+    /// Most targets that are remembered. Beyond that, the remark says enough.
+    const MOST: usize = 1 << 16;
+    /// Most names in the remark.
+    const NAMES: usize = 5;
+
+    /// Adds such a process, with its name if known.
+    pub fn note(&mut self, pid: u32, comm: Arc<str>) {
+        if self.0.len() < Self::MOST {
+            let name = self.0.entry(pid).or_default();
+            if !comm.is_empty() {
+                *name = comm;
+            }
+        }
+    }
+
+    /// Removes a process whose figures have arrived after all.
+    pub fn forget(&mut self, pid: u32) {
+        self.0.remove(&pid);
+    }
+
+    /// The remark in the profile. `seen`: processes that have a line in it.
+    pub fn remark(&self, seen: &HashSet<u32>) -> Option<String> {
+        let missed: Vec<&str> = self.0.iter().filter(|(pid, _)| !seen.contains(pid)).map(|(_, name)| &**name).collect();
+        let names: BTreeSet<&str> = missed.iter().copied().filter(|name| !name.is_empty()).collect();
+        let named = names.iter().take(Self::NAMES).copied().collect::<Vec<_>>().join(", ");
+        let others = if names.len() > Self::NAMES { ", …" } else { "" };
+        let named = if named.is_empty() { named } else { format!(" ({named}{others})") };
+        let (n, s) = (missed.len(), if missed.len() == 1 { "" } else { "es" });
+        (n > 0).then(|| {
+            format!("{n} process{s}{named} ended before an allocator could be hooked: what they allocated is missing")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_missed_are_counted_and_named() {
+        let mut missed = Missed::default();
+        let nobody = HashSet::new();
+        assert_eq!(missed.remark(&nobody), None);
+        for pid in 1..=7 {
+            missed.note(pid, format!("n{pid}").into());
+        }
+        missed.forget(1);
+        let remark = missed.remark(&nobody).unwrap();
+        assert!(remark.starts_with("6 processes (n2, n3, n4, n5, n6, …) ended before"), "{remark}");
+        let remark = missed.remark(&HashSet::from([2, 3, 4, 5, 6])).unwrap();
+        assert!(remark.starts_with("1 process (n7) ended before"), "{remark}");
+    }
+}

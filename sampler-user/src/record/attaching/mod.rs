@@ -1,0 +1,10 @@
+//! Attaches probes where targets allocate: at the start, and as processes fork, exec and map new files.
+
+pub mod audit;
+pub mod command;
+mod follow;
+pub mod missed;
+mod modules;
+pub mod probes;
+pub mod start;
+pub mod targets;

@@ -1,0 +1,164 @@
+//! Modules that targets map: which have an allocator to hook, and why others are not hooked.
+
+use std::collections::{BTreeSet, HashMap};
+
+use super::probes::{Attaching, Look};
+use crate::attach::files::FileKey;
+use crate::attach::hooks::{HookError, Hooked};
+use crate::clock::monotonic_ns;
+use crate::host::Host;
+use crate::host::mappings::ModuleId;
+use crate::host::modules::{ModuleKind, ModuleSource};
+use crate::host::open::Unreadable;
+use crate::host::own_memory::give_memory_back;
+use crate::record::plan::Targets;
+use heapbpf_audit::Missing;
+
+/// Most remarks about files that could not be hooked.
+const MOST_REMARKS: usize = 8;
+
+/// Why a module is not hooked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unhooked {
+    /// It has no allocator, or what it lacks has been reported.
+    Known,
+    /// It can no longer be examined.
+    Gone,
+    /// It has an allocator, but its process ended before the links were attached.
+    TooLate,
+}
+
+impl Attaching {
+    /// Hooks a module if it has an allocator.
+    pub(super) fn hook_module(
+        &mut self,
+        host: &mut Host,
+        module: ModuleId,
+        pid: Option<u32>,
+    ) -> Result<Hooked, Unhooked> {
+        let Some(key) = self.file_of(host, module) else {
+            return Err(if self.modules.contains_key(&module) { Unhooked::Known } else { Unhooked::Gone });
+        };
+        match self.hooks.hook(key, pid, &self.programs, &mut self.control) {
+            Ok(hooked) => {
+                if hooked == Hooked::Now
+                    && let Some(audit) = self.hooks.audited(key).cloned()
+                {
+                    for Missing { what, why } in &audit.missing {
+                        self.refuse(format!("{}: {what}: {why}", audit.file));
+                    }
+                }
+                Ok(hooked)
+            }
+            Err(error) if error.is_too_late() => {
+                if let Some(module) = host.modules().get(module) {
+                    let path = module.path.clone();
+                    self.refuse(format!("{path}: in a process that ended before it could be hooked"));
+                }
+                Err(Unhooked::TooLate)
+            }
+            Err(error) => {
+                if matches!(error, HookError::Kernel { .. }) {
+                    self.refused_by_kernel = Some(error.to_string());
+                }
+                self.refuse(error.to_string());
+                Err(Unhooked::Known)
+            }
+        }
+    }
+
+    /// The file of a module that has an allocator.
+    pub(super) fn file_of(&mut self, host: &mut Host, module: ModuleId) -> Option<FileKey> {
+        if let Some(known) = self.modules.get(&module) {
+            return known.file();
+        }
+        let look = self.look_at(host, module).ok()?;
+        let key = look.file();
+        self.modules.insert(module, look);
+        key
+    }
+
+    /// Tells the hooks how many named processes map each file.
+    pub(super) fn expect_users(&mut self, targets: &Targets, host: &mut Host) {
+        let mut users: HashMap<ModuleId, usize> = HashMap::new();
+        for process in &targets.running {
+            let modules: BTreeSet<ModuleId> = modules_of(host, process.pid).into_iter().collect();
+            modules.into_iter().for_each(|module| *users.entry(module).or_default() += 1);
+        }
+        for (module, users) in users {
+            if let Some(key) = self.file_of(host, module) {
+                self.hooks.expect(key, users);
+            }
+        }
+    }
+
+    /// Examines many modules at once, before they are hooked one by one.
+    pub(super) fn plan_all(&mut self, host: &mut Host, modules: &[ModuleId]) {
+        let mut files = Vec::new();
+        for &module in modules {
+            let file = host.modules().get(module).filter(|module| module.kind == ModuleKind::File);
+            let Some(path) = file.map(|module| module.path.to_string()) else { continue };
+            if let Ok(ModuleSource::File(file)) = host.modules_mut().source(module) {
+                files.push((path, file));
+            }
+        }
+        self.hooks.files.examine_all(files);
+        give_memory_back();
+    }
+
+    /// Examines a module. `Err`: this is not possible now, but perhaps later.
+    pub(super) fn look_at(&mut self, host: &mut Host, module: ModuleId) -> Result<Look, ()> {
+        let (kind, path) = host.modules().get(module).map(|module| (module.kind, module.path.clone())).ok_or(())?;
+        if kind != ModuleKind::File {
+            return Ok(Look::Nothing);
+        }
+        let file = match host.modules_mut().source(module) {
+            Ok(ModuleSource::File(file)) => file,
+            Ok(ModuleSource::Memory(_)) | Err(Unreadable::NoFile | Unreadable::NotElf) => return Ok(Look::Nothing),
+            Err(reason @ (Unreadable::Gone | Unreadable::Replaced)) => {
+                log::debug!("{path}: {reason}");
+                return Err(());
+            }
+            Err(reason) => return Ok(self.refused(&path, &reason.to_string())),
+        };
+        match self.hooks.files.examine(&path, &file) {
+            Ok((key, true)) => Ok(Look::Hook(key)),
+            Ok((key, false)) => Ok(match self.hooks.files.refusal(key).map(ToString::to_string) {
+                Some(reason) => self.refused(&path, &reason),
+                None => Look::Nothing,
+            }),
+            Err(error) => {
+                self.refuse(error.to_string());
+                Err(())
+            }
+        }
+    }
+
+    pub(super) fn refused(&mut self, path: &str, reason: &str) -> Look {
+        self.refuse(format!("{path}: {reason}"));
+        Look::Refused(Missing::new(path, reason))
+    }
+
+    pub(super) fn refuse(&mut self, reason: String) {
+        log::info!("{reason}");
+        if self.refused.len() < MOST_REMARKS {
+            self.refused.insert(reason);
+        }
+    }
+}
+
+/// Modules that a process has mapped.
+pub(super) fn modules_of(host: &Host, pid: u32) -> Vec<ModuleId> {
+    host.processes()
+        .current(pid)
+        .map(|incarnation| incarnation.space.current().iter().map(|mapping| mapping.module).collect())
+        .unwrap_or_default()
+}
+
+/// CLOCK_MONOTONIC when a process mapped a module.
+pub(super) fn mapped_since(host: &Host, pid: u32, module: ModuleId) -> u64 {
+    let incarnation = host.processes().current(pid);
+    let mapping =
+        incarnation.and_then(|incarnation| incarnation.space.current().iter().find(|mapping| mapping.module == module));
+    mapping.map_or_else(monotonic_ns, |mapping| mapping.since_ns)
+}

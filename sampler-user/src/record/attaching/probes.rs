@@ -1,0 +1,169 @@
+//! The probes of a recording, with what is known of the modules and processes that they serve.
+
+use std::collections::{BTreeSet, HashMap};
+
+use sampler_ebpf::abi::ProcessKey;
+
+use super::missed::Missed;
+use super::targets::{Coverage, TargetSet};
+use crate::attach::files::FileKey;
+use crate::attach::hooks::Hooks;
+use crate::clock::monotonic_ns;
+use crate::host::Host;
+use crate::host::limits::Limits;
+use crate::host::mappings::ModuleId;
+use crate::host::process::{Stat, Target};
+use crate::host::processes::HostChange;
+use crate::kernel::control::ControlMaps;
+use crate::kernel::mappings::MappingProbes;
+use crate::kernel::programs::Programs;
+use crate::record::plan::Targets;
+use heapbpf_audit::Missing;
+use heapbpf_probes::Machine;
+use heapbpf_probes::{CustomAllocator, KernelRules, Table};
+
+/// What a module was found to be.
+pub(super) enum Look {
+    /// A file to hook.
+    Hook(FileKey),
+    /// There is nothing to hook.
+    Nothing,
+    /// A file that is not hooked, and why.
+    Refused(Missing),
+}
+
+impl Look {
+    pub(super) fn file(&self) -> Option<FileKey> {
+        if let Self::Hook(key) = self { Some(*key) } else { None }
+    }
+}
+
+/// The probes of a recording.
+pub struct Attaching {
+    /// BPF programs that the probes run.
+    pub programs: Programs,
+    /// Control maps of these programs.
+    pub control: ControlMaps,
+    /// Hooked files.
+    pub hooks: Hooks,
+    /// The profiled processes.
+    pub targets: TargetSet,
+    /// Whether probes serve every process that maps a file, rather than named processes.
+    pub(super) global: bool,
+    pub(super) modules: HashMap<ModuleId, Look>,
+    pub(super) refused: BTreeSet<String>,
+    /// Why the kernel refused links to a file that has an allocator.
+    pub(super) refused_by_kernel: Option<String>,
+    pub(super) custom: Vec<CustomAllocator>,
+    pub(super) rules: Vec<Target>,
+    pub(super) missed: Missed,
+    /// By target that replaced its program: `exec_id` of the incarnation that ended last.
+    last_exec: HashMap<u32, u32>,
+    pub(super) changes: Vec<HostChange>,
+    until_ns: u64,
+}
+
+/// The kernel side of the probes.
+pub struct KernelProbes {
+    /// BPF programs that the probes run.
+    pub programs: Programs,
+    /// Control maps of these programs.
+    pub control: ControlMaps,
+    /// Probes of mappings that programs make themselves, if these are counted.
+    pub mappings: Option<MappingProbes>,
+}
+
+impl Attaching {
+    /// Creates the probes of a recording; none is attached yet.
+    pub fn new(targets: &Targets, live: bool, kernel: KernelProbes) -> Self {
+        let KernelProbes { programs, control, mappings } = kernel;
+        let version = Limits::read().version.map_or((0, 0), |version| (version.major.into(), version.minor.into()));
+        // On any other machine the kernel side would not have loaded.
+        let rules = KernelRules::of(Machine::host().unwrap_or(Machine::X86_64), version);
+        Self {
+            programs,
+            control,
+            hooks: Hooks::new(rules, Table::new(&targets.allocators), live).with_mappings(mappings),
+            targets: TargetSet::default(),
+            global: !targets.are_named(),
+            modules: HashMap::new(),
+            refused: BTreeSet::new(),
+            refused_by_kernel: None,
+            custom: targets.allocators.clone(),
+            rules: targets.rules.clone(),
+            missed: Missed::default(),
+            last_exec: HashMap::new(),
+            changes: Vec::new(),
+            until_ns: u64::MAX,
+        }
+    }
+
+    /// Sets when hooking and releasing stop (CLOCK_MONOTONIC): each takes milliseconds.
+    pub fn set_end(&mut self, until_ns: u64) {
+        self.until_ns = until_ns;
+    }
+
+    pub(super) fn is_over(&self) -> bool {
+        monotonic_ns() >= self.until_ns
+    }
+
+    /// Notes that figures of a process have arrived.
+    pub fn has_figures(&mut self, process: ProcessKey) {
+        if self.is_current_program(process) {
+            self.missed.forget(process.tgid);
+        }
+    }
+
+    /// Notes that a target replaced its program: its incarnation up to then has ended.
+    pub fn replaced(&mut self, ended: ProcessKey) {
+        self.last_exec.insert(ended.tgid, ended.exec_id);
+    }
+
+    /// Whether a process has not replaced its program since.
+    pub fn is_current_program(&self, process: ProcessKey) -> bool {
+        self.last_exec.get(&process.tgid).is_none_or(|ended| *ended < process.exec_id)
+    }
+
+    /// Forgets processes that ended before `before_ns`.
+    pub fn forget_ended(&mut self, before_ns: u64) {
+        self.targets.forget(before_ns);
+        self.last_exec.retain(|pid, _| self.targets.coverages.contains_key(pid));
+        self.last_exec.shrink_to(2 * self.last_exec.len());
+    }
+
+    /// Notes that probes were detached for `ns` nanoseconds: that much of each live target's time is not covered.
+    pub fn uncovered(&mut self, ns: u64, now_ns: u64) {
+        for coverage in self.targets.coverages.values_mut().filter(|coverage| coverage.until_ns.is_none()) {
+            coverage.uncovered_ns += ns.min(now_ns.saturating_sub(coverage.since_ns));
+        }
+    }
+
+    /// Handles the end of a process.
+    pub fn ended(&mut self, pid: u32, now_ns: u64, host: &Host) {
+        let is_named = self.targets.named_alive.contains(&pid);
+        let late = |coverage: &Coverage| !coverage.hooked || coverage.uncovered_ns > 0;
+        if !self.global && is_named && self.targets.coverages.get(&pid).is_some_and(late) {
+            let incarnation = host.processes().at(pid, now_ns);
+            self.missed.note(pid, incarnation.map_or_else(|| "".into(), |incarnation| incarnation.info.comm.clone()));
+        }
+        self.targets.end(pid, now_ns);
+        // Near the end of the recording: all links are released soon.
+        if !self.is_over() {
+            self.hooks.release(pid);
+        }
+    }
+
+    /// Finds the ends of targets that were not reported: the record was lost, or the target never allocated.
+    pub fn find_unreported_ends(&mut self, now_ns: u64, host: &Host) {
+        let gone: Vec<u32> = self.targets.named_alive.iter().copied().filter(|pid| !is_alive(*pid)).collect();
+        for pid in gone {
+            self.control.remove_target(pid);
+            self.ended(pid, now_ns, host);
+        }
+    }
+}
+
+/// Whether a process is alive. It is even if its first thread has ended and others run.
+pub(super) fn is_alive(pid: u32) -> bool {
+    Stat::read(pid).is_ok_and(|stat| !(stat.without_memory && stat.threads <= 1))
+}

@@ -1,0 +1,111 @@
+//! Attaches the probes of the start: to files that targets map by then, and to files that a command is expected to map.
+
+use std::fs::File;
+use std::sync::Arc;
+
+use anyhow::bail;
+
+use super::modules::modules_of;
+use super::probes::Attaching;
+use crate::attach::libraries::expected;
+use crate::clock::monotonic_ns;
+use crate::host::Host;
+use crate::host::mappings::ModuleId;
+use crate::record::plan::Targets;
+
+/// A usage error: a file that exists lacks a function of the allocator that the user described.
+#[derive(Debug, thiserror::Error)]
+#[error("--alloc: {0}")]
+pub struct Misdescribed(pub String);
+
+impl Attaching {
+    /// Attaches to what targets have mapped, and to what a command is expected to map.
+    ///
+    /// # Errors
+    /// No named target has an allocator that can be hooked, or a custom allocator is not as described. Nothing stays
+    /// attached then.
+    pub fn start(&mut self, targets: &Targets, command: Option<u32>, host: &mut Host) -> anyhow::Result<()> {
+        let now = monotonic_ns();
+        let named = targets.running.iter().map(|process| process.pid);
+        for pid in named.chain(command) {
+            self.targets.begin(pid, now);
+            if !self.global || command == Some(pid) {
+                self.targets.named_alive.insert(pid);
+                self.control.add_target(pid)?;
+            }
+        }
+        host.processes_mut().drain_changes(&mut self.changes);
+        self.changes.clear();
+        if self.global {
+            let modules: Vec<ModuleId> = host.modules().iter().map(|(id, _)| id).collect();
+            self.plan_all(host, &modules);
+            for module in modules {
+                // The audit reports what is not hooked.
+                let _ = self.hook_module(host, module, None);
+            }
+        } else {
+            self.expect_users(targets, host);
+        }
+        let mut without = Vec::new();
+        for process in &targets.running {
+            let modules = modules_of(host, process.pid);
+            let mut hooked = false;
+            for module in modules {
+                hooked |= self.hook_module(host, module, (!self.global).then_some(process.pid)).is_ok();
+            }
+            self.check_custom()?;
+            if hooked {
+                self.targets.hooked(process.pid, 0, 0);
+            } else if !self.global {
+                without.push(self.no_allocator(process.pid, &process.comm));
+            }
+        }
+        // A target that cannot be hooked does not stop the others.
+        if !without.is_empty() && without.len() == targets.running.len() && command.is_none() {
+            bail!(without.swap_remove(0));
+        }
+        without.into_iter().for_each(|reason| self.refuse(reason));
+        if let Some(pid) = command {
+            self.hook_before_exec(targets, pid)?;
+        }
+        self.check_custom()?;
+        Ok(self.hooks.follow_mappings()?)
+    }
+
+    /// Checks custom allocators. It is a usage error if a file that exists lacks a described function.
+    fn check_custom(&self) -> anyhow::Result<()> {
+        match self.hooks.files.misdescribed() {
+            Some(reason) => Err(Misdescribed(reason.to_string()).into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Attaches to the allocators that a command will most likely use, before it maps them.
+    fn hook_before_exec(&mut self, targets: &Targets, pid: u32) -> anyhow::Result<()> {
+        for path in expected(&targets.command) {
+            let Ok(file) = File::open(&path) else { continue };
+            let path = path.to_string_lossy().into_owned();
+            if let Ok((key, true)) = self.hooks.files.examine(&path, &Arc::new(file)) {
+                self.hooks.hook(key, Some(pid), &self.programs, &mut self.control)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn no_allocator(&self, pid: u32, comm: &str) -> String {
+        if let Some(reason) = &self.refused_by_kernel {
+            return format!("process {pid} ({comm}) cannot be profiled: {reason}");
+        }
+        let reasons = if self.refused.is_empty() {
+            String::new()
+        } else {
+            format!(" ({})", self.refused.iter().take(3).cloned().collect::<Vec<_>>().join("; "))
+        };
+        format!(
+            "process {pid} ({comm}) has no allocator that heapbpf knows: neither its program nor its libraries define \
+             malloc{reasons}; looked for {}; name another one with \
+             --alloc 'FILE:my_alloc(size=arg0)->ret,free=my_free(arg0)'",
+            self.hooks.files.table().names()
+        )
+    }
+}

@@ -1,0 +1,161 @@
+//! The profiled processes, and since when their allocators are hooked: the source of each process's coverage.
+
+use std::collections::{HashMap, HashSet};
+
+/// Coverage of a target process.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Coverage {
+    /// Nanoseconds of the recording during which one of the process's allocators was not hooked yet.
+    pub uncovered_ns: u64,
+    /// CLOCK_MONOTONIC when the last such gap ended.
+    gap_until_ns: u64,
+    /// CLOCK_MONOTONIC when the process joined the recording.
+    pub since_ns: u64,
+    /// CLOCK_MONOTONIC when the process ended.
+    pub until_ns: Option<u64>,
+    /// Whether an allocator is hooked in the process.
+    pub hooked: bool,
+}
+
+impl Coverage {
+    /// Share of the process's time in the recording during which its allocators were hooked.
+    pub fn share(&self, now_ns: u64) -> f64 {
+        let length_ns = self.until_ns.unwrap_or(now_ns).saturating_sub(self.since_ns);
+        if length_ns == 0 { 1.0 } else { 1.0 - (self.uncovered_ns.min(length_ns) as f64 / length_ns as f64) }
+    }
+}
+
+/// The targets.
+#[derive(Debug, Default)]
+pub struct TargetSet {
+    /// Processes in the recording, by process id: the incarnation since the last exec.
+    pub coverages: HashMap<u32, Coverage>,
+    /// The incarnation before the last exec, for processes that replaced their program during the recording.
+    replaced: HashMap<u32, Coverage>,
+    /// Named targets and their children that are still alive. When this is empty, the recording is over.
+    pub named_alive: HashSet<u32>,
+}
+
+impl TargetSet {
+    /// Adds a process to the recording.
+    pub fn begin(&mut self, pid: u32, since_ns: u64) {
+        self.coverages.insert(pid, Coverage { since_ns, ..Coverage::default() });
+    }
+
+    /// Notes that an incarnation began at `since_ns`. If it is not the known one, an exec began it, and coverage from
+    /// here on is its own. A gap that reaches into it counts for it: mappings of an exec may be reported before the
+    /// exec.
+    pub fn incarnation_began(&mut self, pid: u32, since_ns: u64) {
+        if let Some(coverage) = self.coverages.get_mut(&pid)
+            && coverage.since_ns < since_ns
+        {
+            let uncovered_ns = coverage.uncovered_ns.min(coverage.gap_until_ns.saturating_sub(since_ns));
+            let gap_until_ns = coverage.gap_until_ns;
+            let hooked = uncovered_ns > 0;
+            let next = Coverage { since_ns, uncovered_ns, gap_until_ns, hooked, until_ns: None };
+            let begun = std::mem::replace(coverage, next);
+            let uncovered_ns = begun.uncovered_ns - uncovered_ns;
+            self.replaced.insert(pid, Coverage { until_ns: Some(since_ns), uncovered_ns, ..begun });
+        }
+    }
+
+    /// Covered share of the incarnation that an exec at `exec_ns` ended.
+    pub fn coverage_before(&self, pid: u32, exec_ns: u64) -> f64 {
+        // The exec may or may not have been noted yet.
+        self.replaced.get(&pid).map_or_else(|| self.coverage(pid, exec_ns), |coverage| coverage.share(exec_ns))
+    }
+
+    /// Notes that an allocator that a process had since `had_ns` is hooked now.
+    pub fn hooked(&mut self, pid: u32, had_ns: u64, now_ns: u64) {
+        let coverage = self.coverages.entry(pid).or_insert(Coverage { since_ns: had_ns, ..Coverage::default() });
+        coverage.hooked = true;
+        let gap_ns = now_ns.saturating_sub(had_ns.max(coverage.since_ns));
+        if gap_ns > 0 {
+            coverage.uncovered_ns += gap_ns;
+            coverage.gap_until_ns = coverage.gap_until_ns.max(now_ns);
+        }
+    }
+
+    /// Notes that a process ended. A second report is ignored.
+    pub fn end(&mut self, pid: u32, now_ns: u64) {
+        self.named_alive.remove(&pid);
+        if let Some(coverage) = self.coverages.get_mut(&pid) {
+            coverage.until_ns.get_or_insert(now_ns);
+        }
+    }
+
+    /// Whether a process with this id is in the recording and has not ended: ids are reused.
+    pub fn is_running(&self, pid: u32) -> bool {
+        self.coverages.get(&pid).is_some_and(|coverage| coverage.until_ns.is_none())
+    }
+
+    /// Covered share of a process's time; 1 if the process is unknown.
+    pub fn coverage(&self, pid: u32, now_ns: u64) -> f64 {
+        self.coverages.get(&pid).map_or(1.0, |coverage| coverage.share(now_ns))
+    }
+
+    /// Forgets processes that ended before `before_ns`.
+    pub fn forget(&mut self, before_ns: u64) {
+        self.coverages.retain(|_, coverage| coverage.until_ns.is_none_or(|until| until >= before_ns));
+        self.replaced.retain(|pid, _| self.coverages.contains_key(pid));
+        // Gives back the memory that many short-lived processes took.
+        if self.coverages.len() < self.coverages.capacity() / 4 {
+            self.coverages.shrink_to(2 * self.coverages.len());
+        }
+        self.replaced.shrink_to(2 * self.replaced.len());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_ended_are_forgotten_in_time() {
+        let mut targets = TargetSet::default();
+        targets.begin(1, 100);
+        targets.begin(2, 100);
+        assert!(targets.is_running(1) && !targets.is_running(3));
+        targets.end(1, 200);
+        targets.end(1, 900);
+        assert!(!targets.is_running(1));
+        targets.forget(200);
+        assert!(targets.coverages.contains_key(&1), "it may still be asked for");
+        targets.forget(201);
+        assert_eq!(targets.coverages.keys().collect::<Vec<_>>(), [&2]);
+    }
+
+    #[test]
+    fn a_gap_that_reaches_into_the_next_incarnation_is_told_of_that() {
+        let mut targets = TargetSet::default();
+        // Its program was mapped at 110 and hooked at 300; the exec at 100 is reported later.
+        targets.begin(1, 50);
+        targets.hooked(1, 110, 300);
+        targets.incarnation_began(1, 100);
+        assert_eq!(targets.coverage(1, 500), 1.0 - 190.0 / 400.0);
+        assert_eq!(targets.coverage_before(1, 100), 1.0);
+        // Hooked long before the exec: the next incarnation has no gap.
+        targets.begin(2, 50);
+        targets.hooked(2, 60, 80);
+        targets.incarnation_began(2, 100);
+        assert_eq!((targets.coverage(2, 500), targets.coverage_before(2, 100)), (1.0, 1.0 - 20.0 / 50.0));
+        // A gap that spans an exec is divided.
+        targets.begin(3, 50);
+        targets.hooked(3, 60, 200);
+        targets.incarnation_began(3, 100);
+        assert_eq!((targets.coverage(3, 300), targets.coverage_before(3, 100)), (0.5, 1.0 - 40.0 / 50.0));
+    }
+
+    #[test]
+    fn coverage_is_the_share_of_time_that_was_hooked() {
+        let mut coverage = Coverage { since_ns: 1000, ..Coverage::default() };
+        assert_eq!(coverage.share(2000), 1.0);
+        coverage.uncovered_ns = 250;
+        assert_eq!(coverage.share(2000), 0.75);
+        coverage.until_ns = Some(1500);
+        assert_eq!(coverage.share(9000), 0.5);
+        coverage.uncovered_ns = 9999;
+        assert_eq!(coverage.share(9000), 0.0);
+        assert_eq!(Coverage::default().share(0), 1.0);
+    }
+}

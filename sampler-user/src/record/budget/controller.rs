@@ -1,0 +1,393 @@
+//! The overhead controller keeps probes within the budget: it looks at their cost, calls [`decide`], returns actions,
+//! and keeps notes.
+
+use sampler_ebpf::abi::Counters;
+
+use crate::attach::hooks::Served;
+use crate::cost::budget::{ProbeCosts, Tracking, Use, automatic_interval, decide, share_under};
+use crate::cost::free_groups::{FreeGroup, groups_to_stop};
+use crate::cost::measure::Measured;
+use crate::record::intake::counters::exact_bytes;
+use crate::record::plan::{BudgetPlan, SamplingPlan};
+use heapbpf_profile::units;
+use heapbpf_statistics::plan::LARGEST_INTERVAL;
+
+/// Time until the first look, which finds the targets' call rate.
+const FIRST_LOOK_NS: u64 = 200_000_000;
+/// Time between looks.
+const LOOK_NS: u64 = 1_000_000_000;
+/// Length of a time window.
+const WINDOW_NS: u64 = 100_000_000;
+/// Weight of earlier windows against the next one. Clock ticks are coarse for one window, so that one alone says
+/// little.
+const WINDOW_MEMORY: f64 = 0.8;
+/// Fewest calls on which a decision is based.
+const FEWEST_CALLS: f64 = 100.0;
+/// The automatic interval changes only if it is off by this factor: each interval has rows of its own.
+const INTERVAL_STEP: u64 = 4;
+
+/// Most groups named in the notes when tracking of their frees stops at one look.
+const MOST_TOLD: usize = 8;
+
+/// An action for the session.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Change the sampling interval.
+    SetInterval(u64),
+    /// Stop tracking frees: detach the probes of functions that free.
+    StopTrackingFrees,
+    /// Stop tracking frees of the processes that these links serve.
+    StopTrackingFreesOf(Vec<Served>),
+    /// Detach all probes.
+    Detach,
+    /// Attach all probes again.
+    Attach,
+}
+
+/// When probes are in place. Times are CLOCK_MONOTONIC.
+struct ProbeTimes {
+    begun_ns: u64,
+    attached: bool,
+    detached_since_ns: u64,
+    /// Length of all pauses that have ended.
+    detached_ns: u64,
+}
+
+/// Findings of earlier looks.
+struct Looks {
+    /// CLOCK_MONOTONIC of the next look.
+    next_ns: u64,
+    first: bool,
+    last: Use,
+    /// Sum over the last windows, with lower weights for earlier ones.
+    windows: Use,
+    /// Probe time as a share of the targets' CPU time.
+    share: Option<f64>,
+    /// How many consecutive looks must find the budget exceeded before tracking is reduced, and how many have.
+    patience: u32,
+    exceeded: u32,
+}
+
+/// The overhead controller of one recording.
+pub struct OverheadController {
+    measured: Option<Measured>,
+    costs: Option<ProbeCosts>,
+    budget: Option<f64>,
+    automatic: bool,
+    tracking: Tracking,
+    times: ProbeTimes,
+    looks: Looks,
+    random: u64,
+    notes: Vec<String>,
+}
+
+impl OverheadController {
+    /// Creates the controller of a recording that begins now.
+    pub fn new(measured: Option<Measured>, budget: BudgetPlan, sampling: &SamplingPlan, now_ns: u64) -> Self {
+        let mut notes = Vec::new();
+        if measured.is_none() && (budget.share.is_some() || sampling.automatic) {
+            notes.push(
+                "what probes cost could not be measured here, so no budget could be kept and no interval chosen".into(),
+            );
+        }
+        Self {
+            costs: measured.as_ref().map(|measured| measured.costs.in_programs()),
+            measured,
+            budget: budget.share,
+            automatic: sampling.automatic,
+            tracking: Tracking { interval: sampling.interval, frees: sampling.live, time: 1.0 },
+            times: ProbeTimes { begun_ns: now_ns, attached: true, detached_since_ns: 0, detached_ns: 0 },
+            looks: Looks {
+                next_ns: now_ns + FIRST_LOOK_NS,
+                first: true,
+                last: Use { seconds: now_ns as f64 * 1e-9, ..Use::default() },
+                windows: Use::default(),
+                share: None,
+                // Under the default budget a short burst does no lasting harm: two looks decide.
+                patience: if budget.is_default { 2 } else { 1 },
+                exceeded: 0,
+            },
+            random: now_ns | 1,
+            notes,
+        }
+    }
+
+    /// Notes that the recording begins now, with the targets' CPU clock at `cpu_seconds`.
+    pub fn begin(&mut self, cpu_seconds: f64, now_ns: u64) {
+        self.times.begun_ns = now_ns;
+        self.looks.next_ns = now_ns + FIRST_LOOK_NS;
+        self.looks.last = Use { seconds: now_ns as f64 * 1e-9, cpu_seconds, ..Use::default() };
+    }
+
+    /// Sets the kinds of instruction that are probed now (the most expensive ones).
+    pub fn set_kinds(&mut self, allocation: Option<&str>, free: Option<&str>) {
+        if let Some(measured) = &self.measured {
+            let allocation = allocation.unwrap_or(&measured.allocation_kind);
+            let free = free.unwrap_or(&measured.free_kind);
+            self.costs = Some(measured.costs_at(allocation, free).in_programs());
+        }
+    }
+
+    /// Cost of a probe on that kind of instruction, for comparisons.
+    pub fn cost_of_kind(&self, kind: &str) -> f64 {
+        self.measured.as_ref().and_then(|measured| measured.nothing_ns.get(kind).copied()).unwrap_or(0.0)
+    }
+
+    /// Probe costs measured on this machine.
+    pub fn measured(&self) -> Option<&Measured> {
+        self.measured.as_ref()
+    }
+
+    /// CLOCK_MONOTONIC of the next look; `None` if no look is needed.
+    pub fn next_ns(&self) -> Option<u64> {
+        let needed = self.costs.is_some() && (self.budget.is_some() || self.automatic) && self.tracking.time > 0.0;
+        needed.then_some(self.looks.next_ns)
+    }
+
+    /// Probe time of all counted calls, in seconds.
+    pub fn probe_seconds(&self, counters: &Counters) -> Option<f64> {
+        self.costs.map(|costs| usage(counters, 0.0, 0.0).probe_seconds(&costs))
+    }
+
+    /// Probe time as a share of the targets' CPU time between the last two looks.
+    pub fn share(&self) -> Option<f64> {
+        self.looks.share
+    }
+
+    /// Whether tracking of frees may still be stopped, for some processes or for all.
+    pub fn may_stop_tracking_frees(&self) -> bool {
+        self.budget.is_some() && self.tracking.frees && self.next_ns().is_some()
+    }
+
+    /// Whether no frees are tracked any more. Memory in use is unknown then.
+    pub fn stopped_tracking_frees(&self, live: bool) -> bool {
+        live && !self.tracking.frees
+    }
+
+    /// Whether probes are now attached in time windows only.
+    pub fn has_windows(&self) -> bool {
+        self.tracking.time < 1.0
+    }
+
+    /// Share of the time during which probes were attached.
+    pub fn time_share(&self, now_ns: u64) -> f64 {
+        let open = if self.times.attached { 0 } else { now_ns.saturating_sub(self.times.detached_since_ns) };
+        let all = now_ns.saturating_sub(self.times.begun_ns).max(1);
+        1.0 - ((self.times.detached_ns + open) as f64 / all as f64).min(1.0)
+    }
+
+    /// Notes for the user.
+    pub fn notes(&self, now_ns: u64) -> Vec<String> {
+        let mut notes = self.notes.clone();
+        let share = self.time_share(now_ns);
+        if self.times.detached_ns > 0 || !self.times.attached {
+            notes.push(format!(
+                "probes were in place {} of the time (windows of {} ms at random times): figures of allocation are \
+                 corrected for that, window by window, and have no error bar",
+                units::percent(share),
+                WINDOW_NS / 1_000_000
+            ));
+        }
+        notes
+    }
+
+    /// Looks at the counters, when [`next_ns`](Self::next_ns) has come. `groups`: groups of processes whose frees can
+    /// stop being tracked separately; called only if some have to stop.
+    pub fn look(
+        &mut self,
+        counters: &Counters,
+        cpu_seconds: f64,
+        now_ns: u64,
+        groups: impl FnOnce() -> Vec<FreeGroup<Served>>,
+    ) -> Vec<Action> {
+        let Some(costs) = self.costs else { return Vec::new() };
+        let now = usage(counters, cpu_seconds, now_ns as f64 * 1e-9);
+        if !self.times.attached {
+            self.times.attached = true;
+            self.times.detached_ns += now_ns.saturating_sub(self.times.detached_since_ns);
+            self.looks.next_ns = now_ns + WINDOW_NS;
+            self.looks.last = now;
+            return vec![Action::Attach];
+        }
+        let used = now.since(&self.looks.last);
+        self.looks.share = Some(used.share(&costs));
+        self.looks.last = now;
+        self.looks.next_ns = now_ns + LOOK_NS;
+        if used.allocations + used.frees < FEWEST_CALLS {
+            return Vec::new();
+        }
+        let mut actions = Vec::new();
+        if self.automatic {
+            let interval = automatic_interval(&used, self.tracking.frees, &costs, self.budget);
+            let old = self.tracking.interval;
+            if self.looks.first || interval >= old * INTERVAL_STEP || interval * INTERVAL_STEP <= old {
+                self.note(
+                    now_ns,
+                    format!("sampling interval {}, chosen for the call rate", units::bytes(interval as f64)),
+                );
+                self.tracking.interval = interval;
+                actions.push(Action::SetInterval(interval));
+            }
+        }
+        if let Some(budget) = self.budget {
+            let before = if self.has_windows() { self.looks.windows.times(WINDOW_MEMORY) } else { Use::default() };
+            self.looks.windows = before.and(&used);
+            let used = self.looks.windows;
+            actions.extend(self.keep(&used, (&costs, budget), now_ns, groups));
+            if actions.iter().any(|action| matches!(action, Action::SetInterval(_))) {
+                // Samples at the old interval do not predict those at the new one.
+                self.looks.windows = Use::default();
+            }
+        }
+        self.looks.first = false;
+        actions
+    }
+
+    fn keep(
+        &mut self,
+        used: &Use,
+        (costs, budget): (&ProbeCosts, f64),
+        now_ns: u64,
+        groups: impl FnOnce() -> Vec<FreeGroup<Served>>,
+    ) -> Vec<Action> {
+        let mut next = decide(used, self.tracking, costs, budget);
+        self.looks.exceeded = if next == self.tracking { 0 } else { self.looks.exceeded + 1 };
+        if self.tracking.time >= 1.0 && next != self.tracking && self.looks.exceeded < self.looks.patience {
+            return Vec::new();
+        }
+        let old = self.tracking;
+        let mut left = Vec::new();
+        if old.frees && !next.frees && next.time >= 1.0 {
+            let groups = groups();
+            let stopped = groups_to_stop(&groups, used, Tracking { frees: true, ..next }, costs, budget);
+            next.frees = stopped.len() < groups.len();
+            if next.frees {
+                left = stopped.into_iter().map(|index| groups[index].clone()).collect();
+            }
+        }
+        self.tracking = next;
+        if (next != old || !left.is_empty()) && old.time >= 1.0 {
+            self.note(
+                now_ns,
+                format!(
+                    "probes took {} of the targets' CPU time, more than the budget of {} (--max-overhead; `none` \
+                     lifts it): {}",
+                    units::percent(used.share(costs)),
+                    units::percent(budget),
+                    cheaper(used, old, costs)
+                ),
+            );
+        }
+        self.tell_changes(old, &left, now_ns);
+        if next.time < 1.0 {
+            self.times.attached = false;
+            self.times.detached_since_ns = now_ns;
+            self.looks.next_ns = now_ns + self.pause(next.time);
+        }
+        actions(old, next, left)
+    }
+
+    /// Notes what changed from `old`. `left`: groups whose frees are no longer tracked.
+    fn tell_changes(&mut self, old: Tracking, left: &[FreeGroup<Served>], now_ns: u64) {
+        let next = self.tracking;
+        if next.interval != old.interval {
+            self.note(now_ns, format!("the sampling interval is {} from here on", units::bytes(next.interval as f64)));
+        }
+        for FreeGroup { name, frees, inuse_bytes, .. } in left.iter().take(MOST_TOLD) {
+            let (inuse, frees) = (units::bytes(*inuse_bytes), units::count(*frees));
+            self.note(
+                now_ns,
+                format!(
+                    "frees of {name} are not followed any more, as they showed least ({inuse} known in use for {frees} \
+                     calls): nothing is said of its memory in use, and totals in use are without it"
+                ),
+            );
+        }
+        if let Some(more @ 1..) = left.len().checked_sub(MOST_TOLD) {
+            self.note(now_ns, format!("frees of {more} more are not followed any more, for the same reason"));
+        }
+        if !next.frees && old.frees {
+            self.note(now_ns, "frees are not followed any more: nothing is said of memory in use".into());
+        }
+        if next.time <= 0.0 {
+            self.note(now_ns, "no window is short enough for the budget: the probes were taken away".into());
+        } else if next.time < 1.0 && old.time >= 1.0 {
+            let text = format!("probes are in place in time windows only, {} of the time", units::percent(next.time));
+            self.note(now_ns, text);
+        }
+    }
+
+    /// Length of a pause, in nanoseconds, so that probes are attached for a share `time` on average. It is random, so
+    /// that nothing periodic in a target falls in step with it.
+    fn pause(&mut self, time: f64) -> u64 {
+        let random = sampler_ebpf::rng::next(&mut self.random) as f64 / u64::MAX as f64;
+        let mean = WINDOW_NS as f64 * (1.0 - time) / time.max(1e-6);
+        (mean * (0.5 + random)) as u64
+    }
+
+    fn note(&mut self, now_ns: u64, text: String) {
+        const MOST: usize = 32;
+        let at = now_ns.saturating_sub(self.times.begun_ns) as f64 * 1e-9;
+        log::warn!("{text}");
+        if self.notes.len() < MOST {
+            self.notes.push(format!("after {at:.1} s: {text}"));
+        }
+    }
+}
+
+/// Actions that lead from `old` to `next`. `left`: groups whose frees are no longer tracked.
+fn actions(old: Tracking, next: Tracking, left: Vec<FreeGroup<Served>>) -> Vec<Action> {
+    let mut actions = Vec::new();
+    if next.time < 1.0 {
+        // First, because the other actions take time.
+        actions.push(Action::Detach);
+    }
+    if next.interval != old.interval {
+        actions.push(Action::SetInterval(next.interval));
+    }
+    if !left.is_empty() {
+        actions.push(Action::StopTrackingFreesOf(left.into_iter().flat_map(|group| group.links).collect()));
+    }
+    if !next.frees && old.frees {
+        actions.push(Action::StopTrackingFrees);
+    }
+    actions
+}
+
+/// Options that cost less than the current tracking, and their shares of the targets' CPU time.
+fn cheaper(used: &Use, now: Tracking, costs: &ProbeCosts) -> String {
+    let wide = |tracking: Tracking| Tracking { interval: LARGEST_INTERVAL, ..tracking };
+    let without = Tracking { frees: false, ..now };
+    let interval = format!("-i {}MiB", LARGEST_INTERVAL >> 20);
+    let options = [
+        (interval.clone(), wide(now), now.interval > 0),
+        ("--no-live".to_owned(), without, now.frees),
+        (format!("--no-live {interval}"), wide(without), now.frees && now.interval > 0),
+    ];
+    let mut least = used.share(costs);
+    let mut priced = Vec::new();
+    for (name, how, _) in options.into_iter().filter(|(.., offered)| *offered) {
+        let share = share_under(used, &how, costs);
+        // An option that saves next to nothing is not worth mentioning.
+        if share < 0.9 * least {
+            least = share;
+            priced.push(format!("{name} would take {}", units::percent(share)));
+        }
+    }
+    if priced.is_empty() { "no option is known to cost less".into() } else { priced.join(", ") }
+}
+
+fn usage(counters: &Counters, cpu_seconds: f64, seconds: f64) -> Use {
+    Use {
+        seconds,
+        allocations: (counters.hits() + counters.reentrant) as f64,
+        frees: counters.frees_seen as f64,
+        samples: counters.sampled as f64,
+        bytes: exact_bytes(counters) as f64,
+        cpu_seconds,
+    }
+}
+
+#[cfg(test)]
+#[path = "controller_tests.rs"]
+mod tests;

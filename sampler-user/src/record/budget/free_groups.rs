@@ -1,0 +1,112 @@
+//! Groups of processes whose frees are tracked by the same links, with their cost and their memory in use.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use sampler_ebpf::abi::ProcessKey;
+
+use crate::attach::hooks::Served;
+use crate::cost::free_groups::FreeGroup;
+use crate::heap::live::Heap;
+use crate::host::Host;
+use crate::kernel::totals::Counts;
+use crate::record::attaching::probes::Attaching;
+
+/// Most links in a group's name.
+const MOST_NAMES: usize = 3;
+
+/// Calls of functions that free, by process.
+#[derive(Default)]
+pub struct Frees(HashMap<ProcessKey, u64>);
+
+impl Frees {
+    /// Counts up to now.
+    pub fn of(counts: &Counts) -> Self {
+        Self(counts.processes.iter().map(|(process, counters)| (*process, counters.frees_seen)).collect())
+    }
+
+    fn since(&self, process: &ProcessKey, now: u64) -> u64 {
+        now.saturating_sub(self.0.get(process).copied().unwrap_or(0))
+    }
+}
+
+/// Groups of live processes whose frees are tracked.
+pub fn groups(
+    counts: &Counts,
+    before: &Frees,
+    attaching: &Attaching,
+    host: &Host,
+    heap: &Heap,
+) -> Vec<FreeGroup<Served>> {
+    let mut processes = Vec::new();
+    for (process, counters) in &counts.processes {
+        let Some(incarnation) =
+            host.processes().current(process.tgid).filter(|_| attaching.is_current_program(*process))
+        else {
+            continue;
+        };
+        let serving =
+            attaching.serving(incarnation).into_iter().filter(|it| !attaching.hooks.stopped_tracking_frees_of(*it));
+        let serving: BTreeSet<Served> = serving.collect();
+        if !serving.is_empty() {
+            processes.push((*process, serving, before.since(process, counters.frees_seen), &incarnation.info.comm));
+        }
+    }
+    let links: Vec<&BTreeSet<Served>> = processes.iter().map(|(_, serving, ..)| serving).collect();
+    let mut groups = Vec::new();
+    for members in connected(&links) {
+        let members = || members.iter().map(|&index| &processes[index]);
+        let links: BTreeSet<Served> = members().flat_map(|(_, serving, ..)| serving).copied().collect();
+        let name_of = |served: &Served| match served {
+            Served::File(key) => attaching.hooks.files.path(*key).unwrap_or("a file").to_owned(),
+            Served::Process(pid) => {
+                let comm = members().find(|(process, ..)| process.tgid == *pid).map_or("", |(.., comm)| comm);
+                format!("{comm} ({pid})")
+            }
+        };
+        let mut name = links.iter().take(MOST_NAMES).map(name_of).collect::<Vec<_>>().join(", ");
+        if links.len() > MOST_NAMES {
+            name.push_str(", …");
+        }
+        groups.push(FreeGroup {
+            name,
+            frees: members().map(|(_, _, frees, _)| *frees as f64).sum(),
+            inuse_bytes: members().map(|(process, ..)| heap.inuse_bytes_of(process)).sum(),
+            links: links.into_iter().collect(),
+        });
+    }
+    groups
+}
+
+/// Groups of sets that have an element in common, directly or through other sets: the indices of each group.
+fn connected(sets: &[&BTreeSet<Served>]) -> Vec<Vec<usize>> {
+    let mut group_of: BTreeMap<Served, usize> = BTreeMap::new();
+    let mut groups: Vec<(Vec<usize>, BTreeSet<Served>)> = Vec::new();
+    for (index, set) in sets.iter().enumerate() {
+        let known: BTreeSet<usize> = set.iter().filter_map(|it| group_of.get(it)).copied().collect();
+        let mut joined = (vec![index], (*set).clone());
+        for group in known {
+            let (members, links) = std::mem::take(&mut groups[group]);
+            joined.0.extend(members);
+            joined.1.extend(links);
+        }
+        group_of.extend(joined.1.iter().map(|it| (*it, groups.len())));
+        groups.push(joined);
+    }
+    groups.into_iter().map(|(members, _)| members).filter(|members| !members.is_empty()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_process_has_of_two_makes_them_one() {
+        let set = |pids: &[u32]| pids.iter().map(|pid| Served::Process(*pid)).collect::<BTreeSet<_>>();
+        let sets = [set(&[1]), set(&[2, 3]), set(&[4]), set(&[1, 4]), set(&[3])];
+        let mut groups = connected(&sets.iter().collect::<Vec<_>>());
+        groups.iter_mut().for_each(|group| group.sort_unstable());
+        groups.sort();
+        assert_eq!(groups, [vec![0, 2, 3], vec![1, 4]]);
+        assert!(connected(&[]).is_empty());
+    }
+}

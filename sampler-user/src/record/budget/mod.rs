@@ -1,0 +1,7 @@
+//! Keeps probes within their budget of CPU time: their cost, what is reduced for it, and the weights of time windows.
+
+pub mod controller;
+pub mod free_groups;
+pub mod overhead;
+pub mod window_progress;
+pub mod window_times;

@@ -1,0 +1,34 @@
+//! What is known of the cost of a recording's probes.
+
+use super::controller::OverheadController;
+use super::free_groups::Frees;
+use super::window_progress::WindowProgress;
+use super::window_times::WindowTimes;
+use crate::cost::cpu_time::CpuTime;
+
+/// State of the overhead control of a recording: costs, and time windows.
+pub struct Overhead {
+    /// The controller that decides.
+    pub controller: OverheadController,
+    /// Frees counted up to its last look.
+    pub frees: Frees,
+    /// CPU time of the targets.
+    pub cpu_time: CpuTime,
+    /// When probes were in place.
+    pub windows: WindowTimes,
+    /// Progress of targets in windows and pauses.
+    pub progress: WindowProgress,
+}
+
+impl Overhead {
+    /// Creates the state of a recording; nothing is known yet.
+    pub fn new(controller: OverheadController) -> Self {
+        Self {
+            controller,
+            frees: Frees::default(),
+            cpu_time: CpuTime::begin(),
+            windows: WindowTimes::default(),
+            progress: WindowProgress::default(),
+        }
+    }
+}

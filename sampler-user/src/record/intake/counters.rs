@@ -1,0 +1,66 @@
+//! Counts made by the daemon, and exact figures of allocations derived from the kernel side's counters.
+
+use sampler_ebpf::abi::Counters;
+
+/// Counters that the daemon maintains itself.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DaemonCounters {
+    /// Lost frees that were detected, by reconciliation with the kernel's live map or at the end of a process.
+    pub frees_reconciled: u64,
+    /// Lost allocations that were recovered from the kernel's live map.
+    pub allocations_reconciled: u64,
+    /// Records that could not be decoded.
+    pub records_unknown: u64,
+    /// Samples whose stack copy did not arrive.
+    pub stacks_missing: u64,
+    /// Stacks that were unwound.
+    pub stacks_unwound: u64,
+    /// Of these, repeated stacks, which only cost a comparison.
+    pub stacks_repeated: u64,
+    /// Of these, stacks that reach the thread's entry.
+    pub stacks_complete: u64,
+    /// Rows merged into others because there were too many.
+    pub stacks_merged: u64,
+    /// Process events (forks, maps, …) that the kernel dropped before we read them.
+    pub host_events_lost: u64,
+}
+
+/// Exact number of allocated bytes. Calls that were seen to fail are not included.
+pub const fn exact_bytes(counters: &Counters) -> u64 {
+    counters.unsampled_bytes + counters.sampled_bytes
+}
+
+/// Exact number of allocations. An in-flight call that is sampled is not included, as its bytes are not counted yet
+/// either.
+pub const fn exact_objects(counters: &Counters) -> u64 {
+    let none = counters.failed + counters.unsampled_failed + counters.lost_in_flight;
+    (counters.unsampled + counters.sampled).saturating_sub(none)
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+
+    /// Counters of 100 hits, each accounted for once.
+    pub fn counters() -> Counters {
+        Counters {
+            unsampled: 90,
+            unsampled_bytes: 9000,
+            sampled: 10,
+            sampled_bytes: 900,
+            submitted: 6,
+            failed: 1,
+            lost_ring_full: 2,
+            lost_abandoned: 1,
+            ..Counters::default()
+        }
+    }
+
+    #[test]
+    fn failed_calls_are_no_allocations() {
+        assert_eq!(exact_objects(&counters()), 99);
+        let one_in_flight = Counters { sampled: 11, lost_in_flight: 1, ..counters() };
+        assert_eq!((exact_objects(&one_in_flight), exact_bytes(&one_in_flight)), (99, 9900));
+        assert_eq!(exact_bytes(&counters()), 9900);
+    }
+}

@@ -1,0 +1,11 @@
+//! Intake of records: reads them from the rings, puts them in order of time, joins them with their stacks and adds them
+//! to the heap. Also counts what was lost on the way.
+
+pub mod counters;
+#[cfg(test)]
+mod cut_tests;
+pub mod ended;
+mod join;
+pub mod losses;
+mod queue;
+pub mod recorder;

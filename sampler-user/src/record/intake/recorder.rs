@@ -1,0 +1,494 @@
+//! The recorder: decodes records from the rings, finds their stacks and adds them to the heap. This is the hot path of
+//! the daemon.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+
+use sampler_ebpf::abi::{AllocationRecord, LiveKey, LiveValue, ProcessKey, mapping, stack_kind};
+
+use super::counters::DaemonCounters;
+use super::join::{Join, Joined, MOST_WAITING};
+use crate::clock::monotonic_ns;
+use crate::heap::event::{Event, decode, decode_stack};
+use crate::heap::live::{AfterCut, Heap, LostBlocks};
+use crate::heap::sample::{Sample, SampleKey};
+use crate::host::Host;
+use crate::host::mappings::AddressSpace;
+use crate::host::mappings::AtTime;
+use crate::kernel::rings::Ring;
+use crate::kernel::stack_traces::StackTraces;
+use heapbpf_probes::{BRK, MMAP, MREMAP};
+use heapbpf_unwind::dwarf::{Capture, Unwinder};
+use heapbpf_unwind::frame_pointer;
+use heapbpf_unwind::raw::RawStack;
+
+/// Longest time spent on the rings before other work gets its turn, and number of records between two reads of the
+/// clock.
+const LONGEST_DRAIN_NS: u64 = 20_000_000;
+const LOOK_AT_CLOCK_EVERY: u32 = 256;
+
+/// Limits on cached thread names, and on cached stacks that the daemon did not unwind itself. A target can make any
+/// number of either. A full cache is cleared and filled again.
+const MOST_THREAD_NAMES: usize = 1 << 16;
+const MOST_STACKS: usize = 1 << 16;
+
+/// Number of records for which memory is kept when idle.
+const ROOM_FOR_RECORDS: usize = 1024;
+
+/// An event in the life of a process, for the session to act on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProcessEvent {
+    /// A target forked.
+    Forked {
+        /// The parent.
+        parent: ProcessKey,
+        /// The child's process id.
+        child: u32,
+        /// CLOCK_MONOTONIC.
+        time_ns: u64,
+    },
+    /// A process replaced its program.
+    Replaced {
+        /// The incarnation that ended.
+        ended: ProcessKey,
+        /// CLOCK_MONOTONIC.
+        time_ns: u64,
+    },
+    /// A process ended.
+    Ended {
+        /// The process incarnation that ended.
+        process: ProcessKey,
+        /// CLOCK_MONOTONIC.
+        time_ns: u64,
+    },
+}
+
+/// Source of stacks that the kernel walked by frame pointers.
+pub trait KernelStacks {
+    /// Addresses of the stack with this ID, innermost first; empty if there is none.
+    fn read(&self, id: i32) -> Vec<u64>;
+}
+
+impl KernelStacks for StackTraces {
+    fn read(&self, id: i32) -> Vec<u64> {
+        StackTraces::read(self, id)
+    }
+}
+
+/// Takes records in and adds them to the heap.
+pub struct Recorder {
+    /// The heap so far.
+    pub heap: Heap,
+    /// The daemon's own counters.
+    pub counters: DaemonCounters,
+    /// Processes seen in samples, with the time of their first sample (CLOCK_MONOTONIC).
+    pub processes: HashMap<ProcessKey, u64>,
+    unwinder: Unwinder,
+    traces: Box<dyn KernelStacks>,
+    max_depth: usize,
+    functions: Vec<u16>,
+    thread_names: HashMap<[u8; 16], Arc<str>>,
+    join: Join,
+    /// Number of allocation records taken in.
+    allocations: u64,
+    /// Number of records of frees of tracked samples taken in.
+    frees: u64,
+    walked: HashMap<(ProcessKey, i32, u64), Arc<RawStack>>,
+    callers: HashMap<(ProcessKey, u64), Arc<RawStack>>,
+    /// Empty address space, for processes that are unknown.
+    nowhere: AddressSpace,
+    behind: bool,
+    /// Processes that were seen to run JIT code.
+    jit_processes: HashSet<ProcessKey>,
+    new_jit_processes: Vec<(ProcessKey, u64)>,
+}
+
+impl Recorder {
+    /// Creates a recorder that adds to `heap`, which must be empty. `max_depth`: maximum number of frames of stacks
+    /// that the kernel walked.
+    pub fn new(unwinder: Unwinder, traces: impl KernelStacks + 'static, max_depth: usize, heap: Heap) -> Self {
+        Self {
+            heap,
+            counters: DaemonCounters::default(),
+            processes: HashMap::new(),
+            unwinder,
+            traces: Box::new(traces),
+            max_depth,
+            functions: Vec::new(),
+            thread_names: HashMap::new(),
+            join: Join::default(),
+            allocations: 0,
+            frees: 0,
+            walked: HashMap::new(),
+            callers: HashMap::new(),
+            nowhere: AddressSpace::default(),
+            behind: false,
+            jit_processes: HashSet::new(),
+            new_jit_processes: Vec::new(),
+        }
+    }
+
+    /// Sets the function of each probe site, as a row of the table of allocators, by the site's index.
+    pub fn set_functions(&mut self, functions: &[u16]) {
+        self.functions.clear();
+        self.functions.extend_from_slice(functions);
+    }
+
+    /// Takes in records from the rings, for up to [`LONGEST_DRAIN_NS`] or until `latest_ns` (CLOCK_MONOTONIC),
+    /// whichever comes first. Returns the number of records.
+    pub fn drain(
+        &mut self,
+        events: &mut Ring,
+        stacks: &mut Ring,
+        host: &mut Host,
+        processes: &mut Vec<ProcessEvent>,
+        latest_ns: u64,
+    ) -> usize {
+        let mut records = 0;
+        let until_ns = (monotonic_ns() + LONGEST_DRAIN_NS).min(latest_ns);
+        loop {
+            // The events ring first, and all of it: its small records must never be lost because the ring is full.
+            records += self.read_events(events);
+            let copies = self.drain_stacks(stacks, host);
+            let in_time = self.work_off(copies == 0, until_ns, host, processes);
+            records += copies;
+            // If samples arrive faster than they are processed, this loop must still end.
+            self.behind = !in_time || copies > 0 && monotonic_ns() > until_ns;
+            if copies == 0 || self.behind {
+                return records;
+            }
+        }
+    }
+
+    /// Makes room in the events ring: reads the records reserved so far, to be taken in later. Returns the number of
+    /// records.
+    pub fn read_events(&mut self, events: &mut Ring) -> usize {
+        let before = self.join.queue.len();
+        if before >= MOST_WAITING {
+            return 0;
+        }
+        // The time is read before the position, so every record with a time up to it was reserved before that position.
+        let position = self.join.queue.read_up_to(|| (monotonic_ns(), events.reserved_up_to()));
+        while events.read_up_to() < position && events.drain(|record| self.join.queue.push(record)) > 0 {}
+        self.join.queue.has_read_up_to(events.read_up_to());
+        self.join.queue.len() - before
+    }
+
+    /// Sets a cut: from here on, records after this time wait (CLOCK_MONOTONIC, not in the future).
+    pub fn cut_at(&mut self, time_ns: u64) {
+        self.join.queue.cut_at(time_ns);
+    }
+
+    /// Whether everything up to the cut has been taken in, and nothing after it.
+    pub fn is_at_cut(&self) -> bool {
+        self.join.queue.is_at_cut()
+    }
+
+    /// Ends the cut: records after it are taken in again.
+    pub fn end_cut(&mut self) {
+        self.join.queue.end_cut();
+    }
+
+    /// Time up to which everything has been taken in (CLOCK_MONOTONIC).
+    pub fn taken_in_up_to_ns(&self) -> u64 {
+        self.join.queue.handed_out_up_to_ns()
+    }
+
+    /// Number of records of allocations and frees taken in.
+    pub fn records_taken_in(&self) -> u64 {
+        self.allocations + self.frees
+    }
+
+    /// Interns a stack: equal stacks share one allocation.
+    pub fn intern(&mut self, stack: RawStack) -> Arc<RawStack> {
+        self.unwinder.intern(stack)
+    }
+
+    /// Sampled allocations that wait behind the cut, with a time up to `until_ns`: their number and bytes, by process.
+    pub fn allocations_beyond_cut(&self, until_ns: u64) -> HashMap<ProcessKey, LostBlocks> {
+        let mut found: HashMap<ProcessKey, LostBlocks> = HashMap::new();
+        for (_, record) in self.join.queue.beyond().filter(|(time_ns, _)| *time_ns <= until_ns) {
+            if let Some(Event::Allocation(record)) = decode(record) {
+                let blocks = found.entry(record.process).or_default();
+                blocks.samples += 1;
+                blocks.bytes = blocks.bytes.saturating_add(record.size_bytes);
+            }
+        }
+        found
+    }
+
+    /// Frees and sampled allocations that have been read but wait behind the cut.
+    pub fn beyond_cut(&self) -> AfterCut {
+        AfterCut::of(self.join.queue.beyond().map(|(_, record)| &record[..]))
+    }
+
+    /// A sample for a block found in the kernel's live map whose record was lost. Its stack is unknown. Of its process,
+    /// only the address space is known.
+    pub fn without_record(&self, key: LiveKey, value: &LiveValue, stack: &Arc<RawStack>) -> Sample {
+        Sample {
+            id: value.sample,
+            key: SampleKey {
+                process: key.space,
+                thread: "".into(),
+                function: self.function_at(value.site),
+                interval: u64::from(value.interval),
+                stack: Arc::clone(stack).into(),
+            },
+            space: key.space,
+            time_ns: value.time_ns,
+            address: key.address,
+            size_bytes: value.size_bytes,
+            trials: value.trials,
+            offset: u64::from(value.offset),
+            tracked: true,
+            mapped: false,
+        }
+    }
+
+    /// Unwinds the stack copies of one read of the stacks ring. Returns their number.
+    fn drain_stacks(&mut self, stacks: &mut Ring, host: &mut Host) -> usize {
+        let mut copies = Vec::new();
+        let count = stacks.drain(|record| copies.push(record));
+        if count > 0 {
+            // After this, all mappings made before these stacks were copied are known.
+            self.poll(host);
+        }
+        for copy in copies {
+            let Some((head, bytes)) = decode_stack(&copy) else {
+                self.counters.records_unknown += 1;
+                continue;
+            };
+            let capture = Capture { registers: &head.registers, stack: bytes, in_flight: &head.in_flight };
+            let (processes, modules) = host.split();
+            let space =
+                processes.at(head.space.tgid, head.time_ns).map_or(&self.nowhere, |incarnation| &incarnation.space);
+            let at = AtTime::new(space, head.time_ns);
+            let stack = self.unwinder.unwind(modules, &at.view(head.space), capture);
+            if !self.unwinder.was_repeated() && stack.has_jit_code(modules) {
+                self.runs_jit_code(head.space, head.time_ns);
+            }
+            self.join.arrive(head.sample, stack);
+        }
+        count
+    }
+
+    /// Takes in records in order, up to the first whose stack may still arrive. `drained`: whether the stacks ring has
+    /// handed out all that it can for now. Returns whether it finished before `until_ns`.
+    fn work_off(&mut self, drained: bool, until_ns: u64, host: &mut Host, processes: &mut Vec<ProcessEvent>) -> bool {
+        let mut worked: u32 = 0;
+        while self.join.queue.front().is_some() {
+            worked = worked.wrapping_add(1);
+            if worked.is_multiple_of(LOOK_AT_CLOCK_EVERY) && monotonic_ns() > until_ns {
+                return false;
+            }
+            let Some(joined) = self.join.next(drained, monotonic_ns) else { break };
+            match joined {
+                Joined::Allocation(record, stack) => {
+                    self.allocations += 1;
+                    self.allocate(&record, stack, host);
+                }
+                Joined::Other(event) => self.take_in(event, processes),
+                Joined::Unknown => self.counters.records_unknown += 1,
+            }
+        }
+        true
+    }
+
+    /// Takes in an event other than an allocation.
+    fn take_in(&mut self, event: Event, processes: &mut Vec<ProcessEvent>) {
+        match event {
+            // Allocations come with their stack, through `allocate`.
+            Event::Allocation(_) => {}
+            Event::Free(record) => {
+                self.frees += 1;
+                self.heap.free(record.space, record.sample, record.time_ns, record.temporary != 0);
+            }
+            Event::Unmap(record) => self.heap.unmap(record.space, record.start, record.end, record.time_ns),
+            Event::Fork(record) => processes.push(ProcessEvent::Forked {
+                parent: record.process,
+                child: record.child_tgid,
+                time_ns: record.time_ns,
+            }),
+            Event::Exec(record) => {
+                processes.push(ProcessEvent::Replaced { ended: record.process, time_ns: record.time_ns });
+            }
+            Event::Exit(record) => {
+                processes.push(ProcessEvent::Ended { process: record.process, time_ns: record.time_ns });
+            }
+        }
+    }
+
+    fn allocate(&mut self, record: &AllocationRecord, arrived: Option<Arc<RawStack>>, host: &mut Host) {
+        self.processes.entry(record.process).or_insert(record.time_ns);
+        let stack = match (record.stack_kind, arrived) {
+            (_, Some(stack)) => stack,
+            (stack_kind::FRAME_POINTERS, None) => self.walked(record, host),
+            (stack_kind::COPIED, None) => {
+                self.counters.stacks_missing += 1;
+                self.caller(record, host)
+            }
+            _ => self.caller(record, host),
+        };
+        let thread = self.thread_name(&record.thread_name);
+        self.heap.allocate(Sample {
+            id: record.sample,
+            key: SampleKey {
+                process: record.process,
+                thread,
+                function: match record.site {
+                    mapping::MMAP => MMAP,
+                    mapping::MREMAP => MREMAP,
+                    mapping::BRK => BRK,
+                    site => self.function_at(site),
+                },
+                interval: record.interval,
+                stack: stack.into(),
+            },
+            space: record.space,
+            time_ns: record.time_ns,
+            address: record.address,
+            size_bytes: record.size_bytes,
+            trials: record.trials,
+            offset: record.offset,
+            tracked: record.untracked == 0,
+            mapped: matches!(record.site, mapping::MMAP | mapping::MREMAP | mapping::BRK),
+        });
+    }
+
+    fn function_at(&self, site: u32) -> u16 {
+        self.functions.get(site as usize).copied().unwrap_or(u16::MAX)
+    }
+
+    /// The stack that the kernel walked, resolved once per (address space, stack ID, caller).
+    fn walked(&mut self, record: &AllocationRecord, host: &mut Host) -> Arc<RawStack> {
+        let key = (record.space, record.stack_id, record.caller);
+        if let Some(stack) = self.walked.get(&key) {
+            return Arc::clone(stack);
+        }
+        let addresses = self.traces.read(record.stack_id);
+        self.poll(host);
+        let at = self.at_time(record, host);
+        let stack = frame_pointer::from_kernel(&at.view(record.space), record.caller, &addresses, self.max_depth);
+        let stack = self.unwinder.intern(stack);
+        if stack.has_jit_code(host.modules()) {
+            self.runs_jit_code(record.space, record.time_ns);
+        }
+        bounded(&mut self.walked).insert(key, Arc::clone(&stack));
+        stack
+    }
+
+    fn runs_jit_code(&mut self, process: ProcessKey, time_ns: u64) {
+        if self.jit_processes.insert(process) {
+            self.new_jit_processes.push((process, time_ns));
+        }
+    }
+
+    /// Processes first seen to run JIT code since the last call, with the time of that sample.
+    pub fn take_new_jit_processes(&mut self) -> Vec<(ProcessKey, u64)> {
+        std::mem::take(&mut self.new_jit_processes)
+    }
+
+    /// A stack of one frame, the caller.
+    fn caller(&mut self, record: &AllocationRecord, host: &mut Host) -> Arc<RawStack> {
+        let key = (record.space, record.caller);
+        if let Some(stack) = self.callers.get(&key) {
+            return Arc::clone(stack);
+        }
+        self.poll(host);
+        let stack = RawStack::caller_only(&self.at_time(record, host).view(record.space), record.caller);
+        let stack = self.unwinder.intern(stack);
+        bounded(&mut self.callers).insert(key, Arc::clone(&stack));
+        stack
+    }
+
+    /// The address space of a record at the time of the record.
+    fn at_time<'a>(&'a self, record: &AllocationRecord, host: &'a Host) -> AtTime<'a> {
+        let incarnation = host.processes().at(record.space.tgid, record.time_ns);
+        AtTime::new(incarnation.map_or(&self.nowhere, |incarnation| &incarnation.space), record.time_ns)
+    }
+
+    /// Updates `host` with all process events so far. Addresses of a process whose /proc files cannot be read resolve
+    /// to nothing.
+    pub fn poll(&mut self, host: &mut Host) {
+        loop {
+            match host.poll() {
+                Ok(polled) => {
+                    self.counters.host_events_lost += polled.lost;
+                    if !polled.more {
+                        return;
+                    }
+                }
+                Err(error) => {
+                    log::warn!("{error}");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn thread_name(&mut self, name: &[u8; 16]) -> Arc<str> {
+        if self.thread_names.len() >= MOST_THREAD_NAMES {
+            self.thread_names.clear();
+        }
+        Arc::clone(self.thread_names.entry(*name).or_insert_with(|| {
+            let end = name.iter().position(|byte| *byte == 0).unwrap_or(name.len());
+            String::from_utf8_lossy(&name[..end]).into()
+        }))
+    }
+
+    /// Whether the last drain left records in the rings.
+    pub const fn is_behind(&self) -> bool {
+        self.behind
+    }
+
+    /// Drops cached stacks and unwinding state of exited processes.
+    pub fn forget_stacks(&mut self, ended: &HashSet<ProcessKey>) {
+        if ended.is_empty() {
+            return;
+        }
+        self.jit_processes.retain(|process| !ended.contains(process));
+        self.walked.retain(|(process, ..), _| !ended.contains(process));
+        self.callers.retain(|(process, _), _| !ended.contains(process));
+        self.unwinder.forget(ended);
+    }
+
+    /// Releases memory taken up by a burst of records.
+    pub fn shrink(&mut self) {
+        self.join.shrink_to(ROOM_FOR_RECORDS);
+        self.walked.shrink_to_fit();
+        self.callers.shrink_to_fit();
+        self.unwinder.sweep();
+    }
+
+    /// Drops exited processes.
+    pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
+        self.processes.retain(|process, _| !ended.contains(process));
+        self.heap.forget_processes(ended);
+    }
+
+    /// The daemon's counters, including those of the unwinder.
+    pub fn daemon_counters(&self) -> DaemonCounters {
+        let unwinding = self.unwinder.statistics();
+        // Stacks that arrived ahead of their records are not in use yet.
+        let used = unwinding.stacks.saturating_sub(self.join.stacks_ahead() as u64);
+        DaemonCounters {
+            stacks_unwound: used,
+            stacks_repeated: unwinding.repeated.min(used),
+            stacks_complete: unwinding.complete.min(used),
+            stacks_merged: self.heap.merged_rows(),
+            ..self.counters
+        }
+    }
+}
+
+/// Clears a full cache, to make room for one more entry.
+fn bounded<K, V>(stacks: &mut HashMap<K, V>) -> &mut HashMap<K, V> {
+    if stacks.len() >= MOST_STACKS {
+        stacks.clear();
+    }
+    stacks
+}
+
+#[cfg(test)]
+#[path = "recorder_tests.rs"]
+mod tests;

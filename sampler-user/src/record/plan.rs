@@ -1,0 +1,249 @@
+//! The plan of a recording: all options, resolved and checked before anything is attached. Each group of options
+//! configures one part of the recording.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use sampler_ebpf::abi::Config;
+
+use crate::host::process::{ProcessInfo, Target};
+use crate::kernel::loader::MapSizes;
+use crate::kernel::programs::LinkKind;
+use crate::output::Output;
+use crate::sampling::size_classes::ClassRule;
+use crate::symbols::symbolizer::Options;
+use crate::terminal::Color;
+use heapbpf_probes::CustomAllocator;
+use heapbpf_profile::adjust::Adjustments;
+use heapbpf_profile::formats::{Format, WriteOptions};
+use heapbpf_profile::model::Criterion;
+use heapbpf_profile::units;
+
+/// Plan of a recording.
+pub struct RecordPlan {
+    /// Which processes are profiled.
+    pub targets: Targets,
+    /// Length of the recording; `None`: unlimited.
+    pub duration: Option<Duration>,
+    /// Whether this is a service that outlives its targets. Profiles of exited processes are then merged by program,
+    /// together with the memory that these processes held at exit.
+    pub keeps_running: bool,
+    /// Which allocations are sampled, and what is recorded about them.
+    pub sampling: SamplingPlan,
+    /// How stacks are unwound and symbolized.
+    pub stacks: StackPlan,
+    /// What is written, when and where.
+    pub outputs: OutputPlan,
+    /// The overhead budget of probes.
+    pub budget: BudgetPlan,
+    /// How the kernel side is loaded.
+    pub kernel: KernelPlan,
+    /// What is shown on the terminal.
+    pub display: Display,
+}
+
+/// Which processes are profiled.
+#[derive(Debug)]
+pub struct Targets {
+    /// Rules that select processes, those that run now and those that start later.
+    pub rules: Vec<Target>,
+    /// Targets that are already running.
+    pub running: Vec<ProcessInfo>,
+    /// Command to start and profile; empty: none.
+    pub command: Vec<OsString>,
+    /// Whether children of targets are profiled too.
+    pub follow: bool,
+    /// Custom allocators that the user described.
+    pub allocators: Vec<CustomAllocator>,
+}
+
+/// Which allocations are sampled, and what is recorded about them.
+#[derive(Clone, Debug)]
+pub struct SamplingPlan {
+    /// Sampling interval R, in trials of the criterion (usually bytes); 0: totals only.
+    pub interval: u64,
+    /// Sampling criterion: what counts as a trial.
+    pub criterion: Criterion,
+    /// Whether the interval is adapted to the rate of calls.
+    pub automatic: bool,
+    /// How the sampling intervals of size classes are chosen, if the criterion is [`Criterion::SizeClass`].
+    pub classes: Option<ClassRule>,
+    /// Whether frees are tracked.
+    pub live: bool,
+    /// Whether memory that programs map themselves counts as allocations.
+    pub mappings: bool,
+}
+
+/// Method of unwinding stacks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unwind {
+    /// The best method available for each sample.
+    #[default]
+    Auto,
+    /// Call frame information, applied to a copy of the stack.
+    Dwarf,
+    /// Frame pointers, walked in the kernel.
+    FramePointers,
+}
+
+impl Unwind {
+    /// Name of the method in profiles.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Dwarf => "dwarf",
+            Self::FramePointers => "fp",
+        }
+    }
+}
+
+/// How stacks are unwound and symbolized.
+#[derive(Clone, Debug)]
+pub struct StackPlan {
+    /// Method of unwinding.
+    pub unwind: Unwind,
+    /// Maximum number of frames per stack.
+    pub max_depth: usize,
+    /// Maximum number of rows (distinct stacks) of the heap. Beyond it, rows with few samples are merged.
+    pub most: u32,
+    /// Whether addresses are symbolized.
+    pub symbolize: bool,
+    /// Where symbols are looked up.
+    pub symbols: Options,
+}
+
+/// What is written, when and where.
+pub struct OutputPlan {
+    /// Output files of the profile. Empty: one file with a default name, derived from the targets' names.
+    pub files: Vec<Output>,
+    /// Format of the default output.
+    pub default_format: &'static dyn Format,
+    /// Options of the writers.
+    pub write: WriteOptions,
+    /// Adjustments made to profiles before they are written.
+    pub adjustments: Adjustments,
+    /// When snapshots are taken.
+    pub triggers: TriggerOptions,
+    /// Number of snapshots kept on disk; `None`: all.
+    pub keep: Option<usize>,
+    /// Output file of the accounting (`--stats`).
+    pub stats: Option<PathBuf>,
+    /// Whether existing files may be replaced.
+    pub force: bool,
+}
+
+/// Events that trigger a snapshot.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TriggerOptions {
+    /// Time between snapshots.
+    pub every: Option<Duration>,
+    /// Bytes in use at which a snapshot is taken.
+    pub at_bytes: Option<u64>,
+    /// At each new peak of bytes in use.
+    pub at_peak: bool,
+    /// Shortly before the targets or the host run out of memory.
+    pub at_limit: bool,
+}
+
+/// The overhead budget of probes.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct BudgetPlan {
+    /// Largest share of the targets' CPU time that probes may take; `None`: unlimited.
+    pub share: Option<f64>,
+    /// Whether the budget is the default, not one the user asked for.
+    pub is_default: bool,
+}
+
+/// How the kernel side is loaded.
+#[derive(Clone, Debug)]
+pub struct KernelPlan {
+    /// Configuration constants of the BPF programs.
+    pub config: Config,
+    /// Sizes of the BPF maps.
+    pub sizes: MapSizes,
+    /// Kind of link to attach with, if the user forced one.
+    pub link: Option<LinkKind>,
+}
+
+/// What is shown on the terminal.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Display {
+    /// Whether the table and the status line are suppressed.
+    pub quiet: bool,
+    /// Whether a status line may be shown.
+    pub progress: bool,
+    /// When output is coloured.
+    pub color: Color,
+}
+
+impl RecordPlan {
+    /// Whether memory held at exit by exited processes is reported separately from memory in use. With named targets,
+    /// it is what the user asked about, so it counts as in use. A service reports the present moment, so it is always
+    /// separate.
+    pub fn ended_apart(&self) -> bool {
+        self.keeps_running || !self.targets.are_named()
+    }
+}
+
+impl Targets {
+    /// Whether every target is given by its process ID. If so, probes are attached to these processes only.
+    pub fn are_named(&self) -> bool {
+        self.rules.iter().all(|rule| matches!(rule, Target::Pid(_)))
+    }
+}
+
+impl SamplingPlan {
+    /// Describes the sampling for the user, as in `one sample per 512 KiB`.
+    pub fn describe(&self) -> String {
+        let allocations = |n: u64| format!("one sample in {} allocations", units::count(n as f64));
+        match (self.criterion, self.interval, &self.classes) {
+            (_, 0, _) => "totals only".into(),
+            (_, 1, _) | (_, _, Some(ClassRule::Even(1))) => "every allocation".into(),
+            (_, _, Some(ClassRule::Even(overall))) => {
+                format!("{}, divided evenly among size classes", allocations(*overall))
+            }
+            (_, _, Some(ClassRule::Given(classes))) => format!("intervals given for {} size classes", classes.len()),
+            (Criterion::Bytes, interval, None) => format!("one sample per {}", units::bytes(interval as f64)),
+            (_, interval, None) => allocations(interval),
+        }
+    }
+
+    /// A note for the profile on how allocations were sampled; `None` for the default criterion, bytes.
+    pub fn note(&self) -> Option<String> {
+        let by = match self.criterion {
+            Criterion::Bytes => return None,
+            Criterion::Allocations => "allocation",
+            Criterion::SizeClass => "size class",
+        };
+        let sampling = self.describe();
+        Some(format!("sampled by {by}: {sampling}; estimates of bytes and of counts are unbiased"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sampling(criterion: Criterion, interval: u64, classes: Option<ClassRule>) -> SamplingPlan {
+        SamplingPlan { interval, criterion, automatic: false, classes, live: true, mappings: false }
+    }
+
+    #[test]
+    fn sampling_is_described_in_the_unit_of_its_criterion() {
+        let text = |criterion, interval, classes| sampling(criterion, interval, classes).describe();
+        assert_eq!(text(Criterion::Bytes, 0, None), "totals only");
+        assert_eq!(text(Criterion::Allocations, 1, None), "every allocation");
+        assert_eq!(text(Criterion::Bytes, 512 << 10, None), "one sample per 512 KiB");
+        assert_eq!(text(Criterion::Allocations, 1000, None), "one sample in 1,000 allocations");
+        let even = text(Criterion::SizeClass, 64, Some(ClassRule::Even(500)));
+        assert_eq!(even, "one sample in 500 allocations, divided evenly among size classes");
+    }
+
+    #[test]
+    fn only_criteria_other_than_bytes_need_a_note() {
+        assert_eq!(sampling(Criterion::Bytes, 4096, None).note(), None);
+        let note = sampling(Criterion::Allocations, 10, None).note().unwrap();
+        assert!(note.starts_with("sampled by allocation: one sample in 10 allocations;"), "{note}");
+    }
+}

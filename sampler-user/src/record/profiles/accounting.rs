@@ -1,0 +1,220 @@
+//! The accounting of a recording: turns counters into the `--stats` output and into remarks for the user.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use sampler_ebpf::abi::Counters;
+
+use crate::record::intake::counters::{DaemonCounters, exact_bytes, exact_objects};
+use crate::stats::{Attachment, Stats};
+use heapbpf_audit::FileAudit;
+use heapbpf_profile::model::Profile;
+
+/// CPU time and memory used by this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct DaemonCost {
+    /// User plus system time, in seconds.
+    pub cpu_seconds: f64,
+    /// Peak resident memory, in bytes.
+    pub peak_rss_bytes: u64,
+}
+
+/// Reads the CPU time and memory that this process has used so far.
+pub fn daemon_cost() -> DaemonCost {
+    // SAFETY: `rusage` consists of integers only, so all zeros is a valid value.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: `usage` is a valid, writable `rusage` for the duration of the call.
+    if unsafe { libc::getrusage(libc::RUSAGE_SELF, &mut usage) } != 0 {
+        return DaemonCost::default();
+    }
+    let seconds = |time: libc::timeval| time.tv_sec as f64 + time.tv_usec as f64 * 1e-6;
+    // VmHWM rather than ru_maxrss: ru_maxrss survives an exec, so it would report the peak of the program that started
+    // us.
+    let high_water = std::fs::read_to_string("/proc/self/status").ok().and_then(|status| {
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()
+    });
+    DaemonCost {
+        cpu_seconds: seconds(usage.ru_utime) + seconds(usage.ru_stime),
+        peak_rss_bytes: high_water.unwrap_or(usage.ru_maxrss.unsigned_abs()) * 1024,
+    }
+}
+
+/// Builds the accounting from counters.
+pub fn stats(
+    counters: &Counters,
+    daemon: &DaemonCounters,
+    cost: DaemonCost,
+    estimated_alloc_bytes: f64,
+    probe_seconds: Option<f64>,
+    audits: &[Arc<FileAudit>],
+) -> Stats {
+    let lost = [
+        ("ring_full", counters.lost_ring_full),
+        ("abandoned", counters.lost_abandoned),
+        ("in_flight", counters.lost_in_flight),
+        ("no_thread_state", counters.lost_no_thread_state),
+        ("result_unreadable", counters.lost_result_unreadable),
+    ];
+    let other = [
+        ("sampled", counters.sampled),
+        ("untracked", counters.untracked),
+        ("unsampled_failed", counters.unsampled_failed),
+        ("frees_lost", counters.frees_lost),
+        ("frees_reconciled", daemon.frees_reconciled),
+        ("allocations_reconciled", daemon.allocations_reconciled),
+        ("stacks_lost", counters.stacks_lost),
+        ("stacks_missing", daemon.stacks_missing),
+        ("stacks_unwound", daemon.stacks_unwound),
+        ("stacks_repeated", daemon.stacks_repeated),
+        ("stacks_complete", daemon.stacks_complete),
+        ("stacks_put_together", daemon.stacks_merged),
+        ("process_events_lost", counters.process_events_lost),
+        ("host_events_lost", daemon.host_events_lost),
+        ("stale_replaced", counters.stale_replaced),
+        ("records_unknown", daemon.records_unknown),
+        ("threads", counters.threads),
+    ];
+    let named =
+        |list: &[(&str, u64)]| list.iter().map(|(name, n)| ((*name).to_owned(), *n)).collect::<BTreeMap<_, _>>();
+    Stats {
+        hits: counters.hits(),
+        unsampled: counters.unsampled,
+        submitted: counters.submitted,
+        failed: counters.failed,
+        lost: named(&lost),
+        reentrant: counters.reentrant,
+        frees_seen: counters.frees_seen,
+        frees_matched: counters.frees_matched,
+        exact_alloc_bytes: exact_bytes(counters),
+        exact_alloc_objects: exact_objects(counters),
+        estimated_alloc_bytes,
+        probe_seconds,
+        probe_costs: None,
+        daemon_cpu_seconds: cost.cpu_seconds,
+        daemon_peak_rss_bytes: cost.peak_rss_bytes,
+        attach: audits
+            .iter()
+            .flat_map(|file| &file.attach)
+            .map(|entry| Attachment {
+                file: entry.file.clone(),
+                function: entry.function.clone(),
+                offset: entry.offset,
+                kind: entry.kind.to_string(),
+                link: entry.link.to_string(),
+                reason: entry.reason.clone(),
+            })
+            .collect(),
+        other: named(&other),
+    }
+}
+
+/// Remarks that the user must see next to the figures.
+pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
+    let mut remarks = Vec::new();
+    let mut remark = |n: u64, of: u64, text: &str| {
+        if n > 0 {
+            let share = 100.0 * n as f64 / of.max(1) as f64;
+            remarks.push(format!("{n} {text} ({share:.2} %)"));
+        }
+    };
+    remark(
+        counters.lost_ring_full.saturating_sub(daemon.allocations_reconciled),
+        counters.sampled,
+        "samples were lost because the events ring was full: estimates are too low by about this share, and error bars cover that; --ring-bytes makes room",
+    );
+    remark(
+        daemon.allocations_reconciled,
+        counters.sampled,
+        "samples are known from the kernel's live map alone, because the events ring was full: they are under [stack lost]; --ring-bytes makes room",
+    );
+    remark(
+        counters.untracked,
+        counters.submitted,
+        "samples could not be followed to their free because the live map was full: they are missing from the figures in use, whose error bars cover that; --live-max makes room",
+    );
+    remark(
+        counters.stacks_lost + daemon.stacks_missing,
+        counters.submitted,
+        "samples have no stack but their caller, because the stacks ring was full; --ring-bytes makes room",
+    );
+    remark(
+        counters.lost_no_thread_state,
+        counters.hits(),
+        "calls could not be counted because the kernel gave no thread state",
+    );
+    remarks
+}
+
+/// The remark on rows that were merged because there were too many; `None` if there were none.
+pub fn merged_rows(rows: u64) -> Option<String> {
+    (rows > 0).then(|| {
+        format!(
+            "{rows} stacks with few samples were put together as [other stacks] of their process: there were more than \
+             are told apart; a wider interval (-i) has fewer, --stacks-max makes room"
+        )
+    })
+}
+
+/// The remark on samples whose frame-pointer chain (`--unwind fp`) does not reach the thread's entry. `None` if every
+/// chain does, or if another unwinder was used.
+pub fn broken_chains(profile: &Profile) -> Option<String> {
+    if profile.header.unwind != "fp" {
+        return None;
+    }
+    let all: u64 = profile.rows.iter().map(|row| row.alloc.samples).sum();
+    let broken: u64 = profile.rows.iter().filter(|row| row.key.stack.cut.is_some()).map(|row| row.alloc.samples).sum();
+    (broken > 0).then(|| {
+        let share = 100.0 * broken as f64 / all as f64;
+        format!(
+            "{share:.1} % of the samples have broken stacks: code on them was built without frame pointers; --unwind auto needs none"
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::intake::counters::tests::counters;
+    use heapbpf_profile::testing;
+
+    #[test]
+    fn broken_chains_are_said_of_frame_pointers_alone() {
+        let mut profile = testing::small();
+        profile.header.unwind = "auto".into();
+        assert_eq!(broken_chains(&profile), None);
+        profile.header.unwind = "fp".into();
+        let whole = |profile: &mut Profile, whole: bool| {
+            for row in &mut profile.rows {
+                let cut = (!whole).then(|| "frame pointers end here".into());
+                row.key.stack = heapbpf_profile::model::Stack { cut, ..(*row.key.stack).clone() }.into();
+            }
+        };
+        whole(&mut profile, true);
+        assert_eq!(broken_chains(&profile), None);
+        whole(&mut profile, false);
+        assert!(broken_chains(&profile).is_some_and(|text| text.starts_with("100.0 % of the samples")));
+    }
+
+    #[test]
+    fn both_sides_of_the_identity_come_from_different_counters() {
+        let stats = stats(&counters(), &DaemonCounters::default(), DaemonCost::default(), 0.0, None, &[]);
+        assert_eq!((stats.hits, stats.accounted()), (100, 100));
+        let one_missing = Counters { submitted: 5, ..counters() };
+        let stats = super::stats(&one_missing, &DaemonCounters::default(), DaemonCost::default(), 0.0, None, &[]);
+        assert_ne!(stats.hits, stats.accounted());
+    }
+
+    #[test]
+    fn losses_are_said_with_their_share_and_a_remedy() {
+        let remarks = remarks(&counters(), &DaemonCounters::default());
+        assert_eq!(remarks.len(), 1);
+        assert!(remarks[0].starts_with("2 samples were lost") && remarks[0].contains("--ring-bytes"), "{remarks:?}");
+    }
+
+    #[test]
+    fn the_daemon_knows_what_it_uses() {
+        let cost = daemon_cost();
+        assert!(cost.cpu_seconds >= 0.0 && cost.peak_rss_bytes > 1 << 20, "{cost:?}");
+    }
+}

@@ -1,0 +1,226 @@
+//! Descriptions of processes for profiles, recorded while the processes ran.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
+
+use sampler_ebpf::abi::ProcessKey;
+
+use crate::heap::live::Heap;
+use crate::host::Host;
+use crate::host::process::ProcessInfo;
+use crate::record::attaching::audit::Audit;
+use crate::record::attaching::probes::Attaching;
+use crate::record::intake::ended::Exact;
+use crate::record::intake::recorder::Recorder;
+use heapbpf_profile::model::Process;
+
+/// Description of one process, taken while it ran. There may be many, so the parts that processes have in common are
+/// shared, and the rest is stored in one table instead of many small heap blocks.
+#[derive(Clone, Debug, Default)]
+struct Described {
+    program: Arc<Program>,
+    namespace_pid: Option<u32>,
+    audit: Arc<Audit>,
+    /// Whether tracking its frees was stopped.
+    without_frees: bool,
+    /// Its coverage, set when it exits.
+    ended: Option<f64>,
+}
+
+/// The program that a process runs.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Program {
+    comm: Arc<str>,
+    exe: Arc<str>,
+    cgroup: Arc<str>,
+}
+
+/// Programs and audits shared between descriptions.
+#[derive(Default)]
+struct Shared {
+    programs: HashSet<Arc<Program>>,
+    sweep_at: usize,
+    /// Audits of the most recently described processes: new processes mostly run the same programs.
+    audits: VecDeque<Arc<Audit>>,
+}
+
+/// Number of programs below which unused ones are not swept.
+const FIRST_SWEEP: usize = 1024;
+/// Number of recent audits that a new one is compared with.
+const RECENT_AUDITS: usize = 16;
+
+impl Shared {
+    fn program(&mut self, info: &ProcessInfo) -> Arc<Program> {
+        let [comm, exe, cgroup] = [&info.comm, &info.exe, &info.cgroup].map(Arc::clone);
+        let program = Program { comm, exe, cgroup };
+        if let Some(known) = self.programs.get(&program) {
+            return Arc::clone(known);
+        }
+        if self.programs.len() >= self.sweep_at.max(FIRST_SWEEP) {
+            self.programs.retain(|program| Arc::strong_count(program) > 1);
+            self.sweep_at = 2 * self.programs.len();
+        }
+        let program = Arc::new(program);
+        self.programs.insert(Arc::clone(&program));
+        program
+    }
+
+    fn audit(&mut self, audit: Audit) -> Arc<Audit> {
+        if let Some(known) = self.audits.iter().find(|known| ***known == audit) {
+            return Arc::clone(known);
+        }
+        if self.audits.len() >= RECENT_AUDITS {
+            self.audits.pop_front();
+        }
+        let audit = Arc::new(audit);
+        self.audits.push_back(Arc::clone(&audit));
+        audit
+    }
+}
+
+/// The line that exited processes without samples share when there are too many of them.
+pub const SHARED_LINE: ProcessKey = ProcessKey { start_ns: 0, tgid: 0, exec_id: 0 };
+
+/// Descriptions of processes.
+#[derive(Default)]
+pub struct Descriptions {
+    described: HashMap<ProcessKey, Described>,
+    shared: Shared,
+    /// Number of the recorder's processes that have been described.
+    noted: usize,
+}
+
+impl Descriptions {
+    /// Describes processes that are seen for the first time, while they still run. Returns whether there were any.
+    pub fn note_new(&mut self, recorder: &Recorder, host: &mut Host, attaching: &Attaching) -> bool {
+        if recorder.processes.len() == self.noted {
+            return false;
+        }
+        self.noted = recorder.processes.len();
+        for (process, time_ns) in &recorder.processes {
+            if !self.described.contains_key(process) {
+                if let Some(incarnation) = host.processes().at(process.tgid, *time_ns).map(|incarnation| incarnation.id)
+                {
+                    host.processes_mut().note_sampled(incarnation);
+                }
+                let described = describe(*process, *time_ns, host, attaching, &mut self.shared);
+                self.described.insert(*process, described);
+            }
+        }
+        true
+    }
+
+    /// Describes a process incarnation that ends, from its state at that time.
+    pub fn note(&mut self, process: ProcessKey, time_ns: u64, host: &mut Host, attaching: &Attaching) {
+        let shared = &mut self.shared;
+        let described = self.described.entry(process);
+        let described = described.or_insert_with(|| describe(process, time_ns, host, attaching, shared));
+        described.refresh(process, time_ns, host, attaching, shared);
+    }
+
+    /// Running processes for which tracking frees was stopped, but whose memory in use the heap still counts as known.
+    pub fn without_frees(&mut self, heap: &Heap, host: &Host, attaching: &Attaching) -> Vec<ProcessKey> {
+        let mut found = Vec::new();
+        let living = self.described.iter_mut().filter(|(_, described)| described.ended.is_none());
+        for (process, described) in living.filter(|(process, _)| !heap.is_untracked(process)) {
+            let incarnation = host.processes().current(process.tgid).filter(|_| attaching.is_current_program(*process));
+            described.without_frees |=
+                incarnation.is_some_and(|incarnation| attaching.stopped_tracking_frees_of(incarnation));
+            if described.without_frees {
+                found.push(*process);
+            }
+        }
+        found
+    }
+
+    /// Marks a process as exited, with its final coverage.
+    pub fn ended(&mut self, process: ProcessKey, coverage: f64) {
+        if let Some(described) = self.described.get_mut(&process) {
+            described.ended = Some(coverage);
+        }
+    }
+
+    /// Replaces a process's own line by [`SHARED_LINE`].
+    pub fn share_line(&mut self, process: ProcessKey) {
+        self.described.remove(&process);
+        self.described.entry(SHARED_LINE).or_insert_with(|| {
+            let program = Program { comm: "(ended, without samples)".into(), ..Program::default() };
+            Described { program: Arc::new(program), ended: Some(1.0), ..Described::default() }
+        });
+    }
+
+    /// Forgets an exited process without figures: it gets no line.
+    pub fn forget_one(&mut self, process: ProcessKey) {
+        self.described.remove(&process);
+    }
+
+    /// Releases the memory that exited processes took up.
+    pub fn shrink(&mut self) {
+        self.described.shrink_to_fit();
+    }
+
+    /// Drops the descriptions of processes whose figures have been moved to the overflow bucket.
+    pub fn forget(&mut self, processes: &HashSet<ProcessKey>, recorder: &Recorder) {
+        self.described.retain(|process, _| !processes.contains(process));
+        self.noted = recorder.processes.len().min(self.noted);
+    }
+
+    /// The entry of a process in a profile.
+    pub fn process(
+        &mut self,
+        key: ProcessKey,
+        now_ns: u64,
+        host: &mut Host,
+        attaching: &Attaching,
+        exact: Option<Exact>,
+    ) -> Process {
+        let shared = &mut self.shared;
+        let described = self.described.entry(key).or_insert_with(|| describe(key, now_ns, host, attaching, shared));
+        if described.ended.is_none() || described.audit.allocators.is_empty() {
+            described.refresh(key, now_ns, host, attaching, shared);
+        }
+        Process {
+            pid: key.tgid,
+            namespace_pid: described.namespace_pid,
+            comm: described.program.comm.to_string(),
+            exe: described.program.exe.to_string(),
+            cgroup: described.program.cgroup.to_string(),
+            allocators: described.audit.allocators.clone(),
+            audit: described.audit.files.clone(),
+            missing: described.audit.missing.clone(),
+            coverage: described.ended.unwrap_or_else(|| attaching.targets.coverage(key.tgid, now_ns)),
+            ended: described.ended.is_some(),
+            inuse_unknown: described.without_frees,
+            exact_alloc_bytes: exact.map(|exact| exact.bytes),
+            exact_alloc_objects: exact.map(|exact| exact.objects),
+            ..Process::default()
+        }
+    }
+}
+
+impl Described {
+    /// Refreshes the audit: files may be mapped, or examined, only after the process's first sample.
+    fn refresh(&mut self, process: ProcessKey, time_ns: u64, host: &Host, attaching: &Attaching, shared: &mut Shared) {
+        let Some(incarnation) = host.processes().at(process.tgid, time_ns) else { return };
+        self.without_frees |= self.ended.is_none() && attaching.stopped_tracking_frees_of(incarnation);
+        let found = attaching.audit(incarnation);
+        let size = |audit: &Audit| (audit.allocators.len(), audit.files.len(), audit.missing.len());
+        if size(&found) >= size(&self.audit) {
+            self.audit = shared.audit(found);
+        }
+    }
+}
+
+fn describe(
+    process: ProcessKey,
+    time_ns: u64,
+    host: &mut Host,
+    attaching: &Attaching,
+    shared: &mut Shared,
+) -> Described {
+    let Some(incarnation) = host.processes().at(process.tgid, time_ns) else { return Described::default() };
+    let (id, audit) = (incarnation.id, shared.audit(attaching.audit(incarnation)));
+    let without_frees = attaching.stopped_tracking_frees_of(incarnation);
+    let info = host.describe(id).unwrap_or_default();
+    Described { program: shared.program(&info), namespace_pid: info.namespace_pid, audit, without_frees, ended: None }
+}

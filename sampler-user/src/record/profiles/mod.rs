@@ -1,0 +1,11 @@
+//! Profiles of a running recording: a snapshot of its sums, then symbolization and estimates in the profile worker.
+
+pub mod accounting;
+pub mod capture;
+pub mod describe;
+pub mod jit_code;
+pub mod overflow_bucket;
+pub mod requests;
+pub mod snapshot;
+pub mod symbolization;
+pub mod worker;

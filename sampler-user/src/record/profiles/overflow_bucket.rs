@@ -1,0 +1,280 @@
+//! The overflow bucket: allocations of exited processes and the memory they held at exit, merged by program. With it,
+//! totals never decrease and memory stays bounded, even if processes come and go for weeks.
+
+use std::collections::HashMap;
+use std::hash::{Hash, Hasher};
+use std::sync::Arc;
+
+use heapbpf_profile::model::{Frame, Losses, Process, Row, RowKey, Stack};
+use heapbpf_statistics::sums::SampleSums;
+
+/// Maximum number of rows with a stack of their own. Beyond it, new stacks share one row per program and interval.
+const MOST_ROWS: usize = 100_000;
+
+/// Maximum number of distinct programs. Beyond it, new programs share one process without a name.
+const MOST_PROGRAMS: usize = 1_000;
+
+/// A stack identified by its code locations, independent of load addresses.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Code(Arc<Stack>);
+
+impl Code {
+    /// Removes the addresses from a stack, as these differ between processes.
+    pub fn of(stack: &Stack) -> Self {
+        let mut stack = stack.clone();
+        for frame in &mut stack.frames {
+            frame.address = 0;
+        }
+        Self(Arc::new(stack))
+    }
+}
+
+impl Eq for Code {}
+
+impl Hash for Code {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        for Frame { function, module, file_offset, line, .. } in &self.0.frames {
+            (function, module, file_offset, line).hash(state);
+        }
+    }
+}
+
+/// Identity of a program: command name, executable, cgroup.
+type Program = (String, String, String);
+
+/// Identity of a row of the bucket. The shared row for stacks beyond the limit has no code.
+type Key = RowKey<usize, Arc<str>, Option<Code>>;
+
+/// Sums of one row of exited processes.
+#[derive(Debug, Default)]
+struct Sums {
+    alloc: SampleSums,
+    /// Blocks held at exit; `None` for most rows, which held nothing.
+    at_exit: Option<Box<SampleSums>>,
+}
+
+impl Sums {
+    fn add(&mut self, row: &Row) {
+        self.alloc.add(&row.alloc);
+        if row.at_exit != SampleSums::default() {
+            self.at_exit.get_or_insert_default().add(&row.at_exit);
+        }
+    }
+
+    /// Blocks held at exit; zero unless frees were tracked (`live`).
+    fn at_exit(&self, live: bool) -> SampleSums {
+        self.at_exit.as_deref().copied().filter(|_| live).unwrap_or_default()
+    }
+}
+
+/// Allocations of exited processes, merged by program.
+#[derive(Debug, Default)]
+pub struct OverflowBucket {
+    programs: HashMap<Program, usize>,
+    processes: Vec<Process>,
+    rows: HashMap<Key, Sums>,
+    /// Sums by program and interval.
+    totals: HashMap<(usize, u64), Sums>,
+}
+
+impl OverflowBucket {
+    /// Index of the bucket's process that stands for the program of an exited one. It has process ID 0 and the
+    /// program's name.
+    pub fn program(&mut self, process: &Process) -> usize {
+        let full = self.processes.len() >= MOST_PROGRAMS;
+        let program = (process.comm.clone(), process.exe.clone(), process.cgroup.clone());
+        let program = if full && !self.programs.contains_key(&program) { Program::default() } else { program };
+        *self.programs.entry(program.clone()).or_insert_with(|| {
+            let (comm, exe, cgroup) = program;
+            self.processes.push(Process {
+                comm,
+                exe,
+                cgroup,
+                coverage: 1.0,
+                ended: true,
+                exact_alloc_bytes: Some(0),
+                exact_alloc_objects: Some(0),
+                ..Process::default()
+            });
+            self.processes.len() - 1
+        })
+    }
+
+    /// Adds the exact counts of an exited process.
+    pub fn add_counts(&mut self, program: usize, process: &Process) {
+        let total = &mut self.processes[program];
+        for (sum, more) in [
+            (&mut total.exact_alloc_bytes, process.exact_alloc_bytes),
+            (&mut total.exact_alloc_objects, process.exact_alloc_objects),
+        ] {
+            *sum = sum.map(|sum| sum.saturating_add(more.unwrap_or(0)));
+        }
+        // Bounds on their memory in use now apply to what they held at exit. The bucket has no peak.
+        total.losses.add(&Losses { peak_unknown: false, ..process.losses });
+        for allocator in &process.allocators {
+            if !total.allocators.contains(allocator) {
+                total.allocators.push(allocator.clone());
+            }
+        }
+        for file in &process.audit {
+            if !total.audit.iter().any(|known| Arc::ptr_eq(known, file)) {
+                total.audit.push(Arc::clone(file));
+            }
+        }
+    }
+
+    /// Adds a row of an exited process.
+    pub fn add_row(&mut self, program: usize, row: &Row) {
+        self.totals.entry((program, row.key.interval)).or_default().add(row);
+        let mut key = row.key.with(program, Some(Code::of(&row.key.stack)));
+        if self.rows.len() >= MOST_ROWS && !self.rows.contains_key(&key) {
+            key = RowKey::total(program, key.interval, None);
+        }
+        self.rows.entry(key).or_default().add(row);
+    }
+
+    /// Processes of the bucket, one per program.
+    pub fn processes(&self) -> &[Process] {
+        &self.processes
+    }
+
+    /// Rows of the bucket. Their processes are numbered from `first_process`. `live`: whether frees are tracked.
+    pub fn rows(&self, first_process: usize, live: bool) -> impl Iterator<Item = Row> {
+        let beyond = beyond();
+        self.rows.iter().map(move |(key, sums)| {
+            let stack = Arc::clone(key.stack.as_ref().map_or(&beyond, |code| &code.0));
+            Row {
+                alloc: sums.alloc,
+                at_exit: sums.at_exit(live),
+                peak: live.then(SampleSums::default),
+                ..Row::new(key.with(first_process + key.process, stack))
+            }
+        })
+    }
+
+    /// Totals: one row per program and interval, without a stack.
+    pub fn totals(&self, first_process: usize, live: bool) -> impl Iterator<Item = Row> {
+        self.totals.iter().map(move |((process, interval), sums)| Row {
+            alloc: sums.alloc,
+            at_exit: sums.at_exit(live),
+            ..Row::new(RowKey::total(first_process + process, *interval, Arc::default()))
+        })
+    }
+}
+
+/// The stack shown for rows beyond the limit.
+fn beyond() -> Arc<Stack> {
+    let name = Some("[ended processes: more stacks than are kept apart]".into());
+    Arc::new(Stack {
+        frames: vec![Frame { function: name, ..Frame::default() }],
+        unwinder: "caller",
+        cut: Some("put together with others".into()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use heapbpf_profile::model::LossBound;
+
+    fn process(pid: u32, comm: &str, bytes: u64) -> Process {
+        Process { pid, comm: comm.into(), exact_alloc_bytes: Some(bytes), ..Process::default() }
+    }
+
+    fn row(address: u64, file_offset: u64, bytes: u64) -> Row {
+        let frame = Frame { address, file_offset: Some(file_offset), module: Some(0), ..Frame::default() };
+        let mut alloc = SampleSums::default();
+        alloc.record(bytes, bytes, 0, 1);
+        Row {
+            alloc,
+            ..Row::new(RowKey {
+                process: 0,
+                thread: "t".into(),
+                function: "malloc".into(),
+                interval: 1,
+                stack: Arc::new(Stack { frames: vec![frame], unwinder: "dwarf", cut: None }),
+            })
+        }
+    }
+
+    fn add(bucket: &mut OverflowBucket, process: &Process, rows: &[Row]) {
+        let program = bucket.program(process);
+        bucket.add_counts(program, process);
+        rows.iter().for_each(|row| bucket.add_row(program, row));
+    }
+
+    #[test]
+    fn processes_of_one_program_are_one_wherever_its_code_was_mapped() {
+        let mut bucket = OverflowBucket::default();
+        add(&mut bucket, &process(1, "a", 10), &[row(0x5000, 64, 10)]);
+        add(&mut bucket, &process(2, "a", 20), &[row(0x9000, 64, 20), row(0x9100, 320, 5)]);
+        add(&mut bucket, &process(3, "b", 7), &[row(0x5000, 64, 7)]);
+        let comms: Vec<_> = bucket.processes().iter().map(|p| (p.pid, p.comm.as_str(), p.exact_alloc_bytes)).collect();
+        assert_eq!(comms, [(0, "a", Some(30)), (0, "b", Some(7))]);
+        let mut sums: Vec<_> = bucket.rows(5, true).map(|row| (row.key.process, row.alloc.bytes)).collect();
+        sums.sort_by(|a, b| a.partial_cmp(b).unwrap());
+        assert_eq!(sums, [(5, 5.0), (5, 30.0), (6, 7.0)]);
+        let mut totals: Vec<_> = bucket.totals(0, true).map(|row| (row.key.process, row.alloc.bytes)).collect();
+        totals.sort_by(|a, b| a.partial_cmp(b).unwrap());
+        assert_eq!(totals, [(0, 35.0), (1, 7.0)]);
+    }
+
+    /// Processes held memory at exit. Moving them to the bucket keeps the sums at exit, of each row and in total, even
+    /// beyond the row limit.
+    #[test]
+    fn what_was_held_at_exit_stays_when_its_process_goes() {
+        let held = |offset, bytes| {
+            let mut at_exit = SampleSums::default();
+            at_exit.record(bytes, bytes, 0, 1);
+            Row { at_exit, ..row(0x5000, offset, 2 * bytes) }
+        };
+        let mut bucket = OverflowBucket::default();
+        add(&mut bucket, &process(1, "a", 0), &[held(64, 100), row(0x5000, 65, 7)]);
+        add(&mut bucket, &process(2, "a", 0), &[held(64, 11), held(66, 1)]);
+        let of = |rows: Vec<Row>| {
+            let mut sums: Vec<_> = rows.iter().map(|row| (row.alloc.bytes, row.at_exit.bytes)).collect();
+            sums.sort_by(|a, b| a.partial_cmp(b).unwrap());
+            sums
+        };
+        assert_eq!(of(bucket.rows(0, true).collect()), [(2.0, 1.0), (7.0, 0.0), (222.0, 111.0)]);
+        assert_eq!(of(bucket.totals(0, true).collect()), [(231.0, 112.0)]);
+        assert_eq!(bucket.rows(0, true).map(|row| row.at_exit.samples).sum::<u64>(), 3);
+        assert!(bucket.rows(0, false).chain(bucket.totals(0, false)).all(|row| row.at_exit.samples == 0));
+        let many: Vec<Row> = (0..MOST_ROWS as u64 + 10).map(|offset| held(1_000 + offset, 3)).collect();
+        add(&mut bucket, &process(3, "b", 0), &many);
+        let total: f64 = bucket.rows(0, true).map(|row| row.at_exit.bytes).sum();
+        assert_eq!(total, 112.0 + 3.0 * many.len() as f64);
+        assert_eq!(bucket.totals(0, true).map(|row| row.at_exit.bytes).sum::<f64>(), total);
+    }
+
+    #[test]
+    fn what_ended_processes_lost_is_kept() {
+        let mut bucket = OverflowBucket::default();
+        let bound = LossBound { samples: 2, sampled_bytes: 20 };
+        let losses = Losses { alloc: bound, inuse_missing: bound, peak_unknown: true, ..Losses::default() };
+        for pid in [1, 2] {
+            add(&mut bucket, &Process { losses, slack: bound, ..process(pid, "a", 10) }, &[]);
+        }
+        let sum = LossBound { samples: 4, sampled_bytes: 40 };
+        let losses = Losses { alloc: sum, inuse_missing: sum, ..Losses::default() };
+        assert_eq!(bucket.processes()[0].losses, losses);
+        assert!(bucket.processes()[0].slack.is_none());
+    }
+
+    #[test]
+    fn beyond_the_limits_sums_stay_and_detail_goes() {
+        let mut bucket = OverflowBucket::default();
+        let one = process(1, "a", 1);
+        let rows: Vec<Row> = (0..MOST_ROWS as u64 + 500).map(|offset| row(1, offset, 2)).collect();
+        add(&mut bucket, &one, &rows);
+        assert_eq!(bucket.rows.len(), MOST_ROWS + 1);
+        let total: f64 = bucket.rows(0, true).map(|row| row.alloc.bytes).sum();
+        assert_eq!(total, 2.0 * rows.len() as f64);
+        for number in 0..MOST_PROGRAMS + 50 {
+            add(&mut bucket, &process(1, &number.to_string(), 3), &[]);
+        }
+        assert_eq!(bucket.processes().len(), MOST_PROGRAMS + 1);
+        let bytes: u64 = bucket.processes().iter().filter_map(|process| process.exact_alloc_bytes).sum();
+        assert_eq!(bytes, 1 + 3 * (MOST_PROGRAMS as u64 + 50));
+    }
+}

@@ -1,0 +1,75 @@
+//! Requests for profiles of a running recording. The event path never waits for a profile: it takes a snapshot and
+//! hands it to the profile worker, which replies.
+
+use tokio::sync::{mpsc, oneshot};
+
+pub use super::snapshot::Detail;
+pub use super::worker::Made;
+
+/// Capacity of the request queue. When it is full, senders wait for room.
+const QUEUE: usize = 16;
+
+/// A request for a profile of the present moment.
+pub struct Request {
+    /// Level of detail.
+    pub detail: Detail,
+    /// Channel for the reply.
+    pub reply: oneshot::Sender<Made>,
+}
+
+/// Handle to a running recording, for other threads.
+#[derive(Clone)]
+pub struct RecordingHandle {
+    requests: mpsc::Sender<Request>,
+}
+
+/// The error of a request when the recording has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the recording is ending")]
+pub struct Ended;
+
+impl RecordingHandle {
+    /// Creates a handle, and the receiver from which the recording takes requests.
+    pub fn new() -> (Self, mpsc::Receiver<Request>) {
+        let (requests, queue) = mpsc::channel(QUEUE);
+        (Self { requests }, queue)
+    }
+
+    /// Requests a profile, of a moment between the call and its return.
+    ///
+    /// # Errors
+    /// [`Ended`] if the recording is over.
+    pub async fn profile(&self, detail: Detail) -> Result<Made, Ended> {
+        let (reply, answer) = oneshot::channel();
+        self.requests.send(Request { detail, reply }).await.map_err(|_| Ended)?;
+        answer.await.map_err(|_| Ended)
+    }
+
+    /// Same as [`profile`](Self::profile), for a thread without a tokio runtime.
+    ///
+    /// # Errors
+    /// [`Ended`] if the recording is over.
+    pub fn profile_blocking(&self, detail: Detail) -> Result<Made, Ended> {
+        let (reply, answer) = oneshot::channel();
+        self.requests.blocking_send(Request { detail, reply }).map_err(|_| Ended)?;
+        answer.blocking_recv().map_err(|_| Ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn who_waits_when_the_recording_ends_is_told() {
+        let (recording, mut requests) = RecordingHandle::new();
+        let waiting = recording.clone();
+        let waiter = tokio::spawn(async move { waiting.profile(Detail::Totals).await.err() });
+        let request = requests.recv().await.unwrap();
+        assert_eq!(request.detail, Detail::Totals);
+        drop(requests);
+        drop(request);
+        assert_eq!(waiter.await.unwrap(), Some(Ended));
+        assert_eq!(recording.profile(Detail::Stacks).await.err(), Some(Ended), "and so is who comes later");
+    }
+}

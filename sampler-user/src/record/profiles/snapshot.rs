@@ -1,0 +1,95 @@
+//! A recording at one moment. Sums are copied; stacks and files are shared.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use sampler_ebpf::abi::ProcessKey;
+
+use super::symbolization::{Facts, UnsymbolizedStack};
+use crate::heap::ages::Ages;
+use crate::stats::Stats;
+use heapbpf_profile::model::{Process, RowKey, Unread};
+use heapbpf_statistics::sums::SampleSums;
+
+/// Level of detail of a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Detail {
+    /// Sums by process and interval, each in one row without a stack.
+    Totals,
+    /// A row for every stack.
+    Stacks,
+    /// A row for every stack, with lifetimes of blocks.
+    Lifetimes,
+}
+
+/// A recording at one moment.
+pub struct Snapshot {
+    /// Level of detail.
+    pub detail: Detail,
+    /// Whether blocks in use are known. They are not once tracking frees has stopped.
+    pub live: bool,
+    /// Whether probes were attached in time windows only, during part of the recording.
+    pub time_windows: bool,
+    /// Wall-clock time at which the recording started.
+    pub started: SystemTime,
+    /// Length of the recording so far.
+    pub duration: Duration,
+    /// Records from before this moment that were not read in time.
+    pub unread: Option<Unread>,
+    /// Process incarnation of each entry of `processes`, in the same order.
+    pub keys: Vec<ProcessKey>,
+    /// Processes with at least one hit of a probe.
+    pub processes: Vec<Process>,
+    /// Sums, by row.
+    pub rows: Vec<SnapshotRow>,
+    /// What symbolization needs to know about new stacks.
+    pub facts: Facts,
+    /// The accounting.
+    pub stats: Stats,
+    /// Remarks that the user must see next to the figures.
+    pub notes: Vec<String>,
+    /// When taking the snapshot began.
+    pub begun: Instant,
+    /// How long taking it blocked the event path.
+    pub cost: Duration,
+}
+
+/// A row of the heap: its identity and its sums.
+pub struct SnapshotRow {
+    /// Identity of the row. The process is an index into [`Snapshot::processes`]; totals have no stack.
+    pub key: RowKey<usize, Arc<str>, Option<UnsymbolizedStack>>,
+    /// All sampled allocations.
+    pub alloc: SampleSums,
+    /// Samples in use.
+    pub inuse: SampleSums,
+    /// Samples held at exit by their process, if these are kept separate from those in use.
+    pub at_exit: SampleSums,
+    /// Samples in use at the peak.
+    pub peak: SampleSums,
+    /// Ages of freed blocks, and (age in seconds, weight) of live ones; with [`Detail::Lifetimes`] only.
+    pub ages: Option<(Ages, Vec<(f64, f64)>)>,
+}
+
+/// Exited processes with their allocations, on their way to the overflow bucket.
+pub struct Retired {
+    /// Process incarnation of each entry of `processes`, in the same order.
+    pub keys: Vec<ProcessKey>,
+    /// The exited processes.
+    pub processes: Vec<Process>,
+    /// Their rows.
+    pub rows: Vec<SnapshotRow>,
+    /// What symbolization needs to know about new stacks.
+    pub facts: Facts,
+}
+
+/// Rows and processes of a snapshot, before its other fields are filled in.
+pub struct Content {
+    /// Process incarnation of each entry of `processes`, in the same order.
+    pub keys: Vec<ProcessKey>,
+    /// Processes.
+    pub processes: Vec<Process>,
+    /// Rows.
+    pub rows: Vec<SnapshotRow>,
+    /// What symbolization needs to know about new stacks.
+    pub facts: Facts,
+}

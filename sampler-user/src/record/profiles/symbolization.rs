@@ -1,0 +1,199 @@
+//! Symbolization of stacks: deferred, in batches, each code location once. It runs in the profile worker and learns
+//! about the host only from snapshots.
+
+use std::collections::{HashMap, HashSet};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use sampler_ebpf::abi::ProcessKey;
+
+use super::jit_code::{JitCode, JitCodeMaps};
+use crate::host::mappings::ModuleId;
+use crate::symbols::finish::Finisher;
+use crate::symbols::perf_map::PerfMap;
+use crate::symbols::progress::Progress;
+use crate::symbols::symbolizer::{Options, Symbolizer};
+use heapbpf_profile::model::{Module, Stack};
+use heapbpf_unwind::image::{Image, ModuleFiles};
+use heapbpf_unwind::raw::RawStack;
+
+/// What symbolization needs to know about the modules and processes that new stacks refer to.
+#[derive(Default)]
+pub struct Facts {
+    /// Modules on the stacks.
+    pub modules: HashMap<ModuleId, ModuleFacts>,
+    /// Processes with JIT code.
+    pub jit_code: HashMap<ProcessKey, JitCode>,
+}
+
+/// A module and its contents.
+pub struct ModuleFacts {
+    /// Path as the process sees it.
+    pub path: Arc<str>,
+    /// GNU build ID.
+    pub build_id: Option<Vec<u8>>,
+    /// Whether it is anonymous memory, without a file.
+    pub is_anonymous: bool,
+    /// Root directory of a process that maps it, if different from ours.
+    pub root: Option<PathBuf>,
+    /// Its contents, or the reason why they are unavailable.
+    pub image: Result<Arc<dyn Image>, String>,
+    /// Start address of its executable mapping in the process where it was first seen.
+    pub start: u64,
+    /// End address of that mapping.
+    pub end: u64,
+    /// File offset of that mapping.
+    pub file_offset: u64,
+}
+
+/// A stack to symbolize, and the process it belongs to.
+#[derive(Clone)]
+pub struct UnsymbolizedStack {
+    /// Process that the stack belongs to.
+    pub process: ProcessKey,
+    /// The raw stack.
+    pub stack: Arc<RawStack>,
+}
+
+/// Modules from snapshots. Their contents are released after each batch: the host decides which files stay open.
+#[derive(Default)]
+struct KnownModules(HashMap<ModuleId, ModuleFacts>);
+
+impl ModuleFiles for KnownModules {
+    fn image(&mut self, module: ModuleId) -> Result<Arc<dyn Image>, String> {
+        self.0.get(&module).map_or_else(|| Err("it is not known any more".into()), |facts| facts.image.clone())
+    }
+
+    fn path(&self, module: ModuleId) -> Arc<str> {
+        self.0.get(&module).map_or_else(|| "?".into(), |facts| Arc::clone(&facts.path))
+    }
+
+    fn build_id(&self, module: ModuleId) -> Option<Vec<u8>> {
+        self.0.get(&module)?.build_id.clone()
+    }
+
+    fn is_anonymous(&self, module: ModuleId) -> bool {
+        self.0.get(&module).is_some_and(|facts| facts.is_anonymous)
+    }
+
+    fn root(&self, module: ModuleId) -> Option<PathBuf> {
+        self.0.get(&module)?.root.clone()
+    }
+}
+
+/// Symbolizes stacks, and keeps the results from snapshot to snapshot.
+pub struct Symbolization {
+    symbolizer: Symbolizer,
+    enabled: bool,
+    known: KnownModules,
+    jit_code: JitCodeMaps,
+    modules: Vec<Module>,
+    numbers: HashMap<ModuleId, usize>,
+    /// Symbolized stacks, by the address of the raw stack. The raw stack is kept so that its address is not reused.
+    finished: HashMap<*const RawStack, (Arc<RawStack>, Arc<Stack>)>,
+}
+
+/// Names of a process's JIT code, or the reason why there are none.
+struct JitNames {
+    map: Option<PerfMap>,
+    reason: Option<String>,
+}
+
+impl Symbolization {
+    /// Creates a symbolization without stacks. `enabled`: whether addresses are symbolized. `progress` is updated as
+    /// work advances.
+    pub fn new(enabled: bool, options: Options, progress: Arc<Progress>) -> Self {
+        Self {
+            symbolizer: Symbolizer::telling(options, progress),
+            enabled,
+            known: KnownModules::default(),
+            jit_code: JitCodeMaps::default(),
+            modules: Vec::new(),
+            numbers: HashMap::new(),
+            finished: HashMap::new(),
+        }
+    }
+
+    /// Symbolizes stacks. Afterwards [`Symbolization::stack`] returns each of them. `facts` describes the modules and
+    /// processes that are new.
+    pub fn name<'a>(&mut self, stacks: impl Iterator<Item = &'a UnsymbolizedStack>, facts: Facts) {
+        let mut modules: Vec<_> = facts.modules.into_iter().collect();
+        modules.sort_unstable_by_key(|(module, _)| *module);
+        for (module, facts) in modules {
+            self.number(module, &facts);
+            self.known.0.insert(module, facts);
+        }
+        let new: Vec<&UnsymbolizedStack> =
+            stacks.filter(|unsymbolized| !self.finished.contains_key(&Arc::as_ptr(&unsymbolized.stack))).collect();
+        if self.enabled {
+            let places = new.iter().flat_map(|unsymbolized| &unsymbolized.stack.frames);
+            let places = places.filter_map(|frame| Some((frame.module?, frame.file_offset)));
+            self.symbolizer.symbolize(&mut self.known, places);
+        }
+        let mut jit_names: HashMap<ProcessKey, JitNames> = HashMap::new();
+        for unsymbolized in new {
+            let code = facts.jit_code.get(&unsymbolized.process).filter(|_| self.enabled);
+            let read = |code: &JitCode| match self.jit_code.read(unsymbolized.process, *code) {
+                Ok(map) => JitNames { map: Some(map), reason: None },
+                Err(error) => JitNames { map: None, reason: Some(error.to_string()) },
+            };
+            let code = code.map(|code| &*jit_names.entry(unsymbolized.process).or_insert_with(|| read(code)));
+            let finisher = Finisher {
+                symbolizer: &self.symbolizer,
+                modules: &self.known,
+                perf_map: code.and_then(|code| code.map.as_ref()),
+                perf_map_reason: code.and_then(|code| code.reason.as_deref()),
+            };
+            let numbers = &self.numbers;
+            let stack = finisher.finish(&unsymbolized.stack, &mut |module| numbers.get(&module).copied().unwrap_or(0));
+            self.finished.insert(Arc::as_ptr(&unsymbolized.stack), (Arc::clone(&unsymbolized.stack), Arc::new(stack)));
+        }
+        for facts in self.known.0.values_mut() {
+            facts.image = Err("it is not known any more".into());
+        }
+    }
+
+    /// Opens the perf map of a process that runs JIT code, so that its names can be read after it exits.
+    pub fn open_jit_code(&mut self, process: ProcessKey, code: JitCode) {
+        if self.enabled {
+            self.jit_code.open(process, code);
+        }
+    }
+
+    /// Releases what is kept for processes whose stacks are all symbolized.
+    pub fn forget_processes<'a>(&mut self, processes: impl IntoIterator<Item = &'a ProcessKey>) {
+        self.jit_code.close(processes);
+    }
+
+    fn number(&mut self, module: ModuleId, facts: &ModuleFacts) {
+        self.numbers.entry(module).or_insert_with(|| {
+            self.modules.push(Module {
+                path: Arc::clone(&facts.path),
+                build_id: facts.build_id.clone(),
+                start: facts.start,
+                end: facts.end,
+                file_offset: facts.file_offset,
+            });
+            self.modules.len() - 1
+        });
+    }
+
+    /// Forgets all stacks except these: stacks of exited processes never recur.
+    pub fn keep_only<'a>(&mut self, stacks: impl Iterator<Item = &'a Arc<RawStack>>) {
+        let kept: HashSet<*const RawStack> = stacks.map(Arc::as_ptr).collect();
+        if kept.len() < self.finished.len() {
+            self.finished.retain(|stack, _| kept.contains(stack));
+            self.finished.shrink_to(2 * kept.len());
+        }
+    }
+
+    /// The symbolized stack for a raw one; empty if it was not symbolized.
+    pub fn stack(&self, raw: &Arc<RawStack>) -> Arc<Stack> {
+        self.finished.get(&Arc::as_ptr(raw)).map(|(_, stack)| Arc::clone(stack)).unwrap_or_default()
+    }
+
+    /// Modules that symbolized stacks refer to.
+    pub fn modules(&self) -> &[Module] {
+        &self.modules
+    }
+}

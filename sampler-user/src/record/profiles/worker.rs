@@ -1,0 +1,236 @@
+//! The profile worker: a thread that turns snapshots into profiles. It symbolizes stacks, estimates lifetimes and moves
+//! exited processes to the overflow bucket. The event path hands over its snapshots and does not wait.
+
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use sampler_ebpf::abi::ProcessKey;
+
+use super::accounting;
+use super::jit_code::JitCode;
+use super::overflow_bucket::OverflowBucket;
+use super::snapshot::{Detail, Retired, Snapshot, SnapshotRow};
+use super::symbolization::Symbolization;
+use crate::heap::ages::Ages;
+use crate::host::own_memory::give_memory_back;
+use crate::record::plan::RecordPlan;
+use crate::stats::Stats;
+use crate::symbols::progress::Progress;
+use heapbpf_profile::adjust::Adjustments;
+use heapbpf_profile::model::{Header, Lifetimes, Process, Profile, Row};
+use heapbpf_statistics::sums::SampleSums;
+use heapbpf_statistics::survival::{self, Observation};
+use heapbpf_unwind::raw::RawStack;
+
+/// A finished profile and its accompanying data.
+pub struct Made {
+    /// The profile.
+    pub profile: Profile,
+    /// The accounting at the moment of the snapshot.
+    pub stats: Stats,
+    /// Process incarnation of each process of the profile. Shorter than the profile's list, which ends with the
+    /// processes of the overflow bucket.
+    pub keys: Vec<ProcessKey>,
+    /// When the event path began to take the snapshot.
+    pub begun: Instant,
+    /// How long taking the snapshot blocked the event path.
+    pub cost: Duration,
+}
+
+/// Called with the finished profile.
+type Then = Box<dyn FnOnce(Made) + Send>;
+
+enum Job {
+    Make(Box<Snapshot>, Then),
+    Retire(Box<Retired>),
+    JitCode(ProcessKey, JitCode),
+    Tidy(Vec<Arc<RawStack>>),
+}
+
+/// Handle to the profile worker's thread. When it is dropped, the thread completes the jobs in its queue and ends.
+pub struct ProfileWorker {
+    jobs: Sender<Job>,
+    progress: Arc<Progress>,
+}
+
+impl ProfileWorker {
+    /// Starts the profile worker.
+    ///
+    /// # Errors
+    /// The system cannot create the thread.
+    pub fn start(plan: &RecordPlan) -> std::io::Result<Self> {
+        let (jobs, queue) = channel();
+        let template = template(plan);
+        let (symbolize, symbols, adjustments) =
+            (plan.stacks.symbolize, plan.stacks.symbols.clone(), plan.outputs.adjustments);
+        let progress = Arc::new(Progress::default());
+        let told = Arc::clone(&progress);
+        std::thread::Builder::new().name("profiles".into()).spawn(move || {
+            let symbolization = Symbolization::new(symbolize, symbols, told);
+            Worker { template, adjustments, symbolization, overflow: OverflowBucket::default() }.work(&queue);
+        })?;
+        Ok(Self { jobs, progress })
+    }
+
+    /// Progress of symbolization for the current profile: addresses done, and all addresses.
+    pub fn progress(&self) -> (usize, usize) {
+        self.progress.get()
+    }
+
+    /// Queues a snapshot to be made into a profile. `then` runs in the worker thread. It is dropped without being
+    /// called if that thread died.
+    pub fn make(&self, snapshot: Snapshot, then: impl FnOnce(Made) + Send + 'static) {
+        let _ = self.jobs.send(Job::Make(Box::new(snapshot), Box::new(then)));
+    }
+
+    /// Queues opening the perf map of a process that runs JIT code, so that its names can be read after it exits.
+    pub fn open_jit_code(&self, process: ProcessKey, code: JitCode) {
+        let _ = self.jobs.send(Job::JitCode(process, code));
+    }
+
+    /// Queues moving exited processes to the overflow bucket.
+    pub fn retire(&self, retired: Retired) {
+        let _ = self.jobs.send(Job::Retire(Box::new(retired)));
+    }
+
+    /// Queues a cleanup: the worker forgets all symbolized stacks except `living` and returns free memory to the
+    /// system. That takes milliseconds, so it is done here rather than on the event path.
+    pub fn tidy(&self, living: Vec<Arc<RawStack>>) {
+        let _ = self.jobs.send(Job::Tidy(living));
+    }
+}
+
+struct Worker {
+    template: Profile,
+    adjustments: Adjustments,
+    symbolization: Symbolization,
+    overflow: OverflowBucket,
+}
+
+impl Worker {
+    fn work(mut self, queue: &Receiver<Job>) {
+        while let Ok(job) = queue.recv() {
+            match job {
+                Job::Make(snapshot, then) => then(self.make(*snapshot)),
+                Job::Retire(retired) => self.retire(*retired),
+                Job::JitCode(process, code) => self.symbolization.open_jit_code(process, code),
+                Job::Tidy(living) => {
+                    self.symbolization.keep_only(living.iter());
+                    drop(living);
+                    give_memory_back();
+                }
+            }
+        }
+    }
+
+    fn make(&mut self, snapshot: Snapshot) -> Made {
+        let stacks = || snapshot.rows.iter().filter_map(|row| row.key.stack.as_ref());
+        if snapshot.detail != Detail::Totals {
+            self.symbolization.name(stacks(), snapshot.facts);
+            // A snapshot with stacks contains every live row.
+            self.symbolization.keep_only(stacks().map(|unsymbolized| &unsymbolized.stack));
+        }
+        // Read after symbolization, so that its cost is included.
+        let cost = accounting::daemon_cost();
+        let stats = Stats {
+            daemon_cpu_seconds: cost.cpu_seconds,
+            daemon_peak_rss_bytes: cost.peak_rss_bytes,
+            ..snapshot.stats
+        };
+        let mut profile = self.template.clone();
+        profile.header.time_windows = snapshot.time_windows;
+        profile.header.started = snapshot.started;
+        profile.header.duration = snapshot.duration;
+        profile.header.unread = snapshot.unread;
+        profile.header.time = snapshot.started + snapshot.duration;
+        profile.counters = stats.counters();
+        profile.notes = snapshot.notes;
+        profile.processes = snapshot.processes;
+        let first = profile.processes.len();
+        profile.processes.extend_from_slice(self.overflow.processes());
+        let known = |process: &Process| !process.inuse_unknown;
+        profile.header.live = snapshot.live;
+        profile.header.live = profile.knows_some_inuse();
+        let is_known =
+            |row: &SnapshotRow| profile.header.live && profile.processes.get(row.key.process).is_none_or(known);
+        profile.rows = snapshot.rows.into_iter().map(|row| self.row(is_known(&row), row)).collect();
+        if snapshot.detail == Detail::Totals {
+            profile.rows.extend(self.overflow.totals(first, profile.header.live));
+        } else {
+            profile.rows.extend(self.overflow.rows(first, profile.header.live));
+        }
+        profile.keep_loss_intervals();
+        profile.modules = self.symbolization.modules().to_vec();
+        profile.notes.extend(accounting::broken_chains(&profile));
+        if let Err(error) = self.adjustments.apply(&mut profile) {
+            profile.notes.push(error.to_string());
+        }
+        Made { profile, stats, keys: snapshot.keys, begun: snapshot.begun, cost: snapshot.cost }
+    }
+
+    /// `known`: whether memory in use and lifetimes of blocks are known for its process.
+    fn row(&self, known: bool, row: SnapshotRow) -> Row {
+        let live = self.template.header.live && known;
+        Row {
+            key: row
+                .key
+                .map_stack(|stack| stack.map(|stack| self.symbolization.stack(&stack.stack)).unwrap_or_default()),
+            alloc: row.alloc,
+            inuse: if known { row.inuse } else { SampleSums::default() },
+            at_exit: if known { row.at_exit } else { SampleSums::default() },
+            peak: live.then_some(row.peak),
+            lifetimes: row.ages.filter(|_| live).and_then(|(ages, living)| lifetimes(&ages, &living)),
+        }
+    }
+
+    fn retire(&mut self, retired: Retired) {
+        self.symbolization.name(retired.rows.iter().filter_map(|row| row.key.stack.as_ref()), retired.facts);
+        let programs: Vec<usize> = retired.processes.iter().map(|process| self.overflow.program(process)).collect();
+        for (program, process) in programs.iter().zip(&retired.processes) {
+            self.overflow.add_counts(*program, process);
+        }
+        for row in retired.rows {
+            let program = programs[row.key.process];
+            let known = !retired.processes[row.key.process].inuse_unknown;
+            let row = self.row(known, row);
+            self.overflow.add_row(program, &row);
+        }
+        self.symbolization.forget_processes(&retired.keys);
+    }
+}
+
+fn template(plan: &RecordPlan) -> Profile {
+    Profile::new(Header {
+        version: env!("CARGO_PKG_VERSION").into(),
+        unwind: plan.stacks.unwind.name().into(),
+        live: plan.sampling.live,
+        ended_apart: plan.ended_apart(),
+        host: host_name(),
+        ..Header::new(plan.sampling.interval, plan.sampling.criterion)
+    })
+}
+
+/// Number of steps of the survival curve in a profile.
+const CURVE_POINTS: usize = 32;
+
+fn lifetimes(ages: &Ages, living: &[(f64, f64)]) -> Option<Lifetimes> {
+    let freed = ages.weights().map(|(age_seconds, weight)| (age_seconds, weight, true));
+    let living = living.iter().map(|(age_seconds, weight)| (*age_seconds, *weight, false));
+    let observations: Vec<Observation> = freed
+        .chain(living)
+        .map(|(age_seconds, weight, freed)| Observation { age_seconds, weight, freed, temporary: false })
+        .collect();
+    let all: f64 = observations.iter().map(|observation| observation.weight).sum();
+    let lifetimes = survival::lifetimes(&observations, CURVE_POINTS)?;
+    // Only the total weight of temporary blocks is kept, not which blocks they are.
+    Some(Lifetimes { temporary: if all > 0.0 { ages.temporary() / all } else { 0.0 }, ..lifetimes })
+}
+
+fn host_name() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/hostname").map(|name| name.trim().to_owned()).unwrap_or_default()
+}
+
+#[cfg(test)]
+#[path = "worker_tests.rs"]
+mod tests;

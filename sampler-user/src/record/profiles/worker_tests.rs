@@ -1,0 +1,164 @@
+//! Tests of exited processes in profiles, and of the profile worker.
+
+use std::time::SystemTime;
+
+use super::*;
+use crate::record::profiles::symbolization::{Facts, UnsymbolizedStack};
+use heapbpf_profile::model::RowKey;
+use heapbpf_profile::testing;
+
+fn worker() -> Worker {
+    let template = Profile { processes: Vec::new(), rows: Vec::new(), ..testing::ended_apart() };
+    let symbolization = Symbolization::new(false, crate::symbols::symbolizer::Options::new(&[], 0), Default::default());
+    Worker { template, adjustments: Adjustments::default(), symbolization, overflow: OverflowBucket::default() }
+}
+
+fn key(tgid: u32) -> ProcessKey {
+    ProcessKey { start_ns: 1, tgid, exec_id: 0 }
+}
+
+fn process(pid: u32, inuse_unknown: bool) -> Process {
+    Process { pid, comm: "program".into(), ended: pid > 1, inuse_unknown, ..Process::default() }
+}
+
+/// A row of the process with this index. `inuse` and `held` (at exit) are one block each, if not zero; sizes in bytes.
+fn row(process: usize, pid: u32, inuse: u64, held: u64) -> SnapshotRow {
+    let sums = |bytes| testing::sums(u64::from(bytes > 0), bytes, 1);
+    SnapshotRow {
+        key: RowKey {
+            process,
+            thread: "main".into(),
+            function: "malloc".into(),
+            interval: 1,
+            stack: Some(UnsymbolizedStack { process: key(pid), stack: Arc::new(RawStack::lost()) }),
+        },
+        alloc: sums(2 * (inuse + held)),
+        inuse: sums(inuse),
+        at_exit: sums(held),
+        peak: SampleSums::default(),
+        ages: None,
+    }
+}
+
+fn snapshot(detail: Detail, processes: Vec<Process>, rows: Vec<SnapshotRow>) -> Snapshot {
+    Snapshot {
+        detail,
+        live: true,
+        time_windows: false,
+        started: SystemTime::UNIX_EPOCH,
+        duration: Duration::from_secs(9),
+        unread: None,
+        keys: processes.iter().map(|process| key(process.pid)).collect(),
+        processes,
+        rows,
+        facts: Facts::default(),
+        stats: Stats::default(),
+        notes: Vec::new(),
+        begun: Instant::now(),
+        cost: Duration::ZERO,
+    }
+}
+
+/// Bytes in use, held at exit and allocated.
+fn totals(profile: &Profile) -> [f64; 3] {
+    let sum = |of: fn(&Row) -> f64| profile.rows.iter().map(of).sum();
+    [sum(|row| row.inuse.bytes), sum(|row| row.at_exit.bytes), sum(|row| row.alloc.bytes)]
+}
+
+#[test]
+fn totals_at_exit_stay_when_processes_are_moved_to_the_overflow_bucket() {
+    let mut worker = worker();
+    let living = || (process(1, false), row(0, 1, 10, 0));
+    let both = || (vec![process(2, false), process(3, false)], vec![row(0, 2, 0, 100), row(1, 3, 0, 23)]);
+    let before = |detail| {
+        let ((one, own), (ended, mut rows)) = (living(), both());
+        rows.iter_mut().for_each(|row| row.key.process += 1);
+        snapshot(detail, [vec![one], ended].concat(), [vec![own], rows].into_iter().flatten().collect())
+    };
+    let after = |detail| {
+        let (one, own) = living();
+        snapshot(detail, vec![one], vec![own])
+    };
+    let expected = [10.0, 123.0, 266.0];
+    let made = worker.make(before(Detail::Stacks));
+    assert_eq!(totals(&made.profile), expected);
+    assert_eq!(made.profile.header.time, SystemTime::UNIX_EPOCH + Duration::from_secs(9));
+    let (processes, rows) = both();
+    let keys = processes.iter().map(|process| key(process.pid)).collect();
+    worker.retire(Retired { keys, processes, rows, facts: Facts::default() });
+    for detail in [Detail::Stacks, Detail::Lifetimes, Detail::Totals] {
+        let profile = worker.make(after(detail)).profile;
+        assert_eq!(totals(&profile), expected, "{detail:?}");
+        let of_program =
+            profile.rows.iter().filter(|row| row.key.process == 1).map(|row| row.at_exit.bytes).sum::<f64>();
+        assert_eq!((of_program, profile.processes[1].pid), (123.0, 0), "{detail:?}");
+    }
+}
+
+/// Where frees are not tracked, it is unknown what was held at exit.
+#[test]
+fn what_is_not_known_is_not_held_at_exit() {
+    let mut worker = worker();
+    let (processes, rows) = (vec![process(2, true)], vec![row(0, 2, 0, 100)]);
+    worker.retire(Retired { keys: vec![key(2)], processes, rows, facts: Facts::default() });
+    let profile = worker.make(snapshot(Detail::Stacks, vec![process(1, false)], vec![row(0, 1, 10, 0)])).profile;
+    assert_eq!(totals(&profile), [10.0, 0.0, 220.0]);
+    // From here on, frees are tracked for no process.
+    let mut all = snapshot(Detail::Totals, vec![process(1, true)], vec![row(0, 1, 10, 0)]);
+    all.live = false;
+    assert_eq!(totals(&worker.make(all).profile), [0.0, 0.0, 220.0]);
+}
+
+/// Adds ages: blocks of weight 3 freed after one second, and one live block of weight 1.
+fn with_ages(row: SnapshotRow) -> SnapshotRow {
+    let mut ages = Ages::default();
+    ages.record(1_000_000_000, 3.0, false);
+    SnapshotRow { ages: Some((ages, vec![(2.0, 1.0)])), ..row }
+}
+
+#[test]
+fn lifetimes_are_estimated_only_where_frees_are_tracked() {
+    let mut worker = worker();
+    let rows = vec![with_ages(row(0, 1, 10, 0)), with_ages(row(1, 2, 10, 0))];
+    let profile = worker.make(snapshot(Detail::Lifetimes, vec![process(1, false), process(2, true)], rows)).profile;
+    let [tracked, untracked] = &profile.rows[..] else { panic!("{} rows", profile.rows.len()) };
+    assert!(tracked.lifetimes.is_some() && tracked.peak.is_some() && tracked.inuse.bytes == 10.0);
+    assert!(untracked.lifetimes.is_none() && untracked.peak.is_none() && untracked.inuse.bytes == 0.0);
+    assert_eq!(untracked.alloc.bytes, tracked.alloc.bytes);
+    assert!(profile.header.live);
+}
+
+#[test]
+fn a_profile_says_what_its_snapshot_said() {
+    let mut worker = worker();
+    let stats = Stats { hits: 7, ..Stats::default() };
+    let told = Snapshot {
+        stats,
+        notes: vec!["a note".into()],
+        time_windows: true,
+        cost: Duration::from_millis(3),
+        ..snapshot(Detail::Stacks, vec![process(1, false)], vec![row(0, 1, 10, 0)])
+    };
+    let begun = told.begun;
+    let made = worker.make(told);
+    assert_eq!((made.begun, made.cost, made.stats.hits), (begun, Duration::from_millis(3), 7));
+    assert_eq!(made.keys, [key(1)]);
+    assert!(made.profile.header.time_windows && made.profile.notes.contains(&"a note".to_owned()));
+    // The daemon's own cost is measured when the profile is finished.
+    assert!(made.stats.daemon_peak_rss_bytes > 0);
+}
+
+#[test]
+fn jobs_are_done_in_order_and_the_last_one_too_when_the_session_goes() {
+    let (jobs, queue) = channel();
+    let (sender, done) = channel();
+    for number in 0..3 {
+        let sender = sender.clone();
+        let then = move |made: Made| sender.send((number, made.profile.processes.len())).unwrap();
+        let processes: Vec<Process> = (0..number).map(|pid| process(pid, false)).collect();
+        jobs.send(Job::Make(Box::new(snapshot(Detail::Totals, processes, Vec::new())), Box::new(then))).unwrap();
+    }
+    drop((jobs, sender));
+    worker().work(&queue);
+    assert_eq!(done.into_iter().collect::<Vec<_>>(), [(0, 0), (1, 1), (2, 2)]);
+}

@@ -1,0 +1,233 @@
+//! A running recording: from its first probe to its files.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use tokio::io::unix::AsyncFd;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::mpsc;
+
+use super::pace::{Standing, pause, writes_last_profile};
+use super::signals::Signals;
+use super::state::Session;
+use crate::clock::monotonic_ns;
+use crate::host::limits;
+use crate::output::Output;
+use crate::record::attaching::command::{Held, Running, hold};
+use crate::record::descriptors::watch;
+use crate::record::outputs::files::{SnapshotFiles, resolve_outputs, write_outputs};
+use crate::record::outputs::notify;
+use crate::record::outputs::report::{Closing, show_report, write_stats};
+use crate::record::outputs::status_line::StatusLine;
+use crate::record::outputs::triggers::Triggers;
+use crate::record::plan::RecordPlan;
+use crate::record::profiles::requests::{Made, Request};
+
+/// A recording with its probes in place.
+pub struct ActiveRecording {
+    session: Session,
+    outputs: Vec<Output>,
+    files: SnapshotFiles,
+    command: CommandState,
+    signals: Signals,
+    snapshot_wanted: Signal,
+    line: StatusLine,
+    begun: Instant,
+}
+
+/// The command that a recording starts, if there is one.
+struct CommandState {
+    held: Option<Held>,
+    running: Option<Running>,
+    exit_code: u8,
+}
+
+impl CommandState {
+    /// Waits until the command ends; forever if none runs. Returns heapbpf's exit status for it.
+    async fn ended(&mut self) -> u8 {
+        let Some(running) = &mut self.running else { return std::future::pending().await };
+        let exit_code = running.ended().await.unwrap_or(1);
+        self.running = None;
+        exit_code
+    }
+}
+
+impl ActiveRecording {
+    /// Attaches the probes. A command is held before its first instruction.
+    ///
+    /// # Errors
+    /// The error is one sentence that says what to do. No probe stays attached.
+    pub fn attach(plan: RecordPlan) -> anyhow::Result<Self> {
+        if let Err(error) = limits::raise() {
+            log::warn!("cannot raise resource limits: {error}");
+        }
+        let mut session = Session::new(plan)?;
+        let held = match session.plan.targets.command.as_slice() {
+            [] => None,
+            words => Some(hold(words).context("cannot start a process for the command")?),
+        };
+        let command_pid = held.as_ref().map(|held| held.pid);
+        session.attaching.start(&session.plan.targets, command_pid, &mut session.host)?;
+        session.recorder.set_functions(session.attaching.hooks.functions());
+        let first = session.first_target(command_pid);
+        let plan = &session.plan;
+        let outputs = resolve_outputs(&plan.outputs, first.as_ref().map(|(comm, pid)| (comm.as_str(), *pid)));
+        let files = SnapshotFiles::new(&outputs, plan.outputs.write, plan.outputs.keep);
+        // From here on we handle Ctrl-C: probes are attached, so the user must get a profile.
+        let signals = Signals::listen(held.as_ref().map(|held| held.process().try_clone()).transpose()?)?;
+        let snapshot_wanted = signal(SignalKind::user_defined1())?;
+        let line = StatusLine::new(plan.display);
+        let command = CommandState { held, running: None, exit_code: 0 };
+        Ok(Self { session, outputs, files, command, signals, snapshot_wanted, line, begun: Instant::now() })
+    }
+
+    /// Starts the recording: what happens from here on is recorded.
+    pub fn begin(&mut self) {
+        self.session.begin();
+        self.begun = Instant::now();
+        eprintln!("heapbpf: recording {}", self.session.describe_targets());
+    }
+
+    /// Records until the end: releases the command and answers `requests`. Clients that still wait for an answer when
+    /// this returns are told that the recording has ended.
+    ///
+    /// # Errors
+    /// The command cannot be executed, or the kernel refuses something.
+    pub async fn run(&mut self, mut requests: mpsc::Receiver<Request>) -> anyhow::Result<()> {
+        notify::ready();
+        self.release_command()?;
+        let wakers = Wakers::watch(&self.session)?;
+        let mut triggers = Triggers::new(self.session.plan.outputs.triggers, self.begun);
+        while let Some(pause) = self.turn(&mut triggers)? {
+            if self.wait(pause, &wakers, &mut requests).await? {
+                break;
+            }
+            self.session.attaching.control.set_sleeping(false)?;
+        }
+        Ok(())
+    }
+
+    fn release_command(&mut self) -> anyhow::Result<()> {
+        let Some(held) = self.command.held.take() else { return Ok(()) };
+        let program = self.session.plan.targets.command[0].to_string_lossy().into_owned();
+        self.command.running = Some(held.release().with_context(|| format!("cannot execute {program}"))?);
+        Ok(())
+    }
+
+    /// Takes in what has happened and does what is due. Returns how long to wait, or `None` if the recording is over.
+    fn turn(&mut self, triggers: &mut Triggers) -> anyhow::Result<Option<Duration>> {
+        let session = &mut self.session;
+        let mut active = session.cycle()? > 0;
+        session.schedule.note_last_moments(monotonic_ns());
+        let standing = Standing {
+            targets_ended: session.all_ended(),
+            command_runs: self.command.running.is_some(),
+            time_is_over: session.schedule.has_ended(monotonic_ns()),
+        };
+        if standing.is_over() {
+            return Ok(None);
+        }
+        let inuse_bytes = session.recorder.heap.estimated().inuse_bytes;
+        if let Some(why) = triggers.due(inuse_bytes, session.target_pids(), Instant::now()) {
+            self.files.ask(why);
+        }
+        session.write_snapshot(&mut self.files)?;
+        session.govern()?;
+        self.line.show(session, self.begun.elapsed());
+        if !active {
+            // Set before the last look, so that anything that arrives after it wakes us.
+            session.attaching.control.set_sleeping(true)?;
+            active = session.cycle()? > 0;
+        }
+        let now_ns = monotonic_ns();
+        let deadlines = [
+            session.schedule.until_end(now_ns),
+            session.schedule.until_last_moments(now_ns),
+            triggers.next_look().map(|at| at.saturating_duration_since(Instant::now())),
+            Some(session.until_look()),
+        ];
+        Ok(Some(pause(session.recorder.is_behind(), active, deadlines)))
+    }
+
+    /// Waits for something to happen, at most for `pause`. Returns whether the recording is to end.
+    async fn wait(
+        &mut self,
+        pause: Duration,
+        wakers: &Wakers,
+        requests: &mut mpsc::Receiver<Request>,
+    ) -> anyhow::Result<bool> {
+        let command_runs = self.command.running.is_some();
+        tokio::select! {
+            // Signals come first, however busy the loop is.
+            biased;
+            number = self.signals.next() => return Ok(self.signals.stops(number)),
+            exit_code = self.command.ended() => {
+                self.signals.command_ended();
+                self.command.exit_code = exit_code;
+            }
+            Some(request) = requests.recv() => self.session.answer(request)?,
+            // While a command runs, this signal is passed on to the command.
+            _ = self.snapshot_wanted.recv(), if !command_runs => self.files.ask("as asked by a signal".into()),
+            () = self.files.done() => {}
+            woken = wakers.next() => woken?,
+            () = tokio::time::sleep(pause) => {}
+        }
+        Ok(false)
+    }
+
+    /// Makes the last profile as of now, and removes the probes.
+    ///
+    /// # Errors
+    /// The profile cannot be made. No probe is left behind in that case either.
+    pub fn finish(&mut self) -> anyhow::Result<Made> {
+        let finished = self.session.finish(|what| self.line.finishing(what));
+        self.line.clear();
+        finished
+    }
+
+    /// Writes the last profile and the accounting, and shows the closing table. Returns heapbpf's exit status.
+    ///
+    /// # Errors
+    /// A file cannot be written. The other files are still written, because the recording cannot be repeated.
+    pub fn write(&mut self, made: &Made) -> anyhow::Result<u8> {
+        let plan = &self.session.plan;
+        let is_wanted = writes_last_profile(plan.keeps_running, !plan.outputs.files.is_empty());
+        let outputs = if is_wanted { &self.outputs[..] } else { &[] };
+        let options = &plan.outputs.write;
+        let (files, written) = write_outputs(outputs, &made.profile, options, |it| self.line.writing(it));
+        self.line.clear();
+        let stats = plan.outputs.stats.as_ref();
+        let accounted = stats.map_or(Ok(()), |path| write_stats(path, plan.outputs.force, &made.stats));
+        let closing = Closing { outputs: &self.outputs, files, snapshots: self.files.written() };
+        show_report(&made.profile, plan.display, options, closing);
+        written?;
+        accounted?;
+        Ok(self.command.exit_code)
+    }
+}
+
+/// What wakes the loop: rings that fill up, and process events of the host.
+struct Wakers([AsyncFd<OwnedFd>; 3]);
+
+impl Wakers {
+    fn watch(session: &Session) -> std::io::Result<Self> {
+        let (kernel, host) = (&session.kernel, session.host.as_raw_fd());
+        // SAFETY: `session.host` owns the descriptor and is borrowed until this function returns; `watch` keeps a copy
+        // only.
+        let host = unsafe { BorrowedFd::borrow_raw(host) };
+        Ok(Self([watch(kernel.events.as_fd())?, watch(kernel.stacks.as_fd())?, watch(host)?]))
+    }
+
+    /// Waits until one of them is readable.
+    async fn next(&self) -> std::io::Result<()> {
+        let [events, stacks, host] = &self.0;
+        tokio::select! {
+            biased;
+            guard = events.readable() => guard?.clear_ready(),
+            guard = stacks.readable() => guard?.clear_ready(),
+            guard = host.readable() => guard?.clear_ready(),
+        }
+        Ok(())
+    }
+}

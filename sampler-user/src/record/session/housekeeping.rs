@@ -1,0 +1,153 @@
+//! Housekeeping, once a second: work that is slow or must be delayed.
+
+use std::collections::HashSet;
+
+use sampler_ebpf::abi::ProcessKey;
+
+use super::exited::Line;
+use super::moment::Blocks;
+use super::state::{Housekeeping, Session};
+use crate::kernel::totals::Counts;
+use crate::record::profiles::describe::SHARED_LINE;
+
+/// Delay before the counts of an exited process are collected: its last threads may still add to them.
+const COLLECT_AFTER_NS: u64 = 1_000_000_000;
+/// How long data about exited processes is kept for records that are still on their way.
+const KEEP_ENDED_NS: u64 = 10_000_000_000;
+/// The same for the mappings of processes without samples, once the rings have been emptied. After that, a sample can
+/// only be waiting for its stack, which takes a second. With many short-lived processes, these mappings are most of the
+/// memory.
+const KEEP_UNSAMPLED_NS: u64 = 2_000_000_000;
+/// After this many processes, memory is given back sooner. That takes some milliseconds, so it is not done too often.
+const MANY_PROCESSES: usize = 256;
+const GIVE_BACK_EVERY_NS: u64 = 5_000_000_000;
+/// The interval after fewer processes.
+const GIVE_BACK_LAST_NS: u64 = 15_000_000_000;
+/// After this many rows of exited processes their names are forgotten, if no snapshot with stacks came before.
+const MANY_RETIRED_ROWS: usize = 16_384;
+
+impl Housekeeping {
+    /// Whether it is time to give memory back.
+    fn gives_back(&mut self, now_ns: u64) -> bool {
+        let (processes, given_back_ns) = self.forgotten;
+        let wait_ns = if processes > MANY_PROCESSES { GIVE_BACK_EVERY_NS } else { GIVE_BACK_LAST_NS };
+        let due = processes > 0 && now_ns.saturating_sub(given_back_ns) > wait_ns;
+        if due {
+            // Once more after many processes: another thread forgets names, and frees what only they referred to.
+            self.forgotten = (usize::from(processes > MANY_PROCESSES), now_ns);
+        }
+        due
+    }
+}
+
+impl Session {
+    /// Does the work that is slow or must be delayed.
+    pub(super) fn housekeep(&mut self, now: u64) -> anyhow::Result<()> {
+        self.kernel.log.flush();
+        self.reconcile_if_lossy()?;
+        if let Err(error) = self.host.tick() {
+            log::warn!("{error}");
+        }
+        let keep_ns = if self.recorder.is_behind() { KEEP_ENDED_NS } else { KEEP_UNSAMPLED_NS };
+        self.housekeeping.forgotten.0 +=
+            self.host.expire(now.saturating_sub(keep_ns), now.saturating_sub(KEEP_ENDED_NS));
+        self.attaching.find_unreported_ends(now, &self.host);
+        self.drop_untracked_heaps();
+        if let Some(table) = self.classes.as_mut().and_then(|classes| classes.rebalance(self.recorder.heap.by_class()))
+            && let Err(error) = self.attaching.control.set_trials(table)
+        {
+            log::warn!("the intervals of size classes stay as they are: {error}");
+        }
+        self.attaching.forget_ended(now.saturating_sub(KEEP_ENDED_NS));
+        self.collect_ended(now.saturating_sub(COLLECT_AFTER_NS));
+        self.retire();
+        if self.housekeeping.gives_back(now) {
+            self.give_memory_back();
+        }
+        Ok(())
+    }
+
+    /// Gives back the memory that many short-lived processes took.
+    fn give_memory_back(&mut self) {
+        self.kernel.events.shrink();
+        self.kernel.stacks.shrink();
+        self.recorder.shrink();
+        self.descriptions.shrink();
+        self.exited.shrink();
+        self.tidy();
+    }
+
+    /// Forgets names that are no longer needed.
+    fn tidy(&mut self) {
+        self.housekeeping.retired_rows = 0;
+        self.worker.tidy(self.recorder.heap.stacks());
+    }
+
+    /// Moves the counts of processes that ended before `before_ns` out of the kernel.
+    fn collect_ended(&mut self, before_ns: u64) {
+        let due = self.exited.take_due(before_ns);
+        self.recorder.forget_stacks(&due.iter().copied().collect());
+        for process in due {
+            let sampled = self.recorder.processes.contains_key(&process);
+            let line = self.exited.line_of(&process, sampled, self.plan.keeps_running);
+            let counters = self.kernel.totals.take(process).unwrap_or_default();
+            let called = counters.hits() > 0;
+            if called {
+                self.attaching.has_figures(process);
+            }
+            if called && line == Line::Shared {
+                self.descriptions.share_line(process);
+            }
+            self.exited.counts.add(if line == Line::Shared { SHARED_LINE } else { process }, &counters);
+            if self.plan.keeps_running {
+                self.exited.retiring.insert(process);
+            } else if !called && line != Line::Known {
+                self.descriptions.forget_one(process);
+            }
+        }
+    }
+
+    /// Moves exited processes to the overflow bucket. All their records have been taken in: records are processed in
+    /// order.
+    fn retire(&mut self) {
+        if self.exited.retiring.is_empty() {
+            return;
+        }
+        let ended = std::mem::take(&mut self.exited.retiring);
+        let (retired, held) = self.parts(&Counts::default(), (&Blocks::new(), &Blocks::new())).retire(&ended);
+        self.housekeeping.retired_rows += retired.rows.len();
+        let done: HashSet<ProcessKey> = ended.difference(&held).copied().collect();
+        self.exited.counts.forget(&done);
+        self.worker.retire(retired);
+        if self.housekeeping.retired_rows >= MANY_RETIRED_ROWS {
+            self.tidy();
+        }
+        self.recorder.forget(&done);
+        self.descriptions.forget(&done, &self.recorder);
+        self.exited.retiring = held;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_given_back_sooner_after_a_storm_and_once_more_after_it() {
+        let mut housekeeping = Housekeeping { forgotten: (MANY_PROCESSES + 1, 0), ..Housekeeping::default() };
+        assert!(!housekeeping.gives_back(GIVE_BACK_EVERY_NS));
+        let at_ns = GIVE_BACK_EVERY_NS + 1;
+        assert!(housekeeping.gives_back(at_ns));
+        assert!(!housekeeping.gives_back(at_ns + GIVE_BACK_LAST_NS));
+        assert!(housekeeping.gives_back(at_ns + GIVE_BACK_LAST_NS + 1), "what only names referred to");
+        assert!(!housekeeping.gives_back(u64::MAX), "nothing was forgotten since");
+    }
+
+    #[test]
+    fn few_processes_are_not_worth_it_so_soon() {
+        let mut housekeeping = Housekeeping { forgotten: (1, 0), ..Housekeeping::default() };
+        assert!(!housekeeping.gives_back(GIVE_BACK_EVERY_NS + 1));
+        assert!(housekeeping.gives_back(GIVE_BACK_LAST_NS + 1));
+        assert!(!housekeeping.gives_back(u64::MAX));
+    }
+}

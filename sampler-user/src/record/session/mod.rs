@@ -1,0 +1,16 @@
+//! The loop of a recording: waits, takes in records, keeps the overhead budget, requests snapshots, and ends on time.
+
+pub mod active;
+mod cut;
+mod exited;
+mod finish;
+mod housekeeping;
+mod moment;
+mod overhead;
+mod pace;
+mod priority;
+mod schedule;
+mod signals;
+mod snapshots;
+mod state;
+mod steps;

@@ -1,0 +1,175 @@
+//! Connects the overhead controller to a recording: passes it figures and carries out its actions.
+
+use std::time::Duration;
+
+use sampler_ebpf::abi::Counters;
+
+use super::moment::Cut;
+use super::state::Session;
+use crate::clock::monotonic_ns;
+use crate::cost::cpu_time;
+use crate::heap::windows::Weights;
+use crate::host::process::Target;
+use crate::kernel::totals::Counts;
+use crate::record::budget::controller::Action;
+use crate::record::budget::free_groups::{Frees, groups};
+use crate::record::budget::overhead::Overhead;
+use sampler_ebpf::constants::draw_constants;
+
+/// Counters at a look of the controller.
+struct Counted {
+    counts: Counts,
+    total: Counters,
+    /// Weights of the time window that ended with the look, and when it ended (CLOCK_MONOTONIC).
+    window: Option<(Weights, u64)>,
+}
+
+impl Session {
+    /// Starts the recording. Its probes are in place.
+    pub(super) fn begin(&mut self) {
+        let cpu_seconds = self.cpu_seconds(std::iter::empty());
+        self.schedule.restart(self.plan.duration);
+        if let Some(last_ns) = self.schedule.last_hooking_ns() {
+            self.attaching.set_end(last_ns);
+        }
+        self.overhead.controller.begin(cpu_seconds, self.schedule.started_ns);
+    }
+
+    /// Lets the controller look, if it is time, and carries out its actions.
+    pub(super) fn govern(&mut self) -> anyhow::Result<()> {
+        let now = monotonic_ns();
+        if self.overhead.controller.next_ns().is_none_or(|at| at > now) {
+            return Ok(());
+        }
+        self.learn_kinds();
+        let Counted { counts, total, window } = self.count()?;
+        let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
+        let Overhead { controller, frees, .. } = &mut self.overhead;
+        let groups = || groups(&counts, frees, &self.attaching, &self.host, &self.recorder.heap);
+        let actions = controller.look(&total, cpu_seconds, now, groups);
+        *frees = if controller.may_stop_tracking_frees() { Frees::of(&counts) } else { Frees::default() };
+        if window.is_some() && !actions.contains(&Action::Detach) {
+            self.recorder.heap.end_windows();
+        }
+        let ended_ns = window.map(|(_, ended_ns)| ended_ns);
+        actions.into_iter().try_for_each(|action| self.act(action, &counts, ended_ns))
+    }
+
+    /// Reads the counters. An open window ends at every look, whatever is decided: its length must not depend on what
+    /// it contains.
+    fn count(&mut self) -> anyhow::Result<Counted> {
+        if !self.overhead.windows.is_open() {
+            let (counts, total) = self.counts()?;
+            return Ok(Counted { counts, total, window: None });
+        }
+        self.with_cut(|session, cut| {
+            let window = session.weigh_window(&cut.counts, cut.time_ns);
+            if let Some(window) = &window {
+                session.recorder.heap.close_window(window);
+            }
+            let window = window.map(|window| (window, cut.time_ns));
+            Ok(Counted { counts: cut.counts.clone(), total: cut.total, window })
+        })
+    }
+
+    /// Carries out an action. `counts`: counters at the look; `window_ended_ns`: when the time window ended, if one
+    /// did.
+    fn act(&mut self, action: Action, counts: &Counts, window_ended_ns: Option<u64>) -> anyhow::Result<()> {
+        let attaching = &mut self.attaching;
+        match action {
+            Action::SetInterval(interval) => {
+                if let Some(draw) = draw_constants(interval) {
+                    attaching.control.set_draw(draw)?;
+                }
+            }
+            Action::StopTrackingFrees => attaching.hooks.stop_tracking_frees(attaching.programs.kind),
+            Action::StopTrackingFreesOf(served) => {
+                served.into_iter().for_each(|it| attaching.hooks.stop_tracking_frees_of(it, attaching.programs.kind));
+                self.cycle()?;
+                self.drop_untracked_heaps();
+            }
+            Action::Detach => self.detach(counts, window_ended_ns)?,
+            Action::Attach => self.reattach()?,
+        }
+        Ok(())
+    }
+
+    /// Detaches all probes: a pause begins.
+    fn detach(&mut self, counts: &Counts, window_ended_ns: Option<u64>) -> anyhow::Result<()> {
+        // The probes stop at once. Detaching takes longer, because the kernel waits for calls in progress.
+        let now = window_ended_ns.unwrap_or_else(monotonic_ns);
+        self.attaching.hooks.pause();
+        let gone_ns = monotonic_ns();
+        log::debug!("probes were taken away in {:.1} ms", (gone_ns - now) as f64 * 1e-6);
+        self.overhead.progress.detached(&counts.processes, gone_ns);
+        self.recorder.heap.window_ends(now);
+        self.cycle()?;
+        self.overhead.windows.detached(now);
+        self.recorder.heap.open_window();
+        Ok(())
+    }
+
+    /// Attaches the probes again: a time window begins.
+    fn reattach(&mut self) -> anyhow::Result<()> {
+        let begun = monotonic_ns();
+        self.overhead.progress.before_window(begun);
+        let attaching = &mut self.attaching;
+        attaching.hooks.resume(&attaching.programs, &mut attaching.control);
+        let now = monotonic_ns();
+        log::debug!("probes were put on in {:.1} ms", (now - begun) as f64 * 1e-6);
+        self.recorder.heap.window_begins(now);
+        let pause_ns = self.overhead.windows.attached(now);
+        self.attaching.uncovered(pause_ns, now);
+        let (counts, _) = self.counts()?;
+        let Overhead { controller, progress, .. } = &mut self.overhead;
+        let cost = |counters: &Counters| controller.probe_seconds(counters).unwrap_or(0.0);
+        progress.begin_window(&counts.processes, cost, pause_ns as f64 * 1e-9);
+        Ok(())
+    }
+
+    /// Time until the controller looks again.
+    pub(super) fn until_look(&self) -> Duration {
+        let until = self.overhead.controller.next_ns().map(|at| at.saturating_sub(monotonic_ns()));
+        until.map_or(Duration::MAX, Duration::from_nanos)
+    }
+
+    /// CPU time of the targets in seconds, including the processes in `counted`.
+    fn cpu_seconds(&mut self, counted: impl Iterator<Item = u32>) -> f64 {
+        if self.plan.targets.rules.iter().any(|rule| matches!(rule, Target::All)) {
+            return cpu_time::of_host();
+        }
+        let targets = self.attaching.targets.named_alive.iter().copied();
+        self.overhead.cpu_time.of_processes(targets.chain(counted))
+    }
+
+    /// Closes the open window, if there is one, and returns its weights.
+    fn weigh_window(&mut self, counts: &Counts, now_ns: u64) -> Option<Weights> {
+        let Overhead { controller, windows, progress, .. } = &mut self.overhead;
+        let (pause_ns, length_ns) = windows.closed(now_ns)?;
+        let cost = |counters: &Counters| controller.probe_seconds(counters).unwrap_or(0.0);
+        let lengths = (pause_ns as f64 * 1e-9, length_ns as f64 * 1e-9);
+        Some(progress.end_window(&counts.processes, cost, lengths))
+    }
+
+    /// Ends the recording's last window, or the pause that it ends in, at its last cut.
+    pub(super) fn end_windows(&mut self, cut: &Cut) {
+        if let Some(weights) = self.weigh_window(&cut.counts, cut.time_ns) {
+            self.recorder.heap.close_window(&weights);
+        } else if let Some((pause_ns, more)) = self.overhead.windows.ended(cut.time_ns) {
+            self.attaching.uncovered(pause_ns, cut.time_ns);
+            let more = self.overhead.progress.end(pause_ns as f64 * 1e-9, more);
+            self.recorder.heap.extend_window(&more);
+        }
+    }
+
+    /// Tells the controller the most expensive kinds of instruction that are probed.
+    pub(super) fn learn_kinds(&mut self) {
+        let controller = &self.overhead.controller;
+        let worst = |frees: bool| {
+            let kinds = self.attaching.hooks.kinds(frees).map(|kind| kind.to_string());
+            kinds.max_by(|a, b| controller.cost_of_kind(a).total_cmp(&controller.cost_of_kind(b)))
+        };
+        let (allocation, free) = (worst(false), worst(true));
+        self.overhead.controller.set_kinds(allocation.as_deref(), free.as_deref());
+    }
+}

@@ -1,0 +1,146 @@
+//! Snapshots of a running recording, for clients and for numbered files, and its current status.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use sampler_ebpf::abi::Counters;
+
+use super::moment::Cut;
+use super::state::Session;
+use crate::clock::monotonic_ns;
+use crate::record::intake::counters::DaemonCounters;
+use crate::record::outputs::files::SnapshotFiles;
+use crate::record::outputs::status_line::Figures;
+use crate::record::profiles::accounting;
+use crate::record::profiles::requests::Request;
+use crate::record::profiles::snapshot::{Content, Detail, Snapshot};
+use crate::stats::Stats;
+use crate::view::status::Status;
+
+impl Session {
+    /// Takes a snapshot as of now.
+    fn snapshot(&mut self, detail: Detail) -> anyhow::Result<Snapshot> {
+        let begun = Instant::now();
+        self.with_cut(|session, cut| Ok(session.snapshot_of(cut, detail, false, begun)))
+    }
+
+    /// Takes the snapshot of a cut. `last`: the recording ends with it; `begun`: when the cut was begun.
+    pub(super) fn snapshot_of(&mut self, cut: &Cut, detail: Detail, last: bool, begun: Instant) -> Snapshot {
+        let total = if last { cut.total } else { without_calls_in_flight(cut.total) };
+        let daemon: DaemonCounters = self.recorder.daemon_counters();
+        let stats = self.stats(&total, &daemon);
+        let Content { keys, processes, rows, facts } =
+            self.parts(&cut.counts, (&cut.slack, &cut.unseen)).take(detail, cut.time_ns);
+        let seen: HashSet<u32> =
+            keys.iter().filter(|key| self.attaching.is_current_program(**key)).map(|key| key.tgid).collect();
+        let notes = self.notes(&total, &daemon, &seen);
+        let (schedule, controller) = (&self.schedule, &self.overhead.controller);
+        let live = self.plan.sampling.live;
+        Snapshot {
+            detail,
+            live: live && !controller.stopped_tracking_frees(live),
+            time_windows: self.overhead.windows.were_used(),
+            started: schedule.started,
+            duration: Duration::from_nanos(cut.time_ns.saturating_sub(schedule.started_ns)),
+            unread: cut.unread,
+            keys,
+            processes,
+            rows,
+            facts,
+            stats,
+            notes,
+            begun,
+            cost: begun.elapsed(),
+        }
+    }
+
+    fn stats(&mut self, total: &Counters, daemon: &DaemonCounters) -> Stats {
+        let estimated = self.recorder.heap.estimated().alloc_bytes;
+        let audits = self.attaching.hooks.audit();
+        self.learn_kinds();
+        let controller = &self.overhead.controller;
+        let probe_seconds = controller.probe_seconds(total);
+        Stats {
+            probe_costs: controller.measured().cloned(),
+            ..accounting::stats(total, daemon, accounting::daemon_cost(), estimated, probe_seconds, &audits)
+        }
+    }
+
+    /// Notes for the user beside the figures. `seen`: processes with a line in the profile.
+    fn notes(&self, total: &Counters, daemon: &DaemonCounters, seen: &HashSet<u32>) -> Vec<String> {
+        let mut notes = accounting::remarks(total, daemon);
+        notes.extend(self.attaching.remarks(seen));
+        notes.extend(accounting::merged_rows(daemon.stacks_merged));
+        notes.extend(self.plan.sampling.note());
+        notes.extend(self.overhead.controller.notes(monotonic_ns()));
+        notes.extend(self.overhead.progress.note());
+        notes
+    }
+
+    /// Answers a request with a profile as of now.
+    pub(super) fn answer(&mut self, request: Request) -> anyhow::Result<()> {
+        // The client may have gone away while waiting.
+        if !request.reply.is_closed() {
+            let snapshot = self.snapshot(request.detail)?;
+            self.worker.make(snapshot, |made| drop(request.reply.send(made)));
+        }
+        Ok(())
+    }
+
+    /// Has a numbered snapshot written, if one is wanted and none is being written.
+    pub(super) fn write_snapshot(&mut self, files: &mut SnapshotFiles) -> anyhow::Result<()> {
+        let Some((turn, why)) = files.next() else { return Ok(()) };
+        let mut snapshot = self.snapshot(Detail::Lifetimes)?;
+        log::info!("a snapshot, {why}");
+        snapshot.notes.push(format!("a snapshot, {why}"));
+        self.worker.make(snapshot, move |made| {
+            if let Err(error) = turn.write(&made.profile) {
+                log::warn!("a snapshot was not written: {error}");
+            }
+        });
+        Ok(())
+    }
+}
+
+/// Counters without in-flight calls, which are not losses yet, nor hits that could be accounted for.
+fn without_calls_in_flight(total: Counters) -> Counters {
+    Counters { sampled: total.sampled - total.lost_in_flight.min(total.sampled), lost_in_flight: 0, ..total }
+}
+
+impl Figures for Session {
+    fn status(&self) -> Status {
+        let estimated = self.recorder.heap.estimated();
+        let controller = &self.overhead.controller;
+        Status {
+            duration: self.plan.duration,
+            samples: estimated.samples,
+            processes: self.recorder.processes.len(),
+            inuse_bytes: (self.plan.sampling.live && !controller.stopped_tracking_frees(true))
+                .then_some(estimated.inuse_bytes),
+            inuse_is_partial: self.attaching.hooks.tracks_some_frees(),
+            alloc_bytes: estimated.alloc_bytes,
+            overhead: controller.share(),
+            ..Status::default()
+        }
+    }
+
+    fn lost(&self) -> u64 {
+        self.counts().map_or(0, |(_, total)| total.lost_ring_full + total.lost_abandoned + total.lost_no_thread_state)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_call_in_flight_is_neither_a_hit_nor_a_loss_on_the_way() {
+        let total = Counters { unsampled: 4, sampled: 5, submitted: 3, lost_in_flight: 2, ..Counters::default() };
+        let on_the_way = without_calls_in_flight(total);
+        assert_eq!(on_the_way, Counters { sampled: 3, lost_in_flight: 0, ..total });
+        assert_eq!(on_the_way.hits(), 7);
+        // Read while threads run: there may be more calls in flight than samples counted.
+        let torn = Counters { sampled: 1, lost_in_flight: 2, ..Counters::default() };
+        assert_eq!(without_calls_in_flight(torn).sampled, 0);
+    }
+}

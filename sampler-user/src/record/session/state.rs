@@ -1,0 +1,206 @@
+//! The state of one recording: kernel, host and heap, wired together.
+
+use anyhow::{Context, bail};
+use sampler_ebpf::abi::Counters;
+
+use super::exited::ExitedProcesses;
+use super::moment::{Blocks, Cuts};
+use super::schedule::Schedule;
+use crate::arch;
+use crate::clock::monotonic_ns;
+use crate::cost::measure;
+use crate::heap::live::Heap;
+use crate::host::{Host, HostOptions};
+use crate::kernel::KernelError;
+use crate::kernel::control::ControlMaps;
+use crate::kernel::live_map::{LiveEntries, LiveMap};
+use crate::kernel::loader::Loader;
+use crate::kernel::log::KernelLog;
+use crate::kernel::mappings::MappingProbes;
+use crate::kernel::object;
+use crate::kernel::programs::Programs;
+use crate::kernel::rings::Ring;
+use crate::kernel::stack_traces::StackTraces;
+use crate::kernel::totals::{Counts, Totals};
+use crate::record::attaching::probes::{Attaching, KernelProbes};
+use crate::record::budget::controller::OverheadController;
+use crate::record::budget::overhead::Overhead;
+use crate::record::intake::recorder::{ProcessEvent, Recorder};
+use crate::record::plan::RecordPlan;
+use crate::record::profiles::capture::Parts;
+use crate::record::profiles::describe::Descriptions;
+use crate::record::profiles::worker::ProfileWorker;
+use crate::sampling::size_classes::SizeClassController;
+use heapbpf_unwind::dwarf::{Limits, Unwinder};
+use sampler_ebpf::constants::draw_constants;
+
+/// The kernel-side maps that a recording reads.
+pub(super) struct KernelMaps {
+    /// Small records.
+    pub(super) events: Ring,
+    /// Stack copies.
+    pub(super) stacks: Ring,
+    pub(super) live_map: LiveMap,
+    pub(super) live_entries: LiveEntries,
+    pub(super) totals: Totals,
+    pub(super) log: KernelLog,
+}
+
+/// The state of one recording.
+pub(super) struct Session {
+    /// What the user asked for.
+    pub(super) plan: RecordPlan,
+    /// Probes and targets.
+    pub(super) attaching: Attaching,
+    /// Processes and modules.
+    pub(super) host: Host,
+    pub(super) kernel: KernelMaps,
+    /// The heap.
+    pub(super) recorder: Recorder,
+    /// Process events that have not been acted upon yet.
+    pub(super) process_events: Vec<ProcessEvent>,
+    pub(super) exited: ExitedProcesses,
+    pub(super) descriptions: Descriptions,
+    pub(super) worker: ProfileWorker,
+    pub(super) cuts: Cuts,
+    pub(super) schedule: Schedule,
+    /// Keeps the recording within its budget.
+    pub(super) overhead: Overhead,
+    pub(super) classes: Option<SizeClassController>,
+    pub(super) housekeeping: Housekeeping,
+}
+
+/// State of the housekeeping.
+#[derive(Default)]
+pub(super) struct Housekeeping {
+    /// When it last ran (CLOCK_MONOTONIC).
+    pub(super) done_ns: u64,
+    /// Rows moved to the overflow bucket since the profile worker was last told which stacks are still in use.
+    pub(super) retired_rows: usize,
+    /// Processes forgotten since memory was last given back, and when that was (CLOCK_MONOTONIC).
+    pub(super) forgotten: (usize, u64),
+}
+
+impl Session {
+    /// Loads the BPF programs and opens the maps. Attaches nothing.
+    pub(super) fn new(plan: RecordPlan) -> anyhow::Result<Self> {
+        let object = object::object().ok_or(KernelError::NoObject)?;
+        let (sampling, kernel) = (&plan.sampling, &plan.kernel);
+        let loader = Loader::new(object, &kernel.config, &kernel.sizes)?;
+        let mut control = ControlMaps::open(&loader)?;
+        let Some(draw) = draw_constants(sampling.interval) else {
+            bail!("the sampling interval {} is too large", sampling.interval);
+        };
+        control.set_draw(draw)?;
+        let classes = sampling.classes.clone().map(SizeClassController::new);
+        if let Some(classes) = &classes {
+            control.set_trials(classes.table())?;
+        }
+        let measured = measure::known_or_measured(object, kernel.link)
+            .inspect_err(|error| log::info!("cannot measure what probes cost: {error:#}"));
+        let programs = load_programs(&loader, &plan)?;
+        let mappings = sampling.mappings.then(|| MappingProbes::load(&loader)).transpose()?;
+        let controller = OverheadController::new(measured.ok(), plan.budget, sampling, monotonic_ns());
+        let host = Host::start(HostOptions::default())?;
+        let heap = Heap::new(plan.ended_apart()).with_row_limit(plan.stacks.most as usize);
+        let max_depth = plan.stacks.max_depth;
+        let unwinder = Unwinder::new(Limits { max_depth, ..Limits::default() }, arch::address_bits());
+        let kernel = KernelMaps {
+            events: Ring::open(&loader, "EVENTS")?,
+            stacks: Ring::open(&loader, "STACKS")?,
+            live_map: LiveMap::open(&loader)?,
+            live_entries: LiveEntries::open(&loader)?,
+            totals: Totals::open(&loader)?,
+            log: KernelLog::open(programs.logging_program()),
+        };
+        let probes = KernelProbes { programs, control, mappings };
+        Ok(Self {
+            kernel,
+            recorder: Recorder::new(unwinder, StackTraces::open(&loader)?, max_depth, heap),
+            worker: ProfileWorker::start(&plan).context("cannot start a thread")?,
+            attaching: Attaching::new(&plan.targets, plan.sampling.live, probes),
+            host,
+            process_events: Vec::new(),
+            exited: ExitedProcesses::default(),
+            descriptions: Descriptions::default(),
+            cuts: Cuts::default(),
+            schedule: Schedule::begin(),
+            overhead: Overhead::new(controller),
+            classes,
+            housekeeping: Housekeeping::default(),
+            plan,
+        })
+    }
+
+    /// Name and process id of the target, if there is only one.
+    pub(super) fn first_target(&self, command_pid: Option<u32>) -> Option<(String, u32)> {
+        let targets = &self.plan.targets;
+        if let (Some(pid), Some(program)) = (command_pid, targets.command.first()) {
+            let name = std::path::Path::new(program).file_name().unwrap_or(program).to_string_lossy().into_owned();
+            return Some((name, pid));
+        }
+        match targets.running.as_slice() {
+            [only] if targets.are_named() => Some((only.comm.to_string(), only.pid)),
+            _ => None,
+        }
+    }
+
+    /// Describes the targets and how they are sampled, for the user.
+    pub(super) fn describe_targets(&self) -> String {
+        let link = self.attaching.programs.kind;
+        let files = self.attaching.hooks.hooked_files();
+        let interval = self.plan.sampling.describe();
+        let who = match (self.plan.targets.are_named(), self.attaching.targets.named_alive.len()) {
+            (false, _) => "all matching processes".to_owned(),
+            (true, 1) => "1 process".to_owned(),
+            (true, n) => format!("{n} processes"),
+        };
+        let files = if files == 1 { "1 allocator file".to_owned() } else { format!("{files} allocator files") };
+        format!("{who}, {interval} ({files}, {link} links)")
+    }
+
+    /// Whether every named target has ended.
+    pub(super) fn all_ended(&self) -> bool {
+        self.plan.targets.are_named() && self.attaching.targets.named_alive.is_empty()
+    }
+
+    /// Counts that are still in the kernel, by process, and the sum of these and of all counts taken out of it.
+    pub(super) fn counts(&self) -> anyhow::Result<(Counts, Counters)> {
+        let counts = self.kernel.totals.read(&self.attaching.programs)?;
+        let mut total = counts.total();
+        total.add(self.exited.counts.total());
+        Ok((counts, total))
+    }
+
+    /// The parts that snapshots are taken of. `slack` and `unseen` are those of a [`Cut`](super::moment::Cut).
+    pub(super) fn parts<'a>(&'a mut self, counts: &'a Counts, (slack, unseen): (&'a Blocks, &'a Blocks)) -> Parts<'a> {
+        Parts {
+            recorder: &mut self.recorder,
+            host: &mut self.host,
+            attaching: &self.attaching,
+            descriptions: &mut self.descriptions,
+            counts,
+            slack,
+            unseen,
+            ledger: &self.cuts.ledger,
+            ended: &self.exited.counts,
+        }
+    }
+
+    /// Process ids of live targets, as far as they are known.
+    pub(super) fn target_pids(&self) -> impl Iterator<Item = u32> {
+        let waited_for = self.attaching.targets.named_alive.iter().copied();
+        waited_for.chain(self.recorder.processes.keys().map(|process| process.tgid))
+    }
+}
+
+fn load_programs(loader: &Loader, plan: &RecordPlan) -> anyhow::Result<Programs> {
+    let mut programs = Programs::load(loader, plan.sampling.live, plan.kernel.link)?;
+    if !plan.targets.allocators.is_empty() {
+        programs.load_return_sites(loader)?;
+    }
+    for (kind, why) in programs.refusals() {
+        log::info!("this kernel has no {kind} links: {why}");
+    }
+    Ok(programs)
+}

@@ -1,0 +1,109 @@
+//! One turn of the loop: takes in what has happened.
+
+use sampler_ebpf::abi::{LiveKey, ProcessKey};
+
+use super::exited::End;
+use super::state::Session;
+use crate::clock::monotonic_ns;
+use crate::record::intake::recorder::ProcessEvent;
+use crate::record::profiles::capture::jit_code_of;
+
+/// Time between two runs of housekeeping.
+const HOUSEKEEPING_NS: u64 = 1_000_000_000;
+
+impl Session {
+    /// Takes in everything that has happened. Returns the number of records.
+    pub(super) fn cycle(&mut self) -> anyhow::Result<usize> {
+        self.recorder.poll(&mut self.host);
+        let hooked = self.attaching.follow(&mut self.host);
+        if hooked {
+            self.recorder.set_functions(self.attaching.hooks.functions());
+        }
+        let records = self.take_in();
+        self.complete_waiting_cut();
+        let now = monotonic_ns();
+        if now.saturating_sub(self.housekeeping.done_ns) > HOUSEKEEPING_NS {
+            self.housekeeping.done_ns = now;
+            self.housekeep(now)?;
+        }
+        Ok(records)
+    }
+
+    /// Takes in the records in the rings. Returns how many there were.
+    pub(super) fn take_in(&mut self) -> usize {
+        let is_over = self.schedule.has_ended(monotonic_ns());
+        let latest_ns = self.schedule.ends_ns.filter(|_| !is_over).unwrap_or(u64::MAX);
+        let (kernel, processes) = (&mut self.kernel, &mut self.process_events);
+        let records = self.recorder.drain(&mut kernel.events, &mut kernel.stacks, &mut self.host, processes, latest_ns);
+        for (process, time_ns) in self.recorder.take_new_jit_processes() {
+            let code = jit_code_of(process, time_ns, &mut self.host);
+            self.worker.open_jit_code(process, code);
+        }
+        for event in std::mem::take(&mut self.process_events) {
+            self.apply(event);
+        }
+        if self.descriptions.note_new(&self.recorder, &mut self.host, &self.attaching) {
+            self.drop_untracked_heaps();
+        }
+        for (space, address) in self.recorder.heap.take_untracked_blocks() {
+            self.kernel.live_entries.remove(LiveKey { space, address });
+        }
+        records
+    }
+
+    fn apply(&mut self, event: ProcessEvent) {
+        match event {
+            ProcessEvent::Forked { parent, child, time_ns } => {
+                self.attaching.forked(parent.tgid, child, time_ns, &self.host);
+            }
+            ProcessEvent::Replaced { ended, time_ns } => {
+                self.recorder.poll(&mut self.host);
+                let replaced =
+                    self.host.processes().replaced_at(ended.tgid, time_ns).map(|incarnation| incarnation.since_ns);
+                let sampled = self.recorder.processes.get(&ended).copied();
+                let at_ns = sampled.or(replaced).unwrap_or(time_ns);
+                self.descriptions.note(ended, at_ns, &mut self.host, &self.attaching);
+                self.replace_heap(ended);
+                self.exited.note(ended, End::Exec, monotonic_ns());
+                self.attaching.replaced(ended);
+                self.descriptions.ended(ended, self.attaching.targets.coverage_before(ended.tgid, time_ns));
+            }
+            ProcessEvent::Ended { process, time_ns } => {
+                self.descriptions.note(process, time_ns, &mut self.host, &self.attaching);
+                self.end_heap(process);
+                let now = monotonic_ns();
+                self.exited.note(process, End::Exit, now);
+                self.attaching.ended(process.tgid, time_ns, &self.host);
+                self.descriptions.ended(process, self.attaching.targets.coverage(process.tgid, now));
+            }
+        }
+    }
+
+    /// Ends the heap of an exited process: its blocks leave the live map and are in use as of its end.
+    pub(super) fn end_heap(&mut self, space: ProcessKey) {
+        let entries = &mut self.kernel.live_entries;
+        let was_live = |address| entries.remove(LiveKey { space, address });
+        self.recorder.counters.frees_reconciled += self.recorder.heap.end(space, was_live);
+    }
+
+    /// Ends the heap of a replaced program: its blocks leave the live map and are no longer in use.
+    pub(super) fn replace_heap(&mut self, space: ProcessKey) {
+        for address in self.recorder.heap.replace(space) {
+            self.kernel.live_entries.remove(LiveKey { space, address });
+        }
+    }
+
+    /// Forgets the blocks in use of processes whose frees are no longer tracked. The kernel forgets them, too: it keeps
+    /// room for blocks whose frees it expects.
+    pub(super) fn drop_untracked_heaps(&mut self) {
+        if !self.attaching.hooks.tracks_some_frees() {
+            return;
+        }
+        let heap = &mut self.recorder.heap;
+        for space in self.descriptions.without_frees(heap, &self.host, &self.attaching) {
+            for address in heap.stop_tracking(space) {
+                self.kernel.live_entries.remove(LiveKey { space, address });
+            }
+        }
+    }
+}

@@ -1,0 +1,42 @@
+//! `heapbpf record` and `heapbpf serve`: run a recording, and the services that deliver profiles from it.
+
+use anyhow::Context;
+
+use crate::record::ActiveRecording;
+use crate::record::plan::RecordPlan;
+use crate::record::requests::RecordingHandle;
+use crate::serve::{ServePlan, Services};
+
+/// What to record, and which services to run meanwhile.
+pub struct RunPlan {
+    /// The recording.
+    pub recording: RecordPlan,
+    /// Its services.
+    pub serving: ServePlan,
+}
+
+/// Records, writes the files and shows the table. Returns heapbpf's exit status.
+///
+/// # Errors
+/// One sentence that says what to do. Nothing stays attached, and no half-written file remains.
+pub fn run(plan: RunPlan) -> anyhow::Result<u8> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    let local = tokio::task::LocalSet::new();
+    local.block_on(&runtime, record(plan))
+}
+
+async fn record(plan: RunPlan) -> anyhow::Result<u8> {
+    let mut recording = ActiveRecording::attach(plan.recording)?;
+    let (handle, requests) = RecordingHandle::new();
+    let mut services = Services::start(plan.serving, handle).context("cannot start a thread")?;
+    recording.begin();
+    if let Some(address) = services.address() {
+        eprintln!("heapbpf: listening on http://{address}");
+    }
+    recording.run(requests).await?;
+    let made = recording.finish()?;
+    services.stop_answering();
+    let outcome = recording.write(&made);
+    services.finish(made);
+    outcome
+}

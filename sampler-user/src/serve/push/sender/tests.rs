@@ -1,0 +1,219 @@
+//! Tests of delivery to local receivers.
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener};
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
+
+use opentelemetry_proto::tonic::collector::profiles::v1development::ExportProfilesServiceResponse;
+use opentelemetry_proto::tonic::collector::profiles::v1development::profiles_service_server::{
+    ProfilesService, ProfilesServiceServer,
+};
+use tonic::transport::server::TcpIncoming;
+
+use super::super::batch::batches;
+use super::super::spool::SpoolOptions;
+use super::*;
+use heapbpf_profile::testing;
+
+/// A guard against hanging, longer than any step here takes. It measures nothing.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[derive(Clone, Debug, Default)]
+struct Received {
+    head: String,
+    body: Vec<u8>,
+}
+
+/// A receiver that answers with these statuses in turn, then always with 200.
+fn receiver(listener: TcpListener, statuses: &'static [u16]) -> Arc<Mutex<Vec<Received>>> {
+    let received: Arc<Mutex<Vec<Received>>> = Arc::default();
+    let taken = Arc::clone(&received);
+    std::thread::spawn(move || {
+        let mut statuses = statuses.iter();
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            while let Some(request) = read_request(&mut stream) {
+                let status = statuses.next().copied().unwrap_or(200);
+                if status == 200 {
+                    taken.lock().unwrap().push(request);
+                }
+                let answer = format!("HTTP/1.1 {status} X\r\nContent-Length: 0\r\n\r\n");
+                if stream.write_all(answer.as_bytes()).is_err() {
+                    break;
+                }
+            }
+        }
+    });
+    received
+}
+
+fn read_request(stream: &mut impl Read) -> Option<Received> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        let mut byte = [0];
+        stream.read_exact(&mut byte).ok()?;
+        head.push(byte[0]);
+    }
+    let head = String::from_utf8(head).unwrap();
+    let length = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(": ")?;
+        name.eq_ignore_ascii_case("content-length").then(|| value.parse().unwrap())
+    });
+    let mut body = vec![0; length.unwrap_or(0)];
+    stream.read_exact(&mut body).ok()?;
+    Some(Received { head, body })
+}
+
+fn listener() -> (TcpListener, SocketAddr) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    (listener, address)
+}
+
+fn numbered(number: u8) -> Batch {
+    Batch { path: "/in".into(), content_type: "a/b".into(), body: vec![number; 100] }
+}
+
+#[test]
+fn answers_that_are_about_the_request_are_for_good_and_the_rest_is_tried_again() {
+    let (listener, address) = listener();
+    let received = receiver(listener, &[503, 500, 200, 400, 429, 200]);
+    let destination = Destination::parse(&format!("http://key@{address}/in")).unwrap();
+    let queue = Queue::in_memory();
+    (1..=3).for_each(|number| queue.push(&numbered(number)));
+    std::thread::scope(|scope| {
+        scope.spawn(|| run(&destination, &queue));
+        assert!(queue.wait_until_empty(Instant::now() + PATIENCE));
+        queue.close();
+    });
+    let received = received.lock().unwrap();
+    let bodies: Vec<u8> = received.iter().map(|request| request.body[0]).collect();
+    assert_eq!(bodies, [1, 3], "the second one was refused for good");
+    let counts = queue.counts();
+    assert_eq!((counts.delivered, counts.rejected, counts.dropped, counts.failures), (2, 1, 0, 3));
+    let head = received[0].head.to_lowercase();
+    assert!(head.starts_with("post /in ") && head.contains("authorization: bearer key"), "{head}");
+}
+
+#[test]
+fn a_receiver_that_was_away_gets_everything_in_order_also_over_a_restart() {
+    let (away, address) = listener();
+    // Nothing listens there for now.
+    drop(away);
+    let folder = tempfile::tempdir().unwrap();
+    let options = SpoolOptions { folder: folder.path().into(), most_bytes: 1 << 20 };
+    let destination = Destination::parse(&format!("http://{address}/in")).unwrap();
+    let queue = Queue::on_disk(&options, &destination.shown()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| run(&destination, &queue));
+        (1..=5).for_each(|number| queue.push(&numbered(number)));
+        let begun = Instant::now();
+        while queue.counts().failures == 0 {
+            assert!(begun.elapsed() < PATIENCE);
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        queue.close();
+    });
+    assert_eq!((queue.counts().delivered, queue.counts().waiting), (0, 5));
+    drop(queue);
+
+    let received = receiver(TcpListener::bind(address).unwrap(), &[]);
+    let queue = Queue::on_disk(&options, &destination.shown()).unwrap();
+    queue.push(&numbered(6));
+    std::thread::scope(|scope| {
+        scope.spawn(|| run(&destination, &queue));
+        assert!(queue.wait_until_empty(Instant::now() + PATIENCE));
+        queue.close();
+    });
+    let bodies: Vec<u8> = received.lock().unwrap().iter().map(|request| request.body[0]).collect();
+    assert_eq!(bodies, [1, 2, 3, 4, 5, 6]);
+}
+
+#[test]
+fn otlp_over_http_arrives_as_the_collectors_request() {
+    let (listener, address) = listener();
+    let received = receiver(listener, &[]);
+    let destination = Destination::parse(&format!("otlp+http://{address}")).unwrap();
+    let batch = batches(&destination, &testing::small()).unwrap();
+    assert_eq!(Wire::open(&destination).unwrap().send(&destination, &batch), Outcome::Delivered);
+    let request = received.lock().unwrap()[0].clone();
+    assert!(request.head.starts_with("POST /v1development/profiles "), "{}", request.head);
+    let message = ExportProfilesServiceRequest::decode(&request.body[..]).unwrap();
+    assert_eq!(message.resource_profiles.len(), testing::small().processes.len());
+    assert!(message.dictionary.unwrap().stack_table.len() > 1);
+}
+
+#[test]
+fn pyroscope_gets_multipart_or_json() {
+    let (listener, address) = listener();
+    let received = receiver(listener, &[]);
+    for scheme in ["pyroscope", "pyroscope-push"] {
+        let destination = Destination::parse(&format!("{scheme}://{address}")).unwrap();
+        let batch = batches(&destination, &testing::small()).unwrap();
+        assert_eq!(Wire::open(&destination).unwrap().send(&destination, &batch), Outcome::Delivered);
+    }
+    let received = received.lock().unwrap();
+    assert!(received[0].head.starts_with("POST /ingest?name=heapbpf"), "{}", received[0].head);
+    let gzip = received[0].body.windows(4).any(|bytes| bytes == [0x1f, 0x8b, 8, 0]);
+    assert!(gzip, "the pprof is a part of the body");
+    assert!(received[1].head.starts_with("POST /push.v1.PusherService/Push "));
+    let json: serde_json::Value = serde_json::from_slice(&received[1].body).unwrap();
+    let raw = json["series"][0]["samples"][0]["rawProfile"].as_str().unwrap();
+    use base64::Engine as _;
+    let pprof = base64::engine::general_purpose::STANDARD.decode(raw).unwrap();
+    assert_eq!(pprof[..3], [0x1f, 0x8b, 8]);
+}
+
+/// The collector's service, as OpenTelemetry defines it.
+#[derive(Clone, Default)]
+struct Collector {
+    received: Arc<Mutex<Vec<ExportProfilesServiceRequest>>>,
+    away: Arc<Mutex<u32>>,
+}
+
+#[tonic::async_trait]
+impl ProfilesService for Collector {
+    async fn export(
+        &self,
+        request: tonic::Request<ExportProfilesServiceRequest>,
+    ) -> Result<tonic::Response<ExportProfilesServiceResponse>, tonic::Status> {
+        let mut away = self.away.lock().unwrap();
+        if *away > 0 {
+            *away -= 1;
+            return Err(tonic::Status::unavailable("later"));
+        }
+        self.received.lock().unwrap().push(request.into_inner());
+        Ok(tonic::Response::new(ExportProfilesServiceResponse::default()))
+    }
+}
+
+#[test]
+fn otlp_over_grpc_arrives_at_a_collector_that_was_busy() {
+    let (listener, address) = listener();
+    listener.set_nonblocking(true).unwrap();
+    let collector = Collector { away: Arc::new(Mutex::new(2)), ..Collector::default() };
+    let service = ProfilesServiceServer::new(collector.clone());
+    std::thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        runtime.block_on(async {
+            let incoming = TcpIncoming::from(tokio::net::TcpListener::from_std(listener).unwrap());
+            tonic::transport::Server::builder().add_service(service).serve_with_incoming(incoming).await.unwrap();
+        });
+    });
+    let destination = Destination::parse(&format!("otlp+grpc://{address}")).unwrap();
+    let queue = Queue::in_memory();
+    for _ in 0..2 {
+        queue.push(&batches(&destination, &testing::small()).unwrap());
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| run(&destination, &queue));
+        assert!(queue.wait_until_empty(Instant::now() + PATIENCE));
+        queue.close();
+    });
+    let counts = queue.counts();
+    assert_eq!((counts.delivered, counts.failures, counts.rejected), (2, 2, 0));
+    let received = collector.received.lock().unwrap();
+    assert_eq!(received.len(), 2);
+    assert_eq!(received[0].resource_profiles.len(), testing::small().processes.len());
+}

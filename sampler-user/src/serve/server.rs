@@ -1,0 +1,59 @@
+//! The HTTP server, with a thread and a runtime of its own.
+
+use std::net::SocketAddr;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+
+use super::connections;
+use super::listen::Listen;
+use super::push::PushStatuses;
+use super::routes;
+use crate::record::requests::RecordingHandle;
+
+/// Number of threads that encode profiles.
+const ENCODERS: usize = 2;
+
+/// How long answers in progress may continue after the recording ends.
+const GRACE_PERIOD: Duration = Duration::from_secs(1);
+
+/// A running server. Dropping it stops it.
+pub struct Server {
+    address: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts the server.
+    ///
+    /// # Errors
+    /// The system provides no thread or no event queue.
+    pub fn start(listen: Listen, recording: RecordingHandle, push: PushStatuses) -> std::io::Result<Self> {
+        let address = listen.address;
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(ENCODERS).build()?;
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::Builder::new().name("server".into()).spawn(move || {
+            let router = routes::router(recording, listen.tokens, push);
+            runtime.block_on(connections::serve(listen.socket, router, stopped));
+            runtime.shutdown_timeout(GRACE_PERIOD);
+        })?;
+        Ok(Self { address, stop: Some(stop), thread: Some(thread) })
+    }
+
+    /// The address that it listens on.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

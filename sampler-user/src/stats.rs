@@ -1,0 +1,130 @@
+//! The statistics of a recording, as `--stats` writes them.
+
+use std::collections::BTreeMap;
+
+use heapbpf_profile::model::LOST_PREFIX;
+use serde::{Deserialize, Serialize};
+
+use crate::cost::measure::Measured;
+
+/// The fate of every hit, and the cost.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Stats {
+    /// Outermost allocation calls of the targets.
+    pub hits: u64,
+    /// Of these, calls that were not sampled.
+    pub unsampled: u64,
+    /// Samples that reached the profile.
+    pub submitted: u64,
+    /// Sampled calls that returned NULL.
+    pub failed: u64,
+    /// Hits that were lost, by reason.
+    pub lost: BTreeMap<String, u64>,
+    /// Reentrant calls: those that an allocator makes into its own functions. Not hits.
+    #[serde(rename = "inner")]
+    pub reentrant: u64,
+    /// Calls of hooked freeing functions with a block that is not NULL, including reentrant ones.
+    pub frees_seen: u64,
+    /// Frees of sampled blocks.
+    pub frees_matched: u64,
+    /// Bytes requested, counted exactly.
+    pub exact_alloc_bytes: u64,
+    /// Allocations, counted exactly.
+    pub exact_alloc_objects: u64,
+    /// Bytes requested, estimated from the samples.
+    pub estimated_alloc_bytes: f64,
+    /// Time that probes took in the targets, seconds: calls × the cost of a call as measured on this machine. `None` if it
+    /// could not be measured.
+    pub probe_seconds: Option<f64>,
+    /// The costs of probes as measured on this machine.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub probe_costs: Option<Measured>,
+    /// CPU time of the daemon, seconds.
+    pub daemon_cpu_seconds: f64,
+    /// Peak resident memory of the daemon, bytes.
+    pub daemon_peak_rss_bytes: u64,
+    /// Probes that were placed.
+    pub attach: Vec<Attachment>,
+    /// Further counters by name.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub other: BTreeMap<String, u64>,
+}
+
+/// A placed probe.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachment {
+    /// Path of the file.
+    pub file: String,
+    /// The hooked function.
+    pub function: String,
+    /// File offset of the instruction.
+    pub offset: u64,
+    /// How the kernel executes the instruction: `emulated`, `stepped` or `optimized`.
+    pub kind: String,
+    /// Kind of link: `session`, `multi` or `perf`.
+    pub link: String,
+    /// Why this instruction was chosen.
+    #[serde(default)]
+    pub reason: String,
+}
+
+impl Stats {
+    /// The right-hand side of the invariant hits = unsampled + submitted + failed + Σ lost.
+    pub fn accounted(&self) -> u64 {
+        let lost = self.lost.values().fold(0u64, |sum, lost| sum.saturating_add(*lost));
+        self.unsampled.saturating_add(self.submitted).saturating_add(self.failed).saturating_add(lost)
+    }
+
+    /// Every counter by name: losses as `lost_…`, and the two sides of the invariant as `hits` and `accounted`.
+    pub fn counters(&self) -> BTreeMap<String, u64> {
+        let mut counters = self.other.clone();
+        for (name, value) in [
+            ("hits", self.hits),
+            ("accounted", self.accounted()),
+            ("unsampled", self.unsampled),
+            ("submitted", self.submitted),
+            ("failed", self.failed),
+            ("inner", self.reentrant),
+            ("frees_seen", self.frees_seen),
+            ("frees_matched", self.frees_matched),
+        ] {
+            counters.insert(name.into(), value);
+        }
+        for (name, lost) in &self.lost {
+            let name = if name.starts_with(LOST_PREFIX) { name.clone() } else { format!("{LOST_PREFIX}{name}") };
+            counters.insert(name, *lost);
+        }
+        counters
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_invariant_has_two_sides() {
+        let stats = Stats {
+            hits: 100,
+            unsampled: 90,
+            submitted: 6,
+            failed: 1,
+            lost: BTreeMap::from([("ring_full".into(), 2), ("abandoned".into(), 1)]),
+            ..Stats::default()
+        };
+        let counters = stats.counters();
+        assert_eq!(counters["hits"], counters["accounted"]);
+        assert_eq!(counters["lost_ring_full"], 2);
+        let text = serde_json::to_string(&stats).expect("plain data");
+        for name in [
+            "\"hits\":100",
+            "\"lost\":{\"abandoned\":1",
+            "\"attach\":[]",
+            "\"inner\":0",
+            "\"estimated_alloc_bytes\":0.0",
+        ] {
+            assert!(text.contains(name), "{name} in {text}");
+        }
+        assert_eq!(serde_json::from_str::<Stats>(&text).expect("its own output"), stats);
+    }
+}
