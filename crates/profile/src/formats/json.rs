@@ -8,6 +8,7 @@ use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::{Format, FormatError, WriteOptions};
+use crate::escape::JsonText;
 use crate::estimates::{NOT_FOLLOWED, Pool, SOME_NOT_FOLLOWED, exact, guaranteed_of_row, intervals_used, of_row};
 use crate::intern::Interned;
 use crate::model::{Frame, Lifetimes, Process, Profile, Row, Unread};
@@ -34,7 +35,7 @@ impl Format for Json {
         let interned = Interned::new(profile);
         let frames = interned.frames.iter().map(|frame| frame_json(profile, frame)).collect::<Result<Vec<_>, _>>()?;
         let writer = Writer { profile, confidence: options.confidence, interned: &interned, frames: &frames };
-        serde_json::to_writer(&mut *out, &writer)?;
+        serde_json::to_writer(JsonText(&mut *out), &writer)?;
         out.write_all(b"\n")?;
         Ok(())
     }
