@@ -4,6 +4,7 @@
 //! to make for which processes. [`libraries`] predicts which files a command will allocate with, before it runs.
 
 mod audit;
+pub mod dropped;
 pub mod files;
 pub mod hooks;
 pub mod libraries;
