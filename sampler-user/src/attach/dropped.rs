@@ -13,7 +13,7 @@ pub fn dropped_mappings(space: &AddressSpace, modules: &ModuleTable) -> Vec<Miss
     let mut missing = Vec::new();
     let mut say = |what: String, count: u64, consequence: &str| {
         if count > 0 {
-            let why = format!("{count} more than the {MAX_MAPPINGS} that are kept: {consequence}");
+            let why = format!("{count} are not kept, as there are more than {MAX_MAPPINGS}: {consequence}");
             missing.push(Missing::new(what, why));
         }
     };
@@ -68,6 +68,9 @@ mod tests {
         assert_eq!(missing.len(), 2, "{missing:?}");
         assert_eq!(missing[0].what, "mappings of code made at run time");
         assert_eq!(missing[1].what, "executable mappings of files (/gone/8193, /gone/8194, /gone/8195, …)");
-        assert!(missing.iter().all(|it| it.why.starts_with("5 more than the 8192 that are kept: ")), "{missing:?}");
+        assert!(
+            missing.iter().all(|it| it.why.starts_with("5 are not kept, as there are more than 8192: ")),
+            "{missing:?}"
+        );
     }
 }

@@ -34,15 +34,15 @@ pub enum Inserted {
 pub enum Kind {
     /// Memory without a file: JIT code.
     Anonymous,
-    /// A file, or a special mapping of the kernel.
+    /// A file.
     File,
-    /// A file with an allocator.
-    Allocator,
+    /// A file with an allocator, or a mapping that the kernel makes, of which there are few.
+    Essential,
 }
 
 /// Most executable mappings of files kept of one address space, most of anonymous memory, and most replaced ones: a bound
 /// on the memory that a hostile process can make heapbpf use. (The kernel allows 65,530 mappings of all kinds; large
-/// programs have a few hundred executable ones.) As many more are kept of files with allocators.
+/// programs have a few hundred executable ones.) As many more are kept of files with allocators and of what the kernel maps.
 pub const MAX_MAPPINGS: usize = 8192;
 
 /// Most mappings of all kinds: a mapping that replaces a part of another can split it, whatever there is room for.
@@ -194,7 +194,7 @@ impl AddressSpace {
         match kind {
             Kind::Anonymous => self.anonymous < MAX_MAPPINGS,
             Kind::File => of_files < MAX_MAPPINGS,
-            Kind::Allocator => of_files < 2 * MAX_MAPPINGS,
+            Kind::Essential => of_files < 2 * MAX_MAPPINGS,
         }
     }
 
@@ -438,7 +438,7 @@ mod tests {
         const CODE: ModuleId = ModuleId(u32::MAX);
         const LIBC: ModuleId = ModuleId(u32::MAX - 1);
         let unknown = |module| if module == CODE { Kind::Anonymous } else { Kind::File };
-        let known = |module| if module == LIBC { Kind::Allocator } else { unknown(module) };
+        let known = |module| if module == LIBC { Kind::Essential } else { unknown(module) };
         let page = |index: u64, module| mapping(index * 0x2000, index * 0x2000 + 0x1000, 0, module, 1);
         let (many, libc) = (12_000, page(30_000, LIBC));
         let over = many - MAX_MAPPINGS as u64;

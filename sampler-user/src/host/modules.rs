@@ -190,8 +190,9 @@ impl ModuleTable {
     #[must_use]
     pub fn kind_of_mappings(&self, id: ModuleId) -> Kind {
         match self.get(id) {
-            Some(module) if module.kind == ModuleKind::Anonymous => Kind::Anonymous,
-            Some(module) if module.has_allocator => Kind::Allocator,
+            Some(Module { kind: ModuleKind::Anonymous, .. }) => Kind::Anonymous,
+            Some(Module { has_allocator: true, .. }) => Kind::Essential,
+            Some(Module { kind: ModuleKind::Vdso | ModuleKind::Vsyscall | ModuleKind::Uprobes, .. }) => Kind::Essential,
             _ => Kind::File,
         }
     }
