@@ -11,7 +11,7 @@ use super::accounting;
 use super::jit_code::JitCode;
 use super::overflow_bucket::OverflowBucket;
 use super::snapshot::{Detail, Retired, Snapshot, SnapshotRow};
-use super::symbolization::Symbolization;
+use super::symbolization::{Symbolization, UnsymbolizedStack};
 use crate::heap::ages::Ages;
 use crate::host::own_memory::give_memory_back;
 use crate::record::plan::RecordPlan;
@@ -21,7 +21,6 @@ use heapbpf_profile::adjust::Adjustments;
 use heapbpf_profile::model::{Header, Lifetimes, Process, Profile, Row};
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::survival::{self, Observation};
-use heapbpf_unwind::raw::RawStack;
 
 /// A finished profile and its accompanying data.
 pub struct Made {
@@ -45,7 +44,7 @@ enum Job {
     Make(Box<Snapshot>, Then),
     Retire(Box<Retired>),
     JitCode(ProcessKey, JitCode),
-    Tidy(Vec<Arc<RawStack>>),
+    Tidy(Vec<UnsymbolizedStack>),
 }
 
 /// Handle to the profile worker's thread. When it is dropped, the thread completes the jobs in its queue and ends.
@@ -96,7 +95,7 @@ impl ProfileWorker {
 
     /// Queues a cleanup: the worker forgets all symbolized stacks except `living` and returns free memory to the
     /// system. That takes milliseconds, so it is done here rather than on the event path.
-    pub fn tidy(&self, living: Vec<Arc<RawStack>>) {
+    pub fn tidy(&self, living: Vec<UnsymbolizedStack>) {
         let _ = self.jobs.send(Job::Tidy(living));
     }
 }
@@ -129,7 +128,7 @@ impl Worker {
         if snapshot.detail != Detail::Totals {
             self.symbolization.name(stacks(), snapshot.facts);
             // A snapshot with stacks contains every live row.
-            self.symbolization.keep_only(stacks().map(|unsymbolized| &unsymbolized.stack));
+            self.symbolization.keep_only(stacks());
         }
         // Read after symbolization, so that its cost is included.
         let cost = accounting::daemon_cost();
@@ -175,7 +174,7 @@ impl Worker {
         Row {
             key: row
                 .key
-                .map_stack(|stack| stack.map(|stack| self.symbolization.stack(&stack.stack)).unwrap_or_default()),
+                .map_stack(|stack| stack.map(|stack| self.symbolization.stack(&stack)).unwrap_or_default()),
             alloc: row.alloc,
             inuse: if known { row.inuse } else { SampleSums::default() },
             at_exit: if known { row.at_exit } else { SampleSums::default() },

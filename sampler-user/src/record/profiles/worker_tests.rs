@@ -6,6 +6,7 @@ use super::*;
 use crate::record::profiles::symbolization::{Facts, UnsymbolizedStack};
 use heapbpf_profile::model::RowKey;
 use heapbpf_profile::testing;
+use heapbpf_unwind::raw::RawStack;
 
 fn worker() -> Worker {
     let template = Profile { processes: Vec::new(), rows: Vec::new(), ..testing::ended_apart() };

@@ -1,6 +1,7 @@
 //! Housekeeping, once a second: work that is slow or must be delayed.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use sampler_ebpf::abi::ProcessKey;
 
@@ -9,6 +10,7 @@ use super::moment::Blocks;
 use super::state::{Housekeeping, Session};
 use crate::kernel::totals::Counts;
 use crate::record::profiles::describe::SHARED_LINE;
+use crate::record::profiles::symbolization::UnsymbolizedStack;
 
 /// Delay before the counts of an exited process are collected: its last threads may still add to them.
 const COLLECT_AFTER_NS: u64 = 1_000_000_000;
@@ -70,7 +72,6 @@ impl Session {
     /// Gives back the memory that many short-lived processes took.
     fn give_memory_back(&mut self) {
         self.kernel.events.shrink();
-        self.kernel.stacks.shrink();
         self.recorder.shrink();
         self.descriptions.shrink();
         self.exited.shrink();
@@ -80,7 +81,8 @@ impl Session {
     /// Forgets names that are no longer needed.
     fn tidy(&mut self) {
         self.housekeeping.retired_rows = 0;
-        self.worker.tidy(self.recorder.heap.stacks());
+        let stacks = self.recorder.heap.stacks();
+        self.worker.tidy(stacks.map(|(process, stack)| UnsymbolizedStack { process, stack: Arc::clone(stack) }).collect());
     }
 
     /// Moves the counts of processes that ended before `before_ns` out of the kernel.
