@@ -15,6 +15,7 @@ mod intern;
 mod loss_bounds;
 #[cfg(feature = "pprof")]
 mod loss_comment;
+pub mod lost_samples;
 pub mod merge;
 pub mod model;
 mod naming;

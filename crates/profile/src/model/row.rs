@@ -33,6 +33,11 @@ impl Row {
         Self { key, alloc: none, inuse: none, at_exit: none, peak: None, lifetimes: None }
     }
 
+    /// Whether it stands for lost samples ([`crate::lost_samples`]): it has estimates of allocation, but no samples.
+    pub fn is_of_lost_samples(&self) -> bool {
+        self.alloc.samples == 0 && (self.alloc.bytes != 0.0 || self.alloc.objects != 0.0)
+    }
+
     /// The row with its process under another number.
     #[must_use]
     pub fn with_process(mut self, process: usize) -> Self {
