@@ -19,6 +19,7 @@ pub mod lost_samples;
 pub mod merge;
 pub mod model;
 mod naming;
+pub mod programs;
 pub mod proto;
 pub mod read;
 pub mod report;
