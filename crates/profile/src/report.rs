@@ -31,7 +31,7 @@ pub struct ReportOptions {
     pub top: usize,
     /// Most functions in the table; 0: no such table.
     pub functions: usize,
-    /// The grouping of stacks; `None`: by process if there are several.
+    /// The grouping of stacks; `None`: by program if there are several processes.
     pub group_by: Option<GroupBy>,
     /// Whether stacks that differ only in the depth of recursion are one.
     pub fold_recursion: bool,
@@ -74,7 +74,8 @@ pub fn report(profile: &Profile, options: &ReportOptions) -> String {
     let whole = Pool::whole(profile);
     let sort = options.sort.unwrap_or_else(|| default_sort(profile, &whole));
     let intervals = intervals_used(profile);
-    let context = Context { profile, options, width: options.width.max(LEAST_WIDTH), sort, whole, intervals };
+    let group_by = options.group_by.unwrap_or_else(|| GroupBy::default_of(profile));
+    let context = Context { profile, options, width: options.width.max(LEAST_WIDTH), sort, group_by, whole, intervals };
     let held = (profile.has_at_exit() && !sort.is_at_exit()).then(|| context.sorted_by(Value::AtExitSpace));
     let mut lines = vec![context.title()];
     lines.extend(context.totals());
@@ -110,6 +111,7 @@ struct Context<'a> {
     options: &'a ReportOptions,
     width: usize,
     sort: Value,
+    group_by: GroupBy,
     whole: Pool,
     /// Sampling intervals that were in force, each of which bounds what it did not sample.
     intervals: Vec<u64>,
@@ -209,7 +211,7 @@ fn who(profile: &Profile) -> String {
     match profile.processes.as_slice() {
         [] => "no process".into(),
         [process] => process_name(process),
-        processes => format!("{} processes", units::count(processes.len() as f64)),
+        _ => plural(profile.number_of_processes(), "process"),
     }
 }
 
@@ -244,7 +246,12 @@ fn interval(profile: &Profile) -> String {
 }
 
 fn plural(number: u64, noun: &str) -> String {
-    format!("{} {noun}{}", units::count(number as f64), if number == 1 { "" } else { "s" })
+    let end = match number {
+        1 => "",
+        _ if noun.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{} {noun}{end}", units::count(number as f64))
 }
 
 #[cfg(test)]

@@ -121,7 +121,7 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
     remark(
         counters.lost_ring_full.saturating_sub(daemon.allocations_reconciled),
         counters.sampled,
-        "samples were lost because the events ring was full: estimates are too low by about this share, and error bars cover that; --ring-bytes makes room",
+        "samples were lost because the events ring was full: what they stand for is under [records lost], and error bars cover it; --ring-bytes makes room",
     );
     remark(
         daemon.allocations_reconciled,

@@ -18,6 +18,7 @@ use crate::record::plan::RecordPlan;
 use crate::stats::Stats;
 use crate::symbols::progress::Progress;
 use heapbpf_profile::adjust::Adjustments;
+use heapbpf_profile::lost_samples;
 use heapbpf_profile::model::{Header, Lifetimes, Process, Profile, Row};
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::survival::{self, Observation};
@@ -132,7 +133,7 @@ impl Worker {
         }
         // Read after symbolization, so that its cost is included.
         let cost = accounting::daemon_cost();
-        let stats = Stats {
+        let mut stats = Stats {
             daemon_cpu_seconds: cost.cpu_seconds,
             daemon_peak_rss_bytes: cost.peak_rss_bytes,
             ..snapshot.stats
@@ -160,6 +161,8 @@ impl Worker {
             profile.rows.extend(self.overflow.rows(first, profile.header.live));
         }
         profile.keep_loss_intervals();
+        lost_samples::add_rows(&mut profile);
+        stats.estimated_alloc_bytes += lost_samples::bytes(&profile);
         profile.modules = self.symbolization.modules().to_vec();
         profile.notes.extend(accounting::broken_chains(&profile));
         if let Err(error) = self.adjustments.apply(&mut profile) {
@@ -172,14 +175,13 @@ impl Worker {
     fn row(&self, known: bool, row: SnapshotRow) -> Row {
         let live = self.template.header.live && known;
         Row {
-            key: row
-                .key
-                .map_stack(|stack| stack.map(|stack| self.symbolization.stack(&stack)).unwrap_or_default()),
+            key: row.key.map_stack(|stack| stack.map(|stack| self.symbolization.stack(&stack)).unwrap_or_default()),
             alloc: row.alloc,
             inuse: if known { row.inuse } else { SampleSums::default() },
             at_exit: if known { row.at_exit } else { SampleSums::default() },
             peak: live.then_some(row.peak),
             lifetimes: row.ages.filter(|_| live).and_then(|(ages, living)| lifetimes(&ages, &living)),
+            member: None,
         }
     }
 
@@ -189,11 +191,14 @@ impl Worker {
         for (program, process) in programs.iter().zip(&retired.processes) {
             self.overflow.add_counts(*program, process);
         }
-        for row in retired.rows {
-            let program = programs[row.key.process];
-            let known = !retired.processes[row.key.process].inuse_unknown;
-            let row = self.row(known, row);
-            self.overflow.add_row(program, &row);
+        let known: Vec<bool> = retired.processes.iter().map(|process| !process.inuse_unknown).collect();
+        let mut profile = self.template.clone();
+        profile.rows = retired.rows.into_iter().map(|row| self.row(known[row.key.process], row)).collect();
+        profile.processes = retired.processes;
+        profile.keep_loss_intervals();
+        lost_samples::add_rows(&mut profile);
+        for row in &profile.rows {
+            self.overflow.add_row(programs[row.key.process], row);
         }
         self.symbolization.forget_processes(&retired.keys);
     }

@@ -4,7 +4,7 @@ use std::time::SystemTime;
 
 use super::*;
 use crate::record::profiles::symbolization::{Facts, UnsymbolizedStack};
-use heapbpf_profile::model::RowKey;
+use heapbpf_profile::model::{LossBound, Losses, RowKey};
 use heapbpf_profile::testing;
 use heapbpf_unwind::raw::RawStack;
 
@@ -93,6 +93,40 @@ fn totals_at_exit_stay_when_processes_are_moved_to_the_overflow_bucket() {
         let of_program =
             profile.rows.iter().filter(|row| row.key.process == 1).map(|row| row.at_exit.bytes).sum::<f64>();
         assert_eq!((of_program, profile.processes[1].pid), (123.0, 0), "{detail:?}");
+    }
+}
+
+/// What lost samples stand for is in the totals, in `--stats`, and stays when their process is moved to the overflow bucket.
+#[test]
+fn lost_samples_are_in_the_totals_of_the_living_and_the_ended() {
+    let mut worker = worker();
+    let lossy = |pid, exact| Process {
+        losses: Losses { alloc: LossBound { samples: 3, sampled_bytes: 80 }, ..Losses::default() },
+        exact_alloc_bytes: Some(exact),
+        exact_alloc_objects: Some(4),
+        ..process(pid, false)
+    };
+    let both = || (vec![lossy(1, 100), lossy(2, 280)], vec![row(0, 1, 10, 0), row(1, 2, 0, 100)]);
+    let (processes, rows) = both();
+    let stats = Stats { estimated_alloc_bytes: 220.0, ..Stats::default() };
+    let made = worker.make(Snapshot { stats, ..snapshot(Detail::Stacks, processes, rows) });
+    assert_eq!((totals(&made.profile)[2], made.stats.estimated_alloc_bytes), (380.0, 380.0));
+    let (mut processes, mut rows) = both();
+    let (ended, mut of_ended) = (processes.pop().unwrap(), rows.pop().unwrap());
+    of_ended.key.process = 0;
+    worker.retire(Retired {
+        keys: vec![key(2)],
+        processes: vec![ended],
+        rows: vec![of_ended],
+        facts: Facts::default(),
+    });
+    for detail in [Detail::Stacks, Detail::Totals] {
+        let (mut processes, mut rows) = both();
+        (processes.truncate(1), rows.truncate(1));
+        let profile = worker.make(snapshot(detail, processes, rows)).profile;
+        assert_eq!(totals(&profile)[2], 380.0, "{detail:?}");
+        let lost = profile.rows.iter().filter(|row| row.is_of_lost_samples()).map(|row| row.alloc.bytes);
+        assert_eq!(lost.collect::<Vec<_>>(), [80.0, 80.0], "{detail:?}");
     }
 }
 
