@@ -140,3 +140,55 @@ fn counters_that_cannot_be_read_for_long_end_the_recording_with_its_profile() {
     assert!(faults.failed() > 5, "it was tried again: {}", faults.failed());
     assert!(faults.failed() < 100, "with growing pauses: {}", faults.failed());
 }
+
+/// Bytes that `churn` reports to have allocated.
+fn bytes_of(report: &str) -> f64 {
+    let report: serde_json::Value = serde_json::from_str(report).expect("a report");
+    report["sites"].as_array().expect("sites").iter().map(|site| site["bytes"].as_f64().expect("bytes")).sum()
+}
+
+/// The interval that was chosen for the call rate is set as soon as that works.
+#[test]
+fn an_interval_that_cannot_be_set_is_set_later() {
+    let Some(_turn) = turn("an_interval_that_cannot_be_set_is_set_later") else { return };
+    let faults = Faults::of(MAP_UPDATE);
+    let mut target = Target::start(&program("churn"), ["paced", "300000"]);
+    let recorder = Recorder::new().pid(target.pid()).option("--interval", "auto").option("--max-overhead", "none");
+    let (recording, address) = recorder.failing(&faults).serve();
+    faults.fail_one_in(1);
+    target.go();
+    let told = || recording.next_line().contains("setting the sampling interval failed");
+    until("an interval that cannot be set", told);
+    faults.fail_one_in(0);
+    let bytes = bytes_of(&target.line());
+    assert_eq!(get(address, "/metrics").status, 200);
+    let (profile, stats) = recording.stop().results();
+    let intervals: BTreeSet<u64> = profile.stacks.iter().map(|stack| stack.interval).collect();
+    assert!(intervals.iter().any(|interval| *interval != profile.interval_bytes), "{intervals:?}: {:?}", profile.notes);
+    assert!(
+        profile.notes.iter().any(|note| note.contains("setting the sampling interval failed")),
+        "{:?}",
+        profile.notes
+    );
+    assert!((stats.exact_alloc_bytes as f64 / bytes - 1.0).abs() < 0.01, "{} of {bytes}", stats.exact_alloc_bytes);
+}
+
+/// In time windows counters are read at the beginning and the end of each. If that fails, the pause or the window is longer.
+#[test]
+fn time_windows_go_on_where_counters_fail_now_and_then() {
+    let Some(_turn) = turn("time_windows_go_on_where_counters_fail_now_and_then") else { return };
+    let faults = Faults::of(ITERATOR);
+    let mut target = Target::start(&program("churn"), ["paced", "300000"]);
+    let recorder = Recorder::of(target.pid(), 16 << 10).option("--max-overhead", "10%");
+    let recording = recorder.failing(&faults).start();
+    faults.fail_one_in(3);
+    target.go();
+    let bytes = bytes_of(&target.line());
+    let (profile, stats) = recording.stop().results();
+    let notes = profile.notes.join("\n");
+    assert!(notes.contains("time windows only") && notes.contains("was tried again"), "{notes}");
+    assert!((stats.exact_alloc_bytes as f64) < 0.55 * bytes, "windows are a part of the time: {stats:?}");
+    // What lies in windows is weighted by their actual lengths; budget.rs tests how well.
+    let total = &profile.totals.alloc_bytes;
+    assert!((0.5..1.8).contains(&(total.value() / bytes)), "{total:?} for {bytes}: {notes}");
+}
