@@ -10,7 +10,7 @@ use tokio::sync::{Mutex as AsyncMutex, OnceCell};
 
 use super::filter::Filter;
 use super::places::places_of_each;
-use crate::record::requests::{Detail, Ended, Made, RecordingHandle};
+use crate::record::requests::{Detail, Made, RecordingHandle, Unanswered};
 
 /// The pause after a snapshot is this many times what the snapshot cost, so that snapshots hold up the event path
 /// only for a small share of the time.
@@ -80,9 +80,9 @@ struct Charge {
 /// Why there is no profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
-    /// The recording is over.
+    /// The recording makes none.
     #[error(transparent)]
-    Ended(#[from] Ended),
+    Unanswered(#[from] Unanswered),
     /// Too many different profiles are in use.
     #[error("too many profiles are being compared and sent at this moment; try again later")]
     Busy,
@@ -249,7 +249,10 @@ mod tests {
         assert!(source.profile(0, Detail::Stacks).await.is_ok());
         let (recording, queue) = RecordingHandle::new();
         drop(queue);
-        assert_eq!(Source::new(recording, 1).profile(0, Detail::Totals).await.err(), Some(SourceError::Ended(Ended)));
+        assert_eq!(
+            Source::new(recording, 1).profile(0, Detail::Totals).await.err(),
+            Some(SourceError::Unanswered(Unanswered::Ended))
+        );
     }
 
     /// A token that holds all it may hold does not keep others from a profile, not even if it holds profiles that

@@ -23,6 +23,8 @@ pub struct DaemonCounters {
     pub stacks_merged: u64,
     /// Process events (forks, maps, …) that the kernel dropped before we read them.
     pub host_events_lost: u64,
+    /// Errors of the running recording, after each of which it was tried again.
+    pub errors: u64,
 }
 
 /// Exact number of allocated bytes. Calls that were seen to fail are not included.

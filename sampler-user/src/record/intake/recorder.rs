@@ -15,9 +15,9 @@ use crate::clock::monotonic_ns;
 use crate::heap::event::{Event, decode, decode_stack};
 use crate::heap::live::{AfterCut, Heap, LostBlocks};
 use crate::heap::sample::{Sample, SampleKey};
-use crate::host::Host;
 use crate::host::mappings::AddressSpace;
 use crate::host::mappings::AtTime;
+use crate::host::{Host, HostError};
 use crate::kernel::rings::Ring;
 use crate::kernel::stack_traces::StackTraces;
 use heapbpf_probes::{BRK, MMAP, MREMAP};
@@ -110,6 +110,7 @@ pub struct Recorder {
     /// Processes that were seen to run JIT code.
     jit_processes: HashSet<ProcessKey>,
     new_jit_processes: Vec<(ProcessKey, u64)>,
+    host_error: Option<HostError>,
 }
 
 impl Recorder {
@@ -135,6 +136,7 @@ impl Recorder {
             behind: false,
             jit_processes: HashSet::new(),
             new_jit_processes: Vec::new(),
+            host_error: None,
         }
     }
 
@@ -437,11 +439,16 @@ impl Recorder {
                     }
                 }
                 Err(error) => {
-                    log::warn!("{error}");
+                    self.host_error = Some(error);
                     return;
                 }
             }
         }
+    }
+
+    /// The last error while following the host, if there was one since the last call.
+    pub fn take_host_error(&mut self) -> Option<HostError> {
+        self.host_error.take()
     }
 
     fn thread_name(&mut self, name: &[u8; 16]) -> Arc<str> {

@@ -71,6 +71,7 @@ pub fn stats(
         ("stacks_put_together", daemon.stacks_merged),
         ("process_events_lost", counters.process_events_lost),
         ("host_events_lost", daemon.host_events_lost),
+        ("errors", daemon.errors),
         ("stale_replaced", counters.stale_replaced),
         ("records_unknown", daemon.records_unknown),
         ("threads", counters.threads),

@@ -2,6 +2,7 @@
 
 pub mod active;
 mod cut;
+mod errors;
 mod exited;
 mod finish;
 mod housekeeping;
@@ -14,3 +15,4 @@ mod signals;
 mod snapshots;
 mod state;
 mod steps;
+mod unfinished;
