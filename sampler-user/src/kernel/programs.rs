@@ -18,6 +18,7 @@ pub struct Programs {
     return_site: Option<OwnedFd>,
     free: Option<OwnedFd>,
     iterator: OwnedFd,
+    process_iterator: OwnedFd,
     lifecycle: Vec<OwnedFd>,
     lifecycle_program: OwnedFd,
     refusals: Vec<(LinkKind, String)>,
@@ -64,7 +65,8 @@ impl Programs {
             allocation_return,
             return_site: None,
             free,
-            iterator: Self::iterator(loader)?,
+            iterator: Self::iterator(loader, "read_threads")?,
+            process_iterator: Self::iterator(loader, "read_processes")?,
             lifecycle: Vec::new(),
             lifecycle_program: loader.program("process_exit", ProgramKind::RawTracepoint)?,
             refusals: Vec::new(),
@@ -84,8 +86,8 @@ impl Programs {
         Ok(())
     }
 
-    fn iterator(loader: &Loader) -> Result<OwnedFd, KernelError> {
-        let program = loader.program("read_threads", ProgramKind::TaskIterator)?;
+    fn iterator(loader: &Loader, name: &str) -> Result<OwnedFd, KernelError> {
+        let program = loader.program(name, ProgramKind::TaskIterator)?;
         sys::link_iterator(program.as_fd())
             .map_err(|source| KernelError::Link { what: "the task iterator".into(), source })
     }
@@ -185,6 +187,11 @@ impl Programs {
     /// The link of the thread iterator.
     pub fn iterator_link(&self) -> BorrowedFd<'_> {
         self.iterator.as_fd()
+    }
+
+    /// The link of the process iterator.
+    pub fn process_iterator_link(&self) -> BorrowedFd<'_> {
+        self.process_iterator.as_fd()
     }
 
     /// A program that writes to the log. The log's map is found by this program's ID.

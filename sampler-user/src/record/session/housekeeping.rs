@@ -44,6 +44,9 @@ impl Session {
     /// Does the work that is slow or must be delayed.
     pub(super) fn housekeep(&mut self, now: u64) -> anyhow::Result<()> {
         self.kernel.log.flush();
+        if let Err(error) = self.attaching.look_again() {
+            log::warn!("processes that become targets meanwhile are not seen: {error}");
+        }
         self.reconcile_if_lossy()?;
         if let Err(error) = self.host.tick() {
             log::warn!("{error}");
@@ -52,6 +55,7 @@ impl Session {
         self.housekeeping.forgotten.0 +=
             self.host.expire(now.saturating_sub(keep_ns), now.saturating_sub(KEEP_ENDED_NS));
         self.attaching.find_unreported_ends(now, &self.host);
+        self.look_for_unreported_ends(now);
         self.drop_untracked_heaps();
         if let Some(table) = self.classes.as_mut().and_then(|classes| classes.rebalance(self.recorder.heap.by_class()))
             && let Err(error) = self.attaching.control.set_trials(table)
