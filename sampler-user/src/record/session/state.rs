@@ -206,5 +206,8 @@ fn load_programs(loader: &Loader, plan: &RecordPlan) -> anyhow::Result<Programs>
     for (kind, why) in programs.refusals() {
         log::info!("this kernel has no {kind} links: {why}");
     }
+    if !programs.links_one_process() {
+        log::info!("this kernel's links to one process see its first thread only: every process is linked");
+    }
     Ok(programs)
 }
