@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use crate::environment::heapbpf;
 use crate::output::{self, Profile, Stats};
-use crate::refusing::{Faults, fail_calls, refuse_links};
+use crate::refusing::{Faults, Linking, fail_calls, run_on};
 use crate::target::{Lines, until, wait};
 use crate::{checks, kernel};
 
@@ -28,7 +28,7 @@ pub struct Recorder {
     through: Vec<OsString>,
     folder: TempDir,
     outputs: bool,
-    refused_links: &'static [u32],
+    linking: Linking,
     faults: Option<Arc<Faults>>,
 }
 
@@ -52,7 +52,7 @@ impl Recorder {
             through: vec![],
             folder,
             outputs: true,
-            refused_links: &[],
+            linking: Linking::default(),
             faults: None,
         }
     }
@@ -112,9 +112,9 @@ impl Recorder {
         self
     }
 
-    /// Runs it as on a kernel that refuses links of these attach types.
-    pub fn refusing(mut self, attach_types: &'static [u32]) -> Self {
-        self.refused_links = attach_types;
+    /// Runs it as on a kernel that makes links like this.
+    pub fn on_kernel(mut self, linking: Linking) -> Self {
+        self.linking = linking;
         self
     }
 
@@ -161,8 +161,8 @@ impl Recorder {
         // A shell script's background processes ignore SIGINT, and so would heapbpf if these tests run in one.
         // SAFETY: the closure makes one async-signal-safe call and does not allocate, as needed between fork and exec.
         unsafe { command.pre_exec(heed_interrupts) };
-        if !self.refused_links.is_empty() {
-            refuse_links(&mut command, self.refused_links).expect("the kernel has filters with listeners");
+        if self.linking.is_other() {
+            run_on(self.linking, &mut command).expect("the kernel has filters with listeners");
         }
         if let Some(faults) = &self.faults {
             fail_calls(&mut command, Arc::clone(faults)).expect("the kernel has filters with listeners");

@@ -1,7 +1,8 @@
-//! Simulates a kernel that does not know some kinds of links, or whose `bpf` calls fail for a while: heapbpf runs under a
-//! seccomp filter whose listener answers instead of the kernel.
+//! Simulates other kernels, which do not know some kinds of links, whose links to one process miss threads, or whose `bpf`
+//! calls fail for a while: heapbpf runs under a seccomp filter whose listener answers instead of the kernel, or changes what it
+//! is asked for.
 
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -20,6 +21,8 @@ pub const UPROBE_SESSION: u32 = 57;
 const LINK_CREATE: u32 = 28;
 /// Offset of the attach type in the attributes of `BPF_LINK_CREATE`.
 const ATTACH_TYPE_AT: u64 = 8;
+/// Offset of the process id in those of uprobe multi and session links.
+const PID_AT: u64 = 56;
 
 /// `BPF_MAP_LOOKUP_ELEM`.
 pub const MAP_LOOKUP: u32 = 1;
@@ -34,19 +37,47 @@ pub const MAP_BATCH: u32 = 24;
 /// `BPF_ITER_CREATE`.
 pub const ITERATOR: u32 = 33;
 
-/// Makes the command's links of these attach types fail with EINVAL, until the command and all its descendants have exited.
+/// How a kernel makes links.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Linking {
+    /// Attach types that it refuses.
+    pub refused: &'static [u32],
+    /// Whether a link to one process sees none of the threads that matter. (Linux 6.6 sees the first one.)
+    pub misses_threads: bool,
+}
+
+impl Linking {
+    /// Whether it refuses a call of `bpf(2)` that makes a link. Changes the call's attributes otherwise.
+    fn refuses(&self, call: &libc::seccomp_notif) -> io::Result<bool> {
+        let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{}/mem", call.pid))?;
+        let word = |at| {
+            let mut word = [0; 4];
+            memory.read_exact_at(&mut word, call.data.args[1] + at).map(|()| u32::from_ne_bytes(word))
+        };
+        let kind = word(ATTACH_TYPE_AT)?;
+        if self.refused.contains(&kind) {
+            return Ok(true);
+        }
+        if self.misses_threads && [UPROBE_MULTI, UPROBE_SESSION].contains(&kind) && word(PID_AT)? != 0 {
+            // No thread of this process ever calls the function.
+            memory.write_all_at(&std::process::id().to_ne_bytes(), call.data.args[1] + PID_AT)?;
+        }
+        Ok(false)
+    }
+
+    /// Whether it differs from this kernel.
+    pub const fn is_other(&self) -> bool {
+        !self.refused.is_empty() || self.misses_threads
+    }
+}
+
+/// Makes the command's links as that kernel does, until the command and all its descendants have exited. What it refuses
+/// fails with EINVAL.
 ///
 /// # Errors
 /// The kernel does not support seccomp filters with listeners.
-pub fn refuse_links(command: &mut Command, attach_types: &'static [u32]) -> io::Result<()> {
-    answer_instead(command, LINK_CREATE, move |call| {
-        let attach_type = File::open(format!("/proc/{}/mem", call.pid)).and_then(|memory| {
-            let mut word = [0; 4];
-            memory.read_exact_at(&mut word, call.data.args[1] + ATTACH_TYPE_AT)?;
-            Ok(u32::from_le_bytes(word))
-        });
-        attach_type.is_ok_and(|kind| attach_types.contains(&kind)).then_some(libc::EINVAL)
-    })
+pub fn run_on(linking: Linking, command: &mut Command) -> io::Result<()> {
+    answer_instead(command, LINK_CREATE, move |call| linking.refuses(call).is_ok_and(|yes| yes).then_some(libc::EINVAL))
 }
 
 /// One command of `bpf` that fails with ENOMEM as often as a test wants.
@@ -88,7 +119,7 @@ impl Faults {
 /// Has the command's calls fail when `faults` says so.
 ///
 /// # Errors
-/// As [`refuse_links`].
+/// As [`run_on`].
 pub fn fail_calls(command: &mut Command, faults: Arc<Faults>) -> io::Result<()> {
     answer_instead(command, faults.command, move |_| faults.decide())
 }

@@ -389,7 +389,8 @@ impl Processes {
 
 /// Whether two start times (from an event, or rounded by /proc; 0 is unknown) can belong to the same process. A process id
 /// is not reused within a second: the kernel hands ids out in sequence.
-fn starts_agree(one_ns: u64, other_ns: u64) -> bool {
+#[must_use]
+pub fn starts_agree(one_ns: u64, other_ns: u64) -> bool {
     one_ns == 0 || other_ns == 0 || one_ns.abs_diff(other_ns) < 1_000_000_000
 }
 

@@ -1,6 +1,7 @@
 //! The recorder: decodes records from the rings, finds their stacks and adds them to the heap. This is the hot path of
 //! the daemon.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -111,6 +112,8 @@ pub struct Recorder {
     jit_processes: HashSet<ProcessKey>,
     new_jit_processes: Vec<(ProcessKey, u64)>,
     host_error: Option<HostError>,
+    /// Incarnations first seen since the last call of [`Recorder::take_new_lives`], with the time of that sample.
+    new_lives: Vec<(ProcessKey, u64)>,
 }
 
 impl Recorder {
@@ -137,6 +140,7 @@ impl Recorder {
             jit_processes: HashSet::new(),
             new_jit_processes: Vec::new(),
             host_error: None,
+            new_lives: Vec::new(),
         }
     }
 
@@ -337,7 +341,10 @@ impl Recorder {
     }
 
     fn allocate(&mut self, record: &AllocationRecord, arrived: Option<Arc<RawStack>>, host: &mut Host) {
-        self.processes.entry(record.process).or_insert(record.time_ns);
+        self.note_process(record.process, record.time_ns);
+        if record.space != record.process {
+            self.new_lives.push((record.space, record.time_ns));
+        }
         let stack = match (record.stack_kind, arrived) {
             (_, Some(stack)) => stack,
             (stack_kind::FRAME_POINTERS, None) => self.walked(record, host),
@@ -406,6 +413,20 @@ impl Recorder {
     /// Processes first seen to run JIT code since the last call, with the time of that sample.
     pub fn take_new_jit_processes(&mut self) -> Vec<(ProcessKey, u64)> {
         std::mem::take(&mut self.new_jit_processes)
+    }
+
+    /// Notes a sample of a process.
+    pub fn note_process(&mut self, process: ProcessKey, time_ns: u64) {
+        if let Entry::Vacant(new) = self.processes.entry(process) {
+            new.insert(time_ns);
+            self.new_lives.push((process, time_ns));
+        }
+    }
+
+    /// Incarnations with a first sample since the last call, in them or in their address space, and the time of that
+    /// sample. The owner of another's address space comes each time.
+    pub fn take_new_lives(&mut self) -> Vec<(ProcessKey, u64)> {
+        std::mem::take(&mut self.new_lives)
     }
 
     /// A stack of one frame, the caller. `reason`: why there are no more.

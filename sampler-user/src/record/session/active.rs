@@ -152,6 +152,7 @@ impl ActiveRecording {
             triggers.next_look().map(|at| at.saturating_duration_since(Instant::now())),
             Some(session.until_look()),
             session.until_answer(),
+            Some(session.until_housekeeping(now_ns)),
         ];
         let watches = session.may_try(Step::Wake);
         Some(pause(session.recorder.is_behind(), active || !watches, deadlines))

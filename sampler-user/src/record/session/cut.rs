@@ -8,17 +8,19 @@ use std::time::{Duration, Instant};
 use sampler_ebpf::abi::{Counters, LiveKey, LiveValue, ProcessKey};
 
 use super::errors::Step;
-use super::exited::End;
 use super::moment::{BegunCut, Blocks, Cut, Reading, unread};
 use super::priority::RaisedPriority;
 use super::state::Session;
 use crate::clock::monotonic_ns;
 use crate::kernel::totals::Counts;
+use crate::record::intake::lives::End;
 use heapbpf_unwind::raw::RawStack;
 
 /// Longest time to read the rings up to a cut's moment. When it runs out, the cut is incomplete and the profile says
 /// so.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
+/// How long ends of lives are remembered at least, for a record that comes after the census that found the end.
+const REMEMBER_ENDS_NS: u64 = 10_000_000_000;
 /// Pause before reading a ring again whose next record is still being written.
 const LOOK_AGAIN: Duration = Duration::from_micros(100);
 
@@ -63,7 +65,7 @@ impl Session {
         let counts = Counts { read_ns: (time_ns, time_ns), ..Counts::default() };
         let records_lost = self.cuts.ledger.records_lost();
         let reserved = self.kernel.events.reserved_up_to();
-        let begun = BegunCut { records_lost, counts, total: self.cuts.last_total, reading: None, reserved };
+        let begun = BegunCut { records_lost, counts, total: self.cuts.last_total, reading: None, census: None, reserved };
         let whole = self.take_in_until(Instant::now() + LONGEST_WAIT, |session| session.has_reached(&begun));
         Cut { has_counters: false, ..self.complete(begun, whole) }
     }
@@ -95,6 +97,7 @@ impl Session {
         let records_lost = self.kernel.totals.records_lost()?;
         let is_lossy =
             self.plan.sampling.live && records_lost > self.cuts.ledger.records_lost() && self.may_try(Step::LiveMap);
+        let census = if is_lossy || self.may_lack_ends() { self.read_census() } else { None };
         // Frees lost while the counters are read may come after the cut. Counters read before that bound their number.
         let before = if is_lossy { Some(self.counts()?.0) } else { None };
         let (counts, total) = self.counts()?;
@@ -112,7 +115,8 @@ impl Session {
             }
             reading
         });
-        Ok(BegunCut { records_lost, counts, total, reading, reserved: self.kernel.events.reserved_up_to() })
+        let reserved = self.kernel.events.reserved_up_to();
+        Ok(BegunCut { records_lost, counts, total, reading, census, reserved })
     }
 
     /// Whether everything up to the cut has been taken in, and all records that the reading of the live map relies on.
@@ -122,18 +126,21 @@ impl Session {
 
     /// Completes a cut. `whole`: its moment was reached.
     fn complete(&mut self, begun: BegunCut, whole: bool) -> Cut {
-        let BegunCut { records_lost, counts, total, reading, .. } = begun;
+        let BegunCut { records_lost, counts, total, reading, census, .. } = begun;
         let (time_ns, counted_ns) = counts.read_ns;
         let mut unseen = Blocks::new();
         match reading {
             Some(reading) if whole => {
                 unseen = self.reconcile(reading);
                 // The live map holds nothing any more of address spaces that ended before the cut.
-                self.exited.gone.retain(|_, (_, heard_ns)| *heard_ns > time_ns);
+                self.lives.forget(time_ns.min(monotonic_ns().saturating_sub(REMEMBER_ENDS_NS)));
                 self.cuts.ledger.reconciled(records_lost, counts.clone());
             }
             Some(_) => self.recorder.heap.abandon_reconciliation(),
             None => {}
+        }
+        if let Some(census) = census.filter(|_| whole) {
+            self.settle_ends(&census);
         }
         let unread = (!whole).then(|| unread(&total, self.recorder.records_taken_in()));
         let time_ns = if whole { time_ns } else { self.recorder.taken_in_up_to_ns() };
@@ -189,7 +196,7 @@ impl Session {
         // If an address space has ended meanwhile, its known blocks were removed from the live map.
         let is_new = |(key, value): &&(LiveKey, LiveValue)| {
             !self.recorder.heap.is_untracked(&key.space)
-                && (!self.exited.gone.contains_key(&key.space)
+                && (self.lives.end_of(&key.space).is_none()
                     || self.kernel.live_entries.get(*key).is_some_and(|there| there.sample == value.sample))
         };
         let samples: Vec<_> = unknown
@@ -198,8 +205,9 @@ impl Session {
             .map(|(key, value)| self.recorder.without_record(*key, value, &stack))
             .collect();
         for sample in &samples {
-            self.recorder.processes.entry(sample.key.process).or_insert(sample.time_ns);
+            self.recorder.note_process(sample.key.process, sample.time_ns);
         }
+        self.note_new_lives();
         let mut after_cut = self.recorder.beyond_cut();
         // An in-flight realloc has taken its old block out of the map; the threads' state lists such blocks.
         after_cut.outside_map.extend(after.reallocated);
@@ -220,12 +228,12 @@ impl Session {
     /// Ends the blocks that reconciliation found in address spaces that had already ended.
     fn purge(&mut self, spaces: HashSet<ProcessKey>) {
         for space in spaces {
-            match self.exited.gone.get(&space) {
-                None => {}
-                Some((End::Exit, _)) => self.end_heap(space),
-                Some((End::Exec, _)) => self.replace_heap(space),
+            let Some(how) = self.lives.end_of(&space) else { continue };
+            match how {
+                End::Exit => self.end_heap(space),
+                End::Exec => self.replace_heap(space),
             }
-            if self.exited.gone.contains_key(&space) && self.plan.keeps_running {
+            if self.plan.keeps_running {
                 self.exited.retiring.insert(space);
             }
         }
@@ -249,8 +257,8 @@ impl Session {
             self.cuts.ledger.records_lost()
         };
         if lost == self.cuts.ledger.records_lost() {
-            // Every block in the live map is known, so the ends of address spaces need not be remembered.
-            self.exited.gone.clear();
+            // Every block in the live map is known; only late records may still tell of ended address spaces.
+            self.lives.forget(monotonic_ns().saturating_sub(REMEMBER_ENDS_NS));
             return;
         }
         let _priority = RaisedPriority::begin();

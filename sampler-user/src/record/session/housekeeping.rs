@@ -48,6 +48,8 @@ impl Session {
     /// Does the work that is slow or must be delayed.
     pub(super) fn housekeep(&mut self, now: u64) {
         self.kernel.log.flush();
+        let looked = self.attaching.look_again();
+        self.errors.note(Step::Host, looked, now);
         self.reconcile_if_lossy();
         let followed = self.recorder.take_host_error().map_or_else(|| self.host.tick(), Err);
         self.errors.note(Step::Host, followed, now);
@@ -55,6 +57,7 @@ impl Session {
         self.housekeeping.forgotten.0 +=
             self.host.expire(now.saturating_sub(keep_ns), now.saturating_sub(KEEP_ENDED_NS));
         self.attaching.find_unreported_ends(now, &self.host);
+        self.look_for_unreported_ends(now);
         self.drop_untracked_heaps();
         self.balance_classes();
         self.attaching.forget_ended(now.saturating_sub(KEEP_ENDED_NS));

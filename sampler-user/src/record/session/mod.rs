@@ -2,6 +2,7 @@
 
 pub mod active;
 mod cut;
+mod ends;
 mod errors;
 mod exited;
 mod finish;

@@ -27,6 +27,7 @@ use crate::kernel::totals::{Counts, Totals};
 use crate::record::attaching::probes::{Attaching, KernelProbes};
 use crate::record::budget::controller::OverheadController;
 use crate::record::budget::overhead::Overhead;
+use crate::record::intake::lives::Lives;
 use crate::record::intake::recorder::{ProcessEvent, Recorder};
 use crate::record::plan::RecordPlan;
 use crate::record::profiles::capture::Parts;
@@ -61,6 +62,8 @@ pub(super) struct Session {
     pub(super) recorder: Recorder,
     /// Process events that have not been acted upon yet.
     pub(super) process_events: Vec<ProcessEvent>,
+    /// Which incarnations there are, and how each ended.
+    pub(super) lives: Lives,
     pub(super) exited: ExitedProcesses,
     pub(super) descriptions: Descriptions,
     pub(super) worker: ProfileWorker,
@@ -125,6 +128,7 @@ impl Session {
             attaching: Attaching::new(&plan.targets, plan.sampling.live, probes),
             host,
             process_events: Vec::new(),
+            lives: Lives::default(),
             exited: ExitedProcesses::default(),
             descriptions: Descriptions::default(),
             cuts: Cuts::default(),
@@ -207,6 +211,9 @@ fn load_programs(loader: &Loader, plan: &RecordPlan) -> anyhow::Result<Programs>
     }
     for (kind, why) in programs.refusals() {
         log::info!("this kernel has no {kind} links: {why}");
+    }
+    if !programs.links_one_process() {
+        log::info!("this kernel's links to one process see its first thread only: every process is linked");
     }
     Ok(programs)
 }
