@@ -1,6 +1,7 @@
 //! The probes of a recording, with what is known of the modules and processes that they serve.
 
 use std::collections::{BTreeSet, HashMap};
+use std::time::Duration;
 
 use sampler_ebpf::abi::ProcessKey;
 
@@ -13,7 +14,7 @@ use crate::host::Host;
 use crate::host::limits::Limits;
 use crate::host::mappings::ModuleId;
 use crate::host::process::{Stat, Target};
-use crate::host::processes::HostChange;
+use crate::host::processes::{HostChange, IncarnationId};
 use crate::kernel::control::ControlMaps;
 use crate::kernel::mappings::MappingProbes;
 use crate::kernel::programs::Programs;
@@ -21,6 +22,9 @@ use crate::record::plan::Targets;
 use heapbpf_audit::Missing;
 use heapbpf_probes::Machine;
 use heapbpf_probes::{CustomAllocator, KernelRules, Table};
+
+/// Time between looks at modules that are being examined on other threads. What they allocate is not seen before.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
 
 /// What a module was found to be.
 pub(super) enum Look {
@@ -60,6 +64,8 @@ pub struct Attaching {
     /// By target that replaced its program: `exec_id` of the incarnation that ended last.
     last_exec: HashMap<u32, u32>,
     pub(super) changes: Vec<HostChange>,
+    /// Modules that processes mapped and that are being examined on other threads.
+    pub(super) under_way: Vec<(IncarnationId, ModuleId)>,
     until_ns: u64,
 }
 
@@ -94,6 +100,7 @@ impl Attaching {
             missed: Missed::default(),
             last_exec: HashMap::new(),
             changes: Vec::new(),
+            under_way: Vec::new(),
             until_ns: u64::MAX,
         }
     }
@@ -105,6 +112,11 @@ impl Attaching {
 
     pub(super) fn is_over(&self) -> bool {
         monotonic_ns() >= self.until_ns
+    }
+
+    /// Time until modules that are being examined are worth another look.
+    pub fn until_look(&self) -> Option<Duration> {
+        (!self.under_way.is_empty()).then_some(LOOK_AGAIN_AFTER)
     }
 
     /// Notes that figures of a process have arrived.

@@ -146,6 +146,7 @@ impl ActiveRecording {
             session.schedule.until_last_moments(now_ns),
             triggers.next_look().map(|at| at.saturating_duration_since(Instant::now())),
             Some(session.until_look()),
+            session.attaching.until_look(),
         ];
         Ok(Some(pause(session.recorder.is_behind(), active, deadlines)))
     }
