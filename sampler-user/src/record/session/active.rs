@@ -153,6 +153,7 @@ impl ActiveRecording {
             Some(session.until_look()),
             session.until_answer(),
             Some(session.until_housekeeping(now_ns)),
+            session.attaching.until_look(),
         ];
         let watches = session.may_try(Step::Wake);
         Some(pause(session.recorder.is_behind(), active || !watches, deadlines))

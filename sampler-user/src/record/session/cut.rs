@@ -65,7 +65,8 @@ impl Session {
         let counts = Counts { read_ns: (time_ns, time_ns), ..Counts::default() };
         let records_lost = self.cuts.ledger.records_lost();
         let reserved = self.kernel.events.reserved_up_to();
-        let begun = BegunCut { records_lost, counts, total: self.cuts.last_total, reading: None, census: None, reserved };
+        let begun =
+            BegunCut { records_lost, counts, total: self.cuts.last_total, reading: None, census: None, reserved };
         let whole = self.take_in_until(Instant::now() + LONGEST_WAIT, |session| session.has_reached(&begun));
         Cut { has_counters: false, ..self.complete(begun, whole) }
     }
