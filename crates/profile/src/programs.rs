@@ -62,14 +62,19 @@ fn totals(profile: &Profile) -> Vec<Vec<Row>> {
         let Some(totals) = totals.get_mut(row.key.process) else { continue };
         // What lost samples stand for is not mixed with samples.
         let interval = row.key.interval;
-        let is_same = |total: &&mut Row| {
-            total.key.interval == interval && total.is_of_lost_samples() == row.is_of_lost_samples()
-        };
+        let is_same =
+            |total: &&mut Row| total.key.interval == interval && total.is_of_lost_samples() == row.is_of_lost_samples();
         if let Some(total) = totals.iter_mut().find(is_same) {
             add(total, row);
         } else {
             let key = RowKey::total(0, interval, Arc::clone(&stack));
-            totals.push(Row { alloc: row.alloc, inuse: row.inuse, at_exit: row.at_exit, peak: row.peak, ..Row::new(key) });
+            totals.push(Row {
+                alloc: row.alloc,
+                inuse: row.inuse,
+                at_exit: row.at_exit,
+                peak: row.peak,
+                ..Row::new(key)
+            });
         }
     }
     totals
@@ -165,7 +170,8 @@ fn rows(profile: &Profile, group_of: &[usize], first_member: &[usize], members: 
         let member = row.member.map_or(first_member[row.key.process], |member| first_member[row.key.process] + member);
         let is_of_one = profile.processes[row.key.process].members.is_empty() || row.member.is_some();
         let index = *known.entry((row.key.with(group, stack_id), row.is_of_lost_samples())).or_insert_with(|| {
-            let stack = if is_single { Arc::clone(&row.key.stack) } else { Arc::clone(&code.stacks[stack_id as usize]) };
+            let stack =
+                if is_single { Arc::clone(&row.key.stack) } else { Arc::clone(&code.stacks[stack_id as usize]) };
             let row = Row {
                 alloc: SampleSums::default(),
                 inuse: SampleSums::default(),

@@ -107,7 +107,8 @@ fn json_keeps_every_process_and_a_stack_its_process_if_it_has_one() {
     };
     let file = write(&profile, None);
     let json: serde_json::Value = serde_json::from_slice(&file).expect("JSON");
-    let pids = |key: &str| json[key].as_array().expect("a list").iter().map(|it| it["pid"].as_u64()).collect::<Vec<_>>();
+    let pids =
+        |key: &str| json[key].as_array().expect("a list").iter().map(|it| it["pid"].as_u64()).collect::<Vec<_>>();
     assert_eq!(pids("processes"), [100, 101, 102, 103, 4300].map(Some));
     assert_eq!(pids("stacks"), [None, None, None, Some(101), Some(4300), Some(4300)]);
     let figures = |process: usize| json["processes"][process]["alloc_bytes"]["estimate"].as_f64().expect("a figure");

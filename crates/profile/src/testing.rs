@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use super::model::{
-    Criterion, Frame, Header, Lifetimes, Losses, Module, Process, Profile, Row, RowKey, Stack, Unread,
-};
+use super::model::{Criterion, Frame, Header, Lifetimes, Losses, Module, Process, Profile, Row, RowKey, Stack, Unread};
 use heapbpf_audit::{AttachEntry, FileAudit, FileKind, LinkKind, Missing, ProbeKind};
 use heapbpf_statistics::sums::SampleSums;
 

@@ -10,8 +10,8 @@ use serde_json::value::{RawValue, to_raw_value};
 
 use super::{Format, FormatError, WriteOptions};
 use crate::estimates::{NOT_FOLLOWED, Pool, SOME_NOT_FOLLOWED, exact, guaranteed_of_row, intervals_used, of_row};
-use crate::intern::Interned;
 use crate::group::GroupBy;
+use crate::intern::Interned;
 use crate::model::{Frame, Lifetimes, Process, Profile, Row, Unread};
 use crate::programs;
 use crate::units;
@@ -114,7 +114,10 @@ impl Serialize for Writer<'_> {
         top.serialize_field("totals", &Figures::of_pool(self, &Pool::whole(profile), None))?;
         let apart = programs::by_process(profile);
         let audit = Audits::of(&apart);
-        top.serialize_field("processes", &Writer { profile: &apart, ..*self }.processes(&audit, &Programs::of(profile)))?;
+        top.serialize_field(
+            "processes",
+            &Writer { profile: &apart, ..*self }.processes(&audit, &Programs::of(profile)),
+        )?;
         top.serialize_field("audit", &audit.files)?;
         top.serialize_field("modules", &self.modules())?;
         top.serialize_field("stacks", &Stacks(self))?;

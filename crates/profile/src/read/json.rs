@@ -10,7 +10,8 @@ use serde_json::value::RawValue;
 use super::strings::Strings;
 use super::{ContentError, MOST_FRAMES};
 use crate::model::{
-    Criterion, Frame, Header, Lifetimes, LossBound, Losses, Member, Module, Process, Profile, Row, RowKey, Stack, Unread,
+    Criterion, Frame, Header, Lifetimes, LossBound, Losses, Member, Module, Process, Profile, Row, RowKey, Stack,
+    Unread,
 };
 use crate::programs;
 use crate::units;
@@ -357,13 +358,16 @@ impl Processes {
     }
 
     /// The entry that a stack belongs to, and the member if it is of one alone.
-    fn owner(&self, program: Option<usize>, process: Option<usize>, pid: Option<u32>) -> Option<(usize, Option<usize>)> {
+    fn owner(
+        &self,
+        program: Option<usize>,
+        process: Option<usize>,
+        pid: Option<u32>,
+    ) -> Option<(usize, Option<usize>)> {
         match (process, program) {
             (Some(index), _) => self.places.get(index).copied(),
             (None, Some(program)) => self.programs.get(&program).map(|&entry| (entry, None)),
-            (None, None) => {
-                self.entries.iter().position(|process| Some(process.pid) == pid).map(|entry| (entry, None))
-            }
+            (None, None) => self.entries.iter().position(|process| Some(process.pid) == pid).map(|entry| (entry, None)),
         }
     }
 }
