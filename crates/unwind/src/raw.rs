@@ -136,7 +136,9 @@ impl Reason {
             Self::DepthLimit => "depth limit (see --max-depth)".into(),
             Self::TooExpensive => "unwind information too expensive".into(),
             Self::NoStack => "the kernel could not follow the stack".into(),
-            Self::StackCopyShortened => "stack copy cut short: the stacks ring was filling up (see --ring-bytes)".into(),
+            Self::StackCopyShortened => {
+                "stack copy cut short: the stacks ring was filling up (see --ring-bytes)".into()
+            }
             Self::MissingPage => "a page of the stack was not in memory".into(),
             Self::StackRingFull => "its stack was lost: the stacks ring was full (see --ring-bytes)".into(),
             Self::StackTableFull => "its stack was lost: the kernel's table of stacks was full (see --unwind)".into(),
@@ -214,10 +216,7 @@ mod tests {
             (Reason::DepthLimit, "depth limit (see --max-depth)"),
             (Reason::TooExpensive, "unwind information too expensive"),
             (Reason::NoStack, "the kernel could not follow the stack"),
-            (
-                Reason::StackCopyShortened,
-                "stack copy cut short: the stacks ring was filling up (see --ring-bytes)",
-            ),
+            (Reason::StackCopyShortened, "stack copy cut short: the stacks ring was filling up (see --ring-bytes)"),
             (Reason::MissingPage, "a page of the stack was not in memory"),
             (Reason::StackRingFull, "its stack was lost: the stacks ring was full (see --ring-bytes)"),
             (Reason::StackTableFull, "its stack was lost: the kernel's table of stacks was full (see --unwind)"),

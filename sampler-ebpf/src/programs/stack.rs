@@ -12,7 +12,8 @@ use aya_ebpf::helpers::generated::{
     bpf_get_stackid, bpf_probe_read_user, bpf_ringbuf_query, bpf_ringbuf_reserve, bpf_ringbuf_submit,
 };
 use sampler_ebpf::abi::{
-    FIRST_STACK_BYTES, LARGEST_STACK_BYTES, MOST_MISSING_PAGES, Registers, STACK_ROOM_SHARE, StackRecord, copy_end, stack_kind,
+    FIRST_STACK_BYTES, LARGEST_STACK_BYTES, MOST_MISSING_PAGES, Registers, STACK_ROOM_SHARE, StackRecord, copy_end,
+    stack_kind,
 };
 
 use crate::config::config;

@@ -73,7 +73,8 @@ fn repetition_is_recognized_exactly() {
     let mut unwinder = Unwinder::default();
     let mut capture = captured(20);
     let mut unwind = |capture: &OwnCapture| {
-        let stack = Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() };
+        let stack =
+            Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() };
         let stack = unwinder.unwind(&mut process.clone(), &process.space(), stack);
         (stack, unwinder.statistics().repeated)
     };

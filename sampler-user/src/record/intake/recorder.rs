@@ -272,15 +272,10 @@ impl Recorder {
             self.counters.records_unknown += 1;
             return;
         };
-        let capture = Capture {
-            registers: &head.registers,
-            stack: bytes,
-            in_flight: &head.in_flight,
-            flaws: flaws_of(&head),
-        };
+        let capture =
+            Capture { registers: &head.registers, stack: bytes, in_flight: &head.in_flight, flaws: flaws_of(&head) };
         let (processes, modules) = host.split();
-        let space =
-            processes.at(head.space.tgid, head.time_ns).map_or(&self.nowhere, |incarnation| &incarnation.space);
+        let space = processes.at(head.space.tgid, head.time_ns).map_or(&self.nowhere, |incarnation| &incarnation.space);
         let at = AtTime::new(space, head.time_ns);
         let stack = self.unwinder.unwind(modules, &at.view(head.space), capture);
         if !self.unwinder.was_repeated() && stack.has_jit_code(modules) {

@@ -180,11 +180,7 @@ impl Symbolization {
         let is_of_process = raw.has_jit_code(&self.known);
         let finished = self.finished.entry(Arc::as_ptr(raw)).or_insert_with(|| Finished {
             _raw: Arc::clone(raw),
-            names: if is_of_process {
-                Names::OfProcesses(HashMap::new())
-            } else {
-                Names::OfFiles(Arc::clone(&stack))
-            },
+            names: if is_of_process { Names::OfProcesses(HashMap::new()) } else { Names::OfFiles(Arc::clone(&stack)) },
         });
         if let Names::OfProcesses(stacks) = &mut finished.names {
             stacks.insert(*process, stack);
@@ -285,10 +281,7 @@ mod tests {
     }
 
     fn of(tgid: u32, stack: &Arc<RawStack>) -> UnsymbolizedStack {
-        UnsymbolizedStack {
-            process: ProcessKey { tgid, ..ProcessKey::default() },
-            stack: Arc::clone(stack),
-        }
+        UnsymbolizedStack { process: ProcessKey { tgid, ..ProcessKey::default() }, stack: Arc::clone(stack) }
     }
 
     #[test]

@@ -172,9 +172,7 @@ impl Worker {
     fn row(&self, known: bool, row: SnapshotRow) -> Row {
         let live = self.template.header.live && known;
         Row {
-            key: row
-                .key
-                .map_stack(|stack| stack.map(|stack| self.symbolization.stack(&stack)).unwrap_or_default()),
+            key: row.key.map_stack(|stack| stack.map(|stack| self.symbolization.stack(&stack)).unwrap_or_default()),
             alloc: row.alloc,
             inuse: if known { row.inuse } else { SampleSums::default() },
             at_exit: if known { row.at_exit } else { SampleSums::default() },

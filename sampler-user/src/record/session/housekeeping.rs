@@ -82,7 +82,8 @@ impl Session {
     fn tidy(&mut self) {
         self.housekeeping.retired_rows = 0;
         let stacks = self.recorder.heap.stacks();
-        self.worker.tidy(stacks.map(|(process, stack)| UnsymbolizedStack { process, stack: Arc::clone(stack) }).collect());
+        self.worker
+            .tidy(stacks.map(|(process, stack)| UnsymbolizedStack { process, stack: Arc::clone(stack) }).collect());
     }
 
     /// Moves the counts of processes that ended before `before_ns` out of the kernel.
