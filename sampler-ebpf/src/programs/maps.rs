@@ -57,6 +57,9 @@ pub static SLEEP: Array<u32, 1> = Array::new();
 /// Trials per allocation of each size class, for the size-class criterion.
 #[btf_map]
 pub static TRIALS: Array<u64, { sampler_ebpf::trials::SIZE_CLASSES }> = Array::new();
+/// Runs of the program that is linked to try out links.
+#[btf_map]
+pub static TRIAL_RUNS: Array<u64, 1> = Array::new();
 /// Counters of hits that could not be counted in a thread's state.
 #[btf_map]
 pub static UNATTRIBUTED: Array<Counters, 1> = Array::new();

@@ -110,8 +110,9 @@ pub fn complete_free(state: &mut ThreadState, value: &LiveValue, record: Option<
 pub fn submit_process(event: u32, child_tgid: u32, process: ProcessKey, next: ProcessKey) -> bool {
     let Some(record) = reserve::<ProcessRecord>(maps::events()) else { return false };
     *record = ProcessRecord { kind: event, child_tgid, time_ns: now(), process, next };
-    if event == kind::FORK {
-        // The child's allocations are not seen until the daemon has linked its probes, so it is woken at once.
+    if event == kind::FORK && config!(target_rules) == 0 {
+        // Every target is named: the child's allocations are not seen until the daemon has linked its probes, so it is
+        // woken at once.
         // SAFETY: `record` was reserved above, and is not used afterwards.
         unsafe { bpf_ringbuf_submit(core::ptr::from_mut(record).cast(), u64::from(BPF_RB_FORCE_WAKEUP)) };
     } else {

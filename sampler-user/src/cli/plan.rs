@@ -270,7 +270,6 @@ mod tests {
     fn wrong_usage_is_status_2_and_says_what_to_do() {
         for (words, part) in [
             (&[][..], "--pid"),
-            (&["--all", "--pid", "1"], "leave"),
             (&["--all", "-o", "x.unknown"], "known"),
             (&["--all", "-o", "-", "--every", "1s"], "--every"),
             (&["--all", "--stack-bytes", "2MiB"], "1MiB"),

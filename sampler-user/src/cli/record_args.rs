@@ -63,10 +63,10 @@ pub struct TargetArgs {
     /// Processes in this cgroup or below it, present and future
     #[arg(long, value_name = "PATH", help_heading = "Target")]
     pub cgroup: Option<PathBuf>,
-    /// Children of a target are targets too (default)
+    /// What a target starts or becomes is a target too, whatever its name and cgroup (default)
     #[arg(long, overrides_with = "no_follow", help_heading = "Target")]
     pub follow: bool,
-    /// Leave children of targets alone
+    /// Only processes that are named or match themselves
     #[arg(long, help_heading = "Target")]
     pub no_follow: bool,
     /// Another allocator: 'lib.so:my_alloc(size=arg0)->ret,free=my_free(arg0)', or @FILE with one per line; may be

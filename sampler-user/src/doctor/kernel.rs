@@ -131,6 +131,11 @@ fn environment(limits: &Limits) -> Vec<Check> {
     checks
 }
 
+/// What follows where links to one process see its first thread only.
+const FIRST_THREADS_ONLY: &str = "this kernel's links to one process see its first thread only (Linux 6.10 corrects that): \
+                                  heapbpf links every process that maps the file and counts the targets' calls, so \
+                                  others pay for the probes too";
+
 /// Loads the maps and programs with every kind of link. Returns those of the best kind that works.
 fn load(checks: &mut Vec<Check>) -> Option<(Programs, ControlMaps)> {
     let config = Config {
@@ -172,6 +177,11 @@ fn load(checks: &mut Vec<Check>) -> Option<(Programs, ControlMaps)> {
         });
         checks.push(outcome(name, false, programs.as_ref().map(|_| detail.to_owned()).map_err(first_line)));
         best = best.or_else(|| programs.ok());
+    }
+    if let Some(programs) = &best {
+        let ok = programs.links_one_process();
+        let detail = if ok { "a link to one process sees all its threads" } else { FIRST_THREADS_ONLY };
+        checks.push(Check { name: "links to one process", ok, needed: false, detail: detail.into() });
     }
     let mappings = MappingProbes::load(&loader).and_then(|mut probes| probes.link());
     let detail = mappings.map(|()| "for --mmap".to_owned()).map_err(|error| first_line(&error));

@@ -168,6 +168,15 @@ impl<M: Maps> ControlMaps<M> {
     /// There is no room for more.
     pub fn add_target(&mut self, pid: u32) -> Result<(), KernelError> {
         self.maps.insert_target(pid)?;
+        self.look_again()
+    }
+
+    /// Has threads that were found not to belong to a target looked at again: their process may have got another name or
+    /// cgroup since.
+    ///
+    /// # Errors
+    /// The map cannot be written.
+    pub fn look_again(&mut self) -> Result<(), KernelError> {
         self.control.targets_generation += 1;
         self.maps.set_control(&self.control)
     }
@@ -320,9 +329,10 @@ mod tests {
         assert!(maps.add_target(2).is_err(), "no room");
         maps.remove_target(1);
         maps.add_target(2).unwrap();
+        maps.look_again().unwrap();
         let written: Vec<_> =
             maps.maps.control.iter().map(|control| (control.draw, control.targets_generation)).collect();
-        assert_eq!(written, [(draw, 0), (draw, 1), (draw, 2)]);
+        assert_eq!(written, [(draw, 0), (draw, 1), (draw, 2), (draw, 3)]);
         assert_eq!(maps.maps.targets, [2]);
     }
 

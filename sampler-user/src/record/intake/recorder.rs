@@ -1,6 +1,7 @@
 //! The recorder: decodes records from the rings, finds their stacks and adds them to the heap. This is the hot path of
 //! the daemon.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -15,9 +16,9 @@ use crate::clock::monotonic_ns;
 use crate::heap::event::{Event, decode, decode_stack};
 use crate::heap::live::{AfterCut, Heap, LostBlocks};
 use crate::heap::sample::{Sample, SampleKey};
-use crate::host::Host;
 use crate::host::mappings::AddressSpace;
 use crate::host::mappings::AtTime;
+use crate::host::{Host, HostError};
 use crate::kernel::rings::Ring;
 use crate::kernel::stack_traces::StackTraces;
 use heapbpf_probes::{BRK, MMAP, MREMAP};
@@ -110,6 +111,9 @@ pub struct Recorder {
     /// Processes that were seen to run JIT code.
     jit_processes: HashSet<ProcessKey>,
     new_jit_processes: Vec<(ProcessKey, u64)>,
+    host_error: Option<HostError>,
+    /// Incarnations first seen since the last call of [`Recorder::take_new_lives`], with the time of that sample.
+    new_lives: Vec<(ProcessKey, u64)>,
 }
 
 impl Recorder {
@@ -135,6 +139,8 @@ impl Recorder {
             behind: false,
             jit_processes: HashSet::new(),
             new_jit_processes: Vec::new(),
+            host_error: None,
+            new_lives: Vec::new(),
         }
     }
 
@@ -335,7 +341,10 @@ impl Recorder {
     }
 
     fn allocate(&mut self, record: &AllocationRecord, arrived: Option<Arc<RawStack>>, host: &mut Host) {
-        self.processes.entry(record.process).or_insert(record.time_ns);
+        self.note_process(record.process, record.time_ns);
+        if record.space != record.process {
+            self.new_lives.push((record.space, record.time_ns));
+        }
         let stack = match (record.stack_kind, arrived) {
             (_, Some(stack)) => stack,
             (stack_kind::FRAME_POINTERS, None) => self.walked(record, host),
@@ -406,6 +415,20 @@ impl Recorder {
         std::mem::take(&mut self.new_jit_processes)
     }
 
+    /// Notes a sample of a process.
+    pub fn note_process(&mut self, process: ProcessKey, time_ns: u64) {
+        if let Entry::Vacant(new) = self.processes.entry(process) {
+            new.insert(time_ns);
+            self.new_lives.push((process, time_ns));
+        }
+    }
+
+    /// Incarnations with a first sample since the last call, in them or in their address space, and the time of that
+    /// sample. The owner of another's address space comes each time.
+    pub fn take_new_lives(&mut self) -> Vec<(ProcessKey, u64)> {
+        std::mem::take(&mut self.new_lives)
+    }
+
     /// A stack of one frame, the caller. `reason`: why there are no more.
     fn caller(&mut self, record: &AllocationRecord, reason: Reason, host: &mut Host) -> Arc<RawStack> {
         let key = (record.space, record.caller, record.stack_kind);
@@ -437,11 +460,16 @@ impl Recorder {
                     }
                 }
                 Err(error) => {
-                    log::warn!("{error}");
+                    self.host_error = Some(error);
                     return;
                 }
             }
         }
+    }
+
+    /// The last error while following the host, if there was one since the last call.
+    pub fn take_host_error(&mut self) -> Option<HostError> {
+        self.host_error.take()
     }
 
     fn thread_name(&mut self, name: &[u8; 16]) -> Arc<str> {

@@ -113,7 +113,7 @@ mod tests {
     #[test]
     fn a_limit_that_does_not_help_is_lowered_for_good() {
         let mut limits = StackLimits::default();
-        [64, 256].map(|kib| limits.note(process(1), kib * KIB, true));
+        [64, 256].into_iter().for_each(|kib| limits.note(process(1), kib * KIB, true));
         limits.take_changed();
         let at_most = |limits: &mut StackLimits, is_cut| limits.note(process(1), LARGEST_STACK_COPY, is_cut);
         // As many whole stacks as cut ones: it helps.
@@ -121,7 +121,7 @@ mod tests {
         assert!(limits.take_changed().is_empty());
         (0..MOST_IN_VAIN).for_each(|_| at_most(&mut limits, true));
         assert_eq!(limits.take_changed(), [(process(1), None)]);
-        [64, 256, 1024].map(|kib| limits.note(process(1), kib * KIB, true));
+        [64, 256, 1024].into_iter().for_each(|kib| limits.note(process(1), kib * KIB, true));
         assert!(limits.take_changed().is_empty(), "not again");
     }
 

@@ -84,6 +84,8 @@ impl ModuleFiles for KnownModules {
 /// Symbolizes stacks, and keeps the results from snapshot to snapshot.
 pub struct Symbolization {
     symbolizer: Symbolizer,
+    options: Options,
+    progress: Arc<Progress>,
     enabled: bool,
     known: KnownModules,
     jit_code: JitCodeMaps,
@@ -127,7 +129,9 @@ impl Symbolization {
     /// work advances.
     pub fn new(enabled: bool, options: Options, progress: Arc<Progress>) -> Self {
         Self {
-            symbolizer: Symbolizer::telling(options, progress),
+            symbolizer: Symbolizer::telling(options.clone(), Arc::clone(&progress)),
+            options,
+            progress,
             enabled,
             known: KnownModules::default(),
             jit_code: JitCodeMaps::default(),
@@ -137,24 +141,34 @@ impl Symbolization {
         }
     }
 
-    /// Symbolizes stacks. Afterwards [`Symbolization::stack`] returns each of them. `facts` describes the modules and
-    /// processes that are new.
-    pub fn name<'a>(&mut self, stacks: impl Iterator<Item = &'a UnsymbolizedStack>, facts: Facts) {
-        let mut modules: Vec<_> = facts.modules.into_iter().collect();
+    /// Takes in the modules that new stacks refer to.
+    pub fn learn(&mut self, modules: HashMap<ModuleId, ModuleFacts>) {
+        let mut modules: Vec<_> = modules.into_iter().collect();
         modules.sort_unstable_by_key(|(module, _)| *module);
         for (module, facts) in modules {
             self.number(module, &facts);
             self.known.0.insert(module, facts);
         }
+    }
+
+    /// Symbolizes stacks. Afterwards [`Symbolization::stack`] returns each of them. `jit_code` describes the processes
+    /// with JIT code. Without `names`, new stacks get their modules and addresses alone.
+    pub fn name<'a>(
+        &mut self,
+        stacks: impl Iterator<Item = &'a UnsymbolizedStack>,
+        jit_code: &HashMap<ProcessKey, JitCode>,
+        names: bool,
+    ) {
+        let names = names && self.enabled;
         let new: Vec<&UnsymbolizedStack> = stacks.filter(|stack| self.get(stack).is_none()).collect();
-        if self.enabled {
+        if names {
             let places = new.iter().flat_map(|unsymbolized| &unsymbolized.stack.frames);
             let places = places.filter_map(|frame| Some((frame.module?, frame.file_offset)));
             self.symbolizer.symbolize(&mut self.known, places);
         }
         let mut jit_names: HashMap<ProcessKey, JitNames> = HashMap::new();
         for unsymbolized in new {
-            let code = facts.jit_code.get(&unsymbolized.process).filter(|_| self.enabled);
+            let code = jit_code.get(&unsymbolized.process).filter(|_| names);
             let read = |code: &JitCode| match self.jit_code.read(unsymbolized.process, *code) {
                 Ok(map) => JitNames { map: Some(map), reason: None },
                 Err(error) => JitNames { map: None, reason: Some(error.to_string()) },
@@ -170,6 +184,10 @@ impl Symbolization {
             let stack = finisher.finish(&unsymbolized.stack, &mut |module| numbers.get(&module).copied().unwrap_or(0));
             self.finish(unsymbolized, stack);
         }
+    }
+
+    /// Releases the contents of modules, once the stacks of a batch have their names.
+    pub fn release_contents(&mut self) {
         for facts in self.known.0.values_mut() {
             facts.image = Err("it is not known any more".into());
         }
@@ -189,6 +207,11 @@ impl Symbolization {
 
     fn get(&self, unsymbolized: &UnsymbolizedStack) -> Option<&Arc<Stack>> {
         self.finished.get(&Arc::as_ptr(&unsymbolized.stack))?.names.get(&unsymbolized.process)
+    }
+
+    /// Begins anew after a panic, which may have left the caches of symbols incomplete. Finished stacks stay.
+    pub fn begin_anew(&mut self) {
+        self.symbolizer = Symbolizer::telling(self.options.clone(), Arc::clone(&self.progress));
     }
 
     /// Opens the perf map of a process that runs JIT code, so that its names can be read after it exits.
@@ -267,7 +290,7 @@ mod tests {
             };
             (module, facts)
         });
-        symbolization.name(std::iter::empty(), Facts { modules: modules.into(), jit_code: HashMap::new() });
+        symbolization.learn(modules.into());
         symbolization
     }
 
@@ -289,7 +312,7 @@ mod tests {
         let mut symbolization = symbolization();
         let (files, jit) = (raw(&[FILE, FILE]), raw(&[FILE, ANONYMOUS, FILE]));
         let all = [of(1, &files), of(2, &files), of(1, &jit), of(2, &jit)];
-        symbolization.name(all.iter(), Facts::default());
+        symbolization.name(all.iter(), &HashMap::new(), true);
         let [a, b, c, d] = all.each_ref().map(|stack| symbolization.stack(stack));
         assert!([&a, &b, &c, &d].iter().all(|stack| !stack.frames.is_empty()));
         assert!(Arc::ptr_eq(&a, &b) && !Arc::ptr_eq(&c, &d));
@@ -300,7 +323,7 @@ mod tests {
         let mut symbolization = symbolization();
         let (files, jit) = (raw(&[FILE]), raw(&[ANONYMOUS]));
         let all = [of(1, &jit), of(2, &jit), of(3, &files)];
-        symbolization.name(all.iter(), Facts::default());
+        symbolization.name(all.iter(), &HashMap::new(), true);
         symbolization.keep_only(all[1..2].iter());
         let kept = all.map(|stack| !symbolization.stack(&stack).frames.is_empty());
         assert_eq!(kept, [false, true, false]);
