@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use heapbpf_probes::{AllocatorFile, AttachError, KernelRules, Table, examine};
 
 use crate::host::open::{self, Beneath};
+use crate::host::own_memory::give_memory_back;
 
 /// Files of at least this size are worth a thread: to examine one of 150 MB takes a quarter of a second.
 const LARGE_BYTES: u64 = 8 << 20;
@@ -62,12 +63,16 @@ pub struct ExaminedFiles {
     beneath: HashMap<Beneath, (FileKey, bool)>,
     /// Keys of files that are known under another key.
     aliases: HashMap<FileKey, FileKey>,
-    /// Files that are being examined on threads of their own.
+    /// Files that a thread of its own examines, and those that wait for it.
     under_way: HashSet<FileKey>,
+    jobs: Option<Sender<Job>>,
     examined: (Sender<Examined>, Receiver<Examined>),
 }
 
-/// What a thread has found; `None` if it died.
+/// A file to examine, and its path.
+type Job = (FileKey, String, Arc<File>);
+
+/// What the thread has found; `None` if it could not examine the file.
 type Examined = (FileKey, Option<ExaminedFile>);
 
 impl ExaminedFiles {
@@ -80,6 +85,7 @@ impl ExaminedFiles {
             beneath: HashMap::new(),
             aliases: HashMap::new(),
             under_way: HashSet::new(),
+            jobs: None,
             examined: channel(),
         }
     }
@@ -128,8 +134,8 @@ impl ExaminedFiles {
         Ok((key, is_hookable))
     }
 
-    /// Begins to examine a large file on a thread of its own. Returns whether that is under way. If not, examining it takes
-    /// no time that matters, or it is done.
+    /// Has a large file examined on another thread. Returns whether that is under way. If not, examining it takes no time that
+    /// matters, or it is done.
     pub fn examine_aside(&mut self, path: &str, file: &Arc<File>) -> bool {
         while let Ok(examined) = self.examined.1.try_recv() {
             self.take_in(examined);
@@ -141,19 +147,34 @@ impl ExaminedFiles {
         if self.by_key.contains_key(&key) || !file.metadata().is_ok_and(|metadata| metadata.len() >= LARGE_BYTES) {
             return false;
         }
-        let (rules, table, sender) = (self.rules, self.table.clone(), self.examined.0.clone());
-        let (path, file) = (path.to_owned(), Arc::clone(file));
-        let work = move || {
-            // The file is hostile. Its reader should not panic on it, but whoever waits must hear of it if it does.
-            let plan = catch_unwind(AssertUnwindSafe(|| plan(&path, &file, &rules, &table)));
-            let examined = plan.ok().map(|plan| ExaminedFile { path, file, plan });
-            let _ = sender.send((key, examined));
-        };
-        let begun = std::thread::Builder::new().name("examine".into()).spawn(work).is_ok();
+        let begun = self.jobs().is_some_and(|jobs| jobs.send((key, path.to_owned(), Arc::clone(file))).is_ok());
         if begun {
             self.under_way.insert(key);
         }
         begun
+    }
+
+    /// The queue of the thread that examines large files, which is started when it is first needed. There is one, so that
+    /// the memory that one file takes is all that is needed.
+    fn jobs(&mut self) -> Option<&Sender<Job>> {
+        if self.jobs.is_none() {
+            let (jobs, queue) = channel::<Job>();
+            let (rules, table, examined) = (self.rules, self.table.clone(), self.examined.0.clone());
+            let work = move || {
+                for (key, path, file) in queue {
+                    // The file is hostile. Its reader should not panic on it, but whoever waits must hear of it if it does.
+                    let plan = catch_unwind(AssertUnwindSafe(|| plan(&path, &file, &rules, &table)));
+                    let found = plan.ok().map(|plan| ExaminedFile { path, file, plan });
+                    give_memory_back();
+                    if examined.send((key, found)).is_err() {
+                        return;
+                    }
+                }
+            };
+            let thread = std::thread::Builder::new().name("examine".into()).spawn(work);
+            self.jobs = thread.ok().map(|_| jobs);
+        }
+        self.jobs.as_ref()
     }
 
     fn take_in(&mut self, (key, examined): Examined) {
