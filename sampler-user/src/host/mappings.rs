@@ -337,7 +337,7 @@ impl Mappings for AtTime<'_> {
 #[cfg(test)]
 mod tests {
     use heapbpf_own_process::{OwnProcess, captured, unwind};
-    use heapbpf_unwind::dwarf::{Capture, Unwinder};
+    use heapbpf_unwind::dwarf::{Capture, Flaws, Unwinder};
 
     use super::*;
 
@@ -514,7 +514,8 @@ mod tests {
     fn a_stack_is_resolved_against_the_mappings_of_its_time() {
         let mut process = OwnProcess::read().expect("/proc");
         let capture = captured(10);
-        let input = Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[] };
+        let input =
+            Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() };
         let expected = unwind(&process, &capture);
         let mut space = AddressSpace::default();
         space.replace_all(process.mappings().iter().copied(), 0, &files);

@@ -108,7 +108,7 @@ impl Programs {
     /// Attaches to a function of this process and detaches again, because some kernels load programs that they cannot
     /// link.
     fn try_link(&self) -> Result<(), KernelError> {
-        let (path, offset) = trial_location().ok_or_else(|| KernelError::Link {
+        let (path, offset) = own_location(trial_site as *const () as u64).ok_or_else(|| KernelError::Link {
             what: "heapbpf's own program file".into(),
             source: std::io::Error::from_raw_os_error(libc::ENOENT),
         })?;
@@ -308,9 +308,8 @@ extern "C" fn trial_site() -> u32 {
     std::hint::black_box(1)
 }
 
-/// The path and file offset of [`trial_site`].
-fn trial_location() -> Option<(CString, u64)> {
-    let address = trial_site as *const () as u64;
+/// The path and file offset of heapbpf's own code at an address.
+pub(super) fn own_location(address: u64) -> Option<(CString, u64)> {
     let maps = procfs::process::Process::myself().ok()?.maps().ok()?;
     let map = maps.iter().find(|map| (map.address.0..map.address.1).contains(&address))?;
     let path = CString::new("/proc/self/exe").ok()?;

@@ -9,3 +9,4 @@ mod join;
 pub mod losses;
 mod queue;
 pub mod recorder;
+mod stack_limits;

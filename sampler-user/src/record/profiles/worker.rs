@@ -23,7 +23,6 @@ use heapbpf_profile::adjust::Adjustments;
 use heapbpf_profile::model::{Header, Lifetimes, Process, Profile, Row};
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::survival::{self, Observation};
-use heapbpf_unwind::raw::RawStack;
 
 /// A finished profile and its accompanying data.
 pub struct Made {
@@ -47,7 +46,7 @@ enum Job {
     Make(Box<Snapshot>, Then),
     Retire(Box<Retired>),
     JitCode(ProcessKey, JitCode),
-    Tidy(Vec<Arc<RawStack>>),
+    Tidy(Vec<UnsymbolizedStack>),
 }
 
 /// Handle to the profile worker's thread. When it is dropped, the thread completes the jobs in its queue and ends.
@@ -98,7 +97,7 @@ impl ProfileWorker {
 
     /// Queues a cleanup: the worker forgets all symbolized stacks except `living` and returns free memory to the
     /// system. That takes milliseconds, so it is done here rather than on the event path.
-    pub fn tidy(&self, living: Vec<Arc<RawStack>>) {
+    pub fn tidy(&self, living: Vec<UnsymbolizedStack>) {
         let _ = self.jobs.send(Job::Tidy(living));
     }
 }
@@ -170,7 +169,7 @@ impl Worker {
         if snapshot.detail != Detail::Totals {
             self.name(stacks(), snapshot.facts);
             // A snapshot with stacks contains every live row.
-            self.symbolization.keep_only(stacks().map(|unsymbolized| &unsymbolized.stack));
+            self.symbolization.keep_only(stacks());
         }
         // Read after symbolization, so that its cost is included.
         let cost = accounting::daemon_cost();
@@ -223,9 +222,7 @@ impl Worker {
     fn row(&self, known: bool, row: SnapshotRow) -> Row {
         let live = self.template.header.live && known;
         Row {
-            key: row
-                .key
-                .map_stack(|stack| stack.map(|stack| self.symbolization.stack(&stack.stack)).unwrap_or_default()),
+            key: row.key.map_stack(|stack| stack.map(|stack| self.symbolization.stack(&stack)).unwrap_or_default()),
             alloc: row.alloc,
             inuse: if known { row.inuse } else { SampleSums::default() },
             at_exit: if known { row.at_exit } else { SampleSums::default() },

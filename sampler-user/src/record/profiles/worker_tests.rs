@@ -9,7 +9,7 @@ use crate::record::profiles::symbolization::ModuleFacts;
 use heapbpf_profile::model::RowKey;
 use heapbpf_profile::testing;
 use heapbpf_unwind::image::Image;
-use heapbpf_unwind::raw::RawFrame;
+use heapbpf_unwind::raw::{RawFrame, RawStack};
 
 fn worker() -> Worker {
     let template = Profile { processes: Vec::new(), rows: Vec::new(), ..testing::ended_apart() };

@@ -1,6 +1,7 @@
 //! Housekeeping, once a second: work that is slow or must be delayed.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use sampler_ebpf::abi::ProcessKey;
 
@@ -11,6 +12,7 @@ use super::state::{Housekeeping, Session};
 use crate::clock::monotonic_ns;
 use crate::kernel::totals::Counts;
 use crate::record::profiles::describe::SHARED_LINE;
+use crate::record::profiles::symbolization::UnsymbolizedStack;
 
 /// Delay before the counts of an exited process are collected: its last threads may still add to them.
 const COLLECT_AFTER_NS: u64 = 1_000_000_000;
@@ -76,7 +78,6 @@ impl Session {
     /// Gives back the memory that many short-lived processes took.
     fn give_memory_back(&mut self) {
         self.kernel.events.shrink();
-        self.kernel.stacks.shrink();
         self.recorder.shrink();
         self.descriptions.shrink();
         self.exited.shrink();
@@ -86,7 +87,9 @@ impl Session {
     /// Forgets names that are no longer needed.
     fn tidy(&mut self) {
         self.housekeeping.retired_rows = 0;
-        self.worker.tidy(self.recorder.heap.stacks());
+        let stacks = self.recorder.heap.stacks();
+        self.worker
+            .tidy(stacks.map(|(process, stack)| UnsymbolizedStack { process, stack: Arc::clone(stack) }).collect());
     }
 
     /// Moves the counts of processes that ended before `before_ns` out of the kernel.

@@ -39,6 +39,11 @@ impl Session {
             let code = jit_code_of(process, time_ns, &mut self.host);
             self.worker.open_jit_code(process, code);
         }
+        for (process, limit) in self.recorder.stack_limits.take_changed() {
+            if let Err(error) = self.attaching.control.set_stack_limit(process, limit) {
+                log::debug!("the stack copies of process {} stay as they are: {error}", process.tgid);
+            }
+        }
         for event in std::mem::take(&mut self.process_events) {
             self.apply(event);
         }
