@@ -193,6 +193,11 @@ impl Symbolization {
         }
     }
 
+    /// Begins anew after a panic, which may have left the caches of symbols incomplete. Finished stacks stay.
+    pub fn begin_anew(&mut self) {
+        self.symbolizer = Symbolizer::telling(self.options.clone(), Arc::clone(&self.progress));
+    }
+
     fn finish(&mut self, UnsymbolizedStack { process, stack: raw }: &UnsymbolizedStack, stack: Stack) {
         let stack = Arc::new(stack);
         let is_of_process = raw.has_jit_code(&self.known);
@@ -207,11 +212,6 @@ impl Symbolization {
 
     fn get(&self, unsymbolized: &UnsymbolizedStack) -> Option<&Arc<Stack>> {
         self.finished.get(&Arc::as_ptr(&unsymbolized.stack))?.names.get(&unsymbolized.process)
-    }
-
-    /// Begins anew after a panic, which may have left the caches of symbols incomplete. Finished stacks stay.
-    pub fn begin_anew(&mut self) {
-        self.symbolizer = Symbolizer::telling(self.options.clone(), Arc::clone(&self.progress));
     }
 
     /// Opens the perf map of a process that runs JIT code, so that its names can be read after it exits.

@@ -11,6 +11,7 @@ mod moment;
 mod overhead;
 mod pace;
 mod priority;
+mod retries;
 mod schedule;
 mod signals;
 mod snapshots;

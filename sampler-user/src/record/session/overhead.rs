@@ -144,6 +144,7 @@ impl Session {
             return;
         };
         self.unfinished.attach = false;
+        self.overhead.controller.window_begins(now);
         self.recorder.heap.window_begins(now);
         let pause_ns = self.overhead.windows.attached(now);
         self.attaching.uncovered(pause_ns, now);
