@@ -67,7 +67,7 @@ impl Session {
         let read = || {
             let events_lost = totals.process_events_lost()?;
             // What was counted is read first: an incarnation that begins meanwhile cannot be missed in the list.
-            let counted = totals.processes_counted();
+            let counted = if self.lives.lacks_events(events_lost) { totals.processes_counted() } else { Vec::new() };
             let (time_ns, suspended_ns) = (monotonic_ns(), suspended_ns());
             let living = totals.living(&self.attaching.programs)?;
             Ok(Census::new(time_ns, time_ns + suspended_ns, living).with_counted(counted, events_lost))
