@@ -6,13 +6,14 @@ use std::net::SocketAddr;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::environment::heapbpf;
 use crate::output::{self, Profile, Stats};
-use crate::refusing::{Linking, run_on};
+use crate::refusing::{Faults, Linking, fail_calls, run_on};
 use crate::target::{Lines, until, wait};
 use crate::{checks, kernel};
 
@@ -28,6 +29,7 @@ pub struct Recorder {
     folder: TempDir,
     outputs: bool,
     linking: Linking,
+    faults: Option<Arc<Faults>>,
 }
 
 impl Default for Recorder {
@@ -51,6 +53,7 @@ impl Recorder {
             folder,
             outputs: true,
             linking: Linking::default(),
+            faults: None,
         }
     }
 
@@ -115,6 +118,12 @@ impl Recorder {
         self
     }
 
+    /// Runs it as on a kernel some of whose calls fail.
+    pub fn failing(mut self, faults: &Arc<Faults>) -> Self {
+        self.faults = Some(Arc::clone(faults));
+        self
+    }
+
     /// The folder that heapbpf runs and writes in.
     pub fn folder(&self) -> &Path {
         self.folder.path()
@@ -154,6 +163,9 @@ impl Recorder {
         unsafe { command.pre_exec(heed_interrupts) };
         if self.linking.is_other() {
             run_on(self.linking, &mut command).expect("the kernel has filters with listeners");
+        }
+        if let Some(faults) = &self.faults {
+            fail_calls(&mut command, Arc::clone(faults)).expect("the kernel has filters with listeners");
         }
         command
     }

@@ -1,5 +1,6 @@
-//! Simulates other kernels, which do not know some kinds of links, or whose links to one process miss threads: heapbpf runs
-//! under a seccomp filter whose listener answers instead of the kernel, or changes what it is asked for.
+//! Simulates other kernels, which do not know some kinds of links, whose links to one process miss threads, or whose `bpf`
+//! calls fail for a while: heapbpf runs under a seccomp filter whose listener answers instead of the kernel, or changes what
+//! it is asked for.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
@@ -9,6 +10,8 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// `BPF_TRACE_UPROBE_MULTI`.
 pub const UPROBE_MULTI: u32 = 48;
@@ -20,6 +23,19 @@ const LINK_CREATE: u32 = 28;
 const ATTACH_TYPE_AT: u64 = 8;
 /// Offset of the process id in those of uprobe multi and session links.
 const PID_AT: u64 = 56;
+
+/// `BPF_MAP_LOOKUP_ELEM`.
+pub const MAP_LOOKUP: u32 = 1;
+/// `BPF_MAP_UPDATE_ELEM`.
+pub const MAP_UPDATE: u32 = 2;
+/// `BPF_MAP_DELETE_ELEM`.
+pub const MAP_DELETE: u32 = 3;
+/// `BPF_MAP_GET_NEXT_KEY`.
+pub const MAP_NEXT_KEY: u32 = 4;
+/// `BPF_MAP_LOOKUP_BATCH`.
+pub const MAP_BATCH: u32 = 24;
+/// `BPF_ITER_CREATE`.
+pub const ITERATOR: u32 = 33;
 
 /// How a kernel makes links.
 #[derive(Clone, Copy, Debug, Default)]
@@ -61,12 +77,65 @@ impl Linking {
 /// # Errors
 /// The kernel does not support seccomp filters with listeners.
 pub fn run_on(linking: Linking, command: &mut Command) -> io::Result<()> {
+    answer_instead(command, LINK_CREATE, move |call| linking.refuses(call).unwrap_or(false).then_some(libc::EINVAL))
+}
+
+/// One command of `bpf` that fails with ENOMEM as often as a test wants.
+#[derive(Debug)]
+pub struct Faults {
+    command: u32,
+    /// Of this many calls one fails, in turn; 0: none fails.
+    one_in: AtomicUsize,
+    calls: AtomicUsize,
+    failed: AtomicU64,
+}
+
+impl Faults {
+    /// None fails yet.
+    pub fn of(command: u32) -> Arc<Self> {
+        Arc::new(Self { command, one_in: AtomicUsize::new(0), calls: AtomicUsize::new(0), failed: AtomicU64::new(0) })
+    }
+
+    /// From now on, one in so many calls fails; with 1 each, with 0 none.
+    pub fn fail_one_in(&self, calls: usize) {
+        self.one_in.store(calls, Ordering::SeqCst);
+    }
+
+    /// How many calls have failed.
+    pub fn failed(&self) -> u64 {
+        self.failed.load(Ordering::SeqCst)
+    }
+
+    fn decide(&self) -> Option<i32> {
+        let one_in = self.one_in.load(Ordering::SeqCst);
+        if one_in == 0 || !self.calls.fetch_add(1, Ordering::SeqCst).is_multiple_of(one_in) {
+            return None;
+        }
+        self.failed.fetch_add(1, Ordering::SeqCst);
+        Some(libc::ENOMEM)
+    }
+}
+
+/// Has the command's calls fail when `faults` says so.
+///
+/// # Errors
+/// As [`run_on`].
+pub fn fail_calls(command: &mut Command, faults: Arc<Faults>) -> io::Result<()> {
+    answer_instead(command, faults.command, move |_| faults.decide())
+}
+
+/// Has every `bpf` call of one kind answered by `decide`: with an error number, or by the kernel.
+fn answer_instead(
+    command: &mut Command,
+    kind: u32,
+    decide: impl Fn(&libc::seccomp_notif) -> Option<i32> + Send + 'static,
+) -> io::Result<()> {
     let (mut ours, theirs) = UnixStream::pair()?;
     // SAFETY: between fork and exec the closure only makes system calls on its own memory and descriptors, and does not
     // allocate.
     unsafe {
         command.pre_exec(move || {
-            let listener = install_filter()?;
+            let listener = install_filter(kind)?;
             let mut theirs = &theirs;
             // Passes the descriptor's number, and keeps it open until it was copied.
             theirs.write_all(&std::process::id().to_le_bytes())?;
@@ -82,15 +151,15 @@ pub fn run_on(linking: Linking, command: &mut Command) -> io::Result<()> {
         let listener = take_descriptor(pid, i32::from_le_bytes(word))?;
         ours.write_all(&[1])?;
         while let Some(call) = next_call(&listener)? {
-            answer(&listener, &call, linking.refuses(&call).unwrap_or(false));
+            answer(&listener, &call, decide(&call));
         }
         Ok(())
     });
     Ok(())
 }
 
-/// Installs a filter under which every `bpf` call that makes a link waits for the listener's answer.
-fn install_filter() -> io::Result<OwnedFd> {
+/// Installs a filter under which every `bpf` call of one kind waits for the listener's answer.
+fn install_filter(kind: u32) -> io::Result<OwnedFd> {
     let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     let equal = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     let end = (libc::BPF_RET | libc::BPF_K) as u16;
@@ -99,7 +168,7 @@ fn install_filter() -> io::Result<OwnedFd> {
         step(load, offset_of!(libc::seccomp_data, nr) as u32, 0, 0),
         step(equal, libc::SYS_bpf as u32, 0, 3),
         step(load, offset_of!(libc::seccomp_data, args) as u32, 0, 0),
-        step(equal, LINK_CREATE, 0, 1),
+        step(equal, kind, 0, 1),
         step(end, libc::SECCOMP_RET_USER_NOTIF, 0, 0),
         step(end, libc::SECCOMP_RET_ALLOW, 0, 0),
     ];
@@ -147,8 +216,8 @@ fn next_call(listener: &OwnedFd) -> io::Result<Option<libc::seccomp_notif>> {
     }
 }
 
-fn answer(listener: &OwnedFd, call: &libc::seccomp_notif, refuse: bool) {
-    let (error, flags) = if refuse { (-libc::EINVAL, 0) } else { (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32) };
+fn answer(listener: &OwnedFd, call: &libc::seccomp_notif, error: Option<i32>) {
+    let (error, flags) = error.map_or((0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32), |error| (-error, 0));
     let mut response = libc::seccomp_notif_resp { id: call.id, val: 0, error, flags };
     // SAFETY: the ioctl only reads the response. If the caller has exited meanwhile, the answer is dropped.
     unsafe {

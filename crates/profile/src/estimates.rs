@@ -35,8 +35,38 @@ pub struct Pool {
     processes: BTreeSet<usize>,
     /// Further processes whose rows may all have been lost.
     covered: BTreeSet<usize>,
+    /// What the lost samples of these rows stand for.
+    lost_samples: Lacking,
     /// Bounds on lost samples, if they are known already.
     lost: Option<Arc<LostOf>>,
+}
+
+/// Allocations whose samples were lost, estimated.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lacking {
+    bytes: f64,
+    objects: f64,
+}
+
+impl Lacking {
+    fn of(row: &Row) -> Self {
+        if row.is_of_lost_samples() {
+            return Self { bytes: row.alloc.bytes, objects: row.alloc.objects };
+        }
+        Self::default()
+    }
+
+    fn value(self, value: Value) -> f64 {
+        match value {
+            Value::AllocSpace => self.bytes,
+            Value::AllocObjects => self.objects,
+            _ => 0.0,
+        }
+    }
+
+    fn added_to(self, estimate: Estimate, value: Value) -> Estimate {
+        Estimate { estimate: estimate.estimate + self.value(value), ..estimate }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -98,8 +128,13 @@ impl Pool {
     /// Adds a row.
     pub fn add(&mut self, row: &Row) {
         self.processes.insert(row.key.process);
+        let lost = Lacking::of(row);
+        self.lost_samples.bytes += lost.bytes;
+        self.lost_samples.objects += lost.objects;
         let part = self.part(row.key.interval);
-        part.alloc.add(&row.alloc);
+        if !row.is_of_lost_samples() {
+            part.alloc.add(&row.alloc);
+        }
         part.inuse.add(&row.inuse);
         part.at_exit.add(&row.at_exit);
     }
@@ -130,7 +165,8 @@ impl Pool {
             return NONE;
         }
         let losses = self.losses(profile, value);
-        of_parts(profile, &self.sample_parts(value), losses, value, confidence)
+        let of_samples = of_parts(profile, &self.sample_parts(value), losses, value, confidence);
+        self.lost_samples.added_to(of_samples, value)
     }
 
     /// Whether a value at exit is known to be zero: none of the processes has ended, or what ended processes held
@@ -162,7 +198,8 @@ impl Pool {
             losses.add_missing(largest.max(profile.header.interval).max(1), more);
             losses
         });
-        raw_of_parts(profile, &self.sample_parts(value), losses, value, confidence)
+        let of_samples = raw_of_parts(profile, &self.sample_parts(value), losses, value, confidence);
+        self.lost_samples.added_to(of_samples, value)
     }
 
     /// The interval of the unbiased estimate of bytes whose coverage is guaranteed for every mix of sizes.
@@ -195,12 +232,12 @@ impl Pool {
 
     /// The point estimate, in bytes or allocations.
     pub fn total(&self, value: Value) -> f64 {
-        self.sums(value).map(|(_, sums)| value.estimate_of(sums)).sum::<f64>() + 0.0
+        self.sums(value).map(|(_, sums)| value.estimate_of(sums)).sum::<f64>() + self.lost_samples.value(value)
     }
 
     /// The unbiased point estimate, without corrections.
     pub fn raw_total(&self, value: Value) -> f64 {
-        self.sums(value).map(|(_, sums)| value.raw_estimate_of(sums)).sum::<f64>() + 0.0
+        self.sums(value).map(|(_, sums)| value.raw_estimate_of(sums)).sum::<f64>() + self.lost_samples.value(value)
     }
 
     /// Unbiased estimate of the variance of [`Self::raw_total`].
@@ -248,8 +285,10 @@ pub fn of_row(profile: &Profile, row: &Row, value: Value, confidence: f64) -> Es
     if row_has_none(profile, row, value) {
         return NONE;
     }
-    let parts = [Part::new(row.key.interval, value.sums(row))];
-    of_parts(profile, &parts, LossBounds::of(profile, [row.key.process], value, row.key.interval), value, confidence)
+    let (lost, nothing) = (Lacking::of(row), SampleSums::default());
+    let sums = if row.is_of_lost_samples() && !value.needs_frees() { &nothing } else { value.sums(row) };
+    let losses = LossBounds::of(profile, [row.key.process], value, row.key.interval);
+    lost.added_to(of_parts(profile, &[Part::new(row.key.interval, sums)], losses, value, confidence), value)
 }
 
 /// The interval of the bytes of one row whose coverage is guaranteed; see [`Pool::guaranteed`].
@@ -266,7 +305,9 @@ pub fn guaranteed_of_row(
     if value.is_bytes() && row_has_none(profile, row, value) {
         return Ok(Interval { low: 0.0, high: 0.0 });
     }
-    let parts = [Part::new(row.key.interval, value.sums(row))];
+    let nothing = SampleSums::default();
+    let sums = if row.is_of_lost_samples() && !value.needs_frees() { &nothing } else { value.sums(row) };
+    let parts = [Part::new(row.key.interval, sums)];
     guaranteed(profile, &parts, LossBounds::of(profile, [row.key.process], value, row.key.interval), value, confidence)
 }
 

@@ -12,6 +12,7 @@ pub mod text;
 use self::figure::FigureText;
 use self::text::{Style, clip};
 use super::units;
+use crate::escape::escaped;
 use crate::estimates::{Pool, exact, intervals_used};
 use crate::group::{GroupBy, process_name};
 use crate::model::{Criterion, Profile};
@@ -30,7 +31,7 @@ pub struct ReportOptions {
     pub top: usize,
     /// Most functions in the table; 0: no such table.
     pub functions: usize,
-    /// The grouping of stacks; `None`: by process if there are several.
+    /// The grouping of stacks; `None`: by program if there are several processes.
     pub group_by: Option<GroupBy>,
     /// Whether stacks that differ only in the depth of recursion are one.
     pub fold_recursion: bool,
@@ -73,7 +74,8 @@ pub fn report(profile: &Profile, options: &ReportOptions) -> String {
     let whole = Pool::whole(profile);
     let sort = options.sort.unwrap_or_else(|| default_sort(profile, &whole));
     let intervals = intervals_used(profile);
-    let context = Context { profile, options, width: options.width.max(LEAST_WIDTH), sort, whole, intervals };
+    let group_by = options.group_by.unwrap_or_else(|| GroupBy::default_of(profile));
+    let context = Context { profile, options, width: options.width.max(LEAST_WIDTH), sort, group_by, whole, intervals };
     let held = (profile.has_at_exit() && !sort.is_at_exit()).then(|| context.sorted_by(Value::AtExitSpace));
     let mut lines = vec![context.title()];
     lines.extend(context.totals());
@@ -109,6 +111,7 @@ struct Context<'a> {
     options: &'a ReportOptions,
     width: usize,
     sort: Value,
+    group_by: GroupBy,
     whole: Pool,
     /// Sampling intervals that were in force, each of which bounds what it did not sample.
     intervals: Vec<u64>,
@@ -189,11 +192,12 @@ impl Context<'_> {
 
     fn files(&self) -> Vec<String> {
         let line = |(file, command): &(String, String)| {
-            format!("{} {file} · open it with {}", self.paint(Style::Dim, "wrote"), self.paint(Style::Bold, command))
+            let (file, command) = (escaped(file), self.paint(Style::Bold, &escaped(command)));
+            format!("{} {file} · open it with {command}", self.paint(Style::Dim, "wrote"))
         };
         let snapshots = self.options.snapshots.iter().map(|(count, last)| {
             let (wrote, of) = (self.paint(Style::Dim, "wrote"), plural(*count, "snapshot"));
-            format!("{wrote} {of} on the way, the last to {last}")
+            format!("{wrote} {of} on the way, the last to {}", escaped(last))
         });
         snapshots.chain(self.options.files.iter().map(line)).collect()
     }
@@ -207,7 +211,7 @@ fn who(profile: &Profile) -> String {
     match profile.processes.as_slice() {
         [] => "no process".into(),
         [process] => process_name(process),
-        processes => format!("{} processes", units::count(processes.len() as f64)),
+        _ => plural(profile.number_of_processes(), "process"),
     }
 }
 
@@ -215,7 +219,7 @@ fn who(profile: &Profile) -> String {
 fn facts(profile: &Profile) -> Vec<String> {
     let mut facts = Vec::new();
     if !profile.header.host.is_empty() {
-        facts.push(format!("on {}", profile.header.host));
+        facts.push(format!("on {}", escaped(&profile.header.host)));
     }
     if !profile.header.duration.is_zero() {
         facts.push(units::duration(profile.header.duration));
@@ -226,7 +230,7 @@ fn facts(profile: &Profile) -> Vec<String> {
 
 /// One line that describes the recording: `server (4242) · on host1 · 30 s · one sample per 512 KiB`.
 pub fn subject(profile: &Profile) -> String {
-    format!("{} · {}", who(profile), facts(profile).join(" · "))
+    escaped(&format!("{} · {}", who(profile), facts(profile).join(" · "))).into_owned()
 }
 
 fn interval(profile: &Profile) -> String {
@@ -242,7 +246,12 @@ fn interval(profile: &Profile) -> String {
 }
 
 fn plural(number: u64, noun: &str) -> String {
-    format!("{} {noun}{}", units::count(number as f64), if number == 1 { "" } else { "s" })
+    let end = match number {
+        1 => "",
+        _ if noun.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{} {noun}{end}", units::count(number as f64))
 }
 
 #[cfg(test)]

@@ -140,8 +140,8 @@ pub struct StackArgs {
     /// How stacks are found
     #[arg(long, value_enum, default_value_t, help_heading = "Stacks")]
     pub unwind: UnwindArg,
-    /// Most bytes of stack that are copied per sample
-    #[arg(long, value_name = "SIZE", default_value = "64KiB", value_parser = parse_size, help_heading = "Stacks")]
+    /// Most bytes of stack that are copied per sample. A copy is only as long as the stack is deep
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_size, help_heading = "Stacks")]
     pub stack_bytes: u64,
     /// Most frames per stack
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Stacks")]

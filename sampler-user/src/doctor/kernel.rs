@@ -1,7 +1,7 @@
 //! What the kernel allows, found out by using each feature once instead of comparing versions.
 
 use heapbpf_audit::LinkKind;
-use sampler_ebpf::abi::{Config, stack_kind};
+use sampler_ebpf::abi::{Config, LARGEST_STACK_COPY, stack_kind};
 use serde::Serialize;
 
 use crate::host::cgroup;
@@ -142,7 +142,7 @@ fn load(checks: &mut Vec<Check>) -> Option<(Programs, ControlMaps)> {
         self_tgid: std::process::id(),
         live: 1,
         stack_kind: stack_kind::COPIED,
-        stack_bytes: 64 << 10,
+        stack_bytes: LARGEST_STACK_COPY,
         ..Config::default()
     };
     let sizes = MapSizes { events_bytes: 1 << 16, stacks_bytes: 1 << 18, live_max: 1024, stack_traces_max: 64 };

@@ -8,6 +8,7 @@ pub mod live_map;
 pub mod loader;
 pub mod log;
 pub mod mappings;
+pub mod no_ops;
 pub mod object;
 pub mod programs;
 pub mod rings;

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
 
-use aya::maps::{Array, HashMap as KernelHashMap, MapData};
+use aya::maps::{Array, HashMap as KernelHashMap, MapData, MapError};
 use sampler_ebpf::abi::{Counters, MAX_IN_FLIGHT_CALLS, ProcessKey, Progress, ThreadRecord};
 use zerocopy::FromBytes as _;
 
@@ -136,7 +136,8 @@ impl Totals {
     fn read_once(&self, programs: &Programs) -> Result<Counts, KernelError> {
         let failed = |source| KernelError::Read { what: "the threads' counters", source };
         let mut counts = Counts { unattributed: self.unattributed()?, ..Counts::default() };
-        for (process, counters) in self.processes.iter().flatten() {
+        for entry in self.processes.iter() {
+            let (process, counters) = entry.map_err(|error| KernelError::Object(error.to_string()))?;
             counts.processes.insert(process.0, counters.0);
         }
         let mut bytes = Vec::new();
@@ -149,11 +150,19 @@ impl Totals {
         Ok(counts)
     }
 
-    /// Removes an exited process's counts from the kernel's map and returns them.
-    pub fn take(&mut self, process: ProcessKey) -> Option<Counters> {
-        let counters = self.processes.get(&Abi(process), 0).ok()?.0;
-        let _ = self.processes.remove(&Abi(process));
-        Some(counters)
+    /// Removes an exited process's counts from the kernel's map and returns them; `None` if it has none.
+    ///
+    /// # Errors
+    /// The map cannot be read or written. The counts are still in it.
+    pub fn take(&mut self, process: ProcessKey) -> Result<Option<Counters>, KernelError> {
+        let failed = |error: MapError| KernelError::Object(error.to_string());
+        let counters = match self.processes.get(&Abi(process), 0) {
+            Ok(counters) => counters.0,
+            Err(MapError::KeyNotFound) => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        };
+        self.processes.remove(&Abi(process)).map_err(failed)?;
+        Ok(Some(counters))
     }
 }
 

@@ -16,18 +16,20 @@ extern "C" fn trial_site() -> u32 {
     std::hint::black_box(1)
 }
 
+/// The path and file offset of heapbpf's own code at an address.
+pub fn own_location(address: u64) -> Option<(CString, u64)> {
+    let maps = procfs::process::Process::myself().ok()?.maps().ok()?;
+    let map = maps.iter().find(|map| (map.address.0..map.address.1).contains(&address))?;
+    let path = CString::new("/proc/self/exe").ok()?;
+    Some((path, address - map.address.0 + map.offset))
+}
+
 /// The path and file offset of [`trial_site`].
 ///
 /// # Errors
 /// It is not found in our own mappings.
 pub fn location() -> Result<(CString, u64), KernelError> {
-    let found = || {
-        let address = trial_site as *const () as u64;
-        let maps = procfs::process::Process::myself().ok()?.maps().ok()?;
-        let map = maps.iter().find(|map| (map.address.0..map.address.1).contains(&address))?;
-        Some((CString::new("/proc/self/exe").ok()?, address - map.address.0 + map.offset))
-    };
-    found().ok_or_else(|| KernelError::Link {
+    own_location(trial_site as *const () as u64).ok_or_else(|| KernelError::Link {
         what: "heapbpf's own program file".into(),
         source: io::Error::from_raw_os_error(libc::ENOENT),
     })

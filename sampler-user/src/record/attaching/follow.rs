@@ -106,6 +106,9 @@ impl Attaching {
             self.targets.incarnation_began(pid, incarnation.since_ns);
         }
         let attempt = self.hook_module(host, module, (!self.global).then_some(pid));
+        if attempt.is_ok() {
+            host.note_allocator(pid, module);
+        }
         let file_ns = self.hooked_since(module).unwrap_or(0);
         let Outcome { hooked_ns, missed } = outcome(attempt, self.global, had_ns, file_ns, monotonic_ns());
         if let Some(hooked_ns) = hooked_ns {

@@ -149,10 +149,7 @@ impl Attaching {
 
 /// Modules that a process has mapped.
 pub(super) fn modules_of(host: &Host, pid: u32) -> Vec<ModuleId> {
-    host.processes()
-        .current(pid)
-        .map(|incarnation| incarnation.space.current().iter().map(|mapping| mapping.module).collect())
-        .unwrap_or_default()
+    host.processes().current(pid).map(|incarnation| incarnation.space.modules().collect()).unwrap_or_default()
 }
 
 /// CLOCK_MONOTONIC when a process mapped a module.

@@ -8,9 +8,9 @@ use super::missed::Missed;
 use super::targets::{Coverage, TargetSet};
 use crate::attach::files::FileKey;
 use crate::attach::hooks::Hooks;
+use crate::attach::rules;
 use crate::clock::monotonic_ns;
 use crate::host::Host;
-use crate::host::limits::Limits;
 use crate::host::mappings::ModuleId;
 use crate::host::process::{Stat, Target};
 use crate::host::processes::HostChange;
@@ -20,8 +20,7 @@ use crate::kernel::mappings::MappingProbes;
 use crate::kernel::programs::Programs;
 use crate::record::plan::Targets;
 use heapbpf_audit::Missing;
-use heapbpf_probes::Machine;
-use heapbpf_probes::{CustomAllocator, KernelRules, Table};
+use heapbpf_probes::{CustomAllocator, Table};
 
 /// What a module was found to be.
 pub(super) enum Look {
@@ -86,9 +85,7 @@ impl Attaching {
     /// Creates the probes of a recording; none is attached yet.
     pub fn new(targets: &Targets, live: bool, kernel: KernelProbes) -> Self {
         let KernelProbes { programs, control, mappings } = kernel;
-        let version = Limits::read().version.map_or((0, 0), |version| (version.major.into(), version.minor.into()));
-        // On any other machine the kernel side would not have loaded.
-        let rules = KernelRules::of(Machine::host().unwrap_or(Machine::X86_64), version);
+        let rules = rules::of_this_kernel(Some(&programs));
         Self {
             programs,
             control,

@@ -55,7 +55,10 @@ impl Attaching {
             let modules = modules_of(host, process.pid);
             let mut hooked = false;
             for module in modules {
-                hooked |= self.hook_module(host, module, (!self.global).then_some(process.pid)).is_ok();
+                if self.hook_module(host, module, (!self.global).then_some(process.pid)).is_ok() {
+                    host.note_allocator(process.pid, module);
+                    hooked = true;
+                }
             }
             self.check_custom()?;
             if hooked {

@@ -27,6 +27,8 @@ pub struct DaemonCounters {
     pub ends_found: u64,
     /// Sampled blocks of these that were taken out of the live map.
     pub blocks_of_ended: u64,
+    /// Errors of the running recording, after each of which it was tried again.
+    pub errors: u64,
 }
 
 /// Exact number of allocated bytes. Calls that were seen to fail are not included.

@@ -10,3 +10,4 @@ pub mod lives;
 pub mod losses;
 mod queue;
 pub mod recorder;
+mod stack_limits;

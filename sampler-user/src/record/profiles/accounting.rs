@@ -73,6 +73,7 @@ pub fn stats(
         ("host_events_lost", daemon.host_events_lost),
         ("ends_found", daemon.ends_found),
         ("blocks_of_ended", daemon.blocks_of_ended),
+        ("errors", daemon.errors),
         ("stale_replaced", counters.stale_replaced),
         ("records_unknown", daemon.records_unknown),
         ("threads", counters.threads),
@@ -123,7 +124,7 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
     remark(
         counters.lost_ring_full.saturating_sub(daemon.allocations_reconciled),
         counters.sampled,
-        "samples were lost because the events ring was full: estimates are too low by about this share, and error bars cover that; --ring-bytes makes room",
+        "samples were lost because the events ring was full: what they stand for is under [records lost], and error bars cover it; --ring-bytes makes room",
     );
     remark(
         daemon.allocations_reconciled,

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use sampler_ebpf::abi::{Counters, LiveKey, LiveValue, ProcessKey};
 
+use super::errors::Step;
 use super::moment::{BegunCut, Blocks, Cut, Reading, unread};
 use super::priority::RaisedPriority;
 use super::state::Session;
@@ -24,11 +25,50 @@ const REMEMBER_ENDS_NS: u64 = 10_000_000_000;
 const LOOK_AGAIN: Duration = Duration::from_micros(100);
 
 impl Session {
-    /// Takes in everything up to now, calls `then` with the recording as it stood at that moment, and goes on.
-    pub(super) fn with_cut<R>(&mut self, then: impl FnOnce(&mut Self, &Cut) -> anyhow::Result<R>) -> anyhow::Result<R> {
-        let result = self.cut().and_then(|cut| then(self, &cut));
+    /// Takes in everything up to now, calls `then` with the recording as it stood at that moment, and goes on. `None`
+    /// if the counters cannot be read at this time.
+    pub(super) fn with_cut<R>(&mut self, then: impl FnOnce(&mut Self, &Cut) -> R) -> Option<R> {
+        if !self.may_try(Step::Counters) {
+            return None;
+        }
+        let cut = self.cut();
+        let cut = self.errors.note(Step::Counters, cut, monotonic_ns());
+        let result = cut.map(|cut| then(self, &cut));
         self.recorder.end_cut();
         result
+    }
+
+    /// The same at the end of the recording. If the counters cannot be read in time, the cut goes without them.
+    pub(super) fn with_last_cut<R>(&mut self, then: impl FnOnce(&mut Self, &Cut) -> R) -> R {
+        let deadline = Instant::now() + LONGEST_WAIT;
+        let mut pause = LOOK_AGAIN;
+        let cut = loop {
+            let cut = self.cut();
+            if let Some(cut) = self.errors.note(Step::Counters, cut, monotonic_ns()) {
+                break cut;
+            }
+            if Instant::now() >= deadline {
+                break self.cut_without_counters();
+            }
+            std::thread::sleep(pause);
+            pause *= 2;
+        };
+        let result = then(self, &cut);
+        self.recorder.end_cut();
+        result
+    }
+
+    /// A cut now, with the sum of the counters as last read.
+    fn cut_without_counters(&mut self) -> Cut {
+        let time_ns = monotonic_ns();
+        self.recorder.cut_at(time_ns);
+        let counts = Counts { read_ns: (time_ns, time_ns), ..Counts::default() };
+        let records_lost = self.cuts.ledger.records_lost();
+        let reserved = self.kernel.events.reserved_up_to();
+        let begun =
+            BegunCut { records_lost, counts, total: self.cuts.last_total, reading: None, census: None, reserved };
+        let whole = self.take_in_until(Instant::now() + LONGEST_WAIT, |session| session.has_reached(&begun));
+        Cut { has_counters: false, ..self.complete(begun, whole) }
     }
 
     fn cut(&mut self) -> anyhow::Result<Cut> {
@@ -45,10 +85,19 @@ impl Session {
         Ok(self.complete(begun, whole))
     }
 
-    /// Chooses the cut's moment. Nothing after it is taken in until the cut ends.
+    /// Chooses the cut's moment. Nothing after it is taken in until the cut ends. An error leaves no cut.
     fn begin_cut(&mut self) -> anyhow::Result<BegunCut> {
+        let begun = self.choose_moment();
+        if begun.is_err() {
+            self.recorder.end_cut();
+        }
+        begun
+    }
+
+    fn choose_moment(&mut self) -> anyhow::Result<BegunCut> {
         let records_lost = self.kernel.totals.records_lost()?;
-        let is_lossy = self.plan.sampling.live && records_lost > self.cuts.ledger.records_lost();
+        let is_lossy =
+            self.plan.sampling.live && records_lost > self.cuts.ledger.records_lost() && self.may_try(Step::LiveMap);
         let census = if is_lossy || self.may_lack_ends() { self.read_census() } else { None };
         // Frees lost while the counters are read may come after the cut. Counters read before that bound their number.
         let before = if is_lossy { Some(self.counts()?.0) } else { None };
@@ -56,11 +105,17 @@ impl Session {
         let time_ns = counts.read_ns.0;
         log::debug!("cut: counters read in {} µs", (counts.read_ns.1 - time_ns) / 1_000);
         self.recorder.cut_at(time_ns);
+        self.cuts.last_total = total;
         // Read at once, before more records are lost.
-        let reading = match before {
-            Some(before) => Some(self.read_live_map(time_ns, before, &total)?),
-            None => None,
-        };
+        let reading = before.and_then(|before| {
+            let reading = self.read_live_map(time_ns, before, &total);
+            let reading = self.errors.note(Step::LiveMap, reading, monotonic_ns());
+            if reading.is_none() {
+                // The losses stay unsettled until the next one.
+                self.recorder.heap.abandon_reconciliation();
+            }
+            reading
+        });
         let reserved = self.kernel.events.reserved_up_to();
         Ok(BegunCut { records_lost, counts, total, reading, census, reserved })
     }
@@ -91,7 +146,7 @@ impl Session {
         let unread = (!whole).then(|| unread(&total, self.recorder.records_taken_in()));
         let time_ns = if whole { time_ns } else { self.recorder.taken_in_up_to_ns() };
         let slack = self.recorder.allocations_beyond_cut(counted_ns);
-        Cut { time_ns, counts, total, slack, unseen, unread }
+        Cut { time_ns, has_counters: true, counts, total, slack, unseen, unread }
     }
 
     /// Takes in records until `done` returns true. Returns `false` if it does not by the deadline.
@@ -188,18 +243,28 @@ impl Session {
     /// Begins a cut if records were lost; called once a second. It bounds memory and keeps figures close to the truth
     /// even if nobody asks for a profile. Nothing blocks on this cut: it completes once the rings have been read that
     /// far.
-    pub(super) fn reconcile_if_lossy(&mut self) -> anyhow::Result<()> {
+    pub(super) fn reconcile_if_lossy(&mut self) {
         if self.cuts.waiting.is_some() {
-            return Ok(());
+            return;
         }
-        if !self.plan.sampling.live || self.kernel.totals.records_lost()? == self.cuts.ledger.records_lost() {
+        let lost = if self.plan.sampling.live {
+            if ![Step::Losses, Step::Counters, Step::LiveMap].into_iter().all(|step| self.may_try(step)) {
+                return;
+            }
+            let lost = self.kernel.totals.records_lost();
+            let Some(lost) = self.errors.note(Step::Losses, lost, monotonic_ns()) else { return };
+            lost
+        } else {
+            self.cuts.ledger.records_lost()
+        };
+        if lost == self.cuts.ledger.records_lost() {
             // Every block in the live map is known; only late records may still tell of ended address spaces.
             self.lives.forget(monotonic_ns().saturating_sub(REMEMBER_ENDS_NS));
-            return Ok(());
+            return;
         }
         let _priority = RaisedPriority::begin();
-        self.cuts.waiting = Some(self.begin_cut()?);
-        Ok(())
+        let begun = self.begin_cut();
+        self.cuts.waiting = self.errors.note(Step::Counters, begun, monotonic_ns());
     }
 
     /// Completes the waiting cut, if its moment has been reached.

@@ -45,6 +45,11 @@ impl ExitedProcesses {
         due.into_iter().map(|(process, _)| process).collect()
     }
 
+    /// Puts processes back whose counts could not be taken: they are due at once.
+    pub(super) fn put_back(&mut self, processes: impl IntoIterator<Item = ProcessKey>) {
+        self.uncounted.extend(processes.into_iter().map(|process| (process, 0)));
+    }
+
     /// The line that a process's counts go to. `sampled`: it had samples; `keeps_running`: lines of exited processes do
     /// not stay.
     pub(super) fn line_of(&self, process: &ProcessKey, sampled: bool, keeps_running: bool) -> Line {

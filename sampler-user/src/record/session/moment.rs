@@ -16,9 +16,12 @@ use heapbpf_unwind::raw::RawStack;
 pub(super) type Blocks = HashMap<ProcessKey, LostBlocks>;
 
 /// A moment of the recording, and the figures at that moment.
+#[derive(Clone)]
 pub(super) struct Cut {
     /// CLOCK_MONOTONIC. Everything up to this time has been taken in, and nothing after it.
     pub(super) time_ns: u64,
+    /// Whether the counters could be read. If not, `counts` is empty and `total` is from earlier.
+    pub(super) has_counters: bool,
     /// Counters at that moment. Each thread's were read within [`Counts::read_ns`], which begins at the moment.
     pub(super) counts: Counts,
     /// Sum of these counters and of those that have left the kernel.
@@ -67,6 +70,8 @@ pub(super) struct Cuts {
     pub(super) waiting: Option<BegunCut>,
     /// A census apart from a cut, until the records up to it have been taken in.
     pub(super) census: Option<Census>,
+    /// Sum of the counters as last read.
+    pub(super) last_total: Counters,
     /// Placeholder for the stacks of samples whose records were lost.
     pub(super) lost_stack: Option<Arc<RawStack>>,
 }

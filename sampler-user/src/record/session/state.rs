@@ -3,9 +3,11 @@
 use anyhow::{Context, bail};
 use sampler_ebpf::abi::Counters;
 
+use super::errors::Errors;
 use super::exited::ExitedProcesses;
 use super::moment::{Blocks, Cuts};
 use super::schedule::Schedule;
+use super::unfinished::Unfinished;
 use crate::arch;
 use crate::clock::monotonic_ns;
 use crate::cost::measure;
@@ -71,6 +73,8 @@ pub(super) struct Session {
     pub(super) overhead: Overhead,
     pub(super) classes: Option<SizeClassController>,
     pub(super) housekeeping: Housekeeping,
+    pub(super) errors: Errors,
+    pub(super) unfinished: Unfinished,
 }
 
 /// State of the housekeeping.
@@ -132,6 +136,8 @@ impl Session {
             overhead: Overhead::new(controller),
             classes,
             housekeeping: Housekeeping::default(),
+            errors: Errors::default(),
+            unfinished: Unfinished::default(),
             plan,
         })
     }

@@ -15,7 +15,7 @@ const HOUSEKEEPING_NS: u64 = 1_000_000_000;
 
 impl Session {
     /// Takes in everything that has happened. Returns the number of records.
-    pub(super) fn cycle(&mut self) -> anyhow::Result<usize> {
+    pub(super) fn cycle(&mut self) -> usize {
         self.recorder.poll(&mut self.host);
         let hooked = self.attaching.follow(&mut self.host);
         if hooked {
@@ -30,9 +30,9 @@ impl Session {
         let now = monotonic_ns();
         if self.until_housekeeping(now).is_zero() {
             self.housekeeping.done_ns = now;
-            self.housekeep(now)?;
+            self.housekeep(now);
         }
-        Ok(records)
+        records
     }
 
     /// Time until housekeeping is due.
@@ -49,6 +49,11 @@ impl Session {
         for (process, time_ns) in self.recorder.take_new_jit_processes() {
             let code = jit_code_of(process, time_ns, &mut self.host);
             self.worker.open_jit_code(process, code);
+        }
+        for (process, limit) in self.recorder.stack_limits.take_changed() {
+            if let Err(error) = self.attaching.control.set_stack_limit(process, limit) {
+                log::debug!("the stack copies of process {} stay as they are: {error}", process.tgid);
+            }
         }
         for event in std::mem::take(&mut self.process_events) {
             self.apply(event);
