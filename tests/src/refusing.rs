@@ -1,6 +1,6 @@
 //! Simulates other kernels, which do not know some kinds of links, whose links to one process miss threads, or whose `bpf`
-//! calls fail for a while: heapbpf runs under a seccomp filter whose listener answers instead of the kernel, or changes what
-//! it is asked for.
+//! calls fail for a while: heapbpf runs under a seccomp filter whose listener answers instead of the kernel, or changes what it
+//! is asked for.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
@@ -77,7 +77,7 @@ impl Linking {
 /// # Errors
 /// The kernel does not support seccomp filters with listeners.
 pub fn run_on(linking: Linking, command: &mut Command) -> io::Result<()> {
-    answer_instead(command, LINK_CREATE, move |call| linking.refuses(call).unwrap_or(false).then_some(libc::EINVAL))
+    answer_instead(command, LINK_CREATE, move |call| linking.refuses(call).is_ok_and(|yes| yes).then_some(libc::EINVAL))
 }
 
 /// One command of `bpf` that fails with ENOMEM as often as a test wants.

@@ -16,14 +16,6 @@ extern "C" fn trial_site() -> u32 {
     std::hint::black_box(1)
 }
 
-/// The path and file offset of heapbpf's own code at an address.
-pub fn own_location(address: u64) -> Option<(CString, u64)> {
-    let maps = procfs::process::Process::myself().ok()?.maps().ok()?;
-    let map = maps.iter().find(|map| (map.address.0..map.address.1).contains(&address))?;
-    let path = CString::new("/proc/self/exe").ok()?;
-    Some((path, address - map.address.0 + map.offset))
-}
-
 /// The path and file offset of [`trial_site`].
 ///
 /// # Errors
@@ -33,6 +25,14 @@ pub fn location() -> Result<(CString, u64), KernelError> {
         what: "heapbpf's own program file".into(),
         source: io::Error::from_raw_os_error(libc::ENOENT),
     })
+}
+
+/// The path and file offset of heapbpf's own code at an address.
+pub(super) fn own_location(address: u64) -> Option<(CString, u64)> {
+    let maps = procfs::process::Process::myself().ok()?.maps().ok()?;
+    let map = maps.iter().find(|map| (map.address.0..map.address.1).contains(&address))?;
+    let path = CString::new("/proc/self/exe").ok()?;
+    Some((path, address - map.address.0 + map.offset))
 }
 
 /// Whether a multi link to one process runs its program for a thread other than the process's first. Linux 6.6 to 6.9

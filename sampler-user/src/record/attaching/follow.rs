@@ -59,6 +59,11 @@ impl Attaching {
     /// Attaches to everything mapped since the last call. Returns whether new files were hooked.
     pub fn follow(&mut self, host: &mut Host) -> bool {
         let before = self.hooks.hooked_files();
+        for (incarnation, module) in std::mem::take(&mut self.under_way) {
+            if !self.is_over() {
+                self.mapped(host, incarnation, module, true);
+            }
+        }
         let mut changes = std::mem::take(&mut self.changes);
         host.drain_changes(&mut changes);
         for change in changes.drain(..) {
@@ -68,7 +73,7 @@ impl Attaching {
             }
             match change {
                 HostChange::Mapped { .. } if self.is_over() => {}
-                HostChange::Mapped { incarnation, module, .. } => self.mapped(host, incarnation, module),
+                HostChange::Mapped { incarnation, module, .. } => self.mapped(host, incarnation, module, false),
                 HostChange::Started(incarnation) if !self.global => self.started(host, incarnation),
                 HostChange::Started(incarnation) => {
                     let since = host.processes().get(incarnation).map_or(0, |incarnation| incarnation.since_ns);
@@ -88,9 +93,26 @@ impl Attaching {
         self.hooks.hooked_files() != before
     }
 
-    /// Handles a module that a process mapped.
-    fn mapped(&mut self, host: &mut Host, incarnation: IncarnationId, module: ModuleId) {
+    /// Handles the modules that are being examined on other threads, and waits for them.
+    pub fn finish_examining(&mut self, host: &mut Host) {
+        if self.is_over() {
+            return;
+        }
+        for (incarnation, module) in std::mem::take(&mut self.under_way) {
+            if let Ok(look) = self.look_at(host, module) {
+                self.modules.entry(module).or_insert(look);
+            }
+            self.mapped(host, incarnation, module, true);
+        }
+    }
+
+    /// Handles a module that a process mapped. `again`: it was being examined the last time.
+    fn mapped(&mut self, host: &mut Host, incarnation: IncarnationId, module: ModuleId, again: bool) {
         let pid = incarnation.pid;
+        if self.is_examined_aside(host, module) {
+            self.under_way.push((incarnation, module));
+            return;
+        }
         if !self.global && !self.targets.named_alive.contains(&pid) {
             // Nothing can be hooked in a target that has ended; the module is only examined for the audit.
             if self.targets.coverages.contains_key(&pid)
@@ -98,6 +120,9 @@ impl Attaching {
                 && let Ok(look) = self.look_at(host, module)
             {
                 self.modules.insert(module, look);
+            }
+            if again && self.modules.get(&module).is_some_and(|look| look.file().is_some()) {
+                self.note_missed(host, incarnation);
             }
             return;
         }

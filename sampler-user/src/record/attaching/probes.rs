@@ -1,6 +1,7 @@
 //! The probes of a recording, with what is known of the modules and processes that they serve.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::Duration;
 
 use sampler_ebpf::abi::ProcessKey;
 
@@ -13,7 +14,7 @@ use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
 use crate::host::process::{Stat, Target};
-use crate::host::processes::HostChange;
+use crate::host::processes::{HostChange, IncarnationId};
 use crate::kernel::KernelError;
 use crate::kernel::control::ControlMaps;
 use crate::kernel::mappings::MappingProbes;
@@ -21,6 +22,9 @@ use crate::kernel::programs::Programs;
 use crate::record::plan::Targets;
 use heapbpf_audit::Missing;
 use heapbpf_probes::{CustomAllocator, Table};
+
+/// Time between looks at modules that are being examined on other threads. What they allocate is not seen before.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
 
 /// What a module was found to be.
 pub(super) enum Look {
@@ -68,6 +72,8 @@ pub struct Attaching {
     pub(super) changes: Vec<HostChange>,
     /// Ends that the host told of: process id and time (CLOCK_MONOTONIC).
     pub(super) heard_ends: Vec<(u32, u64)>,
+    /// Modules that processes mapped and that are being examined on other threads.
+    pub(super) under_way: Vec<(IncarnationId, ModuleId)>,
     until_ns: u64,
 }
 
@@ -104,6 +110,7 @@ impl Attaching {
             last_exec: HashMap::new(),
             changes: Vec::new(),
             heard_ends: Vec::new(),
+            under_way: Vec::new(),
             until_ns: u64::MAX,
         }
     }
@@ -115,6 +122,11 @@ impl Attaching {
 
     pub(super) fn is_over(&self) -> bool {
         monotonic_ns() >= self.until_ns
+    }
+
+    /// Time until modules that are being examined are worth another look.
+    pub fn until_look(&self) -> Option<Duration> {
+        (!self.under_way.is_empty()).then_some(LOOK_AGAIN_AFTER)
     }
 
     /// Notes that figures of a process have arrived.

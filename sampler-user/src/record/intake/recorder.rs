@@ -111,9 +111,9 @@ pub struct Recorder {
     /// Processes that were seen to run JIT code.
     jit_processes: HashSet<ProcessKey>,
     new_jit_processes: Vec<(ProcessKey, u64)>,
+    host_error: Option<HostError>,
     /// Incarnations first seen since the last call of [`Recorder::take_new_lives`], with the time of that sample.
     new_lives: Vec<(ProcessKey, u64)>,
-    host_error: Option<HostError>,
 }
 
 impl Recorder {
@@ -139,8 +139,8 @@ impl Recorder {
             behind: false,
             jit_processes: HashSet::new(),
             new_jit_processes: Vec::new(),
-            new_lives: Vec::new(),
             host_error: None,
+            new_lives: Vec::new(),
         }
     }
 

@@ -290,7 +290,7 @@ mod tests {
             };
             (module, facts)
         });
-        symbolization.name(std::iter::empty(), Facts { modules: modules.into(), jit_code: HashMap::new() });
+        symbolization.learn(modules.into());
         symbolization
     }
 
@@ -312,7 +312,7 @@ mod tests {
         let mut symbolization = symbolization();
         let (files, jit) = (raw(&[FILE, FILE]), raw(&[FILE, ANONYMOUS, FILE]));
         let all = [of(1, &files), of(2, &files), of(1, &jit), of(2, &jit)];
-        symbolization.name(all.iter(), Facts::default());
+        symbolization.name(all.iter(), &HashMap::new(), true);
         let [a, b, c, d] = all.each_ref().map(|stack| symbolization.stack(stack));
         assert!([&a, &b, &c, &d].iter().all(|stack| !stack.frames.is_empty()));
         assert!(Arc::ptr_eq(&a, &b) && !Arc::ptr_eq(&c, &d));
@@ -323,7 +323,7 @@ mod tests {
         let mut symbolization = symbolization();
         let (files, jit) = (raw(&[FILE]), raw(&[ANONYMOUS]));
         let all = [of(1, &jit), of(2, &jit), of(3, &files)];
-        symbolization.name(all.iter(), Facts::default());
+        symbolization.name(all.iter(), &HashMap::new(), true);
         symbolization.keep_only(all[1..2].iter());
         let kept = all.map(|stack| !symbolization.stack(&stack).frames.is_empty());
         assert_eq!(kept, [false, true, false]);

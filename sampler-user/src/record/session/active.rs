@@ -151,8 +151,9 @@ impl ActiveRecording {
             session.schedule.until_last_moments(now_ns),
             triggers.next_look().map(|at| at.saturating_duration_since(Instant::now())),
             Some(session.until_look()),
-            Some(session.until_housekeeping(now_ns)),
             session.until_answer(),
+            Some(session.until_housekeeping(now_ns)),
+            session.attaching.until_look(),
         ];
         let watches = session.may_try(Step::Wake);
         Some(pause(session.recorder.is_behind(), active || !watches, deadlines))

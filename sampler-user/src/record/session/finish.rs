@@ -25,6 +25,7 @@ impl Session {
     /// The profile cannot be made. No probe is left behind in that case either.
     pub(super) fn finish(&mut self, mut tell: impl FnMut(Finishing)) -> anyhow::Result<Made> {
         let begun = Instant::now();
+        self.attaching.finish_examining(&mut self.host);
         let (cut, mut made) = self.with_last_cut(|session, cut| {
             if let Some(ends_ns) = session.schedule.ends_ns {
                 log::debug!(

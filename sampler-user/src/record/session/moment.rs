@@ -68,10 +68,10 @@ pub(super) struct Cuts {
     pub(super) ledger: LossLedger,
     /// The cut that nothing blocks on.
     pub(super) waiting: Option<BegunCut>,
-    /// A census apart from a cut, until the records up to it have been taken in.
-    pub(super) census: Option<Census>,
     /// Sum of the counters as last read.
     pub(super) last_total: Counters,
+    /// A census apart from a cut, until the records up to it have been taken in.
+    pub(super) census: Option<Census>,
     /// Placeholder for the stacks of samples whose records were lost.
     pub(super) lost_stack: Option<Arc<RawStack>>,
 }
