@@ -39,14 +39,14 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// A recording without a target, with reproducible draws (`--seed 1`).
+    /// A recording without a target, with reproducible draws (`--seed 1`) and stacks by process (`--group-by pid`).
     ///
     /// # Panics
     /// If no temporary folder can be created.
     pub fn new() -> Self {
         let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
         Self {
-            arguments: vec!["--seed".into(), "1".into()],
+            arguments: ["--seed", "1", "--group-by", "pid"].map(Into::into).to_vec(),
             command: vec![],
             environment: vec![],
             through: vec![],

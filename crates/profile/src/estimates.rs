@@ -102,6 +102,11 @@ impl Pool {
         self.covered.extend(processes);
     }
 
+    /// Makes it the pool of these processes, even if it has no row of one.
+    pub(crate) fn is_of(&mut self, processes: impl IntoIterator<Item = usize>) {
+        self.processes.extend(processes);
+    }
+
     /// Sets the losses of all processes that its rows may be of.
     pub(crate) fn set_lost(&mut self, lost: Arc<LostOf>) {
         self.lost = Some(lost);
@@ -369,20 +374,23 @@ pub fn intervals_used(profile: &Profile) -> Vec<u64> {
     used.into_iter().collect()
 }
 
-/// The exact count of a value, of one process (by its index) or of all. `None` if a part of it was not counted.
+/// Coverage of a process that was hooked throughout, to rounding.
+const HOOKED_THROUGHOUT: f64 = 1.0 - 1e-9;
+
+/// The exact count of a value, of one process (by its index) or of all. `None` if a part of it was not counted. If probes
+/// were in place in time windows only, that is every process but those that were hooked throughout.
 pub fn exact(profile: &Profile, process: Option<usize>, value: Value) -> Option<u64> {
     let processes = match process {
         Some(index) => profile.processes.get(index..=index)?,
         None => &profile.processes[..],
     };
     let of = |process: &super::model::Process| match value {
+        _ if profile.header.time_windows && process.coverage < HOOKED_THROUGHOUT => None,
         Value::AllocSpace => process.exact_alloc_bytes,
         Value::AllocObjects => process.exact_alloc_objects,
         _ => None,
     };
-    // In time windows only a part was counted.
-    if profile.header.time_windows
-        || value.needs_frees()
+    if value.needs_frees()
         // Without processes nothing was counted, or the format does not hold processes.
         || processes.is_empty() && !(profile.rows.is_empty() && profile.header.samples_known)
     {
@@ -502,6 +510,9 @@ mod tests {
         assert!((estimate.estimate - pool.raw_total(Value::AllocSpace) - 1000.0).abs() < 1e-6);
         assert_eq!((estimate.low, estimate.high, estimate.reason), (None, None, Some(TIME_WINDOWS)));
         assert!(pool.estimate(&profile, Value::InuseSpace, 0.95).low.is_some());
+        // A process that was hooked throughout was counted throughout.
+        assert_eq!(exact(&profile, Some(0), Value::AllocSpace), Some(60_000_000));
+        profile.processes[0].coverage = 0.9999;
         assert_eq!(exact(&profile, Some(0), Value::AllocSpace), None);
     }
 

@@ -19,7 +19,7 @@ mod loss_comment;
 pub mod lost_samples;
 pub mod merge;
 pub mod model;
-mod naming;
+pub mod naming;
 pub mod programs;
 pub mod proto;
 pub mod read;

@@ -112,7 +112,7 @@ pub struct OutputArgs {
     /// Output file; `-` is standard output; may be repeated
     #[arg(short, long = "output", value_name = "FILE", help_heading = "Output")]
     pub outputs: Vec<PathBuf>,
-    /// Format, where the file's extension does not tell: pprof, json, folded, svg, html, speedscope, heap_v2, perfetto,
+    /// Format, where the file's extension does not tell: pprof, json, json.gz, folded, svg, html, speedscope, heap_v2, perfetto,
     /// parquet, otlp
     #[arg(long, value_name = "FORMAT", help_heading = "Output")]
     pub format: Option<String>,
@@ -123,7 +123,7 @@ pub struct OutputArgs {
     /// at_exit_objects, at_exit_space
     #[arg(long, value_name = "VALUE", value_parser = parse_value, help_heading = "Output")]
     pub value: Option<Value>,
-    /// Put stacks together by: none, pid, comm, exe, cgroup, thread
+    /// Put stacks together by: program, pid, comm, exe, cgroup, thread, none
     #[arg(long, value_name = "GROUP", help_heading = "Output")]
     pub group_by: Option<GroupBy>,
     /// Confidence level of error bars

@@ -75,9 +75,9 @@ pub(super) fn level_of(cgroup: &Cgroup) -> u64 {
 /// Checks that a command can be started, before anything is attached for it.
 pub(super) fn check_program(program: &OsStr) -> Result<(), PlanError> {
     let name = program.to_string_lossy();
-    let path = find_program(program).ok_or_else(|| PlanError::Blocked(format!("there is no command {name}")))?;
+    let path = find_program(program).ok_or_else(|| PlanError::NoCommand(name.clone().into_owned()))?;
     let executable = path.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0);
-    if executable { Ok(()) } else { Err(PlanError::Blocked(format!("{name} cannot be executed: no permission"))) }
+    if executable { Ok(()) } else { Err(PlanError::NotExecutable(name.into_owned())) }
 }
 
 #[cfg(test)]

@@ -111,6 +111,7 @@ impl OverflowBucket {
         }
         // Of a process that is not complete yet, no count is handed over.
         total.stands_for += u64::from(process.exact_alloc_bytes.is_some());
+        total.coverage = total.coverage.min(process.coverage);
         // Bounds on their memory in use now apply to what they held at exit. The bucket has no peak.
         total.losses.add(&Losses { peak_unknown: false, ..process.losses });
         for allocator in &process.allocators {

@@ -15,7 +15,7 @@ use super::state::Session;
 use crate::clock::monotonic_ns;
 use crate::host::limits;
 use crate::output::Output;
-use crate::record::attaching::command::{Held, Running, hold};
+use crate::record::attaching::command::{Held, NotStarted, Running, hold};
 use crate::record::descriptors::watch;
 use crate::record::outputs::files::{SnapshotFiles, resolve_outputs, write_outputs};
 use crate::record::outputs::notify;
@@ -88,6 +88,10 @@ impl ActiveRecording {
         self.session.begin();
         self.begun = Instant::now();
         eprintln!("heapbpf: recording {}", self.session.describe_targets());
+        let targets = &self.session.plan.targets;
+        if let Some(nobody) = targets.matched_by_nobody().filter(|_| targets.running.is_empty()) {
+            eprintln!("heapbpf: {nobody}; waiting for one");
+        }
     }
 
     /// Records until the end: releases the command and answers `requests`. Clients that still wait for an answer when
@@ -116,7 +120,7 @@ impl ActiveRecording {
     fn release_command(&mut self) -> anyhow::Result<()> {
         let Some(held) = self.command.held.take() else { return Ok(()) };
         let program = self.session.plan.targets.command[0].to_string_lossy().into_owned();
-        self.command.running = Some(held.release().with_context(|| format!("cannot execute {program}"))?);
+        self.command.running = Some(held.release().map_err(|source| NotStarted { program, source })?);
         Ok(())
     }
 

@@ -81,6 +81,9 @@ impl Session {
     fn notes(&self, total: &Counters, daemon: &DaemonCounters, seen: &HashSet<u32>) -> Vec<String> {
         let mut notes = accounting::remarks(total, daemon);
         notes.extend(self.attaching.remarks(seen));
+        if self.attaching.targets.coverages.is_empty() {
+            notes.extend(self.plan.targets.matched_by_nobody());
+        }
         notes.extend(accounting::merged_rows(daemon.stacks_merged));
         notes.extend(self.plan.sampling.note());
         notes.extend(self.overhead.controller.notes(monotonic_ns()));
