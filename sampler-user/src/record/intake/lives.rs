@@ -90,8 +90,12 @@ pub struct Lives {
 }
 
 impl Lives {
-    /// Notes a sample of an incarnation, or in its address space (CLOCK_MONOTONIC).
+    /// Notes a sample of an incarnation, or in its address space (CLOCK_MONOTONIC). Of one that has ended nothing begins
+    /// again: reconciliation may find samples of it late.
     pub fn begin(&mut self, process: ProcessKey, time_ns: u64) {
+        if self.ended.contains_key(&process) {
+            return;
+        }
         let living = self.living.entry(process.tgid).or_default();
         if !living.iter().any(|(known, _)| *known == process) {
             living.push((process, time_ns));
@@ -100,8 +104,8 @@ impl Lives {
 
     /// Takes in a record of an end, at `now_ns`. `false` if the end was known.
     pub fn end(&mut self, process: ProcessKey, how: End, now_ns: u64) -> bool {
-        let lived = self.remove_living(&process);
-        if let Some(ended) = self.ended.get_mut(&process).filter(|_| !lived) {
+        self.remove_living(&process);
+        if let Some(ended) = self.ended.get_mut(&process) {
             // The process was over before its record was written.
             self.found -= u64::from(std::mem::take(&mut ended.by_census));
             return false;
@@ -110,15 +114,12 @@ impl Lives {
         true
     }
 
-    fn remove_living(&mut self, process: &ProcessKey) -> bool {
-        let Some(living) = self.living.get_mut(&process.tgid) else { return false };
-        let before = living.len();
+    fn remove_living(&mut self, process: &ProcessKey) {
+        let Some(living) = self.living.get_mut(&process.tgid) else { return };
         living.retain(|(known, _)| known != process);
-        let lived = living.len() < before;
         if living.is_empty() {
             self.living.remove(&process.tgid);
         }
-        lived
     }
 
     /// Notes that the host told of an exec or an exit of a process at `time_ns`.
@@ -136,12 +137,12 @@ impl Lives {
             *doubtful |= is_due && living.get(pid).is_some_and(lives_on);
             !is_due
         });
-        self.doubtful || events_lost > self.events_lost
+        self.doubtful || self.lacks_events(events_lost)
     }
 
     /// Whether a record of an end may be missing, or be on its way.
     pub fn may_lack_ends(&self, events_lost: u64) -> bool {
-        self.doubtful || !self.heard.is_empty() || events_lost > self.events_lost
+        self.doubtful || !self.heard.is_empty() || self.lacks_events(events_lost)
     }
 
     /// Settles which lives are over, once all records up to the census have been taken in. Returns those that no record
@@ -162,6 +163,11 @@ impl Lives {
         self.heard.retain(|(_, time_ns)| *time_ns > census.time_ns);
         self.events_lost = self.events_lost.max(census.events_lost);
         gone
+    }
+
+    /// Whether process events were lost that no census has settled.
+    pub const fn lacks_events(&self, events_lost: u64) -> bool {
+        events_lost > self.events_lost
     }
 
     /// How an incarnation ended, if that is known and still remembered.
@@ -208,6 +214,7 @@ mod tests {
         assert_eq!((lives.found(), lives.end_of(&key(2, 0))), (1, Some(End::Exit)));
         assert!(!lives.end(key(2, 0), End::Exit, 9 * SECOND), "its record was on the way");
         assert_eq!(lives.found(), 0);
+        lives.begin(key(2, 0), 6 * SECOND);
         assert!(lives.settle(&census(&[]), 9 * SECOND).is_empty());
     }
 

@@ -2,9 +2,11 @@
 
 use sampler_ebpf::abi::ProcessKey;
 
+use super::errors::Step;
 use super::state::Session;
 use crate::clock::{monotonic_ns, suspended_ns};
 use crate::host::processes::starts_agree;
+use crate::kernel::KernelError;
 use crate::record::intake::lives::{Census, End};
 
 /// Time within which the record of an end follows the host's event.
@@ -50,31 +52,43 @@ impl Session {
             return;
         }
         let up_to_ns = self.recorder.taken_in_up_to_ns().min(now_ns.saturating_sub(RECORD_FOLLOWS_NS));
-        let events_lost = self.kernel.totals.process_events_lost().unwrap_or(0);
+        let events_lost = self.process_events_lost();
         if self.lives.needs_census(up_to_ns, events_lost) {
             self.cuts.census = self.read_census();
         }
     }
 
     /// Whether the record of an end may be missing.
-    pub(super) fn may_lack_ends(&self) -> bool {
-        self.lives.may_lack_ends(self.kernel.totals.process_events_lost().unwrap_or(0))
+    pub(super) fn may_lack_ends(&mut self) -> bool {
+        let events_lost = self.process_events_lost();
+        self.lives.may_lack_ends(events_lost)
     }
 
-    /// The processes that live now. `None` if the kernel does not list them; then the next second tries again.
-    pub(super) fn read_census(&self) -> Option<Census> {
+    /// Process events that did not fit into the events ring; 0 if that cannot be read now.
+    fn process_events_lost(&mut self) -> u64 {
+        if !self.may_try(Step::Census) {
+            return 0;
+        }
+        let lost = self.kernel.totals.process_events_lost();
+        self.errors.note(Step::Census, lost, monotonic_ns()).unwrap_or(0)
+    }
+
+    /// The processes that live now. `None` if the kernel does not list them; a later second tries again.
+    pub(super) fn read_census(&mut self) -> Option<Census> {
+        if !self.may_try(Step::Census) {
+            return None;
+        }
         let totals = &self.kernel.totals;
-        let read = || {
+        let read = || -> Result<Census, KernelError> {
             let events_lost = totals.process_events_lost()?;
             // What was counted is read first: an incarnation that begins meanwhile cannot be missed in the list.
-            let counted = totals.processes_counted();
+            let counted = if self.lives.lacks_events(events_lost) { totals.processes_counted() } else { Vec::new() };
             let (time_ns, suspended_ns) = (monotonic_ns(), suspended_ns());
             let living = totals.living(&self.attaching.programs)?;
             Ok(Census::new(time_ns, time_ns + suspended_ns, living).with_counted(counted, events_lost))
         };
-        read()
-            .inspect_err(|error: &crate::kernel::KernelError| log::warn!("ends of processes are not checked: {error}"))
-            .ok()
+        let census = read();
+        self.errors.note(Step::Census, census, monotonic_ns())
     }
 
     /// Settles a census apart from a cut, once everything up to it has been taken in.

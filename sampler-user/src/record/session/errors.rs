@@ -31,10 +31,14 @@ pub(super) enum Step {
     Host,
     /// Wait for events.
     Wake,
+    /// Have threads looked at again that belonged to no target.
+    Targets,
+    /// List the processes that live.
+    Census,
 }
 
 impl Step {
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 12] = [
         Self::Counters,
         Self::Losses,
         Self::LiveMap,
@@ -45,6 +49,8 @@ impl Step {
         Self::Ended,
         Self::Host,
         Self::Wake,
+        Self::Targets,
+        Self::Census,
     ];
 
     /// What failed, and what follows from it for the user.
@@ -59,6 +65,8 @@ impl Step {
             Self::Attach => ("attaching the probes again", "the pause is longer"),
             Self::Ended => ("taking over the counters of processes that ended", "they stay in the kernel until then"),
             Self::Host => ("following the host's processes", "new processes may be found later"),
+            Self::Targets => ("looking again at processes that were no targets", "those that became some are missed"),
+            Self::Census => ("listing the host's processes", "ends that no record told of are found later"),
             Self::Wake => ("waiting for events", "heapbpf looks from time to time meanwhile"),
         }
     }

@@ -49,7 +49,7 @@ impl Session {
     pub(super) fn housekeep(&mut self, now: u64) {
         self.kernel.log.flush();
         let looked = self.attaching.look_again();
-        self.errors.note(Step::Host, looked, now);
+        self.errors.note(Step::Targets, looked, now);
         self.reconcile_if_lossy();
         let followed = self.recorder.take_host_error().map_or_else(|| self.host.tick(), Err);
         self.errors.note(Step::Host, followed, now);

@@ -85,6 +85,7 @@ impl Session {
                 }
             }
         }
+        self.recorder.counters.ends_found = self.lives.found();
     }
 
     /// Ends the heap of an exited process: its blocks leave the live map and are in use as of its end.
