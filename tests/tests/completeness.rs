@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use heapbpf_tests::environment::{Turn, libc_has_names, programs_folder, skipped, tool, tool_or_install, turn};
 use heapbpf_tests::output::{Profile, Stack};
+use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::{Target, until};
 
@@ -277,6 +278,34 @@ fn python_names_its_functions_by_trampolines() {
     let comm = python.file_name().and_then(|name| name.to_str()).expect("our own names");
     let profile = check(case, comm, &outcome, &[path]);
     let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", profile.processes[0].pid));
+}
+
+/// Two processes, forked from one, run different code at equal addresses, below equal stacks. Each has the names of its own
+/// perf map.
+#[test]
+fn forked_processes_have_the_names_of_their_own_code() {
+    let case = "forked_processes_have_the_names_of_their_own_code";
+    let Some(_turn) = turn(case) else { return };
+    let mut target = Target::start(&program("jit_family"), ["100"]);
+    target.go();
+    target.step();
+    let parent = target.pid();
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).expect("the parent runs");
+    let children: Vec<u32> = children.split_whitespace().map(|pid| pid.parse().expect("a number")).collect();
+    assert_eq!(children.len(), 2);
+    let recording = Recorder::of(children[0], 1).pid(children[1]).start();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    assert_eq!((stats.submitted, stats.lost()), (truth.allocs(), 0), "{stats:?}");
+    for (pid, name) in children.iter().zip(["jit_first", "jit_second"]) {
+        let path = ["site_00", "wanted", name, "child", "main"];
+        let of_process = || profile.stacks.iter().filter(|stack| stack.pid == *pid && stack.site() == Some("site_00"));
+        for stack in of_process() {
+            assert!(follows(stack, &path), "{name}: {:?}", stack.frames);
+        }
+        assert_eq!(of_process().map(|stack| stack.samples).sum::<u64>(), 100);
+        let _ = std::fs::remove_file(format!("/tmp/perf-{pid}.map"));
+    }
 }
 
 /// The known call paths of programs that need nothing but a command line.

@@ -6,6 +6,7 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use Value;
 use heapbpf_tests::cgroup::Cgroup;
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
@@ -14,7 +15,6 @@ use heapbpf_tests::program::{program, program_with, program_without_libc};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use heapbpf_tests::truth::Truth;
-use Value;
 
 const SHELL: &str = "/bin/sh";
 const MUSL: &str = "-specs=/usr/lib/x86_64-linux-musl/musl-gcc.specs";
@@ -344,10 +344,13 @@ fn stacks_are_grouped_as_requested() {
         truths.iter().for_each(|(name, pid, allocs)| *sums.entry(key(name, *pid)).or_insert(0) += allocs);
         sums
     };
-    assert_eq!(sums("program"), wanted(&|name, pid| match name {
-        "pairs" => "pairs (2 processes)".to_owned(),
-        name => format!("{name} ({pid})"),
-    }));
+    assert_eq!(
+        sums("program"),
+        wanted(&|name, pid| match name {
+            "pairs" => "pairs (2 processes)".to_owned(),
+            name => format!("{name} ({pid})"),
+        })
+    );
     let grouped = written_as(&outcome.file("profile.json"), folder.path(), "by_program.json.gz");
     let listed = |key: &str| grouped[key].as_array().expect("a list").clone();
     let pids: BTreeSet<u64> = listed("processes").iter().filter_map(|process| process["pid"].as_u64()).collect();

@@ -60,7 +60,7 @@ pub use elf::{Code, FileImage, Symbol};
 pub use error::AttachError;
 pub use heapbpf_audit::{Covered, FileKind, Missing, ProbeKind};
 pub use machine::Machine;
-pub use placement::{Arguments, KernelRules};
+pub use placement::{Arguments, KernelRules, NoOpLengths};
 pub use plan::{AllocatorFile, PlannedSite, analyse, examine};
 pub use sampler_ebpf::abi::{FileRanges, Site};
 pub use table::{BRK, MMAP, MREMAP, Table};

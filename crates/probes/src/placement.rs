@@ -11,8 +11,9 @@ use crate::machine::Machine;
 pub struct KernelRules {
     /// Instruction set.
     pub machine: Machine,
-    /// 5-byte no-ops become calls (x86-64, Linux 6.18; measured there: 435 ns instead of 545).
-    pub optimizes_nop5: bool,
+    /// No-ops that become calls (x86-64; of 5 bytes on Linux 6.18: 435 ns instead of 545). Measured, not told by the
+    /// release: kernels differ, and distributions change theirs.
+    pub optimized_no_ops: NoOpLengths,
     /// `nop` is emulated (always on x86-64; arm64 since Linux 6.13).
     pub emulates_nop: bool,
     /// Longer no-ops are emulated too (x86-64, Linux 6.18; measured there).
@@ -20,20 +21,53 @@ pub struct KernelRules {
 }
 
 impl KernelRules {
-    /// The rules of Linux `release` (major, minor).
+    /// The rules of Linux `release` (major, minor), which is not known to optimize any no-op.
     #[must_use]
     pub fn of(machine: Machine, release: (u32, u32)) -> Self {
         match machine {
             Machine::X86_64 => Self {
                 machine,
-                optimizes_nop5: release >= (6, 18),
+                optimized_no_ops: NoOpLengths::default(),
                 emulates_nop: true,
                 emulates_long_nops: release >= (6, 18),
             },
-            Machine::Aarch64 => {
-                Self { machine, optimizes_nop5: false, emulates_nop: release >= (6, 13), emulates_long_nops: false }
-            }
+            Machine::Aarch64 => Self {
+                machine,
+                optimized_no_ops: NoOpLengths::default(),
+                emulates_nop: release >= (6, 13),
+                emulates_long_nops: false,
+            },
         }
+    }
+
+    /// The same rules for a kernel that was seen to turn no-ops of these lengths into calls.
+    #[must_use]
+    pub const fn with_optimized_no_ops(self, optimized_no_ops: NoOpLengths) -> Self {
+        Self { optimized_no_ops, ..self }
+    }
+}
+
+/// A set of lengths of no-ops, 0 to 15 bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NoOpLengths(u16);
+
+impl NoOpLengths {
+    /// Whether no-ops of this many bytes are in the set.
+    #[must_use]
+    pub const fn contains(self, bytes: usize) -> bool {
+        bytes < 16 && self.0 >> bytes & 1 != 0
+    }
+
+    /// The lengths in the set, ascending, bytes.
+    pub fn iter(self) -> impl Iterator<Item = usize> {
+        (0..16).filter(move |bytes| self.contains(*bytes))
+    }
+}
+
+impl FromIterator<usize> for NoOpLengths {
+    /// Lengths that no instruction has are left out.
+    fn from_iter<T: IntoIterator<Item = usize>>(lengths: T) -> Self {
+        Self(lengths.into_iter().filter(|bytes| *bytes < 16).fold(0, |set, bytes| set | 1 << bytes))
     }
 }
 

@@ -8,6 +8,7 @@
 pub mod adjust;
 mod chains;
 pub mod diff;
+pub mod escape;
 pub mod estimates;
 pub mod formats;
 pub mod group;

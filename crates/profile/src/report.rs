@@ -13,6 +13,7 @@ pub mod text;
 use self::figure::FigureText;
 use self::text::{Style, clip, width, wrap};
 use super::units;
+use crate::escape::escaped;
 use crate::estimates::{Pool, exact, intervals_used};
 use crate::group::{GroupBy, process_name};
 use crate::model::{Criterion, Profile};
@@ -243,11 +244,12 @@ impl Context<'_> {
 
     fn files(&self) -> Vec<String> {
         let line = |(file, command): &(String, String)| {
-            format!("{} {file} · open it with {}", self.paint(Style::Dim, "wrote"), self.paint(Style::Bold, command))
+            let (file, command) = (escaped(file), self.paint(Style::Bold, &escaped(command)));
+            format!("{} {file} · open it with {command}", self.paint(Style::Dim, "wrote"))
         };
         let snapshots = self.options.snapshots.iter().map(|(count, last)| {
             let (wrote, of) = (self.paint(Style::Dim, "wrote"), plural(*count, "snapshot"));
-            format!("{wrote} {of} on the way, the last to {last}")
+            format!("{wrote} {of} on the way, the last to {}", escaped(last))
         });
         snapshots.chain(self.options.files.iter().map(line)).collect()
     }
@@ -269,7 +271,7 @@ fn who(profile: &Profile) -> String {
 fn facts(profile: &Profile) -> Vec<String> {
     let mut facts = Vec::new();
     if !profile.header.host.is_empty() {
-        facts.push(format!("on {}", profile.header.host));
+        facts.push(format!("on {}", escaped(&profile.header.host)));
     }
     if !profile.header.duration.is_zero() {
         facts.push(units::duration(profile.header.duration));
@@ -280,7 +282,7 @@ fn facts(profile: &Profile) -> Vec<String> {
 
 /// One line that describes the recording: `server (4242) · on host1 · 30 s · one sample per 512 KiB`.
 pub fn subject(profile: &Profile) -> String {
-    format!("{} · {}", who(profile), facts(profile).join(" · "))
+    escaped(&format!("{} · {}", who(profile), facts(profile).join(" · "))).into_owned()
 }
 
 fn interval(profile: &Profile) -> String {

@@ -30,6 +30,9 @@ fn has_52_bit_addresses() -> bool {
 /// Each way in which the kernel executes a probed instruction, with a function that begins with such an instruction.
 pub const MICROBENCHMARKS: [(&str, extern "C" fn()); 2] = [("emulated", emulated), ("stepped", stepped)];
 
+/// No-ops that a kernel may turn into a call when they are probed: none.
+pub const NO_OPS: [(usize, extern "C" fn()); 0] = [];
+
 #[unsafe(naked)]
 extern "C" fn emulated() {
     core::arch::naked_asm!("b 2f", "2:", "ret")

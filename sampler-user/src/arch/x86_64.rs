@@ -29,3 +29,27 @@ extern "C" fn optimized() {
     // nopl 0x0(%rax,%rax,1): the five-byte nop that the kernel replaces by a call.
     core::arch::naked_asm!(".byte 0x0f, 0x1f, 0x44, 0x00, 0x00", "nop", "ret")
 }
+
+/// A no-op of each length that a kernel may turn into a call when it is probed, at the start of a function.
+pub const NO_OPS: [(usize, extern "C" fn()); 6] = [(5, nop5), (6, nop6), (7, nop7), (8, nop8), (9, nop9), (10, nop10)];
+
+macro_rules! no_op {
+    ($($name:ident: $bytes:literal,)*) => {
+        $(
+            #[unsafe(naked)]
+            extern "C" fn $name() {
+                // Aligned, because what crosses a page is not optimized.
+                core::arch::naked_asm!(".balign 16", concat!(".byte ", $bytes), "ret")
+            }
+        )*
+    };
+}
+
+no_op! {
+    nop5: "0x0f, 0x1f, 0x44, 0, 0",
+    nop6: "0x66, 0x0f, 0x1f, 0x44, 0, 0",
+    nop7: "0x0f, 0x1f, 0x80, 0, 0, 0, 0",
+    nop8: "0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0",
+    nop9: "0x66, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0",
+    nop10: "0x66, 0x2e, 0x0f, 0x1f, 0x84, 0, 0, 0, 0, 0",
+}

@@ -1,10 +1,13 @@
 //! Probes on the allocators of programs.
 //!
 //! [`files`] examines files and plans their probes, [`linker`] is the way to the kernel, and [`hooks`] decides which links
-//! to make for which processes. [`libraries`] predicts which files a command will allocate with, before it runs.
+//! to make for which processes. [`libraries`] predicts which files a command will allocate with, before it runs. [`rules`] says how this kernel runs
+//! what is probed.
 
 mod audit;
+pub mod dropped;
 pub mod files;
 pub mod hooks;
 pub mod libraries;
 pub mod linker;
+pub mod rules;

@@ -9,17 +9,17 @@ use super::compare::print;
 use super::error::PlanError;
 use super::{allocators, plan, targets};
 use crate::attach::hooks::Hooks;
+use crate::attach::rules;
 use crate::cost::measure;
 use crate::doctor::{Diagnosis, KernelSide, command, processes};
-use crate::host::limits::Limits;
 use crate::host::process::select;
 use crate::host::{Host, HostOptions, limits};
 use crate::kernel::object;
 use crate::symbols::debug_files;
 use crate::terminal;
 use heapbpf_audit::Missing;
-use heapbpf_probes::Machine;
-use heapbpf_probes::{KernelRules, Table};
+use heapbpf_probes::Table;
+use heapbpf_profile::escape::pretty_json;
 
 /// Examines the host and prints the result. Returns the exit status: 0 if nothing would be missed, otherwise 1.
 ///
@@ -33,8 +33,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     let custom = allocators::resolve(&args.target.allocators).map_err(PlanError::from)?;
     let targets = select(&targets::targets(&args.target)?).map_err(PlanError::from)?;
     let mut kernel = KernelSide::look();
-    let version = Limits::read().version.map_or((0, 0), |version| (version.major.into(), version.minor.into()));
-    let rules = KernelRules::of(Machine::host().unwrap_or(Machine::X86_64), version);
+    let rules = rules::of_this_kernel(kernel.loaded.as_ref().map(|(programs, _)| programs));
     let mut hooks = Hooks::new(rules, Table::new(&custom), true);
     let mut debug_dirs = args.debug_dir.clone();
     debug_dirs.push(debug_files::DEFAULT_DIRECTORY.into());
@@ -63,7 +62,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     };
     let found = Diagnosis::new(kernel.audit, audits).without(unseen).with_costs(costs);
     let text = if args.json {
-        serde_json::to_string_pretty(&found).context("cannot write the diagnosis as JSON")? + "\n"
+        pretty_json(&found).context("cannot write the diagnosis as JSON")?
     } else {
         let color = args.color.is_on(std::io::stdout().is_terminal());
         crate::view::doctor::diagnosis(&found, terminal::width().unwrap_or(100), color)

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::Context;
-use heapbpf_probes::{KernelRules, Machine, Table};
+use heapbpf_probes::Table;
 use heapbpf_profile::model::Criterion;
 use heapbpf_statistics::size_classes::{CLASS_INTERVAL, class_trials};
 use sampler_ebpf::abi::{Config, stack_kind};
@@ -17,8 +17,8 @@ use sampler_ebpf::trials::SIZE_CLASSES;
 
 use crate::attach::files::FileKey;
 use crate::attach::hooks::Hooks;
+use crate::attach::rules;
 use crate::heap::event::decode_stack;
-use crate::host::limits::Limits;
 use crate::kernel::control::ControlMaps;
 use crate::kernel::loader::{Loader, MapSizes, ProgramKind};
 use crate::kernel::programs::{LinkKind, Programs};
@@ -73,7 +73,7 @@ impl Allocator {
         for path in files.into_values() {
             let Ok(file) = File::open(&path) else { continue };
             let file = Arc::new(file);
-            let mut hooks = hooks(true);
+            let mut hooks = hooks(true, None);
             let Ok((key, true)) = hooks.files.examine(&path, &file) else { continue };
             let Some(planned) = hooks.files.plan(key) else { continue };
             let sites = planned
@@ -99,10 +99,8 @@ impl Allocator {
     }
 }
 
-fn hooks(live: bool) -> Hooks {
-    let version = Limits::read().version.map_or((0, 0), |version| (version.major.into(), version.minor.into()));
-    let rules = KernelRules::of(Machine::host().unwrap_or(Machine::X86_64), version);
-    Hooks::new(rules, Table::default(), live)
+fn hooks(live: bool, programs: Option<&Programs>) -> Hooks {
+    Hooks::new(rules::of_this_kernel(programs), Table::default(), live)
 }
 
 /// heapbpf's BPF programs, set up as in a recording, for processes with the same allocator file.
@@ -178,7 +176,7 @@ impl Recording {
         control.set_draw(draw_constants(interval).context("the interval is too large")?)?;
         control.add_target(pid)?;
         let programs = Programs::load(&loader, setting.live, setting.link)?;
-        let mut hooks = hooks(setting.live);
+        let mut hooks = hooks(setting.live, Some(&programs));
         if let Some(functions) = setting.functions {
             hooks = hooks.only(functions);
         }

@@ -8,12 +8,14 @@ pub mod live_map;
 pub mod loader;
 pub mod log;
 pub mod mappings;
+pub mod no_ops;
 pub mod object;
 pub mod programs;
 pub mod rings;
 pub mod stack_traces;
 pub mod sys;
 pub mod totals;
+mod trial;
 
 use std::io;
 

@@ -205,6 +205,16 @@ impl Targets {
     pub fn are_named(&self) -> bool {
         self.rules.iter().all(|rule| matches!(rule, Target::Pid(_)))
     }
+
+    /// Whether a process is given by its process ID.
+    pub fn name(&self, pid: u32) -> bool {
+        self.rules.iter().any(|rule| matches!(rule, Target::Pid(named) if *named == pid))
+    }
+
+    /// Whether processes become targets by their name or cgroup, which may change while they run.
+    pub fn have_changing_members(&self) -> bool {
+        self.rules.iter().any(|rule| matches!(rule, Target::Comm(_) | Target::Cgroup(_)))
+    }
 }
 
 impl SamplingPlan {

@@ -1,6 +1,7 @@
 //! The comparison of two profiles as a text table.
 
 use heapbpf_profile::diff::{Change, Diff, StackChange};
+use heapbpf_profile::escape::escaped;
 use heapbpf_profile::naming::base_name;
 use heapbpf_profile::report::text::{Column, Style, Table, wrap};
 use heapbpf_profile::units;
@@ -78,7 +79,7 @@ pub fn table(diff: &Diff, options: &DiffTableOptions) -> String {
             diff.false_discovery_rate
         ));
     }
-    lines.extend(diff.notes.iter().map(|note| format!("! {note}")));
+    lines.extend(diff.notes.iter().map(|note| format!("! {}", escaped(note))));
     lines.push(String::new());
     lines.join("\n")
 }

@@ -286,7 +286,7 @@ mod tests {
             "an allocation that is not sampled (emulated)",
             "551\n",
             "  ! something disturbed the measurement",
-            "Process 12 (ser\u{fffd}ver)\n  allocators  glibc 2.36\n",
+            "Process 12 (ser\\u{1b}ver)\n  allocators  glibc 2.36\n",
             "malloc    emulated  perf",
             "  ! valloc: an IFUNC\n",
             "  stacks      1 module by call frame information\n",

@@ -17,6 +17,18 @@ const ARGUMENT_REGISTERS: [Register; ARGUMENTS as usize] =
 const BLOCK_MAX_INSTRUCTIONS: usize = 64;
 /// Page size, bytes: the kernel cannot optimize a no-op that crosses a page.
 const PAGE_BYTES: u64 = 4096;
+/// The shortest no-op that a kernel may turn into a call, bytes: a call has as many.
+const CALL_BYTES: usize = 5;
+
+/// The no-ops of each length that the manuals recommend and kernels know, from the shortest that a call fits into.
+const RECOMMENDED_NO_OPS: [&[u8]; 6] = [
+    b"\x0f\x1f\x44\0\0",
+    b"\x66\x0f\x1f\x44\0\0",
+    b"\x0f\x1f\x80\0\0\0\0",
+    b"\x0f\x1f\x84\0\0\0\0\0",
+    b"\x66\x0f\x1f\x84\0\0\0\0\0",
+    b"\x66\x2e\x0f\x1f\x84\0\0\0\0\0",
+];
 
 /// The content of a register, as far as the instructions since the entry tell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +50,8 @@ struct State {
     product_is_whole: bool,
     stack_pointer_moved: i64,
     stack_pointer_known: bool,
+    /// Whether the function cannot have stored anything below the stack pointer (in its red zone).
+    red_zone_is_unused: bool,
 }
 
 impl State {
@@ -52,6 +66,8 @@ impl State {
             product_is_whole: false,
             stack_pointer_moved: 0,
             stack_pointer_known: true,
+            // A caller keeps nothing there: its call overwrites it.
+            red_zone_is_unused: true,
         }
     }
 
@@ -129,6 +145,7 @@ impl State {
             }
         }
         self.stack_pointer_moved += stack_pointer_change(instruction).unwrap_or(0);
+        self.red_zone_is_unused &= self.stack_pointer_known && leaves_red_zone_unused(instruction, info);
         if let Some((register, value)) = copied {
             self.values[register.number()] = value;
         }
@@ -161,10 +178,41 @@ fn is_immediate(instruction: &Instruction) -> bool {
     matches!(instruction.op1_kind(), OpKind::Immediate8to64 | OpKind::Immediate32to64)
 }
 
+/// Whether `instruction` stores nothing below the stack pointer, and does not leave anything there by moving it up.
+fn leaves_red_zone_unused(instruction: &Instruction, info: &mut InstructionInfoFactory) -> bool {
+    if stack_pointer_change(instruction).is_some_and(|bytes| bytes > 0) {
+        return false;
+    }
+    // A push stores at the new stack pointer.
+    if instruction.is_stack_instruction() || instruction.is_ip_rel_memory_operand() {
+        return true;
+    }
+    info.info(instruction).used_memory().iter().all(|memory| {
+        let is_read =
+            matches!(memory.access(), OpAccess::None | OpAccess::NoMemAccess | OpAccess::Read | OpAccess::CondRead);
+        let is_above = memory.base() == Register::RSP
+            && memory.index() == Register::None
+            && memory.displacement().cast_signed() >= 0;
+        is_read || is_above || matches!(memory.segment(), Register::FS | Register::GS)
+    })
+}
+
+/// Whether the kernel may turn the no-op `instruction` into a call, which writes below the stack pointer. What this
+/// kernel was measured to do makes no difference: a live patch may add it.
+fn may_become_call(instruction: &Instruction) -> bool {
+    instruction.mnemonic() == Mnemonic::Nop && instruction.len() >= CALL_BYTES
+}
+
 /// How the kernel runs `instruction`, whose encoding is `bytes`, if it is probed; `None` if it refuses the probe. Each
 /// line was measured on Linux 6.18: 540–880 ns emulated, 17–22 µs single-stepped (a virtual machine under load).
 #[must_use]
 fn treatment(rules: &KernelRules, instruction: &Instruction, bytes: &[u8]) -> Option<ProbeKind> {
+    if rules.optimized_no_ops.contains(bytes.len())
+        && RECOMMENDED_NO_OPS.contains(&bytes)
+        && instruction.ip() % PAGE_BYTES + bytes.len() as u64 <= PAGE_BYTES
+    {
+        return Some(ProbeKind::Optimized);
+    }
     let prefixes = bytes.iter().take_while(|b| is_legacy_prefix(**b)).count();
     let prefixes = bytes.get(..prefixes).unwrap_or_default();
     let branches =
@@ -182,9 +230,6 @@ fn treatment(rules: &KernelRules, instruction: &Instruction, bytes: &[u8]) -> Op
         return None;
     }
     Some(match bytes {
-        [0x0f, 0x1f, 0x44, 0, 0] if rules.optimizes_nop5 && instruction.ip() % PAGE_BYTES <= PAGE_BYTES - 5 => {
-            ProbeKind::Optimized
-        }
         [0x90] if rules.emulates_nop => ProbeKind::Emulated,
         _ if rules.emulates_long_nops && instruction.mnemonic() == Mnemonic::Nop => ProbeKind::Emulated,
         // push_setup_xol_ops(): no prefix but the one of r8 to r15.
@@ -249,6 +294,7 @@ pub(super) fn place(
             };
         }
         if let (Some(arguments), Some(kind)) = (arguments, treatment(rules, &instruction, bytes))
+            && (state.red_zone_is_unused || !may_become_call(&instruction))
             && best.as_ref().is_none_or(|b| kind < b.kind)
         {
             best = Some(Placement {

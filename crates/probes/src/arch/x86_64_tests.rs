@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::machine::Machine;
+use crate::placement::NoOpLengths;
 use heapbpf_audit::ProbeKind;
 
 const ALLOCATES: Needs = Needs { arguments: Arguments { size: 0, ..Arguments::NONE }, return_address: true };
@@ -13,7 +14,8 @@ const NEW: (u32, u32) = (6, 18);
 const OLD: (u32, u32) = (6, 12);
 
 fn placed_at(address: u64, release: (u32, u32), needs: &Needs, code: &[u8], entered: &[u64]) -> Option<Placement> {
-    let rules = KernelRules::of(Machine::X86_64, release);
+    let optimized = if release == NEW { vec![5] } else { Vec::new() };
+    let rules = KernelRules::of(Machine::X86_64, release).with_optimized_no_ops(optimized.into_iter().collect());
     place(&rules, address, code, needs, &|ip| entered.contains(&(ip - address)))
 }
 
@@ -52,6 +54,52 @@ fn a_five_byte_no_op_is_best_where_the_kernel_can_turn_it_into_a_call() {
     assert_eq!((late.offset, late.kind), (0, ProbeKind::Emulated));
     let late = placed_at(0x1000, NEW, &FREES, b"\x55\x0f\x1f\x44\x00\x00\xc3", &[]).unwrap();
     assert_eq!((late.offset, late.kind, late.stack_pointer_moved), (1, ProbeKind::Optimized, -8));
+}
+
+/// The call that takes the place of a no-op writes below the stack pointer.
+#[test]
+fn a_five_byte_no_op_is_left_alone_where_something_may_lie_below_the_stack_pointer() {
+    const NO_OP: &[u8] = b"\x0f\x1f\x44\x00\x00\x55\xc3";
+    let offset = |before: &[u8], release| {
+        let code = [before, NO_OP].concat();
+        placed_at(0x1000, release, &FREES, &code, &[]).map(|p| (p.offset - before.len() as u64, p.kind))
+    };
+    let unused: [&[u8]; 7] = [
+        b"\xf3\x0f\x1e\xfa",                     // endbr64
+        b"\x48\x85\xff",                         // test %rdi,%rdi
+        b"\x48\x8b\x44\x24\xf8",                 // mov -8(%rsp),%rax
+        b"\x48\x83\xec\x18",                     // sub $24,%rsp
+        b"\x48\x89\x44\x24\x08",                 // mov %rax,8(%rsp)
+        b"\x48\x89\x05\x00\x00\x00\x00",         // mov %rax,0(%rip)
+        b"\x64\x48\x89\x04\x25\x00\x00\x00\x00", // mov %rax,%fs:0
+    ];
+    for before in unused {
+        assert_eq!(offset(before, NEW), Some((0, ProbeKind::Optimized)), "{before:x?}");
+    }
+    let used: [&[u8]; 6] = [
+        b"\x48\x89\x44\x24\xf8", // mov %rax,-8(%rsp)
+        b"\x48\x89\x04\xcc",     // mov %rax,(%rsp,%rcx,8)
+        b"\x48\x89\x45\xf8",     // mov %rax,-8(%rbp)
+        b"\x48\x89\x06",         // mov %rax,(%rsi)
+        b"\x58",                 // pop %rax
+        b"\x48\x83\xc4\x08",     // add $8,%rsp
+    ];
+    for before in used {
+        // The push behind the no-op.
+        for release in [NEW, OLD] {
+            assert_eq!(offset(before, release), Some((5, ProbeKind::Emulated)), "{before:x?}");
+        }
+    }
+    // Shorter no-ops stay what they are, and the entry is always free.
+    assert_eq!(placed_at(0x1000, NEW, &FREES, b"\x48\x89\x44\x24\xf8\x90\xc3", &[]).map(|p| p.offset), Some(5));
+    assert_eq!(offset(b"", NEW), Some((0, ProbeKind::Optimized)));
+}
+
+#[test]
+fn sets_of_lengths() {
+    let lengths: NoOpLengths = [5, 10, 16, 99].into_iter().collect();
+    assert_eq!(lengths.iter().collect::<Vec<_>>(), [5, 10]);
+    assert!(lengths.contains(10) && !lengths.contains(6) && !lengths.contains(16));
 }
 
 #[test]

@@ -9,6 +9,7 @@ use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::{Format, FormatError, WriteOptions};
+use crate::escape::JsonText;
 use crate::estimates::{NOT_FOLLOWED, Pool, SOME_NOT_FOLLOWED, exact, guaranteed_of_row, intervals_used, of_row};
 use crate::group::GroupBy;
 use crate::intern::Interned;
@@ -76,7 +77,7 @@ fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> 
     let interned = Interned::new(profile);
     let frames = interned.frames.iter().map(|frame| frame_json(profile, frame)).collect::<Result<Vec<_>, _>>()?;
     let writer = Writer { profile, confidence: options.confidence, interned: &interned, frames: &frames };
-    serde_json::to_writer(&mut *out, &writer)?;
+    serde_json::to_writer(JsonText(&mut *out), &writer)?;
     out.write_all(b"\n")?;
     Ok(())
 }

@@ -9,6 +9,7 @@ use flate2::write::GzEncoder;
 use prost::Message as _;
 
 use super::{Format, FormatError, WriteOptions};
+use crate::escape::escaped;
 use crate::estimates::{INUSE_UNKNOWN, exact};
 use crate::group::process_name;
 use crate::intern::Interned;
@@ -271,7 +272,8 @@ impl Strings {
             return id;
         }
         let id = self.table.len() as i64;
-        self.table.push(text.to_owned());
+        // `go tool pprof` prints names as they are.
+        self.table.push(escaped(text).into_owned());
         self.ids.insert(text.to_owned(), id);
         id
     }

@@ -2,6 +2,8 @@
 
 pub mod active;
 mod cut;
+mod ends;
+mod errors;
 mod exited;
 mod finish;
 mod housekeeping;
@@ -14,3 +16,4 @@ mod signals;
 mod snapshots;
 mod state;
 mod steps;
+mod unfinished;
