@@ -135,7 +135,7 @@ mod tests {
         for columns in 20..200 {
             let line = full.line(columns);
             assert!(width(&line) <= columns, "{line}");
-            assert!(columns < 40 || !line.ends_with('…'), "{line}");
+            assert!(columns < 64 || !line.ends_with('…'), "{line}");
         }
         assert!(!Status { processes: 0, ..status() }.line(200).contains("process"));
     }
