@@ -152,6 +152,12 @@ fn add_new<T: Clone + PartialEq>(all: &mut Vec<T>, more: &[T]) {
 }
 
 /// Rows of equal key and code, put together.
+/// A row's key with the number of its group and of its code.
+type GroupKey = RowKey<usize, Arc<str>, u32>;
+
+/// Numbers of frames, why the stack is cut, and how it was unwound.
+type CodeKey = (Vec<u32>, Option<Arc<str>>, &'static str);
+
 struct Sum<'a> {
     row: Row,
     lifetimes: Vec<(&'a Lifetimes, f64)>,
@@ -161,7 +167,7 @@ struct Sum<'a> {
 fn rows(profile: &Profile, group_of: &[usize], first_member: &[usize], members: &[Vec<usize>]) -> Vec<Row> {
     let interned = Interned::new(profile);
     let code = Code::new(profile, &interned);
-    let mut known: HashMap<(RowKey<usize, Arc<str>, u32>, bool), usize> = HashMap::new();
+    let mut known: HashMap<(GroupKey, bool), usize> = HashMap::new();
     let mut sums: Vec<Sum> = Vec::new();
     for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
         let Some(&group) = group_of.get(row.key.process) else { continue };
@@ -225,7 +231,7 @@ impl Code {
                 id
             })
             .collect();
-        let mut numbers: HashMap<(Vec<u32>, Option<Arc<str>>, &'static str), u32> = HashMap::new();
+        let mut numbers: HashMap<CodeKey, u32> = HashMap::new();
         let mut code = Self { id_of_stack: Vec::with_capacity(interned.stacks.len()), stacks: Vec::new() };
         for (stack, interned_stack) in (0..).zip(&interned.stacks) {
             let ids: Vec<u32> = interned.frame_ids(stack).iter().map(|&id| id_of_frame[id as usize]).collect();
