@@ -64,6 +64,12 @@ pub struct LiveValue {
     pub site: u32,
 }
 
+impl LiveValue {
+    /// In place of a sample's id: the block was freed, and the free was reported, but the kernel refused to remove the
+    /// entry. No sample has this id.
+    pub const FREED: u64 = 0;
+}
+
 /// Placeholder address of `bpf_session_is_return` in a call instruction. Compilers for BPF cannot call kernel functions
 /// by name, so the loader looks up the function's number and patches the instruction.
 pub const SESSION_IS_RETURN: u16 = 0x7f01;
@@ -94,6 +100,15 @@ pub mod target_rule {
     pub const CGROUP: u32 = 4;
 }
 
+/// Faults of the kernel that tests provoke, because they are too rare to wait for. In a recording there are none, and the
+/// verifier removes their code.
+pub mod fault {
+    /// Only the first thread gets state.
+    pub const NO_THREAD_STATE: u32 = 1;
+    /// The kernel refuses to remove entries from the live map.
+    pub const REMOVAL_REFUSED: u32 = 2;
+}
+
 /// Constants of a recording, patched into the programs' read-only data before they are loaded. The verifier then
 /// removes the code that this recording does not need.
 #[repr(C)]
@@ -109,8 +124,8 @@ pub struct Config {
     pub stack_kind: u32,
     /// heapbpf's own process id, which is never a target.
     pub self_tgid: u32,
-    /// Always zero.
-    pub reserved: u32,
+    /// Bits of [`fault`]; 0 except in tests.
+    pub faults: u32,
     /// What a trial is, one of `trials::CRITERION_*`.
     pub criterion: u64,
     /// Most bytes of stack copied, at most [`LARGEST_STACK_COPY`].
@@ -176,13 +191,17 @@ impl KernelOffsets {
     pub const ABSENT: u64 = u64::MAX;
 }
 
+/// Number of elements of the `DRAWS` map. An element does not change while a program may be reading it.
+pub const DRAWS: u32 = 256;
+
 /// The single value of the `CONTROL` map: settings that the daemon changes while the programs run. Only the daemon
 /// writes it.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Control {
-    /// Constants of the geometric draw for the current interval. Threads use them from their next draw on.
-    pub draw: crate::geometric::DrawConstants,
+    /// Index into the `DRAWS` map of the constants for the current interval. Threads use them from their next draw on.
+    /// The index is below [`DRAWS`], so only one of its bytes ever changes: no program sees half of a change.
+    pub draw: u64,
     /// Grows when the set of targets changes, so that threads that were not targets are checked again.
     pub targets_generation: u64,
 }
@@ -195,6 +214,6 @@ pub struct Progress {
     pub threads: u64,
     /// Number of threads whose counters have been added to their process's totals.
     pub threads_flushed: u64,
-    /// Number of allocations and frees whose records did not fit into the events ring.
+    /// Number of allocations, frees and unmappings whose records did not fit into the events ring.
     pub records_lost: u64,
 }

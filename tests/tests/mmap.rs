@@ -78,6 +78,51 @@ fn mappings_of_a_child() {
     exact(&profile, &stats, &truth, 1);
 }
 
+/// 1,500 mappings, of which 1,200 are unmapped while the ring is full; `reused` of these get another mapping in their
+/// place. Returns the profile and its closing table.
+fn unmapped_unseen(reused: &str) -> (Profile, String) {
+    let mut target = Target::start(&program("healing"), ["0", "1200", "20000", "1500", reused]);
+    let recording = Recorder::of(target.pid(), 1).flag("--mmap").option("--ring-bytes", "1MiB").start();
+    target.go();
+    target.step();
+    recording.signal(libc::SIGSTOP);
+    let truth = target.run();
+    recording.signal(libc::SIGCONT);
+    let outcome = recording.stop();
+    let (profile, stats) = outcome.results();
+    assert_eq!(stats.hits, truth.allocs());
+    let unmaps_lost = profile.counters["unmaps_lost"].as_u64().expect("a count");
+    assert!(unmaps_lost >= 1000, "nothing to look up: {:?}", profile.counters);
+    assert!(profile.notes.iter().any(|note| note.contains("unmappings")), "{:?}", profile.notes);
+    (profile, outcome.stdout)
+}
+
+/// Mappings whose unmapping was lost are looked up in what the process has mapped.
+#[test]
+fn mappings_heal_from_lost_unmappings() {
+    let Some(_turn) = turn("mappings_heal_from_lost_unmappings") else { return };
+    let (profile, _) = unmapped_unseen("0");
+    let sums = checks::site_sums(&profile, None);
+    assert_eq!(sums["site_02"].figures, [7_500_000.0, 1500.0, 1_500_000.0, 300.0], "{:?}", profile.counters);
+    for (figure, truth) in [(&profile.totals.inuse_bytes, 1_500_000.0), (&profile.totals.inuse_objects, 300.0)] {
+        let figure = figure.as_ref().expect("in use");
+        assert_eq!((figure.low, figure.high), (Some(truth), Some(truth)), "{figure:?}: all is explained");
+    }
+}
+
+/// Where something else is mapped now, it cannot be told that a mapping is gone. The intervals say so.
+#[test]
+fn mappings_that_cannot_be_looked_up_are_covered() {
+    let Some(_turn) = turn("mappings_that_cannot_be_looked_up_are_covered") else { return };
+    let (profile, table) = unmapped_unseen("200");
+    for (figure, truth) in [(&profile.totals.inuse_bytes, 1_500_000.0), (&profile.totals.inuse_objects, 300.0)] {
+        let figure = figure.as_ref().expect("in use");
+        let (low, high) = (figure.low.expect("an interval"), figure.high.expect("an interval"));
+        assert!(low <= truth && truth <= high, "{figure:?}");
+    }
+    assert!(table.contains("unmappings"), "the user is not told: {table}");
+}
+
 /// Without the option, mappings are not recorded.
 #[test]
 fn mappings_are_left_alone_by_default() {

@@ -151,13 +151,13 @@ fn add_new<T: Clone + PartialEq>(all: &mut Vec<T>, more: &[T]) {
     }
 }
 
-/// Rows of equal key and code, put together.
 /// A row's key with the number of its group and of its code.
 type GroupKey = RowKey<usize, Arc<str>, u32>;
 
 /// Numbers of frames, why the stack is cut, and how it was unwound.
 type CodeKey = (Vec<u32>, Option<Arc<str>>, &'static str);
 
+/// Rows of equal key and code, put together.
 struct Sum<'a> {
     row: Row,
     lifetimes: Vec<(&'a Lifetimes, f64)>,

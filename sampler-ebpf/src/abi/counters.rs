@@ -8,6 +8,9 @@ use super::ProcessKey;
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Counters {
+    /// Calls of allocation functions, counted at their entry, before anything about them is decided. This includes
+    /// reentrant calls.
+    pub calls: u64,
     /// Outermost allocation calls that were not sampled.
     pub unsampled: u64,
     /// Bytes that these calls requested.
@@ -17,8 +20,10 @@ pub struct Counters {
     pub frees_seen: u64,
     /// Frees of tracked samples.
     pub frees_matched: u64,
-    /// Reentrant calls: those that an allocator made into itself.
+    /// Reentrant calls: those that an allocator made into itself. Not hits.
     pub reentrant: u64,
+    /// Calls of realloc with a size of 0 that freed their block. Not hits.
+    pub zero_reallocs: u64,
     /// Outermost allocation calls that were sampled.
     pub sampled: u64,
     /// Bytes that sampled calls requested, counted when they end. Failed calls are not included.
@@ -37,7 +42,9 @@ pub struct Counters {
     /// Sampled calls that are neither reported nor lost yet: they were in flight when the counters were read. The
     /// daemon computes this; the programs leave it at 0.
     pub lost_in_flight: u64,
-    /// Hits that were lost because the kernel had no state for the thread.
+    /// Calls that had been entered, but not decided, when the counters were read. The daemon computes this too.
+    pub lost_undecided: u64,
+    /// Allocation calls that were lost because the kernel had no state for the thread.
     pub lost_no_thread_state: u64,
     /// Sampled calls that were lost because the result could not be read (posix_memalign's pointer).
     pub lost_result_unreadable: u64,
@@ -49,25 +56,51 @@ pub struct Counters {
     pub lost_ring_full_bytes: u64,
     /// Bytes that the other lost samples requested: the call never returned, or its result could not be read.
     pub lost_call_bytes: u64,
-    /// Frees of tracked samples that were not reported because the events ring was full. Reconciliation finds them.
+    /// Frees of tracked samples that were not reported because the events ring was full. Reconciliation with the live
+    /// map finds them.
     pub frees_lost: u64,
     /// Bytes of the blocks that these frees released.
     pub frees_lost_bytes: u64,
+    /// Sampled mappings (`--mmap`) among those lost because the events ring was full. The live map has no mappings, so
+    /// these stay lost.
+    pub mappings_lost: u64,
+    /// Bytes of these mappings.
+    pub mappings_lost_bytes: u64,
+    /// Unmappings of address ranges (`--mmap`) that were not reported. Reconciliation with the process's mappings finds
+    /// most.
+    pub unmaps_lost: u64,
+    /// Bytes of these ranges, sampled or not; 0 for a range that is not known.
+    pub unmaps_lost_bytes: u64,
     /// Reported samples whose stack did not fit into the stacks ring, or could not be taken.
     pub stacks_lost: u64,
     /// Process events (fork, exec, exit) that did not fit into the events ring.
     pub process_events_lost: u64,
     /// Reported samples whose address was still tracked, which means that a free was missed.
     pub stale_replaced: u64,
+    /// Frees by threads for which the kernel had no state. Their tracked blocks are reported all the same.
+    pub frees_no_thread_state: u64,
+    /// Mapping system calls (`--mmap`) of which the entry or the exit was not seen: the kernel had no state for the
+    /// thread, or the recording began in between.
+    pub system_calls_lost: u64,
+    /// Blocks that were freed and reported while the kernel refused to remove them from the live map. Their entries are
+    /// marked as freed.
+    pub removals_refused: u64,
     /// Number of threads in these counters (in a process's totals, its exited threads).
     pub threads: u64,
 }
 
 impl Counters {
-    /// Outermost allocation calls: the left side of the accounting identity.
+    /// Outermost allocation calls: the left side of the accounting identity. They are counted at their entry, except
+    /// those of threads without state.
     #[must_use]
     pub const fn hits(&self) -> u64 {
-        self.unsampled + self.sampled + self.lost_no_thread_state
+        self.calls.saturating_sub(self.reentrant + self.zero_reallocs) + self.lost_no_thread_state
+    }
+
+    /// Calls whose kind was decided, one way or the other.
+    #[must_use]
+    pub const fn decided(&self) -> u64 {
+        self.unsampled + self.sampled + self.reentrant + self.zero_reallocs
     }
 
     /// Sampled calls whose end was counted.

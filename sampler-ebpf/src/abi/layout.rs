@@ -23,12 +23,12 @@ fn sizes_and_offsets_are_those_of_the_abi() {
         ProcessKey: 16 { start_ns: 0, tgid: 8, exec_id: 12 }
         LiveKey: 24 { space: 0, address: 16 }
         LiveValue: 56 { sample: 0, time_ns: 8, thread_calls: 16, size_bytes: 24, trials: 32, interval: 40, offset: 44, tid: 48, site: 52 }
-        Config: 232 { target_rules: 0, follow: 4, live: 8, stack_kind: 12, self_tgid: 16, reserved: 20, criterion: 24, stack_bytes: 32, seed: 40, events_mark: 48, stacks_mark: 56, cgroup_id: 64, cgroup_level: 72, memory_bytes: 80, page_bytes: 88, comm_pattern: 96, offsets: 112 }
+        Config: 232 { target_rules: 0, follow: 4, live: 8, stack_kind: 12, self_tgid: 16, faults: 20, criterion: 24, stack_bytes: 32, seed: 40, events_mark: 48, stacks_mark: 56, cgroup_id: 64, cgroup_level: 72, memory_bytes: 80, page_bytes: 88, comm_pattern: 96, offsets: 112 }
         KernelOffsets: 120 { task_mm: 0, task_group_leader: 8, task_start_boottime: 16, task_self_exec_id: 24, task_tgid: 32, task_comm: 40, task_signal: 48, task_thread_pointer: 56, signal_live: 64, mm_owner: 72, mm_start_stack: 80, mm_brk: 88, mm_total_vm: 96, mm_data_vm: 104, signal_rlim: 112 }
-        Control: 32 { draw: 0, targets_generation: 24 }
+        Control: 16 { draw: 0, targets_generation: 8 }
         Progress: 24 { threads: 0, threads_flushed: 8, records_lost: 16 }
-        Counters: 200 { unsampled: 0, unsampled_bytes: 8, frees_seen: 16, frees_matched: 24, reentrant: 32, sampled: 40, sampled_bytes: 48, unsampled_failed: 56, submitted: 64, failed: 72, lost_ring_full: 80, lost_abandoned: 88, lost_in_flight: 96, lost_no_thread_state: 104, lost_result_unreadable: 112, untracked: 120, untracked_bytes: 128, lost_ring_full_bytes: 136, lost_call_bytes: 144, frees_lost: 152, frees_lost_bytes: 160, stacks_lost: 168, process_events_lost: 176, stale_replaced: 184, threads: 192 }
-        ThreadRecord: 256 { process: 0, tid: 16, reserved: 20, counters: 24, reallocated: 224 }
+        Counters: 280 { calls: 0, unsampled: 8, unsampled_bytes: 16, frees_seen: 24, frees_matched: 32, reentrant: 40, zero_reallocs: 48, sampled: 56, sampled_bytes: 64, unsampled_failed: 72, submitted: 80, failed: 88, lost_ring_full: 96, lost_abandoned: 104, lost_in_flight: 112, lost_undecided: 120, lost_no_thread_state: 128, lost_result_unreadable: 136, untracked: 144, untracked_bytes: 152, lost_ring_full_bytes: 160, lost_call_bytes: 168, frees_lost: 176, frees_lost_bytes: 184, mappings_lost: 192, mappings_lost_bytes: 200, unmaps_lost: 208, unmaps_lost_bytes: 216, stacks_lost: 224, process_events_lost: 232, stale_replaced: 240, frees_no_thread_state: 248, system_calls_lost: 256, removals_refused: 264, threads: 272 }
+        ThreadRecord: 336 { process: 0, tid: 16, reserved: 20, counters: 24, reallocated: 304 }
         AllocationRecord: 136 { kind: 0, tid: 4, process: 8, space: 24, sample: 40, time_ns: 48, address: 56, size_bytes: 64, interval: 72, trials: 80, offset: 88, caller: 96, site: 104, stack_kind: 108, stack_id: 112, untracked: 116, thread_name: 120 }
         FreeRecord: 56 { kind: 0, tid: 4, space: 8, sample: 24, time_ns: 32, size_bytes: 40, temporary: 48, reserved: 52 }
         UnmapRecord: 48 { kind: 0, tid: 4, space: 8, start: 24, end: 32, time_ns: 40 }
@@ -45,8 +45,8 @@ fn sizes_and_offsets_are_those_of_the_abi() {
 /// The array view of the counters has them in declaration order.
 #[test]
 fn counters_are_an_array() {
-    let mut counters = Counters { unsampled: 1, threads: 3, ..Counters::default() };
+    let mut counters = Counters { calls: 1, threads: 3, ..Counters::default() };
     counters.as_mut_array()[1] = 2;
-    assert_eq!(counters.unsampled_bytes, 2);
+    assert_eq!(counters.unsampled, 2);
     assert_eq!((counters.as_array()[0], counters.as_array()[COUNTERS - 1]), (1, 3));
 }

@@ -14,7 +14,7 @@ use crate::ablation;
 use crate::arch::{self, Arguments};
 use crate::config::config;
 use crate::context::cookie;
-use crate::counters::count_record_lost;
+use crate::counters::{self, add_shared, count_record_lost};
 use crate::limits;
 use crate::live;
 use crate::maps::{self, SITES};
@@ -22,8 +22,9 @@ use crate::memory::read_user;
 use crate::nesting::{is_reentrant, is_tail_jump};
 use crate::output;
 use crate::pending;
+use crate::process::{current_task, process_of};
 use crate::stack;
-use crate::thread::{Pending, SLOTS, ThreadState};
+use crate::thread::{Pending, SLOTS, TAIL, ThreadState};
 
 /// No allocator can return more (the user half of a 48-bit address space): such a call fails, and is not sampled.
 const LARGEST_SIZE: u64 = 1 << 47;
@@ -90,10 +91,11 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
     if const { ablation::ends_after("allocation-cookie") } {
         return SKIP_RETURN;
     }
-    let Some(state) = ThreadState::of_target() else { return SKIP_RETURN };
+    let Some(state) = ThreadState::of_target(move || lose(ctx, call)) else { return SKIP_RETURN };
     if const { ablation::ends_after("allocation-state") } {
         return SKIP_RETURN;
     }
+    state.calls += 1;
     let (first, second) = (Arguments::of(ctx).get(0), Arguments::of(ctx).get(1));
     // 0 stands for every call that is not decided here; a request for 0 bytes is rare.
     let size = match call.shape() {
@@ -120,7 +122,9 @@ fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: 
     let size = match requested(call, &arguments) {
         Some(size) => size,
         None => {
-            if !is_reentrant(ctx, state, call, sp) && !state.is_nested(ctx, call.index(), sp, 0) {
+            if is_reentrant(ctx, state, call, sp) || state.is_nested(ctx, call.index(), sp, 0) {
+                state.counters.reentrant += 1;
+            } else {
                 refuse(state);
             }
             return SKIP_RETURN;
@@ -135,8 +139,9 @@ fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: 
     }
 
     let flags = call.flags();
-    let old_address = if call.old_argument() == NO_ARGUMENT { 0 } else { arguments.get(call.old_argument()) };
+    let old_address = old_block(call, &arguments);
     if old_address != 0 && size == 0 && flags & SITE_ZERO_FREES != 0 {
+        state.counters.zero_reallocs += 1;
         live::release(state, old_address);
         return SKIP_RETURN;
     }
@@ -145,6 +150,7 @@ fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: 
         state.outer_site = call.index();
     }
     if flags & SITE_MAY_TAIL_JUMP != 0 && (old_address == 0 || flags & SITE_PASSES_BLOCK_ON != 0) {
+        state.pending |= TAIL;
         state.tail_sp = sp;
         state.tail_return = arch::return_address(ctx, sp);
         state.tail_size = size;
@@ -212,6 +218,29 @@ fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: 
     if return_sites_probed { SKIP_RETURN } else { PROBE_RETURN }
 }
 
+/// Counts a call by a thread without state. Its old block is freed like any other.
+#[inline(always)]
+fn lose(ctx: *mut c_void, call: Cookie) {
+    let arguments = Arguments::of(ctx);
+    let old_address = old_block(call, &arguments);
+    if old_address != 0 && call.flags() & SITE_ZERO_FREES != 0 && requested(call, &arguments) == Some(0) {
+        return live::release_without_state(old_address);
+    }
+    if let Some(counters) = counters::without_state(process_of(current_task())) {
+        // SAFETY: the pointer is to a counter in a map's value.
+        unsafe { add_shared(&raw mut (*counters).lost_no_thread_state, 1) };
+    }
+    if old_address != 0 {
+        live::report_without_state(old_address);
+    }
+}
+
+/// The block that the call reallocates, or 0.
+#[inline(always)]
+fn old_block(call: Cookie, arguments: &Arguments) -> u64 {
+    if call.old_argument() == NO_ARGUMENT { 0 } else { arguments.get(call.old_argument()) }
+}
+
 /// Bytes that the call requests; `None` if no allocator can return that many.
 #[inline(always)]
 fn requested(call: Cookie, arguments: &Arguments) -> Option<u64> {
@@ -247,7 +276,7 @@ fn end(ctx: *mut c_void, sp: u64, before: bool) {
         return;
     }
     let Some(slot) = state.take_pending(sp) else { return };
-    state.tail_sp = 0;
+    state.pending &= !TAIL;
     let pending = state.slots[slot & (SLOTS - 1)];
     let returned = arch::return_value(ctx);
     let succeeded = if pending.out != 0 { returned == 0 } else { returned != 0 };
@@ -284,6 +313,7 @@ fn end(ctx: *mut c_void, sp: u64, before: bool) {
 }
 
 /// Reports a sample to the daemon, with the stack that begins at `registers`. With `follow`, adds it to the live map.
+/// Returns whether there was room for the record.
 #[inline(always)]
 pub fn report(
     ctx: *mut c_void,
@@ -292,7 +322,7 @@ pub fn report(
     pending: &Pending,
     address: u64,
     follow: bool,
-) {
+) -> bool {
     state.counters.sampled_bytes += pending.size;
     state.sequence = state.sequence.wrapping_add(1);
     let sample = u64::from(state.ordinal) << 32 | u64::from(state.sequence);
@@ -306,7 +336,7 @@ pub fn report(
             // The daemon finds it in the live map.
             track(state, pending, sample, output::now(), address);
         }
-        return;
+        return false;
     };
     let time_ns = output::now();
     let stack = stack::take(ctx, registers, state, sample, time_ns);
@@ -339,6 +369,7 @@ pub fn report(
     state.counters.submitted += 1;
     // SAFETY: `record` was reserved above, and is not used afterwards.
     unsafe { output::submit(record) };
+    true
 }
 
 /// Adds a sample to the live map. Returns `false`, and counts it, if the map is full. A function of its own because two
@@ -348,7 +379,7 @@ fn track(state: &mut ThreadState, pending: &Pending, sample: u64, time_ns: u64, 
     let value = LiveValue {
         sample,
         time_ns,
-        thread_calls: state.calls(),
+        thread_calls: state.calls,
         size_bytes: pending.size,
         trials: pending.trials,
         interval: pending.interval as u32,

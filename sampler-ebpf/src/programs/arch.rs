@@ -184,6 +184,7 @@ pub fn registers(ctx: *mut c_void) -> Registers {
 }
 
 /// The user's registers as the kernel saved them at a system call. Their values are untrusted.
+#[derive(Clone, Copy)]
 pub struct SystemCall(pub u64);
 
 impl SystemCall {

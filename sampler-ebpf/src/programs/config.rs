@@ -10,7 +10,7 @@ static CONFIG: Config = Config {
     live: 0,
     stack_kind: 0,
     self_tgid: 0,
-    reserved: 0,
+    faults: 0,
     criterion: 0,
     stack_bytes: 0,
     seed: 0,

@@ -2,7 +2,10 @@
 
 use core::intrinsics::AtomicOrdering;
 
-use crate::maps::{self, UNATTRIBUTED};
+use aya_ebpf::bindings::BPF_NOEXIST;
+use sampler_ebpf::abi::{Counters, ProcessKey};
+
+use crate::maps::{self, TOTALS, UNATTRIBUTED};
 
 /// Adds to a counter that several CPUs may add to.
 ///
@@ -28,12 +31,45 @@ pub unsafe fn take_number(counter: *mut u64) -> u64 {
     unsafe { core::intrinsics::atomic_xadd::<u64, u64, { AtomicOrdering::SeqCst }>(counter, 1) }
 }
 
-/// Counts a hit of a thread for which the kernel had no state.
+/// Replaces a number that several CPUs may write, if it still has the `expected` value. Returns whether it had.
+///
+/// # Safety
+/// As for [`add_shared`].
 #[inline(always)]
-pub fn count_no_thread_state() {
+pub unsafe fn exchange_if_equal(number: *mut u64, expected: u64, new: u64) -> bool {
+    const ORDER: AtomicOrdering = AtomicOrdering::SeqCst;
+    // SAFETY: as in `add_shared`.
+    unsafe { core::intrinsics::atomic_cxchg::<u64, ORDER, ORDER>(number, expected, new).1 }
+}
+
+/// The counters of a process at its beginning. Not on the stack, half of which it would take.
+static NOTHING: Counters = {
+    // SAFETY: `Counters` consists of integers only, so all zeros is a valid value.
+    unsafe { core::mem::zeroed() }
+};
+
+/// The totals of a process, made if there are none; `None` if there is no room.
+#[inline(always)]
+pub fn totals_of(process: ProcessKey) -> Option<*mut Counters> {
+    TOTALS.get_ptr_mut(process).or_else(|| {
+        let _ = TOTALS.insert(process, &NOTHING, u64::from(BPF_NOEXIST));
+        TOTALS.get_ptr_mut(process)
+    })
+}
+
+/// The counters for what a thread without state does: the totals of its process, or of no process if there is no room
+/// for these.
+#[inline(always)]
+pub fn without_state(process: ProcessKey) -> Option<*mut Counters> {
+    totals_of(process).or_else(|| UNATTRIBUTED.get_ptr_mut(0))
+}
+
+/// Counts a block that was freed although its entry in the live map could not be removed.
+#[inline(always)]
+pub fn count_removal_refused() {
     if let Some(counters) = UNATTRIBUTED.get_ptr_mut(0) {
         // SAFETY: the pointer is to a counter in the map's value.
-        unsafe { add_shared(&raw mut (*counters).lost_no_thread_state, 1) };
+        unsafe { add_shared(&raw mut (*counters).removals_refused, 1) };
     }
 }
 

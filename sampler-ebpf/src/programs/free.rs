@@ -16,7 +16,7 @@ pub extern "C" fn free_entry(ctx: *mut c_void) -> u32 {
     if address == 0 || const { ablation::ends_after("free-cookie") } {
         return 0;
     }
-    let Some(state) = ThreadState::of_target() else { return 0 };
+    let Some(state) = ThreadState::of_target(move || live::release_without_state(address)) else { return 0 };
     if const { ablation::ends_after("free-state") } {
         return 0;
     }

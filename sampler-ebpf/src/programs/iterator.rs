@@ -9,7 +9,7 @@ use crate::config::config;
 use crate::maps::THREADS;
 use crate::memory::read_kernel;
 use crate::process::process_of;
-use crate::thread::{SLOTS, TRACKED};
+use crate::thread::{SLOTS, TRACKED, ThreadState};
 
 /// The first members of the kernel's `bpf_iter_meta`.
 #[repr(C)]
@@ -22,6 +22,16 @@ struct IteratorMeta {
 struct TaskIterator {
     meta: *mut IteratorMeta,
     task: *mut c_void,
+}
+
+/// Most attempts to read a thread's counters while it makes no call.
+const ATTEMPTS: u32 = 8;
+
+/// The thread's number of calls now.
+#[inline(always)]
+fn calls(state: &ThreadState) -> u64 {
+    // SAFETY: the pointer is to a field of the state, which is initialised and aligned.
+    unsafe { core::ptr::read_volatile(&raw const state.calls) }
 }
 
 /// Called for each task. Writes a [`ThreadRecord`] for each one that has state.
@@ -39,13 +49,18 @@ pub extern "C" fn read_threads(ctx: *mut c_void) -> u32 {
     if state.status != TRACKED {
         return 0;
     }
-    let mut record = ThreadRecord {
-        process: state.process,
-        tid: state.tid,
-        reserved: 0,
-        counters: state.all_counters(),
-        reallocated: [0; SLOTS],
-    };
+    let mut record = ThreadRecord { process: state.process, tid: state.tid, ..ThreadRecord::default() };
+    // A running thread may make calls while its counters are read. They are read again then, so that they are of one
+    // moment.
+    let mut attempts = 0;
+    while attempts < ATTEMPTS {
+        attempts += 1;
+        let before = calls(state);
+        state.copy_counters(&mut record.counters);
+        if record.counters.calls == before {
+            break;
+        }
+    }
     record.counters.threads = 1;
     let mut i = 0;
     while i < SLOTS {

@@ -2,14 +2,13 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::programs::RawTracePointContext;
 use aya_log_ebpf::warn;
 use sampler_ebpf::abi::{Counters, ProcessKey, kind};
 
 use crate::config::config;
 use crate::context::argument;
-use crate::counters::{add_shared, count_process_event_lost};
+use crate::counters::{add_shared, count_process_event_lost, totals_of};
 use crate::maps::{self, TARGETS, THREADS, TOTALS};
 use crate::memory::read_kernel;
 use crate::output;
@@ -94,13 +93,13 @@ pub extern "C" fn process_exit(ctx: *mut c_void) -> u32 {
 #[inline(always)]
 fn flush(ctx: *mut c_void, state: &mut ThreadState) {
     state.abandon_all();
-    let mut counters = state.all_counters();
-    counters.threads = 1;
-    let mut totals = TOTALS.get_ptr_mut(state.process);
-    if totals.is_none() {
-        let _ = TOTALS.insert(state.process, Counters::default(), u64::from(BPF_NOEXIST));
-        totals = TOTALS.get_ptr_mut(state.process);
-    }
+    // All in one place: a copy would take half of the program's stack.
+    state.counters.calls = state.calls;
+    state.counters.unsampled = state.unsampled;
+    state.counters.unsampled_bytes = state.unsampled_bytes;
+    state.counters.frees_seen = state.frees_seen;
+    state.counters.threads = 1;
+    let totals = totals_of(state.process);
     if totals.is_none() {
         warn!(&RawTracePointContext::new(ctx), "no room for the totals of process {}", state.process.tgid);
     }
@@ -109,7 +108,7 @@ fn flush(ctx: *mut c_void, state: &mut ThreadState) {
         let mut i = 0;
         while i < sampler_ebpf::abi::COUNTERS {
             // SAFETY: `totals` is a value of the map, which consists of `COUNTERS` u64s, and `i` is below that.
-            unsafe { add_shared(totals.cast::<u64>().add(i), counters.as_array()[i]) };
+            unsafe { add_shared(totals.cast::<u64>().add(i), state.counters.as_array()[i]) };
             i += 1;
         }
     }
@@ -117,10 +116,10 @@ fn flush(ctx: *mut c_void, state: &mut ThreadState) {
         // SAFETY: the pointer is to a counter in the map's value.
         unsafe { add_shared(&raw mut (*progress).threads_flushed, 1) };
     }
+    state.calls = 0;
     state.unsampled = 0;
     state.unsampled_bytes = 0;
     state.frees_seen = 0;
     state.counters = Counters::default();
-    state.tail_sp = 0;
     state.outer_sp = 0;
 }

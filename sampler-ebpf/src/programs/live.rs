@@ -1,16 +1,21 @@
 //! The live map: tracked blocks are added, looked up and removed.
 
 use aya_ebpf::bindings::BPF_ANY;
-use sampler_ebpf::abi::{FreeRecord, LiveKey, LiveValue};
+use sampler_ebpf::abi::{FreeRecord, LiveKey, LiveValue, fault};
 
 use crate::ablation;
+use crate::config::config;
+use crate::counters::{self, add_shared, count_removal_refused, exchange_if_equal};
 use crate::filter;
 use crate::maps::{self, LIVE};
 use crate::output;
+use crate::process::{current_pid_tgid, current_task, process_of, space_of};
 use crate::thread::ThreadState;
 
 /// `-ENOENT`.
 const NOT_FOUND: i32 = -2;
+/// `-EBUSY`.
+const BUSY: i32 = -16;
 
 /// Counts a free, and reports it if the block is tracked.
 #[inline(always)]
@@ -25,22 +30,58 @@ pub fn release(state: &mut ThreadState, address: u64) {
 }
 
 /// The slow part of [`release`], in a function of its own so that the path of untracked blocks stays short.
-///
-/// The record is reserved before the block leaves the live map. Whoever finds the block gone can therefore rely on the
-/// record being in the ring.
 #[inline(never)]
 fn release_tracked(state: &mut ThreadState, address: u64) {
     let key = LiveKey { space: state.space, address };
-    // SAFETY: the value is copied at once. If another CPU replaces the entry meanwhile, the copy may mix both values,
-    // but it consists of integers in any case.
-    let Some(value) = (unsafe { LIVE.get(key) }).copied() else { return };
-    let record = output::reserve::<FreeRecord>(maps::events());
-    if remove(key) {
+    if let Some((value, record)) = take_with_record(key) {
         output::complete_free(state, &value, record);
-    } else if let Some(record) = record {
+    }
+}
+
+/// Counts a free by a thread without state, and reports it if the block is tracked.
+#[inline(always)]
+pub fn release_without_state(address: u64) {
+    if let Some(counters) = counters::without_state(process_of(current_task())) {
+        // SAFETY: the pointer is to a counter in a map's value.
+        unsafe {
+            add_shared(&raw mut (*counters).frees_seen, 1);
+            add_shared(&raw mut (*counters).frees_no_thread_state, 1);
+        }
+    }
+    report_without_state(address);
+}
+
+/// Reports that a thread without state frees a block, if it is tracked.
+#[inline(never)]
+pub fn report_without_state(address: u64) {
+    if !filter::may_be_tracked(address) {
+        return;
+    }
+    let task = current_task();
+    let process = process_of(task);
+    let space = space_of(task, process);
+    if let Some((value, record)) = take_with_record(LiveKey { space, address }) {
+        output::complete_free_without_state(process, current_pid_tgid() as u32, space, &value, record);
+    }
+}
+
+/// Removes a block from the live map, if it is tracked. Returns its value, and the reserved record of its free if there
+/// was space.
+///
+/// The record is reserved before the block leaves the live map. Whoever finds the block gone can therefore rely on the
+/// record being in the ring.
+#[inline(always)]
+fn take_with_record(key: LiveKey) -> Option<(LiveValue, Option<&'static mut FreeRecord>)> {
+    let value = tracked(key)?;
+    let record = output::reserve::<FreeRecord>(maps::events());
+    if remove(key, value.sample) {
+        return Some((value, record));
+    }
+    if let Some(record) = record {
         // SAFETY: `record` was reserved above, and is not used afterwards.
         unsafe { output::discard(record) };
     }
+    None
 }
 
 /// Removes a block from the live map, if it is tracked, and returns its value.
@@ -49,7 +90,9 @@ pub fn take_out(state: &ThreadState, address: u64) -> Option<LiveValue> {
     if !filter::may_be_tracked(address) {
         return None;
     }
-    take_tracked(state, address)
+    let key = LiveKey { space: state.space, address };
+    let value = tracked(key)?;
+    remove(key, value.sample).then_some(value)
 }
 
 /// Looks up a block in the live map without removing it.
@@ -58,32 +101,44 @@ pub fn look(state: &ThreadState, address: u64) -> Option<LiveValue> {
     if !filter::may_be_tracked(address) {
         return None;
     }
-    // SAFETY: the value is copied at once. If another CPU replaces the entry meanwhile, the copy may mix both values,
-    // but it consists of integers in any case.
-    Some(unsafe { *LIVE.get(LiveKey { space: state.space, address })? })
+    tracked(LiveKey { space: state.space, address })
 }
 
-/// The slow part of [`take_out`].
+/// The value of a tracked block.
 #[inline(always)]
-fn take_tracked(state: &ThreadState, address: u64) -> Option<LiveValue> {
-    let key = LiveKey { space: state.space, address };
+fn tracked(key: LiveKey) -> Option<LiveValue> {
     // SAFETY: the value is copied at once. If another CPU replaces the entry meanwhile, the copy may mix both values,
     // but it consists of integers in any case.
     let value = unsafe { *LIVE.get(key)? };
-    remove(key).then_some(value)
+    (value.sample != LiveValue::FREED).then_some(value)
 }
 
-/// Removes an entry from the live map; `false` if it was already gone because two threads freed the same block.
+/// Removes a sample's entry from the live map; `false` if it was already gone because two threads freed the same block.
 #[inline(always)]
-fn remove(key: LiveKey) -> bool {
-    match LIVE.remove(key) {
-        Ok(()) => filter::remove(key.address),
-        Err(NOT_FOUND) => return false,
-        // The kernel did not get the bucket's lock in time. The block is freed all the same; its entry is replaced when
-        // the allocator returns the address again.
-        Err(_) => {}
+fn remove(key: LiveKey, sample: u64) -> bool {
+    let removed = if config!(faults) & fault::REMOVAL_REFUSED == 0 { LIVE.remove(key) } else { Err(BUSY) };
+    match removed {
+        Ok(()) => {
+            filter::remove(key.address);
+            true
+        }
+        Err(NOT_FOUND) => false,
+        // The kernel did not get the bucket's lock in time. The block is freed all the same.
+        Err(_) => mark_freed(key, sample),
     }
-    true
+}
+
+/// Marks the entry of a freed block that stays in the live map, so that its free is reported once. The next block at the
+/// address, or the end of the process, replaces it. The filter may then count one block too many, which costs a look-up.
+#[inline(always)]
+fn mark_freed(key: LiveKey, sample: u64) -> bool {
+    let Some(entry) = LIVE.get_ptr_mut(key) else { return false };
+    // SAFETY: the pointer is to the entry's value, whose first field is an aligned `u64`.
+    let marked = unsafe { exchange_if_equal(&raw mut (*entry).sample, sample, LiveValue::FREED) };
+    if marked {
+        count_removal_refused();
+    }
+    marked
 }
 
 /// Adds a block to the live map; `false` if the map is full.

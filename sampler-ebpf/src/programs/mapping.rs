@@ -14,10 +14,11 @@ use crate::allocation;
 use crate::arch::{SystemCall, number};
 use crate::config::config;
 use crate::context::argument;
+use crate::counters::{self, add_shared, count_record_lost};
 use crate::maps::{self, THREADS};
 use crate::memory::read_kernel;
 use crate::output;
-use crate::process::{current_pid_tgid, current_task};
+use crate::process::{current_pid_tgid, current_task, process_of};
 use crate::target::is_target;
 use crate::thread::{Pending, ThreadState};
 
@@ -30,11 +31,11 @@ const FIRST_ERROR: u64 = 4096_u64.wrapping_neg();
 /// The calling thread's state if it belongs to a target. The tracepoints fire for every process of the host, and
 /// threads of other processes get no state.
 #[inline(always)]
-fn state_of_target() -> Option<&'static mut ThreadState> {
+fn state_of_target(without_state: impl FnOnce()) -> Option<&'static mut ThreadState> {
     if THREADS.current().is_none() && !is_target((current_pid_tgid() >> 32) as u32) {
         return None;
     }
-    ThreadState::of_target()
+    ThreadState::of_target(without_state)
 }
 
 /// `sys_enter(registers, number)`: notes when one of the four calls began, and where the heap of brk ended.
@@ -45,7 +46,8 @@ pub extern "C" fn system_call_entry(ctx: *mut c_void) -> u32 {
     if !matches!(number, number::MMAP | number::MUNMAP | number::MREMAP | number::BRK) {
         return 0;
     }
-    let Some(state) = state_of_target() else { return 0 };
+    // Without state, the exit finds that the entry was not noted, and counts that.
+    let Some(state) = state_of_target(|| ()) else { return 0 };
     state.mapping_ns = output::now();
     state.mapping_brk = end_of_heap();
     0
@@ -58,53 +60,102 @@ fn end_of_heap() -> u64 {
     read_kernel(mm + config!(offsets.mm_brk))
 }
 
+/// What one of the four calls did.
+struct Effect {
+    /// The addresses that it unmapped: start and end. Of a brk, from where the heap ends now.
+    gone: (u64, u64),
+    /// The mapping that it made: one of [`mapping`], address and size. The size is 0 if it made none.
+    site: u32,
+    address: u64,
+    size: u64,
+}
+
+impl Effect {
+    /// The effect of a call that succeeded with this result. `brk`: where the heap ended before.
+    #[inline(always)]
+    fn of(call: &SystemCall, number: u64, result: u64, brk: u64) -> Self {
+        let (first, second, flags) = (call.argument(0), call.argument(1), call.argument(3));
+        match number {
+            // munmap(address, length)
+            number::MUNMAP => Self { gone: pages(first, second), site: 0, address: 0, size: 0 },
+            // mmap(address, length, protection, flags, …). Mappings of files do not count: they are not memory that the
+            // program requested.
+            number::MMAP => {
+                let gone = if flags & MAP_FIXED != 0 { pages(result, second) } else { (0, 0) };
+                let size = if flags & MAP_ANONYMOUS != 0 { second } else { 0 };
+                Self { gone, site: mapping::MMAP, address: result, size }
+            }
+            // mremap(address, length, new length, flags, …). Like realloc, it frees the old range and allocates the new
+            // one. With a length of 0 it maps shared pages a second time.
+            number::MREMAP => {
+                let stays = flags & MREMAP_DONTUNMAP != 0 || second == 0;
+                let gone = if stays { (0, 0) } else { pages(first, second) };
+                Self { gone, site: mapping::MREMAP, address: result, size: call.argument(2) }
+            }
+            // brk(end) returns the end of the heap, moved or not. The end is exact to the byte, because what is above it
+            // belongs to the next call.
+            _ => Self { gone: (result, brk), site: mapping::BRK, address: brk, size: result.saturating_sub(brk) },
+        }
+    }
+}
+
 /// `sys_exit(registers, result)`: records what one of the four calls did.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sys_exit")]
 pub extern "C" fn system_call_exit(ctx: *mut c_void) -> u32 {
     let (call, result) = (SystemCall(argument(ctx, 0)), argument(ctx, 1));
     let number = call.number();
-    if !matches!(number, number::MMAP | number::MUNMAP | number::MREMAP | number::BRK)
-        || result >= FIRST_ERROR
-        || !call.is_native()
-    {
+    if !matches!(number, number::MMAP | number::MUNMAP | number::MREMAP | number::BRK) || !call.is_native() {
         return 0;
     }
-    let Some(state) = state_of_target() else { return 0 };
-    let (first, second, flags) = (call.argument(0), call.argument(1), call.argument(3));
-    let (gone, site, address, size) = match number {
-        // munmap(address, length)
-        number::MUNMAP => (pages(first, second), 0, 0, 0),
-        // mmap(address, length, protection, flags, …). Mappings of files do not count: they are not memory that the
-        // program requested.
-        number::MMAP => {
-            let gone = if flags & MAP_FIXED != 0 { pages(result, second) } else { (0, 0) };
-            (gone, mapping::MMAP, result, if flags & MAP_ANONYMOUS != 0 { second } else { 0 })
-        }
-        // mremap(address, length, new length, flags, …). Like realloc, it frees the old range and allocates the new
-        // one. With a length of 0 it maps shared pages a second time.
-        number::MREMAP => {
-            let stays = flags & MREMAP_DONTUNMAP != 0 || second == 0;
-            let gone = if stays { (0, 0) } else { pages(first, second) };
-            (gone, mapping::MREMAP, result, call.argument(2))
-        }
-        // brk(end) returns the end of the heap, moved or not. The end is exact to the byte, because what is above it
-        // belongs to the next call.
-        _ => {
-            let begin = state.mapping_brk;
-            if begin == 0 {
-                return 0;
-            }
-            ((result, begin), mapping::BRK, begin, if result > begin { result - begin } else { 0 })
-        }
-    };
-    if gone.0 < gone.1 {
-        submit_unmap(state, gone.0, gone.1);
+    let Some(state) = state_of_target(move || lose(call, number, result)) else { return 0 };
+    let begun_ns = core::mem::take(&mut state.mapping_ns);
+    if result >= FIRST_ERROR {
+        return 0;
     }
-    if size != 0 {
-        mapped(ctx, &call, state, site, address, size);
+    if begun_ns == 0 {
+        state.counters.system_calls_lost += 1;
+        if number == number::BRK {
+            // How far it moved the end is not known.
+            lose_unmap(state, 0);
+            return 0;
+        }
+    }
+    let effect = Effect::of(&call, number, result, state.mapping_brk);
+    let (start, end) = effect.gone;
+    if start < end && config!(live) != 0 {
+        if begun_ns == 0 {
+            lose_unmap(state, end - start);
+        } else {
+            submit_unmap(state, start, end, begun_ns);
+        }
+    }
+    if effect.size != 0 {
+        mapped(ctx, &call, state, effect.site, effect.address, effect.size);
     }
     0
+}
+
+/// Counts what a thread without state did.
+#[inline(always)]
+fn lose(call: SystemCall, number: u64, result: u64) {
+    if result >= FIRST_ERROR {
+        return;
+    }
+    let Some(counters) = counters::without_state(process_of(current_task())) else { return };
+    // The end of the heap is now what this call made it: whether it grew or shrank is not known.
+    let effect = Effect::of(&call, number, result, result);
+    let (start, end) = effect.gone;
+    // SAFETY: the pointer is to a counter in a map's value.
+    unsafe {
+        add_shared(&raw mut (*counters).system_calls_lost, 1);
+        add_shared(&raw mut (*counters).lost_no_thread_state, u64::from(effect.size != 0));
+        if start < end || number == number::BRK {
+            add_shared(&raw mut (*counters).unmaps_lost, 1);
+            add_shared(&raw mut (*counters).unmaps_lost_bytes, end.saturating_sub(start));
+            count_record_lost();
+        }
+    }
 }
 
 /// The kernel unmaps whole pages, even if the length is not a multiple of the page size.
@@ -118,6 +169,7 @@ fn pages(address: u64, length: u64) -> (u64, u64) {
 #[inline(always)]
 fn mapped(ctx: *mut c_void, call: &SystemCall, state: &mut ThreadState, site: u32, address: u64, size: u64) {
     let registers = call.registers();
+    state.calls += 1;
     // A call that jumped to the system call is in flight at its stack pointer.
     if state.is_below_outer(registers.sp, |_| true) {
         state.counters.reentrant += 1;
@@ -140,20 +192,24 @@ fn mapped(ctx: *mut c_void, call: &SystemCall, state: &mut ThreadState, site: u3
         return_sites_probed: 0,
     };
     // The daemon knows which parts of a mapping are left. The live map holds whole blocks only.
-    allocation::report(ctx, &registers, state, &sample, address, false);
+    if !allocation::report(ctx, &registers, state, &sample, address, false) {
+        state.counters.mappings_lost += 1;
+        state.counters.mappings_lost_bytes += size;
+    }
 }
 
 #[inline(always)]
-fn submit_unmap(state: &mut ThreadState, start: u64, end: u64) {
-    if config!(live) == 0 {
-        return;
-    }
-    let Some(record) = output::reserve::<UnmapRecord>(maps::events()) else {
-        state.counters.frees_lost += 1;
-        return;
-    };
-    *record =
-        UnmapRecord { kind: kind::UNMAP, tid: state.tid, space: state.space, start, end, time_ns: state.mapping_ns };
+fn submit_unmap(state: &mut ThreadState, start: u64, end: u64, time_ns: u64) {
+    let Some(record) = output::reserve::<UnmapRecord>(maps::events()) else { return lose_unmap(state, end - start) };
+    *record = UnmapRecord { kind: kind::UNMAP, tid: state.tid, space: state.space, start, end, time_ns };
     // SAFETY: `record` was reserved above, and is not used afterwards.
     unsafe { output::submit(record) };
+}
+
+/// Counts an unmapping that is not reported. The daemon then looks at what is mapped.
+#[inline(always)]
+fn lose_unmap(state: &mut ThreadState, bytes: u64) {
+    state.counters.unmaps_lost += 1;
+    state.counters.unmaps_lost_bytes += bytes;
+    count_record_lost();
 }

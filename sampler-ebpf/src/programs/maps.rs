@@ -6,7 +6,9 @@ use core::ptr::{addr_of, from_ref};
 use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
 use aya_ebpf::btf_maps::{Array, HashMap, RingBuf, StackTrace};
 use aya_ebpf::macros::btf_map;
+use sampler_ebpf::abi;
 use sampler_ebpf::abi::{Control, Counters, FileRanges, LiveKey, LiveValue, ProcessKey, Progress, Site};
+use sampler_ebpf::geometric::DrawConstants;
 
 use crate::task_storage::TaskStorage;
 use crate::thread::ThreadState;
@@ -48,6 +50,9 @@ pub static STACK_LIMITS: HashMap<ProcessKey, u64, 4096, { BPF_F_NO_PREALLOC as u
 /// The control map: settings that the daemon changes at run time.
 #[btf_map]
 pub static CONTROL: Array<Control, 1> = Array::new();
+/// Constants of the geometric draw, for each interval so far.
+#[btf_map]
+pub static DRAWS: Array<DrawConstants, { abi::DRAWS as usize }> = Array::new();
 /// Counts over all threads, written by the programs.
 #[btf_map]
 pub static PROGRESS: Array<Progress, 1> = Array::new();
@@ -74,6 +79,12 @@ pub fn handle<T>(map: &'static T) -> *mut c_void {
 #[inline(always)]
 pub fn control() -> Option<&'static Control> {
     CONTROL.get(0)
+}
+
+/// Constants of the geometric draw for the current interval.
+#[inline(always)]
+pub fn draw_constants() -> Option<&'static DrawConstants> {
+    DRAWS.get(control()?.draw as u32)
 }
 
 /// The single value of `PROGRESS`.

@@ -7,7 +7,7 @@ use sampler_ebpf::abi::{Cookie, MAX_REENTRANT_RANGES, SITE_MAY_TAIL_JUMP, Site};
 use crate::arch;
 use crate::maps::{FILES, SITES};
 use crate::pending::LARGEST_PAGE;
-use crate::thread::ThreadState;
+use crate::thread::{TAIL, ThreadState};
 
 /// Whether the allocator called itself: the return address lies in a hooked function of the same file.
 ///
@@ -65,7 +65,7 @@ fn is_called_inside(ctx: *mut c_void, site: &Site, caller: u64) -> bool {
 /// is probed, by us or by another tracer, the kernel's trampoline is in place of the return address.
 #[inline(always)]
 pub fn is_tail_jump(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, sp: u64, size: u64) -> bool {
-    if state.tail_sp == 0 {
+    if state.pending & TAIL == 0 {
         return false;
     }
     let expected = state.tail_sp == sp
@@ -76,7 +76,7 @@ pub fn is_tail_jump(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, sp:
         // reallocarray jumps to realloc, which may jump to malloc.
         state.tail_site = call.index();
     } else {
-        state.tail_sp = 0;
+        state.pending &= !TAIL;
     }
     expected
 }

@@ -10,7 +10,7 @@ use sampler_ebpf::abi::{FreeRecord, LiveValue, ProcessKey, ProcessRecord, kind};
 use zerocopy::FromBytes;
 
 use crate::config::config;
-use crate::counters::count_record_lost;
+use crate::counters::{self, add_shared, count_record_lost};
 use crate::maps;
 use crate::thread::ThreadState;
 
@@ -91,14 +91,48 @@ pub fn complete_free(state: &mut ThreadState, value: &LiveValue, record: Option<
         count_record_lost();
         return;
     };
+    let temporary = value.tid == state.tid && value.thread_calls == state.calls;
+    write_free(record, state.tid, state.space, value, temporary);
+}
+
+/// Does the same for a thread without state, which cannot tell whether the block was temporary.
+#[inline(always)]
+pub fn complete_free_without_state(
+    process: ProcessKey,
+    tid: u32,
+    space: ProcessKey,
+    value: &LiveValue,
+    record: Option<&'static mut FreeRecord>,
+) {
+    let counters = counters::without_state(process);
+    if let Some(counters) = counters {
+        // SAFETY: the pointer is to a counter in a map's value.
+        unsafe { add_shared(&raw mut (*counters).frees_matched, 1) };
+    }
+    if let Some(record) = record {
+        write_free(record, tid, space, value, false);
+        return;
+    }
+    if let Some(counters) = counters {
+        // SAFETY: as above.
+        unsafe {
+            add_shared(&raw mut (*counters).frees_lost, 1);
+            add_shared(&raw mut (*counters).frees_lost_bytes, value.size_bytes);
+        }
+    }
+    count_record_lost();
+}
+
+#[inline(always)]
+fn write_free(record: &'static mut FreeRecord, tid: u32, space: ProcessKey, value: &LiveValue, temporary: bool) {
     *record = FreeRecord {
         kind: kind::FREE,
-        tid: state.tid,
-        space: state.space,
+        tid,
+        space,
         sample: value.sample,
         time_ns: now(),
         size_bytes: value.size_bytes,
-        temporary: u32::from(value.tid == state.tid && value.thread_calls == state.calls()),
+        temporary: u32::from(temporary),
         reserved: 0,
     };
     // SAFETY: `record` was reserved by the caller or by `submit_free`, and is not used afterwards.

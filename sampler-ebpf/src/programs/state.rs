@@ -1,14 +1,22 @@
 //! The state of each thread: whether it belongs to a target, its draws and its countdown.
 
 use aya_ebpf::helpers::generated::bpf_get_prandom_u32;
+use sampler_ebpf::abi::fault;
 use sampler_ebpf::{geometric, rng, sampler};
 
 use crate::config::config;
-use crate::counters::{count_no_thread_state, take_number};
+use crate::counters::take_number;
 use crate::maps::{self, THREADS};
 use crate::process::{current_pid_tgid, current_task, process_of, space_of};
 use crate::target::{is_target, list_by_rule};
 use crate::thread::{IGNORED, TRACKED, ThreadState};
+
+/// Whether a thread has got state before.
+#[inline(always)]
+fn is_not_first() -> bool {
+    // SAFETY: the pointer is to a counter in the map's value.
+    maps::progress().is_some_and(|progress| unsafe { (*progress).threads != 0 })
+}
 
 /// The result of a successful trial.
 pub struct Success {
@@ -19,27 +27,32 @@ pub struct Success {
 }
 
 impl ThreadState {
-    /// The state of the calling thread if it belongs to a target. Counts the hit as lost if the kernel cannot provide
-    /// state for it.
+    /// The state of the calling thread if it belongs to a target. If the kernel cannot provide state for a target's
+    /// thread, `without_state` is called, to count what is lost.
     #[inline(always)]
-    pub fn of_target() -> Option<&'static mut Self> {
+    pub fn of_target(without_state: impl FnOnce()) -> Option<&'static mut Self> {
         if let Some(state) = THREADS.current() {
             if state.status == TRACKED || state.admit() {
                 return Some(state);
             }
             return None;
         }
-        Self::of_new_thread()
+        Self::of_new_thread(without_state)
     }
 
     /// Does the same for a thread that has no state yet.
     #[inline(never)]
-    fn of_new_thread() -> Option<&'static mut Self> {
-        match THREADS.current_or_create() {
+    fn of_new_thread(without_state: impl FnOnce()) -> Option<&'static mut Self> {
+        let state = if config!(faults) & fault::NO_THREAD_STATE != 0 && is_not_first() {
+            None
+        } else {
+            THREADS.current_or_create()
+        };
+        match state {
             Some(state) => state.admit().then_some(state),
             None => {
                 if is_target((current_pid_tgid() >> 32) as u32) {
-                    count_no_thread_state();
+                    without_state();
                 }
                 None
             }
@@ -84,10 +97,9 @@ impl ThreadState {
     /// Draws the trials until the next success, with the interval now in force.
     #[inline(always)]
     pub fn draw(&mut self) {
-        let Some(control) = maps::control() else { return };
-        let constants = control.draw;
+        let Some(constants) = maps::draw_constants() else { return };
         self.interval = constants.interval;
-        self.remaining = geometric::draw(rng::next(&mut self.random), &constants);
+        self.remaining = geometric::draw(rng::next(&mut self.random), constants);
     }
 
     /// Counts an allocation call and its trials. `Some` means that a trial succeeded: the call is sampled and the next

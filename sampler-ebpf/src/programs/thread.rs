@@ -1,9 +1,14 @@
 //! The kernel-side state of each thread: the countdown, exact totals and in-flight calls.
 
-use sampler_ebpf::abi::{Counters, LiveValue, MAX_IN_FLIGHT_CALLS, ProcessKey};
+use core::ptr::read_volatile;
+
+use sampler_ebpf::abi::{COUNTERS, Counters, LiveValue, MAX_IN_FLIGHT_CALLS, ProcessKey};
 
 /// Most in-flight calls per thread.
 pub const SLOTS: usize = MAX_IN_FLIGHT_CALLS;
+
+/// Bit of [`ThreadState::pending`]: a call may end in a jump to another hooked function.
+pub const TAIL: u32 = 1 << SLOTS;
 
 /// Not yet known whether the thread belongs to a target.
 pub const NEW: u32 = 0;
@@ -18,24 +23,26 @@ pub const IGNORED: u32 = 2;
 pub struct ThreadState {
     /// Trials until the next success, at least 1.
     pub remaining: u64,
+    /// Number of calls of allocation functions, counted at their entry.
+    pub calls: u64,
     /// Number of unsampled calls.
     pub unsampled: u64,
     /// Bytes that they requested.
     pub unsampled_bytes: u64,
     /// Number of frees.
     pub frees_seen: u64,
-    /// Stack pointer of a call that may end in a jump to another hooked function, or 0.
-    pub tail_sp: u64,
     /// Stack pointer of the last outermost call that may call a hooked function inside, or 0 if it has returned.
     pub outer_sp: u64,
     /// [`NEW`], [`TRACKED`] or [`IGNORED`].
     pub status: u32,
-    /// Bit i is set if `slots[i]` holds an in-flight call.
+    /// Bit i is set if `slots[i]` holds an in-flight call, [`TAIL`] if `tail_sp` belongs to one.
     pub pending: u32,
 
     /// The owner of the address space that the thread runs in.
     pub space: ProcessKey,
-    /// Return address of the call that may end in a jump.
+    /// Stack pointer of a call that may end in a jump to another hooked function.
+    pub tail_sp: u64,
+    /// Return address of this call.
     pub tail_return: u64,
     /// The size that this call requested.
     pub tail_size: u64,
@@ -110,7 +117,7 @@ impl ThreadState {
     /// Whether, as far as is known, no call is in flight that the next call could be part of.
     #[inline(always)]
     pub fn is_idle(&self) -> bool {
-        self.outer_sp | self.tail_sp | u64::from(self.pending) == 0
+        self.outer_sp | u64::from(self.pending) == 0
     }
 
     /// Counts an allocation call if none of its trials succeeds. `false` means that one does, and that nothing was
@@ -126,20 +133,23 @@ impl ThreadState {
         true
     }
 
-    /// The number of calls so far, including this one if it has been counted.
+    /// Copies all counters of the thread, which may be running. (A value of this size must not be copied twice: it takes
+    /// half of a program's stack.)
     #[inline(always)]
-    pub fn calls(&self) -> u64 {
-        self.unsampled + self.counters.sampled
-    }
-
-    /// All counters of the thread.
-    #[inline(always)]
-    pub fn all_counters(&self) -> Counters {
-        Counters {
-            unsampled: self.unsampled,
-            unsampled_bytes: self.unsampled_bytes,
-            frees_seen: self.frees_seen,
-            ..self.counters
+    pub fn copy_counters(&self, to: &mut Counters) {
+        let from = (&raw const self.counters).cast::<u64>();
+        let mut i = 0;
+        while i < COUNTERS {
+            // SAFETY: `Counters` consists of `COUNTERS` aligned `u64`s, and `i` is below that.
+            to.as_mut_array()[i] = unsafe { read_volatile(from.add(i)) };
+            i += 1;
+        }
+        // SAFETY: the pointers are to fields of the state, which are initialised and aligned.
+        unsafe {
+            to.unsampled = read_volatile(&raw const self.unsampled);
+            to.unsampled_bytes = read_volatile(&raw const self.unsampled_bytes);
+            to.frees_seen = read_volatile(&raw const self.frees_seen);
+            to.calls = read_volatile(&raw const self.calls);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! The heap as the samples show it: sums of each stack, and the sampled blocks that are live. No I/O: events in, sums out.
 
+mod mappings;
 mod overflow;
 mod reconciliation;
 mod row;
@@ -178,26 +179,6 @@ impl Heap {
         let Some(live) = self.spaces.get_mut(&space).and_then(|samples| samples.remove(&id)) else { return };
         let weight = self.subtract_live(&live);
         self.rows[live.row as usize].ages.record(time_ns.saturating_sub(live.time_ns), weight, temporary);
-    }
-
-    /// Removes an unmapped address range, as of `time_ns`. A mapping shrinks by the bytes that it loses and keeps its weight;
-    /// when it loses the last one, it is freed.
-    pub fn unmap(&mut self, space: ProcessKey, start: u64, end: u64, time_ns: u64) {
-        let Some(pieces) = self.mappings.get_mut(&space) else { return };
-        let lost = pieces.unmap(start, end, time_ns);
-        if !lost.is_empty() {
-            self.note_peak();
-        }
-        for (id, bytes) in lost {
-            let Some(live) = self.spaces.get_mut(&space).and_then(|samples| samples.get_mut(&id)) else { continue };
-            if live.size_bytes <= bytes {
-                self.free(space, id, time_ns, false);
-                continue;
-            }
-            live.size_bytes -= bytes;
-            let (trials, row) = (live.trials, live.row);
-            self.totals.inuse_bytes -= bytes as f64 * weight_of(trials, self.rows[row as usize].key.interval);
-        }
     }
 
     /// Interval of a live block's row.

@@ -47,6 +47,24 @@ impl MappedPieces {
         }
         lost
     }
+
+    /// Removes the parts of pieces that lie outside of `ranges` (in order of their starts) and were mapped no later than
+    /// `until_ns`. Returns the same as [`MappedPieces::unmap`].
+    pub fn keep_only(&mut self, ranges: &[(u64, u64)], until_ns: u64) -> Vec<(u64, u64)> {
+        let (mut lost, mut from) = (Vec::new(), 0);
+        for (start, end) in ranges {
+            lost.extend(self.unmap(from, *start, until_ns));
+            from = from.max(*end);
+        }
+        lost.extend(self.unmap(from, u64::MAX, until_ns));
+        lost
+    }
+
+    /// Number of pieces that were mapped no later than `until_ns`, and the sum of their bytes.
+    pub fn mapped_by(&self, until_ns: u64) -> (u64, u64) {
+        let mapped = self.0.iter().filter(|(_, piece)| piece.since_ns <= until_ns);
+        mapped.fold((0, 0), |(pieces, bytes), (start, piece)| (pieces + 1, bytes + (piece.end - start)))
+    }
 }
 
 #[cfg(test)]
@@ -66,6 +84,21 @@ mod tests {
         assert_eq!(mapped.unmap(140, 170, 9), [(1, 10), (1, 10)]);
         assert_eq!(mapped.unmap(0, 1000, 9), [(1, 40), (1, 30)]);
         assert_eq!(mapped.unmap(0, 1000, 9), []);
+    }
+
+    #[test]
+    fn what_lies_outside_of_ranges_is_gone() {
+        let mut mapped = MappedPieces::default();
+        for (sample, since) in [(1, 1), (2, 2), (3, 3), (4, 9)] {
+            mapped.map(sample * 100, sample * 100 + 50, sample, since);
+        }
+        assert_eq!(mapped.mapped_by(2), (2, 100));
+        assert_eq!(
+            mapped.keep_only(&[(0, 120), (110, 130), (290, 310), (305, 308), (320, 330)], 5),
+            [(1, 20), (2, 50), (3, 10), (3, 20)]
+        );
+        assert_eq!(pieces(&mapped), [(100, 130, 1), (300, 310, 3), (320, 330, 3), (400, 450, 4)]);
+        assert_eq!(mapped.mapped_by(u64::MAX), (4, 100));
     }
 
     #[test]

@@ -8,6 +8,7 @@ pub mod cgroup;
 pub mod events;
 pub mod in_root;
 pub mod limits;
+pub mod mapped_ranges;
 pub mod mappings;
 pub mod modules;
 pub mod open;

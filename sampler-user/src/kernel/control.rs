@@ -1,8 +1,10 @@
 //! The control maps, through which the daemon controls the running programs: sites, code ranges, targets, sampling
 //! interval.
 
+use std::collections::VecDeque;
+
 use aya::maps::{Array, HashMap, MapData};
-use sampler_ebpf::abi::{Control, FileRanges, ProcessKey, Site};
+use sampler_ebpf::abi::{Control, DRAWS, FileRanges, ProcessKey, Site};
 use sampler_ebpf::geometric::DrawConstants;
 use sampler_ebpf::trials::TrialTable;
 
@@ -14,6 +16,8 @@ use super::loader::Loader;
 pub struct ControlMaps<M = KernelMaps> {
     maps: M,
     control: Control,
+    /// Elements of `DRAWS` that were written, oldest first, if they have not been written again.
+    draws: VecDeque<(u32, DrawConstants)>,
     sites_used: u32,
     files_used: u32,
 }
@@ -64,6 +68,12 @@ pub trait Maps {
     /// # Errors
     /// The map cannot be written.
     fn set_control(&mut self, control: &Control) -> Result<(), KernelError>;
+
+    /// Sets an element of `DRAWS`.
+    ///
+    /// # Errors
+    /// The map cannot be written.
+    fn set_draw(&mut self, index: u32, draw: &DrawConstants) -> Result<(), KernelError>;
 }
 
 /// The maps in the kernel.
@@ -75,6 +85,7 @@ pub struct KernelMaps {
     stack_limits: HashMap<MapData, Abi<ProcessKey>, u64>,
     sleep: Array<MapData, u32>,
     control: Array<MapData, Abi<Control>>,
+    draws: Array<MapData, Abi<DrawConstants>>,
 }
 
 fn failed(error: impl std::fmt::Display) -> KernelError {
@@ -121,6 +132,10 @@ impl Maps for KernelMaps {
     fn set_control(&mut self, control: &Control) -> Result<(), KernelError> {
         self.control.set(0, Abi(*control), 0).map_err(failed)
     }
+
+    fn set_draw(&mut self, index: u32, draw: &DrawConstants) -> Result<(), KernelError> {
+        self.draws.set(index, Abi(*draw), 0).map_err(failed)
+    }
 }
 
 impl ControlMaps {
@@ -137,13 +152,14 @@ impl ControlMaps {
             stack_limits: HashMap::try_from(loader.typed_map("STACK_LIMITS")?).map_err(failed)?,
             sleep: Array::try_from(loader.typed_map("SLEEP")?).map_err(failed)?,
             control: Array::try_from(loader.typed_map("CONTROL")?).map_err(failed)?,
+            draws: Array::try_from(loader.typed_map("DRAWS")?).map_err(failed)?,
         }))
     }
 }
 
 impl<M: Maps> ControlMaps<M> {
     fn new(maps: M) -> Self {
-        Self { maps, control: Control::default(), sites_used: 0, files_used: 0 }
+        Self { maps, control: Control::default(), draws: VecDeque::new(), sites_used: 0, files_used: 0 }
     }
 
     /// Adds a file's ranges and sites. Returns the index of the first site.
@@ -188,10 +204,24 @@ impl<M: Maps> ControlMaps<M> {
 
     /// Sets the sampling interval. Each thread uses it from its next draw on.
     ///
+    /// The programs read the constants while they may be changed. So an element of `DRAWS` is written before it is named
+    /// to them, and is not written again until as many other intervals have been in use as there are elements.
+    ///
     /// # Errors
     /// The map cannot be written.
     pub fn set_draw(&mut self, draw: DrawConstants) -> Result<(), KernelError> {
-        self.control.draw = draw;
+        let known = self.draws.iter().position(|(_, known)| *known == draw);
+        let index = match known.and_then(|at| self.draws.remove(at)) {
+            Some((index, _)) => index,
+            None => {
+                let unused = self.draws.len() as u32;
+                let index = if unused < DRAWS { unused } else { self.draws.pop_front().map_or(0, |(index, _)| index) };
+                self.maps.set_draw(index, &draw)?;
+                index
+            }
+        };
+        self.draws.push_back((index, draw));
+        self.control.draw = u64::from(index);
         self.maps.set_control(&self.control)
     }
 
@@ -236,6 +266,7 @@ mod tests {
         stack_limits: Vec<(ProcessKey, u64)>,
         sleep: u32,
         control: Vec<Control>,
+        draws: Vec<DrawConstants>,
     }
 
     impl Memory {
@@ -289,6 +320,14 @@ mod tests {
             self.control.push(*control);
             Ok(())
         }
+
+        fn set_draw(&mut self, index: u32, draw: &DrawConstants) -> Result<(), KernelError> {
+            let current = self.control.last().map(|control| control.draw);
+            assert!(current != Some(u64::from(index)), "the programs are reading it");
+            self.draws.resize(DRAWS as usize, DrawConstants::default());
+            self.draws[index as usize] = *draw;
+            Ok(())
+        }
     }
 
     fn with_room(room: usize) -> ControlMaps<Memory> {
@@ -323,8 +362,8 @@ mod tests {
     #[test]
     fn a_new_target_has_refused_threads_looked_at_again_and_keeps_the_interval() {
         let mut maps = with_room(1);
-        let draw = DrawConstants { interval: 7, ..DrawConstants::default() };
-        maps.set_draw(draw).unwrap();
+        maps.set_draw(draw(6)).unwrap();
+        maps.set_draw(draw(7)).unwrap();
         maps.add_target(1).unwrap();
         assert!(maps.add_target(2).is_err(), "no room");
         maps.remove_target(1);
@@ -332,8 +371,35 @@ mod tests {
         maps.look_again().unwrap();
         let written: Vec<_> =
             maps.maps.control.iter().map(|control| (control.draw, control.targets_generation)).collect();
-        assert_eq!(written, [(draw, 0), (draw, 1), (draw, 2), (draw, 3)]);
+        assert_eq!(written, [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]);
         assert_eq!(maps.maps.targets, [2]);
+    }
+
+    fn draw(interval: u64) -> DrawConstants {
+        DrawConstants { interval, ..DrawConstants::default() }
+    }
+
+    #[test]
+    fn the_constants_of_an_interval_stay_until_many_others_were_in_use() {
+        let mut maps = with_room(0);
+        let (most, in_use) = (u64::from(DRAWS), |maps: &ControlMaps<Memory>| maps.control.draw as usize);
+        for interval in 1..=most {
+            maps.set_draw(draw(interval)).unwrap();
+            assert_eq!(maps.maps.draws[in_use(&maps)], draw(interval));
+        }
+        assert!((1..=most).zip(&maps.maps.draws).all(|(interval, there)| *there == draw(interval)));
+        // One that is in use again is not the oldest any more.
+        maps.set_draw(draw(1)).unwrap();
+        assert_eq!(in_use(&maps), 0);
+        maps.set_draw(draw(most + 1)).unwrap();
+        assert_eq!(in_use(&maps), 1);
+        for interval in 2..most {
+            maps.set_draw(draw(most + interval)).unwrap();
+            assert_eq!(maps.maps.draws[in_use(&maps)], draw(most + interval));
+        }
+        assert_eq!(maps.maps.draws[0], draw(1));
+        maps.set_draw(draw(7 * most)).unwrap();
+        assert_eq!((in_use(&maps), maps.maps.draws[0]), (0, draw(7 * most)));
     }
 
     #[test]

@@ -48,6 +48,10 @@ pub struct AfterCut {
     pub allocated: HashSet<u64>,
     /// Samples that were live while the map did not have them: a realloc in flight takes its block out of the map.
     pub outside_map: HashSet<u64>,
+    /// Address ranges that were unmapped after the cut (start and end), by address space.
+    pub unmapped: HashMap<ProcessKey, Vec<(u64, u64)>>,
+    /// Processes that ended after the cut, or replaced their program.
+    pub ended: HashSet<ProcessKey>,
 }
 
 impl AfterCut {
@@ -58,6 +62,10 @@ impl AfterCut {
             match decode(record) {
                 Some(Event::Free(record)) => after.freed.push(record),
                 Some(Event::Allocation(record)) => drop(after.allocated.insert(record.sample)),
+                Some(Event::Unmap(record)) => {
+                    after.unmapped.entry(record.space).or_default().push((record.start, record.end));
+                }
+                Some(Event::Exec(record) | Event::Exit(record)) => drop(after.ended.insert(record.process)),
                 _ => {}
             }
         }
@@ -121,7 +129,7 @@ impl Heap {
         after: AfterCut,
         sample_at: impl Fn(&ProcessKey, u64) -> Option<u64>,
     ) -> (LostRecords, HashMap<ProcessKey, LostBlocks>) {
-        let AfterCut { freed, allocated, mut outside_map } = after;
+        let AfterCut { freed, allocated, mut outside_map, .. } = after;
         let mut unseen: HashMap<ProcessKey, LostBlocks> = HashMap::new();
         for free in freed {
             outside_map.insert(free.sample);

@@ -28,7 +28,7 @@ fn controller(share: Option<f64>, automatic: bool, is_default: bool) -> Overhead
 }
 
 fn counters(calls: u64) -> Counters {
-    Counters { unsampled: calls, unsampled_bytes: 100 * calls, frees_seen: calls, ..Counters::default() }
+    Counters { calls, unsampled: calls, unsampled_bytes: 100 * calls, frees_seen: calls, ..Counters::default() }
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn frees_go_group_by_group_where_that_is_enough() {
         frees: frees as f64,
         inuse_bytes,
     };
-    let counted = |frees: u64| Counters { unsampled: 1_000, frees_seen: frees, ..Counters::default() };
+    let counted = |frees: u64| Counters { calls: 1_000, unsampled: 1_000, frees_seen: frees, ..Counters::default() };
     let at = SECOND + FIRST_LOOK_NS;
     // 100,000 frees take 60 ms of 200 ms, all but 1,000 of them in one process.
     let groups = || vec![group(7, 1_000, 5e6), group(8, 99_000, 6e6)];
@@ -104,7 +104,7 @@ fn frees_go_group_by_group_where_that_is_enough() {
 #[test]
 fn samples_of_an_interval_that_was_left_do_not_widen_the_next_one() {
     let mut controller = controller(Some(0.05), false, false);
-    let mut counted = Counters { sampled: 20_000, ..counters(100_000) };
+    let mut counted = Counters { calls: 120_000, sampled: 20_000, ..counters(100_000) };
     let mut at = SECOND + FIRST_LOOK_NS;
     let widened = |actions: Vec<Action>| actions.iter().any(|action| matches!(action, Action::SetInterval(_)));
     assert!(widened(controller.look(&counted, 0.2, at, Vec::new)));
@@ -112,7 +112,8 @@ fn samples_of_an_interval_that_was_left_do_not_widen_the_next_one() {
         at = controller.next_ns().unwrap();
         assert_eq!(controller.look(&counted, f64::from(window), at, Vec::new), [Action::Attach]);
         at = controller.next_ns().unwrap();
-        counted = Counters { sampled: 20_000, ..counters(100_000 + 50_000 * window as u64) };
+        let unsampled = 100_000 + 50_000 * window as u64;
+        counted = Counters { calls: 20_000 + unsampled, sampled: 20_000, ..counters(unsampled) };
         assert!(!widened(controller.look(&counted, f64::from(window) + 0.1, at, Vec::new)), "window {window}");
     }
 }

@@ -5,10 +5,14 @@ use sampler_ebpf::abi::Counters;
 /// Counters that the daemon maintains itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DaemonCounters {
+    /// Records of sampled allocations that were taken in.
+    pub allocations_taken_in: u64,
     /// Lost frees that were detected, by reconciliation with the kernel's live map or at the end of a process.
     pub frees_reconciled: u64,
     /// Lost allocations that were recovered from the kernel's live map.
     pub allocations_reconciled: u64,
+    /// Mappings, or parts of them, that were found unmapped after the record of it was lost.
+    pub mappings_reconciled: u64,
     /// Records that could not be decoded.
     pub records_unknown: u64,
     /// Samples whose stack copy did not arrive.
@@ -50,6 +54,9 @@ pub mod tests {
     /// Counters of 100 hits, each accounted for once.
     pub fn counters() -> Counters {
         Counters {
+            calls: 103,
+            reentrant: 2,
+            zero_reallocs: 1,
             unsampled: 90,
             unsampled_bytes: 9000,
             sampled: 10,
@@ -65,7 +72,7 @@ pub mod tests {
     #[test]
     fn failed_calls_are_no_allocations() {
         assert_eq!(exact_objects(&counters()), 99);
-        let one_in_flight = Counters { sampled: 11, lost_in_flight: 1, ..counters() };
+        let one_in_flight = Counters { calls: 104, sampled: 11, lost_in_flight: 1, ..counters() };
         assert_eq!((exact_objects(&one_in_flight), exact_bytes(&one_in_flight)), (99, 9900));
         assert_eq!(exact_bytes(&counters()), 9900);
     }

@@ -94,8 +94,13 @@ mod tests {
 
     #[test]
     fn lines_can_be_shared_and_forgotten_and_the_total_stays() {
-        let calls =
-            |calls, bytes| Counters { unsampled: calls, unsampled_bytes: bytes, threads: 1, ..Counters::default() };
+        let calls = |calls, bytes| Counters {
+            calls,
+            unsampled: calls,
+            unsampled_bytes: bytes,
+            threads: 1,
+            ..Counters::default()
+        };
         let mut ended = EndedCounts::default();
         ended.add(key(1), &calls(2, 20));
         ended.add(key(2), &calls(1, 5));
@@ -111,7 +116,7 @@ mod tests {
     #[test]
     fn a_call_that_failed_has_a_line_that_says_nothing() {
         let mut ended = EndedCounts::default();
-        ended.add(key(1), &Counters { sampled: 1, failed: 1, ..Counters::default() });
+        ended.add(key(1), &Counters { calls: 1, sampled: 1, failed: 1, ..Counters::default() });
         assert_eq!(ended.get(&key(1)), Some(Exact::default()));
     }
 }

@@ -519,6 +519,7 @@ impl Recorder {
         // Stacks that arrived ahead of their records are not in use yet.
         let used = unwinding.stacks.saturating_sub(self.join.stacks_ahead() as u64);
         DaemonCounters {
+            allocations_taken_in: self.allocations,
             stacks_unwound: used,
             stacks_repeated: unwinding.repeated.min(used),
             stacks_complete: unwinding.complete.min(used),

@@ -40,9 +40,29 @@ pub fn daemon_cost() -> DaemonCost {
     }
 }
 
-/// Builds the accounting from counters.
+/// Samples that the programs sent and that are not in the profile.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Missing {
+    /// Their number.
+    pub samples: u64,
+    /// Whether the rings could not be read in time. Otherwise nothing explains them, and the accounting identity does
+    /// not hold.
+    pub unread: bool,
+}
+
+impl Missing {
+    /// Compares the samples that the programs counted with those taken in. `slack`: samples that the programs may have
+    /// counted although they belong to a later moment. `unread`: the rings could not be read in time.
+    pub fn of(submitted: u64, taken_in: u64, slack: u64, unread: bool) -> Self {
+        Self { samples: submitted.saturating_sub(taken_in.saturating_add(slack)), unread }
+    }
+}
+
+/// Builds the accounting from counters. Of the samples that the programs sent, those that are `missing` do not count as
+/// submitted.
 pub fn stats(
     counters: &Counters,
+    missing: Missing,
     daemon: &DaemonCounters,
     cost: DaemonCost,
     estimated_alloc_bytes: f64,
@@ -52,7 +72,9 @@ pub fn stats(
     let lost = [
         ("ring_full", counters.lost_ring_full),
         ("abandoned", counters.lost_abandoned),
+        ("unread", if missing.unread { missing.samples } else { 0 }),
         ("in_flight", counters.lost_in_flight),
+        ("undecided", counters.lost_undecided),
         ("no_thread_state", counters.lost_no_thread_state),
         ("result_unreadable", counters.lost_result_unreadable),
     ];
@@ -61,8 +83,14 @@ pub fn stats(
         ("untracked", counters.untracked),
         ("unsampled_failed", counters.unsampled_failed),
         ("frees_lost", counters.frees_lost),
+        ("frees_no_thread_state", counters.frees_no_thread_state),
+        ("mappings_lost", counters.mappings_lost),
+        ("unmaps_lost", counters.unmaps_lost),
+        ("system_calls_lost", counters.system_calls_lost),
+        ("removals_refused", counters.removals_refused),
         ("frees_reconciled", daemon.frees_reconciled),
         ("allocations_reconciled", daemon.allocations_reconciled),
+        ("mappings_reconciled", daemon.mappings_reconciled),
         ("stacks_lost", counters.stacks_lost),
         ("stacks_missing", daemon.stacks_missing),
         ("stacks_unwound", daemon.stacks_unwound),
@@ -83,7 +111,7 @@ pub fn stats(
     Stats {
         hits: counters.hits(),
         unsampled: counters.unsampled,
-        submitted: counters.submitted,
+        submitted: counters.submitted.saturating_sub(missing.samples),
         failed: counters.failed,
         lost: named(&lost),
         reentrant: counters.reentrant,
@@ -146,6 +174,13 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
         counters.hits(),
         "calls could not be counted because the kernel gave no thread state",
     );
+    if counters.unmaps_lost > 0 {
+        remarks.push(format!(
+            "{} unmappings were not reported, most likely because the events ring was full: the mappings that are gone \
+             were looked up, and error bars of the figures in use cover the others; --ring-bytes makes room",
+            counters.unmaps_lost
+        ));
+    }
     if daemon.ends_found > 0 {
         remarks.push(format!(
             "{} ends of processes or programs were not reported, mostly because the events ring was full: they were found \
@@ -208,11 +243,20 @@ mod tests {
 
     #[test]
     fn both_sides_of_the_identity_come_from_different_counters() {
-        let stats = stats(&counters(), &DaemonCounters::default(), DaemonCost::default(), 0.0, None, &[]);
-        assert_eq!((stats.hits, stats.accounted()), (100, 100));
-        let one_missing = Counters { submitted: 5, ..counters() };
-        let stats = super::stats(&one_missing, &DaemonCounters::default(), DaemonCost::default(), 0.0, None, &[]);
-        assert_ne!(stats.hits, stats.accounted());
+        let of = |counters: &Counters, missing| {
+            let stats = stats(counters, missing, &DaemonCounters::default(), DaemonCost::default(), 0.0, None, &[]);
+            (stats.hits, stats.accounted())
+        };
+        assert_eq!(of(&counters(), Missing::default()), (100, 100));
+        assert_eq!(of(&Counters { submitted: 5, ..counters() }, Missing::default()), (100, 99));
+        assert_eq!(of(&Counters { unsampled: 89, ..counters() }, Missing::default()), (100, 99));
+        assert_eq!(of(&Counters { reentrant: 3, ..counters() }, Missing::default()), (99, 100));
+        assert_eq!(of(&Counters { lost_undecided: 1, ..counters() }, Missing::default()), (100, 101));
+        // The programs sent six samples.
+        assert_eq!(of(&counters(), Missing::of(6, 6, 0, false)), (100, 100));
+        assert_eq!(of(&counters(), Missing::of(6, 4, 2, false)), (100, 100), "two belong to a later moment");
+        assert_eq!(of(&counters(), Missing::of(6, 4, 1, false)), (100, 99), "one never arrived");
+        assert_eq!(of(&counters(), Missing::of(6, 4, 0, true)), (100, 100), "two could not be read in time");
     }
 
     #[test]

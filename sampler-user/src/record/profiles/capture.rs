@@ -125,6 +125,9 @@ impl Parts<'_> {
                 let unseen = self.unseen.get(key).copied().unwrap_or_default();
                 let mut losses = self.ledger.losses(key, self.counts.processes.get(key), ended, heap.recovered(key));
                 losses.inuse_missing.add(&LossBound { samples: unseen.samples, sampled_bytes: unseen.bytes });
+                let mapped_by = |until_ns| heap.mapped_by(key, until_ns);
+                let counting = self.counts.processes.get(key);
+                losses.inuse_stale.add(&self.ledger.stale_mappings(key, counting, ended, mapped_by));
                 Process {
                     inuse_unknown: process.inuse_unknown || heap.is_untracked(key),
                     losses,

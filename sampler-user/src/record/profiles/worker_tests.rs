@@ -125,7 +125,8 @@ fn lost_samples_are_in_the_totals_of_the_living_and_the_ended() {
     });
     for detail in [Detail::Stacks, Detail::Totals] {
         let (mut processes, mut rows) = both();
-        (processes.truncate(1), rows.truncate(1));
+        processes.truncate(1);
+        rows.truncate(1);
         let profile = worker.make(snapshot(detail, processes, rows)).profile;
         assert_eq!(totals(&profile)[2], 380.0, "{detail:?}");
         let lost = profile.rows.iter().filter(|row| row.is_of_lost_samples()).map(|row| row.alloc.bytes);

@@ -1,7 +1,7 @@
 //! Cuts: every record up to a moment is taken in, and none after it. If records were lost before that moment, the heap
 //! is reconciled with the kernel's live map.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,6 +12,8 @@ use super::moment::{BegunCut, Blocks, Cut, Reading, unread};
 use super::priority::RaisedPriority;
 use super::state::Session;
 use crate::clock::monotonic_ns;
+use crate::heap::live::AfterCut;
+use crate::host::mapped_ranges;
 use crate::kernel::totals::Counts;
 use crate::record::intake::lives::End;
 use heapbpf_unwind::raw::RawStack;
@@ -132,7 +134,7 @@ impl Session {
         let mut unseen = Blocks::new();
         match reading {
             Some(reading) if whole => {
-                unseen = self.reconcile(reading);
+                unseen = self.reconcile(reading, time_ns);
                 // The live map holds nothing any more of address spaces that ended before the cut.
                 self.lives.forget(time_ns.min(monotonic_ns().saturating_sub(REMEMBER_ENDS_NS)));
                 self.cuts.ledger.reconciled(records_lost, counts.clone());
@@ -172,7 +174,8 @@ impl Session {
         let mut unknown: Vec<(LiveKey, LiveValue)> = Vec::new();
         self.kernel.live_map.scan(|entries| {
             let unknown_here = |(key, value): &(LiveKey, LiveValue)| {
-                value.time_ns <= cut_ns && !recorder.heap.observe(&key.space, value.sample)
+                let is_live = value.time_ns <= cut_ns && value.sample != LiveValue::FREED;
+                is_live && !recorder.heap.observe(&key.space, value.sample)
             };
             unknown.extend(entries.filter(unknown_here));
             // The rings fill up during the scan.
@@ -184,15 +187,46 @@ impl Session {
         if total.failed + total.unsampled_failed != at_cut.failed + at_cut.unsampled_failed {
             self.kernel.live_map.scan(|entries| put_back.extend(entries.map(|(_, value)| value.sample)))?;
         }
-        Ok(Reading { unknown, before, after, put_back })
+        let mapped = self.read_mappings(&before);
+        Ok(Reading { unknown, before, after, put_back, mapped })
+    }
+
+    /// Reads what is mapped, by address space, if unmappings were lost since the last reconciliation.
+    fn read_mappings(&self, counts: &Counts) -> HashMap<ProcessKey, Vec<(u64, u64)>> {
+        let mut spaces = self.cuts.ledger.with_lost_unmaps(counts);
+        if !spaces.is_empty() {
+            // A vfork child unmaps in its parent's address space.
+            spaces.extend(self.recorder.heap.mapped_spaces());
+        }
+        let mapped = |space: ProcessKey| Some((space, mapped_ranges::read(space.tgid).ok()?));
+        spaces.into_iter().filter_map(mapped).collect()
+    }
+
+    /// Removes mappings that are not mapped any more. What was unmapped after the cut stays until its record is taken in.
+    fn reconcile_mappings(
+        &mut self,
+        mapped: HashMap<ProcessKey, Vec<(u64, u64)>>,
+        after_cut: &mut AfterCut,
+        cut_ns: u64,
+    ) {
+        for (space, mut ranges) in mapped {
+            if after_cut.ended.contains(&space) || self.lives.end_of(&space).is_some() {
+                continue;
+            }
+            ranges.extend(after_cut.unmapped.remove(&space).unwrap_or_default());
+            ranges.sort_unstable();
+            let found = self.recorder.heap.keep_mapped(space, &ranges, cut_ns);
+            self.recorder.counters.mappings_reconciled += found.samples;
+            self.cuts.ledger.found_unmapped(space, found.bytes, cut_ns);
+        }
     }
 
     /// Works out what the lost records were about, after everything up to the cut has been taken in. Returns, by
     /// process, the blocks that may still have been in use at the cut: those freed between the cut and the reading that
     /// no record identifies.
-    fn reconcile(&mut self, reading: Reading) -> Blocks {
+    fn reconcile(&mut self, reading: Reading, cut_ns: u64) -> Blocks {
         let mut unseen = reading.frees_lost();
-        let Reading { unknown, after, put_back, .. } = reading;
+        let Reading { unknown, after, put_back, mapped, .. } = reading;
         let stack = Arc::clone(self.cuts.lost_stack.get_or_insert_with(|| self.recorder.intern(RawStack::lost())));
         // If an address space has ended meanwhile, its known blocks were removed from the live map.
         let is_new = |(key, value): &&(LiveKey, LiveValue)| {
@@ -213,6 +247,7 @@ impl Session {
         // An in-flight realloc has taken its old block out of the map; the threads' state lists such blocks.
         after_cut.outside_map.extend(after.reallocated);
         after_cut.outside_map.extend(put_back);
+        self.reconcile_mappings(mapped, &mut after_cut, cut_ns);
         let entries = &self.kernel.live_entries;
         let sample_at = |space: &ProcessKey, address| Some(entries.get(LiveKey { space: *space, address })?.sample);
         let (found, freed) = self.recorder.heap.reconcile(samples, after_cut, sample_at);

@@ -92,7 +92,7 @@ mod tests {
     #[test]
     fn a_storm_of_processes_without_samples_shares_a_line() {
         let mut exited = ExitedProcesses::default();
-        let called = Counters { unsampled: 1, ..Counters::default() };
+        let called = Counters { calls: 1, unsampled: 1, ..Counters::default() };
         assert_eq!(exited.line_of(&key(1), false, false), Line::New);
         for tgid in 0..MOST_UNSAMPLED_LINES as u32 {
             exited.counts.add(key(tgid), &called);

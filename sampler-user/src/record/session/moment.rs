@@ -59,6 +59,8 @@ pub(super) struct Reading {
     pub(super) after: Counts,
     /// Samples found by a second scan of the map, if one was needed.
     pub(super) put_back: HashSet<u64>,
+    /// Address ranges that are mapped, by address space, where unmappings were lost.
+    pub(super) mapped: HashMap<ProcessKey, Vec<(u64, u64)>>,
 }
 
 /// State kept from cut to cut.
@@ -77,12 +79,18 @@ pub(super) struct Cuts {
 }
 
 impl Reading {
-    /// Blocks, by process, whose frees' records were lost between the cut and the reading. Which blocks they were is
-    /// unknown.
+    /// Blocks and mappings, by process, whose frees' records were lost between the cut and the reading. Which ones they
+    /// were is unknown.
     pub(super) fn frees_lost(&self) -> Blocks {
         let mut lost = Blocks::new();
         for (process, now) in &self.after.processes {
             let then = self.before.processes.get(process).copied().unwrap_or_default();
+            if now.unmaps_lost > then.unmaps_lost {
+                lost.entry(*process).or_default().add(LostBlocks {
+                    samples: now.unmaps_lost - then.unmaps_lost,
+                    bytes: now.unmaps_lost_bytes.saturating_sub(then.unmaps_lost_bytes),
+                });
+            }
             if now.frees_lost > then.frees_lost {
                 lost.entry(*process).or_default().add(LostBlocks {
                     samples: now.frees_lost - then.frees_lost,
@@ -124,6 +132,7 @@ mod tests {
             before: counts(&[(1, 3, 300), (2, 5, 50)]),
             after: counts(&[(1, 7, 340), (2, 5, 50), (3, 2, 9)]),
             put_back: HashSet::new(),
+            mapped: HashMap::new(),
         };
         let lost = reading.frees_lost();
         assert_eq!(lost.len(), 2);

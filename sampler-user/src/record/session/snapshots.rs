@@ -12,7 +12,7 @@ use crate::clock::monotonic_ns;
 use crate::record::intake::counters::DaemonCounters;
 use crate::record::outputs::files::SnapshotFiles;
 use crate::record::outputs::status_line::Figures;
-use crate::record::profiles::accounting;
+use crate::record::profiles::accounting::{self, Missing};
 use crate::record::profiles::snapshot::{Content, Detail, Snapshot};
 use crate::stats::Stats;
 use crate::view::status::Status;
@@ -30,9 +30,11 @@ impl Session {
 
     /// Takes the snapshot of a cut. `last`: the recording ends with it; `begun`: when the cut was begun.
     pub(super) fn snapshot_of(&mut self, cut: &Cut, detail: Detail, last: bool, begun: Instant) -> Snapshot {
-        let total = if last { cut.total } else { without_calls_in_flight(cut.total) };
+        let total = if last { cut.total } else { without_calls_under_way(cut.total) };
         let daemon = DaemonCounters { errors: self.errors.count(), ..self.recorder.daemon_counters() };
-        let stats = self.stats(&total, &daemon);
+        let slack = cut.slack.values().map(|blocks| blocks.samples).sum();
+        let missing = Missing::of(total.submitted, daemon.allocations_taken_in, slack, cut.unread.is_some());
+        let stats = self.stats(&total, missing, &daemon);
         let Content { keys, mut processes, rows, facts } =
             self.parts(&cut.counts, (&cut.slack, &cut.unseen)).take(detail, cut.time_ns);
         if !cut.has_counters {
@@ -65,7 +67,7 @@ impl Session {
         }
     }
 
-    fn stats(&mut self, total: &Counters, daemon: &DaemonCounters) -> Stats {
+    fn stats(&mut self, total: &Counters, missing: Missing, daemon: &DaemonCounters) -> Stats {
         let estimated = self.recorder.heap.estimated().alloc_bytes;
         let audits = self.attaching.hooks.audit();
         self.learn_kinds();
@@ -73,7 +75,7 @@ impl Session {
         let probe_seconds = controller.probe_seconds(total);
         Stats {
             probe_costs: controller.measured().cloned(),
-            ..accounting::stats(total, daemon, accounting::daemon_cost(), estimated, probe_seconds, &audits)
+            ..accounting::stats(total, missing, daemon, accounting::daemon_cost(), estimated, probe_seconds, &audits)
         }
     }
 
@@ -121,9 +123,15 @@ impl Session {
     }
 }
 
-/// Counters without in-flight calls, which are not losses yet, nor hits that could be accounted for.
-fn without_calls_in_flight(total: Counters) -> Counters {
-    Counters { sampled: total.sampled - total.lost_in_flight.min(total.sampled), lost_in_flight: 0, ..total }
+/// Counters without the calls that are under way, which are not losses yet, nor hits that could be accounted for.
+fn without_calls_under_way(total: Counters) -> Counters {
+    Counters {
+        calls: total.calls.saturating_sub(total.lost_in_flight + total.lost_undecided),
+        sampled: total.sampled.saturating_sub(total.lost_in_flight),
+        lost_in_flight: 0,
+        lost_undecided: 0,
+        ..total
+    }
 }
 
 impl Figures for Session {
@@ -154,12 +162,20 @@ mod tests {
 
     #[test]
     fn a_call_in_flight_is_neither_a_hit_nor_a_loss_on_the_way() {
-        let total = Counters { unsampled: 4, sampled: 5, submitted: 3, lost_in_flight: 2, ..Counters::default() };
-        let on_the_way = without_calls_in_flight(total);
-        assert_eq!(on_the_way, Counters { sampled: 3, lost_in_flight: 0, ..total });
+        let total = Counters {
+            calls: 10,
+            unsampled: 4,
+            sampled: 5,
+            submitted: 3,
+            lost_in_flight: 2,
+            lost_undecided: 1,
+            ..Counters::default()
+        };
+        let on_the_way = without_calls_under_way(total);
+        assert_eq!(on_the_way, Counters { calls: 7, sampled: 3, lost_in_flight: 0, lost_undecided: 0, ..total });
         assert_eq!(on_the_way.hits(), 7);
         // Read while threads run: there may be more calls in flight than samples counted.
         let torn = Counters { sampled: 1, lost_in_flight: 2, ..Counters::default() };
-        assert_eq!(without_calls_in_flight(torn).sampled, 0);
+        assert_eq!(without_calls_under_way(torn).sampled, 0);
     }
 }

@@ -1,0 +1,388 @@
+//! The accounts of the BPF programs, with probes on functions of this test: it decides what each call returns, and what
+//! becomes of it. Needs root, and the BPF object.
+
+use std::ffi::CString;
+use std::hint::black_box;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use heapbpf_testing::{is_emulated, skipped};
+use sampler_ebpf::abi::{
+    Config, Counters, FileRanges, LiveKey, LiveValue, NO_ARGUMENT, SITE_ZERO_FREES, Site, fault, stack_kind,
+};
+use sampler_ebpf::constants::draw_constants;
+use sampler_user::heap::event::{Event, decode};
+use sampler_user::kernel::control::ControlMaps;
+use sampler_user::kernel::live_map::LiveMap;
+use sampler_user::kernel::loader::{Loader, MapSizes};
+use sampler_user::kernel::object;
+use sampler_user::kernel::programs::{Links, ProbePoint, Programs, Role};
+use sampler_user::kernel::rings::Ring;
+use sampler_user::kernel::totals::Totals;
+
+/// What an allocating function of this test does with a call.
+const RETURNS: u64 = 0;
+const ENDS_ITS_THREAD: u64 = 1;
+const WAITS: u64 = 2;
+
+/// Not 0 while calls that are to wait go on waiting.
+static HELD: AtomicU64 = AtomicU64::new(0);
+/// Number of calls that wait.
+static WAITING: AtomicU64 = AtomicU64::new(0);
+
+/// Like malloc. The block is at `address`, which nobody uses as memory.
+#[inline(never)]
+extern "C" fn allocate(size: u64, address: u64, then: u64) -> u64 {
+    black_box(size);
+    match then {
+        ENDS_ITS_THREAD => {
+            // SAFETY: ends the calling thread, which the test made for this and which owns nothing.
+            unsafe { libc::syscall(libc::SYS_exit, 0) };
+        }
+        WAITS => {
+            WAITING.fetch_add(1, Ordering::SeqCst);
+            while HELD.load(Ordering::SeqCst) != 0 {
+                std::thread::yield_now();
+            }
+        }
+        _ => {}
+    }
+    address
+}
+
+/// Like posix_memalign, but writes nothing to `out`.
+#[inline(never)]
+extern "C" fn allocate_to(out: u64, size: u64) -> u64 {
+    black_box((out, size));
+    0
+}
+
+/// Like realloc.
+#[inline(never)]
+extern "C" fn reallocate(old: u64, size: u64, address: u64) -> u64 {
+    black_box((old, size));
+    address
+}
+
+/// Like free.
+#[inline(never)]
+extern "C" fn release(address: u64) {
+    black_box(address);
+}
+
+/// Path of this program and file offset of a function in it.
+fn place(function: *const ()) -> (CString, u64) {
+    let maps = procfs::process::Process::myself().unwrap().maps().unwrap();
+    let address = function as u64;
+    let map = maps.iter().find(|map| (map.address.0..map.address.1).contains(&address)).unwrap();
+    (CString::new("/proc/self/exe").unwrap(), address - map.address.0 + map.offset)
+}
+
+/// The programs on the functions of this test.
+struct Kernel {
+    programs: Programs,
+    control: ControlMaps,
+    totals: Totals,
+    live: LiveMap,
+    events: Ring,
+    links: Option<Links>,
+    /// The probes are on functions of this process, so one test at a time has them.
+    _turn: MutexGuard<'static, ()>,
+}
+
+struct Setting {
+    faults: u32,
+    interval: u64,
+    events_bytes: u32,
+    live: bool,
+}
+
+const EVERY_CALL: Setting = Setting { faults: 0, interval: 1, events_bytes: 1 << 20, live: true };
+
+impl Kernel {
+    /// `None` if no BPF program can be loaded here.
+    fn start(setting: &Setting) -> Option<Self> {
+        static TURN: Mutex<()> = Mutex::new(());
+        if is_emulated("no bpf(2)") {
+            return None;
+        }
+        let Some(object) = object::object() else {
+            skipped("built without the BPF object");
+            return None;
+        };
+        // SAFETY: `geteuid` takes no argument, touches no memory and cannot fail.
+        if unsafe { libc::geteuid() } != 0 {
+            skipped("loading BPF programs needs root");
+            return None;
+        }
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let config = Config {
+            live: u32::from(setting.live),
+            stack_kind: stack_kind::NONE,
+            faults: setting.faults,
+            events_mark: u64::MAX / 2,
+            stacks_mark: u64::MAX / 2,
+            memory_bytes: u64::MAX,
+            page_bytes: 4096,
+            ..Config::default()
+        };
+        let sizes =
+            MapSizes { events_bytes: setting.events_bytes, stacks_bytes: 4096, live_max: 1 << 12, stack_traces_max: 1 };
+        let loader = Loader::new(object, &config, &sizes).unwrap();
+        let mut control = ControlMaps::open(&loader).unwrap();
+        control.set_draw(draw_constants(setting.interval).unwrap()).unwrap();
+        control.add_target(std::process::id()).unwrap();
+        let programs = Programs::load(&loader, setting.live, None).unwrap();
+        let (totals, live) = (Totals::open(&loader).unwrap(), LiveMap::open(&loader).unwrap());
+        let events = Ring::open(&loader, "EVENTS").unwrap();
+        let mut kernel = Self { programs, control, totals, live, events, links: None, _turn: turn };
+        kernel.attach();
+        Some(kernel)
+    }
+
+    fn attach(&mut self) {
+        let none = NO_ARGUMENT;
+        let functions = [
+            (release as *const (), [none, 0, none], 0, Role::Frees),
+            (allocate as *const (), [0, none, none], 0, Role::Allocates),
+            (allocate_to as *const (), [1, none, 0], 0, Role::Allocates),
+            (reallocate as *const (), [1, 0, none], SITE_ZERO_FREES, Role::Allocates),
+        ];
+        let sites = functions.map(|(function, [size_argument, old_argument, out_argument], flags, _)| Site {
+            offset: place(function).1,
+            size_argument,
+            times_argument: none,
+            old_argument,
+            out_argument,
+            flags,
+            ..Site::default()
+        });
+        let first = self.control.add_file(&FileRanges::default(), &sites).unwrap();
+        let points: Vec<ProbePoint> = (first..)
+            .zip(sites.iter().zip(functions))
+            .map(|(index, (site, (_, _, _, role)))| ProbePoint {
+                offset: site.offset,
+                cookie: site.cookie(index).0,
+                role,
+            })
+            .collect();
+        let path = place(release as *const ()).0;
+        self.links = Some(self.programs.attach(&path, &points, Some(std::process::id())).unwrap());
+    }
+
+    fn counters(&self) -> Counters {
+        self.totals.read(&self.programs).unwrap().total()
+    }
+
+    /// Addresses of the blocks that the live map has as live.
+    fn live(&mut self) -> Vec<u64> {
+        let mut addresses = Vec::new();
+        self.live
+            .scan(|entries| {
+                let live = |(_, value): &(LiveKey, LiveValue)| value.sample != LiveValue::FREED;
+                addresses.extend(entries.filter(live).map(|(key, _)| key.address));
+            })
+            .unwrap();
+        addresses.sort_unstable();
+        addresses
+    }
+
+    /// The records so far.
+    fn records(&mut self) -> Vec<Event> {
+        let mut records = Vec::new();
+        while self.events.drain(|record| records.extend(decode(&record))) > 0 {}
+        records
+    }
+}
+
+/// Samples that the records report as allocated, and as freed.
+fn samples(records: &[Event]) -> (Vec<u64>, Vec<u64>) {
+    let allocated = records.iter().filter_map(|record| match record {
+        Event::Allocation(record) => Some(record.sample),
+        _ => None,
+    });
+    let freed = records.iter().filter_map(|record| match record {
+        Event::Free(record) => Some(record.sample),
+        _ => None,
+    });
+    let sorted = |samples: &mut dyn Iterator<Item = u64>| {
+        let mut samples: Vec<u64> = samples.collect();
+        samples.sort_unstable();
+        samples
+    };
+    (sorted(&mut { allocated }), sorted(&mut { freed }))
+}
+
+/// Runs in a thread of its own, to its end.
+fn elsewhere(run: impl FnOnce() + Send) {
+    std::thread::scope(|scope| scope.spawn(run).join()).unwrap();
+}
+
+/// Ends its thread inside an allocation.
+extern "C" fn end_in_a_call(_: *mut libc::c_void) -> *mut libc::c_void {
+    allocate(100, 4096, ENDS_ITS_THREAD);
+    std::ptr::null_mut()
+}
+
+/// The fates of hits, each from a counter of its own.
+fn accounted(counters: &Counters) -> u64 {
+    counters.unsampled
+        + counters.submitted
+        + counters.failed
+        + counters.lost_ring_full
+        + counters.lost_abandoned
+        + counters.lost_in_flight
+        + counters.lost_undecided
+        + counters.lost_no_thread_state
+        + counters.lost_result_unreadable
+}
+
+/// One loss of each kind, made on purpose. Those of threads without state have a test of their own.
+#[test]
+fn every_kind_of_loss_has_its_counter_and_the_identity_holds() {
+    let Some(mut kernel) = Kernel::start(&Setting { events_bytes: 4096, ..EVERY_CALL }) else { return };
+    for block in 1..=100 {
+        allocate(100, block * 4096, RETURNS);
+    }
+    allocate(100, 0, RETURNS);
+    allocate(1 << 50, 0, RETURNS);
+    // It says that it succeeded, but there is nothing to read at address 8.
+    allocate_to(8, 100);
+    // SAFETY: the thread runs a function that needs no argument, and is waited for.
+    unsafe {
+        let mut thread = std::mem::zeroed();
+        let status = libc::pthread_create(&mut thread, std::ptr::null(), end_in_a_call, std::ptr::null_mut());
+        assert_eq!(status, 0);
+        libc::pthread_join(thread, std::ptr::null_mut());
+    }
+    HELD.store(1, Ordering::SeqCst);
+    std::thread::scope(|scope| {
+        scope.spawn(|| allocate(100, 101 * 4096, WAITS));
+        while WAITING.load(Ordering::SeqCst) == 0 {
+            std::thread::yield_now();
+        }
+        let meanwhile = kernel.counters();
+        HELD.store(0, Ordering::SeqCst);
+        assert_eq!((meanwhile.lost_in_flight, meanwhile.lost_undecided), (1, 0), "{meanwhile:?}");
+        assert_eq!((meanwhile.hits(), accounted(&meanwhile)), (105, 105), "{meanwhile:?}");
+    });
+    // A free, and no hit.
+    reallocate(4096, 0, 0);
+    kernel.control.set_draw(draw_constants(1 << 40).unwrap()).unwrap();
+    // The first was drawn before.
+    for block in 102..=152 {
+        allocate(100, block * 4096, RETURNS);
+    }
+    let counters = kernel.counters();
+    assert_eq!((counters.hits(), accounted(&counters)), (156, 156), "{counters:?}");
+    assert_eq!((counters.calls, counters.zero_reallocs, counters.reentrant), (157, 1, 0), "{counters:?}");
+    assert_eq!((counters.unsampled, counters.submitted + counters.lost_ring_full), (50, 102), "{counters:?}");
+    assert!(counters.lost_ring_full > 50 && counters.submitted > 10, "a page holds some: {counters:?}");
+    assert_eq!((counters.failed, counters.lost_result_unreadable, counters.lost_abandoned), (2, 1, 1), "{counters:?}");
+    assert_eq!((counters.lost_in_flight, counters.lost_undecided, counters.lost_no_thread_state), (0, 0, 0));
+    assert_eq!(samples(&kernel.records()).0.len() as u64, counters.submitted, "each that was submitted arrives");
+}
+
+/// Frees and reallocs by a thread without state are no lost allocations, and their blocks are not live afterwards.
+#[test]
+fn a_thread_without_state_loses_its_allocations_and_nothing_else() {
+    let Some(mut kernel) = Kernel::start(&Setting { faults: fault::NO_THREAD_STATE, ..EVERY_CALL }) else { return };
+    for block in 1..=10 {
+        allocate(100, block * 4096, RETURNS);
+    }
+    elsewhere(|| {
+        for block in 1..=4 {
+            release(block * 4096);
+        }
+        release(99 * 4096);
+        // The new block is not tracked; the old one is gone.
+        reallocate(5 * 4096, 200, 50 * 4096);
+        for block in 20..=22 {
+            allocate(100, block * 4096, RETURNS);
+        }
+    });
+    release(6 * 4096);
+    let counters = kernel.counters();
+    assert_eq!((counters.submitted, counters.lost_no_thread_state, counters.hits()), (10, 4, 14), "{counters:?}");
+    assert_eq!((counters.frees_no_thread_state, counters.frees_matched), (5, 6), "{counters:?}");
+    // A realloc is a free of its old block, but not a call of free.
+    assert_eq!((counters.frees_seen, counters.frees_lost), (6, 0), "{counters:?}");
+    assert_eq!(kernel.live(), [7, 8, 9, 10].map(|block| block * 4096));
+    let (allocated, freed) = samples(&kernel.records());
+    assert_eq!(allocated.len(), 10);
+    assert_eq!(freed, allocated[..6], "each block's free is reported once");
+}
+
+/// The kernel refuses to remove a block that is freed. Its free is reported once, whatever becomes of the entry.
+#[test]
+fn a_block_that_cannot_be_removed_is_freed_once() {
+    let Some(mut kernel) = Kernel::start(&Setting { faults: fault::REMOVAL_REFUSED, ..EVERY_CALL }) else { return };
+    for round in 0..3 {
+        // At the same addresses, so that each allocation finds the entry of the last round.
+        for block in 1..=10 {
+            allocate(100, block * 4096, RETURNS);
+        }
+        for block in 1..=10 {
+            release(block * 4096);
+            release(block * 4096);
+        }
+        assert!(kernel.live().is_empty(), "round {round}");
+    }
+    allocate(100, 77 * 4096, RETURNS);
+    reallocate(77 * 4096, 100, 78 * 4096);
+    // A realloc that fails keeps its block.
+    reallocate(78 * 4096, 100, 0);
+    assert_eq!(kernel.live(), [78 * 4096]);
+    let counters = kernel.counters();
+    assert_eq!((counters.submitted, counters.failed, counters.frees_seen), (32, 1, 60), "{counters:?}");
+    assert_eq!((counters.frees_matched, counters.stale_replaced), (31, 0), "{counters:?}");
+    assert_eq!(counters.removals_refused, 32, "{counters:?}");
+    let (allocated, freed) = samples(&kernel.records());
+    assert_eq!(freed, allocated[..31]);
+}
+
+/// While the interval changes all the time, each sample has the interval that its draw was made with: a draw of mean 2
+/// does not exceed 64 once in 2^64 samples, and one of mean 2^20 often does.
+#[test]
+fn an_interval_and_its_draw_belong_together() {
+    const CALLS: u32 = 200_000;
+    const FEW: u64 = 2;
+    const MANY: u64 = 1 << 20;
+    let setting = Setting { interval: FEW, live: false, events_bytes: 16 << 20, ..EVERY_CALL };
+    let Some(mut kernel) = Kernel::start(&setting) else { return };
+    let (mut few, mut many, mut wrong) = (0, 0, Vec::new());
+    let done = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        let Kernel { control, events, .. } = &mut kernel;
+        scope.spawn(|| {
+            while done.load(Ordering::SeqCst) == 0 {
+                for interval in [MANY, FEW] {
+                    control.set_draw(draw_constants(interval).unwrap()).unwrap();
+                }
+            }
+        });
+        for call in 1..=CALLS {
+            // Larger than any draw: it is always sampled, and its offset is the draw, less one.
+            allocate(1 << 28, 4096, RETURNS);
+            if call % 10_000 == 0 {
+                let mut each = |record: bytes::Bytes| match decode(&record) {
+                    Some(Event::Allocation(it)) if it.interval == FEW => {
+                        few += 1;
+                        wrong.extend((it.offset > 64).then_some((it.interval, it.offset)));
+                    }
+                    Some(Event::Allocation(it)) => {
+                        many += 1;
+                        wrong
+                            .extend((it.interval != MANY || it.offset > 64 * MANY).then_some((it.interval, it.offset)));
+                    }
+                    _ => {}
+                };
+                while events.drain(&mut each) > 0 {}
+            }
+        }
+        done.store(1, Ordering::SeqCst);
+    });
+    assert_eq!(few + many, CALLS);
+    assert!(few > 1000 && many > 1000, "the interval did not change: {few}, {many}");
+    assert!(wrong.is_empty(), "{} of {CALLS}: {:?}", wrong.len(), &wrong[..wrong.len().min(10)]);
+}
