@@ -6,7 +6,6 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use Value;
 use heapbpf_tests::cgroup::Cgroup;
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
@@ -15,6 +14,7 @@ use heapbpf_tests::program::{program, program_with, program_without_libc};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use heapbpf_tests::truth::Truth;
+use serde_json::Value;
 
 const SHELL: &str = "/bin/sh";
 const MUSL: &str = "-specs=/usr/lib/x86_64-linux-musl/musl-gcc.specs";
