@@ -37,3 +37,55 @@ fn data_below_the_stack_pointer_stay_as_they_are() {
         }
     }
 }
+
+/// Fibers that yield between an allocator's entry and its return. The kernel tells by the stack pointer which calls have
+/// returned, so a return probe there would end the program: the return sites are probed instead. With sessions a return
+/// probe is possible where those cannot be read, for one call at a time; without, such a function is not hooked.
+#[test]
+fn stacks_may_be_switched_inside_an_allocator() {
+    let case = "stacks_may_be_switched_inside_an_allocator";
+    let Some(_turn) = turn(case) else { return };
+    if !is_x86_64(case) {
+        return;
+    }
+    let switching = program("switching");
+    for mode in ["inside", "wander", "jumps"] {
+        let function = if mode == "jumps" { "fiber_jump" } else { "fiber_take" };
+        let allocator = format!("{}:{function}(size=arg0)->ret,free=fiber_give(arg0)", switching.display());
+        for (link, kind) in [("session", "context"), ("session", "hand"), ("multi", "context"), ("perf", "hand")] {
+            let mut target = Target::start(&switching, [mode, kind, "6000"]);
+            let recorder = Recorder::of(target.pid(), 4096).option("--alloc", &allocator).option("--link", link);
+            let recording = recorder.start();
+            let truth = target.run();
+            let (profile, stats) = recording.stop().results();
+            let what = format!("{mode}, {kind}, {link}: {stats:?}");
+            if mode == "jumps" && link != "session" {
+                let missing = profile.processes.iter().flat_map(|process| &process.missing);
+                assert!(missing.filter(|missing| missing.what == function).count() == 1, "{what}");
+                continue;
+            }
+            checks::identity(&stats);
+            assert_eq!(stats.hits, truth.allocs(), "{what}");
+            // Of many calls in flight at once, a sampled one may be lost, which is counted.
+            assert!(stats.submitted > 10 * stats.lost(), "{what}");
+        }
+    }
+}
+
+/// Fibers that yield between their calls, where a return probe on every call of malloc sees them on one stack after another.
+#[test]
+fn stacks_may_be_switched_between_calls() {
+    let case = "stacks_may_be_switched_between_calls";
+    let Some(_turn) = turn(case) else { return };
+    if !is_x86_64(case) {
+        return;
+    }
+    for (link, kind) in [("session", "hand"), ("multi", "context"), ("multi", "hand"), ("perf", "hand")] {
+        let mut target = Target::start(&program("switching"), ["around", kind, "50000"]);
+        let recording = Recorder::of(target.pid(), 4096).option("--link", link).start();
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        checks::sites(&profile, &truth, 4096, Compare::All);
+        assert_eq!((stats.exact_alloc_objects, stats.lost()), (truth.allocs(), 0), "{link}, {kind}: {stats:?}");
+    }
+}

@@ -3,6 +3,7 @@
 
 mod aarch64;
 mod x86_64;
+mod x86_64_body;
 mod x86_64_exits;
 mod x86_64_returns;
 
@@ -20,11 +21,11 @@ pub fn returns<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> &'a 
     }
 }
 
-/// How control leaves the function at `address`, over all of its paths; `None` if that is not known, because it ends in
-/// a jump or cannot be decoded. `code_at` gives the code from an address up to the end of the function, or of a part of
-/// it that was placed elsewhere.
+/// How control leaves the function at `address`, over all of its paths, including what it jumps to; `None` if that is not
+/// known. `code_at` gives the address that a jump to an address leads to, and the code from there up to the end of the
+/// function; `None` if that is not known.
 #[must_use]
-pub fn exits<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> &'a [u8]) -> Option<Exits> {
+pub fn exits<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> Option<(u64, &'a [u8])>) -> Option<Exits> {
     match machine {
         Machine::X86_64 => x86_64_exits::exits(address, code_at),
         Machine::Aarch64 => None,
