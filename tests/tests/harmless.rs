@@ -1,10 +1,12 @@
 //! What a profile must never do to a target: end it, or change what it computes. Each program notices itself.
 
+use std::process::{Command, Stdio};
+
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{skipped, turn};
+use heapbpf_tests::environment::{skipped, tool_or_install, turn};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::Target;
+use heapbpf_tests::target::{Target, until, wait};
 
 /// Whether this is x86-64; if not, says that `case` is skipped.
 fn is_x86_64(case: &str) -> bool {
@@ -88,4 +90,48 @@ fn stacks_may_be_switched_between_calls() {
         checks::sites(&profile, &truth, 4096, Compare::All);
         assert_eq!((stats.exact_alloc_objects, stats.lost()), (truth.allocs(), 0), "{link}, {kind}: {stats:?}");
     }
+}
+
+/// A debugger's breakpoint that is there already stays a breakpoint: another instruction is probed.
+#[test]
+fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
+    let case = "a_debuggers_breakpoint_is_hit_while_we_are_attached";
+    let Some(_turn) = turn(case) else { return };
+    if !is_x86_64(case) {
+        return;
+    }
+    let Some(gdb) = tool_or_install("gdb", "gdb") else { return skipped(case, "no gdb (Debian: gdb)") };
+    let mut target = Target::start(&program("mix"), ["50"]);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (ready, hits) = (folder.path().join("ready"), folder.path().join("hits"));
+    let script = format!(
+        "import gdb\n\
+         class Hit(gdb.Breakpoint):\n    hits = 0\n    def stop(self):\n        Hit.hits += 1\n        return False\n\
+         Hit('*(char *) malloc')\n\
+         gdb.events.cont.connect(lambda event: open('{}', 'w').close())\n\
+         gdb.execute('continue')\n\
+         open('{}', 'w').write(str(Hit.hits))\n",
+        ready.display(),
+        hits.display(),
+    );
+    let python = folder.path().join("script.py");
+    std::fs::write(&python, script).expect("our own folder");
+    let mut debugger = Command::new(gdb)
+        .args(["-q", "-nx", "-batch", "-p", &target.pid().to_string(), "-x"])
+        .arg(&python)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("gdb starts");
+    until("gdb lets the program continue", || ready.exists());
+    let recording = Recorder::of(target.pid(), 1).start();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    target.end();
+    wait(&mut debugger, "gdb");
+    checks::sites(&profile, &truth, 1, Compare::All);
+    let malloc = stats.attach.iter().find(|probe| probe.function == "malloc").expect("it is hooked");
+    assert!(!malloc.reason.starts_with("+0x0 "), "{malloc:?}");
+    let hits: u64 = std::fs::read_to_string(hits).expect("gdb has written it").parse().expect("a number");
+    assert!(hits > 0, "the breakpoint was hit {hits} times");
 }

@@ -62,6 +62,6 @@ pub use error::AttachError;
 pub use heapbpf_audit::{Covered, FileKind, Missing, ProbeKind};
 pub use machine::Machine;
 pub use placement::{Arguments, KernelRules, NoOpLengths};
-pub use plan::{AllocatorFile, EndSeen, PlannedSite, ReturnProbe, ReturnSite, analyse, examine};
+pub use plan::{AllocatorFile, EndSeen, PlannedSite, ReturnProbe, ReturnSite, analyse, examine, examine_avoiding};
 pub use sampler_ebpf::abi::{FileRanges, ResultLocation, Site};
 pub use table::{BRK, MMAP, MREMAP, Table};

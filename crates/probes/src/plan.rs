@@ -1,6 +1,6 @@
 //! The plan for one file: the sites to probe, the ranges of reentrant code, and what cannot be hooked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use heapbpf_audit::{Covered, FileKind, Missing, ProbeKind};
 use heapbpf_elf::Image;
@@ -139,8 +139,23 @@ impl Found<'_> {
 /// # Errors
 /// [`AttachError`] if there is nothing to probe, or the file cannot be used.
 pub fn examine(file: &dyn Image, path: &str, rules: &KernelRules, table: &Table) -> Result<AllocatorFile, AttachError> {
+    examine_avoiding(file, path, rules, table, &BTreeSet::new())
+}
+
+/// The same, with no probe on the instructions at these file offsets as long as a function has others. A debugger's
+/// breakpoints are there.
+///
+/// # Errors
+/// As [`examine`].
+pub fn examine_avoiding(
+    file: &dyn Image,
+    path: &str,
+    rules: &KernelRules,
+    table: &Table,
+    avoided: &BTreeSet<u64>,
+) -> Result<AllocatorFile, AttachError> {
     let image = FileImage::read_if(file, |name| table.knows(name))?.found_at(path);
-    analyse(&image, rules, table)
+    plan(&image, rules, table, avoided)
 }
 
 /// Plans the probes of a file that was read before: which allocator of `table` it has, and which instruction of each
@@ -149,6 +164,15 @@ pub fn examine(file: &dyn Image, path: &str, rules: &KernelRules, table: &Table)
 /// # Errors
 /// [`AttachError`] if there is nothing to probe, or the file cannot be used.
 pub fn analyse(image: &FileImage, rules: &KernelRules, table: &Table) -> Result<AllocatorFile, AttachError> {
+    plan(image, rules, table, &BTreeSet::new())
+}
+
+fn plan(
+    image: &FileImage,
+    rules: &KernelRules,
+    table: &Table,
+    avoided: &BTreeSet<u64>,
+) -> Result<AllocatorFile, AttachError> {
     if image.machine != rules.machine {
         return Err(AttachError::ForeignMachine);
     }
@@ -177,7 +201,7 @@ pub fn analyse(image: &FileImage, rules: &KernelRules, table: &Table) -> Result<
     }
     missing.extend(double_counts(image, &reentrant));
     let leaving = Reader::new(image, &graph, table);
-    let planning = Planning { image, rules, table, graph: &graph, found: &found, reentrant: &reentrant, leaving };
+    let planning = Planning { image, rules, table, graph: &graph, found: &found, reentrant: &reentrant, leaving, avoided };
     let sites = planning.sites(&mut missing, &mut covered);
     Ok(AllocatorFile {
         allocator: defined.allocators.join(", "),
@@ -279,6 +303,8 @@ struct Planning<'a> {
     found: &'a [Found<'a>],
     reentrant: &'a ReentrantCode,
     leaving: Reader<'a>,
+    /// File offsets of instructions that are not probed if there are others.
+    avoided: &'a BTreeSet<u64>,
 }
 
 impl Planning<'_> {
@@ -353,7 +379,10 @@ impl Planning<'_> {
         let is_free = row.shape.is_free();
         let needs = Needs { arguments: row.shape.arguments, return_address: !is_free };
         let code = image.code_between(extent.start, extent.end);
-        let placement = arch::place(rules, extent.start, code, &needs, &|address| graph.is_entered(address))
+        let entered = |address| graph.is_entered(address);
+        let avoided = |address| image.file_offset(address).is_some_and(|offset| self.avoided.contains(&offset));
+        let placement = arch::place(rules, extent.start, code, &needs, &entered, &avoided)
+            .or_else(|| arch::place(rules, extent.start, code, &needs, &entered, &|_| false))
             .ok_or("the kernel refuses probes on the instructions that it begins with")?;
         let offset = image
             .file_offset(extent.start)

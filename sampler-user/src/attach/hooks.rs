@@ -321,6 +321,11 @@ impl<L: ProbeLinks> Hooks<L> {
         self.hooked.len()
     }
 
+    /// Whether the sites of a file are in the kernel's table, so that its plan must stay as it is.
+    pub fn has_sites(&self, key: FileKey) -> bool {
+        self.hooked.contains_key(&key)
+    }
+
     /// CLOCK_MONOTONIC when a file was first hooked, for whichever process.
     pub fn hooked_since(&self, key: FileKey) -> Option<u64> {
         self.hooked.get(&key)?.since_ns

@@ -52,7 +52,8 @@ pub fn forwards_to(machine: Machine, address: u64, code: &[u8]) -> Option<Target
 
 /// Chooses the instruction to probe in the function whose `code` starts at `address`; `None` if the kernel refuses all
 /// of them.
-/// `entered` tells whether some branch leads to an address. See [`crate::placement`].
+/// `entered` tells whether some branch leads to an address, `avoided` whether the instruction there must not be chosen.
+/// See [`crate::placement`].
 #[must_use]
 pub fn place(
     rules: &KernelRules,
@@ -60,9 +61,11 @@ pub fn place(
     code: &[u8],
     needs: &Needs,
     entered: &dyn Fn(u64) -> bool,
+    avoided: &dyn Fn(u64) -> bool,
 ) -> Option<Placement> {
     match rules.machine {
-        Machine::X86_64 => x86_64::place(rules, address, code, needs, entered),
+        Machine::X86_64 => x86_64::place(rules, address, code, needs, entered, avoided),
+        // Breakpoints are recognized on x86-64 only.
         Machine::Aarch64 => aarch64::place(rules, address, code, needs, entered),
     }
 }

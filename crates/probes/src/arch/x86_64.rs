@@ -251,6 +251,7 @@ pub(super) fn place(
     code: &[u8],
     needs: &Needs,
     entered: &dyn Fn(u64) -> bool,
+    avoided: &dyn Fn(u64) -> bool,
 ) -> Option<Placement> {
     let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
     let mut info = InstructionInfoFactory::new();
@@ -295,6 +296,7 @@ pub(super) fn place(
         }
         if let (Some(arguments), Some(kind)) = (arguments, treatment(rules, &instruction, bytes))
             && (state.red_zone_is_unused || !may_become_call(&instruction))
+            && !avoided(instruction.ip())
             && best.as_ref().is_none_or(|b| kind < b.kind)
         {
             best = Some(Placement {
