@@ -201,7 +201,8 @@ fn plan(
     }
     missing.extend(double_counts(image, &reentrant));
     let leaving = Reader::new(image, &graph, table);
-    let planning = Planning { image, rules, table, graph: &graph, found: &found, reentrant: &reentrant, leaving, avoided };
+    let planning =
+        Planning { image, rules, table, graph: &graph, found: &found, reentrant: &reentrant, leaving, avoided };
     let sites = planning.sites(&mut missing, &mut covered);
     Ok(AllocatorFile {
         allocator: defined.allocators.join(", "),

@@ -23,7 +23,9 @@ pub fn is_traced(status: &str) -> bool {
 /// another program there.
 #[must_use]
 pub fn among(pid: u32, mappings: &[Mapping], file: &File, offsets: impl IntoIterator<Item = u64>) -> BTreeSet<u64> {
-    if cfg!(not(target_arch = "x86_64")) || !fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|s| is_traced(&s)) {
+    if cfg!(not(target_arch = "x86_64"))
+        || !fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|s| is_traced(&s))
+    {
         return BTreeSet::new();
     }
     let Ok(memory) = File::open(format!("/proc/{pid}/mem")) else { return BTreeSet::new() };
