@@ -220,6 +220,7 @@ fn treatment(rules: &KernelRules, instruction: &Instruction, bytes: &[u8]) -> Op
     // insn_has_bad_prefix(): lock, and the segment overrides that mean nothing in 64-bit mode.
     let refused = prefixes.iter().any(|b| matches!(b, 0xf0 | 0x2e | 0x36 | 0x3e | 0x26))
         || (branches && prefixes.contains(&0x66))
+        || (rules.has_shadow_stacks && instruction.is_call_near())
         || instruction.is_invalid()
         || instruction.is_privileged()
         || matches!(

@@ -110,6 +110,16 @@ fn an_avoided_instruction_gives_way_to_the_next_best() {
 }
 
 #[test]
+fn a_call_is_not_probed_where_there_may_be_shadow_stacks() {
+    // test %rdi,%rdi; call +0; ret
+    let code = b"\x48\x85\xff\xe8\0\0\0\0\xc3";
+    let rules = KernelRules::of(Machine::X86_64, OLD);
+    let at = |rules: KernelRules| place(&rules, 0, code, &FREES, &|_| false, &|_| false).map(|p| (p.offset, p.kind));
+    assert_eq!(at(rules), Some((3, ProbeKind::Emulated)));
+    assert_eq!(at(rules.with_shadow_stacks(true)), Some((0, ProbeKind::Stepped)));
+}
+
+#[test]
 fn sets_of_lengths() {
     let lengths: NoOpLengths = [5, 10, 16, 99].into_iter().collect();
     assert_eq!(lengths.iter().collect::<Vec<_>>(), [5, 10]);
