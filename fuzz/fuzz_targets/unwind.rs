@@ -5,7 +5,7 @@ mod one_module;
 
 use std::sync::Arc;
 
-use heapbpf_unwind::dwarf::{Capture, Unwinder};
+use heapbpf_unwind::dwarf::{Capture, Flaws, Unwinder};
 use heapbpf_unwind::raw::SpaceView;
 use heapbpf_unwind::{ProcessKey, Registers};
 use libfuzzer_sys::fuzz_target;
@@ -19,7 +19,7 @@ fuzz_target!(|input: (u16, u16, Vec<u8>, Vec<u8>)| {
     let sp = 0x7fff_0000_0000;
     let registers = Registers { ip: BASE + u64::from(ip), sp, fp: sp + u64::from(fp), lr: 0 };
     let mut unwinder = Unwinder::default();
-    let capture = Capture { registers: &registers, stack: &stack, in_flight: &[] };
+    let capture = Capture { registers: &registers, stack: &stack, in_flight: &[], flaws: Flaws::default() };
     let first = unwinder.unwind(&mut module, &space, capture);
     assert!(!first.frames.is_empty() && first.frames.len() <= 512);
     assert_eq!(first, unwinder.unwind(&mut module, &space, capture), "a repeated stack is the same");

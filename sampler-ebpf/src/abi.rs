@@ -74,6 +74,16 @@ pub const LICENSE: &[u8; 13] = b"Dual MIT/GPL\0";
 /// Largest plausible stack, bytes. An address further from the stack pointer belongs to something else.
 pub const LARGEST_STACK_BYTES: u64 = 64 << 20;
 
+/// Most bytes of stack copied at first where the top of the stack is not known. Up to here, a copy may take any room
+/// that the ring has.
+pub const FIRST_STACK_BYTES: u64 = 64 << 10;
+/// A longer copy may take this fraction of the room that is left in the ring.
+pub const STACK_ROOM_SHARE: u64 = 8;
+/// A copy ends where more pages than this were not in memory: each costs the target about a microsecond.
+pub const MOST_MISSING_PAGES: u32 = 64;
+/// Most bytes of stack that a copy can have.
+pub const LARGEST_STACK_COPY: u64 = 1 << 20;
+
 /// Bits that select which processes are targets besides those in the `TARGETS` map.
 pub mod target_rule {
     /// Every process.
@@ -103,7 +113,7 @@ pub struct Config {
     pub reserved: u32,
     /// What a trial is, one of `trials::CRITERION_*`.
     pub criterion: u64,
-    /// Most bytes of stack copied.
+    /// Most bytes of stack copied, at most [`LARGEST_STACK_COPY`].
     pub stack_bytes: u64,
     /// Seed of the draws; 0 for an unpredictable one.
     pub seed: u64,

@@ -4,6 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 
 use clap::Parser;
+use heapbpf_profile::escape::escaped_lines;
 use sampler_user::cli::args::{Cli, Command};
 use sampler_user::cli::error::exit_status;
 use sampler_user::cli::plan;
@@ -27,7 +28,7 @@ fn main() -> ExitCode {
     };
     outcome.map_or_else(
         |error| {
-            let _ = writeln!(std::io::stderr(), "heapbpf: {}", told(&error));
+            let _ = writeln!(std::io::stderr(), "heapbpf: {}", escaped_lines(&told(&error)));
             ExitCode::from(exit_status(&error))
         },
         ExitCode::from,

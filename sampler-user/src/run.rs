@@ -1,6 +1,6 @@
 //! `heapbpf record` and `heapbpf serve`: run a recording, and the services that deliver profiles from it.
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 
 use crate::record::ActiveRecording;
 use crate::record::plan::RecordPlan;
@@ -33,10 +33,13 @@ async fn record(plan: RunPlan) -> anyhow::Result<u8> {
     if let Some(address) = services.address() {
         eprintln!("heapbpf: listening on http://{address}");
     }
-    recording.run(requests).await?;
+    let ended_early = recording.run(requests).await?;
     let made = recording.finish()?;
     services.stop_answering();
     let outcome = recording.write(&made);
     services.finish(made);
+    if let Some(why) = ended_early {
+        bail!("the recording ended early, with the profile so far: {why}");
+    }
     outcome
 }

@@ -2,7 +2,9 @@
  *   fork        the child frees half of what it inherited (not its own allocations) and allocates its own
  *   vfork       the child borrows the address space, allocates there and execs /bin/true
  *   clone       a second thread group in the same address space frees and allocates there, then exits
- *   exec        the process replaces its program; the new incarnation with the same pid continues to allocate
+ *   exec [XX…]  the process replaces its program; the new incarnation with the same pid continues to allocate. In between
+ *               there is one short life for each X
+ *   exec from another thread  the same, by a thread that has never called an allocator
  * In the first three, the second process prints STEP and waits for its probes before it touches the heap. */
 #include <sched.h>
 #include <signal.h>
@@ -78,8 +80,27 @@ static void by_clone(void) {
   waitpid(child, 0, 0);
   take_back();
 }
+static void live_again(char *name, const char *short_lives) {
+  if (*short_lives) execl("/proc/self/exe", name, "short life", short_lives + 1, (char *)0);
+  else execl("/proc/self/exe", name, "second life", (char *)0);
+  die("exec");
+}
+/* A thread that calls nothing but exec, once it may. */
+static pthread_barrier_t filled;
+static void *by_another_thread(void *path) {
+  pthread_barrier_wait(&filled);
+  execl("/proc/self/exe", path, "second life", (char *)0);
+  _exit(1);
+}
 int main(int argc, char **argv) {
   const char *mode = argc > 1 ? argv[1] : "fork";
+  if (!strcmp(mode, "short life")) {
+    truth_map(TRUTH_FD);
+    truth_is(1);
+    site_03(100);
+    took(3, 100);
+    live_again(argv[0], argv[2]);
+  }
   if (!strcmp(mode, "second life")) {
     truth_map(TRUTH_FD);
     truth_is(1); /* the pid is the first incarnation's */
@@ -91,13 +112,20 @@ int main(int argc, char **argv) {
     report();
     return 0;
   }
+  pthread_t other;
+  pthread_barrier_init(&filled, 0, 2);
+  int in_another_thread = !strcmp(mode, "exec from another thread");
+  if (in_another_thread && pthread_create(&other, 0, by_another_thread, argv[0])) die("pthread_create");
   ready();
   fill();
   if (!strcmp(mode, "fork")) by_fork();
   else if (!strcmp(mode, "vfork")) by_vfork();
   else if (!strcmp(mode, "clone")) by_clone();
-  else if (!strcmp(mode, "exec")) execl("/proc/self/exe", argv[0], "second life", (char *)0);
-  else die("which mode?");
+  else if (!strcmp(mode, "exec")) live_again(argv[0], argc > 2 ? argv[2] : "");
+  else if (in_another_thread) {
+    pthread_barrier_wait(&filled);
+    for (;;) pause();
+  } else die("which mode?");
   carry_on();
   report();
   return 0;

@@ -1,7 +1,6 @@
 //! The environment of the tests: the binary under test, what the machine allows, and a lock that lets one case run at a
 //! time.
 
-use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -30,8 +29,7 @@ pub fn turn(case: &str) -> Option<Turn> {
 
 /// Reports that a case did not run, and why.
 pub fn skipped(case: &str, why: &str) {
-    // Not println!, whose output the test runner hides if the case passes.
-    let _ = writeln!(std::io::stderr(), "skipped: {case}: {why}");
+    heapbpf_testing::skipped_case(case, why);
 }
 
 /// Whether BPF programs can be loaded here.

@@ -6,13 +6,14 @@ use std::net::SocketAddr;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tempfile::TempDir;
 
 use crate::environment::heapbpf;
 use crate::output::{self, Profile, Stats};
-use crate::refusing::refuse_links;
+use crate::refusing::{Faults, Linking, fail_calls, run_on};
 use crate::target::{Lines, until, wait};
 use crate::{checks, kernel};
 
@@ -27,7 +28,8 @@ pub struct Recorder {
     through: Vec<OsString>,
     folder: TempDir,
     outputs: bool,
-    refused_links: &'static [u32],
+    linking: Linking,
+    faults: Option<Arc<Faults>>,
 }
 
 impl Default for Recorder {
@@ -37,20 +39,21 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// A recording without a target, with reproducible draws (`--seed 1`).
+    /// A recording without a target, with reproducible draws (`--seed 1`) and stacks by process (`--group-by pid`).
     ///
     /// # Panics
     /// If no temporary folder can be created.
     pub fn new() -> Self {
         let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
         Self {
-            arguments: vec!["--seed".into(), "1".into()],
+            arguments: ["--seed", "1", "--group-by", "pid"].map(Into::into).to_vec(),
             command: vec![],
             environment: vec![],
             through: vec![],
             folder,
             outputs: true,
-            refused_links: &[],
+            linking: Linking::default(),
+            faults: None,
         }
     }
 
@@ -109,9 +112,15 @@ impl Recorder {
         self
     }
 
-    /// Runs it as on a kernel that refuses links of these attach types.
-    pub fn refusing(mut self, attach_types: &'static [u32]) -> Self {
-        self.refused_links = attach_types;
+    /// Runs it as on a kernel that makes links like this.
+    pub fn on_kernel(mut self, linking: Linking) -> Self {
+        self.linking = linking;
+        self
+    }
+
+    /// Runs it as on a kernel some of whose calls fail.
+    pub fn failing(mut self, faults: &Arc<Faults>) -> Self {
+        self.faults = Some(Arc::clone(faults));
         self
     }
 
@@ -152,8 +161,11 @@ impl Recorder {
         // A shell script's background processes ignore SIGINT, and so would heapbpf if these tests run in one.
         // SAFETY: the closure makes one async-signal-safe call and does not allocate, as needed between fork and exec.
         unsafe { command.pre_exec(heed_interrupts) };
-        if !self.refused_links.is_empty() {
-            refuse_links(&mut command, self.refused_links).expect("the kernel has filters with listeners");
+        if self.linking.is_other() {
+            run_on(self.linking, &mut command).expect("the kernel has filters with listeners");
+        }
+        if let Some(faults) = &self.faults {
+            fail_calls(&mut command, Arc::clone(faults)).expect("the kernel has filters with listeners");
         }
         command
     }

@@ -1,7 +1,8 @@
-//! Simulates a kernel that does not know some kinds of links: heapbpf runs under a seccomp filter whose listener answers
-//! instead of the kernel.
+//! Simulates other kernels, which do not know some kinds of links, whose links to one process miss threads, or whose `bpf`
+//! calls fail for a while: heapbpf runs under a seccomp filter whose listener answers instead of the kernel, or changes what it
+//! is asked for.
 
-use std::fs::File;
+use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::mem::offset_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -9,6 +10,8 @@ use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 /// `BPF_TRACE_UPROBE_MULTI`.
 pub const UPROBE_MULTI: u32 = 48;
@@ -18,18 +21,121 @@ pub const UPROBE_SESSION: u32 = 57;
 const LINK_CREATE: u32 = 28;
 /// Offset of the attach type in the attributes of `BPF_LINK_CREATE`.
 const ATTACH_TYPE_AT: u64 = 8;
+/// Offset of the process id in those of uprobe multi and session links.
+const PID_AT: u64 = 56;
 
-/// Makes the command's links of these attach types fail with EINVAL, until the command and all its descendants have exited.
+/// `BPF_MAP_LOOKUP_ELEM`.
+pub const MAP_LOOKUP: u32 = 1;
+/// `BPF_MAP_UPDATE_ELEM`.
+pub const MAP_UPDATE: u32 = 2;
+/// `BPF_MAP_DELETE_ELEM`.
+pub const MAP_DELETE: u32 = 3;
+/// `BPF_MAP_GET_NEXT_KEY`.
+pub const MAP_NEXT_KEY: u32 = 4;
+/// `BPF_MAP_LOOKUP_BATCH`.
+pub const MAP_BATCH: u32 = 24;
+/// `BPF_ITER_CREATE`.
+pub const ITERATOR: u32 = 33;
+
+/// How a kernel makes links.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Linking {
+    /// Attach types that it refuses.
+    pub refused: &'static [u32],
+    /// Whether a link to one process sees none of the threads that matter. (Linux 6.6 sees the first one.)
+    pub misses_threads: bool,
+}
+
+impl Linking {
+    /// Whether it refuses a call of `bpf(2)` that makes a link. Changes the call's attributes otherwise.
+    fn refuses(&self, call: &libc::seccomp_notif) -> io::Result<bool> {
+        let memory = OpenOptions::new().read(true).write(true).open(format!("/proc/{}/mem", call.pid))?;
+        let word = |at| {
+            let mut word = [0; 4];
+            memory.read_exact_at(&mut word, call.data.args[1] + at).map(|()| u32::from_ne_bytes(word))
+        };
+        let kind = word(ATTACH_TYPE_AT)?;
+        if self.refused.contains(&kind) {
+            return Ok(true);
+        }
+        if self.misses_threads && [UPROBE_MULTI, UPROBE_SESSION].contains(&kind) && word(PID_AT)? != 0 {
+            // No thread of this process ever calls the function.
+            memory.write_all_at(&std::process::id().to_ne_bytes(), call.data.args[1] + PID_AT)?;
+        }
+        Ok(false)
+    }
+
+    /// Whether it differs from this kernel.
+    pub const fn is_other(&self) -> bool {
+        !self.refused.is_empty() || self.misses_threads
+    }
+}
+
+/// Makes the command's links as that kernel does, until the command and all its descendants have exited. What it refuses
+/// fails with EINVAL.
 ///
 /// # Errors
 /// The kernel does not support seccomp filters with listeners.
-pub fn refuse_links(command: &mut Command, attach_types: &'static [u32]) -> io::Result<()> {
+pub fn run_on(linking: Linking, command: &mut Command) -> io::Result<()> {
+    answer_instead(command, LINK_CREATE, move |call| linking.refuses(call).is_ok_and(|yes| yes).then_some(libc::EINVAL))
+}
+
+/// One command of `bpf` that fails with ENOMEM as often as a test wants.
+#[derive(Debug)]
+pub struct Faults {
+    command: u32,
+    /// Of this many calls one fails, in turn; 0: none fails.
+    one_in: AtomicUsize,
+    calls: AtomicUsize,
+    failed: AtomicU64,
+}
+
+impl Faults {
+    /// None fails yet.
+    pub fn of(command: u32) -> Arc<Self> {
+        Arc::new(Self { command, one_in: AtomicUsize::new(0), calls: AtomicUsize::new(0), failed: AtomicU64::new(0) })
+    }
+
+    /// From now on, one in so many calls fails; with 1 each, with 0 none.
+    pub fn fail_one_in(&self, calls: usize) {
+        self.one_in.store(calls, Ordering::SeqCst);
+    }
+
+    /// How many calls have failed.
+    pub fn failed(&self) -> u64 {
+        self.failed.load(Ordering::SeqCst)
+    }
+
+    fn decide(&self) -> Option<i32> {
+        let one_in = self.one_in.load(Ordering::SeqCst);
+        if one_in == 0 || !self.calls.fetch_add(1, Ordering::SeqCst).is_multiple_of(one_in) {
+            return None;
+        }
+        self.failed.fetch_add(1, Ordering::SeqCst);
+        Some(libc::ENOMEM)
+    }
+}
+
+/// Has the command's calls fail when `faults` says so.
+///
+/// # Errors
+/// As [`run_on`].
+pub fn fail_calls(command: &mut Command, faults: Arc<Faults>) -> io::Result<()> {
+    answer_instead(command, faults.command, move |_| faults.decide())
+}
+
+/// Has every `bpf` call of one kind answered by `decide`: with an error number, or by the kernel.
+fn answer_instead(
+    command: &mut Command,
+    kind: u32,
+    decide: impl Fn(&libc::seccomp_notif) -> Option<i32> + Send + 'static,
+) -> io::Result<()> {
     let (mut ours, theirs) = UnixStream::pair()?;
     // SAFETY: between fork and exec the closure only makes system calls on its own memory and descriptors, and does not
     // allocate.
     unsafe {
         command.pre_exec(move || {
-            let listener = install_filter()?;
+            let listener = install_filter(kind)?;
             let mut theirs = &theirs;
             // Passes the descriptor's number, and keeps it open until it was copied.
             theirs.write_all(&std::process::id().to_le_bytes())?;
@@ -45,20 +151,15 @@ pub fn refuse_links(command: &mut Command, attach_types: &'static [u32]) -> io::
         let listener = take_descriptor(pid, i32::from_le_bytes(word))?;
         ours.write_all(&[1])?;
         while let Some(call) = next_call(&listener)? {
-            let attach_type = File::open(format!("/proc/{}/mem", call.pid)).and_then(|memory| {
-                let mut word = [0; 4];
-                memory.read_exact_at(&mut word, call.data.args[1] + ATTACH_TYPE_AT)?;
-                Ok(u32::from_le_bytes(word))
-            });
-            answer(&listener, &call, attach_type.is_ok_and(|kind| attach_types.contains(&kind)));
+            answer(&listener, &call, decide(&call));
         }
         Ok(())
     });
     Ok(())
 }
 
-/// Installs a filter under which every `bpf` call that makes a link waits for the listener's answer.
-fn install_filter() -> io::Result<OwnedFd> {
+/// Installs a filter under which every `bpf` call of one kind waits for the listener's answer.
+fn install_filter(kind: u32) -> io::Result<OwnedFd> {
     let load = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
     let equal = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
     let end = (libc::BPF_RET | libc::BPF_K) as u16;
@@ -67,7 +168,7 @@ fn install_filter() -> io::Result<OwnedFd> {
         step(load, offset_of!(libc::seccomp_data, nr) as u32, 0, 0),
         step(equal, libc::SYS_bpf as u32, 0, 3),
         step(load, offset_of!(libc::seccomp_data, args) as u32, 0, 0),
-        step(equal, LINK_CREATE, 0, 1),
+        step(equal, kind, 0, 1),
         step(end, libc::SECCOMP_RET_USER_NOTIF, 0, 0),
         step(end, libc::SECCOMP_RET_ALLOW, 0, 0),
     ];
@@ -115,8 +216,8 @@ fn next_call(listener: &OwnedFd) -> io::Result<Option<libc::seccomp_notif>> {
     }
 }
 
-fn answer(listener: &OwnedFd, call: &libc::seccomp_notif, refuse: bool) {
-    let (error, flags) = if refuse { (-libc::EINVAL, 0) } else { (0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32) };
+fn answer(listener: &OwnedFd, call: &libc::seccomp_notif, error: Option<i32>) {
+    let (error, flags) = error.map_or((0, libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32), |error| (-error, 0));
     let mut response = libc::seccomp_notif_resp { id: call.id, val: 0, error, flags };
     // SAFETY: the ioctl only reads the response. If the caller has exited meanwhile, the answer is dropped.
     unsafe {

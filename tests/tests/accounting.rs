@@ -7,6 +7,34 @@ use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 
+/// Checks that a figure's interval holds the figure and the truth.
+fn covers(figure: &Estimate, truth: u64) {
+    let (low, high) = (figure.low.expect("an interval"), figure.high.expect("an interval"));
+    assert!(low <= truth as f64 && truth as f64 <= high, "{truth}: {figure:?}");
+    assert!(low <= figure.value() && figure.value() <= high, "{figure:?}");
+}
+
+/// Samples that are known to be lost are in the totals, for as much as they stand for.
+#[test]
+fn totals_do_not_lack_what_was_lost_while_the_daemon_was_stopped() {
+    let Some(_turn) = turn("totals_do_not_lack_what_was_lost_while_the_daemon_was_stopped") else { return };
+    for interval in [1, 512] {
+        let mut target = Target::start(&program("mix"), ["200000"]);
+        let recording = Recorder::of(target.pid(), interval).option("--ring-bytes", "64KiB").start();
+        recording.signal(libc::SIGSTOP);
+        let truth = target.run();
+        recording.signal(libc::SIGCONT);
+        let (profile, stats) = recording.stop().results();
+        assert!(stats.lost() > stats.submitted, "most does not fit: {stats:?}");
+        let (found, counted) = (&profile.totals.alloc_bytes, stats.exact_alloc_bytes);
+        assert_eq!((counted, found.exact), (truth.bytes(), Some(truth.bytes() as f64)));
+        // Samples at R = 512 deviate by chance: by less than five standard errors, 1 % of so many.
+        let tolerance = if interval == 1 { 0.5 } else { 0.01 * truth.bytes() as f64 };
+        assert!((found.value() - counted as f64).abs() <= tolerance, "{counted}: {found:?}");
+        covers(found, counted);
+    }
+}
+
 /// The daemon is stopped while the program runs: records that do not fit into one page of ring buffer must be counted.
 #[test]
 fn a_tiny_ring_loses_events_and_counts_each() {
@@ -23,6 +51,11 @@ fn a_tiny_ring_loses_events_and_counts_each() {
     assert_eq!(stats.exact_alloc_bytes, truth.bytes(), "totals do not depend on the ring");
     // All blocks were freed; lost frees are reconciled with the kernel's live map.
     assert_eq!(profile.totals.inuse_objects.as_ref().map(|e| e.value()), Some(0.0));
+    covers(&profile.totals.alloc_bytes, truth.bytes());
+    covers(&profile.totals.alloc_objects, truth.allocs());
+    assert_eq!(profile.totals.alloc_bytes.value(), truth.bytes() as f64, "lost samples are in the total");
+    assert_eq!(profile.totals.alloc_objects.value(), truth.allocs() as f64);
+    assert!(outcome.stdout.contains("[records lost]"), "{}", outcome.stdout);
     let told = format!("{}\n{}", outcome.stdout, outcome.stderr).to_lowercase();
     assert!(told.contains("lost"), "the user is not told: {told}");
 }
@@ -35,6 +68,7 @@ fn a_tiny_ring_keeps_its_accounts_while_the_daemon_reads() {
         let recording = Recorder::of(target.pid(), interval).option("--ring-bytes", "4096").start();
         let truth = target.run();
         let (profile, stats) = recording.stop().results();
+        covers(&profile.totals.alloc_bytes, truth.bytes());
         assert_eq!(stats.hits, truth.allocs());
         assert_eq!(profile.totals.inuse_objects.as_ref().map(|e| e.value()), Some(0.0), "{stats:?}");
     }
@@ -55,6 +89,9 @@ fn a_tiny_live_map_is_a_counted_loss_of_in_use_only() {
     assert_eq!((stats.submitted, stats.lost()), (truth.allocs(), 0), "{stats:?}");
     let in_use = profile.totals.inuse_objects.as_ref().map_or(0.0, |e| e.value());
     assert!(in_use <= truth.live_allocs() as f64, "{in_use} in use, truth {}", truth.live_allocs());
+    let figure = profile.totals.inuse_bytes.as_ref().expect("frees were followed");
+    covers(figure, truth.live_bytes());
+    assert!(figure.high > figure.low, "what is not tracked is not known: {figure:?}");
     let untracked = profile.counters.get("untracked").and_then(|n| n.as_u64()).unwrap_or_default();
     assert!(untracked >= 1000 - 128, "1,000 blocks, 16 places, {untracked} without one: {:?}", profile.counters);
 }

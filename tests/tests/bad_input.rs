@@ -249,7 +249,9 @@ fn a_command_that_does_not_exist() {
     let Some(_turn) = turn("a_command_that_does_not_exist") else { return };
     let nothing: [&str; 0] = [];
     let refused = Recorder::new().command("/no/such/command".as_ref(), nothing).refused();
-    refused.check(1, &["/no/such/command"]);
+    refused.check(127, &["/no/such/command"]);
+    let refused = Recorder::new().command("/etc/passwd".as_ref(), nothing).refused();
+    refused.check(126, &["/etc/passwd", "cannot be executed"]);
     nothing_written(&refused);
 }
 

@@ -1,5 +1,6 @@
 //! Known call paths of real programs: a threaded server, a Rust program, exceptions, JIT code.
 
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
@@ -7,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use heapbpf_tests::environment::{Turn, libc_has_names, programs_folder, skipped, tool, tool_or_install, turn};
 use heapbpf_tests::output::{Profile, Stack};
+use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::{Target, until};
 
@@ -277,6 +279,119 @@ fn python_names_its_functions_by_trampolines() {
     let comm = python.file_name().and_then(|name| name.to_str()).expect("our own names");
     let profile = check(case, comm, &outcome, &[path]);
     let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", profile.processes[0].pid));
+}
+
+/// Two processes, forked from one, run different code at equal addresses, below equal stacks. Each has the names of its own
+/// perf map.
+#[test]
+fn forked_processes_have_the_names_of_their_own_code() {
+    let case = "forked_processes_have_the_names_of_their_own_code";
+    let Some(_turn) = turn(case) else { return };
+    let mut target = Target::start(&program("jit_family"), ["100"]);
+    target.go();
+    target.step();
+    let parent = target.pid();
+    let children = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).expect("the parent runs");
+    let children: Vec<u32> = children.split_whitespace().map(|pid| pid.parse().expect("a number")).collect();
+    assert_eq!(children.len(), 2);
+    let recording = Recorder::of(children[0], 1).pid(children[1]).start();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    assert_eq!((stats.submitted, stats.lost()), (truth.allocs(), 0), "{stats:?}");
+    for (pid, name) in children.iter().zip(["jit_first", "jit_second"]) {
+        let path = ["site_00", "wanted", name, "child", "main"];
+        let of_process = || profile.stacks.iter().filter(|stack| stack.pid == *pid && stack.site() == Some("site_00"));
+        for stack in of_process() {
+            assert!(follows(stack, &path), "{name}: {:?}", stack.frames);
+        }
+        assert_eq!(of_process().map(|stack| stack.samples).sum::<u64>(), 100);
+        let _ = std::fs::remove_file(format!("/tmp/perf-{pid}.map"));
+    }
+}
+
+/// The commands of programs with deep stacks, or with large arrays on them, by the name of the process. What they read and
+/// write is in `folder`.
+fn deep_programs(folder: &Path) -> Vec<(&'static str, &'static str, Vec<String>)> {
+    let write = |name: &str, text: &str| {
+        let path = folder.join(name);
+        std::fs::write(&path, text).expect("our own folder");
+        path.to_str().expect("our own path").to_owned()
+    };
+    let rust = write(
+        "source.rs",
+        "use std::collections::HashMap;\nfn main() { let mut m: HashMap<String, Vec<u64>> = HashMap::new(); for i in 0..9 \
+         { m.entry(format!(\"{i}\")).or_default().push(i); } let mut v: Vec<_> = m.iter().map(|(k, v)| (k.clone(), \
+         v.iter().sum::<u64>())).collect(); v.sort(); println!(\"{m:?} {v:?}\"); }\n",
+    );
+    let cpp = write(
+        "source.cc",
+        "#include <functional>\n#include <iostream>\n#include <map>\n#include <regex>\nint main() { std::regex r(\"a+b*\"); \
+         std::map<std::string, std::vector<int>> m; for (int i = 0; i < 9; i++) m[std::to_string(i)].push_back(i); \
+         std::function<int(int)> f = [&](int x) { return x + 1; }; std::cout << std::regex_match(\"aab\", r) << f(2); }\n",
+    );
+    let r = "for (i in 1:6) { x <- lapply(1:200, function(i) rnorm(5000)); d <- data.frame(a = rnorm(2000), g = \
+             sample(letters, 2000, TRUE)); s <- summary(lm(a ~ g, d)) }; print(summary(lm(mpg ~ wt + hp, mtcars)))";
+    let output = |name: &str| folder.join(name).to_str().expect("our own path").to_owned();
+    let words = |words: &[&str]| words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>();
+    vec![
+        ("rustc", "rustc", words(&["--edition=2021", "-O", "--emit=obj", "-o", &output("rust.o"), &rust])),
+        ("clang++", "clang", words(&["-O2", "-c", "-o", &output("cpp.o"), &cpp])),
+        ("Rscript", "R", words(&["--vanilla", "-e", r])),
+        (
+            "convert",
+            "convert",
+            words(&["-size", "600x400", "plasma:fractal", "-blur", "0x3", "-resize", "50%", &output("picture.png")]),
+        ),
+    ]
+}
+
+/// Nearly all stacks of programs with deep stacks are whole at default options, and none is lost.
+#[test]
+fn deep_stacks_of_real_programs_are_whole_by_default() {
+    const WHOLE: f64 = 0.995;
+    let case = "deep_stacks_of_real_programs_are_whole_by_default";
+    let Some(_turn) = turn(case) else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for (name, comm, words) in deep_programs(folder.path()) {
+        // A distribution may have no compiler of Rust, but these tests were built with one.
+        let Some(program) = tool(name).or_else(|| rust_compiler().filter(|_| name == "rustc")) else {
+            skipped(case, &format!("the part with {name}: it is not installed"));
+            continue;
+        };
+        let outcome = Recorder::new().interval(128 << 10).command(&program, &words).start().finish();
+        let (profile, stats) = outcome.results();
+        let stacks = || of_prefix(&profile, comm);
+        let all: u64 = stacks().map(|stack| stack.samples).sum();
+        let whole: u64 = stacks().filter(|stack| stack.complete).map(|stack| stack.samples).sum();
+        let cuts = cuts(&outcome);
+        println!("{case}: {name}: {whole} of {all} whole; {cuts:?}");
+        assert_eq!((stats.lost(), stats.other["stacks_lost"]), (0, 0), "{name}: {stats:?}");
+        assert!(all >= 50, "too few samples to say anything: {all}");
+        assert!(whole as f64 >= WHOLE * all as f64, "{name}: {whole} of {all} stacks are whole: {cuts:?}");
+    }
+}
+
+/// The compiler itself, not a launcher that picks one.
+fn rust_compiler() -> Option<PathBuf> {
+    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let output = Command::new(rustc).args(["--print", "sysroot"]).output().ok()?;
+    let sysroot = PathBuf::from(String::from_utf8(output.stdout).ok()?.trim());
+    Some(sysroot.join("bin/rustc")).filter(|path| path.exists())
+}
+
+/// Stacks of all processes whose names begin like this.
+fn of_prefix<'a>(profile: &'a Profile, comm: &str) -> impl Iterator<Item = &'a Stack> {
+    let names = profile.processes.iter().filter(|process| process.comm.starts_with(comm));
+    let pids: Vec<u32> = names.map(|process| process.pid).collect();
+    profile.stacks.iter().filter(move |stack| pids.contains(&stack.pid))
+}
+
+/// Why stacks were cut, as the profile states it.
+fn cuts(outcome: &Outcome) -> BTreeSet<String> {
+    let text = std::fs::read_to_string(outcome.file("profile.json")).expect("written");
+    let profile: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let stacks = profile["stacks"].as_array().expect("a list");
+    stacks.iter().filter_map(|stack| stack["cut"].as_str()).map(str::to_owned).collect()
 }
 
 /// The known call paths of programs that need nothing but a command line.

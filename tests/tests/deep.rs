@@ -1,5 +1,6 @@
 //! Deep stacks: up to 512 frames, through copies larger than 64 KiB; repeated ones; recursion folded in reports.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -55,14 +56,24 @@ fn all_true(profile: &Profile, calls: usize) {
     }
 }
 
-/// 512 frames in the default copy, and in copies of each larger class: 507 frames of 560 bytes are 284 KB, which takes
-/// the class of 1 MiB, 507 of 300 are 152 KB (256 KiB). All copies of the run fit in the ring at once.
+/// 512 frames in copies of several classes: 507 frames of 560 bytes are 284 KB, which takes the class of 384 KiB, 507 of
+/// 300 are 152 KB (192 KiB), 507 of 1,900 nearly 1 MB. All copies of the run fit in the ring at once, and by default
+/// copies are as long as the stack is deep.
 #[test]
 fn stacks_of_512_frames_are_the_truth() {
     let Some(_turn) = turn("stacks_of_512_frames_are_the_truth") else { return };
-    for (room, stack_bytes) in [(1, "64KiB"), (260, "256KiB"), (520, "512KiB"), (520, "1MiB")] {
-        println!("locals of {room} bytes, --stack-bytes {stack_bytes}");
-        let (profile, stats, _) = record(room, 512 - OTHERS, 40, &[("--stack-bytes", stack_bytes)]);
+    let limited = |size| vec![("--stack-bytes", size)];
+    for (room, options) in [
+        (1, limited("64KiB")),
+        (260, limited("256KiB")),
+        (520, limited("512KiB")),
+        (1, vec![]),
+        (260, vec![]),
+        (520, vec![]),
+        (1900, vec![]),
+    ] {
+        println!("locals of {room} bytes, {options:?}");
+        let (profile, stats, _) = record(room, 512 - OTHERS, 40, &options);
         all_true(&profile, 512 - OTHERS);
         assert_eq!(stats.other["stacks_unwound"], stats.submitted);
     }
@@ -82,12 +93,50 @@ fn deeper_stacks_are_cut_and_say_so() {
     let (profile, ..) = record(1, 600, 40, &[("--max-depth", "1024")]);
     all_true(&profile, 600);
 
-    let (profile, _, outcome) = record(520, 507, 40, &[]);
+    let (profile, _, outcome) = record(520, 507, 40, &[("--stack-bytes", "64KiB")]);
     for stack in stacks(&profile) {
         assert!(!stack.complete && folded(stack) && stack.frames.len() > 64, "{} frames", stack.frames.len());
     }
     let json = std::fs::read_to_string(outcome.file("profile.json")).expect("written");
     assert!(json.contains("stack copy too small (see --stack-bytes)"));
+}
+
+/// Why stacks were cut, as the profile states it.
+fn cuts(outcome: &Outcome) -> BTreeSet<String> {
+    let text = std::fs::read_to_string(outcome.file("profile.json")).expect("written");
+    let profile: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let stacks = profile["stacks"].as_array().expect("a list");
+    stacks.iter().filter_map(|stack| stack["cut"].as_str()).map(str::to_owned).collect()
+}
+
+/// While the daemon does not read, long copies get shorter as the ring fills up, and are lost only when it is full. Either
+/// is told as what it is, and no allocation is lost.
+#[test]
+fn copies_get_shorter_before_any_is_lost_and_both_are_told() {
+    let Some(_turn) = turn("copies_get_shorter_before_any_is_lost_and_both_are_told") else { return };
+    // The ring for stacks has 4 MiB. Of copies of 384 KiB (the stack has 284 KB) it takes five; then they get shorter.
+    let mut told = Vec::new();
+    for allocations in [12, 400] {
+        let mut target = Target::start(&deep(520), [allocations.to_string().as_str(), "506"]);
+        let recording = Recorder::of(target.pid(), 1).option("--ring-bytes", "1MiB").start();
+        recording.signal(libc::SIGSTOP);
+        let truth = target.run();
+        recording.signal(libc::SIGCONT);
+        let outcome = recording.stop();
+        let (profile, stats) = outcome.results();
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert_eq!(stats.lost(), 0, "{stats:?}");
+        let whole: u64 = stacks(&profile).filter(|stack| is_true(stack, 507)).map(|stack| stack.samples).sum();
+        let cuts = cuts(&outcome);
+        println!("{allocations}: {whole} whole, {} lost, {cuts:?}", stats.other["stacks_lost"]);
+        assert!(whole > 0 && whole < allocations, "{whole} of {allocations} are whole: {cuts:?}");
+        told.push((stats.other["stacks_lost"], cuts));
+    }
+    let shortened = "stack copy cut short: the stacks ring was filling up (see --ring-bytes)".to_owned();
+    let lost = "its stack was lost: the stacks ring was full (see --ring-bytes)".to_owned();
+    assert_eq!(told[0], (0, BTreeSet::from([shortened.clone()])));
+    assert!(told[1].0 > 0);
+    assert_eq!(told[1].1, BTreeSet::from([shortened, lost]));
 }
 
 /// Two call sites allocate and free five hundred times: nearly all stacks are found in the cache, as `--stats` shows.

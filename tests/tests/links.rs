@@ -7,7 +7,7 @@ use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::refusing::{UPROBE_MULTI, UPROBE_SESSION, refuse_links};
+use heapbpf_tests::refusing::{Linking, UPROBE_MULTI, UPROBE_SESSION, run_on};
 use heapbpf_tests::target::Target;
 use serde_json::Value;
 
@@ -74,6 +74,20 @@ fn many_named_processes_share_links_and_others_do_not_count() {
     assert_eq!(stats.lost(), 0, "{stats:?}");
 }
 
+/// What doctor finds on another kernel.
+fn doctor_on(linking: Linking) -> Value {
+    let mut command = Command::new(heapbpf());
+    run_on(linking, &mut command).expect("the kernel has filters with listeners");
+    let output = command.args(["doctor", "--json"]).output().expect("the binary runs");
+    serde_json::from_slice(&output.stdout).expect("JSON")
+}
+
+/// One of doctor's checks of the kernel.
+fn check_of<'a>(found: &'a Value, name: &str) -> &'a Value {
+    let checks = found["kernel"]["checks"].as_array().expect("a list");
+    checks.iter().find(|check| check["name"] == name).unwrap_or_else(|| panic!("no {name}: {found}"))
+}
+
 /// If the kernel refuses a kind of link, the next one is used. doctor has a line for it, and the figures are exact.
 #[test]
 fn a_kind_of_link_that_the_kernel_refuses() {
@@ -83,13 +97,10 @@ fn a_kind_of_link_that_the_kernel_refuses() {
         (&[UPROBE_SESSION, UPROBE_MULTI], &["session links", "multi links"], "perf"),
     ];
     for (refused, lines, next) in CASES {
-        let mut command = Command::new(heapbpf());
-        refuse_links(&mut command, refused).expect("the kernel has filters with listeners");
-        let output = command.args(["doctor", "--json"]).output().expect("the binary runs");
-        let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let linking = Linking { refused, ..Linking::default() };
+        let found = doctor_on(linking);
         assert_eq!(found["kernel"]["link"], next, "{found}");
-        let checks = found["kernel"]["checks"].as_array().expect("a list");
-        let check = |name: &str| checks.iter().find(|check| check["name"] == name).expect("it was tried");
+        let check = |name: &str| check_of(&found, name);
         for name in lines {
             let check = check(name);
             assert_eq!((&check["ok"], &check["needed"]), (&Value::Bool(false), &Value::Bool(false)), "{check}");
@@ -98,11 +109,39 @@ fn a_kind_of_link_that_the_kernel_refuses() {
         assert_eq!(check("probes")["detail"], format!("a recording would use {next} links"));
 
         let mut target = Target::start(&program("mix"), ["3000"]);
-        let recording = Recorder::of(target.pid(), 1).refusing(refused).start();
+        let recording = Recorder::of(target.pid(), 1).on_kernel(linking).start();
         let truth = target.run();
         let (profile, stats) = recording.stop().results();
         checks::sites(&profile, &truth, 1, Compare::All);
         let malloc = stats.attach.iter().find(|probe| probe.function == "malloc").expect("it is hooked");
         assert_eq!(malloc.link, next, "{malloc:?}");
     }
+}
+
+/// On a kernel whose links to one process miss threads, every process is linked and the programs choose: all threads of two
+/// named processes are exact, a call counts once, and a third process does not count. doctor says so.
+#[test]
+fn links_to_one_process_that_miss_its_threads() {
+    let Some(_turn) = turn("links_to_one_process_that_miss_its_threads") else { return };
+    let name = "links to one process";
+    let whole = doctor_on(Linking { refused: &[UPROBE_SESSION], ..Linking::default() });
+    assert_eq!(check_of(&whole, name)["ok"], true, "this kernel is right: {whole}");
+    let linking = Linking { refused: &[UPROBE_SESSION], misses_threads: true };
+    let found = doctor_on(linking);
+    let check = check_of(&found, name);
+    assert_eq!((&check["ok"], &check["needed"]), (&Value::Bool(false), &Value::Bool(false)), "{check}");
+    assert!(check["detail"].as_str().is_some_and(|why| why.contains("first thread only")), "{check}");
+
+    let mut targets = [(); 2].map(|()| Target::start(&program("threads"), [""; 0]));
+    let mut other = Target::start(&program("mix"), ["500"]);
+    let recorder = Recorder::of(targets[0].pid(), 1).pid(targets[1].pid()).on_kernel(linking);
+    let recording = recorder.start();
+    other.run();
+    let truths = targets.each_mut().map(|target| (target.pid(), target.run()));
+    let (profile, stats) = recording.stop().results();
+    for (pid, truth) in &truths {
+        checks::sites_of(&profile, *pid, truth, 1, Compare::All);
+    }
+    assert_eq!(stats.submitted, truths.iter().map(|(_, truth)| truth.allocs()).sum::<u64>(), "{stats:?}");
+    assert!(profile.processes.iter().all(|process| process.pid != other.pid()), "{:?}", profile.processes);
 }

@@ -1,7 +1,7 @@
 //! Which processes are covered: filters in the kernel, very short-lived processes, containers, programs replaced on disk,
 //! commands under sudo, signals.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -304,6 +304,18 @@ fn base_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or(path)
 }
 
+/// The profile as it is written by `heapbpf report -o`, grouped by default and compressed, and read back from there.
+fn written_as(profile: &Path, folder: &Path, name: &str) -> Value {
+    let (file, plain) = (folder.join(name), folder.join("plain.json"));
+    for (from, to) in [(profile, &file), (file.as_path(), &plain)] {
+        let mut report = Command::new(heapbpf());
+        let done = report.arg("report").arg(from).arg("-o").arg(to).output().expect("the binary under test runs");
+        assert!(done.status.success(), "{done:?}");
+    }
+    assert!(std::fs::read(&file).expect("written").starts_with(&[0x1f, 0x8b]), "compressed");
+    serde_json::from_slice(&std::fs::read(&plain).expect("written")).expect("JSON")
+}
+
 /// Two processes of one program and one of another: stacks are grouped as requested, with exact counts.
 #[test]
 fn stacks_are_grouped_as_requested() {
@@ -332,6 +344,27 @@ fn stacks_are_grouped_as_requested() {
         truths.iter().for_each(|(name, pid, allocs)| *sums.entry(key(name, *pid)).or_insert(0) += allocs);
         sums
     };
+    assert_eq!(
+        sums("program"),
+        wanted(&|name, pid| match name {
+            "pairs" => "pairs (2 processes)".to_owned(),
+            name => format!("{name} ({pid})"),
+        })
+    );
+    let grouped = written_as(&outcome.file("profile.json"), folder.path(), "by_program.json.gz");
+    let listed = |key: &str| grouped[key].as_array().expect("a list").clone();
+    let pids: BTreeSet<u64> = listed("processes").iter().filter_map(|process| process["pid"].as_u64()).collect();
+    assert_eq!(pids, truths.iter().map(|(_, pid, _)| u64::from(*pid)).collect(), "every process is listed");
+    let (stacks, all) = (listed("stacks"), outcome.results().0.stacks.len());
+    assert!(stacks.len() < all && stacks.iter().any(|stack| stack["pid"].is_null()), "{} of {all}", stacks.len());
+    let of_mix = truths.iter().find(|(name, ..)| *name == "mix").map(|(_, pid, _)| u64::from(*pid));
+    assert!(stacks.iter().any(|stack| stack["pid"].as_u64() == of_mix), "a stack of one process has its pid");
+    let calls = |of: &[Value]| {
+        let call = |it: &Value| it["alloc_objects"]["estimate"].as_f64();
+        of.iter().filter_map(call).sum::<f64>()
+    };
+    let truth: u64 = truths.iter().map(|(.., allocs)| allocs).sum();
+    assert_eq!((calls(&stacks), calls(&listed("processes"))), (truth as f64, truth as f64));
     assert_eq!(sums("pid"), wanted(&|name, pid| format!("{name} ({pid})")));
     assert_eq!(sums("comm"), wanted(&|name, _| name.to_owned()));
     assert_eq!(sums("exe"), wanted(&|name, _| program(name).to_string_lossy().into_owned()));

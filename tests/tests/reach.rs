@@ -405,3 +405,55 @@ fn a_command_with_a_preloaded_allocator() {
         println!("the allocator was hooked late: coverage {}", process.coverage);
     }
 }
+
+/// A process with more executable mappings than are kept: its allocator is found and its stacks reach through its libraries,
+/// and what is not kept is told.
+#[test]
+fn a_crowd_of_mappings_hides_no_allocator() {
+    let Some(_turn) = turn("a_crowd_of_mappings_hides_no_allocator") else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    for (kind, told) in [
+        ("code", "mappings of code made at run time"),
+        ("pieces", "executable mappings of files"),
+        ("files", "executable mappings of files (/"),
+    ] {
+        let crowded = [OsStr::new(kind), "12000".as_ref(), "1000".as_ref(), folder.path().as_ref()];
+        let mut target = Target::start(&program("crowded"), crowded);
+        let recording = Recorder::of(target.pid(), 1).start();
+        let (pid, truth) = (target.pid(), target.run());
+        let (profile, stats) = recording.stop().results();
+        exact(kind, &profile, &stats, &truth);
+        uses(&profile, pid, "glibc");
+        assert!(profile.stacks.iter().all(|stack| stack.complete), "{kind}: {:?}", profile.stacks);
+        let missing = &profile.process(pid).missing;
+        let what = missing.iter().find(|missing| missing.what.starts_with(told));
+        assert!(
+            what.is_some_and(|missing| missing.why.contains("are not kept, as there are more than 8192")),
+            "{missing:?}"
+        );
+    }
+}
+
+/// The same if the whole host is recorded: such a process is no place to hide.
+#[test]
+fn a_crowd_of_mappings_does_not_hide_from_a_recording_of_the_host() {
+    let Some(_turn) = turn("a_crowd_of_mappings_does_not_hide_from_a_recording_of_the_host") else { return };
+    // An allocator that no other process has: nobody else gets it hooked.
+    let own = program_with("crowded", "crowded-static", &["-static"]);
+    for (program, kind, count) in [(program("crowded"), "code", "12000"), (own, "pieces", "20000")] {
+        let mut target = Target::start(&program, [kind, count, "1000"]);
+        let recorder = Recorder::new().flag("--all").interval(512).option("--max-overhead", "none");
+        let recording = recorder.start();
+        let (pid, truth) = (target.pid(), target.run());
+        let (profile, _) = recording.stop().results();
+        let process = profile.process(pid);
+        assert_eq!(process.figures.alloc_bytes.exact, Some(truth.bytes() as f64), "{process:?}");
+        let (sums, truth) = (checks::site_sums(&profile, Some(pid)), truth.site("site_00"));
+        let law = truth.law(512, false);
+        assert!((sums["site_00"].figures[0] - law.bytes.truth).abs() <= law.bytes.tolerance(), "{sums:?}, {law:?}");
+        let told = |missing: &heapbpf_tests::output::Missing| {
+            missing.why.contains("are not kept, as there are more than 8192")
+        };
+        assert!(process.missing.iter().any(told), "{process:?}");
+    }
+}

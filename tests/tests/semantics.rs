@@ -227,6 +227,18 @@ fn exec_ends_one_life_and_begins_another() {
     assert!([0.0, first].contains(&sums["site_00"].figures[3]), "the first incarnation: {:?}", sums["site_00"]);
 }
 
+/// The thread that calls exec has never called an allocator; the one that did ends with the exec.
+#[test]
+fn exec_by_a_thread_that_allocates_nothing_ends_a_life() {
+    let Some(_turn) = turn("exec_by_a_thread_that_allocates_nothing_ends_a_life") else { return };
+    let (profile, stats, truth) = record(&program("family"), &["exec from another thread"]);
+    checks::sites(&profile, &truth, 1, Compare::Allocated);
+    let sums = checks::site_sums(&profile, None);
+    assert_eq!(sums["site_00"].figures[3], 0.0, "the first incarnation: {:?}", sums["site_00"]);
+    assert_eq!(sums["site_02"].figures[3], truth.site("site_02").live_allocs as f64, "the second incarnation");
+    assert_eq!(stats.other.get("ends_found"), Some(&0), "a record told of it: {stats:?}");
+}
+
 /// A killed process's memory in use is what it had when it was killed.
 #[test]
 fn sigkill_finalises() {

@@ -52,7 +52,11 @@ fn the_functions_of_a_process_that_is_gone_are_named() {
     std::fs::remove_file(&copy).expect("our own copy");
     let truth = truth_in(&String::from_utf8_lossy(&output.stdout));
     let pid = truth.sites[0].pid;
-    let (profile, _) = recording.stop().results();
+    let outcome = recording.stop();
+    let told = &outcome.stderr;
+    assert!(told.contains("no running process matches --comm gone; waiting for one"), "{told}");
+    assert!(!outcome.stdout.contains("no running process"), "it came: {}", outcome.stdout);
+    let (profile, _) = outcome.results();
     checks::sites_of(&profile, pid, &truth, INTERVAL, Compare::AtExit);
     let process = profile.process(pid);
     assert!(process.ended);

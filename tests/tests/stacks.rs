@@ -8,7 +8,7 @@ use heapbpf_tests::environment::{fixtures_folder, programs_folder, skipped, tool
 use heapbpf_tests::output::{Profile, Stack};
 use heapbpf_tests::program::{library, program_with};
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::Target;
+use heapbpf_tests::target::{Target, until};
 
 /// Sites of frames.c and the functions that must be on the stack, innermost first. Others may be in between only at "…"
 /// (libc's own, the kernel's signal trampoline).
@@ -160,6 +160,38 @@ fn stacks_inside_another_sampled_call_are_whole() {
         let (good, all) = right(&profile, "site_01", &path);
         assert!(good == all && all >= 200, "{good} of {all} stacks are {path:?}");
     }
+}
+
+/// Parts of a stack that were never touched are not in memory, and the stack goes on above them. Where the top of a stack is
+/// not known, copies get longer once stacks are cut for want of it.
+#[test]
+fn stacks_with_unused_parts_and_stacks_of_no_thread_are_whole() {
+    let Some(_turn) = turn("stacks_with_unused_parts_and_stacks_of_no_thread_are_whole") else { return };
+    let flags = ["-fomit-frame-pointer", "-fno-stack-clash-protection"];
+    let mut target = Target::start(&program_with("gaps", "gaps", &flags), ["100"]);
+    let recording = Recorder::of(target.pid(), 1).start();
+    for step in 0..2 {
+        target.go();
+        target.step();
+        // A snapshot is written after the cut stacks before it were seen.
+        let snapshot = recording.folder().join(format!("profile.{:04}.json", step + 1));
+        recording.signal(libc::SIGUSR1);
+        until("a snapshot", || snapshot.exists());
+    }
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert_eq!((stats.lost(), stats.other["stacks_lost"]), (0, 0), "{stats:?}");
+    for (site, path) in [
+        ("site_00", &["site_00", "allocate", "below_unused_room", "main"][..]),
+        ("site_01", &["site_01", "allocate", "below_unused_room", "thread_main"]),
+        ("site_03", &["site_03", "allocate", "below_used_room", "made_by_hand"]),
+    ] {
+        let (good, all) = right(&profile, site, path);
+        assert_eq!((good, all), (100, 100), "{site}");
+    }
+    let (good, all) = right(&profile, "site_02", &["site_02", "allocate", "below_used_room", "made_by_hand"]);
+    assert!(all == 200 && good < 200, "{good} of {all}: nothing had to be cut");
 }
 
 /// A program of the distribution (built without frame pointers), and a function that must be on some of its stacks.

@@ -16,6 +16,7 @@ mod python;
 mod root;
 mod run;
 mod shell;
+mod skips;
 mod source;
 mod test;
 mod toolchain;

@@ -2,7 +2,7 @@
 //! root.
 //!
 //! The end-to-end tests are the files in `tests/tests`; all others count as unit tests here. The few unit tests that
-//! need root print that they are skipped without it, and are run again with sudo.
+//! need root say that they are skipped without it, and are run again with sudo.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -18,6 +18,7 @@ use crate::packages::{self, Package};
 use crate::python;
 use crate::root::Privilege;
 use crate::shell::{describe, read, run, say, succeeds};
+use crate::skips::Skips;
 use crate::toolchain;
 
 /// The package whose integration tests are the end-to-end tests.
@@ -51,7 +52,7 @@ pub struct Selection {
 
 /// Requirements of the tests: a file that shows that the requirement is installed, Debian's package, and its purpose.
 /// The tests use the distribution's version, even if a version manager has put another one first. A test whose
-/// requirement cannot be installed prints that it is skipped.
+/// requirement cannot be installed says that it is skipped.
 const NEEDED: &[(&str, &str, &str)] = &[
     ("/usr/bin/cc", "gcc", "compiles the test programs, and is profiled while it compiles"),
     ("/usr/bin/c++", "g++", "compiles the test programs that throw"),
@@ -63,6 +64,9 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("/usr/bin/memcached", "memcached", "is profiled while its threads serve"),
     ("/usr/bin/rg", "ripgrep", "is profiled while it searches: a Rust program"),
     ("/usr/bin/gdb", "gdb", "is profiled while it throws exceptions"),
+    ("/usr/bin/clang++", "clang", "is profiled while it compiles: deep stacks"),
+    ("/usr/bin/Rscript", "r-base-core", "is profiled while it fits models: deep stacks"),
+    ("/usr/bin/convert", "imagemagick", "is profiled while it scales a picture: stacks with unused arrays"),
     ("/usr/bin/node", "nodejs", "is profiled while it runs code that it made"),
     ("/usr/bin/prometheus", "prometheus", "scrapes the metrics"),
     ("/usr/bin/go", "golang-go", "go tool pprof reads the profiles"),
@@ -82,36 +86,43 @@ pub fn test(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode
     {
         return emulated(context, machine, selection);
     }
+    let mut skips = Skips::begin(context)?;
     let root_refused = context.privilege.refusal();
     let end_to_end = !selection.unit && selection.target.is_none();
     if end_to_end {
-        install_needed(context);
+        install_needed(context, &mut skips);
         build::build(context)?;
         if let Some(reason) = root_refused {
-            list_skipped(context, selection, reason)?;
+            note_all(context, selection, reason, &mut skips)?;
         }
     }
     let mut calls = Vec::new();
     if !selection.e2e {
         // `--unit` installs nothing that needs root.
-        let python = if end_to_end { readers_python(context) } else { None };
-        calls.extend(cross::others().filter_map(|machine| other_machine_check(context, machine)));
+        let python = if end_to_end { readers_python(context, &mut skips) } else { None };
+        calls.extend(cross::others().filter_map(|machine| other_machine_check(context, machine, &mut skips)));
         calls.extend(UNIT.iter().map(|part| unit_command(context, selection, part, python.as_deref())));
-    }
-    if end_to_end && root_refused.is_none() {
-        calls.push(end_to_end_command(context, selection)?);
     }
     // All calls run, even if the first fails.
     let mut failed = Vec::new();
-    for mut call in calls {
-        if !succeeds(&mut call, context.options.verbose)? {
+    let mut make = |mut call: Command| -> anyhow::Result<()> {
+        if !succeeds(skips.listen(&mut call), context.options.verbose)? {
             failed.push(describe(&call));
         }
+        Ok(())
+    };
+    calls.into_iter().try_for_each(&mut make)?;
+    if end_to_end && root_refused.is_none() {
+        if context.privilege == Privilege::Sudo {
+            skips.forget_those_for_root()?;
+        }
+        make(end_to_end_command(context, selection)?)?;
     }
+    let acceptable = skips.report(context)?;
     for call in &failed {
         say!("failed: {call}");
     }
-    Ok(if failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if failed.is_empty() && acceptable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 fn unit_command(context: &Context, selection: &Selection, part: &[&str], python: Option<&Path>) -> Command {
@@ -121,20 +132,19 @@ fn unit_command(context: &Context, selection: &Selection, part: &[&str], python:
     command
 }
 
-/// The Python with the packages that read the formats, unless the user named one. Prints a message and returns `None`
-/// if it cannot be installed.
-fn readers_python(context: &Context) -> Option<PathBuf> {
+/// The Python with the packages that read the formats, unless the user named one. `None` if it cannot be installed.
+fn readers_python(context: &Context, skips: &mut Skips) -> Option<PathBuf> {
     if std::env::var_os(PYTHON_VARIABLE).is_some() {
         return None;
     }
-    python::ensure(context).map_err(|error| say!("skipped: Python packages that read the formats: {error:#}")).ok()
+    let python = python::ensure(context);
+    python.map_err(|error| skips.note("Python packages that read the formats", format!("{error:#}"))).ok()
 }
 
-/// The call that checks that the daemon compiles for another machine. Prints a message and returns `None` if that
-/// cannot be checked here.
-fn other_machine_check(context: &Context, machine: &Machine) -> Option<Command> {
+/// The call that checks that the daemon compiles for another machine. `None` if that cannot be checked here.
+fn other_machine_check(context: &Context, machine: &Machine, skips: &mut Skips) -> Option<Command> {
     if let Err(error) = cross_tools::set_up_check(context, machine) {
-        say!("skipped: compiling for {}: {error:#}", machine.triple);
+        skips.note(format!("compiling for {}", machine.triple), format!("{error:#}"));
         return None;
     }
     let mut command = context.cargo("check");
@@ -145,6 +155,7 @@ fn other_machine_check(context: &Context, machine: &Machine) -> Option<Command> 
 /// Runs the unit tests of another machine in an emulator. The emulator has no BPF and no probes; unit tests need
 /// neither.
 fn emulated(context: &Context, machine: &Machine, selection: &Selection) -> anyhow::Result<ExitCode> {
+    let skips = Skips::begin(context)?;
     cross_tools::set_up(context, machine)?;
     cross_tools::set_up_emulator(context, machine)?;
     let mut command = context.cargo("test");
@@ -152,7 +163,9 @@ fn emulated(context: &Context, machine: &Machine, selection: &Selection) -> anyh
     command.args(["--workspace", "--exclude", "heapbpf-tests", "--exclude", "heapbpf-bench", "--exclude", "xtask"]);
     machine.aim(&mut command);
     command.args(&selection.filter);
-    Ok(if succeeds(&mut command, context.options.verbose)? { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    let succeeded = succeeds(skips.listen(&mut command), context.options.verbose)?;
+    let acceptable = skips.report(context)?;
+    Ok(if succeeded && acceptable { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The end-to-end tests, one at a time, because the probes are in files that all processes share.
@@ -186,12 +199,15 @@ fn as_root(context: &Context, command: &mut Command) -> anyhow::Result<()> {
     if context.privilege == Privilege::Sudo {
         say!("using sudo to run the end-to-end tests, which load BPF programs");
         // cargo itself runs as the user, who then owns the files it writes.
-        command.env(runner_variable(&toolchain::host()?.triple), "sudo --preserve-env=HEAPBPF_BIN,PATH,RUST_BACKTRACE");
+        command.env(
+            runner_variable(&toolchain::host()?.triple),
+            "sudo --preserve-env=HEAPBPF_BIN,HEAPBPF_SKIPPED,PATH,RUST_BACKTRACE",
+        );
     }
     Ok(())
 }
 
-fn install_needed(context: &Context) {
+fn install_needed(context: &Context, skips: &mut Skips) {
     // Debian names its library folders after the architecture.
     let missing =
         NEEDED.iter().filter(|(file, ..)| !Path::new(&file.replace("x86_64", std::env::consts::ARCH)).exists());
@@ -204,17 +220,18 @@ fn install_needed(context: &Context) {
         let purpose = package.purpose;
         let name = package.name.clone();
         if let Err(error) = packages::install(context, &[package]) {
-            say!("skipped: {name} ({purpose}): {error:#}");
+            skips.note(format!("installing {name}, which {purpose}"), format!("{error:#}"));
         }
     }
 }
 
-fn list_skipped(context: &Context, selection: &Selection, reason: &str) -> anyhow::Result<()> {
+/// Notes every end-to-end test as skipped.
+fn note_all(context: &Context, selection: &Selection, reason: &str, skips: &mut Skips) -> anyhow::Result<()> {
     let mut list = context.cargo("test");
     list.arg("--quiet").args(END_TO_END).args(&selection.filter).args(["--", "--list"]);
     let names = read(&mut list).context("cannot list the end-to-end tests")?;
     for name in test_names(&names) {
-        println!("test {name} ... skipped: needs root, and {reason}");
+        skips.note(name, format!("needs root, and {reason}"));
     }
     Ok(())
 }

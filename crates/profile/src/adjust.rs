@@ -149,7 +149,7 @@ fn estimate_by(profile: &mut Profile, estimator: Estimator) -> Result<(), Adjust
     let mut state = sampler_ebpf::rng::seed(SEED, 0);
     let mut refused = None;
     let mut count = 0;
-    for Row { key, alloc, inuse, at_exit, .. } in &mut profile.rows {
+    for Row { key, alloc, inuse, at_exit, .. } in profile.rows.iter_mut().filter(|row| !row.is_of_lost_samples()) {
         let at_exit = Some(at_exit).filter(|sums| sums.samples > 0);
         for sums in [alloc, inuse].into_iter().chain(at_exit) {
             match bytes_of_sums(sums, key.interval, estimator, || sampler_ebpf::rng::next(&mut state)) {

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 
-use super::group::GroupBy;
+use super::group::{GroupBy, Groups};
 use super::intern::Interned;
 use super::model::Profile;
 use super::naming::frame_name;
@@ -35,6 +35,7 @@ impl<'a> Chains<'a> {
     /// separates functions of the same name in different files.
     pub fn new(profile: &'a Profile, values: &[Value], group_by: GroupBy, with_files: bool) -> Self {
         let interned = Interned::for_viewers(profile);
+        let groups = Groups::new(profile, group_by);
         let mut names = Names::default();
         let name_of_frame: Vec<u32> = interned
             .frames
@@ -47,7 +48,7 @@ impl<'a> Chains<'a> {
         let mut chain = Vec::new();
         for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
             chain.clear();
-            let group = group_by.key(profile, row);
+            let group = groups.name(row);
             if !group.is_empty() {
                 chain.push(names.id(group, None));
             }

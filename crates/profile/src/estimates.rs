@@ -35,8 +35,38 @@ pub struct Pool {
     processes: BTreeSet<usize>,
     /// Further processes whose rows may all have been lost.
     covered: BTreeSet<usize>,
+    /// What the lost samples of these rows stand for.
+    lost_samples: Lacking,
     /// Bounds on lost samples, if they are known already.
     lost: Option<Arc<LostOf>>,
+}
+
+/// Allocations whose samples were lost, estimated.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lacking {
+    bytes: f64,
+    objects: f64,
+}
+
+impl Lacking {
+    fn of(row: &Row) -> Self {
+        if row.is_of_lost_samples() {
+            return Self { bytes: row.alloc.bytes, objects: row.alloc.objects };
+        }
+        Self::default()
+    }
+
+    fn value(self, value: Value) -> f64 {
+        match value {
+            Value::AllocSpace => self.bytes,
+            Value::AllocObjects => self.objects,
+            _ => 0.0,
+        }
+    }
+
+    fn added_to(self, estimate: Estimate, value: Value) -> Estimate {
+        Estimate { estimate: estimate.estimate + self.value(value), ..estimate }
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -72,6 +102,11 @@ impl Pool {
         self.covered.extend(processes);
     }
 
+    /// Makes it the pool of these processes, even if it has no row of one.
+    pub(crate) fn is_of(&mut self, processes: impl IntoIterator<Item = usize>) {
+        self.processes.extend(processes);
+    }
+
     /// Sets the losses of all processes that its rows may be of.
     pub(crate) fn set_lost(&mut self, lost: Arc<LostOf>) {
         self.lost = Some(lost);
@@ -98,8 +133,13 @@ impl Pool {
     /// Adds a row.
     pub fn add(&mut self, row: &Row) {
         self.processes.insert(row.key.process);
+        let lost = Lacking::of(row);
+        self.lost_samples.bytes += lost.bytes;
+        self.lost_samples.objects += lost.objects;
         let part = self.part(row.key.interval);
-        part.alloc.add(&row.alloc);
+        if !row.is_of_lost_samples() {
+            part.alloc.add(&row.alloc);
+        }
         part.inuse.add(&row.inuse);
         part.at_exit.add(&row.at_exit);
     }
@@ -130,7 +170,8 @@ impl Pool {
             return NONE;
         }
         let losses = self.losses(profile, value);
-        of_parts(profile, &self.sample_parts(value), losses, value, confidence)
+        let of_samples = of_parts(profile, &self.sample_parts(value), losses, value, confidence);
+        self.lost_samples.added_to(of_samples, value)
     }
 
     /// Whether a value at exit is known to be zero: none of the processes has ended, or what ended processes held
@@ -162,7 +203,8 @@ impl Pool {
             losses.add_missing(largest.max(profile.header.interval).max(1), more);
             losses
         });
-        raw_of_parts(profile, &self.sample_parts(value), losses, value, confidence)
+        let of_samples = raw_of_parts(profile, &self.sample_parts(value), losses, value, confidence);
+        self.lost_samples.added_to(of_samples, value)
     }
 
     /// The interval of the unbiased estimate of bytes whose coverage is guaranteed for every mix of sizes.
@@ -195,12 +237,12 @@ impl Pool {
 
     /// The point estimate, in bytes or allocations.
     pub fn total(&self, value: Value) -> f64 {
-        self.sums(value).map(|(_, sums)| value.estimate_of(sums)).sum::<f64>() + 0.0
+        self.sums(value).map(|(_, sums)| value.estimate_of(sums)).sum::<f64>() + self.lost_samples.value(value)
     }
 
     /// The unbiased point estimate, without corrections.
     pub fn raw_total(&self, value: Value) -> f64 {
-        self.sums(value).map(|(_, sums)| value.raw_estimate_of(sums)).sum::<f64>() + 0.0
+        self.sums(value).map(|(_, sums)| value.raw_estimate_of(sums)).sum::<f64>() + self.lost_samples.value(value)
     }
 
     /// Unbiased estimate of the variance of [`Self::raw_total`].
@@ -248,8 +290,10 @@ pub fn of_row(profile: &Profile, row: &Row, value: Value, confidence: f64) -> Es
     if row_has_none(profile, row, value) {
         return NONE;
     }
-    let parts = [Part::new(row.key.interval, value.sums(row))];
-    of_parts(profile, &parts, LossBounds::of(profile, [row.key.process], value, row.key.interval), value, confidence)
+    let (lost, nothing) = (Lacking::of(row), SampleSums::default());
+    let sums = if row.is_of_lost_samples() && !value.needs_frees() { &nothing } else { value.sums(row) };
+    let losses = LossBounds::of(profile, [row.key.process], value, row.key.interval);
+    lost.added_to(of_parts(profile, &[Part::new(row.key.interval, sums)], losses, value, confidence), value)
 }
 
 /// The interval of the bytes of one row whose coverage is guaranteed; see [`Pool::guaranteed`].
@@ -266,7 +310,9 @@ pub fn guaranteed_of_row(
     if value.is_bytes() && row_has_none(profile, row, value) {
         return Ok(Interval { low: 0.0, high: 0.0 });
     }
-    let parts = [Part::new(row.key.interval, value.sums(row))];
+    let nothing = SampleSums::default();
+    let sums = if row.is_of_lost_samples() && !value.needs_frees() { &nothing } else { value.sums(row) };
+    let parts = [Part::new(row.key.interval, sums)];
     guaranteed(profile, &parts, LossBounds::of(profile, [row.key.process], value, row.key.interval), value, confidence)
 }
 
@@ -328,20 +374,23 @@ pub fn intervals_used(profile: &Profile) -> Vec<u64> {
     used.into_iter().collect()
 }
 
-/// The exact count of a value, of one process (by its index) or of all. `None` if a part of it was not counted.
+/// Coverage of a process that was hooked throughout, to rounding.
+const HOOKED_THROUGHOUT: f64 = 1.0 - 1e-9;
+
+/// The exact count of a value, of one process (by its index) or of all. `None` if a part of it was not counted. If probes
+/// were in place in time windows only, that is every process but those that were hooked throughout.
 pub fn exact(profile: &Profile, process: Option<usize>, value: Value) -> Option<u64> {
     let processes = match process {
         Some(index) => profile.processes.get(index..=index)?,
         None => &profile.processes[..],
     };
     let of = |process: &super::model::Process| match value {
+        _ if profile.header.time_windows && process.coverage < HOOKED_THROUGHOUT => None,
         Value::AllocSpace => process.exact_alloc_bytes,
         Value::AllocObjects => process.exact_alloc_objects,
         _ => None,
     };
-    // In time windows only a part was counted.
-    if profile.header.time_windows
-        || value.needs_frees()
+    if value.needs_frees()
         // Without processes nothing was counted, or the format does not hold processes.
         || processes.is_empty() && !(profile.rows.is_empty() && profile.header.samples_known)
     {
@@ -461,6 +510,9 @@ mod tests {
         assert!((estimate.estimate - pool.raw_total(Value::AllocSpace) - 1000.0).abs() < 1e-6);
         assert_eq!((estimate.low, estimate.high, estimate.reason), (None, None, Some(TIME_WINDOWS)));
         assert!(pool.estimate(&profile, Value::InuseSpace, 0.95).low.is_some());
+        // A process that was hooked throughout was counted throughout.
+        assert_eq!(exact(&profile, Some(0), Value::AllocSpace), Some(60_000_000));
+        profile.processes[0].coverage = 0.9999;
         assert_eq!(exact(&profile, Some(0), Value::AllocSpace), None);
     }
 

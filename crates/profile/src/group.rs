@@ -1,6 +1,7 @@
-//! Grouping of rows by process, program or thread.
+//! Grouping of rows by program, process or thread.
 
 use std::borrow::Cow;
+use std::collections::{BTreeSet, HashMap};
 use std::str::FromStr;
 
 use thiserror::Error;
@@ -10,11 +11,11 @@ use super::model::{Process, Profile, Row};
 /// What rows are grouped by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum GroupBy {
-    /// No grouping: equal stacks of all processes are one.
-    Nothing,
+    /// Program: process name and executable.
+    Program,
     /// Process, by name and pid.
     Process,
-    /// Process name, for example all workers of one server.
+    /// Process name.
     Comm,
     /// Path of the executable.
     Exe,
@@ -22,21 +23,25 @@ pub enum GroupBy {
     Cgroup,
     /// Process and thread name.
     Thread,
+    /// No grouping: equal stacks of all processes are one.
+    Nothing,
 }
 
 impl GroupBy {
     /// Every grouping, in the order in which the command line lists them.
-    pub const ALL: [Self; 6] = [Self::Nothing, Self::Process, Self::Comm, Self::Exe, Self::Cgroup, Self::Thread];
+    pub const ALL: [Self; 7] =
+        [Self::Program, Self::Process, Self::Comm, Self::Exe, Self::Cgroup, Self::Thread, Self::Nothing];
 
     /// Name of the grouping on the command line.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Nothing => "none",
+            Self::Program => "program",
             Self::Process => "pid",
             Self::Comm => "comm",
             Self::Exe => "exe",
             Self::Cgroup => "cgroup",
             Self::Thread => "thread",
+            Self::Nothing => "none",
         }
     }
 
@@ -49,28 +54,20 @@ impl GroupBy {
         }
     }
 
-    /// The default grouping of a profile: by process if there are several, else none.
+    /// The default grouping of a profile: by program if there are several processes, else none.
     pub fn default_of(profile: &Profile) -> Self {
-        if profile.processes.len() > 1 { Self::Process } else { Self::Nothing }
+        if profile.number_of_processes() > 1 { Self::Program } else { Self::Nothing }
     }
 
-    /// Name of the group of a row, empty for [`GroupBy::Nothing`].
-    pub fn key<'a>(self, profile: &'a Profile, row: &'a Row) -> Cow<'a, str> {
-        let Some(process) = profile.processes.get(row.key.process) else { return Cow::Borrowed("") };
-        match self {
-            Self::Nothing => Cow::Borrowed(""),
-            Self::Process => process_name(process).into(),
-            Self::Comm => Cow::Borrowed(&process.comm),
-            Self::Exe => Cow::Borrowed(&process.exe),
-            Self::Cgroup => Cow::Borrowed(&process.cgroup),
-            Self::Thread => format!("{} / {}", process_name(process), row.key.thread).into(),
-        }
+    /// Whether processes of one program are told apart.
+    pub const fn separates_processes(self) -> bool {
+        matches!(self, Self::Process | Self::Thread)
     }
 }
 
 /// No grouping has this name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("cannot group by {0:?}: choose none, pid, comm, exe, cgroup or thread")]
+#[error("cannot group by {0:?}: choose program, pid, comm, exe, cgroup, thread or none")]
 pub struct UnknownGroup(String);
 
 impl FromStr for GroupBy {
@@ -81,9 +78,89 @@ impl FromStr for GroupBy {
     }
 }
 
-/// Display name of a process: `python3 (1234)`.
+/// Names of the groups of a profile.
+#[derive(Clone, Debug)]
+pub struct Groups<'a> {
+    by: GroupBy,
+    /// Name of the group of each process, without its threads.
+    of_process: Vec<Cow<'a, str>>,
+}
+
+/// Process name and executable.
+type Program<'a> = (&'a str, &'a str);
+
+impl<'a> Groups<'a> {
+    /// Groups under names for display: programs with the number of their processes.
+    pub fn new(profile: &'a Profile, by: GroupBy) -> Self {
+        let mut counts: HashMap<Program<'a>, u64> = HashMap::new();
+        let mut programs: HashMap<&str, BTreeSet<&str>> = HashMap::new();
+        for process in &profile.processes {
+            *counts.entry(program(process)).or_default() += process.count();
+            programs.entry(&process.comm).or_default().insert(&process.exe);
+        }
+        let program_name = |process: &'a Process| {
+            let count = counts.get(&program(process)).copied().unwrap_or(1);
+            let is_known_by_name = programs.get(&*process.comm).is_none_or(|exes| exes.len() == 1);
+            match (count, is_known_by_name || process.exe.is_empty()) {
+                (1, _) => process_name(process),
+                (_, true) => format!("{} ({count} processes)", name_or_none(process)),
+                (_, false) => format!("{} {} ({count} processes)", name_or_none(process), process.exe),
+            }
+        };
+        let name = |process| match by {
+            GroupBy::Program => Cow::Owned(program_name(process)),
+            _ => plain_name(by, process),
+        };
+        Self { by, of_process: profile.processes.iter().map(name).collect() }
+    }
+
+    /// Groups under names that are the same in another recording.
+    pub fn comparable(profile: &'a Profile, by: GroupBy) -> Self {
+        let name = |process: &'a Process| match by {
+            GroupBy::Program if process.exe.is_empty() => Cow::Borrowed(&*process.comm),
+            GroupBy::Program => format!("{} {}", process.comm, process.exe).into(),
+            _ => plain_name(by, process),
+        };
+        Self { by, of_process: profile.processes.iter().map(name).collect() }
+    }
+
+    /// Name of the group of a row; empty if rows are not grouped.
+    pub fn name(&self, row: &'a Row) -> Cow<'a, str> {
+        let name = self.of_process(row.key.process);
+        match self.by {
+            GroupBy::Thread => format!("{name} / {}", row.key.thread).into(),
+            _ => name,
+        }
+    }
+
+    /// Name of the group of a process (by its index), without its threads.
+    pub fn of_process(&self, process: usize) -> Cow<'a, str> {
+        self.of_process.get(process).cloned().unwrap_or_default()
+    }
+}
+
+fn program(process: &Process) -> Program<'_> {
+    (&process.comm, &process.exe)
+}
+
+fn plain_name(by: GroupBy, process: &Process) -> Cow<'_, str> {
+    match by {
+        GroupBy::Nothing => Cow::Borrowed(""),
+        GroupBy::Program | GroupBy::Process | GroupBy::Thread => process_name(process).into(),
+        GroupBy::Comm => Cow::Borrowed(&process.comm),
+        GroupBy::Exe => Cow::Borrowed(&process.exe),
+        GroupBy::Cgroup => Cow::Borrowed(&process.cgroup),
+    }
+}
+
+fn name_or_none(process: &Process) -> &str {
+    if process.comm.is_empty() { "unnamed" } else { &process.comm }
+}
+
+/// Display name of a process: `python3 (1234)`; of several that were put together: `python3 (4 processes)`.
 pub fn process_name(process: &Process) -> String {
     match (process.comm.as_str(), process.pid) {
+        (_, 0) if process.count() > 1 => format!("{} ({} processes)", name_or_none(process), process.count()),
         ("", 0) => "unnamed process".into(),
         ("", pid) => format!("pid {pid}"),
         (comm, 0) => comm.into(),
@@ -109,18 +186,35 @@ mod tests {
     #[test]
     fn rows_are_named_by_their_group() {
         let profile = testing::small();
-        let row = &profile.rows[0];
-        assert_eq!(GroupBy::Process.key(&profile, row), "server (4242)");
-        assert_eq!(GroupBy::Comm.key(&profile, row), "server");
-        assert_eq!(GroupBy::Thread.key(&profile, row), "server (4242) / worker");
-        assert_eq!(GroupBy::Nothing.key(&profile, row), "");
+        let name = |by| Groups::new(&profile, by).name(&profile.rows[0]).into_owned();
+        assert_eq!(name(GroupBy::Process), "server (4242)");
+        assert_eq!(name(GroupBy::Program), "server (4242)", "the only one of its program");
+        assert_eq!(name(GroupBy::Comm), "server");
+        assert_eq!(name(GroupBy::Thread), "server (4242) / worker");
+        assert_eq!(name(GroupBy::Nothing), "");
+    }
+
+    #[test]
+    fn programs_are_counted_and_told_apart_by_their_executable() {
+        let mut profile = testing::small();
+        let first = profile.processes[0].clone();
+        let of = |pid, exe: &str| Process { pid, exe: exe.into(), ..first.clone() };
+        profile.processes.extend([of(1, "/usr/bin/server"), of(2, "/opt/server"), of(3, "/opt/server")]);
+        let names = |groups: Groups| (0..5).map(|process| groups.of_process(process).into_owned()).collect::<Vec<_>>();
+        let expected = ["server /usr/bin/server (2 processes)", "server /opt/server (2 processes)"];
+        let found = names(Groups::new(&profile, GroupBy::Program));
+        assert_eq!([&*found[0], &found[2], &found[3], &found[4]], [expected[0], expected[0], expected[1], expected[1]]);
+        profile.processes.truncate(3);
+        assert_eq!(names(Groups::new(&profile, GroupBy::Program))[0], "server (2 processes)");
+        let stable = names(Groups::comparable(&profile, GroupBy::Program));
+        assert_eq!([&*stable[0], &stable[2]], ["server /usr/bin/server"; 2]);
     }
 
     #[test]
     fn names_are_parsed_or_refused() {
         assert_eq!("cgroup".parse(), Ok(GroupBy::Cgroup));
         let error = "user".parse::<GroupBy>().expect_err("no such grouping").to_string();
-        assert_eq!(error, "cannot group by \"user\": choose none, pid, comm, exe, cgroup or thread");
+        assert_eq!(error, "cannot group by \"user\": choose program, pid, comm, exe, cgroup, thread or none");
     }
 
     #[test]
@@ -130,5 +224,7 @@ mod tests {
             [name("nginx", 7), name("nginx", 0), name("", 7), name("", 0)],
             ["nginx (7)", "nginx", "pid 7", "unnamed process"]
         );
+        let several = Process { comm: "nginx".into(), stands_for: 4, ..Process::default() };
+        assert_eq!(process_name(&several), "nginx (4 processes)");
     }
 }

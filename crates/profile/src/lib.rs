@@ -8,6 +8,7 @@
 pub mod adjust;
 mod chains;
 pub mod diff;
+pub mod escape;
 pub mod estimates;
 pub mod formats;
 pub mod group;
@@ -15,9 +16,11 @@ mod intern;
 mod loss_bounds;
 #[cfg(feature = "pprof")]
 mod loss_comment;
+pub mod lost_samples;
 pub mod merge;
 pub mod model;
-mod naming;
+pub mod naming;
+pub mod programs;
 pub mod proto;
 pub mod read;
 pub mod report;

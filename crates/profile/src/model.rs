@@ -16,7 +16,7 @@ pub use heapbpf_statistics::criterion::Criterion;
 pub use heapbpf_statistics::sums::SampleSums;
 pub use heapbpf_statistics::survival::Lifetimes;
 pub use losses::{LossBound, Losses, Unread};
-pub use process::Process;
+pub use process::{Member, Process};
 pub use profile::Profile;
 pub use row::Row;
 pub use row_key::RowKey;

@@ -7,11 +7,13 @@ mod functions;
 mod processes;
 mod remarks;
 mod stacks;
+mod summary;
 pub mod text;
 
 use self::figure::FigureText;
-use self::text::{Style, clip};
+use self::text::{Style, clip, width, wrap};
 use super::units;
+use crate::escape::escaped;
 use crate::estimates::{Pool, exact, intervals_used};
 use crate::group::{GroupBy, process_name};
 use crate::model::{Criterion, Profile};
@@ -30,7 +32,7 @@ pub struct ReportOptions {
     pub top: usize,
     /// Most functions in the table; 0: no such table.
     pub functions: usize,
-    /// The grouping of stacks; `None`: by process if there are several.
+    /// The grouping of stacks; `None`: by program if there are several processes.
     pub group_by: Option<GroupBy>,
     /// Whether stacks that differ only in the depth of recursion are one.
     pub fold_recursion: bool,
@@ -73,10 +75,12 @@ pub fn report(profile: &Profile, options: &ReportOptions) -> String {
     let whole = Pool::whole(profile);
     let sort = options.sort.unwrap_or_else(|| default_sort(profile, &whole));
     let intervals = intervals_used(profile);
-    let context = Context { profile, options, width: options.width.max(LEAST_WIDTH), sort, whole, intervals };
+    let group_by = options.group_by.unwrap_or_else(|| GroupBy::default_of(profile));
+    let context = Context { profile, options, width: options.width.max(LEAST_WIDTH), sort, group_by, whole, intervals };
     let held = (profile.has_at_exit() && !sort.is_at_exit()).then(|| context.sorted_by(Value::AtExitSpace));
-    let mut lines = vec![context.title()];
+    let mut lines = context.title();
     lines.extend(context.totals());
+    lines.extend(summary::lines(&context));
     for section in [
         stacks::section(&context),
         held.as_ref().map(stacks::section).unwrap_or_default(),
@@ -109,6 +113,7 @@ struct Context<'a> {
     options: &'a ReportOptions,
     width: usize,
     sort: Value,
+    group_by: GroupBy,
     whole: Pool,
     /// Sampling intervals that were in force, each of which bounds what it did not sample.
     intervals: Vec<u64>,
@@ -139,61 +144,112 @@ impl Context<'_> {
         format!("[{}, {}]", unit.figure(ends.low), unit.figure(ends.high))
     }
 
-    fn title(&self) -> String {
+    fn title(&self) -> Vec<String> {
         let mut facts = facts(self.profile);
         if self.profile.header.samples_known {
             facts.push(plural(self.whole.samples(Value::AllocSpace), "sample"));
         }
         let who = clip(&who(self.profile), self.width / 2);
-        format!("{}{}", self.paint(Style::Bold, &who), self.paint(Style::Dim, &format!(" · {}", facts.join(" · "))))
+        let mut lines = vec![self.paint(Style::Bold, &who)];
+        let mut used = width(&who);
+        for fact in facts {
+            let fact = clip(&fact, self.width - 5);
+            if used + 3 + width(&fact) > self.width {
+                lines.push(" ".to_owned());
+                used = 1;
+            }
+            used += 3 + width(&fact);
+            if let Some(line) = lines.last_mut() {
+                line.push_str(&self.paint(Style::Dim, &format!(" · {fact}")));
+            }
+        }
+        lines
     }
 
     fn totals(&self) -> Vec<String> {
         let exact = |value| exact(self.profile, None, value).map(|exact| exact as f64);
-        let counted = match (exact(Value::AllocSpace), exact(Value::AllocObjects)) {
-            (Some(bytes), Some(objects)) => {
-                format!(" · counted exactly: {} in {}", units::bytes(bytes), units::count(objects))
-            }
-            _ => String::new(),
-        };
-        let line = |name: &str, bytes: Value, objects: Value, noun: &str, tail: &str| {
-            let guaranteed = match self.guaranteed(&self.whole, bytes) {
-                ends if ends.is_empty() => ends,
-                ends => format!(" guaranteed {ends}"),
-            };
-            let (bytes, objects) = (self.figure(&self.whole, bytes), self.figure(&self.whole, objects));
-            format!(
-                "  {name:<10} {} {}{} {}",
-                self.paint(Style::Bold, &format!("{:>9}", bytes.figure)),
-                self.paint(Style::Dim, &format!("{:<18} in ", bytes.bounds + &guaranteed)),
-                objects.figure,
-                self.paint(Style::Dim, format!("{} {noun}{tail}", objects.bounds).trim_start())
-            )
-        };
+        // In time windows the count of several processes is not of what the estimate stands for: others may have come and
+        // gone between windows. That of a single one is the truth if it is known.
+        let windows = self.profile.header.time_windows;
+        let counted = exact(Value::AllocSpace).zip(exact(Value::AllocObjects));
+        let counted = counted.filter(|_| !windows || self.profile.number_of_processes() == 1);
+        let instead = counted.filter(|_| windows);
+        let tail = counted.map_or_else(String::new, |(bytes, objects)| match instead {
+            Some(_) => "counted exactly".to_owned(),
+            None => format!("counted exactly: {} in {}", units::bytes(bytes), units::count(objects)),
+        });
         let mut lines = Vec::new();
         if self.profile.header.live {
-            let lacking = match self.profile.without_inuse() {
+            let lacking = match self.profile.without_inuse() as u64 {
                 0 => String::new(),
-                1 => " · without 1 process whose frees were not followed".to_owned(),
-                n => format!(" · without {} processes whose frees were not followed", units::count(n as f64)),
+                n => format!("without {} whose frees were not followed", plural(n, "process")),
             };
-            lines.push(line("in use", Value::InuseSpace, Value::InuseObjects, "blocks", &lacking));
+            lines.extend(self.total("in use", [Value::InuseSpace, Value::InuseObjects], "blocks", &lacking));
         }
         if self.profile.has_at_exit() {
-            let held = " · held by processes when they ended, not in use";
-            lines.push(line("at exit", Value::AtExitSpace, Value::AtExitObjects, "blocks", held));
+            let held = "held by processes when they ended, not in use";
+            lines.extend(self.total("at exit", [Value::AtExitSpace, Value::AtExitObjects], "blocks", held));
         }
-        lines.push(line("allocated", Value::AllocSpace, Value::AllocObjects, "calls", &counted));
+        if let Some((bytes, objects)) = instead {
+            let figures = [(bytes, Value::AllocSpace), (objects, Value::AllocObjects)];
+            let figures = figures.map(|(exact, value)| FigureText::exactly(exact as u64, value));
+            lines.extend(self.total_line("allocated", &figures, "", "calls", &tail));
+        } else {
+            lines.extend(self.total("allocated", [Value::AllocSpace, Value::AllocObjects], "calls", &tail));
+        }
         lines
+    }
+
+    fn total(&self, name: &str, values: [Value; 2], noun: &str, tail: &str) -> Vec<String> {
+        let guaranteed = match self.guaranteed(&self.whole, values[0]) {
+            ends if ends.is_empty() => ends,
+            ends => format!(" guaranteed {ends}"),
+        };
+        self.total_line(name, &values.map(|value| self.figure(&self.whole, value)), &guaranteed, noun, tail)
+    }
+
+    /// A total of bytes and objects. What does not fit goes to a line of its own.
+    fn total_line(
+        &self,
+        name: &str,
+        [bytes, objects]: &[FigureText; 2],
+        guaranteed: &str,
+        noun: &str,
+        tail: &str,
+    ) -> Vec<String> {
+        let figure = format!("{:>9}", bytes.figure);
+        let bounds = format!("{:<18} in ", format!("{}{guaranteed}", bytes.bounds));
+        let end = format!("{} {noun}", objects.bounds);
+        let end = end.trim_start();
+        let used = 14 + width(&figure) + width(&bounds) + width(&objects.figure) + 1 + width(end);
+        let mut line = format!(
+            "  {name:<10} {} {}{} {}",
+            self.paint(Style::Bold, &figure),
+            self.paint(Style::Dim, &bounds),
+            objects.figure,
+            self.paint(Style::Dim, end)
+        );
+        let is_summarized = self.profile.number_of_processes() > 1;
+        if tail.is_empty() || is_summarized && used + 3 + width(tail) > self.width {
+            return vec![line];
+        }
+        if used + 3 + width(tail) <= self.width {
+            line.push_str(&self.paint(Style::Dim, &format!(" · {tail}")));
+            return vec![line];
+        }
+        let rest = wrap(tail, self.width - 13).into_iter();
+        let rest = rest.map(|rest| format!("{:13}{}", "", self.paint(Style::Dim, &rest)));
+        std::iter::once(line).chain(rest).collect()
     }
 
     fn files(&self) -> Vec<String> {
         let line = |(file, command): &(String, String)| {
-            format!("{} {file} · open it with {}", self.paint(Style::Dim, "wrote"), self.paint(Style::Bold, command))
+            let (file, command) = (escaped(file), self.paint(Style::Bold, &escaped(command)));
+            format!("{} {file} · open it with {command}", self.paint(Style::Dim, "wrote"))
         };
         let snapshots = self.options.snapshots.iter().map(|(count, last)| {
             let (wrote, of) = (self.paint(Style::Dim, "wrote"), plural(*count, "snapshot"));
-            format!("{wrote} {of} on the way, the last to {last}")
+            format!("{wrote} {of} on the way, the last to {}", escaped(last))
         });
         snapshots.chain(self.options.files.iter().map(line)).collect()
     }
@@ -207,7 +263,7 @@ fn who(profile: &Profile) -> String {
     match profile.processes.as_slice() {
         [] => "no process".into(),
         [process] => process_name(process),
-        processes => format!("{} processes", units::count(processes.len() as f64)),
+        _ => plural(profile.number_of_processes(), "process"),
     }
 }
 
@@ -215,7 +271,7 @@ fn who(profile: &Profile) -> String {
 fn facts(profile: &Profile) -> Vec<String> {
     let mut facts = Vec::new();
     if !profile.header.host.is_empty() {
-        facts.push(format!("on {}", profile.header.host));
+        facts.push(format!("on {}", escaped(&profile.header.host)));
     }
     if !profile.header.duration.is_zero() {
         facts.push(units::duration(profile.header.duration));
@@ -226,7 +282,7 @@ fn facts(profile: &Profile) -> Vec<String> {
 
 /// One line that describes the recording: `server (4242) · on host1 · 30 s · one sample per 512 KiB`.
 pub fn subject(profile: &Profile) -> String {
-    format!("{} · {}", who(profile), facts(profile).join(" · "))
+    escaped(&format!("{} · {}", who(profile), facts(profile).join(" · "))).into_owned()
 }
 
 fn interval(profile: &Profile) -> String {
@@ -242,7 +298,12 @@ fn interval(profile: &Profile) -> String {
 }
 
 fn plural(number: u64, noun: &str) -> String {
-    format!("{} {noun}{}", units::count(number as f64), if number == 1 { "" } else { "s" })
+    let end = match number {
+        1 => "",
+        _ if noun.ends_with('s') => "es",
+        _ => "s",
+    };
+    format!("{} {noun}{end}", units::count(number as f64))
 }
 
 #[cfg(test)]

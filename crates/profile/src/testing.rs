@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use super::model::{
-    Criterion, Frame, Header, Lifetimes, LossBound, Losses, Module, Process, Profile, Row, RowKey, Stack, Unread,
-};
+use super::model::{Criterion, Frame, Header, Lifetimes, Losses, Module, Process, Profile, Row, RowKey, Stack, Unread};
 use heapbpf_audit::{AttachEntry, FileAudit, FileKind, LinkKind, Missing, ProbeKind};
 use heapbpf_statistics::sums::SampleSums;
 
@@ -90,7 +88,7 @@ fn processes() -> Vec<Process> {
             exact_alloc_bytes: Some(60_000_000),
             exact_alloc_objects: Some(9_000),
             losses: Losses::default(),
-            slack: LossBound::default(),
+            ..Process::default()
         },
         Process { pid: 4300, comm: "worker \"x\"".into(), coverage: 0.5, ended: true, ..Process::default() },
     ]

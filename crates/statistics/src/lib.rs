@@ -10,6 +10,7 @@ pub mod estimators;
 pub mod gamma;
 pub mod growth;
 pub mod interval;
+pub mod lost;
 pub mod optimum;
 pub mod part;
 pub mod plan;

@@ -19,15 +19,28 @@
 #![forbid(unsafe_code)]
 
 use std::fmt::Display;
+use std::fs::File;
 use std::io::Write as _;
 use std::thread;
 
-/// Prints that the running test, or a part of it, did not run, and why.
+/// Says that the running test, or a part of it, did not run, and why.
 pub fn skipped(why: impl Display) {
     let thread = thread::current();
-    let test = thread.name().unwrap_or("a test");
+    skipped_case(thread.name().unwrap_or("a test"), why);
+}
+
+/// The same of a test with this name. It is printed, and a line (name, tab, reason) goes to the end of the file that
+/// `HEAPBPF_SKIPPED` names: `cargo xtask test` lists these lines.
+pub fn skipped_case(test: &str, why: impl Display) {
+    let why = why.to_string().replace(['\n', '\t'], " ");
     // Not eprintln!: the test runner captures it, and hides the output of tests that pass.
     let _ = writeln!(std::io::stderr(), "skipped: {test}: {why}");
+    if let Some(path) = std::env::var_os("HEAPBPF_SKIPPED") {
+        // One write, so that lines of tests that run at the same time do not mix.
+        let line = format!("{test}\t{why}\n");
+        let written = File::options().append(true).open(&path).and_then(|mut file| file.write_all(line.as_bytes()));
+        written.unwrap_or_else(|error| panic!("a skip cannot be told in {}: {error}", path.display()));
+    }
 }
 
 /// Whether this test runs under an emulator of another architecture: `cargo xtask test --target` names it in

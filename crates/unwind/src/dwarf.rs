@@ -11,7 +11,7 @@ use crate::address_bits::AddressBits;
 use crate::cache::{StackCache, StackKey};
 use crate::image::ModuleFiles;
 use crate::memory::{Memory, Reads, StackMemory};
-use crate::raw::{Completeness, RawFrame, RawStack, SpaceView, UnwinderKind};
+use crate::raw::{Completeness, RawFrame, RawStack, Reason, SpaceView, UnwinderKind};
 use crate::rules::Rules;
 use crate::state::State;
 use crate::walk::{Surroundings, walk};
@@ -42,6 +42,44 @@ pub struct Capture<'a> {
     /// In-flight calls whose returns are probed: on the stack, the kernel's trampoline is in the place of their return
     /// addresses.
     pub in_flight: &'a [InFlightCall],
+    /// How the copy differs from the stack.
+    pub flaws: Flaws,
+}
+
+/// How a copy differs from the stack that it was made of.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flaws {
+    /// Why it ends where it does.
+    pub end: CopyEnd,
+    /// Whether pages that were not in memory are zeros in it.
+    pub has_gaps: bool,
+}
+
+/// Why a copy of a stack ends where it does.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum CopyEnd {
+    /// It is as long as it may be.
+    #[default]
+    Limit,
+    /// There is the top of the thread's stack.
+    Top,
+    /// There was no room for more.
+    Room,
+    /// What follows was not in memory.
+    MissingPage,
+}
+
+impl Flaws {
+    /// The reason why a walk over the copy ended, given the reason that the walk itself knows.
+    fn explain(self, reason: &Reason) -> Option<Reason> {
+        match (reason, self.end) {
+            (Reason::StackCopyTooSmall, CopyEnd::Top) => Some(Reason::OtherStack),
+            (Reason::StackCopyTooSmall, CopyEnd::Room) => Some(Reason::StackCopyShortened),
+            (Reason::StackCopyTooSmall, CopyEnd::MissingPage) => Some(Reason::MissingPage),
+            (Reason::NullReturnAddress, _) if self.has_gaps => Some(Reason::MissingPage),
+            _ => None,
+        }
+    }
 }
 
 /// Counters of an [`Unwinder`].
@@ -116,6 +154,17 @@ impl Unwinder {
             self.reads = reads;
             stack
         });
+        let stack = match &stack.completeness {
+            Completeness::Truncated(reason) => match capture.flaws.explain(reason) {
+                Some(better) => self.intern(RawStack {
+                    completeness: Completeness::Truncated(better),
+                    frames: stack.frames.clone(),
+                    unwinder: stack.unwinder,
+                }),
+                None => stack,
+            },
+            Completeness::Complete => stack,
+        };
         self.count(&stack);
         stack
     }

@@ -101,8 +101,18 @@ pub enum Reason {
     DepthLimit,
     /// Evaluating its call frame information exceeded the budget of one stack.
     TooExpensive,
-    /// The stack was not copied.
+    /// There is no copy of the stack, although it was not lost: the kernel could not follow it.
     NoStack,
+    /// The copy of the stack was shortened, because the stacks ring was filling up.
+    StackCopyShortened,
+    /// A page of the stack was not in memory when it was copied.
+    MissingPage,
+    /// The stack was lost: the stacks ring was full.
+    StackRingFull,
+    /// The stack was lost: the kernel's table of stacks had no place for it.
+    StackTableFull,
+    /// The copy of the stack did not arrive.
+    CopyMissing,
     /// The overflow bucket: stands for all stacks that had too few samples to be kept apart.
     OverflowBucket,
     /// The sample's records were lost; only the block is known, from the kernel's live map.
@@ -125,7 +135,14 @@ impl Reason {
             Self::ReturnProbe => "a return probe hides the caller".into(),
             Self::DepthLimit => "depth limit (see --max-depth)".into(),
             Self::TooExpensive => "unwind information too expensive".into(),
-            Self::NoStack => "no stack was taken".into(),
+            Self::NoStack => "the kernel could not follow the stack".into(),
+            Self::StackCopyShortened => {
+                "stack copy cut short: the stacks ring was filling up (see --ring-bytes)".into()
+            }
+            Self::MissingPage => "a page of the stack was not in memory".into(),
+            Self::StackRingFull => "its stack was lost: the stacks ring was full (see --ring-bytes)".into(),
+            Self::StackTableFull => "its stack was lost: the kernel's table of stacks was full (see --unwind)".into(),
+            Self::CopyMissing => "its stack was lost: the copy did not arrive".into(),
             Self::OverflowBucket => "put together: more stacks than are told apart".into(),
             Self::RecordLost => "its record was lost: the events ring was full (see --ring-bytes)".into(),
         }
@@ -167,12 +184,12 @@ impl RawStack {
         }
     }
 
-    /// The stack of a sample of which only the allocator's return address is known.
-    pub fn caller_only(space: &SpaceView, return_address: u64) -> Self {
+    /// The stack of a sample of which only the allocator's return address is known, for this reason.
+    pub fn caller_only(space: &SpaceView, return_address: u64, reason: Reason) -> Self {
         Self {
             frames: Box::new([space.frame(return_address.saturating_sub(1))]),
             unwinder: UnwinderKind::Caller,
-            completeness: Completeness::Truncated(Reason::NoStack),
+            completeness: Completeness::Truncated(reason),
         }
     }
 }
@@ -198,7 +215,12 @@ mod tests {
             (Reason::ReturnProbe, "a return probe hides the caller"),
             (Reason::DepthLimit, "depth limit (see --max-depth)"),
             (Reason::TooExpensive, "unwind information too expensive"),
-            (Reason::NoStack, "no stack was taken"),
+            (Reason::NoStack, "the kernel could not follow the stack"),
+            (Reason::StackCopyShortened, "stack copy cut short: the stacks ring was filling up (see --ring-bytes)"),
+            (Reason::MissingPage, "a page of the stack was not in memory"),
+            (Reason::StackRingFull, "its stack was lost: the stacks ring was full (see --ring-bytes)"),
+            (Reason::StackTableFull, "its stack was lost: the kernel's table of stacks was full (see --unwind)"),
+            (Reason::CopyMissing, "its stack was lost: the copy did not arrive"),
             (Reason::OverflowBucket, "put together: more stacks than are told apart"),
             (Reason::RecordLost, "its record was lost: the events ring was full (see --ring-bytes)"),
         ] {
@@ -213,10 +235,10 @@ mod tests {
         let mapping = Mapping { start: 0x1000, end: 0x2000, file_offset: 0x500, module: ModuleId(3), since_ns: 0 };
         let mappings = vec![mapping];
         let space = SpaceView { key: ProcessKey::default(), generation: None, mappings: &mappings };
-        let stack = RawStack::caller_only(&space, 0x1100);
+        let stack = RawStack::caller_only(&space, 0x1100, Reason::NoStack);
         assert_eq!(*stack.frames, [RawFrame { address: 0x10ff, module: Some(ModuleId(3)), file_offset: 0x5ff }]);
         assert_eq!(stack.completeness, Completeness::Truncated(Reason::NoStack));
-        assert_eq!(RawStack::caller_only(&space, 0).frames[0].module, None);
+        assert_eq!(RawStack::caller_only(&space, 0, Reason::NoStack).frames[0].module, None);
         let lost = RawStack::lost();
         assert!(lost.frames.is_empty() && lost.completeness == Completeness::Truncated(Reason::RecordLost));
     }

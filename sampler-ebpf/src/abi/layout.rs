@@ -35,7 +35,7 @@ fn sizes_and_offsets_are_those_of_the_abi() {
         ProcessRecord: 48 { kind: 0, child_tgid: 4, time_ns: 8, process: 16, next: 32 }
         Registers: 32 { ip: 0, sp: 8, fp: 16, lr: 24 }
         InFlightCall: 16 { sp: 0, caller: 8 }
-        StackRecord: 136 { sample: 0, time_ns: 8, space: 16, registers: 32, in_flight: 64, copied_bytes: 128, whole: 132 }
+        StackRecord: 144 { sample: 0, time_ns: 8, space: 16, registers: 32, in_flight: 64, copied_bytes: 128, ends_at: 132, missing_pages: 136, reserved: 140 }
         Site: 64 { offset: 0, reentrant_start: 8, reentrant_end: 16, file: 24, function: 28, size_argument: 30, times_argument: 31, old_argument: 32, out_argument: 33, flags: 34, reserved: 35 }
         FileRanges: 520 { count: 0, ranges: 8 }
         DrawConstants: 24 { interval: 0, multiplier: 8, shift: 16 }

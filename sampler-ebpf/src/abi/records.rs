@@ -38,6 +38,22 @@ pub mod stack_kind {
     pub const FRAME_POINTERS: u32 = 1;
     /// Registers and a copy of the stack's top, in the `STACKS` ring under the same sample id.
     pub const COPIED: u32 = 2;
+    /// No stack: its copy did not fit into the `STACKS` ring.
+    pub const LOST_NO_ROOM: u32 = 3;
+    /// No stack: the `STACK_TRACES` map had no place for it.
+    pub const LOST_TABLE_FULL: u32 = 4;
+}
+
+/// Why a copy of a stack ends where it does.
+pub mod copy_end {
+    /// There is the top of the stack, as far as known.
+    pub const TOP: u32 = 0;
+    /// It is as long as [`Config::stack_bytes`](crate::abi::Config::stack_bytes).
+    pub const STACK_BYTES: u32 = 1;
+    /// The top of the stack is not known, and the copy is as long as the `STACK_LIMITS` map says for the process.
+    pub const PROCESS_LIMIT: u32 = 2;
+    /// The `STACKS` ring had no room for more.
+    pub const ROOM: u32 = 3;
 }
 
 /// A sampled allocation that succeeded.
@@ -179,6 +195,10 @@ pub struct StackRecord {
     pub in_flight: [InFlightCall; MAX_IN_FLIGHT_CALLS],
     /// Valid bytes that follow.
     pub copied_bytes: u32,
-    /// 1 if the copy reaches the top of the stack, as far as known; 0 if it was truncated at the limit.
-    pub whole: u32,
+    /// Why there are not more, one of [`copy_end`].
+    pub ends_at: u32,
+    /// Pages that were not in memory and are zeros in the copy. If there are too many, the copy ends early.
+    pub missing_pages: u32,
+    /// Zero.
+    pub reserved: u32,
 }

@@ -358,7 +358,8 @@ pub fn report(
     };
     let time_ns = output::now();
     let stack = stack::take(ctx, registers, state, sample, time_ns);
-    if stack.kind == stack_kind::NONE && config!(stack_kind) != stack_kind::NONE {
+    if !matches!(stack.kind, stack_kind::FRAME_POINTERS | stack_kind::COPIED) && config!(stack_kind) != stack_kind::NONE
+    {
         state.counters.stacks_lost += 1;
     }
     let untracked = follow && !track(state, pending, sample, time_ns, address);

@@ -1,11 +1,14 @@
-//! Reads the counters of all living threads for the daemon.
+//! Reads, for the daemon, the counters of all living threads, and which processes live.
 
 use core::ffi::c_void;
 
 use aya_ebpf::helpers::generated::bpf_seq_write;
-use sampler_ebpf::abi::ThreadRecord;
+use sampler_ebpf::abi::{ProcessKey, ThreadRecord};
 
+use crate::config::config;
 use crate::maps::THREADS;
+use crate::memory::read_kernel;
+use crate::process::process_of;
 use crate::thread::{SLOTS, TRACKED};
 
 /// The first members of the kernel's `bpf_iter_meta`.
@@ -55,5 +58,29 @@ pub extern "C" fn read_threads(ctx: *mut c_void) -> u32 {
     // SAFETY: `meta` and its `seq` are the kernel's own pointers. The helper reads the bytes of the record, which are
     // all initialised because it has no padding.
     unsafe { bpf_seq_write((*meta).seq.cast(), (&raw const record).cast(), size_of::<ThreadRecord>() as u32) };
+    0
+}
+
+/// Called for each task. Writes the [`ProcessKey`] of each thread whose process has not ended. A thread other than the
+/// first that calls exec takes over the first one's id; one of the two is always found.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "iter/task")]
+pub extern "C" fn read_processes(ctx: *mut c_void) -> u32 {
+    let ctx = ctx.cast::<TaskIterator>();
+    // SAFETY: the kernel passes a `bpf_iter__task` to task iterators, and these are its first two members.
+    let (meta, task) = unsafe { ((*ctx).meta, (*ctx).task) };
+    if task.is_null() {
+        return 0;
+    }
+    let task = task as u64;
+    let signal: u64 = read_kernel(task + config!(offsets.task_signal));
+    let live: u32 = read_kernel(signal + config!(offsets.signal_live));
+    if live == 0 {
+        return 0;
+    }
+    let process: ProcessKey = process_of(task);
+    // SAFETY: `meta` and its `seq` are the kernel's own pointers. The helper reads the bytes of the key, which are all
+    // initialised because it has no padding.
+    unsafe { bpf_seq_write((*meta).seq.cast(), (&raw const process).cast(), size_of::<ProcessKey>() as u32) };
     0
 }

@@ -2,7 +2,7 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::bindings::{BPF_ANY, BPF_NOEXIST};
+use aya_ebpf::bindings::BPF_NOEXIST;
 use aya_ebpf::programs::RawTracePointContext;
 use aya_log_ebpf::warn;
 use sampler_ebpf::abi::{Counters, ProcessKey, kind};
@@ -17,44 +17,50 @@ use crate::process::{current_task, process_of};
 use crate::target;
 use crate::thread::{NEW, TRACKED, ThreadState};
 
-/// `sched_process_fork(parent, child)`; runs before the child does.
+/// `sched_process_fork(parent, child)`; runs in the context of the parent, before the child does.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sched_process_fork")]
 pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
-    if config!(follow) == 0 {
+    if !target::follows() {
         return 0;
     }
     let (parent, child) = (argument(ctx, 0), argument(ctx, 1));
     let parent_tgid: u32 = read_kernel(parent + config!(offsets.task_tgid));
     let child_tgid: u32 = read_kernel(child + config!(offsets.task_tgid));
-    if parent_tgid == child_tgid || !target::listed(parent_tgid) {
+    if parent_tgid == child_tgid || !target::is_target(parent_tgid) {
         return 0;
     }
-    let is_target = TARGETS.insert(child_tgid, 1, u64::from(BPF_ANY)).is_ok();
-    if !is_target {
+    if !target::list(child_tgid) {
         warn!(&RawTracePointContext::new(ctx), "no room for the target {}, a child of {}", child_tgid, parent_tgid);
-    }
-    if !is_target || !output::submit_process(kind::FORK, child_tgid, process_of(parent), ProcessKey::default()) {
+    } else if !output::submit_process(kind::FORK, child_tgid, process_of(parent), ProcessKey::default()) {
         count_process_event_lost();
     }
     0
 }
 
-/// `sched_process_exec`; runs in the context of the process, which already has its new address space.
+/// `sched_process_exec`; runs in the context of the process, which already has its new name and address space. All its
+/// other threads have ended.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sched_process_exec")]
 pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
-    let Some(state) = THREADS.current() else { return 0 };
-    if state.status == TRACKED {
-        let ended = state.process;
-        flush(ctx, state);
-        let task = current_task();
-        let next = process_of(task);
-        if !output::submit_process(kind::EXEC, 0, ended, next) {
-            count_process_event_lost();
-        }
+    let next = process_of(current_task());
+    if target::is_target(next.tgid) {
+        target::list_by_rule(next.tgid);
     }
-    state.status = NEW;
+    let mut ended = ProcessKey { exec_id: next.exec_id.wrapping_sub(1), ..next };
+    let mut was_tracked = false;
+    if let Some(state) = THREADS.current() {
+        if state.status == TRACKED {
+            was_tracked = true;
+            ended = state.process;
+            flush(ctx, state);
+        }
+        state.status = NEW;
+    }
+    // The thread that calls exec may never have called an allocator. Then the others' totals tell that they did.
+    if (was_tracked || TOTALS.get_ptr(ended).is_some()) && !output::submit_process(kind::EXEC, 0, ended, next) {
+        count_process_event_lost();
+    }
     0
 }
 

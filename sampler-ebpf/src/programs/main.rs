@@ -40,6 +40,7 @@ mod free;
 mod iterator;
 mod lifecycle;
 mod mapping;
+mod trial;
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

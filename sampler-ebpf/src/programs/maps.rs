@@ -41,6 +41,10 @@ pub static STACKS: RingBuf<[u8; 0], 67108864> = RingBuf::new();
 /// Stacks taken by the kernel's frame-pointer walk.
 #[btf_map]
 pub static STACK_TRACES: StackTrace<16384> = StackTrace::new();
+/// Most bytes of stack copied by a process where the top of the stack is not known, if that is not
+/// [`FIRST_STACK_BYTES`](sampler_ebpf::abi::FIRST_STACK_BYTES). The daemon sets it by what was cut.
+#[btf_map]
+pub static STACK_LIMITS: HashMap<ProcessKey, u64, 4096, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
 /// The control map: settings that the daemon changes at run time.
 #[btf_map]
 pub static CONTROL: Array<Control, 1> = Array::new();
@@ -53,6 +57,9 @@ pub static SLEEP: Array<u32, 1> = Array::new();
 /// Trials per allocation of each size class, for the size-class criterion.
 #[btf_map]
 pub static TRIALS: Array<u64, { sampler_ebpf::trials::SIZE_CLASSES }> = Array::new();
+/// Runs of the program that is linked to try out links.
+#[btf_map]
+pub static TRIAL_RUNS: Array<u64, 1> = Array::new();
 /// Counters of hits that could not be counted in a thread's state.
 #[btf_map]
 pub static UNATTRIBUTED: Array<Counters, 1> = Array::new();

@@ -28,15 +28,16 @@ pub fn reserve<T: FromBytes>(ring: *mut c_void) -> Option<&'static mut T> {
 /// `record` must come from [`reserve`], and must not be used afterwards.
 #[inline(always)]
 pub unsafe fn submit<T>(record: &mut T) {
-    let flags = wake_up(maps::events(), config!(events_mark));
+    let flags = wake_up(maps::events(), config!(events_mark), 0);
     // SAFETY: the caller promises that `record` is a reservation. The reservation ends here.
     unsafe { bpf_ringbuf_submit(core::ptr::from_mut(record).cast(), flags) };
 }
 
 /// A wake-up costs more than a microsecond. The daemon polls while it is awake, so only two things wake it: the first
-/// event of its sleep, and a ring that is filling up.
+/// event of its sleep, and a ring that is filling up. `record_bytes`: size of the record, if it may be wider than the
+/// mark.
 #[inline(always)]
-pub fn wake_up(ring: *mut c_void, mark: u64) -> u64 {
+pub fn wake_up(ring: *mut c_void, mark: u64, record_bytes: u64) -> u64 {
     if let Some(sleep) = maps::SLEEP.get_ptr_mut(0) {
         // SAFETY: the pointer is to the map's value, an aligned u32. If two CPUs both read the 1, both wake the daemon.
         unsafe {
@@ -50,7 +51,7 @@ pub fn wake_up(ring: *mut c_void, mark: u64) -> u64 {
     let fill = unsafe { bpf_ringbuf_query(ring, u64::from(BPF_RB_AVAIL_DATA)) };
     // Only while the fill level crosses the mark. The mark is several records wide, so that concurrent writers cannot
     // all miss it.
-    if fill >= mark && fill < mark + mark / 8 {
+    if fill >= mark && fill < mark + mark / 8 + record_bytes {
         return u64::from(BPF_RB_FORCE_WAKEUP);
     }
     u64::from(BPF_RB_NO_WAKEUP)
@@ -109,8 +110,9 @@ pub fn complete_free(state: &mut ThreadState, value: &LiveValue, record: Option<
 pub fn submit_process(event: u32, child_tgid: u32, process: ProcessKey, next: ProcessKey) -> bool {
     let Some(record) = reserve::<ProcessRecord>(maps::events()) else { return false };
     *record = ProcessRecord { kind: event, child_tgid, time_ns: now(), process, next };
-    if event == kind::FORK {
-        // The child's allocations are not seen until the daemon has linked its probes, so it is woken at once.
+    if event == kind::FORK && config!(target_rules) == 0 {
+        // Every target is named: the child's allocations are not seen until the daemon has linked its probes, so it is
+        // woken at once.
         // SAFETY: `record` was reserved above, and is not used afterwards.
         unsafe { bpf_ringbuf_submit(core::ptr::from_mut(record).cast(), u64::from(BPF_RB_FORCE_WAKEUP)) };
     } else {

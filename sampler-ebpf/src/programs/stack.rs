@@ -1,13 +1,23 @@
 //! The stack of a sample: the kernel's frame-pointer walk, or registers and a copy of the stack's top.
+//!
+//! A copy reaches up to the top of the stack, where that is known, and takes no more room than that needs. Where it is
+//! not known, as on a coroutine's stack, the copy is as long as the daemon has found this process's stacks to need. In
+//! either case a copy of more than [`FIRST_STACK_BYTES`] takes at most a fixed share of the room that the ring has left:
+//! while the daemon lags behind, long copies get shorter before any is lost.
 
 use core::ffi::c_void;
 
-use aya_ebpf::bindings::BPF_F_USER_STACK;
-use aya_ebpf::helpers::generated::{bpf_get_stackid, bpf_probe_read_user, bpf_ringbuf_reserve, bpf_ringbuf_submit};
-use sampler_ebpf::abi::{LARGEST_STACK_BYTES, Registers, StackRecord, stack_kind};
+use aya_ebpf::bindings::{BPF_F_USER_STACK, BPF_RB_AVAIL_DATA, BPF_RB_RING_SIZE};
+use aya_ebpf::helpers::generated::{
+    bpf_get_stackid, bpf_probe_read_user, bpf_ringbuf_query, bpf_ringbuf_reserve, bpf_ringbuf_submit,
+};
+use sampler_ebpf::abi::{
+    FIRST_STACK_BYTES, LARGEST_STACK_BYTES, MOST_MISSING_PAGES, Registers, STACK_ROOM_SHARE, StackRecord, copy_end,
+    stack_kind,
+};
 
 use crate::config::config;
-use crate::maps::{self, STACK_TRACES};
+use crate::maps::{self, STACK_LIMITS, STACK_TRACES};
 use crate::memory::read_kernel;
 use crate::output;
 use crate::process::current_task;
@@ -15,19 +25,20 @@ use crate::thread::ThreadState;
 
 /// The smallest page size. Larger pages are multiples of it.
 const PAGE: u64 = 4096;
-/// Most bytes that are copied page by page, after a single read has failed.
-const LARGEST_PAGEWISE: u64 = 64 << 10;
 const HEADER: u64 = size_of::<StackRecord>() as u64;
 
 /// The stack that was taken, for the allocation's record.
 pub struct Taken {
-    /// One of [`stack_kind`]; [`stack_kind::NONE`] means that the stack was lost.
+    /// One of [`stack_kind`].
     pub kind: u32,
     /// Key in the kernel's stack map.
     pub id: i32,
 }
 
-const LOST: Taken = Taken { kind: stack_kind::NONE, id: -1 };
+/// How the stack of a sampled call was not taken.
+const fn without(kind: u32) -> Taken {
+    Taken { kind, id: -1 }
+}
 
 /// Takes the stack of a sampled call, from `registers` up.
 #[inline(always)]
@@ -35,9 +46,13 @@ pub fn take(ctx: *mut c_void, registers: &Registers, state: &ThreadState, sample
     match config!(stack_kind) {
         stack_kind::FRAME_POINTERS => walk(ctx),
         stack_kind::COPIED => copy(registers, state, sample, time_ns),
-        _ => LOST,
+        _ => without(stack_kind::NONE),
     }
 }
+
+/// `-EEXIST`: another stack has the place in the map. `-ENOMEM`: there is no place left.
+const EXISTS: i64 = -17;
+const NO_MEMORY: i64 = -12;
 
 #[inline(always)]
 fn walk(ctx: *mut c_void) -> Taken {
@@ -45,7 +60,11 @@ fn walk(ctx: *mut c_void) -> Taken {
     // SAFETY: `ctx` is the context that the kernel passed to the program, and the map is one of stacks, as the helper
     // expects.
     let id = unsafe { bpf_get_stackid(ctx, maps::handle(&STACK_TRACES), u64::from(BPF_F_USER_STACK)) };
-    if id < 0 { LOST } else { Taken { kind: stack_kind::FRAME_POINTERS, id: id as i32 } }
+    match id {
+        0.. => Taken { kind: stack_kind::FRAME_POINTERS, id: id as i32 },
+        EXISTS | NO_MEMORY => without(stack_kind::LOST_TABLE_FULL),
+        _ => without(stack_kind::NONE),
+    }
 }
 
 /// Distance from the stack pointer to the top of the stack, if known.
@@ -68,13 +87,18 @@ fn distance_to_top(sp: u64) -> Option<u64> {
 
 #[inline(always)]
 fn copy(registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
-    let sp = registers.sp;
-    let limit = config!(stack_bytes);
-    let known = distance_to_top(sp);
-    let (wanted, whole) = match known {
-        Some(distance) if distance <= limit => (distance, 1),
-        _ => (limit, 0),
+    let most = config!(stack_bytes);
+    let (mut wanted, mut ends_at) = match distance_to_top(registers.sp) {
+        Some(distance) if distance <= most => (distance, copy_end::TOP),
+        Some(_) => (most, copy_end::STACK_BYTES),
+        None => (limit_of_process(state).min(most), copy_end::PROCESS_LIMIT),
     };
+    if wanted > FIRST_STACK_BYTES {
+        let room = room();
+        if wanted > room {
+            (wanted, ends_at) = (room, copy_end::ROOM);
+        }
+    }
     let head = StackRecord {
         sample,
         time_ns,
@@ -82,79 +106,168 @@ fn copy(registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -
         registers: *registers,
         in_flight: state.in_flight_calls(),
         copied_bytes: 0,
-        whole,
+        ends_at,
+        missing_pages: 0,
+        reserved: 0,
     };
-    // A reservation must have a constant size, so take the smallest class that is large enough.
+    if wanted <= FIRST_STACK_BYTES {
+        return copy_short(&head, wanted);
+    }
+    let taken = copy_long(&head, wanted);
+    if taken.kind != stack_kind::LOST_NO_ROOM {
+        return taken;
+    }
+    // Other CPUs were faster.
+    copy_short(&StackRecord { ends_at: copy_end::ROOM, ..head }, FIRST_STACK_BYTES)
+}
+
+/// Most bytes that are copied of a stack of the calling process whose top is not known.
+#[inline(always)]
+fn limit_of_process(state: &ThreadState) -> u64 {
+    // SAFETY: the value is copied at once, and is a single integer.
+    unsafe { STACK_LIMITS.get(state.space) }.copied().unwrap_or(FIRST_STACK_BYTES)
+}
+
+/// Most bytes that a long copy may take of what is left of the ring.
+#[inline(always)]
+fn room() -> u64 {
+    // SAFETY: the map is a ring, as the helper expects.
+    let query = |what: u32| unsafe { bpf_ringbuf_query(maps::stacks(), u64::from(what)) };
+    let left = query(BPF_RB_RING_SIZE).saturating_sub(query(BPF_RB_AVAIL_DATA));
+    (left / STACK_ROOM_SHARE).max(FIRST_STACK_BYTES)
+}
+
+/// Copies at most [`FIRST_STACK_BYTES`]. A reservation must have a constant size, so it takes the smallest class that is
+/// large enough.
+#[inline(always)]
+fn copy_short(head: &StackRecord, wanted: u64) -> Taken {
     if wanted <= 4 << 10 {
-        return copy_into::<{ 4 << 10 }>(&head, wanted);
+        return copy_into::<{ 4 << 10 }>(head, wanted);
     }
     if wanted <= 8 << 10 {
-        return copy_into::<{ 8 << 10 }>(&head, wanted);
+        return copy_into::<{ 8 << 10 }>(head, wanted);
     }
     if wanted <= 16 << 10 {
-        return copy_into::<{ 16 << 10 }>(&head, wanted);
+        return copy_into::<{ 16 << 10 }>(head, wanted);
     }
     if wanted <= 32 << 10 {
-        return copy_into::<{ 32 << 10 }>(&head, wanted);
+        return copy_into::<{ 32 << 10 }>(head, wanted);
     }
-    if wanted <= 64 << 10 {
-        return copy_into::<{ 64 << 10 }>(&head, wanted);
+    copy_into::<FIRST_STACK_BYTES>(head, wanted)
+}
+
+/// Copies more than that. The classes are closer, because they are large.
+#[inline(always)]
+fn copy_long(head: &StackRecord, wanted: u64) -> Taken {
+    if wanted <= 96 << 10 {
+        return copy_into::<{ 96 << 10 }>(head, wanted);
+    }
+    if wanted <= 128 << 10 {
+        return copy_into::<{ 128 << 10 }>(head, wanted);
+    }
+    if wanted <= 192 << 10 {
+        return copy_into::<{ 192 << 10 }>(head, wanted);
     }
     if wanted <= 256 << 10 {
-        return copy_into::<{ 256 << 10 }>(&head, wanted);
+        return copy_into::<{ 256 << 10 }>(head, wanted);
     }
-    copy_into::<{ 1 << 20 }>(&head, wanted)
+    if wanted <= 384 << 10 {
+        return copy_into::<{ 384 << 10 }>(head, wanted);
+    }
+    if wanted <= 512 << 10 {
+        return copy_into::<{ 512 << 10 }>(head, wanted);
+    }
+    if wanted <= 768 << 10 {
+        return copy_into::<{ 768 << 10 }>(head, wanted);
+    }
+    copy_into::<{ 1 << 20 }>(head, wanted)
 }
 
 #[inline(always)]
 fn copy_into<const CLASS: u64>(head: &StackRecord, wanted: u64) -> Taken {
     // SAFETY: the map is a ring and the size is a constant, as the helper expects; its result is checked.
-    let record = unsafe { bpf_ringbuf_reserve(maps::stacks(), HEADER + CLASS, 0) }.cast::<u8>();
+    let record = unsafe { bpf_ringbuf_reserve(maps::stacks(), HEADER + CLASS, 0) }.cast::<StackRecord>();
     if record.is_null() {
-        return LOST;
+        return without(stack_kind::LOST_NO_ROOM);
     }
+    // SAFETY: the reservation begins with space for the header.
+    unsafe { record.write(*head) };
     let sp = head.registers.sp;
     let mut bytes = if wanted > CLASS { CLASS } else { wanted };
     // SAFETY: the reservation has HEADER + CLASS bytes, and `bytes` is at most CLASS. The helper checks `sp` itself.
-    let status = unsafe { bpf_probe_read_user(record.add(HEADER as usize).cast(), bytes as u32, sp as *const c_void) };
+    let status = unsafe {
+        bpf_probe_read_user(record.cast::<u8>().add(HEADER as usize).cast(), bytes as u32, sp as *const c_void)
+    };
     if status != 0 {
-        // Large classes fall back on what the verifier can follow: the first 64 KiB.
-        bytes = if CLASS > LARGEST_PAGEWISE {
-            copy_pages::<LARGEST_PAGEWISE>(record, sp, wanted)
-        } else {
-            copy_pages::<CLASS>(record, sp, wanted)
-        };
+        bytes = copy_pages::<CLASS>(record, sp, bytes);
     }
-    let flags = output::wake_up(maps::stacks(), config!(stacks_mark));
-    // SAFETY: the reservation begins with space for the header, and is submitted here and nowhere else.
+    let flags = output::wake_up(maps::stacks(), config!(stacks_mark), HEADER + CLASS);
+    // SAFETY: the reservation begins with the header, and is submitted here and nowhere else.
     unsafe {
-        record.cast::<StackRecord>().write(StackRecord { copied_bytes: bytes as u32, ..*head });
+        (*record).copied_bytes = bytes as u32;
         bpf_ringbuf_submit(record.cast(), flags);
     }
     Taken { kind: stack_kind::COPIED, id: 0 }
 }
 
-/// A read that crosses the end of the mapping fails as a whole. Then copies page by page, up to the first missing page.
+/// A read that meets a page that is not in memory fails as a whole. Then copies page by page. Missing pages become zeros:
+/// most were never touched, as in an array that is not used yet, and the stack goes on above them. Returns the end of the
+/// last page that is there, at most `wanted`.
+///
+/// The verifier follows every way out of a loop up to the end of the program, so there are few: one after each eighth of
+/// the class, and none that depends on a single page.
 #[inline(always)]
-fn copy_pages<const CLASS: u64>(record: *mut u8, sp: u64, wanted: u64) -> u64 {
-    let mut done = 0_u64;
-    let mut piece = PAGE - (sp & (PAGE - 1));
-    let mut i = 0;
-    while i < CLASS / PAGE {
-        i += 1;
-        if done >= wanted || done > CLASS - PAGE || piece > PAGE {
-            break;
-        }
-        // SAFETY: the reservation has HEADER + CLASS bytes, and `done + piece` is at most CLASS. The helper checks the
-        // address itself.
-        let status = unsafe {
-            bpf_probe_read_user(record.add((HEADER + done) as usize).cast(), piece as u32, (sp + done) as *const c_void)
-        };
-        if status != 0 {
-            break;
-        }
-        done += piece;
-        piece = PAGE;
+fn copy_pages<const CLASS: u64>(record: *mut StackRecord, sp: u64, wanted: u64) -> u64 {
+    let to_page_end = PAGE - (sp & (PAGE - 1));
+    // SAFETY: the pointer is to a local. The read keeps the compiler from turning additions of it into subtractions, whose
+    // result the verifier takes for unbounded.
+    let first = unsafe { (&raw const to_page_end).read_volatile() };
+    if first > PAGE {
+        return 0;
     }
-    done
+    copy_piece(record, 0, sp, first);
+    let pages_at_once = const { if CLASS > FIRST_STACK_BYTES { CLASS / PAGE / 8 } else { CLASS / PAGE } };
+    // Everything up to the last whole page of the class.
+    let mut offset = first;
+    let mut page = 1;
+    while page < CLASS / PAGE {
+        let mut i = 0;
+        while i < pages_at_once && page < CLASS / PAGE {
+            copy_piece(record, offset, sp, PAGE);
+            offset += PAGE;
+            page += 1;
+            i += 1;
+        }
+        // SAFETY: the reservation begins with the header, which was written before.
+        if offset >= wanted || unsafe { (&raw const (*record).missing_pages).read_volatile() } > MOST_MISSING_PAGES {
+            break;
+        }
+    }
+    // What is left is less than a page. The last bytes of the class include it.
+    if offset < wanted && page == CLASS / PAGE {
+        copy_piece(record, CLASS - PAGE, sp, PAGE);
+    }
+    // SAFETY: as above.
+    let end = unsafe { (&raw const (*record).copied_bytes).read_volatile() };
+    if u64::from(end) > wanted { wanted } else { u64::from(end) }
+}
+
+/// Copies `bytes`, at most a page, at this offset of the stack to the same offset of the copy. If they are there,
+/// `copied_bytes` becomes their end; otherwise the copy has zeros, and they are counted as missing.
+#[inline(always)]
+fn copy_piece(record: *mut StackRecord, offset: u64, sp: u64, bytes: u64) {
+    // SAFETY: the callers keep `offset + bytes` inside the reservation, as the verifier checks. The helper checks the
+    // address itself.
+    let status = unsafe {
+        let to = record.cast::<u8>().add((HEADER + offset) as usize);
+        bpf_probe_read_user(to.cast(), bytes as u32, (sp + offset) as *const c_void)
+    };
+    // All ones if it failed. The results are kept in the record, where the verifier does not follow their values.
+    let failed = (status >> 63) as u32;
+    // SAFETY: the reservation begins with the header, which was written before.
+    unsafe {
+        let (end, missing) = (&raw mut (*record).copied_bytes, &raw mut (*record).missing_pages);
+        end.write_volatile(end.read_volatile() & failed | (offset + bytes) as u32 & !failed);
+        missing.write_volatile(missing.read_volatile().wrapping_sub(failed));
+    }
 }

@@ -7,7 +7,7 @@ use crate::config::config;
 use crate::counters::{count_no_thread_state, take_number};
 use crate::maps::{self, THREADS};
 use crate::process::{current_pid_tgid, current_task, process_of, space_of};
-use crate::target::is_target;
+use crate::target::{is_target, list_by_rule};
 use crate::thread::{IGNORED, TRACKED, ThreadState};
 
 /// The result of a successful trial.
@@ -60,6 +60,7 @@ impl ThreadState {
             self.generation = control.targets_generation;
             return false;
         }
+        list_by_rule(tgid);
         self.tid = pid_tgid as u32;
         let task = current_task();
         self.process = process_of(task);

@@ -1,10 +1,12 @@
 //! Which processes are targets.
 
+use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::generated::bpf_get_current_ancestor_cgroup_id;
 use sampler_ebpf::abi::target_rule;
 use sampler_ebpf::glob;
 
 use crate::config::config;
+use crate::counters::count_process_event_lost;
 use crate::maps::TARGETS;
 use crate::memory::read_kernel;
 use crate::process::current_task;
@@ -29,10 +31,34 @@ pub fn is_target(tgid: u32) -> bool {
     rules & target_rule::COMM != 0 && comm_matches()
 }
 
-/// Whether the process was listed by the daemon or by a parent's fork.
+/// Whether the process was listed: by the daemon, by a parent's fork, or because it matched a rule.
 #[inline(always)]
 pub fn listed(tgid: u32) -> bool {
     TARGETS.get_ptr(tgid).is_some()
+}
+
+/// Whether what targets start and become is recorded, and not every process anyway.
+#[inline(always)]
+pub fn follows() -> bool {
+    config!(follow) != 0 && config!(target_rules) & target_rule::ALL == 0
+}
+
+/// Lists a process that matches a name or a cgroup. It stays a target under whatever name, and its children are targets.
+#[inline(always)]
+pub fn list_by_rule(tgid: u32) {
+    if follows() && config!(target_rules) != 0 && !listed(tgid) {
+        let _ = list(tgid);
+    }
+}
+
+/// Lists a process. `false` if there is no room, which is counted.
+#[inline(always)]
+pub fn list(tgid: u32) -> bool {
+    let has_room = TARGETS.insert(tgid, 1, u64::from(BPF_ANY)).is_ok();
+    if !has_room {
+        count_process_event_lost();
+    }
+    has_room
 }
 
 #[inline(always)]

@@ -1,13 +1,19 @@
 //! Examined files: which of them have an allocator, and the plan of each, which is made once.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use heapbpf_probes::{AllocatorFile, AttachError, KernelRules, Table, examine, examine_avoiding};
 
 use crate::host::open::{self, Beneath};
+use crate::host::own_memory::give_memory_back;
+
+/// Files of at least this size are worth a thread: to examine one of 150 MB takes a quarter of a second.
+const LARGE_BYTES: u64 = 8 << 20;
 
 /// Identifies a file by device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -57,12 +63,31 @@ pub struct ExaminedFiles {
     beneath: HashMap<Beneath, (FileKey, bool)>,
     /// Keys of files that are known under another key.
     aliases: HashMap<FileKey, FileKey>,
+    /// Files that a thread of its own examines, and those that wait for it.
+    under_way: HashSet<FileKey>,
+    jobs: Option<Sender<Job>>,
+    examined: (Sender<Examined>, Receiver<Examined>),
 }
+
+/// A file to examine, and its path.
+type Job = (FileKey, String, Arc<File>);
+
+/// What the thread has found; `None` if it could not examine the file.
+type Examined = (FileKey, Option<ExaminedFile>);
 
 impl ExaminedFiles {
     /// No files yet. `table` holds the allocators to look for.
     pub fn new(rules: KernelRules, table: Table) -> Self {
-        Self { rules, table, by_key: HashMap::new(), beneath: HashMap::new(), aliases: HashMap::new() }
+        Self {
+            rules,
+            table,
+            by_key: HashMap::new(),
+            beneath: HashMap::new(),
+            aliases: HashMap::new(),
+            under_way: HashSet::new(),
+            jobs: None,
+            examined: channel(),
+        }
     }
 
     /// The allocators that are looked for.
@@ -96,6 +121,10 @@ impl ExaminedFiles {
     /// The file's metadata cannot be read.
     pub fn examine(&mut self, path: &str, file: &Arc<File>) -> Result<(FileKey, bool), UnreadableFile> {
         let key = self.key_of(file).map_err(|source| UnreadableFile { path: path.to_owned(), source })?;
+        while self.under_way.contains(&key) {
+            let Ok(examined) = self.examined.1.recv() else { break };
+            self.take_in(examined);
+        }
         if let Some(known) = self.by_key.get(&key) {
             return Ok((key, known.plan.is_ok()));
         }
@@ -103,6 +132,54 @@ impl ExaminedFiles {
         let is_hookable = plan.is_ok();
         self.by_key.insert(key, ExaminedFile { path: path.to_owned(), file: Arc::clone(file), plan });
         Ok((key, is_hookable))
+    }
+
+    /// Has a large file examined on another thread. Returns whether that is under way. If not, examining it takes no time that
+    /// matters, or it is done.
+    pub fn examine_aside(&mut self, path: &str, file: &Arc<File>) -> bool {
+        while let Ok(examined) = self.examined.1.try_recv() {
+            self.take_in(examined);
+        }
+        let Ok(key) = self.key_of(file) else { return false };
+        if self.under_way.contains(&key) {
+            return true;
+        }
+        if self.by_key.contains_key(&key) || !file.metadata().is_ok_and(|metadata| metadata.len() >= LARGE_BYTES) {
+            return false;
+        }
+        let begun = self.jobs().is_some_and(|jobs| jobs.send((key, path.to_owned(), Arc::clone(file))).is_ok());
+        if begun {
+            self.under_way.insert(key);
+        }
+        begun
+    }
+
+    /// The queue of the thread that examines large files, which is started when it is first needed. There is one, so that
+    /// the memory that one file takes is all that is needed.
+    fn jobs(&mut self) -> Option<&Sender<Job>> {
+        if self.jobs.is_none() {
+            let (jobs, queue) = channel::<Job>();
+            let (rules, table, examined) = (self.rules, self.table.clone(), self.examined.0.clone());
+            let work = move || {
+                for (key, path, file) in queue {
+                    // The file is hostile. Its reader should not panic on it, but whoever waits must hear of it if it does.
+                    let plan = catch_unwind(AssertUnwindSafe(|| plan(&path, &file, &rules, &table)));
+                    let found = plan.ok().map(|plan| ExaminedFile { path, file, plan });
+                    give_memory_back();
+                    if examined.send((key, found)).is_err() {
+                        return;
+                    }
+                }
+            };
+            let thread = std::thread::Builder::new().name("examine".into()).spawn(work);
+            self.jobs = thread.ok().map(|_| jobs);
+        }
+        self.jobs.as_ref()
+    }
+
+    fn take_in(&mut self, (key, examined): Examined) {
+        self.under_way.remove(&key);
+        self.by_key.extend(examined.map(|examined| (key, examined)));
     }
 
     /// Examines many files on all CPUs. Files that cannot be read are skipped: [`examine`](Self::examine) reports them.
@@ -219,6 +296,27 @@ mod tests {
         assert_eq!(files.examine(&link.display().to_string(), &again).expect("readable"), (key, false));
         assert_eq!((files.path(key), files.by_key.len()), (Some(&*path), 1));
         assert!(files.has_seen(|seen| seen == path) && !files.has_seen(|seen| seen == link.display().to_string()));
+    }
+
+    #[test]
+    fn large_files_are_examined_aside_once_and_waited_for_where_needed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (small, small_file) = text_file(folder.path(), "small");
+        let (large, large_file) = text_file(folder.path(), "large");
+        std::fs::OpenOptions::new()
+            .write(true)
+            .open(&large)
+            .and_then(|file| file.set_len(LARGE_BYTES))
+            .expect("a file with a hole");
+        let mut files = files();
+        assert!(!files.examine_aside(&small, &small_file), "at once, when it is needed");
+        assert!(files.examine_aside(&large, &large_file));
+        // It is under way until its result is taken in.
+        let key = FileKey::of(&large_file).expect("stat of an open file");
+        assert!(files.under_way.contains(&key) && files.get(key).is_none());
+        assert_eq!(files.examine(&large, &large_file).expect("readable"), (key, false));
+        assert!(files.under_way.is_empty() && files.get(key).is_some());
+        assert!(!files.examine_aside(&large, &large_file), "once");
     }
 
     #[test]

@@ -184,6 +184,9 @@ impl<L: ProbeLinks> Hooks<L> {
         linker: &K,
         sites: &mut impl SiteTable,
     ) -> Result<Hooked, HookError> {
+        if !linker.links_one_process() {
+            self.shared.insert(key);
+        }
         let pid = pid.filter(|_| !self.shared.contains(&key));
         if self.links.contains_key(&(key, pid)) {
             return Ok(Hooked::Already);

@@ -5,6 +5,7 @@
 //! what is probed.
 
 mod audit;
+pub mod dropped;
 pub mod files;
 pub mod hooks;
 pub mod libraries;

@@ -10,6 +10,7 @@ use crate::output::Output;
 use crate::terminal;
 use crate::view::diff::{DiffTableOptions, table};
 use heapbpf_profile::diff::{self, DiffOptions};
+use heapbpf_profile::escape::pretty_json;
 use heapbpf_profile::formats::{self, WriteOptions};
 use heapbpf_profile::merge;
 use heapbpf_profile::read;
@@ -28,7 +29,7 @@ pub fn diff(args: &DiffArgs) -> anyhow::Result<u8> {
     }
     let diff = diff::diff(&before, &after, &options);
     let text = if args.json {
-        serde_json::to_string_pretty(&diff).context("cannot write the comparison as JSON")? + "\n"
+        pretty_json(&diff).context("cannot write the comparison as JSON")?
     } else {
         let color = args.color.is_on(std::io::stdout().is_terminal());
         table(&diff, &DiffTableOptions { width: terminal::width().unwrap_or(100), color, top: args.top })

@@ -19,6 +19,7 @@ use crate::symbols::debug_files;
 use crate::terminal;
 use heapbpf_audit::Missing;
 use heapbpf_probes::Table;
+use heapbpf_profile::escape::pretty_json;
 
 /// Examines the host and prints the result. Returns the exit status: 0 if nothing would be missed, otherwise 1.
 ///
@@ -61,7 +62,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     };
     let found = Diagnosis::new(kernel.audit, audits).without(unseen).with_costs(costs);
     let text = if args.json {
-        serde_json::to_string_pretty(&found).context("cannot write the diagnosis as JSON")? + "\n"
+        pretty_json(&found).context("cannot write the diagnosis as JSON")?
     } else {
         let color = args.color.is_on(std::io::stdout().is_terminal());
         crate::view::doctor::diagnosis(&found, terminal::width().unwrap_or(100), color)

@@ -6,7 +6,7 @@ use super::allocators::AllocatorError;
 use crate::host::cgroup::CgroupError;
 use crate::host::process::TargetError;
 use crate::output::OutputError;
-use crate::record::Misdescribed;
+use crate::record::{Misdescribed, NotStarted};
 use crate::serve::listen::ListenError;
 use crate::serve::push::PushError;
 use heapbpf_profile::formats::FormatError;
@@ -21,6 +21,12 @@ pub enum PlanError {
     /// The system forbids the recording.
     #[error("{0}")]
     Blocked(String),
+    /// The command does not exist.
+    #[error("there is no command {0}")]
+    NoCommand(String),
+    /// The command is there, but cannot be executed.
+    #[error("{0} cannot be executed: no permission")]
+    NotExecutable(String),
     /// A target process cannot be used.
     #[error(transparent)]
     Target(#[from] TargetError),
@@ -61,18 +67,24 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// heapbpf's exit status.
+    /// heapbpf's exit status; of a command that cannot be started what a shell's would be.
     pub(super) const fn exit_status(&self) -> u8 {
         match self {
             Self::Usage(_) | Self::Format(_) | Self::Classes { .. } | Self::Allocator(_) => 2,
             Self::Push(PushError::Destination(_)) => 2,
+            Self::NoCommand(_) => 127,
+            Self::NotExecutable(_) => 126,
             _ => 1,
         }
     }
 }
 
-/// heapbpf's exit status for an error: 2 for wrong usage, otherwise 1.
+/// heapbpf's exit status for an error: 2 for wrong usage, 127 or 126 for a command that cannot be found or executed,
+/// otherwise 1.
 pub fn exit_status(error: &anyhow::Error) -> u8 {
+    if let Some(error) = error.downcast_ref::<NotStarted>() {
+        return error.exit_status();
+    }
     if error.is::<Misdescribed>() {
         return 2;
     }
@@ -89,5 +101,10 @@ mod tests {
         assert_eq!(exit_status(&Misdescribed("x.so has no function f".into()).into()), 2);
         assert_eq!(exit_status(&PlanError::Blocked("x".into()).into()), 1);
         assert_eq!(exit_status(&anyhow::anyhow!("anything else")), 1);
+        assert_eq!(exit_status(&PlanError::NoCommand("x".into()).into()), 127);
+        assert_eq!(exit_status(&PlanError::NotExecutable("x".into()).into()), 126);
+        for (kind, expected) in [(std::io::ErrorKind::NotFound, 127), (std::io::ErrorKind::PermissionDenied, 126)] {
+            assert_eq!(exit_status(&NotStarted { program: "x".into(), source: kind.into() }.into()), expected);
+        }
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io::{IsTerminal, Write};
 
+use heapbpf_profile::escape::escaped_lines;
 use log::LevelFilter;
 
 /// Starts logging.
@@ -18,6 +19,6 @@ pub fn start(verbose: u8) {
     let _ = env_logger::Builder::new()
         .filter_level(LevelFilter::Warn)
         .filter_module("sampler_user", level)
-        .format(move |out, record| writeln!(out, "{begin}heapbpf: {}", record.args()))
+        .format(move |out, record| writeln!(out, "{begin}heapbpf: {}", escaped_lines(&record.args().to_string())))
         .try_init();
 }

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use sampler_ebpf::abi::{Config, stack_kind};
+use sampler_ebpf::abi::{Config, FIRST_STACK_BYTES, LARGEST_STACK_COPY, stack_kind};
 
 use super::allocators;
 use super::error::PlanError;
@@ -30,8 +30,6 @@ use heapbpf_profile::model::Criterion;
 use heapbpf_statistics::plan::ClassPlan;
 use heapbpf_statistics::size_classes::CLASS_INTERVAL;
 
-/// Maximum size of a stack copy, in bytes.
-const LARGEST_STACK_COPY: u64 = 1 << 20;
 /// Maximum size of a ring, in bytes. Sizes are powers of two, and the kernel holds them in an `int`.
 const LARGEST_RING: u64 = 1 << 30;
 
@@ -168,8 +166,8 @@ fn budget(args: &RecordArgs) -> BudgetPlan {
 fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules) -> KernelPlan {
     let (limits, stacks) = (&args.limits, &args.stacks);
     let events_bytes = limits.ring_bytes.next_power_of_two().max(procfs::page_size());
-    // The ring must hold several of the largest stack copies that this limit allows.
-    let stacks_bytes = (4 * events_bytes).max(4 * stacks.stack_bytes.next_power_of_two()).clamp(1 << 18, LARGEST_RING);
+    // The ring must hold several stack copies. Long ones are made only while there is room.
+    let stacks_bytes = (4 * events_bytes).clamp(4 * FIRST_STACK_BYTES, LARGEST_RING);
     let config = Config {
         target_rules: target_rules(targets),
         follow: u32::from(targets.follow),
@@ -272,7 +270,6 @@ mod tests {
     fn wrong_usage_is_status_2_and_says_what_to_do() {
         for (words, part) in [
             (&[][..], "--pid"),
-            (&["--all", "--pid", "1"], "leave"),
             (&["--all", "-o", "x.unknown"], "known"),
             (&["--all", "-o", "-", "--every", "1s"], "--every"),
             (&["--all", "--stack-bytes", "2MiB"], "1MiB"),

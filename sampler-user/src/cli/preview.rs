@@ -18,6 +18,7 @@ use crate::output::{self, OutputError};
 use crate::run;
 use crate::terminal;
 use crate::view::plan::{CostsFrom, Preview, PreviewOptions, text};
+use heapbpf_profile::escape::pretty_json;
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::read;
 use heapbpf_profile::workload::workload;
@@ -52,7 +53,7 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
     }
     let preview = Preview::new(&profile, &workload, costs, costs_from, &classes);
     print(&if args.json {
-        serde_json::to_string_pretty(&preview).context("cannot write the plan as JSON")? + "\n"
+        pretty_json(&preview).context("cannot write the plan as JSON")?
     } else {
         let color = args.color.is_on(std::io::stdout().is_terminal());
         text(&preview, &PreviewOptions { width: terminal::width().unwrap_or(100), color })

@@ -26,7 +26,7 @@ pub struct DiffArgs {
     /// at_exit_objects, at_exit_space
     #[arg(long, value_name = "VALUE", value_parser = parse_value)]
     pub value: Option<Value>,
-    /// Stacks are told apart by: none, pid, comm, exe, cgroup, thread
+    /// Stacks are told apart by: program, pid, comm, exe, cgroup, thread, none
     #[arg(long, value_name = "GROUP")]
     pub group_by: Option<GroupBy>,
     /// What allocations are counted per: `second`, `recording`, or BEFORE:AFTER of anything else, such as requests;
@@ -50,7 +50,7 @@ pub struct MergeArgs {
     /// Where the sum goes
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Format, where the file's extension does not tell: pprof, json, folded, svg, html, speedscope, heap_v2, perfetto,
+    /// Format, where the file's extension does not tell: pprof, json, json.gz, folded, svg, html, speedscope, heap_v2, perfetto,
     /// parquet, otlp
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<String>,
@@ -79,7 +79,7 @@ pub struct ReportArgs {
     /// Write the profile instead of showing it; `-` is standard output; may be repeated
     #[arg(short, long = "output", value_name = "FILE")]
     pub outputs: Vec<PathBuf>,
-    /// Format, where the file's extension does not tell: pprof, json, folded, svg, html, speedscope, heap_v2, perfetto,
+    /// Format, where the file's extension does not tell: pprof, json, json.gz, folded, svg, html, speedscope, heap_v2, perfetto,
     /// parquet, otlp
     #[arg(long, value_name = "FORMAT", requires = "outputs")]
     pub format: Option<String>,
@@ -114,7 +114,7 @@ pub struct ReportArgs {
     /// Fold recursion in stacks
     #[arg(long)]
     pub fold_recursion: bool,
-    /// Put stacks together by: none, pid, comm, exe, cgroup, thread
+    /// Put stacks together by: program, pid, comm, exe, cgroup, thread, none
     #[arg(long, value_name = "GROUP")]
     pub group_by: Option<GroupBy>,
     /// Colours

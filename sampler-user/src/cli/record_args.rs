@@ -63,10 +63,10 @@ pub struct TargetArgs {
     /// Processes in this cgroup or below it, present and future
     #[arg(long, value_name = "PATH", help_heading = "Target")]
     pub cgroup: Option<PathBuf>,
-    /// Children of a target are targets too (default)
+    /// What a target starts or becomes is a target too, whatever its name and cgroup (default)
     #[arg(long, overrides_with = "no_follow", help_heading = "Target")]
     pub follow: bool,
-    /// Leave children of targets alone
+    /// Only processes that are named or match themselves
     #[arg(long, help_heading = "Target")]
     pub no_follow: bool,
     /// Another allocator: 'lib.so:my_alloc(size=arg0)->ret,free=my_free(arg0)', or @FILE with one per line; may be
@@ -112,7 +112,7 @@ pub struct OutputArgs {
     /// Output file; `-` is standard output; may be repeated
     #[arg(short, long = "output", value_name = "FILE", help_heading = "Output")]
     pub outputs: Vec<PathBuf>,
-    /// Format, where the file's extension does not tell: pprof, json, folded, svg, html, speedscope, heap_v2, perfetto,
+    /// Format, where the file's extension does not tell: pprof, json, json.gz, folded, svg, html, speedscope, heap_v2, perfetto,
     /// parquet, otlp
     #[arg(long, value_name = "FORMAT", help_heading = "Output")]
     pub format: Option<String>,
@@ -123,7 +123,7 @@ pub struct OutputArgs {
     /// at_exit_objects, at_exit_space
     #[arg(long, value_name = "VALUE", value_parser = parse_value, help_heading = "Output")]
     pub value: Option<Value>,
-    /// Put stacks together by: none, pid, comm, exe, cgroup, thread
+    /// Put stacks together by: program, pid, comm, exe, cgroup, thread, none
     #[arg(long, value_name = "GROUP", help_heading = "Output")]
     pub group_by: Option<GroupBy>,
     /// Confidence level of error bars
@@ -140,8 +140,8 @@ pub struct StackArgs {
     /// How stacks are found
     #[arg(long, value_enum, default_value_t, help_heading = "Stacks")]
     pub unwind: UnwindArg,
-    /// Most bytes of stack that are copied per sample
-    #[arg(long, value_name = "SIZE", default_value = "64KiB", value_parser = parse_size, help_heading = "Stacks")]
+    /// Most bytes of stack that are copied per sample. A copy is only as long as the stack is deep
+    #[arg(long, value_name = "SIZE", default_value = "1MiB", value_parser = parse_size, help_heading = "Stacks")]
     pub stack_bytes: u64,
     /// Most frames per stack
     #[arg(long, value_name = "N", default_value_t = 512, value_parser = clap::value_parser!(u32).range(1..=4096), help_heading = "Stacks")]

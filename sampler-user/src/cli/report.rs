@@ -12,6 +12,7 @@ use crate::symbols::offline::{self, Summary};
 use crate::symbols::symbolizer::Options;
 use crate::terminal;
 use heapbpf_profile::adjust::Adjustments;
+use heapbpf_profile::escape::escaped;
 use heapbpf_profile::formats::{self, WriteOptions};
 use heapbpf_profile::read;
 use heapbpf_profile::report::{self, ReportOptions};
@@ -67,12 +68,12 @@ fn tell(summary: &Summary) {
     let mut reasons: Vec<_> = summary.unnamed.iter().collect();
     reasons.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
     for (reason, count) in reasons.iter().take(MOST_REASONS) {
-        eprintln!("heapbpf: {count} not: {reason}");
+        eprintln!("heapbpf: {count} not: {}", escaped(reason));
     }
     if let Some(more @ 1..) = reasons.len().checked_sub(MOST_REASONS) {
         eprintln!("heapbpf: and {more} more reasons, which are in the profile");
     }
     for note in &summary.notes {
-        eprintln!("heapbpf: {note}");
+        eprintln!("heapbpf: {}", escaped(note));
     }
 }

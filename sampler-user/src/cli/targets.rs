@@ -43,9 +43,6 @@ pub(super) fn rules(args: &TargetArgs) -> Result<Rules, PlanError> {
         cgroup = Some(found);
     }
     if args.all {
-        if !rules.is_empty() || !args.command.is_empty() {
-            return Err(PlanError::Usage("--all is every process already: leave the other targets out".into()));
-        }
         rules.push(Target::All);
     }
     Ok(Rules { targets: rules, comm_pattern: pattern, cgroup })
@@ -78,7 +75,34 @@ pub(super) fn level_of(cgroup: &Cgroup) -> u64 {
 /// Checks that a command can be started, before anything is attached for it.
 pub(super) fn check_program(program: &OsStr) -> Result<(), PlanError> {
     let name = program.to_string_lossy();
-    let path = find_program(program).ok_or_else(|| PlanError::Blocked(format!("there is no command {name}")))?;
+    let path = find_program(program).ok_or_else(|| PlanError::NoCommand(name.clone().into_owned()))?;
     let executable = path.metadata().is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0);
-    if executable { Ok(()) } else { Err(PlanError::Blocked(format!("{name} cannot be executed: no permission"))) }
+    if executable { Ok(()) } else { Err(PlanError::NotExecutable(name.into_owned())) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kind_of_target_can_be_combined_with_every_other() {
+        let args = TargetArgs {
+            pids: vec![7, 8],
+            all: true,
+            comm: Some("a*".into()),
+            command: vec!["true".into()],
+            ..TargetArgs::default()
+        };
+        let found = rules(&args).unwrap();
+        let targets = Targets {
+            rules: found.targets,
+            running: Vec::new(),
+            command: args.command,
+            follow: true,
+            allocators: Vec::new(),
+        };
+        assert_eq!(target_rules(&targets), target_rule::ALL | target_rule::COMM);
+        assert!(targets.name(7) && targets.name(8) && !targets.name(9));
+        assert!(targets.have_changing_members() && !targets.are_named());
+    }
 }

@@ -1,7 +1,7 @@
 //! What the kernel allows, found out by using each feature once instead of comparing versions.
 
 use heapbpf_audit::LinkKind;
-use sampler_ebpf::abi::{Config, stack_kind};
+use sampler_ebpf::abi::{Config, LARGEST_STACK_COPY, stack_kind};
 use serde::Serialize;
 
 use crate::host::cgroup;
@@ -131,13 +131,18 @@ fn environment(limits: &Limits) -> Vec<Check> {
     checks
 }
 
+/// What follows where links to one process see its first thread only.
+const FIRST_THREADS_ONLY: &str = "this kernel's links to one process see its first thread only (Linux 6.10 corrects that): \
+                                  heapbpf links every process that maps the file and counts the targets' calls, so \
+                                  others pay for the probes too";
+
 /// Loads the maps and programs with every kind of link. Returns those of the best kind that works.
 fn load(checks: &mut Vec<Check>) -> Option<(Programs, ControlMaps)> {
     let config = Config {
         self_tgid: std::process::id(),
         live: 1,
         stack_kind: stack_kind::COPIED,
-        stack_bytes: 64 << 10,
+        stack_bytes: LARGEST_STACK_COPY,
         ..Config::default()
     };
     let sizes = MapSizes { events_bytes: 1 << 16, stacks_bytes: 1 << 18, live_max: 1024, stack_traces_max: 64 };
@@ -169,6 +174,11 @@ fn load(checks: &mut Vec<Check>) -> Option<(Programs, ControlMaps)> {
         let programs = Programs::load(&loader, true, Some(kind));
         checks.push(outcome(name, false, programs.as_ref().map(|_| detail.to_owned()).map_err(first_line)));
         best = best.or_else(|| programs.ok());
+    }
+    if let Some(programs) = &best {
+        let ok = programs.links_one_process();
+        let detail = if ok { "a link to one process sees all its threads" } else { FIRST_THREADS_ONLY };
+        checks.push(Check { name: "links to one process", ok, needed: false, detail: detail.into() });
     }
     let mappings = MappingProbes::load(&loader).and_then(|mut probes| probes.link());
     let detail = mappings.map(|()| "for --mmap".to_owned()).map_err(|error| first_line(&error));

@@ -11,6 +11,7 @@ use heapbpf_audit::{AttachEntry, Covered, LinkKind, Missing};
 use heapbpf_elf::Elf;
 use serde::Serialize;
 
+use crate::attach::dropped::dropped_mappings;
 use crate::attach::files::FileKey;
 use crate::attach::hooks::Hooks;
 use crate::host::Host;
@@ -101,13 +102,15 @@ pub fn processes(
     for process in targets {
         // A process may exit after it was selected.
         let Some(incarnation) = host.processes().current(process.pid) else { continue };
-        let modules: BTreeSet<ModuleId> = incarnation.space.current().iter().map(|mapping| mapping.module).collect();
+        let modules: BTreeSet<ModuleId> = incarnation.space.modules().collect();
+        let dropped = dropped_mappings(&incarnation.space, host.modules());
         let mut found = Found::of(ProcessAudit {
             pid: Some(process.pid),
             comm: process.comm.to_string(),
             exe: process.exe.to_string(),
             ..ProcessAudit::default()
         });
+        found.refused.extend(dropped);
         for module in modules {
             auditor.audit_module(module, host, &mut found);
         }

@@ -381,7 +381,7 @@ impl Heap {
     }
 
     /// Stacks of all rows.
-    pub fn stacks(&self) -> Vec<Arc<RawStack>> {
-        self.rows.iter().map(|(_, row)| Arc::clone(&row.key.stack)).collect()
+    pub fn stacks(&self) -> impl Iterator<Item = (ProcessKey, &Arc<RawStack>)> {
+        self.rows.iter().map(|(_, row)| (row.key.process, &*row.key.stack))
     }
 }

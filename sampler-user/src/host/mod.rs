@@ -232,6 +232,17 @@ impl Host {
         (&self.processes, &mut self.modules)
     }
 
+    /// Notes that a file has an allocator: its mappings are kept first. If process `pid` has too many mappings, those of
+    /// this file are read again.
+    pub fn note_allocator(&mut self, pid: u32, module: ModuleId) {
+        self.modules.note_allocator(module);
+        if self.processes.lacks(pid, module)
+            && let Ok(maps) = proc_maps::read(pid)
+        {
+            self.processes.keep(pid, module, &maps, &mut self.modules);
+        }
+    }
+
     /// Forgets ended incarnations as [`Processes::expire`] does, and shrinks the event buffer.
     pub fn expire(&mut self, before_ns: u64, sampled_before_ns: u64) -> usize {
         self.buffer.shrink_to(ROOM_FOR_EVENTS);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use heapbpf_elf::{Image, build_id, is_elf};
 use heapbpf_unwind::image::ModuleFiles;
 
-use super::mappings::ModuleId;
+use super::mappings::{Kind, ModuleId};
 use super::open::{ChangeTime, Opened, RealFile, Stamp, Unreadable, change_time, open_mapped};
 use super::record::{Device, MapEvent};
 use super::vdso;
@@ -74,6 +74,8 @@ pub struct Module {
     pub deleted: bool,
     /// GNU build ID, if it could be read.
     pub build_id: Option<Arc<[u8]>>,
+    /// Whether it was found to have an allocator: its mappings are kept first.
+    has_allocator: bool,
     device: Device,
     inode: u64,
     generation: Option<u64>,
@@ -162,6 +164,7 @@ impl ModuleTable {
             path: String::from_utf8_lossy(path).into(),
             deleted,
             build_id: None,
+            has_allocator: false,
             device: map.device,
             inode: map.inode,
             generation,
@@ -174,6 +177,24 @@ impl ModuleTable {
         self.alias(key, id);
         self.fill(id, opened);
         (id, true)
+    }
+
+    /// Notes that a file has an allocator.
+    pub fn note_allocator(&mut self, id: ModuleId) {
+        if let Some(module) = self.modules.get_mut(id.0 as usize) {
+            module.has_allocator = true;
+        }
+    }
+
+    /// What mappings of a module are of.
+    #[must_use]
+    pub fn kind_of_mappings(&self, id: ModuleId) -> Kind {
+        match self.get(id) {
+            Some(Module { kind: ModuleKind::Anonymous, .. }) => Kind::Anonymous,
+            Some(Module { has_allocator: true, .. }) => Kind::Essential,
+            Some(Module { kind: ModuleKind::Vdso | ModuleKind::Vsyscall | ModuleKind::Uprobes, .. }) => Kind::Essential,
+            _ => Kind::File,
+        }
     }
 
     /// The module with this id.
@@ -239,6 +260,7 @@ impl ModuleTable {
             path: String::from_utf8_lossy(name).into(),
             deleted: false,
             build_id: image.as_deref().and_then(|image| build_id::of(image)).map(Arc::from),
+            has_allocator: false,
             device: map.device,
             inode: map.inode,
             generation: None,

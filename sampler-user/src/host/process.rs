@@ -166,6 +166,11 @@ pub struct CommGlob {
 }
 
 impl CommGlob {
+    /// The pattern.
+    pub fn pattern(&self) -> &str {
+        self.matcher.glob().glob()
+    }
+
     /// Compiles a pattern. A plain name is truncated to [`MAX_COMM_BYTES`], as the kernel does.
     ///
     /// # Errors

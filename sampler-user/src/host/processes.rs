@@ -221,7 +221,22 @@ impl Processes {
             }
             mappings.push(Mapping { since_ns: 0, ..mapping });
         }
-        incarnation.space.replace_all(mappings, time_ns);
+        incarnation.space.replace_all(mappings, time_ns, &|module| modules.kind_of_mappings(module));
+    }
+
+    /// Whether mappings of a file are missing in process `pid`, because it has too many.
+    pub(super) fn lacks(&self, pid: u32, module: ModuleId) -> bool {
+        self.current(pid).is_some_and(|incarnation| incarnation.space.files_only().binary_search(&module).is_ok())
+    }
+
+    /// Adds the mappings of a file with an allocator that process `pid` lacks. `maps` were read from /proc.
+    pub(super) fn keep(&mut self, pid: u32, module: ModuleId, maps: &[MapEvent], modules: &mut ModuleTable) {
+        let Some(incarnation) = self.current_mut(pid) else { return };
+        // They may have been there since its beginning.
+        let since_ns = incarnation.since_ns;
+        let of_file: Vec<&MapEvent> = maps.iter().filter(|map| modules.intern(map, false).0 == module).collect();
+        let mappings = of_file.into_iter().map(|map| Mapping { since_ns, ..mapping_of(map, module, modules) });
+        incarnation.space.keep(module, mappings, &|module| modules.kind_of_mappings(module));
     }
 
     /// Ends the running incarnation of process `pid`, if there is one.
@@ -284,7 +299,7 @@ impl Processes {
         let incarnation = self.begin(pid, time_ns, info);
         incarnation.exe_pending = program.is_none();
         for mapping in &ahead {
-            incarnation.space.insert(*mapping);
+            incarnation.space.insert(*mapping, &|module| modules.kind_of_mappings(module));
         }
         let new = incarnation.id;
         if let (Some(old), Some(last)) = (old, self.changes.last_mut()) {
@@ -319,7 +334,8 @@ impl Processes {
         let (module, first) = modules.intern(map, true);
         let mapping = mapping_of(map, module, modules);
         let Some(incarnation) = self.current_mut(map.pid) else { return };
-        if incarnation.space.insert(mapping) != Inserted::New {
+        let inserted = incarnation.space.insert(mapping, &|module| modules.kind_of_mappings(module));
+        if !matches!(inserted, Inserted::New | Inserted::FileOnly) {
             return;
         }
         let id = incarnation.id;
@@ -373,7 +389,8 @@ impl Processes {
 
 /// Whether two start times (from an event, or rounded by /proc; 0 is unknown) can belong to the same process. A process id
 /// is not reused within a second: the kernel hands ids out in sequence.
-fn starts_agree(one_ns: u64, other_ns: u64) -> bool {
+#[must_use]
+pub fn starts_agree(one_ns: u64, other_ns: u64) -> bool {
     one_ns == 0 || other_ns == 0 || one_ns.abs_diff(other_ns) < 1_000_000_000
 }
 

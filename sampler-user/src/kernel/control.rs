@@ -2,7 +2,7 @@
 //! interval.
 
 use aya::maps::{Array, HashMap, MapData};
-use sampler_ebpf::abi::{Control, FileRanges, Site};
+use sampler_ebpf::abi::{Control, FileRanges, ProcessKey, Site};
 use sampler_ebpf::geometric::DrawConstants;
 use sampler_ebpf::trials::TrialTable;
 
@@ -47,6 +47,12 @@ pub trait Maps {
     /// The map cannot be written.
     fn set_trials(&mut self, class: u32, trials: u64) -> Result<(), KernelError>;
 
+    /// Sets how many bytes of stack are copied where the top is not known; `None` removes what was set.
+    ///
+    /// # Errors
+    /// The map is full.
+    fn set_stack_limit(&mut self, process: ProcessKey, bytes: Option<u64>) -> Result<(), KernelError>;
+
     /// Sets the element of `SLEEP`.
     ///
     /// # Errors
@@ -66,6 +72,7 @@ pub struct KernelMaps {
     files: Array<MapData, Abi<FileRanges>>,
     targets: HashMap<MapData, u32, u32>,
     trials: Array<MapData, u64>,
+    stack_limits: HashMap<MapData, Abi<ProcessKey>, u64>,
     sleep: Array<MapData, u32>,
     control: Array<MapData, Abi<Control>>,
 }
@@ -99,6 +106,14 @@ impl Maps for KernelMaps {
         self.trials.set(class, trials, 0).map_err(failed)
     }
 
+    fn set_stack_limit(&mut self, process: ProcessKey, bytes: Option<u64>) -> Result<(), KernelError> {
+        let Some(bytes) = bytes else {
+            let _ = self.stack_limits.remove(&Abi(process));
+            return Ok(());
+        };
+        self.stack_limits.insert(Abi(process), bytes, 0).map_err(|_| no_room("limits of stack copies"))
+    }
+
     fn set_sleep(&mut self, sleeps: u32) -> Result<(), KernelError> {
         self.sleep.set(0, sleeps, 0).map_err(failed)
     }
@@ -119,6 +134,7 @@ impl ControlMaps {
             files: Array::try_from(loader.typed_map("FILES")?).map_err(failed)?,
             targets: HashMap::try_from(loader.typed_map("TARGETS")?).map_err(failed)?,
             trials: Array::try_from(loader.typed_map("TRIALS")?).map_err(failed)?,
+            stack_limits: HashMap::try_from(loader.typed_map("STACK_LIMITS")?).map_err(failed)?,
             sleep: Array::try_from(loader.typed_map("SLEEP")?).map_err(failed)?,
             control: Array::try_from(loader.typed_map("CONTROL")?).map_err(failed)?,
         }))
@@ -152,6 +168,15 @@ impl<M: Maps> ControlMaps<M> {
     /// There is no room for more.
     pub fn add_target(&mut self, pid: u32) -> Result<(), KernelError> {
         self.maps.insert_target(pid)?;
+        self.look_again()
+    }
+
+    /// Has threads that were found not to belong to a target looked at again: their process may have got another name or
+    /// cgroup since.
+    ///
+    /// # Errors
+    /// The map cannot be written.
+    pub fn look_again(&mut self) -> Result<(), KernelError> {
         self.control.targets_generation += 1;
         self.maps.set_control(&self.control)
     }
@@ -178,6 +203,14 @@ impl<M: Maps> ControlMaps<M> {
         (0..).zip(table).try_for_each(|(class, trials)| self.maps.set_trials(class, *trials))
     }
 
+    /// Sets how many bytes of stack are copied of a process where the top is not known; `None` for the usual number.
+    ///
+    /// # Errors
+    /// There is no room for more processes.
+    pub fn set_stack_limit(&mut self, process: ProcessKey, bytes: Option<u64>) -> Result<(), KernelError> {
+        self.maps.set_stack_limit(process, bytes)
+    }
+
     /// Tells the programs whether the daemon sleeps, so that the next event wakes it.
     ///
     /// # Errors
@@ -200,6 +233,7 @@ mod tests {
         sites: Vec<Site>,
         targets: Vec<u32>,
         trials: Vec<u64>,
+        stack_limits: Vec<(ProcessKey, u64)>,
         sleep: u32,
         control: Vec<Control>,
     }
@@ -238,6 +272,12 @@ mod tests {
 
         fn set_trials(&mut self, class: u32, trials: u64) -> Result<(), KernelError> {
             Self::set(SIZE_CLASSES, &mut self.trials, class, trials)
+        }
+
+        fn set_stack_limit(&mut self, process: ProcessKey, bytes: Option<u64>) -> Result<(), KernelError> {
+            self.stack_limits.retain(|(known, _)| *known != process);
+            self.stack_limits.extend(bytes.map(|bytes| (process, bytes)));
+            Ok(())
         }
 
         fn set_sleep(&mut self, sleeps: u32) -> Result<(), KernelError> {
@@ -289,9 +329,10 @@ mod tests {
         assert!(maps.add_target(2).is_err(), "no room");
         maps.remove_target(1);
         maps.add_target(2).unwrap();
+        maps.look_again().unwrap();
         let written: Vec<_> =
             maps.maps.control.iter().map(|control| (control.draw, control.targets_generation)).collect();
-        assert_eq!(written, [(draw, 0), (draw, 1), (draw, 2)]);
+        assert_eq!(written, [(draw, 0), (draw, 1), (draw, 2), (draw, 3)]);
         assert_eq!(maps.maps.targets, [2]);
     }
 

@@ -15,6 +15,7 @@ pub mod rings;
 pub mod stack_traces;
 pub mod sys;
 pub mod totals;
+mod trial;
 
 use std::io;
 

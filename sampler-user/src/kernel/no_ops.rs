@@ -8,7 +8,8 @@ use heapbpf_audit::LinkKind;
 use heapbpf_probes::NoOpLengths;
 
 use super::is_of_an_instruction;
-use super::programs::{ProbePoint, Programs, Role, own_location};
+use super::programs::{ProbePoint, Programs, Role};
+use super::trial::own_location;
 use crate::arch::NO_OPS;
 use crate::kernel::KernelError;
 

@@ -4,7 +4,7 @@ use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use super::loader::{Loader, ProgramKind};
-use super::{KernelError, is_of_an_instruction, sys};
+use super::{KernelError, is_of_an_instruction, sys, trial};
 
 pub use heapbpf_audit::LinkKind;
 
@@ -12,12 +12,15 @@ pub use heapbpf_audit::LinkKind;
 pub struct Programs {
     /// How uprobes are linked.
     pub kind: LinkKind,
+    /// Whether a link to one process runs the programs for all its threads.
+    links_one_process: bool,
     allocation: OwnedFd,
     allocation_return: Option<OwnedFd>,
     /// For functions whose return address must stay where it is.
     return_site: OwnedFd,
     free: Option<OwnedFd>,
     iterator: OwnedFd,
+    process_iterator: OwnedFd,
     lifecycle: Vec<OwnedFd>,
     lifecycle_program: OwnedFd,
     refusals: Vec<(LinkKind, String)>,
@@ -60,22 +63,28 @@ impl Programs {
         let free = if live { Some(loader.program("free_entry", rest_kind)?) } else { None };
         let mut programs = Self {
             kind,
+            links_one_process: true,
             allocation,
             allocation_return,
             return_site: loader.program("allocation_end", rest_kind)?,
             free,
-            iterator: Self::iterator(loader)?,
+            iterator: Self::iterator(loader, "read_threads")?,
+            process_iterator: Self::iterator(loader, "read_processes")?,
             lifecycle: Vec::new(),
             lifecycle_program: loader.program("process_exit", ProgramKind::RawTracepoint)?,
             refusals: Vec::new(),
         };
         programs.try_link()?;
+        // Sessions are younger than the correction of multi links, and perf links never had the fault.
+        if kind == LinkKind::Multi {
+            programs.links_one_process = trial::sees_all_threads(loader)?;
+        }
         programs.attach_lifecycle(loader)?;
         Ok(programs)
     }
 
-    fn iterator(loader: &Loader) -> Result<OwnedFd, KernelError> {
-        let program = loader.program("read_threads", ProgramKind::TaskIterator)?;
+    fn iterator(loader: &Loader, name: &str) -> Result<OwnedFd, KernelError> {
+        let program = loader.program(name, ProgramKind::TaskIterator)?;
         sys::link_iterator(program.as_fd())
             .map_err(|source| KernelError::Link { what: "the task iterator".into(), source })
     }
@@ -98,12 +107,15 @@ impl Programs {
     /// Attaches to a function of this process and detaches again, because some kernels load programs that they cannot
     /// link.
     fn try_link(&self) -> Result<(), KernelError> {
-        let (path, offset) = own_location(trial_site as *const () as u64).ok_or_else(|| KernelError::Link {
-            what: "heapbpf's own program file".into(),
-            source: std::io::Error::from_raw_os_error(libc::ENOENT),
-        })?;
+        let (path, offset) = trial::location()?;
         self.attach(&path, &[ProbePoint { offset, cookie: u64::MAX, role: Role::Allocates }], Some(std::process::id()))
             .map(drop)
+    }
+
+    /// Whether links to one process can be made. If not, a file is to be linked once, for every process that maps it; the
+    /// programs themselves choose the targets.
+    pub const fn links_one_process(&self) -> bool {
+        self.links_one_process
     }
 
     /// Attaches to the given instructions of a file, in one process or in all that map the file.
@@ -172,6 +184,11 @@ impl Programs {
     /// The link of the thread iterator.
     pub fn iterator_link(&self) -> BorrowedFd<'_> {
         self.iterator.as_fd()
+    }
+
+    /// The link of the process iterator.
+    pub fn process_iterator_link(&self) -> BorrowedFd<'_> {
+        self.process_iterator.as_fd()
     }
 
     /// A program that writes to the log. The log's map is found by this program's ID.
@@ -287,20 +304,6 @@ fn with_retries<T>(mut attach: impl FnMut() -> std::io::Result<T>) -> std::io::R
         }
     }
     attach()
-}
-
-/// The target of trial links: a function of heapbpf itself that nothing calls during the trial.
-#[inline(never)]
-extern "C" fn trial_site() -> u32 {
-    std::hint::black_box(1)
-}
-
-/// The path and file offset of heapbpf's own code at an address.
-pub(super) fn own_location(address: u64) -> Option<(CString, u64)> {
-    let maps = procfs::process::Process::myself().ok()?.maps().ok()?;
-    let map = maps.iter().find(|map| (map.address.0..map.address.1).contains(&address))?;
-    let path = CString::new("/proc/self/exe").ok()?;
-    Some((path, address - map.address.0 + map.offset))
 }
 
 #[cfg(test)]

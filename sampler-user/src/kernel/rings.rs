@@ -71,6 +71,18 @@ impl Ring {
         self.ends.len()
     }
 
+    /// Passes available records below the position `up_to` to `each`, at most `most` of them. They are read in place: what
+    /// `each` does not look at is not touched. The space of each is released after its call. Returns their number.
+    pub fn visit(&mut self, up_to: u64, most: usize, mut each: impl FnMut(&[u8])) -> usize {
+        let mut count = 0;
+        while count < most && self.read_up_to() < up_to {
+            let Some(record) = self.ring.next() else { break };
+            each(&record);
+            count += 1;
+        }
+        count
+    }
+
     /// Releases the slab, which a large record may have enlarged.
     pub fn shrink(&mut self) {
         self.slab = BytesMut::new();

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io::Read;
 
-use aya::maps::{Array, HashMap as KernelHashMap, MapData};
+use aya::maps::{Array, HashMap as KernelHashMap, MapData, MapError};
 use sampler_ebpf::abi::{Counters, MAX_IN_FLIGHT_CALLS, ProcessKey, Progress, ThreadRecord};
 use zerocopy::FromBytes as _;
 
@@ -83,6 +83,31 @@ impl Totals {
         Ok(self.progress()?.records_lost)
     }
 
+    /// Number of process events so far that did not fit into the events ring.
+    ///
+    /// # Errors
+    /// The read fails.
+    pub fn process_events_lost(&self) -> Result<u64, KernelError> {
+        Ok(self.unattributed()?.process_events_lost)
+    }
+
+    /// Incarnations whose exited threads' counts are kept.
+    pub fn processes_counted(&self) -> Vec<ProcessKey> {
+        self.processes.keys().flatten().map(|process| process.0).collect()
+    }
+
+    /// The incarnations that live, of all processes of the host; each as often as it has threads.
+    ///
+    /// # Errors
+    /// The read fails.
+    pub fn living(&self, programs: &Programs) -> Result<Vec<ProcessKey>, KernelError> {
+        let failed = |source| KernelError::Read { what: "the list of processes", source };
+        let mut bytes = Vec::new();
+        let mut iterator = sys::start_iterator(programs.process_iterator_link()).map_err(failed)?;
+        iterator.read_to_end(&mut bytes).map_err(failed)?;
+        Ok(bytes.chunks_exact(size_of::<ProcessKey>()).flat_map(ProcessKey::read_from_bytes).collect())
+    }
+
     /// Reads all counts. They are exact for threads that do not run during the read; a running thread is read at some
     /// moment within [`Counts::read_ns`].
     ///
@@ -104,13 +129,15 @@ impl Totals {
         self.progress.get(&0, 0).map(|progress| progress.0).map_err(|error| KernelError::Object(error.to_string()))
     }
 
+    fn unattributed(&self) -> Result<Counters, KernelError> {
+        self.unattributed.get(&0, 0).map(|counters| counters.0).map_err(|error| KernelError::Object(error.to_string()))
+    }
+
     fn read_once(&self, programs: &Programs) -> Result<Counts, KernelError> {
         let failed = |source| KernelError::Read { what: "the threads' counters", source };
-        let mut counts = Counts {
-            unattributed: self.unattributed.get(&0, 0).map_err(|error| KernelError::Object(error.to_string()))?.0,
-            ..Counts::default()
-        };
-        for (process, counters) in self.processes.iter().flatten() {
+        let mut counts = Counts { unattributed: self.unattributed()?, ..Counts::default() };
+        for entry in self.processes.iter() {
+            let (process, counters) = entry.map_err(|error| KernelError::Object(error.to_string()))?;
             counts.processes.insert(process.0, counters.0);
         }
         let mut bytes = Vec::new();
@@ -123,11 +150,19 @@ impl Totals {
         Ok(counts)
     }
 
-    /// Removes an exited process's counts from the kernel's map and returns them.
-    pub fn take(&mut self, process: ProcessKey) -> Option<Counters> {
-        let counters = self.processes.get(&Abi(process), 0).ok()?.0;
-        let _ = self.processes.remove(&Abi(process));
-        Some(counters)
+    /// Removes an exited process's counts from the kernel's map and returns them; `None` if it has none.
+    ///
+    /// # Errors
+    /// The map cannot be read or written. The counts are still in it.
+    pub fn take(&mut self, process: ProcessKey) -> Result<Option<Counters>, KernelError> {
+        let failed = |error: MapError| KernelError::Object(error.to_string());
+        let counters = match self.processes.get(&Abi(process), 0) {
+            Ok(counters) => counters.0,
+            Err(MapError::KeyNotFound) => return Ok(None),
+            Err(error) => return Err(failed(error)),
+        };
+        self.processes.remove(&Abi(process)).map_err(failed)?;
+        Ok(Some(counters))
     }
 }
 

@@ -14,6 +14,7 @@ pub mod plan;
 mod profiles;
 mod session;
 
+pub use attaching::command::NotStarted;
 pub use attaching::start::Misdescribed;
 pub use profiles::overflow_bucket::Code;
 pub use profiles::requests;

@@ -187,9 +187,33 @@ impl RecordPlan {
 }
 
 impl Targets {
+    /// Text for the case that no process matches; `None` if targets are named by process id, or are all processes.
+    pub fn matched_by_nobody(&self) -> Option<String> {
+        if !self.command.is_empty() {
+            return None;
+        }
+        let rules = self.rules.iter().map(|rule| match rule {
+            Target::Comm(glob) => Some(format!("--comm {}", glob.pattern())),
+            Target::Cgroup(cgroup) => Some(format!("--cgroup {}", cgroup.path)),
+            Target::Pid(_) | Target::All => None,
+        });
+        let rules: Vec<String> = rules.collect::<Option<_>>()?;
+        (!rules.is_empty()).then(|| format!("no running process matches {}", rules.join(" or ")))
+    }
+
     /// Whether every target is given by its process ID. If so, probes are attached to these processes only.
     pub fn are_named(&self) -> bool {
         self.rules.iter().all(|rule| matches!(rule, Target::Pid(_)))
+    }
+
+    /// Whether a process is given by its process ID.
+    pub fn name(&self, pid: u32) -> bool {
+        self.rules.iter().any(|rule| matches!(rule, Target::Pid(named) if *named == pid))
+    }
+
+    /// Whether processes become targets by their name or cgroup, which may change while they run.
+    pub fn have_changing_members(&self) -> bool {
+        self.rules.iter().any(|rule| matches!(rule, Target::Comm(_) | Target::Cgroup(_)))
     }
 }
 

@@ -15,6 +15,7 @@ use sampler_ebpf::abi::ProcessKey;
 use super::filter::Filter;
 use super::push::PushStatus;
 use crate::record::requests::Made;
+use heapbpf_profile::escape;
 use heapbpf_profile::estimates::Pool;
 use heapbpf_profile::model::LOST_PREFIX;
 use heapbpf_profile::model::{Process, Profile, Row};
@@ -347,18 +348,9 @@ fn program_labels(process: &Process) -> String {
     format!("{{comm=\"{}\",cgroup=\"{}\"}}", escaped(&process.comm), escaped(&process.cgroup))
 }
 
-/// Escapes a label value as the format requires.
+/// Escapes a label value: control characters as everywhere, then backslashes and quotes as the format requires.
 fn escaped(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '\\' => escaped.push_str("\\\\"),
-            '"' => escaped.push_str("\\\""),
-            '\n' => escaped.push_str("\\n"),
-            c => escaped.push(c),
-        }
-    }
-    escaped
+    escape::escaped(text).replace('\\', "\\\\").replace('"', "\\\"")
 }
 
 /// A number without an exponent: the shortest text that reads back as the same value.

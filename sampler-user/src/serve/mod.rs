@@ -10,6 +10,7 @@ pub mod filter;
 pub mod listen;
 pub mod metrics;
 mod parameters;
+mod places;
 pub mod push;
 mod routes;
 mod server;

@@ -14,12 +14,13 @@ use axum::{Extension, Router};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use prost::Message as _;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::SemaphorePermit;
 
 use super::delta::{Inuse, difference};
 use super::filter::{Filter, shown};
 use super::metrics::{Metrics, Serving};
 use super::parameters::Parameters;
+use super::places::Places;
 use super::push::PushStatuses;
 use super::source::{Source, SourceError, Wanted};
 use super::tokens::Tokens;
@@ -27,10 +28,10 @@ use crate::record::requests::{Detail, RecordingHandle};
 use heapbpf_profile::formats::encode_pprof;
 use heapbpf_profile::model::Profile;
 
-/// Maximum number of scrapes in progress. Further clients are told to come back later.
+/// Maximum number of scrapes in progress, shared equally by the tokens. Further clients are told to come back later.
 const MOST_SCRAPES: usize = 256;
-/// Maximum number of differences in progress. While a difference waits for its time to pass, it does not count as a
-/// scrape.
+/// Maximum number of differences in progress, shared in the same way. While a difference waits for its time to pass, it
+/// does not count as a scrape.
 const MOST_DIFFERENCES: usize = 128;
 /// Fast compression, because speed matters here: level 1 output is within a tenth of level 5 on profiles.
 const COMPRESSION: Compression = Compression::fast();
@@ -42,17 +43,21 @@ const INUSE_SPACE: &str = "inuse_space";
 struct ServerState {
     source: Source,
     tokens: Option<Tokens>,
-    room: Semaphore,
-    differences: Semaphore,
+    room: Places,
+    differences: Places,
     metrics: Mutex<Metrics>,
     push: PushStatuses,
     answered: AtomicU64,
     refused: AtomicU64,
 }
 
-/// What the client may see.
-#[derive(Clone)]
-struct Scope(Filter);
+/// Who asks, and what this client may see.
+#[derive(Clone, Default)]
+struct Client {
+    /// Number of its token; 0 without tokens.
+    token: usize,
+    scope: Filter,
+}
 
 /// An answer without a profile: a status and a sentence.
 struct Refusal(StatusCode, String);
@@ -63,6 +68,10 @@ impl IntoResponse for Refusal {
         text.push('\n');
         let mut response = (status, text).into_response();
         let headers = response.headers_mut();
+        if matches!(status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::UNAUTHORIZED) {
+            // Its connection is for others.
+            headers.insert(header::CONNECTION, header::HeaderValue::from_static("close"));
+        }
         if status == StatusCode::SERVICE_UNAVAILABLE {
             headers.insert(header::RETRY_AFTER, header::HeaderValue::from_static("1"));
         }
@@ -87,11 +96,12 @@ type Pairs = Query<Vec<(String, String)>>;
 
 /// The router for all endpoints.
 pub fn router(recording: RecordingHandle, tokens: Option<Tokens>, push: PushStatuses) -> Router {
+    let sharers = tokens.as_ref().map_or(1, Tokens::count);
     let server = Arc::new(ServerState {
-        source: Source::new(recording),
+        source: Source::new(recording, sharers),
         tokens,
-        room: Semaphore::new(MOST_SCRAPES),
-        differences: Semaphore::new(MOST_DIFFERENCES),
+        room: Places::new(MOST_SCRAPES, sharers),
+        differences: Places::new(MOST_DIFFERENCES, sharers),
         metrics: Mutex::default(),
         push,
         answered: AtomicU64::new(0),
@@ -117,16 +127,19 @@ async fn admit(State(server): State<Arc<ServerState>>, mut request: Request, nex
     if has_body {
         return Err(Refusal(StatusCode::PAYLOAD_TOO_LARGE, "requests have no body here".into()));
     }
-    let scope = match &server.tokens {
-        None => Filter::default(),
+    let client = match &server.tokens {
+        None => Client::default(),
         // Health is not secret.
-        Some(_) if request.uri().path() == "/healthz" => Filter::default(),
-        Some(tokens) => bearer(headers).and_then(|token| tokens.scope(token)).cloned().ok_or_else(|| {
-            let hint = "a token is needed: send the header `Authorization: Bearer TOKEN`";
-            Refusal(StatusCode::UNAUTHORIZED, hint.into())
-        })?,
+        Some(_) if request.uri().path() == "/healthz" => Client::default(),
+        Some(tokens) => {
+            let (token, scope) = bearer(headers).and_then(|token| tokens.scope(token)).ok_or_else(|| {
+                let hint = "a token is needed: send the header `Authorization: Bearer TOKEN`";
+                Refusal(StatusCode::UNAUTHORIZED, hint.into())
+            })?;
+            Client { token, scope: scope.clone() }
+        }
     };
-    request.extensions_mut().insert(Scope(scope));
+    request.extensions_mut().insert(client);
     Ok(next.run(request).await)
 }
 
@@ -141,26 +154,26 @@ async fn index() -> Html<&'static str> {
 
 async fn heap(
     State(server): State<Arc<ServerState>>,
-    Extension(scope): Extension<Scope>,
+    Extension(client): Extension<Client>,
     query: Result<Pairs, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Refusal> {
-    server.profile(scope, &pairs(query)?, INUSE_SPACE, false).await
+    server.profile(client, &pairs(query)?, INUSE_SPACE, false).await
 }
 
 async fn allocs(
     State(server): State<Arc<ServerState>>,
-    Extension(scope): Extension<Scope>,
+    Extension(client): Extension<Client>,
     query: Result<Pairs, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Refusal> {
-    server.profile(scope, &pairs(query)?, ALLOC_SPACE, false).await
+    server.profile(client, &pairs(query)?, ALLOC_SPACE, false).await
 }
 
 async fn delta_heap(
     State(server): State<Arc<ServerState>>,
-    Extension(scope): Extension<Scope>,
+    Extension(client): Extension<Client>,
     query: Result<Pairs, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Refusal> {
-    server.profile(scope, &pairs(query)?, INUSE_SPACE, true).await
+    server.profile(client, &pairs(query)?, INUSE_SPACE, true).await
 }
 
 fn pairs(query: Result<Pairs, axum::extract::rejection::QueryRejection>) -> Result<Vec<(String, String)>, Refusal> {
@@ -169,15 +182,15 @@ fn pairs(query: Result<Pairs, axum::extract::rejection::QueryRejection>) -> Resu
 
 async fn metrics(
     State(server): State<Arc<ServerState>>,
-    Extension(Scope(scope)): Extension<Scope>,
+    Extension(Client { token, scope }): Extension<Client>,
     query: Result<Pairs, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Refusal> {
     let parameters = Parameters::parse(&pairs(query)?).map_err(bad_request)?;
     if parameters.seconds.is_some() {
         return Err(bad_request("seconds: metrics are counted from the start, and Prometheus makes rates of them"));
     }
-    let _permit = server.permit()?;
-    let shared = server.source.profile(Detail::Totals).await?;
+    let _permit = server.permit(token)?;
+    let shared = server.source.profile(token, Detail::Totals).await?;
     let serving = Serving {
         answered: server.answered.load(Ordering::Relaxed),
         refused: server.refused.load(Ordering::Relaxed),
@@ -191,18 +204,20 @@ async fn metrics(
 }
 
 impl ServerState {
-    fn permit(&self) -> Result<SemaphorePermit<'_>, Refusal> {
-        self.room.try_acquire().map_err(|_| self.full(MOST_SCRAPES))
+    fn permit(&self, token: usize) -> Result<SemaphorePermit<'_>, Refusal> {
+        self.room.try_take(token).ok_or_else(|| self.full(self.room.of_each))
     }
 
     fn full(&self, most: usize) -> Refusal {
         self.refused.fetch_add(1, Ordering::Relaxed);
-        Refusal(StatusCode::SERVICE_UNAVAILABLE, format!("{most} scrapes are under way already; try again later"))
+        let whose = if self.tokens.is_some() { " with this token" } else { "" };
+        let reason = format!("{most} scrapes{whose} are under way already; try again later");
+        Refusal(StatusCode::SERVICE_UNAVAILABLE, reason)
     }
 
     async fn profile(
         &self,
-        Scope(scope): Scope,
+        Client { token, scope }: Client,
         pairs: &[(String, String)],
         first: &'static str,
         needs_seconds: bool,
@@ -212,19 +227,23 @@ impl ServerState {
             return Err(bad_request("seconds is needed here: ?seconds=10, for example"));
         }
         let wanted = Wanted { scope, filter, first };
-        let permit = self.permit()?;
+        let permit = self.permit(token)?;
         let (earlier, _permit) = match seconds {
             Some(seconds) => {
-                let _difference = self.differences.try_acquire().map_err(|_| self.full(MOST_DIFFERENCES))?;
-                let earlier = self.source.profile(Detail::Stacks).await?;
+                let places = &self.differences;
+                let _difference = places.try_take(token).ok_or_else(|| self.full(places.of_each))?;
+                let earlier = self.source.profile(token, Detail::Stacks).await?;
                 drop(permit);
                 tokio::time::sleep(seconds).await;
-                // A client that has waited this long is not turned away. The semaphore is never closed.
-                (Some(earlier), self.room.acquire().await.ok())
+                // A client that has waited this long is not turned away.
+                (Some(earlier), self.room.take(token).await)
             }
             None => (None, Some(permit)),
         };
-        let shared = self.source.profile(Detail::Stacks).await?;
+        let shared = match earlier {
+            Some(_) => self.source.second_profile(token, Detail::Stacks).await?,
+            None => self.source.profile(token, Detail::Stacks).await?,
+        };
         let bytes = match earlier {
             Some(earlier) => {
                 encoding(move || {
@@ -235,7 +254,7 @@ impl ServerState {
             }
             None => {
                 let cell = shared.encoding(&wanted);
-                let made = Arc::clone(&shared);
+                let made = shared.clone();
                 let encoded = cell.get_or_try_init(|| {
                     encoding(move || encode(&shown(&made.made.profile, &wanted.scope, &wanted.filter), wanted.first))
                 });
@@ -268,3 +287,7 @@ fn encode(profile: &Profile, first: &str) -> std::io::Result<Bytes> {
     gzip.write_all(&message.encode_to_vec())?;
     Ok(gzip.finish()?.into())
 }
+
+#[cfg(test)]
+#[path = "routes_tests.rs"]
+mod tests;

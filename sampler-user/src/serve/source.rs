@@ -1,5 +1,7 @@
 //! Shares profiles between clients: one snapshot answers every client that asked before it was taken.
 
+use std::collections::HashSet;
+use std::ops::Deref;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -7,15 +9,18 @@ use bytes::Bytes;
 use tokio::sync::{Mutex as AsyncMutex, OnceCell};
 
 use super::filter::Filter;
-use crate::record::requests::{Detail, Ended, Made, RecordingHandle};
+use super::places::places_of_each;
+use crate::record::requests::{Detail, Made, RecordingHandle, Unanswered};
 
 /// The pause after a snapshot is this many times what the snapshot cost, so that snapshots hold up the event path
 /// only for a small share of the time.
 const STANDSTILL: u32 = 10;
 /// Upper limit of that pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
-/// Maximum number of profiles with stacks held in memory for answers and differences in progress.
+/// Maximum number of profiles with stacks held in memory for answers and differences in progress, over all tokens.
 const MOST_HELD: usize = 16;
+/// What every token may hold of these, however many tokens there are: two differences and an answer.
+const LEAST_HELD: usize = 4;
 
 /// Identifies an encoding of a profile.
 #[derive(Clone, Debug, PartialEq)]
@@ -50,12 +55,34 @@ impl Shared {
     }
 }
 
+/// A profile in use by a request, which counts against its token until it is dropped.
+#[derive(Clone)]
+pub struct Held {
+    shared: Arc<Shared>,
+    _charge: Arc<()>,
+}
+
+impl Deref for Held {
+    type Target = Shared;
+
+    fn deref(&self) -> &Shared {
+        &self.shared
+    }
+}
+
+/// The use of a profile by a request that may still be in progress.
+struct Charge {
+    token: usize,
+    profile: Weak<Shared>,
+    in_use: Weak<()>,
+}
+
 /// Why there is no profile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
-    /// The recording is over.
+    /// The recording makes none.
     #[error(transparent)]
-    Ended(#[from] Ended),
+    Unanswered(#[from] Unanswered),
     /// Too many different profiles are in use.
     #[error("too many profiles are being compared and sent at this moment; try again later")]
     Busy,
@@ -73,47 +100,90 @@ pub struct Source {
     recording: RecordingHandle,
     totals: AsyncMutex<Last>,
     stacks: AsyncMutex<Last>,
-    held: Mutex<Vec<Weak<Shared>>>,
+    charges: Mutex<Vec<Charge>>,
+    /// Maximum number of different profiles with stacks that requests with one token may hold.
+    most_held: usize,
 }
 
 impl Source {
-    /// A source that has taken no profile yet.
-    pub fn new(recording: RecordingHandle) -> Self {
-        Self { recording, totals: AsyncMutex::default(), stacks: AsyncMutex::default(), held: Mutex::default() }
+    /// A source that has taken no profile yet, for the bearers of this many tokens.
+    pub fn new(recording: RecordingHandle, tokens: usize) -> Self {
+        Self {
+            recording,
+            totals: AsyncMutex::default(),
+            stacks: AsyncMutex::default(),
+            charges: Mutex::default(),
+            most_held: places_of_each(MOST_HELD, tokens).max(LEAST_HELD),
+        }
     }
 
-    /// A profile of some moment between the call and its return.
+    /// A profile of some moment between the call and its return, for the bearer of a token.
     ///
     /// # Errors
     /// See [`SourceError`].
-    pub async fn profile(&self, detail: Detail) -> Result<Arc<Shared>, SourceError> {
+    pub async fn profile(&self, token: usize, detail: Detail) -> Result<Held, SourceError> {
+        self.profile_if(detail, token, |held| held < self.most_held).await
+    }
+
+    /// The same for a request that has waited for this profile: it is not turned away.
+    ///
+    /// # Errors
+    /// See [`SourceError`].
+    pub async fn second_profile(&self, token: usize, detail: Detail) -> Result<Held, SourceError> {
+        self.profile_if(detail, token, |_| true).await
+    }
+
+    /// `has_room`: whether a token that holds this many other profiles with stacks may have one more.
+    async fn profile_if(
+        &self,
+        detail: Detail,
+        token: usize,
+        has_room: impl Fn(usize) -> bool,
+    ) -> Result<Held, SourceError> {
         let asked = Instant::now();
         let last = if detail == Detail::Totals { &self.totals } else { &self.stacks };
+        // Totals are small.
+        let has_room = |held: usize| detail == Detail::Totals || has_room(held);
         let mut last = last.lock().await;
         if let Some(shared) = last.shared.as_ref().filter(|shared| shared.made.begun >= asked) {
-            return Ok(Arc::clone(shared));
+            return if has_room(self.held_by(token, Some(shared))) {
+                Ok(self.charged(token, detail, shared))
+            } else {
+                Err(SourceError::Busy)
+            };
+        }
+        if !has_room(self.held_by(token, None)) {
+            return Err(SourceError::Busy);
         }
         // Drop the old profile first. Clients that still need it hold a reference.
         last.shared = None;
         if let Some(at) = last.not_before {
             tokio::time::sleep_until(at.into()).await;
         }
-        if detail != Detail::Totals {
-            let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-            held.retain(|shared| shared.strong_count() > 0);
-            if held.len() >= MOST_HELD {
-                return Err(SourceError::Busy);
-            }
-        }
         let made = self.recording.profile(detail).await?;
         let pause = (made.cost * STANDSTILL).min(LONGEST_PAUSE);
         last.not_before = Some(made.begun + made.cost + pause);
         let shared = Arc::new(Shared { made, encodings: Mutex::default() });
-        if detail != Detail::Totals {
-            self.held.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&shared));
-        }
         last.shared = Some(Arc::clone(&shared));
-        Ok(shared)
+        Ok(self.charged(token, detail, &shared))
+    }
+
+    /// How many different profiles with stacks requests with a token hold, not counting `but`.
+    fn held_by(&self, token: usize, but: Option<&Arc<Shared>>) -> usize {
+        let mut charges = self.charges.lock().unwrap_or_else(PoisonError::into_inner);
+        charges.retain(|charge| charge.in_use.strong_count() > 0);
+        let of_token = charges.iter().filter(|charge| charge.token == token).map(|charge| charge.profile.as_ptr());
+        let others = of_token.filter(|profile| but.is_none_or(|but| *profile != Arc::as_ptr(but)));
+        others.collect::<HashSet<_>>().len()
+    }
+
+    fn charged(&self, token: usize, detail: Detail, shared: &Arc<Shared>) -> Held {
+        let in_use = Arc::new(());
+        if detail != Detail::Totals {
+            let charge = Charge { token, profile: Arc::downgrade(shared), in_use: Arc::downgrade(&in_use) };
+            self.charges.lock().unwrap_or_else(PoisonError::into_inner).push(charge);
+        }
+        Held { shared: Arc::clone(shared), _charge: in_use }
     }
 }
 
@@ -145,13 +215,13 @@ mod tests {
     #[tokio::test(flavor = "current_thread")]
     async fn who_asks_while_one_is_made_shares_the_next() {
         let (recording, count) = recording(Duration::from_millis(50));
-        let source = Arc::new(Source::new(recording));
+        let source = Arc::new(Source::new(recording, 1));
         let clients: Vec<_> = (0..100)
             .map(|_| {
                 let source = Arc::clone(&source);
                 tokio::spawn(async move {
                     let asked = Instant::now();
-                    let shared = source.profile(Detail::Stacks).await.unwrap();
+                    let shared = source.profile(0, Detail::Stacks).await.unwrap();
                     assert!(shared.made.begun >= asked, "an answer is never older than its question");
                 })
             })
@@ -160,24 +230,48 @@ mod tests {
             client.await.unwrap();
         }
         assert!(count.load(Ordering::Relaxed) <= 2, "{count:?}");
-        source.profile(Detail::Stacks).await.unwrap();
+        source.profile(0, Detail::Stacks).await.unwrap();
         assert!(count.load(Ordering::Relaxed) >= 2, "a later question gets a later answer");
     }
 
     #[tokio::test(flavor = "current_thread")]
     async fn profiles_in_memory_are_bounded_and_the_end_is_said() {
         let (recording, _) = recording(Duration::ZERO);
-        let source = Source::new(recording);
+        let source = Source::new(recording, 1);
         let mut held = Vec::new();
         for _ in 0..MOST_HELD {
-            held.push(source.profile(Detail::Stacks).await.unwrap());
+            held.push(source.profile(0, Detail::Stacks).await.unwrap());
         }
-        assert_eq!(source.profile(Detail::Stacks).await.err(), Some(SourceError::Busy));
-        assert!(source.profile(Detail::Totals).await.is_ok(), "totals are small");
+        assert_eq!(source.profile(0, Detail::Stacks).await.err(), Some(SourceError::Busy));
+        assert!(source.profile(0, Detail::Totals).await.is_ok(), "totals are small");
+        assert!(source.second_profile(0, Detail::Stacks).await.is_ok(), "who has waited is not turned away");
         held.pop();
-        assert!(source.profile(Detail::Stacks).await.is_ok());
+        assert!(source.profile(0, Detail::Stacks).await.is_ok());
         let (recording, queue) = RecordingHandle::new();
         drop(queue);
-        assert_eq!(Source::new(recording).profile(Detail::Totals).await.err(), Some(SourceError::Ended(Ended)));
+        assert_eq!(
+            Source::new(recording, 1).profile(0, Detail::Totals).await.err(),
+            Some(SourceError::Unanswered(Unanswered::Ended))
+        );
+    }
+
+    /// A token that holds all it may hold does not keep others from a profile, not even if it holds profiles that
+    /// others asked for.
+    #[tokio::test(flavor = "current_thread")]
+    async fn each_token_has_its_own_room_for_profiles() {
+        let (recording, _) = recording(Duration::ZERO);
+        let source = Source::new(recording, 2);
+        let of_each = MOST_HELD / 2;
+        let mut held = Vec::new();
+        for _ in 0..of_each {
+            let (first, both) = tokio::join!(source.profile(1, Detail::Stacks), source.profile(0, Detail::Stacks));
+            drop(first.unwrap());
+            held.push(both.unwrap());
+        }
+        assert_eq!(source.profile(0, Detail::Stacks).await.err(), Some(SourceError::Busy));
+        for _ in 0..of_each {
+            held.push(source.profile(1, Detail::Stacks).await.unwrap());
+        }
+        assert_eq!(source.profile(1, Detail::Stacks).await.err(), Some(SourceError::Busy));
     }
 }

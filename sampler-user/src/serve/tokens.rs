@@ -84,7 +84,7 @@ impl Tokens {
         if tokens.0.is_empty() { Err(unfit("has no token")) } else { Ok(tokens) }
     }
 
-    fn parse(text: &str) -> Result<Self, (usize, String)> {
+    pub(super) fn parse(text: &str) -> Result<Self, (usize, String)> {
         let mut tokens = Vec::new();
         for (line, text) in (1..).zip(text.lines()) {
             let mut words = text.split_ascii_whitespace();
@@ -107,16 +107,21 @@ impl Tokens {
         Ok(Self(tokens))
     }
 
-    /// What the bearer of a token may see. `None` if the token is unknown.
-    pub fn scope(&self, token: &str) -> Option<&Filter> {
+    /// The number of a token, below [`Self::count`], and what its bearer may see. `None` if the token is unknown.
+    pub fn scope(&self, token: &str) -> Option<(usize, &Filter)> {
         // Compare with every token in constant time, so that the time does not reveal where they differ.
         let mut found = None;
-        for (known, filter) in &self.0 {
+        for (number, (known, filter)) in self.0.iter().enumerate() {
             if bool::from(known.ct_eq(token.as_bytes())) {
-                found = Some(filter);
+                found = Some((number, filter));
             }
         }
         found
+    }
+
+    /// How many tokens there are.
+    pub const fn count(&self) -> usize {
+        self.0.len()
     }
 }
 
@@ -138,8 +143,9 @@ mod tests {
     fn a_token_sees_its_part() {
         let text = "# fleet\n\n0123456789abcdef\nfedcba9876543210 comm=web* cgroup=/a\n";
         let tokens = Tokens::read(file(0o600, text).path()).unwrap();
-        assert!(tokens.scope("0123456789abcdef").unwrap().is_everything());
-        let scope = tokens.scope("fedcba9876543210").unwrap();
+        assert!(tokens.scope("0123456789abcdef").unwrap().1.is_everything());
+        let (number, scope) = tokens.scope("fedcba9876543210").unwrap();
+        assert_eq!((number, tokens.count()), (1, 2));
         let process =
             |comm: &str, cgroup: &str| Process { comm: comm.into(), cgroup: cgroup.into(), ..Process::default() };
         assert!(scope.matches(&process("web-1", "/a/b")));

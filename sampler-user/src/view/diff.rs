@@ -1,6 +1,8 @@
 //! The comparison of two profiles as a text table.
 
 use heapbpf_profile::diff::{Change, Diff, StackChange};
+use heapbpf_profile::escape::escaped;
+use heapbpf_profile::naming::base_name;
 use heapbpf_profile::report::text::{Column, Style, Table, wrap};
 use heapbpf_profile::units;
 use heapbpf_statistics::estimate::Estimate;
@@ -77,15 +79,35 @@ pub fn table(diff: &Diff, options: &DiffTableOptions) -> String {
             diff.false_discovery_rate
         ));
     }
-    lines.extend(diff.notes.iter().map(|note| format!("! {note}")));
+    lines.extend(diff.notes.iter().map(|note| format!("! {}", escaped(note))));
     lines.push(String::new());
     lines.join("\n")
 }
 
+/// The calls of a stack as in a report: without those inside the allocator, with their lines, or with the module where it
+/// begins.
 fn chain(stack: &StackChange) -> String {
-    let function = Some(stack.function.as_str()).filter(|name| !name.is_empty());
-    let names: Vec<&str> = function.into_iter().chain(stack.frames.iter().map(|frame| frame.name.as_str())).collect();
-    format!("{} · {}", stack.group, names.join(" ← "))
+    let inside = stack.frames.iter().take_while(|frame| frame.is_allocator).count();
+    let frames = &stack.frames[if inside == stack.frames.len() { 0 } else { inside }..];
+    let mut module = None;
+    let mut calls = Vec::with_capacity(frames.len());
+    for frame in frames {
+        let place = match (&frame.file, frame.line) {
+            (Some(file), Some(line)) => format!(" {}:{line}", base_name(file)),
+            (Some(file), None) => format!(" {}", base_name(file)),
+            (None, _) if frame.function.is_some() && frame.module.is_some() && frame.module != module => {
+                format!(" {}", base_name(frame.module.as_deref().unwrap_or_default()))
+            }
+            _ => String::new(),
+        };
+        module = if frame.file.is_none() { frame.module.clone() } else { None };
+        calls.push(format!("{}{place}", frame.name));
+    }
+    // A profile may hold no frames, but the function that was called.
+    if calls.is_empty() && !stack.function.is_empty() {
+        calls.push(stack.function.clone());
+    }
+    format!("{} · {}", stack.group, calls.join(" ← "))
 }
 
 /// A probability as text: `0.19`, `0.0042`, `3.1e-7`.
@@ -136,6 +158,19 @@ mod tests {
         let unknown = text(false);
         assert!(unknown.contains("cannot be said") && !unknown.contains("q-value"), "{unknown}");
         assert!(!unknown.contains("· ←"), "{unknown}");
+    }
+
+    /// Stacks are shown as a report shows them.
+    #[test]
+    fn stacks_begin_with_the_programs_own_call_and_keep_their_lines() {
+        let profile = testing::small();
+        let found = diff(&profile, &profile, &DiffOptions::default());
+        let chains: Vec<String> = found.stacks.iter().map(chain).collect();
+        assert!(
+            chains.iter().any(|chain| chain.starts_with("server · grow json.c:31 ← parse_value json.c:99 ← ")),
+            "{chains:?}"
+        );
+        assert!(chains.iter().all(|chain| !chain.contains("malloc") && !chain.contains('(')), "{chains:?}");
     }
 
     #[test]

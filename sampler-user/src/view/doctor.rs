@@ -11,7 +11,8 @@ use crate::doctor::{Check, Diagnosis, ProcessAudit, Symbols, Unwinding};
 /// The whole text.
 #[must_use]
 pub fn diagnosis(diagnosis: &Diagnosis, width: usize, color: bool) -> String {
-    let mut lines = vec![Style::Bold.paint(&format!("Kernel {}", clip(&diagnosis.kernel.release, 60)), color)];
+    let mut lines = summary(diagnosis, width, color);
+    lines.push(Style::Bold.paint(&format!("Kernel {}", clip(&diagnosis.kernel.release, 60)), color));
     lines.extend(diagnosis.kernel.checks.iter().flat_map(|check| check_lines(check, width, color)));
     if let Some(costs) = &diagnosis.costs {
         lines.push(String::new());
@@ -31,6 +32,53 @@ pub fn diagnosis(diagnosis: &Diagnosis, width: usize, color: bool) -> String {
         Style::Warning.paint("Something would be missed: see the lines marked with !", color)
     });
     lines.join("\n") + "\n"
+}
+
+/// Most processes and reasons that the summary names.
+const MOST: usize = 5;
+
+/// For several processes: how many would be recorded whole, and what would be missed, before all details.
+fn summary(diagnosis: &Diagnosis, width: usize, color: bool) -> Vec<String> {
+    let processes = &diagnosis.processes;
+    if processes.len() < 2 {
+        return Vec::new();
+    }
+    let mut lines = vec![Style::Bold.paint(&format!("{} processes", processes.len()), color)];
+    let (partly, whole): (Vec<_>, Vec<_>) = processes.iter().partition(|process| !process.missing.is_empty());
+    let without = whole.iter().filter(|process| process.allocators.is_empty()).count();
+    lines.push(format!("  ✓ {} whole", whole.len() - without));
+    if without > 0 {
+        lines.push(format!("  – {without} without an allocator to hook"));
+    }
+    if !partly.is_empty() {
+        let text = format!("  ! {} with something that would be missed", partly.len());
+        lines.push(Style::Warning.paint(&text, color));
+    }
+    let mut of_reason: BTreeMap<(&str, &str), Vec<&ProcessAudit>> = BTreeMap::new();
+    for process in partly {
+        for Missing { what, why } in &process.missing {
+            of_reason.entry((what, why)).or_default().push(process);
+        }
+    }
+    let mut reasons: Vec<_> = of_reason.into_iter().collect();
+    reasons.sort_by_key(|(_, processes)| std::cmp::Reverse(processes.len()));
+    for ((what, why), processes) in reasons.iter().take(MOST) {
+        let name = |process: &&ProcessAudit| match process.pid {
+            Some(pid) => format!("{} ({pid})", clip(&process.comm, 20)),
+            None => clip(&process.comm, 20),
+        };
+        let mut names: Vec<String> = processes.iter().take(MOST).map(name).collect();
+        if let Some(more @ 1..) = processes.len().checked_sub(MOST) {
+            names.push(format!("{more} more"));
+        }
+        let missing = Missing::new(*what, format!("{why}: {}", names.join(", ")));
+        lines.extend(remark("!", &missing, width).map(|line| Style::Warning.paint(&line, color)));
+    }
+    if let Some(more @ 1..) = reasons.len().checked_sub(MOST) {
+        lines.push(format!("    and {more} more reasons, below"));
+    }
+    lines.push(String::new());
+    lines
 }
 
 fn check_lines(check: &Check, width: usize, color: bool) -> Vec<String> {
@@ -169,6 +217,30 @@ mod tests {
     use crate::cost::budget::ProbeCosts;
     use crate::doctor::{KernelAudit, ModuleAudit};
 
+    /// Of many processes, the summary comes first: how many are whole, and which miss what.
+    #[test]
+    fn many_processes_begin_with_a_summary() {
+        let process = |pid, comm: &str, missing: Vec<Missing>| ProcessAudit {
+            pid: Some(pid),
+            comm: comm.into(),
+            allocators: vec!["glibc 2.36".into()],
+            missing,
+            ..ProcessAudit::default()
+        };
+        let ifunc = || vec![Missing::new("valloc", "an IFUNC")];
+        let mut processes: Vec<ProcessAudit> = (0..8).map(|pid| process(pid, "worker", ifunc())).collect();
+        processes.extend((20..30).map(|pid| process(pid, "whole", Vec::new())));
+        processes.push(ProcessAudit { allocators: Vec::new(), ..process(40, "static", Vec::new()) });
+        let kernel = KernelAudit { release: "6.1.0".into(), link: None, checks: Vec::new() };
+        let text = diagnosis(&Diagnosis::new(kernel, processes), 200, false);
+        let expected = "19 processes\n  ✓ 10 whole\n  – 1 without an allocator to hook\n  ! 8 with something that would be missed\n  \
+                        ! valloc: an IFUNC: worker (0), worker (1), worker (2), worker (3), worker (4), 3 more\n\nKernel 6.1.0\n";
+        assert!(text.starts_with(expected), "{text}");
+        for comm in ["worker", "whole", "static"] {
+            assert!(text.contains(&format!("({comm})")), "details follow: {text}");
+        }
+    }
+
     #[test]
     fn what_is_missed_stands_out() {
         let check = |name, ok, needed, detail: &str| Check { name, ok, needed, detail: detail.into() };
@@ -214,7 +286,7 @@ mod tests {
             "an allocation that is not sampled (emulated)",
             "551\n",
             "  ! something disturbed the measurement",
-            "Process 12 (ser\u{fffd}ver)\n  allocators  glibc 2.36\n",
+            "Process 12 (ser\\u{1b}ver)\n  allocators  glibc 2.36\n",
             "malloc    emulated  perf",
             "  ! valloc: an IFUNC\n",
             "  stacks      1 module by call frame information\n",

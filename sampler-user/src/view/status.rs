@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use heapbpf_profile::report::text::clip;
+use heapbpf_profile::report::text::{clip, width};
 use heapbpf_profile::units;
 
 /// The content of the status line.
@@ -18,7 +18,7 @@ pub struct Status {
     pub samples_per_second: f64,
     /// Number of lost hits and samples.
     pub lost: u64,
-    /// Number of processes being recorded.
+    /// Number of processes with samples.
     pub processes: usize,
     /// Estimated bytes in use; `None` if frees are not tracked.
     pub inuse_bytes: Option<f64>,
@@ -43,7 +43,8 @@ impl Status {
         }
         parts.push(format!("allocated {}", units::bytes(self.alloc_bytes)));
         parts.push(format!("{} samples ({}/s)", units::count(self.samples as f64), rate(self.samples_per_second)));
-        if self.processes != 1 {
+        // Processes that have no sample yet are not counted.
+        if self.processes > 1 {
             parts.push(format!("{} processes", units::count(self.processes as f64)));
         }
         if let Some(overhead) = self.overhead {
@@ -52,6 +53,10 @@ impl Status {
         // Losses come first, so that a narrow terminal never cuts them off.
         if self.lost > 0 {
             parts.insert(1, format!("{} LOST", units::count(self.lost as f64)));
+        }
+        // Whole parts give way, the last one first.
+        while parts.len() > 2 && width(&parts.join(" · ")) > columns {
+            parts.pop();
         }
         clip(&parts.join(" · "), columns)
     }
@@ -114,6 +119,24 @@ mod tests {
     #[test]
     fn losses_survive_a_narrow_terminal() {
         let line = Status { lost: 7, ..status() }.line(20);
-        assert_eq!(line, "1:05 · 7 LOST · in …");
+        assert_eq!(line, "1:05 · 7 LOST");
+    }
+
+    #[test]
+    fn the_line_fits_and_nobody_is_told_of_no_processes() {
+        let full = Status {
+            elapsed: Duration::from_secs(3_661),
+            duration: Some(Duration::from_secs(7_200)),
+            processes: 1_234,
+            inuse_is_partial: true,
+            overhead: Some(0.021),
+            ..status()
+        };
+        for columns in 20..200 {
+            let line = full.line(columns);
+            assert!(width(&line) <= columns, "{line}");
+            assert!(columns < 40 || !line.ends_with('…'), "{line}");
+        }
+        assert!(!Status { processes: 0, ..status() }.line(200).contains("process"));
     }
 }

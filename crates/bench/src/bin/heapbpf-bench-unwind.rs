@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use heapbpf_own_process::{OwnCapture, OwnProcess, capture_here, take_capture};
-use heapbpf_unwind::dwarf::{Capture, Unwinder};
+use heapbpf_unwind::dwarf::{Capture, Flaws, Unwinder};
 use heapbpf_unwind::raw::{Completeness, RawStack, SpaceView};
 
 #[inline(never)]
@@ -39,7 +39,8 @@ fn measure(
     stack: &RawStack,
     capture: &OwnCapture,
 ) {
-    let input = Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[] };
+    let input =
+        Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() };
     let cold = median_ns(5, |_| {
         black_box(Unwinder::default().unwind(files, &process.space(), input));
     });
@@ -69,7 +70,8 @@ fn main() -> anyhow::Result<()> {
     let mut frames_of = |depth: u32, unwinder: &mut Unwinder| {
         descend(depth);
         let capture = take_capture().unwrap_or_default();
-        let input = Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[] };
+        let input =
+            Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() };
         let stack = unwinder.unwind(&mut files, &process.space(), input);
         (stack, capture)
     };

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::model::{Frame, Profile};
-use crate::naming::frame_name;
+use crate::naming::{frame_name, is_allocator_function, short_function};
 use crate::units;
 
 /// A frame that does not refer to its profile.
@@ -27,9 +27,12 @@ pub struct DiffFrame {
     pub inlined: bool,
     /// Why there is no function name.
     pub reason: Option<String>,
-    /// Name to show: the function, or its location if the function is unknown.
+    /// Name to show: the function without its parameters, or its location if the function is unknown.
     #[serde(skip)]
     pub name: String,
+    /// Whether it belongs to the allocator.
+    #[serde(skip)]
+    pub is_allocator: bool,
 }
 
 impl DiffFrame {
@@ -45,7 +48,8 @@ impl DiffFrame {
             address: frame.address,
             inlined: frame.inlined,
             reason: text(&frame.reason),
-            name: frame_name(profile, frame).into_owned(),
+            name: short_function(&frame_name(profile, frame)).into_owned(),
+            is_allocator: frame.function.as_deref().is_some_and(is_allocator_function),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::frames::DiffFrame;
 use crate::estimates::{Pool, intervals_used};
-use crate::group::GroupBy;
+use crate::group::{GroupBy, Groups};
 use crate::loss_bounds::LostOf;
 use crate::model::{Profile, Row, Stack};
 use crate::naming::frame_name;
@@ -44,8 +44,9 @@ pub(super) fn matched(before: &Profile, after: &Profile, group_by: GroupBy) -> V
     let by_function = [before, after].iter().all(|profile| profile.rows.iter().any(|row| !row.key.function.is_empty()));
     for (profile, is_before) in [(before, true), (after, false)] {
         let mut chains: HashMap<*const Stack, Arc<[u32]>> = HashMap::new();
+        let groups = Groups::comparable(profile, group_by);
         for row in &profile.rows {
-            let group = group_by.key(profile, row).into_owned();
+            let group = groups.name(row).into_owned();
             let chain = chains.entry(Arc::as_ptr(&row.key.stack)).or_insert_with(|| names.chain(profile, row));
             let function = if by_function { &*row.key.function } else { "" };
             let key = (names.id(&group), names.id(function), Arc::clone(chain));
@@ -92,12 +93,13 @@ struct LostRows<'a> {
 
 impl<'a> LostRows<'a> {
     fn new(profile: &'a Profile, group_by: GroupBy) -> Self {
+        let groups = Groups::comparable(profile, group_by);
         let lossy = |index: &usize| profile.processes.get(*index).is_some_and(|process| !process.losses.is_none());
         let mut unseen: BTreeSet<usize> = (0..profile.processes.len()).filter(lossy).collect();
         let mut processes: HashMap<String, BTreeSet<usize>> = HashMap::new();
         for row in profile.rows.iter().filter(|row| lossy(&row.key.process)) {
             unseen.remove(&row.key.process);
-            processes.entry(group_by.key(profile, row).into_owned()).or_default().insert(row.key.process);
+            processes.entry(groups.name(row).into_owned()).or_default().insert(row.key.process);
         }
         let largest = intervals_used(profile).last().copied().unwrap_or(0);
         let unseen = Arc::new(LostOf::new(profile, &unseen, largest));

@@ -4,6 +4,7 @@ use std::io::{self, Write as _};
 
 use super::{Format, FormatError, WriteOptions};
 use crate::chains::Chains;
+use crate::escape::escaped;
 use crate::model::Profile;
 
 pub(super) struct Folded;
@@ -50,17 +51,7 @@ pub(super) fn lines(
 
 /// The name without the characters that separate names or lines.
 fn plain(name: &str) -> String {
-    name.chars()
-        .map(|c| {
-            if c == ';' {
-                ':'
-            } else if c.is_control() {
-                ' '
-            } else {
-                c
-            }
-        })
-        .collect()
+    escaped(name).replace(';', ":")
 }
 
 #[cfg(test)]
@@ -80,7 +71,7 @@ mod tests {
         for line in text.lines() {
             let (chain, value) = line.rsplit_once(' ').expect("a value");
             sum += value.parse::<i64>().expect("a number");
-            assert!(chain.starts_with("server (4242);") || chain.starts_with("we:ird name (4300);"), "{line}");
+            assert!(chain.starts_with("server (4242);") || chain.starts_with("we:ird\\nname (4300);"), "{line}");
         }
         let total: f64 = profile.rows.iter().map(|row| row.inuse.bytes).sum();
         assert_eq!(sum, total.round() as i64);

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use std::io;
 
 use super::{Format, FormatError, WriteOptions};
+use crate::escape::escaped;
 use crate::intern::Interned;
 use crate::model::Profile;
 use crate::round::largest_remainder;
@@ -49,7 +50,7 @@ impl Format for HeapV2 {
         writeln!(out, "\nMAPPED_LIBRARIES:")?;
         for module in profile.modules.iter().filter(|module| module.end > module.start) {
             let (start, end, offset) = (module.start, module.end, module.file_offset);
-            writeln!(out, "{start:08x}-{end:08x} r-xp {offset:08x} 00:00 0 {}", module.path)?;
+            writeln!(out, "{start:08x}-{end:08x} r-xp {offset:08x} 00:00 0 {}", escaped(&module.path))?;
         }
         Ok(())
     }

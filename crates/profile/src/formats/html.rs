@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::{Format, FormatError, WriteOptions};
 use crate::chains::Chains;
+use crate::escape::escaped_json;
 use crate::model::Profile;
 use crate::report::{ReportOptions, report, subject};
 use crate::value::Value;
@@ -56,7 +57,8 @@ impl Format for Html {
         let (before, after) = PAGE.split_once(PLACE).unwrap_or((PAGE, ""));
         out.write_all(before.as_bytes())?;
         // A name with "</script>" in it must not end the data.
-        out.write_all(serde_json::to_string(&page)?.replace('<', "\\u003c").as_bytes())?;
+        let data = serde_json::to_string(&page)?.replace('<', "\\u003c");
+        out.write_all(escaped_json(&data).as_bytes())?;
         out.write_all(after.as_bytes())?;
         Ok(())
     }

@@ -1,4 +1,5 @@
-//! JSON: the whole profile, with confidence intervals. [`read`](crate::read) reads it back without loss.
+//! JSON: the whole profile, with confidence intervals. [`read`](crate::read) reads it back without loss, but for which process
+//! of a program a stack is of, unless stacks are grouped by process.
 
 use std::collections::HashMap;
 use std::io;
@@ -8,9 +9,12 @@ use serde::{Serialize, Serializer};
 use serde_json::value::{RawValue, to_raw_value};
 
 use super::{Format, FormatError, WriteOptions};
+use crate::escape::JsonText;
 use crate::estimates::{NOT_FOLLOWED, Pool, SOME_NOT_FOLLOWED, exact, guaranteed_of_row, intervals_used, of_row};
+use crate::group::GroupBy;
 use crate::intern::Interned;
 use crate::model::{Frame, Lifetimes, Process, Profile, Row, Unread};
+use crate::programs;
 use crate::units;
 use crate::value::Value;
 use heapbpf_audit::FileAudit;
@@ -31,17 +35,51 @@ impl Format for Json {
     }
 
     fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
-        let interned = Interned::new(profile);
-        let frames = interned.frames.iter().map(|frame| frame_json(profile, frame)).collect::<Result<Vec<_>, _>>()?;
-        let writer = Writer { profile, confidence: options.confidence, interned: &interned, frames: &frames };
-        serde_json::to_writer(&mut *out, &writer)?;
-        out.write_all(b"\n")?;
-        Ok(())
+        let group_by = options.group_of(profile);
+        if group_by.separates_processes() {
+            return write(profile, options, out);
+        }
+        write(&programs::put_together(profile, group_by == GroupBy::Cgroup), options, out)
     }
 
     fn how_to_open(&self, file: &str) -> String {
         format!("heapbpf report {file}")
     }
+}
+
+/// The same, compressed.
+#[cfg(feature = "pprof")]
+pub(super) struct JsonGz;
+
+#[cfg(feature = "pprof")]
+impl Format for JsonGz {
+    fn name(&self) -> &'static str {
+        "json.gz"
+    }
+
+    fn extensions(&self) -> &'static [&'static str] {
+        &[".json.gz"]
+    }
+
+    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+        let mut gzip = flate2::write::GzEncoder::new(io::BufWriter::new(out), flate2::Compression::new(5));
+        Json.write(profile, options, &mut gzip)?;
+        io::Write::flush(&mut gzip.finish()?)?;
+        Ok(())
+    }
+
+    fn how_to_open(&self, file: &str) -> String {
+        Json.how_to_open(file)
+    }
+}
+
+fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+    let interned = Interned::new(profile);
+    let frames = interned.frames.iter().map(|frame| frame_json(profile, frame)).collect::<Result<Vec<_>, _>>()?;
+    let writer = Writer { profile, confidence: options.confidence, interned: &interned, frames: &frames };
+    serde_json::to_writer(JsonText(&mut *out), &writer)?;
+    out.write_all(b"\n")?;
+    Ok(())
 }
 
 struct Writer<'a> {
@@ -75,8 +113,12 @@ impl Serialize for Writer<'_> {
         top.serialize_field("time_windows", &profile.header.time_windows)?;
         top.serialize_field("confidence", &self.confidence)?;
         top.serialize_field("totals", &Figures::of_pool(self, &Pool::whole(profile), None))?;
-        let audit = Audits::of(profile);
-        top.serialize_field("processes", &self.processes(&audit))?;
+        let apart = programs::by_process(profile);
+        let audit = Audits::of(&apart);
+        top.serialize_field(
+            "processes",
+            &Writer { profile: &apart, ..*self }.processes(&audit, &Programs::of(profile)),
+        )?;
         top.serialize_field("audit", &audit.files)?;
         top.serialize_field("modules", &self.modules())?;
         top.serialize_field("stacks", &Stacks(self))?;
@@ -87,7 +129,8 @@ impl Serialize for Writer<'_> {
 }
 
 impl<'a> Writer<'a> {
-    fn processes(&self, audits: &Audits<'a>) -> Vec<ProcessJson<'a>> {
+    /// One entry for each process by itself.
+    fn processes(&self, audits: &Audits<'a>, programs: &Programs) -> Vec<ProcessJson<'a>> {
         let mut pools: Vec<Pool> = (0..self.profile.processes.len()).map(Pool::of_process).collect();
         for row in &self.profile.rows {
             if let Some(pool) = pools.get_mut(row.key.process) {
@@ -103,6 +146,8 @@ impl<'a> Writer<'a> {
         processes
             .map(|(index, (process, pool))| ProcessJson {
                 process,
+                program: programs.of_process[index],
+                totals: programs.of_process[index].map(|_| TotalJson::all(self.profile, index)).unwrap_or_default(),
                 audit: process.audit.iter().filter_map(|file| audits.numbers.get(&**file).copied()).collect(),
                 live: self.profile.knows_inuse(index),
                 figures: Figures::of_pool(self, &pool, Some(index)),
@@ -165,8 +210,63 @@ impl<'a> Audits<'a> {
     }
 }
 
+/// Programs whose processes' rows were put together, numbered.
+struct Programs {
+    /// For each process by itself the program that it is a member of.
+    of_process: Vec<Option<usize>>,
+    /// For each entry of the profile its number as a program, and that of its first process.
+    of_entry: Vec<(Option<usize>, usize)>,
+}
+
+impl Programs {
+    fn of(profile: &Profile) -> Self {
+        let mut programs = Self { of_process: Vec::new(), of_entry: Vec::new() };
+        let mut number = 0;
+        for process in &profile.processes {
+            let first = programs.of_process.len();
+            if process.members.is_empty() {
+                programs.of_process.push(None);
+                programs.of_entry.push((None, first));
+            } else {
+                programs.of_process.extend(process.members.iter().map(|_| Some(number)));
+                programs.of_entry.push((Some(number), first));
+                number += 1;
+            }
+        }
+        programs
+    }
+}
+
+/// Totals of a process whose rows were put together with those of others, for readers.
+#[derive(Serialize)]
+struct TotalJson {
+    interval: u64,
+    alloc: SampleSums,
+    inuse: SampleSums,
+    at_exit: SampleSums,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peak: Option<SampleSums>,
+}
+
+impl TotalJson {
+    fn all(profile: &Profile, process: usize) -> Vec<Self> {
+        let rows = profile.rows.iter().filter(|row| row.key.process == process);
+        let total = |row: &Row| Self {
+            interval: row.key.interval,
+            alloc: row.alloc,
+            inuse: row.inuse,
+            at_exit: row.at_exit,
+            peak: row.peak,
+        };
+        rows.map(total).collect()
+    }
+}
+
 struct ProcessJson<'a> {
     process: &'a Process,
+    /// The program that its stacks are put together under.
+    program: Option<usize>,
+    totals: Vec<TotalJson>,
     /// Indices of its files in `audit`.
     audit: Vec<usize>,
     /// Whether its frees were followed.
@@ -177,9 +277,16 @@ struct ProcessJson<'a> {
 impl Serialize for ProcessJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let process = self.process;
-        let mut fields = serializer.serialize_struct("Process", 17)?;
+        let mut fields = serializer.serialize_struct("Process", 20)?;
         fields.serialize_field("pid", &process.pid)?;
         fields.serialize_field("namespace_pid", &process.namespace_pid)?;
+        if let Some(program) = self.program {
+            fields.serialize_field("program", &program)?;
+            fields.serialize_field("sums", &self.totals)?;
+        }
+        if process.stands_for > 1 {
+            fields.serialize_field("stands_for", &process.stands_for)?;
+        }
         fields.serialize_field("comm", &process.comm)?;
         fields.serialize_field("exe", &process.exe)?;
         fields.serialize_field("cgroup", &process.cgroup)?;
@@ -323,9 +430,10 @@ struct Stacks<'a>(&'a Writer<'a>);
 impl Serialize for Stacks<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let rows = &self.0.profile.rows;
+        let programs = Programs::of(self.0.profile);
         let mut sequence = serializer.serialize_seq(Some(rows.len()))?;
         for (row, &stack) in rows.iter().zip(&self.0.interned.stack_of_row) {
-            sequence.serialize_element(&RowJson { writer: self.0, row, stack })?;
+            sequence.serialize_element(&RowJson { writer: self.0, row, stack, programs: &programs })?;
         }
         sequence.end()
     }
@@ -335,15 +443,34 @@ struct RowJson<'a> {
     writer: &'a Writer<'a>,
     row: &'a Row,
     stack: u32,
+    programs: &'a Programs,
+}
+
+impl RowJson<'_> {
+    /// The program that the row is of, and its process, if it is of one alone: index and pid.
+    fn owner(&self) -> (Option<usize>, Option<(usize, u32)>) {
+        let Some(process) = self.writer.profile.processes.get(self.row.key.process) else { return (None, None) };
+        let (program, first) = self.programs.of_entry[self.row.key.process];
+        let only = match (process.members.is_empty(), self.row.member) {
+            (true, _) => Some((first, process.pid)),
+            (false, Some(member)) => process.members.get(member).map(|it| (first + member, it.process.pid)),
+            (false, None) => None,
+        };
+        (program, only)
+    }
 }
 
 impl Serialize for RowJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (row, profile) = (self.row, self.writer.profile);
-        let mut fields = serializer.serialize_struct("Row", 36)?;
+        let mut fields = serializer.serialize_struct("Row", 37)?;
+        let (program, only) = self.owner();
         // The index tells apart processes that had the same pid one after the other.
-        fields.serialize_field("process", &row.key.process)?;
-        fields.serialize_field("pid", &profile.processes.get(row.key.process).map(|process| process.pid))?;
+        fields.serialize_field("process", &only.map(|(index, _)| index))?;
+        fields.serialize_field("pid", &only.map(|(_, pid)| pid))?;
+        if let Some(program) = program {
+            fields.serialize_field("program", &program)?;
+        }
         fields.serialize_field("thread", &*row.key.thread)?;
         fields.serialize_field("function", &*row.key.function)?;
         fields.serialize_field("interval", &row.key.interval)?;

@@ -30,7 +30,7 @@ pub use self::otlp::encode as encode_otlp;
 #[cfg(feature = "pprof")]
 pub use self::pprof::encode as encode_pprof;
 #[cfg(feature = "pprof")]
-pub(super) use self::pprof::{AT_EXIT, ENDED_APART};
+pub(super) use self::pprof::{ALL_PROCESSES, AT_EXIT, ENDED_APART};
 use super::group::GroupBy;
 use super::model::Profile;
 use super::value::Value;
@@ -43,7 +43,7 @@ pub struct WriteOptions {
     pub value: Option<Value>,
     /// Confidence level of intervals, 0 to 1.
     pub confidence: f64,
-    /// What the outermost frame of flame graphs shows; `None`: the process if there are several.
+    /// What the outermost frame of flame graphs shows; `None`: the program if there are several processes.
     pub group_by: Option<GroupBy>,
 }
 
@@ -152,6 +152,8 @@ pub static FORMATS: &[&dyn Format] = &[
     &pprof::Pprof,
     &speedscope::Speedscope,
     &json::Json,
+    #[cfg(feature = "pprof")]
+    &json::JsonGz,
     &folded::Folded,
     #[cfg(feature = "svg")]
     &svg::Svg,

@@ -9,7 +9,8 @@ use flate2::write::GzEncoder;
 use prost::Message as _;
 
 use super::{Format, FormatError, WriteOptions};
-use crate::estimates::INUSE_UNKNOWN;
+use crate::escape::escaped;
+use crate::estimates::{INUSE_UNKNOWN, exact};
 use crate::group::process_name;
 use crate::intern::Interned;
 use crate::loss_comment;
@@ -27,8 +28,8 @@ const COMPRESSION: Compression = Compression::new(5);
 
 /// Most hooked files whose probes are listed.
 const MOST_FILES: usize = 4;
-/// Most processes in comments, as pprof prints all comments above its tables.
-const MOST_PROCESSES: usize = 20;
+/// Most processes with comments of their own, as pprof prints all comments above its tables.
+const MOST_PROCESSES: usize = 3;
 
 pub(super) struct Pprof;
 
@@ -183,7 +184,11 @@ fn comments(profile: &Profile) -> Vec<String> {
     if let Some(Unread { records, of }) = profile.header.unread {
         comments.push(format!("unread={records}/{of}"));
     }
-    for process in profile.processes.iter().take(MOST_PROCESSES) {
+    let has_few = profile.number_of_processes() <= MOST_PROCESSES as u64;
+    if !has_few {
+        comments.push(total(profile));
+    }
+    for process in profile.processes.iter().filter(|_| has_few) {
         let mut comment = format!("process {}: coverage {}", process_name(process), units::percent(process.coverage));
         if let (Some(bytes), Some(objects)) = (process.exact_alloc_bytes, process.exact_alloc_objects) {
             comment.push_str(&format!(", counted exactly: {bytes} bytes in {objects} allocations"));
@@ -200,12 +205,9 @@ fn comments(profile: &Profile) -> Vec<String> {
         }
         comments.push(comment);
     }
-    if let Some(more @ 1..) = profile.processes.len().checked_sub(MOST_PROCESSES) {
-        comments.push(format!("and {more} more processes"));
-    }
-    comments.extend(losses(profile));
+    comments.extend(losses(profile, has_few));
     let mut files: Vec<&FileAudit> = Vec::new();
-    for file in profile.processes.iter().flat_map(|process| &process.audit) {
+    for file in profile.processes.iter().filter(|_| has_few).flat_map(|process| &process.audit) {
         if files.len() < MOST_FILES && !files.contains(&&**file) {
             files.push(file);
         }
@@ -215,11 +217,34 @@ fn comments(profile: &Profile) -> Vec<String> {
     comments
 }
 
-/// Losses: one comment per process, and one for all processes beyond the limit.
-fn losses(profile: &Profile) -> Vec<String> {
+/// Prefix of the comment on all processes together.
+pub(crate) const ALL_PROCESSES: &str = "all processes: ";
+
+/// What is known of all processes together.
+fn total(profile: &Profile) -> String {
+    let mut comment = format!("{ALL_PROCESSES}{}", profile.number_of_processes());
+    if let (Some(bytes), Some(objects)) =
+        (exact(profile, None, Value::AllocSpace), exact(profile, None, Value::AllocObjects))
+    {
+        comment.push_str(&format!(", counted exactly: {bytes} bytes in {objects} allocations"));
+    }
+    let late = profile.processes.iter().filter(|process| process.coverage < 0.9995).map(Process::count).sum::<u64>();
+    if late > 0 {
+        comment.push_str(&format!("; {late} hooked for a part of their time only"));
+    }
+    match profile.without_inuse() {
+        0 => {}
+        processes => comment.push_str(&format!("; {processes} with {INUSE_UNKNOWN}")),
+    }
+    comment
+}
+
+/// Losses: one comment per process if there are few, else one for all.
+fn losses(profile: &Profile, has_few: bool) -> Vec<String> {
     let line = |process: &Process| loss_comment::written(&process_name(process), &process.losses, &process.slack);
     let mut lossy = profile.processes.iter().filter(|process| !process.losses.is_none() || !process.slack.is_none());
-    let mut lines: Vec<String> = lossy.by_ref().take(MOST_PROCESSES).filter_map(line).collect();
+    let mut lines: Vec<String> =
+        lossy.by_ref().take(if has_few { MOST_PROCESSES } else { 0 }).filter_map(line).collect();
     let (mut losses, mut slack) = (Losses::default(), LossBound::default());
     lossy.for_each(|process| {
         losses.add(&process.losses);
@@ -247,7 +272,8 @@ impl Strings {
             return id;
         }
         let id = self.table.len() as i64;
-        self.table.push(text.to_owned());
+        // `go tool pprof` prints names as they are.
+        self.table.push(escaped(text).into_owned());
         self.ids.insert(text.to_owned(), id);
         id
     }

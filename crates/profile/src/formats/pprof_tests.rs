@@ -192,3 +192,35 @@ fn comments_say_why_each_probe_is_where_it_is_once_for_each_file() {
     let back = crate::read::parse(&profile.encode_to_vec()).expect("ours");
     assert!(!back.notes.iter().any(|note| note.starts_with("probes in ")), "no remark: {:?}", back.notes);
 }
+
+/// pprof prints all comments above its tables: of many processes there are totals and remarks only.
+#[test]
+fn many_processes_have_no_comments_of_their_own() {
+    let mut profile = testing::partly_followed();
+    let lines = |profile: &Profile| {
+        let message = encode(profile);
+        let text = |&id: &i64| message.string_table[id as usize].clone();
+        message.comment.iter().map(text).collect::<Vec<_>>()
+    };
+    let of_processes = |lines: &[String]| lines.iter().filter(|line| line.starts_with("process ")).count();
+    assert_eq!(of_processes(&lines(&profile)), 2);
+    let other = profile.processes[1].clone();
+    for pid in 0..20 {
+        let losses = Losses { alloc: LossBound { samples: 1, sampled_bytes: 8 }, interval: 64, ..Losses::default() };
+        profile.processes.push(Process { pid, exact_alloc_bytes: Some(5), losses, ..other.clone() });
+    }
+    profile.notes = vec!["a remark".into()];
+    let lines = lines(&profile);
+    assert_eq!(of_processes(&lines), 0, "{lines:?}");
+    assert!(lines.len() <= 10, "{lines:?}");
+    for expected in
+        ["all processes: 22", "a remark", "losses of other processes: alloc=20/160", "21 with memory in use not known"]
+    {
+        assert!(lines.iter().any(|line| line.contains(expected)), "{expected}: {lines:?}");
+    }
+    // What is not known is still known not to be.
+    let mut file = Vec::new();
+    Pprof.write(&profile, &WriteOptions::default(), &mut file).expect("memory");
+    let back = crate::read::parse(&file).expect("pprof");
+    assert_eq!(back.processes.iter().map(|process| process.inuse_unknown).collect::<Vec<_>>(), [false, true]);
+}

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::{Format, FormatError, WriteOptions};
 use crate::chains::Chains;
+use crate::escape::JsonText;
 use crate::model::Profile;
 use crate::report::subject;
 use crate::value::Value;
@@ -52,7 +53,7 @@ impl Format for Speedscope {
             shared: Shared { frames },
             profiles,
         };
-        serde_json::to_writer(out, &file)?;
+        serde_json::to_writer(JsonText(out), &file)?;
         Ok(())
     }
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use heapbpf_audit::{FileAudit, Missing};
 
 use super::losses::{LossBound, Losses};
+use super::row::Row;
 
-/// A process in a profile.
+/// A process in a profile, or several of one program whose rows were put together.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Process {
     /// Process id, in the initial pid namespace.
@@ -42,4 +43,24 @@ pub struct Process {
     pub losses: Losses,
     /// Upper bound of what was counted after the time of the samples, by which exact counts may be too large.
     pub slack: LossBound,
+    /// Number of processes that it stands for if it is not just one; see [`Process::count`].
+    pub stands_for: u64,
+    /// The processes whose rows were put together under this entry, as far as they are still told apart; else empty.
+    pub members: Vec<Member>,
+}
+
+/// A process whose rows were put together with those of others.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Member {
+    /// The process.
+    pub process: Process,
+    /// Its totals: rows without a stack, one per sampling interval.
+    pub totals: Vec<Row>,
+}
+
+impl Process {
+    /// Number of processes that it stands for: 1, unless processes were put together.
+    pub fn count(&self) -> u64 {
+        self.stands_for.max(1)
+    }
 }

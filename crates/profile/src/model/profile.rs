@@ -37,6 +37,11 @@ impl Profile {
         }
     }
 
+    /// Number of processes, including each of those that were put together.
+    pub fn number_of_processes(&self) -> u64 {
+        self.processes.iter().map(Process::count).sum()
+    }
+
     /// Whether figures of allocation have intervals.
     pub const fn errors_known(&self) -> bool {
         self.header.samples_known && !self.header.time_windows
@@ -54,7 +59,8 @@ impl Profile {
 
     /// Number of processes that figures in use do not include, because theirs are unknown.
     pub fn without_inuse(&self) -> usize {
-        self.processes.iter().filter(|process| self.header.live && process.inuse_unknown).count()
+        let unknown = self.processes.iter().filter(|process| self.header.live && process.inuse_unknown);
+        unknown.map(|process| process.count() as usize).sum()
     }
 
     /// Whether a process (by its index) may have held memory at exit that is separate from what is in use.
@@ -121,7 +127,7 @@ mod tests {
     fn a_part_has_the_header_of_the_whole() {
         let profile = testing::ended_apart();
         let part = profile.only_process(1);
-        assert_eq!((part.processes.len(), &part.processes[0]), (1, &profile.processes[1]));
+        assert_eq!((part.processes.len(), part.processes[0].pid), (1, profile.processes[1].pid));
         assert!(part.rows.len() == 2 && part.rows.iter().all(|row| row.key.process == 0));
         assert_eq!((&part.header.host, part.header.time), (&profile.header.host, profile.header.time));
         assert_eq!((part.modules, part.counters, part.notes), (profile.modules, profile.counters, profile.notes));

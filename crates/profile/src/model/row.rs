@@ -9,7 +9,7 @@ use super::row_key::RowKey;
 use super::stack::Stack;
 
 /// Sums of the samples of one process, thread name, allocator function and stack under one sampling interval.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Row {
     /// Identity of the row. The process is an index into [`Profile::processes`](super::Profile::processes).
     pub key: RowKey<usize, Arc<str>, Arc<Stack>>,
@@ -24,13 +24,20 @@ pub struct Row {
     pub peak: Option<SampleSums>,
     /// Lifetimes of the sampled blocks, if they were followed.
     pub lifetimes: Option<Lifetimes>,
+    /// The only member of the row's process that it is of (by its index), if rows of several were put together.
+    pub member: Option<usize>,
 }
 
 impl Row {
     /// A row without samples.
     pub fn new(key: RowKey<usize, Arc<str>, Arc<Stack>>) -> Self {
         let none = SampleSums::default();
-        Self { key, alloc: none, inuse: none, at_exit: none, peak: None, lifetimes: None }
+        Self { key, alloc: none, inuse: none, at_exit: none, peak: None, lifetimes: None, member: None }
+    }
+
+    /// Whether it stands for lost samples ([`crate::lost_samples`]): it has estimates of allocation, but no samples.
+    pub fn is_of_lost_samples(&self) -> bool {
+        self.alloc.samples == 0 && (self.alloc.bytes != 0.0 || self.alloc.objects != 0.0)
     }
 
     /// The row with its process under another number.

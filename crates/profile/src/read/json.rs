@@ -10,8 +10,10 @@ use serde_json::value::RawValue;
 use super::strings::Strings;
 use super::{ContentError, MOST_FRAMES};
 use crate::model::{
-    Criterion, Frame, Header, Lifetimes, LossBound, Losses, Module, Process, Profile, Row, RowKey, Stack, Unread,
+    Criterion, Frame, Header, Lifetimes, LossBound, Losses, Member, Module, Process, Profile, Row, RowKey, Stack,
+    Unread,
 };
+use crate::programs;
 use crate::units;
 use heapbpf_audit::FileAudit;
 use heapbpf_audit::Missing;
@@ -71,6 +73,13 @@ fn unknown_size() -> u64 {
 #[derive(Deserialize)]
 struct ProcessJson {
     pid: u32,
+    /// Number of the program that its stacks are put together under.
+    #[serde(default)]
+    program: Option<usize>,
+    #[serde(default)]
+    sums: Vec<TotalJson>,
+    #[serde(default)]
+    stands_for: u64,
     #[serde(default)]
     namespace_pid: Option<u32>,
     comm: String,
@@ -101,6 +110,19 @@ struct ProcessJson {
     alloc_objects: Figure,
 }
 
+/// Totals of a process whose rows were put together with those of others.
+#[derive(Deserialize)]
+struct TotalJson {
+    interval: u64,
+    alloc: SampleSums,
+    #[serde(default)]
+    inuse: SampleSums,
+    #[serde(default)]
+    at_exit: SampleSums,
+    #[serde(default)]
+    peak: Option<SampleSums>,
+}
+
 #[derive(Deserialize)]
 struct ModuleJson {
     path: String,
@@ -127,6 +149,8 @@ struct RowJson<'a> {
     process: Option<usize>,
     #[serde(default)]
     pid: Option<u32>,
+    #[serde(default)]
+    program: Option<usize>,
     thread: String,
     function: String,
     interval: u64,
@@ -246,7 +270,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
     let mut reader = Reader::default();
     reader.modules(top.modules);
     let audit: Vec<Arc<FileAudit>> = top.audit.into_iter().map(Arc::new).collect();
-    let processes: Vec<Process> = top.processes.into_iter().map(|json| process(json, &audit, top.live)).collect();
+    let processes = Processes::of(top.processes, &audit, top.live);
     let has_offsets = |row: &RowJson| {
         row.offset_sum.is_some()
             && (row.inuse_offset_sum.is_some() || !top.live || row.inuse_samples == 0)
@@ -276,7 +300,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
             time_windows: top.time_windows,
             host: top.host,
         },
-        processes,
+        processes: processes.entries,
         rows,
         modules: reader.modules,
         counters: top.counters,
@@ -302,6 +326,57 @@ fn foreign_json(bytes: &[u8]) -> Option<&'static str> {
     (keys.interval_bytes.is_none() && keys.stacks.is_none()).then_some("JSON, but not a profile of heapbpf")
 }
 
+/// The processes of a profile; those whose stacks are put together are one entry.
+struct Processes {
+    entries: Vec<Process>,
+    /// For each process of the file its entry, and which member of it it is.
+    places: Vec<(usize, Option<usize>)>,
+    /// The entry of each program.
+    programs: HashMap<usize, usize>,
+}
+
+impl Processes {
+    fn of(files: Vec<ProcessJson>, audit: &[Arc<FileAudit>], live: bool) -> Self {
+        let mut processes = Self { entries: Vec::new(), places: Vec::new(), programs: HashMap::new() };
+        for mut json in files {
+            let (program, totals) = (json.program, std::mem::take(&mut json.sums));
+            let process = process(json, audit, live);
+            let Some(program) = program else {
+                processes.places.push((processes.entries.len(), None));
+                processes.entries.push(process);
+                continue;
+            };
+            let entry = *processes.programs.entry(program).or_insert_with(|| {
+                processes.entries.push(programs::entry_without_members(&process));
+                processes.entries.len() - 1
+            });
+            let members = &mut processes.entries[entry];
+            processes.places.push((entry, Some(members.members.len())));
+            programs::add_member(members, Member { process, totals: totals.into_iter().map(total).collect() });
+        }
+        processes
+    }
+
+    /// The entry that a stack belongs to, and the member if it is of one alone.
+    fn owner(
+        &self,
+        program: Option<usize>,
+        process: Option<usize>,
+        pid: Option<u32>,
+    ) -> Option<(usize, Option<usize>)> {
+        match (process, program) {
+            (Some(index), _) => self.places.get(index).copied(),
+            (None, Some(program)) => self.programs.get(&program).map(|&entry| (entry, None)),
+            (None, None) => self.entries.iter().position(|process| Some(process.pid) == pid).map(|entry| (entry, None)),
+        }
+    }
+}
+
+fn total(json: TotalJson) -> Row {
+    let TotalJson { interval, alloc, inuse, at_exit, peak } = json;
+    Row { alloc, inuse, at_exit, peak, ..Row::new(RowKey::total(0, interval, Arc::default())) }
+}
+
 fn process(json: ProcessJson, audit: &[Arc<FileAudit>], live: bool) -> Process {
     let audit: Vec<Arc<FileAudit>> = json.audit.iter().filter_map(|&number| audit.get(number).cloned()).collect();
     // These are also listed with its files.
@@ -323,6 +398,8 @@ fn process(json: ProcessJson, audit: &[Arc<FileAudit>], live: bool) -> Process {
         exact_alloc_objects: json.alloc_objects.exact,
         losses: json.losses,
         slack: json.slack,
+        stands_for: json.stands_for,
+        members: Vec::new(),
     }
 }
 
@@ -400,20 +477,17 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn row(&mut self, json: RowJson<'a>, processes: &[Process], live: bool) -> Result<Row, String> {
+    fn row(&mut self, json: RowJson<'a>, processes: &Processes, live: bool) -> Result<Row, String> {
         let (alloc, inuse, at_exit) = (json.alloc(), json.inuse(), json.at_exit());
-        let process = match (json.process, json.pid) {
-            (Some(index), _) => Some(index).filter(|&index| index < processes.len()),
-            (None, pid) => processes.iter().position(|process| Some(process.pid) == pid),
-        };
-        let process = process.ok_or("a stack of a process that is not listed")?;
+        let owner = processes.owner(json.program, json.process, json.pid);
+        let (process, member) = owner.ok_or("a stack of a process that is not listed")?;
         let frames = json.frames.iter().map(|frame| self.frame(frame)).collect::<Result<_, _>>()?;
         let cut = match (json.complete, json.cut) {
             (true, _) => None,
             (false, cut) => Some(self.strings.share(cut.as_deref().unwrap_or("unknown reason"))),
         };
         let unwinder = ["dwarf", "fp", "caller"].into_iter().find(|known| *known == json.unwinder).unwrap_or("");
-        let known = live && !processes[process].inuse_unknown;
+        let known = live && !processes.entries[process].inuse_unknown;
         Ok(Row {
             key: RowKey {
                 process,
@@ -431,6 +505,7 @@ impl<'a> Reader<'a> {
                 temporary: lifetimes.temporary,
                 survival: lifetimes.survival,
             }),
+            member,
         })
     }
 

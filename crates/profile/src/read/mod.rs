@@ -23,8 +23,8 @@ use super::model::{Profile, Row};
 
 /// Largest file that is read, in bytes.
 pub const LARGEST_FILE: u64 = 2 << 30;
-/// Largest decompressed size of a file, in bytes. 50,000 stacks of 40 frames take 6 MB.
-pub const LARGEST_DECOMPRESSED: u64 = 256 << 20;
+/// Largest decompressed size of a file, in bytes. 50,000 stacks of 40 frames take 6 MB as pprof, and 350 MB as JSON.
+pub const LARGEST_DECOMPRESSED: u64 = 1 << 30;
 /// Most frames of all stacks together, which take 1 GiB of memory: four times those of 50,000 stacks of 40 frames.
 const MOST_FRAMES: usize = if cfg!(test) { 200_000 } else { 8_000_000 };
 /// Most samples of a profile: a million per second for twelve days.

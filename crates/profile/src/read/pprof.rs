@@ -213,6 +213,7 @@ impl<'a> Reader<'a> {
             samples_known &= alloc_known && inuse_known;
             // Other ended processes have no such label.
             processes[process].ended |= objects > 0.0;
+            processes[process].inuse_unknown |= labels.inuse_unknown;
             rows.push(Row {
                 alloc,
                 inuse,
@@ -353,6 +354,8 @@ struct Labels {
     comm: i64,
     thread: i64,
     cut: i64,
+    /// Whether the process's memory in use is unknown.
+    inuse_unknown: bool,
     /// Objects and bytes that the process held at exit.
     at_exit: [u64; 2],
     /// Size of each block of the sample in bytes, if the writer gives it.
@@ -369,6 +372,7 @@ impl Labels {
                 "comm" => labels.comm = label.str,
                 "thread" => labels.thread = label.str,
                 "incomplete" => labels.cut = label.str,
+                "inuse" => labels.inuse_unknown = text(head, label.str) == "unknown",
                 key => {
                     if let Some(place) = AT_EXIT.iter().position(|name| *name == key) {
                         labels.at_exit[place] = u64::try_from(label.num).unwrap_or(0);

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use crate::estimates::INUSE_UNKNOWN;
-use crate::formats::ENDED_APART;
+use crate::formats::{ALL_PROCESSES, ENDED_APART};
 use crate::group::process_name;
 use crate::loss_comment;
 use crate::model::{Criterion, LossBound, Losses, Process, Unread};
@@ -23,7 +23,7 @@ pub(super) fn text(head: &proto::Profile, id: i64) -> &str {
 pub(super) const OUR_COMMENT: &str = "heapbpf ";
 
 /// Prefixes of comments that are no remarks, because their contents are read from elsewhere or describe the recording.
-const UNREAD: [&str; 2] = ["interval=", "probes in "];
+const UNREAD: [&str; 3] = ["interval=", "probes in ", ALL_PROCESSES];
 
 /// The contents of our comments.
 pub(super) struct Comments {
@@ -102,7 +102,7 @@ impl Comments {
             "<0.1" => 0.0001,
             _ => rounded.parse::<f64>().map_or(1.0, |percent| (percent / 100.0).clamp(0.0, 1.0)),
         };
-        process.inuse_unknown = said.contains(INUSE_UNKNOWN);
+        process.inuse_unknown |= said.contains(INUSE_UNKNOWN);
         if let Some((bytes, objects)) = counted.split_once(" bytes in ") {
             process.exact_alloc_bytes = bytes.parse().ok();
             process.exact_alloc_objects = objects.split(' ').next().and_then(|objects| objects.parse().ok());

@@ -11,6 +11,8 @@ pub(super) struct Call {
     pub(super) name: String,
     /// `file:line`, or the module.
     pub(super) place: String,
+    /// Whether the place is the module.
+    pub(super) is_module: bool,
 }
 
 /// A chain of calls, innermost first, each with whether repetitions were folded into it.
@@ -27,7 +29,8 @@ pub(super) fn call(profile: &Profile, frame: &Frame) -> Call {
         _ if frame.function.is_none() => String::new(),
         _ => module.into(),
     };
-    Call { name, place }
+    let is_module = frame.file.is_none() && !place.is_empty();
+    Call { name, place, is_module }
 }
 
 /// Number of innermost frames that belong to an allocator rather than the program; 0 if all do.
@@ -75,7 +78,13 @@ pub(super) fn lines(
     }
     for (index, (call, repeated)) in chain.iter().enumerate() {
         let arrow = if index == 0 { "" } else { "← " };
-        let place = if call.place.is_empty() { String::new() } else { format!(" {}", clip(&call.place, columns / 2)) };
+        // A module is named where it begins.
+        let is_known = call.is_module && index > 0 && chain[index - 1].0.place == call.place;
+        let place = if call.place.is_empty() || is_known {
+            String::new()
+        } else {
+            format!(" {}", clip(&call.place, columns / 2))
+        };
         let name = clip(&call.name, columns.saturating_sub(width(&place) + 6).max(8));
         let again = if *repeated { " ↻" } else { "" };
         let piece = [(Style::Dim, arrow.to_owned()), (Style::Name, name), (Style::Dim, format!("{place}{again}"))];
@@ -143,6 +152,17 @@ impl Lines {
 mod tests {
     use super::*;
 
+    fn named(name: &str, place: &str, is_module: bool) -> Call {
+        Call { name: name.into(), place: place.into(), is_module }
+    }
+
+    #[test]
+    fn a_module_is_named_where_it_begins() {
+        let of = |name, module| (named(name, module, true), false);
+        let chain = vec![of("f", "a.so"), of("g", "a.so"), of("h", "b.so"), of("i", "a.so"), of("j", "a.so")];
+        assert_eq!(lines(&chain, "", None, 80, 3, false), ["f a.so ← g ← h b.so ← i a.so ← j"]);
+    }
+
     fn folded(text: &str) -> String {
         let show = |(item, repeated): (char, bool)| if repeated { item.to_ascii_uppercase() } else { item };
         fold_recursion(text.chars()).into_iter().map(show).collect()
@@ -166,7 +186,7 @@ mod tests {
 
     #[test]
     fn chains_wrap_and_count_the_rest() {
-        let call = |index: usize| (Call { name: format!("function_{index}"), place: format!("file.c:{index}") }, false);
+        let call = |index: usize| (named(&format!("function_{index}"), &format!("file.c:{index}"), false), false);
         let chain: Chain = (0..20).map(call).collect();
         let lines = lines(&chain, "", None, 60, 2, false);
         assert_eq!(lines.len(), 2, "{lines:?}");
@@ -177,7 +197,7 @@ mod tests {
 
     #[test]
     fn a_cut_stack_says_why() {
-        let chain = vec![(Call { name: "f".into(), place: String::new() }, true)];
+        let chain = vec![(named("f", "", false), true)];
         let lines = lines(&chain, "server (1)", Some("stack copy too small"), 80, 3, false);
         assert_eq!(lines, ["server (1): f ↻ … incomplete: stack copy too small"]);
     }

@@ -57,6 +57,13 @@ impl FigureText {
         }
     }
 
+    /// The text of a value that was counted.
+    pub(super) fn exactly(exact: u64, value: Value) -> Self {
+        let exact = exact as f64;
+        let figure = if value.is_bytes() { super::units::bytes(exact) } else { count(exact) };
+        Self { figure, ..Self::default() }
+    }
+
     /// The text of a value in use if frees were not followed.
     pub(super) fn not_known() -> Self {
         Self { figure: "not known".into(), ..Self::default() }

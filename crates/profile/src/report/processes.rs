@@ -1,8 +1,12 @@
-//! The processes, one line each, with estimates and exact counts.
+//! The programs or processes, one line each, with estimates and exact counts.
+
+use std::collections::HashMap;
 
 use super::Context;
 use crate::estimates::{Pool, exact};
-use crate::group::process_name;
+use crate::group::{GroupBy, Groups};
+use crate::model::{LossBound, Profile};
+use crate::programs;
 use crate::report::figure::FigureText;
 use crate::report::text::{Column, Style, Table, clip};
 use crate::units;
@@ -10,112 +14,203 @@ use crate::value::Value;
 use heapbpf_statistics::calibrate::{SELF_CHECK_CONFIDENCE, SelfCheck, self_check};
 use heapbpf_statistics::interval::Interval;
 
-/// Most processes in the table.
+/// Most programs or processes in the table.
 const MOST: usize = 10;
 
-/// Compares the estimate with the exact count, for bytes, or for calls if only their number has an interval (the
-/// criterion `allocations`). `None` if there is no exact count or no interval.
-pub(super) fn checked(context: &Context, process: usize, pool: &Pool) -> Option<SelfCheck> {
-    let profile = context.profile;
-    if !profile.header.samples_known || profile.header.interval == 0 {
-        return None;
-    }
-    [Value::AllocSpace, Value::AllocObjects].into_iter().find_map(|value| {
-        let counted = exact(profile, Some(process), value)? as f64;
-        // Samples of allocations that were counted after the time of the samples are treated as missing.
-        let later = &profile.processes[process].slack;
-        let found = pool.raw_estimate_with(profile, value, SELF_CHECK_CONFIDENCE, later);
-        let five_sigma = Interval { low: found.low?, high: found.high? };
-        Some(self_check(pool.raw_total(value), pool.variance(value), five_sigma, counted))
-    })
+/// A line of the table: a program, or a process.
+pub(super) struct Entry {
+    /// Its name.
+    pub(super) name: String,
+    /// Its processes, by their index.
+    processes: Vec<usize>,
+    /// All of their rows.
+    pub(super) pool: Pool,
 }
 
-/// The pool of each process.
-pub(super) fn pools(context: &Context) -> Vec<Pool> {
-    let mut pools: Vec<Pool> = (0..context.profile.processes.len()).map(Pool::of_process).collect();
-    for row in &context.profile.rows {
-        if let Some(pool) = pools.get_mut(row.key.process) {
-            pool.add(row);
+impl Entry {
+    /// Number of processes.
+    fn count(&self, profile: &Profile) -> u64 {
+        self.processes.iter().map(|&process| profile.processes[process].count()).sum()
+    }
+
+    /// The exact count of a value, if all of it was counted.
+    fn exact(&self, profile: &Profile, value: Value) -> Option<u64> {
+        self.processes.iter().try_fold(0u64, |sum, &process| sum.checked_add(exact(profile, Some(process), value)?))
+    }
+
+    /// Whether every process has ended.
+    fn has_ended(&self, profile: &Profile) -> bool {
+        self.processes.iter().all(|&process| profile.processes[process].ended)
+    }
+
+    fn may_hold_at_exit(&self, profile: &Profile) -> bool {
+        self.processes.iter().any(|&process| profile.may_hold_at_exit(process))
+    }
+
+    /// Share of time during which allocators were hooked, the mean over its processes.
+    fn coverage(&self, profile: &Profile) -> f64 {
+        let weight = |&process: &usize| {
+            let process = &profile.processes[process];
+            process.coverage * process.count() as f64
+        };
+        self.processes.iter().map(weight).sum::<f64>() / self.count(profile).max(1) as f64
+    }
+
+    /// The text of a value.
+    pub(super) fn figure(&self, context: &Context, value: Value) -> FigureText {
+        let (profile, pool) = (context.profile, &self.pool);
+        match value {
+            // A process that has not ended has no figures at exit.
+            Value::AtExitSpace if !self.may_hold_at_exit(profile) && pool.total(value) == 0.0 => FigureText::default(),
+            // A process that has ended has nothing in use.
+            Value::InuseSpace if profile.header.ended_apart && self.has_ended(profile) => {
+                context.figure(pool, value).quiet_if_unseen(profile, pool, value)
+            }
+            value => match self.exact(profile, value) {
+                // It was hooked throughout, so its count is the truth. The estimate stands for others as well.
+                Some(exact) if profile.header.time_windows => FigureText::exactly(exact, value),
+                _ => context.figure(pool, value),
+            },
+        }
+    }
+
+    /// Compares the estimate with the exact count, for bytes, or for calls if only their number has an interval (the
+    /// criterion `allocations`). `None` if there is no exact count or no interval.
+    pub(super) fn checked(&self, context: &Context) -> Option<SelfCheck> {
+        let profile = context.profile;
+        if !profile.header.samples_known || profile.header.interval == 0 {
+            return None;
+        }
+        // Samples of allocations that were counted after the time of the samples are treated as missing.
+        let mut later = LossBound::default();
+        self.processes.iter().for_each(|&process| later.add(&profile.processes[process].slack));
+        [Value::AllocSpace, Value::AllocObjects].into_iter().find_map(|value| {
+            let counted = self.exact(profile, value)? as f64;
+            let found = self.pool.raw_estimate_with(profile, value, SELF_CHECK_CONFIDENCE, &later);
+            // In time windows there is no interval of what was allocated in all.
+            let five_sigma = Interval { low: found.low?, high: found.high? };
+            let check = self_check(self.pool.raw_total(value), self.pool.variance(value), five_sigma, counted);
+            Some(check).filter(|_| !profile.header.time_windows)
+        })
+    }
+}
+
+/// The groups of processes of a profile, in the order of their first process.
+pub(super) fn entries(context: &Context, by: GroupBy) -> Vec<Entry> {
+    let profile = context.profile;
+    let groups = Groups::new(profile, by);
+    let mut number_of: HashMap<String, usize> = HashMap::new();
+    let mut entries: Vec<Entry> = Vec::new();
+    let mut entry_of = Vec::with_capacity(profile.processes.len());
+    for process in 0..profile.processes.len() {
+        let name = groups.of_process(process).into_owned();
+        // Two lives under one pid are two processes.
+        let key = if by.separates_processes() { process.to_string() } else { name.clone() };
+        let entry = *number_of.entry(key).or_insert_with(|| {
+            entries.push(Entry { name, processes: Vec::new(), pool: Pool::default() });
+            entries.len() - 1
+        });
+        entries[entry].processes.push(process);
+        entry_of.push(entry);
+    }
+    for row in &profile.rows {
+        if let Some(&entry) = entry_of.get(row.key.process) {
+            entries[entry].pool.add(row);
         }
     }
     // A process without samples is bounded as well.
-    for (index, pool) in pools.iter_mut().enumerate() {
+    for Entry { processes, pool, .. } in &mut entries {
         pool.allow_for(&context.intervals);
-        pool.cover([index]);
+        pool.cover(processes.iter().copied());
+        pool.is_of(processes.iter().copied());
     }
-    pools
+    entries
 }
 
 /// Lines of the section; empty if there is a single process and nothing to compare.
 pub(super) fn section(context: &Context) -> Vec<String> {
+    let by = match context.group_by {
+        GroupBy::Thread => GroupBy::Process,
+        GroupBy::Nothing => GroupBy::Program,
+        by => by,
+    };
+    if !by.separates_processes() {
+        return table(context, by);
+    }
+    let apart = programs::by_process(context.profile);
+    table(&Context { profile: &apart, ..context.sorted_by(context.sort) }, by)
+}
+
+fn table(context: &Context, by: GroupBy) -> Vec<String> {
     let profile = context.profile;
     let counted = profile.processes.iter().any(|process| process.exact_alloc_bytes.is_some());
-    if profile.processes.is_empty() || (profile.processes.len() == 1 && !counted) {
+    let mut entries = entries(context, by);
+    if entries.is_empty() || (entries.len() == 1 && !counted) {
         return Vec::new();
     }
-    let pools = pools(context);
-    let mut order: Vec<usize> = (0..pools.len()).collect();
-    order.sort_by(|&a, &b| pools[b].total(context.sort).total_cmp(&pools[a].total(context.sort)).then(a.cmp(&b)));
-
-    let mut columns = vec![Column::left("PROCESS", Style::Name).gap(2)];
-    let mut figure = |title, rank| {
-        columns.push(Column::right(title, Style::Bold));
-        columns.push(Column::left("", Style::Dim).gap(1).dispensable(rank));
-    };
-    if profile.header.live {
-        figure("IN USE", 4);
-    }
-    let has_at_exit = profile.has_at_exit();
-    if has_at_exit {
-        figure("AT EXIT", 4);
-    }
-    figure("ALLOCATED", 2);
-    columns.push(Column::right("COUNTED EXACTLY", Style::Plain).dispensable(1));
-    columns.push(Column::right("DIFFERS BY", Style::Plain).dispensable(3));
-    columns.push(Column::right("HOOKED FOR", Style::Plain).dispensable(5));
-    let mut table = Table::new(columns);
-    for &index in order.iter().take(MOST) {
-        let (process, pool) = (&profile.processes[index], &pools[index]);
-        let ended = if process.ended { " ended" } else { "" };
-        let mut cells = vec![clip(&process_name(process), context.width / 3) + ended];
-        let values = [
-            profile.header.live.then_some(Value::InuseSpace),
-            has_at_exit.then_some(Value::AtExitSpace),
-            Some(Value::AllocSpace),
-        ];
+    entries.sort_by(|a, b| b.pool.total(context.sort).total_cmp(&a.pool.total(context.sort)));
+    let values = [
+        profile.header.live.then_some(Value::InuseSpace),
+        profile.has_at_exit().then_some(Value::AtExitSpace),
+        Some(Value::AllocSpace),
+    ];
+    let mut table = Table::new(columns(by, values));
+    for entry in entries.iter().take(MOST) {
+        let ended = if entry.has_ended(profile) { " ended" } else { "" };
+        let mut cells = vec![clip(&entry.name, context.width / 3) + ended];
         for value in values.into_iter().flatten() {
-            // A process that has not ended has no figures at exit.
-            let figure = match value {
-                Value::AtExitSpace if !profile.may_hold_at_exit(index) && pool.total(value) == 0.0 => {
-                    FigureText::default()
-                }
-                // A process that has ended has nothing in use.
-                Value::InuseSpace if profile.may_hold_at_exit(index) => {
-                    context.figure(pool, value).quiet_if_unseen(context.profile, pool, value)
-                }
-                value => context.figure(pool, value),
-            };
+            let figure = entry.figure(context, value);
             cells.extend([figure.figure, figure.bounds]);
         }
-        cells.push(match (process.exact_alloc_bytes, process.exact_alloc_objects) {
-            (Some(bytes), Some(calls)) => {
-                format!("{} in {} calls", units::bytes(bytes as f64), units::count(calls as f64))
-            }
-            (Some(bytes), None) => units::bytes(bytes as f64),
+        let exact = |value| entry.exact(profile, value).map(|exact| exact as f64);
+        cells.push(match (exact(Value::AllocSpace), exact(Value::AllocObjects)) {
+            (Some(bytes), Some(calls)) => format!("{} in {} calls", units::bytes(bytes), units::count(calls)),
+            (Some(bytes), None) => units::bytes(bytes),
             _ => "not counted".into(),
         });
-        let sigmas = checked(context, index, pool).and_then(|check| check.z);
+        let sigmas = entry.checked(context).and_then(|check| check.z);
         cells.push(sigmas.map_or_else(String::new, |sigmas| format!("{sigmas:+.1} σ")));
-        cells.push(units::percent(process.coverage));
+        cells.push(units::percent(entry.coverage(profile)));
         table.row(cells);
     }
-    let title = if pools.len() == 1 { "Estimated and counted" } else { "Processes" };
+    let title = match by {
+        _ if entries.len() == 1 => "Estimated and counted",
+        GroupBy::Program => "Programs",
+        GroupBy::Comm => "Process names",
+        GroupBy::Exe => "Executables",
+        GroupBy::Cgroup => "cgroups",
+        GroupBy::Process | GroupBy::Thread | GroupBy::Nothing => "Processes",
+    };
     let (header, rows) = table.lines(context.width, context.options.color);
     let mut lines = vec![context.heading(title), header];
     lines.extend(rows);
-    if order.len() > MOST {
-        let rest = format!("  and {} more", units::count((order.len() - MOST) as f64));
+    if let Some(more @ 1..) = entries.len().checked_sub(MOST) {
+        let rest = format!("  and {} more", units::count(more as f64));
         lines.push(context.paint(Style::Dim, &rest));
     }
     lines
+}
+
+fn columns(by: GroupBy, values: [Option<Value>; 3]) -> Vec<Column> {
+    let name = match by {
+        GroupBy::Program => "PROGRAM",
+        GroupBy::Comm => "NAME",
+        GroupBy::Exe => "EXECUTABLE",
+        GroupBy::Cgroup => "CGROUP",
+        GroupBy::Process | GroupBy::Thread | GroupBy::Nothing => "PROCESS",
+    };
+    let mut columns = vec![Column::left(name, Style::Name).gap(2)];
+    for value in values.into_iter().flatten() {
+        let (title, rank) = match value {
+            Value::InuseSpace => ("IN USE", 4),
+            Value::AtExitSpace => ("AT EXIT", 4),
+            _ => ("ALLOCATED", 2),
+        };
+        columns.push(Column::right(title, Style::Bold));
+        columns.push(Column::left("", Style::Dim).gap(1).dispensable(rank));
+    }
+    columns.push(Column::right("COUNTED EXACTLY", Style::Plain).dispensable(1));
+    columns.push(Column::right("DIFFERS BY", Style::Plain).dispensable(3));
+    columns.push(Column::right("HOOKED FOR", Style::Plain).dispensable(5));
+    columns
 }

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::processes::{checked, pools};
+use super::processes::{Entry, entries};
 use super::{Context, plural};
-use crate::estimates::{NO_SAMPLES, Pool, TIME_WINDOWS};
-use crate::group::process_name;
+use crate::estimates::{NO_SAMPLES, TIME_WINDOWS};
+use crate::group::{GroupBy, process_name};
 use crate::loss_bounds::{PEAK_UNKNOWN, UNBOUNDED};
-use crate::model::{LOST_PREFIX, LossBound, Losses, Profile};
+use crate::model::{LOST_PREFIX, LossBound, Losses, Process, Profile};
 use crate::report::text::{Style, wrap};
 use crate::units;
 use crate::value::Value;
@@ -17,6 +17,9 @@ const IN_FLIGHT: &str = "in_flight";
 
 /// Most remarks of one kind, as a host has thousands of processes.
 const MOST: usize = 5;
+
+/// Most processes with a remark of their own about how long they were hooked.
+const SEPARATE: usize = 2;
 
 /// Lines of the section; empty if there are no remarks.
 pub(super) fn section(context: &Context) -> Vec<String> {
@@ -162,19 +165,19 @@ fn incomplete(context: &Context) -> Option<String> {
 
 /// Processes whose samples contradict their exact counts, with the counters that may explain it.
 fn distant(context: &Context) -> Vec<String> {
-    let remark = |(index, pool): (usize, Pool)| {
-        let check = checked(context, index, &pool).filter(|check| check.alarming)?;
+    let remark = |entry: Entry| {
+        let check = entry.checked(context).filter(|check| check.alarming)?;
         let apart = check.z.map_or_else(
             || "differ where they must be equal".to_owned(),
             |z| format!("are {:.1} standard deviations apart", z.abs()),
         );
         Some(format!(
             "{}: estimate and exact count {apart}, which chance does not explain ({}); do not trust this process's figures",
-            process_name(&context.profile.processes[index]),
+            entry.name,
             cause(context.profile)
         ))
     };
-    pools(context).into_iter().enumerate().filter_map(remark).collect()
+    entries(context, GroupBy::Process).into_iter().filter_map(remark).collect()
 }
 
 /// Counters of causes for a difference between samples and exact counts.
@@ -197,13 +200,23 @@ fn coverage(context: &Context) -> Vec<String> {
         return Vec::new();
     }
     let short = context.profile.processes.iter().filter(|process| process.coverage < 0.9995);
-    let remark = |process| {
-        let process: &crate::model::Process = process;
+    let short: Vec<&Process> = short.collect();
+    let least = short.iter().min_by(|a, b| a.coverage.total_cmp(&b.coverage));
+    if let Some(least) = least.filter(|_| short.len() > SEPARATE) {
+        let number: u64 = short.iter().map(|process| process.count()).sum();
+        return vec![format!(
+            "{} were hooked for a part of their time in the recording only, {} for {}; what they did before is missing",
+            plural(number, "process"),
+            process_name(least),
+            units::percent(least.coverage)
+        )];
+    }
+    let remark = |process: &&Process| {
         format!(
             "{}: its allocators were hooked for {} of its time in the recording; what it did before is missing",
             process_name(process),
             units::percent(process.coverage)
         )
     };
-    short.map(remark).collect()
+    short.iter().map(remark).collect()
 }

@@ -7,7 +7,7 @@ use super::Context;
 use super::chain::{self, Call, Chain};
 use super::figures::FigureTable;
 use crate::estimates::Pool;
-use crate::group::GroupBy;
+use crate::group::Groups;
 use crate::intern::Interned;
 use crate::model::{Lifetimes, Row};
 use crate::report::text::{Style, clip};
@@ -115,7 +115,7 @@ type GroupKey<'a, 'b> = (Cow<'a, str>, &'b [u32], Option<&'a str>);
 /// Groups of rows, largest first.
 fn groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
     let profile = context.profile;
-    let group_by = context.options.group_by.unwrap_or_else(|| GroupBy::default_of(profile));
+    let groups_of = Groups::new(profile, context.group_by);
     let fold = context.options.fold_recursion;
     let interned = Interned::new(profile);
     // With recursion folded, a stack is identified by its functions, otherwise by its calls with their lines.
@@ -142,7 +142,7 @@ fn groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
     let mut index_of: HashMap<GroupKey<'a, '_>, usize> = HashMap::new();
     let mut groups: Vec<Group<'a>> = Vec::new();
     for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
-        let name = group_by.key(profile, row);
+        let name = groups_of.name(row);
         let cut = row.key.stack.cut.as_deref();
         let index = *index_of.entry((name.clone(), &key_of_stack[stack as usize], cut)).or_insert_with(|| {
             let (pool, lifetimes) = Default::default();

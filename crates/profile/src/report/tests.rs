@@ -50,7 +50,8 @@ fn lines_fit_and_colours_change_nothing_else() {
         for columns in [60, 80, 100, 160] {
             let options = ReportOptions { width: columns, ..ReportOptions::default() };
             let text = report(&profile, &options);
-            for line in text.lines().skip(3) {
+            // The totals at the head need 80 columns.
+            for line in text.lines().skip(if columns < 80 { head(&text).len() } else { 0 }) {
                 assert!(width(line) <= columns, "{columns}: {line}");
             }
             assert_eq!(plain(&report(&profile, &ReportOptions { color: true, ..options })), text);
@@ -192,7 +193,7 @@ fn what_ended_processes_held_has_a_line_a_column_and_a_section() {
     let section: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("By bytes held at exit")).collect();
     assert!(section[0].contains("all 2 stacks") && section[1].contains("AT EXIT"), "{text}");
     assert!(section[2].contains("90.0 %") && section[3].contains("worker \"x\" (4300): grow"), "{text}");
-    let processes: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("Processes")).collect();
+    let processes: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("Programs")).collect();
     assert!(processes[1].contains("IN USE") && processes[1].contains("AT EXIT"), "{text}");
     let of_ended = processes.iter().find(|line| line.contains("ended")).expect("a process that ended");
     assert!(of_ended.contains(&figure.figure), "{of_ended}");
@@ -277,4 +278,105 @@ fn what_losses_did_to_figures_in_use_is_said() {
         text.contains("no error bars of what is allocated and in use in 1 process") && text.contains("~500 B"),
         "{text}"
     );
+}
+
+/// The lines before the first table.
+fn head(text: &str) -> Vec<&str> {
+    text.lines().take_while(|line| !line.is_empty()).collect()
+}
+
+/// A report of many processes begins with the answer, in ten lines.
+#[test]
+fn many_processes_are_answered_for_in_ten_lines() {
+    let mut profile = testing::small();
+    let server = profile.processes[0].clone();
+    for pid in 0..53 {
+        let row = profile.rows[0].clone().with_process(profile.processes.len());
+        profile.processes.push(crate::model::Process { pid, coverage: 0.5, inuse_unknown: pid == 3, ..server.clone() });
+        profile.rows.push(row);
+    }
+    profile.processes[0].losses.alloc = LossBound { samples: 200, sampled_bytes: 20_000 };
+    profile.processes[0].losses.interval = 524_288;
+    profile.counters.insert("untracked".into(), 7);
+    for columns in [80, 120] {
+        let text = report(&profile, &ReportOptions { width: columns, ..ReportOptions::default() });
+        print!("{text}");
+        let head = head(&text);
+        assert!(head.len() <= 10, "{head:?}");
+        assert!(head[0].starts_with("55 processes · "), "{}", head[0]);
+        let line = |title: &str| {
+            let at = head.iter().position(|line| line.trim_start().starts_with(title)).expect(title);
+            head[at..head.len().min(at + 2)].join(" ")
+        };
+        assert!(line("holding").contains("server (54 processes) ") && line("holding").contains('['), "{head:?}");
+        assert!(line("allocating").contains("server (54 processes) "), "{head:?}");
+        assert!(line("given up").contains("records of 200 samples"), "{head:?}");
+        assert!(line("given up").contains("(--ring-bytes)"), "{head:?}");
+        assert!(text.contains("Programs\n") && !text.contains("Processes\n"), "{text}");
+    }
+    let each = report(&profile, &ReportOptions { group_by: Some(GroupBy::Process), ..ReportOptions::default() });
+    assert!(each.contains("Processes\n") && each.contains("and 45 more"), "{each}");
+    assert!(!each.contains("server (54 processes)"), "{each}");
+}
+
+#[test]
+fn one_process_needs_no_summary_and_an_untroubled_recording_gave_up_nothing() {
+    let mut profile = testing::small();
+    profile.processes.iter_mut().for_each(|process| process.coverage = 1.0);
+    profile.rows.iter_mut().for_each(|row| row.key.stack = std::sync::Arc::new(crate::model::Stack::default()));
+    assert!(report(&profile, &ReportOptions::default()).contains("given up   nothing"));
+    profile.processes.truncate(1);
+    profile.rows.retain(|row| row.key.process == 0);
+    assert!(!report(&profile, &ReportOptions::default()).contains("given up"));
+}
+
+/// In time windows a process that was hooked throughout has its count, not an estimate that contradicts it.
+#[test]
+fn a_count_of_all_takes_the_place_of_an_estimate_from_time_windows() {
+    let mut profile = testing::small();
+    profile.header.time_windows = true;
+    for row in &mut profile.rows {
+        row.alloc.bytes_correction = row.alloc.bytes;
+    }
+    let estimate = |profile: &Profile, process| {
+        let rows = profile.rows.iter().filter(|row| row.key.process == process);
+        units::bytes(Pool::of(rows).total(Value::AllocSpace))
+    };
+    let wide = ReportOptions { width: 160, ..ReportOptions::default() };
+    let text = report(&profile, &wide);
+    let line = |text: &str, name: &str| {
+        let of = |line: &&str| line.trim_start().starts_with(name) && line.contains('%');
+        let lines: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("Pro")).filter(of).collect();
+        lines.first().map(|line| (*line).to_owned()).expect(name)
+    };
+    let hooked = line(&text, "server");
+    assert!(hooked.contains("57.2 MiB") && !hooked.contains(&estimate(&profile, 0)), "{hooked}");
+    let in_part = line(&text, "worker");
+    assert!(in_part.contains(&estimate(&profile, 1)) && in_part.contains("not counted"), "{in_part}");
+    assert!(!head(&text).iter().any(|line| line.contains("counted exactly")), "{text}");
+    let one = profile.only_process(0);
+    let text = report(&one, &wide);
+    let total = head(&text).into_iter().find(|line| line.contains("allocated")).expect("a total");
+    assert!(total.contains("57.2 MiB") && total.contains("counted exactly"), "{total}");
+    assert!(!total.contains(&estimate(&profile, 0)), "{total}");
+}
+
+/// Functions have what is allocated by themselves beside what is allocated through them.
+#[test]
+fn functions_have_a_share_of_their_own() {
+    let profile = testing::small();
+    let text = report(&profile, &ReportOptions { functions: 9, width: 140, ..ReportOptions::default() });
+    let section: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("By function")).collect();
+    assert!(section[1].contains(" SELF "), "{section:?}");
+    let line = |name: &str| section.iter().find(|line| line.ends_with(name)).copied().expect("a function");
+    let itself = |name: &str| {
+        let innermost = |row: &&crate::model::Row| {
+            let frames = &row.key.stack.frames;
+            let skipped = chain::allocator_frames(&row.key.stack);
+            frames.get(skipped).is_some_and(|frame| chain::call(&profile, frame).name == name)
+        };
+        units::bytes(profile.rows.iter().filter(innermost).map(|row| row.inuse.bytes).sum())
+    };
+    assert!(line("grow").contains(&itself("grow")) && itself("grow") != "0 B", "{section:?}");
+    assert!(line(" main").contains(" 0 B "), "main allocates nothing itself: {section:?}");
 }

@@ -2,6 +2,8 @@
 
 use unicode_width::{UnicodeWidthChar as _, UnicodeWidthStr as _};
 
+use crate::escape::escaped;
+
 /// The style of a piece of text.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Style {
@@ -37,12 +39,11 @@ pub fn width(text: &str) -> usize {
     text.width()
 }
 
-/// The text without control characters (names come from other programs and must not emit escape sequences), cut with an
-/// ellipsis to at most `columns`.
+/// The text, [`escaped`] and cut with an ellipsis to at most `columns`.
 pub fn clip(text: &str, columns: usize) -> String {
-    let clean: String = text.chars().map(|c| if c.is_control() { '\u{fffd}' } else { c }).collect();
+    let clean = escaped(text);
     if width(&clean) <= columns {
-        return clean;
+        return clean.into_owned();
     }
     let mut clipped = String::new();
     let mut used = 0;
@@ -224,7 +225,7 @@ mod tests {
         assert_eq!(clip("short", 10), "short");
         assert_eq!(clip("a long name", 6), "a lon…");
         assert_eq!(width(&clip("漢字漢字", 5)), 5);
-        assert_eq!(clip("x\x1b[31my", 20), "x\u{fffd}[31my");
+        assert_eq!(clip("x\x1b[31my", 20), "x\\u{1b}[31my");
         assert_eq!(clip("abc", 0), "");
     }
 

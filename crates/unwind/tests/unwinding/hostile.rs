@@ -5,7 +5,7 @@ use std::sync::Arc;
 use heapbpf_elf::Elf;
 use heapbpf_own_process::{Library, OwnProcess, Random, unwind};
 use heapbpf_unwind::cfi::ModuleCfi;
-use heapbpf_unwind::dwarf::{Capture, Unwinder};
+use heapbpf_unwind::dwarf::{Capture, Flaws, Unwinder};
 use heapbpf_unwind::raw::{Completeness, Reason};
 
 /// A library with an endless expression in the call frame information of a function:
@@ -91,7 +91,8 @@ fn random_stacks_give_a_reason() {
             };
             capture.stack.extend_from_slice(&word.to_le_bytes());
         }
-        let input = Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[] };
+        let input =
+            Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() };
         let stack = unwinder.unwind(&mut process.clone(), &space, input);
         // There is no frame if the first one is in the trampoline of another tool's return probe on this process.
         let is_probe = matches!(stack.completeness, Completeness::Truncated(Reason::ReturnProbe));

@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use heapbpf_own_process::{OwnProcess, captured, unwind};
-use heapbpf_unwind::dwarf::{Capture, Limits, Unwinder};
+use heapbpf_unwind::dwarf::{Capture, Flaws, Limits, Unwinder};
 use heapbpf_unwind::image::{Image, ModuleFiles};
 use heapbpf_unwind::mapping::{Mapping, ModuleId};
 use heapbpf_unwind::memory::{Memory, Missing, word};
@@ -152,7 +152,8 @@ fn return_addresses_of_in_flight_calls_are_restored() {
     process.add_mapping(trampoline..trampoline + 4096, "[uprobes]");
     let sp = capture.registers.sp + at as u64;
     let unwound = |in_flight: &[InFlightCall]| {
-        let capture = Capture { registers: &capture.registers, stack: &capture.stack, in_flight };
+        let capture =
+            Capture { registers: &capture.registers, stack: &capture.stack, in_flight, flaws: Flaws::default() };
         Unwinder::default().unwind(&mut process.clone(), &process.space(), capture)
     };
     assert_eq!(unwound(&[InFlightCall::default(), InFlightCall { sp, caller }]), whole);
@@ -180,7 +181,8 @@ fn bits_above_the_address_are_ignored() {
 fn forgotten_processes_are_walked_again() {
     let process = OwnProcess::read().expect("/proc");
     let capture = captured(5);
-    let input = Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[] };
+    let input =
+        Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() };
     let mut unwinder = Unwinder::default();
     let unwound = |unwinder: &mut Unwinder| {
         let stack = unwinder.unwind(&mut process.clone(), &process.space(), input);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use heapbpf_elf::Elf;
 use heapbpf_own_process::{OwnCapture, OwnProcess, captured, unwind};
 use heapbpf_unwind::AddressBits;
-use heapbpf_unwind::dwarf::{Capture, Limits, Unwinder};
+use heapbpf_unwind::dwarf::{Capture, Flaws, Limits, Unwinder};
 use heapbpf_unwind::image::ModuleFiles;
 use heapbpf_unwind::memory::word;
 use heapbpf_unwind::raw::{Completeness, Reason};
@@ -50,7 +50,7 @@ fn depth_is_limited() {
     let stack = unwinder.unwind(
         &mut process.clone(),
         &process.space(),
-        Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[] },
+        Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() },
     );
     assert_eq!(stack.frames.len(), 10);
     assert_eq!(stack.completeness, Completeness::Truncated(Reason::DepthLimit));
@@ -73,7 +73,8 @@ fn repetition_is_recognized_exactly() {
     let mut unwinder = Unwinder::default();
     let mut capture = captured(20);
     let mut unwind = |capture: &OwnCapture| {
-        let stack = Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[] };
+        let stack =
+            Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() };
         let stack = unwinder.unwind(&mut process.clone(), &process.space(), stack);
         (stack, unwinder.statistics().repeated)
     };
@@ -108,7 +109,7 @@ fn sections_stay_within_their_budget() {
     let stack = unwinder.unwind(
         &mut process.clone(),
         &process.space(),
-        Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[] },
+        Capture { registers: &capture.registers, stack: &capture.stack, in_flight: &[], flaws: Flaws::default() },
     );
     assert_eq!(stack.completeness, Completeness::Complete);
     assert_eq!(unwinder.statistics().modules, 1);

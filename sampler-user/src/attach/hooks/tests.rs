@@ -31,6 +31,8 @@ struct Kernel {
     unprobable: RefCell<Vec<u64>>,
     attempts: Cell<usize>,
     points: RefCell<Vec<ProbePoint>>,
+    /// Whether links to one process see its first thread only.
+    first_threads_only: bool,
 }
 
 struct FakeLinks {
@@ -57,6 +59,10 @@ impl Linker for Kernel {
 
     fn kind(&self) -> LinkKind {
         LinkKind::Session
+    }
+
+    fn links_one_process(&self) -> bool {
+        !self.first_threads_only
     }
 
     fn link(&self, path: &CString, points: &[ProbePoint], pid: Option<u32>) -> Result<FakeLinks, KernelError> {
@@ -182,6 +188,19 @@ fn a_file_is_linked_once_for_each_process() {
     assert_eq!(world.kernel.links(), [(Q, ALL.to_vec())]);
     hooks.release_all();
     assert_eq!(world.kernel.links(), []);
+}
+
+#[test]
+fn where_links_to_one_process_miss_threads_one_link_serves_all() {
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    world.kernel.first_threads_only = true;
+    let key = allocator(&mut hooks, "/libc.so.6");
+    assert_eq!(world.hook(&mut hooks, key, P).expect("links"), Hooked::Now);
+    assert_eq!(world.hook(&mut hooks, key, Q).expect("links"), Hooked::Already);
+    assert_eq!(world.kernel.links(), [(None, ALL.to_vec())]);
+    assert_eq!(hooks.serving(key, P), Some(Served::File(key)));
+    hooks.release(10);
+    assert_eq!(world.kernel.links(), [(None, ALL.to_vec())]);
 }
 
 #[test]

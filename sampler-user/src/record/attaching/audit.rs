@@ -4,8 +4,10 @@ use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 
 use super::probes::{Attaching, Look};
+use crate::attach::dropped::dropped_mappings;
 use crate::attach::hooks::Served;
-use crate::host::mappings::{MAX_MAPPINGS, ModuleId};
+use crate::host::mappings::ModuleId;
+use crate::host::modules::ModuleTable;
 use crate::host::processes::Incarnation;
 use heapbpf_audit::FileAudit;
 use heapbpf_audit::Missing;
@@ -27,8 +29,8 @@ pub struct Audit {
 
 impl Attaching {
     /// What is hooked in a process now, or was at its end.
-    pub fn audit(&self, incarnation: &Incarnation) -> Audit {
-        let modules: BTreeSet<ModuleId> = incarnation.space.current().iter().map(|mapping| mapping.module).collect();
+    pub fn audit(&self, incarnation: &Incarnation, table: &ModuleTable) -> Audit {
+        let modules: BTreeSet<ModuleId> = incarnation.space.modules().collect();
         let mut audit = Audit::default();
         for look in modules.iter().filter_map(|module| self.modules.get(module)) {
             match look {
@@ -41,10 +43,7 @@ impl Attaching {
                 Look::Refused(missing) => audit.missing.push(missing.clone()),
             }
         }
-        if incarnation.space.dropped() > 0 {
-            let why = format!("more than the {MAX_MAPPINGS} that are kept: stacks can end where one was forgotten");
-            audit.missing.push(Missing::new("executable mappings", &why));
-        }
+        audit.missing.extend(dropped_mappings(&incarnation.space, table));
         // One file may be mapped under two names.
         let mut known = HashSet::new();
         audit.files.retain(|file| known.insert(Arc::as_ptr(file)));
@@ -53,7 +52,7 @@ impl Attaching {
 
     /// The links that serve a process now, or did at its end.
     pub fn serving(&self, incarnation: &Incarnation) -> BTreeSet<Served> {
-        let modules: BTreeSet<ModuleId> = incarnation.space.current().iter().map(|mapping| mapping.module).collect();
+        let modules: BTreeSet<ModuleId> = incarnation.space.modules().collect();
         let files = modules.iter().filter_map(|module| self.modules.get(module)?.file());
         files.filter_map(|key| self.hooks.serving(key, (!self.global).then_some(incarnation.id.pid))).collect()
     }

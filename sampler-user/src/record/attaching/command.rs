@@ -22,6 +22,23 @@ pub struct Held {
     spawner: JoinHandle<io::Result<Child>>,
 }
 
+/// A command could not be executed.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot execute {program}")]
+pub struct NotStarted {
+    /// The command's first word.
+    pub program: String,
+    /// Why.
+    pub source: io::Error,
+}
+
+impl NotStarted {
+    /// heapbpf's exit status, as a shell's: 127 if there is no such file, otherwise 126.
+    pub fn exit_status(&self) -> u8 {
+        if self.source.kind() == io::ErrorKind::NotFound { 127 } else { 126 }
+    }
+}
+
 /// A process by its pidfd, which always refers to this process; a process id is reused after its process has ended.
 #[derive(Debug)]
 pub struct Process(OwnedFd);

@@ -59,13 +59,23 @@ impl Attaching {
     /// Attaches to everything mapped since the last call. Returns whether new files were hooked.
     pub fn follow(&mut self, host: &mut Host) -> bool {
         let before = self.hooks.hooked_files();
+        for (incarnation, module) in std::mem::take(&mut self.under_way) {
+            if !self.is_over() {
+                self.mapped(host, incarnation, module, true);
+            }
+        }
         let mut changes = std::mem::take(&mut self.changes);
         host.drain_changes(&mut changes);
         for change in changes.drain(..) {
+            if let HostChange::Ended(ended) | HostChange::Replaced(ended, _) = change {
+                let until_ns = host.processes().get(ended).and_then(|ended| ended.until_ns);
+                self.heard_ends.push((ended.pid, until_ns.unwrap_or_else(monotonic_ns)));
+            }
             match change {
                 HostChange::Mapped { .. } if self.is_over() => {}
-                HostChange::Mapped { incarnation, module, .. } => self.mapped(host, incarnation, module),
-                HostChange::Started(incarnation) if self.global => {
+                HostChange::Mapped { incarnation, module, .. } => self.mapped(host, incarnation, module, false),
+                HostChange::Started(incarnation) if !self.global => self.started(host, incarnation),
+                HostChange::Started(incarnation) => {
                     let since = host.processes().get(incarnation).map_or(0, |incarnation| incarnation.since_ns);
                     if !self.targets.is_running(incarnation.pid) {
                         self.targets.begin(incarnation.pid, since);
@@ -83,9 +93,26 @@ impl Attaching {
         self.hooks.hooked_files() != before
     }
 
-    /// Handles a module that a process mapped.
-    fn mapped(&mut self, host: &mut Host, incarnation: IncarnationId, module: ModuleId) {
+    /// Handles the modules that are being examined on other threads, and waits for them.
+    pub fn finish_examining(&mut self, host: &mut Host) {
+        if self.is_over() {
+            return;
+        }
+        for (incarnation, module) in std::mem::take(&mut self.under_way) {
+            if let Ok(look) = self.look_at(host, module) {
+                self.modules.entry(module).or_insert(look);
+            }
+            self.mapped(host, incarnation, module, true);
+        }
+    }
+
+    /// Handles a module that a process mapped. `again`: it was being examined the last time.
+    fn mapped(&mut self, host: &mut Host, incarnation: IncarnationId, module: ModuleId, again: bool) {
         let pid = incarnation.pid;
+        if self.is_examined_aside(host, module) {
+            self.under_way.push((incarnation, module));
+            return;
+        }
         if !self.global && !self.targets.named_alive.contains(&pid) {
             // Nothing can be hooked in a target that has ended; the module is only examined for the audit.
             if self.targets.coverages.contains_key(&pid)
@@ -94,6 +121,9 @@ impl Attaching {
             {
                 self.modules.insert(module, look);
             }
+            if again && self.modules.get(&module).is_some_and(|look| look.file().is_some()) {
+                self.note_missed(host, incarnation);
+            }
             return;
         }
         let had_ns = mapped_since(host, pid, module);
@@ -101,6 +131,9 @@ impl Attaching {
             self.targets.incarnation_began(pid, incarnation.since_ns);
         }
         let attempt = self.hook_module(host, module, (!self.global).then_some(pid));
+        if attempt.is_ok() {
+            host.note_allocator(pid, module);
+        }
         let file_ns = self.hooked_since(module).unwrap_or(0);
         let Outcome { hooked_ns, missed } = outcome(attempt, self.global, had_ns, file_ns, monotonic_ns());
         if let Some(hooked_ns) = hooked_ns {
@@ -131,7 +164,10 @@ impl Attaching {
         let last = host.processes().at(incarnation.pid, u64::MAX).map(|last| last.id);
         for incarnation in [Some(incarnation), last].into_iter().flatten() {
             let Some(info) = host.describe(incarnation) else { continue };
-            if !self.global || self.rules.iter().any(|rule| rule.matches(&info)) {
+            let is_target = !self.global
+                || self.followed.contains(&incarnation.pid)
+                || self.rules.iter().any(|rule| rule.matches(&info));
+            if is_target {
                 self.missed.note(incarnation.pid, info.comm.clone());
             }
         }
@@ -147,9 +183,24 @@ impl Attaching {
         self.note_missed(host, incarnation);
     }
 
-    /// Handles the fork of a named target: its child gets links of its own.
+    /// Handles a process that the host reports: a named target's child, if the record of the fork was lost.
+    fn started(&mut self, host: &Host, incarnation: IncarnationId) {
+        let Some(child) = host.processes().current(incarnation.pid).filter(|child| child.id == incarnation) else {
+            return;
+        };
+        let parent = child.info.parent_pid;
+        if self.follows && self.targets.named_alive.contains(&parent) {
+            self.forked(parent, incarnation.pid, child.since_ns, host);
+        }
+    }
+
+    /// Handles the fork of a target: the child of a named one gets links of its own. A second report is ignored.
     pub fn forked(&mut self, parent: u32, child: u32, time_ns: u64, host: &Host) {
         if self.global {
+            self.followed.insert(child);
+            return;
+        }
+        if self.targets.named_alive.contains(&child) {
             return;
         }
         self.targets.begin(child, time_ns);

@@ -140,6 +140,18 @@ impl Attaching {
         give_memory_back();
     }
 
+    /// Whether a module is being examined on another thread, which this begins for a large file. A recording goes on
+    /// meanwhile.
+    pub(super) fn is_examined_aside(&mut self, host: &mut Host, module: ModuleId) -> bool {
+        if self.modules.contains_key(&module) {
+            return false;
+        }
+        let file = host.modules().get(module).filter(|module| module.kind == ModuleKind::File);
+        let Some(path) = file.map(|module| module.path.clone()) else { return false };
+        let Ok(ModuleSource::File(file)) = host.modules_mut().source(module) else { return false };
+        self.hooks.files.examine_aside(&path, &file)
+    }
+
     /// Examines a module. `Err`: this is not possible now, but perhaps later.
     pub(super) fn look_at(&mut self, host: &mut Host, module: ModuleId) -> Result<Look, ()> {
         let (kind, path) = host.modules().get(module).map(|module| (module.kind, module.path.clone())).ok_or(())?;
@@ -183,10 +195,7 @@ impl Attaching {
 
 /// Modules that a process has mapped.
 pub(super) fn modules_of(host: &Host, pid: u32) -> Vec<ModuleId> {
-    host.processes()
-        .current(pid)
-        .map(|incarnation| incarnation.space.current().iter().map(|mapping| mapping.module).collect())
-        .unwrap_or_default()
+    host.processes().current(pid).map(|incarnation| incarnation.space.modules().collect()).unwrap_or_default()
 }
 
 /// CLOCK_MONOTONIC when a process mapped a module.

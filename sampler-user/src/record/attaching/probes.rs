@@ -1,6 +1,7 @@
 //! The probes of a recording, with what is known of the modules and processes that they serve.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::time::Duration;
 
 use sampler_ebpf::abi::ProcessKey;
 
@@ -13,13 +14,17 @@ use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
 use crate::host::process::{Stat, Target};
-use crate::host::processes::HostChange;
+use crate::host::processes::{HostChange, IncarnationId};
+use crate::kernel::KernelError;
 use crate::kernel::control::ControlMaps;
 use crate::kernel::mappings::MappingProbes;
 use crate::kernel::programs::Programs;
 use crate::record::plan::Targets;
 use heapbpf_audit::Missing;
 use heapbpf_probes::{CustomAllocator, Table};
+
+/// Time between looks at modules that are being examined on other threads. What they allocate is not seen before.
+const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
 
 /// What a module was found to be.
 pub(super) enum Look {
@@ -55,10 +60,20 @@ pub struct Attaching {
     pub(super) refused_by_kernel: Option<String>,
     pub(super) custom: Vec<CustomAllocator>,
     pub(super) rules: Vec<Target>,
+    /// Whether children of targets are targets.
+    pub(super) follows: bool,
+    /// Processes that are targets because a parent is one, while probes serve every process.
+    pub(super) followed: HashSet<u32>,
+    /// Whether processes become targets by what can change while they run.
+    members_change: bool,
     pub(super) missed: Missed,
     /// By target that replaced its program: `exec_id` of the incarnation that ended last.
     last_exec: HashMap<u32, u32>,
     pub(super) changes: Vec<HostChange>,
+    /// Ends that the host told of: process id and time (CLOCK_MONOTONIC).
+    pub(super) heard_ends: Vec<(u32, u64)>,
+    /// Modules that processes mapped and that are being examined on other threads.
+    pub(super) under_way: Vec<(IncarnationId, ModuleId)>,
     until_ns: u64,
 }
 
@@ -88,9 +103,14 @@ impl Attaching {
             refused_by_kernel: None,
             custom: targets.allocators.clone(),
             rules: targets.rules.clone(),
+            follows: targets.follow,
+            followed: HashSet::new(),
+            members_change: targets.have_changing_members(),
             missed: Missed::default(),
             last_exec: HashMap::new(),
             changes: Vec::new(),
+            heard_ends: Vec::new(),
+            under_way: Vec::new(),
             until_ns: u64::MAX,
         }
     }
@@ -104,6 +124,11 @@ impl Attaching {
         monotonic_ns() >= self.until_ns
     }
 
+    /// Time until modules that are being examined are worth another look.
+    pub fn until_look(&self) -> Option<Duration> {
+        (!self.under_way.is_empty()).then_some(LOOK_AGAIN_AFTER)
+    }
+
     /// Notes that figures of a process have arrived.
     pub fn has_figures(&mut self, process: ProcessKey) {
         if self.is_current_program(process) {
@@ -113,7 +138,8 @@ impl Attaching {
 
     /// Notes that a target replaced its program: its incarnation up to then has ended.
     pub fn replaced(&mut self, ended: ProcessKey) {
-        self.last_exec.insert(ended.tgid, ended.exec_id);
+        let last = self.last_exec.entry(ended.tgid).or_default();
+        *last = ended.exec_id.max(*last);
     }
 
     /// Whether a process has not replaced its program since.
@@ -126,6 +152,16 @@ impl Attaching {
         self.targets.forget(before_ns);
         self.last_exec.retain(|pid, _| self.targets.coverages.contains_key(pid));
         self.last_exec.shrink_to(2 * self.last_exec.len());
+        self.followed.retain(|pid| self.targets.coverages.contains_key(pid));
+        self.followed.shrink_to(2 * self.followed.len());
+    }
+
+    /// Has processes looked at again that are no targets, if they may have become some by another name or cgroup.
+    ///
+    /// # Errors
+    /// The kernel refuses.
+    pub fn look_again(&mut self) -> Result<(), KernelError> {
+        if self.members_change { self.control.look_again() } else { Ok(()) }
     }
 
     /// Notes that probes were detached for `ns` nanoseconds: that much of each live target's time is not covered.
@@ -148,6 +184,11 @@ impl Attaching {
         if !self.is_over() {
             self.hooks.release(pid);
         }
+    }
+
+    /// Execs and exits that the host has told of since the last call: process id and time (CLOCK_MONOTONIC).
+    pub fn take_heard_ends(&mut self) -> Vec<(u32, u64)> {
+        std::mem::take(&mut self.heard_ends)
     }
 
     /// Finds the ends of targets that were not reported: the record was lost, or the target never allocated.

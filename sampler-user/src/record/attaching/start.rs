@@ -11,6 +11,7 @@ use crate::attach::libraries::expected;
 use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
+use crate::host::process::Stat;
 use crate::record::plan::Targets;
 
 /// A usage error: a file that exists lacks a function of the allocator that the user described.
@@ -26,13 +27,16 @@ impl Attaching {
     /// attached then.
     pub fn start(&mut self, targets: &Targets, command: Option<u32>, host: &mut Host) -> anyhow::Result<()> {
         let now = monotonic_ns();
-        let named = targets.running.iter().map(|process| process.pid);
-        for pid in named.chain(command) {
+        let running = targets.running.iter().map(|process| process.pid);
+        for pid in running.chain(command) {
             self.targets.begin(pid, now);
-            if !self.global || command == Some(pid) {
+            if command == Some(pid) || targets.name(pid) {
                 self.targets.named_alive.insert(pid);
                 self.control.add_target(pid)?;
             }
+        }
+        if targets.follow && targets.have_changing_members() {
+            self.list_members(targets);
         }
         host.processes_mut().drain_changes(&mut self.changes);
         self.changes.clear();
@@ -51,17 +55,21 @@ impl Attaching {
             let modules = modules_of(host, process.pid);
             let mut hooked = false;
             for module in modules {
-                hooked |= self.hook_module(host, module, (!self.global).then_some(process.pid)).is_ok();
+                if self.hook_module(host, module, (!self.global).then_some(process.pid)).is_ok() {
+                    host.note_allocator(process.pid, module);
+                    hooked = true;
+                }
             }
             self.check_custom()?;
             if hooked {
                 self.targets.hooked(process.pid, 0, 0);
-            } else if !self.global {
+            } else if targets.name(process.pid) {
                 without.push(self.no_allocator(process.pid, &process.comm));
             }
         }
         // A target that cannot be hooked does not stop the others.
-        if !without.is_empty() && without.len() == targets.running.len() && command.is_none() {
+        let others_may_come = self.global || command.is_some();
+        if !without.is_empty() && without.len() == targets.running.len() && !others_may_come {
             bail!(without.swap_remove(0));
         }
         without.into_iter().for_each(|reason| self.refuse(reason));
@@ -70,6 +78,20 @@ impl Attaching {
         }
         self.check_custom()?;
         Ok(self.hooks.follow_mappings()?)
+    }
+
+    /// Lists the running processes that match a name or a cgroup: they stay targets whatever they become. (The kernel side
+    /// lists those that match later.)
+    fn list_members(&mut self, targets: &Targets) {
+        for process in targets.running.iter().filter(|process| !targets.name(process.pid)) {
+            if let Err(error) = self.control.add_target(process.pid) {
+                log::warn!("what process {} becomes is not followed: {error}", process.pid);
+            }
+            // If it has ended by now, its end may have come before it was listed.
+            if !Stat::read(process.pid).is_ok_and(|stat| stat.start_ns == process.start_ns && !stat.without_memory) {
+                self.control.remove_target(process.pid);
+            }
+        }
     }
 
     /// Checks custom allocators. It is a usage error if a file that exists lacks a described function.

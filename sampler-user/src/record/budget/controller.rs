@@ -191,6 +191,14 @@ impl OverheadController {
         notes
     }
 
+    /// Notes that a window begins now. If attaching the probes took most of its time, or had to be tried again, the window
+    /// gets its whole length from here: one of no length would stand for a whole pause.
+    pub fn window_begins(&mut self, now_ns: u64) {
+        if self.looks.next_ns < now_ns + WINDOW_NS / 2 {
+            self.looks.next_ns = now_ns + WINDOW_NS;
+        }
+    }
+
     /// Looks at the counters, when [`next_ns`](Self::next_ns) has come. `groups`: groups of processes whose frees can
     /// stop being tracked separately; called only if some have to stop.
     pub fn look(

@@ -23,6 +23,12 @@ pub struct DaemonCounters {
     pub stacks_merged: u64,
     /// Process events (forks, maps, …) that the kernel dropped before we read them.
     pub host_events_lost: u64,
+    /// Errors of the running recording, after each of which it was tried again.
+    pub errors: u64,
+    /// Ends of processes and of programs (by exec) that no record told of, found in the kernel's list of processes.
+    pub ends_found: u64,
+    /// Sampled blocks of these that were taken out of the live map.
+    pub blocks_of_ended: u64,
 }
 
 /// Exact number of allocated bytes. Calls that were seen to fail are not included.

@@ -6,6 +6,8 @@ pub mod counters;
 mod cut_tests;
 pub mod ended;
 mod join;
+pub mod lives;
 pub mod losses;
 mod queue;
 pub mod recorder;
+mod stack_limits;

@@ -1,31 +1,38 @@
 //! The recorder: decodes records from the rings, finds their stacks and adds them to the heap. This is the hot path of
 //! the daemon.
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use sampler_ebpf::abi::{AllocationRecord, LiveKey, LiveValue, ProcessKey, mapping, stack_kind};
+use sampler_ebpf::abi::{
+    AllocationRecord, LiveKey, LiveValue, MOST_MISSING_PAGES, ProcessKey, StackRecord, copy_end, mapping, stack_kind,
+};
 
 use super::counters::DaemonCounters;
 use super::join::{Join, Joined, MOST_WAITING};
+use super::stack_limits::StackLimits;
 use crate::clock::monotonic_ns;
 use crate::heap::event::{Event, decode, decode_stack};
 use crate::heap::live::{AfterCut, Heap, LostBlocks};
 use crate::heap::sample::{Sample, SampleKey};
-use crate::host::Host;
 use crate::host::mappings::AddressSpace;
 use crate::host::mappings::AtTime;
+use crate::host::{Host, HostError};
 use crate::kernel::rings::Ring;
 use crate::kernel::stack_traces::StackTraces;
 use heapbpf_probes::{BRK, MMAP, MREMAP};
-use heapbpf_unwind::dwarf::{Capture, Unwinder};
+use heapbpf_unwind::dwarf::{Capture, CopyEnd, Flaws, Unwinder};
 use heapbpf_unwind::frame_pointer;
-use heapbpf_unwind::raw::RawStack;
+use heapbpf_unwind::raw::{Completeness, RawStack, Reason};
 
 /// Longest time spent on the rings before other work gets its turn, and number of records between two reads of the
 /// clock.
 const LONGEST_DRAIN_NS: u64 = 20_000_000;
 const LOOK_AT_CLOCK_EVERY: u32 = 256;
+
+/// Most stack copies unwound before other work gets its turn.
+const MOST_COPIES: usize = 256;
 
 /// Limits on cached thread names, and on cached stacks that the daemon did not unwind itself. A target can make any
 /// number of either. A full cache is cleared and filled again.
@@ -83,6 +90,8 @@ pub struct Recorder {
     pub counters: DaemonCounters,
     /// Processes seen in samples, with the time of their first sample (CLOCK_MONOTONIC).
     pub processes: HashMap<ProcessKey, u64>,
+    /// How much is copied of stacks whose top is not known.
+    pub stack_limits: StackLimits,
     unwinder: Unwinder,
     traces: Box<dyn KernelStacks>,
     max_depth: usize,
@@ -94,13 +103,17 @@ pub struct Recorder {
     /// Number of records of frees of tracked samples taken in.
     frees: u64,
     walked: HashMap<(ProcessKey, i32, u64), Arc<RawStack>>,
-    callers: HashMap<(ProcessKey, u64), Arc<RawStack>>,
+    /// By address space, caller and `stack_kind`, which gives the reason.
+    callers: HashMap<(ProcessKey, u64, u32), Arc<RawStack>>,
     /// Empty address space, for processes that are unknown.
     nowhere: AddressSpace,
     behind: bool,
     /// Processes that were seen to run JIT code.
     jit_processes: HashSet<ProcessKey>,
     new_jit_processes: Vec<(ProcessKey, u64)>,
+    host_error: Option<HostError>,
+    /// Incarnations first seen since the last call of [`Recorder::take_new_lives`], with the time of that sample.
+    new_lives: Vec<(ProcessKey, u64)>,
 }
 
 impl Recorder {
@@ -111,6 +124,7 @@ impl Recorder {
             heap,
             counters: DaemonCounters::default(),
             processes: HashMap::new(),
+            stack_limits: StackLimits::default(),
             unwinder,
             traces: Box::new(traces),
             max_depth,
@@ -125,6 +139,8 @@ impl Recorder {
             behind: false,
             jit_processes: HashSet::new(),
             new_jit_processes: Vec::new(),
+            host_error: None,
+            new_lives: Vec::new(),
         }
     }
 
@@ -247,29 +263,35 @@ impl Recorder {
 
     /// Unwinds the stack copies of one read of the stacks ring. Returns their number.
     fn drain_stacks(&mut self, stacks: &mut Ring, host: &mut Host) -> usize {
-        let mut copies = Vec::new();
-        let count = stacks.drain(|record| copies.push(record));
-        if count > 0 {
-            // After this, all mappings made before these stacks were copied are known.
-            self.poll(host);
+        let reserved = stacks.reserved_up_to();
+        if stacks.read_up_to() == reserved {
+            return 0;
         }
-        for copy in copies {
-            let Some((head, bytes)) = decode_stack(&copy) else {
-                self.counters.records_unknown += 1;
-                continue;
-            };
-            let capture = Capture { registers: &head.registers, stack: bytes, in_flight: &head.in_flight };
-            let (processes, modules) = host.split();
-            let space =
-                processes.at(head.space.tgid, head.time_ns).map_or(&self.nowhere, |incarnation| &incarnation.space);
-            let at = AtTime::new(space, head.time_ns);
-            let stack = self.unwinder.unwind(modules, &at.view(head.space), capture);
-            if !self.unwinder.was_repeated() && stack.has_jit_code(modules) {
-                self.runs_jit_code(head.space, head.time_ns);
-            }
-            self.join.arrive(head.sample, stack);
+        // After this, all mappings made before these stacks were copied are known.
+        self.poll(host);
+        stacks.visit(reserved, MOST_COPIES, |copy| self.unwind(copy, host))
+    }
+
+    /// Unwinds a stack copy, a record of the stacks ring.
+    fn unwind(&mut self, copy: &[u8], host: &mut Host) {
+        let Some((head, bytes)) = decode_stack(copy) else {
+            self.counters.records_unknown += 1;
+            return;
+        };
+        let capture =
+            Capture { registers: &head.registers, stack: bytes, in_flight: &head.in_flight, flaws: flaws_of(&head) };
+        let (processes, modules) = host.split();
+        let space = processes.at(head.space.tgid, head.time_ns).map_or(&self.nowhere, |incarnation| &incarnation.space);
+        let at = AtTime::new(space, head.time_ns);
+        let stack = self.unwinder.unwind(modules, &at.view(head.space), capture);
+        if !self.unwinder.was_repeated() && stack.has_jit_code(modules) {
+            self.runs_jit_code(head.space, head.time_ns);
         }
-        count
+        if head.ends_at == copy_end::PROCESS_LIMIT {
+            let is_cut = stack.completeness == Completeness::Truncated(Reason::StackCopyTooSmall);
+            self.stack_limits.note(head.space, u64::from(head.copied_bytes), is_cut);
+        }
+        self.join.arrive(head.sample, stack);
     }
 
     /// Takes in records in order, up to the first whose stack may still arrive. `drained`: whether the stacks ring has
@@ -319,15 +341,20 @@ impl Recorder {
     }
 
     fn allocate(&mut self, record: &AllocationRecord, arrived: Option<Arc<RawStack>>, host: &mut Host) {
-        self.processes.entry(record.process).or_insert(record.time_ns);
+        self.note_process(record.process, record.time_ns);
+        if record.space != record.process {
+            self.new_lives.push((record.space, record.time_ns));
+        }
         let stack = match (record.stack_kind, arrived) {
             (_, Some(stack)) => stack,
             (stack_kind::FRAME_POINTERS, None) => self.walked(record, host),
             (stack_kind::COPIED, None) => {
                 self.counters.stacks_missing += 1;
-                self.caller(record, host)
+                self.caller(record, Reason::CopyMissing, host)
             }
-            _ => self.caller(record, host),
+            (stack_kind::LOST_NO_ROOM, None) => self.caller(record, Reason::StackRingFull, host),
+            (stack_kind::LOST_TABLE_FULL, None) => self.caller(record, Reason::StackTableFull, host),
+            _ => self.caller(record, Reason::NoStack, host),
         };
         let thread = self.thread_name(&record.thread_name);
         self.heap.allocate(Sample {
@@ -388,14 +415,28 @@ impl Recorder {
         std::mem::take(&mut self.new_jit_processes)
     }
 
-    /// A stack of one frame, the caller.
-    fn caller(&mut self, record: &AllocationRecord, host: &mut Host) -> Arc<RawStack> {
-        let key = (record.space, record.caller);
+    /// Notes a sample of a process.
+    pub fn note_process(&mut self, process: ProcessKey, time_ns: u64) {
+        if let Entry::Vacant(new) = self.processes.entry(process) {
+            new.insert(time_ns);
+            self.new_lives.push((process, time_ns));
+        }
+    }
+
+    /// Incarnations with a first sample since the last call, in them or in their address space, and the time of that
+    /// sample. The owner of another's address space comes each time.
+    pub fn take_new_lives(&mut self) -> Vec<(ProcessKey, u64)> {
+        std::mem::take(&mut self.new_lives)
+    }
+
+    /// A stack of one frame, the caller. `reason`: why there are no more.
+    fn caller(&mut self, record: &AllocationRecord, reason: Reason, host: &mut Host) -> Arc<RawStack> {
+        let key = (record.space, record.caller, record.stack_kind);
         if let Some(stack) = self.callers.get(&key) {
             return Arc::clone(stack);
         }
         self.poll(host);
-        let stack = RawStack::caller_only(&self.at_time(record, host).view(record.space), record.caller);
+        let stack = RawStack::caller_only(&self.at_time(record, host).view(record.space), record.caller, reason);
         let stack = self.unwinder.intern(stack);
         bounded(&mut self.callers).insert(key, Arc::clone(&stack));
         stack
@@ -419,11 +460,16 @@ impl Recorder {
                     }
                 }
                 Err(error) => {
-                    log::warn!("{error}");
+                    self.host_error = Some(error);
                     return;
                 }
             }
         }
+    }
+
+    /// The last error while following the host, if there was one since the last call.
+    pub fn take_host_error(&mut self) -> Option<HostError> {
+        self.host_error.take()
     }
 
     fn thread_name(&mut self, name: &[u8; 16]) -> Arc<str> {
@@ -448,8 +494,9 @@ impl Recorder {
         }
         self.jit_processes.retain(|process| !ended.contains(process));
         self.walked.retain(|(process, ..), _| !ended.contains(process));
-        self.callers.retain(|(process, _), _| !ended.contains(process));
+        self.callers.retain(|(process, ..), _| !ended.contains(process));
         self.unwinder.forget(ended);
+        self.stack_limits.forget(ended);
     }
 
     /// Releases memory taken up by a burst of records.
@@ -479,6 +526,17 @@ impl Recorder {
             ..self.counters
         }
     }
+}
+
+/// How a copy differs from the stack.
+fn flaws_of(head: &StackRecord) -> Flaws {
+    let end = match head.ends_at {
+        _ if head.missing_pages > MOST_MISSING_PAGES => CopyEnd::MissingPage,
+        copy_end::TOP => CopyEnd::Top,
+        copy_end::ROOM => CopyEnd::Room,
+        _ => CopyEnd::Limit,
+    };
+    Flaws { end, has_gaps: head.missing_pages > 0 }
 }
 
 /// Clears a full cache, to make room for one more entry.

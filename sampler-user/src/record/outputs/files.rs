@@ -106,6 +106,12 @@ impl SnapshotFiles {
         self.wanted.take().map(|why| (turn, why))
     }
 
+    /// Puts back a snapshot that could not be taken. It is still wanted.
+    pub fn put_back(&mut self, turn: SnapshotTurn, why: String) {
+        self.number = turn.number.saturating_sub(1);
+        self.wanted.get_or_insert(why);
+    }
+
     /// How many snapshots were written, and where the last one is.
     pub fn written(&self) -> Option<(u64, PathBuf)> {
         let whole = self.shared.whole.load(Ordering::Acquire);

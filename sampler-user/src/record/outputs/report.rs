@@ -10,6 +10,7 @@ use crate::output::{self, Output};
 use crate::record::plan::Display;
 use crate::stats::Stats;
 use crate::terminal;
+use heapbpf_profile::escape::pretty_json;
 use heapbpf_profile::formats::WriteOptions;
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::report::{self, ReportOptions};
@@ -56,13 +57,13 @@ pub fn show_report(profile: &Profile, display: Display, write: &WriteOptions, cl
 /// # Errors
 /// The accounting cannot be written to `path`.
 pub fn write_stats(path: &Path, force: bool, stats: &Stats) -> anyhow::Result<()> {
-    let text = serde_json::to_vec_pretty(stats).context("cannot write the accounting as JSON")?;
+    let text = pretty_json(stats).context("cannot write the accounting as JSON")?;
     if path.as_os_str() == output::STANDARD_OUTPUT {
-        std::io::stdout().write_all(&text).context("cannot write the accounting")?;
+        std::io::stdout().write_all(text.as_bytes()).context("cannot write the accounting")?;
         return Ok(());
     }
     output::write_whole(path, force, |out| {
-        out.write_all(&text).map_err(|source| output::OutputError::Io { path: path.to_path_buf(), source })
+        out.write_all(text.as_bytes()).map_err(|source| output::OutputError::Io { path: path.to_path_buf(), source })
     })?;
     Ok(())
 }

@@ -71,6 +71,9 @@ pub fn stats(
         ("stacks_put_together", daemon.stacks_merged),
         ("process_events_lost", counters.process_events_lost),
         ("host_events_lost", daemon.host_events_lost),
+        ("errors", daemon.errors),
+        ("ends_found", daemon.ends_found),
+        ("blocks_of_ended", daemon.blocks_of_ended),
         ("stale_replaced", counters.stale_replaced),
         ("records_unknown", daemon.records_unknown),
         ("threads", counters.threads),
@@ -121,7 +124,7 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
     remark(
         counters.lost_ring_full.saturating_sub(daemon.allocations_reconciled),
         counters.sampled,
-        "samples were lost because the events ring was full: estimates are too low by about this share, and error bars cover that; --ring-bytes makes room",
+        "samples were lost because the events ring was full: what they stand for is under [records lost], and error bars cover it; --ring-bytes makes room",
     );
     remark(
         daemon.allocations_reconciled,
@@ -143,6 +146,13 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
         counters.hits(),
         "calls could not be counted because the kernel gave no thread state",
     );
+    if daemon.ends_found > 0 {
+        remarks.push(format!(
+            "{} ends of processes or programs were not reported, mostly because the events ring was full: they were found \
+             in the kernel's list of processes, and {} sampled blocks were taken out of use; --ring-bytes makes room",
+            daemon.ends_found, daemon.blocks_of_ended
+        ));
+    }
     remarks
 }
 
@@ -210,6 +220,14 @@ mod tests {
         let remarks = remarks(&counters(), &DaemonCounters::default());
         assert_eq!(remarks.len(), 1);
         assert!(remarks[0].starts_with("2 samples were lost") && remarks[0].contains("--ring-bytes"), "{remarks:?}");
+    }
+
+    #[test]
+    fn ends_that_nobody_reported_are_said() {
+        let daemon = DaemonCounters { ends_found: 2, blocks_of_ended: 30, ..DaemonCounters::default() };
+        let remarks = remarks(&Counters::default(), &daemon);
+        assert!(remarks.len() == 1 && remarks[0].starts_with("2 ends of processes"), "{remarks:?}");
+        assert!(remarks[0].contains("30 sampled blocks"), "{remarks:?}");
     }
 
     #[test]

@@ -203,7 +203,7 @@ impl Described {
     fn refresh(&mut self, process: ProcessKey, time_ns: u64, host: &Host, attaching: &Attaching, shared: &mut Shared) {
         let Some(incarnation) = host.processes().at(process.tgid, time_ns) else { return };
         self.without_frees |= self.ended.is_none() && attaching.stopped_tracking_frees_of(incarnation);
-        let found = attaching.audit(incarnation);
+        let found = attaching.audit(incarnation, host.modules());
         let size = |audit: &Audit| (audit.allocators.len(), audit.files.len(), audit.missing.len());
         if size(&found) >= size(&self.audit) {
             self.audit = shared.audit(found);
@@ -219,7 +219,7 @@ fn describe(
     shared: &mut Shared,
 ) -> Described {
     let Some(incarnation) = host.processes().at(process.tgid, time_ns) else { return Described::default() };
-    let (id, audit) = (incarnation.id, shared.audit(attaching.audit(incarnation)));
+    let (id, audit) = (incarnation.id, shared.audit(attaching.audit(incarnation, host.modules())));
     let without_frees = attaching.stopped_tracking_frees_of(incarnation);
     let info = host.describe(id).unwrap_or_default();
     Described { program: shared.program(&info), namespace_pid: info.namespace_pid, audit, without_frees, ended: None }

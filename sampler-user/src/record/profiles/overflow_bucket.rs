@@ -109,6 +109,9 @@ impl OverflowBucket {
         ] {
             *sum = sum.map(|sum| sum.saturating_add(more.unwrap_or(0)));
         }
+        // Of a process that is not complete yet, no count is handed over.
+        total.stands_for += u64::from(process.exact_alloc_bytes.is_some());
+        total.coverage = total.coverage.min(process.coverage);
         // Bounds on their memory in use now apply to what they held at exit. The bucket has no peak.
         total.losses.add(&Losses { peak_unknown: false, ..process.losses });
         for allocator in &process.allocators {
@@ -125,9 +128,11 @@ impl OverflowBucket {
 
     /// Adds a row of an exited process.
     pub fn add_row(&mut self, program: usize, row: &Row) {
-        self.totals.entry((program, row.key.interval)).or_default().add(row);
+        // A total of lost samples stays one: it is not mixed with samples.
+        let interval = if row.is_of_lost_samples() { 0 } else { row.key.interval };
+        self.totals.entry((program, interval)).or_default().add(row);
         let mut key = row.key.with(program, Some(Code::of(&row.key.stack)));
-        if self.rows.len() >= MOST_ROWS && !self.rows.contains_key(&key) {
+        if self.rows.len() >= MOST_ROWS && !row.is_of_lost_samples() && !self.rows.contains_key(&key) {
             key = RowKey::total(program, key.interval, None);
         }
         self.rows.entry(key).or_default().add(row);

@@ -23,10 +23,16 @@ pub struct RecordingHandle {
     requests: mpsc::Sender<Request>,
 }
 
-/// The error of a request when the recording has ended.
+/// Why a request has no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the recording is ending")]
-pub struct Ended;
+pub enum Unanswered {
+    /// The recording is over.
+    #[error("the recording is ending")]
+    Ended,
+    /// The profile could not be made.
+    #[error("the profile could not be made because of an error inside heapbpf, which its log tells")]
+    Failed,
+}
 
 impl RecordingHandle {
     /// Creates a handle, and the receiver from which the recording takes requests.
@@ -38,21 +44,26 @@ impl RecordingHandle {
     /// Requests a profile, of a moment between the call and its return.
     ///
     /// # Errors
-    /// [`Ended`] if the recording is over.
-    pub async fn profile(&self, detail: Detail) -> Result<Made, Ended> {
+    /// See [`Unanswered`].
+    pub async fn profile(&self, detail: Detail) -> Result<Made, Unanswered> {
         let (reply, answer) = oneshot::channel();
-        self.requests.send(Request { detail, reply }).await.map_err(|_| Ended)?;
-        answer.await.map_err(|_| Ended)
+        self.requests.send(Request { detail, reply }).await.map_err(|_| Unanswered::Ended)?;
+        answer.await.map_err(|_| self.unanswered())
     }
 
     /// Same as [`profile`](Self::profile), for a thread without a tokio runtime.
     ///
     /// # Errors
-    /// [`Ended`] if the recording is over.
-    pub fn profile_blocking(&self, detail: Detail) -> Result<Made, Ended> {
+    /// See [`Unanswered`].
+    pub fn profile_blocking(&self, detail: Detail) -> Result<Made, Unanswered> {
         let (reply, answer) = oneshot::channel();
-        self.requests.blocking_send(Request { detail, reply }).map_err(|_| Ended)?;
-        answer.blocking_recv().map_err(|_| Ended)
+        self.requests.blocking_send(Request { detail, reply }).map_err(|_| Unanswered::Ended)?;
+        answer.blocking_recv().map_err(|_| self.unanswered())
+    }
+
+    /// Why a request that was sent got no answer.
+    fn unanswered(&self) -> Unanswered {
+        if self.requests.is_closed() { Unanswered::Ended } else { Unanswered::Failed }
     }
 }
 
@@ -69,7 +80,15 @@ mod tests {
         assert_eq!(request.detail, Detail::Totals);
         drop(requests);
         drop(request);
-        assert_eq!(waiter.await.unwrap(), Some(Ended));
-        assert_eq!(recording.profile(Detail::Stacks).await.err(), Some(Ended), "and so is who comes later");
+        assert_eq!(waiter.await.unwrap(), Some(Unanswered::Ended));
+        assert_eq!(recording.profile(Detail::Stacks).await.err(), Some(Unanswered::Ended), "and so is who comes later");
+    }
+
+    #[tokio::test(flavor = "current_thread")]
+    async fn who_gets_no_profile_while_the_recording_goes_on_is_told_so() {
+        let (recording, mut requests) = RecordingHandle::new();
+        let waiter = tokio::spawn(async move { recording.profile(Detail::Totals).await.err() });
+        drop(requests.recv().await.unwrap());
+        assert_eq!(waiter.await.unwrap(), Some(Unanswered::Failed));
     }
 }

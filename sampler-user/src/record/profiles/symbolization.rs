@@ -84,13 +84,38 @@ impl ModuleFiles for KnownModules {
 /// Symbolizes stacks, and keeps the results from snapshot to snapshot.
 pub struct Symbolization {
     symbolizer: Symbolizer,
+    options: Options,
+    progress: Arc<Progress>,
     enabled: bool,
     known: KnownModules,
     jit_code: JitCodeMaps,
     modules: Vec<Module>,
     numbers: HashMap<ModuleId, usize>,
-    /// Symbolized stacks, by the address of the raw stack. The raw stack is kept so that its address is not reused.
-    finished: HashMap<*const RawStack, (Arc<RawStack>, Arc<Stack>)>,
+    /// Symbolized stacks, by the address of the raw stack.
+    finished: HashMap<*const RawStack, Finished>,
+}
+
+/// What a raw stack, which processes share, was symbolized to.
+struct Finished {
+    /// Kept so that its address is not reused.
+    _raw: Arc<RawStack>,
+    names: Names,
+}
+
+enum Names {
+    /// The names are those of files: the same in every process.
+    OfFiles(Arc<Stack>),
+    /// There is JIT code on the stack. At equal addresses, each process has code of its own.
+    OfProcesses(HashMap<ProcessKey, Arc<Stack>>),
+}
+
+impl Names {
+    fn get(&self, process: &ProcessKey) -> Option<&Arc<Stack>> {
+        match self {
+            Self::OfFiles(stack) => Some(stack),
+            Self::OfProcesses(stacks) => stacks.get(process),
+        }
+    }
 }
 
 /// Names of a process's JIT code, or the reason why there are none.
@@ -104,7 +129,9 @@ impl Symbolization {
     /// work advances.
     pub fn new(enabled: bool, options: Options, progress: Arc<Progress>) -> Self {
         Self {
-            symbolizer: Symbolizer::telling(options, progress),
+            symbolizer: Symbolizer::telling(options.clone(), Arc::clone(&progress)),
+            options,
+            progress,
             enabled,
             known: KnownModules::default(),
             jit_code: JitCodeMaps::default(),
@@ -114,25 +141,34 @@ impl Symbolization {
         }
     }
 
-    /// Symbolizes stacks. Afterwards [`Symbolization::stack`] returns each of them. `facts` describes the modules and
-    /// processes that are new.
-    pub fn name<'a>(&mut self, stacks: impl Iterator<Item = &'a UnsymbolizedStack>, facts: Facts) {
-        let mut modules: Vec<_> = facts.modules.into_iter().collect();
+    /// Takes in the modules that new stacks refer to.
+    pub fn learn(&mut self, modules: HashMap<ModuleId, ModuleFacts>) {
+        let mut modules: Vec<_> = modules.into_iter().collect();
         modules.sort_unstable_by_key(|(module, _)| *module);
         for (module, facts) in modules {
             self.number(module, &facts);
             self.known.0.insert(module, facts);
         }
-        let new: Vec<&UnsymbolizedStack> =
-            stacks.filter(|unsymbolized| !self.finished.contains_key(&Arc::as_ptr(&unsymbolized.stack))).collect();
-        if self.enabled {
+    }
+
+    /// Symbolizes stacks. Afterwards [`Symbolization::stack`] returns each of them. `jit_code` describes the processes
+    /// with JIT code. Without `names`, new stacks get their modules and addresses alone.
+    pub fn name<'a>(
+        &mut self,
+        stacks: impl Iterator<Item = &'a UnsymbolizedStack>,
+        jit_code: &HashMap<ProcessKey, JitCode>,
+        names: bool,
+    ) {
+        let names = names && self.enabled;
+        let new: Vec<&UnsymbolizedStack> = stacks.filter(|stack| self.get(stack).is_none()).collect();
+        if names {
             let places = new.iter().flat_map(|unsymbolized| &unsymbolized.stack.frames);
             let places = places.filter_map(|frame| Some((frame.module?, frame.file_offset)));
             self.symbolizer.symbolize(&mut self.known, places);
         }
         let mut jit_names: HashMap<ProcessKey, JitNames> = HashMap::new();
         for unsymbolized in new {
-            let code = facts.jit_code.get(&unsymbolized.process).filter(|_| self.enabled);
+            let code = jit_code.get(&unsymbolized.process).filter(|_| names);
             let read = |code: &JitCode| match self.jit_code.read(unsymbolized.process, *code) {
                 Ok(map) => JitNames { map: Some(map), reason: None },
                 Err(error) => JitNames { map: None, reason: Some(error.to_string()) },
@@ -146,11 +182,36 @@ impl Symbolization {
             };
             let numbers = &self.numbers;
             let stack = finisher.finish(&unsymbolized.stack, &mut |module| numbers.get(&module).copied().unwrap_or(0));
-            self.finished.insert(Arc::as_ptr(&unsymbolized.stack), (Arc::clone(&unsymbolized.stack), Arc::new(stack)));
+            self.finish(unsymbolized, stack);
         }
+    }
+
+    /// Releases the contents of modules, once the stacks of a batch have their names.
+    pub fn release_contents(&mut self) {
         for facts in self.known.0.values_mut() {
             facts.image = Err("it is not known any more".into());
         }
+    }
+
+    /// Begins anew after a panic, which may have left the caches of symbols incomplete. Finished stacks stay.
+    pub fn begin_anew(&mut self) {
+        self.symbolizer = Symbolizer::telling(self.options.clone(), Arc::clone(&self.progress));
+    }
+
+    fn finish(&mut self, UnsymbolizedStack { process, stack: raw }: &UnsymbolizedStack, stack: Stack) {
+        let stack = Arc::new(stack);
+        let is_of_process = raw.has_jit_code(&self.known);
+        let finished = self.finished.entry(Arc::as_ptr(raw)).or_insert_with(|| Finished {
+            _raw: Arc::clone(raw),
+            names: if is_of_process { Names::OfProcesses(HashMap::new()) } else { Names::OfFiles(Arc::clone(&stack)) },
+        });
+        if let Names::OfProcesses(stacks) = &mut finished.names {
+            stacks.insert(*process, stack);
+        }
+    }
+
+    fn get(&self, unsymbolized: &UnsymbolizedStack) -> Option<&Arc<Stack>> {
+        self.finished.get(&Arc::as_ptr(&unsymbolized.stack))?.names.get(&unsymbolized.process)
     }
 
     /// Opens the perf map of a process that runs JIT code, so that its names can be read after it exits.
@@ -179,21 +240,92 @@ impl Symbolization {
     }
 
     /// Forgets all stacks except these: stacks of exited processes never recur.
-    pub fn keep_only<'a>(&mut self, stacks: impl Iterator<Item = &'a Arc<RawStack>>) {
-        let kept: HashSet<*const RawStack> = stacks.map(Arc::as_ptr).collect();
-        if kept.len() < self.finished.len() {
-            self.finished.retain(|stack, _| kept.contains(stack));
-            self.finished.shrink_to(2 * kept.len());
+    pub fn keep_only<'a>(&mut self, stacks: impl Iterator<Item = &'a UnsymbolizedStack>) {
+        let mut kept: HashMap<*const RawStack, HashSet<ProcessKey>> = HashMap::new();
+        for UnsymbolizedStack { process, stack } in stacks {
+            kept.entry(Arc::as_ptr(stack)).or_default().insert(*process);
         }
+        self.finished.retain(|stack, finished| match (kept.get(stack), &mut finished.names) {
+            (Some(processes), Names::OfProcesses(stacks)) => {
+                stacks.retain(|process, _| processes.contains(process));
+                true
+            }
+            (kept, _) => kept.is_some(),
+        });
+        self.finished.shrink_to(2 * kept.len());
     }
 
     /// The symbolized stack for a raw one; empty if it was not symbolized.
-    pub fn stack(&self, raw: &Arc<RawStack>) -> Arc<Stack> {
-        self.finished.get(&Arc::as_ptr(raw)).map(|(_, stack)| Arc::clone(stack)).unwrap_or_default()
+    pub fn stack(&self, unsymbolized: &UnsymbolizedStack) -> Arc<Stack> {
+        self.get(unsymbolized).map(Arc::clone).unwrap_or_default()
     }
 
     /// Modules that symbolized stacks refer to.
     pub fn modules(&self) -> &[Module] {
         &self.modules
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use heapbpf_unwind::raw::{Completeness, RawFrame, UnwinderKind};
+
+    use super::*;
+
+    const FILE: ModuleId = ModuleId(0);
+    const ANONYMOUS: ModuleId = ModuleId(1);
+
+    fn symbolization() -> Symbolization {
+        let mut symbolization = Symbolization::new(true, Options::new(&[], 0), Arc::default());
+        let modules = [(FILE, false), (ANONYMOUS, true)].map(|(module, is_anonymous)| {
+            let facts = ModuleFacts {
+                path: "?".into(),
+                build_id: None,
+                is_anonymous,
+                root: None,
+                image: Err("there is none".into()),
+                start: 0,
+                end: 0,
+                file_offset: 0,
+            };
+            (module, facts)
+        });
+        symbolization.learn(modules.into());
+        symbolization
+    }
+
+    fn raw(modules: &[ModuleId]) -> Arc<RawStack> {
+        let frames = modules.iter().map(|module| RawFrame { address: 0x1000, module: Some(*module), file_offset: 0 });
+        Arc::new(RawStack {
+            frames: frames.collect(),
+            unwinder: UnwinderKind::Dwarf,
+            completeness: Completeness::Complete,
+        })
+    }
+
+    fn of(tgid: u32, stack: &Arc<RawStack>) -> UnsymbolizedStack {
+        UnsymbolizedStack { process: ProcessKey { tgid, ..ProcessKey::default() }, stack: Arc::clone(stack) }
+    }
+
+    #[test]
+    fn processes_share_names_of_files_but_not_of_jit_code() {
+        let mut symbolization = symbolization();
+        let (files, jit) = (raw(&[FILE, FILE]), raw(&[FILE, ANONYMOUS, FILE]));
+        let all = [of(1, &files), of(2, &files), of(1, &jit), of(2, &jit)];
+        symbolization.name(all.iter(), &HashMap::new(), true);
+        let [a, b, c, d] = all.each_ref().map(|stack| symbolization.stack(stack));
+        assert!([&a, &b, &c, &d].iter().all(|stack| !stack.frames.is_empty()));
+        assert!(Arc::ptr_eq(&a, &b) && !Arc::ptr_eq(&c, &d));
+    }
+
+    #[test]
+    fn jit_code_of_ended_processes_is_forgotten_while_others_have_the_same_stack() {
+        let mut symbolization = symbolization();
+        let (files, jit) = (raw(&[FILE]), raw(&[ANONYMOUS]));
+        let all = [of(1, &jit), of(2, &jit), of(3, &files)];
+        symbolization.name(all.iter(), &HashMap::new(), true);
+        symbolization.keep_only(all[1..2].iter());
+        let kept = all.map(|stack| !symbolization.stack(&stack).frames.is_empty());
+        assert_eq!(kept, [false, true, false]);
     }
 }

@@ -1,6 +1,8 @@
 //! The profile worker: a thread that turns snapshots into profiles. It symbolizes stacks, estimates lifetimes and moves
 //! exited processes to the overflow bucket. The event path hands over its snapshots and does not wait.
 
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::time::{Duration, Instant};
@@ -11,17 +13,17 @@ use super::accounting;
 use super::jit_code::JitCode;
 use super::overflow_bucket::OverflowBucket;
 use super::snapshot::{Detail, Retired, Snapshot, SnapshotRow};
-use super::symbolization::Symbolization;
+use super::symbolization::{Facts, Symbolization, UnsymbolizedStack};
 use crate::heap::ages::Ages;
 use crate::host::own_memory::give_memory_back;
 use crate::record::plan::RecordPlan;
 use crate::stats::Stats;
 use crate::symbols::progress::Progress;
 use heapbpf_profile::adjust::Adjustments;
+use heapbpf_profile::lost_samples;
 use heapbpf_profile::model::{Header, Lifetimes, Process, Profile, Row};
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::survival::{self, Observation};
-use heapbpf_unwind::raw::RawStack;
 
 /// A finished profile and its accompanying data.
 pub struct Made {
@@ -45,7 +47,7 @@ enum Job {
     Make(Box<Snapshot>, Then),
     Retire(Box<Retired>),
     JitCode(ProcessKey, JitCode),
-    Tidy(Vec<Arc<RawStack>>),
+    Tidy(Vec<UnsymbolizedStack>),
 }
 
 /// Handle to the profile worker's thread. When it is dropped, the thread completes the jobs in its queue and ends.
@@ -68,7 +70,7 @@ impl ProfileWorker {
         let told = Arc::clone(&progress);
         std::thread::Builder::new().name("profiles".into()).spawn(move || {
             let symbolization = Symbolization::new(symbolize, symbols, told);
-            Worker { template, adjustments, symbolization, overflow: OverflowBucket::default() }.work(&queue);
+            Worker::new(template, adjustments, symbolization).work(&queue);
         })?;
         Ok(Self { jobs, progress })
     }
@@ -79,7 +81,7 @@ impl ProfileWorker {
     }
 
     /// Queues a snapshot to be made into a profile. `then` runs in the worker thread. It is dropped without being
-    /// called if that thread died.
+    /// called if the profile cannot be made.
     pub fn make(&self, snapshot: Snapshot, then: impl FnOnce(Made) + Send + 'static) {
         let _ = self.jobs.send(Job::Make(Box::new(snapshot), Box::new(then)));
     }
@@ -96,7 +98,7 @@ impl ProfileWorker {
 
     /// Queues a cleanup: the worker forgets all symbolized stacks except `living` and returns free memory to the
     /// system. That takes milliseconds, so it is done here rather than on the event path.
-    pub fn tidy(&self, living: Vec<Arc<RawStack>>) {
+    pub fn tidy(&self, living: Vec<UnsymbolizedStack>) {
         let _ = self.jobs.send(Job::Tidy(living));
     }
 }
@@ -106,10 +108,24 @@ struct Worker {
     adjustments: Adjustments,
     symbolization: Symbolization,
     overflow: OverflowBucket,
+    /// How often the worker has panicked, and what it said the last time.
+    panics: (u64, String),
 }
 
 impl Worker {
+    fn new(template: Profile, adjustments: Adjustments, symbolization: Symbolization) -> Self {
+        Self { template, adjustments, symbolization, overflow: OverflowBucket::default(), panics: Default::default() }
+    }
+
+    /// Does the jobs of the queue until it is closed. A panic ends the job that it came up in, and the worker begins
+    /// anew with the next one.
     fn work(mut self, queue: &Receiver<Job>) {
+        while let Err(panic) = catch_unwind(AssertUnwindSafe(|| self.work_off(queue))) {
+            self.has_panicked(&*panic);
+        }
+    }
+
+    fn work_off(&mut self, queue: &Receiver<Job>) {
         while let Ok(job) = queue.recv() {
             match job {
                 Job::Make(snapshot, then) => then(self.make(*snapshot)),
@@ -124,16 +140,41 @@ impl Worker {
         }
     }
 
+    fn has_panicked(&mut self, panic: &(dyn Any + Send)) {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown");
+        self.panics = (self.panics.0 + 1, text.to_owned());
+        if self.panics.0 == 1 {
+            log::error!("an error inside heapbpf while a profile was made: {text}; the recording goes on");
+        } else {
+            log::debug!("an error inside heapbpf for the {}th time: {text}", self.panics.0);
+        }
+        self.symbolization.begin_anew();
+    }
+
+    /// Symbolizes stacks. Files of targets are read for that: should it panic, it is tried again, and then the stacks
+    /// go without names.
+    fn name<'a>(&mut self, stacks: impl Iterator<Item = &'a UnsymbolizedStack> + Clone, facts: Facts) {
+        let Facts { modules, jit_code } = facts;
+        self.symbolization.learn(modules);
+        for names in [true, true, false] {
+            let name = || self.symbolization.name(stacks.clone(), &jit_code, names);
+            let Err(panic) = catch_unwind(AssertUnwindSafe(name)) else { break };
+            self.has_panicked(&*panic);
+        }
+        self.symbolization.release_contents();
+    }
+
     fn make(&mut self, snapshot: Snapshot) -> Made {
         let stacks = || snapshot.rows.iter().filter_map(|row| row.key.stack.as_ref());
         if snapshot.detail != Detail::Totals {
-            self.symbolization.name(stacks(), snapshot.facts);
+            self.name(stacks(), snapshot.facts);
             // A snapshot with stacks contains every live row.
-            self.symbolization.keep_only(stacks().map(|unsymbolized| &unsymbolized.stack));
+            self.symbolization.keep_only(stacks());
         }
         // Read after symbolization, so that its cost is included.
         let cost = accounting::daemon_cost();
-        let stats = Stats {
+        let mut stats = Stats {
             daemon_cpu_seconds: cost.cpu_seconds,
             daemon_peak_rss_bytes: cost.peak_rss_bytes,
             ..snapshot.stats
@@ -161,40 +202,53 @@ impl Worker {
             profile.rows.extend(self.overflow.rows(first, profile.header.live));
         }
         profile.keep_loss_intervals();
+        lost_samples::add_rows(&mut profile);
+        stats.estimated_alloc_bytes += lost_samples::bytes(&profile);
         profile.modules = self.symbolization.modules().to_vec();
         profile.notes.extend(accounting::broken_chains(&profile));
+        profile.notes.extend(self.panic_note());
         if let Err(error) = self.adjustments.apply(&mut profile) {
             profile.notes.push(error.to_string());
         }
         Made { profile, stats, keys: snapshot.keys, begun: snapshot.begun, cost: snapshot.cost }
     }
 
+    fn panic_note(&self) -> Option<String> {
+        let (times, last) = &self.panics;
+        (*times > 0).then(|| {
+            let times = if *times == 1 { "once".to_owned() } else { format!("{times} times") };
+            format!("making profiles failed {times} because of an error inside heapbpf ({last}): names may be missing")
+        })
+    }
+
     /// `known`: whether memory in use and lifetimes of blocks are known for its process.
     fn row(&self, known: bool, row: SnapshotRow) -> Row {
         let live = self.template.header.live && known;
         Row {
-            key: row
-                .key
-                .map_stack(|stack| stack.map(|stack| self.symbolization.stack(&stack.stack)).unwrap_or_default()),
+            key: row.key.map_stack(|stack| stack.map(|stack| self.symbolization.stack(&stack)).unwrap_or_default()),
             alloc: row.alloc,
             inuse: if known { row.inuse } else { SampleSums::default() },
             at_exit: if known { row.at_exit } else { SampleSums::default() },
             peak: live.then_some(row.peak),
             lifetimes: row.ages.filter(|_| live).and_then(|(ages, living)| lifetimes(&ages, &living)),
+            member: None,
         }
     }
 
     fn retire(&mut self, retired: Retired) {
-        self.symbolization.name(retired.rows.iter().filter_map(|row| row.key.stack.as_ref()), retired.facts);
+        self.name(retired.rows.iter().filter_map(|row| row.key.stack.as_ref()), retired.facts);
         let programs: Vec<usize> = retired.processes.iter().map(|process| self.overflow.program(process)).collect();
         for (program, process) in programs.iter().zip(&retired.processes) {
             self.overflow.add_counts(*program, process);
         }
-        for row in retired.rows {
-            let program = programs[row.key.process];
-            let known = !retired.processes[row.key.process].inuse_unknown;
-            let row = self.row(known, row);
-            self.overflow.add_row(program, &row);
+        let known: Vec<bool> = retired.processes.iter().map(|process| !process.inuse_unknown).collect();
+        let mut profile = self.template.clone();
+        profile.rows = retired.rows.into_iter().map(|row| self.row(known[row.key.process], row)).collect();
+        profile.processes = retired.processes;
+        profile.keep_loss_intervals();
+        lost_samples::add_rows(&mut profile);
+        for row in &profile.rows {
+            self.overflow.add_row(programs[row.key.process], row);
         }
         self.symbolization.forget_processes(&retired.keys);
     }

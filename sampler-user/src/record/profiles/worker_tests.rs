@@ -1,16 +1,20 @@
 //! Tests of exited processes in profiles, and of the profile worker.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::SystemTime;
 
 use super::*;
-use crate::record::profiles::symbolization::{Facts, UnsymbolizedStack};
-use heapbpf_profile::model::RowKey;
+use crate::host::mappings::ModuleId;
+use crate::record::profiles::symbolization::{Facts, ModuleFacts, UnsymbolizedStack};
+use heapbpf_profile::model::{LossBound, Losses, RowKey};
 use heapbpf_profile::testing;
+use heapbpf_unwind::image::Image;
+use heapbpf_unwind::raw::{RawFrame, RawStack};
 
 fn worker() -> Worker {
     let template = Profile { processes: Vec::new(), rows: Vec::new(), ..testing::ended_apart() };
     let symbolization = Symbolization::new(false, crate::symbols::symbolizer::Options::new(&[], 0), Default::default());
-    Worker { template, adjustments: Adjustments::default(), symbolization, overflow: OverflowBucket::default() }
+    Worker::new(template, Adjustments::default(), symbolization)
 }
 
 fn key(tgid: u32) -> ProcessKey {
@@ -95,6 +99,40 @@ fn totals_at_exit_stay_when_processes_are_moved_to_the_overflow_bucket() {
     }
 }
 
+/// What lost samples stand for is in the totals, in `--stats`, and stays when their process is moved to the overflow bucket.
+#[test]
+fn lost_samples_are_in_the_totals_of_the_living_and_the_ended() {
+    let mut worker = worker();
+    let lossy = |pid, exact| Process {
+        losses: Losses { alloc: LossBound { samples: 3, sampled_bytes: 80 }, ..Losses::default() },
+        exact_alloc_bytes: Some(exact),
+        exact_alloc_objects: Some(4),
+        ..process(pid, false)
+    };
+    let both = || (vec![lossy(1, 100), lossy(2, 280)], vec![row(0, 1, 10, 0), row(1, 2, 0, 100)]);
+    let (processes, rows) = both();
+    let stats = Stats { estimated_alloc_bytes: 220.0, ..Stats::default() };
+    let made = worker.make(Snapshot { stats, ..snapshot(Detail::Stacks, processes, rows) });
+    assert_eq!((totals(&made.profile)[2], made.stats.estimated_alloc_bytes), (380.0, 380.0));
+    let (mut processes, mut rows) = both();
+    let (ended, mut of_ended) = (processes.pop().unwrap(), rows.pop().unwrap());
+    of_ended.key.process = 0;
+    worker.retire(Retired {
+        keys: vec![key(2)],
+        processes: vec![ended],
+        rows: vec![of_ended],
+        facts: Facts::default(),
+    });
+    for detail in [Detail::Stacks, Detail::Totals] {
+        let (mut processes, mut rows) = both();
+        (processes.truncate(1), rows.truncate(1));
+        let profile = worker.make(snapshot(detail, processes, rows)).profile;
+        assert_eq!(totals(&profile)[2], 380.0, "{detail:?}");
+        let lost = profile.rows.iter().filter(|row| row.is_of_lost_samples()).map(|row| row.alloc.bytes);
+        assert_eq!(lost.collect::<Vec<_>>(), [80.0, 80.0], "{detail:?}");
+    }
+}
+
 /// Where frees are not tracked, it is unknown what was held at exit.
 #[test]
 fn what_is_not_known_is_not_held_at_exit() {
@@ -161,4 +199,117 @@ fn jobs_are_done_in_order_and_the_last_one_too_when_the_session_goes() {
     drop((jobs, sender));
     worker().work(&queue);
     assert_eq!(done.into_iter().collect::<Vec<_>>(), [(0, 0), (1, 1), (2, 2)]);
+}
+
+/// A file whose reading panics for the first `times`.
+struct Panics(AtomicUsize);
+
+impl Image for Panics {
+    fn length_bytes(&self) -> std::io::Result<u64> {
+        let left = self.0.load(Ordering::Relaxed);
+        if left > 0 {
+            self.0.store(left - 1, Ordering::Relaxed);
+            panic!("the reader of files did not expect this");
+        }
+        Err(std::io::ErrorKind::UnexpectedEof.into())
+    }
+
+    fn read_at(&self, _: u64, _: &mut [u8]) -> std::io::Result<()> {
+        self.length_bytes().map(|_| ())
+    }
+}
+
+/// A snapshot of a stack in a module whose file panics for the first `times`.
+fn of_a_panicking_file(number: u32, times: usize) -> Snapshot {
+    let module = ModuleId(number);
+    let mut row = row(0, 1, 10, 0);
+    let address = 0x5000 + u64::from(number);
+    let frames = Box::new([RawFrame { module: Some(module), address, file_offset: address }]);
+    row.key.stack =
+        Some(UnsymbolizedStack { process: key(1), stack: Arc::new(RawStack { frames, ..RawStack::lost() }) });
+    let facts = ModuleFacts {
+        path: format!("/lib/{number}.so").into(),
+        build_id: None,
+        is_anonymous: false,
+        root: None,
+        image: Ok(Arc::new(Panics(AtomicUsize::new(times)))),
+        start: 0x5000,
+        end: 0x6000,
+        file_offset: 0,
+    };
+    let facts = Facts { modules: [(module, facts)].into(), ..Facts::default() };
+    Snapshot { facts, ..snapshot(Detail::Stacks, vec![process(1, false)], vec![row]) }
+}
+
+/// A worker in a thread of its own that finds names, and the queue of its jobs.
+fn started() -> (Sender<Job>, std::thread::JoinHandle<()>) {
+    let (jobs, queue) = channel();
+    let thread = std::thread::spawn(move || {
+        let options = crate::symbols::symbolizer::Options::new(&[], 0);
+        let symbolization = Symbolization::new(true, options, Default::default());
+        Worker { symbolization, ..worker() }.work(&queue);
+    });
+    (jobs, thread)
+}
+
+/// The profile of a snapshot; `None` if it could not be made.
+fn made_by(jobs: &Sender<Job>, snapshot: Snapshot) -> Option<Profile> {
+    let (sender, made) = channel();
+    let then = move |made: Made| sender.send(made.profile).unwrap();
+    jobs.send(Job::Make(Box::new(snapshot), Box::new(then))).unwrap();
+    made.recv().ok()
+}
+
+/// Module and reason of the only frame.
+fn frame_of(profile: &Profile) -> (&str, &str) {
+    let frame = &profile.rows[0].key.stack.frames[0];
+    (&profile.modules[frame.module.unwrap()].path, frame.reason.as_deref().unwrap())
+}
+
+#[test]
+fn a_panic_while_names_are_found_costs_names_alone() {
+    let (jobs, thread) = started();
+    // It goes away.
+    let profile = made_by(&jobs, of_a_panicking_file(1, 1)).unwrap();
+    let (module, reason) = frame_of(&profile);
+    assert!(module == "/lib/1.so" && reason.starts_with("/lib/1.so: "), "named by the second attempt: {reason}");
+    assert_eq!(totals(&profile), [10.0, 0.0, 20.0]);
+    let told = |times: &str| {
+        let text =
+            format!("failed {times} because of an error inside heapbpf (the reader of files did not expect this)");
+        move |profile: &Profile| profile.notes.iter().any(|note| note.contains(&text))
+    };
+    assert!(told("once")(&profile), "{:?}", profile.notes);
+    // It stays.
+    let profile = made_by(&jobs, of_a_panicking_file(2, usize::MAX)).unwrap();
+    assert_eq!(frame_of(&profile), ("/lib/2.so", "not symbolized"));
+    assert_eq!(totals(&profile), [10.0, 0.0, 20.0]);
+    assert!(told("3 times")(&profile), "{:?}", profile.notes);
+    // The next ones are made as ever.
+    let profile = made_by(&jobs, of_a_panicking_file(3, 0)).unwrap();
+    assert!(frame_of(&profile).1.starts_with("/lib/3.so: "), "{:?}", frame_of(&profile));
+    drop(jobs);
+    thread.join().unwrap();
+}
+
+#[test]
+fn a_panic_ends_its_job_and_no_other() {
+    let (jobs, thread) = started();
+    // Exited processes are kept.
+    let ended = (vec![process(2, false)], vec![row(0, 2, 0, 100)]);
+    let retired = Retired { keys: vec![key(2)], processes: ended.0, rows: ended.1, facts: Facts::default() };
+    jobs.send(Job::Retire(Box::new(retired))).unwrap();
+    let snapshot = || snapshot(Detail::Stacks, vec![process(1, false)], vec![row(0, 1, 10, 0)]);
+    let then = |_| panic!("the writer did not expect this");
+    jobs.send(Job::Make(Box::new(snapshot()), Box::new(then))).unwrap();
+    let profile = made_by(&jobs, snapshot()).unwrap();
+    assert_eq!(totals(&profile), [10.0, 100.0, 220.0]);
+    assert!(profile.notes.iter().any(|note| note.contains("the writer did not expect this")), "{:?}", profile.notes);
+    // A row of a process that does not exist.
+    let broken =
+        Retired { rows: vec![row(7, 3, 0, 1)], keys: vec![key(3)], processes: vec![], facts: Facts::default() };
+    jobs.send(Job::Retire(Box::new(broken))).unwrap();
+    assert_eq!(totals(&made_by(&jobs, snapshot()).unwrap()), [10.0, 100.0, 220.0]);
+    drop(jobs);
+    thread.join().unwrap();
 }

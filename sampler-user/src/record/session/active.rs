@@ -8,13 +8,14 @@ use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
 
+use super::errors::Step;
 use super::pace::{Standing, pause, writes_last_profile};
 use super::signals::Signals;
 use super::state::Session;
 use crate::clock::monotonic_ns;
 use crate::host::limits;
 use crate::output::Output;
-use crate::record::attaching::command::{Held, Running, hold};
+use crate::record::attaching::command::{Held, NotStarted, Running, hold};
 use crate::record::descriptors::watch;
 use crate::record::outputs::files::{SnapshotFiles, resolve_outputs, write_outputs};
 use crate::record::outputs::notify;
@@ -87,58 +88,66 @@ impl ActiveRecording {
         self.session.begin();
         self.begun = Instant::now();
         eprintln!("heapbpf: recording {}", self.session.describe_targets());
+        let targets = &self.session.plan.targets;
+        if let Some(nobody) = targets.matched_by_nobody().filter(|_| targets.running.is_empty()) {
+            eprintln!("heapbpf: {nobody}; waiting for one");
+        }
     }
 
     /// Records until the end: releases the command and answers `requests`. Clients that still wait for an answer when
-    /// this returns are told that the recording has ended.
+    /// this returns are told that the recording has ended. Errors while it runs are counted and told, and what failed
+    /// is tried again. Returns why the recording could not go on, if it had to end.
     ///
     /// # Errors
-    /// The command cannot be executed, or the kernel refuses something.
-    pub async fn run(&mut self, mut requests: mpsc::Receiver<Request>) -> anyhow::Result<()> {
+    /// The command cannot be executed, or the system provides no descriptors to wait with. Nothing was recorded.
+    pub async fn run(&mut self, mut requests: mpsc::Receiver<Request>) -> anyhow::Result<Option<String>> {
         notify::ready();
+        let wakers = Wakers::watch(&self.session).context("cannot wait for events")?;
         self.release_command()?;
-        let wakers = Wakers::watch(&self.session)?;
         let mut triggers = Triggers::new(self.session.plan.outputs.triggers, self.begun);
-        while let Some(pause) = self.turn(&mut triggers)? {
-            if self.wait(pause, &wakers, &mut requests).await? {
+        while let Some(pause) = self.turn(&mut triggers) {
+            if self.wait(pause, &wakers, &mut requests).await {
                 break;
             }
-            self.session.attaching.control.set_sleeping(false)?;
+            self.session.set_sleeping(false);
         }
-        Ok(())
+        drop(requests);
+        self.session.unfinished.requests.clear();
+        self.session.unfinished.ended_early = self.session.must_end();
+        Ok(self.session.unfinished.ended_early.clone())
     }
 
     fn release_command(&mut self) -> anyhow::Result<()> {
         let Some(held) = self.command.held.take() else { return Ok(()) };
         let program = self.session.plan.targets.command[0].to_string_lossy().into_owned();
-        self.command.running = Some(held.release().with_context(|| format!("cannot execute {program}"))?);
+        self.command.running = Some(held.release().map_err(|source| NotStarted { program, source })?);
         Ok(())
     }
 
     /// Takes in what has happened and does what is due. Returns how long to wait, or `None` if the recording is over.
-    fn turn(&mut self, triggers: &mut Triggers) -> anyhow::Result<Option<Duration>> {
+    fn turn(&mut self, triggers: &mut Triggers) -> Option<Duration> {
         let session = &mut self.session;
-        let mut active = session.cycle()? > 0;
+        let mut active = session.cycle() > 0;
         session.schedule.note_last_moments(monotonic_ns());
         let standing = Standing {
             targets_ended: session.all_ended(),
             command_runs: self.command.running.is_some(),
             time_is_over: session.schedule.has_ended(monotonic_ns()),
         };
-        if standing.is_over() {
-            return Ok(None);
+        if standing.is_over() || session.must_end().is_some() {
+            return None;
         }
         let inuse_bytes = session.recorder.heap.estimated().inuse_bytes;
         if let Some(why) = triggers.due(inuse_bytes, session.target_pids(), Instant::now()) {
             self.files.ask(why);
         }
-        session.write_snapshot(&mut self.files)?;
-        session.govern()?;
+        session.answer();
+        session.write_snapshot(&mut self.files);
+        session.govern();
         self.line.show(session, self.begun.elapsed());
         if !active {
             // Set before the last look, so that anything that arrives after it wakes us.
-            session.attaching.control.set_sleeping(true)?;
-            active = session.cycle()? > 0;
+            active = !session.set_sleeping(true) || session.cycle() > 0;
         }
         let now_ns = monotonic_ns();
         let deadlines = [
@@ -146,34 +155,36 @@ impl ActiveRecording {
             session.schedule.until_last_moments(now_ns),
             triggers.next_look().map(|at| at.saturating_duration_since(Instant::now())),
             Some(session.until_look()),
+            session.until_answer(),
+            Some(session.until_housekeeping(now_ns)),
+            session.attaching.until_look(),
         ];
-        Ok(Some(pause(session.recorder.is_behind(), active, deadlines)))
+        let watches = session.may_try(Step::Wake);
+        Some(pause(session.recorder.is_behind(), active || !watches, deadlines))
     }
 
     /// Waits for something to happen, at most for `pause`. Returns whether the recording is to end.
-    async fn wait(
-        &mut self,
-        pause: Duration,
-        wakers: &Wakers,
-        requests: &mut mpsc::Receiver<Request>,
-    ) -> anyhow::Result<bool> {
+    async fn wait(&mut self, pause: Duration, wakers: &Wakers, requests: &mut mpsc::Receiver<Request>) -> bool {
         let command_runs = self.command.running.is_some();
+        let watches = self.session.may_try(Step::Wake);
         tokio::select! {
             // Signals come first, however busy the loop is.
             biased;
-            number = self.signals.next() => return Ok(self.signals.stops(number)),
+            number = self.signals.next() => return self.signals.stops(number),
             exit_code = self.command.ended() => {
                 self.signals.command_ended();
                 self.command.exit_code = exit_code;
             }
-            Some(request) = requests.recv() => self.session.answer(request)?,
+            Some(request) = requests.recv() => self.session.unfinished.requests.push_back(request),
             // While a command runs, this signal is passed on to the command.
             _ = self.snapshot_wanted.recv(), if !command_runs => self.files.ask("as asked by a signal".into()),
             () = self.files.done() => {}
-            woken = wakers.next() => woken?,
+            woken = wakers.next(), if watches => {
+                self.session.errors.note(Step::Wake, woken, monotonic_ns());
+            }
             () = tokio::time::sleep(pause) => {}
         }
-        Ok(false)
+        false
     }
 
     /// Makes the last profile as of now, and removes the probes.

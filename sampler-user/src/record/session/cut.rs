@@ -7,26 +7,68 @@ use std::time::{Duration, Instant};
 
 use sampler_ebpf::abi::{Counters, LiveKey, LiveValue, ProcessKey};
 
-use super::exited::End;
+use super::errors::Step;
 use super::moment::{BegunCut, Blocks, Cut, Reading, unread};
 use super::priority::RaisedPriority;
 use super::state::Session;
 use crate::clock::monotonic_ns;
 use crate::kernel::totals::Counts;
+use crate::record::intake::lives::End;
 use heapbpf_unwind::raw::RawStack;
 
 /// Longest time to read the rings up to a cut's moment. When it runs out, the cut is incomplete and the profile says
 /// so.
 const LONGEST_WAIT: Duration = Duration::from_secs(2);
+/// How long ends of lives are remembered at least, for a record that comes after the census that found the end.
+const REMEMBER_ENDS_NS: u64 = 10_000_000_000;
 /// Pause before reading a ring again whose next record is still being written.
 const LOOK_AGAIN: Duration = Duration::from_micros(100);
 
 impl Session {
-    /// Takes in everything up to now, calls `then` with the recording as it stood at that moment, and goes on.
-    pub(super) fn with_cut<R>(&mut self, then: impl FnOnce(&mut Self, &Cut) -> anyhow::Result<R>) -> anyhow::Result<R> {
-        let result = self.cut().and_then(|cut| then(self, &cut));
+    /// Takes in everything up to now, calls `then` with the recording as it stood at that moment, and goes on. `None`
+    /// if the counters cannot be read at this time.
+    pub(super) fn with_cut<R>(&mut self, then: impl FnOnce(&mut Self, &Cut) -> R) -> Option<R> {
+        if !self.may_try(Step::Counters) {
+            return None;
+        }
+        let cut = self.cut();
+        let cut = self.errors.note(Step::Counters, cut, monotonic_ns());
+        let result = cut.map(|cut| then(self, &cut));
         self.recorder.end_cut();
         result
+    }
+
+    /// The same at the end of the recording. If the counters cannot be read in time, the cut goes without them.
+    pub(super) fn with_last_cut<R>(&mut self, then: impl FnOnce(&mut Self, &Cut) -> R) -> R {
+        let deadline = Instant::now() + LONGEST_WAIT;
+        let mut pause = LOOK_AGAIN;
+        let cut = loop {
+            let cut = self.cut();
+            if let Some(cut) = self.errors.note(Step::Counters, cut, monotonic_ns()) {
+                break cut;
+            }
+            if Instant::now() >= deadline {
+                break self.cut_without_counters();
+            }
+            std::thread::sleep(pause);
+            pause *= 2;
+        };
+        let result = then(self, &cut);
+        self.recorder.end_cut();
+        result
+    }
+
+    /// A cut now, with the sum of the counters as last read.
+    fn cut_without_counters(&mut self) -> Cut {
+        let time_ns = monotonic_ns();
+        self.recorder.cut_at(time_ns);
+        let counts = Counts { read_ns: (time_ns, time_ns), ..Counts::default() };
+        let records_lost = self.cuts.ledger.records_lost();
+        let reserved = self.kernel.events.reserved_up_to();
+        let begun =
+            BegunCut { records_lost, counts, total: self.cuts.last_total, reading: None, census: None, reserved };
+        let whole = self.take_in_until(Instant::now() + LONGEST_WAIT, |session| session.has_reached(&begun));
+        Cut { has_counters: false, ..self.complete(begun, whole) }
     }
 
     fn cut(&mut self) -> anyhow::Result<Cut> {
@@ -43,22 +85,39 @@ impl Session {
         Ok(self.complete(begun, whole))
     }
 
-    /// Chooses the cut's moment. Nothing after it is taken in until the cut ends.
+    /// Chooses the cut's moment. Nothing after it is taken in until the cut ends. An error leaves no cut.
     fn begin_cut(&mut self) -> anyhow::Result<BegunCut> {
+        let begun = self.choose_moment();
+        if begun.is_err() {
+            self.recorder.end_cut();
+        }
+        begun
+    }
+
+    fn choose_moment(&mut self) -> anyhow::Result<BegunCut> {
         let records_lost = self.kernel.totals.records_lost()?;
-        let is_lossy = self.plan.sampling.live && records_lost > self.cuts.ledger.records_lost();
+        let is_lossy =
+            self.plan.sampling.live && records_lost > self.cuts.ledger.records_lost() && self.may_try(Step::LiveMap);
+        let census = if is_lossy || self.may_lack_ends() { self.read_census() } else { None };
         // Frees lost while the counters are read may come after the cut. Counters read before that bound their number.
         let before = if is_lossy { Some(self.counts()?.0) } else { None };
         let (counts, total) = self.counts()?;
         let time_ns = counts.read_ns.0;
         log::debug!("cut: counters read in {} µs", (counts.read_ns.1 - time_ns) / 1_000);
         self.recorder.cut_at(time_ns);
+        self.cuts.last_total = total;
         // Read at once, before more records are lost.
-        let reading = match before {
-            Some(before) => Some(self.read_live_map(time_ns, before, &total)?),
-            None => None,
-        };
-        Ok(BegunCut { records_lost, counts, total, reading, reserved: self.kernel.events.reserved_up_to() })
+        let reading = before.and_then(|before| {
+            let reading = self.read_live_map(time_ns, before, &total);
+            let reading = self.errors.note(Step::LiveMap, reading, monotonic_ns());
+            if reading.is_none() {
+                // The losses stay unsettled until the next one.
+                self.recorder.heap.abandon_reconciliation();
+            }
+            reading
+        });
+        let reserved = self.kernel.events.reserved_up_to();
+        Ok(BegunCut { records_lost, counts, total, reading, census, reserved })
     }
 
     /// Whether everything up to the cut has been taken in, and all records that the reading of the live map relies on.
@@ -68,23 +127,26 @@ impl Session {
 
     /// Completes a cut. `whole`: its moment was reached.
     fn complete(&mut self, begun: BegunCut, whole: bool) -> Cut {
-        let BegunCut { records_lost, counts, total, reading, .. } = begun;
+        let BegunCut { records_lost, counts, total, reading, census, .. } = begun;
         let (time_ns, counted_ns) = counts.read_ns;
         let mut unseen = Blocks::new();
         match reading {
             Some(reading) if whole => {
                 unseen = self.reconcile(reading);
                 // The live map holds nothing any more of address spaces that ended before the cut.
-                self.exited.gone.retain(|_, (_, heard_ns)| *heard_ns > time_ns);
+                self.lives.forget(time_ns.min(monotonic_ns().saturating_sub(REMEMBER_ENDS_NS)));
                 self.cuts.ledger.reconciled(records_lost, counts.clone());
             }
             Some(_) => self.recorder.heap.abandon_reconciliation(),
             None => {}
         }
+        if let Some(census) = census.filter(|_| whole) {
+            self.settle_ends(&census);
+        }
         let unread = (!whole).then(|| unread(&total, self.recorder.records_taken_in()));
         let time_ns = if whole { time_ns } else { self.recorder.taken_in_up_to_ns() };
         let slack = self.recorder.allocations_beyond_cut(counted_ns);
-        Cut { time_ns, counts, total, slack, unseen, unread }
+        Cut { time_ns, has_counters: true, counts, total, slack, unseen, unread }
     }
 
     /// Takes in records until `done` returns true. Returns `false` if it does not by the deadline.
@@ -135,7 +197,7 @@ impl Session {
         // If an address space has ended meanwhile, its known blocks were removed from the live map.
         let is_new = |(key, value): &&(LiveKey, LiveValue)| {
             !self.recorder.heap.is_untracked(&key.space)
-                && (!self.exited.gone.contains_key(&key.space)
+                && (self.lives.end_of(&key.space).is_none()
                     || self.kernel.live_entries.get(*key).is_some_and(|there| there.sample == value.sample))
         };
         let samples: Vec<_> = unknown
@@ -144,8 +206,9 @@ impl Session {
             .map(|(key, value)| self.recorder.without_record(*key, value, &stack))
             .collect();
         for sample in &samples {
-            self.recorder.processes.entry(sample.key.process).or_insert(sample.time_ns);
+            self.recorder.note_process(sample.key.process, sample.time_ns);
         }
+        self.note_new_lives();
         let mut after_cut = self.recorder.beyond_cut();
         // An in-flight realloc has taken its old block out of the map; the threads' state lists such blocks.
         after_cut.outside_map.extend(after.reallocated);
@@ -166,12 +229,12 @@ impl Session {
     /// Ends the blocks that reconciliation found in address spaces that had already ended.
     fn purge(&mut self, spaces: HashSet<ProcessKey>) {
         for space in spaces {
-            match self.exited.gone.get(&space) {
-                None => {}
-                Some((End::Exit, _)) => self.end_heap(space),
-                Some((End::Exec, _)) => self.replace_heap(space),
+            let Some(how) = self.lives.end_of(&space) else { continue };
+            match how {
+                End::Exit => self.end_heap(space),
+                End::Exec => self.replace_heap(space),
             }
-            if self.exited.gone.contains_key(&space) && self.plan.keeps_running {
+            if self.plan.keeps_running {
                 self.exited.retiring.insert(space);
             }
         }
@@ -180,18 +243,28 @@ impl Session {
     /// Begins a cut if records were lost; called once a second. It bounds memory and keeps figures close to the truth
     /// even if nobody asks for a profile. Nothing blocks on this cut: it completes once the rings have been read that
     /// far.
-    pub(super) fn reconcile_if_lossy(&mut self) -> anyhow::Result<()> {
+    pub(super) fn reconcile_if_lossy(&mut self) {
         if self.cuts.waiting.is_some() {
-            return Ok(());
+            return;
         }
-        if !self.plan.sampling.live || self.kernel.totals.records_lost()? == self.cuts.ledger.records_lost() {
-            // Every block in the live map is known, so the ends of address spaces need not be remembered.
-            self.exited.gone.clear();
-            return Ok(());
+        let lost = if self.plan.sampling.live {
+            if ![Step::Losses, Step::Counters, Step::LiveMap].into_iter().all(|step| self.may_try(step)) {
+                return;
+            }
+            let lost = self.kernel.totals.records_lost();
+            let Some(lost) = self.errors.note(Step::Losses, lost, monotonic_ns()) else { return };
+            lost
+        } else {
+            self.cuts.ledger.records_lost()
+        };
+        if lost == self.cuts.ledger.records_lost() {
+            // Every block in the live map is known; only late records may still tell of ended address spaces.
+            self.lives.forget(monotonic_ns().saturating_sub(REMEMBER_ENDS_NS));
+            return;
         }
         let _priority = RaisedPriority::begin();
-        self.cuts.waiting = Some(self.begin_cut()?);
-        Ok(())
+        let begun = self.begin_cut();
+        self.cuts.waiting = self.errors.note(Step::Counters, begun, monotonic_ns());
     }
 
     /// Completes the waiting cut, if its moment has been reached.

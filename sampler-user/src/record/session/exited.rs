@@ -1,6 +1,6 @@
 //! Exited processes: those whose counts are not folded in yet, and those whose rows are not in the overflow bucket yet.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use sampler_ebpf::abi::ProcessKey;
 
@@ -8,15 +8,6 @@ use crate::record::intake::ended::EndedCounts;
 
 /// Most exited processes without samples that have a line of their own in the profile; the others share one.
 const MOST_UNSAMPLED_LINES: usize = 4096;
-
-/// How an address space ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// Its process ended.
-    Exit,
-    /// Its process replaced its program with an exec.
-    Exec,
-}
 
 /// The line of the profile that the counts of an exited process go to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,15 +29,11 @@ pub(super) struct ExitedProcesses {
     pub(super) counts: EndedCounts,
     /// Processes whose rows are still to be moved to the overflow bucket.
     pub(super) retiring: HashSet<ProcessKey>,
-    /// How address spaces ended since the last reconciliation, and when that was reported (CLOCK_MONOTONIC). The live
-    /// map may hold more of their blocks than we know.
-    pub(super) gone: HashMap<ProcessKey, (End, u64)>,
 }
 
 impl ExitedProcesses {
     /// Notes that a process, or its incarnation before an exec, ended. `now_ns`: when that was reported.
-    pub(super) fn note(&mut self, process: ProcessKey, how: End, now_ns: u64) {
-        self.gone.insert(process, (how, now_ns));
+    pub(super) fn note(&mut self, process: ProcessKey, now_ns: u64) {
         self.uncounted.push((process, now_ns));
     }
 
@@ -56,6 +43,11 @@ impl ExitedProcesses {
             std::mem::take(&mut self.uncounted).into_iter().partition(|(_, at_ns)| *at_ns <= before_ns);
         self.uncounted = later;
         due.into_iter().map(|(process, _)| process).collect()
+    }
+
+    /// Puts processes back whose counts could not be taken: they are due at once.
+    pub(super) fn put_back(&mut self, processes: impl IntoIterator<Item = ProcessKey>) {
+        self.uncounted.extend(processes.into_iter().map(|process| (process, 0)));
     }
 
     /// The line that a process's counts go to. `sampled`: it had samples; `keeps_running`: lines of exited processes do
@@ -89,13 +81,12 @@ mod tests {
     #[test]
     fn counts_are_due_some_time_after_the_end_was_heard_of() {
         let mut exited = ExitedProcesses::default();
-        exited.note(key(1), End::Exit, 100);
-        exited.note(key(2), End::Exec, 200);
+        exited.note(key(1), 100);
+        exited.note(key(2), 200);
         assert!(exited.take_due(99).is_empty());
         assert_eq!(exited.take_due(100), [key(1)]);
         assert_eq!(exited.take_due(500), [key(2)]);
         assert!(exited.take_due(500).is_empty(), "each once");
-        assert_eq!((exited.gone[&key(1)], exited.gone[&key(2)]), ((End::Exit, 100), (End::Exec, 200)));
     }
 
     #[test]

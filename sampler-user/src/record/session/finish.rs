@@ -1,10 +1,11 @@
 //! The end of a recording: makes its last profile and removes the probes.
 
-use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
+use super::moment::Cut;
 use super::state::Session;
 use crate::record::outputs::status_line::Finishing;
 use crate::record::profiles::snapshot::Detail;
@@ -12,6 +13,9 @@ use crate::record::profiles::worker::Made;
 
 /// Time between two progress reports of symbolization.
 const TELL_EVERY: Duration = Duration::from_millis(200);
+
+/// How often the last profile is tried to be made.
+const ATTEMPTS: usize = 2;
 
 impl Session {
     /// Makes the last profile as of now, and removes the probes. What happens meanwhile is not part of the recording.
@@ -21,7 +25,8 @@ impl Session {
     /// The profile cannot be made. No probe is left behind in that case either.
     pub(super) fn finish(&mut self, mut tell: impl FnMut(Finishing)) -> anyhow::Result<Made> {
         let begun = Instant::now();
-        let snapshot = self.with_cut(|session, cut| {
+        self.attaching.finish_examining(&mut self.host);
+        let (cut, mut made) = self.with_last_cut(|session, cut| {
             if let Some(ends_ns) = session.schedule.ends_ns {
                 log::debug!(
                     "cut {} µs after the recording's time was over",
@@ -29,22 +34,39 @@ impl Session {
                 );
             }
             session.end_windows(cut);
-            Ok(session.snapshot_of(cut, Detail::Lifetimes, true, begun))
+            (cut.clone(), session.make_last(cut, begun))
         });
         self.schedule.last_moments_are_over();
-        let (sender, made) = channel();
-        let asked = snapshot.map(|snapshot| self.worker.make(snapshot, move |made| drop(sender.send(made))));
         tell(Finishing::RemovingProbes);
         self.attaching.hooks.release_all();
-        asked?;
+        for attempt in 1.. {
+            match self.last_made(&made, &mut tell) {
+                Some(made) => return Ok(made),
+                None if attempt < ATTEMPTS => made = self.make_last(&cut, begun),
+                None => break,
+            }
+        }
+        bail!("the last profile could not be made, because of the error inside heapbpf that was reported")
+    }
+
+    /// Has the profile of the last cut made.
+    fn make_last(&mut self, cut: &Cut, begun: Instant) -> Receiver<Made> {
+        let snapshot = self.snapshot_of(cut, Detail::Lifetimes, true, begun);
+        let (sender, made) = channel();
+        self.worker.make(snapshot, move |made| drop(sender.send(made)));
+        made
+    }
+
+    /// Waits for the last profile; `None` if making it failed.
+    fn last_made(&self, made: &Receiver<Made>, tell: &mut impl FnMut(Finishing)) -> Option<Made> {
         loop {
             match made.recv_timeout(TELL_EVERY) {
-                Ok(made) => return Ok(made),
+                Ok(made) => return Some(made),
                 Err(RecvTimeoutError::Timeout) => {
                     let (done, of) = self.worker.progress();
                     tell(Finishing::Symbolization(done, of));
                 }
-                Err(RecvTimeoutError::Disconnected) => bail!("the profile could not be made: its thread has died"),
+                Err(RecvTimeoutError::Disconnected) => return None,
             }
         }
     }

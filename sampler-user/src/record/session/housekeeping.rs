@@ -1,14 +1,18 @@
 //! Housekeeping, once a second: work that is slow or must be delayed.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use sampler_ebpf::abi::ProcessKey;
 
+use super::errors::Step;
 use super::exited::Line;
 use super::moment::Blocks;
 use super::state::{Housekeeping, Session};
+use crate::clock::monotonic_ns;
 use crate::kernel::totals::Counts;
 use crate::record::profiles::describe::SHARED_LINE;
+use crate::record::profiles::symbolization::UnsymbolizedStack;
 
 /// Delay before the counts of an exited process are collected: its last threads may still add to them.
 const COLLECT_AFTER_NS: u64 = 1_000_000_000;
@@ -42,35 +46,41 @@ impl Housekeeping {
 
 impl Session {
     /// Does the work that is slow or must be delayed.
-    pub(super) fn housekeep(&mut self, now: u64) -> anyhow::Result<()> {
+    pub(super) fn housekeep(&mut self, now: u64) {
         self.kernel.log.flush();
-        self.reconcile_if_lossy()?;
-        if let Err(error) = self.host.tick() {
-            log::warn!("{error}");
-        }
+        let looked = self.attaching.look_again();
+        self.errors.note(Step::Targets, looked, now);
+        self.reconcile_if_lossy();
+        let followed = self.recorder.take_host_error().map_or_else(|| self.host.tick(), Err);
+        self.errors.note(Step::Host, followed, now);
         let keep_ns = if self.recorder.is_behind() { KEEP_ENDED_NS } else { KEEP_UNSAMPLED_NS };
         self.housekeeping.forgotten.0 +=
             self.host.expire(now.saturating_sub(keep_ns), now.saturating_sub(KEEP_ENDED_NS));
         self.attaching.find_unreported_ends(now, &self.host);
+        self.look_for_unreported_ends(now);
         self.drop_untracked_heaps();
-        if let Some(table) = self.classes.as_mut().and_then(|classes| classes.rebalance(self.recorder.heap.by_class()))
-            && let Err(error) = self.attaching.control.set_trials(table)
-        {
-            log::warn!("the intervals of size classes stay as they are: {error}");
-        }
+        self.balance_classes();
         self.attaching.forget_ended(now.saturating_sub(KEEP_ENDED_NS));
         self.collect_ended(now.saturating_sub(COLLECT_AFTER_NS));
         self.retire();
         if self.housekeeping.gives_back(now) {
             self.give_memory_back();
         }
-        Ok(())
+    }
+
+    /// Sets the intervals of size classes, if they have changed.
+    fn balance_classes(&mut self) {
+        let Some(classes) = &mut self.classes else { return };
+        self.unfinished.classes |= classes.rebalance(self.recorder.heap.by_class()).is_some();
+        if self.unfinished.classes && self.errors.may_try(Step::Classes, monotonic_ns()) {
+            let set = self.attaching.control.set_trials(classes.table());
+            self.unfinished.classes = self.errors.note(Step::Classes, set, monotonic_ns()).is_none();
+        }
     }
 
     /// Gives back the memory that many short-lived processes took.
     fn give_memory_back(&mut self) {
         self.kernel.events.shrink();
-        self.kernel.stacks.shrink();
         self.recorder.shrink();
         self.descriptions.shrink();
         self.exited.shrink();
@@ -80,17 +90,27 @@ impl Session {
     /// Forgets names that are no longer needed.
     fn tidy(&mut self) {
         self.housekeeping.retired_rows = 0;
-        self.worker.tidy(self.recorder.heap.stacks());
+        let stacks = self.recorder.heap.stacks();
+        self.worker
+            .tidy(stacks.map(|(process, stack)| UnsymbolizedStack { process, stack: Arc::clone(stack) }).collect());
     }
 
     /// Moves the counts of processes that ended before `before_ns` out of the kernel.
     fn collect_ended(&mut self, before_ns: u64) {
-        let due = self.exited.take_due(before_ns);
-        self.recorder.forget_stacks(&due.iter().copied().collect());
-        for process in due {
+        if !self.may_try(Step::Ended) {
+            return;
+        }
+        let mut due = self.exited.take_due(before_ns).into_iter();
+        self.recorder.forget_stacks(&due.clone().collect());
+        while let Some(process) = due.next() {
+            let taken = self.kernel.totals.take(process);
+            let Some(counters) = self.errors.note(Step::Ended, taken, monotonic_ns()) else {
+                self.exited.put_back([process].into_iter().chain(due));
+                return;
+            };
+            let counters = counters.unwrap_or_default();
             let sampled = self.recorder.processes.contains_key(&process);
             let line = self.exited.line_of(&process, sampled, self.plan.keeps_running);
-            let counters = self.kernel.totals.take(process).unwrap_or_default();
             let called = counters.hits() > 0;
             if called {
                 self.attaching.has_figures(process);

@@ -2,6 +2,8 @@
 
 pub mod active;
 mod cut;
+mod ends;
+mod errors;
 mod exited;
 mod finish;
 mod housekeeping;
@@ -9,8 +11,10 @@ mod moment;
 mod overhead;
 mod pace;
 mod priority;
+mod retries;
 mod schedule;
 mod signals;
 mod snapshots;
 mod state;
 mod steps;
+mod unfinished;

@@ -7,6 +7,7 @@ use sampler_ebpf::abi::{Counters, LiveKey, LiveValue, ProcessKey};
 
 use crate::heap::live::LostBlocks;
 use crate::kernel::totals::Counts;
+use crate::record::intake::lives::Census;
 use crate::record::intake::losses::LossLedger;
 use heapbpf_profile::model::Unread;
 use heapbpf_unwind::raw::RawStack;
@@ -15,9 +16,12 @@ use heapbpf_unwind::raw::RawStack;
 pub(super) type Blocks = HashMap<ProcessKey, LostBlocks>;
 
 /// A moment of the recording, and the figures at that moment.
+#[derive(Clone)]
 pub(super) struct Cut {
     /// CLOCK_MONOTONIC. Everything up to this time has been taken in, and nothing after it.
     pub(super) time_ns: u64,
+    /// Whether the counters could be read. If not, `counts` is empty and `total` is from earlier.
+    pub(super) has_counters: bool,
     /// Counters at that moment. Each thread's were read within [`Counts::read_ns`], which begins at the moment.
     pub(super) counts: Counts,
     /// Sum of these counters and of those that have left the kernel.
@@ -40,6 +44,8 @@ pub(super) struct BegunCut {
     pub(super) total: Counters,
     /// The live map after the moment, if records were lost.
     pub(super) reading: Option<Reading>,
+    /// The processes that lived right before the moment, if an end may not have been reported.
+    pub(super) census: Option<Census>,
     /// Position up to which the events ring has to be read.
     pub(super) reserved: u64,
 }
@@ -62,6 +68,10 @@ pub(super) struct Cuts {
     pub(super) ledger: LossLedger,
     /// The cut that nothing blocks on.
     pub(super) waiting: Option<BegunCut>,
+    /// Sum of the counters as last read.
+    pub(super) last_total: Counters,
+    /// A census apart from a cut, until the records up to it have been taken in.
+    pub(super) census: Option<Census>,
     /// Placeholder for the stacks of samples whose records were lost.
     pub(super) lost_stack: Option<Arc<RawStack>>,
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use sampler_ebpf::abi::Counters;
 
+use super::errors::Step;
 use super::moment::Cut;
 use super::state::Session;
 use crate::clock::monotonic_ns;
@@ -36,13 +37,15 @@ impl Session {
     }
 
     /// Lets the controller look, if it is time, and carries out its actions.
-    pub(super) fn govern(&mut self) -> anyhow::Result<()> {
+    pub(super) fn govern(&mut self) {
+        self.set_interval();
+        self.reattach();
         let now = monotonic_ns();
-        if self.overhead.controller.next_ns().is_none_or(|at| at > now) {
-            return Ok(());
+        if self.overhead.controller.next_ns().is_none_or(|at| at > now) || self.unfinished.attach {
+            return;
         }
         self.learn_kinds();
-        let Counted { counts, total, window } = self.count()?;
+        let Some(Counted { counts, total, window }) = self.count() else { return };
         let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
         let Overhead { controller, frees, .. } = &mut self.overhead;
         let groups = || groups(&counts, frees, &self.attaching, &self.host, &self.recorder.heap);
@@ -52,15 +55,20 @@ impl Session {
             self.recorder.heap.end_windows();
         }
         let ended_ns = window.map(|(_, ended_ns)| ended_ns);
-        actions.into_iter().try_for_each(|action| self.act(action, &counts, ended_ns))
+        actions.into_iter().for_each(|action| self.act(action, &counts, ended_ns));
     }
 
-    /// Reads the counters. An open window ends at every look, whatever is decided: its length must not depend on what
+    /// Reads the counters, if that is possible at this time. An open window ends at every look, whatever is decided: its length must not depend on what
     /// it contains.
-    fn count(&mut self) -> anyhow::Result<Counted> {
+    fn count(&mut self) -> Option<Counted> {
         if !self.overhead.windows.is_open() {
-            let (counts, total) = self.counts()?;
-            return Ok(Counted { counts, total, window: None });
+            if !self.may_try(Step::Counters) {
+                return None;
+            }
+            let counted = self.counts();
+            let (counts, total) = self.errors.note(Step::Counters, counted, monotonic_ns())?;
+            self.cuts.last_total = total;
+            return Some(Counted { counts, total, window: None });
         }
         self.with_cut(|session, cut| {
             let window = session.weigh_window(&cut.counts, cut.time_ns);
@@ -68,34 +76,44 @@ impl Session {
                 session.recorder.heap.close_window(window);
             }
             let window = window.map(|window| (window, cut.time_ns));
-            Ok(Counted { counts: cut.counts.clone(), total: cut.total, window })
+            Counted { counts: cut.counts.clone(), total: cut.total, window }
         })
     }
 
     /// Carries out an action. `counts`: counters at the look; `window_ended_ns`: when the time window ended, if one
     /// did.
-    fn act(&mut self, action: Action, counts: &Counts, window_ended_ns: Option<u64>) -> anyhow::Result<()> {
+    fn act(&mut self, action: Action, counts: &Counts, window_ended_ns: Option<u64>) {
         let attaching = &mut self.attaching;
         match action {
             Action::SetInterval(interval) => {
-                if let Some(draw) = draw_constants(interval) {
-                    attaching.control.set_draw(draw)?;
-                }
+                self.unfinished.interval = Some(interval);
+                self.set_interval();
             }
             Action::StopTrackingFrees => attaching.hooks.stop_tracking_frees(attaching.programs.kind),
             Action::StopTrackingFreesOf(served) => {
                 served.into_iter().for_each(|it| attaching.hooks.stop_tracking_frees_of(it, attaching.programs.kind));
-                self.cycle()?;
+                self.cycle();
                 self.drop_untracked_heaps();
             }
-            Action::Detach => self.detach(counts, window_ended_ns)?,
-            Action::Attach => self.reattach()?,
+            Action::Detach => self.detach(counts, window_ended_ns),
+            Action::Attach => {
+                self.unfinished.attach = true;
+                self.reattach();
+            }
         }
-        Ok(())
+    }
+
+    /// Sets the sampling interval, if another one was chosen.
+    fn set_interval(&mut self) {
+        let Some(interval) = self.unfinished.interval.filter(|_| self.may_try(Step::Interval)) else { return };
+        let set = draw_constants(interval).map_or(Ok(()), |draw| self.attaching.control.set_draw(draw));
+        if self.errors.note(Step::Interval, set, monotonic_ns()).is_some() {
+            self.unfinished.interval = None;
+        }
     }
 
     /// Detaches all probes: a pause begins.
-    fn detach(&mut self, counts: &Counts, window_ended_ns: Option<u64>) -> anyhow::Result<()> {
+    fn detach(&mut self, counts: &Counts, window_ended_ns: Option<u64>) {
         // The probes stop at once. Detaching takes longer, because the kernel waits for calls in progress.
         let now = window_ended_ns.unwrap_or_else(monotonic_ns);
         self.attaching.hooks.pause();
@@ -103,34 +121,45 @@ impl Session {
         log::debug!("probes were taken away in {:.1} ms", (gone_ns - now) as f64 * 1e-6);
         self.overhead.progress.detached(&counts.processes, gone_ns);
         self.recorder.heap.window_ends(now);
-        self.cycle()?;
+        self.cycle();
         self.overhead.windows.detached(now);
         self.recorder.heap.open_window();
-        Ok(())
     }
 
-    /// Attaches the probes again: a time window begins.
-    fn reattach(&mut self) -> anyhow::Result<()> {
+    /// Attaches the probes again, if the pause is over: a time window begins.
+    fn reattach(&mut self) {
+        if !self.unfinished.attach || !self.may_try(Step::Attach) {
+            return;
+        }
         let begun = monotonic_ns();
         self.overhead.progress.before_window(begun);
         let attaching = &mut self.attaching;
         attaching.hooks.resume(&attaching.programs, &mut attaching.control);
         let now = monotonic_ns();
         log::debug!("probes were put on in {:.1} ms", (now - begun) as f64 * 1e-6);
+        let counted = self.counts();
+        let Some((counts, _)) = self.errors.note(Step::Attach, counted, monotonic_ns()) else {
+            // A window cannot begin without the counters at its beginning.
+            self.attaching.hooks.pause();
+            return;
+        };
+        self.unfinished.attach = false;
+        self.overhead.controller.window_begins(now);
         self.recorder.heap.window_begins(now);
         let pause_ns = self.overhead.windows.attached(now);
         self.attaching.uncovered(pause_ns, now);
-        let (counts, _) = self.counts()?;
         let Overhead { controller, progress, .. } = &mut self.overhead;
         let cost = |counters: &Counters| controller.probe_seconds(counters).unwrap_or(0.0);
         progress.begin_window(&counts.processes, cost, pause_ns as f64 * 1e-9);
-        Ok(())
     }
 
     /// Time until the controller looks again.
     pub(super) fn until_look(&self) -> Duration {
-        let until = self.overhead.controller.next_ns().map(|at| at.saturating_sub(monotonic_ns()));
-        until.map_or(Duration::MAX, Duration::from_nanos)
+        let now = monotonic_ns();
+        let until = self.overhead.controller.next_ns().map(|at| at.saturating_sub(now));
+        let until = until.map_or(Duration::MAX, Duration::from_nanos);
+        let needs = if self.unfinished.attach { Step::Attach } else { Step::Counters };
+        until.max(self.errors.until_retry(needs, now))
     }
 
     /// CPU time of the targets in seconds, including the processes in `counted`.

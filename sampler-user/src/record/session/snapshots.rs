@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use sampler_ebpf::abi::Counters;
 
+use super::errors::Step;
 use super::moment::Cut;
 use super::state::Session;
 use crate::clock::monotonic_ns;
@@ -12,28 +13,38 @@ use crate::record::intake::counters::DaemonCounters;
 use crate::record::outputs::files::SnapshotFiles;
 use crate::record::outputs::status_line::Figures;
 use crate::record::profiles::accounting;
-use crate::record::profiles::requests::Request;
 use crate::record::profiles::snapshot::{Content, Detail, Snapshot};
 use crate::stats::Stats;
 use crate::view::status::Status;
 
+/// The note of a profile whose counters could not be read.
+const WITHOUT_COUNTERS: &str = "the kernel's counters could not be read at the end: there are no exact totals, and what \
+                                was lost is unknown";
+
 impl Session {
-    /// Takes a snapshot as of now.
-    fn snapshot(&mut self, detail: Detail) -> anyhow::Result<Snapshot> {
+    /// Takes a snapshot as of now, if that is possible at this time.
+    fn snapshot(&mut self, detail: Detail) -> Option<Snapshot> {
         let begun = Instant::now();
-        self.with_cut(|session, cut| Ok(session.snapshot_of(cut, detail, false, begun)))
+        self.with_cut(|session, cut| session.snapshot_of(cut, detail, false, begun))
     }
 
     /// Takes the snapshot of a cut. `last`: the recording ends with it; `begun`: when the cut was begun.
     pub(super) fn snapshot_of(&mut self, cut: &Cut, detail: Detail, last: bool, begun: Instant) -> Snapshot {
         let total = if last { cut.total } else { without_calls_in_flight(cut.total) };
-        let daemon: DaemonCounters = self.recorder.daemon_counters();
+        let daemon = DaemonCounters { errors: self.errors.count(), ..self.recorder.daemon_counters() };
         let stats = self.stats(&total, &daemon);
-        let Content { keys, processes, rows, facts } =
+        let Content { keys, mut processes, rows, facts } =
             self.parts(&cut.counts, (&cut.slack, &cut.unseen)).take(detail, cut.time_ns);
+        if !cut.has_counters {
+            // What was lost of those that had not ended is unknown.
+            let unknown = keys.iter().zip(&mut processes).filter(|(key, _)| self.exited.counts.get(key).is_none());
+            unknown.for_each(|(_, process)| process.losses.unbounded = true);
+        }
         let seen: HashSet<u32> =
             keys.iter().filter(|key| self.attaching.is_current_program(**key)).map(|key| key.tgid).collect();
-        let notes = self.notes(&total, &daemon, &seen);
+        let mut notes = self.notes(&total, &daemon, &seen);
+        notes.extend((!cut.has_counters).then(|| WITHOUT_COUNTERS.to_owned()));
+        notes.extend(self.unfinished.ended_early.iter().map(|why| format!("the recording ended early: {why}")));
         let (schedule, controller) = (&self.schedule, &self.overhead.controller);
         let live = self.plan.sampling.live;
         Snapshot {
@@ -70,27 +81,36 @@ impl Session {
     fn notes(&self, total: &Counters, daemon: &DaemonCounters, seen: &HashSet<u32>) -> Vec<String> {
         let mut notes = accounting::remarks(total, daemon);
         notes.extend(self.attaching.remarks(seen));
+        if self.attaching.targets.coverages.is_empty() {
+            notes.extend(self.plan.targets.matched_by_nobody());
+        }
         notes.extend(accounting::merged_rows(daemon.stacks_merged));
         notes.extend(self.plan.sampling.note());
         notes.extend(self.overhead.controller.notes(monotonic_ns()));
         notes.extend(self.overhead.progress.note());
+        notes.extend(self.errors.notes());
         notes
     }
 
-    /// Answers a request with a profile as of now.
-    pub(super) fn answer(&mut self, request: Request) -> anyhow::Result<()> {
-        // The client may have gone away while waiting.
-        if !request.reply.is_closed() {
-            let snapshot = self.snapshot(request.detail)?;
+    /// Answers the oldest request with a profile as of now. If no snapshot can be taken at this time, it waits.
+    pub(super) fn answer(&mut self) {
+        // Clients may have gone away while waiting.
+        self.unfinished.requests.retain(|request| !request.reply.is_closed());
+        let Some(detail) = self.unfinished.requests.front().map(|request| request.detail) else { return };
+        if let Some(snapshot) = self.snapshot(detail)
+            && let Some(request) = self.unfinished.requests.pop_front()
+        {
             self.worker.make(snapshot, |made| drop(request.reply.send(made)));
         }
-        Ok(())
     }
 
     /// Has a numbered snapshot written, if one is wanted and none is being written.
-    pub(super) fn write_snapshot(&mut self, files: &mut SnapshotFiles) -> anyhow::Result<()> {
-        let Some((turn, why)) = files.next() else { return Ok(()) };
-        let mut snapshot = self.snapshot(Detail::Lifetimes)?;
+    pub(super) fn write_snapshot(&mut self, files: &mut SnapshotFiles) {
+        if !self.may_try(Step::Counters) {
+            return;
+        }
+        let Some((turn, why)) = files.next() else { return };
+        let Some(mut snapshot) = self.snapshot(Detail::Lifetimes) else { return files.put_back(turn, why) };
         log::info!("a snapshot, {why}");
         snapshot.notes.push(format!("a snapshot, {why}"));
         self.worker.make(snapshot, move |made| {
@@ -98,7 +118,6 @@ impl Session {
                 log::warn!("a snapshot was not written: {error}");
             }
         });
-        Ok(())
     }
 }
 

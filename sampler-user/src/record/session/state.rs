@@ -3,9 +3,11 @@
 use anyhow::{Context, bail};
 use sampler_ebpf::abi::Counters;
 
+use super::errors::Errors;
 use super::exited::ExitedProcesses;
 use super::moment::{Blocks, Cuts};
 use super::schedule::Schedule;
+use super::unfinished::Unfinished;
 use crate::arch;
 use crate::clock::monotonic_ns;
 use crate::cost::measure;
@@ -25,6 +27,7 @@ use crate::kernel::totals::{Counts, Totals};
 use crate::record::attaching::probes::{Attaching, KernelProbes};
 use crate::record::budget::controller::OverheadController;
 use crate::record::budget::overhead::Overhead;
+use crate::record::intake::lives::Lives;
 use crate::record::intake::recorder::{ProcessEvent, Recorder};
 use crate::record::plan::RecordPlan;
 use crate::record::profiles::capture::Parts;
@@ -59,6 +62,8 @@ pub(super) struct Session {
     pub(super) recorder: Recorder,
     /// Process events that have not been acted upon yet.
     pub(super) process_events: Vec<ProcessEvent>,
+    /// Which incarnations there are, and how each ended.
+    pub(super) lives: Lives,
     pub(super) exited: ExitedProcesses,
     pub(super) descriptions: Descriptions,
     pub(super) worker: ProfileWorker,
@@ -68,6 +73,8 @@ pub(super) struct Session {
     pub(super) overhead: Overhead,
     pub(super) classes: Option<SizeClassController>,
     pub(super) housekeeping: Housekeeping,
+    pub(super) errors: Errors,
+    pub(super) unfinished: Unfinished,
 }
 
 /// State of the housekeeping.
@@ -121,6 +128,7 @@ impl Session {
             attaching: Attaching::new(&plan.targets, plan.sampling.live, probes),
             host,
             process_events: Vec::new(),
+            lives: Lives::default(),
             exited: ExitedProcesses::default(),
             descriptions: Descriptions::default(),
             cuts: Cuts::default(),
@@ -128,6 +136,8 @@ impl Session {
             overhead: Overhead::new(controller),
             classes,
             housekeeping: Housekeeping::default(),
+            errors: Errors::default(),
+            unfinished: Unfinished::default(),
             plan,
         })
     }
@@ -198,6 +208,9 @@ fn load_programs(loader: &Loader, plan: &RecordPlan) -> anyhow::Result<Programs>
     let programs = Programs::load(loader, plan.sampling.live, plan.kernel.link)?;
     for (kind, why) in programs.refusals() {
         log::info!("this kernel has no {kind} links: {why}");
+    }
+    if !programs.links_one_process() {
+        log::info!("this kernel's links to one process see its first thread only: every process is linked");
     }
     Ok(programs)
 }

@@ -1,10 +1,12 @@
 //! One turn of the loop: takes in what has happened.
 
+use std::time::Duration;
+
 use sampler_ebpf::abi::{LiveKey, ProcessKey};
 
-use super::exited::End;
 use super::state::Session;
 use crate::clock::monotonic_ns;
+use crate::record::intake::lives::End;
 use crate::record::intake::recorder::ProcessEvent;
 use crate::record::profiles::capture::jit_code_of;
 
@@ -13,20 +15,29 @@ const HOUSEKEEPING_NS: u64 = 1_000_000_000;
 
 impl Session {
     /// Takes in everything that has happened. Returns the number of records.
-    pub(super) fn cycle(&mut self) -> anyhow::Result<usize> {
+    pub(super) fn cycle(&mut self) -> usize {
         self.recorder.poll(&mut self.host);
         let hooked = self.attaching.follow(&mut self.host);
         if hooked {
             self.recorder.set_functions(self.attaching.hooks.functions());
         }
+        for (pid, time_ns) in self.attaching.take_heard_ends() {
+            self.lives.heard(pid, time_ns);
+        }
         let records = self.take_in();
         self.complete_waiting_cut();
+        self.settle_waiting_census();
         let now = monotonic_ns();
-        if now.saturating_sub(self.housekeeping.done_ns) > HOUSEKEEPING_NS {
+        if self.until_housekeeping(now).is_zero() {
             self.housekeeping.done_ns = now;
-            self.housekeep(now)?;
+            self.housekeep(now);
         }
-        Ok(records)
+        records
+    }
+
+    /// Time until housekeeping is due.
+    pub(super) fn until_housekeeping(&self, now_ns: u64) -> Duration {
+        Duration::from_nanos((self.housekeeping.done_ns + HOUSEKEEPING_NS).saturating_sub(now_ns))
     }
 
     /// Takes in the records in the rings. Returns how many there were.
@@ -39,9 +50,15 @@ impl Session {
             let code = jit_code_of(process, time_ns, &mut self.host);
             self.worker.open_jit_code(process, code);
         }
+        for (process, limit) in self.recorder.stack_limits.take_changed() {
+            if let Err(error) = self.attaching.control.set_stack_limit(process, limit) {
+                log::debug!("the stack copies of process {} stay as they are: {error}", process.tgid);
+            }
+        }
         for event in std::mem::take(&mut self.process_events) {
             self.apply(event);
         }
+        self.note_new_lives();
         if self.descriptions.note_new(&self.recorder, &mut self.host, &self.attaching) {
             self.drop_untracked_heaps();
         }
@@ -52,31 +69,23 @@ impl Session {
     }
 
     fn apply(&mut self, event: ProcessEvent) {
+        self.note_new_lives();
         match event {
             ProcessEvent::Forked { parent, child, time_ns } => {
                 self.attaching.forked(parent.tgid, child, time_ns, &self.host);
             }
             ProcessEvent::Replaced { ended, time_ns } => {
-                self.recorder.poll(&mut self.host);
-                let replaced =
-                    self.host.processes().replaced_at(ended.tgid, time_ns).map(|incarnation| incarnation.since_ns);
-                let sampled = self.recorder.processes.get(&ended).copied();
-                let at_ns = sampled.or(replaced).unwrap_or(time_ns);
-                self.descriptions.note(ended, at_ns, &mut self.host, &self.attaching);
-                self.replace_heap(ended);
-                self.exited.note(ended, End::Exec, monotonic_ns());
-                self.attaching.replaced(ended);
-                self.descriptions.ended(ended, self.attaching.targets.coverage_before(ended.tgid, time_ns));
+                if self.lives.end(ended, End::Exec, monotonic_ns()) {
+                    self.replaced(ended, time_ns);
+                }
             }
             ProcessEvent::Ended { process, time_ns } => {
-                self.descriptions.note(process, time_ns, &mut self.host, &self.attaching);
-                self.end_heap(process);
-                let now = monotonic_ns();
-                self.exited.note(process, End::Exit, now);
-                self.attaching.ended(process.tgid, time_ns, &self.host);
-                self.descriptions.ended(process, self.attaching.targets.coverage(process.tgid, now));
+                if self.lives.end(process, End::Exit, monotonic_ns()) {
+                    self.exited(process, time_ns);
+                }
             }
         }
+        self.recorder.counters.ends_found = self.lives.found();
     }
 
     /// Ends the heap of an exited process: its blocks leave the live map and are in use as of its end.

@@ -97,12 +97,15 @@ fn a_replaced_program_is_one_series_and_taken_back_bytes_are_not_seen() {
 fn who_sees_a_part_is_not_told_of_the_whole_and_names_are_escaped() {
     let mut filter = Filter::default();
     filter.set("comm", "b*").unwrap();
-    let profile = of(vec![process(1, "a", 10), process(2, "b\"\\\n", 20)]);
+    let profile = of(vec![process(1, "a", 10), process(2, "b\"\\\n\x1b[2J\u{9b}", 20)]);
     let text = Metrics::default().write(&made(profile, vec![key(1, 0), key(2, 0)]), &[&filter], Serving::default());
     assert!(
-        text.contains("comm=\"b\\\"\\\\\\n\"") && !text.contains("comm=\"a\"") && !text.contains("hits_total"),
+        text.contains(r#"comm="b\"\\\\n\\u{1b}[2J\\u{9b}""#)
+            && !text.contains("comm=\"a\"")
+            && !text.contains("hits_total"),
         "{text}"
     );
+    assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
 }
 
 #[test]

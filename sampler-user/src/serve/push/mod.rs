@@ -127,7 +127,7 @@ impl Pusher {
                     }
                     Err(RecvTimeoutError::Disconnected) => break,
                 };
-                // The recording is ending and makes no more snapshots. The last profile is on its way.
+                // The recording is ending, and the last profile is on its way; or this profile could not be made.
                 let Ok(made) = made else {
                     due = Instant::now() + plan.every;
                     continue;

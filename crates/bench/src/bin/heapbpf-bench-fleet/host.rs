@@ -192,18 +192,12 @@ fn row(process: usize, site: &Site, calls: u64, interval: u64, random: &mut Rng)
             inuse.record(site.size, site.size, offset, interval);
         }
     }
-    (samples > 0).then(|| Row {
-        key: RowKey {
-            process,
-            thread: format!("worker-{}", samples % 8).into(),
-            function: "malloc".into(),
-            interval,
-            stack: Arc::clone(&site.stack),
-        },
-        alloc,
-        inuse,
-        at_exit: SampleSums::default(),
-        peak: Some(inuse),
-        lifetimes: None,
-    })
+    let key = RowKey {
+        process,
+        thread: format!("worker-{}", samples % 8).into(),
+        function: "malloc".into(),
+        interval,
+        stack: Arc::clone(&site.stack),
+    };
+    (samples > 0).then(|| Row { alloc, inuse, peak: Some(inuse), ..Row::new(key) })
 }

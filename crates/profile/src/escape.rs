@@ -1,0 +1,174 @@
+//! Names, paths and messages come from other programs. What they contain must not control a terminal, begin a new line of
+//! a text format, or reverse the order in which text is shown. Everything that writes text escapes it here.
+
+use std::borrow::Cow;
+use std::io;
+
+/// Whether a character is written as an escape: control characters (also those above ASCII, which terminals obey), line
+/// and paragraph separators, and marks that change the direction of text.
+fn is_escaped(c: char) -> bool {
+    c.is_control()
+        || matches!(
+            c,
+            '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+        )
+}
+
+/// The text in one line and without control characters. They are written as in Rust: `\n`, `\u{1b}`.
+pub fn escaped(text: &str) -> Cow<'_, str> {
+    if !text.contains(is_escaped) {
+        return Cow::Borrowed(text);
+    }
+    let mut plain = String::with_capacity(text.len() + 8);
+    for c in text.chars() {
+        if is_escaped(c) { plain.extend(c.escape_default()) } else { plain.push(c) }
+    }
+    Cow::Owned(plain)
+}
+
+/// A message of several lines, each [`escaped`]. Lines after the first are indented: no line that a name brings along
+/// looks like a message of its own.
+pub fn escaped_lines(text: &str) -> String {
+    text.lines().map(escaped).collect::<Vec<_>>().join("\n  ")
+}
+
+/// Encoded JSON whose strings have JSON's own escapes (`\u009b`) for what JSON allows but terminals obey. A reader of
+/// JSON gets the same text back.
+pub struct JsonText<W>(pub W);
+
+/// A value as JSON in several lines, for a terminal or a file.
+///
+/// # Errors
+/// The value cannot be encoded.
+pub fn pretty_json<T: serde::Serialize>(value: &T) -> serde_json::Result<String> {
+    Ok(escaped_json(&serde_json::to_string_pretty(value)?).into_owned() + "\n")
+}
+
+/// JSON as [`JsonText`] writes it.
+pub fn escaped_json(json: &str) -> Cow<'_, str> {
+    // Below the space, encoded JSON has only the line feeds of its layout.
+    let is_escaped = |c: char| c > ' ' && is_escaped(c);
+    if !json.contains(is_escaped) {
+        return Cow::Borrowed(json);
+    }
+    let mut plain = String::with_capacity(json.len() + 8);
+    for c in json.chars() {
+        // All of them have one UTF-16 unit.
+        if is_escaped(c) { plain.push_str(&format!("\\u{:04x}", u32::from(c))) } else { plain.push(c) }
+    }
+    Cow::Owned(plain)
+}
+
+impl<W: io::Write> io::Write for JsonText<W> {
+    /// Encoders of JSON write whole characters at once.
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match std::str::from_utf8(bytes) {
+            Ok(text) => self.0.write_all(escaped_json(text).as_bytes())?,
+            Err(_) => self.0.write_all(bytes)?,
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::{Module, Profile, Stack};
+    use crate::{FORMATS, WriteOptions, testing};
+    use std::sync::Arc;
+
+    /// A line feed, a terminal's escape in seven and in eight bits, a bell, DEL, a reversal of text.
+    const HOSTILE: &str = "a\n7f00-8f00 r-xp 0 00:00 0 /b\x1b]0;t\x07\u{9b}2J\x7f\u{202e}\r.so";
+
+    #[test]
+    fn what_controls_a_terminal_is_written_out_and_all_else_stays() {
+        let plain = escaped(HOSTILE);
+        assert_eq!(plain, r"a\n7f00-8f00 r-xp 0 00:00 0 /b\u{1b}]0;t\u{7}\u{9b}2J\u{7f}\u{202e}\r.so");
+        for same in ["", "std::vector<int>", r"C:\n", "naïve 漢字 🦀", "a;b \"c\""] {
+            assert!(matches!(escaped(same), Cow::Borrowed(text) if text == same), "{same}");
+        }
+        assert_eq!(escaped_lines("first\n\x1bsecond\r\nthird"), "first\n  \\u{1b}second\n  third");
+    }
+
+    #[test]
+    fn json_keeps_its_layout_and_its_content() {
+        let plain = pretty_json(&[HOSTILE, "naïve"]).expect("texts");
+        assert!(plain.chars().all(|c| c == '\n' || !is_escaped(c)), "{plain:?}");
+        assert_eq!(plain.lines().count(), 4);
+        assert_eq!(serde_json::from_str::<Vec<String>>(&plain).expect("JSON"), [HOSTILE, "naïve"]);
+        let mut out = Vec::new();
+        serde_json::to_writer_pretty(JsonText(&mut out), &[HOSTILE, "naïve"]).expect("memory");
+        assert_eq!(out, plain.trim_end().as_bytes());
+    }
+
+    /// A profile of one process whose every text is hostile.
+    fn hostile() -> Profile {
+        let mut profile = testing::small().only_process(0);
+        let process = &mut profile.processes[0];
+        (process.comm, process.exe, process.cgroup) = (HOSTILE.into(), HOSTILE.into(), HOSTILE.into());
+        process.allocators = vec![HOSTILE.into()];
+        profile.notes = vec![HOSTILE.into()];
+        profile.header.host = HOSTILE.into();
+        let path: Arc<str> = HOSTILE.into();
+        profile.modules.iter_mut().for_each(|module: &mut Module| module.path = Arc::clone(&path));
+        for row in &mut profile.rows {
+            let mut stack = Stack::clone(&row.key.stack);
+            for frame in &mut stack.frames {
+                // Named and unnamed frames: the name of the latter has the module's path.
+                frame.function = frame.function.as_ref().map(|_| Arc::clone(&path));
+                (frame.file, frame.reason) = (Some(Arc::clone(&path)), Some(Arc::clone(&path)));
+            }
+            stack.cut = stack.cut.as_ref().map(|_| Arc::clone(&path));
+            row.key.stack = stack.into();
+            row.key.thread = Arc::clone(&path);
+        }
+        profile
+    }
+
+    #[test]
+    fn no_text_format_passes_on_what_controls_a_terminal() {
+        let profile = hostile();
+        let mut texts = 0;
+        for format in FORMATS {
+            let mut out = Vec::new();
+            format.write(&profile, &WriteOptions::default(), &mut out).expect("memory");
+            let Ok(text) = String::from_utf8(out) else { continue };
+            let Some(found) = text.chars().find(|&c| !matches!(c, '\n' | '\t') && is_escaped(c)) else {
+                texts += 1;
+                continue;
+            };
+            let binary = ["perfetto", "otlp"];
+            assert!(binary.contains(&format.name()), "{found:?} in {}", format.name());
+        }
+        // folded, heap_v2, html, json, speedscope, svg
+        assert!(texts >= 6, "{texts}");
+    }
+
+    #[test]
+    fn a_path_does_not_add_a_line_to_a_heap_file() {
+        let write = |profile: &Profile| {
+            let format = FORMATS.iter().find(|format| format.name() == "heap_v2").expect("it is known");
+            let mut out = Vec::new();
+            format.write(profile, &WriteOptions::default(), &mut out).expect("one process");
+            String::from_utf8(out).expect("text")
+        };
+        let lines = |profile: &Profile| write(profile).lines().count();
+        assert_eq!(lines(&hostile()), lines(&testing::small().only_process(0)));
+        let back = crate::read::parse(write(&hostile()).as_bytes()).expect("heap_v2");
+        assert_eq!(back.modules.len(), testing::small().only_process(0).modules.len());
+    }
+
+    #[cfg(feature = "pprof")]
+    #[test]
+    fn viewers_of_pprof_on_a_terminal_get_plain_names() {
+        let message = crate::formats::encode_pprof(&hostile());
+        for text in &message.string_table {
+            assert!(!text.contains(is_escaped), "{text:?}");
+        }
+        assert!(message.string_table.iter().any(|text| text.contains(r"\u{1b}]0;t")));
+    }
+}

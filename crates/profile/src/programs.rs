@@ -1,0 +1,288 @@
+//! Puts together the rows of all processes of a program, and takes a profile apart again as far as that is possible.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use super::intern::Interned;
+use super::model::{Frame, Lifetimes, Member, Process, Profile, Row, RowKey, SampleSums, Stack};
+use heapbpf_statistics::survival;
+
+/// Name, executable, cgroup if asked for, whether it ended, and whether its memory in use is unknown: processes that are
+/// equal in these can have their figures added.
+type Program<'a> = (&'a str, &'a str, &'a str, bool, bool);
+
+/// Puts together the rows of all processes of a program. Each process stays a member of its program, with its totals.
+/// `by_cgroup`: programs in different cgroups stay apart.
+pub fn put_together(profile: &Profile, by_cgroup: bool) -> Profile {
+    let mut number_of: HashMap<Program, usize> = HashMap::new();
+    let mut members: Vec<Vec<usize>> = Vec::new();
+    let mut group_of = Vec::with_capacity(profile.processes.len());
+    for (index, process) in profile.processes.iter().enumerate() {
+        let cgroup = if by_cgroup { &*process.cgroup } else { "" };
+        let program = (&*process.comm, &*process.exe, cgroup, process.ended, process.inuse_unknown);
+        let group = *number_of.entry(program).or_insert_with(|| {
+            members.push(Vec::new());
+            members.len() - 1
+        });
+        members[group].push(index);
+        group_of.push(group);
+    }
+    if members.len() == profile.processes.len() {
+        return profile.clone();
+    }
+    let totals = totals(profile);
+    let groups: Vec<(Process, Vec<usize>)> = members.iter().map(|members| group(profile, members, &totals)).collect();
+    // Position of each process's first member in its group.
+    let mut first_member = vec![0; profile.processes.len()];
+    for (members, (_, starts)) in members.iter().zip(&groups) {
+        members.iter().zip(starts).for_each(|(&process, &start)| first_member[process] = start);
+    }
+    let processes = groups.into_iter().map(|(process, _)| process).collect();
+    let rows = rows(profile, &group_of, &first_member, &members);
+    Profile { processes, rows, ..without_rows(profile) }
+}
+
+fn without_rows(profile: &Profile) -> Profile {
+    Profile {
+        header: profile.header.clone(),
+        processes: Vec::new(),
+        rows: Vec::new(),
+        modules: profile.modules.clone(),
+        counters: profile.counters.clone(),
+        notes: profile.notes.clone(),
+    }
+}
+
+/// Totals of each process: rows without a stack, one per sampling interval.
+fn totals(profile: &Profile) -> Vec<Vec<Row>> {
+    let mut totals: Vec<Vec<Row>> = vec![Vec::new(); profile.processes.len()];
+    let stack: Arc<Stack> = Arc::default();
+    for row in &profile.rows {
+        let Some(totals) = totals.get_mut(row.key.process) else { continue };
+        // What lost samples stand for is not mixed with samples.
+        let interval = row.key.interval;
+        let is_same =
+            |total: &&mut Row| total.key.interval == interval && total.is_of_lost_samples() == row.is_of_lost_samples();
+        if let Some(total) = totals.iter_mut().find(is_same) {
+            add(total, row);
+        } else {
+            let key = RowKey::total(0, interval, Arc::clone(&stack));
+            totals.push(Row {
+                alloc: row.alloc,
+                inuse: row.inuse,
+                at_exit: row.at_exit,
+                peak: row.peak,
+                ..Row::new(key)
+            });
+        }
+    }
+    totals
+}
+
+fn add(sum: &mut Row, row: &Row) {
+    sum.alloc.add(&row.alloc);
+    sum.inuse.add(&row.inuse);
+    sum.at_exit.add(&row.at_exit);
+    if let Some(peak) = &row.peak {
+        sum.peak.get_or_insert_default().add(peak);
+    }
+}
+
+/// The entry of a program, and for each of its processes the index of its first member.
+fn group(profile: &Profile, processes: &[usize], totals: &[Vec<Row>]) -> (Process, Vec<usize>) {
+    let first = &profile.processes[processes[0]];
+    if processes.len() == 1 {
+        return (first.clone(), vec![0]);
+    }
+    let mut all = entry_without_members(first);
+    let mut starts = Vec::new();
+    for &index in processes {
+        let process = &profile.processes[index];
+        starts.push(all.members.len());
+        if process.members.is_empty() {
+            add_member(&mut all, Member { process: process.clone(), totals: totals[index].clone() });
+        } else {
+            process.members.iter().for_each(|member| add_member(&mut all, member.clone()));
+        }
+    }
+    (all, starts)
+}
+
+/// The entry of a program that has no members yet; `first` will be one.
+pub(crate) fn entry_without_members(first: &Process) -> Process {
+    Process {
+        comm: first.comm.clone(),
+        exe: first.exe.clone(),
+        cgroup: first.cgroup.clone(),
+        ended: first.ended,
+        inuse_unknown: first.inuse_unknown,
+        exact_alloc_bytes: Some(0),
+        exact_alloc_objects: Some(0),
+        ..Process::default()
+    }
+}
+
+/// Adds a process to the entry of its program.
+pub(crate) fn add_member(all: &mut Process, member: Member) {
+    let process = &member.process;
+    let weights = [all.stands_for, process.count()].map(|count| count as f64);
+    all.coverage = (all.coverage * weights[0] + process.coverage * weights[1]) / (weights[0] + weights[1]);
+    all.stands_for = all.stands_for.saturating_add(process.count());
+    all.losses.add(&process.losses);
+    all.slack.add(&process.slack);
+    let sum = |sum: Option<u64>, more: Option<u64>| sum?.checked_add(more?);
+    all.exact_alloc_bytes = sum(all.exact_alloc_bytes, process.exact_alloc_bytes);
+    all.exact_alloc_objects = sum(all.exact_alloc_objects, process.exact_alloc_objects);
+    add_new(&mut all.allocators, &process.allocators);
+    add_new(&mut all.audit, &process.audit);
+    add_new(&mut all.missing, &process.missing);
+    if process.cgroup != all.cgroup {
+        all.cgroup.clear();
+    }
+    all.members.push(member);
+}
+
+fn add_new<T: Clone + PartialEq>(all: &mut Vec<T>, more: &[T]) {
+    for one in more {
+        if !all.contains(one) {
+            all.push(one.clone());
+        }
+    }
+}
+
+/// Rows of equal key and code, put together.
+struct Sum<'a> {
+    row: Row,
+    lifetimes: Vec<(&'a Lifetimes, f64)>,
+    is_of_several: bool,
+}
+
+fn rows(profile: &Profile, group_of: &[usize], first_member: &[usize], members: &[Vec<usize>]) -> Vec<Row> {
+    let interned = Interned::new(profile);
+    let code = Code::new(profile, &interned);
+    let mut known: HashMap<(RowKey<usize, Arc<str>, u32>, bool), usize> = HashMap::new();
+    let mut sums: Vec<Sum> = Vec::new();
+    for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
+        let Some(&group) = group_of.get(row.key.process) else { continue };
+        let is_single = members[group].len() == 1;
+        let stack_id = code.id_of_stack[stack as usize];
+        let member = row.member.map_or(first_member[row.key.process], |member| first_member[row.key.process] + member);
+        let is_of_one = profile.processes[row.key.process].members.is_empty() || row.member.is_some();
+        let index = *known.entry((row.key.with(group, stack_id), row.is_of_lost_samples())).or_insert_with(|| {
+            let stack =
+                if is_single { Arc::clone(&row.key.stack) } else { Arc::clone(&code.stacks[stack_id as usize]) };
+            let row = Row {
+                alloc: SampleSums::default(),
+                inuse: SampleSums::default(),
+                at_exit: SampleSums::default(),
+                peak: None,
+                lifetimes: None,
+                key: row.key.with(group, stack),
+                member: if is_single { row.member } else { Some(member).filter(|_| is_of_one) },
+            };
+            sums.push(Sum { row, lifetimes: Vec::new(), is_of_several: !is_single && !is_of_one });
+            sums.len() - 1
+        });
+        let sum = &mut sums[index];
+        sum.is_of_several |= !is_single && sum.row.member != Some(member);
+        add(&mut sum.row, row);
+        sum.lifetimes.extend(row.lifetimes.as_ref().map(|lifetimes| (lifetimes, row.alloc.objects)));
+    }
+    let finished = |Sum { row, lifetimes, is_of_several }: Sum| Row {
+        lifetimes: survival::pooled(&lifetimes).filter(|_| !lifetimes.is_empty()),
+        member: row.member.filter(|_| !is_of_several),
+        ..row
+    };
+    sums.into_iter().map(finished).collect()
+}
+
+/// Stacks by the code that they are of, wherever a process has mapped it.
+struct Code {
+    /// For each distinct stack of the profile the number of its code.
+    id_of_stack: Vec<u32>,
+    /// A stack for each, with the addresses of the first process that mapped its modules.
+    stacks: Vec<Arc<Stack>>,
+}
+
+impl Code {
+    fn new(profile: &Profile, interned: &Interned) -> Self {
+        let mut frames: Vec<Frame> = Vec::new();
+        let mut known: HashMap<Place, Vec<u32>> = HashMap::new();
+        let id_of_frame: Vec<u32> = interned
+            .frames
+            .iter()
+            .map(|frame| {
+                let frame = Frame { address: profile.address_in_first_process(frame), ..(*frame).clone() };
+                let same = known.entry(place(&frame)).or_default();
+                let is_same = |id: &&u32| is_same_code(&frames[**id as usize], &frame);
+                if let Some(&id) = same.iter().find(is_same) {
+                    return id;
+                }
+                let id = frames.len() as u32;
+                same.push(id);
+                frames.push(frame);
+                id
+            })
+            .collect();
+        let mut numbers: HashMap<(Vec<u32>, Option<Arc<str>>, &'static str), u32> = HashMap::new();
+        let mut code = Self { id_of_stack: Vec::with_capacity(interned.stacks.len()), stacks: Vec::new() };
+        for (stack, interned_stack) in (0..).zip(&interned.stacks) {
+            let ids: Vec<u32> = interned.frame_ids(stack).iter().map(|&id| id_of_frame[id as usize]).collect();
+            let Stack { cut, unwinder, .. } = interned_stack.stack;
+            let number = *numbers.entry((ids, cut.clone(), unwinder)).or_insert_with_key(|(ids, cut, unwinder)| {
+                let frames = ids.iter().map(|&id| frames[id as usize].clone()).collect();
+                code.stacks.push(Arc::new(Stack { frames, unwinder, cut: cut.clone() }));
+                code.stacks.len() as u32 - 1
+            });
+            code.id_of_stack.push(number);
+        }
+        code
+    }
+}
+
+/// Where code is: module, offset in its file, line, function.
+type Place = (Option<usize>, Option<u64>, Option<u32>, Option<Arc<str>>);
+
+fn place(frame: &Frame) -> Place {
+    // Generated code of the same name is the same, wherever it is.
+    let offset = if frame.module.is_some() { frame.file_offset } else { None };
+    (frame.module, offset, frame.line, frame.function.clone())
+}
+
+/// Whether two frames of the same place are equal but for their addresses. Without name and module, only the address
+/// tells code apart.
+fn is_same_code(one: &Frame, other: &Frame) -> bool {
+    let is_named = one.function.is_some() || one.module.is_some() && one.file_offset.is_some();
+    *one == Frame { address: if is_named { one.address } else { other.address }, ..other.clone() }
+}
+
+/// The profile with each process by itself. Rows of processes that were put together are their totals then, without
+/// stacks.
+pub fn by_process(profile: &Profile) -> Cow<'_, Profile> {
+    if profile.processes.iter().all(|process| process.members.is_empty()) {
+        return Cow::Borrowed(profile);
+    }
+    let mut apart = without_rows(profile);
+    let mut number_of = Vec::with_capacity(profile.processes.len());
+    for process in &profile.processes {
+        number_of.push(apart.processes.len());
+        if process.members.is_empty() {
+            apart.processes.push(process.clone());
+            continue;
+        }
+        for Member { process, totals } in &process.members {
+            let number = apart.processes.len();
+            apart.rows.extend(totals.iter().map(|row| row.clone().with_process(number)));
+            apart.processes.push(process.clone());
+        }
+    }
+    let alone = |row: &&Row| profile.processes.get(row.key.process).is_some_and(|it| it.members.is_empty());
+    let rows = profile.rows.iter().filter(alone).map(|row| row.clone().with_process(number_of[row.key.process]));
+    apart.rows.extend(rows);
+    Cow::Owned(apart)
+}
+
+#[cfg(test)]
+#[path = "programs_tests.rs"]
+mod tests;

@@ -1,0 +1,56 @@
+//! Trial links, to a function of heapbpf itself: some kernels load programs that they cannot link, or run them for fewer
+//! threads than they should.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::AsFd;
+
+use aya::maps::Array;
+
+use super::loader::{Loader, ProgramKind};
+use super::{KernelError, sys};
+
+/// The target of trial links: a function that nothing calls but the trial itself.
+#[inline(never)]
+extern "C" fn trial_site() -> u32 {
+    std::hint::black_box(1)
+}
+
+/// The path and file offset of [`trial_site`].
+///
+/// # Errors
+/// It is not found in our own mappings.
+pub fn location() -> Result<(CString, u64), KernelError> {
+    own_location(trial_site as *const () as u64).ok_or_else(|| KernelError::Link {
+        what: "heapbpf's own program file".into(),
+        source: io::Error::from_raw_os_error(libc::ENOENT),
+    })
+}
+
+/// The path and file offset of heapbpf's own code at an address.
+pub(super) fn own_location(address: u64) -> Option<(CString, u64)> {
+    let maps = procfs::process::Process::myself().ok()?.maps().ok()?;
+    let map = maps.iter().find(|map| (map.address.0..map.address.1).contains(&address))?;
+    let path = CString::new("/proc/self/exe").ok()?;
+    Some((path, address - map.address.0 + map.offset))
+}
+
+/// Whether a multi link to one process runs its program for a thread other than the process's first. Linux 6.6 to 6.9
+/// compare the process id with the thread's, without the correction of 6.10.
+///
+/// # Errors
+/// The link cannot be made, or its runs cannot be read.
+pub fn sees_all_threads(loader: &Loader) -> Result<bool, KernelError> {
+    let failed = |error: aya::maps::MapError| KernelError::Object(error.to_string());
+    let program = loader.program("count_run", ProgramKind::UprobeMulti)?;
+    let runs: Array<_, u64> = Array::try_from(loader.typed_map("TRIAL_RUNS")?).map_err(failed)?;
+    let before = runs.get(&0, 0).map_err(failed)?;
+    let (path, offset) = location()?;
+    let target = sys::UprobeTarget { path: &path, offsets: &[offset], cookies: &[0], pid: Some(std::process::id()) };
+    let refused = |source| KernelError::Link { what: "heapbpf's own program file".into(), source };
+    let link = sys::link_uprobe_multi(program.as_fd(), sys::ATTACH_UPROBE_MULTI, &target, 0).map_err(refused)?;
+    std::thread::scope(|scope| std::thread::Builder::new().spawn_scoped(scope, || trial_site()).map(drop))
+        .map_err(refused)?;
+    drop(link);
+    Ok(runs.get(&0, 0).map_err(failed)? > before)
+}

@@ -1,0 +1,54 @@
+//! Places for requests in progress. Each token has its own, so that none can take those of the others.
+
+use std::future::Future;
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+/// What each of `tokens` tokens gets of `most` places: an equal share, at least one.
+pub fn places_of_each(most: usize, tokens: usize) -> usize {
+    (most / tokens.max(1)).max(1)
+}
+
+/// Places of one kind, by token.
+pub struct Places {
+    by_token: Box<[Semaphore]>,
+    /// How many each token has.
+    pub of_each: usize,
+}
+
+impl Places {
+    /// `most` places, shared equally by this many tokens.
+    pub fn new(most: usize, tokens: usize) -> Self {
+        let of_each = places_of_each(most, tokens);
+        Self { by_token: (0..tokens.max(1)).map(|_| Semaphore::new(of_each)).collect(), of_each }
+    }
+
+    /// A place, if the token has one left.
+    pub fn try_take(&self, token: usize) -> Option<SemaphorePermit<'_>> {
+        self.by_token.get(token)?.try_acquire().ok()
+    }
+
+    /// A place, as soon as the token has one left; `None` if there is no such token.
+    pub fn take(&self, token: usize) -> impl Future<Output = Option<SemaphorePermit<'_>>> {
+        let of_token = self.by_token.get(token);
+        // The semaphores are never closed.
+        async move { of_token?.acquire().await.ok() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_one_token_takes_the_others_keep() {
+        let places = Places::new(9, 4);
+        assert_eq!(places.of_each, 2);
+        let taken: Vec<_> = (0..3).map(|_| places.try_take(0)).collect();
+        assert!(taken[0].is_some() && taken[1].is_some() && taken[2].is_none());
+        assert!(places.try_take(3).is_some() && places.try_take(4).is_none());
+        drop(taken);
+        assert!(places.try_take(0).is_some());
+        assert_eq!(Places::new(2, 5).of_each, 1, "nobody is shut out");
+    }
+}

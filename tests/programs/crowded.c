@@ -1,0 +1,40 @@
+/* KIND COUNT ROUNDS [FOLDER]: maps COUNT executable pages below its libraries, none next to another, and then allocates.
+ * KIND: `code` (memory without a file), `pieces` (of its own file), `files` (each of a new file in FOLDER). */
+#include "truth.h"
+#include <fcntl.h>
+SITE(00, malloc(n))
+static int new_file(const char *folder, uint64_t i) {
+  char path[4096];
+  snprintf(path, sizeof path, "%s/%llu", folder, (unsigned long long)i);
+  int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0700);
+  if (fd < 0 || ftruncate(fd, 4096)) die("cannot make a file");
+  return fd;
+}
+int main(int argc, char **argv) {
+  const char *kind = argc > 1 ? argv[1] : "code";
+  uint64_t count = argument(argc, argv, 2, 12000), rounds = argument(argc, argv, 3, 1000);
+  const char *folder = argc > 4 ? argv[4] : "/tmp";
+  /* Every other page stays inaccessible, so that the kernel does not merge the mappings. */
+  char *room = mmap(0, count * 2 * 4096, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (room == MAP_FAILED) die("no room");
+  int self = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+  for (uint64_t i = 0; i < count; i++) {
+    char *page = room + i * 2 * 4096;
+    if (!strcmp(kind, "code")) {
+      if (mprotect(page, 4096, PROT_READ | PROT_EXEC)) die("mprotect");
+      continue;
+    }
+    int fd = strcmp(kind, "files") ? self : new_file(folder, i);
+    if (mmap(page, 4096, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_FIXED, fd, 0) == MAP_FAILED) die("mmap");
+    if (fd != self) close(fd);
+  }
+  ready();
+  for (uint64_t r = 0; r < rounds; r++) {
+    size_t n = 1 + r % 3000;
+    char *p = site_00(n);
+    took(0, n);
+    if (r % 2) { free(p); gave(0, n); }
+  }
+  report();
+  return 0;
+}

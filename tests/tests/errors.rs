@@ -1,0 +1,194 @@
+//! Errors of the kernel while a recording runs: none of them ends it or changes its figures, and each kind is told once.
+
+use std::collections::BTreeSet;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::turn;
+use heapbpf_tests::output::{self, Profile, Stats};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::{Outcome, Recorder};
+use heapbpf_tests::refusing::{Faults, ITERATOR, MAP_BATCH, MAP_DELETE, MAP_LOOKUP, MAP_NEXT_KEY, MAP_UPDATE};
+use heapbpf_tests::scrape::{get, get_with};
+use heapbpf_tests::target::{Target, until};
+
+/// Checks that what failed is told, each kind once: on standard error, and in the profile.
+fn is_told_once(outcome: &Outcome, profile: &Profile) {
+    let told: Vec<&str> = outcome.stderr.lines().filter(|line| line.contains("it is tried again")).collect();
+    assert!(!told.is_empty(), "nobody says that something failed:\n{}", outcome.stderr);
+    let what = |line: &&str| line.split(" failed: ").next().map(str::to_owned);
+    let kinds: BTreeSet<_> = told.iter().map(what).collect();
+    assert_eq!(kinds.len(), told.len(), "more than once: {told:?}");
+    assert!(profile.notes.iter().any(|note| note.contains("was tried again")), "{:?}", profile.notes);
+}
+
+/// Reads and writes of maps and iterators that fail now and then, from the beginning to the end of the recording.
+#[test]
+fn calls_that_fail_now_and_then_cost_nothing() {
+    let Some(_turn) = turn("calls_that_fail_now_and_then_cost_nothing") else { return };
+    // A cut makes up to six reads one after the other: some must come through.
+    for (command, one_in) in [(MAP_LOOKUP, 9), (MAP_NEXT_KEY, 3), (MAP_UPDATE, 2), (ITERATOR, 2)] {
+        let faults = Faults::of(command);
+        let mut target = Target::start(&program("mix"), ["20000"]);
+        let (recording, address) = Recorder::of(target.pid(), 1).failing(&faults).serve();
+        faults.fail_one_in(one_in);
+        let truth = target.run();
+        until("calls that fail", || {
+            // Who asks waits until it works, and gets an answer.
+            let answer = get(address, "/debug/pprof/heap");
+            assert_eq!(answer.status, 200, "{}", answer.text());
+            faults.failed() >= 3
+        });
+        let outcome = recording.stop();
+        let (profile, stats) = outcome.results();
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
+        assert_eq!(stats.lost(), 0, "{stats:?}");
+        assert!(stats.other["errors"] > 0, "{command}: {stats:?}");
+        is_told_once(&outcome, &profile);
+    }
+}
+
+/// Removals that fail after a process has ended: what it held is known nevertheless, and its calls count once.
+#[test]
+fn removals_that_fail_count_nothing_twice() {
+    let Some(_turn) = turn("removals_that_fail_count_nothing_twice") else { return };
+    let faults = Faults::of(MAP_DELETE);
+    let (mut target, other) = (Target::start(&program("mix"), ["20000"]), Target::start(&program("mix"), ["1"]));
+    let (recording, address) = Recorder::of(target.pid(), 1).pid(other.pid()).failing(&faults).serve();
+    let truth = target.run();
+    faults.fail_one_in(1);
+    drop(target);
+    // Its counters are taken over some time after its end.
+    let errors = || get(address, "/metrics").metric("heapbpf_events_total{name=\"errors\"}");
+    until("counters that cannot be taken over", || errors().is_some_and(|errors| errors > 0.0));
+    faults.fail_one_in(0);
+    let outcome = recording.stop();
+    let (profile, stats) = outcome.results();
+    checks::sites(&profile, &truth, 1, Compare::AtExit);
+    assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
+    is_told_once(&outcome, &profile);
+}
+
+/// After a loss the live map tells what was lost. If it cannot be read, error bars cover that.
+#[test]
+fn without_the_live_map_error_bars_cover_what_was_lost() {
+    let Some(_turn) = turn("without_the_live_map_error_bars_cover_what_was_lost") else { return };
+    let faults = Faults::of(MAP_BATCH);
+    let mut target = Target::start(&program("mix"), ["200000"]);
+    let recorder = Recorder::of(target.pid(), 1).option("--ring-bytes", "64KiB").failing(&faults);
+    let recording = recorder.start();
+    faults.fail_one_in(1);
+    recording.signal(libc::SIGSTOP);
+    target.go();
+    let truth = target.truth();
+    recording.signal(libc::SIGCONT);
+    let outcome = recording.stop();
+    let (profile, stats) = outcome.results();
+    assert!(stats.lost["ring_full"] > 0 && faults.failed() > 0, "{stats:?}");
+    let within = |estimate: &output::Estimate, truth: u64| {
+        let (low, high) = (estimate.low.expect("a bound"), estimate.high.expect("a bound"));
+        assert!((low..=high).contains(&(truth as f64)), "{truth} is not in {estimate:?}");
+    };
+    within(&profile.totals.alloc_bytes, truth.bytes());
+    within(profile.totals.inuse_bytes.as_ref().expect("frees are tracked"), truth.live_bytes());
+    is_told_once(&outcome, &profile);
+}
+
+/// Checks the profile of a recording that could not read its counters at the end: every sample is in it, and that nobody
+/// knows what is missing.
+fn without_counters(outcome: &Outcome, truth: &heapbpf_tests::truth::Truth) -> Profile {
+    let profile: Profile = output::read(&outcome.file("profile.json"));
+    let _: Stats = output::read(&outcome.file("stats.json"));
+    checks::sites(&profile, truth, 1, Compare::All);
+    let total = &profile.totals.alloc_bytes;
+    assert!(total.exact.is_none() && total.low.is_none() && total.high.is_none(), "{total:?}");
+    let told = |note: &String| note.contains("counters could not be read at the end");
+    assert!(profile.notes.iter().any(told), "{:?}", profile.notes);
+    profile
+}
+
+#[test]
+fn counters_that_cannot_be_read_at_the_end_leave_the_samples() {
+    let Some(_turn) = turn("counters_that_cannot_be_read_at_the_end_leave_the_samples") else { return };
+    let faults = Faults::of(ITERATOR);
+    let mut target = Target::start(&program("mix"), ["20000"]);
+    let recording = Recorder::of(target.pid(), 1).failing(&faults).start();
+    let truth = target.run();
+    faults.fail_one_in(1);
+    without_counters(&recording.stop(), &truth);
+}
+
+/// Without its counters for half a minute a recording cannot know what it lost: it ends, with the profile so far and the
+/// reason.
+#[test]
+fn counters_that_cannot_be_read_for_long_end_the_recording_with_its_profile() {
+    let Some(_turn) = turn("counters_that_cannot_be_read_for_long_end_the_recording_with_its_profile") else { return };
+    let faults = Faults::of(ITERATOR);
+    let mut target = Target::start(&program("mix"), ["20000"]);
+    let (recording, address) = Recorder::of(target.pid(), 1).failing(&faults).serve();
+    let truth = target.run();
+    faults.fail_one_in(1);
+    let waiting = std::thread::spawn(move || get_with(address, "/debug/pprof/heap", "").status);
+    let outcome = recording.ends();
+    assert_eq!(outcome.status.code(), Some(1), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("ended early, with the profile so far"), "{}", outcome.stderr);
+    assert_eq!(waiting.join().expect("an answer"), 503);
+    let profile = without_counters(&outcome, &truth);
+    let told =
+        |note: &String| note.contains("the recording ended early: the kernel's counters could not be read for 30 s");
+    assert!(profile.notes.iter().any(told), "{:?}", profile.notes);
+    assert!(faults.failed() > 5, "it was tried again: {}", faults.failed());
+    assert!(faults.failed() < 100, "with growing pauses: {}", faults.failed());
+}
+
+/// Bytes that `churn` reports to have allocated.
+fn bytes_of(report: &str) -> f64 {
+    let report: serde_json::Value = serde_json::from_str(report).expect("a report");
+    report["sites"].as_array().expect("sites").iter().map(|site| site["bytes"].as_f64().expect("bytes")).sum()
+}
+
+/// The interval that was chosen for the call rate is set as soon as that works.
+#[test]
+fn an_interval_that_cannot_be_set_is_set_later() {
+    let Some(_turn) = turn("an_interval_that_cannot_be_set_is_set_later") else { return };
+    let faults = Faults::of(MAP_UPDATE);
+    let mut target = Target::start(&program("churn"), ["paced", "300000"]);
+    let recorder = Recorder::new().pid(target.pid()).option("--interval", "auto").option("--max-overhead", "none");
+    let (recording, address) = recorder.failing(&faults).serve();
+    faults.fail_one_in(1);
+    target.go();
+    let told = || recording.next_line().contains("setting the sampling interval failed");
+    until("an interval that cannot be set", told);
+    faults.fail_one_in(0);
+    let bytes = bytes_of(&target.line());
+    assert_eq!(get(address, "/metrics").status, 200);
+    let (profile, stats) = recording.stop().results();
+    let intervals: BTreeSet<u64> = profile.stacks.iter().map(|stack| stack.interval).collect();
+    assert!(intervals.iter().any(|interval| *interval != profile.interval_bytes), "{intervals:?}: {:?}", profile.notes);
+    assert!(
+        profile.notes.iter().any(|note| note.contains("setting the sampling interval failed")),
+        "{:?}",
+        profile.notes
+    );
+    assert!((stats.exact_alloc_bytes as f64 / bytes - 1.0).abs() < 0.01, "{} of {bytes}", stats.exact_alloc_bytes);
+}
+
+/// In time windows counters are read at the beginning and the end of each. If that fails, the pause or the window is longer.
+#[test]
+fn time_windows_go_on_where_counters_fail_now_and_then() {
+    let Some(_turn) = turn("time_windows_go_on_where_counters_fail_now_and_then") else { return };
+    let faults = Faults::of(ITERATOR);
+    let mut target = Target::start(&program("churn"), ["paced", "300000"]);
+    let recorder = Recorder::of(target.pid(), 16 << 10).option("--max-overhead", "10%");
+    let recording = recorder.failing(&faults).start();
+    faults.fail_one_in(3);
+    target.go();
+    let bytes = bytes_of(&target.line());
+    let (profile, stats) = recording.stop().results();
+    let notes = profile.notes.join("\n");
+    assert!(notes.contains("time windows only") && notes.contains("was tried again"), "{notes}");
+    // budget.rs tests how well windows stand for the whole time.
+    let (total, seen) = (&profile.totals.alloc_bytes, stats.exact_alloc_bytes as f64);
+    println!("{total:?} for {bytes}, {seen} counted\n{notes}");
+    assert!(total.value() > 0.0 && total.exact.is_none() && total.low.is_none() && seen < bytes, "{total:?}");
+}

@@ -1,0 +1,116 @@
+//! Ends of lives that no record tells of, because the events ring was full: they are found, told, and what they held gives up
+//! its place.
+
+use std::path::{Path, PathBuf};
+
+use heapbpf_tests::environment::turn;
+use heapbpf_tests::output::{Estimate, Process};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::{Outcome, Recorder, Recording};
+use heapbpf_tests::scrape::get;
+use heapbpf_tests::target::{Target, until};
+
+/// The smallest events ring: one page, which holds the records of less than thirty allocations.
+const SMALLEST_RING: [&str; 2] = ["--ring-bytes", "4096"];
+
+/// A copy of a program under a name that no other process has.
+fn named(name: &str, program: &Path, folder: &Path) -> PathBuf {
+    let copy = folder.join(name);
+    std::fs::copy(program, &copy).expect("our own folder");
+    copy
+}
+
+/// Does `then` while heapbpf does not run, so that its events ring fills up and stays full.
+fn while_stopped<T>(recording: &Recording, then: impl FnOnce() -> T) -> T {
+    recording.signal(libc::SIGSTOP);
+    let pid = recording.pid();
+    let states = || {
+        let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        tasks.filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok())
+    };
+    until("heapbpf has stopped", || {
+        states().all(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
+    });
+    let result = then();
+    recording.signal(libc::SIGCONT);
+    result
+}
+
+/// Checks that ends were found, and that the user is told.
+fn told(outcome: &Outcome) {
+    let (_, stats) = outcome.results();
+    let lost = stats.other["process_events_lost"];
+    assert!(lost > 0, "no record of an end was lost: {stats:?}");
+    assert_eq!(stats.other["ends_found"], lost, "{stats:?}");
+    assert!(stats.other["blocks_of_ended"] > 0, "{stats:?}");
+    let said = format!("{}{}", outcome.stdout, outcome.stderr).split_whitespace().collect::<Vec<_>>().join(" ");
+    assert!(said.contains("were not reported"), "nobody says so: {said}");
+}
+
+/// The process has ended, and what it held is as of its end.
+#[test]
+fn an_exit_whose_record_was_lost() {
+    let Some(_turn) = turn("an_exit_whose_record_was_lost") else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = named("heapbpf-lost-1", &program("endings"), folder.path());
+    let mut target = Target::start(&file, ["sigkill", "400"]);
+    let recorder = Recorder::new().option("--comm", "heapbpf-lost-1").interval(1);
+    let recording = recorder.option(SMALLEST_RING[0], SMALLEST_RING[1]).start();
+    let pid = target.pid();
+    let truth = while_stopped(&recording, || {
+        let truth = target.run();
+        target.end();
+        truth
+    });
+    let outcome = recording.stop();
+    let (profile, _) = outcome.results();
+    told(&outcome);
+    let process = profile.process(pid);
+    assert!(process.ended, "{process:?}");
+    let value = |estimate: &Option<Estimate>| estimate.as_ref().and_then(|it| it.estimate);
+    assert_eq!(value(&process.figures.inuse_objects), Some(0.0), "{process:?}");
+    assert_eq!(value(&process.figures.at_exit_objects), Some(truth.live_allocs() as f64), "{process:?}");
+}
+
+/// The first program's memory is gone, and the second one's is in use.
+#[test]
+fn an_exec_whose_record_was_lost() {
+    let Some(_turn) = turn("an_exec_whose_record_was_lost") else { return };
+    // Several execs, because the first one's small record may fit where no other does.
+    let mut target = Target::start(&program("family"), ["exec", "XXX"]);
+    let recording = Recorder::of(target.pid(), 1).option(SMALLEST_RING[0], SMALLEST_RING[1]).start();
+    let truth = while_stopped(&recording, || target.run());
+    let outcome = recording.stop();
+    let (profile, _) = outcome.results();
+    told(&outcome);
+    let (last, before) = profile.processes.split_last().expect("its lives");
+    assert!(before.iter().all(|process| process.ended) && !last.ended, "{:?}", profile.processes);
+    let objects = |process: &Process| process.figures.inuse_objects.as_ref().and_then(|it| it.estimate);
+    assert!(before.iter().all(|process| objects(process) == Some(0.0)), "gone with their programs: {before:?}");
+    assert_eq!(objects(last), Some(truth.site("site_02").live_allocs as f64), "the last program's");
+}
+
+/// Places in the live map that ended processes held are free again: the next process has all that it needs.
+#[test]
+fn places_of_ended_processes_are_given_up() {
+    let Some(_turn) = turn("places_of_ended_processes_are_given_up") else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let file = named("heapbpf-lost-2", &program("endings"), folder.path());
+    // Each process holds a thousand blocks.
+    let recorder = Recorder::new().option("--comm", "heapbpf-lost-2").interval(1).option("--live-max", "1500");
+    let (recording, address) = recorder.option(SMALLEST_RING[0], SMALLEST_RING[1]).serve();
+    for ended in 1..=3 {
+        let mut target = Target::start(&file, ["sigkill", "4000"]);
+        while_stopped(&recording, || {
+            target.run();
+            target.end();
+        });
+        let found = || get(address, "/metrics").metric("heapbpf_events_total{name=\"ends_found\"}");
+        until("the lost end is found", || found().is_some_and(|ends| ends >= f64::from(ended)));
+    }
+    let outcome = recording.stop();
+    let (profile, stats) = outcome.results();
+    told(&outcome);
+    assert_eq!(stats.other["untracked"], 0, "{stats:?}");
+    assert_eq!(profile.totals.inuse_objects.and_then(|it| it.estimate), Some(0.0));
+}

@@ -1,0 +1,215 @@
+//! What the options that name targets select: several at once, children, and processes that become members while they run.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use heapbpf_tests::cgroup::Cgroup;
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::constant::Load;
+use heapbpf_tests::environment::{skipped, turn};
+use heapbpf_tests::output::Profile;
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::scrape::get;
+use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::truth::Truth;
+
+/// A copy of a program under another name.
+fn copy_of(program: &Path, folder: &Path, name: &str) -> PathBuf {
+    let copy = folder.join(name);
+    std::fs::copy(program, &copy).expect("our own folder");
+    copy
+}
+
+fn has(profile: &Profile, pid: u32) -> bool {
+    profile.processes.iter().any(|process| process.pid == pid)
+}
+
+/// Checks that each of these targets is in the profile with all that it did.
+fn all_there(profile: &Profile, truths: &[(u32, Truth)]) {
+    for (pid, truth) in truths {
+        checks::sites_of(profile, *pid, truth, 1, Compare::All);
+    }
+}
+
+#[test]
+fn several_kinds_of_targets_are_added_up() {
+    let case = "several_kinds_of_targets_are_added_up";
+    let Some(_turn) = turn(case) else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let named = copy_of(&program("pairs"), folder.path(), "of-this-name");
+    let other = program("pairs");
+    let group = Cgroup::new();
+    if group.is_none() {
+        skipped(case, "no writable cgroup2 mount: without --cgroup");
+    }
+    let start = |file: &Path| Target::start(file, ["500"]);
+    let (mut by_pid, mut by_comm, mut by_cgroup, mut by_none) =
+        (start(&other), start(&named), start(&other), start(&other));
+    let mut recorder = Recorder::of(by_pid.pid(), 1).option("--comm", "of-this-n*");
+    if let Some(group) = &group {
+        group.take("", by_cgroup.pid());
+        recorder = recorder.option("--cgroup", &group.path().display().to_string());
+    }
+    let recording = recorder.start();
+    by_none.run();
+    let mut targets = vec![&mut by_pid, &mut by_comm];
+    targets.extend(group.is_some().then_some(&mut by_cgroup));
+    let truths: Vec<_> = targets.into_iter().map(|target| (target.pid(), target.run())).collect();
+    let (profile, _) = recording.stop().results();
+    all_there(&profile, &truths);
+    assert!(!has(&profile, by_none.pid()), "nothing selects it");
+    for target in [by_pid, by_comm, by_cgroup] {
+        target.end();
+    }
+}
+
+/// Whatever is added to all processes, it is all processes.
+#[test]
+fn all_with_anything_is_all() {
+    let Some(_turn) = turn("all_with_anything_is_all") else { return };
+    let (mut one, mut other) = (Target::start(&program("pairs"), ["500"]), Target::start(&program("pairs"), ["500"]));
+    let recorder = Recorder::of(one.pid(), 1).flag("--all").option("--comm", "x").option("--max-overhead", "none");
+    let recording = recorder.start();
+    let truths = [(one.pid(), one.run()), (other.pid(), other.run())];
+    let (profile, _) = recording.stop().results();
+    all_there(&profile, &truths);
+    for target in [one, other] {
+        target.end();
+    }
+}
+
+/// A shell that starts a child of another name, and becomes a program of another name itself. Each waits for a line first.
+struct Family {
+    shell: Child,
+    stdin: ChildStdin,
+    lines: BufReader<ChildStdout>,
+}
+
+impl Family {
+    /// Starts it from a shell with this path.
+    fn start(shell: &Path) -> Self {
+        let script = "read go; /bin/sh -c 'echo $$; read go; FREE_RUNNING=1 exec \"$0\" 500' \"$0\"; \
+                      read go; FREE_RUNNING=1 exec \"$0\" 700";
+        let mut command = Command::new(shell);
+        command.args(["-c", script]).arg(program("pairs")).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut shell = command.spawn().expect("a shell");
+        let stdin = shell.stdin.take().expect("piped");
+        let lines = BufReader::new(shell.stdout.take().expect("piped"));
+        Self { shell, stdin, lines }
+    }
+
+    fn go(&mut self) {
+        self.stdin.write_all(b"go\n").expect("it waits");
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        assert!(self.lines.read_line(&mut line).expect("a pipe") > 0, "it ended");
+        line
+    }
+
+    /// The report of a program, with its process id.
+    fn truth(&mut self) -> (u32, Truth) {
+        let ready = self.line();
+        let pid = ready.strip_prefix("READY ").unwrap_or_else(|| panic!("{ready}")).trim().parse().expect("a pid");
+        (pid, serde_json::from_str(&self.line()).expect("a report"))
+    }
+
+    /// Lets the child exist; returns its process id.
+    fn child(&mut self) -> u32 {
+        self.go();
+        self.line().trim().parse().expect("a pid")
+    }
+}
+
+impl Drop for Family {
+    fn drop(&mut self) {
+        let _ = self.shell.kill();
+        let _ = self.shell.wait();
+    }
+}
+
+/// Checks what is recorded of the family: with `follows` the child's program and what the shell itself became, otherwise
+/// neither.
+fn judge(profile: &Profile, follows: bool, truths: &[(u32, Truth)]) {
+    assert!(profile.unread.is_none(), "too slow to tell: {:?}", profile.unread);
+    for (pid, truth) in truths {
+        if follows {
+            checks::sites_of(profile, *pid, truth, 1, Compare::AtExit);
+        } else {
+            let seen = profile.processes.iter().find(|process| process.pid == *pid && process.comm == "pairs");
+            assert!(seen.is_none(), "it has another name: {seen:?}");
+        }
+    }
+}
+
+#[test]
+fn children_of_processes_of_a_name_are_followed_unless_told_otherwise() {
+    let Some(_turn) = turn("children_of_processes_of_a_name_are_followed_unless_told_otherwise") else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let shell = copy_of(Path::new("/bin/sh"), folder.path(), "heapbpf-parent");
+    for (flag, follows) in [("--follow", true), ("--no-follow", false)] {
+        let mut present = Family::start(&shell);
+        let recording = Recorder::new().option("--comm", "heapbpf-par*").flag(flag).interval(1).start();
+        let mut future = Family::start(&shell);
+        let mut truths = Vec::new();
+        for family in [&mut present, &mut future] {
+            let child = family.child();
+            family.go();
+            let of_child = family.truth();
+            assert_eq!(of_child.0, child);
+            family.go();
+            truths.extend([of_child, family.truth()]);
+        }
+        drop((present, future));
+        let (profile, _) = recording.stop().results();
+        assert!(profile.processes.iter().any(|process| process.comm == "heapbpf-parent"), "{:?}", profile.processes);
+        judge(&profile, follows, &truths);
+    }
+}
+
+/// A child that leaves the cgroup before it calls an allocator.
+#[test]
+fn children_of_processes_of_a_cgroup_are_followed_unless_told_otherwise() {
+    let case = "children_of_processes_of_a_cgroup_are_followed_unless_told_otherwise";
+    let Some(_turn) = turn(case) else { return };
+    let Some(group) = Cgroup::new() else { return skipped(case, "no writable cgroup2 mount") };
+    let outside = group.path().parent().expect("the mount");
+    for (flag, follows) in [("--follow", true), ("--no-follow", false)] {
+        let mut family = Family::start(Path::new("/bin/sh"));
+        group.take("", family.shell.id());
+        let path = group.path().display().to_string();
+        let recording = Recorder::new().option("--cgroup", &path).flag(flag).interval(1).start();
+        let child = family.child();
+        for pid in [child, family.shell.id()] {
+            std::fs::write(outside.join("cgroup.procs"), pid.to_string()).expect("root may move processes");
+        }
+        family.go();
+        let of_child = family.truth();
+        family.go();
+        let truths = [of_child, family.truth()];
+        let (profile, _) = recording.stop().results();
+        judge(&profile, follows, &truths);
+    }
+}
+
+/// A process that is moved into the cgroup while it runs, without an exec, after its threads were found to be none of ours.
+#[test]
+fn a_process_that_joins_the_cgroup_is_recorded_from_then_on() {
+    let case = "a_process_that_joins_the_cgroup_is_recorded_from_then_on";
+    let Some(_turn) = turn(case) else { return };
+    let Some(group) = Cgroup::new() else { return skipped(case, "no writable cgroup2 mount") };
+    let mut target = Load::SLOW.start();
+    let recorder = Recorder::new().option("--cgroup", &group.path().display().to_string()).interval(1);
+    let (recording, address) = recorder.serve();
+    target.run();
+    group.take("", target.pid());
+    let pid = target.pid();
+    let allocated = || get(address, "/metrics").metric_of("heapbpf_process_allocs_total", pid);
+    until("allocations of the new member", || allocated().is_some_and(|allocations| allocations > 0.0));
+    let (profile, _) = recording.stop().results();
+    assert!(profile.process(pid).figures.alloc_objects.value() > 0.0);
+    target.end();
+}

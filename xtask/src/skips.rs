@@ -1,0 +1,165 @@
+//! What the tests skipped, and why: listed at the end of `cargo xtask test`. In CI a skip that `.ci/allowed-skips` does not
+//! expect is a failure: tests that nobody runs say nothing.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::Context as _;
+
+use crate::context::Context;
+use crate::shell::say;
+
+/// The variable that names the file in which tests say what they skip (`heapbpf_testing::skipped`).
+const VARIABLE: &str = "HEAPBPF_SKIPPED";
+
+/// The skips that CI accepts, in the workspace.
+const ALLOWED: &str = ".ci/allowed-skips";
+
+/// A test, or a part of one, that did not run.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Skip {
+    test: String,
+    why: String,
+}
+
+impl Skip {
+    fn parse(line: &str) -> Option<Self> {
+        let (test, why) = line.split_once('\t')?;
+        Some(Self { test: test.into(), why: why.into() })
+    }
+}
+
+/// The skips of one run.
+pub struct Skips {
+    file: PathBuf,
+    /// What xtask itself left out.
+    own: BTreeSet<Skip>,
+}
+
+impl Skips {
+    /// Nothing is skipped yet.
+    ///
+    /// # Errors
+    /// The target folder cannot be written.
+    pub fn begin(context: &Context) -> anyhow::Result<Self> {
+        let folder = context.target();
+        fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+        let file = folder.join("skipped-tests");
+        fs::write(&file, "").with_context(|| format!("cannot write {}", file.display()))?;
+        Ok(Self { file, own: BTreeSet::new() })
+    }
+
+    /// Has the tests of a command say what they skip.
+    pub fn listen<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.env(VARIABLE, &self.file)
+    }
+
+    /// Notes what xtask itself leaves out.
+    pub fn note(&mut self, what: impl Into<String>, why: impl Into<String>) {
+        self.own.insert(Skip { test: what.into(), why: why.into().replace('\n', " ") });
+    }
+
+    /// Forgets tests that were skipped for want of root: they are about to run again as root, and tell if they still are.
+    ///
+    /// # Errors
+    /// The file cannot be read or written.
+    pub fn forget_those_for_root(&self) -> anyhow::Result<()> {
+        let told = fs::read_to_string(&self.file).with_context(|| format!("cannot read {}", self.file.display()))?;
+        fs::write(&self.file, without_those_for_root(&told))
+            .with_context(|| format!("cannot write {}", self.file.display()))
+    }
+
+    /// Lists what was skipped. Returns whether that is acceptable: always, except in CI.
+    ///
+    /// # Errors
+    /// A list cannot be read.
+    pub fn report(&self, context: &Context) -> anyhow::Result<bool> {
+        let told = fs::read_to_string(&self.file).with_context(|| format!("cannot read {}", self.file.display()))?;
+        let skips: BTreeSet<Skip> = told.lines().filter_map(Skip::parse).chain(self.own.iter().cloned()).collect();
+        if skips.is_empty() {
+            say!("nothing was skipped");
+            return Ok(true);
+        }
+        say!("skipped:");
+        for Skip { test, why } in &skips {
+            say!("  {test}: {why}");
+        }
+        if !in_ci() {
+            return Ok(true);
+        }
+        let file = context.root.join(ALLOWED);
+        let allowed = fs::read_to_string(&file).with_context(|| format!("cannot read {}", file.display()))?;
+        let unexpected = unexpected(&skips, &allowed)?;
+        for Skip { test, why } in &unexpected {
+            say!("failed: {test} was skipped ({why}): make it run here, or expect that in {ALLOWED}");
+        }
+        Ok(unexpected.is_empty())
+    }
+}
+
+fn without_those_for_root(told: &str) -> String {
+    let for_root = |line: &&str| Skip::parse(line).is_some_and(|skip| skip.why.contains("root"));
+    told.lines().filter(|line| !for_root(line)).map(|line| format!("{line}\n")).collect()
+}
+
+/// Whether this is a run whose result nobody reads line by line.
+fn in_ci() -> bool {
+    std::env::var("CI").is_ok_and(|value| value == "true" || value == "1")
+}
+
+/// The skips that no line of the list of allowed ones expects. A line is `TEST: part of the reason`, where `*` is any test;
+/// a part that is empty would allow everything and is an error.
+fn unexpected<'a>(skips: &'a BTreeSet<Skip>, allowed: &str) -> anyhow::Result<Vec<&'a Skip>> {
+    let mut expected = Vec::new();
+    for line in allowed.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+        let (test, why) = line.split_once(": ").unwrap_or((line, ""));
+        anyhow::ensure!(!why.trim().is_empty(), "{ALLOWED}: {line:?} is not `TEST: part of the reason`");
+        expected.push((test, why.trim()));
+    }
+    let is_expected = |skip: &&Skip| {
+        expected.iter().any(|(test, why)| (*test == "*" || *test == skip.test) && skip.why.contains(why))
+    };
+    Ok(skips.iter().filter(|skip| !is_expected(skip)).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_expected_for_its_reason_is_unexpected() {
+        let told = "formats::spark\tno module pyspark\nreach\tneeds root\nreach\tno musl\nnot a skip\n";
+        let skips: BTreeSet<Skip> = told.lines().filter_map(Skip::parse).collect();
+        assert_eq!(skips.len(), 3);
+        let left = |allowed| -> Vec<(&str, &str)> {
+            let unexpected = unexpected(&skips, allowed).expect("a list");
+            unexpected.into_iter().map(|skip| (skip.test.as_str(), skip.why.as_str())).collect()
+        };
+        let all = [("formats::spark", "no module pyspark"), ("reach", "needs root"), ("reach", "no musl")];
+        assert_eq!(left(""), all);
+        assert_eq!(left("# half a gigabyte\n\nformats::spark: pyspark\n"), all[1..]);
+        assert_eq!(left("formats::spark: pyspark\nreach: musl\n"), all[1..2], "another reason is another skip");
+        assert_eq!(left("*: no mus\n"), all[..2]);
+    }
+
+    #[test]
+    fn what_runs_again_as_root_is_forgotten() {
+        assert_eq!(without_those_for_root("a\tneeds root\nroot\tno musl\nb\tnot root\n"), "root\tno musl\n");
+    }
+
+    #[test]
+    fn a_line_that_would_allow_everything_is_an_error() {
+        let skips = BTreeSet::new();
+        for line in ["reach", "reach:", "*:  "] {
+            assert!(unexpected(&skips, line).is_err(), "{line}");
+        }
+    }
+
+    #[test]
+    fn the_list_in_the_tree_is_well_formed() {
+        let list = include_str!("../../.ci/allowed-skips");
+        assert!(unexpected(&BTreeSet::new(), list).expect("well formed").is_empty());
+    }
+}
