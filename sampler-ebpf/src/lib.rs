@@ -12,3 +12,4 @@ pub mod glob;
 pub mod rng;
 pub mod sampler;
 pub mod trials;
+pub mod x86_condition;

@@ -1,10 +1,13 @@
 //! What a profile must never do to a target: end it, or change what it computes. Each program notices itself.
 
+use std::process::{Command, Stdio};
+
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{skipped, turn};
+use heapbpf_tests::environment::{heapbpf, skipped, tool_or_install, turn};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::Target;
+use heapbpf_tests::target::{Target, until, wait};
+use serde_json::Value;
 
 /// Whether this is x86-64; if not, says that `case` is skipped.
 fn is_x86_64(case: &str) -> bool {
@@ -36,4 +39,108 @@ fn data_below_the_stack_pointer_stay_as_they_are() {
             assert_ne!(probe.kind, "optimized", "{link}: {probe:?}");
         }
     }
+}
+
+/// Fibers that yield between an allocator's entry and its return. The kernel tells by the stack pointer which calls have
+/// returned, so a return probe there would end the program: the return sites are probed instead. With sessions a return
+/// probe is possible where those cannot be read, for one call at a time; without, such a function is not hooked.
+#[test]
+fn stacks_may_be_switched_inside_an_allocator() {
+    let case = "stacks_may_be_switched_inside_an_allocator";
+    let Some(_turn) = turn(case) else { return };
+    if !is_x86_64(case) {
+        return;
+    }
+    let switching = program("switching");
+    for mode in ["inside", "wander", "jumps"] {
+        let function = if mode == "jumps" { "fiber_jump" } else { "fiber_take" };
+        let allocator = format!("{}:{function}(size=arg0)->ret,free=fiber_give(arg0)", switching.display());
+        for (link, kind) in [("session", "context"), ("session", "hand"), ("multi", "context"), ("perf", "hand")] {
+            let mut target = Target::start(&switching, [mode, kind, "6000"]);
+            let recorder = Recorder::of(target.pid(), 4096).option("--alloc", &allocator).option("--link", link);
+            let recording = recorder.start();
+            let truth = target.run();
+            let (profile, stats) = recording.stop().results();
+            let what = format!("{mode}, {kind}, {link}: {stats:?}");
+            if mode == "jumps" && link != "session" {
+                let missing = profile.processes.iter().flat_map(|process| &process.missing);
+                assert!(missing.filter(|missing| missing.what == function).count() == 1, "{what}");
+                continue;
+            }
+            checks::identity(&stats);
+            assert_eq!(stats.hits, truth.allocs(), "{what}");
+            // Of many calls in flight at once, a sampled one may be lost, which is counted.
+            assert!(stats.submitted > 10 * stats.lost(), "{what}");
+        }
+    }
+}
+
+/// Fibers that yield between their calls, where a return probe on every call of malloc sees them on one stack after another.
+#[test]
+fn stacks_may_be_switched_between_calls() {
+    let case = "stacks_may_be_switched_between_calls";
+    let Some(_turn) = turn(case) else { return };
+    if !is_x86_64(case) {
+        return;
+    }
+    for (link, kind) in [("session", "hand"), ("multi", "context"), ("multi", "hand"), ("perf", "hand")] {
+        let mut target = Target::start(&program("switching"), ["around", kind, "50000"]);
+        let recording = Recorder::of(target.pid(), 4096).option("--link", link).start();
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        checks::sites(&profile, &truth, 4096, Compare::All);
+        assert_eq!((stats.exact_alloc_objects, stats.lost()), (truth.allocs(), 0), "{link}, {kind}: {stats:?}");
+    }
+}
+
+/// A debugger's breakpoint that is there already stays a breakpoint: another instruction is probed, if the function has one.
+#[test]
+fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
+    let case = "a_debuggers_breakpoint_is_hit_while_we_are_attached";
+    let Some(_turn) = turn(case) else { return };
+    if !is_x86_64(case) {
+        return;
+    }
+    let Some(gdb) = tool_or_install("gdb", "gdb") else { return skipped(case, "no gdb (Debian: gdb)") };
+    let mut target = Target::start(&program("mix"), ["50"]);
+    // The instruction that would be probed.
+    let doctor = Command::new(heapbpf()).args(["doctor", "--json", "--pid", &target.pid().to_string()]).output();
+    let found: Value = serde_json::from_slice(&doctor.expect("the binary runs").stdout).expect("JSON");
+    let attach = found["processes"][0]["attach"].as_array().expect("a list");
+    let reason_of = |entry: &Value| entry["reason"].as_str().expect("a text").to_owned();
+    let before = reason_of(attach.iter().find(|entry| entry["function"] == "free").expect("it is hooked"));
+    let place = before.split_whitespace().next().expect("an offset");
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (ready, hits) = (folder.path().join("ready"), folder.path().join("hits"));
+    let script = format!(
+        "import gdb\n\
+         gdb.execute('set breakpoint always-inserted on')\n\
+         class Hit(gdb.Breakpoint):\n    hits = 0\n    def stop(self):\n        Hit.hits += 1\n        return False\n\
+         Hit('*((char *) __libc_free {place})')\n\
+         gdb.events.cont.connect(lambda event: open('{}', 'w').close())\n\
+         gdb.execute('continue')\n\
+         open('{}', 'w').write(str(Hit.hits))\n",
+        ready.display(),
+        hits.display(),
+    );
+    let python = folder.path().join("script.py");
+    std::fs::write(&python, script).expect("our own folder");
+    let mut debugger = Command::new(gdb)
+        .args(["-q", "-nx", "-batch", "-p", &target.pid().to_string(), "-x"])
+        .arg(&python)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("gdb starts");
+    until("gdb lets the program continue", || ready.exists());
+    let recording = Recorder::of(target.pid(), 1).start();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    target.end();
+    wait(&mut debugger, "gdb");
+    checks::sites(&profile, &truth, 1, Compare::All);
+    let free = stats.attach.iter().find(|probe| probe.function == "free").expect("it is hooked");
+    assert_ne!(free.reason, before);
+    let hits: u64 = std::fs::read_to_string(hits).expect("gdb has written it").parse().expect("a number");
+    assert!(hits > 0, "the breakpoint was hit {hits} times");
 }

@@ -171,7 +171,8 @@ fn every_form_of_new_and_delete() {
 }
 
 /// Where operator new itself is hooked, an exception leaves a hooked function. It must reach its handler, and must not
-/// terminate the program. (mimalloc's library is C, and terminates the program itself.)
+/// terminate the program, whatever the reason of the failure and with every kind of link. (mimalloc's library is C, and
+/// terminates the program itself.)
 #[test]
 fn exceptions_out_of_operator_new() {
     let case = "exceptions_out_of_operator_new";
@@ -181,14 +182,21 @@ fn exceptions_out_of_operator_new() {
     }
     let throwing = program("throwing");
     for allocator in PRELOADED.iter().filter(|allocator| allocator.name != "mimalloc") {
-        for arguments in [&["200"][..], &["200", "limit"]] {
+        let cases = [
+            (&["200"][..], "session"),
+            (&["200", "limit"], "session"),
+            (&["200", "refused"], "session"),
+            (&["200", "refused"], "multi"),
+            (&["200", "refused"], "perf"),
+        ];
+        for (arguments, link) in cases {
             let Some(mut command) = allocator.command(case, &throwing) else { continue };
             let mut target = Target::start_command(command.args(arguments));
-            let recording = Recorder::of(target.pid(), 1).start();
+            let recording = Recorder::of(target.pid(), 1).option("--link", link).start();
             let truth = target.run();
             let (profile, stats) = recording.stop().results();
             checks::sites(&profile, &truth, 1, Compare::All);
-            assert!(stats.failed >= truth.failed && stats.lost() == 0, "{}: {stats:?}", allocator.name);
+            assert!(stats.failed >= truth.failed && stats.lost() == 0, "{}, {link}: {stats:?}", allocator.name);
         }
     }
 }

@@ -127,15 +127,6 @@ impl<'a> CallGraph<'a> {
         self.stubs.values().copied().flatten()
     }
 
-    /// Whether `part` is a part of the function that jumps there: nothing calls it, and no symbol names it as a
-    /// function.
-    #[must_use]
-    pub fn is_cold_part(&self, part: Extent) -> bool {
-        let by_name = |address: u64| self.image.functions().find(|(_, symbol)| symbol.address == address);
-        let named_apart = by_name(part.start).is_some_and(|(name, _)| !name.contains(".cold"));
-        !named_apart && !self.exported.contains(&part.start) && !self.edges_into(part).any(|edge| edge.is_call)
-    }
-
     /// The address that a call of `address` leads to: behind a stub, the function of that name in this file, if there
     /// is one.
     #[must_use]

@@ -1,6 +1,8 @@
 //! Control flow: calls and jumps, the code addresses that a function can return, and its return sites.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+
+use sampler_ebpf::abi::ResultLocation;
 
 /// The kind of a transfer of control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,8 +45,9 @@ pub struct Returned {
 /// How control leaves a function.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Exits {
-    /// Return sites: the addresses of its return instructions.
-    pub return_sites: BTreeSet<u64>,
+    /// Return sites: addresses of instructions of which every call that returns passes one, and where the result is
+    /// there.
+    pub return_sites: BTreeMap<u64, ResultLocation>,
     /// The functions it calls.
     pub calls: BTreeSet<Target>,
     /// Whether it also calls through pointers.

@@ -18,6 +18,8 @@ pub struct KernelRules {
     pub emulates_nop: bool,
     /// Longer no-ops are emulated too (x86-64, Linux 6.18; measured there).
     pub emulates_long_nops: bool,
+    /// Processes may have shadow stacks (x86-64), which an emulated call gets out of step on many kernels.
+    pub has_shadow_stacks: bool,
 }
 
 impl KernelRules {
@@ -30,12 +32,14 @@ impl KernelRules {
                 optimized_no_ops: NoOpLengths::default(),
                 emulates_nop: true,
                 emulates_long_nops: release >= (6, 18),
+                has_shadow_stacks: false,
             },
             Machine::Aarch64 => Self {
                 machine,
                 optimized_no_ops: NoOpLengths::default(),
                 emulates_nop: release >= (6, 13),
                 emulates_long_nops: false,
+                has_shadow_stacks: false,
             },
         }
     }
@@ -44,6 +48,12 @@ impl KernelRules {
     #[must_use]
     pub const fn with_optimized_no_ops(self, optimized_no_ops: NoOpLengths) -> Self {
         Self { optimized_no_ops, ..self }
+    }
+
+    /// The same rules for a machine on which processes may have shadow stacks, or not.
+    #[must_use]
+    pub const fn with_shadow_stacks(self, has_shadow_stacks: bool) -> Self {
+        Self { has_shadow_stacks, ..self }
     }
 }
 

@@ -1,12 +1,12 @@
 //! The plan for one file: the sites to probe, the ranges of reentrant code, and what cannot be hooked.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use heapbpf_audit::{Covered, FileKind, Missing, ProbeKind};
 use heapbpf_elf::Image;
 use sampler_ebpf::abi::{
-    FileRanges, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP, SITE_PASSES_BLOCK_ON,
-    SITE_RETURN_SITES_PROBED, SITE_THROWS, Site,
+    FileRanges, ResultLocation, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP, SITE_PASSES_BLOCK_ON,
+    SITE_THROWS, Site,
 };
 
 use crate::allocators::LOADERS;
@@ -14,8 +14,8 @@ use crate::arch;
 use crate::call_graph::{CallGraph, Extent};
 use crate::elf::{FileImage, Symbol};
 use crate::error::AttachError;
-use crate::exceptions::{self, Leaving};
 use crate::flow::Target;
+use crate::leaving::{Leaving, Reader};
 use crate::placement::{KernelRules, Needs};
 use crate::reentrant::{ReentrantCode, reentrant_code};
 use crate::resolver::{Resolvers, UNSIZED_FUNCTION_BYTES};
@@ -37,9 +37,58 @@ pub struct PlannedSite {
     pub reason: String,
     /// Whether the return of sampled calls must be probed, too, because that is when the result is known.
     pub return_needed: bool,
-    /// Return sites, as file offsets, that must be probed for that in place of the return address, because an exception
-    /// may leave the function. Empty for most functions.
-    pub return_sites: Vec<u64>,
+    /// Whether the kernel may replace the return address while the function runs, as it does for return probes.
+    pub return_probe: ReturnProbe,
+    /// Return sites, which can be probed instead. Empty for most functions.
+    pub return_sites: Vec<ReturnSite>,
+}
+
+/// Whether a function's return address may be replaced while it runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReturnProbe {
+    /// Yes.
+    Harmless,
+    /// Only in one call of a thread at a time, which needs session links: the function may switch to another stack before
+    /// it returns, although that is not likely.
+    OneAtATime,
+    /// No: an exception may leave the function, or it may switch to another stack before it returns.
+    Harmful,
+}
+
+/// An instruction that a call of a function passes on its way to returning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReturnSite {
+    /// File offset.
+    pub offset: u64,
+    /// Where the call's result is there.
+    pub result: ResultLocation,
+}
+
+/// How the end of a function's calls is seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EndSeen {
+    /// By a return probe.
+    Returning,
+    /// By probes on its return sites.
+    AtReturnSites,
+    /// Not at all: calls count, but what became of their blocks stays unknown.
+    Never,
+    /// Not at all, and its calls cannot be told from those that it makes: it must not be hooked.
+    Unhookable,
+}
+
+impl PlannedSite {
+    /// How the end of its calls is seen, with session links or without.
+    #[must_use]
+    pub fn end_seen(&self, with_sessions: bool) -> EndSeen {
+        match self.return_probe {
+            ReturnProbe::Harmless => EndSeen::Returning,
+            ReturnProbe::OneAtATime if with_sessions => EndSeen::Returning,
+            _ if !self.return_sites.is_empty() => EndSeen::AtReturnSites,
+            _ if self.site.flags & SITE_THROWS != 0 => EndSeen::Never,
+            _ => EndSeen::Unhookable,
+        }
+    }
 }
 
 /// The plan for one file.
@@ -90,8 +139,23 @@ impl Found<'_> {
 /// # Errors
 /// [`AttachError`] if there is nothing to probe, or the file cannot be used.
 pub fn examine(file: &dyn Image, path: &str, rules: &KernelRules, table: &Table) -> Result<AllocatorFile, AttachError> {
+    examine_avoiding(file, path, rules, table, &BTreeSet::new())
+}
+
+/// The same, with no probe on the instructions at these file offsets as long as a function has others. A debugger's
+/// breakpoints are there.
+///
+/// # Errors
+/// As [`examine`].
+pub fn examine_avoiding(
+    file: &dyn Image,
+    path: &str,
+    rules: &KernelRules,
+    table: &Table,
+    avoided: &BTreeSet<u64>,
+) -> Result<AllocatorFile, AttachError> {
     let image = FileImage::read_if(file, |name| table.knows(name))?.found_at(path);
-    analyse(&image, rules, table)
+    plan(&image, rules, table, avoided)
 }
 
 /// Plans the probes of a file that was read before: which allocator of `table` it has, and which instruction of each
@@ -100,6 +164,15 @@ pub fn examine(file: &dyn Image, path: &str, rules: &KernelRules, table: &Table)
 /// # Errors
 /// [`AttachError`] if there is nothing to probe, or the file cannot be used.
 pub fn analyse(image: &FileImage, rules: &KernelRules, table: &Table) -> Result<AllocatorFile, AttachError> {
+    plan(image, rules, table, &BTreeSet::new())
+}
+
+fn plan(
+    image: &FileImage,
+    rules: &KernelRules,
+    table: &Table,
+    avoided: &BTreeSet<u64>,
+) -> Result<AllocatorFile, AttachError> {
     if image.machine != rules.machine {
         return Err(AttachError::ForeignMachine);
     }
@@ -127,7 +200,9 @@ pub fn analyse(image: &FileImage, rules: &KernelRules, table: &Table) -> Result<
         return Err(AttachError::PassesOn { to });
     }
     missing.extend(double_counts(image, &reentrant));
-    let planning = Planning { image, rules, table, graph, found: &found, reentrant: &reentrant };
+    let leaving = Reader::new(image, &graph, table);
+    let planning =
+        Planning { image, rules, table, graph: &graph, found: &found, reentrant: &reentrant, leaving, avoided };
     let sites = planning.sites(&mut missing, &mut covered);
     Ok(AllocatorFile {
         allocator: defined.allocators.join(", "),
@@ -225,9 +300,12 @@ struct Planning<'a> {
     image: &'a FileImage,
     rules: &'a KernelRules,
     table: &'a Table,
-    graph: CallGraph<'a>,
+    graph: &'a CallGraph<'a>,
     found: &'a [Found<'a>],
     reentrant: &'a ReentrantCode,
+    leaving: Reader<'a>,
+    /// File offsets of instructions that are not probed if there are others.
+    avoided: &'a BTreeSet<u64>,
 }
 
 impl Planning<'_> {
@@ -302,28 +380,47 @@ impl Planning<'_> {
         let is_free = row.shape.is_free();
         let needs = Needs { arguments: row.shape.arguments, return_address: !is_free };
         let code = image.code_between(extent.start, extent.end);
-        let placement = arch::place(rules, extent.start, code, &needs, &|address| graph.is_entered(address))
+        let entered = |address| graph.is_entered(address);
+        let avoided = |address| image.file_offset(address).is_some_and(|offset| self.avoided.contains(&offset));
+        let placement = arch::place(rules, extent.start, code, &needs, &entered, &avoided)
+            .or_else(|| arch::place(rules, extent.start, code, &needs, &entered, &|_| false))
             .ok_or("the kernel refuses probes on the instructions that it begins with")?;
         let offset = image
             .file_offset(extent.start)
             .and_then(|offset| offset.checked_add(placement.offset))
             .ok_or("its symbol points outside of the file's code")?;
         let arguments = placement.arguments;
-        let mut return_sites = Vec::new();
-        if row.is_custom && !is_free {
-            match exceptions::leaving(image, graph, *extent) {
-                Leaving::Returns => {}
-                Leaving::Throws(returns) => {
-                    return_sites.extend(returns.into_iter().filter_map(|at| image.file_offset(at)))
-                }
-                Leaving::Unknown => {
-                    return Err(
-                        "it may throw an exception, and how else it ends cannot be read off its code: an exception on \
-                            its way past an awaited return would end the program",
-                    );
-                }
-            }
+        let leaving = if is_free {
+            Leaving::default()
+        } else if row.flags & SITE_THROWS != 0 {
+            self.leaving.of_thrower(*extent)
+        } else if row.is_unread() {
+            self.leaving.of(*extent)
+        } else {
+            Leaving::default()
+        };
+        if row.is_custom && leaving.throws && leaving.return_sites.is_empty() {
+            return Err(
+                "it may throw an exception, and how else it ends cannot be read off its code: an exception on \
+                        its way past an awaited return would end the program",
+            );
         }
+        let (return_probe, why) = match &leaving {
+            Leaving { throws: true, .. } => (ReturnProbe::Harmful, "; it may throw"),
+            Leaving { switches: true, return_sites, .. } if row.is_custom && !return_sites.is_empty() => {
+                (ReturnProbe::Harmful, "; it may switch stacks")
+            }
+            Leaving { switches: true, .. } => (ReturnProbe::OneAtATime, ""),
+            _ => (ReturnProbe::Harmless, ""),
+        };
+        let return_sites = leaving.return_sites.into_iter().filter_map(|(at, result)| {
+            image
+                .file_offset(at)
+                .filter(|_| leaving.throws || leaving.switches)
+                .map(|offset| ReturnSite { offset, result })
+        });
+        let return_sites: Vec<ReturnSite> = return_sites.collect();
+        let throws = if leaving.throws { SITE_THROWS } else { 0 };
         Ok(PlannedSite {
             function: function.name().to_owned(),
             site: Site {
@@ -333,23 +430,23 @@ impl Planning<'_> {
                 times_argument: arguments.times,
                 old_argument: arguments.old,
                 out_argument: arguments.out,
-                flags: row.flags | if return_sites.is_empty() { 0 } else { SITE_RETURN_SITES_PROBED },
+                flags: row.flags | throws,
                 ..Site::default()
             },
             kind: placement.kind,
             reason: format!(
-                "+{:#x} {}{}",
+                "+{:#x} {}{}{}",
                 placement.offset,
                 placement.reason,
-                if function.is_chosen {
-                    "; one that the resolver of an IFUNC may choose"
-                } else if return_sites.is_empty() {
-                    ""
-                } else {
-                    "; it may throw, so its return instructions are probed too"
-                }
+                if function.is_chosen { "; one that the resolver of an IFUNC may choose" } else { "" },
+                match (why, return_sites.is_empty()) {
+                    ("", _) => String::new(),
+                    (why, true) => format!("{why}, and its returns cannot be read off its code"),
+                    (why, false) => format!("{why}, so its returns are probed inside it"),
+                },
             ),
             return_needed: !is_free,
+            return_probe,
             return_sites,
         })
     }

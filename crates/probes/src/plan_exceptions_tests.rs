@@ -35,15 +35,18 @@ fn return_sites_are_probed_where_an_exception_may_pass() {
     for function in ["pool_throws", "pool_checks", "pool_hooked", "pool_new"] {
         let site = site(function);
         assert!(!site.return_sites.is_empty() && site.reason.contains("may throw"), "{function}: {}", site.reason);
-        assert_ne!(site.site.flags & SITE_RETURN_SITES_PROBED, 0, "{function}");
-        for offset in &site.return_sites {
-            assert_eq!(file[*offset as usize], 0xc3, "{function}: ret at {offset:#x}");
+        assert_ne!(site.site.flags & SITE_THROWS, 0, "{function}");
+        assert_eq!(site.end_seen(true), EndSeen::AtReturnSites, "{function}");
+        for ReturnSite { offset, result } in &site.return_sites {
+            let at_return = file[*offset as usize] == 0xc3;
+            assert_eq!(at_return, *result == ResultLocation::RETURN, "{function}: at {offset:#x}");
         }
     }
     // What calls only C functions cannot throw; what frees need not be seen to return.
     for function in ["pool_plain", "pool_free"] {
         assert!(site(function).return_sites.is_empty(), "{function}");
-        assert_eq!(site(function).site.flags & SITE_RETURN_SITES_PROBED, 0, "{function}");
+        assert_eq!(site(function).site.flags & SITE_THROWS, 0, "{function}");
+        assert_eq!(site(function).end_seen(false), EndSeen::Returning, "{function}");
     }
 }
 

@@ -83,6 +83,37 @@ fn glibc_ranges_hold_the_helper_that_jumps_to_malloc_and_not_strdup() {
     }
 }
 
+/// Each throwing form of operator new, with its return sites in the function itself that are single-stepped, and all others.
+fn ends(image: &FileImage, planned: &AllocatorFile) -> std::collections::BTreeMap<String, (usize, usize)> {
+    let throwing = planned.sites.iter().filter(|site| site.site.flags & SITE_THROWS != 0);
+    let count = |site: &PlannedSite| {
+        let start = site.site.offset;
+        let end =
+            image.functions().filter_map(|(_, s)| image.file_offset(s.address)).filter(|next| *next > start).min();
+        let is_slow = |end_site: &&ReturnSite| {
+            (start..end.unwrap_or(u64::MAX)).contains(&end_site.offset) && end_site.result == ResultLocation::RETURN
+        };
+        let slow = site.return_sites.iter().filter(is_slow).count();
+        (slow, site.return_sites.len() - slow)
+    };
+    throwing.map(|site| (site.function.clone(), count(site))).collect()
+}
+
+/// Where an allocator throws, no return address is replaced, and the ends of calls are seen, most without two traps.
+#[test]
+fn the_ends_of_operator_new_are_seen() {
+    for path in ["libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libmimalloc.so.2"] {
+        let Some((image, planned)) = plan(&format!("/usr/lib/x86_64-linux-gnu/{path}")) else { continue };
+        let ends = ends(&image, &planned);
+        assert!(ends.contains_key("operator new"), "{path}: {ends:?}");
+        for function in ends.keys() {
+            let site = planned.sites.iter().find(|site| site.function == *function).unwrap();
+            assert_eq!(site.end_seen(true), EndSeen::AtReturnSites, "{path}: {}", site.reason);
+        }
+        assert_eq!(ends["operator new"].0, 0, "{path}: {ends:?}");
+    }
+}
+
 /// Sites and covered functions of a plan, as `function+offset kind` from the function's symbol on.
 fn summary(image: &FileImage, planned: &AllocatorFile) -> std::collections::BTreeMap<String, (u64, ProbeKind)> {
     let start_of = |offset: u64| {

@@ -93,6 +93,57 @@ impl Cookie {
     }
 }
 
+/// Where the result of a call is at one of its return sites, and how far that site is from the return. In place of what a
+/// [`Site`]'s cookie has besides the index. x86-64 only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ResultLocation {
+    /// The register with the result, by its number in the instruction set (0 is rax).
+    pub register: u8,
+    /// The condition (low four bits of a conditional jump) on which the call goes on to return; [`ALWAYS`] if it always
+    /// does.
+    pub condition: u8,
+    /// Words between the stack pointer there and the return address.
+    pub words_to_return: u8,
+    /// Words between the stack pointer there and the caller's frame pointer; [`IN_REGISTER`] if the frame pointer
+    /// register has it.
+    pub words_to_frame_pointer: u8,
+}
+
+/// Not a condition: the call always returns from there.
+pub const ALWAYS: u8 = 0xff;
+/// Not a distance: the frame pointer is in its register.
+pub const IN_REGISTER: u8 = 0xff;
+
+impl ResultLocation {
+    /// At a return instruction.
+    pub const RETURN: Self =
+        Self { register: 0, condition: ALWAYS, words_to_return: 0, words_to_frame_pointer: IN_REGISTER };
+
+    /// The cookie of a return site's links, for the site with this index.
+    #[must_use]
+    pub const fn cookie(self, index: u32) -> Cookie {
+        Cookie(
+            index as u64
+                | (self.register as u64) << 32
+                | (self.condition as u64) << 40
+                | (self.words_to_return as u64) << 48
+                | (self.words_to_frame_pointer as u64) << 56,
+        )
+    }
+
+    /// What [`cookie`](Self::cookie) was made of.
+    #[inline(always)]
+    #[must_use]
+    pub const fn of(cookie: Cookie) -> Self {
+        Self {
+            register: (cookie.0 >> 32) as u8,
+            condition: (cookie.0 >> 40) as u8,
+            words_to_return: (cookie.0 >> 48) as u8,
+            words_to_frame_pointer: (cookie.0 >> 56) as u8,
+        }
+    }
+}
+
 /// [`Cookie::shape`] of malloc and operator new: the size is the first argument, and nothing else matters.
 pub const SHAPE_MALLOC: u32 = Site { size_argument: 0, ..PLAIN }.cookie(0).shape();
 /// [`Cookie::shape`] of calloc: the size is the product of the first two arguments.
@@ -130,14 +181,15 @@ pub const SITE_FREES: u8 = 4;
 pub const SITE_CALLS_OUT: u8 = 8;
 /// Code that the function runs in its own file may call a hooked function (glibc: memalign's helper calls malloc).
 pub const SITE_MAY_CALL_INSIDE: u8 = 16;
-/// The function throws an exception where others return NULL. The program's unwinder cannot unwind past a probed
-/// return: it would terminate the program.
+/// The function may throw an exception. The program's unwinder cannot unwind past a probed return: it would terminate the
+/// program. Without [`SITE_RETURN_SITES_PROBED`], the results of its calls are not seen.
 pub const SITE_THROWS: u8 = 32;
 /// The function can end in a jump to another function that takes over the old block (reallocarray jumps to realloc).
 /// Without this flag, a call that was given a block is assumed not to end in a jump, because the block would be lost.
 pub const SITE_PASSES_BLOCK_ON: u8 = 64;
-/// The function may throw at any time. Its return sites (its return instructions) are probed instead of its return, so
-/// that an exception can still unwind through it. x86-64 only.
+/// The function may throw at any time, or switch to another stack before it returns. Its return sites (return
+/// instructions, or others that only lead to one) are probed instead of its return, so that its return address stays
+/// where it is. x86-64 only.
 pub const SITE_RETURN_SITES_PROBED: u8 = 128;
 
 /// Most exact code ranges of hooked functions in one file.

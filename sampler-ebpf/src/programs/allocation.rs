@@ -4,9 +4,9 @@ use core::ffi::c_void;
 
 use aya_ebpf::helpers::generated::bpf_get_current_comm;
 use sampler_ebpf::abi::{
-    AllocationRecord, Cookie, LiveValue, NO_ARGUMENT, Registers, SESSION_IS_RETURN, SHAPE_CALLOC, SHAPE_MALLOC,
-    SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP, SITE_PASSES_BLOCK_ON, SITE_RETURN_SITES_PROBED,
-    SITE_THROWS, SITE_ZERO_FREES, kind, stack_kind,
+    ALWAYS, AllocationRecord, Cookie, IN_REGISTER, LiveValue, NO_ARGUMENT, Registers, ResultLocation,
+    SESSION_IS_RETURN, SHAPE_CALLOC, SHAPE_MALLOC, SITE_CALLS_OUT, SITE_MAY_CALL_INSIDE, SITE_MAY_TAIL_JUMP,
+    SITE_PASSES_BLOCK_ON, SITE_RETURN_SITES_PROBED, SITE_THROWS, SITE_ZERO_FREES, kind, stack_kind,
 };
 use sampler_ebpf::trials;
 
@@ -72,11 +72,29 @@ pub extern "C" fn allocation_return(ctx: *mut c_void) -> u32 {
     0
 }
 
-/// The probe at a return site, one of the return instructions of a function that may throw.
+/// The probe at a return site of a function whose return address stays where it is: a return instruction, or one that
+/// only leads to a return.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/end")]
 pub extern "C" fn allocation_end(ctx: *mut c_void) -> u32 {
-    end(ctx, arch::stack_pointer(ctx), true);
+    let Some(state) = maps::THREADS.current() else { return 0 };
+    if state.pending == 0 {
+        return 0;
+    }
+    let location = ResultLocation::of(cookie(ctx));
+    if location.condition != ALWAYS && !arch::holds(ctx, location.condition) {
+        return 0;
+    }
+    let here = arch::stack_pointer(ctx);
+    let sp = here.wrapping_add(u64::from(location.words_to_return) * 8);
+    let Some(slot) = state.take_pending(sp) else { return 0 };
+    let mut registers = arch::registers(ctx);
+    if location.words_to_frame_pointer != IN_REGISTER {
+        registers.fp = read_user(here.wrapping_add(u64::from(location.words_to_frame_pointer) * 8)).unwrap_or(0);
+    }
+    registers.ip = state.slots[slot & (SLOTS - 1)].caller;
+    registers.sp = sp.wrapping_add(arch::RETURN_SLOT);
+    end(ctx, state, slot, arch::register(ctx, location.register), &registers);
     0
 }
 
@@ -181,8 +199,9 @@ fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: 
     if success.is_none() && old.is_none() && flags & SITE_CALLS_OUT == 0 && size < LARGE_SIZE {
         return SKIP_RETURN;
     }
-    if flags & SITE_THROWS != 0 && limits::refuse(size) {
-        // Its return must not be probed, so the call is accounted for now.
+    // The return address must stay where it is, and no return site is probed.
+    let result_unseen = !return_sites_probed && (flags & SITE_THROWS != 0 || session && state.hides_a_return_address());
+    if result_unseen && limits::refuse(size) {
         if success.is_some() {
             state.counters.failed += 1;
         } else {
@@ -209,9 +228,19 @@ fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: 
         old: old.unwrap_or_default(),
         site: call.index(),
         sampled: u16::from(success.is_some()),
-        return_sites_probed: u16::from(return_sites_probed),
+        return_sites_probed: u8::from(return_sites_probed),
+        may_throw: u8::from(flags & SITE_THROWS != 0),
     };
     state.slots[slot] = pending;
+    if result_unseen {
+        report_unseen(ctx, state, slot);
+        if flags & SITE_CALLS_OUT != 0 {
+            state.mark_outer(slot);
+        } else {
+            state.pending &= !(1 << slot as u32);
+        }
+        return SKIP_RETURN;
+    }
     if flags & SITE_CALLS_OUT != 0 {
         state.mark_outer(slot);
     }
@@ -262,23 +291,46 @@ fn refuse(state: &mut ThreadState) {
     state.counters.failed += 1;
 }
 
+/// Reports a call whose result will not be seen, as if it succeeded. Whether its block is in use stays unknown. The block
+/// that it reallocates counts as freed.
+#[inline(never)]
+fn report_unseen(ctx: *mut c_void, state: &mut ThreadState, slot: usize) {
+    let pending = state.slots[slot & (SLOTS - 1)];
+    // What the slot may stand for from now on: a call that has its return address, and has nothing to report.
+    let slot = &mut state.slots[slot & (SLOTS - 1)];
+    slot.return_sites_probed = 1;
+    slot.may_throw = 0;
+    slot.sampled = 0;
+    slot.old_address = 0;
+    if pending.old_address != 0 {
+        output::submit_free(state, &pending.old);
+    }
+    if pending.sampled == 0 {
+        return;
+    }
+    let mut registers = arch::registers(ctx);
+    registers.ip = pending.caller;
+    registers.sp = pending.sp.wrapping_add(arch::RETURN_SLOT);
+    report(ctx, &registers, state, &pending, 0, config!(live) != 0);
+}
+
 /// Handles the return of a call, at the address it returned to.
 #[inline(never)]
 fn outcome(ctx: *mut c_void) {
-    end(ctx, arch::stack_pointer(ctx).wrapping_sub(arch::RETURN_SLOT), false);
-}
-
-/// Handles the end of a call that was entered at stack pointer `sp`. `before` is true if the call is about to return.
-#[inline(always)]
-fn end(ctx: *mut c_void, sp: u64, before: bool) {
     let Some(state) = maps::THREADS.current() else { return };
     if state.pending == 0 {
         return;
     }
+    let sp = arch::stack_pointer(ctx).wrapping_sub(arch::RETURN_SLOT);
     let Some(slot) = state.take_pending(sp) else { return };
+    end(ctx, state, slot, arch::return_value(ctx), &arch::registers(ctx));
+}
+
+/// Handles the end of the call that was in `slot`. It returned `returned`, to a caller with these `registers`.
+#[inline(always)]
+fn end(ctx: *mut c_void, state: &mut ThreadState, slot: usize, returned: u64, registers: &Registers) {
     state.pending &= !TAIL;
     let pending = state.slots[slot & (SLOTS - 1)];
-    let returned = arch::return_value(ctx);
     let succeeded = if pending.out != 0 { returned == 0 } else { returned != 0 };
     if !succeeded {
         return pending::fail(state, &pending);
@@ -304,16 +356,11 @@ fn end(ctx: *mut c_void, sp: u64, before: bool) {
         state.counters.sampled_bytes += pending.size;
         return;
     };
-    let mut registers = arch::registers(ctx);
-    if before {
-        registers.ip = pending.caller;
-        registers.sp = sp.wrapping_add(arch::RETURN_SLOT);
-    }
-    report(ctx, &registers, state, &pending, address, config!(live) != 0);
+    report(ctx, registers, state, &pending, address, config!(live) != 0);
 }
 
-/// Reports a sample to the daemon, with the stack that begins at `registers`. With `follow`, adds it to the live map.
-/// Returns whether there was room for the record.
+/// Reports a sample to the daemon, with the stack that begins at `registers`. With `follow`, adds it to the live map. The
+/// address is 0 if it is not known. Returns whether there was room for the record.
 #[inline(always)]
 pub fn report(
     ctx: *mut c_void,
@@ -372,10 +419,15 @@ pub fn report(
     true
 }
 
-/// Adds a sample to the live map. Returns `false`, and counts it, if the map is full. A function of its own because two
-/// places need it.
+/// Adds a sample to the live map. Returns `false`, and counts it, if the map is full or the address is 0. A function of its
+/// own because two places need it.
 #[inline(never)]
 fn track(state: &mut ThreadState, pending: &Pending, sample: u64, time_ns: u64, address: u64) -> bool {
+    if address == 0 {
+        state.counters.untracked += 1;
+        state.counters.untracked_bytes += pending.size;
+        return false;
+    }
     let value = LiveValue {
         sample,
         time_ns,

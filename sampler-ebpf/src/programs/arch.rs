@@ -5,6 +5,8 @@ use core::ffi::c_void;
 use core::ptr::read_volatile;
 
 use sampler_ebpf::abi::{ACCUMULATOR, Registers};
+#[cfg(bpf_target_arch = "x86_64")]
+use sampler_ebpf::x86_condition;
 
 use crate::memory::read_kernel;
 
@@ -27,6 +29,28 @@ mod registers {
         offset_of!(Context, r9),
         offset_of!(Context, rax),
     ];
+
+    /// Where the context holds each register, by its number in the instruction set.
+    pub const GENERAL: [usize; 16] = [
+        offset_of!(Context, rax),
+        offset_of!(Context, rcx),
+        offset_of!(Context, rdx),
+        offset_of!(Context, rbx),
+        offset_of!(Context, rsp),
+        offset_of!(Context, rbp),
+        offset_of!(Context, rsi),
+        offset_of!(Context, rdi),
+        offset_of!(Context, r8),
+        offset_of!(Context, r9),
+        offset_of!(Context, r10),
+        offset_of!(Context, r11),
+        offset_of!(Context, r12),
+        offset_of!(Context, r13),
+        offset_of!(Context, r14),
+        offset_of!(Context, r15),
+    ];
+    /// Offset of the flags.
+    pub const FLAGS: usize = offset_of!(Context, eflags);
 
     /// Offsets where the kernel saves each argument of a system call. The fourth is not in rcx.
     pub const SYSCALL_ARGUMENTS: [usize; 5] =
@@ -108,10 +132,11 @@ pub mod number {
 /// The argument registers at a function's entry.
 pub struct Arguments(*mut c_void);
 
-/// Reads one argument register. Uses assembly, so that the compiler cannot merge several reads into one at a computed
+/// Reads one register, at a constant offset in the context. Uses assembly, so that the compiler cannot merge several reads
+/// into one at a computed
 /// offset: the verifier requires constant offsets.
-macro_rules! read_argument {
-    ($context:expr, $index:literal) => {{
+macro_rules! read_register {
+    ($context:expr, $offset:expr) => {{
         let value: u64;
         // SAFETY: reads the 8 bytes of one register from the program's context, which the kernel passes as a `pt_regs`
         // to uprobe programs; the verifier rejects a program that passes anything else here.
@@ -120,7 +145,7 @@ macro_rules! read_argument {
                 "{value} = *(u64 *)({context} + {offset})",
                 value = out(reg) value,
                 context = in(reg) $context,
-                offset = const registers::ARGUMENTS[$index],
+                offset = const $offset,
                 options(nostack, pure, readonly),
             );
         }
@@ -139,15 +164,15 @@ impl Arguments {
     #[inline(always)]
     pub fn get(&self, index: u8) -> u64 {
         if index == 0 {
-            return read_argument!(self.0, 0);
+            return read_register!(self.0, registers::ARGUMENTS[0]);
         }
         match index {
-            1 => read_argument!(self.0, 1),
-            2 => read_argument!(self.0, 2),
-            3 => read_argument!(self.0, 3),
-            4 => read_argument!(self.0, 4),
-            5 => read_argument!(self.0, 5),
-            ACCUMULATOR => read_argument!(self.0, 6),
+            1 => read_register!(self.0, registers::ARGUMENTS[1]),
+            2 => read_register!(self.0, registers::ARGUMENTS[2]),
+            3 => read_register!(self.0, registers::ARGUMENTS[3]),
+            4 => read_register!(self.0, registers::ARGUMENTS[4]),
+            5 => read_register!(self.0, registers::ARGUMENTS[5]),
+            ACCUMULATOR => read_register!(self.0, registers::ARGUMENTS[6]),
             _ => 0,
         }
     }
@@ -225,6 +250,52 @@ pub fn return_value(ctx: *mut c_void) -> u64 {
     let r = ctx.cast::<registers::Context>();
     // SAFETY: `ctx` is the `pt_regs` that the kernel passes to uprobe programs; the verifier rejects any other pointer.
     unsafe { read_volatile(registers::special_fields!(r).3) }
+}
+
+/// A register by its number in the instruction set.
+#[cfg(bpf_target_arch = "x86_64")]
+#[inline(always)]
+pub fn register(ctx: *mut c_void, number: u8) -> u64 {
+    match number {
+        0 => read_register!(ctx, registers::GENERAL[0]),
+        1 => read_register!(ctx, registers::GENERAL[1]),
+        2 => read_register!(ctx, registers::GENERAL[2]),
+        3 => read_register!(ctx, registers::GENERAL[3]),
+        4 => read_register!(ctx, registers::GENERAL[4]),
+        5 => read_register!(ctx, registers::GENERAL[5]),
+        6 => read_register!(ctx, registers::GENERAL[6]),
+        7 => read_register!(ctx, registers::GENERAL[7]),
+        8 => read_register!(ctx, registers::GENERAL[8]),
+        9 => read_register!(ctx, registers::GENERAL[9]),
+        10 => read_register!(ctx, registers::GENERAL[10]),
+        11 => read_register!(ctx, registers::GENERAL[11]),
+        12 => read_register!(ctx, registers::GENERAL[12]),
+        13 => read_register!(ctx, registers::GENERAL[13]),
+        14 => read_register!(ctx, registers::GENERAL[14]),
+        _ => read_register!(ctx, registers::GENERAL[15]),
+    }
+}
+
+/// Whether a conditional jump with this condition would be taken now.
+#[cfg(bpf_target_arch = "x86_64")]
+#[inline(always)]
+pub fn holds(ctx: *mut c_void, condition: u8) -> bool {
+    let flags = read_register!(ctx, registers::FLAGS);
+    x86_condition::holds(condition, flags)
+}
+
+/// The result register: on this machine no return site has it elsewhere.
+#[cfg(bpf_target_arch = "aarch64")]
+#[inline(always)]
+pub fn register(ctx: *mut c_void, _number: u8) -> u64 {
+    return_value(ctx)
+}
+
+/// On this machine no return site has a condition.
+#[cfg(bpf_target_arch = "aarch64")]
+#[inline(always)]
+pub const fn holds(_ctx: *mut c_void, _condition: u8) -> bool {
+    true
 }
 
 /// Return address of the function that was just entered; 0 if it cannot be read.

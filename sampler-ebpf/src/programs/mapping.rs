@@ -190,6 +190,7 @@ fn mapped(ctx: *mut c_void, call: &SystemCall, state: &mut ThreadState, site: u3
         site,
         sampled: 1,
         return_sites_probed: 0,
+        may_throw: 0,
     };
     // The daemon knows which parts of a mapping are left. The live map holds whole blocks only.
     if !allocation::report(ctx, &registers, state, &sample, address, false) {

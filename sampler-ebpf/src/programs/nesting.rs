@@ -6,7 +6,7 @@ use sampler_ebpf::abi::{Cookie, MAX_REENTRANT_RANGES, SITE_MAY_TAIL_JUMP, Site};
 
 use crate::arch;
 use crate::maps::{FILES, SITES};
-use crate::pending::LARGEST_PAGE;
+use crate::pending::{LARGEST_PAGE, SMALLEST_PAGE};
 use crate::thread::{TAIL, ThreadState};
 
 /// Whether the allocator called itself: the return address lies in a hooked function of the same file.
@@ -84,9 +84,8 @@ pub fn is_tail_jump(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, sp:
 /// Whether the function that was just entered returns to this address, or to the trampoline that hides it.
 #[inline(always)]
 fn returns_to(ctx: *mut c_void, sp: u64, address: u64) -> bool {
-    /// The trampoline is at the start of a page. One ordinary return address in thousands is at the start of a page
-    /// too, but this condition alone is not sufficient.
-    const SMALLEST_PAGE: u64 = 4096;
+    // One ordinary return address in thousands is at the start of a page too, but this condition alone is not
+    // sufficient.
     let found = arch::return_address(ctx, sp);
     found == address || (found != 0 && found & (SMALLEST_PAGE - 1) == 0)
 }

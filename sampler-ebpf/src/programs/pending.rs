@@ -13,8 +13,30 @@ use crate::thread::{Pending, SLOTS, ThreadState};
 /// Shift of the bits in `ThreadState::pending` that mark calls during which reentrant calls from other files are
 /// expected.
 const OUTER: u32 = 8;
+/// The smallest page size. The trampoline that hides return addresses is at the start of a page.
+pub const SMALLEST_PAGE: u64 = 4096;
+/// Most bytes of stack between the entry of an allocator's function and the calls that it makes.
+const MOST_STACK: u64 = 64 << 10;
 /// The largest page size. A request that is passed on may be rounded up to a page.
 pub const LARGEST_PAGE: u64 = 64 << 10;
+
+impl Pending {
+    /// Whether the kernel's trampoline is in place of the call's return address, as far as the stack tells.
+    #[inline(always)]
+    fn hides_its_return_address(&self) -> bool {
+        self.return_sites_probed == 0 && read_user::<u64>(self.sp).unwrap_or(0) & (SMALLEST_PAGE - 1) == 0
+    }
+}
+
+impl Pending {
+    /// Whether a call at this stack pointer is neither made by this one nor after its return, because it is on another
+    /// stack. Fibers have stacks of their own, and allocators take far less.
+    #[inline(always)]
+    fn is_on_another_stack(&self, sp: u64) -> bool {
+        let is_far = sp.wrapping_sub(self.sp).wrapping_add(MOST_STACK) > 2 * MOST_STACK;
+        is_far && (self.return_sites_probed != 0 || self.hides_its_return_address())
+    }
+}
 
 impl ThreadState {
     /// Frees the slot of the call that was entered at this stack pointer, and returns its index.
@@ -62,14 +84,21 @@ impl ThreadState {
         while i < SLOTS {
             if self.pending & (1 << (i as u32 + OUTER)) != 0 {
                 let outer = &self.slots[i];
+                if outer.is_on_another_stack(sp) {
+                    i += 1;
+                    continue;
+                }
                 // A call whose return sites are probed keeps its return address on the stack. If the address is gone,
                 // so is the call.
                 let runs = outer.return_sites_probed == 0 || read_user(outer.sp) == Some(outer.caller);
                 if runs && (sp < outer.sp || sp == outer.sp && counts_at_it(outer)) {
                     return true;
                 }
-                self.pending &= !(1 << i | 1 << (i as u32 + OUTER));
-                self.abandon(i);
+                // A call that is further down and has not returned is on another stack, too.
+                if !outer.hides_its_return_address() {
+                    self.pending &= !(1 << i | 1 << (i as u32 + OUTER));
+                    self.abandon(i);
+                }
             }
             i += 1;
         }
@@ -105,6 +134,23 @@ impl ThreadState {
         false
     }
 
+    /// Whether the return address of a call in flight is hidden.
+    ///
+    /// The kernel forgets such a call when a further one begins or ends whose stack pointer says that the first has
+    /// returned. If the program has switched stacks meanwhile, that is wrong, and the first call's return ends the
+    /// program. So there is at most one.
+    #[inline(never)]
+    pub fn hides_a_return_address(&self) -> bool {
+        let mut i = 0;
+        while i < SLOTS {
+            if self.pending & (1 << i) != 0 && self.slots[i].hides_its_return_address() {
+                return true;
+            }
+            i += 1;
+        }
+        false
+    }
+
     /// Opens a slot for a new call at this stack pointer. A call that never returned (longjmp, an exception) is
     /// evicted.
     #[inline(always)]
@@ -120,18 +166,32 @@ impl ThreadState {
             }
             i += 1;
         }
-        let victim = (self.next_victim as usize) & (SLOTS - 1);
-        self.next_victim += 1;
+        let victim = self.victim() & (SLOTS - 1);
         self.pending &= !(1 << (victim as u32 + OUTER));
         self.abandon(victim);
         victim
+    }
+
+    /// The slot to evict: one that has nothing to report, if there is one, and never the one that the kernel remembers.
+    #[inline(never)]
+    fn victim(&mut self) -> usize {
+        let mut i = 0;
+        while i < SLOTS {
+            if self.slots[i].sampled == 0 && !self.slots[i].hides_its_return_address() {
+                return i;
+            }
+            i += 1;
+        }
+        self.next_victim = self.next_victim.wrapping_add(1);
+        let next = self.next_victim as usize & (SLOTS - 1);
+        if self.slots[next].hides_its_return_address() { next + 1 } else { next }
     }
 
     /// Abandons the call in a slot, and counts what is lost with it.
     #[inline(always)]
     pub fn abandon(&mut self, slot: usize) {
         let pending = self.slots[slot & (SLOTS - 1)];
-        if pending.return_sites_probed != 0 {
+        if pending.return_sites_probed != 0 && pending.may_throw != 0 {
             // It threw an exception.
             fail(self, &pending);
             return;
@@ -141,7 +201,7 @@ impl ThreadState {
             self.counters.lost_call_bytes += pending.size;
             self.counters.sampled_bytes += pending.size;
         }
-        if pending.old_address != 0 {
+        if pending.old_address != 0 && pending.return_sites_probed == 0 {
             // It is unknown whether the old block was freed. A realloc that was left midway most likely freed it.
             output::submit_free(self, &pending.old);
         }

@@ -110,7 +110,9 @@ pub struct Pending {
     /// 1 if sampled.
     pub sampled: u16,
     /// 1 if the function's return sites are probed: its return address stays on the stack while it runs.
-    pub return_sites_probed: u16,
+    pub return_sites_probed: u8,
+    /// 1 if the function may throw: if its call is abandoned, it did.
+    pub may_throw: u8,
 }
 
 impl ThreadState {

@@ -3,7 +3,14 @@
 use std::collections::BTreeMap;
 
 use heapbpf_audit::{AttachEntry, FileAudit, LinkKind, Missing};
-use heapbpf_probes::AllocatorFile;
+use heapbpf_probes::{AllocatorFile, EndSeen, ReturnProbe};
+
+/// Why a function is a risk without session links, and with them under a condition.
+const MAY_SWITCH: &str = "it may call code that switches to another stack before it returns, and its returns cannot all \
+                          be read off its code: the awaited return would end the program";
+/// What is not known of a function that may throw and whose returns are not probed.
+const RESULT_UNSEEN: &str = "it may throw, and its returns cannot be read off its code: sampled calls count as \
+                             successful, and whether their blocks are in use stays unknown";
 
 /// The audit of a file that is hooked with links of kind `link`. `frees`: whether freeing functions are hooked. `refused`:
 /// instructions (file offsets) that the kernel accepts no probe on, with its error.
@@ -15,6 +22,7 @@ pub(super) fn file_audit(
     refused: &BTreeMap<u64, String>,
 ) -> FileAudit {
     let mut missing = plan.missing.clone();
+    let mut limits = plan.limits.clone();
     let mut attach = Vec::new();
     for site in plan.sites.iter().filter(|site| frees || site.return_needed) {
         let offset = site.site.offset;
@@ -22,6 +30,21 @@ pub(super) fn file_audit(
             let why = format!("the kernel takes no probe at {offset:#x} ({}): {error}", site.reason);
             missing.push(Missing::new(site.function.clone(), why));
             continue;
+        }
+        match (site.end_seen(link == LinkKind::Session), site.return_probe) {
+            _ if !site.return_needed => {}
+            (EndSeen::Unhookable, _) => {
+                missing.push(Missing::new(site.function.clone(), format!("{MAY_SWITCH}: it needs session links")));
+                continue;
+            }
+            (EndSeen::Never, _) => limits.push(Missing::new(site.function.clone(), RESULT_UNSEEN)),
+            (EndSeen::Returning, ReturnProbe::OneAtATime) => {
+                limits.push(Missing::new(
+                    site.function.clone(),
+                    format!("{MAY_SWITCH}, if another thread goes on there"),
+                ));
+            }
+            _ => {}
         }
         attach.push(AttachEntry {
             file: file.to_owned(),
@@ -42,6 +65,6 @@ pub(super) fn file_audit(
         attach,
         covered: plan.covered.clone(),
         missing,
-        limits: plan.limits.clone(),
+        limits,
     }
 }

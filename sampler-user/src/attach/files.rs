@@ -1,13 +1,13 @@
 //! Examined files: which of them have an allocator, and the plan of each, which is made once.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::fs::File;
 use std::os::unix::fs::MetadataExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use heapbpf_probes::{AllocatorFile, AttachError, KernelRules, Table, examine};
+use heapbpf_probes::{AllocatorFile, AttachError, KernelRules, Table, examine, examine_avoiding};
 
 use crate::host::open::{self, Beneath};
 use crate::host::own_memory::give_memory_back;
@@ -209,6 +209,13 @@ impl ExaminedFiles {
             workers.into_iter().filter_map(|worker| worker.join().ok()).flatten().collect()
         });
         self.by_key.extend(examined);
+    }
+
+    /// Plans an examined file anew, without probes at these file offsets as far as possible.
+    pub fn avoid(&mut self, key: FileKey, offsets: &BTreeSet<u64>) {
+        if let Some(ExaminedFile { path, file, plan }) = self.by_key.get_mut(&key) {
+            *plan = examine_avoiding(&**file, path, &self.rules, &self.table, offsets).map_err(Arc::new);
+        }
     }
 
     /// An examined file.

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use heapbpf_audit::{FileAudit, LinkKind, ProbeKind};
-use heapbpf_probes::{AllocatorFile, AttachError, KernelRules, PlannedSite, Table};
-use sampler_ebpf::abi::{SITE_CALLS_OUT, Site};
+use heapbpf_probes::{AllocatorFile, AttachError, EndSeen, KernelRules, PlannedSite, Table};
+use sampler_ebpf::abi::{SITE_CALLS_OUT, SITE_RETURN_SITES_PROBED, Site};
 
 use super::audit::file_audit;
 use super::files::{ExaminedFiles, FileKey};
@@ -208,6 +208,7 @@ impl<L: ProbeLinks> Hooks<L> {
             only: self.only,
             frees: self.live && !self.without_frees.contains(&Served::of(key, pid)),
             calls_out: self.mappings.is_some(),
+            link: linker.kind(),
         };
         let hooked = match self.hooked.entry(key) {
             Entry::Occupied(known) => known.into_mut(),
@@ -323,6 +324,11 @@ impl<L: ProbeLinks> Hooks<L> {
         self.hooked.len()
     }
 
+    /// Whether the sites of a file are in the kernel's table, so that its plan must stay as it is.
+    pub fn has_sites(&self, key: FileKey) -> bool {
+        self.hooked.contains_key(&key)
+    }
+
     /// CLOCK_MONOTONIC when a file was first hooked, for whichever process.
     pub fn hooked_since(&self, key: FileKey) -> Option<u64> {
         self.hooked.get(&key)?.since_ns
@@ -375,6 +381,8 @@ struct Wanted {
     frees: bool,
     /// Whether allocator calls are tracked while in flight, because mapping system calls are probed.
     calls_out: bool,
+    /// Kind of the links.
+    link: LinkKind,
 }
 
 impl Wanted {
@@ -382,32 +390,47 @@ impl Wanted {
         self.only.is_none_or(|only| only.contains(&planned.function.as_str())) && (self.frees || planned.return_needed)
     }
 
+    fn end_seen(&self, planned: &PlannedSite) -> EndSeen {
+        planned.end_seen(self.link == LinkKind::Session)
+    }
+
     fn site(&self, planned: &PlannedSite) -> Site {
-        let flags = if self.calls_out && planned.return_needed { SITE_CALLS_OUT } else { 0 };
-        Site { flags: planned.site.flags | flags, ..planned.site }
+        let calls_out = if self.calls_out && planned.return_needed { SITE_CALLS_OUT } else { 0 };
+        let return_sites = if self.end_seen(planned) == EndSeen::AtReturnSites { SITE_RETURN_SITES_PROBED } else { 0 };
+        Site { flags: planned.site.flags | calls_out | return_sites, ..planned.site }
     }
 
     /// The instructions to link, without those that the kernel has refused before.
     fn points(&self, plan: &AllocatorFile, hooked: &HookedFile) -> Vec<ProbePoint> {
+        // Functions may end in the same code.
+        let mut return_sites = HashSet::new();
         (hooked.first_site..)
             .zip(&plan.sites)
             .filter(|(_, planned)| self.is_met_by(planned))
-            .flat_map(|(index, planned)| points_of(planned, self.site(planned).cookie(index).0))
+            .flat_map(|(index, planned)| self.points_of(planned, index))
             .filter(|point| !hooked.refused.contains_key(&point.offset))
+            .filter(|point| point.role != Role::ReturnSite || return_sites.insert(point.offset))
             .collect()
     }
-}
 
-/// The instructions that a site's probes are on.
-fn points_of(planned: &PlannedSite, cookie: u64) -> impl Iterator<Item = ProbePoint> + '_ {
-    let role = match (planned.return_needed, planned.return_sites.is_empty()) {
-        (false, _) => Role::Frees,
-        (true, true) => Role::Allocates,
-        (true, false) => Role::AllocatesOrThrows,
-    };
-    let point = move |offset, role| ProbePoint { offset, cookie, role };
-    let return_sites = planned.return_sites.iter().map(move |offset| point(*offset, Role::ReturnSite));
-    std::iter::once(point(planned.site.offset, role)).chain(return_sites)
+    /// The instructions that a site's probes are on.
+    fn points_of(&self, planned: &PlannedSite, index: u32) -> Vec<ProbePoint> {
+        let end = self.end_seen(planned);
+        let role = match end {
+            _ if !planned.return_needed => Role::Frees,
+            EndSeen::Returning => Role::Allocates,
+            EndSeen::AtReturnSites | EndSeen::Never => Role::AllocatesWithoutReturn,
+            EndSeen::Unhookable => return Vec::new(),
+        };
+        let entry = ProbePoint { offset: planned.site.offset, cookie: self.site(planned).cookie(index).0, role };
+        let return_sites = planned.return_sites.iter().filter(|_| end == EndSeen::AtReturnSites);
+        let return_sites = return_sites.map(|site| ProbePoint {
+            offset: site.offset,
+            cookie: site.result.cookie(index).0,
+            role: Role::ReturnSite,
+        });
+        std::iter::once(entry).chain(return_sites).collect()
+    }
 }
 
 /// Makes the links to a file: all points at once or, if the kernel accepts no probe on some instruction, each separately.

@@ -171,10 +171,7 @@ fn load(checks: &mut Vec<Check>) -> Option<(Programs, ControlMaps)> {
         (LinkKind::Multi, "multi links", "many probes in one link"),
         (LinkKind::Perf, "perf links", "one event for each probe"),
     ] {
-        let programs = Programs::load(&loader, true, Some(kind)).and_then(|mut programs| {
-            programs.load_return_sites(&loader)?;
-            Ok(programs)
-        });
+        let programs = Programs::load(&loader, true, Some(kind));
         checks.push(outcome(name, false, programs.as_ref().map(|_| detail.to_owned()).map_err(first_line)));
         best = best.or_else(|| programs.ok());
     }

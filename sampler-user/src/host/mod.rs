@@ -4,6 +4,7 @@
 //! and reports changes that may need probes. Call [`Host::poll`] *after* reading a batch of samples and before resolving
 //! them: the kernel reports a mapping before the code in it can run.
 
+pub mod breakpoints;
 pub mod cgroup;
 pub mod events;
 pub mod in_root;

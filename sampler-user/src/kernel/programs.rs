@@ -16,8 +16,8 @@ pub struct Programs {
     links_one_process: bool,
     allocation: OwnedFd,
     allocation_return: Option<OwnedFd>,
-    /// For functions that may throw; loaded only if a target may have some.
-    return_site: Option<OwnedFd>,
+    /// For functions whose return address must stay where it is.
+    return_site: OwnedFd,
     free: Option<OwnedFd>,
     iterator: OwnedFd,
     process_iterator: OwnedFd,
@@ -66,7 +66,7 @@ impl Programs {
             links_one_process: true,
             allocation,
             allocation_return,
-            return_site: None,
+            return_site: loader.program("allocation_end", rest_kind)?,
             free,
             iterator: Self::iterator(loader, "read_threads")?,
             process_iterator: Self::iterator(loader, "read_processes")?,
@@ -81,16 +81,6 @@ impl Programs {
         }
         programs.attach_lifecycle(loader)?;
         Ok(programs)
-    }
-
-    /// Loads the program for functions that may throw ([`Role::AllocatesOrThrows`]).
-    ///
-    /// # Errors
-    /// The kernel refuses the program.
-    pub fn load_return_sites(&mut self, loader: &Loader) -> Result<(), KernelError> {
-        let kind = if self.kind == LinkKind::Perf { ProgramKind::UprobePerf } else { ProgramKind::UprobeMulti };
-        self.return_site = Some(loader.program("allocation_end", kind)?);
-        Ok(())
     }
 
     fn iterator(loader: &Loader, name: &str) -> Result<OwnedFd, KernelError> {
@@ -138,17 +128,14 @@ impl Programs {
             points.iter().filter(|point| wanted.contains(&point.role)).copied().collect()
         };
         let return_sites = with(&[Role::ReturnSite]);
-        if !return_sites.is_empty() && self.return_site.is_none() {
-            return Err(KernelError::Object("the program for functions that throw was not loaded".into()));
-        }
         let multi = (sys::ATTACH_UPROBE_MULTI, 0);
         let entry = if self.kind == LinkKind::Session { (sys::ATTACH_UPROBE_SESSION, 0) } else { multi };
         // The order matters: probes that end a call are attached before probes that begin one.
         let parts = [
             (self.free.as_ref(), with(&[Role::Frees]), multi),
-            (self.return_site.as_ref(), return_sites, multi),
+            (Some(&self.return_site), return_sites, multi),
             (self.allocation_return.as_ref(), with(&[Role::Allocates]), (sys::ATTACH_UPROBE_MULTI, sys::MULTI_RETURN)),
-            (Some(&self.allocation), with(&[Role::Allocates, Role::AllocatesOrThrows]), entry),
+            (Some(&self.allocation), with(&[Role::Allocates, Role::AllocatesWithoutReturn]), entry),
         ];
         let mut links = Links::default();
         for (part, (program, points, (attach_type, flags))) in parts.into_iter().enumerate() {
@@ -231,12 +218,12 @@ pub struct ProbePoint {
 pub enum Role {
     /// In a function that only frees.
     Frees,
-    /// A return instruction of a function that may throw (its return site).
+    /// A return site of such a function: a return instruction, or one that leads to a return.
     ReturnSite,
     /// In a function that allocates.
     Allocates,
-    /// In a function that allocates and may throw, so no return probe is placed on it.
-    AllocatesOrThrows,
+    /// In a function that allocates and whose return address must stay where it is, so no return probe is placed on it.
+    AllocatesWithoutReturn,
 }
 
 /// Links to one file. Dropping them removes the probes in reverse order: frees are tracked from before the first

@@ -3,6 +3,7 @@
 
 mod aarch64;
 mod x86_64;
+mod x86_64_body;
 mod x86_64_exits;
 mod x86_64_returns;
 
@@ -20,11 +21,11 @@ pub fn returns<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> &'a 
     }
 }
 
-/// How control leaves the function at `address`, over all of its paths; `None` if that is not known, because it ends in
-/// a jump or cannot be decoded. `code_at` gives the code from an address up to the end of the function, or of a part of
-/// it that was placed elsewhere.
+/// How control leaves the function at `address`, over all of its paths, including what it jumps to; `None` if that is not
+/// known. `code_at` gives the address that a jump to an address leads to, and the code from there up to the end of the
+/// function; `None` if that is not known.
 #[must_use]
-pub fn exits<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> &'a [u8]) -> Option<Exits> {
+pub fn exits<'a>(machine: Machine, address: u64, code_at: &dyn Fn(u64) -> Option<(u64, &'a [u8])>) -> Option<Exits> {
     match machine {
         Machine::X86_64 => x86_64_exits::exits(address, code_at),
         Machine::Aarch64 => None,
@@ -51,7 +52,8 @@ pub fn forwards_to(machine: Machine, address: u64, code: &[u8]) -> Option<Target
 
 /// Chooses the instruction to probe in the function whose `code` starts at `address`; `None` if the kernel refuses all
 /// of them.
-/// `entered` tells whether some branch leads to an address. See [`crate::placement`].
+/// `entered` tells whether some branch leads to an address, `avoided` whether the instruction there must not be chosen.
+/// See [`crate::placement`].
 #[must_use]
 pub fn place(
     rules: &KernelRules,
@@ -59,9 +61,11 @@ pub fn place(
     code: &[u8],
     needs: &Needs,
     entered: &dyn Fn(u64) -> bool,
+    avoided: &dyn Fn(u64) -> bool,
 ) -> Option<Placement> {
     match rules.machine {
-        Machine::X86_64 => x86_64::place(rules, address, code, needs, entered),
+        Machine::X86_64 => x86_64::place(rules, address, code, needs, entered, avoided),
+        // Breakpoints are recognized on x86-64 only.
         Machine::Aarch64 => aarch64::place(rules, address, code, needs, entered),
     }
 }

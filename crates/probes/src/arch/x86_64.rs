@@ -220,6 +220,7 @@ fn treatment(rules: &KernelRules, instruction: &Instruction, bytes: &[u8]) -> Op
     // insn_has_bad_prefix(): lock, and the segment overrides that mean nothing in 64-bit mode.
     let refused = prefixes.iter().any(|b| matches!(b, 0xf0 | 0x2e | 0x36 | 0x3e | 0x26))
         || (branches && prefixes.contains(&0x66))
+        || (rules.has_shadow_stacks && instruction.is_call_near())
         || instruction.is_invalid()
         || instruction.is_privileged()
         || matches!(
@@ -251,6 +252,7 @@ pub(super) fn place(
     code: &[u8],
     needs: &Needs,
     entered: &dyn Fn(u64) -> bool,
+    avoided: &dyn Fn(u64) -> bool,
 ) -> Option<Placement> {
     let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
     let mut info = InstructionInfoFactory::new();
@@ -295,6 +297,7 @@ pub(super) fn place(
         }
         if let (Some(arguments), Some(kind)) = (arguments, treatment(rules, &instruction, bytes))
             && (state.red_zone_is_unused || !may_become_call(&instruction))
+            && !avoided(instruction.ip())
             && best.as_ref().is_none_or(|b| kind < b.kind)
         {
             best = Some(Placement {

@@ -1,58 +1,243 @@
-//! x86-64: the return sites of a function, and what it calls.
+//! x86-64: what a function calls, and its return sites.
+//!
+//! A return instruction is single-stepped, which takes two traps in every call. Many returns follow a branch after which
+//! the function does nothing but return, with its result in a register. Branches are emulated, so these are probed
+//! instead, wherever they are passed on every way to the return.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use iced_x86::{Code, Decoder, DecoderOptions, FlowControl};
+use iced_x86::{Code, FlowControl, Instruction, InstructionInfoFactory, Mnemonic, OpAccess, OpKind, Register};
+use sampler_ebpf::abi::{ALWAYS, IN_REGISTER, ResultLocation};
 
-use crate::flow::{Exits, Target};
+use super::x86_64::stack_pointer_change;
+use super::x86_64_body::{Body, Step};
+use crate::flow::Exits;
 
-/// Most instructions that are decoded; no function of an allocator has as many.
-const INSTRUCTIONS_MAX: usize = 20_000;
+/// Most instructions that are followed from a branch to the returns behind it.
+const FOLLOWED_MAX: usize = 64;
+/// Most instructions of a function whose branches are tried; beyond, its returns are probed.
+const BODY_MAX: usize = 4_000;
+/// Bytes of a word.
+const WORD: i64 = 8;
 
 /// See [`super::exits`].
-pub(super) fn exits<'a>(address: u64, code_at: &dyn Fn(u64) -> &'a [u8]) -> Option<Exits> {
-    let mut found = Exits::default();
-    let mut seen = BTreeSet::new();
-    let mut open = vec![address];
-    while let Some(start) = open.pop() {
-        let mut decoder = Decoder::with_ip(64, code_at(start), start, DecoderOptions::NONE);
-        // This path leaves the known code of the function.
-        if !decoder.can_decode() {
-            return None;
+pub(super) fn exits<'a>(address: u64, code_at: &dyn Fn(u64) -> Option<(u64, &'a [u8])>) -> Option<Exits> {
+    let body = Body::read(address, code_at)?;
+    let return_sites = return_sites(&body);
+    Some(Exits { return_sites, calls: body.calls, calls_unknown: body.calls_unknown })
+}
+
+/// A branch that leads to nothing but returns, on one or both of its ways.
+struct Candidate {
+    at: u64,
+    result: ResultLocation,
+    /// The ways that do.
+    ways: Vec<u64>,
+    returns: BTreeSet<u64>,
+}
+
+/// The sites that every call which returns passes, and where its result is there.
+fn return_sites(body: &Body) -> BTreeMap<u64, ResultLocation> {
+    let is_return = |step: &Step| step.instruction.flow_control() == FlowControl::Return;
+    let returns: BTreeSet<u64> = body.steps.iter().filter(|(_, step)| is_return(step)).map(|(at, _)| *at).collect();
+    let mut chosen: Vec<Candidate> = if body.steps.len() > BODY_MAX {
+        Vec::new()
+    } else {
+        body.steps.values().filter_map(|step| candidate(body, step)).collect()
+    };
+    let covered: BTreeSet<u64> = returns.iter().copied().filter(|at| is_covered(body, *at, &chosen)).collect();
+    // The last ones before the returns are passed by the fewest calls in vain.
+    let mut i = 0;
+    while i < chosen.len() {
+        let tried = chosen.remove(i);
+        if !tried.returns.iter().filter(|at| covered.contains(at)).all(|at| is_covered(body, *at, &chosen)) {
+            chosen.insert(i, tried);
+            i += 1;
         }
-        while decoder.can_decode() {
-            let instruction = decoder.decode();
-            if !seen.insert(instruction.ip()) {
-                break;
+    }
+    let at_branches = chosen.into_iter().map(|candidate| (candidate.at, candidate.result));
+    at_branches.chain(returns.difference(&covered).map(|at| (*at, ResultLocation::RETURN))).collect()
+}
+
+/// Whether every way to the return at `target` passes one of the `candidates` that lead there.
+fn is_covered(body: &Body, target: u64, candidates: &[Candidate]) -> bool {
+    let cut: BTreeSet<(u64, u64)> = candidates
+        .iter()
+        .filter(|candidate| candidate.returns.contains(&target))
+        .flat_map(|candidate| candidate.ways.iter().map(|to| (candidate.at, *to)))
+        .collect();
+    let mut seen = BTreeSet::from([body.start]);
+    let mut open = vec![body.start];
+    while let Some(at) = open.pop() {
+        if at == target {
+            return false;
+        }
+        let Some(step) = body.steps.get(&at) else { continue };
+        for to in step.falls_to.into_iter().chain(step.jumps_to) {
+            if !cut.contains(&(at, to)) && seen.insert(to) {
+                open.push(to);
             }
-            if seen.len() > INSTRUCTIONS_MAX || instruction.is_invalid() {
-                return None;
+        }
+    }
+    true
+}
+
+/// What `step` is, if it is a branch that leads to nothing but returns on one of its ways at least.
+fn candidate(body: &Body, step: &Step) -> Option<Candidate> {
+    let instruction = &step.instruction;
+    let (jumps_to, at) = (step.jumps_to?, instruction.ip());
+    let follow = |to| Followed::new(body).follow(to, &State::here());
+    if instruction.is_jmp_short_or_near() {
+        let (result, returns) = follow(jumps_to)?;
+        return has_no_prefix(instruction).then(|| Candidate { at, result, ways: vec![jumps_to], returns });
+    }
+    if !instruction.is_jcc_short_or_near() || !has_no_prefix(instruction) {
+        return None;
+    }
+    let falls_to = step.falls_to?;
+    // `ConditionCode` has them in the order of the instruction set, after that of no condition.
+    let condition = (instruction.condition_code() as u8).checked_sub(1)?;
+    match (follow(jumps_to), follow(falls_to)) {
+        (Some((result, taken)), Some((other, not_taken))) => (result == other).then(|| Candidate {
+            at,
+            result,
+            ways: vec![jumps_to, falls_to],
+            returns: taken.union(&not_taken).copied().collect(),
+        }),
+        (Some((result, returns)), None) => {
+            Some(Candidate { at, result: ResultLocation { condition, ..result }, ways: vec![jumps_to], returns })
+        }
+        (None, Some((result, returns))) => {
+            let condition = condition ^ 1;
+            Some(Candidate { at, result: ResultLocation { condition, ..result }, ways: vec![falls_to], returns })
+        }
+        (None, None) => None,
+    }
+}
+
+/// Whether a branch has the plain encoding, which the kernel emulates.
+fn has_no_prefix(branch: &Instruction) -> bool {
+    let opcode = if branch.is_jcc_near() { 2 } else { 1 };
+    let distance = if branch.is_jcc_short() || branch.is_jmp_short() { 1 } else { 4 };
+    branch.len() == opcode + distance
+}
+
+/// The content of a register, in terms of what was there at the branch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Value {
+    /// What this register held, by its number.
+    Register(usize),
+    /// What was this far above the stack pointer, bytes.
+    Stack(i64),
+    Unknown,
+}
+
+/// The registers behind a branch.
+#[derive(Clone)]
+struct State {
+    values: [Value; 16],
+    /// How far the stack pointer has moved, bytes.
+    moved: i64,
+}
+
+impl State {
+    fn here() -> Self {
+        Self { values: std::array::from_fn(Value::Register), moved: 0 }
+    }
+
+    /// Applies `instruction`; `None` if it is not known what becomes of the stack pointer.
+    fn step(&mut self, instruction: &Instruction, info: &mut InstructionInfoFactory) -> Option<()> {
+        let set = match instruction.code() {
+            Code::Mov_r64_rm64 | Code::Mov_rm64_r64
+                if instruction.op0_kind() == OpKind::Register && instruction.op1_kind() == OpKind::Register =>
+            {
+                Some(self.values[instruction.op1_register().number()])
             }
+            _ if instruction.mnemonic() == Mnemonic::Pop => Some(Value::Stack(self.moved)),
+            _ => None,
+        };
+        let change = stack_pointer_change(instruction);
+        for used in info.info(instruction).used_registers() {
+            let is_written = matches!(
+                used.access(),
+                OpAccess::Write | OpAccess::ReadWrite | OpAccess::CondWrite | OpAccess::ReadCondWrite
+            );
+            if is_written && used.register().is_gpr() {
+                let register = used.register().full_register();
+                if register == Register::RSP {
+                    change?;
+                }
+                self.values[register.number()] = Value::Unknown;
+            }
+        }
+        self.moved += change.unwrap_or(0);
+        if let Some(value) = set
+            && instruction.op0_register().is_gpr64()
+        {
+            self.values[instruction.op0_register().number()] = value;
+        }
+        // What lies below the stack pointer is not looked at.
+        (self.moved >= 0).then_some(())
+    }
+
+    /// Where the result and the frame pointer are at the branch, seen from a return.
+    fn result(&self) -> Option<ResultLocation> {
+        let words =
+            |bytes: i64| u8::try_from(bytes / WORD).ok().filter(|words| bytes % WORD == 0 && *words < IN_REGISTER);
+        let stack_pointer = Register::RSP.number();
+        let frame_pointer = Register::RBP.number();
+        let Value::Register(register) = self.values[Register::RAX.number()] else { return None };
+        let words_to_frame_pointer = match self.values[frame_pointer] {
+            Value::Register(at) if at == frame_pointer => IN_REGISTER,
+            Value::Stack(bytes) => words(bytes)?,
+            _ => return None,
+        };
+        (register != stack_pointer).then_some(ResultLocation {
+            register: register as u8,
+            condition: ALWAYS,
+            words_to_return: words(self.moved)?,
+            words_to_frame_pointer,
+        })
+    }
+}
+
+/// Follows a branch to the returns behind it.
+struct Followed<'a> {
+    body: &'a Body,
+    info: InstructionInfoFactory,
+    left: usize,
+}
+
+impl<'a> Followed<'a> {
+    fn new(body: &'a Body) -> Self {
+        Self { body, info: InstructionInfoFactory::new(), left: FOLLOWED_MAX }
+    }
+
+    /// The returns that lie behind `at`, and where the result is; `None` if something else may lie there, too.
+    fn follow(&mut self, at: u64, state: &State) -> Option<(ResultLocation, BTreeSet<u64>)> {
+        let mut state = state.clone();
+        let mut at = at;
+        loop {
+            self.left = self.left.checked_sub(1)?;
+            let step = self.body.steps.get(&at)?;
+            let instruction = &step.instruction;
             match instruction.flow_control() {
-                FlowControl::Next => {}
-                FlowControl::Call if instruction.is_call_near() => {
-                    found.calls.insert(Target::Address(instruction.near_branch_target()));
+                FlowControl::Next => {
+                    state.step(instruction, &mut self.info)?;
+                    at = step.falls_to?;
                 }
-                FlowControl::IndirectCall if instruction.is_ip_rel_memory_operand() => {
-                    found.calls.insert(Target::Slot(instruction.ip_rel_memory_address()));
+                FlowControl::UnconditionalBranch => at = step.jumps_to?,
+                FlowControl::ConditionalBranch => {
+                    let (result, mut returns) = self.follow(step.jumps_to?, &state)?;
+                    let (other, more) = self.follow(step.falls_to?, &state)?;
+                    returns.extend(more);
+                    return (result == other).then_some((result, returns));
                 }
-                FlowControl::Call | FlowControl::IndirectCall => found.calls_unknown = true,
-                FlowControl::ConditionalBranch => open.push(instruction.near_branch_target()),
-                FlowControl::UnconditionalBranch => {
-                    open.push(instruction.near_branch_target());
-                    break;
-                }
-                FlowControl::Return => {
-                    found.return_sites.insert(instruction.ip());
-                    break;
-                }
-                FlowControl::Exception if instruction.code() == Code::Ud2 => break,
-                // A jump through a table, or to another function.
+                FlowControl::Return => return Some((state.result()?, BTreeSet::from([at]))),
                 _ => return None,
             }
         }
     }
-    Some(found)
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ const OLD: (u32, u32) = (6, 12);
 fn placed_at(address: u64, release: (u32, u32), needs: &Needs, code: &[u8], entered: &[u64]) -> Option<Placement> {
     let optimized = if release == NEW { vec![5] } else { Vec::new() };
     let rules = KernelRules::of(Machine::X86_64, release).with_optimized_no_ops(optimized.into_iter().collect());
-    place(&rules, address, code, needs, &|ip| entered.contains(&(ip - address)))
+    place(&rules, address, code, needs, &|ip| entered.contains(&(ip - address)), &|_| false)
 }
 
 fn placed(needs: &Needs, code: &[u8]) -> Option<(u64, ProbeKind)> {
@@ -93,6 +93,30 @@ fn a_five_byte_no_op_is_left_alone_where_something_may_lie_below_the_stack_point
     // Shorter no-ops stay what they are, and the entry is always free.
     assert_eq!(placed_at(0x1000, NEW, &FREES, b"\x48\x89\x44\x24\xf8\x90\xc3", &[]).map(|p| p.offset), Some(5));
     assert_eq!(offset(b"", NEW), Some((0, ProbeKind::Optimized)));
+}
+
+#[test]
+fn an_avoided_instruction_gives_way_to_the_next_best() {
+    // push %rbp; push %rbx; test %rdi,%rdi; ret
+    let code = b"\x55\x53\x48\x85\xff\xc3";
+    let rules = KernelRules::of(Machine::X86_64, OLD);
+    let at = |avoided: &[u64]| {
+        place(&rules, 0, code, &FREES, &|_| false, &|ip| avoided.contains(&ip)).map(|p| (p.offset, p.kind))
+    };
+    assert_eq!(at(&[]), Some((0, ProbeKind::Emulated)));
+    assert_eq!(at(&[0]), Some((1, ProbeKind::Emulated)));
+    assert_eq!(at(&[0, 1]), Some((2, ProbeKind::Stepped)));
+    assert_eq!(at(&[0, 1, 2, 5]), None);
+}
+
+#[test]
+fn a_call_is_not_probed_where_there_may_be_shadow_stacks() {
+    // test %rdi,%rdi; call +0; ret
+    let code = b"\x48\x85\xff\xe8\0\0\0\0\xc3";
+    let rules = KernelRules::of(Machine::X86_64, OLD);
+    let at = |rules: KernelRules| place(&rules, 0, code, &FREES, &|_| false, &|_| false).map(|p| (p.offset, p.kind));
+    assert_eq!(at(rules), Some((3, ProbeKind::Emulated)));
+    assert_eq!(at(rules.with_shadow_stacks(true)), Some((0, ProbeKind::Stepped)));
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use heapbpf_audit::FileKind;
-use heapbpf_probes::Machine;
+use heapbpf_probes::{Machine, ResultLocation, ReturnProbe, ReturnSite};
 use sampler_ebpf::abi::{Cookie, FileRanges};
 
 use super::*;
@@ -135,7 +135,11 @@ fn planned(function: &str, row: u16, offset: u64, return_needed: bool, return_si
         kind: ProbeKind::Emulated,
         reason: "+0x0 push".into(),
         return_needed,
-        return_sites: return_sites.to_vec(),
+        return_probe: if return_sites.is_empty() { ReturnProbe::Harmless } else { ReturnProbe::Harmful },
+        return_sites: return_sites
+            .iter()
+            .map(|offset| ReturnSite { offset: *offset, result: ResultLocation::RETURN })
+            .collect(),
     }
 }
 
@@ -214,7 +218,7 @@ fn roles_and_cookies_tell_the_programs_what_each_instruction_is() {
     // The second file's sites come after the first one's three.
     let expected = [
         point(MALLOC, 3, Role::Allocates),
-        point(THROWING, 4, Role::AllocatesOrThrows),
+        point(THROWING, 4, Role::AllocatesWithoutReturn),
         point(RETURN_SITE, 4, Role::ReturnSite),
         point(FREE, 5, Role::Frees),
     ];

@@ -7,12 +7,14 @@ use crate::attach::files::FileKey;
 use crate::attach::hooks::{HookError, Hooked};
 use crate::clock::monotonic_ns;
 use crate::host::Host;
+use crate::host::breakpoints;
 use crate::host::mappings::ModuleId;
 use crate::host::modules::{ModuleKind, ModuleSource};
 use crate::host::open::Unreadable;
 use crate::host::own_memory::give_memory_back;
 use crate::record::plan::Targets;
 use heapbpf_audit::Missing;
+use heapbpf_unwind::mapping::Mapping;
 
 /// Most remarks about files that could not be hooked.
 const MOST_REMARKS: usize = 8;
@@ -39,6 +41,7 @@ impl Attaching {
         let Some(key) = self.file_of(host, module) else {
             return Err(if self.modules.contains_key(&module) { Unhooked::Known } else { Unhooked::Gone });
         };
+        self.avoid_breakpoints(host, module, key, pid);
         match self.hooks.hook(key, pid, &self.programs, &mut self.control) {
             Ok(hooked) => {
                 if hooked == Hooked::Now
@@ -64,6 +67,37 @@ impl Attaching {
                 self.refuse(error.to_string());
                 Err(Unhooked::Known)
             }
+        }
+    }
+
+    /// Plans a file that is not hooked yet without the instructions on which a debugger has breakpoints, in the process
+    /// that it is hooked for, or in any.
+    fn avoid_breakpoints(&mut self, host: &Host, module: ModuleId, key: FileKey, pid: Option<u32>) {
+        /// Most times that a file is planned anew, because breakpoints are on the next choice, too.
+        const ROUNDS: usize = 4;
+        if self.hooks.has_sites(key) {
+            return;
+        }
+        let users = host.processes().iter().filter(|process| pid.is_none_or(|pid| process.id.pid == pid));
+        let users: Vec<(u32, Vec<Mapping>)> = users
+            .map(|process| (process.id.pid, process.space.current().iter().filter(|map| map.module == module).copied()))
+            .map(|(pid, mappings)| (pid, mappings.collect::<Vec<_>>()))
+            .filter(|(_, mappings)| !mappings.is_empty())
+            .collect();
+        let mut avoided = BTreeSet::new();
+        for _ in 0..ROUNDS {
+            let Some(examined) = self.hooks.files.get(key) else { return };
+            let Ok(plan) = &examined.plan else { return };
+            let sites: Vec<u64> = plan.sites.iter().map(|site| site.site.offset).collect();
+            let before = avoided.len();
+            for (pid, mappings) in &users {
+                avoided.extend(breakpoints::among(*pid, mappings, &examined.file, sites.iter().copied()));
+            }
+            if avoided.len() == before {
+                return;
+            }
+            log::info!("{}: {} breakpoints of a debugger are kept clear of", examined.path, avoided.len());
+            self.hooks.files.avoid(key, &avoided);
         }
     }
 

@@ -205,10 +205,7 @@ impl Session {
 }
 
 fn load_programs(loader: &Loader, plan: &RecordPlan) -> anyhow::Result<Programs> {
-    let mut programs = Programs::load(loader, plan.sampling.live, plan.kernel.link)?;
-    if !plan.targets.allocators.is_empty() {
-        programs.load_return_sites(loader)?;
-    }
+    let programs = Programs::load(loader, plan.sampling.live, plan.kernel.link)?;
     for (kind, why) in programs.refusals() {
         log::info!("this kernel has no {kind} links: {why}");
     }

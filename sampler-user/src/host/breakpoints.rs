@@ -1,0 +1,56 @@
+//! Breakpoints that a debugger has put into a process.
+//!
+//! A uprobe on the same instruction hides a breakpoint: the kernel takes the trap for its own. x86-64 only.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::os::unix::fs::FileExt;
+
+use heapbpf_unwind::mapping::Mapping;
+
+/// The instruction that a breakpoint is, and a uprobe, too.
+const BREAKPOINT: u8 = 0xcc;
+
+/// Whether a debugger (or another tracer) is attached to a process, by its `/proc/PID/status`.
+#[must_use]
+pub fn is_traced(status: &str) -> bool {
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+    tracer.is_some_and(|pid| pid.trim() != "0")
+}
+
+/// Those of the instructions at `offsets` of a mapped file that are breakpoints in the memory of a process which is traced,
+/// and something else in the file. Empty if that cannot be read. A tracer's breakpoint cannot be told from a uprobe of
+/// another program there.
+#[must_use]
+pub fn among(pid: u32, mappings: &[Mapping], file: &File, offsets: impl IntoIterator<Item = u64>) -> BTreeSet<u64> {
+    if cfg!(not(target_arch = "x86_64"))
+        || !fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|s| is_traced(&s))
+    {
+        return BTreeSet::new();
+    }
+    let Ok(memory) = File::open(format!("/proc/{pid}/mem")) else { return BTreeSet::new() };
+    let byte_at = |source: &File, position: u64| {
+        let mut byte = [0];
+        source.read_exact_at(&mut byte, position).ok().map(|()| byte[0])
+    };
+    let is_breakpoint = |offset: &u64| {
+        let mapping = mappings.iter().find(|mapping| {
+            offset.checked_sub(mapping.file_offset).is_some_and(|distance| distance < mapping.end - mapping.start)
+        });
+        let address = mapping.map(|mapping| mapping.start + (offset - mapping.file_offset));
+        address.and_then(|address| byte_at(&memory, address)) == Some(BREAKPOINT)
+            && byte_at(file, *offset).is_some_and(|byte| byte != BREAKPOINT)
+    };
+    offsets.into_iter().filter(is_breakpoint).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tracer_is_told_by_the_status() {
+        assert!(is_traced("Name:\tx\nTracerPid:\t17\nUid:\t0\n"));
+        assert!(!is_traced("Name:\tx\nTracerPid:\t0\n") && !is_traced("Name:\tx\n"));
+    }
+}
