@@ -102,8 +102,10 @@ fn unmapped_unseen(reused: &str) -> (Profile, String) {
 fn mappings_heal_from_lost_unmappings() {
     let Some(_turn) = turn("mappings_heal_from_lost_unmappings") else { return };
     let (profile, _) = unmapped_unseen("0");
-    let sums = checks::site_sums(&profile, None);
-    assert_eq!(sums["site_02"].figures, [7_500_000.0, 1500.0, 1_500_000.0, 300.0], "{:?}", profile.counters);
+    // By function, because the small ring may have lost some of the stacks.
+    let mapped = profile.stacks.iter().filter(|stack| stack.function == "mmap");
+    let allocated: f64 = mapped.map(|stack| stack.figures.alloc_bytes.value()).sum();
+    assert_eq!(allocated, 7_500_000.0, "{:?}", profile.counters);
     for (figure, truth) in [(&profile.totals.inuse_bytes, 1_500_000.0), (&profile.totals.inuse_objects, 300.0)] {
         let figure = figure.as_ref().expect("in use");
         assert_eq!((figure.low, figure.high), (Some(truth), Some(truth)), "{figure:?}: all is explained");
