@@ -133,8 +133,7 @@ pub mod number {
 pub struct Arguments(*mut c_void);
 
 /// Reads one register, at a constant offset in the context. Uses assembly, so that the compiler cannot merge several reads
-/// into one at a computed
-/// offset: the verifier requires constant offsets.
+/// into one at a computed offset: the verifier requires constant offsets.
 macro_rules! read_register {
     ($context:expr, $offset:expr) => {{
         let value: u64;
