@@ -1,6 +1,8 @@
 //! The accounts of the BPF programs, with probes on functions of this test: it decides what each call returns, and what
 //! becomes of it. Needs root, and the BPF object.
 
+#![expect(clippy::unwrap_used, reason = "what fails ends the case")]
+
 use std::ffi::CString;
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -142,5 +142,5 @@ fn lost_samples_of_a_program_are_one_row() {
     let together = put_together(&profile, false);
     assert_eq!(together.rows.iter().filter(|row| row.is_of_lost_samples()).count(), 1);
     close(&together, &profile);
-    close(&by_process(&together).into_owned(), &profile);
+    close(&by_process(&together), &profile);
 }
