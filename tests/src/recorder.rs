@@ -196,8 +196,13 @@ impl Recorder {
     /// As [`Recorder::start`], or if it does not print its address.
     pub fn serve(self) -> (Recording, SocketAddr) {
         let recording = self.option("--listen", "127.0.0.1:0").start();
-        let line = recording.next_line();
-        let address = line.strip_prefix("heapbpf: listening on http://").unwrap_or_else(|| panic!("{line}"));
+        let address = loop {
+            // Remarks may come first.
+            let line = recording.next_line();
+            if let Some(address) = line.strip_prefix("heapbpf: listening on http://") {
+                break address.to_owned();
+            }
+        };
         (recording, address.parse().expect("an address"))
     }
 

@@ -3,7 +3,7 @@
 //! Which stacks they belong to is not known, so they have a row of their own, [`RECORDS_LOST`]. How many samples were lost
 //! and how many bytes these had was counted; what they stand for is in a range that follows from that
 //! ([`heapbpf_statistics::lost`]), and the exact count says where in it. Intervals belong to the samples that arrived,
-//! widened by what was lost ([`crate::loss_bounds`]), and hold the corrected figure.
+//! widened by what was lost (`loss_bounds`), and hold the corrected figure.
 
 use std::sync::Arc;
 
