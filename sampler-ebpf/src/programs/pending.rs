@@ -26,9 +26,7 @@ impl Pending {
     fn hides_its_return_address(&self) -> bool {
         self.return_sites_probed == 0 && read_user::<u64>(self.sp).unwrap_or(0) & (SMALLEST_PAGE - 1) == 0
     }
-}
 
-impl Pending {
     /// Whether a call at this stack pointer is neither made by this one nor after its return, because it is on another
     /// stack. Fibers have stacks of their own, and allocators take far less.
     #[inline(always)]
@@ -134,16 +132,17 @@ impl ThreadState {
         false
     }
 
-    /// Whether the return address of a call in flight is hidden.
+    /// Whether the return address of a marked call in flight is hidden. Such a call may run code that switches stacks.
     ///
-    /// The kernel forgets such a call when a further one begins or ends whose stack pointer says that the first has
-    /// returned. If the program has switched stacks meanwhile, that is wrong, and the first call's return ends the
-    /// program. So there is at most one.
+    /// The kernel forgets a call when a further one begins or ends whose stack pointer says that the first has returned.
+    /// If the program has switched stacks meanwhile, that is wrong, and the first call's return ends the program. So no
+    /// further return address is replaced meanwhile. Calls that are not marked never switch stacks: what is called while
+    /// one is in flight is in a signal handler, and returns first.
     #[inline(never)]
     pub fn hides_a_return_address(&self) -> bool {
         let mut i = 0;
         while i < SLOTS {
-            if self.pending & (1 << i) != 0 && self.slots[i].hides_its_return_address() {
+            if self.pending & (1 << (i as u32 + OUTER)) != 0 && self.slots[i].hides_its_return_address() {
                 return true;
             }
             i += 1;

@@ -5,7 +5,7 @@ use std::rc::Rc;
 
 use heapbpf_audit::FileKind;
 use heapbpf_probes::{Machine, ResultLocation, ReturnProbe, ReturnSite};
-use sampler_ebpf::abi::{Cookie, FileRanges};
+use sampler_ebpf::abi::FileRanges;
 
 use super::*;
 
@@ -210,17 +210,13 @@ fn roles_and_cookies_tell_the_programs_what_each_instruction_is() {
     let second = allocator(&mut hooks, "/two");
     world.hook(&mut hooks, first, None).expect("links");
     world.hook(&mut hooks, second, None).expect("links");
-    let cookie = |index: u32| Site { offset: 0, ..plan().sites[0].site }.cookie(index);
-    let point = |offset, index, role| {
-        let Cookie(cookie) = cookie(index);
-        ProbePoint { offset, cookie, role }
-    };
     // The second file's sites come after the first one's three.
+    let site = |index: u32, flags| Site { flags, ..plan().sites[0].site }.cookie(index).0;
     let expected = [
-        point(MALLOC, 3, Role::Allocates),
-        point(THROWING, 4, Role::AllocatesWithoutReturn),
-        point(RETURN_SITE, 4, Role::ReturnSite),
-        point(FREE, 5, Role::Frees),
+        ProbePoint { offset: MALLOC, cookie: site(3, 0), role: Role::Allocates },
+        ProbePoint { offset: THROWING, cookie: site(4, SITE_RETURN_SITES_PROBED), role: Role::AllocatesWithoutReturn },
+        ProbePoint { offset: RETURN_SITE, cookie: ResultLocation::RETURN.cookie(4).0, role: Role::ReturnSite },
+        ProbePoint { offset: FREE, cookie: site(5, 0), role: Role::Frees },
     ];
     assert_eq!(*world.kernel.points.borrow(), expected);
 }

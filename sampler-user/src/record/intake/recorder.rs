@@ -1,43 +1,36 @@
 //! The recorder: decodes records from the rings, finds their stacks and adds them to the heap. This is the hot path of
 //! the daemon.
 
+mod stacks;
+
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use sampler_ebpf::abi::{
-    AllocationRecord, LiveKey, LiveValue, MOST_MISSING_PAGES, ProcessKey, StackRecord, copy_end, mapping, stack_kind,
-};
+use sampler_ebpf::abi::{AllocationRecord, LiveKey, LiveValue, ProcessKey, mapping, stack_kind};
 
 use super::counters::DaemonCounters;
 use super::join::{Join, Joined, MOST_WAITING};
 use super::stack_limits::StackLimits;
 use crate::clock::monotonic_ns;
-use crate::heap::event::{Event, decode, decode_stack};
+use crate::heap::event::{Event, decode};
 use crate::heap::live::{AfterCut, Heap, LostBlocks};
 use crate::heap::sample::{Sample, SampleKey};
 use crate::host::mappings::AddressSpace;
-use crate::host::mappings::AtTime;
 use crate::host::{Host, HostError};
 use crate::kernel::rings::Ring;
 use crate::kernel::stack_traces::StackTraces;
 use heapbpf_probes::{BRK, MMAP, MREMAP};
-use heapbpf_unwind::dwarf::{Capture, CopyEnd, Flaws, Unwinder};
-use heapbpf_unwind::frame_pointer;
-use heapbpf_unwind::raw::{Completeness, RawStack, Reason};
+use heapbpf_unwind::dwarf::Unwinder;
+use heapbpf_unwind::raw::{RawStack, Reason};
 
 /// Longest time spent on the rings before other work gets its turn, and number of records between two reads of the
 /// clock.
 const LONGEST_DRAIN_NS: u64 = 20_000_000;
 const LOOK_AT_CLOCK_EVERY: u32 = 256;
 
-/// Most stack copies unwound before other work gets its turn.
-const MOST_COPIES: usize = 256;
-
-/// Limits on cached thread names, and on cached stacks that the daemon did not unwind itself. A target can make any
-/// number of either. A full cache is cleared and filled again.
+/// Limit on cached thread names. A target can make any number. A full cache is cleared and filled again.
 const MOST_THREAD_NAMES: usize = 1 << 16;
-const MOST_STACKS: usize = 1 << 16;
 
 /// Number of records for which memory is kept when idle.
 const ROOM_FOR_RECORDS: usize = 1024;
@@ -261,39 +254,6 @@ impl Recorder {
         }
     }
 
-    /// Unwinds the stack copies of one read of the stacks ring. Returns their number.
-    fn drain_stacks(&mut self, stacks: &mut Ring, host: &mut Host) -> usize {
-        let reserved = stacks.reserved_up_to();
-        if stacks.read_up_to() == reserved {
-            return 0;
-        }
-        // After this, all mappings made before these stacks were copied are known.
-        self.poll(host);
-        stacks.visit(reserved, MOST_COPIES, |copy| self.unwind(copy, host))
-    }
-
-    /// Unwinds a stack copy, a record of the stacks ring.
-    fn unwind(&mut self, copy: &[u8], host: &mut Host) {
-        let Some((head, bytes)) = decode_stack(copy) else {
-            self.counters.records_unknown += 1;
-            return;
-        };
-        let capture =
-            Capture { registers: &head.registers, stack: bytes, in_flight: &head.in_flight, flaws: flaws_of(&head) };
-        let (processes, modules) = host.split();
-        let space = processes.at(head.space.tgid, head.time_ns).map_or(&self.nowhere, |incarnation| &incarnation.space);
-        let at = AtTime::new(space, head.time_ns);
-        let stack = self.unwinder.unwind(modules, &at.view(head.space), capture);
-        if !self.unwinder.was_repeated() && stack.has_jit_code(modules) {
-            self.runs_jit_code(head.space, head.time_ns);
-        }
-        if head.ends_at == copy_end::PROCESS_LIMIT {
-            let is_cut = stack.completeness == Completeness::Truncated(Reason::StackCopyTooSmall);
-            self.stack_limits.note(head.space, u64::from(head.copied_bytes), is_cut);
-        }
-        self.join.arrive(head.sample, stack);
-    }
-
     /// Takes in records in order, up to the first whose stack may still arrive. `drained`: whether the stacks ring has
     /// handed out all that it can for now. Returns whether it finished before `until_ns`.
     fn work_off(&mut self, drained: bool, until_ns: u64, host: &mut Host, processes: &mut Vec<ProcessEvent>) -> bool {
@@ -386,24 +346,6 @@ impl Recorder {
         self.functions.get(site as usize).copied().unwrap_or(u16::MAX)
     }
 
-    /// The stack that the kernel walked, resolved once per (address space, stack ID, caller).
-    fn walked(&mut self, record: &AllocationRecord, host: &mut Host) -> Arc<RawStack> {
-        let key = (record.space, record.stack_id, record.caller);
-        if let Some(stack) = self.walked.get(&key) {
-            return Arc::clone(stack);
-        }
-        let addresses = self.traces.read(record.stack_id);
-        self.poll(host);
-        let at = self.at_time(record, host);
-        let stack = frame_pointer::from_kernel(&at.view(record.space), record.caller, &addresses, self.max_depth);
-        let stack = self.unwinder.intern(stack);
-        if stack.has_jit_code(host.modules()) {
-            self.runs_jit_code(record.space, record.time_ns);
-        }
-        bounded(&mut self.walked).insert(key, Arc::clone(&stack));
-        stack
-    }
-
     fn runs_jit_code(&mut self, process: ProcessKey, time_ns: u64) {
         if self.jit_processes.insert(process) {
             self.new_jit_processes.push((process, time_ns));
@@ -427,25 +369,6 @@ impl Recorder {
     /// sample. The owner of another's address space comes each time.
     pub fn take_new_lives(&mut self) -> Vec<(ProcessKey, u64)> {
         std::mem::take(&mut self.new_lives)
-    }
-
-    /// A stack of one frame, the caller. `reason`: why there are no more.
-    fn caller(&mut self, record: &AllocationRecord, reason: Reason, host: &mut Host) -> Arc<RawStack> {
-        let key = (record.space, record.caller, record.stack_kind);
-        if let Some(stack) = self.callers.get(&key) {
-            return Arc::clone(stack);
-        }
-        self.poll(host);
-        let stack = RawStack::caller_only(&self.at_time(record, host).view(record.space), record.caller, reason);
-        let stack = self.unwinder.intern(stack);
-        bounded(&mut self.callers).insert(key, Arc::clone(&stack));
-        stack
-    }
-
-    /// The address space of a record at the time of the record.
-    fn at_time<'a>(&'a self, record: &AllocationRecord, host: &'a Host) -> AtTime<'a> {
-        let incarnation = host.processes().at(record.space.tgid, record.time_ns);
-        AtTime::new(incarnation.map_or(&self.nowhere, |incarnation| &incarnation.space), record.time_ns)
     }
 
     /// Updates `host` with all process events so far. Addresses of a process whose /proc files cannot be read resolve
@@ -527,25 +450,6 @@ impl Recorder {
             ..self.counters
         }
     }
-}
-
-/// How a copy differs from the stack.
-fn flaws_of(head: &StackRecord) -> Flaws {
-    let end = match head.ends_at {
-        _ if head.missing_pages > MOST_MISSING_PAGES => CopyEnd::MissingPage,
-        copy_end::TOP => CopyEnd::Top,
-        copy_end::ROOM => CopyEnd::Room,
-        _ => CopyEnd::Limit,
-    };
-    Flaws { end, has_gaps: head.missing_pages > 0 }
-}
-
-/// Clears a full cache, to make room for one more entry.
-fn bounded<K, V>(stacks: &mut HashMap<K, V>) -> &mut HashMap<K, V> {
-    if stacks.len() >= MOST_STACKS {
-        stacks.clear();
-    }
-    stacks
 }
 
 #[cfg(test)]
