@@ -13,7 +13,6 @@
 //!     };
 //!     assert!(!library.is_empty());
 //! }
-//! # the_compiler_s_library_is_unwound();
 //! ```
 
 #![forbid(unsafe_code)]
