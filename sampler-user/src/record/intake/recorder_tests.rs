@@ -8,6 +8,7 @@ use sampler_ebpf::abi::{FreeRecord, ProcessRecord, kind, stack_kind};
 use super::*;
 use crate::host::HostOptions;
 use heapbpf_unwind::dwarf::Limits;
+use heapbpf_unwind::raw::Completeness;
 
 /// Source of stacks walked by the kernel. Counts how often one is read.
 struct Walked(Rc<Cell<u32>>);
