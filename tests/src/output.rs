@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
 
 /// An estimate with its 95 % confidence interval.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -112,10 +112,15 @@ pub struct Frame {
     pub reason: Option<String>,
 }
 
+fn zero_if_null<'de, D: Deserializer<'de>>(input: D) -> Result<u32, D::Error> {
+    Ok(Option::deserialize(input)?.unwrap_or_default())
+}
+
 /// A stack of a process.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Stack {
-    /// Process id.
+    /// Process id; 0 if the stack is one of several processes.
+    #[serde(deserialize_with = "zero_if_null")]
     pub pid: u32,
     /// Thread name.
     pub thread: Option<String>,

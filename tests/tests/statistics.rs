@@ -295,7 +295,7 @@ fn profiles_of_other_criteria_are_not_added_up() {
     assert_eq!(refused.status.code(), Some(1), "{said}");
     assert!(said.contains("allocations") && said.contains("trials differ"), "{said}");
     assert!(!Path::new(&sum).exists());
-    shown(&["merge", "--group-by", "pid", "-o", &sum, &bytes_file, &bytes_file]);
+    shown(&["merge", "-o", &sum, &bytes_file, &bytes_file]);
     let merged: Profile = output::read(Path::new(&sum));
     assert_eq!(merged.totals.alloc_bytes.exact, Some(2.0 * truth.bytes() as f64));
 }
