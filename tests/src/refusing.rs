@@ -84,7 +84,7 @@ pub fn run_on(linking: Linking, command: &mut Command) -> io::Result<()> {
 #[derive(Debug)]
 pub struct Faults {
     command: u32,
-    /// Of this many calls one fails, in turn; 0: none fails.
+    /// Of this many calls one fails on average; 0: none fails.
     one_in: AtomicUsize,
     calls: AtomicUsize,
     failed: AtomicU64,
@@ -96,7 +96,8 @@ impl Faults {
         Arc::new(Self { command, one_in: AtomicUsize::new(0), calls: AtomicUsize::new(0), failed: AtomicU64::new(0) })
     }
 
-    /// From now on, one in so many calls fails; with 1 each, with 0 none.
+    /// From now on, one in so many calls fails, chosen by their number as if at random: no pattern of calls can meet it each
+    /// time. With 1 each fails, with 0 none.
     pub fn fail_one_in(&self, calls: usize) {
         self.one_in.store(calls, Ordering::SeqCst);
     }
@@ -108,12 +109,20 @@ impl Faults {
 
     fn decide(&self) -> Option<i32> {
         let one_in = self.one_in.load(Ordering::SeqCst);
-        if one_in == 0 || !self.calls.fetch_add(1, Ordering::SeqCst).is_multiple_of(one_in) {
+        if one_in == 0 || !scattered(self.calls.fetch_add(1, Ordering::SeqCst)).is_multiple_of(one_in) {
             return None;
         }
         self.failed.fetch_add(1, Ordering::SeqCst);
         Some(libc::ENOMEM)
     }
+}
+
+/// A number that looks random, from a count (the finalizer of SplitMix64).
+const fn scattered(count: usize) -> usize {
+    let mixed = (count as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (mixed ^ (mixed >> 31)) as usize
 }
 
 /// Has the command's calls fail when `faults` says so.

@@ -25,8 +25,8 @@ fn is_told_once(outcome: &Outcome, profile: &Profile) {
 #[test]
 fn calls_that_fail_now_and_then_cost_nothing() {
     let Some(_turn) = turn("calls_that_fail_now_and_then_cost_nothing") else { return };
-    // A cut makes up to six reads one after the other: some must come through.
-    for (command, one_in) in [(MAP_LOOKUP, 9), (MAP_NEXT_KEY, 3), (MAP_UPDATE, 2), (ITERATOR, 2)] {
+    // A cut makes up to six reads one after the other: most cuts must come through in a few tries.
+    for (command, one_in) in [(MAP_LOOKUP, 9), (MAP_NEXT_KEY, 3), (MAP_UPDATE, 2), (ITERATOR, 3)] {
         let faults = Faults::of(command);
         let mut target = Target::start(&program("mix"), ["20000"]);
         let (recording, address) = Recorder::of(target.pid(), 1).failing(&faults).serve();
@@ -179,7 +179,7 @@ fn time_windows_go_on_where_counters_fail_now_and_then() {
     let Some(_turn) = turn("time_windows_go_on_where_counters_fail_now_and_then") else { return };
     let faults = Faults::of(ITERATOR);
     let mut target = Target::start(&program("churn"), ["paced", "300000"]);
-    let recorder = Recorder::of(target.pid(), 16 << 10).option("--max-overhead", "10%");
+    let recorder = Recorder::of(target.pid(), 16 << 10).option("--max-overhead", "1%");
     let recording = recorder.failing(&faults).start();
     faults.fail_one_in(3);
     target.go();
