@@ -8,7 +8,7 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use heapbpf_testing::{is_emulated, skipped};
+use heapbpf_testing::{cannot_load_programs, skipped};
 use sampler_ebpf::abi::{
     Config, Counters, FileRanges, LiveKey, LiveValue, NO_ARGUMENT, SITE_ZERO_FREES, Site, fault, stack_kind,
 };
@@ -105,18 +105,13 @@ impl Kernel {
     /// `None` if no BPF program can be loaded here.
     fn start(setting: &Setting) -> Option<Self> {
         static TURN: Mutex<()> = Mutex::new(());
-        if is_emulated("no bpf(2)") {
+        if cannot_load_programs() {
             return None;
         }
         let Some(object) = object::object() else {
             skipped("built without the BPF object");
             return None;
         };
-        // SAFETY: `geteuid` takes no argument, touches no memory and cannot fail.
-        if unsafe { libc::geteuid() } != 0 {
-            skipped("loading BPF programs needs root");
-            return None;
-        }
         let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let config = Config {
             live: u32::from(setting.live),

@@ -41,6 +41,11 @@ fn data_below_the_stack_pointer_stay_as_they_are() {
     }
 }
 
+/// How often the programs switch stacks: as often as the case says, or `HEAPBPF_TEST_SWITCHES` times.
+fn switches(usual: u32) -> String {
+    std::env::var("HEAPBPF_TEST_SWITCHES").unwrap_or_else(|_| usual.to_string())
+}
+
 /// Fibers that yield between an allocator's entry and its return. The kernel tells by the stack pointer which calls have
 /// returned, so a return probe there would end the program: the return sites are probed instead. With sessions a return
 /// probe is possible where those cannot be read, for one call at a time; without, such a function is not hooked.
@@ -56,7 +61,7 @@ fn stacks_may_be_switched_inside_an_allocator() {
         let function = if mode == "jumps" { "fiber_jump" } else { "fiber_take" };
         let allocator = format!("{}:{function}(size=arg0)->ret,free=fiber_give(arg0)", switching.display());
         for (link, kind) in [("session", "context"), ("session", "hand"), ("multi", "context"), ("perf", "hand")] {
-            let mut target = Target::start(&switching, [mode, kind, "6000"]);
+            let mut target = Target::start(&switching, [mode, kind, &switches(6000)]);
             let recorder = Recorder::of(target.pid(), 4096).option("--alloc", &allocator).option("--link", link);
             let recording = recorder.start();
             let truth = target.run();
@@ -84,7 +89,7 @@ fn stacks_may_be_switched_between_calls() {
         return;
     }
     for (link, kind) in [("session", "hand"), ("multi", "context"), ("multi", "hand"), ("perf", "hand")] {
-        let mut target = Target::start(&program("switching"), ["around", kind, "50000"]);
+        let mut target = Target::start(&program("switching"), ["around", kind, &switches(50_000)]);
         let recording = Recorder::of(target.pid(), 4096).option("--link", link).start();
         let truth = target.run();
         let (profile, stats) = recording.stop().results();

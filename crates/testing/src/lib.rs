@@ -20,6 +20,7 @@
 use std::fmt::Display;
 use std::fs::File;
 use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
 use std::thread;
 
 /// Says that the running test, or a part of it, did not run, and why.
@@ -50,4 +51,18 @@ pub fn is_emulated(gap: &str) -> bool {
         skipped(format_args!("{emulator}: {gap}"));
     }
     !emulator.is_empty()
+}
+
+/// Whether programs cannot be loaded into the kernel from here: under an emulator, or without root. If so, says that the
+/// test is skipped.
+pub fn cannot_load_programs() -> bool {
+    if is_emulated("no bpf(2)") {
+        return true;
+    }
+    // The kernel shows a process's own folder as its effective user's.
+    let is_root = std::fs::metadata("/proc/self").is_ok_and(|folder| folder.uid() == 0);
+    if !is_root {
+        skipped("loading BPF programs needs root");
+    }
+    !is_root
 }

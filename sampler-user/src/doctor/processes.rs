@@ -19,6 +19,7 @@ use crate::host::mappings::ModuleId;
 use crate::host::modules::{ModuleKind, ModuleSource};
 use crate::host::open::Unreadable;
 use crate::host::process::ProcessInfo;
+use crate::host::shadow_stacks;
 use crate::kernel::control::ControlMaps;
 use crate::kernel::programs::Programs;
 use crate::symbols::debug_files;
@@ -111,6 +112,9 @@ pub fn processes(
             ..ProcessAudit::default()
         });
         found.refused.extend(dropped);
+        found
+            .refused
+            .extend(shadow_stacks::forbid_return_probes(process.pid).map(|why| Missing::new("return probes", why)));
         for module in modules {
             auditor.audit_module(module, host, &mut found);
         }

@@ -73,23 +73,18 @@ fn first_byte((_, no_op): (usize, extern "C" fn())) -> u8 {
 mod tests {
     use super::*;
     use crate::kernel::loader::{Loader, MapSizes};
-    use heapbpf_testing::skipped;
+    use heapbpf_testing::{cannot_load_programs, skipped};
     use sampler_ebpf::abi::Config;
 
     #[test]
     fn no_ops_are_seen_to_become_calls_and_are_no_ops_again() {
-        if heapbpf_testing::is_emulated("no bpf(2)") {
+        if cannot_load_programs() {
             return;
         }
         let Some(object) = crate::kernel::object::object() else {
             skipped("built without the BPF object");
             return;
         };
-        // SAFETY: `geteuid` takes no argument, touches no memory and cannot fail.
-        if unsafe { libc::geteuid() } != 0 {
-            skipped("loading BPF programs needs root");
-            return;
-        }
         let sizes = MapSizes { events_bytes: 1 << 16, stacks_bytes: 1 << 18, live_max: 1024, stack_traces_max: 1024 };
         let config = Config { self_tgid: std::process::id(), ..Config::default() };
         let loader = Loader::new(object, &config, &sizes).unwrap();

@@ -310,23 +310,18 @@ fn with_retries<T>(mut attach: impl FnMut() -> std::io::Result<T>) -> std::io::R
 mod tests {
     use super::*;
     use crate::kernel::loader::MapSizes;
-    use heapbpf_testing::skipped;
+    use heapbpf_testing::{cannot_load_programs, skipped};
     use sampler_ebpf::abi::{Config, stack_kind};
 
     #[test]
     fn every_kind_of_link_loads_with_every_kind_of_stack() {
-        if heapbpf_testing::is_emulated("no bpf(2)") {
+        if cannot_load_programs() {
             return;
         }
         let Some(object) = crate::kernel::object::object() else {
             skipped("built without the BPF object");
             return;
         };
-        // SAFETY: `geteuid` takes no argument, touches no memory and cannot fail.
-        if unsafe { libc::geteuid() } != 0 {
-            skipped("loading BPF programs needs root");
-            return;
-        }
         let sizes = MapSizes { events_bytes: 1 << 16, stacks_bytes: 1 << 21, live_max: 1024, stack_traces_max: 1024 };
         let (none, walked, copied) = (stack_kind::NONE, stack_kind::FRAME_POINTERS, stack_kind::COPIED);
         for (stack_kind, stack_bytes) in [(none, 0), (walked, 0), (copied, 65536), (copied, 1 << 20)] {

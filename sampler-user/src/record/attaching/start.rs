@@ -12,6 +12,7 @@ use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
 use crate::host::process::Stat;
+use crate::host::shadow_stacks;
 use crate::record::plan::Targets;
 
 /// A usage error: a file that exists lacks a function of the allocator that the user described.
@@ -26,6 +27,7 @@ impl Attaching {
     /// No named target has an allocator that can be hooked, or a custom allocator is not as described. Nothing stays
     /// attached then.
     pub fn start(&mut self, targets: &Targets, command: Option<u32>, host: &mut Host) -> anyhow::Result<()> {
+        self.spare_shadow_stacks(targets, host)?;
         let now = monotonic_ns();
         let running = targets.running.iter().map(|process| process.pid);
         for pid in running.chain(command) {
@@ -78,6 +80,21 @@ impl Attaching {
         }
         self.check_custom()?;
         Ok(self.hooks.follow_mappings()?)
+    }
+
+    /// Refuses the recording if a process would be probed that return probes would end.
+    fn spare_shadow_stacks(&self, targets: &Targets, host: &Host) -> anyhow::Result<()> {
+        let probed: Vec<u32> = if self.global {
+            host.processes().iter().map(|incarnation| incarnation.id.pid).collect()
+        } else {
+            targets.running.iter().map(|process| process.pid).collect()
+        };
+        for pid in probed {
+            if let Some(why) = shadow_stacks::forbid_return_probes(pid) {
+                bail!("process {pid} must not be probed: {why}");
+            }
+        }
+        Ok(())
     }
 
     /// Lists the running processes that match a name or a cgroup: they stay targets whatever they become. (The kernel side

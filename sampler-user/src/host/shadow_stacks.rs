@@ -1,0 +1,52 @@
+//! Shadow stacks (x86-64): the processor compares each return address with a copy that it keeps. A return probe replaces
+//! return addresses, so the kernel has to mend the copy. Kernels before 6.11 do not, and the process ends at its first
+//! return.
+
+use std::fs;
+use std::sync::LazyLock;
+
+/// The kernel's function that mends the copy at a return probe (since Linux 6.11, commit 1713b63a07a2).
+const MENDS: &str = "shstk_update_last_frame";
+
+const FORBIDDEN: &str = "it has a shadow stack, which return probes of this kernel would not keep right (Linux 6.11 and later \
+                         do): it would end at its next return. Start it without one (GLIBC_TUNABLES=glibc.cpu.x86_shstk=off)";
+
+/// Whether a process has a shadow stack. `false` if it is gone.
+fn is_on(pid: u32) -> bool {
+    fs::read_to_string(format!("/proc/{pid}/status")).is_ok_and(|status| is_on_by(&status))
+}
+
+/// Why a process must not get return probes: it has a shadow stack, which this kernel does not mend. `None` if it may. Where
+/// the list of the kernel's functions cannot be read, it is taken for one that does not.
+pub fn forbid_return_probes(pid: u32) -> Option<&'static str> {
+    static MENDED: LazyLock<bool> =
+        LazyLock::new(|| fs::read_to_string("/proc/kallsyms").is_ok_and(|functions| mended_by(&functions)));
+    (is_on(pid) && !*MENDED).then_some(FORBIDDEN)
+}
+
+fn is_on_by(status: &str) -> bool {
+    let features = status.lines().filter_map(|line| line.strip_prefix("x86_Thread_features:"));
+    features.flat_map(str::split_whitespace).any(|feature| feature == "shstk")
+}
+
+fn mended_by(functions: &str) -> bool {
+    functions.lines().any(|line| line.split_whitespace().nth(2) == Some(MENDS))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_shadow_stack_is_a_feature_of_a_thread() {
+        assert!(is_on_by("Name:\tx\nx86_Thread_features:\twrss shstk \nx86_Thread_features_locked:\tshstk wrss\n"));
+        assert!(!is_on_by("Name:\tshstk\nx86_Thread_features:\t\nx86_Thread_features_locked:\tshstk wrss \n"));
+        assert!(!is_on(std::process::id()) || std::fs::read_to_string("/proc/self/status").unwrap().contains("shstk"));
+    }
+
+    #[test]
+    fn a_kernel_that_mends_them_has_the_function() {
+        assert!(mended_by("ffffffff81000000 T _text\nffffffff8104a3b0 T shstk_update_last_frame\n"));
+        assert!(!mended_by("ffffffff8104a3b0 T shstk_update_last_frame_x\nffffffff81 T shstk_setup\n"));
+    }
+}
