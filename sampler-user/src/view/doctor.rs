@@ -18,11 +18,21 @@ pub fn diagnosis(diagnosis: &Diagnosis, width: usize, color: bool) -> String {
         lines.push(String::new());
         lines.extend(cost_lines(costs, width, color));
     }
-    for process in &diagnosis.processes {
+    let is_short = diagnosis.processes.len() <= MOST_WHOLE;
+    let (shown, omitted): (Vec<_>, Vec<_>) =
+        diagnosis.processes.iter().partition(|process| is_short || !process.missing.is_empty());
+    for process in shown {
         lines.push(String::new());
         lines.extend(process_lines(process, width, color));
     }
     lines.push(String::new());
+    if !omitted.is_empty() {
+        let text = format!(
+            "{} of which nothing would be missed are not listed: --pid PID or --json shows them",
+            omitted.len()
+        );
+        lines.extend(wrap(&text, width));
+    }
     for missing in &diagnosis.missing {
         lines.extend(remark("!", missing, width).map(|line| Style::Warning.paint(&line, color)));
     }
@@ -33,6 +43,9 @@ pub fn diagnosis(diagnosis: &Diagnosis, width: usize, color: bool) -> String {
     });
     lines.join("\n") + "\n"
 }
+
+/// Most processes of which those without a mark are listed, too.
+const MOST_WHOLE: usize = 3;
 
 /// Most processes and reasons that the summary names.
 const MOST: usize = 5;
@@ -217,7 +230,7 @@ mod tests {
     use crate::cost::budget::ProbeCosts;
     use crate::doctor::{KernelAudit, ModuleAudit};
 
-    /// Of many processes, the summary comes first: how many are whole, and which miss what.
+    /// Of many processes, the summary comes first: how many are whole, and which miss what. The whole ones are not listed.
     #[test]
     fn many_processes_begin_with_a_summary() {
         let process = |pid, comm: &str, missing: Vec<Missing>| ProcessAudit {
@@ -236,9 +249,8 @@ mod tests {
         let expected = "19 processes\n  ✓ 10 whole\n  – 1 without an allocator to hook\n  ! 8 with something that would be missed\n  \
                         ! valloc: an IFUNC: worker (0), worker (1), worker (2), worker (3), worker (4), 3 more\n\nKernel 6.1.0\n";
         assert!(text.starts_with(expected), "{text}");
-        for comm in ["worker", "whole", "static"] {
-            assert!(text.contains(&format!("({comm})")), "details follow: {text}");
-        }
+        assert_eq!(text.matches("\nProcess ").count(), 8, "what is marked follows: {text}");
+        assert!(text.contains("\n11 of which nothing would be missed are not listed: "), "{text}");
     }
 
     #[test]
