@@ -8,17 +8,36 @@ use super::{KernelError, is_of_an_instruction, sys, trial};
 
 pub use heapbpf_audit::LinkKind;
 
+/// The two builds of a program that decides whether a call counts. Links of both kinds may be in one instruction, and each
+/// build counts the calls of other targets.
+struct PerLink {
+    /// For links that serve every process.
+    shared: OwnedFd,
+    /// For links to one process.
+    own: OwnedFd,
+}
+
+impl PerLink {
+    fn load(loader: &Loader, shared: &str, own: &str, kind: ProgramKind) -> Result<Self, KernelError> {
+        Ok(Self { shared: loader.program(shared, kind)?, own: loader.program(own, kind)? })
+    }
+
+    const fn of(&self, pid: Option<u32>) -> &OwnedFd {
+        if pid.is_some() { &self.own } else { &self.shared }
+    }
+}
+
 /// The loaded programs.
 pub struct Programs {
     /// How uprobes are linked.
     pub kind: LinkKind,
     /// Whether a link to one process runs the programs for all its threads.
     links_one_process: bool,
-    allocation: OwnedFd,
+    allocation: PerLink,
     allocation_return: Option<OwnedFd>,
     /// For functions whose return address must stay where it is.
     return_site: OwnedFd,
-    free: Option<OwnedFd>,
+    free: Option<PerLink>,
     iterator: OwnedFd,
     process_iterator: OwnedFd,
     lifecycle: Vec<OwnedFd>,
@@ -52,15 +71,17 @@ impl Programs {
     }
 
     fn load_kind(loader: &Loader, live: bool, kind: LinkKind) -> Result<Self, KernelError> {
-        let (entry_name, entry_kind, rest_kind) = match kind {
-            LinkKind::Session => ("allocation_session", ProgramKind::UprobeSession, ProgramKind::UprobeMulti),
-            LinkKind::Multi => ("allocation_entry", ProgramKind::UprobeMulti, ProgramKind::UprobeMulti),
-            LinkKind::Perf => ("allocation_entry", ProgramKind::UprobePerf, ProgramKind::UprobePerf),
+        let (session, entry) =
+            (("allocation_session", "allocation_session_own"), ("allocation_entry", "allocation_entry_own"));
+        let ((shared, own), entry_kind, rest_kind) = match kind {
+            LinkKind::Session => (session, ProgramKind::UprobeSession, ProgramKind::UprobeMulti),
+            LinkKind::Multi => (entry, ProgramKind::UprobeMulti, ProgramKind::UprobeMulti),
+            LinkKind::Perf => (entry, ProgramKind::UprobePerf, ProgramKind::UprobePerf),
         };
-        let allocation = loader.program(entry_name, entry_kind)?;
+        let allocation = PerLink::load(loader, shared, own, entry_kind)?;
         let allocation_return =
             if kind == LinkKind::Session { None } else { Some(loader.program("allocation_return", rest_kind)?) };
-        let free = if live { Some(loader.program("free_entry", rest_kind)?) } else { None };
+        let free = live.then(|| PerLink::load(loader, "free_entry", "free_entry_own", rest_kind)).transpose()?;
         let mut programs = Self {
             kind,
             links_one_process: true,
@@ -112,13 +133,14 @@ impl Programs {
             .map(drop)
     }
 
-    /// Whether links to one process can be made. If not, a file is to be linked once, for every process that maps it; the
-    /// programs themselves choose the targets.
+    /// Whether links to one process see all its threads. If not, a file is to be linked once, for every process that maps it;
+    /// the programs themselves choose the targets.
     pub const fn links_one_process(&self) -> bool {
         self.links_one_process
     }
 
-    /// Attaches to the given instructions of a file, in one process or in all that map the file.
+    /// Attaches to the given instructions of a file, in one process or in all that map the file. Each counts the calls of
+    /// those targets that are listed for this kind of link ([`CountedBy`](super::control::CountedBy)).
     ///
     /// # Errors
     /// The kernel refuses to attach to the file. In that case nothing stays attached.
@@ -132,10 +154,10 @@ impl Programs {
         let entry = if self.kind == LinkKind::Session { (sys::ATTACH_UPROBE_SESSION, 0) } else { multi };
         // The order matters: probes that end a call are attached before probes that begin one.
         let parts = [
-            (self.free.as_ref(), with(&[Role::Frees]), multi),
+            (self.free.as_ref().map(|free| free.of(pid)), with(&[Role::Frees]), multi),
             (Some(&self.return_site), return_sites, multi),
             (self.allocation_return.as_ref(), with(&[Role::Allocates]), (sys::ATTACH_UPROBE_MULTI, sys::MULTI_RETURN)),
-            (Some(&self.allocation), with(&[Role::Allocates, Role::AllocatesWithoutReturn]), entry),
+            (Some(self.allocation.of(pid)), with(&[Role::Allocates, Role::AllocatesWithoutReturn]), entry),
         ];
         let mut links = Links::default();
         for (part, (program, points, (attach_type, flags))) in parts.into_iter().enumerate() {
