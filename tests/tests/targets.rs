@@ -248,8 +248,8 @@ fn every_short_child_of_a_command_is_counted_from_its_first_call() {
 
 /// A process that has had a child before the recording.
 #[test]
-fn every_short_child_of_a_process_with_children_is_counted_from_its_first_call() {
-    let Some(_turn) = turn("every_short_child_of_a_process_with_children_is_counted_from_its_first_call") else { return };
+fn every_short_child_of_a_process_is_counted_from_its_first_call() {
+    let Some(_turn) = turn("every_short_child_of_a_process_is_counted_from_its_first_call") else { return };
     let mut target = Target::start(&program("brood"), brood("short", CHILDREN));
     let recording = Recorder::of(target.pid(), 1).start();
     let truth = target.run();

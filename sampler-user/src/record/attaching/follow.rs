@@ -195,8 +195,7 @@ impl Attaching {
     fn started(&mut self, host: &Host, incarnation: IncarnationId) {
         let Some(child) = host.processes().get(incarnation) else { return };
         let pid = incarnation.pid;
-        let runs =
-            host.processes().current(pid).is_some_and(|it| starts_agree(it.info.start_ns, child.info.start_ns));
+        let runs = host.processes().current(pid).is_some_and(|it| starts_agree(it.info.start_ns, child.info.start_ns));
         if !self.follows {
             return;
         }

@@ -323,7 +323,10 @@ mod tests {
              average; a smaller interval (-i 32) or a longer recording takes more"
         );
         let allocations = without_samples(&few, &by(Criterion::Allocations, 1000), true).unwrap();
-        assert!(allocations.contains("one sample in 1,000 allocations makes 0.04 samples") && allocations.contains("(-i 1)"));
+        assert!(
+            allocations.contains("one sample in 1,000 allocations makes 0.04 samples")
+                && allocations.contains("(-i 1)")
+        );
         assert_eq!(without_samples(&few, &by(Criterion::Bytes, 0), true), None, "none were wanted");
         let sampled = Counters { calls: 41, sampled: 1, submitted: 1, ..few };
         assert_eq!(without_samples(&sampled, &bytes, true), None);
