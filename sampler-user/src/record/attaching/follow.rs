@@ -119,9 +119,10 @@ impl Attaching {
         }
         self.note_exec(pid);
         let known = self.targets.coverages.contains_key(&pid);
-        if !self.global && !self.targets.named_alive.contains(&pid) && !(self.shares && known) {
-            // Nothing can be hooked in a target that has ended; the module is only examined for the audit. (Shared links also
-            // serve those that map the file later.)
+        // Shared links are worth making although the target has ended: others may map the file, too.
+        let can_be_hooked = self.global || self.targets.named_alive.contains(&pid) || self.shares && known;
+        if !can_be_hooked {
+            // Links of its own cannot be made for a target that has ended; the module is only examined for the audit.
             if known
                 && !self.modules.contains_key(&module)
                 && let Ok(look) = self.look_at(host, module)
