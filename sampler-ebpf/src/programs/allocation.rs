@@ -24,7 +24,7 @@ use crate::output;
 use crate::pending;
 use crate::process::{current_task, process_of};
 use crate::stack;
-use crate::thread::{OWN_LINKS, Pending, SLOTS, TAIL, TRACKED, ThreadState};
+use crate::thread::{Pending, SLOTS, TAIL, ThreadState};
 
 /// No allocator can return more (the user half of a 48-bit address space): such a call fails, and is not sampled.
 const LARGEST_SIZE: u64 = 1 << 47;
@@ -49,38 +49,18 @@ fn session_is_return(ctx: *mut c_void) -> bool {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/session")]
 pub extern "C" fn allocation_session(ctx: *mut c_void) -> u32 {
-    session::<TRACKED>(ctx)
-}
-
-/// The same, for links of one process.
-#[unsafe(no_mangle)]
-#[unsafe(link_section = "uprobe/session_own")]
-pub extern "C" fn allocation_session_own(ctx: *mut c_void) -> u32 {
-    session::<OWN_LINKS>(ctx)
-}
-
-#[inline(always)]
-fn session<const LINK: u32>(ctx: *mut c_void) -> u32 {
     if session_is_return(ctx) {
         outcome(ctx);
         return 0;
     }
-    decide::<LINK>(ctx, true)
+    decide(ctx, true)
 }
 
 /// The entry probe, for kernels without sessions.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/entry")]
 pub extern "C" fn allocation_entry(ctx: *mut c_void) -> u32 {
-    decide::<TRACKED>(ctx, false);
-    0
-}
-
-/// The same, for links of one process.
-#[unsafe(no_mangle)]
-#[unsafe(link_section = "uprobe/entry_own")]
-pub extern "C" fn allocation_entry_own(ctx: *mut c_void) -> u32 {
-    decide::<OWN_LINKS>(ctx, false);
+    decide(ctx, false);
     0
 }
 
@@ -124,12 +104,12 @@ pub extern "C" fn allocation_end(ctx: *mut c_void) -> u32 {
 /// as few instructions as possible: in a program that does other work between two calls, this code is no longer in the
 /// caches, and fetching each of its cache lines costs more than running it.
 #[inline(always)]
-fn decide<const LINK: u32>(ctx: *mut c_void, session: bool) -> u32 {
+fn decide(ctx: *mut c_void, session: bool) -> u32 {
     let call = cookie(ctx);
     if const { ablation::ends_after("allocation-cookie") } {
         return SKIP_RETURN;
     }
-    let Some(state) = ThreadState::of_target::<LINK>(move || lose(ctx, call)) else { return SKIP_RETURN };
+    let Some(state) = ThreadState::of_target(call.link_kind(), move || lose(ctx, call)) else { return SKIP_RETURN };
     if const { ablation::ends_after("allocation-state") } {
         return SKIP_RETURN;
     }

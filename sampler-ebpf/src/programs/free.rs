@@ -6,29 +6,19 @@ use crate::ablation;
 use crate::arch::Arguments;
 use crate::context::cookie;
 use crate::live;
-use crate::thread::{OWN_LINKS, TRACKED, ThreadState};
+use crate::thread::ThreadState;
 
 /// Runs at the entry of free, before the block can be reused.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/free")]
 pub extern "C" fn free_entry(ctx: *mut c_void) -> u32 {
-    free::<TRACKED>(ctx)
-}
-
-/// The same, for links of one process.
-#[unsafe(no_mangle)]
-#[unsafe(link_section = "uprobe/free_own")]
-pub extern "C" fn free_entry_own(ctx: *mut c_void) -> u32 {
-    free::<OWN_LINKS>(ctx)
-}
-
-#[inline(always)]
-fn free<const LINK: u32>(ctx: *mut c_void) -> u32 {
-    let address = Arguments::of(ctx).get(cookie(ctx).old_argument());
+    let call = cookie(ctx);
+    let address = Arguments::of(ctx).get(call.old_argument());
     if address == 0 || const { ablation::ends_after("free-cookie") } {
         return 0;
     }
-    let Some(state) = ThreadState::of_target::<LINK>(move || live::release_without_state(address)) else { return 0 };
+    let lose = move || live::release_without_state(address);
+    let Some(state) = ThreadState::of_target(call.link_kind(), lose) else { return 0 };
     if const { ablation::ends_after("free-state") } {
         return 0;
     }

@@ -30,18 +30,18 @@ pub struct Success {
 }
 
 impl ThreadState {
-    /// The state of the calling thread if it belongs to a target whose calls count at this `LINK`: `TRACKED` for links that
-    /// serve every process, `OWN_LINKS` for those of one process. Both may be in the same instruction, and a call counts
-    /// once. If the kernel cannot provide state for a target's thread, `without_state` is called, to count what is lost.
+    /// The state of the calling thread if it belongs to a target whose calls count at this kind of link, one of
+    /// [`link_kind`](sampler_ebpf::abi::link_kind). Links of both kinds may be in an instruction, and a call counts once. If
+    /// the kernel cannot provide state for a target's thread, `without_state` is called, to count what is lost.
     #[inline(always)]
-    pub fn of_target<const LINK: u32>(without_state: impl FnOnce()) -> Option<&'static mut Self> {
+    pub fn of_target(link: u32, without_state: impl FnOnce()) -> Option<&'static mut Self> {
         if let Some(state) = THREADS.current() {
-            if state.status == LINK || state.admit() && state.status == LINK {
+            if state.status == link || state.admit() && state.status == link {
                 return Some(state);
             }
             return None;
         }
-        Self::of_new_thread(LINK, without_state)
+        Self::of_new_thread(link, without_state)
     }
 
     /// The state of the calling thread if it belongs to a target, whichever links serve it.

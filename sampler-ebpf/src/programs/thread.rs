@@ -2,7 +2,7 @@
 
 use core::ptr::read_volatile;
 
-use sampler_ebpf::abi::{COUNTERS, Counters, LiveValue, MAX_IN_FLIGHT_CALLS, ProcessKey, target_kind};
+use sampler_ebpf::abi::{COUNTERS, Counters, LiveValue, MAX_IN_FLIGHT_CALLS, ProcessKey, link_kind};
 
 /// Most in-flight calls per thread.
 pub const SLOTS: usize = MAX_IN_FLIGHT_CALLS;
@@ -13,11 +13,11 @@ pub const TAIL: u32 = 1 << SLOTS;
 /// Not yet known whether the thread belongs to a target.
 pub const NEW: u32 = 0;
 /// The thread belongs to a target whose calls count where links that serve every process see them.
-pub const TRACKED: u32 = target_kind::SHARED;
+pub const TRACKED: u32 = link_kind::SHARED;
 /// The thread does not belong to a target.
-pub const IGNORED: u32 = 2;
+pub const IGNORED: u32 = 3;
 /// The thread belongs to a target whose calls count where links of its own see them.
-pub const OWN_LINKS: u32 = target_kind::OWN_LINKS;
+pub const OWN_LINKS: u32 = link_kind::OWN;
 
 /// The state of one thread. An unsampled call, or a free of an untracked block, touches only the first 56 bytes. The
 /// kernel puts a task's value 8 bytes after the start of a cache line, so these bytes share one cache line.

@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use aya::maps::{Array, HashMap, MapData};
-use sampler_ebpf::abi::{Control, DRAWS, FileRanges, ProcessKey, Site, target_kind};
+use sampler_ebpf::abi::{Control, DRAWS, FileRanges, ProcessKey, Site, link_kind};
 use sampler_ebpf::geometric::DrawConstants;
 use sampler_ebpf::trials::TrialTable;
 
@@ -22,10 +22,10 @@ pub enum CountedBy {
 }
 
 impl CountedBy {
-    const fn code(self) -> u32 {
+    pub(super) const fn code(self) -> u32 {
         match self {
-            Self::SharedLinks => target_kind::SHARED,
-            Self::OwnLinks => target_kind::OWN_LINKS,
+            Self::SharedLinks => link_kind::SHARED,
+            Self::OwnLinks => link_kind::OWN,
         }
     }
 }
@@ -409,7 +409,7 @@ mod tests {
         let written: Vec<_> =
             maps.maps.control.iter().map(|control| (control.draw, control.targets_generation)).collect();
         assert_eq!(written, [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]);
-        assert_eq!(maps.maps.targets, [(2, target_kind::OWN_LINKS)]);
+        assert_eq!(maps.maps.targets, [(2, link_kind::OWN)]);
     }
 
     fn draw(interval: u64) -> DrawConstants {

@@ -3,29 +3,13 @@
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use sampler_ebpf::abi::Cookie;
+
+use super::control::CountedBy;
 use super::loader::{Loader, ProgramKind};
 use super::{KernelError, is_of_an_instruction, sys, trial};
 
 pub use heapbpf_audit::LinkKind;
-
-/// The two builds of a program that decides whether a call counts. Links of both kinds may be in one instruction, and each
-/// build counts the calls of other targets.
-struct PerLink {
-    /// For links that serve every process.
-    shared: OwnedFd,
-    /// For links to one process.
-    own: OwnedFd,
-}
-
-impl PerLink {
-    fn load(loader: &Loader, shared: &str, own: &str, kind: ProgramKind) -> Result<Self, KernelError> {
-        Ok(Self { shared: loader.program(shared, kind)?, own: loader.program(own, kind)? })
-    }
-
-    const fn of(&self, pid: Option<u32>) -> &OwnedFd {
-        if pid.is_some() { &self.own } else { &self.shared }
-    }
-}
 
 /// The loaded programs.
 pub struct Programs {
@@ -33,11 +17,11 @@ pub struct Programs {
     pub kind: LinkKind,
     /// Whether a link to one process runs the programs for all its threads.
     links_one_process: bool,
-    allocation: PerLink,
+    allocation: OwnedFd,
     allocation_return: Option<OwnedFd>,
     /// For functions whose return address must stay where it is.
     return_site: OwnedFd,
-    free: Option<PerLink>,
+    free: Option<OwnedFd>,
     iterator: OwnedFd,
     process_iterator: OwnedFd,
     lifecycle: Vec<OwnedFd>,
@@ -71,17 +55,15 @@ impl Programs {
     }
 
     fn load_kind(loader: &Loader, live: bool, kind: LinkKind) -> Result<Self, KernelError> {
-        let (session, entry) =
-            (("allocation_session", "allocation_session_own"), ("allocation_entry", "allocation_entry_own"));
-        let ((shared, own), entry_kind, rest_kind) = match kind {
-            LinkKind::Session => (session, ProgramKind::UprobeSession, ProgramKind::UprobeMulti),
-            LinkKind::Multi => (entry, ProgramKind::UprobeMulti, ProgramKind::UprobeMulti),
-            LinkKind::Perf => (entry, ProgramKind::UprobePerf, ProgramKind::UprobePerf),
+        let (entry_name, entry_kind, rest_kind) = match kind {
+            LinkKind::Session => ("allocation_session", ProgramKind::UprobeSession, ProgramKind::UprobeMulti),
+            LinkKind::Multi => ("allocation_entry", ProgramKind::UprobeMulti, ProgramKind::UprobeMulti),
+            LinkKind::Perf => ("allocation_entry", ProgramKind::UprobePerf, ProgramKind::UprobePerf),
         };
-        let allocation = PerLink::load(loader, shared, own, entry_kind)?;
+        let allocation = loader.program(entry_name, entry_kind)?;
         let allocation_return =
             if kind == LinkKind::Session { None } else { Some(loader.program("allocation_return", rest_kind)?) };
-        let free = live.then(|| PerLink::load(loader, "free_entry", "free_entry_own", rest_kind)).transpose()?;
+        let free = if live { Some(loader.program("free_entry", rest_kind)?) } else { None };
         let mut programs = Self {
             kind,
             links_one_process: true,
@@ -140,24 +122,28 @@ impl Programs {
     }
 
     /// Attaches to the given instructions of a file, in one process or in all that map the file. Each counts the calls of
-    /// those targets that are listed for this kind of link ([`CountedBy`](super::control::CountedBy)).
+    /// those targets that are listed for this kind of link ([`CountedBy`]).
     ///
     /// # Errors
     /// The kernel refuses to attach to the file. In that case nothing stays attached.
     pub fn attach(&self, path: &CString, points: &[ProbePoint], pid: Option<u32>) -> Result<Links, KernelError> {
         let refused = |source| KernelError::Link { what: path.to_string_lossy().into_owned(), source };
+        let counted_by = if pid.is_some() { CountedBy::OwnLinks } else { CountedBy::SharedLinks };
         let with = |wanted: &[Role]| -> Vec<ProbePoint> {
-            points.iter().filter(|point| wanted.contains(&point.role)).copied().collect()
+            let points = points.iter().filter(|point| wanted.contains(&point.role));
+            points
+                .map(|point| ProbePoint { cookie: Cookie(point.cookie).of_kind(counted_by.code()).0, ..*point })
+                .collect()
         };
         let return_sites = with(&[Role::ReturnSite]);
         let multi = (sys::ATTACH_UPROBE_MULTI, 0);
         let entry = if self.kind == LinkKind::Session { (sys::ATTACH_UPROBE_SESSION, 0) } else { multi };
         // The order matters: probes that end a call are attached before probes that begin one.
         let parts = [
-            (self.free.as_ref().map(|free| free.of(pid)), with(&[Role::Frees]), multi),
+            (self.free.as_ref(), with(&[Role::Frees]), multi),
             (Some(&self.return_site), return_sites, multi),
             (self.allocation_return.as_ref(), with(&[Role::Allocates]), (sys::ATTACH_UPROBE_MULTI, sys::MULTI_RETURN)),
-            (Some(self.allocation.of(pid)), with(&[Role::Allocates, Role::AllocatesWithoutReturn]), entry),
+            (Some(&self.allocation), with(&[Role::Allocates, Role::AllocatesWithoutReturn]), entry),
         ];
         let mut links = Links::default();
         for (part, (program, points, (attach_type, flags))) in parts.into_iter().enumerate() {
