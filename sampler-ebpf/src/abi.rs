@@ -100,6 +100,15 @@ pub mod target_rule {
     pub const CGROUP: u32 = 4;
 }
 
+/// Kinds of links by whom they serve: in a link's [`Cookie`], and as values of the `TARGETS` map, which say which links count
+/// a process's calls. (0 and 3 are other states of threads.)
+pub mod link_kind {
+    /// Every process that maps the file.
+    pub const SHARED: u32 = 1;
+    /// One process.
+    pub const OWN: u32 = 2;
+}
+
 /// Faults of the kernel that tests provoke, because they are too rare to wait for. In a recording there are none, and the
 /// verifier removes their code.
 pub mod fault {

@@ -14,7 +14,7 @@ use sampler_ebpf::abi::{
 };
 use sampler_ebpf::constants::draw_constants;
 use sampler_user::heap::event::{Event, decode};
-use sampler_user::kernel::control::ControlMaps;
+use sampler_user::kernel::control::{ControlMaps, CountedBy};
 use sampler_user::kernel::live_map::LiveMap;
 use sampler_user::kernel::loader::{Loader, MapSizes};
 use sampler_user::kernel::object;
@@ -128,16 +128,17 @@ impl Kernel {
         let loader = Loader::new(object, &config, &sizes).unwrap();
         let mut control = ControlMaps::open(&loader).unwrap();
         control.set_draw(draw_constants(setting.interval).unwrap()).unwrap();
-        control.add_target(std::process::id()).unwrap();
+        control.add_target(std::process::id(), CountedBy::OwnLinks).unwrap();
         let programs = Programs::load(&loader, setting.live, None).unwrap();
         let (totals, live) = (Totals::open(&loader).unwrap(), LiveMap::open(&loader).unwrap());
         let events = Ring::open(&loader, "EVENTS").unwrap();
         let mut kernel = Self { programs, control, totals, live, events, links: None, _turn: turn };
-        kernel.attach();
+        kernel.links = Some(kernel.attach(Some(std::process::id())));
         Some(kernel)
     }
 
-    fn attach(&mut self) {
+    /// Links the functions of this test, for a process or for every one.
+    fn attach(&mut self, pid: Option<u32>) -> Links {
         let none = NO_ARGUMENT;
         let functions = [
             (release as *const (), [none, 0, none], 0, Role::Frees),
@@ -164,7 +165,7 @@ impl Kernel {
             })
             .collect();
         let path = place(release as *const ()).0;
-        self.links = Some(self.programs.attach(&path, &points, Some(std::process::id())).unwrap());
+        self.programs.attach(&path, &points, pid).unwrap()
     }
 
     fn counters(&self) -> Counters {
@@ -232,6 +233,36 @@ fn accounted(counters: &Counters) -> u64 {
         + counters.lost_undecided
         + counters.lost_no_thread_state
         + counters.lost_result_unreadable
+}
+
+/// Links to one process and links for every one in the same instructions: those of the kind that a target is listed for count
+/// its calls, and the others leave them alone.
+#[test]
+fn a_call_counts_once_where_links_of_both_kinds_are() {
+    let Some(mut kernel) = Kernel::start(&EVERY_CALL) else { return };
+    let shared = kernel.attach(None);
+    let blocks = |from: u64| {
+        elsewhere(|| {
+            (from..from + 50).for_each(|block| {
+                allocate(100, block * 4096, RETURNS);
+            });
+            (from..from + 50).step_by(2).for_each(|block| release(block * 4096));
+        });
+    };
+    let counted = |kernel: &Kernel| {
+        let counters = kernel.counters();
+        (counters.calls, counters.submitted, counters.frees_seen, counters.frees_matched)
+    };
+    blocks(1);
+    assert_eq!(counted(&kernel), (50, 50, 25, 25), "by its own");
+    kernel.control.add_target(std::process::id(), CountedBy::SharedLinks).unwrap();
+    blocks(101);
+    assert_eq!(counted(&kernel), (100, 100, 50, 50), "by the shared ones");
+    kernel.links = None;
+    blocks(201);
+    assert_eq!(counted(&kernel), (150, 150, 75, 75), "by the shared ones, without its own");
+    drop(shared);
+    assert_eq!(kernel.live().len(), 75);
 }
 
 /// One loss of each kind, made on purpose. Those of threads without state have a test of their own.

@@ -4,7 +4,8 @@
  *   clone       a second thread group in the same address space frees and allocates there, then exits
  *   exec [XX…]  the process replaces its program; the new incarnation with the same pid continues to allocate. In between
  *               there is one short life for each X
- *   exec from another thread  the same, by a thread that has never called an allocator
+ *   exec from another thread [step]  the same, by a thread that has never called an allocator. With `step`, the program
+ *               that follows prints STEP and waits first
  * In the first three, the second process prints STEP and waits for its probes before it touches the heap. */
 #include <sched.h>
 #include <signal.h>
@@ -87,9 +88,10 @@ static void live_again(char *name, const char *short_lives) {
 }
 /* A thread that calls nothing but exec, once it may. */
 static pthread_barrier_t filled;
-static void *by_another_thread(void *path) {
+static void *by_another_thread(void *arguments) {
+  char **argv = arguments;
   pthread_barrier_wait(&filled);
-  execl("/proc/self/exe", path, "second life", (char *)0);
+  execl("/proc/self/exe", argv[0], "second life", argv[2], (char *)0);
   _exit(1);
 }
 int main(int argc, char **argv) {
@@ -104,6 +106,7 @@ int main(int argc, char **argv) {
   if (!strcmp(mode, "second life")) {
     truth_map(TRUTH_FD);
     truth_is(1); /* the pid is the first incarnation's */
+    if (argc > 2) step();
     for (int i = 0; i < BLOCKS; i++) {
       void *p = site_02(400);
       took(2, 400);
@@ -115,7 +118,7 @@ int main(int argc, char **argv) {
   pthread_t other;
   pthread_barrier_init(&filled, 0, 2);
   int in_another_thread = !strcmp(mode, "exec from another thread");
-  if (in_another_thread && pthread_create(&other, 0, by_another_thread, argv[0])) die("pthread_create");
+  if (in_another_thread && pthread_create(&other, 0, by_another_thread, argv)) die("pthread_create");
   ready();
   fill();
   if (!strcmp(mode, "fork")) by_fork();

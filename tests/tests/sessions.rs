@@ -8,7 +8,7 @@ use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{skipped, turn};
 use heapbpf_tests::output::{self, Profile};
 use heapbpf_tests::pprof;
-use heapbpf_tests::program::program;
+use heapbpf_tests::program::{program, program_with};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
 use heapbpf_tests::truth::Truth;
@@ -107,12 +107,12 @@ fn a_command_is_profiled_from_its_first_allocation() {
     }
 }
 
-/// Children that run long enough to get their own links are tracked exactly through fork and exec.
+/// Children are tracked exactly through fork and exec.
 #[test]
 fn a_commands_children_are_followed() {
     let Some(_turn) = turn("a_commands_children_are_followed") else { return };
     // Each child runs `sleep` as another child, and then becomes the program.
-    let child = format!("(sleep 1; exec {} 5000)", program("pairs").display());
+    let child = format!("(sleep 0; exec {} 5000)", program("pairs").display());
     let script = format!("{child}; {child} & wait; exit 3");
     let recorder = Recorder::new().interval(1).variable("FREE_RUNNING", OsStr::new("1"));
     let outcome = recorder.command(Path::new(SHELL), ["-c", &script]).start().ends();
@@ -125,11 +125,13 @@ fn a_commands_children_are_followed() {
     assert_eq!(outcome.stdout.lines().filter(|line| line.starts_with('{')).count(), 2);
 }
 
-/// If a child exits before it can be hooked, the profile must say what is missing, if anything is.
+/// If a child with an allocator of its own, which nobody mapped before, exits before that can be hooked, the profile must say
+/// what is missing, if anything is.
 #[test]
 fn a_child_that_lives_too_short_is_a_gap_that_is_told() {
     let Some(_turn) = turn("a_child_that_lives_too_short_is_a_gap_that_is_told") else { return };
-    let script = format!("{0} 100; {0} 100; {0} 100; exit 0", program("pairs").display());
+    let child = program_with("pairs", "pairs-static", &["-static"]);
+    let script = format!("{0} 100; {0} 100; {0} 100; exit 0", child.display());
     let recorder = Recorder::new().interval(1).variable("FREE_RUNNING", OsStr::new("1"));
     let outcome = recorder.command(Path::new(SHELL), ["-c", &script]).start().finish();
     let (profile, _) = outcome.results();

@@ -1,5 +1,7 @@
 //! What the options that name targets select: several at once, children, and processes that become members while they run.
 
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -212,4 +214,138 @@ fn a_process_that_joins_the_cgroup_is_recorded_from_then_on() {
     let (profile, _) = recording.stop().results();
     assert!(profile.process(pid).figures.alloc_objects.value() > 0.0);
     target.end();
+}
+
+const CHILDREN: usize = 100;
+const ROUNDS: u64 = 50;
+
+/// The arguments of `brood` with so many children.
+fn brood(mode: &str, children: usize) -> [String; 3] {
+    [mode.to_owned(), children.to_string(), ROUNDS.to_string()]
+}
+
+/// Checks that all that the short children did is there: each of them, with every call.
+fn every_child(profile: &Profile, truth: &Truth) {
+    checks::sites(profile, truth, 1, Compare::All);
+    let mut calls: BTreeMap<u32, f64> = BTreeMap::new();
+    for stack in profile.stacks.iter().filter(|stack| matches!(stack.site(), Some("site_01" | "site_02"))) {
+        *calls.entry(stack.pid).or_default() += stack.figures.alloc_objects.value();
+    }
+    let whole = calls.values().filter(|calls| **calls == ROUNDS as f64).count();
+    assert_eq!((whole, calls.len()), (CHILDREN, CHILDREN), "of so many children every call was seen");
+    let missed = profile.notes.iter().find(|note| note.contains("ended before"));
+    assert!(missed.is_none(), "a gap that there was not: {missed:?}");
+}
+
+#[test]
+fn every_short_child_of_a_command_is_counted_from_its_first_call() {
+    let Some(_turn) = turn("every_short_child_of_a_command_is_counted_from_its_first_call") else { return };
+    let recorder = Recorder::new().interval(1).variable("FREE_RUNNING", OsStr::new("1"));
+    let outcome = recorder.command(&program("brood"), brood("short", CHILDREN)).start().finish();
+    let report = outcome.stdout.lines().find(|line| line.starts_with('{')).expect("a report");
+    every_child(&outcome.results().0, &serde_json::from_str(report).expect("a report"));
+}
+
+/// A process that has had a child before the recording.
+#[test]
+fn every_short_child_of_a_process_is_counted_from_its_first_call() {
+    let Some(_turn) = turn("every_short_child_of_a_process_is_counted_from_its_first_call") else { return };
+    let mut target = Target::start(&program("brood"), brood("short", CHILDREN));
+    let recording = Recorder::of(target.pid(), 1).start();
+    let truth = target.run();
+    every_child(&recording.stop().results().0, &truth);
+    target.end();
+}
+
+#[test]
+fn without_follow_no_child_is_counted() {
+    let Some(_turn) = turn("without_follow_no_child_is_counted") else { return };
+    let mut target = Target::start(&program("brood"), brood("short", 4));
+    let recording = Recorder::of(target.pid(), 1).flag("--no-follow").start();
+    let mut truth = target.run();
+    truth.sites.retain(|site| site.site == "site_00");
+    checks::sites(&recording.stop().results().0, &truth, 1, Compare::All);
+    target.end();
+}
+
+/// The children of a process that is named run already. They, and what they fork, are targets unless told otherwise.
+#[test]
+fn children_that_run_already_are_targets() {
+    let Some(_turn) = turn("children_that_run_already_are_targets") else { return };
+    let running = 5;
+    for follows in [true, false] {
+        let mut target = Target::start(&program("brood"), brood("master", running));
+        target.go();
+        target.step();
+        let flag = if follows { "--follow" } else { "--no-follow" };
+        let recording = Recorder::of(target.pid(), 1).flag(flag).start();
+        let mut truth = target.run();
+        let (profile, _) = recording.stop().results();
+        if !follows {
+            truth.sites.retain(|site| site.site == "site_00");
+        }
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert_eq!(profile.processes.len(), if follows { 1 + 2 * running } else { 1 }, "{:?}", profile.processes);
+        target.end();
+    }
+}
+
+/// A wrapper that only waits for its child, as `timeout` does.
+#[test]
+fn a_wrapper_is_recorded_with_the_program_that_it_runs() {
+    let Some(_turn) = turn("a_wrapper_is_recorded_with_the_program_that_it_runs") else { return };
+    let mut wrapper = Command::new("timeout");
+    wrapper.arg("1000").arg(program("pairs")).arg("500");
+    let mut wrapper = Target::start_command(&mut wrapper);
+    let recording = Recorder::of(wrapper.pid(), 1).start();
+    let truth = wrapper.run();
+    let (profile, _) = recording.stop().results();
+    assert_ne!(truth.sites[0].pid, wrapper.pid());
+    all_there(&profile, &[(truth.sites[0].pid, truth)]);
+    wrapper.end();
+}
+
+/// The kernel binds links to one process to its first thread, which has ended then.
+#[test]
+fn a_program_that_another_thread_executes_is_followed() {
+    let Some(_turn) = turn("a_program_that_another_thread_executes_is_followed") else { return };
+    for flag in ["--follow", "--no-follow"] {
+        let mut target = Target::start(&program("family"), ["exec from another thread", "step"]);
+        let mut recording = Recorder::of(target.pid(), 1).flag(flag).start();
+        target.go();
+        target.step();
+        recording.await_more_links();
+        let truth = target.run();
+        let (profile, _) = recording.stop().results();
+        checks::sites(&profile, &truth, 1, Compare::Allocated);
+        let sums = checks::site_sums(&profile, None);
+        assert_eq!(sums["site_00"].figures[3], 0.0, "gone with its program: {:?}", sums["site_00"]);
+        assert_eq!(sums["site_02"].figures[3], truth.site("site_02").live_allocs as f64, "the second program's");
+    }
+}
+
+/// A recording without samples says why, and what would help.
+#[test]
+fn a_recording_without_samples_says_why() {
+    let Some(_turn) = turn("a_recording_without_samples_says_why") else { return };
+    let note = |recorder: Recorder, runs: bool| {
+        let mut target = Target::start(&program("brood"), brood("short", 2));
+        let recording = recorder.pid(target.pid()).start();
+        if runs {
+            target.run();
+        }
+        let outcome = recording.stop();
+        let (profile, stats) = outcome.results();
+        assert_eq!(stats.submitted, 0, "{stats:?}");
+        let note = profile.notes.iter().find(|note| note.starts_with("no samples: "));
+        let note = note.unwrap_or_else(|| panic!("nobody says why: {:?}", profile.notes)).clone();
+        let said = outcome.stdout.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(said.contains(&note[..40]), "{said}");
+        note
+    };
+    let idle = note(Recorder::new(), false);
+    assert!(idle.contains("no target called") && idle.contains("heapbpf doctor"), "{idle}");
+    // The largest interval, so that hardly any run takes a sample.
+    let coarse = note(Recorder::new().interval(64 << 20), true);
+    assert!(coarse.contains("calls for") && coarse.contains("-i "), "{coarse}");
 }

@@ -45,6 +45,9 @@ impl Site {
     }
 }
 
+/// Shift of the kind of link in the lower half of a cookie; the index is below it.
+const LINK_KIND_SHIFT: u32 = 30;
+
 /// A link's cookie: the index of its [`Site`], and what an unsampled call needs to know of it, which saves the look-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cookie(pub u64);
@@ -54,7 +57,20 @@ impl Cookie {
     #[inline(always)]
     #[must_use]
     pub const fn index(self) -> u32 {
-        self.0 as u32
+        self.0 as u32 & (1 << LINK_KIND_SHIFT) - 1
+    }
+
+    /// Kind of the link, one of [`link_kind`](super::link_kind).
+    #[inline(always)]
+    #[must_use]
+    pub const fn link_kind(self) -> u32 {
+        self.0 as u32 >> LINK_KIND_SHIFT
+    }
+
+    /// The cookie of a link of this kind to the same site.
+    #[must_use]
+    pub const fn of_kind(self, link_kind: u32) -> Self {
+        Self(self.0 & !(3 << LINK_KIND_SHIFT) | (link_kind as u64) << LINK_KIND_SHIFT)
     }
 
     /// [`Site::size_argument`].
@@ -209,5 +225,21 @@ pub struct FileRanges {
 impl Default for FileRanges {
     fn default() -> Self {
         Self { count: 0, ranges: [[0; 2]; MAX_REENTRANT_RANGES] }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::link_kind;
+    use super::*;
+
+    #[test]
+    fn the_kind_of_a_link_leaves_the_rest_of_its_cookie_alone() {
+        let cookie = Site { size_argument: 1, old_argument: 2, flags: SITE_ZERO_FREES, ..PLAIN }.cookie(8191);
+        for kind in [link_kind::SHARED, link_kind::OWN] {
+            let linked = cookie.of_kind(3).of_kind(kind);
+            assert_eq!((linked.link_kind(), linked.index(), linked.shape()), (kind, 8191, cookie.shape()));
+        }
+        assert_eq!(cookie.index(), 8191);
     }
 }

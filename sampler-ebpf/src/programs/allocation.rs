@@ -109,7 +109,7 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
     if const { ablation::ends_after("allocation-cookie") } {
         return SKIP_RETURN;
     }
-    let Some(state) = ThreadState::of_target(move || lose(ctx, call)) else { return SKIP_RETURN };
+    let Some(state) = ThreadState::of_target(call.link_kind(), move || lose(ctx, call)) else { return SKIP_RETURN };
     if const { ablation::ends_after("allocation-state") } {
         return SKIP_RETURN;
     }

@@ -12,11 +12,13 @@ use crate::thread::ThreadState;
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/free")]
 pub extern "C" fn free_entry(ctx: *mut c_void) -> u32 {
-    let address = Arguments::of(ctx).get(cookie(ctx).old_argument());
+    let call = cookie(ctx);
+    let address = Arguments::of(ctx).get(call.old_argument());
     if address == 0 || const { ablation::ends_after("free-cookie") } {
         return 0;
     }
-    let Some(state) = ThreadState::of_target(move || live::release_without_state(address)) else { return 0 };
+    let lose = move || live::release_without_state(address);
+    let Some(state) = ThreadState::of_target(call.link_kind(), lose) else { return 0 };
     if const { ablation::ends_after("free-state") } {
         return 0;
     }

@@ -9,7 +9,7 @@ use crate::config::config;
 use crate::maps::THREADS;
 use crate::memory::read_kernel;
 use crate::process::process_of;
-use crate::thread::{SLOTS, TRACKED, ThreadState};
+use crate::thread::{SLOTS, ThreadState};
 
 /// The first members of the kernel's `bpf_iter_meta`.
 #[repr(C)]
@@ -46,7 +46,7 @@ pub extern "C" fn read_threads(ctx: *mut c_void) -> u32 {
     }
     // SAFETY: `task` is the kernel's own pointer to a task, and not null.
     let Some(state) = (unsafe { THREADS.of(task) }) else { return 0 };
-    if state.status != TRACKED {
+    if !state.is_tracked() {
         return 0;
     }
     let mut record = ThreadRecord { process: state.process, tid: state.tid, ..ThreadRecord::default() };

@@ -14,7 +14,7 @@ use crate::memory::read_kernel;
 use crate::output;
 use crate::process::{current_task, process_of};
 use crate::target;
-use crate::thread::{NEW, TRACKED, ThreadState};
+use crate::thread::{NEW, ThreadState};
 
 /// `sched_process_fork(parent, child)`; runs in the context of the parent, before the child does.
 #[unsafe(no_mangle)]
@@ -37,8 +37,8 @@ pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
     0
 }
 
-/// `sched_process_exec`; runs in the context of the process, which already has its new name and address space. All its
-/// other threads have ended.
+/// `sched_process_exec(task, old thread id)`; runs in the context of the process, which already has its new name and address
+/// space. All its other threads have ended. A thread that was not the first has taken the first one's id over.
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sched_process_exec")]
 pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
@@ -46,10 +46,13 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     if target::is_target(next.tgid) {
         target::list_by_rule(next.tgid);
     }
+    if argument(ctx, 1) as u32 != next.tgid {
+        target::leave_own_links(next.tgid);
+    }
     let mut ended = ProcessKey { exec_id: next.exec_id.wrapping_sub(1), ..next };
     let mut was_tracked = false;
     if let Some(state) = THREADS.current() {
-        if state.status == TRACKED {
+        if state.is_tracked() {
             was_tracked = true;
             ended = state.process;
             flush(ctx, state);
@@ -68,7 +71,7 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
 #[unsafe(link_section = "raw_tp/sched_process_exit")]
 pub extern "C" fn process_exit(ctx: *mut c_void) -> u32 {
     if let Some(state) = THREADS.current()
-        && state.status == TRACKED
+        && state.is_tracked()
     {
         flush(ctx, state);
         state.status = NEW;

@@ -35,7 +35,7 @@ fn state_of_target(without_state: impl FnOnce()) -> Option<&'static mut ThreadSt
     if THREADS.current().is_none() && !is_target((current_pid_tgid() >> 32) as u32) {
         return None;
     }
-    ThreadState::of_target(without_state)
+    ThreadState::of_any_target(without_state)
 }
 
 /// `sys_enter(registers, number)`: notes when one of the four calls began, and where the heap of brk ended.

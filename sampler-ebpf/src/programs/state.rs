@@ -8,8 +8,11 @@ use crate::config::config;
 use crate::counters::take_number;
 use crate::maps::{self, THREADS};
 use crate::process::{current_pid_tgid, current_task, process_of, space_of};
-use crate::target::{is_target, list_by_rule};
-use crate::thread::{IGNORED, TRACKED, ThreadState};
+use crate::target::{kind_of, list_by_rule};
+use crate::thread::{IGNORED, ThreadState};
+
+/// No kind of link: a call counts whichever links serve its process.
+const ANY_LINK: u32 = 0;
 
 /// Whether a thread has got state before.
 #[inline(always)]
@@ -27,31 +30,42 @@ pub struct Success {
 }
 
 impl ThreadState {
-    /// The state of the calling thread if it belongs to a target. If the kernel cannot provide state for a target's
-    /// thread, `without_state` is called, to count what is lost.
+    /// The state of the calling thread if it belongs to a target whose calls count at this kind of link, one of
+    /// [`link_kind`](sampler_ebpf::abi::link_kind). Links of both kinds may be in an instruction, and a call counts once. If
+    /// the kernel cannot provide state for a target's thread, `without_state` is called, to count what is lost.
     #[inline(always)]
-    pub fn of_target(without_state: impl FnOnce()) -> Option<&'static mut Self> {
+    pub fn of_target(link: u32, without_state: impl FnOnce()) -> Option<&'static mut Self> {
         if let Some(state) = THREADS.current() {
-            if state.status == TRACKED || state.admit() {
+            if state.status == link || state.admit() && state.status == link {
                 return Some(state);
             }
             return None;
         }
-        Self::of_new_thread(without_state)
+        Self::of_new_thread(link, without_state)
+    }
+
+    /// The state of the calling thread if it belongs to a target, whichever links serve it.
+    #[inline(always)]
+    pub fn of_any_target(without_state: impl FnOnce()) -> Option<&'static mut Self> {
+        if let Some(state) = THREADS.current() {
+            return (state.is_tracked() || state.admit()).then_some(state);
+        }
+        Self::of_new_thread(ANY_LINK, without_state)
     }
 
     /// Does the same for a thread that has no state yet.
     #[inline(never)]
-    fn of_new_thread(without_state: impl FnOnce()) -> Option<&'static mut Self> {
+    fn of_new_thread(link: u32, without_state: impl FnOnce()) -> Option<&'static mut Self> {
         let state = if config!(faults) & fault::NO_THREAD_STATE != 0 && is_not_first() {
             None
         } else {
             THREADS.current_or_create()
         };
         match state {
-            Some(state) => state.admit().then_some(state),
+            Some(state) => (state.admit() && (link == ANY_LINK || state.status == link)).then_some(state),
             None => {
-                if is_target((current_pid_tgid() >> 32) as u32) {
+                let kind = kind_of((current_pid_tgid() >> 32) as u32);
+                if kind.is_some_and(|kind| link == ANY_LINK || kind == link) {
                     without_state();
                 }
                 None
@@ -59,20 +73,24 @@ impl ThreadState {
         }
     }
 
-    /// Decides whether the thread belongs to a target, and if so initializes its state.
+    /// Decides whether the thread belongs to a target and which links serve that, and initializes its state if so.
     #[inline(never)]
     fn admit(&mut self) -> bool {
+        if self.is_tracked() {
+            // The other kind of link counts this call.
+            return true;
+        }
         let Some(control) = maps::control() else { return false };
         if self.status == IGNORED && self.generation == control.targets_generation {
             return false;
         }
         let pid_tgid = current_pid_tgid();
         let tgid = (pid_tgid >> 32) as u32;
-        if !is_target(tgid) {
+        let Some(kind) = kind_of(tgid) else {
             self.status = IGNORED;
             self.generation = control.targets_generation;
             return false;
-        }
+        };
         list_by_rule(tgid);
         self.tid = pid_tgid as u32;
         let task = current_task();
@@ -90,7 +108,7 @@ impl ThreadState {
             rng::seed(seed, u64::from(self.ordinal))
         };
         self.draw();
-        self.status = TRACKED;
+        self.status = kind;
         true
     }
 

@@ -2,7 +2,7 @@
 
 use aya_ebpf::bindings::BPF_ANY;
 use aya_ebpf::helpers::generated::bpf_get_current_ancestor_cgroup_id;
-use sampler_ebpf::abi::target_rule;
+use sampler_ebpf::abi::{link_kind, target_rule};
 use sampler_ebpf::glob;
 
 use crate::config::config;
@@ -14,21 +14,31 @@ use crate::process::current_task;
 /// Whether the current task's process is a target.
 #[inline(always)]
 pub fn is_target(tgid: u32) -> bool {
+    kind_of(tgid).is_some()
+}
+
+/// Which links count the calls of the current task's process, one of [`link_kind`]; `None` if it is no target.
+#[inline(always)]
+pub fn kind_of(tgid: u32) -> Option<u32> {
     if tgid == config!(self_tgid) {
-        return false;
+        return None;
     }
     let rules = config!(target_rules);
-    if rules & target_rule::ALL != 0 || listed(tgid) {
-        return true;
+    if rules & target_rule::ALL != 0 {
+        return Some(link_kind::SHARED);
+    }
+    // SAFETY: the value is an aligned u32, which changes as a whole; one that was removed meanwhile was a target just now.
+    if let Some(kind) = unsafe { TARGETS.get(tgid) } {
+        return Some(if *kind == link_kind::OWN { link_kind::OWN } else { link_kind::SHARED });
     }
     if rules & target_rule::CGROUP != 0 {
         let level = config!(cgroup_level) as i32;
         // SAFETY: the helper takes an integer, which it checks, and returns an integer.
         if unsafe { bpf_get_current_ancestor_cgroup_id(level) } == config!(cgroup_id) {
-            return true;
+            return Some(link_kind::SHARED);
         }
     }
-    rules & target_rule::COMM != 0 && comm_matches()
+    (rules & target_rule::COMM != 0 && comm_matches()).then_some(link_kind::SHARED)
 }
 
 /// Whether the process was listed: by the daemon, by a parent's fork, or because it matched a rule.
@@ -51,10 +61,20 @@ pub fn list_by_rule(tgid: u32) {
     }
 }
 
-/// Lists a process. `false` if there is no room, which is counted.
+/// Has links that serve every process count a process from now on. Links of its own do not see what a thread other than the
+/// first becomes with an exec: they are bound to the task of the first one, which has ended then.
+#[inline(always)]
+pub fn leave_own_links(tgid: u32) {
+    if let Some(kind) = TARGETS.get_ptr_mut(tgid) {
+        // SAFETY: the pointer is to the map's value, an aligned u32.
+        unsafe { *kind = link_kind::SHARED };
+    }
+}
+
+/// Lists a process: links that serve every process count its calls. `false` if there is no room, which is counted.
 #[inline(always)]
 pub fn list(tgid: u32) -> bool {
-    let has_room = TARGETS.insert(tgid, 1, u64::from(BPF_ANY)).is_ok();
+    let has_room = TARGETS.insert(tgid, link_kind::SHARED, u64::from(BPF_ANY)).is_ok();
     if !has_room {
         count_process_event_lost();
     }

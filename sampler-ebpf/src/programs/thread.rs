@@ -2,7 +2,7 @@
 
 use core::ptr::read_volatile;
 
-use sampler_ebpf::abi::{COUNTERS, Counters, LiveValue, MAX_IN_FLIGHT_CALLS, ProcessKey};
+use sampler_ebpf::abi::{COUNTERS, Counters, LiveValue, MAX_IN_FLIGHT_CALLS, ProcessKey, link_kind};
 
 /// Most in-flight calls per thread.
 pub const SLOTS: usize = MAX_IN_FLIGHT_CALLS;
@@ -12,10 +12,12 @@ pub const TAIL: u32 = 1 << SLOTS;
 
 /// Not yet known whether the thread belongs to a target.
 pub const NEW: u32 = 0;
-/// The thread belongs to a target.
-pub const TRACKED: u32 = 1;
+/// The thread belongs to a target whose calls count where links that serve every process see them.
+pub const TRACKED: u32 = link_kind::SHARED;
 /// The thread does not belong to a target.
-pub const IGNORED: u32 = 2;
+pub const IGNORED: u32 = 3;
+/// The thread belongs to a target whose calls count where links of its own see them.
+pub const OWN_LINKS: u32 = link_kind::OWN;
 
 /// The state of one thread. An unsampled call, or a free of an untracked block, touches only the first 56 bytes. The
 /// kernel puts a task's value 8 bytes after the start of a cache line, so these bytes share one cache line.
@@ -33,7 +35,7 @@ pub struct ThreadState {
     pub frees_seen: u64,
     /// Stack pointer of the last outermost call that may call a hooked function inside, or 0 if it has returned.
     pub outer_sp: u64,
-    /// [`NEW`], [`TRACKED`] or [`IGNORED`].
+    /// [`NEW`], [`TRACKED`], [`IGNORED`] or [`OWN_LINKS`].
     pub status: u32,
     /// Bit i is set if `slots[i]` holds an in-flight call, [`TAIL`] if `tail_sp` belongs to one.
     pub pending: u32,
@@ -116,6 +118,12 @@ pub struct Pending {
 }
 
 impl ThreadState {
+    /// Whether the thread is known to belong to a target.
+    #[inline(always)]
+    pub fn is_tracked(&self) -> bool {
+        self.status == TRACKED || self.status == OWN_LINKS
+    }
+
     /// Whether, as far as is known, no call is in flight that the next call could be part of.
     #[inline(always)]
     pub fn is_idle(&self) -> bool {

@@ -20,15 +20,15 @@ use crate::kernel::mappings::MappingProbes;
 use crate::kernel::programs::{Links, ProbePoint, Role};
 use crate::kernel::{KernelError, is_of_an_instruction};
 
-/// Time before a file that another tracer has already patched is tried again. Each try blocks for some 40 ms.
-const CONFLICT_RETRY: Duration = Duration::from_secs(1);
-
 /// Most named processes with links of their own to one file. On every hit of an instruction the kernel checks each link
 /// there, whichever process it is for (about 50 ns each), and a session link for another process makes the call trap on
 /// its return. With more processes than this, a named process pays as much for the others' links as for its own, and more
 /// than an unnamed one would pay for a single link that serves everyone. Beyond this number one link serves everyone, and
 /// the BPF programs check who is a target.
-const MOST_OWN_LINKS: usize = 8;
+pub const MOST_OWN_LINKS: usize = 8;
+
+/// Time before a file that another tracer has already patched is tried again. Each try blocks for some 40 ms.
+const CONFLICT_RETRY: Duration = Duration::from_secs(1);
 
 /// Why a file is not hooked.
 #[derive(Debug, thiserror::Error)]
@@ -87,8 +87,8 @@ impl Served {
 struct HookedFile {
     /// Index of its first site in that table.
     first_site: u32,
-    /// CLOCK_MONOTONIC when it was first linked.
-    since_ns: Option<u64>,
+    /// CLOCK_MONOTONIC when it was first linked for every process.
+    shared_since_ns: Option<u64>,
     /// What was hooked when it was first linked, or when tracking of its frees stopped.
     audit: Option<Arc<FileAudit>>,
     /// Instructions (file offsets) that the kernel accepts no probe on, with its error.
@@ -102,8 +102,6 @@ pub struct Hooks<L = Links> {
     hooked: HashMap<FileKey, HookedFile>,
     /// Links to a file, by the process that they are for; `None`: every process.
     links: HashMap<(FileKey, Option<u32>), L>,
-    /// Files whose links serve all named processes.
-    shared: HashSet<FileKey>,
     /// Files that another tracer has already patched, and when that was last observed.
     conflicts: HashMap<FileKey, Instant>,
     /// What to link when the pause ends; `None` outside of a pause.
@@ -127,7 +125,6 @@ impl<L: ProbeLinks> Hooks<L> {
             files: ExaminedFiles::new(rules, table),
             hooked: HashMap::new(),
             links: HashMap::new(),
-            shared: HashSet::new(),
             conflicts: HashMap::new(),
             paused: None,
             functions: Vec::new(),
@@ -166,13 +163,6 @@ impl<L: ProbeLinks> Hooks<L> {
         self.mappings.is_some()
     }
 
-    /// Announces how many named processes map a file that is not hooked yet: above a limit they share links.
-    pub fn expect(&mut self, key: FileKey, processes: usize) {
-        if processes > MOST_OWN_LINKS && !self.links.keys().any(|(linked, _)| *linked == key) {
-            self.shared.insert(key);
-        }
-    }
-
     /// Hooks an examined file for one process, or for all.
     ///
     /// # Errors
@@ -184,10 +174,6 @@ impl<L: ProbeLinks> Hooks<L> {
         linker: &K,
         sites: &mut impl SiteTable,
     ) -> Result<Hooked, HookError> {
-        if !linker.links_one_process() {
-            self.shared.insert(key);
-        }
-        let pid = pid.filter(|_| !self.shared.contains(&key));
         if self.links.contains_key(&(key, pid)) {
             return Ok(Hooked::Already);
         }
@@ -216,7 +202,7 @@ impl<L: ProbeLinks> Hooks<L> {
                 let planned: Vec<Site> = plan.sites.iter().map(|site| wanted.site(site)).collect();
                 let first_site = sites.add_file(&plan.ranges, &planned).map_err(refused)?;
                 self.functions.extend(planned.iter().map(|site| site.function));
-                new.insert(HookedFile { first_site, since_ns: None, audit: None, refused: BTreeMap::new() })
+                new.insert(HookedFile { first_site, shared_since_ns: None, audit: None, refused: BTreeMap::new() })
             }
         };
         if self.conflicts.get(&key).is_some_and(|since| since.elapsed() < CONFLICT_RETRY) {
@@ -232,7 +218,9 @@ impl<L: ProbeLinks> Hooks<L> {
             refused(error)
         })?;
         hooked.refused.extend(unprobed);
-        hooked.since_ns.get_or_insert_with(monotonic_ns);
+        if pid.is_none() {
+            hooked.shared_since_ns.get_or_insert_with(monotonic_ns);
+        }
         hooked
             .audit
             .get_or_insert_with(|| Arc::new(file_audit(path, plan, linker.kind(), wanted.frees, &hooked.refused)));
@@ -307,9 +295,8 @@ impl<L: ProbeLinks> Hooks<L> {
         self.without_frees.contains(&served)
     }
 
-    /// Whom the links serve that a process has to a file (`pid` `None`: every process). `None` if it has no links.
+    /// Whom the links to a file serve: one process's own links, or those for every process. `None` if there are none.
     pub fn serving(&self, key: FileKey, pid: Option<u32>) -> Option<Served> {
-        let pid = pid.filter(|_| !self.shared.contains(&key));
         self.links.contains_key(&(key, pid)).then(|| Served::of(key, pid))
     }
 
@@ -329,9 +316,9 @@ impl<L: ProbeLinks> Hooks<L> {
         self.hooked.contains_key(&key)
     }
 
-    /// CLOCK_MONOTONIC when a file was first hooked, for whichever process.
-    pub fn hooked_since(&self, key: FileKey) -> Option<u64> {
-        self.hooked.get(&key)?.since_ns
+    /// CLOCK_MONOTONIC when a file was first hooked for every process.
+    pub fn shared_since(&self, key: FileKey) -> Option<u64> {
+        self.hooked.get(&key)?.shared_since_ns
     }
 
     /// What was hooked in a file, and what was not.

@@ -21,9 +21,6 @@ pub trait Linker {
     /// Kind of the links that it makes.
     fn kind(&self) -> LinkKind;
 
-    /// Whether it can link one process alone. If not, a file's links serve every process that maps it.
-    fn links_one_process(&self) -> bool;
-
     /// Links all `points` of a file, for one process or for all that map it.
     ///
     /// # Errors
@@ -63,10 +60,6 @@ impl Linker for Programs {
 
     fn kind(&self) -> LinkKind {
         self.kind
-    }
-
-    fn links_one_process(&self) -> bool {
-        Self::links_one_process(self)
     }
 
     fn link(&self, path: &CString, points: &[ProbePoint], pid: Option<u32>) -> Result<Links, KernelError> {

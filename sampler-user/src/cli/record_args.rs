@@ -63,10 +63,10 @@ pub struct TargetArgs {
     /// Processes in this cgroup or below it, present and future
     #[arg(long, value_name = "PATH", help_heading = "Target")]
     pub cgroup: Option<PathBuf>,
-    /// What a target starts or becomes is a target too, whatever its name and cgroup (default)
+    /// What a target has started, starts or becomes is a target too, whatever its name and cgroup (default)
     #[arg(long, overrides_with = "no_follow", help_heading = "Target")]
     pub follow: bool,
-    /// Only processes that are named or match themselves
+    /// Only processes that are named or match themselves; other processes pay nothing for up to eight named ones
     #[arg(long, help_heading = "Target")]
     pub no_follow: bool,
     /// Another allocator: 'lib.so:my_alloc(size=arg0)->ret,free=my_free(arg0)', or @FILE with one per line; may be

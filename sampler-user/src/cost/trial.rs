@@ -16,10 +16,10 @@ use sampler_ebpf::constants::draw_constants;
 use sampler_ebpf::trials::SIZE_CLASSES;
 
 use crate::attach::files::FileKey;
-use crate::attach::hooks::Hooks;
+use crate::attach::hooks::{Hooks, MOST_OWN_LINKS};
 use crate::attach::rules;
 use crate::heap::event::decode_stack;
-use crate::kernel::control::ControlMaps;
+use crate::kernel::control::{ControlMaps, CountedBy};
 use crate::kernel::loader::{Loader, MapSizes, ProgramKind};
 use crate::kernel::programs::{LinkKind, Programs};
 use crate::kernel::rings::Ring;
@@ -174,7 +174,6 @@ impl Recording {
             setting.interval
         };
         control.set_draw(draw_constants(interval).context("the interval is too large")?)?;
-        control.add_target(pid)?;
         let programs = Programs::load(&loader, setting.live, setting.link)?;
         let mut hooks = hooks(setting.live, Some(&programs));
         if let Some(functions) = setting.functions {
@@ -195,20 +194,19 @@ impl Recording {
     /// # Errors
     /// The kernel refuses.
     pub fn on(&mut self) -> anyhow::Result<()> {
-        self.hooks.expect(self.key, self.pids.len());
+        let own = self.pids.len() <= MOST_OWN_LINKS && self.programs.links_one_process();
+        let counted_by = if own { CountedBy::OwnLinks } else { CountedBy::SharedLinks };
         for pid in &self.pids {
-            self.hooks.hook(self.key, Some(*pid), &self.programs, &mut self.control)?;
+            self.control.add_target(*pid, counted_by)?;
+            self.hooks.hook(self.key, own.then_some(*pid), &self.programs, &mut self.control)?;
         }
         Ok(())
     }
 
     /// From the next [`on`](Self::on) on, probes another process with the same allocator file instead.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub fn only_for(&mut self, pid: u32) -> anyhow::Result<()> {
+    pub fn only_for(&mut self, pid: u32) {
         self.leave_all();
-        self.also(pid)
+        self.also(pid);
     }
 
     /// Forgets all processes to probe.
@@ -217,12 +215,8 @@ impl Recording {
     }
 
     /// From the next [`on`](Self::on) on, also probes another process with the same allocator file.
-    ///
-    /// # Errors
-    /// The kernel refuses.
-    pub fn also(&mut self, pid: u32) -> anyhow::Result<()> {
+    pub fn also(&mut self, pid: u32) {
         self.pids.push(pid);
-        Ok(self.control.add_target(pid)?)
     }
 
     /// Removes the probes and empties the rings. Returns the number of reported samples and frees.

@@ -131,6 +131,11 @@ fn environment(limits: &Limits) -> Vec<Check> {
     checks
 }
 
+/// What links to one process are good for.
+const ALL_THREADS: &str = "a link to one process sees all its threads and costs others nothing; where children are followed, \
+                           links serve every process, and each hit costs others that map the file a trap (docs/overhead.md): \
+                           --no-follow spares them";
+
 /// What follows where links to one process see its first thread only.
 const FIRST_THREADS_ONLY: &str = "this kernel's links to one process see its first thread only (Linux 6.10 corrects that): \
                                   heapbpf links every process that maps the file and counts the targets' calls, so \
@@ -177,7 +182,7 @@ fn load(checks: &mut Vec<Check>) -> Option<(Programs, ControlMaps)> {
     }
     if let Some(programs) = &best {
         let ok = programs.links_one_process();
-        let detail = if ok { "a link to one process sees all its threads" } else { FIRST_THREADS_ONLY };
+        let detail = if ok { ALL_THREADS } else { FIRST_THREADS_ONLY };
         checks.push(Check { name: "links to one process", ok, needed: false, detail: detail.into() });
     }
     let mappings = MappingProbes::load(&loader).and_then(|mut probes| probes.link());

@@ -1,5 +1,6 @@
 //! Processes as /proc describes them, and the rules that select targets.
 
+use std::collections::{HashMap, HashSet};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -94,6 +95,8 @@ pub struct Stat {
     pub start_ns: u64,
     /// Whether it is a kernel thread, a zombie or a dead process.
     pub without_memory: bool,
+    /// Whether it has had children that ended, and has waited for them.
+    pub had_children: bool,
 }
 
 impl Stat {
@@ -122,6 +125,8 @@ impl Stat {
             threads: field(20)?.parse().ok()?,
             start_ns: ticks.saturating_mul(1_000_000_000 / ticks_per_second),
             without_memory: flags & PF_KTHREAD != 0 || matches!(field(3)?, "Z" | "X"),
+            // No process lives without page faults; these are those of its children.
+            had_children: field(11)? != "0" || field(13)? != "0",
         })
     }
 }
@@ -132,6 +137,29 @@ impl Stat {
 /// If /proc cannot be read.
 pub fn all_pids() -> io::Result<Vec<u32>> {
     numbered(fs::read_dir("/proc")?)
+}
+
+/// Processes that descend from `roots`. Those that heapbpf itself started, and those that started it, are left out: they
+/// are there for the recording, and end with it.
+///
+/// # Errors
+/// If /proc cannot be read.
+pub fn descendants(roots: &[u32]) -> io::Result<Vec<u32>> {
+    let parent_of = |pid| Some((pid, Stat::read(pid).ok()?.parent_pid));
+    Ok(descendants_among(&all_pids()?.into_iter().filter_map(parent_of).collect(), roots, std::process::id()))
+}
+
+/// The same, among processes by id with their parents; `own` is heapbpf.
+fn descendants_among(parents: &HashMap<u32, u32>, roots: &[u32], own: u32) -> Vec<u32> {
+    // /proc is not read at one moment, so parents may form a circle.
+    let ancestors = |pid: &u32| {
+        std::iter::successors(parents.get(pid).copied(), |pid| parents.get(pid).copied()).take(parents.len())
+    };
+    let left_out: HashSet<u32> = ancestors(&own).chain([own]).chain(roots.iter().copied()).collect();
+    let descends = |pid: &&u32| ancestors(pid).take_while(|ancestor| *ancestor != own).any(|it| roots.contains(&it));
+    let mut found: Vec<u32> = parents.keys().filter(|pid| !left_out.contains(pid)).filter(descends).copied().collect();
+    found.sort_unstable();
+    found
 }
 
 /// Thread ids of a process.

@@ -4,13 +4,31 @@
 use std::collections::VecDeque;
 
 use aya::maps::{Array, HashMap, MapData};
-use sampler_ebpf::abi::{Control, DRAWS, FileRanges, ProcessKey, Site};
+use sampler_ebpf::abi::{Control, DRAWS, FileRanges, ProcessKey, Site, link_kind};
 use sampler_ebpf::geometric::DrawConstants;
 use sampler_ebpf::trials::TrialTable;
 
 use super::KernelError;
 use super::abi_value::Abi;
 use super::loader::Loader;
+
+/// Which links count the calls of a target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CountedBy {
+    /// Links that serve every process that maps a file.
+    SharedLinks,
+    /// Links to this process alone. What it forks is counted by shared links.
+    OwnLinks,
+}
+
+impl CountedBy {
+    pub(super) const fn code(self) -> u32 {
+        match self {
+            Self::SharedLinks => link_kind::SHARED,
+            Self::OwnLinks => link_kind::OWN,
+        }
+    }
+}
 
 /// The writing end of the control maps.
 pub struct ControlMaps<M = KernelMaps> {
@@ -40,7 +58,10 @@ pub trait Maps {
     ///
     /// # Errors
     /// The map is full.
-    fn insert_target(&mut self, pid: u32) -> Result<(), KernelError>;
+    fn insert_target(&mut self, pid: u32, kind: u32) -> Result<(), KernelError>;
+
+    /// The value of a process in `TARGETS`, if it is there.
+    fn target(&self, pid: u32) -> Option<u32>;
 
     /// Removes a process from `TARGETS`, if it is there.
     fn remove_target(&mut self, pid: u32);
@@ -105,8 +126,12 @@ impl Maps for KernelMaps {
         self.sites.set(index, Abi(*site), 0).map_err(|_| no_room("probe sites"))
     }
 
-    fn insert_target(&mut self, pid: u32) -> Result<(), KernelError> {
-        self.targets.insert(pid, 1, 0).map_err(|_| no_room("targets"))
+    fn insert_target(&mut self, pid: u32, kind: u32) -> Result<(), KernelError> {
+        self.targets.insert(pid, kind, 0).map_err(|_| no_room("targets"))
+    }
+
+    fn target(&self, pid: u32) -> Option<u32> {
+        self.targets.get(&pid, 0).ok()
     }
 
     fn remove_target(&mut self, pid: u32) {
@@ -182,9 +207,16 @@ impl<M: Maps> ControlMaps<M> {
     ///
     /// # Errors
     /// There is no room for more.
-    pub fn add_target(&mut self, pid: u32) -> Result<(), KernelError> {
-        self.maps.insert_target(pid)?;
+    pub fn add_target(&mut self, pid: u32, counted_by: CountedBy) -> Result<(), KernelError> {
+        self.maps.insert_target(pid, counted_by.code())?;
         self.look_again()
+    }
+
+    /// Which links count the calls of a process now; `None` if it is not listed. After an exec by a thread other than the
+    /// first, its own do no more.
+    pub fn counted_by(&self, pid: u32) -> Option<CountedBy> {
+        let code = self.maps.target(pid)?;
+        Some(if code == CountedBy::OwnLinks.code() { CountedBy::OwnLinks } else { CountedBy::SharedLinks })
     }
 
     /// Has threads that were found not to belong to a target looked at again: their process may have got another name or
@@ -261,7 +293,7 @@ mod tests {
         room: usize,
         files: Vec<FileRanges>,
         sites: Vec<Site>,
-        targets: Vec<u32>,
+        targets: Vec<(u32, u32)>,
         trials: Vec<u64>,
         stack_limits: Vec<(ProcessKey, u64)>,
         sleep: u32,
@@ -292,13 +324,17 @@ mod tests {
             Self::set(self.room, &mut self.sites, index, *site)
         }
 
-        fn insert_target(&mut self, pid: u32) -> Result<(), KernelError> {
+        fn insert_target(&mut self, pid: u32, kind: u32) -> Result<(), KernelError> {
             let end = self.targets.len() as u32;
-            Self::set(self.room, &mut self.targets, end, pid)
+            Self::set(self.room, &mut self.targets, end, (pid, kind))
+        }
+
+        fn target(&self, pid: u32) -> Option<u32> {
+            self.targets.iter().find(|(target, _)| *target == pid).map(|(_, kind)| *kind)
         }
 
         fn remove_target(&mut self, pid: u32) {
-            self.targets.retain(|target| *target != pid);
+            self.targets.retain(|(target, _)| *target != pid);
         }
 
         fn set_trials(&mut self, class: u32, trials: u64) -> Result<(), KernelError> {
@@ -364,15 +400,16 @@ mod tests {
         let mut maps = with_room(1);
         maps.set_draw(draw(6)).unwrap();
         maps.set_draw(draw(7)).unwrap();
-        maps.add_target(1).unwrap();
-        assert!(maps.add_target(2).is_err(), "no room");
+        maps.add_target(1, CountedBy::SharedLinks).unwrap();
+        assert!(maps.add_target(2, CountedBy::SharedLinks).is_err(), "no room");
         maps.remove_target(1);
-        maps.add_target(2).unwrap();
+        maps.add_target(2, CountedBy::OwnLinks).unwrap();
+        assert_eq!((maps.counted_by(2), maps.counted_by(1)), (Some(CountedBy::OwnLinks), None));
         maps.look_again().unwrap();
         let written: Vec<_> =
             maps.maps.control.iter().map(|control| (control.draw, control.targets_generation)).collect();
         assert_eq!(written, [(0, 0), (1, 0), (1, 1), (1, 2), (1, 3)]);
-        assert_eq!(maps.maps.targets, [2]);
+        assert_eq!(maps.maps.targets, [(2, link_kind::OWN)]);
     }
 
     fn draw(interval: u64) -> DrawConstants {

@@ -3,6 +3,9 @@
 use std::ffi::CString;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use sampler_ebpf::abi::Cookie;
+
+use super::control::CountedBy;
 use super::loader::{Loader, ProgramKind};
 use super::{KernelError, is_of_an_instruction, sys, trial};
 
@@ -112,20 +115,25 @@ impl Programs {
             .map(drop)
     }
 
-    /// Whether links to one process can be made. If not, a file is to be linked once, for every process that maps it; the
-    /// programs themselves choose the targets.
+    /// Whether links to one process see all its threads. If not, a file is to be linked once, for every process that maps it;
+    /// the programs themselves choose the targets.
     pub const fn links_one_process(&self) -> bool {
         self.links_one_process
     }
 
-    /// Attaches to the given instructions of a file, in one process or in all that map the file.
+    /// Attaches to the given instructions of a file, in one process or in all that map the file. Each counts the calls of
+    /// those targets that are listed for this kind of link ([`CountedBy`]).
     ///
     /// # Errors
     /// The kernel refuses to attach to the file. In that case nothing stays attached.
     pub fn attach(&self, path: &CString, points: &[ProbePoint], pid: Option<u32>) -> Result<Links, KernelError> {
         let refused = |source| KernelError::Link { what: path.to_string_lossy().into_owned(), source };
+        let counted_by = if pid.is_some() { CountedBy::OwnLinks } else { CountedBy::SharedLinks };
         let with = |wanted: &[Role]| -> Vec<ProbePoint> {
-            points.iter().filter(|point| wanted.contains(&point.role)).copied().collect()
+            let points = points.iter().filter(|point| wanted.contains(&point.role));
+            points
+                .map(|point| ProbePoint { cookie: Cookie(point.cookie).of_kind(counted_by.code()).0, ..*point })
+                .collect()
         };
         let return_sites = with(&[Role::ReturnSite]);
         let multi = (sys::ATTACH_UPROBE_MULTI, 0);

@@ -201,9 +201,14 @@ impl Targets {
         (!rules.is_empty()).then(|| format!("no running process matches {}", rules.join(" or ")))
     }
 
-    /// Whether every target is given by its process ID. If so, probes are attached to these processes only.
+    /// Whether every target is given by its process ID, or descends from one that is.
     pub fn are_named(&self) -> bool {
         self.rules.iter().all(|rule| matches!(rule, Target::Pid(_)))
+    }
+
+    /// Whether all processes are targets.
+    pub fn are_all(&self) -> bool {
+        self.rules.iter().any(|rule| matches!(rule, Target::All))
     }
 
     /// Whether a process is given by its process ID.

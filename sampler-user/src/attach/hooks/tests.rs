@@ -31,8 +31,6 @@ struct Kernel {
     unprobable: RefCell<Vec<u64>>,
     attempts: Cell<usize>,
     points: RefCell<Vec<ProbePoint>>,
-    /// Whether links to one process see its first thread only.
-    first_threads_only: bool,
 }
 
 struct FakeLinks {
@@ -59,10 +57,6 @@ impl Linker for Kernel {
 
     fn kind(&self) -> LinkKind {
         LinkKind::Session
-    }
-
-    fn links_one_process(&self) -> bool {
-        !self.first_threads_only
     }
 
     fn link(&self, path: &CString, points: &[ProbePoint], pid: Option<u32>) -> Result<FakeLinks, KernelError> {
@@ -183,24 +177,11 @@ fn a_file_is_linked_once_for_each_process() {
     assert_eq!(world.kernel.links(), [(P, ALL.to_vec()), (Q, ALL.to_vec())]);
     assert_eq!((hooks.hooked_files(), world.sites.0.len()), (1, 3), "one set of sites serves both");
     assert_eq!(hooks.functions(), [1, 2, 3]);
-    assert!(hooks.hooked_since(key).is_some());
+    assert_eq!(hooks.shared_since(key), None, "each link serves one process");
     hooks.release(10);
     assert_eq!(world.kernel.links(), [(Q, ALL.to_vec())]);
     hooks.release_all();
     assert_eq!(world.kernel.links(), []);
-}
-
-#[test]
-fn where_links_to_one_process_miss_threads_one_link_serves_all() {
-    let (mut world, mut hooks) = (World::default(), hooks(true));
-    world.kernel.first_threads_only = true;
-    let key = allocator(&mut hooks, "/libc.so.6");
-    assert_eq!(world.hook(&mut hooks, key, P).expect("links"), Hooked::Now);
-    assert_eq!(world.hook(&mut hooks, key, Q).expect("links"), Hooked::Already);
-    assert_eq!(world.kernel.links(), [(None, ALL.to_vec())]);
-    assert_eq!(hooks.serving(key, P), Some(Served::File(key)));
-    hooks.release(10);
-    assert_eq!(world.kernel.links(), [(None, ALL.to_vec())]);
 }
 
 #[test]
@@ -222,28 +203,22 @@ fn roles_and_cookies_tell_the_programs_what_each_instruction_is() {
 }
 
 #[test]
-fn many_named_processes_share_the_links_of_a_file() {
+fn links_for_every_process_are_beside_those_of_one() {
     let (mut world, mut hooks) = (World::default(), hooks(true));
-    let (own, shared) = (allocator(&mut hooks, "/own"), allocator(&mut hooks, "/shared"));
-    hooks.expect(own, MOST_OWN_LINKS);
-    hooks.expect(shared, MOST_OWN_LINKS + 1);
-    for key in [own, shared] {
-        world.hook(&mut hooks, key, P).expect("links");
-    }
+    let key = allocator(&mut hooks, "/libc.so.6");
+    assert_eq!(world.hook(&mut hooks, key, P).expect("links"), Hooked::Now);
+    assert_eq!((hooks.shared_since(key), hooks.serving(key, None)), (None, None), "they serve one process alone");
+    assert_eq!(world.hook(&mut hooks, key, None).expect("links"), Hooked::Now);
+    assert_eq!(world.hook(&mut hooks, key, None).expect("links"), Hooked::Already);
     assert_eq!(world.kernel.links(), [(None, ALL.to_vec()), (P, ALL.to_vec())]);
-    assert_eq!(world.hook(&mut hooks, shared, Q).expect("shared"), Hooked::Already);
+    assert_eq!(world.sites.0.len(), 3, "one set of sites serves both");
+    assert!(hooks.shared_since(key).is_some());
     assert_eq!(
-        (hooks.serving(own, P), hooks.serving(shared, P)),
-        (Some(Served::Process(10)), Some(Served::File(shared)))
+        (hooks.serving(key, P), hooks.serving(key, None), hooks.serving(key, Q)),
+        (Some(Served::Process(10)), Some(Served::File(key)), None)
     );
-    assert_eq!(hooks.serving(own, Q), None);
     hooks.release(10);
     assert_eq!(world.kernel.links(), [(None, ALL.to_vec())], "another process may still need it");
-    // A file that has links of its own keeps them.
-    world.hook(&mut hooks, own, P).expect("links");
-    hooks.expect(own, 100);
-    assert_eq!(world.hook(&mut hooks, own, Q).expect("links"), Hooked::Now);
-    assert_eq!(hooks.serving(own, Q), Some(Served::Process(11)));
 }
 
 #[test]

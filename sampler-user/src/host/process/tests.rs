@@ -8,11 +8,31 @@ fn stat_with_a_hostile_name() {
     let stat = Stat::parse(&format!("42 (a) R 9 (b) {rest}"), 100).expect("parses");
     assert_eq!(stat.comm, "a) R 9 (b");
     assert_eq!((stat.parent_pid, stat.threads, stat.start_ns, stat.without_memory), (1, 7, 123_450_000_000, false));
+    assert!(stat.had_children, "2 minor and 4 major faults of children");
     let zombie = Stat::parse(&format!("42 (z) {}", rest.replace('S', "Z")), 100).expect("parses");
     assert!(zombie.without_memory);
     assert_eq!(Stat::parse("42 (x) S 1", 100), None);
     assert_eq!(Stat::parse(")(", 100), None);
     assert_eq!(Stat::parse("", 100), None);
+}
+
+#[test]
+fn a_process_without_faults_of_children_has_had_none() {
+    let stat = |faults: &str| Stat::parse(&format!("42 (x) S 1 2 3 0 -1 4194560 {faults} 5 6 7 8 20 0 7 0 12345"), 100);
+    assert!(!stat("7 0 7 0").expect("parses").had_children);
+    assert!(stat("0 1 0 0").expect("parses").had_children && stat("0 0 0 1").expect("parses").had_children);
+}
+
+#[test]
+fn descendants_are_the_tree_without_what_the_recording_brought() {
+    // 10 has the children 11 and 12; 11 has 13; 12 is the shell that started heapbpf, 20, and has a child 14.
+    let parents = HashMap::from([(1, 0), (10, 1), (11, 10), (12, 10), (13, 11), (14, 12), (20, 12), (21, 20), (30, 1)]);
+    assert_eq!(descendants_among(&parents, &[10], 20), [11, 13, 14]);
+    assert_eq!(descendants_among(&parents, &[11, 30], 20), [13]);
+    assert_eq!(descendants_among(&parents, &[13], 20), [0; 0]);
+    // Read while ids were reused: nobody is anybody's ancestor.
+    let circle = HashMap::from([(2, 3), (3, 2), (5, 9)]);
+    assert_eq!(descendants_among(&circle, &[9], 20), [5]);
 }
 
 #[test]

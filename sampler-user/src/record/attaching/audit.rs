@@ -54,7 +54,7 @@ impl Attaching {
     pub fn serving(&self, incarnation: &Incarnation) -> BTreeSet<Served> {
         let modules: BTreeSet<ModuleId> = incarnation.space.modules().collect();
         let files = modules.iter().filter_map(|module| self.modules.get(module)?.file());
-        files.filter_map(|key| self.hooks.serving(key, (!self.global).then_some(incarnation.id.pid))).collect()
+        files.filter_map(|key| self.hooks.serving(key, self.link_for(incarnation.id.pid))).collect()
     }
 
     /// Whether frees of a process are no longer tracked, so that its memory in use is unknown.

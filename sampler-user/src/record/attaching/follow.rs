@@ -6,7 +6,7 @@ use crate::attach::hooks::Hooked;
 use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
-use crate::host::processes::{HostChange, IncarnationId};
+use crate::host::processes::{HostChange, IncarnationId, starts_agree};
 
 /// Capacity kept for changes of the host while few occur.
 const ROOM_FOR_CHANGES: usize = 256;
@@ -32,18 +32,18 @@ struct Outcome {
     missed: Missed,
 }
 
-/// Judges an attempt. `global`: probes serve every process that maps the file; `had_ns`: when the process mapped it;
-/// `file_ns`: when the file was first hooked, in any process; `now_ns`: after the attempt.
-fn outcome(attempt: Result<Hooked, Unhooked>, global: bool, had_ns: u64, file_ns: u64, now_ns: u64) -> Outcome {
+/// Judges an attempt. `shared`: links serve every process that maps the file; `had_ns`: when the process mapped it;
+/// `file_ns`: when the file was first hooked for every process; `now_ns`: after the attempt.
+fn outcome(attempt: Result<Hooked, Unhooked>, shared: bool, had_ns: u64, file_ns: u64, now_ns: u64) -> Outcome {
     match attempt {
         Ok(Hooked::Now) => Outcome { hooked_ns: Some(now_ns), missed: Missed::IfEnded },
         // A file hooked before the process mapped it leaves no gap. But another process may have mapped it just after
         // this one, or have been reported first.
         Ok(Hooked::Already) => {
-            let since_ns = if global { file_ns } else { 0 };
+            let since_ns = if shared { file_ns } else { 0 };
             let missed = match since_ns > had_ns {
                 true => Missed::IfEnded,
-                false if global => Missed::No,
+                false if shared => Missed::No,
                 false => Missed::Unchanged,
             };
             Outcome { hooked_ns: Some(had_ns.max(since_ns)), missed }
@@ -71,6 +71,9 @@ impl Attaching {
                 let until_ns = host.processes().get(ended).and_then(|ended| ended.until_ns);
                 self.heard_ends.push((ended.pid, until_ns.unwrap_or_else(monotonic_ns)));
             }
+            if let HostChange::Replaced(_, next) = change {
+                self.note_exec(next.pid);
+            }
             match change {
                 HostChange::Mapped { .. } if self.is_over() => {}
                 HostChange::Mapped { incarnation, module, .. } => self.mapped(host, incarnation, module, false),
@@ -88,6 +91,7 @@ impl Attaching {
                 _ => {}
             }
         }
+        self.release_left();
         changes.shrink_to(ROOM_FOR_CHANGES);
         self.changes = changes;
         self.hooks.hooked_files() != before
@@ -113,9 +117,13 @@ impl Attaching {
             self.under_way.push((incarnation, module));
             return;
         }
-        if !self.global && !self.targets.named_alive.contains(&pid) {
-            // Nothing can be hooked in a target that has ended; the module is only examined for the audit.
-            if self.targets.coverages.contains_key(&pid)
+        self.note_exec(pid);
+        let known = self.targets.coverages.contains_key(&pid);
+        // Shared links are worth making although the target has ended: others may map the file, too.
+        let can_be_hooked = self.global || self.targets.named_alive.contains(&pid) || self.shares && known;
+        if !can_be_hooked {
+            // Links of its own cannot be made for a target that has ended; the module is only examined for the audit.
+            if known
                 && !self.modules.contains_key(&module)
                 && let Ok(look) = self.look_at(host, module)
             {
@@ -126,16 +134,17 @@ impl Attaching {
             }
             return;
         }
-        let had_ns = mapped_since(host, pid, module);
+        let had_ns = mapped_since(host, incarnation, module);
         if let Some(incarnation) = host.processes().get(incarnation) {
             self.targets.incarnation_began(pid, incarnation.since_ns);
         }
-        let attempt = self.hook_module(host, module, (!self.global).then_some(pid));
+        let link = self.link_for(pid);
+        let attempt = self.hook_module(host, module, link);
         if attempt.is_ok() {
             host.note_allocator(pid, module);
         }
-        let file_ns = self.hooked_since(module).unwrap_or(0);
-        let Outcome { hooked_ns, missed } = outcome(attempt, self.global, had_ns, file_ns, monotonic_ns());
+        let file_ns = self.shared_since(module).unwrap_or(0);
+        let Outcome { hooked_ns, missed } = outcome(attempt, link.is_none(), had_ns, file_ns, monotonic_ns());
         if let Some(hooked_ns) = hooked_ns {
             self.targets.hooked(pid, had_ns, hooked_ns);
         }
@@ -147,9 +156,9 @@ impl Attaching {
         }
     }
 
-    /// When the file of a module was first hooked (CLOCK_MONOTONIC).
-    fn hooked_since(&self, module: ModuleId) -> Option<u64> {
-        self.hooks.hooked_since(self.modules.get(&module)?.file()?)
+    /// When the file of a module was first hooked for every process (CLOCK_MONOTONIC).
+    fn shared_since(&self, module: ModuleId) -> Option<u64> {
+        self.hooks.shared_since(self.modules.get(&module)?.file()?)
     }
 
     /// Notes an ended process as missed if it was hooked late. Figures of it may still arrive later.
@@ -183,18 +192,24 @@ impl Attaching {
         self.note_missed(host, incarnation);
     }
 
-    /// Handles a process that the host reports: a named target's child, if the record of the fork was lost.
+    /// Handles a process that the host reports: the child of a target. The record of its fork may come later, or be lost.
     fn started(&mut self, host: &Host, incarnation: IncarnationId) {
-        let Some(child) = host.processes().current(incarnation.pid).filter(|child| child.id == incarnation) else {
+        let Some(child) = host.processes().get(incarnation) else { return };
+        let pid = incarnation.pid;
+        let runs = host.processes().current(pid).is_some_and(|it| starts_agree(it.info.start_ns, child.info.start_ns));
+        if !self.follows {
             return;
-        };
-        let parent = child.info.parent_pid;
-        if self.follows && self.targets.named_alive.contains(&parent) {
-            self.forked(parent, incarnation.pid, child.since_ns, host);
+        }
+        if runs && self.control.counted_by(pid).is_some() {
+            self.forked(child.info.parent_pid, pid, child.since_ns, host);
+        } else if !runs && self.targets.coverages.contains_key(&child.info.parent_pid) {
+            // What it mapped is looked at, although it has ended: others may map it, too.
+            self.targets.note(pid, child.since_ns);
         }
     }
 
-    /// Handles the fork of a target: the child of a named one gets links of its own. A second report is ignored.
+    /// Handles the fork of a target. Shared links count the child; if there are none yet, they are made. A second report is
+    /// ignored.
     pub fn forked(&mut self, parent: u32, child: u32, time_ns: u64, host: &Host) {
         if self.global {
             self.followed.insert(child);
@@ -205,6 +220,7 @@ impl Attaching {
         }
         self.targets.begin(child, time_ns);
         self.targets.named_alive.insert(child);
+        self.shares = true;
         // The child starts with its parent's mappings; what it maps later is followed as for any process.
         let mut modules = modules_of(host, child);
         modules.extend(modules_of(host, parent));
@@ -215,8 +231,9 @@ impl Attaching {
             if self.is_over() {
                 return;
             }
-            if self.hooks.hook(key, Some(child), &self.programs, &mut self.control).is_ok() {
-                self.targets.hooked(child, time_ns, monotonic_ns());
+            if self.hooks.hook(key, None, &self.programs, &mut self.control).is_ok() {
+                let hooked_ns = self.shared_since(module).map_or_else(monotonic_ns, |since_ns| since_ns.max(time_ns));
+                self.targets.hooked(child, time_ns, hooked_ns);
             }
         }
     }

@@ -3,6 +3,7 @@
 pub mod audit;
 pub mod command;
 mod follow;
+mod membership;
 pub mod missed;
 mod modules;
 pub mod probes;

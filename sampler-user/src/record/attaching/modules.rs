@@ -1,6 +1,6 @@
 //! Modules that targets map: which have an allocator to hook, and why others are not hooked.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 use super::probes::{Attaching, Look};
 use crate::attach::files::FileKey;
@@ -12,7 +12,7 @@ use crate::host::mappings::ModuleId;
 use crate::host::modules::{ModuleKind, ModuleSource};
 use crate::host::open::Unreadable;
 use crate::host::own_memory::give_memory_back;
-use crate::record::plan::Targets;
+use crate::host::processes::IncarnationId;
 use heapbpf_audit::Missing;
 use heapbpf_unwind::mapping::Mapping;
 
@@ -112,20 +112,6 @@ impl Attaching {
         key
     }
 
-    /// Tells the hooks how many named processes map each file.
-    pub(super) fn expect_users(&mut self, targets: &Targets, host: &mut Host) {
-        let mut users: HashMap<ModuleId, usize> = HashMap::new();
-        for process in &targets.running {
-            let modules: BTreeSet<ModuleId> = modules_of(host, process.pid).into_iter().collect();
-            modules.into_iter().for_each(|module| *users.entry(module).or_default() += 1);
-        }
-        for (module, users) in users {
-            if let Some(key) = self.file_of(host, module) {
-                self.hooks.expect(key, users);
-            }
-        }
-    }
-
     /// Examines many modules at once, before they are hooked one by one.
     pub(super) fn plan_all(&mut self, host: &mut Host, modules: &[ModuleId]) {
         let mut files = Vec::new();
@@ -199,8 +185,8 @@ pub(super) fn modules_of(host: &Host, pid: u32) -> Vec<ModuleId> {
 }
 
 /// CLOCK_MONOTONIC when a process mapped a module.
-pub(super) fn mapped_since(host: &Host, pid: u32, module: ModuleId) -> u64 {
-    let incarnation = host.processes().current(pid);
+pub(super) fn mapped_since(host: &Host, incarnation: IncarnationId, module: ModuleId) -> u64 {
+    let incarnation = host.processes().get(incarnation);
     let mapping =
         incarnation.and_then(|incarnation| incarnation.space.current().iter().find(|mapping| mapping.module == module));
     mapping.map_or_else(monotonic_ns, |mapping| mapping.since_ns)

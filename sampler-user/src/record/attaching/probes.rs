@@ -52,8 +52,14 @@ pub struct Attaching {
     pub hooks: Hooks,
     /// The profiled processes.
     pub targets: TargetSet,
-    /// Whether probes serve every process that maps a file, rather than named processes.
+    /// Whether processes are targets by a rule, rather than because they, or processes that they descend from, are named.
     pub(super) global: bool,
+    /// Named processes with links of their own. Shared links count all others.
+    pub(super) own: HashSet<u32>,
+    /// Whether shared links count a named process, or a child of one.
+    pub(super) shares: bool,
+    /// Processes whose own links are to be released, because shared ones count them.
+    pub(super) left: Vec<u32>,
     pub(super) modules: HashMap<ModuleId, Look>,
     pub(super) refused: BTreeSet<String>,
     /// Why the kernel refused links to a file that has an allocator.
@@ -98,6 +104,9 @@ impl Attaching {
             hooks: Hooks::new(rules, Table::new(&targets.allocators), live).with_mappings(mappings),
             targets: TargetSet::default(),
             global: !targets.are_named(),
+            own: HashSet::new(),
+            shares: !targets.are_named(),
+            left: Vec::new(),
             modules: HashMap::new(),
             refused: BTreeSet::new(),
             refused_by_kernel: None,
@@ -180,6 +189,7 @@ impl Attaching {
             self.missed.note(pid, incarnation.map_or_else(|| "".into(), |incarnation| incarnation.info.comm.clone()));
         }
         self.targets.end(pid, now_ns);
+        self.own.remove(&pid);
         // Near the end of the recording: all links are released soon.
         if !self.is_over() {
             self.hooks.release(pid);

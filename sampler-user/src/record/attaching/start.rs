@@ -11,7 +11,7 @@ use crate::attach::libraries::expected;
 use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
-use crate::host::process::Stat;
+use crate::host::process::{ProcessInfo, Stat};
 use crate::host::shadow_stacks;
 use crate::record::plan::Targets;
 
@@ -27,19 +27,23 @@ impl Attaching {
     /// No named target has an allocator that can be hooked, or a custom allocator is not as described. Nothing stays
     /// attached then.
     pub fn start(&mut self, targets: &Targets, command: Option<u32>, host: &mut Host) -> anyhow::Result<()> {
-        self.spare_shadow_stacks(targets, host)?;
         let now = monotonic_ns();
+        self.decide_links(targets, command, host);
+        self.spare_shadow_stacks(targets, host)?;
         let running = targets.running.iter().map(|process| process.pid);
         for pid in running.chain(command) {
             self.targets.begin(pid, now);
             if command == Some(pid) || targets.name(pid) {
                 self.targets.named_alive.insert(pid);
-                self.control.add_target(pid)?;
+                self.list(pid)?;
             }
         }
-        if targets.follow && targets.have_changing_members() {
+        let mut running = targets.running.clone();
+        if targets.follow && !targets.are_all() {
             self.list_members(targets);
+            running.extend(self.begin_descendants(targets, now));
         }
+        host.poll()?;
         host.processes_mut().drain_changes(&mut self.changes);
         self.changes.clear();
         if self.global {
@@ -49,15 +53,13 @@ impl Attaching {
                 // The audit reports what is not hooked.
                 let _ = self.hook_module(host, module, None);
             }
-        } else {
-            self.expect_users(targets, host);
         }
         let mut without = Vec::new();
-        for process in &targets.running {
+        for process in &running {
             let modules = modules_of(host, process.pid);
             let mut hooked = false;
             for module in modules {
-                if self.hook_module(host, module, (!self.global).then_some(process.pid)).is_ok() {
+                if self.hook_module(host, module, self.link_for(process.pid)).is_ok() {
                     host.note_allocator(process.pid, module);
                     hooked = true;
                 }
@@ -65,13 +67,13 @@ impl Attaching {
             self.check_custom()?;
             if hooked {
                 self.targets.hooked(process.pid, 0, 0);
-            } else if targets.name(process.pid) {
+            } else if self.targets.named_alive.contains(&process.pid) {
                 without.push(self.no_allocator(process.pid, &process.comm));
             }
         }
         // A target that cannot be hooked does not stop the others.
         let others_may_come = self.global || command.is_some();
-        if !without.is_empty() && without.len() == targets.running.len() && !others_may_come {
+        if !without.is_empty() && without.len() == running.len() && !others_may_come {
             bail!(without.swap_remove(0));
         }
         without.into_iter().for_each(|reason| self.refuse(reason));
@@ -84,7 +86,7 @@ impl Attaching {
 
     /// Refuses the recording if a process would be probed that return probes would end.
     fn spare_shadow_stacks(&self, targets: &Targets, host: &Host) -> anyhow::Result<()> {
-        let probed: Vec<u32> = if self.global {
+        let probed: Vec<u32> = if self.global || self.shares {
             host.processes().iter().map(|incarnation| incarnation.id.pid).collect()
         } else {
             targets.running.iter().map(|process| process.pid).collect()
@@ -97,11 +99,26 @@ impl Attaching {
         Ok(())
     }
 
+    /// Takes the processes into the recording that descend from targets and run already.
+    fn begin_descendants(&mut self, targets: &Targets, now_ns: u64) -> Vec<ProcessInfo> {
+        let descendants = self.list_descendants(targets);
+        for process in &descendants {
+            self.targets.begin(process.pid, now_ns);
+            if self.global {
+                self.followed.insert(process.pid);
+            } else {
+                self.targets.named_alive.insert(process.pid);
+                self.shares = true;
+            }
+        }
+        descendants
+    }
+
     /// Lists the running processes that match a name or a cgroup: they stay targets whatever they become. (The kernel side
     /// lists those that match later.)
     fn list_members(&mut self, targets: &Targets) {
         for process in targets.running.iter().filter(|process| !targets.name(process.pid)) {
-            if let Err(error) = self.control.add_target(process.pid) {
+            if let Err(error) = self.list(process.pid) {
                 log::warn!("what process {} becomes is not followed: {error}", process.pid);
             }
             // If it has ended by now, its end may have come before it was listed.
@@ -125,7 +142,7 @@ impl Attaching {
             let Ok(file) = File::open(&path) else { continue };
             let path = path.to_string_lossy().into_owned();
             if let Ok((key, true)) = self.hooks.files.examine(&path, &Arc::new(file)) {
-                self.hooks.hook(key, Some(pid), &self.programs, &mut self.control)?;
+                self.hooks.hook(key, self.link_for(pid), &self.programs, &mut self.control)?;
             }
         }
         Ok(())

@@ -42,6 +42,11 @@ impl TargetSet {
         self.coverages.insert(pid, Coverage { since_ns, ..Coverage::default() });
     }
 
+    /// Adds a process to the recording unless it is known.
+    pub fn note(&mut self, pid: u32, since_ns: u64) {
+        self.coverages.entry(pid).or_insert(Coverage { since_ns, ..Coverage::default() });
+    }
+
     /// Notes that an incarnation began at `since_ns`. If it is not the known one, an exec began it, and coverage from
     /// here on is its own. A gap that reaches into it counts for it: mappings of an exec may be reported before the
     /// exec.

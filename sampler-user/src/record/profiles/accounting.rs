@@ -6,9 +6,11 @@ use std::sync::Arc;
 use sampler_ebpf::abi::Counters;
 
 use crate::record::intake::counters::{DaemonCounters, exact_bytes, exact_objects};
+use crate::record::plan::SamplingPlan;
 use crate::stats::{Attachment, Stats};
 use heapbpf_audit::FileAudit;
-use heapbpf_profile::model::Profile;
+use heapbpf_profile::model::{Criterion, Profile};
+use heapbpf_profile::units;
 
 /// CPU time and memory used by this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -191,6 +193,40 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
     remarks
 }
 
+/// Expected samples of the interval that is suggested where there were none.
+const WORTHWHILE_SAMPLES: u64 = 1000;
+
+/// Why a recording has no samples, and what would help. `None` if there are some, if none were wanted, or if all were lost,
+/// which other remarks tell.
+pub fn without_samples(counters: &Counters, sampling: &SamplingPlan, follow: bool) -> Option<String> {
+    if counters.sampled > counters.failed || sampling.interval == 0 {
+        return None;
+    }
+    let (calls, bytes) = (exact_objects(counters), exact_bytes(counters));
+    if calls == 0 {
+        let children = if follow { "" } else { "; --no-follow leaves children out" };
+        return Some(format!(
+            "no samples: no target called a hooked allocation function. It was idle, or has a heap of its own (Go, Java): \
+             heapbpf doctor --pid PID shows what is hooked{children}"
+        ));
+    }
+    let trials = match sampling.criterion {
+        Criterion::Bytes => bytes.max(1),
+        Criterion::Allocations | Criterion::SizeClass => calls,
+    };
+    let expected = trials as f64 / sampling.interval as f64;
+    // The power of two below, for a short option.
+    let finer = 1_u64 << (trials / WORTHWHILE_SAMPLES).max(1).ilog2();
+    let advice = if sampling.criterion == Criterion::SizeClass { String::new() } else { format!(" (-i {finer})") };
+    Some(format!(
+        "no samples: {} calls for {} were counted, and {} makes {expected:.2} samples of them on average; a smaller \
+         interval{advice} or a longer recording takes more",
+        units::count(calls as f64),
+        units::bytes(bytes as f64),
+        sampling.describe(),
+    ))
+}
+
 /// The remark on rows that were merged because there were too many; `None` if there were none.
 pub fn merged_rows(rows: u64) -> Option<String> {
     (rows > 0).then(|| {
@@ -264,6 +300,36 @@ mod tests {
         let remarks = remarks(&counters(), &DaemonCounters::default());
         assert_eq!(remarks.len(), 1);
         assert!(remarks[0].starts_with("2 samples were lost") && remarks[0].contains("--ring-bytes"), "{remarks:?}");
+    }
+
+    #[test]
+    fn a_recording_without_samples_says_why_and_what_would_help() {
+        let by = |criterion, interval| SamplingPlan {
+            interval,
+            criterion,
+            automatic: false,
+            classes: None,
+            live: true,
+            mappings: false,
+        };
+        let bytes = by(Criterion::Bytes, 512 << 10);
+        let idle = without_samples(&Counters::default(), &bytes, true).unwrap();
+        assert!(idle.contains("idle") && idle.contains("doctor") && !idle.contains("--no-follow"), "{idle}");
+        assert!(without_samples(&Counters::default(), &bytes, false).unwrap().contains("--no-follow"));
+        let few = Counters { calls: 40, unsampled: 40, unsampled_bytes: 52_429, ..Counters::default() };
+        assert_eq!(
+            without_samples(&few, &bytes, true).unwrap(),
+            "no samples: 40 calls for 51.2 KiB were counted, and one sample per 512 KiB makes 0.10 samples of them on \
+             average; a smaller interval (-i 32) or a longer recording takes more"
+        );
+        let allocations = without_samples(&few, &by(Criterion::Allocations, 1000), true).unwrap();
+        assert!(
+            allocations.contains("one sample in 1,000 allocations makes 0.04 samples")
+                && allocations.contains("(-i 1)")
+        );
+        assert_eq!(without_samples(&few, &by(Criterion::Bytes, 0), true), None, "none were wanted");
+        let sampled = Counters { calls: 41, sampled: 1, submitted: 1, ..few };
+        assert_eq!(without_samples(&sampled, &bytes, true), None);
     }
 
     #[test]

@@ -44,7 +44,9 @@ impl Session {
         }
         let seen: HashSet<u32> =
             keys.iter().filter(|key| self.attaching.is_current_program(**key)).map(|key| key.tgid).collect();
-        let mut notes = self.notes(&total, &daemon, &seen);
+        let without_samples = || accounting::without_samples(&total, &self.plan.sampling, self.plan.targets.follow);
+        let mut notes: Vec<String> = if last { without_samples().into_iter().collect() } else { Vec::new() };
+        notes.extend(self.notes(&total, &daemon, &seen));
         notes.extend((!cut.has_counters).then(|| WITHOUT_COUNTERS.to_owned()));
         notes.extend(self.unfinished.ended_early.iter().map(|why| format!("the recording ended early: {why}")));
         let (schedule, controller) = (&self.schedule, &self.overhead.controller);

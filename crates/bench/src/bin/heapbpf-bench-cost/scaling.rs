@@ -148,7 +148,8 @@ impl Bench<'_> {
         let others = (1..processes).map(|_| self.start(1, 0)).collect::<anyhow::Result<Vec<_>>>()?;
         let mut workload = self.start(1, 0)?;
         self.against_baseline(&mut workload, Setting::DEFAULT, processes, 1, PAIRS, |_, recording| {
-            others.iter().try_for_each(|other| recording.also(other.pid()))
+            others.iter().for_each(|other| recording.also(other.pid()));
+            Ok(())
         })
     }
 
@@ -158,7 +159,8 @@ impl Bench<'_> {
         let mut workload = self.start(1, 0)?;
         self.against_baseline(&mut workload, Setting::DEFAULT, processes, 1, PAIRS, |_, recording| {
             recording.leave_all();
-            named.iter().try_for_each(|process| recording.also(process.pid()))
+            named.iter().for_each(|process| recording.also(process.pid()));
+            Ok(())
         })
     }
 

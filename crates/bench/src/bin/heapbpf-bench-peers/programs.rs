@@ -159,7 +159,7 @@ fn once(bench: &mut Bench, workload: &Workload, under: &mut Under) -> anyhow::Re
             bench.baseline.on(&allocator, target.pid(), Where::Everywhere, false)?;
         }
         Under::Object(programs) => {
-            programs.only_for(target.pid())?;
+            programs.only_for(target.pid());
             programs.on()?;
         }
         _ => {}
