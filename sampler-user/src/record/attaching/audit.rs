@@ -59,8 +59,15 @@ impl Attaching {
 
     /// Whether frees of a process are no longer tracked, so that its memory in use is unknown.
     pub fn stopped_tracking_frees_of(&self, incarnation: &Incarnation) -> bool {
-        self.hooks.tracks_some_frees()
-            && self.serving(incarnation).into_iter().any(|it| self.hooks.stopped_tracking_frees_of(it))
+        self.hooks.gave_up_all_frees()
+            || self.hooks.gave_up_frees()
+                && self.serving(incarnation).into_iter().any(|it| self.hooks.stopped_tracking_frees_of(it))
+    }
+
+    /// When frees of a process were last tracked again while it ran (CLOCK_MONOTONIC); `None` if they always were.
+    pub fn frees_tracked_since(&self, incarnation: &Incarnation) -> Option<u64> {
+        let since = self.serving(incarnation).into_iter().filter_map(|it| self.hooks.frees_tracked_since(it)).max();
+        since.filter(|since| *since > incarnation.since_ns)
     }
 
     /// Remarks about what could not be hooked. `seen`: processes that have a line in the profile.

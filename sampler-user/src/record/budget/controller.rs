@@ -1,11 +1,15 @@
 //! The overhead controller keeps probes within the budget: it looks at their cost, calls [`decide`], returns actions,
 //! and keeps notes.
 
+use std::collections::HashSet;
+
 use sampler_ebpf::abi::Counters;
 
+use super::free_groups::Which;
+use super::giving_back::{GivingBack, Room, TakeUp};
 use crate::attach::hooks::Served;
-use crate::cost::budget::{ProbeCosts, Tracking, Use, automatic_interval, decide, share_under};
-use crate::cost::free_groups::{FreeGroup, groups_to_stop};
+use crate::cost::budget::{ProbeCosts, Tracking, Use, automatic_interval, decide, has_room_for_frees, share_under};
+use crate::cost::free_groups::{FreeGroup, groups_to_give_back, groups_to_stop};
 use crate::cost::measure::Measured;
 use crate::record::intake::counters::exact_bytes;
 use crate::record::plan::{BudgetPlan, SamplingPlan};
@@ -38,6 +42,11 @@ pub enum Action {
     StopTrackingFrees,
     /// Stop tracking frees of the processes that these links serve.
     StopTrackingFreesOf(Vec<Served>),
+    /// Track all frees again but those of `except`: attach the probes of functions that free.
+    TrackFreesAgain {
+        /// The processes whose frees stay untracked.
+        except: Vec<Served>,
+    },
     /// Detach all probes.
     Detach,
     /// Attach all probes again.
@@ -74,7 +83,12 @@ pub struct OverheadController {
     costs: Option<ProbeCosts>,
     budget: Option<f64>,
     automatic: bool,
+    /// Whether frees are tracked as far as the budget allows.
+    live: bool,
     tracking: Tracking,
+    /// Whether frees of some processes are given up while those of others are tracked.
+    some_given_up: bool,
+    giving_back: GivingBack,
     times: ProbeTimes,
     looks: Looks,
     random: u64,
@@ -96,6 +110,9 @@ impl OverheadController {
             budget: budget.share,
             automatic: sampling.automatic,
             tracking: Tracking { interval: sampling.interval, frees: sampling.live, time: 1.0 },
+            live: sampling.live,
+            some_given_up: false,
+            giving_back: GivingBack::default(),
             times: ProbeTimes { begun_ns: now_ns, attached: true, detached_since_ns: 0, detached_ns: 0 },
             looks: Looks {
                 next_ns: now_ns + FIRST_LOOK_NS,
@@ -154,9 +171,9 @@ impl OverheadController {
         self.looks.share
     }
 
-    /// Whether tracking of frees may still be stopped, for some processes or for all.
-    pub fn may_stop_tracking_frees(&self) -> bool {
-        self.budget.is_some() && self.tracking.frees && self.next_ns().is_some()
+    /// Whether it may ask for groups of processes whose frees can be given up, or taken up again.
+    pub fn chooses_whose_frees(&self) -> bool {
+        self.budget.is_some() && self.live && self.next_ns().is_some()
     }
 
     /// Whether no frees are tracked any more. Memory in use is unknown then.
@@ -199,14 +216,19 @@ impl OverheadController {
         }
     }
 
-    /// Looks at the counters, when [`next_ns`](Self::next_ns) has come. `groups`: groups of processes whose frees can
-    /// stop being tracked separately; called only if some have to stop.
+    /// Notes that frees were taken up again as asked for. `some_given_up`: those of some processes are still untracked.
+    pub fn frees_were_taken_up(&mut self, some_given_up: bool) {
+        self.some_given_up = some_given_up;
+    }
+
+    /// Looks at the counters, when [`next_ns`](Self::next_ns) has come. `groups`: groups of processes whose frees are, or
+    /// are not, tracked separately; called only if some have to change.
     pub fn look(
         &mut self,
         counters: &Counters,
         cpu_seconds: f64,
         now_ns: u64,
-        groups: impl FnOnce() -> Vec<FreeGroup<Served>>,
+        groups: impl FnOnce(Which) -> Vec<FreeGroup<Served>>,
     ) -> Vec<Action> {
         let Some(costs) = self.costs else { return Vec::new() };
         let now = usage(counters, cpu_seconds, now_ns as f64 * 1e-9);
@@ -222,7 +244,11 @@ impl OverheadController {
         self.looks.last = now;
         self.looks.next_ns = now_ns + LOOK_NS;
         if used.allocations + used.frees < FEWEST_CALLS {
-            return Vec::new();
+            if self.tracking.time > 0.0 {
+                self.tracking.time = 1.0;
+                self.looks.windows = Use::default();
+            }
+            return self.take_up(&used, &costs, now_ns, groups).into_iter().collect();
         }
         let mut actions = Vec::new();
         if self.automatic {
@@ -241,7 +267,8 @@ impl OverheadController {
             let before = if self.has_windows() { self.looks.windows.times(WINDOW_MEMORY) } else { Use::default() };
             self.looks.windows = before.and(&used);
             let used = self.looks.windows;
-            actions.extend(self.keep(&used, (&costs, budget), now_ns, groups));
+            let reduced = self.keep(&used, (&costs, budget), now_ns, groups);
+            actions.extend(reduced);
             if actions.iter().any(|action| matches!(action, Action::SetInterval(_))) {
                 // Samples at the old interval do not predict those at the new one.
                 self.looks.windows = Use::default();
@@ -256,9 +283,13 @@ impl OverheadController {
         used: &Use,
         (costs, budget): (&ProbeCosts, f64),
         now_ns: u64,
-        groups: impl FnOnce() -> Vec<FreeGroup<Served>>,
+        groups: impl FnOnce(Which) -> Vec<FreeGroup<Served>>,
     ) -> Vec<Action> {
         let mut next = decide(used, self.tracking, costs, budget);
+        if next == self.tracking && next.time >= 1.0 {
+            self.looks.exceeded = 0;
+            return self.take_up(used, costs, now_ns, groups).into_iter().collect();
+        }
         self.looks.exceeded = if next == self.tracking { 0 } else { self.looks.exceeded + 1 };
         if self.tracking.time >= 1.0 && next != self.tracking && self.looks.exceeded < self.looks.patience {
             return Vec::new();
@@ -266,7 +297,7 @@ impl OverheadController {
         let old = self.tracking;
         let mut left = Vec::new();
         if old.frees && !next.frees && next.time >= 1.0 {
-            let groups = groups();
+            let groups = groups(Which::Tracked);
             let stopped = groups_to_stop(&groups, used, Tracking { frees: true, ..next }, costs, budget);
             next.frees = stopped.len() < groups.len();
             if next.frees {
@@ -274,6 +305,10 @@ impl OverheadController {
             }
         }
         self.tracking = next;
+        if !left.is_empty() || old.frees && !next.frees {
+            self.some_given_up |= !left.is_empty();
+            self.giving_back.gave_up(now_ns);
+        }
         if (next != old || !left.is_empty()) && old.time >= 1.0 {
             self.note(
                 now_ns,
@@ -293,6 +328,57 @@ impl OverheadController {
             self.looks.next_ns = now_ns + self.pause(next.time);
         }
         actions(old, next, left)
+    }
+
+    /// Takes up frees again that were given up, if load has been low for long enough.
+    fn take_up(
+        &mut self,
+        used: &Use,
+        costs: &ProbeCosts,
+        now_ns: u64,
+        groups: impl FnOnce(Which) -> Vec<FreeGroup<Served>>,
+    ) -> Option<Action> {
+        let budget = self.budget.filter(|_| self.live && (self.some_given_up || !self.tracking.frees))?;
+        let room = |alone| has_room_for_frees(used, self.tracking, costs, budget, alone);
+        let room = match (room(false), room(true)) {
+            (true, _) => Room::ForAll,
+            (_, true) => Room::ForSome,
+            _ => Room::None,
+        };
+        let what = self.giving_back.look(room, now_ns)?;
+        let groups = groups(Which::GivenUp);
+        let tracking = Tracking { frees: true, ..self.tracking };
+        let back: HashSet<usize> = match what {
+            TakeUp::All => (0..groups.len()).collect(),
+            TakeUp::Some => groups_to_give_back(&groups, used, tracking, costs, budget).into_iter().collect(),
+        };
+        if back.is_empty() && !groups.is_empty() {
+            return None;
+        }
+        let all = !self.tracking.frees && back.len() == groups.len();
+        let (back, except): (Vec<_>, Vec<_>) =
+            groups.into_iter().enumerate().partition(|(index, _)| back.contains(index));
+        self.tell_taken_up(all, &back, now_ns);
+        self.giving_back.took_up(now_ns);
+        self.tracking.frees = true;
+        self.some_given_up = !except.is_empty();
+        Some(Action::TrackFreesAgain { except: except.into_iter().flat_map(|(_, group)| group.links).collect() })
+    }
+
+    /// Notes whose frees are tracked again: of `all` processes, or of these groups.
+    fn tell_taken_up(&mut self, all: bool, groups: &[(usize, FreeGroup<Served>)], now_ns: u64) {
+        const SINCE: &str = "what is in use there is of blocks allocated since then";
+        if all {
+            let since = "what is in use is of blocks allocated since then, in processes that are older";
+            self.note(now_ns, format!("load has fallen: frees are followed again; {since}"));
+            return;
+        }
+        for (_, FreeGroup { name, .. }) in groups.iter().take(MOST_TOLD) {
+            self.note(now_ns, format!("load has fallen: frees of {name} are followed again; {SINCE}"));
+        }
+        if let Some(more @ 1..) = groups.len().checked_sub(MOST_TOLD) {
+            self.note(now_ns, format!("frees of {more} more are followed again; {SINCE}"));
+        }
     }
 
     /// Notes what changed from `old`. `left`: groups whose frees are no longer tracked.
@@ -337,9 +423,11 @@ impl OverheadController {
         const MOST: usize = 32;
         let at = now_ns.saturating_sub(self.times.begun_ns) as f64 * 1e-9;
         log::warn!("{text}");
-        if self.notes.len() < MOST {
-            self.notes.push(format!("after {at:.1} s: {text}"));
+        if self.notes.len() >= MOST {
+            // The first ones say how it began, the last ones how it is now.
+            self.notes.remove(MOST / 2);
         }
+        self.notes.push(format!("after {at:.1} s: {text}"));
     }
 }
 

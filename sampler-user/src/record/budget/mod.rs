@@ -2,6 +2,7 @@
 
 pub mod controller;
 pub mod free_groups;
+mod giving_back;
 pub mod overhead;
 pub mod window_progress;
 pub mod window_times;

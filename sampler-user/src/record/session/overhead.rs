@@ -13,8 +13,9 @@ use crate::heap::windows::Weights;
 use crate::host::process::Target;
 use crate::kernel::totals::Counts;
 use crate::record::budget::controller::Action;
-use crate::record::budget::free_groups::{Frees, groups};
+use crate::record::budget::free_groups::{Calls, groups};
 use crate::record::budget::overhead::Overhead;
+use crate::record::profiles::describe::Looked;
 use sampler_ebpf::constants::draw_constants;
 
 /// Counters at a look of the controller.
@@ -47,10 +48,10 @@ impl Session {
         self.learn_kinds();
         let Some(Counted { counts, total, window }) = self.count() else { return };
         let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
-        let Overhead { controller, frees, .. } = &mut self.overhead;
-        let groups = || groups(&counts, frees, &self.attaching, &self.host, &self.recorder.heap);
+        let Overhead { controller, calls, .. } = &mut self.overhead;
+        let groups = |which| groups(which, &counts, calls, &self.attaching, &self.host, &self.recorder.heap);
         let actions = controller.look(&total, cpu_seconds, now, groups);
-        *frees = if controller.may_stop_tracking_frees() { Frees::of(&counts) } else { Frees::default() };
+        *calls = if controller.chooses_whose_frees() { Calls::of(&counts) } else { Calls::default() };
         if window.is_some() && !actions.contains(&Action::Detach) {
             self.recorder.heap.end_windows();
         }
@@ -89,11 +90,22 @@ impl Session {
                 self.unfinished.interval = Some(interval);
                 self.set_interval();
             }
-            Action::StopTrackingFrees => attaching.hooks.stop_tracking_frees(attaching.programs.kind),
+            Action::StopTrackingFrees => {
+                attaching.hooks.stop_tracking_frees(attaching.programs.kind);
+                self.cycle();
+                self.drop_untracked_heaps();
+            }
             Action::StopTrackingFreesOf(served) => {
                 served.into_iter().for_each(|it| attaching.hooks.stop_tracking_frees_of(it, attaching.programs.kind));
                 self.cycle();
                 self.drop_untracked_heaps();
+            }
+            Action::TrackFreesAgain { except } => {
+                attaching.hooks.track_frees_again(&except, &attaching.programs);
+                // No record is taken in between: from that moment on every block counts.
+                self.begin_heaps_anew(Looked::All);
+                let still = self.attaching.hooks.gave_up_frees();
+                self.overhead.controller.frees_were_taken_up(still);
             }
             Action::Detach => self.detach(counts, window_ended_ns),
             Action::Attach => {
