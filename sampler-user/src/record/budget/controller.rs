@@ -8,13 +8,14 @@ use sampler_ebpf::abi::Counters;
 use super::free_groups::Which;
 use super::giving_back::{GivingBack, Room, TakeUp};
 use crate::attach::hooks::Served;
-use crate::cost::budget::{ProbeCosts, Tracking, Use, automatic_interval, decide, has_room_for_frees, share_under};
+use crate::cost::budget::{
+    ProbeCosts, SHORTEST_TIME, Tracking, Use, automatic_interval, cheaper, decide, has_room_for_frees,
+};
 use crate::cost::free_groups::{FreeGroup, groups_to_give_back, groups_to_stop};
 use crate::cost::measure::Measured;
 use crate::record::intake::counters::exact_bytes;
 use crate::record::plan::{BudgetPlan, SamplingPlan};
 use heapbpf_profile::units;
-use heapbpf_statistics::plan::LARGEST_INTERVAL;
 
 /// Time until the first look, which finds the targets' call rate.
 const FIRST_LOOK_NS: u64 = 200_000_000;
@@ -29,6 +30,11 @@ const WINDOW_MEMORY: f64 = 0.8;
 const FEWEST_CALLS: f64 = 100.0;
 /// The automatic interval changes only if it is off by this factor: each interval has rows of its own.
 const INTERVAL_STEP: u64 = 4;
+
+/// If not even the shortest windows keep the budget: time without probes until one shows whether load has fallen, at first
+/// and at the most.
+const FIRST_TRIAL_NS: u64 = 60_000_000_000;
+const LAST_TRIAL_NS: u64 = 600_000_000_000;
 
 /// Most groups named in the notes when tracking of their frees stops at one look.
 const MOST_TOLD: usize = 8;
@@ -74,6 +80,8 @@ struct Looks {
     share: Option<f64>,
     /// How many consecutive looks must find the budget exceeded before tracking is reduced, and how many have.
     patience: u32,
+    /// The wait before the next window after all probes were taken away.
+    trial_ns: u64,
     exceeded: u32,
 }
 
@@ -123,6 +131,7 @@ impl OverheadController {
                 // Under the default budget a short burst does no lasting harm: two looks decide.
                 patience: if budget.is_default { 2 } else { 1 },
                 exceeded: 0,
+                trial_ns: FIRST_TRIAL_NS,
             },
             random: now_ns | 1,
             notes,
@@ -157,13 +166,18 @@ impl OverheadController {
 
     /// CLOCK_MONOTONIC of the next look; `None` if no look is needed.
     pub fn next_ns(&self) -> Option<u64> {
-        let needed = self.costs.is_some() && (self.budget.is_some() || self.automatic) && self.tracking.time > 0.0;
+        let needed = self.costs.is_some() && (self.budget.is_some() || self.automatic);
         needed.then_some(self.looks.next_ns)
     }
 
     /// Probe time of all counted calls, in seconds.
     pub fn probe_seconds(&self, counters: &Counters) -> Option<f64> {
         self.costs.map(|costs| usage(counters, 0.0, 0.0).probe_seconds(&costs))
+    }
+
+    /// Probe costs in programs, if they are known, and how closely targets are tracked.
+    pub fn costs(&self) -> Option<(ProbeCosts, Tracking)> {
+        self.costs.map(|costs| (costs, self.tracking))
     }
 
     /// Probe time as a share of the targets' CPU time between the last two looks.
@@ -237,6 +251,10 @@ impl OverheadController {
             self.times.detached_ns += now_ns.saturating_sub(self.times.detached_since_ns);
             self.looks.next_ns = now_ns + WINDOW_NS;
             self.looks.last = now;
+            if self.tracking.time <= 0.0 {
+                // What was seen before the probes were taken away says nothing of today.
+                self.looks.windows = Use::default();
+            }
             return vec![Action::Attach];
         }
         let used = now.since(&self.looks.last);
@@ -244,10 +262,8 @@ impl OverheadController {
         self.looks.last = now;
         self.looks.next_ns = now_ns + LOOK_NS;
         if used.allocations + used.frees < FEWEST_CALLS {
-            if self.tracking.time > 0.0 {
-                self.tracking.time = 1.0;
-                self.looks.windows = Use::default();
-            }
+            self.tracking.time = 1.0;
+            self.looks.windows = Use::default();
             return self.take_up(&used, &costs, now_ns, groups).into_iter().collect();
         }
         let mut actions = Vec::new();
@@ -285,7 +301,8 @@ impl OverheadController {
         now_ns: u64,
         groups: impl FnOnce(Which) -> Vec<FreeGroup<Served>>,
     ) -> Vec<Action> {
-        let mut next = decide(used, self.tracking, costs, budget);
+        let tracking = self.tracking;
+        let mut next = decide(used, Tracking { time: tracking.time.max(SHORTEST_TIME), ..tracking }, costs, budget);
         if next == self.tracking && next.time >= 1.0 {
             self.looks.exceeded = 0;
             return self.take_up(used, costs, now_ns, groups).into_iter().collect();
@@ -317,7 +334,7 @@ impl OverheadController {
                      lifts it): {}",
                     units::percent(used.share(costs)),
                     units::percent(budget),
-                    cheaper(used, old, costs)
+                    options(used, old, costs)
                 ),
             );
         }
@@ -325,7 +342,8 @@ impl OverheadController {
         if next.time < 1.0 {
             self.times.attached = false;
             self.times.detached_since_ns = now_ns;
-            self.looks.next_ns = now_ns + self.pause(next.time);
+            self.looks.next_ns =
+                now_ns + if next.time > 0.0 { self.pause(next.time) } else { self.wait_for_trial(old) };
         }
         actions(old, next, left)
     }
@@ -403,12 +421,22 @@ impl OverheadController {
         if !next.frees && old.frees {
             self.note(now_ns, "frees are not followed any more: nothing is said of memory in use".into());
         }
-        if next.time <= 0.0 {
-            self.note(now_ns, "no window is short enough for the budget: the probes were taken away".into());
+        if next.time <= 0.0 && old.time > 0.0 {
+            let text = "no window is short enough for the budget: the probes were taken away, and are tried again";
+            self.note(now_ns, format!("{text} after {} at first", units::seconds(FIRST_TRIAL_NS as f64 * 1e-9)));
+        } else if next.time > 0.0 && old.time <= 0.0 {
+            self.note(now_ns, "load has fallen: probes are in place again".into());
         } else if next.time < 1.0 && old.time >= 1.0 {
             let text = format!("probes are in place in time windows only, {} of the time", units::percent(next.time));
             self.note(now_ns, text);
         }
+    }
+
+    /// How long no probe is in place before the next window shows whether load has fallen. It grows while it has not.
+    fn wait_for_trial(&mut self, old: Tracking) -> u64 {
+        self.looks.trial_ns =
+            if old.time > 0.0 { FIRST_TRIAL_NS } else { (2 * self.looks.trial_ns).min(LAST_TRIAL_NS) };
+        self.looks.trial_ns
     }
 
     /// Length of a pause, in nanoseconds, so that probes are attached for a share `time` on average. It is random, so
@@ -450,30 +478,16 @@ fn actions(old: Tracking, next: Tracking, left: Vec<FreeGroup<Served>>) -> Vec<A
     actions
 }
 
-/// Options that cost less than the current tracking, and their shares of the targets' CPU time.
-fn cheaper(used: &Use, now: Tracking, costs: &ProbeCosts) -> String {
-    let wide = |tracking: Tracking| Tracking { interval: LARGEST_INTERVAL, ..tracking };
-    let without = Tracking { frees: false, ..now };
-    let interval = format!("-i {}MiB", LARGEST_INTERVAL >> 20);
-    let options = [
-        (interval.clone(), wide(now), now.interval > 0),
-        ("--no-live".to_owned(), without, now.frees),
-        (format!("--no-live {interval}"), wide(without), now.frees && now.interval > 0),
-    ];
-    let mut least = used.share(costs);
-    let mut priced = Vec::new();
-    for (name, how, _) in options.into_iter().filter(|(.., offered)| *offered) {
-        let share = share_under(used, &how, costs);
-        // An option that saves next to nothing is not worth mentioning.
-        if share < 0.9 * least {
-            least = share;
-            priced.push(format!("{name} would take {}", units::percent(share)));
-        }
-    }
+/// Options that cost less than the current tracking, as text.
+fn options(used: &Use, now: Tracking, costs: &ProbeCosts) -> String {
+    let priced = cheaper(used, now, costs).into_iter();
+    let priced: Vec<String> =
+        priced.map(|(name, share)| format!("{name} would take {}", units::percent(share))).collect();
     if priced.is_empty() { "no option is known to cost less".into() } else { priced.join(", ") }
 }
 
-fn usage(counters: &Counters, cpu_seconds: f64, seconds: f64) -> Use {
+/// What calls and CPU time say about the use of probes.
+pub fn usage(counters: &Counters, cpu_seconds: f64, seconds: f64) -> Use {
     Use {
         seconds,
         allocations: (counters.hits() + counters.reentrant) as f64,

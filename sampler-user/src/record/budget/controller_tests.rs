@@ -239,11 +239,25 @@ fn a_short_burst_is_forgiven_where_nobody_asked_for_a_budget() {
 }
 
 #[test]
-fn what_cannot_be_held_ends_at_once() {
+fn what_cannot_be_held_ends_at_once_and_is_tried_again_after_growing_waits() {
     let mut controller = controller(Some(0.0005), false, false);
-    let actions = controller.look(&counters(190_000), 0.2, SECOND + FIRST_LOOK_NS, none);
-    assert_eq!(actions.first(), Some(&Action::Detach));
-    assert_eq!(controller.next_ns(), None);
+    let mut load = Load { calls: 0, frees: 0, cpu_seconds: 0.0, now_ns: SECOND };
+    let (counters, cpu_seconds, now_ns) = load.next(&controller, 900_000);
+    let actions = controller.look(&counters, cpu_seconds, now_ns, none);
+    assert_eq!(actions, [Action::Detach, Action::StopTrackingFrees]);
+    for wait in [60, 120, 240, 480, 600, 600] {
+        assert_eq!(controller.next_ns(), Some(load.now_ns + wait * SECOND));
+        let (counters, cpu_seconds, now_ns) = load.next(&controller, 0);
+        assert_eq!(controller.look(&counters, cpu_seconds, now_ns, none), [Action::Attach]);
+        let (counters, cpu_seconds, now_ns) = load.next(&controller, 900_000);
+        assert_eq!(controller.look(&counters, cpu_seconds, now_ns, none), [Action::Detach], "{wait}");
+    }
+    let notes = controller.notes(load.now_ns);
+    assert_eq!(notes.iter().filter(|note| note.contains("were taken away")).count(), 1, "{notes:?}");
+    // Once it rests, probes stay, and then frees come back.
+    assert_eq!(until_action(&mut controller, &mut load, 0, 601), [Action::Attach]);
+    assert_eq!(until_action(&mut controller, &mut load, 1, 20), [Action::TrackFreesAgain { except: Vec::new() }]);
+    assert!(!controller.has_windows());
 }
 
 #[test]

@@ -4,5 +4,6 @@ pub mod controller;
 pub mod free_groups;
 mod giving_back;
 pub mod overhead;
+pub mod slowed;
 pub mod window_progress;
 pub mod window_times;

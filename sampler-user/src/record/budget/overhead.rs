@@ -2,6 +2,7 @@
 
 use super::controller::OverheadController;
 use super::free_groups::Calls;
+use super::slowed::SlowedTargets;
 use super::window_progress::WindowProgress;
 use super::window_times::WindowTimes;
 use crate::cost::cpu_time::CpuTime;
@@ -14,6 +15,8 @@ pub struct Overhead {
     pub calls: Calls,
     /// CPU time of the targets.
     pub cpu_time: CpuTime,
+    /// Targets that probes slow down, where no budget bounds that.
+    pub slowed: SlowedTargets,
     /// When probes were in place.
     pub windows: WindowTimes,
     /// Progress of targets in windows and pauses.
@@ -27,6 +30,7 @@ impl Overhead {
             controller,
             calls: Calls::default(),
             cpu_time: CpuTime::begin(),
+            slowed: SlowedTargets::default(),
             windows: WindowTimes::default(),
             progress: WindowProgress::default(),
         }

@@ -47,6 +47,7 @@ impl Session {
         let seen: HashSet<u32> =
             keys.iter().filter(|key| self.attaching.is_current_program(**key)).map(|key| key.tgid).collect();
         let mut notes = self.notes(&total, &daemon, &seen);
+        notes.extend(accounting::runtimes(&processes));
         notes.extend((!cut.has_counters).then(|| WITHOUT_COUNTERS.to_owned()));
         notes.extend(self.unfinished.ended_early.iter().map(|why| format!("the recording ended early: {why}")));
         let (schedule, controller) = (&self.schedule, &self.overhead.controller);
@@ -100,6 +101,7 @@ impl Session {
         notes.extend(accounting::merged_rows(daemon.stacks_merged));
         notes.extend(self.plan.sampling.note());
         notes.extend(self.overhead.controller.notes(monotonic_ns()));
+        notes.extend(self.overhead.slowed.notes().iter().cloned());
         notes.extend(self.overhead.progress.note());
         notes.extend(self.errors.notes());
         notes
