@@ -1,6 +1,6 @@
 //! Allocators in unusual places: each is found, and hooked once.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::Command;
 
@@ -275,18 +275,23 @@ fn missed(pid: u32) -> (Option<i32>, Vec<(String, String)>) {
     (doctor.status.code(), missing.iter().map(|gap| (text(gap, "what"), text(gap, "why"))).collect())
 }
 
+fn command(program: &Path, arguments: &[OsString]) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    command
+}
+
 /// Python's own objects, Java's and JavaScript's are in no figure. Doctor names them as missed, and so do the profile's
 /// process and a remark in it.
 #[test]
 fn runtimes_with_heaps_of_their_own_are_named() {
     let case = "runtimes_with_heaps_of_their_own_are_named";
     let Some(_turn) = turn(case) else { return };
-    let mut python = tool_or_install("python3", "python3").map(Command::new);
-    python.iter_mut().for_each(|it| drop(it.arg(programs_folder().join("json_loop.py")).arg("20")));
-    let mut node = tool("node").map(Command::new);
+    let script = [programs_folder().join("json_loop.py").into_os_string(), "20".into()];
+    let python = tool_or_install("python3", "python3").map(|python| command(&python, &script));
     let script =
         "console.log('READY'.concat(' ', process.pid)); process.stdin.once('data', () => { console.log('{}') })";
-    node.iter_mut().for_each(|it| drop(it.args(["-e", script])));
+    let node = tool("node").map(|node| command(&node, &["-e".into(), script.into()]));
     // What a process maps under the name of HotSpot's library is taken for it.
     let mut java = Command::new(program("mix"));
     java.arg("500").env("LD_PRELOAD", library("plugin", "libjvm.so", &["-DPLUGIN=00"]));

@@ -124,7 +124,8 @@ fn lost_in_use(context: &Context) -> Option<String> {
 fn since(profile: &Profile) -> Option<String> {
     let (number, last) = profile.inuse_since()?;
     let moment = units::time_of_day(last);
-    let late: Vec<&Process> = profile.processes.iter().filter(|process| process.inuse_since.is_some()).collect();
+    let late: Vec<&Process> =
+        profile.processes.iter().filter(|it| it.inuse_since.is_some() && !it.inuse_unknown).collect();
     let (who, moment) = match late[..] {
         [only] if only.count() == 1 => (process_name(only), moment),
         _ if late.iter().all(|process| process.inuse_since == Some(last)) => (plural(number, "process"), moment),

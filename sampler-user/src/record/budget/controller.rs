@@ -97,6 +97,8 @@ pub struct OverheadController {
     /// Whether frees of some processes are given up while those of others are tracked.
     some_given_up: bool,
     giving_back: GivingBack,
+    /// What to say once the frees that are being taken up are tracked: whoever reads it may rely on that.
+    taking_up: Vec<String>,
     times: ProbeTimes,
     looks: Looks,
     random: u64,
@@ -121,6 +123,7 @@ impl OverheadController {
             live: sampling.live,
             some_given_up: false,
             giving_back: GivingBack::default(),
+            taking_up: Vec::new(),
             times: ProbeTimes { begun_ns: now_ns, attached: true, detached_since_ns: 0, detached_ns: 0 },
             looks: Looks {
                 next_ns: now_ns + FIRST_LOOK_NS,
@@ -231,8 +234,11 @@ impl OverheadController {
     }
 
     /// Notes that frees were taken up again as asked for. `some_given_up`: those of some processes are still untracked.
-    pub fn frees_were_taken_up(&mut self, some_given_up: bool) {
+    pub fn frees_were_taken_up(&mut self, some_given_up: bool, now_ns: u64) {
         self.some_given_up = some_given_up;
+        for text in std::mem::take(&mut self.taking_up) {
+            self.note(now_ns, text);
+        }
     }
 
     /// Looks at the counters, when [`next_ns`](Self::next_ns) has come. `groups`: groups of processes whose frees are, or
@@ -376,26 +382,26 @@ impl OverheadController {
         let all = !self.tracking.frees && back.len() == groups.len();
         let (back, except): (Vec<_>, Vec<_>) =
             groups.into_iter().enumerate().partition(|(index, _)| back.contains(index));
-        self.tell_taken_up(all, &back, now_ns);
+        self.say_once_taken_up(all, &back);
         self.giving_back.took_up(now_ns);
         self.tracking.frees = true;
         self.some_given_up = !except.is_empty();
         Some(Action::TrackFreesAgain { except: except.into_iter().flat_map(|(_, group)| group.links).collect() })
     }
 
-    /// Notes whose frees are tracked again: of `all` processes, or of these groups.
-    fn tell_taken_up(&mut self, all: bool, groups: &[(usize, FreeGroup<Served>)], now_ns: u64) {
+    /// What to say once frees are tracked again: of `all` processes, or of these groups.
+    fn say_once_taken_up(&mut self, all: bool, groups: &[(usize, FreeGroup<Served>)]) {
         const SINCE: &str = "what is in use there is of blocks allocated since then";
         if all {
             let since = "what is in use is of blocks allocated since then, in processes that are older";
-            self.note(now_ns, format!("load has fallen: frees are followed again; {since}"));
+            self.taking_up.push(format!("load has fallen: frees are followed again; {since}"));
             return;
         }
-        for (_, FreeGroup { name, .. }) in groups.iter().take(MOST_TOLD) {
-            self.note(now_ns, format!("load has fallen: frees of {name} are followed again; {SINCE}"));
-        }
+        let each = groups.iter().take(MOST_TOLD).map(|(_, FreeGroup { name, .. })| name);
+        let each = each.map(|name| format!("load has fallen: frees of {name} are followed again; {SINCE}"));
+        self.taking_up.extend(each);
         if let Some(more @ 1..) = groups.len().checked_sub(MOST_TOLD) {
-            self.note(now_ns, format!("frees of {more} more are followed again; {SINCE}"));
+            self.taking_up.push(format!("frees of {more} more are followed again; {SINCE}"));
         }
     }
 

@@ -158,7 +158,8 @@ fn frees_are_tracked_again_when_load_falls_and_pauses_grow_if_it_comes_back() {
         assert_eq!(until_action(&mut controller, &mut load, 300_000, 200), []);
         assert_eq!(until_action(&mut controller, &mut load, 1_000, wait), [], "{wait}");
         assert_eq!(until_action(&mut controller, &mut load, 1_000, 3), again, "{wait}");
-        controller.frees_were_taken_up(false);
+        assert!(!controller.notes(load.now_ns).iter().any(|note| note.contains("followed again")) || wait > 10);
+        controller.frees_were_taken_up(false, load.now_ns);
         assert!(!controller.stopped_tracking_frees(true));
     }
     let notes = controller.notes(load.now_ns).join("\n");
@@ -208,6 +209,7 @@ fn groups_come_back_as_far_as_there_is_room() {
         assert!(load.now_ns < 20 * SECOND, "it never comes back");
     };
     assert_eq!(actions, [Action::TrackFreesAgain { except: vec![Served::Process(7)] }]);
+    controller.frees_were_taken_up(true, load.now_ns);
     assert!(controller.notes(load.now_ns).join("\n").contains("frees of p (9) are followed again"));
 }
 

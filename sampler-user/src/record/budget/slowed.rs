@@ -15,6 +15,8 @@ const FEWEST_SECONDS: f64 = 0.04;
 const LOOK_NS: u64 = 400_000_000;
 /// Looking takes at most this share of the time.
 const SHARE_OF_TIME: u64 = 100;
+/// From here on, how many times slower a target is cannot be told.
+const MOST_TIMES: f64 = 50.0;
 /// Most targets that are named.
 const MOST_TOLD: usize = 8;
 
@@ -92,8 +94,12 @@ impl SlowedTargets {
 
 fn line(used: &Use, comm: &str, pid: u32, tracking: Tracking, costs: &ProbeCosts) -> String {
     let share = used.share(costs);
-    // Clocks and costs are estimates: of nearly all, only the order of magnitude is known.
-    let times = (1.0 / (1.0 - share).max(1e-2)).min(100.0);
+    // Clocks and costs are estimates, so of nearly all, only that much is known.
+    let times = match 1.0 / (1.0 - share).max(1e-3) {
+        times if times < 10.0 => format!("some {times:.1}"),
+        times if times < MOST_TIMES => format!("some {times:.0}"),
+        _ => format!("more than {MOST_TIMES:.0}"),
+    };
     let options = cheaper(used, tracking, costs);
     let larger = tracking.interval > 0 && !options.iter().any(|(name, _)| name.starts_with("-i "));
     let mut advice = Vec::new();
@@ -101,7 +107,7 @@ fn line(used: &Use, comm: &str, pid: u32, tracking: Tracking, costs: &ProbeCosts
     advice.extend(options.iter().map(|(name, share)| format!("{name} would take {}", units::percent(*share))));
     advice.push("--max-overhead 10% bounds it, and says what it gives up for that".into());
     format!(
-        "probes take {} of the CPU time of {comm} ({pid}), which makes it some {times:.1} times slower: {}",
+        "probes take {} of the CPU time of {comm} ({pid}), which makes it {times} times slower: {}",
         units::percent(share),
         advice.join("; ")
     )
@@ -144,7 +150,7 @@ mod tests {
         assert_eq!(lines.len(), 1);
         for part in [
             "probes take 95.0 % of the CPU time of octave (7)",
-            "some 20.0 times slower",
+            "some 20 times slower",
             "a larger -i does not help",
             "--no-live would take 90.5 %",
             "--max-overhead 10% bounds it",

@@ -106,7 +106,7 @@ impl Session {
                 // No record is taken in between: from that moment on every block counts.
                 self.begin_heaps_anew(Looked::All);
                 let still = self.attaching.hooks.gave_up_frees();
-                self.overhead.controller.frees_were_taken_up(still);
+                self.overhead.controller.frees_were_taken_up(still, monotonic_ns());
             }
             Action::Detach => self.detach(counts, window_ended_ns),
             Action::Attach => {
