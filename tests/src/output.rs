@@ -81,6 +81,9 @@ pub struct Process {
     pub missing: Vec<Missing>,
     /// Share of its time in the recording that was covered.
     pub coverage: f64,
+    /// Since when blocks count as in use, if not since the start.
+    #[serde(default)]
+    pub inuse_since: Option<String>,
     /// Whether it ended while it was recorded.
     #[serde(default)]
     pub ended: bool,

@@ -7,7 +7,7 @@ use heapbpf_tests::environment::{skipped, turn};
 use heapbpf_tests::kernel::UprobeEvent;
 use heapbpf_tests::output::{self, Estimate, Figures, Profile, Stats};
 use heapbpf_tests::program::program;
-use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::recorder::{Outcome, Recorder, Recording};
 use heapbpf_tests::target::Target;
 use heapbpf_tests::truth::Truth;
 
@@ -151,6 +151,126 @@ fn tracking_of_frees_stops_file_by_file_where_links_serve_all() {
     let told = format!("frees of {} are not followed any more", library.display());
     assert!(profile.notes.iter().any(|note| note.contains(&told)), "{:?}", profile.notes);
     check_given_up(&profile, (calm.pid(), &in_calm), &[(hot.pid(), &in_hot), (late.pid(), &in_late)]);
+}
+
+/// Waits until heapbpf says that frees are followed again.
+fn await_frees(recording: &mut Recording) {
+    while !recording.next_line().contains("followed again") {}
+}
+
+/// Checks what is in use in a process whose frees were given up and taken up again: the blocks allocated since then, which
+/// are all sampled, and none from before; and that all outputs say so.
+fn check_taken_up(outcome: &Outcome, target: u32, truth: &Truth) {
+    let (profile, _) = outcome.results();
+    let notes = profile.notes.join("\n");
+    println!("{notes}\n{}", outcome.stdout);
+    let process = profile.process(target);
+    let (inuse, new) = (inuse(&process.figures), truth.site("site_01"));
+    let objects = process.figures.inuse_objects.clone().unwrap_or_default();
+    assert!((inuse.value() / new.live_bytes as f64 - 1.0).abs() < 1e-9, "{inuse:?}, {} in use", new.live_bytes);
+    assert!((objects.value() / new.live_allocs as f64 - 1.0).abs() < 1e-9, "{objects:?}");
+    assert!(inuse.low.is_some_and(|low| low <= inuse.value()) && inuse.high.is_some(), "{inuse:?}");
+    let since = process.inuse_since.as_deref().expect("a moment");
+    let day = |time: &str| time.split('T').next().map(str::to_owned);
+    assert!(since.ends_with('Z') && day(since).is_some_and(|it| it.len() == 10), "{since}");
+    assert!(notes.contains("are not followed any more") && notes.contains("are followed again"), "{notes}");
+    let of_day = &since[11..21];
+    assert!(outcome.stdout.contains(&format!("only blocks allocated since {of_day} UTC are known")), "{of_day}");
+    for stack in profile.stacks.iter().filter(|stack| stack.pid == target && stack.frames.len() > 1) {
+        let old = stack.frames.iter().any(|frame| frame.function.as_deref() == Some("site_00"));
+        assert!(!old || stack.inuse_samples == Some(0), "a block from before: {stack:?}");
+    }
+}
+
+/// A pair of malloc and free takes more than the budget, so all frees are given up, and then time windows begin. Once the
+/// program rests, probes stay in place, and frees are tracked again. All blocks of 100,000 bytes are sampled at R = 4 KiB,
+/// but for one in 10^10.
+#[test]
+fn frees_are_tracked_again_when_load_falls() {
+    let Some(_turn) = turn("frees_are_tracked_again_when_load_falls") else { return };
+    let mut target = Target::start(&program("calming"), ["200", "100000", "2500", "0"]);
+    let mut recording = Recorder::of(target.pid(), 4 << 10).option("--max-overhead", "5%").start();
+    target.go();
+    target.step();
+    target.go();
+    target.step();
+    await_frees(&mut recording);
+    target.go();
+    let truth = target.truth();
+    let outcome = recording.stop();
+    let notes = outcome.results().0.notes.join("\n");
+    assert!(notes.contains("time windows only"), "{notes}");
+    check_taken_up(&outcome, target.pid(), &truth);
+}
+
+/// Links that serve all processes of a file, of which those of one file are given up and taken up again. The other file's
+/// process keeps all that it holds in its figures.
+#[test]
+fn frees_of_one_file_are_tracked_again_and_those_of_the_other_always_were() {
+    let case = "frees_of_one_file_are_tracked_again_and_those_of_the_other_always_were";
+    let Some(_turn) = turn(case) else { return };
+    let folders = [(); 2].map(|()| tempfile::tempdir().expect("a temporary folder"));
+    let start = |folder: usize, arguments: [&str; 4]| with_library(folders[folder].path(), "calming", &arguments);
+    let hot = start(0, ["200", "100000", "900", "3000"]);
+    let (Some(mut hot), Some(mut calm)) = (hot, start(1, ["200", "100000", "1", "0"])) else {
+        return skipped(case, "no libc.so.6 where it is known to be");
+    };
+    let recorder = Recorder::new().option("--comm", "calming").interval(4 << 10);
+    let mut recording = recorder.option("--max-overhead", "5%").start();
+    for target in [&mut calm, &mut hot] {
+        target.go();
+        target.step();
+        target.go();
+        target.step();
+    }
+    await_frees(&mut recording);
+    hot.go();
+    calm.go();
+    let (in_hot, in_calm) = (hot.truth(), calm.truth());
+    let outcome = recording.stop();
+    check_taken_up(&outcome, hot.pid(), &in_hot);
+    let (profile, _) = outcome.results();
+    let kept = inuse(&profile.process(calm.pid()).figures).value();
+    assert!((kept / in_calm.live_bytes() as f64 - 1.0).abs() < 1e-9, "{kept} of {}", in_calm.live_bytes());
+    assert_eq!(profile.process(calm.pid()).inuse_since, None);
+}
+
+/// Lines of a text that tell of a slowed target.
+fn told(text: &str) -> Vec<&str> {
+    text.lines().filter(|line| line.contains("probes take ")).collect()
+}
+
+/// A loop of nothing but malloc and free becomes many times slower. It is said while it goes on, once, and in the profile;
+/// with `-q` in the profile alone; and not at all where a budget bounds it.
+#[test]
+fn a_slowed_target_is_told_once_where_no_budget_bounds_it() {
+    let Some(_turn) = turn("a_slowed_target_is_told_once_where_no_budget_bounds_it") else { return };
+    let run = |more: &[&str]| {
+        let mut target = Target::start(&program("calming"), ["1", "100", "3000", "0"]);
+        let recorder = more.iter().fold(Recorder::of(target.pid(), 512 << 10), |recorder, flag| recorder.flag(flag));
+        let recording = recorder.start();
+        target.go();
+        target.step();
+        target.go();
+        let line = more.is_empty().then(|| recording.next_line());
+        target.step();
+        target.run();
+        let outcome = recording.stop();
+        let (profile, _) = outcome.results();
+        (target.pid(), line, outcome.stderr, profile.notes.join("\n"))
+    };
+    let (pid, line, stderr, notes) = run(&[]);
+    let line = line.expect("a line while the loop goes on");
+    println!("{line}");
+    assert!(line.starts_with("heapbpf: probes take ") && line.contains(&format!("calming ({pid})")), "{line}");
+    for part in ["times slower", "a larger -i does not help", "--no-live would take ", "--max-overhead 10% bounds it"] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
+    assert!(told(&stderr).is_empty() && told(&notes).len() == 1, "{stderr}\n{notes}");
+    let (_, _, stderr, notes) = run(&["-q"]);
+    assert!(told(&stderr).is_empty() && told(&notes).len() == 1, "{stderr}\n{notes}");
+    let (_, _, stderr, notes) = run(&["--max-overhead=10%"]);
+    assert!(told(&stderr).is_empty() && told(&notes).is_empty(), "{stderr}\n{notes}");
 }
 
 /// Starts a program with a private C library, in which no other test's probes are. `None` if this host's is not found.

@@ -1,10 +1,11 @@
 //! Allocators in unusual places: each is found, and hooked once.
 
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{heapbpf, programs_folder, skipped, tool, turn};
+use heapbpf_tests::environment::{heapbpf, programs_folder, skipped, tool, tool_or_install, turn};
 use heapbpf_tests::output::Profile;
 use heapbpf_tests::program::{library, program, program_with};
 use heapbpf_tests::recorder::Recorder;
@@ -262,4 +263,77 @@ fn hand_written_functions() {
         let refused = |gap: &Value| gap["what"] == "valloc" && gap["why"].as_str().is_some_and(told);
         assert!(missing.iter().any(refused) && doctor.status.code() == Some(1), "{found}");
     }
+}
+
+/// What doctor says of a process: its exit status, and what is missed, each with the reason.
+fn missed(pid: u32) -> (Option<i32>, Vec<(String, String)>) {
+    let doctor = Command::new(heapbpf()).args(["doctor", "--json", "--pid", &pid.to_string()]).output();
+    let doctor = doctor.expect("the binary runs");
+    let found: Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
+    let text = |gap: &Value, key: &str| gap[key].as_str().expect("text").to_owned();
+    let missing = found["processes"][0]["missing"].as_array().expect("a list");
+    (doctor.status.code(), missing.iter().map(|gap| (text(gap, "what"), text(gap, "why"))).collect())
+}
+
+fn command(program: &Path, arguments: &[OsString]) -> Command {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    command
+}
+
+/// Python's own objects, Java's and JavaScript's are in no figure. Doctor names them as missed, and so do the profile's
+/// process and a remark in it.
+#[test]
+fn runtimes_with_heaps_of_their_own_are_named() {
+    let case = "runtimes_with_heaps_of_their_own_are_named";
+    let Some(_turn) = turn(case) else { return };
+    let script = [programs_folder().join("json_loop.py").into_os_string(), "20".into()];
+    let python = tool_or_install("python3", "python3").map(|python| command(&python, &script));
+    let script =
+        "console.log('READY'.concat(' ', process.pid)); process.stdin.once('data', () => { console.log('{}') })";
+    let node = tool("node").map(|node| command(&node, &["-e".into(), script.into()]));
+    // What a process maps under the name of HotSpot's library is taken for it.
+    let mut java = Command::new(program("mix"));
+    java.arg("500").env("LD_PRELOAD", library("plugin", "libjvm.so", &["-DPLUGIN=00"]));
+    for (command, heap) in [(python, "Python's own heap"), (node, "V8's own heap"), (Some(java), "Java's own heap")] {
+        let Some(mut command) = command else {
+            skipped(case, &format!("the part about {heap}: its program is not here"));
+            continue;
+        };
+        let mut target = Target::start_command(&mut command);
+        let (status, gaps) = missed(target.pid());
+        let names = |what: &str, why: &str| what.starts_with(heap) && why.starts_with("not included, as ");
+        assert!(status == Some(1) && gaps.iter().any(|(what, why)| names(what, why)), "{heap}: {gaps:?}");
+        let recording = Recorder::of(target.pid(), 4 << 10).start();
+        target.go();
+        target.line();
+        let outcome = recording.stop();
+        let (profile, _) = outcome.results();
+        let process = profile.process(target.pid());
+        assert!(process.missing.iter().any(|gap| names(&gap.what, &gap.why)), "{:?}", process.missing);
+        let remark = |note: &&String| note.starts_with(heap) && note.contains(" is not included (");
+        assert_eq!(profile.notes.iter().filter(remark).count(), 1, "{:?}", profile.notes);
+        assert!(outcome.stdout.contains(heap), "{}", outcome.stdout);
+    }
+    let plain = Target::start(&program("mix"), ["500"]);
+    assert_eq!(missed(plain.pid()), (Some(0), Vec::new()));
+}
+
+/// A static program without symbols has an allocator that cannot be found. That is the reason that is given, and not that it
+/// ended too soon.
+#[test]
+fn a_static_program_without_symbols_is_named() {
+    let Some(_turn) = turn("a_static_program_without_symbols_is_named") else { return };
+    let stripped = program_with("mix", "mix-stripped", &["-static", "-s"]);
+    let recorder = Recorder::new().interval(1).variable("FREE_RUNNING", OsStr::new("1"));
+    let (profile, _) = recorder.command(&stripped, ["500"]).start().finish().results();
+    let notes = profile.notes.join("\n");
+    assert!(notes.contains("mix-stripped: a static program without symbols (stripped)"), "{notes}");
+    assert!(!notes.contains("ended before an allocator"), "{notes}");
+    let target = Target::start(&stripped, ["500"]);
+    let (status, gaps) = missed(target.pid());
+    assert!(
+        status == Some(1) && gaps.iter().any(|(_, why)| why.contains("a static program without symbols")),
+        "{gaps:?}"
+    );
 }

@@ -12,6 +12,7 @@ use heapbpf_audit::FileKind;
 
 use crate::error::AttachError;
 use crate::machine::Machine;
+use crate::runtimes::Runtime;
 
 pub use heapbpf_elf::Symbol;
 
@@ -66,6 +67,8 @@ pub struct FileImage {
     read_only: Vec<Vec<u8>>,
     segments: Vec<Segment>,
     imports: HashMap<u64, String>,
+    /// Names of sections that tell of a language runtime.
+    runtime_sections: Vec<String>,
 }
 
 impl FileImage {
@@ -138,7 +141,10 @@ impl FileImage {
             read_only: Vec::new(),
             segments: headers.segments.iter().filter(|segment| segment.is_loaded()).copied().collect(),
             imports: HashMap::new(),
+            runtime_sections: Vec::new(),
         };
+        let telling = headers.sections.iter().filter(|section| Runtime::is_told_by(&section.name));
+        image.runtime_sections.extend(telling.take(1).map(|section| section.name.to_string()));
         image.read_symbols(file);
         image.kind = image.kind_by(headers.entry);
         Ok(image)
@@ -227,6 +233,11 @@ impl FileImage {
             left_bytes = left;
             self.imports.insert(relocation.address, name.to_owned());
         }
+    }
+
+    /// Names of its sections that tell of a language runtime.
+    pub(crate) fn runtime_sections(&self) -> impl Iterator<Item = &str> {
+        self.runtime_sections.iter().map(String::as_str)
     }
 
     /// The name of a symbol; empty if it is damaged.

@@ -52,6 +52,12 @@ pub enum AttachError {
         /// Why it cannot be probed.
         why: String,
     },
+    /// The executable is linked statically and has no symbols, so that its allocator cannot be found.
+    #[error(
+        "a static program without symbols (stripped): where its allocator is cannot be known, so nothing that it \
+         allocates is seen; keep its symbols, or link it dynamically"
+    )]
+    StaticStripped,
     /// The file has no allocator of the [`Table`](crate::Table).
     #[error(
         "defines no allocator that heapbpf knows (looked for {looked_for}){}; name a custom one with \

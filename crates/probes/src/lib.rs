@@ -52,6 +52,7 @@ mod placement;
 mod plan;
 mod reentrant;
 mod resolver;
+mod runtimes;
 mod table;
 mod versions;
 
@@ -62,6 +63,9 @@ pub use error::AttachError;
 pub use heapbpf_audit::{Covered, FileKind, Missing, ProbeKind};
 pub use machine::Machine;
 pub use placement::{Arguments, KernelRules, NoOpLengths};
-pub use plan::{AllocatorFile, EndSeen, PlannedSite, ReturnProbe, ReturnSite, analyse, examine, examine_avoiding};
+pub use plan::{
+    AllocatorFile, EndSeen, Examination, PlannedSite, ReturnProbe, ReturnSite, analyse, examine, examine_avoiding,
+};
+pub use runtimes::Runtime;
 pub use sampler_ebpf::abi::{FileRanges, ResultLocation, Site};
 pub use table::{BRK, MMAP, MREMAP, Table};

@@ -19,6 +19,7 @@ use crate::leaving::{Leaving, Reader};
 use crate::placement::{KernelRules, Needs};
 use crate::reentrant::{ReentrantCode, reentrant_code};
 use crate::resolver::{Resolvers, UNSIZED_FUNCTION_BYTES};
+use crate::runtimes::Runtime;
 use crate::table::{Row, Table};
 
 /// Most similar names in the message about an unknown one.
@@ -139,23 +140,34 @@ impl Found<'_> {
 /// # Errors
 /// [`AttachError`] if there is nothing to probe, or the file cannot be used.
 pub fn examine(file: &dyn Image, path: &str, rules: &KernelRules, table: &Table) -> Result<AllocatorFile, AttachError> {
-    examine_avoiding(file, path, rules, table, &BTreeSet::new())
+    examine_avoiding(file, path, rules, table, &BTreeSet::new()).plan
 }
 
-/// The same, with no probe on the instructions at these file offsets as long as a function has others. A debugger's
-/// breakpoints are there.
-///
-/// # Errors
-/// As [`examine`].
+/// What was found in a file.
+#[derive(Debug)]
+pub struct Examination {
+    /// The plan, or why there is nothing to probe.
+    pub plan: Result<AllocatorFile, AttachError>,
+    /// A language runtime with a heap of its own, which no probe sees.
+    pub runtime: Option<Runtime>,
+}
+
+/// The same and more: also looks for a language runtime. No probe is put on the instructions at the file offsets `avoided` as
+/// long as a function has others; a debugger's breakpoints are there.
 pub fn examine_avoiding(
     file: &dyn Image,
     path: &str,
     rules: &KernelRules,
     table: &Table,
     avoided: &BTreeSet<u64>,
-) -> Result<AllocatorFile, AttachError> {
-    let image = FileImage::read_if(file, |name| table.knows(name))?.found_at(path);
-    plan(&image, rules, table, avoided)
+) -> Examination {
+    match FileImage::read_if(file, |name| table.knows(name)) {
+        Ok(image) => {
+            let image = image.found_at(path);
+            Examination { plan: plan(&image, rules, table, avoided), runtime: Runtime::of(&image) }
+        }
+        Err(error) => Examination { plan: Err(error), runtime: None },
+    }
 }
 
 /// Plans the probes of a file that was read before: which allocator of `table` it has, and which instruction of each
@@ -223,6 +235,9 @@ fn why_nothing(image: &FileImage, table: &Table, defines: bool, missing: Option<
         _ if image.is_go => AttachError::Go,
         _ => {
             let stripped = image.functions().next().is_none();
+            if stripped && image.kind == FileKind::StaticExecutable {
+                return AttachError::StaticStripped;
+            }
             AttachError::NoAllocator { looked_for: table.names(), stripped }
         }
     }

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use super::group::GroupBy;
 use super::model::Profile;
+use super::units;
 use super::value::Value;
 use heapbpf_statistics::estimate::Estimate;
 use heapbpf_statistics::growth::q_values;
@@ -230,6 +231,16 @@ fn notes(before: &Profile, after: &Profile, values: &[Value], exposures: (f64, f
             "frees were not followed in both recordings: what is in use or was held at exit cannot be compared"
                 .to_owned(),
         );
+    }
+    if values.iter().any(|value| value.needs_frees())
+        && let Some((number, last)) = [before, after].iter().filter_map(|profile| profile.inuse_since()).last()
+    {
+        let s = if number == 1 { "" } else { "es" };
+        notes.push(format!(
+            "frees of {number} process{s} were followed again in the middle of a recording (last at {}): older blocks are \
+             not in use there, so that a change of what is in use may be theirs",
+            units::time_of_day(last)
+        ));
     }
     if judgeable(before, after) && [before, after].iter().any(|profile| !profile.losses().is_none()) {
         notes.push(

@@ -21,6 +21,8 @@ pub const TIME_WINDOWS: &str =
 pub const NOT_FOLLOWED: &str = "frees were not followed";
 /// Remark about a process whose frees were no longer followed.
 pub const INUSE_UNKNOWN: &str = "memory in use not known (frees were not followed)";
+/// What figures in use are of where following frees was given up and taken up again; a moment follows.
+pub const INUSE_SINCE: &str = "in use: of blocks since ";
 /// Reason for figures in use that lack the processes whose frees were no longer followed.
 pub const SOME_NOT_FOLLOWED: &str = "without the processes whose frees were not followed";
 

@@ -3,14 +3,15 @@
 use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use super::intern::Interned;
 use super::model::{Frame, Lifetimes, Member, Process, Profile, Row, RowKey, SampleSums, Stack};
 use heapbpf_statistics::survival;
 
-/// Name, executable, cgroup if asked for, whether it ended, and whether its memory in use is unknown: processes that are
-/// equal in these can have their figures added.
-type Program<'a> = (&'a str, &'a str, &'a str, bool, bool);
+/// Name, executable, cgroup if asked for, whether it ended, whether its memory in use is unknown, and since when it is
+/// known: processes that are equal in these can have their figures added.
+type Program<'a> = (&'a str, &'a str, &'a str, bool, bool, Option<SystemTime>);
 
 /// Puts together the rows of all processes of a program. Each process stays a member of its program, with its totals.
 /// `by_cgroup`: programs in different cgroups stay apart.
@@ -20,7 +21,8 @@ pub fn put_together(profile: &Profile, by_cgroup: bool) -> Profile {
     let mut group_of = Vec::with_capacity(profile.processes.len());
     for (index, process) in profile.processes.iter().enumerate() {
         let cgroup = if by_cgroup { &*process.cgroup } else { "" };
-        let program = (&*process.comm, &*process.exe, cgroup, process.ended, process.inuse_unknown);
+        let Process { comm, exe, ended, inuse_unknown, inuse_since, .. } = process;
+        let program = (&**comm, &**exe, cgroup, *ended, *inuse_unknown, *inuse_since);
         let group = *number_of.entry(program).or_insert_with(|| {
             members.push(Vec::new());
             members.len() - 1
@@ -117,6 +119,7 @@ pub(crate) fn entry_without_members(first: &Process) -> Process {
         cgroup: first.cgroup.clone(),
         ended: first.ended,
         inuse_unknown: first.inuse_unknown,
+        inuse_since: first.inuse_since,
         exact_alloc_bytes: Some(0),
         exact_alloc_objects: Some(0),
         ..Process::default()

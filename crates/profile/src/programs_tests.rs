@@ -94,6 +94,10 @@ fn what_cannot_be_added_stays_apart() {
     assert_eq!(names(&put_together(&profile, false)), [2, 1, 1, 1]);
     assert_eq!(names(&put_together(&profile, true)), [1, 1, 1, 1, 1]);
     close(&put_together(&profile, false), &profile);
+    let mut later = workers();
+    let before = put_together(&later, false).processes.len();
+    later.processes[1].inuse_since = Some(later.header.started);
+    assert_eq!(put_together(&later, false).processes.len(), before + 1, "blocks of different times");
 }
 
 #[test]

@@ -184,6 +184,15 @@ impl Context<'_> {
                 0 => String::new(),
                 n => format!("without {} whose frees were not followed", plural(n, "process")),
             };
+            let lacking = match self.profile.inuse_since() {
+                Some((number, last)) if number == self.profile.number_of_processes() && lacking.is_empty() => {
+                    format!("of blocks since {}", units::time_of_day(last))
+                }
+                Some((number, _)) if lacking.is_empty() => {
+                    format!("without older blocks of {}", plural(number, "process"))
+                }
+                _ => lacking,
+            };
             lines.extend(self.total("in use", [Value::InuseSpace, Value::InuseObjects], "blocks", &lacking));
         }
         if self.profile.has_at_exit() {

@@ -168,6 +168,13 @@ pub fn partly_followed() -> Profile {
     profile
 }
 
+/// The small profile, in which frees of the first process were followed again 12.5 s after its start.
+pub fn followed_again() -> Profile {
+    let mut profile = small();
+    profile.processes[0].inuse_since = Some(profile.header.started + Duration::from_millis(12_500));
+    profile
+}
+
 /// The small profile, in which what the second process held at exit is separate from what is in use.
 pub fn ended_apart() -> Profile {
     let mut profile = small();

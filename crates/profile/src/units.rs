@@ -194,6 +194,11 @@ pub fn rfc3339(time: SystemTime) -> String {
     humantime::format_rfc3339_nanos(UNIX_EPOCH + since).to_string()
 }
 
+/// Parses a wall-clock time of RFC 3339. Times before 1970 are clamped.
+pub fn parse_rfc3339(text: &str) -> Option<SystemTime> {
+    humantime::parse_rfc3339(text).ok().map(|time| time.max(UNIX_EPOCH))
+}
+
 /// Formats the time of day in UTC to a tenth of a second: `12:00:03.2 UTC`.
 pub fn time_of_day(time: SystemTime) -> String {
     let text = rfc3339(time);

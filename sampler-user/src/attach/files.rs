@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use heapbpf_probes::{AllocatorFile, AttachError, KernelRules, Table, examine, examine_avoiding};
+use heapbpf_probes::{AllocatorFile, AttachError, Examination, KernelRules, Runtime, Table, examine_avoiding};
 
 use crate::host::open::{self, Beneath};
 use crate::host::own_memory::give_memory_back;
@@ -51,6 +51,8 @@ pub struct ExaminedFile {
     pub file: Arc<File>,
     /// The plan, or why nothing in the file can be hooked.
     pub plan: Result<AllocatorFile, Arc<AttachError>>,
+    /// A language runtime in it, with a heap of its own.
+    pub runtime: Option<Runtime>,
 }
 
 /// All examined files.
@@ -128,9 +130,9 @@ impl ExaminedFiles {
         if let Some(known) = self.by_key.get(&key) {
             return Ok((key, known.plan.is_ok()));
         }
-        let plan = plan(path, file, &self.rules, &self.table);
-        let is_hookable = plan.is_ok();
-        self.by_key.insert(key, ExaminedFile { path: path.to_owned(), file: Arc::clone(file), plan });
+        let examined = examined(path.to_owned(), Arc::clone(file), &self.rules, &self.table);
+        let is_hookable = examined.plan.is_ok();
+        self.by_key.insert(key, examined);
         Ok((key, is_hookable))
     }
 
@@ -163,8 +165,7 @@ impl ExaminedFiles {
             let work = move || {
                 for (key, path, file) in queue {
                     // The file is hostile. Its reader should not panic on it, but whoever waits must hear of it if it does.
-                    let plan = catch_unwind(AssertUnwindSafe(|| plan(&path, &file, &rules, &table)));
-                    let found = plan.ok().map(|plan| ExaminedFile { path, file, plan });
+                    let found = catch_unwind(AssertUnwindSafe(|| self::examined(path, file, &rules, &table))).ok();
                     give_memory_back();
                     if examined.send((key, found)).is_err() {
                         return;
@@ -198,8 +199,7 @@ impl ExaminedFiles {
             let mut examined = Vec::new();
             // The lock is released before the file is read.
             while let Some((key, (path, file))) = queue.lock().ok().and_then(|mut queue| queue.pop()) {
-                let plan = plan(&path, &file, rules, table);
-                examined.push((key, ExaminedFile { path, file, plan }));
+                examined.push((key, self::examined(path, file, rules, table)));
             }
             examined
         };
@@ -213,8 +213,8 @@ impl ExaminedFiles {
 
     /// Plans an examined file anew, without probes at these file offsets as far as possible.
     pub fn avoid(&mut self, key: FileKey, offsets: &BTreeSet<u64>) {
-        if let Some(ExaminedFile { path, file, plan }) = self.by_key.get_mut(&key) {
-            *plan = examine_avoiding(&**file, path, &self.rules, &self.table, offsets).map_err(Arc::new);
+        if let Some(ExaminedFile { path, file, plan, .. }) = self.by_key.get_mut(&key) {
+            *plan = examine_avoiding(&**file, path, &self.rules, &self.table, offsets).plan.map_err(Arc::new);
         }
     }
 
@@ -231,6 +231,11 @@ impl ExaminedFiles {
     /// The plan of an examined file; `None` if it has nothing to hook.
     pub fn plan(&self, key: FileKey) -> Option<&AllocatorFile> {
         self.get(key)?.plan.as_ref().ok()
+    }
+
+    /// A language runtime with a heap of its own in an examined file, unless that is why it is not hooked.
+    pub fn runtime(&self, key: FileKey) -> Option<Runtime> {
+        self.get(key)?.runtime.filter(|_| self.refusal(key).is_none())
     }
 
     /// Why a file that should be hooked cannot be; `None` if it can be, or has no allocator to miss.
@@ -253,8 +258,9 @@ impl ExaminedFiles {
 }
 
 /// Reads and plans a file.
-fn plan(path: &str, file: &File, rules: &KernelRules, table: &Table) -> Result<AllocatorFile, Arc<AttachError>> {
-    Ok(examine(file, path, rules, table)?)
+fn examined(path: String, file: Arc<File>, rules: &KernelRules, table: &Table) -> ExaminedFile {
+    let Examination { plan, runtime } = examine_avoiding(&*file, &path, rules, table, &BTreeSet::new());
+    ExaminedFile { path, file, plan: plan.map_err(Arc::new), runtime }
 }
 
 #[cfg(test)]
@@ -262,7 +268,10 @@ impl ExaminedFiles {
     /// Adds a file whose plan is given.
     pub(super) fn add(&mut self, path: &str, file: File, plan: Result<AllocatorFile, AttachError>) -> FileKey {
         let key = FileKey::of(&file).expect("stat of an open file");
-        self.by_key.insert(key, ExaminedFile { path: path.into(), file: Arc::new(file), plan: plan.map_err(Arc::new) });
+        self.by_key.insert(
+            key,
+            ExaminedFile { path: path.into(), file: Arc::new(file), plan: plan.map_err(Arc::new), runtime: None },
+        );
         key
     }
 }

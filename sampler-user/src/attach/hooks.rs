@@ -14,6 +14,8 @@ use sampler_ebpf::abi::{SITE_CALLS_OUT, SITE_RETURN_SITES_PROBED, Site};
 
 use super::audit::file_audit;
 use super::files::{ExaminedFiles, FileKey};
+use super::frees::FreeTracking;
+pub use super::frees::Served;
 use super::linker::{Linker, ProbeLinks, Refused, SiteTable};
 use crate::clock::monotonic_ns;
 use crate::kernel::mappings::MappingProbes;
@@ -68,21 +70,6 @@ pub enum Hooked {
     Already,
 }
 
-/// The processes that one set of links serves: the unit for which tracking of frees is stopped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Served {
-    /// All processes that map a file.
-    File(FileKey),
-    /// One process, by its id, with links of its own.
-    Process(u32),
-}
-
-impl Served {
-    fn of(key: FileKey, pid: Option<u32>) -> Self {
-        pid.map_or(Self::File(key), Self::Process)
-    }
-}
-
 /// A file whose sites are in the kernel's table.
 struct HookedFile {
     /// Index of its first site in that table.
@@ -110,10 +97,7 @@ pub struct Hooks<L = Links> {
     functions: Vec<u16>,
     /// Probes on the system calls that map memory, if those are wanted.
     mappings: Option<MappingProbes>,
-    /// Whether frees are tracked.
-    live: bool,
-    /// Processes whose frees are no longer tracked while those of others are.
-    without_frees: HashSet<Served>,
+    frees: FreeTracking,
     /// The functions to hook; `None`: all.
     only: Option<&'static [&'static str]>,
 }
@@ -129,8 +113,7 @@ impl<L: ProbeLinks> Hooks<L> {
             paused: None,
             functions: Vec::new(),
             mappings: None,
-            live,
-            without_frees: HashSet::new(),
+            frees: FreeTracking::new(live),
             only: None,
         }
     }
@@ -192,7 +175,7 @@ impl<L: ProbeLinks> Hooks<L> {
         let refused = |source| HookError::Kernel { path: path.clone(), source };
         let wanted = Wanted {
             only: self.only,
-            frees: self.live && !self.without_frees.contains(&Served::of(key, pid)),
+            frees: self.frees.includes(Served::of(key, pid)),
             calls_out: self.mappings.is_some(),
             link: linker.kind(),
         };
@@ -231,7 +214,7 @@ impl<L: ProbeLinks> Hooks<L> {
     /// Removes the links of one process, which has ended. Links that it shares with others stay.
     pub fn release(&mut self, pid: u32) {
         self.links.retain(|(_, owner), _| *owner != Some(pid));
-        self.without_frees.remove(&Served::Process(pid));
+        self.frees.forget(Served::Process(pid));
         if let Some(paused) = &mut self.paused {
             paused.retain(|(_, owner)| *owner != Some(pid));
         }
@@ -260,39 +243,6 @@ impl<L: ProbeLinks> Hooks<L> {
     pub fn release_all(&mut self) {
         self.mappings.iter_mut().for_each(MappingProbes::unlink);
         self.links.clear();
-    }
-
-    /// Stops tracking frees in all files. Allocations stay hooked without a gap.
-    pub fn stop_tracking_frees(&mut self, link: LinkKind) {
-        self.live = false;
-        self.links.values_mut().for_each(L::stop_tracking_frees);
-        for (key, hooked) in &mut self.hooked {
-            if hooked.audit.is_some() {
-                hooked.audit_without_frees(*key, &self.files, link);
-            }
-        }
-    }
-
-    /// Stops tracking the frees of some processes. Their allocations, and the frees of others, stay hooked without a gap.
-    pub fn stop_tracking_frees_of(&mut self, served: Served, link: LinkKind) {
-        self.without_frees.insert(served);
-        let links = self.links.iter_mut().filter(|((key, pid), _)| Served::of(*key, *pid) == served);
-        links.for_each(|(_, links)| links.stop_tracking_frees());
-        if let Served::File(key) = served
-            && let Some(hooked) = self.hooked.get_mut(&key)
-        {
-            hooked.audit_without_frees(key, &self.files, link);
-        }
-    }
-
-    /// Whether frees are tracked for some processes and not for others.
-    pub fn tracks_some_frees(&self) -> bool {
-        self.live && !self.without_frees.is_empty()
-    }
-
-    /// Whether tracking of these processes' frees was stopped.
-    pub fn stopped_tracking_frees_of(&self, served: Served) -> bool {
-        self.without_frees.contains(&served)
     }
 
     /// Whom the links to a file serve: one process's own links, or those for every process. `None` if there are none.
@@ -337,7 +287,7 @@ impl<L: ProbeLinks> Hooks<L> {
     pub fn audit_of(&self, key: FileKey, link: LinkKind) -> Option<FileAudit> {
         let none = BTreeMap::new();
         let refused = self.hooked.get(&key).map_or(&none, |hooked| &hooked.refused);
-        Some(file_audit(self.files.path(key)?, self.files.plan(key)?, link, self.live, refused))
+        Some(file_audit(self.files.path(key)?, self.files.plan(key)?, link, self.frees.are_tracked(), refused))
     }
 
     /// Row of the allocator table for each site, by the site's index.
@@ -348,15 +298,6 @@ impl<L: ProbeLinks> Hooks<L> {
     /// Name of a function by its row.
     pub fn function_name(&self, function: u16) -> &str {
         self.files.table().function_name(function).unwrap_or("?")
-    }
-}
-
-impl HookedFile {
-    /// Replaces the audit by one without freeing functions.
-    fn audit_without_frees(&mut self, key: FileKey, files: &ExaminedFiles, link: LinkKind) {
-        if let (Some(path), Some(plan)) = (files.path(key), files.plan(key)) {
-            self.audit = Some(Arc::new(file_audit(path, plan, link, false, &self.refused)));
-        }
     }
 }
 
@@ -440,6 +381,8 @@ fn link<K: Linker>(
         Err(error) => Err(error),
     }
 }
+
+mod without_frees;
 
 #[cfg(test)]
 mod tests;

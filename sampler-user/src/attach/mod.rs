@@ -7,6 +7,7 @@
 mod audit;
 pub mod dropped;
 pub mod files;
+mod frees;
 pub mod hooks;
 pub mod libraries;
 pub mod linker;

@@ -124,11 +124,14 @@ const COARSENESS: f64 = 0.02;
 /// Share of the budget that a reduction aims at, so that one step suffices.
 const AIM: f64 = 0.9;
 
+/// Share of the aim below which probes must stay before something comes back that was given up.
+const ROOM: f64 = 0.6;
+
 /// Decides how to track from here on, after a period `used` during all of which the probes of `tracking` were in place.
 ///
 /// The steps, each taken only if needed: a larger R if samples matter; no frees (of some groups of processes only, where
-/// that is enough: [`super::free_groups`]); time windows; no probes. Within a recording, only time windows are ever
-/// widened again.
+/// that is enough: [`super::free_groups`]); time windows; no probes. Here, only time windows are ever widened again; when
+/// frees are tracked again is for the controller to say.
 pub fn decide(used: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64) -> Tracking {
     if used.cpu_seconds <= 0.0 || used.seconds <= 0.0 || tracking.time <= 0.0 {
         return tracking;
@@ -167,6 +170,43 @@ pub fn decide(used: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64) -
 pub(super) fn fits(used: &Use, part: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64) -> bool {
     let used = Use { cpu_seconds: used.cpu_seconds + COARSENESS, ..*used };
     share(probe_seconds(part, &tracking, costs), used.useful_seconds(costs)) <= AIM * budget
+}
+
+/// Whether calls of `part` stay well within the budget if they are tracked like that all of the time: what was given up
+/// comes back only where it would not be given up again at once.
+pub(super) fn has_room(used: &Use, part: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64) -> bool {
+    fits(used, part, tracking, costs, ROOM * budget)
+}
+
+/// The same for frees, of which there will be as many as allocations. `alone`: without those that are not tracked now.
+pub fn has_room_for_frees(used: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64, alone: bool) -> bool {
+    let frees = if alone { used.frees } else { used.frees.max(used.allocations) };
+    has_room(used, &Use { frees, ..*used }, Tracking { frees: true, ..tracking }, costs, budget)
+}
+
+/// Options that cost less than the current tracking, and their shares of the targets' CPU time.
+pub fn cheaper(used: &Use, now: Tracking, costs: &ProbeCosts) -> Vec<(String, f64)> {
+    let wide = |tracking: Tracking| Tracking { interval: LARGEST_INTERVAL, ..tracking };
+    let without = Tracking { frees: false, ..now };
+    let interval = format!("-i {}MiB", LARGEST_INTERVAL >> 20);
+    let options = [
+        (interval.clone(), wide(now), now.interval > 0),
+        ("--no-live".to_owned(), without, now.frees),
+        (format!("--no-live {interval}"), wide(without), now.frees && now.interval > 0),
+    ];
+    // Compared as additions to a target's own work: 90 % instead of 95 % is half as much.
+    let added = |share: f64| share / (1.0 - share).max(1e-9);
+    let mut least = added(used.share(costs));
+    let mut priced = Vec::new();
+    for (name, how, _) in options.into_iter().filter(|(.., offered)| *offered) {
+        let share = share_under(used, &how, costs);
+        // An option that saves next to nothing is not worth mentioning.
+        if added(share) < 0.9 * least {
+            least = added(share);
+            priced.push((name, share));
+        }
+    }
+    priced
 }
 
 /// Share of the targets' CPU time that probes would take if the calls were tracked like that all of the time.
@@ -281,6 +321,16 @@ mod tests {
     fn windows_open_again_when_targets_calm_down() {
         let windows = Tracking { frees: false, time: 0.1, ..FULL };
         assert_eq!(decide(&second(10_000.0, 0.9, windows), windows, &COSTS, 0.05).time, 1.0);
+    }
+
+    #[test]
+    fn there_is_room_for_frees_well_below_the_budget_only() {
+        let without = Tracking { frees: false, ..FULL };
+        let room = |calls: f64, alone| has_room_for_frees(&second(calls, 1.0, without), without, &COSTS, 0.25, alone);
+        // 0.135 of all CPU time is the limit: 156,000 pairs in a second of work.
+        assert!(room(140_000.0, false) && !room(170_000.0, false));
+        assert!(room(280_000.0, true) && !room(340_000.0, true));
+        assert!(has_room_for_frees(&Use::default(), without, &COSTS, 0.25, false), "nothing runs");
     }
 
     #[test]

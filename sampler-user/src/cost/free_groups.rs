@@ -1,7 +1,7 @@
 //! Which groups of processes the overhead controller stops tracking frees of: the least informative first, and no more
 //! than the budget requires. Pure.
 
-use super::budget::{ProbeCosts, Tracking, Use, fits};
+use super::budget::{ProbeCosts, Tracking, Use, fits, has_room};
 
 /// Probes on freeing functions that can only be removed together, with their cost and what they reveal. A group is one
 /// process with links of its own, or all processes that map a file whose links serve everyone; files that share a process
@@ -12,7 +12,7 @@ pub struct FreeGroup<L> {
     pub name: String,
     /// The links to remove.
     pub links: Vec<L>,
-    /// Calls of freeing functions since the last look, counted exactly.
+    /// Calls of freeing functions since the last look: counted exactly, or expected where they are not tracked.
     pub frees: f64,
     /// Estimated bytes in use in its processes.
     pub inuse_bytes: f64,
@@ -48,6 +48,30 @@ pub fn groups_to_stop<L>(
     }
     order.truncate(taken);
     order
+}
+
+/// Indices of the groups whose frees need not stay given up: those with the fewest calls first, as many as leave room in
+/// the budget. Their `frees` are those that are expected.
+pub fn groups_to_give_back<L>(
+    groups: &[FreeGroup<L>],
+    used: &Use,
+    tracking: Tracking,
+    costs: &ProbeCosts,
+    budget: f64,
+) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..groups.len()).collect();
+    order.sort_by(|&a, &b| {
+        let (a, b) = (&groups[a], &groups[b]);
+        a.frees.total_cmp(&b.frees).then_with(|| a.name.cmp(&b.name))
+    });
+    let mut with = Use { ..*used };
+    order
+        .into_iter()
+        .take_while(|&index| {
+            with.frees += groups[index].frees;
+            has_room(used, &with, tracking, costs, budget)
+        })
+        .collect()
 }
 
 #[cfg(test)]
@@ -98,6 +122,21 @@ mod tests {
         let groups = [group("b", 10_000.0, 0.0), group("a", 10_000.0, 0.0), group("c", 20_000.0, 0.0)];
         assert_eq!(names(&groups, 0.012), ["c"]);
         assert_eq!(names(&groups, 0.006), ["c", "a"]);
+    }
+
+    #[test]
+    fn those_with_the_fewest_calls_come_back_while_there_is_room() {
+        let groups = [group("hot", 400_000.0, 0.0), group("calm", 10_000.0, 0.0), group("idle", 0.0, 0.0)];
+        // A second of work, and of allocations that cost 50 ms.
+        let used = Use { seconds: 1.0, allocations: 100_000.0, cpu_seconds: 1.05, ..Use::default() };
+        let names = |budget: f64| -> Vec<&str> {
+            let back = groups_to_give_back(&groups, &used, ALL, &COSTS, budget);
+            back.into_iter().map(|index| groups[index].name.as_str()).collect()
+        };
+        assert_eq!(names(0.5), ["idle", "calm", "hot"]);
+        assert_eq!(names(0.15), ["idle", "calm"]);
+        // Allocations alone take more than half of it.
+        assert!(names(0.06).is_empty());
     }
 
     #[test]

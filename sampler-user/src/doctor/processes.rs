@@ -217,14 +217,16 @@ impl Auditor<'_> {
     /// Looks for an allocator in a file, and tries to place its probes.
     fn audit_allocator(&mut self, path: &str, file: &Arc<File>, found: &mut Found) {
         let refuse = |why: String| Missing { what: path.to_owned(), why };
-        let key: FileKey = match self.hooks.files.examine(path, file) {
-            Ok((key, true)) => key,
-            Ok((key, false)) => {
-                let reason = self.hooks.files.refusal(key);
-                return found.refused.extend(reason.map(|reason| refuse(reason.to_string())));
-            }
+        let (key, is_hookable): (FileKey, bool) = match self.hooks.files.examine(path, file) {
+            Ok(examined) => examined,
             Err(error) => return found.refused.push(refuse(error.to_string())),
         };
+        let runtime = self.hooks.files.runtime(key).map(|runtime| runtime.missing());
+        found.refused.extend(runtime.filter(|missing| !found.refused.contains(missing)));
+        if !is_hookable {
+            let reason = self.hooks.files.refusal(key);
+            return found.refused.extend(reason.map(|reason| refuse(reason.to_string())));
+        }
         if let (Some((programs, control)), Some(pid)) = (self.loaded.as_deref_mut(), found.audit.pid) {
             let hooked = self.hooks.hook(key, Some(pid), &*programs, control);
             self.hooks.release(pid);

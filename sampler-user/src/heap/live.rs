@@ -20,6 +20,7 @@ use self::reconciliation::Reconciliation;
 pub use self::reconciliation::{AfterCut, LostBlocks, LostRecords};
 pub use self::row::HeapRow;
 use self::untracked::Untracked;
+pub use self::untracked::UntrackedBlock;
 use super::mapped::MappedPieces;
 use super::sample::{Sample, SampleKey};
 use super::windows::{Correction, Weights, Windows};
@@ -130,7 +131,7 @@ impl Heap {
         self.totals.samples += 1;
         self.totals.alloc_bytes += bytes;
         self.windows.record(row_number, &sample);
-        if !sample.tracked || self.untracked.note_block(sample.space, sample.key.process, sample.address) {
+        if !sample.tracked || self.untracked.note_block(&sample) {
             row.untracked += 1;
             return;
         }
@@ -141,10 +142,6 @@ impl Heap {
             let pieces = self.mappings.entry(sample.space).or_default();
             pieces.map(sample.address, end, sample.id, sample.time_ns);
         }
-        self.totals.inuse_bytes += bytes;
-        self.totals.live_samples += 1;
-        self.rows[row_number as usize].live += 1;
-        self.rising = true;
         let live = LiveSample {
             address: sample.address,
             size_bytes: sample.size_bytes,
@@ -155,7 +152,16 @@ impl Heap {
             mapped: sample.mapped,
             seen_in_scan: self.reconciliation.mark_of_new_block(),
         };
-        self.spaces.entry(sample.space).or_default().insert(sample.id, live);
+        self.add_live(sample.space, sample.id, live);
+    }
+
+    fn add_live(&mut self, space: ProcessKey, id: u64, live: LiveSample) {
+        let row = &mut self.rows[live.row as usize];
+        row.live += 1;
+        self.totals.inuse_bytes += live.size_bytes as f64 * weight_of(live.trials, row.key.interval);
+        self.totals.live_samples += 1;
+        self.rising = true;
+        self.spaces.entry(space).or_default().insert(id, live);
     }
 
     fn row_of(&mut self, sample: &Sample) -> u32 {

@@ -101,6 +101,13 @@ impl LiveEntries {
         self.map.get(&Abi(key), 0).ok().map(|value| value.0)
     }
 
+    /// Removes the entry of a sample, unless another sample has its address by now.
+    pub fn remove_sample(&mut self, key: LiveKey, sample: u64) {
+        if self.get(key).is_some_and(|there| there.sample == sample) {
+            self.remove(key);
+        }
+    }
+
     /// Removes an entry. Returns `false` if it was gone already.
     pub fn remove(&mut self, key: LiveKey) -> bool {
         match self.map.remove(&Abi(key)) {

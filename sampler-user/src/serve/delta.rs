@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use sampler_ebpf::abi::ProcessKey;
 
@@ -93,12 +94,26 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
         counters: later.profile.counters.clone(),
         notes: later.profile.notes.clone(),
     };
+    if of == Inuse::Change {
+        // What is in use of blocks of different times cannot be compared.
+        let since = since(earlier, &owners);
+        for (index, process) in profile.processes.iter_mut().enumerate() {
+            let before = since.get(&owners.of(later, index));
+            process.inuse_unknown |=
+                before.is_some_and(|before| *before != (process.inuse_unknown, process.inuse_since));
+        }
+        profile.header.live = profile.knows_some_inuse();
+    }
     for row in &later.profile.rows {
         let before = before.remove(&owners.key(later, row)).map(|(sums, _)| sums).unwrap_or_default();
         let known = profile.knows_inuse(row.key.process);
         let sums = Sums {
             alloc: minus(&row.alloc, &before.alloc),
-            inuse: if of == Inuse::Level || !known { row.inuse } else { minus(&row.inuse, &before.inuse) },
+            inuse: match of {
+                Inuse::Level => row.inuse,
+                Inuse::Change if known => minus(&row.inuse, &before.inuse),
+                Inuse::Change => SampleSums::default(),
+            },
             at_exit: if known { minus(&row.at_exit, &before.at_exit) } else { SampleSums::default() },
         };
         push(&mut profile.rows, row, row.key.process, sums);
@@ -142,6 +157,13 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
         }
     }
     profile
+}
+
+/// Whether memory in use of each running process is unknown, and since when it is known.
+fn since(made: &Made, owners: &Owners<'_>) -> HashMap<Owner, (bool, Option<SystemTime>)> {
+    let processes = made.profile.processes.iter().enumerate();
+    let living = processes.filter(|(index, _)| matches!(owners.of(made, *index), Owner::Living(_)));
+    living.map(|(index, it)| (owners.of(made, index), (it.inuse_unknown, it.inuse_since))).collect()
 }
 
 fn counts(made: &Made, owners: &Owners<'_>) -> HashMap<Owner, (u64, u64)> {
@@ -288,6 +310,19 @@ mod tests {
         }
         let difference = difference(Some(&made(earlier, 2)), &made(later, 2), Inuse::Change);
         assert_eq!(totals(&difference), (0.0, 0.0));
+    }
+
+    #[test]
+    fn what_was_in_use_before_frees_were_followed_again_is_not_compared() {
+        let earlier = testing::small();
+        let mut later = Profile { rows: earlier.rows.clone(), ..testing::followed_again() };
+        later.rows[0].inuse = SampleSums::default();
+        let [earlier, later] = [earlier, later].map(|profile| made(profile, 2));
+        let change = difference(Some(&earlier), &later, Inuse::Change);
+        assert!(change.processes[0].inuse_unknown && !change.processes[1].inuse_unknown);
+        assert_eq!(totals(&change), (0.0, 0.0));
+        assert!(!difference(Some(&later), &later, Inuse::Change).processes[0].inuse_unknown, "of the same blocks");
+        assert!(!difference(Some(&earlier), &later, Inuse::Level).processes[0].inuse_unknown);
     }
 
     #[test]

@@ -9,6 +9,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::{Display, Write};
+use std::time::UNIX_EPOCH;
 
 use sampler_ebpf::abi::ProcessKey;
 
@@ -148,6 +149,11 @@ impl Metrics {
             Family::new("heapbpf_process_inuse_high_bytes", "gauge", "Upper end of the 95 % interval of bytes in use.");
         let mut objects =
             Family::new("heapbpf_process_inuse_objects", "gauge", "Blocks in use, estimated from samples.");
+        let mut since = Family::new(
+            "heapbpf_process_inuse_since_timestamp_seconds",
+            "gauge",
+            "Since when blocks count as in use, where frees were given up and are followed again; Unix time.",
+        );
         let mut samples = Family::new("heapbpf_process_samples_total", "counter", "Samples taken of a process.");
         let (mut other_bytes, mut other_calls, mut other_rows, mut other_seen) = (0u64, 0u64, Vec::new(), false);
         for (index, process) in profile.processes.iter().enumerate().filter(|(_, process)| visible(process)) {
@@ -173,9 +179,11 @@ impl Metrics {
                 estimate.low.iter().for_each(|bound| low.add(&labels, number(*bound)));
                 estimate.high.iter().for_each(|bound| high.add(&labels, number(*bound)));
                 objects.add(&labels, number(pool.total(Value::InuseObjects)));
+                let moment = process.inuse_since.and_then(|since| since.duration_since(UNIX_EPOCH).ok());
+                moment.iter().for_each(|moment| since.add(&labels, format!("{:.3}", moment.as_secs_f64())));
             }
         }
-        for family in [bytes, calls, samples, inuse, low, high, objects] {
+        for family in [bytes, calls, samples, inuse, low, high, objects, since] {
             family.write(out);
         }
         if other_seen {

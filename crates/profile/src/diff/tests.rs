@@ -22,6 +22,16 @@ fn nothing_changes_between_a_profile_and_itself() {
 }
 
 #[test]
+fn blocks_that_one_side_does_not_know_are_told() {
+    let note = |before: &Profile, after: &Profile| {
+        let notes = diff(before, after, &DiffOptions::default()).notes;
+        notes.iter().any(|note| note.contains("older blocks are not in use there"))
+    };
+    assert!(note(&testing::small(), &testing::followed_again()));
+    assert!(!note(&testing::small(), &testing::small()));
+}
+
+#[test]
 fn a_planted_leak_is_on_top() {
     let before = testing::small();
     let mut after = testing::small();

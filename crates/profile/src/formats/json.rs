@@ -277,7 +277,7 @@ struct ProcessJson<'a> {
 impl Serialize for ProcessJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let process = self.process;
-        let mut fields = serializer.serialize_struct("Process", 20)?;
+        let mut fields = serializer.serialize_struct("Process", 21)?;
         fields.serialize_field("pid", &process.pid)?;
         fields.serialize_field("namespace_pid", &process.namespace_pid)?;
         if let Some(program) = self.program {
@@ -298,6 +298,9 @@ impl Serialize for ProcessJson<'_> {
         fields.serialize_field("coverage", &process.coverage)?;
         fields.serialize_field("ended", &process.ended)?;
         fields.serialize_field("live", &self.live)?;
+        if let Some(since) = process.inuse_since.filter(|_| self.live) {
+            fields.serialize_field("inuse_since", &units::rfc3339(since))?;
+        }
         if !process.losses.is_none() {
             fields.serialize_field("losses", &process.losses)?;
         }

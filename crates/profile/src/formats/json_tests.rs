@@ -67,6 +67,17 @@ fn without_frees_figures_in_use_are_null_with_a_reason() {
 }
 
 #[test]
+fn figures_in_use_say_since_when_frees_are_followed() {
+    let value = json(&testing::followed_again());
+    assert_eq!(value["processes"][0]["inuse_since"], "2023-11-14T22:13:32.623456789Z");
+    assert!(value["processes"][0]["inuse_bytes"]["estimate"].is_number());
+    assert_eq!(value["processes"][1].get("inuse_since"), None);
+    let mut unknown = testing::followed_again();
+    unknown.processes[0].inuse_unknown = true;
+    assert_eq!(json(&unknown)["processes"][0].get("inuse_since"), None);
+}
+
+#[test]
 fn a_process_whose_frees_were_given_up_is_told_apart() {
     let value = json(&testing::partly_followed());
     assert_eq!((&value["live"], &value["processes"][0]["live"]), (&true.into(), &true.into()));

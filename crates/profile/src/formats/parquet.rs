@@ -147,7 +147,10 @@ impl Table<'_> {
             ("interval_bytes", self.whole(|row| row.interval)),
             ("criterion", self.texts(|_| header.criterion.name())),
         ];
-        never_null(columns)
+        let since = |row: &TableRow| self.process(row).inuse_since.filter(|_| self.profile.knows_inuse(row.process));
+        let since: TimestampMicrosecondArray = self.rows.iter().map(|row| since(row).map(micros)).collect();
+        let since: ArrayRef = Arc::new(since.with_timezone("UTC"));
+        never_null(columns).into_iter().chain([("inuse_since".to_owned(), since, true)]).collect()
     }
 
     fn of_stack(&self, interned: &Interned) -> Vec<Column> {
@@ -245,10 +248,14 @@ impl Table<'_> {
     }
 
     fn wall_clock(&self, time: SystemTime) -> ArrayRef {
-        let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let micros = i64::try_from(since.as_micros()).unwrap_or(i64::MAX);
-        Arc::new(TimestampMicrosecondArray::from(vec![micros; self.rows.len()]).with_timezone("UTC"))
+        Arc::new(TimestampMicrosecondArray::from(vec![micros(time); self.rows.len()]).with_timezone("UTC"))
     }
+}
+
+/// Microseconds since 1970.
+fn micros(time: SystemTime) -> i64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
 }
 
 fn never_null<const N: usize>(columns: [(&str, ArrayRef); N]) -> Vec<Column> {

@@ -10,7 +10,7 @@ use prost::Message as _;
 
 use super::{Format, FormatError, WriteOptions};
 use crate::escape::escaped;
-use crate::estimates::{INUSE_UNKNOWN, exact};
+use crate::estimates::{INUSE_SINCE, INUSE_UNKNOWN, exact};
 use crate::group::process_name;
 use crate::intern::Interned;
 use crate::loss_comment;
@@ -193,8 +193,10 @@ fn comments(profile: &Profile) -> Vec<String> {
         if let (Some(bytes), Some(objects)) = (process.exact_alloc_bytes, process.exact_alloc_objects) {
             comment.push_str(&format!(", counted exactly: {bytes} bytes in {objects} allocations"));
         }
-        if process.inuse_unknown {
+        if profile.header.live && process.inuse_unknown {
             comment.push_str(&format!(", {INUSE_UNKNOWN}"));
+        } else if let Some(since) = process.inuse_since {
+            comment.push_str(&format!(", {INUSE_SINCE}{}", units::rfc3339(since)));
         }
         if !process.allocators.is_empty() {
             comment.push_str(&format!(", allocators {}", process.allocators.join(", ")));
@@ -235,6 +237,12 @@ fn total(profile: &Profile) -> String {
     match profile.without_inuse() {
         0 => {}
         processes => comment.push_str(&format!("; {processes} with {INUSE_UNKNOWN}")),
+    }
+    if let Some((processes, last)) = profile.inuse_since() {
+        comment.push_str(&format!(
+            "; {processes} with figures in use of blocks since {} at the latest",
+            units::rfc3339(last)
+        ));
     }
     comment
 }

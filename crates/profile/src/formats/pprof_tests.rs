@@ -163,6 +163,16 @@ fn a_process_whose_frees_were_given_up_is_labelled_and_read_back() {
 }
 
 #[test]
+fn since_when_frees_are_followed_is_a_comment_and_read_back() {
+    let profile = testing::followed_again();
+    let told = comments(&profile).into_iter().find(|comment| comment.starts_with("process server")).expect("a comment");
+    assert!(told.contains(", in use: of blocks since 2023-11-14T22:13:32.623456789Z, allocators"), "{told}");
+    let back = crate::read::parse(&encode(&profile).encode_to_vec()).expect("ours");
+    assert_eq!(back.processes[0].inuse_since, profile.processes[0].inuse_since);
+    assert_eq!(back.processes[1].inuse_since, None);
+}
+
+#[test]
 fn hostile_modules_and_empty_stacks_do_no_harm() {
     let mut model = testing::small();
     let mut stack = model.rows[0].key.stack.as_ref().clone();

@@ -1,6 +1,7 @@
 //! A process in a profile.
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use heapbpf_audit::{FileAudit, Missing};
 
@@ -35,6 +36,9 @@ pub struct Process {
     /// given up to keep the overhead budget. Its rows then have nothing in use, and totals over processes do not
     /// include it.
     pub inuse_unknown: bool,
+    /// Since when its frees were followed again, after they had been given up to keep the overhead budget: what it has
+    /// in use, at exit and at the peak is of blocks allocated since then. `None`: of all blocks of the recording.
+    pub inuse_since: Option<SystemTime>,
     /// Exact count of bytes requested; `None` if they could not be counted.
     pub exact_alloc_bytes: Option<u64>,
     /// Exact count of allocation calls.

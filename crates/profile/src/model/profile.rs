@@ -1,6 +1,7 @@
 //! A profile: its header, processes, rows, modules and accounting.
 
 use std::collections::BTreeMap;
+use std::time::SystemTime;
 
 use super::header::Header;
 use super::process::Process;
@@ -61,6 +62,14 @@ impl Profile {
     pub fn without_inuse(&self) -> usize {
         let unknown = self.processes.iter().filter(|process| self.header.live && process.inuse_unknown);
         unknown.map(|process| process.count() as usize).sum()
+    }
+
+    /// Number of processes whose figures in use are of blocks since some moment of the recording only, and the last of
+    /// these moments; `None` if there are none.
+    pub fn inuse_since(&self) -> Option<(u64, SystemTime)> {
+        let late = self.processes.iter().filter(|process| self.header.live && !process.inuse_unknown);
+        let late = late.filter_map(|process| Some((process.count(), process.inuse_since?)));
+        late.reduce(|(number, last), (more, since)| (number + more, last.max(since)))
     }
 
     /// Whether a process (by its index) may have held memory at exit that is separate from what is in use.

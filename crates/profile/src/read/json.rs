@@ -101,6 +101,8 @@ struct ProcessJson {
     #[serde(default = "yes")]
     live: bool,
     #[serde(default)]
+    inuse_since: Option<String>,
+    #[serde(default)]
     losses: Losses,
     #[serde(default)]
     slack: LossBound,
@@ -394,6 +396,7 @@ fn process(json: ProcessJson, audit: &[Arc<FileAudit>], live: bool) -> Process {
         coverage: json.coverage,
         ended: json.ended,
         inuse_unknown: live && !json.live,
+        inuse_since: json.inuse_since.as_deref().and_then(units::parse_rfc3339),
         exact_alloc_bytes: json.alloc_bytes.exact,
         exact_alloc_objects: json.alloc_objects.exact,
         losses: json.losses,

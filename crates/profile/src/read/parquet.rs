@@ -157,6 +157,7 @@ impl Table {
             cgroup: columns.text("cgroup", row)?.into(),
             coverage: 1.0,
             ended: columns.flag("ended", row).unwrap_or(false),
+            inuse_since: columns.some_time("inuse_since", row).and_then(|us| UNIX_EPOCH.checked_add(us)),
             ..Process::default()
         });
         let index = self.profile.processes.len() - 1;
@@ -231,6 +232,13 @@ impl<'a> Columns<'a> {
         let column = self.get(name)?.as_primitive_opt::<TimestampMicrosecondType>();
         let column = column.ok_or_else(|| damaged(format!("{name} is no time in microseconds")))?;
         Ok(u64::try_from(column.value(row)).unwrap_or(0))
+    }
+
+    /// A time since 1970 in a column that older versions did not write, and that may be NULL.
+    fn some_time(&self, name: &str, row: usize) -> Option<Duration> {
+        let column = self.0.column_by_name(name)?.as_primitive_opt::<TimestampMicrosecondType>()?;
+        let micros = column.is_valid(row).then(|| u64::try_from(column.value(row)).unwrap_or(0));
+        micros.map(Duration::from_micros)
     }
 
     /// A column that older versions did not write.

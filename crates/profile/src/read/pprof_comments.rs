@@ -1,14 +1,15 @@
 //! Parser of the comments in heapbpf's pprof files.
 
 use std::collections::HashMap;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::SystemTime;
 
-use crate::estimates::INUSE_UNKNOWN;
+use crate::estimates::{INUSE_SINCE, INUSE_UNKNOWN};
 use crate::formats::{ALL_PROCESSES, ENDED_APART};
 use crate::group::process_name;
 use crate::loss_comment;
 use crate::model::{Criterion, LossBound, Losses, Process, Unread};
 use crate::proto::pprof as proto;
+use crate::units;
 
 /// Most comments that are kept, and most characters of each.
 const MOST_COMMENTS: usize = 1_000;
@@ -67,7 +68,7 @@ impl Comments {
             } else if let Some(unwind) = comment.strip_prefix("unwind=") {
                 comments.unwind = unwind.into();
             } else if let Some(time) = comment.strip_prefix("time=") {
-                comments.time = humantime::parse_rfc3339(time).ok().map(|time| time.max(UNIX_EPOCH));
+                comments.time = units::parse_rfc3339(time);
             } else if let Some(unread) = comment.strip_prefix("unread=") {
                 comments.unread = parse_unread(unread);
             } else if comment == ENDED_APART {
@@ -103,6 +104,8 @@ impl Comments {
             _ => rounded.parse::<f64>().map_or(1.0, |percent| (percent / 100.0).clamp(0.0, 1.0)),
         };
         process.inuse_unknown |= said.contains(INUSE_UNKNOWN);
+        let since = said.split_once(INUSE_SINCE).and_then(|(_, rest)| rest.split([',', ';']).next());
+        process.inuse_since = since.and_then(units::parse_rfc3339);
         if let Some((bytes, objects)) = counted.split_once(" bytes in ") {
             process.exact_alloc_bytes = bytes.parse().ok();
             process.exact_alloc_objects = objects.split(' ').next().and_then(|objects| objects.parse().ok());

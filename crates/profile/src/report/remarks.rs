@@ -30,6 +30,7 @@ pub(super) fn section(context: &Context) -> Vec<String> {
         remarks.extend(lost_in_use(context));
         remarks.extend(unbounded(context));
     }
+    remarks.extend(since(context.profile));
     remarks.extend(incomplete(context));
     remarks.extend(limited(distant(context)));
     remarks.extend(limited(coverage(context)));
@@ -117,6 +118,23 @@ fn lost_in_use(context: &Context) -> Option<String> {
     }
     let is_known = context.profile.header.live && !parts.is_empty();
     is_known.then(|| format!("records were lost: what is in use {}; error bars cover that", parts.join(" and ")))
+}
+
+/// Of which processes figures in use lack older blocks.
+fn since(profile: &Profile) -> Option<String> {
+    let (number, last) = profile.inuse_since()?;
+    let moment = units::time_of_day(last);
+    let late: Vec<&Process> =
+        profile.processes.iter().filter(|it| it.inuse_since.is_some() && !it.inuse_unknown).collect();
+    let (who, moment) = match late[..] {
+        [only] if only.count() == 1 => (process_name(only), moment),
+        _ if late.iter().all(|process| process.inuse_since == Some(last)) => (plural(number, "process"), moment),
+        _ => (plural(number, "process"), format!("{moment} at the latest")),
+    };
+    Some(format!(
+        "in use in {who}: only blocks allocated since {moment} are known, when frees were followed again after the \
+         overhead budget had taken that away"
+    ))
 }
 
 /// Why some figures have no interval.

@@ -105,6 +105,9 @@ fn given_up(context: &Context) -> Vec<String> {
         0 => {}
         processes => add(format!("what is in use in {}", plural(processes, "process")), BUDGET),
     }
+    if let Some((processes, _)) = profile.inuse_since() {
+        add(format!("older blocks in use in {}", plural(processes, "process")), BUDGET);
+    }
     let late: u64 = late(profile);
     if late > 0 && !profile.header.time_windows {
         add(format!("the time before probes in {}", plural(late, "process")), "");

@@ -280,6 +280,19 @@ fn what_losses_did_to_figures_in_use_is_said() {
     );
 }
 
+#[test]
+fn what_is_in_use_since_a_moment_only_says_so() {
+    let text = report(&testing::followed_again(), &ReportOptions { width: 200, ..ReportOptions::default() });
+    assert!(text.contains("only blocks allocated since 22:13:32.6 UTC are known"), "{text}");
+    assert!(text.contains("without older blocks of 1 process"), "{text}");
+    let mut both = testing::followed_again();
+    both.processes[1].inuse_since = both.processes[0].inuse_since;
+    let text = report(&both, &ReportOptions { width: 200, ..ReportOptions::default() });
+    assert!(text.contains("of blocks since 22:13:32.6 UTC") && text.contains("in use in 2 processes:"), "{text}");
+    let text = report(&testing::small(), &ReportOptions::default());
+    assert!(!text.contains("since 22:13") && !text.contains("older blocks"), "{text}");
+}
+
 /// The lines before the first table.
 fn head(text: &str) -> Vec<&str> {
     text.lines().take_while(|line| !line.is_empty()).collect()

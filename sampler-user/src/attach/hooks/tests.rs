@@ -50,6 +50,15 @@ impl ProbeLinks for FakeLinks {
         let (_, offsets) = in_force.get_mut(&self.number).expect("in force");
         offsets.retain(|offset| *offset != FREE);
     }
+
+    fn add_frees(&mut self, frees: Self) {
+        let mut in_force = self.in_force.borrow_mut();
+        let (_, made) = in_force[&frees.number].clone();
+        let (_, offsets) = in_force.get_mut(&self.number).expect("in force");
+        assert!(made == [FREE] && !offsets.contains(&FREE), "{made:?} {offsets:?}");
+        offsets.extend(made);
+        drop(in_force);
+    }
 }
 
 impl Linker for Kernel {
@@ -336,6 +345,40 @@ fn frees_of_one_process_stop_and_those_of_others_go_on() {
     assert!(!hooks.tracks_some_frees());
     let audit = hooks.audited(key).expect("hooked");
     assert!(audit.attach.iter().all(|entry| entry.function != "free"), "{audit:?}");
+}
+
+#[test]
+fn frees_are_tracked_again_where_they_were_given_up() {
+    let (mut world, mut hooks) = (World::default(), hooks(true));
+    let key = allocator(&mut hooks, "/libc.so.6");
+    for pid in [P, Q] {
+        world.hook(&mut hooks, key, pid).expect("links");
+    }
+    let without = vec![MALLOC, THROWING, RETURN_SITE];
+    let (p, q) = (Served::Process(10), Served::Process(11));
+    hooks.stop_tracking_frees_of(p, LinkKind::Session);
+    hooks.stop_tracking_frees(LinkKind::Session);
+    assert!(hooks.gave_up_all_frees() && hooks.stopped_tracking_frees_of(q));
+    assert_eq!(hooks.frees_tracked_since(p), None);
+    // All but one process.
+    hooks.track_frees_again(&[p], &world.kernel);
+    let all = |offsets: &[u64]| offsets.iter().copied().collect::<std::collections::BTreeSet<_>>() == ALL.into();
+    let links = world.kernel.links();
+    assert!(links[0] == (P, without) && all(&links[1].1), "{links:?}");
+    assert!(hooks.tracks_some_frees() && hooks.stopped_tracking_frees_of(p) && !hooks.stopped_tracking_frees_of(q));
+    let first = hooks.frees_tracked_since(q).expect("a moment");
+    // The rest, if the kernel accepts it.
+    world.kernel.error.set(libc::EPERM);
+    hooks.track_frees_again(&[], &world.kernel);
+    assert!(hooks.stopped_tracking_frees_of(p) && hooks.frees_tracked_since(q) == Some(first));
+    world.kernel.error.set(0);
+    hooks.track_frees_again(&[], &world.kernel);
+    assert!(!hooks.gave_up_frees() && world.kernel.links().iter().all(|(_, offsets)| all(offsets)));
+    assert!(hooks.frees_tracked_since(p).expect("a moment") >= first && hooks.frees_tracked_since(q) == Some(first));
+    let audit = hooks.audited(key).expect("hooked");
+    assert!(audit.attach.iter().any(|entry| entry.function == "free"), "{audit:?}");
+    hooks.release(10);
+    assert_eq!(hooks.frees_tracked_since(p), Some(first), "a new process with this id, but it is younger");
 }
 
 #[test]

@@ -11,6 +11,7 @@ use crate::host::modules::ModuleTable;
 use crate::host::processes::Incarnation;
 use heapbpf_audit::FileAudit;
 use heapbpf_audit::Missing;
+use heapbpf_probes::Runtime;
 
 /// The profile's note about `--mmap`.
 const MAPPINGS_NOTE: &str = "anonymous mappings are included (functions mmap, mremap and brk), but for those that an \
@@ -31,18 +32,21 @@ impl Attaching {
     /// What is hooked in a process now, or was at its end.
     pub fn audit(&self, incarnation: &Incarnation, table: &ModuleTable) -> Audit {
         let modules: BTreeSet<ModuleId> = incarnation.space.modules().collect();
-        let mut audit = Audit::default();
+        let (mut audit, mut runtimes) = (Audit::default(), BTreeSet::new());
         for look in modules.iter().filter_map(|module| self.modules.get(module)) {
             match look {
                 Look::Hook(key) => {
                     let found = self.hooks.files.plan(*key).map(|planned| &planned.allocator);
                     audit.allocators.extend(found.filter(|name| !audit.allocators.contains(name)).cloned());
                     audit.files.extend(self.hooks.audited(*key).cloned());
+                    runtimes.extend(self.hooks.files.runtime(*key));
                 }
                 Look::Nothing => {}
+                Look::Runtime(runtime) => drop(runtimes.insert(*runtime)),
                 Look::Refused(missing) => audit.missing.push(missing.clone()),
             }
         }
+        audit.missing.extend(runtimes.into_iter().map(Runtime::missing));
         audit.missing.extend(dropped_mappings(&incarnation.space, table));
         // One file may be mapped under two names.
         let mut known = HashSet::new();
@@ -59,8 +63,15 @@ impl Attaching {
 
     /// Whether frees of a process are no longer tracked, so that its memory in use is unknown.
     pub fn stopped_tracking_frees_of(&self, incarnation: &Incarnation) -> bool {
-        self.hooks.tracks_some_frees()
-            && self.serving(incarnation).into_iter().any(|it| self.hooks.stopped_tracking_frees_of(it))
+        self.hooks.gave_up_all_frees()
+            || self.hooks.gave_up_frees()
+                && self.serving(incarnation).into_iter().any(|it| self.hooks.stopped_tracking_frees_of(it))
+    }
+
+    /// When frees of a process were last tracked again while it ran (CLOCK_MONOTONIC); `None` if they always were.
+    pub fn frees_tracked_since(&self, incarnation: &Incarnation) -> Option<u64> {
+        let since = self.serving(incarnation).into_iter().filter_map(|it| self.hooks.frees_tracked_since(it)).max();
+        since.filter(|since| *since > incarnation.since_ns)
     }
 
     /// Remarks about what could not be hooked. `seen`: processes that have a line in the profile.

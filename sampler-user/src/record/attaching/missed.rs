@@ -6,7 +6,11 @@ use std::sync::Arc;
 /// Targets that ended before one of their allocators was hooked, or soon after. The profile has nothing of them unless
 /// their figures arrive later.
 #[derive(Clone, Debug, Default)]
-pub struct Missed(BTreeMap<u32, Arc<str>>);
+pub struct Missed {
+    processes: BTreeMap<u32, Arc<str>>,
+    /// Targets of which another remark says why nothing of them is seen.
+    explained: BTreeSet<u32>,
+}
 
 impl Missed {
     /// Most targets that are remembered. Beyond that, the remark says enough.
@@ -16,22 +20,29 @@ impl Missed {
 
     /// Adds such a process, with its name if known.
     pub fn note(&mut self, pid: u32, comm: Arc<str>) {
-        if self.0.len() < Self::MOST {
-            let name = self.0.entry(pid).or_default();
+        if self.processes.len() < Self::MOST && !self.explained.contains(&pid) {
+            let name = self.processes.entry(pid).or_default();
             if !comm.is_empty() {
                 *name = comm;
             }
         }
     }
 
+    /// Notes that another remark says why nothing of a process is seen.
+    pub fn is_explained(&mut self, pid: u32) {
+        self.processes.remove(&pid);
+        self.explained.insert(pid);
+    }
+
     /// Removes a process whose figures have arrived after all.
     pub fn forget(&mut self, pid: u32) {
-        self.0.remove(&pid);
+        self.processes.remove(&pid);
     }
 
     /// The remark in the profile. `seen`: processes that have a line in it.
     pub fn remark(&self, seen: &HashSet<u32>) -> Option<String> {
-        let missed: Vec<&str> = self.0.iter().filter(|(pid, _)| !seen.contains(pid)).map(|(_, name)| &**name).collect();
+        let missed = self.processes.iter().filter(|(pid, _)| !seen.contains(pid));
+        let missed: Vec<&str> = missed.map(|(_, name)| &**name).collect();
         let names: BTreeSet<&str> = missed.iter().copied().filter(|name| !name.is_empty()).collect();
         let named = names.iter().take(Self::NAMES).copied().collect::<Vec<_>>().join(", ");
         let others = if names.len() > Self::NAMES { ", …" } else { "" };
@@ -60,5 +71,8 @@ mod tests {
         assert!(remark.starts_with("6 processes (n2, n3, n4, n5, n6, …) ended before"), "{remark}");
         let remark = missed.remark(&HashSet::from([2, 3, 4, 5, 6])).unwrap();
         assert!(remark.starts_with("1 process (n7) ended before"), "{remark}");
+        missed.is_explained(7);
+        missed.note(7, "n7".into());
+        assert_eq!(missed.remark(&HashSet::from([2, 3, 4, 5, 6])), None);
     }
 }

@@ -157,7 +157,7 @@ impl Attaching {
             Ok((key, true)) => Ok(Look::Hook(key)),
             Ok((key, false)) => Ok(match self.hooks.files.refusal(key).map(ToString::to_string) {
                 Some(reason) => self.refused(&path, &reason),
-                None => Look::Nothing,
+                None => self.hooks.files.runtime(key).map_or(Look::Nothing, Look::Runtime),
             }),
             Err(error) => {
                 self.refuse(error.to_string());

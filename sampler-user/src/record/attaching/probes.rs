@@ -21,7 +21,7 @@ use crate::kernel::mappings::MappingProbes;
 use crate::kernel::programs::Programs;
 use crate::record::plan::Targets;
 use heapbpf_audit::Missing;
-use heapbpf_probes::{CustomAllocator, Table};
+use heapbpf_probes::{CustomAllocator, Runtime, Table};
 
 /// Time between looks at modules that are being examined on other threads. What they allocate is not seen before.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
@@ -32,6 +32,8 @@ pub(super) enum Look {
     Hook(FileKey),
     /// There is nothing to hook.
     Nothing,
+    /// There is nothing to hook, but a language runtime with a heap of its own.
+    Runtime(Runtime),
     /// A file that is not hooked, and why.
     Refused(Missing),
 }

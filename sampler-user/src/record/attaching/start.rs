@@ -7,13 +7,15 @@ use anyhow::bail;
 
 use super::modules::modules_of;
 use super::probes::Attaching;
-use crate::attach::libraries::expected;
+use crate::attach::files::FileKey;
+use crate::attach::libraries::{expected, find_program};
 use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
 use crate::host::process::{ProcessInfo, Stat};
 use crate::host::shadow_stacks;
 use crate::record::plan::Targets;
+use heapbpf_probes::AttachError;
 
 /// A usage error: a file that exists lacks a function of the allocator that the user described.
 #[derive(Debug, thiserror::Error)]
@@ -138,14 +140,27 @@ impl Attaching {
 
     /// Attaches to the allocators that a command will most likely use, before it maps them.
     fn hook_before_exec(&mut self, targets: &Targets, pid: u32) -> anyhow::Result<()> {
+        let program = targets.command.first().and_then(|word| find_program(word));
         for path in expected(&targets.command) {
+            let is_program = program.as_deref() == Some(&*path);
             let Ok(file) = File::open(&path) else { continue };
             let path = path.to_string_lossy().into_owned();
-            if let Ok((key, true)) = self.hooks.files.examine(&path, &Arc::new(file)) {
-                self.hooks.hook(key, self.link_for(pid), &self.programs, &mut self.control)?;
+            match self.hooks.files.examine(&path, &Arc::new(file)) {
+                Ok((key, true)) => drop(self.hooks.hook(key, self.link_for(pid), &self.programs, &mut self.control)?),
+                Ok((key, false)) if is_program => self.explain(key, &path, pid),
+                _ => {}
             }
         }
         Ok(())
+    }
+
+    /// Says why nothing of a static program will be seen: it may end before anybody looks.
+    fn explain(&mut self, key: FileKey, path: &str, pid: u32) {
+        if let Some(reason @ (AttachError::StaticStripped | AttachError::Go)) = self.hooks.files.refusal(key) {
+            let reason = format!("{path}: {reason}");
+            self.refuse(reason);
+            self.missed.is_explained(pid);
+        }
     }
 
     fn no_allocator(&self, pid: u32, comm: &str) -> String {

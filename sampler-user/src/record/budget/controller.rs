@@ -1,16 +1,21 @@
 //! The overhead controller keeps probes within the budget: it looks at their cost, calls [`decide`], returns actions,
 //! and keeps notes.
 
+use std::collections::HashSet;
+
 use sampler_ebpf::abi::Counters;
 
+use super::free_groups::Which;
+use super::giving_back::{GivingBack, Room, TakeUp};
 use crate::attach::hooks::Served;
-use crate::cost::budget::{ProbeCosts, Tracking, Use, automatic_interval, decide, share_under};
-use crate::cost::free_groups::{FreeGroup, groups_to_stop};
+use crate::cost::budget::{
+    ProbeCosts, SHORTEST_TIME, Tracking, Use, automatic_interval, cheaper, decide, has_room_for_frees,
+};
+use crate::cost::free_groups::{FreeGroup, groups_to_give_back, groups_to_stop};
 use crate::cost::measure::Measured;
 use crate::record::intake::counters::exact_bytes;
 use crate::record::plan::{BudgetPlan, SamplingPlan};
 use heapbpf_profile::units;
-use heapbpf_statistics::plan::LARGEST_INTERVAL;
 
 /// Time until the first look, which finds the targets' call rate.
 const FIRST_LOOK_NS: u64 = 200_000_000;
@@ -26,6 +31,11 @@ const FEWEST_CALLS: f64 = 100.0;
 /// The automatic interval changes only if it is off by this factor: each interval has rows of its own.
 const INTERVAL_STEP: u64 = 4;
 
+/// If not even the shortest windows keep the budget: time without probes until one shows whether load has fallen, at first
+/// and at the most.
+const FIRST_TRIAL_NS: u64 = 60_000_000_000;
+const LAST_TRIAL_NS: u64 = 600_000_000_000;
+
 /// Most groups named in the notes when tracking of their frees stops at one look.
 const MOST_TOLD: usize = 8;
 
@@ -38,6 +48,11 @@ pub enum Action {
     StopTrackingFrees,
     /// Stop tracking frees of the processes that these links serve.
     StopTrackingFreesOf(Vec<Served>),
+    /// Track all frees again but those of `except`: attach the probes of functions that free.
+    TrackFreesAgain {
+        /// The processes whose frees stay untracked.
+        except: Vec<Served>,
+    },
     /// Detach all probes.
     Detach,
     /// Attach all probes again.
@@ -65,6 +80,8 @@ struct Looks {
     share: Option<f64>,
     /// How many consecutive looks must find the budget exceeded before tracking is reduced, and how many have.
     patience: u32,
+    /// The wait before the next window after all probes were taken away.
+    trial_ns: u64,
     exceeded: u32,
 }
 
@@ -74,7 +91,14 @@ pub struct OverheadController {
     costs: Option<ProbeCosts>,
     budget: Option<f64>,
     automatic: bool,
+    /// Whether frees are tracked as far as the budget allows.
+    live: bool,
     tracking: Tracking,
+    /// Whether frees of some processes are given up while those of others are tracked.
+    some_given_up: bool,
+    giving_back: GivingBack,
+    /// What to say once the frees that are being taken up are tracked: whoever reads it may rely on that.
+    taking_up: Vec<String>,
     times: ProbeTimes,
     looks: Looks,
     random: u64,
@@ -96,6 +120,10 @@ impl OverheadController {
             budget: budget.share,
             automatic: sampling.automatic,
             tracking: Tracking { interval: sampling.interval, frees: sampling.live, time: 1.0 },
+            live: sampling.live,
+            some_given_up: false,
+            giving_back: GivingBack::default(),
+            taking_up: Vec::new(),
             times: ProbeTimes { begun_ns: now_ns, attached: true, detached_since_ns: 0, detached_ns: 0 },
             looks: Looks {
                 next_ns: now_ns + FIRST_LOOK_NS,
@@ -106,6 +134,7 @@ impl OverheadController {
                 // Under the default budget a short burst does no lasting harm: two looks decide.
                 patience: if budget.is_default { 2 } else { 1 },
                 exceeded: 0,
+                trial_ns: FIRST_TRIAL_NS,
             },
             random: now_ns | 1,
             notes,
@@ -140,7 +169,7 @@ impl OverheadController {
 
     /// CLOCK_MONOTONIC of the next look; `None` if no look is needed.
     pub fn next_ns(&self) -> Option<u64> {
-        let needed = self.costs.is_some() && (self.budget.is_some() || self.automatic) && self.tracking.time > 0.0;
+        let needed = self.costs.is_some() && (self.budget.is_some() || self.automatic);
         needed.then_some(self.looks.next_ns)
     }
 
@@ -149,14 +178,19 @@ impl OverheadController {
         self.costs.map(|costs| usage(counters, 0.0, 0.0).probe_seconds(&costs))
     }
 
+    /// Probe costs in programs, if they are known, and how closely targets are tracked.
+    pub fn costs(&self) -> Option<(ProbeCosts, Tracking)> {
+        self.costs.map(|costs| (costs, self.tracking))
+    }
+
     /// Probe time as a share of the targets' CPU time between the last two looks.
     pub fn share(&self) -> Option<f64> {
         self.looks.share
     }
 
-    /// Whether tracking of frees may still be stopped, for some processes or for all.
-    pub fn may_stop_tracking_frees(&self) -> bool {
-        self.budget.is_some() && self.tracking.frees && self.next_ns().is_some()
+    /// Whether it may ask for groups of processes whose frees can be given up, or taken up again.
+    pub fn chooses_whose_frees(&self) -> bool {
+        self.budget.is_some() && self.live && self.next_ns().is_some()
     }
 
     /// Whether no frees are tracked any more. Memory in use is unknown then.
@@ -199,14 +233,22 @@ impl OverheadController {
         }
     }
 
-    /// Looks at the counters, when [`next_ns`](Self::next_ns) has come. `groups`: groups of processes whose frees can
-    /// stop being tracked separately; called only if some have to stop.
+    /// Notes that frees were taken up again as asked for. `some_given_up`: those of some processes are still untracked.
+    pub fn frees_were_taken_up(&mut self, some_given_up: bool, now_ns: u64) {
+        self.some_given_up = some_given_up;
+        for text in std::mem::take(&mut self.taking_up) {
+            self.note(now_ns, text);
+        }
+    }
+
+    /// Looks at the counters, when [`next_ns`](Self::next_ns) has come. `groups`: groups of processes whose frees are, or
+    /// are not, tracked separately; called only if some have to change.
     pub fn look(
         &mut self,
         counters: &Counters,
         cpu_seconds: f64,
         now_ns: u64,
-        groups: impl FnOnce() -> Vec<FreeGroup<Served>>,
+        groups: impl FnOnce(Which) -> Vec<FreeGroup<Served>>,
     ) -> Vec<Action> {
         let Some(costs) = self.costs else { return Vec::new() };
         let now = usage(counters, cpu_seconds, now_ns as f64 * 1e-9);
@@ -215,6 +257,10 @@ impl OverheadController {
             self.times.detached_ns += now_ns.saturating_sub(self.times.detached_since_ns);
             self.looks.next_ns = now_ns + WINDOW_NS;
             self.looks.last = now;
+            if self.tracking.time <= 0.0 {
+                // What was seen before the probes were taken away says nothing of today.
+                self.looks.windows = Use::default();
+            }
             return vec![Action::Attach];
         }
         let used = now.since(&self.looks.last);
@@ -222,7 +268,9 @@ impl OverheadController {
         self.looks.last = now;
         self.looks.next_ns = now_ns + LOOK_NS;
         if used.allocations + used.frees < FEWEST_CALLS {
-            return Vec::new();
+            self.tracking.time = 1.0;
+            self.looks.windows = Use::default();
+            return self.take_up(&used, &costs, now_ns, groups).into_iter().collect();
         }
         let mut actions = Vec::new();
         if self.automatic {
@@ -241,7 +289,8 @@ impl OverheadController {
             let before = if self.has_windows() { self.looks.windows.times(WINDOW_MEMORY) } else { Use::default() };
             self.looks.windows = before.and(&used);
             let used = self.looks.windows;
-            actions.extend(self.keep(&used, (&costs, budget), now_ns, groups));
+            let reduced = self.keep(&used, (&costs, budget), now_ns, groups);
+            actions.extend(reduced);
             if actions.iter().any(|action| matches!(action, Action::SetInterval(_))) {
                 // Samples at the old interval do not predict those at the new one.
                 self.looks.windows = Use::default();
@@ -256,9 +305,14 @@ impl OverheadController {
         used: &Use,
         (costs, budget): (&ProbeCosts, f64),
         now_ns: u64,
-        groups: impl FnOnce() -> Vec<FreeGroup<Served>>,
+        groups: impl FnOnce(Which) -> Vec<FreeGroup<Served>>,
     ) -> Vec<Action> {
-        let mut next = decide(used, self.tracking, costs, budget);
+        let tracking = self.tracking;
+        let mut next = decide(used, Tracking { time: tracking.time.max(SHORTEST_TIME), ..tracking }, costs, budget);
+        if next == self.tracking && next.time >= 1.0 {
+            self.looks.exceeded = 0;
+            return self.take_up(used, costs, now_ns, groups).into_iter().collect();
+        }
         self.looks.exceeded = if next == self.tracking { 0 } else { self.looks.exceeded + 1 };
         if self.tracking.time >= 1.0 && next != self.tracking && self.looks.exceeded < self.looks.patience {
             return Vec::new();
@@ -266,7 +320,7 @@ impl OverheadController {
         let old = self.tracking;
         let mut left = Vec::new();
         if old.frees && !next.frees && next.time >= 1.0 {
-            let groups = groups();
+            let groups = groups(Which::Tracked);
             let stopped = groups_to_stop(&groups, used, Tracking { frees: true, ..next }, costs, budget);
             next.frees = stopped.len() < groups.len();
             if next.frees {
@@ -274,6 +328,10 @@ impl OverheadController {
             }
         }
         self.tracking = next;
+        if !left.is_empty() || old.frees && !next.frees {
+            self.some_given_up |= !left.is_empty();
+            self.giving_back.gave_up(now_ns);
+        }
         if (next != old || !left.is_empty()) && old.time >= 1.0 {
             self.note(
                 now_ns,
@@ -282,7 +340,7 @@ impl OverheadController {
                      lifts it): {}",
                     units::percent(used.share(costs)),
                     units::percent(budget),
-                    cheaper(used, old, costs)
+                    options(used, old, costs)
                 ),
             );
         }
@@ -290,9 +348,61 @@ impl OverheadController {
         if next.time < 1.0 {
             self.times.attached = false;
             self.times.detached_since_ns = now_ns;
-            self.looks.next_ns = now_ns + self.pause(next.time);
+            self.looks.next_ns =
+                now_ns + if next.time > 0.0 { self.pause(next.time) } else { self.wait_for_trial(old) };
         }
         actions(old, next, left)
+    }
+
+    /// Takes up frees again that were given up, if load has been low for long enough.
+    fn take_up(
+        &mut self,
+        used: &Use,
+        costs: &ProbeCosts,
+        now_ns: u64,
+        groups: impl FnOnce(Which) -> Vec<FreeGroup<Served>>,
+    ) -> Option<Action> {
+        let budget = self.budget.filter(|_| self.live && (self.some_given_up || !self.tracking.frees))?;
+        let room = |alone| has_room_for_frees(used, self.tracking, costs, budget, alone);
+        let room = match (room(false), room(true)) {
+            (true, _) => Room::ForAll,
+            (_, true) => Room::ForSome,
+            _ => Room::None,
+        };
+        let what = self.giving_back.look(room, now_ns)?;
+        let groups = groups(Which::GivenUp);
+        let tracking = Tracking { frees: true, ..self.tracking };
+        let back: HashSet<usize> = match what {
+            TakeUp::All => (0..groups.len()).collect(),
+            TakeUp::Some => groups_to_give_back(&groups, used, tracking, costs, budget).into_iter().collect(),
+        };
+        if back.is_empty() && !groups.is_empty() {
+            return None;
+        }
+        let all = !self.tracking.frees && back.len() == groups.len();
+        let (back, except): (Vec<_>, Vec<_>) =
+            groups.into_iter().enumerate().partition(|(index, _)| back.contains(index));
+        self.say_once_taken_up(all, &back);
+        self.giving_back.took_up(now_ns);
+        self.tracking.frees = true;
+        self.some_given_up = !except.is_empty();
+        Some(Action::TrackFreesAgain { except: except.into_iter().flat_map(|(_, group)| group.links).collect() })
+    }
+
+    /// What to say once frees are tracked again: of `all` processes, or of these groups.
+    fn say_once_taken_up(&mut self, all: bool, groups: &[(usize, FreeGroup<Served>)]) {
+        const SINCE: &str = "what is in use there is of blocks allocated since then";
+        if all {
+            let since = "what is in use is of blocks allocated since then, in processes that are older";
+            self.taking_up.push(format!("load has fallen: frees are followed again; {since}"));
+            return;
+        }
+        let each = groups.iter().take(MOST_TOLD).map(|(_, FreeGroup { name, .. })| name);
+        let each = each.map(|name| format!("load has fallen: frees of {name} are followed again; {SINCE}"));
+        self.taking_up.extend(each);
+        if let Some(more @ 1..) = groups.len().checked_sub(MOST_TOLD) {
+            self.taking_up.push(format!("frees of {more} more are followed again; {SINCE}"));
+        }
     }
 
     /// Notes what changed from `old`. `left`: groups whose frees are no longer tracked.
@@ -317,12 +427,22 @@ impl OverheadController {
         if !next.frees && old.frees {
             self.note(now_ns, "frees are not followed any more: nothing is said of memory in use".into());
         }
-        if next.time <= 0.0 {
-            self.note(now_ns, "no window is short enough for the budget: the probes were taken away".into());
+        if next.time <= 0.0 && old.time > 0.0 {
+            let text = "no window is short enough for the budget: the probes were taken away, and are tried again";
+            self.note(now_ns, format!("{text} after {} at first", units::seconds(FIRST_TRIAL_NS as f64 * 1e-9)));
+        } else if next.time > 0.0 && old.time <= 0.0 {
+            self.note(now_ns, "load has fallen: probes are in place again".into());
         } else if next.time < 1.0 && old.time >= 1.0 {
             let text = format!("probes are in place in time windows only, {} of the time", units::percent(next.time));
             self.note(now_ns, text);
         }
+    }
+
+    /// How long no probe is in place before the next window shows whether load has fallen. It grows while it has not.
+    fn wait_for_trial(&mut self, old: Tracking) -> u64 {
+        self.looks.trial_ns =
+            if old.time > 0.0 { FIRST_TRIAL_NS } else { (2 * self.looks.trial_ns).min(LAST_TRIAL_NS) };
+        self.looks.trial_ns
     }
 
     /// Length of a pause, in nanoseconds, so that probes are attached for a share `time` on average. It is random, so
@@ -337,9 +457,11 @@ impl OverheadController {
         const MOST: usize = 32;
         let at = now_ns.saturating_sub(self.times.begun_ns) as f64 * 1e-9;
         log::warn!("{text}");
-        if self.notes.len() < MOST {
-            self.notes.push(format!("after {at:.1} s: {text}"));
+        if self.notes.len() >= MOST {
+            // The first ones say how it began, the last ones how it is now.
+            self.notes.remove(MOST / 2);
         }
+        self.notes.push(format!("after {at:.1} s: {text}"));
     }
 }
 
@@ -362,30 +484,16 @@ fn actions(old: Tracking, next: Tracking, left: Vec<FreeGroup<Served>>) -> Vec<A
     actions
 }
 
-/// Options that cost less than the current tracking, and their shares of the targets' CPU time.
-fn cheaper(used: &Use, now: Tracking, costs: &ProbeCosts) -> String {
-    let wide = |tracking: Tracking| Tracking { interval: LARGEST_INTERVAL, ..tracking };
-    let without = Tracking { frees: false, ..now };
-    let interval = format!("-i {}MiB", LARGEST_INTERVAL >> 20);
-    let options = [
-        (interval.clone(), wide(now), now.interval > 0),
-        ("--no-live".to_owned(), without, now.frees),
-        (format!("--no-live {interval}"), wide(without), now.frees && now.interval > 0),
-    ];
-    let mut least = used.share(costs);
-    let mut priced = Vec::new();
-    for (name, how, _) in options.into_iter().filter(|(.., offered)| *offered) {
-        let share = share_under(used, &how, costs);
-        // An option that saves next to nothing is not worth mentioning.
-        if share < 0.9 * least {
-            least = share;
-            priced.push(format!("{name} would take {}", units::percent(share)));
-        }
-    }
+/// Options that cost less than the current tracking, as text.
+fn options(used: &Use, now: Tracking, costs: &ProbeCosts) -> String {
+    let priced = cheaper(used, now, costs).into_iter();
+    let priced: Vec<String> =
+        priced.map(|(name, share)| format!("{name} would take {}", units::percent(share))).collect();
     if priced.is_empty() { "no option is known to cost less".into() } else { priced.join(", ") }
 }
 
-fn usage(counters: &Counters, cpu_seconds: f64, seconds: f64) -> Use {
+/// What calls and CPU time say about the use of probes.
+pub fn usage(counters: &Counters, cpu_seconds: f64, seconds: f64) -> Use {
     Use {
         seconds,
         allocations: (counters.hits() + counters.reentrant) as f64,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use sampler_ebpf::abi::ProcessKey;
+use sampler_ebpf::abi::{Counters, ProcessKey};
 
 use crate::attach::hooks::Served;
 use crate::cost::free_groups::FreeGroup;
@@ -14,25 +14,42 @@ use crate::record::attaching::probes::Attaching;
 /// Most links in a group's name.
 const MOST_NAMES: usize = 3;
 
-/// Calls of functions that free, by process.
-#[derive(Default)]
-pub struct Frees(HashMap<ProcessKey, u64>);
+/// Which groups are asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// Those whose frees are tracked. Their frees are those since the last look.
+    Tracked,
+    /// Those whose frees were given up. Their frees are those to be expected: what is allocated is freed sooner or later.
+    GivenUp,
+}
 
-impl Frees {
+/// Calls by process: of functions that free, and of functions that allocate.
+#[derive(Default)]
+pub struct Calls(HashMap<ProcessKey, [u64; 2]>);
+
+impl Calls {
     /// Counts up to now.
     pub fn of(counts: &Counts) -> Self {
-        Self(counts.processes.iter().map(|(process, counters)| (*process, counters.frees_seen)).collect())
+        Self(counts.processes.iter().map(|(process, counters)| (*process, calls(counters))).collect())
     }
 
-    fn since(&self, process: &ProcessKey, now: u64) -> u64 {
-        now.saturating_sub(self.0.get(process).copied().unwrap_or(0))
+    /// Calls since then that frees are to be judged by.
+    fn since(&self, process: &ProcessKey, counters: &Counters, which: Which) -> u64 {
+        let before = self.0.get(process).copied().unwrap_or_default();
+        let [frees, allocations] = [0, 1].map(|index| calls(counters)[index].saturating_sub(before[index]));
+        if which == Which::Tracked { frees } else { allocations }
     }
 }
 
-/// Groups of live processes whose frees are tracked.
+fn calls(counters: &Counters) -> [u64; 2] {
+    [counters.frees_seen, counters.hits() + counters.reentrant]
+}
+
+/// Groups of live processes whose frees are tracked, or of those whose frees were given up.
 pub fn groups(
+    which: Which,
     counts: &Counts,
-    before: &Frees,
+    before: &Calls,
     attaching: &Attaching,
     host: &Host,
     heap: &Heap,
@@ -44,11 +61,12 @@ pub fn groups(
         else {
             continue;
         };
-        let serving =
-            attaching.serving(incarnation).into_iter().filter(|it| !attaching.hooks.stopped_tracking_frees_of(*it));
+        let given_up = which == Which::GivenUp;
+        let serving = attaching.serving(incarnation).into_iter();
+        let serving = serving.filter(|it| attaching.hooks.stopped_tracking_frees_of(*it) == given_up);
         let serving: BTreeSet<Served> = serving.collect();
         if !serving.is_empty() {
-            processes.push((*process, serving, before.since(process, counters.frees_seen), &incarnation.info.comm));
+            processes.push((*process, serving, before.since(process, counters, which), &incarnation.info.comm));
         }
     }
     let links: Vec<&BTreeSet<Served>> = processes.iter().map(|(_, serving, ..)| serving).collect();

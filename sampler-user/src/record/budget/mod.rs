@@ -2,6 +2,8 @@
 
 pub mod controller;
 pub mod free_groups;
+mod giving_back;
 pub mod overhead;
+pub mod slowed;
 pub mod window_progress;
 pub mod window_times;

@@ -1,7 +1,8 @@
 //! What is known of the cost of a recording's probes.
 
 use super::controller::OverheadController;
-use super::free_groups::Frees;
+use super::free_groups::Calls;
+use super::slowed::SlowedTargets;
 use super::window_progress::WindowProgress;
 use super::window_times::WindowTimes;
 use crate::cost::cpu_time::CpuTime;
@@ -10,10 +11,12 @@ use crate::cost::cpu_time::CpuTime;
 pub struct Overhead {
     /// The controller that decides.
     pub controller: OverheadController,
-    /// Frees counted up to its last look.
-    pub frees: Frees,
+    /// Calls counted up to its last look.
+    pub calls: Calls,
     /// CPU time of the targets.
     pub cpu_time: CpuTime,
+    /// Targets that probes slow down, where no budget bounds that.
+    pub slowed: SlowedTargets,
     /// When probes were in place.
     pub windows: WindowTimes,
     /// Progress of targets in windows and pauses.
@@ -25,8 +28,9 @@ impl Overhead {
     pub fn new(controller: OverheadController) -> Self {
         Self {
             controller,
-            frees: Frees::default(),
+            calls: Calls::default(),
             cpu_time: CpuTime::begin(),
+            slowed: SlowedTargets::default(),
             windows: WindowTimes::default(),
             progress: WindowProgress::default(),
         }

@@ -1,6 +1,6 @@
 //! The accounting of a recording: turns counters into the `--stats` output and into remarks for the user.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use sampler_ebpf::abi::Counters;
@@ -9,7 +9,8 @@ use crate::record::intake::counters::{DaemonCounters, exact_bytes, exact_objects
 use crate::record::plan::SamplingPlan;
 use crate::stats::{Attachment, Stats};
 use heapbpf_audit::FileAudit;
-use heapbpf_profile::model::{Criterion, Profile};
+use heapbpf_probes::Runtime;
+use heapbpf_profile::model::{Criterion, Process, Profile};
 use heapbpf_profile::units;
 
 /// CPU time and memory used by this process.
@@ -58,6 +59,23 @@ impl Missing {
     pub fn of(submitted: u64, taken_in: u64, slack: u64, unread: bool) -> Self {
         Self { samples: submitted.saturating_sub(taken_in.saturating_add(slack)), unread }
     }
+}
+
+/// Remarks about language runtimes whose own heaps are not included, with the names of the processes that run them.
+pub fn runtimes(processes: &[Process]) -> Vec<String> {
+    /// Most names in a remark.
+    const NAMES: usize = 3;
+    let remark = |runtime: Runtime| {
+        let runs = |process: &&Process| process.missing.iter().any(|missing| missing.what == runtime.heap());
+        let who: Vec<&Process> = processes.iter().filter(runs).collect();
+        let names: BTreeSet<&str> = who.iter().map(|process| &*process.comm).collect();
+        let others = if names.len() > NAMES { ", …" } else { "" };
+        let named = names.into_iter().take(NAMES).collect::<Vec<_>>().join(", ");
+        let number = if who.len() > 1 { format!(", {} processes", who.len()) } else { String::new() };
+        let text = format!("{} is not included ({named}{others}{number}): {}", runtime.heap(), runtime.advice());
+        (!who.is_empty()).then_some(text)
+    };
+    Runtime::ALL.into_iter().filter_map(remark).collect()
 }
 
 /// Builds the accounting from counters. Of the samples that the programs sent, those that are `missing` do not count as
@@ -256,6 +274,27 @@ pub fn broken_chains(profile: &Profile) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn heaps_of_runtimes_are_named_once_with_who_has_them() {
+        let process = |pid: u32, comm: &str, missing: Vec<heapbpf_audit::Missing>| Process {
+            pid,
+            comm: comm.into(),
+            missing,
+            ..Process::default()
+        };
+        let java = || vec![Runtime::Java.missing()];
+        let processes = [
+            process(1, "java", java()),
+            process(2, "kafka", java()),
+            process(3, "sh", vec![heapbpf_audit::Missing::new("a", "b")]),
+        ];
+        let remarks = runtimes(&processes);
+        assert_eq!(remarks.len(), 1, "{remarks:?}");
+        assert!(remarks[0].starts_with("Java's own heap is not included (java, kafka, 2 processes): "), "{remarks:?}");
+        assert!(runtimes(&processes[2..]).is_empty());
+        assert!(runtimes(&processes[..1])[0].starts_with("Java's own heap is not included (java): "));
+    }
     use crate::record::intake::counters::tests::counters;
     use heapbpf_profile::testing;
 

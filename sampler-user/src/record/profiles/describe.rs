@@ -81,10 +81,21 @@ impl Shared {
 /// The line that exited processes without samples share when there are too many of them.
 pub const SHARED_LINE: ProcessKey = ProcessKey { start_ns: 0, tgid: 0, exec_id: 0 };
 
+/// Which processes are looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Looked {
+    /// Those described at the last call of [`Descriptions::note_new`].
+    New,
+    /// All of them.
+    All,
+}
+
 /// Descriptions of processes.
 #[derive(Default)]
 pub struct Descriptions {
     described: HashMap<ProcessKey, Described>,
+    /// Those that the last call of [`Descriptions::note_new`] described.
+    new: Vec<ProcessKey>,
     shared: Shared,
     /// Number of the recorder's processes that have been described.
     noted: usize,
@@ -97,6 +108,7 @@ impl Descriptions {
             return false;
         }
         self.noted = recorder.processes.len();
+        self.new.clear();
         for (process, time_ns) in &recorder.processes {
             if !self.described.contains_key(process) {
                 if let Some(incarnation) = host.processes().at(process.tgid, *time_ns).map(|incarnation| incarnation.id)
@@ -105,6 +117,7 @@ impl Descriptions {
                 }
                 let described = describe(*process, *time_ns, host, attaching, &mut self.shared);
                 self.described.insert(*process, described);
+                self.new.push(*process);
             }
         }
         true
@@ -128,6 +141,33 @@ impl Descriptions {
                 incarnation.is_some_and(|incarnation| attaching.stopped_tracking_frees_of(incarnation));
             if described.without_frees {
                 found.push(*process);
+            }
+        }
+        found
+    }
+
+    /// Running processes whose frees are tracked again, of which the heap does not know that yet, and since when
+    /// (CLOCK_MONOTONIC).
+    pub fn with_frees_again(
+        &mut self,
+        which: Looked,
+        heap: &Heap,
+        host: &Host,
+        attaching: &Attaching,
+    ) -> Vec<(ProcessKey, u64)> {
+        let processes: Vec<ProcessKey> = match which {
+            Looked::New => std::mem::take(&mut self.new),
+            Looked::All => self.described.keys().copied().collect(),
+        };
+        let mut found = Vec::new();
+        for process in processes {
+            let Some(described) = self.described.get_mut(&process).filter(|it| it.ended.is_none()) else { continue };
+            let incarnation = host.processes().current(process.tgid).filter(|_| attaching.is_current_program(process));
+            let Some(incarnation) = incarnation.filter(|it| !attaching.stopped_tracking_frees_of(it)) else { continue };
+            let since = attaching.frees_tracked_since(incarnation);
+            if let Some(since_ns) = since.filter(|since| Some(*since) > heap.tracked_since(&process)) {
+                described.without_frees = false;
+                found.push((process, since_ns));
             }
         }
         found

@@ -103,6 +103,8 @@ impl OverflowBucket {
     /// Adds the exact counts of an exited process.
     pub fn add_counts(&mut self, program: usize, process: &Process) {
         let total = &mut self.processes[program];
+        // What it held at exit is of blocks since then.
+        total.inuse_since = total.inuse_since.max(process.inuse_since);
         for (sum, more) in [
             (&mut total.exact_alloc_bytes, process.exact_alloc_bytes),
             (&mut total.exact_alloc_objects, process.exact_alloc_objects),

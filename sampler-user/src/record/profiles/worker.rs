@@ -192,6 +192,9 @@ impl Worker {
         profile.processes.extend_from_slice(self.overflow.processes());
         let known = |process: &Process| !process.inuse_unknown;
         profile.header.live = snapshot.live;
+        if !snapshot.live {
+            profile.processes.iter_mut().for_each(|process| process.inuse_unknown = false);
+        }
         profile.header.live = profile.knows_some_inuse();
         let is_known =
             |row: &SnapshotRow| profile.header.live && profile.processes.get(row.key.process).is_none_or(known);

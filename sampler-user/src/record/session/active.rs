@@ -144,6 +144,7 @@ impl ActiveRecording {
         session.answer();
         session.write_snapshot(&mut self.files);
         session.govern();
+        session.look_for_slowed();
         self.line.show(session, self.begun.elapsed());
         if !active {
             // Set before the last look, so that anything that arrives after it wakes us.
@@ -155,6 +156,7 @@ impl ActiveRecording {
             session.schedule.until_last_moments(now_ns),
             triggers.next_look().map(|at| at.saturating_duration_since(Instant::now())),
             Some(session.until_look()),
+            Some(session.until_look_for_slowed()),
             session.until_answer(),
             Some(session.until_housekeeping(now_ns)),
             session.attaching.until_look(),

@@ -230,7 +230,7 @@ impl Session {
         let stack = Arc::clone(self.cuts.lost_stack.get_or_insert_with(|| self.recorder.intern(RawStack::lost())));
         // If an address space has ended meanwhile, its known blocks were removed from the live map.
         let is_new = |(key, value): &&(LiveKey, LiveValue)| {
-            !self.recorder.heap.is_untracked(&key.space)
+            !self.recorder.heap.ignores(&key.space, value.time_ns)
                 && (self.lives.end_of(&key.space).is_none()
                     || self.kernel.live_entries.get(*key).is_some_and(|there| there.sample == value.sample))
         };

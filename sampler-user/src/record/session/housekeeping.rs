@@ -134,7 +134,8 @@ impl Session {
             return;
         }
         let ended = std::mem::take(&mut self.exited.retiring);
-        let (retired, held) = self.parts(&Counts::default(), (&Blocks::new(), &Blocks::new())).retire(&ended);
+        let (mut retired, held) = self.parts(&Counts::default(), (&Blocks::new(), &Blocks::new())).retire(&ended);
+        self.tell_since(&retired.keys, &mut retired.processes);
         self.housekeeping.retired_rows += retired.rows.len();
         let done: HashSet<ProcessKey> = ended.difference(&held).copied().collect();
         self.exited.counts.forget(&done);

@@ -12,9 +12,11 @@ use crate::cost::cpu_time;
 use crate::heap::windows::Weights;
 use crate::host::process::Target;
 use crate::kernel::totals::Counts;
-use crate::record::budget::controller::Action;
-use crate::record::budget::free_groups::{Frees, groups};
+use crate::record::budget::controller::{Action, usage};
+use crate::record::budget::free_groups::{Calls, groups};
 use crate::record::budget::overhead::Overhead;
+use crate::record::budget::slowed::Seen;
+use crate::record::profiles::describe::Looked;
 use sampler_ebpf::constants::draw_constants;
 
 /// Counters at a look of the controller.
@@ -47,10 +49,10 @@ impl Session {
         self.learn_kinds();
         let Some(Counted { counts, total, window }) = self.count() else { return };
         let cpu_seconds = self.cpu_seconds(counts.processes.keys().map(|process| process.tgid));
-        let Overhead { controller, frees, .. } = &mut self.overhead;
-        let groups = || groups(&counts, frees, &self.attaching, &self.host, &self.recorder.heap);
+        let Overhead { controller, calls, .. } = &mut self.overhead;
+        let groups = |which| groups(which, &counts, calls, &self.attaching, &self.host, &self.recorder.heap);
         let actions = controller.look(&total, cpu_seconds, now, groups);
-        *frees = if controller.may_stop_tracking_frees() { Frees::of(&counts) } else { Frees::default() };
+        *calls = if controller.chooses_whose_frees() { Calls::of(&counts) } else { Calls::default() };
         if window.is_some() && !actions.contains(&Action::Detach) {
             self.recorder.heap.end_windows();
         }
@@ -89,11 +91,22 @@ impl Session {
                 self.unfinished.interval = Some(interval);
                 self.set_interval();
             }
-            Action::StopTrackingFrees => attaching.hooks.stop_tracking_frees(attaching.programs.kind),
+            Action::StopTrackingFrees => {
+                attaching.hooks.stop_tracking_frees(attaching.programs.kind);
+                self.cycle();
+                self.drop_untracked_heaps();
+            }
             Action::StopTrackingFreesOf(served) => {
                 served.into_iter().for_each(|it| attaching.hooks.stop_tracking_frees_of(it, attaching.programs.kind));
                 self.cycle();
                 self.drop_untracked_heaps();
+            }
+            Action::TrackFreesAgain { except } => {
+                attaching.hooks.track_frees_again(&except, &attaching.programs);
+                // No record is taken in between: from that moment on every block counts.
+                self.begin_heaps_anew(Looked::All);
+                let still = self.attaching.hooks.gave_up_frees();
+                self.overhead.controller.frees_were_taken_up(still, monotonic_ns());
             }
             Action::Detach => self.detach(counts, window_ended_ns),
             Action::Attach => {
@@ -151,6 +164,45 @@ impl Session {
         let Overhead { controller, progress, .. } = &mut self.overhead;
         let cost = |counters: &Counters| controller.probe_seconds(counters).unwrap_or(0.0);
         progress.begin_window(&counts.processes, cost, pause_ns as f64 * 1e-9);
+    }
+
+    /// Looks for targets that probes slow down, if it is time and no budget bounds that, and tells of them.
+    pub(super) fn look_for_slowed(&mut self) {
+        let begun = monotonic_ns();
+        if self.next_look_for_slowed().is_none_or(|at| at > begun) || !self.may_try(Step::Counters) {
+            return;
+        }
+        self.learn_kinds();
+        let Some((costs, tracking)) = self.overhead.controller.costs() else { return };
+        let counted = self.counts();
+        let Some((counts, _)) = self.errors.note(Step::Counters, counted, monotonic_ns()) else { return };
+        let processes = self.host.processes();
+        let targets = counts.processes.iter().filter_map(|(process, counters)| {
+            let cpu_seconds = cpu_time::of_process(process.tgid)?;
+            let comm = processes.current(process.tgid).map_or("", |incarnation| &*incarnation.info.comm);
+            Some(Seen { process: *process, comm, used: usage(counters, cpu_seconds, begun as f64 * 1e-9) })
+        });
+        let seconds = begun.saturating_sub(self.schedule.started_ns) as f64 * 1e-9;
+        let lines = self.overhead.slowed.look(targets, tracking, &costs, seconds);
+        if !self.plan.display.quiet {
+            lines.iter().for_each(|line| log::warn!("{line}"));
+        }
+        self.overhead.slowed.looked(begun, monotonic_ns());
+    }
+
+    /// CLOCK_MONOTONIC of the next look for slowed targets; `None` if none is needed: there is a budget, or whole hosts are
+    /// recorded without one because the user said so.
+    fn next_look_for_slowed(&self) -> Option<u64> {
+        let is_host = self.plan.targets.rules.iter().any(|rule| matches!(rule, Target::All));
+        let needed = self.plan.budget.share.is_none() && !is_host && self.overhead.controller.costs().is_some();
+        self.overhead.slowed.next_ns().filter(|_| needed)
+    }
+
+    /// Time until the next look for slowed targets.
+    pub(super) fn until_look_for_slowed(&self) -> Duration {
+        let now = monotonic_ns();
+        let until = self.next_look_for_slowed().map(|at| at.saturating_sub(now));
+        until.map_or(Duration::MAX, |ns| Duration::from_nanos(ns).max(self.errors.until_retry(Step::Counters, now)))
     }
 
     /// Time until the controller looks again.

@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::time::{Duration, Instant};
 
-use sampler_ebpf::abi::Counters;
+use sampler_ebpf::abi::{Counters, ProcessKey};
 
 use super::errors::Step;
 use super::moment::Cut;
@@ -16,6 +16,7 @@ use crate::record::profiles::accounting::{self, Missing};
 use crate::record::profiles::snapshot::{Content, Detail, Snapshot};
 use crate::stats::Stats;
 use crate::view::status::Status;
+use heapbpf_profile::model::Process;
 
 /// The note of a profile whose counters could not be read.
 const WITHOUT_COUNTERS: &str = "the kernel's counters could not be read at the end: there are no exact totals, and what \
@@ -42,11 +43,13 @@ impl Session {
             let unknown = keys.iter().zip(&mut processes).filter(|(key, _)| self.exited.counts.get(key).is_none());
             unknown.for_each(|(_, process)| process.losses.unbounded = true);
         }
+        self.tell_since(&keys, &mut processes);
         let seen: HashSet<u32> =
             keys.iter().filter(|key| self.attaching.is_current_program(**key)).map(|key| key.tgid).collect();
         let without_samples = || accounting::without_samples(&total, &self.plan.sampling, self.plan.targets.follow);
         let mut notes: Vec<String> = if last { without_samples().into_iter().collect() } else { Vec::new() };
         notes.extend(self.notes(&total, &daemon, &seen));
+        notes.extend(accounting::runtimes(&processes));
         notes.extend((!cut.has_counters).then(|| WITHOUT_COUNTERS.to_owned()));
         notes.extend(self.unfinished.ended_early.iter().map(|why| format!("the recording ended early: {why}")));
         let (schedule, controller) = (&self.schedule, &self.overhead.controller);
@@ -66,6 +69,15 @@ impl Session {
             notes,
             begun,
             cost: begun.elapsed(),
+        }
+    }
+
+    /// Completes processes by the moment since when their frees are tracked again, if they were not all of the time.
+    pub(super) fn tell_since(&self, keys: &[ProcessKey], processes: &mut [Process]) {
+        for (key, process) in keys.iter().zip(processes) {
+            let since_ns = self.recorder.heap.tracked_since(key);
+            let after = since_ns.map(|since_ns| since_ns.saturating_sub(self.schedule.started_ns));
+            process.inuse_since = after.map(|after_ns| self.schedule.started + Duration::from_nanos(after_ns));
         }
     }
 
@@ -91,6 +103,7 @@ impl Session {
         notes.extend(accounting::merged_rows(daemon.stacks_merged));
         notes.extend(self.plan.sampling.note());
         notes.extend(self.overhead.controller.notes(monotonic_ns()));
+        notes.extend(self.overhead.slowed.notes().iter().cloned());
         notes.extend(self.overhead.progress.note());
         notes.extend(self.errors.notes());
         notes
@@ -146,7 +159,7 @@ impl Figures for Session {
             processes: self.recorder.processes.len(),
             inuse_bytes: (self.plan.sampling.live && !controller.stopped_tracking_frees(true))
                 .then_some(estimated.inuse_bytes),
-            inuse_is_partial: self.attaching.hooks.tracks_some_frees(),
+            inuse_is_partial: self.attaching.hooks.tracks_some_frees() || self.recorder.heap.tracks_some_again(),
             alloc_bytes: estimated.alloc_bytes,
             overhead: controller.share(),
             ..Status::default()

@@ -6,9 +6,11 @@ use sampler_ebpf::abi::{LiveKey, ProcessKey};
 
 use super::state::Session;
 use crate::clock::monotonic_ns;
+use crate::heap::live::UntrackedBlock;
 use crate::record::intake::lives::End;
 use crate::record::intake::recorder::ProcessEvent;
 use crate::record::profiles::capture::jit_code_of;
+use crate::record::profiles::describe::Looked;
 
 /// Time between two runs of housekeeping.
 const HOUSEKEEPING_NS: u64 = 1_000_000_000;
@@ -61,11 +63,18 @@ impl Session {
         self.note_new_lives();
         if self.descriptions.note_new(&self.recorder, &mut self.host, &self.attaching) {
             self.drop_untracked_heaps();
+            self.begin_heaps_anew(Looked::New);
         }
-        for (space, address) in self.recorder.heap.take_untracked_blocks() {
-            self.kernel.live_entries.remove(LiveKey { space, address });
-        }
+        let untracked = self.recorder.heap.take_untracked_blocks();
+        self.forget_blocks(untracked);
         records
+    }
+
+    /// Takes blocks out of the kernel's live map.
+    fn forget_blocks(&mut self, blocks: Vec<UntrackedBlock>) {
+        for UntrackedBlock { space, address, sample } in blocks {
+            self.kernel.live_entries.remove_sample(LiveKey { space, address }, sample);
+        }
     }
 
     fn apply(&mut self, event: ProcessEvent) {
@@ -105,14 +114,24 @@ impl Session {
     /// Forgets the blocks in use of processes whose frees are no longer tracked. The kernel forgets them, too: it keeps
     /// room for blocks whose frees it expects.
     pub(super) fn drop_untracked_heaps(&mut self) {
-        if !self.attaching.hooks.tracks_some_frees() {
+        if self.attaching.hooks.gave_up_frees() {
+            let heap = &self.recorder.heap;
+            for space in self.descriptions.without_frees(heap, &self.host, &self.attaching) {
+                let dropped = self.recorder.heap.stop_tracking(space);
+                self.forget_blocks(dropped);
+            }
+        }
+    }
+
+    /// Begins the heaps anew of processes whose frees are tracked again.
+    pub(super) fn begin_heaps_anew(&mut self, which: Looked) {
+        if !self.attaching.hooks.tracked_frees_again() {
             return;
         }
-        let heap = &mut self.recorder.heap;
-        for space in self.descriptions.without_frees(heap, &self.host, &self.attaching) {
-            for address in heap.stop_tracking(space) {
-                self.kernel.live_entries.remove(LiveKey { space, address });
-            }
+        let heap = &self.recorder.heap;
+        for (space, since_ns) in self.descriptions.with_frees_again(which, heap, &self.host, &self.attaching) {
+            let dropped = self.recorder.heap.track_again(space, since_ns);
+            self.forget_blocks(dropped);
         }
     }
 }

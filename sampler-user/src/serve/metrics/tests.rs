@@ -57,6 +57,17 @@ fn every_line_has_its_family_and_numbers_are_the_profiles() {
 }
 
 #[test]
+fn since_when_frees_are_followed_is_a_series_where_they_were_given_up() {
+    let profile = testing::followed_again();
+    let keys = profile.processes.iter().map(|process| key(process.pid, 0)).collect();
+    let labels = labels(&profile.processes[0]);
+    let text = Metrics::default().write(&made(profile, keys), &[&Filter::default()], Serving::default());
+    let since = "heapbpf_process_inuse_since_timestamp_seconds";
+    assert_eq!(value(&text, &format!("{since}{labels}")), Some(1_700_000_012.623), "{text}");
+    assert_eq!(text.lines().filter(|line| line.starts_with(since)).count(), 1);
+}
+
+#[test]
 fn series_are_bounded_and_no_counter_falls_as_processes_come_and_go() {
     let mut metrics = Metrics::default();
     let everything = Filter::default();

@@ -3,6 +3,15 @@
 use super::*;
 
 #[test]
+fn since_when_frees_are_followed_is_read_back() {
+    let profile = testing::followed_again();
+    let back = parse(&written(&profile, "json")).expect("its own output");
+    assert_eq!(back.processes[0].inuse_since, profile.processes[0].inuse_since);
+    assert_eq!(back.processes[1].inuse_since, None);
+    assert_eq!(back.inuse_since(), profile.inuse_since());
+}
+
+#[test]
 fn json_comes_back_whole() {
     for profile in [testing::small(), testing::partly_followed(), testing::large(50, 7)] {
         let back = parse(&written(&profile, "json")).expect("its own output");

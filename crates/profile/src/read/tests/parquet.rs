@@ -20,6 +20,10 @@ fn parquet_keeps_what_a_comparison_needs() {
     assert!(back.rows[4].key.stack.cut.is_some());
     let back = parse(&written(&testing::partly_followed(), "parquet")).expect("its own output");
     assert_eq!(back.processes.iter().map(|process| process.inuse_unknown).collect::<Vec<_>>(), [false, true]);
+    let back = parse(&written(&testing::followed_again(), "parquet")).expect("its own output");
+    let since = testing::followed_again().processes[0].inuse_since.expect("a moment");
+    assert_eq!(back.processes[0].inuse_since, Some(since - std::time::Duration::from_nanos(789)));
+    assert_eq!(back.processes[1].inuse_since, None);
     let mut without_frees = profile;
     without_frees.header.live = false;
     assert!(!parse(&written(&without_frees, "parquet")).expect("its own output").header.live);

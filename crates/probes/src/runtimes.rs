@@ -1,0 +1,221 @@
+//! Language runtimes with a heap of their own. What they keep there, no probe on an allocator sees, and whoever looks for it
+//! must hear of that.
+//!
+//! They are recognised by what their files cannot do without: sections that their compilers make, functions that they
+//! export, and last the file's name. A runtime that is linked statically and stripped may go unnoticed.
+
+use heapbpf_audit::Missing;
+
+use crate::elf::FileImage;
+
+/// A runtime with a heap of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Runtime {
+    /// Java: HotSpot, OpenJ9, or a native image.
+    Java,
+    /// JavaScript: V8, as in Chromium and Node.js.
+    V8,
+    /// Go.
+    Go,
+    /// .NET: CoreCLR, Mono, or ahead of time.
+    DotNet,
+    /// PHP: the Zend engine.
+    Php,
+    /// Python: CPython.
+    Python,
+}
+
+impl Runtime {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::Java, Self::V8, Self::Go, Self::DotNet, Self::Php, Self::Python];
+
+    /// What is not included: `Java's own heap`.
+    #[must_use]
+    pub const fn heap(self) -> &'static str {
+        match self {
+            Self::Java => "Java's own heap",
+            Self::V8 => "V8's own heap (JavaScript)",
+            Self::Go => "Go's own heap",
+            Self::DotNet => ".NET's own heap",
+            Self::Php => "PHP's own heap (Zend)",
+            Self::Python => "Python's own heap (objects up to 512 bytes)",
+        }
+    }
+
+    /// Why it is not included, and what shows it.
+    #[must_use]
+    pub const fn advice(self) -> &'static str {
+        match self {
+            Self::Java => {
+                "the runtime keeps its objects there and calls no allocator for them; `jcmd PID \
+                 GC.class_histogram` and JFR show them"
+            }
+            Self::V8 => {
+                "the runtime keeps its objects there and calls no allocator for them; heap snapshots \
+                 (`--heapsnapshot-signal`, DevTools) show them"
+            }
+            Self::Go => {
+                "the runtime keeps its objects there and calls no allocator for them; net/http/pprof \
+                 shows them"
+            }
+            Self::DotNet => {
+                "the runtime keeps its objects there and calls no allocator for them; dotnet-gcdump \
+                 shows them"
+            }
+            Self::Php => {
+                "its arenas are taken by mmap, and calls into them are not seen; with \
+                 USE_ZEND_ALLOC=0 in its environment PHP calls malloc instead"
+            }
+            Self::Python => {
+                "its arenas are taken by mmap, and calls into them are not seen; with \
+                 PYTHONMALLOC=malloc in its environment Python calls malloc instead"
+            }
+        }
+    }
+
+    /// What a process that runs it misses.
+    #[must_use]
+    pub fn missing(self) -> Missing {
+        Missing::new(self.heap(), format!("not included, as {}", self.advice()))
+    }
+
+    /// The runtime in a file, if there is one.
+    #[must_use]
+    pub fn of(image: &FileImage) -> Option<Self> {
+        let by_section = image.runtime_sections().find_map(Self::of_section);
+        by_section.or_else(|| Self::of_functions(image)).or_else(|| Self::of_name(image))
+    }
+
+    fn of_section(name: &str) -> Option<Self> {
+        match name {
+            ".go.buildinfo" | ".gopclntab" => Some(Self::Go),
+            // A native image has its first heap in the file.
+            ".svm_heap" => Some(Self::Java),
+            // Ahead-of-time compiled .NET.
+            "__managedcode" => Some(Self::DotNet),
+            _ => None,
+        }
+    }
+
+    /// Whether a section tells of a runtime.
+    pub(crate) fn is_told_by(section: &str) -> bool {
+        Self::of_section(section).is_some()
+    }
+
+    /// The first of these in the order of the table: a browser may contain an interpreter of Python, not the reverse.
+    fn of_functions(image: &FileImage) -> Option<Self> {
+        image.functions().filter_map(|(name, _)| Self::of_function(name)).min()
+    }
+
+    fn of_function(name: &str) -> Option<Self> {
+        match name {
+            "JVM_MaxMemory" | "JVM_TotalMemory" | "graal_create_isolate" => Some(Self::Java),
+            "coreclr_initialize" | "mono_jit_init" | "mono_gc_collect" => Some(Self::DotNet),
+            "_emalloc" | "zend_mm_alloc" | "_zend_mm_alloc" => Some(Self::Php),
+            "PyObject_Malloc" | "_PyObject_Malloc" | "_PyEval_EvalFrameDefault" => Some(Self::Python),
+            // v8::Isolate::New, and the same in the bindings for Rust.
+            "v8__Isolate__New" => Some(Self::V8),
+            name if name.starts_with("_ZN2v87Isolate3New") => Some(Self::V8),
+            _ => None,
+        }
+    }
+
+    /// By the name of the library or the program. Browsers export nothing that tells.
+    fn of_name(image: &FileImage) -> Option<Self> {
+        let of_path = image.path.rsplit('/').next().unwrap_or(&image.path);
+        [image.soname.as_deref().unwrap_or(""), of_path].into_iter().find_map(|name| {
+            let begins = |with: &str| name.strip_prefix(with).is_some_and(|rest| rest.starts_with(['.', '-']));
+            match name {
+                "libjvm.so" => Some(Self::Java),
+                "libcoreclr.so" | "libmonosgen-2.0.so" => Some(Self::DotNet),
+                "chrome" | "chromium" | "chromium-browser" | "msedge" | "brave" | "electron" | "node" | "nodejs" => {
+                    Some(Self::V8)
+                }
+                _ if begins("libv8") || begins("libnode") => Some(Self::V8),
+                _ => None,
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use heapbpf_testing::skipped;
+
+    /// A library, made by these commands from a C source.
+    fn library(source: &str, name: &str, commands: &[&str]) -> Option<FileImage> {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::write(folder.path().join("source.c"), source).unwrap();
+        for command in commands {
+            let run =
+                std::process::Command::new("sh").args(["-c", command]).current_dir(folder.path()).output().unwrap();
+            if !run.status.success() {
+                skipped(format_args!("{command}: {}", String::from_utf8_lossy(&run.stderr)));
+                return None;
+            }
+        }
+        let bytes = std::fs::read(folder.path().join("file")).unwrap();
+        let path = Path::new("/somewhere").join(name);
+        Some(FileImage::read_if(&bytes.as_slice(), |_| false).unwrap().found_at(&path.display().to_string()))
+    }
+
+    #[test]
+    fn a_runtime_is_known_by_what_it_exports_even_if_stripped() {
+        for (function, runtime) in [
+            ("JVM_MaxMemory", Runtime::Java),
+            ("coreclr_initialize", Runtime::DotNet),
+            ("_emalloc", Runtime::Php),
+            ("PyObject_Malloc", Runtime::Python),
+            ("_ZN2v87Isolate3NewERKNS0_12CreateParamsE", Runtime::V8),
+        ] {
+            let source = format!("void *{function}(long n) {{ return (void *)n; }}");
+            let commands = ["cc -O1 -fPIC -shared source.c -o file && strip file"];
+            let Some(image) = library(&source, "libany.so", &commands) else { return };
+            assert_eq!(Runtime::of(&image), Some(runtime), "{function}");
+        }
+        // Who only calls it is not it.
+        let source = "void *PyObject_Malloc(long); void *f(void) { return PyObject_Malloc(1); }";
+        let Some(image) = library(source, "module.so", &["cc -O1 -fPIC -shared source.c -o file"]) else { return };
+        assert_eq!(Runtime::of(&image), None);
+    }
+
+    #[test]
+    fn a_runtime_is_known_by_its_sections_or_by_its_name() {
+        let empty = "int x;";
+        let with = |section: &str| {
+            format!("cc -shared source.c -o file && echo x > x && objcopy --add-section {section}=x file && strip file")
+        };
+        for (section, runtime) in
+            [(".gopclntab", Runtime::Go), (".svm_heap", Runtime::Java), ("__managedcode", Runtime::DotNet)]
+        {
+            let Some(image) = library(empty, "program", &[&with(section)]) else { return };
+            assert_eq!(Runtime::of(&image), Some(runtime), "{section}");
+        }
+        for (name, runtime) in [
+            ("libjvm.so", Some(Runtime::Java)),
+            ("chrome", Some(Runtime::V8)),
+            ("libnode.so.108", Some(Runtime::V8)),
+            ("libv8.so", Some(Runtime::V8)),
+            ("libv8x.so", None),
+            ("python3", None),
+            ("chromed", None),
+        ] {
+            let Some(image) = library(empty, name, &["cc -shared source.c -o file"]) else { return };
+            assert_eq!(Runtime::of(&image), runtime, "{name}");
+        }
+    }
+
+    #[test]
+    fn each_says_what_is_missed_and_what_shows_it() {
+        for runtime in Runtime::ALL {
+            let Missing { what, why } = runtime.missing();
+            assert!(
+                what.contains("own heap") && why.starts_with("not included, as ") && why.contains("; "),
+                "{what} {why}"
+            );
+        }
+    }
+}
