@@ -57,7 +57,7 @@ impl Cookie {
     #[inline(always)]
     #[must_use]
     pub const fn index(self) -> u32 {
-        self.0 as u32 & (1 << LINK_KIND_SHIFT) - 1
+        self.0 as u32 & ((1 << LINK_KIND_SHIFT) - 1)
     }
 
     /// Kind of the link, one of [`link_kind`](super::link_kind).
@@ -70,7 +70,7 @@ impl Cookie {
     /// The cookie of a link of this kind to the same site.
     #[must_use]
     pub const fn of_kind(self, link_kind: u32) -> Self {
-        Self(self.0 & !(3 << LINK_KIND_SHIFT) | (link_kind as u64) << LINK_KIND_SHIFT)
+        Self((self.0 & !(3 << LINK_KIND_SHIFT)) | ((link_kind as u64) << LINK_KIND_SHIFT))
     }
 
     /// [`Site::size_argument`].
