@@ -12,7 +12,6 @@ use heapbpf_audit::FileKind;
 
 use crate::error::AttachError;
 use crate::machine::Machine;
-use crate::runtimes::Runtime;
 
 pub use heapbpf_elf::Symbol;
 
@@ -25,6 +24,9 @@ const CODE_READ_MAX_BYTES: u64 = 512 << 20;
 const READ_ONLY_MAX_BYTES: u64 = 8 << 20;
 /// Most bytes that the names of imports may take.
 const IMPORT_NAMES_MAX_BYTES: usize = 64 << 20;
+
+/// Sections that tell of a language runtime.
+const RUNTIME_SECTIONS: [&str; 4] = [".go.buildinfo", ".gopclntab", ".svm_heap", "__managedcode"];
 
 /// An executable section.
 #[derive(Clone, Debug)]
@@ -143,7 +145,7 @@ impl FileImage {
             imports: HashMap::new(),
             runtime_sections: Vec::new(),
         };
-        let telling = headers.sections.iter().filter(|section| Runtime::is_told_by(&section.name));
+        let telling = headers.sections.iter().filter(|section| RUNTIME_SECTIONS.contains(&&*section.name));
         image.runtime_sections.extend(telling.take(1).map(|section| section.name.to_string()));
         image.read_symbols(file);
         image.kind = image.kind_by(headers.entry);

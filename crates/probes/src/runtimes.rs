@@ -97,11 +97,6 @@ impl Runtime {
         }
     }
 
-    /// Whether a section tells of a runtime.
-    pub(crate) fn is_told_by(section: &str) -> bool {
-        Self::of_section(section).is_some()
-    }
-
     /// The first of these in the order of the table: a browser may contain an interpreter of Python, not the reverse.
     fn of_functions(image: &FileImage) -> Option<Self> {
         image.functions().filter_map(|(name, _)| Self::of_function(name)).min()

@@ -233,7 +233,7 @@ fn notes(before: &Profile, after: &Profile, values: &[Value], exposures: (f64, f
         );
     }
     if values.iter().any(|value| value.needs_frees())
-        && let Some((number, last)) = [before, after].iter().filter_map(|profile| profile.inuse_since()).last()
+        && let Some((number, last)) = [before, after].iter().rev().find_map(|profile| profile.inuse_since())
     {
         let s = if number == 1 { "" } else { "es" };
         notes.push(format!(

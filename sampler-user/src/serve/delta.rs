@@ -95,14 +95,7 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
         notes: later.profile.notes.clone(),
     };
     if of == Inuse::Change {
-        // What is in use of blocks of different times cannot be compared.
-        let since = since(earlier, &owners);
-        for (index, process) in profile.processes.iter_mut().enumerate() {
-            let before = since.get(&owners.of(later, index));
-            process.inuse_unknown |=
-                before.is_some_and(|before| *before != (process.inuse_unknown, process.inuse_since));
-        }
-        profile.header.live = profile.knows_some_inuse();
+        forget_incomparable(&mut profile, earlier, later, &owners);
     }
     for row in &later.profile.rows {
         let before = before.remove(&owners.key(later, row)).map(|(sums, _)| sums).unwrap_or_default();
@@ -157,6 +150,16 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
         }
     }
     profile
+}
+
+/// Marks processes whose figures in use are of blocks of different times in the two profiles: these cannot be compared.
+fn forget_incomparable(profile: &mut Profile, earlier: &Made, later: &Made, owners: &Owners<'_>) {
+    let since = since(earlier, owners);
+    for (index, process) in profile.processes.iter_mut().enumerate() {
+        let before = since.get(&owners.of(later, index));
+        process.inuse_unknown |= before.is_some_and(|before| *before != (process.inuse_unknown, process.inuse_since));
+    }
+    profile.header.live = profile.knows_some_inuse();
 }
 
 /// Whether memory in use of each running process is unknown, and since when it is known.

@@ -149,7 +149,7 @@ mod tests {
         let lines = look(&mut slowed, vec![seen(7, 1.38e6, 5.4)]);
         assert_eq!(lines.len(), 1);
         for part in [
-            "probes take 95.0 % of the CPU time of octave (7)",
+            "probes take 95 % of the CPU time of octave (7)",
             "some 20 times slower",
             "a larger -i does not help",
             "--no-live would take 90.5 %",
