@@ -161,8 +161,8 @@ pub struct StackArgs {
 /// Room for data, and what probes may cost.
 #[derive(Debug, Args)]
 pub struct LimitArgs {
-    /// Room for events; for stacks four times as much. Without it, room begins with what the interval needs (512 KiB from
-    /// 64 KiB on) and grows with need, up to 16 MiB
+    /// Room for events; stacks have four times as much. Without it, both begin with what the interval needs, and grow with
+    /// need: up to 16 MiB for events, 64 MiB for stacks
     #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Limits")]
     pub ring_bytes: Option<u64>,
     /// Most tracked live samples

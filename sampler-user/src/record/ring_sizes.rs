@@ -4,23 +4,26 @@
 //! keeps.
 
 use heapbpf_profile::model::Criterion;
-use sampler_ebpf::abi::{FIRST_STACK_BYTES, STACK_ROOM_SHARE};
+use sampler_ebpf::abi::{FIRST_STACK_BYTES, LARGEST_STACK_COPY, STACK_ROOM_SHARE};
 
-/// Sizes of the rings of a recording of every allocation, bytes. What is lost under the hardest loads decided it
+/// Sizes of the rings of a recording of every allocation, bytes. What is lost under the hardest loads decided all sizes
 /// (docs/overhead.md).
 const MOST_EVENTS_BYTES: u64 = 16 << 20;
-/// Bytes of the stacks ring per byte of the events ring.
+const MOST_STACKS_BYTES: u64 = STACKS_PER_EVENTS * MOST_EVENTS_BYTES;
+/// Bytes of the stacks ring per byte of the events ring, where the user gives the size of the latter.
 const STACKS_PER_EVENTS: u64 = 4;
-/// A ring grows, and shrinks, by this factor.
+/// Smallest stacks ring, bytes: while it is empty, the longest copy is whole.
+const LEAST_STACKS_BYTES: u64 = STACK_ROOM_SHARE * LARGEST_STACK_COPY;
+/// A ring grows by this factor. If more than half was in use, by its square: more may come while it is replaced.
 const FACTOR: u64 = 4;
 /// A ring grows when one in so many of its bytes is in use. The daemon is woken at the same fill level.
 pub const WAKE_SHARE: u64 = 4;
-/// A ring shrinks if the smaller one would not have been in use more than this, one in so many of its bytes.
+/// A ring shrinks so far that it would not have been in use more than this, one in so many of its bytes.
 const QUIET_SHARE: u64 = 8;
-/// Time that a ring is watched before it shrinks. It doubles with each time that it grows, so that loads that come and go
-/// do not resize it for ever.
-const FIRST_QUIET_NS: u64 = 60_000_000_000;
-const LONGEST_QUIET_NS: u64 = 60 * FIRST_QUIET_NS;
+/// Time that a ring is watched before it shrinks. It doubles each time that it grows again after it has shrunk, so that
+/// loads that come and go do not resize it for ever.
+const FIRST_QUIET_NS: u64 = 15_000_000_000;
+const LONGEST_QUIET_NS: u64 = 256 * FIRST_QUIET_NS;
 
 /// Size of a typical allocation, for criteria whose trials are allocations, bytes.
 const TYPICAL_BYTES: u64 = 64;
@@ -46,15 +49,10 @@ pub struct RingSizes {
 impl RingSizes {
     /// Sizes that grow with need. `interval`: in trials; 0 for no samples. `copies`: whether stacks are copied.
     pub fn of_interval(interval: u64, criterion: Criterion, copies: bool) -> Self {
-        let first_bytes = first_events_bytes(interval, criterion);
-        let least = if copies && interval > 0 { 4 * FIRST_STACK_BYTES } else { 0 };
-        let first_stacks = if copies && interval > 0 { STACKS_PER_EVENTS * first_bytes } else { 0 };
+        let (events_bytes, stacks_bytes) = first_bytes(interval, criterion);
         Self {
-            events: RingLimits { first_bytes, most_bytes: MOST_EVENTS_BYTES },
-            stacks: RingLimits {
-                first_bytes: first_stacks.max(least),
-                most_bytes: STACKS_PER_EVENTS * MOST_EVENTS_BYTES,
-            },
+            events: RingLimits { first_bytes: events_bytes, most_bytes: MOST_EVENTS_BYTES },
+            stacks: RingLimits { first_bytes: if copies { stacks_bytes } else { 0 }, most_bytes: MOST_STACKS_BYTES },
         }
     }
 
@@ -72,17 +70,17 @@ impl RingSizes {
     }
 }
 
-/// Size of the events ring at first, bytes.
-fn first_events_bytes(interval: u64, criterion: Criterion) -> u64 {
+/// Sizes of the events ring and of the stacks ring at first, bytes.
+fn first_bytes(interval: u64, criterion: Criterion) -> (u64, u64) {
     let bytes = match criterion {
         Criterion::Bytes => interval,
         Criterion::Allocations | Criterion::SizeClass => interval.saturating_mul(TYPICAL_BYTES),
     };
     match bytes {
-        0 => 128 << 10,
-        1..4096 => MOST_EVENTS_BYTES,
-        4096..65536 => 2 << 20,
-        65536.. => 512 << 10,
+        0 => (128 << 10, 0),
+        1..16384 => (MOST_EVENTS_BYTES, MOST_STACKS_BYTES),
+        16384..65536 => (2 << 20, 2 * LEAST_STACKS_BYTES),
+        65536.. => (512 << 10, LEAST_STACKS_BYTES),
     }
 }
 
@@ -94,12 +92,14 @@ pub struct RingGrowth {
     most_used_bytes: u64,
     since_ns: Option<u64>,
     quiet_ns: u64,
+    /// Whether it has become smaller since it last grew.
+    has_shrunk: bool,
 }
 
 impl RingGrowth {
     /// For a ring of the smallest of these sizes.
     pub const fn new(limits: RingLimits) -> Self {
-        Self { limits, most_used_bytes: 0, since_ns: None, quiet_ns: FIRST_QUIET_NS }
+        Self { limits, most_used_bytes: 0, since_ns: None, quiet_ns: FIRST_QUIET_NS, has_shrunk: false }
     }
 
     /// A look at the ring at a moment (CLOCK_MONOTONIC). `fill_bytes`: what is in it. Returns the size that it should
@@ -111,21 +111,21 @@ impl RingGrowth {
             return Some(self.limits.first_bytes);
         }
         if size_bytes < self.limits.most_bytes && self.most_used_bytes >= size_bytes / WAKE_SHARE {
-            let mut grown = size_bytes;
-            while grown < self.limits.most_bytes && self.most_used_bytes >= grown / WAKE_SHARE {
-                grown = (FACTOR * grown).min(self.limits.most_bytes);
+            let factor = if self.most_used_bytes > size_bytes / 2 { FACTOR * FACTOR } else { FACTOR };
+            if std::mem::replace(&mut self.has_shrunk, false) {
+                self.quiet_ns = (2 * self.quiet_ns).min(LONGEST_QUIET_NS);
             }
-            self.quiet_ns = (2 * self.quiet_ns).min(LONGEST_QUIET_NS);
             self.begin(now_ns);
-            return Some(grown);
+            return Some((factor * size_bytes).min(self.limits.most_bytes));
         }
         if now_ns.saturating_sub(*self.since_ns.get_or_insert(now_ns)) < self.quiet_ns {
             return None;
         }
-        let shrunk = (size_bytes / FACTOR).max(self.limits.first_bytes);
-        let is_quiet = self.most_used_bytes < shrunk / QUIET_SHARE;
+        let needed = (QUIET_SHARE * self.most_used_bytes).next_power_of_two().max(self.limits.first_bytes);
         self.begin(now_ns);
-        (is_quiet && shrunk < size_bytes).then_some(shrunk)
+        let shrinks = needed <= size_bytes / FACTOR;
+        self.has_shrunk |= shrinks;
+        shrinks.then_some(needed)
     }
 
     /// Notes a long stack copy. A copy may take only a share of the room that is left, so long ones need a ring that is
@@ -167,24 +167,24 @@ mod tests {
 
     #[test]
     fn rings_begin_as_large_as_the_interval_needs() {
-        assert_eq!(first(512 * KIB, Criterion::Bytes), (512, 2048));
-        assert_eq!(first(64 * KIB, Criterion::Bytes), (512, 2048));
-        assert_eq!(first(64 * KIB - 1, Criterion::Bytes), (2048, 8192));
-        assert_eq!(first(4 * KIB, Criterion::Bytes), (2048, 8192));
-        for interval in [1, 1000, 4 * KIB - 1] {
+        assert_eq!(first(512 * KIB, Criterion::Bytes), (512, 8192));
+        assert_eq!(first(64 * KIB, Criterion::Bytes), (512, 8192));
+        assert_eq!(first(64 * KIB - 1, Criterion::Bytes), (2048, 16384));
+        assert_eq!(first(16 * KIB, Criterion::Bytes), (2048, 16384));
+        for interval in [1, 1000, 4 * KIB, 16 * KIB - 1] {
             assert_eq!(first(interval, Criterion::Bytes), (16384, 65536));
         }
         assert_eq!(first(0, Criterion::Bytes), (128, 0), "without samples there are no stacks");
         assert_eq!(first(10, Criterion::Allocations), (16384, 65536));
-        assert_eq!(first(100, Criterion::SizeClass), (2048, 8192));
-        assert_eq!(first(10_000, Criterion::Allocations), (512, 2048));
+        assert_eq!(first(256, Criterion::SizeClass), (2048, 16384));
+        assert_eq!(first(10_000, Criterion::Allocations), (512, 8192));
         assert_eq!(RingSizes::of_interval(1, Criterion::Bytes, false).stacks.first_bytes, 0, "none are copied");
     }
 
     #[test]
     fn sizes_that_were_given_stay() {
         let sizes = RingSizes::fixed(MIB, 1 << 30);
-        assert!(sizes.are_fixed() && !RingSizes::of_interval(4 * KIB, Criterion::Bytes, true).are_fixed());
+        assert!(sizes.are_fixed() && !RingSizes::of_interval(16 * KIB, Criterion::Bytes, true).are_fixed());
         let mut growth = RingGrowth::new(sizes.events);
         assert_eq!(growth.look(MIB, MIB, SECOND), None);
         assert_eq!(growth.look(MIB, 0, 1 << 60), None);
@@ -193,7 +193,7 @@ mod tests {
     }
 
     fn stacks() -> RingGrowth {
-        RingGrowth::new(RingSizes::of_interval(512 * KIB, Criterion::Bytes, true).stacks)
+        RingGrowth::new(RingLimits { first_bytes: 2 * MIB, most_bytes: 64 * MIB })
     }
 
     #[test]
@@ -202,7 +202,7 @@ mod tests {
         assert_eq!(growth.look(2 * MIB, 512 * KIB - 1, 0), None);
         assert_eq!(growth.look(2 * MIB, 512 * KIB, 0), Some(8 * MIB));
         assert_eq!(growth.look(8 * MIB, 512 * KIB, 0), None, "there is room now");
-        assert_eq!(growth.look(8 * MIB, 8 * MIB, 0), Some(64 * MIB), "far at once");
+        assert_eq!(growth.look(8 * MIB, 5 * MIB, 0), Some(64 * MIB), "more than half was in use");
         assert_eq!(growth.look(64 * MIB, 64 * MIB, 0), None);
     }
 
@@ -225,16 +225,17 @@ mod tests {
         let mut growth = stacks();
         assert_eq!(growth.look(2 * MIB, 0, 1000 * SECOND), None);
         assert_eq!(growth.look(2 * MIB, 2 * MIB, 1000 * SECOND), Some(32 * MIB));
-        assert_eq!(growth.look(32 * MIB, 0, 1119 * SECOND), None);
-        assert_eq!(growth.look(32 * MIB, 0, 1120 * SECOND), Some(8 * MIB), "after two minutes");
+        assert_eq!(growth.look(32 * MIB, 8 * MIB, 1010 * SECOND), Some(64 * MIB));
+        assert_eq!(growth.look(64 * MIB, 0, 1024 * SECOND), None);
+        assert_eq!(growth.look(64 * MIB, MIB, 1025 * SECOND), Some(8 * MIB), "a quarter of a minute later");
         // In this time it was in use.
-        assert_eq!(growth.look(8 * MIB, MIB, 1130 * SECOND), None);
-        assert_eq!(growth.look(8 * MIB, 0, 1240 * SECOND), None);
-        assert_eq!(growth.look(8 * MIB, 0, 1360 * SECOND), Some(2 * MIB));
+        assert_eq!(growth.look(8 * MIB, MIB, 1030 * SECOND), None);
+        assert_eq!(growth.look(8 * MIB, 0, 1040 * SECOND), None);
+        assert_eq!(growth.look(8 * MIB, 0, 1055 * SECOND), Some(2 * MIB));
         assert_eq!(growth.look(2 * MIB, 0, 9999 * SECOND), None, "not below its first size");
         assert_eq!(growth.look(2 * MIB, 512 * KIB, 10_000 * SECOND), Some(8 * MIB));
-        assert_eq!(growth.look(8 * MIB, 0, 10_239 * SECOND), None);
-        assert_eq!(growth.look(8 * MIB, 0, 10_240 * SECOND), Some(2 * MIB), "after four");
+        assert_eq!(growth.look(8 * MIB, 0, 10_029 * SECOND), None);
+        assert_eq!(growth.look(8 * MIB, 0, 10_030 * SECOND), Some(2 * MIB), "after half a minute");
     }
 
     #[test]

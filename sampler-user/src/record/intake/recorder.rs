@@ -438,6 +438,11 @@ impl Recorder {
         self.unwinder.sweep();
     }
 
+    /// Drops unwind sections that were not used since the last call.
+    pub fn drop_unused(&mut self) {
+        self.unwinder.drop_unused();
+    }
+
     /// Drops exited processes.
     pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
         self.processes.retain(|process, _| !ended.contains(process));

@@ -88,6 +88,8 @@ pub(super) struct Housekeeping {
     pub(super) done_ns: u64,
     /// Rows moved to the overflow bucket since the profile worker was last told which stacks are still in use.
     pub(super) retired_rows: usize,
+    /// When unwind sections that are not used were last dropped (CLOCK_MONOTONIC).
+    pub(super) dropped_unused_ns: u64,
     /// Processes forgotten since memory was last given back, and when that was (CLOCK_MONOTONIC).
     pub(super) forgotten: (usize, u64),
 }
