@@ -109,6 +109,16 @@ pub mod link_kind {
     pub const OWN: u32 = 2;
 }
 
+/// The rings, by their index in the `RINGS` map.
+pub mod ring {
+    /// Small records: every sample, every free of a sample, every process event.
+    pub const EVENTS: u32 = 0;
+    /// Stack copies.
+    pub const STACKS: u32 = 1;
+    /// Number of rings.
+    pub const COUNT: usize = 2;
+}
+
 /// Faults of the kernel that tests provoke, because they are too rare to wait for. In a recording there are none, and the
 /// verifier removes their code.
 pub mod fault {
@@ -141,10 +151,8 @@ pub struct Config {
     pub stack_bytes: u64,
     /// Seed of the draws; 0 for an unpredictable one.
     pub seed: u64,
-    /// Fill level of the events ring, in bytes, at which the daemon is woken.
-    pub events_mark: u64,
-    /// The same for the stacks ring.
-    pub stacks_mark: u64,
+    /// The daemon is woken when this fraction of a ring, one in so many, is full; 0: never.
+    pub wake_share: u64,
     /// cgroup id, for [`target_rule::CGROUP`].
     pub cgroup_id: u64,
     /// Depth of that cgroup below the root.

@@ -19,6 +19,7 @@ use sampler_user::kernel::live_map::LiveMap;
 use sampler_user::kernel::loader::{Loader, MapSizes};
 use sampler_user::kernel::object;
 use sampler_user::kernel::programs::{Links, ProbePoint, Programs, Role};
+use sampler_user::kernel::ring_maps::RingId;
 use sampler_user::kernel::rings::Ring;
 use sampler_user::kernel::totals::Totals;
 
@@ -117,8 +118,6 @@ impl Kernel {
             live: u32::from(setting.live),
             stack_kind: stack_kind::NONE,
             faults: setting.faults,
-            events_mark: u64::MAX / 2,
-            stacks_mark: u64::MAX / 2,
             memory_bytes: u64::MAX,
             page_bytes: 4096,
             ..Config::default()
@@ -131,7 +130,7 @@ impl Kernel {
         control.add_target(std::process::id(), CountedBy::OwnLinks).unwrap();
         let programs = Programs::load(&loader, setting.live, None).unwrap();
         let (totals, live) = (Totals::open(&loader).unwrap(), LiveMap::open(&loader).unwrap());
-        let events = Ring::open(&loader, "EVENTS").unwrap();
+        let events = Ring::open(&loader, RingId::Events).unwrap();
         let mut kernel = Self { programs, control, totals, live, events, links: None, _turn: turn };
         kernel.links = Some(kernel.attach(Some(std::process::id())));
         Some(kernel)
@@ -367,6 +366,70 @@ fn a_block_that_cannot_be_removed_is_freed_once() {
     assert_eq!(counters.removals_refused, 32, "{counters:?}");
     let (allocated, freed) = samples(&kernel.records());
     assert_eq!(freed, allocated[..31]);
+}
+
+/// A ring is replaced by others while records come in: none is lost, each arrives once, and positions go on.
+#[test]
+fn a_ring_grows_and_shrinks_without_loss() {
+    const CALLS: u64 = 30_000;
+    let setting = Setting { live: false, events_bytes: 1 << 20, ..EVERY_CALL };
+    let Some(mut kernel) = Kernel::start(&setting) else { return };
+    for block in 1..=10 {
+        allocate(100, block * 4096, RETURNS);
+    }
+    let reserved = kernel.events.reserved_up_to();
+    assert!(kernel.events.resize(8 << 20).unwrap());
+    assert_eq!((kernel.events.size_bytes(), kernel.events.fill_bytes()), (8 << 20, 0));
+    assert_eq!(kernel.events.reserved_up_to(), reserved, "what is in the old ring is still to be read");
+    assert!(!kernel.events.resize(1 << 20).unwrap(), "not before the old one has been read");
+    for block in 11..=20 {
+        allocate(100, block * 4096, RETURNS);
+    }
+    assert_eq!(kernel.events.reserved_up_to(), 2 * reserved);
+    let addresses: Vec<u64> = kernel.records().iter().map(address).collect();
+    assert_eq!(addresses, (1..=20).map(|block| block * 4096).collect::<Vec<_>>(), "the old ring's records first");
+    assert_eq!(kernel.events.read_up_to(), 2 * reserved);
+
+    let (mut arrived, mut sizes) =
+        (Vec::new(), (12..=23).map(|bits| 1 << bits).chain((12..=23).rev().map(|bits| 1 << bits)));
+    let done = AtomicU64::new(0);
+    std::thread::scope(|scope| {
+        for thread in 1..=2 {
+            let done = &done;
+            scope.spawn(move || {
+                for call in 0..CALLS {
+                    allocate(100, (thread << 32) + (call << 4), RETURNS);
+                }
+                done.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        let events = &mut kernel.events;
+        loop {
+            let ended = done.load(Ordering::SeqCst) == 2;
+            while events.drain(|record| arrived.extend(decode(&record).as_ref().map(address))) > 0 {}
+            if let Some(bytes) = sizes.next() {
+                let _ = events.resize(bytes).unwrap();
+            } else if ended {
+                break;
+            }
+        }
+    });
+    let counters = kernel.counters();
+    assert_eq!(counters.submitted + counters.lost_ring_full, 2 * CALLS + 20, "{counters:?}");
+    assert_eq!(kernel.events.reserved_up_to(), kernel.events.read_up_to());
+    assert_eq!(arrived.len() as u64, counters.submitted - 20, "each that was submitted arrives");
+    for thread in 1..=2 {
+        let of_thread: Vec<u64> = arrived.iter().copied().filter(|address| address >> 32 == thread).collect();
+        assert!(of_thread.is_sorted_by(|a, b| a < b), "once, and in order");
+    }
+}
+
+/// Address of the block that a record tells of.
+fn address(record: &Event) -> u64 {
+    match record {
+        Event::Allocation(record) => record.address,
+        other => panic!("{other:?}"),
+    }
 }
 
 /// While the interval changes all the time, each sample has the interval that its draw was made with: a draw of mean 2

@@ -225,6 +225,11 @@ impl Unwinder {
         self.stacks.sweep();
     }
 
+    /// Drops unwind sections that were not used since the last call.
+    pub fn drop_unused(&mut self) {
+        self.rules.modules.drop_unused();
+    }
+
     /// The counters so far.
     pub fn statistics(&self) -> Statistics {
         Statistics {

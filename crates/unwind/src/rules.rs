@@ -22,7 +22,13 @@ pub struct Rules {
 impl Rules {
     /// No rules yet; at most `section_bytes` of unwind sections will be held.
     pub fn new(section_bytes: usize) -> Self {
-        let modules = LoadedModules { loaded: HashMap::new(), budget_bytes: section_bytes, held_bytes: 0, clock: 0 };
+        let modules = LoadedModules {
+            loaded: HashMap::new(),
+            budget_bytes: section_bytes,
+            held_bytes: 0,
+            clock: 0,
+            looked_at: 0,
+        };
         Self { cache: RuleCache::default(), modules, context: Context::new() }
     }
 
@@ -97,6 +103,8 @@ pub struct LoadedModules {
     budget_bytes: usize,
     held_bytes: usize,
     clock: u64,
+    /// The clock at the last [`Self::drop_unused`].
+    looked_at: u64,
 }
 
 struct Loaded {
@@ -114,6 +122,13 @@ impl LoadedModules {
     /// Bytes that they take.
     pub fn held_bytes(&self) -> usize {
         self.held_bytes
+    }
+
+    /// Drops those that were not used since the last call. Rules found in them stay, so few are read again.
+    pub fn drop_unused(&mut self) {
+        let since = std::mem::replace(&mut self.looked_at, self.clock);
+        self.loaded.retain(|_, loaded| loaded.used > since);
+        self.held_bytes = self.loaded.values().map(|loaded| loaded.size_bytes).sum();
     }
 
     fn cfi(&mut self, files: &mut dyn ModuleFiles, module: ModuleId) -> Result<Arc<ModuleCfi>, Arc<str>> {
@@ -144,5 +159,54 @@ fn load(files: &mut dyn ModuleFiles, module: ModuleId) -> Result<Arc<ModuleCfi>,
         Ok(Ok(cfi)) => Ok(Arc::new(cfi)),
         Ok(Err(error)) => Err(error.to_string().into()),
         Err(_) => Err("malformed file".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+    use crate::image::Image;
+
+    /// Gives every module this program's own file.
+    struct Own(u32);
+
+    impl ModuleFiles for Own {
+        fn image(&mut self, _: ModuleId) -> Result<Arc<dyn Image>, String> {
+            self.0 += 1;
+            File::open("/proc/self/exe").map(|file| Arc::new(file) as Arc<dyn Image>).map_err(|it| it.to_string())
+        }
+
+        fn path(&self, _: ModuleId) -> Arc<str> {
+            "/proc/self/exe".into()
+        }
+
+        fn build_id(&self, _: ModuleId) -> Option<Vec<u8>> {
+            None
+        }
+
+        fn is_anonymous(&self, _: ModuleId) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn sections_that_were_not_used_for_a_while_are_dropped() {
+        let (mut rules, mut files) = (Rules::new(1 << 30), Own(0));
+        let [one, two] = [1, 2].map(ModuleId);
+        for module in [one, two, one] {
+            rules.modules.cfi(&mut files, module).expect("our own file");
+        }
+        let both = rules.modules.held_bytes();
+        rules.modules.drop_unused();
+        assert_eq!((rules.modules.count(), files.0), (2, 2), "both were used");
+        rules.modules.cfi(&mut files, one).expect("our own file");
+        rules.modules.drop_unused();
+        assert_eq!((rules.modules.count(), rules.modules.held_bytes()), (1, both / 2));
+        rules.modules.drop_unused();
+        assert_eq!((rules.modules.count(), rules.modules.held_bytes()), (0, 0));
+        rules.modules.cfi(&mut files, two).expect("our own file");
+        assert_eq!((rules.modules.held_bytes(), files.0), (both / 2, 3), "read again");
     }
 }

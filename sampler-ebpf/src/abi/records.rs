@@ -36,9 +36,9 @@ pub mod stack_kind {
     pub const NONE: u32 = 0;
     /// The kernel's frame-pointer walk; `stack_id` is its key in the `STACK_TRACES` map.
     pub const FRAME_POINTERS: u32 = 1;
-    /// Registers and a copy of the stack's top, in the `STACKS` ring under the same sample id.
+    /// Registers and a copy of the stack's top, in the stacks ring under the same sample id.
     pub const COPIED: u32 = 2;
-    /// No stack: its copy did not fit into the `STACKS` ring.
+    /// No stack: its copy did not fit into the stacks ring.
     pub const LOST_NO_ROOM: u32 = 3;
     /// No stack: the `STACK_TRACES` map had no place for it.
     pub const LOST_TABLE_FULL: u32 = 4;
@@ -52,7 +52,7 @@ pub mod copy_end {
     pub const STACK_BYTES: u32 = 1;
     /// The top of the stack is not known, and the copy is as long as the `STACK_LIMITS` map says for the process.
     pub const PROCESS_LIMIT: u32 = 2;
-    /// The `STACKS` ring had no room for more.
+    /// The stacks ring had no room for more.
     pub const ROOM: u32 = 3;
 }
 
@@ -179,7 +179,7 @@ pub struct InFlightCall {
     pub caller: u64,
 }
 
-/// Header of a record in the `STACKS` ring, followed by `copied_bytes` bytes of stack from `registers.sp` up.
+/// Header of a record in the stacks ring, followed by `copied_bytes` bytes of stack from `registers.sp` up.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct StackRecord {

@@ -375,7 +375,7 @@ pub fn report(
     let sample = u64::from(state.ordinal) << 32 | u64::from(state.sequence);
     // The record is reserved before the clock is read, as everywhere: every record with a time up to T was reserved by
     // T.
-    let Some(record) = output::reserve::<AllocationRecord>(maps::events()) else {
+    let Some(record) = output::reserve::<AllocationRecord>() else {
         state.counters.lost_ring_full += 1;
         state.counters.lost_ring_full_bytes += pending.size;
         count_record_lost();

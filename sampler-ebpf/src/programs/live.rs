@@ -7,7 +7,7 @@ use crate::ablation;
 use crate::config::config;
 use crate::counters::{self, add_shared, count_removal_refused, exchange_if_equal};
 use crate::filter;
-use crate::maps::{self, LIVE};
+use crate::maps::LIVE;
 use crate::output;
 use crate::process::{current_pid_tgid, current_task, process_of, space_of};
 use crate::thread::ThreadState;
@@ -73,7 +73,7 @@ pub fn report_without_state(address: u64) {
 #[inline(always)]
 fn take_with_record(key: LiveKey) -> Option<(LiveValue, Option<&'static mut FreeRecord>)> {
     let value = tracked(key)?;
-    let record = output::reserve::<FreeRecord>(maps::events());
+    let record = output::reserve::<FreeRecord>();
     if remove(key, value.sample) {
         return Some((value, record));
     }

@@ -14,6 +14,7 @@ mod config;
 mod context;
 mod memory;
 mod nothing;
+mod ring_array;
 mod task_storage;
 mod thread;
 

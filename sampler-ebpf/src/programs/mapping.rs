@@ -201,7 +201,7 @@ fn mapped(ctx: *mut c_void, call: &SystemCall, state: &mut ThreadState, site: u3
 
 #[inline(always)]
 fn submit_unmap(state: &mut ThreadState, start: u64, end: u64, time_ns: u64) {
-    let Some(record) = output::reserve::<UnmapRecord>(maps::events()) else { return lose_unmap(state, end - start) };
+    let Some(record) = output::reserve::<UnmapRecord>() else { return lose_unmap(state, end - start) };
     *record = UnmapRecord { kind: kind::UNMAP, tid: state.tid, space: state.space, start, end, time_ns };
     // SAFETY: `record` was reserved above, and is not used afterwards.
     unsafe { output::submit(record) };

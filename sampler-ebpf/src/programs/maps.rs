@@ -1,15 +1,16 @@
 //! The maps. Where the daemon sets a size, the one here is a placeholder.
 
 use core::ffi::c_void;
-use core::ptr::{addr_of, from_ref};
+use core::ptr::from_ref;
 
 use aya_ebpf::bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC};
-use aya_ebpf::btf_maps::{Array, HashMap, RingBuf, StackTrace};
+use aya_ebpf::btf_maps::{Array, HashMap, StackTrace};
 use aya_ebpf::macros::btf_map;
 use sampler_ebpf::abi;
 use sampler_ebpf::abi::{Control, Counters, FileRanges, LiveKey, LiveValue, ProcessKey, Progress, Site};
 use sampler_ebpf::geometric::DrawConstants;
 
+use crate::ring_array::{Ring, RingArray};
 use crate::task_storage::TaskStorage;
 use crate::thread::ThreadState;
 
@@ -34,12 +35,9 @@ pub static TOTALS: HashMap<ProcessKey, Counters, 65536, { BPF_F_NO_PREALLOC as u
 /// Target processes, if they are listed.
 #[btf_map]
 pub static TARGETS: HashMap<u32, u32, 65536, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
-/// Small records: every sample, every free of a sample, every process event.
+/// The rings that records go to now, by [`abi::ring`]. The daemon puts a larger one in its place when one fills up.
 #[btf_map]
-pub static EVENTS: RingBuf<[u8; 0], 16777216> = RingBuf::new();
-/// Stack copies.
-#[btf_map]
-pub static STACKS: RingBuf<[u8; 0], 67108864> = RingBuf::new();
+pub static RINGS: RingArray<{ abi::ring::COUNT }> = RingArray::new();
 /// Stacks taken by the kernel's frame-pointer walk.
 #[btf_map]
 pub static STACK_TRACES: StackTrace<16384> = StackTrace::new();
@@ -99,14 +97,14 @@ pub fn trials_of_class(class: usize) -> u64 {
     TRIALS.get(class as u32).map_or(1, |trials| *trials)
 }
 
-/// Address of the events ring, for the helpers.
+/// The ring that small records go to.
 #[inline(always)]
-pub fn events() -> *mut c_void {
-    addr_of!(EVENTS).cast_mut().cast()
+pub fn events() -> Option<Ring> {
+    RINGS.get(abi::ring::EVENTS)
 }
 
-/// Address of the stacks ring, for the helpers.
+/// The ring that stack copies go to.
 #[inline(always)]
-pub fn stacks() -> *mut c_void {
-    addr_of!(STACKS).cast_mut().cast()
+pub fn stacks() -> Option<Ring> {
+    RINGS.get(abi::ring::STACKS)
 }

@@ -1,25 +1,23 @@
 //! Writes records into the events ring.
 
-use core::ffi::c_void;
-
-use aya_ebpf::bindings::{BPF_RB_AVAIL_DATA, BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
-use aya_ebpf::helpers::generated::{
-    bpf_ktime_get_ns, bpf_ringbuf_discard, bpf_ringbuf_query, bpf_ringbuf_reserve, bpf_ringbuf_submit,
-};
+use aya_ebpf::bindings::{BPF_RB_FORCE_WAKEUP, BPF_RB_NO_WAKEUP};
+use aya_ebpf::helpers::generated::{bpf_ktime_get_ns, bpf_ringbuf_discard, bpf_ringbuf_submit};
 use sampler_ebpf::abi::{FreeRecord, LiveValue, ProcessKey, ProcessRecord, kind};
 use zerocopy::FromBytes;
 
 use crate::config::config;
 use crate::counters::{self, add_shared, count_record_lost};
 use crate::maps;
+use crate::ring_array::Ring;
 use crate::thread::ThreadState;
 
-/// Reserves space for a record. It must be submitted or discarded: the verifier rejects a program that does neither.
+/// Reserves space for a record of the events ring. It must be submitted or discarded: the verifier rejects a program that
+/// does neither.
 #[inline(always)]
-pub fn reserve<T: FromBytes>(ring: *mut c_void) -> Option<&'static mut T> {
-    // SAFETY: `ring` is one of the two rings' maps, as the helper expects. It returns null or space for
-    // `size_of::<T>()` bytes, aligned to 8, which nothing else refers to. Any bytes are a valid `T` (`FromBytes`).
-    unsafe { bpf_ringbuf_reserve(ring, size_of::<T>() as u64, 0).cast::<T>().as_mut() }
+pub fn reserve<T: FromBytes>() -> Option<&'static mut T> {
+    // SAFETY: the helper returns null or space for `size_of::<T>()` bytes, aligned to 8, which nothing else refers to. Any
+    // bytes are a valid `T` (`FromBytes`).
+    unsafe { maps::events()?.reserve(size_of::<T>() as u64).cast::<T>().as_mut() }
 }
 
 /// Submits a record of the events ring to the daemon.
@@ -28,7 +26,7 @@ pub fn reserve<T: FromBytes>(ring: *mut c_void) -> Option<&'static mut T> {
 /// `record` must come from [`reserve`], and must not be used afterwards.
 #[inline(always)]
 pub unsafe fn submit<T>(record: &mut T) {
-    let flags = wake_up(maps::events(), config!(events_mark), 0);
+    let flags = maps::events().map_or(u64::from(BPF_RB_NO_WAKEUP), |ring| wake_up(ring, 0));
     // SAFETY: the caller promises that `record` is a reservation. The reservation ends here.
     unsafe { bpf_ringbuf_submit(core::ptr::from_mut(record).cast(), flags) };
 }
@@ -37,7 +35,7 @@ pub unsafe fn submit<T>(record: &mut T) {
 /// event of its sleep, and a ring that is filling up. `record_bytes`: size of the record, if it may be wider than the
 /// mark.
 #[inline(always)]
-pub fn wake_up(ring: *mut c_void, mark: u64, record_bytes: u64) -> u64 {
+pub fn wake_up(ring: Ring, record_bytes: u64) -> u64 {
     if let Some(sleep) = maps::SLEEP.get_ptr_mut(0) {
         // SAFETY: the pointer is to the map's value, an aligned u32. If two CPUs both read the 1, both wake the daemon.
         unsafe {
@@ -47,8 +45,11 @@ pub fn wake_up(ring: *mut c_void, mark: u64, record_bytes: u64) -> u64 {
             }
         }
     }
-    // SAFETY: `ring` is one of the two rings' maps, as the helper expects.
-    let fill = unsafe { bpf_ringbuf_query(ring, u64::from(BPF_RB_AVAIL_DATA)) };
+    let share = config!(wake_share);
+    if share == 0 {
+        return u64::from(BPF_RB_NO_WAKEUP);
+    }
+    let (fill, mark) = (ring.fill(), ring.size() / share);
     // Only while the fill level crosses the mark. The mark is several records wide, so that concurrent writers cannot
     // all miss it.
     if fill >= mark && fill < mark + mark / 8 + record_bytes {
@@ -77,7 +78,7 @@ pub unsafe fn discard<T>(record: &mut T) {
 /// Reports the free of a tracked sample that has already been removed from the live map.
 #[inline(always)]
 pub fn submit_free(state: &mut ThreadState, value: &LiveValue) {
-    let record = reserve::<FreeRecord>(maps::events());
+    let record = reserve::<FreeRecord>();
     complete_free(state, value, record);
 }
 
@@ -142,7 +143,7 @@ fn write_free(record: &'static mut FreeRecord, tid: u32, space: ProcessKey, valu
 /// Reports that a process forked, exec'ed or exited. Returns whether the record fit.
 #[inline(always)]
 pub fn submit_process(event: u32, child_tgid: u32, process: ProcessKey, next: ProcessKey) -> bool {
-    let Some(record) = reserve::<ProcessRecord>(maps::events()) else { return false };
+    let Some(record) = reserve::<ProcessRecord>() else { return false };
     *record = ProcessRecord { kind: event, child_tgid, time_ns: now(), process, next };
     if event == kind::FORK && config!(target_rules) == 0 {
         // Every target is named: the child's allocations are not seen until the daemon has linked its probes, so it is

@@ -7,10 +7,8 @@
 
 use core::ffi::c_void;
 
-use aya_ebpf::bindings::{BPF_F_USER_STACK, BPF_RB_AVAIL_DATA, BPF_RB_RING_SIZE};
-use aya_ebpf::helpers::generated::{
-    bpf_get_stackid, bpf_probe_read_user, bpf_ringbuf_query, bpf_ringbuf_reserve, bpf_ringbuf_submit,
-};
+use aya_ebpf::bindings::BPF_F_USER_STACK;
+use aya_ebpf::helpers::generated::{bpf_get_stackid, bpf_probe_read_user, bpf_ringbuf_submit};
 use sampler_ebpf::abi::{
     FIRST_STACK_BYTES, LARGEST_STACK_BYTES, MOST_MISSING_PAGES, Registers, STACK_ROOM_SHARE, StackRecord, copy_end,
     stack_kind,
@@ -21,6 +19,7 @@ use crate::maps::{self, STACK_LIMITS, STACK_TRACES};
 use crate::memory::read_kernel;
 use crate::output;
 use crate::process::current_task;
+use crate::ring_array::Ring;
 use crate::thread::ThreadState;
 
 /// The smallest page size. Larger pages are multiples of it.
@@ -87,6 +86,7 @@ fn distance_to_top(sp: u64) -> Option<u64> {
 
 #[inline(always)]
 fn copy(registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
+    let Some(ring) = maps::stacks() else { return without(stack_kind::LOST_NO_ROOM) };
     let most = config!(stack_bytes);
     let (mut wanted, mut ends_at) = match distance_to_top(registers.sp) {
         Some(distance) if distance <= most => (distance, copy_end::TOP),
@@ -94,7 +94,7 @@ fn copy(registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -
         None => (limit_of_process(state).min(most), copy_end::PROCESS_LIMIT),
     };
     if wanted > FIRST_STACK_BYTES {
-        let room = room();
+        let room = room(ring);
         if wanted > room {
             (wanted, ends_at) = (room, copy_end::ROOM);
         }
@@ -111,14 +111,14 @@ fn copy(registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -
         reserved: 0,
     };
     if wanted <= FIRST_STACK_BYTES {
-        return copy_short(&head, wanted);
+        return copy_short(ring, &head, wanted);
     }
-    let taken = copy_long(&head, wanted);
+    let taken = copy_long(ring, &head, wanted);
     if taken.kind != stack_kind::LOST_NO_ROOM {
         return taken;
     }
     // Other CPUs were faster.
-    copy_short(&StackRecord { ends_at: copy_end::ROOM, ..head }, FIRST_STACK_BYTES)
+    copy_short(ring, &StackRecord { ends_at: copy_end::ROOM, ..head }, FIRST_STACK_BYTES)
 }
 
 /// Most bytes that are copied of a stack of the calling process whose top is not known.
@@ -130,63 +130,60 @@ fn limit_of_process(state: &ThreadState) -> u64 {
 
 /// Most bytes that a long copy may take of what is left of the ring.
 #[inline(always)]
-fn room() -> u64 {
-    // SAFETY: the map is a ring, as the helper expects.
-    let query = |what: u32| unsafe { bpf_ringbuf_query(maps::stacks(), u64::from(what)) };
-    let left = query(BPF_RB_RING_SIZE).saturating_sub(query(BPF_RB_AVAIL_DATA));
+fn room(ring: Ring) -> u64 {
+    let left = ring.size().saturating_sub(ring.fill());
     (left / STACK_ROOM_SHARE).max(FIRST_STACK_BYTES)
 }
 
 /// Copies at most [`FIRST_STACK_BYTES`]. A reservation must have a constant size, so it takes the smallest class that is
 /// large enough.
 #[inline(always)]
-fn copy_short(head: &StackRecord, wanted: u64) -> Taken {
+fn copy_short(ring: Ring, head: &StackRecord, wanted: u64) -> Taken {
     if wanted <= 4 << 10 {
-        return copy_into::<{ 4 << 10 }>(head, wanted);
+        return copy_into::<{ 4 << 10 }>(ring, head, wanted);
     }
     if wanted <= 8 << 10 {
-        return copy_into::<{ 8 << 10 }>(head, wanted);
+        return copy_into::<{ 8 << 10 }>(ring, head, wanted);
     }
     if wanted <= 16 << 10 {
-        return copy_into::<{ 16 << 10 }>(head, wanted);
+        return copy_into::<{ 16 << 10 }>(ring, head, wanted);
     }
     if wanted <= 32 << 10 {
-        return copy_into::<{ 32 << 10 }>(head, wanted);
+        return copy_into::<{ 32 << 10 }>(ring, head, wanted);
     }
-    copy_into::<FIRST_STACK_BYTES>(head, wanted)
+    copy_into::<FIRST_STACK_BYTES>(ring, head, wanted)
 }
 
 /// Copies more than that. The classes are closer, because they are large.
 #[inline(always)]
-fn copy_long(head: &StackRecord, wanted: u64) -> Taken {
+fn copy_long(ring: Ring, head: &StackRecord, wanted: u64) -> Taken {
     if wanted <= 96 << 10 {
-        return copy_into::<{ 96 << 10 }>(head, wanted);
+        return copy_into::<{ 96 << 10 }>(ring, head, wanted);
     }
     if wanted <= 128 << 10 {
-        return copy_into::<{ 128 << 10 }>(head, wanted);
+        return copy_into::<{ 128 << 10 }>(ring, head, wanted);
     }
     if wanted <= 192 << 10 {
-        return copy_into::<{ 192 << 10 }>(head, wanted);
+        return copy_into::<{ 192 << 10 }>(ring, head, wanted);
     }
     if wanted <= 256 << 10 {
-        return copy_into::<{ 256 << 10 }>(head, wanted);
+        return copy_into::<{ 256 << 10 }>(ring, head, wanted);
     }
     if wanted <= 384 << 10 {
-        return copy_into::<{ 384 << 10 }>(head, wanted);
+        return copy_into::<{ 384 << 10 }>(ring, head, wanted);
     }
     if wanted <= 512 << 10 {
-        return copy_into::<{ 512 << 10 }>(head, wanted);
+        return copy_into::<{ 512 << 10 }>(ring, head, wanted);
     }
     if wanted <= 768 << 10 {
-        return copy_into::<{ 768 << 10 }>(head, wanted);
+        return copy_into::<{ 768 << 10 }>(ring, head, wanted);
     }
-    copy_into::<{ 1 << 20 }>(head, wanted)
+    copy_into::<{ 1 << 20 }>(ring, head, wanted)
 }
 
 #[inline(always)]
-fn copy_into<const CLASS: u64>(head: &StackRecord, wanted: u64) -> Taken {
-    // SAFETY: the map is a ring and the size is a constant, as the helper expects; its result is checked.
-    let record = unsafe { bpf_ringbuf_reserve(maps::stacks(), HEADER + CLASS, 0) }.cast::<StackRecord>();
+fn copy_into<const CLASS: u64>(ring: Ring, head: &StackRecord, wanted: u64) -> Taken {
+    let record = ring.reserve(HEADER + CLASS).cast::<StackRecord>();
     if record.is_null() {
         return without(stack_kind::LOST_NO_ROOM);
     }
@@ -201,7 +198,7 @@ fn copy_into<const CLASS: u64>(head: &StackRecord, wanted: u64) -> Taken {
     if status != 0 {
         bytes = copy_pages::<CLASS>(record, sp, bytes);
     }
-    let flags = output::wake_up(maps::stacks(), config!(stacks_mark), HEADER + CLASS);
+    let flags = output::wake_up(ring, HEADER + CLASS);
     // SAFETY: the reservation begins with the header, and is submitted here and nowhere else.
     unsafe {
         (*record).copied_bytes = bytes as u32;

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-use sampler_ebpf::abi::{Config, FIRST_STACK_BYTES, LARGEST_STACK_COPY, stack_kind};
+use sampler_ebpf::abi::{Config, LARGEST_STACK_COPY, stack_kind};
 
 use super::allocators;
 use super::error::PlanError;
@@ -15,10 +15,12 @@ use super::values::{Interval, Overhead};
 use crate::host::limits::{Limits, memory_bytes};
 use crate::host::process::select;
 use crate::kernel::loader::MapSizes;
+use crate::kernel::ring_maps::whole_size;
 use crate::output::{self, Output};
 use crate::record::plan::{
     BudgetPlan, Display, KernelPlan, OutputPlan, RecordPlan, SamplingPlan, StackPlan, Targets, TriggerOptions, Unwind,
 };
+use crate::record::ring_sizes::{RingSizes, WAKE_SHARE};
 use crate::run::RunPlan;
 use crate::sampling::size_classes::ClassRule;
 use crate::serve::ServePlan;
@@ -59,7 +61,7 @@ pub fn plan(args: &RecordArgs) -> Result<RunPlan, PlanError> {
         follow: !args.target.no_follow,
         allocators,
     };
-    let kernel = kernel(args, &targets, &rules);
+    let kernel = kernel(args, &targets, &rules, ring_sizes(args, interval, classes.as_ref()));
     let recording = RecordPlan {
         targets,
         duration: args.duration,
@@ -105,7 +107,7 @@ fn check_options(args: &RecordArgs) -> Result<Rules, PlanError> {
     if args.stacks.stack_bytes > LARGEST_STACK_COPY {
         return Err(PlanError::Usage(format!("--stack-bytes: the most is {LARGEST_STACK_COPY} bytes (1MiB)")));
     }
-    if args.limits.ring_bytes == 0 || args.limits.ring_bytes > LARGEST_RING {
+    if args.limits.ring_bytes.is_some_and(|bytes| bytes == 0 || bytes > LARGEST_RING) {
         return Err(PlanError::Usage(format!("--ring-bytes: the range is 1 to {LARGEST_RING} bytes (1GiB)")));
     }
     Ok(rules)
@@ -163,11 +165,22 @@ fn budget(args: &RecordArgs) -> BudgetPlan {
     }
 }
 
-fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules) -> KernelPlan {
+/// Sizes of the rings: those given, or by how much is sampled.
+fn ring_sizes(args: &RecordArgs, interval: u64, classes: Option<&ClassRule>) -> RingSizes {
+    if let Some(bytes) = args.limits.ring_bytes {
+        return RingSizes::fixed(whole_size(bytes), LARGEST_RING);
+    }
+    let interval = match classes {
+        Some(ClassRule::Even(overall)) => *overall,
+        Some(ClassRule::Given(_)) => 1,
+        None => interval,
+    };
+    let copies = Unwind::from(args.stacks.unwind) != Unwind::FramePointers;
+    RingSizes::of_interval(interval, args.sampling.criterion.into(), copies)
+}
+
+fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules, rings: RingSizes) -> KernelPlan {
     let (limits, stacks) = (&args.limits, &args.stacks);
-    let events_bytes = limits.ring_bytes.next_power_of_two().max(procfs::page_size());
-    // The ring must hold several stack copies. Long ones are made only while there is room.
-    let stacks_bytes = (4 * events_bytes).clamp(4 * FIRST_STACK_BYTES, LARGEST_RING);
     let config = Config {
         target_rules: target_rules(targets),
         follow: u32::from(targets.follow),
@@ -182,20 +195,19 @@ fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules) -> KernelPlan {
         page_bytes: procfs::page_size(),
         stack_bytes: stacks.stack_bytes,
         seed: args.sampling.seed.unwrap_or(0),
-        events_mark: events_bytes / 4,
-        stacks_mark: stacks_bytes / 4,
+        wake_share: WAKE_SHARE,
         cgroup_id: rules.cgroup.as_ref().map_or(0, |group| group.id),
         cgroup_level: rules.cgroup.as_ref().map_or(0, level_of),
         comm_pattern: rules.comm_pattern,
         ..Config::default()
     };
     let sizes = MapSizes {
-        events_bytes: events_bytes as u32,
-        stacks_bytes: stacks_bytes as u32,
+        events_bytes: rings.events.first_bytes as u32,
+        stacks_bytes: rings.stacks.first_bytes as u32,
         live_max: limits.live_max,
         stack_traces_max: 16384,
     };
-    KernelPlan { config, sizes, link: limits.link.kind() }
+    KernelPlan { config, sizes, rings, link: limits.link.kind() }
 }
 
 /// Sampling interval under `-i auto` until the call rate is known. That takes a short time, and this interval is

@@ -161,9 +161,10 @@ pub struct StackArgs {
 /// Room for data, and what probes may cost.
 #[derive(Debug, Args)]
 pub struct LimitArgs {
-    /// Room for events
-    #[arg(long, value_name = "SIZE", default_value = "16MiB", value_parser = parse_size, help_heading = "Limits")]
-    pub ring_bytes: u64,
+    /// Room for events; stacks have four times as much. Without it, both begin with what the interval needs, and grow with
+    /// need: up to 16 MiB for events, 64 MiB for stacks
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, help_heading = "Limits")]
+    pub ring_bytes: Option<u64>,
     /// Most tracked live samples
     #[arg(long, value_name = "N", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1..=(1 << 26)), help_heading = "Limits")]
     pub live_max: u32,

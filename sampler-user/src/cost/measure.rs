@@ -20,6 +20,8 @@ use crate::kernel::programs::LinkKind;
 const CALLS: u64 = 4_000;
 /// Calls per slice if each call is sampled, or takes microseconds.
 const SLOW_CALLS: u64 = 1_000;
+/// Size of the events ring for such a slice, bytes. Each sample takes some 200 bytes, and 4.3 KiB of the stacks ring.
+const SLOW_EVENTS_BYTES: u32 = 2 << 20;
 /// Slices of each kind. The fastest counts, as every disturbance (such as another recording's probes) only adds time.
 const ROUNDS: usize = 5;
 /// Slices of each kind with perf links: the kernel takes 0.1 s and more to remove one.
@@ -152,7 +154,8 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
     let plain = Setting { interval: 0, link, ..Setting::DEFAULT };
     let mut full = Recording::load(object, plain, &allocator, pid)?;
     let mut allocations = Recording::load(object, Setting { live: false, ..plain }, &allocator, pid)?;
-    let mut sampled = Recording::load(object, Setting { interval: 1, ..plain }, &allocator, pid)?;
+    let mut sampled =
+        Recording::load(object, Setting { interval: 1, events_bytes: SLOW_EVENTS_BYTES, ..plain }, &allocator, pid)?;
     let mut nothing = Baseline::load(object)?;
 
     let mut slices = Slices::default();

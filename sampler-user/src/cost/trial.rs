@@ -22,13 +22,10 @@ use crate::heap::event::decode_stack;
 use crate::kernel::control::{ControlMaps, CountedBy};
 use crate::kernel::loader::{Loader, MapSizes, ProgramKind};
 use crate::kernel::programs::{LinkKind, Programs};
+use crate::kernel::ring_maps::RingId;
 use crate::kernel::rings::Ring;
 use crate::kernel::{KernelError, sys};
 use crate::sampling::criterion_code;
-
-/// Map sizes of a recording, with room for all records of a slice, which nobody reads meanwhile.
-const SIZES: MapSizes =
-    MapSizes { events_bytes: 16 << 20, stacks_bytes: 64 << 20, live_max: 1 << 20, stack_traces_max: 1024 };
 
 /// Smallest ring, bytes; the loader rounds it up to a page.
 const LEAST: u32 = 4096;
@@ -129,6 +126,8 @@ pub struct Setting {
     pub stack_kind: u32,
     /// Most bytes of stack copied per sample.
     pub stack_bytes: u64,
+    /// Size of the events ring, bytes. Nobody reads it during a slice. The stacks ring has four times as much.
+    pub events_bytes: u32,
     /// The functions to probe; `None`: all of the allocator's. Fewer are faster to remove, which matters for perf links.
     pub functions: Option<&'static [&'static str]>,
 }
@@ -142,6 +141,7 @@ impl Setting {
         link: None,
         stack_kind: stack_kind::COPIED,
         stack_bytes: 64 << 10,
+        events_bytes: 16 << 20,
         functions: Some(&["malloc", "free"]),
     };
 }
@@ -158,13 +158,12 @@ impl Recording {
             stack_bytes: setting.stack_bytes,
             criterion: criterion_code(setting.criterion),
             self_tgid: std::process::id(),
-            events_mark: u64::MAX / 2,
-            stacks_mark: u64::MAX / 2,
             ..Config::default()
         };
         // Without samples there are no records, so the smallest rings do.
+        let events_bytes = if setting.interval == 0 { LEAST } else { setting.events_bytes };
         let sizes =
-            if setting.interval == 0 { MapSizes { events_bytes: LEAST, stacks_bytes: LEAST, ..SIZES } } else { SIZES };
+            MapSizes { events_bytes, stacks_bytes: 4 * events_bytes, live_max: 1 << 20, stack_traces_max: 1024 };
         let loader = Loader::new(object, &config, &sizes)?;
         let mut control = ControlMaps::open(&loader)?;
         let interval = if setting.criterion == Criterion::SizeClass {
@@ -180,7 +179,7 @@ impl Recording {
             hooks = hooks.only(functions);
         }
         let (key, _) = hooks.files.examine(&allocator.path.to_string_lossy(), &allocator.file)?;
-        let (events, stacks) = (Ring::open(&loader, "EVENTS")?, Ring::open(&loader, "STACKS")?);
+        let (events, stacks) = (Ring::open(&loader, RingId::Events)?, Ring::open(&loader, RingId::Stacks)?);
         Ok(Self { programs, control, hooks, key, events, stacks, pids: vec![pid] })
     }
 

@@ -6,18 +6,19 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use aya_obj::btf::BtfFeatures;
 use aya_obj::generated::{bpf_map_type, bpf_prog_type};
 use aya_obj::{EbpfSectionKind, Features, Object};
-use sampler_ebpf::abi::{Config, SESSION_IS_RETURN};
+use sampler_ebpf::abi::{Config, SESSION_IS_RETURN, ring};
 use zerocopy::IntoBytes as _;
 
 use super::btf::KernelBtf;
+use super::ring_maps::{self, NewRing, RINGS, RingId};
 use super::{KernelError, btf, sys};
 
 /// Map sizes, chosen per recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MapSizes {
-    /// Size of the events ring in bytes: a power of two, and whole pages.
+    /// Size of the events ring at first, in bytes: a power of two. It becomes whole pages.
     pub events_bytes: u32,
-    /// Size of the stacks ring in bytes: a power of two, and whole pages.
+    /// The same of the stacks ring.
     pub stacks_bytes: u32,
     /// Maximum number of tracked live samples.
     pub live_max: u32,
@@ -45,6 +46,7 @@ pub struct Loader {
     object: Object,
     btf: OwnedFd,
     maps: HashMap<String, OwnedFd>,
+    rings: [NewRing; ring::COUNT],
     session_is_return: Option<u32>,
     task_iterator: Option<u32>,
 }
@@ -75,7 +77,7 @@ impl Loader {
             .ok_or_else(|| KernelError::Object("it has no type information".into()))?
             .to_bytes();
         let btf = sys::load_btf(&types).map_err(|(source, log)| match source.raw_os_error() {
-            Some(libc::EPERM) => permission(),
+            Some(libc::EPERM) => KernelError::permission(),
             _ => KernelError::BtfRefused { source, log },
         })?;
 
@@ -84,6 +86,10 @@ impl Loader {
         for (name, definition) in &definitions {
             maps.insert(name.clone(), create_map(name, definition, btf.as_fd(), sizes)?);
         }
+        let rings = maps.get(RINGS).ok_or_else(|| object_error(format!("it has no map {RINGS}")))?;
+        let [events, stacks] = [(RingId::Events, sizes.events_bytes), (RingId::Stacks, sizes.stacks_bytes)]
+            .map(|(id, bytes)| ring_maps::put_new(rings.as_fd(), id, u64::from(bytes)));
+        let rings = [events?, stacks?];
         let text: HashSet<usize> = object.functions.keys().map(|(section, _)| *section).collect();
         object
             .relocate_maps(definitions.iter().map(|(name, map)| (name.as_str(), maps[name].as_raw_fd(), map)), &text)
@@ -94,6 +100,7 @@ impl Loader {
             object,
             btf,
             maps,
+            rings,
             session_is_return: kernel.function_id("bpf_session_is_return"),
             task_iterator: kernel.function_id("bpf_iter_task"),
         })
@@ -152,7 +159,7 @@ impl Loader {
             lines: sys::Records { bytes: &lines, record_bytes: function.line_info_rec_size },
         })
         .map_err(|(source, log)| match source.raw_os_error() {
-            Some(libc::EPERM) => permission(),
+            Some(libc::EPERM) => KernelError::permission(),
             _ => KernelError::Program { name: name.into(), source, log: last_lines(&log, 20) },
         })
     }
@@ -163,6 +170,11 @@ impl Loader {
     /// The object has no such map.
     pub fn map(&self, name: &str) -> Result<BorrowedFd<'_>, KernelError> {
         self.maps.get(name).map(AsFd::as_fd).ok_or_else(|| object_error(format!("it has no map {name}")))
+    }
+
+    /// The ring that was created with the maps.
+    pub const fn first_ring(&self, id: RingId) -> &NewRing {
+        &self.rings[id as usize]
     }
 
     /// A map for aya's typed wrappers.
@@ -181,21 +193,17 @@ fn create_map(
     btf: BorrowedFd<'_>,
     sizes: &MapSizes,
 ) -> Result<OwnedFd, KernelError> {
-    let refused = |source: std::io::Error| match source.raw_os_error() {
-        Some(libc::EPERM) => permission(),
-        _ => KernelError::Map { name: name.into(), source },
-    };
+    let refused = |source| KernelError::of_map(name, source);
     let map_type = definition.map_type();
     let max_entries = match name {
-        // A ring consists of whole pages, which are larger on some machines.
-        "EVENTS" => sizes.events_bytes.max(page_bytes()),
-        "STACKS" => sizes.stacks_bytes.max(page_bytes()),
         "LIVE" => sizes.live_max,
         "STACK_TRACES" => sizes.stack_traces_max,
         _ => definition.max_entries(),
     };
     // These two kinds of map take no type information.
-    let untyped = [bpf_map_type::BPF_MAP_TYPE_RINGBUF as u32, bpf_map_type::BPF_MAP_TYPE_STACK_TRACE as u32];
+    let array_of_maps = bpf_map_type::BPF_MAP_TYPE_ARRAY_OF_MAPS as u32;
+    let untyped = [array_of_maps, bpf_map_type::BPF_MAP_TYPE_STACK_TRACE as u32];
+    let inner = (map_type == array_of_maps).then(|| ring_maps::create(name, 0)).transpose()?;
     let types = match definition {
         aya_obj::Map::Btf(map) if !untyped.contains(&map_type) => {
             Some((btf, map.def.btf_key_type_id, map.def.btf_value_type_id))
@@ -210,6 +218,7 @@ fn create_map(
         max_entries,
         flags: definition.map_flags(),
         btf: types,
+        inner: inner.as_ref().map(|ring| ring.fd.as_fd()),
     })
     .map_err(refused)?;
     if !definition.data().is_empty() {
@@ -219,15 +228,7 @@ fn create_map(
     Ok(map)
 }
 
-fn permission() -> KernelError {
-    KernelError::Permission { missing: "CAP_BPF and CAP_PERFMON are needed, before Linux 6.6 CAP_SYS_ADMIN".into() }
-}
-
 fn last_lines(text: &str, count: usize) -> String {
     let lines: Vec<&str> = text.lines().collect();
     lines[lines.len().saturating_sub(count)..].join("\n")
-}
-
-fn page_bytes() -> u32 {
-    u32::try_from(procfs::page_size()).unwrap_or(u32::MAX)
 }

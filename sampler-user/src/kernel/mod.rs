@@ -11,6 +11,8 @@ pub mod mappings;
 pub mod no_ops;
 pub mod object;
 pub mod programs;
+pub mod ring_maps;
+mod ring_memory;
 pub mod rings;
 pub mod stack_traces;
 pub mod sys;
@@ -103,6 +105,20 @@ pub enum KernelError {
         /// Why.
         source: io::Error,
     },
+}
+
+impl KernelError {
+    fn permission() -> Self {
+        Self::Permission { missing: "CAP_BPF and CAP_PERFMON are needed, before Linux 6.6 CAP_SYS_ADMIN".into() }
+    }
+
+    /// The kernel refused something about a map.
+    fn of_map(name: &str, source: io::Error) -> Self {
+        match source.raw_os_error() {
+            Some(libc::EPERM) => Self::permission(),
+            _ => Self::Map { name: name.into(), source },
+        }
+    }
 }
 
 /// Whether a link was refused because of the instruction itself: the kernel cannot decode it, or cannot run it out of

@@ -1,20 +1,25 @@
 //! The two ring buffers: small records of events, and stack copies.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::ptr::NonNull;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use aya::maps::{MapData, RingBuf};
 use bytes::{Bytes, BytesMut};
 
 use super::KernelError;
 use super::loader::Loader;
+use super::ring_maps::{self, NewRing, RINGS, RingId};
+use super::ring_memory::RingMemory;
 
-/// The reading end of a ring buffer.
+/// The reading end of one of the rings. A ring that has become too small is replaced by a larger one: what is in the old
+/// one is read first. Positions count on from the old one to the new one.
 pub struct Ring {
-    ring: RingBuf<MapData>,
-    consumer: Position,
-    producer: Position,
+    id: RingId,
+    rings: OwnedFd,
+    /// The ring that is read.
+    current: RingMemory,
+    /// The ring that records go to, if that is another one. No program writes to `current` any more.
+    next: Option<RingMemory>,
+    /// Bytes that were read from the rings before `current`.
+    passed_bytes: u64,
     slab: BytesMut,
     ends: Vec<usize>,
 }
@@ -23,30 +28,68 @@ pub struct Ring {
 const SLAB_BYTES: usize = 1 << 20;
 
 impl Ring {
-    /// Opens a ring by the name of its map.
+    /// Opens the ring that was created with the maps.
     ///
     /// # Errors
-    /// There is no such map, or it cannot be mapped into memory.
-    pub fn open(loader: &Loader, name: &'static str) -> Result<Self, KernelError> {
-        let ring = RingBuf::try_from(loader.typed_map(name)?)
-            .map_err(|error| KernelError::Object(format!("{name}: {error}")))?;
-        // The positions are in the two pages before the records: first the consumer's, then the producer's (Linux,
-        // kernel/bpf/ringbuf.c, struct bpf_ringbuf).
-        let [consumer, producer] = [0, 1].map(|page| Position::map(ring.as_fd(), page));
-        let unreadable = |source| KernelError::Read { what: "the positions of a ring", source };
-        let (consumer, producer) = (consumer.map_err(unreadable)?, producer.map_err(unreadable)?);
-        Ok(Self { ring, consumer, producer, slab: BytesMut::new(), ends: Vec::with_capacity(SLAB_BYTES / 64) })
+    /// It cannot be mapped into memory.
+    pub fn open(loader: &Loader, id: RingId) -> Result<Self, KernelError> {
+        let copy = |fd: BorrowedFd<'_>| {
+            fd.try_clone_to_owned().map_err(|source| KernelError::Read { what: "a descriptor of a ring", source })
+        };
+        let first = loader.first_ring(id);
+        Ok(Self {
+            id,
+            rings: copy(loader.map(RINGS)?)?,
+            current: map(id, NewRing { fd: copy(first.fd.as_fd())?, bytes: first.bytes })?,
+            next: None,
+            passed_bytes: 0,
+            slab: BytesMut::new(),
+            ends: Vec::new(),
+        })
     }
 
-    /// The producer position, in bytes since the ring was created. Every record reserved before this call is below
+    /// Puts a ring of another size in place of this one. Returns `false` if the one before has not been read up yet: then
+    /// this has to be tried again.
+    ///
+    /// # Errors
+    /// The kernel has no memory for it, or the recording's descriptors are used up. The ring stays as it is.
+    pub fn resize(&mut self, bytes: u64) -> Result<bool, KernelError> {
+        if self.next.is_some() && !self.turn() {
+            return Ok(false);
+        }
+        // Mapped first, because records are in the new ring at once.
+        let memory = map(self.id, ring_maps::create(self.id.name(), bytes)?)?;
+        ring_maps::put(self.rings.as_fd(), self.id, memory.as_fd())?;
+        self.next = Some(memory);
+        Ok(true)
+    }
+
+    /// Its name.
+    pub const fn name(&self) -> &'static str {
+        self.id.name()
+    }
+
+    /// Size of the ring that records go to, bytes.
+    pub fn size_bytes(&self) -> u64 {
+        self.written().size_bytes()
+    }
+
+    /// Bytes of records in the ring that records go to that have not been read.
+    pub fn fill_bytes(&self) -> u64 {
+        let written = self.written();
+        written.reserved_up_to().saturating_sub(written.read_up_to())
+    }
+
+    /// The producer position, in bytes since the first ring was created. Every record reserved before this call is below
     /// it.
     pub fn reserved_up_to(&self) -> u64 {
-        self.producer.get()
+        let next = self.next.as_ref().map_or(0, RingMemory::reserved_up_to);
+        self.passed_bytes + self.current.reserved_up_to() + next
     }
 
     /// The consumer position. Every record below it was handed out.
     pub fn read_up_to(&self) -> u64 {
-        self.consumer.get()
+        self.passed_bytes + self.current.read_up_to()
     }
 
     /// Copies the available records, up to about one slab, and passes each to `each`. Returns the number of records:
@@ -55,12 +98,17 @@ impl Ring {
     pub fn drain(&mut self, mut each: impl FnMut(Bytes)) -> usize {
         self.ends.clear();
         while self.slab.len() < SLAB_BYTES {
-            let Some(record) = self.ring.next() else { break };
-            if self.ends.is_empty() {
-                self.slab.reserve(SLAB_BYTES);
+            let (slab, ends) = (&mut self.slab, &mut self.ends);
+            let copied = self.current.read(|record| {
+                if ends.is_empty() {
+                    slab.reserve(SLAB_BYTES);
+                }
+                slab.extend_from_slice(record);
+                ends.push(slab.len());
+            });
+            if copied.is_none() && !self.turn() {
+                break;
             }
-            self.slab.extend_from_slice(&record);
-            self.ends.push(self.slab.len());
         }
         let mut records = self.slab.split().freeze();
         let mut start = 0;
@@ -76,9 +124,11 @@ impl Ring {
     pub fn visit(&mut self, up_to: u64, most: usize, mut each: impl FnMut(&[u8])) -> usize {
         let mut count = 0;
         while count < most && self.read_up_to() < up_to {
-            let Some(record) = self.ring.next() else { break };
-            each(&record);
-            count += 1;
+            if self.current.read(&mut each).is_some() {
+                count += 1;
+            } else if !self.turn() {
+                break;
+            }
         }
         count
     }
@@ -87,56 +137,31 @@ impl Ring {
     pub fn shrink(&mut self) {
         self.slab = BytesMut::new();
     }
+
+    fn written(&self) -> &RingMemory {
+        self.next.as_ref().unwrap_or(&self.current)
+    }
+
+    /// Goes over to the ring that took the place of this one, if there is one and this one has been read up.
+    fn turn(&mut self) -> bool {
+        if !self.current.is_empty() {
+            return false;
+        }
+        let Some(next) = self.next.take() else { return false };
+        self.passed_bytes += self.current.read_up_to();
+        self.current = next;
+        true
+    }
 }
 
 impl AsFd for Ring {
+    /// The ring that records go to.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.ring.as_fd()
+        self.written().as_fd()
     }
 }
 
-impl AsRawFd for Ring {
-    fn as_raw_fd(&self) -> std::os::fd::RawFd {
-        self.as_fd().as_raw_fd()
-    }
-}
-
-/// One of a ring's two positions. The kernel shares it in a page of its own.
-struct Position(NonNull<AtomicU64>);
-
-impl Position {
-    /// Maps the page read-only.
-    fn map(ring: BorrowedFd<'_>, page: usize) -> std::io::Result<Self> {
-        let bytes = procfs::page_size() as usize;
-        // SAFETY: with a null address the kernel chooses an unused range, so the call changes no memory that is in
-        // use.
-        let memory = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ,
-                libc::MAP_SHARED,
-                ring.as_raw_fd(),
-                (page * bytes) as libc::off_t,
-            )
-        };
-        if memory == libc::MAP_FAILED {
-            return Err(std::io::Error::last_os_error());
-        }
-        NonNull::new(memory.cast()).map(Self).ok_or_else(|| std::io::ErrorKind::AddrNotAvailable.into())
-    }
-
-    fn get(&self) -> u64 {
-        // SAFETY: the page begins with a counter of one machine word (64 bits on all supported machines), which its
-        // writers update in a single store. We only read it: the mapping is read-only. It stays mapped as long as
-        // `self`.
-        unsafe { self.0.as_ref() }.load(Ordering::Acquire)
-    }
-}
-
-impl Drop for Position {
-    fn drop(&mut self) {
-        // SAFETY: `map` made this mapping with this length, and no reference into it outlives a call of `get`.
-        unsafe { libc::munmap(self.0.as_ptr().cast(), procfs::page_size() as usize) };
-    }
+fn map(id: RingId, ring: NewRing) -> Result<RingMemory, KernelError> {
+    RingMemory::map(ring.fd, ring.bytes, id.longest_bytes())
+        .map_err(|source| KernelError::Read { what: "a ring's memory", source })
 }

@@ -1,6 +1,6 @@
 //! A recording, from its plan to its output files.
 //!
-//! Its modules: `plan` holds the options, decided and checked. `attaching` puts probes in place. `intake` reads
+//! Its modules: `plan` holds the options, decided and checked, `ring_sizes` how large the rings are. `attaching` puts probes in place. `intake` reads
 //! records. `budget` keeps the overhead of probes within the budget. `profiles` makes profiles of the samples.
 //! `outputs` writes them. `session` is the loop that drives all of them. Of these modules, each depends only on those
 //! before it.
@@ -12,6 +12,7 @@ mod intake;
 mod outputs;
 pub mod plan;
 mod profiles;
+pub mod ring_sizes;
 mod session;
 
 pub use attaching::command::NotStarted;

@@ -11,6 +11,7 @@ use crate::host::process::{ProcessInfo, Target};
 use crate::kernel::loader::MapSizes;
 use crate::kernel::programs::LinkKind;
 use crate::output::Output;
+use crate::record::ring_sizes::RingSizes;
 use crate::sampling::size_classes::ClassRule;
 use crate::symbols::symbolizer::Options;
 use crate::terminal::Color;
@@ -162,6 +163,8 @@ pub struct KernelPlan {
     pub config: Config,
     /// Sizes of the BPF maps.
     pub sizes: MapSizes,
+    /// Between which sizes the rings are.
+    pub rings: RingSizes,
     /// Kind of link to attach with, if the user forced one.
     pub link: Option<LinkKind>,
 }

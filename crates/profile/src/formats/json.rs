@@ -1,6 +1,7 @@
 //! JSON: the whole profile, with confidence intervals. [`read`](crate::read) reads it back without loss, but for which process
 //! of a program a stack is of, unless stacks are grouped by process.
 
+use std::cell::Cell;
 use std::collections::HashMap;
 use std::io;
 
@@ -75,7 +76,7 @@ impl Format for JsonGz {
 
 fn write(profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
     let interned = Interned::new(profile);
-    let frames = interned.frames.iter().map(|frame| frame_json(profile, frame)).collect::<Result<Vec<_>, _>>()?;
+    let frames = interned.frames.iter().map(|frame| EncodedFrame::of(profile, frame)).collect::<Result<Vec<_>, _>>()?;
     let writer = Writer { profile, confidence: options.confidence, interned: &interned, frames: &frames };
     serde_json::to_writer(JsonText(&mut *out), &writer)?;
     out.write_all(b"\n")?;
@@ -87,7 +88,7 @@ struct Writer<'a> {
     confidence: f64,
     interned: &'a Interned<'a>,
     /// Distinct frames, encoded once, as most frames are in many stacks.
-    frames: &'a [Box<RawValue>],
+    frames: &'a [EncodedFrame],
 }
 
 impl Serialize for Writer<'_> {
@@ -536,7 +537,32 @@ struct Frames<'a> {
 impl Serialize for Frames<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let ids = self.writer.interned.frame_ids(self.stack);
-        serializer.collect_seq(ids.iter().map(|&id| &self.writer.frames[id as usize]))
+        serializer.collect_seq(ids.iter().map(|&id| self.writer.frames[id as usize].next()))
+    }
+}
+
+/// An encoded frame.
+struct EncodedFrame {
+    full: Box<RawValue>,
+    /// Without its system name, which may be as long as all the rest: a reader has it from the first one.
+    again: Option<Box<RawValue>>,
+    written: Cell<bool>,
+}
+
+impl EncodedFrame {
+    fn of(profile: &Profile, frame: &Frame) -> serde_json::Result<Self> {
+        let again = Frame { system_name: None, ..frame.clone() };
+        Ok(Self {
+            full: frame_json(profile, frame)?,
+            again: frame.system_name.is_some().then(|| frame_json(profile, &again)).transpose()?,
+            written: Cell::new(false),
+        })
+    }
+
+    /// What is written in its next place.
+    fn next(&self) -> &RawValue {
+        let again = self.again.as_deref().filter(|_| self.written.replace(true));
+        again.unwrap_or(&self.full)
     }
 }
 

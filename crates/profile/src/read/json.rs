@@ -222,7 +222,7 @@ struct LifetimesJson {
     survival: Vec<(f64, f64)>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, PartialEq, Eq, Hash, Deserialize)]
 struct FrameJson {
     function: Option<String>,
     #[serde(default)]
@@ -464,6 +464,8 @@ struct Reader<'a> {
     modules: Vec<Module>,
     module_ids: HashMap<(String, Option<String>), usize>,
     frames: HashMap<&'a str, Frame>,
+    /// System names of frames. A frame has its system name where it occurs first.
+    system_names: HashMap<FrameJson, Arc<str>>,
 }
 
 impl<'a> Reader<'a> {
@@ -517,10 +519,18 @@ impl<'a> Reader<'a> {
         if let Some(known) = self.frames.get(text) {
             return Ok(known.clone());
         }
-        let json: FrameJson = serde_json::from_str(text).map_err(|error| format!("a frame: {error}"))?;
+        let mut json: FrameJson = serde_json::from_str(text).map_err(|error| format!("a frame: {error}"))?;
+        let given = json.system_name.take();
+        let system_name = match self.strings.share_some(given.as_deref()) {
+            Some(name) => {
+                self.system_names.insert(json.clone(), Arc::clone(&name));
+                Some(name)
+            }
+            None => self.system_names.get(&json).map(Arc::clone),
+        };
         let frame = Frame {
             function: self.strings.share_some(json.function.as_deref()),
-            system_name: self.strings.share_some(json.system_name.as_deref()),
+            system_name,
             file: self.strings.share_some(json.file.as_deref()),
             line: json.line,
             inlined: json.inlined,

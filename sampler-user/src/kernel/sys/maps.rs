@@ -25,6 +25,8 @@ pub struct MapSpec<'a> {
     pub flags: u32,
     /// Type information: descriptor, key type, value type.
     pub btf: Option<(BorrowedFd<'a>, u32, u32)>,
+    /// For a map of maps: a map of the kind that it holds.
+    pub inner: Option<BorrowedFd<'a>>,
 }
 
 /// Creates a map.
@@ -43,8 +45,37 @@ pub fn create_map(spec: &MapSpec<'_>) -> io::Result<OwnedFd> {
         create.btf_key_type_id = key;
         create.btf_value_type_id = value;
     }
+    if let Some(inner) = spec.inner {
+        create.inner_map_fd = inner.as_raw_fd() as u32;
+    }
     // SAFETY: the command takes no pointers and returns a new descriptor.
     unsafe { call_fd(bpf_cmd::BPF_MAP_CREATE, &mut attr) }
+}
+
+/// Puts a map into an array of maps. When this returns, no program that runs still uses the map that was there before:
+/// the kernel waits for them.
+///
+/// # Errors
+/// `InvalidInput` if `array` is not an array of maps, or the kernel's reason.
+pub fn set_inner_map(array: BorrowedFd<'_>, index: u32, map: BorrowedFd<'_>) -> io::Result<()> {
+    let value = map.as_raw_fd() as u32;
+    let expected = MapInfo {
+        map_type: bpf_map_type::BPF_MAP_TYPE_ARRAY_OF_MAPS as u32,
+        key_bytes: size_of_val(&index),
+        value_bytes: size_of_val(&value),
+    };
+    if map_info(array)? != expected {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut attr = zeroed();
+    // SAFETY: all variants of the union are integers, and all its bytes are initialised (zero).
+    let update = unsafe { &mut attr.__bindgen_anon_2 };
+    update.map_fd = array.as_raw_fd() as u32;
+    update.key = &raw const index as u64;
+    update.__bindgen_anon_1.value = &raw const value as u64;
+    // SAFETY: the command reads a key and a value of the map's sizes, which were just compared with those of `index` and
+    // `value`.
+    unsafe { call(bpf_cmd::BPF_MAP_UPDATE_ELEM, &mut attr) }.map(|_| ())
 }
 
 /// The properties of an existing map.
@@ -185,7 +216,16 @@ mod tests {
             return None;
         }
         let map_type = map_type as u32;
-        let spec = MapSpec { name: "test", map_type, key_bytes, value_bytes, max_entries: 1, flags: 0, btf: None };
+        let spec = MapSpec {
+            name: "test",
+            map_type,
+            key_bytes,
+            value_bytes,
+            max_entries: 1,
+            flags: 0,
+            btf: None,
+            inner: None,
+        };
         match create_map(&spec) {
             Ok(map) => Some(map),
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {

@@ -101,6 +101,8 @@ pub struct Recorder {
     /// Empty address space, for processes that are unknown.
     nowhere: AddressSpace,
     behind: bool,
+    /// Bytes of the longest stack copy since [`Recorder::take_longest_copy`].
+    longest_copy_bytes: u64,
     /// Processes that were seen to run JIT code.
     jit_processes: HashSet<ProcessKey>,
     new_jit_processes: Vec<(ProcessKey, u64)>,
@@ -130,6 +132,7 @@ impl Recorder {
             callers: HashMap::new(),
             nowhere: AddressSpace::default(),
             behind: false,
+            longest_copy_bytes: 0,
             jit_processes: HashSet::new(),
             new_jit_processes: Vec::new(),
             host_error: None,
@@ -167,6 +170,11 @@ impl Recorder {
                 return records;
             }
         }
+    }
+
+    /// Bytes of the longest stack copy since the last call.
+    pub const fn take_longest_copy(&mut self) -> u64 {
+        std::mem::replace(&mut self.longest_copy_bytes, 0)
     }
 
     /// Makes room in the events ring: reads the records reserved so far, to be taken in later. Returns the number of
@@ -428,6 +436,11 @@ impl Recorder {
         self.walked.shrink_to_fit();
         self.callers.shrink_to_fit();
         self.unwinder.sweep();
+    }
+
+    /// Drops unwind sections that were not used since the last call.
+    pub fn drop_unused(&mut self) {
+        self.unwinder.drop_unused();
     }
 
     /// Drops exited processes.

@@ -102,10 +102,11 @@ impl ActiveRecording {
     /// The command cannot be executed, or the system provides no descriptors to wait with. Nothing was recorded.
     pub async fn run(&mut self, mut requests: mpsc::Receiver<Request>) -> anyhow::Result<Option<String>> {
         notify::ready();
-        let wakers = Wakers::watch(&self.session).context("cannot wait for events")?;
+        let mut wakers = Wakers::watch(&self.session).context("cannot wait for events")?;
         self.release_command()?;
         let mut triggers = Triggers::new(self.session.plan.outputs.triggers, self.begun);
         while let Some(pause) = self.turn(&mut triggers) {
+            self.watch_anew(&mut wakers);
             if self.wait(pause, &wakers, &mut requests).await {
                 break;
             }
@@ -115,6 +116,18 @@ impl ActiveRecording {
         self.session.unfinished.requests.clear();
         self.session.unfinished.ended_early = self.session.must_end();
         Ok(self.session.unfinished.ended_early.clone())
+    }
+
+    /// Watches the rings that took the place of others.
+    fn watch_anew(&mut self, wakers: &mut Wakers) {
+        let session = &mut self.session;
+        if session.may_try(Step::Wake) && session.kernel.growth.take_replaced() {
+            let anew = Wakers::watch(session);
+            match session.errors.note(Step::Wake, anew, monotonic_ns()) {
+                Some(anew) => *wakers = anew,
+                None => session.kernel.growth.put_back_replaced(),
+            }
+        }
     }
 
     fn release_command(&mut self) -> anyhow::Result<()> {

@@ -35,10 +35,12 @@ pub(super) enum Step {
     Targets,
     /// List the processes that live.
     Census,
+    /// Give a ring another size.
+    Rings,
 }
 
 impl Step {
-    const ALL: [Self; 12] = [
+    const ALL: [Self; 13] = [
         Self::Counters,
         Self::Losses,
         Self::LiveMap,
@@ -51,6 +53,7 @@ impl Step {
         Self::Wake,
         Self::Targets,
         Self::Census,
+        Self::Rings,
     ];
 
     /// What failed, and what follows from it for the user.
@@ -67,6 +70,7 @@ impl Step {
             Self::Host => ("following the host's processes", "new processes may be found later"),
             Self::Targets => ("looking again at processes that were no targets", "those that became some are missed"),
             Self::Census => ("listing the host's processes", "ends that no record told of are found later"),
+            Self::Rings => ("giving a ring another size", "it stays as it is until then"),
             Self::Wake => ("waiting for events", "heapbpf looks from time to time meanwhile"),
         }
     }

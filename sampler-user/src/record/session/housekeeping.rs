@@ -24,6 +24,8 @@ const KEEP_ENDED_NS: u64 = 10_000_000_000;
 const KEEP_UNSAMPLED_NS: u64 = 2_000_000_000;
 /// After this many processes, memory is given back sooner. That takes some milliseconds, so it is not done too often.
 const MANY_PROCESSES: usize = 256;
+/// How long unwind sections are kept at least that are not used, nanoseconds.
+const KEEP_UNUSED_NS: u64 = 10_000_000_000;
 const GIVE_BACK_EVERY_NS: u64 = 5_000_000_000;
 /// The interval after fewer processes.
 const GIVE_BACK_LAST_NS: u64 = 15_000_000_000;
@@ -63,6 +65,10 @@ impl Session {
         self.attaching.forget_ended(now.saturating_sub(KEEP_ENDED_NS));
         self.collect_ended(now.saturating_sub(COLLECT_AFTER_NS));
         self.retire();
+        if now.saturating_sub(self.housekeeping.dropped_unused_ns) > KEEP_UNUSED_NS {
+            self.housekeeping.dropped_unused_ns = now;
+            self.recorder.drop_unused();
+        }
         if self.housekeeping.gives_back(now) {
             self.give_memory_back();
         }

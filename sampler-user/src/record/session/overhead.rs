@@ -119,6 +119,7 @@ impl Session {
     /// Sets the sampling interval, if another one was chosen.
     fn set_interval(&mut self) {
         let Some(interval) = self.unfinished.interval.filter(|_| self.may_try(Step::Interval)) else { return };
+        self.make_room_for(interval);
         let set = draw_constants(interval).map_or(Ok(()), |draw| self.attaching.control.set_draw(draw));
         if self.errors.note(Step::Interval, set, monotonic_ns()).is_some() {
             self.unfinished.interval = None;

@@ -5,6 +5,7 @@ use sampler_ebpf::abi::Counters;
 
 use super::errors::Errors;
 use super::exited::ExitedProcesses;
+use super::growth::Growth;
 use super::moment::{Blocks, Cuts};
 use super::schedule::Schedule;
 use super::unfinished::Unfinished;
@@ -21,6 +22,7 @@ use crate::kernel::log::KernelLog;
 use crate::kernel::mappings::MappingProbes;
 use crate::kernel::object;
 use crate::kernel::programs::Programs;
+use crate::kernel::ring_maps::RingId;
 use crate::kernel::rings::Ring;
 use crate::kernel::stack_traces::StackTraces;
 use crate::kernel::totals::{Counts, Totals};
@@ -43,6 +45,8 @@ pub(super) struct KernelMaps {
     pub(super) events: Ring,
     /// Stack copies.
     pub(super) stacks: Ring,
+    /// What size these two should have.
+    pub(super) growth: Growth,
     pub(super) live_map: LiveMap,
     pub(super) live_entries: LiveEntries,
     pub(super) totals: Totals,
@@ -84,6 +88,8 @@ pub(super) struct Housekeeping {
     pub(super) done_ns: u64,
     /// Rows moved to the overflow bucket since the profile worker was last told which stacks are still in use.
     pub(super) retired_rows: usize,
+    /// When unwind sections that are not used were last dropped (CLOCK_MONOTONIC).
+    pub(super) dropped_unused_ns: u64,
     /// Processes forgotten since memory was last given back, and when that was (CLOCK_MONOTONIC).
     pub(super) forgotten: (usize, u64),
 }
@@ -113,8 +119,9 @@ impl Session {
         let max_depth = plan.stacks.max_depth;
         let unwinder = Unwinder::new(Limits { max_depth, ..Limits::default() }, arch::address_bits());
         let kernel = KernelMaps {
-            events: Ring::open(&loader, "EVENTS")?,
-            stacks: Ring::open(&loader, "STACKS")?,
+            events: Ring::open(&loader, RingId::Events)?,
+            stacks: Ring::open(&loader, RingId::Stacks)?,
+            growth: Growth::new(&kernel.rings),
             live_map: LiveMap::open(&loader)?,
             live_entries: LiveEntries::open(&loader)?,
             totals: Totals::open(&loader)?,

@@ -46,6 +46,8 @@ impl Session {
     pub(super) fn take_in(&mut self) -> usize {
         let is_over = self.schedule.has_ended(monotonic_ns());
         let latest_ns = self.schedule.ends_ns.filter(|_| !is_over).unwrap_or(u64::MAX);
+        let longest_copy_bytes = self.recorder.take_longest_copy();
+        self.fit_rings(longest_copy_bytes);
         let (kernel, processes) = (&mut self.kernel, &mut self.process_events);
         let records = self.recorder.drain(&mut kernel.events, &mut kernel.stacks, &mut self.host, processes, latest_ns);
         for (process, time_ns) in self.recorder.take_new_jit_processes() {

@@ -1,5 +1,7 @@
 //! heapbpf's JSON is read back without loss; absurd numbers are refused.
 
+use std::sync::Arc;
+
 use super::*;
 
 #[test]
@@ -30,6 +32,23 @@ fn json_comes_back_whole() {
         );
         assert!(back.header.live && back.header.samples_known && back.header.offsets_known);
     }
+}
+
+/// System names are as long as everything else, so a frame has its own once in a file.
+#[test]
+fn a_system_name_is_written_once_and_read_for_every_stack() {
+    let mut profile = testing::small();
+    for row in &mut profile.rows {
+        for frame in &mut Arc::make_mut(&mut row.key.stack).frames {
+            frame.system_name = frame.function.as_deref().map(|name| format!("_ZN{name}").into());
+        }
+    }
+    let text = written(&profile, "json");
+    let count = |what: &str| String::from_utf8_lossy(&text).matches(what).count();
+    assert!(count("\"function\":\"main\"") > 1);
+    assert_eq!(count("_ZNmain"), 1);
+    let back = parse(&text).expect("its own output");
+    assert!(back.rows.iter().zip(&profile.rows).all(|(a, b)| a.key == b.key), "each frame has it again");
 }
 
 #[test]

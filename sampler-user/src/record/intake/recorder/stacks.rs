@@ -39,6 +39,7 @@ impl Recorder {
             self.counters.records_unknown += 1;
             return;
         };
+        self.longest_copy_bytes = self.longest_copy_bytes.max(u64::from(head.copied_bytes));
         let capture =
             Capture { registers: &head.registers, stack: bytes, in_flight: &head.in_flight, flaws: flaws_of(&head) };
         let (processes, modules) = host.split();

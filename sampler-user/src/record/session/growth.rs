@@ -1,0 +1,83 @@
+//! Gives the rings the sizes that the recording needs.
+
+use super::errors::Step;
+use super::state::{KernelMaps, Session};
+use crate::clock::monotonic_ns;
+use crate::kernel::KernelError;
+use crate::kernel::rings::Ring;
+use crate::record::ring_sizes::{RingGrowth, RingSizes};
+use sampler_ebpf::abi::stack_kind;
+
+/// What sizes the rings should have.
+pub(super) struct Growth {
+    events: RingGrowth,
+    stacks: RingGrowth,
+    /// Whether a ring was replaced since this was last asked.
+    replaced: bool,
+}
+
+impl Growth {
+    /// For rings of the smallest of these sizes.
+    pub(super) const fn new(sizes: &RingSizes) -> Self {
+        Self { events: RingGrowth::new(sizes.events), stacks: RingGrowth::new(sizes.stacks), replaced: false }
+    }
+
+    /// Whether a ring was replaced since the last call. Then another descriptor tells of its records.
+    pub(super) const fn take_replaced(&mut self) -> bool {
+        std::mem::replace(&mut self.replaced, false)
+    }
+
+    /// The descriptors could not be watched: to be tried again.
+    pub(super) const fn put_back_replaced(&mut self) {
+        self.replaced = true;
+    }
+}
+
+impl KernelMaps {
+    /// Looks at how full the rings are, and replaces those that should have another size.
+    fn fit_rings(&mut self, now_ns: u64) -> Result<(), KernelError> {
+        for (ring, growth) in [(&mut self.events, &mut self.growth.events), (&mut self.stacks, &mut self.growth.stacks)]
+        {
+            if let Some(bytes) = growth.look(ring.size_bytes(), ring.fill_bytes(), now_ns) {
+                self.growth.replaced |= resize(ring, bytes)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn resize(ring: &mut Ring, bytes: u64) -> Result<bool, KernelError> {
+    let before = ring.size_bytes();
+    let begun_ns = monotonic_ns();
+    let done = ring.resize(bytes)?;
+    if done {
+        let ms = (monotonic_ns() - begun_ns) as f64 * 1e-6;
+        log::debug!("the ring {} has {bytes} bytes instead of {before}, after {ms:.1} ms", ring.name());
+    }
+    Ok(done)
+}
+
+impl Session {
+    /// Replaces rings that should have another size. `longest_copy`: the longest stack copy since the last call, bytes.
+    pub(super) fn fit_rings(&mut self, longest_copy_bytes: u64) {
+        self.kernel.growth.stacks.note_copy(longest_copy_bytes);
+        if self.may_try(Step::Rings) {
+            let now_ns = monotonic_ns();
+            let fitted = self.kernel.fit_rings(now_ns);
+            self.errors.note(Step::Rings, fitted, now_ns);
+        }
+    }
+
+    /// Makes room for what this interval samples, before it is set.
+    pub(super) fn make_room_for(&mut self, interval: u64) {
+        let (plan, growth) = (&self.plan, &mut self.kernel.growth);
+        if plan.kernel.rings.are_fixed() {
+            return;
+        }
+        let copies = plan.kernel.config.stack_kind == stack_kind::COPIED;
+        let sizes = RingSizes::of_interval(interval, plan.sampling.criterion, copies);
+        growth.events.set_limits(sizes.events);
+        growth.stacks.set_limits(sizes.stacks);
+        self.fit_rings(0);
+    }
+}

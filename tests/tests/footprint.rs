@@ -1,0 +1,70 @@
+//! What heapbpf itself takes: it is small at defaults, and rings grow where a recording needs it, without loss.
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::turn;
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::{Recorder, Recording};
+use heapbpf_tests::target::{Target, until};
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// Resident memory of heapbpf, bytes.
+fn resident_bytes(recording: &Recording) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", recording.pid())).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a process with memory");
+    let kib: u64 = line.trim().trim_end_matches(" kB").parse().expect("a number");
+    kib * KIB
+}
+
+/// A recording of one process at defaults keeps little, also after its names were found.
+#[test]
+fn a_recording_of_one_process_is_small() {
+    const MOST: u64 = 45 * MIB;
+    let Some(_turn) = turn("a_recording_of_one_process_is_small") else { return };
+    let mut target = Target::start(&program("mix"), ["20000"]);
+    let recording = Recorder::new().pid(target.pid()).start();
+    target.run();
+    let snapshot = recording.folder().join("profile.0001.json");
+    recording.signal(libc::SIGUSR1);
+    until("a snapshot", || snapshot.exists());
+    let mut least = u64::MAX;
+    // What finding names took is given back on another thread.
+    until("little memory", || {
+        least = least.min(resident_bytes(&recording));
+        println!("{:.1} MiB", least as f64 / MIB as f64);
+        least <= MOST
+    });
+    let (_, stats) = recording.stop().results();
+    assert_eq!(stats.lost(), 0, "{stats:?}");
+}
+
+/// heapbpf does not run while a burst fills a part of its first rings. When it runs again, it makes room for more. Without
+/// that, the second burst, during which it does not run either, would not fit.
+#[test]
+fn rings_grow_before_anything_is_lost() {
+    let Some(_turn) = turn("rings_grow_before_anything_is_lost") else { return };
+    let mut target = Target::start(&program("bursts"), ["750", "5000"]);
+    let recording = Recorder::of(target.pid(), 64 * KIB).flag("-vv").start();
+    let burst = |target: &mut Target| {
+        recording.signal(libc::SIGSTOP);
+        target.go();
+        target.step();
+        recording.signal(libc::SIGCONT);
+    };
+    burst(&mut target);
+    let mut grown = Vec::new();
+    while grown.len() < 2 {
+        grown.extend(Some(recording.next_line()).filter(|line| line.contains("heapbpf: the ring ")));
+    }
+    grown.sort();
+    assert!(grown[0].contains("EVENTS has 2097152 bytes instead of 524288"), "{grown:?}");
+    assert!(grown[1].contains("STACKS has 33554432 bytes instead of 8388608"), "{grown:?}");
+    burst(&mut target);
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    checks::sites(&profile, &truth, 64 * KIB, Compare::All);
+    assert_eq!((stats.lost(), stats.other["stacks_lost"]), (0, 0), "{stats:?}");
+    assert!(stats.submitted > 5700, "{stats:?}");
+    assert!(profile.stacks.iter().all(|stack| stack.complete), "all stacks are whole");
+}
