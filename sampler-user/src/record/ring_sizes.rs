@@ -20,6 +20,8 @@ const FACTOR: u64 = 4;
 pub const WAKE_SHARE: u64 = 4;
 /// A ring shrinks so far that it would not have been in use more than this, one in so many of its bytes.
 const QUIET_SHARE: u64 = 8;
+/// A stack copy that is long counts as if so many of them were in the ring.
+const COPIES_AT_ONCE: u64 = 16;
 /// Time that a ring is watched before it shrinks. It doubles each time that it grows again after it has shrunk, so that
 /// loads that come and go do not resize it for ever.
 const FIRST_QUIET_NS: u64 = 15_000_000_000;
@@ -132,8 +134,8 @@ impl RingGrowth {
     /// far larger than they are.
     pub fn note_copy(&mut self, copied_bytes: u64) {
         if copied_bytes > FIRST_STACK_BYTES {
-            // It counts as enough for the ring to grow once it takes half of that share.
-            self.note_used(2 * copied_bytes * STACK_ROOM_SHARE / WAKE_SHARE);
+            // So that many may come one after another: a compiler's do.
+            self.note_used(COPIES_AT_ONCE * copied_bytes);
         }
     }
 
@@ -148,6 +150,33 @@ impl RingGrowth {
 
     const fn begin(&mut self, now_ns: u64) {
         (self.since_ns, self.most_used_bytes) = (Some(now_ns), 0);
+    }
+}
+
+/// What sizes the rings should have.
+pub struct Growth {
+    /// Of the events ring.
+    pub events: RingGrowth,
+    /// Of the stacks ring.
+    pub stacks: RingGrowth,
+    /// Whether a ring was replaced since this was last asked.
+    replaced: bool,
+}
+
+impl Growth {
+    /// For rings of the smallest of these sizes.
+    pub const fn new(sizes: &RingSizes) -> Self {
+        Self { events: RingGrowth::new(sizes.events), stacks: RingGrowth::new(sizes.stacks), replaced: false }
+    }
+
+    /// Whether a ring was replaced since the last call. Then another descriptor tells of its records.
+    pub const fn take_replaced(&mut self) -> bool {
+        std::mem::replace(&mut self.replaced, false)
+    }
+
+    /// Notes that a ring was replaced, or that its new descriptor could not be watched yet.
+    pub const fn note_replaced(&mut self) {
+        self.replaced = true;
     }
 }
 
@@ -211,13 +240,12 @@ mod tests {
         let mut growth = stacks();
         growth.note_copy(FIRST_STACK_BYTES);
         assert_eq!(growth.look(2 * MIB, 0, 0), None);
-        // Longer ones than 256 KiB would be cut in an empty ring of 2 MiB.
+        growth.note_copy(128 * KIB - 1);
+        assert_eq!(growth.look(8 * MIB, 0, 0), None);
         growth.note_copy(128 * KIB);
-        assert_eq!(growth.look(2 * MIB, 0, 0), Some(8 * MIB));
+        assert_eq!(growth.look(8 * MIB, 0, 0), Some(32 * MIB), "before many of them come");
         growth.note_copy(MIB);
-        assert_eq!(growth.look(8 * MIB, 0, 0), Some(32 * MIB));
-        growth.note_copy(MIB);
-        assert_eq!(growth.look(32 * MIB, 0, 0), None);
+        assert_eq!(growth.look(32 * MIB, 0, 0), Some(64 * MIB));
     }
 
     #[test]

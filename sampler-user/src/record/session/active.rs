@@ -125,7 +125,7 @@ impl ActiveRecording {
             let anew = Wakers::watch(session);
             match session.errors.note(Step::Wake, anew, monotonic_ns()) {
                 Some(anew) => *wakers = anew,
-                None => session.kernel.growth.put_back_replaced(),
+                None => session.kernel.growth.note_replaced(),
             }
         }
     }

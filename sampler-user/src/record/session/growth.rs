@@ -5,44 +5,20 @@ use super::state::{KernelMaps, Session};
 use crate::clock::monotonic_ns;
 use crate::kernel::KernelError;
 use crate::kernel::rings::Ring;
-use crate::record::ring_sizes::{RingGrowth, RingSizes};
+use crate::record::ring_sizes::RingSizes;
 use sampler_ebpf::abi::stack_kind;
 
-/// What sizes the rings should have.
-pub(super) struct Growth {
-    events: RingGrowth,
-    stacks: RingGrowth,
-    /// Whether a ring was replaced since this was last asked.
-    replaced: bool,
-}
-
-impl Growth {
-    /// For rings of the smallest of these sizes.
-    pub(super) const fn new(sizes: &RingSizes) -> Self {
-        Self { events: RingGrowth::new(sizes.events), stacks: RingGrowth::new(sizes.stacks), replaced: false }
-    }
-
-    /// Whether a ring was replaced since the last call. Then another descriptor tells of its records.
-    pub(super) const fn take_replaced(&mut self) -> bool {
-        std::mem::replace(&mut self.replaced, false)
-    }
-
-    /// The descriptors could not be watched: to be tried again.
-    pub(super) const fn put_back_replaced(&mut self) {
-        self.replaced = true;
-    }
-}
-
 impl KernelMaps {
-    /// Looks at how full the rings are, and replaces those that should have another size.
-    fn fit_rings(&mut self, now_ns: u64) -> Result<(), KernelError> {
+    /// Looks at how full the rings are, and replaces those that should have another size. Returns whether it did.
+    fn fit_rings(&mut self, now_ns: u64) -> Result<bool, KernelError> {
+        let mut replaced = false;
         for (ring, growth) in [(&mut self.events, &mut self.growth.events), (&mut self.stacks, &mut self.growth.stacks)]
         {
             if let Some(bytes) = growth.look(ring.size_bytes(), ring.fill_bytes(), now_ns) {
-                self.growth.replaced |= resize(ring, bytes)?;
+                replaced |= resize(ring, bytes)?;
             }
         }
-        Ok(())
+        Ok(replaced)
     }
 }
 
@@ -64,7 +40,10 @@ impl Session {
         if self.may_try(Step::Rings) {
             let now_ns = monotonic_ns();
             let fitted = self.kernel.fit_rings(now_ns);
-            self.errors.note(Step::Rings, fitted, now_ns);
+            // After an error, one of them may have been replaced.
+            if self.errors.note(Step::Rings, fitted, now_ns) != Some(false) {
+                self.kernel.growth.note_replaced();
+            }
         }
     }
 

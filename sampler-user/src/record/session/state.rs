@@ -5,7 +5,6 @@ use sampler_ebpf::abi::Counters;
 
 use super::errors::Errors;
 use super::exited::ExitedProcesses;
-use super::growth::Growth;
 use super::moment::{Blocks, Cuts};
 use super::schedule::Schedule;
 use super::unfinished::Unfinished;
@@ -35,6 +34,7 @@ use crate::record::plan::RecordPlan;
 use crate::record::profiles::capture::Parts;
 use crate::record::profiles::describe::Descriptions;
 use crate::record::profiles::worker::ProfileWorker;
+use crate::record::ring_sizes::Growth;
 use crate::sampling::size_classes::SizeClassController;
 use heapbpf_unwind::dwarf::{Limits, Unwinder};
 use sampler_ebpf::constants::draw_constants;
