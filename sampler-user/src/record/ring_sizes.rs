@@ -12,8 +12,8 @@ const MOST_EVENTS_BYTES: u64 = 16 << 20;
 const MOST_STACKS_BYTES: u64 = STACKS_PER_EVENTS * MOST_EVENTS_BYTES;
 /// Bytes of the stacks ring per byte of the events ring, where the user gives the size of the latter.
 const STACKS_PER_EVENTS: u64 = 4;
-/// Smallest stacks ring, bytes: while it is empty, the longest copy is whole.
-const LEAST_STACKS_BYTES: u64 = STACK_ROOM_SHARE * LARGEST_STACK_COPY;
+/// Smallest stacks ring, bytes: while it is at most half full, the longest copy is whole.
+const LEAST_STACKS_BYTES: u64 = 2 * STACK_ROOM_SHARE * LARGEST_STACK_COPY;
 /// A ring grows by this factor. If more than half was in use, by its square: more may come while it is replaced.
 const FACTOR: u64 = 4;
 /// A ring grows when one in so many of its bytes is in use. The daemon is woken at the same fill level.
@@ -83,7 +83,7 @@ fn first_bytes(interval: u64, criterion: Criterion) -> (u64, u64) {
         1..16384 => (MOST_EVENTS_BYTES, MOST_STACKS_BYTES),
         16384..65536 => (2 << 20, MOST_STACKS_BYTES),
         65536..262_144 => (512 << 10, MOST_STACKS_BYTES),
-        262_144.. => (512 << 10, 2 * LEAST_STACKS_BYTES),
+        262_144.. => (512 << 10, LEAST_STACKS_BYTES),
     }
 }
 

@@ -37,11 +37,12 @@ impl Session {
     /// Replaces rings that should have another size. `longest_copy`: the longest stack copy since the last call, bytes.
     pub(super) fn fit_rings(&mut self, longest_copy_bytes: u64) {
         self.kernel.growth.stacks.note_copy(longest_copy_bytes);
+        let now_ns = monotonic_ns();
+        // Whether rings can be replaced or not: a priority that was raised must not stay so.
+        let (stacks, is_fixed) = (&self.kernel.stacks, self.plan.kernel.rings.are_fixed());
+        let is_filling = !is_fixed && stacks.fill_bytes() >= stacks.size_bytes() / WAKE_SHARE;
+        self.hurry.look(is_filling, now_ns);
         if self.may_try(Step::Rings) {
-            let now_ns = monotonic_ns();
-            let (stacks, is_fixed) = (&self.kernel.stacks, self.plan.kernel.rings.are_fixed());
-            let is_filling = !is_fixed && stacks.fill_bytes() >= stacks.size_bytes() / WAKE_SHARE;
-            self.hurry.look(is_filling, now_ns);
             let fitted = self.kernel.fit_rings(now_ns);
             // After an error, one of them may have been replaced.
             if self.errors.note(Step::Rings, fitted, now_ns) != Some(false) {
