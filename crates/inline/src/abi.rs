@@ -5,6 +5,7 @@
 //!       + HEADER    Header: who made it, constants,     │ base. Never written while it is mapped, and inherited by
 //!                   one Function per hooked function    │ forked children.
 //!       + CODE      what all functions share, and sites │
+//!       + TABLES    the tables of the geometric draw    │
 //!       + STUBS     one stub per hooked function        ┘
 //!       + CONTROL   Control: written by the daemon      ─ anonymous, private; inherited by forked children
 //!       + STATE     Totals, slots, filter, set          ─ anonymous, private, MADV_WIPEONFORK: a child starts empty
@@ -37,6 +38,8 @@ pub const PAGE_BYTES: u64 = 4096;
 pub const HEADER: u64 = 0x1000;
 /// Offset of the code that all functions share.
 pub const CODE: u64 = 0x3000;
+/// Offset of the tables of the geometric draw: logarithms, then reciprocals.
+pub const TABLES: u64 = 0x4000;
 /// Offset of the stubs.
 pub const STUBS: u64 = 0x5000;
 /// Bytes of one stub.
@@ -55,14 +58,22 @@ pub const STATE: u64 = CONTROL + CONTROL_BYTES;
 pub const SLOTS_OFFSET: u64 = STATE + PAGE_BYTES;
 /// Number of slots.
 pub const SLOTS: usize = 1024;
+/// A thread's slot is the one at bits 7 to 16 of (thread pointer · `HASH`) >> [`HASH_SHIFT`], or one of the 31 after it.
+pub const HASH: i32 = 0x1e37_79b1;
+/// See [`HASH`].
+pub const HASH_SHIFT: u32 = 25;
 /// Offset of the filter: one byte per class of addresses, the number of sampled blocks in it, which stays at 255.
 pub const FILTER: u64 = SLOTS_OFFSET + SLOTS as u64 * size_of::<Slot>() as u64;
 /// Bytes of the filter.
 pub const FILTER_BYTES: u64 = 1 << 18;
-/// Offset of the set of sampled blocks: buckets of eight addresses, and one bucket more.
+/// Offset of the set of sampled blocks: their addresses, each within [`WINDOW_BYTES`] from where its hash says.
 pub const SET: u64 = FILTER + FILTER_BYTES;
-/// Bytes of a bucket of the set.
+/// Bytes of the set among which an address may be. The set is that much longer than its number of entries says.
+pub const WINDOW_BYTES: u64 = 512;
+/// Windows begin at multiples of this many bytes.
 pub const BUCKET_BYTES: u64 = 64;
+/// Fewest entries of the set, as a power of two.
+pub const MIN_SET_LOG2: u32 = 10;
 /// Most entries of the set, as a power of two.
 pub const MAX_SET_LOG2: u32 = 24;
 
@@ -74,7 +85,7 @@ pub const LARGEST_BYTES: u64 = 1 << 47;
 /// Bytes from the base to the end of a blob whose set has 2^`set_log2` entries; whole pages.
 #[must_use]
 pub const fn mapped_bytes(set_log2: u32) -> u64 {
-    (SET + (8u64 << set_log2) + BUCKET_BYTES).next_multiple_of(PAGE_BYTES)
+    (SET + (8u64 << set_log2) + WINDOW_BYTES).next_multiple_of(PAGE_BYTES)
 }
 
 /// A trial is a byte, as `sampler_ebpf::trials::CRITERION_BYTES`.
@@ -98,18 +109,26 @@ pub struct Header {
     pub set_log2: u32,
     /// Number of [`Function`]s.
     pub functions: u32,
-    /// Bytes from one of the set's buckets to the last one: entries · 8 − [`BUCKET_BYTES`].
+    /// Bits of the offset of a window: entries · 8 − [`BUCKET_BYTES`].
     pub set_mask: u64,
+    /// `HEADER_*` flags.
+    pub flags: u64,
     /// Device and inode of the file whose functions are hooked, and when it was last changed: tells whether a blob that is
     /// found belongs to the plan at hand. Only the daemon looks at them.
     pub file: [u64; 3],
 }
 
+/// The machine has `rdrand`, from which threads are seeded. (`rdtsc` may be forbidden to a process.)
+pub const HEADER_RDRAND: u64 = 1;
+
+/// No such argument.
+pub const NO_ARGUMENT: u8 = 0xff;
+
 /// A hooked function, in the order of the stubs.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 pub struct Function {
-    /// The function's number, for the BPF programs.
+    /// The function's number in its low half, for the BPF programs; its index in this table in the upper half.
     pub number: u32,
     /// `FUNCTION_*` flags.
     pub flags: u32,
@@ -121,8 +140,14 @@ pub struct Function {
     pub address: u64,
     /// Number of bytes of the function that were displaced.
     pub displaced: u32,
+    /// Number of the argument with the size, from 0; [`NO_ARGUMENT`] if there is none.
+    pub size_argument: u8,
+    /// The argument that the size is multiplied by.
+    pub times_argument: u8,
+    /// The argument with the block to free or reallocate.
+    pub old_argument: u8,
     /// Zero.
-    pub reserved: u32,
+    pub reserved: u8,
 }
 
 /// `realloc(p, 0)` frees `p`.
@@ -131,8 +156,10 @@ pub const FUNCTION_ZERO_FREES: u32 = 1;
 pub const FUNCTION_OUT: u32 = 2;
 /// The function may throw. Sampled calls call its twin; without one, their results are not seen.
 pub const FUNCTION_THROWS: u32 = 4;
-/// The twin takes one argument more, a reference, as its third; otherwise as its second.
-pub const FUNCTION_ALIGNED: u32 = 8;
+/// The twin takes one argument more, a reference that it does not use, as its second.
+pub const FUNCTION_REFERENCE_SECOND: u32 = 8;
+/// The same as its third.
+pub const FUNCTION_REFERENCE_THIRD: u32 = 16;
 
 /// Number of elements of [`Control::draws`]. An element does not change while a thread may be reading it.
 pub const DRAWS: usize = 64;

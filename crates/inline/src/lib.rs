@@ -6,3 +6,6 @@
 #![forbid(unsafe_code)]
 
 pub mod abi;
+mod code;
+
+pub use code::{Code, Entries, FRAME_BYTES};

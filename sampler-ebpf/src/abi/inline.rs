@@ -15,11 +15,12 @@
 //! | `rcx` | offset | the function's argument | the function's argument |
 //! | `r8` | interval R of the draw | the function's argument | the function's argument |
 //! | `r9` | the old block, or 0 | the function's argument | the function's argument |
-//! | `r10` | function, and flags in the upper half | function, and flags in the upper half | the same |
+//! | `r10` | function, index, flags | function, index, flags | function, index, flags |
 //! | `r11` | 0 | the block | bytes requested |
 //!
-//! *Function* is [`Site::function`](super::Site::function)'s number as the daemon gave it; *offset* is the number of
-//! failed trials of this allocation before the successful one. *The thread's calls* counts this call.
+//! Bits 0 to 15 of `r10` are [`Site::function`](super::Site::function)'s number as the daemon gave it, 16 to 31 the
+//! function's index among those of this blob, and 32 to 63 flags; *offset* is the number of failed trials of this
+//! allocation before the successful one. *The thread's calls* counts this call.
 //!
 //! The order of events of one thread is the order of its sites:
 //! - malloc and its kin: RESULT with [`flag::SAMPLED`] if the call succeeded; nothing if it failed.
@@ -29,7 +30,8 @@
 //!   whether the new block is a sample too. Between both, other threads may get the old block's address, so it must have
 //!   left the live map at REALLOCATING. If the call never returns (`longjmp`), RESULT does not come.
 //! - realloc of another block: RESULT as for malloc, with `r9` = 0.
-//! - a function that may throw, whose result cannot be awaited: UNSEEN before the call; the block is not known.
+//! - a function that may throw, whose result cannot be awaited: UNSEEN before the call; the block is not known. Offset
+//!   and interval have 32 bits there.
 
 /// Symbol of the site behind an allocation function's call: the outcome is known.
 pub const SYMBOL_RESULT: &str = "heapbpf_result";
@@ -52,5 +54,7 @@ pub mod flag {
     pub const UNTRACKED: u32 = 8;
 }
 
-/// Bits to shift the flags in `r10`, and the interval in `rax`, to the right.
+/// Bits to shift `r10` to the right for its flags, and `rax` for the interval.
 pub const UPPER_HALF: u32 = 32;
+/// Bits of `r10` with the function's number.
+pub const NUMBER_BITS: u32 = 16;
