@@ -43,7 +43,7 @@ pub const TABLES: u64 = 0x4000;
 /// Offset of the stubs.
 pub const STUBS: u64 = 0x5000;
 /// Bytes of one stub.
-pub const STUB_BYTES: u64 = 0x100;
+pub const STUB_BYTES: u64 = 0x140;
 /// Bytes of text, from the base: what is mapped of the memfd.
 pub const TEXT_BYTES: u64 = 0x1_0000;
 /// Most functions of one blob.
@@ -136,7 +136,7 @@ pub struct Function {
     pub original: u32,
     /// The same for the function that is called in its place if the call is sampled, because it does not throw; or 0.
     pub twin: u32,
-    /// Address of the function in its file.
+    /// Address of the function in the target.
     pub address: u64,
     /// Number of bytes of the function that were displaced.
     pub displaced: u32,

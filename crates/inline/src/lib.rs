@@ -7,5 +7,18 @@
 
 pub mod abi;
 mod code;
+mod displaced;
+mod elf_file;
+mod error;
+pub mod gap;
+mod image;
+mod plan;
+pub mod read;
+mod redirect;
+mod stub;
 
 pub use code::{Code, Entries, FRAME_BYTES};
+pub use error::{BuildError, ForeignBlob, Refusal};
+pub use image::{Settings, code_hash, site_offsets};
+pub use plan::{Inputs, Patch, Plan, Run, Twin, Wanted};
+pub use redirect::Text;
