@@ -1,0 +1,349 @@
+//! A private copy of an allocator in this very process, hooked inline, and a recorder in place of BPF programs.
+#![allow(dead_code, unsafe_code)]
+
+mod recorder;
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::fs::File;
+use std::os::fd::FromRawFd;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard};
+
+use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, DRAWS, MAGIC, STATE, TEXT_BYTES, VERSION, mapped_bytes};
+use heapbpf_inline::gap::{Mapping, find};
+use heapbpf_inline::read::{COUNTS_BYTES, Counts};
+use heapbpf_inline::{Inputs, Plan, Settings, Text, Twin, Wanted, site_offsets};
+use heapbpf_probes::{FileRanges, KernelRules, Machine, Site, Table};
+use object::{Object as _, ObjectSegment as _, ObjectSymbol as _};
+use sampler_ebpf::constants::draw_constants;
+use sampler_ebpf::geometric::DrawConstants;
+
+pub use recorder::{Event, SiteKind, calls_recorded, events, record};
+
+/// Tests hook one at a time: the recorder is one for all.
+static TURN: Mutex<()> = Mutex::new(());
+
+pub fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+pub const NONE: u8 = 0xff;
+
+/// A function to hook: name, arguments (size, times, old, out), flags.
+pub type Spec = (&'static str, [u8; 4], u8);
+
+pub const ZERO_FREES: u8 = 1;
+pub const FREES: u8 = 4;
+pub const THROWS: u8 = 32;
+
+/// The C library's functions.
+pub const GLIBC: &[Spec] = &[
+    ("malloc", [0, NONE, NONE, NONE], 0),
+    ("calloc", [1, 0, NONE, NONE], 0),
+    ("realloc", [1, NONE, 0, NONE], ZERO_FREES),
+    ("reallocarray", [2, 1, 0, NONE], ZERO_FREES),
+    ("memalign", [1, NONE, NONE, NONE], 0),
+    ("posix_memalign", [2, NONE, NONE, 0], 0),
+    ("valloc", [0, NONE, NONE, NONE], 0),
+    ("pvalloc", [0, NONE, NONE, NONE], 0),
+    ("free", [NONE, NONE, 0, NONE], FREES),
+];
+
+pub struct Hooked {
+    pub plan: Plan,
+    handle: *mut c_void,
+    base: u64,
+    mapped: u64,
+    restore: Vec<(u64, Vec<u8>)>,
+    _file: tempfile::TempDir,
+}
+
+pub struct Options {
+    pub interval: u64,
+    pub seed: u64,
+    pub set_log2: u32,
+    pub criterion: u32,
+    pub hook: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self { interval: 1, seed: 42, set_log2: 16, criterion: 0, hook: true }
+    }
+}
+
+fn mappings() -> Vec<Mapping> {
+    let text = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let parse = |line: &str| {
+        let (range, rest) = line.split_once(' ').unwrap();
+        let (start, end) = range.split_once('-').unwrap();
+        let hex = |s| u64::from_str_radix(s, 16).unwrap();
+        Mapping {
+            addresses: hex(start)..hex(end),
+            grows_up: rest.ends_with("[heap]"),
+            grows_down: rest.ends_with("[stack]"),
+        }
+    };
+    text.lines().filter(|l| !l.contains("[vsyscall]")).map(parse).collect()
+}
+
+pub fn libc_path() -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.split_whitespace().find(|p| p.contains("/libc.so") || p.contains("/libc-")).unwrap().to_owned()
+}
+
+fn mmap(address: u64, bytes: u64, protection: i32, flags: i32, file: i32) {
+    let wanted = address as *mut c_void;
+    // SAFETY: the caller names addresses that are free, or that it means to replace.
+    let got = unsafe { libc::mmap(wanted, bytes as usize, protection, flags | libc::MAP_PRIVATE, file, 0) };
+    assert_eq!(got, wanted, "{}", std::io::Error::last_os_error());
+}
+
+/// Maps `bytes` at `address`, read and execute, as a file of its own.
+fn map_text(address: u64, bytes: &[u8], fixed: i32) {
+    // SAFETY: plain system calls; the descriptor is new.
+    let file = unsafe {
+        let fd = libc::memfd_create(c"heapbpf-inline".as_ptr(), libc::MFD_CLOEXEC);
+        assert!(fd >= 0);
+        File::from_raw_fd(fd)
+    };
+    file.write_all_at(bytes, 0).unwrap();
+    use std::os::fd::AsRawFd as _;
+    mmap(address, bytes.len() as u64, libc::PROT_READ | libc::PROT_EXEC, fixed, file.as_raw_fd());
+}
+
+/// Executable segments: address in the file, bytes.
+fn texts(file: &object::File<'_>) -> Vec<(u64, Vec<u8>)> {
+    let executable = |s: &object::Segment<'_, '_>| matches!(s.flags(), object::SegmentFlags::Elf { p_flags, .. } if p_flags.0 & 1 != 0);
+    file.segments().filter(executable).map(|s| (s.address(), s.data().unwrap().to_vec())).collect()
+}
+
+impl Hooked {
+    /// Loads a private copy of the library at `path`, in a namespace of its own, and hooks its functions.
+    pub fn new(path: &str, specs: &[Spec], twins: &[(&str, &str, Option<u8>)], options: &Options) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let copy = folder.path().join(Path::new(path).file_name().unwrap());
+        std::fs::copy(path, &copy).unwrap();
+        let name = CString::new(copy.to_str().unwrap()).unwrap();
+        // SAFETY: the library's constructors are those of an ordinary allocator.
+        let handle = unsafe { libc::dlmopen(libc::LM_ID_NEWLM, name.as_ptr(), libc::RTLD_NOW) };
+        assert!(!handle.is_null(), "{path} does not load");
+        let bytes = std::fs::read(&copy).unwrap();
+        let file = object::File::parse(&*bytes).unwrap();
+        let symbols: HashMap<&str, (u64, u64)> =
+            file.dynamic_symbols().map(|s| (s.name().unwrap(), (s.address(), s.size()))).collect();
+        let loaded = |name: &str| {
+            let name = CString::new(name).unwrap();
+            // SAFETY: the handle is open.
+            unsafe { libc::dlsym(handle, name.as_ptr()) as u64 }
+        };
+        let bias = loaded(specs[0].0) - symbols[specs[0].0].0;
+        let segments: Vec<(u64, Vec<u8>)> = texts(&file).into_iter().map(|(a, b)| (a + bias, b)).collect();
+        let texts: Vec<Text<'_>> = segments.iter().map(|(address, bytes)| Text { address: *address, bytes }).collect();
+        let inner = inner(&copy, &bytes, bias);
+        let position = |name: &str| specs.iter().position(|s| s.0 == name);
+        let wanted: Vec<Wanted<'_>> = specs
+            .iter()
+            .enumerate()
+            .map(|(number, spec)| {
+                let (address, length) = symbols[spec.0];
+                let [size_argument, times_argument, old_argument, out_argument] = spec.1;
+                let site = Site {
+                    function: number as u16,
+                    size_argument,
+                    times_argument,
+                    old_argument,
+                    out_argument,
+                    flags: spec.2,
+                    ..Site::default()
+                };
+                let twin = twins.iter().find(|t| t.0 == spec.0);
+                let twin = twin.map(|t| Twin { function: position(t.1).unwrap(), reference: t.2 });
+                Wanted { name: spec.0, address: address + bias, length, site, twin }
+            })
+            .collect();
+        let code = heapbpf_inline_blob::code().unwrap();
+        let settings = Settings {
+            criterion: options.criterion,
+            set_log2: options.set_log2,
+            has_rdrand: std::is_x86_feature_detected!("rdrand"),
+            file: [0; 3],
+        };
+        // One page more, for the recorder's trampolines.
+        let mapped = mapped_bytes(options.set_log2);
+        let span = texts.iter().map(|t| t.address).min().unwrap()
+            ..texts.iter().map(|t| t.address + t.bytes.len() as u64).max().unwrap();
+        let base = find(&mappings(), &span, mapped + 4096).expect("a gap");
+        let slots = slots(&file, bias, &|name| position(name));
+        let stubs = stubs(&file, bias, &slots);
+        let inputs = Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs: &stubs, slots: &slots, base };
+        let plan = Plan::new(&code, &settings, &inputs).unwrap();
+        let mut hooked = Self { plan, handle, base, mapped, restore: Vec::new(), _file: folder };
+        if options.hook {
+            hooked.install(&texts, options, site_offsets(&code));
+        }
+        hooked
+    }
+
+    fn install(&mut self, texts: &[Text<'_>], options: &Options, sites: [u64; 4]) {
+        let base = self.base;
+        let writable = libc::PROT_READ | libc::PROT_WRITE;
+        let fixed = libc::MAP_FIXED_NOREPLACE;
+        mmap(base + CONTROL, CONTROL_BYTES, writable, libc::MAP_ANONYMOUS | fixed, -1);
+        mmap(base + STATE, self.mapped - STATE, writable, libc::MAP_ANONYMOUS | fixed, -1);
+        // SAFETY: that is the mapping just made.
+        let wiped = unsafe {
+            libc::madvise((base + STATE) as *mut c_void, (self.mapped - STATE) as usize, libc::MADV_WIPEONFORK)
+        };
+        assert_eq!(wiped, 0);
+        let mut control = Control {
+            magic: MAGIC,
+            version: u64::from(VERSION),
+            draw: 0,
+            seed: options.seed,
+            draws: [DrawConstants::default(); DRAWS],
+        };
+        control.draws[0] = draw_constants(options.interval).unwrap();
+        // SAFETY: the page was just mapped.
+        unsafe { std::ptr::write((base + CONTROL) as *mut Control, control) };
+        let mut text = self.plan.text().to_vec();
+        let trampolines = recorder::trampolines();
+        for (index, site) in sites.into_iter().enumerate() {
+            // As the kernel does with an optimized uprobe: the no-op becomes a call.
+            let distance = (self.mapped + 16 * index as u64).wrapping_sub(site + 5) as i32;
+            assert_eq!(text[site as usize..][..5], [0x0f, 0x1f, 0x44, 0, 0]);
+            assert_eq!(site % 8, 0);
+            text[site as usize] = 0xe8;
+            text[site as usize + 1..][..4].copy_from_slice(&distance.to_le_bytes());
+        }
+        map_text(base + self.mapped, &trampolines, fixed);
+        assert_eq!(text.len() as u64, TEXT_BYTES);
+        map_text(base, &text, fixed);
+        for run in self.plan.runs(texts, 16) {
+            // SAFETY: the pages are mapped: they are the library's.
+            let before = unsafe { std::slice::from_raw_parts(run.address as *const u8, run.bytes.len()) };
+            self.restore.push((run.address, before.to_vec()));
+            map_text(run.address, &run.bytes, libc::MAP_FIXED);
+        }
+    }
+
+    /// The address of a function of the library.
+    pub fn symbol(&self, name: &str) -> u64 {
+        let name = CString::new(name).unwrap();
+        // SAFETY: the handle is open.
+        unsafe { libc::dlsym(self.handle, name.as_ptr()) as u64 }
+    }
+
+    /// The library's allocation functions.
+    pub fn functions(&self) -> Functions {
+        // SAFETY: those are the signatures of the functions of these names.
+        unsafe {
+            Functions {
+                malloc: std::mem::transmute(self.symbol("malloc")),
+                calloc: std::mem::transmute(self.symbol("calloc")),
+                realloc: std::mem::transmute(self.symbol("realloc")),
+                reallocarray: std::mem::transmute(self.symbol("reallocarray")),
+                posix_memalign: std::mem::transmute(self.symbol("posix_memalign")),
+                aligned_alloc: std::mem::transmute(self.symbol("aligned_alloc")),
+                free: std::mem::transmute(self.symbol("free")),
+            }
+        }
+    }
+
+    pub fn counts(&self) -> Counts {
+        // SAFETY: mapped by install(); other threads may write, which tests wait for.
+        let bytes = unsafe { std::slice::from_raw_parts((self.base + STATE) as *const u8, COUNTS_BYTES) };
+        Counts::of(&bytes.to_vec()).unwrap()
+    }
+
+    pub fn control(&self) -> *mut Control {
+        (self.base + CONTROL) as *mut Control
+    }
+
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Changes the sampling interval, as the daemon does: the constants first, then their index.
+    pub fn set_interval(&self, interval: u64) {
+        let control = self.control();
+        // SAFETY: the control page stays mapped.
+        unsafe {
+            let next = ((*control).draw + 1) % DRAWS as u64;
+            (&raw mut (*control).draws[next as usize]).write(draw_constants(interval).unwrap());
+            (&raw mut (*control).draw).write_volatile(next);
+        }
+    }
+}
+
+impl Drop for Hooked {
+    fn drop(&mut self) {
+        for (address, bytes) in std::mem::take(&mut self.restore) {
+            map_text(address, &bytes, libc::MAP_FIXED);
+        }
+    }
+}
+
+type Pointer = *mut c_void;
+
+#[derive(Clone, Copy)]
+pub struct Functions {
+    pub malloc: unsafe extern "C" fn(usize) -> Pointer,
+    pub calloc: unsafe extern "C" fn(usize, usize) -> Pointer,
+    pub realloc: unsafe extern "C" fn(Pointer, usize) -> Pointer,
+    pub reallocarray: unsafe extern "C" fn(Pointer, usize, usize) -> Pointer,
+    pub posix_memalign: unsafe extern "C" fn(*mut Pointer, usize, usize) -> i32,
+    pub aligned_alloc: unsafe extern "C" fn(usize, usize) -> Pointer,
+    pub free: unsafe extern "C" fn(Pointer),
+}
+
+/// The allocator's own code, as the plan of the probes knows it.
+fn inner(path: &Path, bytes: &[u8], bias: u64) -> Vec<[u64; 2]> {
+    let rules = KernelRules::of(Machine::host().unwrap(), (6, 12));
+    let custom = Table::new(&[]);
+    let Ok(plan) = heapbpf_probes::examine(&File::open(path).unwrap(), path.to_str().unwrap(), &rules, &custom) else {
+        return Vec::new();
+    };
+    let FileRanges { count, ranges } = plan.ranges;
+    let file = object::File::parse(bytes).unwrap();
+    let to_address = |offset: u64| {
+        file.segments().find_map(|s| {
+            let (start, size) = s.file_range();
+            (start..start + size).contains(&offset).then(|| offset - start + s.address() + bias)
+        })
+    };
+    ranges[..count as usize]
+        .iter()
+        .filter_map(|[start, end]| Some([to_address(*start)?, to_address(*start)? + (end - start)]))
+        .collect()
+}
+
+/// Slots of the offset table that hold the address of a hooked function.
+fn slots(file: &object::File<'_>, bias: u64, wanted: &dyn Fn(&str) -> Option<usize>) -> HashMap<u64, usize> {
+    let symbols = file.dynamic_symbol_table().unwrap();
+    let slot = |(at, relocation): (u64, object::Relocation)| {
+        use object::ObjectSymbolTable as _;
+        let object::RelocationTarget::Symbol(index) = relocation.target() else { return None };
+        Some((at + bias, wanted(symbols.symbol_by_index(index).ok()?.name().ok()?)?))
+    };
+    file.dynamic_relocations().into_iter().flatten().filter_map(slot).collect()
+}
+
+/// Stubs of the linkage table that jump through those.
+fn stubs(file: &object::File<'_>, bias: u64, slots: &HashMap<u64, usize>) -> HashMap<u64, usize> {
+    use object::ObjectSection as _;
+    let mut found = HashMap::new();
+    for section in file.sections().filter(|s| s.name().is_ok_and(|n| n.starts_with(".plt"))) {
+        for (at, window) in section.data().unwrap().windows(6).enumerate() {
+            let [0xff, 0x25, distance @ ..] = window else { continue };
+            let next = section.address() + bias + at as u64 + 6;
+            let slot = next.wrapping_add_signed(i64::from(i32::from_le_bytes(distance.try_into().unwrap())));
+            if let Some(function) = slots.get(&slot) {
+                found.insert((next - 6) & !15, *function);
+            }
+        }
+    }
+    found
+}
