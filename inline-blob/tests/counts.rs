@@ -10,7 +10,7 @@ use std::ptr::null_mut;
 use common::{Functions, GLIBC, Hooked, Options, SiteKind, calls_recorded, events, libc_path, record, turn};
 
 fn glibc(options: &Options) -> Hooked {
-    let hooked = Hooked::new(&libc_path(), GLIBC, &[], options);
+    let hooked = Hooked::new(libc_path(), GLIBC, &[], options);
     assert_eq!(hooked.plan.refused, []);
     hooked
 }

@@ -9,7 +9,7 @@ use std::fs::File;
 use std::os::fd::FromRawFd;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
-use std::sync::{Mutex, MutexGuard};
+use std::sync::{LazyLock, Mutex, MutexGuard};
 
 use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, DRAWS, MAGIC, STATE, TEXT_BYTES, VERSION, mapped_bytes};
 use heapbpf_inline::gap::{Mapping, find};
@@ -89,7 +89,13 @@ fn mappings() -> Vec<Mapping> {
     text.lines().filter(|l| !l.contains("[vsyscall]")).map(parse).collect()
 }
 
-pub fn libc_path() -> String {
+/// This process's own C library, as it was before there were copies.
+pub fn libc_path() -> &'static str {
+    static PATH: LazyLock<String> = LazyLock::new(find_libc);
+    &PATH
+}
+
+fn find_libc() -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
     maps.split_whitespace().find(|p| p.contains("/libc.so") || p.contains("/libc-")).unwrap().to_owned()
 }
@@ -283,6 +289,8 @@ impl Drop for Hooked {
         for (address, bytes) in std::mem::take(&mut self.restore) {
             map_text(address, &bytes, libc::MAP_FIXED);
         }
+        // SAFETY: the test has ended; all threads that called it too.
+        unsafe { libc::dlclose(self.handle) };
     }
 }
 
