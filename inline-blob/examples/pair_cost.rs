@@ -9,27 +9,33 @@ mod common;
 fn main() {
     use common::{Functions, GLIBC, Hooked, Options, libc_path, record};
 
+    fn cpu_ns() -> f64 {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+        time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
+    }
+
     fn pair_ns(f: &Functions, threads: u64) -> f64 {
-        const PAIRS: u64 = 2_000_000;
+        const PAIRS: u64 = 100_000;
         let run = |f: Functions| {
-            let start = std::time::Instant::now();
+            let start = cpu_ns();
             for _ in 0..PAIRS {
                 unsafe { (f.free)(std::hint::black_box((f.malloc)(100))) };
             }
-            start.elapsed().as_secs_f64() * 1e9 / PAIRS as f64
+            (cpu_ns() - start) / PAIRS as f64
         };
         let f = *f;
         let running: Vec<_> = (0..threads).map(|_| std::thread::spawn(move || run(f))).collect();
         running.into_iter().map(|t| t.join().unwrap()).sum::<f64>() / threads as f64
     }
 
-    let named = |interval, hook| (interval, hook, Options { interval, seed: 0, hook, ..Options::default() });
-    let kinds = [named(0, false), named(0, true), named(512 << 10, true), named(64 << 10, true)];
+    let options = |interval, hook| (interval, hook, Options { interval, seed: 0, hook, ..Options::default() });
+    let kinds = [options(0, false), options(0, true), options(512 << 10, true), options(64 << 10, true)];
     record(false);
     let hooked: Vec<_> = kinds.iter().map(|(_, _, o)| Hooked::new(libc_path(), GLIBC, &[], o)).collect();
     for threads in [1, 2] {
         let mut least = [f64::MAX; 4];
-        for _ in 0..15 {
+        for _ in 0..200 {
             for (hooked, least) in hooked.iter().zip(&mut least) {
                 *least = least.min(pair_ns(&hooked.functions(), threads));
             }

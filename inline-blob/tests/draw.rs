@@ -78,8 +78,7 @@ fn the_same_samples_as_the_bpf_side() {
             remaining = draw(rng::next(&mut state), &constants);
         }
     }
-    let found: Vec<_> =
-        found.iter().filter(|e| e.site == 0).map(|e| (e.rdx, e.rsi, e.rcx, e.r8)).collect();
+    let found: Vec<_> = found.iter().filter(|e| e.site == 0).map(|e| (e.rdx, e.rsi, e.rcx, e.r8)).collect();
     assert_eq!(found, expected);
     assert!(found.len() > 2500);
 }

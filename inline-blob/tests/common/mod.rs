@@ -1,5 +1,5 @@
 //! A private copy of an allocator in this very process, hooked inline, and a recorder in place of BPF programs.
-#![allow(dead_code, unsafe_code)]
+#![allow(dead_code, unused_imports)]
 
 mod recorder;
 
