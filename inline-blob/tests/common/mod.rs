@@ -2,13 +2,15 @@
 #![allow(dead_code, unused_imports)]
 
 mod recorder;
+pub mod work;
 
 use std::collections::HashMap;
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::fs::File;
 use std::os::fd::FromRawFd;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 use std::sync::{LazyLock, Mutex, MutexGuard};
 
 use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, DRAWS, MAGIC, STATE, TEXT_BYTES, VERSION, mapped_bytes};
@@ -51,6 +53,40 @@ pub const GLIBC: &[Spec] = &[
     ("free", [NONE, NONE, 0, NONE], FREES),
 ];
 
+/// The functions of other allocators besides: those of C++, and jemalloc's own.
+pub const OTHERS: &[Spec] = &[
+    ("_Znwm", [0, NONE, NONE, NONE], THROWS),
+    ("_Znam", [0, NONE, NONE, NONE], THROWS),
+    ("_ZnwmRKSt9nothrow_t", [0, NONE, NONE, NONE], 0),
+    ("_ZnamRKSt9nothrow_t", [0, NONE, NONE, NONE], 0),
+    ("_ZnwmSt11align_val_t", [0, NONE, NONE, NONE], THROWS),
+    ("_ZnamSt11align_val_t", [0, NONE, NONE, NONE], THROWS),
+    ("_ZnwmSt11align_val_tRKSt9nothrow_t", [0, NONE, NONE, NONE], 0),
+    ("_ZnamSt11align_val_tRKSt9nothrow_t", [0, NONE, NONE, NONE], 0),
+    ("_ZdlPv", [NONE, NONE, 0, NONE], FREES),
+    ("_ZdaPv", [NONE, NONE, 0, NONE], FREES),
+    ("_ZdlPvRKSt9nothrow_t", [NONE, NONE, 0, NONE], FREES),
+    ("_ZdaPvRKSt9nothrow_t", [NONE, NONE, 0, NONE], FREES),
+    ("_ZdlPvm", [NONE, NONE, 0, NONE], FREES),
+    ("_ZdaPvm", [NONE, NONE, 0, NONE], FREES),
+    ("_ZdlPvSt11align_val_t", [NONE, NONE, 0, NONE], FREES),
+    ("_ZdaPvSt11align_val_t", [NONE, NONE, 0, NONE], FREES),
+    ("_ZdlPvmSt11align_val_t", [NONE, NONE, 0, NONE], FREES),
+    ("_ZdaPvmSt11align_val_t", [NONE, NONE, 0, NONE], FREES),
+    ("mallocx", [0, NONE, NONE, NONE], 0),
+    ("rallocx", [1, NONE, 0, NONE], 0),
+    ("dallocx", [NONE, NONE, 0, NONE], FREES),
+    ("sdallocx", [NONE, NONE, 0, NONE], FREES),
+];
+
+/// What is called in place of a function that throws.
+pub const TWINS: &[(&str, &str, Option<u8>)] = &[
+    ("_Znwm", "_ZnwmRKSt9nothrow_t", Some(1)),
+    ("_Znam", "_ZnamRKSt9nothrow_t", Some(1)),
+    ("_ZnwmSt11align_val_t", "_ZnwmSt11align_val_tRKSt9nothrow_t", Some(2)),
+    ("_ZnamSt11align_val_t", "_ZnamSt11align_val_tRKSt9nothrow_t", Some(2)),
+];
+
 pub struct Hooked {
     pub plan: Plan,
     handle: *mut c_void,
@@ -61,6 +97,8 @@ pub struct Hooked {
 }
 
 pub struct Options {
+    /// A C++ program that is loaded with the library, and uses it.
+    pub driver: Option<&'static str>,
     pub interval: u64,
     pub seed: u64,
     pub set_log2: u32,
@@ -70,7 +108,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { interval: 1, seed: 42, set_log2: 16, criterion: 0, hook: true }
+        Self { driver: None, interval: 1, seed: 42, set_log2: 16, criterion: 0, hook: true }
     }
 }
 
@@ -132,10 +170,11 @@ impl Hooked {
         let folder = tempfile::tempdir().unwrap();
         let copy = folder.path().join(Path::new(path).file_name().unwrap());
         std::fs::copy(path, &copy).unwrap();
-        let name = CString::new(copy.to_str().unwrap()).unwrap();
+        let loaded = options.driver.map_or_else(|| copy.clone(), |source| compile(source, &copy));
+        let name = CString::new(loaded.to_str().unwrap()).unwrap();
         // SAFETY: the library's constructors are those of an ordinary allocator.
         let handle = unsafe { libc::dlmopen(libc::LM_ID_NEWLM, name.as_ptr(), libc::RTLD_NOW) };
-        assert!(!handle.is_null(), "{path} does not load");
+        assert!(!handle.is_null(), "{path} does not load: {:?}", unsafe { CStr::from_ptr(libc::dlerror()) });
         let bytes = std::fs::read(&copy).unwrap();
         let file = object::File::parse(&*bytes).unwrap();
         let symbols: HashMap<&str, (u64, u64)> =
@@ -145,11 +184,15 @@ impl Hooked {
             // SAFETY: the handle is open.
             unsafe { libc::dlsym(handle, name.as_ptr()) as u64 }
         };
-        let bias = loaded(specs[0].0) - symbols[specs[0].0].0;
+        let bias = loaded("malloc") - symbols["malloc"].0;
+        let specs = &defined(specs, &symbols);
         let segments: Vec<(u64, Vec<u8>)> = texts(&file).into_iter().map(|(a, b)| (a + bias, b)).collect();
         let texts: Vec<Text<'_>> = segments.iter().map(|(address, bytes)| Text { address: *address, bytes }).collect();
         let inner = inner(&copy, &bytes, bias);
-        let position = |name: &str| specs.iter().position(|s| s.0 == name);
+        let position = |name: &str| {
+            let address = symbols.get(name)?.0;
+            specs.iter().position(|s| symbols[s.0].0 == address)
+        };
         let wanted: Vec<Wanted<'_>> = specs
             .iter()
             .enumerate()
@@ -305,6 +348,26 @@ pub struct Functions {
     pub posix_memalign: unsafe extern "C" fn(*mut Pointer, usize, usize) -> i32,
     pub aligned_alloc: unsafe extern "C" fn(usize, usize) -> Pointer,
     pub free: unsafe extern "C" fn(Pointer),
+}
+
+/// The functions that the library has, without second names.
+fn defined(specs: &[Spec], symbols: &HashMap<&str, (u64, u64)>) -> Vec<Spec> {
+    let mut seen = std::collections::HashSet::new();
+    specs.iter().filter(|s| symbols.get(s.0).is_some_and(|at| at.0 != 0 && seen.insert(at.0))).copied().collect()
+}
+
+/// A shared library from C++ `source`, which uses the library at `allocator` before any other.
+fn compile(source: &str, allocator: &Path) -> PathBuf {
+    let folder = allocator.parent().unwrap();
+    let (code, library) = (folder.join("driver.cc"), folder.join("driver.so"));
+    std::fs::write(&code, source).unwrap();
+    let status = Command::new("c++")
+        .args(["-std=c++17", "-O1", "-fno-builtin", "-shared", "-fPIC", "-Wl,--no-as-needed", "-o"])
+        .args([&library, &code, allocator])
+        .arg(format!("-Wl,-rpath,{}", folder.display()))
+        .status();
+    assert!(status.unwrap().success());
+    library
 }
 
 /// The allocator's own code, as the plan of the probes knows it.

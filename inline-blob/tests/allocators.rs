@@ -1,0 +1,133 @@
+//! Other allocators than the C library's, C++ operators and exceptions.
+#![cfg(target_arch = "x86_64")]
+#![allow(clippy::unwrap_used, clippy::undocumented_unsafe_blocks, missing_docs)]
+
+mod common;
+
+use common::work::threads;
+use common::{GLIBC, Hooked, OTHERS, Options, Spec, TWINS, ZERO_FREES, record, turn};
+
+const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
+const TCMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4";
+const MIMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libmimalloc.so.2";
+
+const DRIVER: &str = r#"
+#include <new>
+#include <cstdlib>
+struct Thrown {};
+struct Throws { long x; Throws() { throw Thrown(); } };
+struct alignas(64) Wide { char c[64]; };
+static void handler() { throw Thrown(); }
+extern "C" int caught(unsigned long n) {
+    try { void *volatile p = operator new(n); operator delete(p); } catch (std::bad_alloc &) { return 1; }
+    return 0;
+}
+extern "C" int caught_aligned(unsigned long n) {
+    try { void *volatile p = operator new(n, std::align_val_t(64)); operator delete(p, std::align_val_t(64)); }
+    catch (std::bad_alloc &) { return 1; }
+    return 0;
+}
+extern "C" int caught_own(unsigned long n) {
+    std::set_new_handler(handler);
+    int r = 0;
+    try { void *volatile p = operator new[](n); operator delete[](p); } catch (Thrown &) { r = 1; }
+    std::set_new_handler(nullptr);
+    return r;
+}
+extern "C" int constructor() { try { Throws *volatile t = new Throws; (void)t; } catch (Thrown &) { return 1; } return 0; }
+extern "C" void ordinary(int n) {
+    for (int i = 0; i < n; i++) {
+        int *volatile a = new int; delete a;
+        char *volatile b = new char[100 + i]; delete[] b;
+        Wide *volatile c = new Wide; delete c;
+        void *volatile d = operator new(8, std::nothrow); operator delete(d);
+    }
+}
+"#;
+
+fn hook(path: &str, zero_frees: bool, options: &Options) -> Option<Hooked> {
+    if !std::path::Path::new(path).exists() {
+        heapbpf_testing::skipped(format!("{path} is not installed"));
+        return None;
+    }
+    let mut specs: Vec<Spec> = [GLIBC, OTHERS].concat();
+    specs.iter_mut().filter(|_| !zero_frees).for_each(|spec| spec.2 &= !ZERO_FREES);
+    let hooked = Hooked::new(path, &specs, TWINS, options);
+    println!("{path}: {} hooked, refused {:?}", hooked.plan.hooked.len(), hooked.plan.refused);
+    Some(hooked)
+}
+
+fn counts_exactly(path: &str, zero_frees: bool) {
+    let _turn = turn();
+    record(false);
+    for interval in [1, 4096] {
+        let options = Options { interval, set_log2: 18, driver: Some(DRIVER), ..Options::default() };
+        let Some(hooked) = hook(path, zero_frees, &options) else { return };
+        assert_eq!(hooked.plan.refused, []);
+        let before = hooked.counts();
+        let truth = threads(hooked.functions(), 8, 1, 5000);
+        let counts = hooked.counts();
+        assert_eq!((counts.calls - before.calls, counts.bytes - before.bytes), (truth.calls, truth.bytes));
+        assert_eq!(counts.frees_matched, counts.reported);
+    }
+}
+
+fn exceptions_pass(path: &str) {
+    let _turn = turn();
+    record(false);
+    let options = Options { driver: Some(DRIVER), ..Options::default() };
+    let Some(hooked) = hook(path, true, &options) else { return };
+    let call = |name: &str, bytes: u64| -> i32 {
+        let function: extern "C" fn(u64) -> i32 = unsafe { std::mem::transmute(hooked.symbol(name)) };
+        function(bytes)
+    };
+    let counted = |name: &str, bytes: u64| {
+        let before = hooked.counts();
+        let result = call(name, bytes);
+        let after = hooked.counts();
+        (result, after.calls - before.calls, after.bytes - before.bytes, after.failed - before.failed)
+    };
+    assert_eq!(counted("caught", 100), (0, 1, 100, 0));
+    // Thrown exceptions are allocated too: by the C++ library, with malloc.
+    let thrown = |(result, calls, bytes, failed): (i32, u64, u64, u64)| (result, calls - 1, bytes < 1000, failed);
+    assert_eq!(thrown(counted("caught", 1 << 46)), (1, 1, true, 1));
+    assert_eq!(thrown(counted("caught", u64::MAX / 2)), (1, 1, true, 0));
+    assert_eq!(thrown(counted("caught_aligned", 1 << 46)), (1, 1, true, 1));
+    assert_eq!(call("caught_own", 1 << 46), 1);
+    assert_eq!(thrown(counted("constructor", 0)), (1, 1, true, 0));
+    let before = hooked.counts();
+    call("ordinary", 1000);
+    let after = hooked.counts();
+    assert_eq!((after.calls - before.calls, after.frees_matched - before.frees_matched), (4000, 4000));
+    assert_eq!(after.sampled, after.reported + after.failed);
+}
+
+#[test]
+fn jemalloc_counts_exactly() {
+    counts_exactly(JEMALLOC, true);
+}
+
+#[test]
+fn tcmalloc_counts_exactly() {
+    counts_exactly(TCMALLOC, true);
+}
+
+#[test]
+fn mimalloc_counts_exactly() {
+    counts_exactly(MIMALLOC, false);
+}
+
+#[test]
+fn exceptions_pass_through_jemalloc() {
+    exceptions_pass(JEMALLOC);
+}
+
+#[test]
+fn exceptions_pass_through_tcmalloc() {
+    exceptions_pass(TCMALLOC);
+}
+
+#[test]
+fn exceptions_pass_through_mimalloc() {
+    exceptions_pass(MIMALLOC);
+}
