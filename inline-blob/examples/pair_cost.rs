@@ -7,7 +7,7 @@ mod common;
 
 #[cfg(target_arch = "x86_64")]
 fn main() {
-    use common::{Functions, GLIBC, Hooked, Options, libc_path, record};
+    use common::{Functions, Hooked, Options, libc_path, record};
 
     fn cpu_ns() -> f64 {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -32,7 +32,7 @@ fn main() {
     let options = |interval, hook| (interval, hook, Options { interval, seed: 0, hook, ..Options::default() });
     let kinds = [options(0, false), options(0, true), options(512 << 10, true), options(64 << 10, true)];
     record(false);
-    let hooked: Vec<_> = kinds.iter().map(|(_, _, o)| Hooked::new(libc_path(), GLIBC, &[], o)).collect();
+    let hooked: Vec<_> = kinds.iter().map(|(_, _, o)| Hooked::new(libc_path(), o)).collect();
     for threads in [1, 2] {
         let mut least = [f64::MAX; 4];
         for _ in 0..200 {

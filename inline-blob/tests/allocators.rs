@@ -7,7 +7,7 @@ mod common;
 use std::process::Command;
 
 use common::work::threads;
-use common::{GLIBC, Hooked, OTHERS, Options, Spec, TWINS, ZERO_FREES, record, turn};
+use common::{Hooked, Options, record, turn};
 
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
 const TCMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4";
@@ -61,24 +61,27 @@ extern "C" void ordinary(int n) {
 }
 "#;
 
-fn hook(path: &str, zero_frees: bool, options: &Options) -> Option<Hooked> {
+fn hook(path: &str, options: &Options) -> Option<Hooked> {
     if !std::path::Path::new(path).exists() {
         heapbpf_testing::skipped(format!("{path} is not installed"));
         return None;
     }
-    let mut specs: Vec<Spec> = [GLIBC, OTHERS].concat();
-    specs.iter_mut().filter(|_| !zero_frees).for_each(|spec| spec.2 &= !ZERO_FREES);
-    let hooked = Hooked::new(path, &specs, TWINS, options);
-    println!("{path}: {} hooked, refused {:?}", hooked.plan.hooked.len(), hooked.plan.refused);
+    let hooked = Hooked::new(path, options);
+    println!(
+        "{path}: {} hooked, refused {:?}, missing {:?}",
+        hooked.plan.hooked.len(),
+        hooked.plan.refused,
+        hooked.missing
+    );
     Some(hooked)
 }
 
-fn counts_exactly(path: &str, zero_frees: bool) {
+fn counts_exactly(path: &str) {
     let _turn = turn();
     record(false);
     for interval in [1, 4096] {
         let options = Options { interval, set_log2: 18, driver: Some(DRIVER), ..Options::default() };
-        let Some(hooked) = hook(path, zero_frees, &options) else { return };
+        let Some(hooked) = hook(path, &options) else { return };
         assert_eq!(hooked.plan.refused, []);
         let before = hooked.counts();
         let truth = threads(hooked.functions(), 8, 1, 5000);
@@ -92,7 +95,7 @@ fn exceptions_pass(path: &str, throws: bool) {
     let _turn = turn();
     record(false);
     let options = Options { driver: Some(DRIVER), ..Options::default() };
-    let Some(hooked) = hook(path, true, &options) else { return };
+    let Some(hooked) = hook(path, &options) else { return };
     let call = |name: &str, bytes: u64| -> i32 {
         let function: extern "C" fn(u64) -> i32 = unsafe { std::mem::transmute(hooked.symbol(name)) };
         function(bytes)
@@ -122,17 +125,17 @@ fn exceptions_pass(path: &str, throws: bool) {
 
 #[test]
 fn jemalloc_counts_exactly() {
-    with_room("jemalloc_counts_exactly", || counts_exactly(JEMALLOC, true));
+    with_room("jemalloc_counts_exactly", || counts_exactly(JEMALLOC));
 }
 
 #[test]
 fn tcmalloc_counts_exactly() {
-    counts_exactly(TCMALLOC, true);
+    counts_exactly(TCMALLOC);
 }
 
 #[test]
 fn mimalloc_counts_exactly() {
-    counts_exactly(MIMALLOC, false);
+    counts_exactly(MIMALLOC);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{GLIBC, Hooked, Options, events, libc_path, record, turn};
+use common::{Hooked, Options, events, libc_path, record, turn};
 use heapbpf_inline::abi::CODE;
 use sampler_ebpf::constants::draw_constants;
 use sampler_ebpf::geometric::{DrawConstants, draw};
@@ -26,7 +26,7 @@ fn draw_of(hooked: &Hooked) -> impl Fn(u64, &DrawConstants) -> u64 {
 #[test]
 fn vectors() {
     let _turn = turn();
-    let hooked = Hooked::new(libc_path(), GLIBC, &[], &Options::default());
+    let hooked = Hooked::new(libc_path(), &Options::default());
     let draw_here = draw_of(&hooked);
     let file: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(VECTORS).unwrap()).unwrap();
     let rows = file["draws"].as_array().unwrap();
@@ -42,7 +42,7 @@ fn vectors() {
 #[test]
 fn the_same_numbers_as_the_bpf_side() {
     let _turn = turn();
-    let hooked = Hooked::new(libc_path(), GLIBC, &[], &Options::default());
+    let hooked = Hooked::new(libc_path(), &Options::default());
     let draw_here = draw_of(&hooked);
     let mut state = rng::seed(3, 0);
     let edges = [0, 1, 2, u64::MAX, u64::MAX - 1, 1 << 63, (1 << 63) - 1, (1 << 63) - 2];
@@ -60,7 +60,7 @@ fn the_same_numbers_as_the_bpf_side() {
 fn the_same_samples_as_the_bpf_side() {
     let _turn = turn();
     let (seed, interval) = (11, 1000);
-    let hooked = Hooked::new(libc_path(), GLIBC, &[], &Options { seed, interval, ..Options::default() });
+    let hooked = Hooked::new(libc_path(), &Options { seed, interval, ..Options::default() });
     let f = hooked.functions();
     record(true);
     let sizes: Vec<u64> = (0..20_000u64).map(|i| i * 7919 % 300).collect();

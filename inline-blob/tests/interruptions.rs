@@ -7,7 +7,7 @@ mod common;
 use std::process::Command;
 use std::sync::Barrier;
 
-use common::{GLIBC, Hooked, Options, libc_path, record, turn};
+use common::{Hooked, Options, libc_path, record, turn};
 
 fn toy(options: &Options) -> Hooked {
     let folder = tempfile::tempdir().unwrap();
@@ -16,7 +16,7 @@ fn toy(options: &Options) -> Hooked {
     let built =
         Command::new("cc").args(["-O1", "-fno-builtin", "-shared", "-fPIC", "-o"]).arg(&library).arg(source).status();
     assert!(built.unwrap().success());
-    Hooked::new(library.to_str().unwrap(), GLIBC, &[], options)
+    Hooked::new(library.to_str().unwrap(), options)
 }
 
 fn call(hooked: &Hooked, name: &str, n: i64) -> u64 {
@@ -77,7 +77,7 @@ fn jumps_out_of_the_allocator() {
 fn more_threads_than_slots() {
     let _turn = turn();
     record(false);
-    let hooked = Hooked::new(libc_path(), GLIBC, &[], &Options { interval: 300, set_log2: 18, ..Options::default() });
+    let hooked = Hooked::new(libc_path(), &Options { interval: 300, set_log2: 18, ..Options::default() });
     let f = hooked.functions();
     let (threads, pairs) = (1300, 300);
     let together = std::sync::Arc::new(Barrier::new(threads));

@@ -70,7 +70,7 @@ pub struct Patch {
     pub after: Vec<u8>,
 }
 
-/// A page of an allocator's text as it is to be mapped.
+/// Pages of an allocator's text as they are to be mapped.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Run {
     /// Address of the first page.
@@ -142,31 +142,34 @@ impl Plan {
     }
 
     /// The pages of the allocator's text with the patches in them. Runs with at most `gap` pages in between are joined,
-    /// because each is a mapping. Pages that reach beyond the text are filled from `beyond`, zeroes as a rule.
+    /// because each is a mapping. `read` fills in what the file has at an address, whole pages, as a mapping of it would;
+    /// `None` if it cannot.
     #[must_use]
-    pub fn runs(&self, texts: &[Text<'_>], gap: u64) -> Vec<Run> {
+    pub fn runs(&self, gap: u64, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<Vec<Run>> {
         let page = |address: u64| address / PAGE_BYTES;
         let mut ranges: Vec<[u64; 2]> = Vec::new();
         for patch in &self.patches {
             let (first, last) = (page(patch.address), page(patch.address + patch.after.len() as u64 - 1));
             match ranges.last_mut() {
-                Some([_, end]) if first <= *end + gap => *end = last + 1,
+                Some([_, end]) if first <= *end + gap => *end = (*end).max(last + 1),
                 _ => ranges.push([first, last + 1]),
             }
         }
-        ranges.iter().filter_map(|range| self.run(texts, *range)).collect()
+        ranges.iter().map(|range| self.run(*range, read)).collect()
     }
 
-    fn run(&self, texts: &[Text<'_>], [first, end]: [u64; 2]) -> Option<Run> {
-        let address = first * PAGE_BYTES;
-        let end = end * PAGE_BYTES;
-        let text = texts.iter().find(|t| t.address < end && address < t.address + t.bytes.len() as u64)?;
+    fn run(&self, [first, end]: [u64; 2], read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<Run> {
+        let (address, end) = (first * PAGE_BYTES, end * PAGE_BYTES);
         let mut bytes = vec![0; (end - address) as usize];
-        let (from, to) = (address.max(text.address), end.min(text.address + text.bytes.len() as u64));
-        let source = text.range(from, to)?;
-        bytes[(from - address) as usize..][..source.len()].copy_from_slice(source);
+        if !read(address, &mut bytes) {
+            return None;
+        }
         for patch in self.patches.iter().filter(|p| (address..end).contains(&p.address)) {
-            bytes[(patch.address - address) as usize..][..patch.after.len()].copy_from_slice(&patch.after);
+            let place = &mut bytes[(patch.address - address) as usize..][..patch.after.len()];
+            if *place != *patch.before {
+                return None;
+            }
+            place.copy_from_slice(&patch.after);
         }
         Some(Run { address, bytes })
     }

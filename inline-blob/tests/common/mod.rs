@@ -17,8 +17,7 @@ use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, DRAWS, MAGIC, STATE, 
 use heapbpf_inline::gap::{Mapping, find};
 use heapbpf_inline::read::{COUNTS_BYTES, Counts};
 use heapbpf_inline::{Inputs, Plan, Settings, Text, Twin, Wanted, site_offsets};
-use heapbpf_probes::{FileRanges, KernelRules, Machine, Site, Table};
-use object::{Object as _, ObjectSegment as _, ObjectSymbol as _};
+use heapbpf_probes::{Missing, Table, inline_functions};
 use sampler_ebpf::constants::draw_constants;
 use sampler_ebpf::geometric::DrawConstants;
 
@@ -33,62 +32,12 @@ pub fn turn() -> MutexGuard<'static, ()> {
 
 pub const NONE: u8 = 0xff;
 
-/// A function to hook: name, arguments (size, times, old, out), flags.
-pub type Spec = (&'static str, [u8; 4], u8);
-
-pub const ZERO_FREES: u8 = 1;
-pub const FREES: u8 = 4;
-pub const THROWS: u8 = 32;
-
-/// The C library's functions.
-pub const GLIBC: &[Spec] = &[
-    ("malloc", [0, NONE, NONE, NONE], 0),
-    ("calloc", [1, 0, NONE, NONE], 0),
-    ("realloc", [1, NONE, 0, NONE], ZERO_FREES),
-    ("reallocarray", [2, 1, 0, NONE], ZERO_FREES),
-    ("memalign", [1, NONE, NONE, NONE], 0),
-    ("posix_memalign", [2, NONE, NONE, 0], 0),
-    ("valloc", [0, NONE, NONE, NONE], 0),
-    ("pvalloc", [0, NONE, NONE, NONE], 0),
-    ("free", [NONE, NONE, 0, NONE], FREES),
-];
-
-/// The functions of other allocators besides: those of C++, and jemalloc's own.
-pub const OTHERS: &[Spec] = &[
-    ("_Znwm", [0, NONE, NONE, NONE], THROWS),
-    ("_Znam", [0, NONE, NONE, NONE], THROWS),
-    ("_ZnwmRKSt9nothrow_t", [0, NONE, NONE, NONE], 0),
-    ("_ZnamRKSt9nothrow_t", [0, NONE, NONE, NONE], 0),
-    ("_ZnwmSt11align_val_t", [0, NONE, NONE, NONE], THROWS),
-    ("_ZnamSt11align_val_t", [0, NONE, NONE, NONE], THROWS),
-    ("_ZnwmSt11align_val_tRKSt9nothrow_t", [0, NONE, NONE, NONE], 0),
-    ("_ZnamSt11align_val_tRKSt9nothrow_t", [0, NONE, NONE, NONE], 0),
-    ("_ZdlPv", [NONE, NONE, 0, NONE], FREES),
-    ("_ZdaPv", [NONE, NONE, 0, NONE], FREES),
-    ("_ZdlPvRKSt9nothrow_t", [NONE, NONE, 0, NONE], FREES),
-    ("_ZdaPvRKSt9nothrow_t", [NONE, NONE, 0, NONE], FREES),
-    ("_ZdlPvm", [NONE, NONE, 0, NONE], FREES),
-    ("_ZdaPvm", [NONE, NONE, 0, NONE], FREES),
-    ("_ZdlPvSt11align_val_t", [NONE, NONE, 0, NONE], FREES),
-    ("_ZdaPvSt11align_val_t", [NONE, NONE, 0, NONE], FREES),
-    ("_ZdlPvmSt11align_val_t", [NONE, NONE, 0, NONE], FREES),
-    ("_ZdaPvmSt11align_val_t", [NONE, NONE, 0, NONE], FREES),
-    ("mallocx", [0, NONE, NONE, NONE], 0),
-    ("rallocx", [1, NONE, 0, NONE], 0),
-    ("dallocx", [NONE, NONE, 0, NONE], FREES),
-    ("sdallocx", [NONE, NONE, 0, NONE], FREES),
-];
-
-/// What is called in place of a function that throws.
-pub const TWINS: &[(&str, &str, Option<u8>)] = &[
-    ("_Znwm", "_ZnwmRKSt9nothrow_t", Some(1)),
-    ("_Znam", "_ZnamRKSt9nothrow_t", Some(1)),
-    ("_ZnwmSt11align_val_t", "_ZnwmSt11align_val_tRKSt9nothrow_t", Some(2)),
-    ("_ZnamSt11align_val_t", "_ZnamSt11align_val_tRKSt9nothrow_t", Some(2)),
-];
-
 pub struct Hooked {
     pub plan: Plan,
+    /// Names of the functions, in the order of the plan.
+    pub names: Vec<String>,
+    /// What is not hooked, or may count twice.
+    pub missing: Vec<Missing>,
     handle: *mut c_void,
     base: u64,
     mapped: u64,
@@ -158,15 +107,9 @@ fn map_text(address: u64, bytes: &[u8], fixed: i32) {
     mmap(address, bytes.len() as u64, libc::PROT_READ | libc::PROT_EXEC, fixed, file.as_raw_fd());
 }
 
-/// Executable segments: address in the file, bytes.
-fn texts(file: &object::File<'_>) -> Vec<(u64, Vec<u8>)> {
-    let executable = |s: &object::Segment<'_, '_>| matches!(s.flags(), object::SegmentFlags::Elf { p_flags, .. } if p_flags.0 & 1 != 0);
-    file.segments().filter(executable).map(|s| (s.address(), s.data().unwrap().to_vec())).collect()
-}
-
 impl Hooked {
     /// Loads a private copy of the library at `path`, in a namespace of its own, and hooks its functions.
-    pub fn new(path: &str, specs: &[Spec], twins: &[(&str, &str, Option<u8>)], options: &Options) -> Self {
+    pub fn new(path: &str, options: &Options) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let copy = folder.path().join(Path::new(path).file_name().unwrap());
         std::fs::copy(path, &copy).unwrap();
@@ -175,44 +118,30 @@ impl Hooked {
         // SAFETY: the library's constructors are those of an ordinary allocator.
         let handle = unsafe { libc::dlmopen(libc::LM_ID_NEWLM, name.as_ptr(), libc::RTLD_NOW) };
         assert!(!handle.is_null(), "{path} does not load: {:?}", unsafe { CStr::from_ptr(libc::dlerror()) });
-        let bytes = std::fs::read(&copy).unwrap();
-        let file = object::File::parse(&*bytes).unwrap();
-        let symbols: HashMap<&str, (u64, u64)> =
-            file.dynamic_symbols().map(|s| (s.name().unwrap(), (s.address(), s.size()))).collect();
-        let loaded = |name: &str| {
-            let name = CString::new(name).unwrap();
-            // SAFETY: the handle is open.
-            unsafe { libc::dlsym(handle, name.as_ptr()) as u64 }
-        };
-        let bias = loaded("malloc") - symbols["malloc"].0;
-        let specs = &defined(specs, &symbols);
-        let segments: Vec<(u64, Vec<u8>)> = texts(&file).into_iter().map(|(a, b)| (a + bias, b)).collect();
-        let texts: Vec<Text<'_>> = segments.iter().map(|(address, bytes)| Text { address: *address, bytes }).collect();
-        let inner = inner(&copy, &bytes, bias);
-        let position = |name: &str| {
-            let address = symbols.get(name)?.0;
-            specs.iter().position(|s| symbols[s.0].0 == address)
-        };
-        let wanted: Vec<Wanted<'_>> = specs
+        let found = inline_functions(&File::open(&copy).unwrap(), path, &Table::default()).unwrap();
+        let of = |name: &str| found.functions.iter().find(|f| f.name == name).unwrap();
+        let symbol = CString::new("malloc").unwrap();
+        // SAFETY: the handle is open.
+        let bias = unsafe { libc::dlsym(handle, symbol.as_ptr()) } as u64 - of("malloc").address;
+        let texts: Vec<Text<'_>> =
+            found.code.iter().map(|c| Text { address: c.address + bias, bytes: &c.bytes }).collect();
+        let inner: Vec<[u64; 2]> = found.inner.iter().map(|[s, e]| [s + bias, e + bias]).collect();
+        let wanted: Vec<Wanted<'_>> = found
+            .functions
             .iter()
-            .enumerate()
-            .map(|(number, spec)| {
-                let (address, length) = symbols[spec.0];
-                let [size_argument, times_argument, old_argument, out_argument] = spec.1;
-                let site = Site {
-                    function: number as u16,
-                    size_argument,
-                    times_argument,
-                    old_argument,
-                    out_argument,
-                    flags: spec.2,
-                    ..Site::default()
-                };
-                let twin = twins.iter().find(|t| t.0 == spec.0);
-                let twin = twin.map(|t| Twin { function: position(t.1).unwrap(), reference: t.2 });
-                Wanted { name: spec.0, address: address + bias, length, site, twin }
+            .map(|f| Wanted {
+                name: &f.name,
+                address: f.address + bias,
+                length: f.length,
+                site: f.site,
+                twin: f.twin.map(|(function, reference)| Twin { function, reference }),
             })
             .collect();
+        let names = found.functions.iter().map(|f| f.name.clone()).collect();
+        // The library comes first in its namespace: its slots hold its own functions.
+        let stubs: HashMap<u64, usize> =
+            found.slots.iter().filter(|s| s.stub != s.slot).map(|s| (s.stub + bias, s.function)).collect();
+        let slots: HashMap<u64, usize> = found.slots.iter().map(|s| (s.slot + bias, s.function)).collect();
         let code = heapbpf_inline_blob::code().unwrap();
         let settings = Settings {
             criterion: options.criterion,
@@ -225,18 +154,25 @@ impl Hooked {
         let span = texts.iter().map(|t| t.address).min().unwrap()
             ..texts.iter().map(|t| t.address + t.bytes.len() as u64).max().unwrap();
         let base = find(&mappings(), &span, mapped + 4096).expect("a gap");
-        let slots = slots(&file, bias, &|name| position(name));
-        let stubs = stubs(&file, bias, &slots);
         let inputs = Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs: &stubs, slots: &slots, base };
         let plan = Plan::new(&code, &settings, &inputs).unwrap();
-        let mut hooked = Self { plan, handle, base, mapped, restore: Vec::new(), _file: folder };
+        let mut hooked = Self {
+            plan,
+            names,
+            missing: found.missing.clone(),
+            handle,
+            base,
+            mapped,
+            restore: Vec::new(),
+            _file: folder,
+        };
         if options.hook {
-            hooked.install(&texts, options, site_offsets(&code));
+            hooked.install(options, site_offsets(&code));
         }
         hooked
     }
 
-    fn install(&mut self, texts: &[Text<'_>], options: &Options, sites: [u64; 4]) {
+    fn install(&mut self, options: &Options, sites: [u64; 4]) {
         let base = self.base;
         let writable = libc::PROT_READ | libc::PROT_WRITE;
         let fixed = libc::MAP_FIXED_NOREPLACE;
@@ -270,7 +206,13 @@ impl Hooked {
         map_text(base + self.mapped, &trampolines, fixed);
         assert_eq!(text.len() as u64, TEXT_BYTES);
         map_text(base, &text, fixed);
-        for run in self.plan.runs(texts, 16) {
+        // The pages are mapped: they are the file's.
+        let read = |address: u64, bytes: &mut [u8]| {
+            // SAFETY: as said.
+            bytes.copy_from_slice(unsafe { std::slice::from_raw_parts(address as *const u8, bytes.len()) });
+            true
+        };
+        for run in self.plan.runs(16, &read).unwrap() {
             // SAFETY: the pages are mapped: they are the library's.
             let before = unsafe { std::slice::from_raw_parts(run.address as *const u8, run.bytes.len()) };
             self.restore.push((run.address, before.to_vec()));
@@ -350,12 +292,6 @@ pub struct Functions {
     pub free: unsafe extern "C" fn(Pointer),
 }
 
-/// The functions that the library has, without second names.
-fn defined(specs: &[Spec], symbols: &HashMap<&str, (u64, u64)>) -> Vec<Spec> {
-    let mut seen = std::collections::HashSet::new();
-    specs.iter().filter(|s| symbols.get(s.0).is_some_and(|at| at.0 != 0 && seen.insert(at.0))).copied().collect()
-}
-
 /// A shared library from C++ `source`, which uses the library at `allocator` before any other.
 fn compile(source: &str, allocator: &Path) -> PathBuf {
     let folder = allocator.parent().unwrap();
@@ -368,53 +304,4 @@ fn compile(source: &str, allocator: &Path) -> PathBuf {
         .status();
     assert!(status.unwrap().success());
     library
-}
-
-/// The allocator's own code, as the plan of the probes knows it.
-fn inner(path: &Path, bytes: &[u8], bias: u64) -> Vec<[u64; 2]> {
-    let rules = KernelRules::of(Machine::host().unwrap(), (6, 12));
-    let custom = Table::new(&[]);
-    let Ok(plan) = heapbpf_probes::examine(&File::open(path).unwrap(), path.to_str().unwrap(), &rules, &custom) else {
-        return Vec::new();
-    };
-    let FileRanges { count, ranges } = plan.ranges;
-    let file = object::File::parse(bytes).unwrap();
-    let to_address = |offset: u64| {
-        file.segments().find_map(|s| {
-            let (start, size) = s.file_range();
-            (start..start + size).contains(&offset).then(|| offset - start + s.address() + bias)
-        })
-    };
-    ranges[..count as usize]
-        .iter()
-        .filter_map(|[start, end]| Some([to_address(*start)?, to_address(*start)? + (end - start)]))
-        .collect()
-}
-
-/// Slots of the offset table that hold the address of a hooked function.
-fn slots(file: &object::File<'_>, bias: u64, wanted: &dyn Fn(&str) -> Option<usize>) -> HashMap<u64, usize> {
-    let symbols = file.dynamic_symbol_table().unwrap();
-    let slot = |(at, relocation): (u64, object::Relocation)| {
-        use object::ObjectSymbolTable as _;
-        let object::RelocationTarget::Symbol(index) = relocation.target() else { return None };
-        Some((at + bias, wanted(symbols.symbol_by_index(index).ok()?.name().ok()?)?))
-    };
-    file.dynamic_relocations().into_iter().flatten().filter_map(slot).collect()
-}
-
-/// Stubs of the linkage table that jump through those.
-fn stubs(file: &object::File<'_>, bias: u64, slots: &HashMap<u64, usize>) -> HashMap<u64, usize> {
-    use object::ObjectSection as _;
-    let mut found = HashMap::new();
-    for section in file.sections().filter(|s| s.name().is_ok_and(|n| n.starts_with(".plt"))) {
-        for (at, window) in section.data().unwrap().windows(6).enumerate() {
-            let [0xff, 0x25, distance @ ..] = window else { continue };
-            let next = section.address() + bias + at as u64 + 6;
-            let slot = next.wrapping_add_signed(i64::from(i32::from_le_bytes(distance.try_into().unwrap())));
-            if let Some(function) = slots.get(&slot) {
-                found.insert((next - 6) & !15, *function);
-            }
-        }
-    }
-    found
 }
