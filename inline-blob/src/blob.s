@@ -100,8 +100,18 @@ heapbpf_inline_code:
     save
     trials
     mov rdx, [r10 + {S_COUNTDOWN}]
+    test rdx, rdx
+    jg .Larmed
     add rdx, rax
     jmp .Ldecision
+# A signal handler came between this call's countdown and here, and drew anew. The success is this call's all the same; at
+# which of its trials is no longer known.
+.Larmed:
+    xor r8d, r8d
+    mov r9, [r10 + {S_INTERVAL}]
+    cmp r9, 1
+    cmc
+    jmp .Ldecided
 
 .p2align 4, 0x90
 .Lallocation:
@@ -127,6 +137,7 @@ heapbpf_inline_code:
     lock xadd [r10 + {S_COUNTDOWN}], rdx
 .Ldecision:
     call .Ldecide
+.Ldecided:
     jnc 2f
     mov [rsp], r8
     mov [rsp + 8], r9
