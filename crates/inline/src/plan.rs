@@ -88,7 +88,8 @@ pub struct Plan {
     pub file: Vec<u8>,
     /// What changes in the allocator's text, ascending, not overlapping.
     pub patches: Vec<Patch>,
-    /// Instructions that are not where they were: a thread that stands at one goes on at the other. Ascending.
+    /// Instructions that are not where they were: a thread that stands at one goes on at the other. Ascending. A word of
+    /// such a value on a stack may be in a signal's frame, which a handler will return to: the patch must wait then.
     pub moved: Vec<(u64, u64)>,
     /// The hooked functions, by index in the list of wanted ones.
     pub hooked: Vec<usize>,
@@ -349,3 +350,7 @@ fn inner_ranges(inputs: &Inputs<'_>, candidates: &[Candidate]) -> Vec<[u64; 2]> 
     }
     merged
 }
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -126,3 +126,7 @@ pub fn control(bytes: &[u8]) -> Result<Control, ForeignBlob> {
     }
     Ok(control)
 }
+
+#[cfg(test)]
+#[path = "read_tests.rs"]
+mod tests;
