@@ -98,7 +98,7 @@ fn exceptions_pass(path: &str, throws: bool) {
     let options = Options { driver: Some(DRIVER), ..Options::default() };
     let Some(hooked) = hook(path, &options) else { return };
     let call = |name: &str, bytes: u64| -> i32 {
-        let function: extern "C" fn(u64) -> i32 = unsafe { std::mem::transmute(hooked.symbol(name)) };
+        let function: extern "C" fn(u64) -> i32 = unsafe { hooked.function(name) };
         function(bytes)
     };
     let counted = |name: &str, bytes: u64| {

@@ -20,7 +20,7 @@ fn toy(options: &Options) -> Hooked {
 }
 
 fn call(hooked: &Hooked, name: &str, n: i64) -> u64 {
-    let function: extern "C" fn(i64) -> u64 = unsafe { std::mem::transmute(hooked.symbol(name)) };
+    let function: extern "C" fn(i64) -> u64 = unsafe { hooked.function(name) };
     function(n)
 }
 

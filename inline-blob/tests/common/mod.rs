@@ -232,21 +232,32 @@ impl Hooked {
         // SAFETY: those are the signatures of the functions of these names.
         unsafe {
             Functions {
-                malloc: std::mem::transmute(self.symbol("malloc")),
-                calloc: std::mem::transmute(self.symbol("calloc")),
-                realloc: std::mem::transmute(self.symbol("realloc")),
-                reallocarray: std::mem::transmute(self.symbol("reallocarray")),
-                posix_memalign: std::mem::transmute(self.symbol("posix_memalign")),
-                aligned_alloc: std::mem::transmute(self.symbol("aligned_alloc")),
-                free: std::mem::transmute(self.symbol("free")),
+                malloc: self.function("malloc"),
+                calloc: self.function("calloc"),
+                realloc: self.function("realloc"),
+                reallocarray: self.function("reallocarray"),
+                posix_memalign: self.function("posix_memalign"),
+                aligned_alloc: self.function("aligned_alloc"),
+                free: self.function("free"),
             }
         }
+    }
+
+    /// A function of the library, or of its driver.
+    ///
+    /// # Safety
+    /// `F` is its signature, as a function pointer.
+    pub unsafe fn function<F: Copy>(&self, name: &str) -> F {
+        let address = self.symbol(name);
+        assert!(address != 0 && size_of::<F>() == size_of::<u64>());
+        // SAFETY: a function pointer is an address, and the caller knows the signature.
+        unsafe { std::mem::transmute_copy(&address) }
     }
 
     pub fn counts(&self) -> Counts {
         // SAFETY: mapped by install(); other threads may write, which tests wait for.
         let bytes = unsafe { std::slice::from_raw_parts((self.base + STATE) as *const u8, COUNTS_BYTES) };
-        Counts::of(&bytes.to_vec()).unwrap()
+        Counts::of(bytes).unwrap()
     }
 
     pub fn control(&self) -> *mut Control {

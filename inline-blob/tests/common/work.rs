@@ -44,7 +44,7 @@ pub fn work(f: &Functions, seed: u64, steps: usize) -> Truth {
                 4 | 5 if !blocks.is_empty() => {
                     let at = (random >> 32) as usize % blocks.len();
                     // Large ones are mappings, which glibc reallocates by malloc.
-                    let size = if random % 7 == 0 { 300_000 } else { size + 1 };
+                    let size = if random.is_multiple_of(7) { 300_000 } else { size + 1 };
                     blocks[at] = (f.realloc)(blocks[at], size);
                     count(&mut truth, size);
                     continue;
