@@ -7,7 +7,7 @@ mod common;
 use std::process::Command;
 
 use common::work::threads;
-use common::{Hooked, Options, record, turn};
+use common::{Event, Hooked, Options, SiteKind, events, record, turn};
 use heapbpf_inline::Refusal;
 
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
@@ -122,6 +122,27 @@ fn exceptions_pass(path: &str, throws: bool) {
     let after = hooked.counts();
     assert_eq!((after.calls - before.calls, after.frees_matched - before.frees_matched), (4000, 4000));
     assert_eq!(after.sampled, after.reported + after.failed);
+}
+
+/// Without a twin, results are not seen: the call is reported before it is made.
+#[test]
+fn calls_whose_results_are_unseen() {
+    let _turn = turn();
+    let options = Options { twins: false, driver: Some(DRIVER), interval: 50, ..Options::default() };
+    let Some(hooked) = hook(TCMALLOC, &options) else { return };
+    record(true);
+    let caught: extern "C" fn(u64) -> i32 = unsafe { hooked.function("caught") };
+    for _ in 0..10 {
+        assert_eq!((caught(5000), caught(TOO_MUCH)), (0, 1));
+    }
+    let unseen: Vec<Event> = events().into_iter().filter(|e| e.kind() == SiteKind::Unseen).collect();
+    // 5000 bytes are not sampled with a probability of e^−100.
+    assert_eq!(unseen.len(), 20);
+    for (event, bytes) in unseen.iter().zip([5000, TOO_MUCH].into_iter().cycle()) {
+        assert_eq!((event.r11, event.rdi, event.rax >> 32), (bytes, bytes, 50));
+        assert!(event.rax as u32 <= 44 * 50, "an offset");
+        assert_eq!(hooked.names[usize::from(event.index())], "operator new");
+    }
 }
 
 #[test]

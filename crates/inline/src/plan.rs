@@ -15,6 +15,7 @@ use crate::code::Code;
 use crate::displaced::{Displaced, JUMP_BYTES};
 use crate::error::{BuildError, Refusal};
 use crate::image::{self, Settings};
+use crate::patch::Patch;
 use crate::redirect::{Text, inner_calls, jumped_into, leads};
 use crate::stub::{Parts, Stub};
 
@@ -57,17 +58,6 @@ pub struct Inputs<'a> {
     pub slots: &'a HashMap<u64, usize>,
     /// Where the blob will be: within reach of every text. See [`crate::gap`].
     pub base: u64,
-}
-
-/// Bytes to be replaced.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Patch {
-    /// Where.
-    pub address: u64,
-    /// The bytes of the file.
-    pub before: Vec<u8>,
-    /// As many new ones.
-    pub after: Vec<u8>,
 }
 
 /// Pages of an allocator's text as they are to be mapped.

@@ -5,7 +5,7 @@ use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction};
 
 use crate::displaced::is_branch;
 use crate::error::Refusal;
-use crate::plan::Patch;
+use crate::patch::Patch;
 
 /// A piece of executable memory and what the file has there.
 #[derive(Clone, Copy, Debug)]

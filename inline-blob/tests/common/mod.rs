@@ -46,6 +46,8 @@ pub struct Hooked {
 }
 
 pub struct Options {
+    /// Whether functions that may throw have twins.
+    pub twins: bool,
     /// A C++ program that is loaded with the library, and uses it.
     pub driver: Option<&'static str>,
     pub interval: u64,
@@ -57,7 +59,7 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { driver: None, interval: 1, seed: 42, set_log2: 16, criterion: 0, hook: true }
+        Self { twins: true, driver: None, interval: 1, seed: 42, set_log2: 16, criterion: 0, hook: true }
     }
 }
 
@@ -134,7 +136,7 @@ impl Hooked {
                 address: f.address + bias,
                 length: f.length,
                 site: f.site,
-                twin: f.twin.map(|(function, reference)| Twin { function, reference }),
+                twin: f.twin.filter(|_| options.twins).map(|(function, reference)| Twin { function, reference }),
             })
             .collect();
         let names = found.functions.iter().map(|f| f.name.clone()).collect();
