@@ -16,7 +16,9 @@
 //! zeroed state: its threads claim slots anew, so that it counts from its first call with the interval of its parent.
 //!
 //! # Counting
-//! A thread owns the [`Slot`] whose key is its thread pointer (`fs:0`), so that single instructions without a lock suffice;
+//! Slots by CPU number would need a restartable sequence to be exact. Their cost without one is the same (a pair of malloc
+//! and free, best of 200 rounds: 0.80 to 0.83 ns more than bare, against 0.71 to 0.85 ns by thread pointer), and not every
+//! C library registers them. A thread owns the [`Slot`] whose key is its thread pointer (`fs:0`), so that single instructions without a lock suffice;
 //! signal handlers cannot split them. Threads beyond [`SLOTS`] share [`Totals::shared`] and lock. Totals are the sums over
 //! all slots and the shared one, at any moment, without a stop. They never go down, except that a call of
 //! [`LARGE_BYTES`] or more, or a sampled one, is taken back from `bytes` when it turns out to have failed. A thread that is

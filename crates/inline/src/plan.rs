@@ -52,9 +52,10 @@ pub struct Inputs<'a> {
     /// Ranges of addresses with the allocator's own code: calls of hooked functions from there do not count. The wanted
     /// functions themselves are always among it.
     pub inner: &'a [[u64; 2]],
-    /// Addresses of stubs (PLT) that lead to a wanted function, and its index.
+    /// Addresses of stubs (PLT) that lead to a wanted function, and its index. Only those whose slot in the target holds the
+    /// function's address: another file may define the name first, and its function must still be called.
     pub stubs: &'a HashMap<u64, usize>,
-    /// Addresses of slots (GOT) that hold the address of a wanted function, and its index.
+    /// Addresses of slots (GOT) that hold the address of a wanted function in the target, and its index.
     pub slots: &'a HashMap<u64, usize>,
     /// Where the blob will be: within reach of every text. See [`crate::gap`].
     pub base: u64,

@@ -91,6 +91,14 @@ pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<I
     let extents: Vec<Extent> = found.iter().map(|f| f.extent).collect();
     let graph = CallGraph::new(&image, &extents);
     let reentrant = reentrant_code(&graph, &extents, &|name| table.shape_of(name).is_some());
+    if reentrant.calls_out {
+        let why = "it calls the allocator of another file, whose calls would count too";
+        let what = reentrant.passes_on_to.unwrap_or_else(|| "another file".to_owned());
+        return Err(AttachError::Unhookable {
+            what: format!("the allocator, which gets memory from {what}"),
+            why: why.into(),
+        });
+    }
     missing.extend(double_counts(&image, &reentrant));
     let functions: Vec<InlineFunction> = found.iter().map(|function| described(function, &found)).collect();
     let address = |offset: u64| image.address(offset);
