@@ -11,6 +11,7 @@ use crate::allocators::LOADERS;
 use crate::call_graph::{CallGraph, Extent};
 use crate::elf::{Code, FileImage};
 use crate::error::AttachError;
+use crate::leaving::{Leaving, Reader};
 use crate::machine::Machine;
 use crate::plan::{Found, double_counts, once_per_address, why_nothing};
 use crate::reentrant::reentrant_code;
@@ -77,19 +78,38 @@ pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<I
     let mut missing = Vec::new();
     let mut covered = Vec::new();
     let mut found = once_per_address(&image, table, &defined.functions, &mut missing, &mut covered);
-    // Whether such a function calls another allocator, whose calls would count too, cannot be told from here.
-    found.retain(|function| {
-        let unread = function.row.is_unread();
-        if unread {
-            missing.push(Missing::new(function.name(), "it may call another allocator, whose calls would count too"));
-        }
-        !unread
-    });
     if found.is_empty() {
         return Err(why_nothing(&image, table, !defined.functions.is_empty(), missing.pop()));
     }
     let extents: Vec<Extent> = found.iter().map(|f| f.extent).collect();
     let graph = CallGraph::new(&image, &extents);
+    let reader = Reader::new(&image, &graph, table);
+    let unread = |function: &Found<'_>| function.row.is_unread();
+    let mut reasons: Vec<Missing> = found
+        .iter()
+        .filter(|function| unread(function))
+        .filter_map(|function| Some(Missing::new(function.name(), unknown(&reader.of(function.extent))?)))
+        .collect();
+    if !reasons.is_empty() {
+        // A free that is not hooked would leave its blocks in use: all functions or none.
+        found.retain(|function| !unread(function));
+        missing.append(&mut reasons);
+    }
+    if found.is_empty() {
+        return Err(why_nothing(&image, table, !defined.functions.is_empty(), missing.pop()));
+    }
+    let extents: Vec<Extent> = found.iter().map(|f| f.extent).collect();
+    let graph = CallGraph::new(&image, &extents);
+    let reader = Reader::new(&image, &graph, table);
+    found.retain(|function| {
+        let why = function.row.is_unread().then(|| unknown(&reader.of(function.extent))).flatten();
+        missing.extend(why.map(|why| Missing::new(function.name(), why)));
+        why.is_none()
+    });
+    if found.is_empty() {
+        return Err(why_nothing(&image, table, !defined.functions.is_empty(), missing.pop()));
+    }
+    let extents: Vec<Extent> = found.iter().map(|f| f.extent).collect();
     let reentrant = reentrant_code(&graph, &extents, &|name| table.shape_of(name).is_some());
     if reentrant.calls_out {
         let why = "it calls the allocator of another file, whose calls would count too";
@@ -113,6 +133,19 @@ pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<I
         code: image.code().to_vec(),
         missing,
     })
+}
+
+/// Why a function of an unknown allocator is not hooked, if its code does not tell enough.
+fn unknown(leaving: &Leaving) -> Option<&'static str> {
+    if leaving.throws {
+        return Some("it may throw an exception, which does not get past an awaited call");
+    }
+    if leaving.switches || leaving.allocates_elsewhere {
+        return Some("it may call another allocator, whose calls would count too");
+    }
+    // A compiler that sees both may keep a caller's values in registers that such a function leaves alone. No function
+    // may rely on that if code of another file is called.
+    (!leaving.calls_out).then_some("it calls nothing, so its callers may rely on registers that a hook changes")
 }
 
 fn described(function: &Found<'_>, all: &[Found<'_>]) -> InlineFunction {

@@ -49,3 +49,49 @@ fn what_is_no_allocator_is_refused() {
     let refused = |bytes: &[u8]| inline_functions(&bytes, "file", &Table::default()).unwrap_err();
     assert!(matches!(refused(b"#!/bin/sh"), AttachError::NotElf));
 }
+
+/// A custom allocator is hooked if its code tells that it calls no other one.
+#[test]
+fn custom_functions_are_hooked_if_their_code_tells_enough() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, library) = (folder.path().join("arena.c"), folder.path().join("libarena.so"));
+    std::fs::write(
+        &code,
+        "#include <stdlib.h>
+         #include <sys/mman.h>
+         static char *next, *end;
+         void *arena_map(size_t n) {
+             if (next + n > end) { next = mmap(0, 1 << 20, 3, 34, -1, 0); end = next + (1 << 20); }
+             next += n;
+             return next - n;
+         }
+         void arena_unmap(void *p) { if (munmap(p, 1)) next = 0; }
+         void *arena_bump(size_t n) { next += n; return next - n; }
+         void *arena_malloc(size_t n) { return (char *)malloc(n + 16) + 16; }
+         void *arena_back(size_t n, void *(*f)(size_t)) { return (char *)f(n) + 1; }",
+    )
+    .unwrap();
+    let built =
+        std::process::Command::new("cc").args(["-O2", "-shared", "-fPIC", "-o"]).args([&library, &code]).status();
+    if !built.is_ok_and(|status| status.success()) {
+        skipped("there is no C compiler");
+        return;
+    }
+    let functions = |custom: &str| {
+        let table = Table::new(&[custom.parse().unwrap()]);
+        inline_functions(&std::fs::File::open(&library).unwrap(), library.to_str().unwrap(), &table)
+    };
+    let found = functions("libarena.so:arena_map(size=arg0)->ret,free=arena_unmap(arg0)").unwrap();
+    let hooked: Vec<&str> = found.functions.iter().map(|f| f.name.as_str()).collect();
+    assert_eq!((hooked, found.missing.len()), (vec!["arena_map", "arena_unmap"], 0));
+    for (function, expected) in [
+        ("arena_bump", "it calls nothing"),
+        ("arena_malloc", "it may call another allocator"),
+        ("arena_back", "it may call another allocator"),
+    ] {
+        // One of them, and none is hooked.
+        let custom = format!("libarena.so:arena_map(size=arg0)->ret,{function}(size=arg0)->ret");
+        let Err(AttachError::Unhookable { what, why }) = functions(&custom) else { panic!("{function} is hooked") };
+        assert_eq!((what.as_str(), why.starts_with(expected)), (function, true), "{why}");
+    }
+}
