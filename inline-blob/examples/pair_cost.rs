@@ -29,12 +29,14 @@ fn main() {
         running.into_iter().map(|t| t.join().unwrap()).sum::<f64>() / threads as f64
     }
 
-    let options = |interval, hook| (interval, hook, Options { interval, seed: 0, hook, ..Options::default() });
-    let kinds = [options(0, false), options(0, true), options(512 << 10, true), options(64 << 10, true)];
+    let options =
+        |interval, hook| (interval, hook, Options { interval, seed: 0, hook, recorder: false, ..Options::default() });
+    let kinds =
+        [options(0, false), options(0, true), options(512 << 10, true), options(64 << 10, true), options(1, true)];
     record(false);
     let hooked: Vec<_> = kinds.iter().map(|(_, _, o)| Hooked::new(libc_path(), o)).collect();
     for threads in [1, 2] {
-        let mut least = [f64::MAX; 4];
+        let mut least = [f64::MAX; 5];
         for _ in 0..200 {
             for (hooked, least) in hooked.iter().zip(&mut least) {
                 *least = least.min(pair_ns(&hooked.functions(), threads));

@@ -46,6 +46,8 @@ pub struct Hooked {
 }
 
 pub struct Options {
+    /// Whether the sites lead to the recorder; else they are the no-ops that they are.
+    pub recorder: bool,
     /// Whether functions that may throw have twins.
     pub twins: bool,
     /// A C++ program that is loaded with the library, and uses it.
@@ -59,7 +61,16 @@ pub struct Options {
 
 impl Default for Options {
     fn default() -> Self {
-        Self { twins: true, driver: None, interval: 1, seed: 42, set_log2: 16, criterion: 0, hook: true }
+        Self {
+            recorder: true,
+            twins: true,
+            driver: None,
+            interval: 1,
+            seed: 42,
+            set_log2: 16,
+            criterion: 0,
+            hook: true,
+        }
     }
 }
 
@@ -202,6 +213,9 @@ impl Hooked {
             let distance = (self.mapped + 16 * index as u64).wrapping_sub(site + 5) as i32;
             assert_eq!(text[site as usize..][..5], [0x0f, 0x1f, 0x44, 0, 0]);
             assert_eq!(site % 8, 0);
+            if !options.recorder {
+                continue;
+            }
             text[site as usize] = 0xe8;
             text[site as usize + 1..][..4].copy_from_slice(&distance.to_le_bytes());
         }
