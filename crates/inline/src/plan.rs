@@ -19,6 +19,9 @@ use crate::patch::Patch;
 use crate::redirect::{Text, inner_calls, jumped_into, leads};
 use crate::stub::{Parts, Stub};
 
+/// End of user addresses.
+const USER_END: u64 = 1 << 47;
+
 /// A function to hook.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
@@ -103,6 +106,12 @@ impl Plan {
     pub fn new(code: &Code<'_>, settings: &Settings, inputs: &Inputs<'_>) -> Result<Self, BuildError> {
         if inputs.wanted.len() > MAX_FUNCTIONS {
             return Err(BuildError::TooManyFunctions(inputs.wanted.len()));
+        }
+        // So no sum of addresses overflows below, whatever the file says.
+        let in_user_space =
+            |text: &Text<'_>| text.address < USER_END && text.bytes.len() as u64 <= USER_END - text.address;
+        if !inputs.texts.iter().all(in_user_space) {
+            return Err(BuildError::NothingToHook);
         }
         let mut refused = Vec::new();
         let mut candidates = candidates(inputs, &mut refused);

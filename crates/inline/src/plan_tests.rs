@@ -289,3 +289,47 @@ fn the_shared_code_is_where_the_layout_says() {
     assert_eq!(plan.file[CODE as usize..][..256], [0x90; 256]);
     assert!(plan.file.starts_with(b"\x7fELF"));
 }
+
+/// Whatever the file's code is, there is a plan or a reason, and each patch fits the code.
+#[test]
+fn any_code_is_planned_or_refused() {
+    let mut state = sampler_ebpf::rng::seed(5, 0);
+    let mut hooked = 0;
+    for round in 0..3000u64 {
+        let mut made = made();
+        let mut random = || sampler_ebpf::rng::next(&mut state);
+        for byte in &mut made.text {
+            let random = random();
+            // Many of the bytes that calls, jumps and prologues are made of.
+            *byte = [random as u8, 0xe8, 0x0f, 0x53, 0x48, 0, 0xff]
+                [(random >> 8) as usize % if round % 2 == 0 { 1 } else { 7 }];
+        }
+        for wanted in &mut made.wanted {
+            wanted.address = TEXT.wrapping_add(random() % 1100);
+            wanted.length = random() >> (random() & 63);
+        }
+        made.wanted[0].address = random();
+        made.inner.push([TEXT + random() % 1000, TEXT + random() % 1024]);
+        made.inner.push([random(), random()]);
+        made.slots.insert(TEXT + random() % 5000, 1);
+        let Ok(plan) = made.plan_with(&SETTINGS) else { continue };
+        hooked += plan.hooked.len();
+        let text = Text { address: TEXT, bytes: &made.text };
+        for patch in &plan.patches {
+            let end = patch.address + patch.before.len() as u64;
+            assert_eq!(text.range(patch.address, end), Some(&*patch.before));
+            assert_eq!(patch.before.len(), patch.after.len());
+        }
+        let overlap = plan.patches.windows(2).any(|two| two[0].address + two[0].after.len() as u64 > two[1].address);
+        assert!(!overlap, "round {round}");
+    }
+    assert!(hooked > 500, "{hooked}");
+    let mut made = made();
+    made.wanted.truncate(1);
+    let bytes = vec![0x90; 256];
+    let texts = [Text { address: u64::MAX - 100, bytes: &made.text }];
+    let Made { wanted, inner, stubs, slots, .. } = &made;
+    let high = Inputs { texts: &texts, wanted, inner, stubs, slots, base: BASE };
+    let code = Code { bytes: &bytes, entries: entries() };
+    assert_eq!(Plan::new(&code, &SETTINGS, &high).unwrap_err(), BuildError::NothingToHook);
+}
