@@ -11,7 +11,7 @@ use crate::remote::Remote;
 use crate::stack::Words;
 use crate::stop::Stop;
 use crate::sys::{self, Registers};
-use crate::target::{FileId, Target};
+use crate::target::{FileId, Hooked, Target};
 
 const NO_FILE: u64 = u64::MAX;
 const PRIVATE_ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
@@ -42,7 +42,7 @@ struct Moved {
 
 impl Injection<'_> {
     /// Does everything, or nothing.
-    pub(crate) fn run(&self, stop: &Stop) -> Result<(), Failure> {
+    pub(crate) fn run(&self, stop: &Stop) -> Result<Hooked, Failure> {
         self.check(stop)?;
         let frames = self.displaced_frames(stop)?;
         let is_awkward = |tid, registers: &Registers| {
@@ -72,7 +72,9 @@ impl Injection<'_> {
             }
             undo.extend(self.plan.undo(step));
         }
-        remote.end()
+        remote.end()?;
+        let threads = moved.threads.len() + usize::from(moved.remote.is_some());
+        Ok(Hooked { moved_threads: threads, moved_frames: moved.frames.len() })
     }
 
     /// Whether everything is as it was when the plan was made, before anything is touched.

@@ -53,5 +53,5 @@ pub use plan::{Data, Displaced, Draft, Pages, Plan, PlanError, reserved_bytes};
 #[cfg(target_arch = "x86_64")]
 pub use {
     found::Found,
-    target::{STOP_LIMIT, Stopped, TakeOut, Target},
+    target::{Hooked, STOP_LIMIT, Stopped, TakeOut, Target},
 };

@@ -47,6 +47,15 @@ pub struct Stopped<T> {
     pub outcome: T,
 }
 
+/// What was met when a plan was carried out.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Hooked {
+    /// Threads that were moved from displaced instructions to their copies.
+    pub moved_threads: usize,
+    /// Signal handlers that will return to the copies of displaced instructions.
+    pub moved_frames: usize,
+}
+
 /// What to do with a blob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TakeOut {
@@ -132,7 +141,7 @@ impl Target {
     ///
     /// # Errors
     /// If it cannot be stopped, has changed, or its kernel refuses a step. It runs on as before.
-    pub fn hook(&self, plan: &Plan, limit: Duration) -> Result<Stopped<()>, Error> {
+    pub fn hook(&self, plan: &Plan, limit: Duration) -> Result<Stopped<Hooked>, Error> {
         let file = |mapping| FileId::of(self.pid, mapping).ok_or_else(|| Failure::Busy(crate::Busy::Changed));
         let files: Result<Vec<_>, _> = plan.mappings().iter().map(file).collect();
         let files = files.map_err(|failure| failure.stopped(Duration::ZERO))?;
