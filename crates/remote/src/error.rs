@@ -63,14 +63,14 @@ pub enum Refusal {
     },
 }
 
-/// Why another attempt may succeed. The process was let go, as it was.
+/// Why another attempt may succeed. The process was let go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Busy {
     /// A thread did not stop in time: it waits for a disk, or (vfork) for a child, or no CPU was free.
     #[error("a thread did not stop in time")]
     Slow,
-    /// The steps took longer than the limit.
-    #[error("the time limit was over before the first jump was in place")]
+    /// The steps took longer than the limit, so that not all were done. What was done is harmless, and may still be there.
+    #[error("the time limit was over before everything was done")]
     Late,
     /// The process was stopped by job control meanwhile.
     #[error("it was stopped by a signal meanwhile")]
@@ -92,7 +92,7 @@ pub enum Error {
     /// It was not stopped.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// It is as it was; another attempt may succeed.
+    /// Another attempt may succeed.
     #[error("{why} (stopped for {} µs)", stopped.as_micros())]
     Busy {
         /// Why.

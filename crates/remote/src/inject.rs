@@ -42,7 +42,7 @@ struct Moved {
 
 impl Injection<'_> {
     /// Does everything, or nothing.
-    pub(crate) fn run(&self, stop: &Stop) -> Result<Hooked, Failure> {
+    pub(crate) fn run(&self, stop: &mut Stop) -> Result<Hooked, Failure> {
         self.check(stop)?;
         let frames = self.displaced_frames(stop)?;
         let is_awkward = |tid, registers: &Registers| {
@@ -53,26 +53,21 @@ impl Injection<'_> {
         let mut moved = Moved::default();
         let mut undo = Vec::new();
         for step in self.plan.steps() {
-            let is_in_time = if matches!(step, Step::SetAside(_) | Step::Replace(_) | Step::Close) && has_jumps(&undo) {
-                // From the first jump on, finishing is as quick as going back.
-                Ok(())
-            } else {
-                stop.check_time(Busy::Late)
-            };
+            // From the first jump on, finishing is as quick as going back.
+            let is_in_time = if has_jumps(&undo) { Ok(()) } else { stop.check_time(Busy::Late) };
             let result = is_in_time.and_then(|()| match step {
                 Step::Create => self.create(stop, &mut remote).map(|fd| descriptor = Some(fd)),
                 Step::MoveThreads => self.move_threads(stop, &mut remote, &frames, &mut moved),
                 step => self.step(&mut remote, step, descriptor.unwrap_or(NO_FILE)),
             });
             if let Err(failure) = result {
-                // A memfd that could not be filled is open all the same.
                 self.take_back(&mut remote, undo, descriptor, &moved);
-                let _ = remote.end();
+                let _ = remote.end(stop);
                 return Err(failure);
             }
             undo.extend(self.plan.undo(step));
         }
-        remote.end()?;
+        remote.end(stop)?;
         let threads = moved.threads.len() + usize::from(moved.remote.is_some());
         Ok(Hooked { moved_threads: threads, moved_frames: moved.frames.len() })
     }
@@ -295,7 +290,7 @@ fn take_out(remote: &mut Remote, undo: Undo, range: &std::ops::Range<u64>) -> Re
 
 /// Takes a blob out. Whether it could be unmapped; else its jumps are gone and it stays, inert, because a thread may come
 /// back to it.
-pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &Stop) -> Result<bool, Failure> {
+pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &mut Stop) -> Result<bool, Failure> {
     if !target.is_same_process() {
         return Err(Failure::Busy(Busy::Changed));
     }
@@ -314,8 +309,7 @@ pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &S
         }
         Ok(is_free)
     })();
-    remote.end()?;
-    result
+    remote.end(stop).and(result)
 }
 
 /// Whether a thread may come back to the text: by a register, a word of a stack, or a restartable sequence.

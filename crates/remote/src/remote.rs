@@ -4,6 +4,7 @@
 //! comes back to where it was (see [`crate::frame`]).
 
 use std::io;
+use std::time::{Duration, Instant};
 
 use crate::code::{Gadgets, SYSTEM_CALL};
 use crate::error::Busy;
@@ -18,6 +19,8 @@ const MAX_TRIES: usize = 16;
 /// Results from here on are errors.
 const FIRST_ERROR: u64 = (-4095i64) as u64;
 const ALL_SIGNALS: u64 = u64::MAX;
+/// How long to wait for a thread that got no processor in time, after all others have been let go.
+const LATEST: Duration = Duration::from_secs(1);
 
 /// A thread under its signal frame.
 pub(crate) struct Remote {
@@ -30,6 +33,22 @@ pub(crate) struct Remote {
     registers: Registers,
     mask: u64,
     is_stop_wanted: bool,
+    stage: Stage,
+    /// When to give up waiting for the thread.
+    deadline: Option<Instant>,
+}
+
+/// What the thread is doing for us.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// It is stopped.
+    Still,
+    /// It runs to the entry of a call.
+    Entering,
+    /// It runs to the return from a call.
+    Returning,
+    /// It runs to where it may get its registers back.
+    Leaving,
 }
 
 impl Remote {
@@ -77,7 +96,18 @@ impl Remote {
         let trace = |error| Failure::Trace("preparing a thread", error);
         sys::set_registers(tid, &leaving).map_err(trace)?;
         sys::set_signal_mask(tid, ALL_SIGNALS).map_err(trace)?;
-        Ok(Some(Self { pid: stop.pid, tid, gadgets, frame, below, registers, mask, is_stop_wanted: false }))
+        Ok(Some(Self {
+            pid: stop.pid,
+            tid,
+            gadgets,
+            frame,
+            below,
+            registers,
+            mask,
+            is_stop_wanted: false,
+            stage: Stage::Still,
+            deadline: stop.deadline(),
+        }))
     }
 
     /// The thread.
@@ -124,9 +154,8 @@ impl Remote {
         let calling = self.frame.calling(&self.registers, &self.gadgets, number.cast_unsigned(), arguments);
         let trace = |error| Failure::Trace("a system call of the process", error);
         sys::set_registers(self.tid, &calling).map_err(trace)?;
-        for _ in ["entry", "return"] {
-            self.run_to(Report::SystemCall)?;
-        }
+        self.start(Stage::Entering)?;
+        self.come_to_rest()?;
         let result = sys::registers(self.tid).map_err(trace)?.rax;
         if result >= FIRST_ERROR {
             let code = result.cast_signed().unsigned_abs();
@@ -135,38 +164,72 @@ impl Remote {
         Ok(result)
     }
 
-    /// Lets the thread run to the next stop of this kind.
-    fn run_to(&mut self, wanted: Report) -> Result<(), Failure> {
-        let trace = |error| Failure::Trace("a system call of the process", error);
-        loop {
-            match wanted {
-                Report::SystemCall => sys::cont_to_system_call(self.tid),
-                _ => sys::cont(self.tid, 0),
-            }
-            .map_err(trace)?;
-            match sys::wait(self.tid, true).map_err(trace)? {
-                Some((_, report)) if report == wanted => return Ok(()),
-                None | Some((_, Report::Ended)) => return Err(Failure::Ended),
-                // Nobody can block this one; it is sent again at the end.
-                Some((_, Report::Signal(libc::SIGSTOP))) => self.is_stop_wanted = true,
-                Some(_) => {}
-            }
-        }
+    /// Lets the thread run.
+    fn start(&mut self, stage: Stage) -> Result<(), Failure> {
+        self.stage = stage;
+        let started = if stage == Stage::Leaving { sys::cont(self.tid, 0) } else { sys::cont_to_system_call(self.tid) };
+        started.map_err(|error| Failure::Trace("a system call of the process", error))
     }
 
-    /// Takes the frame away. The thread passes through the kernel's way out once more, so that the kernel restarts the call
-    /// in which we found it.
-    pub(crate) fn end(mut self) -> Result<(), Failure> {
+    /// Waits until the thread has done what it is doing.
+    fn come_to_rest(&mut self) -> Result<(), Failure> {
+        let mut since = Instant::now();
+        while self.stage != Stage::Still {
+            let report = match sys::look(self.tid).map_err(|error| Failure::Trace("waiting", error))? {
+                Some((_, report)) => report,
+                None if self.deadline.is_some_and(|deadline| Instant::now() > deadline) => {
+                    return Err(Failure::Busy(Busy::Late));
+                }
+                None => {
+                    sys::pause(since);
+                    continue;
+                }
+            };
+            since = Instant::now();
+            match (self.stage, report) {
+                (_, Report::Ended) => return Err(Failure::Ended),
+                (Stage::Entering, Report::SystemCall) => self.start(Stage::Returning)?,
+                (Stage::Returning, Report::SystemCall) | (Stage::Leaving, Report::Interrupted) => {
+                    self.stage = Stage::Still
+                }
+                (stage, report) => {
+                    // Nobody can block this one; it is sent again at the end.
+                    self.is_stop_wanted |= report == Report::Signal(libc::SIGSTOP);
+                    self.start(stage)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the frame away. If the thread gets no processor in time, all others are let go before it.
+    pub(crate) fn end(mut self, stop: &mut Stop) -> Result<(), Failure> {
+        let mut result = self.leave();
+        if matches!(result, Err(Failure::Busy(Busy::Late))) {
+            stop.release_others(self.tid);
+            self.deadline = Some(Instant::now() + LATEST);
+            // The error stays: what was to be done after a call that came late was not done.
+            result = self.leave().and(result);
+        }
+        if self.is_stop_wanted {
+            sys::kill(self.pid, libc::SIGSTOP);
+        }
+        result
+    }
+
+    /// The thread passes through the kernel's way out once more, so that the kernel restarts the call in which we found it.
+    fn leave(&mut self) -> Result<(), Failure> {
         let trace = |error| Failure::Trace("restoring a thread", error);
-        sys::interrupt(self.tid).map_err(trace)?;
-        self.run_to(Report::Interrupted)?;
+        if self.stage != Stage::Leaving {
+            self.come_to_rest()?;
+            sys::interrupt(self.tid).map_err(trace)?;
+            self.start(Stage::Leaving)?;
+        }
+        self.come_to_rest()?;
         // First the mask, then the registers: until then the frame would restore both.
         sys::set_signal_mask(self.tid, self.mask).map_err(trace)?;
         sys::set_registers(self.tid, &self.registers).map_err(trace)?;
         let _ = sys::write_memory(self.pid, self.frame.address, &self.below);
-        if self.is_stop_wanted {
-            sys::kill(self.pid, libc::SIGSTOP);
-        }
         Ok(())
     }
 }

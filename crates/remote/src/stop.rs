@@ -11,10 +11,10 @@ use crate::interrupted;
 use crate::status::Status;
 use crate::sys::{self, Registers, Report};
 
-/// How long to sleep between two looks at threads that have not stopped yet.
-const PAUSE: Duration = Duration::from_micros(20);
 /// When to look whether threads are still there.
 const PATIENCE: Duration = Duration::from_millis(2);
+/// How long to wait for threads that did not stop in time.
+const LATEST: Duration = Duration::from_secs(1);
 /// Most threads that are stopped.
 const MAX_THREADS: usize = 1 << 16;
 
@@ -44,13 +44,15 @@ pub(crate) struct Stop {
     since: Option<Instant>,
     limit: Duration,
     has_job_control: bool,
+    /// How long the process was stopped, once it is let go.
+    stopped: Option<Duration>,
 }
 
 impl Stop {
     /// Stops all threads of a process, within `limit`.
     pub(crate) fn new(pid: i32, limit: Duration) -> (Self, Result<(), Failure>) {
         let (threads, known) = (Vec::new(), HashMap::new());
-        let mut stop = Self { pid, threads, known, since: None, limit, has_job_control: false };
+        let mut stop = Self { pid, threads, known, since: None, limit, has_job_control: false, stopped: None };
         let result = stop.stop_all();
         (stop, result)
     }
@@ -61,13 +63,14 @@ impl Stop {
             self.take_reports()?;
         }
         sys::set_real_time(true);
-        self.since = Some(Instant::now());
+        let start = Instant::now();
+        self.since = Some(start);
         loop {
             self.interrupt_new()?;
             while self.threads.iter().any(|thread| matches!(thread.state, State::Running)) {
                 if !self.take_reports()? {
                     self.check_time(Busy::Slow)?;
-                    sys::pause(PAUSE);
+                    sys::pause(start);
                     self.forget_vanished();
                 }
             }
@@ -78,7 +81,7 @@ impl Stop {
         if self.has_job_control {
             return Err(Failure::Busy(Busy::JobControl));
         }
-        if self.stopped().next().is_none() {
+        if self.stopped_threads().next().is_none() {
             return Err(Failure::Ended);
         }
         Ok(())
@@ -132,7 +135,7 @@ impl Stop {
     fn take_reports(&mut self) -> Result<bool, Failure> {
         let mut is_any = false;
         loop {
-            let Some((tid, report)) = sys::wait(-1, false).map_err(|error| Failure::Trace("waiting", error))? else {
+            let Some((tid, report)) = sys::look(-1).map_err(|error| Failure::Trace("waiting", error))? else {
                 return Ok(is_any);
             };
             is_any = true;
@@ -175,20 +178,25 @@ impl Stop {
         }
     }
 
+    /// When the limit is over.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.since.and_then(|since| since.checked_add(self.limit))
+    }
+
     /// Fails if the limit is over.
     pub(crate) fn check_time(&self, why: Busy) -> Result<(), Failure> {
         if self.since.is_some_and(|since| since.elapsed() > self.limit) { Err(Failure::Busy(why)) } else { Ok(()) }
     }
 
     /// Threads that are stopped.
-    pub(crate) fn stopped(&self) -> impl Iterator<Item = i32> {
+    pub(crate) fn stopped_threads(&self) -> impl Iterator<Item = i32> {
         self.threads.iter().filter(|thread| matches!(thread.state, State::Stopped)).map(|thread| thread.tid)
     }
 
     /// Their registers.
     pub(crate) fn registers(&self) -> impl Iterator<Item = (i32, Registers)> {
         // A thread that was killed meanwhile has none.
-        self.stopped().filter_map(|tid| Some((tid, sys::registers(tid).ok()?)))
+        self.stopped_threads().filter_map(|tid| Some((tid, sys::registers(tid).ok()?)))
     }
 
     /// What `/proc` says of a thread.
@@ -197,15 +205,45 @@ impl Stop {
         Some(Status::parse(&text))
     }
 
-    /// Lets all threads go; how long the process was stopped. Threads that have not stopped yet are let go when the calling
-    /// thread ends.
-    pub(crate) fn release(self) -> Duration {
-        for tid in self.stopped() {
-            let _ = sys::detach(tid);
+    /// Lets all threads go but one, for which the clock stops as well: it is not stopped, it waits for a processor.
+    pub(crate) fn release_others(&mut self, kept: i32) {
+        for thread in self.threads.iter_mut().filter(|thread| thread.tid != kept) {
+            if matches!(thread.state, State::Stopped) {
+                thread.state = State::Gone;
+                let _ = sys::detach(thread.tid, 0);
+            }
         }
-        let stopped = self.since.map_or(Duration::ZERO, |since| since.elapsed());
+        let since = self.since;
+        self.stopped.get_or_insert_with(|| since.map_or(Duration::ZERO, |since| since.elapsed()));
         sys::set_real_time(false);
-        stopped
+    }
+
+    /// Lets all threads go; how long the process was stopped.
+    pub(crate) fn release(mut self) -> Duration {
+        self.release_others(0);
+        self.see_off_late_ones();
+        self.stopped.unwrap_or_default()
+    }
+
+    /// Threads that did not stop in time are let go as soon as they do, because the system call that they were in may need
+    /// repair. Those that take too long are let go when the calling thread ends.
+    fn see_off_late_ones(&self) {
+        let start = Instant::now();
+        let mut late = self.threads.iter().filter(|thread| matches!(thread.state, State::Running)).count();
+        while late > 0 && start.elapsed() < LATEST {
+            match sys::look(-1) {
+                Ok(Some((tid, report))) => {
+                    late -= 1;
+                    let signal = if let Report::Signal(signal) = report { signal } else { 0 };
+                    if report == Report::Interrupted {
+                        repair(tid);
+                    }
+                    let _ = sys::detach(tid, signal);
+                }
+                Ok(None) => sys::pause(start),
+                Err(_) => break,
+            }
+        }
     }
 }
 

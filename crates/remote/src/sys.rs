@@ -4,7 +4,7 @@ use std::ffi::c_void;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// A thread's general registers.
 pub(crate) type Registers = libc::user_regs_struct;
@@ -14,6 +14,8 @@ const GET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4210;
 const GET_RSEQ_CONFIGURATION: u32 = 0x420f;
 const KCMP_VM: libc::c_int = 1;
 const SIGNAL_SET_BYTES: usize = 8;
+const SHORTEST_PAUSE: Duration = Duration::from_micros(3);
+const LONGEST_PAUSE: Duration = Duration::from_micros(300);
 
 fn result(value: libc::c_long) -> io::Result<libc::c_long> {
     if value < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
@@ -56,9 +58,9 @@ pub(crate) fn cont_to_system_call(tid: i32) -> io::Result<()> {
     ptrace_plain(libc::PTRACE_SYSCALL, tid, 0)
 }
 
-/// Lets a stopped thread go.
-pub(crate) fn detach(tid: i32) -> io::Result<()> {
-    ptrace_plain(libc::PTRACE_DETACH, tid, 0)
+/// Lets a stopped thread go; `signal` is delivered if the thread stopped for it.
+pub(crate) fn detach(tid: i32, signal: i32) -> io::Result<()> {
+    ptrace_plain(libc::PTRACE_DETACH, tid, signal as usize)
 }
 
 /// The registers of a stopped thread.
@@ -154,10 +156,10 @@ impl Report {
     }
 }
 
-/// What `tid` did, or any thread that the calling thread traces if it is −1. Waits for it if asked to. `None`: nothing, or
-/// there is no such thread any more.
-pub(crate) fn wait(tid: i32, is_blocking: bool) -> io::Result<Option<(i32, Report)>> {
-    let flags = libc::__WALL | libc::__WNOTHREAD | if is_blocking { 0 } else { libc::WNOHANG };
+/// What `tid` did, or any thread that the calling thread traces if it is −1. `None`: nothing so far, or there is no such
+/// thread any more.
+pub(crate) fn look(tid: i32) -> io::Result<Option<(i32, Report)>> {
+    let flags = libc::__WALL | libc::__WNOTHREAD | libc::WNOHANG;
     loop {
         let mut status = 0;
         // SAFETY: the kernel writes the status.
@@ -207,7 +209,7 @@ pub(crate) fn shares_memory(pid: i32, other: i32) -> Option<bool> {
 
 /// Makes the calling thread run before all ordinary ones, or stop doing so. Without the permission nothing changes.
 pub(crate) fn set_real_time(is_real_time: bool) {
-    let policy = if is_real_time { libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK } else { libc::SCHED_OTHER };
+    let policy = if is_real_time { libc::SCHED_FIFO } else { libc::SCHED_OTHER };
     let parameters = libc::sched_param { sched_priority: i32::from(is_real_time) };
     // SAFETY: the kernel only reads the parameters; 0 is the calling thread.
     let _ = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
@@ -239,9 +241,10 @@ pub(crate) fn kill(pid: i32, signal: i32) {
     let _ = unsafe { libc::kill(pid, signal) };
 }
 
-/// Sleeps; for the calling thread, if it is a real-time one, hardly longer than asked.
-pub(crate) fn pause(time: Duration) {
-    std::thread::sleep(time);
+/// Sleeps between two looks at a thread that has been waited for since `since`. Longer and longer: the caller runs before all
+/// ordinary threads, and would keep the very thread that it waits for from its processor.
+pub(crate) fn pause(since: Instant) {
+    std::thread::sleep((since.elapsed() / 4).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
 }
 
 /// A handle of a process that no other can take over.

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::code::{Gadgets, Search};
-use crate::error::{Error, Refusal};
+use crate::error::{Busy, Error, Refusal};
 use crate::failure::Failure;
 use crate::found::{self, Found};
 use crate::inject::{self, Injection};
@@ -21,8 +21,7 @@ use crate::status::{Status, start_and_heap};
 use crate::stop::Stop;
 use crate::sys;
 
-/// For how long a process is stopped at most, unless asked otherwise. From the first jump on the steps are finished, which
-/// takes a fraction of a millisecond.
+/// For how long a process should be stopped at most.
 pub const STOP_LIMIT: Duration = Duration::from_millis(20);
 /// When to give up on a kernel that does not come back: a process may have another one handle its page faults.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -137,12 +136,14 @@ impl Target {
         found::find(&self.maps)
     }
 
-    /// Stops the process and carries out a plan: everything or, on an error, nothing.
+    /// Stops the process and carries out a plan.
     ///
     /// # Errors
-    /// If it cannot be stopped, has changed, or its kernel refuses a step. It runs on as before.
+    /// If it cannot be stopped, has changed, or its kernel refuses a step. It runs on as before. If the limit was over in the
+    /// middle ([`Busy::Late`]), some of the plan may have been carried out: it is harmless, [`Target::found`] by another look,
+    /// and to be taken out before the next attempt.
     pub fn hook(&self, plan: &Plan, limit: Duration) -> Result<Stopped<Hooked>, Error> {
-        let file = |mapping| FileId::of(self.pid, mapping).ok_or_else(|| Failure::Busy(crate::Busy::Changed));
+        let file = |mapping| FileId::of(self.pid, mapping).ok_or_else(|| Failure::Busy(Busy::Changed));
         let files: Result<Vec<_>, _> = plan.mappings().iter().map(file).collect();
         let files = files.map_err(|failure| failure.stopped(Duration::ZERO))?;
         let memfd_flags = sys::memfd_flags();
@@ -213,13 +214,13 @@ impl Target {
 fn stopped<T: Send + 'static>(
     pid: i32,
     limit: Duration,
-    work: impl FnOnce(&Stop) -> Result<T, Failure> + Send + 'static,
+    work: impl FnOnce(&mut Stop) -> Result<T, Failure> + Send + 'static,
 ) -> Result<Stopped<T>, Error> {
     let (sender, receiver) = mpsc::channel();
     let run = move || {
-        let (stop, result) = Stop::new(pid, limit);
+        let (mut stop, result) = Stop::new(pid, limit);
         let threads = stop.threads.len();
-        let result = result.and_then(|()| work(&stop));
+        let result = result.and_then(|()| work(&mut stop));
         let time = stop.release();
         // Nobody listens any more if this took too long.
         let _ = sender.send(match result {
@@ -265,12 +266,17 @@ fn check_status(pid: u32, status: &Status) -> Result<(), Refusal> {
         return Err(Refusal::KernelThread);
     }
     if status.tracer != 0 {
-        return Err(Refusal::Traced(status.tracer));
+        return Err(Refusal::Traced(process_of(status.tracer)));
     }
     if status.state == 'T' {
         return Err(Refusal::JobControl);
     }
     Ok(())
+}
+
+/// The process that a thread belongs to, which may be one of its own.
+fn process_of(tid: u32) -> u32 {
+    status_of(tid, None).map_or(tid, |status| status.process)
 }
 
 fn check_program(pid: u32) -> Result<(), Refusal> {
@@ -288,7 +294,7 @@ fn check_threads(pid: u32) -> Result<HashMap<i32, bool>, Refusal> {
     for tid in list.map_while(Result::ok).filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
         let Ok(status) = status_of(pid, Some(tid)) else { continue };
         if status.tracer != 0 {
-            return Err(Refusal::Traced(status.tracer));
+            return Err(Refusal::Traced(process_of(status.tracer)));
         }
         if status.has_shadow_stack {
             return Err(Refusal::ShadowStack);

@@ -10,7 +10,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use heapbpf_remote::{
-    Data, Displaced, Draft, Found, Hooked, PAGE_BYTES, Pages, Plan, STOP_LIMIT, Stopped, TakeOut, Target,
+    Busy, Data, Displaced, Draft, Found, Hooked, PAGE_BYTES, Pages, Plan, STOP_LIMIT, Stopped, TakeOut, Target,
     reserved_bytes,
 };
 
@@ -172,7 +172,12 @@ fn jump(from: u64, to: u64) -> [u8; 5] {
 /// Hooks the program as it is now, trying again while it is busy.
 pub fn hook(pid: u32, hooked: u64) -> Stopped<Hooked> {
     again(|| {
-        let target = Target::look(pid)?;
+        let mut target = Target::look(pid)?;
+        // What an attempt left that came to its limit.
+        while let Some(found) = target.found().first() {
+            target.take_out(found, TakeOut::All, STOP_LIMIT)?;
+            target = Target::look(pid)?;
+        }
         target.hook(&plan(&target, hooked), STOP_LIMIT)
     })
 }
@@ -194,8 +199,8 @@ fn again<T>(mut attempt: impl FnMut() -> Result<T, heapbpf_remote::Error>) -> T 
     for tries in 0.. {
         match attempt() {
             Ok(done) => return done,
-            Err(heapbpf_remote::Error::Busy { why, stopped }) if tries < 50 => {
-                eprintln!("again: {why} after {stopped:?}");
+            Err(heapbpf_remote::Error::Busy { why, stopped }) if tries < 500 => {
+                AGAIN.lock().unwrap_or_else(PoisonError::into_inner).push((why, stopped));
                 std::thread::sleep(Duration::from_millis(5));
             }
             Err(error) => panic!("{error}"),
@@ -226,6 +231,17 @@ pub fn traces(pid: u32) -> Vec<String> {
     let links = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
     let links = links.map(|link| link.display().to_string());
     maps.lines().map(str::to_owned).chain(links).filter(|line| line.contains("heapbpf-")).collect()
+}
+
+/// Stops that were in vain, and how long they were.
+static AGAIN: Mutex<Vec<(Busy, Duration)>> = Mutex::new(Vec::new());
+
+/// Tells of stops in vain.
+pub fn tell_vain() {
+    let vain = std::mem::take(&mut *AGAIN.lock().unwrap_or_else(PoisonError::into_inner));
+    let count = |why| vain.iter().filter(|(other, _)| *other == why).count();
+    eprintln!("in vain: {} came too late to stop, {} to do everything", count(Busy::Slow), count(Busy::Late));
+    tell("in vain", vain.into_iter().map(|(_, time)| time).collect());
 }
 
 /// Median, 99th percentile and maximum, told.
