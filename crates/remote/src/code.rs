@@ -1,5 +1,7 @@
 //! Finds instructions in a target from which it can be made to make system calls. Pure.
 
+use memchr::memmem;
+
 /// `syscall; ret`.
 pub(crate) const SYSTEM_CALL: &[u8] = &[0x0f, 0x05, 0xc3];
 /// What leaves a signal's handler, as C libraries have it: `mov $15, %rax; syscall`, in its two lengths.
@@ -27,7 +29,7 @@ pub(crate) struct Search {
 impl Search {
     /// Looks through code that is at `address`.
     pub(crate) fn look(&mut self, address: u64, code: &[u8]) {
-        let find = |what: &[u8]| code.windows(what.len()).position(|window| window == what);
+        let find = |what: &[u8]| memmem::find(code, what);
         let at = |position: usize| address + position as u64;
         self.system_call = self.system_call.or_else(|| find(SYSTEM_CALL).map(at));
         let restorer = || RESTORERS.iter().find_map(|code| Some((at(find(code)?), *code)));

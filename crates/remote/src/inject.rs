@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use crate::error::Busy;
 use crate::failure::Failure;
 use crate::found::Found;
-use crate::plan::{Kept, Plan, Step, Undo, is_same_code};
+use crate::plan::{Kept, Pages, Plan, Step, Undo, Write, is_same_code, writes};
 use crate::remote::Remote;
 use crate::stack::Words;
 use crate::stop::Stop;
@@ -53,23 +53,40 @@ impl Injection<'_> {
         let mut moved = Moved::default();
         let mut undo = Vec::new();
         for step in self.plan.steps() {
-            // From the first jump on, finishing is as quick as going back.
-            let is_in_time = if has_jumps(&undo) { Ok(()) } else { stop.check_time(Busy::Late) };
-            let result = is_in_time.and_then(|()| match step {
-                Step::Create => self.create(stop, &mut remote).map(|fd| descriptor = Some(fd)),
-                Step::MoveThreads => self.move_threads(stop, &mut remote, &frames, &mut moved),
-                step => self.step(&mut remote, step, descriptor.unwrap_or(NO_FILE)),
-            });
-            if let Err(failure) = result {
-                self.take_back(&mut remote, undo, descriptor, &moved);
-                let _ = remote.end(stop);
-                return Err(failure);
+            // Half of these may be done when they fail; all others are done or not.
+            let is_divisible = matches!(step, Step::MoveThreads | Step::Write);
+            if is_divisible {
+                undo.extend(self.plan.undo(step));
             }
-            undo.extend(self.plan.undo(step));
+            let result = match step {
+                Step::Create => self.create(stop, &mut remote).map(|fd| descriptor = Some(fd)),
+                Step::MoveThreads => {
+                    let is_in_time = stop.check_time(Busy::Late);
+                    is_in_time.and_then(|()| self.move_threads(stop, &mut remote, &frames, &mut moved))
+                }
+                Step::Write => write(&remote, &self.plan.jumps()).inspect(|()| remote.release_others(stop)),
+                step => self.step(&mut remote, step, descriptor.unwrap_or(NO_FILE)),
+            };
+            match result {
+                Ok(()) => {}
+                // A call may still be under way, and there is no time to go back. What was done so far changes nothing.
+                Err(Failure::Busy(Busy::Late)) => {
+                    let _ = remote.end(stop);
+                    return Err(Failure::Busy(Busy::Late));
+                }
+                Err(failure) => {
+                    self.take_back(&mut remote, undo, descriptor, &moved);
+                    let _ = remote.end(stop);
+                    return Err(failure);
+                }
+            }
+            if !is_divisible {
+                undo.extend(self.plan.undo(step));
+            }
         }
         remote.end(stop)?;
-        let threads = moved.threads.len() + usize::from(moved.remote.is_some());
-        Ok(Hooked { moved_threads: threads, moved_frames: moved.frames.len() })
+        let moved_threads = moved.threads.len() + usize::from(moved.remote.is_some());
+        Ok(Hooked { moved_threads, moved_frames: moved.frames.len() })
     }
 
     /// Whether everything is as it was when the plan was made, before anything is touched.
@@ -180,7 +197,7 @@ impl Injection<'_> {
                 map(remote, start, bytes, READ_AND_RUN, flags, fd, spare - draft.base)
             }
             Step::Close => remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]).map(drop),
-            Step::Create | Step::MoveThreads => Ok(()),
+            Step::Create | Step::MoveThreads | Step::Write => Ok(()),
         }
     }
 
@@ -221,6 +238,11 @@ impl Injection<'_> {
                     let fd = descriptor.unwrap_or(NO_FILE);
                     remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]).map(drop)
                 }
+                Undo::Restore => {
+                    let pages = &self.plan.draft().pages;
+                    let writes = |pages: &Pages| writes(pages.start, &pages.edited, &pages.original);
+                    write(remote, &pages.iter().flat_map(writes).collect::<Vec<_>>())
+                }
                 Undo::MoveBack => {
                     self.move_back(remote, moved);
                     Ok(())
@@ -247,8 +269,11 @@ impl Injection<'_> {
     }
 }
 
-fn has_jumps(undo: &[Undo]) -> bool {
-    undo.iter().any(|undo| matches!(undo, Undo::PutBack(_)))
+/// Writes code, while all threads are stopped.
+fn write(remote: &Remote, writes: &[Write]) -> Result<(), Failure> {
+    writes.iter().try_for_each(|(address, bytes)| {
+        sys::poke(remote.tid(), *address, *bytes).map_err(|error| Failure::Trace("writing a jump", error))
+    })
 }
 
 /// Whether it is a memfd of this name.
@@ -284,7 +309,7 @@ fn take_out(remote: &mut Remote, undo: Undo, range: &std::ops::Range<u64>) -> Re
             let arguments = [range.start, range.end - range.start, 0, 0, 0, 0];
             remote.call("munmap", libc::SYS_munmap, arguments).map(drop)
         }
-        Undo::Close | Undo::MoveBack => Ok(()),
+        Undo::Close | Undo::MoveBack | Undo::Restore => Ok(()),
     }
 }
 
@@ -294,13 +319,18 @@ pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &m
     if !target.is_same_process() {
         return Err(Failure::Busy(Busy::Changed));
     }
+    let restored =
+        found.pages.iter().map(|kept| original_code(stop, found, *kept)).collect::<Result<Vec<_>, _>>()?.concat();
     let is_free = is_unmapped && !is_referenced(stop, found)?;
     let is_awkward = |tid, _: &Registers| target.may_be_filtered(tid);
     let mut remote = Remote::begin(stop, target.gadgets, is_awkward)?;
     let result = (|| {
+        write(&remote, &restored)?;
         for kept in &found.pages {
             take_out(&mut remote, Undo::PutBack(*kept), &found.range)?;
         }
+        // Nobody can come to the text any more.
+        remote.release_others(stop);
         for fd in target.descriptors_of(found) {
             remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
         }
@@ -310,6 +340,22 @@ pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &m
         Ok(is_free)
     })();
     remote.end(stop).and(result)
+}
+
+/// What to write over the jumps in pages that were replaced: the memfd has the original code.
+fn original_code(stop: &Stop, found: &Found, kept: Kept) -> Result<Vec<Write>, Failure> {
+    let Kept { start, spare, bytes } = kept;
+    let changed = |_| Failure::Busy(Busy::Changed);
+    let file = File::open(format!("/proc/{}/map_files/{:x}-{:x}", stop.pid, start, start + bytes)).map_err(changed)?;
+    if file.metadata().map_err(changed)?.ino() != found.inode {
+        return Err(Failure::Busy(Busy::Changed));
+    }
+    let (mut original, mut memory) = (vec![0; bytes as usize], vec![0; bytes as usize]);
+    file.read_exact_at(&mut original, spare - found.range.start).map_err(changed)?;
+    if sys::read_memory(stop.pid, start, &mut memory).map_err(changed)? != memory.len() {
+        return Err(Failure::Busy(Busy::Changed));
+    }
+    Ok(writes(start, &memory, &original))
 }
 
 /// Whether a thread may come back to the text: by a register, a word of a stack, or a restartable sequence.

@@ -3,10 +3,13 @@
 //! ```text
 //!  base ┬ text          ┐ the caller's blob: text from the memfd, at offset = address − base,
 //!       ├ data …        ┘ and anonymous data
-//!       └ spare places  ─ where the original pages are kept; the memfd has the edited pages at these offsets
+//!       └ spare places  ─ where the original pages are kept; the memfd has copies of them at these offsets
 //! ```
 //! All of it is reserved by one private mapping of the memfd, whose name says where it begins and how long it is. So
 //! `/proc/PID/maps` alone tells what was done to a process, and how to undo it.
+//!
+//! Replaced pages hold the same code at first. So it does not matter when a thread that is late makes that system call, even
+//! after the injector died. The jumps are then written by the injector itself while all threads are stopped.
 
 use std::ops::Range;
 
@@ -126,8 +129,10 @@ pub(crate) enum Step {
     MoveThreads,
     /// Keep these pages at their spare place. The file's stay mapped where they were.
     SetAside(usize),
-    /// Map the edited ones over them.
+    /// Map the memfd's copies over them.
     Replace(usize),
+    /// Write the jumps into the copies.
+    Write,
     /// Close the memfd.
     Close,
 }
@@ -141,6 +146,8 @@ pub(crate) enum Undo {
     Unmap,
     /// Move threads back.
     MoveBack,
+    /// Write the original code over the jumps.
+    Restore,
     /// Move the pages back from the spare place; it stays mapped, so that nobody else maps something there.
     PutBack(Kept),
 }
@@ -224,7 +231,7 @@ impl Plan {
         let pages = self.draft.pages.iter().enumerate();
         [(0, self.draft.text.as_slice())]
             .into_iter()
-            .chain(pages.map(|(at, pages)| (self.kept(at).spare - self.draft.base, pages.edited.as_slice())))
+            .chain(pages.map(|(at, pages)| (self.kept(at).spare - self.draft.base, pages.original.as_slice())))
     }
 
     /// Where the pages of this number go.
@@ -244,8 +251,13 @@ impl Plan {
             [Some(Step::MapData(at)), wipe, fill].into_iter().flatten()
         });
         let pages = (0..self.draft.pages.len()).flat_map(|at| [Step::SetAside(at), Step::Replace(at)]);
-        let steps = [Step::Create, Step::Reserve].into_iter().chain(data).chain([Step::MapText, Step::MoveThreads]);
-        steps.chain(pages).chain([Step::Close]).collect()
+        let steps = [Step::Create, Step::Reserve].into_iter().chain(data).chain([Step::MapText]);
+        steps.chain(pages).chain([Step::MoveThreads, Step::Write, Step::Close]).collect()
+    }
+
+    /// What is written into the copies.
+    pub(crate) fn jumps(&self) -> Vec<Write> {
+        self.draft.pages.iter().flat_map(|pages| writes(pages.start, &pages.original, &pages.edited)).collect()
     }
 
     /// What takes a step back, if something must.
@@ -254,6 +266,7 @@ impl Plan {
             Step::Create => Some(Undo::Close),
             Step::Reserve => Some(Undo::Unmap),
             Step::MoveThreads => Some(Undo::MoveBack),
+            Step::Write => Some(Undo::Restore),
             Step::SetAside(at) => Some(Undo::PutBack(self.kept(at))),
             // Putting the pages back covers the edited ones; unmapping what was reserved covers the rest.
             Step::Replace(_)
@@ -329,6 +342,23 @@ fn check_displaced(displaced: &Displaced, draft: &Draft) -> Result<(), PlanError
     Ok(())
 }
 
+/// Eight bytes, and where they go.
+pub(crate) type Write = (u64, [u8; 8]);
+
+/// What to write at `start` so that memory which holds `before` holds `after`, which is as long.
+pub(crate) fn writes(start: u64, before: &[u8], after: &[u8]) -> Vec<Write> {
+    let mut writes = Vec::new();
+    let mut at = 0;
+    while let Some(further) = before[at..].iter().zip(&after[at..]).position(|(before, after)| before != after) {
+        // A jump is written at once, wherever it begins.
+        at = (at + further).min(after.len() - 8);
+        let bytes = std::array::from_fn(|offset| after[at + offset]);
+        writes.push((start + at as u64, bytes));
+        at += 8;
+    }
+    writes
+}
+
 /// Whether memory holds the file's code, as far as probes allow: they put a breakpoint in place of an instruction's first
 /// byte, or a call in place of a five-byte nop.
 pub(crate) fn is_same_code(file: &[u8], memory: &[u8]) -> bool {
@@ -390,11 +420,12 @@ mod tests {
             Step::MapData(1),
             Step::WipeOnFork(1),
             Step::MapText,
-            Step::MoveThreads,
             Step::SetAside(0),
             Step::Replace(0),
             Step::SetAside(1),
             Step::Replace(1),
+            Step::MoveThreads,
+            Step::Write,
             Step::Close,
         ];
         assert_eq!(plan.steps(), expected);
@@ -411,9 +442,10 @@ mod tests {
         let undo: Vec<Undo> = plan.steps().into_iter().rev().filter_map(|step| plan.undo(step)).collect();
         let kept = |start, spare| Undo::PutBack(Kept { start, spare, bytes: 0x1000 });
         let expected = [
+            Undo::Restore,
+            Undo::MoveBack,
             kept(LIBC + 0x1000, BASE + 0x5000),
             kept(LIBC + 0x2000, BASE + 0x4000),
-            Undo::MoveBack,
             Undo::Unmap,
             Undo::Close,
         ];
@@ -449,6 +481,18 @@ mod tests {
         assert!(matches!(plan(|draft| draft.pages[0].start = LIBC - 0x1000), Err(PlanError::NotText(_))));
         assert!(matches!(plan(|draft| draft.displaced[0].copies[0].1 = BASE + 0x1000), Err(PlanError::Displaced(_))));
         assert!(matches!(plan(|draft| draft.displaced[0].range = LIBC..LIBC + 5), Err(PlanError::Displaced(_))));
+    }
+
+    #[test]
+    fn a_jump_is_one_write() {
+        let (before, mut after) = ([1; 24], [1; 24]);
+        assert_eq!(writes(0x1000, &before, &after), []);
+        after[3..8].fill(2);
+        after[22] = 3;
+        assert_eq!(
+            writes(0x1000, &before, &after),
+            [(0x1003, [2, 2, 2, 2, 2, 1, 1, 1]), (0x1010, [1, 1, 1, 1, 1, 1, 3, 1])]
+        );
     }
 
     #[test]

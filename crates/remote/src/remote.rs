@@ -202,12 +202,17 @@ impl Remote {
         Ok(())
     }
 
+    /// Lets all other threads go. What is left to do has time.
+    pub(crate) fn release_others(&mut self, stop: &mut Stop) {
+        stop.release_others(self.tid);
+        self.deadline = Some(Instant::now() + LATEST);
+    }
+
     /// Takes the frame away. If the thread gets no processor in time, all others are let go before it.
     pub(crate) fn end(mut self, stop: &mut Stop) -> Result<(), Failure> {
         let mut result = self.leave();
         if matches!(result, Err(Failure::Busy(Busy::Late))) {
-            stop.release_others(self.tid);
-            self.deadline = Some(Instant::now() + LATEST);
+            self.release_others(stop);
             // The error stays: what was to be done after a call that came late was not done.
             result = self.leave().and(result);
         }

@@ -125,6 +125,14 @@ pub(crate) fn rseq_area(tid: i32) -> Option<u64> {
     (config[0] != 0).then_some(config[0])
 }
 
+/// Writes eight bytes of a stopped thread's memory, also where it may not write itself. Nothing can come in between: they are
+/// written, or not.
+pub(crate) fn poke(tid: i32, address: u64, bytes: [u8; 8]) -> io::Result<()> {
+    // SAFETY: the data is a number.
+    unsafe { ptrace(libc::PTRACE_POKETEXT, tid, address as usize, usize::from_le_bytes(bytes) as *mut c_void) }
+        .map(drop)
+}
+
 /// What a traced thread did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Report {

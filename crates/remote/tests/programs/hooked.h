@@ -2,10 +2,11 @@
 long hooked(long x);
 __asm__(
     ".text\n.p2align 12\n.globl hooked\nhooked:\n"
-    "  push %rbp\n"                  /* +0: the jump goes here */
-    "  mov %rsp, %rbp\n"             /* +1 */
-    "  lea (%rdi,%rdi,2), %rax\n"    /* +4 */
-    "  add $7, %rax\n"               /* +8: the copy comes back here */
+    "  rdtsc\n"                      /* +0: the jump goes here; slow, so that many interrupts come behind it */
+    "  push %rbp\n"                  /* +2 */
+    "  mov %rsp, %rbp\n"             /* +3 */
+    "  lea (%rdi,%rdi,2), %rax\n"    /* +6: the copy comes back here */
+    "  add $7, %rax\n"
     "  pop %rbp\n"
     "  ret\n"
     ".p2align 12\n");

@@ -85,3 +85,32 @@ fn calls_are_counted_while_hooked_and_children_start_empty() {
     assert!(program::traces(program.pid()).iter().all(|line| !line.starts_with("/memfd")));
     program.finish();
 }
+
+/// Hooks until handlers were met that return to displaced instructions.
+fn meet_handlers(arguments: &[&str]) {
+    let mut program = Program::start("handlers", arguments);
+    let start = Instant::now();
+    let (mut cycles, mut moved) = (0, 0);
+    while moved < 5 && start.elapsed() < Duration::from_secs(9) {
+        moved += program::hook(program.pid(), program.hooked).outcome.moved_frames;
+        cycles += 1;
+        // Long enough for the handler to return.
+        std::thread::sleep(Duration::from_millis(8));
+        while !program::take_out(program.pid()).outcome {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        program.assert_runs();
+    }
+    assert!(moved > 0, "no handler was met in {cycles} cycles");
+    eprintln!("{cycles} cycles, {moved} handlers moved: {}", program.finish().trim());
+}
+
+#[test]
+fn handlers_return_to_the_copies_of_displaced_instructions() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    meet_handlers(&[]);
+    meet_handlers(&["alternate"]);
+}

@@ -16,9 +16,9 @@ use heapbpf_remote::{
 
 /// Offset of the data in the blob, and of the counter in it.
 const DATA: u64 = PAGE_BYTES;
-/// First instructions of the hooked function: `push; mov; lea`, and where each begins.
-const DISPLACED: [u8; 8] = [0x55, 0x48, 0x89, 0xe5, 0x48, 0x8d, 0x04, 0x7f];
-const STARTS: [u64; 2] = [1, 4];
+/// First instructions of the hooked function: `rdtsc; push; mov`, and where the second and the third begin.
+const DISPLACED: [u8; 6] = [0x0f, 0x31, 0x55, 0x48, 0x89, 0xe5];
+const STARTS: [u64; 2] = [2, 3];
 /// `lock inc`, before which the copy begins.
 const COUNT_BYTES: u64 = 8;
 
@@ -139,11 +139,11 @@ pub fn plan(target: &Target, hooked: u64) -> Plan {
     file.read_exact_at(&mut original, page - mapping.range.start + mapping.offset).expect("the page can be read");
     let mut edited = original.clone();
     let at = (hooked - page) as usize;
-    assert_eq!(original[at..at + 8], DISPLACED);
+    assert_eq!(original[at..at + 6], DISPLACED);
     let jump = jump(hooked, base);
     edited[at..at + 5].copy_from_slice(&jump);
     // Nobody may come here.
-    edited[at + 5..at + 8].fill(0xcc);
+    edited[at + 5..at + 6].fill(0xcc);
     let after = DISPLACED.len() as u64;
     let mut text = vec![0xf0, 0x48, 0xff, 0x05];
     text.extend(((DATA - COUNT_BYTES) as u32).to_le_bytes());
