@@ -50,6 +50,12 @@ fn a_process_stopped_by_job_control_stays_stopped() {
     // The same if it is stopped between the look and the stop.
     let error = target.hook(&plan, STOP_LIMIT).expect_err("it is stopped");
     assert!(matches!(error, Error::Busy { why: Busy::JobControl, .. }), "{error}");
+    // A thread that is let go passes through the kernel on its way back to the stop.
+    let late = Instant::now() + Duration::from_secs(5);
+    while program.state() != "T" {
+        assert!(Instant::now() < late, "it runs on: {}", program.state());
+        std::thread::sleep(Duration::from_millis(1));
+    }
     let until = Instant::now() + Duration::from_millis(100);
     while Instant::now() < until {
         assert_eq!(program.state(), "T");
