@@ -43,12 +43,8 @@ struct Moved {
 impl Injection<'_> {
     /// Does everything, or nothing.
     pub(crate) fn run(&self, stop: &mut Stop) -> Result<Hooked, Failure> {
-        self.check(stop)?;
-        let frames = self.displaced_frames(stop)?;
-        let is_awkward = |tid, registers: &Registers| {
-            self.target.may_be_filtered(tid) || !matches!(self.plan.moved(registers.rip), Ok(None))
-        };
-        let mut remote = Remote::begin(stop, self.target.gadgets, is_awkward)?;
+        let mut remote = Remote::alone(stop, self.target.gadgets, &self.target.threads())?;
+        let mut frames = Vec::new();
         let mut descriptor = None;
         let mut moved = Moved::default();
         let mut undo = Vec::new();
@@ -60,6 +56,7 @@ impl Injection<'_> {
             }
             let result = match step {
                 Step::Create => self.create(stop, &mut remote).map(|fd| descriptor = Some(fd)),
+                Step::StopAll => self.stop_all(stop, &mut remote).map(|found| frames = found),
                 Step::MoveThreads => {
                     let is_in_time = stop.check_time(Busy::Late);
                     is_in_time.and_then(|()| self.move_threads(stop, &mut remote, &frames, &mut moved))
@@ -70,9 +67,10 @@ impl Injection<'_> {
             match result {
                 Ok(()) => {}
                 // A call may still be under way, and there is no time to go back. What was done so far changes nothing.
-                Err(Failure::Busy(Busy::Late)) => {
+                Err(Failure::Busy(why @ (Busy::Late | Busy::Slow))) => {
+                    remote.release_others(stop);
                     let _ = remote.end(stop);
-                    return Err(Failure::Busy(Busy::Late));
+                    return Err(Failure::Busy(why));
                 }
                 Err(failure) => {
                     self.take_back(&mut remote, undo, descriptor, &moved);
@@ -87,6 +85,16 @@ impl Injection<'_> {
         remote.end(stop)?;
         let moved_threads = moved.threads.len() + usize::from(moved.remote.is_some());
         Ok(Hooked { moved_threads, moved_frames: moved.frames.len() })
+    }
+
+    /// Stops all threads, and looks whether the plan can be carried out. Signal frames that must be changed.
+    fn stop_all(&self, stop: &mut Stop, remote: &mut Remote) -> Result<Vec<(u64, u64)>, Failure> {
+        stop.stop_all()?;
+        remote.renew(stop);
+        let position = |_| Failure::Busy(Busy::Position);
+        self.plan.moved(remote.registers().rip).map_err(position)?;
+        self.check(stop)?;
+        self.displaced_frames(stop)
     }
 
     /// Whether everything is as it was when the plan was made, before anything is touched.
@@ -197,7 +205,7 @@ impl Injection<'_> {
                 map(remote, start, bytes, READ_AND_RUN, flags, fd, spare - draft.base)
             }
             Step::Close => remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]).map(drop),
-            Step::Create | Step::MoveThreads | Step::Write => Ok(()),
+            Step::Create | Step::StopAll | Step::MoveThreads | Step::Write => Ok(()),
         }
     }
 
@@ -316,6 +324,7 @@ fn take_out(remote: &mut Remote, undo: Undo, range: &std::ops::Range<u64>) -> Re
 /// Takes a blob out. Whether it could be unmapped; else its jumps are gone and it stays, inert, because a thread may come
 /// back to it.
 pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &mut Stop) -> Result<bool, Failure> {
+    stop.stop_all()?;
     if !target.is_same_process() {
         return Err(Failure::Busy(Busy::Changed));
     }

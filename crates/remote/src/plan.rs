@@ -125,6 +125,8 @@ pub(crate) enum Step {
     FillData(usize),
     /// Map the text.
     MapText,
+    /// Stop all threads. Until then one is enough.
+    StopAll,
     /// Move threads, and interrupted code, from displaced instructions to their copies.
     MoveThreads,
     /// Keep these pages at their spare place. The file's stay mapped where they were.
@@ -251,7 +253,7 @@ impl Plan {
             [Some(Step::MapData(at)), wipe, fill].into_iter().flatten()
         });
         let pages = (0..self.draft.pages.len()).flat_map(|at| [Step::SetAside(at), Step::Replace(at)]);
-        let steps = [Step::Create, Step::Reserve].into_iter().chain(data).chain([Step::MapText]);
+        let steps = [Step::Create, Step::Reserve].into_iter().chain(data).chain([Step::MapText, Step::StopAll]);
         steps.chain(pages).chain([Step::MoveThreads, Step::Write, Step::Close]).collect()
     }
 
@@ -274,6 +276,7 @@ impl Plan {
             | Step::WipeOnFork(_)
             | Step::FillData(_)
             | Step::MapText
+            | Step::StopAll
             | Step::Close => None,
         }
     }
@@ -420,6 +423,7 @@ mod tests {
             Step::MapData(1),
             Step::WipeOnFork(1),
             Step::MapText,
+            Step::StopAll,
             Step::SetAside(0),
             Step::Replace(0),
             Step::SetAside(1),

@@ -16,6 +16,8 @@ use crate::sys::{self, Registers, Report};
 
 /// Most threads that are tried.
 const MAX_TRIES: usize = 16;
+/// After how many of them any will do.
+const GOOD_TRIES: usize = 3;
 /// Results from here on are errors.
 const FIRST_ERROR: u64 = (-4095i64) as u64;
 const ALL_SIGNALS: u64 = u64::MAX;
@@ -52,6 +54,26 @@ enum Stage {
 }
 
 impl Remote {
+    /// Stops one thread, whichever can, and prepares it. The first of `tids` are tried first.
+    pub(crate) fn alone(stop: &mut Stop, gadgets: Gadgets, tids: &[i32]) -> Result<Self, Failure> {
+        for (tries, tid) in tids.iter().take(MAX_TRIES).enumerate() {
+            if !stop.stop_one(*tid)? {
+                continue;
+            }
+            // It had better be in no call that a frame ends; but waiting threads often all are.
+            let is_good = tries >= GOOD_TRIES
+                || tries + 1 >= tids.len()
+                || sys::registers(*tid).is_ok_and(|registers| !has_restart_block(&registers));
+            let remote =
+                if is_good { Self::begin(stop, gadgets, |_, _| false) } else { Err(Failure::Busy(Busy::NoThread)) };
+            match remote {
+                Err(Failure::Busy(Busy::NoThread)) => stop.release_one(*tid),
+                result => return result,
+            }
+        }
+        Err(Failure::Busy(Busy::NoThread))
+    }
+
     /// Prepares one of the stopped threads. `is_awkward` tells threads that had better not be taken.
     pub(crate) fn begin(
         stop: &Stop,
@@ -200,6 +222,11 @@ impl Remote {
             }
         }
         Ok(())
+    }
+
+    /// The limit is that of the stop, which may have begun anew.
+    pub(crate) fn renew(&mut self, stop: &Stop) {
+        self.deadline = stop.deadline();
     }
 
     /// Lets all other threads go. What is left to do has time.

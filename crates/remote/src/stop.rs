@@ -42,6 +42,8 @@ pub(crate) struct Stop {
     known: HashMap<i32, Option<usize>>,
     /// When the first thread was asked to stop.
     since: Option<Instant>,
+    /// How long one thread was stopped before all others.
+    pub(crate) alone: Duration,
     limit: Duration,
     has_job_control: bool,
     /// How long the process was stopped, once it is let go.
@@ -49,42 +51,65 @@ pub(crate) struct Stop {
 }
 
 impl Stop {
-    /// Stops all threads of a process, within `limit`.
-    pub(crate) fn new(pid: i32, limit: Duration) -> (Self, Result<(), Failure>) {
+    /// Of a process, for at most `limit`. Nothing is stopped so far.
+    pub(crate) fn new(pid: i32, limit: Duration) -> Self {
         let (threads, known) = (Vec::new(), HashMap::new());
-        let mut stop = Self { pid, threads, known, since: None, limit, has_job_control: false, stopped: None };
-        let result = stop.stop_all();
-        (stop, result)
+        let (since, alone, stopped) = (None, Duration::ZERO, None);
+        Self { pid, threads, known, since, alone, limit, has_job_control: false, stopped }
     }
 
-    fn stop_all(&mut self) -> Result<(), Failure> {
+    /// Stops one thread. Whether it is there.
+    pub(crate) fn stop_one(&mut self, tid: i32) -> Result<bool, Failure> {
+        if !self.seize(tid)? {
+            return Ok(false);
+        }
+        sys::set_real_time(true);
+        let start = *self.since.insert(Instant::now());
+        self.wait_for_all(start)?;
+        Ok(self.stopped_threads().any(|stopped| stopped == tid))
+    }
+
+    /// Lets one thread go again, and forgets it.
+    pub(crate) fn release_one(&mut self, tid: i32) {
+        if let Some(place) = self.known.remove(&tid).flatten() {
+            self.threads[place].state = State::Gone;
+            let _ = sys::detach(tid, 0);
+        }
+    }
+
+    /// Stops all threads. If there are others than those that are stopped already, the clock starts now.
+    pub(crate) fn stop_all(&mut self) -> Result<(), Failure> {
         // Becoming the tracer stops nobody, so as much of it as possible is done before the clock starts.
         while self.seize_new()? {
             self.take_reports()?;
         }
         sys::set_real_time(true);
-        let start = Instant::now();
-        self.since = Some(start);
-        loop {
-            self.interrupt_new()?;
-            while self.threads.iter().any(|thread| matches!(thread.state, State::Running)) {
-                if !self.take_reports()? {
-                    self.check_time(Busy::Slow)?;
-                    sys::pause(start);
-                    self.forget_vanished();
-                }
-            }
-            if !self.seize_new()? {
-                break;
-            }
+        if self.threads.iter().any(|thread| matches!(thread.state, State::Running)) {
+            self.alone = self.since.map_or(Duration::ZERO, |since| since.elapsed());
+            self.since = None;
         }
-        if self.has_job_control {
-            return Err(Failure::Busy(Busy::JobControl));
+        let start = *self.since.get_or_insert_with(Instant::now);
+        self.wait_for_all(start)?;
+        while self.seize_new()? {
+            self.wait_for_all(start)?;
         }
         if self.stopped_threads().next().is_none() {
             return Err(Failure::Ended);
         }
         Ok(())
+    }
+
+    /// Stops all threads that are traced.
+    fn wait_for_all(&mut self, start: Instant) -> Result<(), Failure> {
+        self.interrupt_new()?;
+        while self.threads.iter().any(|thread| matches!(thread.state, State::Running)) {
+            if !self.take_reports()? {
+                self.check_time(Busy::Slow)?;
+                sys::pause(start);
+                self.forget_vanished();
+            }
+        }
+        if self.has_job_control { Err(Failure::Busy(Busy::JobControl)) } else { Ok(()) }
     }
 
     /// Becomes the tracer of threads that are not traced yet. Whether there were any.
@@ -97,25 +122,27 @@ impl Stop {
         let mut is_new = false;
         for entry in list.map_while(Result::ok).take(MAX_THREADS) {
             let Some(tid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
-            if self.known.contains_key(&tid) {
-                continue;
-            }
-            self.known.insert(tid, None);
-            match sys::seize(tid, libc::PTRACE_O_TRACESYSGOOD) {
-                Ok(()) => {
-                    self.known.insert(tid, Some(self.threads.len()));
-                    self.threads.push(Thread { tid, state: State::Running, is_interrupted: false });
-                    is_new = true;
-                }
-                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
-                Err(error) => {
-                    if !self.status(tid).is_none_or(|status| status.is_dead()) {
-                        return Err(Failure::Trace("tracing a thread", error));
-                    }
-                }
-            }
+            is_new |= self.seize(tid)?;
         }
         Ok(is_new)
+    }
+
+    /// Becomes the tracer of a thread. Whether it is there, and was not traced yet.
+    fn seize(&mut self, tid: i32) -> Result<bool, Failure> {
+        if self.known.contains_key(&tid) {
+            return Ok(false);
+        }
+        self.known.insert(tid, None);
+        match sys::seize(tid, libc::PTRACE_O_TRACESYSGOOD) {
+            Ok(()) => {
+                self.known.insert(tid, Some(self.threads.len()));
+                self.threads.push(Thread { tid, state: State::Running, is_interrupted: false });
+                Ok(true)
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(false),
+            Err(_) if self.status(tid).is_none_or(|status| status.is_dead()) => Ok(false),
+            Err(error) => Err(Failure::Trace("tracing a thread", error)),
+        }
     }
 
     fn interrupt_new(&mut self) -> Result<(), Failure> {

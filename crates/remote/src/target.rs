@@ -40,6 +40,8 @@ const ELF_NATIVE: (u8, u16) = (2, 62);
 pub struct Stopped<T> {
     /// From the first thread that was asked to stop to the last that went on.
     pub time: Duration,
+    /// How long one thread was stopped before, while all others ran.
+    pub alone: Duration,
     /// Threads that were stopped.
     pub threads: usize,
     /// What came of it.
@@ -178,6 +180,13 @@ impl Target {
         start_of(self.pid.unsigned_abs()).is_ok_and(|(start, _)| start == self.start)
     }
 
+    /// Its threads, as of the look: those without a seccomp filter first.
+    pub(crate) fn threads(&self) -> Vec<i32> {
+        let mut threads: Vec<_> = self.filtered.iter().map(|(tid, is_filtered)| (*is_filtered, *tid)).collect();
+        threads.sort_unstable();
+        threads.into_iter().map(|(_, tid)| tid).collect()
+    }
+
     /// Whether the thread may have a seccomp filter.
     pub(crate) fn may_be_filtered(&self, tid: i32) -> bool {
         self.filtered.get(&tid).copied().unwrap_or(true)
@@ -218,13 +227,13 @@ fn stopped<T: Send + 'static>(
 ) -> Result<Stopped<T>, Error> {
     let (sender, receiver) = mpsc::channel();
     let run = move || {
-        let (mut stop, result) = Stop::new(pid, limit);
-        let threads = stop.threads.len();
-        let result = result.and_then(|()| work(&mut stop));
+        let mut stop = Stop::new(pid, limit);
+        let result = work(&mut stop);
+        let (threads, alone) = (stop.threads.len(), stop.alone);
         let time = stop.release();
         // Nobody listens any more if this took too long.
         let _ = sender.send(match result {
-            Ok(outcome) => Ok(Stopped { time, threads, outcome }),
+            Ok(outcome) => Ok(Stopped { time, alone, threads, outcome }),
             Err(failure) => Err(failure.stopped(time)),
         });
     };

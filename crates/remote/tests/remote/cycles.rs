@@ -6,7 +6,7 @@ use crate::program::{self, Program};
 
 /// Hooks and takes out until the time is over; cycles, and how often something had to be moved.
 fn cycle(program: &mut Program, time: Duration) {
-    let (mut hooks, mut removals) = (Vec::new(), Vec::new());
+    let (mut hooks, mut alone, mut removals) = (Vec::new(), Vec::new(), Vec::new());
     let (mut moved_threads, mut moved_frames, mut kept) = (0, 0, 0);
     let start = Instant::now();
     while start.elapsed() < time {
@@ -14,6 +14,7 @@ fn cycle(program: &mut Program, time: Duration) {
         moved_threads += hooked.outcome.moved_threads;
         moved_frames += hooked.outcome.moved_frames;
         hooks.push(hooked.time);
+        alone.push(hooked.alone);
         std::thread::sleep(Duration::from_millis(2));
         let out = program::take_out(program.pid());
         removals.push(out.time);
@@ -28,6 +29,7 @@ fn cycle(program: &mut Program, time: Duration) {
     }
     eprintln!("moved: {moved_threads} threads, {moved_frames} handlers; kept mapped for a while: {kept}");
     program::tell("hooking", hooks);
+    program::tell("hooking, one thread before the others", alone);
     program::tell("taking out", removals);
     program::tell_vain();
 }

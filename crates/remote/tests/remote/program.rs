@@ -186,10 +186,10 @@ pub fn hook(pid: u32, hooked: u64) -> Stopped<Hooked> {
 pub fn take_out(pid: u32) -> Stopped<bool> {
     again(|| {
         let target = Target::look(pid)?;
-        let mut all = Stopped { time: Duration::ZERO, threads: 0, outcome: true };
+        let mut all = Stopped { time: Duration::ZERO, alone: Duration::ZERO, threads: 0, outcome: true };
         for found in target.found() {
             let one = target.take_out(&found, TakeOut::All, STOP_LIMIT)?;
-            all = Stopped { time: all.time.max(one.time), threads: one.threads, outcome: all.outcome && one.outcome };
+            all = Stopped { time: all.time.max(one.time), outcome: all.outcome && one.outcome, ..one };
         }
         Ok(all)
     })
