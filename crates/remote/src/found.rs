@@ -25,6 +25,8 @@ pub struct Found {
     pub(crate) pages: Vec<Kept>,
     /// Whether it is laid out as its name says, so that it can be taken out.
     pub(crate) is_sound: bool,
+    /// Whether anything is mapped; else only a descriptor of the memfd is open.
+    pub(crate) is_mapped: bool,
 }
 
 impl Found {
@@ -53,6 +55,16 @@ pub(crate) fn parse_name(path: &str) -> Option<(String, Range<u64>)> {
         .and_then(|()| Some((name.to_owned(), base..base.checked_add(bytes)?)))
 }
 
+/// Adds blobs of which no more than descriptors of their memfds, with these links, are there.
+pub(crate) fn add_unmapped(all: &mut Vec<Found>, links: impl Iterator<Item = String>) {
+    for (name, range) in links.filter_map(|link| parse_name(&link)) {
+        if all.len() < MAX_FOUND && all.iter().all(|found| found.range != range || found.name != name) {
+            let (device, inode, text, pages) = (String::new(), 0, None, Vec::new());
+            all.push(Found { name, range, device, inode, text, pages, is_sound: true, is_mapped: false });
+        }
+    }
+}
+
 /// All blobs of a process. Anything may have made such mappings, so what does not fit together is marked.
 pub(crate) fn find(maps: &Maps) -> Vec<Found> {
     let mut all: Vec<Found> = Vec::new();
@@ -65,7 +77,16 @@ pub(crate) fn find(maps: &Maps) -> Vec<Found> {
         }
         if place == all.len() {
             let (device, inode) = (mapping.device.clone(), mapping.inode);
-            all.push(Found { name, range, device, inode, text: None, pages: Vec::new(), is_sound: true });
+            all.push(Found {
+                name,
+                range,
+                device,
+                inode,
+                text: None,
+                pages: Vec::new(),
+                is_sound: true,
+                is_mapped: true,
+            });
         }
         let found = &mut all[place];
         add(found, mapping, maps);
@@ -142,13 +163,23 @@ mod tests {
         let kept = Kept { start: 0x7f00_0000_0000, spare: 0x7e00_0000_5000, bytes: 0x1000 };
         assert_eq!((all[0].pages.as_slice(), all[0].is_sound, all[0].is_hooked()), (&[kept][..], true, true));
         assert_eq!(all[0].text, Some(0x7e00_0000_0000..0x7e00_0000_1000));
-        assert_eq!(all[0].replaced().collect::<Vec<_>>(), [0x7f00_0000_0000..0x7f00_0000_1000]);
+        assert!(all[0].replaced().eq(std::iter::once(0x7f00_0000_0000..0x7f00_0000_1000)));
     }
 
     #[test]
     fn what_a_killed_injector_left_is_inert() {
         let all = found(&["7e0000000000-7e0000006000 ---p 00000000 00:01 5 NAME"]);
         assert!(all.len() == 1 && all[0].is_sound && !all[0].is_hooked() && all[0].text.is_none());
+    }
+
+    #[test]
+    fn a_descriptor_alone_is_found_once() {
+        let mut all = found(&["7e0000000000-7e0000006000 ---p 00000000 00:01 5 NAME"]);
+        let links = [NAME, "/dev/null", "/memfd:heapbpf-inline-7d0000000000-6000 (deleted)", NAME].map(str::to_owned);
+        add_unmapped(&mut all, links.iter().cloned());
+        add_unmapped(&mut all, links.into_iter());
+        let seen: Vec<_> = all.iter().map(|found| (found.range.start, found.is_mapped)).collect();
+        assert_eq!(seen, [(0x7e00_0000_0000, true), (0x7d00_0000_0000, false)]);
     }
 
     #[test]

@@ -129,7 +129,7 @@ fn signal_form(state: &[u8], layout: impl Fn(u32) -> (usize, usize)) -> Option<V
     }
     let bytes = (2..63)
         .filter(|feature| features & 1 << feature != 0)
-        .map(|feature| layout(feature))
+        .map(layout)
         .map(|(offset, bytes)| offset.saturating_add(bytes))
         .fold(MINIMUM_STATE, usize::max);
     let mut form = state.get(..bytes)?.to_vec();

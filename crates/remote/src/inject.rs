@@ -343,7 +343,7 @@ pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &m
         for fd in target.descriptors_of(found) {
             remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
         }
-        if is_free {
+        if is_free && found.is_mapped {
             take_out(&mut remote, Undo::Unmap, &found.range)?;
         }
         Ok(is_free)

@@ -30,6 +30,8 @@ const MAX_CODE_BYTES: u64 = 128 << 20;
 /// Bytes of code that are read at a time, and how much of it again with the next.
 const PIECE: usize = 1 << 20;
 const OVERLAP: usize = 16;
+/// Most descriptors of a process that are looked at.
+const MAX_DESCRIPTORS: usize = 1 << 16;
 /// Most children whose memory is compared.
 const MAX_CHILDREN: usize = 256;
 /// Class and machine in an ELF header, of a 64-bit program for x86-64.
@@ -135,7 +137,9 @@ impl Target {
     /// What earlier runs mapped into it.
     #[must_use]
     pub fn found(&self) -> Vec<Found> {
-        found::find(&self.maps)
+        let mut found = found::find(&self.maps);
+        found::add_unmapped(&mut found, self.descriptors().map(|(_, link)| link));
+        found
     }
 
     /// Stops the process and carries out a plan.
@@ -145,7 +149,7 @@ impl Target {
     /// middle ([`Busy::Late`]), some of the plan may have been carried out: it is harmless, [`Target::found`] by another look,
     /// and to be taken out before the next attempt.
     pub fn hook(&self, plan: &Plan, limit: Duration) -> Result<Stopped<Hooked>, Error> {
-        let file = |mapping| FileId::of(self.pid, mapping).ok_or_else(|| Failure::Busy(Busy::Changed));
+        let file = |mapping| FileId::of(self.pid, mapping).ok_or(Failure::Busy(Busy::Changed));
         let files: Result<Vec<_>, _> = plan.mappings().iter().map(file).collect();
         let files = files.map_err(|failure| failure.stopped(Duration::ZERO))?;
         let memfd_flags = sys::memfd_flags();
@@ -206,16 +210,16 @@ impl Target {
             found.range.start,
             found.range.end - found.range.start
         );
-        self.descriptors(|path| path == link)
+        self.descriptors().filter(|(_, other)| *other == link).map(|(fd, _)| fd).collect()
     }
 
-    fn descriptors(&self, is_wanted: impl Fn(&str) -> bool) -> Vec<u64> {
-        let Ok(list) = fs::read_dir(format!("/proc/{}/fd", self.pid)) else { return Vec::new() };
-        let wanted = |entry: fs::DirEntry| {
+    /// Descriptors of the process, and what they lead to.
+    fn descriptors(&self) -> impl Iterator<Item = (u64, String)> {
+        let list = fs::read_dir(format!("/proc/{}/fd", self.pid)).into_iter().flatten().map_while(Result::ok);
+        list.take(MAX_DESCRIPTORS).filter_map(|entry| {
             let link = fs::read_link(entry.path()).ok()?;
-            is_wanted(link.to_str()?).then(|| entry.file_name().to_str()?.parse().ok())?
-        };
-        list.map_while(Result::ok).take(1 << 16).filter_map(wanted).collect()
+            Some((entry.file_name().to_str()?.parse().ok()?, link.to_str()?.to_owned()))
+        })
     }
 }
 
