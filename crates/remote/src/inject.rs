@@ -6,12 +6,13 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use crate::error::Busy;
 use crate::failure::Failure;
 use crate::found::Found;
+use crate::outcome::Hooked;
 use crate::plan::{Kept, Pages, Plan, Step, Undo, Write, is_same_code, writes};
 use crate::remote::Remote;
 use crate::stack::Words;
 use crate::stop::Stop;
 use crate::sys::{self, Registers};
-use crate::target::{FileId, Hooked, Target};
+use crate::target::{FileId, Target};
 
 const NO_FILE: u64 = u64::MAX;
 const PRIVATE_ANONYMOUS: i32 = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;

@@ -18,9 +18,12 @@
 //! ```
 
 #![cfg(target_os = "linux")]
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "used where processes can be stopped"))]
 
 mod error;
+mod found;
 mod maps;
+mod outcome;
 mod plan;
 mod status;
 
@@ -28,8 +31,6 @@ mod status;
 mod code;
 #[cfg(target_arch = "x86_64")]
 mod failure;
-#[cfg(target_arch = "x86_64")]
-mod found;
 #[cfg(target_arch = "x86_64")]
 mod frame;
 #[cfg(target_arch = "x86_64")]
@@ -39,6 +40,8 @@ mod interrupted;
 #[cfg(target_arch = "x86_64")]
 mod remote;
 #[cfg(target_arch = "x86_64")]
+mod run;
+#[cfg(target_arch = "x86_64")]
 mod stack;
 #[cfg(target_arch = "x86_64")]
 mod stop;
@@ -46,12 +49,15 @@ mod stop;
 mod sys;
 #[cfg(target_arch = "x86_64")]
 mod target;
+#[cfg(not(target_arch = "x86_64"))]
+mod unsupported;
 
 pub use error::{Busy, Error, Refusal};
+pub use found::Found;
 pub use maps::{Mapping, Maps, PAGE_BYTES};
-pub use plan::{Data, Displaced, Draft, Pages, Plan, PlanError, reserved_bytes};
+pub use outcome::{Hooked, Stopped, TakeOut};
+pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, reserved_bytes};
+#[cfg(not(target_arch = "x86_64"))]
+pub use unsupported::{STOP_LIMIT, Target};
 #[cfg(target_arch = "x86_64")]
-pub use {
-    found::Found,
-    target::{Hooked, STOP_LIMIT, Stopped, TakeOut, Target},
-};
+pub use {run::STOP_LIMIT, target::Target};

@@ -1,4 +1,4 @@
-//! A process that is looked at, and then stopped for a moment.
+//! A process that is looked at before it is stopped.
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -6,25 +6,14 @@ use std::io::{self, Read as _};
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
-use std::sync::mpsc;
-use std::thread;
-use std::time::Duration;
 
 use crate::code::{Gadgets, Search};
-use crate::error::{Busy, Error, Refusal};
-use crate::failure::Failure;
+use crate::error::Refusal;
 use crate::found::{self, Found};
-use crate::inject::{self, Injection};
 use crate::maps::{Mapping, Maps};
-use crate::plan::Plan;
 use crate::status::{Status, start_and_heap};
-use crate::stop::Stop;
 use crate::sys;
 
-/// For how long a process should be stopped at most.
-pub const STOP_LIMIT: Duration = Duration::from_millis(20);
-/// When to give up on a kernel that does not come back: a process may have another one handle its page faults.
-const PATIENCE: Duration = Duration::from_secs(10);
 /// Most bytes of code that are looked through for instructions we can use.
 const MAX_CODE_BYTES: u64 = 128 << 20;
 /// Bytes of code that are read at a time, and how much of it again with the next.
@@ -36,37 +25,6 @@ const MAX_DESCRIPTORS: usize = 1 << 16;
 const MAX_CHILDREN: usize = 256;
 /// Class and machine in an ELF header, of a 64-bit program for x86-64.
 const ELF_NATIVE: (u8, u16) = (2, 62);
-
-/// How long a process was stopped, and what came of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stopped<T> {
-    /// From the first thread that was asked to stop to the last that went on.
-    pub time: Duration,
-    /// How long one thread was stopped before, while all others ran.
-    pub alone: Duration,
-    /// Threads that were stopped.
-    pub threads: usize,
-    /// What came of it.
-    pub outcome: T,
-}
-
-/// What was met when a plan was carried out.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Hooked {
-    /// Threads that were moved from displaced instructions to their copies.
-    pub moved_threads: usize,
-    /// Signal handlers that will return to the copies of displaced instructions.
-    pub moved_frames: usize,
-}
-
-/// What to do with a blob.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TakeOut {
-    /// Put the original pages back: no jump leads to it any more. It stays mapped, and can still be read.
-    Jumps,
-    /// That, and unmap it, unless a thread may come back to it.
-    All,
-}
 
 /// The file that is mapped somewhere.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -102,9 +60,6 @@ impl Target {
     /// # Errors
     /// If it cannot be looked at, or must not be stopped.
     pub fn look(pid: u32) -> Result<Self, Refusal> {
-        if cfg!(not(target_arch = "x86_64")) {
-            return Err(Refusal::Machine);
-        }
         if pid == std::process::id() {
             return Err(Refusal::Own);
         }
@@ -142,38 +97,8 @@ impl Target {
         found
     }
 
-    /// Stops the process and carries out a plan.
-    ///
-    /// # Errors
-    /// If it cannot be stopped, has changed, or its kernel refuses a step. It runs on as before. If the limit was over in the
-    /// middle ([`Busy::Late`]), some of the plan may have been carried out: it is harmless, [`Target::found`] by another look,
-    /// and to be taken out before the next attempt.
-    pub fn hook(&self, plan: &Plan, limit: Duration) -> Result<Stopped<Hooked>, Error> {
-        let file = |mapping| FileId::of(self.pid, mapping).ok_or(Failure::Busy(Busy::Changed));
-        let files: Result<Vec<_>, _> = plan.mappings().iter().map(file).collect();
-        let files = files.map_err(|failure| failure.stopped(Duration::ZERO))?;
-        let memfd_flags = sys::memfd_flags();
-        let (target, plan) = (self.copy()?, plan.clone());
-        stopped(self.pid, limit, move |stop| {
-            Injection { target: &target, plan: &plan, files: &files, memfd_flags }.run(stop)
-        })
-    }
-
-    /// Stops the process and takes out what was found in it. Whether it is unmapped.
-    ///
-    /// # Errors
-    /// If it cannot be stopped, or what was found is not what its name says. It runs on as before, or nearly so: pages that
-    /// were put back stay back.
-    pub fn take_out(&self, found: &Found, what: TakeOut, limit: Duration) -> Result<Stopped<bool>, Error> {
-        if !found.is_sound {
-            return Err(Error::Damaged(found.range.start));
-        }
-        let (target, found) = (self.copy()?, found.clone());
-        stopped(self.pid, limit, move |stop| inject::remove(&target, &found, what == TakeOut::All, stop))
-    }
-
     /// For the thread that stops the process.
-    fn copy(&self) -> Result<Self, Refusal> {
+    pub(crate) fn copy(&self) -> Result<Self, Refusal> {
         let handle = self.handle.try_clone().map_err(|source| Refusal::Look { what: "the process", source })?;
         let (maps, filtered) = (Maps::default(), self.filtered.clone());
         Ok(Self { pid: self.pid, handle, start: self.start, maps, gadgets: self.gadgets, filtered })
@@ -221,32 +146,6 @@ impl Target {
             Some((entry.file_name().to_str()?.parse().ok()?, link.to_str()?.to_owned()))
         })
     }
-}
-
-/// Stops the process and does something to it, in a thread of its own: however that ends, the kernel lets the process go.
-fn stopped<T: Send + 'static>(
-    pid: i32,
-    limit: Duration,
-    work: impl FnOnce(&mut Stop) -> Result<T, Failure> + Send + 'static,
-) -> Result<Stopped<T>, Error> {
-    let (sender, receiver) = mpsc::channel();
-    let run = move || {
-        let mut stop = Stop::new(pid, limit);
-        let result = work(&mut stop);
-        let (threads, alone) = (stop.threads.len(), stop.alone);
-        let time = stop.release();
-        // Nobody listens any more if this took too long.
-        let _ = sender.send(match result {
-            Ok(outcome) => Ok(Stopped { time, alone, threads, outcome }),
-            Err(failure) => Err(failure.stopped(time)),
-        });
-    };
-    let thread = thread::Builder::new().name("heapbpf-stop".into()).spawn(run);
-    let thread = thread.map_err(|source| Error::Trace { what: "starting a thread", source })?;
-    let result = receiver.recv_timeout(PATIENCE).map_err(|_| Error::Stuck(PATIENCE))?;
-    // Threads that did not stop are let go by its end.
-    let _ = thread.join();
-    result
 }
 
 fn status_of(pid: u32, tid: Option<i32>) -> io::Result<Status> {
