@@ -1,7 +1,7 @@
 /* Eight threads that check all that a stop could harm: results of the hooked function, heap blocks, vector registers, signal
  * masks, the alternate stack. Signals at 1 kHz, whose handler takes its time, and forks. Ends on SIGTERM and prints OK and the
  * number of calls of the hooked function, or the first harm.
- * torture [threads [forks: 0 or 1]] */
+ * torture [threads [forks: 0 or 1 [pause after each round, microseconds]]] */
 #define _GNU_SOURCE
 #include "hooked.h"
 #include <pthread.h>
@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 static volatile sig_atomic_t stop;
+static int pause_us;
 static atomic_ulong calls, ticks, forks;
 static double reference;
 
@@ -71,6 +72,7 @@ static void *work(void *argument) {
     blocks[k] = malloc(size);
     *(uint16_t *)blocks[k] = size;
     for (unsigned i = 2; i < size; i++) blocks[k][i] = (uint8_t)(i + k);
+    if (pause_us) usleep(pause_us);
     if (round % 16 == 0) {
       pthread_sigmask(SIG_SETMASK, 0, &seen);
       for (int s = 1; s < 32; s++) if (sigismember(&seen, s) != sigismember(&mask, s)) harm("signal mask");
@@ -100,6 +102,7 @@ static void *fork_again(void *argument) {
 
 int main(int count, char **arguments) {
   int threads = count > 1 ? atoi(arguments[1]) : 8, forking = count > 2 ? atoi(arguments[2]) : 1;
+  pause_us = count > 3 ? atoi(arguments[3]) : 0;
   reference = vectors();
   struct sigaction action = {.sa_handler = on_alarm, .sa_flags = SA_RESTART | SA_ONSTACK};
   sigaction(SIGALRM, &action, 0);

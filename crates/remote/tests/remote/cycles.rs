@@ -64,7 +64,7 @@ fn two_hundred_threads_are_stopped() {
     if !program::can_trace() {
         return;
     }
-    let mut program = Program::start("torture", &["200", "0"]);
+    let mut program = Program::start("torture", &["200", "0", "20000"]);
     cycle(&mut program, Duration::from_secs(5));
     eprintln!("{}", program.finish().trim());
 }
