@@ -7,7 +7,7 @@ use crate::frame::SEGMENTS;
 /// Most bytes that are read of one stack.
 pub(crate) const MAX_BYTES: usize = 1 << 20;
 /// Bytes that are read at a time.
-const PIECE: usize = 64 << 10;
+const PIECE: usize = 8 << 10;
 /// Most stacks of one thread: each signal handler may run on another.
 const MAX_STACKS: usize = 4;
 const WORD: u64 = 8;
@@ -66,7 +66,7 @@ fn one_stack(start: u64, thread_pointer: u64, read: &mut impl FnMut(u64, &mut [u
     let end = thread_pointer.checked_sub(start).filter(|bytes| *bytes > 0 && *bytes <= MAX_BYTES as u64);
     let bytes = end.map_or(MAX_BYTES, |bytes| bytes as usize & !7);
     let mut stack = Vec::new();
-    let mut piece = vec![0; PIECE];
+    let mut piece = [0; PIECE];
     let mut is_complete = end.is_some();
     let mut done = 0;
     while done < bytes {
