@@ -83,6 +83,13 @@ impl Target {
         self.pid
     }
 
+    /// Whether every thread of it has a seccomp filter. If such a filter kills for the system calls that we have it make, then
+    /// the death of the injector in the middle of one may end the process.
+    #[must_use]
+    pub fn is_filtered(&self) -> bool {
+        self.filtered.values().all(|is_filtered| *is_filtered)
+    }
+
     /// What is mapped, as of [`Target::look`].
     #[must_use]
     pub fn maps(&self) -> &Maps {

@@ -31,6 +31,12 @@ impl Target {
         match self.0 {}
     }
 
+    /// Whether every thread of it has a seccomp filter.
+    #[must_use]
+    pub fn is_filtered(&self) -> bool {
+        match self.0 {}
+    }
+
     /// What is mapped.
     #[must_use]
     pub fn maps(&self) -> &Maps {

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use heapbpf_remote::Target;
+
 use crate::program::{self, Program};
 
 #[test]
@@ -35,6 +37,7 @@ fn a_seccomp_filter_is_suspended_for_our_calls() {
     }
     let mut program = Program::start("sandboxed", &["filter"]);
     assert_eq!(program.line(), "IN\n");
+    assert!(Target::look(program.pid()).expect("it runs").is_filtered());
     for _ in 0..50 {
         program::hook(program.pid(), program.hooked);
         while !program::take_out(program.pid()).outcome {
