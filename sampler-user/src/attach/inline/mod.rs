@@ -14,7 +14,7 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
 use heapbpf_inline::Settings;
-use heapbpf_inline::abi::{CONTROL, Control, DRAWS, MAGIC, STATE, VERSION, mapped_bytes};
+use heapbpf_inline::abi::{CONTROL, Control, DRAWS, MAGIC, STATE, Slot, VERSION, mapped_bytes};
 use heapbpf_inline::read::{COUNTS_BYTES, Counts};
 use heapbpf_probes::{AttachError, InlineFile, Table, inline_functions};
 use heapbpf_remote::{STOP_LIMIT, TakeOut, Target};
@@ -209,13 +209,32 @@ impl InlineHooks {
         let (head, draws) = control.as_bytes().split_at(std::mem::offset_of!(Control, draws));
         let write = |bytes: &[u8], offset: usize| memory.write_all_at(bytes, base + CONTROL + offset as u64);
         write(draws, head.len()).and_then(|()| write(head, 0)).map_err(failed("the control page"))?;
+        self.begin_to_sample(&memory, base).map_err(failed("the slots"))?;
         let counts = [Counts::default(); 2];
         Ok(Hooked { pid, base, memory, baseline, counts, process: None, added: Counters::default(), _links: links })
     }
 
+    /// Has threads draw that have begun without sampling. One that writes its countdown at the same moment may miss it: the
+    /// next read repeats it.
+    fn begin_to_sample(&self, memory: &File, base: u64) -> io::Result<()> {
+        if self.sampling.draw.interval == 0 {
+            return Ok(());
+        }
+        for slot in figures::not_sampling(&read_state(memory, base)?) {
+            memory.write_all_at(&1_u64.to_ne_bytes(), base + slot + std::mem::offset_of!(Slot, discard) as u64)?;
+            memory.write_all_at(&0_u64.to_ne_bytes(), base + slot + std::mem::offset_of!(Slot, countdown) as u64)?;
+        }
+        Ok(())
+    }
+
     /// Reads what hooked processes have counted. To be called before and after the kernel's counters are read.
     pub fn read(&mut self) {
-        for target in &mut self.targets {
+        for at in 0..self.targets.len() {
+            let target = &self.targets[at];
+            if let Err(error) = self.begin_to_sample(&target.memory, target.base) {
+                log::debug!("process {}: {error}", target.pid);
+            }
+            let target = &mut self.targets[at];
             let now = read_counts(&target.memory, target.base);
             // After its end, what was read last stays.
             let now = now.map_or(target.counts[1], |now| figures::since(&now, &target.baseline));
@@ -270,10 +289,14 @@ fn open_memory(pid: u32) -> Result<File, Refused> {
     memory.map_err(|source| Refused::Read { what: "the target's memory", source })
 }
 
-fn read_counts(memory: &File, base: u64) -> io::Result<Counts> {
+fn read_state(memory: &File, base: u64) -> io::Result<Vec<u8>> {
     let mut state = vec![0; COUNTS_BYTES];
     memory.read_exact_at(&mut state, base + STATE)?;
-    Counts::of(&state).map_err(io::Error::other)
+    Ok(state)
+}
+
+fn read_counts(memory: &File, base: u64) -> io::Result<Counts> {
+    Counts::of(&read_state(memory, base)?).map_err(io::Error::other)
 }
 
 /// Takes what is ours out of a process, if it still runs.
