@@ -54,8 +54,7 @@ pub extern "C" fn inline_result(ctx: *mut c_void) -> u32 {
     }
     if sampled {
         note_calls(ctx, state, register(ctx, RDX));
-        let call =
-            Sampled { size: register(ctx, RSI), offset: register(ctx, RCX), interval: register(ctx, R8) };
+        let call = Sampled { size: register(ctx, RSI), offset: register(ctx, RCX), interval: register(ctx, R8) };
         // Without its address it counts as one that cannot be followed.
         let address = if flags(ctx) & flag::UNTRACKED == 0 { register(ctx, RDI) } else { 0 };
         report(ctx, state, &call, address);

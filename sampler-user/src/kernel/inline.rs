@@ -31,7 +31,8 @@ impl InlinePrograms {
     /// The kernel refuses a program.
     pub fn load(loader: &Loader, kind: LinkKind, live: bool) -> Result<Self, KernelError> {
         let program_kind = if kind == LinkKind::Perf { ProgramKind::UprobePerf } else { ProgramKind::UprobeMulti };
-        let load = |(name, frees): (&str, bool)| (live || !frees).then(|| loader.program(name, program_kind)).transpose();
+        let load =
+            |(name, frees): (&str, bool)| (live || !frees).then(|| loader.program(name, program_kind)).transpose();
         Ok(Self { kind, programs: PROGRAMS.map(load).into_iter().collect::<Result<_, _>>()? })
     }
 
@@ -46,8 +47,8 @@ impl InlinePrograms {
         for at in [1, 2, 3, 0] {
             let Some(program) = &self.programs[at] else { continue };
             if self.kind == LinkKind::Perf {
-                let (link, event) = sys::link_uprobe_perf(program.as_fd(), path, offsets[at], 0, None, false)
-                    .map_err(refused)?;
+                let (link, event) =
+                    sys::link_uprobe_perf(program.as_fd(), path, offsets[at], 0, None, false).map_err(refused)?;
                 links.extend([link, event]);
             } else {
                 let target = sys::UprobeTarget { path, offsets: &offsets[at..=at], cookies: &[0], pid: None };

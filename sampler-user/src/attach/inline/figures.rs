@@ -83,7 +83,8 @@ mod tests {
     };
 
     fn sum(before: &Counts, seen: u64) -> Counters {
-        let kernel = Counters { calls: seen, sampled: seen, submitted: seen, inline_sampled: seen, ..Counters::default() };
+        let kernel =
+            Counters { calls: seen, sampled: seen, submitted: seen, inline_sampled: seen, ..Counters::default() };
         let mut sum = addition(before, &NOW, seen);
         sum.add(&kernel);
         sum

@@ -81,7 +81,13 @@ pub(super) fn inline_plan(
 }
 
 /// The same for the injector.
-pub(super) fn draft(plan: &Plan, place: &Place, file: &File, set_log2: u32, control: &Control) -> Result<Draft, Refused> {
+pub(super) fn draft(
+    plan: &Plan,
+    place: &Place,
+    file: &File,
+    set_log2: u32,
+    control: &Control,
+) -> Result<Draft, Refused> {
     let read = |address: u64, bytes: &mut [u8]| {
         let within = address.checked_sub(place.mapping.range.start).filter(|_| address < place.mapping.range.end);
         within.is_some_and(|within| file.read_exact_at(bytes, place.mapping.offset + within).is_ok())
@@ -93,11 +99,8 @@ pub(super) fn draft(plan: &Plan, place: &Place, file: &File, set_log2: u32, cont
     });
     let pages = pages.collect::<Option<Vec<_>>>().ok_or(Refused::Changed)?;
     let bytes = mapped_bytes(set_log2);
-    let control = Data {
-        range: CONTROL..CONTROL + CONTROL_BYTES,
-        is_wiped_on_fork: false,
-        initial: control.as_bytes().to_vec(),
-    };
+    let control =
+        Data { range: CONTROL..CONTROL + CONTROL_BYTES, is_wiped_on_fork: false, initial: control.as_bytes().to_vec() };
     let state = Data { range: STATE..bytes, is_wiped_on_fork: true, initial: Vec::new() };
     Ok(Draft {
         name: MEMFD_NAME.to_owned(),
