@@ -43,6 +43,15 @@ fn twenty_sites_are_exact_at_interval_1() {
 }
 
 #[test]
+fn eight_threads_leave_all_their_blocks_at_interval_1() {
+    let Some(_turn) = turn("inline_eight_threads_leave_all_their_blocks_at_interval_1") else { return };
+    let (profile, stats, truth) = record("threads", &["2560"], 1);
+    assert_eq!(truth.live_allocs(), 1024);
+    checks::sites(&profile, &truth, 1, Compare::All);
+    counted_exactly(&stats, &truth);
+}
+
+#[test]
 fn twenty_sites_are_true_at_4_kib() {
     let Some(_turn) = turn("inline_twenty_sites_are_true_at_4_kib") else { return };
     let (profile, stats, truth) = record("mix", &["200000"], 4 << 10);

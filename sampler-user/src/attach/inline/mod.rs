@@ -63,7 +63,7 @@ pub enum Refused {
     #[error("the allocator's file has changed since it was mapped")]
     Changed,
     /// Another recording's hooks.
-    #[error("it is hooked inline already")]
+    #[error("it is hooked inline already, by another recording or one that was killed; probes see nothing of it")]
     Hooked,
     /// The kernel refuses a link or a site.
     #[error(transparent)]
