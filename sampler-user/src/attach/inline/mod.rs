@@ -12,6 +12,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::time::Duration;
 
 use heapbpf_inline::Settings;
 use heapbpf_inline::abi::{CONTROL, Control, DRAWS, MAGIC, STATE, Slot, VERSION, mapped_bytes};
@@ -142,9 +143,14 @@ impl InlineHooks {
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<(), Refused> {
         let found = inline_functions(file, path, table)?;
-        let target = Target::look(pid)?;
-        if !target.found().is_empty() {
+        let mut target = Target::look(pid)?;
+        if target.found().iter().any(heapbpf_remote::Found::is_hooked) {
             return Err(Refused::Hooked);
+        }
+        if !target.found().is_empty() {
+            // An earlier recording had to leave it, because a thread could have come back to it.
+            take_out(pid);
+            target = Target::look(pid)?;
         }
         let base = self.map(&target, &found, file, add_sites)?;
         match self.activate(pid, base) {
@@ -302,16 +308,19 @@ fn read_counts(memory: &File, base: u64) -> io::Result<Counts> {
 /// Takes what is ours out of a process, if it still runs.
 fn take_out(pid: u32) {
     const ATTEMPTS: usize = 5;
+    const PAUSE: Duration = Duration::from_millis(2);
     for _ in 0..ATTEMPTS {
         let Ok(target) = Target::look(pid) else { return };
         let found = target.found();
         let out = found.iter().map(|found| target.take_out(found, TakeOut::All, STOP_LIMIT));
         match out.collect::<Result<Vec<_>, _>>() {
-            Ok(_) => return,
+            Ok(out) if out.iter().all(|stopped| stopped.outcome) => return,
+            // A thread may come back to it. It leads nowhere any more.
+            Ok(_) => std::thread::sleep(PAUSE),
             Err(error) => log::info!("process {pid}: inline hooks are not taken out yet: {error}"),
         }
     }
-    log::warn!("process {pid} keeps its inline hooks, which do no harm");
+    log::info!("process {pid} keeps memory of its inline hooks: a thread may still come back to it");
 }
 
 #[cfg(target_arch = "x86_64")]
