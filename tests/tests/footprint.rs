@@ -45,7 +45,7 @@ fn a_recording_of_one_process_is_small() {
 fn rings_grow_before_anything_is_lost() {
     let Some(_turn) = turn("rings_grow_before_anything_is_lost") else { return };
     let mut target = Target::start(&program("bursts"), ["750", "5000"]);
-    let recording = Recorder::of(target.pid(), 64 * KIB).flag("-vv").start();
+    let recording = Recorder::of(target.pid(), 512 * KIB).flag("-vv").start();
     let burst = |target: &mut Target| {
         recording.signal(libc::SIGSTOP);
         target.go();
@@ -59,11 +59,11 @@ fn rings_grow_before_anything_is_lost() {
     }
     grown.sort();
     assert!(grown[0].contains("EVENTS has 2097152 bytes instead of 524288"), "{grown:?}");
-    assert!(grown[1].contains("STACKS has 33554432 bytes instead of 8388608"), "{grown:?}");
+    assert!(grown[1].contains("STACKS has 67108864 bytes instead of 16777216"), "{grown:?}");
     burst(&mut target);
     let truth = target.run();
     let (profile, stats) = recording.stop().results();
-    checks::sites(&profile, &truth, 64 * KIB, Compare::All);
+    checks::sites(&profile, &truth, 512 * KIB, Compare::All);
     assert_eq!((stats.lost(), stats.other["stacks_lost"]), (0, 0), "{stats:?}");
     assert!(stats.submitted > 5700, "{stats:?}");
     assert!(profile.stacks.iter().all(|stack| stack.complete), "all stacks are whole");

@@ -1,5 +1,6 @@
 //! What a profile must never do to a target: end it, or change what it computes. Each program notices itself.
 
+use std::os::unix::fs::FileExt as _;
 use std::process::{Command, Stdio};
 
 use heapbpf_tests::checks::{self, Compare};
@@ -98,6 +99,18 @@ fn stacks_may_be_switched_between_calls() {
     }
 }
 
+/// What a process has in memory at an offset of its C library's file.
+fn byte_of_libc(pid: u32, offset: u64) -> Option<u8> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).ok()?;
+    let line = maps.lines().find(|line| line.contains("r-xp") && line.contains("/libc.so"))?;
+    let number = |text: &str| u64::from_str_radix(text, 16).ok();
+    let (start, file_offset) = (number(line.split('-').next()?)?, number(line.split_whitespace().nth(2)?)?);
+    let memory = std::fs::File::open(format!("/proc/{pid}/mem")).ok()?;
+    let mut byte = [0];
+    memory.read_exact_at(&mut byte, start + offset.checked_sub(file_offset)?).ok()?;
+    Some(byte[0])
+}
+
 /// A debugger's breakpoint that is there already stays a breakpoint: another instruction is probed, if the function has one.
 #[test]
 fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
@@ -113,7 +126,8 @@ fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
     let found: Value = serde_json::from_slice(&doctor.expect("the binary runs").stdout).expect("JSON");
     let attach = found["processes"][0]["attach"].as_array().expect("a list");
     let reason_of = |entry: &Value| entry["reason"].as_str().expect("a text").to_owned();
-    let before = reason_of(attach.iter().find(|entry| entry["function"] == "free").expect("it is hooked"));
+    let probe = attach.iter().find(|entry| entry["function"] == "free").expect("it is hooked");
+    let (before, offset) = (reason_of(probe), probe["offset"].as_u64().expect("an offset"));
     let place = before.split_whitespace().next().expect("an offset");
     let folder = tempfile::tempdir().expect("a temporary folder");
     let (ready, hits) = (folder.path().join("ready"), folder.path().join("hits"));
@@ -138,6 +152,8 @@ fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
         .spawn()
         .expect("gdb starts");
     until("gdb lets the program continue", || ready.exists());
+    // It puts its breakpoints in place after it has said so.
+    until("the breakpoint is there", || byte_of_libc(target.pid(), offset) == Some(0xcc));
     let recording = Recorder::of(target.pid(), 1).start();
     let truth = target.run();
     let (profile, stats) = recording.stop().results();

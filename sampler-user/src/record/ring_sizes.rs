@@ -81,8 +81,9 @@ fn first_bytes(interval: u64, criterion: Criterion) -> (u64, u64) {
     match bytes {
         0 => (128 << 10, 0),
         1..16384 => (MOST_EVENTS_BYTES, MOST_STACKS_BYTES),
-        16384..65536 => (2 << 20, 2 * LEAST_STACKS_BYTES),
-        65536.. => (512 << 10, LEAST_STACKS_BYTES),
+        16384..65536 => (2 << 20, MOST_STACKS_BYTES),
+        65536..262_144 => (512 << 10, MOST_STACKS_BYTES),
+        262_144.. => (512 << 10, 2 * LEAST_STACKS_BYTES),
     }
 }
 
@@ -196,17 +197,18 @@ mod tests {
 
     #[test]
     fn rings_begin_as_large_as_the_interval_needs() {
-        assert_eq!(first(512 * KIB, Criterion::Bytes), (512, 8192));
-        assert_eq!(first(64 * KIB, Criterion::Bytes), (512, 8192));
-        assert_eq!(first(64 * KIB - 1, Criterion::Bytes), (2048, 16384));
-        assert_eq!(first(16 * KIB, Criterion::Bytes), (2048, 16384));
+        assert_eq!(first(512 * KIB, Criterion::Bytes), (512, 16384));
+        assert_eq!(first(256 * KIB, Criterion::Bytes), (512, 16384));
+        assert_eq!(first(64 * KIB, Criterion::Bytes), (512, 65536));
+        assert_eq!(first(64 * KIB - 1, Criterion::Bytes), (2048, 65536));
+        assert_eq!(first(16 * KIB, Criterion::Bytes), (2048, 65536));
         for interval in [1, 1000, 4 * KIB, 16 * KIB - 1] {
             assert_eq!(first(interval, Criterion::Bytes), (16384, 65536));
         }
         assert_eq!(first(0, Criterion::Bytes), (128, 0), "without samples there are no stacks");
         assert_eq!(first(10, Criterion::Allocations), (16384, 65536));
-        assert_eq!(first(256, Criterion::SizeClass), (2048, 16384));
-        assert_eq!(first(10_000, Criterion::Allocations), (512, 8192));
+        assert_eq!(first(256, Criterion::SizeClass), (2048, 65536));
+        assert_eq!(first(10_000, Criterion::Allocations), (512, 16384));
         assert_eq!(RingSizes::of_interval(1, Criterion::Bytes, false).stacks.first_bytes, 0, "none are copied");
     }
 

@@ -5,7 +5,7 @@ use super::state::{KernelMaps, Session};
 use crate::clock::monotonic_ns;
 use crate::kernel::KernelError;
 use crate::kernel::rings::Ring;
-use crate::record::ring_sizes::RingSizes;
+use crate::record::ring_sizes::{RingSizes, WAKE_SHARE};
 use sampler_ebpf::abi::stack_kind;
 
 impl KernelMaps {
@@ -39,6 +39,9 @@ impl Session {
         self.kernel.growth.stacks.note_copy(longest_copy_bytes);
         if self.may_try(Step::Rings) {
             let now_ns = monotonic_ns();
+            let (stacks, is_fixed) = (&self.kernel.stacks, self.plan.kernel.rings.are_fixed());
+            let is_filling = !is_fixed && stacks.fill_bytes() >= stacks.size_bytes() / WAKE_SHARE;
+            self.hurry.look(is_filling, now_ns);
             let fitted = self.kernel.fit_rings(now_ns);
             // After an error, one of them may have been replaced.
             if self.errors.note(Step::Rings, fitted, now_ns) != Some(false) {

@@ -5,6 +5,9 @@ use std::io;
 /// Nice value while the priority is raised.
 const NICE: libc::c_int = -15;
 
+/// Time without a ring that fills up, after which the priority is as before.
+const CALM_NS: u64 = 2_000_000_000;
+
 /// Raises the calling thread's scheduling priority until dropped, if that is permitted.
 pub(super) struct RaisedPriority {
     before: Option<libc::c_int>,
@@ -32,9 +35,44 @@ impl Drop for RaisedPriority {
     }
 }
 
+/// A raised priority while a ring fills up: long stack copies come by the hundred megabytes a second, and a daemon that waits
+/// for a CPU loses them.
+#[derive(Default)]
+pub(super) struct Hurry {
+    priority: Option<RaisedPriority>,
+    until_ns: u64,
+}
+
+impl Hurry {
+    /// A look at the rings at a moment (CLOCK_MONOTONIC).
+    pub(super) fn look(&mut self, is_filling: bool, now_ns: u64) {
+        if is_filling {
+            self.until_ns = now_ns + CALM_NS;
+            // If it was begun while another one held, that one has taken it back by now.
+            if self.priority.as_ref().is_none_or(|priority| priority.before.is_none()) {
+                self.priority = Some(RaisedPriority::begin());
+            }
+        } else if now_ns >= self.until_ns {
+            self.priority = None;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_ring_that_fills_up_raises_the_priority_for_a_while() {
+        let mut hurry = Hurry::default();
+        hurry.look(false, 1);
+        assert!(hurry.priority.is_none());
+        hurry.look(true, 2);
+        hurry.look(false, 1 + CALM_NS);
+        assert!(hurry.priority.is_some());
+        hurry.look(false, 2 + CALM_NS);
+        assert!(hurry.priority.is_none());
+    }
 
     #[test]
     fn the_priority_is_as_before_afterwards() {

@@ -6,6 +6,7 @@ use sampler_ebpf::abi::Counters;
 use super::errors::Errors;
 use super::exited::ExitedProcesses;
 use super::moment::{Blocks, Cuts};
+use super::priority::Hurry;
 use super::schedule::Schedule;
 use super::unfinished::Unfinished;
 use crate::arch;
@@ -75,6 +76,8 @@ pub(super) struct Session {
     pub(super) worker: ProfileWorker,
     pub(super) cuts: Cuts,
     pub(super) schedule: Schedule,
+    /// The raised priority while stack copies fill their ring.
+    pub(super) hurry: Hurry,
     /// Keeps the recording within its budget.
     pub(super) overhead: Overhead,
     pub(super) classes: Option<SizeClassController>,
@@ -147,6 +150,7 @@ impl Session {
             descriptions: Descriptions::default(),
             cuts: Cuts::default(),
             schedule: Schedule::begin(),
+            hurry: Hurry::default(),
             overhead: Overhead::new(controller),
             classes,
             housekeeping: Housekeeping::default(),
