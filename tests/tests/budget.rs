@@ -182,7 +182,8 @@ fn check_taken_up(outcome: &Outcome, target: u32, truth: &Truth) {
     }
 }
 
-/// A pair of malloc and free takes more than the budget, so all frees are given up, and then time windows begin. Once the
+/// A pair of malloc and free takes more than the budget, so all frees are given up. Then time windows begin or, on a machine
+/// with time to spare, where the program calls too often even for those, the probes are taken away for a while. Once the
 /// program rests, probes stay in place, and frees are tracked again. All blocks of 100,000 bytes are sampled at R = 4 KiB,
 /// but for one in 10^10.
 #[test]
@@ -199,7 +200,7 @@ fn frees_are_tracked_again_when_load_falls() {
     let truth = target.truth();
     let outcome = recording.stop();
     let notes = outcome.results().0.notes.join("\n");
-    assert!(notes.contains("time windows only"), "{notes}");
+    assert!(notes.contains("time windows only") || notes.contains("the probes were taken away"), "{notes}");
     check_taken_up(&outcome, target.pid(), &truth);
 }
 

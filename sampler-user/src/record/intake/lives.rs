@@ -54,6 +54,12 @@ impl Census {
         Self { counted, events_lost, ..self }
     }
 
+    /// Whether an incarnation had begun so shortly before that it may be missing because it was just being made.
+    fn is_too_young(&self, process: &ProcessKey) -> bool {
+        !self.processes.contains_key(&(process.start_ns, process.tgid))
+            && (self.boottime_ns.saturating_sub(LEAST_AGE_NS)..=self.boottime_ns).contains(&process.start_ns)
+    }
+
     /// How an incarnation had ended by then. `None` if it lived, or may have begun later.
     fn end_of(&self, process: &ProcessKey) -> Option<End> {
         match self.processes.get(&(process.start_ns, process.tgid)) {
@@ -150,8 +156,10 @@ impl Lives {
     pub fn settle(&mut self, census: &Census, now_ns: u64) -> Vec<(ProcessKey, End)> {
         let living = self.living.values().flatten().map(|(process, _)| process);
         let counted = census.counted.iter().filter(|process| !self.ended.contains_key(process));
+        let known: Vec<ProcessKey> = living.chain(counted).copied().collect();
+        let is_settled = !known.iter().any(|process| census.is_too_young(process));
         let mut gone: Vec<(ProcessKey, End)> =
-            living.chain(counted).filter_map(|process| Some((*process, census.end_of(process)?))).collect();
+            known.into_iter().filter_map(|process| Some((process, census.end_of(&process)?))).collect();
         gone.sort_unstable_by_key(|(process, _)| *process);
         gone.dedup_by_key(|(process, _)| *process);
         for (process, how) in &gone {
@@ -159,9 +167,12 @@ impl Lives {
             self.ended.insert(*process, Ended { how: *how, known_ns: now_ns, by_census: true });
         }
         self.found += gone.len() as u64;
-        self.doubtful = false;
         self.heard.retain(|(_, time_ns)| *time_ns > census.time_ns);
-        self.events_lost = self.events_lost.max(census.events_lost);
+        // One that was too young to be missed is looked for in another census.
+        self.doubtful = !is_settled;
+        if is_settled {
+            self.events_lost = self.events_lost.max(census.events_lost);
+        }
         gone
     }
 
@@ -257,6 +268,18 @@ mod tests {
         }
         // Process 1 has called exec since.
         assert!(lives.settle(&census(&[key(1, 3)]), 9 * SECOND).is_empty());
+    }
+
+    #[test]
+    fn a_life_too_short_for_one_census_is_settled_by_the_next() {
+        let mut lives = Lives::default();
+        let young = ProcessKey { start_ns: 10 * SECOND - LEAST_AGE_NS / 2, tgid: 2, exec_id: 0 };
+        assert!(lives.needs_census(8 * SECOND, 1));
+        assert!(lives.settle(&census(&[]).with_counted(vec![young], 1), 9 * SECOND).is_empty());
+        assert!(lives.needs_census(9 * SECOND, 1), "it may have been over, or just being made");
+        let later = Census::new(10 * SECOND, 11 * SECOND, []).with_counted(vec![young], 1);
+        assert_eq!(lives.settle(&later, 10 * SECOND), [(young, End::Exit)]);
+        assert!(!lives.needs_census(10 * SECOND, 1));
     }
 
     #[test]
