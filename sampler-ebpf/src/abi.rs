@@ -4,6 +4,7 @@
 //! zerocopy traits check that, and let the daemon convert between bytes and values without `unsafe`.
 
 mod counters;
+pub mod inline;
 #[cfg(test)]
 mod layout;
 mod records;

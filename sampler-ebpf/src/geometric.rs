@@ -23,19 +23,20 @@ pub struct DrawConstants {
 
 /// Number of mantissa bits that choose a table entry.
 const TABLE_BITS: u32 = 7;
-const ENTRIES: usize = 1 << TABLE_BITS;
+/// Entries of each table.
+pub const ENTRIES: usize = 1 << TABLE_BITS;
 /// Binary places of logarithms.
 const LOG_PLACES: u32 = 56;
 
 /// round(2^56 · log2(1 + i/128)).
-static LOGARITHMS: [u64; ENTRIES] = logarithms();
+pub static LOGARITHMS: [u64; ENTRIES] = logarithms();
 /// round(2^32 / (1 + i/128)); the first is 2^32, hence 64 bits.
-static RECIPROCALS: [u64; ENTRIES] = reciprocals();
+pub static RECIPROCALS: [u64; ENTRIES] = reciprocals();
 
 /// round(2^31 / ln 2).
-const INVERSE_LN_2: u64 = 3_098_164_009;
+pub const INVERSE_LN_2: u64 = 3_098_164_009;
 /// round(2^32 / 3).
-const ONE_THIRD: u64 = 1_431_655_765;
+pub const ONE_THIRD: u64 = 1_431_655_765;
 
 /// Trials until and including the next success, at least 1, for a uniform `random`.
 ///

@@ -173,7 +173,7 @@ fn end_to_end_command(context: &Context, selection: &Selection) -> anyhow::Resul
     let mut command = context.cargo("test");
     command.arg("--no-fail-fast").args(END_TO_END);
     if context.privilege == Privilege::Sudo {
-        command.args(["--package", "sampler-user", "--lib"]);
+        command.args(["--package", "sampler-user", "--package", "heapbpf-remote", "--lib"]);
     }
     command.args(&selection.filter).args(["--", "--test-threads=1"]);
     as_root(context, &mut command)?;

@@ -49,6 +49,8 @@ pub struct CallGraph<'a> {
     by_name: HashMap<&'a str, u64>,
     /// Slots of the global offset table, and the stubs that jump through them, with the name of the imported function.
     stubs: HashMap<u64, Option<&'a str>>,
+    /// Calls and jumps through slots: the instruction, the slot, and whether it is a call.
+    through_slots: Vec<(u64, u64, bool)>,
 }
 
 impl<'a> CallGraph<'a> {
@@ -101,7 +103,7 @@ impl<'a> CallGraph<'a> {
         }
         // A stub is a jump through a slot, with or without a landing pad in front.
         let mut stubs = HashMap::new();
-        for (from, slot, is_call) in slots {
+        for &(from, slot, is_call) in &slots {
             let name = image.import_at(slot);
             edges.push(Edge { from, to: slot, is_call });
             stubs.insert(slot, name);
@@ -113,13 +115,23 @@ impl<'a> CallGraph<'a> {
         edges.sort_unstable_by_key(|e| e.from);
         let mut by_target: Vec<u32> = (0..u32::try_from(edges.len()).unwrap_or(u32::MAX)).collect();
         by_target.sort_unstable_by_key(|i| edges[*i as usize].to);
-        Self { image, edges, by_target, exported, starts, by_name, stubs }
+        Self { image, edges, by_target, exported, starts, by_name, stubs, through_slots: slots }
     }
 
     /// The name of the imported function that the stub or slot at `address` leads to.
     #[must_use]
     pub fn import_behind(&self, address: u64) -> Option<&'a str> {
         self.stubs.get(&address).copied().flatten()
+    }
+
+    /// Calls and jumps through slots of the global offset table: the instruction, the slot, and whether it is a call.
+    pub fn through_slots(&self) -> impl Iterator<Item = (u64, u64, bool)> {
+        self.through_slots.iter().copied()
+    }
+
+    /// Where a stub with this jump through a slot may begin: there, or at a landing pad in front.
+    pub fn stub_starts(&self, jump: u64) -> impl Iterator<Item = u64> {
+        [jump, jump.saturating_sub(LANDING_PAD_BYTES)].into_iter()
     }
 
     /// The imported functions that code of the file calls or jumps to.

@@ -259,6 +259,15 @@ impl FileImage {
         self.segments.iter().find_map(|segment| segment.offset_of_address(address))
     }
 
+    /// The virtual address of code at a file offset; `None` if no segment has it.
+    #[must_use]
+    pub fn address(&self, offset: u64) -> Option<u64> {
+        self.segments.iter().filter(|s| s.is_executable()).find_map(|s| {
+            let past = offset.checked_sub(s.offset).filter(|past| *past < s.file_bytes)?;
+            s.address.checked_add(past)
+        })
+    }
+
     /// Whether `address` is in a segment that is mapped executable.
     #[must_use]
     pub fn is_executable(&self, address: u64) -> bool {

@@ -66,6 +66,10 @@ pub(super) struct Leaving {
     pub(super) switches: bool,
     /// Its return sites, as far as they are known, and where the result is at each.
     pub(super) return_sites: BTreeMap<u64, ResultLocation>,
+    /// Whether it, or what it calls in its file, calls another file's function.
+    pub(super) calls_out: bool,
+    /// Whether one of those allocates.
+    pub(super) allocates_elsewhere: bool,
 }
 
 /// What the code of one file tells about how its functions are left.
@@ -87,7 +91,7 @@ impl<'a> Reader<'a> {
     /// How a function is left that is known to throw, whatever its code tells.
     pub(super) fn of_thrower(&self, function: Extent) -> Leaving {
         let return_sites = self.exits_of(function).map(|exits| exits.return_sites).unwrap_or_default();
-        Leaving { throws: true, switches: false, return_sites }
+        Leaving { throws: true, return_sites, ..Leaving::default() }
     }
 
     /// How `function` is left, as far as its code tells. C code throws nothing itself. C++ code may throw by what it calls
@@ -98,10 +102,11 @@ impl<'a> Reader<'a> {
         let unread = Leaving {
             throws: self.is_cplusplus,
             switches: self.image.machine == Machine::X86_64,
-            return_sites: BTreeMap::new(),
+            allocates_elsewhere: true,
+            ..Leaving::default()
         };
         let Some(exits) = self.exits_of(function) else { return unread };
-        let mut leaving = Leaving { throws: false, switches: false, return_sites: exits.return_sites.clone() };
+        let mut leaving = Leaving { return_sites: exits.return_sites.clone(), ..Leaving::default() };
         let mut seen = BTreeSet::from([function.start]);
         let mut open = vec![exits];
         while let Some(exits) = open.pop() {
@@ -113,6 +118,8 @@ impl<'a> Reader<'a> {
                 match self.callee(address) {
                     Callee::Imported(name) => {
                         // The code of another file is not read.
+                        leaving.calls_out = true;
+                        leaving.allocates_elsewhere |= self.table.shape_of(name).is_some();
                         leaving.throws |= self.is_cplusplus && (is_thrower(name) || name.starts_with("_Z"));
                         leaving.switches |= !STAYING.contains(&name) && self.table.shape_of(name).is_none();
                     }

@@ -115,19 +115,19 @@ pub struct AllocatorFile {
 }
 
 /// A function of the file to hook.
-struct Found<'a> {
-    number: u16,
-    row: &'a Row,
-    extent: Extent,
+pub(crate) struct Found<'a> {
+    pub(crate) number: u16,
+    pub(crate) row: &'a Row,
+    pub(crate) extent: Extent,
     /// Its symbols.
-    names: Vec<&'a str>,
+    pub(crate) names: Vec<&'a str>,
     /// Whether a resolver (IFUNC) chooses it.
     is_chosen: bool,
 }
 
 impl Found<'_> {
     /// Its name in the plan: that of the row, unless it was found under another public one (`mi_memalign`).
-    fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         let row = self.row.name.as_str();
         let public = |symbol: &&&str| !row.contains(' ') && !symbol.starts_with('_') && !self.names.contains(&row);
         self.names.first().filter(public).copied().unwrap_or(row)
@@ -229,7 +229,7 @@ fn plan(
 }
 
 /// Why no function of a file can be hooked; `defines` tells whether it has any in its symbols.
-fn why_nothing(image: &FileImage, table: &Table, defines: bool, missing: Option<Missing>) -> AttachError {
+pub(crate) fn why_nothing(image: &FileImage, table: &Table, defines: bool, missing: Option<Missing>) -> AttachError {
     match missing {
         Some(Missing { what, why }) if defines => AttachError::Unhookable { what, why },
         _ if image.is_go => AttachError::Go,
@@ -244,7 +244,7 @@ fn why_nothing(image: &FileImage, table: &Table, defines: bool, missing: Option<
 }
 
 /// Calls that may count twice because the ranges of reentrant code do not tell them apart.
-fn double_counts(image: &FileImage, reentrant: &ReentrantCode) -> Vec<Missing> {
+pub(crate) fn double_counts(image: &FileImage, reentrant: &ReentrantCode) -> Vec<Missing> {
     let mut missing = Vec::new();
     if reentrant.left_out > 0 {
         let why = format!(
@@ -263,7 +263,7 @@ fn double_counts(image: &FileImage, reentrant: &ReentrantCode) -> Vec<Missing> {
 }
 
 /// The functions to hook, by address: aliases are one function, which belongs to the row that comes first.
-fn once_per_address<'a>(
+pub(crate) fn once_per_address<'a>(
     image: &'a FileImage,
     table: &'a Table,
     functions: &[(u16, Symbol)],

@@ -87,6 +87,9 @@ pub struct Counters {
     pub removals_refused: u64,
     /// Number of threads in these counters (in a process's totals, its exited threads).
     pub threads: u64,
+    /// Sampled calls that inline hooks reported, with those lost for lack of state. They are among [`Counters::calls`] and
+    /// [`Counters::sampled`], and among the counts that the target itself keeps; the daemon counts them once.
+    pub inline_sampled: u64,
 }
 
 impl Counters {

@@ -311,6 +311,7 @@ fn report_unseen(ctx: *mut c_void, state: &mut ThreadState, slot: usize) {
     let mut registers = arch::registers(ctx);
     registers.ip = pending.caller;
     registers.sp = pending.sp.wrapping_add(arch::RETURN_SLOT);
+    state.counters.sampled_bytes += pending.size;
     report(ctx, &registers, state, &pending, 0, config!(live) != 0);
 }
 
@@ -356,11 +357,12 @@ fn end(ctx: *mut c_void, state: &mut ThreadState, slot: usize, returned: u64, re
         state.counters.sampled_bytes += pending.size;
         return;
     };
+    state.counters.sampled_bytes += pending.size;
     report(ctx, registers, state, &pending, address, config!(live) != 0);
 }
 
 /// Reports a sample to the daemon, with the stack that begins at `registers`. With `follow`, adds it to the live map. The
-/// address is 0 if it is not known. Returns whether there was room for the record.
+/// address is 0 if it is not known. The caller counts the bytes, unless the target itself does. Returns whether there was room for the record.
 #[inline(always)]
 pub fn report(
     ctx: *mut c_void,
@@ -370,7 +372,6 @@ pub fn report(
     address: u64,
     follow: bool,
 ) -> bool {
-    state.counters.sampled_bytes += pending.size;
     state.sequence = state.sequence.wrapping_add(1);
     let sample = u64::from(state.ordinal) << 32 | u64::from(state.sequence);
     // The record is reserved before the clock is read, as everywhere: every record with a time up to T was reserved by
@@ -431,7 +432,7 @@ fn track(state: &mut ThreadState, pending: &Pending, sample: u64, time_ns: u64, 
     let value = LiveValue {
         sample,
         time_ns,
-        thread_calls: state.calls,
+        thread_calls: state.moment(),
         size_bytes: pending.size,
         trials: pending.trials,
         interval: pending.interval as u32,

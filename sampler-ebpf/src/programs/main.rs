@@ -38,6 +38,8 @@ mod state;
 // The programs.
 mod allocation;
 mod free;
+#[cfg(bpf_target_arch = "x86_64")]
+mod inline;
 mod iterator;
 mod lifecycle;
 mod mapping;

@@ -92,7 +92,7 @@ pub fn complete_free(state: &mut ThreadState, value: &LiveValue, record: Option<
         count_record_lost();
         return;
     };
-    let temporary = value.tid == state.tid && value.thread_calls == state.calls;
+    let temporary = value.tid == state.tid && value.thread_calls == state.moment();
     write_free(record, state.tid, state.space, value, temporary);
 }
 

@@ -80,6 +80,8 @@ pub struct ThreadState {
     pub mapping_ns: u64,
     /// End of the heap of `brk` at that time.
     pub mapping_brk: u64,
+    /// Number of calls that inline hooks have counted of this thread, as of its last site.
+    pub moments: u64,
 }
 
 const _: () = assert!(core::mem::offset_of!(ThreadState, space) == 56);
@@ -122,6 +124,12 @@ impl ThreadState {
     #[inline(always)]
     pub fn is_tracked(&self) -> bool {
         self.status == TRACKED || self.status == OWN_LINKS
+    }
+
+    /// Changes with every allocation call of the thread.
+    #[inline(always)]
+    pub const fn moment(&self) -> u64 {
+        self.calls.wrapping_sub(self.counters.inline_sampled).wrapping_add(self.moments)
     }
 
     /// Whether, as far as is known, no call is in flight that the next call could be part of.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use heapbpf_audit::{FileAudit, LinkKind, ProbeKind};
 use heapbpf_probes::{AllocatorFile, AttachError, EndSeen, KernelRules, PlannedSite, Table};
-use sampler_ebpf::abi::{SITE_CALLS_OUT, SITE_RETURN_SITES_PROBED, Site};
+use sampler_ebpf::abi::{FileRanges, SITE_CALLS_OUT, SITE_RETURN_SITES_PROBED, Site};
 
 use super::audit::file_audit;
 use super::files::{ExaminedFiles, FileKey};
@@ -209,6 +209,16 @@ impl<L: ProbeLinks> Hooks<L> {
             .get_or_insert_with(|| Arc::new(file_audit(path, plan, linker.kind(), wanted.frees, &hooked.refused)));
         self.links.insert((key, pid), links);
         Ok(Hooked::Now)
+    }
+
+    /// Adds sites that no links of this table serve. Returns the index of the first.
+    ///
+    /// # Errors
+    /// The kernel's table is full.
+    pub fn add_sites(&mut self, planned: &[Site], sites: &mut impl SiteTable) -> Result<u32, KernelError> {
+        let first = sites.add_file(&FileRanges::default(), planned)?;
+        self.functions.extend(planned.iter().map(|site| site.function));
+        Ok(first)
     }
 
     /// Removes the links of one process, which has ended. Links that it shares with others stay.

@@ -9,6 +9,7 @@ pub mod dropped;
 pub mod files;
 mod frees;
 pub mod hooks;
+pub mod inline;
 pub mod libraries;
 pub mod linker;
 pub mod rules;

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 
 use crate::kernel::programs::LinkKind;
-use crate::record::plan::Unwind;
+use crate::record::plan::{Hook, Unwind};
 use heapbpf_profile::adjust::At;
 use heapbpf_profile::model::Criterion;
 
@@ -51,6 +51,27 @@ impl LinkArg {
             Self::Session => Some(LinkKind::Session),
             Self::Multi => Some(LinkKind::Multi),
             Self::Perf => Some(LinkKind::Perf),
+        }
+    }
+}
+
+/// How calls are counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum HookArg {
+    /// Probes
+    #[default]
+    Auto,
+    /// By probes, which trap on every call
+    Probe,
+    /// Inside the process, by code that is mapped into it (x86-64; one --pid, with --no-follow)
+    Inline,
+}
+
+impl From<HookArg> for Hook {
+    fn from(arg: HookArg) -> Self {
+        match arg {
+            HookArg::Auto | HookArg::Probe => Self::Probe,
+            HookArg::Inline => Self::Inline,
         }
     }
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use sampler_ebpf::abi::{Config, LARGEST_STACK_COPY, stack_kind};
 
 use super::allocators;
+use super::choices::HookArg;
 use super::error::PlanError;
 use super::pipelines;
 use super::record_args::{RecordArgs, SamplingArgs};
@@ -110,7 +111,29 @@ fn check_options(args: &RecordArgs) -> Result<Rules, PlanError> {
     if args.limits.ring_bytes.is_some_and(|bytes| bytes == 0 || bytes > LARGEST_RING) {
         return Err(PlanError::Usage(format!("--ring-bytes: the range is 1 to {LARGEST_RING} bytes (1GiB)")));
     }
+    if args.limits.hook == HookArg::Inline {
+        check_inline(args)?;
+    }
     Ok(rules)
+}
+
+/// Checks that inline hooks can do what is asked of them.
+fn check_inline(args: &RecordArgs) -> Result<(), PlanError> {
+    let target = &args.target;
+    let refusal = if target.pids.len() != 1 || !target.command.is_empty() || target.all {
+        "it needs one --pid, and no other target"
+    } else if !target.no_follow {
+        "calls of children are not counted yet: add --no-follow"
+    } else if args.sampling.mmap {
+        "it cannot attribute an allocator's own mappings yet: leave --mmap out"
+    } else if Criterion::from(args.sampling.criterion) == Criterion::SizeClass {
+        "it has one interval for all sizes: leave --criterion size-class out"
+    } else if args.sampling.interval == Interval::Auto {
+        "the interval does not change while it runs yet: give one with -i"
+    } else {
+        return Ok(());
+    };
+    Err(PlanError::Usage(format!("--hook inline: {refusal}")))
 }
 
 /// Checks options against the system: what the system forbids, and files that cannot be read or written.
@@ -207,7 +230,7 @@ fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules, rings: RingSizes)
         live_max: limits.live_max,
         stack_traces_max: 16384,
     };
-    KernelPlan { config, sizes, rings, link: limits.link.kind() }
+    KernelPlan { config, sizes, rings, link: limits.link.kind(), hook: limits.hook.into() }
 }
 
 /// Sampling interval under `-i auto` until the call rate is known. That takes a short time, and this interval is

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::choices::{AtArg, CriterionArg, LinkArg, UnwindArg};
+use super::choices::{AtArg, CriterionArg, HookArg, LinkArg, UnwindArg};
 use super::values::{
     Interval, Overhead, parse_confidence, parse_duration, parse_interval, parse_listen, parse_overhead, parse_pid,
     parse_seed, parse_size, parse_value,
@@ -175,6 +175,9 @@ pub struct LimitArgs {
     /// Most probe time, as a share of the targets' CPU time: `2%`, `none`; default 25 with --all, none otherwise
     #[arg(long, value_name = "PERCENT", value_parser = parse_overhead, allow_negative_numbers = true, help_heading = "Limits")]
     pub max_overhead: Option<Overhead>,
+    /// How calls are counted
+    #[arg(long, value_enum, default_value_t, help_heading = "Limits")]
+    pub hook: HookArg,
     /// How uprobes are linked
     #[arg(long, value_enum, default_value_t, help_heading = "Limits")]
     pub link: LinkArg,

@@ -156,6 +156,16 @@ pub struct BudgetPlan {
     pub is_default: bool,
 }
 
+/// How calls are counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Hook {
+    /// Probes trap on every call.
+    #[default]
+    Probe,
+    /// Code inside the process counts, and only sampled calls trap.
+    Inline,
+}
+
 /// How the kernel side is loaded.
 #[derive(Clone, Debug)]
 pub struct KernelPlan {
@@ -167,6 +177,8 @@ pub struct KernelPlan {
     pub rings: RingSizes,
     /// Kind of link to attach with, if the user forced one.
     pub link: Option<LinkKind>,
+    /// How calls are counted.
+    pub hook: Hook,
 }
 
 /// What is shown on the terminal.

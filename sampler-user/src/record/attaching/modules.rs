@@ -1,6 +1,7 @@
 //! Modules that targets map: which have an allocator to hook, and why others are not hooked.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use super::probes::{Attaching, Look};
 use crate::attach::files::FileKey;
@@ -41,6 +42,11 @@ impl Attaching {
         let Some(key) = self.file_of(host, module) else {
             return Err(if self.modules.contains_key(&module) { Unhooked::Known } else { Unhooked::Gone });
         };
+        if let Some(pid) = pid
+            && self.is_hooked_inline(pid, key)
+        {
+            return Ok(Hooked::Already);
+        }
         self.avoid_breakpoints(host, module, key, pid);
         match self.hooks.hook(key, pid, &self.programs, &mut self.control) {
             Ok(hooked) => {
@@ -66,6 +72,27 @@ impl Attaching {
                 }
                 self.refuse(error.to_string());
                 Err(Unhooked::Known)
+            }
+        }
+    }
+
+    /// Hooks a process inline instead, if that is wanted and possible. Otherwise its probes follow.
+    fn is_hooked_inline(&mut self, pid: u32, key: FileKey) -> bool {
+        let Self { inline: Some(inline), hooks, control, .. } = self else { return false };
+        if let Some(decided) = inline.serve(pid, key) {
+            return decided;
+        }
+        let Some(examined) = hooks.files.get(key) else { return false };
+        let (path, file) = (examined.path.clone(), Arc::clone(&examined.file));
+        let table = hooks.files.table().clone();
+        let hooked = inline.hook(pid, (&path, &file), &table, &mut |sites| hooks.add_sites(sites, control));
+        inline.decide(pid, key, hooked.is_ok());
+        match hooked {
+            Ok(()) => true,
+            Err(refused) => {
+                log::warn!("process {pid} is probed, not hooked inline: {refused}");
+                self.refuse(format!("process {pid} is not hooked inline: {refused}"));
+                false
             }
         }
     }

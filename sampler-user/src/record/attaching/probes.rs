@@ -9,6 +9,7 @@ use super::missed::Missed;
 use super::targets::{Coverage, TargetSet};
 use crate::attach::files::FileKey;
 use crate::attach::hooks::Hooks;
+use crate::attach::inline::InlineHooks;
 use crate::attach::rules;
 use crate::clock::monotonic_ns;
 use crate::host::Host;
@@ -52,6 +53,8 @@ pub struct Attaching {
     pub control: ControlMaps,
     /// Hooked files.
     pub hooks: Hooks,
+    /// Inline hooks, if they are wanted.
+    pub inline: Option<InlineHooks>,
     /// The profiled processes.
     pub targets: TargetSet,
     /// Whether processes are targets by a rule, rather than because they, or processes that they descend from, are named.
@@ -93,16 +96,19 @@ pub struct KernelProbes {
     pub control: ControlMaps,
     /// Probes of mappings that programs make themselves, if these are counted.
     pub mappings: Option<MappingProbes>,
+    /// Inline hooks, if they are wanted.
+    pub inline: Option<InlineHooks>,
 }
 
 impl Attaching {
     /// Creates the probes of a recording; none is attached yet.
     pub fn new(targets: &Targets, live: bool, kernel: KernelProbes) -> Self {
-        let KernelProbes { programs, control, mappings } = kernel;
+        let KernelProbes { programs, control, mappings, inline } = kernel;
         let rules = rules::of_this_kernel(Some(&programs));
         Self {
             programs,
             control,
+            inline,
             hooks: Hooks::new(rules, Table::new(&targets.allocators), live).with_mappings(mappings),
             targets: TargetSet::default(),
             global: !targets.are_named(),

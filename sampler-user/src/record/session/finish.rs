@@ -7,6 +7,7 @@ use anyhow::bail;
 
 use super::moment::Cut;
 use super::state::Session;
+use crate::attach::inline::InlineHooks;
 use crate::record::outputs::status_line::Finishing;
 use crate::record::profiles::snapshot::Detail;
 use crate::record::profiles::worker::Made;
@@ -38,6 +39,7 @@ impl Session {
         });
         self.schedule.last_moments_are_over();
         tell(Finishing::RemovingProbes);
+        self.attaching.inline.iter_mut().for_each(InlineHooks::release_all);
         self.attaching.hooks.release_all();
         for attempt in 1.. {
             match self.last_made(&made, &mut tell) {

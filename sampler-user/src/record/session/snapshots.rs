@@ -167,7 +167,12 @@ impl Figures for Session {
     }
 
     fn lost(&self) -> u64 {
-        self.counts().map_or(0, |(_, total)| total.lost_ring_full + total.lost_abandoned + total.lost_no_thread_state)
+        let counted = self.kernel.totals.read(&self.attaching.programs);
+        counted.map_or(0, |counts| {
+            let mut total = counts.total();
+            total.add(self.exited.counts.total());
+            total.lost_ring_full + total.lost_abandoned + total.lost_no_thread_state
+        })
     }
 }
 

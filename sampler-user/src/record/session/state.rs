@@ -10,12 +10,14 @@ use super::priority::Hurry;
 use super::schedule::Schedule;
 use super::unfinished::Unfinished;
 use crate::arch;
+use crate::attach::inline::{InlineHooks, Sampling as InlineSampling};
 use crate::clock::monotonic_ns;
 use crate::cost::measure;
 use crate::heap::live::Heap;
 use crate::host::{Host, HostOptions};
 use crate::kernel::KernelError;
 use crate::kernel::control::ControlMaps;
+use crate::kernel::inline::InlinePrograms;
 use crate::kernel::live_map::{LiveEntries, LiveMap};
 use crate::kernel::loader::Loader;
 use crate::kernel::log::KernelLog;
@@ -31,7 +33,7 @@ use crate::record::budget::controller::OverheadController;
 use crate::record::budget::overhead::Overhead;
 use crate::record::intake::lives::Lives;
 use crate::record::intake::recorder::{ProcessEvent, Recorder};
-use crate::record::plan::RecordPlan;
+use crate::record::plan::{Hook, RecordPlan};
 use crate::record::profiles::capture::Parts;
 use crate::record::profiles::describe::Descriptions;
 use crate::record::profiles::worker::ProfileWorker;
@@ -130,7 +132,12 @@ impl Session {
             totals: Totals::open(&loader)?,
             log: KernelLog::open(programs.logging_program()),
         };
-        let probes = KernelProbes { programs, control, mappings };
+        let wanted = plan.kernel.hook == Hook::Inline;
+        let inline = wanted.then(|| InlinePrograms::load(&loader, programs.kind, sampling.live)).transpose()?;
+        let config = &plan.kernel.config;
+        let how = InlineSampling { draw, seed: config.seed, criterion: config.criterion as u32 };
+        let inline = inline.map(|programs| InlineHooks::new(programs, how));
+        let probes = KernelProbes { programs, control, mappings, inline };
         Ok(Self {
             kernel,
             recorder: Recorder::new(unwinder, StackTraces::open(&loader)?, max_depth, heap),
@@ -186,8 +193,13 @@ impl Session {
     }
 
     /// Counts that are still in the kernel, by process, and the sum of these and of all counts taken out of it.
-    pub(super) fn counts(&self) -> anyhow::Result<(Counts, Counters)> {
-        let counts = self.kernel.totals.read(&self.attaching.programs)?;
+    pub(super) fn counts(&mut self) -> anyhow::Result<(Counts, Counters)> {
+        self.attaching.inline.iter_mut().for_each(InlineHooks::read);
+        let mut counts = self.kernel.totals.read(&self.attaching.programs)?;
+        if let Some(inline) = &mut self.attaching.inline {
+            inline.read();
+            inline.add_to(&mut counts);
+        }
         let mut total = counts.total();
         total.add(self.exited.counts.total());
         Ok((counts, total))

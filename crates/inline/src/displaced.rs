@@ -1,0 +1,124 @@
+//! The instructions that a jump at a function's entry displaces, and the same ones elsewhere.
+
+use iced_x86::{Code, Decoder, DecoderOptions, FlowControl, Instruction, MemoryOperand, Register};
+
+use crate::error::Refusal;
+
+/// Bytes of a jump with a 32-bit distance.
+pub const JUMP_BYTES: usize = 5;
+
+/// The first instructions of a function, in whole, as many as the jump overwrites.
+#[derive(Clone, Debug)]
+pub struct Displaced {
+    /// The instructions, with their addresses.
+    pub instructions: Vec<Instruction>,
+    /// Their bytes in all.
+    pub length: usize,
+    /// Whether control goes on behind the last of them.
+    pub falls_through: bool,
+}
+
+impl Displaced {
+    /// Reads them from `code`, the whole function's bytes, which begins at `address`.
+    ///
+    /// # Errors
+    /// A [`Refusal`] if they cannot run elsewhere, or the function's own jumps lead between them.
+    pub fn read(address: u64, code: &[u8]) -> Result<Self, Refusal> {
+        let mut decoder = Decoder::with_ip(64, code, address, DecoderOptions::NONE);
+        let mut displaced = Self { instructions: Vec::new(), length: 0, falls_through: true };
+        while displaced.length < JUMP_BYTES {
+            if !decoder.can_decode() || !displaced.falls_through {
+                let ends_in_call = displaced.instructions.last().is_some_and(is_call);
+                return Err(if ends_in_call { Refusal::Call } else { Refusal::TooShort });
+            }
+            let instruction = decoder.decode();
+            displaced.falls_through = movable(&instruction)?;
+            displaced.length += instruction.len();
+            displaced.instructions.push(instruction);
+        }
+        let inside = address + 1..address + displaced.length as u64;
+        let all = displaced.instructions.iter().copied().chain(&mut decoder);
+        // A range that the decoder loses its way in tells nothing reliable, but too much rather than too little.
+        if all
+            .into_iter()
+            .any(|instruction| is_branch(&instruction) && inside.contains(&instruction.near_branch_target()))
+        {
+            return Err(Refusal::JumpedInto);
+        }
+        Ok(displaced)
+    }
+
+    /// The instructions to encode elsewhere: the same ones, and a jump to what follows them. `redirected` gives the address
+    /// to jump to in place of another. A call, which is the last one, still returns to the original, so that unwinders
+    /// find the function there.
+    ///
+    /// # Errors
+    /// [`Refusal::Branch`], [`Refusal::Call`].
+    pub fn elsewhere(&self, redirected: impl Fn(u64) -> u64) -> Result<Vec<Instruction>, Refusal> {
+        let mut moved = self.instructions.clone();
+        for instruction in moved.iter_mut().filter(|i| is_branch(i)) {
+            instruction.as_near_branch();
+            instruction.set_near_branch64(redirected(instruction.near_branch_target()));
+        }
+        let after = self.instructions.last().map_or(0, Instruction::next_ip);
+        if let Some(call) = moved.pop_if(|last| is_call(last)) {
+            moved.extend(call_returning_to(&call, after)?);
+        }
+        if self.falls_through {
+            moved.push(Instruction::with_branch(Code::Jmp_rel32_64, after).map_err(|_| Refusal::Branch)?);
+        }
+        Ok(moved)
+    }
+}
+
+/// Whether `instruction` has a target within its bytes.
+pub(crate) fn is_branch(instruction: &Instruction) -> bool {
+    instruction.is_jmp_short_or_near() || instruction.is_jcc_short_or_near() || instruction.is_call_near()
+}
+
+/// Whether control goes on behind `instruction`, which may be moved.
+fn movable(instruction: &Instruction) -> Result<bool, Refusal> {
+    if instruction.is_invalid() {
+        return Err(Refusal::UnknownInstruction);
+    }
+    match instruction.flow_control() {
+        FlowControl::Next if instruction.is_privileged() => Err(Refusal::Immovable),
+        FlowControl::Next => Ok(true),
+        FlowControl::ConditionalBranch if instruction.is_jcc_short_or_near() => Ok(true),
+        FlowControl::UnconditionalBranch if instruction.is_jmp_short_or_near() => Ok(false),
+        // Through a register or a slot: its bytes tell where to, wherever it is.
+        FlowControl::IndirectBranch | FlowControl::Return => Ok(false),
+        FlowControl::ConditionalBranch | FlowControl::UnconditionalBranch => Err(Refusal::Branch),
+        FlowControl::Call | FlowControl::IndirectCall if is_call(instruction) => Ok(false),
+        _ => Err(Refusal::Immovable),
+    }
+}
+
+fn is_call(instruction: &Instruction) -> bool {
+    instruction.is_call_near() || instruction.code() == Code::Call_rm64
+}
+
+/// What does the same as `call`, with this return address. No flag changes.
+fn call_returning_to(call: &Instruction, address: u64) -> Result<Vec<Instruction>, Refusal> {
+    let jump = if call.is_call_near() {
+        Instruction::with_branch(Code::Jmp_rel32_64, call.near_branch_target()).map_err(|_| Refusal::Call)?
+    } else {
+        // The stack pointer moves before the operand is read.
+        if call.memory_base() == Register::RSP || call.op0_register() == Register::RSP {
+            return Err(Refusal::Call);
+        }
+        let mut jump = *call;
+        jump.set_code(Code::Jmp_rm64);
+        jump
+    };
+    let on_stack = |offset| MemoryOperand::with_base_displ(Register::RSP, offset);
+    let half = |offset, value: u64| Instruction::with2(Code::Mov_rm32_imm32, on_stack(offset), value as u32);
+    let room = Instruction::with2(Code::Lea_r64_m, Register::RSP, on_stack(-8));
+    let built = [room, half(0, address), half(4, address >> 32)];
+    let built: Result<Vec<_>, _> = built.into_iter().chain([Ok(jump)]).collect();
+    built.map_err(|_| Refusal::Call)
+}
+
+#[cfg(test)]
+#[path = "displaced_tests.rs"]
+mod tests;

@@ -1,0 +1,26 @@
+//! Inline hooks as data: the layout of what is mapped into a target, the relocation of displaced instructions, and the
+//! plan of a patch.
+//!
+//! Nothing here touches a process. The bytes that a target's memory holds are hostile: they are checked before use.
+
+#![forbid(unsafe_code)]
+
+pub mod abi;
+mod code;
+mod displaced;
+mod elf_file;
+mod error;
+pub mod gap;
+mod image;
+mod patch;
+mod plan;
+pub mod read;
+mod redirect;
+mod stub;
+
+pub use code::{Code, Entries, FRAME_BYTES};
+pub use error::{BuildError, ForeignBlob, Refusal};
+pub use image::{Settings, code_hash, site_offsets};
+pub use patch::Patch;
+pub use plan::{Inputs, Plan, Run, Twin, Wanted};
+pub use redirect::Text;

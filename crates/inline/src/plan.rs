@@ -1,0 +1,356 @@
+//! The plan of a patch: which bytes of an allocator's text change, and the file that is mapped beside it.
+//!
+//! The plan replaces pages and does not write into them, because other tools' uprobes belong to the file: in pages
+//! that are not the file's, they neither hit nor are they restored. So the jump can be at the very entry.
+
+use std::collections::{BTreeMap, HashMap};
+
+use sampler_ebpf::abi::{SITE_FREES, SITE_THROWS, SITE_ZERO_FREES, Site};
+
+use crate::abi::{
+    FUNCTION_OUT, FUNCTION_REFERENCE_SECOND, FUNCTION_REFERENCE_THIRD, FUNCTION_THROWS, FUNCTION_ZERO_FREES, Function,
+    MAX_FUNCTIONS, NO_ARGUMENT, PAGE_BYTES, STUB_BYTES, STUBS, TEXT_BYTES,
+};
+use crate::code::Code;
+use crate::displaced::{Displaced, JUMP_BYTES};
+use crate::error::{BuildError, Refusal};
+use crate::image::{self, Settings};
+use crate::patch::Patch;
+use crate::redirect::{Text, inner_calls, jumped_into, leads};
+use crate::stub::{Parts, Stub};
+
+/// End of user addresses.
+const USER_END: u64 = 1 << 47;
+
+/// A function to hook.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Address of its first instruction in the target.
+    pub address: u64,
+    /// Bytes of it. Beyond 4096, they are looked at only for jumps into its first instructions.
+    pub length: u64,
+    /// What its arguments mean: [`Site::function`], the arguments and flags count. The arguments are those at entry.
+    pub site: Site,
+    /// What is called in its place if it may throw and the call is sampled.
+    pub twin: Option<Twin>,
+}
+
+/// A function that does the same as another, but returns NULL where the other throws.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Twin {
+    /// Index in the list of wanted functions.
+    pub function: usize,
+    /// Which argument (from 0) is a reference that the other function does not have: `std::nothrow`.
+    pub reference: Option<u8>,
+}
+
+/// What a plan is made from.
+pub struct Inputs<'a> {
+    /// The executable segments of the file. Functions and ranges outside are not hooked.
+    pub texts: &'a [Text<'a>],
+    /// Functions to hook.
+    pub wanted: &'a [Wanted<'a>],
+    /// Ranges of addresses with the allocator's own code: calls of hooked functions from there do not count. The wanted
+    /// functions themselves are always among it.
+    pub inner: &'a [[u64; 2]],
+    /// Addresses of stubs (PLT) that lead to a wanted function, and its index. Only those whose slot in the target holds the
+    /// function's address: another file may define the name first, and its function must still be called.
+    pub stubs: &'a HashMap<u64, usize>,
+    /// Addresses of slots (GOT) that hold the address of a wanted function in the target, and its index.
+    pub slots: &'a HashMap<u64, usize>,
+    /// Where the blob will be: within reach of every text. See [`crate::gap`].
+    pub base: u64,
+}
+
+/// Pages of an allocator's text as they are to be mapped.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Run {
+    /// Address of the first page.
+    pub address: u64,
+    /// The content of the pages; whole ones.
+    pub bytes: Vec<u8>,
+}
+
+/// The plan.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Where the blob will be.
+    pub base: u64,
+    /// The whole file to be mapped: its first [`TEXT_BYTES`] are the text.
+    pub file: Vec<u8>,
+    /// What changes in the allocator's text, ascending, not overlapping.
+    pub patches: Vec<Patch>,
+    /// Instructions that are not where they were: a thread that stands at one goes on at the other. Ascending. A word of
+    /// such a value on a stack may be in a signal's frame, which a handler will return to: the patch must wait then.
+    pub moved: Vec<(u64, u64)>,
+    /// The hooked functions, by index in the list of wanted ones.
+    pub hooked: Vec<usize>,
+    /// Those that are not hooked, and why.
+    pub refused: Vec<(usize, Refusal)>,
+}
+
+/// A function that can be hooked.
+struct Candidate {
+    wanted: usize,
+    displaced: Displaced,
+    function: Function,
+}
+
+impl Plan {
+    /// Makes the plan.
+    ///
+    /// # Errors
+    /// [`BuildError`] if there can be no blob at all. Functions that cannot be hooked are in [`Plan::refused`].
+    pub fn new(code: &Code<'_>, settings: &Settings, inputs: &Inputs<'_>) -> Result<Self, BuildError> {
+        if inputs.wanted.len() > MAX_FUNCTIONS {
+            return Err(BuildError::TooManyFunctions(inputs.wanted.len()));
+        }
+        // So no sum of addresses overflows below, whatever the file says.
+        let in_user_space =
+            |text: &Text<'_>| text.address < USER_END && text.bytes.len() as u64 <= USER_END - text.address;
+        if !inputs.texts.iter().all(in_user_space) {
+            return Err(BuildError::NothingToHook);
+        }
+        let mut refused = Vec::new();
+        let mut candidates = candidates(inputs, &mut refused);
+        loop {
+            // A refused function changes which calls are redirected, and which twins there are.
+            if candidates.is_empty() {
+                return Err(BuildError::NothingToHook);
+            }
+            link_twins(&mut candidates, inputs);
+            match assemble(code, settings, inputs, &candidates) {
+                Ok((stubs, patches, moved)) => {
+                    let functions: Vec<Function> = candidates.iter().map(|c| c.function).collect();
+                    let names: Vec<&str> = candidates.iter().map(|c| inputs.wanted[c.wanted].name).collect();
+                    let file = image::file(code, settings, &functions, &names, &stubs)?;
+                    let hooked = candidates.iter().map(|c| c.wanted).collect();
+                    return Ok(Self { base: inputs.base, file, patches, moved, hooked, refused });
+                }
+                Err((index, refusal)) => {
+                    refused.push((candidates.remove(index).wanted, refusal));
+                }
+            }
+        }
+    }
+
+    /// The text of the blob: what is mapped, read and execute.
+    #[must_use]
+    pub fn text(&self) -> &[u8] {
+        &self.file[..TEXT_BYTES as usize]
+    }
+
+    /// The pages of the allocator's text with the patches in them. Runs with at most `gap` pages in between are joined,
+    /// because each is a mapping. `read` fills in what the file has at an address, whole pages, as a mapping of it would;
+    /// `None` if it cannot.
+    #[must_use]
+    pub fn runs(&self, gap: u64, read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<Vec<Run>> {
+        let page = |address: u64| address / PAGE_BYTES;
+        let mut ranges: Vec<[u64; 2]> = Vec::new();
+        for patch in &self.patches {
+            let (first, last) = (page(patch.address), page(patch.address + patch.after.len() as u64 - 1));
+            match ranges.last_mut() {
+                Some([_, end]) if first <= *end + gap => *end = (*end).max(last + 1),
+                _ => ranges.push([first, last + 1]),
+            }
+        }
+        ranges.iter().map(|range| self.run(*range, read)).collect()
+    }
+
+    fn run(&self, [first, end]: [u64; 2], read: &dyn Fn(u64, &mut [u8]) -> bool) -> Option<Run> {
+        let (address, end) = (first * PAGE_BYTES, end * PAGE_BYTES);
+        let mut bytes = vec![0; (end - address) as usize];
+        if !read(address, &mut bytes) {
+            return None;
+        }
+        for patch in self.patches.iter().filter(|p| (address..end).contains(&p.address)) {
+            let place = &mut bytes[(patch.address - address) as usize..][..patch.after.len()];
+            if *place != *patch.before {
+                return None;
+            }
+            place.copy_from_slice(&patch.after);
+        }
+        Some(Run { address, bytes })
+    }
+}
+
+/// The wanted functions whose first instructions can be displaced.
+fn candidates(inputs: &Inputs<'_>, refused: &mut Vec<(usize, Refusal)>) -> Vec<Candidate> {
+    let mut found = Vec::new();
+    let mut ranges = Vec::new();
+    for (index, wanted) in inputs.wanted.iter().enumerate() {
+        match candidate(inputs, index, wanted) {
+            Ok(candidate) => {
+                let end = wanted.address + candidate.displaced.length as u64;
+                let overlaps = ranges.iter().any(|[s, e]: &[u64; 2]| *s < end && wanted.address < *e);
+                if overlaps {
+                    refused.push((index, Refusal::Overlaps));
+                } else {
+                    ranges.push([wanted.address, end]);
+                    found.push(candidate);
+                }
+            }
+            Err(refusal) => refused.push((index, refusal)),
+        }
+    }
+    ranges.sort_unstable();
+    for text in inputs.texts {
+        for entered in jumped_into(text, &ranges) {
+            if let Some(at) = found.iter().position(|c| inputs.wanted[c.wanted].address == ranges[entered][0]) {
+                refused.push((found.remove(at).wanted, Refusal::JumpedInto));
+            }
+        }
+    }
+    found
+}
+
+fn candidate(inputs: &Inputs<'_>, index: usize, wanted: &Wanted<'_>) -> Result<Candidate, Refusal> {
+    let site = &wanted.site;
+    let frees = site.flags & SITE_FREES != 0;
+    let throws = site.flags & SITE_THROWS != 0;
+    if throws && !frees && site.old_argument != NO_ARGUMENT {
+        return Err(Refusal::ThrowingReallocation);
+    }
+    let code = inputs.texts.iter().find_map(|t| t.range(wanted.address, wanted.address.checked_add(wanted.length)?));
+    let displaced = Displaced::read(wanted.address, code.ok_or(Refusal::TooShort)?)?;
+    let mut flags = 0;
+    flags |= if site.flags & SITE_ZERO_FREES != 0 { FUNCTION_ZERO_FREES } else { 0 };
+    flags |= if site.out_argument == NO_ARGUMENT { 0 } else { FUNCTION_OUT };
+    flags |= if throws && !frees { FUNCTION_THROWS } else { 0 };
+    if site.out_argument != NO_ARGUMENT && site.out_argument != 0 {
+        return Err(Refusal::Immovable);
+    }
+    let function = Function {
+        number: u32::from(site.function) | (index as u32) << 16,
+        flags,
+        address: wanted.address,
+        displaced: displaced.length as u32,
+        size_argument: if frees { NO_ARGUMENT } else { site.size_argument },
+        times_argument: if frees { NO_ARGUMENT } else { site.times_argument },
+        old_argument: site.old_argument,
+        ..Function::default()
+    };
+    Ok(Candidate { wanted: index, displaced, function })
+}
+
+/// Gives each function its index, and its twin's flags. Offsets are filled in once the stubs are known.
+fn link_twins(candidates: &mut [Candidate], inputs: &Inputs<'_>) {
+    let present: BTreeMap<usize, usize> = candidates.iter().enumerate().map(|(i, c)| (c.wanted, i)).collect();
+    for (index, candidate) in candidates.iter_mut().enumerate() {
+        let function = &mut candidate.function;
+        function.number = function.number & 0xffff | (index as u32) << 16;
+        function.flags &= !(FUNCTION_REFERENCE_SECOND | FUNCTION_REFERENCE_THIRD);
+        function.twin = 0;
+        let Some(twin) = inputs.wanted[candidate.wanted].twin else { continue };
+        let Some(at) = present.get(&twin.function) else { continue };
+        // One more than the index, until the offset is known: 0 stands for none.
+        function.twin = *at as u32 + 1;
+        function.flags |= match twin.reference {
+            Some(1) => FUNCTION_REFERENCE_SECOND,
+            Some(2) => FUNCTION_REFERENCE_THIRD,
+            _ => 0,
+        };
+    }
+}
+
+type Assembled = (Vec<(u32, Vec<u8>)>, Vec<Patch>, Vec<(u64, u64)>);
+
+/// Encodes all stubs and patches; the index of a candidate that cannot be hooked, otherwise. Fills in the offsets.
+fn assemble(
+    code: &Code<'_>,
+    settings: &Settings,
+    inputs: &Inputs<'_>,
+    candidates: &[Candidate],
+) -> Result<Assembled, (usize, Refusal)> {
+    let at = |index: usize| STUBS + index as u64 * STUB_BYTES;
+    let address = |index: usize| inputs.wanted[candidates[index].wanted].address;
+    let by_address: HashMap<u64, usize> = (0..candidates.len()).map(|i| (address(i), i)).collect();
+    let of_wanted: HashMap<usize, usize> = candidates.iter().enumerate().map(|(i, c)| (c.wanted, i)).collect();
+    let function_at = |target: u64| {
+        let behind_stub = || of_wanted.get(inputs.stubs.get(&target)?).copied();
+        by_address.get(&target).copied().or_else(behind_stub)
+    };
+    let function_behind = |slot: u64| of_wanted.get(inputs.slots.get(&slot)?).copied();
+    let encode = |index: usize, redirected: &dyn Fn(u64) -> u64| -> Result<Stub, (usize, Refusal)> {
+        let candidate = &candidates[index];
+        let original = candidate.displaced.elsewhere(redirected).map_err(|r| (index, r))?;
+        let parts = Parts {
+            base: inputs.base,
+            index,
+            entries: &code.entries,
+            function: &candidate.function,
+            criterion: settings.criterion,
+            original: &original,
+            displaced: candidate.displaced.instructions.len(),
+        };
+        parts.build().map_err(|r| (index, r))
+    };
+    // First with any near target for inner jumps, to learn where the originals are.
+    let mut originals = Vec::new();
+    for index in 0..candidates.len() {
+        let anywhere = |target: u64| function_at(target).map_or(target, |_| inputs.base + at(index));
+        originals.push(inputs.base + at(index) + u64::from(encode(index, &anywhere)?.original));
+    }
+    let original = |index: usize| originals[index];
+    let (mut stubs, mut patches, mut moved) = (Vec::new(), Vec::new(), Vec::new());
+    for (index, candidate) in candidates.iter().enumerate() {
+        let stub = encode(index, &|target| function_at(target).map_or(target, original))?;
+        for (instruction, offset) in candidate.displaced.instructions.iter().zip(&stub.displaced).skip(1) {
+            moved.push((instruction.ip(), inputs.base + at(index) + u64::from(*offset)));
+        }
+        stubs.push((stub.original, stub.bytes));
+        patches.push(entry_patch(inputs, candidate, inputs.base + at(index)).ok_or((index, Refusal::OutOfReach))?);
+    }
+    for range in inner_ranges(inputs, candidates) {
+        let Some(text) = inputs.texts.iter().find(|t| t.range(range[0], range[1]).is_some()) else { continue };
+        let leads = |instruction: &iced_x86::Instruction| leads(instruction, &function_at, &function_behind);
+        let (redirects, refused) = inner_calls(text, range, &leads, &original);
+        if let Some(first) = refused.into_iter().next() {
+            return Err(first);
+        }
+        patches.extend(redirects);
+    }
+    patches.sort_by_key(|p| p.address);
+    patches.dedup();
+    moved.sort_unstable();
+    Ok((stubs, patches, moved))
+}
+
+/// The jump at the function's entry, and breakpoints in what is left of the displaced bytes.
+fn entry_patch(inputs: &Inputs<'_>, candidate: &Candidate, stub: u64) -> Option<Patch> {
+    let (address, length) = (candidate.function.address, candidate.displaced.length);
+    let before = inputs.texts.iter().find_map(|t| t.range(address, address + length as u64))?.to_vec();
+    let distance = i32::try_from(stub.wrapping_sub(address + JUMP_BYTES as u64).cast_signed()).ok()?;
+    let mut after = vec![0xe9];
+    after.extend_from_slice(&distance.to_le_bytes());
+    after.resize(length, 0xcc);
+    Some(Patch { address, before, after })
+}
+
+/// The allocator's own code, without what is displaced: ascending, not overlapping.
+fn inner_ranges(inputs: &Inputs<'_>, candidates: &[Candidate]) -> Vec<[u64; 2]> {
+    let own = inputs.wanted.iter().map(|w| [w.address, w.address.saturating_add(w.length)]);
+    let mut ranges: Vec<[u64; 2]> = own.chain(inputs.inner.iter().copied()).filter(|[s, e]| s < e).collect();
+    ranges.sort_unstable();
+    let mut merged: Vec<[u64; 2]> = Vec::new();
+    for range in ranges {
+        match merged.last_mut() {
+            Some([_, end]) if range[0] <= *end => *end = range[1].max(*end),
+            _ => merged.push(range),
+        }
+    }
+    for candidate in candidates {
+        let (start, end) = (candidate.function.address, candidate.function.address + candidate.displaced.length as u64);
+        if let Some(at) = merged.iter().position(|[s, e]| *s <= start && end <= *e) {
+            let [s, e] = merged[at];
+            merged.splice(at..=at, [[s, start], [end, e]].into_iter().filter(|[s, e]| s < e));
+        }
+    }
+    merged
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -1,0 +1,132 @@
+//! Reads a blob's memory, which its target can write.
+
+use zerocopy::FromBytes;
+
+use crate::abi::{
+    Control, Function, HEADER, Header, MAGIC, MAX_FUNCTIONS, MAX_SET_LOG2, MIN_SET_LOG2, SLOTS, SLOTS_OFFSET, STATE,
+    Slot, TEXT_BYTES, Totals, VERSION,
+};
+use crate::code::Code;
+use crate::error::ForeignBlob;
+use crate::image::code_hash;
+
+/// Bytes from [`STATE`] that hold all counts.
+pub const COUNTS_BYTES: usize = (SLOTS_OFFSET - STATE) as usize + SLOTS * size_of::<Slot>();
+
+/// Counts of a process, at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Outermost calls of allocation functions, failed ones included.
+    pub calls: u64,
+    /// Bytes that they requested, less those that are known to have failed.
+    pub bytes: u64,
+    /// Sampled calls.
+    pub sampled: u64,
+    /// Sampled calls that succeeded.
+    pub reported: u64,
+    /// Sampled calls that failed.
+    pub failed: u64,
+    /// Unsampled calls that are known to have failed.
+    pub unsampled_failed: u64,
+    /// Frees of sampled blocks.
+    pub frees_matched: u64,
+    /// `realloc(p, 0)` that freed.
+    pub zero_reallocs: u64,
+    /// Threads that have slots.
+    pub threads: u64,
+    /// Calls by threads without a slot.
+    pub slots_full: u64,
+    /// Sampled blocks whose frees will not be seen.
+    pub set_full: u64,
+}
+
+impl Counts {
+    /// Adds up what [`COUNTS_BYTES`] bytes at [`STATE`] say. Sums wrap: the target may have written anything.
+    ///
+    /// # Errors
+    /// [`ForeignBlob::Truncated`].
+    pub fn of(state: &[u8]) -> Result<Self, ForeignBlob> {
+        let (totals, _) = Totals::read_from_prefix(state).map_err(|_| ForeignBlob::Truncated)?;
+        let slots = state.get((SLOTS_OFFSET - STATE) as usize..).ok_or(ForeignBlob::Truncated)?;
+        let (slots, _) = <[Slot]>::ref_from_prefix_with_elems(slots, SLOTS).map_err(|_| ForeignBlob::Truncated)?;
+        let mut counts = Self { slots_full: totals.slots_full, set_full: totals.set_full, ..Self::default() };
+        for slot in slots.iter().chain([&totals.shared]) {
+            counts.threads += u64::from(slot.key != 0);
+            for (sum, value) in [
+                (&mut counts.calls, slot.calls),
+                (&mut counts.bytes, slot.bytes),
+                (&mut counts.sampled, slot.sampled),
+                (&mut counts.reported, slot.reported),
+                (&mut counts.failed, slot.failed),
+                (&mut counts.unsampled_failed, slot.unsampled_failed),
+                (&mut counts.frees_matched, slot.frees_matched),
+                (&mut counts.zero_reallocs, slot.zero_reallocs),
+            ] {
+                *sum = sum.wrapping_add(value);
+            }
+        }
+        Ok(counts)
+    }
+}
+
+/// A blob that was found in a target.
+#[derive(Clone, Debug)]
+pub struct Found {
+    /// Its constants.
+    pub header: Header,
+    /// Its functions.
+    pub functions: Vec<Function>,
+}
+
+impl Found {
+    /// Checks the text of a blob, [`TEXT_BYTES`] from its base, against the code of this build.
+    ///
+    /// # Errors
+    /// [`ForeignBlob`] if it is not one of ours: it must not be touched.
+    pub fn check(text: &[u8], code: &Code<'_>) -> Result<Self, ForeignBlob> {
+        let text = text.get(..TEXT_BYTES as usize).ok_or(ForeignBlob::Truncated)?;
+        let at_header = text.get(HEADER as usize..).ok_or(ForeignBlob::Truncated)?;
+        let (header, rest) = Header::read_from_prefix(at_header).map_err(|_| ForeignBlob::Truncated)?;
+        if header.magic != MAGIC {
+            return Err(ForeignBlob::Magic);
+        }
+        if header.version != VERSION {
+            return Err(ForeignBlob::Version(u64::from(header.version)));
+        }
+        if header.code_hash != code_hash(code)
+            || text.get(crate::abi::CODE as usize..).is_none_or(|bytes| !bytes.starts_with(code.bytes))
+        {
+            return Err(ForeignBlob::OtherCode);
+        }
+        let count = header.functions as usize;
+        let set_is_right = (MIN_SET_LOG2..=MAX_SET_LOG2).contains(&header.set_log2);
+        if count > MAX_FUNCTIONS || !set_is_right || header.criterion > 1 {
+            return Err(ForeignBlob::Nonsense);
+        }
+        let (functions, _) =
+            <[Function]>::ref_from_prefix_with_elems(rest, count).map_err(|_| ForeignBlob::Truncated)?;
+        Ok(Self { header, functions: functions.to_vec() })
+    }
+}
+
+/// Checks a control page.
+///
+/// # Errors
+/// [`ForeignBlob`] if it makes no sense.
+pub fn control(bytes: &[u8]) -> Result<Control, ForeignBlob> {
+    let (control, _) = Control::read_from_prefix(bytes).map_err(|_| ForeignBlob::Truncated)?;
+    if control.magic != MAGIC {
+        return Err(ForeignBlob::Magic);
+    }
+    if control.version != u64::from(VERSION) {
+        return Err(ForeignBlob::Version(control.version));
+    }
+    if control.draw as usize >= crate::abi::DRAWS {
+        return Err(ForeignBlob::Nonsense);
+    }
+    Ok(control)
+}
+
+#[cfg(test)]
+#[path = "read_tests.rs"]
+mod tests;

@@ -1,0 +1,233 @@
+//! The stub of a hooked function: the path of unsampled calls, and the function's displaced instructions.
+//!
+//! At a function's entry `rax`, `r10` and `r11` are free. The stub counts in the thread's slot, and falls into the displaced
+//! instructions unless the countdown has ended or the call is odd.
+
+use iced_x86::{BlockEncoder, BlockEncoderOptions, Code as Op, Instruction, InstructionBlock, MemoryOperand, Register};
+
+use crate::abi::{
+    CODE, CRITERION_BYTES, FILTER, FILTER_BYTES, Function, HASH, HASH_SHIFT, HEADER, Header, LARGE_BYTES, NO_ARGUMENT,
+    SLOTS, SLOTS_OFFSET, STUB_BYTES, STUBS, Slot,
+};
+use crate::code::Entries;
+use crate::error::Refusal;
+
+/// Registers of integer arguments, in order (System V ABI, §3.2.3).
+const ARGUMENT_REGISTERS: [Register; 6] =
+    [Register::RDI, Register::RSI, Register::RDX, Register::RCX, Register::R8, Register::R9];
+
+/// Addresses below this one stand for places in the stub; nothing is ever mapped there.
+mod label {
+    pub(super) const HAVE_SLOT: u64 = 1;
+    pub(super) const CLAIM: u64 = 2;
+    pub(super) const ODD: u64 = 3;
+    pub(super) const ENDS: u64 = 4;
+    pub(super) const REFUSED: u64 = 5;
+    pub(super) const MAYBE: u64 = 6;
+    pub(super) const ORIGINAL: u64 = 7;
+    pub(super) const UNNAMED: u64 = 64;
+}
+
+/// A stub's bytes.
+#[derive(Clone, Debug)]
+pub(crate) struct Stub {
+    pub(crate) bytes: Vec<u8>,
+    /// Offset of the displaced instructions from the stub's beginning.
+    pub(crate) original: u32,
+    /// The offset of each displaced instruction.
+    pub(crate) displaced: Vec<u32>,
+}
+
+/// What the stub is made of.
+pub(crate) struct Parts<'a> {
+    pub(crate) base: u64,
+    pub(crate) index: usize,
+    pub(crate) entries: &'a Entries,
+    pub(crate) function: &'a Function,
+    pub(crate) criterion: u32,
+    /// The displaced instructions, to be encoded elsewhere.
+    pub(crate) original: &'a [Instruction],
+    /// How many of them are the function's own.
+    pub(crate) displaced: usize,
+}
+
+/// Instructions with labels in place of addresses.
+struct Listing {
+    base: u64,
+    instructions: Vec<Instruction>,
+    next: u64,
+    label: Option<u64>,
+}
+
+type Built<T = ()> = Result<T, Refusal>;
+
+impl Listing {
+    fn label(&mut self, label: u64) {
+        self.label = Some(label);
+    }
+
+    fn add(&mut self, instruction: Result<Instruction, iced_x86::IcedError>) -> Built {
+        let mut instruction = instruction.map_err(|_| Refusal::Immovable)?;
+        self.next += 1;
+        instruction.set_ip(self.label.take().unwrap_or(label::UNNAMED + self.next));
+        self.instructions.push(instruction);
+        Ok(())
+    }
+
+    fn branch(&mut self, code: Op, target: u64) -> Built {
+        self.add(Instruction::with_branch(code, target))
+    }
+
+    /// `lea register, [base + offset]`.
+    fn address(&mut self, register: Register, offset: u64) -> Built {
+        let memory = MemoryOperand::with_base_displ(Register::RIP, (self.base + offset) as i64);
+        self.add(Instruction::with2(Op::Lea_r64_m, register, memory))
+    }
+
+    fn registers(&mut self, code: Op, to: Register, from: Register) -> Built {
+        self.add(Instruction::with2(code, to, from))
+    }
+
+    fn immediate(&mut self, code: Op, register: Register, value: i32) -> Built {
+        self.add(Instruction::with2(code, register, value))
+    }
+}
+
+/// Field of the slot in `r10`.
+fn slot(offset: usize) -> MemoryOperand {
+    MemoryOperand::with_base_displ(Register::R10, offset as i64)
+}
+
+impl Parts<'_> {
+    fn argument(number: u8) -> Built<Register> {
+        ARGUMENT_REGISTERS.get(usize::from(number)).copied().ok_or(Refusal::Immovable)
+    }
+
+    fn shared(&self, entry: u32) -> u64 {
+        self.base + CODE + u64::from(entry)
+    }
+
+    /// Leads to the shared code, with the function in `r11`.
+    fn leave(&self, listing: &mut Listing, label: u64, entry: u32) -> Built {
+        listing.label(label);
+        let function = HEADER + (size_of::<Header>() + self.index * size_of::<Function>()) as u64;
+        listing.address(Register::R11, function)?;
+        listing.branch(Op::Jmp_rel32_64, self.shared(entry))
+    }
+
+    /// Leads to [`label::MAYBE`] if the old block may be sampled.
+    fn filter(&self, listing: &mut Listing) -> Built {
+        let old = Self::argument(self.function.old_argument)?;
+        listing.registers(Op::Mov_r64_rm64, Register::RAX, old)?;
+        listing.registers(Op::Mov_r64_rm64, Register::R10, old)?;
+        listing.immediate(Op::Shr_rm64_imm8, Register::RAX, 4)?;
+        listing.immediate(Op::Shr_rm64_imm8, Register::R10, 22)?;
+        listing.registers(Op::Xor_r32_rm32, Register::EAX, Register::R10D)?;
+        listing.address(Register::R11, FILTER)?;
+        listing.immediate(Op::And_rm32_imm32, Register::EAX, (FILTER_BYTES - 1) as i32)?;
+        let byte = MemoryOperand::with_base_index(Register::R11, Register::RAX);
+        listing.add(Instruction::with2(Op::Cmp_rm8_imm8, byte, 0))?;
+        listing.branch(Op::Jne_rel32_64, label::MAYBE)
+    }
+
+    /// The size into `rax`.
+    fn size(&self, listing: &mut Listing) -> Built {
+        listing.registers(Op::Mov_r64_rm64, Register::RAX, Self::argument(self.function.size_argument)?)?;
+        if self.function.times_argument != NO_ARGUMENT {
+            listing.registers(Op::Imul_r64_rm64, Register::RAX, Self::argument(self.function.times_argument)?)?;
+            listing.branch(Op::Jo_rel32_64, label::REFUSED)?;
+        }
+        Ok(())
+    }
+
+    /// The thread's slot into `r10`.
+    fn slot(&self, listing: &mut Listing) -> Built {
+        let thread_pointer = MemoryOperand::new(Register::None, Register::None, 1, 0, 8, false, Register::FS);
+        listing.add(Instruction::with2(Op::Mov_r64_rm64, Register::RAX, thread_pointer))?;
+        listing.add(Instruction::with3(Op::Imul_r64_rm64_imm32, Register::R10, Register::RAX, HASH))?;
+        listing.address(Register::R11, SLOTS_OFFSET)?;
+        listing.immediate(Op::Shr_rm64_imm8, Register::R10, HASH_SHIFT as i32)?;
+        let mask = (SLOTS - 1) * size_of::<Slot>();
+        listing.immediate(Op::And_rm32_imm32, Register::R10D, mask as i32)?;
+        listing.registers(Op::Add_r64_rm64, Register::R10, Register::R11)?;
+        listing.add(Instruction::with2(Op::Cmp_rm64_r64, slot(0), Register::RAX))?;
+        listing.branch(Op::Jne_rel32_64, label::CLAIM)
+    }
+
+    /// Counts `rax` bytes, and goes on in the original unless there is more to do.
+    fn count(&self, listing: &mut Listing) -> Built {
+        use core::mem::offset_of;
+        let less_one = MemoryOperand::with_base_displ(Register::RAX, -1);
+        listing.add(Instruction::with2(Op::Lea_r64_m, Register::R11, less_one))?;
+        listing.immediate(Op::Cmp_rm64_imm32, Register::R11, (LARGE_BYTES - 2) as i32)?;
+        listing.branch(Op::Ja_rel32_64, label::ODD)?;
+        listing.add(Instruction::with1(Op::Inc_rm64, slot(offset_of!(Slot, calls))))?;
+        listing.add(Instruction::with2(Op::Add_rm64_r64, slot(offset_of!(Slot, bytes)), Register::RAX))?;
+        let countdown = slot(offset_of!(Slot, countdown));
+        listing.add(if self.criterion == CRITERION_BYTES {
+            Instruction::with2(Op::Sub_rm64_r64, countdown, Register::RAX)
+        } else {
+            Instruction::with2(Op::Sub_rm64_imm8, countdown, 1)
+        })?;
+        listing.branch(Op::Jle_rel32_64, label::ENDS)
+    }
+
+    /// The displaced instructions.
+    fn original(&self, listing: &mut Listing) {
+        let start = listing.instructions.len();
+        listing.instructions.extend_from_slice(self.original);
+        if let Some(first) = listing.instructions.get_mut(start) {
+            // Not a jump's target: the shared code finds it by its offset.
+            first.set_ip(label::ORIGINAL);
+        }
+        for instruction in listing.instructions.iter_mut().skip(start + 1) {
+            listing.next += 1;
+            instruction.set_ip(label::UNNAMED + listing.next);
+        }
+    }
+
+    /// Encodes the stub.
+    pub(crate) fn build(&self) -> Built<Stub> {
+        let mut listing = Listing { base: self.base, instructions: Vec::new(), next: 0, label: None };
+        let (has_old, allocates) =
+            (self.function.old_argument != NO_ARGUMENT, self.function.size_argument != NO_ARGUMENT);
+        if has_old {
+            self.filter(&mut listing)?;
+        }
+        if allocates {
+            self.slot(&mut listing)?;
+            listing.label(label::HAVE_SLOT);
+            self.size(&mut listing)?;
+            self.count(&mut listing)?;
+        }
+        let original = listing.instructions.len();
+        self.original(&mut listing);
+        if allocates {
+            listing.label(label::CLAIM);
+            listing.branch(Op::Call_rel32_64, self.shared(self.entries.claim))?;
+            listing.branch(Op::Jae_rel32_64, label::HAVE_SLOT)?;
+            self.size(&mut listing)?;
+            self.leave(&mut listing, label::ODD, self.entries.allocation)?;
+            self.leave(&mut listing, label::ENDS, self.entries.allocation_ends_countdown)?;
+            if self.function.times_argument != NO_ARGUMENT {
+                self.leave(&mut listing, label::REFUSED, self.entries.refused)?;
+            }
+        }
+        if has_old {
+            let entry = if allocates { self.entries.reallocation } else { self.entries.free };
+            self.leave(&mut listing, label::MAYBE, entry)?;
+        }
+        let at = self.base + STUBS + self.index as u64 * STUB_BYTES;
+        let block = InstructionBlock::new(&listing.instructions, at);
+        // All branches have 32-bit distances already, so that the offset of the original does not depend on them.
+        let options = BlockEncoderOptions::DONT_FIX_BRANCHES | BlockEncoderOptions::RETURN_NEW_INSTRUCTION_OFFSETS;
+        let encoded = BlockEncoder::encode(64, block, options).map_err(|_| Refusal::OutOfReach)?;
+        if encoded.code_buffer.len() as u64 > STUB_BYTES {
+            return Err(Refusal::TooLong);
+        }
+        let offsets = &encoded.new_instruction_offsets;
+        let displaced = offsets.iter().skip(original).take(self.displaced).copied().collect();
+        let original = offsets.get(original).copied().unwrap_or_default();
+        Ok(Stub { original, displaced, bytes: encoded.code_buffer })
+    }
+}

@@ -1,0 +1,208 @@
+//! What inline hooks of a file are made from: its allocation functions in whole, and the ways in which they reach each
+//! other.
+
+use std::collections::HashSet;
+
+use heapbpf_audit::Missing;
+use heapbpf_elf::Image;
+use sampler_ebpf::abi::{NO_ARGUMENT, SITE_FREES, SITE_THROWS, Site};
+
+use crate::allocators::LOADERS;
+use crate::call_graph::{CallGraph, Extent};
+use crate::elf::{Code, FileImage};
+use crate::error::AttachError;
+use crate::leaving::{Leaving, Reader};
+use crate::machine::Machine;
+use crate::plan::{Found, double_counts, once_per_address, why_nothing};
+use crate::reentrant::reentrant_code;
+use crate::table::Table;
+
+/// A function to hook inline.
+#[derive(Clone, Debug)]
+pub struct InlineFunction {
+    /// Its name in the plan.
+    pub name: String,
+    /// Its address in the file.
+    pub address: u64,
+    /// Its length, bytes.
+    pub length: u64,
+    /// Its number, what its arguments at entry mean, and its flags. There is no offset.
+    pub site: Site,
+    /// The function that does the same but returns NULL where this one throws: its index, and the number of the argument
+    /// that it has in addition, a reference.
+    pub twin: Option<(usize, Option<u8>)>,
+}
+
+/// A place in the file through which the allocator's code reaches one of the functions, unless another file defines the
+/// name first. So the slot in a process must be looked at.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct InlineSlot {
+    /// Address of the slot in the global offset table.
+    pub slot: u64,
+    /// Address of a stub that jumps through it; the slot's own if code uses the slot itself.
+    pub stub: u64,
+    /// Index of the function.
+    pub function: usize,
+}
+
+/// The functions of one file.
+#[derive(Clone, Debug)]
+pub struct InlineFile {
+    /// Name and version of the allocator.
+    pub allocator: String,
+    /// Ascending by address.
+    pub functions: Vec<InlineFunction>,
+    /// Address ranges of the hooked functions and their local helpers: calls from there are reentrant.
+    pub inner: Vec<[u64; 2]>,
+    /// How they may reach each other through the global offset table.
+    pub slots: Vec<InlineSlot>,
+    /// The file's code.
+    pub code: Vec<Code>,
+    /// What is not hooked, or may count twice, and why.
+    pub missing: Vec<Missing>,
+}
+
+/// Reads the file that was found at `path`, and finds what inline hooks need to know of it. x86-64 only.
+///
+/// # Errors
+/// [`AttachError`] if there is nothing to hook, or the file cannot be used.
+pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<InlineFile, AttachError> {
+    let image = FileImage::read_if(file, |name| table.knows(name))?.found_at(path);
+    if image.machine != Machine::X86_64 {
+        return Err(AttachError::ForeignMachine);
+    }
+    if image.soname.as_deref().is_some_and(|name| LOADERS.iter().any(|loader| name.starts_with(loader))) {
+        return Err(AttachError::Loader);
+    }
+    let defined = table.defined_in(&image);
+    let mut missing = Vec::new();
+    let mut covered = Vec::new();
+    let mut found = once_per_address(&image, table, &defined.functions, &mut missing, &mut covered);
+    if found.is_empty() {
+        return Err(why_nothing(&image, table, !defined.functions.is_empty(), missing.pop()));
+    }
+    let extents: Vec<Extent> = found.iter().map(|f| f.extent).collect();
+    let graph = CallGraph::new(&image, &extents);
+    let reader = Reader::new(&image, &graph, table);
+    let unread = |function: &Found<'_>| function.row.is_unread();
+    let mut reasons: Vec<Missing> = found
+        .iter()
+        .filter(|function| unread(function))
+        .filter_map(|function| Some(Missing::new(function.name(), unknown(&reader.of(function.extent))?)))
+        .collect();
+    if !reasons.is_empty() {
+        // A free that is not hooked would leave its blocks in use: all functions or none.
+        found.retain(|function| !unread(function));
+        missing.append(&mut reasons);
+    }
+    if found.is_empty() {
+        return Err(why_nothing(&image, table, !defined.functions.is_empty(), missing.pop()));
+    }
+    let extents: Vec<Extent> = found.iter().map(|f| f.extent).collect();
+    let graph = CallGraph::new(&image, &extents);
+    let reader = Reader::new(&image, &graph, table);
+    found.retain(|function| {
+        let why = function.row.is_unread().then(|| unknown(&reader.of(function.extent))).flatten();
+        missing.extend(why.map(|why| Missing::new(function.name(), why)));
+        why.is_none()
+    });
+    if found.is_empty() {
+        return Err(why_nothing(&image, table, !defined.functions.is_empty(), missing.pop()));
+    }
+    let extents: Vec<Extent> = found.iter().map(|f| f.extent).collect();
+    let reentrant = reentrant_code(&graph, &extents, &|name| table.shape_of(name).is_some());
+    if reentrant.calls_out {
+        let why = "it calls the allocator of another file, whose calls would count too";
+        let what = reentrant.passes_on_to.unwrap_or_else(|| "another file".to_owned());
+        return Err(AttachError::Unhookable {
+            what: format!("the allocator, which gets memory from {what}"),
+            why: why.into(),
+        });
+    }
+    missing.extend(double_counts(&image, &reentrant));
+    let functions: Vec<InlineFunction> = found.iter().map(|function| described(function, &found)).collect();
+    let address = |offset: u64| image.address(offset);
+    let used = reentrant.ranges.ranges.iter().take(reentrant.ranges.count as usize);
+    let inner = used.filter_map(|[s, e]| Some([address(*s)?, address(*s)?.checked_add(e.checked_sub(*s)?)?])).collect();
+    let slots = slots(&graph, &functions);
+    Ok(InlineFile {
+        allocator: defined.allocators.join(", "),
+        functions,
+        inner,
+        slots,
+        code: image.code().to_vec(),
+        missing,
+    })
+}
+
+/// Why a function of an unknown allocator is not hooked, if its code does not tell enough.
+fn unknown(leaving: &Leaving) -> Option<&'static str> {
+    if leaving.throws {
+        return Some("it may throw an exception, which does not get past an awaited call");
+    }
+    if leaving.switches || leaving.allocates_elsewhere {
+        return Some("it may call another allocator, whose calls would count too");
+    }
+    // A compiler that sees both may keep a caller's values in registers that such a function leaves alone. No function
+    // may rely on that if code of another file is called.
+    (!leaving.calls_out).then_some("it calls nothing, so its callers may rely on registers that a hook changes")
+}
+
+fn described(function: &Found<'_>, all: &[Found<'_>]) -> InlineFunction {
+    let row = function.row;
+    let arguments = row.shape.arguments;
+    let frees = row.flags & SITE_FREES != 0;
+    let twin = function.names.iter().filter_map(|name| twin_of(name)).find_map(|(name, reference)| {
+        let at = all.iter().position(|f| f.names.contains(&name) && f.row.flags & SITE_THROWS == 0)?;
+        Some((at, reference))
+    });
+    InlineFunction {
+        name: function.name().to_owned(),
+        address: function.extent.start,
+        length: function.extent.end - function.extent.start,
+        site: Site {
+            function: function.number,
+            size_argument: if frees { NO_ARGUMENT } else { arguments.size },
+            times_argument: if frees { NO_ARGUMENT } else { arguments.times },
+            old_argument: arguments.old,
+            out_argument: arguments.out,
+            flags: row.flags,
+            ..Site::default()
+        },
+        twin: twin.filter(|_| row.flags & SITE_THROWS != 0),
+    }
+}
+
+/// The symbol of the function that returns NULL where the one with this symbol throws.
+fn twin_of(symbol: &str) -> Option<(&'static str, Option<u8>)> {
+    Some(match symbol.split('@').next().unwrap_or(symbol) {
+        "_Znwm" => ("_ZnwmRKSt9nothrow_t", Some(1)),
+        "_Znam" => ("_ZnamRKSt9nothrow_t", Some(1)),
+        "_ZnwmSt11align_val_t" => ("_ZnwmSt11align_val_tRKSt9nothrow_t", Some(2)),
+        "_ZnamSt11align_val_t" => ("_ZnamSt11align_val_tRKSt9nothrow_t", Some(2)),
+        "mi_new" => ("mi_new_nothrow", None),
+        "mi_new_aligned" => ("mi_new_aligned_nothrow", None),
+        _ => return None,
+    })
+}
+
+fn slots(graph: &CallGraph<'_>, functions: &[InlineFunction]) -> Vec<InlineSlot> {
+    let mut found = HashSet::new();
+    for (from, slot, is_call) in graph.through_slots() {
+        let resolved = graph.resolve(slot);
+        let Some(function) = functions.iter().position(|f| f.address == resolved) else { continue };
+        found.insert(InlineSlot { slot, stub: slot, function });
+        if !is_call {
+            for stub in graph.stub_starts(from) {
+                found.insert(InlineSlot { slot, stub, function });
+            }
+        }
+    }
+    let mut found: Vec<InlineSlot> = found.into_iter().collect();
+    found.sort_unstable();
+    found
+}
+
+#[cfg(test)]
+#[path = "inline_tests.rs"]
+mod tests;

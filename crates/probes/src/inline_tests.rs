@@ -1,0 +1,97 @@
+//! What inline hooks are told of Debian 12's libraries.
+
+use super::*;
+use heapbpf_testing::skipped;
+
+fn functions(path: &str) -> Option<InlineFile> {
+    let Ok(file) = std::fs::File::open(path) else {
+        skipped(format_args!("{path} is not there"));
+        return None;
+    };
+    Some(inline_functions(&file, path, &Table::default()).unwrap())
+}
+
+fn index(file: &InlineFile, name: &str) -> usize {
+    file.functions.iter().position(|f| f.name == name).unwrap_or_else(|| panic!("{name}"))
+}
+
+#[test]
+fn glibc_s_reallocarray_reaches_realloc_through_the_linkage_table() {
+    let Some(file) = functions("/lib/x86_64-linux-gnu/libc.so.6") else { return };
+    let realloc = index(&file, "realloc");
+    assert!(file.slots.iter().any(|s| s.function == realloc && s.stub != s.slot));
+    let site = file.functions[index(&file, "reallocarray")].site;
+    assert_eq!((site.size_argument, site.times_argument, site.old_argument), (2, 1, 0), "as at the entry");
+    assert!(file.functions.iter().all(|f| f.twin.is_none() && f.length > 0));
+    assert!(!file.inner.is_empty() && file.missing.is_empty(), "{:?}", file.missing);
+    let names =
+        ["malloc", "calloc", "realloc", "reallocarray", "memalign", "posix_memalign", "valloc", "pvalloc", "free"];
+    assert_eq!(file.functions.len(), names.len(), "aligned_alloc is memalign, cfree is free");
+    names.into_iter().for_each(|name| _ = index(&file, name));
+}
+
+#[test]
+fn operators_have_twins_that_do_not_throw() {
+    for path in ["/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4"] {
+        let Some(file) = functions(path) else { continue };
+        for function in file.functions.iter().filter(|f| f.site.flags & SITE_THROWS != 0) {
+            let (twin, reference) = function.twin.unwrap_or_else(|| panic!("{path}: {}", function.name));
+            let expected = if function.name.contains("align") { 2 } else { 1 };
+            assert_eq!(reference, Some(expected), "{path}: {}", function.name);
+            assert_eq!(file.functions[twin].site.flags & SITE_THROWS, 0);
+            assert!(file.functions[twin].name.contains("nothrow"), "{path}: {}", file.functions[twin].name);
+        }
+    }
+}
+
+#[test]
+fn what_is_no_allocator_is_refused() {
+    let refused = |bytes: &[u8]| inline_functions(&bytes, "file", &Table::default()).unwrap_err();
+    assert!(matches!(refused(b"#!/bin/sh"), AttachError::NotElf));
+}
+
+/// A custom allocator is hooked if its code tells that it calls no other one.
+#[test]
+fn custom_functions_are_hooked_if_their_code_tells_enough() {
+    let folder = tempfile::tempdir().unwrap();
+    let (code, library) = (folder.path().join("arena.c"), folder.path().join("libarena.so"));
+    std::fs::write(
+        &code,
+        "#include <stdlib.h>
+         #include <sys/mman.h>
+         static char *next, *end;
+         void *arena_map(size_t n) {
+             if (next + n > end) { next = mmap(0, 1 << 20, 3, 34, -1, 0); end = next + (1 << 20); }
+             next += n;
+             return next - n;
+         }
+         void arena_unmap(void *p) { if (munmap(p, 1)) next = 0; }
+         void *arena_bump(size_t n) { next += n; return next - n; }
+         void *arena_malloc(size_t n) { return (char *)malloc(n + 16) + 16; }
+         void *arena_back(size_t n, void *(*f)(size_t)) { return (char *)f(n) + 1; }",
+    )
+    .unwrap();
+    let built =
+        std::process::Command::new("cc").args(["-O2", "-shared", "-fPIC", "-o"]).args([&library, &code]).status();
+    if !built.is_ok_and(|status| status.success()) {
+        skipped("there is no C compiler");
+        return;
+    }
+    let functions = |custom: &str| {
+        let table = Table::new(&[custom.parse().unwrap()]);
+        inline_functions(&std::fs::File::open(&library).unwrap(), library.to_str().unwrap(), &table)
+    };
+    let found = functions("libarena.so:arena_map(size=arg0)->ret,free=arena_unmap(arg0)").unwrap();
+    let hooked: Vec<&str> = found.functions.iter().map(|f| f.name.as_str()).collect();
+    assert_eq!((hooked, found.missing.len()), (vec!["arena_map", "arena_unmap"], 0));
+    for (function, expected) in [
+        ("arena_bump", "it calls nothing"),
+        ("arena_malloc", "it may call another allocator"),
+        ("arena_back", "it may call another allocator"),
+    ] {
+        // One of them, and none is hooked.
+        let custom = format!("libarena.so:arena_map(size=arg0)->ret,{function}(size=arg0)->ret");
+        let Err(AttachError::Unhookable { what, why }) = functions(&custom) else { panic!("{function} is hooked") };
+        assert_eq!((what.as_str(), why.starts_with(expected)), (function, true), "{why}");
+    }
+}

@@ -1,0 +1,128 @@
+//! Why a process is not touched, and what may go wrong once it is.
+
+use std::io;
+use std::time::Duration;
+
+/// Why a process is left alone. Nothing was done to it.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// Remote system calls are written for x86-64 alone.
+    #[error("this machine is not supported: code is mapped into running processes on x86-64 Linux only")]
+    Machine,
+    /// No process has this id.
+    #[error("there is no process {0}")]
+    NoProcess(u32),
+    /// The id is a thread's.
+    #[error("{thread} is a thread of process {process}")]
+    Thread {
+        /// The id that was given.
+        thread: u32,
+        /// The process it belongs to.
+        process: u32,
+    },
+    /// The process is the calling one.
+    #[error("a process cannot stop itself")]
+    Own,
+    /// A kernel thread has no memory of its own.
+    #[error("it is a kernel thread")]
+    KernelThread,
+    /// The process has ended, and its parent has not looked yet.
+    #[error("it has ended")]
+    Ended,
+    /// The main thread has ended while others run: `/proc` shows nothing of such a process.
+    #[error("its main thread has ended while others run, so that its memory cannot be looked at")]
+    MainThreadEnded,
+    /// A debugger, or another tool of its kind.
+    #[error("process {0} traces it (a debugger, or strace)")]
+    Traced(u32),
+    /// Stopped by a signal, such as Ctrl-Z.
+    #[error("it is stopped by a signal (SIGSTOP or Ctrl-Z), and stays so until it is continued")]
+    JobControl,
+    /// Not 64-bit code.
+    #[error("it is not a 64-bit program of this machine")]
+    NotNative,
+    /// Strict mode allows four system calls.
+    #[error("a thread of it runs under strict seccomp, which allows no other system calls than read and write")]
+    StrictSeccomp,
+    /// Return addresses are checked by the processor.
+    #[error("it runs with shadow stacks")]
+    ShadowStack,
+    /// Another process runs in the same memory, whose threads would not be stopped.
+    #[error("process {0} runs in the same memory (vfork, or clone with CLONE_VM)")]
+    SharedMemory(u32),
+    /// No code in it from which a system call can be made and a signal frame left.
+    #[error("no code in it makes a system call and returns, or returns from a signal (is its C library unusual?)")]
+    NoSystemCall,
+    /// Looking at it failed.
+    #[error("{what} cannot be read: {source}; run as root, or with CAP_SYS_PTRACE")]
+    Look {
+        /// What was to be read.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+/// Why another attempt may succeed. The process was let go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Busy {
+    /// A thread did not stop in time: it waits for a disk, or (vfork) for a child, or no CPU was free.
+    #[error("a thread did not stop in time")]
+    Slow,
+    /// The steps took longer than the limit, so that not all were done. What was done is harmless, and may still be there.
+    #[error("the time limit was over before everything was done")]
+    Late,
+    /// The process was stopped by job control meanwhile.
+    #[error("it was stopped by a signal meanwhile")]
+    JobControl,
+    /// Memory is not as it was when the plan was made, or the process runs another program now.
+    #[error("its memory is not as it was when the plan was made")]
+    Changed,
+    /// A thread is in the middle of an instruction that is to be replaced.
+    #[error("a thread is at an address that the plan does not know")]
+    Position,
+    /// No thread has memory for a signal frame below its stack pointer, or all are in system calls that bear no other.
+    #[error("no thread of it can make a system call for us")]
+    NoThread,
+}
+
+/// Why a process was stopped in vain.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// It was not stopped.
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    /// Another attempt may succeed.
+    #[error("{why} (stopped for {} µs)", stopped.as_micros())]
+    Busy {
+        /// Why.
+        why: Busy,
+        /// How long it was stopped.
+        stopped: Duration,
+    },
+    /// The kernel refused a system call of the target. What had been done was undone.
+    #[error("the kernel refused {call} in the process: {source}")]
+    Call {
+        /// Name of the system call.
+        call: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// It ended meanwhile.
+    #[error("it ended meanwhile")]
+    Ended,
+    /// A ptrace request failed in a way that the kernel does not document.
+    #[error("{what} failed: {source}")]
+    Trace {
+        /// What was tried.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The kernel does not come back from a request concerning it (its memory may be handled by another process).
+    #[error("the kernel did not come back from it within {} s; it is left to itself", .0.as_secs())]
+    Stuck(Duration),
+    /// What was found cannot be taken out: it is not laid out as its name says. Nothing was done.
+    #[error("what is mapped at {0:#x} is not laid out as its name says; it stays")]
+    Damaged(u64),
+}

@@ -1,0 +1,27 @@
+//! What goes wrong while a process is stopped.
+
+use std::io;
+use std::time::Duration;
+
+use crate::error::{Busy, Error};
+
+/// An [`Error`] before it is known how long the process was stopped.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    Busy(Busy),
+    Call(&'static str, io::Error),
+    Ended,
+    Trace(&'static str, io::Error),
+}
+
+impl Failure {
+    /// With the time that the process was stopped.
+    pub(crate) fn stopped(self, stopped: Duration) -> Error {
+        match self {
+            Self::Busy(why) => Error::Busy { why, stopped },
+            Self::Call(call, source) => Error::Call { call, source },
+            Self::Ended => Error::Ended,
+            Self::Trace(what, source) => Error::Trace { what, source },
+        }
+    }
+}

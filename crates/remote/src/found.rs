@@ -1,0 +1,206 @@
+//! Finds in `/proc/PID/maps` what an earlier run left in a process, at whatever step it ended. Pure.
+
+use std::ops::Range;
+
+use crate::maps::{Mapping, Maps, PAGE_BYTES};
+use crate::plan::{Kept, MAX_BYTES, NAME_PREFIX};
+
+/// Most blobs of one process that are looked at.
+const MAX_FOUND: usize = 64;
+
+/// A blob that is mapped into a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// Name that its plan gave it.
+    pub name: String,
+    /// Its addresses, spare places included.
+    pub range: Range<u64>,
+    /// Device of its memfd, as in the maps file.
+    pub device: String,
+    /// Inode of its memfd.
+    pub inode: u64,
+    /// Addresses of its text, if that is mapped: everything before it is in place.
+    pub text: Option<Range<u64>>,
+    /// Replaced pages, and where the original ones are kept.
+    pub(crate) pages: Vec<Kept>,
+    /// Whether it is laid out as its name says, so that it can be taken out.
+    pub(crate) is_sound: bool,
+    /// Whether anything is mapped; else only a descriptor of the memfd is open.
+    pub(crate) is_mapped: bool,
+}
+
+impl Found {
+    /// Whether jumps lead into it. If not, it is inert.
+    #[must_use]
+    pub fn is_hooked(&self) -> bool {
+        !self.pages.is_empty()
+    }
+
+    /// Addresses of the pages that it replaces.
+    pub fn replaced(&self) -> impl Iterator<Item = Range<u64>> {
+        self.pages.iter().map(|kept| kept.start..kept.start + kept.bytes)
+    }
+}
+
+/// Our memfd's name, where it was to be mapped, and how long it is: `/memfd:heapbpf-inline-7f0000000000-6000 (deleted)`.
+pub(crate) fn parse_name(path: &str) -> Option<(String, Range<u64>)> {
+    let name = path.strip_prefix("/memfd:")?.trim_end_matches(" (deleted)");
+    let mut fields = name.rsplitn(3, '-');
+    let bytes = u64::from_str_radix(fields.next()?, 16).ok()?;
+    let base = u64::from_str_radix(fields.next()?, 16).ok()?;
+    let name = fields.next().filter(|name| name.starts_with(NAME_PREFIX))?;
+    let is_whole = bytes.is_multiple_of(PAGE_BYTES) && base.is_multiple_of(PAGE_BYTES);
+    (is_whole && base != 0 && bytes != 0 && bytes <= MAX_BYTES)
+        .then_some(())
+        .and_then(|()| Some((name.to_owned(), base..base.checked_add(bytes)?)))
+}
+
+/// Adds blobs of which no more than descriptors of their memfds, with these links, are there.
+pub(crate) fn add_unmapped(all: &mut Vec<Found>, links: impl Iterator<Item = String>) {
+    for (name, range) in links.filter_map(|link| parse_name(&link)) {
+        if all.len() < MAX_FOUND && all.iter().all(|found| found.range != range || found.name != name) {
+            let (device, inode, text, pages) = (String::new(), 0, None, Vec::new());
+            all.push(Found { name, range, device, inode, text, pages, is_sound: true, is_mapped: false });
+        }
+    }
+}
+
+/// All blobs of a process. Anything may have made such mappings, so what does not fit together is marked.
+pub(crate) fn find(maps: &Maps) -> Vec<Found> {
+    let mut all: Vec<Found> = Vec::new();
+    for mapping in maps.as_slice() {
+        let Some((name, range)) = parse_name(&mapping.name) else { continue };
+        let known = |found: &Found| found.inode == mapping.inode && found.range == range;
+        let place = all.iter().position(known).unwrap_or(all.len());
+        if place == MAX_FOUND {
+            continue;
+        }
+        if place == all.len() {
+            let (device, inode) = (mapping.device.clone(), mapping.inode);
+            all.push(Found {
+                name,
+                range,
+                device,
+                inode,
+                text: None,
+                pages: Vec::new(),
+                is_sound: true,
+                is_mapped: true,
+            });
+        }
+        let found = &mut all[place];
+        add(found, mapping, maps);
+    }
+    all
+}
+
+fn add(found: &mut Found, mapping: &Mapping, maps: &Maps) {
+    let Range { start, end } = mapping.range;
+    let at = found.range.start.checked_add(mapping.offset);
+    if found.range.contains(&start) {
+        found.is_sound &= end <= found.range.end && at == Some(start);
+        if mapping.is_executable {
+            found.text = Some(mapping.range.clone());
+        }
+        return;
+    }
+    let bytes = end - start;
+    let kept = at.map(|spare| Kept { start, spare, bytes }).filter(|kept| {
+        let is_inside = kept.spare.checked_add(bytes).is_some_and(|end| end <= found.range.end);
+        is_inside && is_text_of_a_file(maps, kept)
+    });
+    found.is_sound &= kept.is_some();
+    found.pages.extend(kept);
+}
+
+/// Whether one mapping of another file holds all the pages that were kept.
+fn is_text_of_a_file(maps: &Maps, kept: &Kept) -> bool {
+    maps.at(kept.spare).is_some_and(|mapping| {
+        let is_text = mapping.is_executable && !mapping.is_writable && !mapping.is_shared && mapping.inode != 0;
+        is_text && mapping.covers(&(kept.spare..kept.spare + kept.bytes)) && parse_name(&mapping.name).is_none()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NAME: &str = "/memfd:heapbpf-inline-7e0000000000-6000 (deleted)";
+
+    fn found(lines: &[&str]) -> Vec<Found> {
+        find(&Maps::parse(&lines.join("\n").replace("NAME", NAME), 0))
+    }
+
+    #[test]
+    fn names_say_where_a_blob_is() {
+        let range = 0x7e00_0000_0000..0x7e00_0000_6000;
+        assert_eq!(parse_name(NAME), Some(("heapbpf-inline".into(), range)));
+        for bad in [
+            "heapbpf-a-1000-1000",
+            "/memfd:other-1000-1000",
+            "/memfd:heapbpf--1000",
+            "/memfd:heapbpf-a-1001-1000",
+            "/memfd:heapbpf-a-0-1000",
+            "/memfd:heapbpf-a-1000-0",
+            "/memfd:heapbpf-a-1000-40001000",
+            "/memfd:heapbpf-a-fffffffffffff000-2000",
+            "/memfd:heapbpf-a-10000000000000000-2000",
+        ] {
+            assert_eq!(parse_name(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn a_hooked_process_is_recognised() {
+        let all = found(&[
+            "7e0000000000-7e0000001000 r-xp 00000000 00:01 5 NAME",
+            "7e0000001000-7e0000002000 rw-p 00000000 00:00 0",
+            "7e0000002000-7e0000004000 ---p 00002000 00:01 5 NAME",
+            "7e0000004000-7e0000006000 r-xp 00028000 fe:00 9 /lib/libc.so.6",
+            "7f0000000000-7f0000001000 r-xp 00005000 00:01 5 NAME",
+        ]);
+        assert_eq!(all.len(), 1);
+        let kept = Kept { start: 0x7f00_0000_0000, spare: 0x7e00_0000_5000, bytes: 0x1000 };
+        assert_eq!((all[0].pages.as_slice(), all[0].is_sound, all[0].is_hooked()), (&[kept][..], true, true));
+        assert_eq!(all[0].text, Some(0x7e00_0000_0000..0x7e00_0000_1000));
+        assert!(all[0].replaced().eq(std::iter::once(0x7f00_0000_0000..0x7f00_0000_1000)));
+    }
+
+    #[test]
+    fn what_a_killed_injector_left_is_inert() {
+        let all = found(&["7e0000000000-7e0000006000 ---p 00000000 00:01 5 NAME"]);
+        assert!(all.len() == 1 && all[0].is_sound && !all[0].is_hooked() && all[0].text.is_none());
+    }
+
+    #[test]
+    fn a_descriptor_alone_is_found_once() {
+        let mut all = found(&["7e0000000000-7e0000006000 ---p 00000000 00:01 5 NAME"]);
+        let links = [NAME, "/dev/null", "/memfd:heapbpf-inline-7d0000000000-6000 (deleted)", NAME].map(str::to_owned);
+        add_unmapped(&mut all, links.iter().cloned());
+        add_unmapped(&mut all, links.into_iter());
+        let seen: Vec<_> = all.iter().map(|found| (found.range.start, found.is_mapped)).collect();
+        assert_eq!(seen, [(0x7e00_0000_0000, true), (0x7d00_0000_0000, false)]);
+    }
+
+    #[test]
+    fn mappings_that_only_pretend_are_marked() {
+        for lines in [
+            // A spare place that holds no text of a file.
+            [
+                "7e0000000000-7e0000006000 ---p 00000000 00:01 5 NAME",
+                "7f0000000000-7f0000001000 r-xp 00005000 00:01 5 NAME",
+            ],
+            // Not where its name says.
+            ["7e0000000000-7e0000006000 ---p 00001000 00:01 5 NAME", ""],
+            ["7e0000000000-7e0000007000 ---p 00000000 00:01 5 NAME", ""],
+            // An offset beyond the end.
+            [
+                "7e0000000000-7e0000006000 r-xp 00000000 fe:00 5 /a",
+                "7f0000000000-7f0000001000 r-xp ffffffffffffe000 00:01 5 NAME",
+            ],
+        ] {
+            assert!(found(&lines).iter().all(|found| !found.is_sound), "{lines:?}");
+        }
+        assert_eq!(found(&["7f0000000000-7f0000001000 r-xp 00005000 00:01 5 /memfd:mine"]), []);
+    }
+}

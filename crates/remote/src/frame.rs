@@ -1,0 +1,208 @@
+//! The signal frame under which a thread makes our system calls. Pure.
+//!
+//! Should the injector die at any moment, the thread finishes the call, returns into the C library's restorer, and
+//! rt_sigreturn(2) gives it back the registers, the signal mask and the vector state that it had.
+
+use std::arch::x86_64::__cpuid_count;
+
+use crate::code::Gadgets;
+use crate::sys::Registers;
+
+/// Code segment of 64-bit programs.
+pub(crate) const CODE_SEGMENT: u64 = 0x33;
+/// The word behind rip and eflags in a signal frame: cs, gs, fs, ss of a 64-bit program.
+pub(crate) const SEGMENTS: u64 = 0x002b_0000_0000_0033;
+/// Bytes below the stack pointer that belong to the running function.
+const RED_ZONE: u64 = 128;
+/// Room for a string above the frame, bytes.
+pub(crate) const SCRATCH_BYTES: u64 = 256;
+/// Bytes of `struct rt_sigframe`: return address, ucontext, siginfo.
+const FRAME_BYTES: u64 = 440;
+/// Offset of rip in it.
+const RIP: u64 = 176;
+/// UC_FP_XSTATE, UC_SIGCONTEXT_SS, UC_STRICT_RESTORE_SS.
+const CONTEXT_FLAGS: u64 = 7;
+/// Not a valid value on purpose: rt_sigreturn then leaves the alternate stack as it is.
+const NO_ALTERNATE_STACK: u64 = 0x7f;
+/// Interrupt flags that a frame must not set: trap and direction.
+const TRAP_AND_DIRECTION: u64 = 0x500;
+
+/// `FP_XSTATE_MAGIC1` and `FP_XSTATE_MAGIC2`.
+const MAGIC: [u32; 2] = [0x4650_5853, 0x4650_5845];
+/// Where XSAVE's legacy area has bytes for software: the kernel's description of what follows.
+const SOFTWARE_BYTES: usize = 464;
+/// Legacy area and header of XSAVE, bytes.
+const MINIMUM_STATE: usize = 576;
+/// Where the header says which features are not in their initial state.
+const IN_USE: usize = 512;
+/// Tile configuration and data, which a process has only if it asked.
+const TILES: u64 = 3 << 17;
+
+/// A frame, and where it goes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Frame {
+    /// Its address, which is the stack pointer for a call.
+    pub(crate) address: u64,
+    /// What goes there, up to the red zone.
+    pub(crate) bytes: Vec<u8>,
+    /// Address of [`SCRATCH_BYTES`] free bytes in it.
+    pub(crate) scratch: u64,
+}
+
+impl Frame {
+    /// A frame below the stack of a thread, from which it goes on with `registers` and this mask of signals. `state` is what
+    /// ptrace tells of its vector registers. `None` if that makes no sense.
+    pub(crate) fn new(registers: &Registers, mask: u64, state: &[u8], gadgets: &Gadgets) -> Option<Self> {
+        let state = signal_form(state, |feature| {
+            let leaf = __cpuid_count(0xd, feature);
+            (leaf.ebx as usize, leaf.eax as usize)
+        })?;
+        let end = registers.rsp.checked_sub(RED_ZONE)?;
+        let scratch = end.checked_sub(SCRATCH_BYTES)?;
+        let state_at = scratch.checked_sub(state.len() as u64)? & !63;
+        let address = state_at.checked_sub(FRAME_BYTES + 16)? & !15;
+        let mut bytes = vec![0; (end - address) as usize];
+        let context = words(registers, mask, state_at, gadgets.restorer);
+        for (place, word) in bytes.chunks_exact_mut(8).zip(context) {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        let at = (state_at - address) as usize;
+        bytes.get_mut(at..at + state.len())?.copy_from_slice(&state);
+        Some(Self { address, bytes, scratch })
+    }
+
+    /// Where the frame has the address at which the thread goes on.
+    pub(crate) fn resume_address_at(&self) -> u64 {
+        self.address + RIP
+    }
+
+    /// Registers with which the thread leaves the frame at once.
+    pub(crate) fn leaving(&self, registers: &Registers, gadgets: &Gadgets) -> Registers {
+        // As if the call's `ret` had been done.
+        Registers { rip: gadgets.restorer, rsp: self.address + 8, ..self.neutral(registers) }
+    }
+
+    /// Registers with which the thread makes a call and leaves the frame.
+    pub(crate) fn calling(
+        &self,
+        registers: &Registers,
+        gadgets: &Gadgets,
+        number: u64,
+        arguments: [u64; 6],
+    ) -> Registers {
+        let [rdi, rsi, rdx, r10, r8, r9] = arguments;
+        let (rip, rsp, rax) = (gadgets.system_call, self.address, number);
+        Registers { rip, rsp, rax, rdi, rsi, rdx, r10, r8, r9, ..self.neutral(registers) }
+    }
+
+    /// Registers that make the kernel restart nothing.
+    fn neutral(&self, registers: &Registers) -> Registers {
+        Registers { orig_rax: u64::MAX, eflags: registers.eflags & !TRAP_AND_DIRECTION, ..*registers }
+    }
+}
+
+/// `struct rt_sigframe` up to the signal mask, in words.
+fn words(registers: &Registers, mask: u64, state_at: u64, restorer: u64) -> [u64; 39] {
+    let r = registers;
+    let mut words = [0; 39];
+    words[0] = restorer;
+    words[1] = CONTEXT_FLAGS;
+    words[4] = NO_ALTERNATE_STACK;
+    let general = [
+        r.r8, r.r9, r.r10, r.r11, r.r12, r.r13, r.r14, r.r15, r.rdi, r.rsi, r.rbp, r.rbx, r.rdx, r.rax, r.rcx, r.rsp,
+        r.rip, r.eflags,
+    ];
+    words[6..24].copy_from_slice(&general);
+    words[24] = (r.cs & 0xffff) | (r.ss & 0xffff) << 48;
+    words[29] = state_at;
+    words[38] = mask;
+    words
+}
+
+/// The vector state as rt_sigreturn(2) wants it: ptrace's may be longer than what the process may have. `layout` says where
+/// XSAVE keeps a feature, and its length.
+fn signal_form(state: &[u8], layout: impl Fn(u32) -> (usize, usize)) -> Option<Vec<u8>> {
+    let word = |at: usize| Some(u64::from_le_bytes(state.get(at..at + 8)?.try_into().ok()?));
+    let mut features = word(SOFTWARE_BYTES)?;
+    if word(IN_USE)? & TILES == 0 {
+        features &= !TILES;
+    }
+    let bytes = (2..63)
+        .filter(|feature| features & 1 << feature != 0)
+        .map(layout)
+        .map(|(offset, bytes)| offset.saturating_add(bytes))
+        .fold(MINIMUM_STATE, usize::max);
+    let mut form = state.get(..bytes)?.to_vec();
+    let length = u32::try_from(bytes).ok()?;
+    let mut description = Vec::with_capacity(48);
+    description.extend(MAGIC[0].to_le_bytes());
+    description.extend((length + 4).to_le_bytes());
+    description.extend(features.to_le_bytes());
+    description.extend(length.to_le_bytes());
+    description.resize(48, 0);
+    form[SOFTWARE_BYTES..MINIMUM_STATE - 64].copy_from_slice(&description);
+    form.extend(MAGIC[1].to_le_bytes());
+    Some(form)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::code::RESTORERS;
+
+    const GADGETS: Gadgets = Gadgets { system_call: 0x1111, restorer: 0x2222, restorer_code: RESTORERS[0] };
+
+    fn registers() -> Registers {
+        // SAFETY: a struct of integers.
+        let mut registers: Registers = unsafe { std::mem::zeroed() };
+        (registers.rsp, registers.rip, registers.cs, registers.ss) = (0x7000_0000, 0x4444, CODE_SEGMENT, 0x2b);
+        (registers.orig_rax, registers.eflags) = (7, 0x746);
+        registers
+    }
+
+    fn state(features: u64, in_use: u64, bytes: usize) -> Vec<u8> {
+        let mut state = vec![0xaa; bytes];
+        state[SOFTWARE_BYTES..SOFTWARE_BYTES + 8].copy_from_slice(&features.to_le_bytes());
+        state[IN_USE..IN_USE + 8].copy_from_slice(&in_use.to_le_bytes());
+        state
+    }
+
+    #[test]
+    fn the_frame_lies_below_the_red_zone_and_holds_the_state() {
+        let frame = Frame::new(&registers(), 0x55, &state(3, 3, 4096), &GADGETS).expect("it can be made");
+        let word = |at: u64| u64::from_le_bytes(frame.bytes[at as usize..][..8].try_into().expect("eight bytes"));
+        assert_eq!(frame.address + frame.bytes.len() as u64, 0x7000_0000 - RED_ZONE);
+        assert_eq!((frame.address % 16, word(0), word(RIP), word(304)), (0, 0x2222, 0x4444, 0x55));
+        assert_eq!(word(RIP + 16), SEGMENTS);
+        let fp = word(232);
+        assert_eq!((fp % 64, word(fp - frame.address + SOFTWARE_BYTES as u64) as u32), (0, MAGIC[0]));
+        assert!(
+            frame.scratch >= fp + MINIMUM_STATE as u64 + 4 && frame.scratch + SCRATCH_BYTES == 0x7000_0000 - RED_ZONE
+        );
+        assert_eq!(Frame::new(&Registers { rsp: 600, ..registers() }, 0, &state(3, 3, 4096), &GADGETS), None);
+    }
+
+    #[test]
+    fn a_call_restarts_nothing_and_does_not_trap() {
+        let frame = Frame::new(&registers(), 0, &state(3, 3, 4096), &GADGETS).expect("it can be made");
+        let calling = frame.calling(&registers(), &GADGETS, 9, [1, 2, 3, 4, 5, 6]);
+        assert_eq!((calling.rip, calling.rsp, calling.rax), (0x1111, frame.address, 9));
+        assert_eq!((calling.rdi, calling.rsi, calling.rdx, calling.r10, calling.r8, calling.r9), (1, 2, 3, 4, 5, 6));
+        assert_eq!((calling.orig_rax, calling.eflags), (u64::MAX, 0x246));
+        let leaving = frame.leaving(&registers(), &GADGETS);
+        assert_eq!((leaving.rip, leaving.rsp, leaving.orig_rax), (0x2222, frame.address + 8, u64::MAX));
+    }
+
+    #[test]
+    fn only_the_features_that_the_process_may_have_are_in_the_frame() {
+        let layout = |feature| if feature == 18 { (2816, 8192) } else { (576 + 100 * feature as usize, 100) };
+        let form = |in_use| signal_form(&state(TILES | 7, in_use, 11008), layout).expect("it makes sense");
+        assert_eq!(form(7).len(), 576 + 300 + 4);
+        assert_eq!(form(7)[SOFTWARE_BYTES + 8], 7);
+        assert_eq!(form(TILES).len(), 2816 + 8192 + 4);
+        assert_eq!(form(7)[880 - 4..], MAGIC[1].to_le_bytes());
+        // Shorter than it says.
+        assert_eq!(signal_form(&state(TILES, TILES, 4096), layout), None);
+        assert_eq!(signal_form(&[0; 100], layout), None);
+    }
+}

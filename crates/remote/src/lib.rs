@@ -1,0 +1,63 @@
+//! Stops a running process for about a millisecond, maps code and data into it, replaces pages of its text, and takes all
+//! of it out again.
+//!
+//! Everything is read and decided before the stop: [`Target::look`] looks at the process and says why it must be left
+//! alone; a [`Plan`] is made from its mappings. [`Target::hook`] then stops it and carries the plan out, step by step, each
+//! with an undo. [`Target::found`] recognises in any process what an earlier run did, also one that was killed in the
+//! middle, and [`Target::take_out`] takes it out.
+//!
+//! ```no_run
+//! use heapbpf_remote::{STOP_LIMIT, TakeOut, Target};
+//!
+//! let target = Target::look(4711)?;
+//! for found in target.found() {
+//!     let stopped = target.take_out(&found, TakeOut::All, STOP_LIMIT)?;
+//!     println!("{} is out, after a stop of {:?}", found.name, stopped.time);
+//! }
+//! # Ok::<(), heapbpf_remote::Error>(())
+//! ```
+
+#![cfg(target_os = "linux")]
+#![cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "used where processes can be stopped"))]
+
+mod error;
+mod found;
+mod maps;
+mod outcome;
+mod plan;
+mod status;
+
+#[cfg(target_arch = "x86_64")]
+mod code;
+#[cfg(target_arch = "x86_64")]
+mod failure;
+#[cfg(target_arch = "x86_64")]
+mod frame;
+#[cfg(target_arch = "x86_64")]
+mod inject;
+#[cfg(target_arch = "x86_64")]
+mod interrupted;
+#[cfg(target_arch = "x86_64")]
+mod remote;
+#[cfg(target_arch = "x86_64")]
+mod run;
+#[cfg(target_arch = "x86_64")]
+mod stack;
+#[cfg(target_arch = "x86_64")]
+mod stop;
+#[cfg(target_arch = "x86_64")]
+mod sys;
+#[cfg(target_arch = "x86_64")]
+mod target;
+#[cfg(not(target_arch = "x86_64"))]
+mod unsupported;
+
+pub use error::{Busy, Error, Refusal};
+pub use found::Found;
+pub use maps::{Mapping, Maps, PAGE_BYTES};
+pub use outcome::{Hooked, Stopped, TakeOut};
+pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, reserved_bytes};
+#[cfg(not(target_arch = "x86_64"))]
+pub use unsupported::{STOP_LIMIT, Target};
+#[cfg(target_arch = "x86_64")]
+pub use {run::STOP_LIMIT, target::Target};

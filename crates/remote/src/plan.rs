@@ -1,0 +1,511 @@
+//! What is to be mapped into a process, decided before it is stopped. Pure.
+//!
+//! ```text
+//!  base ┬ text          ┐ the caller's blob: text from the memfd, at offset = address − base,
+//!       ├ data …        ┘ and anonymous data
+//!       └ spare places  ─ where the original pages are kept; the memfd has copies of them at these offsets
+//! ```
+//! All of it is reserved by one private mapping of the memfd, whose name says where it begins and how long it is. So
+//! `/proc/PID/maps` alone tells what was done to a process, and how to undo it.
+//!
+//! Replaced pages hold the same code at first. So it does not matter when a thread that is late makes that system call, even
+//! after the injector died. The jumps are then written by the injector itself while all threads are stopped.
+
+use std::ops::Range;
+
+use crate::maps::{Maps, PAGE_BYTES};
+
+/// How the names of all our memfds begin.
+pub const NAME_PREFIX: &str = "heapbpf-";
+/// Most bytes that are reserved for one blob.
+pub const MAX_BYTES: u64 = 1 << 30;
+/// Longest name of a blob, bytes.
+const MAX_NAME: usize = 64;
+/// A five-byte nop, and the call that the kernel puts in its place for a probe.
+const NOP5: [u8; 5] = [0x0f, 0x1f, 0x44, 0, 0];
+const CALL: u8 = 0xe8;
+const BREAKPOINT: u8 = 0xcc;
+
+/// Private anonymous memory of a blob.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Data {
+    /// Where, as offsets from the base; whole pages.
+    pub range: Range<u64>,
+    /// Forked children find zeroes there, instead of a copy.
+    pub is_wiped_on_fork: bool,
+    /// What it begins with; zeroes follow.
+    pub initial: Vec<u8>,
+}
+
+/// Text pages that are to be replaced.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Pages {
+    /// Address of the first.
+    pub start: u64,
+    /// What the file has there; whole pages.
+    pub original: Vec<u8>,
+    /// What is to be there.
+    pub edited: Vec<u8>,
+}
+
+impl Pages {
+    /// Their addresses.
+    #[must_use]
+    pub fn range(&self) -> Range<u64> {
+        self.start..self.start.saturating_add(self.original.len() as u64)
+    }
+}
+
+/// Instructions that make room for a jump.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Displaced {
+    /// Their addresses; the jump is at the beginning.
+    pub range: Range<u64>,
+    /// Each further instruction's address, and that of its copy in the text.
+    pub copies: Vec<(u64, u64)>,
+}
+
+/// What a plan is made of.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Draft {
+    /// Name of the blob: letters, digits and hyphens, beginning with [`NAME_PREFIX`].
+    pub name: String,
+    /// Address of the blob, from [`Maps::gap`] for [`reserved_bytes`].
+    pub base: u64,
+    /// Bytes of the blob, text and data; whole pages.
+    pub bytes: u64,
+    /// Read and run, from the base on; whole pages.
+    pub text: Vec<u8>,
+    /// Memory, ascending.
+    pub data: Vec<Data>,
+    /// Pages to replace.
+    pub pages: Vec<Pages>,
+    /// Instructions that the edited pages lack.
+    pub displaced: Vec<Displaced>,
+}
+
+/// Bytes that a blob needs, with spare places for this many bytes of replaced pages.
+#[must_use]
+pub const fn reserved_bytes(blob: u64, replaced: u64) -> u64 {
+    blob.saturating_add(replaced)
+}
+
+/// Why a draft is no plan.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// Not whole pages, empty, outside of the blob, or overlapping.
+    #[error("{0} of the draft does not fit into the blob, in whole pages")]
+    Shape(&'static str),
+    /// The name cannot be found again.
+    #[error("the name {0:?} is not made of {NAME_PREFIX}, letters, digits and hyphens, or too long")]
+    Name(String),
+    /// Something is mapped where the blob should go.
+    #[error("something is mapped between {:#x} and {:#x}", .0.start, .0.end)]
+    Occupied(Range<u64>),
+    /// Replaced pages must belong to a private, executable, not writable mapping of a file.
+    #[error("the pages at {0:#x} are not text of one file")]
+    NotText(u64),
+    /// Displaced instructions outside of the replaced pages, or copies outside of the text.
+    #[error("the displaced instructions at {0:#x}, or their copies, are not in the replaced pages and in the text")]
+    Displaced(u64),
+}
+
+/// A step that is done to the stopped process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    /// Make the memfd, and fill it.
+    Create,
+    /// Reserve all addresses by mapping it without any access.
+    Reserve,
+    /// Map this data.
+    MapData(usize),
+    /// Have it wiped in children.
+    WipeOnFork(usize),
+    /// Write its beginning.
+    FillData(usize),
+    /// Map the text.
+    MapText,
+    /// Stop all threads. Until then one is enough.
+    StopAll,
+    /// Move threads, and interrupted code, from displaced instructions to their copies.
+    MoveThreads,
+    /// Keep these pages at their spare place. The file's stay mapped where they were.
+    SetAside(usize),
+    /// Map the memfd's copies over them.
+    Replace(usize),
+    /// Write the jumps into the copies.
+    Write,
+    /// Close the memfd.
+    Close,
+}
+
+/// What takes a step back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Undo {
+    /// Close the memfd.
+    Close,
+    /// Unmap everything that was reserved.
+    Unmap,
+    /// Move threads back.
+    MoveBack,
+    /// Write the original code over the jumps.
+    Restore,
+    /// Move the pages back from the spare place; it stays mapped, so that nobody else maps something there.
+    PutBack(Kept),
+}
+
+/// Pages that are kept at a spare place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Kept {
+    pub(crate) start: u64,
+    pub(crate) spare: u64,
+    pub(crate) bytes: u64,
+}
+
+/// What is to be mapped into a process, checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Plan {
+    draft: Draft,
+    /// All that is reserved, bytes.
+    reserved: u64,
+    /// Per replaced pages: the mapping that they are part of.
+    mappings: Vec<Range<u64>>,
+}
+
+impl Plan {
+    /// Checks a draft against the process's mappings.
+    ///
+    /// # Errors
+    /// If it does not fit together, or not to the mappings.
+    pub fn new(draft: Draft, maps: &Maps) -> Result<Self, PlanError> {
+        let is_plain = |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        if !draft.name.starts_with(NAME_PREFIX) || draft.name.len() > MAX_NAME || !is_plain(&draft.name) {
+            return Err(PlanError::Name(draft.name));
+        }
+        let replaced = draft.pages.iter().map(|pages| pages.original.len() as u64).fold(0, u64::saturating_add);
+        let reserved = reserved_bytes(draft.bytes, replaced);
+        check_blob(&draft, reserved)?;
+        let whole = draft.base..draft.base + reserved;
+        let is_free = |mapping: &crate::maps::Mapping| !overlap(&mapping.range, &whole);
+        if !maps.as_slice().iter().all(is_free) {
+            return Err(PlanError::Occupied(whole));
+        }
+        let mappings = draft.pages.iter().map(|pages| check_pages(pages, maps)).collect::<Result<Vec<_>, _>>()?;
+        for (at, pages) in draft.pages.iter().enumerate() {
+            if draft.pages[..at].iter().any(|before| overlap(&before.range(), &pages.range())) {
+                return Err(PlanError::Shape("a replaced page"));
+            }
+        }
+        draft.displaced.iter().try_for_each(|displaced| check_displaced(displaced, &draft))?;
+        Ok(Self { draft, reserved, mappings })
+    }
+
+    /// What it was made of.
+    #[must_use]
+    pub fn draft(&self) -> &Draft {
+        &self.draft
+    }
+
+    /// All addresses that it takes.
+    #[must_use]
+    pub fn range(&self) -> Range<u64> {
+        self.draft.base..self.draft.base + self.reserved
+    }
+
+    /// Addresses of the text.
+    #[must_use]
+    pub fn text(&self) -> Range<u64> {
+        self.draft.base..self.draft.base + self.draft.text.len() as u64
+    }
+
+    /// Name of the memfd.
+    pub(crate) fn memfd_name(&self) -> String {
+        format!("{}-{:x}-{:x}", self.draft.name, self.draft.base, self.reserved)
+    }
+
+    /// Mappings that the replaced pages are part of.
+    pub(crate) fn mappings(&self) -> &[Range<u64>] {
+        &self.mappings
+    }
+
+    /// What the memfd has to hold: offsets and bytes.
+    pub(crate) fn contents(&self) -> impl Iterator<Item = (u64, &[u8])> {
+        let pages = self.draft.pages.iter().enumerate();
+        [(0, self.draft.text.as_slice())]
+            .into_iter()
+            .chain(pages.map(|(at, pages)| (self.kept(at).spare - self.draft.base, pages.original.as_slice())))
+    }
+
+    /// Where the pages of this number go.
+    pub(crate) fn kept(&self, at: usize) -> Kept {
+        let length = |pages: &Pages| pages.original.len() as u64;
+        let before: u64 = self.draft.pages[..at].iter().map(length).sum();
+        let pages = &self.draft.pages[at];
+        Kept { start: pages.start, spare: self.draft.base + self.draft.bytes + before, bytes: length(pages) }
+    }
+
+    /// What is done to the stopped process, in this order: whatever an injector leaves that dies in between is harmless.
+    pub(crate) fn steps(&self) -> Vec<Step> {
+        let data = self.draft.data.iter().enumerate();
+        let data = data.flat_map(|(at, data)| {
+            let wipe = data.is_wiped_on_fork.then_some(Step::WipeOnFork(at));
+            let fill = (!data.initial.is_empty()).then_some(Step::FillData(at));
+            [Some(Step::MapData(at)), wipe, fill].into_iter().flatten()
+        });
+        let pages = (0..self.draft.pages.len()).flat_map(|at| [Step::SetAside(at), Step::Replace(at)]);
+        let steps = [Step::Create, Step::Reserve].into_iter().chain(data).chain([Step::MapText, Step::StopAll]);
+        steps.chain(pages).chain([Step::MoveThreads, Step::Write, Step::Close]).collect()
+    }
+
+    /// What is written into the copies.
+    pub(crate) fn jumps(&self) -> Vec<Write> {
+        self.draft.pages.iter().flat_map(|pages| writes(pages.start, &pages.original, &pages.edited)).collect()
+    }
+
+    /// What takes a step back, if something must.
+    pub(crate) fn undo(&self, step: Step) -> Option<Undo> {
+        match step {
+            Step::Create => Some(Undo::Close),
+            Step::Reserve => Some(Undo::Unmap),
+            Step::MoveThreads => Some(Undo::MoveBack),
+            Step::Write => Some(Undo::Restore),
+            Step::SetAside(at) => Some(Undo::PutBack(self.kept(at))),
+            // Putting the pages back covers the edited ones; unmapping what was reserved covers the rest.
+            Step::Replace(_)
+            | Step::MapData(_)
+            | Step::WipeOnFork(_)
+            | Step::FillData(_)
+            | Step::MapText
+            | Step::StopAll
+            | Step::Close => None,
+        }
+    }
+
+    /// Where a thread that is at `address` must go on. `Err`: it is within displaced instructions, at none that has a copy.
+    pub(crate) fn moved(&self, address: u64) -> Result<Option<u64>, u64> {
+        let inside = |displaced: &&Displaced| displaced.range.contains(&address) && displaced.range.start != address;
+        let Some(displaced) = self.draft.displaced.iter().find(inside) else { return Ok(None) };
+        displaced.copies.iter().find(|(from, _)| *from == address).map(|(_, to)| Some(*to)).ok_or(address)
+    }
+}
+
+fn overlap(one: &Range<u64>, other: &Range<u64>) -> bool {
+    one.start < other.end && other.start < one.end
+}
+
+fn is_whole(number: u64) -> bool {
+    number.is_multiple_of(PAGE_BYTES)
+}
+
+fn check_blob(draft: &Draft, reserved: u64) -> Result<(), PlanError> {
+    let text = draft.text.len() as u64;
+    if !is_whole(draft.base) || draft.base == 0 || draft.base.checked_add(MAX_BYTES).is_none() {
+        return Err(PlanError::Shape("the base"));
+    }
+    if !is_whole(draft.bytes) || reserved > MAX_BYTES {
+        return Err(PlanError::Shape("the length"));
+    }
+    if text == 0 || !is_whole(text) || text > draft.bytes {
+        return Err(PlanError::Shape("the text"));
+    }
+    let mut end = text;
+    for data in &draft.data {
+        let Range { start, end: stop } = data.range;
+        let fits = start >= end && stop > start && stop <= draft.bytes && data.initial.len() as u64 <= stop - start;
+        if !fits || !is_whole(start) || !is_whole(stop) {
+            return Err(PlanError::Shape("data"));
+        }
+        end = stop;
+    }
+    Ok(())
+}
+
+fn check_pages(pages: &Pages, maps: &Maps) -> Result<Range<u64>, PlanError> {
+    let bytes = pages.original.len();
+    if bytes == 0 || bytes != pages.edited.len() || !is_whole(bytes as u64) || !is_whole(pages.start) {
+        return Err(PlanError::Shape("a replaced page"));
+    }
+    let is_text = |mapping: &&crate::maps::Mapping| {
+        let is_plain = mapping.is_executable && mapping.is_readable && !mapping.is_writable && !mapping.is_shared;
+        is_plain && mapping.inode != 0 && mapping.covers(&pages.range())
+    };
+    let mapping = maps.at(pages.start).filter(is_text).ok_or(PlanError::NotText(pages.start))?;
+    Ok(mapping.range.clone())
+}
+
+fn check_displaced(displaced: &Displaced, draft: &Draft) -> Result<(), PlanError> {
+    let range = &displaced.range;
+    let text = draft.base..draft.base + draft.text.len() as u64;
+    let is_replaced =
+        draft.pages.iter().map(Pages::range).any(|pages| pages.start <= range.start && range.end <= pages.end);
+    let fits = |(from, to): &(u64, u64)| range.contains(from) && text.contains(to);
+    if range.is_empty() || !is_replaced || !displaced.copies.iter().all(fits) {
+        return Err(PlanError::Displaced(range.start));
+    }
+    Ok(())
+}
+
+/// Eight bytes, and where they go.
+pub(crate) type Write = (u64, [u8; 8]);
+
+/// What to write at `start` so that memory which holds `before` holds `after`, which is as long.
+pub(crate) fn writes(start: u64, before: &[u8], after: &[u8]) -> Vec<Write> {
+    let mut writes = Vec::new();
+    let mut at = 0;
+    while let Some(further) = before[at..].iter().zip(&after[at..]).position(|(before, after)| before != after) {
+        // A jump is written at once, wherever it begins.
+        at = (at + further).min(after.len() - 8);
+        let bytes = std::array::from_fn(|offset| after[at + offset]);
+        writes.push((start + at as u64, bytes));
+        at += 8;
+    }
+    writes
+}
+
+/// Whether memory holds the file's code, as far as probes allow: they put a breakpoint in place of an instruction's first
+/// byte, or a call in place of a five-byte nop.
+pub(crate) fn is_same_code(file: &[u8], memory: &[u8]) -> bool {
+    let mut at = 0;
+    while at < file.len().min(memory.len()) {
+        if memory[at] == CALL && file[at..].starts_with(&NOP5) {
+            at += NOP5.len();
+        } else if file[at] == memory[at] || memory[at] == BREAKPOINT {
+            at += 1;
+        } else {
+            return false;
+        }
+    }
+    file.len() == memory.len()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAPS: &str = "7f0000000000-7f0000010000 r-xp 00001000 fe:00 9 /lib/libc.so.6\n\
+                        7f0000010000-7f0000020000 rw-p 00011000 fe:00 9 /lib/libc.so.6\n";
+    const LIBC: u64 = 0x7f00_0000_0000;
+    const BASE: u64 = 0x7e00_0000_0000;
+
+    fn draft() -> Draft {
+        let page = |start| Pages { start, original: vec![1; 4096], edited: vec![2; 4096] };
+        Draft {
+            name: "heapbpf-test".into(),
+            base: BASE,
+            bytes: 0x4000,
+            text: vec![0x90; 0x1000],
+            data: vec![
+                Data { range: 0x1000..0x2000, is_wiped_on_fork: false, initial: vec![7] },
+                Data { range: 0x3000..0x4000, is_wiped_on_fork: true, initial: vec![] },
+            ],
+            pages: vec![page(LIBC + 0x2000), page(LIBC + 0x1000)],
+            displaced: vec![Displaced {
+                range: LIBC + 0x2010..LIBC + 0x2016,
+                copies: vec![(LIBC + 0x2012, BASE + 0x20)],
+            }],
+        }
+    }
+
+    fn plan(change: impl FnOnce(&mut Draft)) -> Result<Plan, PlanError> {
+        let mut draft = draft();
+        change(&mut draft);
+        Plan::new(draft, &Maps::parse(MAPS, 0))
+    }
+
+    #[test]
+    fn data_comes_before_text_and_text_before_jumps() {
+        let plan = plan(|_| {}).expect("it is right");
+        let expected = [
+            Step::Create,
+            Step::Reserve,
+            Step::MapData(0),
+            Step::FillData(0),
+            Step::MapData(1),
+            Step::WipeOnFork(1),
+            Step::MapText,
+            Step::StopAll,
+            Step::SetAside(0),
+            Step::Replace(0),
+            Step::SetAside(1),
+            Step::Replace(1),
+            Step::MoveThreads,
+            Step::Write,
+            Step::Close,
+        ];
+        assert_eq!(plan.steps(), expected);
+        assert_eq!(plan.range(), BASE..BASE + 0x6000);
+        assert_eq!(plan.memfd_name(), "heapbpf-test-7e0000000000-6000");
+        let offsets: Vec<u64> = plan.contents().map(|(offset, _)| offset).collect();
+        assert_eq!(offsets, [0, 0x4000, 0x5000]);
+        assert_eq!(plan.mappings(), [LIBC..LIBC + 0x10000, LIBC..LIBC + 0x10000]);
+    }
+
+    #[test]
+    fn every_step_that_leaves_something_has_an_undo() {
+        let plan = plan(|_| {}).expect("it is right");
+        let undo: Vec<Undo> = plan.steps().into_iter().rev().filter_map(|step| plan.undo(step)).collect();
+        let kept = |start, spare| Undo::PutBack(Kept { start, spare, bytes: 0x1000 });
+        let expected = [
+            Undo::Restore,
+            Undo::MoveBack,
+            kept(LIBC + 0x1000, BASE + 0x5000),
+            kept(LIBC + 0x2000, BASE + 0x4000),
+            Undo::Unmap,
+            Undo::Close,
+        ];
+        assert_eq!(undo, expected);
+    }
+
+    #[test]
+    fn threads_within_displaced_instructions_move_to_the_copy() {
+        let plan = plan(|_| {}).expect("it is right");
+        assert_eq!(plan.moved(LIBC + 0x2010), Ok(None), "the jump itself");
+        assert_eq!(plan.moved(LIBC + 0x2012), Ok(Some(BASE + 0x20)));
+        assert_eq!(plan.moved(LIBC + 0x2013), Err(LIBC + 0x2013));
+        assert_eq!(plan.moved(LIBC + 0x2016), Ok(None));
+    }
+
+    #[test]
+    fn drafts_that_do_not_fit_are_no_plans() {
+        let shape = |change: fn(&mut Draft)| matches!(plan(change), Err(PlanError::Shape(_)));
+        assert!(shape(|draft| draft.base += 1));
+        assert!(shape(|draft| draft.base = u64::MAX - 4095));
+        assert!(shape(|draft| draft.bytes = MAX_BYTES));
+        assert!(shape(|draft| draft.text.clear()));
+        assert!(shape(|draft| draft.text.resize(0x5000, 0)));
+        assert!(shape(|draft| draft.data[0].range.start = 0));
+        assert!(shape(|draft| draft.data[1].range.end = 0x5000));
+        assert!(shape(|draft| draft.data[0].initial.resize(0x1001, 0)));
+        assert!(shape(|draft| draft.pages[0].edited.push(0)));
+        assert!(shape(|draft| draft.pages[0].start = draft.pages[1].start));
+        assert!(matches!(plan(|draft| draft.name = "other".into()), Err(PlanError::Name(_))));
+        assert!(matches!(plan(|draft| draft.name.push('/')), Err(PlanError::Name(_))));
+        assert!(matches!(plan(|draft| draft.base = LIBC - 0x1000), Err(PlanError::Occupied(_))));
+        assert!(matches!(plan(|draft| draft.pages[0].start = LIBC + 0x10000), Err(PlanError::NotText(_))));
+        assert!(matches!(plan(|draft| draft.pages[0].start = LIBC - 0x1000), Err(PlanError::NotText(_))));
+        assert!(matches!(plan(|draft| draft.displaced[0].copies[0].1 = BASE + 0x1000), Err(PlanError::Displaced(_))));
+        assert!(matches!(plan(|draft| draft.displaced[0].range = LIBC..LIBC + 5), Err(PlanError::Displaced(_))));
+    }
+
+    #[test]
+    fn a_jump_is_one_write() {
+        let (before, mut after) = ([1; 24], [1; 24]);
+        assert_eq!(writes(0x1000, &before, &after), []);
+        after[3..8].fill(2);
+        after[22] = 3;
+        assert_eq!(
+            writes(0x1000, &before, &after),
+            [(0x1003, [2, 2, 2, 2, 2, 1, 1, 1]), (0x1010, [1, 1, 1, 1, 1, 1, 3, 1])]
+        );
+    }
+
+    #[test]
+    fn probes_of_others_do_not_make_code_another() {
+        let file = [0x55, 0x0f, 0x1f, 0x44, 0, 0, 0x90];
+        assert!(is_same_code(&file, &file));
+        assert!(is_same_code(&file, &[0xcc, 0x0f, 0x1f, 0x44, 0, 0, 0x90]));
+        assert!(is_same_code(&file, &[0x55, 0xe8, 1, 2, 3, 4, 0x90]));
+        assert!(!is_same_code(&file, &[0xe9, 1, 2, 3, 4, 0, 0x90]));
+        assert!(!is_same_code(&file, &file[..6]));
+    }
+}

@@ -1,0 +1,267 @@
+//! System calls that a stopped thread makes for us.
+//!
+//! All the while the thread has a signal frame on its stack and all signals blocked. In whatever state it is let go, it
+//! comes back to where it was (see [`crate::frame`]).
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use crate::code::{Gadgets, SYSTEM_CALL};
+use crate::error::Busy;
+use crate::failure::Failure;
+use crate::frame::{CODE_SEGMENT, Frame, SCRATCH_BYTES};
+use crate::interrupted::{has_restart_block, restarted_by_hand};
+use crate::stop::Stop;
+use crate::sys::{self, Registers, Report};
+
+/// Most threads that are tried.
+const MAX_TRIES: usize = 16;
+/// After how many of them any will do.
+const GOOD_TRIES: usize = 3;
+/// Results from here on are errors.
+const FIRST_ERROR: u64 = (-4095i64) as u64;
+const ALL_SIGNALS: u64 = u64::MAX;
+/// How long to wait for a thread that got no processor in time, after all others have been let go.
+const LATEST: Duration = Duration::from_secs(1);
+
+/// A thread under its signal frame.
+pub(crate) struct Remote {
+    pid: i32,
+    tid: i32,
+    gadgets: Gadgets,
+    frame: Frame,
+    /// What was where the frame is.
+    below: Vec<u8>,
+    registers: Registers,
+    mask: u64,
+    is_stop_wanted: bool,
+    stage: Stage,
+    /// When to give up waiting for the thread.
+    deadline: Option<Instant>,
+}
+
+/// What the thread is doing for us.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// It is stopped.
+    Still,
+    /// It runs to the entry of a call.
+    Entering,
+    /// It runs to the return from a call.
+    Returning,
+    /// It runs to where it may get its registers back.
+    Leaving,
+}
+
+impl Remote {
+    /// Stops one thread, whichever can, and prepares it. The first of `tids` are tried first.
+    pub(crate) fn alone(stop: &mut Stop, gadgets: Gadgets, tids: &[i32]) -> Result<Self, Failure> {
+        for (tries, tid) in tids.iter().take(MAX_TRIES).enumerate() {
+            if !stop.stop_one(*tid)? {
+                continue;
+            }
+            // It had better be in no call that a frame ends; but waiting threads often all are.
+            let is_good = tries >= GOOD_TRIES
+                || tries + 1 >= tids.len()
+                || sys::registers(*tid).is_ok_and(|registers| !has_restart_block(&registers));
+            let remote =
+                if is_good { Self::begin(stop, gadgets, |_, _| false) } else { Err(Failure::Busy(Busy::NoThread)) };
+            match remote {
+                Err(Failure::Busy(Busy::NoThread)) => stop.release_one(*tid),
+                result => return result,
+            }
+        }
+        Err(Failure::Busy(Busy::NoThread))
+    }
+
+    /// Prepares one of the stopped threads. `is_awkward` tells threads that had better not be taken.
+    pub(crate) fn begin(
+        stop: &Stop,
+        gadgets: Gadgets,
+        is_awkward: impl Fn(i32, &Registers) -> bool,
+    ) -> Result<Self, Failure> {
+        let has = |address, code: &[u8]| {
+            let mut bytes = vec![0; code.len()];
+            sys::read_memory(stop.pid, address, &mut bytes).is_ok_and(|read| read == code.len()) && bytes == code
+        };
+        if !has(gadgets.system_call, SYSTEM_CALL) || !has(gadgets.restorer, gadgets.restorer_code) {
+            return Err(Failure::Busy(Busy::Changed));
+        }
+        let mut threads: Vec<_> = stop.registers().filter(|(_, registers)| registers.cs == CODE_SEGMENT).collect();
+        threads.sort_by_cached_key(|(tid, registers)| (has_restart_block(registers), is_awkward(*tid, registers)));
+        for (tid, registers) in threads.into_iter().take(MAX_TRIES) {
+            if let Some(remote) = Self::with(stop, gadgets, tid, registers)? {
+                return Ok(remote);
+            }
+        }
+        Err(Failure::Busy(Busy::NoThread))
+    }
+
+    /// Puts this thread under a frame, if it can be.
+    fn with(stop: &Stop, gadgets: Gadgets, tid: i32, registers: Registers) -> Result<Option<Self>, Failure> {
+        let (Ok(mask), Ok(state)) = (sys::signal_mask(tid), sys::extended_state(tid)) else { return Ok(None) };
+        let frame = Frame::new(&restarted_by_hand(&registers), mask, &state, &gadgets);
+        let Some(frame) = frame.filter(|_| !sys::has_system_call_dispatch(tid)) else { return Ok(None) };
+        let mut below = vec![0; frame.bytes.len()];
+        if !sys::read_memory(stop.pid, frame.address, &mut below).is_ok_and(|read| read == below.len()) {
+            return Ok(None);
+        }
+        if stop.status(tid).is_none_or(|status| status.seccomp != 0) {
+            let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_SUSPEND_SECCOMP;
+            sys::set_options(tid, options).map_err(|error| Failure::Trace("suspending its seccomp filter", error))?;
+        }
+        if sys::write_memory(stop.pid, frame.address, &frame.bytes).is_err() {
+            return Ok(None);
+        }
+        // First the registers, then the mask: under the frame the thread gets its mask back by itself.
+        let leaving = frame.leaving(&registers, &gadgets);
+        let trace = |error| Failure::Trace("preparing a thread", error);
+        sys::set_registers(tid, &leaving).map_err(trace)?;
+        sys::set_signal_mask(tid, ALL_SIGNALS).map_err(trace)?;
+        Ok(Some(Self {
+            pid: stop.pid,
+            tid,
+            gadgets,
+            frame,
+            below,
+            registers,
+            mask,
+            is_stop_wanted: false,
+            stage: Stage::Still,
+            deadline: stop.deadline(),
+        }))
+    }
+
+    /// The thread.
+    pub(crate) fn tid(&self) -> i32 {
+        self.tid
+    }
+
+    /// Its own registers.
+    pub(crate) fn registers(&self) -> &Registers {
+        &self.registers
+    }
+
+    /// Addresses that the frame takes.
+    pub(crate) fn frame_range(&self) -> std::ops::Range<u64> {
+        self.frame.address..self.frame.address + self.frame.bytes.len() as u64
+    }
+
+    /// Has the thread go on at this address when all is done.
+    pub(crate) fn resume_at(&mut self, address: u64) -> Result<(), Failure> {
+        let at = self.frame.resume_address_at();
+        sys::write_memory(self.pid, at, &address.to_le_bytes())
+            .map_err(|error| Failure::Trace("moving a thread", error))?;
+        self.registers.rip = address;
+        Ok(())
+    }
+
+    /// Writes a string of at most 255 bytes where the thread's calls can read it.
+    pub(crate) fn string(&self, text: &str) -> Result<u64, Failure> {
+        let mut bytes = text.as_bytes().to_vec();
+        bytes.truncate(SCRATCH_BYTES as usize - 1);
+        bytes.push(0);
+        let written = sys::write_memory(self.pid, self.frame.scratch, &bytes);
+        written.map_err(|error| Failure::Trace("writing a name", error))?;
+        Ok(self.frame.scratch)
+    }
+
+    /// Makes a system call; its result. `name` is for the error.
+    pub(crate) fn call(
+        &mut self,
+        name: &'static str,
+        number: libc::c_long,
+        arguments: [u64; 6],
+    ) -> Result<u64, Failure> {
+        let calling = self.frame.calling(&self.registers, &self.gadgets, number.cast_unsigned(), arguments);
+        let trace = |error| Failure::Trace("a system call of the process", error);
+        sys::set_registers(self.tid, &calling).map_err(trace)?;
+        self.start(Stage::Entering)?;
+        self.come_to_rest()?;
+        let result = sys::registers(self.tid).map_err(trace)?.rax;
+        if result >= FIRST_ERROR {
+            let code = result.cast_signed().unsigned_abs();
+            return Err(Failure::Call(name, io::Error::from_raw_os_error(i32::try_from(code).unwrap_or(libc::EIO))));
+        }
+        Ok(result)
+    }
+
+    /// Lets the thread run.
+    fn start(&mut self, stage: Stage) -> Result<(), Failure> {
+        self.stage = stage;
+        let started = if stage == Stage::Leaving { sys::cont(self.tid, 0) } else { sys::cont_to_system_call(self.tid) };
+        started.map_err(|error| Failure::Trace("a system call of the process", error))
+    }
+
+    /// Waits until the thread has done what it is doing.
+    fn come_to_rest(&mut self) -> Result<(), Failure> {
+        let mut since = Instant::now();
+        while self.stage != Stage::Still {
+            let report = match sys::look(self.tid).map_err(|error| Failure::Trace("waiting", error))? {
+                Some((_, report)) => report,
+                None if self.deadline.is_some_and(|deadline| Instant::now() > deadline) => {
+                    return Err(Failure::Busy(Busy::Late));
+                }
+                None => {
+                    sys::pause(since);
+                    continue;
+                }
+            };
+            since = Instant::now();
+            match (self.stage, report) {
+                (_, Report::Ended) => return Err(Failure::Ended),
+                (Stage::Entering, Report::SystemCall) => self.start(Stage::Returning)?,
+                (Stage::Returning, Report::SystemCall) | (Stage::Leaving, Report::Interrupted) => {
+                    self.stage = Stage::Still
+                }
+                (stage, report) => {
+                    // Nobody can block this one; it is sent again at the end.
+                    self.is_stop_wanted |= report == Report::Signal(libc::SIGSTOP);
+                    self.start(stage)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The limit is that of the stop, which may have begun anew.
+    pub(crate) fn renew(&mut self, stop: &Stop) {
+        self.deadline = stop.deadline();
+    }
+
+    /// Lets all other threads go. What is left to do has time.
+    pub(crate) fn release_others(&mut self, stop: &mut Stop) {
+        stop.release_others(self.tid);
+        self.deadline = Some(Instant::now() + LATEST);
+    }
+
+    /// Takes the frame away. If the thread gets no processor in time, all others are let go before it.
+    pub(crate) fn end(mut self, stop: &mut Stop) -> Result<(), Failure> {
+        let mut result = self.leave();
+        if matches!(result, Err(Failure::Busy(Busy::Late))) {
+            self.release_others(stop);
+            // The error stays: what was to be done after a call that came late was not done.
+            result = self.leave().and(result);
+        }
+        if self.is_stop_wanted {
+            sys::kill(self.pid, libc::SIGSTOP);
+        }
+        result
+    }
+
+    /// The thread passes through the kernel's way out once more, so that the kernel restarts the call in which we found it.
+    fn leave(&mut self) -> Result<(), Failure> {
+        let trace = |error| Failure::Trace("restoring a thread", error);
+        if self.stage != Stage::Leaving {
+            self.come_to_rest()?;
+            sys::interrupt(self.tid).map_err(trace)?;
+            self.start(Stage::Leaving)?;
+        }
+        self.come_to_rest()?;
+        // First the mask, then the registers: until then the frame would restore both.
+        sys::set_signal_mask(self.tid, self.mask).map_err(trace)?;
+        sys::set_registers(self.tid, &self.registers).map_err(trace)?;
+        let _ = sys::write_memory(self.pid, self.frame.address, &self.below);
+        Ok(())
+    }
+}

@@ -1,0 +1,77 @@
+//! Stops a process, does something to it, and lets it go.
+
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use crate::error::{Busy, Error};
+use crate::failure::Failure;
+use crate::found::Found;
+use crate::inject::{self, Injection};
+use crate::outcome::{Hooked, Stopped, TakeOut};
+use crate::plan::Plan;
+use crate::stop::Stop;
+use crate::sys;
+use crate::target::{FileId, Target};
+
+/// For how long a process should be stopped at most.
+pub const STOP_LIMIT: Duration = Duration::from_millis(20);
+/// When to give up on a kernel that does not come back: a process may have another one handle its page faults.
+const PATIENCE: Duration = Duration::from_secs(10);
+impl Target {
+    /// Stops the process and carries out a plan.
+    ///
+    /// # Errors
+    /// If it cannot be stopped, has changed, or its kernel refuses a step. It runs on as before. If the limit was over in the
+    /// middle ([`Busy::Late`]), some of the plan may have been carried out: it is harmless, [`Target::found`] by another look,
+    /// and to be taken out before the next attempt.
+    pub fn hook(&self, plan: &Plan, limit: Duration) -> Result<Stopped<Hooked>, Error> {
+        let file = |mapping| FileId::of(self.pid(), mapping).ok_or(Failure::Busy(Busy::Changed));
+        let files: Result<Vec<_>, _> = plan.mappings().iter().map(file).collect();
+        let files = files.map_err(|failure| failure.stopped(Duration::ZERO))?;
+        let memfd_flags = sys::memfd_flags();
+        let (target, plan) = (self.copy()?, plan.clone());
+        stopped(self.pid(), limit, move |stop| {
+            Injection { target: &target, plan: &plan, files: &files, memfd_flags }.run(stop)
+        })
+    }
+
+    /// Stops the process and takes out what was found in it. Whether it is unmapped.
+    ///
+    /// # Errors
+    /// If it cannot be stopped, or what was found is not what its name says. It runs on as before, or nearly so: pages that
+    /// were put back stay back.
+    pub fn take_out(&self, found: &Found, what: TakeOut, limit: Duration) -> Result<Stopped<bool>, Error> {
+        if !found.is_sound {
+            return Err(Error::Damaged(found.range.start));
+        }
+        let (target, found) = (self.copy()?, found.clone());
+        stopped(self.pid(), limit, move |stop| inject::remove(&target, &found, what == TakeOut::All, stop))
+    }
+}
+
+/// Stops the process and does something to it, in a thread of its own: however that ends, the kernel lets the process go.
+fn stopped<T: Send + 'static>(
+    pid: i32,
+    limit: Duration,
+    work: impl FnOnce(&mut Stop) -> Result<T, Failure> + Send + 'static,
+) -> Result<Stopped<T>, Error> {
+    let (sender, receiver) = mpsc::channel();
+    let run = move || {
+        let mut stop = Stop::new(pid, limit);
+        let result = work(&mut stop);
+        let (threads, alone) = (stop.threads.len(), stop.alone);
+        let time = stop.release();
+        // Nobody listens any more if this took too long.
+        let _ = sender.send(match result {
+            Ok(outcome) => Ok(Stopped { time, alone, threads, outcome }),
+            Err(failure) => Err(failure.stopped(time)),
+        });
+    };
+    let thread = thread::Builder::new().name("heapbpf-stop".into()).spawn(run);
+    let thread = thread.map_err(|source| Error::Trace { what: "starting a thread", source })?;
+    let result = receiver.recv_timeout(PATIENCE).map_err(|_| Error::Stuck(PATIENCE))?;
+    // Threads that did not stop are let go by its end.
+    let _ = thread.join();
+    result
+}

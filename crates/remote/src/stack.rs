@@ -1,0 +1,134 @@
+//! Reads the words of a stopped thread's stacks, bounded. Pure.
+
+use std::ops::Range;
+
+use crate::frame::SEGMENTS;
+
+/// Most bytes that are read of one stack.
+pub(crate) const MAX_BYTES: usize = 1 << 20;
+/// Bytes that are read at a time.
+const PIECE: usize = 8 << 10;
+/// Most stacks of one thread: each signal handler may run on another.
+const MAX_STACKS: usize = 4;
+const WORD: u64 = 8;
+
+/// The words of a thread's stacks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Words {
+    /// Address of the first word, and the words, per stack.
+    stacks: Vec<(u64, Vec<u64>)>,
+    /// Whether all stacks were read to their ends.
+    pub(crate) is_complete: bool,
+}
+
+impl Words {
+    /// Reads from the stack pointer to the thread pointer, which C libraries keep at the end of a thread's stack, or to the
+    /// end of what `read` gives; the same from the stack pointers that interrupted code had.
+    pub(crate) fn read(stack_pointer: u64, thread_pointer: u64, mut read: impl FnMut(u64, &mut [u8]) -> usize) -> Self {
+        let mut words = Self { stacks: Vec::new(), is_complete: true };
+        let mut starts = vec![stack_pointer & !(WORD - 1)];
+        while let Some(start) = starts.pop() {
+            if words.stacks.iter().any(|(from, stack)| (*from..=*from + WORD * stack.len() as u64).contains(&start)) {
+                continue;
+            }
+            if words.stacks.len() == MAX_STACKS {
+                words.is_complete = false;
+                break;
+            }
+            let (stack, is_complete) = one_stack(start, thread_pointer, &mut read);
+            words.is_complete &= is_complete;
+            starts.extend(signal_frames(&stack).map(|at| stack[at - 1] & !(WORD - 1)));
+            words.stacks.push((start, stack));
+        }
+        words
+    }
+
+    /// Whether any word is an address in `range`.
+    pub(crate) fn contain(&self, range: &Range<u64>) -> bool {
+        self.stacks.iter().flat_map(|(_, stack)| stack).any(|word| range.contains(word))
+    }
+
+    /// Where signal frames have the address at which interrupted code goes on, and that address.
+    pub(crate) fn resume_addresses(&self) -> impl Iterator<Item = (u64, u64)> {
+        self.stacks
+            .iter()
+            .flat_map(|(start, stack)| signal_frames(stack).map(move |at| (start + WORD * at as u64, stack[at])))
+    }
+}
+
+/// Indices of what may be the saved instruction pointers of signal frames: stack pointer, instruction pointer, flags,
+/// segments.
+fn signal_frames(stack: &[u64]) -> impl Iterator<Item = usize> {
+    (1..stack.len().saturating_sub(2)).filter(|at| stack[at + 2] == SEGMENTS)
+}
+
+fn one_stack(start: u64, thread_pointer: u64, read: &mut impl FnMut(u64, &mut [u8]) -> usize) -> (Vec<u64>, bool) {
+    let end = thread_pointer.checked_sub(start).filter(|bytes| *bytes > 0 && *bytes <= MAX_BYTES as u64);
+    let bytes = end.map_or(MAX_BYTES, |bytes| bytes as usize & !7);
+    let mut stack = Vec::new();
+    let mut piece = [0; PIECE];
+    let mut is_complete = end.is_some();
+    let mut done = 0;
+    while done < bytes {
+        let piece = &mut piece[..PIECE.min(bytes - done)];
+        let got = read(start + done as u64, piece).min(piece.len());
+        stack.extend(piece[..got].chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap_or_default())));
+        done += got;
+        if got < piece.len() {
+            is_complete = true;
+            break;
+        }
+    }
+    (stack, is_complete)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Memory that begins at an address.
+    fn memory(start: u64, words: &[u64]) -> impl Fn(u64, &mut [u8]) -> usize {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        move |at, into| {
+            let Some(from) = at.checked_sub(start).and_then(|from| bytes.get(from as usize..)) else { return 0 };
+            let count = from.len().min(into.len());
+            into[..count].copy_from_slice(&from[..count]);
+            count
+        }
+    }
+
+    #[test]
+    fn words_are_read_to_the_end_of_the_mapping() {
+        let words = Words::read(0x1003, 0, memory(0x1000, &[1, 2, 3]));
+        assert!(words.is_complete && words.contain(&(3..4)) && !words.contain(&(4..9)));
+        assert!(Words::read(0x5000, 0, memory(0x1000, &[])).is_complete, "a stack pointer into nowhere");
+    }
+
+    #[test]
+    fn the_thread_pointer_ends_a_stack_and_the_bound_a_deep_one() {
+        let deep = vec![7; MAX_BYTES / 8 + 1];
+        assert!(!Words::read(0x1000, 0, memory(0x1000, &deep)).is_complete);
+        let ended = Words::read(0x1000, 0x1010, memory(0x1000, &[1, 2, 3]));
+        assert!(ended.is_complete && !ended.contain(&(3..4)));
+    }
+
+    #[test]
+    fn a_signal_frame_leads_to_the_stack_it_interrupted() {
+        let memory = |at: u64, into: &mut [u8]| match at {
+            0x9000.. => memory(0x9000, &[5, 0x1000, 0x4242, 0x246, SEGMENTS, 0])(at, into),
+            _ => memory(0x1000, &[0x77, 0x88])(at, into),
+        };
+        let words = Words::read(0x9000, 0, memory);
+        assert_eq!(words.resume_addresses().collect::<Vec<_>>(), [(0x9010, 0x4242)]);
+        assert!(words.contain(&(0x88..0x89)) && words.is_complete);
+    }
+
+    #[test]
+    fn frames_that_lead_to_each_other_end() {
+        let words =
+            Words::read(0x1000, 0, memory(0x1000, &[0x1008, 0x1000, 1, 2, SEGMENTS, 0x1008, 1, 2, SEGMENTS, 0]));
+        assert!(words.is_complete);
+        let everywhere = |at: u64, into: &mut [u8]| memory(at, &[at + 0x1_0000, 1, 2, SEGMENTS, 0])(at, into);
+        assert!(!Words::read(0x1000, 0, everywhere).is_complete);
+    }
+}

@@ -1,0 +1,284 @@
+//! Stops all threads of a process for a moment, and lets them go.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io;
+use std::time::{Duration, Instant};
+
+use crate::error::Busy;
+use crate::failure::Failure;
+use crate::interrupted;
+use crate::status::Status;
+use crate::sys::{self, Registers, Report};
+
+/// When to look whether threads are still there.
+const PATIENCE: Duration = Duration::from_millis(2);
+/// How long to wait for threads that did not stop in time.
+const LATEST: Duration = Duration::from_secs(1);
+/// Most threads that are stopped.
+const MAX_THREADS: usize = 1 << 16;
+
+/// What a traced thread is doing.
+#[derive(Clone, Copy)]
+enum State {
+    Running,
+    Stopped,
+    Gone,
+}
+
+/// A traced thread.
+pub(crate) struct Thread {
+    pub(crate) tid: i32,
+    state: State,
+    is_interrupted: bool,
+}
+
+/// The threads of a process that the calling thread traces. When that thread ends, however it ends, the kernel lets all of
+/// them go.
+pub(crate) struct Stop {
+    pub(crate) pid: i32,
+    pub(crate) threads: Vec<Thread>,
+    /// Threads that were looked at, and their places in `threads`.
+    known: HashMap<i32, Option<usize>>,
+    /// When the first thread was asked to stop.
+    since: Option<Instant>,
+    /// How long one thread was stopped before all others.
+    pub(crate) alone: Duration,
+    limit: Duration,
+    has_job_control: bool,
+    /// How long the process was stopped, once it is let go.
+    stopped: Option<Duration>,
+}
+
+impl Stop {
+    /// Of a process, for at most `limit`. Nothing is stopped so far.
+    pub(crate) fn new(pid: i32, limit: Duration) -> Self {
+        let (threads, known) = (Vec::new(), HashMap::new());
+        let (since, alone, stopped) = (None, Duration::ZERO, None);
+        Self { pid, threads, known, since, alone, limit, has_job_control: false, stopped }
+    }
+
+    /// Stops one thread. Whether it is there.
+    pub(crate) fn stop_one(&mut self, tid: i32) -> Result<bool, Failure> {
+        if !self.seize(tid)? {
+            return Ok(false);
+        }
+        sys::set_real_time(true);
+        let start = *self.since.insert(Instant::now());
+        self.wait_for_all(start)?;
+        Ok(self.stopped_threads().any(|stopped| stopped == tid))
+    }
+
+    /// Lets one thread go again, and forgets it.
+    pub(crate) fn release_one(&mut self, tid: i32) {
+        if let Some(place) = self.known.remove(&tid).flatten() {
+            self.threads[place].state = State::Gone;
+            let _ = sys::detach(tid, 0);
+        }
+    }
+
+    /// Stops all threads. If there are others than those that are stopped already, the clock starts now.
+    pub(crate) fn stop_all(&mut self) -> Result<(), Failure> {
+        // Becoming the tracer stops nobody, so as much of it as possible is done before the clock starts.
+        while self.seize_new()? {
+            self.take_reports()?;
+        }
+        sys::set_real_time(true);
+        if self.threads.iter().any(|thread| matches!(thread.state, State::Running)) {
+            self.alone = self.since.map_or(Duration::ZERO, |since| since.elapsed());
+            self.since = None;
+        }
+        let start = *self.since.get_or_insert_with(Instant::now);
+        self.wait_for_all(start)?;
+        while self.seize_new()? {
+            self.wait_for_all(start)?;
+        }
+        if self.stopped_threads().next().is_none() {
+            return Err(Failure::Ended);
+        }
+        Ok(())
+    }
+
+    /// Stops all threads that are traced.
+    fn wait_for_all(&mut self, start: Instant) -> Result<(), Failure> {
+        self.interrupt_new()?;
+        while self.threads.iter().any(|thread| matches!(thread.state, State::Running)) {
+            if !self.take_reports()? {
+                self.check_time(Busy::Slow)?;
+                sys::pause(start);
+                self.forget_vanished();
+            }
+        }
+        if self.has_job_control { Err(Failure::Busy(Busy::JobControl)) } else { Ok(()) }
+    }
+
+    /// Becomes the tracer of threads that are not traced yet. Whether there were any.
+    fn seize_new(&mut self) -> Result<bool, Failure> {
+        let list = match fs::read_dir(format!("/proc/{}/task", self.pid)) {
+            Ok(list) => list,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(Failure::Ended),
+            Err(source) => return Err(Failure::Trace("listing its threads", source)),
+        };
+        let mut is_new = false;
+        for entry in list.map_while(Result::ok).take(MAX_THREADS) {
+            let Some(tid) = entry.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+            is_new |= self.seize(tid)?;
+        }
+        Ok(is_new)
+    }
+
+    /// Becomes the tracer of a thread. Whether it is there, and was not traced yet.
+    fn seize(&mut self, tid: i32) -> Result<bool, Failure> {
+        if self.known.contains_key(&tid) {
+            return Ok(false);
+        }
+        self.known.insert(tid, None);
+        match sys::seize(tid, libc::PTRACE_O_TRACESYSGOOD) {
+            Ok(()) => {
+                self.known.insert(tid, Some(self.threads.len()));
+                self.threads.push(Thread { tid, state: State::Running, is_interrupted: false });
+                Ok(true)
+            }
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => Ok(false),
+            Err(_) if self.status(tid).is_none_or(|status| status.is_dead()) => Ok(false),
+            Err(error) => Err(Failure::Trace("tracing a thread", error)),
+        }
+    }
+
+    fn interrupt_new(&mut self) -> Result<(), Failure> {
+        for thread in self.threads.iter_mut().filter(|thread| !thread.is_interrupted) {
+            thread.is_interrupted = true;
+            match sys::interrupt(thread.tid) {
+                Ok(()) => {}
+                // The end of the thread will be reported.
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                Err(error) => return Err(Failure::Trace("stopping a thread", error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes in what threads did. Whether there was anything.
+    fn take_reports(&mut self) -> Result<bool, Failure> {
+        let mut is_any = false;
+        loop {
+            let Some((tid, report)) = sys::look(-1).map_err(|error| Failure::Trace("waiting", error))? else {
+                return Ok(is_any);
+            };
+            is_any = true;
+            let state = match report {
+                Report::Ended => State::Gone,
+                Report::Interrupted => {
+                    repair(tid);
+                    State::Stopped
+                }
+                Report::JobControl => {
+                    self.has_job_control = true;
+                    State::Stopped
+                }
+                // The request to stop stays pending.
+                Report::Signal(signal) => {
+                    let _ = sys::cont(tid, signal);
+                    State::Running
+                }
+                Report::SystemCall => {
+                    let _ = sys::cont(tid, 0);
+                    State::Running
+                }
+            };
+            if let Some(place) = self.known.get(&tid).copied().flatten() {
+                self.threads[place].state = state;
+            }
+        }
+    }
+
+    /// A thread that another one's exec replaced is never reported.
+    fn forget_vanished(&mut self) {
+        if self.since.is_none_or(|since| since.elapsed() < PATIENCE) {
+            return;
+        }
+        let pid = self.pid;
+        for thread in self.threads.iter_mut().filter(|thread| matches!(thread.state, State::Running)) {
+            if !fs::exists(format!("/proc/{pid}/task/{}", thread.tid)).unwrap_or(true) {
+                thread.state = State::Gone;
+            }
+        }
+    }
+
+    /// When the limit is over.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.since.and_then(|since| since.checked_add(self.limit))
+    }
+
+    /// Fails if the limit is over.
+    pub(crate) fn check_time(&self, why: Busy) -> Result<(), Failure> {
+        if self.since.is_some_and(|since| since.elapsed() > self.limit) { Err(Failure::Busy(why)) } else { Ok(()) }
+    }
+
+    /// Threads that are stopped.
+    pub(crate) fn stopped_threads(&self) -> impl Iterator<Item = i32> {
+        self.threads.iter().filter(|thread| matches!(thread.state, State::Stopped)).map(|thread| thread.tid)
+    }
+
+    /// Their registers.
+    pub(crate) fn registers(&self) -> impl Iterator<Item = (i32, Registers)> {
+        // A thread that was killed meanwhile has none.
+        self.stopped_threads().filter_map(|tid| Some((tid, sys::registers(tid).ok()?)))
+    }
+
+    /// What `/proc` says of a thread.
+    pub(crate) fn status(&self, tid: i32) -> Option<Status> {
+        let text = fs::read_to_string(format!("/proc/{}/task/{tid}/status", self.pid)).ok()?;
+        Some(Status::parse(&text))
+    }
+
+    /// Lets all threads go but one, for which the clock stops as well: it is not stopped, it waits for a processor.
+    pub(crate) fn release_others(&mut self, kept: i32) {
+        for thread in self.threads.iter_mut().filter(|thread| thread.tid != kept) {
+            if matches!(thread.state, State::Stopped) {
+                thread.state = State::Gone;
+                let _ = sys::detach(thread.tid, 0);
+            }
+        }
+        let since = self.since;
+        self.stopped.get_or_insert_with(|| since.map_or(Duration::ZERO, |since| since.elapsed()));
+        sys::set_real_time(false);
+    }
+
+    /// Lets all threads go; how long the process was stopped.
+    pub(crate) fn release(mut self) -> Duration {
+        self.release_others(0);
+        self.see_off_late_ones();
+        self.stopped.unwrap_or_default()
+    }
+
+    /// Threads that did not stop in time are let go as soon as they do, because the system call that they were in may need
+    /// repair. Those that take too long are let go when the calling thread ends.
+    fn see_off_late_ones(&self) {
+        let start = Instant::now();
+        let mut late = self.threads.iter().filter(|thread| matches!(thread.state, State::Running)).count();
+        while late > 0 && start.elapsed() < LATEST {
+            match sys::look(-1) {
+                Ok(Some((tid, report))) => {
+                    late -= 1;
+                    let signal = if let Report::Signal(signal) = report { signal } else { 0 };
+                    if report == Report::Interrupted {
+                        repair(tid);
+                    }
+                    let _ = sys::detach(tid, signal);
+                }
+                Ok(None) => sys::pause(start),
+                Err(_) => break,
+            }
+        }
+    }
+}
+
+/// Lets the kernel restart a system call that only the stop interrupted. At once: should we die, it is done.
+fn repair(tid: i32) {
+    if let Ok(mut registers) = sys::registers(tid)
+        && interrupted::repair(&mut registers)
+    {
+        let _ = sys::set_registers(tid, &registers);
+    }
+}

@@ -1,0 +1,272 @@
+//! The system calls of the injector, each behind a function that is safe to call.
+
+use std::ffi::c_void;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd as _, FromRawFd as _, OwnedFd};
+use std::time::{Duration, Instant};
+
+/// A thread's general registers.
+pub(crate) type Registers = libc::user_regs_struct;
+
+const NT_X86_XSTATE: usize = 0x202;
+const GET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4210;
+const GET_RSEQ_CONFIGURATION: u32 = 0x420f;
+const KCMP_VM: libc::c_int = 1;
+const SIGNAL_SET_BYTES: usize = 8;
+const SHORTEST_PAUSE: Duration = Duration::from_micros(3);
+const LONGEST_PAUSE: Duration = Duration::from_micros(300);
+
+fn result(value: libc::c_long) -> io::Result<libc::c_long> {
+    if value < 0 { Err(io::Error::last_os_error()) } else { Ok(value) }
+}
+
+/// # Safety
+/// `data` is what the request wants: a number, or a pointer to memory that the request may read or write.
+unsafe fn ptrace(request: u32, tid: i32, address: usize, data: *mut c_void) -> io::Result<libc::c_long> {
+    // SAFETY: promised by the caller; the kernel checks everything else.
+    result(unsafe { libc::ptrace(request, tid, address as *mut c_void, data) })
+}
+
+fn ptrace_plain(request: u32, tid: i32, data: usize) -> io::Result<()> {
+    // SAFETY: the requests of the callers below take a number.
+    unsafe { ptrace(request, tid, 0, data as *mut c_void) }.map(drop)
+}
+
+/// Becomes the tracer of a thread without stopping it.
+pub(crate) fn seize(tid: i32, options: i32) -> io::Result<()> {
+    ptrace_plain(libc::PTRACE_SEIZE, tid, options as usize)
+}
+
+/// Changes the options of a stopped thread.
+pub(crate) fn set_options(tid: i32, options: i32) -> io::Result<()> {
+    ptrace_plain(libc::PTRACE_SETOPTIONS, tid, options as usize)
+}
+
+/// Asks a thread to stop.
+pub(crate) fn interrupt(tid: i32) -> io::Result<()> {
+    ptrace_plain(libc::PTRACE_INTERRUPT, tid, 0)
+}
+
+/// Lets a stopped thread go on; `signal` is delivered if the thread stopped for it.
+pub(crate) fn cont(tid: i32, signal: i32) -> io::Result<()> {
+    ptrace_plain(libc::PTRACE_CONT, tid, signal as usize)
+}
+
+/// Lets a stopped thread go on to the next entry of, or return from, a system call.
+pub(crate) fn cont_to_system_call(tid: i32) -> io::Result<()> {
+    ptrace_plain(libc::PTRACE_SYSCALL, tid, 0)
+}
+
+/// Lets a stopped thread go; `signal` is delivered if the thread stopped for it.
+pub(crate) fn detach(tid: i32, signal: i32) -> io::Result<()> {
+    ptrace_plain(libc::PTRACE_DETACH, tid, signal as usize)
+}
+
+/// The registers of a stopped thread.
+pub(crate) fn registers(tid: i32) -> io::Result<Registers> {
+    let mut registers = MaybeUninit::<Registers>::uninit();
+    // SAFETY: the kernel writes a whole `user_regs_struct`.
+    unsafe { ptrace(libc::PTRACE_GETREGS, tid, 0, registers.as_mut_ptr().cast()) }?;
+    // SAFETY: the call succeeded.
+    Ok(unsafe { registers.assume_init() })
+}
+
+/// Sets the registers of a stopped thread.
+pub(crate) fn set_registers(tid: i32, registers: &Registers) -> io::Result<()> {
+    // SAFETY: the kernel only reads.
+    unsafe { ptrace(libc::PTRACE_SETREGS, tid, 0, std::ptr::from_ref(registers).cast_mut().cast()) }.map(drop)
+}
+
+/// Signals that a stopped thread blocks. In a call such as ppoll: those that it will block again afterwards.
+pub(crate) fn signal_mask(tid: i32) -> io::Result<u64> {
+    let mut mask = 0u64;
+    let at = std::ptr::from_mut(&mut mask).cast();
+    // SAFETY: the kernel writes eight bytes.
+    unsafe { ptrace(libc::PTRACE_GETSIGMASK, tid, SIGNAL_SET_BYTES, at) }?;
+    Ok(mask)
+}
+
+/// Sets the signals that a stopped thread blocks.
+pub(crate) fn set_signal_mask(tid: i32, mask: u64) -> io::Result<()> {
+    let mut mask = mask;
+    let at = std::ptr::from_mut(&mut mask).cast();
+    // SAFETY: the kernel reads eight bytes.
+    unsafe { ptrace(libc::PTRACE_SETSIGMASK, tid, SIGNAL_SET_BYTES, at) }.map(drop)
+}
+
+/// Floating-point and vector registers of a stopped thread, in the standard form of XSAVE.
+pub(crate) fn extended_state(tid: i32) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0u8; 32 << 10];
+    let mut io = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    // SAFETY: the kernel writes at most `iov_len` bytes, and how many it wrote.
+    unsafe { ptrace(libc::PTRACE_GETREGSET, tid, NT_X86_XSTATE, std::ptr::from_mut(&mut io).cast()) }?;
+    bytes.truncate(io.iov_len);
+    Ok(bytes)
+}
+
+/// Whether system calls of a stopped thread may be turned into signals by itself (syscall user dispatch). Kernels that
+/// cannot tell do not have it in a form that programs use.
+pub(crate) fn has_system_call_dispatch(tid: i32) -> bool {
+    let mut config = [0u64; 4];
+    let at = std::ptr::from_mut(&mut config).cast();
+    // SAFETY: the kernel writes 32 bytes, the size that is passed.
+    let got = unsafe { ptrace(GET_SYSCALL_USER_DISPATCH_CONFIG, tid, size_of_val(&config), at) };
+    got.is_ok() && config[0] != 0
+}
+
+/// Address of a stopped thread's area of restartable sequences, if it has one.
+pub(crate) fn rseq_area(tid: i32) -> Option<u64> {
+    // Pointer, size, signature, flags, padding.
+    let mut config = [0u64; 3];
+    let at = std::ptr::from_mut(&mut config).cast();
+    // SAFETY: the kernel writes 24 bytes, the size that is passed.
+    unsafe { ptrace(GET_RSEQ_CONFIGURATION, tid, size_of_val(&config), at) }.ok()?;
+    (config[0] != 0).then_some(config[0])
+}
+
+/// Writes eight bytes of a stopped thread's memory, also where it may not write itself. Nothing can come in between: they are
+/// written, or not.
+pub(crate) fn poke(tid: i32, address: u64, bytes: [u8; 8]) -> io::Result<()> {
+    // SAFETY: the data is a number.
+    unsafe { ptrace(libc::PTRACE_POKETEXT, tid, address as usize, usize::from_le_bytes(bytes) as *mut c_void) }
+        .map(drop)
+}
+
+/// What a traced thread did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Report {
+    /// It ended.
+    Ended,
+    /// It stopped because it was asked to.
+    Interrupted,
+    /// It stopped with its process, by job control.
+    JobControl,
+    /// It stopped at the entry of, or the return from, a system call.
+    SystemCall,
+    /// It stopped before this signal is delivered.
+    Signal(i32),
+}
+
+impl Report {
+    /// By the status that waitpid(2) gave.
+    fn of(status: i32) -> Self {
+        if !libc::WIFSTOPPED(status) {
+            return Self::Ended;
+        }
+        let (signal, event) = (libc::WSTOPSIG(status), status >> 16);
+        match (event, signal) {
+            (libc::PTRACE_EVENT_STOP, libc::SIGTRAP) => Self::Interrupted,
+            (libc::PTRACE_EVENT_STOP, _) => Self::JobControl,
+            (0, signal) if signal == libc::SIGTRAP | 0x80 => Self::SystemCall,
+            (_, signal) => Self::Signal(signal),
+        }
+    }
+}
+
+/// What `tid` did, or any thread that the calling thread traces if it is −1. `None`: nothing so far, or there is no such
+/// thread any more.
+pub(crate) fn look(tid: i32) -> io::Result<Option<(i32, Report)>> {
+    let flags = libc::__WALL | libc::__WNOTHREAD | libc::WNOHANG;
+    loop {
+        let mut status = 0;
+        // SAFETY: the kernel writes the status.
+        let got = unsafe { libc::waitpid(tid, &raw mut status, flags) };
+        match got {
+            0 => return Ok(None),
+            got if got > 0 => return Ok(Some((got, Report::of(status)))),
+            _ => {}
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EINTR) => {}
+            Some(libc::ECHILD) => return Ok(None),
+            _ => return Err(error),
+        }
+    }
+}
+
+/// Reads memory of a process where it may read itself; the number of bytes up to the first that it may not.
+pub(crate) fn read_memory(pid: i32, address: u64, bytes: &mut [u8]) -> io::Result<usize> {
+    let local = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: bytes.len() };
+    // SAFETY: the kernel writes at most `bytes.len()` bytes there.
+    result(unsafe { libc::process_vm_readv(pid, &raw const local, 1, &raw const remote, 1, 0) } as libc::c_long)
+        .map(|read| read as usize)
+}
+
+/// Writes memory of a process where it may write itself.
+pub(crate) fn write_memory(pid: i32, address: u64, bytes: &[u8]) -> io::Result<()> {
+    let local = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
+    let remote = libc::iovec { iov_base: address as *mut c_void, iov_len: bytes.len() };
+    // SAFETY: the kernel only reads `bytes`.
+    let written = unsafe { libc::process_vm_writev(pid, &raw const local, 1, &raw const remote, 1, 0) };
+    if result(written as libc::c_long)? as usize == bytes.len() {
+        Ok(())
+    } else {
+        Err(io::Error::from_raw_os_error(libc::EFAULT))
+    }
+}
+
+/// Whether two processes share their memory; `None` if the kernel does not say.
+pub(crate) fn shares_memory(pid: i32, other: i32) -> Option<bool> {
+    // SAFETY: no pointers.
+    let order = unsafe { libc::syscall(libc::SYS_kcmp, pid, other, KCMP_VM, 0, 0) };
+    (order >= 0).then_some(order == 0)
+}
+
+/// Makes the calling thread run before all ordinary ones, or stop doing so. Without the permission nothing changes.
+pub(crate) fn set_real_time(is_real_time: bool) {
+    let policy = if is_real_time { libc::SCHED_FIFO } else { libc::SCHED_OTHER };
+    let parameters = libc::sched_param { sched_priority: i32::from(is_real_time) };
+    // SAFETY: the kernel only reads the parameters; 0 is the calling thread.
+    let _ = unsafe { libc::sched_setscheduler(0, policy, &raw const parameters) };
+}
+
+/// Forbids that a memfd is ever written or resized again.
+pub(crate) fn seal(file: &std::fs::File) -> io::Result<()> {
+    let seals = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW | libc::F_SEAL_WRITE | libc::F_SEAL_SEAL;
+    // SAFETY: no pointers.
+    result(libc::c_long::from(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, seals) })).map(drop)
+}
+
+/// Flags of memfd_create(2) that this kernel takes for a memfd that may be sealed, is closed by an exec and cannot be run.
+pub(crate) fn memfd_flags() -> u32 {
+    let flags = libc::MFD_CLOEXEC | libc::MFD_NOEXEC_SEAL;
+    // SAFETY: the name is a C string.
+    let fd = unsafe { libc::memfd_create(c"heapbpf-trial".as_ptr(), flags) };
+    if fd < 0 {
+        return libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING;
+    }
+    // SAFETY: the descriptor is new, and nobody else's.
+    drop(unsafe { OwnedFd::from_raw_fd(fd) });
+    flags
+}
+
+/// Sends a signal to a process.
+pub(crate) fn kill(pid: i32, signal: i32) {
+    // SAFETY: no pointers.
+    let _ = unsafe { libc::kill(pid, signal) };
+}
+
+/// Sleeps between two looks at a thread that has been waited for since `since`. Longer and longer: the caller runs before all
+/// ordinary threads, and would keep the very thread that it waits for from its processor.
+pub(crate) fn pause(since: Instant) {
+    std::thread::sleep((since.elapsed() / 4).clamp(SHORTEST_PAUSE, LONGEST_PAUSE));
+}
+
+/// A handle of a process that no other can take over.
+pub(crate) fn open_process(pid: i32) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers.
+    let fd = result(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })?;
+    // SAFETY: the descriptor is new, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// Duplicates a descriptor of a process, with the access it has there.
+pub(crate) fn take_descriptor(process: &OwnedFd, fd: i32) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers.
+    let fd = result(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) })?;
+    // SAFETY: the descriptor is new, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}

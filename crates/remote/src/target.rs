@@ -1,0 +1,270 @@
+//! A process that is looked at before it is stopped.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{self, Read as _};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt as _;
+
+use crate::code::{Gadgets, Search};
+use crate::error::Refusal;
+use crate::found::{self, Found};
+use crate::maps::{Mapping, Maps};
+use crate::status::{Status, start_and_heap};
+use crate::sys;
+
+/// Most bytes of code that are looked through for instructions we can use.
+const MAX_CODE_BYTES: u64 = 128 << 20;
+/// Bytes of code that are read at a time, and how much of it again with the next.
+const PIECE: usize = 1 << 20;
+const OVERLAP: usize = 16;
+/// Most descriptors of a process that are looked at.
+const MAX_DESCRIPTORS: usize = 1 << 16;
+/// Most children whose memory is compared.
+const MAX_CHILDREN: usize = 256;
+/// Class and machine in an ELF header, of a 64-bit program for x86-64.
+const ELF_NATIVE: (u8, u16) = (2, 62);
+
+/// The file that is mapped somewhere.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct FileId {
+    device: u64,
+    inode: u64,
+}
+
+impl FileId {
+    /// The file of exactly this mapping.
+    pub(crate) fn of(pid: i32, mapping: &Range<u64>) -> Option<Self> {
+        let path = format!("/proc/{pid}/map_files/{:x}-{:x}", mapping.start, mapping.end);
+        let data = fs::metadata(path).ok()?;
+        Some(Self { device: data.dev(), inode: data.ino() })
+    }
+}
+
+/// A process that may be stopped: everything that forbids it has been looked for.
+#[derive(Debug)]
+pub struct Target {
+    pid: i32,
+    handle: OwnedFd,
+    start: u64,
+    maps: Maps,
+    pub(crate) gadgets: Gadgets,
+    /// Per thread, whether it had a seccomp filter.
+    filtered: HashMap<i32, bool>,
+}
+
+impl Target {
+    /// Looks at a process. Nothing is done to it.
+    ///
+    /// # Errors
+    /// If it cannot be looked at, or must not be stopped.
+    pub fn look(pid: u32) -> Result<Self, Refusal> {
+        if pid == std::process::id() {
+            return Err(Refusal::Own);
+        }
+        let number = i32::try_from(pid).map_err(|_| Refusal::NoProcess(pid))?;
+        let status = status_of(pid, None).map_err(|error| gone(pid, "its status", error))?;
+        check_status(pid, &status)?;
+        let handle = sys::open_process(number).map_err(|error| gone(pid, "the process", error))?;
+        let (start, heap) = start_of(pid).map_err(|error| gone(pid, "its start time", error))?;
+        check_program(pid)?;
+        let filtered = check_threads(pid)?;
+        check_memory(number, &status)?;
+        let maps = File::open(format!("/proc/{pid}/maps")).and_then(|file| Maps::read(file, heap));
+        let maps = maps.map_err(|error| gone(pid, "its mappings", error))?;
+        let gadgets = find_gadgets(number, &maps).ok_or(Refusal::NoSystemCall)?;
+        Ok(Self { pid: number, handle, start, maps, gadgets, filtered })
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        self.pid
+    }
+
+    /// Whether every thread of it has a seccomp filter. If such a filter kills for the system calls that we have it make, then
+    /// the death of the injector in the middle of one may end the process.
+    #[must_use]
+    pub fn is_filtered(&self) -> bool {
+        self.filtered.values().all(|is_filtered| *is_filtered)
+    }
+
+    /// What is mapped, as of [`Target::look`].
+    #[must_use]
+    pub fn maps(&self) -> &Maps {
+        &self.maps
+    }
+
+    /// What earlier runs mapped into it.
+    #[must_use]
+    pub fn found(&self) -> Vec<Found> {
+        let mut found = found::find(&self.maps);
+        found::add_unmapped(&mut found, self.descriptors().map(|(_, link)| link));
+        found
+    }
+
+    /// For the thread that stops the process.
+    pub(crate) fn copy(&self) -> Result<Self, Refusal> {
+        let handle = self.handle.try_clone().map_err(|source| Refusal::Look { what: "the process", source })?;
+        let (maps, filtered) = (Maps::default(), self.filtered.clone());
+        Ok(Self { pid: self.pid, handle, start: self.start, maps, gadgets: self.gadgets, filtered })
+    }
+
+    /// Whether it has not ended since, and its id been given to another.
+    pub(crate) fn is_same_process(&self) -> bool {
+        start_of(self.pid.unsigned_abs()).is_ok_and(|(start, _)| start == self.start)
+    }
+
+    /// Its threads, as of the look: those without a seccomp filter first.
+    pub(crate) fn threads(&self) -> Vec<i32> {
+        let mut threads: Vec<_> = self.filtered.iter().map(|(tid, is_filtered)| (*is_filtered, *tid)).collect();
+        threads.sort_unstable();
+        threads.into_iter().map(|(_, tid)| tid).collect()
+    }
+
+    /// Whether the thread may have a seccomp filter.
+    pub(crate) fn may_be_filtered(&self, tid: i32) -> bool {
+        self.filtered.get(&tid).copied().unwrap_or(true)
+    }
+
+    /// A descriptor of the process, with the access that the process itself has.
+    pub(crate) fn take_descriptor(&self, fd: u64) -> io::Result<OwnedFd> {
+        let fd = i32::try_from(fd).map_err(|_| io::Error::from_raw_os_error(libc::EBADF))?;
+        sys::take_descriptor(&self.handle, fd)
+    }
+
+    /// Descriptors of a blob's memfd, which an injector that died left open.
+    pub(crate) fn descriptors_of(&self, found: &Found) -> Vec<u64> {
+        let link = format!(
+            "/memfd:{}-{:x}-{:x} (deleted)",
+            found.name,
+            found.range.start,
+            found.range.end - found.range.start
+        );
+        self.descriptors().filter(|(_, other)| *other == link).map(|(fd, _)| fd).collect()
+    }
+
+    /// Descriptors of the process, and what they lead to.
+    fn descriptors(&self) -> impl Iterator<Item = (u64, String)> {
+        let list = fs::read_dir(format!("/proc/{}/fd", self.pid)).into_iter().flatten().map_while(Result::ok);
+        list.take(MAX_DESCRIPTORS).filter_map(|entry| {
+            let link = fs::read_link(entry.path()).ok()?;
+            Some((entry.file_name().to_str()?.parse().ok()?, link.to_str()?.to_owned()))
+        })
+    }
+}
+
+fn status_of(pid: u32, tid: Option<i32>) -> io::Result<Status> {
+    let path = tid.map_or_else(|| format!("/proc/{pid}/status"), |tid| format!("/proc/{pid}/task/{tid}/status"));
+    Ok(Status::parse(&fs::read_to_string(path)?))
+}
+
+/// Start time and beginning of the heap.
+fn start_of(pid: u32) -> io::Result<(u64, u64)> {
+    let stat = String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/stat"))?).into_owned();
+    start_and_heap(&stat).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
+}
+
+fn gone(pid: u32, what: &'static str, source: io::Error) -> Refusal {
+    match source.raw_os_error() {
+        Some(libc::ENOENT | libc::ESRCH) => Refusal::NoProcess(pid),
+        _ => Refusal::Look { what, source },
+    }
+}
+
+fn check_status(pid: u32, status: &Status) -> Result<(), Refusal> {
+    if status.process != pid {
+        return Err(Refusal::Thread { thread: pid, process: status.process });
+    }
+    if status.is_dead() {
+        let threads = fs::read_dir(format!("/proc/{pid}/task")).map_or(0, Iterator::count);
+        return Err(if threads > 1 { Refusal::MainThreadEnded } else { Refusal::Ended });
+    }
+    if !status.has_memory {
+        return Err(Refusal::KernelThread);
+    }
+    if status.tracer != 0 {
+        return Err(Refusal::Traced(process_of(status.tracer)));
+    }
+    if status.state == 'T' {
+        return Err(Refusal::JobControl);
+    }
+    Ok(())
+}
+
+/// The process that a thread belongs to, which may be one of its own.
+fn process_of(tid: u32) -> u32 {
+    status_of(tid, None).map_or(tid, |status| status.process)
+}
+
+fn check_program(pid: u32) -> Result<(), Refusal> {
+    let mut header = [0; 20];
+    let read = File::open(format!("/proc/{pid}/exe")).and_then(|mut file| file.read_exact(&mut header));
+    read.map_err(|error| gone(pid, "its program", error))?;
+    let native = (header[4], u16::from_le_bytes([header[18], header[19]])) == ELF_NATIVE;
+    if native { Ok(()) } else { Err(Refusal::NotNative) }
+}
+
+/// What forbids a stop may be on one thread alone. Which threads have a seccomp filter.
+fn check_threads(pid: u32) -> Result<HashMap<i32, bool>, Refusal> {
+    let mut filtered = HashMap::new();
+    let list = fs::read_dir(format!("/proc/{pid}/task")).map_err(|error| gone(pid, "its threads", error))?;
+    for tid in list.map_while(Result::ok).filter_map(|entry| entry.file_name().to_str()?.parse().ok()) {
+        let Ok(status) = status_of(pid, Some(tid)) else { continue };
+        if status.tracer != 0 {
+            return Err(Refusal::Traced(process_of(status.tracer)));
+        }
+        if status.has_shadow_stack {
+            return Err(Refusal::ShadowStack);
+        }
+        if status.seccomp == 1 {
+            return Err(Refusal::StrictSeccomp);
+        }
+        filtered.insert(tid, status.seccomp != 0);
+    }
+    Ok(filtered)
+}
+
+/// Another process in the same memory is not stopped, so it must not be there. A parent in vfork(2) does not stop at all.
+fn check_memory(pid: i32, status: &Status) -> Result<(), Refusal> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    let children = children.split_ascii_whitespace().filter_map(|child| child.parse().ok());
+    let relatives = [status.parent.cast_signed()].into_iter().chain(children.take(MAX_CHILDREN));
+    for other in relatives.filter(|other| *other > 0) {
+        if sys::shares_memory(pid, other) == Some(true) {
+            return Err(Refusal::SharedMemory(other.unsigned_abs()));
+        }
+    }
+    Ok(())
+}
+
+/// Looks through the C library's code first.
+fn find_gadgets(pid: i32, maps: &Maps) -> Option<Gadgets> {
+    let is_code = |mapping: &&Mapping| mapping.is_executable && mapping.is_readable && mapping.inode != 0;
+    let mut code: Vec<&Mapping> = maps.as_slice().iter().filter(is_code).collect();
+    code.sort_by_key(|mapping| {
+        let file = mapping.name.rsplit('/').next().unwrap_or_default();
+        (!(file.starts_with("libc.") || file.starts_with("libc-") || file.starts_with("ld-musl")), mapping.bytes())
+    });
+    let mut search = Search::default();
+    let mut left = MAX_CODE_BYTES;
+    let mut piece = vec![0; PIECE];
+    for mapping in code.into_iter().filter(|mapping| found::parse_name(&mapping.name).is_none()) {
+        let mut at = mapping.range.start;
+        while at < mapping.range.end && left > 0 {
+            let bytes = (mapping.range.end - at).min(PIECE as u64) as usize;
+            let read = sys::read_memory(pid, at, &mut piece[..bytes]).unwrap_or(0);
+            search.look(at, &piece[..read]);
+            if let Some(gadgets) = search.found() {
+                return Some(gadgets);
+            }
+            left = left.saturating_sub(bytes as u64);
+            if read < PIECE {
+                break;
+            }
+            at += (PIECE - OVERLAP) as u64;
+        }
+    }
+    None
+}

@@ -1,0 +1,67 @@
+//! Machines for which remote system calls are not written.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use crate::error::{Error, Refusal};
+use crate::found::Found;
+use crate::maps::Maps;
+use crate::outcome::{Hooked, Stopped, TakeOut};
+use crate::plan::Plan;
+
+/// For how long a process should be stopped at most.
+pub const STOP_LIMIT: Duration = Duration::from_millis(20);
+
+/// A process that may be stopped: there is none here.
+#[derive(Debug)]
+pub struct Target(Infallible);
+
+impl Target {
+    /// Refuses.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn look(_pid: u32) -> Result<Self, Refusal> {
+        Err(Refusal::Machine)
+    }
+
+    /// Its id.
+    #[must_use]
+    pub fn pid(&self) -> i32 {
+        match self.0 {}
+    }
+
+    /// Whether every thread of it has a seccomp filter.
+    #[must_use]
+    pub fn is_filtered(&self) -> bool {
+        match self.0 {}
+    }
+
+    /// What is mapped.
+    #[must_use]
+    pub fn maps(&self) -> &Maps {
+        match self.0 {}
+    }
+
+    /// What earlier runs mapped into it.
+    #[must_use]
+    pub fn found(&self) -> Vec<Found> {
+        match self.0 {}
+    }
+
+    /// Carries out a plan.
+    ///
+    /// # Errors
+    /// Never: there is no such process.
+    pub fn hook(&self, _plan: &Plan, _limit: Duration) -> Result<Stopped<Hooked>, Error> {
+        match self.0 {}
+    }
+
+    /// Takes out what was found.
+    ///
+    /// # Errors
+    /// Never: there is no such process.
+    pub fn take_out(&self, _found: &Found, _what: TakeOut, _limit: Duration) -> Result<Stopped<bool>, Error> {
+        match self.0 {}
+    }
+}

@@ -1,0 +1,94 @@
+//! An injector that is killed at any moment leaves a program that goes on, and what it left can be found and taken out.
+
+use std::os::unix::process::CommandExt as _;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use heapbpf_remote::{STOP_LIMIT, Target};
+
+use crate::program::{self, Program};
+
+const VARIABLE: &str = "HEAPBPF_TEST_INJECTOR";
+
+/// Not a test: what the tests below start, and kill. Hooks and takes out without end.
+#[test]
+fn as_the_injector() {
+    let Ok(target) = std::env::var(VARIABLE) else { return };
+    let mut numbers = target.split(' ').map(|number| number.parse::<u64>().expect("a number"));
+    let (pid, hooked) = (numbers.next().expect("a process") as u32, numbers.next().expect("an address"));
+    loop {
+        let Ok(target) = Target::look(pid) else { continue };
+        for found in target.found() {
+            let _ = target.take_out(&found, heapbpf_remote::TakeOut::All, STOP_LIMIT);
+        }
+        let Ok(target) = Target::look(pid) else { continue };
+        if target.found().is_empty() {
+            let _ = target.hook(&program::plan(&target, hooked), STOP_LIMIT);
+        }
+    }
+}
+
+/// Starts injectors and kills them; how many.
+fn kill_injectors(program: &mut Program, time: Duration) -> u32 {
+    let start = Instant::now();
+    let mut kills = 0;
+    let mut random = 88_172_645_463_325_252u64;
+    while start.elapsed() < time {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        let mut command = Command::new(std::env::current_exe().expect("this test has a file"));
+        command.args(["--exact", "kills::as_the_injector", "--nocapture"]);
+        command
+            .env(VARIABLE, format!("{} {}", program.pid(), program.hooked))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        // SAFETY: prctl is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            });
+        }
+        let mut injector = command.spawn().expect("it starts");
+        // Starting takes some milliseconds; then it works without a pause.
+        std::thread::sleep(Duration::from_micros(6000 + random % 25_000));
+        injector.kill().expect("it can be killed");
+        injector.wait().expect("it can be waited for");
+        kills += 1;
+        program.assert_runs();
+    }
+    kills
+}
+
+/// Takes out what the last injector left, and looks whether all of it is gone.
+fn clean(program: &Program) {
+    while !program::take_out(program.pid()).outcome {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(program::traces(program.pid()), [""; 0]);
+}
+
+#[test]
+fn a_killed_injector_leaves_a_program_that_goes_on() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let mut program = Program::start("torture", &["4", "1"]);
+    let kills = kill_injectors(&mut program, Duration::from_secs(12));
+    clean(&program);
+    eprintln!("{kills} injectors killed: {}", program.finish().trim());
+}
+
+#[test]
+fn a_killed_injector_leaves_calls_that_go_on() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let mut program = Program::start("torture", &["1", "0"]);
+    let kills = kill_injectors(&mut program, Duration::from_secs(5));
+    clean(&program);
+    eprintln!("{kills} injectors killed: {}", program.finish().trim());
+}

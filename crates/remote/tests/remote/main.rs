@@ -1,0 +1,10 @@
+//! The injector against running programs: needs root and a C compiler.
+
+#![cfg(target_arch = "x86_64")]
+
+mod calls;
+mod cycles;
+mod kills;
+mod places;
+mod program;
+mod refusals;

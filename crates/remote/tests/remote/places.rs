@@ -1,0 +1,68 @@
+//! Processes in namespaces, in a chroot, of other users, and such that may not be dumped.
+
+use std::os::unix::process::CommandExt as _;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::program::{self, Program, compiled};
+
+/// Hooks, counts and takes out.
+fn round_trip(program: Program) {
+    let pid = program.pid();
+    program::hook(pid, program.hooked);
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(program::counted(pid) > 0);
+    while !program::take_out(pid).outcome {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(program::traces(pid), [""; 0]);
+    program.finish();
+}
+
+#[test]
+fn a_process_in_other_namespaces_and_another_root_is_hooked() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let file = compiled("torture");
+    let root = tempfile::tempdir().expect("a temporary folder can be made");
+    // Linked with nothing else, so that the root needs no libraries.
+    let source = format!("{}/tests/programs/torture.c", env!("CARGO_MANIFEST_DIR"));
+    let mut cc = Command::new("cc");
+    cc.args(["-O2", "-w", "-static", "-pthread", "-o"]).arg(root.path().join("torture")).arg(source);
+    assert!(cc.status().expect("a C compiler is installed").success());
+    let folder = std::ffi::CString::new(root.path().to_str().expect("plain")).expect("plain");
+    let mut command = Command::new("/torture");
+    command.args(["2", "0"]);
+    // SAFETY: system calls only.
+    unsafe {
+        command.pre_exec(move || {
+            let flags = libc::CLONE_NEWUSER | libc::CLONE_NEWNS | libc::CLONE_NEWIPC | libc::CLONE_NEWUTS;
+            let is_done =
+                libc::unshare(flags) == 0 && libc::chroot(folder.as_ptr()) == 0 && libc::chdir(c"/".as_ptr()) == 0;
+            if is_done { Ok(()) } else { Err(std::io::Error::last_os_error()) }
+        });
+    }
+    round_trip(Program::run(&mut command));
+    drop(file);
+}
+
+#[test]
+fn a_process_of_another_user_that_may_not_be_dumped_is_hooked() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let file = compiled("torture");
+    let folder = file.parent().expect("a folder");
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(folder, open).expect("it is ours");
+    // What may be run but not read cannot be dumped.
+    let hidden = folder.join("hidden");
+    std::fs::copy(&file, &hidden).expect("it can be copied");
+    std::fs::set_permissions(&hidden, std::os::unix::fs::PermissionsExt::from_mode(0o711)).expect("it is ours");
+    let mut command = Command::new(&hidden);
+    command.args(["2", "0"]).uid(65534).gid(65534);
+    round_trip(Program::run(&mut command));
+}

@@ -1,0 +1,254 @@
+//! Target programs, and a patch that counts the calls of their hooked function.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::os::unix::fs::FileExt as _;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::OnceLock;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use heapbpf_remote::{
+    Busy, Data, Displaced, Draft, Found, Hooked, PAGE_BYTES, Pages, Plan, STOP_LIMIT, Stopped, TakeOut, Target,
+    reserved_bytes,
+};
+
+/// Offset of the data in the blob, and of the counter in it.
+const DATA: u64 = PAGE_BYTES;
+/// First instructions of the hooked function: `rdtsc; push; mov`, and where the second and the third begin.
+const DISPLACED: [u8; 6] = [0x0f, 0x31, 0x55, 0x48, 0x89, 0xe5];
+const STARTS: [u64; 2] = [2, 3];
+/// `lock inc`, before which the copy begins.
+const COUNT_BYTES: u64 = 8;
+
+/// The tests measure and load the machine: one at a time.
+pub fn turn() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Whether processes may be traced here; if not, says that the test is skipped.
+pub fn can_trace() -> bool {
+    // SAFETY: no arguments.
+    let is_root = unsafe { libc::geteuid() } == 0;
+    if !is_root {
+        heapbpf_testing::skipped("tracing processes and looking at their mapped files needs root");
+    }
+    is_root
+}
+
+/// Compiles a program of `tests/programs`, once.
+pub fn compiled(name: &str) -> PathBuf {
+    static FOLDER: OnceLock<tempfile::TempDir> = OnceLock::new();
+    let folder = FOLDER.get_or_init(|| tempfile::tempdir().expect("a temporary folder can be made"));
+    let path = folder.path().join(name);
+    if !path.exists() {
+        let source = format!("{}/tests/programs/{name}.c", env!("CARGO_MANIFEST_DIR"));
+        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".into());
+        let status = Command::new(compiler).args(["-O2", "-w", "-pthread", "-o"]).arg(&path).arg(source).status();
+        assert!(status.expect("a C compiler is installed").success(), "{name}.c does not compile");
+    }
+    path
+}
+
+/// A running program. Killed when it goes out of scope.
+pub struct Program {
+    child: Child,
+    output: BufReader<ChildStdout>,
+    /// Address of the hooked function.
+    pub hooked: u64,
+}
+
+impl Program {
+    pub fn start(name: &str, arguments: &[&str]) -> Self {
+        Self::run(Command::new(compiled(name)).args(arguments))
+    }
+
+    /// Starts it, and waits until it is ready.
+    pub fn run(command: &mut Command) -> Self {
+        // SAFETY: prctl is async-signal-safe. No target survives a failing test.
+        unsafe {
+            command.pre_exec(|| {
+                libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                Ok(())
+            });
+        }
+        let mut child = command.stdout(Stdio::piped()).spawn().expect("it starts");
+        let output = BufReader::new(child.stdout.take().expect("it is piped"));
+        let mut program = Self { child, output, hooked: 0 };
+        let line = program.line();
+        let address = line.strip_prefix("READY ").unwrap_or_else(|| panic!("not ready: {line:?}"));
+        program.hooked = u64::from_str_radix(address.trim(), 16).expect("an address");
+        program
+    }
+
+    pub fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.output.read_line(&mut line).expect("it can be read");
+        line
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub fn signal(&self, signal: i32) {
+        // SAFETY: no pointers; the child has not been waited for.
+        unsafe { libc::kill(self.pid().cast_signed(), signal) };
+    }
+
+    /// Ends it; what it said at the end. Fails if it came to harm.
+    pub fn finish(mut self) -> String {
+        self.signal(libc::SIGTERM);
+        let mut said = String::new();
+        self.output.read_to_string(&mut said).expect("it can be read");
+        let status = self.child.wait().expect("it can be waited for");
+        assert!(status.success() && said.starts_with("OK"), "{status} (signal {:?}): {said}", status.signal());
+        said
+    }
+
+    /// Fails if it ended by itself.
+    pub fn assert_runs(&mut self) {
+        let status = self.child.try_wait().expect("it can be waited for");
+        assert!(status.is_none(), "it ended: {status:?}");
+    }
+
+    /// A letter: R, S, T and so on.
+    pub fn state(&self) -> String {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).expect("it runs");
+        stat[stat.rfind(')').expect("a name") + 2..][..1].to_owned()
+    }
+}
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A plan that counts calls of the function at this address.
+pub fn plan(target: &Target, hooked: u64) -> Plan {
+    let page = hooked & !(PAGE_BYTES - 1);
+    let mapping = target.maps().at(page).expect("the function is mapped");
+    let base = target.maps().gap(&mapping.range, reserved_bytes(2 * PAGE_BYTES, PAGE_BYTES)).expect("there is a gap");
+    let file = format!("/proc/{}/map_files/{:x}-{:x}", target.pid(), mapping.range.start, mapping.range.end);
+    let mut original = vec![0; PAGE_BYTES as usize];
+    let file = std::fs::File::open(file).expect("the program can be read");
+    file.read_exact_at(&mut original, page - mapping.range.start + mapping.offset).expect("the page can be read");
+    let mut edited = original.clone();
+    let at = (hooked - page) as usize;
+    assert_eq!(original[at..at + 6], DISPLACED);
+    let jump = jump(hooked, base);
+    edited[at..at + 5].copy_from_slice(&jump);
+    // Nobody may come here.
+    edited[at + 5..at + 6].fill(0xcc);
+    let after = DISPLACED.len() as u64;
+    let mut text = vec![0xf0, 0x48, 0xff, 0x05];
+    text.extend(((DATA - COUNT_BYTES) as u32).to_le_bytes());
+    text.extend(DISPLACED);
+    text.extend(self::jump(base + COUNT_BYTES + after, hooked + after));
+    text.resize(PAGE_BYTES as usize, 0xcc);
+    let copies = STARTS.map(|start| (hooked + start, base + COUNT_BYTES + start)).to_vec();
+    let draft = Draft {
+        name: "heapbpf-test".into(),
+        base,
+        bytes: 2 * PAGE_BYTES,
+        text,
+        data: vec![Data { range: DATA..DATA + PAGE_BYTES, is_wiped_on_fork: true, initial: vec![0; 16] }],
+        pages: vec![Pages { start: page, original, edited }],
+        displaced: vec![Displaced { range: hooked..hooked + after, copies }],
+    };
+    Plan::new(draft, target.maps()).expect("the draft fits")
+}
+
+fn jump(from: u64, to: u64) -> [u8; 5] {
+    let distance = i32::try_from(to.wrapping_sub(from + 5).cast_signed()).expect("it is in reach");
+    let [a, b, c, d] = distance.to_le_bytes();
+    [0xe9, a, b, c, d]
+}
+
+/// Hooks the program as it is now, trying again while it is busy.
+pub fn hook(pid: u32, hooked: u64) -> Stopped<Hooked> {
+    again(|| {
+        let mut target = Target::look(pid)?;
+        // What an attempt left that came to its limit.
+        while let Some(found) = target.found().first() {
+            target.take_out(found, TakeOut::All, STOP_LIMIT)?;
+            target = Target::look(pid)?;
+        }
+        target.hook(&plan(&target, hooked), STOP_LIMIT)
+    })
+}
+
+/// Takes out everything that is found. Whether all of it could be unmapped.
+pub fn take_out(pid: u32) -> Stopped<bool> {
+    again(|| {
+        let target = Target::look(pid)?;
+        let mut all = Stopped { time: Duration::ZERO, alone: Duration::ZERO, threads: 0, outcome: true };
+        for found in target.found() {
+            let one = target.take_out(&found, TakeOut::All, STOP_LIMIT)?;
+            all = Stopped { time: all.time.max(one.time), outcome: all.outcome && one.outcome, ..one };
+        }
+        Ok(all)
+    })
+}
+
+fn again<T>(mut attempt: impl FnMut() -> Result<T, heapbpf_remote::Error>) -> T {
+    for tries in 0.. {
+        match attempt() {
+            Ok(done) => return done,
+            Err(heapbpf_remote::Error::Busy { why, stopped }) if tries < 500 => {
+                AGAIN.lock().unwrap_or_else(PoisonError::into_inner).push((why, stopped));
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+    unreachable!("it returns or panics")
+}
+
+/// The only blob of a process.
+pub fn found(pid: u32) -> Found {
+    let mut found = Target::look(pid).expect("it can be looked at").found();
+    assert_eq!(found.len(), 1, "{found:?}");
+    found.remove(0)
+}
+
+/// Calls that the patch counted.
+pub fn counted(pid: u32) -> u64 {
+    let memory = std::fs::File::open(format!("/proc/{pid}/mem")).expect("it can be opened");
+    let mut word = [0; 8];
+    memory.read_exact_at(&mut word, found(pid).range.start + DATA).expect("the data is mapped");
+    u64::from_le_bytes(word)
+}
+
+/// Lines of the maps file and descriptors that tell of us.
+pub fn traces(pid: u32) -> Vec<String> {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).expect("it runs").flatten();
+    let links = descriptors.filter_map(|entry| std::fs::read_link(entry.path()).ok());
+    let links = links.map(|link| link.display().to_string());
+    maps.lines().map(str::to_owned).chain(links).filter(|line| line.contains("heapbpf-")).collect()
+}
+
+/// Stops that were in vain, and how long they were.
+static AGAIN: Mutex<Vec<(Busy, Duration)>> = Mutex::new(Vec::new());
+
+/// Tells of stops in vain.
+pub fn tell_vain() {
+    let vain = std::mem::take(&mut *AGAIN.lock().unwrap_or_else(PoisonError::into_inner));
+    let count = |why| vain.iter().filter(|(other, _)| *other == why).count();
+    eprintln!("in vain: {} came too late to stop, {} to do everything", count(Busy::Slow), count(Busy::Late));
+    tell("in vain", vain.into_iter().map(|(_, time)| time).collect());
+}
+
+/// Median, 99th percentile and maximum, told.
+pub fn tell(what: &str, mut times: Vec<Duration>) {
+    times.sort();
+    if let Some(longest) = times.last() {
+        let (median, p99) = (times[times.len() / 2], times[times.len() * 99 / 100]);
+        eprintln!("{what}: {} stops, median {median:?}, p99 {p99:?}, longest {longest:?}", times.len());
+    }
+}

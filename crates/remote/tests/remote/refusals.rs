@@ -1,0 +1,128 @@
+//! What must be left alone is left alone, with the reason.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use heapbpf_remote::{Busy, Error, Refusal, STOP_LIMIT, Target};
+
+use crate::program::{self, Program};
+
+fn refusal(pid: u32) -> Refusal {
+    Target::look(pid).expect_err("it must be refused")
+}
+
+#[test]
+fn what_cannot_be_stopped_is_refused_with_the_reason() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    assert!(matches!(refusal(std::process::id()), Refusal::Own));
+    assert!(matches!(refusal(u32::MAX), Refusal::NoProcess(_)));
+    assert!(matches!(refusal(4_194_304), Refusal::NoProcess(4_194_304)));
+    assert!(matches!(refusal(2), Refusal::KernelThread), "process 2 is kthreadd");
+    let program = Program::start("torture", &["2", "0"]);
+    let thread = std::fs::read_dir(format!("/proc/{}/task", program.pid())).expect("it runs").flatten();
+    let thread = thread.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).find(|tid| *tid != program.pid());
+    let thread = thread.expect("it has several threads");
+    assert!(matches!(refusal(thread), Refusal::Thread { process, .. } if process == program.pid()));
+    let mut dead = Command::new("true").stdout(Stdio::null()).spawn().expect("it starts");
+    while !matches!(Target::look(dead.id()), Err(Refusal::Ended)) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    dead.wait().expect("it can be waited for");
+}
+
+#[test]
+fn a_process_stopped_by_job_control_stays_stopped() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let program = Program::start("torture", &["2", "0"]);
+    let target = Target::look(program.pid()).expect("it runs");
+    let plan = program::plan(&target, program.hooked);
+    program.signal(libc::SIGSTOP);
+    while program.state() != "T" {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(matches!(refusal(program.pid()), Refusal::JobControl));
+    // The same if it is stopped between the look and the stop.
+    let error = target.hook(&plan, STOP_LIMIT).expect_err("it is stopped");
+    assert!(matches!(error, Error::Busy { why: Busy::JobControl, .. }), "{error}");
+    // A thread that is let go passes through the kernel on its way back to the stop.
+    let late = Instant::now() + Duration::from_secs(5);
+    while program.state() != "T" {
+        assert!(Instant::now() < late, "it runs on: {}", program.state());
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    let until = Instant::now() + Duration::from_millis(100);
+    while Instant::now() < until {
+        assert_eq!(program.state(), "T");
+    }
+    program.signal(libc::SIGCONT);
+    program::hook(program.pid(), program.hooked);
+    program.finish();
+}
+
+#[test]
+fn strict_seccomp_is_refused() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let mut program = Program::start("sandboxed", &["strict"]);
+    assert_eq!(program.line(), "IN\n");
+    assert!(matches!(refusal(program.pid()), Refusal::StrictSeccomp));
+}
+
+#[test]
+fn a_traced_process_is_refused() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let program = Program::start("torture", &["1", "0"]);
+    let pid = program.pid().cast_signed();
+    // SAFETY: a request without pointers. Detached by the end of this thread.
+    unsafe { libc::ptrace(libc::PTRACE_SEIZE, pid, 0, 0) };
+    assert!(matches!(refusal(program.pid()), Refusal::Traced(tracer) if tracer == std::process::id()));
+}
+
+#[test]
+fn a_plan_for_a_process_that_has_changed_touches_nothing() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let program = Program::start("torture", &["2", "0"]);
+    let target = Target::look(program.pid()).expect("it runs");
+    let plan = program::plan(&target, program.hooked);
+    program::hook(program.pid(), program.hooked);
+    let error = target.hook(&plan, STOP_LIMIT).expect_err("its page is another one now");
+    assert!(matches!(error, Error::Busy { why: Busy::Changed, .. }), "{error}");
+    program.finish();
+}
+
+#[test]
+fn what_a_limit_leaves_is_harmless_and_can_be_taken_out() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let program = Program::start("torture", &["8", "0"]);
+    for limit in [0, 50, 100, 200, 300, 400, 600] {
+        let target = Target::look(program.pid()).expect("it runs");
+        let plan = program::plan(&target, program.hooked);
+        match target.hook(&plan, Duration::from_micros(limit)) {
+            Ok(_) => assert!(limit > 0),
+            Err(Error::Busy { why: Busy::Slow | Busy::Late | Busy::Position, .. }) => {}
+            Err(error) => panic!("{error}"),
+        }
+        while !program::take_out(program.pid()).outcome {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(program::traces(program.pid()), [""; 0]);
+    }
+    program.finish();
+}

@@ -1,0 +1,334 @@
+//! A private copy of an allocator in this very process, hooked inline, and a recorder in place of BPF programs.
+#![allow(dead_code, unused_imports)]
+
+mod recorder;
+pub mod work;
+
+use std::collections::HashMap;
+use std::ffi::{CStr, CString, c_void};
+use std::fs::File;
+use std::os::fd::FromRawFd;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{LazyLock, Mutex, MutexGuard};
+
+use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, DRAWS, MAGIC, STATE, TEXT_BYTES, VERSION, mapped_bytes};
+use heapbpf_inline::gap::{Mapping, find};
+use heapbpf_inline::read::{COUNTS_BYTES, Counts};
+use heapbpf_inline::{Inputs, Plan, Settings, Text, Twin, Wanted, site_offsets};
+use heapbpf_probes::{Missing, Table, inline_functions};
+use sampler_ebpf::constants::draw_constants;
+use sampler_ebpf::geometric::DrawConstants;
+
+pub use recorder::{Event, SiteKind, calls_recorded, events, record};
+
+/// Tests hook one at a time: the recorder is one for all.
+static TURN: Mutex<()> = Mutex::new(());
+
+pub fn turn() -> MutexGuard<'static, ()> {
+    TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
+}
+
+pub const NONE: u8 = 0xff;
+
+pub struct Hooked {
+    pub plan: Plan,
+    /// Names of the functions, in the order of the plan.
+    pub names: Vec<String>,
+    /// What is not hooked, or may count twice.
+    pub missing: Vec<Missing>,
+    handle: *mut c_void,
+    base: u64,
+    mapped: u64,
+    restore: Vec<(u64, Vec<u8>)>,
+    _file: tempfile::TempDir,
+}
+
+pub struct Options {
+    /// Whether the sites lead to the recorder; else they are the no-ops that they are.
+    pub recorder: bool,
+    /// Whether functions that may throw have twins.
+    pub twins: bool,
+    /// A C++ program that is loaded with the library, and uses it.
+    pub driver: Option<&'static str>,
+    pub interval: u64,
+    pub seed: u64,
+    pub set_log2: u32,
+    pub criterion: u32,
+    pub hook: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            recorder: true,
+            twins: true,
+            driver: None,
+            interval: 1,
+            seed: 42,
+            set_log2: 16,
+            criterion: 0,
+            hook: true,
+        }
+    }
+}
+
+fn mappings() -> Vec<Mapping> {
+    let text = std::fs::read_to_string("/proc/self/maps").unwrap();
+    let parse = |line: &str| {
+        let (range, rest) = line.split_once(' ').unwrap();
+        let (start, end) = range.split_once('-').unwrap();
+        let hex = |s| u64::from_str_radix(s, 16).unwrap();
+        Mapping {
+            addresses: hex(start)..hex(end),
+            grows_up: rest.ends_with("[heap]"),
+            grows_down: rest.ends_with("[stack]"),
+        }
+    };
+    text.lines().filter(|l| !l.contains("[vsyscall]")).map(parse).collect()
+}
+
+/// This process's own C library, as it was before there were copies.
+pub fn libc_path() -> &'static str {
+    static PATH: LazyLock<String> = LazyLock::new(find_libc);
+    &PATH
+}
+
+fn find_libc() -> String {
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+    maps.split_whitespace().find(|p| p.contains("/libc.so") || p.contains("/libc-")).unwrap().to_owned()
+}
+
+fn mmap(address: u64, bytes: u64, protection: i32, flags: i32, file: i32) {
+    let wanted = address as *mut c_void;
+    // SAFETY: the caller names addresses that are free, or that it means to replace.
+    let got = unsafe { libc::mmap(wanted, bytes as usize, protection, flags | libc::MAP_PRIVATE, file, 0) };
+    assert_eq!(got, wanted, "{}", std::io::Error::last_os_error());
+}
+
+/// Maps `bytes` at `address`, read and execute, as a file of its own.
+fn map_text(address: u64, bytes: &[u8], fixed: i32) {
+    // SAFETY: plain system calls; the descriptor is new.
+    let file = unsafe {
+        let fd = libc::memfd_create(c"heapbpf-inline".as_ptr(), libc::MFD_CLOEXEC);
+        assert!(fd >= 0);
+        File::from_raw_fd(fd)
+    };
+    file.write_all_at(bytes, 0).unwrap();
+    use std::os::fd::AsRawFd as _;
+    mmap(address, bytes.len() as u64, libc::PROT_READ | libc::PROT_EXEC, fixed, file.as_raw_fd());
+}
+
+impl Hooked {
+    /// Loads a private copy of the library at `path`, in a namespace of its own, and hooks its functions.
+    pub fn new(path: &str, options: &Options) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let copy = folder.path().join(Path::new(path).file_name().unwrap());
+        std::fs::copy(path, &copy).unwrap();
+        let loaded = options.driver.map_or_else(|| copy.clone(), |source| compile(source, &copy));
+        let name = CString::new(loaded.to_str().unwrap()).unwrap();
+        // SAFETY: the library's constructors are those of an ordinary allocator.
+        let handle = unsafe { libc::dlmopen(libc::LM_ID_NEWLM, name.as_ptr(), libc::RTLD_NOW) };
+        assert!(!handle.is_null(), "{path} does not load: {:?}", unsafe { CStr::from_ptr(libc::dlerror()) });
+        let found = inline_functions(&File::open(&copy).unwrap(), path, &Table::default()).unwrap();
+        let of = |name: &str| found.functions.iter().find(|f| f.name == name).unwrap();
+        let symbol = CString::new("malloc").unwrap();
+        // SAFETY: the handle is open.
+        let bias = unsafe { libc::dlsym(handle, symbol.as_ptr()) } as u64 - of("malloc").address;
+        let texts: Vec<Text<'_>> =
+            found.code.iter().map(|c| Text { address: c.address + bias, bytes: &c.bytes }).collect();
+        let inner: Vec<[u64; 2]> = found.inner.iter().map(|[s, e]| [s + bias, e + bias]).collect();
+        let wanted: Vec<Wanted<'_>> = found
+            .functions
+            .iter()
+            .map(|f| Wanted {
+                name: &f.name,
+                address: f.address + bias,
+                length: f.length,
+                site: f.site,
+                twin: f.twin.filter(|_| options.twins).map(|(function, reference)| Twin { function, reference }),
+            })
+            .collect();
+        let names = found.functions.iter().map(|f| f.name.clone()).collect();
+        // The library comes first in its namespace: its slots hold its own functions.
+        let stubs: HashMap<u64, usize> =
+            found.slots.iter().filter(|s| s.stub != s.slot).map(|s| (s.stub + bias, s.function)).collect();
+        let slots: HashMap<u64, usize> = found.slots.iter().map(|s| (s.slot + bias, s.function)).collect();
+        let code = heapbpf_inline_blob::code().unwrap();
+        let settings = Settings {
+            criterion: options.criterion,
+            set_log2: options.set_log2,
+            has_rdrand: std::is_x86_feature_detected!("rdrand"),
+            file: [0; 3],
+        };
+        // One page more, for the recorder's trampolines.
+        let mapped = mapped_bytes(options.set_log2);
+        let span = texts.iter().map(|t| t.address).min().unwrap()
+            ..texts.iter().map(|t| t.address + t.bytes.len() as u64).max().unwrap();
+        let base = find(&mappings(), &span, mapped + 4096).expect("a gap");
+        let inputs = Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs: &stubs, slots: &slots, base };
+        let plan = Plan::new(&code, &settings, &inputs).unwrap();
+        let mut hooked = Self {
+            plan,
+            names,
+            missing: found.missing.clone(),
+            handle,
+            base,
+            mapped,
+            restore: Vec::new(),
+            _file: folder,
+        };
+        if options.hook {
+            hooked.install(options, site_offsets(&code));
+        }
+        hooked
+    }
+
+    fn install(&mut self, options: &Options, sites: [u64; 4]) {
+        let base = self.base;
+        let writable = libc::PROT_READ | libc::PROT_WRITE;
+        let fixed = libc::MAP_FIXED_NOREPLACE;
+        mmap(base + CONTROL, CONTROL_BYTES, writable, libc::MAP_ANONYMOUS | fixed, -1);
+        mmap(base + STATE, self.mapped - STATE, writable, libc::MAP_ANONYMOUS | fixed, -1);
+        // SAFETY: that is the mapping just made.
+        let wiped = unsafe {
+            libc::madvise((base + STATE) as *mut c_void, (self.mapped - STATE) as usize, libc::MADV_WIPEONFORK)
+        };
+        assert_eq!(wiped, 0);
+        let mut control = Control {
+            magic: MAGIC,
+            version: u64::from(VERSION),
+            draw: 0,
+            seed: options.seed,
+            draws: [DrawConstants::default(); DRAWS],
+        };
+        control.draws[0] = draw_constants(options.interval).unwrap();
+        // SAFETY: the page was just mapped.
+        unsafe { std::ptr::write((base + CONTROL) as *mut Control, control) };
+        let mut text = self.plan.text().to_vec();
+        let trampolines = recorder::trampolines();
+        for (index, site) in sites.into_iter().enumerate() {
+            // As the kernel does with an optimized uprobe: the no-op becomes a call.
+            let distance = (self.mapped + 16 * index as u64).wrapping_sub(site + 5) as i32;
+            assert_eq!(text[site as usize..][..5], [0x0f, 0x1f, 0x44, 0, 0]);
+            assert_eq!(site % 8, 0);
+            if !options.recorder {
+                continue;
+            }
+            text[site as usize] = 0xe8;
+            text[site as usize + 1..][..4].copy_from_slice(&distance.to_le_bytes());
+        }
+        map_text(base + self.mapped, &trampolines, fixed);
+        assert_eq!(text.len() as u64, TEXT_BYTES);
+        map_text(base, &text, fixed);
+        // The pages are mapped: they are the file's.
+        let read = |address: u64, bytes: &mut [u8]| {
+            // SAFETY: as said.
+            bytes.copy_from_slice(unsafe { std::slice::from_raw_parts(address as *const u8, bytes.len()) });
+            true
+        };
+        for run in self.plan.runs(16, &read).unwrap() {
+            // SAFETY: the pages are mapped: they are the library's.
+            let before = unsafe { std::slice::from_raw_parts(run.address as *const u8, run.bytes.len()) };
+            self.restore.push((run.address, before.to_vec()));
+            map_text(run.address, &run.bytes, libc::MAP_FIXED);
+        }
+    }
+
+    /// The address of a function of the library.
+    pub fn symbol(&self, name: &str) -> u64 {
+        let name = CString::new(name).unwrap();
+        // SAFETY: the handle is open.
+        unsafe { libc::dlsym(self.handle, name.as_ptr()) as u64 }
+    }
+
+    /// The library's allocation functions.
+    pub fn functions(&self) -> Functions {
+        // SAFETY: those are the signatures of the functions of these names.
+        unsafe {
+            Functions {
+                malloc: self.function("malloc"),
+                calloc: self.function("calloc"),
+                realloc: self.function("realloc"),
+                reallocarray: self.function("reallocarray"),
+                posix_memalign: self.function("posix_memalign"),
+                aligned_alloc: self.function("aligned_alloc"),
+                free: self.function("free"),
+            }
+        }
+    }
+
+    /// A function of the library, or of its driver.
+    ///
+    /// # Safety
+    /// `F` is its signature, as a function pointer.
+    pub unsafe fn function<F: Copy>(&self, name: &str) -> F {
+        let address = self.symbol(name);
+        assert!(address != 0 && size_of::<F>() == size_of::<u64>());
+        // SAFETY: a function pointer is an address, and the caller knows the signature.
+        unsafe { std::mem::transmute_copy(&address) }
+    }
+
+    pub fn counts(&self) -> Counts {
+        // SAFETY: mapped by install(); other threads may write, which tests wait for.
+        let bytes = unsafe { std::slice::from_raw_parts((self.base + STATE) as *const u8, COUNTS_BYTES) };
+        Counts::of(bytes).unwrap()
+    }
+
+    pub fn control(&self) -> *mut Control {
+        (self.base + CONTROL) as *mut Control
+    }
+
+    pub fn base(&self) -> u64 {
+        self.base
+    }
+
+    /// Changes the sampling interval, as the daemon does: the constants first, then their index.
+    pub fn set_interval(&self, interval: u64) {
+        let control = self.control();
+        // SAFETY: the control page stays mapped.
+        unsafe {
+            let next = ((*control).draw + 1) % DRAWS as u64;
+            (&raw mut (*control).draws[next as usize]).write(draw_constants(interval).unwrap());
+            (&raw mut (*control).draw).write_volatile(next);
+        }
+    }
+}
+
+impl Drop for Hooked {
+    fn drop(&mut self) {
+        for (address, bytes) in std::mem::take(&mut self.restore) {
+            map_text(address, &bytes, libc::MAP_FIXED);
+        }
+        // SAFETY: the test has ended; all threads that called it too.
+        unsafe { libc::dlclose(self.handle) };
+    }
+}
+
+type Pointer = *mut c_void;
+
+#[derive(Clone, Copy)]
+pub struct Functions {
+    pub malloc: unsafe extern "C" fn(usize) -> Pointer,
+    pub calloc: unsafe extern "C" fn(usize, usize) -> Pointer,
+    pub realloc: unsafe extern "C" fn(Pointer, usize) -> Pointer,
+    pub reallocarray: unsafe extern "C" fn(Pointer, usize, usize) -> Pointer,
+    pub posix_memalign: unsafe extern "C" fn(*mut Pointer, usize, usize) -> i32,
+    pub aligned_alloc: unsafe extern "C" fn(usize, usize) -> Pointer,
+    pub free: unsafe extern "C" fn(Pointer),
+}
+
+/// A shared library from C++ `source`, which uses the library at `allocator` before any other.
+fn compile(source: &str, allocator: &Path) -> PathBuf {
+    let folder = allocator.parent().unwrap();
+    let (code, library) = (folder.join("driver.cc"), folder.join("driver.so"));
+    std::fs::write(&code, source).unwrap();
+    let status = Command::new("c++")
+        .args(["-std=c++17", "-O1", "-fno-builtin", "-shared", "-fPIC", "-Wl,--no-as-needed", "-o"])
+        .args([&library, &code, allocator])
+        .arg(format!("-Wl,-rpath,{}", folder.display()))
+        .status();
+    assert!(status.unwrap().success());
+    library
+}

@@ -1,0 +1,124 @@
+//! Plans for whole libraries, and the file that is mapped.
+#![cfg(target_arch = "x86_64")]
+#![allow(clippy::unwrap_used, missing_docs)]
+
+use std::collections::HashMap;
+use std::fs::File;
+
+use heapbpf_inline::abi::{CODE, MAX_FUNCTIONS, TEXT_BYTES};
+use heapbpf_inline::read::Found;
+use heapbpf_inline::{ForeignBlob, Inputs, Plan, Refusal, Settings, Text, Twin, Wanted, site_offsets};
+use heapbpf_probes::{Table, inline_functions};
+use heapbpf_testing::skipped;
+use object::{Object as _, ObjectSymbol as _};
+
+const SETTINGS: Settings = Settings { criterion: 0, set_log2: 16, has_rdrand: true, file: [1, 2, 3] };
+
+/// The plan for the file at `path`, as if it were mapped at the addresses that it states, plus a gibibyte.
+fn plan(path: &str) -> Option<(Plan, Vec<String>)> {
+    let Ok(file) = File::open(path) else {
+        skipped(format!("{path} is not installed"));
+        return None;
+    };
+    let bias = 1 << 30;
+    let found = inline_functions(&file, path, &Table::default()).unwrap();
+    let texts: Vec<Text<'_>> = found.code.iter().map(|c| Text { address: c.address + bias, bytes: &c.bytes }).collect();
+    let inner: Vec<[u64; 2]> = found.inner.iter().map(|[s, e]| [s + bias, e + bias]).collect();
+    let wanted: Vec<Wanted<'_>> = found
+        .functions
+        .iter()
+        .map(|f| Wanted {
+            name: &f.name,
+            address: f.address + bias,
+            length: f.length,
+            site: f.site,
+            twin: f.twin.map(|(function, reference)| Twin { function, reference }),
+        })
+        .collect();
+    let stubs = found.slots.iter().filter(|s| s.stub != s.slot).map(|s| (s.stub + bias, s.function)).collect();
+    let slots = found.slots.iter().map(|s| (s.slot + bias, s.function)).collect();
+    let base = 1 << 29;
+    let inputs = Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs: &stubs, slots: &slots, base };
+    let plan = Plan::new(&heapbpf_inline_blob::code().unwrap(), &SETTINGS, &inputs).unwrap();
+    Some((plan, found.functions.into_iter().map(|f| f.name).collect()))
+}
+
+#[test]
+fn every_function_of_common_allocators_is_hooked() {
+    for path in [
+        "/lib/x86_64-linux-gnu/libc.so.6",
+        "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2",
+        "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4",
+        "/usr/lib/x86_64-linux-gnu/libmimalloc.so.2",
+        "/usr/lib/x86_64-linux-musl/libc.so",
+    ] {
+        let Some((plan, names)) = plan(path) else { continue };
+        let refused: Vec<_> = plan.refused.iter().map(|(index, why)| (&names[*index], why)).collect();
+        println!("{path}: {} hooked, {} patches, refused {refused:?}", plan.hooked.len(), plan.patches.len());
+        assert!(refused.iter().all(|(_, why)| **why == Refusal::ThrowingReallocation), "{path}: {refused:?}");
+        for patch in &plan.patches {
+            assert_eq!(patch.before.len(), patch.after.len());
+            assert_ne!(patch.before, patch.after);
+        }
+        let overlaps = plan.patches.windows(2).any(|two| two[0].address + two[0].after.len() as u64 > two[1].address);
+        assert!(!overlaps && plan.moved.is_sorted());
+    }
+}
+
+/// Tools find its sites by name, and its frames.
+#[test]
+fn the_file_has_symbols_and_frames() {
+    let Some((plan, _)) = plan("/lib/x86_64-linux-gnu/libc.so.6") else { return };
+    let file = object::File::parse(&*plan.file).unwrap();
+    let symbols: HashMap<&str, u64> = file.dynamic_symbols().map(|s| (s.name().unwrap(), s.address())).collect();
+    let code = heapbpf_inline_blob::code().unwrap();
+    let names = ["heapbpf_result", "heapbpf_freeing", "heapbpf_reallocating", "heapbpf_unseen"];
+    for (name, offset) in names.into_iter().zip(site_offsets(&code)) {
+        assert_eq!(symbols[name], offset, "{name}");
+        assert_eq!(plan.file[offset as usize..][..5], [0x0f, 0x1f, 0x44, 0, 0], "{name}");
+        assert_eq!(offset % 8, 0, "it must not cross a page");
+    }
+    assert!(symbols.contains_key("heapbpf_inline:malloc"));
+    use gimli::UnwindSection as _;
+    use object::ObjectSection as _;
+    let section = file.section_by_name(".eh_frame").unwrap();
+    let frames = gimli::EhFrame::new(section.data().unwrap(), gimli::LittleEndian);
+    let bases = gimli::BaseAddresses::default().set_eh_frame(section.address());
+    let cfa_at = |address: u64| {
+        let mut context = gimli::UnwindContext::new();
+        let row =
+            frames.unwind_info_for_address(&bases, &mut context, address, gimli::EhFrame::cie_from_offset).unwrap();
+        let gimli::CfaRule::RegisterAndOffset { register, offset } = row.cfa() else {
+            panic!("a rule of another kind")
+        };
+        assert_eq!(*register, gimli::X86_64::RSP);
+        *offset
+    };
+    let framed = CODE + u64::from(code.entries.framed);
+    let framed_end = CODE + u64::from(code.entries.framed_end);
+    assert_eq!((cfa_at(framed - 1), cfa_at(framed), cfa_at(framed_end - 1), cfa_at(framed_end)), (8, 112, 112, 8));
+    assert_eq!(cfa_at(TEXT_BYTES - 1), 8);
+}
+
+#[test]
+fn a_blob_of_ours_is_recognized_and_another_is_not() {
+    let Some((plan, names)) = plan("/lib/x86_64-linux-gnu/libc.so.6") else { return };
+    let code = heapbpf_inline_blob::code().unwrap();
+    let found = Found::check(plan.text(), &code).unwrap();
+    assert_eq!((found.functions.len(), found.header.file), (names.len(), [1, 2, 3]));
+    assert!(found.functions.iter().all(|f| f.original > 0x5000 && f.displaced >= 5));
+    let changed = |at: usize, to: u8| {
+        let mut text = plan.text().to_vec();
+        text[at] = to;
+        Found::check(&text, &code).unwrap_err()
+    };
+    assert_eq!(Found::check(&plan.text()[..0x4000], &code).unwrap_err(), ForeignBlob::Truncated);
+    assert_eq!(changed(0x1000, 0), ForeignBlob::Magic);
+    assert_eq!(changed(0x1008, 9), ForeignBlob::Version(9));
+    assert_eq!(changed(0x100c, 2), ForeignBlob::Nonsense);
+    assert_eq!(changed(0x1010, 0), ForeignBlob::OtherCode);
+    assert_eq!(changed(0x1018, 99), ForeignBlob::Nonsense);
+    assert_eq!(changed(0x101d, 0xff), ForeignBlob::Nonsense);
+    assert_eq!(changed(CODE as usize + 100, 0xff), ForeignBlob::OtherCode);
+    const { assert!(MAX_FUNCTIONS > 120) };
+}

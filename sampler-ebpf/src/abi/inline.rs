@@ -1,0 +1,60 @@
+//! What inline hooks tell the BPF programs: the probe sites in the code that is mapped into a target, and the registers
+//! there (x86-64).
+//!
+//! Each site is a five-byte no-op, aligned to eight bytes, with a symbol of its own in the mapped file (`SYMBOL_*`). The
+//! stack pointer is as at the hooked function's entry: the word there is the return address, and nothing can live below.
+//! Callee-saved registers are the caller's. So the first frame is the caller itself. A thread passes a site only for a
+//! sampled call, or for a sampled block; a probe there that does nothing changes nothing.
+//!
+//! | register | [`SYMBOL_RESULT`] | [`SYMBOL_FREEING`], [`SYMBOL_REALLOCATING`] | [`SYMBOL_UNSEEN`] |
+//! |---|---|---|---|
+//! | `rax` | the function's result | the thread's calls so far | offset, and interval in the upper half |
+//! | `rdi` | the block, or 0 | the function's argument | the function's argument |
+//! | `rsi` | bytes requested | the function's argument | the function's argument |
+//! | `rdx` | the thread's calls so far | the function's argument | the function's argument |
+//! | `rcx` | offset | the function's argument | the function's argument |
+//! | `r8` | interval R of the draw | the function's argument | the function's argument |
+//! | `r9` | the old block, or 0 | the function's argument | the function's argument |
+//! | `r10` | function, index, flags | function, index, flags | function, index, flags |
+//! | `r11` | 0 | the block | bytes requested |
+//!
+//! Bits 0 to 15 of `r10` are [`Site::function`](super::Site::function)'s number as the daemon gave it, 16 to 31 the
+//! function's index among those of this blob, and 32 to 63 flags; *offset* is the number of failed trials of this
+//! allocation before the successful one. *The thread's calls* counts this call.
+//!
+//! The order of events of one thread is the order of its sites:
+//! - malloc and its kin: RESULT with [`flag::SAMPLED`] if the call succeeded; nothing if it failed.
+//! - free of a sampled block: FREEING, before the block is freed. The block is no longer known afterwards.
+//! - realloc of a sampled block: REALLOCATING before the call, then RESULT with that block in `r9` in any case: with
+//!   [`flag::FAILED`], the old block is still in use and stays known; without it, it was freed. [`flag::SAMPLED`] says
+//!   whether the new block is a sample too. Between both, other threads may get the old block's address, so it must have
+//!   left the live map at REALLOCATING. If the call never returns (`longjmp`), RESULT does not come.
+//! - realloc of another block: RESULT as for malloc, with `r9` = 0.
+//! - a function that may throw, whose result cannot be awaited: UNSEEN before the call; the block is not known. Offset
+//!   and interval have 32 bits there.
+
+/// Symbol of the site behind an allocation function's call: the outcome is known.
+pub const SYMBOL_RESULT: &str = "heapbpf_result";
+/// Symbol of the site before a sampled block is freed.
+pub const SYMBOL_FREEING: &str = "heapbpf_freeing";
+/// Symbol of the site before a sampled block is reallocated.
+pub const SYMBOL_REALLOCATING: &str = "heapbpf_reallocating";
+/// Symbol of the site before a sampled call whose result will not be seen.
+pub const SYMBOL_UNSEEN: &str = "heapbpf_unseen";
+
+/// Bits in the upper half of `r10`.
+pub mod flag {
+    /// The block is a sample.
+    pub const SAMPLED: u32 = 1;
+    /// The call failed. Only with an old block.
+    pub const FAILED: u32 = 2;
+    /// More threads than there are slots: the thread's number of calls is not known.
+    pub const SHARED_SLOT: u32 = 4;
+    /// The block could not be noted (its set is full), so its free will not be seen.
+    pub const UNTRACKED: u32 = 8;
+}
+
+/// Bits to shift `r10` to the right for its flags, and `rax` for the interval.
+pub const UPPER_HALF: u32 = 32;
+/// Bits of `r10` with the function's number.
+pub const NUMBER_BITS: u32 = 16;

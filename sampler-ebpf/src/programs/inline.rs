@@ -1,0 +1,189 @@
+//! The sites of inline hooks: a call that was sampled inside the target, and what becomes of a sampled block.
+//!
+//! `abi::inline` has the registers. What these programs report, and the live map, are the same as those of probes. The
+//! target itself counts all calls and bytes; here a sampled call counts as entered and as sampled, and as one that the
+//! target has counted too ([`Counters::inline_sampled`](sampler_ebpf::abi::Counters)).
+
+use core::ffi::c_void;
+
+use sampler_ebpf::abi::LiveValue;
+use sampler_ebpf::abi::inline::{NUMBER_BITS, UPPER_HALF, flag};
+use sampler_ebpf::trials;
+
+use crate::allocation;
+use crate::arch::{self, register};
+use crate::config::config;
+use crate::counters::{self, add_shared};
+use crate::live;
+use crate::maps;
+use crate::output;
+use crate::process::{current_task, process_of};
+use crate::thread::{Pending, SLOTS, ThreadState};
+
+// Numbers of registers in the instruction set.
+const RAX: u8 = 0;
+const RCX: u8 = 1;
+const RDX: u8 = 2;
+const RSI: u8 = 6;
+const RDI: u8 = 7;
+const R8: u8 = 8;
+const R9: u8 = 9;
+const R10: u8 = 10;
+const R11: u8 = 11;
+
+/// Index of the function's site, of which the daemon made its number.
+#[inline(always)]
+fn site(ctx: *mut c_void) -> u32 {
+    register(ctx, R10) as u32 & ((1 << NUMBER_BITS) - 1)
+}
+
+#[inline(always)]
+fn flags(ctx: *mut c_void) -> u32 {
+    (register(ctx, R10) >> UPPER_HALF) as u32
+}
+
+/// After a call whose outcome is known.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "uprobe/inline_result")]
+pub extern "C" fn inline_result(ctx: *mut c_void) -> u32 {
+    let sampled = flags(ctx) & flag::SAMPLED != 0;
+    let lose = move || lose(sampled);
+    let Some(state) = ThreadState::of_any_target(lose) else { return 0 };
+    if register(ctx, R9) != 0 {
+        end_reallocation(ctx, state);
+    }
+    if sampled {
+        note_calls(ctx, state, register(ctx, RDX));
+        let call = Sampled { size: register(ctx, RSI), offset: register(ctx, RCX), interval: register(ctx, R8) };
+        // Without its address it counts as one that cannot be followed.
+        let address = if flags(ctx) & flag::UNTRACKED == 0 { register(ctx, RDI) } else { 0 };
+        report(ctx, state, &call, address);
+    }
+    0
+}
+
+/// Before a sampled block is freed.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "uprobe/inline_freeing")]
+pub extern "C" fn inline_freeing(ctx: *mut c_void) -> u32 {
+    let block = register(ctx, R11);
+    let lose = move || live::release_without_state(block);
+    let Some(state) = ThreadState::of_any_target(lose) else { return 0 };
+    note_calls(ctx, state, register(ctx, RAX));
+    live::release(state, block);
+    0
+}
+
+/// Before a sampled block is reallocated. It leaves the live map until the outcome is known.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "uprobe/inline_realloc")]
+pub extern "C" fn inline_reallocating(ctx: *mut c_void) -> u32 {
+    let block = register(ctx, R11);
+    let lose = move || live::report_without_state(block);
+    let Some(state) = ThreadState::of_any_target(lose) else { return 0 };
+    note_calls(ctx, state, register(ctx, RAX));
+    if config!(live) == 0 {
+        return 0;
+    }
+    // It may be a sample of an earlier recording.
+    let Some(old) = live::take_out(state, block) else { return 0 };
+    let sp = arch::stack_pointer(ctx);
+    let slot = state.open_slot(sp) & (SLOTS - 1);
+    state.slots[slot] = Pending {
+        sp,
+        size: 0,
+        trials: 0,
+        offset: 0,
+        interval: 0,
+        caller: arch::return_address(ctx, sp),
+        out: 0,
+        old_address: block,
+        old,
+        site: site(ctx),
+        sampled: 0,
+        return_sites_probed: 0,
+        may_throw: 0,
+    };
+    0
+}
+
+/// Before a sampled call whose result will not be seen.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "uprobe/inline_unseen")]
+pub extern "C" fn inline_unseen(ctx: *mut c_void) -> u32 {
+    let Some(state) = ThreadState::of_any_target(move || lose(true)) else { return 0 };
+    let draw = register(ctx, RAX);
+    state.moments = state.moments.wrapping_add(1);
+    let call = Sampled { size: register(ctx, R11), offset: draw & 0xffff_ffff, interval: draw >> UPPER_HALF };
+    report(ctx, state, &call, 0);
+    0
+}
+
+/// Notes how many calls the thread has made, by which blocks are found that are freed before the next call.
+#[inline(always)]
+fn note_calls(ctx: *mut c_void, state: &mut ThreadState, calls: u64) {
+    state.moments = if flags(ctx) & flag::SHARED_SLOT == 0 { calls } else { state.moments.wrapping_add(1) };
+}
+
+/// What the target says of a sampled call.
+struct Sampled {
+    size: u64,
+    offset: u64,
+    interval: u64,
+}
+
+/// Reports a sampled call by a function of its own, for its stack.
+#[inline(never)]
+fn report(ctx: *mut c_void, state: &mut ThreadState, call: &Sampled, address: u64) {
+    state.calls += 1;
+    state.counters.sampled += 1;
+    state.counters.inline_sampled += 1;
+    let sp = arch::stack_pointer(ctx);
+    let pending = Pending {
+        sp,
+        size: call.size,
+        trials: trials::trials(config!(criterion), call.size, maps::trials_of_class),
+        offset: call.offset,
+        interval: call.interval,
+        caller: arch::return_address(ctx, sp),
+        out: 0,
+        old_address: 0,
+        old: LiveValue::default(),
+        site: site(ctx),
+        sampled: 1,
+        return_sites_probed: 0,
+        may_throw: 0,
+    };
+    let mut registers = arch::registers(ctx);
+    registers.ip = pending.caller;
+    registers.sp = sp.wrapping_add(arch::RETURN_SLOT);
+    allocation::report(ctx, &registers, state, &pending, address, config!(live) != 0);
+}
+
+/// The outcome for the old block.
+#[inline(never)]
+fn end_reallocation(ctx: *mut c_void, state: &mut ThreadState) {
+    // None if the block was not in the live map.
+    let Some(slot) = state.take_pending(arch::stack_pointer(ctx)) else { return };
+    let pending = state.slots[slot & (SLOTS - 1)];
+    if flags(ctx) & flag::FAILED != 0 {
+        live::put_back(state, pending.old_address, &pending.old);
+    } else if pending.old_address != 0 {
+        output::submit_free(state, &pending.old);
+    }
+}
+
+/// Counts a sampled call by a thread without state. The target has counted the call.
+#[inline(never)]
+fn lose(sampled: bool) {
+    if !sampled {
+        return;
+    }
+    if let Some(counters) = counters::without_state(process_of(current_task())) {
+        // SAFETY: the pointers are to counters in a map's value.
+        unsafe {
+            add_shared(&raw mut (*counters).lost_no_thread_state, 1);
+            add_shared(&raw mut (*counters).inline_sampled, 1);
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What is to be mapped into a process, from its mappings and the allocator's file.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+
+use heapbpf_elf::Elf;
+use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, MEMFD_NAME, STATE, mapped_bytes};
+use heapbpf_inline::{Inputs, Patch, Plan, Settings, Text, Twin, Wanted};
+use heapbpf_probes::InlineFile;
+use heapbpf_remote::{Data, Displaced, Draft, Mapping, PAGE_BYTES, Pages, Target};
+use sampler_ebpf::abi::Site;
+use zerocopy::IntoBytes as _;
+
+use super::Refused;
+
+/// Runs of pages with at most so many in between are replaced together.
+const GAP_PAGES: u64 = 4;
+
+/// Where the allocator's code is in the target.
+pub(super) struct Place {
+    /// Its executable mapping.
+    pub(super) mapping: Mapping,
+    /// Address in the target less address in the file.
+    pub(super) bias: u64,
+}
+
+/// Finds the allocator's code.
+pub(super) fn place(target: &Target, file: &File) -> Result<Place, Refused> {
+    let inode = file.metadata().map_err(|source| Refused::Read { what: "the allocator's file", source })?.ino();
+    let is_text = |mapping: &&Mapping| mapping.is_executable && mapping.inode == inode;
+    let mut found = target.maps().as_slice().iter().filter(is_text);
+    let (Some(mapping), None) = (found.next(), found.next()) else { return Err(Refused::Mappings) };
+    let elf = Elf::read(file).map_err(|_| Refused::Mappings)?;
+    let address = elf.segments.iter().filter(|segment| segment.is_loaded() && segment.is_executable());
+    let address = address
+        .filter(|segment| segment.offset & !(PAGE_BYTES - 1) == mapping.offset)
+        .map(|segment| segment.address.wrapping_sub(segment.offset - mapping.offset))
+        .next()
+        .ok_or(Refused::Mappings)?;
+    Ok(Place { mapping: mapping.clone(), bias: mapping.range.start.wrapping_sub(address) })
+}
+
+/// Makes the plan. `sites`: index of each function's site. `word` reads a word of the target's memory.
+pub(super) fn inline_plan(
+    found: &InlineFile,
+    sites: &[u32],
+    place: &Place,
+    (base, settings): (u64, &Settings),
+    word: &dyn Fn(u64) -> Option<u64>,
+) -> Result<Plan, Refused> {
+    let code = heapbpf_inline_blob::code().ok_or(Refused::Machine)?;
+    let at = |address: u64| address.wrapping_add(place.bias);
+    let texts: Vec<Text<'_>> =
+        found.code.iter().map(|code| Text { address: at(code.address), bytes: &code.bytes }).collect();
+    let inner: Vec<[u64; 2]> = found.inner.iter().map(|[start, end]| [at(*start), at(*end)]).collect();
+    let wanted: Vec<Wanted<'_>> = found
+        .functions
+        .iter()
+        .zip(sites)
+        .map(|(function, site)| Wanted {
+            name: &function.name,
+            address: at(function.address),
+            length: function.length,
+            // The programs get the index of the site.
+            site: Site { function: *site as u16, ..function.site },
+            twin: function.twin.map(|(function, reference)| Twin { function, reference }),
+        })
+        .collect();
+    // Another file may define the name first.
+    let own = |slot: &&heapbpf_probes::InlineSlot| word(at(slot.slot)) == Some(wanted[slot.function].address);
+    let slots = found.slots.iter().filter(own).map(|slot| (at(slot.slot), slot.function)).collect();
+    let stubs = found.slots.iter().filter(own).filter(|slot| slot.stub != slot.slot);
+    let stubs = stubs.map(|slot| (at(slot.stub), slot.function)).collect();
+    let inputs = Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs: &stubs, slots: &slots, base };
+    let plan = Plan::new(&code, settings, &inputs).map_err(|error| Refused::Plan(error.to_string()))?;
+    match plan.refused.first() {
+        // Some of an allocator's functions would count, and others not.
+        Some((function, why)) => Err(Refused::Plan(format!("{}: {why}", wanted[*function].name))),
+        None => Ok(plan),
+    }
+}
+
+/// The same for the injector.
+pub(super) fn draft(
+    plan: &Plan,
+    place: &Place,
+    file: &File,
+    set_log2: u32,
+    control: &Control,
+) -> Result<Draft, Refused> {
+    let read = |address: u64, bytes: &mut [u8]| {
+        let within = address.checked_sub(place.mapping.range.start).filter(|_| address < place.mapping.range.end);
+        within.is_some_and(|within| file.read_exact_at(bytes, place.mapping.offset + within).is_ok())
+    };
+    let runs = plan.runs(GAP_PAGES, &read).ok_or(Refused::Changed)?;
+    let pages = runs.into_iter().map(|run| {
+        let mut original = vec![0; run.bytes.len()];
+        read(run.address, &mut original).then_some(Pages { start: run.address, original, edited: run.bytes })
+    });
+    let pages = pages.collect::<Option<Vec<_>>>().ok_or(Refused::Changed)?;
+    let bytes = mapped_bytes(set_log2);
+    let control =
+        Data { range: CONTROL..CONTROL + CONTROL_BYTES, is_wiped_on_fork: false, initial: control.as_bytes().to_vec() };
+    let state = Data { range: STATE..bytes, is_wiped_on_fork: true, initial: Vec::new() };
+    Ok(Draft {
+        name: MEMFD_NAME.to_owned(),
+        base: plan.base,
+        bytes,
+        text: plan.text().to_vec(),
+        data: vec![control, state],
+        pages,
+        displaced: plan.patches.iter().filter_map(|patch| displaced(patch, plan)).collect(),
+    })
+}
+
+/// The instructions that a patch displaces; `None` if it only leads a call elsewhere.
+fn displaced(patch: &Patch, plan: &Plan) -> Option<Displaced> {
+    let range = patch.address..patch.address + patch.after.len() as u64;
+    let copies: Vec<(u64, u64)> = plan.moved.iter().filter(|(from, _)| range.contains(from)).copied().collect();
+    (!copies.is_empty()).then_some(Displaced { range, copies })
+}

@@ -1,0 +1,61 @@
+//! Inline hooks: calls are counted inside the process, and what is sampled is the same as with probes.
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::turn;
+use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+use heapbpf_tests::truth::Truth;
+
+/// Records one program from READY to its report, hooked inline.
+fn record(name: &str, arguments: &[&str], interval: u64) -> (Profile, Stats, Truth) {
+    let mut target = Target::start(&program(name), arguments);
+    let pid = target.pid();
+    let recording = Recorder::of(pid, interval).option("--hook", "inline").flag("--no-follow").start();
+    assert!(maps(pid).contains("/memfd:heapbpf-inline"), "it is hooked inline");
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    assert!(!maps(pid).contains("/memfd:heapbpf-inline"), "everything is taken out");
+    (profile, stats, truth)
+}
+
+fn maps(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("the target runs")
+}
+
+/// Totals are the target's own counts, and hits are its calls.
+fn counted_exactly(stats: &Stats, truth: &Truth) {
+    assert_eq!(stats.hits, truth.allocs() + truth.failed + truth.abandoned, "{stats:?}");
+    assert_eq!(stats.exact_alloc_objects, truth.allocs(), "{stats:?}");
+    assert_eq!(stats.exact_alloc_bytes, truth.bytes(), "{stats:?}");
+    assert_eq!(stats.lost(), 0, "{stats:?}");
+}
+
+#[test]
+fn twenty_sites_are_exact_at_interval_1() {
+    let Some(_turn) = turn("inline_twenty_sites_are_exact_at_interval_1") else { return };
+    let (profile, stats, truth) = record("mix", &["30000"], 1);
+    checks::sites(&profile, &truth, 1, Compare::All);
+    counted_exactly(&stats, &truth);
+    assert_eq!(stats.unsampled, 0, "{stats:?}");
+    assert_eq!(profile.totals.alloc_bytes.low, profile.totals.alloc_bytes.high, "nothing is uncertain");
+}
+
+#[test]
+fn eight_threads_leave_all_their_blocks_at_interval_1() {
+    let Some(_turn) = turn("inline_eight_threads_leave_all_their_blocks_at_interval_1") else { return };
+    let (profile, stats, truth) = record("threads", &["2560"], 1);
+    assert_eq!(truth.live_allocs(), 1024);
+    checks::sites(&profile, &truth, 1, Compare::All);
+    counted_exactly(&stats, &truth);
+}
+
+#[test]
+fn twenty_sites_are_true_at_4_kib() {
+    let Some(_turn) = turn("inline_twenty_sites_are_true_at_4_kib") else { return };
+    let (profile, stats, truth) = record("mix", &["200000"], 4 << 10);
+    checks::sites(&profile, &truth, 4 << 10, Compare::All);
+    counted_exactly(&stats, &truth);
+    assert!(stats.unsampled > 0 && stats.submitted > 0, "{stats:?}");
+}
