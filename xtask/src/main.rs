@@ -63,6 +63,9 @@ enum Command {
         /// For another machine than this one, such as aarch64-unknown-linux-gnu
         #[arg(long, value_name = "TRIPLE")]
         target: Option<String>,
+        /// Only the BPF programs, which the next plain cargo build of the daemon takes in
+        #[arg(long)]
+        bpf: bool,
     },
     /// Build and run heapbpf; without arguments, profile a small leaking program for ten seconds
     Run {
@@ -124,9 +127,10 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
     let context = Context::new(cli.options)?;
     match cli.command {
         Command::Setup => build::set_up(&context).map(|_| ())?,
-        Command::Build { target } => {
+        Command::Build { target, bpf } => {
             let machine = target.as_deref().map(cross::machine).transpose().map_err(anyhow::Error::msg)?.flatten();
-            build::build(&Context { machine, ..context }).map(|_| ())?;
+            let context = Context { machine, ..context };
+            if bpf { build::build_bpf(&context) } else { build::build(&context) }.map(|_| ())?;
         }
         Command::Run { args } => return run::run(&context, &args),
         Command::Test(selection) => return test::test(&context, &selection),
