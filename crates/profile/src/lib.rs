@@ -10,6 +10,7 @@ mod chains;
 pub mod diff;
 pub mod escape;
 pub mod estimates;
+pub mod filter;
 pub mod formats;
 pub mod group;
 mod intern;

@@ -1,17 +1,20 @@
 //! The text report of a profile, as `heapbpf report` prints it.
 
+mod by;
 mod chain;
 mod figure;
 mod figures;
-mod functions;
 mod processes;
 mod remarks;
 mod stacks;
 mod summary;
 pub mod text;
+mod tree;
 
+pub use self::by::{By, UnknownTable};
 use self::figure::FigureText;
 use self::text::{Style, clip, width, wrap};
+pub use self::tree::Tree;
 use super::units;
 use crate::escape::escaped;
 use crate::estimates::{Pool, exact, intervals_used};
@@ -28,7 +31,11 @@ pub struct ReportOptions {
     pub color: bool,
     /// The value to sort by; `None`: bytes in use, or bytes allocated if nothing is in use or frees were not followed.
     pub sort: Option<Value>,
-    /// Most stacks in the table.
+    /// What the main table has rows for.
+    pub by: By,
+    /// A tree of calls instead of the main table.
+    pub tree: Option<Tree>,
+    /// Most rows in the main table.
     pub top: usize,
     /// Most functions in the table; 0: no such table.
     pub functions: usize,
@@ -54,6 +61,8 @@ impl Default for ReportOptions {
             width: 100,
             color: false,
             sort: None,
+            by: By::Stack,
+            tree: None,
             top: 10,
             functions: 0,
             group_by: None,
@@ -82,9 +91,9 @@ pub fn report(profile: &Profile, options: &ReportOptions) -> String {
     lines.extend(context.totals());
     lines.extend(summary::lines(&context));
     for section in [
-        stacks::section(&context),
-        held.as_ref().map(stacks::section).unwrap_or_default(),
-        functions::section(&context),
+        main_table(&context),
+        held.as_ref().map(main_table).unwrap_or_default(),
+        by::section(&context, By::Function, options.functions),
         processes::section(&context),
         remarks::section(&context),
     ] {
@@ -99,6 +108,16 @@ pub fn report(profile: &Profile, options: &ReportOptions) -> String {
     }
     lines.push(String::new());
     lines.join("\n")
+}
+
+/// The table or tree that was asked for; by default that of the top stacks.
+fn main_table(context: &Context) -> Vec<String> {
+    let top = context.options.top;
+    match (&context.options.tree, context.options.by) {
+        (Some(tree), _) => tree::section(context, tree, top),
+        (None, By::Stack) => stacks::section(context),
+        (None, by) => by::section(context, by, top),
+    }
 }
 
 /// The default value of the profile; bytes allocated if nothing is in use.

@@ -29,7 +29,9 @@ pub fn by_regression(parts: &[Estimated], exact: f64) -> Vec<f64> {
 /// How an estimated total compares with the exact one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SelfCheck {
-    /// (exact − estimate) / √variance; `None` without variance.
+    /// (exact − estimate) / √variance; `None` without variance. Where that is above 5 although the exact total is inside
+    /// the five-sigma interval (few samples, or samples so large that almost none can be missed, beside unsampled small
+    /// allocations), the variance says too little: then it is in fifths of that side of the interval.
     pub z: Option<f64>,
     /// Whether chance cannot explain the difference, so that samples were lost or something is broken: |z| > 5, and the
     /// exact total is outside the five-sigma interval, which allows for the skewness of few samples.
@@ -43,6 +45,11 @@ pub fn self_check(estimate: f64, variance: f64, five_sigma: interval::Interval, 
     // Sums of floating-point numbers are not exact to the last byte.
     let slack = 0.5 + 1e-9 * exact.abs();
     let outside = exact < five_sigma.low - slack || exact > five_sigma.high + slack;
+    let side = if difference > 0.0 { five_sigma.high - estimate } else { estimate - five_sigma.low };
+    let z = match z {
+        Some(z) if z.abs() > 5.0 && !outside => Some(5.0 * difference / side.max(difference.abs())),
+        z => z,
+    };
     SelfCheck { z, alarming: outside && z.is_none_or(|z| z.abs() > 5.0) }
 }
 
@@ -76,9 +83,15 @@ mod tests {
     fn alarms() {
         let r = 1_000u64;
         let seen = |s: u64| Sampled { samples: s, sum: s as f64, estimate: (s * r) as f64 };
-        // One sample where six were expected: z is 5.5, yet the probability is 1 %, so there is no alarm.
+        // One sample where six were expected: 5.5 standard deviations, yet the probability is 1 %: no alarm, and no such
+        // figure is shown.
         let check = of_one_interval(seen(1), 1e6, r, 6_500.0);
-        assert!(check.z.is_some_and(|z| z > 5.0) && !check.alarming);
+        assert!(check.z.is_some_and(|z| 0.0 < z && z < 5.0) && !check.alarming, "{check:?}");
+        // Large blocks that are sampled almost surely have no variance to speak of; small ones beside them were not
+        // sampled.
+        let large = Sampled { samples: 200, sum: 92.8e6, estimate: 92.8e6 };
+        let check = of_one_interval(large, 1e4, 524_288, 93.1e6);
+        assert!(check.z.is_some_and(|z| 0.0 < z && z < 2.0) && !check.alarming, "{check:?}");
         let check = of_one_interval(seen(10_000), 1e10, r, 10.6e6);
         assert!(check.alarming, "{check:?}");
         assert!(!of_one_interval(seen(10_000), 1e10, r, 10.3e6).alarming);

@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use regex::Regex;
 
 use super::choices::AtArg;
 use super::values::{parse_confidence, parse_estimator, parse_exposure, parse_size, parse_value};
 use crate::terminal::Color;
 use heapbpf_profile::diff::Exposure;
 use heapbpf_profile::group::GroupBy;
+use heapbpf_profile::report::By;
 use heapbpf_profile::value::Value;
 use heapbpf_statistics::estimators::Estimator;
 
@@ -50,7 +52,8 @@ pub struct MergeArgs {
     /// Where the sum goes
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Format, where the file's extension does not tell: pprof, json, json.gz, folded, svg, html, speedscope, heap_v2, perfetto,
+    /// Format, where the file's extension does not tell: pprof, json, json.gz, csv, folded, svg, html, speedscope, heap_v2,
+    /// perfetto,
     /// parquet, otlp
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<String>,
@@ -79,14 +82,35 @@ pub struct ReportArgs {
     /// Write the profile instead of showing it; `-` is standard output; may be repeated
     #[arg(short, long = "output", value_name = "FILE")]
     pub outputs: Vec<PathBuf>,
-    /// Format, where the file's extension does not tell: pprof, json, json.gz, folded, svg, html, speedscope, heap_v2, perfetto,
-    /// parquet, otlp
-    #[arg(long, value_name = "FORMAT", requires = "outputs")]
+    /// Format: text (tables), or one that is written, without -o to standard output: pprof, json, json.gz, csv, folded,
+    /// svg, html, speedscope, heap_v2, perfetto, parquet, otlp; with -o where the file's extension does not tell
+    #[arg(long, value_name = "FORMAT")]
     pub format: Option<String>,
     /// Overwrite files named by -o
     #[arg(long, requires = "outputs")]
     pub force: bool,
-    /// Most stacks shown
+    /// What the table has rows for: stack, function, file, module, program, thread
+    #[arg(long, value_name = "WHAT", default_value = "stack")]
+    pub by: By,
+    /// A tree of calls instead of the table, from the outermost functions down
+    #[arg(long, conflicts_with = "by")]
+    pub tree: bool,
+    /// A tree of the callers of functions whose name, source file or module matches
+    #[arg(long, value_name = "REGEX", conflicts_with_all = ["by", "tree"])]
+    pub callers: Option<Regex>,
+    /// Only stacks with a frame whose function, source file or module matches
+    #[arg(long, value_name = "REGEX")]
+    pub focus: Option<Regex>,
+    /// No stacks with a frame that matches
+    #[arg(long, value_name = "REGEX")]
+    pub ignore: Option<Regex>,
+    /// Stacks without the frames that match
+    #[arg(long, value_name = "REGEX")]
+    pub hide: Option<Regex>,
+    /// Stacks with no other frames than those that match
+    #[arg(long, value_name = "REGEX")]
+    pub show: Option<Regex>,
+    /// Most rows shown
     #[arg(short = 'n', long, default_value_t = 20)]
     pub top: usize,
     /// Also so many functions, with all that is allocated through them

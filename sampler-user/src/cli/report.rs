@@ -2,6 +2,9 @@
 //! profile that has none.
 
 use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use anyhow::bail;
 
 use super::compare::print;
 use super::error::PlanError;
@@ -13,9 +16,10 @@ use crate::symbols::symbolizer::Options;
 use crate::terminal;
 use heapbpf_profile::adjust::Adjustments;
 use heapbpf_profile::escape::escaped;
+use heapbpf_profile::filter::Filter;
 use heapbpf_profile::formats::{self, WriteOptions};
 use heapbpf_profile::read;
-use heapbpf_profile::report::{self, ReportOptions};
+use heapbpf_profile::report::{self, ReportOptions, Tree};
 
 /// Maximum number of reasons for missing names that are printed.
 const MOST_REASONS: usize = 5;
@@ -25,13 +29,7 @@ const MOST_REASONS: usize = 5;
 /// # Errors
 /// The file cannot be read or is not a profile, or an output cannot be written.
 pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
-    let mut outputs = Vec::new();
-    for path in &args.outputs {
-        let format = formats::choose(path, args.format.as_deref()).map_err(PlanError::Format)?;
-        let output = Output::new(path, format, args.force);
-        output.check()?;
-        outputs.push(output);
-    }
+    let outputs = outputs(args)?;
     plan::check_debug_dirs(&args.debug_dir)?;
     let mut profile = read::open(&args.profile)?;
     if args.symbolize {
@@ -40,6 +38,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
     }
     let adjustments = Adjustments { calibrate: args.calibrate, at: args.at.into(), estimator: args.estimator };
     adjustments.apply(&mut profile)?;
+    filter(args).apply(&mut profile);
     let write = WriteOptions { value: args.value, confidence: args.confidence, group_by: args.group_by };
     for output in &outputs {
         output.write(&profile, &write)?;
@@ -52,6 +51,8 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
         color: args.color.is_on(std::io::stdout().is_terminal()),
         group_by: args.group_by,
         sort: args.value,
+        by: args.by,
+        tree: args.callers.clone().map(Tree::Callers).or(args.tree.then_some(Tree::Down)),
         top: args.top,
         functions: args.functions,
         fold_recursion: args.fold_recursion,
@@ -60,6 +61,36 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
         ..ReportOptions::default()
     };
     print(&report::report(&profile, &options))
+}
+
+/// The name of the format that is tables on a terminal, not a file.
+const TEXT: &str = "text";
+
+/// The outputs, checked; none if tables are to be shown.
+fn outputs(args: &ReportArgs) -> anyhow::Result<Vec<Output>> {
+    let format = args.format.as_deref();
+    let standard_output = [PathBuf::from("-")];
+    let paths = match (args.outputs.as_slice(), format) {
+        ([], None | Some(TEXT)) => return Ok(Vec::new()),
+        ([], Some(_)) => &standard_output,
+        (paths, Some(TEXT)) => bail!(
+            "--format text shows tables on standard output and writes no file: leave out -o {}",
+            escaped(&paths[0].to_string_lossy())
+        ),
+        (paths, _) => paths,
+    };
+    let mut outputs = Vec::new();
+    for path in paths {
+        let format = formats::choose(path, format).map_err(PlanError::Format)?;
+        let output = Output::new(path, format, args.force);
+        output.check()?;
+        outputs.push(output);
+    }
+    Ok(outputs)
+}
+
+fn filter(args: &ReportArgs) -> Filter {
+    Filter { focus: args.focus.clone(), ignore: args.ignore.clone(), hide: args.hide.clone(), show: args.show.clone() }
 }
 
 /// Prints to standard error how many names were found, and why others were not.

@@ -4,6 +4,7 @@
 mod at_exit_tests;
 #[cfg(all(test, feature = "parquet", feature = "perfetto", feature = "pprof"))]
 mod consumers_tests;
+mod csv;
 mod folded;
 mod heap_v2;
 mod html;
@@ -154,6 +155,7 @@ pub static FORMATS: &[&dyn Format] = &[
     &json::Json,
     #[cfg(feature = "pprof")]
     &json::JsonGz,
+    &csv::Csv,
     &folded::Folded,
     #[cfg(feature = "svg")]
     &svg::Svg,

@@ -14,6 +14,8 @@ use crate::value::Value;
 pub(super) struct FigureTable {
     table: Table,
     rows: usize,
+    /// Whether rows have numbers.
+    numbered: bool,
     /// Whether some figures in use or at exit cover a part of the processes only.
     partial: bool,
     /// Reasons why figures have no interval.
@@ -35,10 +37,19 @@ fn has_guaranteed(context: &Context, value: Value) -> bool {
 }
 
 impl FigureTable {
-    /// A table without rows.
+    /// A table without rows, whose rows get numbers.
     pub(super) fn new(context: &Context, more: &[Column]) -> Self {
+        let columns = vec![Column::right("#", Style::Dim).gap(1), Column::right("SHARE", Style::Bold)];
+        Self { numbered: true, ..Self::of(columns, context, more) }
+    }
+
+    /// A table without rows, whose rows have no order of their own.
+    pub(super) fn without_numbers(context: &Context, more: &[Column]) -> Self {
+        Self::of(vec![Column::right("SHARE", Style::Bold)], context, more)
+    }
+
+    fn of(mut columns: Vec<Column>, context: &Context, more: &[Column]) -> Self {
         let live = context.profile.header.live;
-        let mut columns = vec![Column::right("#", Style::Dim).gap(1), Column::right("SHARE", Style::Bold)];
         for &value in values(context) {
             // On narrow terminals intervals of counts are dropped first, then counts, then intervals of bytes.
             let (title, style, rank) = match value {
@@ -56,7 +67,7 @@ impl FigureTable {
             }
         }
         columns.extend(more.iter().cloned());
-        Self { table: Table::new(columns), rows: 0, partial: false, reasons: BTreeSet::new() }
+        Self { table: Table::new(columns), rows: 0, numbered: false, partial: false, reasons: BTreeSet::new() }
     }
 
     /// Adds a row.
@@ -65,7 +76,7 @@ impl FigureTable {
         let total = context.whole.total(context.sort);
         let known = pool.knows(context.profile, context.sort);
         let share = if total > 0.0 && known { units::share(pool.total(context.sort) / total) } else { String::new() };
-        let mut cells = vec![self.rows.to_string(), share];
+        let mut cells = if self.numbered { vec![self.rows.to_string(), share] } else { vec![share] };
         for &value in values(context) {
             let FigureText { figure, bounds, unbounded } =
                 context.figure(pool, value).quiet_if_unseen(context.profile, pool, value);

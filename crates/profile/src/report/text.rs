@@ -61,6 +61,24 @@ pub fn clip(text: &str, columns: usize) -> String {
     clipped
 }
 
+/// The text, [`escaped`] and cut at its beginning with an ellipsis to at most `columns`.
+pub fn clip_start(text: &str, columns: usize) -> String {
+    let clean = escaped(text);
+    if width(&clean) <= columns {
+        return clean.into_owned();
+    }
+    let mut start = clean.len();
+    let mut used = 1;
+    for (index, character) in clean.char_indices().rev() {
+        used += character.width().unwrap_or(0);
+        if used > columns {
+            break;
+        }
+        start = index;
+    }
+    if columns > 0 { format!("…{}", &clean[start..]) } else { String::new() }
+}
+
 /// Wraps a text into lines of at most `columns`; there is at least one line.
 pub fn wrap(text: &str, columns: usize) -> Vec<String> {
     let mut lines = Vec::new();
@@ -219,6 +237,14 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_end_of_a_path_is_kept() {
+        assert_eq!(clip_start("/usr/src/json.c", 20), "/usr/src/json.c");
+        assert_eq!(clip_start("/usr/src/json.c", 10), "…rc/json.c");
+        assert_eq!([clip_start("abc", 1), clip_start("abc", 0)], ["…", ""]);
+        assert!(width(&clip_start("路径/文件", 6)) <= 6);
+    }
 
     #[test]
     fn clipping_counts_columns_not_bytes() {

@@ -1,0 +1,232 @@
+//! Filters: the part of a profile whose stacks go through something, in the terms of pprof's options of the same names.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use regex::Regex;
+
+use super::estimates::Pool;
+use super::model::{Frame, Profile, Row, Stack};
+use super::naming::frame_name;
+use super::units;
+use super::value::Value;
+
+/// What is kept of a profile. An expression matches a frame if it matches anywhere in the function's name, the source
+/// file or the path of the module.
+#[derive(Clone, Debug, Default)]
+pub struct Filter {
+    /// Only stacks with a frame that matches.
+    pub focus: Option<Regex>,
+    /// No stacks with a frame that matches.
+    pub ignore: Option<Regex>,
+    /// Stacks lose the frames that match.
+    pub hide: Option<Regex>,
+    /// Stacks lose the frames that do not match.
+    pub show: Option<Regex>,
+}
+
+impl Filter {
+    /// Whether it keeps everything as it is.
+    pub fn is_none(&self) -> bool {
+        [&self.focus, &self.ignore, &self.hide, &self.show].iter().all(|expression| expression.is_none())
+    }
+
+    /// Whether it drops stacks.
+    fn drops_stacks(&self) -> bool {
+        self.focus.is_some() || self.ignore.is_some()
+    }
+
+    /// Drops stacks and frames, and adds a note that says which part of the whole is left.
+    ///
+    /// Estimates and their intervals are those of the rest. Exact counts are of whole processes, so none is left where
+    /// stacks were dropped; bounds on lost samples stay, because these may have been of any stack.
+    pub fn apply(&self, profile: &mut Profile) {
+        if self.is_none() {
+            return;
+        }
+        if self.drops_stacks() {
+            let whole = profile.rows.len();
+            let before = Pool::of(&profile.rows);
+            let keeps: Vec<bool> = {
+                let mut known: HashMap<*const Stack, bool> = HashMap::new();
+                let profile = &*profile;
+                let mut keeps = |row: &Row| {
+                    let stack = &row.key.stack;
+                    *known.entry(Arc::as_ptr(stack)).or_insert_with(|| self.keeps(profile, stack))
+                };
+                profile.rows.iter().map(&mut keeps).collect()
+            };
+            let mut keep = keeps.into_iter();
+            profile.rows.retain(|_| keep.next() == Some(true));
+            let note = self.note(profile, whole, &before);
+            forget_counts(profile);
+            profile.notes.push(note);
+        }
+        if self.hide.is_some() || self.show.is_some() {
+            self.drop_frames(profile);
+        }
+    }
+
+    fn keeps(&self, profile: &Profile, stack: &Stack) -> bool {
+        let through = |expression: &Regex| stack.frames.iter().any(|frame| matches(expression, profile, frame));
+        self.focus.as_ref().is_none_or(through) && !self.ignore.as_ref().is_some_and(through)
+    }
+
+    fn drop_frames(&self, profile: &mut Profile) {
+        let mut known: HashMap<*const Stack, Arc<Stack>> = HashMap::new();
+        // Stacks that are replaced stay alive until the end: their addresses are the keys.
+        let mut replaced = Vec::new();
+        let mut rows = std::mem::take(&mut profile.rows);
+        for row in &mut rows {
+            let stack = known.entry(Arc::as_ptr(&row.key.stack)).or_insert_with(|| {
+                let hidden = |frame: &Frame| {
+                    self.hide.as_ref().is_some_and(|expression| matches(expression, profile, frame))
+                        || !self.show.as_ref().is_none_or(|expression| matches(expression, profile, frame))
+                };
+                let frames = row.key.stack.frames.iter().filter(|frame| !hidden(frame)).cloned().collect();
+                replaced.push(row.key.stack.clone());
+                Arc::new(Stack { frames, ..(*row.key.stack).clone() })
+            });
+            row.key.stack = stack.clone();
+        }
+        profile.rows = rows;
+        let told =
+            |name, expression: &Option<Regex>| expression.as_ref().map(|expression| format!("{name} /{expression}/"));
+        let parts = [told("without frames of", &self.hide), told("only frames of", &self.show)];
+        profile.notes.push(format!("stacks are shown {}", parts.into_iter().flatten().collect::<Vec<_>>().join(", ")));
+    }
+
+    fn note(&self, profile: &Profile, whole: usize, before: &Pool) -> String {
+        let through = self.focus.iter().map(|expression| format!("through /{expression}/"));
+        let not_through = self.ignore.iter().map(|expression| format!("not through /{expression}/"));
+        let which: Vec<String> = through.chain(not_through).collect();
+        let left = Pool::of(&profile.rows);
+        let shares: Vec<String> = [Value::InuseSpace, Value::AllocSpace]
+            .into_iter()
+            .filter(|value| before.total(*value) > 0.0)
+            .map(|value| {
+                format!("{} of the {}", units::percent(left.total(value) / before.total(value)), value.title())
+            })
+            .collect();
+        let shares = if shares.is_empty() { String::new() } else { format!(", {}", shares.join(" and ")) };
+        format!("a part of the recording: stacks {} ({} of {whole}{shares})", which.join(" and "), profile.rows.len())
+    }
+}
+
+/// Whether an expression matches a frame.
+pub(crate) fn matches(expression: &Regex, profile: &Profile, frame: &Frame) -> bool {
+    let module = frame.module.and_then(|module| profile.modules.get(module));
+    expression.is_match(&frame_name(profile, frame))
+        || frame.file.as_deref().is_some_and(|file| expression.is_match(file))
+        || module.is_some_and(|module| expression.is_match(&module.path))
+}
+
+/// Removes what is known of whole processes only, and processes of which nothing is left.
+fn forget_counts(profile: &mut Profile) {
+    for process in &mut profile.processes {
+        process.exact_alloc_bytes = None;
+        process.exact_alloc_objects = None;
+        process.members.clear();
+    }
+    let mut has_rows = vec![false; profile.processes.len()];
+    for row in &profile.rows {
+        if let Some(has) = has_rows.get_mut(row.key.process) {
+            *has = true;
+        }
+    }
+    // What a process lost may have been of the stacks that are left.
+    let keeps: Vec<bool> =
+        profile.processes.iter().zip(&has_rows).map(|(process, has)| *has || !process.losses.is_none()).collect();
+    let mut next = 0;
+    let places: Vec<usize> = keeps
+        .iter()
+        .map(|kept| {
+            let place = next;
+            next += usize::from(*kept);
+            place
+        })
+        .collect();
+    let mut keep = keeps.iter();
+    profile.processes.retain(|_| keep.next() == Some(&true));
+    for row in &mut profile.rows {
+        row.key.process = places[row.key.process];
+        row.member = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    fn expression(text: &str) -> Option<Regex> {
+        Some(Regex::new(text).expect("an expression"))
+    }
+
+    fn total(profile: &Profile) -> f64 {
+        profile.rows.iter().map(|row| row.alloc.bytes).sum()
+    }
+
+    #[test]
+    fn what_is_in_focus_and_what_is_ignored_add_up_to_the_whole() {
+        let whole = testing::small();
+        for text in ["parse", "main.c", "libjson", "^main$", "nothing of the kind", ""] {
+            let (mut with, mut without) = (whole.clone(), whole.clone());
+            Filter { focus: expression(text), ..Filter::default() }.apply(&mut with);
+            Filter { ignore: expression(text), ..Filter::default() }.apply(&mut without);
+            assert!((total(&with) + total(&without) - total(&whole)).abs() < 1e-6, "{text}");
+            assert_eq!(with.rows.len() + without.rows.len(), whole.rows.len(), "{text}");
+            let through = |row: &Row| {
+                row.key
+                    .stack
+                    .frames
+                    .iter()
+                    .any(|frame| matches(&Regex::new(text).expect("an expression"), &whole, frame))
+            };
+            assert!(with.rows.iter().all(through) && !without.rows.iter().any(through), "{text}");
+        }
+    }
+
+    #[test]
+    fn rows_keep_their_process_and_whole_counts_go() {
+        let mut profile = testing::small();
+        let pids = |profile: &Profile, row: &Row| profile.processes[row.key.process].pid;
+        let before: Vec<_> = profile.rows.iter().map(|row| (pids(&profile, row), row.alloc)).collect();
+        Filter { focus: expression("parse"), ..Filter::default() }.apply(&mut profile);
+        assert!(!profile.rows.is_empty() && profile.rows.len() < before.len());
+        for row in &profile.rows {
+            assert!(before.contains(&(pids(&profile, row), row.alloc)));
+        }
+        assert!(profile.processes.iter().all(|process| process.exact_alloc_bytes.is_none()));
+        let note = profile.notes.last().expect("a note");
+        assert!(
+            note.starts_with("a part of the recording: stacks through /parse/ (") && note.contains("% of"),
+            "{note}"
+        );
+    }
+
+    #[test]
+    fn hidden_frames_leave_their_stacks_and_no_bytes() {
+        let whole = testing::small();
+        let mut profile = whole.clone();
+        Filter { hide: expression("parse_value"), ..Filter::default() }.apply(&mut profile);
+        assert_eq!((profile.rows.len(), total(&profile)), (whole.rows.len(), total(&whole)));
+        let names = |profile: &Profile| -> Vec<String> {
+            let frames = profile.rows.iter().flat_map(|row| &row.key.stack.frames);
+            frames.map(|frame| frame_name(profile, frame).into_owned()).collect()
+        };
+        assert!(names(&whole).iter().any(|name| name == "parse_value"));
+        assert!(names(&profile).iter().all(|name| name != "parse_value"));
+        assert!(profile.processes.iter().any(|process| process.exact_alloc_bytes.is_some()), "nothing was dropped");
+        let mut only = whole.clone();
+        Filter { show: expression("parse_value"), ..Filter::default() }.apply(&mut only);
+        assert!(names(&only).iter().all(|name| name == "parse_value") && total(&only) == total(&whole));
+    }
+
+    #[test]
+    fn nothing_asked_for_changes_nothing() {
+        let mut profile = testing::small();
+        Filter::default().apply(&mut profile);
+        assert_eq!((profile.rows, profile.notes), (testing::small().rows, testing::small().notes));
+    }
+}

@@ -1,0 +1,177 @@
+//! A table for spreadsheets and data frames: one line per stack, with every value and the ends of its interval.
+
+use std::collections::HashMap;
+use std::io;
+
+use super::{Format, FormatError, WriteOptions};
+use crate::escape::escaped;
+use crate::estimates::{Pool, intervals_used};
+use crate::group::Groups;
+use crate::intern::Interned;
+use crate::model::{Lifetimes, Profile};
+use crate::naming::frame_name;
+use crate::value::Value;
+use heapbpf_statistics::survival;
+
+pub(super) struct Csv;
+
+impl Format for Csv {
+    fn name(&self) -> &'static str {
+        "csv"
+    }
+
+    fn extensions(&self) -> &'static [&'static str] {
+        &[".csv"]
+    }
+
+    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+        let values = Value::shown_of(profile);
+        let mut lines = lines(profile, options);
+        let sort = options.value_of(profile)?;
+        lines.sort_by(|a, b| b.pool.total(sort).total_cmp(&a.pool.total(sort)));
+        let mut writer = csv::Writer::from_writer(out);
+        let mut header = vec!["group".to_owned(), "stack".to_owned(), "incomplete".to_owned(), "samples".to_owned()];
+        for value in values {
+            header.extend([value.name().to_owned(), format!("{}_low", value.name()), format!("{}_high", value.name())]);
+        }
+        header.extend(["median_lifetime_seconds".to_owned(), "temporary".to_owned()]);
+        writer.write_record(&header).map_err(into_format_error)?;
+        for line in &lines {
+            let samples = line.pool.samples(Value::AllocSpace);
+            let mut record = vec![
+                line.group.clone(),
+                line.stack.clone(),
+                escaped(line.cut.unwrap_or("")).into_owned(),
+                samples.to_string(),
+            ];
+            for &value in values {
+                // Empty: not known.
+                if !line.pool.knows(profile, value) {
+                    record.extend([String::new(), String::new(), String::new()]);
+                    continue;
+                }
+                let estimate = line.pool.estimate(profile, value, options.confidence);
+                let end = |end: Option<f64>| end.map_or_else(String::new, rounded);
+                record.extend([rounded(estimate.estimate), end(estimate.low), end(estimate.high)]);
+            }
+            let lives = survival::pooled(&line.lifetimes);
+            let median = lives.as_ref().and_then(|lives| lives.median_seconds);
+            record.push(median.map_or_else(String::new, |seconds| seconds.to_string()));
+            record.push(lives.map_or_else(String::new, |lives| lives.temporary.to_string()));
+            writer.write_record(&record).map_err(into_format_error)?;
+        }
+        Ok(writer.flush()?)
+    }
+
+    fn how_to_open(&self, file: &str) -> String {
+        format!("column -s, -t < {file} | less -S")
+    }
+}
+
+/// An estimate without digits that nobody can know: bytes and objects are whole.
+fn rounded(value: f64) -> String {
+    format!("{value:.0}")
+}
+
+fn into_format_error(error: csv::Error) -> FormatError {
+    match error.into_kind() {
+        csv::ErrorKind::Io(error) => FormatError::Io(error),
+        kind => FormatError::Unsupported { format: "csv", reason: format!("{kind:?}") },
+    }
+}
+
+struct Line<'a> {
+    group: String,
+    /// Functions from the outermost to the innermost, separated by `;`.
+    stack: String,
+    cut: Option<&'a str>,
+    pool: Pool,
+    lifetimes: Vec<(&'a Lifetimes, f64)>,
+}
+
+fn lines<'a>(profile: &'a Profile, options: &WriteOptions) -> Vec<Line<'a>> {
+    let interned = Interned::for_viewers(profile);
+    let groups = Groups::new(profile, options.group_of(profile));
+    let names: Vec<String> =
+        interned.frames.iter().map(|frame| escaped(&frame_name(profile, frame)).replace(';', ":")).collect();
+    let stacks: Vec<String> = (0..interned.stacks.len() as u32)
+        .map(|stack| {
+            let frames = interned.frame_ids(stack).iter().rev().map(|&frame| names[frame as usize].as_str());
+            frames.collect::<Vec<_>>().join(";")
+        })
+        .collect();
+    let mut index_of: HashMap<(String, &str, Option<&str>), usize> = HashMap::new();
+    let mut lines: Vec<Line<'a>> = Vec::new();
+    for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
+        let text = stacks[stack as usize].as_str();
+        let (group, cut) = (groups.name(row), row.key.stack.cut.as_deref());
+        let group = escaped(&group).into_owned();
+        let index = *index_of.entry((group.clone(), text, cut)).or_insert_with(|| {
+            lines.push(Line { group, stack: text.to_owned(), cut, pool: Pool::default(), lifetimes: Vec::new() });
+            lines.len() - 1
+        });
+        lines[index].pool.add(row);
+        lines[index].lifetimes.extend(row.lifetimes.as_ref().map(|lives| (lives, row.alloc.objects)));
+    }
+    let intervals = intervals_used(profile);
+    lines.iter_mut().for_each(|line| line.pool.allow_for(&intervals));
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    fn table(profile: &Profile) -> (Vec<String>, Vec<csv::StringRecord>) {
+        let mut text = Vec::new();
+        Csv.write(profile, &WriteOptions::default(), &mut text).expect("written");
+        let mut reader = csv::Reader::from_reader(text.as_slice());
+        let header = reader.headers().expect("a header").iter().map(str::to_owned).collect();
+        (header, reader.records().collect::<Result<_, _>>().expect("records"))
+    }
+
+    fn column(header: &[String], name: &str) -> usize {
+        header.iter().position(|column| column == name).unwrap_or_else(|| panic!("no column {name}: {header:?}"))
+    }
+
+    #[test]
+    fn lines_add_up_to_the_totals_and_intervals_hold_their_estimates() {
+        let profile = testing::small();
+        let (header, records) = table(&profile);
+        for value in Value::COLUMNS {
+            let at = column(&header, value.name());
+            let sum: f64 = records.iter().map(|record| record[at].parse::<f64>().expect("a number")).sum();
+            let total = Pool::whole(&profile).total(value);
+            assert!((sum - total).abs() <= records.len() as f64, "{value:?}: {sum} for {total}");
+            for record in &records {
+                let [estimate, low, high] = [0, 1, 2].map(|more| record[at + more].parse::<f64>());
+                if let (Ok(estimate), Ok(low), Ok(high)) = (estimate, low, high) {
+                    assert!(low <= estimate && estimate <= high, "{record:?}");
+                }
+            }
+        }
+        let stacks: Vec<&str> = records.iter().map(|record| &record[column(&header, "stack")]).collect();
+        assert!(stacks.iter().any(|stack| stack.starts_with("main;handle(Request const&);parse_value")), "{stacks:?}");
+        assert!(records.iter().any(|record| !record[column(&header, "incomplete")].is_empty()));
+    }
+
+    #[test]
+    fn names_with_separators_and_quotes_stay_in_their_cell() {
+        let mut profile = testing::small();
+        profile.processes[0].comm = "a,\"b\"".into();
+        let (header, records) = table(&profile);
+        assert!(records.iter().all(|record| record.len() == header.len()));
+        assert!(records.iter().any(|record| record[0].contains("a,\"b\"")), "{records:?}");
+    }
+
+    #[test]
+    fn what_is_not_known_is_empty() {
+        let profile = testing::partly_followed();
+        let (header, records) = table(&profile);
+        let at = column(&header, "inuse_space");
+        assert!(
+            records.iter().any(|record| record[at].is_empty()) && records.iter().any(|record| !record[at].is_empty())
+        );
+    }
+}

@@ -1,0 +1,211 @@
+//! Tables by something else than the stack: function, source file, module, program or thread.
+
+use std::collections::HashMap;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use super::figures::FigureTable;
+use super::{Context, chain};
+use crate::estimates::Pool;
+use crate::group::{GroupBy, Groups};
+use crate::intern::Interned;
+use crate::model::{Frame, Profile};
+use crate::report::figure::FigureText;
+use crate::report::text::{Column, Style, clip, clip_start};
+use crate::units;
+
+/// What the main table of a report has rows for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum By {
+    /// Call stacks.
+    #[default]
+    Stack,
+    /// Functions on stacks.
+    Function,
+    /// Source files of functions on stacks.
+    File,
+    /// Modules (programs and libraries) of functions on stacks.
+    Module,
+    /// Programs: processes of the same name and executable.
+    Program,
+    /// Threads, by process and thread name.
+    Thread,
+}
+
+impl By {
+    /// Every choice, in the order in which the command line lists them.
+    pub const ALL: [Self; 6] = [Self::Stack, Self::Function, Self::File, Self::Module, Self::Program, Self::Thread];
+
+    /// Its name on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Stack => "stack",
+            Self::Function => "function",
+            Self::File => "file",
+            Self::Module => "module",
+            Self::Program => "program",
+            Self::Thread => "thread",
+        }
+    }
+
+    fn column(self) -> &'static str {
+        match self {
+            Self::Stack => "STACK",
+            Self::Function => "FUNCTION",
+            Self::File => "FILE",
+            Self::Module => "MODULE",
+            Self::Program => "PROGRAM",
+            Self::Thread => "THREAD",
+        }
+    }
+
+    /// Whether a stack can belong to several rows, one for each frame.
+    fn is_of_frames(self) -> bool {
+        matches!(self, Self::Function | Self::File | Self::Module)
+    }
+}
+
+/// No table has this name.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("no table by {0:?}: choose stack, function, file, module, program or thread")]
+pub struct UnknownTable(String);
+
+impl FromStr for By {
+    type Err = UnknownTable;
+
+    fn from_str(name: &str) -> Result<Self, UnknownTable> {
+        Self::ALL.into_iter().find(|by| by.name() == name).ok_or_else(|| UnknownTable(name.into()))
+    }
+}
+
+/// Lines of the section with at most `wanted` rows; empty if none are wanted or there are none.
+pub(super) fn section(context: &Context, by: By, wanted: usize) -> Vec<String> {
+    if wanted == 0 {
+        return Vec::new();
+    }
+    let entries = if by.is_of_frames() { of_frames(context, by) } else { of_rows(context, by) };
+    if entries.is_empty() {
+        return Vec::new();
+    }
+    let shown = &entries[..entries.len().min(wanted)];
+    let mut columns = vec![Column::left(by.column(), Style::Name)];
+    if by.is_of_frames() {
+        columns.insert(0, Column::right("SELF", Style::Plain));
+    }
+    let mut table = FigureTable::new(context, &columns);
+    for Entry { name, pool, itself } in shown {
+        let known = pool.knows(context.profile, context.sort);
+        let itself = match context.sort.is_bytes() {
+            _ if !known => FigureText::not_known().figure,
+            true => units::bytes(*itself),
+            false => units::count(*itself),
+        };
+        // Of a path the end says most.
+        let name = match by {
+            By::File | By::Module => clip_start(name, context.width / 3),
+            _ => clip(name, context.width / 3),
+        };
+        let cells = if by.is_of_frames() { vec![itself, name] } else { vec![name] };
+        table.row(context, pool, cells);
+    }
+    let mut about = format!(" · top {} of {}", shown.len(), entries.len());
+    if by.is_of_frames() {
+        about.push_str(" · stacks through them, each counted once");
+    }
+    let title = format!("By {}", by.name());
+    let about = clip(&about, context.width.saturating_sub(title.len()));
+    let (header, rows) = table.lines(context);
+    let mut lines = vec![context.heading(&title) + &context.paint(Style::Dim, &about), header];
+    lines.extend(rows);
+    lines.extend(table.notes(context));
+    lines
+}
+
+/// A row of the table.
+struct Entry {
+    name: String,
+    /// All samples that belong to it.
+    pool: Pool,
+    /// Estimate of what is allocated without a further call, where stacks have frames.
+    itself: f64,
+}
+
+/// The name under which a frame counts.
+fn name_of(profile: &Profile, by: By, frame: &Frame) -> String {
+    let module = || frame.module.and_then(|index| profile.modules.get(index)).map(|module| module.path.to_string());
+    match by {
+        By::Module => module().unwrap_or_else(|| "[no module]".into()),
+        By::File => match &frame.file {
+            Some(file) => file.to_string(),
+            None => module().map_or_else(|| "[no file]".into(), |module| format!("[no file known: {module}]")),
+        },
+        _ => chain::call(profile, frame).name,
+    }
+}
+
+/// Entries of frames, those with the most allocated through them first.
+fn of_frames(context: &Context, by: By) -> Vec<Entry> {
+    let interned = Interned::new(context.profile);
+    let mut entries = Entries::default();
+    let entry_of_frame: Vec<usize> =
+        interned.frames.iter().map(|frame| entries.index(name_of(context.profile, by, frame))).collect();
+    let of_stack: Vec<(Vec<usize>, Option<usize>)> = (0..interned.stacks.len() as u32)
+        .map(|stack| {
+            let skipped = chain::allocator_frames(interned.stacks[stack as usize].stack);
+            let frames = &interned.frame_ids(stack)[skipped..];
+            let mut through: Vec<usize> = frames.iter().map(|&frame| entry_of_frame[frame as usize]).collect();
+            let innermost = through.first().copied();
+            // A recursive function counts once per stack.
+            through.sort_unstable();
+            through.dedup();
+            (through, innermost)
+        })
+        .collect();
+    for (row, &stack) in context.profile.rows.iter().zip(&interned.stack_of_row) {
+        let (through, innermost) = &of_stack[stack as usize];
+        for &entry in through {
+            entries.list[entry].pool.add(row);
+        }
+        if let Some(entry) = *innermost {
+            entries.list[entry].itself += context.sort.of(row);
+        }
+    }
+    entries.sorted(context)
+}
+
+/// Entries of whole rows, the largest first.
+fn of_rows(context: &Context, by: By) -> Vec<Entry> {
+    let groups = Groups::new(context.profile, if by == By::Thread { GroupBy::Thread } else { GroupBy::Program });
+    let mut entries = Entries::default();
+    for row in &context.profile.rows {
+        let index = entries.index(groups.name(row).into_owned());
+        entries.list[index].pool.add(row);
+    }
+    entries.sorted(context)
+}
+
+#[derive(Default)]
+struct Entries {
+    list: Vec<Entry>,
+    numbers: HashMap<String, usize>,
+}
+
+impl Entries {
+    fn index(&mut self, name: String) -> usize {
+        let list = &mut self.list;
+        *self.numbers.entry(name).or_insert_with_key(|name| {
+            list.push(Entry { name: name.clone(), pool: Pool::default(), itself: 0.0 });
+            list.len() - 1
+        })
+    }
+
+    fn sorted(self, context: &Context) -> Vec<Entry> {
+        let mut list = self.list;
+        list.retain(|entry| entry.pool.sums(context.sort).next().is_some());
+        list.iter_mut().for_each(|entry| entry.pool.allow_for(&context.intervals));
+        let size = |entry: &Entry| entry.pool.total(context.sort);
+        list.sort_by(|a, b| size(b).total_cmp(&size(a)).then_with(|| a.name.cmp(&b.name)));
+        list
+    }
+}

@@ -1,0 +1,294 @@
+//! A tree of calls: from the outermost functions down, or from chosen functions up to their callers.
+
+use std::cmp::Ordering;
+use std::collections::{BinaryHeap, HashMap};
+
+use regex::Regex;
+
+use super::figures::FigureTable;
+use super::{Context, chain};
+use crate::estimates::Pool;
+use crate::filter::matches;
+use crate::group::Groups;
+use crate::intern::Interned;
+use crate::report::text::{Column, Style, clip, width, wrap};
+use crate::value::Value;
+
+/// Which tree a report shows instead of its table of stacks.
+#[derive(Clone, Debug)]
+pub enum Tree {
+    /// From the outermost functions down to the allocations.
+    Down,
+    /// From the functions that match up to the threads' entries.
+    Callers(Regex),
+}
+
+/// Lines of the section with at most `most` rows; empty if no stack belongs to it.
+pub(super) fn section(context: &Context, tree: &Tree, most: usize) -> Vec<String> {
+    let nodes = build(context, tree);
+    let lines = Lines::largest(context, &nodes, most);
+    let title = match tree {
+        Tree::Down => "Calls from the outermost down".to_owned(),
+        Tree::Callers(expression) => format!("Callers of /{expression}/"),
+    };
+    let title = clip(&title, context.width);
+    if lines.shown.is_empty() {
+        return vec![context.heading(&title), "  no stack goes through such a function".to_owned()];
+    }
+    let rows = lines.in_order(&nodes);
+    let about = if lines.left_out > 0 { format!(" · the largest {} lines", rows.len()) } else { String::new() };
+    let about = clip(&about, context.width.saturating_sub(width(&title)));
+    let mut table = FigureTable::without_numbers(context, &[Column::left("FUNCTION", Style::Name)]);
+    let room = (context.width / 2).max(24);
+    let mut rests = Vec::new();
+    for (depth, path) in &rows {
+        let Some(&last) = path.last() else { continue };
+        let names: Vec<&str> = path.iter().map(|&node| nodes[node].name.as_str()).collect();
+        let indent = "  ".repeat((*depth).min(room / 4));
+        let (line, rest) = split(&names, room - indent.len());
+        table.row(context, &nodes[last].pool, vec![format!("{indent}{line}")]);
+        rests.push(rest);
+    }
+    let (header, lines) = table.lines(context);
+    let mut section = vec![context.heading(&title) + &context.paint(Style::Dim, &about), header];
+    for (line, rest) in lines.into_iter().zip(rests) {
+        section.push(line);
+        if !rest.is_empty() {
+            let rest = wrap(&rest, context.width - INDENT).into_iter();
+            section.extend(rest.map(|line| format!("{:INDENT$}{}", "", context.paint(Style::Name, &line))));
+        }
+    }
+    section.extend(table.notes(context));
+    section
+}
+
+/// Indentation of calls that have no room beside their figures, in columns.
+const INDENT: usize = 6;
+
+/// Calls that share a line: as one text of at most `columns`, or the first of them, and the rest for lines of their own.
+fn split(names: &[&str], columns: usize) -> (String, String) {
+    const ARROW: &str = " → ";
+    let whole = names.join(ARROW);
+    match names {
+        [first, rest @ ..] if !rest.is_empty() && width(&whole) > columns => {
+            (clip(first, columns), format!("{}{}", ARROW.trim_start(), rest.join(ARROW)))
+        }
+        _ => (clip(&whole, columns), String::new()),
+    }
+}
+
+const ROOT: usize = 0;
+
+struct Node {
+    name: String,
+    pool: Pool,
+    children: Vec<usize>,
+}
+
+impl Node {
+    fn new(name: String) -> Self {
+        Self { name, pool: Pool::default(), children: Vec::new() }
+    }
+}
+
+/// Nodes, each after its parent; the first is the root, which is not shown.
+fn build(context: &Context, tree: &Tree) -> Vec<Node> {
+    let profile = context.profile;
+    let interned = Interned::for_viewers(profile);
+    let groups = Groups::new(profile, context.group_by);
+    let names: Vec<String> = interned.frames.iter().map(|frame| chain::call(profile, frame).name).collect();
+    let matching: Vec<bool> = interned
+        .frames
+        .iter()
+        .map(|frame| match tree {
+            Tree::Down => true,
+            Tree::Callers(expression) => matches(expression, profile, frame),
+        })
+        .collect();
+    // Names of each stack from the root of the tree outwards; none if it does not belong to the tree.
+    let path_of = |stack: u32| -> Vec<&str> {
+        let skipped = chain::allocator_frames(interned.stacks[stack as usize].stack);
+        let frames = &interned.frame_ids(stack)[skipped..];
+        let name = |frame: &u32| names[*frame as usize].as_str();
+        let path: Vec<&str> = match tree {
+            Tree::Down => frames.iter().rev().map(name).collect(),
+            Tree::Callers(_) => frames.iter().skip_while(|frame| !matching[**frame as usize]).map(name).collect(),
+        };
+        chain::fold_recursion(path).into_iter().map(|(name, _)| name).collect()
+    };
+    let paths: Vec<Vec<&str>> = (0..interned.stacks.len() as u32).map(path_of).collect();
+    let mut nodes = vec![Node::new(String::new())];
+    let mut known: HashMap<(usize, String), usize> = HashMap::new();
+    for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
+        let path = &paths[stack as usize];
+        if path.is_empty() {
+            continue;
+        }
+        let group = groups.name(row);
+        let lead = (matches!(tree, Tree::Down) && !group.is_empty()).then_some(group.as_ref());
+        let mut node = ROOT;
+        for name in lead.into_iter().chain(path.iter().copied()) {
+            node = *known.entry((node, name.to_owned())).or_insert_with(|| {
+                nodes.push(Node::new(name.to_owned()));
+                let child = nodes.len() - 1;
+                nodes[node].children.push(child);
+                child
+            });
+            nodes[node].pool.add(row);
+        }
+    }
+    nodes.iter_mut().for_each(|node| node.pool.allow_for(&context.intervals));
+    for index in 0..nodes.len() {
+        let mut children = std::mem::take(&mut nodes[index].children);
+        let size = |node: &usize| nodes[*node].pool.total(context.sort);
+        children.sort_by(|a, b| size(b).total_cmp(&size(a)).then_with(|| nodes[*a].name.cmp(&nodes[*b].name)));
+        nodes[index].children = children;
+    }
+    nodes
+}
+
+/// The lines of the tree that are shown. A call whose only callee (or caller) has all of its samples shares its line.
+struct Lines {
+    /// The calls of each line, by the first of them.
+    shown: HashMap<usize, Vec<usize>>,
+    /// Lines that had no room.
+    left_out: usize,
+}
+
+impl Lines {
+    /// The `most` largest lines. A line is as large as those below it or larger, so none stands without those above it.
+    fn largest(context: &Context, nodes: &[Node], most: usize) -> Self {
+        let mut waiting = BinaryHeap::new();
+        let enter = |waiting: &mut BinaryHeap<Waiting>, parent: usize| {
+            for &node in &nodes[parent].children {
+                let size = nodes[node].pool.total(context.sort);
+                if size > 0.0 {
+                    waiting.push(Waiting { size, node });
+                }
+            }
+        };
+        enter(&mut waiting, ROOT);
+        let mut shown = HashMap::new();
+        while shown.len() < most
+            && let Some(Waiting { node, .. }) = waiting.pop()
+        {
+            let mut path = vec![node];
+            let mut last = node;
+            while let [only] = nodes[last].children[..]
+                && is_same(&nodes[only].pool, &nodes[last].pool)
+            {
+                path.push(only);
+                last = only;
+            }
+            shown.insert(node, path);
+            enter(&mut waiting, last);
+        }
+        Self { shown, left_out: waiting.len() }
+    }
+
+    /// The lines from top to bottom: depth and calls.
+    fn in_order(&self, nodes: &[Node]) -> Vec<(usize, &[usize])> {
+        let mut rows = Vec::new();
+        let mut open: Vec<(usize, usize)> = nodes[ROOT].children.iter().rev().map(|&child| (0, child)).collect();
+        while let Some((depth, node)) = open.pop() {
+            let Some(path) = self.shown.get(&node) else { continue };
+            rows.push((depth, path.as_slice()));
+            let last = path.last().copied().unwrap_or(node);
+            open.extend(nodes[last].children.iter().rev().map(|&child| (depth + 1, child)));
+        }
+        rows
+    }
+}
+
+/// A line that waits for room: the largest first, of equals the earlier node.
+struct Waiting {
+    size: f64,
+    node: usize,
+}
+
+impl Ord for Waiting {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.size.total_cmp(&other.size).then_with(|| other.node.cmp(&self.node))
+    }
+}
+
+impl PartialOrd for Waiting {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl PartialEq for Waiting {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Waiting {}
+
+/// Whether two pools, one of which includes the other, are of the same samples.
+fn is_same(part: &Pool, whole: &Pool) -> bool {
+    let samples = |pool: &Pool| Value::ALL.map(|value| (pool.samples(value), pool.total(value).to_bits()));
+    samples(part) == samples(whole)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::{ReportOptions, report};
+    use crate::testing;
+
+    fn shown(tree: Tree, width: usize, top: usize) -> String {
+        let options = ReportOptions { tree: Some(tree), width, top, ..ReportOptions::default() };
+        report(&testing::small(), &options)
+    }
+
+    #[test]
+    fn the_tree_goes_down_from_programs_to_allocations() {
+        let text = shown(Tree::Down, 160, 20);
+        let lines: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("Calls from")).collect();
+        let at = |name: &str| {
+            let line = lines.iter().position(|line| line.contains(name)).unwrap_or_else(|| panic!("{name}: {text}"));
+            (line, lines[line].find(name).unwrap_or(0))
+        };
+        let (program, parse) = (at("server (4242)"), at("parse_value"));
+        assert!(program.0 < parse.0, "callers stand above: {text}");
+        assert!(lines[program.0].contains("server (4242) → "), "an only child shares the line: {text}");
+        assert!(program.1 < parse.1, "and what is below is indented: {text}");
+    }
+
+    #[test]
+    fn callers_begin_with_what_was_asked_for() {
+        let callers = |text: &str| Tree::Callers(Regex::new(text).expect("an expression"));
+        let text = shown(callers("^handle"), 160, 20);
+        assert!(text.contains("Callers of /^handle/") && !text.contains("grow"), "{text}");
+        // One stack through it is incomplete, so that its caller has less and a line of its own, which is indented.
+        let column = |name: &str| text.lines().find(|line| line.ends_with(name)).and_then(|line| line.find(name));
+        assert_eq!(column(" main"), column(" handle").map(|at| at + 2), "{text}");
+        assert!(shown(callers("^nobody$"), 100, 20).contains("no stack goes through such a function"));
+    }
+
+    #[test]
+    fn the_largest_lines_come_with_all_above_them() {
+        let profile = testing::large(300, 30);
+        for top in [1, 2, 5, 50] {
+            let options = ReportOptions { tree: Some(Tree::Down), top, width: 120, ..ReportOptions::default() };
+            let text = report(&profile, &options);
+            let lines: Vec<&str> = text.lines().skip_while(|line| !line.starts_with("Calls from")).skip(2).collect();
+            let rows: Vec<&&str> = lines.iter().take_while(|line| line.contains('%')).collect();
+            assert!(rows.len() <= top && !rows.is_empty(), "{top}: {text}");
+            assert!(text.contains(&format!("the largest {top} lines")) || rows.len() < top, "{text}");
+        }
+    }
+
+    #[test]
+    fn calls_that_do_not_fit_stand_below() {
+        let split = |names: &[&str], columns| {
+            let (line, rest) = split(names, columns);
+            [line, rest]
+        };
+        assert_eq!(split(&["main", "run", "leaf"], 40), ["main → run → leaf", ""]);
+        assert_eq!(split(&["main", "a_long_name", "leaf"], 20), ["main", "→ a_long_name → leaf"]);
+        assert_eq!(split(&["only_one"], 5), ["only…", ""]);
+    }
+}
