@@ -52,7 +52,7 @@ pub struct MergeArgs {
     /// Where the sum goes
     #[arg(short, long, value_name = "FILE")]
     pub output: PathBuf,
-    /// Format, where the file's extension does not tell: pprof, json, json.gz, csv, folded, svg, html, speedscope, heap_v2,
+    /// Format, where the file's extension does not tell: pprof, json, json.gz, csv, dhat, folded, svg, html, speedscope, heap_v2,
     /// perfetto,
     /// parquet, otlp
     #[arg(long, value_name = "FORMAT")]
@@ -82,7 +82,7 @@ pub struct ReportArgs {
     /// Write the profile instead of showing it; `-` is standard output; may be repeated
     #[arg(short, long = "output", value_name = "FILE")]
     pub outputs: Vec<PathBuf>,
-    /// Format: text (tables), or one that is written, without -o to standard output: pprof, json, json.gz, csv, folded,
+    /// Format: text (tables), or one that is written, without -o to standard output: pprof, json, json.gz, csv, dhat, folded,
     /// svg, html, speedscope, heap_v2, perfetto, parquet, otlp; with -o where the file's extension does not tell
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<String>,

@@ -112,7 +112,7 @@ pub struct OutputArgs {
     /// Output file; `-` is standard output; may be repeated
     #[arg(short, long = "output", value_name = "FILE", help_heading = "Output")]
     pub outputs: Vec<PathBuf>,
-    /// Format, where the file's extension does not tell: pprof, json, json.gz, csv, folded, svg, html, speedscope, heap_v2,
+    /// Format, where the file's extension does not tell: pprof, json, json.gz, csv, dhat, folded, svg, html, speedscope, heap_v2,
     /// perfetto,
     /// parquet, otlp
     #[arg(long, value_name = "FORMAT", help_heading = "Output")]

@@ -5,6 +5,7 @@ mod at_exit_tests;
 #[cfg(all(test, feature = "parquet", feature = "perfetto", feature = "pprof"))]
 mod consumers_tests;
 mod csv;
+mod dhat;
 mod folded;
 mod heap_v2;
 mod html;
@@ -152,6 +153,7 @@ pub static FORMATS: &[&dyn Format] = &[
     #[cfg(feature = "pprof")]
     &pprof::Pprof,
     &speedscope::Speedscope,
+    &dhat::Dhat,
     &json::Json,
     #[cfg(feature = "pprof")]
     &json::JsonGz,

@@ -1,0 +1,307 @@
+//! DHAT: the file that Valgrind's viewer `dh_view.html` opens.
+//!
+//! Fields are those of file version 2 (Valgrind, `dhat/dh_main.c`). The viewer walks from the allocation outwards.
+
+use std::collections::HashMap;
+use std::io;
+
+use serde::Serialize;
+
+use super::{Format, FormatError, WriteOptions};
+use crate::escape::{JsonText, escaped};
+use crate::group::Groups;
+use crate::intern::Interned;
+use crate::model::{Frame, Lifetimes, Profile};
+use crate::naming::{base_name, frame_name};
+use crate::report::subject;
+use crate::round::largest_remainder;
+use heapbpf_statistics::sums::SampleSums;
+use heapbpf_statistics::survival;
+
+pub(super) struct Dhat;
+
+impl Format for Dhat {
+    fn name(&self) -> &'static str {
+        "dhat"
+    }
+
+    fn extensions(&self) -> &'static [&'static str] {
+        &[".dhat.json"]
+    }
+
+    fn write(&self, profile: &Profile, options: &WriteOptions, out: &mut dyn io::Write) -> Result<(), FormatError> {
+        let mut table = FrameTable::new();
+        let points = points(profile, options, &mut table);
+        let microseconds = profile.header.duration.as_micros() as u64;
+        let pid = match profile.processes.as_slice() {
+            [process] => process.pid,
+            _ => 0,
+        };
+        let has_peak = points.iter().any(|point| point.peak.objects != 0.0);
+        let file = File {
+            dhat_file_version: 2,
+            mode: "heapbpf, estimated from samples",
+            verb: "Allocated",
+            bklt: profile.header.live,
+            bkacc: false,
+            tu: "µs",
+            time_unit_per_million: "s",
+            tuth: 500,
+            cmd: subject(profile),
+            pid,
+            te: microseconds,
+            // When the peak was is not kept: without one, the end is shown.
+            tg: if has_peak { 0 } else { microseconds },
+            pps: rounded(&points, has_peak, profile.header.live),
+            ftbl: table.texts,
+        };
+        serde_json::to_writer(JsonText(out), &file)?;
+        Ok(())
+    }
+
+    fn how_to_open(&self, file: &str) -> String {
+        format!("load {file} in a browser that shows /usr/libexec/valgrind/dh_view.html")
+    }
+}
+
+/// Names of fields are DHAT's.
+#[derive(Serialize)]
+struct File {
+    #[serde(rename = "dhatFileVersion")]
+    dhat_file_version: u32,
+    mode: &'static str,
+    verb: &'static str,
+    bklt: bool,
+    bkacc: bool,
+    tu: &'static str,
+    #[serde(rename = "Mtu")]
+    time_unit_per_million: &'static str,
+    tuth: u64,
+    cmd: String,
+    pid: u32,
+    te: u64,
+    tg: u64,
+    pps: Vec<ProgramPoint>,
+    ftbl: Vec<String>,
+}
+
+/// A program point: a stack with its figures. Fields are absent if frees were not followed.
+#[derive(Serialize)]
+struct ProgramPoint {
+    /// Bytes and blocks allocated.
+    tb: i64,
+    tbk: i64,
+    /// Sum of lifetimes, in time units.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tl: Option<i64>,
+    /// Largest bytes and blocks in use that are known: at the peak of the whole or at the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mb: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    mbk: Option<i64>,
+    /// At the peak of the whole.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gb: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gbk: Option<i64>,
+    /// At the end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    eb: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    ebk: Option<i64>,
+    /// Frames, innermost first.
+    fs: Vec<usize>,
+}
+
+/// Estimated bytes and objects.
+#[derive(Clone, Copy, Default)]
+struct Figures {
+    bytes: f64,
+    objects: f64,
+}
+
+impl Figures {
+    fn add(&mut self, sums: &SampleSums) {
+        self.bytes += sums.bytes + sums.bytes_correction;
+        self.objects += sums.objects + sums.objects_correction;
+    }
+}
+
+struct Point<'a> {
+    frames: Vec<usize>,
+    alloc: Figures,
+    end: Figures,
+    peak: Figures,
+    lifetimes: Vec<(&'a Lifetimes, f64)>,
+}
+
+/// Texts of frames with their numbers; the first is the viewer's root.
+struct FrameTable {
+    texts: Vec<String>,
+    numbers: HashMap<String, usize>,
+}
+
+impl FrameTable {
+    fn new() -> Self {
+        Self { texts: vec!["[root]".to_owned()], numbers: HashMap::new() }
+    }
+
+    fn number(&mut self, text: String) -> usize {
+        let texts = &mut self.texts;
+        *self.numbers.entry(text).or_insert_with_key(|text| {
+            texts.push(text.clone());
+            texts.len() - 1
+        })
+    }
+}
+
+/// `function (file:line)`, as DHAT writes frames.
+fn text(profile: &Profile, frame: &Frame) -> String {
+    let name = frame_name(profile, frame);
+    let module = frame.module.and_then(|module| profile.modules.get(module));
+    let text = match (&frame.file, frame.line, module) {
+        (Some(file), Some(line), _) => format!("{name} ({}:{line})", base_name(file)),
+        (Some(file), None, _) => format!("{name} ({})", base_name(file)),
+        (None, _, Some(module)) if frame.function.is_some() => format!("{name} (in {})", module.path),
+        _ => name.into_owned(),
+    };
+    escaped(&text).into_owned()
+}
+
+/// Each distinct stack of each group once: the viewer refuses a stack that comes twice.
+fn points<'a>(profile: &'a Profile, options: &WriteOptions, table: &mut FrameTable) -> Vec<Point<'a>> {
+    let interned = Interned::for_viewers(profile);
+    let groups = Groups::new(profile, options.group_of(profile));
+    let numbers: Vec<usize> = interned.frames.iter().map(|frame| table.number(text(profile, frame))).collect();
+    let mut index_of: HashMap<Vec<usize>, usize> = HashMap::new();
+    let mut points: Vec<Point<'a>> = Vec::new();
+    for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
+        let mut frames: Vec<usize> = interned.frame_ids(stack).iter().map(|&frame| numbers[frame as usize]).collect();
+        if row.key.stack.cut.is_some() {
+            frames.push(table.number("[incomplete]".to_owned()));
+        }
+        let group = groups.name(row);
+        if !group.is_empty() {
+            frames.push(table.number(escaped(&group).into_owned()));
+        }
+        let index = *index_of.entry(frames).or_insert_with_key(|frames| {
+            let (alloc, end, peak, lifetimes) = Default::default();
+            points.push(Point { frames: frames.clone(), alloc, end, peak, lifetimes });
+            points.len() - 1
+        });
+        let point = &mut points[index];
+        point.alloc.add(&row.alloc);
+        point.end.add(&row.inuse);
+        point.end.add(&row.at_exit);
+        if let Some(peak) = &row.peak {
+            point.peak.add(peak);
+        }
+        point.lifetimes.extend(row.lifetimes.as_ref().map(|lifetimes| (lifetimes, row.alloc.objects)));
+    }
+    points
+}
+
+/// Points in whole numbers whose sums are the rounded totals.
+fn rounded(points: &[Point], has_peak: bool, live: bool) -> Vec<ProgramPoint> {
+    let column = |of: &dyn Fn(&Point) -> f64| largest_remainder(&points.iter().map(of).collect::<Vec<_>>());
+    let [tb, tbk] = [column(&|point| point.alloc.bytes), column(&|point| point.alloc.objects)];
+    let [eb, ebk] = [column(&|point| point.end.bytes), column(&|point| point.end.objects)];
+    let [gb, gbk] = if has_peak {
+        [column(&|point| point.peak.bytes), column(&|point| point.peak.objects)]
+    } else {
+        [eb.clone(), ebk.clone()]
+    };
+    let tl = column(&|point| point.alloc.objects * mean_microseconds(&point.lifetimes));
+    let known = |value: i64| live.then_some(value);
+    let point = |(index, point): (usize, &Point)| ProgramPoint {
+        tb: tb[index],
+        tbk: tbk[index],
+        tl: known(tl[index]),
+        mb: known(gb[index].max(eb[index])),
+        mbk: known(gbk[index].max(ebk[index])),
+        gb: known(gb[index]),
+        gbk: known(gbk[index]),
+        eb: known(eb[index]),
+        ebk: known(ebk[index]),
+        fs: point.frames.clone(),
+    };
+    points.iter().enumerate().map(point).collect()
+}
+
+/// Mean lifetime in microseconds: the area under the survival curve up to its last step, from where blocks that are
+/// still alive are not followed (the restricted mean of Kaplan and Meier, 1958).
+fn mean_microseconds(lifetimes: &[(&Lifetimes, f64)]) -> f64 {
+    let Some(Lifetimes { survival, .. }) = survival::pooled(lifetimes) else { return 0.0 };
+    let (mut area, mut since, mut alive) = (0.0, 0.0, 1.0);
+    for (age, then) in survival {
+        area += (age - since) * alive;
+        (since, alive) = (age, then);
+    }
+    area * 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+    use crate::value::Value;
+
+    fn written(profile: &Profile) -> serde_json::Value {
+        let mut out = Vec::new();
+        Dhat.write(profile, &WriteOptions::default(), &mut out).expect("memory");
+        serde_json::from_slice(&out).expect("JSON")
+    }
+
+    fn sum(file: &serde_json::Value, field: &str) -> i64 {
+        file["pps"].as_array().expect("a list").iter().filter_map(|point| point[field].as_i64()).sum()
+    }
+
+    #[test]
+    fn points_add_up_and_are_distinct() {
+        for profile in [testing::small(), testing::large(300, 30), testing::ended_apart()] {
+            let file = written(&profile);
+            let total = |values: &[Value]| {
+                let of = |value: &Value| profile.rows.iter().map(|row| value.of(row)).sum::<f64>();
+                values.iter().map(of).sum::<f64>().round() as i64
+            };
+            assert_eq!(sum(&file, "tb"), total(&[Value::AllocSpace]));
+            assert_eq!(sum(&file, "tbk"), total(&[Value::AllocObjects]));
+            assert_eq!(sum(&file, "eb"), total(&[Value::InuseSpace, Value::AtExitSpace]));
+            let points = file["pps"].as_array().expect("a list");
+            let frames = file["ftbl"].as_array().expect("a list");
+            let mut stacks: Vec<&serde_json::Value> = points.iter().map(|point| &point["fs"]).collect();
+            let all = stacks.len();
+            stacks.sort_by_key(|stack| stack.to_string());
+            stacks.dedup();
+            assert_eq!(stacks.len(), all, "the viewer refuses a stack that comes twice");
+            for frame in stacks.iter().flat_map(|stack| stack.as_array().expect("a list")) {
+                assert!(frame.as_u64().is_some_and(|frame| frame > 0 && frame < frames.len() as u64));
+            }
+        }
+    }
+
+    #[test]
+    fn frames_are_written_as_dhat_does() {
+        let file = written(&testing::small());
+        let frames: Vec<&str> = file["ftbl"].as_array().expect("a list").iter().filter_map(|it| it.as_str()).collect();
+        for expected in ["[root]", "main (main.c:10)", "server (4242)", "[incomplete]"] {
+            assert!(frames.contains(&expected), "{frames:?}");
+        }
+    }
+
+    #[test]
+    fn without_frees_there_are_totals_only() {
+        let mut profile = testing::small();
+        profile.header.live = false;
+        let file = written(&profile);
+        assert_eq!(file["bklt"], false);
+        assert!(file["pps"].as_array().expect("a list").iter().all(|point| point.get("eb").is_none()));
+    }
+
+    #[test]
+    fn the_mean_lifetime_is_the_area_below_the_curve() {
+        let lifetimes = Lifetimes { survival: vec![(1.0, 0.5), (3.0, 0.0)], ..Lifetimes::default() };
+        assert!((mean_microseconds(&[(&lifetimes, 1.0)]) - 2e6).abs() < 1.0);
+        assert_eq!(mean_microseconds(&[]), 0.0);
+    }
+}
