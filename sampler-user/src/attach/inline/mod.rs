@@ -5,17 +5,18 @@
 
 mod figures;
 mod plan;
+pub mod preview;
+pub mod standing;
 
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
-use heapbpf_inline::Settings;
-use heapbpf_inline::abi::{CONTROL, Control, DRAWS, MAGIC, STATE, Slot, VERSION, mapped_bytes};
+use heapbpf_inline::abi::{CONTROL, Control, DRAWS, MAGIC, STATE, Slot, VERSION};
 use heapbpf_inline::read::{COUNTS_BYTES, Counts};
 use heapbpf_probes::{AttachError, InlineFile, Table, inline_functions};
 use heapbpf_remote::{STOP_LIMIT, TakeOut, Target};
@@ -63,6 +64,9 @@ pub enum Refused {
     /// The file and the process differ.
     #[error("the allocator's file has changed since it was mapped")]
     Changed,
+    /// Another tool's patch.
+    #[error("its code at {0:#x} is not that of the allocator's file: another tool has changed it in memory")]
+    Patched(u64),
     /// Another recording's hooks.
     #[error("it is hooked inline already, by another recording or one that was killed; probes see nothing of it")]
     Hooked,
@@ -79,8 +83,8 @@ pub enum Refused {
     },
 }
 
-/// How hooked processes sample.
-#[derive(Clone, Copy, Debug)]
+/// How hooked processes sample; by default not at all.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Sampling {
     /// Constants of the draw.
     pub draw: DrawConstants,
@@ -171,31 +175,10 @@ impl InlineHooks {
         file: &File,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<u64, Refused> {
-        let place = plan::place(target, file)?;
-        let memory = open_memory(target.pid().unsigned_abs())?;
-        let word = |address: u64| {
-            let mut bytes = [0; 8];
-            memory.read_exact_at(&mut bytes, address).ok().map(|()| u64::from_ne_bytes(bytes))
-        };
-        // What is replaced is at most the whole text.
-        let room = heapbpf_remote::reserved_bytes(mapped_bytes(SET_LOG2), place.mapping.bytes());
-        let base = target.maps().gap(&place.mapping.range, room).ok_or(Refused::NoRoom)?;
-        let metadata = file.metadata().map_err(|source| Refused::Read { what: "the allocator's file", source })?;
-        let settings = Settings {
-            criterion: self.sampling.criterion,
-            set_log2: SET_LOG2,
-            has_rdrand: has_rdrand(),
-            file: [metadata.dev(), metadata.ino(), metadata.mtime().cast_unsigned()],
-        };
-        let sites: Vec<Site> = found.functions.iter().map(|function| function.site).collect();
-        let first = add_sites(&sites)?;
-        let sites: Vec<u32> = (first..).take(sites.len()).collect();
-        let plan = plan::inline_plan(found, &sites, &place, (base, &settings), &word)?;
-        let draft = plan::draft(&plan, &place, file, SET_LOG2, &control(None, self.sampling.seed))?;
-        let plan = heapbpf_remote::Plan::new(draft, target.maps())?;
+        let plan = preview::prepare(target, found, file, &self.sampling, add_sites)?;
         let stopped = target.hook(&plan, STOP_LIMIT)?;
         log::info!("process {}: hooked inline, stopped for {:?}", target.pid(), stopped.time);
-        Ok(base)
+        Ok(plan.draft().base)
     }
 
     /// Links the programs, and begins to sample.
