@@ -92,17 +92,8 @@ impl Allocator {
     /// # Errors
     /// It cannot be hooked inline.
     pub fn hook_inline(&self, pid: u32) -> Result<InlineTrial, Refused> {
-        /// A stop may come too late on a busy machine.
-        const TRIES: usize = 5;
         let path = self.path.to_string_lossy();
-        let mut trial = InlineTrial::begin(pid, (&path, &self.file), &Table::default());
-        for _ in 1..TRIES {
-            if !matches!(trial, Err(Refused::Hook(heapbpf_remote::Error::Busy { .. }))) {
-                break;
-            }
-            trial = InlineTrial::begin(pid, (&path, &self.file), &Table::default());
-        }
-        trial
+        InlineTrial::begin(pid, (&path, &self.file), &Table::default())
     }
 
     /// Name and version of the allocator.

@@ -18,7 +18,7 @@ use std::time::Duration;
 
 use heapbpf_inline::abi::{CONTROL, Control, DRAWS, MAGIC, STATE, Slot, VERSION};
 use heapbpf_inline::read::{COUNTS_BYTES, Counts};
-use heapbpf_probes::{AttachError, InlineFile, Table, inline_functions};
+use heapbpf_probes::{AttachError, InlineFile, Table};
 use heapbpf_remote::{STOP_LIMIT, TakeOut, Target};
 use sampler_ebpf::abi::{Counters, ProcessKey, Site};
 use sampler_ebpf::geometric::DrawConstants;
@@ -142,11 +142,12 @@ impl InlineHooks {
     pub fn hook(
         &mut self,
         pid: u32,
-        (path, file): (&str, &File),
+        file: (&str, &File),
         table: &Table,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<(), Refused> {
-        let found = inline_functions(file, path, table)?;
+        let found = preview::functions(file, table)?;
+        let file = file.1;
         let mut target = Target::look(pid)?;
         if target.found().iter().any(heapbpf_remote::Found::is_hooked) {
             return Err(Refused::Hooked);

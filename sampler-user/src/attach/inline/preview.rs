@@ -1,16 +1,20 @@
 //! What inline hooks would do to a process, found out without touching it; and what they cost, on a process of our own.
 
 use std::fs::File;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::time::Duration;
 
 use heapbpf_inline::Settings;
 use heapbpf_inline::abi::mapped_bytes;
 use heapbpf_probes::{InlineFile, Table, inline_functions};
-use heapbpf_remote::{Plan, STOP_LIMIT, Target};
+use heapbpf_remote::{Plan, Target};
 use sampler_ebpf::abi::Site;
 
 use super::{Refused, SET_LOG2, Sampling, control, has_rdrand, open_memory, plan, take_out};
 use crate::kernel::KernelError;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+
+/// For how long our own process may be stopped: nobody waits for it.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What would be done to a process.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,8 +33,9 @@ pub struct Preview {
 ///
 /// # Errors
 /// It cannot be hooked inline.
-pub fn preview(pid: u32, (path, file): (&str, &File), table: &Table) -> Result<Preview, Refused> {
-    let found = inline_functions(file, path, table)?;
+pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, Refused> {
+    let found = functions(file, table)?;
+    let file = file.1;
     let target = Target::look(pid)?;
     if target.found().iter().any(heapbpf_remote::Found::is_hooked) {
         return Err(Refused::Hooked);
@@ -51,13 +56,14 @@ impl Trial {
     ///
     /// # Errors
     /// It cannot be hooked inline. It runs on as before.
-    pub fn begin(pid: u32, (path, file): (&str, &File), table: &Table) -> Result<Self, Refused> {
-        let found = inline_functions(file, path, table)?;
+    pub fn begin(pid: u32, file: (&str, &File), table: &Table) -> Result<Self, Refused> {
+        let found = functions(file, table)?;
+        let file = file.1;
         let target = Target::look(pid)?;
         let plan = prepare(&target, &found, file, &Sampling::default(), &mut |_| Ok(0))?;
         // From here on there may be something to take out.
         let trial = Self(pid);
-        target.hook(&plan, STOP_LIMIT)?;
+        target.hook(&plan, PATIENCE)?;
         Ok(trial)
     }
 }
@@ -66,6 +72,14 @@ impl Drop for Trial {
     fn drop(&mut self) {
         take_out(self.0);
     }
+}
+
+/// What is to be hooked in a file.
+pub(super) fn functions((path, file): (&str, &File), table: &Table) -> Result<InlineFile, Refused> {
+    if cfg!(not(target_arch = "x86_64")) {
+        return Err(Refused::Machine);
+    }
+    Ok(inline_functions(file, path, table)?)
 }
 
 /// Decides what is done to a process. Nothing is done to it. `add_sites` gives sites their indexes, and returns the first.
