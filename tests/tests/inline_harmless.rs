@@ -59,6 +59,21 @@ fn a_program_that_checks_itself_is_hooked_again_and_again() {
     assert!(target.end().success());
 }
 
+/// Children that are forked after sampled calls have everything that these need. The kernel optimizes some probes in a way that
+/// children lack.
+#[test]
+fn children_of_a_hooked_process_allocate() {
+    let Some(_turn) = turn("children_of_a_hooked_process_allocate") else { return };
+    let mut target = Target::start(&program("sampled_forks"), [""; 0]);
+    let recording = inline(target.pid(), 1).start();
+    let was_hooked = is_hooked(target.pid());
+    target.go();
+    assert_eq!(target.line(), "20 of 20 children ended well", "hooked inline: {was_hooked}");
+    let (_, stats) = recording.stop().results();
+    assert_eq!(stats.hits, 500, "{stats:?}");
+    assert!(target.end().success());
+}
+
 /// What comes and goes, in which order.
 #[derive(Clone, Copy, Debug)]
 enum Step {

@@ -344,9 +344,9 @@ mod tests {
             "malloc    emulated  perf",
             "  ! valloc: an IFUNC\n",
             "a pair of both that is not sampled, with --hook inline   1.3\n",
-            "  inline      --hook inline would hook 14 functions in libc.so.6: 24.0 KiB of code are\n              replaced; malloc \
-             and free take 1.3 ns more, with probes 9551 ns\n",
-            "  inline      --hook inline: x.so is not possible, probes would be used: it is traced\n",
+            "  inline      --hook inline would hook 14 functions in libc.so.6: 24.0 KiB of\n              code are replaced; malloc \
+             and free take 1.3 ns more, with probes\n              9551 ns\n",
+            "  inline      --hook inline: x.so is not possible, probes would be used: it is\n              traced\n",
             "  stacks      1 module by call frame information\n",
             "1 with exported functions only",
             "Something would be missed",

@@ -289,20 +289,21 @@ fn read_counts(memory: &File, base: u64) -> io::Result<Counts> {
     Counts::of(&read_state(memory, base)?).map_err(io::Error::other)
 }
 
-/// Takes what is ours out of a process, if it still runs.
+/// Takes what is ours out of a process, if it still runs. On a busy machine a stop often takes too long.
 fn take_out(pid: u32) {
-    const ATTEMPTS: usize = 5;
-    const PAUSE: Duration = Duration::from_millis(2);
-    for _ in 0..ATTEMPTS {
+    const ATTEMPTS: u32 = 12;
+    const FIRST_PAUSE: Duration = Duration::from_millis(1);
+    for attempt in 0..ATTEMPTS {
         let Ok(target) = Target::look(pid) else { return };
         let found = target.found();
         let out = found.iter().map(|found| target.take_out(found, TakeOut::All, STOP_LIMIT));
         match out.collect::<Result<Vec<_>, _>>() {
             Ok(out) if out.iter().all(|stopped| stopped.outcome) => return,
             // A thread may come back to it. It leads nowhere any more.
-            Ok(_) => std::thread::sleep(PAUSE),
+            Ok(_) => log::debug!("process {pid}: a thread may still come back to inline hooks"),
             Err(error) => log::info!("process {pid}: inline hooks are not taken out yet: {error}"),
         }
+        std::thread::sleep(FIRST_PAUSE * (1 << attempt.min(8)));
     }
     log::info!("process {pid} keeps memory of its inline hooks: a thread may still come back to it");
 }
