@@ -80,11 +80,12 @@
     or r10, rcx
 .endm
 
-# A site: a no-op that the kernel can turn into a call.
+# A site: a no-op of one byte, which the kernel emulates, and one of four. Not a single one of five: the kernel (6.18) turns that
+# into a call of a trampoline that a forked child does not have.
 .macro site name
     .p2align 3, 0x90
 \name:
-    .byte 0x0f, 0x1f, 0x44, 0x00, 0x00
+    .byte 0x90, 0x0f, 0x1f, 0x40, 0x00
 .endm
 
 .pushsection .rodata.heapbpf_inline, "a", @progbits

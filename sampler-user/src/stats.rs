@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use heapbpf_profile::model::LOST_PREFIX;
+use heapbpf_audit::Hook;
+use heapbpf_profile::model::{LOST_PREFIX, Process};
 use serde::{Deserialize, Serialize};
 
 use crate::cost::measure::Measured;
@@ -45,9 +46,40 @@ pub struct Stats {
     pub daemon_peak_rss_bytes: u64,
     /// Probes that were placed.
     pub attach: Vec<Attachment>,
+    /// How the first processes are hooked.
+    #[serde(default)]
+    pub hooks: Vec<HookedProcess>,
     /// Further counters by name.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub other: BTreeMap<String, u64>,
+}
+
+/// How a process is hooked.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HookedProcess {
+    /// Process id.
+    pub pid: u32,
+    /// Name of the main thread.
+    pub comm: String,
+    /// How its calls are counted.
+    pub hook: Hook,
+    /// Why it has probes although inline hooks were asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_inline: Option<String>,
+}
+
+impl HookedProcess {
+    /// Most processes that are listed.
+    const MOST: usize = 1000;
+
+    /// The first of the processes of a profile.
+    pub fn list(processes: &[Process]) -> Vec<Self> {
+        let one = |process: &Process| {
+            let (hook, not_inline) = (process.hook?, process.not_inline.clone());
+            Some(Self { pid: process.pid, comm: process.comm.clone(), hook, not_inline })
+        };
+        processes.iter().filter_map(one).take(Self::MOST).collect()
+    }
 }
 
 /// A placed probe.

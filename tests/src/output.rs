@@ -79,6 +79,12 @@ pub struct Process {
     /// What is not hooked.
     #[serde(default)]
     pub missing: Vec<Missing>,
+    /// How it is hooked.
+    #[serde(default)]
+    pub hook: Option<String>,
+    /// Why it is not hooked inline, if it should be.
+    #[serde(default)]
+    pub not_inline: Option<String>,
     /// Share of its time in the recording that was covered.
     pub coverage: f64,
     /// Since when blocks count as in use, if not since the start.
@@ -255,9 +261,21 @@ pub struct Stats {
     pub daemon_cpu_seconds: f64,
     pub daemon_peak_rss_bytes: u64,
     pub attach: Vec<Attached>,
+    pub hooks: Vec<HookedProcess>,
     /// Further counters.
     #[serde(default)]
     pub other: BTreeMap<String, u64>,
+}
+
+/// How a process is hooked.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[allow(missing_docs, reason = "the names are the contract's")]
+pub struct HookedProcess {
+    pub pid: u32,
+    pub comm: String,
+    pub hook: String,
+    #[serde(default)]
+    pub not_inline: Option<String>,
 }
 
 impl Stats {

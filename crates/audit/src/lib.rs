@@ -84,6 +84,39 @@ impl std::fmt::Display for LinkKind {
     }
 }
 
+/// How calls of a process are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Hook {
+    /// Every call passes a probe of the kernel.
+    Probe,
+    /// Code inside the process counts them; only sampled calls reach the kernel.
+    Inline,
+}
+
+impl Hook {
+    /// Its name in files.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Probe => "probe",
+            Self::Inline => "inline",
+        }
+    }
+
+    /// The one of this name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Self> {
+        [Self::Probe, Self::Inline].into_iter().find(|hook| hook.name() == name)
+    }
+}
+
+impl std::fmt::Display for Hook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
 /// One probe: an element of `attach` in `--stats` and `doctor --json`.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AttachEntry {
@@ -147,6 +180,11 @@ mod tests {
         for kind in [LinkKind::Session, LinkKind::Multi, LinkKind::Perf] {
             shown(serde_json::to_value(kind).unwrap(), kind.to_string());
         }
+        for hook in [Hook::Probe, Hook::Inline] {
+            shown(serde_json::to_value(hook).unwrap(), hook.to_string());
+            assert_eq!(Hook::from_name(hook.name()), Some(hook));
+        }
+        assert_eq!(Hook::from_name("go runtime"), None);
         assert_eq!(serde_json::to_value(FileKind::StaticExecutable).unwrap(), "static-executable");
     }
 

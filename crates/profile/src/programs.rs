@@ -120,6 +120,7 @@ pub(crate) fn entry_without_members(first: &Process) -> Process {
         ended: first.ended,
         inuse_unknown: first.inuse_unknown,
         inuse_since: first.inuse_since,
+        hook: first.hook,
         exact_alloc_bytes: Some(0),
         exact_alloc_objects: Some(0),
         ..Process::default()
@@ -140,6 +141,9 @@ pub(crate) fn add_member(all: &mut Process, member: Member) {
     add_new(&mut all.allocators, &process.allocators);
     add_new(&mut all.audit, &process.audit);
     add_new(&mut all.missing, &process.missing);
+    if process.hook != all.hook {
+        all.hook = None;
+    }
     if process.cgroup != all.cgroup {
         all.cgroup.clear();
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::model::{Criterion, Frame, Header, Lifetimes, Losses, Module, Process, Profile, Row, RowKey, Stack, Unread};
-use heapbpf_audit::{AttachEntry, FileAudit, FileKind, LinkKind, Missing, ProbeKind};
+use heapbpf_audit::{AttachEntry, FileAudit, FileKind, Hook, LinkKind, Missing, ProbeKind};
 use heapbpf_statistics::sums::SampleSums;
 
 /// Sums of `samples` samples of `size` bytes each under the sampling interval `interval`, in bytes.
@@ -80,6 +80,7 @@ fn processes() -> Vec<Process> {
             exe: "/usr/bin/server".into(),
             cgroup: "/system.slice/server.service".into(),
             allocators: vec!["glibc 2.36".into()],
+            hook: Some(Hook::Inline),
             audit: vec![Arc::new(audit())],
             missing: vec![Missing::new("/opt/lib/custom.so", "cannot be read")],
             coverage: 1.0,
@@ -90,7 +91,15 @@ fn processes() -> Vec<Process> {
             losses: Losses::default(),
             ..Process::default()
         },
-        Process { pid: 4300, comm: "worker \"x\"".into(), coverage: 0.5, ended: true, ..Process::default() },
+        Process {
+            pid: 4300,
+            comm: "worker \"x\"".into(),
+            hook: Some(Hook::Probe),
+            not_inline: Some("it runs with shadow stacks".into()),
+            coverage: 0.5,
+            ended: true,
+            ..Process::default()
+        },
     ]
 }
 

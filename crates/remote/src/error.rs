@@ -44,6 +44,20 @@ pub enum Refusal {
     /// Strict mode allows four system calls.
     #[error("a thread of it runs under strict seccomp, which allows no other system calls than read and write")]
     StrictSeccomp,
+    /// A filter that ends the process, or tells another one, of calls that are not its own.
+    #[error(
+        "its seccomp filter {answer} {call}: heapbpf has it make this call with the filter suspended, but should heapbpf be \
+         killed at that moment, the filter would decide"
+    )]
+    Seccomp {
+        /// Name of the system call.
+        call: &'static str,
+        /// What the filter does.
+        answer: String,
+    },
+    /// Its filters cannot be looked at.
+    #[error("its seccomp filter cannot be read, and may end it for calls that heapbpf has it make: {0}")]
+    UnknownSeccomp(io::Error),
     /// Return addresses are checked by the processor.
     #[error("it runs with shadow stacks")]
     ShadowStack,

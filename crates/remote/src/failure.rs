@@ -3,12 +3,13 @@
 use std::io;
 use std::time::Duration;
 
-use crate::error::{Busy, Error};
+use crate::error::{Busy, Error, Refusal};
 
 /// An [`Error`] before it is known how long the process was stopped.
 #[derive(Debug)]
 pub(crate) enum Failure {
     Busy(Busy),
+    Refused(Refusal),
     Call(&'static str, io::Error),
     Ended,
     Trace(&'static str, io::Error),
@@ -18,6 +19,7 @@ impl Failure {
     /// With the time that the process was stopped.
     pub(crate) fn stopped(self, stopped: Duration) -> Error {
         match self {
+            Self::Refused(why) => Error::Refused(why),
             Self::Busy(why) => Error::Busy { why, stopped },
             Self::Call(call, source) => Error::Call { call, source },
             Self::Ended => Error::Ended,

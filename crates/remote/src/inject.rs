@@ -62,7 +62,7 @@ impl Injection<'_> {
                     let is_in_time = stop.check_time(Busy::Late);
                     is_in_time.and_then(|()| self.move_threads(stop, &mut remote, &frames, &mut moved))
                 }
-                Step::Write => write(&remote, &self.plan.jumps()).inspect(|()| remote.release_others(stop)),
+                Step::Write => write(remote.tid(), &self.plan.jumps()).inspect(|()| remote.release_others(stop)),
                 step => self.step(&mut remote, step, descriptor.unwrap_or(NO_FILE)),
             };
             match result {
@@ -250,7 +250,7 @@ impl Injection<'_> {
                 Undo::Restore => {
                     let pages = &self.plan.draft().pages;
                     let writes = |pages: &Pages| writes(pages.start, &pages.edited, &pages.original);
-                    write(remote, &pages.iter().flat_map(writes).collect::<Vec<_>>())
+                    write(remote.tid(), &pages.iter().flat_map(writes).collect::<Vec<_>>())
                 }
                 Undo::MoveBack => {
                     self.move_back(remote, moved);
@@ -279,9 +279,9 @@ impl Injection<'_> {
 }
 
 /// Writes code, while all threads are stopped.
-fn write(remote: &Remote, writes: &[Write]) -> Result<(), Failure> {
+fn write(tid: i32, writes: &[Write]) -> Result<(), Failure> {
     writes.iter().try_for_each(|(address, bytes)| {
-        sys::poke(remote.tid(), *address, *bytes).map_err(|error| Failure::Trace("writing a jump", error))
+        sys::poke(tid, *address, *bytes).map_err(|error| Failure::Trace("writing a jump", error))
     })
 }
 
@@ -333,9 +333,16 @@ pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &m
         found.pages.iter().map(|kept| original_code(stop, found, *kept)).collect::<Result<Vec<_>, _>>()?.concat();
     let is_free = is_unmapped && !is_referenced(stop, found)?;
     let is_awkward = |tid, _: &Registers| target.may_be_filtered(tid);
-    let mut remote = Remote::begin(stop, target.gadgets, is_awkward)?;
+    let mut remote = match Remote::begin(stop, target.gadgets, is_awkward) {
+        // It has confined itself since it was hooked. The jumps can be taken out without its help; the rest leads nowhere.
+        Err(Failure::Refused(_)) => {
+            let tid = stop.stopped_threads().next().ok_or(Failure::Ended)?;
+            return write(tid, &restored).map(|()| false);
+        }
+        remote => remote?,
+    };
     let result = (|| {
-        write(&remote, &restored)?;
+        write(remote.tid(), &restored)?;
         for kept in &found.pages {
             take_out(&mut remote, Undo::PutBack(*kept), &found.range)?;
         }

@@ -13,7 +13,7 @@ const ERESTARTNOHAND: u64 = (-514i64) as u64;
 const ERESTART_RESTARTBLOCK: u64 = (-516i64) as u64;
 const EINTR: u64 = (-(libc::EINTR as i64)) as u64;
 /// Length of the instruction that makes a system call.
-const SYSCALL_BYTES: u64 = 2;
+pub(crate) const SYSCALL_BYTES: u64 = 2;
 
 const IO_PGETEVENTS: libc::c_long = 333;
 

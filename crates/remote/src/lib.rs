@@ -42,6 +42,8 @@ mod remote;
 #[cfg(target_arch = "x86_64")]
 mod run;
 #[cfg(target_arch = "x86_64")]
+mod seccomp;
+#[cfg(target_arch = "x86_64")]
 mod stack;
 #[cfg(target_arch = "x86_64")]
 mod stop;
@@ -56,7 +58,7 @@ pub use error::{Busy, Error, Refusal};
 pub use found::Found;
 pub use maps::{Mapping, Maps, PAGE_BYTES};
 pub use outcome::{Hooked, Stopped, TakeOut};
-pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, reserved_bytes};
+pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, other_code, reserved_bytes};
 #[cfg(not(target_arch = "x86_64"))]
 pub use unsupported::{STOP_LIMIT, Target};
 #[cfg(target_arch = "x86_64")]

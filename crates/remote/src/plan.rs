@@ -362,9 +362,15 @@ pub(crate) fn writes(start: u64, before: &[u8], after: &[u8]) -> Vec<Write> {
     writes
 }
 
-/// Whether memory holds the file's code, as far as probes allow: they put a breakpoint in place of an instruction's first
-/// byte, or a call in place of a five-byte nop.
+/// Whether memory holds the file's code, as far as probes allow.
 pub(crate) fn is_same_code(file: &[u8], memory: &[u8]) -> bool {
+    other_code(file, memory).is_none()
+}
+
+/// Where memory does not hold the file's code, as far as probes allow: they put a breakpoint in place of an instruction's first
+/// byte, or a call in place of a five-byte nop.
+#[must_use]
+pub fn other_code(file: &[u8], memory: &[u8]) -> Option<usize> {
     let mut at = 0;
     while at < file.len().min(memory.len()) {
         if memory[at] == CALL && file[at..].starts_with(&NOP5) {
@@ -372,10 +378,10 @@ pub(crate) fn is_same_code(file: &[u8], memory: &[u8]) -> bool {
         } else if file[at] == memory[at] || memory[at] == BREAKPOINT {
             at += 1;
         } else {
-            return false;
+            return Some(at);
         }
     }
-    file.len() == memory.len()
+    (file.len() != memory.len()).then_some(at)
 }
 
 #[cfg(test)]

@@ -7,10 +7,11 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use crate::code::{Gadgets, SYSTEM_CALL};
-use crate::error::Busy;
+use crate::error::{Busy, Refusal};
 use crate::failure::Failure;
 use crate::frame::{CODE_SEGMENT, Frame, SCRATCH_BYTES};
-use crate::interrupted::{has_restart_block, restarted_by_hand};
+use crate::interrupted::{SYSCALL_BYTES, has_restart_block, restarted_by_hand};
+use crate::seccomp::{Answer, Call, Filters};
 use crate::stop::Stop;
 use crate::sys::{self, Registers, Report};
 
@@ -24,6 +25,58 @@ const ALL_SIGNALS: u64 = u64::MAX;
 /// How long to wait for a thread that got no processor in time, after all others have been let go.
 const LATEST: Duration = Duration::from_secs(1);
 
+/// A system call: its number, and arguments.
+type NumberAndArguments = (libc::c_long, [u64; 6]);
+
+/// Name of the call that leaves the signal frame.
+const LEAVING: &str = "rt_sigreturn";
+/// An address as it may be, for calls before it is known.
+const SOME_ADDRESS: u64 = 0x7f00_0000_0000;
+
+/// The calls that a process makes for us, before their addresses are known. [`Remote::call`] looks again at each.
+const FIXED_CALLS: [(&str, NumberAndArguments); 10] = {
+    const AT: u64 = SOME_ADDRESS;
+    const BYTES: u64 = 1 << 20;
+    const FD: u64 = 9;
+    const fn mmap(access: i32, flags: i32, fd: u64) -> NumberAndArguments {
+        (libc::SYS_mmap, [AT, BYTES, access as u64, (flags | libc::MAP_PRIVATE) as u64, fd, 0])
+    }
+    const DATA: i32 = libc::PROT_READ | libc::PROT_WRITE;
+    const TEXT: i32 = libc::PROT_READ | libc::PROT_EXEC;
+    const MOVE: i32 = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+    [
+        (LEAVING, (libc::SYS_rt_sigreturn, [0; 6])),
+        ("memfd_create", (libc::SYS_memfd_create, [AT, libc::MFD_CLOEXEC as u64, 0, 0, 0, 0])),
+        ("mmap", mmap(libc::PROT_NONE, libc::MAP_FIXED_NOREPLACE, FD)),
+        ("mmap", mmap(DATA, libc::MAP_ANONYMOUS | libc::MAP_FIXED, u64::MAX)),
+        ("mmap", mmap(TEXT, libc::MAP_FIXED, FD)),
+        ("mmap", mmap(TEXT, libc::MAP_FIXED | libc::MAP_POPULATE, FD)),
+        ("madvise", (libc::SYS_madvise, [AT, BYTES, libc::MADV_WIPEONFORK as u64, 0, 0, 0])),
+        ("mremap", (libc::SYS_mremap, [AT, BYTES, BYTES, MOVE as u64, AT, 0])),
+        ("munmap", (libc::SYS_munmap, [AT, BYTES, 0, 0, 0, 0])),
+        ("close", (libc::SYS_close, [FD, 0, 0, 0, 0, 0])),
+    ]
+};
+
+/// A call as a filter sees it.
+fn call_of(gadgets: &Gadgets, (number, arguments): NumberAndArguments) -> Call {
+    let next_instruction = if number == libc::SYS_rt_sigreturn {
+        gadgets.restorer + gadgets.restorer_code.len() as u64
+    } else {
+        gadgets.system_call + SYSCALL_BYTES
+    };
+    Call { number: number as u32, next_instruction, arguments }
+}
+
+/// Whether a thread must not be asked to make this call. A call that fails does no harm, but where the frame is to be left.
+fn is_refused(name: &str, answer: Answer) -> bool {
+    match answer {
+        Answer::Made => false,
+        Answer::Fails => name == LEAVING,
+        Answer::Asks | Answer::Ends => true,
+    }
+}
+
 /// A thread under its signal frame.
 pub(crate) struct Remote {
     pid: i32,
@@ -35,6 +88,7 @@ pub(crate) struct Remote {
     registers: Registers,
     mask: u64,
     is_stop_wanted: bool,
+    filters: Filters,
     stage: Stage,
     /// When to give up waiting for the thread.
     deadline: Option<Instant>,
@@ -56,6 +110,7 @@ enum Stage {
 impl Remote {
     /// Stops one thread, whichever can, and prepares it. The first of `tids` are tried first.
     pub(crate) fn alone(stop: &mut Stop, gadgets: Gadgets, tids: &[i32]) -> Result<Self, Failure> {
+        let mut why = Failure::Busy(Busy::NoThread);
         for (tries, tid) in tids.iter().take(MAX_TRIES).enumerate() {
             if !stop.stop_one(*tid)? {
                 continue;
@@ -68,10 +123,14 @@ impl Remote {
                 if is_good { Self::begin(stop, gadgets, |_, _| false) } else { Err(Failure::Busy(Busy::NoThread)) };
             match remote {
                 Err(Failure::Busy(Busy::NoThread)) => stop.release_one(*tid),
+                Err(refused @ Failure::Refused(_)) => {
+                    stop.release_one(*tid);
+                    why = refused;
+                }
                 result => return result,
             }
         }
-        Err(Failure::Busy(Busy::NoThread))
+        Err(why)
     }
 
     /// Prepares one of the stopped threads. `is_awkward` tells threads that had better not be taken.
@@ -89,12 +148,37 @@ impl Remote {
         }
         let mut threads: Vec<_> = stop.registers().filter(|(_, registers)| registers.cs == CODE_SEGMENT).collect();
         threads.sort_by_cached_key(|(tid, registers)| (has_restart_block(registers), is_awkward(*tid, registers)));
+        let mut why = Failure::Busy(Busy::NoThread);
         for (tid, registers) in threads.into_iter().take(MAX_TRIES) {
-            if let Some(remote) = Self::with(stop, gadgets, tid, registers)? {
-                return Ok(remote);
+            match Self::with(stop, gadgets, tid, registers) {
+                Ok(Some(remote)) => return Ok(remote),
+                Ok(None) => {}
+                Err(refused @ Failure::Refused(_)) => why = refused,
+                Err(failure) => return Err(failure),
             }
         }
-        Err(Failure::Busy(Busy::NoThread))
+        Err(why)
+    }
+
+    /// Suspends the filters of a thread, unless one of them would end the process if we were killed.
+    fn suspend_filters(stop: &Stop, gadgets: &Gadgets, tid: i32) -> Result<Filters, Failure> {
+        if stop.status(tid).is_some_and(|status| status.seccomp == 0) {
+            return Ok(Filters::default());
+        }
+        let filters = sys::seccomp_filters(tid).map(Filters::new);
+        let filters = filters.map_err(|error| Failure::Refused(Refusal::UnknownSeccomp(error)))?;
+        let answers = FIXED_CALLS.map(|(name, call)| (name, filters.answer(&call_of(gadgets, call))));
+        if let Some((call, answer)) = answers.iter().find(|(name, answer)| is_refused(name, *answer)) {
+            return Err(Failure::Refused(Refusal::Seccomp { call, answer: answer.to_string() }));
+        }
+        let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_SUSPEND_SECCOMP;
+        match sys::set_options(tid, options) {
+            Err(error) if answers.iter().any(|(_, answer)| *answer != Answer::Made) => {
+                Err(Failure::Trace("suspending its seccomp filter", error))
+            }
+            // Nothing has to be suspended.
+            _ => Ok(filters),
+        }
     }
 
     /// Puts this thread under a frame, if it can be.
@@ -106,10 +190,7 @@ impl Remote {
         if !sys::read_memory(stop.pid, frame.address, &mut below).is_ok_and(|read| read == below.len()) {
             return Ok(None);
         }
-        if stop.status(tid).is_none_or(|status| status.seccomp != 0) {
-            let options = libc::PTRACE_O_TRACESYSGOOD | libc::PTRACE_O_SUSPEND_SECCOMP;
-            sys::set_options(tid, options).map_err(|error| Failure::Trace("suspending its seccomp filter", error))?;
-        }
+        let filters = Self::suspend_filters(stop, &gadgets, tid)?;
         if sys::write_memory(stop.pid, frame.address, &frame.bytes).is_err() {
             return Ok(None);
         }
@@ -127,6 +208,7 @@ impl Remote {
             registers,
             mask,
             is_stop_wanted: false,
+            filters,
             stage: Stage::Still,
             deadline: stop.deadline(),
         }))
@@ -173,6 +255,10 @@ impl Remote {
         number: libc::c_long,
         arguments: [u64; 6],
     ) -> Result<u64, Failure> {
+        let answer = self.filters.answer(&call_of(&self.gadgets, (number, arguments)));
+        if is_refused(name, answer) {
+            return Err(Failure::Refused(Refusal::Seccomp { call: name, answer: answer.to_string() }));
+        }
         let calling = self.frame.calling(&self.registers, &self.gadgets, number.cast_unsigned(), arguments);
         let trace = |error| Failure::Trace("a system call of the process", error);
         sys::set_registers(self.tid, &calling).map_err(trace)?;

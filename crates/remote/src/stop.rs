@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::error::Busy;
 use crate::failure::Failure;
 use crate::interrupted;
+use crate::seccomp::{Answer, Call, Filters};
 use crate::status::Status;
 use crate::sys::{self, Registers, Report};
 
@@ -276,9 +277,24 @@ impl Stop {
 
 /// Lets the kernel restart a system call that only the stop interrupted. At once: should we die, it is done.
 fn repair(tid: i32) {
-    if let Ok(mut registers) = sys::registers(tid)
-        && interrupted::repair(&mut registers)
-    {
-        let _ = sys::set_registers(tid, &registers);
+    let Ok(mut registers) = sys::registers(tid) else { return };
+    if interrupted::has_restart_block(&registers) && !may_restart(tid, &registers) {
+        registers = interrupted::restarted_by_hand(&registers);
+    } else if !interrupted::repair(&mut registers) {
+        return;
     }
+    let _ = sys::set_registers(tid, &registers);
+}
+
+/// Whether the thread's seccomp filters let the kernel go on with an interrupted call. It does so by another call,
+/// restart_syscall(2), which some filters forget: then the call has to begin anew.
+fn may_restart(tid: i32, registers: &Registers) -> bool {
+    let r = registers;
+    let call = Call {
+        number: libc::SYS_restart_syscall as u32,
+        next_instruction: r.rip,
+        arguments: [r.rdi, r.rsi, r.rdx, r.r10, r.r8, r.r9],
+    };
+    // What cannot be read is treated as any other stop treats it.
+    sys::seccomp_filters(tid).map_or(true, |filters| Filters::new(filters).answer(&call) == Answer::Made)
 }

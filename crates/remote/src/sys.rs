@@ -12,6 +12,10 @@ pub(crate) type Registers = libc::user_regs_struct;
 const NT_X86_XSTATE: usize = 0x202;
 const GET_SYSCALL_USER_DISPATCH_CONFIG: u32 = 0x4210;
 const GET_RSEQ_CONFIGURATION: u32 = 0x420f;
+const SECCOMP_GET_FILTER: u32 = 0x420c;
+/// Most instructions of a filter that the kernel takes, and most filters that are read.
+const MAX_FILTER: usize = 4096;
+const MAX_FILTERS: usize = 256;
 const KCMP_VM: libc::c_int = 1;
 const SIGNAL_SET_BYTES: usize = 8;
 const SHORTEST_PAUSE: Duration = Duration::from_micros(3);
@@ -113,6 +117,32 @@ pub(crate) fn has_system_call_dispatch(tid: i32) -> bool {
     // SAFETY: the kernel writes 32 bytes, the size that is passed.
     let got = unsafe { ptrace(GET_SYSCALL_USER_DISPATCH_CONFIG, tid, size_of_val(&config), at) };
     got.is_ok() && config[0] != 0
+}
+
+/// The seccomp filters of a stopped thread; none if it has no filters.
+pub(crate) fn seccomp_filters(tid: i32) -> io::Result<Vec<Vec<libc::sock_filter>>> {
+    let mut filters = Vec::new();
+    loop {
+        let number = filters.len();
+        // SAFETY: without a pointer, the kernel only says how long the filter is.
+        let length = unsafe { ptrace(SECCOMP_GET_FILTER, tid, number, std::ptr::null_mut()) };
+        let length = match length {
+            Ok(length) => usize::try_from(length).unwrap_or(0).min(MAX_FILTER),
+            // No more filters; no filters at all.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok(filters),
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) && number == 0 => return Ok(filters),
+            Err(error) => return Err(error),
+        };
+        let nothing = libc::sock_filter { code: 0, jt: 0, jf: 0, k: 0 };
+        let mut program = vec![nothing; MAX_FILTER];
+        // SAFETY: the kernel writes as many instructions as it said, and none is longer than the buffer.
+        unsafe { ptrace(SECCOMP_GET_FILTER, tid, number, program.as_mut_ptr().cast()) }?;
+        program.truncate(length);
+        filters.push(program);
+        if number >= MAX_FILTERS {
+            return Err(io::Error::from_raw_os_error(libc::E2BIG));
+        }
+    }
 }
 
 /// Address of a stopped thread's area of restartable sequences, if it has one.

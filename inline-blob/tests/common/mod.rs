@@ -209,9 +209,9 @@ impl Hooked {
         let mut text = self.plan.text().to_vec();
         let trampolines = recorder::trampolines();
         for (index, site) in sites.into_iter().enumerate() {
-            // As the kernel does with an optimized uprobe: the no-op becomes a call.
+            // As the kernel would do with an optimized uprobe: the no-ops become a call.
             let distance = (self.mapped + 16 * index as u64).wrapping_sub(site + 5) as i32;
-            assert_eq!(text[site as usize..][..5], [0x0f, 0x1f, 0x44, 0, 0]);
+            assert_eq!(text[site as usize..][..5], [0x90, 0x0f, 0x1f, 0x40, 0]);
             assert_eq!(site % 8, 0);
             if !options.recorder {
                 continue;

@@ -49,6 +49,9 @@ pub struct Measured {
     pub bare_pair_ns: f64,
     /// What heapbpf's probes add.
     pub costs: ProbeCosts,
+    /// What inline hooks add to a pair of malloc and free that is not sampled; `None` if processes cannot be hooked inline here.
+    #[serde(default)]
+    pub inline_pair_ns: Option<f64>,
     /// What a no-op probe adds, by how the kernel executes its instruction.
     pub nothing_ns: BTreeMap<String, f64>,
 }
@@ -139,7 +142,12 @@ fn identity(object: &[u8], link: Option<LinkKind>) -> String {
         .iter()
         .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3));
     let link = link.map_or_else(|| "best".to_owned(), |link| link.to_string());
-    format!("{} {} {programs:016x} {link}", line("/proc/sys/kernel/random/boot_id"), line("/proc/sys/kernel/osrelease"))
+    // What is measured has changed once: inline hooks came.
+    format!(
+        "{} {} {programs:016x} {link} 2",
+        line("/proc/sys/kernel/random/boot_id"),
+        line("/proc/sys/kernel/osrelease")
+    )
 }
 
 /// Measures the costs now.
@@ -181,6 +189,7 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
             slices.add(kind, probed - bare);
         }
     }
+    let inline = inline_pair(&mut child, &allocator);
     let (bare, full, allocation) = (slices.fastest("bare"), slices.fastest("full"), slices.fastest("allocations"));
     Ok(Measured {
         identity: identity(object, link),
@@ -193,8 +202,25 @@ pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured
             free_ns: (full - allocation).max(0.0),
             sample_ns: (slices.fastest("sampled") - full).max(0.0),
         },
+        inline_pair_ns: inline.inspect_err(|why| log::info!("inline hooks are not measured: {why}")).ok(),
         nothing_ns: MICROBENCHMARKS.iter().map(|(kind, _)| ((*kind).to_owned(), slices.fastest(kind))).collect(),
     })
+}
+
+/// Nanoseconds that inline hooks add to a pair of malloc and free that is not sampled.
+fn inline_pair(child: &mut Workload, allocator: &Allocator) -> anyhow::Result<f64> {
+    /// Pairs of a slice, and slices. They take nanoseconds.
+    const PAIRS: u64 = 400_000;
+    const SLICES: usize = 3;
+    let mut slices = Slices::default();
+    for _ in 0..SLICES {
+        slices.add("bare", pairs(child, PAIRS)?);
+        let trial = allocator.hook_inline(child.pid())?;
+        pairs(child, 100)?;
+        slices.add("inline", pairs(child, PAIRS)?);
+        drop(trial);
+    }
+    Ok((slices.fastest("inline") - slices.fastest("bare")).max(0.0))
 }
 
 /// Nanoseconds per pair of malloc and free.
@@ -233,6 +259,7 @@ mod tests {
             free_kind: "emulated".into(),
             bare_pair_ns: 8.0,
             costs: ProbeCosts { allocation_ns: 550.0, free_ns: 520.0, sample_ns: 2500.0 },
+            inline_pair_ns: Some(1.5),
             nothing_ns: [("emulated".to_owned(), 500.0), ("stepped".to_owned(), 9000.0)].into(),
         }
     }

@@ -17,6 +17,8 @@ use sampler_ebpf::trials::SIZE_CLASSES;
 
 use crate::attach::files::FileKey;
 use crate::attach::hooks::{Hooks, MOST_OWN_LINKS};
+use crate::attach::inline::Refused;
+use crate::attach::inline::preview::Trial as InlineTrial;
 use crate::attach::rules;
 use crate::heap::event::decode_stack;
 use crate::kernel::control::{ControlMaps, CountedBy};
@@ -83,6 +85,15 @@ impl Allocator {
             return Ok(Self { path, file, name, sites });
         }
         anyhow::bail!("process {pid} has no allocator to measure with")
+    }
+
+    /// Hooks it inline in a process that maps it. Nothing is sampled.
+    ///
+    /// # Errors
+    /// It cannot be hooked inline.
+    pub fn hook_inline(&self, pid: u32) -> Result<InlineTrial, Refused> {
+        let path = self.path.to_string_lossy();
+        InlineTrial::begin(pid, (&path, &self.file), &Table::default())
     }
 
     /// Name and version of the allocator.

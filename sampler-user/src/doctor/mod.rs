@@ -7,7 +7,7 @@ use heapbpf_audit::Missing;
 use serde::Serialize;
 
 pub use self::kernel::{Check, KernelAudit, KernelSide};
-pub use self::processes::{ModuleAudit, ProcessAudit, Symbols, Unwinding, command, processes};
+pub use self::processes::{InlineAudit, ModuleAudit, ProcessAudit, Symbols, Unwinding, command, processes};
 use crate::cost::measure::Measured;
 
 /// The result of `heapbpf doctor`.
@@ -44,7 +44,14 @@ impl Diagnosis {
     /// Adds the costs of probes.
     #[must_use]
     pub fn with_costs(self, costs: Option<Measured>) -> Self {
-        Self { costs, ..self }
+        let mut processes = self.processes;
+        if let Some(costs) = &costs {
+            for inline in processes.iter_mut().flat_map(|it| &mut it.inline).filter(|it| it.why_not.is_none()) {
+                inline.pair_ns = costs.inline_pair_ns;
+                inline.probe_pair_ns = Some(costs.costs.allocation_ns + costs.costs.free_ns);
+            }
+        }
+        Self { costs, processes, ..self }
     }
 }
 

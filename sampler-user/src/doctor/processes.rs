@@ -14,6 +14,8 @@ use serde::Serialize;
 use crate::attach::dropped::dropped_mappings;
 use crate::attach::files::FileKey;
 use crate::attach::hooks::Hooks;
+use crate::attach::inline::preview::Preview;
+use crate::attach::inline::{self, Refused};
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
 use crate::host::modules::{ModuleKind, ModuleSource};
@@ -46,8 +48,49 @@ pub struct ProcessAudit {
     pub missing: Vec<Missing>,
     /// Features of the allocator that no probe can track, in case the program uses them.
     pub limits: Vec<Missing>,
+    /// What `--hook inline` would do to each of its allocators; nothing for a command that does not run yet.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub inline: Vec<InlineAudit>,
     /// Its executable files and memory, for unwinding and symbolization.
     pub modules: Vec<ModuleAudit>,
+}
+
+/// What `--hook inline` would do to an allocator of a process.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct InlineAudit {
+    /// Path of the allocator's file.
+    pub file: String,
+    /// Why it cannot be hooked inline; `None` if it can.
+    pub why_not: Option<String>,
+    /// Functions that would be hooked.
+    pub functions: usize,
+    /// Bytes of its code that would be replaced by copies.
+    pub replaced_bytes: u64,
+    /// Bytes of addresses that would be taken.
+    pub mapped_bytes: u64,
+    /// Whether each thread has a seccomp filter: it is asked only when the process is stopped, and may forbid it then.
+    pub has_seccomp_filter: bool,
+    /// What it would add to a pair of malloc and free that is not sampled, as measured on this machine; nanoseconds.
+    pub pair_ns: Option<f64>,
+    /// What probes add to it, as measured on this machine; nanoseconds.
+    pub probe_pair_ns: Option<f64>,
+}
+
+impl InlineAudit {
+    fn of(file: &str, preview: Result<Preview, Refused>) -> Self {
+        let file = file.to_owned();
+        match preview {
+            Ok(Preview { functions, replaced_bytes, mapped_bytes, is_filtered }) => Self {
+                file,
+                functions,
+                replaced_bytes,
+                mapped_bytes,
+                has_seccomp_filter: is_filtered,
+                ..Self::default()
+            },
+            Err(refused) => Self { file, why_not: Some(refused.to_string()), ..Self::default() },
+        }
+    }
 }
 
 /// How stacks through a module are unwound.
@@ -235,6 +278,10 @@ impl Auditor<'_> {
                 Err(error) if error.is_too_late() => {}
                 Err(error) => return found.refused.push(refuse(error.to_string())),
             }
+        }
+        if let Some(pid) = found.audit.pid {
+            let preview = inline::preview::preview(pid, (path, file), self.hooks.files.table());
+            found.audit.inline.push(InlineAudit::of(path, preview));
         }
         let Some(file) = self.hooks.audit_of(key, self.link.unwrap_or(LinkKind::Perf)) else { return };
         found.audit.allocators.push(file.allocator);

@@ -155,6 +155,11 @@ impl Metrics {
             "Since when blocks count as in use, where frees were given up and are followed again; Unix time.",
         );
         let mut samples = Family::new("heapbpf_process_samples_total", "counter", "Samples taken of a process.");
+        let mut hooks = Family::new(
+            "heapbpf_process_hook",
+            "gauge",
+            "How calls of a process are counted: by probes of the kernel, or inline, in the process itself; always 1.",
+        );
         let (mut other_bytes, mut other_calls, mut other_rows, mut other_seen) = (0u64, 0u64, Vec::new(), false);
         for (index, process) in profile.processes.iter().enumerate().filter(|(_, process)| visible(process)) {
             let of_process = rows.remove(&index).unwrap_or_default();
@@ -169,6 +174,10 @@ impl Metrics {
             };
             *slot = (slot.0.max(exact_bytes), slot.1.max(exact_calls));
             let labels = labels(process);
+            if let Some(hook) = process.hook {
+                let labels = labels.strip_suffix('}').unwrap_or(&labels);
+                hooks.add(&format!("{labels},hook=\"{hook}\"}}"), 1);
+            }
             bytes.add(&labels, slot.0);
             calls.add(&labels, slot.1);
             let pool = Pool::of(of_process);
@@ -183,7 +192,7 @@ impl Metrics {
                 moment.iter().for_each(|moment| since.add(&labels, format!("{:.3}", moment.as_secs_f64())));
             }
         }
-        for family in [bytes, calls, samples, inuse, low, high, objects, since] {
+        for family in [bytes, calls, samples, inuse, low, high, objects, since, hooks] {
             family.write(out);
         }
         if other_seen {

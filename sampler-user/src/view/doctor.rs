@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use heapbpf_audit::Missing;
 use heapbpf_profile::report::text::{Column, Style, Table, clip, wrap};
+use heapbpf_profile::units;
 
 use crate::cost::measure::Measured;
-use crate::doctor::{Check, Diagnosis, ProcessAudit, Symbols, Unwinding};
+use crate::doctor::{Check, Diagnosis, InlineAudit, ProcessAudit, Symbols, Unwinding};
 
 /// The whole text.
 #[must_use]
@@ -119,6 +120,10 @@ fn cost_lines(costs: &Measured, width: usize, color: bool) -> Vec<String> {
     let mut row = |what: &str, ns: f64| table.row(vec![what.to_owned(), format!("{ns:.0}")]);
     row(&format!("an allocation that is not sampled ({})", costs.allocation_kind), costs.costs.allocation_ns);
     row(&format!("a free of a block that is not tracked ({})", costs.free_kind), costs.costs.free_ns);
+    if let Some(ns) = costs.inline_pair_ns {
+        table.row(vec!["a pair of both that is not sampled, with --hook inline".to_owned(), format!("{ns:.1}")]);
+    }
+    let mut row = |what: &str, ns: f64| table.row(vec![what.to_owned(), format!("{ns:.0}")]);
     row("what a sample adds, with its block's free", costs.costs.sample_ns);
     for (kind, ns) in &costs.nothing_ns {
         row(&format!("a probe that does nothing, {kind}"), *ns);
@@ -147,11 +152,34 @@ fn process_lines(process: &ProcessAudit, width: usize, color: bool) -> Vec<Strin
     for limit in &process.limits {
         lines.extend(remark("–", limit, width).map(|line| Style::Dim.paint(&line, color)));
     }
+    for inline in &process.inline {
+        let text = wrap(&inline_text(inline), width.saturating_sub(14).max(20));
+        let begin = |index| if index == 0 { "  inline      " } else { "              " };
+        lines.extend(text.iter().enumerate().map(|(index, line)| format!("{}{line}", begin(index))));
+    }
     if !process.modules.is_empty() {
         lines.push(format!("  stacks      {}", stacks(process)));
         lines.push(format!("  names       {}", names(process)));
     }
     lines
+}
+
+/// What `--hook inline` would do, and cost, or why it cannot be.
+fn inline_text(inline: &InlineAudit) -> String {
+    let file = clip(inline.file.rsplit('/').next().unwrap_or(&inline.file), 40);
+    if let Some(why) = &inline.why_not {
+        return format!("--hook inline: {file} is not possible, probes would be used: {why}");
+    }
+    let replaced = units::bytes(inline.replaced_bytes as f64);
+    let mut text =
+        format!("--hook inline would hook {} functions in {file}: {replaced} of code are replaced", inline.functions);
+    if let (Some(pair), Some(probes)) = (inline.pair_ns, inline.probe_pair_ns) {
+        text.push_str(&format!("; malloc and free take {pair:.1} ns more, with probes {probes:.0} ns"));
+    }
+    if inline.has_seccomp_filter {
+        text.push_str("; it has a seccomp filter, which is read when it is hooked, and may forbid it");
+    }
+    text
 }
 
 fn attached(process: &ProcessAudit, width: usize, color: bool) -> Vec<String> {
@@ -275,6 +303,19 @@ mod tests {
                 reason: "+0x0 push".into(),
             }],
             missing: vec![Missing { what: "valloc".into(), why: "an IFUNC".into() }],
+            inline: vec![
+                InlineAudit {
+                    file: "/lib/libc.so.6".into(),
+                    functions: 14,
+                    replaced_bytes: 24 << 10,
+                    ..InlineAudit::default()
+                },
+                InlineAudit {
+                    file: "/lib/x.so".into(),
+                    why_not: Some("it is traced".into()),
+                    ..InlineAudit::default()
+                },
+            ],
             modules: vec![ModuleAudit {
                 module: "/lib/libc.so.6".into(),
                 unwinding: Unwinding::CallFrames,
@@ -290,6 +331,7 @@ mod tests {
             free_kind: "stepped".into(),
             bare_pair_ns: 8.0,
             costs: ProbeCosts { allocation_ns: 551.0, free_ns: 9000.0, sample_ns: 2500.0 },
+            inline_pair_ns: Some(1.26),
             nothing_ns: [("emulated".to_owned(), 500.0), ("stepped".to_owned(), 500.0)].into(),
         };
         let text = diagnosis(&Diagnosis::new(kernel, vec![process]).with_costs(Some(costs)), 80, false);
@@ -301,6 +343,10 @@ mod tests {
             "Process 12 (ser\\u{1b}ver)\n  allocators  glibc 2.36\n",
             "malloc    emulated  perf",
             "  ! valloc: an IFUNC\n",
+            "a pair of both that is not sampled, with --hook inline   1.3\n",
+            "  inline      --hook inline would hook 14 functions in libc.so.6: 24.0 KiB of\n              code are replaced; malloc \
+             and free take 1.3 ns more, with probes\n              9551 ns\n",
+            "  inline      --hook inline: x.so is not possible, probes would be used: it is\n              traced\n",
             "  stacks      1 module by call frame information\n",
             "1 with exported functions only",
             "Something would be missed",

@@ -13,7 +13,7 @@ use crate::programs::on_path;
 use crate::shell::run as run_command;
 
 /// One-line description of the benchmark.
-pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op probes at the same instructions ([--quick] [--rounds N] [--criteria | --scaling | --stages])";
+pub const ABOUT: &str = "a malloc/free pair under heapbpf as ratios to two no-op probes at the same instructions ([--quick] [--rounds N] [--criteria | --inline | --scaling | --stages])";
 
 /// The stages of a hit, as the programs name them. With `--stages`, programs that end after each stage are measured
 /// too.

@@ -278,7 +278,7 @@ struct ProcessJson<'a> {
 impl Serialize for ProcessJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let process = self.process;
-        let mut fields = serializer.serialize_struct("Process", 21)?;
+        let mut fields = serializer.serialize_struct("Process", 23)?;
         fields.serialize_field("pid", &process.pid)?;
         fields.serialize_field("namespace_pid", &process.namespace_pid)?;
         if let Some(program) = self.program {
@@ -292,6 +292,12 @@ impl Serialize for ProcessJson<'_> {
         fields.serialize_field("exe", &process.exe)?;
         fields.serialize_field("cgroup", &process.cgroup)?;
         fields.serialize_field("allocators", &process.allocators)?;
+        if let Some(hook) = process.hook {
+            fields.serialize_field("hook", hook.name())?;
+        }
+        if let Some(why) = &process.not_inline {
+            fields.serialize_field("not_inline", why)?;
+        }
         fields.serialize_field("audit", &self.audit)?;
         let missing: Vec<&Missing> =
             process.audit.iter().flat_map(|file| &file.missing).chain(&process.missing).collect();

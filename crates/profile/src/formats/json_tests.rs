@@ -38,6 +38,9 @@ fn every_key_of_the_contract_is_there() {
     assert_eq!(value["started"], "2023-11-14T22:13:20.123456789Z");
     assert_eq!(value["processes"][0]["alloc_bytes"]["exact"], 60_000_000);
     assert_eq!(value["totals"]["alloc_bytes"]["exact"], serde_json::Value::Null);
+    assert_eq!(value["processes"][0]["hook"], "inline");
+    assert_eq!(value["processes"][1]["hook"], "probe");
+    assert_eq!(value["processes"][1]["not_inline"], "it runs with shadow stacks");
     assert_eq!(value["stacks"][5]["complete"], false);
     assert_eq!(value["stacks"][0]["frames"][0]["inlined"], true);
 }

@@ -138,6 +138,9 @@ fn resource(profile: &Profile, process: &Process) -> Resource {
             attribute(key, Any::StringValue(value.clone()));
         }
     }
+    if let Some(hook) = process.hook {
+        attribute("heapbpf.hook", Any::StringValue(hook.name().into()));
+    }
     Resource { attributes, ..Resource::default() }
 }
 

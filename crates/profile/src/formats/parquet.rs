@@ -21,6 +21,7 @@ use super::{Format, FormatError, WriteOptions};
 use crate::intern::Interned;
 use crate::model::{Losses, Process, Profile};
 use crate::naming::frame_name;
+use heapbpf_audit::Hook;
 use heapbpf_statistics::sums::SampleSums;
 
 pub(super) struct Parquet;
@@ -150,7 +151,10 @@ impl Table<'_> {
         let since = |row: &TableRow| self.process(row).inuse_since.filter(|_| self.profile.knows_inuse(row.process));
         let since: TimestampMicrosecondArray = self.rows.iter().map(|row| since(row).map(micros)).collect();
         let since: ArrayRef = Arc::new(since.with_timezone("UTC"));
-        never_null(columns).into_iter().chain([("inuse_since".to_owned(), since, true)]).collect()
+        let hook = |row: &TableRow| self.process(row).hook.map(Hook::name);
+        let hook: ArrayRef = Arc::new(self.rows.iter().map(hook).collect::<DictionaryArray<Int32Type>>());
+        let may_be_null = [("inuse_since".to_owned(), since, true), ("hook".to_owned(), hook, true)];
+        never_null(columns).into_iter().chain(may_be_null).collect()
     }
 
     fn of_stack(&self, interned: &Interned) -> Vec<Column> {
@@ -320,7 +324,7 @@ mod tests {
         for name in "host pid comm exe cgroup time duration_seconds interval_bytes criterion frames samples \
                      sampled_bytes alloc_bytes alloc_bytes_var alloc_objects alloc_objects_var inuse_bytes \
                      inuse_bytes_var inuse_objects inuse_objects_var started ended_apart at_exit_bytes at_exit_bytes_var \
-                     at_exit_objects at_exit_objects_var"
+                     at_exit_objects at_exit_objects_var hook"
             .split_whitespace()
         {
             assert!(names.split(' ').any(|column| column == name), "{name} in {names}");

@@ -21,6 +21,7 @@ use crate::round::largest_remainder;
 use crate::units;
 use crate::value::Value;
 use heapbpf_audit::FileAudit;
+use heapbpf_audit::Hook;
 use heapbpf_audit::Missing;
 
 /// Level 5 of 9: within a few percent of the smallest file in half the time.
@@ -190,6 +191,9 @@ fn comments(profile: &Profile) -> Vec<String> {
     }
     for process in profile.processes.iter().filter(|_| has_few) {
         let mut comment = format!("process {}: coverage {}", process_name(process), units::percent(process.coverage));
+        if let Some(hook) = process.hook {
+            comment.push_str(&format!("{HOOK}{hook}"));
+        }
         if let (Some(bytes), Some(objects)) = (process.exact_alloc_bytes, process.exact_alloc_objects) {
             comment.push_str(&format!(", counted exactly: {bytes} bytes in {objects} allocations"));
         }
@@ -205,6 +209,9 @@ fn comments(profile: &Profile) -> Vec<String> {
         for Missing { what, why } in missing {
             comment.push_str(&format!("; not hooked: {what} ({why})"));
         }
+        if let Some(why) = &process.not_inline {
+            comment.push_str(&format!("{NOT_INLINE}{why}"));
+        }
         comments.push(comment);
     }
     comments.extend(losses(profile, has_few));
@@ -219,6 +226,11 @@ fn comments(profile: &Profile) -> Vec<String> {
     comments
 }
 
+/// Before how a process is hooked, in the comment about it: right after its coverage.
+pub(crate) const HOOK: &str = ", hook ";
+/// Before the reason why it is not hooked inline: the last of the comment.
+pub(crate) const NOT_INLINE: &str = "; not hooked inline: ";
+
 /// Prefix of the comment on all processes together.
 pub(crate) const ALL_PROCESSES: &str = "all processes: ";
 
@@ -229,6 +241,11 @@ fn total(profile: &Profile) -> String {
         (exact(profile, None, Value::AllocSpace), exact(profile, None, Value::AllocObjects))
     {
         comment.push_str(&format!(", counted exactly: {bytes} bytes in {objects} allocations"));
+    }
+    let inline = profile.processes.iter().filter(|process| process.hook == Some(Hook::Inline)).map(Process::count);
+    match inline.sum::<u64>() {
+        0 => {}
+        inline => comment.push_str(&format!("; {inline} hooked inline")),
     }
     let late = profile.processes.iter().filter(|process| process.coverage < 0.9995).map(Process::count).sum::<u64>();
     if late > 0 {

@@ -163,6 +163,30 @@ fn a_process_whose_frees_were_given_up_is_labelled_and_read_back() {
 }
 
 #[test]
+fn how_each_process_is_hooked_is_a_comment_and_read_back() {
+    let mut profile = testing::small();
+    let told = |profile: &Profile| comments(profile).join("\n");
+    assert!(
+        told(&profile).contains("process server (4242): coverage 100 %, hook inline, counted"),
+        "{}",
+        told(&profile)
+    );
+    let back = crate::read::parse(&encode(&profile).encode_to_vec()).expect("ours");
+    for (back, process) in back.processes.iter().zip(&profile.processes) {
+        assert_eq!((back.hook, &back.not_inline), (process.hook, &process.not_inline));
+        assert!(process.hook.is_some());
+    }
+    profile.processes.extend(vec![profile.processes[0].clone(); 3]);
+    assert!(told(&profile).contains("all processes: 5; 4 hooked inline"), "{}", told(&profile));
+    // Words of the process's own do not count.
+    profile.processes.truncate(1);
+    profile.processes[0].hook = None;
+    profile.processes[0].allocators = vec!["x, hook probe".into()];
+    let back = crate::read::parse(&encode(&profile).encode_to_vec()).expect("ours");
+    assert_eq!(back.processes[0].hook, None);
+}
+
+#[test]
 fn since_when_frees_are_followed_is_a_comment_and_read_back() {
     let profile = testing::followed_again();
     let told = comments(&profile).into_iter().find(|comment| comment.starts_with("process server")).expect("a comment");

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use heapbpf_audit::{FileAudit, Missing};
+use heapbpf_audit::{FileAudit, Hook, Missing};
 
 use super::losses::{LossBound, Losses};
 use super::row::Row;
@@ -23,6 +23,11 @@ pub struct Process {
     pub cgroup: String,
     /// Allocators that were found, for example `glibc 2.36`.
     pub allocators: Vec<String>,
+    /// How its calls were counted; `None` if nothing of it was hooked, if that is not known, or if that differs between the
+    /// processes that it stands for.
+    pub hook: Option<Hook>,
+    /// Why it has probes although inline hooks were asked for.
+    pub not_inline: Option<String>,
     /// Audit of each of its files with an allocator: what was hooked, at which instruction, and what was not.
     pub audit: Vec<Arc<FileAudit>>,
     /// What else in its files was not hooked, and why.

@@ -16,6 +16,7 @@ use crate::model::{
 use crate::programs;
 use crate::units;
 use heapbpf_audit::FileAudit;
+use heapbpf_audit::Hook;
 use heapbpf_audit::Missing;
 use heapbpf_statistics::estimators::Estimator;
 use heapbpf_statistics::sums::SampleSums;
@@ -89,6 +90,11 @@ struct ProcessJson {
     cgroup: String,
     #[serde(default)]
     allocators: Vec<String>,
+    /// A word that this version does not know is no reason to refuse the file.
+    #[serde(default)]
+    hook: Option<String>,
+    #[serde(default)]
+    not_inline: Option<String>,
     /// Indices of its files in the audit of the profile.
     #[serde(default)]
     audit: Vec<usize>,
@@ -391,6 +397,8 @@ fn process(json: ProcessJson, audit: &[Arc<FileAudit>], live: bool) -> Process {
         exe: json.exe,
         cgroup: json.cgroup,
         allocators: json.allocators,
+        hook: json.hook.as_deref().and_then(Hook::from_name),
+        not_inline: json.not_inline,
         audit,
         missing,
         coverage: json.coverage,

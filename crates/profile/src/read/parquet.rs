@@ -13,6 +13,7 @@ use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderB
 use super::strings::Strings;
 use super::{ContentError, LARGEST_DECOMPRESSED, MOST_FRAMES};
 use crate::model::{Criterion, Frame, Header, LossBound, Losses, Process, Profile, Row, RowKey, Stack};
+use heapbpf_audit::Hook;
 use heapbpf_statistics::sums::SampleSums;
 
 /// Number of rows that are decoded at a time.
@@ -157,6 +158,8 @@ impl Table {
             cgroup: columns.text("cgroup", row)?.into(),
             coverage: 1.0,
             ended: columns.flag("ended", row).unwrap_or(false),
+            // Older versions did not write this column, and a text that is NULL reads as empty.
+            hook: columns.text("hook", row).ok().and_then(Hook::from_name),
             inuse_since: columns.some_time("inuse_since", row).and_then(|us| UNIX_EPOCH.checked_add(us)),
             ..Process::default()
         });

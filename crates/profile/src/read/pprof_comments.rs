@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::time::SystemTime;
 
 use crate::estimates::{INUSE_SINCE, INUSE_UNKNOWN};
-use crate::formats::{ALL_PROCESSES, ENDED_APART};
+use crate::formats::{ALL_PROCESSES, ENDED_APART, HOOK, NOT_INLINE};
 use crate::group::process_name;
 use crate::loss_comment;
 use crate::model::{Criterion, LossBound, Losses, Process, Unread};
 use crate::proto::pprof as proto;
 use crate::units;
+use heapbpf_audit::Hook;
 
 /// Most comments that are kept, and most characters of each.
 const MOST_COMMENTS: usize = 1_000;
@@ -103,6 +104,11 @@ impl Comments {
             "<0.1" => 0.0001,
             _ => rounded.parse::<f64>().map_or(1.0, |percent| (percent / 100.0).clamp(0.0, 1.0)),
         };
+        process.hook = said
+            .strip_prefix(coverage)
+            .and_then(|rest| rest.strip_prefix(HOOK))
+            .and_then(|rest| Hook::from_name(rest.split([',', ';']).next().unwrap_or_default()));
+        process.not_inline = said.rsplit_once(NOT_INLINE).map(|(_, why)| why.to_owned());
         process.inuse_unknown |= said.contains(INUSE_UNKNOWN);
         let since = said.split_once(INUSE_SINCE).and_then(|(_, rest)| rest.split([',', ';']).next());
         process.inuse_since = since.and_then(units::parse_rfc3339);

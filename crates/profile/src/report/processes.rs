@@ -11,6 +11,7 @@ use crate::report::figure::FigureText;
 use crate::report::text::{Column, Style, Table, clip};
 use crate::units;
 use crate::value::Value;
+use heapbpf_audit::Hook;
 use heapbpf_statistics::calibrate::{SELF_CHECK_CONFIDENCE, SelfCheck, self_check};
 use heapbpf_statistics::interval::Interval;
 
@@ -41,6 +42,11 @@ impl Entry {
     /// Whether every process has ended.
     fn has_ended(&self, profile: &Profile) -> bool {
         self.processes.iter().all(|&process| profile.processes[process].ended)
+    }
+
+    /// Whether every process was hooked inline.
+    fn is_inline(&self, profile: &Profile) -> bool {
+        self.processes.iter().all(|&process| profile.processes[process].hook == Some(Hook::Inline))
     }
 
     fn may_hold_at_exit(&self, profile: &Profile) -> bool {
@@ -157,7 +163,8 @@ fn table(context: &Context, by: GroupBy) -> Vec<String> {
     let mut table = Table::new(columns(by, values));
     for entry in entries.iter().take(MOST) {
         let ended = if entry.has_ended(profile) { " ended" } else { "" };
-        let mut cells = vec![clip(&entry.name, context.width / 3) + ended];
+        let inline = if entry.is_inline(profile) { " inline" } else { "" };
+        let mut cells = vec![clip(&entry.name, context.width / 3) + ended + inline];
         for value in values.into_iter().flatten() {
             let figure = entry.figure(context, value);
             cells.extend([figure.figure, figure.bounds]);

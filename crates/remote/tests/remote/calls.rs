@@ -29,21 +29,67 @@ fn blocking_calls_are_unaffected() {
     eprintln!("{cycles} cycles: {}", program.finish().trim());
 }
 
+/// In every mode in which a filter lets the process live: it refuses calls, logs them, or leaves them to a tracer.
 #[test]
-fn a_seccomp_filter_is_suspended_for_our_calls() {
+fn a_seccomp_filter_that_refuses_our_calls_is_suspended_for_them() {
     let _turn = program::turn();
     if !program::can_trace() {
         return;
     }
-    let mut program = Program::start("sandboxed", &["filter"]);
+    for mode in ["errno", "log", "trace"] {
+        let mut program = Program::start("sandboxed", &[mode]);
+        assert_eq!(program.line(), "IN\n", "{mode}");
+        assert!(Target::look(program.pid()).expect("it runs").is_filtered());
+        for _ in 0..20 {
+            program::hook(program.pid(), program.hooked);
+            while !program::take_out(program.pid()).outcome {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        }
+        program.assert_runs();
+        program.finish();
+    }
+}
+
+/// A thread under a filter that forgets restart_syscall(2) would be killed by any stop in a sleep.
+#[test]
+fn a_thread_whose_sleep_must_not_be_restarted_sleeps_anew() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let mut program = Program::start("sandboxed", &["restart"]);
     assert_eq!(program.line(), "IN\n");
-    assert!(Target::look(program.pid()).expect("it runs").is_filtered());
-    for _ in 0..50 {
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(5));
         program::hook(program.pid(), program.hooked);
         while !program::take_out(program.pid()).outcome {
             std::thread::sleep(Duration::from_millis(1));
         }
+        program.assert_runs();
     }
-    program.assert_runs();
+    program.finish();
+}
+
+/// What confines itself only after it was hooked: jumps are taken out without its help, and the rest leads nowhere.
+#[test]
+fn a_process_that_confined_itself_later_loses_its_jumps() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let mut program = Program::start("sandboxed", &["later"]);
+    let pid = program.pid();
+    program::hook(pid, program.hooked);
+    program.signal(libc::SIGUSR1);
+    assert_eq!(program.line(), "IN\n");
+    let before = program::counted(pid);
+    while program::counted(pid) == before {
+        program.assert_runs();
+    }
+    assert!(!program::take_out(pid).outcome, "it cannot be unmapped");
+    let after = program::counted(pid);
+    std::thread::sleep(Duration::from_millis(20));
+    assert_eq!(program::counted(pid), after, "no jump leads there any more");
     program.finish();
 }

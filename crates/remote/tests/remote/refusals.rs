@@ -76,6 +76,65 @@ fn strict_seccomp_is_refused() {
     assert!(matches!(refusal(program.pid()), Refusal::StrictSeccomp));
 }
 
+/// Filters that end the process for a call that we need, or tell another process of it, as it is or by its arguments; and one
+/// that forbids leaving our signal frame. Each process runs on.
+#[test]
+fn a_seccomp_filter_that_may_end_the_process_is_refused() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    for (mode, told) in [
+        ("kill", "ends the process for memfd_create"),
+        ("kill_thread", "ends the process for memfd_create"),
+        ("trap", "ends the process for memfd_create"),
+        ("notify", "asks another process about memfd_create"),
+        ("executable", "ends the process for mmap"),
+        ("return", "refuses rt_sigreturn"),
+    ] {
+        let mut program = Program::start("sandboxed", &[mode]);
+        assert_eq!(program.line(), "IN\n", "{mode}");
+        let target = Target::look(program.pid()).expect("it runs");
+        let plan = program::plan(&target, program.hooked);
+        let error = loop {
+            match target.hook(&plan, STOP_LIMIT) {
+                Err(Error::Busy { .. }) => {}
+                other => break other.expect_err(mode),
+            }
+        };
+        assert!(matches!(error, Error::Refused(Refusal::Seccomp { .. })), "{mode}: {error:?}");
+        assert!(error.to_string().starts_with(&format!("its seccomp filter {told}: ")), "{mode}: {error}");
+        assert_eq!(program::traces(program.pid()), [""; 0]);
+        program.assert_runs();
+        if mode != "return" {
+            program.finish();
+        }
+    }
+}
+
+/// A program of 32-bit instructions, without a C library.
+#[test]
+fn a_32_bit_program_is_refused() {
+    let _turn = program::turn();
+    if !program::can_trace() {
+        return;
+    }
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let (source, file) = (folder.path().join("narrow.c"), folder.path().join("narrow"));
+    std::fs::write(&source, "void _start(void) { for (;;) __asm__ volatile(\"pause\"); }").expect("it is ours");
+    let mut cc = Command::new("cc");
+    cc.args(["-m32", "-nostdlib", "-static", "-fno-pic", "-o"]).arg(&file).arg(&source).stderr(Stdio::null());
+    if !cc.status().expect("a C compiler is installed").success() {
+        return heapbpf_testing::skipped("the C compiler makes no 32-bit programs");
+    }
+    let Ok(mut child) = Command::new(&file).spawn() else {
+        return heapbpf_testing::skipped("this kernel runs no 32-bit programs");
+    };
+    let refused = refusal(child.id());
+    child.kill().and_then(|()| child.wait()).expect("it can be ended");
+    assert!(matches!(refused, Refusal::NotNative), "{refused}");
+}
+
 #[test]
 fn a_traced_process_is_refused() {
     let _turn = program::turn();

@@ -5,19 +5,20 @@
 
 mod figures;
 mod plan;
+pub mod preview;
+pub mod standing;
 
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::FileExt as _;
 use std::time::Duration;
 
-use heapbpf_inline::Settings;
-use heapbpf_inline::abi::{CONTROL, Control, DRAWS, MAGIC, STATE, Slot, VERSION, mapped_bytes};
+use heapbpf_inline::abi::{CONTROL, Control, DRAWS, MAGIC, STATE, Slot, VERSION};
 use heapbpf_inline::read::{COUNTS_BYTES, Counts};
-use heapbpf_probes::{AttachError, InlineFile, Table, inline_functions};
+use heapbpf_probes::{AttachError, InlineFile, Table};
 use heapbpf_remote::{STOP_LIMIT, TakeOut, Target};
 use sampler_ebpf::abi::{Counters, ProcessKey, Site};
 use sampler_ebpf::geometric::DrawConstants;
@@ -63,6 +64,9 @@ pub enum Refused {
     /// The file and the process differ.
     #[error("the allocator's file has changed since it was mapped")]
     Changed,
+    /// Another tool's patch.
+    #[error("its code at {0:#x} is not that of the allocator's file: another tool has changed it in memory")]
+    Patched(u64),
     /// Another recording's hooks.
     #[error("it is hooked inline already, by another recording or one that was killed; probes see nothing of it")]
     Hooked,
@@ -79,8 +83,8 @@ pub enum Refused {
     },
 }
 
-/// How hooked processes sample.
-#[derive(Clone, Copy, Debug)]
+/// How hooked processes sample; by default not at all.
+#[derive(Clone, Copy, Debug, Default)]
 pub struct Sampling {
     /// Constants of the draw.
     pub draw: DrawConstants,
@@ -138,11 +142,12 @@ impl InlineHooks {
     pub fn hook(
         &mut self,
         pid: u32,
-        (path, file): (&str, &File),
+        file: (&str, &File),
         table: &Table,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<(), Refused> {
-        let found = inline_functions(file, path, table)?;
+        let found = preview::functions(file, table)?;
+        let file = file.1;
         let mut target = Target::look(pid)?;
         if target.found().iter().any(heapbpf_remote::Found::is_hooked) {
             return Err(Refused::Hooked);
@@ -171,31 +176,10 @@ impl InlineHooks {
         file: &File,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<u64, Refused> {
-        let place = plan::place(target, file)?;
-        let memory = open_memory(target.pid().unsigned_abs())?;
-        let word = |address: u64| {
-            let mut bytes = [0; 8];
-            memory.read_exact_at(&mut bytes, address).ok().map(|()| u64::from_ne_bytes(bytes))
-        };
-        // What is replaced is at most the whole text.
-        let room = heapbpf_remote::reserved_bytes(mapped_bytes(SET_LOG2), place.mapping.bytes());
-        let base = target.maps().gap(&place.mapping.range, room).ok_or(Refused::NoRoom)?;
-        let metadata = file.metadata().map_err(|source| Refused::Read { what: "the allocator's file", source })?;
-        let settings = Settings {
-            criterion: self.sampling.criterion,
-            set_log2: SET_LOG2,
-            has_rdrand: has_rdrand(),
-            file: [metadata.dev(), metadata.ino(), metadata.mtime().cast_unsigned()],
-        };
-        let sites: Vec<Site> = found.functions.iter().map(|function| function.site).collect();
-        let first = add_sites(&sites)?;
-        let sites: Vec<u32> = (first..).take(sites.len()).collect();
-        let plan = plan::inline_plan(found, &sites, &place, (base, &settings), &word)?;
-        let draft = plan::draft(&plan, &place, file, SET_LOG2, &control(None, self.sampling.seed))?;
-        let plan = heapbpf_remote::Plan::new(draft, target.maps())?;
+        let plan = preview::prepare(target, found, file, &self.sampling, add_sites)?;
         let stopped = target.hook(&plan, STOP_LIMIT)?;
         log::info!("process {}: hooked inline, stopped for {:?}", target.pid(), stopped.time);
-        Ok(base)
+        Ok(plan.draft().base)
     }
 
     /// Links the programs, and begins to sample.
@@ -305,20 +289,21 @@ fn read_counts(memory: &File, base: u64) -> io::Result<Counts> {
     Counts::of(&read_state(memory, base)?).map_err(io::Error::other)
 }
 
-/// Takes what is ours out of a process, if it still runs.
+/// Takes what is ours out of a process, if it still runs. On a busy machine a stop often takes too long.
 fn take_out(pid: u32) {
-    const ATTEMPTS: usize = 5;
-    const PAUSE: Duration = Duration::from_millis(2);
-    for _ in 0..ATTEMPTS {
+    const ATTEMPTS: u32 = 12;
+    const FIRST_PAUSE: Duration = Duration::from_millis(1);
+    for attempt in 0..ATTEMPTS {
         let Ok(target) = Target::look(pid) else { return };
         let found = target.found();
         let out = found.iter().map(|found| target.take_out(found, TakeOut::All, STOP_LIMIT));
         match out.collect::<Result<Vec<_>, _>>() {
             Ok(out) if out.iter().all(|stopped| stopped.outcome) => return,
             // A thread may come back to it. It leads nowhere any more.
-            Ok(_) => std::thread::sleep(PAUSE),
+            Ok(_) => log::debug!("process {pid}: a thread may still come back to inline hooks"),
             Err(error) => log::info!("process {pid}: inline hooks are not taken out yet: {error}"),
         }
+        std::thread::sleep(FIRST_PAUSE * (1 << attempt.min(8)));
     }
     log::info!("process {pid} keeps memory of its inline hooks: a thread may still come back to it");
 }

@@ -113,6 +113,19 @@ pub(super) fn draft(
     })
 }
 
+/// Checks that the pages which are to be replaced hold the file's code, but for probes.
+pub(super) fn check_memory(draft: &Draft, memory: &File) -> Result<(), Refused> {
+    for pages in &draft.pages {
+        let mut now = vec![0; pages.original.len()];
+        let read = memory.read_exact_at(&mut now, pages.start);
+        read.map_err(|source| Refused::Read { what: "the target's memory", source })?;
+        if let Some(at) = heapbpf_remote::other_code(&pages.original, &now) {
+            return Err(Refused::Patched(pages.start + at as u64));
+        }
+    }
+    Ok(())
+}
+
 /// The instructions that a patch displaces; `None` if it only leads a call elsewhere.
 fn displaced(patch: &Patch, plan: &Plan) -> Option<Displaced> {
     let range = patch.address..patch.address + patch.after.len() as u64;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use super::probes::{Attaching, Look};
 use crate::attach::files::FileKey;
 use crate::attach::hooks::{HookError, Hooked};
+use crate::attach::inline::preview::preview;
 use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::breakpoints;
@@ -87,6 +88,7 @@ impl Attaching {
         let table = hooks.files.table().clone();
         let hooked = inline.hook(pid, (&path, &file), &table, &mut |sites| hooks.add_sites(sites, control));
         inline.decide(pid, key, hooked.is_ok());
+        self.standing.note(pid, hooked.as_ref().map(|()| ()).map_err(ToString::to_string));
         match hooked {
             Ok(()) => true,
             Err(refused) => {
@@ -95,6 +97,18 @@ impl Attaching {
                 false
             }
         }
+    }
+
+    /// Whether every allocator of a process could be hooked inline. Nothing is done to it.
+    pub(in crate::record) fn could_be_hooked_inline(&self, host: &Host, pid: u32) -> bool {
+        let modules = modules_of(host, pid);
+        let keys: BTreeSet<FileKey> =
+            modules.iter().filter_map(|module| self.modules.get(module).and_then(Look::file)).collect();
+        let can_be = |key: &FileKey| {
+            let Some(examined) = self.hooks.files.get(*key) else { return false };
+            preview(pid, (&examined.path, &examined.file), self.hooks.files.table()).is_ok()
+        };
+        !keys.is_empty() && keys.iter().all(can_be)
     }
 
     /// Plans a file that is not hooked yet without the instructions on which a debugger has breakpoints, in the process

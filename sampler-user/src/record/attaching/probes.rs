@@ -10,6 +10,7 @@ use super::targets::{Coverage, TargetSet};
 use crate::attach::files::FileKey;
 use crate::attach::hooks::Hooks;
 use crate::attach::inline::InlineHooks;
+use crate::attach::inline::standing::Standing;
 use crate::attach::rules;
 use crate::clock::monotonic_ns;
 use crate::host::Host;
@@ -55,6 +56,8 @@ pub struct Attaching {
     pub hooks: Hooks,
     /// Inline hooks, if they are wanted.
     pub inline: Option<InlineHooks>,
+    /// Which processes they are in, and why they are not in others.
+    pub standing: Standing,
     /// The profiled processes.
     pub targets: TargetSet,
     /// Whether processes are targets by a rule, rather than because they, or processes that they descend from, are named.
@@ -109,6 +112,7 @@ impl Attaching {
             programs,
             control,
             inline,
+            standing: Standing::default(),
             hooks: Hooks::new(rules, Table::new(&targets.allocators), live).with_mappings(mappings),
             targets: TargetSet::default(),
             global: !targets.are_named(),
@@ -155,6 +159,7 @@ impl Attaching {
 
     /// Notes that a target replaced its program: its incarnation up to then has ended.
     pub fn replaced(&mut self, ended: ProcessKey) {
+        self.standing.forget(ended.tgid);
         let last = self.last_exec.entry(ended.tgid).or_default();
         *last = ended.exec_id.max(*last);
     }

@@ -14,6 +14,7 @@ fn controller(share: Option<f64>, automatic: bool, is_default: bool) -> Overhead
         free_kind: "emulated".into(),
         bare_pair_ns: 8.0,
         costs: ProbeCosts { allocation_ns: 500.0, free_ns: 500.0, sample_ns: 3000.0 },
+        inline_pair_ns: None,
         nothing_ns: BTreeMap::new(),
     };
     let sampling = SamplingPlan {

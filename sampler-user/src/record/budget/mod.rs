@@ -3,6 +3,7 @@
 pub mod controller;
 pub mod free_groups;
 mod giving_back;
+pub mod inline_advice;
 pub mod overhead;
 pub mod slowed;
 pub mod window_progress;

@@ -2,6 +2,7 @@
 
 use super::controller::OverheadController;
 use super::free_groups::Calls;
+use super::inline_advice::InlineAdvice;
 use super::slowed::SlowedTargets;
 use super::window_progress::WindowProgress;
 use super::window_times::WindowTimes;
@@ -17,6 +18,8 @@ pub struct Overhead {
     pub cpu_time: CpuTime,
     /// Targets that probes slow down, where no budget bounds that.
     pub slowed: SlowedTargets,
+    /// What inline hooks would cost instead.
+    pub inline_advice: InlineAdvice,
     /// When probes were in place.
     pub windows: WindowTimes,
     /// Progress of targets in windows and pauses.
@@ -31,6 +34,7 @@ impl Overhead {
             calls: Calls::default(),
             cpu_time: CpuTime::begin(),
             slowed: SlowedTargets::default(),
+            inline_advice: InlineAdvice::default(),
             windows: WindowTimes::default(),
             progress: WindowProgress::default(),
         }

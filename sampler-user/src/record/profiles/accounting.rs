@@ -144,6 +144,7 @@ pub fn stats(
         probe_costs: None,
         daemon_cpu_seconds: cost.cpu_seconds,
         daemon_peak_rss_bytes: cost.peak_rss_bytes,
+        hooks: Vec::new(),
         attach: audits
             .iter()
             .flat_map(|file| &file.attach)

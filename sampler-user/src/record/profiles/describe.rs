@@ -12,6 +12,7 @@ use crate::record::attaching::audit::Audit;
 use crate::record::attaching::probes::Attaching;
 use crate::record::intake::ended::Exact;
 use crate::record::intake::recorder::Recorder;
+use heapbpf_audit::Hook;
 use heapbpf_profile::model::Process;
 
 /// Description of one process, taken while it ran. There may be many, so the parts that processes have in common are
@@ -21,6 +22,10 @@ struct Described {
     program: Arc<Program>,
     namespace_pid: Option<u32>,
     audit: Arc<Audit>,
+    /// How it is hooked, if something of it is.
+    hook: Option<Hook>,
+    /// Why it is not hooked inline, if it should be.
+    not_inline: Option<Arc<str>>,
     /// Whether tracking its frees was stopped.
     without_frees: bool,
     /// Its coverage, set when it exits.
@@ -226,6 +231,8 @@ impl Descriptions {
             exe: described.program.exe.to_string(),
             cgroup: described.program.cgroup.to_string(),
             allocators: described.audit.allocators.clone(),
+            hook: described.hook,
+            not_inline: described.not_inline.as_deref().map(str::to_owned),
             audit: described.audit.files.clone(),
             missing: described.audit.missing.clone(),
             coverage: described.ended.unwrap_or_else(|| attaching.targets.coverage(key.tgid, now_ns)),
@@ -239,11 +246,26 @@ impl Descriptions {
 }
 
 impl Described {
+    /// Notes how it is hooked now.
+    fn look_at_hook(&mut self, process: ProcessKey, audit: &Audit, attaching: &Attaching) {
+        if audit.allocators.is_empty() || !attaching.is_current_program(process) {
+            return;
+        }
+        self.hook = Some(attaching.standing.hook(process.tgid));
+        let why = attaching.standing.why_not(process.tgid);
+        if self.not_inline.as_deref() != why {
+            self.not_inline = why.map(Arc::from);
+        }
+    }
+
     /// Refreshes the audit: files may be mapped, or examined, only after the process's first sample.
     fn refresh(&mut self, process: ProcessKey, time_ns: u64, host: &Host, attaching: &Attaching, shared: &mut Shared) {
         let Some(incarnation) = host.processes().at(process.tgid, time_ns) else { return };
         self.without_frees |= self.ended.is_none() && attaching.stopped_tracking_frees_of(incarnation);
         let found = attaching.audit(incarnation, host.modules());
+        if self.ended.is_none() {
+            self.look_at_hook(process, &found, attaching);
+        }
         let size = |audit: &Audit| (audit.allocators.len(), audit.files.len(), audit.missing.len());
         if size(&found) >= size(&self.audit) {
             self.audit = shared.audit(found);
@@ -260,7 +282,9 @@ fn describe(
 ) -> Described {
     let Some(incarnation) = host.processes().at(process.tgid, time_ns) else { return Described::default() };
     let (id, audit) = (incarnation.id, shared.audit(attaching.audit(incarnation, host.modules())));
+    let mut described = Described::default();
+    described.look_at_hook(process, &audit, attaching);
     let without_frees = attaching.stopped_tracking_frees_of(incarnation);
     let info = host.describe(id).unwrap_or_default();
-    Described { program: shared.program(&info), namespace_pid: info.namespace_pid, audit, without_frees, ended: None }
+    Described { program: shared.program(&info), namespace_pid: info.namespace_pid, audit, without_frees, ..described }
 }

@@ -16,6 +16,7 @@ use crate::record::budget::controller::{Action, usage};
 use crate::record::budget::free_groups::{Calls, groups};
 use crate::record::budget::overhead::Overhead;
 use crate::record::budget::slowed::Seen;
+use crate::record::plan::Hook;
 use crate::record::profiles::describe::Looked;
 use sampler_ebpf::constants::draw_constants;
 
@@ -52,12 +53,32 @@ impl Session {
         let Overhead { controller, calls, .. } = &mut self.overhead;
         let groups = |which| groups(which, &counts, calls, &self.attaching, &self.host, &self.recorder.heap);
         let actions = controller.look(&total, cpu_seconds, now, groups);
+        // Before anything is given up, which would make it look cheaper.
+        self.advise_inline();
+        let Overhead { controller, calls, .. } = &mut self.overhead;
         *calls = if controller.chooses_whose_frees() { Calls::of(&counts) } else { Calls::default() };
         if window.is_some() && !actions.contains(&Action::Detach) {
             self.recorder.heap.end_windows();
         }
         let ended_ns = window.map(|(_, ended_ns)| ended_ns);
         actions.into_iter().for_each(|action| self.act(action, &counts, ended_ns));
+    }
+
+    /// Says once what inline hooks would take of the one named target, if probes take much of it.
+    fn advise_inline(&mut self) {
+        let Overhead { controller, inline_advice, .. } = &mut self.overhead;
+        let targets = &self.plan.targets;
+        let ([Target::Pid(_)], [target]) = (&targets.rules[..], &targets.running[..]) else { return };
+        let (Some(share), Some(measured)) = (controller.share(), controller.measured()) else { return };
+        if self.plan.kernel.hook == Hook::Inline || !inline_advice.is_due(share) {
+            return;
+        }
+        if !self.attaching.could_be_hooked_inline(&self.host, target.pid) {
+            return inline_advice.close();
+        }
+        if let Some(line) = inline_advice.tell(&target.comm, share, measured) {
+            log::warn!("{line}");
+        }
     }
 
     /// Reads the counters, if that is possible at this time. An open window ends at every look, whatever is decided: its length must not depend on what

@@ -14,7 +14,7 @@ use crate::record::outputs::files::SnapshotFiles;
 use crate::record::outputs::status_line::Figures;
 use crate::record::profiles::accounting::{self, Missing};
 use crate::record::profiles::snapshot::{Content, Detail, Snapshot};
-use crate::stats::Stats;
+use crate::stats::{HookedProcess, Stats};
 use crate::view::status::Status;
 use heapbpf_profile::model::Process;
 
@@ -44,6 +44,7 @@ impl Session {
             unknown.for_each(|(_, process)| process.losses.unbounded = true);
         }
         self.tell_since(&keys, &mut processes);
+        let stats = Stats { hooks: HookedProcess::list(&processes), ..stats };
         let seen: HashSet<u32> =
             keys.iter().filter(|key| self.attaching.is_current_program(**key)).map(|key| key.tgid).collect();
         let without_samples = || accounting::without_samples(&total, &self.plan.sampling, self.plan.targets.follow);
@@ -104,6 +105,7 @@ impl Session {
         notes.extend(self.plan.sampling.note());
         notes.extend(self.overhead.controller.notes(monotonic_ns()));
         notes.extend(self.overhead.slowed.notes().iter().cloned());
+        notes.extend(self.overhead.inline_advice.note());
         notes.extend(self.overhead.progress.note());
         notes.extend(self.errors.notes());
         notes

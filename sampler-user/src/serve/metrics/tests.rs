@@ -44,6 +44,8 @@ fn every_line_has_its_family_and_numbers_are_the_profiles() {
     let text = Metrics::default().write(&made(profile, keys), &[&Filter::default()], Serving::default());
     let inuse = value(&text, &format!("heapbpf_process_inuse_bytes{labels}")).unwrap();
     assert!((inuse - total).abs() <= 1e-9 * total, "{inuse} {total}\n{text}");
+    let hook = labels.replace('}', ",hook=\"inline\"}");
+    assert_eq!(value(&text, &format!("heapbpf_process_hook{hook}")), Some(1.0), "{text}");
     assert_eq!(value(&text, "heapbpf_hits_total"), Some(10.0));
     assert_eq!(value(&text, "heapbpf_lost_total{reason=\"ring_full\"}"), Some(2.0));
     let mut families = HashSet::new();

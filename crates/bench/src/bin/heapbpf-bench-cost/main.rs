@@ -3,6 +3,7 @@
 
 mod command;
 mod criteria;
+mod inline;
 mod pairs;
 mod pinned;
 mod scaling;
@@ -37,6 +38,9 @@ pub struct Options {
     /// Measure copies of stacks by their size instead
     #[arg(long)]
     stacks: bool,
+    /// Measure inline hooks against nothing instead
+    #[arg(long)]
+    inline: bool,
     /// Document to write the tables of --scaling into
     #[arg(long)]
     document: Option<PathBuf>,
@@ -69,8 +73,12 @@ fn main() -> anyhow::Result<()> {
     if options.stacks {
         return stacks::run(&options, object, &library);
     }
+    if let (true, Some(heapbpf)) = (options.inline, &options.heapbpf) {
+        return inline::run(&options, &library, heapbpf);
+    }
     pairs::run(&options, object, &library)?;
     if let Some(heapbpf) = &options.heapbpf {
+        inline::run(&options, &library, heapbpf)?;
         command::run(&options, object, &library, heapbpf)?;
         command::daemon(&options, &library, heapbpf)?;
     }

@@ -10,6 +10,10 @@ fn since_when_frees_are_followed_is_read_back() {
     let back = parse(&written(&profile, "json")).expect("its own output");
     assert_eq!(back.processes[0].inuse_since, profile.processes[0].inuse_since);
     assert_eq!(back.processes[1].inuse_since, None);
+    for (back, process) in back.processes.iter().zip(&profile.processes) {
+        assert_eq!((back.hook, &back.not_inline), (process.hook, &process.not_inline));
+        assert!(back.hook.is_some());
+    }
     assert_eq!(back.inuse_since(), profile.inuse_since());
 }
 

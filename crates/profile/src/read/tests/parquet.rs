@@ -1,6 +1,7 @@
 //! What a Parquet table keeps of a profile.
 
 use super::*;
+use heapbpf_audit::Hook;
 
 #[test]
 fn parquet_keeps_what_a_comparison_needs() {
@@ -24,6 +25,7 @@ fn parquet_keeps_what_a_comparison_needs() {
     let since = testing::followed_again().processes[0].inuse_since.expect("a moment");
     assert_eq!(back.processes[0].inuse_since, Some(since - std::time::Duration::from_nanos(789)));
     assert_eq!(back.processes[1].inuse_since, None);
+    assert_eq!(back.processes.iter().map(|it| it.hook).collect::<Vec<_>>(), [Some(Hook::Inline), Some(Hook::Probe)]);
     let mut without_frees = profile;
     without_frees.header.live = false;
     assert!(!parse(&written(&without_frees, "parquet")).expect("its own output").header.live);

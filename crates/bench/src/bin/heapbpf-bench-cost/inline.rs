@@ -1,0 +1,64 @@
+//! The cost of a malloc/free pair under inline hooks, against the same pair without anything.
+
+use std::path::Path;
+
+use sampler_user::cost::quantiles::{median, spread};
+use sampler_user::cost::workload::Workload;
+
+use super::Options;
+use super::command::{start, stop};
+use super::pinned::Library;
+
+/// Pairs of a slice, of each thread: some tens of milliseconds.
+const PAIRS: u64 = 4_000_000;
+/// Numbers of threads.
+const THREADS: [&str; 2] = ["1", "4"];
+const INTERVALS: [&str; 3] = ["512KiB", "64KiB", "0"];
+
+/// Measures and prints a pair with `--hook inline`, for several intervals and numbers of threads.
+pub fn run(options: &Options, library: &Library, heapbpf: &Path) -> anyhow::Result<()> {
+    println!("\n{:<32} {:>9} {:>9}  of bare [quartiles]", "inline hooks, per pair", "bare ns", "ns");
+    for threads in THREADS {
+        let mut workload = library.start(&options.pairs, &[threads])?;
+        for interval in INTERVALS {
+            row(options, &mut workload, (threads, interval), heapbpf)?;
+        }
+    }
+    Ok(())
+}
+
+fn row(
+    options: &Options,
+    workload: &mut Workload,
+    (threads, interval): (&str, &str),
+    heapbpf: &Path,
+) -> anyhow::Result<()> {
+    let of_all = PAIRS as f64 * threads.parse::<f64>()?;
+    let pair = |workload: &mut Workload| -> anyhow::Result<f64> {
+        Ok(workload.run(PAIRS, options.size)?.cpu_ns as f64 / of_all)
+    };
+    let (mut bare_ns, mut ns, mut ratios, mut refused) = (vec![], vec![], vec![], 0);
+    for _ in 0..options.rounds.div_ceil(8).max(3) {
+        let before = pair(workload)?;
+        let mut running = start(heapbpf, workload.pid(), &["--hook", "inline", "--no-follow", "-i", interval])?;
+        let is_hooked =
+            std::fs::read_to_string(format!("/proc/{}/maps", workload.pid()))?.contains("/memfd:heapbpf-inline");
+        let hooked = if is_hooked { pair(workload)? } else { 0.0 };
+        stop(&mut running)?;
+        if !is_hooked {
+            refused += 1;
+            continue;
+        }
+        let bare = 0.5 * (before + pair(workload)?);
+        bare_ns.push(bare);
+        ns.push(hooked);
+        ratios.push(hooked / bare);
+    }
+    let name = format!("-i {interval}, {threads} threads");
+    if ratios.is_empty() {
+        println!("{name:<32} was refused in each of {refused} rounds");
+    } else {
+        println!("{name:<32} {:>9.2} {:>9.2}  {}", median(&bare_ns), median(&ns), spread(&ratios));
+    }
+    Ok(())
+}

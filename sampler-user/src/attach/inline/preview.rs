@@ -1,0 +1,116 @@
+//! What inline hooks would do to a process, found out without touching it; and what they cost, on a process of our own.
+
+use std::fs::File;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::time::Duration;
+
+use heapbpf_inline::Settings;
+use heapbpf_inline::abi::mapped_bytes;
+use heapbpf_probes::{InlineFile, Table, inline_functions};
+use heapbpf_remote::{Plan, Target};
+use sampler_ebpf::abi::Site;
+
+use super::{Refused, SET_LOG2, Sampling, control, has_rdrand, open_memory, plan, take_out};
+use crate::kernel::KernelError;
+
+/// For how long our own process may be stopped: nobody waits for it.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What would be done to a process.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Preview {
+    /// Functions that would be hooked.
+    pub functions: usize,
+    /// Bytes of the allocator's code that would be replaced, whole pages.
+    pub replaced_bytes: u64,
+    /// Bytes of addresses that would be taken, most of them without memory.
+    pub mapped_bytes: u64,
+    /// Whether each thread has a seccomp filter. What it says is read only when the process is stopped.
+    pub is_filtered: bool,
+}
+
+/// What hooking the allocator in `file` would do to a process.
+///
+/// # Errors
+/// It cannot be hooked inline.
+pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, Refused> {
+    let found = functions(file, table)?;
+    let file = file.1;
+    let target = Target::look(pid)?;
+    if target.found().iter().any(heapbpf_remote::Found::is_hooked) {
+        return Err(Refused::Hooked);
+    }
+    let plan = prepare(&target, &found, file, &Sampling::default(), &mut |_| Ok(0))?;
+    let replaced_bytes = plan.draft().pages.iter().map(|pages| pages.original.len() as u64).sum();
+    let range = plan.range();
+    let mapped_bytes = range.end - range.start;
+    Ok(Preview { functions: found.functions.len(), replaced_bytes, mapped_bytes, is_filtered: target.is_filtered() })
+}
+
+/// A process that counts inline, and of which nothing is sampled. Dropping it takes everything out.
+#[derive(Debug)]
+pub struct Trial(u32);
+
+impl Trial {
+    /// Hooks the allocator in `file` in a process.
+    ///
+    /// # Errors
+    /// It cannot be hooked inline. It runs on as before.
+    pub fn begin(pid: u32, file: (&str, &File), table: &Table) -> Result<Self, Refused> {
+        let found = functions(file, table)?;
+        let file = file.1;
+        let target = Target::look(pid)?;
+        let plan = prepare(&target, &found, file, &Sampling::default(), &mut |_| Ok(0))?;
+        // From here on there may be something to take out.
+        let trial = Self(pid);
+        target.hook(&plan, PATIENCE)?;
+        Ok(trial)
+    }
+}
+
+impl Drop for Trial {
+    fn drop(&mut self) {
+        take_out(self.0);
+    }
+}
+
+/// What is to be hooked in a file.
+pub(super) fn functions((path, file): (&str, &File), table: &Table) -> Result<InlineFile, Refused> {
+    if cfg!(not(target_arch = "x86_64")) {
+        return Err(Refused::Machine);
+    }
+    Ok(inline_functions(file, path, table)?)
+}
+
+/// Decides what is done to a process. Nothing is done to it. `add_sites` gives sites their indexes, and returns the first.
+pub(super) fn prepare(
+    target: &Target,
+    found: &InlineFile,
+    file: &File,
+    sampling: &Sampling,
+    add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
+) -> Result<Plan, Refused> {
+    let place = plan::place(target, file)?;
+    let memory = open_memory(target.pid().unsigned_abs())?;
+    let word = |address: u64| {
+        let mut bytes = [0; 8];
+        memory.read_exact_at(&mut bytes, address).ok().map(|()| u64::from_ne_bytes(bytes))
+    };
+    // What is replaced is at most the whole text.
+    let room = heapbpf_remote::reserved_bytes(mapped_bytes(SET_LOG2), place.mapping.bytes());
+    let base = target.maps().gap(&place.mapping.range, room).ok_or(Refused::NoRoom)?;
+    let metadata = file.metadata().map_err(|source| Refused::Read { what: "the allocator's file", source })?;
+    let settings = Settings {
+        criterion: sampling.criterion,
+        set_log2: SET_LOG2,
+        has_rdrand: has_rdrand(),
+        file: [metadata.dev(), metadata.ino(), metadata.mtime().cast_unsigned()],
+    };
+    let sites: Vec<Site> = found.functions.iter().map(|function| function.site).collect();
+    let first = add_sites(&sites)?;
+    let sites: Vec<u32> = (first..).take(sites.len()).collect();
+    let plan = plan::inline_plan(found, &sites, &place, (base, &settings), &word)?;
+    let draft = plan::draft(&plan, &place, file, SET_LOG2, &control(None, sampling.seed))?;
+    plan::check_memory(&draft, &memory)?;
+    Ok(Plan::new(draft, target.maps())?)
+}

@@ -1,0 +1,240 @@
+//! Inline hooks leave alone what they must not touch, say why, and say of each process how it is hooked.
+
+use std::process::Command;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
+use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::truth::Truth;
+
+/// A program, and the id of the process that allocates.
+struct Running {
+    target: Target,
+    pid: u32,
+}
+
+impl Running {
+    fn in_mode(mode: &str) -> Self {
+        let target = Target::start(&program("confined"), [mode, "3000"]);
+        let pid = target.pid();
+        Self { target, pid }
+    }
+
+    /// Records it with `--hook inline`, at interval 1.
+    fn record(&mut self, options: &[&str]) -> (Profile, Stats, Truth) {
+        let recorder = Recorder::of(self.pid, 1).option("--hook", "inline").flag("--no-follow");
+        let recording = options.iter().fold(recorder, |recorder, option| recorder.flag(option)).start();
+        let truth = self.target.run();
+        let (profile, stats) = recording.stop().results();
+        assert!(!maps(self.pid).contains("/memfd:heapbpf-"), "everything is taken out");
+        (profile, stats, truth)
+    }
+
+    /// Records it, and checks that it was hooked inline, and that figures are exact. On a busy machine a stop may take too
+    /// long again and again: then another one is tried, with `again`.
+    fn is_hooked(mut self, again: &dyn Fn() -> Self) {
+        let (profile, stats, truth) = self.record(&[]);
+        if stats.hooks[0].not_inline.as_deref().is_some_and(is_for_want_of_time) {
+            return again().is_hooked(again);
+        }
+        let hooked = &stats.hooks[0];
+        assert_eq!((hooked.pid, &*hooked.hook, &hooked.not_inline), (self.pid, "inline", &None), "{stats:?}");
+        assert_eq!(profile.process(self.pid).hook.as_deref(), Some("inline"));
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert_eq!((stats.hits, stats.exact_alloc_objects), (truth.allocs(), truth.allocs()), "{stats:?}");
+        assert!(self.target.end().success());
+    }
+
+    /// Records it, and checks that it has probes, for this reason, that it is told, and that figures are exact.
+    fn is_refused(mut self, why: &str) {
+        let (profile, stats, truth) = self.record(&[]);
+        let probed = &stats.hooks[0];
+        assert_eq!((probed.pid, &*probed.hook), (self.pid, "probe"), "{stats:?}");
+        let told = probed.not_inline.as_deref().unwrap_or_default();
+        assert!(told.contains(why), "{told:?}");
+        let process = profile.process(self.pid);
+        assert_eq!((process.hook.as_deref(), process.not_inline.as_deref()), (Some("probe"), Some(told)));
+        let is_noted = |note: &String| note.contains("is not hooked inline: ") && note.contains(why);
+        assert!(profile.notes.iter().any(is_noted), "{:?}", profile.notes);
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert_eq!((stats.hits, stats.lost()), (truth.allocs(), 0), "{stats:?}");
+        assert!(self.target.end().success());
+    }
+}
+
+fn hooked_in_mode(mode: &str) {
+    Running::in_mode(mode).is_hooked(&|| Running::in_mode(mode));
+}
+
+/// A reason that holds for the moment only.
+fn is_for_want_of_time(why: &str) -> bool {
+    why.contains("did not stop in time") || why.contains("the time limit was over")
+}
+
+fn maps(pid: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("the target runs")
+}
+
+/// What `doctor --json` says of the first allocator of a process.
+fn doctor(pid: u32) -> serde_json::Value {
+    let output = Command::new(heapbpf()).args(["doctor", "--json", "--pid", &pid.to_string()]).output();
+    let found: serde_json::Value = serde_json::from_slice(&output.expect("it runs").stdout).expect("JSON");
+    assert!(!maps(pid).contains("/memfd:heapbpf-"), "nothing is touched");
+    found["processes"][0]["inline"][0].clone()
+}
+
+#[test]
+fn a_plain_process_is_hooked_and_every_output_says_so() {
+    let Some(_turn) = turn("a_plain_process_is_hooked_and_every_output_says_so") else { return };
+    let running = Running::in_mode("plain");
+    let would = doctor(running.pid);
+    assert_eq!(would["why_not"], serde_json::Value::Null, "{would}");
+    assert!(would["functions"].as_u64().is_some_and(|functions| functions >= 8), "{would}");
+    assert!(would["replaced_bytes"].as_u64().is_some_and(|bytes| bytes >= 4096), "{would}");
+    running.is_hooked(&|| Running::in_mode("plain"));
+}
+
+/// With a tracer that is not a debugger of ours: this test itself.
+#[test]
+fn a_traced_process_is_probed() {
+    let Some(_turn) = turn("a_traced_process_is_probed") else { return };
+    let running = Running::in_mode("plain");
+    let pid = running.pid.cast_signed();
+    let trace = |request: u32| {
+        // SAFETY: requests without pointers.
+        unsafe { libc::ptrace(request, pid, 0, 0) }
+    };
+    assert_eq!(trace(libc::PTRACE_SEIZE), 0, "it can be traced");
+    let why = format!("process {} traces it", std::process::id());
+    assert!(doctor(running.pid)["why_not"].as_str().is_some_and(|told| told.contains(&why)));
+    let mut running = running;
+    let (profile, stats, truth) = running.record(&[]);
+    let told = stats.hooks[0].not_inline.as_deref().unwrap_or_default();
+    assert!(stats.hooks[0].hook == "probe" && told.contains(&why), "{stats:?}");
+    checks::sites(&profile, &truth, 1, Compare::All);
+    trace(libc::PTRACE_INTERRUPT);
+    let mut status = 0;
+    // SAFETY: the kernel writes the status.
+    unsafe { libc::waitpid(pid, &raw mut status, libc::__WALL) };
+    trace(libc::PTRACE_DETACH);
+    assert!(running.target.end().success());
+}
+
+#[test]
+fn seccomp_filters_decide() {
+    let Some(_turn) = turn("seccomp_filters_decide") else { return };
+    Running::in_mode("kill").is_refused("its seccomp filter ends the process for mremap");
+    hooked_in_mode("errno");
+}
+
+#[test]
+fn code_that_another_tool_has_changed_is_left_alone() {
+    let Some(_turn) = turn("code_that_another_tool_has_changed_is_left_alone") else { return };
+    Running::in_mode("patched").is_refused("another tool has changed it in memory");
+}
+
+/// It may not make memory executable, nor be dumped.
+#[test]
+fn confined_processes_are_hooked() {
+    let Some(_turn) = turn("confined_processes_are_hooked") else { return };
+    hooked_in_mode("undumpable");
+    // SAFETY: no pointers.
+    if unsafe { libc::prctl(66, 0, 0, 0, 0) } < 0 {
+        return skipped("confined_processes_are_hooked", "this kernel does not know PR_SET_MDWE");
+    }
+    hooked_in_mode("sealed");
+}
+
+/// In other user, pid and mount namespaces, as another user.
+#[test]
+fn a_process_in_other_namespaces_is_hooked() {
+    let case = "a_process_in_other_namespaces_is_hooked";
+    let Some(_turn) = turn(case) else { return };
+    let Some(unshare) = tool("unshare") else { return skipped(case, "no unshare (Debian: util-linux)") };
+    let start = || {
+        let mut command = Command::new(&unshare);
+        command.args(["--user", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]);
+        let target = Target::start_command(command.arg(program("confined")).args(["plain", "3000"]));
+        let children = format!("/proc/{0}/task/{0}/children", target.pid());
+        let child = || std::fs::read_to_string(&children).ok()?.split_whitespace().next()?.parse::<u32>().ok();
+        until("unshare's child", || child().is_some());
+        let pid = child().expect("it was there just now");
+        Running { target, pid }
+    };
+    start().is_hooked(&start);
+}
+
+/// Stopped by job control, it has probes; it goes on when it is told to.
+#[test]
+fn a_stopped_process_is_probed() {
+    let Some(_turn) = turn("a_stopped_process_is_probed") else { return };
+    let mut running = Running::in_mode("plain");
+    let signal = |signal| {
+        // SAFETY: no pointers; the child has not been waited for.
+        unsafe { libc::kill(running.pid.cast_signed(), signal) }
+    };
+    assert_eq!(signal(libc::SIGSTOP), 0);
+    let stat = format!("/proc/{}/stat", running.pid);
+    until("it stops", || std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T ")));
+    let recording = Recorder::of(running.pid, 1).option("--hook", "inline").flag("--no-follow").start();
+    assert!(std::fs::read_to_string(&stat).is_ok_and(|stat| stat.contains(") T ")), "it is left alone");
+    signal(libc::SIGCONT);
+    let truth = running.target.run();
+    let (profile, stats) = recording.stop().results();
+    let told = stats.hooks[0].not_inline.as_deref().unwrap_or_default();
+    assert!(stats.hooks[0].hook == "probe" && told.contains("stopped by a signal"), "{stats:?}");
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert!(running.target.end().success());
+}
+
+/// What inline hooks cannot do is refused before anything is touched; what they can do without frees, they do.
+#[test]
+fn other_options_work_or_are_refused_before_anything_is_touched() {
+    let Some(_turn) = turn("other_options_work_or_are_refused_before_anything_is_touched") else { return };
+    let mut running = Running::in_mode("plain");
+    for (options, told) in
+        [(&["--mmap"][..], "leave --mmap out"), (&["--criterion", "size-class"], "leave --criterion size-class out")]
+    {
+        let recorder = Recorder::of(running.pid, 4096).option("--hook", "inline").flag("--no-follow");
+        let refused = options.iter().fold(recorder, |recorder, option| recorder.flag(option)).refused();
+        refused.check(2, &[told]);
+        assert!(!maps(running.pid).contains("/memfd:heapbpf-"), "{options:?}");
+    }
+    let (profile, stats, truth) = running.record(&["--no-live"]);
+    let is_late = stats.hooks[0].not_inline.as_deref().is_some_and(is_for_want_of_time);
+    assert!(stats.hooks[0].hook == "inline" || is_late, "{stats:?}");
+    checks::sites(&profile, &truth, 1, Compare::Allocated);
+    assert!(running.target.end().success());
+}
+
+/// Where probes take much, one line says what inline hooks would take.
+#[test]
+fn what_inline_hooks_would_cost_is_said_once() {
+    let case = "what_inline_hooks_would_cost_is_said_once";
+    let Some(_turn) = turn(case) else { return };
+    if std::env::consts::ARCH != "x86_64" {
+        return skipped(case, "inline hooks are x86-64 code");
+    }
+    // On a busy machine measuring may fail, and the line says what was measured.
+    let measured = || {
+        let output = Command::new(heapbpf()).args(["doctor", "--json", "--measure"]).output().expect("it runs");
+        let found: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        found["costs"]["inline_pair_ns"].is_number()
+    };
+    assert!((0..5).any(|_| measured()), "what inline hooks cost can be measured");
+    let library = heapbpf_tests::program::library("plugin", "plugin30.so", &["-DPLUGIN=30"]);
+    let mut target = Target::start(&program("unharmed"), [&library]);
+    let recording = Recorder::of(target.pid(), 512 << 10).flag("--no-follow").option("--duration", "3").start();
+    let (profile, stats) = recording.ends().results();
+    let is_told = |note: &&String| note.contains("of unharmed; --hook inline would take ");
+    let told: Vec<_> = profile.notes.iter().filter(is_told).collect();
+    assert_eq!(told.len(), 1, "{:?} {stats:?}", profile.notes);
+    assert!(told[0].starts_with("probes take "), "{told:?}");
+    assert_eq!(stats.hooks[0].hook, "probe");
+    target.go();
+    assert!(target.line().starts_with("OK "));
+    assert!(target.end().success());
+}
