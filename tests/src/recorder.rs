@@ -315,6 +315,11 @@ impl Recording {
         self.stderr.next().expect("heapbpf has ended")
     }
 
+    /// What it had said when its probes were in place.
+    pub fn said(&self) -> String {
+        self.said.join("\n")
+    }
+
     /// Sends it a signal.
     ///
     /// # Panics

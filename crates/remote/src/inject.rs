@@ -6,8 +6,8 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use crate::error::Busy;
 use crate::failure::Failure;
 use crate::found::Found;
-use crate::outcome::Hooked;
-use crate::plan::{Kept, Pages, Plan, Step, Undo, Write, is_same_code, writes};
+use crate::outcome::{Hooked, Mapped};
+use crate::plan::{Kept, Pages, Part, Plan, Step, Undo, Write, is_same_code, writes};
 use crate::remote::Remote;
 use crate::stack::Words;
 use crate::stop::Stop;
@@ -42,28 +42,62 @@ struct Moved {
 }
 
 impl Injection<'_> {
-    /// Does everything, or nothing.
-    pub(crate) fn run(&self, stop: &mut Stop) -> Result<Hooked, Failure> {
+    /// Maps everything, while all threads but one run. Nothing leads to it.
+    pub(crate) fn map(&self, stop: &mut Stop) -> Result<Mapped, Failure> {
+        let (_, mapped) = self.run(stop, self.plan.steps_of(Part::Map), None)?;
+        mapped.ok_or(Failure::Busy(Busy::Changed))
+    }
+
+    /// Does the rest, or nothing.
+    pub(crate) fn replace(&self, stop: &mut Stop, mapped: &Mapped) -> Result<Hooked, Failure> {
+        let (moved, _) = self.run(stop, self.plan.steps_of(Part::Replace), Some(mapped.clone()))?;
+        let moved_threads = moved.threads.len() + usize::from(moved.remote.is_some());
+        Ok(Hooked { moved_threads, moved_frames: moved.frames.len() })
+    }
+
+    /// Unmaps what was mapped, and what no jump has led to.
+    pub(crate) fn unmap(&self, stop: &mut Stop, mapped: &Mapped) -> Result<(), Failure> {
+        let mut remote = Remote::alone(stop, self.target.gadgets, &self.target.threads())?;
+        let undo = self.plan.steps_of(Part::Map).into_iter().filter_map(|step| self.plan.undo(step));
+        let is_there = self.is_ours(mapped);
+        // Somebody else closed the memfd.
+        let undo = undo.filter(|undo| is_there || *undo != Undo::Close).collect();
+        self.take_back(&mut remote, undo, Some(mapped), &Moved::default());
+        remote.end(stop)
+    }
+
+    /// Whether the process still has the memfd under its number.
+    fn is_ours(&self, mapped: &Mapped) -> bool {
+        let file = self.target.take_descriptor(mapped.fd).map(File::from).and_then(|file| file.metadata());
+        file.is_ok_and(|data| (data.dev(), data.ino()) == mapped.file)
+    }
+
+    /// Does these steps, or nothing.
+    fn run(
+        &self,
+        stop: &mut Stop,
+        steps: Vec<Step>,
+        mut mapped: Option<Mapped>,
+    ) -> Result<(Moved, Option<Mapped>), Failure> {
         let mut remote = Remote::alone(stop, self.target.gadgets, &self.target.threads())?;
         let mut frames = Vec::new();
-        let mut descriptor = None;
         let mut moved = Moved::default();
         let mut undo = Vec::new();
-        for step in self.plan.steps() {
+        for step in steps {
             // Half of these may be done when they fail; all others are done or not.
             let is_divisible = matches!(step, Step::MoveThreads | Step::Write);
             if is_divisible {
                 undo.extend(self.plan.undo(step));
             }
             let result = match step {
-                Step::Create => self.create(stop, &mut remote).map(|fd| descriptor = Some(fd)),
-                Step::StopAll => self.stop_all(stop, &mut remote).map(|found| frames = found),
+                Step::Create => self.create(stop, &mut remote).map(|made| mapped = Some(made)),
+                Step::StopAll => self.stop_all(stop, &mut remote, mapped.as_ref()).map(|found| frames = found),
                 Step::MoveThreads => {
                     let is_in_time = stop.check_time(Busy::Late);
                     is_in_time.and_then(|()| self.move_threads(stop, &mut remote, &frames, &mut moved))
                 }
                 Step::Write => write(remote.tid(), &self.plan.jumps()).inspect(|()| remote.release_others(stop)),
-                step => self.step(&mut remote, step, descriptor.unwrap_or(NO_FILE)),
+                step => self.step(&mut remote, step, mapped.as_ref().map_or(NO_FILE, |mapped| mapped.fd)),
             };
             match result {
                 Ok(()) => {}
@@ -74,7 +108,7 @@ impl Injection<'_> {
                     return Err(Failure::Busy(why));
                 }
                 Err(failure) => {
-                    self.take_back(&mut remote, undo, descriptor, &moved);
+                    self.take_back(&mut remote, undo, mapped.as_ref(), &moved);
                     let _ = remote.end(stop);
                     return Err(failure);
                 }
@@ -84,13 +118,21 @@ impl Injection<'_> {
             }
         }
         remote.end(stop)?;
-        let moved_threads = moved.threads.len() + usize::from(moved.remote.is_some());
-        Ok(Hooked { moved_threads, moved_frames: moved.frames.len() })
+        Ok((moved, mapped))
     }
 
     /// Stops all threads, and looks whether the plan can be carried out. Signal frames that must be changed.
-    fn stop_all(&self, stop: &mut Stop, remote: &mut Remote) -> Result<Vec<(u64, u64)>, Failure> {
+    fn stop_all(
+        &self,
+        stop: &mut Stop,
+        remote: &mut Remote,
+        mapped: Option<&Mapped>,
+    ) -> Result<Vec<(u64, u64)>, Failure> {
         stop.stop_all()?;
+        // The process has run since: it may have closed what it did not open.
+        if !mapped.is_some_and(|mapped| self.is_ours(mapped)) {
+            return Err(Failure::Busy(Busy::Changed));
+        }
         remote.renew(stop);
         let position = |_| Failure::Busy(Busy::Position);
         self.plan.moved(remote.registers().rip).map_err(position)?;
@@ -138,8 +180,8 @@ impl Injection<'_> {
         Ok(frames)
     }
 
-    /// Has the process make a memfd, and fills it; its number there.
-    fn create(&self, stop: &Stop, remote: &mut Remote) -> Result<u64, Failure> {
+    /// Has the process make a memfd, and fills it.
+    fn create(&self, stop: &Stop, remote: &mut Remote) -> Result<Mapped, Failure> {
         let name = self.plan.memfd_name();
         let at = remote.string(&name)?;
         let arguments = [at, u64::from(self.memfd_flags), 0, 0, 0, 0];
@@ -148,10 +190,11 @@ impl Injection<'_> {
         if filled.is_err() {
             let _ = remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]);
         }
-        filled.map(|()| fd)
+        filled.map(|file| Mapped { fd, file })
     }
 
-    fn fill(&self, stop: &Stop, fd: u64, name: &str) -> Result<(), Failure> {
+    /// Fills the memfd; its device and inode.
+    fn fill(&self, stop: &Stop, fd: u64, name: &str) -> Result<(u64, u64), Failure> {
         let trace = |error| Failure::Trace("filling the memfd", error);
         let file = File::from(self.target.take_descriptor(fd).map_err(trace)?);
         // Whoever shares the table of descriptors may have put another file there.
@@ -164,7 +207,9 @@ impl Injection<'_> {
             stop.check_time(Busy::Late)?;
             file.write_all_at(bytes, offset).map_err(trace)?;
         }
-        sys::seal(&file).map_err(trace)
+        sys::seal(&file).map_err(trace)?;
+        let data = file.metadata().map_err(trace)?;
+        Ok((data.dev(), data.ino()))
     }
 
     /// A step that is one system call of the process, or one write.
@@ -240,11 +285,11 @@ impl Injection<'_> {
     }
 
     /// Takes back what was done, last thing first.
-    fn take_back(&self, remote: &mut Remote, undo: Vec<Undo>, descriptor: Option<u64>, moved: &Moved) {
+    fn take_back(&self, remote: &mut Remote, undo: Vec<Undo>, mapped: Option<&Mapped>, moved: &Moved) {
         for undo in undo.into_iter().rev() {
             let result = match undo {
                 Undo::Close => {
-                    let fd = descriptor.unwrap_or(NO_FILE);
+                    let fd = mapped.map_or(NO_FILE, |mapped| mapped.fd);
                     remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]).map(drop)
                 }
                 Undo::Restore => {
@@ -325,6 +370,9 @@ fn take_out(remote: &mut Remote, undo: Undo, range: &std::ops::Range<u64>) -> Re
 /// Takes a blob out. Whether it could be unmapped; else its jumps are gone and it stays, inert, because a thread may come
 /// back to it.
 pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &mut Stop) -> Result<bool, Failure> {
+    if found.text.is_none() && !found.is_hooked() {
+        return remove_inert(target, found, stop).map(|()| true);
+    }
     stop.stop_all()?;
     if !target.is_same_process() {
         return Err(Failure::Busy(Busy::Changed));
@@ -356,6 +404,19 @@ pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &m
         }
         Ok(is_free)
     })();
+    remote.end(stop).and(result)
+}
+
+/// Takes out what has no code to which a thread could come back, while all threads but one run.
+fn remove_inert(target: &Target, found: &Found, stop: &mut Stop) -> Result<(), Failure> {
+    let mut remote = Remote::alone(stop, target.gadgets, &target.threads())?;
+    let mut result = target
+        .descriptors_of(found)
+        .into_iter()
+        .try_for_each(|fd| remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0]).map(drop));
+    if found.is_mapped && result.is_ok() {
+        result = take_out(&mut remote, Undo::Unmap, &found.range);
+    }
     remote.end(stop).and(result)
 }
 

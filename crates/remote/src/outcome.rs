@@ -15,6 +15,15 @@ pub struct Stopped<T> {
     pub outcome: T,
 }
 
+/// What a plan needs is mapped into a process, and its memfd is open there. Nothing leads to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mapped {
+    /// Number of the memfd in the process.
+    pub(crate) fd: u64,
+    /// Its device and inode.
+    pub(crate) file: (u64, u64),
+}
+
 /// What was met when a plan was carried out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hooked {

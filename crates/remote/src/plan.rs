@@ -139,6 +139,15 @@ pub(crate) enum Step {
     Close,
 }
 
+/// The steps before all threads are stopped, and those from there on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Part {
+    /// Nothing that runs changes.
+    Map,
+    /// Pages are replaced, and jumps written.
+    Replace,
+}
+
 /// What takes a step back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Undo {
@@ -255,6 +264,14 @@ impl Plan {
         let pages = (0..self.draft.pages.len()).flat_map(|at| [Step::SetAside(at), Step::Replace(at)]);
         let steps = [Step::Create, Step::Reserve].into_iter().chain(data).chain([Step::MapText, Step::StopAll]);
         steps.chain(pages).chain([Step::MoveThreads, Step::Write, Step::Close]).collect()
+    }
+
+    /// The steps of a part.
+    pub(crate) fn steps_of(&self, part: Part) -> Vec<Step> {
+        let mut steps = self.steps();
+        let stop = steps.iter().position(|step| *step == Step::StopAll).unwrap_or(steps.len());
+        let replace = steps.split_off(stop);
+        if part == Part::Map { steps } else { replace }
     }
 
     /// What is written into the copies.
@@ -439,6 +456,8 @@ mod tests {
             Step::Close,
         ];
         assert_eq!(plan.steps(), expected);
+        assert_eq!([plan.steps_of(Part::Map), plan.steps_of(Part::Replace)].concat(), expected);
+        assert_eq!(plan.steps_of(Part::Replace)[0], Step::StopAll, "until then one thread is stopped");
         assert_eq!(plan.range(), BASE..BASE + 0x6000);
         assert_eq!(plan.memfd_name(), "heapbpf-test-7e0000000000-6000");
         let offsets: Vec<u64> = plan.contents().map(|(offset, _)| offset).collect();

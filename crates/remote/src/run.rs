@@ -8,7 +8,7 @@ use crate::error::{Busy, Error};
 use crate::failure::Failure;
 use crate::found::Found;
 use crate::inject::{self, Injection};
-use crate::outcome::{Hooked, Stopped, TakeOut};
+use crate::outcome::{Hooked, Mapped, Stopped, TakeOut};
 use crate::plan::Plan;
 use crate::stop::Stop;
 use crate::sys;
@@ -18,6 +18,7 @@ use crate::target::{FileId, Target};
 pub const STOP_LIMIT: Duration = Duration::from_millis(20);
 /// When to give up on a kernel that does not come back: a process may have another one handle its page faults.
 const PATIENCE: Duration = Duration::from_secs(10);
+
 impl Target {
     /// Stops the process and carries out a plan.
     ///
@@ -26,13 +27,55 @@ impl Target {
     /// middle ([`Busy::Late`]), some of the plan may have been carried out: it is harmless, [`Target::found`] by another look,
     /// and to be taken out before the next attempt.
     pub fn hook(&self, plan: &Plan, limit: Duration) -> Result<Stopped<Hooked>, Error> {
+        let mapped = self.map(plan, limit)?;
+        let hooked = self.replace(plan, &mapped.outcome, limit);
+        // After a failure that came late, or if it fails itself, what is mapped is found again.
+        if hooked.as_ref().is_err_and(|error| !is_late(error)) {
+            let _ = self.unmap(plan, &mapped.outcome, limit);
+        }
+        Ok(Stopped { alone: mapped.alone.max(mapped.time), ..hooked? })
+    }
+
+    /// Maps what the plan needs, the first of two steps. One thread is stopped for it. Nothing leads to it until
+    /// [`Target::replace`], so it can be looked at, written to, and linked to before.
+    ///
+    /// # Errors
+    /// As [`Target::hook`].
+    pub fn map(&self, plan: &Plan, limit: Duration) -> Result<Stopped<Mapped>, Error> {
+        self.carry_out(plan, limit, |injection, stop| injection.map(stop))
+    }
+
+    /// Replaces the pages of text, the second step. May be tried again after a [`Busy`] other than [`Busy::Late`].
+    ///
+    /// # Errors
+    /// As [`Target::hook`]. What is mapped stays.
+    pub fn replace(&self, plan: &Plan, mapped: &Mapped, limit: Duration) -> Result<Stopped<Hooked>, Error> {
+        let mapped = mapped.clone();
+        self.carry_out(plan, limit, move |injection, stop| injection.replace(stop, &mapped))
+    }
+
+    /// Unmaps what was mapped and never led to. One thread is stopped for it.
+    ///
+    /// # Errors
+    /// If it cannot be stopped. What is mapped stays then, and is found.
+    pub fn unmap(&self, plan: &Plan, mapped: &Mapped, limit: Duration) -> Result<Stopped<()>, Error> {
+        let mapped = mapped.clone();
+        self.carry_out(plan, limit, move |injection, stop| injection.unmap(stop, &mapped))
+    }
+
+    fn carry_out<T: Send + 'static>(
+        &self,
+        plan: &Plan,
+        limit: Duration,
+        work: impl FnOnce(&Injection<'_>, &mut Stop) -> Result<T, Failure> + Send + 'static,
+    ) -> Result<Stopped<T>, Error> {
         let file = |mapping| FileId::of(self.pid(), mapping).ok_or(Failure::Busy(Busy::Changed));
         let files: Result<Vec<_>, _> = plan.mappings().iter().map(file).collect();
         let files = files.map_err(|failure| failure.stopped(Duration::ZERO))?;
         let memfd_flags = sys::memfd_flags();
         let (target, plan) = (self.copy()?, plan.clone());
         stopped(self.pid(), limit, move |stop| {
-            Injection { target: &target, plan: &plan, files: &files, memfd_flags }.run(stop)
+            work(&Injection { target: &target, plan: &plan, files: &files, memfd_flags }, stop)
         })
     }
 
@@ -48,6 +91,10 @@ impl Target {
         let (target, found) = (self.copy()?, found.clone());
         stopped(self.pid(), limit, move |stop| inject::remove(&target, &found, what == TakeOut::All, stop))
     }
+}
+
+fn is_late(error: &Error) -> bool {
+    matches!(error, Error::Busy { why: Busy::Late, .. })
 }
 
 /// Stops the process and does something to it, in a thread of its own: however that ends, the kernel lets the process go.

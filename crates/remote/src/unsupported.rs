@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::{Error, Refusal};
 use crate::found::Found;
 use crate::maps::Maps;
-use crate::outcome::{Hooked, Stopped, TakeOut};
+use crate::outcome::{Hooked, Mapped, Stopped, TakeOut};
 use crate::plan::Plan;
 
 /// For how long a process should be stopped at most.
@@ -54,6 +54,30 @@ impl Target {
     /// # Errors
     /// Never: there is no such process.
     pub fn hook(&self, _plan: &Plan, _limit: Duration) -> Result<Stopped<Hooked>, Error> {
+        match self.0 {}
+    }
+
+    /// Maps what a plan needs.
+    ///
+    /// # Errors
+    /// Never: there is no such process.
+    pub fn map(&self, _plan: &Plan, _limit: Duration) -> Result<Stopped<Mapped>, Error> {
+        match self.0 {}
+    }
+
+    /// Replaces pages.
+    ///
+    /// # Errors
+    /// Never: there is no such process.
+    pub fn replace(&self, _plan: &Plan, _mapped: &Mapped, _limit: Duration) -> Result<Stopped<Hooked>, Error> {
+        match self.0 {}
+    }
+
+    /// Unmaps what was mapped.
+    ///
+    /// # Errors
+    /// Never: there is no such process.
+    pub fn unmap(&self, _plan: &Plan, _mapped: &Mapped, _limit: Duration) -> Result<Stopped<()>, Error> {
         match self.0 {}
     }
 

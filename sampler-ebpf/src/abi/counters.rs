@@ -90,6 +90,12 @@ pub struct Counters {
     /// Sampled calls that inline hooks reported, with those lost for lack of state. They are among [`Counters::calls`] and
     /// [`Counters::sampled`], and among the counts that the target itself keeps; the daemon counts them once.
     pub inline_sampled: u64,
+    /// Calls that the target counted itself (inline hooks) and that reached no probe. They are among [`Counters::calls`]. The
+    /// daemon computes this; the programs leave it at 0.
+    pub counted_inside: u64,
+    /// Frees of sampled blocks by targets that count themselves: the only frees there that reach a probe. They are among
+    /// [`Counters::frees_seen`]. The daemon computes this too.
+    pub inline_frees: u64,
 }
 
 impl Counters {

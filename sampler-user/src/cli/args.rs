@@ -89,6 +89,9 @@ pub struct DoctorArgs {
     /// Measure again what probes cost on this machine (otherwise once per boot)
     #[arg(long)]
     pub measure: bool,
+    /// Take out inline hooks that a killed heapbpf left, of the processes named by --pid or of all, and do nothing else
+    #[arg(long, conflicts_with_all = ["measure", "json"])]
+    pub clean: bool,
     /// As JSON
     #[arg(long)]
     pub json: bool,

@@ -11,7 +11,7 @@ use super::{allocators, plan, targets};
 use crate::attach::hooks::Hooks;
 use crate::attach::rules;
 use crate::cost::measure;
-use crate::doctor::{Diagnosis, KernelSide, command, processes};
+use crate::doctor::{Diagnosis, KernelSide, clean, command, processes};
 use crate::host::process::select;
 use crate::host::{Host, HostOptions, limits};
 use crate::kernel::object;
@@ -26,6 +26,9 @@ use heapbpf_profile::escape::pretty_json;
 /// # Errors
 /// A target cannot be examined, or the output cannot be written.
 pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
+    if args.clean {
+        return clean_processes(args);
+    }
     if let Err(error) = limits::raise() {
         log::warn!("cannot raise resource limits: {error}");
     }
@@ -69,4 +72,19 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     };
     print(&text)?;
     Ok(u8::from(!found.ok))
+}
+
+/// Takes out what is left of inline hooks, and prints what was done. Returns the exit status: 0 if nothing stays.
+fn clean_processes(args: &DoctorArgs) -> anyhow::Result<u8> {
+    let target = &args.target;
+    if target.comm.is_some() || target.cgroup.is_some() || !target.command.is_empty() {
+        return Err(PlanError::Usage("--clean is for all processes, or for those named by --pid".into()).into());
+    }
+    let pids: &[u32] = if target.all { &[] } else { &target.pids };
+    let mut cleaned = clean::clean(pids);
+    if cleaned.lines.is_empty() {
+        cleaned.lines.push("nothing is left of inline hooks".into());
+    }
+    print(&(cleaned.lines.join("\n") + "\n"))?;
+    Ok(u8::from(cleaned.something_stays))
 }

@@ -128,8 +128,6 @@ fn check_inline(args: &RecordArgs) -> Result<(), PlanError> {
         "it cannot attribute an allocator's own mappings yet: leave --mmap out"
     } else if Criterion::from(args.sampling.criterion) == Criterion::SizeClass {
         "it has one interval for all sizes: leave --criterion size-class out"
-    } else if args.sampling.interval == Interval::Auto {
-        "the interval does not change while it runs yet: give one with -i"
     } else {
         return Ok(());
     };

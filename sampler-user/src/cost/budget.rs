@@ -23,6 +23,9 @@ pub struct ProbeCosts {
 /// ratio found (docs/overhead.md). Estimates use the typical one.
 pub const IN_PROGRAMS: [f64; 3] = [0.9, 1.2, 1.6];
 
+/// What a call costs that the target counts itself, nanoseconds (inline hooks: 0.7 to 1.2 more for a malloc and its free).
+const COUNTED_INSIDE_NS: f64 = 1.2;
+
 impl ProbeCosts {
     /// The costs in a typical program, from those measured in a loop.
     #[must_use]
@@ -41,9 +44,12 @@ impl ProbeCosts {
 pub struct Use {
     /// Length of the period, seconds.
     pub seconds: f64,
-    /// Allocation calls, including reentrant ones, which cost as much.
+    /// Allocation calls that reach a probe at their entry, including reentrant ones, which cost as much.
     pub allocations: f64,
-    /// Calls to free.
+    /// Allocation calls that targets count themselves (inline hooks). Only the sampled ones reach a probe, at their end: that
+    /// costs no more than what a sample adds to a probed call.
+    pub counted_inside: f64,
+    /// Calls to free that reach a probe, except those of sampled blocks with inline hooks: these are part of a sample's cost.
     pub frees: f64,
     /// Samples.
     pub samples: f64,
@@ -56,7 +62,15 @@ pub struct Use {
 impl Use {
     /// Probe time, seconds.
     pub fn probe_seconds(&self, costs: &ProbeCosts) -> f64 {
-        1e-9 * (self.allocations * costs.allocation_ns + self.frees * costs.free_ns + self.samples * costs.sample_ns)
+        1e-9 * (self.allocations * costs.allocation_ns
+            + self.counted_inside * COUNTED_INSIDE_NS
+            + self.frees * costs.free_ns
+            + self.samples * costs.sample_ns)
+    }
+
+    /// All allocation calls.
+    pub fn calls(&self) -> f64 {
+        self.allocations + self.counted_inside
     }
 
     /// Probe time as a share of the targets' CPU time; 0 if nothing ran.
@@ -86,6 +100,7 @@ impl Use {
         Self {
             seconds: self.seconds + factor * more.seconds,
             allocations: self.allocations + factor * more.allocations,
+            counted_inside: self.counted_inside + factor * more.counted_inside,
             frees: self.frees + factor * more.frees,
             samples: self.samples + factor * more.samples,
             bytes: self.bytes + factor * more.bytes,
@@ -224,26 +239,26 @@ fn probe_seconds(used: &Use, tracking: &Tracking, costs: &ProbeCosts) -> f64 {
 /// Upper bound of the number of samples under the interval R. It assumes that all calls have the mean size: the sampling
 /// probability P is concave in the size, so a mix of sizes gives fewer (Jensen's inequality).
 pub fn samples_at(used: &Use, interval: u64) -> f64 {
-    if used.allocations <= 0.0 || interval == 0 {
+    let calls = used.calls();
+    if calls <= 0.0 || interval == 0 {
         return 0.0;
     }
-    let mean = (used.bytes / used.allocations).max(1.0);
+    let mean = (used.bytes / calls).max(1.0);
     if interval == 1 {
-        return used.allocations;
+        return calls;
     }
-    used.allocations * -f64::exp_m1(mean * f64::ln_1p(-1.0 / interval as f64))
+    calls * -f64::exp_m1(mean * f64::ln_1p(-1.0 / interval as f64))
 }
 
 /// The interval of `--interval auto`, as `heapbpf plan` would choose it for these calls. All are taken to have the mean
 /// size, which gives an upper bound of the samples.
 pub fn automatic_interval(used: &Use, frees: bool, costs: &ProbeCosts, budget: Option<f64>) -> u64 {
     let probes = probe_seconds(used, &Tracking { interval: 0, frees, time: 1.0 }, costs);
-    let mean = (used.bytes / used.allocations.max(1.0)).max(1.0);
-    let workload = Workload {
-        classes: vec![ClassUse { size_bytes: mean, allocations: used.allocations, live: 0.0 }],
-        ..Workload::default()
-    };
-    let per_call = Costs { probe_ns: 1e9 * probes / used.allocations.max(1.0), sample_ns: costs.sample_ns };
+    let calls = used.calls();
+    let mean = (used.bytes / calls.max(1.0)).max(1.0);
+    let workload =
+        Workload { classes: vec![ClassUse { size_bytes: mean, allocations: calls, live: 0.0 }], ..Workload::default() };
+    let per_call = Costs { probe_ns: 1e9 * probes / calls.max(1.0), sample_ns: costs.sample_ns };
     // A share s of all CPU time is s/(1 − s) of the time for the targets' own work.
     let budget_cpus = budget.map(|budget| budget / (1.0 - budget).max(1e-9) * used.useful_seconds(costs));
     automatic(&workload, per_call, budget_cpus).interval
@@ -272,6 +287,27 @@ mod tests {
         assert!((used.probe_seconds(&COSTS) - 0.1).abs() < 1e-3);
         assert!((used.share(&COSTS) - 0.1).abs() < 1e-3);
         assert_eq!(Use::default().share(&COSTS), 0.0);
+    }
+
+    /// One second of the same program, hooked inline.
+    fn inline_second(calls: f64, useful: f64, interval: u64) -> Use {
+        let used = Use { seconds: 1.0, counted_inside: calls, bytes: 100.0 * calls, ..Use::default() };
+        let samples = samples_at(&used, interval);
+        let used = Use { samples, ..used };
+        Use { cpu_seconds: useful + used.probe_seconds(&COSTS), ..used }
+    }
+
+    #[test]
+    fn calls_that_the_target_counts_are_no_traps() {
+        // 20 million calls a second: as traps, they would take ten times the CPU time that there is.
+        let used = inline_second(20e6, 0.97, 512 << 10);
+        assert!(used.share(&COSTS) < 0.05, "{}", used.share(&COSTS));
+        assert_eq!(decide(&used, FULL, &COSTS, 0.05), FULL);
+        // All of them sampled: a wider interval is enough.
+        let every = Tracking { interval: 1, ..FULL };
+        let next = decide(&inline_second(1e6, 0.97, 1), every, &COSTS, 0.05);
+        assert!(next.frees && next.time == 1.0 && next.interval > 1, "{next:?}");
+        assert!(inline_second(1e6, 0.97, next.interval).share(&COSTS) <= 0.05);
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! `heapbpf doctor`: finds out by trying what this kernel allows, and what a recording of each process would see.
 
+pub mod clean;
 mod kernel;
 mod processes;
 

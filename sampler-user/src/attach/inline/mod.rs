@@ -1,29 +1,38 @@
 //! Inline hooks: code mapped into a process counts its calls, and only sampled ones reach a probe.
 //!
-//! [`plan`] says what is mapped, [`figures`] how the target's own counts enter the kernel's. Nothing is sampled before
-//! the links are there: the control page says so at first.
+//! [`plan`] says what is mapped, [`figures`] how the target's own counts enter the kernel's. The code is mapped and linked
+//! before jumps lead to it, so that from the first call on each is counted and sampled.
 
+pub mod attempts;
+mod control;
 mod figures;
+pub mod left;
 mod plan;
 pub mod preview;
+mod removal;
 pub mod standing;
 
 use std::collections::HashMap;
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
+use std::mem::offset_of;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
-use std::time::Duration;
+use std::time::Instant;
 
-use heapbpf_inline::abi::{CONTROL, Control, DRAWS, MAGIC, STATE, Slot, VERSION};
+use heapbpf_inline::ForeignBlob;
+use heapbpf_inline::abi::{CONTROL, STATE, Slot};
 use heapbpf_inline::read::{COUNTS_BYTES, Counts};
-use heapbpf_probes::{AttachError, InlineFile, Table};
-use heapbpf_remote::{STOP_LIMIT, TakeOut, Target};
+use heapbpf_probes::{AttachError, Table};
+use heapbpf_remote::{Busy, Error as Remote, Mapped, Plan, Refusal, STOP_LIMIT, Target};
 use sampler_ebpf::abi::{Counters, ProcessKey, Site};
 use sampler_ebpf::geometric::DrawConstants;
-use zerocopy::IntoBytes as _;
 
+use self::attempts::Attempts;
+use self::control::ControlPage;
+use self::left::Left;
+use self::removal::take_out;
 use crate::attach::files::FileKey;
 use crate::kernel::KernelError;
 use crate::kernel::inline::{InlineLinks, InlinePrograms};
@@ -31,8 +40,6 @@ use crate::kernel::totals;
 
 /// The set of sampled blocks has 2^16 entries.
 const SET_LOG2: u32 = 16;
-/// Index of the draw in use.
-const DRAW: u64 = 1;
 
 /// Why a process is not hooked inline.
 #[derive(Debug, thiserror::Error)]
@@ -68,8 +75,18 @@ pub enum Refused {
     #[error("its code at {0:#x} is not that of the allocator's file: another tool has changed it in memory")]
     Patched(u64),
     /// Another recording's hooks.
-    #[error("it is hooked inline already, by another recording or one that was killed; probes see nothing of it")]
+    #[error("another recording hooks it inline; probes see nothing of it meanwhile")]
     Hooked,
+    /// Hooks that a killed heapbpf left, and that cannot be taken out.
+    #[error(
+        "it has inline hooks of a heapbpf that was killed, and these are not touched: {0}; probes see nothing of it"
+    )]
+    Left(ForeignBlob),
+    /// The same, but it was not possible yet.
+    #[error(
+        "it has inline hooks of a heapbpf that was killed, and they could not be taken out; probes see nothing of it"
+    )]
+    Stays,
     /// The kernel refuses a link or a site.
     #[error(transparent)]
     Kernel(#[from] KernelError),
@@ -83,8 +100,37 @@ pub enum Refused {
     },
 }
 
-/// How hooked processes sample; by default not at all.
-#[derive(Clone, Copy, Debug, Default)]
+impl Refused {
+    /// Whether another attempt may succeed: no thread found a CPU in time, or the process was changing.
+    pub fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            Self::Hook(Remote::Busy { .. } | Remote::Refused(Refusal::SharedMemory(_)))
+                | Self::Target(Refusal::SharedMemory(_))
+                | Self::Place(_)
+                | Self::Stays
+        )
+    }
+}
+
+/// How an allocator is counted in a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// By inline hooks.
+    Inline,
+    /// By probes: inline hooks were refused.
+    Probes,
+    /// Not yet: another attempt to hook it inline is due then.
+    Waits {
+        /// Those that failed.
+        attempts: Attempts,
+        /// When.
+        until: Instant,
+    },
+}
+
+/// How hooked processes sample.
+#[derive(Clone, Copy, Debug)]
 pub struct Sampling {
     /// Constants of the draw.
     pub draw: DrawConstants,
@@ -97,137 +143,223 @@ pub struct Sampling {
 /// The inline hooks of a recording.
 pub struct InlineHooks {
     programs: InlinePrograms,
-    sampling: Sampling,
+    criterion: u32,
+    control: ControlPage,
+    /// Whether nothing was sampled for a while: threads then count down from afar.
+    has_paused: bool,
     targets: Vec<Hooked>,
+    /// Processes to which no jump could be written yet.
+    prepared: HashMap<(u32, FileKey), Prepared>,
     /// Whether an allocator is hooked inline in a process, or was refused.
-    decided: HashMap<(u32, FileKey), bool>,
+    decided: HashMap<(u32, FileKey), Service>,
+    /// Index of the first of a file's sites.
+    sites: HashMap<FileKey, u32>,
 }
 
-/// A hooked process.
+/// A process with our code, and links to it.
 struct Hooked {
     pid: u32,
     base: u64,
     memory: File,
-    /// What was counted before the recording.
-    baseline: Counts,
-    /// What was counted in the recording, as of the last two reads.
+    /// What was counted, as of the last two reads.
     counts: [Counts; 2],
     /// Its incarnation, once the kernel knows it.
     process: Option<ProcessKey>,
     /// What was added to its counters last.
     added: Counters,
+    /// The mapped code. It is locked as long as we live, by which others know that.
+    text: File,
     _links: InlineLinks,
+}
+
+/// A process in which everything but the jumps is in place.
+struct Prepared {
+    target: Target,
+    plan: Plan,
+    mapped: Mapped,
+    hooked: Hooked,
+}
+
+impl Prepared {
+    /// Has it as it was before.
+    fn undo(self) {
+        let Self { target, plan, mapped, hooked } = self;
+        drop(hooked);
+        if target.unmap(&plan, &mapped, STOP_LIMIT).is_err() {
+            take_out(target.pid().unsigned_abs());
+        }
+    }
 }
 
 impl InlineHooks {
     /// No process is hooked yet.
     pub fn new(programs: InlinePrograms, sampling: Sampling) -> Self {
-        Self { programs, sampling, targets: Vec::new(), decided: HashMap::new() }
+        Self {
+            programs,
+            criterion: sampling.criterion,
+            control: ControlPage::new(sampling.draw, sampling.seed),
+            has_paused: sampling.draw.interval == 0,
+            targets: Vec::new(),
+            prepared: HashMap::new(),
+            decided: HashMap::new(),
+            sites: HashMap::new(),
+        }
     }
 
-    /// Whether an allocator is hooked inline in a process; `None` if that was not tried.
-    pub fn serve(&self, pid: u32, key: FileKey) -> Option<bool> {
-        self.decided.get(&(pid, key)).copied()
-    }
-
-    /// Notes whether it was hooked.
-    pub fn decide(&mut self, pid: u32, key: FileKey, hooked: bool) {
-        self.decided.insert((pid, key), hooked);
-    }
-
-    /// Hooks the allocator in `file` in a process. `add_sites` gives sites their indexes, and returns the first.
-    ///
-    /// # Errors
-    /// The process cannot be hooked inline. It runs on as before.
-    pub fn hook(
+    /// Hooks an allocator in a process, unless that has been decided already, or another attempt is not due yet. The reason
+    /// for which it was refused for good comes with it.
+    pub fn serve(
         &mut self,
-        pid: u32,
+        (pid, key): (u32, FileKey),
+        file: (&str, &File),
+        table: &Table,
+        add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
+    ) -> (Service, Option<Refused>) {
+        let before = self.decided.get(&(pid, key)).copied();
+        let mut attempts = match before {
+            Some(Service::Waits { until, attempts }) if until <= Instant::now() => attempts,
+            Some(known) => return (known, None),
+            None => Attempts::default(),
+        };
+        let (service, refused) = match self.hook((pid, key), file, table, add_sites) {
+            Ok(()) => (Service::Inline, None),
+            Err(refused) => match attempts.failed().filter(|_| refused.may_pass()) {
+                Some(pause) => {
+                    log::info!("process {pid} is not hooked inline yet: {refused}; next attempt in {pause:?}");
+                    (Service::Waits { attempts, until: Instant::now() + pause }, None)
+                }
+                None => {
+                    self.prepared.remove(&(pid, key)).into_iter().for_each(Prepared::undo);
+                    (Service::Probes, Some(refused))
+                }
+            },
+        };
+        self.decided.insert((pid, key), service);
+        (service, refused)
+    }
+
+    /// Hooks the allocator in `file` in a process. `add_sites` gives sites their indexes, and returns the first. If the process
+    /// cannot be hooked inline, it runs on as before.
+    fn hook(
+        &mut self,
+        (pid, key): (u32, FileKey),
         file: (&str, &File),
         table: &Table,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<(), Refused> {
-        let found = preview::functions(file, table)?;
-        let file = file.1;
-        let mut target = Target::look(pid)?;
-        if target.found().iter().any(heapbpf_remote::Found::is_hooked) {
-            return Err(Refused::Hooked);
-        }
-        if !target.found().is_empty() {
-            // An earlier recording had to leave it, because a thread could have come back to it.
-            take_out(pid);
-            target = Target::look(pid)?;
-        }
-        let base = self.map(&target, &found, file, add_sites)?;
-        match self.activate(pid, base) {
-            Ok(hooked) => self.targets.push(hooked),
-            Err(refused) => {
+        let prepared = match self.prepared.remove(&(pid, key)) {
+            Some(prepared) => prepared,
+            None => self.prepare((pid, key), file, table, add_sites)?,
+        };
+        let Prepared { target, plan, mapped, .. } = &prepared;
+        match target.replace(plan, mapped, STOP_LIMIT) {
+            Ok(stopped) => {
+                log::info!("process {pid}: hooked inline, stopped for {:?}", stopped.time);
+                self.targets.push(prepared.hooked);
+                Ok(())
+            }
+            // Nothing was changed.
+            Err(error @ Remote::Busy { why: Busy::Slow | Busy::Position, .. }) => {
+                self.prepared.insert((pid, key), prepared);
+                Err(error.into())
+            }
+            Err(error @ Remote::Busy { why: Busy::Late, .. }) => {
+                drop(prepared);
                 take_out(pid);
-                return Err(refused);
+                Err(error.into())
+            }
+            Err(error) => {
+                prepared.undo();
+                Err(error.into())
             }
         }
-        Ok(())
     }
 
-    /// Maps everything and writes the jumps. Calls count from then on, and none is sampled. Returns the base.
-    fn map(
-        &self,
-        target: &Target,
-        found: &InlineFile,
-        file: &File,
+    /// Maps everything into a process, and links the programs. No jump leads to it yet.
+    fn prepare(
+        &mut self,
+        (pid, key): (u32, FileKey),
+        (path, file): (&str, &File),
+        table: &Table,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
-    ) -> Result<u64, Refused> {
-        let plan = preview::prepare(target, found, file, &self.sampling, add_sites)?;
-        let stopped = target.hook(&plan, STOP_LIMIT)?;
-        log::info!("process {}: hooked inline, stopped for {:?}", target.pid(), stopped.time);
-        Ok(plan.draft().base)
+    ) -> Result<Prepared, Refused> {
+        let found = preview::functions((path, file), table)?;
+        let target = without_what_was_left(pid)?;
+        let first_site = match self.sites.get(&key) {
+            Some(first) => *first,
+            None => {
+                let sites: Vec<Site> = found.functions.iter().map(|function| function.site).collect();
+                *self.sites.entry(key).or_insert(add_sites(&sites)?)
+            }
+        };
+        let settings = preview::Sampled { criterion: self.criterion, control: *self.control.page() };
+        let plan = preview::plan(&target, &found, file, &settings, first_site)?;
+        let mapped = target.map(&plan, STOP_LIMIT).inspect_err(|_| take_out(pid))?.outcome;
+        match self.link(pid, plan.draft().base) {
+            Ok(hooked) => Ok(Prepared { target, plan, mapped, hooked }),
+            Err(refused) => {
+                if target.unmap(&plan, &mapped, STOP_LIMIT).is_err() {
+                    take_out(pid);
+                }
+                Err(refused)
+            }
+        }
     }
 
-    /// Links the programs, and begins to sample.
-    fn activate(&self, pid: u32, base: u64) -> Result<Hooked, Refused> {
+    /// Links the programs to the code that is mapped at `base`.
+    fn link(&self, pid: u32, base: u64) -> Result<Hooked, Refused> {
         let failed = |what| move |source| Refused::Read { what, source };
-        let text = base..base + heapbpf_inline::abi::TEXT_BYTES;
-        let text = File::open(format!("/proc/{pid}/map_files/{:x}-{:x}", text.start, text.end));
-        let text = text.map_err(failed("the mapped code"))?;
+        let range = base..base + heapbpf_inline::abi::TEXT_BYTES;
+        let text = left::open_mapped(pid, &range).map_err(failed("the mapped code"))?;
+        text.try_lock().map_err(|_| Refused::Hooked)?;
         let path = CString::new(format!("/proc/self/fd/{}", text.as_raw_fd())).unwrap_or_default();
         let code = heapbpf_inline_blob::code().ok_or(Refused::Machine)?;
         let links = self.programs.link(&path, &heapbpf_inline::site_offsets(&code))?;
         let memory = open_memory(pid)?;
-        let baseline = read_counts(&memory, base).map_err(failed("the target's counts"))?;
-        // Calls from here on count. Those before the next line is done count as calls that were not sampled.
-        let control = control(Some(self.sampling.draw), self.sampling.seed);
-        // The index is written last.
-        let (head, draws) = control.as_bytes().split_at(std::mem::offset_of!(Control, draws));
-        let write = |bytes: &[u8], offset: usize| memory.write_all_at(bytes, base + CONTROL + offset as u64);
-        write(draws, head.len()).and_then(|()| write(head, 0)).map_err(failed("the control page"))?;
-        self.begin_to_sample(&memory, base).map_err(failed("the slots"))?;
         let counts = [Counts::default(); 2];
-        Ok(Hooked { pid, base, memory, baseline, counts, process: None, added: Counters::default(), _links: links })
+        let (process, added) = (None, Counters::default());
+        Ok(Hooked { pid, base, memory, counts, process, added, text, _links: links })
+    }
+
+    /// Changes the sampling interval. Each thread uses it from its next draw on, and at once if nothing was sampled before.
+    pub fn set_draw(&mut self, draw: DrawConstants) {
+        self.has_paused |= self.control.interval() == 0;
+        let changes = self.control.set(draw);
+        let prepared = self.prepared.values().map(|prepared| &prepared.hooked);
+        for Hooked { pid, base, memory, .. } in self.targets.iter().chain(prepared) {
+            let mut writes = changes.iter().map(|(at, bytes)| memory.write_all_at(bytes, base + CONTROL + at));
+            if let Err(error) = writes.try_for_each(|written| written) {
+                log::debug!("process {pid} keeps its sampling interval: {error}");
+            }
+        }
+        self.begin_to_sample();
     }
 
     /// Has threads draw that have begun without sampling. One that writes its countdown at the same moment may miss it: the
-    /// next read repeats it.
-    fn begin_to_sample(&self, memory: &File, base: u64) -> io::Result<()> {
-        if self.sampling.draw.interval == 0 {
-            return Ok(());
+    /// next read repeats it. What they counted down from so far was not drawn, so nothing is lost.
+    fn begin_to_sample(&self) {
+        if !self.has_paused || self.control.interval() == 0 {
+            return;
         }
-        for slot in figures::not_sampling(&read_state(memory, base)?) {
-            memory.write_all_at(&1_u64.to_ne_bytes(), base + slot + std::mem::offset_of!(Slot, discard) as u64)?;
-            memory.write_all_at(&0_u64.to_ne_bytes(), base + slot + std::mem::offset_of!(Slot, countdown) as u64)?;
+        for Hooked { pid, base, memory, .. } in &self.targets {
+            let begin = |slot: u64| {
+                memory.write_all_at(&1_u64.to_ne_bytes(), base + slot + offset_of!(Slot, discard) as u64)?;
+                memory.write_all_at(&0_u64.to_ne_bytes(), base + slot + offset_of!(Slot, countdown) as u64)
+            };
+            let state = read_state(memory, *base);
+            let begun = state.and_then(|state| figures::not_sampling(&state).into_iter().try_for_each(begin));
+            if let Err(error) = begun {
+                log::debug!("process {pid}: {error}");
+            }
         }
-        Ok(())
     }
 
     /// Reads what hooked processes have counted. To be called before and after the kernel's counters are read.
     pub fn read(&mut self) {
-        for at in 0..self.targets.len() {
-            let target = &self.targets[at];
-            if let Err(error) = self.begin_to_sample(&target.memory, target.base) {
-                log::debug!("process {}: {error}", target.pid);
-            }
-            let target = &mut self.targets[at];
-            let now = read_counts(&target.memory, target.base);
+        self.begin_to_sample();
+        for target in &mut self.targets {
             // After its end, what was read last stays.
-            let now = now.map_or(target.counts[1], |now| figures::since(&now, &target.baseline));
+            let now = read_counts(&target.memory, target.base).unwrap_or(target.counts[1]);
             target.counts = [target.counts[1], now];
         }
     }
@@ -254,7 +386,9 @@ impl InlineHooks {
 
     /// Takes everything out of all processes.
     pub fn release_all(&mut self) {
+        self.prepared.drain().for_each(|(_, prepared)| prepared.undo());
         for target in self.targets.drain(..) {
+            let _ = target.text.unlock();
             take_out(target.pid);
         }
     }
@@ -266,12 +400,28 @@ impl Drop for InlineHooks {
     }
 }
 
-/// A control page; without constants it says that nothing is sampled.
-fn control(draw: Option<DrawConstants>, seed: u64) -> Control {
-    let mut draws = [DrawConstants::default(); DRAWS];
-    let index = if draw.is_some() { DRAW } else { 0 };
-    draws[index as usize] = draw.unwrap_or_default();
-    Control { magic: MAGIC, version: u64::from(VERSION), draw: index, seed, draws }
+/// Looks at a process, and takes out what a heapbpf that was killed left in it.
+fn without_what_was_left(pid: u32) -> Result<Target, Refused> {
+    let target = Target::look(pid)?;
+    let mut is_any = false;
+    for found in target.found() {
+        match left::judge(pid, &found) {
+            Left::InUse => return Err(Refused::Hooked),
+            Left::Foreign(why) if found.is_hooked() => return Err(Refused::Left(why)),
+            Left::Foreign(_) => {}
+            Left::Abandoned => is_any = true,
+        }
+    }
+    if !is_any {
+        return Ok(target);
+    }
+    take_out(pid);
+    let target = Target::look(pid)?;
+    if target.found().iter().any(heapbpf_remote::Found::is_hooked) {
+        return Err(Refused::Stays);
+    }
+    log::info!("process {pid}: what a heapbpf that was killed left was taken out");
+    Ok(target)
 }
 
 fn open_memory(pid: u32) -> Result<File, Refused> {
@@ -287,25 +437,6 @@ fn read_state(memory: &File, base: u64) -> io::Result<Vec<u8>> {
 
 fn read_counts(memory: &File, base: u64) -> io::Result<Counts> {
     Counts::of(&read_state(memory, base)?).map_err(io::Error::other)
-}
-
-/// Takes what is ours out of a process, if it still runs. On a busy machine a stop often takes too long.
-fn take_out(pid: u32) {
-    const ATTEMPTS: u32 = 12;
-    const FIRST_PAUSE: Duration = Duration::from_millis(1);
-    for attempt in 0..ATTEMPTS {
-        let Ok(target) = Target::look(pid) else { return };
-        let found = target.found();
-        let out = found.iter().map(|found| target.take_out(found, TakeOut::All, STOP_LIMIT));
-        match out.collect::<Result<Vec<_>, _>>() {
-            Ok(out) if out.iter().all(|stopped| stopped.outcome) => return,
-            // A thread may come back to it. It leads nowhere any more.
-            Ok(_) => log::debug!("process {pid}: a thread may still come back to inline hooks"),
-            Err(error) => log::info!("process {pid}: inline hooks are not taken out yet: {error}"),
-        }
-        std::thread::sleep(FIRST_PAUSE * (1 << attempt.min(8)));
-    }
-    log::info!("process {pid} keeps memory of its inline hooks: a thread may still come back to it");
 }
 
 #[cfg(target_arch = "x86_64")]

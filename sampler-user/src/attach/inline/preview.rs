@@ -5,13 +5,15 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::time::Duration;
 
 use heapbpf_inline::Settings;
-use heapbpf_inline::abi::mapped_bytes;
+use heapbpf_inline::abi::{Control, mapped_bytes};
 use heapbpf_probes::{InlineFile, Table, inline_functions};
 use heapbpf_remote::{Plan, Target};
-use sampler_ebpf::abi::Site;
+use sampler_ebpf::geometric::DrawConstants;
 
-use super::{Refused, SET_LOG2, Sampling, control, has_rdrand, open_memory, plan, take_out};
-use crate::kernel::KernelError;
+use super::control::ControlPage;
+use super::left::{self, Left};
+use super::removal::take_out;
+use super::{Refused, SET_LOG2, has_rdrand, open_memory};
 
 /// For how long our own process may be stopped: nobody waits for it.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -37,10 +39,15 @@ pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, 
     let found = functions(file, table)?;
     let file = file.1;
     let target = Target::look(pid)?;
-    if target.found().iter().any(heapbpf_remote::Found::is_hooked) {
-        return Err(Refused::Hooked);
+    for found in target.found().iter().filter(|found| found.is_hooked()) {
+        match left::judge(pid, found) {
+            Left::InUse => return Err(Refused::Hooked),
+            Left::Foreign(why) => return Err(Refused::Left(why)),
+            // It would be taken out.
+            Left::Abandoned => {}
+        }
     }
-    let plan = prepare(&target, &found, file, &Sampling::default(), &mut |_| Ok(0))?;
+    let plan = plan(&target, &found, file, &Sampled::nothing(), 0)?;
     let replaced_bytes = plan.draft().pages.iter().map(|pages| pages.original.len() as u64).sum();
     let range = plan.range();
     let mapped_bytes = range.end - range.start;
@@ -60,7 +67,7 @@ impl Trial {
         let found = functions(file, table)?;
         let file = file.1;
         let target = Target::look(pid)?;
-        let plan = prepare(&target, &found, file, &Sampling::default(), &mut |_| Ok(0))?;
+        let plan = plan(&target, &found, file, &Sampled::nothing(), 0)?;
         // From here on there may be something to take out.
         let trial = Self(pid);
         target.hook(&plan, PATIENCE)?;
@@ -82,15 +89,30 @@ pub(super) fn functions((path, file): (&str, &File), table: &Table) -> Result<In
     Ok(inline_functions(file, path, table)?)
 }
 
-/// Decides what is done to a process. Nothing is done to it. `add_sites` gives sites their indexes, and returns the first.
-pub(super) fn prepare(
+/// What is sampled at first.
+pub(super) struct Sampled {
+    /// What a trial is: bytes or allocations.
+    pub criterion: u32,
+    /// The control page.
+    pub control: Control,
+}
+
+impl Sampled {
+    fn nothing() -> Self {
+        Self { criterion: 0, control: *ControlPage::new(DrawConstants::default(), 0).page() }
+    }
+}
+
+/// What is to be mapped into a process, and which pages are to be replaced. Nothing is done to it. `first_site` is the index of
+/// the first of the file's sites.
+pub(super) fn plan(
     target: &Target,
     found: &InlineFile,
     file: &File,
-    sampling: &Sampling,
-    add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
+    sampled: &Sampled,
+    first_site: u32,
 ) -> Result<Plan, Refused> {
-    let place = plan::place(target, file)?;
+    let place = super::plan::place(target, file)?;
     let memory = open_memory(target.pid().unsigned_abs())?;
     let word = |address: u64| {
         let mut bytes = [0; 8];
@@ -101,16 +123,14 @@ pub(super) fn prepare(
     let base = target.maps().gap(&place.mapping.range, room).ok_or(Refused::NoRoom)?;
     let metadata = file.metadata().map_err(|source| Refused::Read { what: "the allocator's file", source })?;
     let settings = Settings {
-        criterion: sampling.criterion,
+        criterion: sampled.criterion,
         set_log2: SET_LOG2,
         has_rdrand: has_rdrand(),
         file: [metadata.dev(), metadata.ino(), metadata.mtime().cast_unsigned()],
     };
-    let sites: Vec<Site> = found.functions.iter().map(|function| function.site).collect();
-    let first = add_sites(&sites)?;
-    let sites: Vec<u32> = (first..).take(sites.len()).collect();
-    let plan = plan::inline_plan(found, &sites, &place, (base, &settings), &word)?;
-    let draft = plan::draft(&plan, &place, file, SET_LOG2, &control(None, sampling.seed))?;
-    plan::check_memory(&draft, &memory)?;
+    let sites: Vec<u32> = (first_site..).take(found.functions.len()).collect();
+    let inline_plan = super::plan::inline_plan(found, &sites, &place, (base, &settings), &word)?;
+    let draft = super::plan::draft(&inline_plan, &place, file, SET_LOG2, &sampled.control)?;
+    super::plan::check_memory(&draft, &memory)?;
     Ok(Plan::new(draft, target.maps())?)
 }

@@ -51,7 +51,7 @@ fn outcome(attempt: Result<Hooked, Unhooked>, shared: bool, had_ns: u64, file_ns
         // Its C library may be hooked, but this module is what it allocates with.
         Err(Unhooked::TooLate) => Outcome { hooked_ns: None, missed: Missed::Yes },
         Err(Unhooked::Gone) => Outcome { hooked_ns: None, missed: Missed::IfEnded },
-        Err(Unhooked::Known) => Outcome { hooked_ns: None, missed: Missed::Unchanged },
+        Err(Unhooked::Known | Unhooked::Waits) => Outcome { hooked_ns: None, missed: Missed::Unchanged },
     }
 }
 
@@ -140,6 +140,10 @@ impl Attaching {
         }
         let link = self.link_for(pid);
         let attempt = self.hook_module(host, module, link);
+        if attempt == Err(Unhooked::Waits) {
+            self.under_way.push((incarnation, module));
+            return;
+        }
         if attempt.is_ok() {
             host.note_allocator(pid, module);
         }

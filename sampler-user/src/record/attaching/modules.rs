@@ -2,10 +2,14 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Instant;
+
+use sampler_ebpf::abi::Site;
 
 use super::probes::{Attaching, Look};
 use crate::attach::files::FileKey;
 use crate::attach::hooks::{HookError, Hooked};
+use crate::attach::inline::Service;
 use crate::attach::inline::preview::preview;
 use crate::clock::monotonic_ns;
 use crate::host::Host;
@@ -30,6 +34,8 @@ pub(super) enum Unhooked {
     Gone,
     /// It has an allocator, but its process ended before the links were attached.
     TooLate,
+    /// Its process is to be hooked inline, which was not possible yet.
+    Waits,
 }
 
 impl Attaching {
@@ -43,10 +49,10 @@ impl Attaching {
         let Some(key) = self.file_of(host, module) else {
             return Err(if self.modules.contains_key(&module) { Unhooked::Known } else { Unhooked::Gone });
         };
-        if let Some(pid) = pid
-            && self.is_hooked_inline(pid, key)
-        {
-            return Ok(Hooked::Already);
+        match pid.map(|pid| self.hook_inline(pid, key)) {
+            Some(Service::Inline) => return Ok(Hooked::Already),
+            Some(Service::Waits { .. }) => return Err(Unhooked::Waits),
+            Some(Service::Probes) | None => {}
         }
         self.avoid_breakpoints(host, module, key, pid);
         match self.hooks.hook(key, pid, &self.programs, &mut self.control) {
@@ -78,23 +84,28 @@ impl Attaching {
     }
 
     /// Hooks a process inline instead, if that is wanted and possible. Otherwise its probes follow.
-    fn is_hooked_inline(&mut self, pid: u32, key: FileKey) -> bool {
-        let Self { inline: Some(inline), hooks, control, .. } = self else { return false };
-        if let Some(decided) = inline.serve(pid, key) {
-            return decided;
-        }
-        let Some(examined) = hooks.files.get(key) else { return false };
-        let (path, file) = (examined.path.clone(), Arc::clone(&examined.file));
-        let table = hooks.files.table().clone();
-        let hooked = inline.hook(pid, (&path, &file), &table, &mut |sites| hooks.add_sites(sites, control));
-        inline.decide(pid, key, hooked.is_ok());
-        self.standing.note(pid, hooked.as_ref().map(|()| ()).map_err(ToString::to_string));
-        match hooked {
-            Ok(()) => true,
-            Err(refused) => {
+    fn hook_inline(&mut self, pid: u32, key: FileKey) -> Service {
+        loop {
+            let Self { inline: Some(inline), hooks, control, .. } = self else { return Service::Probes };
+            let Some(examined) = hooks.files.get(key) else { return Service::Probes };
+            let (path, file) = (examined.path.clone(), Arc::clone(&examined.file));
+            let table = hooks.files.table().clone();
+            let mut add_sites = |sites: &[Site]| hooks.add_sites(sites, control);
+            let (service, refused) = inline.serve((pid, key), (&path, &file), &table, &mut add_sites);
+            if service == Service::Inline {
+                self.standing.note(pid, Ok(()));
+            }
+            if let Some(refused) = refused {
+                self.standing.note(pid, Err(refused.to_string()));
                 log::warn!("process {pid} is probed, not hooked inline: {refused}");
                 self.refuse(format!("process {pid} is not hooked inline: {refused}"));
-                false
+            }
+            match service {
+                // What is recorded begins when everything is in place.
+                Service::Waits { until, .. } if self.is_starting => {
+                    std::thread::sleep(until.saturating_duration_since(Instant::now()));
+                }
+                service => return service,
             }
         }
     }

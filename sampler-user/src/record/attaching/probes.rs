@@ -25,7 +25,7 @@ use crate::record::plan::Targets;
 use heapbpf_audit::Missing;
 use heapbpf_probes::{CustomAllocator, Runtime, Table};
 
-/// Time between looks at modules that are being examined on other threads. What they allocate is not seen before.
+/// Time between looks at modules that are being examined on other threads, or wait to be hooked inline. What they allocate is not seen before.
 const LOOK_AGAIN_AFTER: Duration = Duration::from_millis(5);
 
 /// What a module was found to be.
@@ -86,7 +86,9 @@ pub struct Attaching {
     pub(super) changes: Vec<HostChange>,
     /// Ends that the host told of: process id and time (CLOCK_MONOTONIC).
     pub(super) heard_ends: Vec<(u32, u64)>,
-    /// Modules that processes mapped and that are being examined on other threads.
+    /// Whether the recording has not begun.
+    pub(super) is_starting: bool,
+    /// Modules that processes mapped and that are being examined on other threads, or wait to be hooked inline.
     pub(super) under_way: Vec<(IncarnationId, ModuleId)>,
     until_ns: u64,
 }
@@ -131,6 +133,7 @@ impl Attaching {
             last_exec: HashMap::new(),
             changes: Vec::new(),
             heard_ends: Vec::new(),
+            is_starting: true,
             under_way: Vec::new(),
             until_ns: u64::MAX,
         }

@@ -83,6 +83,7 @@ impl Attaching {
             self.hook_before_exec(targets, pid)?;
         }
         self.check_custom()?;
+        self.is_starting = false;
         Ok(self.hooks.follow_mappings()?)
     }
 

@@ -267,7 +267,7 @@ impl OverheadController {
         self.looks.share = Some(used.share(&costs));
         self.looks.last = now;
         self.looks.next_ns = now_ns + LOOK_NS;
-        if used.allocations + used.frees < FEWEST_CALLS {
+        if used.calls() + used.frees < FEWEST_CALLS {
             self.tracking.time = 1.0;
             self.looks.windows = Use::default();
             return self.take_up(&used, &costs, now_ns, groups).into_iter().collect();
@@ -496,8 +496,11 @@ fn options(used: &Use, now: Tracking, costs: &ProbeCosts) -> String {
 pub fn usage(counters: &Counters, cpu_seconds: f64, seconds: f64) -> Use {
     Use {
         seconds,
-        allocations: (counters.hits() + counters.reentrant) as f64,
-        frees: counters.frees_seen as f64,
+        allocations: (counters.hits() + counters.reentrant)
+            .saturating_sub(counters.counted_inside.saturating_add(counters.inline_sampled))
+            as f64,
+        counted_inside: counters.counted_inside.saturating_add(counters.inline_sampled) as f64,
+        frees: counters.frees_seen.saturating_sub(counters.inline_frees) as f64,
         samples: counters.sampled as f64,
         bytes: exact_bytes(counters) as f64,
         cpu_seconds,

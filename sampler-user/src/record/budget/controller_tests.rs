@@ -270,3 +270,23 @@ fn the_automatic_interval_is_set_at_the_first_look_and_then_kept() {
     assert_eq!(controller.look(&counters(100_000), 0.2, at, none), [Action::SetInterval(32_768)]);
     assert!(controller.look(&counters(200_000), 0.4, at + LOOK_NS, none).is_empty());
 }
+
+#[test]
+fn calls_and_frees_of_targets_that_count_themselves_are_no_traps() {
+    let inline = Counters {
+        calls: 1_000_000,
+        unsampled: 999_000,
+        sampled: 1_000,
+        submitted: 1_000,
+        inline_sampled: 1_000,
+        counted_inside: 999_000,
+        frees_seen: 900,
+        inline_frees: 900,
+        ..Counters::default()
+    };
+    let probed = Counters { calls: 50, unsampled: 50, frees_seen: 40, ..Counters::default() };
+    let mut both = inline;
+    both.add(&probed);
+    let used = usage(&both, 1.0, 1.0);
+    assert_eq!((used.allocations, used.counted_inside, used.frees, used.samples), (50.0, 1e6, 40.0, 1_000.0));
+}

@@ -141,7 +141,11 @@ impl Session {
     fn set_interval(&mut self) {
         let Some(interval) = self.unfinished.interval.filter(|_| self.may_try(Step::Interval)) else { return };
         self.make_room_for(interval);
-        let set = draw_constants(interval).map_or(Ok(()), |draw| self.attaching.control.set_draw(draw));
+        let draw = draw_constants(interval);
+        let set = draw.map_or(Ok(()), |draw| self.attaching.control.set_draw(draw));
+        if let (Some(draw), Some(inline)) = (draw, &mut self.attaching.inline) {
+            inline.set_draw(draw);
+        }
         if self.errors.note(Step::Interval, set, monotonic_ns()).is_some() {
             self.unfinished.interval = None;
         }

@@ -1,0 +1,51 @@
+//! Judges what an earlier run left in a process: whose it is, and whether it may be taken out.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+
+use heapbpf_inline::ForeignBlob;
+use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, TEXT_BYTES};
+use heapbpf_inline::read;
+use heapbpf_remote::Found;
+
+/// What was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// It belongs to a heapbpf that runs.
+    InUse,
+    /// It is ours and nobody uses it.
+    Abandoned,
+    /// It must not be touched.
+    Foreign(ForeignBlob),
+}
+
+/// Opens the file that is mapped at exactly these addresses.
+pub(super) fn open_mapped(pid: u32, range: &Range<u64>) -> io::Result<File> {
+    File::open(format!("/proc/{pid}/map_files/{:x}-{:x}", range.start, range.end))
+}
+
+/// Judges a blob that was found in a process.
+pub fn judge(pid: u32, found: &Found) -> Left {
+    // Whoever maps a blob has not come far without its text; no jump leads to it.
+    let Some(text) = &found.text else { return Left::Abandoned };
+    let Ok(file) = open_mapped(pid, text) else { return Left::Foreign(ForeignBlob::Truncated) };
+    if matches!(file.try_lock(), Err(std::fs::TryLockError::WouldBlock)) {
+        return Left::InUse;
+    }
+    check(pid, found.range.start, &file).map_or_else(Left::Foreign, |()| Left::Abandoned)
+}
+
+/// Whether it is a blob of this build whose control page makes sense.
+fn check(pid: u32, base: u64, file: &File) -> Result<(), ForeignBlob> {
+    let code = heapbpf_inline_blob::code().ok_or(ForeignBlob::OtherCode)?;
+    let mut text = vec![0; TEXT_BYTES as usize];
+    file.read_exact_at(&mut text, 0).map_err(|_| ForeignBlob::Truncated)?;
+    read::Found::check(&text, &code)?;
+    let mut control = vec![0; CONTROL_BYTES as usize];
+    let memory = File::open(format!("/proc/{pid}/mem"));
+    let is_read = memory.and_then(|memory| memory.read_exact_at(&mut control, base + CONTROL));
+    is_read.map_err(|_| ForeignBlob::Truncated)?;
+    read::control(&control).map(drop)
+}

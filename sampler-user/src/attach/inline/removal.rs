@@ -1,0 +1,50 @@
+//! Takes what is ours out of a process again.
+
+use std::time::Duration;
+
+use heapbpf_remote::{Error, Found, STOP_LIMIT, TakeOut, Target};
+
+use super::attempts::Attempts;
+use super::left::{self, Left};
+
+/// How often, and how far apart, it is tried to unmap what no jump leads to any more: a thread may come back to it.
+const ATTEMPTS: usize = 8;
+const PAUSE: Duration = Duration::from_millis(5);
+
+/// Takes out of a process what is ours and nobody's any more, if it still runs. Waits for a moment at which that is possible.
+pub(super) fn take_out(pid: u32) {
+    let mut attempts = Attempts::default();
+    let mut kept = 0;
+    loop {
+        let Ok(target) = Target::look(pid) else { return };
+        match take_out_found(&target) {
+            Ok(true) => return,
+            // It leads nowhere any more.
+            Ok(false) if kept < ATTEMPTS => {
+                kept += 1;
+                std::thread::sleep(PAUSE);
+            }
+            Ok(false) => {
+                log::info!("process {pid} keeps memory of its inline hooks: a thread may still come back to it");
+                return;
+            }
+            Err(error) => {
+                log::info!("process {pid}: inline hooks are not taken out yet: {error}");
+                let Some(pause) = attempts.failed() else {
+                    log::warn!("process {pid} keeps its inline hooks, which count on: {error}");
+                    return;
+                };
+                std::thread::sleep(pause);
+            }
+        }
+    }
+}
+
+/// Takes out what is found in a process. Whether all of it is unmapped.
+fn take_out_found(target: &Target) -> Result<bool, Error> {
+    let take = |found: &Found| target.take_out(found, TakeOut::All, STOP_LIMIT).map(|stopped| stopped.outcome);
+    let pid = target.pid().unsigned_abs();
+    let found = target.found();
+    let mut ours = found.iter().filter(|found| left::judge(pid, found) == Left::Abandoned);
+    ours.try_fold(true, |all, found| Ok(take(found)? && all))
+}

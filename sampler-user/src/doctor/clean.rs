@@ -1,0 +1,101 @@
+//! `heapbpf doctor --clean`: takes out of processes what a heapbpf that was killed left in them.
+
+use std::fs;
+
+use heapbpf_remote::{NAME_PREFIX, STOP_LIMIT, TakeOut, Target};
+
+use crate::attach::inline::attempts::Attempts;
+use crate::attach::inline::left::{Left, judge};
+
+/// What was done, and what stays.
+#[derive(Debug, Default)]
+pub struct Cleaned {
+    /// One line per thing that was found.
+    pub lines: Vec<String>,
+    /// Whether something stays.
+    pub something_stays: bool,
+}
+
+impl Cleaned {
+    fn stays(&mut self, line: String) {
+        self.lines.push(line);
+        self.something_stays = true;
+    }
+}
+
+/// Cleans these processes; without any, all.
+#[must_use]
+pub fn clean(pids: &[u32]) -> Cleaned {
+    let mut cleaned = Cleaned::default();
+    let all = if pids.is_empty() { all_processes() } else { pids.to_vec() };
+    for pid in all {
+        if has_ours(pid) {
+            clean_one(pid, &mut cleaned);
+        }
+    }
+    cleaned
+}
+
+fn all_processes() -> Vec<u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()).collect()
+}
+
+/// Whether a memfd of ours is mapped or open. Looking closer takes longer.
+fn has_ours(pid: u32) -> bool {
+    let ours = format!("/memfd:{NAME_PREFIX}");
+    let is_mapped = fs::read(format!("/proc/{pid}/maps"))
+        .is_ok_and(|maps| String::from_utf8_lossy(&maps).lines().any(|line| line.contains(&ours)));
+    let mut open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    is_mapped
+        || open.any(|entry| fs::read_link(entry.path()).is_ok_and(|link| link.to_string_lossy().starts_with(&ours)))
+}
+
+fn clean_one(pid: u32, cleaned: &mut Cleaned) {
+    let mut attempts = Attempts::default();
+    loop {
+        match try_to_clean(pid, cleaned) {
+            Ok(()) => return,
+            Err(why) => match attempts.failed() {
+                Some(pause) => std::thread::sleep(pause),
+                None => return cleaned.stays(format!("process {pid} keeps inline hooks: {why}")),
+            },
+        }
+    }
+}
+
+/// `Err`: another attempt may succeed.
+fn try_to_clean(pid: u32, cleaned: &mut Cleaned) -> Result<(), String> {
+    let target = match Target::look(pid) {
+        Ok(target) => target,
+        Err(refusal) => {
+            cleaned.stays(format!("process {pid} has memory of inline hooks, and cannot be stopped: {refusal}"));
+            return Ok(());
+        }
+    };
+    for found in target.found() {
+        match judge(pid, &found) {
+            Left::InUse => {
+                cleaned.stays(format!("process {pid} has inline hooks that are in use by a running heapbpf"))
+            }
+            Left::Foreign(why) => cleaned
+                .stays(format!("process {pid} has memory that is named like inline hooks, and is not touched: {why}")),
+            Left::Abandoned => {
+                let had_hooks = if found.is_hooked() { "inline hooks" } else { "memory of inline hooks" };
+                match target.take_out(&found, TakeOut::All, STOP_LIMIT) {
+                    Ok(out) if out.outcome => cleaned.lines.push(format!(
+                        "process {pid} had {had_hooks} that a heapbpf left: taken out, stopped for {:.1} ms",
+                        out.time.as_secs_f64() * 1e3
+                    )),
+                    Ok(_) => cleaned.stays(format!(
+                        "process {pid} had {had_hooks} that a heapbpf left: taken out; memory stays, because a thread may \
+                         come back to it"
+                    )),
+                    Err(error @ heapbpf_remote::Error::Busy { .. }) => return Err(error.to_string()),
+                    Err(error) => cleaned.stays(format!("process {pid} keeps {had_hooks}: {error}")),
+                }
+            }
+        }
+    }
+    Ok(())
+}

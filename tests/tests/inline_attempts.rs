@@ -1,0 +1,54 @@
+//! A target that cannot be hooked inline at first, or never.
+
+use std::time::Duration;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::turn;
+use heapbpf_tests::inline_hooks::{counted_exactly, is_hooked, mapped};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+
+fn inline(pid: u32) -> Recorder {
+    Recorder::of(pid, 1).option("--hook", "inline").flag("--no-follow").flag("-v")
+}
+
+#[test]
+fn a_target_that_cannot_be_stopped_at_first_is_hooked_soon() {
+    let Some(_turn) = turn("inline_a_target_that_cannot_be_stopped_at_first_is_hooked_soon") else { return };
+    let mut target = Target::start(&program("vforked"), ["2000"]);
+    let pid = target.pid();
+    let recording = std::thread::scope(|scope| {
+        // Another process runs in its memory meanwhile.
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_secs(2));
+            target.go();
+        });
+        inline(pid).start()
+    });
+    assert!(is_hooked(pid), "{}", recording.said());
+    target.step();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    counted_exactly(&stats, &truth);
+    assert_eq!(stats.unsampled, 0, "{stats:?}");
+}
+
+#[test]
+fn a_target_that_cannot_be_stopped_for_long_is_probed_and_the_reason_is_told() {
+    let Some(_turn) = turn("inline_a_target_that_cannot_be_stopped_for_long_is_probed") else { return };
+    let mut target = Target::start(&program("vforked"), ["2000"]);
+    let pid = target.pid();
+    let recording = inline(pid).start();
+    assert_eq!(mapped(pid), [""; 0], "{}", recording.said());
+    let told = recording.said();
+    assert!(told.contains(&format!("process {pid} is probed, not hooked inline: ")), "{told}");
+    assert!(told.contains("in time") || told.contains("runs in the same memory"), "{told}");
+    target.go();
+    target.step();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    counted_exactly(&stats, &truth);
+}
