@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::fs::File;
 
-use heapbpf_inline::abi::{CODE, MAX_FUNCTIONS, TEXT_BYTES};
+use heapbpf_inline::abi::{CODE, DESCRIPTION, MAX_FUNCTIONS};
 use heapbpf_inline::read::Found;
 use heapbpf_inline::{ForeignBlob, Inputs, Plan, Refusal, Settings, Text, Twin, Wanted, site_offsets};
 use heapbpf_probes::{Table, inline_functions};
@@ -97,7 +97,7 @@ fn the_file_has_symbols_and_frames() {
     let framed = CODE + u64::from(code.entries.framed);
     let framed_end = CODE + u64::from(code.entries.framed_end);
     assert_eq!((cfa_at(framed - 1), cfa_at(framed), cfa_at(framed_end - 1), cfa_at(framed_end)), (8, 112, 112, 8));
-    assert_eq!(cfa_at(TEXT_BYTES - 1), 8);
+    assert_eq!(cfa_at(DESCRIPTION - 1), 8);
 }
 
 #[test]

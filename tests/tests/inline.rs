@@ -2,34 +2,12 @@
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
-use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::inline::{self, Hook, Recorded, counted_exactly};
 use heapbpf_tests::program::program;
-use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::Target;
-use heapbpf_tests::truth::Truth;
 
 /// Records one program from READY to its report, hooked inline.
-fn record(name: &str, arguments: &[&str], interval: u64) -> (Profile, Stats, Truth) {
-    let mut target = Target::start(&program(name), arguments);
-    let pid = target.pid();
-    let recording = Recorder::of(pid, interval).option("--hook", "inline").flag("--no-follow").start();
-    assert!(maps(pid).contains("/memfd:heapbpf-inline"), "it is hooked inline");
-    let truth = target.run();
-    let (profile, stats) = recording.stop().results();
-    assert!(!maps(pid).contains("/memfd:heapbpf-inline"), "everything is taken out");
-    (profile, stats, truth)
-}
-
-fn maps(pid: u32) -> String {
-    std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("the target runs")
-}
-
-/// Totals are the target's own counts, and hits are its calls.
-fn counted_exactly(stats: &Stats, truth: &Truth) {
-    assert_eq!(stats.hits, truth.allocs() + truth.failed + truth.abandoned, "{stats:?}");
-    assert_eq!(stats.exact_alloc_objects, truth.allocs(), "{stats:?}");
-    assert_eq!(stats.exact_alloc_bytes, truth.bytes(), "{stats:?}");
-    assert_eq!(stats.lost(), 0, "{stats:?}");
+fn record(name: &str, arguments: &[&str], interval: u64) -> Recorded {
+    inline::record(&program(name), arguments, Hook::Inline, interval, &[])
 }
 
 #[test]

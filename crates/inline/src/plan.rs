@@ -9,7 +9,7 @@ use sampler_ebpf::abi::{SITE_FREES, SITE_THROWS, SITE_ZERO_FREES, Site};
 
 use crate::abi::{
     FUNCTION_OUT, FUNCTION_REFERENCE_SECOND, FUNCTION_REFERENCE_THIRD, FUNCTION_THROWS, FUNCTION_ZERO_FREES, Function,
-    MAX_FUNCTIONS, NO_ARGUMENT, PAGE_BYTES, STUB_BYTES, STUBS, TEXT_BYTES,
+    MAX_FUNCTIONS, NO_ARGUMENT, PAGE_BYTES, STUB_BYTES, STUBS,
 };
 use crate::code::Code;
 use crate::displaced::{Displaced, JUMP_BYTES};
@@ -78,7 +78,7 @@ pub struct Run {
 pub struct Plan {
     /// Where the blob will be.
     pub base: u64,
-    /// The whole file to be mapped: its first [`TEXT_BYTES`] are the text.
+    /// The file to be mapped: [`TEXT_BYTES`](crate::abi::TEXT_BYTES).
     pub file: Vec<u8>,
     /// What changes in the allocator's text, ascending, not overlapping.
     pub patches: Vec<Patch>,
@@ -139,7 +139,7 @@ impl Plan {
     /// The text of the blob: what is mapped, read and execute.
     #[must_use]
     pub fn text(&self) -> &[u8] {
-        &self.file[..TEXT_BYTES as usize]
+        &self.file
     }
 
     /// The pages of the allocator's text with the patches in them. Runs with at most `gap` pages in between are joined,

@@ -136,7 +136,7 @@ fn each_entry_leads_to_its_stub_and_back() {
     let new = FUNCTION_THROWS | FUNCTION_REFERENCE_SECOND;
     assert_eq!(flags, [0, FUNCTION_ZERO_FREES, 0, 0, FUNCTION_OUT, new, 0]);
     assert_eq!(function(&plan, 5).twin, function(&plan, 6).original);
-    assert_eq!(plan.text().len() as u64, TEXT_BYTES);
+    assert_eq!(plan.text().len() as u64, crate::abi::TEXT_BYTES);
 }
 
 #[test]

@@ -35,7 +35,7 @@ pub struct InlineFunction {
 
 /// A place in the file through which the allocator's code reaches one of the functions, unless another file defines the
 /// name first. So the slot in a process must be looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InlineSlot {
     /// Address of the slot in the global offset table.
     pub slot: u64,
@@ -43,6 +43,8 @@ pub struct InlineSlot {
     pub stub: u64,
     /// Index of the function.
     pub function: usize,
+    /// The name by which it is looked up.
+    pub name: String,
 }
 
 /// The functions of one file.
@@ -191,16 +193,29 @@ fn slots(graph: &CallGraph<'_>, functions: &[InlineFunction]) -> Vec<InlineSlot>
     for (from, slot, is_call) in graph.through_slots() {
         let resolved = graph.resolve(slot);
         let Some(function) = functions.iter().position(|f| f.address == resolved) else { continue };
-        found.insert(InlineSlot { slot, stub: slot, function });
+        let name = graph.import_behind(slot).unwrap_or_default();
+        let mut insert = |stub| found.insert(InlineSlot { slot, stub, function, name: name.to_owned() });
+        insert(slot);
         if !is_call {
             for stub in graph.stub_starts(from) {
-                found.insert(InlineSlot { slot, stub, function });
+                insert(stub);
             }
         }
     }
     let mut found: Vec<InlineSlot> = found.into_iter().collect();
     found.sort_unstable();
     found
+}
+
+/// Whether a file defines a function for others under this name, as a symbol lookup finds it. A loader comes last there.
+///
+/// # Errors
+/// [`AttachError`] if it cannot be read.
+pub fn defines(file: &dyn Image, name: &str) -> Result<bool, AttachError> {
+    let image = FileImage::read_if(file, |_| false)?;
+    let is_loader =
+        image.soname.as_deref().is_some_and(|soname| LOADERS.iter().any(|loader| soname.starts_with(loader)));
+    Ok(!is_loader && image.functions().any(|(known, symbol)| known == name && symbol.exported))
 }
 
 #[cfg(test)]

@@ -53,7 +53,7 @@ mod target;
 mod unsupported;
 
 pub use error::{Busy, Error, Refusal};
-pub use found::Found;
+pub use found::{Found, blob_range};
 pub use maps::{Mapping, Maps, PAGE_BYTES};
 pub use outcome::{Hooked, Stopped, TakeOut};
 pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, reserved_bytes};

@@ -190,7 +190,9 @@ impl InlineHooks {
         let sites: Vec<Site> = found.functions.iter().map(|function| function.site).collect();
         let first = add_sites(&sites)?;
         let sites: Vec<u32> = (first..).take(sites.len()).collect();
-        let plan = plan::inline_plan(found, &sites, &place, (base, &settings), &word)?;
+        let is_elsewhere = |name: &str| plan::is_defined_elsewhere(target, &place, name);
+        let bindings = plan::Bindings { word: &word, is_elsewhere: &is_elsewhere };
+        let plan = plan::inline_plan(found, &sites, &place, (base, &settings), &bindings)?;
         let draft = plan::draft(&plan, &place, file, SET_LOG2, &control(None, self.sampling.seed))?;
         let plan = heapbpf_remote::Plan::new(draft, target.maps())?;
         let stopped = target.hook(&plan, STOP_LIMIT)?;
