@@ -32,7 +32,7 @@ fn plan(path: &str) -> Option<(Plan, Vec<String>)> {
             address: f.address + bias,
             length: f.length,
             site: f.site,
-            twin: f.twin.map(|(function, reference)| Twin { function, reference }),
+            twin: f.twin.map(|(function, arguments)| Twin { function, arguments }),
         })
         .collect();
     let stubs = found.slots.iter().filter(|s| s.stub != s.slot).map(|s| (s.stub + bias, s.function)).collect();
@@ -55,7 +55,7 @@ fn every_function_of_common_allocators_is_hooked() {
         let Some((plan, names)) = plan(path) else { continue };
         let refused: Vec<_> = plan.refused.iter().map(|(index, why)| (&names[*index], why)).collect();
         println!("{path}: {} hooked, {} patches, refused {refused:?}", plan.hooked.len(), plan.patches.len());
-        assert!(refused.iter().all(|(_, why)| **why == Refusal::ThrowingReallocation), "{path}: {refused:?}");
+        assert!(refused.is_empty(), "{path}: {refused:?}");
         for patch in &plan.patches {
             assert_eq!(patch.before.len(), patch.after.len());
             assert_ne!(patch.before, patch.after);

@@ -165,6 +165,8 @@ pub const FUNCTION_THROWS: u32 = 4;
 pub const FUNCTION_REFERENCE_SECOND: u32 = 8;
 /// The same as its third.
 pub const FUNCTION_REFERENCE_THIRD: u32 = 16;
+/// The twin takes the first two arguments in the other order.
+pub const FUNCTION_SWAPPED: u32 = 32;
 
 /// Number of elements of [`Control::draws`]. An element does not change while a thread may be reading it.
 pub const DRAWS: usize = 64;

@@ -67,7 +67,7 @@ fn made() -> Made {
     let mut text = vec![0xc3; 64 * 16];
     let wanted = functions.into_iter().enumerate().map(|(i, (name, site))| {
         text[64 * i..][..8].copy_from_slice(&PROLOGUE);
-        let twin = (name == "operator new").then_some(Twin { function: 6, reference: Some(1) });
+        let twin = (name == "operator new").then_some(Twin { function: 6, arguments: TwinArguments::WithReference(1) });
         Wanted { name, address: at(i as u64), length: 64, site, twin }
     });
     let wanted = wanted.collect();

@@ -72,7 +72,7 @@ pub(super) fn inline_plan(
             length: function.length,
             // The programs get the index of the site.
             site: Site { function: *site as u16, ..function.site },
-            twin: function.twin.map(|(function, reference)| Twin { function, reference }),
+            twin: function.twin.map(|(function, arguments)| Twin { function, arguments }),
         })
         .collect();
     // Another file may define the name first.
