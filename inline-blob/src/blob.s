@@ -191,6 +191,10 @@ heapbpf_inline_code:
     cmovnz rsi, rsp
     test eax, {REFERENCE_THIRD}
     cmovnz rdx, rsp
+    test eax, {SWAPPED}
+    jz 3f
+    xchg rdi, rsi
+3:
     address r11, 0
     add r11, r10
 .Lframed:
@@ -226,6 +230,8 @@ heapbpf_inline_code:
     add rsp, {FRAME}
 .Lframed_end:
 site .Lsite_result
+    test r11d, r11d
+    jnz .Lby_index
     ret
 # An unsampled call: told of only if it took a sampled block.
 4:  cmp qword ptr [rsp + 16], 0
@@ -244,7 +250,7 @@ site .Lsite_result
 1:  lock inc qword ptr [r10 + {S_UNSAMPLED_FAILED}]
 2:  # The twin failed; the function itself may throw.
     test dword ptr [r11 + {F_FLAGS}], {THROWS}
-    jnz .Lpass
+    jnz .Lthrowing
     mov [rsp + 96], rax
     mov rdi, [rsp + 16]
     test rdi, rdi
@@ -256,6 +262,23 @@ site .Lsite_result
     or dword ptr [rsp + 24], {UNTRACKED}
 3:  xor edi, edi
     jmp .Ltell
+
+# What the function itself makes of the call will not be seen; an old block is taken to stay in use.
+.Lthrowing:
+    mov rdi, [rsp + 16]
+    test rdi, rdi
+    jz .Lpass
+    lock dec qword ptr [r10 + {S_FREES_MATCHED}]
+    mov dword ptr [rsp + 24], {FAILED}
+    call .Linsert
+    jnc 1f
+    or dword ptr [rsp + 24], {UNTRACKED}
+1:  identify
+    load_arguments
+    mov r9, [rsp + 16]
+    mov r11d, 1
+    add rsp, {FRAME}
+    jmp .Lsite_result
 
 .Lunseen:
     test dword ptr [rsp + 24], {SAMPLED}

@@ -8,7 +8,6 @@ use std::process::Command;
 
 use common::work::threads;
 use common::{Event, Hooked, Options, SiteKind, events, record, turn};
-use heapbpf_inline::Refusal;
 
 const JEMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libjemalloc.so.2";
 const TCMALLOC: &str = "/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4";
@@ -51,6 +50,21 @@ extern "C" int caught_own(unsigned long n) {
     std::set_new_handler(nullptr);
     return r;
 }
+static int handlings;
+static void counts() { handlings++; throw Thrown(); }
+static void gives_up() { if (++handlings == 3) std::set_new_handler(nullptr); }
+template <class F> static int handled(std::new_handler handler, F allocate) {
+    handlings = 0;
+    std::set_new_handler(handler);
+    try { allocate(); } catch (std::bad_alloc &) { handlings += 100; }
+    std::set_new_handler(nullptr);
+    return handlings;
+}
+extern "C" int handled_once(unsigned long n) { return handled(counts, [=] { void *volatile p = operator new(n); (void)p; }); }
+extern "C" int handled_aligned(unsigned long n) {
+    return handled(counts, [=] { void *volatile p = operator new[](n, std::align_val_t(64)); (void)p; });
+}
+extern "C" int handled_thrice(unsigned long n) { return handled(gives_up, [=] { void *volatile p = operator new(n); (void)p; }); }
 extern "C" int constructor() { try { Throws *volatile t = new Throws; (void)t; } catch (Thrown &) { return 1; } return 0; }
 extern "C" void ordinary(int n) {
     for (int i = 0; i < n; i++) {
@@ -83,7 +97,7 @@ fn counts_exactly(path: &str) {
     for interval in [1, 4096] {
         let options = Options { interval, set_log2: 18, driver: Some(DRIVER), ..Options::default() };
         let Some(hooked) = hook(path, &options) else { return };
-        assert!(hooked.plan.refused.iter().all(|(_, why)| *why == Refusal::ThrowingReallocation));
+        assert!(hooked.plan.refused.is_empty());
         let before = hooked.counts();
         let truth = threads(hooked.functions(), 8, 1, 5000);
         let counts = hooked.counts();
@@ -115,6 +129,9 @@ fn exceptions_pass(path: &str, throws: bool) {
         assert_eq!(thrown(counted("caught", u64::MAX / 2)), (1, 1, true, 0));
         assert_eq!(thrown(counted("caught_aligned", TOO_MUCH)), (1, 1, true, 1));
         assert_eq!(call("caught_own", TOO_MUCH), 1);
+        // The handler is called as often as without us, and its exception, or bad_alloc, is caught.
+        assert_eq!((call("handled_once", TOO_MUCH), call("handled_aligned", TOO_MUCH)), (101, 101));
+        assert_eq!(call("handled_thrice", TOO_MUCH), 103);
     }
     assert_eq!(thrown(counted("constructor", 0)), (1, 1, true, 0));
     let before = hooked.counts();

@@ -8,6 +8,7 @@ pub mod checks;
 pub mod constant;
 pub mod counting;
 pub mod environment;
+pub mod inline;
 pub mod inline_hooks;
 pub mod kernel;
 pub mod output;

@@ -2,24 +2,12 @@
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
-use heapbpf_tests::inline_hooks::{counted_exactly, is_hooked, mapped};
-use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::inline::{self, Hook, Recorded, counted_exactly};
 use heapbpf_tests::program::program;
-use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::Target;
-use heapbpf_tests::truth::Truth;
 
 /// Records one program from READY to its report, hooked inline.
-fn record(name: &str, arguments: &[&str], interval: u64) -> (Profile, Stats, Truth) {
-    let mut target = Target::start(&program(name), arguments);
-    let pid = target.pid();
-    let recording = Recorder::of(pid, interval).option("--hook", "inline").flag("--no-follow").flag("-v").start();
-    assert!(is_hooked(pid), "it is not hooked inline: {}", recording.said());
-    let truth = target.run();
-    let outcome = recording.stop();
-    let (profile, stats) = outcome.results();
-    assert_eq!(mapped(pid), [""; 0], "not everything is taken out: {}", outcome.stderr);
-    (profile, stats, truth)
+fn record(name: &str, arguments: &[&str], interval: u64) -> Recorded {
+    inline::record(&program(name), arguments, Hook::Inline, interval, &[])
 }
 
 #[test]

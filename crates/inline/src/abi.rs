@@ -6,7 +6,8 @@
 //!                   one Function per hooked function    │ forked children.
 //!       + CODE      what all functions share, and sites │
 //!       + TABLES    the tables of the geometric draw    │
-//!       + STUBS     one stub per hooked function        ┘
+//!       + STUBS     one stub per hooked function        │
+//!       + DESCRIPTION  sections: symbols, .eh_frame     ┘
 //!       + CONTROL   Control: written by the daemon      ─ anonymous, private; inherited by forked children
 //!       + STATE     Totals, slots, filter, set          ─ anonymous, private, MADV_WIPEONFORK: a child starts empty
 //! ```
@@ -46,10 +47,12 @@ pub const TABLES: u64 = 0x4000;
 pub const STUBS: u64 = 0x5000;
 /// Bytes of one stub.
 pub const STUB_BYTES: u64 = 0x140;
+/// Offset of what makes the memfd an ELF file: symbols and unwind information, by which tools name and unwind the code.
+pub const DESCRIPTION: u64 = 0x1_0000;
 /// Bytes of text, from the base: what is mapped of the memfd.
-pub const TEXT_BYTES: u64 = 0x1_0000;
+pub const TEXT_BYTES: u64 = 0x1_4000;
 /// Most functions of one blob.
-pub const MAX_FUNCTIONS: usize = ((TEXT_BYTES - STUBS) / STUB_BYTES) as usize;
+pub const MAX_FUNCTIONS: usize = ((DESCRIPTION - STUBS) / STUB_BYTES) as usize;
 /// Offset of [`Control`].
 pub const CONTROL: u64 = TEXT_BYTES;
 /// Bytes mapped for [`Control`].
@@ -162,6 +165,8 @@ pub const FUNCTION_THROWS: u32 = 4;
 pub const FUNCTION_REFERENCE_SECOND: u32 = 8;
 /// The same as its third.
 pub const FUNCTION_REFERENCE_THIRD: u32 = 16;
+/// The twin takes the first two arguments in the other order.
+pub const FUNCTION_SWAPPED: u32 = 32;
 
 /// Number of elements of [`Control::draws`]. An element does not change while a thread may be reading it.
 pub const DRAWS: usize = 64;

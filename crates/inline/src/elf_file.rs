@@ -1,6 +1,6 @@
 //! A minimal ELF file around the blob's text: tools attach by name and unwind with it.
 
-use crate::abi::{CODE, STUBS, TABLES, TEXT_BYTES};
+use crate::abi::{CODE, DESCRIPTION, STUBS, TABLES, TEXT_BYTES};
 use crate::code::{Entries, FRAME_BYTES};
 
 /// A function in the file.
@@ -59,8 +59,22 @@ impl Writer {
     }
 }
 
-/// The file: `text`, with the ELF header written into its beginning, and what describes it behind.
-pub(crate) fn wrap(text: Vec<u8>, symbols: &[Symbol], entries: &Entries) -> Vec<u8> {
+/// Makes `text` an ELF file: with a header at its beginning, and from [`DESCRIPTION`] on what describes it. All of that is
+/// mapped, so that it can be read as long as the code is there. Symbols for which there is no room are left out, from the
+/// last one on.
+pub(crate) fn wrap(text: &[u8], symbols: &[Symbol], entries: &Entries) -> Vec<u8> {
+    let mut named = symbols.len();
+    loop {
+        let mut file = describe(text, &symbols[..named], entries);
+        if file.len() as u64 <= TEXT_BYTES || named == 0 {
+            file.resize(TEXT_BYTES as usize, 0);
+            return file;
+        }
+        named /= 2;
+    }
+}
+
+fn describe(text: &[u8], symbols: &[Symbol], entries: &Entries) -> Vec<u8> {
     let mut strings = vec![0];
     let mut table = Writer(vec![0; 24]);
     for symbol in symbols {
@@ -69,7 +83,7 @@ pub(crate) fn wrap(text: Vec<u8>, symbols: &[Symbol], entries: &Entries) -> Vec<
         strings.extend_from_slice(symbol.name.as_bytes());
         strings.push(0);
     }
-    let mut file = Writer(text);
+    let mut file = Writer(text[..DESCRIPTION as usize].to_vec());
     let frames_at = file.align();
     let frames = frames(entries, frames_at);
     file.bytes(&frames);
@@ -81,7 +95,7 @@ pub(crate) fn wrap(text: Vec<u8>, symbols: &[Symbol], entries: &Entries) -> Vec<
         |name, kind, flags, offset, bytes| Section { name, kind, flags, offset, bytes, link: 0, info: 0, entry: 0 };
     let mut sections = vec![
         // SHF_ALLOC, SHF_EXECINSTR
-        section(".text", 1, 6, CODE, TEXT_BYTES - CODE),
+        section(".text", 1, 6, CODE, DESCRIPTION - CODE),
         Section {
             link: STRINGS_SECTION,
             info: 1,
@@ -145,7 +159,7 @@ fn frames(entries: &Entries, at: u64) -> Vec<u8> {
     let [length_low, length_high] = ((entries.framed_end - entries.framed) as u16).to_le_bytes();
     let framed = FRAME_BYTES as u8 + 8;
     describe(CODE, TABLES, &[3, low, high, 0x0e, framed, 3, length_low, length_high, 0x0e, 8]);
-    describe(STUBS, TEXT_BYTES, &[]);
+    describe(STUBS, DESCRIPTION, &[]);
     frames.u32(0);
     frames.0
 }

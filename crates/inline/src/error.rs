@@ -32,7 +32,7 @@ pub enum Refusal {
     /// A short jump from the allocator's own code to the function, which would count twice.
     #[error("the allocator's own code reaches it by a jump that is too short to be redirected")]
     ShortInnerJump,
-    /// A reallocation that may throw: whether the old block is freed is not known.
+    /// A reallocation that may throw and has no twin that returns NULL instead: whether the old block is freed is not known.
     #[error("it reallocates, and may throw an exception")]
     ThrowingReallocation,
     /// Two functions at one address, or overlapping ones.

@@ -82,7 +82,7 @@ pub(crate) fn file(
         let name = names.get(index).map_or_else(String::new, |name| format!("heapbpf_inline:{name}"));
         symbols.push(Symbol { name, address, bytes: STUB_BYTES });
     }
-    Ok(elf_file::wrap(image, &symbols, &code.entries))
+    Ok(elf_file::wrap(&image, &symbols, &code.entries))
 }
 
 fn site_symbols(code: &Code<'_>) -> Vec<Symbol> {

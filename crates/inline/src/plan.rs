@@ -5,11 +5,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use sampler_ebpf::abi::inline::TwinArguments;
 use sampler_ebpf::abi::{SITE_FREES, SITE_THROWS, SITE_ZERO_FREES, Site};
 
 use crate::abi::{
-    FUNCTION_OUT, FUNCTION_REFERENCE_SECOND, FUNCTION_REFERENCE_THIRD, FUNCTION_THROWS, FUNCTION_ZERO_FREES, Function,
-    MAX_FUNCTIONS, NO_ARGUMENT, PAGE_BYTES, STUB_BYTES, STUBS, TEXT_BYTES,
+    FUNCTION_OUT, FUNCTION_REFERENCE_SECOND, FUNCTION_REFERENCE_THIRD, FUNCTION_SWAPPED, FUNCTION_THROWS,
+    FUNCTION_ZERO_FREES, Function, MAX_FUNCTIONS, NO_ARGUMENT, PAGE_BYTES, STUB_BYTES, STUBS,
 };
 use crate::code::Code;
 use crate::displaced::{Displaced, JUMP_BYTES};
@@ -42,8 +43,8 @@ pub struct Wanted<'a> {
 pub struct Twin {
     /// Index in the list of wanted functions.
     pub function: usize,
-    /// Which argument (from 0) is a reference that the other function does not have: `std::nothrow`.
-    pub reference: Option<u8>,
+    /// How it is called.
+    pub arguments: TwinArguments,
 }
 
 /// What a plan is made from.
@@ -78,7 +79,7 @@ pub struct Run {
 pub struct Plan {
     /// Where the blob will be.
     pub base: u64,
-    /// The whole file to be mapped: its first [`TEXT_BYTES`] are the text.
+    /// The file to be mapped: [`TEXT_BYTES`](crate::abi::TEXT_BYTES).
     pub file: Vec<u8>,
     /// What changes in the allocator's text, ascending, not overlapping.
     pub patches: Vec<Patch>,
@@ -121,6 +122,15 @@ impl Plan {
                 return Err(BuildError::NothingToHook);
             }
             link_twins(&mut candidates, inputs);
+            let is_unknown = |candidate: &Candidate| {
+                let function = &candidate.function;
+                let throws = function.flags & FUNCTION_THROWS != 0 && function.twin == 0;
+                throws && function.old_argument != NO_ARGUMENT
+            };
+            if let Some(index) = candidates.iter().position(is_unknown) {
+                refused.push((candidates.remove(index).wanted, Refusal::ThrowingReallocation));
+                continue;
+            }
             match assemble(code, settings, inputs, &candidates) {
                 Ok((stubs, patches, moved)) => {
                     let functions: Vec<Function> = candidates.iter().map(|c| c.function).collect();
@@ -139,7 +149,7 @@ impl Plan {
     /// The text of the blob: what is mapped, read and execute.
     #[must_use]
     pub fn text(&self) -> &[u8] {
-        &self.file[..TEXT_BYTES as usize]
+        &self.file
     }
 
     /// The pages of the allocator's text with the patches in them. Runs with at most `gap` pages in between are joined,
@@ -210,9 +220,6 @@ fn candidate(inputs: &Inputs<'_>, index: usize, wanted: &Wanted<'_>) -> Result<C
     let site = &wanted.site;
     let frees = site.flags & SITE_FREES != 0;
     let throws = site.flags & SITE_THROWS != 0;
-    if throws && !frees && site.old_argument != NO_ARGUMENT {
-        return Err(Refusal::ThrowingReallocation);
-    }
     let code = inputs.texts.iter().find_map(|t| t.range(wanted.address, wanted.address.checked_add(wanted.length)?));
     let displaced = Displaced::read(wanted.address, code.ok_or(Refusal::TooShort)?)?;
     let mut flags = 0;
@@ -241,16 +248,17 @@ fn link_twins(candidates: &mut [Candidate], inputs: &Inputs<'_>) {
     for (index, candidate) in candidates.iter_mut().enumerate() {
         let function = &mut candidate.function;
         function.number = function.number & 0xffff | (index as u32) << 16;
-        function.flags &= !(FUNCTION_REFERENCE_SECOND | FUNCTION_REFERENCE_THIRD);
+        function.flags &= !(FUNCTION_REFERENCE_SECOND | FUNCTION_REFERENCE_THIRD | FUNCTION_SWAPPED);
         function.twin = 0;
         let Some(twin) = inputs.wanted[candidate.wanted].twin else { continue };
         let Some(at) = present.get(&twin.function) else { continue };
         // One more than the index, until the offset is known: 0 stands for none.
         function.twin = *at as u32 + 1;
-        function.flags |= match twin.reference {
-            Some(1) => FUNCTION_REFERENCE_SECOND,
-            Some(2) => FUNCTION_REFERENCE_THIRD,
-            _ => 0,
+        function.flags |= match twin.arguments {
+            TwinArguments::WithReference(1) => FUNCTION_REFERENCE_SECOND,
+            TwinArguments::WithReference(2) => FUNCTION_REFERENCE_THIRD,
+            TwinArguments::Swapped => FUNCTION_SWAPPED,
+            TwinArguments::Same | TwinArguments::WithReference(_) => 0,
         };
     }
 }

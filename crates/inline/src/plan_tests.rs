@@ -67,7 +67,7 @@ fn made() -> Made {
     let mut text = vec![0xc3; 64 * 16];
     let wanted = functions.into_iter().enumerate().map(|(i, (name, site))| {
         text[64 * i..][..8].copy_from_slice(&PROLOGUE);
-        let twin = (name == "operator new").then_some(Twin { function: 6, reference: Some(1) });
+        let twin = (name == "operator new").then_some(Twin { function: 6, arguments: TwinArguments::WithReference(1) });
         Wanted { name, address: at(i as u64), length: 64, site, twin }
     });
     let wanted = wanted.collect();
@@ -136,7 +136,7 @@ fn each_entry_leads_to_its_stub_and_back() {
     let new = FUNCTION_THROWS | FUNCTION_REFERENCE_SECOND;
     assert_eq!(flags, [0, FUNCTION_ZERO_FREES, 0, 0, FUNCTION_OUT, new, 0]);
     assert_eq!(function(&plan, 5).twin, function(&plan, 6).original);
-    assert_eq!(plan.text().len() as u64, TEXT_BYTES);
+    assert_eq!(plan.text().len() as u64, crate::abi::TEXT_BYTES);
 }
 
 #[test]

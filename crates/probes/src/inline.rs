@@ -5,6 +5,7 @@ use std::collections::HashSet;
 
 use heapbpf_audit::Missing;
 use heapbpf_elf::Image;
+use sampler_ebpf::abi::inline::TwinArguments;
 use sampler_ebpf::abi::{NO_ARGUMENT, SITE_FREES, SITE_THROWS, Site};
 
 use crate::allocators::LOADERS;
@@ -28,14 +29,13 @@ pub struct InlineFunction {
     pub length: u64,
     /// Its number, what its arguments at entry mean, and its flags. There is no offset.
     pub site: Site,
-    /// The function that does the same but returns NULL where this one throws: its index, and the number of the argument
-    /// that it has in addition, a reference.
-    pub twin: Option<(usize, Option<u8>)>,
+    /// The function that does the same but returns NULL where this one throws: its index, and how it is called.
+    pub twin: Option<(usize, TwinArguments)>,
 }
 
 /// A place in the file through which the allocator's code reaches one of the functions, unless another file defines the
 /// name first. So the slot in a process must be looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct InlineSlot {
     /// Address of the slot in the global offset table.
     pub slot: u64,
@@ -43,6 +43,8 @@ pub struct InlineSlot {
     pub stub: u64,
     /// Index of the function.
     pub function: usize,
+    /// The name by which it is looked up.
+    pub name: String,
 }
 
 /// The functions of one file.
@@ -152,10 +154,6 @@ fn described(function: &Found<'_>, all: &[Found<'_>]) -> InlineFunction {
     let row = function.row;
     let arguments = row.shape.arguments;
     let frees = row.flags & SITE_FREES != 0;
-    let twin = function.names.iter().filter_map(|name| twin_of(name)).find_map(|(name, reference)| {
-        let at = all.iter().position(|f| f.names.contains(&name) && f.row.flags & SITE_THROWS == 0)?;
-        Some((at, reference))
-    });
     InlineFunction {
         name: function.name().to_owned(),
         address: function.extent.start,
@@ -169,21 +167,50 @@ fn described(function: &Found<'_>, all: &[Found<'_>]) -> InlineFunction {
             flags: row.flags,
             ..Site::default()
         },
-        twin: twin.filter(|_| row.flags & SITE_THROWS != 0),
+        twin: if row.flags & SITE_THROWS == 0 { None } else { twin(function, all) },
     }
 }
 
-/// The symbol of the function that returns NULL where the one with this symbol throws.
-fn twin_of(symbol: &str) -> Option<(&'static str, Option<u8>)> {
-    Some(match symbol.split('@').next().unwrap_or(symbol) {
-        "_Znwm" => ("_ZnwmRKSt9nothrow_t", Some(1)),
-        "_Znam" => ("_ZnamRKSt9nothrow_t", Some(1)),
-        "_ZnwmSt11align_val_t" => ("_ZnwmSt11align_val_tRKSt9nothrow_t", Some(2)),
-        "_ZnamSt11align_val_t" => ("_ZnamSt11align_val_tRKSt9nothrow_t", Some(2)),
-        "mi_new" => ("mi_new_nothrow", None),
-        "mi_new_aligned" => ("mi_new_aligned_nothrow", None),
-        _ => return None,
-    })
+/// Functions of C that do the same as a function that throws, without calling a new-handler: so the handler is called, and
+/// the exception thrown, once, by the function itself. Per symbol, by preference.
+const PLAIN_TWINS: &[(&str, &[&str], TwinArguments)] = &[
+    // Its aliases have these names, too.
+    ("mi_new", &["mi_malloc"], TwinArguments::Same),
+    ("mi_new_aligned", &["mi_malloc_aligned"], TwinArguments::Same),
+    ("mi_new_n", &["mi_mallocn"], TwinArguments::Same),
+    ("mi_new_realloc", &["mi_realloc"], TwinArguments::Same),
+    ("mi_new_reallocn", &["mi_reallocn"], TwinArguments::Same),
+    ("mi_heap_alloc_new", &["mi_heap_malloc"], TwinArguments::Same),
+    ("mi_heap_alloc_new_n", &["mi_heap_mallocn"], TwinArguments::Same),
+    ("_Znwm", &["tc_malloc", "malloc", "je_malloc", "_rjem_malloc"], TwinArguments::Same),
+    ("_Znam", &["tc_malloc", "malloc", "je_malloc", "_rjem_malloc"], TwinArguments::Same),
+    ("_ZnwmSt11align_val_t", &["tc_memalign", "aligned_alloc", "je_aligned_alloc"], TwinArguments::Swapped),
+    ("_ZnamSt11align_val_t", &["tc_memalign", "aligned_alloc", "je_aligned_alloc"], TwinArguments::Swapped),
+];
+
+/// Symbols of the allocators whose functions of C and C++ give blocks of the same kind for the same arguments, so that a
+/// sized delete is right for both: jemalloc, gperftools' tcmalloc, mimalloc. (Google's tcmalloc aligns the two differently.)
+const OF_ONE_KIND: &[&str] = &["mallocx", "je_mallocx", "_rjem_mallocx", "tc_malloc", "mi_malloc"];
+
+/// The same functions in C++ that return NULL. They call the new-handler, and so does the function itself then.
+const NOTHROW_TWINS: &[(&str, &[&str], TwinArguments)] = &[
+    ("_Znwm", &["_ZnwmRKSt9nothrow_t"], TwinArguments::WithReference(1)),
+    ("_Znam", &["_ZnamRKSt9nothrow_t"], TwinArguments::WithReference(1)),
+    ("_ZnwmSt11align_val_t", &["_ZnwmSt11align_val_tRKSt9nothrow_t"], TwinArguments::WithReference(2)),
+    ("_ZnamSt11align_val_t", &["_ZnamSt11align_val_tRKSt9nothrow_t"], TwinArguments::WithReference(2)),
+];
+
+/// The function among `all` that returns NULL where `function` throws.
+fn twin(function: &Found<'_>, all: &[Found<'_>]) -> Option<(usize, TwinArguments)> {
+    let of_one_kind = all.iter().any(|other| other.names.iter().any(|name| OF_ONE_KIND.contains(name)));
+    let plain = PLAIN_TWINS.iter().filter(|_| of_one_kind);
+    plain.chain(NOTHROW_TWINS).filter(|(symbol, ..)| function.names.contains(symbol)).find_map(
+        |(_, names, arguments)| {
+            let has_name = |other: &Found<'_>, name| other.names.contains(name) && other.row.flags & SITE_THROWS == 0;
+            let found = names.iter().find_map(|name| all.iter().position(|other| has_name(other, name)))?;
+            Some((found, *arguments))
+        },
+    )
 }
 
 fn slots(graph: &CallGraph<'_>, functions: &[InlineFunction]) -> Vec<InlineSlot> {
@@ -191,16 +218,29 @@ fn slots(graph: &CallGraph<'_>, functions: &[InlineFunction]) -> Vec<InlineSlot>
     for (from, slot, is_call) in graph.through_slots() {
         let resolved = graph.resolve(slot);
         let Some(function) = functions.iter().position(|f| f.address == resolved) else { continue };
-        found.insert(InlineSlot { slot, stub: slot, function });
+        let name = graph.import_behind(slot).unwrap_or_default();
+        let mut insert = |stub| found.insert(InlineSlot { slot, stub, function, name: name.to_owned() });
+        insert(slot);
         if !is_call {
             for stub in graph.stub_starts(from) {
-                found.insert(InlineSlot { slot, stub, function });
+                insert(stub);
             }
         }
     }
     let mut found: Vec<InlineSlot> = found.into_iter().collect();
     found.sort_unstable();
     found
+}
+
+/// Whether a file defines a function for others under this name, as a symbol lookup finds it. A loader comes last there.
+///
+/// # Errors
+/// [`AttachError`] if it cannot be read.
+pub fn defines(file: &dyn Image, name: &str) -> Result<bool, AttachError> {
+    let image = FileImage::read_if(file, |_| false)?;
+    let is_loader =
+        image.soname.as_deref().is_some_and(|soname| LOADERS.iter().any(|loader| soname.starts_with(loader)));
+    Ok(!is_loader && image.functions().any(|(known, symbol)| known == name && symbol.exported))
 }
 
 #[cfg(test)]

@@ -62,7 +62,7 @@ pub use custom::{CustomAllocator, CustomError, CustomFunction};
 pub use elf::{Code, FileImage, Symbol};
 pub use error::AttachError;
 pub use heapbpf_audit::{Covered, FileKind, Missing, ProbeKind};
-pub use inline::{InlineFile, InlineFunction, InlineSlot, inline_functions};
+pub use inline::{InlineFile, InlineFunction, InlineSlot, defines, inline_functions};
 pub use machine::Machine;
 pub use placement::{Arguments, KernelRules, NoOpLengths};
 pub use plan::{

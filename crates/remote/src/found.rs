@@ -55,6 +55,12 @@ pub(crate) fn parse_name(path: &str) -> Option<(String, Range<u64>)> {
         .and_then(|()| Some((name.to_owned(), base..base.checked_add(bytes)?)))
 }
 
+/// Where the blob is mapped whose memfd has this path in a maps file, spare places included; `None` if it is none of ours.
+#[must_use]
+pub fn blob_range(path: &str) -> Option<Range<u64>> {
+    parse_name(path).map(|(_, range)| range)
+}
+
 /// Adds blobs of which no more than descriptors of their memfds, with these links, are there.
 pub(crate) fn add_unmapped(all: &mut Vec<Found>, links: impl Iterator<Item = String>) {
     for (name, range) in links.filter_map(|link| parse_name(&link)) {

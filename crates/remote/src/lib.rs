@@ -55,7 +55,7 @@ mod target;
 mod unsupported;
 
 pub use error::{Busy, Error, Refusal};
-pub use found::Found;
+pub use found::{Found, blob_range};
 pub use maps::{Mapping, Maps, PAGE_BYTES};
 pub use outcome::{Hooked, Mapped, Stopped, TakeOut};
 pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, other_code, reserved_bytes};

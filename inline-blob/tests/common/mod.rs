@@ -147,7 +147,7 @@ impl Hooked {
                 address: f.address + bias,
                 length: f.length,
                 site: f.site,
-                twin: f.twin.filter(|_| options.twins).map(|(function, reference)| Twin { function, reference }),
+                twin: f.twin.filter(|_| options.twins).map(|(function, arguments)| Twin { function, arguments }),
             })
             .collect();
         let names = found.functions.iter().map(|f| f.name.clone()).collect();

@@ -16,7 +16,7 @@
 //! | `r8` | interval R of the draw | the function's argument | the function's argument |
 //! | `r9` | the old block, or 0 | the function's argument | the function's argument |
 //! | `r10` | function, index, flags | function, index, flags | function, index, flags |
-//! | `r11` | 0 | the block | bytes requested |
+//! | `r11` | 0, or 1 if the function goes on | the block | bytes requested |
 //!
 //! Bits 0 to 15 of `r10` are [`Site::function`](super::Site::function)'s number as the daemon gave it, 16 to 31 the
 //! function's index among those of this blob, and 32 to 63 flags; *offset* is the number of failed trials of this
@@ -29,6 +29,8 @@
 //!   [`flag::FAILED`], the old block is still in use and stays known; without it, it was freed. [`flag::SAMPLED`] says
 //!   whether the new block is a sample too. Between both, other threads may get the old block's address, so it must have
 //!   left the live map at REALLOCATING. If the call never returns (`longjmp`), RESULT does not come.
+//!   If a function that may throw failed in its twin's stead, RESULT with [`flag::FAILED`] comes before the function
+//!   itself runs: `rdi` to `r8` are then its arguments.
 //! - realloc of another block: RESULT as for malloc, with `r9` = 0.
 //! - a function that may throw, whose result cannot be awaited: UNSEEN before the call; the block is not known. Offset
 //!   and interval have 32 bits there.
@@ -52,6 +54,17 @@ pub mod flag {
     pub const SHARED_SLOT: u32 = 4;
     /// The block could not be noted (its set is full), so its free will not be seen.
     pub const UNTRACKED: u32 = 8;
+}
+
+/// How a function that may throw is called through another one, its twin, which returns NULL instead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TwinArguments {
+    /// With the same arguments.
+    Same,
+    /// With the first two in the other order.
+    Swapped,
+    /// With a reference in addition, which it does not use, as this argument (from 0): `std::nothrow`.
+    WithReference(u8),
 }
 
 /// Bits to shift `r10` to the right for its flags, and `rax` for the interval.

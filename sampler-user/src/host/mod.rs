@@ -19,6 +19,7 @@ pub mod proc_maps;
 pub mod process;
 pub mod processes;
 pub mod record;
+pub mod replaced_text;
 pub mod shadow_stacks;
 pub mod vdso;
 

@@ -51,6 +51,13 @@ struct Seen {
     length: u64,
 }
 
+impl Seen {
+    fn of(map: &MapEvent) -> Self {
+        let (address, length) = map.file_mapping();
+        Self { pid: map.pid, address, length }
+    }
+}
+
 #[derive(Debug)]
 enum Content {
     Open {
@@ -171,7 +178,7 @@ impl ModuleTable {
             raw_path: std::str::from_utf8(path).is_err().then(|| path.into()),
             stamp: None,
             layered: None,
-            seen: Seen { pid: map.pid, address: map.address, length: map.length },
+            seen: Seen::of(map),
             content: Content::Closed,
         });
         self.alias(key, id);
@@ -288,7 +295,7 @@ impl ModuleTable {
     /// Records where a known module is mapped now. If it could not be opened before, this tries again.
     fn seen_again(&mut self, id: ModuleId, map: &MapEvent, path: &[u8]) {
         let module = &mut self.modules[id.0 as usize];
-        module.seen = Seen { pid: map.pid, address: map.address, length: map.length };
+        module.seen = Seen::of(map);
         let retry = matches!(module.content, Content::Unreadable(Unreadable::Gone | Unreadable::Replaced));
         if retry && let Ok(opened) = open_mapped(map, path) {
             self.fill(id, Ok(opened));

@@ -126,8 +126,9 @@ pub fn open_mapped(map: &MapEvent, path: &[u8]) -> Result<Opened, Unreadable> {
 
 /// The kernel's link to the file of exactly this mapping.
 fn map_file(map: &MapEvent) -> PathBuf {
-    let end = map.address.saturating_add(map.length);
-    PathBuf::from(format!("/proc/{}/map_files/{:x}-{end:x}", map.pid, map.address))
+    let (address, length) = map.file_mapping();
+    let end = address.saturating_add(length);
+    PathBuf::from(format!("/proc/{}/map_files/{address:x}-{end:x}", map.pid))
 }
 
 /// Change time of the file behind a mapping; `None` if the process no longer maps it.

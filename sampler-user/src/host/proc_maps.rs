@@ -7,6 +7,7 @@
 use std::io::{self, Read};
 
 use super::record::{Device, MapEvent};
+use super::replaced_text;
 
 /// Most bytes read of one process's list: enough for 65,530 mappings (the kernel's default limit) with ordinary paths.
 const MAX_BYTES: u64 = 16 << 20;
@@ -20,6 +21,7 @@ pub fn read(pid: u32) -> io::Result<Vec<MapEvent>> {
     std::fs::File::open(format!("/proc/{pid}/maps"))?.take(MAX_BYTES).read_to_end(&mut text)?;
     let mut maps = parse(&text);
     maps.iter_mut().for_each(|map| (map.pid, map.tid) = (pid, pid));
+    replaced_text::restore(&mut maps);
     Ok(maps)
 }
 

@@ -8,6 +8,7 @@ use super::mappings::{AddressSpace, Inserted, Mapping, ModuleId};
 use super::modules::{ModuleKind, ModuleTable};
 use super::process::ProcessInfo;
 use super::record::{HostEvent, MapEvent};
+use super::replaced_text::replaces_text;
 
 /// Capacity that the list of changes keeps when it is empty.
 const ROOM_FOR_CHANGES: usize = 1024;
@@ -331,6 +332,10 @@ impl Processes {
         } else if self.current_before(map.pid, map.time_ns).is_none() {
             return;
         }
+        if replaces_text(map) && self.current(map.pid).is_some_and(|known| has_files_at(&known.space, map, modules)) {
+            // The same code as before.
+            return;
+        }
         let (module, first) = modules.intern(map, true);
         let mapping = mapping_of(map, module, modules);
         let Some(incarnation) = self.current_mut(map.pid) else { return };
@@ -392,6 +397,17 @@ impl Processes {
 #[must_use]
 pub fn starts_agree(one_ns: u64, other_ns: u64) -> bool {
     one_ns == 0 || other_ns == 0 || one_ns.abs_diff(other_ns) < 1_000_000_000
+}
+
+/// Whether files are mapped at all addresses of `map`.
+fn has_files_at(space: &AddressSpace, map: &MapEvent, modules: &ModuleTable) -> bool {
+    let end = map.address.saturating_add(map.length);
+    let first = space.current().partition_point(|mapping| mapping.end <= map.address);
+    let is_file = |mapping: &&Mapping| modules.get(mapping.module).is_some_and(|it| it.kind == ModuleKind::File);
+    let reached = space.current()[first..].iter().take_while(is_file).try_fold(map.address, |reached, mapping| {
+        if mapping.start <= reached && reached < end { Ok(mapping.end) } else { Err(reached) }
+    });
+    reached.unwrap_or_else(|reached| reached) >= end
 }
 
 fn mapping_of(map: &MapEvent, module: ModuleId, modules: &ModuleTable) -> Mapping {

@@ -91,6 +91,23 @@ pub struct MapEvent {
     pub flags: u32,
     /// Path as the process saw it (or `//anon`, `[vdso]`, …).
     pub path: Box<[u8]>,
+    /// Address and length of another mapping that has the file, if here a copy of its pages is mapped
+    /// ([`replaced_text`](super::replaced_text)).
+    pub kept_at: Option<(u64, u64)>,
+}
+
+impl MapEvent {
+    /// The same, at another address and of another length.
+    #[must_use]
+    pub fn at(self, (address, length): (u64, u64)) -> Self {
+        Self { address, length, ..self }
+    }
+
+    /// Address and length of a mapping of the file itself.
+    #[must_use]
+    pub fn file_mapping(&self) -> (u64, u64) {
+        self.kept_at.unwrap_or((self.address, self.length))
+    }
 }
 
 impl HostEvent {

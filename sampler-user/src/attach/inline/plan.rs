@@ -1,12 +1,13 @@
 //! What is to be mapped into a process, from its mappings and the allocator's file.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
 use heapbpf_elf::Elf;
 use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, MEMFD_NAME, STATE, mapped_bytes};
 use heapbpf_inline::{Inputs, Patch, Plan, Settings, Text, Twin, Wanted};
-use heapbpf_probes::InlineFile;
+use heapbpf_probes::{AttachError, InlineFile, InlineSlot};
 use heapbpf_remote::{Data, Displaced, Draft, Mapping, PAGE_BYTES, Pages, Target};
 use sampler_ebpf::abi::Site;
 use zerocopy::IntoBytes as _;
@@ -40,13 +41,21 @@ pub(super) fn place(target: &Target, file: &File) -> Result<Place, Refused> {
     Ok(Place { mapping: mapping.clone(), bias: mapping.range.start.wrapping_sub(address) })
 }
 
-/// Makes the plan. `sites`: index of each function's site. `word` reads a word of the target's memory.
+/// What the loader has made of names in the target.
+pub(super) struct Bindings<'a> {
+    /// Reads a word of the target's memory.
+    pub(super) word: &'a dyn Fn(u64) -> Option<u64>,
+    /// Whether another file of the target defines a function.
+    pub(super) is_elsewhere: &'a dyn Fn(&str) -> bool,
+}
+
+/// Makes the plan. `sites`: index of each function's site.
 pub(super) fn inline_plan(
     found: &InlineFile,
     sites: &[u32],
     place: &Place,
     (base, settings): (u64, &Settings),
-    word: &dyn Fn(u64) -> Option<u64>,
+    bindings: &Bindings<'_>,
 ) -> Result<Plan, Refused> {
     let code = heapbpf_inline_blob::code().ok_or(Refused::Machine)?;
     let at = |address: u64| address.wrapping_add(place.bias);
@@ -63,13 +72,18 @@ pub(super) fn inline_plan(
             length: function.length,
             // The programs get the index of the site.
             site: Site { function: *site as u16, ..function.site },
-            twin: function.twin.map(|(function, reference)| Twin { function, reference }),
+            twin: function.twin.map(|(function, arguments)| Twin { function, arguments }),
         })
         .collect();
     // Another file may define the name first.
-    let own = |slot: &&heapbpf_probes::InlineSlot| word(at(slot.slot)) == Some(wanted[slot.function].address);
-    let slots = found.slots.iter().filter(own).map(|slot| (at(slot.slot), slot.function)).collect();
-    let stubs = found.slots.iter().filter(own).filter(|slot| slot.stub != slot.slot);
+    let is_own = |slot: &&InlineSlot| match (bindings.word)(at(slot.slot)) {
+        Some(address) if address == wanted[slot.function].address => true,
+        Some(address) => is_unbound(address, &texts) && !(bindings.is_elsewhere)(&slot.name),
+        None => false,
+    };
+    let own: Vec<&InlineSlot> = found.slots.iter().filter(is_own).collect();
+    let slots = own.iter().map(|slot| (at(slot.slot), slot.function)).collect();
+    let stubs = own.iter().filter(|slot| slot.stub != slot.slot);
     let stubs = stubs.map(|slot| (at(slot.stub), slot.function)).collect();
     let inputs = Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs: &stubs, slots: &slots, base };
     let plan = Plan::new(&code, settings, &inputs).map_err(|error| Refused::Plan(error.to_string()))?;
@@ -78,6 +92,31 @@ pub(super) fn inline_plan(
         Some((function, why)) => Err(Refused::Plan(format!("{}: {why}", wanted[*function].name))),
         None => Ok(plan),
     }
+}
+
+/// Whether the address in a slot of the global offset table is that of the file's own code that has the name looked up at
+/// the first call: `push` of the slot's number, perhaps behind a landing pad.
+fn is_unbound(address: u64, texts: &[Text<'_>]) -> bool {
+    const PUSH: u8 = 0x68;
+    const LANDING_PAD: [u8; 4] = [0xf3, 0x0f, 0x1e, 0xfa];
+    const BYTES: u64 = 5;
+    let code = texts.iter().find_map(|text| text.range(address, address.checked_add(BYTES)?));
+    code.is_some_and(|code| code[0] == PUSH || code.starts_with(&LANDING_PAD) && code[LANDING_PAD.len()] == PUSH)
+}
+
+/// Whether a file of the target, other than the allocator's, defines a function. One that cannot be read may.
+pub(super) fn is_defined_elsewhere(target: &Target, place: &Place, name: &str) -> bool {
+    let mut seen = HashSet::from([(place.mapping.device.as_str(), place.mapping.inode)]);
+    let of_files = target.maps().as_slice().iter().filter(|mapping| mapping.is_executable && mapping.inode != 0);
+    let mut others = of_files.filter(|mapping| seen.insert((mapping.device.as_str(), mapping.inode)));
+    others.any(|mapping| {
+        let path = format!("/proc/{}/map_files/{:x}-{:x}", target.pid(), mapping.range.start, mapping.range.end);
+        File::open(path).map_or(true, |file| match heapbpf_probes::defines(&file, name) {
+            Ok(defines) => defines,
+            Err(AttachError::NotElf) => false,
+            Err(_) => true,
+        })
+    })
 }
 
 /// The same for the injector.

@@ -241,3 +241,23 @@ fn names_that_are_not_text() {
     assert_eq!(comm_text(&[0; 16]), "");
     assert_eq!(comm_text(b"sixteen-letters!"), "sixteen-letters!");
 }
+
+#[test]
+fn pages_that_inline_hooks_replaced_stay_the_files() {
+    let mut world = World::default();
+    world.fork(10, P, 1);
+    let file = MapEvent { length: 0x3000, ..map(11, P, 0x10_0000, 1) };
+    world.apply(&HostEvent::Map(file));
+    let memfd = |time_ns, address| MapEvent {
+        file_offset: 0x5000,
+        path: b"/memfd:heapbpf-inline-7e0000000000-6000".as_slice().into(),
+        ..map(time_ns, P, address, 7)
+    };
+    world.apply(&HostEvent::Map(memfd(12, 0x7e00_0000_0000)));
+    world.apply(&HostEvent::Map(memfd(13, 0x10_1000)));
+    world.apply(&HostEvent::Map(memfd(14, 0x10_3000)));
+    assert_eq!(world.inode_at(P, 0x7e00_0000_0000, 15), Some(7), "the code itself");
+    assert_eq!(world.inode_at(P, 0x10_1800, 15), Some(1));
+    assert_eq!(world.inode_at(P, 0x10_2800, 15), Some(1));
+    assert_eq!(world.inode_at(P, 0x10_3800, 15), Some(7), "no file was there");
+}

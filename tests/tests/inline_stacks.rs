@@ -1,0 +1,83 @@
+//! Stacks of processes with inline hooks are those that probes see, also through text pages that were replaced.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::turn;
+use heapbpf_tests::inline::{Hook, record};
+use heapbpf_tests::output::{Profile, Stack};
+use heapbpf_tests::program::{program, program_with};
+
+/// A stack, as text: the function called, whether it is whole, and each frame with its module and build ID.
+fn text(stack: &Stack) -> String {
+    let frames = stack.frames.iter().map(|frame| {
+        let [function, module, build_id] =
+            [&frame.function, &frame.module, &frame.build_id].map(|part| part.as_deref().unwrap_or("?"));
+        format!("\n  {function} {module} {build_id} {}", frame.line.unwrap_or(0))
+    });
+    format!("{} complete: {}{}", stack.function, stack.complete, frames.collect::<String>())
+}
+
+/// Samples, bytes and samples in use of each stack, without those of a site.
+fn stacks(profile: &Profile, without: Option<&str>) -> BTreeMap<String, [u64; 3]> {
+    let mut all = BTreeMap::new();
+    for stack in profile.stacks.iter().filter(|stack| without.is_none() || stack.site() != without) {
+        let sums: &mut [u64; 3] = all.entry(text(stack)).or_default();
+        let figures = [stack.samples, stack.sampled_bytes, stack.inuse_samples.unwrap_or_default()];
+        sums.iter_mut().zip(figures).for_each(|(sum, figure)| *sum += figure);
+    }
+    all
+}
+
+/// Records a program hooked in both ways, and compares all stacks. `without`: a site whose calls depend on time.
+fn the_same(program: &Path, arguments: &[&str], unwind: &str, without: Option<&str>) -> Profile {
+    let options = [["--unwind", unwind]];
+    let [probe, inline] = [Hook::Probe, Hook::Inline].map(|hook| record(program, arguments, hook, 1, &options).0);
+    let [expected, found] = [&probe, &inline].map(|profile| stacks(profile, without));
+    assert!(!expected.is_empty());
+    let differing = |one: &BTreeMap<String, [u64; 3]>, other: &BTreeMap<String, [u64; 3]>| {
+        let differs = one.iter().filter(|(stack, figures)| other.get(*stack) != Some(*figures));
+        differs.map(|(stack, figures)| format!("{figures:?} {stack}\n")).take(5).collect::<String>()
+    };
+    assert!(
+        expected == found,
+        "by probes:\n{}\ninline:\n{}",
+        differing(&expected, &found),
+        differing(&found, &expected)
+    );
+    inline
+}
+
+#[test]
+fn callers_inside_libc_are_the_same() {
+    let Some(_turn) = turn("callers_inside_libc_are_the_same") else { return };
+    for unwind in ["auto", "fp"] {
+        let profile = the_same(&program("libc_callers"), &["5"], unwind, None);
+        let ours = profile.stacks.iter().flat_map(|stack| &stack.frames);
+        assert_eq!(ours.filter(|frame| frame.module.as_deref().is_some_and(|it| it.contains("memfd"))).count(), 0);
+        if unwind != "fp" {
+            assert!(profile.stacks.iter().all(|stack| stack.complete && stack.has("main")), "{unwind}");
+        }
+    }
+}
+
+#[test]
+fn blocks_of_libcs_own_functions_have_their_sites() {
+    let Some(_turn) = turn("blocks_of_libcs_own_functions_have_their_sites") else { return };
+    let (profile, _, truth) = record(&program("callers"), &["100"], Hook::Inline, 1, &[]);
+    checks::sites(&profile, &truth, 1, Compare::All);
+    the_same(&program("callers"), &["100"], "auto", None);
+}
+
+#[test]
+fn paths_that_are_hard_to_unwind_are_the_same() {
+    let Some(_turn) = turn("paths_that_are_hard_to_unwind_are_the_same") else { return };
+    // Site 6 is reached by a timer.
+    let tail_calls = ["-foptimize-sibling-calls"];
+    for (output, flags, unwind) in [("frames-fp", vec![], "fp"), ("frames-nofp", vec!["-fomit-frame-pointer"], "auto")]
+    {
+        let flags = [&tail_calls[..], &flags].concat();
+        the_same(&program_with("frames", output, &flags), &["50"], unwind, Some("site_06"));
+    }
+}
