@@ -9,6 +9,7 @@ pub mod debug_files;
 pub mod demangle;
 pub mod finish;
 pub mod offline;
+pub mod packages;
 pub mod perf_map;
 pub mod progress;
 pub mod sparse_copy;

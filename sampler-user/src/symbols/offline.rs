@@ -1,6 +1,6 @@
 //! Symbolizes a saved profile that lacks names (`--no-symbolize`), from files with the build IDs of its modules.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use heapbpf_profile::model::{Frame, Profile, Stack};
@@ -46,13 +46,24 @@ pub fn symbolize(profile: &mut Profile, options: Options) -> Summary {
     addresses.sort_unstable();
     addresses.dedup();
     summary.asked = addresses.len();
+    let mut asked = BTreeSet::new();
     for (module, offset) in addresses {
+        asked.insert(module);
         match reason(&symbolizer.get(module, offset)) {
             None => summary.named += 1,
-            Some(reason) => *summary.unnamed.entry(reason).or_default() += 1,
+            Some(reason) => {
+                let reason = symbolizer.reason(module).cloned().unwrap_or(reason);
+                *summary.unnamed.entry(reason).or_default() += 1;
+            }
         }
     }
     summary.notes = symbolizer.notes().map(str::to_owned).collect();
+
+    for module in asked {
+        if let Some(known) = profile.modules.get_mut(module.0 as usize) {
+            known.reason = symbolizer.reason(module).cloned();
+        }
+    }
 
     let mut frames = 0;
     let mut finished: HashMap<*const Stack, Arc<Stack>> = HashMap::with_capacity(stacks.len());
@@ -106,7 +117,9 @@ fn with_names(stack: &Stack, symbolizer: &Symbolizer) -> Stack {
             continue;
         };
         let adds_lines = symbols.iter().any(|symbol| symbol.file.is_some());
-        if frame.function.is_none() || (adds_lines && reason(&symbols).is_none()) {
+        let adds_start = || symbols.iter().any(|symbol| symbol.function.is_some() || symbol.function_start.is_some());
+        let replaces = frame.function.is_none() && (frame.function_start.is_none() || adds_start());
+        if replaces || (adds_lines && reason(&symbols).is_none()) {
             frames.extend(symbols.iter().map(|symbol| finish::with_symbol(frame, symbol)));
         } else {
             frames.extend_from_slice(call);

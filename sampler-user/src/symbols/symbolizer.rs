@@ -8,10 +8,13 @@ use std::sync::Arc;
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer as Blazesym};
 use heapbpf_elf::{Elf, debugdata};
+use heapbpf_profile::naming::base_name;
+use heapbpf_unwind::cfi::ModuleCfi;
 use heapbpf_unwind::image::{Image, ModuleFiles};
 
 use super::debug_files;
 use super::demangle::{demangle, is_mapping_symbol};
+use super::packages;
 use super::progress::Progress;
 use super::sparse_copy::{Contents, SparseCopy, debug_bytes};
 use crate::host::mappings::ModuleId;
@@ -53,7 +56,7 @@ impl Options {
 /// A function at an address of a module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Symbol {
-    /// Function, demangled; `None` if unknown, then `reason` says why.
+    /// Function, demangled; `None` if unknown.
     pub function: Option<Arc<str>>,
     /// Name before demangling, if different.
     pub system_name: Option<Arc<str>>,
@@ -63,7 +66,9 @@ pub struct Symbol {
     pub line: Option<u32>,
     /// Whether it is inlined into the next symbol's function.
     pub inlined: bool,
-    /// Why there is no name.
+    /// Where the function begins, as an address of the file, if it has no name but an unwind entry.
+    pub function_start: Option<u64>,
+    /// Why nothing is known of the function.
     pub reason: Option<Arc<str>>,
 }
 
@@ -73,6 +78,10 @@ pub struct Symbolizer {
     known: HashMap<(ModuleId, u64), Arc<[Symbol]>>,
     texts: HashSet<Arc<str>>,
     notes: BTreeSet<String>,
+    /// Why functions of a module have no names.
+    reasons: HashMap<ModuleId, Arc<str>>,
+    /// Modules of the current batch that lack names because they are stripped, with their paths.
+    stripped: Vec<(ModuleId, Arc<str>)>,
     /// Size of the cache at which it is cleared, addresses.
     pub(super) most_addresses: usize,
     /// Debug information used in the current batch, bytes.
@@ -94,8 +103,17 @@ impl Symbolizer {
 
     /// The same; reports the progress of each batch to `progress`.
     pub fn telling(options: Options, progress: Arc<Progress>) -> Self {
-        let (known, texts, notes) = (HashMap::new(), HashSet::new(), BTreeSet::new());
-        Self { options, known, texts, notes, most_addresses: MOST_ADDRESSES, worked_bytes: 0, progress }
+        Self {
+            options,
+            known: HashMap::new(),
+            texts: HashSet::new(),
+            notes: BTreeSet::new(),
+            reasons: HashMap::new(),
+            stripped: Vec::new(),
+            most_addresses: MOST_ADDRESSES,
+            worked_bytes: 0,
+            progress,
+        }
     }
 
     /// Symbolizes all of `addresses` (module, file offset) that are not in the cache, module by module. Takes seconds for
@@ -123,6 +141,7 @@ impl Symbolizer {
                 self.progress.advance(1);
             }
         }
+        self.advise();
         if std::mem::take(&mut self.worked_bytes) > TRIM_BYTES {
             give_memory_back();
         }
@@ -131,6 +150,11 @@ impl Symbolizer {
     /// Remarks for the user about symbols with less detail than was available.
     pub fn notes(&self) -> impl Iterator<Item = &str> {
         self.notes.iter().map(String::as_str)
+    }
+
+    /// Why functions of a module have no names; `None` if no function without a name was asked for.
+    pub fn reason(&self, module: ModuleId) -> Option<&Arc<str>> {
+        self.reasons.get(&module)
     }
 
     /// The functions at an address, innermost (inlined) first; empty if it was not symbolized.
@@ -210,11 +234,55 @@ impl Symbolizer {
                 reason = format!("{path} (.gnu_debugdata): {error}");
             }
         }
-        if reason.is_empty() {
-            reason = self.why_unnamed(&path, &elf);
+        if found.iter().any(Option::is_none) {
+            if reason.is_empty() {
+                reason = self.why_unnamed(&path, &elf);
+                if is_stripped(&elf) && root.is_none() {
+                    self.stripped.push((module, Arc::clone(&path)));
+                }
+            }
+            let text = self.text(&reason);
+            self.reasons.insert(module, text);
+            self.by_unwind_entries(&*image, &addresses, &mut found);
         }
         let nameless = self.unnamed(&reason);
         found.into_iter().map(|symbols| symbols.unwrap_or_else(|| nameless.clone())).collect()
+    }
+
+    /// Fills gaps in `found` with functions that are known by their unwind entries alone.
+    fn by_unwind_entries(&mut self, image: &dyn Image, addresses: &[Option<u64>], found: &mut [Option<Arc<[Symbol]>>]) {
+        // The unwind information is a target's, as the debug information is.
+        let starts = catch_unwind(AssertUnwindSafe(|| {
+            let cfi = ModuleCfi::read(image).ok()?;
+            self.worked_bytes += cfi.size_bytes() as u64;
+            let start = |(address, found): (&Option<u64>, &Option<_>)| match found {
+                None => cfi.function_start((*address)?),
+                Some(_) => None,
+            };
+            Some(addresses.iter().zip(&*found).map(start).collect::<Vec<_>>())
+        }));
+        for (found, start) in found.iter_mut().zip(starts.ok().flatten().unwrap_or_default()) {
+            if start.is_some() {
+                *found = Some([Symbol { function_start: start, ..Symbol::default() }].into());
+            }
+        }
+    }
+
+    /// Completes the reasons of stripped modules with what to do about it.
+    fn advise(&mut self) {
+        let stripped = std::mem::take(&mut self.stripped);
+        let owners = packages::owners(Path::new(packages::DPKG_LISTS), stripped.iter().map(|(_, path)| &**path));
+        for (module, path) in &stripped {
+            let Some(package) = owners.get(&**path) else { continue };
+            let reason = format!("{}: {}", stripped_text(path), self.advice(&packages::debug_package(package)));
+            let reason = self.text(&reason);
+            self.reasons.insert(*module, reason);
+        }
+    }
+
+    /// How to get names for a stripped module.
+    fn advice(&self, package: &str) -> String {
+        format!("install {package}, or set DEBUGINFOD_URLS")
     }
 
     /// Which sections of a file to use.
@@ -317,7 +385,8 @@ impl Symbolizer {
         let reason = name.is_empty().then(|| self.text("the debug information has no name here"));
         let function = (!name.is_empty()).then(|| self.text(demangled.as_deref().unwrap_or(name)));
         let file = code.map(|code| self.text(&code.to_path().to_string_lossy()));
-        Symbol { function, system_name, file, line: code.and_then(|code| code.line), inlined, reason }
+        let line = code.and_then(|code| code.line);
+        Symbol { function, system_name, file, line, inlined, function_start: None, reason }
     }
 
     /// Interns a text, so that equal ones share an `Arc`.
@@ -333,8 +402,8 @@ impl Symbolizer {
     fn why_unnamed(&self, path: &str, elf: &Elf) -> String {
         if elf.sections.is_empty() {
             format!("{path} has no section headers")
-        } else if elf.section(".symtab").is_none() {
-            format!("{path} is stripped, and no debug file for it was found")
+        } else if is_stripped(elf) {
+            format!("{}: {}", stripped_text(path), self.advice("its debug symbols"))
         } else {
             format!("no symbol of {path} covers this address")
         }
@@ -348,6 +417,14 @@ impl Symbolizer {
     fn all_unnamed(&mut self, count: usize, reason: &str) -> Vec<Arc<[Symbol]>> {
         vec![self.unnamed(reason); count]
     }
+}
+
+fn is_stripped(elf: &Elf) -> bool {
+    !elf.sections.is_empty() && elf.section(".symtab").is_none()
+}
+
+fn stripped_text(path: &str) -> String {
+    format!("{} is stripped", base_name(path))
 }
 
 /// The compressed symbol table that some distributions embed in stripped files (`.gnu_debugdata`). It has the same

@@ -30,7 +30,7 @@ pub use self::otlp::encode as encode_otlp;
 #[cfg(feature = "pprof")]
 pub use self::pprof::encode as encode_pprof;
 #[cfg(feature = "pprof")]
-pub(super) use self::pprof::{ALL_PROCESSES, AT_EXIT, ENDED_APART};
+pub(super) use self::pprof::{ALL_PROCESSES, AT_EXIT, ENDED_APART, NO_NAMES};
 use super::group::GroupBy;
 use super::model::Profile;
 use super::value::Value;
