@@ -109,7 +109,8 @@ pub fn open(path: PathBuf, is_trusted: bool) -> Option<DebugFile> {
     check(path, file, is_trusted)
 }
 
-fn check(path: PathBuf, file: File, is_trusted: bool) -> Option<DebugFile> {
+/// An open file as a debug file; `None` if it is no ELF file.
+pub fn check(path: PathBuf, file: File, is_trusted: bool) -> Option<DebugFile> {
     if !file.metadata().ok()?.is_file() {
         return None;
     }

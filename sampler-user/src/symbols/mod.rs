@@ -6,6 +6,7 @@
 
 pub mod by_build_id;
 pub mod debug_files;
+pub mod debuginfod;
 pub mod demangle;
 pub mod finish;
 pub mod offline;

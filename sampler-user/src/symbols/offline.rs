@@ -8,6 +8,7 @@ use heapbpf_unwind::image::ModuleFiles;
 
 use super::by_build_id::ByBuildId;
 use super::finish;
+use super::progress::Progress;
 use super::symbolizer::{Options, Symbol, Symbolizer};
 use crate::host::mappings::ModuleId;
 
@@ -28,11 +29,11 @@ pub struct Summary {
     pub notes: Vec<String>,
 }
 
-/// Symbolizes every frame that lacks a function, or its file and line.
-pub fn symbolize(profile: &mut Profile, options: Options) -> Summary {
+/// Symbolizes every frame that lacks a function, or its file and line. `progress` is updated meanwhile.
+pub fn symbolize(profile: &mut Profile, options: Options, progress: Arc<Progress>) -> Summary {
     let directories = options.debug_directories.clone();
-    let mut files = ByBuildId::new(&profile.modules, &directories);
-    let mut symbolizer = Symbolizer::new(options);
+    let mut files = ByBuildId::new(&profile.modules, &directories, options.debuginfod.clone());
+    let mut symbolizer = Symbolizer::telling(options, progress);
     let mut stacks: HashMap<*const Stack, Arc<Stack>> = HashMap::new();
     for row in &profile.rows {
         stacks.entry(Arc::as_ptr(&row.key.stack)).or_insert_with(|| Arc::clone(&row.key.stack));

@@ -12,7 +12,9 @@ use heapbpf_profile::naming::base_name;
 use heapbpf_unwind::cfi::ModuleCfi;
 use heapbpf_unwind::image::{Image, ModuleFiles};
 
-use super::debug_files;
+use super::debug_files::{self, DebugFile};
+use super::debuginfod::Debuginfod;
+use super::debuginfod::settings::Settings;
 use super::demangle::{demangle, is_mapping_symbol};
 use super::packages;
 use super::progress::Progress;
@@ -36,11 +38,17 @@ pub struct Options {
     /// files with more, only the symbol tables are used. Working memory is up to 1.6 times this (measured: 103 MiB take
     /// 155 MiB and 1.3 s for 2,000 addresses; the same file's symbol tables take 13 MiB and 0.1 s).
     pub max_debug_bytes: u64,
+    /// Where debug files come from that no directory has; `None` if nothing is asked for on a network.
+    pub debuginfod: Option<Debuginfod>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { debug_directories: vec![debug_files::DEFAULT_DIRECTORY.into()], max_debug_bytes: 128 << 20 }
+        Self {
+            debug_directories: vec![debug_files::DEFAULT_DIRECTORY.into()],
+            max_debug_bytes: 128 << 20,
+            debuginfod: None,
+        }
     }
 }
 
@@ -49,7 +57,15 @@ impl Options {
     pub fn new(directories: &[PathBuf], max_debug_bytes: u64) -> Self {
         let usual = Self::default();
         let debug_directories = directories.iter().cloned().chain(usual.debug_directories).collect();
-        Self { debug_directories, max_debug_bytes }
+        Self { debug_directories, max_debug_bytes, debuginfod: None }
+    }
+}
+
+impl Options {
+    /// The same, with a client of debuginfod servers.
+    #[must_use]
+    pub fn with_debuginfod(self, settings: Option<Settings>) -> Self {
+        Self { debuginfod: settings.map(Debuginfod::new), ..self }
     }
 }
 
@@ -72,6 +88,14 @@ pub struct Symbol {
     pub reason: Option<Arc<str>>,
 }
 
+/// A module that lacks names because it is stripped.
+struct Stripped {
+    module: ModuleId,
+    path: Arc<str>,
+    /// Why no debuginfod server had its debug file, if they were asked.
+    refusal: Option<String>,
+}
+
 /// Symbolizes addresses of modules, and caches the result.
 pub struct Symbolizer {
     options: Options,
@@ -81,7 +105,7 @@ pub struct Symbolizer {
     /// Why functions of a module have no names.
     reasons: HashMap<ModuleId, Arc<str>>,
     /// Modules of the current batch that lack names because they are stripped, with their paths.
-    stripped: Vec<(ModuleId, Arc<str>)>,
+    stripped: Vec<Stripped>,
     /// Size of the cache at which it is cleared, addresses.
     pub(super) most_addresses: usize,
     /// Debug information used in the current batch, bytes.
@@ -103,6 +127,9 @@ impl Symbolizer {
 
     /// The same; reports the progress of each batch to `progress`.
     pub fn telling(options: Options, progress: Arc<Progress>) -> Self {
+        if let Some(debuginfod) = &options.debuginfod {
+            debuginfod.tell(Arc::clone(&progress));
+        }
         Self {
             options,
             known: HashMap::new(),
@@ -134,6 +161,9 @@ impl Symbolizer {
             offsets.dedup();
         }
         self.progress.begin(wanted.values().map(Vec::len).sum());
+        if let Some(debuginfod) = &self.options.debuginfod {
+            debuginfod.begin_batch();
+        }
         for (module, offsets) in wanted {
             let found = self.symbolize_module(modules, module, &offsets);
             for (offset, symbols) in offsets.into_iter().zip(found) {
@@ -199,7 +229,8 @@ impl Symbolizer {
         let mut reason = String::new();
 
         let root = modules.root(module);
-        let debug_file = debug_files::find(
+        let mut refusal = None;
+        let mut debug_file = debug_files::find(
             &self.options.debug_directories,
             Path::new(&*path),
             build_id.as_deref(),
@@ -207,6 +238,13 @@ impl Symbolizer {
             &elf,
             root.as_deref(),
         );
+        if debug_file.is_none() && !path.starts_with('[') && debug_bytes(&*image, &elf) == 0 {
+            match self.ask_for(&path, build_id.as_deref()) {
+                Some(Ok(found)) => debug_file = Some(found),
+                Some(Err(why)) => refusal = Some(why),
+                None => {}
+            }
+        }
         if let Some(debug) = debug_file {
             let contents = self.contents(&debug.path.to_string_lossy(), &debug.file, &debug.elf);
             let result = if debug.is_trusted {
@@ -236,9 +274,9 @@ impl Symbolizer {
         }
         if found.iter().any(Option::is_none) {
             if reason.is_empty() {
-                reason = self.why_unnamed(&path, &elf);
+                reason = why_unnamed(&path, &elf, refusal.as_deref());
                 if is_stripped(&elf) && root.is_none() {
-                    self.stripped.push((module, Arc::clone(&path)));
+                    self.stripped.push(Stripped { module, path: Arc::clone(&path), refusal });
                 }
             }
             let text = self.text(&reason);
@@ -247,6 +285,13 @@ impl Symbolizer {
         }
         let nameless = self.unnamed(&reason);
         found.into_iter().map(|symbols| symbols.unwrap_or_else(|| nameless.clone())).collect()
+    }
+
+    /// Asks debuginfod servers for a module's debug file; `None` if there are none, or it has no build ID.
+    fn ask_for(&self, path: &str, build_id: Option<&[u8]>) -> Option<Result<DebugFile, String>> {
+        let found = self.options.debuginfod.as_ref()?.find(build_id?);
+        let name = || format!("{path} (from debuginfod)").into();
+        Some(found.and_then(|file| debug_files::check(name(), file, false).ok_or_else(|| "no ELF file".into())))
     }
 
     /// Fills gaps in `found` with functions that are known by their unwind entries alone.
@@ -268,21 +313,15 @@ impl Symbolizer {
         }
     }
 
-    /// Completes the reasons of stripped modules with what to do about it.
+    /// Completes the reasons of stripped modules with the package that has their debug symbols.
     fn advise(&mut self) {
         let stripped = std::mem::take(&mut self.stripped);
-        let owners = packages::owners(Path::new(packages::DPKG_LISTS), stripped.iter().map(|(_, path)| &**path));
-        for (module, path) in &stripped {
+        let owners = packages::owners(Path::new(packages::DPKG_LISTS), stripped.iter().map(|it| &*it.path));
+        for Stripped { module, path, refusal } in &stripped {
             let Some(package) = owners.get(&**path) else { continue };
-            let reason = format!("{}: {}", stripped_text(path), self.advice(&packages::debug_package(package)));
-            let reason = self.text(&reason);
+            let reason = self.text(&stripped_text(path, &packages::debug_package(package), refusal.as_deref()));
             self.reasons.insert(*module, reason);
         }
-    }
-
-    /// How to get names for a stripped module.
-    fn advice(&self, package: &str) -> String {
-        format!("install {package}, or set DEBUGINFOD_URLS")
     }
 
     /// Which sections of a file to use.
@@ -399,16 +438,6 @@ impl Symbolizer {
         text
     }
 
-    fn why_unnamed(&self, path: &str, elf: &Elf) -> String {
-        if elf.sections.is_empty() {
-            format!("{path} has no section headers")
-        } else if is_stripped(elf) {
-            format!("{}: {}", stripped_text(path), self.advice("its debug symbols"))
-        } else {
-            format!("no symbol of {path} covers this address")
-        }
-    }
-
     fn unnamed(&mut self, reason: &str) -> Arc<[Symbol]> {
         let reason = Some(self.text(reason));
         [Symbol { reason, ..Symbol::default() }].into()
@@ -423,8 +452,23 @@ fn is_stripped(elf: &Elf) -> bool {
     !elf.sections.is_empty() && elf.section(".symtab").is_none()
 }
 
-fn stripped_text(path: &str) -> String {
-    format!("{} is stripped", base_name(path))
+/// What to say of a stripped module: `package` has its debug symbols, no debuginfod server does (`refusal`).
+fn stripped_text(path: &str, package: &str, refusal: Option<&str>) -> String {
+    let name = base_name(path);
+    match refusal {
+        None => format!("{name} is stripped: install {package}, or set DEBUGINFOD_URLS"),
+        Some(why) => format!("{name} is stripped: install {package} ({why})"),
+    }
+}
+
+fn why_unnamed(path: &str, elf: &Elf, refusal: Option<&str>) -> String {
+    if elf.sections.is_empty() {
+        format!("{path} has no section headers")
+    } else if is_stripped(elf) {
+        stripped_text(path, "its debug symbols", refusal)
+    } else {
+        format!("no symbol of {path} covers this address")
+    }
 }
 
 /// The compressed symbol table that some distributions embed in stripped files (`.gnu_debugdata`). It has the same

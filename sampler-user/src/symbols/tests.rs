@@ -81,7 +81,7 @@ fn run(program: &str, arguments: &[&str]) -> bool {
 }
 
 /// Compiles [`SOURCE`] into `folder/libnames.so` with debug information.
-fn compile(folder: &Path) -> Option<PathBuf> {
+pub(super) fn compile(folder: &Path) -> Option<PathBuf> {
     let (code, library) = (folder.join("names.c"), folder.join("libnames.so"));
     std::fs::write(&code, SOURCE).expect("write");
     let arguments = ["-shared", "-fPIC", "-O2", "-g", "-Wl,--build-id", "-o"];

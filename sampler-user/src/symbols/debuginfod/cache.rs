@@ -1,7 +1,7 @@
 //! The cache of debuginfod's clients, as elfutils, gdb and perf keep it: `BUILDID/debuginfo`, empty if no server has it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions, Permissions};
-use std::io;
+use std::io::{self, Seek as _};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -73,7 +73,9 @@ impl Cache {
     /// The operating system's.
     pub fn put(&self, id: &str, file: NamedTempFile) -> io::Result<File> {
         file.as_file().set_permissions(Permissions::from_mode(0o400))?;
-        file.persist(self.path(id)).map_err(|error| error.error)
+        let mut file = file.persist(self.path(id)).map_err(|error| error.error)?;
+        file.rewind()?;
+        Ok(file)
     }
 
     /// Remembers that no server has a file.

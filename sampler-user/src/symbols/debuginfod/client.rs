@@ -6,6 +6,7 @@ use std::io::{Read, Write};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use heapbpf_elf::{Elf, SHT_NOBITS, Section};
 use heapbpf_profile::units::hex;
 use tempfile::NamedTempFile;
 use ureq::tls::{RootCerts, TlsConfig};
@@ -97,12 +98,13 @@ impl Client {
         };
         let id = hex(build_id);
         match cache.get(&id) {
-            Cached::File(file) if has_id(&file, build_id) => return Ok(file),
+            Cached::File(file) if is_wanted(&file, build_id) => return Ok(file),
             Cached::File(_) => cache.remove(&id),
             Cached::Absent => return Err(self.none_has_it()),
             Cached::Nothing => {}
         }
-        if let Some((_, why)) = self.absent.get(build_id).filter(|(when, _)| when.elapsed() < self.settings.limits.rest) {
+        if let Some((_, why)) = self.absent.get(build_id).filter(|(when, _)| when.elapsed() < self.settings.limits.rest)
+        {
             return Err(why.clone());
         }
         let found = self.ask_all(&cache, &id, build_id);
@@ -190,7 +192,7 @@ impl Client {
         }
         let received = self.receive(id, claimed, &mut response.body_mut().as_reader(), &mut file, most);
         received?;
-        if !has_id(file.as_file(), build_id) {
+        if !is_wanted(file.as_file(), build_id) {
             return Err(Failure::Server("sent another file than it was asked for".into()));
         }
         cache.put(id, file).map_err(here)
@@ -248,7 +250,14 @@ fn too_large(bytes: u64, most: u64) -> String {
     format!("a file of more than {} MiB is above the limit of {} MiB", (bytes - 1) >> 20, most >> 20)
 }
 
-/// Whether a file is an ELF file with this build ID.
-fn has_id(file: &File, build_id: &[u8]) -> bool {
-    heapbpf_elf::build_id::of(file).as_deref() == Some(build_id)
+/// Whether a file is a whole ELF file with this build ID.
+fn is_wanted(file: &File, build_id: &[u8]) -> bool {
+    let (Ok(elf), Ok(metadata)) = (Elf::read(file), file.metadata()) else { return false };
+    let is_there = |section: &Section| {
+        section.kind == SHT_NOBITS || section.offset.checked_add(section.bytes).is_some_and(|end| end <= metadata.len())
+    };
+    // The build ID comes early in a file, so a truncated one may have it.
+    !elf.sections.is_empty()
+        && elf.sections.iter().all(is_there)
+        && heapbpf_elf::build_id::of(file).as_deref() == Some(build_id)
 }
