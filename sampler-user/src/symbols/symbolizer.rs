@@ -8,7 +8,6 @@ use std::sync::Arc;
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer as Blazesym};
 use heapbpf_elf::{Elf, debugdata};
-use heapbpf_profile::naming::base_name;
 use heapbpf_unwind::cfi::ModuleCfi;
 use heapbpf_unwind::image::{Image, ModuleFiles};
 
@@ -16,8 +15,9 @@ use super::debug_files::{self, DebugFile};
 use super::debuginfod::Debuginfod;
 use super::debuginfod::settings::Settings;
 use super::demangle::{demangle, is_mapping_symbol};
-use super::packages;
+use super::linked_dwarf::{LinkedDwarf, Places};
 use super::progress::Progress;
+use super::reasons::{self, Stripped};
 use super::sparse_copy::{Contents, SparseCopy, debug_bytes};
 use crate::host::mappings::ModuleId;
 use crate::host::own_memory::give_memory_back;
@@ -86,14 +86,6 @@ pub struct Symbol {
     pub function_start: Option<u64>,
     /// Why nothing is known of the function.
     pub reason: Option<Arc<str>>,
-}
-
-/// A module that lacks names because it is stripped.
-struct Stripped {
-    module: ModuleId,
-    path: Arc<str>,
-    /// Why no debuginfod server had its debug file, if they were asked.
-    refusal: Option<String>,
 }
 
 /// Symbolizes addresses of modules, and caches the result.
@@ -229,24 +221,13 @@ impl Symbolizer {
         let mut reason = String::new();
 
         let root = modules.root(module);
-        let mut refusal = None;
-        let mut debug_file = debug_files::find(
-            &self.options.debug_directories,
-            Path::new(&*path),
-            build_id.as_deref(),
-            &*image,
-            &elf,
-            root.as_deref(),
-        );
-        if debug_file.is_none() && !path.starts_with('[') && debug_bytes(&*image, &elf) == 0 {
-            match self.ask_for(&path, build_id.as_deref()) {
-                Some(Ok(found)) => debug_file = Some(found),
-                Some(Err(why)) => refusal = Some(why),
-                None => {}
-            }
-        }
+        let (debug_file, refusal) = self.debug_file(&path, build_id.as_deref(), &*image, &elf, root.as_deref());
         if let Some(debug) = debug_file {
-            let contents = self.contents(&debug.path.to_string_lossy(), &debug.file, &debug.elf);
+            let places = (&*path, &*debug.path, root.as_deref());
+            let contents = match self.look_up_linked(&debug.file, &debug.elf, places, &addresses, &mut found) {
+                true => Contents::Symbols,
+                false => self.contents(&debug.path.to_string_lossy(), &debug.file, &debug.elf),
+            };
             let result = if debug.is_trusted {
                 self.look_up(&debug.path, contents, &addresses, &mut found)
             } else {
@@ -257,7 +238,11 @@ impl Symbolizer {
             }
         }
         if found.iter().any(Option::is_none) {
-            let contents = self.contents(&path, &*image, &elf);
+            let places = (&*path, Path::new(&*path), root.as_deref());
+            let contents = match self.look_up_linked(&*image, &elf, places, &addresses, &mut found) {
+                true => Contents::Symbols,
+                false => self.contents(&path, &*image, &elf),
+            };
             match self.look_up_copied(&*image, &elf, contents, &addresses, &mut found) {
                 Ok(()) => {}
                 Err(error) if reason.is_empty() => reason = format!("{path}: {error}"),
@@ -274,8 +259,8 @@ impl Symbolizer {
         }
         if found.iter().any(Option::is_none) {
             if reason.is_empty() {
-                reason = why_unnamed(&path, &elf, refusal.as_deref());
-                if is_stripped(&elf) && root.is_none() {
+                reason = reasons::why_unnamed(&path, &elf, refusal.as_deref());
+                if reasons::is_stripped(&elf) && root.is_none() {
                     self.stripped.push(Stripped { module, path: Arc::clone(&path), refusal });
                 }
             }
@@ -285,6 +270,62 @@ impl Symbolizer {
         }
         let nameless = self.unnamed(&reason);
         found.into_iter().map(|symbols| symbols.unwrap_or_else(|| nameless.clone())).collect()
+    }
+
+    /// The debug file of a module, from a directory or from a server; else why no server has it, if any was asked.
+    fn debug_file(
+        &self,
+        path: &str,
+        build_id: Option<&[u8]>,
+        image: &dyn Image,
+        elf: &Elf,
+        root: Option<&Path>,
+    ) -> (Option<DebugFile>, Option<String>) {
+        let directories = &self.options.debug_directories;
+        let found = debug_files::find(directories, Path::new(path), build_id, image, elf, root);
+        if found.is_some() || path.starts_with('[') || debug_bytes(image, elf) > 0 {
+            return (found, None);
+        }
+        match self.ask_for(path, build_id) {
+            Some(Ok(found)) => (Some(found), None),
+            Some(Err(why)) => (None, Some(why)),
+            None => (None, None),
+        }
+    }
+
+    /// Fills gaps in `found` from debug information that is in several files. `paths`: of the module, of the file with the
+    /// references, and of the module's root, if that is not ours. Returns whether names are to be looked for in symbol tables
+    /// alone, because a file with the names is missing.
+    fn look_up_linked(
+        &mut self,
+        image: &dyn Image,
+        elf: &Elf,
+        (module, file, root): (&str, &Path, Option<&Path>),
+        addresses: &[Option<u64>],
+        found: &mut [Option<Arc<[Symbol]>>],
+    ) -> bool {
+        let options = self.options.clone();
+        let (directories, debuginfod) = (&*options.debug_directories, options.debuginfod.as_ref());
+        let places = Places { module: Path::new(module), file, directories, root, debuginfod };
+        // The debug information may be a target's.
+        let looked_up = catch_unwind(AssertUnwindSafe(|| {
+            let mut linked = LinkedDwarf::open(image, elf, places, options.max_debug_bytes)?;
+            self.worked_bytes += debug_bytes(image, elf);
+            for (found, address) in found.iter_mut().zip(addresses).filter(|(found, _)| found.is_none()) {
+                let functions = address.map(|address| linked.functions(address)).unwrap_or_default();
+                let last = functions.len().saturating_sub(1);
+                let symbols = functions.iter().enumerate();
+                let symbols: Vec<Symbol> =
+                    symbols.map(|(at, it)| self.symbol(&it.name, it.file.as_deref(), it.line, at < last)).collect();
+                *found = Some(symbols.into()).filter(|symbols: &Arc<[Symbol]>| !symbols.is_empty());
+            }
+            Some((linked.missing, linked.lacks_shared))
+        }));
+        let (missing, lacks_shared) = looked_up.ok().flatten().unwrap_or_default();
+        if let Some(missing) = missing {
+            self.notes.insert(format!("{module}: {missing}: lines or inlined calls may be missing"));
+        }
+        lacks_shared
     }
 
     /// Asks debuginfod servers for a module's debug file; `None` if there are none, or it has no build ID.
@@ -316,11 +357,9 @@ impl Symbolizer {
     /// Completes the reasons of stripped modules with the package that has their debug symbols.
     fn advise(&mut self) {
         let stripped = std::mem::take(&mut self.stripped);
-        let owners = packages::owners(Path::new(packages::DPKG_LISTS), stripped.iter().map(|it| &*it.path));
-        for Stripped { module, path, refusal } in &stripped {
-            let Some(package) = owners.get(&**path) else { continue };
-            let reason = self.text(&stripped_text(path, &packages::debug_package(package), refusal.as_deref()));
-            self.reasons.insert(*module, reason);
+        for (module, reason) in reasons::with_packages(&stripped) {
+            let reason = self.text(&reason);
+            self.reasons.insert(module, reason);
         }
     }
 
@@ -412,19 +451,23 @@ impl Symbolizer {
         }
         let mut symbols = Vec::with_capacity(1 + inlined.len());
         for call in inlined.iter().rev() {
-            symbols.push(self.symbol(&call.name, call.code_info.as_ref(), true));
+            symbols.push(self.symbol_of(&call.name, call.code_info.as_ref(), true));
         }
-        symbols.push(self.symbol(name, code_info.as_deref(), false));
+        symbols.push(self.symbol_of(name, code_info.as_deref(), false));
         Some(symbols.into())
     }
 
-    fn symbol(&mut self, name: &str, code: Option<&CodeInfo>, inlined: bool) -> Symbol {
+    fn symbol_of(&mut self, name: &str, code: Option<&CodeInfo>, inlined: bool) -> Symbol {
+        let file = code.map(|code| code.to_path().to_string_lossy().into_owned());
+        self.symbol(name, file.as_deref(), code.and_then(|code| code.line), inlined)
+    }
+
+    fn symbol(&mut self, name: &str, file: Option<&str>, line: Option<u32>, inlined: bool) -> Symbol {
         let demangled = demangle(name);
         let system_name = demangled.is_some().then(|| self.text(name));
         let reason = name.is_empty().then(|| self.text("the debug information has no name here"));
         let function = (!name.is_empty()).then(|| self.text(demangled.as_deref().unwrap_or(name)));
-        let file = code.map(|code| self.text(&code.to_path().to_string_lossy()));
-        let line = code.and_then(|code| code.line);
+        let file = file.map(|file| self.text(file));
         Symbol { function, system_name, file, line, inlined, function_start: None, reason }
     }
 
@@ -445,29 +488,6 @@ impl Symbolizer {
 
     fn all_unnamed(&mut self, count: usize, reason: &str) -> Vec<Arc<[Symbol]>> {
         vec![self.unnamed(reason); count]
-    }
-}
-
-fn is_stripped(elf: &Elf) -> bool {
-    !elf.sections.is_empty() && elf.section(".symtab").is_none()
-}
-
-/// What to say of a stripped module: `package` has its debug symbols, no debuginfod server does (`refusal`).
-fn stripped_text(path: &str, package: &str, refusal: Option<&str>) -> String {
-    let name = base_name(path);
-    match refusal {
-        None => format!("{name} is stripped: install {package}, or set DEBUGINFOD_URLS"),
-        Some(why) => format!("{name} is stripped: install {package} ({why})"),
-    }
-}
-
-fn why_unnamed(path: &str, elf: &Elf, refusal: Option<&str>) -> String {
-    if elf.sections.is_empty() {
-        format!("{path} has no section headers")
-    } else if is_stripped(elf) {
-        stripped_text(path, "its debug symbols", refusal)
-    } else {
-        format!("no symbol of {path} covers this address")
     }
 }
 

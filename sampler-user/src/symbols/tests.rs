@@ -15,7 +15,7 @@ use super::symbolizer::{Options, Symbol, Symbolizer};
 use crate::host::mappings::ModuleId;
 
 /// A function with two levels of inlined calls, on known lines.
-const SOURCE: &str = "\
+pub(super) const SOURCE: &str = "\
 extern void *volatile sink;
 static inline __attribute__((always_inline)) int innermost(int x) {
     sink = (void *)(long)x;
@@ -33,16 +33,16 @@ int calls_hidden(int x) { return hidden(x) + hidden(x + 1); }
 ";
 
 /// One module: a file read into memory, with a path that need not exist.
-struct One {
-    image: Arc<dyn Image>,
-    path: Arc<str>,
-    root: Option<PathBuf>,
+pub(super) struct One {
+    pub(super) image: Arc<dyn Image>,
+    pub(super) path: Arc<str>,
+    pub(super) root: Option<PathBuf>,
 }
 
-const MODULE: ModuleId = ModuleId(0);
+pub(super) const MODULE: ModuleId = ModuleId(0);
 
 impl One {
-    fn file(path: &Path) -> Self {
+    pub(super) fn file(path: &Path) -> Self {
         let image = Arc::new(std::fs::read(path).expect("readable"));
         Self { image, path: path.to_str().expect("UTF-8").into(), root: None }
     }
@@ -70,7 +70,7 @@ impl ModuleFiles for One {
     }
 }
 
-fn run(program: &str, arguments: &[&str]) -> bool {
+pub(super) fn run(program: &str, arguments: &[&str]) -> bool {
     match Command::new(program).args(arguments).status() {
         Ok(status) if status.success() => true,
         other => {
@@ -90,7 +90,7 @@ pub(super) fn compile(folder: &Path) -> Option<PathBuf> {
 }
 
 /// File offset of a symbol's first instruction, by `nm`.
-fn offset_of(library: &Path, name: &str) -> u64 {
+pub(super) fn offset_of(library: &Path, name: &str) -> u64 {
     let listing = Command::new("nm").arg(library).output().expect("binutils come with cc");
     let listing = String::from_utf8(listing.stdout).expect("text");
     let line = listing.lines().find(|line| line.ends_with(&format!(" {name}"))).expect("symbol");
@@ -105,11 +105,11 @@ fn symbolize(options: Options, modules: &mut dyn ModuleFiles, offset: u64) -> Ar
     symbolizer.get(MODULE, offset)
 }
 
-fn functions(symbols: &[Symbol]) -> Vec<&str> {
+pub(super) fn functions(symbols: &[Symbol]) -> Vec<&str> {
     symbols.iter().map(|symbol| symbol.function.as_deref().unwrap_or("?")).collect()
 }
 
-fn no_debug_files() -> Options {
+pub(super) fn no_debug_files() -> Options {
     Options { debug_directories: vec![], ..Options::default() }
 }
 
