@@ -73,6 +73,8 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("/usr/bin/jeprof", "libjemalloc-dev", "jeprof reads the profiles"),
     ("/usr/bin/chromium", "chromium", "shows the page"),
     ("/usr/bin/xz", "xz-utils", "packs symbol tables"),
+    ("/usr/bin/debuginfod", "debuginfod", "serves debug files"),
+    ("/usr/bin/dwz", "dwz", "moves debug information that files share into one of its own"),
     ("/usr/lib/x86_64-linux-gnu/libjemalloc.so.2", "libjemalloc2", "an allocator that is profiled"),
     ("/usr/lib/x86_64-linux-gnu/libtcmalloc_minimal.so.4", "libtcmalloc-minimal4", "an allocator that is profiled"),
     ("/usr/lib/x86_64-linux-gnu/libmimalloc.so.2", "libmimalloc2.0", "an allocator that is profiled"),

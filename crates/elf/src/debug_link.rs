@@ -29,3 +29,21 @@ pub fn of(image: &dyn Image, elf: &Elf) -> Option<DebugLink> {
     let checksum = link.get((end + 1).next_multiple_of(4)..)?.first_chunk()?;
     is_plain.then(|| DebugLink { name, checksum: u32::from_le_bytes(*checksum) })
 }
+
+/// A link to a file with debug information that several files share (`.gnu_debugaltlink`, made by `dwz`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AltLink {
+    /// Path of the file: absolute, or relative to the folder of the file with the link. It may be hostile.
+    pub path: PathBuf,
+    /// Its build ID.
+    pub build_id: Vec<u8>,
+}
+
+/// The link to shared debug information in a file; `None` if there is none.
+#[must_use]
+pub fn alt_of(image: &dyn Image, elf: &Elf) -> Option<AltLink> {
+    let link = elf.section(".gnu_debugaltlink")?.read(image, MAX_LINK_BYTES).ok()?;
+    let end = memchr::memchr(0, &link)?;
+    let (path, build_id) = (PathBuf::from(OsStr::from_bytes(&link[..end])), link[end + 1..].to_vec());
+    (end > 0 && !build_id.is_empty()).then_some(AltLink { path, build_id })
+}

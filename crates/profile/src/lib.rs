@@ -29,6 +29,7 @@ mod round;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod units;
+pub mod unnamed;
 pub mod value;
 pub mod workload;
 

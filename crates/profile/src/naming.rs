@@ -4,10 +4,11 @@ use std::borrow::Cow;
 
 use super::model::{Frame, Profile};
 
-/// Name of a frame: its function, else its location as `[libc.so.6+0x9a1b2]` or `[0x7f12…]`, else `[unknown]`.
+/// Name of a frame: its function, as `libc.so.6+0x9a1a0` if only its start is known, else its location as
+/// `[libc.so.6+0x9a1b2]` or `[0x7f12…]`, else `[unknown]`.
 pub fn frame_name<'a>(profile: &Profile, frame: &'a Frame) -> Cow<'a, str> {
-    if let Some(function) = &frame.function {
-        return Cow::Borrowed(function);
+    if let Some(function) = function_name(profile, frame) {
+        return function;
     }
     let module = frame.module.and_then(|index| profile.modules.get(index));
     Cow::Owned(match (module, frame.file_offset) {
@@ -16,6 +17,22 @@ pub fn frame_name<'a>(profile: &Profile, frame: &'a Frame) -> Cow<'a, str> {
         (None, _) if frame.address != 0 => format!("[{:#x}]", frame.address),
         (None, _) => "[unknown]".into(),
     })
+}
+
+/// The function of a frame: its name, else the module and where the function begins in it, as `git+0x281b40`.
+pub fn function_name<'a>(profile: &Profile, frame: &'a Frame) -> Option<Cow<'a, str>> {
+    if let Some(function) = &frame.function {
+        return Some(Cow::Borrowed(function));
+    }
+    let module = frame.module.and_then(|index| profile.modules.get(index))?;
+    Some(Cow::Owned(format!("{}+{:#x}", bare_name(&module.path), frame.function_start?)))
+}
+
+/// Where a function begins, from what [`function_name`] called it for want of a name.
+#[cfg(feature = "pprof")]
+pub(crate) fn function_start(name: &str, path: &str) -> Option<u64> {
+    let digits = name.strip_prefix(bare_name(path))?.strip_prefix("+0x")?;
+    u64::from_str_radix(digits, 16).ok().filter(|start| format!("{start:x}") == digits)
 }
 
 /// Short name of a module: the last component of its path, without brackets (`anonymous` for `[anonymous]`).
@@ -173,6 +190,19 @@ mod tests {
         assert_eq!(frame_name(&profile, &Frame { address: 0x10, ..Frame::default() }), "[0x10]");
         assert_eq!(frame_name(&profile, &Frame::default()), "[unknown]");
         assert_eq!(frame_name(&profile, &Frame { module: Some(99), ..Frame::default() }), "[unknown]");
+        let start = Frame { function_start: Some(0x1200), ..frame };
+        assert_eq!(frame_name(&profile, &start), "server+0x1200");
+        assert_eq!(frame_name(&profile, &Frame { function: Some("main".into()), ..start }), "main");
+    }
+
+    #[cfg(feature = "pprof")]
+    #[test]
+    fn the_start_of_a_function_is_read_from_its_name() {
+        assert_eq!(function_start("git+0x281b40", "/usr/bin/git"), Some(0x28_1b40));
+        assert_eq!(function_start("vdso+0x0", "[vdso]"), Some(0));
+        for other in ["git", "git+0x", "git+0x01", "git+0x1G", "git+0X1", "cat+0x1", "git+0x11112222333344445"] {
+            assert_eq!(function_start(other, "/usr/bin/git"), None, "{other}");
+        }
     }
 
     #[test]

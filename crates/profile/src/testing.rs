@@ -45,7 +45,7 @@ pub fn frame(module: usize, address: u64, function: &str, file: &str, line: u32)
 
 fn module(path: &str, build_id: &[u8], start: u64) -> Module {
     let (end, file_offset) = (start + 0x10_0000, start & 0xf_ffff);
-    Module { path: path.into(), build_id: Some(build_id.to_vec()), start, end, file_offset }
+    Module { path: path.into(), build_id: Some(build_id.to_vec()), start, end, file_offset, reason: None }
 }
 
 /// An audit of one file with a hooked function and one that is not hooked.
@@ -101,6 +101,20 @@ fn processes() -> Vec<Process> {
             ..Process::default()
         },
     ]
+}
+
+/// [`small`], where the library is stripped: of the function in its unnamed frame only the start is known.
+pub fn stripped() -> Profile {
+    let mut profile = small();
+    profile.modules[1].reason = Some("libjson.so is stripped: install libjson1-dbgsym".into());
+    for row in &mut profile.rows {
+        let mut stack = Stack::clone(&row.key.stack);
+        for frame in stack.frames.iter_mut().filter(|frame| frame.function.is_none()) {
+            (frame.function_start, frame.reason) = (Some(0x3f40), None);
+        }
+        row.key.stack = stack.into();
+    }
+    profile
 }
 
 /// A profile of two processes with six rows: inlined, unnamed and recursive frames, a cut stack, two sampling

@@ -189,6 +189,16 @@ impl ModuleCfi {
         Rule::Uncovered
     }
 
+    /// Where the function at `address` begins, by the range of its entry; `None` if no entry covers the address. Both are
+    /// addresses as in the ELF headers. The part of a function that a compiler moved away (`.cold`) has an entry of its own.
+    pub fn function_start(&self, address: u64) -> Option<u64> {
+        if let Some((entry, _)) = self.eh_entry(address) {
+            return Some(entry.initial_address());
+        }
+        let index = self.debug_frame_index.as_ref()?;
+        index.entry(&self.debug_frame_section(), &self.bases, address).map(|(entry, _)| entry.initial_address())
+    }
+
     fn eh_entry(&self, address: u64) -> Option<(Entry<'_>, u32)> {
         let section = self.eh_frame_section();
         if let Some(index) = &self.eh_frame_index {

@@ -10,7 +10,7 @@ use super::allocators;
 use super::choices::HookArg;
 use super::error::PlanError;
 use super::pipelines;
-use super::record_args::{RecordArgs, SamplingArgs};
+use super::record_args::{RecordArgs, SamplingArgs, StackArgs};
 use super::targets::{Rules, check_program, level_of, rules, target_rules};
 use super::values::{Interval, Overhead};
 use crate::host::limits::{Limits, memory_bytes};
@@ -26,6 +26,7 @@ use crate::run::RunPlan;
 use crate::sampling::size_classes::ClassRule;
 use crate::serve::ServePlan;
 use crate::serve::listen::Listen;
+use crate::symbols::debuginfod::settings;
 use crate::symbols::symbolizer::Options;
 use heapbpf_profile::adjust::{Adjustments, At};
 use heapbpf_profile::formats::{self, WriteOptions};
@@ -80,7 +81,7 @@ pub fn plan(args: &RecordArgs) -> Result<RunPlan, PlanError> {
             max_depth: args.stacks.max_depth as usize,
             most: args.limits.stacks_max,
             symbolize: !args.stacks.no_symbolize,
-            symbols: Options::new(&args.stacks.debug_dir, args.stacks.max_debug_bytes),
+            symbols: symbol_options(&args.stacks),
         },
         outputs: output_plan(args, outputs, default_format),
         budget: budget(args),
@@ -146,6 +147,12 @@ fn check_system(args: &RecordArgs, outputs: &[Output]) -> Result<(), PlanError> 
     let stats = args.output.stats.as_ref().filter(|path| path.as_os_str() != output::STANDARD_OUTPUT);
     stats.map_or(Ok(()), |stats| output::check_new_file(stats, args.output.force))?;
     Ok(())
+}
+
+fn symbol_options(stacks: &StackArgs) -> Options {
+    // Without names, nothing may be asked for on a network.
+    let settings = (!stacks.no_symbolize).then(|| settings::read(&stacks.debuginfod, |name| std::env::var_os(name)));
+    Options::new(&stacks.debug_dir, stacks.max_debug_bytes).with_debuginfod(settings.flatten())
 }
 
 fn serving(args: &RecordArgs) -> Result<ServePlan, PlanError> {

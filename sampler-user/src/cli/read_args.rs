@@ -7,6 +7,7 @@ use regex::Regex;
 
 use super::choices::AtArg;
 use super::values::{parse_confidence, parse_estimator, parse_exposure, parse_size, parse_value};
+use crate::symbols::debuginfod::settings::parse_url;
 use crate::terminal::Color;
 use heapbpf_profile::diff::Exposure;
 use heapbpf_profile::group::GroupBy;
@@ -76,6 +77,10 @@ pub struct ReportArgs {
     /// Another folder with debug information, or with the files themselves (besides /usr/lib/debug); may be repeated
     #[arg(long, value_name = "FOLDER", requires = "symbolize")]
     pub debug_dir: Vec<PathBuf>,
+    /// Get debug files that are missing here from this debuginfod server, by build ID (besides those of DEBUGINFOD_URLS); may be
+    /// repeated
+    #[arg(long, value_name = "URL", value_parser = parse_url, requires = "symbolize")]
+    pub debuginfod: Vec<String>,
     /// Largest debug information of a file that is used for lines and inlined calls
     #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = parse_size, requires = "symbolize")]
     pub max_debug_bytes: u64,

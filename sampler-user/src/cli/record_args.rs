@@ -12,6 +12,7 @@ use super::values::{
     Interval, Overhead, parse_confidence, parse_duration, parse_interval, parse_listen, parse_overhead, parse_pid,
     parse_seed, parse_size, parse_value,
 };
+use crate::symbols::debuginfod::settings::parse_url;
 use crate::terminal::Color;
 use heapbpf_profile::group::GroupBy;
 use heapbpf_profile::value::Value;
@@ -153,6 +154,10 @@ pub struct StackArgs {
     /// Another folder with debug information (besides /usr/lib/debug); may be repeated
     #[arg(long, value_name = "FOLDER", help_heading = "Stacks")]
     pub debug_dir: Vec<PathBuf>,
+    /// Get debug files that are missing here from this debuginfod server, by build ID (besides those of DEBUGINFOD_URLS); may be
+    /// repeated
+    #[arg(long, value_name = "URL", value_parser = parse_url, help_heading = "Stacks")]
+    pub debuginfod: Vec<String>,
     /// Largest debug information of a file that is used for lines and inlined calls; it takes up to 1.6 times as much
     /// memory. Of a file with more, functions alone are named
     #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = parse_size, help_heading = "Stacks")]

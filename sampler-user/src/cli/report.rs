@@ -3,6 +3,8 @@
 
 use std::io::IsTerminal;
 use std::path::PathBuf;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
 
 use anyhow::bail;
 
@@ -11,16 +13,22 @@ use super::error::PlanError;
 use super::plan;
 use super::read_args::ReportArgs;
 use crate::output::Output;
+use crate::symbols::debuginfod::settings;
 use crate::symbols::offline::{self, Summary};
+use crate::symbols::progress::Progress;
 use crate::symbols::symbolizer::Options;
 use crate::terminal;
 use heapbpf_profile::adjust::Adjustments;
 use heapbpf_profile::escape::escaped;
 use heapbpf_profile::filter::Filter;
 use heapbpf_profile::formats::{self, WriteOptions};
+use heapbpf_profile::model::Profile;
 use heapbpf_profile::read;
+use heapbpf_profile::report::text::clip;
 use heapbpf_profile::report::{self, ReportOptions, Tree};
 
+/// How often progress is shown.
+const TELL_EVERY: Duration = Duration::from_millis(200);
 /// Maximum number of reasons for missing names that are printed.
 const MOST_REASONS: usize = 5;
 
@@ -33,8 +41,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
     plan::check_debug_dirs(&args.debug_dir)?;
     let mut profile = read::open(&args.profile)?;
     if args.symbolize {
-        let summary = offline::symbolize(&mut profile, Options::new(&args.debug_dir, args.max_debug_bytes));
-        tell(&summary);
+        tell(&symbolize(&mut profile, args));
     }
     let adjustments = Adjustments { calibrate: args.calibrate, at: args.at.into(), estimator: args.estimator };
     adjustments.apply(&mut profile)?;
@@ -91,6 +98,32 @@ fn outputs(args: &ReportArgs) -> anyhow::Result<Vec<Output>> {
 
 fn filter(args: &ReportArgs) -> Filter {
     Filter { focus: args.focus.clone(), ignore: args.ignore.clone(), hide: args.hide.clone(), show: args.show.clone() }
+}
+
+/// Adds names; shows the progress if standard error is a terminal.
+fn symbolize(profile: &mut Profile, args: &ReportArgs) -> Summary {
+    let settings = settings::read(&args.debuginfod, |name| std::env::var_os(name));
+    let options = Options::new(&args.debug_dir, args.max_debug_bytes).with_debuginfod(settings);
+    let progress = Arc::<Progress>::default();
+    if !std::io::stderr().is_terminal() {
+        return offline::symbolize(profile, options, progress);
+    }
+    let (done, ended) = mpsc::channel::<()>();
+    let told = Arc::clone(&progress);
+    std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while ended.recv_timeout(TELL_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let (named, of) = told.get();
+                let names = || format!("finding names: {named} of {of} places");
+                let line = told.get_download().map_or_else(names, |download| download.to_string());
+                eprint!("\r\x1b[K{}", clip(&line, terminal::width().unwrap_or(80).saturating_sub(1)));
+            }
+            eprint!("\r\x1b[K");
+        });
+        let summary = offline::symbolize(profile, options, progress);
+        drop(done);
+        summary
+    })
 }
 
 /// Prints to standard error how many names were found, and why others were not.

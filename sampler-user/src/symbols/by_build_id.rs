@@ -9,6 +9,7 @@ use heapbpf_profile::model::Module;
 use heapbpf_unwind::image::ModuleFiles;
 
 use super::debug_files;
+use super::debuginfod::Debuginfod;
 use crate::host::mappings::ModuleId;
 use crate::host::vdso;
 
@@ -19,13 +20,14 @@ const MAX_MODULES: usize = 1 << 16;
 pub struct ByBuildId<'a> {
     modules: &'a [Module],
     directories: &'a [PathBuf],
+    debuginfod: Option<Debuginfod>,
     found: HashMap<ModuleId, Result<Arc<dyn Image>, String>>,
 }
 
 impl<'a> ByBuildId<'a> {
-    /// Searches for the files of `modules` in `directories` and at their paths.
-    pub fn new(modules: &'a [Module], directories: &'a [PathBuf]) -> Self {
-        Self { modules, directories, found: HashMap::new() }
+    /// Searches for the files of `modules` in `directories` and at their paths, then for debug files on servers.
+    pub fn new(modules: &'a [Module], directories: &'a [PathBuf], debuginfod: Option<Debuginfod>) -> Self {
+        Self { modules, directories, debuginfod, found: HashMap::new() }
     }
 
     fn get(&self, module: ModuleId) -> Option<&'a Module> {
@@ -54,10 +56,17 @@ impl<'a> ByBuildId<'a> {
             }
             is_another = true;
         }
+        let mut refusal = String::new();
+        if let Some(debuginfod) = self.debuginfod.as_ref().filter(|_| path.is_absolute()) {
+            match debuginfod.find(build_id) {
+                Ok(file) => return Ok(Arc::new(file)),
+                Err(why) => refusal = format!("; {why}"),
+            }
+        }
         let id = heapbpf_profile::units::hex(build_id);
         Err(match is_another {
-            true => format!("the files of this name have another build ID than {id}"),
-            false => format!("no file with build ID {id} was found (see --debug-dir)"),
+            true => format!("the files of this name have another build ID than {id}{refusal}"),
+            false => format!("no file with build ID {id} was found (see --debug-dir){refusal}"),
         })
     }
 }

@@ -68,21 +68,25 @@ pub fn find(
 }
 
 /// Opens a candidate, below another root if there is one. A file below another root belongs to a target.
-fn open_at(root: Option<&Path>, path: PathBuf, is_trusted: bool) -> Option<DebugFile> {
+pub fn open_at(root: Option<&Path>, path: PathBuf, is_trusted: bool) -> Option<DebugFile> {
     let Some(root) = root else { return open(path, is_trusted) };
     let file = in_root::open(root, &path).ok()?;
     check(path, file, false)
+}
+
+/// Paths of a file with this build ID in the `.build-id` layout of debuggers.
+pub fn by_build_id(directory: &Path, build_id: &[u8]) -> Vec<PathBuf> {
+    let Some((first, rest)) = build_id.split_first().filter(|(_, rest)| !rest.is_empty()) else { return Vec::new() };
+    let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
+    let folder = directory.join(".build-id").join(format!("{first:02x}"));
+    vec![folder.join(format!("{rest}.debug")), folder.join(rest)]
 }
 
 /// Paths at which `directory` may hold a file with this build ID, or its debug file: in the `.build-id` layout of debuggers,
 /// by file name alone, and by full path as in a copy of the file system.
 pub fn names_in(directory: &Path, path: &Path, build_id: &[u8]) -> Vec<PathBuf> {
     let mut names = Vec::new();
-    if let Some((first, rest)) = build_id.split_first().filter(|(_, rest)| !rest.is_empty()) {
-        let rest: String = rest.iter().map(|byte| format!("{byte:02x}")).collect();
-        let folder = directory.join(".build-id").join(format!("{first:02x}"));
-        names.extend([folder.join(format!("{rest}.debug")), folder.join(rest)]);
-    }
+    names.extend(by_build_id(directory, build_id));
     // The path may be hostile, so only its normal components are used: none leads out of the directory.
     let inside: PathBuf = path.components().filter(|part| matches!(part, Component::Normal(_))).collect();
     if let Some(name) = path.file_name() {
@@ -109,7 +113,8 @@ pub fn open(path: PathBuf, is_trusted: bool) -> Option<DebugFile> {
     check(path, file, is_trusted)
 }
 
-fn check(path: PathBuf, file: File, is_trusted: bool) -> Option<DebugFile> {
+/// An open file as a debug file; `None` if it is no ELF file.
+pub fn check(path: PathBuf, file: File, is_trusted: bool) -> Option<DebugFile> {
     if !file.metadata().ok()?.is_file() {
         return None;
     }

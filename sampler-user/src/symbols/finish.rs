@@ -98,6 +98,7 @@ pub(super) fn with_symbol(unnamed: &Frame, symbol: &Symbol) -> Frame {
         file: symbol.file.clone(),
         line: symbol.line,
         inlined: symbol.inlined,
+        function_start: symbol.function_start,
         reason: symbol.reason.clone(),
         ..unnamed.clone()
     }

@@ -6,13 +6,19 @@
 
 pub mod by_build_id;
 pub mod debug_files;
+pub mod debuginfod;
 pub mod demangle;
 pub mod finish;
+pub mod linked_dwarf;
 pub mod offline;
+pub mod packages;
 pub mod perf_map;
 pub mod progress;
+pub mod reasons;
 pub mod sparse_copy;
 pub mod symbolizer;
 
+#[cfg(test)]
+mod linked_tests;
 #[cfg(test)]
 mod tests;

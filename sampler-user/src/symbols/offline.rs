@@ -1,6 +1,6 @@
 //! Symbolizes a saved profile that lacks names (`--no-symbolize`), from files with the build IDs of its modules.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use heapbpf_profile::model::{Frame, Profile, Stack};
@@ -8,6 +8,7 @@ use heapbpf_unwind::image::ModuleFiles;
 
 use super::by_build_id::ByBuildId;
 use super::finish;
+use super::progress::Progress;
 use super::symbolizer::{Options, Symbol, Symbolizer};
 use crate::host::mappings::ModuleId;
 
@@ -28,11 +29,11 @@ pub struct Summary {
     pub notes: Vec<String>,
 }
 
-/// Symbolizes every frame that lacks a function, or its file and line.
-pub fn symbolize(profile: &mut Profile, options: Options) -> Summary {
+/// Symbolizes every frame that lacks a function, or its file and line. `progress` is updated meanwhile.
+pub fn symbolize(profile: &mut Profile, options: Options, progress: Arc<Progress>) -> Summary {
     let directories = options.debug_directories.clone();
-    let mut files = ByBuildId::new(&profile.modules, &directories);
-    let mut symbolizer = Symbolizer::new(options);
+    let mut files = ByBuildId::new(&profile.modules, &directories, options.debuginfod.clone());
+    let mut symbolizer = Symbolizer::telling(options, progress);
     let mut stacks: HashMap<*const Stack, Arc<Stack>> = HashMap::new();
     for row in &profile.rows {
         stacks.entry(Arc::as_ptr(&row.key.stack)).or_insert_with(|| Arc::clone(&row.key.stack));
@@ -46,13 +47,24 @@ pub fn symbolize(profile: &mut Profile, options: Options) -> Summary {
     addresses.sort_unstable();
     addresses.dedup();
     summary.asked = addresses.len();
+    let mut asked = BTreeSet::new();
     for (module, offset) in addresses {
+        asked.insert(module);
         match reason(&symbolizer.get(module, offset)) {
             None => summary.named += 1,
-            Some(reason) => *summary.unnamed.entry(reason).or_default() += 1,
+            Some(reason) => {
+                let reason = symbolizer.reason(module).cloned().unwrap_or(reason);
+                *summary.unnamed.entry(reason).or_default() += 1;
+            }
         }
     }
     summary.notes = symbolizer.notes().map(str::to_owned).collect();
+
+    for module in asked {
+        if let Some(known) = profile.modules.get_mut(module.0 as usize) {
+            known.reason = symbolizer.reason(module).cloned();
+        }
+    }
 
     let mut frames = 0;
     let mut finished: HashMap<*const Stack, Arc<Stack>> = HashMap::with_capacity(stacks.len());
@@ -106,7 +118,9 @@ fn with_names(stack: &Stack, symbolizer: &Symbolizer) -> Stack {
             continue;
         };
         let adds_lines = symbols.iter().any(|symbol| symbol.file.is_some());
-        if frame.function.is_none() || (adds_lines && reason(&symbols).is_none()) {
+        let adds_start = || symbols.iter().any(|symbol| symbol.function.is_some() || symbol.function_start.is_some());
+        let replaces = frame.function.is_none() && (frame.function_start.is_none() || adds_start());
+        if replaces || (adds_lines && reason(&symbols).is_none()) {
             frames.extend(symbols.iter().map(|symbol| finish::with_symbol(frame, symbol)));
         } else {
             frames.extend_from_slice(call);

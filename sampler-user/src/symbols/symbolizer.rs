@@ -8,11 +8,16 @@ use std::sync::Arc;
 use blazesym::symbolize::source::{Elf as ElfSource, Source};
 use blazesym::symbolize::{CodeInfo, Input, Sym, Symbolized, Symbolizer as Blazesym};
 use heapbpf_elf::{Elf, debugdata};
+use heapbpf_unwind::cfi::ModuleCfi;
 use heapbpf_unwind::image::{Image, ModuleFiles};
 
-use super::debug_files;
+use super::debug_files::{self, DebugFile};
+use super::debuginfod::Debuginfod;
+use super::debuginfod::settings::Settings;
 use super::demangle::{demangle, is_mapping_symbol};
+use super::linked_dwarf::{LinkedDwarf, Places};
 use super::progress::Progress;
+use super::reasons::{self, Stripped};
 use super::sparse_copy::{Contents, SparseCopy, debug_bytes};
 use crate::host::mappings::ModuleId;
 use crate::host::own_memory::give_memory_back;
@@ -33,11 +38,17 @@ pub struct Options {
     /// files with more, only the symbol tables are used. Working memory is up to 1.6 times this (measured: 103 MiB take
     /// 155 MiB and 1.3 s for 2,000 addresses; the same file's symbol tables take 13 MiB and 0.1 s).
     pub max_debug_bytes: u64,
+    /// Where debug files come from that no directory has; `None` if nothing is asked for on a network.
+    pub debuginfod: Option<Debuginfod>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { debug_directories: vec![debug_files::DEFAULT_DIRECTORY.into()], max_debug_bytes: 128 << 20 }
+        Self {
+            debug_directories: vec![debug_files::DEFAULT_DIRECTORY.into()],
+            max_debug_bytes: 128 << 20,
+            debuginfod: None,
+        }
     }
 }
 
@@ -46,14 +57,22 @@ impl Options {
     pub fn new(directories: &[PathBuf], max_debug_bytes: u64) -> Self {
         let usual = Self::default();
         let debug_directories = directories.iter().cloned().chain(usual.debug_directories).collect();
-        Self { debug_directories, max_debug_bytes }
+        Self { debug_directories, max_debug_bytes, debuginfod: None }
+    }
+}
+
+impl Options {
+    /// The same, with a client of debuginfod servers.
+    #[must_use]
+    pub fn with_debuginfod(self, settings: Option<Settings>) -> Self {
+        Self { debuginfod: settings.map(Debuginfod::new), ..self }
     }
 }
 
 /// A function at an address of a module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Symbol {
-    /// Function, demangled; `None` if unknown, then `reason` says why.
+    /// Function, demangled; `None` if unknown.
     pub function: Option<Arc<str>>,
     /// Name before demangling, if different.
     pub system_name: Option<Arc<str>>,
@@ -63,7 +82,9 @@ pub struct Symbol {
     pub line: Option<u32>,
     /// Whether it is inlined into the next symbol's function.
     pub inlined: bool,
-    /// Why there is no name.
+    /// Where the function begins, as an address of the file, if it has no name but an unwind entry.
+    pub function_start: Option<u64>,
+    /// Why nothing is known of the function.
     pub reason: Option<Arc<str>>,
 }
 
@@ -73,6 +94,10 @@ pub struct Symbolizer {
     known: HashMap<(ModuleId, u64), Arc<[Symbol]>>,
     texts: HashSet<Arc<str>>,
     notes: BTreeSet<String>,
+    /// Why functions of a module have no names.
+    reasons: HashMap<ModuleId, Arc<str>>,
+    /// Modules of the current batch that lack names because they are stripped, with their paths.
+    stripped: Vec<Stripped>,
     /// Size of the cache at which it is cleared, addresses.
     pub(super) most_addresses: usize,
     /// Debug information used in the current batch, bytes.
@@ -94,8 +119,20 @@ impl Symbolizer {
 
     /// The same; reports the progress of each batch to `progress`.
     pub fn telling(options: Options, progress: Arc<Progress>) -> Self {
-        let (known, texts, notes) = (HashMap::new(), HashSet::new(), BTreeSet::new());
-        Self { options, known, texts, notes, most_addresses: MOST_ADDRESSES, worked_bytes: 0, progress }
+        if let Some(debuginfod) = &options.debuginfod {
+            debuginfod.tell(Arc::clone(&progress));
+        }
+        Self {
+            options,
+            known: HashMap::new(),
+            texts: HashSet::new(),
+            notes: BTreeSet::new(),
+            reasons: HashMap::new(),
+            stripped: Vec::new(),
+            most_addresses: MOST_ADDRESSES,
+            worked_bytes: 0,
+            progress,
+        }
     }
 
     /// Symbolizes all of `addresses` (module, file offset) that are not in the cache, module by module. Takes seconds for
@@ -116,6 +153,9 @@ impl Symbolizer {
             offsets.dedup();
         }
         self.progress.begin(wanted.values().map(Vec::len).sum());
+        if let Some(debuginfod) = &self.options.debuginfod {
+            debuginfod.begin_batch();
+        }
         for (module, offsets) in wanted {
             let found = self.symbolize_module(modules, module, &offsets);
             for (offset, symbols) in offsets.into_iter().zip(found) {
@@ -123,6 +163,7 @@ impl Symbolizer {
                 self.progress.advance(1);
             }
         }
+        self.advise();
         if std::mem::take(&mut self.worked_bytes) > TRIM_BYTES {
             give_memory_back();
         }
@@ -131,6 +172,11 @@ impl Symbolizer {
     /// Remarks for the user about symbols with less detail than was available.
     pub fn notes(&self) -> impl Iterator<Item = &str> {
         self.notes.iter().map(String::as_str)
+    }
+
+    /// Why functions of a module have no names; `None` if no function without a name was asked for.
+    pub fn reason(&self, module: ModuleId) -> Option<&Arc<str>> {
+        self.reasons.get(&module)
     }
 
     /// The functions at an address, innermost (inlined) first; empty if it was not symbolized.
@@ -175,16 +221,13 @@ impl Symbolizer {
         let mut reason = String::new();
 
         let root = modules.root(module);
-        let debug_file = debug_files::find(
-            &self.options.debug_directories,
-            Path::new(&*path),
-            build_id.as_deref(),
-            &*image,
-            &elf,
-            root.as_deref(),
-        );
+        let (debug_file, refusal) = self.debug_file(&path, build_id.as_deref(), &*image, &elf, root.as_deref());
         if let Some(debug) = debug_file {
-            let contents = self.contents(&debug.path.to_string_lossy(), &debug.file, &debug.elf);
+            let places = (&*path, &*debug.path, root.as_deref());
+            let contents = match self.look_up_linked(&debug.file, &debug.elf, places, &addresses, &mut found) {
+                true => Contents::Symbols,
+                false => self.contents(&debug.path.to_string_lossy(), &debug.file, &debug.elf),
+            };
             let result = if debug.is_trusted {
                 self.look_up(&debug.path, contents, &addresses, &mut found)
             } else {
@@ -195,7 +238,11 @@ impl Symbolizer {
             }
         }
         if found.iter().any(Option::is_none) {
-            let contents = self.contents(&path, &*image, &elf);
+            let places = (&*path, Path::new(&*path), root.as_deref());
+            let contents = match self.look_up_linked(&*image, &elf, places, &addresses, &mut found) {
+                true => Contents::Symbols,
+                false => self.contents(&path, &*image, &elf),
+            };
             match self.look_up_copied(&*image, &elf, contents, &addresses, &mut found) {
                 Ok(()) => {}
                 Err(error) if reason.is_empty() => reason = format!("{path}: {error}"),
@@ -210,11 +257,110 @@ impl Symbolizer {
                 reason = format!("{path} (.gnu_debugdata): {error}");
             }
         }
-        if reason.is_empty() {
-            reason = self.why_unnamed(&path, &elf);
+        if found.iter().any(Option::is_none) {
+            if reason.is_empty() {
+                reason = reasons::why_unnamed(&path, &elf, refusal.as_deref());
+                if reasons::is_stripped(&elf) && root.is_none() {
+                    self.stripped.push(Stripped { module, path: Arc::clone(&path), refusal });
+                }
+            }
+            let text = self.text(&reason);
+            self.reasons.insert(module, text);
+            self.by_unwind_entries(&*image, &addresses, &mut found);
         }
         let nameless = self.unnamed(&reason);
         found.into_iter().map(|symbols| symbols.unwrap_or_else(|| nameless.clone())).collect()
+    }
+
+    /// The debug file of a module, from a directory or from a server; else why no server has it, if any was asked.
+    fn debug_file(
+        &self,
+        path: &str,
+        build_id: Option<&[u8]>,
+        image: &dyn Image,
+        elf: &Elf,
+        root: Option<&Path>,
+    ) -> (Option<DebugFile>, Option<String>) {
+        let directories = &self.options.debug_directories;
+        let found = debug_files::find(directories, Path::new(path), build_id, image, elf, root);
+        if found.is_some() || path.starts_with('[') || debug_bytes(image, elf) > 0 {
+            return (found, None);
+        }
+        match self.ask_for(path, build_id) {
+            Some(Ok(found)) => (Some(found), None),
+            Some(Err(why)) => (None, Some(why)),
+            None => (None, None),
+        }
+    }
+
+    /// Fills gaps in `found` from debug information that is in several files. `paths`: of the module, of the file with the
+    /// references, and of the module's root, if that is not ours. Returns whether names are to be looked for in symbol tables
+    /// alone, because a file with the names is missing.
+    fn look_up_linked(
+        &mut self,
+        image: &dyn Image,
+        elf: &Elf,
+        (module, file, root): (&str, &Path, Option<&Path>),
+        addresses: &[Option<u64>],
+        found: &mut [Option<Arc<[Symbol]>>],
+    ) -> bool {
+        let options = self.options.clone();
+        let (directories, debuginfod) = (&*options.debug_directories, options.debuginfod.as_ref());
+        let places = Places { module: Path::new(module), file, directories, root, debuginfod };
+        // The debug information may be a target's.
+        let looked_up = catch_unwind(AssertUnwindSafe(|| {
+            let mut linked = LinkedDwarf::open(image, elf, places, options.max_debug_bytes)?;
+            self.worked_bytes += debug_bytes(image, elf);
+            for (found, address) in found.iter_mut().zip(addresses).filter(|(found, _)| found.is_none()) {
+                let functions = address.map(|address| linked.functions(address)).unwrap_or_default();
+                let last = functions.len().saturating_sub(1);
+                let symbols = functions.iter().enumerate();
+                let symbols: Vec<Symbol> =
+                    symbols.map(|(at, it)| self.symbol(&it.name, it.file.as_deref(), it.line, at < last)).collect();
+                *found = Some(symbols.into()).filter(|symbols: &Arc<[Symbol]>| !symbols.is_empty());
+            }
+            Some((linked.missing, linked.lacks_shared))
+        }));
+        let (missing, lacks_shared) = looked_up.ok().flatten().unwrap_or_default();
+        if let Some(missing) = missing {
+            self.notes.insert(format!("{module}: {missing}: lines or inlined calls may be missing"));
+        }
+        lacks_shared
+    }
+
+    /// Asks debuginfod servers for a module's debug file; `None` if there are none, or it has no build ID.
+    fn ask_for(&self, path: &str, build_id: Option<&[u8]>) -> Option<Result<DebugFile, String>> {
+        let found = self.options.debuginfod.as_ref()?.find(build_id?);
+        let name = || format!("{path} (from debuginfod)").into();
+        Some(found.and_then(|file| debug_files::check(name(), file, false).ok_or_else(|| "no ELF file".into())))
+    }
+
+    /// Fills gaps in `found` with functions that are known by their unwind entries alone.
+    fn by_unwind_entries(&mut self, image: &dyn Image, addresses: &[Option<u64>], found: &mut [Option<Arc<[Symbol]>>]) {
+        // The unwind information is a target's, as the debug information is.
+        let starts = catch_unwind(AssertUnwindSafe(|| {
+            let cfi = ModuleCfi::read(image).ok()?;
+            self.worked_bytes += cfi.size_bytes() as u64;
+            let start = |(address, found): (&Option<u64>, &Option<_>)| match found {
+                None => cfi.function_start((*address)?),
+                Some(_) => None,
+            };
+            Some(addresses.iter().zip(&*found).map(start).collect::<Vec<_>>())
+        }));
+        for (found, start) in found.iter_mut().zip(starts.ok().flatten().unwrap_or_default()) {
+            if start.is_some() {
+                *found = Some([Symbol { function_start: start, ..Symbol::default() }].into());
+            }
+        }
+    }
+
+    /// Completes the reasons of stripped modules with the package that has their debug symbols.
+    fn advise(&mut self) {
+        let stripped = std::mem::take(&mut self.stripped);
+        for (module, reason) in reasons::with_packages(&stripped) {
+            let reason = self.text(&reason);
+            self.reasons.insert(module, reason);
+        }
     }
 
     /// Which sections of a file to use.
@@ -305,19 +451,24 @@ impl Symbolizer {
         }
         let mut symbols = Vec::with_capacity(1 + inlined.len());
         for call in inlined.iter().rev() {
-            symbols.push(self.symbol(&call.name, call.code_info.as_ref(), true));
+            symbols.push(self.symbol_of(&call.name, call.code_info.as_ref(), true));
         }
-        symbols.push(self.symbol(name, code_info.as_deref(), false));
+        symbols.push(self.symbol_of(name, code_info.as_deref(), false));
         Some(symbols.into())
     }
 
-    fn symbol(&mut self, name: &str, code: Option<&CodeInfo>, inlined: bool) -> Symbol {
+    fn symbol_of(&mut self, name: &str, code: Option<&CodeInfo>, inlined: bool) -> Symbol {
+        let file = code.map(|code| code.to_path().to_string_lossy().into_owned());
+        self.symbol(name, file.as_deref(), code.and_then(|code| code.line), inlined)
+    }
+
+    fn symbol(&mut self, name: &str, file: Option<&str>, line: Option<u32>, inlined: bool) -> Symbol {
         let demangled = demangle(name);
         let system_name = demangled.is_some().then(|| self.text(name));
         let reason = name.is_empty().then(|| self.text("the debug information has no name here"));
         let function = (!name.is_empty()).then(|| self.text(demangled.as_deref().unwrap_or(name)));
-        let file = code.map(|code| self.text(&code.to_path().to_string_lossy()));
-        Symbol { function, system_name, file, line: code.and_then(|code| code.line), inlined, reason }
+        let file = file.map(|file| self.text(file));
+        Symbol { function, system_name, file, line, inlined, function_start: None, reason }
     }
 
     /// Interns a text, so that equal ones share an `Arc`.
@@ -328,16 +479,6 @@ impl Symbolizer {
         let text: Arc<str> = text.into();
         self.texts.insert(text.clone());
         text
-    }
-
-    fn why_unnamed(&self, path: &str, elf: &Elf) -> String {
-        if elf.sections.is_empty() {
-            format!("{path} has no section headers")
-        } else if elf.section(".symtab").is_none() {
-            format!("{path} is stripped, and no debug file for it was found")
-        } else {
-            format!("no symbol of {path} covers this address")
-        }
     }
 
     fn unnamed(&mut self, reason: &str) -> Arc<[Symbol]> {

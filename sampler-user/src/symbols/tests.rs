@@ -15,7 +15,7 @@ use super::symbolizer::{Options, Symbol, Symbolizer};
 use crate::host::mappings::ModuleId;
 
 /// A function with two levels of inlined calls, on known lines.
-const SOURCE: &str = "\
+pub(super) const SOURCE: &str = "\
 extern void *volatile sink;
 static inline __attribute__((always_inline)) int innermost(int x) {
     sink = (void *)(long)x;
@@ -33,16 +33,16 @@ int calls_hidden(int x) { return hidden(x) + hidden(x + 1); }
 ";
 
 /// One module: a file read into memory, with a path that need not exist.
-struct One {
-    image: Arc<dyn Image>,
-    path: Arc<str>,
-    root: Option<PathBuf>,
+pub(super) struct One {
+    pub(super) image: Arc<dyn Image>,
+    pub(super) path: Arc<str>,
+    pub(super) root: Option<PathBuf>,
 }
 
-const MODULE: ModuleId = ModuleId(0);
+pub(super) const MODULE: ModuleId = ModuleId(0);
 
 impl One {
-    fn file(path: &Path) -> Self {
+    pub(super) fn file(path: &Path) -> Self {
         let image = Arc::new(std::fs::read(path).expect("readable"));
         Self { image, path: path.to_str().expect("UTF-8").into(), root: None }
     }
@@ -70,7 +70,7 @@ impl ModuleFiles for One {
     }
 }
 
-fn run(program: &str, arguments: &[&str]) -> bool {
+pub(super) fn run(program: &str, arguments: &[&str]) -> bool {
     match Command::new(program).args(arguments).status() {
         Ok(status) if status.success() => true,
         other => {
@@ -81,7 +81,7 @@ fn run(program: &str, arguments: &[&str]) -> bool {
 }
 
 /// Compiles [`SOURCE`] into `folder/libnames.so` with debug information.
-fn compile(folder: &Path) -> Option<PathBuf> {
+pub(super) fn compile(folder: &Path) -> Option<PathBuf> {
     let (code, library) = (folder.join("names.c"), folder.join("libnames.so"));
     std::fs::write(&code, SOURCE).expect("write");
     let arguments = ["-shared", "-fPIC", "-O2", "-g", "-Wl,--build-id", "-o"];
@@ -90,7 +90,7 @@ fn compile(folder: &Path) -> Option<PathBuf> {
 }
 
 /// File offset of a symbol's first instruction, by `nm`.
-fn offset_of(library: &Path, name: &str) -> u64 {
+pub(super) fn offset_of(library: &Path, name: &str) -> u64 {
     let listing = Command::new("nm").arg(library).output().expect("binutils come with cc");
     let listing = String::from_utf8(listing.stdout).expect("text");
     let line = listing.lines().find(|line| line.ends_with(&format!(" {name}"))).expect("symbol");
@@ -105,11 +105,11 @@ fn symbolize(options: Options, modules: &mut dyn ModuleFiles, offset: u64) -> Ar
     symbolizer.get(MODULE, offset)
 }
 
-fn functions(symbols: &[Symbol]) -> Vec<&str> {
+pub(super) fn functions(symbols: &[Symbol]) -> Vec<&str> {
     symbols.iter().map(|symbol| symbol.function.as_deref().unwrap_or("?")).collect()
 }
 
-fn no_debug_files() -> Options {
+pub(super) fn no_debug_files() -> Options {
     Options { debug_directories: vec![], ..Options::default() }
 }
 
@@ -177,7 +177,7 @@ fn debug_files_by_build_id_and_by_link() {
     // Without a debug file: dynamic symbols, and a reason where there is none.
     let symbols = symbolize(no_debug_files(), &mut One::file(&stripped), hidden);
     assert_eq!(functions(&symbols), ["?"]);
-    assert!(symbols[0].reason.as_deref().is_some_and(|why| why.contains("stripped")), "{symbols:?}");
+    assert!(symbols[0].function_start.is_some() && symbols[0].reason.is_none(), "{symbols:?}");
     let exported = offset_of(&library, "calls_hidden");
     assert_eq!(functions(&symbolize(no_debug_files(), &mut One::file(&stripped), exported)), ["calls_hidden"]);
 
@@ -265,6 +265,7 @@ fn mutated_modules_give_names_or_reasons() {
         .collect();
     let mut random = Random(99);
     let mut unnamed = 0;
+    let is_known = |symbol: &Symbol| symbol.function.is_some() || symbol.function_start.is_some();
     for _ in 0..400 {
         let mut bytes = pristine.clone();
         for _ in 0..=random.below(4) {
@@ -281,7 +282,7 @@ fn mutated_modules_give_names_or_reasons() {
         symbolizer.symbolize(&mut one, offsets.iter().map(|offset| (MODULE, *offset)));
         for offset in &offsets {
             let symbols = symbolizer.get(MODULE, *offset);
-            assert!(symbols.iter().all(|symbol| symbol.function.is_some() != symbol.reason.is_some()), "{symbols:?}");
+            assert!(symbols.iter().all(|symbol| is_known(symbol) != symbol.reason.is_some()), "{symbols:?}");
             unnamed += u32::from(functions(&symbols) == ["?"]);
         }
     }
@@ -321,6 +322,39 @@ fn compressed_debug_information_counts_decompressed() {
             assert_eq!((functions(&symbols), symbols[0].line), (vec!["hidden"], None), "{method}");
         }
     }
+}
+
+/// Every address of a function that has no name has the function's start, and its module the reason.
+#[test]
+fn functions_of_stripped_files_are_found_by_their_unwind_entries() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let Some(library) = compile(folder.path()) else { return };
+    let stripped = folder.path().join("stripped.so");
+    if !run("strip", &["-o", stripped.to_str().expect("UTF-8"), library.to_str().expect("UTF-8")]) {
+        return;
+    }
+    let listing = Command::new("nm").arg("-S").arg(&library).output().expect("binutils come with cc");
+    let listing = String::from_utf8(listing.stdout).expect("text");
+    let line = listing.lines().find(|line| line.ends_with(" t hidden")).expect("symbol");
+    let number = |text: &str| u64::from_str_radix(text, 16).expect("hexadecimal");
+    let (start, size) = (number(&line[..16]), number(&line[17..33]));
+    let mut symbolizer = Symbolizer::new(no_debug_files());
+    let first = offset_of(&library, "hidden");
+    symbolizer.symbolize(&mut One::file(&stripped), (first..first + size).map(|offset| (MODULE, offset)));
+    assert!(size > 1);
+    for offset in first..first + size {
+        let expected = Symbol { function_start: Some(start), ..Symbol::default() };
+        assert_eq!(*symbolizer.get(MODULE, offset), [expected]);
+    }
+    let reason = symbolizer.reason(MODULE).expect("there is no name");
+    assert_eq!(&**reason, "stripped.so is stripped: install its debug symbols, or set DEBUGINFOD_URLS");
+    // Headers are no code: nothing is known there.
+    symbolizer.symbolize(&mut One::file(&stripped), [(MODULE, 0)]);
+    assert_eq!(symbolizer.get(MODULE, 0)[0].reason.as_ref(), symbolizer.reason(MODULE));
+    // Where all functions have names, there is nothing to tell.
+    let mut symbolizer = Symbolizer::new(no_debug_files());
+    symbolizer.symbolize(&mut One::file(&library), [(MODULE, first)]);
+    assert_eq!(symbolizer.reason(MODULE), None);
 }
 
 /// The compressed symbol table that Fedora and its derivatives embed in stripped files.

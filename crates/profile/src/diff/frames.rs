@@ -5,7 +5,7 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::model::{Frame, Profile};
-use crate::naming::{frame_name, is_allocator_function, short_function};
+use crate::naming::{frame_name, function_name, is_allocator_function, short_function};
 use crate::units;
 
 /// A frame that does not refer to its profile.
@@ -40,7 +40,7 @@ impl DiffFrame {
         let text = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
         let module = frame.module.and_then(|index| profile.modules.get(index));
         Self {
-            function: text(&frame.function),
+            function: function_name(profile, frame).map(|name| name.into_owned()),
             file: text(&frame.file),
             line: frame.line,
             module: module.map(|module| module.path.to_string()),

@@ -15,6 +15,7 @@ use crate::estimates::{NOT_FOLLOWED, Pool, SOME_NOT_FOLLOWED, exact, guaranteed_
 use crate::group::GroupBy;
 use crate::intern::Interned;
 use crate::model::{Frame, Lifetimes, Process, Profile, Row, Unread};
+use crate::naming::function_name;
 use crate::programs;
 use crate::units;
 use crate::value::Value;
@@ -163,6 +164,7 @@ impl<'a> Writer<'a> {
             start: module.start,
             end: module.end,
             file_offset: module.file_offset,
+            reason: module.reason.as_deref(),
         };
         self.profile.modules.iter().map(module).collect()
     }
@@ -189,6 +191,8 @@ struct ModuleJson<'a> {
     start: u64,
     end: u64,
     file_offset: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<&'a str>,
 }
 
 /// The audit of each file, once for all processes that map it.
@@ -587,10 +591,13 @@ fn frame_json(profile: &Profile, frame: &Frame) -> serde_json::Result<Box<RawVal
         file_offset: Option<u64>,
         #[serde(skip_serializing_if = "Option::is_none")]
         system_name: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        function_start: Option<u64>,
     }
     let module = frame.module.and_then(|index| profile.modules.get(index));
+    let function = function_name(profile, frame);
     to_raw_value(&FrameJson {
-        function: frame.function.as_deref(),
+        function: function.as_deref(),
         file: frame.file.as_deref(),
         line: frame.line,
         module: module.map(|module| &*module.path),
@@ -600,6 +607,7 @@ fn frame_json(profile: &Profile, frame: &Frame) -> serde_json::Result<Box<RawVal
         reason: frame.reason.as_deref(),
         file_offset: frame.file_offset,
         system_name: frame.system_name.as_deref(),
+        function_start: frame.function_start,
     })
 }
 

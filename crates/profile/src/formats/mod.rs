@@ -32,7 +32,7 @@ pub use self::otlp::encode as encode_otlp;
 #[cfg(feature = "pprof")]
 pub use self::pprof::encode as encode_pprof;
 #[cfg(feature = "pprof")]
-pub(super) use self::pprof::{ALL_PROCESSES, AT_EXIT, ENDED_APART, HOOK, NOT_INLINE};
+pub(super) use self::pprof::{ALL_PROCESSES, AT_EXIT, ENDED_APART, HOOK, NO_NAMES, NOT_INLINE};
 use super::group::GroupBy;
 use super::model::Profile;
 use super::value::Value;

@@ -19,6 +19,7 @@ use crate::naming;
 use crate::proto::pprof as proto;
 use crate::round::largest_remainder;
 use crate::units;
+use crate::unnamed;
 use crate::value::Value;
 use heapbpf_audit::FileAudit;
 use heapbpf_audit::Hook;
@@ -29,6 +30,8 @@ const COMPRESSION: Compression = Compression::new(5);
 
 /// Most hooked files whose probes are listed.
 const MOST_FILES: usize = 4;
+/// Most modules without names that are listed.
+const MOST_UNNAMED: usize = 8;
 /// Most processes with comments of their own, as pprof prints all comments above its tables.
 const MOST_PROCESSES: usize = 3;
 
@@ -222,6 +225,7 @@ fn comments(profile: &Profile) -> Vec<String> {
         }
     }
     comments.extend(files.into_iter().filter_map(FileAudit::summary));
+    comments.extend(unnamed(profile));
     comments.extend(profile.notes.iter().cloned());
     comments
 }
@@ -230,6 +234,15 @@ fn comments(profile: &Profile) -> Vec<String> {
 pub(crate) const HOOK: &str = ", hook ";
 /// Before the reason why it is not hooked inline: the last of the comment.
 pub(crate) const NOT_INLINE: &str = "; not hooked inline: ";
+
+/// Prefix of the comments on modules without names of functions: path and reason.
+pub(crate) const NO_NAMES: &str = "no names in ";
+
+/// One comment for each module without names of functions.
+fn unnamed(profile: &Profile) -> impl Iterator<Item = String> {
+    let modules = unnamed::modules(profile).into_iter().take(MOST_UNNAMED);
+    modules.filter_map(|module| Some(format!("{NO_NAMES}{}: {}", module.path, module.reason.as_deref()?)))
+}
 
 /// Prefix of the comment on all processes together.
 pub(crate) const ALL_PROCESSES: &str = "all processes: ";
@@ -365,7 +378,8 @@ impl<'a> Locations<'a> {
         let lines: Vec<proto::Line> = frames.filter_map(|frame| self.line(frame, strings)).collect();
         if let Some(mapping) = mapping {
             let mapping = &mut self.mappings[mapping];
-            mapping.has_functions |= !lines.is_empty();
+            // Without names alone, a viewer may look for them itself.
+            mapping.has_functions |= ids.iter().any(|&id| interned.frames[id as usize].function.is_some());
             mapping.has_filenames |= ids.iter().any(|&id| interned.frames[id as usize].file.is_some());
             mapping.has_line_numbers |= lines.iter().any(|line| line.line != 0);
             mapping.has_inline_frames |= lines.len() > 1;
@@ -400,10 +414,10 @@ impl<'a> Locations<'a> {
     }
 
     fn line(&mut self, frame: &Frame, strings: &mut Strings) -> Option<proto::Line> {
-        let name = frame.function.as_deref()?;
+        let name = naming::function_name(self.profile, frame)?;
         let (id, system, file) = (
-            strings.id(name),
-            strings.id(frame.system_name.as_deref().unwrap_or(name)),
+            strings.id(&name),
+            strings.id(frame.system_name.as_deref().unwrap_or(&name)),
             strings.id(frame.file.as_deref().unwrap_or("")),
         );
         let next = self.functions.len() as u64 + 1;

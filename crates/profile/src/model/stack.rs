@@ -26,7 +26,9 @@ pub struct Frame {
     pub line: Option<u32>,
     /// Whether this is a function inlined into the next frame.
     pub inlined: bool,
-    /// Why there is no function name.
+    /// Where the function begins, as an address of its ELF file, if its unwind entry tells so and nothing gives it a name.
+    pub function_start: Option<u64>,
+    /// Why nothing is known of the function. Why functions with a start have no name is the module's `reason`.
     pub reason: Option<Arc<str>>,
     /// Index into [`Profile::modules`](super::Profile::modules).
     pub module: Option<usize>,
@@ -49,4 +51,6 @@ pub struct Module {
     pub end: u64,
     /// File offset of that mapping.
     pub file_offset: u64,
+    /// Why functions of it have no names; `None` if all have one.
+    pub reason: Option<Arc<str>>,
 }

@@ -103,7 +103,8 @@ fn mapping(line: &str) -> Option<Module> {
     let offset = fields.next()?;
     let path = fields.nth(2)?;
     let hex = |text: &str| u64::from_str_radix(text, 16).ok();
-    Some(Module { path: path.into(), build_id: None, start: hex(start)?, end: hex(end)?, file_offset: hex(offset)? })
+    let (start, end, file_offset) = (hex(start)?, hex(end)?, hex(offset)?);
+    Some(Module { path: path.into(), build_id: None, start, end, file_offset, reason: None })
 }
 
 fn profile(sampled: Option<u64>, found: Vec<(Vec<u64>, Line)>, modules: Vec<Module>) -> Profile {

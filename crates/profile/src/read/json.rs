@@ -138,6 +138,8 @@ struct ModuleJson {
     start: u64,
     end: u64,
     file_offset: u64,
+    #[serde(default)]
+    reason: Option<String>,
 }
 
 #[derive(Deserialize, Default)]
@@ -249,6 +251,8 @@ struct FrameJson {
     reason: Option<String>,
     #[serde(default)]
     file_offset: Option<u64>,
+    #[serde(default)]
+    function_start: Option<u64>,
 }
 
 /// Reads the profile.
@@ -486,6 +490,7 @@ impl<'a> Reader<'a> {
                 start: json.start,
                 end: json.end,
                 file_offset: json.file_offset,
+                reason: self.strings.share_some(json.reason.as_deref()),
             });
         }
     }
@@ -537,7 +542,9 @@ impl<'a> Reader<'a> {
             None => self.system_names.get(&json).map(Arc::clone),
         };
         let frame = Frame {
-            function: self.strings.share_some(json.function.as_deref()),
+            // What a function without a name is called is made anew from its start.
+            function: self.strings.share_some(json.function.as_deref().filter(|_| json.function_start.is_none())),
+            function_start: json.function_start,
             system_name,
             file: self.strings.share_some(json.file.as_deref()),
             line: json.line,

@@ -17,7 +17,7 @@ use super::{ContentError, MOST_FRAMES};
 use crate::formats::AT_EXIT;
 use crate::intern::NO_STACK;
 use crate::model::{Frame, Header, Module, Process, Profile, Row, RowKey, Stack};
-use crate::naming::base_name;
+use crate::naming::{base_name, function_start};
 use crate::proto::pprof as proto;
 use crate::units;
 use heapbpf_statistics::sums::SampleSums;
@@ -176,8 +176,8 @@ impl<'a> Reader<'a> {
         let head = &self.raw.head;
         let interval = u64::try_from(head.period).unwrap_or(0);
         let live = self.columns[2].is_some() || self.columns[3].is_some();
-        let modules = head.mapping.iter().map(|mapping| self.module(mapping)).collect();
         let mut comments = Comments::new(head);
+        let modules = head.mapping.iter().map(|mapping| self.module(mapping, &comments)).collect();
         let mut processes: Vec<Process> = Vec::new();
         let mut process_ids: HashMap<(u32, i64), usize> = HashMap::new();
         let mut stacks: HashMap<(Vec<u64>, i64), Arc<Stack>> = HashMap::new();
@@ -270,7 +270,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn module(&mut self, mapping: &proto::Mapping) -> Module {
+    fn module(&mut self, mapping: &proto::Mapping, comments: &Comments) -> Module {
         let head = &self.raw.head;
         Module {
             path: self.share(mapping.filename).unwrap_or_default(),
@@ -278,6 +278,7 @@ impl<'a> Reader<'a> {
             start: mapping.memory_start,
             end: mapping.memory_limit,
             file_offset: mapping.file_offset,
+            reason: comments.unnamed.get(text(head, mapping.filename)).cloned(),
         }
     }
 
@@ -335,8 +336,11 @@ impl<'a> Reader<'a> {
                 frames.push(Frame { inlined: index + 1 < location.line.len(), ..place.clone() });
                 continue;
             };
+            let path = mapping.map_or("", |mapping| text(head, mapping.filename));
+            let function_start = function_start(text(head, name), path).filter(|_| line.line == 0);
             frames.push(Frame {
-                function: self.share(name),
+                function: if function_start.is_some() { None } else { self.share(name) },
+                function_start,
                 system_name: if system_name == name { None } else { self.share(system_name) },
                 file: self.share(filename),
                 line: u32::try_from(line.line).ok().filter(|&line| line > 0),

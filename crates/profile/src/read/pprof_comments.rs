@@ -1,10 +1,11 @@
 //! Parser of the comments in heapbpf's pprof files.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use crate::estimates::{INUSE_SINCE, INUSE_UNKNOWN};
-use crate::formats::{ALL_PROCESSES, ENDED_APART, HOOK, NOT_INLINE};
+use crate::formats::{ALL_PROCESSES, ENDED_APART, HOOK, NO_NAMES, NOT_INLINE};
 use crate::group::process_name;
 use crate::loss_comment;
 use crate::model::{Criterion, LossBound, Losses, Process, Unread};
@@ -37,6 +38,8 @@ pub(super) struct Comments {
     pub(super) unread: Option<Unread>,
     pub(super) ended_apart: bool,
     pub(super) notes: Vec<String>,
+    /// Why functions of a module have no names, by its path.
+    pub(super) unnamed: HashMap<String, Arc<str>>,
     /// Descriptions of processes by process name.
     processes: HashMap<String, String>,
     /// Losses by process name, with slack and the original comment.
@@ -54,6 +57,7 @@ impl Comments {
             unread: None,
             ended_apart: false,
             notes: Vec::new(),
+            unnamed: HashMap::new(),
             processes: HashMap::new(),
             losses: HashMap::new(),
         };
@@ -74,6 +78,8 @@ impl Comments {
                 comments.unread = parse_unread(unread);
             } else if comment == ENDED_APART {
                 comments.ended_apart = true;
+            } else if let Some((path, reason)) = comment.strip_prefix(NO_NAMES).and_then(|rest| rest.split_once(": ")) {
+                comments.unnamed.insert(path.into(), reason.into());
             } else if let Some((name, lost, counted_later)) = loss_comment::read(comment) {
                 let (losses, slack, _) = comments.losses.entry(name.into()).or_insert_with(|| {
                     let (losses, slack) = Default::default();

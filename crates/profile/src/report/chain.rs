@@ -18,9 +18,18 @@ pub(super) struct Call {
 /// A chain of calls, innermost first, each with whether repetitions were folded into it.
 pub(super) type Chain = Vec<(Call, bool)>;
 
+/// The name that is shown: short, if it is a function's. A module's name in it stays whole.
+fn shown_name(profile: &Profile, frame: &Frame) -> String {
+    let name = frame_name(profile, frame);
+    if frame.function.is_none() && frame.function_start.is_some() {
+        return name.into_owned();
+    }
+    short_function(&name).into_owned()
+}
+
 /// A frame as a call.
 pub(super) fn call(profile: &Profile, frame: &Frame) -> Call {
-    let name = short_function(&frame_name(profile, frame)).into_owned();
+    let name = shown_name(profile, frame);
     let module = frame.module.and_then(|index| profile.modules.get(index)).map_or("", |module| base_name(&module.path));
     let place = match (&frame.file, frame.line) {
         (Some(file), Some(line)) => format!("{}:{line}", base_name(file)),

@@ -39,6 +39,8 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     } else if context.profile.header.time_windows {
         remarks.push(format!("no error bars of allocations: {TIME_WINDOWS}"));
     }
+    let unnamed = crate::unnamed::modules(context.profile);
+    remarks.extend(limited(unnamed.iter().filter_map(|module| module.reason.as_deref().map(str::to_owned)).collect()));
     remarks.extend(limited(context.profile.notes.clone()));
     let mark = context.paint(Style::Warning, "!");
     let line =

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::output::Output;
 use crate::record::plan::Display;
+use crate::symbols::progress::Download;
 use crate::terminal;
 use crate::view::status::Status;
 use heapbpf_profile::report::text::clip;
@@ -20,12 +21,14 @@ pub trait Figures {
 }
 
 /// The current step after the recording, for a user who waits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finishing {
     /// Probes are being removed.
     RemovingProbes,
     /// Symbolization: how many places have names, and how many there are.
     Symbolization(usize, usize),
+    /// Downloading a debug file.
+    Download(Download),
 }
 
 /// Time between two updates of the line.
@@ -87,6 +90,7 @@ impl StatusLine {
     pub fn finishing(&mut self, what: Finishing) {
         self.say(&match what {
             Finishing::RemovingProbes => "removing probes".into(),
+            Finishing::Download(download) => download.to_string(),
             Finishing::Symbolization(done, of) => {
                 format!("finding names: {} of {} places", units::count(done as f64), units::count(of as f64))
             }

@@ -165,6 +165,9 @@ impl Symbolization {
             let places = new.iter().flat_map(|unsymbolized| &unsymbolized.stack.frames);
             let places = places.filter_map(|frame| Some((frame.module?, frame.file_offset)));
             self.symbolizer.symbolize(&mut self.known, places);
+            for (module, number) in &self.numbers {
+                self.modules[*number].reason = self.symbolizer.reason(*module).cloned();
+            }
         }
         let mut jit_names: HashMap<ProcessKey, JitNames> = HashMap::new();
         for unsymbolized in new {
@@ -234,6 +237,7 @@ impl Symbolization {
                 start: facts.start,
                 end: facts.end,
                 file_offset: facts.file_offset,
+                reason: None,
             });
             self.modules.len() - 1
         });

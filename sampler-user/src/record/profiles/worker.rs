@@ -18,7 +18,7 @@ use crate::heap::ages::Ages;
 use crate::host::own_memory::give_memory_back;
 use crate::record::plan::RecordPlan;
 use crate::stats::Stats;
-use crate::symbols::progress::Progress;
+use crate::symbols::progress::{Download, Progress};
 use heapbpf_profile::adjust::Adjustments;
 use heapbpf_profile::lost_samples;
 use heapbpf_profile::model::{Header, Lifetimes, Process, Profile, Row};
@@ -78,6 +78,11 @@ impl ProfileWorker {
     /// Progress of symbolization for the current profile: addresses done, and all addresses.
     pub fn progress(&self) -> (usize, usize) {
         self.progress.get()
+    }
+
+    /// The debug file that is being downloaded for the current profile.
+    pub fn download(&self) -> Option<Download> {
+        self.progress.get_download()
     }
 
     /// Queues a snapshot to be made into a profile. `then` runs in the worker thread. It is dropped without being

@@ -66,7 +66,8 @@ impl Session {
                 Ok(made) => return Some(made),
                 Err(RecvTimeoutError::Timeout) => {
                     let (done, of) = self.worker.progress();
-                    tell(Finishing::Symbolization(done, of));
+                    let names = Finishing::Symbolization(done, of);
+                    tell(self.worker.download().map_or(names, Finishing::Download));
                 }
                 Err(RecvTimeoutError::Disconnected) => return None,
             }

@@ -56,7 +56,7 @@ fn hostile_profiles_get_reasons() {
         .collect();
     let mut profile = with_stacks(modules, stacks);
     let rows = profile.rows.len();
-    let summary = symbolize(&mut profile, options(folder.path()));
+    let summary = symbolize(&mut profile, options(folder.path()), Arc::default());
     assert_eq!(profile.rows.len(), rows);
     assert_eq!(summary.asked, summary.named + summary.unnamed.values().sum::<usize>());
     for frame in profile.rows.iter().flat_map(|row| &row.key.stack.frames) {
@@ -72,7 +72,7 @@ fn many_modules_are_bounded() {
     let modules = (0..count).map(|at| Module { path: format!("/none/{at}").into(), ..Module::default() }).collect();
     let frames = (0..count).map(|module| at(module, 1)).collect();
     let mut profile = with_stacks(modules, vec![Stack { frames, ..Stack::default() }]);
-    let summary = symbolize(&mut profile, options(folder.path()));
+    let summary = symbolize(&mut profile, options(folder.path()), Arc::default());
     assert_eq!((summary.asked, summary.named), (count, 0));
     let too_many = summary.unnamed.iter().filter(|(why, _)| why.contains("too many modules"));
     assert_eq!(too_many.map(|(_, count)| count).sum::<usize>(), 1000);
@@ -88,7 +88,7 @@ fn what_is_known_stays() {
     let made = Frame { reason: Some("code made at run time".into()), ..at(0, 2) };
     let stack = Stack { frames: vec![named, made], unwinder: "dwarf", cut: Some("why".into()) };
     let mut profile = with_stacks(modules, vec![stack.clone()]);
-    let summary = symbolize(&mut profile, options(folder.path()));
+    let summary = symbolize(&mut profile, options(folder.path()), Arc::default());
     assert_eq!(*profile.rows[0].key.stack, stack);
     assert_eq!(summary.asked, 0);
 }

@@ -119,7 +119,14 @@ impl Fleet {
 fn module(random: &mut Rng, path: String) -> Module {
     let start = 0x7f00_0000_0000 + random.u64(..1 << 24) * 4096;
     let build_id = (0..20).map(|_| random.u8(..)).collect();
-    Module { path: path.into(), build_id: Some(build_id), start, end: start + (8 << 20), file_offset: 0x1000 }
+    Module {
+        path: path.into(),
+        build_id: Some(build_id),
+        start,
+        end: start + (8 << 20),
+        file_offset: 0x1000,
+        reason: None,
+    }
 }
 
 /// The call sites of a program: each is a path from `main` through a tree of functions. The k-th call site has 1/k of

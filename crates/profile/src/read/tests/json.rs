@@ -19,7 +19,7 @@ fn since_when_frees_are_followed_is_read_back() {
 
 #[test]
 fn json_comes_back_whole() {
-    for profile in [testing::small(), testing::partly_followed(), testing::large(50, 7)] {
+    for profile in [testing::small(), testing::stripped(), testing::partly_followed(), testing::large(50, 7)] {
         let back = parse(&written(&profile, "json")).expect("its own output");
         let same = |a: &Row, b: &Row| {
             a.key == b.key && a.alloc == b.alloc && a.inuse == b.inuse && a.peak == b.peak && a.lifetimes == b.lifetimes

@@ -1,6 +1,6 @@
 //! pprof profiles of heapbpf and Go, and hostile ones.
 
-use std::io::Write as _;
+use std::io::{Read as _, Write as _};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -39,6 +39,30 @@ fn a_profile_of_a_go_program_holds_what_it_allocated() {
         assert!(low - 1.0 <= count && count <= high, "{function}: {low} to {high}, truth {count}");
     }
     assert_eq!(of("main.drop", 1024).total(Value::InuseSpace), 0.0);
+}
+
+/// What a function without a name is called is shown by every viewer, and read back as what it is: not a name.
+#[test]
+fn functions_without_names_are_shown_and_read_back_without() {
+    let profile = testing::stripped();
+    let starts = |profile: &Profile| -> Vec<(Option<u64>, bool)> {
+        let frames = profile.rows.iter().flat_map(|row| &row.key.stack.frames);
+        frames.map(|frame| (frame.function_start, frame.function.is_some())).collect()
+    };
+    let bytes = written(&profile, "pprof");
+    let back = parse(&bytes).expect("its own output");
+    assert!(starts(&back).contains(&(Some(0x3f40), false)));
+    let reasons = |profile: &Profile| profile.modules.iter().map(|module| module.reason.clone()).collect::<Vec<_>>();
+    assert_eq!((reasons(&back), &back.notes), (reasons(&profile), &profile.notes));
+    for format in ["folded", "pprof", "json", "svg", "html", "speedscope", "parquet"] {
+        let mut text = written(&profile, format);
+        if format == "pprof" {
+            text.clear();
+            flate2::read::GzDecoder::new(&bytes[..]).read_to_end(&mut text).expect("gzip");
+        }
+        let found = text.windows(17).any(|window| window == b"libjson.so+0x3f40");
+        assert!(found, "{format}");
+    }
 }
 
 #[test]

@@ -1,0 +1,77 @@
+//! Which Debian package a file is of, from dpkg's lists, to tell which package has its debug symbols.
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+
+/// Where dpkg keeps a list of files for each package.
+pub const DPKG_LISTS: &str = "/var/lib/dpkg/info";
+/// Most lists that are read.
+const MOST_LISTS: usize = 20_000;
+/// Most bytes that are read of a list.
+const MOST_BYTES: u64 = 16 << 20;
+
+/// The package of each of `paths` that one of the lists in `folder` has. All lists are read once, if there are paths.
+pub fn owners<'a>(folder: &Path, paths: impl Iterator<Item = &'a str>) -> HashMap<&'a str, String> {
+    let wanted: HashMap<&[u8], &str> = paths.map(|path| (merged(path.as_bytes()), path)).collect();
+    let mut owners = HashMap::new();
+    if wanted.is_empty() {
+        return owners;
+    }
+    let Ok(lists) = fs::read_dir(folder) else { return owners };
+    for list in lists.flatten().take(MOST_LISTS) {
+        let name = list.file_name();
+        let Some(package) = name.to_str().and_then(|name| name.strip_suffix(".list")) else { continue };
+        let Ok(file) = File::open(list.path()) else { continue };
+        let mut reader = BufReader::with_capacity(64 << 10, file.take(MOST_BYTES));
+        let mut line = Vec::new();
+        while reader.read_until(b'\n', &mut line).is_ok_and(|length| length > 0) {
+            if let Some(path) = wanted.get(merged(line.strip_suffix(b"\n").unwrap_or(&line))) {
+                // Without the machine, as in `libc6:amd64`.
+                owners.insert(*path, package.split(':').next().unwrap_or(package).to_owned());
+            }
+            line.clear();
+        }
+        if owners.len() == wanted.len() {
+            break;
+        }
+    }
+    owners
+}
+
+/// The package with the debug symbols of another.
+pub fn debug_package(package: &str) -> String {
+    match package {
+        // The C library's are a package of their own kind, because debuggers need them.
+        "libc6" => "libc6-dbg".to_owned(),
+        _ => format!("{package}-dbgsym"),
+    }
+}
+
+/// A path without `/usr`: lists name some files as they were before `/lib` became a link to `/usr/lib`.
+fn merged(path: &[u8]) -> &[u8] {
+    path.strip_prefix(b"/usr").filter(|rest| rest.starts_with(b"/")).unwrap_or(path)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packages_are_found_by_their_lists_whatever_usr_is() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let list = |name: &str, text: &str| fs::write(folder.path().join(name), text).expect("writes");
+        list("git.list", "/.\n/usr/bin\n/usr/bin/git\n");
+        list("libc6:amd64.list", "/lib/x86_64-linux-gnu/libc.so.6");
+        list("git.md5sums", "/usr/bin/other\n");
+        list("odd.list", "\u{0}\n\n//\n/usr");
+        let paths = ["/usr/bin/git", "/usr/lib/x86_64-linux-gnu/libc.so.6", "/usr/bin/other", "/usr", ""];
+        let found = owners(folder.path(), paths.into_iter());
+        let package = |path: &str| found.get(path).map(|package| debug_package(package));
+        assert_eq!(package("/usr/bin/git").as_deref(), Some("git-dbgsym"));
+        assert_eq!(package("/usr/lib/x86_64-linux-gnu/libc.so.6").as_deref(), Some("libc6-dbg"));
+        assert_eq!(package("/usr/bin/other"), None);
+        assert!(owners(Path::new("/nonexistent"), paths.into_iter()).is_empty());
+    }
+}

@@ -1,0 +1,218 @@
+//! Names of functions: what a stripped program's functions are called, and names from elsewhere.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{SocketAddr, TcpListener};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
+use heapbpf_tests::output::{self, Profile};
+use heapbpf_tests::pprof;
+use heapbpf_tests::program::program_with;
+use heapbpf_tests::recorder::{Outcome, Recorder};
+use heapbpf_tests::scrape;
+use heapbpf_tests::target::{self, Target};
+use tempfile::TempDir;
+
+/// A recording of every allocation of a program.
+fn record(program: &Path) -> Outcome {
+    let mut target = Target::start(program, ["40"]);
+    let recording = Recorder::of(target.pid(), 1).start();
+    target.run();
+    recording.stop()
+}
+
+/// Samples by the functions of `module` on their stacks, with the names that `name` makes of those.
+fn by_functions(profile: &Profile, module: &str, name: impl Fn(&str) -> String) -> BTreeMap<Vec<String>, u64> {
+    let mut found = BTreeMap::new();
+    for stack in &profile.stacks {
+        let of_module = stack.frames.iter().filter(|it| it.module.as_ref().is_some_and(|path| path.ends_with(module)));
+        let names = of_module.map(|frame| name(frame.function.as_deref().unwrap_or("?"))).collect();
+        *found.entry(names).or_default() += stack.samples;
+    }
+    found
+}
+
+/// Functions of a stripped program are told apart by where they begin, so that all calls of one are together, in every
+/// format. Why they have no names is said once.
+#[test]
+fn functions_of_a_stripped_program_are_known_by_where_they_begin() {
+    let case = "functions_of_a_stripped_program_are_known_by_where_they_begin";
+    let Some(_turn) = turn(case) else { return };
+    let Some(nm) = tool("nm") else { return skipped(case, "no nm (Debian: binutils)") };
+    let flags = ["-fomit-frame-pointer", "-g0", "-Wl,--build-id"];
+    let plain = program_with("inlines", "inlines-plain", &flags);
+    let stripped = program_with("inlines", "inlines-stripped", &[&flags[..], &["-s"]].concat());
+    let listing = Command::new(nm).args(["--demangle"]).arg(&plain).output().expect("nm runs").stdout;
+    let listing = String::from_utf8(listing).expect("text");
+    let starts: BTreeMap<u64, &str> = listing
+        .lines()
+        .filter_map(|line| Some((u64::from_str_radix(line.get(..16)?, 16).ok()?, line.get(19..)?)))
+        .collect();
+
+    let (named, _) = record(&plain).results();
+    let outcome = record(&stripped);
+    let (unnamed, _) = outcome.results();
+    let of_start = |function: &str| {
+        let start = function.strip_prefix("inlines-stripped+0x").expect("where it begins");
+        starts[&u64::from_str_radix(start, 16).expect("hexadecimal")].to_owned()
+    };
+    let expected = by_functions(&named, "/inlines-plain", str::to_owned);
+    assert!(expected.len() == 2 && expected.keys().flatten().any(|name| name == "main"), "{expected:?}");
+    assert_eq!(by_functions(&unnamed, "/inlines-stripped", of_start), expected);
+    // Calls from different places in `main` are one function.
+    let main = listing.lines().find(|line| line.ends_with(" T main")).expect("a program has it");
+    let main = format!("inlines-stripped+{:#x}", u64::from_str_radix(&main[..16], 16).expect("hexadecimal"));
+    let frames = unnamed.stacks.iter().flat_map(|stack| &stack.frames);
+    assert!(
+        frames
+            .filter(|it| it.module.as_ref().is_some_and(|path| path.ends_with("/inlines-stripped")))
+            .all(|it| it.reason.is_none())
+    );
+
+    for file in ["profile.json", "profile.pb.gz"] {
+        let said =
+            Command::new(heapbpf()).args(["report", "--functions"]).arg(outcome.file(file)).output().expect("runs");
+        let text = String::from_utf8(said.stdout).expect("text");
+        let functions = text.split("By function").nth(1).expect("the section");
+        assert_eq!(functions.lines().filter(|line| line.contains(&main)).count(), 1, "{text}");
+        assert!(!text.contains("[inlines-stripped+"), "{text}");
+        let reason = "inlines-stripped is stripped: install its debug symbols, or set DEBUGINFOD_URLS";
+        assert_eq!(text.matches(reason).count(), 1, "{text}");
+    }
+    let Some(top) = pprof::go_tool_pprof(&["-top", "-sample_index=alloc_space"], &outcome.file("profile.pb.gz")) else {
+        return skipped(case, "the part with pprof: no go (Debian: golang-go)");
+    };
+    assert_eq!(top.lines().filter(|line| line.contains(&main)).count(), 1, "{top}");
+}
+
+/// Id of a user without privileges.
+const NOBODY: u32 = 65534;
+
+/// Debian's server, of the debug files in a folder.
+struct Server {
+    child: Child,
+    address: SocketAddr,
+}
+
+impl Server {
+    /// Starts it and waits until it has the file with this build ID.
+    fn start(program: &Path, folder: &Path, build_id: &str) -> Self {
+        // Another process could take the port meanwhile; then the server ends at once, and the wait below tells.
+        let address = TcpListener::bind("127.0.0.1:0").and_then(|it| it.local_addr()).expect("a free port");
+        let mut command = Command::new(program);
+        command.args(["-d", ":memory:", "-p", &address.port().to_string(), "-F"]).arg(folder);
+        let child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("debuginfod runs");
+        let server = Self { child, address };
+        let listens = || std::net::TcpStream::connect(address).is_ok();
+        target::until("debuginfod listens", listens);
+        let request = format!("GET /buildid/{build_id}/debuginfo HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        target::until("debuginfod has read the folder", || scrape::send(address, &request).status == 200);
+        server
+    }
+
+    fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `--symbolize` as an ordinary user with a server; what it says, and the profile.
+fn symbolize(profile: &Path, folder: &Path, url: &str) -> (String, Profile) {
+    let named = folder.join("named.json");
+    let said = Command::new(heapbpf())
+        .arg("report")
+        .arg("--symbolize")
+        .arg(profile)
+        .args(["--force", "-o"])
+        .arg(&named)
+        .env("DEBUGINFOD_URLS", url)
+        .env("XDG_CACHE_HOME", folder)
+        .env_remove("DEBUGINFOD_CACHE_PATH")
+        .env_remove("http_proxy")
+        .uid(NOBODY)
+        .gid(NOBODY)
+        .output()
+        .expect("an ordinary user may run it");
+    let text = String::from_utf8_lossy(&said.stderr).into_owned();
+    assert!(said.status.success(), "{text}");
+    (text, output::read(&named))
+}
+
+/// A stripped program whose debug file only a server has: with it, a recording has names, files, lines and inlined calls
+/// as if the program had not been stripped, and so has a profile that an ordinary user symbolizes later.
+#[test]
+fn a_server_has_the_debug_file() {
+    let case = "a_server_has_the_debug_file";
+    let Some(_turn) = turn(case) else { return };
+    let (Some(debuginfod), Some(objcopy)) = (tool("debuginfod"), tool("objcopy")) else {
+        return skipped(case, "no debuginfod or no objcopy (Debian: debuginfod, binutils)");
+    };
+    let flags = ["-fomit-frame-pointer", "-g", "-Wl,--build-id"];
+    let whole = program_with("inlines", "inlines-whole", &flags);
+    let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
+    let (served, users) = (folder.path().join("served"), folder.path().join("users"));
+    for made in [&served, &users] {
+        fs::create_dir(made).expect("our own folder");
+    }
+    fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("our own folder");
+    std::os::unix::fs::chown(&users, Some(NOBODY), Some(NOBODY)).expect("we are root");
+    let stripped = folder.path().join("inlines-whole");
+    for (option, to) in [("--only-keep-debug", served.join("x.debug")), ("--strip-all", stripped.clone())] {
+        let status = Command::new(&objcopy).arg(option).arg(&whole).arg(to).status().expect("objcopy runs");
+        assert!(status.success());
+    }
+    let (expected, _) = record(&whole).results();
+    let shown = |profile: &Profile| {
+        let frame = |it: &output::Frame| (it.function.clone(), it.file.clone(), it.line, it.inlined);
+        let stacks = profile.stacks.iter().map(|it| (it.frames.iter().map(frame).collect::<Vec<_>>(), it.samples));
+        stacks.fold(BTreeMap::new(), |mut sums, (frames, samples)| {
+            *sums.entry(frames).or_insert(0) += samples;
+            sums
+        })
+    };
+    let is_inlined = |profile: &Profile| profile.stacks.iter().flat_map(|it| &it.frames).any(|frame| frame.inlined);
+    assert!(is_inlined(&expected));
+    let outcome = record(&stripped);
+    let (unnamed, _) = outcome.results();
+    let frames = unnamed.stacks.iter().flat_map(|it| &it.frames);
+    let of_program = frames.filter(|it| it.module.as_ref().is_some_and(|path| path.ends_with("/inlines-whole")));
+    let build_id = of_program.filter_map(|it| it.build_id.clone()).next().expect("the program has one");
+    let server = Server::start(&debuginfod, &served, &build_id);
+
+    let cache = folder.path().join("cache");
+    let mut target = Target::start(&stripped, ["40"]);
+    let recorder = Recorder::of(target.pid(), 1).option("--debuginfod", &server.url());
+    let recording = recorder.variable("DEBUGINFOD_CACHE_PATH", cache.as_os_str()).start();
+    target.run();
+    let (online, _) = recording.stop().results();
+    assert_eq!(shown(&online), shown(&expected));
+    assert!(cache.join(&build_id).join("debuginfo").is_file());
+
+    for file in ["profile.json", "profile.pb.gz"] {
+        let recorded = users.join(file);
+        fs::copy(outcome.file(file), &recorded).expect("our own folder");
+        fs::set_permissions(&recorded, std::os::unix::fs::PermissionsExt::from_mode(0o644)).expect("our own file");
+        let (said, later) = symbolize(&recorded, &users, &server.url());
+        assert!(shown(&later).keys().eq(shown(&expected).keys()), "{file}: {said}");
+    }
+    assert!(users.join("debuginfod_client").join(&build_id).join("debuginfo").is_file());
+    // It is kept: the server is not needed any more.
+    let url = server.url();
+    drop(server);
+    let (said, later) = symbolize(&users.join("profile.json"), &users, &url);
+    assert_eq!(shown(&later), shown(&expected), "{said}");
+    // Without a file and a server, the reason says so.
+    fs::remove_dir_all(users.join("debuginfod_client")).expect("our own folder");
+    let (said, later) = symbolize(&users.join("profile.json"), &users, &url);
+    assert!(said.contains(&format!("inlines-whole is stripped: install its debug symbols ({url}: ")), "{said}");
+    assert!(!is_inlined(&later));
+}
