@@ -11,6 +11,7 @@ pub mod finish;
 pub mod offline;
 pub mod perf_map;
 pub mod progress;
+pub mod python;
 pub mod sparse_copy;
 pub mod symbolizer;
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use sampler_ebpf::abi::ProcessKey;
 
 use super::missed::Missed;
+use super::python::Interpreters;
 use super::targets::{Coverage, TargetSet};
 use crate::attach::files::FileKey;
 use crate::attach::hooks::Hooks;
@@ -85,6 +86,8 @@ pub struct Attaching {
     pub(super) heard_ends: Vec<(u32, u64)>,
     /// Modules that processes mapped and that are being examined on other threads.
     pub(super) under_way: Vec<(IncarnationId, ModuleId)>,
+    /// Python interpreters.
+    pub(super) interpreters: Interpreters,
     until_ns: u64,
 }
 
@@ -128,6 +131,7 @@ impl Attaching {
             changes: Vec::new(),
             heard_ends: Vec::new(),
             under_way: Vec::new(),
+            interpreters: Interpreters::default(),
             until_ns: u64::MAX,
         }
     }
