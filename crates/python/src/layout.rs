@@ -105,7 +105,7 @@ fn frame_objects(running: u32, last: u32) -> Layout {
             instruction_is_index: 1,
             frame_owner: ABSENT,
             frame_is_entry: ABSENT,
-            code_identity: 104,
+            code_identity: 96,
             code_first_line: 40,
             ..PythonProcess::default()
         },

@@ -11,6 +11,12 @@ use heapbpf_unwind::raw::RawFrame;
 /// In place of a module, in raw frames of Python functions.
 pub const PYTHON: ModuleId = ModuleId(u32::MAX);
 
+/// In place of a function's number: its name could not be read.
+pub const UNKNOWN_FUNCTION: u32 = u32::MAX;
+
+/// The reason of a Python function without a name.
+const GONE: &str = "a Python function that was gone before its name could be read";
+
 /// Most functions that are told apart, in all processes together.
 const MOST_FUNCTIONS: usize = 1 << 18;
 
@@ -55,7 +61,7 @@ impl PythonNames {
         }
         let functions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(function) = functions.all.get((raw.file_offset >> 32) as usize) else {
-            return Some(Frame { reason: Some("an unknown Python function".into()), ..Frame::default() });
+            return Some(Frame { reason: Some(GONE.into()), ..Frame::default() });
         };
         let (name, file) = (Some(Arc::clone(&function.name)), Some(Arc::clone(&function.file)));
         let line = Some(raw.file_offset as u32).filter(|line| *line > 0);
@@ -97,7 +103,7 @@ mod tests {
         assert_eq!((frame.function.as_deref(), frame.file.as_deref(), frame.line), (Some("run"), Some("/b.py"), Some(17)));
         assert_eq!((frame.module, frame.address, frame.file_offset), (None, 0, None));
         assert_eq!(names.frame(&raw_frame(0, 0)).expect("it is Python's").line, None);
-        assert!(names.frame(&raw_frame(2, 1)).expect("it is Python's").reason.is_some());
+        assert!(names.frame(&raw_frame(UNKNOWN_FUNCTION, 0)).expect("it is Python's").reason.is_some());
         assert_eq!(names.frame(&RawFrame { address: 1, module: None, file_offset: 0 }), None);
     }
 }

@@ -14,7 +14,7 @@ use heapbpf_python::{Code, Frame, Layout, Runtime, invocations};
 use heapbpf_unwind::mapping::ModuleId;
 use heapbpf_unwind::raw::{Completeness, RawFrame, RawStack};
 
-use crate::symbols::python::{PythonNames, raw_frame};
+use crate::symbols::python::{PythonNames, UNKNOWN_FUNCTION, raw_frame};
 use merge::{Mismatch, Parts};
 use notes::{Outcomes, Why};
 use reader::CodeReader;
@@ -126,21 +126,26 @@ impl Pythons {
         let invocations = invocations(layout, &walked.frames, walked.walk == python_walk::COMPLETE);
         self.read_new(space, layout, invocations.iter().flatten())?;
         let process = self.processes.get_mut(&space).ok_or(Why::Unreadable)?;
+        let mut readable = 0;
         let mut all = Vec::with_capacity(invocations.len());
         for invocation in &invocations {
             let mut frames = Vec::with_capacity(invocation.len());
             for frame in invocation {
                 let known = process.codes.get_mut(&frame.code).filter(|known| known.check == frame.check);
                 let Some(Known { function: Some((function, code)), lines, .. }) = known else {
-                    return Err(Why::Unreadable);
+                    // Its code was freed since, as that of `exec` is.
+                    frames.push(raw_frame(UNKNOWN_FUNCTION, 0));
+                    continue;
                 };
+                readable += 1;
                 if frame.is_shown(layout, code.first_traceable) {
                     frames.push(raw_frame(*function, line_of(lines, code, layout, frame)));
                 }
             }
             all.push(frames);
         }
-        Ok(all)
+        // If none can be read, the frames may well be no frames.
+        if readable == 0 && !walked.frames.is_empty() { Err(Why::Unreadable) } else { Ok(all) }
     }
 
     /// Reads the code objects that are not known yet.
