@@ -7,10 +7,12 @@ mod counters;
 pub mod inline;
 #[cfg(test)]
 mod layout;
+mod python;
 mod records;
 mod site;
 
 pub use counters::*;
+pub use python::*;
 pub use records::*;
 pub use site::*;
 

@@ -8,7 +8,7 @@ use crate::section::{SHT_NOBITS, Section};
 pub const PT_GNU_EH_FRAME: u32 = elf::PT_GNU_EH_FRAME.0;
 
 /// A program header.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// `PT_*`.
     pub kind: u32,

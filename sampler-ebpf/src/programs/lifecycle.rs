@@ -9,7 +9,7 @@ use sampler_ebpf::abi::{Counters, ProcessKey, kind};
 use crate::config::config;
 use crate::context::argument;
 use crate::counters::{add_shared, count_process_event_lost, totals_of};
-use crate::maps::{self, TARGETS, THREADS, TOTALS};
+use crate::maps::{self, PYTHON, TARGETS, THREADS, TOTALS};
 use crate::memory::read_kernel;
 use crate::output;
 use crate::process::{current_task, process_of};
@@ -28,6 +28,11 @@ pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
     let child_tgid: u32 = read_kernel(child + config!(offsets.task_tgid));
     if parent_tgid == child_tgid || !target::is_target(parent_tgid) {
         return 0;
+    }
+    // A child has a copy of its parent's interpreter.
+    // SAFETY: the daemon sets a process's value once, before it is used.
+    if let Some(python) = unsafe { PYTHON.get(parent_tgid) } {
+        let _ = PYTHON.insert(child_tgid, python, 0);
     }
     if !target::list(child_tgid) {
         warn!(&RawTracePointContext::new(ctx), "no room for the target {}, a child of {}", child_tgid, parent_tgid);
@@ -50,6 +55,7 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
         target::leave_own_links(next.tgid);
     }
     let mut ended = ProcessKey { exec_id: next.exec_id.wrapping_sub(1), ..next };
+    let _ = PYTHON.remove(next.tgid);
     let mut was_tracked = false;
     if let Some(state) = THREADS.current() {
         if state.is_tracked() {
@@ -83,6 +89,7 @@ pub extern "C" fn process_exit(ctx: *mut c_void) -> u32 {
         return 0;
     }
     let process = process_of(task);
+    let _ = PYTHON.remove(process.tgid);
     let listed = TARGETS.remove(process.tgid).is_ok();
     if (listed || TOTALS.get_ptr(process).is_some())
         && !output::submit_process(kind::EXIT, 0, process, ProcessKey::default())

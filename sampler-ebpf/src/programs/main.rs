@@ -32,6 +32,7 @@ mod live;
 mod nesting;
 mod output;
 mod pending;
+mod python;
 mod stack;
 mod state;
 

@@ -19,6 +19,7 @@ use crate::maps::{self, STACK_LIMITS, STACK_TRACES};
 use crate::memory::read_kernel;
 use crate::output;
 use crate::process::current_task;
+use crate::python;
 use crate::ring_array::Ring;
 use crate::thread::ThreadState;
 
@@ -44,7 +45,10 @@ const fn without(kind: u32) -> Taken {
 pub fn take(ctx: *mut c_void, registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -> Taken {
     match config!(stack_kind) {
         stack_kind::FRAME_POINTERS => walk(ctx),
-        stack_kind::COPIED => copy(registers, state, sample, time_ns),
+        stack_kind::COPIED => {
+            python::report(state, sample, time_ns);
+            copy(registers, state, sample, time_ns)
+        }
         _ => without(stack_kind::NONE),
     }
 }

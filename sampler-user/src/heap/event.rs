@@ -2,7 +2,7 @@
 
 use std::mem::offset_of;
 
-use sampler_ebpf::abi::{AllocationRecord, FreeRecord, ProcessRecord, StackRecord, UnmapRecord, kind};
+use sampler_ebpf::abi::{AllocationRecord, FreeRecord, ProcessRecord, PythonRecord, StackRecord, UnmapRecord, kind};
 use zerocopy::FromBytes;
 
 /// A record of the events ring.
@@ -50,6 +50,12 @@ pub fn time_ns_of(bytes: &[u8]) -> u64 {
         _ => return 0,
     };
     word(at).unwrap_or(0)
+}
+
+/// Decodes a record of Python frames; `None` if it is another of the stacks ring.
+pub fn decode_python(bytes: &[u8]) -> Option<&PythonRecord> {
+    let (record, _) = PythonRecord::ref_from_prefix(bytes).ok()?;
+    (record.mark == PythonRecord::MARK).then_some(record)
 }
 
 /// Decodes a stack record: its header, and the bytes of the stack copy. `None` if the record is too short for what the header

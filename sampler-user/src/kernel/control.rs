@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 
 use aya::maps::{Array, HashMap, MapData};
-use sampler_ebpf::abi::{Control, DRAWS, FileRanges, ProcessKey, Site, link_kind};
+use sampler_ebpf::abi::{Control, DRAWS, FileRanges, ProcessKey, PythonProcess, Site, link_kind};
 use sampler_ebpf::geometric::DrawConstants;
 use sampler_ebpf::trials::TrialTable;
 
@@ -78,6 +78,12 @@ pub trait Maps {
     /// The map is full.
     fn set_stack_limit(&mut self, process: ProcessKey, bytes: Option<u64>) -> Result<(), KernelError>;
 
+    /// Sets where the interpreter of a process keeps its frames.
+    ///
+    /// # Errors
+    /// The map is full.
+    fn set_python(&mut self, pid: u32, python: &PythonProcess) -> Result<(), KernelError>;
+
     /// Sets the element of `SLEEP`.
     ///
     /// # Errors
@@ -104,6 +110,7 @@ pub struct KernelMaps {
     targets: HashMap<MapData, u32, u32>,
     trials: Array<MapData, u64>,
     stack_limits: HashMap<MapData, Abi<ProcessKey>, u64>,
+    python: HashMap<MapData, u32, Abi<PythonProcess>>,
     sleep: Array<MapData, u32>,
     control: Array<MapData, Abi<Control>>,
     draws: Array<MapData, Abi<DrawConstants>>,
@@ -150,6 +157,10 @@ impl Maps for KernelMaps {
         self.stack_limits.insert(Abi(process), bytes, 0).map_err(|_| no_room("limits of stack copies"))
     }
 
+    fn set_python(&mut self, pid: u32, python: &PythonProcess) -> Result<(), KernelError> {
+        self.python.insert(pid, Abi(*python), 0).map_err(|_| no_room("Python processes"))
+    }
+
     fn set_sleep(&mut self, sleeps: u32) -> Result<(), KernelError> {
         self.sleep.set(0, sleeps, 0).map_err(failed)
     }
@@ -175,6 +186,7 @@ impl ControlMaps {
             targets: HashMap::try_from(loader.typed_map("TARGETS")?).map_err(failed)?,
             trials: Array::try_from(loader.typed_map("TRIALS")?).map_err(failed)?,
             stack_limits: HashMap::try_from(loader.typed_map("STACK_LIMITS")?).map_err(failed)?,
+            python: HashMap::try_from(loader.typed_map("PYTHON")?).map_err(failed)?,
             sleep: Array::try_from(loader.typed_map("SLEEP")?).map_err(failed)?,
             control: Array::try_from(loader.typed_map("CONTROL")?).map_err(failed)?,
             draws: Array::try_from(loader.typed_map("DRAWS")?).map_err(failed)?,
@@ -273,6 +285,15 @@ impl<M: Maps> ControlMaps<M> {
         self.maps.set_stack_limit(process, bytes)
     }
 
+    /// Sets where the interpreter of a process keeps its frames. The programs forget it when the process ends or replaces
+    /// its program, and know it of its children.
+    ///
+    /// # Errors
+    /// There is no room for more processes.
+    pub fn set_python(&mut self, pid: u32, python: &PythonProcess) -> Result<(), KernelError> {
+        self.maps.set_python(pid, python)
+    }
+
     /// Tells the programs whether the daemon sleeps, so that the next event wakes it.
     ///
     /// # Errors
@@ -296,6 +317,7 @@ mod tests {
         targets: Vec<(u32, u32)>,
         trials: Vec<u64>,
         stack_limits: Vec<(ProcessKey, u64)>,
+        pythons: Vec<u32>,
         sleep: u32,
         control: Vec<Control>,
         draws: Vec<DrawConstants>,
@@ -344,6 +366,11 @@ mod tests {
         fn set_stack_limit(&mut self, process: ProcessKey, bytes: Option<u64>) -> Result<(), KernelError> {
             self.stack_limits.retain(|(known, _)| *known != process);
             self.stack_limits.extend(bytes.map(|bytes| (process, bytes)));
+            Ok(())
+        }
+
+        fn set_python(&mut self, pid: u32, _: &PythonProcess) -> Result<(), KernelError> {
+            self.pythons.push(pid);
             Ok(())
         }
 

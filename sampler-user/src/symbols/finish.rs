@@ -7,6 +7,7 @@ use heapbpf_unwind::image::ModuleFiles;
 use heapbpf_unwind::raw::{Completeness, RawFrame, RawStack, Reason};
 
 use super::perf_map::PerfMap;
+use super::python::PythonNames;
 use super::symbolizer::{Symbol, Symbolizer};
 use crate::host::mappings::ModuleId;
 
@@ -32,6 +33,8 @@ pub struct Finisher<'a> {
     pub symbolizer: &'a Symbolizer,
     /// The modules.
     pub modules: &'a dyn ModuleFiles,
+    /// Names of Python functions.
+    pub python: &'a PythonNames,
     /// Names of the process's JIT code.
     pub perf_map: Option<&'a PerfMap>,
     /// Why there is no perf map. It becomes the reason of frames that would need one.
@@ -60,6 +63,10 @@ impl Finisher<'_> {
     }
 
     fn push(&self, raw: &RawFrame, module_index: &mut dyn FnMut(ModuleId) -> usize, frames: &mut Vec<Frame>) {
+        if let Some(frame) = self.python.frame(raw) {
+            frames.push(frame);
+            return;
+        }
         let unnamed = Frame {
             module: raw.module.map(module_index),
             address: raw.address,

@@ -14,6 +14,7 @@ pub mod offline;
 pub mod packages;
 pub mod perf_map;
 pub mod progress;
+pub mod python;
 pub mod reasons;
 pub mod sparse_copy;
 pub mod symbolizer;

@@ -46,6 +46,7 @@ impl Attaching {
                 Look::Refused(missing) => audit.missing.push(missing.clone()),
             }
         }
+        audit.missing.extend(modules.iter().filter_map(|module| self.missing_python(*module)));
         audit.missing.extend(runtimes.into_iter().map(Runtime::missing));
         audit.missing.extend(dropped_mappings(&incarnation.space, table));
         // One file may be mapped under two names.

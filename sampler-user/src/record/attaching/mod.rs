@@ -7,5 +7,6 @@ mod membership;
 pub mod missed;
 mod modules;
 pub mod probes;
+mod python;
 pub mod start;
 pub mod targets;

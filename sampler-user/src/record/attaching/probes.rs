@@ -6,6 +6,7 @@ use std::time::Duration;
 use sampler_ebpf::abi::ProcessKey;
 
 use super::missed::Missed;
+use super::python::Interpreters;
 use super::targets::{Coverage, TargetSet};
 use crate::attach::files::FileKey;
 use crate::attach::hooks::Hooks;
@@ -90,6 +91,8 @@ pub struct Attaching {
     pub(super) is_starting: bool,
     /// Modules that processes mapped and that are being examined on other threads, or wait to be hooked inline.
     pub(super) under_way: Vec<(IncarnationId, ModuleId)>,
+    /// Python interpreters.
+    pub(super) interpreters: Interpreters,
     until_ns: u64,
 }
 
@@ -135,6 +138,7 @@ impl Attaching {
             heard_ends: Vec::new(),
             is_starting: true,
             under_way: Vec::new(),
+            interpreters: Interpreters::default(),
             until_ns: u64::MAX,
         }
     }

@@ -1,5 +1,6 @@
 //! Attaches the probes of the start: to files that targets map by then, and to files that a command is expected to map.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::sync::Arc;
 
@@ -73,6 +74,9 @@ impl Attaching {
                 without.push(self.no_allocator(process.pid, &process.comm));
             }
         }
+        let all = host.processes().iter().map(|incarnation| incarnation.id.pid).filter(|_| self.global);
+        let pids: BTreeSet<u32> = running.iter().map(|process| process.pid).chain(all).collect();
+        self.find_interpreters(host, pids.into_iter());
         // A target that cannot be hooked does not stop the others.
         let others_may_come = self.global || command.is_some();
         if !without.is_empty() && without.len() == running.len() && !others_may_come {

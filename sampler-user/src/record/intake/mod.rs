@@ -9,5 +9,6 @@ mod join;
 pub mod lives;
 pub mod losses;
 mod queue;
+pub mod python;
 pub mod recorder;
 mod stack_limits;

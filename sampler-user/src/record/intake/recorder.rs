@@ -11,6 +11,7 @@ use sampler_ebpf::abi::{AllocationRecord, LiveKey, LiveValue, ProcessKey, mappin
 
 use super::counters::DaemonCounters;
 use super::join::{Join, Joined, MOST_WAITING};
+use super::python::Pythons;
 use super::stack_limits::StackLimits;
 use crate::clock::monotonic_ns;
 use crate::heap::event::{Event, decode};
@@ -20,6 +21,7 @@ use crate::host::mappings::AddressSpace;
 use crate::host::{Host, HostError};
 use crate::kernel::rings::Ring;
 use crate::kernel::stack_traces::StackTraces;
+use crate::symbols::python::PythonNames;
 use heapbpf_probes::{BRK, MMAP, MREMAP};
 use heapbpf_unwind::dwarf::Unwinder;
 use heapbpf_unwind::raw::{RawStack, Reason};
@@ -85,6 +87,8 @@ pub struct Recorder {
     pub processes: HashMap<ProcessKey, u64>,
     /// How much is copied of stacks whose top is not known.
     pub stack_limits: StackLimits,
+    /// Python frames.
+    pub pythons: Pythons,
     unwinder: Unwinder,
     traces: Box<dyn KernelStacks>,
     max_depth: usize,
@@ -114,12 +118,19 @@ pub struct Recorder {
 impl Recorder {
     /// Creates a recorder that adds to `heap`, which must be empty. `max_depth`: maximum number of frames of stacks
     /// that the kernel walked.
-    pub fn new(unwinder: Unwinder, traces: impl KernelStacks + 'static, max_depth: usize, heap: Heap) -> Self {
+    pub fn new(
+        unwinder: Unwinder,
+        traces: impl KernelStacks + 'static,
+        max_depth: usize,
+        heap: Heap,
+        names: Arc<PythonNames>,
+    ) -> Self {
         Self {
             heap,
             counters: DaemonCounters::default(),
             processes: HashMap::new(),
             stack_limits: StackLimits::default(),
+            pythons: Pythons::new(names),
             unwinder,
             traces: Box::new(traces),
             max_depth,
@@ -428,6 +439,7 @@ impl Recorder {
         self.callers.retain(|(process, ..), _| !ended.contains(process));
         self.unwinder.forget(ended);
         self.stack_limits.forget(ended);
+        self.pythons.forget(ended);
     }
 
     /// Releases memory taken up by a burst of records.

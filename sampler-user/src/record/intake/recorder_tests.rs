@@ -29,6 +29,7 @@ fn recorder() -> (Recorder, Host, Rc<Cell<u32>>) {
         Walked(Rc::clone(&reads)),
         64,
         Heap::new(false),
+        Arc::default(),
     );
     recorder.set_functions(&[11, 22]);
     (recorder, Host::snapshot(HostOptions::default()).unwrap(), reads)

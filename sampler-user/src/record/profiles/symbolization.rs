@@ -12,6 +12,7 @@ use crate::host::mappings::ModuleId;
 use crate::symbols::finish::Finisher;
 use crate::symbols::perf_map::PerfMap;
 use crate::symbols::progress::Progress;
+use crate::symbols::python::{PythonNames, is_python};
 use crate::symbols::symbolizer::{Options, Symbolizer};
 use heapbpf_profile::model::{Module, Stack};
 use heapbpf_unwind::image::{Image, ModuleFiles};
@@ -86,6 +87,7 @@ pub struct Symbolization {
     symbolizer: Symbolizer,
     options: Options,
     progress: Arc<Progress>,
+    python: Arc<PythonNames>,
     enabled: bool,
     known: KnownModules,
     jit_code: JitCodeMaps,
@@ -132,6 +134,7 @@ impl Symbolization {
             symbolizer: Symbolizer::telling(options.clone(), Arc::clone(&progress)),
             options,
             progress,
+            python: Arc::default(),
             enabled,
             known: KnownModules::default(),
             jit_code: JitCodeMaps::default(),
@@ -139,6 +142,11 @@ impl Symbolization {
             numbers: HashMap::new(),
             finished: HashMap::new(),
         }
+    }
+
+    /// The same, with names of Python functions.
+    pub fn with_python(self, python: Arc<PythonNames>) -> Self {
+        Self { python, ..self }
     }
 
     /// Takes in the modules that new stacks refer to.
@@ -163,7 +171,7 @@ impl Symbolization {
         let new: Vec<&UnsymbolizedStack> = stacks.filter(|stack| self.get(stack).is_none()).collect();
         if names {
             let places = new.iter().flat_map(|unsymbolized| &unsymbolized.stack.frames);
-            let places = places.filter_map(|frame| Some((frame.module?, frame.file_offset)));
+            let places = places.filter(|frame| !is_python(frame)).filter_map(|frame| Some((frame.module?, frame.file_offset)));
             self.symbolizer.symbolize(&mut self.known, places);
             for (module, number) in &self.numbers {
                 self.modules[*number].reason = self.symbolizer.reason(*module).cloned();
@@ -180,6 +188,7 @@ impl Symbolization {
             let finisher = Finisher {
                 symbolizer: &self.symbolizer,
                 modules: &self.known,
+                python: &self.python,
                 perf_map: code.and_then(|code| code.map.as_ref()),
                 perf_map_reason: code.and_then(|code| code.reason.as_deref()),
             };

@@ -19,6 +19,7 @@ use crate::host::own_memory::give_memory_back;
 use crate::record::plan::RecordPlan;
 use crate::stats::Stats;
 use crate::symbols::progress::{Download, Progress};
+use crate::symbols::python::PythonNames;
 use heapbpf_profile::adjust::Adjustments;
 use heapbpf_profile::lost_samples;
 use heapbpf_profile::model::{Header, Lifetimes, Process, Profile, Row};
@@ -57,11 +58,11 @@ pub struct ProfileWorker {
 }
 
 impl ProfileWorker {
-    /// Starts the profile worker.
+    /// Starts the profile worker. `python`: names of Python functions.
     ///
     /// # Errors
     /// The system cannot create the thread.
-    pub fn start(plan: &RecordPlan) -> std::io::Result<Self> {
+    pub fn start(plan: &RecordPlan, python: Arc<PythonNames>) -> std::io::Result<Self> {
         let (jobs, queue) = channel();
         let template = template(plan);
         let (symbolize, symbols, adjustments) =
@@ -69,7 +70,7 @@ impl ProfileWorker {
         let progress = Arc::new(Progress::default());
         let told = Arc::clone(&progress);
         std::thread::Builder::new().name("profiles".into()).spawn(move || {
-            let symbolization = Symbolization::new(symbolize, symbols, told);
+            let symbolization = Symbolization::new(symbolize, symbols, told).with_python(python);
             Worker::new(template, adjustments, symbolization).work(&queue);
         })?;
         Ok(Self { jobs, progress })

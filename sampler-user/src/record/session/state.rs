@@ -1,5 +1,7 @@
 //! The state of one recording: kernel, host and heap, wired together.
 
+use std::sync::Arc;
+
 use anyhow::{Context, bail};
 use sampler_ebpf::abi::Counters;
 
@@ -39,6 +41,7 @@ use crate::record::profiles::describe::Descriptions;
 use crate::record::profiles::worker::ProfileWorker;
 use crate::record::ring_sizes::Growth;
 use crate::sampling::size_classes::SizeClassController;
+use crate::symbols::python::PythonNames;
 use heapbpf_unwind::dwarf::{Limits, Unwinder};
 use sampler_ebpf::constants::draw_constants;
 
@@ -137,11 +140,12 @@ impl Session {
         let config = &plan.kernel.config;
         let how = InlineSampling { draw, seed: config.seed, criterion: config.criterion as u32 };
         let inline = inline.map(|programs| InlineHooks::new(programs, how));
+        let names = Arc::new(PythonNames::default());
         let probes = KernelProbes { programs, control, mappings, inline };
         Ok(Self {
             kernel,
-            recorder: Recorder::new(unwinder, StackTraces::open(&loader)?, max_depth, heap),
-            worker: ProfileWorker::start(&plan).context("cannot start a thread")?,
+            recorder: Recorder::new(unwinder, StackTraces::open(&loader)?, max_depth, heap, Arc::clone(&names)),
+            worker: ProfileWorker::start(&plan, names).context("cannot start a thread")?,
             attaching: Attaching::new(&plan.targets, plan.sampling.live, probes),
             host,
             process_events: Vec::new(),

@@ -23,6 +23,7 @@ impl Session {
         if hooked {
             self.recorder.set_functions(self.attaching.hooks.functions());
         }
+        self.learn_interpreters();
         for (pid, time_ns) in self.attaching.take_heard_ends() {
             self.lives.heard(pid, time_ns);
         }
@@ -35,6 +36,13 @@ impl Session {
             self.housekeep(now);
         }
         records
+    }
+
+    /// Has the recorder know the interpreters whose frames the programs now report.
+    pub(super) fn learn_interpreters(&mut self) {
+        for (module, runtime) in self.attaching.take_new_interpreters() {
+            self.recorder.pythons.learn(module, runtime);
+        }
     }
 
     /// Time until housekeeping is due.

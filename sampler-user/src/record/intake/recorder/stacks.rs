@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sampler_ebpf::abi::{AllocationRecord, MOST_MISSING_PAGES, StackRecord, copy_end};
 
 use super::Recorder;
-use crate::heap::event::decode_stack;
+use crate::heap::event::{decode_python, decode_stack};
 use crate::host::Host;
 use crate::host::mappings::AtTime;
 use crate::kernel::rings::Ring;
@@ -35,6 +35,10 @@ impl Recorder {
 
     /// Unwinds a stack copy, a record of the stacks ring.
     fn unwind(&mut self, copy: &[u8], host: &mut Host) {
+        if let Some(record) = decode_python(copy) {
+            self.pythons.take_in(record);
+            return;
+        }
         let Some((head, bytes)) = decode_stack(copy) else {
             self.counters.records_unknown += 1;
             return;
@@ -45,13 +49,16 @@ impl Recorder {
         let (processes, modules) = host.split();
         let space = processes.at(head.space.tgid, head.time_ns).map_or(&self.nowhere, |incarnation| &incarnation.space);
         let at = AtTime::new(space, head.time_ns);
-        let stack = self.unwinder.unwind(modules, &at.view(head.space), capture);
+        let mut stack = self.unwinder.unwind(modules, &at.view(head.space), capture);
         if !self.unwinder.was_repeated() && stack.has_jit_code(modules) {
             self.runs_jit_code(head.space, head.time_ns);
         }
         if head.ends_at == copy_end::PROCESS_LIMIT {
             let is_cut = stack.completeness == Completeness::Truncated(Reason::StackCopyTooSmall);
             self.stack_limits.note(head.space, u64::from(head.copied_bytes), is_cut);
+        }
+        if let Some(merged) = self.pythons.merged(&head, &stack) {
+            stack = self.unwinder.intern(merged);
         }
         self.join.arrive(head.sample, stack);
     }

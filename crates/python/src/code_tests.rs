@@ -1,0 +1,115 @@
+use super::*;
+use crate::version::Version;
+
+/// Memory from one address on.
+struct Bytes(Vec<u8>);
+
+const BASE: u64 = 0x7f00_0000_0000;
+const CODE: u64 = BASE + 0x100;
+const NAME: u64 = BASE + 0x400;
+const FILE: u64 = BASE + 0x500;
+const LINES: u64 = BASE + 0x600;
+
+impl Memory for Bytes {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        let from = address.checked_sub(BASE).and_then(|at| usize::try_from(at).ok());
+        let found = from.and_then(|from| self.0.get(from..)?.get(..buffer.len()));
+        found.map(|found| buffer.copy_from_slice(found)).is_some()
+    }
+}
+
+impl Bytes {
+    fn put(&mut self, address: u64, bytes: &[u8]) {
+        let at = (address - BASE) as usize;
+        self.0[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn long(&mut self, address: u64, value: u64) {
+        self.put(address, &value.to_le_bytes());
+    }
+
+    /// A string with characters of `width` bytes.
+    fn text(&mut self, address: u64, text: &str, width: u32, head: u64) {
+        let ascii = if text.is_ascii() { IS_ASCII } else { 0 };
+        self.long(address + 16, text.chars().count() as u64);
+        self.long(address + 32, u64::from(width << KIND_SHIFT | IS_COMPACT | ascii));
+        let data: Vec<u8> = text.chars().flat_map(|c| (c as u32).to_le_bytes()[..width as usize].to_vec()).collect();
+        self.put(address + head, &data);
+    }
+}
+
+fn layout() -> Layout {
+    Layout::of_version(Version::three(11)).expect("known")
+}
+
+/// A code object of 3.11, and its check.
+fn code() -> (Bytes, u64) {
+    let mut memory = Bytes(vec![0; 0x2000]);
+    let at = layout();
+    memory.put(CODE + u64::from(at.process.code_first_line), &7u32.to_le_bytes());
+    memory.put(CODE + 168, &3u32.to_le_bytes());
+    for (place, value) in [(at.code.file, FILE), (at.code.name, NAME), (at.code.lines, LINES)] {
+        memory.long(CODE + u64::from(place), value);
+    }
+    memory.text(NAME, "Class.method", 1, 48);
+    memory.text(FILE, "/srv/caf\u{e9}.py", 1, 72);
+    memory.long(LINES + 16, 3);
+    memory.put(LINES + 32, &[0x80 | 11 << 3, 0, 0]);
+    (memory, check([FILE, 0, NAME, LINES], 7))
+}
+
+#[test]
+fn a_code_object_gives_its_names_and_lines() {
+    let (memory, check) = code();
+    let code = Code::read(&memory, &layout(), CODE, check).expect("it is whole");
+    assert_eq!((&*code.name, &*code.file), ("Class.method", "/srv/caf\u{e9}.py"));
+    assert_eq!((code.first_line, code.first_traceable), (7, 3));
+    assert_eq!((code.line(&layout(), 0), code.line(&layout(), 2)), (Some(8), None));
+}
+
+#[test]
+fn wide_characters_are_read_and_surrogates_replaced() {
+    let (mut memory, check) = code();
+    memory.text(NAME, "\u{0434}\u{0430}", 2, 72);
+    memory.put(NAME + 74, &0xd800u16.to_le_bytes());
+    memory.text(FILE, "\u{1f40d}.py", 4, 72);
+    let code = Code::read(&memory, &layout(), CODE, check).expect("it is whole");
+    assert_eq!((&*code.name, &*code.file), ("\u{0434}\u{fffd}", "\u{1f40d}.py"));
+}
+
+#[test]
+fn another_object_at_the_address_is_seen() {
+    let (memory, check) = code();
+    assert_eq!(Code::read(&memory, &layout(), CODE, check + 1), Err(CodeError::Replaced));
+}
+
+#[test]
+fn what_is_no_code_object_is_refused() {
+    let (_, check) = code();
+    let read = |memory: &Bytes| Code::read(memory, &layout(), CODE, check).unwrap_err();
+    let broken = |address: u64, value: u64| {
+        let (mut memory, _) = code();
+        memory.long(address, value);
+        read(&memory)
+    };
+    // A string in a form that has not been in use since 3.3, of unknown width, or longer than memory.
+    assert_eq!(broken(NAME + 32, 1 << KIND_SHIFT), CodeError::Malformed);
+    assert_eq!(broken(NAME + 32, u64::from(3 << KIND_SHIFT | IS_COMPACT)), CodeError::Malformed);
+    assert_eq!(broken(NAME + 16, u64::MAX), CodeError::Malformed);
+    assert_eq!(broken(LINES + 16, u64::MAX), CodeError::Malformed);
+    assert_eq!(broken(LINES + 16, MOST_LINE_BYTES), CodeError::Unreadable);
+    let (mut memory, _) = code();
+    memory.0.truncate(0x520);
+    assert_eq!(read(&memory), CodeError::Unreadable);
+    memory.0.clear();
+    assert_eq!(read(&memory), CodeError::Unreadable);
+}
+
+#[test]
+fn long_names_are_cut() {
+    let (mut memory, check) = code();
+    memory.0.resize(0x4000, 0);
+    memory.long(NAME + 16, 0x1800);
+    let code = Code::read(&memory, &layout(), CODE, check).expect("it is whole");
+    assert_eq!(code.name.chars().count(), MOST_CHARACTERS);
+}

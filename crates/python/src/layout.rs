@@ -1,0 +1,218 @@
+//! Where each version of CPython keeps thread states, frames and code objects: by tables for versions that do not say, by
+//! the interpreter's own table from 3.13 on.
+
+use sampler_ebpf::abi::PythonProcess;
+
+use crate::version::Version;
+
+const ABSENT: u32 = PythonProcess::ABSENT;
+
+/// How a code object tells lines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LineFormat {
+    /// Up to 3.9: `co_lnotab`.
+    Increments,
+    /// 3.10: `co_linetable`.
+    Ranges,
+    /// Since 3.11: the location table.
+    Locations,
+}
+
+/// Code objects and what they refer to. Offsets and sizes in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CodeLayout {
+    /// `co_filename`.
+    pub file: u32,
+    /// `co_qualname`, or else `co_name`.
+    pub name: u32,
+    /// `co_linetable`, or else `co_lnotab`.
+    pub lines: u32,
+    /// How it is to be read.
+    pub format: LineFormat,
+    /// Bytes of an index of instructions.
+    pub unit: u32,
+    /// The first instruction, if instructions are in the code object.
+    pub instructions: Option<u32>,
+    /// `_co_firsttraceable`: index of the instruction from which on a frame counts.
+    pub first_traceable: Option<u32>,
+    /// Size of the head of a string of ASCII characters.
+    pub ascii_head: u32,
+    /// Size of the head of another string.
+    pub compact_head: u32,
+}
+
+/// Who owns a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Boundaries {
+    /// Each frame has an invocation of the interpreter's loop of its own.
+    EachFrame,
+    /// A frame that C code called is marked.
+    Marked,
+    /// A frame of the loop itself lies between those of different invocations; owners from this number on are the loop.
+    Owner(u8),
+}
+
+/// The layout of one version.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// What the programs in the kernel need; the address is not set.
+    pub process: PythonProcess,
+    /// What the daemon needs.
+    pub code: CodeLayout,
+    /// How frames are divided among invocations of the interpreter's loop.
+    pub boundaries: Boundaries,
+}
+
+/// The owner of a frame that belongs to a generator or coroutine.
+pub const OWNED_BY_GENERATOR: u8 = 1;
+
+impl Layout {
+    /// The layout of a version that does not describe itself.
+    #[must_use]
+    pub fn of_version(version: Version) -> Option<Self> {
+        match (version.major, version.minor) {
+            (3, 8) => Some(frame_objects(1368, 104)),
+            (3, 9) => Some(frame_objects(568, 104)),
+            (3, 10) => Some(Self {
+                code: CodeLayout { format: LineFormat::Ranges, unit: 2, ..frame_objects(568, 96).code },
+                ..frame_objects(568, 96)
+            }),
+            (3, 11) => Some(three_eleven()),
+            (3, 12) => Some(three_twelve()),
+            _ => None,
+        }
+    }
+}
+
+/// 3.8 to 3.10. `running`: `_PyRuntime.gilstate.tstate_current`; `last`: `f_lasti`.
+fn frame_objects(running: u32, last: u32) -> Layout {
+    Layout {
+        process: PythonProcess {
+            interpreters_head: 32,
+            interpreter_next: 0,
+            threads_head: 8,
+            lock: ABSENT,
+            running,
+            thread_next: 8,
+            thread_interpreter: 16,
+            thread_id: 176,
+            thread_frame: 24,
+            indirect_frame: ABSENT,
+            frame_bytes: last + 4,
+            frame_code: 32,
+            frame_previous: 24,
+            frame_instruction: last,
+            instruction_is_index: 1,
+            frame_owner: ABSENT,
+            frame_is_entry: ABSENT,
+            code_identity: 96,
+            code_first_line: 40,
+            ..PythonProcess::default()
+        },
+        code: CodeLayout {
+            file: 104,
+            name: 112,
+            lines: 120,
+            format: LineFormat::Increments,
+            unit: 1,
+            instructions: None,
+            first_traceable: None,
+            ascii_head: 48,
+            compact_head: 72,
+        },
+        boundaries: Boundaries::EachFrame,
+    }
+}
+
+fn three_eleven() -> Layout {
+    Layout {
+        process: PythonProcess {
+            interpreters_head: 40,
+            interpreter_next: 0,
+            threads_head: 16,
+            lock: ABSENT,
+            running: 576,
+            thread_next: 8,
+            thread_interpreter: 16,
+            thread_id: 152,
+            thread_frame: 56,
+            indirect_frame: 8,
+            frame_bytes: 72,
+            frame_code: 32,
+            frame_previous: 48,
+            frame_instruction: 56,
+            frame_owner: 69,
+            frame_is_entry: 68,
+            code_identity: 112,
+            code_first_line: 72,
+            ..PythonProcess::default()
+        },
+        code: CodeLayout {
+            file: 112,
+            name: 128,
+            lines: 136,
+            format: LineFormat::Locations,
+            unit: 2,
+            instructions: Some(184),
+            first_traceable: Some(168),
+            ascii_head: 48,
+            compact_head: 72,
+        },
+        boundaries: Boundaries::Marked,
+    }
+}
+
+fn three_twelve() -> Layout {
+    let eleven = three_eleven();
+    Layout {
+        process: PythonProcess {
+            interpreters_head: 40,
+            interpreter_next: 0,
+            threads_head: 72,
+            lock: 384,
+            running: 8,
+            thread_id: 136,
+            indirect_frame: 0,
+            frame_code: 0,
+            frame_previous: 8,
+            frame_owner: 70,
+            frame_is_entry: ABSENT,
+            code_first_line: 68,
+            ..eleven.process
+        },
+        code: CodeLayout {
+            instructions: Some(192),
+            first_traceable: Some(176),
+            ascii_head: 40,
+            compact_head: 56,
+            ..eleven.code
+        },
+        boundaries: Boundaries::Owner(3),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use sampler_ebpf::abi::PYTHON_FRAME_BYTES;
+
+    use super::*;
+
+    #[test]
+    fn known_versions_have_layouts_that_the_programs_can_read() {
+        for minor in 8..=12 {
+            let Layout { process, .. } = Layout::of_version(Version::three(minor)).expect("known");
+            let bytes = process.frame_bytes;
+            assert!(bytes as usize <= PYTHON_FRAME_BYTES);
+            assert!(process.frame_code + 8 <= bytes && process.frame_previous + 8 <= bytes);
+            let instruction = if process.instruction_is_index == 1 { 4 } else { 8 };
+            assert!(process.frame_instruction + instruction <= bytes);
+            for byte in [process.frame_owner, process.frame_is_entry] {
+                assert!(byte == ABSENT || byte < bytes);
+            }
+        }
+        for minor in [0, 7, 13, 99] {
+            assert_eq!(Layout::of_version(Version::three(minor)), None);
+        }
+        assert_eq!(Layout::of_version(Version { major: 2, minor: 8 }), None);
+    }
+}

@@ -1,0 +1,172 @@
+//! The interpreter in a file: which version it is, and where its parts are.
+
+use std::ops::Range;
+
+use heapbpf_elf::{Elf, ElfFile, Image, Pieces, Segment, read_range};
+use object::elf::EM_X86_64;
+
+use crate::layout::Layout;
+use crate::symbols::{self, Found};
+use crate::version::Version;
+use crate::{cold, debug_offsets};
+
+/// The interpreter's loop, which runs Python functions.
+const LOOP: &[u8] = b"_PyEval_EvalFrameDefault";
+
+/// Why Python frames of an interpreter are not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unsupported {
+    /// A version that is not known.
+    #[error("the frames of CPython {0} are not known")]
+    Version(Version),
+    /// Neither the file nor its name tells the version.
+    #[error("its version of CPython is not known")]
+    NoVersion,
+    /// A build without the global interpreter lock.
+    #[error("CPython {0} without the global interpreter lock is not supported")]
+    FreeThreaded(Version),
+    /// The table of offsets contradicts itself.
+    #[error("its table of offsets is not understood")]
+    Malformed,
+    /// The function that runs Python functions was not found.
+    #[error("its symbols do not name _PyEval_EvalFrameDefault")]
+    NoLoop,
+    /// Another instruction set than x86-64.
+    #[error("Python frames are read on x86-64 only")]
+    Machine,
+}
+
+/// An interpreter.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Runtime {
+    /// Its version.
+    pub version: Version,
+    /// Where it keeps what.
+    pub layout: Layout,
+    /// Virtual address of `_PyRuntime` in the file.
+    pub address: u64,
+    /// Its loop, as ranges of file offsets.
+    pub loops: Vec<Range<u64>>,
+    /// The loaded parts of the file.
+    pub segments: Vec<Segment>,
+    /// Whether the file is the interpreter's alone: `python3.11`, `libpython3.11.so.1.0`.
+    pub is_alone: bool,
+}
+
+impl Runtime {
+    /// The interpreter in a file; `None` if there is none. `path`: where the file was found.
+    ///
+    /// # Errors
+    /// There is one, but its frames cannot be read.
+    pub fn find(image: &dyn Image, path: &str) -> Result<Option<Self>, Unsupported> {
+        let pieces = Pieces::of(image);
+        let Ok(file) = ElfFile::parse(&pieces) else { return Ok(None) };
+        let (mut runtime, mut stated, mut hot) = (None, None, None);
+        let mut parts = Vec::new();
+        symbols::each(&file, |name, symbol| match name {
+            b"_PyRuntime" => runtime = Some(symbol),
+            b"Py_Version" => stated = Some(symbol),
+            LOOP => hot = Some(symbol),
+            _ if name.strip_prefix(LOOP).is_some_and(|rest| rest.starts_with(b".")) => parts.push(symbol),
+            _ => {}
+        });
+        let Some(runtime) = runtime else { return Ok(None) };
+        let elf = &file.headers;
+        if elf.machine != EM_X86_64.0 {
+            return Err(Unsupported::Machine);
+        }
+        let name = path.rsplit('/').next().unwrap_or(path);
+        let soname = file.dynamic().ok().and_then(|dynamic| dynamic.soname);
+        let (version, layout) = version_of(image, elf, &runtime, stated.as_ref(), &[name, soname.as_deref().unwrap_or("")])?;
+        let hot = hot.filter(|symbol| symbol.size > 0).ok_or(Unsupported::NoLoop)?;
+        let hot = hot.address..hot.address.saturating_add(hot.size);
+        let mut ranges: Vec<Range<u64>> = parts.iter().map(|part| part.address..part.address.saturating_add(part.size)).collect();
+        if ranges.is_empty() {
+            ranges = cold::parts(image, elf, &hot);
+        }
+        ranges.push(hot);
+        let loops = ranges.iter().filter_map(|range| {
+            let start = elf.offset_of_address(range.start)?;
+            Some(start..start.saturating_add(range.end - range.start))
+        });
+        let is_alone = name.starts_with("python") || name.starts_with("libpython");
+        let loops = loops.collect();
+        let segments = elf.segments.iter().filter(|segment| segment.is_loaded()).copied().collect();
+        Ok(Some(Self { version, layout, address: runtime.address, loops, segments, is_alone }))
+    }
+
+    /// Address of `_PyRuntime` in a process that has `file_offset` of the file mapped at `start`.
+    #[must_use]
+    pub fn address_in(&self, start: u64, file_offset: u64) -> Option<u64> {
+        // A mapping begins at a page, and may begin before its segment.
+        let holds = |segment: &&Segment| {
+            let first = segment.offset & !0xfff;
+            (first..segment.offset.saturating_add(segment.file_bytes)).contains(&file_offset)
+        };
+        let segment = self.segments.iter().filter(|segment| segment.is_executable()).find(holds)?;
+        let bias = start.wrapping_sub(file_offset).wrapping_sub(segment.address.wrapping_sub(segment.offset));
+        Some(bias.wrapping_add(self.address))
+    }
+
+    /// Whether code at an offset of the file is the interpreter's loop.
+    #[must_use]
+    pub fn is_loop(&self, file_offset: u64) -> bool {
+        self.loops.iter().any(|range| range.contains(&file_offset))
+    }
+}
+
+/// The version and its layout. Since 3.13, the runtime begins with a table of its offsets; since 3.11, a number states the
+/// version; before, the names of the file do.
+fn version_of(
+    image: &dyn Image,
+    elf: &Elf,
+    runtime: &Found,
+    stated: Option<&Found>,
+    names: &[&str],
+) -> Result<(Version, Layout), Unsupported> {
+    let read = |address, bytes: usize| {
+        let offset = elf.offset_of_address(address)?;
+        read_range(image, "a constant", offset, bytes as u64, bytes as u64).ok()
+    };
+    if let Some(table) = read(runtime.address, debug_offsets::BYTES)
+        && let Some(version) = debug_offsets::version(&table)
+    {
+        return Ok((version, debug_offsets::layout(&table)?));
+    }
+    let stated = stated.and_then(|symbol| read(symbol.address, 8)?.try_into().ok()).map(u64::from_le_bytes);
+    let named = || names.iter().find_map(|name| Version::of_file_name(name));
+    let version = stated.map(Version::of_hex).or_else(named).ok_or(Unsupported::NoVersion)?;
+    // Versions since 3.11 state their number, so a name alone is not believed for them.
+    let is_believed = stated.is_some() || version < Version::three(11);
+    let layout = Layout::of_version(version).filter(|_| is_believed).ok_or(Unsupported::Version(version))?;
+    Ok((version, layout))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn files_without_an_interpreter_have_none() {
+        let program = File::open("/proc/self/exe").expect("it is there");
+        assert_eq!(Runtime::find(&program, "/usr/bin/python3.11"), Ok(None));
+        assert_eq!(Runtime::find(&vec![0u8; 100], "python3.11"), Ok(None));
+    }
+
+    /// The interpreters of this machine, if it has any.
+    #[test]
+    fn an_installed_interpreter_is_found_with_its_loop() {
+        let Ok(path) = std::fs::canonicalize("/usr/bin/python3") else { return };
+        let file = File::open(&path).expect("it is there");
+        match Runtime::find(&file, &path.to_string_lossy()) {
+            Ok(Some(runtime)) => {
+                assert!(runtime.is_alone && !runtime.loops.is_empty(), "{runtime:?}");
+                assert!(runtime.loops.iter().all(|range| runtime.is_loop(range.start) && !runtime.is_loop(range.end)));
+            }
+            Ok(None) => {}
+            Err(why) => assert!(!why.to_string().is_empty()),
+        }
+    }
+}

@@ -1,0 +1,183 @@
+//! Python frames: where an interpreter keeps them, and the record in which the programs report them.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::{ProcessKey, StackRecord};
+
+/// Most Python frames that are reported of one stack.
+pub const MOST_PYTHON_FRAMES: usize = 256;
+/// Frames in one record. A deeper stack takes several records.
+pub const PYTHON_FRAMES_PER_RECORD: usize = 64;
+/// Most threads of an interpreter that are looked through for the calling one.
+pub const MOST_PYTHON_THREADS: u32 = 512;
+/// Most bytes of an interpreter's frame that are read.
+pub const PYTHON_FRAME_BYTES: usize = 128;
+/// Bytes of a code object that tell it from others: four pointers, among them the name and the line table.
+pub const PYTHON_IDENTITY_BYTES: usize = 32;
+
+/// Where the interpreter of a process keeps its frames: a value of the `PYTHON` map. All offsets are in bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct PythonProcess {
+    /// Address of `_PyRuntime` in the process.
+    pub runtime: u64,
+    /// Bits of a frame's code pointer that are not part of the address.
+    pub code_tags: u64,
+    /// In `_PyRuntime`: pointer to the newest interpreter.
+    pub interpreters_head: u32,
+    /// In an interpreter: pointer to the next older one.
+    pub interpreter_next: u32,
+    /// In an interpreter: pointer to its newest thread state.
+    pub threads_head: u32,
+    /// In an interpreter: pointer to its lock; [`ABSENT`](Self::ABSENT) if the runtime knows the running thread itself.
+    pub lock: u32,
+    /// In the lock, or else in the runtime: pointer to the state of the thread that runs.
+    pub running: u32,
+    /// In a thread's state: pointer to the next one.
+    pub thread_next: u32,
+    /// In a thread's state: pointer to its interpreter.
+    pub thread_interpreter: u32,
+    /// In a thread's state: `pthread_self()` of its thread.
+    pub thread_id: u32,
+    /// In a thread's state: pointer to its newest frame, or to what points there.
+    pub thread_frame: u32,
+    /// In what a thread's state points to: pointer to the newest frame; [`ABSENT`](Self::ABSENT) if nothing is between.
+    pub indirect_frame: u32,
+    /// Bytes to read of a frame, at most [`PYTHON_FRAME_BYTES`].
+    pub frame_bytes: u32,
+    /// In a frame: pointer to its code object.
+    pub frame_code: u32,
+    /// In a frame: pointer to its caller's frame.
+    pub frame_previous: u32,
+    /// In a frame: address of its current instruction, or its index.
+    pub frame_instruction: u32,
+    /// 1 if that is an index, of 32 bits.
+    pub instruction_is_index: u32,
+    /// In a frame: a byte that tells who owns it; [`ABSENT`](Self::ABSENT) if there is none.
+    pub frame_owner: u32,
+    /// In a frame: a byte that is 1 if C code called it; [`ABSENT`](Self::ABSENT) if there is none.
+    pub frame_is_entry: u32,
+    /// In a code object: the [`PYTHON_IDENTITY_BYTES`] that tell it from others.
+    pub code_identity: u32,
+    /// In a code object: its first line, of 32 bits.
+    pub code_first_line: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+impl PythonProcess {
+    /// There is no such member.
+    pub const ABSENT: u32 = u32::MAX;
+}
+
+/// What became of a walk of Python frames.
+pub mod python_walk {
+    /// All frames were found.
+    pub const COMPLETE: u32 = 0;
+    /// There are more than [`MOST_PYTHON_FRAMES`](super::MOST_PYTHON_FRAMES).
+    pub const TOO_DEEP: u32 = 1;
+    /// Memory could not be read.
+    pub const UNREADABLE: u32 = 2;
+    /// The process has several interpreters.
+    pub const SUBINTERPRETERS: u32 = 3;
+    /// The interpreter does not know the calling thread.
+    pub const NO_THREAD: u32 = 4;
+    /// The interpreter has not begun, or has ended.
+    pub const NOT_RUNNING: u32 = 5;
+}
+
+/// A Python frame.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct PythonFrame {
+    /// Address of its code object.
+    pub code: u64,
+    /// [`check`] of that object.
+    pub check: u64,
+    /// Its current instruction: bytes from the code object's address, or an index.
+    pub instruction: u32,
+    /// The owner, in the lowest byte; whether C code called it, in the next.
+    pub flags: u32,
+}
+
+impl PythonFrame {
+    /// The byte that tells who owns the frame.
+    #[must_use]
+    pub const fn owner(&self) -> u8 {
+        self.flags as u8
+    }
+
+    /// Whether C code called it, where frames tell.
+    #[must_use]
+    pub const fn is_entry(&self) -> bool {
+        self.flags & 0x100 != 0
+    }
+}
+
+/// A number that changes when another code object takes an address: of the four pointers that tell it from others, and
+/// its first line.
+#[inline(always)]
+#[must_use]
+pub const fn check(identity: [u64; PYTHON_IDENTITY_BYTES / 8], first_line: u32) -> u64 {
+    const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
+    let mut sum = first_line as u64;
+    let mut i = 0;
+    while i < identity.len() {
+        sum = (sum.rotate_left(17) ^ identity[i]).wrapping_mul(FACTOR);
+        i += 1;
+    }
+    sum
+}
+
+/// A record of Python frames in the stacks ring, innermost frame first. It comes before the copy of the same stack.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct PythonRecord {
+    /// [`PythonRecord::MARK`], where a stack copy has its sample's id.
+    pub mark: u64,
+    /// The sample's id.
+    pub sample: u64,
+    /// CLOCK_MONOTONIC, as in the allocation's record.
+    pub time_ns: u64,
+    /// The owner of the address space that the frames are in.
+    pub space: ProcessKey,
+    /// Frames in this record.
+    pub count: u32,
+    /// One of [`python_walk`].
+    pub walk: u32,
+    /// 1 if another record with more frames follows.
+    pub continues: u32,
+    /// Zero.
+    pub reserved: u32,
+    /// What the programs read; of no meaning to the daemon.
+    pub scratch: [u64; PYTHON_FRAME_BYTES / 8 + 1],
+    /// The frames.
+    pub frames: [PythonFrame; PYTHON_FRAMES_PER_RECORD],
+}
+
+impl PythonRecord {
+    /// No sample has this id.
+    pub const MARK: u64 = u64::MAX;
+}
+
+// The daemon tells the two kinds of records in the stacks ring by their first word.
+const _: () = assert!(core::mem::offset_of!(StackRecord, sample) == core::mem::offset_of!(PythonRecord, mark));
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_check_depends_on_each_pointer_and_on_the_line() {
+        let identity = [0x7f00_0000_1000, 0x7f00_0000_2000, 0x7f00_0000_3000, 0x7f00_0000_4000];
+        let of = check(identity, 7);
+        assert_ne!(of, check(identity, 8));
+        for i in 0..identity.len() {
+            let mut other = identity;
+            other[i] += 16;
+            assert_ne!(of, check(other, 7));
+        }
+        let swapped = [identity[1], identity[0], identity[2], identity[3]];
+        assert_ne!(of, check(swapped, 7));
+    }
+}

@@ -1,0 +1,221 @@
+//! Python frames of a sampled call, read from the calling thread's own interpreter state.
+//!
+//! Everything here was written by the target. Reads are checked and bounded, and the daemon judges what they found.
+
+use core::ffi::c_void;
+use core::ptr::read_volatile;
+
+use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
+use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user, bpf_ringbuf_submit};
+use sampler_ebpf::abi::{
+    MOST_PYTHON_FRAMES, MOST_PYTHON_THREADS, PYTHON_FRAME_BYTES, PYTHON_FRAMES_PER_RECORD, PYTHON_IDENTITY_BYTES,
+    PythonFrame, PythonProcess, PythonRecord, check, python_walk,
+};
+
+use crate::config::config;
+use crate::maps::{self, PYTHON};
+use crate::memory::{read_kernel, read_user};
+use crate::process::current_task;
+use crate::thread::ThreadState;
+
+/// Results of a step of `bpf_loop`.
+const GO_ON: i64 = 0;
+const STOP: i64 = 1;
+
+/// A walk through the interpreter's thread states.
+struct Search {
+    layout: &'static PythonProcess,
+    interpreter: u64,
+    /// `pthread_self()` of the calling thread.
+    thread_id: u64,
+    thread: u64,
+    found: u64,
+}
+
+/// A walk through a thread's frames.
+struct Walk {
+    layout: &'static PythonProcess,
+    record: *mut PythonRecord,
+    frame: u64,
+    count: u64,
+    outcome: u64,
+}
+
+/// Reports the Python frames of a sampled call, if its process is known to run Python. A function of its own, so that the
+/// verifier need not follow it together with what comes after.
+#[inline(never)]
+pub fn report(state: &ThreadState, sample: u64, time_ns: u64) {
+    // SAFETY: the daemon sets a process's value once, before it is used.
+    let Some(layout) = (unsafe { PYTHON.get(state.space.tgid) }) else { return };
+    let Some(ring) = maps::stacks() else { return };
+    let (first, mut outcome) = newest_frame(layout);
+    let mut frame = first;
+    let mut i = 0;
+    while i < MOST_PYTHON_FRAMES / PYTHON_FRAMES_PER_RECORD {
+        let record = ring.reserve(size_of::<PythonRecord>() as u64).cast::<PythonRecord>();
+        if record.is_null() {
+            return;
+        }
+        let is_last = i + 1 == MOST_PYTHON_FRAMES / PYTHON_FRAMES_PER_RECORD;
+        let mut walk = Walk { layout, record, frame, count: 0, outcome: u64::from(outcome) };
+        if frame != 0 {
+            run(PYTHON_FRAMES_PER_RECORD as u32, step as *mut c_void, (&raw mut walk).cast());
+        }
+        // SAFETY: the callback changes both. The reads keep the compiler from knowing better.
+        unsafe {
+            frame = read_volatile(&raw const walk.frame);
+            outcome = read_volatile(&raw const walk.outcome) as u32;
+        }
+        if frame != 0 && is_last {
+            outcome = python_walk::TOO_DEEP;
+        }
+        let continues = frame != 0 && !is_last;
+        // SAFETY: the reservation has the record's size, and is submitted here and nowhere else.
+        unsafe {
+            (*record).mark = PythonRecord::MARK;
+            (*record).sample = sample;
+            (*record).time_ns = time_ns;
+            (*record).space = state.space;
+            (*record).count = read_volatile(&raw const walk.count) as u32;
+            (*record).walk = outcome;
+            (*record).continues = u32::from(continues);
+            (*record).reserved = 0;
+            bpf_ringbuf_submit(record.cast(), u64::from(BPF_RB_NO_WAKEUP));
+        }
+        if !continues {
+            return;
+        }
+        i += 1;
+    }
+}
+
+#[inline(always)]
+fn run(times: u32, step: *mut c_void, context: *mut c_void) {
+    // SAFETY: `step` is a function of the type that the helper calls, and gets this context, which outlives the call.
+    unsafe { bpf_loop(times, step, context, 0) };
+}
+
+/// The newest frame of the calling thread; 0 if there is none, with the reason.
+#[inline(always)]
+fn newest_frame(layout: &'static PythonProcess) -> (u64, u32) {
+    let at = |base: u64, offset: u32| read_user::<u64>(base.wrapping_add(u64::from(offset)));
+    let interpreter = match at(layout.runtime, layout.interpreters_head) {
+        Some(0) => return (0, python_walk::NOT_RUNNING),
+        Some(interpreter) => interpreter,
+        None => return (0, python_walk::UNREADABLE),
+    };
+    if at(interpreter, layout.interpreter_next) != Some(0) {
+        return (0, python_walk::SUBINTERPRETERS);
+    }
+    let thread_id: u64 = read_kernel(current_task() + config!(offsets.task_thread_pointer));
+    let running = if layout.lock == PythonProcess::ABSENT {
+        at(layout.runtime, layout.running)
+    } else {
+        at(interpreter, layout.lock).and_then(|lock| at(lock, layout.running))
+    };
+    let mut search = Search { layout, interpreter, thread_id, thread: running.unwrap_or(0), found: 0 };
+    if !is_of_caller(&search) {
+        search.thread = at(interpreter, layout.threads_head).unwrap_or(0);
+        run(MOST_PYTHON_THREADS, search_step as *mut c_void, (&raw mut search).cast());
+        // SAFETY: the callback changes it. The read keeps the compiler from knowing better.
+        if unsafe { read_volatile(&raw const search.found) } == 0 {
+            return (0, python_walk::NO_THREAD);
+        }
+    }
+    // SAFETY: as above.
+    let thread = unsafe { read_volatile(&raw const search.thread) };
+    let mut frame = at(thread, layout.thread_frame);
+    if layout.indirect_frame != PythonProcess::ABSENT {
+        frame = frame.and_then(|indirect| at(indirect, layout.indirect_frame));
+    }
+    frame.map_or((0, python_walk::UNREADABLE), |frame| (frame, python_walk::COMPLETE))
+}
+
+/// Whether `thread` is the state of the calling thread.
+#[inline(always)]
+fn is_of_caller(search: &Search) -> bool {
+    let at = |offset: u32| read_user::<u64>(search.thread.wrapping_add(u64::from(offset)));
+    search.thread != 0
+        && at(search.layout.thread_id) == Some(search.thread_id)
+        && at(search.layout.thread_interpreter) == Some(search.interpreter)
+}
+
+/// Looks at one thread state.
+unsafe extern "C" fn search_step(_index: u64, context: *mut c_void) -> i64 {
+    // SAFETY: `newest_frame` passes a `Search`, which outlives the loop.
+    let search = unsafe { &mut *context.cast::<Search>() };
+    if is_of_caller(search) {
+        search.found = 1;
+        return STOP;
+    }
+    let next = search.thread.wrapping_add(u64::from(search.layout.thread_next));
+    search.thread = read_user(next).unwrap_or(0);
+    if search.thread == 0 { STOP } else { GO_ON }
+}
+
+/// Adds one frame to the record.
+unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> i64 {
+    // SAFETY: `report` passes a `Walk`, which outlives the loop.
+    let walk = unsafe { &mut *context.cast::<Walk>() };
+    let (layout, record) = (walk.layout, walk.record);
+    let bytes = layout.frame_bytes;
+    let count = walk.count;
+    if bytes > PYTHON_FRAME_BYTES as u32 || count >= PYTHON_FRAMES_PER_RECORD as u64 {
+        return STOP;
+    }
+    // SAFETY: the scratch space has at least `bytes` bytes. The helper checks the address itself.
+    let status = unsafe { bpf_probe_read_user((&raw mut (*record).scratch).cast(), bytes, walk.frame as *const c_void) };
+    if status != 0 {
+        walk.outcome = u64::from(python_walk::UNREADABLE);
+        walk.frame = 0;
+        return STOP;
+    }
+    let code = scratch(record, layout.frame_code) & !layout.code_tags;
+    let previous = scratch(record, layout.frame_previous);
+    let instruction = scratch(record, layout.frame_instruction);
+    let instruction = if layout.instruction_is_index != 0 { instruction } else { within(instruction, code) };
+    let mut flags = 0;
+    if layout.frame_owner != PythonProcess::ABSENT {
+        flags = scratch(record, layout.frame_owner) & 0xff;
+    }
+    if layout.frame_is_entry != PythonProcess::ABSENT && scratch(record, layout.frame_is_entry) & 0xff != 0 {
+        flags |= 0x100;
+    }
+    let frame = PythonFrame { code, check: check_of(layout, record, code), instruction: instruction as u32, flags: flags as u32 };
+    // SAFETY: `count` was checked above.
+    unsafe { (&raw mut (*record).frames).cast::<PythonFrame>().add(count as usize).write(frame) };
+    walk.count = count + 1;
+    walk.frame = previous;
+    if previous == 0 { STOP } else { GO_ON }
+}
+
+/// Bytes from the code object to an address in it; all ones if it is not in it.
+#[inline(always)]
+fn within(address: u64, code: u64) -> u64 {
+    let offset = address.wrapping_sub(code);
+    if offset >> 32 == 0 { offset } else { u64::MAX }
+}
+
+/// A word of what was read.
+#[inline(always)]
+fn scratch(record: *const PythonRecord, offset: u32) -> u64 {
+    let offset = (offset & (PYTHON_FRAME_BYTES as u32 - 1)) as usize;
+    // SAFETY: the scratch space is a word longer than `PYTHON_FRAME_BYTES`.
+    unsafe { read_volatile((&raw const (*record).scratch).cast::<u8>().add(offset).cast::<u64>()) }
+}
+
+/// The check of a code object; 0 if it cannot be read.
+#[inline(always)]
+fn check_of(layout: &PythonProcess, record: *mut PythonRecord, code: u64) -> u64 {
+    let identity = code.wrapping_add(u64::from(layout.code_identity));
+    // SAFETY: the scratch space is longer than this. The helper checks the address itself.
+    let status = unsafe {
+        let to = (&raw mut (*record).scratch).cast();
+        bpf_probe_read_user(to, PYTHON_IDENTITY_BYTES as u32, identity as *const c_void)
+    };
+    let Some(first_line) = read_user::<u32>(code.wrapping_add(u64::from(layout.code_first_line))) else { return 0 };
+    if status != 0 {
+        return 0;
+    }
+    check([scratch(record, 0), scratch(record, 8), scratch(record, 16), scratch(record, 24)], first_line)
+}

@@ -1,0 +1,85 @@
+//! Python interpreters in the targets: tells the programs in the kernel where each keeps its frames.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use super::probes::{Attaching, Look};
+use crate::host::Host;
+use crate::host::mappings::ModuleId;
+use crate::host::modules::ModuleSource;
+use crate::host::processes::IncarnationId;
+use heapbpf_audit::Missing;
+use heapbpf_python::{Runtime, Unsupported};
+use sampler_ebpf::abi::PythonProcess;
+
+/// The interpreters that targets map.
+#[derive(Default)]
+pub(super) struct Interpreters {
+    known: HashMap<ModuleId, Option<Arc<Runtime>>>,
+    new: Vec<(ModuleId, Arc<Runtime>)>,
+    refused: BTreeMap<ModuleId, Unsupported>,
+}
+
+impl Attaching {
+    /// Interpreters found since the last call.
+    pub fn take_new_interpreters(&mut self) -> Vec<(ModuleId, Arc<Runtime>)> {
+        std::mem::take(&mut self.interpreters.new)
+    }
+
+    /// Looks for an interpreter among the modules of the processes that run at the start.
+    pub(super) fn find_interpreters(&mut self, host: &mut Host, pids: impl Iterator<Item = u32>) {
+        for pid in pids {
+            let Some(incarnation) = host.processes().current(pid) else { continue };
+            let (id, modules) = (incarnation.id, incarnation.space.modules().collect::<Vec<_>>());
+            modules.into_iter().for_each(|module| self.note_interpreter(host, id, module));
+        }
+    }
+
+    /// If a module is an interpreter, tells the programs where it keeps the frames of a process.
+    pub(super) fn note_interpreter(&mut self, host: &mut Host, incarnation: IncarnationId, module: ModuleId) {
+        let Some(runtime) = self.interpreter(host, module) else { return };
+        let process = host.processes().get(incarnation);
+        let address = process.and_then(|process| {
+            let mut mappings = process.space.current().iter().filter(|mapping| mapping.module == module);
+            mappings.find_map(|mapping| runtime.address_in(mapping.start, mapping.file_offset))
+        });
+        let Some(address) = address else { return };
+        let python = PythonProcess { runtime: address, ..runtime.layout.process };
+        match self.control.set_python(incarnation.pid, &python) {
+            Ok(()) => log::debug!("process {} runs Python {} at {address:#x}", incarnation.pid, runtime.version),
+            Err(error) => log::info!("Python frames of process {} are not read: {error}", incarnation.pid),
+        }
+    }
+
+    fn interpreter(&mut self, host: &mut Host, module: ModuleId) -> Option<Arc<Runtime>> {
+        if let Some(known) = self.interpreters.known.get(&module) {
+            return known.clone();
+        }
+        let runtime = match self.modules.get(&module)? {
+            Look::Runtime(runtime) => Some(*runtime),
+            Look::Hook(key) => self.hooks.files.runtime(*key),
+            Look::Nothing | Look::Refused(_) => None,
+        };
+        let mut found = None;
+        if runtime == Some(heapbpf_probes::Runtime::Python) {
+            let path = host.modules().get(module).map(|module| Arc::clone(&module.path))?;
+            let Ok(ModuleSource::File(file)) = host.modules_mut().source(module) else { return None };
+            match Runtime::find(&*file, &path) {
+                Ok(runtime) => found = runtime.map(Arc::new),
+                Err(why) => {
+                    log::info!("{path}: {why}");
+                    self.interpreters.refused.insert(module, why);
+                }
+            }
+        }
+        self.interpreters.known.insert(module, found.clone());
+        self.interpreters.new.extend(found.iter().map(|runtime| (module, Arc::clone(runtime))));
+        found
+    }
+
+    /// Why Python frames of a module are not shown, if they are not.
+    pub(super) fn missing_python(&self, module: ModuleId) -> Option<Missing> {
+        let why = self.interpreters.refused.get(&module)?;
+        Some(Missing::new("Python frames", format!("{why}: native frames are shown instead")))
+    }
+}

@@ -1,0 +1,210 @@
+//! Python frames of samples: joins what the kernel side found with the native stack of the same sample.
+
+mod merge;
+mod notes;
+mod reader;
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::sync::Arc;
+
+use sampler_ebpf::abi::{ProcessKey, PythonFrame, PythonRecord, StackRecord, python_walk};
+
+use heapbpf_python::{Code, Frame, Layout, Runtime, invocations};
+use heapbpf_unwind::mapping::ModuleId;
+use heapbpf_unwind::raw::{Completeness, RawFrame, RawStack};
+
+use crate::symbols::python::{PythonNames, UNKNOWN_FUNCTION, raw_frame};
+use merge::{Mismatch, Parts};
+use notes::{Outcomes, Why};
+use reader::CodeReader;
+
+/// Most samples whose Python frames wait for their stack copy, which follows at once or was lost.
+const MOST_WAITING: usize = 4096;
+/// Most code objects that are kept, of all processes together. When there are more, they are read again.
+const MOST_CODES: usize = 1 << 17;
+/// Most lines that are kept of one function.
+const MOST_LINES: usize = 256;
+
+/// What the kernel side found of one stack.
+#[derive(Default)]
+struct Walked {
+    frames: Vec<PythonFrame>,
+    walk: u32,
+}
+
+/// A code object.
+struct Known {
+    check: u64,
+    /// `None` if it could not be read.
+    function: Option<(u32, Code)>,
+    /// Lines by offset of the instruction.
+    lines: HashMap<u32, u32>,
+}
+
+/// A process that runs Python.
+struct Process {
+    /// `None` if it cannot be read, or not in time.
+    memory: Option<Arc<File>>,
+    codes: HashMap<u64, Known>,
+}
+
+/// The Python side of the intake.
+pub struct Pythons {
+    names: Arc<PythonNames>,
+    runtimes: HashMap<ModuleId, Arc<Runtime>>,
+    waiting: HashMap<u64, Walked>,
+    processes: HashMap<ProcessKey, Process>,
+    codes: usize,
+    reader: CodeReader,
+    outcomes: Outcomes,
+}
+
+impl Pythons {
+    /// No interpreter is known yet. New functions are added to `names`.
+    pub fn new(names: Arc<PythonNames>) -> Self {
+        Self {
+            names,
+            runtimes: HashMap::new(),
+            waiting: HashMap::new(),
+            processes: HashMap::new(),
+            codes: 0,
+            reader: CodeReader::default(),
+            outcomes: Outcomes::default(),
+        }
+    }
+
+    /// Adds an interpreter.
+    pub fn learn(&mut self, module: ModuleId, runtime: Arc<Runtime>) {
+        self.runtimes.insert(module, runtime);
+    }
+
+    /// Takes in a record of frames, which comes before the copy of the same stack.
+    pub fn take_in(&mut self, record: &PythonRecord) {
+        if self.waiting.len() >= MOST_WAITING {
+            self.waiting.clear();
+        }
+        let walked = self.waiting.entry(record.sample).or_default();
+        let count = (record.count as usize).min(record.frames.len());
+        walked.frames.extend_from_slice(&record.frames[..count]);
+        walked.walk = record.walk;
+    }
+
+    /// The stack of a sample with its Python frames; `None` if it has none, or they are not to be believed.
+    pub fn merged(&mut self, head: &StackRecord, native: &RawStack) -> Option<RawStack> {
+        let walked = self.waiting.remove(&head.sample)?;
+        let module = native.frames.iter().find_map(|frame| frame.module.filter(|it| self.runtimes.contains_key(it)));
+        let Some((module, runtime)) = module.and_then(|it| Some((it, Arc::clone(self.runtimes.get(&it)?)))) else {
+            return None;
+        };
+        let has_loop = native.frames.iter().any(|frame| frame.module == Some(module) && runtime.is_loop(frame.file_offset));
+        if !has_loop && walked.frames.is_empty() {
+            // The interpreter, but no Python function: it is starting, or another of its threads.
+            return None;
+        }
+        let merged = self.frames_of(head.space, &walked, &runtime).and_then(|python| {
+            let parts = Parts {
+                native: &native.frames,
+                native_is_whole: native.completeness == Completeness::Complete,
+                runtime: (module, &runtime),
+                python: &python,
+                python_is_whole: walked.walk == python_walk::COMPLETE,
+            };
+            parts.merge().map_err(|Mismatch| Why::Mismatch)
+        });
+        self.outcomes.count(merged.as_ref().err().copied());
+        let frames = merged.ok()?.into();
+        Some(RawStack { frames, unwinder: native.unwinder, completeness: native.completeness.clone() })
+    }
+
+    /// The frames by invocation of the interpreter's loop.
+    fn frames_of(&mut self, space: ProcessKey, walked: &Walked, runtime: &Runtime) -> Result<Vec<Vec<RawFrame>>, Why> {
+        if let Some(why) = Why::of_walk(walked.walk) {
+            return Err(why);
+        }
+        let layout = &runtime.layout;
+        let invocations = invocations(layout, &walked.frames, walked.walk == python_walk::COMPLETE);
+        self.read_new(space, layout, invocations.iter().flatten())?;
+        let process = self.processes.get_mut(&space).ok_or(Why::Unreadable)?;
+        let mut readable = 0;
+        let mut all = Vec::with_capacity(invocations.len());
+        for invocation in &invocations {
+            let mut frames = Vec::with_capacity(invocation.len());
+            for frame in invocation {
+                let known = process.codes.get_mut(&frame.code).filter(|known| known.check == frame.check);
+                let Some(Known { function: Some((function, code)), lines, .. }) = known else {
+                    // Its code was freed since, as that of `exec` is.
+                    frames.push(raw_frame(UNKNOWN_FUNCTION, 0));
+                    continue;
+                };
+                readable += 1;
+                if frame.is_shown(layout, code.first_traceable) {
+                    frames.push(raw_frame(*function, line_of(lines, code, layout, frame)));
+                }
+            }
+            all.push(frames);
+        }
+        // If none can be read, the frames may well be no frames.
+        if readable == 0 && !walked.frames.is_empty() { Err(Why::Unreadable) } else { Ok(all) }
+    }
+
+    /// Reads the code objects that are not known yet.
+    fn read_new<'f>(
+        &mut self,
+        space: ProcessKey,
+        layout: &Layout,
+        frames: impl Iterator<Item = &'f Frame>,
+    ) -> Result<(), Why> {
+        if self.codes >= MOST_CODES {
+            self.processes.values_mut().for_each(|process| process.codes.clear());
+            self.codes = 0;
+        }
+        let process = self.processes.entry(space).or_insert_with(|| Process {
+            memory: File::open(format!("/proc/{}/mem", space.tgid)).ok().map(Arc::new),
+            codes: HashMap::new(),
+        });
+        let is_known = |frame: &&Frame| process.codes.get(&frame.code).is_some_and(|it| it.check == frame.check);
+        let mut wanted: Vec<(u64, u64)> = frames.filter(|frame| !is_known(frame)).map(|it| (it.code, it.check)).collect();
+        if wanted.is_empty() {
+            return Ok(());
+        }
+        wanted.sort_unstable();
+        wanted.dedup();
+        let Some(memory) = &process.memory else { return Err(Why::Unreadable) };
+        let Ok(read) = self.reader.read(memory, layout, wanted.clone()) else {
+            process.memory = None;
+            return Err(Why::NoAnswer);
+        };
+        for ((address, check), code) in wanted.into_iter().zip(read) {
+            let code = code.inspect_err(|error| log::debug!("code object {address:#x} of {}: {error}", space.tgid)).ok();
+            let function = match code {
+                Some(code) => Some((self.names.number(&code.name, &code.file).ok_or(Why::TooMany)?, code)),
+                None => None,
+            };
+            process.codes.insert(address, Known { check, function, lines: HashMap::new() });
+            self.codes += 1;
+        }
+        Ok(())
+    }
+
+    /// Drops what is kept of processes that have ended.
+    pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
+        for process in ended.iter().filter_map(|process| self.processes.remove(process)) {
+            self.codes = self.codes.saturating_sub(process.codes.len());
+        }
+    }
+
+    /// Notes for the user: how many stacks show native frames instead of Python's, and why.
+    pub fn notes(&self) -> Option<String> {
+        self.outcomes.note()
+    }
+}
+
+/// The line that a frame is at; 0 if it is not known.
+fn line_of(lines: &mut HashMap<u32, u32>, code: &Code, layout: &Layout, frame: &Frame) -> u32 {
+    let Some(offset) = frame.instruction else { return code.first_line };
+    if lines.len() >= MOST_LINES {
+        lines.clear();
+    }
+    *lines.entry(offset).or_insert_with(|| code.line(layout, offset).unwrap_or(0))
+}
