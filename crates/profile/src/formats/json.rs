@@ -278,7 +278,7 @@ struct ProcessJson<'a> {
 impl Serialize for ProcessJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let process = self.process;
-        let mut fields = serializer.serialize_struct("Process", 21)?;
+        let mut fields = serializer.serialize_struct("Process", 24)?;
         fields.serialize_field("pid", &process.pid)?;
         fields.serialize_field("namespace_pid", &process.namespace_pid)?;
         if let Some(program) = self.program {
@@ -291,6 +291,9 @@ impl Serialize for ProcessJson<'_> {
         fields.serialize_field("comm", &process.comm)?;
         fields.serialize_field("exe", &process.exe)?;
         fields.serialize_field("cgroup", &process.cgroup)?;
+        for (name, value) in process.placement.known() {
+            fields.serialize_field(name, value)?;
+        }
         fields.serialize_field("allocators", &process.allocators)?;
         fields.serialize_field("audit", &self.audit)?;
         let missing: Vec<&Missing> =

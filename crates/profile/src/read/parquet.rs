@@ -12,7 +12,7 @@ use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderB
 
 use super::strings::Strings;
 use super::{ContentError, LARGEST_DECOMPRESSED, MOST_FRAMES};
-use crate::model::{Criterion, Frame, Header, LossBound, Losses, Process, Profile, Row, RowKey, Stack};
+use crate::model::{Criterion, Frame, Header, LossBound, Losses, Placement, Process, Profile, Row, RowKey, Stack};
 use heapbpf_statistics::sums::SampleSums;
 
 /// Number of rows that are decoded at a time.
@@ -150,7 +150,11 @@ impl Table {
         if let Some(&known) = self.process_ids.get(&key) {
             return Ok(known);
         }
+        // Older versions did not write these.
+        let text = |name: &str| columns.text(name, row).unwrap_or_default().to_owned();
+        let placement = Placement { container: text("container"), pod: text("pod"), unit: text("unit") };
         self.profile.processes.push(Process {
+            placement,
             pid,
             comm: key.1.clone(),
             exe: columns.text("exe", row)?.into(),
