@@ -94,8 +94,8 @@ fn a_container_is_chosen_by_the_beginning_of_its_id_and_named_in_every_place() {
     Recorder::new()
         .option("--container", &other)
         .refused()
-        .check(2, &["no control group is of a container", &id[..12]]);
-    Recorder::new().option("--container", "web").refused().check(2, &["the ID of a container"]);
+        .check(1, &["no control group is of a container", &id[..12]]);
+    Recorder::new().option("--container", "web").refused().check(1, &["the ID of a container"]);
     let (recording, address) = Recorder::new().option("--container", &id[..12]).interval(1).serve();
     let truth = inside.run();
     outside.run();
