@@ -2,16 +2,23 @@
 
 use std::path::{Path, PathBuf};
 
-/// A control group with a child (`below`), both removed when dropped.
+/// A control group, with a child (`below`) if it has no other name; both are removed when dropped.
 pub struct Cgroup(PathBuf);
 
 impl Cgroup {
     /// Creates both; `None` if there is no writable cgroup2 mount.
     pub fn new() -> Option<Self> {
+        let group = Self::named(&format!("heapbpf-test-{}", std::process::id()))?;
+        std::fs::create_dir_all(group.0.join("below")).ok()?;
+        Some(group)
+    }
+
+    /// Creates a group with this name; `None` if there is no writable cgroup2 mount.
+    pub fn named(name: &str) -> Option<Self> {
         let mounts = std::fs::read_to_string("/proc/self/mounts").ok()?;
         let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"))?.split(' ').nth(1)?;
-        let path = Path::new(mount).join(format!("heapbpf-test-{}", std::process::id()));
-        std::fs::create_dir_all(path.join("below")).ok()?;
+        let path = Path::new(mount).join(name);
+        std::fs::create_dir_all(&path).ok()?;
         Some(Self(path))
     }
 

@@ -71,6 +71,15 @@ pub struct Process {
     pub comm: String,
     /// Executable.
     pub exe: String,
+    /// ID of its container.
+    #[serde(default)]
+    pub container: String,
+    /// UID of its pod.
+    #[serde(default)]
+    pub pod: String,
+    /// Its unit of systemd.
+    #[serde(default)]
+    pub unit: String,
     /// Allocators found.
     pub allocators: Vec<String>,
     /// Numbers of its files in the profile's audit.

@@ -12,6 +12,7 @@ use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
 use heapbpf_tests::output::Profile;
 use heapbpf_tests::program::{program, program_with, program_without_libc};
 use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::Target;
 use heapbpf_tests::truth::Truth;
 use serde_json::Value;
@@ -76,6 +77,40 @@ fn a_cgroup_chooses_processes_with_those_below_it() {
     for target in [inside, below] {
         target.end();
     }
+}
+
+/// A control group with the name that docker gives to those of its containers.
+#[test]
+fn a_container_is_chosen_by_the_beginning_of_its_id_and_named_in_every_place() {
+    let case = "a_container_is_chosen_by_the_beginning_of_its_id_and_named_in_every_place";
+    let Some(_turn) = turn(case) else { return };
+    let id = format!("{:08x}{}", std::process::id(), "5eed".repeat(14));
+    let unit = format!("docker-{id}.scope");
+    let Some(group) = Cgroup::named(&unit) else { return skipped(case, "no writable cgroup2 mount") };
+    let mut inside = Target::start(&program("pairs"), ["500"]);
+    let mut outside = Target::start(&program("pairs"), ["500"]);
+    group.take("", inside.pid());
+    let other: String = id.chars().rev().collect();
+    Recorder::new()
+        .option("--container", &other)
+        .refused()
+        .check(1, &["no control group is of a container", &id[..12]]);
+    Recorder::new().option("--container", "web").refused().check(1, &["the ID of a container"]);
+    let (recording, address) = Recorder::new().option("--container", &id[..12]).interval(1).serve();
+    let truth = inside.run();
+    outside.run();
+    let labels = format!("container=\"{id}\",unit=\"{unit}\"");
+    let has_samples = |query: String| get(address, &format!("/debug/pprof/heap?{query}")).body.len();
+    assert!(get(address, "/metrics").text().contains(&labels));
+    let (of_it, of_none) = (has_samples(format!("container={}", &id[..8])), has_samples("container=0bad".into()));
+    assert!(of_it > of_none, "{of_it} {of_none}");
+    assert_eq!(has_samples(format!("unit={unit}")), of_it);
+    let (profile, _) = recording.stop().results();
+    checks::sites_of(&profile, truth.sites[0].pid, &truth, 1, Compare::All);
+    assert!(!has(&profile, outside.pid()), "it is in no container");
+    let process = profile.processes.iter().find(|process| process.pid == inside.pid()).expect("it has samples");
+    assert_eq!((&process.container, &process.unit, &process.pod), (&id, &unit, &String::new()));
+    inside.end();
 }
 
 /// A program that runs for a few milliseconds with an allocator that was never seen before: what is missed at its start shows

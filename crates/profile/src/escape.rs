@@ -77,7 +77,7 @@ impl<W: io::Write> io::Write for JsonText<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::{Module, Profile, Stack};
+    use crate::model::{Module, Placement, Profile, Stack};
     use crate::{FORMATS, WriteOptions, testing};
     use std::sync::Arc;
 
@@ -110,6 +110,7 @@ mod tests {
         let mut profile = testing::small().only_process(0);
         let process = &mut profile.processes[0];
         (process.comm, process.exe, process.cgroup) = (HOSTILE.into(), HOSTILE.into(), HOSTILE.into());
+        process.placement = Placement { container: HOSTILE.into(), pod: HOSTILE.into(), unit: HOSTILE.into() };
         process.allocators = vec![HOSTILE.into()];
         profile.notes = vec![HOSTILE.into()];
         profile.header.host = HOSTILE.into();

@@ -4,6 +4,7 @@
 mod by_address;
 mod header;
 mod losses;
+mod placement;
 mod process;
 mod profile;
 mod row;
@@ -16,6 +17,7 @@ pub use heapbpf_statistics::criterion::Criterion;
 pub use heapbpf_statistics::sums::SampleSums;
 pub use heapbpf_statistics::survival::Lifetimes;
 pub use losses::{LossBound, Losses, Unread};
+pub use placement::Placement;
 pub use process::{Member, Process};
 pub use profile::Profile;
 pub use row::Row;

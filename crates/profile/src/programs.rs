@@ -117,6 +117,7 @@ pub(crate) fn entry_without_members(first: &Process) -> Process {
         comm: first.comm.clone(),
         exe: first.exe.clone(),
         cgroup: first.cgroup.clone(),
+        placement: first.placement.clone(),
         ended: first.ended,
         inuse_unknown: first.inuse_unknown,
         inuse_since: first.inuse_since,
@@ -147,6 +148,7 @@ pub(crate) fn add_member(all: &mut Process, member: Member) {
     if process.cgroup != all.cgroup {
         all.cgroup.clear();
     }
+    all.placement.keep_common(&process.placement);
     all.members.push(member);
 }
 

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use super::model::{Criterion, Frame, Header, Lifetimes, Losses, Module, Process, Profile, Row, RowKey, Stack, Unread};
+use super::model::{
+    Criterion, Frame, Header, Lifetimes, Losses, Module, Placement, Process, Profile, Row, RowKey, Stack, Unread,
+};
 use heapbpf_audit::{AttachEntry, FileAudit, FileKind, Hook, LinkKind, Missing, ProbeKind};
 use heapbpf_statistics::sums::SampleSums;
 
@@ -79,6 +81,7 @@ fn processes() -> Vec<Process> {
             comm: "server".into(),
             exe: "/usr/bin/server".into(),
             cgroup: "/system.slice/server.service".into(),
+            placement: Placement { unit: "server.service".into(), ..Placement::default() },
             allocators: vec!["glibc 2.36".into()],
             hook: Some(Hook::Inline),
             audit: vec![Arc::new(audit())],

@@ -103,7 +103,7 @@ fn check_options(args: &RecordArgs) -> Result<Rules, PlanError> {
     let rules = rules(&args.target)?;
     if rules.targets.is_empty() && args.target.command.is_empty() {
         return Err(PlanError::Usage(
-            "what should be profiled? --pid PID, --all, --comm GLOB, --cgroup PATH or -- COMMAND (see --help)".into(),
+            "what should be profiled? --pid PID, --all, --comm GLOB, --cgroup PATH, --container ID or -- COMMAND (see --help)".into(),
         ));
     }
     if args.stacks.stack_bytes > LARGEST_STACK_COPY {

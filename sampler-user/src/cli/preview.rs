@@ -89,6 +89,7 @@ fn is_untargeted(args: &PlanArgs) -> bool {
         && !target.all
         && target.comm.is_none()
         && target.cgroup.is_none()
+        && target.container.is_none()
         && target.command.is_empty()
 }
 
@@ -96,8 +97,7 @@ fn is_untargeted(args: &PlanArgs) -> bool {
 /// afterwards.
 fn look(args: &PlanArgs) -> anyhow::Result<Profile> {
     if is_untargeted(args) {
-        let needed =
-            "what should be planned for? a PROFILE, --pid PID, --all, --comm GLOB or --cgroup PATH (see --help)";
+        let needed = "what should be planned for? a PROFILE, --pid PID, --all, --comm GLOB, --cgroup PATH or --container ID (see --help)";
         return Err(PlanError::Usage(needed.into()).into());
     }
     if !args.target.command.is_empty() {

@@ -64,6 +64,9 @@ pub struct TargetArgs {
     /// Processes in this cgroup or below it, present and future
     #[arg(long, value_name = "PATH", help_heading = "Target")]
     pub cgroup: Option<PathBuf>,
+    /// Processes in the container with this ID, or the beginning of one, present and future
+    #[arg(long, value_name = "ID", conflicts_with = "cgroup", help_heading = "Target")]
+    pub container: Option<String>,
     /// What a target has started, starts or becomes is a target too, whatever its name and cgroup (default)
     #[arg(long, overrides_with = "no_follow", help_heading = "Target")]
     pub follow: bool,
@@ -232,7 +235,7 @@ pub struct ServeArgs {
     /// Answer HTTP here: `127.0.0.1:6060`, `[::1]:6060`, or a port alone, which is on loopback
     #[arg(long, value_name = "ADDR", value_parser = parse_listen, help_heading = "Pipelines")]
     pub listen: Option<SocketAddr>,
-    /// Who may see what: a line per token, `TOKEN [pid=PID] [comm=GLOB] [cgroup=PATH]`
+    /// Who may see what: a line per token, `TOKEN [pid=PID] [comm=GLOB] [cgroup=PATH] [container=ID] [pod=UID] [unit=UNIT]`
     #[arg(long, value_name = "FILE", requires = "listen", help_heading = "Pipelines")]
     pub token_file: Option<PathBuf>,
     /// Send profiles there: otlp+http://HOST:4318, otlp+grpc://HOST:4317, pyroscope://HOST:4040,

@@ -37,8 +37,8 @@ pub(super) fn rules(args: &TargetArgs) -> Result<Rules, PlanError> {
         rules.push(Target::Comm(glob));
     }
     let mut cgroup = None;
-    if let Some(path) = &args.cgroup {
-        let found = Cgroup::find(&path.to_string_lossy())?;
+    let named = args.cgroup.as_ref().map(|path| Cgroup::find(&path.to_string_lossy()));
+    if let Some(found) = named.or_else(|| args.container.as_deref().map(Cgroup::of_container)).transpose()? {
         rules.push(Target::Cgroup(found.clone()));
         cgroup = Some(found);
     }

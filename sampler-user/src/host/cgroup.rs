@@ -1,8 +1,11 @@
 //! Control groups, version 2, including hybrid hierarchies where version 1 is mounted as well.
 
+use std::collections::{BTreeMap, VecDeque};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::{fs, io};
+
+use super::placement;
 
 /// A version 2 control group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,6 +34,44 @@ pub enum CgroupError {
         /// The kernel's reason.
         source: io::Error,
     },
+    /// The text cannot be the beginning of a container's ID.
+    #[error(
+        "--container {0}: the ID of a container, or its beginning, is needed: `docker ps`, `podman ps` or `crictl ps` show it"
+    )]
+    NoId(String),
+    /// No running container has such an ID.
+    #[error("no control group is of a container {id}…; {}", known(.running))]
+    NoContainer {
+        /// As given.
+        id: String,
+        /// IDs of the containers that run.
+        running: Vec<String>,
+    },
+    /// Several containers have IDs that begin so.
+    #[error("{} containers have IDs that begin with {id}: {}", .running.len(), shortened(.running))]
+    Ambiguous {
+        /// As given.
+        id: String,
+        /// Their IDs.
+        running: Vec<String>,
+    },
+}
+
+/// Most containers that a message names.
+const MOST_NAMED: usize = 5;
+/// Characters of an ID that engines show.
+const SHOWN_OF_ID: usize = 12;
+
+fn known(running: &[String]) -> String {
+    if running.is_empty() { "no container runs".into() } else { format!("running are {}", shortened(running)) }
+}
+
+fn shortened(ids: &[String]) -> String {
+    let mut names: Vec<&str> = ids.iter().take(MOST_NAMED).map(|id| id.get(..SHOWN_OF_ID).unwrap_or(id)).collect();
+    if ids.len() > MOST_NAMED {
+        names.push("…");
+    }
+    names.join(", ")
 }
 
 impl Cgroup {
@@ -57,11 +98,62 @@ impl Cgroup {
         Ok(Self { path: format!("/{}", inside.display()), id: metadata.ino(), directory })
     }
 
+    /// Finds the group of a running container by its ID, or by the beginning of one.
+    ///
+    /// # Errors
+    /// If there is no version 2 hierarchy, or not exactly one container with such an ID.
+    pub fn of_container(id: &str) -> Result<Self, CgroupError> {
+        if id.is_empty() || !id.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b'-') {
+            return Err(CgroupError::NoId(id.into()));
+        }
+        let mount = mount_point().ok_or(CgroupError::NotMounted)?;
+        let path = choose(containers(&mount), id)?;
+        Self::find(&path.to_string_lossy())
+    }
+
     /// Whether `path` is this group or one below it.
     #[must_use]
     pub fn contains(&self, path: &str) -> bool {
         // `Path` compares whole components: `/a/bc` is not below `/a/b`.
         Path::new(path).starts_with(&self.path)
+    }
+}
+
+/// Most groups that are searched for containers. Hosts have a few thousand; every user of a delegated one can make more.
+const MOST_GROUPS: usize = 1 << 17;
+
+/// The groups of containers below a directory: their IDs and directories, outer ones first.
+fn containers(mount: &Path) -> Vec<(String, PathBuf)> {
+    let mut waiting = VecDeque::from([mount.to_path_buf()]);
+    let mut found = Vec::new();
+    let mut looked_at = 0;
+    while let Some(directory) = waiting.pop_front() {
+        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let parent = directory.parent().map(name).unwrap_or_default();
+        if let Some(id) = placement::container(&name(&directory), &parent) {
+            found.push((id.to_owned(), directory.clone()));
+        }
+        let Ok(entries) = fs::read_dir(&directory) else { continue };
+        let below = entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
+        waiting.extend(below.map(|entry| entry.path()).take(MOST_GROUPS.saturating_sub(looked_at + waiting.len())));
+        looked_at += 1;
+    }
+    found
+}
+
+/// The directory of the only container whose ID begins with `id`.
+fn choose(found: Vec<(String, PathBuf)>, id: &str) -> Result<PathBuf, CgroupError> {
+    // A container's group may be found again below itself, if an engine inside of it uses the same name.
+    let mut groups: BTreeMap<String, PathBuf> = BTreeMap::new();
+    for (container, directory) in found {
+        groups.entry(container).or_insert(directory);
+    }
+    let (id, running) = (id.to_owned(), groups.keys().cloned().collect());
+    let mut fitting: Vec<(String, PathBuf)> = groups.into_iter().filter(|(it, _)| it.starts_with(&id)).collect();
+    match fitting.len() {
+        0 => Err(CgroupError::NoContainer { id, running }),
+        1 => Ok(fitting.swap_remove(0).1),
+        _ => Err(CgroupError::Ambiguous { id, running: fitting.into_iter().map(|(it, _)| it).collect() }),
     }
 }
 
@@ -117,6 +209,30 @@ mod tests {
         assert!(group("/a/b").contains("/a/b") && group("/a/b").contains("/a/b/c"));
         assert!(!group("/a/b").contains("/a/bc") && !group("/a/b").contains("/a"));
         assert!(group("/").contains("/anything") && group("/").contains("/"));
+    }
+
+    #[test]
+    fn a_container_is_found_by_the_beginning_of_its_id() {
+        let [one, two] = ["a".repeat(64), format!("ab{}", "0".repeat(62))];
+        let folder = tempfile::tempdir().expect("a folder");
+        let at = |path: &str| folder.path().join(path);
+        let scope = format!("kubepods.slice/crio-{two}.scope");
+        for path in [&format!("docker/{one}/docker/{one}"), &scope, &format!("x/crio-conmon-{two}.scope")] {
+            fs::create_dir_all(at(path)).expect("a folder");
+        }
+        let chosen = |id: &str| choose(containers(folder.path()), id);
+        assert_eq!(chosen("aa").expect("one"), at(&format!("docker/{one}")));
+        assert_eq!(chosen(&two).expect("the other"), at(&scope));
+        assert_eq!(
+            chosen("a").unwrap_err().to_string(),
+            "2 containers have IDs that begin with a: aaaaaaaaaaaa, ab0000000000"
+        );
+        let none = chosen("b").unwrap_err().to_string();
+        assert_eq!(none, "no control group is of a container b…; running are aaaaaaaaaaaa, ab0000000000");
+        assert!(choose(Vec::new(), "b").unwrap_err().to_string().ends_with("no container runs"));
+        for bad in ["", "../..", "web", "a/b"] {
+            assert!(matches!(Cgroup::of_container(bad), Err(CgroupError::NoId(_))), "{bad:?}");
+        }
     }
 
     #[test]

@@ -15,6 +15,7 @@ pub mod modules;
 pub mod open;
 pub mod own_memory;
 pub mod perf_ring;
+pub mod placement;
 pub mod proc_maps;
 pub mod process;
 pub mod processes;

@@ -7,6 +7,10 @@ const TRIM_BYTES: libc::c_int = 4 << 20;
 /// leaves no holes between small blocks.
 const MAPPING_BYTES: libc::c_int = 2 << 20;
 
+/// `M_ARENA_MAX`: one arena for the event path, which is the main thread, and one for all other threads. What a scrape or
+/// the examination of a file has freed serves the next one, whatever thread that runs in.
+const ARENAS: libc::c_int = 2;
+
 /// Makes glibc return freed memory to the kernel. By default glibc raises its thresholds to fit the largest block ever
 /// freed, and then keeps up to 64 MiB at the end of each thread's heap for good. To be called at the start.
 pub fn return_what_is_free() {
@@ -15,6 +19,7 @@ pub fn return_what_is_free() {
     unsafe {
         libc::mallopt(libc::M_MMAP_THRESHOLD, MAPPING_BYTES);
         libc::mallopt(libc::M_TRIM_THRESHOLD, TRIM_BYTES);
+        libc::mallopt(libc::M_ARENA_MAX, ARENAS);
     }
 }
 

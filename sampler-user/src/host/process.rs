@@ -9,6 +9,8 @@ use std::{fs, io};
 use globset::{Glob, GlobMatcher};
 
 use super::cgroup::{self, Cgroup};
+use super::placement;
+use heapbpf_profile::model::Placement;
 
 /// Longest thread name that the kernel keeps, bytes.
 pub const MAX_COMM_BYTES: usize = 15;
@@ -34,6 +36,8 @@ pub struct ProcessInfo {
     pub exe_deleted: bool,
     /// Version 2 control group, empty if unknown.
     pub cgroup: Arc<str>,
+    /// Container, pod and unit of systemd that it runs in.
+    pub placement: Arc<Placement>,
     /// Start, CLOCK_BOOTTIME in nanoseconds, rounded down to a clock tick (10 ms).
     pub start_ns: u64,
     /// Number of threads.
@@ -72,6 +76,7 @@ impl ProcessInfo {
             uid,
             exe: exe.into(),
             exe_deleted,
+            placement: placement::of_process(&cgroup).into(),
             cgroup: cgroup::parse(&cgroup).unwrap_or_default().into(),
             parent_pid: stat.parent_pid,
             start_ns: stat.start_ns,

@@ -5,23 +5,32 @@ use std::path::Path;
 use crate::host::process::CommGlob;
 use heapbpf_profile::model::{Process, Profile};
 
+/// The fields of a filter, as they are told to users.
+pub const KEYS: &str = "pid, comm, cgroup, container, pod and unit";
+
 /// A filter on processes. A field that is `None` excludes no process.
 #[derive(Clone, Debug, Default)]
 pub struct Filter {
     pid: Option<u32>,
     comm: Option<(String, CommGlob)>,
     cgroup: Option<String>,
+    container: Option<String>,
+    pod: Option<String>,
+    unit: Option<String>,
 }
 
 impl PartialEq for Filter {
     fn eq(&self, other: &Self) -> bool {
-        let text = |filter: &Self| filter.comm.as_ref().map(|(text, _)| text.clone());
-        (self.pid, text(self), &self.cgroup) == (other.pid, text(other), &other.cgroup)
+        fn parts(filter: &Filter) -> impl PartialEq {
+            let Filter { pid, comm, cgroup, container, pod, unit } = filter.clone();
+            (pid, comm.map(|(text, _)| text), cgroup, container, pod, unit)
+        }
+        parts(self) == parts(other)
     }
 }
 
 impl Filter {
-    /// Sets the field `key` (`pid`, `comm` or `cgroup`). Returns whether the key is known.
+    /// Sets the field `key` ([`KEYS`]). Returns whether the key is known.
     ///
     /// # Errors
     /// Says what is wrong with the value.
@@ -48,6 +57,21 @@ impl Filter {
                 }
                 self.cgroup = Some(value.to_owned());
             }
+            "container" => {
+                once(self.container.is_some())?;
+                if value.is_empty() {
+                    return Err("container must be an ID, or the beginning of one".into());
+                }
+                self.container = Some(value.to_owned());
+            }
+            "pod" | "unit" => {
+                let own = if key == "pod" { &mut self.pod } else { &mut self.unit };
+                once(own.is_some())?;
+                if value.is_empty() {
+                    return Err(format!("{key} must not be empty"));
+                }
+                *own = Some(value.to_owned());
+            }
             _ => return Ok(false),
         }
         Ok(true)
@@ -55,7 +79,9 @@ impl Filter {
 
     /// Whether the filter excludes no process.
     pub const fn is_everything(&self) -> bool {
-        self.pid.is_none() && self.comm.is_none() && self.cgroup.is_none()
+        let Self { pid, comm, cgroup, container, pod, unit } = self;
+        let of_process = pid.is_none() && comm.is_none() && cgroup.is_none();
+        of_process && container.is_none() && pod.is_none() && unit.is_none()
     }
 
     /// Whether a process passes the filter.
@@ -64,6 +90,9 @@ impl Filter {
             && self.comm.as_ref().is_none_or(|(_, glob)| glob.matches(&process.comm))
             // `Path` compares whole components: `/a/bc` is not below `/a/b`.
             && self.cgroup.as_ref().is_none_or(|group| Path::new(&process.cgroup).starts_with(group))
+            && self.container.as_ref().is_none_or(|id| process.placement.container.starts_with(id))
+            && self.pod.as_ref().is_none_or(|uid| process.placement.pod == *uid)
+            && self.unit.as_ref().is_none_or(|unit| process.placement.unit == *unit)
     }
 }
 
@@ -107,6 +136,7 @@ pub fn shown(profile: &Profile, scope: &Filter, filter: &Filter) -> Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use heapbpf_profile::model::Placement;
     use heapbpf_profile::testing;
 
     fn filter(pairs: &[(&str, &str)]) -> Filter {
@@ -117,7 +147,9 @@ mod tests {
 
     #[test]
     fn processes_are_chosen_by_all_that_is_said() {
-        let process = Process { pid: 7, comm: "nginx".into(), cgroup: "/a/web".into(), ..Process::default() };
+        let placement = Placement { container: "3f5c1b".into(), pod: "2c48".into(), unit: "web.service".into() };
+        let process =
+            Process { pid: 7, comm: "nginx".into(), cgroup: "/a/web".into(), placement, ..Process::default() };
         for (pairs, chosen) in [
             (&[][..], true),
             (&[("pid", "7")], true),
@@ -127,6 +159,14 @@ mod tests {
             (&[("cgroup", "/a")], true),
             (&[("cgroup", "/a/we")], false),
             (&[("pid", "7"), ("comm", "nginx"), ("cgroup", "/a/web")], true),
+            (&[("container", "3f5c1b")], true),
+            (&[("container", "3f5")], true),
+            (&[("container", "f5c")], false),
+            (&[("pod", "2c48")], true),
+            (&[("pod", "2c4")], false),
+            (&[("unit", "web.service")], true),
+            (&[("unit", "web")], false),
+            (&[("container", "3f5c1b"), ("unit", "db.service")], false),
             (&[("pid", "7"), ("comm", "apache")], false),
         ] {
             assert_eq!(filter(pairs).matches(&process), chosen, "{pairs:?}");
@@ -134,8 +174,20 @@ mod tests {
     }
 
     #[test]
+    fn every_field_tells_filters_apart() {
+        let everything = Filter::default();
+        assert!(everything.is_everything());
+        for pair in [("pid", "7"), ("comm", "a"), ("cgroup", "/a"), ("container", "a"), ("pod", "a"), ("unit", "a")] {
+            let own = filter(&[pair]);
+            assert!(KEYS.contains(pair.0) && !own.is_everything() && own != everything && own == filter(&[pair]));
+            assert!(!own.matches(&Process::default()), "{pair:?}");
+        }
+    }
+
+    #[test]
     fn bad_values_are_explained() {
         let bad = [("pid", "x"), ("pid", "-1"), ("pid", "0"), ("comm", ""), ("comm", "a[b"), ("cgroup", "web")];
+        let bad = bad.into_iter().chain(["container", "pod", "unit"].map(|key| (key, "")));
         for (key, value) in bad {
             assert!(Filter::default().set(key, value).unwrap_err().contains(key), "{key}={value}");
         }

@@ -358,11 +358,17 @@ fn single(out: &mut String, name: &'static str, kind: &'static str, help: &'stat
 
 fn labels(process: &Process) -> String {
     let (pid, comm, cgroup) = (process.pid, escaped(&process.comm), escaped(&process.cgroup));
-    format!("{{pid=\"{pid}\",comm=\"{comm}\",cgroup=\"{cgroup}\"}}")
+    format!("{{pid=\"{pid}\",comm=\"{comm}\",cgroup=\"{cgroup}\"{}}}", placement_labels(process))
+}
+
+/// Labels of what a process runs in, as far as it is known: a label without a value is none.
+fn placement_labels(process: &Process) -> String {
+    process.placement.known().map(|(name, value)| format!(",{name}=\"{}\"", escaped(value))).collect()
 }
 
 fn program_labels(process: &Process) -> String {
-    format!("{{comm=\"{}\",cgroup=\"{}\"}}", escaped(&process.comm), escaped(&process.cgroup))
+    let (comm, cgroup) = (escaped(&process.comm), escaped(&process.cgroup));
+    format!("{{comm=\"{comm}\",cgroup=\"{cgroup}\"{}}}", placement_labels(process))
 }
 
 /// Escapes a label value: control characters as everywhere, then backslashes and quotes as the format requires.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::filter::Filter;
+use super::filter::{Filter, KEYS};
 
 /// Longest time that a difference may cover, in seconds.
 pub const MOST_SECONDS: u64 = 3600;
@@ -40,7 +40,7 @@ impl Parameters {
                 "debug" if value == "0" => {}
                 "debug" => return Err("debug: profiles come as gzip-compressed protobuf only (debug=0)".into()),
                 _ if parameters.filter.set(key, value)? => {}
-                _ => return Err(format!("{key:?} is not known; known are seconds, pid, comm and cgroup")),
+                _ => return Err(format!("{key:?} is not known; known are seconds, {KEYS}")),
             }
         }
         parameters.seconds = seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use subtle::ConstantTimeEq;
 
-use super::filter::Filter;
+use super::filter::{Filter, KEYS};
 
 /// Maximum size of a token file, in bytes.
 const LARGEST_FILE: u64 = 1 << 20;
@@ -48,7 +48,9 @@ pub enum TokenError {
         reason: String,
     },
     /// It contains no tokens.
-    #[error("the token file {path} {reason}; a line is `TOKEN [pid=PID] [comm=GLOB] [cgroup=PATH]`")]
+    #[error(
+        "the token file {path} {reason}; a line is `TOKEN [pid=PID] [comm=GLOB] [cgroup=PATH] [container=ID] [pod=UID] [unit=UNIT]`"
+    )]
     Unfit {
         /// The file.
         path: PathBuf,
@@ -99,7 +101,7 @@ impl Tokens {
                     None => false,
                 };
                 if !known {
-                    return Err((line, "after the token, only pid=, comm= and cgroup= are known".into()));
+                    return Err((line, format!("after the token, NAME=VALUE is expected, with one of {KEYS}")));
                 }
             }
             tokens.push((token.as_bytes().into(), filter));

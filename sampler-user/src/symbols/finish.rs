@@ -59,6 +59,8 @@ impl Finisher<'_> {
             Completeness::Truncated(_) if frames.last().is_some_and(is_entry) => None,
             Completeness::Truncated(reason) => Some(reason.text(|module| self.modules.path(module)).into()),
         };
+        // Inlined calls may have made it grow to twice what is needed, and there are as many as stacks.
+        frames.shrink_to_fit();
         Stack { frames, unwinder: raw.unwinder.name(), cut }
     }
 

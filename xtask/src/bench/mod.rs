@@ -3,6 +3,7 @@
 mod cost;
 mod fleet;
 mod heap;
+mod memory;
 mod peers;
 mod processes;
 mod scratch;
@@ -39,6 +40,7 @@ const BENCHES: &[Bench] = &[
     Bench { name: "programs", about: peers::ABOUT_PROGRAMS, run: peers::programs },
     Bench { name: "study", about: peers::ABOUT_STUDY, run: peers::study },
     Bench { name: "heap", about: heap::ABOUT, run: heap::run },
+    Bench { name: "memory", about: memory::ABOUT, run: memory::run },
     Bench { name: "stacks", about: stacks::ABOUT, run: stacks::run },
     Bench { name: "statistics", about: statistics::ABOUT_STATISTICS, run: statistics::statistics },
     Bench { name: "unwind", about: unwind::ABOUT, run: unwind::run },

@@ -282,7 +282,7 @@ struct ProcessJson<'a> {
 impl Serialize for ProcessJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let process = self.process;
-        let mut fields = serializer.serialize_struct("Process", 23)?;
+        let mut fields = serializer.serialize_struct("Process", 26)?;
         fields.serialize_field("pid", &process.pid)?;
         fields.serialize_field("namespace_pid", &process.namespace_pid)?;
         if let Some(program) = self.program {
@@ -295,6 +295,9 @@ impl Serialize for ProcessJson<'_> {
         fields.serialize_field("comm", &process.comm)?;
         fields.serialize_field("exe", &process.exe)?;
         fields.serialize_field("cgroup", &process.cgroup)?;
+        for (name, value) in process.placement.known() {
+            fields.serialize_field(name, value)?;
+        }
         fields.serialize_field("allocators", &process.allocators)?;
         if let Some(hook) = process.hook {
             fields.serialize_field("hook", hook.name())?;

@@ -127,11 +127,17 @@ fn resource(profile: &Profile, process: &Process) -> Resource {
         attributes.push(KeyValue { key: key.into(), value, ..KeyValue::default() });
     };
     attribute("process.pid", Any::IntValue(process.pid.into()));
+    if let Some(inner) = process.namespace_pid {
+        attribute("process.vpid", Any::IntValue(inner.into()));
+    }
     for (key, value) in [
         ("service.name", &process.comm),
         ("process.executable.name", &process.comm),
         ("process.executable.path", &process.exe),
         ("process.linux.cgroup", &process.cgroup),
+        ("container.id", &process.placement.container),
+        ("k8s.pod.uid", &process.placement.pod),
+        ("systemd.unit.name", &process.placement.unit),
         ("host.name", &profile.header.host),
     ] {
         if !value.is_empty() {

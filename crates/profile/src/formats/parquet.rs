@@ -141,6 +141,9 @@ impl Table<'_> {
             ("comm", self.texts(|row| &self.process(row).comm)),
             ("exe", self.texts(|row| &self.process(row).exe)),
             ("cgroup", self.texts(|row| &self.process(row).cgroup)),
+            ("container", self.texts(|row| &self.process(row).placement.container)),
+            ("pod", self.texts(|row| &self.process(row).placement.pod)),
+            ("unit", self.texts(|row| &self.process(row).placement.unit)),
             ("time", self.wall_clock(header.time)),
             ("started", self.wall_clock(header.started)),
             ("duration_seconds", self.real(|_| duration_seconds)),
@@ -321,7 +324,7 @@ mod tests {
         let profile = testing::small();
         let batch = batch(&profile).expect("a table");
         let names = schema_names(batch.schema_ref()).join(" ");
-        for name in "host pid comm exe cgroup time duration_seconds interval_bytes criterion frames samples \
+        for name in "host pid comm exe cgroup container pod unit time duration_seconds interval_bytes criterion frames samples \
                      sampled_bytes alloc_bytes alloc_bytes_var alloc_objects alloc_objects_var inuse_bytes \
                      inuse_bytes_var inuse_objects inuse_objects_var started ended_apart at_exit_bytes at_exit_bytes_var \
                      at_exit_objects at_exit_objects_var hook"

@@ -151,7 +151,7 @@ fn clamp(value: u128) -> i64 {
 const MAPPING_FUNCTIONS: [&str; 3] = ["mmap", "mremap", "brk"];
 
 fn labels(profile: &Profile, row: &Row, strings: &mut Strings) -> Vec<proto::Label> {
-    let mut labels = Vec::with_capacity(5);
+    let mut labels = Vec::with_capacity(8);
     let mut text = |key: &str, value: &str| {
         if !value.is_empty() {
             labels.push(proto::Label { key: strings.id(key), str: strings.id(value), ..Default::default() });
@@ -163,6 +163,9 @@ fn labels(profile: &Profile, row: &Row, strings: &mut Strings) -> Vec<proto::Lab
     text("source", if MAPPING_FUNCTIONS.contains(&&*row.key.function) { "mmap" } else { "" });
     text("inuse", if profile.header.live && !profile.knows_inuse(row.key.process) { "unknown" } else { "" });
     text("incomplete", row.key.stack.cut.as_deref().unwrap_or(""));
+    for (key, value) in process.iter().flat_map(|process| process.placement.known()) {
+        text(key, value);
+    }
     if let Some(process) = process {
         let num = process.pid.into();
         labels.push(proto::Label { key: strings.id("pid"), num, num_unit: strings.id("count"), str: 0 });

@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use heapbpf_audit::{FileAudit, Hook, Missing};
 
 use super::losses::{LossBound, Losses};
+use super::placement::Placement;
 use super::row::Row;
 
 /// A process in a profile, or several of one program whose rows were put together.
@@ -21,6 +22,8 @@ pub struct Process {
     pub exe: String,
     /// cgroup v2 path; empty if unknown.
     pub cgroup: String,
+    /// What it runs in: container, pod, unit of systemd.
+    pub placement: Placement,
     /// Allocators that were found, for example `glibc 2.36`.
     pub allocators: Vec<String>,
     /// How its calls were counted; `None` if nothing of it was hooked, if that is not known, or if that differs between the

@@ -10,8 +10,8 @@ use serde_json::value::RawValue;
 use super::strings::Strings;
 use super::{ContentError, MOST_FRAMES};
 use crate::model::{
-    Criterion, Frame, Header, Lifetimes, LossBound, Losses, Member, Module, Process, Profile, Row, RowKey, Stack,
-    Unread,
+    Criterion, Frame, Header, Lifetimes, LossBound, Losses, Member, Module, Placement, Process, Profile, Row, RowKey,
+    Stack, Unread,
 };
 use crate::programs;
 use crate::units;
@@ -88,6 +88,12 @@ struct ProcessJson {
     exe: String,
     #[serde(default)]
     cgroup: String,
+    #[serde(default)]
+    container: String,
+    #[serde(default)]
+    pod: String,
+    #[serde(default)]
+    unit: String,
     #[serde(default)]
     allocators: Vec<String>,
     /// A word that this version does not know is no reason to refuse the file.
@@ -400,6 +406,7 @@ fn process(json: ProcessJson, audit: &[Arc<FileAudit>], live: bool) -> Process {
         comm: json.comm,
         exe: json.exe,
         cgroup: json.cgroup,
+        placement: Placement { container: json.container, pod: json.pod, unit: json.unit },
         allocators: json.allocators,
         hook: json.hook.as_deref().and_then(Hook::from_name),
         not_inline: json.not_inline,

@@ -12,7 +12,7 @@ use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderB
 
 use super::strings::Strings;
 use super::{ContentError, LARGEST_DECOMPRESSED, MOST_FRAMES};
-use crate::model::{Criterion, Frame, Header, LossBound, Losses, Process, Profile, Row, RowKey, Stack};
+use crate::model::{Criterion, Frame, Header, LossBound, Losses, Placement, Process, Profile, Row, RowKey, Stack};
 use heapbpf_audit::Hook;
 use heapbpf_statistics::sums::SampleSums;
 
@@ -151,7 +151,11 @@ impl Table {
         if let Some(&known) = self.process_ids.get(&key) {
             return Ok(known);
         }
+        // Older versions did not write these.
+        let text = |name: &str| columns.text(name, row).unwrap_or_default().to_owned();
+        let placement = Placement { container: text("container"), pod: text("pod"), unit: text("unit") };
         self.profile.processes.push(Process {
+            placement,
             pid,
             comm: key.1.clone(),
             exe: columns.text("exe", row)?.into(),

@@ -16,7 +16,7 @@ use super::pprof_comments::{Comments, OUR_COMMENT, text};
 use super::{ContentError, MOST_FRAMES};
 use crate::formats::AT_EXIT;
 use crate::intern::NO_STACK;
-use crate::model::{Frame, Header, Module, Process, Profile, Row, RowKey, Stack};
+use crate::model::{Frame, Header, Module, Placement, Process, Profile, Row, RowKey, Stack};
 use crate::naming::{base_name, function_start};
 use crate::proto::pprof as proto;
 use crate::units;
@@ -295,7 +295,9 @@ impl<'a> Reader<'a> {
         let exe = head.mapping.first().map_or("", |mapping| text(head, mapping.filename));
         let comm = Some(text(head, labels.comm)).filter(|comm| !comm.is_empty()).unwrap_or(base_name(exe));
         let exe = if self.writer == Writer::Heapbpf { "" } else { exe };
-        Process { pid: labels.pid, comm: comm.into(), exe: exe.into(), coverage: 1.0, ..Process::default() }
+        let [container, pod, unit] = labels.placement.map(|value| text(head, value).to_owned());
+        let placement = Placement { container, pod, unit };
+        Process { pid: labels.pid, comm: comm.into(), exe: exe.into(), placement, coverage: 1.0, ..Process::default() }
     }
 
     fn stack(&mut self, locations: &[u64], cut: i64, total: &mut usize) -> Result<Stack, ContentError> {
@@ -357,6 +359,8 @@ struct Labels {
     /// Indices into the string table.
     comm: i64,
     thread: i64,
+    /// Container, pod and unit.
+    placement: [i64; 3],
     cut: i64,
     /// Whether the process's memory in use is unknown.
     inuse_unknown: bool,
@@ -375,6 +379,9 @@ impl Labels {
                 "bytes" => labels.block_bytes = u64::try_from(label.num).ok(),
                 "comm" => labels.comm = label.str,
                 "thread" => labels.thread = label.str,
+                "container" => labels.placement[0] = label.str,
+                "pod" => labels.placement[1] = label.str,
+                "unit" => labels.placement[2] = label.str,
                 "incomplete" => labels.cut = label.str,
                 "inuse" => labels.inuse_unknown = text(head, label.str) == "unknown",
                 key => {

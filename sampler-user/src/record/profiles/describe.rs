@@ -13,7 +13,7 @@ use crate::record::attaching::probes::Attaching;
 use crate::record::intake::ended::Exact;
 use crate::record::intake::recorder::Recorder;
 use heapbpf_audit::Hook;
-use heapbpf_profile::model::Process;
+use heapbpf_profile::model::{Placement, Process};
 
 /// Description of one process, taken while it ran. There may be many, so the parts that processes have in common are
 /// shared, and the rest is stored in one table instead of many small heap blocks.
@@ -38,6 +38,7 @@ struct Program {
     comm: Arc<str>,
     exe: Arc<str>,
     cgroup: Arc<str>,
+    placement: Arc<Placement>,
 }
 
 /// Programs and audits shared between descriptions.
@@ -57,7 +58,7 @@ const RECENT_AUDITS: usize = 16;
 impl Shared {
     fn program(&mut self, info: &ProcessInfo) -> Arc<Program> {
         let [comm, exe, cgroup] = [&info.comm, &info.exe, &info.cgroup].map(Arc::clone);
-        let program = Program { comm, exe, cgroup };
+        let program = Program { comm, exe, cgroup, placement: Arc::clone(&info.placement) };
         if let Some(known) = self.programs.get(&program) {
             return Arc::clone(known);
         }
@@ -230,6 +231,7 @@ impl Descriptions {
             comm: described.program.comm.to_string(),
             exe: described.program.exe.to_string(),
             cgroup: described.program.cgroup.to_string(),
+            placement: described.program.placement.as_ref().clone(),
             allocators: described.audit.allocators.clone(),
             hook: described.hook,
             not_inline: described.not_inline.as_deref().map(str::to_owned),

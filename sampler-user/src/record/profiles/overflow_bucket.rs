@@ -84,9 +84,10 @@ impl OverflowBucket {
         let full = self.processes.len() >= MOST_PROGRAMS;
         let program = (process.comm.clone(), process.exe.clone(), process.cgroup.clone());
         let program = if full && !self.programs.contains_key(&program) { Program::default() } else { program };
-        *self.programs.entry(program.clone()).or_insert_with(|| {
+        let index = *self.programs.entry(program.clone()).or_insert_with(|| {
             let (comm, exe, cgroup) = program;
             self.processes.push(Process {
+                placement: process.placement.clone(),
                 comm,
                 exe,
                 cgroup,
@@ -97,7 +98,10 @@ impl OverflowBucket {
                 ..Process::default()
             });
             self.processes.len() - 1
-        })
+        });
+        // With version 1 alone, processes of different containers have no path that tells them apart.
+        self.processes[index].placement.keep_common(&process.placement);
+        index
     }
 
     /// Adds the exact counts of an exited process.

@@ -1,0 +1,220 @@
+//! The daemon's own memory at defaults, by what it is: for one process, and for a host's processes.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read as _, Write as _};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, bail, ensure};
+
+use super::cost::compile;
+use super::scratch::{Folder, Running};
+use crate::context::Context;
+use crate::root::Privilege;
+use crate::shell::read;
+
+/// One-line description of the benchmark.
+pub const ABOUT: &str =
+    "[PROCESSES STACKS]: the daemon's own memory at defaults, for one process and for 300 with 5,600 stacks";
+
+/// Size of each allocation of the load, bytes: at the default interval, one in nine million is not sampled.
+const BLOCK_BYTES: u64 = 8 << 20;
+/// Calls below each of the load's stacks.
+const DEPTH: u64 = 20;
+/// Time after which a ring that had to grow has become smaller again.
+const REST: Duration = Duration::from_secs(35);
+
+/// Runs the benchmark, as root.
+pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
+    ensure!(matches!(context.privilege, Privilege::Root), "this benchmark runs as root: sudo cargo xtask bench memory");
+    let number = |i: usize, otherwise: usize| args.get(i).map_or(Ok(otherwise), |text| text.parse::<usize>());
+    let (processes, stacks) = (number(0, 300)?, number(1, 5600)?);
+    let folder = Folder::new()?;
+    let heapbpf = std::env::var_os("HEAPBPF_BIN").map_or_else(|| context.binary(), PathBuf::from);
+    ensure!(heapbpf.exists(), "no {}: cargo xtask build makes it", heapbpf.display());
+    // Each call is a frame of its own.
+    let program = compile(context, "many_stacks", &["-fno-builtin", "-fno-optimize-sibling-calls"])?;
+    println!(
+        "| recording | when | resident, MiB | anonymous | rings | its program | libraries and others | most so far |"
+    );
+    println!("|---|---|---|---|---|---|---|---|");
+    let bench = Bench { folder, heapbpf, program };
+    bench.measure("`--pid` of one process with 4,096 stacks", 1, 4096, false)?;
+    bench.measure(&format!("`serve --all`, {processes} more processes, {stacks} stacks"), processes, stacks, true)
+}
+
+struct Bench {
+    folder: Folder,
+    heapbpf: PathBuf,
+    program: PathBuf,
+}
+
+impl Bench {
+    /// Measures a recording of so many processes, which have so many stacks together, or a few more.
+    fn measure(&self, title: &str, processes: usize, stacks: usize, serve: bool) -> anyhow::Result<()> {
+        let mut targets = (0..processes).map(|i| self.target(levels(processes, stacks, i)));
+        let mut targets: Vec<Running> = targets.by_ref().collect::<anyhow::Result<_>>()?;
+        let pid = targets[0].0.id().to_string();
+        let options: &[&str] = if serve { &["serve", "--all"] } else { &["--pid", &pid] };
+        let (mut recording, address) = self.record(options)?;
+        let of = recording.0.id();
+        let row = |when: &str| anyhow::Ok(println!("| {title} | {when} | {}", Memory::of(of, &self.heapbpf)?));
+        std::thread::sleep(Duration::from_secs(5));
+        row("attached")?;
+        for target in &mut targets {
+            writeln!(target.0.stdin.as_mut().context("piped")?, "go")?;
+        }
+        std::thread::sleep(Duration::from_secs(10));
+        row("10 s after all have allocated")?;
+        scrape(&address)?;
+        std::thread::sleep(Duration::from_secs(3));
+        row("after a scrape")?;
+        std::thread::sleep(REST);
+        row("35 s later")?;
+        // Through the shell's kill, because xtask has no unsafe code.
+        read(Command::new("kill").args(["-INT", &of.to_string()]))?;
+        let status = recording.0.wait()?;
+        ensure!(status.success(), "heapbpf failed: {status}");
+        let stats = fs::read_to_string(self.folder.path().join("stats.json"))?;
+        let stats: serde_json::Value = serde_json::from_str(&stats)?;
+        let count = |name: &str| stats[name].as_u64().unwrap_or(0);
+        println!(
+            "\n{} samples, {} stacks lost, {} records lost\n",
+            count("submitted"),
+            count("stacks_lost"),
+            count("ring_full")
+        );
+        Ok(())
+    }
+
+    fn target(&self, levels: u32) -> anyhow::Result<Running> {
+        let arguments = [u64::from(levels), BLOCK_BYTES, DEPTH].map(|number| number.to_string());
+        let mut command = Command::new(&self.program);
+        let mut child = Running(command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn()?);
+        let mut line = String::new();
+        BufReader::new(child.0.stdout.as_mut().context("piped")?).read_line(&mut line)?;
+        ensure!(line.starts_with("READY"), "{:?} says {line:?}", self.program);
+        Ok(child)
+    }
+
+    /// Starts heapbpf; returns its address as well.
+    fn record(&self, options: &[&str]) -> anyhow::Result<(Running, String)> {
+        let mut command = Command::new(&self.heapbpf);
+        command.args(options).args(["--listen", "127.0.0.1:0", "--stats"]).arg(self.folder.path().join("stats.json"));
+        command.args(["--force", "-o"]).arg(self.folder.path().join("profile.pb.gz"));
+        let mut child = Running(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?);
+        let mut lines = BufReader::new(child.0.stderr.take().context("piped")?).lines();
+        for line in &mut lines {
+            let line = line?;
+            if let Some(address) = line.strip_prefix("heapbpf: listening on http://") {
+                let address = address.to_owned();
+                // Later output is discarded, so that a full pipe does not block it.
+                std::thread::spawn(move || lines.for_each(drop));
+                return Ok((child, address));
+            }
+        }
+        bail!("heapbpf did not begin to record")
+    }
+}
+
+/// Levels of the binary tree of stacks of process `i`, so that all have `stacks` together, or a few more.
+fn levels(processes: usize, stacks: usize, i: usize) -> u32 {
+    let each = stacks / processes.max(1);
+    let low = each.max(1).ilog2();
+    // So many have twice as many as the others.
+    let larger = stacks.saturating_sub(processes << low).div_ceil(1 << low);
+    low + u32::from(i < larger)
+}
+
+/// Gets the profile as pprof, so that all stacks are named.
+fn scrape(address: &str) -> anyhow::Result<()> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(Duration::from_secs(60)))?;
+    write!(stream, "GET /debug/pprof/heap HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n")?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    ensure!(answer.starts_with(b"HTTP/1.1 200"), "the scrape failed");
+    Ok(())
+}
+
+/// Resident memory of a process by kind, KiB.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Memory {
+    anonymous: u64,
+    rings: u64,
+    program: u64,
+    others: u64,
+    most: u64,
+}
+
+impl Memory {
+    fn of(pid: u32, program: &Path) -> anyhow::Result<Self> {
+        let text = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}"));
+        let program = fs::canonicalize(program)?;
+        Ok(Self::parse(&text("smaps")?, &text("status")?, &program.to_string_lossy()))
+    }
+
+    fn parse(smaps: &str, status: &str, program: &str) -> Self {
+        let kib = |text: &str| text.split_whitespace().next().and_then(|word| word.parse::<u64>().ok()).unwrap_or(0);
+        let mut memory = Self::default();
+        let mut path = "";
+        let mut resident = 0;
+        for line in smaps.lines() {
+            if let Some(value) = line.strip_prefix("Rss:") {
+                resident = kib(value);
+            } else if let Some(value) = line.strip_prefix("Anonymous:") {
+                let anonymous = kib(value).min(resident);
+                memory.anonymous += anonymous;
+                let of_file = resident - anonymous;
+                match path {
+                    _ if path.contains("bpf") && path.starts_with("anon_inode:") => memory.rings += of_file,
+                    _ if path == program => memory.program += of_file,
+                    _ => memory.others += of_file,
+                }
+            } else if line.split(' ').next().is_some_and(|word| word.contains('-')) {
+                path = line.splitn(6, ' ').nth(5).unwrap_or_default().trim();
+            }
+        }
+        memory.most = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).map_or(0, kib);
+        memory
+    }
+}
+
+impl std::fmt::Display for Memory {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { anonymous, rings, program, others, most } = *self;
+        for kib in [anonymous + rings + program + others, anonymous, rings, program, others, most] {
+            write!(f, "{:.1} | ", kib as f64 / 1024.0)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_by_kind() {
+        let smaps = "55a0-55b0 r-xp 00000000 fe:00 12    /usr/bin/heapbpf\nSize: 64 kB\nRss:      40 kB\nAnonymous:  8 kB\n\
+            7f00-7f10 r--s 00001000 00:0e 1    anon_inode:bpf-map\nRss: 2048 kB\nAnonymous: 0 kB\n\
+            7f20-7f30 rw-p 00000000 00:00 0 \nRss: 100 kB\nAnonymous: 100 kB\n\
+            7f40-7f50 r-xp 00000000 fe:00 13    /lib/libc.so.6\nRss: 12 kB\nAnonymous: 0 kB\n";
+        let memory = Memory::parse(smaps, "VmPeak: 9 kB\nVmHWM:     3000 kB\n", "/usr/bin/heapbpf");
+        assert_eq!(memory, Memory { anonymous: 108, rings: 2048, program: 32, others: 12, most: 3000 });
+        assert_eq!(memory.to_string(), "2.1 | 0.1 | 2.0 | 0.0 | 0.0 | 2.9 | ");
+    }
+
+    #[test]
+    fn stacks_are_shared_out() {
+        for (processes, stacks) in [(300, 5600), (1, 4096), (300, 4800), (7, 100), (10, 3)] {
+            let all: usize = (0..processes).map(|i| 1 << levels(processes, stacks, i)).sum();
+            assert!(
+                all >= stacks && all < stacks + (stacks / processes).max(processes) + 1,
+                "{processes} {stacks} {all}"
+            );
+        }
+    }
+}
