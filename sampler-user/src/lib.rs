@@ -27,6 +27,7 @@ pub mod cost;
 pub mod doctor;
 pub mod heap;
 pub mod host;
+pub mod invoking_user;
 pub mod kernel;
 pub mod output;
 pub mod record;
