@@ -30,6 +30,7 @@ pub mod host;
 pub mod invoking_user;
 pub mod kernel;
 pub mod output;
+pub mod privileges;
 pub mod record;
 pub mod run;
 pub mod sampling;

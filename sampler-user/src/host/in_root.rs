@@ -118,7 +118,10 @@ mod tests {
         let fifo = CString::new(root.join("fifo").as_os_str().as_bytes()).expect("no NUL");
         // SAFETY: `fifo` is a NUL-terminated string that outlives the call.
         assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
-        assert_eq!(open(&root, Path::new("fifo")).map_err(|error| error.kind()).err(), Some(io::ErrorKind::InvalidInput));
+        assert_eq!(
+            open(&root, Path::new("fifo")).map_err(|error| error.kind()).err(),
+            Some(io::ErrorKind::InvalidInput)
+        );
         let null = find_own(Path::new("/dev/zero")).and_then(|handle| open_regular(&handle));
         assert_eq!(null.err().map(|error| error.kind()), Some(io::ErrorKind::InvalidInput));
     }

@@ -12,6 +12,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::unix::AsyncFd;
 
 use crate::invoking_user::{InvokingUser, invoking_user};
+use crate::privileges::show_memory_of_command;
 use crate::record::descriptors::watch;
 
 /// A command that is held before its exec.
@@ -140,6 +141,7 @@ pub fn hold(command: &[OsString]) -> io::Result<Held> {
         command.pre_exec(move || {
             // Only heapbpf keeps the writing end: if it dies, the read below ends and the command starts unobserved.
             libc::close(go_write_fd);
+            show_memory_of_command();
             if let Some(user) = &user {
                 become_user(user)?;
             }
