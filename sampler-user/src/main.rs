@@ -10,6 +10,7 @@ use sampler_user::cli::error::exit_status;
 use sampler_user::cli::plan;
 use sampler_user::cli::record_args::RecordArgs;
 use sampler_user::host::own_memory::return_what_is_free;
+use sampler_user::privileges::hide_memory;
 use sampler_user::{cli, cost, run};
 
 fn main() -> ExitCode {
@@ -50,6 +51,7 @@ fn told(error: &anyhow::Error) -> String {
 
 fn start(args: &RecordArgs) -> anyhow::Result<u8> {
     cli::log::start(args.display.verbose);
+    hide_memory();
     run::run(plan::plan(args)?)
 }
 

@@ -9,7 +9,7 @@ mod speed_tests;
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
 use heapbpf_profile::formats::{self, Format, FormatError, WriteOptions};
@@ -19,6 +19,7 @@ use thiserror::Error;
 
 pub use self::place::Place;
 use self::place::{Destination, Naming};
+use crate::invoking_user::invoking_user;
 
 /// Why an output cannot be written.
 #[derive(Debug, Error)]
@@ -235,6 +236,17 @@ fn failed(path: &Path, source: FormatError) -> OutputError {
     }
 }
 
+/// Permissions of files: a profile tells what programs do, and those of other users are profiled as well.
+const PRIVATE_MODE: u32 = 0o600;
+
+/// Gives a file to the user who invoked sudo, who could not read it otherwise.
+fn give(file: &File, path: &Path) {
+    let Some(user) = invoking_user() else { return };
+    if let Err(error) = fchown(file, Some(user.uid), Some(user.gid)) {
+        log::warn!("{} stays root's, because it cannot be given to user {}: {error}", path.display(), user.uid);
+    }
+}
+
 /// Size of the write buffer. Large writes halve the kernel's time for a file of hundreds of megabytes.
 const BUFFER_BYTES: usize = 4 << 20;
 
@@ -267,13 +279,14 @@ fn write_to<E: From<OutputError>>(
     let folder = folder_of(path);
     let temporary = tempfile::Builder::new()
         .prefix(".heapbpf-")
-        .permissions(fs::Permissions::from_mode(0o666))
+        .permissions(fs::Permissions::from_mode(PRIVATE_MODE))
         .tempfile_in(folder)
         .map_err(|error| io_error(without_temporary_name(error)))?;
     // Through the plain file, as errors of `NamedTempFile` mention the temporary name.
     let mut out = BufWriter::with_capacity(BUFFER_BYTES, temporary.as_file());
     write(&mut out)?;
     out.into_inner().map_err(|error| io_error(error.into_error()))?;
+    give(temporary.as_file(), path);
     keep(temporary, &destination, force)?;
     Ok(())
 }

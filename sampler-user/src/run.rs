@@ -2,6 +2,7 @@
 
 use anyhow::{Context, bail};
 
+use crate::privileges::restrict_daemon;
 use crate::record::ActiveRecording;
 use crate::record::plan::RecordPlan;
 use crate::record::requests::RecordingHandle;
@@ -27,6 +28,7 @@ pub fn run(plan: RunPlan) -> anyhow::Result<u8> {
 
 async fn record(plan: RunPlan) -> anyhow::Result<u8> {
     let mut recording = ActiveRecording::attach(plan.recording)?;
+    restrict_daemon(recording.needs());
     let (handle, requests) = RecordingHandle::new();
     let mut services = Services::start(plan.serving, handle).context("cannot start a thread")?;
     recording.begin();

@@ -62,6 +62,12 @@ impl Recorder {
         Self::new().pid(pid).interval(interval)
     }
 
+    /// Runs it as a service (`heapbpf serve`).
+    pub fn service(mut self) -> Self {
+        self.arguments.insert(0, "serve".into());
+        self
+    }
+
     /// Adds a process to record.
     pub fn pid(self, pid: u32) -> Self {
         self.option("--pid", &pid.to_string())
@@ -80,8 +86,10 @@ impl Recorder {
 
     /// Adds an option and its value; replaces the seed.
     pub fn option(mut self, option: &str, value: &str) -> Self {
-        if option == "--seed" {
-            self.arguments.drain(..2);
+        if option == "--seed"
+            && let Some(at) = self.arguments.iter().position(|argument| argument == "--seed")
+        {
+            self.arguments.drain(at..at + 2);
         }
         self.arguments.extend([option.into(), value.into()]);
         self

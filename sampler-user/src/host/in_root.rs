@@ -16,18 +16,38 @@ pub fn other_root(pid: u32) -> Option<PathBuf> {
     ((theirs.dev(), theirs.ino()) != (ours.dev(), ours.ino())).then_some(root)
 }
 
-/// Opens `path` as a process with the root directory `root` would: symbolic links cannot leave it, and a leading `/` means
-/// `root`. Never blocks on a FIFO or device.
+/// How symbolic links in a path are treated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Links {
+    /// They are followed, and lead to places below the root only.
+    Inside,
+    /// A path with one is refused.
+    Refused,
+}
+
+/// Opens the regular file `path` for reading, as a process with the root directory `root` would: symbolic links cannot
+/// leave it, and a leading `/` means `root`. Devices and FIFOs are not opened.
+///
+/// # Errors
+/// As of open(2) and openat2(2); [`io::ErrorKind::InvalidInput`] if it is not a regular file.
+pub fn open(root: &Path, path: &Path) -> io::Result<File> {
+    open_regular(&find(root, path, Links::Inside)?)
+}
+
+/// A handle (`O_PATH`) to what is at `path` below `root`, which opens nothing.
 ///
 /// # Errors
 /// As of open(2) and openat2(2).
-pub fn open(root: &Path, path: &Path) -> io::Result<File> {
+pub fn find(root: &Path, path: &Path, links: Links) -> io::Result<File> {
     let directory = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_PATH).open(root)?;
     let path = CString::new(path.as_os_str().as_bytes())?;
     // SAFETY: `open_how` is plain integers, for which zero is a valid value; openat2(2) requires unused fields to be zero.
     let mut how: libc::open_how = unsafe { std::mem::zeroed() };
-    how.flags = (libc::O_RDONLY | libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC) as u64;
+    how.flags = (libc::O_PATH | libc::O_CLOEXEC) as u64;
     how.resolve = libc::RESOLVE_IN_ROOT | libc::RESOLVE_NO_MAGICLINKS;
+    if links == Links::Refused {
+        how.resolve |= libc::RESOLVE_NO_SYMLINKS;
+    }
     // SAFETY: `path` is NUL-terminated, `how` is initialised and has the size that is passed; both outlive the call, as
     // does `directory`.
     let fd = unsafe {
@@ -39,4 +59,70 @@ pub fn open(root: &Path, path: &Path) -> io::Result<File> {
     let fd = i32::try_from(fd).map_err(io::Error::other)?;
     // SAFETY: `openat2` just returned this descriptor, so nothing else owns it.
     Ok(unsafe { File::from_raw_fd(fd) })
+}
+
+/// A handle (`O_PATH`) to what is at `path` below our own root.
+///
+/// # Errors
+/// As of open(2).
+pub fn find_own(path: &Path) -> io::Result<File> {
+    std::fs::OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_CLOEXEC).open(path)
+}
+
+/// Opens what a handle refers to for reading, if it is a regular file. Opening anything else can block (a FIFO) or do
+/// something (a watchdog's device resets the machine if it is opened and then left alone).
+///
+/// # Errors
+/// As of open(2); [`io::ErrorKind::InvalidInput`] if it is not a regular file.
+pub fn open_regular(handle: &File) -> io::Result<File> {
+    if !handle.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    File::open(format!("/proc/self/fd/{}", handle.as_raw_fd()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn a_tree_of_links_stays_inside_and_only_regular_files_are_opened() {
+        if heapbpf_testing::is_emulated("no openat2(2)") {
+            return;
+        }
+        let folder = tempfile::tempdir().expect("a folder");
+        let root = folder.path().join("root");
+        std::fs::create_dir_all(root.join("etc")).expect("our own folder");
+        std::fs::write(folder.path().join("secret"), "outside").expect("our own folder");
+        std::fs::write(root.join("etc/passwd"), "inside").expect("our own folder");
+        for (link, target) in [
+            ("out", "../../../../../../etc"),
+            ("absolute", "/etc"),
+            ("up", "../secret"),
+            ("round", "round"),
+            ("magic", "/proc/self/root/etc"),
+        ] {
+            symlink(target, root.join(link)).expect("our own folder");
+        }
+        let read = |path: &str| open(&root, Path::new(path)).and_then(|file| io::read_to_string(file)).ok();
+        assert_eq!(read("out/passwd").as_deref(), Some("inside"));
+        assert_eq!(read("/absolute/passwd").as_deref(), Some("inside"));
+        for path in ["up", "round", "magic/passwd", "../secret", "etc"] {
+            assert_eq!(read(path), None, "{path}");
+        }
+        let found = |path: &str| find(&root, Path::new(path), Links::Refused).map_err(|error| error.raw_os_error());
+        assert!(found("etc/passwd").is_ok());
+        assert_eq!(found("absolute/passwd").err(), Some(Some(libc::ELOOP)));
+        let fifo = CString::new(root.join("fifo").as_os_str().as_bytes()).expect("no NUL");
+        // SAFETY: `fifo` is a NUL-terminated string that outlives the call.
+        assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
+        assert_eq!(
+            open(&root, Path::new("fifo")).map_err(|error| error.kind()).err(),
+            Some(io::ErrorKind::InvalidInput)
+        );
+        let null = find_own(Path::new("/dev/zero")).and_then(|handle| open_regular(&handle));
+        assert_eq!(null.err().map(|error| error.kind()), Some(io::ErrorKind::InvalidInput));
+    }
 }

@@ -1,13 +1,14 @@
 //! Opens the file behind a mapping, and verifies that it is that file.
 
 use std::ffi::OsStr;
-use std::fs::{File, Metadata, OpenOptions};
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use super::in_root::{self, Links};
 use super::record::{Device, MapEvent};
 
 /// Why a mapped file cannot be read.
@@ -107,15 +108,19 @@ pub fn open_mapped(map: &MapEvent, path: &[u8]) -> Result<Opened, Unreadable> {
     let pid = map.pid;
     let mut reason = Unreadable::Gone;
     let path = Path::new(OsStr::from_bytes(path));
-    let attempts = [
-        (Trust::Mapping, Some(map_file(map))),
-        (Trust::Path, path.strip_prefix("/").ok().map(|path| PathBuf::from(format!("/proc/{pid}/root")).join(path))),
-        (Trust::Path, Some(PathBuf::from(format!("/proc/{pid}/exe")))),
-        (Trust::Path, path.is_absolute().then(|| path.to_path_buf())),
+    let root = PathBuf::from(format!("/proc/{pid}/root"));
+    let attempts: [(Trust, &dyn Fn() -> io::Result<File>); 4] = [
+        (Trust::Mapping, &|| in_root::find_own(&map_file(map))),
+        // The process may have made its root a tree of links.
+        (Trust::Path, &|| in_root::find(&root, path, Links::Inside)),
+        (Trust::Path, &|| in_root::find_own(&PathBuf::from(format!("/proc/{pid}/exe")))),
+        (Trust::Path, &|| in_root::find_own(path)),
     ];
-    for (trust, attempt) in attempts {
-        let Some(attempt) = attempt else { continue };
-        match open_verified(&attempt, map, trust) {
+    for (index, (trust, find)) in attempts.into_iter().enumerate() {
+        if index % 2 == 1 && !path.is_absolute() {
+            continue;
+        }
+        match find().map_err(|error| Unreadable::from_io(&error)).and_then(|handle| verified(&handle, map, trust)) {
             Ok(opened) => return Ok(opened),
             Err(error) if error.rank() > reason.rank() => reason = error,
             Err(_) => {}
@@ -150,18 +155,14 @@ enum Trust {
     Path,
 }
 
-fn open_verified(path: &Path, map: &MapEvent, trust: Trust) -> Result<Opened, Unreadable> {
-    // O_PATH first: inspecting the file must not open a device or wait for a FIFO.
-    let handle = OpenOptions::new()
-        .read(true)
-        .custom_flags(libc::O_PATH | libc::O_CLOEXEC)
-        .open(path)
-        .map_err(|error| Unreadable::from_io(&error))?;
+/// Opens what a handle (`O_PATH`) refers to, if it is the mapped file. Inspecting it must not open a device or wait for a
+/// FIFO.
+fn verified(handle: &File, map: &MapEvent, trust: Trust) -> Result<Opened, Unreadable> {
     let metadata = handle.metadata().map_err(|error| Unreadable::from_io(&error))?;
     if !metadata.is_file() {
         return Err(Unreadable::NoFile);
     }
-    let file_system = file_system(&handle);
+    let file_system = file_system(handle);
     let stacked = matches!(file_system, libc::OVERLAYFS_SUPER_MAGIC | libc::BTRFS_SUPER_MAGIC);
     let same_inode = metadata.ino() == map.inode;
     let same = same_inode && (device(&metadata) == map.device || stacked)
@@ -170,8 +171,7 @@ fn open_verified(path: &Path, map: &MapEvent, trust: Trust) -> Result<Opened, Un
     if !same {
         return Err(Unreadable::Replaced);
     }
-    let file =
-        File::open(format!("/proc/self/fd/{}", handle.as_raw_fd())).map_err(|error| Unreadable::from_io(&error))?;
+    let file = in_root::open_regular(handle).map_err(|error| Unreadable::from_io(&error))?;
     let stamp = stamp(&metadata);
     let overlay = file_system == libc::OVERLAYFS_SUPER_MAGIC;
     let handle = if overlay { file_handle(&file) } else { None };

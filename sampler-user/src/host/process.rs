@@ -16,6 +16,8 @@ use heapbpf_profile::model::Placement;
 pub const MAX_COMM_BYTES: usize = 15;
 /// The kernel's flag for its own threads.
 const PF_KTHREAD: u32 = 0x0020_0000;
+/// The user id that no user has.
+pub const NO_USER: u32 = u32::MAX;
 
 /// A process as /proc describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -26,7 +28,7 @@ pub struct ProcessInfo {
     pub namespace_pid: Option<u32>,
     /// Parent's process id.
     pub parent_pid: u32,
-    /// Real user id.
+    /// Effective user id, to which the files belong that it makes; [`NO_USER`] if it is unknown.
     pub uid: u32,
     /// Name of the main thread.
     pub comm: Arc<str>,
@@ -184,12 +186,13 @@ fn read_text(pid: u32, name: &str) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&fs::read(format!("/proc/{pid}/{name}"))?).into_owned())
 }
 
-/// Innermost process id and real user id.
+/// Innermost process id and effective user id.
 fn parse_status(text: &str) -> (Option<u32>, u32) {
     let words = |key: &str| text.lines().find_map(|line| line.strip_prefix(key)).map(str::split_ascii_whitespace);
     let inner = words("NSpid:").and_then(Iterator::last).and_then(|pid| pid.parse().ok());
-    let uid = words("Uid:").and_then(|mut ids| ids.next()).and_then(|uid| uid.parse().ok());
-    (inner, uid.unwrap_or(0))
+    // Real, effective, saved, of the file system.
+    let uid = words("Uid:").and_then(|mut ids| ids.nth(1)).and_then(|uid| uid.parse().ok());
+    (inner, uid.unwrap_or(NO_USER))
 }
 
 /// A pattern for process names, with `*`, `?`, `[…]` and `{a,b}`.

@@ -120,6 +120,9 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         let start = NonNull::new(memory.cast()).ok_or(io::ErrorKind::AddrNotAvailable)?;
+        // Copies of stacks are nobody else's business, also when heapbpf's memory is dumped.
+        // SAFETY: the range was just mapped; the call changes what is dumped, not what is in memory.
+        unsafe { libc::madvise(memory, bytes, libc::MADV_DONTDUMP) };
         Ok(Self { start, bytes })
     }
 

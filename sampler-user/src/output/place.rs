@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use std::{ffi, fmt};
 
 use super::{OutputError, folder_of};
+use crate::invoking_user::invoking_user;
 
 /// How long to wait for a FIFO's reader or a socket's listener.
 pub(super) const PATIENCE: Duration = Duration::from_secs(10);
@@ -100,12 +101,9 @@ pub(super) enum LinkRule {
 
 /// Decides how to treat a link. It is followed only on request (`force`), and only if it belongs to the user or, under sudo,
 /// to the invoking user: in a shared folder, another user could make a link to any file.
-pub(super) const fn link_rule(owner: u32, effective: u32, sudo: Option<u32>, force: bool) -> LinkRule {
-    let is_invoking_users = match sudo {
-        // SUDO_UID is only believed if heapbpf runs as root.
-        Some(sudo) => effective == 0 && sudo == owner,
-        None => false,
-    };
+pub(super) fn link_rule(owner: u32, effective: u32, invoking: Option<u32>, force: bool) -> LinkRule {
+    // Only root acts for somebody else.
+    let is_invoking_users = effective == 0 && invoking == Some(owner);
     match (owner == effective || is_invoking_users, force) {
         (true, true) => LinkRule::Follow,
         (true, false) => LinkRule::NeedsForce,
@@ -155,8 +153,7 @@ fn follow(link: &Path, owner: u32, force: bool) -> Result<PathBuf, OutputError> 
     let target = fs::read_link(link).map_err(|source| OutputError::Io { path: link.into(), source })?;
     // SAFETY: `geteuid` takes no arguments and cannot fail.
     let effective = unsafe { libc::geteuid() };
-    let sudo = std::env::var("SUDO_UID").ok().and_then(|uid| uid.parse().ok());
-    match link_rule(owner, effective, sudo, force) {
+    match link_rule(owner, effective, invoking_user().map(|user| user.uid), force) {
         LinkRule::NeedsForce => Err(OutputError::Link { path: link.into(), target }),
         LinkRule::OfAnother => Err(OutputError::LinkOfAnother { path: link.into(), target, owner }),
         LinkRule::Follow => {

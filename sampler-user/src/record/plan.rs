@@ -8,6 +8,7 @@ use std::time::Duration;
 use sampler_ebpf::abi::Config;
 
 use crate::host::process::{ProcessInfo, Target};
+use crate::invoking_user::invoking_user;
 use crate::kernel::loader::MapSizes;
 use crate::kernel::programs::LinkKind;
 use crate::output::Output;
@@ -42,6 +43,15 @@ pub struct RecordPlan {
     pub kernel: KernelPlan,
     /// What is shown on the terminal.
     pub display: Display,
+}
+
+impl RecordPlan {
+    /// Whether files are written, maybe in folders of another user. A service that names none writes one if it is told to by
+    /// a signal; its folder is its own, unless somebody started it by sudo.
+    pub fn writes_files(&self) -> bool {
+        let outputs = &self.outputs;
+        !self.keeps_running || !outputs.files.is_empty() || outputs.stats.is_some() || invoking_user().is_some()
+    }
 }
 
 /// Which processes are profiled.

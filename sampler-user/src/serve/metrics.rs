@@ -9,6 +9,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt::{Display, Write};
+use std::fs::File;
+use std::os::unix::fs::FileExt;
 use std::time::UNIX_EPOCH;
 
 use sampler_ebpf::abi::ProcessKey;
@@ -53,6 +55,7 @@ pub struct Metrics {
     /// Programs, by their labels, with their own series of memory held at exit.
     programs: HashSet<String>,
     totals: HashMap<&'static str, u64>,
+    status: OwnStatus,
 }
 
 /// A metric family: a name, a type, a help text, and the lines.
@@ -314,7 +317,7 @@ impl Metrics {
         single(out, "heapbpf_daemon_cpu_seconds_total", "counter", "CPU time of heapbpf itself.", seconds);
         let help = "Most memory that heapbpf itself has used.";
         single(out, "heapbpf_daemon_peak_resident_bytes", "gauge", help, stats.daemon_peak_rss_bytes);
-        if let Some(resident) = resident_bytes() {
+        if let Some(resident) = self.status.resident_bytes() {
             single(out, "heapbpf_daemon_resident_bytes", "gauge", "Memory of heapbpf itself.", resident);
         }
         let help = "How long the last snapshot kept the event path waiting.";
@@ -381,11 +384,25 @@ fn number(value: f64) -> String {
     if value == 0.0 { "0".into() } else { format!("{value}") }
 }
 
-/// Resident memory of this process, in bytes.
-fn resident_bytes() -> Option<u64> {
-    let status = std::fs::read_to_string("/proc/self/status").ok()?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
-    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+/// `/proc/self/status`, opened before the server gives up opening files.
+#[derive(Debug)]
+struct OwnStatus(Option<File>);
+
+impl Default for OwnStatus {
+    fn default() -> Self {
+        Self(File::open("/proc/self/status").ok())
+    }
+}
+
+impl OwnStatus {
+    /// Resident memory of this process, in bytes.
+    fn resident_bytes(&self) -> Option<u64> {
+        let mut bytes = [0; 8 << 10];
+        let length = self.0.as_ref()?.read_at(&mut bytes, 0).ok()?;
+        let status = String::from_utf8_lossy(bytes.get(..length)?);
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+        line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
+    }
 }
 
 #[cfg(test)]

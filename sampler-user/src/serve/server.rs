@@ -10,6 +10,7 @@ use super::connections;
 use super::listen::Listen;
 use super::push::PushStatuses;
 use super::routes;
+use crate::privileges::restrict_server;
 use crate::record::requests::RecordingHandle;
 
 /// Number of threads that encode profiles.
@@ -37,6 +38,7 @@ impl Server {
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new().name("server".into()).spawn(move || {
             let router = routes::router(recording, listen.tokens, push);
+            restrict_server();
             runtime.block_on(connections::serve(listen.socket, router, stopped));
             runtime.shutdown_timeout(GRACE_PERIOD);
         })?;

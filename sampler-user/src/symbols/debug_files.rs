@@ -1,8 +1,7 @@
 //! Finds separate debug files, by build ID and by `.gnu_debuglink`, in the directories that debuggers search.
 
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::Read;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Component, Path, PathBuf};
 
 use heapbpf_elf::Elf;
@@ -108,8 +107,8 @@ fn has_symbols(elf: &Elf) -> bool {
 
 /// Opens an ELF file. Never blocks.
 pub fn open(path: PathBuf, is_trusted: bool) -> Option<DebugFile> {
-    // A target may have chosen the name: it must not make heapbpf block on a FIFO.
-    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY).open(&path).ok()?;
+    // A target may have chosen the name: it must not make heapbpf block on a FIFO, or open a device.
+    let file = in_root::open_regular(&in_root::find_own(&path).ok()?).ok()?;
     check(path, file, is_trusted)
 }
 

@@ -8,7 +8,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::host::in_root;
+use crate::host::in_root::{self, Links};
 
 /// Bounds on what is read from a perf map.
 #[derive(Clone, Copy, Debug)]
@@ -61,23 +61,31 @@ pub struct PerfMap {
 
 impl PerfMap {
     /// Opens the map of a process below `root` (`/proc/PID/root`, or a descriptor of it). `namespace_pid` is the process's
-    /// id in its own pid namespace, `owner` its user id. A map that belongs to neither this user nor root is refused, as
-    /// anybody may write to /tmp.
+    /// id in its own pid namespace, `owner` its user id. Anybody may write to /tmp, and what a map says becomes part of the
+    /// profile. So symbolic links are not followed, not even in the folder's path, and the map must be a regular file of
+    /// this very user with no other name.
     ///
     /// # Errors
     /// [`PerfMapError`]; most often because there is no map.
     pub fn open(root: &Path, namespace_pid: u32, owner: u32) -> Result<File, PerfMapError> {
         let path = format!("tmp/perf-{namespace_pid}.map");
-        let file =
-            in_root::open(root, Path::new(&path)).map_err(|source| PerfMapError::Io { path: path.clone(), source })?;
-        let metadata = file.metadata().map_err(|source| PerfMapError::Io { path: path.clone(), source })?;
+        let failed = |source: io::Error| match source.raw_os_error() {
+            Some(libc::ELOOP) => PerfMapError::Refused { path: path.clone(), what: "there is a symbolic link" },
+            _ => PerfMapError::Io { path: path.clone(), source },
+        };
+        let handle = in_root::find(root, Path::new(&path), Links::Refused).map_err(failed)?;
+        let metadata = handle.metadata().map_err(failed)?;
+        let refused = |what| Err(PerfMapError::Refused { path: path.clone(), what });
         if !metadata.is_file() {
-            return Err(PerfMapError::Refused { path, what: "not a regular file" });
+            return refused("not a regular file");
         }
-        if metadata.uid() != owner && metadata.uid() != 0 {
-            return Err(PerfMapError::Refused { path, what: "belongs to another user" });
+        if metadata.uid() != owner {
+            return refused("belongs to another user than the process");
         }
-        Ok(file)
+        if metadata.nlink() > 1 {
+            return refused("has another name as well (a hard link)");
+        }
+        in_root::open_regular(&handle).map_err(failed)
     }
 
     /// Reads an open map from its beginning.
@@ -263,14 +271,15 @@ mod tests {
     }
 
     #[test]
-    fn only_the_process_and_root_are_trusted_and_links_stay_inside() {
+    fn only_a_plain_file_of_the_process_is_read() {
         if heapbpf_testing::is_emulated("no openat2(2)") {
             return;
         }
         let root = tempfile::tempdir().expect("temporary folder");
         let tmp = root.path().join("tmp");
         std::fs::create_dir(&tmp).expect("folder");
-        std::fs::write(tmp.join("perf-7.map"), "10 10 inside\n").expect("write");
+        let map = |pid: u32| tmp.join(format!("perf-{pid}.map"));
+        std::fs::write(map(7), "10 10 inside\n").expect("write");
         // SAFETY: `geteuid` takes no arguments and cannot fail.
         let me = unsafe { libc::geteuid() };
         let read = |pid, owner| {
@@ -280,20 +289,62 @@ mod tests {
         assert_eq!(read(7, me).expect("own").len(), 1);
         // An open map is read to its end, even after it was deleted.
         let file = PerfMap::open(root.path(), 7, me).expect("own");
-        std::fs::write(tmp.join("perf-7.map"), "10 10 inside\n20 10 more\n").expect("write");
-        std::fs::remove_file(tmp.join("perf-7.map")).expect("our own");
+        std::fs::write(map(7), "10 10 inside\n20 10 more\n").expect("write");
+        std::fs::remove_file(map(7)).expect("our own");
         assert_eq!(PerfMap::read(&file, 7, Limits::default()).expect("open").len(), 2);
         assert_eq!(PerfMap::read(&file, 7, Limits::default()).expect("again").len(), 2);
-        std::fs::write(tmp.join("perf-7.map"), "10 10 inside\n").expect("write");
-        if me != 0 {
-            assert!(matches!(read(7, me + 1), Err(PerfMapError::Refused { .. })));
-        }
+        std::fs::write(map(7), "10 10 inside\n").expect("write");
+        let refused = |pid, owner, why: &str| match read(pid, owner) {
+            Err(PerfMapError::Refused { what, .. }) => assert!(what.contains(why), "{what}"),
+            other => panic!("{pid}: {other:?}"),
+        };
+        // Not even if it is root's: then somebody else named it.
+        refused(7, me + 1, "another user");
         assert!(matches!(read(8, me), Err(PerfMapError::Io { .. })));
-        symlink("/etc/passwd", tmp.join("perf-9.map")).expect("link");
-        assert!(matches!(read(9, me), Err(PerfMapError::Io { .. })), "/etc/passwd is looked for inside");
-        symlink("/tmp/perf-7.map", tmp.join("perf-10.map")).expect("link");
-        assert_eq!(read(10, me).expect("inside").len(), 1);
-        std::fs::create_dir(tmp.join("perf-11.map")).expect("folder");
-        assert!(matches!(read(11, me), Err(PerfMapError::Refused { .. } | PerfMapError::Io { .. })));
+        symlink("/etc/passwd", map(9)).expect("link");
+        refused(9, me, "symbolic link");
+        symlink("/tmp/perf-7.map", map(10)).expect("link");
+        refused(10, me, "symbolic link");
+        std::fs::create_dir(map(11)).expect("folder");
+        refused(11, me, "not a regular file");
+        let fifo = std::ffi::CString::new(map(12).into_os_string().into_encoded_bytes()).expect("no NUL");
+        // SAFETY: `fifo` is a NUL-terminated string that outlives the call.
+        assert_eq!(unsafe { libc::mkfifo(fifo.as_ptr(), 0o600) }, 0);
+        refused(12, me, "not a regular file");
+        std::fs::hard_link(map(7), map(13)).expect("link");
+        refused(13, me, "hard link");
+        let elsewhere = root.path().join("elsewhere");
+        std::fs::rename(&tmp, &elsewhere).expect("our own");
+        symlink("elsewhere", &tmp).expect("link");
+        refused(7, me, "symbolic link");
+    }
+
+    /// A gigabyte is read up to the bound, and kept up to the bounds on functions and names.
+    #[test]
+    fn a_huge_map_is_bounded_in_time_and_memory() {
+        let file = tempfile::tempfile().expect("a file");
+        file.set_len(1 << 30).expect("a hole");
+        let map = PerfMap::read(&file, 1, Limits::default()).expect("reads");
+        assert!(map.truncated && map.is_empty(), "{} lines", map.bad_lines);
+        // Each name is another one, as long as may be: the text is repeated without an end.
+        let limits = Limits { file_bytes: 8 << 20, ..Limits::default() };
+        let text = (0..u64::MAX).map(|at| format!("{:x} 10 {at:0500}\n", at * 16).into_bytes());
+        let map = PerfMap::parse(Endless(text, Vec::new()), limits).expect("reads");
+        assert!(map.truncated && map.len() as u64 <= limits.file_bytes / 500, "{}", map.len());
+    }
+
+    /// What an iterator yields, one after the other.
+    struct Endless<I>(I, Vec<u8>);
+
+    impl<I: Iterator<Item = Vec<u8>>> std::io::Read for Endless<I> {
+        fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+            if self.1.is_empty() {
+                self.1 = self.0.next().unwrap_or_default();
+            }
+            let bytes = buffer.len().min(self.1.len());
+            buffer[..bytes].copy_from_slice(&self.1[..bytes]);
+            self.1.drain(..bytes);
+            Ok(bytes)
+        }
     }
 }

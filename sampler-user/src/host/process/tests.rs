@@ -37,8 +37,8 @@ fn descendants_are_the_tree_without_what_the_recording_brought() {
 
 #[test]
 fn status_of_a_contained_process() {
-    assert_eq!(parse_status("Name:\tx\nUid:\t7\t8\t9\t9\nNSpid:\t500\t12\t1\n"), (Some(1), 7));
-    assert_eq!(parse_status("Name:\tx\n"), (None, 0));
+    assert_eq!(parse_status("Name:\tx\nUid:\t7\t8\t9\t9\nNSpid:\t500\t12\t1\n"), (Some(1), 8));
+    assert_eq!(parse_status("Name:\tx\n"), (None, NO_USER));
 }
 
 #[test]

@@ -11,6 +11,8 @@ use std::thread::JoinHandle;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use tokio::io::unix::AsyncFd;
 
+use crate::invoking_user::{InvokingUser, invoking_user};
+use crate::privileges::show_memory_of_command;
 use crate::record::descriptors::watch;
 
 /// A command that is held before its exec.
@@ -52,8 +54,7 @@ pub struct Running {
 /// The user that a command runs as under sudo: the one who invoked it. Without sudo it runs as ourselves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct User {
-    uid: u32,
-    gid: u32,
+    ids: InvokingUser,
     groups: Vec<libc::gid_t>,
     /// Name and home directory, if the user database has the user.
     account: Option<(CString, CString)>,
@@ -63,16 +64,11 @@ struct User {
 const ENTRY_BYTES: usize = 16 << 10;
 const MOST_GROUPS: usize = 1024;
 
-fn invoking_user() -> Option<User> {
-    // SAFETY: `geteuid` takes no argument and always succeeds.
-    if unsafe { libc::geteuid() } != 0 {
-        return None;
-    }
-    let number = |name: &str| std::env::var(name).ok()?.parse().ok();
-    let (uid, gid) = (number("SUDO_UID")?, number("SUDO_GID")?);
-    let account = account(uid);
-    let groups = account.as_ref().map_or_else(|| vec![gid], |(name, _)| groups(name, gid));
-    Some(User { uid, gid, groups, account })
+fn user_of_command() -> Option<User> {
+    let ids = invoking_user()?;
+    let account = account(ids.uid);
+    let groups = account.as_ref().map_or_else(|| vec![ids.gid], |(name, _)| groups(name, ids.gid));
+    Some(User { ids, groups, account })
 }
 
 /// Name and home directory of a user.
@@ -102,12 +98,13 @@ fn groups(name: &CStr, gid: u32) -> Vec<libc::gid_t> {
 
 /// Switches to that user for good. Called between fork and exec.
 fn become_user(user: &User) -> io::Result<()> {
+    let InvokingUser { uid, gid } = user.ids;
     // SAFETY: system calls that are allowed between fork and exec. `user.groups` was filled before the fork and is
     // passed with its own length.
     let failed = unsafe {
         libc::setgroups(user.groups.len(), user.groups.as_ptr()) != 0
-            || libc::setresgid(user.gid, user.gid, user.gid) != 0
-            || libc::setresuid(user.uid, user.uid, user.uid) != 0
+            || libc::setresgid(gid, gid, gid) != 0
+            || libc::setresuid(uid, uid, uid) != 0
     };
     if failed { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
@@ -132,7 +129,7 @@ pub fn hold(command: &[OsString]) -> io::Result<Held> {
     let (go_read, go_write) = pipe()?;
     let mut command = Command::new(program);
     command.args(arguments);
-    let user = invoking_user();
+    let user = user_of_command();
     if let Some((name, home)) = user.as_ref().and_then(|user| user.account.as_ref()) {
         let name = OsStr::from_bytes(name.to_bytes());
         command.envs([("USER", name), ("LOGNAME", name), ("HOME", OsStr::from_bytes(home.to_bytes()))]);
@@ -144,6 +141,7 @@ pub fn hold(command: &[OsString]) -> io::Result<Held> {
         command.pre_exec(move || {
             // Only heapbpf keeps the writing end: if it dies, the read below ends and the command starts unobserved.
             libc::close(go_write_fd);
+            show_memory_of_command();
             if let Some(user) = &user {
                 become_user(user)?;
             }

@@ -17,6 +17,7 @@ use crate::heap::live::{Heap, HeapRow, LostBlocks};
 use crate::heap::sample::SampleKey;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
+use crate::host::process::NO_USER;
 use crate::kernel::totals::Counts;
 use crate::record::attaching::probes::Attaching;
 use crate::record::intake::ended::{EndedCounts, Exact};
@@ -272,7 +273,7 @@ pub fn jit_code_of(process: ProcessKey, time_ns: u64, host: &mut Host) -> JitCod
     let namespace_pid = info.as_ref().and_then(|info| info.namespace_pid).unwrap_or(process.tgid);
     let age = monotonic_ns().checked_add(suspended_ns()).and_then(|now| now.checked_sub(process.start_ns));
     let started = age.and_then(|age_ns| SystemTime::now().checked_sub(Duration::from_nanos(age_ns)));
-    JitCode { pid: process.tgid, namespace_pid, owner: info.map_or(0, |info| info.uid), started }
+    JitCode { pid: process.tgid, namespace_pid, owner: info.map_or(NO_USER, |info| info.uid), started }
 }
 
 #[cfg(test)]

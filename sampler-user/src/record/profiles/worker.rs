@@ -16,6 +16,7 @@ use super::snapshot::{Detail, Retired, Snapshot, SnapshotRow};
 use super::symbolization::{Facts, Symbolization, UnsymbolizedStack};
 use crate::heap::ages::Ages;
 use crate::host::own_memory::give_memory_back;
+use crate::privileges::restrict_worker;
 use crate::record::plan::RecordPlan;
 use crate::stats::Stats;
 use crate::symbols::progress::{Download, Progress};
@@ -69,7 +70,9 @@ impl ProfileWorker {
             (plan.stacks.symbolize, plan.stacks.symbols.clone(), plan.outputs.adjustments);
         let progress = Arc::new(Progress::default());
         let told = Arc::clone(&progress);
+        let writes_files = plan.writes_files();
         std::thread::Builder::new().name("profiles".into()).spawn(move || {
+            restrict_worker(writes_files);
             let symbolization = Symbolization::new(symbolize, symbols, told).with_python(python);
             Worker::new(template, adjustments, symbolization).work(&queue);
         })?;

@@ -13,8 +13,10 @@ use super::pace::{Standing, pause, writes_last_profile};
 use super::signals::Signals;
 use super::state::Session;
 use crate::clock::monotonic_ns;
-use crate::host::limits;
+use crate::host::limits::{self, Limits};
+use crate::kernel::programs::LinkKind;
 use crate::output::Output;
+use crate::privileges::Needs;
 use crate::record::attaching::command::{Held, NotStarted, Running, hold};
 use crate::record::descriptors::watch;
 use crate::record::outputs::files::{SnapshotFiles, resolve_outputs, write_outputs};
@@ -22,7 +24,7 @@ use crate::record::outputs::notify;
 use crate::record::outputs::report::{Closing, show_report, write_stats};
 use crate::record::outputs::status_line::StatusLine;
 use crate::record::outputs::triggers::Triggers;
-use crate::record::plan::RecordPlan;
+use crate::record::plan::{Hook, RecordPlan};
 use crate::record::profiles::requests::{Made, Request};
 
 /// A recording with its probes in place.
@@ -81,6 +83,20 @@ impl ActiveRecording {
         let line = StatusLine::new(plan.display);
         let command = CommandState { held, running: None, exit_code: 0 };
         Ok(Self { session, outputs, files, command, signals, snapshot_wanted, line, begun: Instant::now() })
+    }
+
+    /// The privileges that it goes on needing.
+    pub fn needs(&self) -> Needs {
+        let plan = &self.session.plan;
+        let version = Limits::read().version;
+        // Before Linux 6.6, and with perf events, the kernel makes links for CAP_SYS_ADMIN alone.
+        let is_old = version.is_none_or(|version| (version.major, version.minor) < (6, 6));
+        Needs {
+            writes_files: plan.writes_files(),
+            has_command: !plan.targets.command.is_empty(),
+            writes_into_processes: plan.kernel.hook == Hook::Inline,
+            links_as_admin: is_old || self.session.attaching.programs.kind == LinkKind::Perf,
+        }
     }
 
     /// Starts the recording: what happens from here on is recorded.

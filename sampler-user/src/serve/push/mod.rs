@@ -19,6 +19,7 @@ use self::batch::batches;
 use self::destination::Destination;
 use self::queue::{Counts, Queue};
 use super::delta::{Inuse, difference};
+use crate::privileges::restrict_sender;
 use crate::record::requests::{Detail, Made, RecordingHandle};
 
 pub use self::destination::DestinationError;
@@ -112,10 +113,14 @@ impl Pusher {
             let queue = Arc::new(queue);
             statuses.push((destination.shown(), Arc::clone(&queue)));
             senders.push((destination.clone(), Arc::clone(&queue)));
-            std::thread::Builder::new().name("push".into()).spawn(move || sender::run(&destination, &queue))?;
+            std::thread::Builder::new().name("push".into()).spawn(move || {
+                restrict_sender();
+                sender::run(&destination, &queue);
+            })?;
         }
         let (work, last) = channel::<Made>();
         let thread = std::thread::Builder::new().name("push".into()).spawn(move || {
+            restrict_sender();
             let mut earlier: Option<Made> = None;
             let mut due = Instant::now() + plan.every;
             loop {

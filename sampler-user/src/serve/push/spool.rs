@@ -1,8 +1,13 @@
 //! Batches on disk, one numbered file each. When their total size exceeds the limit, the oldest are removed.
+//!
+//! The folder may have been given where everybody may write. So a destination's subfolder must be our own, and nobody else
+//! may write to it; it is opened once without following a link, and everything in it is reached through that descriptor.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use super::batch::Batch;
@@ -18,10 +23,23 @@ pub struct SpoolOptions {
 
 /// Why the spool cannot be used.
 #[derive(Debug, thiserror::Error)]
-#[error("cannot keep profiles in the spool {folder}: {source}")]
-pub struct SpoolError {
-    folder: PathBuf,
-    source: io::Error,
+pub enum SpoolError {
+    /// The folder cannot be used.
+    #[error("cannot keep profiles in the spool {folder}: {source}")]
+    Io {
+        /// The destination's folder.
+        folder: PathBuf,
+        /// The operating system's reason.
+        source: io::Error,
+    },
+    /// Somebody else could read or change what is kept there.
+    #[error("cannot keep profiles in the spool {folder}: {what}; remove it, or choose another folder for --spool")]
+    NotOurs {
+        /// The folder, or the link in its place.
+        folder: PathBuf,
+        /// Why it is not ours alone.
+        what: String,
+    },
 }
 
 const EXTENSION: &str = "batch";
@@ -33,6 +51,9 @@ const LOCK: &str = ".lock";
 /// The batches of one destination.
 #[derive(Debug)]
 pub struct Spool {
+    /// Keeps [`Spool::folder`] the folder that was checked, whatever happens to its name.
+    _open: File,
+    /// The folder, by its descriptor.
     folder: PathBuf,
     most_bytes: u64,
     /// Sizes in bytes by file number.
@@ -49,10 +70,18 @@ impl Spool {
     /// The folder cannot be created, read or written, or another heapbpf uses it.
     pub fn open(options: &SpoolOptions, destination: &str) -> Result<Self, SpoolError> {
         let safe = |c: char| if c.is_ascii_alphanumeric() || "._-".contains(c) { c } else { '_' };
-        let folder = options.folder.join(destination.chars().map(safe).collect::<String>());
-        let failed = |source| SpoolError { folder: folder.clone(), source };
-        fs::create_dir_all(&folder).map_err(failed)?;
-        let lock = File::create(folder.join(LOCK)).map_err(failed)?;
+        let named = options.folder.join(destination.chars().map(safe).collect::<String>());
+        let failed = |source| SpoolError::Io { folder: named.clone(), source };
+        let open = own_folder(&options.folder, &named)?;
+        let folder = PathBuf::from(format!("/proc/self/fd/{}", open.as_raw_fd()));
+        let lock = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .custom_flags(libc::O_NOFOLLOW)
+            .open(folder.join(LOCK))
+            .map_err(failed)?;
         lock.try_lock().map_err(|error| match error {
             fs::TryLockError::WouldBlock => failed(io::Error::other("another heapbpf pushes from there")),
             fs::TryLockError::Error(error) => failed(error),
@@ -69,7 +98,7 @@ impl Spool {
             }
         }
         let (bytes, next) = (files.values().sum(), files.last_key_value().map_or(0, |(last, _)| last + 1));
-        Ok(Self { folder, most_bytes: options.most_bytes, files, bytes, next, _lock: lock })
+        Ok(Self { _open: open, folder, most_bytes: options.most_bytes, files, bytes, next, _lock: lock })
     }
 
     fn path(&self, number: u64) -> PathBuf {
@@ -107,7 +136,8 @@ impl Spool {
     pub fn first(&mut self) -> (Option<(u64, Batch)>, u64) {
         let mut unreadable = 0;
         while let Some(number) = self.files.first_key_value().map(|(number, _)| *number) {
-            let batch = fs::read(self.path(number)).ok().and_then(|bytes| Batch::from_bytes(&bytes));
+            let bytes = read(&self.path(number), self.most_bytes).ok();
+            let batch = bytes.and_then(|bytes| Batch::from_bytes(&bytes));
             if let Some(batch) = batch {
                 return (Some((number, batch)), unreadable);
             }
@@ -134,6 +164,52 @@ impl Spool {
     }
 }
 
+/// Opens a destination's folder, and makes it if there is none. No link is followed in its place, nor a link of somebody
+/// else's in the place of the folder above.
+fn own_folder(above: &Path, folder: &Path) -> Result<File, SpoolError> {
+    let failed = |source| SpoolError::Io { folder: folder.into(), source };
+    let not_ours = |folder: &Path, what: String| Err(SpoolError::NotOurs { folder: folder.into(), what });
+    // SAFETY: `geteuid` takes no arguments and cannot fail.
+    let own = unsafe { libc::geteuid() };
+    if let Ok(metadata) = fs::symlink_metadata(above)
+        && metadata.is_symlink()
+        && metadata.uid() != own
+    {
+        return not_ours(above, format!("it is a symbolic link of another user (uid {})", metadata.uid()));
+    }
+    DirBuilder::new().recursive(true).mode(0o700).create(above).map_err(failed)?;
+    match DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
+        _ => {}
+    }
+    let flags = libc::O_DIRECTORY | libc::O_NOFOLLOW | libc::O_CLOEXEC;
+    let open = match OpenOptions::new().read(true).custom_flags(flags).open(folder) {
+        Err(error) if matches!(error.raw_os_error(), Some(libc::ELOOP | libc::ENOTDIR)) => {
+            return not_ours(folder, "it is not a folder".into());
+        }
+        opened => opened.map_err(failed)?,
+    };
+    let metadata = open.metadata().map_err(failed)?;
+    if metadata.uid() != own {
+        return not_ours(folder, format!("it belongs to another user (uid {})", metadata.uid()));
+    }
+    if metadata.mode() & 0o022 != 0 {
+        return not_ours(folder, format!("others may write to it (mode {:03o})", metadata.mode() & 0o777));
+    }
+    Ok(open)
+}
+
+/// Reads a regular file of at most this size.
+fn read(path: &Path, most_bytes: u64) -> io::Result<Vec<u8>> {
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut bytes = Vec::new();
+    file.take(most_bytes).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
 fn number_of(path: &Path) -> Option<u64> {
     path.extension().filter(|extension| *extension == EXTENSION)?;
     path.file_stem()?.to_str()?.parse().ok()
@@ -141,6 +217,8 @@ fn number_of(path: &Path) -> Option<u64> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{PermissionsExt, symlink};
+
     use super::*;
 
     fn batch(number: u8) -> Batch {
@@ -160,7 +238,7 @@ mod tests {
         assert_eq!((dropped, spool.waiting().0), (15, 5));
         let error = Spool::open(&options, "otlp+http://c:4318/x").unwrap_err();
         assert!(error.to_string().contains("another heapbpf"), "{error}");
-        let rest = spool.folder.join(".heapbpf-Zx1");
+        let rest = options.folder.join("otlp_http___c_4318_x/.heapbpf-Zx1");
         fs::write(&rest, "half of a batch").unwrap();
         drop(spool);
         let mut spool = Spool::open(&options, "otlp+http://c:4318/x").unwrap();
@@ -191,5 +269,57 @@ mod tests {
         assert_eq!((first.unwrap().1.body[0], unreadable), (2, 1));
         let error = Spool::open(&SpoolOptions { folder: "/proc/nowhere".into(), most_bytes: 1 }, "x").unwrap_err();
         assert!(error.to_string().contains("/proc/nowhere"));
+    }
+
+    #[test]
+    fn what_others_planted_is_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        // Everybody may write here.
+        let shared = folder.path().join("shared");
+        let victim = folder.path().join("victim");
+        fs::create_dir(&shared).unwrap();
+        fs::create_dir(&victim).unwrap();
+        fs::set_permissions(&shared, fs::Permissions::from_mode(0o1777)).unwrap();
+        let options = SpoolOptions { folder: shared.clone(), most_bytes: 1 << 20 };
+        let refused = |destination: &str, why: &str| {
+            let error = Spool::open(&options, destination).unwrap_err().to_string();
+            assert!(error.contains(why) && error.contains("--spool"), "{error}");
+        };
+        symlink(&victim, shared.join("a")).unwrap();
+        refused("a", "not a folder");
+        symlink(folder.path().join("missing"), shared.join("b")).unwrap();
+        refused("b", "not a folder");
+        fs::create_dir(shared.join("c")).unwrap();
+        fs::set_permissions(shared.join("c"), fs::Permissions::from_mode(0o777)).unwrap();
+        refused("c", "others may write");
+        // SAFETY: `geteuid` takes no arguments and cannot fail.
+        if unsafe { libc::geteuid() } == 0 {
+            fs::create_dir(shared.join("d")).unwrap();
+            std::os::unix::fs::chown(shared.join("d"), Some(65534), None).unwrap();
+            refused("d", "another user (uid 65534)");
+            let link = folder.path().join("link");
+            symlink(&victim, &link).unwrap();
+            std::os::unix::fs::lchown(&link, Some(65534), None).unwrap();
+            let error = Spool::open(&SpoolOptions { folder: link, most_bytes: 1 }, "x").unwrap_err().to_string();
+            assert!(error.contains("symbolic link of another user"), "{error}");
+        }
+        // In a folder of our own, for whatever reason.
+        let mut spool = Spool::open(&options, "e").unwrap();
+        assert_eq!(fs::metadata(shared.join("e")).unwrap().mode() & 0o777, 0o700);
+        fs::write(victim.join("kept"), "secret").unwrap();
+        symlink(victim.join("kept"), shared.join("e/000000000000.batch")).unwrap();
+        spool.push(&batch(1)).unwrap();
+        assert_eq!(body(&mut spool), Some(1));
+        // The folder's name leads elsewhere by now; we keep to the folder.
+        fs::rename(shared.join("e"), shared.join("moved")).unwrap();
+        symlink(&victim, shared.join("e")).unwrap();
+        spool.push(&batch(2)).unwrap();
+        drop(spool);
+        fs::remove_file(shared.join("moved/.lock")).unwrap();
+        symlink(victim.join("made"), shared.join("moved/.lock")).unwrap();
+        assert!(Spool::open(&options, "moved").is_err());
+        assert_eq!(fs::read_dir(&victim).unwrap().count(), 1);
+        assert_eq!(fs::read_to_string(victim.join("kept")).unwrap(), "secret");
+        assert_eq!(fs::read_dir(shared.join("moved")).unwrap().count(), 3, "two batches and the lock");
     }
 }

@@ -1,0 +1,163 @@
+//! Gives up what a running recording does not need: capabilities, system calls, and core dumps of its memory. A command that
+//! heapbpf starts inherits none of these restrictions.
+
+mod calls;
+mod memory;
+
+use std::io;
+
+use rustix::thread::{CapabilitySet, capabilities, remove_capability_from_bounding_set, set_capabilities};
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter, apply_filter_all_threads};
+
+pub use self::memory::{hide_memory, show_memory_of_command};
+
+/// What a recording goes on doing after its probes are in place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Needs {
+    /// It writes files, maybe in folders of another user.
+    pub writes_files: bool,
+    /// It passes signals on to a command, which may run as another user.
+    pub has_command: bool,
+    /// It stops processes and writes into them (inline hooks).
+    pub writes_into_processes: bool,
+    /// The kernel makes such links for CAP_SYS_ADMIN alone.
+    pub links_as_admin: bool,
+}
+
+impl Needs {
+    /// The capabilities that are kept: new processes and files are hooked as they come, so it is most of what the start
+    /// needed.
+    fn capabilities(self) -> CapabilitySet {
+        // Read other users' processes and files, deleted ones as well.
+        let mut kept = READING;
+        // Programs, maps, links.
+        kept |= CapabilitySet::BPF | CapabilitySet::PERFMON;
+        // A cut must be in time on a busy host.
+        kept |= CapabilitySet::SYS_NICE;
+        let optional = [
+            (self.writes_files, CapabilitySet::DAC_OVERRIDE | CapabilitySet::CHOWN | CapabilitySet::FOWNER),
+            (self.has_command, CapabilitySet::KILL),
+            (self.writes_into_processes, CapabilitySet::DAC_OVERRIDE),
+            (self.links_as_admin, CapabilitySet::SYS_ADMIN),
+        ];
+        for (is_needed, capability) in optional {
+            if is_needed {
+                kept |= capability;
+            }
+        }
+        kept
+    }
+}
+
+/// What reading any process and its files takes.
+const READING: CapabilitySet =
+    CapabilitySet::SYS_PTRACE.union(CapabilitySet::DAC_READ_SEARCH).union(CapabilitySet::CHECKPOINT_RESTORE);
+
+/// Restricts the daemon: this thread's capabilities, and the system calls of all its threads. To be called when a command's
+/// process has been created, and before other threads are started.
+pub fn restrict_daemon(needs: Needs) {
+    told("capabilities", keep_only(needs.capabilities()));
+    told("system calls", refuse(&calls::refused(needs)));
+}
+
+/// Restricts the thread that makes profiles, which reads files and may write some.
+pub fn restrict_worker(writes_files: bool) {
+    let needs = Needs { writes_files, ..Needs::default() };
+    told("capabilities", keep_only(needs.capabilities() - CapabilitySet::BPF - CapabilitySet::PERFMON));
+}
+
+/// Restricts the thread that answers clients, and those it starts: no capability, and no system call other than those that
+/// answering takes. It opens no file, makes no connection and touches no process.
+pub fn restrict_server() {
+    told("capabilities", keep_only(CapabilitySet::empty()));
+    told("system calls", allow_alone(calls::ANSWERING));
+}
+
+/// Restricts a thread that delivers profiles: no capability.
+pub fn restrict_sender() {
+    told("capabilities", keep_only(CapabilitySet::empty()));
+}
+
+/// A restriction that the kernel does not make is no reason not to record.
+fn told(what: &str, restricted: io::Result<()>) {
+    if let Err(error) = restricted {
+        log::warn!("{what} that are not needed could not be given up: {error}");
+    }
+}
+
+/// Keeps these capabilities of the calling thread, as far as it has them.
+fn keep_only(kept: CapabilitySet) -> io::Result<()> {
+    let mut own = capabilities(None)?;
+    if own.permitted.contains(CapabilitySet::SETPCAP) {
+        for capability in CapabilitySet::all().iter().filter(|capability| !kept.contains(*capability)) {
+            // Kernels do not know all of them.
+            let _ = remove_capability_from_bounding_set(capability);
+        }
+    }
+    own.permitted &= kept;
+    own.effective &= kept;
+    own.inheritable &= kept;
+    Ok(set_capabilities(None, own)?)
+}
+
+/// Makes these system calls fail with EPERM, in all threads.
+fn refuse(calls: &[i64]) -> io::Result<()> {
+    let program = filter(calls, SeccompAction::Allow, SeccompAction::Errno(libc::EPERM as u32))?;
+    apply_filter_all_threads(&program).map_err(io::Error::other)
+}
+
+/// Makes all other system calls fail with EPERM, in this thread.
+fn allow_alone(calls: &[i64]) -> io::Result<()> {
+    let program = filter(calls, SeccompAction::Errno(libc::EPERM as u32), SeccompAction::Allow)?;
+    apply_filter(&program).map_err(io::Error::other)
+}
+
+fn filter(calls: &[i64], others: SeccompAction, these: SeccompAction) -> io::Result<BpfProgram> {
+    let machine = std::env::consts::ARCH.try_into().map_err(io::Error::other)?;
+    let rules = calls.iter().map(|call| (*call, Vec::new())).collect();
+    let filter = SeccompFilter::new(rules, others, these, machine).map_err(io::Error::other)?;
+    filter.try_into().map_err(io::Error::other)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_kept_is_what_is_needed() {
+        let bare = Needs::default().capabilities();
+        let never = CapabilitySet::SYS_ADMIN
+            | CapabilitySet::SYS_MODULE
+            | CapabilitySet::SYS_RAWIO
+            | CapabilitySet::SETUID
+            | CapabilitySet::DAC_OVERRIDE
+            | CapabilitySet::NET_ADMIN;
+        assert!((bare & never).is_empty(), "{bare:?}");
+        let all = Needs { writes_files: true, has_command: true, writes_into_processes: true, links_as_admin: true };
+        assert_eq!(all.capabilities().bits().count_ones(), bare.bits().count_ones() + 5);
+    }
+
+    /// In a thread, because it is for good.
+    #[test]
+    fn a_restricted_thread_answers_and_does_nothing_else() {
+        if heapbpf_testing::is_emulated("no seccomp(2)") {
+            return;
+        }
+        let restricted = std::thread::spawn(|| {
+            restrict_server();
+            let opened = std::fs::File::open("/proc/self/status").map_err(|error| error.raw_os_error());
+            let connected = std::net::TcpStream::connect("127.0.0.1:9").map_err(|error| error.raw_os_error());
+            let started = std::process::Command::new("/bin/true").spawn().map_err(|error| error.raw_os_error());
+            // What it computes with works: memory, time, threads.
+            let other = std::thread::spawn(|| vec![1_u8; 64 << 20].len());
+            let computed = other.join().ok();
+            (opened.err(), connected.err(), started.map(|_| ()).err(), computed)
+        });
+        let (opened, connected, started, computed) = restricted.join().expect("no panic");
+        assert_eq!(opened, Some(Some(libc::EPERM)));
+        assert_eq!(connected, Some(Some(libc::EPERM)));
+        assert_eq!(started, Some(Some(libc::EPERM)));
+        assert_eq!(computed, Some(64 << 20));
+        assert!(std::fs::File::open("/proc/self/status").is_ok(), "other threads are as they were");
+    }
+}

@@ -1,0 +1,187 @@
+//! What a recording gives up once its probes are in place, what its command does not inherit, and that no memory of a target
+//! gets out: into a core dump, a file, a spool or a log.
+
+use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::fs;
+use std::io::Read;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use heapbpf_tests::environment::{skipped, tool_or_install, turn};
+use heapbpf_tests::program::program;
+use heapbpf_tests::receivers::Reserved;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::scrape::get;
+use heapbpf_tests::target::{Target, until};
+
+/// Ids of a user without privileges.
+const NOBODY: u32 = 65534;
+
+/// Fields of `/proc/PID/status` or of one thread's, as text.
+fn status(path: &Path) -> Option<BTreeMap<String, String>> {
+    let text = fs::read_to_string(path.join("status")).ok()?;
+    Some(text.lines().filter_map(|line| line.split_once(':')).map(|(k, v)| (k.into(), v.trim().into())).collect())
+}
+
+fn capabilities(status: &BTreeMap<String, String>, field: &str) -> u64 {
+    u64::from_str_radix(&status[field], 16).expect("hexadecimal digits")
+}
+
+/// BPF, PERFMON, SYS_PTRACE, DAC_READ_SEARCH, CHECKPOINT_RESTORE: to hook what comes. SYS_NICE: to be in time.
+const NEEDED: u64 = 1 << 39 | 1 << 38 | 1 << 19 | 1 << 2 | 1 << 40 | 1 << 23;
+/// DAC_OVERRIDE, CHOWN, FOWNER: to write files in folders of others.
+const WRITING: u64 = 1 << 1 | 1 << 0 | 1 << 3;
+/// SYS_ADMIN, before Linux 6.6.
+const ADMIN: u64 = 1 << 21;
+
+#[test]
+fn a_service_gives_up_what_it_does_not_need_and_goes_on_attaching() {
+    let Some(_turn) = turn("a_service_gives_up_what_it_does_not_need_and_goes_on_attaching") else { return };
+    let recorder = Recorder::new().service().without_outputs().option("--comm", "secretive").interval(1);
+    let (mut recording, address) = recorder.serve();
+    assert_eq!(get(address, "/metrics").status, 200);
+    let threads = fs::read_dir(format!("/proc/{}/task", recording.pid())).expect("it runs").flatten();
+    let threads: Vec<_> = threads.filter_map(|thread| status(&thread.path())).collect();
+    assert!(threads.len() >= 3, "{threads:?}");
+    let sudo = if std::env::var_os("SUDO_UID").is_some() { WRITING } else { 0 };
+    for thread in &threads {
+        let name = &thread["Name"];
+        assert_eq!((&*thread["NoNewPrivs"], &*thread["Seccomp"]), ("1", "2"), "{name}");
+        let allowed = if name == "server" { 0 } else { NEEDED | ADMIN | sudo };
+        for field in ["CapEff", "CapPrm", "CapInh"] {
+            let extra = capabilities(thread, field) & !allowed;
+            assert_eq!(extra, 0, "{name} keeps {extra:x} in {field}");
+        }
+    }
+    assert!(threads.iter().any(|thread| thread["Name"] == "server"), "{threads:?}");
+    // What starts only now is hooked, with a library that no process has mapped yet.
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let libc = fs::read_to_string("/proc/self/maps").expect("our own");
+    let libc = libc.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.ends_with("/libc.so.6"));
+    fs::copy(libc.expect("we use one"), folder.path().join("libc.so.6")).expect("room");
+    let mut command = Command::new(program("secretive"));
+    let mut target = Target::start_command(command.env("MARKER", "x").env("LD_LIBRARY_PATH", folder.path()));
+    recording.await_links_of(&folder.path().join("libc.so.6"));
+    target.run();
+    until("its calls are counted", || {
+        get(address, "/metrics").metric_of("heapbpf_process_allocs_total", target.pid()).is_some_and(|n| n >= 2000.0)
+    });
+    recording.stop();
+}
+
+#[test]
+fn a_command_inherits_no_restriction() {
+    let Some(_turn) = turn("a_command_inherits_no_restriction") else { return };
+    let told = "grep -E '^(NoNewPrivs|Seccomp|CapEff|CapPrm|CapBnd|CapInh):' /proc/self/status; \
+        cat /proc/self/coredump_filter; [ -r /proc/self/mem ] && [ -O /proc/self/environ ] && echo its own";
+    let plain = Command::new("sh").args(["-c", told]).output().expect("sh runs");
+    let recorder = Recorder::new().interval(4096).without_outputs().option("--listen", "127.0.0.1:0");
+    // Under sudo it would run as another user than this test.
+    let recorder = recorder.through(&["env", "-u", "SUDO_UID", "-u", "SUDO_GID"].map(OsStr::new));
+    let outcome = recorder.command(Path::new("/bin/sh"), ["-c", told]).start().finish();
+    assert_eq!(outcome.stdout, String::from_utf8_lossy(&plain.stdout).trim_end());
+    assert!(outcome.stdout.contains("NoNewPrivs:\t0") && outcome.stdout.ends_with("its own"), "{}", outcome.stdout);
+}
+
+/// How often the bytes are in a file, or in what it is compressed from.
+fn count(path: &Path, marker: &[u8]) -> usize {
+    let mut bytes = fs::read(path).unwrap_or_default();
+    if bytes.starts_with(&[0x1f, 0x8b]) {
+        let mut gunzip = Command::new("gzip");
+        gunzip.arg("-dc").stdin(fs::File::open(path).expect("readable"));
+        let mut plain = gunzip.stdout(Stdio::piped()).spawn().expect("gzip runs");
+        bytes.clear();
+        plain.stdout.take().expect("piped").read_to_end(&mut bytes).expect("reads");
+        plain.wait().expect("our own child");
+    }
+    bytes.windows(marker.len()).filter(|window| *window == marker).count()
+}
+
+fn files_in(folder: &Path) -> Vec<std::path::PathBuf> {
+    let entries = fs::read_dir(folder).expect("readable").flatten().map(|entry| entry.path());
+    entries.flat_map(|path| if path.is_dir() { files_in(&path) } else { vec![path] }).collect()
+}
+
+#[test]
+fn no_memory_of_a_target_gets_out() {
+    let Some(_turn) = turn("no_memory_of_a_target_gets_out") else { return };
+    let now = std::time::UNIX_EPOCH.elapsed().expect("after 1970").as_nanos();
+    let marker = format!("marker-{}-{now}", std::process::id());
+    let mut command = Command::new(program("secretive"));
+    let mut target = Target::start_command(command.arg("1000000000").env("MARKER", &marker));
+    let recorder = Recorder::of(target.pid(), 4096).flag("-v").option("--every", "1s");
+    let folder = recorder.folder().to_path_buf();
+    let nowhere = Reserved::new();
+    let recorder = recorder.option("--push", &format!("otlp+http://{}", nowhere.address()));
+    let recorder = recorder.option("--push-every", "1s").option("--spool", &folder.join("spool").display().to_string());
+    let (recording, address) = recorder.serve();
+    // It goes on while memory is dumped, so that there are copies of its stack.
+    target.go();
+    until("a batch waits", || {
+        files_in(&folder.join("spool")).iter().any(|file| file.extension().is_some_and(|it| it == "batch"))
+    });
+    until("samples", || get(address, "/metrics").metric("heapbpf_samples_total").is_some_and(|n| n > 1000.0));
+    let scraped = get(address, "/debug/pprof/heap").body;
+    fs::write(folder.join("scraped.pb.gz"), scraped).expect("room");
+    fs::write(folder.join("metrics.txt"), get(address, "/metrics").body).expect("room");
+    let cores = tempfile::tempdir().expect("a temporary folder");
+    if tool_or_install("gcore", "gdb").is_some() {
+        for (name, pid) in [("target", target.pid()), ("daemon", recording.pid())] {
+            let core = cores.path().join(name);
+            let mut gcore = Command::new("gcore");
+            let output =
+                gcore.arg("-o").arg(&core).arg(pid.to_string()).stdin(Stdio::null()).output().expect("gcore runs");
+            let written = cores.path().join(format!("{name}.{pid}"));
+            assert!(written.exists(), "{}", String::from_utf8_lossy(&output.stderr));
+            let found = count(&written, marker.as_bytes());
+            assert_eq!(found > 0, name == "target", "{found} times in a core of the {name}");
+        }
+    } else {
+        skipped("no_memory_of_a_target_gets_out", "there is no gdb, so core dumps were not looked at");
+    }
+    let filter = fs::read_to_string(format!("/proc/{}/coredump_filter", recording.pid())).expect("it runs");
+    assert_eq!(u32::from_str_radix(filter.trim(), 16), Ok(0));
+    let outcome = recording.stop();
+    assert!(outcome.folder() == folder, "as it began");
+    let (profile, stats) = outcome.results();
+    assert!(profile.totals.alloc_objects.value() > 1000.0, "{stats:?}");
+    let files = files_in(&folder);
+    assert!(files.len() >= 8, "{files:?}");
+    for file in &files {
+        assert_eq!(count(file, marker.as_bytes()), 0, "{}", file.display());
+    }
+    assert!(!outcome.stdout.contains(&marker) && !outcome.stderr.contains(&marker));
+}
+
+#[test]
+fn files_under_sudo_belong_to_the_user_alone() {
+    let Some(_turn) = turn("files_under_sudo_belong_to_the_user_alone") else { return };
+    let mut target = Target::start(&program("mix"), ["500"]);
+    let nobody = NOBODY.to_string();
+    let recorder = Recorder::of(target.pid(), 1);
+    let recorder = recorder.variable("SUDO_UID", OsStr::new(&nobody)).variable("SUDO_GID", OsStr::new(&nobody));
+    let recorder = recorder.option("-o", "link.json").flag("--force");
+    // The user's own folder; a link in it that somebody else planted.
+    let folder = recorder.folder().to_path_buf();
+    std::os::unix::fs::chown(&folder, Some(NOBODY), Some(NOBODY)).expect("we are root");
+    let victim = folder.join("victim");
+    fs::write(&victim, "kept").expect("room");
+    let victim_mode = fs::Permissions::from_mode(0o644);
+    fs::set_permissions(&victim, victim_mode).expect("our own file");
+    let recording = recorder.start();
+    symlink("victim", folder.join("link.json")).expect("room");
+    std::os::unix::fs::lchown(folder.join("link.json"), Some(1), Some(1)).expect("we are root");
+    target.run();
+    recording.signal(libc::SIGINT);
+    let outcome = recording.ends();
+    assert_eq!(outcome.status.code(), Some(1), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains("link.json"), "{}", outcome.stderr);
+    assert_eq!(fs::read_to_string(&victim).expect("still there"), "kept");
+    for name in ["profile.json", "profile.pb.gz", "profile.folded", "stats.json"] {
+        let metadata = fs::metadata(outcome.file(name)).expect("written");
+        let all = (metadata.uid(), metadata.gid(), metadata.mode() & 0o777);
+        assert_eq!(all, (NOBODY, NOBODY, 0o600), "{name}");
+    }
+}
