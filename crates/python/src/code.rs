@@ -59,7 +59,8 @@ impl Code {
     pub fn read(memory: &dyn Memory, layout: &Layout, address: u64, expected: u64) -> Result<Self, CodeError> {
         let at = layout.code;
         let first_traceable = at.first_traceable.map_or(0, |place| place as usize + 4);
-        let ends = [at.lines as usize + 8, layout.process.code_identity as usize + PYTHON_IDENTITY_BYTES, first_traceable];
+        let ends =
+            [at.lines as usize + 8, layout.process.code_identity as usize + PYTHON_IDENTITY_BYTES, first_traceable];
         let mut head = vec![0; ends.into_iter().max().unwrap_or(0).min(MOST_HEAD_BYTES)];
         if !memory.read(address, &mut head) {
             return Err(CodeError::Unreadable);
@@ -83,7 +84,8 @@ impl Code {
         if !memory.read(address, &mut again) {
             return Err(CodeError::Unreadable);
         }
-        let [from, to] = [layout.process.code_identity as usize, layout.process.code_identity as usize + PYTHON_IDENTITY_BYTES];
+        let [from, to] =
+            [layout.process.code_identity as usize, layout.process.code_identity as usize + PYTHON_IDENTITY_BYTES];
         if head.get(from..to) != again.get(from..to) {
             return Err(CodeError::Replaced);
         }

@@ -97,7 +97,8 @@ impl Pythons {
         let Some((module, runtime)) = module.and_then(|it| Some((it, Arc::clone(self.runtimes.get(&it)?)))) else {
             return None;
         };
-        let has_loop = native.frames.iter().any(|frame| frame.module == Some(module) && runtime.is_loop(frame.file_offset));
+        let has_loop =
+            native.frames.iter().any(|frame| frame.module == Some(module) && runtime.is_loop(frame.file_offset));
         if !has_loop && walked.frames.is_empty() {
             // The interpreter, but no Python function: it is starting, or another of its threads.
             return None;
@@ -164,7 +165,8 @@ impl Pythons {
             codes: HashMap::new(),
         });
         let is_known = |frame: &&Frame| process.codes.get(&frame.code).is_some_and(|it| it.check == frame.check);
-        let mut wanted: Vec<(u64, u64)> = frames.filter(|frame| !is_known(frame)).map(|it| (it.code, it.check)).collect();
+        let mut wanted: Vec<(u64, u64)> =
+            frames.filter(|frame| !is_known(frame)).map(|it| (it.code, it.check)).collect();
         if wanted.is_empty() {
             return Ok(());
         }
@@ -176,7 +178,8 @@ impl Pythons {
             return Err(Why::NoAnswer);
         };
         for ((address, check), code) in wanted.into_iter().zip(read) {
-            let code = code.inspect_err(|error| log::debug!("code object {address:#x} of {}: {error}", space.tgid)).ok();
+            let code =
+                code.inspect_err(|error| log::debug!("code object {address:#x} of {}: {error}", space.tgid)).ok();
             let function = match code {
                 Some(code) => Some((self.names.number(&code.name, &code.file).ok_or(Why::TooMany)?, code)),
                 None => None,
