@@ -164,7 +164,13 @@ fn hostile_servers_are_left_alone() {
         (Server::start(|_| Ok(())), ""),
         (Server::start(|stream| stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n\x7fELF")), ""),
         // Says nothing.
-        (Server::start(|_| -> std::io::Result<()> { Ok(std::thread::sleep(Duration::from_secs(3600))) }), "timeout"),
+        (
+            Server::start(|_| {
+                std::thread::sleep(Duration::from_secs(3600));
+                Ok(())
+            }),
+            "timeout",
+        ),
         // Never ends, fast and slowly.
         (
             Server::start(move |stream| {
