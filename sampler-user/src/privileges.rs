@@ -6,7 +6,9 @@ mod memory;
 
 use std::io;
 
-use rustix::thread::{CapabilitySet, capabilities, remove_capability_from_bounding_set, set_capabilities};
+use rustix::thread::{
+    CapabilitySet, capabilities, remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
+};
 use seccompiler::{BpfProgram, SeccompAction, SeccompFilter, apply_filter, apply_filter_all_threads};
 
 pub use self::memory::{hide_memory, show_memory_of_command};
@@ -37,7 +39,8 @@ impl Needs {
         let optional = [
             (self.writes_files, CapabilitySet::DAC_OVERRIDE | CapabilitySet::CHOWN | CapabilitySet::FOWNER),
             (self.has_command, CapabilitySet::KILL),
-            (self.writes_into_processes, CapabilitySet::DAC_OVERRIDE),
+            // Seccomp filters of the processes are suspended meanwhile.
+            (self.writes_into_processes, CapabilitySet::DAC_OVERRIDE | CapabilitySet::SYS_ADMIN),
             (self.links_as_admin, CapabilitySet::SYS_ADMIN),
         ];
         for (is_needed, capability) in optional {
@@ -57,13 +60,18 @@ const READING: CapabilitySet =
 /// process has been created, and before other threads are started.
 pub fn restrict_daemon(needs: Needs) {
     told("capabilities", keep_only(needs.capabilities()));
-    told("system calls", refuse(&calls::refused(needs)));
+    told("new privileges", set_no_new_privs(true).map_err(Into::into));
+    // The kernel does not let a process with a filter suspend another one's.
+    if !needs.writes_into_processes {
+        told("system calls", refuse(&calls::refused()));
+    }
 }
 
 /// Restricts the thread that makes profiles, which reads files and may write some.
 pub fn restrict_worker(writes_files: bool) {
     let needs = Needs { writes_files, ..Needs::default() };
     told("capabilities", keep_only(needs.capabilities() - CapabilitySet::BPF - CapabilitySet::PERFMON));
+    told("new privileges", set_no_new_privs(true).map_err(Into::into));
 }
 
 /// Restricts the thread that answers clients, and those it starts: no capability, and no system call other than those that

@@ -32,8 +32,8 @@ async fn record(plan: RunPlan) -> anyhow::Result<u8> {
     let (handle, requests) = RecordingHandle::new();
     let mut services = Services::start(plan.serving, handle).context("cannot start a thread")?;
     recording.begin();
-    if let Some(address) = services.address() {
-        eprintln!("heapbpf: listening on http://{address}");
+    if let Some(url) = services.url() {
+        eprintln!("heapbpf: listening on {url}");
     }
     let ended_early = recording.run(requests).await?;
     let made = recording.finish()?;

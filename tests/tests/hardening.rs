@@ -185,3 +185,56 @@ fn files_under_sudo_belong_to_the_user_alone() {
         assert_eq!(all, (NOBODY, NOBODY, 0o600), "{name}");
     }
 }
+
+/// What controls a terminal, begins a line, or reverses text.
+fn is_hostile(c: char) -> bool {
+    c.is_control() && !matches!(c, '\n' | '\t') || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+}
+
+/// The name of a program is in its comm, its path, and the names of its files.
+#[test]
+fn hostile_names_reach_no_terminal_and_break_no_format() {
+    let Some(_turn) = turn("hostile_names_reach_no_terminal_and_break_no_format") else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let names: [&[u8]; 2] = [b"\x1b]0;t\x07\n\xe2\x80\xae<b>\"\\", b"\xff\xfe{}\"'\r\xc2\x9b&<i>"];
+    for name in names {
+        let path = folder.path().join(<OsStr as std::os::unix::ffi::OsStrExt>::from_bytes(name));
+        let copied = Command::new("cp").arg(program("mix")).arg(&path).status().expect("cp runs");
+        assert!(copied.success());
+        let mut target = Target::start(&path, ["500"]);
+        let recorder =
+            Recorder::of(target.pid(), 1).option("-o", "p.html").option("-o", "p.svg").option("-o", "p.heap");
+        let (recording, address) = recorder.option("-o", "p.speedscope.json").serve();
+        let truth = target.run();
+        until("its calls are counted", || {
+            let counted = get(address, "/metrics").metric("heapbpf_allocs_total");
+            counted.is_some_and(|calls| calls >= truth.allocs() as f64)
+        });
+        let metrics = get(address, "/metrics").text();
+        for line in metrics.lines().filter(|line| !line.starts_with('#')) {
+            let value = line.rsplit_once(' ').and_then(|(_, value)| value.parse::<f64>().ok());
+            assert!(value.is_some() && line.starts_with("heapbpf_"), "{line}");
+        }
+        let outcome = recording.stop();
+        outcome.results();
+        let mut texts = vec![metrics, outcome.stdout.clone(), outcome.stderr.clone()];
+        for file in ["profile.json", "profile.folded", "p.html", "p.svg", "p.heap", "p.speedscope.json"] {
+            texts.push(fs::read_to_string(outcome.file(file)).expect("UTF-8"));
+        }
+        for text in &texts {
+            assert!(!text.contains(is_hostile), "{text}");
+        }
+        for file in ["p.html", "p.svg"] {
+            let text = fs::read_to_string(outcome.file(file)).expect("UTF-8");
+            assert!(!text.contains("<b>\"") && !text.contains("&<i>"), "{file}");
+        }
+        for line in fs::read_to_string(outcome.file("profile.folded")).expect("UTF-8").lines() {
+            let weight = line.rsplit_once(' ').and_then(|(_, weight)| weight.parse::<f64>().ok());
+            assert!(weight.is_some(), "{line}");
+        }
+        for file in ["profile.json", "p.speedscope.json"] {
+            let text = fs::read_to_string(outcome.file(file)).expect("UTF-8");
+            assert!(serde_json::from_str::<serde_json::Value>(&text).is_ok(), "{file}");
+        }
+    }
+}

@@ -35,6 +35,30 @@ fn all_ways_of_installing_grant_the_same() {
     assert!(packaging("daemonset.yaml").contains(&format!("add: [{upper}]")));
 }
 
+/// Reachable from other hosts only with a token and encrypted, and never without the runtime's filter of system calls.
+#[test]
+fn the_daemonset_is_not_open() {
+    let daemonset = packaging("daemonset.yaml");
+    for needed in
+        ["--token-file=", "--tls-cert=", "--tls-key=", "type: RuntimeDefault", "allowPrivilegeEscalation: false"]
+    {
+        assert!(daemonset.contains(needed), "{needed}");
+    }
+    assert!(!daemonset.contains("Unconfined") && !daemonset.contains("privileged: true"));
+}
+
+/// The unit's settings are worth what docs/security.md says they are.
+#[test]
+fn the_units_exposure_is_as_documented() {
+    let case = "the_units_exposure_is_as_documented";
+    let Some(analyze) = tool("systemd-analyze") else { return skipped(case, "no systemd-analyze (Debian: systemd)") };
+    let unit = Path::new(env!("CARGO_MANIFEST_DIR")).join("../packaging/heapbpf.service");
+    let output = Command::new(analyze).args(["security", "--offline=true", "--threshold=28"]).arg(unit).output();
+    let output = output.expect("systemd-analyze runs");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "exposure above 2.8: {said}");
+}
+
 /// The hardest case: another user's process, whose C library was in a private folder of that user and has been deleted.
 fn hidden_target(setpriv: &Path) -> Option<(Target, TempDir)> {
     let folder = tempfile::tempdir().expect("a temporary folder");

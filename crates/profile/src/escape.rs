@@ -150,6 +150,27 @@ mod tests {
     }
 
     #[test]
+    fn names_bring_no_markup_along() {
+        const MARKUP: &str = "</script></title><img src=x onerror=alert(1)>&lt;\"'`]]>";
+        let mut profile = hostile();
+        profile.processes[0].comm = MARKUP.into();
+        profile.notes = vec![MARKUP.into()];
+        for row in &mut profile.rows {
+            let mut stack = Stack::clone(&row.key.stack);
+            stack.frames.iter_mut().for_each(|frame| frame.function = Some(MARKUP.into()));
+            row.key.stack = stack.into();
+        }
+        for name in ["html", "svg"] {
+            let format = FORMATS.iter().find(|format| format.name() == name).expect("it is known");
+            let mut out = Vec::new();
+            format.write(&profile, &WriteOptions::default(), &mut out).expect("memory");
+            let text = String::from_utf8(out).expect("text");
+            assert!(text.contains("onerror=alert(1)"), "{name}: the name is in it");
+            assert!(!text.contains("<img") && !text.contains("</script><") && !text.contains("</title><img"), "{name}");
+        }
+    }
+
+    #[test]
     fn a_path_does_not_add_a_line_to_a_heap_file() {
         let write = |profile: &Profile| {
             let format = FORMATS.iter().find(|format| format.name() == "heap_v2").expect("it is known");

@@ -26,6 +26,7 @@ use crate::run::RunPlan;
 use crate::sampling::size_classes::ClassRule;
 use crate::serve::ServePlan;
 use crate::serve::listen::Listen;
+use crate::serve::tls::TlsFiles;
 use crate::symbols::debuginfod::settings;
 use crate::symbols::symbolizer::Options;
 use heapbpf_profile::adjust::{Adjustments, At};
@@ -156,8 +157,10 @@ fn symbol_options(stacks: &StackArgs) -> Options {
 }
 
 fn serving(args: &RecordArgs) -> Result<ServePlan, PlanError> {
+    let files = args.serve.tls_cert.as_deref().zip(args.serve.tls_key.as_deref());
+    let tls = files.map(|(certificates, key)| TlsFiles { certificates, key });
     let listen = match args.serve.listen {
-        Some(address) => Some(Listen::open(address, args.serve.token_file.as_deref())?),
+        Some(address) => Some(Listen::open(address, args.serve.token_file.as_deref(), tls)?),
         None => None,
     };
     Ok(ServePlan { listen, push: pipelines::push(&args.serve)? })

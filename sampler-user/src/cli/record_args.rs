@@ -238,6 +238,12 @@ pub struct ServeArgs {
     /// Who may see what: a line per token, `TOKEN [pid=PID] [comm=GLOB] [cgroup=PATH] [container=ID] [pod=UID] [unit=UNIT]`
     #[arg(long, value_name = "FILE", requires = "listen", help_heading = "Pipelines")]
     pub token_file: Option<PathBuf>,
+    /// Answer HTTPS, with this certificate (PEM) and those that lead to its authority
+    #[arg(long, value_name = "FILE", requires = "listen", requires = "tls_key", help_heading = "Pipelines")]
+    pub tls_cert: Option<PathBuf>,
+    /// The certificate's private key (PEM), which only its owner and group may read
+    #[arg(long, value_name = "FILE", requires = "tls_cert", help_heading = "Pipelines")]
+    pub tls_key: Option<PathBuf>,
     /// Send profiles there: otlp+http://HOST:4318, otlp+grpc://HOST:4317, pyroscope://HOST:4040,
     /// pyroscope-push://HOST:4040, http://HOST/PATH; may be repeated
     #[arg(long, value_name = "URL", help_heading = "Pipelines")]

@@ -1,7 +1,5 @@
 //! Which system calls a recording gives up, and which are enough to answer clients.
 
-use super::Needs;
-
 /// What no recording does once its probes are in place: start programs, change what is mounted, load modules, trade
 /// namespaces or roots, set clocks, use keys, or write into the memory of other processes by call.
 const REFUSED: &[i64] = &[
@@ -36,6 +34,7 @@ const REFUSED: &[i64] = &[
     libc::SYS_pidfd_getfd,
     libc::SYS_pivot_root,
     libc::SYS_process_vm_writev,
+    libc::SYS_ptrace,
     libc::SYS_quotactl,
     libc::SYS_reboot,
     libc::SYS_request_key,
@@ -59,13 +58,16 @@ const REFUSED_HERE: &[i64] = &[libc::SYS_ioperm, libc::SYS_iopl, libc::SYS_mknod
 const REFUSED_HERE: &[i64] = &[];
 
 /// The calls that the daemon gives up.
-pub(super) fn refused(needs: Needs) -> Vec<i64> {
-    let mut calls = [REFUSED, REFUSED_HERE].concat();
-    if !needs.writes_into_processes {
-        calls.push(libc::SYS_ptrace);
-    }
-    calls
+pub(super) fn refused() -> Vec<i64> {
+    [REFUSED, REFUSED_HERE].concat()
 }
+
+/// The calls by which probes of this process itself return (uretprobe, uprobe): heapbpf may be a target of `--all`. Some
+/// kernels pass them through the filter.
+#[cfg(target_arch = "x86_64")]
+const SYS_URETPROBE: i64 = 335;
+#[cfg(target_arch = "x86_64")]
+const SYS_UPROBE: i64 = 336;
 
 /// What answering clients over connections takes: sockets that are open already, memory, threads, time.
 pub(super) const ANSWERING: &[i64] = &[
@@ -122,6 +124,10 @@ pub(super) const ANSWERING: &[i64] = &[
     libc::SYS_shutdown,
     libc::SYS_sigaltstack,
     libc::SYS_tgkill,
+    #[cfg(target_arch = "x86_64")]
+    SYS_UPROBE,
+    #[cfg(target_arch = "x86_64")]
+    SYS_URETPROBE,
     libc::SYS_write,
     libc::SYS_writev,
 ];

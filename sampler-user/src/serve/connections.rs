@@ -8,10 +8,13 @@ use std::time::Duration;
 use axum::Router;
 use hyper::server::conn::http1;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use hyper_util::server::graceful::GracefulShutdown;
+use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use hyper_util::service::TowerToHyperService;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
 use tokio::sync::{Semaphore, oneshot};
 use tokio_io_timeout::TimeoutStream;
+use tokio_rustls::TlsAcceptor;
 
 /// Maximum number of connections. Further ones wait in the kernel's queue.
 const MOST_CONNECTIONS: usize = 512;
@@ -24,8 +27,8 @@ const LONGEST_HEAD: usize = 16 << 10;
 /// How long answers in progress may continue after the recording ends.
 const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
-/// Answers requests until `stopped` is sent to or its sender is dropped.
-pub async fn serve(socket: TcpListener, router: Router, stopped: oneshot::Receiver<()>) {
+/// Answers requests until `stopped` is sent to or its sender is dropped. With `tls`, connections are encrypted.
+pub async fn serve(socket: TcpListener, tls: Option<TlsAcceptor>, router: Router, stopped: oneshot::Receiver<()>) {
     let listener = match tokio::net::TcpListener::from_std(socket) {
         Ok(listener) => listener,
         Err(error) => {
@@ -52,18 +55,9 @@ pub async fn serve(socket: TcpListener, router: Router, stopped: oneshot::Receiv
                 continue;
             }
         };
-        let _ = stream.set_nodelay(true);
-        let mut stream = TimeoutStream::new(stream);
-        stream.set_write_timeout(Some(WRITE_TIMEOUT));
-        let service = TowerToHyperService::new(router.clone());
-        let connection = http1::Builder::new()
-            .timer(TokioTimer::new())
-            .header_read_timeout(READ_TIMEOUT)
-            .max_buf_size(LONGEST_HEAD)
-            .serve_connection(TokioIo::new(Box::pin(stream)), service);
-        let connection = under_way.watch(connection);
+        let (router, tls, watcher) = (router.clone(), tls.clone(), under_way.watcher());
         tokio::spawn(async move {
-            if let Err(error) = connection.await {
+            if let Err(error) = converse(stream, tls, router, watcher).await {
                 log::debug!("a connection ended: {error}");
             }
             drop(permit);
@@ -71,4 +65,34 @@ pub async fn serve(socket: TcpListener, router: Router, stopped: oneshot::Receiv
     }
     drop(listener);
     let _ = tokio::time::timeout(GRACE_PERIOD, under_way.shutdown()).await;
+}
+
+/// Answers one client.
+async fn converse(
+    stream: TcpStream,
+    tls: Option<TlsAcceptor>,
+    router: Router,
+    watcher: Watcher,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let _ = stream.set_nodelay(true);
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(WRITE_TIMEOUT));
+    let stream = Box::pin(stream);
+    match tls {
+        None => answer(stream, router, watcher).await,
+        Some(tls) => answer(tokio::time::timeout(READ_TIMEOUT, tls.accept(stream)).await??, router, watcher).await,
+    }
+}
+
+async fn answer(
+    stream: impl AsyncRead + AsyncWrite + Unpin + 'static,
+    router: Router,
+    watcher: Watcher,
+) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+    let connection = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(READ_TIMEOUT)
+        .max_buf_size(LONGEST_HEAD)
+        .serve_connection(TokioIo::new(stream), TowerToHyperService::new(router));
+    Ok(watcher.watch(connection).await?)
 }

@@ -123,12 +123,13 @@ pub fn only(profile: &Profile, filters: &[&Filter]) -> Profile {
 }
 
 /// The part of a profile that passes `filter`, for a client that may see `scope`. Notes and counters describe all
-/// processes, so only a client that may see everything gets them.
+/// processes, and modules are files of all of them, so only a client that may see everything gets them.
 pub fn shown(profile: &Profile, scope: &Filter, filter: &Filter) -> Profile {
     let mut part = only(profile, &[scope, filter]);
     if !scope.is_everything() {
         part.notes.clear();
         part.counters.clear();
+        part = part.without_unused_modules();
     }
     part
 }

@@ -1,18 +1,28 @@
 //! The address that answers scrapers. It is refused or bound before anything is attached.
 
-use std::io;
 use std::net::{SocketAddr, TcpListener};
 use std::path::Path;
+use std::{fmt, io};
 
+use tokio_rustls::TlsAcceptor;
+
+use super::tls::{TlsError, TlsFiles, acceptor};
 use super::tokens::{TokenError, Tokens};
 
 /// A bound address, and who may send requests to it.
-#[derive(Debug)]
 pub struct Listen {
     /// The address. If port 0 was asked for, it has the port that the kernel chose.
     pub address: SocketAddr,
     pub(super) socket: TcpListener,
     pub(super) tokens: Option<Tokens>,
+    /// What encrypts connections, if anything does.
+    pub(super) tls: Option<TlsAcceptor>,
+}
+
+impl fmt::Debug for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listen").field("address", &self.address).field("is_tls", &self.tls.is_some()).finish()
+    }
 }
 
 /// Why the server cannot listen.
@@ -34,6 +44,9 @@ pub enum ListenError {
     /// The token file cannot be used.
     #[error(transparent)]
     Tokens(#[from] TokenError),
+    /// The certificate or its key cannot be used.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
 }
 
 fn hint(error: &io::Error) -> &'static str {
@@ -46,12 +59,17 @@ fn hint(error: &io::Error) -> &'static str {
 }
 
 impl Listen {
-    /// Reads the tokens and binds the address. Connections wait until a server accepts them.
+    /// Reads the tokens, the certificate and its key, and binds the address. Connections wait until a server accepts them.
     ///
     /// # Errors
     /// See [`ListenError`].
-    pub fn open(address: SocketAddr, token_file: Option<&Path>) -> Result<Self, ListenError> {
+    pub fn open(
+        address: SocketAddr,
+        token_file: Option<&Path>,
+        tls: Option<TlsFiles<'_>>,
+    ) -> Result<Self, ListenError> {
         let tokens = token_file.map(Tokens::read).transpose()?;
+        let tls = tls.map(acceptor).transpose()?;
         if tokens.is_none() && !address.ip().is_loopback() {
             return Err(ListenError::NeedsTokens(address));
         }
@@ -59,7 +77,7 @@ impl Listen {
         let socket = TcpListener::bind(address).map_err(failed)?;
         socket.set_nonblocking(true).map_err(failed)?;
         let address = socket.local_addr().map_err(failed)?;
-        Ok(Self { address, socket, tokens })
+        Ok(Self { address, socket, tokens, tls })
     }
 }
 
@@ -69,7 +87,7 @@ mod tests {
 
     #[test]
     fn other_addresses_need_tokens_and_a_port_in_use_is_said() {
-        let open = |text: &str| Listen::open(text.parse().unwrap(), None);
+        let open = |text: &str| Listen::open(text.parse().unwrap(), None, None);
         assert!(open("0.0.0.0:0").unwrap_err().to_string().contains("--token-file"));
         assert!(open("[::]:0").unwrap_err().to_string().contains("--token-file"));
         let first = open("127.0.0.1:0").unwrap();

@@ -16,6 +16,7 @@ mod routes;
 mod server;
 mod services;
 mod source;
+pub mod tls;
 mod tokens;
 
 pub use services::{ServePlan, Services};

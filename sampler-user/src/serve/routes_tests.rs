@@ -32,7 +32,7 @@ fn serve() -> (SocketAddr, oneshot::Sender<()>) {
     let address = socket.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel();
     let router = router(recording, Some(tokens), PushStatuses::default());
-    tokio::spawn(connections::serve(socket, router, stopped));
+    tokio::spawn(connections::serve(socket, None, router, stopped));
     (address, stop)
 }
 

@@ -22,6 +22,7 @@ const GRACE_PERIOD: Duration = Duration::from_secs(1);
 /// A running server. Dropping it stops it.
 pub struct Server {
     address: SocketAddr,
+    is_tls: bool,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -32,22 +33,22 @@ impl Server {
     /// # Errors
     /// The system provides no thread or no event queue.
     pub fn start(listen: Listen, recording: RecordingHandle, push: PushStatuses) -> std::io::Result<Self> {
-        let address = listen.address;
+        let (address, is_tls) = (listen.address, listen.tls.is_some());
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().max_blocking_threads(ENCODERS).build()?;
         let (stop, stopped) = oneshot::channel();
         let thread = std::thread::Builder::new().name("server".into()).spawn(move || {
             let router = routes::router(recording, listen.tokens, push);
             restrict_server();
-            runtime.block_on(connections::serve(listen.socket, router, stopped));
+            runtime.block_on(connections::serve(listen.socket, listen.tls, router, stopped));
             runtime.shutdown_timeout(GRACE_PERIOD);
         })?;
-        Ok(Self { address, stop: Some(stop), thread: Some(thread) })
+        Ok(Self { address, is_tls, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// The address that it listens on.
-    pub const fn address(&self) -> SocketAddr {
-        self.address
+    /// Where it is found.
+    pub fn url(&self) -> String {
+        format!("{}://{}", if self.is_tls { "https" } else { "http" }, self.address)
     }
 }
 

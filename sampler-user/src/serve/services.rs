@@ -1,7 +1,5 @@
 //! The services of a recording: an HTTP server, senders, both, or none.
 
-use std::net::SocketAddr;
-
 use super::listen::Listen;
 use super::push::{PushPlan, Pusher};
 use super::server::Server;
@@ -41,9 +39,9 @@ impl Services {
         Ok(Self { pusher, server })
     }
 
-    /// Where the server listens, if there is one.
-    pub fn address(&self) -> Option<SocketAddr> {
-        self.server.as_ref().map(Server::address)
+    /// Where the server is found, if there is one.
+    pub fn url(&self) -> Option<String> {
+        self.server.as_ref().map(Server::url)
     }
 
     /// Stops answering requests, because the recording is over.

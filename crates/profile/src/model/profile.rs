@@ -1,12 +1,13 @@
 //! A profile: its header, processes, rows, modules and accounting.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::header::Header;
 use super::process::Process;
 use super::row::Row;
-use super::stack::{Frame, Module};
+use super::stack::{Frame, Module, Stack};
 
 /// The result of a recording: a heap profile.
 #[derive(Clone, Debug)]
@@ -95,6 +96,29 @@ impl Profile {
         }
     }
 
+    /// The profile without the modules that no frame of it is in: their paths are those of programs that it says nothing about.
+    #[must_use]
+    pub fn without_unused_modules(mut self) -> Self {
+        let used: BTreeSet<usize> =
+            self.rows.iter().flat_map(|row| &row.key.stack.frames).filter_map(|f| f.module).collect();
+        let index_of: HashMap<usize, usize> = used.iter().enumerate().map(|(new, old)| (*old, new)).collect();
+        // Rows share stacks.
+        let mut moved: HashMap<*const Stack, Arc<Stack>> = HashMap::new();
+        let olds: Vec<Arc<Stack>> = self.rows.iter().map(|row| Arc::clone(&row.key.stack)).collect();
+        for (row, old) in self.rows.iter_mut().zip(&olds) {
+            let stack = moved.entry(Arc::as_ptr(old)).or_insert_with(|| {
+                let mut stack = Stack::clone(old);
+                for frame in &mut stack.frames {
+                    frame.module = frame.module.and_then(|module| index_of.get(&module).copied());
+                }
+                Arc::new(stack)
+            });
+            row.key.stack = Arc::clone(stack);
+        }
+        self.modules = used.iter().filter_map(|index| self.modules.get(*index).cloned()).collect();
+        self
+    }
+
     /// Address of a frame where its module was mapped in the first process that had it, so that a place in a file has
     /// one address in all processes; the frame's own address if its module or file offset is unknown.
     pub fn address_in_first_process(&self, frame: &Frame) -> u64 {
@@ -130,6 +154,28 @@ mod tests {
         assert!(!profile.knows_some_inuse());
         profile.header.live = false;
         assert!(!profile.knows_inuse(0) && profile.without_inuse() == 0);
+    }
+
+    #[test]
+    fn modules_without_a_frame_can_be_left_out() {
+        let whole = testing::small();
+        let names = |profile: &Profile| -> Vec<Vec<Option<Arc<str>>>> {
+            let path = |module: Option<usize>| module.map(|module| Arc::clone(&profile.modules[module].path));
+            let stack = |row: &Row| row.key.stack.frames.iter().map(|frame| path(frame.module)).collect();
+            profile.rows.iter().map(stack).collect()
+        };
+        let mut more = whole.clone();
+        let moved = |stack: &Stack| {
+            let mut stack = stack.clone();
+            stack.frames.iter_mut().for_each(|frame| frame.module = frame.module.map(|module| module + 1));
+            Arc::new(stack)
+        };
+        more.rows.iter_mut().for_each(|row| row.key.stack = moved(&row.key.stack));
+        more.modules.insert(0, Module { path: "/of/another".into(), ..Module::default() });
+        more.modules.push(Module { path: "/of/a/third".into(), ..Module::default() });
+        let pruned = more.without_unused_modules();
+        assert_eq!(names(&pruned), names(&whole));
+        assert!(!pruned.modules.is_empty() && pruned.modules.iter().all(|module| !module.path.starts_with("/of/")));
     }
 
     #[test]

@@ -96,6 +96,37 @@ fn answers_that_are_about_the_request_are_for_good_and_the_rest_is_tried_again()
     assert!(head.starts_with("post /in ") && head.contains("authorization: bearer key"), "{head}");
 }
 
+/// Neither the profile nor the token goes to where an answer points.
+#[test]
+fn redirects_are_followed_nowhere() {
+    let (elsewhere, elsewhere_address) = listener();
+    let elsewhere = receiver(elsewhere, &[]);
+    let (first, address) = listener();
+    let asked = Arc::new(Mutex::new(0));
+    let count = Arc::clone(&asked);
+    std::thread::spawn(move || {
+        let codes = [301, 302, 303, 307, 308];
+        for (stream, code) in first.incoming().zip(codes.iter().cycle()) {
+            let mut stream = stream.unwrap();
+            if read_request(&mut stream).is_none() {
+                continue;
+            }
+            *count.lock().unwrap() += 1;
+            let place = format!("http://{elsewhere_address}/in");
+            let answer =
+                format!("HTTP/1.1 {code} X\r\nLocation: {place}\r\nConnection: close\r\nContent-Length: 0\r\n\r\n");
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    let destination = Destination::parse(&format!("http://key@{address}/in")).unwrap();
+    let mut wire = Wire::open(&destination).unwrap();
+    for code in [301, 302, 303, 307, 308] {
+        assert_eq!(wire.send(&destination, &numbered(1)), Outcome::Failed(format!("status {code}")));
+    }
+    assert_eq!(*asked.lock().unwrap(), 5);
+    assert!(elsewhere.lock().unwrap().is_empty());
+}
+
 #[test]
 fn a_receiver_that_was_away_gets_everything_in_order_also_over_a_restart() {
     let (away, address) = listener();

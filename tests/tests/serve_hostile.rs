@@ -1,0 +1,280 @@
+//! `--listen` and clients that mean harm: what each token reaches, requests beyond all measure, slow and many clients, and TLS.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use heapbpf_tests::environment::{skipped, tool_or_install, turn};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::scrape::{Answer, get, get_with, send};
+use heapbpf_tests::target::{Target, until};
+
+/// Whether a client gets an answer at all, and about which of two processes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sees {
+    /// 401.
+    Nothing,
+    One,
+    Two,
+    Both,
+    Neither,
+}
+
+/// Every endpoint, with a query if it needs one, and whether it is about processes.
+const ENDPOINTS: &[(&str, &str, bool)] = &[
+    ("/", "", false),
+    ("/healthz", "", false),
+    ("/debug/pprof/heap", "", true),
+    ("/debug/pprof/allocs", "", true),
+    ("/debug/pprof/delta_heap", "seconds=1", true),
+    ("/metrics", "", true),
+];
+
+/// Both processes are called by these names, and no function is.
+const NAMES: [&str; 2] = ["first_of_two", "other_of_two"];
+
+fn gunzipped(answer: &Answer) -> Vec<u8> {
+    let mut gzip = Command::new("gzip").arg("-dc").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("gzip");
+    let (mut input, body) = (gzip.stdin.take().expect("piped"), answer.body.clone());
+    let writer = std::thread::spawn(move || input.write_all(&body));
+    let mut plain = Vec::new();
+    gzip.stdout.take().expect("piped").read_to_end(&mut plain).expect("reads");
+    let _ = writer.join();
+    assert!(gzip.wait().expect("our own child").success());
+    plain
+}
+
+fn seen(answer: &Answer) -> Sees {
+    if answer.status == 401 {
+        return Sees::Nothing;
+    }
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    let is_profile = answer.headers["content-type"] == "application/octet-stream";
+    let body = if is_profile { gunzipped(answer) } else { answer.body.clone() };
+    let [one, two] = NAMES.map(|name| body.windows(name.len()).any(|window| window == name.as_bytes()));
+    match (one, two) {
+        (true, true) => Sees::Both,
+        (true, false) => Sees::One,
+        (false, true) => Sees::Two,
+        (false, false) => Sees::Neither,
+    }
+}
+
+/// A copy of a program under another name.
+fn named(folder: &Path, name: &str) -> Target {
+    let path = folder.join(name);
+    let copied = Command::new("cp").arg(program("growing")).arg(&path).status().expect("cp runs");
+    assert!(copied.success());
+    Target::start(&path, ["100000000", "20000"])
+}
+
+#[test]
+fn no_endpoint_shows_more_than_a_token_may_see() {
+    let Some(_turn) = turn("no_endpoint_shows_more_than_a_token_may_see") else { return };
+    let routes = include_str!("../../sampler-user/src/serve/routes.rs");
+    let routes = routes.split(".route(\"").skip(1).filter_map(|rest| rest.split('"').next());
+    let mut listed: Vec<&str> = ENDPOINTS.iter().map(|(path, ..)| *path).collect();
+    let mut served: Vec<&str> = routes.collect();
+    listed.sort_unstable();
+    served.sort_unstable();
+    assert_eq!(served, listed, "every endpoint is in the table");
+
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (mut one, mut two) = (named(folder.path(), NAMES[0]), named(folder.path(), NAMES[1]));
+    let tokens = folder.path().join("tokens");
+    let scopes = format!(
+        "all-aaaaaaaaaaaaaaaa\npid-bbbbbbbbbbbbbbbb pid={}\ncomm-ccccccccccccccc comm=other*\nnone-ddddddddddddddd comm=x pid=1\n",
+        one.pid()
+    );
+    fs::write(&tokens, scopes).expect("room");
+    fs::set_permissions(&tokens, fs::Permissions::from_mode(0o600)).expect("our own file");
+    let recorder = Recorder::of(one.pid(), 1000).pid(two.pid()).without_outputs();
+    let (recording, address) = recorder.option("--token-file", &tokens.display().to_string()).serve();
+    one.go();
+    two.go();
+    let ask = |path: &str, token: Option<&str>| match token {
+        Some(token) => get_with(address, path, &format!("Authorization: Bearer {token}\r\n")),
+        None => get(address, path),
+    };
+    until("both are seen", || seen(&ask("/debug/pprof/heap", Some("all-aaaaaaaaaaaaaaaa"))) == Sees::Both);
+    let clients = [
+        (None, Sees::Nothing),
+        (Some("all-aaaaaaaaaaaaaaab"), Sees::Nothing),
+        (Some("all-aaaaaaaaaaaaaaaa"), Sees::Both),
+        (Some("pid-bbbbbbbbbbbbbbbb"), Sees::One),
+        (Some("comm-ccccccccccccccc"), Sees::Two),
+        (Some("none-ddddddddddddddd"), Sees::Neither),
+    ];
+    for (token, expected) in clients {
+        for (path, query, about_processes) in ENDPOINTS {
+            let expected = match (expected, *about_processes, *path) {
+                (_, _, "/healthz") => Sees::Neither,
+                (Sees::Nothing, ..) => Sees::Nothing,
+                (_, false, _) => Sees::Neither,
+                (sees, true, _) => sees,
+            };
+            let answer = ask(&format!("{path}?{query}"), token);
+            assert_eq!(seen(&answer), expected, "{path} with {token:?}");
+        }
+        // A query narrows what a token sees, and never widens it.
+        let wide = format!("/debug/pprof/heap?comm=*&pid={}", two.pid());
+        let narrowed = match expected {
+            Sees::Nothing => &[Sees::Nothing][..],
+            Sees::Two => &[Sees::Two],
+            // Remarks about the recording are for who sees everything.
+            Sees::Both => &[Sees::Two, Sees::Both],
+            _ => &[Sees::Neither],
+        };
+        assert!(narrowed.contains(&seen(&ask(&wide, token))), "{wide} with {token:?}");
+        // Other spellings of a path lead nowhere.
+        for path in ["//metrics", "/metrics/", "/./metrics", "/healthz/../metrics", "/%6detrics", "/METRICS"] {
+            let status = ask(path, token).status;
+            assert!(status == 404 || expected == Sees::Nothing && status == 401, "{path} with {token:?}: {status}");
+        }
+    }
+    recording.stop();
+}
+
+#[test]
+fn requests_beyond_measure_are_refused() {
+    let Some(_turn) = turn("requests_beyond_measure_are_refused") else { return };
+    let target = Target::start(&program("pairs"), ["1000"]);
+    let (recording, address) = Recorder::of(target.pid(), 4096).without_outputs().serve();
+    let head =
+        |line: String, headers: String| format!("{line} HTTP/1.1\r\nHost: x\r\n{headers}Connection: close\r\n\r\n");
+    let plain = |headers: String| head("GET /metrics".into(), headers);
+    let cases = [
+        ("a path", head(format!("GET /{}", "x".repeat(64 << 10)), String::new())),
+        ("a query", head(format!("GET /metrics?comm={}", "x".repeat(64 << 10)), String::new())),
+        ("many parameters", head(format!("GET /metrics?{}", "pid=1&".repeat(10 << 10)), String::new())),
+        ("a header", plain(format!("X: {}\r\n", "x".repeat(64 << 10)))),
+        ("a header's name", plain(format!("{}: 1\r\n", "x".repeat(64 << 10)))),
+        ("many headers", plain("X: 1\r\n".repeat(10_000))),
+        ("a token", plain(format!("Authorization: Bearer {}\r\n", "x".repeat(64 << 10)))),
+        ("a method", head(format!("{} /metrics", "G".repeat(64 << 10)), String::new())),
+        ("a body", plain("Content-Length: 18446744073709551615\r\n".into())),
+        ("a body in pieces", plain("Transfer-Encoding: chunked\r\n".into())),
+    ];
+    for (what, request) in cases {
+        let answer = send(address, &request);
+        assert!((400..500).contains(&answer.status), "{what}: {} {}", answer.status, answer.text());
+        assert!(answer.body.len() < 4096, "{what}: {} bytes", answer.body.len());
+    }
+    // What is just within bounds is answered.
+    let within = send(address, &plain(format!("X: {}\r\n", "x".repeat(8 << 10))));
+    assert_eq!(within.status, 200, "{}", within.text());
+    recording.stop();
+}
+
+#[test]
+fn slow_and_many_clients_are_shed_and_losses_counted() {
+    let Some(_turn) = turn("slow_and_many_clients_are_shed_and_losses_counted") else { return };
+    let mut target = Target::start(&program("pairs"), ["100000000", "2", "100"]);
+    let (recording, address) = Recorder::of(target.pid(), 64 << 10).serve();
+    target.go();
+    until("samples", || get(address, "/metrics").metric("heapbpf_samples_total").is_some_and(|n| n > 50.0));
+    // More than are let in at once: most say nothing, some say half of a request, some read no answer.
+    let connect = |number: usize| {
+        let mut stream = TcpStream::connect(address).ok()?;
+        let said: &[u8] = match number % 3 {
+            0 => b"",
+            1 => b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-",
+            _ => b"GET /debug/pprof/heap HTTP/1.1\r\nHost: x\r\n\r\n",
+        };
+        stream.write_all(said).ok()?;
+        Some(stream)
+    };
+    let mut slow: Vec<TcpStream> = (0..700).filter_map(connect).collect();
+    assert!(slow.len() >= 512, "{}", slow.len());
+    // They go on a byte at a time while somebody else wants an answer, who gets one when their time is over.
+    let answer = get(address, "/healthz");
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    slow.iter_mut().for_each(|stream| drop(stream.write_all(b"x")));
+    let closed = |stream: &mut TcpStream| {
+        stream.set_read_timeout(Some(Duration::from_secs(60))).expect("a time");
+        let mut rest = Vec::new();
+        stream.read_to_end(&mut rest).is_ok() || rest.is_empty()
+    };
+    let shed = slow.iter_mut().map(closed).filter(|closed| *closed).count();
+    println!("{shed} of {} slow clients were sent away", slow.len());
+    let metrics = get(address, "/metrics");
+    let lost = |reason: &str| metrics.metric(&format!("heapbpf_lost_total{{reason=\"{reason}\"}}")).expect("is there");
+    let reported = lost("ring_full") + lost("no_thread_state") + lost("abandoned");
+    println!("{reported} samples lost meanwhile, of {:?}", metrics.metric("heapbpf_samples_total"));
+    assert_eq!(shed, slow.len());
+    // Whatever was lost on a busy machine is counted: the identities hold, and estimates are of everything.
+    let (profile, stats) = recording.stop().results();
+    assert_eq!(stats.hits, stats.unsampled + stats.submitted + stats.failed + stats.lost(), "{stats:?}");
+    let (exact, estimated) = (stats.exact_alloc_bytes as f64, profile.totals.alloc_bytes.value());
+    // At least 500 samples, each of the same size: 6 σ are below 30 %.
+    assert!((estimated / exact - 1.0).abs() < 0.3, "{estimated} of {exact}");
+}
+
+/// A certificate for 127.0.0.1 and its key, made for this test.
+fn certificate(openssl: &Path, folder: &Path, name: &str) -> (String, String) {
+    let [certificate, key] = ["crt", "key"].map(|end| folder.join(format!("{name}.{end}")).display().to_string());
+    let mut command = Command::new(openssl);
+    command.args(["req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]);
+    command.args(["-subj", "/CN=heapbpf", "-addext", "subjectAltName=IP:127.0.0.1"]);
+    let output = command.args(["-keyout", &key, "-out", &certificate]).output().expect("openssl runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    (certificate, key)
+}
+
+#[test]
+fn tls_answers_who_trusts_its_certificate() {
+    let case = "tls_answers_who_trusts_its_certificate";
+    let Some(_turn) = turn(case) else { return };
+    let (Some(openssl), Some(curl)) = (tool_or_install("openssl", "openssl"), tool_or_install("curl", "curl")) else {
+        return skipped(case, "there is no openssl or no curl");
+    };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (certificate_file, key) = certificate(&openssl, folder.path(), "one");
+    let (other, _) = certificate(&openssl, folder.path(), "two");
+    let target = Target::start(&program("pairs"), ["1000"]);
+    let refused = |certificate: &str, key: &str| {
+        let recorder = Recorder::of(target.pid(), 4096).without_outputs().option("--listen", "127.0.0.1:0");
+        recorder.option("--tls-cert", certificate).option("--tls-key", key).refused()
+    };
+    refused(&other, &key).check(1, &["another certificate"]);
+    refused(&key, &key).check(1, &["has no certificate"]);
+    refused(&certificate_file, "/no/such/file").check(1, &["cannot read the key file"]);
+    let alone = Recorder::of(target.pid(), 4096).without_outputs().option("--listen", "127.0.0.1:0");
+    alone.option("--tls-cert", &certificate_file).refused().check(2, &["--tls-key"]);
+
+    let recorder = Recorder::of(target.pid(), 4096).without_outputs().option("--listen", "127.0.0.1:0");
+    let recording = recorder.option("--tls-cert", &certificate_file).option("--tls-key", &key).start();
+    let address: SocketAddr = loop {
+        if let Some(address) = recording.next_line().strip_prefix("heapbpf: listening on https://") {
+            break address.parse().expect("an address");
+        }
+    };
+    let ask = |authority: &str, more: &[&str]| {
+        let mut command = Command::new(&curl);
+        command.args(["-sS", "--max-time", "60", "--cacert", authority]).args(more);
+        let output = command.arg(format!("https://{address}/metrics")).output().expect("curl runs");
+        (output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned())
+    };
+    for more in [&[][..], &["--tls-max", "1.2"]] {
+        let (is_trusted, text) = ask(&certificate_file, more);
+        assert!(is_trusted && text.contains("heapbpf_hits_total"), "{text}");
+    }
+    assert!(!ask(&other, &[]).0, "a certificate of somebody else");
+    assert!(!ask(&certificate_file, &["--tls-max", "1.1"]).0, "an old protocol");
+    // Who does not speak TLS gets nothing, and who says nothing is sent away.
+    let mut plain = TcpStream::connect(address).expect("it listens");
+    plain.set_read_timeout(Some(Duration::from_secs(60))).expect("a time");
+    plain.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").expect("it listens");
+    let mut answer = Vec::new();
+    let _ = plain.read_to_end(&mut answer);
+    assert!(!answer.windows(7).any(|window| window == b"heapbpf"), "{answer:?}");
+    let mut silent = TcpStream::connect(address).expect("it listens");
+    silent.set_read_timeout(Some(Duration::from_secs(60))).expect("a time");
+    assert_eq!(silent.read(&mut [0]).expect("it is closed in time"), 0);
+    recording.stop();
+}
