@@ -13,8 +13,6 @@ const MIB: u64 = 1 << 20;
 /// Processes of a host, and how many of them have 32 stacks; the others have 16. So there are 5,600 stacks.
 const PROCESSES: usize = 300;
 const LARGER: usize = 50;
-/// So many of them allocate before heapbpf is waited for.
-const BATCH: usize = 25;
 /// Size of each of their allocations: at the default interval, one in nine million is not sampled.
 const BLOCK_BYTES: u64 = 8 * MIB;
 
@@ -63,16 +61,16 @@ fn a_service_for_300_processes_is_small() {
     };
     let mut targets: Vec<Target> = (0..PROCESSES).map(start).collect();
     let (recording, address) = Recorder::new().option("--comm", "many_stacks").serve();
-    // A few at a time: this is about memory, not about how fast samples may come.
-    for (number, batch) in targets.chunks_mut(BATCH).enumerate() {
-        batch.iter_mut().for_each(|target| drop(target.run()));
-        let wanted = if number * BATCH < LARGER { 32.0 } else { 16.0 };
-        until("all samples", || {
-            let metrics = get(address, "/metrics");
-            let samples = |target: &Target| metrics.metric_of("heapbpf_process_samples_total", target.pid());
-            batch.iter().all(|target| samples(target) >= Some(wanted))
-        });
+    targets.iter_mut().for_each(Target::go);
+    let pid_of_last = targets[PROCESSES - 1].pid();
+    for target in &targets {
+        target.truth();
     }
+    let wanted = [targets[0].pid(), pid_of_last].map(|pid| (pid, if pid == pid_of_last { 16.0 } else { 32.0 }));
+    until("all samples", || {
+        let metrics = get(address, "/metrics");
+        wanted.iter().all(|(pid, count)| metrics.metric_of("heapbpf_process_samples_total", *pid) >= Some(*count))
+    });
     let body = get(address, "/debug/pprof/heap").body;
     assert!(body.len() > 10_000, "{}", body.len());
     has_at_most(&recording, 80 * MIB);

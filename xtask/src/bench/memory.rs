@@ -64,7 +64,10 @@ impl Bench {
         let options = serve.map_or(vec!["--pid", &pid], |target| [&["serve"], target].concat());
         let (mut recording, address) = self.record(&options)?;
         let of = recording.0.id();
-        let row = |when: &str| anyhow::Ok(println!("| {title} | {when} | {}", Memory::of(of, &self.heapbpf)?));
+        let row = |when: &str| -> anyhow::Result<()> {
+            println!("| {title} | {when} | {}", Memory::of(of, &self.heapbpf)?);
+            Ok(())
+        };
         std::thread::sleep(Duration::from_secs(5));
         row("attached")?;
         for target in &mut targets {
