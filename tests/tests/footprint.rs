@@ -4,17 +4,10 @@ use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Recorder, Recording};
-use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::{Target, until};
 
 const KIB: u64 = 1 << 10;
 const MIB: u64 = 1 << 20;
-
-/// Processes of a host, and how many of them have 32 stacks; the others have 16. So there are 5,600 stacks.
-const PROCESSES: usize = 300;
-const LARGER: usize = 50;
-/// Size of each of their allocations: at the default interval, one in nine million is not sampled.
-const BLOCK_BYTES: u64 = 8 * MIB;
 
 /// Resident memory of heapbpf, bytes.
 fn resident_bytes(recording: &Recording) -> u64 {
@@ -48,36 +41,6 @@ fn a_recording_of_one_process_is_small() {
     has_at_most(&recording, 50 * MIB);
     let (_, stats) = recording.stop().results();
     assert_eq!(stats.lost(), 0, "{stats:?}");
-}
-
-/// An agent on a host with 300 processes and 5,600 stacks, all of them with names. What is mapped of its rings and of its
-/// program is in it (`cargo xtask bench memory` tells the parts).
-#[test]
-fn a_service_for_300_processes_is_small() {
-    let Some(_turn) = turn("a_service_for_300_processes_is_small") else { return };
-    let start = |i: usize| {
-        let levels = if i < LARGER { "5" } else { "4" };
-        Target::start(&program("many_stacks"), [levels, &BLOCK_BYTES.to_string(), "20"])
-    };
-    let mut targets: Vec<Target> = (0..PROCESSES).map(start).collect();
-    let (recording, address) = Recorder::new().option("--comm", "many_stacks").serve();
-    targets.iter_mut().for_each(Target::go);
-    let pid_of_last = targets[PROCESSES - 1].pid();
-    for target in &targets {
-        target.truth();
-    }
-    let wanted = [targets[0].pid(), pid_of_last].map(|pid| (pid, if pid == pid_of_last { 16.0 } else { 32.0 }));
-    until("all samples", || {
-        let metrics = get(address, "/metrics");
-        wanted.iter().all(|(pid, count)| metrics.metric_of("heapbpf_process_samples_total", *pid) >= Some(*count))
-    });
-    let body = get(address, "/debug/pprof/heap").body;
-    assert!(body.len() > 10_000, "{}", body.len());
-    has_at_most(&recording, 80 * MIB);
-    let (profile, stats) = recording.stop().results();
-    assert_eq!((stats.lost(), stats.other["stacks_lost"]), (0, 0), "{stats:?}");
-    assert!(stats.submitted >= 5590, "{stats:?}");
-    assert!(profile.stacks.iter().all(|stack| stack.complete), "all stacks are whole");
 }
 
 /// heapbpf does not run while a burst fills a part of its first rings. When it runs again, it makes room for more. Without

@@ -64,6 +64,11 @@ impl Ring {
         Ok(true)
     }
 
+    /// Gives back the memory of a ring that was replaced, once it has been read up. While no records come, nothing else does.
+    pub fn give_back(&mut self) {
+        self.turn();
+    }
+
     /// Its name.
     pub const fn name(&self) -> &'static str {
         self.id.name()

@@ -17,7 +17,7 @@ use crate::shell::read;
 
 /// One-line description of the benchmark.
 pub const ABOUT: &str =
-    "[PROCESSES STACKS]: the daemon's own memory at defaults, for one process and for 300 with 5,600 stacks";
+    "[PROCESSES STACKS [all]]: the daemon's own memory at defaults, for one process and for 300 with 5,600 stacks";
 
 /// Size of each allocation of the load, bytes: at the default interval, one in nine million is not sampled.
 const BLOCK_BYTES: u64 = 8 << 20;
@@ -41,8 +41,12 @@ pub fn run(context: &Context, args: &[String]) -> anyhow::Result<()> {
     );
     println!("|---|---|---|---|---|---|---|---|");
     let bench = Bench { folder, heapbpf, program };
-    bench.measure("`--pid` of one process with 4,096 stacks", 1, 4096, false)?;
-    bench.measure(&format!("`serve --all`, {processes} more processes, {stacks} stacks"), processes, stacks, true)
+    bench.measure("`--pid` of one process with 64 stacks", 1, 64, None)?;
+    // Whatever else the host runs is recorded only if that is asked for.
+    let target: &[&str] =
+        if args.get(2).is_some_and(|word| word == "all") { &["--all"] } else { &["--comm", "many_stacks"] };
+    let title = format!("`serve {}`, {processes} processes with {stacks} stacks", target.join(" "));
+    bench.measure(&title, processes, stacks, Some(target))
 }
 
 struct Bench {
@@ -53,18 +57,23 @@ struct Bench {
 
 impl Bench {
     /// Measures a recording of so many processes, which have so many stacks together, or a few more.
-    fn measure(&self, title: &str, processes: usize, stacks: usize, serve: bool) -> anyhow::Result<()> {
+    fn measure(&self, title: &str, processes: usize, stacks: usize, serve: Option<&[&str]>) -> anyhow::Result<()> {
         let mut targets = (0..processes).map(|i| self.target(levels(processes, stacks, i)));
         let mut targets: Vec<Running> = targets.by_ref().collect::<anyhow::Result<_>>()?;
         let pid = targets[0].0.id().to_string();
-        let options: &[&str] = if serve { &["serve", "--all"] } else { &["--pid", &pid] };
-        let (mut recording, address) = self.record(options)?;
+        let options = serve.map_or(vec!["--pid", &pid], |target| [&["serve"], target].concat());
+        let (mut recording, address) = self.record(&options)?;
         let of = recording.0.id();
-        let row = |when: &str| anyhow::Ok(println!("| {title} | {when} | {}", Memory::of(of, &self.heapbpf)?));
+        let row = |when: &str| -> anyhow::Result<()> {
+            println!("| {title} | {when} | {}", Memory::of(of, &self.heapbpf)?);
+            Ok(())
+        };
         std::thread::sleep(Duration::from_secs(5));
         row("attached")?;
         for target in &mut targets {
             writeln!(target.0.stdin.as_mut().context("piped")?, "go")?;
+            // One after the other: this is about memory, not about how fast samples may come.
+            std::thread::sleep(Duration::from_millis(20));
         }
         std::thread::sleep(Duration::from_secs(10));
         row("10 s after all have allocated")?;

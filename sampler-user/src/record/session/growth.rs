@@ -14,6 +14,7 @@ impl KernelMaps {
         let mut replaced = false;
         for (ring, growth) in [(&mut self.events, &mut self.growth.events), (&mut self.stacks, &mut self.growth.stacks)]
         {
+            ring.give_back();
             if let Some(bytes) = growth.look(ring.size_bytes(), ring.fill_bytes(), now_ns) {
                 replaced |= resize(ring, bytes)?;
             }
