@@ -58,19 +58,8 @@ fn whatever_kills_leave_the_target_is_right_and_the_next_recording_exact() {
     let mut hooked = 0;
     for _ in 0..kills {
         let mut command = Command::new(heapbpf());
-        command.args([
-            "--pid",
-            &pid.to_string(),
-            "-i",
-            "512",
-            "--hook",
-            "inline",
-            "--no-follow",
-            "-q",
-            "-o",
-            "/dev/null",
-        ]);
-        command.arg("--force").stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.args(["--pid", &pid.to_string(), "-i", "512", "--hook", "inline", "--no-follow"]);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         let before = mapped(pid);
         let mut daemon = command.spawn().expect("the binary under test runs");
         random ^= random << 13;
@@ -86,11 +75,13 @@ fn whatever_kills_leave_the_target_is_right_and_the_next_recording_exact() {
             until("hooks", || is_hooked(pid) || ended(&mut daemon));
         }
         std::thread::sleep(Duration::from_micros(random % if phase == 0 { 1_500_000 } else { 60_000 }));
+        assert!(!ended(&mut daemon), "heapbpf ended by itself");
         daemon.kill().expect("it can be killed");
         daemon.wait().expect("it can be waited for");
         hooked += u32::from(is_hooked(pid));
     }
     eprintln!("{kills} killed, of which {hooked} left hooks");
+    assert!(hooked > 0, "none of {kills} was killed while the target was hooked");
     target.go();
     target.step();
     let recording = inline(pid, 1).start();
