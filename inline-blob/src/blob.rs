@@ -74,6 +74,7 @@ global_asm!(
     S_CALLS = const offset_of!(Slot, calls),
     S_BYTES = const offset_of!(Slot, bytes),
     S_SAMPLED = const offset_of!(Slot, sampled),
+    S_SAMPLED_CALL = const offset_of!(Slot, sampled_call),
     S_REPORTED = const offset_of!(Slot, reported),
     S_FAILED = const offset_of!(Slot, failed),
     S_UNSAMPLED_FAILED = const offset_of!(Slot, unsampled_failed),

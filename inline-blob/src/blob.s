@@ -144,6 +144,8 @@ heapbpf_inline_code:
     mov [rsp + 8], r9
     or dword ptr [rsp + 24], {SAMPLED}
     lock inc qword ptr [r10 + {S_SAMPLED}]
+    mov rcx, [r10 + {S_CALLS}]
+    mov [r10 + {S_SAMPLED_CALL}], rcx
     jmp .Lawait
 2:  cmp qword ptr [rsp + 40], {LARGE_BYTES}
     jae .Lawait

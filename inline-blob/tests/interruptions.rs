@@ -65,7 +65,12 @@ fn jumps_out_of_the_allocator() {
     println!("{counts:?}");
     assert!(counts.sampled >= counts.reported + counts.failed);
     call(&hooked, "toy_reset", 0);
+    // So that the last call of each thread is one that has ended.
+    call(&hooked, "toy_pairs", 1_000);
     let before = hooked.counts();
+    let left = before.sampled - before.reported - before.failed;
+    assert_eq!(before.abandoned, left, "{before:?}");
+    assert!(left > 0, "{before:?}");
     call(&hooked, "toy_pairs", 50_000);
     let after = hooked.counts();
     assert_eq!(after.calls - before.calls, 100_000);

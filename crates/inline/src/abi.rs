@@ -218,8 +218,10 @@ pub struct Slot {
     pub frees_matched: u64,
     /// `realloc(p, 0)` where it frees: not a call.
     pub zero_reallocs: u64,
+    /// `calls` when the last one was sampled, with it. A sampled call that did not end and is not the last was left by a jump.
+    pub sampled_call: u64,
     /// Zero.
-    pub reserved: [u64; 3],
+    pub reserved: [u64; 2],
 }
 
 /// Counts of the whole process, at [`STATE`].

@@ -26,6 +26,9 @@ pub struct Counts {
     pub reported: u64,
     /// Sampled calls that failed.
     pub failed: u64,
+    /// Sampled calls that never returned: their threads have made other calls since. (While a signal handler allocates, one
+    /// that is in progress is among them.)
+    pub abandoned: u64,
     /// Unsampled calls that are known to have failed.
     pub unsampled_failed: u64,
     /// Frees of sampled blocks.
@@ -52,6 +55,11 @@ impl Counts {
         let mut counts = Self { slots_full: totals.slots_full, set_full: totals.set_full, ..Self::default() };
         for slot in slots.iter().chain([&totals.shared]) {
             counts.threads += u64::from(slot.key != 0);
+            let open = slot.sampled.saturating_sub(slot.reported).saturating_sub(slot.failed);
+            // Calls of many threads are in the shared one: nothing is known of them.
+            let in_progress =
+                if std::ptr::eq(slot, &totals.shared) { open } else { u64::from(slot.calls == slot.sampled_call) };
+            counts.abandoned = counts.abandoned.wrapping_add(open.saturating_sub(in_progress));
             for (sum, value) in [
                 (&mut counts.calls, slot.calls),
                 (&mut counts.bytes, slot.bytes),

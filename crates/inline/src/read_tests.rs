@@ -23,6 +23,20 @@ fn counts_are_the_sums_of_all_slots() {
 }
 
 #[test]
+fn a_call_that_did_not_end_before_the_next_one_was_left() {
+    let abandoned = |slot: Slot| {
+        let mut state = vec![0; COUNTS_BYTES];
+        state[(SLOTS_OFFSET - STATE) as usize..][..size_of::<Slot>()].copy_from_slice(slot.as_bytes());
+        Counts::of(&state).unwrap().abandoned
+    };
+    let slot = Slot { key: 1, calls: 9, sampled: 5, reported: 3, failed: 1, sampled_call: 9, ..Slot::default() };
+    assert_eq!(abandoned(slot), 0, "it is in progress");
+    assert_eq!(abandoned(Slot { calls: 10, ..slot }), 1);
+    assert_eq!(abandoned(Slot { sampled: 7, ..slot }), 2);
+    assert_eq!(abandoned(Slot { reported: 9, ..slot }), 0, "whatever the target writes");
+}
+
+#[test]
 fn a_control_page_must_make_sense() {
     let right = Control {
         magic: MAGIC,

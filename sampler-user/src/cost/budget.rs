@@ -23,9 +23,6 @@ pub struct ProbeCosts {
 /// ratio found (docs/overhead.md). Estimates use the typical one.
 pub const IN_PROGRAMS: [f64; 3] = [0.9, 1.2, 1.6];
 
-/// What a call costs that the target counts itself, nanoseconds (inline hooks: 0.7 to 1.2 more for a malloc and its free).
-const COUNTED_INSIDE_NS: f64 = 1.2;
-
 impl ProbeCosts {
     /// The costs in a typical program, from those measured in a loop.
     #[must_use]
@@ -46,8 +43,8 @@ pub struct Use {
     pub seconds: f64,
     /// Allocation calls that reach a probe at their entry, including reentrant ones, which cost as much.
     pub allocations: f64,
-    /// Allocation calls that targets count themselves (inline hooks). Only the sampled ones reach a probe, at their end: that
-    /// costs no more than what a sample adds to a probed call.
+    /// Allocation calls that targets count themselves (inline hooks), for 1 to 2 ns. Only the sampled ones reach a probe, at
+    /// their end: that costs no more than what a sample adds to a probed call.
     pub counted_inside: f64,
     /// Calls to free that reach a probe, except those of sampled blocks with inline hooks: these are part of a sample's cost.
     pub frees: f64,
@@ -62,10 +59,7 @@ pub struct Use {
 impl Use {
     /// Probe time, seconds.
     pub fn probe_seconds(&self, costs: &ProbeCosts) -> f64 {
-        1e-9 * (self.allocations * costs.allocation_ns
-            + self.counted_inside * COUNTED_INSIDE_NS
-            + self.frees * costs.free_ns
-            + self.samples * costs.sample_ns)
+        1e-9 * (self.allocations * costs.allocation_ns + self.frees * costs.free_ns + self.samples * costs.sample_ns)
     }
 
     /// All allocation calls.
@@ -139,6 +133,9 @@ const COARSENESS: f64 = 0.02;
 /// Share of the budget that a reduction aims at, so that one step suffices.
 const AIM: f64 = 0.9;
 
+/// Share of the targets' CPU time that samples may take where targets count themselves, with `--interval auto`.
+const INLINE_SAMPLES: f64 = 0.01;
+
 /// Share of the aim below which probes must stay before something comes back that was given up.
 const ROOM: f64 = 0.6;
 
@@ -168,8 +165,9 @@ pub fn decide(used: &Use, tracking: Tracking, costs: &ProbeCosts, budget: f64) -
             }
         }
     }
-    if fits(with(&next)) {
-        return next;
+    // Inline hooks are neither given up nor paused: R alone decides what they cost.
+    if fits(with(&next)) || used.counted_inside > 0.0 {
+        return Tracking { time: 1.0, ..next };
     }
     next.frees = false;
     if fits(with(&next)) {
@@ -253,6 +251,9 @@ pub fn samples_at(used: &Use, interval: u64) -> f64 {
 /// The interval of `--interval auto`, as `heapbpf plan` would choose it for these calls. All are taken to have the mean
 /// size, which gives an upper bound of the samples.
 pub fn automatic_interval(used: &Use, frees: bool, costs: &ProbeCosts, budget: Option<f64>) -> u64 {
+    if used.counted_inside > used.allocations {
+        return automatic_interval_inline(used, costs, budget);
+    }
     let probes = probe_seconds(used, &Tracking { interval: 0, frees, time: 1.0 }, costs);
     let calls = used.calls();
     let mean = (used.bytes / calls.max(1.0)).max(1.0);
@@ -262,6 +263,17 @@ pub fn automatic_interval(used: &Use, frees: bool, costs: &ProbeCosts, budget: O
     // A share s of all CPU time is s/(1 − s) of the time for the targets' own work.
     let budget_cpus = budget.map(|budget| budget / (1.0 - budget).max(1e-9) * used.useful_seconds(costs));
     automatic(&workload, per_call, budget_cpus).interval
+}
+
+/// The same where targets count themselves. Samples are all that there is to pay, so they are not measured by what probes
+/// take, but by the targets' own CPU time.
+fn automatic_interval_inline(used: &Use, costs: &ProbeCosts, budget: Option<f64>) -> u64 {
+    let used = Use { cpu_seconds: used.cpu_seconds + COARSENESS, ..*used };
+    let aim = budget.map_or(INLINE_SAMPLES, |budget| INLINE_SAMPLES.min(AIM * budget));
+    let fits =
+        |interval: &u64| 1e-9 * samples_at(&used, *interval) * costs.sample_ns <= aim * used.useful_seconds(costs);
+    let intervals = (0..=LARGEST_INTERVAL.ilog2()).map(|exponent| 1 << exponent);
+    intervals.into_iter().find(fits).unwrap_or(LARGEST_INTERVAL)
 }
 
 #[cfg(test)]
@@ -303,11 +315,17 @@ mod tests {
         let used = inline_second(20e6, 0.97, 512 << 10);
         assert!(used.share(&COSTS) < 0.05, "{}", used.share(&COSTS));
         assert_eq!(decide(&used, FULL, &COSTS, 0.05), FULL);
+        let automatic = automatic_interval(&used, true, &COSTS, Some(0.05));
+        let next = inline_second(20e6, 0.97, automatic);
+        assert!(next.share(&COSTS) <= 0.011 && next.share(&COSTS) > 0.004, "{automatic}: {}", next.share(&COSTS));
         // All of them sampled: a wider interval is enough.
         let every = Tracking { interval: 1, ..FULL };
         let next = decide(&inline_second(1e6, 0.97, 1), every, &COSTS, 0.05);
         assert!(next.frees && next.time == 1.0 && next.interval > 1, "{next:?}");
         assert!(inline_second(1e6, 0.97, next.interval).share(&COSTS) <= 0.05);
+        let large = Use { bytes: 1e12, samples: 1e6, ..inline_second(1e6, 0.01, 1) };
+        let next = decide(&large, every, &COSTS, 0.001);
+        assert_eq!((next.frees, next.time), (true, 1.0), "there is nothing else to give up");
     }
 
     #[test]

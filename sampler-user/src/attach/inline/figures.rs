@@ -27,7 +27,8 @@ pub fn addition(before: &Counts, now: &Counts, seen: u64) -> Counters {
         sampled: now.sampled.wrapping_sub(seen),
         unsampled_failed: now.unsampled_failed,
         failed: now.failed,
-        lost_in_flight: open.saturating_add(under_way),
+        lost_abandoned: now.abandoned.min(open),
+        lost_in_flight: open.saturating_sub(now.abandoned).saturating_add(under_way),
         counted_inside: now.calls.saturating_sub(seen),
         inline_frees: now.frees_matched,
         ..Counters::default()
@@ -61,6 +62,7 @@ mod tests {
         sampled: 20,
         reported: 17,
         failed: 2,
+        abandoned: 0,
         unsampled_failed: 1,
         frees_matched: 0,
         zero_reallocs: 3,
@@ -78,7 +80,7 @@ mod tests {
     }
 
     fn accounted(counters: &Counters) -> u64 {
-        counters.unsampled + counters.submitted + counters.failed + counters.lost_in_flight
+        counters.unsampled + counters.submitted + counters.failed + counters.lost_in_flight + counters.lost_abandoned
     }
 
     #[test]
@@ -87,6 +89,13 @@ mod tests {
         assert_eq!((sum.hits(), accounted(&sum)), (100, 100));
         assert_eq!((sum.sampled, sum.lost_in_flight, sum.unsampled_bytes), (20, 1, 5000));
         assert_eq!(sum.counted_inside + sum.inline_sampled, 100, "each reached a probe or did not");
+    }
+
+    #[test]
+    fn a_call_that_was_left_is_not_in_flight() {
+        let left = Counts { abandoned: 1, ..NOW };
+        let added = addition(&left, &left, 17);
+        assert_eq!((added.lost_abandoned, added.lost_in_flight), (1, 0));
     }
 
     #[test]

@@ -129,7 +129,7 @@ impl Attaching {
             {
                 self.modules.insert(module, look);
             }
-            if again && self.modules.get(&module).is_some_and(|look| look.file().is_some()) {
+            if again && known && self.modules.get(&module).is_some_and(|look| look.file().is_some()) {
                 self.note_missed(host, incarnation);
             }
             return;
