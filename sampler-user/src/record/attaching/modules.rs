@@ -88,7 +88,7 @@ impl Attaching {
         let table = hooks.files.table().clone();
         let hooked = inline.hook(pid, (&path, &file), &table, &mut |sites| hooks.add_sites(sites, control));
         inline.decide(pid, key, hooked.is_ok());
-        self.standing.note(pid, hooked.as_ref().map(|()| ()).map_err(ToString::to_string));
+        self.standing.note(pid, hooked.as_ref().copied().map_err(ToString::to_string));
         match hooked {
             Ok(()) => true,
             Err(refused) => {
