@@ -88,7 +88,7 @@ static void throw_and_catch() {
     if (value != 0x600d || unwound != 6) fail("an exception is not what was thrown");
   }
   try {
-    volatile size_t huge = (size_t)1 << 46;
+    volatile size_t huge = (size_t)1 << 47;  // more than there are addresses
     void *p = ::operator new(huge);
     __asm__ volatile("" : : "r"(p) : "memory");
     fail("it cannot be that large");
@@ -127,6 +127,8 @@ static void *work(void *number) {
       dlclose(library);
     }
     operations.fetch_add(1, std::memory_order_relaxed);
+    // Others need the processors, too.
+    if (i % 64 == 0) usleep(500);
   }
   return nullptr;
 }

@@ -42,6 +42,29 @@ fn data_below_the_stack_pointer_stay_as_they_are() {
     }
 }
 
+/// Linux 6.18 turns a probed no-op of five bytes into a call of a page that children which are forked later do not have. So none
+/// is probed.
+#[test]
+fn children_live_though_their_allocator_begins_with_no_ops() {
+    let case = "children_live_though_their_allocator_begins_with_no_ops";
+    let Some(_turn) = turn(case) else { return };
+    if !is_x86_64(case) {
+        return;
+    }
+    let forking = program("forking_no_ops");
+    let allocator = format!("{}:plain_take(size=arg0)->ret,free=plain_give(arg0)", forking.display());
+    let mut target = Target::start(&forking, [""; 0]);
+    let recording = Recorder::of(target.pid(), 1).option("--alloc", &allocator).flag("--no-follow").start();
+    target.go();
+    assert_eq!(target.line(), "20 of 20 children ended well");
+    let (_, stats) = recording.stop().results();
+    let probes: Vec<_> = stats.attach.iter().filter(|probe| probe.function.starts_with("plain_")).collect();
+    assert_eq!(probes.len(), 2, "{stats:?}");
+    assert!(probes.iter().all(|probe| probe.kind != "optimized"), "{probes:?}");
+    assert!(stats.hits >= 200, "{stats:?}");
+    assert!(target.end().success());
+}
+
 /// How often the programs switch stacks: as often as the case says, or `HEAPBPF_TEST_SWITCHES` times.
 fn switches(usual: u32) -> String {
     std::env::var("HEAPBPF_TEST_SWITCHES").unwrap_or_else(|_| usual.to_string())

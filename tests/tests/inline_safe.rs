@@ -35,10 +35,10 @@ impl Running {
 
     /// Records it, and checks that it was hooked inline, and that figures are exact. On a busy machine a stop may take too
     /// long again and again: then another one is tried, with `again`.
-    fn is_hooked(mut self, again: &dyn Fn() -> Self) {
+    fn must_be_hooked(mut self, again: &dyn Fn() -> Self) {
         let (profile, stats, truth) = self.record(&[]);
         if stats.hooks[0].not_inline.as_deref().is_some_and(is_for_want_of_time) {
-            return again().is_hooked(again);
+            return again().must_be_hooked(again);
         }
         let hooked = &stats.hooks[0];
         assert_eq!((hooked.pid, &*hooked.hook, &hooked.not_inline), (self.pid, "inline", &None), "{stats:?}");
@@ -49,7 +49,7 @@ impl Running {
     }
 
     /// Records it, and checks that it has probes, for this reason, that it is told, and that figures are exact.
-    fn is_refused(mut self, why: &str) {
+    fn must_be_refused(mut self, why: &str) {
         let (profile, stats, truth) = self.record(&[]);
         let probed = &stats.hooks[0];
         assert_eq!((probed.pid, &*probed.hook), (self.pid, "probe"), "{stats:?}");
@@ -66,7 +66,7 @@ impl Running {
 }
 
 fn hooked_in_mode(mode: &str) {
-    Running::in_mode(mode).is_hooked(&|| Running::in_mode(mode));
+    Running::in_mode(mode).must_be_hooked(&|| Running::in_mode(mode));
 }
 
 /// A reason that holds for the moment only.
@@ -94,7 +94,7 @@ fn a_plain_process_is_hooked_and_every_output_says_so() {
     assert_eq!(would["why_not"], serde_json::Value::Null, "{would}");
     assert!(would["functions"].as_u64().is_some_and(|functions| functions >= 8), "{would}");
     assert!(would["replaced_bytes"].as_u64().is_some_and(|bytes| bytes >= 4096), "{would}");
-    running.is_hooked(&|| Running::in_mode("plain"));
+    running.must_be_hooked(&|| Running::in_mode("plain"));
 }
 
 /// With a tracer that is not a debugger of ours: this test itself.
@@ -126,14 +126,14 @@ fn a_traced_process_is_probed() {
 #[test]
 fn seccomp_filters_decide() {
     let Some(_turn) = turn("seccomp_filters_decide") else { return };
-    Running::in_mode("kill").is_refused("its seccomp filter ends the process for mremap");
+    Running::in_mode("kill").must_be_refused("its seccomp filter ends the process for mremap");
     hooked_in_mode("errno");
 }
 
 #[test]
 fn code_that_another_tool_has_changed_is_left_alone() {
     let Some(_turn) = turn("code_that_another_tool_has_changed_is_left_alone") else { return };
-    Running::in_mode("patched").is_refused("another tool has changed it in memory");
+    Running::in_mode("patched").must_be_refused("another tool has changed it in memory");
 }
 
 /// It may not make memory executable, nor be dumped.
@@ -164,7 +164,7 @@ fn a_process_in_other_namespaces_is_hooked() {
         let pid = child().expect("it was there just now");
         Running { target, pid }
     };
-    start().is_hooked(&start);
+    start().must_be_hooked(&start);
 }
 
 /// Stopped by job control, it has probes; it goes on when it is told to.
