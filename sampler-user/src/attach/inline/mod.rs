@@ -4,6 +4,7 @@
 //! the links are there: the control page says so at first.
 
 mod figures;
+mod loaded;
 mod plan;
 
 use std::collections::HashMap;
@@ -18,7 +19,7 @@ use heapbpf_inline::Settings;
 use heapbpf_inline::abi::{CONTROL, Control, DRAWS, MAGIC, STATE, Slot, VERSION, mapped_bytes};
 use heapbpf_inline::read::{COUNTS_BYTES, Counts};
 use heapbpf_probes::{AttachError, InlineFile, Table, inline_functions};
-use heapbpf_remote::{STOP_LIMIT, TakeOut, Target};
+use heapbpf_remote::{Found, STOP_LIMIT, TakeOut, Target};
 use sampler_ebpf::abi::{Counters, ProcessKey, Site};
 use sampler_ebpf::geometric::DrawConstants;
 use zerocopy::IntoBytes as _;
@@ -99,9 +100,10 @@ pub struct InlineHooks {
     decided: HashMap<(u32, FileKey), bool>,
 }
 
-/// A hooked process.
+/// An allocator in a hooked process.
 struct Hooked {
     pid: u32,
+    key: FileKey,
     base: u64,
     memory: File,
     /// What was counted before the recording.
@@ -113,6 +115,12 @@ struct Hooked {
     /// What was added to its counters last.
     added: Counters,
     _links: InlineLinks,
+}
+
+impl Hooked {
+    fn is_of(&self, pid: u32, base: u64) -> bool {
+        self.pid == pid && self.base == base
+    }
 }
 
 impl InlineHooks {
@@ -137,30 +145,42 @@ impl InlineHooks {
     /// The process cannot be hooked inline. It runs on as before.
     pub fn hook(
         &mut self,
-        pid: u32,
+        (pid, key): (u32, FileKey),
         (path, file): (&str, &File),
         table: &Table,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<(), Refused> {
         let found = inline_functions(file, path, table)?;
         let mut target = Target::look(pid)?;
-        if target.found().iter().any(heapbpf_remote::Found::is_hooked) {
+        // A process may have several allocators: each has code of its own.
+        let is_of_others = |found: &&Found| !self.targets.iter().any(|hooked| hooked.is_of(pid, found.range.start));
+        if target.found().iter().filter(is_of_others).any(Found::is_hooked) {
             return Err(Refused::Hooked);
         }
-        if !target.found().is_empty() {
+        if target.found().iter().any(|found| is_of_others(&found)) {
             // An earlier recording had to leave it, because a thread could have come back to it.
-            take_out(pid);
+            take_out(pid, &|found| is_of_others(&found));
             target = Target::look(pid)?;
         }
         let base = self.map(&target, &found, file, add_sites)?;
-        match self.activate(pid, base) {
+        match self.activate(pid, key, base) {
             Ok(hooked) => self.targets.push(hooked),
             Err(refused) => {
-                take_out(pid);
+                take_out(pid, &|found| found.range.start == base);
                 return Err(refused);
             }
         }
         Ok(())
+    }
+
+    /// Whether an allocator that was hooked inline still is: its file may have been unloaded, and loaded again.
+    pub fn is_in_place(&self, pid: u32, key: FileKey) -> bool {
+        let Some(hooked) = self.targets.iter().rev().find(|hooked| hooked.pid == pid && hooked.key == key) else {
+            return false;
+        };
+        // A process that cannot be looked at now has not loaded anything.
+        let Ok(target) = Target::look(pid) else { return true };
+        target.found().iter().any(|found| found.range.start == hooked.base && found.is_hooked())
     }
 
     /// Maps everything and writes the jumps. Calls count from then on, and none is sampled. Returns the base.
@@ -190,7 +210,7 @@ impl InlineHooks {
         let sites: Vec<Site> = found.functions.iter().map(|function| function.site).collect();
         let first = add_sites(&sites)?;
         let sites: Vec<u32> = (first..).take(sites.len()).collect();
-        let is_elsewhere = |name: &str| plan::is_defined_elsewhere(target, &place, name);
+        let is_elsewhere = |name: &str| plan::is_defined_elsewhere(target, &place, &word, name);
         let bindings = plan::Bindings { word: &word, is_elsewhere: &is_elsewhere };
         let plan = plan::inline_plan(found, &sites, &place, (base, &settings), &bindings)?;
         let draft = plan::draft(&plan, &place, file, SET_LOG2, &control(None, self.sampling.seed))?;
@@ -201,7 +221,7 @@ impl InlineHooks {
     }
 
     /// Links the programs, and begins to sample.
-    fn activate(&self, pid: u32, base: u64) -> Result<Hooked, Refused> {
+    fn activate(&self, pid: u32, key: FileKey, base: u64) -> Result<Hooked, Refused> {
         let failed = |what| move |source| Refused::Read { what, source };
         let text = base..base + heapbpf_inline::abi::TEXT_BYTES;
         let text = File::open(format!("/proc/{pid}/map_files/{:x}-{:x}", text.start, text.end));
@@ -219,7 +239,17 @@ impl InlineHooks {
         write(draws, head.len()).and_then(|()| write(head, 0)).map_err(failed("the control page"))?;
         self.begin_to_sample(&memory, base).map_err(failed("the slots"))?;
         let counts = [Counts::default(); 2];
-        Ok(Hooked { pid, base, memory, baseline, counts, process: None, added: Counters::default(), _links: links })
+        Ok(Hooked {
+            pid,
+            key,
+            base,
+            memory,
+            baseline,
+            counts,
+            process: None,
+            added: Counters::default(),
+            _links: links,
+        })
     }
 
     /// Has threads draw that have begun without sampling. One that writes its countdown at the same moment may miss it: the
@@ -252,19 +282,27 @@ impl InlineHooks {
 
     /// Adds what hooked processes have counted to the kernel's counters.
     pub fn add_to(&mut self, counts: &mut totals::Counts) {
+        // The kernel's counters are of a process, whatever allocator was called.
+        let mut sums: HashMap<u32, [Counts; 2]> = HashMap::new();
+        for target in &self.targets {
+            let sum = sums.entry(target.pid).or_default();
+            *sum = [0, 1].map(|at| figures::plus(&sum[at], &target.counts[at]));
+        }
         for target in &mut self.targets {
+            // The first of a process stands for all.
+            let Some([before, now]) = sums.remove(&target.pid) else { continue };
             if target.process.is_none() {
                 target.process = counts.processes.keys().find(|process| process.tgid == target.pid).copied();
             }
             let known = target.process.and_then(|process| counts.processes.get_mut(&process));
             if let Some(counters) = known {
-                target.added = figures::addition(&target.counts[0], &target.counts[1], counters.inline_sampled);
+                target.added = figures::addition(&before, &now, counters.inline_sampled);
                 counters.add(&target.added);
             } else if let Some(process) = target.process {
                 counts.processes.entry(process).or_default().add(&target.added);
             } else {
                 // It has not been sampled yet.
-                let added = figures::addition(&target.counts[0], &target.counts[1], 0);
+                let added = figures::addition(&before, &now, 0);
                 counts.unattributed.add(&added);
             }
         }
@@ -273,7 +311,7 @@ impl InlineHooks {
     /// Takes everything out of all processes.
     pub fn release_all(&mut self) {
         for target in self.targets.drain(..) {
-            take_out(target.pid);
+            take_out(target.pid, &|_| true);
         }
     }
 }
@@ -307,14 +345,15 @@ fn read_counts(memory: &File, base: u64) -> io::Result<Counts> {
     Counts::of(&read_state(memory, base)?).map_err(io::Error::other)
 }
 
-/// Takes what is ours out of a process, if it still runs.
-fn take_out(pid: u32) {
+/// Takes what is ours, and wanted, out of a process, if it still runs.
+fn take_out(pid: u32, is_wanted: &dyn Fn(&Found) -> bool) {
     const ATTEMPTS: usize = 5;
     const PAUSE: Duration = Duration::from_millis(2);
     for _ in 0..ATTEMPTS {
         let Ok(target) = Target::look(pid) else { return };
         let found = target.found();
-        let out = found.iter().map(|found| target.take_out(found, TakeOut::All, STOP_LIMIT));
+        let out =
+            found.iter().filter(|found| is_wanted(found)).map(|found| target.take_out(found, TakeOut::All, STOP_LIMIT));
         match out.collect::<Result<Vec<_>, _>>() {
             Ok(out) if out.iter().all(|stopped| stopped.outcome) => return,
             // A thread may come back to it. It leads nowhere any more.

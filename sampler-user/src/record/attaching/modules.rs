@@ -79,13 +79,15 @@ impl Attaching {
     /// Hooks a process inline instead, if that is wanted and possible. Otherwise its probes follow.
     fn is_hooked_inline(&mut self, pid: u32, key: FileKey) -> bool {
         let Self { inline: Some(inline), hooks, control, .. } = self else { return false };
-        if let Some(decided) = inline.serve(pid, key) {
+        if let Some(decided) = inline.serve(pid, key)
+            && (!decided || inline.is_in_place(pid, key))
+        {
             return decided;
         }
         let Some(examined) = hooks.files.get(key) else { return false };
         let (path, file) = (examined.path.clone(), Arc::clone(&examined.file));
         let table = hooks.files.table().clone();
-        let hooked = inline.hook(pid, (&path, &file), &table, &mut |sites| hooks.add_sites(sites, control));
+        let hooked = inline.hook((pid, key), (&path, &file), &table, &mut |sites| hooks.add_sites(sites, control));
         inline.decide(pid, key, hooked.is_ok());
         match hooked {
             Ok(()) => true,
