@@ -28,7 +28,9 @@ pub(super) struct Place {
 /// Finds the allocator's code.
 pub(super) fn place(target: &Target, file: &File) -> Result<Place, Refused> {
     let inode = file.metadata().map_err(|source| Refused::Read { what: "the allocator's file", source })?.ino();
-    let is_text = |mapping: &&Mapping| mapping.is_executable && mapping.inode == inode;
+    // Pages that were replaced are kept until the end, also if their file was unloaded in the meantime.
+    let is_kept = |mapping: &Mapping| target.found().iter().any(|found| found.range.contains(&mapping.range.start));
+    let is_text = |mapping: &&Mapping| mapping.is_executable && mapping.inode == inode && !is_kept(mapping);
     let mut found = target.maps().as_slice().iter().filter(is_text);
     let (Some(mapping), None) = (found.next(), found.next()) else { return Err(Refused::Mappings) };
     let elf = Elf::read(file).map_err(|_| Refused::Mappings)?;
