@@ -7,7 +7,7 @@ use std::fs::File;
 
 use heapbpf_inline::abi::{CODE, DESCRIPTION, MAX_FUNCTIONS};
 use heapbpf_inline::read::Found;
-use heapbpf_inline::{ForeignBlob, Inputs, Plan, Refusal, Settings, Text, Twin, Wanted, site_offsets};
+use heapbpf_inline::{ForeignBlob, Inputs, Plan, Settings, Text, Twin, Wanted, site_offsets};
 use heapbpf_probes::{Table, inline_functions};
 use heapbpf_testing::skipped;
 use object::{Object as _, ObjectSymbol as _};

@@ -27,13 +27,46 @@ pub fn maps(pid: u32) -> String {
 /// Whether pages of a process lead to code of inline hooks. The code itself may stay mapped: a word of a stack may look like
 /// an address in it.
 pub fn is_hooked(pid: u32) -> bool {
-    let is_replaced = |line: &str| {
-        let (_, name) = line.split_once("/memfd:heapbpf-inline-")?;
-        let [base, bytes] = name.split(['-', ' ']).take(2).map(hex).collect::<Option<Vec<_>>>()?.try_into().ok()?;
-        let start = hex(line.split('-').next()?)?;
-        Some(!(base..base + bytes).contains(&start))
-    };
-    maps(pid).lines().any(|line| is_replaced(line) == Some(true))
+    !hooked_files(pid).is_empty()
+}
+
+/// The files whose functions lead to code of inline hooks in a process, sorted.
+pub fn hooked_files(pid: u32) -> Vec<String> {
+    let maps = maps(pid);
+    let mappings: Vec<Mapping<'_>> = maps.lines().filter_map(Mapping::parse).collect();
+    let mut files: Vec<String> =
+        mappings.iter().filter_map(|page| page.original(&mappings)).map(str::to_owned).collect();
+    files.sort();
+    files.dedup();
+    files
+}
+
+/// A line of a maps file.
+struct Mapping<'a> {
+    start: u64,
+    end: u64,
+    offset: u64,
+    name: &'a str,
+}
+
+impl<'a> Mapping<'a> {
+    fn parse(line: &'a str) -> Option<Self> {
+        let mut fields = line.split_ascii_whitespace();
+        let (start, end) = fields.next()?.split_once('-')?;
+        let offset = hex(fields.nth(1)?)?;
+        Some(Self { start: hex(start)?, end: hex(end)?, offset, name: fields.nth(2).unwrap_or_default() })
+    }
+
+    /// The file that had pages here, if these were replaced. It has them where the memfd's name says.
+    fn original(&self, all: &[Self]) -> Option<&'a str> {
+        let [base, bytes] = {
+            let mut numbers = self.name.strip_prefix("/memfd:heapbpf-inline-")?.split('-').map_while(hex);
+            [numbers.next()?, numbers.next()?]
+        };
+        let kept = base + self.offset;
+        let file = all.iter().find(|mapping| (mapping.start..mapping.end).contains(&kept))?;
+        (!(base..base + bytes).contains(&self.start)).then_some(file.name)
+    }
 }
 
 fn hex(digits: &str) -> Option<u64> {
@@ -52,7 +85,7 @@ pub fn recorder(pid: u32, hook: Hook, interval: u64) -> Recorder {
 /// If it is not hooked as wanted, or not let go in the end.
 pub fn record(program: &Path, arguments: &[&str], hook: Hook, interval: u64, options: &[[&str; 2]]) -> Recorded {
     let start = || Target::start(program, arguments);
-    let (mut target, recording) = begin(&start, hook, interval, options);
+    let (mut target, recording) = begin(&start, hook, "", interval, options);
     let pid = target.pid();
     let truth = target.run();
     let (profile, stats) = recording.stop().results();
@@ -60,17 +93,23 @@ pub fn record(program: &Path, arguments: &[&str], hook: Hook, interval: u64, opt
     (profile, stats, truth)
 }
 
-/// Starts a target and a recording of it.
+/// Starts a target and a recording of it. Inline, at least a file whose path contains `file` is to be hooked.
 ///
 /// # Panics
 /// If it is not hooked as wanted.
-pub fn begin(start: &dyn Fn() -> Target, hook: Hook, interval: u64, options: &[[&str; 2]]) -> (Target, Recording) {
+pub fn begin(
+    start: &dyn Fn() -> Target,
+    hook: Hook,
+    file: &str,
+    interval: u64,
+    options: &[[&str; 2]],
+) -> (Target, Recording) {
     for _ in 0..ATTEMPTS {
         let target = start();
         let pid = target.pid();
         let recorder = options.iter().fold(recorder(pid, hook, interval), |it, [name, value]| it.option(name, value));
         let recording = recorder.start();
-        if is_hooked(pid) == (hook == Hook::Inline) {
+        if hooked_files(pid).iter().any(|path| path.contains(file)) == (hook == Hook::Inline) {
             return (target, recording);
         }
         println!("not hooked as wanted, and begun again: {}", recording.stop().stderr);

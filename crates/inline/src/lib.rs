@@ -23,4 +23,4 @@ pub use error::{BuildError, ForeignBlob, Refusal};
 pub use image::{Settings, code_hash, site_offsets};
 pub use patch::Patch;
 pub use plan::{Inputs, Plan, Run, Twin, Wanted};
-pub use redirect::Text;
+pub use redirect::{Text, reaches};

@@ -115,6 +115,15 @@ pub(crate) fn jumped_into(text: &Text<'_>, ranges: &[[u64; 2]]) -> Vec<usize> {
     found
 }
 
+/// Whether code in `[start, end)` calls or jumps to one of these addresses, or through a slot at one.
+#[must_use]
+pub fn reaches(texts: &[Text<'_>], [start, end]: [u64; 2], is_wanted: &dyn Fn(u64) -> bool) -> bool {
+    let Some(code) = texts.iter().find_map(|text| text.range(start, end)) else { return false };
+    let decoder = Decoder::with_ip(64, code, start, DecoderOptions::NONE);
+    let at = |address: u64| is_wanted(address).then_some(0);
+    decoder.into_iter().any(|instruction| !matches!(leads(&instruction, &at, &at), Leads::Elsewhere))
+}
+
 /// Where `instruction` leads, given the addresses and the slots behind which hooked functions are.
 pub(crate) fn leads(
     instruction: &Instruction,

@@ -193,6 +193,12 @@ impl ModuleTable {
         }
     }
 
+    /// Whether a file is known to have an allocator.
+    #[must_use]
+    pub fn has_allocator(&self, id: ModuleId) -> bool {
+        self.get(id).is_some_and(|module| module.has_allocator)
+    }
+
     /// What mappings of a module are of.
     #[must_use]
     pub fn kind_of_mappings(&self, id: ModuleId) -> Kind {

@@ -340,7 +340,9 @@ impl Processes {
         let mapping = mapping_of(map, module, modules);
         let Some(incarnation) = self.current_mut(map.pid) else { return };
         let inserted = incarnation.space.insert(mapping, &|module| modules.kind_of_mappings(module));
-        if !matches!(inserted, Inserted::New | Inserted::FileOnly) {
+        // A library that is unloaded and loaded again at the same place has lost what was written into its pages.
+        let is_known_allocator = inserted == Inserted::Known && modules.has_allocator(module);
+        if !matches!(inserted, Inserted::New | Inserted::FileOnly) && !is_known_allocator {
             return;
         }
         let id = incarnation.id;

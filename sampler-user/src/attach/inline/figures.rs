@@ -5,6 +5,24 @@ use heapbpf_inline::read::Counts;
 use sampler_ebpf::abi::Counters;
 use zerocopy::FromBytes as _;
 
+/// What two allocators of a process counted together.
+pub fn plus(one: &Counts, other: &Counts) -> Counts {
+    Counts {
+        calls: one.calls.wrapping_add(other.calls),
+        bytes: one.bytes.wrapping_add(other.bytes),
+        sampled: one.sampled.wrapping_add(other.sampled),
+        reported: one.reported.wrapping_add(other.reported),
+        failed: one.failed.wrapping_add(other.failed),
+        abandoned: one.abandoned.wrapping_add(other.abandoned),
+        unsampled_failed: one.unsampled_failed.wrapping_add(other.unsampled_failed),
+        frees_matched: one.frees_matched.wrapping_add(other.frees_matched),
+        zero_reallocs: one.zero_reallocs.wrapping_add(other.zero_reallocs),
+        threads: one.threads.max(other.threads),
+        slots_full: one.slots_full.wrapping_add(other.slots_full),
+        set_full: one.set_full.wrapping_add(other.set_full),
+    }
+}
+
 /// What is to be added to the kernel's counters of a process. `seen`: the sampled calls that are in these already
 /// ([`Counters::inline_sampled`]), read after the target's counts were `before` and before they were `now`.
 ///

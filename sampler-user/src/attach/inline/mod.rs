@@ -7,6 +7,7 @@ pub mod attempts;
 mod control;
 mod figures;
 pub mod left;
+mod loaded;
 mod plan;
 pub mod preview;
 mod removal;
@@ -25,7 +26,7 @@ use heapbpf_inline::ForeignBlob;
 use heapbpf_inline::abi::{CONTROL, STATE, Slot};
 use heapbpf_inline::read::{COUNTS_BYTES, Counts};
 use heapbpf_probes::{AttachError, Table};
-use heapbpf_remote::{Busy, Error as Remote, Mapped, Plan, Refusal, STOP_LIMIT, Target};
+use heapbpf_remote::{Busy, Error as Remote, Found, Mapped, Plan, Refusal, STOP_LIMIT, Target};
 use sampler_ebpf::abi::{Counters, ProcessKey, Site};
 use sampler_ebpf::geometric::DrawConstants;
 
@@ -156,9 +157,10 @@ pub struct InlineHooks {
     sites: HashMap<FileKey, u32>,
 }
 
-/// A process with our code, and links to it.
+/// An allocator in a process with our code, and links to it.
 struct Hooked {
     pid: u32,
+    key: FileKey,
     base: u64,
     memory: File,
     /// What was counted, as of the last two reads.
@@ -191,6 +193,12 @@ impl Prepared {
     }
 }
 
+impl Hooked {
+    fn is_of(&self, pid: u32, base: u64) -> bool {
+        self.pid == pid && self.base == base
+    }
+}
+
 impl InlineHooks {
     /// No process is hooked yet.
     pub fn new(programs: InlinePrograms, sampling: Sampling) -> Self {
@@ -218,6 +226,8 @@ impl InlineHooks {
         let before = self.decided.get(&(pid, key)).copied();
         let mut attempts = match before {
             Some(Service::Waits { until, attempts }) if until <= Instant::now() => attempts,
+            // Its file may have been unloaded, and loaded again.
+            Some(Service::Inline) if !self.is_in_place(pid, key) => Attempts::default(),
             Some(known) => return (known, None),
             None => Attempts::default(),
         };
@@ -275,6 +285,16 @@ impl InlineHooks {
         }
     }
 
+    /// Whether an allocator that was hooked inline still is: its file may have been unloaded, and loaded again.
+    pub fn is_in_place(&self, pid: u32, key: FileKey) -> bool {
+        let Some(hooked) = self.targets.iter().rev().find(|hooked| hooked.pid == pid && hooked.key == key) else {
+            return false;
+        };
+        // A process that cannot be looked at now has not loaded anything.
+        let Ok(target) = Target::look(pid) else { return true };
+        target.found().iter().any(|found| found.range.start == hooked.base && found.is_hooked())
+    }
+
     /// Maps everything into a process, and links the programs. No jump leads to it yet.
     fn prepare(
         &mut self,
@@ -284,7 +304,7 @@ impl InlineHooks {
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<Prepared, Refused> {
         let found = preview::functions((path, file), table)?;
-        let target = without_what_was_left(pid)?;
+        let target = self.without_what_was_left(pid)?;
         let first_site = match self.sites.get(&key) {
             Some(first) => *first,
             None => {
@@ -295,7 +315,7 @@ impl InlineHooks {
         let settings = preview::Sampled { criterion: self.criterion, control: *self.control.page() };
         let plan = preview::plan(&target, &found, file, &settings, first_site)?;
         let mapped = target.map(&plan, STOP_LIMIT).inspect_err(|_| take_out(pid))?.outcome;
-        match self.link(pid, plan.draft().base) {
+        match self.link((pid, key), plan.draft().base) {
             Ok(hooked) => Ok(Prepared { target, plan, mapped, hooked }),
             Err(refused) => {
                 if target.unmap(&plan, &mapped, STOP_LIMIT).is_err() {
@@ -306,8 +326,34 @@ impl InlineHooks {
         }
     }
 
+    /// Looks at a process, and takes out what a heapbpf that was killed left in it.
+    fn without_what_was_left(&self, pid: u32) -> Result<Target, Refused> {
+        let target = Target::look(pid)?;
+        let mut is_any = false;
+        // A process may have several allocators: each has code of its own.
+        let is_ours = |found: &Found| self.targets.iter().any(|hooked| hooked.is_of(pid, found.range.start));
+        for found in target.found().into_iter().filter(|found| !is_ours(found)) {
+            match left::judge(pid, &found) {
+                Left::InUse => return Err(Refused::Hooked),
+                Left::Foreign(why) if found.is_hooked() => return Err(Refused::Left(why)),
+                Left::Foreign(_) => {}
+                Left::Abandoned => is_any = true,
+            }
+        }
+        if !is_any {
+            return Ok(target);
+        }
+        take_out(pid);
+        let target = Target::look(pid)?;
+        if target.found().iter().any(|found| !is_ours(found) && found.is_hooked()) {
+            return Err(Refused::Stays);
+        }
+        log::info!("process {pid}: what a heapbpf that was killed left was taken out");
+        Ok(target)
+    }
+
     /// Links the programs to the code that is mapped at `base`.
-    fn link(&self, pid: u32, base: u64) -> Result<Hooked, Refused> {
+    fn link(&self, (pid, key): (u32, FileKey), base: u64) -> Result<Hooked, Refused> {
         let failed = |what| move |source| Refused::Read { what, source };
         let range = base..base + heapbpf_inline::abi::TEXT_BYTES;
         let text = left::open_mapped(pid, &range).map_err(failed("the mapped code"))?;
@@ -318,7 +364,7 @@ impl InlineHooks {
         let memory = open_memory(pid)?;
         let counts = [Counts::default(); 2];
         let (process, added) = (None, Counters::default());
-        Ok(Hooked { pid, base, memory, counts, process, added, text, _links: links })
+        Ok(Hooked { pid, key, base, memory, counts, process, added, text, _links: links })
     }
 
     /// Changes the sampling interval. Each thread uses it from its next draw on, and at once if nothing was sampled before.
@@ -366,19 +412,27 @@ impl InlineHooks {
 
     /// Adds what hooked processes have counted to the kernel's counters.
     pub fn add_to(&mut self, counts: &mut totals::Counts) {
+        // The kernel's counters are of a process, whatever allocator was called.
+        let mut sums: HashMap<u32, [Counts; 2]> = HashMap::new();
+        for target in &self.targets {
+            let sum = sums.entry(target.pid).or_default();
+            *sum = [0, 1].map(|at| figures::plus(&sum[at], &target.counts[at]));
+        }
         for target in &mut self.targets {
+            // The first of a process stands for all.
+            let Some([before, now]) = sums.remove(&target.pid) else { continue };
             if target.process.is_none() {
                 target.process = counts.processes.keys().find(|process| process.tgid == target.pid).copied();
             }
             let known = target.process.and_then(|process| counts.processes.get_mut(&process));
             if let Some(counters) = known {
-                target.added = figures::addition(&target.counts[0], &target.counts[1], counters.inline_sampled);
+                target.added = figures::addition(&before, &now, counters.inline_sampled);
                 counters.add(&target.added);
             } else if let Some(process) = target.process {
                 counts.processes.entry(process).or_default().add(&target.added);
             } else {
                 // It has not been sampled yet.
-                let added = figures::addition(&target.counts[0], &target.counts[1], 0);
+                let added = figures::addition(&before, &now, 0);
                 counts.unattributed.add(&added);
             }
         }
@@ -398,30 +452,6 @@ impl Drop for InlineHooks {
     fn drop(&mut self) {
         self.release_all();
     }
-}
-
-/// Looks at a process, and takes out what a heapbpf that was killed left in it.
-fn without_what_was_left(pid: u32) -> Result<Target, Refused> {
-    let target = Target::look(pid)?;
-    let mut is_any = false;
-    for found in target.found() {
-        match left::judge(pid, &found) {
-            Left::InUse => return Err(Refused::Hooked),
-            Left::Foreign(why) if found.is_hooked() => return Err(Refused::Left(why)),
-            Left::Foreign(_) => {}
-            Left::Abandoned => is_any = true,
-        }
-    }
-    if !is_any {
-        return Ok(target);
-    }
-    take_out(pid);
-    let target = Target::look(pid)?;
-    if target.found().iter().any(heapbpf_remote::Found::is_hooked) {
-        return Err(Refused::Stays);
-    }
-    log::info!("process {pid}: what a heapbpf that was killed left was taken out");
-    Ok(target)
 }
 
 fn open_memory(pid: u32) -> Result<File, Refused> {

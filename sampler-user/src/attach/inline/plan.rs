@@ -6,13 +6,13 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
 use heapbpf_elf::Elf;
 use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, MEMFD_NAME, STATE, mapped_bytes};
-use heapbpf_inline::{Inputs, Patch, Plan, Settings, Text, Twin, Wanted};
+use heapbpf_inline::{Inputs, Patch, Plan, Settings, Text, Twin, Wanted, reaches};
 use heapbpf_probes::{AttachError, InlineFile, InlineSlot};
 use heapbpf_remote::{Data, Displaced, Draft, Mapping, PAGE_BYTES, Pages, Target};
 use sampler_ebpf::abi::Site;
 use zerocopy::IntoBytes as _;
 
-use super::Refused;
+use super::{Refused, loaded};
 
 /// Runs of pages with at most so many in between are replaced together.
 const GAP_PAGES: u64 = 4;
@@ -28,7 +28,9 @@ pub(super) struct Place {
 /// Finds the allocator's code.
 pub(super) fn place(target: &Target, file: &File) -> Result<Place, Refused> {
     let inode = file.metadata().map_err(|source| Refused::Read { what: "the allocator's file", source })?.ino();
-    let is_text = |mapping: &&Mapping| mapping.is_executable && mapping.inode == inode;
+    // Pages that were replaced are kept until the end, also if their file was unloaded in the meantime.
+    let is_kept = |mapping: &Mapping| target.found().iter().any(|found| found.range.contains(&mapping.range.start));
+    let is_text = |mapping: &&Mapping| mapping.is_executable && mapping.inode == inode && !is_kept(mapping);
     let mut found = target.maps().as_slice().iter().filter(is_text);
     let (Some(mapping), None) = (found.next(), found.next()) else { return Err(Refused::Mappings) };
     let elf = Elf::read(file).map_err(|_| Refused::Mappings)?;
@@ -41,11 +43,14 @@ pub(super) fn place(target: &Target, file: &File) -> Result<Place, Refused> {
     Ok(Place { mapping: mapping.clone(), bias: mapping.range.start.wrapping_sub(address) })
 }
 
+/// Reads a word of the target's memory.
+pub(super) type Word<'a> = dyn Fn(u64) -> Option<u64> + 'a;
+
 /// What the loader has made of names in the target.
 pub(super) struct Bindings<'a> {
     /// Reads a word of the target's memory.
-    pub(super) word: &'a dyn Fn(u64) -> Option<u64>,
-    /// Whether another file of the target defines a function.
+    pub(super) word: &'a Word<'a>,
+    /// Whether a lookup finds a function in another file of the target.
     pub(super) is_elsewhere: &'a dyn Fn(&str) -> bool,
 }
 
@@ -62,7 +67,7 @@ pub(super) fn inline_plan(
     let texts: Vec<Text<'_>> =
         found.code.iter().map(|code| Text { address: at(code.address), bytes: &code.bytes }).collect();
     let inner: Vec<[u64; 2]> = found.inner.iter().map(|[start, end]| [at(*start), at(*end)]).collect();
-    let wanted: Vec<Wanted<'_>> = found
+    let mut wanted: Vec<Wanted<'_>> = found
         .functions
         .iter()
         .zip(sites)
@@ -81,13 +86,22 @@ pub(super) fn inline_plan(
         Some(address) => is_unbound(address, &texts) && !(bindings.is_elsewhere)(&slot.name),
         None => false,
     };
-    let own: Vec<&InlineSlot> = found.slots.iter().filter(is_own).collect();
+    let (own, foreign): (Vec<&InlineSlot>, Vec<&InlineSlot>) = found.slots.iter().partition(is_own);
+    let foreign: HashSet<u64> = foreign.into_iter().flat_map(|slot| [at(slot.slot), at(slot.stub)]).collect();
+    // A function that passes its calls on to another file's allocator: they count there, where that is hooked.
+    let forwards = |function: &Wanted<'_>| {
+        let range = [function.address, function.address.saturating_add(function.length)];
+        reaches(&texts, range, &|address| foreign.contains(&address))
+    };
+    let forwarding: Vec<usize> = (0..wanted.len()).filter(|at| forwards(&wanted[*at])).collect();
+    // Of a function without code, nothing is hooked.
+    forwarding.iter().for_each(|at| wanted[*at].length = 0);
     let slots = own.iter().map(|slot| (at(slot.slot), slot.function)).collect();
     let stubs = own.iter().filter(|slot| slot.stub != slot.slot);
     let stubs = stubs.map(|slot| (at(slot.stub), slot.function)).collect();
     let inputs = Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs: &stubs, slots: &slots, base };
     let plan = Plan::new(&code, settings, &inputs).map_err(|error| Refused::Plan(error.to_string()))?;
-    match plan.refused.first() {
+    match plan.refused.iter().find(|(function, _)| !forwarding.contains(function)) {
         // Some of an allocator's functions would count, and others not.
         Some((function, why)) => Err(Refused::Plan(format!("{}: {why}", wanted[*function].name))),
         None => Ok(plan),
@@ -104,11 +118,21 @@ fn is_unbound(address: u64, texts: &[Text<'_>]) -> bool {
     code.is_some_and(|code| code[0] == PUSH || code.starts_with(&LANDING_PAD) && code[LANDING_PAD.len()] == PUSH)
 }
 
-/// Whether a file of the target, other than the allocator's, defines a function. One that cannot be read may.
-pub(super) fn is_defined_elsewhere(target: &Target, place: &Place, name: &str) -> bool {
-    let mut seen = HashSet::from([(place.mapping.device.as_str(), place.mapping.inode)]);
-    let of_files = target.maps().as_slice().iter().filter(|mapping| mapping.is_executable && mapping.inode != 0);
-    let mut others = of_files.filter(|mapping| seen.insert((mapping.device.as_str(), mapping.inode)));
+/// Whether a symbol lookup in the target finds a function in another file than the allocator's: in one that the loader has
+/// loaded before. If its list cannot be read, any file counts. One that cannot be read may define everything.
+pub(super) fn is_defined_elsewhere(target: &Target, place: &Place, word: &Word<'_>, name: &str) -> bool {
+    let mut seen = HashSet::new();
+    let listed = loaded::dynamic_sections(target.pid().unsigned_abs(), word);
+    let maps = target.maps();
+    let of_files = match &listed {
+        Some(sections) => sections.iter().filter_map(|address| maps.at(*address)).collect::<Vec<_>>(),
+        None => maps.as_slice().iter().filter(|mapping| mapping.is_executable).collect(),
+    };
+    let of_files = of_files.into_iter().filter(|mapping| mapping.inode != 0);
+    let is_own = |mapping: &&Mapping| (&mapping.device, mapping.inode) == (&place.mapping.device, place.mapping.inode);
+    let mut others = of_files
+        .take_while(|mapping| listed.is_none() || !is_own(mapping))
+        .filter(|mapping| !is_own(mapping) && seen.insert((mapping.device.as_str(), mapping.inode)));
     others.any(|mapping| {
         let path = format!("/proc/{}/map_files/{:x}-{:x}", target.pid(), mapping.range.start, mapping.range.end);
         File::open(path).map_or(true, |file| match heapbpf_probes::defines(&file, name) {

@@ -129,7 +129,7 @@ pub(super) fn plan(
         file: [metadata.dev(), metadata.ino(), metadata.mtime().cast_unsigned()],
     };
     let sites: Vec<u32> = (first_site..).take(found.functions.len()).collect();
-    let is_elsewhere = |name: &str| super::plan::is_defined_elsewhere(target, &place, name);
+    let is_elsewhere = |name: &str| super::plan::is_defined_elsewhere(target, &place, &word, name);
     let bindings = super::plan::Bindings { word: &word, is_elsewhere: &is_elsewhere };
     let inline_plan = super::plan::inline_plan(found, &sites, &place, (base, &settings), &bindings)?;
     let draft = super::plan::draft(&inline_plan, &place, file, SET_LOG2, &sampled.control)?;

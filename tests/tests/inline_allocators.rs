@@ -1,0 +1,213 @@
+//! Inline hooks of other allocators than glibc's shared one, of several in one process, and of C++ operators.
+
+use std::path::Path;
+use std::process::Command;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::{skipped, tool, turn};
+use heapbpf_tests::inline::{Hook, begin, counted_exactly, hooked_files, is_hooked, recorder};
+use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::program::{library, program, program_with};
+use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::truth::Truth;
+
+const LIBRARIES: &str = "/usr/lib/x86_64-linux-gnu";
+const MUSL: &str = "-specs=/usr/lib/x86_64-linux-musl/musl-gcc.specs";
+/// Allocators to be preloaded; the first is libc's own.
+const PRELOADED: [&str; 4] = ["", "libjemalloc.so.2", "libtcmalloc_minimal.so.4", "libmimalloc.so.2"];
+
+/// A program with this allocator. `None`, with a message, if that is not installed.
+fn with_allocator(case: &str, file: &str, program: &Path, arguments: &[&str]) -> Option<Command> {
+    let mut command = Command::new(program);
+    command.args(arguments);
+    if !file.is_empty() {
+        let path = Path::new(LIBRARIES).join(file);
+        if !path.exists() {
+            skipped(case, &format!("no {file}"));
+            return None;
+        }
+        command.env("LD_PRELOAD", path);
+    }
+    Some(command)
+}
+
+/// Records a program hooked inline, at interval 1. `file`: what of it is hooked, in part of the path. `line`: it prints a line
+/// before its report.
+fn record(command: &mut Command, file: &str, options: &[[&str; 2]], line: bool) -> (Profile, Stats, Truth) {
+    let command = std::cell::RefCell::new(command);
+    let start = || Target::start_command(*command.borrow_mut());
+    let (mut target, recording) = begin(&start, Hook::Inline, file, 1, options);
+    let pid = target.pid();
+    target.go();
+    if line {
+        target.line();
+    }
+    let truth = target.truth();
+    let (profile, stats) = recording.stop().results();
+    assert!(!is_hooked(pid), "the original pages are back");
+    assert!(target.end().success(), "{file}: it comes to no harm");
+    (profile, stats, truth)
+}
+
+fn exact(profile: &Profile, stats: &Stats, truth: &Truth) {
+    checks::sites(profile, truth, 1, Compare::All);
+    counted_exactly(stats, truth);
+}
+
+#[test]
+fn every_function_of_each_allocator_is_exact() {
+    let case = "every_function_of_each_allocator_is_exact";
+    let Some(_turn) = turn(case) else { return };
+    for file in PRELOADED {
+        let Some(mut command) = with_allocator(case, file, &program("anywhere"), &["90"]) else { continue };
+        let (profile, stats, truth) = record(&mut command, if file.is_empty() { "libc.so.6" } else { file }, &[], true);
+        exact(&profile, &stats, &truth);
+    }
+}
+
+#[test]
+fn aligned_blocks_and_calls_that_fail_are_exact() {
+    let Some(_turn) = turn("aligned_blocks_and_calls_that_fail_are_exact") else { return };
+    for name in ["aligned", "reallocs"] {
+        let (profile, stats, truth) = record(&mut Command::new(program(name)), "libc.so.6", &[], false);
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert_eq!((stats.exact_alloc_objects, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
+        assert_eq!(stats.lost(), 0, "{stats:?}");
+    }
+}
+
+#[test]
+fn every_form_of_new_and_delete_is_exact() {
+    let case = "every_form_of_new_and_delete_is_exact";
+    let Some(_turn) = turn(case) else { return };
+    if tool("c++").is_none() {
+        return skipped(case, "no C++ compiler (Debian: g++)");
+    }
+    let operators = program_with("operators", "operators", &["-std=c++17", "-fsized-deallocation"]);
+    for file in PRELOADED {
+        let Some(mut command) = with_allocator(case, file, &operators, &["100"]) else { continue };
+        let (profile, stats, truth) = record(&mut command, file, &[], false);
+        exact(&profile, &stats, &truth);
+    }
+}
+
+/// Exceptions leave a hooked operator new, and pass through frames of a hooked program. (mimalloc's library is C, and ends the
+/// program itself.)
+#[test]
+fn exceptions_reach_their_handlers() {
+    let case = "exceptions_reach_their_handlers";
+    let Some(_turn) = turn(case) else { return };
+    if tool("c++").is_none() {
+        return skipped(case, "no C++ compiler (Debian: g++)");
+    }
+    for file in PRELOADED.iter().filter(|file| !file.contains("mimalloc")) {
+        for arguments in [&["200", "limit"][..], &["200", "refused"]] {
+            let Some(mut command) = with_allocator(case, file, &program("throwing"), arguments) else { continue };
+            let (profile, stats, truth) = record(&mut command, file, &[], false);
+            checks::sites(&profile, &truth, 1, Compare::All);
+            assert!(stats.failed >= truth.failed && stats.lost() == 0, "{file}, {arguments:?}: {stats:?}");
+        }
+    }
+}
+
+#[test]
+fn static_programs_and_musl_are_exact() {
+    let case = "static_programs_and_musl_are_exact";
+    let Some(_turn) = turn(case) else { return };
+    let musl = Path::new("/usr/lib/x86_64-linux-musl/musl-gcc.specs").exists();
+    if !musl {
+        skipped(case, "no musl (Debian: musl-tools, musl-dev)");
+    }
+    let variants: [(&str, &[&str]); 3] = [
+        ("anywhere-static", &["-static", "-DNO_STATISTICS"]),
+        ("anywhere-static-pie", &["-static-pie", "-DNO_STATISTICS"]),
+        ("anywhere-musl", &[MUSL]),
+    ];
+    for (output, flags) in variants.into_iter().filter(|(output, _)| musl || !output.contains("musl")) {
+        let mut command = Command::new(program_with("anywhere", output, flags));
+        let file = if output.contains("musl") { "musl" } else { output };
+        let (profile, stats, truth) = record(command.arg("60"), file, &[], false);
+        exact(&profile, &stats, &truth);
+    }
+}
+
+/// glibc's allocator and one that is loaded later.
+#[test]
+fn an_allocator_that_is_loaded_later_is_hooked_too() {
+    let case = "an_allocator_that_is_loaded_later_is_hooked_too";
+    let Some(_turn) = turn(case) else { return };
+    let jemalloc = Path::new(LIBRARIES).join("libjemalloc.so.2");
+    if !jemalloc.exists() {
+        return skipped(case, "no libjemalloc.so.2 (Debian: libjemalloc2)");
+    }
+    let start = || {
+        let mut command = Command::new(program("newcomer"));
+        // It needs more thread-local memory than the loader reserves for libraries loaded later.
+        Target::start_command(command.arg(&jemalloc).env("GLIBC_TUNABLES", "glibc.rtld.optional_static_tls=32768"))
+    };
+    let (mut target, recording) = begin(&start, Hook::Inline, "libc.so.6", 1, &[]);
+    let pid = target.pid();
+    target.go();
+    target.step();
+    until("both are hooked", || hooked_files(pid).len() == 2);
+    assert!(hooked_files(pid).iter().any(|path| path.contains("jemalloc")), "{:?}", hooked_files(pid));
+    // The links follow the jumps.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    checks::identity(&stats);
+    assert_eq!(stats.lost(), 0, "{stats:?}");
+    assert!(!is_hooked(pid), "the original pages are back");
+}
+
+/// A custom allocator in a program, and one in a library that is unloaded and loaded again.
+#[test]
+fn custom_allocators_are_exact() {
+    let Some(_turn) = turn("custom_allocators_are_exact") else { return };
+    let folder = library("bumps", "libbumps.so", &[]);
+    let bumps = folder.display().to_string();
+    let specification = "libbumps.so:bumps_take(size=arg0)->ret,free=bumps_give(arg0)";
+    let start = || Target::start(&program("bumped"), [&bumps]);
+    let (mut target, recording) = begin(&start, Hook::Inline, "libbumps", 1, &[["--alloc", specification]]);
+    let pid = target.pid();
+    let has_both = || hooked_files(pid).iter().any(|path| path.contains("bumps"));
+    until("it is hooked", has_both);
+    target.go();
+    target.step();
+    // It was unloaded, and loaded again.
+    until("it is hooked again", has_both);
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    checks::identity(&stats);
+    assert!(target.end().success());
+}
+
+/// What cannot be hooked inline is told, and probed.
+#[test]
+fn what_is_refused_has_its_reason() {
+    let case = "what_is_refused_has_its_reason";
+    let Some(_turn) = turn(case) else { return };
+    let zone = program("redzone");
+    let specification = format!("{}:zone_take(size=arg0)->ret,free=zone_give(arg0)", zone.display());
+    refused(Target::start(&zone, ["500"]), Some(&specification), "may rely on registers");
+    if !Path::new("/usr/lib/x86_64-linux-musl/musl-gcc.specs").exists() {
+        return skipped(case, "no musl (Debian: musl-tools, musl-dev)");
+    }
+    // It has no signal handlers, and so no code that returns from one, under which it could make our system calls.
+    let musl = program_with("anywhere", "anywhere-musl-static", &[MUSL, "-static"]);
+    refused(Target::start(&musl, ["60"]), None, "returns from a signal");
+}
+
+fn refused(mut target: Target, allocator: Option<&str>, why: &str) {
+    let recorder = recorder(target.pid(), Hook::Inline, 1);
+    let recorder = allocator.into_iter().fold(recorder, |it, allocator| it.option("--alloc", allocator));
+    let recording = recorder.start();
+    let truth = target.run();
+    let outcome = recording.stop();
+    assert!(outcome.stderr.contains("not hooked inline"), "{}", outcome.stderr);
+    assert!(outcome.stderr.contains(why), "{why}: {}", outcome.stderr);
+    checks::sites(&outcome.results().0, &truth, 1, Compare::All);
+}
