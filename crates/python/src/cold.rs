@@ -44,7 +44,9 @@ fn starts(image: &dyn Image, elf: &Elf) -> Vec<u64> {
     }
     let pairs = bytes[12..].chunks_exact(8);
     let mut starts: Vec<u64> = pairs
-        .map(|pair| section.address.wrapping_add_signed(i64::from(i32::from_le_bytes([pair[0], pair[1], pair[2], pair[3]]))))
+        .map(|pair| {
+            section.address.wrapping_add_signed(i64::from(i32::from_le_bytes([pair[0], pair[1], pair[2], pair[3]])))
+        })
         .collect();
     starts.sort_unstable();
     starts

@@ -189,7 +189,10 @@ mod tests {
             layout.process;
         assert_eq!((interpreters_head, running, thread_frame, thread_id), (808, 8, 72, 152));
         assert_eq!((frame_bytes, frame_owner, layout.process.code_tags), (75, 74, 3));
-        assert_eq!((layout.code.name, layout.code.instructions, layout.code.first_traceable), (128, Some(208), Some(192)));
+        assert_eq!(
+            (layout.code.name, layout.code.instructions, layout.code.first_traceable),
+            (128, Some(208), Some(192))
+        );
     }
 
     #[test]

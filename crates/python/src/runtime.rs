@@ -77,10 +77,12 @@ impl Runtime {
         }
         let name = path.rsplit('/').next().unwrap_or(path);
         let soname = file.dynamic().ok().and_then(|dynamic| dynamic.soname);
-        let (version, layout) = version_of(image, elf, &runtime, stated.as_ref(), &[name, soname.as_deref().unwrap_or("")])?;
+        let (version, layout) =
+            version_of(image, elf, &runtime, stated.as_ref(), &[name, soname.as_deref().unwrap_or("")])?;
         let hot = hot.filter(|symbol| symbol.size > 0).ok_or(Unsupported::NoLoop)?;
         let hot = hot.address..hot.address.saturating_add(hot.size);
-        let mut ranges: Vec<Range<u64>> = parts.iter().map(|part| part.address..part.address.saturating_add(part.size)).collect();
+        let mut ranges: Vec<Range<u64>> =
+            parts.iter().map(|part| part.address..part.address.saturating_add(part.size)).collect();
         if ranges.is_empty() {
             ranges = cold::parts(image, elf, &hot);
         }

@@ -164,7 +164,8 @@ unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> i64 {
         return STOP;
     }
     // SAFETY: the scratch space has at least `bytes` bytes. The helper checks the address itself.
-    let status = unsafe { bpf_probe_read_user((&raw mut (*record).scratch).cast(), bytes, walk.frame as *const c_void) };
+    let status =
+        unsafe { bpf_probe_read_user((&raw mut (*record).scratch).cast(), bytes, walk.frame as *const c_void) };
     if status != 0 {
         walk.outcome = u64::from(python_walk::UNREADABLE);
         walk.frame = 0;
@@ -181,7 +182,12 @@ unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> i64 {
     if layout.frame_is_entry != PythonProcess::ABSENT && scratch(record, layout.frame_is_entry) & 0xff != 0 {
         flags |= 0x100;
     }
-    let frame = PythonFrame { code, check: check_of(layout, record, code), instruction: instruction as u32, flags: flags as u32 };
+    let frame = PythonFrame {
+        code,
+        check: check_of(layout, record, code),
+        instruction: instruction as u32,
+        flags: flags as u32,
+    };
     // SAFETY: `count` was checked above.
     unsafe { (&raw mut (*record).frames).cast::<PythonFrame>().add(count as usize).write(frame) };
     walk.count = count + 1;

@@ -100,7 +100,10 @@ mod tests {
         let (run, other) = (names.number("run", "/a.py"), names.number("run", "/b.py"));
         assert_eq!((run, other, names.number("run", "/a.py")), (Some(0), Some(1), Some(0)));
         let frame = names.frame(&raw_frame(1, 17)).expect("it is Python's");
-        assert_eq!((frame.function.as_deref(), frame.file.as_deref(), frame.line), (Some("run"), Some("/b.py"), Some(17)));
+        assert_eq!(
+            (frame.function.as_deref(), frame.file.as_deref(), frame.line),
+            (Some("run"), Some("/b.py"), Some(17))
+        );
         assert_eq!((frame.module, frame.address, frame.file_offset), (None, 0, None));
         assert_eq!(names.frame(&raw_frame(0, 0)).expect("it is Python's").line, None);
         assert!(names.frame(&raw_frame(UNKNOWN_FUNCTION, 0)).expect("it is Python's").reason.is_some());

@@ -211,7 +211,13 @@ fn own_stack_down_to_the_thread_entry() {
     let mut symbolizer = Symbolizer::default();
     let places = stack.frames.iter().filter_map(|frame| Some((frame.module?, frame.file_offset)));
     symbolizer.symbolize(&mut process, places);
-    let finisher = Finisher { symbolizer: &symbolizer, modules: &process, python: &PythonNames::default(), perf_map: None, perf_map_reason: None };
+    let finisher = Finisher {
+        symbolizer: &symbolizer,
+        modules: &process,
+        python: &PythonNames::default(),
+        perf_map: None,
+        perf_map_reason: None,
+    };
     let finished = finisher.finish(&stack, &mut |module| module.0 as usize);
     let names: Vec<&str> = finished.frames.iter().filter_map(|frame| frame.function.as_deref()).collect();
     assert!(names[..4].iter().all(|name| *name == "heapbpf_own_process::recursion::descend"), "{names:?}");
@@ -383,8 +389,13 @@ fn the_overflow_bucket_and_lost_stacks_have_a_frame_that_says_so() {
         completeness: Completeness::Truncated(Reason::OverflowBucket),
     };
     let process = OwnProcess::read().expect("/proc");
-    let finisher =
-        Finisher { symbolizer: &Symbolizer::default(), modules: &process, python: &PythonNames::default(), perf_map: None, perf_map_reason: None };
+    let finisher = Finisher {
+        symbolizer: &Symbolizer::default(),
+        modules: &process,
+        python: &PythonNames::default(),
+        perf_map: None,
+        perf_map_reason: None,
+    };
     let cases =
         [(together, "[other stacks]", "put together"), (RawStack::lost(), "[stack lost]", "its record was lost")];
     for (raw, name, why) in cases {

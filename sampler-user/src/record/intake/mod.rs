@@ -8,7 +8,7 @@ pub mod ended;
 mod join;
 pub mod lives;
 pub mod losses;
-mod queue;
 pub mod python;
+mod queue;
 pub mod recorder;
 mod stack_limits;

@@ -171,7 +171,8 @@ impl Symbolization {
         let new: Vec<&UnsymbolizedStack> = stacks.filter(|stack| self.get(stack).is_none()).collect();
         if names {
             let places = new.iter().flat_map(|unsymbolized| &unsymbolized.stack.frames);
-            let places = places.filter(|frame| !is_python(frame)).filter_map(|frame| Some((frame.module?, frame.file_offset)));
+            let places =
+                places.filter(|frame| !is_python(frame)).filter_map(|frame| Some((frame.module?, frame.file_offset)));
             self.symbolizer.symbolize(&mut self.known, places);
         }
         let mut jit_names: HashMap<ProcessKey, JitNames> = HashMap::new();

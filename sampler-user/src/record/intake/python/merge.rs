@@ -88,10 +88,16 @@ mod tests {
         text.chars().map(frame).collect()
     }
 
-    fn merge_of(runtime: &Runtime, native: &str, python: &[&str], whole: (bool, bool)) -> Result<Vec<RawFrame>, Mismatch> {
+    fn merge_of(
+        runtime: &Runtime,
+        native: &str,
+        python: &[&str],
+        whole: (bool, bool),
+    ) -> Result<Vec<RawFrame>, Mismatch> {
         let (native, python) = (frames(native), python.iter().map(|text| frames(text)).collect::<Vec<_>>());
         let (native_is_whole, python_is_whole) = whole;
-        Parts { native: &native, native_is_whole, runtime: (INTERPRETER, runtime), python: &python, python_is_whole }.merge()
+        Parts { native: &native, native_is_whole, runtime: (INTERPRETER, runtime), python: &python, python_is_whole }
+            .merge()
     }
 
     fn merge(native: &str, python: &[&str], whole: (bool, bool)) -> Result<Vec<RawFrame>, Mismatch> {

@@ -83,7 +83,10 @@ impl Outcomes {
         let failed: u64 = self.failed.iter().sum();
         let all = self.all;
         (failed > 0).then(|| {
-            format!("{failed} of {all} sampled stacks of Python programs show native frames alone: {}", reasons.join(", "))
+            format!(
+                "{failed} of {all} sampled stacks of Python programs show native frames alone: {}",
+                reasons.join(", ")
+            )
         })
     }
 }
