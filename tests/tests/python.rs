@@ -128,8 +128,8 @@ fn forked_python_workers_have_python_stacks() {
 }
 
 #[test]
-fn python_in_a_virtual_environment_is_known_from_its_start() {
-    let case = "python_in_a_virtual_environment_is_known_from_its_start";
+fn python_in_a_virtual_environment_has_python_stacks() {
+    let case = "python_in_a_virtual_environment_has_python_stacks";
     let Some(_turn) = turn(case) else { return };
     let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -139,10 +139,7 @@ fn python_in_a_virtual_environment_is_known_from_its_start() {
         return skipped(case, "python3 has no module venv");
     }
     let truth = folder.path().join("truth");
-    let arguments = [script().as_os_str().to_owned(), truth.as_os_str().to_owned(), "generators".into()];
-    let recorder =
-        Recorder::new().interval(1).option("--ring-bytes", "64M").command(&environment.join("bin/python"), arguments);
-    let (profile, _) = recorder.start().finish().results();
+    let (profile, _) = record(&environment.join("bin/python"), &truth, &["generators"]).results();
     check("a virtual environment", &profile, &truth_of(&truth));
 }
 

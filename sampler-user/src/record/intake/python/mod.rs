@@ -125,9 +125,8 @@ impl Pythons {
     pub fn merged(&mut self, head: &StackRecord, native: &RawStack) -> Option<RawStack> {
         let walked = self.waiting.remove(&head.sample)?;
         let module = native.frames.iter().find_map(|frame| frame.module.filter(|it| self.runtimes.contains_key(it)));
-        let Some((module, runtime)) = module.and_then(|it| Some((it, Arc::clone(self.runtimes.get(&it)?)))) else {
-            return None;
-        };
+        let module = module?;
+        let runtime = Arc::clone(self.runtimes.get(&module)?);
         let has_loop =
             native.frames.iter().any(|frame| frame.module == Some(module) && runtime.is_loop(frame.file_offset));
         if !has_loop && walked.frames.is_empty() {
