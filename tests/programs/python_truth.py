@@ -13,6 +13,7 @@ import os
 import re
 import sys
 import threading
+import time
 
 truth = []
 # Code objects that are to outlive their run, so that they can be read.
@@ -293,9 +294,8 @@ def threads():
 
 
 def deep():
-    """Fewer frames than are read, and more."""
-    sys.setrecursionlimit(2000)
-    recursion(200)
+    """Many frames, but fewer than are read of a native stack."""
+    recursion(100)
 
 
 def gone():
@@ -303,7 +303,7 @@ def gone():
     exec(compile("leaf()", "<gone>", "exec"), globals())
 
 
-PARTS = [plain, classes, closures, generators, coroutines, exceptions, extensions, lines, threads, deep]
+PARTS = [plain, classes, closures, generators, coroutines, exceptions, extensions, lines, threads, gone, deep]
 
 
 def run(path, parts):
@@ -313,6 +313,8 @@ def run(path, parts):
             part()
     with open(path, "w") as file:
         json.dump(truth, file)
+    # Names are read right after the samples, from a process that still runs.
+    time.sleep(0.5)
 
 
 if __name__ == "__main__":
@@ -323,6 +325,8 @@ if __name__ == "__main__":
         for worker in range(2):
             child = os.fork()
             if child == 0:
+                # What the first child of a process does at once may not be counted yet.
+                time.sleep(2)
                 size.last += 100_000_000 * (worker + 1)
                 run(f"{sys.argv[1]}.{worker}", ["plain", "threads", "generators"])
                 os._exit(0)

@@ -69,7 +69,7 @@ impl Code {
         let first_line = int(&head, layout.process.code_first_line as usize).ok_or(CodeError::Malformed)?;
         let identity = layout.process.code_identity as usize;
         let identity = [word(identity)?, word(identity + 8)?, word(identity + 16)?, word(identity + 24)?];
-        if check(identity, first_line) != expected {
+        if !is_in_use(&head) || check(identity, first_line) != expected {
             return Err(CodeError::Replaced);
         }
         let code = Self {
@@ -84,9 +84,9 @@ impl Code {
         if !memory.read(address, &mut again) {
             return Err(CodeError::Unreadable);
         }
-        let [from, to] =
-            [layout.process.code_identity as usize, layout.process.code_identity as usize + PYTHON_IDENTITY_BYTES];
-        if head.get(from..to) != again.get(from..to) {
+        let identity = layout.process.code_identity as usize;
+        let identity = identity..identity + PYTHON_IDENTITY_BYTES;
+        if !is_in_use(&again) || head.get(identity.clone()) != again.get(identity) {
             return Err(CodeError::Replaced);
         }
         Ok(code)
@@ -103,6 +103,12 @@ impl Code {
     pub fn held_bytes(&self) -> usize {
         self.name.len() + self.file.len() + self.lines.len()
     }
+}
+
+/// Whether an object has references, by its first word: a freed one has none, or the allocator's pointer is there.
+fn is_in_use(object: &[u8]) -> bool {
+    const OVERFLOW: u64 = 0xffff << 32;
+    long(object, 0).is_some_and(|references| references as u32 != 0 && references & OVERFLOW == 0)
 }
 
 fn long(bytes: &[u8], at: usize) -> Option<u64> {

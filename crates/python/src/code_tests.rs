@@ -46,6 +46,7 @@ fn layout() -> Layout {
 fn code() -> (Bytes, u64) {
     let mut memory = Bytes(vec![0; 0x2000]);
     let at = layout();
+    memory.long(CODE, 2);
     memory.put(CODE + u64::from(at.process.code_first_line), &7u32.to_le_bytes());
     memory.put(CODE + 168, &3u32.to_le_bytes());
     for (place, value) in [(at.code.file, FILE), (at.code.name, NAME), (at.code.lines, LINES)] {
@@ -81,6 +82,22 @@ fn wide_characters_are_read_and_surrogates_replaced() {
 fn another_object_at_the_address_is_seen() {
     let (memory, check) = code();
     assert_eq!(Code::read(&memory, &layout(), CODE, check + 1), Err(CodeError::Replaced));
+}
+
+#[test]
+fn a_freed_object_is_not_read() {
+    // Its last reference went; then the allocator keeps a pointer there.
+    for word in [0, 0x7f12_3456_7890, 0x5555_5555_0000, 0x7_f123_4567] {
+        let (mut memory, check) = code();
+        memory.long(CODE, word);
+        assert_eq!(Code::read(&memory, &layout(), CODE, check), Err(CodeError::Replaced), "{word:#x}");
+    }
+    // Objects that are never freed.
+    for word in [1, 0xffff_ffff, 0x3fff_ffff] {
+        let (mut memory, check) = code();
+        memory.long(CODE, word);
+        assert!(Code::read(&memory, &layout(), CODE, check).is_ok());
+    }
 }
 
 #[test]

@@ -92,6 +92,7 @@ impl Session {
         match event {
             ProcessEvent::Forked { parent, child, time_ns } => {
                 self.attaching.forked(parent.tgid, child, time_ns, &self.host);
+                self.recorder.pythons.forked(parent, child);
             }
             ProcessEvent::Replaced { ended, time_ns } => {
                 if self.lives.end(ended, End::Exec, monotonic_ns()) {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use sampler_ebpf::abi::{ProcessKey, PythonFrame, PythonRecord, StackRecord, python_walk};
 
+use heapbpf_python::code::CodeError;
 use heapbpf_python::{Code, Frame, Layout, Runtime, invocations};
 use heapbpf_unwind::mapping::ModuleId;
 use heapbpf_unwind::raw::{Completeness, RawFrame, RawStack};
@@ -17,12 +18,15 @@ use heapbpf_unwind::raw::{Completeness, RawFrame, RawStack};
 use crate::symbols::python::{PythonNames, UNKNOWN_FUNCTION, raw_frame};
 use merge::{Mismatch, Parts};
 use notes::{Outcomes, Why};
-use reader::CodeReader;
+use reader::{CodeReader, NoAnswer};
 
 /// Most samples whose Python frames wait for their stack copy, which follows at once or was lost.
 const MOST_WAITING: usize = 4096;
 /// Most code objects that are kept, of all processes together. When there are more, they are read again.
 const MOST_CODES: usize = 1 << 17;
+/// Most forks that are remembered, and how many generations back code objects are looked for.
+const MOST_PARENTS: usize = 1 << 16;
+const GENERATIONS: usize = 4;
 /// Most lines that are kept of one function.
 const MOST_LINES: usize = 256;
 
@@ -44,9 +48,21 @@ struct Known {
 
 /// A process that runs Python.
 struct Process {
-    /// `None` if it cannot be read, or not in time.
+    /// `None` if it cannot be read.
     memory: Option<Arc<File>>,
+    /// Whether a read of it took too long, so that there will be no other.
+    gave_up: bool,
     codes: HashMap<u64, Known>,
+}
+
+impl Process {
+    fn open(key: ProcessKey) -> Self {
+        Self {
+            memory: File::open(format!("/proc/{}/mem", key.tgid)).ok().map(Arc::new),
+            gave_up: false,
+            codes: HashMap::new(),
+        }
+    }
 }
 
 /// The Python side of the intake.
@@ -55,6 +71,8 @@ pub struct Pythons {
     runtimes: HashMap<ModuleId, Arc<Runtime>>,
     waiting: HashMap<u64, Walked>,
     processes: HashMap<ProcessKey, Process>,
+    /// Parents of processes that were forked, by process id.
+    parents: HashMap<u32, ProcessKey>,
     codes: usize,
     reader: CodeReader,
     outcomes: Outcomes,
@@ -68,6 +86,7 @@ impl Pythons {
             runtimes: HashMap::new(),
             waiting: HashMap::new(),
             processes: HashMap::new(),
+            parents: HashMap::new(),
             codes: 0,
             reader: CodeReader::default(),
             outcomes: Outcomes::default(),
@@ -77,6 +96,18 @@ impl Pythons {
     /// Adds an interpreter.
     pub fn learn(&mut self, module: ModuleId, runtime: Arc<Runtime>) {
         self.runtimes.insert(module, runtime);
+    }
+
+    /// Notes a fork: what the child cannot tell any more, because it has ended, its parent may.
+    pub fn forked(&mut self, parent: ProcessKey, child: u32) {
+        if self.runtimes.is_empty() {
+            return;
+        }
+        if self.parents.len() >= MOST_PARENTS {
+            self.parents.clear();
+        }
+        self.parents.insert(child, parent);
+        self.processes.entry(parent).or_insert_with(|| Process::open(parent));
     }
 
     /// Takes in a record of frames, which comes before the copy of the same stack.
@@ -94,9 +125,8 @@ impl Pythons {
     pub fn merged(&mut self, head: &StackRecord, native: &RawStack) -> Option<RawStack> {
         let walked = self.waiting.remove(&head.sample)?;
         let module = native.frames.iter().find_map(|frame| frame.module.filter(|it| self.runtimes.contains_key(it)));
-        let Some((module, runtime)) = module.and_then(|it| Some((it, Arc::clone(self.runtimes.get(&it)?)))) else {
-            return None;
-        };
+        let module = module?;
+        let runtime = Arc::clone(self.runtimes.get(&module)?);
         let has_loop =
             native.frames.iter().any(|frame| frame.module == Some(module) && runtime.is_loop(frame.file_offset));
         if !has_loop && walked.frames.is_empty() {
@@ -160,34 +190,57 @@ impl Pythons {
             self.processes.values_mut().for_each(|process| process.codes.clear());
             self.codes = 0;
         }
-        let process = self.processes.entry(space).or_insert_with(|| Process {
-            memory: File::open(format!("/proc/{}/mem", space.tgid)).ok().map(Arc::new),
-            codes: HashMap::new(),
-        });
+        let process = self.processes.entry(space).or_insert_with(|| Process::open(space));
         let is_known = |frame: &&Frame| process.codes.get(&frame.code).is_some_and(|it| it.check == frame.check);
         let mut wanted: Vec<(u64, u64)> =
             frames.filter(|frame| !is_known(frame)).map(|it| (it.code, it.check)).collect();
-        if wanted.is_empty() {
-            return Ok(());
+        if process.gave_up && !wanted.is_empty() {
+            return Err(Why::NoAnswer);
         }
         wanted.sort_unstable();
         wanted.dedup();
-        let Some(memory) = &process.memory else { return Err(Why::Unreadable) };
-        let Ok(read) = self.reader.read(memory, layout, wanted.clone()) else {
-            process.memory = None;
-            return Err(Why::NoAnswer);
-        };
-        for ((address, check), code) in wanted.into_iter().zip(read) {
-            let code =
-                code.inspect_err(|error| log::debug!("code object {address:#x} of {}: {error}", space.tgid)).ok();
-            let function = match code {
-                Some(code) => Some((self.names.number(&code.name, &code.file).ok_or(Why::TooMany)?, code)),
-                None => None,
-            };
+        let mut asked = Some(space);
+        for _ in 0..=GENERATIONS {
+            let Some(from) = asked.filter(|_| !wanted.is_empty()) else { break };
+            let found = self.ask(from, layout, &wanted)?;
+            for (&(address, check), code) in wanted.iter().zip(&found) {
+                if let Ok(code) = code {
+                    let number = self.names.number(&code.name, &code.file).ok_or(Why::TooMany)?;
+                    self.keep(space, address, check, Some((number, code.clone())));
+                }
+            }
+            let mut missing = found.iter().map(Result::is_err);
+            wanted.retain(|_| missing.next().unwrap_or(true));
+            asked = self.parents.get(&from.tgid).copied();
+        }
+        for (address, check) in wanted {
+            log::debug!("code object {address:#x} of process {} cannot be read", space.tgid);
+            self.keep(space, address, check, None);
+        }
+        Ok(())
+    }
+
+    /// Reads code objects in the memory of one process.
+    fn ask(
+        &mut self,
+        from: ProcessKey,
+        layout: &Layout,
+        wanted: &[(u64, u64)],
+    ) -> Result<Vec<Result<Code, CodeError>>, Why> {
+        let unreadable = || wanted.iter().map(|_| Err(CodeError::Unreadable)).collect();
+        let Some(process) = self.processes.get_mut(&from) else { return Ok(unreadable()) };
+        let Some(memory) = &process.memory else { return Ok(unreadable()) };
+        self.reader.read(memory, layout, wanted.to_vec()).map_err(|NoAnswer| {
+            (process.memory, process.gave_up) = (None, true);
+            Why::NoAnswer
+        })
+    }
+
+    fn keep(&mut self, space: ProcessKey, address: u64, check: u64, function: Option<(u32, Code)>) {
+        if let Some(process) = self.processes.get_mut(&space) {
             process.codes.insert(address, Known { check, function, lines: HashMap::new() });
             self.codes += 1;
         }
-        Ok(())
     }
 
     /// Drops what is kept of processes that have ended.
@@ -195,6 +248,8 @@ impl Pythons {
         for process in ended.iter().filter_map(|process| self.processes.remove(process)) {
             self.codes = self.codes.saturating_sub(process.codes.len());
         }
+        let pids: HashSet<u32> = ended.iter().map(|process| process.tgid).collect();
+        self.parents.retain(|child, parent| !pids.contains(child) && !ended.contains(parent));
     }
 
     /// Notes for the user: how many stacks show native frames instead of Python's, and why.

@@ -11,7 +11,7 @@ use heapbpf_python::code::CodeError;
 use heapbpf_python::{Code, Layout, Memory};
 
 /// How long the event path waits for an answer.
-const LONGEST_WAIT: Duration = Duration::from_millis(200);
+const LONGEST_WAIT: Duration = Duration::from_secs(1);
 /// Most threads that are given up. After that, no memory is read any more.
 const MOST_GIVEN_UP: usize = 8;
 

@@ -1,0 +1,195 @@
+//! Python frames on stacks: equal to what the programs say themselves, on each version of CPython that this machine has.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use heapbpf_tests::environment::{programs_folder, skipped, tool, turn};
+use heapbpf_tests::output::{Frame, Profile, Stack};
+use heapbpf_tests::recorder::{Outcome, Recorder};
+use heapbpf_tests::target::Target;
+use serde::Deserialize;
+
+/// A note of python_truth.py.
+#[derive(Deserialize)]
+struct Noted {
+    bytes: u64,
+    frames: Vec<Named>,
+}
+
+/// Function, file and line.
+type Named = (String, String, u32);
+
+/// The file of code that is freed before it can be read.
+const GONE: &str = "<gone>";
+
+fn truth_of(file: &Path) -> Vec<Noted> {
+    let text = std::fs::read_to_string(file).expect("the program has written its truth");
+    serde_json::from_str(&text).expect("a list of notes")
+}
+
+fn script() -> PathBuf {
+    programs_folder().join("python_truth.py")
+}
+
+/// The interpreter of a version: of the distribution, or among pyenv's.
+fn interpreter(minor: u32) -> Option<PathBuf> {
+    let name = format!("python3.{minor}");
+    let usual = ["/usr/bin", "/usr/local/bin"].map(|folder| Path::new(folder).join(&name));
+    let root = std::env::var_os("PYENV_ROOT").map_or_else(|| PathBuf::from("/root/.pyenv"), PathBuf::from);
+    let versions = std::fs::read_dir(root.join("versions")).into_iter().flatten().flatten();
+    let of_pyenv = versions
+        .filter(|entry| entry.file_name().to_string_lossy().starts_with(&format!("3.{minor}.")))
+        .map(|entry| entry.path().join("bin").join(&name));
+    usual.into_iter().chain(of_pyenv).find(|path| path.exists())
+}
+
+fn is_python(frame: &Frame) -> bool {
+    frame.module.is_none()
+}
+
+fn agrees(frame: &Frame, (function, file, line): &Named) -> bool {
+    let is_gone = file == GONE && frame.reason.as_deref().is_some_and(|reason| reason.contains("gone"));
+    let is_named = frame.function.as_ref() == Some(function) && frame.file.as_ref() == Some(file);
+    is_gone || is_named && frame.line == Some(*line)
+}
+
+fn has(stack: &Stack, frames: &[Named]) -> bool {
+    let python: Vec<&Frame> = stack.frames.iter().filter(|frame| is_python(frame)).collect();
+    python.len() == frames.len() && python.iter().zip(frames).all(|(frame, named)| agrees(frame, named))
+}
+
+/// Every stack that the program noted is in the profile, with its bytes, and equal in all Python frames.
+fn check(what: &str, profile: &Profile, truth: &[Noted]) {
+    let mut wanted: BTreeMap<&[Named], u64> = BTreeMap::new();
+    truth.iter().for_each(|noted| *wanted.entry(&noted.frames).or_default() += noted.bytes);
+    let mut wrong = Vec::new();
+    for (frames, bytes) in &wanted {
+        let same: Vec<&Stack> = profile.stacks.iter().filter(|stack| stack.sampled_bytes == *bytes).collect();
+        if !same.iter().any(|stack| has(stack, frames)) {
+            let found =
+                same.first().map(|stack| stack.frames.iter().map(|it| (&it.function, &it.line)).collect::<Vec<_>>());
+            wrong.push(format!("{bytes} bytes at {frames:?}\n  instead: {found:?}"));
+        }
+    }
+    println!("{what}: {} of {} stacks equal the truth", wanted.len() - wrong.len(), wanted.len());
+    assert!(!wanted.is_empty() && wrong.is_empty(), "{what}: {}\n{:?}", wrong.join("\n"), profile.notes);
+}
+
+/// Records a run of the program with these arguments; its truth is in this file.
+fn record(python: &Path, truth: &Path, parts: &[&str]) -> Outcome {
+    let mut command = Command::new(python);
+    let mut target = Target::start_command(command.arg(script()).arg(truth).args(parts));
+    let recording = Recorder::of(target.pid(), 1).start();
+    target.go();
+    assert!(target.end().success(), "the program failed");
+    recording.finish()
+}
+
+#[test]
+fn python_stacks_equal_what_the_program_notes() {
+    let case = "python_stacks_equal_what_the_program_notes";
+    let Some(_turn) = turn(case) else { return };
+    for minor in 8..=13 {
+        let Some(python) = interpreter(minor) else {
+            skipped(case, &format!("CPython 3.{minor} is not installed"));
+            continue;
+        };
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let truth = folder.path().join("truth");
+        let (profile, stats) = record(&python, &truth, &[]).results();
+        check(&python.display().to_string(), &profile, &truth_of(&truth));
+        assert_eq!(stats.lost(), 0, "{stats:?}");
+        let native = profile.notes.iter().find(|note| note.contains("native frames"));
+        assert_eq!(native, None, "{}", python.display());
+        // What is not Python's stays: the allocation itself, and the C library's function between two of Python's.
+        let sorted = profile.stacks.iter().find(|stack| stack.has("compare")).expect("noted");
+        let at = |name: &str| {
+            sorted.frames.iter().position(|it| it.function.as_deref().is_some_and(|it| it.starts_with(name)))
+        };
+        let [resize, compare, qsort, caller] = ["PyByteArray_Resize", "compare", "qsort", "extensions"].map(at);
+        assert!(resize < compare && compare < qsort && qsort < caller && resize.is_some(), "{:?}", sorted.frames);
+        assert!(!profile.stacks.iter().any(|stack| stack.has("leaf") && stack.has("_PyEval_EvalFrameDefault")));
+    }
+}
+
+#[test]
+fn forked_python_workers_have_python_stacks() {
+    let case = "forked_python_workers_have_python_stacks";
+    let Some(_turn) = turn(case) else { return };
+    let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let truth = folder.path().join("truth");
+    let (profile, _) = record(&python, &truth, &["fork", "plain"]).results();
+    check("the parent", &profile, &truth_of(&truth));
+    for worker in 0..2 {
+        check("a worker", &profile, &truth_of(&truth.with_extension(worker.to_string())));
+    }
+}
+
+#[test]
+fn python_in_a_virtual_environment_has_python_stacks() {
+    let case = "python_in_a_virtual_environment_has_python_stacks";
+    let Some(_turn) = turn(case) else { return };
+    let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let environment = folder.path().join("environment");
+    let made = Command::new(&python).args(["-m", "venv", "--without-pip"]).arg(&environment).status();
+    if !made.is_ok_and(|status| status.success()) {
+        return skipped(case, "python3 has no module venv");
+    }
+    let truth = folder.path().join("truth");
+    let (profile, _) = record(&environment.join("bin/python"), &truth, &["generators"]).results();
+    check("a virtual environment", &profile, &truth_of(&truth));
+}
+
+/// Where it is not certain which interpreter a thread runs, native frames stay, and the profile says so.
+#[test]
+fn stacks_of_subinterpreters_stay_native() {
+    const PROGRAM: &str = "import os\n\
+        try:\n    import _interpreters as sub\nexcept ImportError:\n    import _xxsubinterpreters as sub\n\
+        other = sub.create()\n\
+        os.write(1, b'READY %d\\n' % os.getpid())\n\
+        os.read(0, 1)\n\
+        def main_interpreter():\n    return bytearray(300_000)\n\
+        main_interpreter()\n\
+        sub.run_string(other, 'def inside(): return bytearray(400_000)\\ninside()')\n\
+        os._exit(0)\n";
+    let case = "stacks_of_subinterpreters_stay_native";
+    let Some(_turn) = turn(case) else { return };
+    let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
+    let mut target = Target::start_command(Command::new(python).args(["-c", PROGRAM]));
+    let recording = Recorder::of(target.pid(), 1).start();
+    target.go();
+    assert!(target.end().success());
+    let (profile, _) = recording.finish().results();
+    for bytes in [300_001, 400_001] {
+        let stack = profile.stacks.iter().find(|stack| stack.sampled_bytes == bytes).expect("it was allocated");
+        assert!(stack.has("_PyEval_EvalFrameDefault") && !stack.frames.iter().any(is_python), "{stack:?}");
+    }
+    assert!(profile.notes.iter().any(|note| note.contains("subinterpreters")), "{:?}", profile.notes);
+}
+
+/// gdb has an interpreter in it: its own frames stay, and only the interpreter's become Python's.
+#[test]
+fn an_embedded_interpreter_has_python_frames_among_its_programs_own() {
+    const PROGRAM: &str = "python\ndef embedded():\n    return bytearray(7_000_003)\nembedded()\nend\n";
+    let case = "an_embedded_interpreter_has_python_frames_among_its_programs_own";
+    let Some(_turn) = turn(case) else { return };
+    let Some(gdb) = tool("gdb") else { return skipped(case, "gdb is not installed") };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let script = folder.path().join("script.gdb");
+    std::fs::write(&script, PROGRAM).expect("our own folder");
+    let arguments = ["-nx".into(), "-batch".into(), "-x".into(), script.into_os_string()];
+    let (profile, _) = Recorder::new().interval(65_536).command(&gdb, arguments).start().finish().results();
+    let Some(stack) = profile.stacks.iter().find(|stack| stack.has("embedded")) else {
+        let has_python = profile.stacks.iter().any(|stack| stack.has("_PyEval_EvalFrameDefault"));
+        assert!(!has_python, "native frames stayed: {:?}", profile.notes);
+        return skipped(case, "this gdb has no Python");
+    };
+    let at = |wanted: &dyn Fn(&Frame) -> bool| stack.frames.iter().position(wanted).expect("it is there");
+    let embedded = at(&|frame| frame.function.as_deref() == Some("embedded"));
+    let program = at(&|frame| frame.module.as_deref().is_some_and(|module| module.ends_with("gdb")));
+    assert!(embedded < program, "{:?}", stack.frames);
+    assert_eq!(stack.frames[embedded].line, Some(2));
+}
