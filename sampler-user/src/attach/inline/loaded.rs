@@ -1,7 +1,8 @@
 //! What a process's loader has loaded, in its order, as debuggers find it: the program's dynamic section leads to a list
 //! (`r_debug`, `link_map`). The target can write anything there, so every step is bounded.
 
-use super::plan::Word;
+/// Reads a word of the target's memory.
+pub(super) type Word<'a> = dyn Fn(u64) -> Option<u64> + 'a;
 
 const AT_PHDR: u64 = 3;
 const AT_PHNUM: u64 = 5;

@@ -12,7 +12,8 @@ use heapbpf_remote::{Data, Displaced, Draft, Mapping, PAGE_BYTES, Pages, Target}
 use sampler_ebpf::abi::Site;
 use zerocopy::IntoBytes as _;
 
-use super::{Refused, loaded};
+use super::Refused;
+use super::loaded::{self, Word};
 
 /// Runs of pages with at most so many in between are replaced together.
 const GAP_PAGES: u64 = 4;
@@ -42,9 +43,6 @@ pub(super) fn place(target: &Target, file: &File) -> Result<Place, Refused> {
         .ok_or(Refused::Mappings)?;
     Ok(Place { mapping: mapping.clone(), bias: mapping.range.start.wrapping_sub(address) })
 }
-
-/// Reads a word of the target's memory.
-pub(super) type Word<'a> = dyn Fn(u64) -> Option<u64> + 'a;
 
 /// What the loader has made of names in the target.
 pub(super) struct Bindings<'a> {
