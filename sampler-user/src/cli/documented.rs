@@ -11,6 +11,7 @@ use super::args::Cli;
 
 /// Options of other programs (and of `cargo xtask` and its benchmarks) that the documents mention.
 const OF_OTHERS: [&str; 25] = [
+    "--offline",
     "--bin",
     "--call-graph",
     "--cfg",
