@@ -166,7 +166,7 @@ mod tests {
             format.write(&profile, &WriteOptions::default(), &mut out).expect("memory");
             let text = String::from_utf8(out).expect("text");
             assert!(text.contains("onerror=alert(1)"), "{name}: the name is in it");
-            assert!(!text.contains("<img") && !text.contains("</script><") && !text.contains("</title><img"), "{name}");
+            assert!(!text.contains("<img"), "{name}");
         }
     }
 

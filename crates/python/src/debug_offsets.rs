@@ -3,7 +3,7 @@
 use sampler_ebpf::abi::{PYTHON_FRAME_BYTES, PythonProcess};
 
 use crate::layout::{Boundaries, CodeLayout, Layout, LineFormat};
-use crate::runtime::Unsupported;
+use crate::unsupported::Unsupported;
 use crate::version::Version;
 
 /// Bytes of the table that are read.

@@ -14,10 +14,12 @@ pub mod layout;
 pub mod lines;
 pub mod runtime;
 mod symbols;
+mod unsupported;
 pub mod version;
 
 pub use code::{Code, Memory};
 pub use frames::{Frame, Invocation, invocations};
 pub use layout::Layout;
-pub use runtime::{Runtime, Unsupported};
+pub use runtime::Runtime;
+pub use unsupported::Unsupported;
 pub use version::Version;

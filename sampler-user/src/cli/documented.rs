@@ -10,7 +10,7 @@ use clap::{Arg, CommandFactory};
 use super::args::Cli;
 
 /// Options of other programs (and of `cargo xtask` and its benchmarks) that the documents mention.
-const OF_OTHERS: [&str; 25] = [
+const OF_OTHERS: [&str; 26] = [
     "--bin",
     "--call-graph",
     "--cfg",
@@ -23,6 +23,7 @@ const OF_OTHERS: [&str; 25] = [
     "--locked",
     "--nocapture",
     "--object",
+    "--offline",
     "--only",
     "--perf-basic-prof",
     "--print",

@@ -106,7 +106,7 @@ mod tests {
         ] {
             symlink(target, root.join(link)).expect("our own folder");
         }
-        let read = |path: &str| open(&root, Path::new(path)).and_then(|file| io::read_to_string(file)).ok();
+        let read = |path: &str| open(&root, Path::new(path)).and_then(io::read_to_string).ok();
         assert_eq!(read("out/passwd").as_deref(), Some("inside"));
         assert_eq!(read("/absolute/passwd").as_deref(), Some("inside"));
         for path in ["up", "round", "magic/passwd", "../secret", "etc"] {

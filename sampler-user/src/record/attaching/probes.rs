@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use sampler_ebpf::abi::ProcessKey;
 
+use super::interpreters::Interpreters;
 use super::missed::Missed;
-use super::python::Interpreters;
 use super::targets::{Coverage, TargetSet};
 use crate::attach::files::FileKey;
 use crate::attach::hooks::Hooks;

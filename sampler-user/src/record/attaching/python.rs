@@ -1,6 +1,5 @@
 //! Python interpreters in the targets: tells the programs in the kernel where each keeps its frames.
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::probes::{Attaching, Look};
@@ -9,16 +8,8 @@ use crate::host::mappings::ModuleId;
 use crate::host::modules::ModuleSource;
 use crate::host::processes::IncarnationId;
 use heapbpf_audit::Missing;
-use heapbpf_python::{Runtime, Unsupported};
+use heapbpf_python::Runtime;
 use sampler_ebpf::abi::PythonProcess;
-
-/// The interpreters that targets map.
-#[derive(Default)]
-pub(super) struct Interpreters {
-    known: HashMap<ModuleId, Option<Arc<Runtime>>>,
-    new: Vec<(ModuleId, Arc<Runtime>)>,
-    refused: BTreeMap<ModuleId, Unsupported>,
-}
 
 impl Attaching {
     /// Interpreters found since the last call.
