@@ -1,6 +1,6 @@
 //! Inline hooks: code mapped into a process counts its calls, and only sampled ones reach a probe.
 //!
-//! [`plan`] says what is mapped, [`figures`] how the target's own counts enter the kernel's. The code is mapped and linked
+//! `plan` says what is mapped, `figures` how the target's own counts enter the kernel's. The code is mapped and linked
 //! before jumps lead to it, so that from the first call on each is counted and sampled.
 
 pub mod attempts;
