@@ -11,11 +11,8 @@ use crate::packages::{self, Package};
 use crate::programs::on_path;
 use crate::shell::{read, run_quietly, say};
 
-/// Installs the standard library, which is sufficient for `cargo check`.
-///
-/// # Errors
-/// If it cannot be installed.
-pub fn set_up_check(context: &Context, machine: &Machine) -> anyhow::Result<()> {
+/// Installs the standard library.
+fn set_up_library(context: &Context, machine: &Machine) -> anyhow::Result<()> {
     if has_standard_library(machine) {
         return Ok(());
     }
@@ -24,12 +21,12 @@ pub fn set_up_check(context: &Context, machine: &Machine) -> anyhow::Result<()> 
         .with_context(|| format!("Rust's standard library for {} cannot be had", machine.triple))
 }
 
-/// Installs the standard library and the linker.
+/// Installs the standard library, and the C compiler, which also links.
 ///
 /// # Errors
 /// If one of them cannot be installed.
 pub fn set_up(context: &Context, machine: &Machine) -> anyhow::Result<()> {
-    set_up_check(context, machine)?;
+    set_up_library(context, machine)?;
     let (linker, names) = machine.linker;
     if on_path(linker).is_none() {
         let packages: Vec<Package> = names.iter().map(|name| Package::new(*name, "links for arm64")).collect();

@@ -10,7 +10,7 @@ use clap::{Arg, CommandFactory};
 use super::args::Cli;
 
 /// Options of other programs (and of `cargo xtask` and its benchmarks) that the documents mention.
-const OF_OTHERS: [&str; 26] = [
+const OF_OTHERS: [&str; 27] = [
     "--bin",
     "--call-graph",
     "--cfg",
@@ -35,6 +35,7 @@ const OF_OTHERS: [&str; 26] = [
     "--sysroot",
     "--target",
     "--target-dir",
+    "--test",
     "--unit",
     "--workloads",
 ];

@@ -203,6 +203,8 @@ fn again<T>(mut attempt: impl FnMut() -> Result<T, heapbpf_remote::Error>) -> T 
                 AGAIN.lock().unwrap_or_else(PoisonError::into_inner).push((why, stopped));
                 std::thread::sleep(Duration::from_millis(5));
             }
+            // The program's own thread may be finishing a call of an injector that was killed while its mappings are read.
+            Err(heapbpf_remote::Error::Damaged(_)) if tries < 20 => std::thread::sleep(Duration::from_millis(5)),
             Err(error) => panic!("{error}"),
         }
     }
