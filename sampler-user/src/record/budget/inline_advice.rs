@@ -10,8 +10,13 @@ const WORTH_A_WORD: f64 = 0.02;
 #[derive(Debug, Default)]
 pub struct InlineAdvice {
     is_done: bool,
+    refusals: u32,
     note: Option<String>,
 }
+
+/// Looks at which a target may be refused before nothing is said any more: a process that forks, or loads a library, is refused
+/// for a moment.
+const MOST_REFUSALS: u32 = 20;
 
 impl InlineAdvice {
     /// Whether there is something to say. `share`: probe time per time of the target's own work.
@@ -19,9 +24,10 @@ impl InlineAdvice {
         !self.is_done && of_all(share) > WORTH_A_WORD
     }
 
-    /// Says nothing any more: it has been said, or the target cannot be hooked inline.
-    pub fn close(&mut self) {
-        self.is_done = true;
+    /// The target could not be hooked inline at this look.
+    pub fn refused(&mut self) {
+        self.refusals += 1;
+        self.is_done |= self.refusals >= MOST_REFUSALS;
     }
 
     /// Says what inline hooks would take of this target, if their cost was measured. Returns the line to tell at once.
@@ -90,7 +96,10 @@ mod tests {
             assert_eq!((advice.note(), advice.is_due(1.0)), (None, false));
         }
         let mut advice = InlineAdvice::default();
-        advice.close();
+        for _ in 0..MOST_REFUSALS {
+            assert!(advice.is_due(1.0), "a refusal may be for a moment");
+            advice.refused();
+        }
         assert!(!advice.is_due(1.0));
     }
 }

@@ -74,7 +74,7 @@ impl Session {
             return;
         }
         if !self.attaching.could_be_hooked_inline(&self.host, target.pid) {
-            return inline_advice.close();
+            return inline_advice.refused();
         }
         if let Some(line) = inline_advice.tell(&target.comm, share, measured) {
             log::warn!("{line}");
