@@ -191,7 +191,8 @@ fn stacks_with_unused_parts_and_stacks_of_no_thread_are_whole() {
         assert_eq!((good, all), (100, 100), "{site}");
     }
     let (good, all) = right(&profile, "site_02", &["site_02", "allocate", "below_used_room", "made_by_hand"]);
-    assert!(all == 200 && good < 200, "{good} of {all}: nothing had to be cut");
+    // Those of the second step are whole, whether or not the first was over before the daemon had seen that copies are cut.
+    assert!(all == 200 && good >= 100, "{good} of {all}");
 }
 
 /// A program of the distribution (built without frame pointers), and a function that must be on some of its stacks.
