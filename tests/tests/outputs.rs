@@ -299,16 +299,15 @@ fn whose_link_it_is_decides() {
     let Some(folder) = offline(case) else { return };
     let link = folder.path().join("link.json");
     let target = folder.path().join("target.json");
-    let root = |sudo: Option<u32>| {
-        let mut command = Command::new(heapbpf());
-        command.env_remove("SUDO_UID").envs(sudo.map(|uid| ("SUDO_UID", uid.to_string())));
+    // As sudo sets them.
+    let sudo_variables = |mut command: Command, sudo: Option<u32>| {
+        for name in ["SUDO_UID", "SUDO_GID"] {
+            command.env_remove(name).envs(sudo.map(|id| (name, id.to_string())));
+        }
         command
     };
-    let nobody = |sudo: Option<u32>| {
-        let mut command = as_nobody(&setpriv, &folder);
-        command.env_remove("SUDO_UID").envs(sudo.map(|uid| ("SUDO_UID", uid.to_string())));
-        command
-    };
+    let root = |sudo: Option<u32>| sudo_variables(Command::new(heapbpf()), sudo);
+    let nobody = |sudo: Option<u32>| sudo_variables(as_nobody(&setpriv, &folder), sudo);
     let cases: [(Command, u32, bool); 7] = [
         (nobody(None), NOBODY, true),
         (nobody(None), 0, false),
