@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use crate::error::Busy;
 use crate::failure::Failure;
 use crate::found::Found;
+use crate::maps::Maps;
 use crate::outcome::{Hooked, Mapped};
 use crate::plan::{Kept, Pages, Part, Plan, Step, Undo, Write, is_same_code, writes};
 use crate::remote::Remote;
@@ -374,7 +375,7 @@ pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &m
         return remove_inert(target, found, stop).map(|()| true);
     }
     stop.stop_all()?;
-    if !target.is_same_process() {
+    if !target.is_same_process() || has_changed(stop.pid, found) {
         return Err(Failure::Busy(Busy::Changed));
     }
     let restored =
@@ -394,17 +395,26 @@ pub(crate) fn remove(target: &Target, found: &Found, is_unmapped: bool, stop: &m
         for kept in &found.pages {
             take_out(&mut remote, Undo::PutBack(*kept), &found.range)?;
         }
-        // Nobody can come to the text any more.
-        remote.release_others(stop);
+        // A thread may be about to make a call for an injector that was killed: it maps nothing without the descriptor.
         for fd in target.descriptors_of(found) {
             remote.call("close", libc::SYS_close, [fd, 0, 0, 0, 0, 0])?;
         }
+        // Nobody can come to the text any more.
+        remote.release_others(stop);
         if is_free && found.is_mapped {
             take_out(&mut remote, Undo::Unmap, &found.range)?;
         }
         Ok(is_free)
     })();
     remote.end(stop).and(result)
+}
+
+/// Whether a blob is not as it was found: a thread has finished the last call of an injector that was killed meanwhile.
+fn has_changed(pid: i32, found: &Found) -> bool {
+    let maps = File::open(format!("/proc/{pid}/maps")).and_then(|file| Maps::read(file, 0));
+    let Ok(maps) = maps else { return true };
+    let now = crate::found::find(&maps).into_iter().find(|now| now.range == found.range && now.inode == found.inode);
+    found.is_mapped != now.is_some() || now.is_some_and(|now| now.pages != found.pages || now.text != found.text)
 }
 
 /// Takes out what has no code to which a thread could come back, while all threads but one run.
