@@ -1,7 +1,6 @@
 //! What inline hooks leave in a target, and what they count.
 
-use crate::output::Stats;
-use crate::truth::Truth;
+pub use crate::inline::counted_exactly;
 
 /// Mappings of our memory in a process, as lines of `/proc/PID/maps`.
 ///
@@ -25,15 +24,4 @@ pub fn is_hooked(pid: u32) -> bool {
         let start = line.split('-').next().and_then(|number| u64::from_str_radix(number, 16).ok()).expect("an address");
         !(base..base + bytes).contains(&start)
     })
-}
-
-/// Checks that totals are the target's own counts, and hits its calls.
-///
-/// # Panics
-/// If they are not.
-pub fn counted_exactly(stats: &Stats, truth: &Truth) {
-    assert_eq!(stats.hits, truth.allocs() + truth.failed + truth.abandoned, "{stats:?}");
-    assert_eq!(stats.exact_alloc_objects, truth.allocs(), "{stats:?}");
-    assert_eq!(stats.exact_alloc_bytes, truth.bytes(), "{stats:?}");
-    assert_eq!(stats.lost(), 0, "{stats:?}");
 }

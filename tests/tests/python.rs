@@ -36,7 +36,8 @@ fn script() -> PathBuf {
 fn interpreter(minor: u32) -> Option<PathBuf> {
     let name = format!("python3.{minor}");
     let usual = ["/usr/bin", "/usr/local/bin"].map(|folder| Path::new(folder).join(&name));
-    let root = std::env::var_os("PYENV_ROOT").map_or_else(|| PathBuf::from("/root/.pyenv"), PathBuf::from);
+    let at_home = || std::env::home_dir().unwrap_or_default().join(".pyenv");
+    let root = std::env::var_os("PYENV_ROOT").map_or_else(at_home, PathBuf::from);
     let versions = std::fs::read_dir(root.join("versions")).into_iter().flatten().flatten();
     let of_pyenv = versions
         .filter(|entry| entry.file_name().to_string_lossy().starts_with(&format!("3.{minor}.")))
