@@ -59,6 +59,13 @@ pub struct Missing {
     pub why: String,
 }
 
+/// Samples that the counts of a process may be ahead of its profile.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Slack {
+    /// Their number, at most.
+    pub samples: u64,
+}
+
 /// A process.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Process {
@@ -67,6 +74,9 @@ pub struct Process {
     /// Process id in its own pid namespace, if that differs.
     #[serde(default)]
     pub namespace_pid: Option<u32>,
+    /// Samples after the profile's moment that its counts may include.
+    #[serde(default)]
+    pub slack: Slack,
     /// Name.
     pub comm: String,
     /// Executable.

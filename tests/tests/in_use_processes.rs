@@ -132,17 +132,21 @@ fn of_named_processes_ended_ones_count_as_of_their_end() {
     assert_eq!(apart, [0.0; 2], "nothing stands apart");
 }
 
-/// At R = 1 the sampled figures equal the counted ones, up to reported losses.
+/// At R = 1 the sampled figures equal the counted ones, up to reported losses. Threads that run are counted a little after the
+/// profile's moment: the profile tells how many samples fall in between.
 fn counted_is_estimated(profile: &Profile, stats: &Stats) {
-    let told = stats.lost() + stats.other["allocations_reconciled"];
+    let later: u64 = profile.processes.iter().map(|process| process.slack.samples).sum();
+    let told = stats.lost() + stats.other["allocations_reconciled"] + later;
     let objects = &profile.totals.alloc_objects;
     let missing = objects.exact.expect("counted") - objects.value();
-    assert!((0.0..=told as f64).contains(&missing), "{missing} samples are missing, {told} are told: {stats:?}");
+    let context = || format!("{told} are told, {later} of them later: {:?} {:?}", stats.lost, stats.other);
+    assert!((0.0..=told as f64).contains(&missing), "{missing} samples are missing, {}", context());
     let bytes = &profile.totals.alloc_bytes;
     assert!(told > 0 || bytes.exact == bytes.estimate, "{bytes:?}");
     let other = |name: &str| stats.other[name];
     let arrived = other("stacks_unwound") + other("stacks_lost") + other("stacks_missing");
-    assert_eq!(arrived, stats.submitted, "submitted samples and those that arrived: {stats:?}");
+    let under_way = i128::from(stats.submitted) - i128::from(arrived);
+    assert!((0..=i128::from(later)).contains(&under_way), "{} sent, {arrived} arrived, {}", stats.submitted, context());
 }
 
 fn no_alarm(told: &str) {
@@ -160,7 +164,7 @@ fn samples_of_children_at_the_end_are_in() {
         parent.go();
         let outcome = Recorder::of(parent.pid(), 1).option("-d", &format!("{SECONDS}s")).start().finish();
         let (profile, stats) = outcome.results();
-        println!("{arguments:?}: {} s, {stats:?}", profile.duration_seconds);
+        println!("{arguments:?}: {} s, {} sent", profile.duration_seconds, stats.submitted);
         counted_is_estimated(&profile, &stats);
         no_alarm(&format!("{}{}{}", outcome.stdout, outcome.stderr, profile.notes.join("\n")));
         if (profile.duration_seconds - SECONDS).abs() > 0.5 {

@@ -20,6 +20,15 @@ fn record(rounds: u64, options: &[&str]) -> (Outcome, Truth) {
     (recording.stop(), truth)
 }
 
+/// The same at R = 1, until the program has ended.
+fn record_to_the_end(rounds: u64) -> Outcome {
+    let mut target = Target::start(&program("lifetimes"), [rounds.to_string()]);
+    let recording = Recorder::of(target.pid(), 1).start();
+    target.run();
+    target.end();
+    recording.finish()
+}
+
 /// The one stack of a site.
 fn stack<'a>(profile: &'a Value, site: &str) -> &'a Value {
     let is_at_site = |stack: &&Value| {
@@ -71,6 +80,15 @@ fn lifetimes_are_those_of_the_program() {
     assert!(third.median.is_none() && (third.left - 2.0 / 3.0).abs() < 1e-9, "{} left", third.left);
     let mixed = lives(&profile, "site_06");
     assert!((mixed.left - 1.0 / 11.0).abs() < 1e-9 && (mixed.temporary - 10.0 / 11.0).abs() < 1e-9, "{}", mixed.left);
+
+    // Blocks that are left when their process ends were not freed either.
+    let ended = record_to_the_end(3);
+    ended.results();
+    let ended: Value = output::read(&ended.file("profile.json"));
+    for (site, left) in [("site_03", 0.0), ("site_04", 2.0 / 3.0), ("site_06", 1.0 / 11.0)] {
+        let found = lives(&ended, site).left;
+        assert!((found - left).abs() < 1e-9, "{site}: {found} left of an ended process");
+    }
 
     let file = outcome.file("profile.json");
     let report = Command::new(heapbpf()).arg("report").arg(&file).output().expect("the binary under test runs");

@@ -2,13 +2,16 @@
 
 use std::collections::BTreeMap;
 
+use heapbpf_statistics::survival::Observation;
+
 /// Bins per doubling of the age. The width of a bin is at most 1/8 of its lowest age.
 const BINS_PER_DOUBLING: u32 = 8;
 
-/// Weighted histogram of the ages of freed blocks.
+/// Weighted histogram of the ages of blocks: of freed ones at their free, and of the others when they were last known to be in
+/// use. Both have the same bins, so that a block that is left behind never seems younger than one that was freed before.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ages {
-    bins: BTreeMap<u16, f64>,
+    bins: BTreeMap<u16, Bin>,
     freed: f64,
     temporary: f64,
 }
@@ -16,17 +19,24 @@ pub struct Ages {
 impl Ages {
     /// Adds a freed block. It is temporary if its own thread freed it without allocating in between.
     pub fn record(&mut self, age_ns: u64, weight: f64, temporary: bool) {
-        *self.bins.entry(bin_of(age_ns)).or_default() += weight;
+        self.bins.entry(bin_of(age_ns)).or_default().freed += weight;
         self.freed += weight;
         if temporary {
             self.temporary += weight;
         }
     }
 
+    /// Adds a block that was not freed up to this age: it is in use, or its process ended.
+    pub fn record_left(&mut self, age_ns: u64, weight: f64) {
+        self.bins.entry(bin_of(age_ns)).or_default().left += weight;
+    }
+
     /// Adds another histogram.
     pub fn add(&mut self, other: &Self) {
-        for (bin, weight) in &other.bins {
-            *self.bins.entry(*bin).or_default() += weight;
+        for (bin, Bin { freed, left }) in &other.bins {
+            let sum = self.bins.entry(*bin).or_default();
+            sum.freed += freed;
+            sum.left += left;
         }
         self.freed += other.freed;
         self.temporary += other.temporary;
@@ -42,10 +52,21 @@ impl Ages {
         self.temporary
     }
 
-    /// Middle of each bin in seconds, and the bin's weight; ages ascend.
-    pub fn weights(&self) -> impl Iterator<Item = (f64, f64)> + '_ {
-        self.bins.iter().map(|(bin, weight)| (middle_seconds(*bin), *weight))
+    /// The blocks of each bin as observations at its middle; ages ascend. Which of them were temporary is not kept.
+    pub fn observations(&self) -> impl Iterator<Item = Observation> + '_ {
+        self.bins.iter().flat_map(|(bin, Bin { freed, left })| {
+            [(*freed, true), (*left, false)].into_iter().filter(|(weight, _)| *weight > 0.0).map(|(weight, freed)| {
+                Observation { age_seconds: middle_seconds(*bin), weight, freed, temporary: false }
+            })
+        })
     }
+}
+
+/// Weights of the blocks whose ages are in a bin.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+struct Bin {
+    freed: f64,
+    left: f64,
 }
 
 /// Ages in nanoseconds below this have a bin each.
@@ -75,6 +96,8 @@ fn middle_seconds(bin: u16) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use heapbpf_statistics::survival::survival_curve;
+
     use super::*;
 
     #[test]
@@ -100,6 +123,19 @@ mod tests {
         let mut sum = ages.clone();
         sum.add(&ages);
         assert_eq!((sum.freed(), sum.temporary()), (10.0, 4.0));
-        assert_eq!(sum.weights().map(|(_, weight)| weight).collect::<Vec<_>>(), [4.0, 6.0]);
+        let weights: Vec<_> = sum.observations().map(|it| (it.weight, it.freed)).collect();
+        assert_eq!(weights, [(4.0, true), (6.0, true)]);
+    }
+
+    #[test]
+    fn blocks_that_are_left_are_as_old_as_freed_ones_of_their_age() {
+        // Both ages are in the lower half of one bin.
+        let mut ages = Ages::default();
+        ages.record(100_100_000, 20.0, false);
+        ages.record_left(101_000_000, 40.0);
+        let observations: Vec<_> = ages.observations().collect();
+        assert_eq!(observations.len(), 2);
+        let curve = survival_curve(&observations);
+        assert!(matches!(curve[..], [(_, left)] if (left - 2.0 / 3.0).abs() < 1e-12), "{curve:?}");
     }
 }

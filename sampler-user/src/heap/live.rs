@@ -21,6 +21,7 @@ pub use self::reconciliation::{AfterCut, LostBlocks, LostRecords};
 pub use self::row::HeapRow;
 use self::untracked::Untracked;
 pub use self::untracked::UntrackedBlock;
+use super::ages::Ages;
 use super::mapped::MappedPieces;
 use super::sample::{Sample, SampleKey};
 use super::windows::{Correction, Weights, Windows};
@@ -106,8 +107,8 @@ pub struct RowSnapshot<'a> {
     pub at_exit: SampleSums,
     /// In use at the peak.
     pub peak: SampleSums,
-    /// Age in seconds and weight of each live block; empty unless requested.
-    pub live_ages: Vec<(f64, f64)>,
+    /// Ages of freed blocks, of those in use now, and of those in use when their process ended; if requested.
+    pub ages: Option<Ages>,
 }
 
 impl Heap {
@@ -202,33 +203,36 @@ impl Heap {
         weight
     }
 
-    /// Records the end of a process: the live blocks of its address space become those at exit. `was_live` removes a block
+    /// Records the end of a process at `at_ns` (CLOCK_MONOTONIC): the live blocks of its address space become those at exit. `was_live` removes a block
     /// from the kernel's live map by its address and returns whether it was there; if not, it had been freed and the record
     /// of the free was lost. Returns how many such blocks there were.
-    pub fn end(&mut self, space: ProcessKey, mut was_live: impl FnMut(u64) -> bool) -> u64 {
+    pub fn end(&mut self, space: ProcessKey, at_ns: u64, mut was_live: impl FnMut(u64) -> bool) -> u64 {
         self.note_peak();
         self.mappings.remove(&space);
         let mut lost_frees = 0;
         for live in self.spaces.remove(&space).unwrap_or_default().values() {
-            self.subtract_live(live);
+            let weight = self.subtract_live(live);
             // The kernel's live map has no mappings.
             if !live.mapped && !was_live(live.address) {
                 lost_frees += 1;
             } else {
                 let row = &mut self.rows[live.row as usize];
                 row.at_exit.record(live.size_bytes, live.trials, live.offset, row.key.interval);
+                row.ages.record_left(at_ns.saturating_sub(live.time_ns), weight);
             }
         }
         lost_frees
     }
 
-    /// Removes all blocks of an address space whose process replaced its program. Returns their addresses.
-    pub fn replace(&mut self, space: ProcessKey) -> Vec<u64> {
+    /// Removes all blocks of an address space whose process replaced its program at `at_ns` (CLOCK_MONOTONIC). Returns their
+    /// addresses.
+    pub fn replace(&mut self, space: ProcessKey, at_ns: u64) -> Vec<u64> {
         self.note_peak();
         self.mappings.remove(&space);
         let samples = self.spaces.remove(&space).unwrap_or_default();
         for live in samples.values() {
-            self.subtract_live(live);
+            let weight = self.subtract_live(live);
+            self.rows[live.row as usize].ages.record_left(at_ns.saturating_sub(live.time_ns), weight);
         }
         samples.into_values().map(|live| live.address).collect()
     }
@@ -322,24 +326,32 @@ impl Heap {
     }
 
     /// Every row with its sums in use at `now_ns` (CLOCK_MONOTONIC), computed from the live blocks, so that rounding errors
-    /// do not accumulate. `ages`: with the ages of the live blocks.
+    /// do not accumulate. `ages`: with the ages of blocks.
     pub fn snapshot(&mut self, now_ns: u64, ages: bool) -> impl Iterator<Item = RowSnapshot<'_>> {
         self.note_peak();
         let inuse = self.sum_live();
-        let mut live_ages: Vec<Vec<(f64, f64)>> = vec![Vec::new(); if ages { self.rows.capacity() } else { 0 }];
-        if ages {
-            for live in self.spaces.values().flat_map(HashMap::values) {
-                let weight = weight_of(live.trials, self.interval_of(live));
-                live_ages[live.row as usize].push((now_ns.saturating_sub(live.time_ns) as f64 * 1e-9, weight));
-            }
-        }
+        let ages = ages.then(|| self.ages_of_living(now_ns));
         let apart = self.ended_apart;
         self.rows.iter().map(move |(number, row)| {
             let (mut inuse, mut at_exit) = (inuse[number], SampleSums::default());
             if apart { &mut at_exit } else { &mut inuse }.add(&row.at_exit);
-            let live_ages = live_ages.get_mut(number).map(std::mem::take).unwrap_or_default();
-            RowSnapshot { row, inuse, at_exit, peak: row.peak, live_ages }
+            let ages = ages.as_ref().map(|living| {
+                let mut all = row.ages.clone();
+                all.add(&living[number]);
+                all
+            });
+            RowSnapshot { row, inuse, at_exit, peak: row.peak, ages }
         })
+    }
+
+    /// Ages of the live blocks, by number of the row.
+    fn ages_of_living(&self, now_ns: u64) -> Vec<Ages> {
+        let mut ages = vec![Ages::default(); self.rows.capacity()];
+        for live in self.spaces.values().flat_map(HashMap::values) {
+            let weight = weight_of(live.trials, self.interval_of(live));
+            ages[live.row as usize].record_left(now_ns.saturating_sub(live.time_ns), weight);
+        }
+        ages
     }
 
     /// Notes that a snapshot has taken the stacks of all rows to be symbolized.

@@ -202,7 +202,7 @@ mod tests {
         heap.free(process(1), 1, 5000, true);
         heap.allocate(Sample { tracked: false, ..sample(3, 1, 40, one) });
         heap.allocate(Sample { space: process(9), ..sample(4, 1, 80, one) });
-        heap.end(process(9), |_| true);
+        heap.end(process(9), 9_000, |_| true);
         for (id, stack) in (10..).zip([two, three, four]) {
             for copy in 0..9 {
                 heap.allocate(sample(100 * id + copy, 1, 1, stack));

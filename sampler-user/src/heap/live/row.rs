@@ -15,7 +15,7 @@ pub struct HeapRow {
     pub alloc: SampleSums,
     /// Samples whose frees are not tracked.
     pub untracked: u64,
-    /// Ages of freed blocks.
+    /// Ages of freed blocks, and of those in use when their process ended.
     pub ages: Ages,
     /// Whether a snapshot has taken its stack to be symbolized.
     pub named: bool,

@@ -1,6 +1,7 @@
 //! Tests of the live heap.
 
 use super::*;
+use heapbpf_statistics::survival::Observation;
 use heapbpf_unwind::raw::{Completeness, UnwinderKind};
 
 pub(super) fn stack() -> Arc<RawStack> {
@@ -71,9 +72,9 @@ fn an_ended_process_keeps_its_last_state_and_a_replaced_one_does_not() {
         asked.push(address);
         true
     };
-    assert_eq!(heap.end(process(1), was_live), 0);
+    assert_eq!(heap.end(process(1), 9_000, was_live), 0);
     assert_eq!(asked, [4096]);
-    assert_eq!(heap.replace(process(2)), [8192]);
+    assert_eq!(heap.replace(process(2), 9_000), [8192]);
     assert_eq!(inuse(&mut heap), [(1, 10.0), (0, 0.0)]);
     assert_eq!(heap.estimated().inuse_bytes, 0.0);
 }
@@ -84,7 +85,7 @@ fn blocks_missing_from_the_live_map_at_exit_were_freed() {
     for id in 1..=3 {
         heap.allocate(sample(id, 1, 8, &one));
     }
-    assert_eq!(heap.end(process(1), |address| address == 2 * 4096), 2);
+    assert_eq!(heap.end(process(1), 9_000, |address| address == 2 * 4096), 2);
     assert_eq!(inuse(&mut heap), [(1, 8.0)]);
     assert_eq!(heap.estimated().live_samples, 0);
 }
@@ -166,7 +167,7 @@ fn rows_of_ended_processes_are_removed_unless_blocks_live_in_another_space() {
     heap.allocate(sample(2, 2, 20, &one));
     // A vfork child's block in its parent's address space.
     heap.allocate(Sample { space: process(2), ..sample(3, 1, 30, &two) });
-    assert_eq!(heap.end(process(1), |_| true), 0);
+    assert_eq!(heap.end(process(1), 9_000, |_| true), 0);
     assert_eq!(inuse(&mut heap), [(0, 0.0), (1, 20.0), (1, 30.0)]);
     let ended = HashSet::from([process(1)]);
     let (retired, held) = heap.retire(&ended);
@@ -227,7 +228,7 @@ fn a_row_with_samples_in_the_open_window_is_not_retired_and_a_reused_number_is_n
     let ended = HashSet::from([process(1)]);
     heap.open_window();
     heap.allocate(sample(1, 1, 10, &one));
-    heap.end(process(1), |_| true);
+    heap.end(process(1), 9_000, |_| true);
     let (retired, held) = heap.retire(&ended);
     assert_eq!((retired.len(), held), (0, ended.clone()));
     heap.close_window(&weights(4.0, 1.0));
@@ -246,7 +247,7 @@ fn a_mapping_that_lost_a_part_counts_with_the_rest_at_exit() {
     heap.unmap(process(1), 0x10_0000, 0x10_0000 + PAGE, 5000);
     // The child's mapping at the same address is another one.
     heap.unmap(process(2), 0, u64::MAX, 5000);
-    assert_eq!(heap.end(process(1), |address| panic!("{address:#x} is no block of the live map")), 0);
+    assert_eq!(heap.end(process(1), 9_000, |address| panic!("{address:#x} is no block of the live map")), 0);
     let at_exit: Vec<_> = heap.snapshot(0, false).map(|it| (it.inuse.samples, it.at_exit.bytes)).collect();
     assert_eq!(at_exit, [(0, 3.0 * PAGE as f64)]);
     // A new process with the same key has none of its pieces.
@@ -261,12 +262,18 @@ fn ages_are_those_of_live_blocks_at_the_moment_and_of_freed_ones_at_their_free()
     heap.allocate(sample(1, 1, 8, &one));
     heap.allocate(sample(2, 1, 8, &one));
     heap.free(process(1), 1, 1000 + 7, true);
-    let rows: Vec<_> = heap.snapshot(5000, true).map(|it| (it.live_ages.clone(), it.row.ages.clone())).collect();
-    let [(live, freed)] = &rows[..] else { panic!("{} rows", rows.len()) };
-    assert_eq!((live.len(), live[0].1), (1, 1.0));
-    assert!((live[0].0 - 3000e-9).abs() < 1e-15, "{live:?}");
-    let [(age_seconds, weight)] = freed.weights().collect::<Vec<_>>()[..] else { panic!("{freed:?}") };
-    assert!((age_seconds - 7.5e-9).abs() < 1e-15 && weight == 1.0, "{age_seconds} {weight}");
-    assert_eq!((freed.freed(), freed.temporary()), (1.0, 1.0));
-    assert!(heap.snapshot(5000, false).all(|it| it.live_ages.is_empty()));
+    let rows: Vec<_> = heap.snapshot(5000, true).filter_map(|it| it.ages).collect();
+    let [ages] = &rows[..] else { panic!("{} rows", rows.len()) };
+    let is = |it: Observation, age_seconds: f64, freed| {
+        (it.age_seconds / age_seconds - 1.0).abs() <= 1.0 / 15.0 && it.weight == 1.0 && it.freed == freed
+    };
+    let observations: Vec<_> = ages.observations().collect();
+    assert!(matches!(observations[..], [a, b] if is(a, 7.5e-9, true) && is(b, 3000e-9, false)), "{observations:?}");
+    assert_eq!((ages.freed(), ages.temporary()), (1.0, 1.0));
+    assert!(heap.snapshot(5000, false).all(|it| it.ages.is_none()));
+    // What is in use when its process ends was not freed: it stays, with the age that it reached.
+    heap.end(process(1), 6000, |_| true);
+    let ended: Vec<_> = heap.snapshot(9000, true).filter_map(|it| it.ages).collect();
+    let observations: Vec<_> = ended[0].observations().collect();
+    assert!(matches!(observations[..], [a, b] if is(a, 7.5e-9, true) && is(b, 4000e-9, false)), "{observations:?}");
 }

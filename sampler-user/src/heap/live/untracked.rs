@@ -267,7 +267,7 @@ mod tests {
         heap.allocate(sample(1, 1, 100, &one));
         heap.stop_tracking(process(1));
         heap.allocate(sample(2, 1, 100, &one));
-        assert_eq!(heap.end(process(1), |address| panic!("nothing is live at {address}")), 0);
+        assert_eq!(heap.end(process(1), 9_000, |address| panic!("nothing is live at {address}")), 0);
         let rows: Vec<_> = heap
             .snapshot(0, false)
             .map(|it| (it.row.alloc.samples, it.row.untracked, it.inuse.samples, it.at_exit.samples))

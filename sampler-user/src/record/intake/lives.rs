@@ -181,9 +181,9 @@ impl Lives {
         events_lost > self.events_lost
     }
 
-    /// How an incarnation ended, if that is known and still remembered.
-    pub fn end_of(&self, process: &ProcessKey) -> Option<End> {
-        self.ended.get(process).map(|ended| ended.how)
+    /// How an incarnation ended and since when (CLOCK_MONOTONIC) that is known, if it is known and still remembered.
+    pub fn end_of(&self, process: &ProcessKey) -> Option<(End, u64)> {
+        self.ended.get(process).map(|ended| (ended.how, ended.known_ns))
     }
 
     /// Forgets ends that became known before `before_ns`.
@@ -222,7 +222,7 @@ mod tests {
         assert!(lives.end(key(1, 0), End::Exit, 7 * SECOND) && !lives.end(key(1, 0), End::Exit, 7 * SECOND));
         lives.begin(key(2, 0), 6 * SECOND);
         assert_eq!(lives.settle(&census(&[]), 9 * SECOND), [(key(2, 0), End::Exit)]);
-        assert_eq!((lives.found(), lives.end_of(&key(2, 0))), (1, Some(End::Exit)));
+        assert_eq!((lives.found(), lives.end_of(&key(2, 0))), (1, Some((End::Exit, 9 * SECOND))));
         assert!(!lives.end(key(2, 0), End::Exit, 9 * SECOND), "its record was on the way");
         assert_eq!(lives.found(), 0);
         lives.begin(key(2, 0), 6 * SECOND);
@@ -287,7 +287,7 @@ mod tests {
         let mut lives = Lives::default();
         lives.end(key(1, 0), End::Exec, 7 * SECOND);
         lives.forget(7 * SECOND);
-        assert_eq!(lives.end_of(&key(1, 0)), Some(End::Exec));
+        assert_eq!(lives.end_of(&key(1, 0)), Some((End::Exec, 7 * SECOND)));
         lives.forget(7 * SECOND + 1);
         assert_eq!(lives.end_of(&key(1, 0)), None);
     }

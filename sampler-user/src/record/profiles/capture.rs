@@ -175,7 +175,7 @@ fn rows_of(
         rows.push(SnapshotRow {
             inuse: snapshot.inuse,
             at_exit: snapshot.at_exit,
-            ages: (detail == Detail::Lifetimes).then(|| (row.ages.clone(), snapshot.live_ages)),
+            ages: snapshot.ages,
             ..copy_of(row, name(row.key.function))
         });
     }
@@ -369,11 +369,12 @@ mod tests {
         let mut heap = heap();
         let (rows, of_row) = rows_of(&mut heap, Detail::Lifetimes, 1_000, name, |_| {});
         let row = of_row.iter().position(|process| process.tgid == 2).unwrap();
-        let (freed, living) = rows[row].ages.as_ref().unwrap();
+        let ages: Vec<_> = rows[row].ages.as_ref().unwrap().observations().collect();
         // Block 3 was freed. Block 4, allocated at 400 ns, is still live.
-        assert_eq!(living.len(), 1);
-        assert!((living[0].0 - 600e-9).abs() < 1e-15 && living[0].1 == 1.0, "{living:?}");
-        assert_eq!(freed.weights().map(|(_, weight)| weight).sum::<f64>(), 1.0);
+        let of = |freed| ages.iter().filter(move |it| it.freed == freed).map(|it| (it.age_seconds, it.weight));
+        let [(age_seconds, weight)] = of(false).collect::<Vec<_>>()[..] else { panic!("{ages:?}") };
+        assert!((600e-9 / age_seconds - 1.0).abs() <= 1.0 / 16.0 && weight == 1.0, "{ages:?}");
+        assert_eq!(of(true).map(|(_, weight)| weight).sum::<f64>(), 1.0);
     }
 
     #[test]

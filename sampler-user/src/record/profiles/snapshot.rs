@@ -66,8 +66,8 @@ pub struct SnapshotRow {
     pub at_exit: SampleSums,
     /// Samples in use at the peak.
     pub peak: SampleSums,
-    /// Ages of freed blocks, and (age in seconds, weight) of live ones; with [`Detail::Lifetimes`] only.
-    pub ages: Option<(Ages, Vec<(f64, f64)>)>,
+    /// Ages of freed blocks and of the others; with [`Detail::Lifetimes`] only.
+    pub ages: Option<Ages>,
 }
 
 /// Exited processes with their allocations, on their way to the overflow bucket.

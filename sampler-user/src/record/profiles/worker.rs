@@ -242,7 +242,7 @@ impl Worker {
             inuse: if known { row.inuse } else { SampleSums::default() },
             at_exit: if known { row.at_exit } else { SampleSums::default() },
             peak: live.then_some(row.peak),
-            lifetimes: row.ages.filter(|_| live).and_then(|(ages, living)| lifetimes(&ages, &living)),
+            lifetimes: row.ages.filter(|_| live).and_then(|ages| lifetimes(&ages)),
             member: None,
         }
     }
@@ -280,13 +280,8 @@ fn template(plan: &RecordPlan) -> Profile {
 /// Number of steps of the survival curve in a profile.
 const CURVE_POINTS: usize = 32;
 
-fn lifetimes(ages: &Ages, living: &[(f64, f64)]) -> Option<Lifetimes> {
-    let freed = ages.weights().map(|(age_seconds, weight)| (age_seconds, weight, true));
-    let living = living.iter().map(|(age_seconds, weight)| (*age_seconds, *weight, false));
-    let observations: Vec<Observation> = freed
-        .chain(living)
-        .map(|(age_seconds, weight, freed)| Observation { age_seconds, weight, freed, temporary: false })
-        .collect();
+fn lifetimes(ages: &Ages) -> Option<Lifetimes> {
+    let observations: Vec<Observation> = ages.observations().collect();
     let all: f64 = observations.iter().map(|observation| observation.weight).sum();
     let lifetimes = survival::lifetimes(&observations, CURVE_POINTS)?;
     // Only the total weight of temporary blocks is kept, not which blocks they are.

@@ -152,7 +152,8 @@ fn what_is_not_known_is_not_held_at_exit() {
 fn with_ages(row: SnapshotRow) -> SnapshotRow {
     let mut ages = Ages::default();
     ages.record(1_000_000_000, 3.0, false);
-    SnapshotRow { ages: Some((ages, vec![(2.0, 1.0)])), ..row }
+    ages.record_left(2_000_000_000, 1.0);
+    SnapshotRow { ages: Some(ages), ..row }
 }
 
 #[test]

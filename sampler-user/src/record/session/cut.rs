@@ -264,10 +264,10 @@ impl Session {
     /// Ends the blocks that reconciliation found in address spaces that had already ended.
     fn purge(&mut self, spaces: HashSet<ProcessKey>) {
         for space in spaces {
-            let Some(how) = self.lives.end_of(&space) else { continue };
+            let Some((how, known_ns)) = self.lives.end_of(&space) else { continue };
             match how {
-                End::Exit => self.end_heap(space),
-                End::Exec => self.replace_heap(space),
+                End::Exit => self.end_heap(space, known_ns),
+                End::Exec => self.replace_heap(space, known_ns),
             }
             if self.plan.keeps_running {
                 self.exited.retiring.insert(space);

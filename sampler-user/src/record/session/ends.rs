@@ -27,7 +27,7 @@ impl Session {
         let sampled = self.recorder.processes.get(&ended).copied();
         let at_ns = sampled.or(replaced).unwrap_or(time_ns);
         self.descriptions.note(ended, at_ns, &mut self.host, &self.attaching);
-        self.replace_heap(ended);
+        self.replace_heap(ended, time_ns);
         self.exited.note(ended, monotonic_ns());
         self.attaching.replaced(ended);
         self.descriptions.ended(ended, self.attaching.targets.coverage_before(ended.tgid, time_ns));
@@ -36,7 +36,7 @@ impl Session {
     /// A process ended. Its id may have been given to another since, if the end was found late.
     pub(super) fn exited(&mut self, process: ProcessKey, time_ns: u64) {
         self.descriptions.note(process, time_ns, &mut self.host, &self.attaching);
-        self.end_heap(process);
+        self.end_heap(process, time_ns);
         let now = monotonic_ns();
         self.exited.note(process, now);
         let current = self.host.processes().current(process.tgid).map(|current| current.info.start_ns);

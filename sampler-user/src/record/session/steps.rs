@@ -108,16 +108,16 @@ impl Session {
         self.recorder.counters.ends_found = self.lives.found();
     }
 
-    /// Ends the heap of an exited process: its blocks leave the live map and are in use as of its end.
-    pub(super) fn end_heap(&mut self, space: ProcessKey) {
+    /// Ends the heap of a process that exited at `at_ns`: its blocks leave the live map and are in use as of its end.
+    pub(super) fn end_heap(&mut self, space: ProcessKey, at_ns: u64) {
         let entries = &mut self.kernel.live_entries;
         let was_live = |address| entries.remove(LiveKey { space, address });
-        self.recorder.counters.frees_reconciled += self.recorder.heap.end(space, was_live);
+        self.recorder.counters.frees_reconciled += self.recorder.heap.end(space, at_ns, was_live);
     }
 
-    /// Ends the heap of a replaced program: its blocks leave the live map and are no longer in use.
-    pub(super) fn replace_heap(&mut self, space: ProcessKey) {
-        for address in self.recorder.heap.replace(space) {
+    /// Ends the heap of a program that was replaced at `at_ns`: its blocks leave the live map and are no longer in use.
+    pub(super) fn replace_heap(&mut self, space: ProcessKey, at_ns: u64) {
+        for address in self.recorder.heap.replace(space, at_ns) {
             self.kernel.live_entries.remove(LiveKey { space, address });
         }
     }
