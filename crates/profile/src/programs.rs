@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::intern::Interned;
-use super::model::{Frame, Lifetimes, Member, Process, Profile, Row, RowKey, SampleSums, Stack};
+use super::model::{Frame, Lifetimes, Member, Process, Profile, Resident, Row, RowKey, SampleSums, Stack};
 use heapbpf_statistics::survival;
 
 /// Name, executable, cgroup if asked for, whether it ended, whether its memory in use is unknown, and since when it is
@@ -124,6 +124,7 @@ pub(crate) fn entry_without_members(first: &Process) -> Process {
         hook: first.hook,
         exact_alloc_bytes: Some(0),
         exact_alloc_objects: Some(0),
+        resident: Some(Resident { at_attach_bytes: Some(0), ..Resident::default() }),
         ..Process::default()
     }
 }
@@ -139,6 +140,11 @@ pub(crate) fn add_member(all: &mut Process, member: Member) {
     let sum = |sum: Option<u64>, more: Option<u64>| sum?.checked_add(more?);
     all.exact_alloc_bytes = sum(all.exact_alloc_bytes, process.exact_alloc_bytes);
     all.exact_alloc_objects = sum(all.exact_alloc_objects, process.exact_alloc_objects);
+    if let Some(resident) = &process.resident {
+        all.resident.iter_mut().for_each(|all| all.add(resident));
+    } else if !process.ended {
+        all.resident = None;
+    }
     add_new(&mut all.allocators, &process.allocators);
     add_new(&mut all.audit, &process.audit);
     add_new(&mut all.missing, &process.missing);

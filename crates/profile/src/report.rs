@@ -6,6 +6,7 @@ mod figure;
 mod figures;
 mod processes;
 mod remarks;
+mod resident;
 mod stacks;
 mod summary;
 pub mod text;
@@ -95,6 +96,7 @@ pub fn report(profile: &Profile, options: &ReportOptions) -> String {
         held.as_ref().map(main_table).unwrap_or_default(),
         by::section(&context, By::Function, options.functions),
         processes::section(&context),
+        resident::section(&context),
         remarks::section(&context),
     ] {
         if !section.is_empty() {

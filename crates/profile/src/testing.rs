@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::model::{
-    Criterion, Frame, Header, Lifetimes, Losses, Module, Placement, Process, Profile, Row, RowKey, Stack, Unread,
+    Criterion, Frame, Header, Lifetimes, Losses, Module, Placement, Process, Profile, Resident, Row, RowKey, Stack,
+    Unread,
 };
 use heapbpf_audit::{AttachEntry, FileAudit, FileKind, Hook, LinkKind, Missing, ProbeKind};
 use heapbpf_statistics::sums::SampleSums;
@@ -104,6 +105,19 @@ fn processes() -> Vec<Process> {
             ..Process::default()
         },
     ]
+}
+
+/// [`small`], where the memory of the first process was measured.
+pub fn measured() -> Profile {
+    let mut profile = small();
+    profile.processes[0].resident = Some(Resident {
+        heap_bytes: 300 << 20,
+        files_bytes: 5 << 20,
+        other_bytes: 3 << 20,
+        at_attach_bytes: Some(100 << 20),
+        ..Resident::default()
+    });
+    profile
 }
 
 /// [`small`], where the library is stripped: of the function in its unnamed frame only the start is known.

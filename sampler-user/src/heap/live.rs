@@ -344,6 +344,11 @@ impl Heap {
         })
     }
 
+    /// Addresses of sampled blocks in use, of at most so many.
+    pub fn addresses(&self, space: &ProcessKey, most: usize) -> Vec<u64> {
+        self.spaces.get(space).into_iter().flat_map(HashMap::values).take(most).map(|live| live.address).collect()
+    }
+
     /// Ages of the live blocks, by number of the row.
     fn ages_of_living(&self, now_ns: u64) -> Vec<Ages> {
         let mut ages = vec![Ages::default(); self.rows.capacity()];

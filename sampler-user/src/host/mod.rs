@@ -21,6 +21,7 @@ pub mod process;
 pub mod processes;
 pub mod record;
 pub mod replaced_text;
+pub mod resident;
 pub mod shadow_stacks;
 pub mod vdso;
 

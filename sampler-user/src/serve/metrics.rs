@@ -21,7 +21,7 @@ use crate::record::requests::Made;
 use heapbpf_profile::escape;
 use heapbpf_profile::estimates::Pool;
 use heapbpf_profile::model::LOST_PREFIX;
-use heapbpf_profile::model::{Process, Profile, Row};
+use heapbpf_profile::model::{Process, Profile, Resident, Row};
 use heapbpf_profile::value::Value;
 
 /// Maximum number of processes with series of their own.
@@ -163,6 +163,11 @@ impl Metrics {
             "gauge",
             "How calls of a process are counted: by probes of the kernel, or inline, in the process itself; always 1.",
         );
+        let mut resident = Family::new(
+            "heapbpf_process_resident_bytes",
+            "gauge",
+            "Resident memory of a process by what it is for; the parts add up.",
+        );
         let (mut other_bytes, mut other_calls, mut other_rows, mut other_seen) = (0u64, 0u64, Vec::new(), false);
         for (index, process) in profile.processes.iter().enumerate().filter(|(_, process)| visible(process)) {
             let of_process = rows.remove(&index).unwrap_or_default();
@@ -181,6 +186,10 @@ impl Metrics {
                 let labels = labels.strip_suffix('}').unwrap_or(&labels);
                 hooks.add(&format!("{labels},hook=\"{hook}\"}}"), 1);
             }
+            for (part, part_bytes) in process.resident.iter().flat_map(Resident::parts) {
+                let labels = labels.strip_suffix('}').unwrap_or(&labels);
+                resident.add(&format!("{labels},part=\"{part}\"}}"), part_bytes);
+            }
             bytes.add(&labels, slot.0);
             calls.add(&labels, slot.1);
             let pool = Pool::of(of_process);
@@ -195,7 +204,7 @@ impl Metrics {
                 moment.iter().for_each(|moment| since.add(&labels, format!("{:.3}", moment.as_secs_f64())));
             }
         }
-        for family in [bytes, calls, samples, inuse, low, high, objects, since, hooks] {
+        for family in [bytes, calls, samples, inuse, low, high, objects, since, hooks, resident] {
             family.write(out);
         }
         if other_seen {

@@ -282,7 +282,7 @@ struct ProcessJson<'a> {
 impl Serialize for ProcessJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let process = self.process;
-        let mut fields = serializer.serialize_struct("Process", 26)?;
+        let mut fields = serializer.serialize_struct("Process", 27)?;
         fields.serialize_field("pid", &process.pid)?;
         fields.serialize_field("namespace_pid", &process.namespace_pid)?;
         if let Some(program) = self.program {
@@ -320,6 +320,9 @@ impl Serialize for ProcessJson<'_> {
         }
         if !process.slack.is_none() {
             fields.serialize_field("slack", &process.slack)?;
+        }
+        if let Some(resident) = process.resident.filter(|resident| resident.total_bytes() > 0) {
+            fields.serialize_field("resident", &resident)?;
         }
         self.figures.fields::<S>(&mut fields)?;
         fields.end()

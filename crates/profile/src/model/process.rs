@@ -7,6 +7,7 @@ use heapbpf_audit::{FileAudit, Hook, Missing};
 
 use super::losses::{LossBound, Losses};
 use super::placement::Placement;
+use super::resident::Resident;
 use super::row::Row;
 
 /// A process in a profile, or several of one program whose rows were put together.
@@ -55,6 +56,8 @@ pub struct Process {
     pub losses: Losses,
     /// Upper bound of what was counted after the time of the samples, by which exact counts may be too large.
     pub slack: LossBound,
+    /// Where its memory was at the moment of the profile, if that was measured.
+    pub resident: Option<Resident>,
     /// Number of processes that it stands for if it is not just one; see [`Process::count`].
     pub stands_for: u64,
     /// The processes whose rows were put together under this entry, as far as they are still told apart; else empty.

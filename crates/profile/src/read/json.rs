@@ -10,8 +10,8 @@ use serde_json::value::RawValue;
 use super::strings::Strings;
 use super::{ContentError, MOST_FRAMES};
 use crate::model::{
-    Criterion, Frame, Header, Lifetimes, LossBound, Losses, Member, Module, Placement, Process, Profile, Row, RowKey,
-    Stack, Unread,
+    Criterion, Frame, Header, Lifetimes, LossBound, Losses, Member, Module, Placement, Process, Profile, Resident, Row,
+    RowKey, Stack, Unread,
 };
 use crate::programs;
 use crate::units;
@@ -118,6 +118,8 @@ struct ProcessJson {
     losses: Losses,
     #[serde(default)]
     slack: LossBound,
+    #[serde(default)]
+    resident: Option<Resident>,
     #[serde(default)]
     alloc_bytes: Figure,
     #[serde(default)]
@@ -420,6 +422,7 @@ fn process(json: ProcessJson, audit: &[Arc<FileAudit>], live: bool) -> Process {
         exact_alloc_objects: json.alloc_objects.exact,
         losses: json.losses,
         slack: json.slack,
+        resident: json.resident,
         stands_for: json.stands_for,
         members: Vec::new(),
     }

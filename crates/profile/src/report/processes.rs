@@ -29,6 +29,11 @@ pub(super) struct Entry {
 }
 
 impl Entry {
+    /// Its processes, by their index.
+    pub(super) fn processes(&self) -> &[usize] {
+        &self.processes
+    }
+
     /// Number of processes.
     fn count(&self, profile: &Profile) -> u64 {
         self.processes.iter().map(|&process| profile.processes[process].count()).sum()

@@ -223,6 +223,21 @@ fn all_sampled() -> Profile {
     profile
 }
 
+#[test]
+fn resident_memory_is_said_in_parts_that_add_up() {
+    let wide = ReportOptions { width: 1_000, ..ReportOptions::default() };
+    let text = report(&testing::measured(), &wide);
+    assert!(
+        text.contains("server (4242) resident: 308 MiB = heap 300 MiB + files 5.00 MiB + other 3.00 MiB"),
+        "{text}"
+    );
+    assert!(text.contains("at most 100 MiB is older than the recording; between "), "{text}");
+    let narrow = report(&testing::measured(), &ReportOptions { width: 60, ..ReportOptions::default() });
+    let lines: Vec<&str> = narrow.lines().skip_while(|line| *line != "Resident memory").collect();
+    assert!(lines.len() > 3 && lines.iter().all(|line| line.chars().count() <= 60), "{narrow}");
+    assert!(!report(&testing::small(), &wide).contains("resident:"), "nothing was measured");
+}
+
 /// If samples and counts must agree, a call that was counted after the time of the samples raises no alarm if it is
 /// part of the slack, and neither do samples that are known to be lost. An unexplained call does.
 #[test]

@@ -14,6 +14,7 @@ use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
 use crate::host::process::{ProcessInfo, Stat};
+use crate::host::resident::anonymous_bytes;
 use crate::host::shadow_stacks;
 use crate::record::plan::Targets;
 use heapbpf_probes::AttachError;
@@ -35,7 +36,7 @@ impl Attaching {
         self.spare_shadow_stacks(targets, host)?;
         let running = targets.running.iter().map(|process| process.pid);
         for pid in running.chain(command) {
-            self.targets.begin(pid, now);
+            self.targets.begin_running(pid, now, anonymous_bytes(pid));
             if command == Some(pid) || targets.name(pid) {
                 self.targets.named_alive.insert(pid);
                 self.list(pid)?;
@@ -110,7 +111,7 @@ impl Attaching {
     fn begin_descendants(&mut self, targets: &Targets, now_ns: u64) -> Vec<ProcessInfo> {
         let descendants = self.list_descendants(targets);
         for process in &descendants {
-            self.targets.begin(process.pid, now_ns);
+            self.targets.begin_running(process.pid, now_ns, anonymous_bytes(process.pid));
             if self.global {
                 self.followed.insert(process.pid);
             } else {

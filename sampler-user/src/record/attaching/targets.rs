@@ -15,6 +15,8 @@ pub struct Coverage {
     pub until_ns: Option<u64>,
     /// Whether an allocator is hooked in the process.
     pub hooked: bool,
+    /// Private anonymous memory that was resident when the process joined the recording, bytes; `None` if unknown.
+    pub at_attach_bytes: Option<u64>,
 }
 
 impl Coverage {
@@ -42,6 +44,11 @@ impl TargetSet {
         self.coverages.insert(pid, Coverage { since_ns, ..Coverage::default() });
     }
 
+    /// Adds a process that runs already, with its private anonymous memory if that is known.
+    pub fn begin_running(&mut self, pid: u32, since_ns: u64, at_attach_bytes: Option<u64>) {
+        self.coverages.insert(pid, Coverage { since_ns, at_attach_bytes, ..Coverage::default() });
+    }
+
     /// Adds a process to the recording unless it is known.
     pub fn note(&mut self, pid: u32, since_ns: u64) {
         self.coverages.entry(pid).or_insert(Coverage { since_ns, ..Coverage::default() });
@@ -57,7 +64,9 @@ impl TargetSet {
             let uncovered_ns = coverage.uncovered_ns.min(coverage.gap_until_ns.saturating_sub(since_ns));
             let gap_until_ns = coverage.gap_until_ns;
             let hooked = uncovered_ns > 0;
-            let next = Coverage { since_ns, uncovered_ns, gap_until_ns, hooked, until_ns: None };
+            // A program begins with no memory of the one before.
+            let next =
+                Coverage { since_ns, uncovered_ns, gap_until_ns, hooked, until_ns: None, at_attach_bytes: Some(0) };
             let begun = std::mem::replace(coverage, next);
             let uncovered_ns = begun.uncovered_ns - uncovered_ns;
             self.replaced.insert(pid, Coverage { until_ns: Some(since_ns), uncovered_ns, ..begun });
@@ -97,6 +106,11 @@ impl TargetSet {
     /// Covered share of a process's time; 1 if the process is unknown.
     pub fn coverage(&self, pid: u32, now_ns: u64) -> f64 {
         self.coverages.get(&pid).map_or(1.0, |coverage| coverage.share(now_ns))
+    }
+
+    /// Private anonymous memory that was resident when a process joined the recording, bytes; `None` if unknown.
+    pub fn at_attach_bytes(&self, pid: u32) -> Option<u64> {
+        self.coverages.get(&pid)?.at_attach_bytes
     }
 
     /// Forgets processes that ended before `before_ns`.

@@ -10,7 +10,7 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::describe::Descriptions;
 use super::jit_code::JitCode;
-use super::snapshot::{Content, Detail, Retired, SnapshotRow};
+use super::snapshot::{Content, Detail, Measured, Retired, SnapshotRow};
 use super::symbolization::{Facts, ModuleFacts, UnsymbolizedStack};
 use crate::clock::{monotonic_ns, suspended_ns};
 use crate::heap::live::{Heap, HeapRow, LostBlocks};
@@ -90,7 +90,7 @@ impl Parts<'_> {
         keys.extend(&of_row);
         keys.sort_unstable_by_key(|key| (key.tgid, key.start_ns, key.exec_id));
         keys.dedup();
-        let Content { keys, mut processes, rows, facts } = self.finish(keys, rows, &of_row, gather, monotonic_ns());
+        let Content { keys, mut processes, rows, facts, .. } = self.finish(keys, rows, &of_row, gather, monotonic_ns());
         for (key, process) in keys.iter().zip(&mut processes) {
             if held.contains(key) {
                 // Its counts are handed over together with its last rows.
@@ -115,7 +115,7 @@ impl Parts<'_> {
             row.key.process = numbers[process];
         }
         let heap = &self.recorder.heap;
-        let processes = keys
+        let processes: Vec<Process> = keys
             .iter()
             .map(|key| {
                 // Add both: a thread may end after the process's other counts were taken out of the kernel.
@@ -138,8 +138,35 @@ impl Parts<'_> {
                 }
             })
             .collect();
-        Content { keys, processes, rows, facts: gather.finish(self.host) }
+        let measured = measured(&processes, &keys, &rows, heap, self.attaching);
+        Content { keys, processes, rows, measured, facts: gather.finish(self.host) }
     }
+}
+
+/// Most processes whose memory is measured for a snapshot: those with the most bytes in use.
+const MOST_MEASURED: usize = 64;
+/// Most blocks of a process that are looked for in its mappings.
+const MOST_BLOCKS: usize = 4096;
+
+fn measured(
+    processes: &[Process],
+    keys: &[ProcessKey],
+    rows: &[SnapshotRow],
+    heap: &Heap,
+    attaching: &Attaching,
+) -> Vec<Measured> {
+    let mut inuse = vec![0.0; processes.len()];
+    rows.iter().for_each(|row| inuse[row.key.process] += row.inuse.bytes);
+    let runs = |process: &usize| !processes[*process].ended && attaching.is_current_program(keys[*process]);
+    let mut living: Vec<usize> = (0..processes.len()).filter(runs).collect();
+    living.sort_by(|a, b| inuse[*b].total_cmp(&inuse[*a]));
+    living.truncate(MOST_MEASURED);
+    let measured = |process: usize| Measured {
+        process,
+        blocks: heap.addresses(&keys[process], MOST_BLOCKS),
+        at_attach_bytes: attaching.targets.at_attach_bytes(keys[process].tgid),
+    };
+    living.into_iter().map(measured).collect()
 }
 
 /// The rows of a heap as of `now_ns` (CLOCK_MONOTONIC), and the process of each row. `RowKey::process` is not filled in

@@ -42,6 +42,8 @@ pub struct Snapshot {
     pub processes: Vec<Process>,
     /// Sums, by row.
     pub rows: Vec<SnapshotRow>,
+    /// Processes whose memory is to be measured.
+    pub measured: Vec<Measured>,
     /// What symbolization needs to know about new stacks.
     pub facts: Facts,
     /// The accounting.
@@ -70,6 +72,16 @@ pub struct SnapshotRow {
     pub ages: Option<Ages>,
 }
 
+/// A process whose resident memory is measured when the profile is made.
+pub struct Measured {
+    /// Index in [`Snapshot::processes`].
+    pub process: usize,
+    /// Addresses of sampled blocks in use, some of them if there are very many.
+    pub blocks: Vec<u64>,
+    /// Private anonymous memory that was resident when the process joined the recording, bytes; `None` if unknown.
+    pub at_attach_bytes: Option<u64>,
+}
+
 /// Exited processes with their allocations, on their way to the overflow bucket.
 pub struct Retired {
     /// Process incarnation of each entry of `processes`, in the same order.
@@ -90,6 +102,8 @@ pub struct Content {
     pub processes: Vec<Process>,
     /// Rows.
     pub rows: Vec<SnapshotRow>,
+    /// Processes whose memory is to be measured.
+    pub measured: Vec<Measured>,
     /// What symbolization needs to know about new stacks.
     pub facts: Facts,
 }

@@ -12,10 +12,11 @@ use sampler_ebpf::abi::ProcessKey;
 use super::accounting;
 use super::jit_code::JitCode;
 use super::overflow_bucket::OverflowBucket;
-use super::snapshot::{Detail, Retired, Snapshot, SnapshotRow};
+use super::snapshot::{Detail, Measured, Retired, Snapshot, SnapshotRow};
 use super::symbolization::{Facts, Symbolization, UnsymbolizedStack};
 use crate::heap::ages::Ages;
 use crate::host::own_memory::give_memory_back;
+use crate::host::resident;
 use crate::privileges::restrict_worker;
 use crate::record::plan::RecordPlan;
 use crate::stats::Stats;
@@ -188,6 +189,11 @@ impl Worker {
             daemon_peak_rss_bytes: cost.peak_rss_bytes,
             ..snapshot.stats
         };
+        let mut processes = snapshot.processes;
+        for Measured { process, blocks, at_attach_bytes } in snapshot.measured {
+            let (key, process) = (&snapshot.keys[process], &mut processes[process]);
+            process.resident = resident::of(key.tgid, key.start_ns, blocks, at_attach_bytes);
+        }
         let mut profile = self.template.clone();
         profile.header.time_windows = snapshot.time_windows;
         profile.header.started = snapshot.started;
@@ -196,7 +202,7 @@ impl Worker {
         profile.header.time = snapshot.started + snapshot.duration;
         profile.counters = stats.counters();
         profile.notes = snapshot.notes;
-        profile.processes = snapshot.processes;
+        profile.processes = processes;
         let first = profile.processes.len();
         profile.processes.extend_from_slice(self.overflow.processes());
         let known = |process: &Process| !process.inuse_unknown;

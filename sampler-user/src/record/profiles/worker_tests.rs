@@ -46,6 +46,7 @@ fn row(process: usize, pid: u32, inuse: u64, held: u64) -> SnapshotRow {
 
 fn snapshot(detail: Detail, processes: Vec<Process>, rows: Vec<SnapshotRow>) -> Snapshot {
     Snapshot {
+        measured: Vec::new(),
         detail,
         live: true,
         time_windows: false,

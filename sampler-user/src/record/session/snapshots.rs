@@ -36,7 +36,7 @@ impl Session {
         let slack = cut.slack.values().map(|blocks| blocks.samples).sum();
         let missing = Missing::of(total.submitted, daemon.allocations_taken_in, slack, cut.unread.is_some());
         let stats = self.stats(&total, missing, &daemon);
-        let Content { keys, mut processes, rows, facts } =
+        let Content { keys, mut processes, rows, measured, facts } =
             self.parts(&cut.counts, (&cut.slack, &cut.unseen)).take(detail, cut.time_ns);
         if !cut.has_counters {
             // What was lost of those that had not ended is unknown.
@@ -65,6 +65,7 @@ impl Session {
             keys,
             processes,
             rows,
+            measured,
             facts,
             stats,
             notes,

@@ -70,6 +70,15 @@ fn since_when_frees_are_followed_is_a_series_where_they_were_given_up() {
 }
 
 #[test]
+fn resident_memory_is_a_series_per_part() {
+    let profile = testing::measured();
+    let keys = profile.processes.iter().map(|process| key(process.pid, 0)).collect();
+    let labels = labels(&profile.processes[0]).replace('}', ",part=\"heap\"}");
+    let text = Metrics::default().write(&made(profile, keys), &[&Filter::default()], Serving::default());
+    assert_eq!(value(&text, &format!("heapbpf_process_resident_bytes{labels}")), Some(314_572_800.0), "{text}");
+}
+
+#[test]
 fn series_are_bounded_and_no_counter_falls_as_processes_come_and_go() {
     let mut metrics = Metrics::default();
     let everything = Filter::default();

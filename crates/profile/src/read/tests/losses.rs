@@ -45,6 +45,16 @@ fn json_keeps_losses_and_slack() {
     assert!(value["processes"][2]["alloc_bytes"]["high"].as_f64() > Some(7.0 * 4_194_303.0));
 }
 
+#[test]
+fn json_keeps_resident_memory() {
+    let profile = testing::measured();
+    let value: serde_json::Value = serde_json::from_slice(&written(&profile, "json")).expect("JSON");
+    assert_eq!(value["processes"][0]["resident"]["heap"], 300 << 20);
+    assert!(value["processes"][1].get("resident").is_none());
+    let back = parse(&written(&profile, "json")).expect("its own output");
+    assert_eq!(back.processes[0].resident, profile.processes[0].resident);
+}
+
 #[cfg(feature = "parquet")]
 #[test]
 fn parquet_keeps_losses() {

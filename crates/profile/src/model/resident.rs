@@ -1,0 +1,97 @@
+//! Where the resident memory of a process is.
+
+use serde::{Deserialize, Serialize};
+
+/// Resident memory of a process by what it is for, in bytes. The parts do not overlap, so their sum is what the kernel counts
+/// as resident (`Rss` in proc(5)).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Resident {
+    /// Heaps of allocators: the main heap, arenas, and other mappings with blocks that were sampled.
+    #[serde(rename = "heap")]
+    pub heap_bytes: u64,
+    /// Mapped files, with their pages that the process has written to.
+    #[serde(rename = "files")]
+    pub files_bytes: u64,
+    /// Stacks of threads.
+    #[serde(rename = "stacks")]
+    pub stacks_bytes: u64,
+    /// Memory that may be shared with other processes and is no file.
+    #[serde(rename = "shared")]
+    pub shared_bytes: u64,
+    /// Executable memory that is no file.
+    #[serde(rename = "jit_code")]
+    pub jit_code_bytes: u64,
+    /// Other anonymous memory.
+    #[serde(rename = "other")]
+    pub other_bytes: u64,
+    /// Private anonymous memory that was resident when the recording came to the process; `None` if that is unknown.
+    #[serde(rename = "at_attach")]
+    pub at_attach_bytes: Option<u64>,
+}
+
+impl Resident {
+    /// All of it.
+    pub fn total_bytes(&self) -> u64 {
+        self.parts().iter().fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))
+    }
+
+    /// Names and sizes of the parts, in a fixed order.
+    pub const fn parts(&self) -> [(&'static str, u64); 6] {
+        [
+            ("heap", self.heap_bytes),
+            ("files", self.files_bytes),
+            ("stacks", self.stacks_bytes),
+            ("shared", self.shared_bytes),
+            ("JIT code", self.jit_code_bytes),
+            ("other", self.other_bytes),
+        ]
+    }
+
+    /// Adds the memory of another process. Pages that both have resident count twice, as in sums of `Rss`.
+    pub fn add(&mut self, other: &Self) {
+        let sum = |a: u64, b: u64| a.saturating_add(b);
+        *self = Self {
+            heap_bytes: sum(self.heap_bytes, other.heap_bytes),
+            files_bytes: sum(self.files_bytes, other.files_bytes),
+            stacks_bytes: sum(self.stacks_bytes, other.stacks_bytes),
+            shared_bytes: sum(self.shared_bytes, other.shared_bytes),
+            jit_code_bytes: sum(self.jit_code_bytes, other.jit_code_bytes),
+            other_bytes: sum(self.other_bytes, other.other_bytes),
+            at_attach_bytes: self.at_attach_bytes.zip(other.at_attach_bytes).map(|(a, b)| sum(a, b)),
+        };
+    }
+
+    /// What the allocators hold and nobody uses (free blocks, caches, rounding), in bytes: at least and at most.
+    /// `inuse_bytes`: the lower and the upper end of what sampled stacks have in use.
+    ///
+    /// The heap's resident memory is in use by blocks that the recording saw, or by older ones, or by nobody. Of the older
+    /// ones only a bound is known: they are not larger than what was resident at first.
+    pub fn unused_bytes(&self, inuse_bytes: (f64, f64)) -> (f64, f64) {
+        let heap = self.heap_bytes as f64;
+        let older = self.at_attach_bytes.map_or(heap, |bytes| bytes as f64);
+        ((heap - inuse_bytes.1 - older).max(0.0), (heap - inuse_bytes.0).max(0.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_add_up_and_what_nobody_uses_is_bounded() {
+        let mut one = Resident { heap_bytes: 1000, files_bytes: 20, other_bytes: 3, ..Resident::default() };
+        assert_eq!(one.total_bytes(), 1023);
+        // How old the blocks are that were not sampled is unknown.
+        assert_eq!(one.unused_bytes((200.0, 300.0)), (0.0, 800.0));
+        one.at_attach_bytes = Some(100);
+        assert_eq!(one.unused_bytes((200.0, 300.0)), (600.0, 800.0));
+        // Blocks may be in use and not resident.
+        assert_eq!(one.unused_bytes((2_000.0, 3_000.0)), (0.0, 0.0));
+        let mut sum = one;
+        sum.add(&one);
+        assert_eq!((sum.total_bytes(), sum.at_attach_bytes), (2046, Some(200)));
+        sum.add(&Resident::default());
+        assert_eq!(sum.at_attach_bytes, None);
+    }
+}

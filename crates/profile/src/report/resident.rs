@@ -1,0 +1,97 @@
+//! Why a process is larger than its profile: its resident memory in parts that add up, and what is known of its heap.
+
+use super::Context;
+use super::processes::{Entry, entries};
+use crate::group::GroupBy;
+use crate::model::{Profile, Resident};
+use crate::report::text::{Style, wrap};
+use crate::units;
+use crate::value::Value;
+
+/// Most programs or processes with a line.
+const MOST: usize = 3;
+
+/// Stands for a space at which no line breaks, between a number and its unit.
+const TOGETHER: char = '\u{e000}';
+
+/// Lines of the section; empty if no memory was measured.
+pub(super) fn section(context: &Context) -> Vec<String> {
+    let by = if context.group_by == GroupBy::Process { GroupBy::Process } else { GroupBy::Program };
+    let mut measured: Vec<(Entry, Resident)> = entries(context, by)
+        .into_iter()
+        .filter_map(|entry| of(context.profile, &entry).map(|resident| (entry, resident)))
+        .collect();
+    measured.sort_by_key(|(_, resident)| std::cmp::Reverse(resident.total_bytes()));
+    if measured.is_empty() {
+        return Vec::new();
+    }
+    let mut lines = vec![context.paint(Style::Bold, "Resident memory")];
+    for (entry, resident) in measured.iter().take(MOST) {
+        let sum = format!("{} resident: {}", entry.name, parts(resident));
+        for (first, text) in [("  ", sum), ("    ", heap(context, entry, resident))] {
+            let wrapped = wrap(&text, context.width.saturating_sub(first.len() + 2));
+            let indented = wrapped.iter().enumerate();
+            let line = |(k, line): (usize, &String)| {
+                format!("{first}{}{}", if k == 0 { "" } else { "  " }, line.replace(TOGETHER, " "))
+            };
+            lines.extend(indented.map(line));
+        }
+    }
+    lines
+}
+
+/// The memory of an entry's processes; `None` if that of one which has not ended was not measured.
+fn of(profile: &Profile, entry: &Entry) -> Option<Resident> {
+    let mut living = entry.processes().iter().map(|&process| &profile.processes[process]);
+    let sum = living.try_fold(None, |sum: Option<Resident>, process| match process.resident {
+        Some(resident) => {
+            let mut all = resident;
+            sum.iter().for_each(|sum| all.add(sum));
+            Some(Some(all))
+        }
+        None => process.ended.then_some(sum),
+    });
+    sum.flatten().filter(|resident| resident.total_bytes() > 0)
+}
+
+/// `1.2 GiB = heap 1 GiB + files 200 MiB`.
+fn parts(resident: &Resident) -> String {
+    let parts = resident.parts().into_iter().filter(|(_, size)| *size > 0);
+    let parts: Vec<String> = parts.map(|(name, size)| format!("{name}{TOGETHER}{}", bytes(size as f64))).collect();
+    format!("{} = {}", bytes(resident.total_bytes() as f64), parts.join(" + "))
+}
+
+/// What the heap's memory is used for.
+fn heap(context: &Context, entry: &Entry, resident: &Resident) -> String {
+    let (profile, pool) = (context.profile, &entry.pool);
+    let known = entry.processes().iter().all(|&process| profile.knows_inuse(process));
+    if !known {
+        return "what of the heap is in use was not followed".into();
+    }
+    let estimate = pool.estimate(profile, Value::InuseSpace, context.options.confidence);
+    let inuse = (estimate.low.unwrap_or(0.0), estimate.high.unwrap_or(f64::INFINITY));
+    let (least, most) = resident.unused_bytes(inuse);
+    let figure = context.figure(pool, Value::InuseSpace);
+    let bounds = if figure.bounds.is_empty() { String::new() } else { format!(" {}", figure.bounds) };
+    let before = match resident.at_attach_bytes {
+        Some(0) => "nothing is older than the recording".to_owned(),
+        Some(older) => {
+            format!("at most {} is older than the recording", bytes(older.min(resident.heap_bytes) as f64))
+        }
+        None => "how much is older than the recording is unknown".to_owned(),
+    };
+    let unused = if least > 0.0 {
+        format!("between {} and {}", bytes(least), bytes(most))
+    } else {
+        format!("at most {}", bytes(most))
+    };
+    format!(
+        "of the heap, {}{bounds} is in use by what was recorded; {before}; {unused} is held by the allocator and used by nobody",
+        figure.figure.replace(' ', &TOGETHER.to_string())
+    )
+}
+
+/// A size whose number and unit stay in one line.
+fn bytes(value: f64) -> String {
+    units::bytes(value).replace(' ', &TOGETHER.to_string())
+}
