@@ -11,8 +11,9 @@ use crate::{Elf, ElfError, Image, MAX_NAMES, Pieces, SHT_NOBITS, Section, Segmen
 
 pub(crate) type Header = FileHeader64<LittleEndian>;
 pub(crate) const LE: LittleEndian = LittleEndian;
-/// Symbols and their strings.
-pub(crate) type SymbolTable<'d> = (&'d [Sym64<LittleEndian>], &'d [u8]);
+pub(crate) type Sym = Sym64<LittleEndian>;
+/// Where symbols and their strings are in the file: file offset and length, bytes.
+pub(crate) type SymbolTable = [(u64, u64); 2];
 
 /// A 64-bit little-endian ELF file that is read from `R`: [`&Pieces`](crate::Pieces), or bytes in memory.
 pub struct ElfFile<'d, R: ReadRef<'d>> {
@@ -47,7 +48,7 @@ pub struct Relocation {
 
 /// The names of the dynamic symbols, by index.
 pub struct DynamicNames<'d> {
-    symbols: &'d [Sym64<LittleEndian>],
+    symbols: &'d [Sym],
     strings: &'d [u8],
 }
 
@@ -161,7 +162,8 @@ impl<'d, R: ReadRef<'d>> ElfFile<'d, R> {
         let mut versions = Vec::new();
         for section in self.sections {
             let Ok(Some((mut definitions, link))) = section.gnu_verdef(LE, self.data) else { continue };
-            let strings = self.linked_bytes(link).unwrap_or_default();
+            let strings = self.sections.get(link.0).and_then(|section| section.data(LE, self.data).ok());
+            let strings = strings.unwrap_or_default();
             while let Ok(Some((_, mut names))) = definitions.next() {
                 if versions.len() >= MAX_NAMES {
                     return versions;
@@ -187,22 +189,26 @@ impl<'d, R: ReadRef<'d>> ElfFile<'d, R> {
     /// The names of the dynamic symbols; none if the table is damaged.
     #[must_use]
     pub fn dynamic_names(&self) -> DynamicNames<'d> {
-        let (symbols, strings) = self.symbol_table(elf::SHT_DYNSYM).ok().flatten().unwrap_or_default();
+        let section = self.sections.iter().find(|section| section.sh_type(LE) == elf::SHT_DYNSYM);
+        let symbols = section.and_then(|section| section.data_as_array(LE, self.data).ok());
+        let strings = section.and_then(|section| self.linked(section)?.data(LE, self.data).ok());
+        let (symbols, strings) = symbols.zip(strings).unwrap_or_default();
         DynamicNames { symbols, strings }
     }
 
-    /// A symbol table and its strings, if there is one.
-    pub(crate) fn symbol_table(&self, kind: elf::SectionType) -> Result<Option<SymbolTable<'d>>, ElfError> {
+    /// Where a symbol table and its strings are, if there is one.
+    pub(crate) fn symbol_table(&self, kind: elf::SectionType) -> Result<Option<SymbolTable>, ElfError> {
         let Some(section) = self.sections.iter().find(|section| section.sh_type(LE) == kind) else {
             return Ok(None);
         };
-        let entries = section.data_as_array(LE, self.data).ok();
-        let strings = self.linked_bytes(object::SectionIndex(section.sh_link(LE) as usize));
-        entries.zip(strings).map(Some).ok_or(ElfError::Malformed("symbol table"))
+        let strings = self.linked(section).ok_or(ElfError::Malformed("symbol table"))?;
+        // Sections without bytes in the file have no range.
+        Ok(Some([section, strings].map(|section| section.file_range(LE).unwrap_or_default())))
     }
 
-    fn linked_bytes(&self, link: object::SectionIndex) -> Option<&'d [u8]> {
-        self.sections.get(link.0)?.data(LE, self.data).ok()
+    /// The section that another one refers to: the strings of a symbol table.
+    fn linked(&self, section: &SectionHeader64<LittleEndian>) -> Option<&'d SectionHeader64<LittleEndian>> {
+        self.sections.get(section.sh_link(LE) as usize)
     }
 }
 

@@ -4,8 +4,11 @@ use object::elf;
 use object::read::ReadRef;
 use object::read::elf::Sym as _;
 
-use crate::file::LE;
-use crate::{ElfFile, debugdata, text_at};
+use crate::file::{LE, Sym};
+use crate::{ElfError, ElfFile, Image, MAX_PIECE_BYTES, debugdata, read_range, text_at};
+
+/// Most bytes of a symbol table that are in memory at a time. Of a large file, it takes as much as the functions themselves.
+const CHUNK_BYTES: u64 = (64 << 10) * size_of::<Sym>() as u64;
 
 /// A defined function.
 #[derive(Clone, Copy, Debug)]
@@ -30,29 +33,55 @@ pub struct Symbols {
 }
 
 impl Symbols {
-    /// Adds the functions that the dynamic symbol table defines. Returns whether the table is intact.
-    pub fn add_dynamic<'d, R: ReadRef<'d>>(&mut self, file: &ElfFile<'d, R>) -> bool {
-        self.add(file, elf::SHT_DYNSYM)
+    /// Adds the functions that the dynamic symbol table of `image` defines, whose headers are `file`. Returns whether the
+    /// table is intact.
+    pub fn add_dynamic<'d, R: ReadRef<'d>>(&mut self, image: &dyn Image, file: &ElfFile<'d, R>) -> bool {
+        self.add(image, file, elf::SHT_DYNSYM).is_ok()
     }
 
-    /// Adds the functions that the full symbol table defines. Returns whether the table is intact.
-    pub fn add_full<'d, R: ReadRef<'d>>(&mut self, file: &ElfFile<'d, R>) -> bool {
-        self.add(file, elf::SHT_SYMTAB)
+    /// The same for the full symbol table.
+    pub fn add_full<'d, R: ReadRef<'d>>(&mut self, image: &dyn Image, file: &ElfFile<'d, R>) -> bool {
+        self.add(image, file, elf::SHT_SYMTAB).is_ok()
     }
 
     /// Adds the functions of a packed `.gnu_debugdata` section. Returns whether the section is intact.
     pub fn add_packed(&mut self, packed: &[u8]) -> bool {
         let Some(bytes) = debugdata::unpack(packed) else { return false };
-        ElfFile::parse(bytes.as_slice()).is_ok_and(|file| !file.headers.sections_are_damaged && self.add_full(&file))
+        ElfFile::parse(bytes.as_slice())
+            .is_ok_and(|file| !file.headers.sections_are_damaged && self.add_full(&bytes, &file))
     }
 
-    fn add<'d, R: ReadRef<'d>>(&mut self, file: &ElfFile<'d, R>, kind: elf::SectionType) -> bool {
-        let (Ok(table), Ok(number)) = (file.symbol_table(kind), u8::try_from(self.names.len())) else {
-            return false;
-        };
-        let Some((entries, names)) = table else { return true };
-        self.names.push(names.to_vec());
-        let exported = kind == elf::SHT_DYNSYM;
+    /// Reads from `image` itself, because what is read through `file` stays in memory: names would be there twice.
+    fn add<'d, R: ReadRef<'d>>(
+        &mut self,
+        image: &dyn Image,
+        file: &ElfFile<'d, R>,
+        kind: elf::SectionType,
+    ) -> Result<(), ElfError> {
+        const WHAT: &str = "symbol table";
+        let number = u8::try_from(self.names.len()).map_err(|_| ElfError::Malformed(WHAT))?;
+        let Some([(start, bytes), (names, name_bytes)]) = file.symbol_table(kind)? else { return Ok(()) };
+        if bytes > MAX_PIECE_BYTES {
+            return Err(ElfError::TooLarge { what: WHAT.into(), bytes, limit: MAX_PIECE_BYTES });
+        }
+        self.names.push(read_range(image, WHAT, names, name_bytes, MAX_PIECE_BYTES)?);
+        let known = self.symbols.len();
+        let mut read = 0;
+        while read < bytes {
+            let chunk = CHUNK_BYTES.min(bytes - read);
+            let functions = read_range(image, WHAT, start.saturating_add(read), chunk, CHUNK_BYTES)
+                .and_then(|chunk| self.add_entries(&chunk, number, kind == elf::SHT_DYNSYM));
+            if let Err(error) = functions {
+                self.symbols.truncate(known);
+                return Err(error);
+            }
+            read += chunk;
+        }
+        Ok(())
+    }
+
+    fn add_entries(&mut self, bytes: &[u8], table: u8, exported: bool) -> Result<(), ElfError> {
+        let entries = object::slice_from_all_bytes::<Sym>(bytes).map_err(|()| ElfError::Malformed("symbol table"))?;
         self.symbols.extend(entries.iter().filter(|s| s.st_shndx(LE) != elf::SHN_UNDEF).filter_map(|s| {
             let indirect = s.st_type() == elf::STT_GNU_IFUNC;
             (indirect || s.st_type() == elf::STT_FUNC).then(|| Symbol {
@@ -60,11 +89,11 @@ impl Symbols {
                 size: s.st_size(LE),
                 exported,
                 indirect,
-                table: number,
+                table,
                 name: s.st_name(LE),
             })
         }));
-        true
+        Ok(())
     }
 
     /// The name of a symbol of this list; empty if it is damaged.

@@ -80,19 +80,19 @@ impl FileImage {
     /// [`AttachError`] if it is not a 64-bit little-endian ELF file for a known machine. Damaged parts are no error:
     /// they are listed in [`damaged`](Self::damaged).
     pub fn read(file: &dyn Image) -> Result<Self, AttachError> {
-        Self::read_if(file, |_| true)
+        Self::read_if(file, "", |_| true)
     }
 
-    /// Reads a file, but its code, which is most of it, only if `wanted` holds for the name of a function that it
-    /// defines.
+    /// Reads the file that was found at `path`, but its code, which is most of it, only if `wanted` holds for what is known
+    /// from its tables.
     ///
     /// # Errors
     /// As [`Self::read`].
-    pub fn read_if(file: &dyn Image, wanted: impl Fn(&str) -> bool) -> Result<Self, AttachError> {
+    pub fn read_if(file: &dyn Image, path: &str, wanted: impl Fn(&Self) -> bool) -> Result<Self, AttachError> {
         let pieces = Pieces::of(file);
         let tables = ElfFile::parse(&pieces)?;
-        let mut image = Self::of_tables(&tables)?;
-        if image.functions().any(|(name, _)| wanted(name)) {
+        let mut image = Self::of_tables(file, &tables)?.found_at(path);
+        if wanted(&image) {
             image.build_id = build_id::of(file).unwrap_or_default();
             image.read_sections(&tables);
             let headers = tables.headers;
@@ -110,7 +110,7 @@ impl FileImage {
         self
     }
 
-    fn of_tables<'a, R: ReadRef<'a>>(file: &ElfFile<'a, R>) -> Result<Self, AttachError> {
+    fn of_tables<'a, R: ReadRef<'a>>(bytes: &dyn Image, file: &ElfFile<'a, R>) -> Result<Self, AttachError> {
         let headers = &file.headers;
         let machine = match elf::Machine(headers.machine) {
             elf::EM_X86_64 => Machine::X86_64,
@@ -147,7 +147,7 @@ impl FileImage {
         };
         let telling = headers.sections.iter().filter(|section| RUNTIME_SECTIONS.contains(&&*section.name));
         image.runtime_sections.extend(telling.take(1).map(|section| section.name.to_string()));
-        image.read_symbols(file);
+        image.read_symbols(bytes, file);
         image.kind = image.kind_by(headers.entry);
         Ok(image)
     }
@@ -166,11 +166,11 @@ impl FileImage {
         }
     }
 
-    fn read_symbols<'a, R: ReadRef<'a>>(&mut self, file: &ElfFile<'a, R>) {
-        if !self.symbols.add_dynamic(file) {
+    fn read_symbols<'a, R: ReadRef<'a>>(&mut self, bytes: &dyn Image, file: &ElfFile<'a, R>) {
+        if !self.symbols.add_dynamic(bytes, file) {
             self.damaged.push("dynamic symbol table");
         }
-        if !self.symbols.add_full(file) {
+        if !self.symbols.add_full(bytes, file) {
             self.damaged.push("symbol table");
         }
         if let Some(section) = file.headers.section(".gnu_debugdata")
@@ -291,6 +291,12 @@ impl FileImage {
     #[must_use]
     pub fn code(&self) -> &[Code] {
         &self.code
+    }
+
+    /// The same, of an image that is not needed any more.
+    #[must_use]
+    pub fn into_code(self) -> Vec<Code> {
+        self.code
     }
 
     /// The name of the function whose address the loader writes to `slot`.

@@ -166,7 +166,7 @@ fn most_of_a_large_file_is_not_read() {
     std::io::Write::write_all(&mut file, &bytes).unwrap();
     file.set_len(150 << 20).unwrap();
     let file = Counted(file, Default::default());
-    let image = FileImage::read_if(&file, |_| false).unwrap();
+    let image = FileImage::read_if(&file, "", |_| false).unwrap();
     assert!(image.functions().count() > 10 && image.code().is_empty() && image.build_id.is_empty());
     let read = file.1.into_inner();
     assert!(read < bytes.len() as u64, "{read} bytes of a library of {}", bytes.len());

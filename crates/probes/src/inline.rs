@@ -69,7 +69,7 @@ pub struct InlineFile {
 /// # Errors
 /// [`AttachError`] if there is nothing to hook, or the file cannot be used.
 pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<InlineFile, AttachError> {
-    let image = FileImage::read_if(file, |name| table.knows(name))?.found_at(path);
+    let image = FileImage::read_if(file, path, |image| table.is_in(image))?;
     if image.machine != Machine::X86_64 {
         return Err(AttachError::ForeignMachine);
     }
@@ -132,8 +132,8 @@ pub fn inline_functions(file: &dyn Image, path: &str, table: &Table) -> Result<I
         functions,
         inner,
         slots,
-        code: image.code().to_vec(),
         missing,
+        code: image.into_code(),
     })
 }
 
@@ -237,7 +237,7 @@ fn slots(graph: &CallGraph<'_>, functions: &[InlineFunction]) -> Vec<InlineSlot>
 /// # Errors
 /// [`AttachError`] if it cannot be read.
 pub fn defines(file: &dyn Image, name: &str) -> Result<bool, AttachError> {
-    let image = FileImage::read_if(file, |_| false)?;
+    let image = FileImage::read_if(file, "", |_| false)?;
     let is_loader =
         image.soname.as_deref().is_some_and(|soname| LOADERS.iter().any(|loader| soname.starts_with(loader)));
     Ok(!is_loader && image.functions().any(|(known, symbol)| known == name && symbol.exported))

@@ -104,3 +104,29 @@ fn custom_functions_are_hooked_if_their_code_tells_enough() {
         assert_eq!((what.as_str(), why.starts_with(expected)), (function, true), "{why}");
     }
 }
+
+/// Large libraries have an `operator new` of their own that calls malloc of another file, and code of 100 MB.
+#[test]
+fn the_code_of_a_file_is_read_only_if_an_allocator_applies_to_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let build = |name: &str, code: &str| {
+        let (source, library) = (folder.path().join("code.c"), folder.path().join(name));
+        std::fs::write(&source, code).unwrap();
+        let mut compiler = std::process::Command::new("cc");
+        let built = compiler.args(["-O2", "-shared", "-fPIC", "-o"]).args([&library, &source]).status();
+        built.is_ok_and(|status| status.success()).then_some(library)
+    };
+    let own = "void *malloc(unsigned long); void *_Znwm(unsigned long n) { return malloc(n); }";
+    let whole = "void *mi_malloc(unsigned long n) { return (void *)n; }";
+    let (Some(own), Some(whole)) = (build("libown.so", own), build("libwhole.so", whole)) else {
+        skipped("there is no C compiler");
+        return;
+    };
+    let table = Table::default();
+    let reads_code = |path: &std::path::Path| {
+        let file = std::fs::File::open(path).unwrap();
+        let image = FileImage::read_if(&file, path.to_str().unwrap(), |image| table.is_in(image)).unwrap();
+        !image.into_code().is_empty()
+    };
+    assert_eq!([reads_code(&own), reads_code(&whole)], [false, true]);
+}

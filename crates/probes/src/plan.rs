@@ -161,11 +161,8 @@ pub fn examine_avoiding(
     table: &Table,
     avoided: &BTreeSet<u64>,
 ) -> Examination {
-    match FileImage::read_if(file, |name| table.knows(name)) {
-        Ok(image) => {
-            let image = image.found_at(path);
-            Examination { plan: plan(&image, rules, table, avoided), runtime: Runtime::of(&image) }
-        }
+    match FileImage::read_if(file, path, |image| table.is_in(image)) {
+        Ok(image) => Examination { plan: plan(&image, rules, table, avoided), runtime: Runtime::of(&image) },
         Err(error) => Examination { plan: Err(error), runtime: None },
     }
 }

@@ -154,7 +154,7 @@ mod tests {
         }
         let bytes = std::fs::read(folder.path().join("file")).unwrap();
         let path = Path::new("/somewhere").join(name);
-        Some(FileImage::read_if(&bytes.as_slice(), |_| false).unwrap().found_at(&path.display().to_string()))
+        Some(FileImage::read_if(&bytes.as_slice(), &path.display().to_string(), |_| false).unwrap())
     }
 
     #[test]

@@ -150,8 +150,14 @@ impl Table {
         self.origins.iter().map(Origin::name).collect::<Vec<_>>().join(", ")
     }
 
+    /// Whether `image` defines a function of an allocator that applies to it. Names alone do not tell: a library may have an
+    /// `operator new` of its own that calls another file's malloc.
+    pub(super) fn is_in(&self, image: &FileImage) -> bool {
+        !self.defined_in(image).functions.is_empty()
+    }
+
     /// Whether a file with this symbol may have an allocator.
-    pub(super) fn knows(&self, symbol: &str) -> bool {
+    fn knows(&self, symbol: &str) -> bool {
         let symbol = canonical(symbol);
         self.markers.contains(symbol) || self.by_symbol.contains_key(symbol)
     }

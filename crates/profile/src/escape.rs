@@ -118,7 +118,7 @@ mod tests {
         profile.modules.iter_mut().for_each(|module: &mut Module| module.path = Arc::clone(&path));
         for row in &mut profile.rows {
             let mut stack = Stack::clone(&row.key.stack);
-            for frame in &mut stack.frames {
+            for frame in stack.frames.iter_mut().map(Arc::make_mut) {
                 // Named and unnamed frames: the name of the latter has the module's path.
                 frame.function = frame.function.as_ref().map(|_| Arc::clone(&path));
                 (frame.file, frame.reason) = (Some(Arc::clone(&path)), Some(Arc::clone(&path)));
@@ -157,7 +157,7 @@ mod tests {
         profile.notes = vec![MARKUP.into()];
         for row in &mut profile.rows {
             let mut stack = Stack::clone(&row.key.stack);
-            stack.frames.iter_mut().for_each(|frame| frame.function = Some(MARKUP.into()));
+            stack.frames.iter_mut().map(Arc::make_mut).for_each(|frame| frame.function = Some(MARKUP.into()));
             row.key.stack = stack.into();
         }
         for name in ["html", "svg"] {

@@ -1,7 +1,6 @@
 //! Interning of frames and stacks, which keeps files small and writers fast.
 
 use std::collections::HashMap;
-use std::hash::{Hash, Hasher};
 use std::ops::Range;
 use std::sync::{Arc, LazyLock};
 
@@ -61,7 +60,7 @@ struct Builder<'a> {
     frames: Vec<&'a Frame>,
     stacks: Vec<InternedStack<'a>>,
     frame_ids: Vec<u32>,
-    by_frame: HashMap<FrameKey<'a>, u32>,
+    by_frame: HashMap<&'a Frame, u32>,
     by_pointer: HashMap<*const Stack, u32>,
     by_content: HashMap<Content<'a>, u32>,
     shows_no_stack: bool,
@@ -99,29 +98,11 @@ impl<'a> Builder<'a> {
 
     fn frame(&mut self, frame: &'a Frame) -> u32 {
         let next = self.frames.len() as u32;
-        let id = *self.by_frame.entry(FrameKey(frame)).or_insert(next);
+        let id = *self.by_frame.entry(frame).or_insert(next);
         if id == next {
             self.frames.push(frame);
         }
         id
-    }
-}
-
-/// A frame with a cheap hash: of its location, and of its name only if the location is unknown.
-#[derive(PartialEq)]
-struct FrameKey<'a>(&'a Frame);
-
-impl Eq for FrameKey<'_> {}
-
-impl Hash for FrameKey<'_> {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        let frame = self.0;
-        state.write_u64(frame.address);
-        state.write_u32(frame.line.unwrap_or(0));
-        state.write_u32((frame.module.unwrap_or(0) as u32) << 1 | u32::from(frame.inlined));
-        if frame.address == 0 {
-            frame.function.hash(state);
-        }
     }
 }
 
@@ -142,7 +123,7 @@ mod tests {
         for (row, &stack) in profile.rows.iter().zip(&interned.stack_of_row) {
             let frames: Vec<&Frame> =
                 interned.frame_ids(stack).iter().map(|&id| interned.frames[id as usize]).collect();
-            assert_eq!(frames, row.key.stack.frames.iter().collect::<Vec<_>>());
+            assert_eq!(frames, row.key.stack.frames.iter().map(|frame| &**frame).collect::<Vec<_>>());
             assert_eq!(interned.stacks[stack as usize].stack, row.key.stack.as_ref());
         }
     }

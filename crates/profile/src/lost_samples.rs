@@ -36,7 +36,7 @@ pub fn add_rows(profile: &mut Profile) {
         }
     }
     let stack = Arc::new(Stack {
-        frames: vec![Frame { function: Some(RECORDS_LOST.into()), ..Frame::default() }],
+        frames: vec![Arc::new(Frame { function: Some(RECORDS_LOST.into()), ..Frame::default() })],
         unwinder: "",
         cut: Some(REASON.into()),
     });

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use super::model::{ByAddress, Module, Profile, Row, Stack, Unread};
+use super::model::{ByAddress, Module, Profile, Row, SharedFrames, Stack, Unread};
 
 /// Why profiles cannot be merged.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -70,9 +70,10 @@ fn add(merged: &mut Profile, mut profile: Profile, modules: &mut Modules) {
     let first_process = merged.processes.len();
     let module_of: Vec<usize> = profile.modules.into_iter().map(|module| modules.index(merged, module)).collect();
     let mut stacks: HashMap<ByAddress<Stack>, Arc<Stack>> = HashMap::new();
+    let mut frames = SharedFrames::default();
     for row in &profile.rows {
-        let stack =
-            stacks.entry(ByAddress(Arc::clone(&row.key.stack))).or_insert_with(|| moved(&row.key.stack, &module_of));
+        let stack = stacks.entry(ByAddress(Arc::clone(&row.key.stack)));
+        let stack = stack.or_insert_with(|| moved(&row.key.stack, &module_of, &mut frames));
         let key = row.key.with(row.key.process + first_process, Arc::clone(stack));
         merged.rows.push(Row { key, ..row.clone() });
     }
@@ -106,12 +107,9 @@ fn add(merged: &mut Profile, mut profile: Profile, modules: &mut Modules) {
 }
 
 /// The stack with the new indices of its modules.
-fn moved(stack: &Stack, module_of: &[usize]) -> Arc<Stack> {
-    let mut stack = stack.clone();
-    for frame in &mut stack.frames {
-        frame.module = frame.module.and_then(|module| module_of.get(module).copied());
-    }
-    Arc::new(stack)
+fn moved(stack: &Stack, module_of: &[usize], frames: &mut SharedFrames) -> Arc<Stack> {
+    let index = |module: usize| module_of.get(module).copied();
+    Arc::new(stack.with_frames(frames, |frame| frame.module = frame.module.and_then(index)))
 }
 
 /// Indices of the modules by path and build ID, not by where they were mapped.
@@ -185,10 +183,9 @@ mod tests {
         other.modules.reverse();
         let last = other.modules.len() - 1;
         for row in &mut other.rows {
-            let mut stack = Stack::clone(&row.key.stack);
-            for frame in &mut stack.frames {
-                frame.module = frame.module.map(|module| last - module);
-            }
+            let mut frames = SharedFrames::default();
+            let reverse = |module| last - module;
+            let stack = row.key.stack.with_frames(&mut frames, |frame| frame.module = frame.module.map(reverse));
             row.key.stack = Arc::new(stack);
         }
         let merged = merge(vec![one.clone(), other]).expect("the same criterion");

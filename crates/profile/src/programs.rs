@@ -228,7 +228,7 @@ struct Code {
 
 impl Code {
     fn new(profile: &Profile, interned: &Interned) -> Self {
-        let mut frames: Vec<Frame> = Vec::new();
+        let mut frames: Vec<Arc<Frame>> = Vec::new();
         let mut known: HashMap<Place, Vec<u32>> = HashMap::new();
         let id_of_frame: Vec<u32> = interned
             .frames
@@ -242,7 +242,7 @@ impl Code {
                 }
                 let id = frames.len() as u32;
                 same.push(id);
-                frames.push(frame);
+                frames.push(Arc::new(frame));
                 id
             })
             .collect();
@@ -252,7 +252,7 @@ impl Code {
             let ids: Vec<u32> = interned.frame_ids(stack).iter().map(|&id| id_of_frame[id as usize]).collect();
             let Stack { cut, unwinder, .. } = interned_stack.stack;
             let number = *numbers.entry((ids, cut.clone(), unwinder)).or_insert_with_key(|(ids, cut, unwinder)| {
-                let frames = ids.iter().map(|&id| frames[id as usize].clone()).collect();
+                let frames = ids.iter().map(|&id| Arc::clone(&frames[id as usize])).collect();
                 code.stacks.push(Arc::new(Stack { frames, unwinder, cut: cut.clone() }));
                 code.stacks.len() as u32 - 1
             });

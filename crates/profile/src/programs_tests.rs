@@ -24,7 +24,7 @@ fn workers() -> Profile {
         // The last stack is of the second worker alone.
         for row in own.iter().filter(|row| worker == 1 || row.alloc.samples != 1) {
             let mut stack = Stack::clone(&row.key.stack);
-            for frame in &mut stack.frames {
+            for frame in stack.frames.iter_mut().map(Arc::make_mut) {
                 frame.address += u64::from(worker) << 40;
             }
             let mut row = row.clone().with_process(worker as usize);

@@ -126,7 +126,7 @@ pub fn stripped() -> Profile {
     profile.modules[1].reason = Some("libjson.so is stripped: install libjson1-dbgsym".into());
     for row in &mut profile.rows {
         let mut stack = Stack::clone(&row.key.stack);
-        for frame in stack.frames.iter_mut().filter(|frame| frame.function.is_none()) {
+        for frame in stack.frames.iter_mut().map(Arc::make_mut).filter(|frame| frame.function.is_none()) {
             (frame.function_start, frame.reason) = (Some(0x3f40), None);
         }
         row.key.stack = stack.into();
@@ -155,7 +155,7 @@ pub fn small() -> Profile {
         ..Frame::default()
     };
     let stack = |frames: &[&Frame], cut: Option<&str>| {
-        let frames = frames.iter().map(|&frame| frame.clone()).collect();
+        let frames = frames.iter().map(|&frame| Arc::new(frame.clone())).collect();
         Arc::new(Stack { frames, unwinder: "dwarf", cut: cut.map(Into::into) })
     };
     let deep = stack(&[&inlined, &parse, &again, &again, &handle, &main], None);
@@ -245,16 +245,16 @@ pub fn large(stacks: usize, depth: usize) -> Profile {
             frame(module, 0x7f00_0000_0000 + index * 64, &name, &format!("/src/subsystem/file_{}.cc", index % 300), 1)
         })
         .collect();
-    let sites: Vec<Frame> = (0..20_000usize)
+    let sites: Vec<Arc<Frame>> = (0..20_000usize)
         .map(|site| {
             let function = &functions[site % functions.len()];
             let address = function.address + (site / functions.len()) as u64 * 4;
-            Frame {
+            Arc::new(Frame {
                 line: Some((site % 900) as u32 + 1),
                 address,
                 file_offset: Some(address & 0xf_ffff),
                 ..function.clone()
-            }
+            })
         })
         .collect();
     profile.rows = (0..stacks)

@@ -12,7 +12,8 @@ use heapbpf_probes::{AllocatorFile, AttachError, Examination, KernelRules, Runti
 use crate::host::open::{self, Beneath};
 use crate::host::own_memory::give_memory_back;
 
-/// Files of at least this size are worth a thread: to examine one of 150 MB takes a quarter of a second.
+/// Files of at least this size are worth a thread, and are examined one at a time: one of 150 MB takes a quarter of a second
+/// and 40 MiB.
 const LARGE_BYTES: u64 = 8 << 20;
 
 /// Identifies a file by device and inode.
@@ -146,7 +147,7 @@ impl ExaminedFiles {
         if self.under_way.contains(&key) {
             return true;
         }
-        if self.by_key.contains_key(&key) || !file.metadata().is_ok_and(|metadata| metadata.len() >= LARGE_BYTES) {
+        if self.by_key.contains_key(&key) || !is_large(file) {
             return false;
         }
         let begun = self.jobs().is_some_and(|jobs| jobs.send((key, path.to_owned(), Arc::clone(file))).is_ok());
@@ -183,7 +184,8 @@ impl ExaminedFiles {
         self.by_key.extend(examined.map(|examined| (key, examined)));
     }
 
-    /// Examines many files on all CPUs. Files that cannot be read are skipped: [`examine`](Self::examine) reports them.
+    /// Examines many files on all CPUs, but large ones one after the other, because of the memory that each takes. Files that
+    /// cannot be read are skipped: [`examine`](Self::examine) reports them.
     pub fn examine_all(&mut self, files: Vec<(String, Arc<File>)>) {
         let mut new: HashMap<FileKey, (String, Arc<File>)> = HashMap::new();
         for (path, file) in files {
@@ -193,19 +195,20 @@ impl ExaminedFiles {
                 new.entry(key).or_insert((path, file));
             }
         }
-        let queue = Mutex::new(new.into_iter().collect::<Vec<_>>());
+        let (large, small): (Vec<_>, Vec<_>) = new.into_iter().partition(|(_, (_, file))| is_large(file));
+        let small = Mutex::new(small);
         let (rules, table) = (&self.rules, &self.table);
-        let work = || {
-            let mut examined = Vec::new();
+        let work = |large: Vec<(FileKey, (String, Arc<File>))>| {
             // The lock is released before the file is read.
-            while let Some((key, (path, file))) = queue.lock().ok().and_then(|mut queue| queue.pop()) {
-                examined.push((key, self::examined(path, file, rules, table)));
-            }
-            examined
+            let small = std::iter::from_fn(|| small.lock().ok().and_then(|mut queue| queue.pop()));
+            let files = large.into_iter().chain(small);
+            files.map(|(key, (path, file))| (key, self::examined(path, file, rules, table))).collect::<Vec<_>>()
         };
         let examined: Vec<(FileKey, ExaminedFile)> = std::thread::scope(|scope| {
             let threads = std::thread::available_parallelism().map_or(1, usize::from);
-            let workers: Vec<_> = (0..threads).map(|_| scope.spawn(work)).collect();
+            // The first thread has all large files.
+            let shares = std::iter::once(large).chain(std::iter::repeat_with(Vec::new)).take(threads);
+            let workers: Vec<_> = shares.map(|large| scope.spawn(move || work(large))).collect();
             workers.into_iter().filter_map(|worker| worker.join().ok()).flatten().collect()
         });
         self.by_key.extend(examined);
@@ -255,6 +258,11 @@ impl ExaminedFiles {
     pub fn has_seen(&self, wanted: impl Fn(&str) -> bool) -> bool {
         self.by_key.values().any(|file| wanted(&file.path))
     }
+}
+
+/// Whether examining a file takes time and memory that matter.
+fn is_large(file: &File) -> bool {
+    file.metadata().is_ok_and(|metadata| metadata.len() >= LARGE_BYTES)
 }
 
 /// Reads and plans a file.

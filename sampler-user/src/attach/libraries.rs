@@ -34,7 +34,7 @@ pub fn expected(command: &[OsString]) -> Vec<PathBuf> {
             continue;
         }
         let Ok(image) =
-            File::open(&path).map_err(|_| ()).and_then(|file| FileImage::read_if(&file, |_| false).map_err(|_| ()))
+            File::open(&path).map_err(|_| ()).and_then(|file| FileImage::read_if(&file, "", |_| false).map_err(|_| ()))
         else {
             continue;
         };

@@ -9,7 +9,7 @@ use sampler_ebpf::abi::ProcessKey;
 use super::filter::only;
 use crate::record::Code;
 use crate::record::requests::Made;
-use heapbpf_profile::model::{ByAddress, Header, Losses, Process, Profile, Row, RowKey, Stack};
+use heapbpf_profile::model::{ByAddress, Header, Losses, Process, Profile, Row, RowKey, SharedFrames, Stack};
 use heapbpf_statistics::sums::SampleSums;
 
 /// The process of a row, identified in both profiles.
@@ -49,11 +49,11 @@ impl Owners<'_> {
         }
     }
 
-    fn key(&self, made: &Made, row: &Row) -> Key {
+    fn key(&self, made: &Made, row: &Row, frames: &mut SharedFrames) -> Key {
         let owner = self.of(made, row.key.process);
         let place = match owner {
             Owner::Living(_) => Place::Named(ByAddress(Arc::clone(&row.key.stack))),
-            Owner::Ended(..) => Place::Code(Code::of(&row.key.stack)),
+            Owner::Ended(..) => Place::Code(Code::of(&row.key.stack, frames)),
         };
         row.key.with(owner, place)
     }
@@ -74,9 +74,10 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
     let Some(earlier) = earlier else { return only(&later.profile, &[]) };
     let owners =
         Owners { later: later.keys.iter().enumerate().map(|(index, key)| (*key, index)).collect(), made: later };
+    let mut frames = SharedFrames::default();
     let mut before: HashMap<Key, (Sums, &Row)> = HashMap::new();
     for row in &earlier.profile.rows {
-        let (sums, _) = before.entry(owners.key(earlier, row)).or_insert_with(|| (Sums::default(), row));
+        let (sums, _) = before.entry(owners.key(earlier, row, &mut frames)).or_insert_with(|| (Sums::default(), row));
         sums.alloc.add(&row.alloc);
         sums.inuse.add(&row.inuse);
         sums.at_exit.add(&row.at_exit);
@@ -98,7 +99,7 @@ pub fn difference(earlier: Option<&Made>, later: &Made, of: Inuse) -> Profile {
         forget_incomparable(&mut profile, earlier, later, &owners);
     }
     for row in &later.profile.rows {
-        let before = before.remove(&owners.key(later, row)).map(|(sums, _)| sums).unwrap_or_default();
+        let before = before.remove(&owners.key(later, row, &mut frames)).map(|(sums, _)| sums).unwrap_or_default();
         let known = profile.knows_inuse(row.key.process);
         let sums = Sums {
             alloc: minus(&row.alloc, &before.alloc),
@@ -276,7 +277,7 @@ mod tests {
         later.processes[1].pid = 0;
         for row in later.rows.iter_mut().filter(|row| row.key.process == 1) {
             let mut stack = Stack::clone(&row.key.stack);
-            stack.frames.iter_mut().for_each(|frame| frame.address = 0);
+            stack.frames.iter_mut().map(Arc::make_mut).for_each(|frame| frame.address = 0);
             row.key.stack = Arc::new(stack);
         }
         for of in [Inuse::Change, Inuse::Level] {
@@ -337,7 +338,7 @@ mod tests {
         (ended.pid, ended.ended) = (0, true);
         for row in later.rows.iter_mut().filter(|row| row.key.process == 1) {
             let mut stack = Stack::clone(&row.key.stack);
-            stack.frames.iter_mut().for_each(|frame| frame.address = 0);
+            stack.frames.iter_mut().map(Arc::make_mut).for_each(|frame| frame.address = 0);
             row.key.stack = Arc::new(stack);
             row.inuse = SampleSums::default();
         }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use heapbpf_profile::model::{Frame, Stack};
+use heapbpf_profile::model::{Frame, SharedFrames, Stack};
 use heapbpf_unwind::image::ModuleFiles;
 use heapbpf_unwind::raw::{Completeness, RawFrame, RawStack, Reason};
 
@@ -42,8 +42,14 @@ pub struct Finisher<'a> {
 }
 
 impl Finisher<'_> {
-    /// The profile stack for a raw one. `module_index` returns a module's index in the profile.
-    pub fn finish(&self, raw: &RawStack, module_index: &mut dyn FnMut(ModuleId) -> usize) -> Stack {
+    /// The profile stack for a raw one, with its frames shared through `shared`. `module_index` returns a module's index in
+    /// the profile.
+    pub fn finish(
+        &self,
+        raw: &RawStack,
+        module_index: &mut dyn FnMut(ModuleId) -> usize,
+        shared: &mut SharedFrames,
+    ) -> Stack {
         let mut frames = Vec::with_capacity(raw.frames.len());
         for frame in &raw.frames {
             self.push(frame, module_index, &mut frames);
@@ -59,8 +65,7 @@ impl Finisher<'_> {
             Completeness::Truncated(_) if frames.last().is_some_and(is_entry) => None,
             Completeness::Truncated(reason) => Some(reason.text(|module| self.modules.path(module)).into()),
         };
-        // Inlined calls may have made it grow to twice what is needed, and there are as many as stacks.
-        frames.shrink_to_fit();
+        let frames = frames.into_iter().map(|frame| shared.share(frame)).collect();
         Stack { frames, unwinder: raw.unwinder.name(), cut }
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
-use heapbpf_profile::model::{Frame, Profile, Stack};
+use heapbpf_profile::model::{Frame, Profile, SharedFrames, Stack};
 use heapbpf_unwind::image::ModuleFiles;
 
 use super::by_build_id::ByBuildId;
@@ -67,9 +67,10 @@ pub fn symbolize(profile: &mut Profile, options: Options, progress: Arc<Progress
     }
 
     let mut frames = 0;
+    let mut shared = SharedFrames::default();
     let mut finished: HashMap<*const Stack, Arc<Stack>> = HashMap::with_capacity(stacks.len());
     for (key, stack) in stacks {
-        let named = with_names(&stack, &symbolizer);
+        let named = with_names(&stack, &symbolizer, &mut shared);
         frames += named.frames.len();
         finished.insert(key, if frames <= MOST_FRAMES { Arc::new(named) } else { stack });
     }
@@ -88,12 +89,12 @@ pub fn symbolize(profile: &mut Profile, options: Options, progress: Arc<Progress
 type Address = (ModuleId, u64);
 
 /// Splits frames by address: each piece has the inlined functions at one address and the function they are inlined into.
-fn calls(frames: &[Frame]) -> impl Iterator<Item = &[Frame]> {
+fn calls(frames: &[Arc<Frame>]) -> impl Iterator<Item = &[Arc<Frame>]> {
     frames.chunk_by(|frame, _| frame.inlined)
 }
 
 /// The address of a call whose function, or file and line, is unknown.
-fn wanted_address(call: &[Frame]) -> Option<Address> {
+fn wanted_address(call: &[Arc<Frame>]) -> Option<Address> {
     let frame = call.last()?;
     let is_whole = frame.function.is_some() && call.iter().any(|frame| frame.file.is_some());
     let module = ModuleId(u32::try_from(frame.module?).ok()?);
@@ -109,7 +110,7 @@ fn reason(symbols: &[Symbol]) -> Option<Arc<str>> {
     }
 }
 
-fn with_names(stack: &Stack, symbolizer: &Symbolizer) -> Stack {
+fn with_names(stack: &Stack, symbolizer: &Symbolizer, shared: &mut SharedFrames) -> Stack {
     let mut frames = Vec::with_capacity(stack.frames.len());
     for call in calls(&stack.frames) {
         let symbols = wanted_address(call).map(|(module, offset)| symbolizer.get(module, offset)).unwrap_or_default();
@@ -121,13 +122,13 @@ fn with_names(stack: &Stack, symbolizer: &Symbolizer) -> Stack {
         let adds_start = || symbols.iter().any(|symbol| symbol.function.is_some() || symbol.function_start.is_some());
         let replaces = frame.function.is_none() && (frame.function_start.is_none() || adds_start());
         if replaces || (adds_lines && reason(&symbols).is_none()) {
-            frames.extend(symbols.iter().map(|symbol| finish::with_symbol(frame, symbol)));
+            frames.extend(symbols.iter().map(|symbol| shared.share(finish::with_symbol(frame, symbol))));
         } else {
             frames.extend_from_slice(call);
         }
     }
     // A stack that ends in an outermost function is complete, even if the unwinder could not tell. As in a recording.
-    let cut = stack.cut.clone().filter(|_| !frames.last().is_some_and(finish::is_entry));
+    let cut = stack.cut.clone().filter(|_| !frames.last().is_some_and(|frame| finish::is_entry(frame)));
     Stack { frames, unwinder: stack.unwinder, cut }
 }
 

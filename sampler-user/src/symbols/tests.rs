@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use heapbpf_elf::Elf;
 use heapbpf_own_process::{OwnProcess, Random, captured, unwind};
+use heapbpf_profile::model::SharedFrames;
 use heapbpf_testing::skipped;
 use heapbpf_unwind::image::{Image, ModuleFiles};
 use heapbpf_unwind::raw::{Completeness, RawStack, Reason, UnwinderKind};
@@ -218,7 +219,7 @@ fn own_stack_down_to_the_thread_entry() {
         perf_map: None,
         perf_map_reason: None,
     };
-    let finished = finisher.finish(&stack, &mut |module| module.0 as usize);
+    let finished = finisher.finish(&stack, &mut |module| module.0 as usize, &mut SharedFrames::default());
     let names: Vec<&str> = finished.frames.iter().filter_map(|frame| frame.function.as_deref()).collect();
     assert!(names[..4].iter().all(|name| *name == "heapbpf_own_process::recursion::descend"), "{names:?}");
     assert!(finished.frames[0].system_name.as_deref().is_some_and(|name| name.starts_with("_")));
@@ -232,7 +233,8 @@ fn own_stack_down_to_the_thread_entry() {
         unwinder: UnwinderKind::FramePointers,
         completeness: Completeness::Truncated(Reason::FramePointersEnd),
     };
-    let finish = |raw: &RawStack| finisher.finish(raw, &mut |module| module.0 as usize).cut;
+    let finish =
+        |raw: &RawStack| finisher.finish(raw, &mut |module| module.0 as usize, &mut SharedFrames::default()).cut;
     assert_eq!(finish(&cut(3)).as_deref(), Some("frame pointers end here"));
 }
 
@@ -433,7 +435,7 @@ fn the_overflow_bucket_and_lost_stacks_have_a_frame_that_says_so() {
     let cases =
         [(together, "[other stacks]", "put together"), (RawStack::lost(), "[stack lost]", "its record was lost")];
     for (raw, name, why) in cases {
-        let stack = finisher.finish(&raw, &mut |_| 0);
+        let stack = finisher.finish(&raw, &mut |_| 0, &mut SharedFrames::default());
         assert_eq!(stack.frames.len(), 1);
         assert_eq!(stack.frames[0].function.as_deref(), Some(name));
         assert!(stack.cut.as_ref().is_some_and(|cut| cut.starts_with(why)), "{:?}", stack.cut);

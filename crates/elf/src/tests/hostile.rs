@@ -17,7 +17,13 @@ fn all_of(image: &[u8]) -> bool {
     let pieces = Pieces::of(&image);
     let file = ElfFile::parse(&pieces).expect("it was parsed once");
     let mut symbols = Symbols::default();
-    let _ = (symbols.add_dynamic(&file), symbols.add_full(&file), file.dynamic(), file.interpreter(), file.versions());
+    let _ = (
+        symbols.add_dynamic(&image, &file),
+        symbols.add_full(&image, &file),
+        file.dynamic(),
+        file.interpreter(),
+        file.versions(),
+    );
     let names = file.dynamic_names();
     let named = file.relocations().filter_map(|relocation| names.get(relocation.symbol?)).count();
     named + symbols.iter().count() <= image.len()
@@ -123,7 +129,7 @@ fn sections_past_the_end_and_larger_than_allowed() {
         let pieces = Pieces::of(&bytes);
         let file = ElfFile::parse(&pieces).unwrap();
         assert!(file.section_bytes(elf.section(".dynstr").unwrap()).is_err());
-        assert!(!Symbols::default().add_dynamic(&file), "its strings are damaged");
+        assert!(!Symbols::default().add_dynamic(&bytes, &file), "its strings are damaged");
     }
 }
 
@@ -157,7 +163,7 @@ fn most_of_a_large_file_is_not_read() {
     assert!(build_id::of(&image).is_some() && !elf.sections.is_empty());
     let pieces = Pieces::of(&image);
     let mut symbols = Symbols::default();
-    assert!(symbols.add_dynamic(&ElfFile::parse(&pieces).unwrap()));
+    assert!(symbols.add_dynamic(&image, &ElfFile::parse(&pieces).unwrap()));
     assert!(image.read_bytes() < 16 << 10, "{}", image.read_bytes());
 }
 
@@ -218,7 +224,7 @@ fn names_that_do_not_end() {
     ];
     let image = file(&[], &parts);
     let mut symbols = Symbols::default();
-    assert!(symbols.add_full(&ElfFile::parse(image.as_slice()).unwrap()));
+    assert!(symbols.add_full(&image, &ElfFile::parse(image.as_slice()).unwrap()));
     let names: Vec<&str> = symbols.iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["", "free", "", ""]);
 }
@@ -242,4 +248,27 @@ fn a_file_that_shrinks_gives_an_error() {
     let section = elf.section(".dynstr").unwrap();
     assert!(matches!(section.read(&shrinking, 1 << 20), Err(ElfError::Io(_))));
     assert!(Elf::read(&shrinking).is_err());
+}
+
+/// A symbol table is as long as a file claims, and most of what is in it may be no functions.
+#[test]
+fn symbol_tables_are_read_in_pieces_and_names_once() {
+    const SYMBOLS: usize = 300_000;
+    let function = [&1_u32.to_le_bytes()[..], &[0x12, 0, 1, 0], &[0; 16]].concat();
+    let data = [&0_u32.to_le_bytes()[..], &[0x11, 0, 1, 0], &[0; 16]].concat();
+    let mut table = data.repeat(SYMBOLS - 1);
+    table.extend(&function);
+    let parts = [
+        Part { name: ".symtab", kind: 2, link: 2, bytes: table, ..Part::default() },
+        Part { name: ".strtab", kind: 3, bytes: b"\0last\0".to_vec(), ..Part::default() },
+    ];
+    let bytes = file(&[], &parts);
+    let length = bytes.len() as u64;
+    let image = Watched::new(bytes, length);
+    let pieces = Pieces::of(&image);
+    let mut symbols = Symbols::default();
+    assert!(symbols.add_full(&image, &ElfFile::parse(&pieces).unwrap()));
+    assert_eq!(symbols.iter().map(|(name, _)| name).collect::<Vec<_>>(), ["last"]);
+    let largest = image.reads.lock().unwrap().iter().map(|(_, bytes)| *bytes).max();
+    assert!(largest.is_some_and(|bytes| bytes <= 2 << 20) && image.read_bytes() <= length, "{largest:?}");
 }

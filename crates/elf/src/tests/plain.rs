@@ -115,7 +115,7 @@ fn functions_and_relocations() {
     let pieces = Pieces::of(&image);
     let file = ElfFile::parse(&pieces).unwrap();
     let mut symbols = Symbols::default();
-    assert!(symbols.add_dynamic(&file) && symbols.add_full(&file));
+    assert!(symbols.add_dynamic(&image, &file) && symbols.add_full(&image, &file));
     let found: Vec<_> = symbols.iter().map(|(name, s)| (name, s.address, s.exported, s.indirect)).collect();
     assert_eq!(found, [("free", 0x40, true, false), ("memcpy", 0x80, true, true)], "defined ones");
     let relocations: Vec<_> = file.relocations().collect();
@@ -177,6 +177,6 @@ fn our_own_program() {
     let pieces = Pieces::of(&program);
     let file = ElfFile::parse(&pieces).unwrap();
     let mut symbols = Symbols::default();
-    assert!(symbols.add_full(&file));
+    assert!(symbols.add_full(&program, &file));
     assert!(symbols.iter().any(|(name, symbol)| name == "main" && elf.offset_of_address(symbol.address).is_some()));
 }

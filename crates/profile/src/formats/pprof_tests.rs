@@ -1,5 +1,7 @@
 //! Tests of the pprof writer against the message itself; `go tool pprof` reads it in `tests/`.
 
+use std::sync::Arc;
+
 use super::*;
 use crate::testing;
 
@@ -85,7 +87,11 @@ fn only_used_mappings_are_written_and_the_programs_own_is_first() {
     model.modules.push(Default::default());
     for row in &mut model.rows {
         let mut stack = row.key.stack.as_ref().clone();
-        stack.frames.iter_mut().for_each(|frame| frame.module = frame.module.map(|module| 1 - module));
+        stack
+            .frames
+            .iter_mut()
+            .map(Arc::make_mut)
+            .for_each(|frame| frame.module = frame.module.map(|module| 1 - module));
         row.key.stack = stack.into();
     }
     let profile = encode(&model);
@@ -114,7 +120,7 @@ fn a_module_without_names_is_not_said_to_have_functions() {
 fn one_file_in_two_processes_has_one_location() {
     let mut model = testing::small();
     let mut stack = model.rows[4].key.stack.as_ref().clone();
-    for frame in &mut stack.frames {
+    for frame in stack.frames.iter_mut().map(Arc::make_mut) {
         frame.address += 0x10_0000_0000;
     }
     model.rows[4].key.stack = stack.into();
@@ -200,10 +206,10 @@ fn since_when_frees_are_followed_is_a_comment_and_read_back() {
 fn hostile_modules_and_empty_stacks_do_no_harm() {
     let mut model = testing::small();
     let mut stack = model.rows[0].key.stack.as_ref().clone();
-    stack.frames[1].module = Some(usize::MAX);
-    stack.frames[2].file_offset = Some(u64::MAX);
+    Arc::make_mut(&mut stack.frames[1]).module = Some(usize::MAX);
+    Arc::make_mut(&mut stack.frames[2]).file_offset = Some(u64::MAX);
     // A stack whose last frame is inlined.
-    stack.frames.last_mut().expect("frames").inlined = true;
+    Arc::make_mut(stack.frames.last_mut().expect("frames")).inlined = true;
     model.rows[0].key.stack = stack.into();
     model.rows[1].key.stack = Default::default();
     model.rows[1].key.process = 99;

@@ -7,7 +7,7 @@ use std::time::SystemTime;
 use super::header::Header;
 use super::process::Process;
 use super::row::Row;
-use super::stack::{Frame, Module, Stack};
+use super::stack::{Frame, Module, SharedFrames, Stack};
 
 /// The result of a recording: a heap profile.
 #[derive(Clone, Debug)]
@@ -104,15 +104,12 @@ impl Profile {
         let index_of: HashMap<usize, usize> = used.iter().enumerate().map(|(new, old)| (*old, new)).collect();
         // Rows share stacks.
         let mut moved: HashMap<*const Stack, Arc<Stack>> = HashMap::new();
+        let mut shared = SharedFrames::default();
+        let index = |frame: &mut Frame| frame.module = frame.module.and_then(|module| index_of.get(&module).copied());
         let olds: Vec<Arc<Stack>> = self.rows.iter().map(|row| Arc::clone(&row.key.stack)).collect();
         for (row, old) in self.rows.iter_mut().zip(&olds) {
-            let stack = moved.entry(Arc::as_ptr(old)).or_insert_with(|| {
-                let mut stack = Stack::clone(old);
-                for frame in &mut stack.frames {
-                    frame.module = frame.module.and_then(|module| index_of.get(&module).copied());
-                }
-                Arc::new(stack)
-            });
+            let stack = moved.entry(Arc::as_ptr(old));
+            let stack = stack.or_insert_with(|| Arc::new(old.with_frames(&mut shared, index)));
             row.key.stack = Arc::clone(stack);
         }
         self.modules = used.iter().filter_map(|index| self.modules.get(*index).cloned()).collect();
@@ -165,12 +162,11 @@ mod tests {
             profile.rows.iter().map(stack).collect()
         };
         let mut more = whole.clone();
-        let moved = |stack: &Stack| {
-            let mut stack = stack.clone();
-            stack.frames.iter_mut().for_each(|frame| frame.module = frame.module.map(|module| module + 1));
-            Arc::new(stack)
-        };
-        more.rows.iter_mut().for_each(|row| row.key.stack = moved(&row.key.stack));
+        let mut shared = SharedFrames::default();
+        for row in &mut more.rows {
+            let up = |frame: &mut Frame| frame.module = frame.module.map(|module| module + 1);
+            row.key.stack = Arc::new(row.key.stack.with_frames(&mut shared, up));
+        }
         more.modules.insert(0, Module { path: "/of/another".into(), ..Module::default() });
         more.modules.push(Module { path: "/of/a/third".into(), ..Module::default() });
         let pruned = more.without_unused_modules();

@@ -1,20 +1,35 @@
 //! Call stacks, their frames, and the modules that frames are in.
 
+use std::collections::HashSet;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// A call stack.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stack {
-    /// Frames, innermost first.
-    pub frames: Vec<Frame>,
+    /// Frames, innermost first. Stacks share them, because most of them are on many stacks (see [`SharedFrames`]).
+    pub frames: Vec<Arc<Frame>>,
     /// The unwinder that produced it: `dwarf`, `fp` or `caller` (only the address of the caller is known).
     pub unwinder: &'static str,
     /// Why the stack was cut; `None` if it reaches the entry of the thread.
     pub cut: Option<Arc<str>>,
 }
 
+impl Stack {
+    /// The stack with each frame changed. Frames that are equal afterwards are shared through `shared`.
+    #[must_use]
+    pub fn with_frames(&self, shared: &mut SharedFrames, change: impl Fn(&mut Frame)) -> Self {
+        let changed = |frame: &Arc<Frame>| {
+            let mut frame = Frame::clone(frame);
+            change(&mut frame);
+            shared.share(frame)
+        };
+        Self { frames: self.frames.iter().map(changed).collect(), unwinder: self.unwinder, cut: self.cut.clone() }
+    }
+}
+
 /// A frame. An inlined function is a frame of its own, before the function that it is inlined into.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Frame {
     /// Function name, demangled; `None` if unknown, then `reason` says why.
     pub function: Option<Arc<str>>,
@@ -38,6 +53,58 @@ pub struct Frame {
     pub file_offset: Option<u64>,
 }
 
+/// A cheap hash: of the location, and of the name only if the address is unknown.
+impl Hash for Frame {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        (self.address, self.file_offset, self.line, self.module, self.inlined).hash(state);
+        if self.address == 0 {
+            self.function.hash(state);
+        }
+    }
+}
+
+/// Number of frames below which those that no stack has any more are not looked for.
+const FIRST_SWEEP: usize = 1024;
+
+/// Frames that stacks share: equal ones are kept once, as long as a stack has them.
+#[derive(Clone, Debug, Default)]
+pub struct SharedFrames {
+    known: HashSet<Arc<Frame>>,
+    sweep_at: usize,
+}
+
+impl SharedFrames {
+    /// The frame that is equal to this one, shared.
+    pub fn share(&mut self, frame: Frame) -> Arc<Frame> {
+        if let Some(known) = self.known.get(&frame) {
+            return Arc::clone(known);
+        }
+        if self.known.len() >= self.sweep_at.max(FIRST_SWEEP) {
+            self.sweep();
+        }
+        let frame = Arc::new(frame);
+        self.known.insert(Arc::clone(&frame));
+        frame
+    }
+
+    /// Forgets frames that no stack has any more. This also happens whenever there are twice as many as the last time.
+    pub fn sweep(&mut self) {
+        self.known.retain(|frame| Arc::strong_count(frame) > 1);
+        self.sweep_at = 2 * self.known.len();
+        self.known.shrink_to(self.sweep_at);
+    }
+
+    /// Number of distinct frames.
+    pub fn len(&self) -> usize {
+        self.known.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.known.is_empty()
+    }
+}
+
 /// A module: a mapped file, the vDSO, or a region of JIT code.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Module {
@@ -53,4 +120,33 @@ pub struct Module {
     pub file_offset: u64,
     /// Why functions of it have no names; `None` if all have one.
     pub reason: Option<Arc<str>>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::frame;
+
+    #[test]
+    fn equal_frames_are_kept_once_until_no_stack_has_them() {
+        let mut shared = SharedFrames::default();
+        let inner = |line| frame(0, 0x10, "inner", "a.c", line);
+        let stacks: Vec<Stack> = (0..1_000)
+            .map(|line| Stack {
+                frames: vec![shared.share(inner(line % 7)), shared.share(frame(0, 0x20, "outer", "a.c", 9))],
+                ..Stack::default()
+            })
+            .collect();
+        assert_eq!(shared.len(), 8);
+        assert!(stacks.iter().all(|stack| Arc::ptr_eq(&stack.frames[1], &stacks[0].frames[1])));
+        // What a stack takes for a frame is a pointer.
+        assert_eq!(size_of_val(&*stacks[0].frames), 2 * size_of::<usize>());
+        let unnamed = |frame: &mut Frame| frame.line = None;
+        let mut again = SharedFrames::default();
+        let changed: Vec<Stack> = stacks.iter().map(|stack| stack.with_frames(&mut again, unnamed)).collect();
+        assert_eq!((again.len(), changed[6].frames[0].line, stacks[6].frames[0].line), (2, None, Some(6)));
+        drop(stacks);
+        shared.sweep();
+        assert!(shared.is_empty());
+    }
 }

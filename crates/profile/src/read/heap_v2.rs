@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::strings::Strings;
 use super::{ContentError, MOST_FRAMES};
-use crate::model::{Criterion, Frame, Header, Module, Process, Profile, Row, RowKey, Stack};
+use crate::model::{Criterion, Frame, Header, Module, Process, Profile, Row, RowKey, SharedFrames, Stack};
 use crate::naming::base_name;
 use heapbpf_statistics::predistort::{Predistorted, jeprof_scales};
 use heapbpf_statistics::sums::SampleSums;
@@ -117,7 +117,8 @@ fn profile(sampled: Option<u64>, found: Vec<(Vec<u64>, Line)>, modules: Vec<Modu
         let after = by_start.partition_point(|&index| modules[index].start <= address);
         by_start[..after].last().copied().filter(|&index| address < modules[index].end)
     };
-    let frame = |&address: &u64| {
+    let mut shared = SharedFrames::default();
+    let mut frame = |&address: &u64| {
         // These are return addresses; the call is one byte before.
         let address = address.saturating_sub(1);
         let module = module_at(address);
@@ -125,12 +126,13 @@ fn profile(sampled: Option<u64>, found: Vec<(Vec<u64>, Line)>, modules: Vec<Modu
             let module: &Module = &modules[index];
             (address - module.start).saturating_add(module.file_offset)
         });
-        Frame { module, address, file_offset, reason: Some(Arc::clone(&reason)), ..Frame::default() }
+        let reason = Some(Arc::clone(&reason));
+        shared.share(Frame { module, address, file_offset, reason, ..Frame::default() })
     };
     // Without opt.prof_accum jemalloc writes zeros for allocation totals.
     let accumulated = found.iter().any(|(_, line)| line.alloc.0 > 0);
     let row = |(addresses, line): &(Vec<u64>, Line)| {
-        let frames = addresses.iter().map(frame).collect();
+        let frames = addresses.iter().map(&mut frame).collect();
         let stack = Arc::new(Stack { frames, unwinder: "", cut: None });
         Row {
             alloc: unbiased(if accumulated { line.alloc } else { line.inuse }, sampled),

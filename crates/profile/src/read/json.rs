@@ -485,7 +485,7 @@ struct Reader<'a> {
     strings: Strings,
     modules: Vec<Module>,
     module_ids: HashMap<(String, Option<String>), usize>,
-    frames: HashMap<&'a str, Frame>,
+    frames: HashMap<&'a str, Arc<Frame>>,
     /// System names of frames. A frame has its system name where it occurs first.
     system_names: HashMap<FrameJson, Arc<str>>,
 }
@@ -537,7 +537,7 @@ impl<'a> Reader<'a> {
         })
     }
 
-    fn frame(&mut self, text: &&'a RawValue) -> Result<Frame, String> {
+    fn frame(&mut self, text: &&'a RawValue) -> Result<Arc<Frame>, String> {
         let text = text.get();
         if let Some(known) = self.frames.get(text) {
             return Ok(known.clone());
@@ -551,7 +551,7 @@ impl<'a> Reader<'a> {
             }
             None => self.system_names.get(&json).map(Arc::clone),
         };
-        let frame = Frame {
+        let frame = Arc::new(Frame {
             // What a function without a name is called is made anew from its start.
             function: self.strings.share_some(json.function.as_deref().filter(|_| json.function_start.is_none())),
             function_start: json.function_start,
@@ -563,8 +563,8 @@ impl<'a> Reader<'a> {
             module: json.module.map(|path| self.module(path, json.build_id)),
             address: json.address,
             file_offset: json.file_offset,
-        };
-        self.frames.insert(text, frame.clone());
+        });
+        self.frames.insert(text, Arc::clone(&frame));
         Ok(frame)
     }
 

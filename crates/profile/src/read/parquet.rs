@@ -12,7 +12,9 @@ use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderB
 
 use super::strings::Strings;
 use super::{ContentError, LARGEST_DECOMPRESSED, MOST_FRAMES};
-use crate::model::{Criterion, Frame, Header, LossBound, Losses, Placement, Process, Profile, Row, RowKey, Stack};
+use crate::model::{
+    Criterion, Frame, Header, LossBound, Losses, Placement, Process, Profile, Row, RowKey, SharedFrames, Stack,
+};
 use heapbpf_audit::Hook;
 use heapbpf_statistics::sums::SampleSums;
 
@@ -65,13 +67,22 @@ struct Table {
     process_ids: HashMap<ProcessId, usize>,
     /// The distinct losses that the rows of each process state.
     losses: HashSet<(usize, String, Losses)>,
+    /// Number of the stacks' frames.
     frames: usize,
+    shared_frames: SharedFrames,
 }
 
 impl Default for Table {
     fn default() -> Self {
         let profile = Profile::new(Header { live: false, ..Header::new(0, Criterion::Bytes) });
-        Self { profile, strings: Strings::default(), process_ids: HashMap::new(), losses: HashSet::new(), frames: 0 }
+        Self {
+            profile,
+            strings: Strings::default(),
+            process_ids: HashMap::new(),
+            losses: HashSet::new(),
+            frames: 0,
+            shared_frames: SharedFrames::default(),
+        }
     }
 }
 
@@ -124,7 +135,10 @@ impl Table {
                 // A process that has losses but no samples.
                 continue;
             }
-            let frame = |name: Option<&str>| Frame { function: self.strings.share_some(name), ..Frame::default() };
+            let frame = |name: Option<&str>| {
+                let function = self.strings.share_some(name);
+                self.shared_frames.share(Frame { function, ..Frame::default() })
+            };
             let frames = names.iter().map(frame).collect();
             let complete = columns.flag("complete", row).unwrap_or(true);
             let cut = if complete { None } else { Some(self.strings.share("unknown reason")) };

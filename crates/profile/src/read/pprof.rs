@@ -16,7 +16,7 @@ use super::pprof_comments::{Comments, OUR_COMMENT, text};
 use super::{ContentError, MOST_FRAMES};
 use crate::formats::AT_EXIT;
 use crate::intern::NO_STACK;
-use crate::model::{Frame, Header, Module, Placement, Process, Profile, Row, RowKey, Stack};
+use crate::model::{Frame, Header, Module, Placement, Process, Profile, Row, RowKey, SharedFrames, Stack};
 use crate::naming::{base_name, function_start};
 use crate::proto::pprof as proto;
 use crate::units;
@@ -129,6 +129,7 @@ struct Reader<'a> {
     writer: Writer,
     /// Shared copies of the string table, made on demand; indexed by number so that each long string is copied once.
     shared: Vec<Option<Arc<str>>>,
+    shared_frames: SharedFrames,
     mapping_index: HashMap<u64, usize>,
     functions: HashMap<u64, &'a proto::Function>,
     locations: HashMap<u64, &'a proto::Location>,
@@ -166,6 +167,7 @@ impl<'a> Reader<'a> {
             columns,
             writer,
             shared: vec![None; head.string_table.len()],
+            shared_frames: SharedFrames::default(),
             mapping_index: head.mapping.iter().enumerate().map(|(index, mapping)| (mapping.id, index)).collect(),
             functions: head.function.iter().map(|function| (function.id, function)).collect(),
             locations: head.location.iter().map(|location| (location.id, location)).collect(),
@@ -319,7 +321,7 @@ impl<'a> Reader<'a> {
         Ok(Stack { frames, unwinder: "", cut: self.share(cut) })
     }
 
-    fn frames(&mut self, location: &proto::Location, frames: &mut Vec<Frame>) {
+    fn frames(&mut self, location: &proto::Location, frames: &mut Vec<Arc<Frame>>) {
         let head = &self.raw.head;
         let module = self.mapping_index.get(&location.mapping_id).copied();
         let mapping = module.map(|index| &head.mapping[index]);
@@ -329,18 +331,19 @@ impl<'a> Reader<'a> {
         });
         let place = Frame { module, address: location.address, file_offset, ..Frame::default() };
         if location.line.is_empty() {
-            frames.push(Frame { reason: Some("not symbolized".into()), ..place });
+            frames.push(self.shared_frames.share(Frame { reason: Some("not symbolized".into()), ..place }));
             return;
         }
         for (index, line) in location.line.iter().enumerate() {
             let function = self.functions.get(&line.function_id);
             let Some(&&proto::Function { name, system_name, filename, .. }) = function else {
-                frames.push(Frame { inlined: index + 1 < location.line.len(), ..place.clone() });
+                let frame = Frame { inlined: index + 1 < location.line.len(), ..place.clone() };
+                frames.push(self.shared_frames.share(frame));
                 continue;
             };
             let path = mapping.map_or("", |mapping| text(head, mapping.filename));
             let function_start = function_start(text(head, name), path).filter(|_| line.line == 0);
-            frames.push(Frame {
+            let frame = Frame {
                 function: if function_start.is_some() { None } else { self.share(name) },
                 function_start,
                 system_name: if system_name == name { None } else { self.share(system_name) },
@@ -348,7 +351,8 @@ impl<'a> Reader<'a> {
                 line: u32::try_from(line.line).ok().filter(|&line| line > 0),
                 inlined: index + 1 < location.line.len(),
                 ..place.clone()
-            });
+            };
+            frames.push(self.shared_frames.share(frame));
         }
     }
 }

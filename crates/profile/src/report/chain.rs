@@ -1,5 +1,7 @@
 //! Text of a stack: a short chain of calls, innermost first.
 
+use std::sync::Arc;
+
 use crate::model::{Frame, Profile, Stack};
 use crate::naming::{base_name, frame_name, is_allocator_function, short_function};
 use crate::report::text::{Style, clip, width};
@@ -44,7 +46,7 @@ pub(super) fn call(profile: &Profile, frame: &Frame) -> Call {
 
 /// Number of innermost frames that belong to an allocator rather than the program; 0 if all do.
 pub(super) fn allocator_frames(stack: &Stack) -> usize {
-    let of_allocator = |frame: &&Frame| frame.function.as_deref().is_some_and(is_allocator_function);
+    let of_allocator = |frame: &&Arc<Frame>| frame.function.as_deref().is_some_and(is_allocator_function);
     let count = stack.frames.iter().take_while(of_allocator).count();
     if count == stack.frames.len() { 0 } else { count }
 }

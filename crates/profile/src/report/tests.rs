@@ -1,5 +1,7 @@
 //! Tests of the report as a whole.
 
+use std::sync::Arc;
+
 use super::*;
 use crate::model::LossBound;
 use crate::report::figure::FigureText;
@@ -88,7 +90,7 @@ fn escape_sequences_of_a_target_do_not_reach_the_terminal() {
     profile.processes[0].comm = "\x1b[2Jevil".into();
     profile.notes = vec!["a\u{7}note".into()];
     let mut stack = profile.rows[3].key.stack.as_ref().clone();
-    stack.frames[1].function = Some("f\x1b]0;x\u{7}".into());
+    Arc::make_mut(&mut stack.frames[1]).function = Some("f\x1b]0;x\u{7}".into());
     profile.rows[3].key.stack = stack.into();
     assert!(!report(&profile, &ReportOptions::default()).chars().any(|c| c.is_control() && c != '\n'));
 }

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
-use heapbpf_profile::model::{Frame, Losses, Process, Row, RowKey, Stack};
+use heapbpf_profile::model::{Frame, Losses, Process, Row, RowKey, SharedFrames, Stack};
 use heapbpf_statistics::sums::SampleSums;
 
 /// Maximum number of rows with a stack of their own. Beyond it, new stacks share one row per program and interval.
@@ -20,12 +20,8 @@ pub struct Code(Arc<Stack>);
 
 impl Code {
     /// Removes the addresses from a stack, as these differ between processes.
-    pub fn of(stack: &Stack) -> Self {
-        let mut stack = stack.clone();
-        for frame in &mut stack.frames {
-            frame.address = 0;
-        }
-        Self(Arc::new(stack))
+    pub fn of(stack: &Stack, frames: &mut SharedFrames) -> Self {
+        Self(Arc::new(stack.with_frames(frames, |frame| frame.address = 0)))
     }
 }
 
@@ -33,8 +29,8 @@ impl Eq for Code {}
 
 impl Hash for Code {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        for Frame { function, module, file_offset, line, .. } in &self.0.frames {
-            (function, module, file_offset, line).hash(state);
+        for frame in &self.0.frames {
+            frame.hash(state);
         }
     }
 }
@@ -75,6 +71,7 @@ pub struct OverflowBucket {
     rows: HashMap<Key, Sums>,
     /// Sums by program and interval.
     totals: HashMap<(usize, u64), Sums>,
+    frames: SharedFrames,
 }
 
 impl OverflowBucket {
@@ -137,7 +134,7 @@ impl OverflowBucket {
         // A total of lost samples stays one: it is not mixed with samples.
         let interval = if row.is_of_lost_samples() { 0 } else { row.key.interval };
         self.totals.entry((program, interval)).or_default().add(row);
-        let mut key = row.key.with(program, Some(Code::of(&row.key.stack)));
+        let mut key = row.key.with(program, Some(Code::of(&row.key.stack, &mut self.frames)));
         if self.rows.len() >= MOST_ROWS && !row.is_of_lost_samples() && !self.rows.contains_key(&key) {
             key = RowKey::total(program, key.interval, None);
         }
@@ -177,7 +174,7 @@ impl OverflowBucket {
 fn beyond() -> Arc<Stack> {
     let name = Some("[ended processes: more stacks than are kept apart]".into());
     Arc::new(Stack {
-        frames: vec![Frame { function: name, ..Frame::default() }],
+        frames: vec![Arc::new(Frame { function: name, ..Frame::default() })],
         unwinder: "caller",
         cut: Some("put together with others".into()),
     })
@@ -203,7 +200,7 @@ mod tests {
                 thread: "t".into(),
                 function: "malloc".into(),
                 interval: 1,
-                stack: Arc::new(Stack { frames: vec![frame], unwinder: "dwarf", cut: None }),
+                stack: Arc::new(Stack { frames: vec![Arc::new(frame)], unwinder: "dwarf", cut: None }),
             })
         }
     }

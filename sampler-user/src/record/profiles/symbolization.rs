@@ -14,7 +14,7 @@ use crate::symbols::perf_map::PerfMap;
 use crate::symbols::progress::Progress;
 use crate::symbols::python::{PythonNames, is_python};
 use crate::symbols::symbolizer::{Options, Symbolizer};
-use heapbpf_profile::model::{Module, Stack};
+use heapbpf_profile::model::{Module, SharedFrames, Stack};
 use heapbpf_unwind::image::{Image, ModuleFiles};
 use heapbpf_unwind::raw::RawStack;
 
@@ -93,6 +93,8 @@ pub struct Symbolization {
     jit_code: JitCodeMaps,
     modules: Vec<Module>,
     numbers: HashMap<ModuleId, usize>,
+    /// Frames of all symbolized stacks.
+    frames: SharedFrames,
     /// Symbolized stacks, by the address of the raw stack.
     finished: HashMap<*const RawStack, Finished>,
 }
@@ -140,6 +142,7 @@ impl Symbolization {
             jit_code: JitCodeMaps::default(),
             modules: Vec::new(),
             numbers: HashMap::new(),
+            frames: SharedFrames::default(),
             finished: HashMap::new(),
         }
     }
@@ -194,7 +197,8 @@ impl Symbolization {
                 perf_map_reason: code.and_then(|code| code.reason.as_deref()),
             };
             let numbers = &self.numbers;
-            let stack = finisher.finish(&unsymbolized.stack, &mut |module| numbers.get(&module).copied().unwrap_or(0));
+            let mut number = |module| numbers.get(&module).copied().unwrap_or(0);
+            let stack = finisher.finish(&unsymbolized.stack, &mut number, &mut self.frames);
             self.finish(unsymbolized, stack);
         }
     }
@@ -267,6 +271,7 @@ impl Symbolization {
             (kept, _) => kept.is_some(),
         });
         self.finished.shrink_to(2 * kept.len());
+        self.frames.sweep();
     }
 
     /// The symbolized stack for a raw one; empty if it was not symbolized.
@@ -330,6 +335,22 @@ mod tests {
         let [a, b, c, d] = all.each_ref().map(|stack| symbolization.stack(stack));
         assert!([&a, &b, &c, &d].iter().all(|stack| !stack.frames.is_empty()));
         assert!(Arc::ptr_eq(&a, &b) && !Arc::ptr_eq(&c, &d));
+    }
+
+    /// There are as many frames as code locations, however many stacks they are on.
+    #[test]
+    fn stacks_share_the_frames_of_a_code_location() {
+        let mut symbolization = symbolization();
+        let stacks: Vec<UnsymbolizedStack> = (1..=100).map(|depth| of(1, &raw(&vec![FILE; depth]))).collect();
+        symbolization.name(stacks.iter(), &HashMap::new(), true);
+        let named: Vec<Arc<Stack>> = stacks.iter().map(|stack| symbolization.stack(stack)).collect();
+        assert!(named.iter().zip(1..).all(|(stack, depth)| stack.frames.len() == depth));
+        let first = &named[0].frames[0];
+        assert!(named.iter().flat_map(|stack| &stack.frames).all(|frame| Arc::ptr_eq(frame, first)));
+        assert_eq!(symbolization.frames.len(), 1);
+        drop(named);
+        symbolization.keep_only([].iter());
+        assert!(symbolization.frames.is_empty());
     }
 
     #[test]

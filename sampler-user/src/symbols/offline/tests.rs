@@ -24,8 +24,9 @@ fn with_stacks(modules: Vec<Module>, stacks: Vec<Stack>) -> Profile {
     profile
 }
 
-fn at(module: usize, offset: u64) -> Frame {
-    Frame { module: Some(module), file_offset: Some(offset), reason: Some("not symbolized".into()), ..Frame::default() }
+fn at(module: usize, offset: u64) -> Arc<Frame> {
+    let reason = Some("not symbolized".into());
+    Arc::new(Frame { module: Some(module), file_offset: Some(offset), reason, ..Frame::default() })
 }
 
 fn options(directory: &Path) -> Options {
@@ -48,7 +49,7 @@ fn hostile_profiles_get_reasons() {
         Module { start: u64::MAX, end: 0, file_offset: u64::MAX, ..module("/proc/self/exe", build_id) },
         module(&"/x".repeat(40_000), Some(vec![7; 20])),
     ];
-    let inlined = Frame { inlined: true, ..at(1, 5) };
+    let inlined = Arc::new(Frame { inlined: true, ..Frame::clone(&at(1, 5)) });
     let stacks: Vec<Stack> = (0..9)
         .flat_map(|module| [0, 1, u64::MAX].map(|offset| at(module, offset)))
         .map(|frame| Stack { frames: vec![inlined.clone(), frame, inlined.clone()], ..Stack::default() })
@@ -84,8 +85,8 @@ fn many_modules_are_bounded() {
 fn what_is_known_stays() {
     let folder = tempfile::tempdir().expect("temporary folder");
     let modules = vec![Module { path: "//anon".into(), ..Module::default() }];
-    let named = Frame { function: Some("kept".into()), ..at(0, 1) };
-    let made = Frame { reason: Some("code made at run time".into()), ..at(0, 2) };
+    let named = Arc::new(Frame { function: Some("kept".into()), ..Frame::clone(&at(0, 1)) });
+    let made = Arc::new(Frame { reason: Some("code made at run time".into()), ..Frame::clone(&at(0, 2)) });
     let stack = Stack { frames: vec![named, made], unwinder: "dwarf", cut: Some("why".into()) };
     let mut profile = with_stacks(modules, vec![stack.clone()]);
     let summary = symbolize(&mut profile, options(folder.path()), Arc::default());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use fastrand::Rng;
-use heapbpf_profile::model::{Criterion, Frame, Header, Module, Process, Profile, Row, RowKey, Stack};
+use heapbpf_profile::model::{Criterion, Frame, Header, Module, Process, Profile, Row, RowKey, SharedFrames, Stack};
 use heapbpf_statistics::binomial;
 use heapbpf_statistics::sums::SampleSums;
 
@@ -152,24 +152,25 @@ fn sites_of(program: usize, module: usize, sites: usize, random: &mut Rng) -> Ve
             }
         })
         .collect();
+    let mut shared = SharedFrames::default();
     let all: f64 = (1..=sites).map(|rank| 1.0 / rank as f64).sum();
     (1..=sites)
         .map(|rank| {
             let depth = random.usize(12..36);
             let mut at = 0;
             // Root first: there are few branches near the root, and many near the leaves.
-            let mut frames: Vec<Frame> = (0..depth)
+            let mut frames: Vec<Arc<Frame>> = (0..depth)
                 .map(|level| {
                     at = (at * 7 + random.usize(..2 + level / 3)) % functions.len();
                     let call = random.u64(..4) * 5;
                     let function = &functions[at];
                     let address = function.address + call;
-                    Frame {
+                    shared.share(Frame {
                         line: Some((at as u32 * 13 + call as u32) % 900 + 1),
                         address,
                         file_offset: Some(address & 0xf_ffff),
                         ..function.clone()
-                    }
+                    })
                 })
                 .collect();
             frames.reverse();

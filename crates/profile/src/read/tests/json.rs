@@ -43,7 +43,7 @@ fn json_comes_back_whole() {
 fn a_system_name_is_written_once_and_read_for_every_stack() {
     let mut profile = testing::small();
     for row in &mut profile.rows {
-        for frame in &mut Arc::make_mut(&mut row.key.stack).frames {
+        for frame in Arc::make_mut(&mut row.key.stack).frames.iter_mut().map(Arc::make_mut) {
             frame.system_name = frame.function.as_deref().map(|name| format!("_ZN{name}").into());
         }
     }
