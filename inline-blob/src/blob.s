@@ -80,11 +80,12 @@
     or r10, rcx
 .endm
 
-# A site: a no-op that the kernel can turn into a call.
+# A site: a no-op that every kernel emulates.
 .macro site name
     .p2align 3, 0x90
 \name:
-    .byte 0x0f, 0x1f, 0x44, 0x00, 0x00
+    # Not the five-byte one, which the kernel makes a call into a page that forked children lack: they would end.
+    .byte 0x90, 0x0f, 0x1f, 0x40, 0x00
 .endm
 
 .pushsection .rodata.heapbpf_inline, "a", @progbits

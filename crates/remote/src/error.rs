@@ -81,6 +81,9 @@ pub enum Busy {
     /// A thread is in the middle of an instruction that is to be replaced.
     #[error("a thread is at an address that the plan does not know")]
     Position,
+    /// The caller found it in the middle of something.
+    #[error("it is in the middle of calls that cannot be handed over")]
+    Prevented,
     /// No thread has memory for a signal frame below its stack pointer, or all are in system calls that bear no other.
     #[error("no thread of it can make a system call for us")]
     NoThread,

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use crate::error::Busy;
 use crate::failure::Failure;
 use crate::found::Found;
-use crate::outcome::Hooked;
+use crate::outcome::{Hooked, Moment, Prevented};
 use crate::plan::{Kept, Pages, Plan, Step, Undo, Write, is_same_code, writes};
 use crate::remote::Remote;
 use crate::stack::Words;
@@ -23,6 +23,17 @@ const READ_AND_RUN: i32 = libc::PROT_READ | libc::PROT_EXEC;
 pub(crate) fn stack_words(stop: &Stop, registers: &Registers) -> Words {
     let read = |address, bytes: &mut [u8]| sys::read_memory(stop.pid, address, bytes).unwrap_or(0);
     Words::read(registers.rsp, registers.fs_base, read)
+}
+
+/// What the caller does at a moment.
+pub(crate) type At<'a> = dyn FnMut(Moment) -> Result<(), Prevented> + 'a;
+
+/// Has the caller do what it wants to.
+fn reached(moment: Moment, at: &mut At<'_>) -> Result<(), Failure> {
+    at(moment).map_err(|prevented| match prevented {
+        Prevented::NotNow => Failure::Busy(Busy::Prevented),
+        Prevented::Failed(error) => Failure::Trace("preparing the hooks", error),
+    })
 }
 
 /// A plan, and how far it was carried out.
@@ -43,7 +54,7 @@ struct Moved {
 
 impl Injection<'_> {
     /// Does everything, or nothing.
-    pub(crate) fn run(&self, stop: &mut Stop) -> Result<Hooked, Failure> {
+    pub(crate) fn run(&self, stop: &mut Stop, at: &mut At<'_>) -> Result<Hooked, Failure> {
         let mut remote = Remote::alone(stop, self.target.gadgets, &self.target.threads())?;
         let mut frames = Vec::new();
         let mut descriptor = None;
@@ -57,7 +68,14 @@ impl Injection<'_> {
             }
             let result = match step {
                 Step::Create => self.create(stop, &mut remote).map(|fd| descriptor = Some(fd)),
-                Step::StopAll => self.stop_all(stop, &mut remote).map(|found| frames = found),
+                Step::StopAll => {
+                    let stopped = self.stop_all(stop, &mut remote).map(|found| frames = found);
+                    stopped.and_then(|()| reached(Moment::Stopped, at))
+                }
+                Step::MapText => {
+                    let mapped = self.step(&mut remote, step, descriptor.unwrap_or(NO_FILE));
+                    mapped.and_then(|()| reached(Moment::Mapped, at))
+                }
                 Step::MoveThreads => {
                     let is_in_time = stop.check_time(Busy::Late);
                     is_in_time.and_then(|()| self.move_threads(stop, &mut remote, &frames, &mut moved))

@@ -55,7 +55,7 @@ mod unsupported;
 pub use error::{Busy, Error, Refusal};
 pub use found::Found;
 pub use maps::{Mapping, Maps, PAGE_BYTES};
-pub use outcome::{Hooked, Stopped, TakeOut};
+pub use outcome::{Hooked, Moment, Prevented, Stopped, TakeOut};
 pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, reserved_bytes};
 #[cfg(not(target_arch = "x86_64"))]
 pub use unsupported::{STOP_LIMIT, Target};

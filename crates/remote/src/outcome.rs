@@ -32,3 +32,21 @@ pub enum TakeOut {
     /// That, and unmap it, unless a thread may come back to it.
     All,
 }
+
+/// A moment at which the caller may do something to the process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// Everything is mapped and nothing leads to it. One thread is stopped, the others run.
+    Mapped,
+    /// All threads are stopped, and no jump has been written.
+    Stopped,
+}
+
+/// Why the caller does not go on at a [`Moment`]. Everything is taken back.
+#[derive(Debug)]
+pub enum Prevented {
+    /// Another attempt may succeed.
+    NotNow,
+    /// Something failed.
+    Failed(std::io::Error),
+}

@@ -244,6 +244,12 @@ impl Plan {
         Kept { start: pages.start, spare: self.draft.base + self.draft.bytes + before, bytes: length(pages) }
     }
 
+    /// Where the blob will be.
+    #[must_use]
+    pub const fn base(&self) -> u64 {
+        self.draft.base
+    }
+
     /// What is done to the stopped process, in this order: whatever an injector leaves that dies in between is harmless.
     pub(crate) fn steps(&self) -> Vec<Step> {
         let data = self.draft.data.iter().enumerate();

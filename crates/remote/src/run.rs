@@ -8,7 +8,7 @@ use crate::error::{Busy, Error};
 use crate::failure::Failure;
 use crate::found::Found;
 use crate::inject::{self, Injection};
-use crate::outcome::{Hooked, Stopped, TakeOut};
+use crate::outcome::{Hooked, Moment, Prevented, Stopped, TakeOut};
 use crate::plan::Plan;
 use crate::stop::Stop;
 use crate::sys;
@@ -26,13 +26,26 @@ impl Target {
     /// middle ([`Busy::Late`]), some of the plan may have been carried out: it is harmless, [`Target::found`] by another look,
     /// and to be taken out before the next attempt.
     pub fn hook(&self, plan: &Plan, limit: Duration) -> Result<Stopped<Hooked>, Error> {
+        self.hook_with(plan, limit, |_| Ok(()))
+    }
+
+    /// Does the same, and calls `at` at each [`Moment`], in another thread.
+    ///
+    /// # Errors
+    /// As for [`Target::hook`], or if `at` prevents it.
+    pub fn hook_with(
+        &self,
+        plan: &Plan,
+        limit: Duration,
+        mut at: impl FnMut(Moment) -> Result<(), Prevented> + Send + 'static,
+    ) -> Result<Stopped<Hooked>, Error> {
         let file = |mapping| FileId::of(self.pid(), mapping).ok_or(Failure::Busy(Busy::Changed));
         let files: Result<Vec<_>, _> = plan.mappings().iter().map(file).collect();
         let files = files.map_err(|failure| failure.stopped(Duration::ZERO))?;
         let memfd_flags = sys::memfd_flags();
         let (target, plan) = (self.copy()?, plan.clone());
         stopped(self.pid(), limit, move |stop| {
-            Injection { target: &target, plan: &plan, files: &files, memfd_flags }.run(stop)
+            Injection { target: &target, plan: &plan, files: &files, memfd_flags }.run(stop, &mut at)
         })
     }
 

@@ -3,6 +3,7 @@
 
 use core::mem::{align_of, offset_of, size_of};
 
+use super::inline::{InlineProcess, SlotSums};
 use super::*;
 use crate::geometric::DrawConstants;
 
@@ -38,6 +39,8 @@ fn sizes_and_offsets_are_those_of_the_abi() {
         StackRecord: 144 { sample: 0, time_ns: 8, space: 16, registers: 32, in_flight: 64, copied_bytes: 128, ends_at: 132, missing_pages: 136, reserved: 140 }
         Site: 64 { offset: 0, reentrant_start: 8, reentrant_end: 16, file: 24, function: 28, size_argument: 30, times_argument: 31, old_argument: 32, out_argument: 33, flags: 34, reserved: 35 }
         FileRanges: 520 { count: 0, ranges: 8 }
+        InlineProcess: 152 { base: 0, state: 8, unread_pages: 12, memory_of: 16, hooked: 32, counts: 48 }
+        SlotSums: 104 { threads: 0, countdown: 8, calls: 16, bytes: 24, sampled: 32, reported: 40, failed: 48, unsampled_failed: 56, interval: 64, random: 72, discard: 80, frees_matched: 88, zero_reallocs: 96 }
         DrawConstants: 24 { interval: 0, multiplier: 8, shift: 16 }
     }
 }

@@ -1,9 +1,11 @@
 //! Inline hooks: code mapped into a process counts its calls, and only sampled ones reach a probe.
 //!
-//! [`plan`] says what is mapped, [`figures`] how the target's own counts enter the kernel's. Nothing is sampled before
-//! the links are there: the control page says so at first.
+//! [`plan`] says what is mapped, [`counted`] who counts, [`figures`] how the targets' own counts enter the kernel's. The links
+//! are there before the jumps.
 
+mod counted;
 mod figures;
+mod memory;
 mod plan;
 
 use std::collections::HashMap;
@@ -12,20 +14,21 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use heapbpf_inline::Settings;
-use heapbpf_inline::abi::{CONTROL, Control, DRAWS, MAGIC, STATE, Slot, VERSION, mapped_bytes};
-use heapbpf_inline::read::{COUNTS_BYTES, Counts};
+use heapbpf_inline::abi::{Control, DRAWS, MAGIC, Slot, VERSION, mapped_bytes};
 use heapbpf_probes::{AttachError, InlineFile, Table, inline_functions};
-use heapbpf_remote::{STOP_LIMIT, TakeOut, Target};
+use heapbpf_remote::{Moment, Prevented, STOP_LIMIT, Target};
 use sampler_ebpf::abi::{Counters, ProcessKey, Site};
 use sampler_ebpf::geometric::DrawConstants;
-use zerocopy::IntoBytes as _;
+
+use counted::Counted;
+use memory::take_out;
 
 use crate::attach::files::FileKey;
 use crate::kernel::KernelError;
-use crate::kernel::inline::{InlineLinks, InlinePrograms};
+use crate::kernel::inline::{InlineLinks, InlineMap, InlinePrograms};
 use crate::kernel::totals;
 
 /// The set of sampled blocks has 2^16 entries.
@@ -69,6 +72,9 @@ pub enum Refused {
     /// The kernel refuses a link or a site.
     #[error(transparent)]
     Kernel(#[from] KernelError),
+    /// Every attempt came at a bad moment.
+    #[error("it could not be stopped at a good moment: its threads, or this machine, are too busy")]
+    Busy,
     /// Something cannot be read or written.
     #[error("cannot access {what}: {source}")]
     Read {
@@ -77,6 +83,13 @@ pub enum Refused {
         /// Why.
         source: io::Error,
     },
+}
+
+impl Refused {
+    /// Whether another attempt may succeed.
+    pub const fn may_pass(&self) -> bool {
+        matches!(self, Self::Hook(heapbpf_remote::Error::Busy { .. }))
+    }
 }
 
 /// How hooked processes sample.
@@ -92,43 +105,34 @@ pub struct Sampling {
 
 /// The inline hooks of a recording.
 pub struct InlineHooks {
-    programs: InlinePrograms,
+    programs: Arc<InlinePrograms>,
     sampling: Sampling,
-    targets: Vec<Hooked>,
-    /// Whether an allocator is hooked inline in a process, or was refused.
-    decided: HashMap<(u32, FileKey), bool>,
-}
-
-/// A hooked process.
-struct Hooked {
-    pid: u32,
-    base: u64,
-    memory: File,
-    /// What was counted before the recording.
-    baseline: Counts,
-    /// What was counted in the recording, as of the last two reads.
-    counts: [Counts; 2],
-    /// Its incarnation, once the kernel knows it.
-    process: Option<ProcessKey>,
-    /// What was added to its counters last.
-    added: Counters,
-    _links: InlineLinks,
+    counted: Counted,
+    /// The incarnation in which an allocator is hooked, by its process id; `None` if it was refused.
+    decided: HashMap<(u32, FileKey), Option<ProcessKey>>,
 }
 
 impl InlineHooks {
-    /// No process is hooked yet.
-    pub fn new(programs: InlinePrograms, sampling: Sampling) -> Self {
-        Self { programs, sampling, targets: Vec::new(), decided: HashMap::new() }
+    /// No process is hooked yet. `follows`: children are targets.
+    pub fn new(programs: InlinePrograms, map: InlineMap, sampling: Sampling, follows: bool) -> Self {
+        let counted = Counted::new(map, follows);
+        Self { programs: Arc::new(programs), sampling, counted, decided: HashMap::new() }
     }
 
     /// Whether an allocator is hooked inline in a process; `None` if that was not tried.
     pub fn serve(&self, pid: u32, key: FileKey) -> Option<bool> {
-        self.decided.get(&(pid, key)).copied()
+        let hooked = self.decided.get(&(pid, key))?;
+        Some(hooked.is_some_and(|process| self.counted.runs(process)))
     }
 
-    /// Notes whether it was hooked.
-    pub fn decide(&mut self, pid: u32, key: FileKey, hooked: bool) {
+    /// Notes whether it was hooked, in which incarnation.
+    pub fn decide(&mut self, pid: u32, key: FileKey, hooked: Option<ProcessKey>) {
         self.decided.insert((pid, key), hooked);
+    }
+
+    /// Whether a process inherited the hooks of its parent.
+    pub fn has_inherited(&self, pid: u32) -> bool {
+        self.counted.has_inherited(pid)
     }
 
     /// Hooks the allocator in `file` in a process. `add_sites` gives sites their indexes, and returns the first.
@@ -137,11 +141,12 @@ impl InlineHooks {
     /// The process cannot be hooked inline. It runs on as before.
     pub fn hook(
         &mut self,
-        pid: u32,
+        process: ProcessKey,
         (path, file): (&str, &File),
         table: &Table,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<(), Refused> {
+        let pid = process.tgid;
         let found = inline_functions(file, path, table)?;
         let mut target = Target::look(pid)?;
         if target.found().iter().any(heapbpf_remote::Found::is_hooked) {
@@ -152,10 +157,12 @@ impl InlineHooks {
             take_out(pid);
             target = Target::look(pid)?;
         }
-        let base = self.map(&target, &found, file, add_sites)?;
-        match self.activate(pid, base) {
-            Ok(hooked) => self.targets.push(hooked),
+        let plan = self.plan(&target, &found, file, add_sites)?;
+        self.counted.list(process, plan.base())?;
+        match self.inject(&target, &plan) {
+            Ok(links) => self.counted.add(process, links),
             Err(refused) => {
+                self.counted.unlist(process);
                 take_out(pid);
                 return Err(refused);
             }
@@ -163,16 +170,17 @@ impl InlineHooks {
         Ok(())
     }
 
-    /// Maps everything and writes the jumps. Calls count from then on, and none is sampled. Returns the base.
-    fn map(
+    /// What is to be done.
+    fn plan(
         &self,
         target: &Target,
         found: &InlineFile,
         file: &File,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
-    ) -> Result<u64, Refused> {
+    ) -> Result<heapbpf_remote::Plan, Refused> {
         let place = plan::place(target, file)?;
-        let memory = open_memory(target.pid().unsigned_abs())?;
+        let memory = memory::open(target.pid().unsigned_abs())
+            .map_err(|source| Refused::Read { what: "the target's memory", source })?;
         let word = |address: u64| {
             let mut bytes = [0; 8];
             memory.read_exact_at(&mut bytes, address).ok().map(|()| u64::from_ne_bytes(bytes))
@@ -191,33 +199,33 @@ impl InlineHooks {
         let first = add_sites(&sites)?;
         let sites: Vec<u32> = (first..).take(sites.len()).collect();
         let plan = plan::inline_plan(found, &sites, &place, (base, &settings), &word)?;
-        let draft = plan::draft(&plan, &place, file, SET_LOG2, &control(None, self.sampling.seed))?;
-        let plan = heapbpf_remote::Plan::new(draft, target.maps())?;
-        let stopped = target.hook(&plan, STOP_LIMIT)?;
-        log::info!("process {}: hooked inline, stopped for {:?}", target.pid(), stopped.time);
-        Ok(base)
+        let control = control(Some(self.sampling.draw), self.sampling.seed);
+        let draft = plan::draft(&plan, &place, file, SET_LOG2, &control)?;
+        Ok(heapbpf_remote::Plan::new(draft, target.maps())?)
     }
 
-    /// Links the programs, and begins to sample.
-    fn activate(&self, pid: u32, base: u64) -> Result<Hooked, Refused> {
-        let failed = |what| move |source| Refused::Read { what, source };
-        let text = base..base + heapbpf_inline::abi::TEXT_BYTES;
-        let text = File::open(format!("/proc/{pid}/map_files/{:x}-{:x}", text.start, text.end));
-        let text = text.map_err(failed("the mapped code"))?;
-        let path = CString::new(format!("/proc/self/fd/{}", text.as_raw_fd())).unwrap_or_default();
+    /// Maps everything, links the programs, and then writes the jumps: so the first call that is counted may be sampled.
+    fn inject(&self, target: &Target, plan: &heapbpf_remote::Plan) -> Result<InlineLinks, Refused> {
         let code = heapbpf_inline_blob::code().ok_or(Refused::Machine)?;
-        let links = self.programs.link(&path, &heapbpf_inline::site_offsets(&code))?;
-        let memory = open_memory(pid)?;
-        let baseline = read_counts(&memory, base).map_err(failed("the target's counts"))?;
-        // Calls from here on count. Those before the next line is done count as calls that were not sampled.
-        let control = control(Some(self.sampling.draw), self.sampling.seed);
-        // The index is written last.
-        let (head, draws) = control.as_bytes().split_at(std::mem::offset_of!(Control, draws));
-        let write = |bytes: &[u8], offset: usize| memory.write_all_at(bytes, base + CONTROL + offset as u64);
-        write(draws, head.len()).and_then(|()| write(head, 0)).map_err(failed("the control page"))?;
-        self.begin_to_sample(&memory, base).map_err(failed("the slots"))?;
-        let counts = [Counts::default(); 2];
-        Ok(Hooked { pid, base, memory, baseline, counts, process: None, added: Counters::default(), _links: links })
+        let offsets = heapbpf_inline::site_offsets(&code);
+        let (programs, pid, base) = (Arc::clone(&self.programs), target.pid().unsigned_abs(), plan.base());
+        let linked = Arc::new(Mutex::new(None));
+        let links = Arc::clone(&linked);
+        let stopped = target.hook_with(plan, STOP_LIMIT, move |moment| {
+            if moment == Moment::Mapped {
+                let made =
+                    link(&programs, pid, base, &offsets).map_err(|error| Prevented::Failed(io::Error::other(error)))?;
+                links.lock().unwrap_or_else(PoisonError::into_inner).replace(made);
+            }
+            Ok(())
+        })?;
+        log::info!(
+            "process {pid}: hooked inline, stopped for {:?}, one thread before for {:?}",
+            stopped.time,
+            stopped.alone
+        );
+        let links = linked.lock().unwrap_or_else(PoisonError::into_inner).take();
+        links.ok_or_else(|| Refused::Plan("it was not linked".into()))
     }
 
     /// Has threads draw that have begun without sampling. One that writes its countdown at the same moment may miss it: the
@@ -226,7 +234,7 @@ impl InlineHooks {
         if self.sampling.draw.interval == 0 {
             return Ok(());
         }
-        for slot in figures::not_sampling(&read_state(memory, base)?) {
+        for slot in figures::not_sampling(&memory::state(memory, base)?) {
             memory.write_all_at(&1_u64.to_ne_bytes(), base + slot + std::mem::offset_of!(Slot, discard) as u64)?;
             memory.write_all_at(&0_u64.to_ne_bytes(), base + slot + std::mem::offset_of!(Slot, countdown) as u64)?;
         }
@@ -235,44 +243,33 @@ impl InlineHooks {
 
     /// Reads what hooked processes have counted. To be called before and after the kernel's counters are read.
     pub fn read(&mut self) {
-        for at in 0..self.targets.len() {
-            let target = &self.targets[at];
-            if let Err(error) = self.begin_to_sample(&target.memory, target.base) {
-                log::debug!("process {}: {error}", target.pid);
+        for (pid, memory, base) in self.counted.memories() {
+            if let Err(error) = self.begin_to_sample(memory, base) {
+                log::debug!("process {pid}: {error}");
             }
-            let target = &mut self.targets[at];
-            let now = read_counts(&target.memory, target.base);
-            // After its end, what was read last stays.
-            let now = now.map_or(target.counts[1], |now| figures::since(&now, &target.baseline));
-            target.counts = [target.counts[1], now];
         }
+        self.counted.read();
     }
 
     /// Adds what hooked processes have counted to the kernel's counters.
-    pub fn add_to(&mut self, counts: &mut totals::Counts) {
-        for target in &mut self.targets {
-            if target.process.is_none() {
-                target.process = counts.processes.keys().find(|process| process.tgid == target.pid).copied();
-            }
-            let known = target.process.and_then(|process| counts.processes.get_mut(&process));
-            if let Some(counters) = known {
-                target.added = figures::addition(&target.counts[0], &target.counts[1], counters.inline_sampled);
-                counters.add(&target.added);
-            } else if let Some(process) = target.process {
-                counts.processes.entry(process).or_default().add(&target.added);
-            } else {
-                // It has not been sampled yet.
-                let added = figures::addition(&target.counts[0], &target.counts[1], 0);
-                counts.unattributed.add(&added);
-            }
-        }
+    pub fn add_to(&self, counts: &mut totals::Counts) {
+        self.counted.add_to(counts);
+    }
+
+    /// Forgets a process that has ended, whose counts in the kernel are `kernel`. What it has counted in addition.
+    pub fn take(&mut self, process: ProcessKey, kernel: &Counters) -> Counters {
+        self.decided.retain(|_, hooked| *hooked != Some(process));
+        self.counted.take(process, kernel)
+    }
+
+    /// Processes whose last counts could not be read. Their totals are too small.
+    pub const fn unread_ends(&self) -> u64 {
+        self.counted.unread_ends()
     }
 
     /// Takes everything out of all processes.
     pub fn release_all(&mut self) {
-        for target in self.targets.drain(..) {
-            take_out(target.pid);
-        }
+        self.counted.release_all();
     }
 }
 
@@ -290,37 +287,13 @@ fn control(draw: Option<DrawConstants>, seed: u64) -> Control {
     Control { magic: MAGIC, version: u64::from(VERSION), draw: index, seed, draws }
 }
 
-fn open_memory(pid: u32) -> Result<File, Refused> {
-    let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"));
-    memory.map_err(|source| Refused::Read { what: "the target's memory", source })
-}
-
-fn read_state(memory: &File, base: u64) -> io::Result<Vec<u8>> {
-    let mut state = vec![0; COUNTS_BYTES];
-    memory.read_exact_at(&mut state, base + STATE)?;
-    Ok(state)
-}
-
-fn read_counts(memory: &File, base: u64) -> io::Result<Counts> {
-    Counts::of(&read_state(memory, base)?).map_err(io::Error::other)
-}
-
-/// Takes what is ours out of a process, if it still runs.
-fn take_out(pid: u32) {
-    const ATTEMPTS: usize = 5;
-    const PAUSE: Duration = Duration::from_millis(2);
-    for _ in 0..ATTEMPTS {
-        let Ok(target) = Target::look(pid) else { return };
-        let found = target.found();
-        let out = found.iter().map(|found| target.take_out(found, TakeOut::All, STOP_LIMIT));
-        match out.collect::<Result<Vec<_>, _>>() {
-            Ok(out) if out.iter().all(|stopped| stopped.outcome) => return,
-            // A thread may come back to it. It leads nowhere any more.
-            Ok(_) => std::thread::sleep(PAUSE),
-            Err(error) => log::info!("process {pid}: inline hooks are not taken out yet: {error}"),
-        }
-    }
-    log::info!("process {pid} keeps memory of its inline hooks: a thread may still come back to it");
+/// Links the programs to the code that is mapped.
+fn link(programs: &InlinePrograms, pid: u32, base: u64, offsets: &[u64; 4]) -> Result<InlineLinks, Refused> {
+    let text = base..base + heapbpf_inline::abi::TEXT_BYTES;
+    let text = File::open(format!("/proc/{pid}/map_files/{:x}-{:x}", text.start, text.end));
+    let text = text.map_err(|source| Refused::Read { what: "the mapped code", source })?;
+    let path = CString::new(format!("/proc/self/fd/{}", text.as_raw_fd())).unwrap_or_default();
+    Ok(programs.link(&path, offsets)?)
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -2,10 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::probes::{Attaching, Look};
 use crate::attach::files::FileKey;
 use crate::attach::hooks::{HookError, Hooked};
+use crate::attach::inline::Refused;
 use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::breakpoints;
@@ -14,11 +16,16 @@ use crate::host::modules::{ModuleKind, ModuleSource};
 use crate::host::open::Unreadable;
 use crate::host::own_memory::give_memory_back;
 use crate::host::processes::IncarnationId;
+use crate::kernel::totals;
 use heapbpf_audit::Missing;
 use heapbpf_unwind::mapping::Mapping;
 
 /// Most remarks about files that could not be hooked.
 const MOST_REMARKS: usize = 8;
+
+/// How often a process is tried to be hooked inline, and the pause after the first attempt. Later ones are longer.
+const HOOK_ATTEMPTS: u32 = 6;
+const HOOK_PAUSE: Duration = Duration::from_millis(5);
 
 /// Why a module is not hooked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,7 +39,20 @@ pub(super) enum Unhooked {
 }
 
 impl Attaching {
-    /// Hooks a module if it has an allocator.
+    /// Hooks a module in a process, if it has an allocator: inline if that is wanted and possible, else by the links that
+    /// serve the process. Where shared links serve it, they are made in any case: its children may run other programs.
+    pub(super) fn hook_module_in(&mut self, host: &mut Host, module: ModuleId, pid: u32) -> Result<Hooked, Unhooked> {
+        let link = self.link_for(pid);
+        let key = self.file_of(host, module);
+        let is_inline = key.is_some_and(|key| self.is_hooked_inline(pid, key));
+        if is_inline && link.is_some() {
+            return Ok(Hooked::Already);
+        }
+        let hooked = self.hook_module(host, module, link);
+        if is_inline { Ok(Hooked::Already) } else { hooked }
+    }
+
+    /// Hooks a module if it has an allocator, by probes.
     pub(super) fn hook_module(
         &mut self,
         host: &mut Host,
@@ -42,11 +62,6 @@ impl Attaching {
         let Some(key) = self.file_of(host, module) else {
             return Err(if self.modules.contains_key(&module) { Unhooked::Known } else { Unhooked::Gone });
         };
-        if let Some(pid) = pid
-            && self.is_hooked_inline(pid, key)
-        {
-            return Ok(Hooked::Already);
-        }
         self.avoid_breakpoints(host, module, key, pid);
         match self.hooks.hook(key, pid, &self.programs, &mut self.control) {
             Ok(hooked) => {
@@ -76,25 +91,39 @@ impl Attaching {
         }
     }
 
-    /// Hooks a process inline instead, if that is wanted and possible. Otherwise its probes follow.
+    /// Whether a process is hooked inline, which is tried if it is wanted and no links have counted it so far.
     fn is_hooked_inline(&mut self, pid: u32, key: FileKey) -> bool {
-        let Self { inline: Some(inline), hooks, control, .. } = self else { return false };
+        let link = self.link_for(pid);
+        let Self { inline: Some(inline), hooks, control, programs, .. } = self else { return false };
         if let Some(decided) = inline.serve(pid, key) {
             return decided;
+        }
+        if hooks.serving(key, link).is_some() {
+            return false;
         }
         let Some(examined) = hooks.files.get(key) else { return false };
         let (path, file) = (examined.path.clone(), Arc::clone(&examined.file));
         let table = hooks.files.table().clone();
-        let hooked = inline.hook(pid, (&path, &file), &table, &mut |sites| hooks.add_sites(sites, control));
-        inline.decide(pid, key, hooked.is_ok());
-        match hooked {
-            Ok(()) => true,
-            Err(refused) => {
-                log::warn!("process {pid} is probed, not hooked inline: {refused}");
-                self.refuse(format!("process {pid} is not hooked inline: {refused}"));
-                false
+        let incarnation = totals::living(programs).map(|all| all.into_iter().find(|process| process.tgid == pid));
+        let hooked = match incarnation {
+            Ok(Some(process)) => {
+                let mut attempts = (0..HOOK_ATTEMPTS).map(|attempt| {
+                    std::thread::sleep(HOOK_PAUSE * attempt);
+                    inline.hook(process, (&path, &file), &table, &mut |sites| hooks.add_sites(sites, control))
+                });
+                let is_final = |hooked: &Result<(), Refused>| !hooked.as_ref().is_err_and(Refused::may_pass);
+                let hooked = attempts.find(is_final).unwrap_or(Err(Refused::Busy));
+                hooked.map(|()| process).map_err(|refused| refused.to_string())
             }
+            Ok(None) => Err("it has ended".to_owned()),
+            Err(error) => Err(error.to_string()),
+        };
+        inline.decide(pid, key, hooked.as_ref().ok().copied());
+        if let Err(why) = &hooked {
+            log::warn!("process {pid} is probed, not hooked inline: {why}");
+            self.refuse(format!("process {pid} is not hooked inline: {why}"));
         }
+        hooked.is_ok()
     }
 
     /// Plans a file that is not hooked yet without the instructions on which a debugger has breakpoints, in the process

@@ -61,7 +61,7 @@ impl Attaching {
             let modules = modules_of(host, process.pid);
             let mut hooked = false;
             for module in modules {
-                if self.hook_module(host, module, self.link_for(process.pid)).is_ok() {
+                if self.hook_module_in(host, module, process.pid).is_ok() {
                     host.note_allocator(process.pid, module);
                     hooked = true;
                 }
