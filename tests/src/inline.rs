@@ -24,6 +24,14 @@ pub fn maps(pid: u32) -> String {
     std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("the target runs")
 }
 
+/// Mappings of our memory in a process, as lines of `/proc/PID/maps`.
+///
+/// # Panics
+/// If it has ended.
+pub fn mapped(pid: u32) -> Vec<String> {
+    maps(pid).lines().filter(|line| line.contains("/memfd:heapbpf-inline")).map(str::to_owned).collect()
+}
+
 /// Whether pages of a process lead to code of inline hooks. The code itself may stay mapped: a word of a stack may look like
 /// an address in it.
 pub fn is_hooked(pid: u32) -> bool {

@@ -9,7 +9,6 @@ pub mod constant;
 pub mod counting;
 pub mod environment;
 pub mod inline;
-pub mod inline_hooks;
 pub mod kernel;
 pub mod output;
 pub mod pprof;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::turn;
-use heapbpf_tests::inline_hooks::{counted_exactly, is_hooked, mapped};
+use heapbpf_tests::inline::{counted_exactly, is_hooked, mapped};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;

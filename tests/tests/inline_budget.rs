@@ -2,7 +2,7 @@
 
 use heapbpf_tests::checks;
 use heapbpf_tests::environment::turn;
-use heapbpf_tests::inline_hooks::{counted_exactly, is_hooked};
+use heapbpf_tests::inline::{counted_exactly, is_hooked};
 use heapbpf_tests::output::{Estimate, Profile, Stats};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, turn};
-use heapbpf_tests::inline_hooks::{counted_exactly, is_hooked, mapped};
+use heapbpf_tests::inline::{counted_exactly, is_hooked, mapped};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Recorder, Recording};
 use heapbpf_tests::target::{Target, until};

@@ -25,6 +25,9 @@
 //! [`LARGE_BYTES`] or more, or a sampled one, is taken back from `bytes` when it turns out to have failed. A thread that is
 //! killed inside an allocator may leave one call counted whose bytes are not.
 
+use core::mem::offset_of;
+
+use sampler_ebpf::abi::inline::{SlotSums, memory};
 use sampler_ebpf::geometric::DrawConstants;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -239,3 +242,23 @@ pub struct Totals {
     /// The slot of all threads without one of their own.
     pub shared: Slot,
 }
+
+// The programs read slots of a process that ends, by these numbers.
+const _: () = assert!(
+    memory::CONTROL == CONTROL
+        && memory::MAGIC == MAGIC
+        && memory::THREADS == STATE + offset_of!(Totals, threads) as u64
+        && memory::SHARED_SLOT == STATE + offset_of!(Totals, shared) as u64
+        && memory::SLOTS == SLOTS_OFFSET
+        && memory::SLOT_COUNT == SLOTS as u64
+        && memory::SLOT_BYTES == size_of::<Slot>() as u64
+        && offset_of!(SlotSums, calls) == offset_of!(Slot, calls)
+        && offset_of!(SlotSums, bytes) == offset_of!(Slot, bytes)
+        && offset_of!(SlotSums, sampled) == offset_of!(Slot, sampled)
+        && offset_of!(SlotSums, reported) == offset_of!(Slot, reported)
+        && offset_of!(SlotSums, failed) == offset_of!(Slot, failed)
+        && offset_of!(SlotSums, unsampled_failed) == offset_of!(Slot, unsampled_failed)
+        && offset_of!(SlotSums, frees_matched) == offset_of!(Slot, frees_matched)
+        && offset_of!(SlotSums, zero_reallocs) == offset_of!(Slot, zero_reallocs)
+        && offset_of!(SlotSums, sampled_call) == offset_of!(Slot, sampled_call)
+);

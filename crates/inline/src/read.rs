@@ -1,5 +1,6 @@
 //! Reads a blob's memory, which its target can write.
 
+use sampler_ebpf::abi::inline::SlotSums;
 use zerocopy::FromBytes;
 
 use crate::abi::{
@@ -41,6 +42,26 @@ pub struct Counts {
     pub slots_full: u64,
     /// Sampled blocks whose frees will not be seen.
     pub set_full: u64,
+}
+
+impl From<&SlotSums> for Counts {
+    /// What a program added up when a process left its memory.
+    fn from(sums: &SlotSums) -> Self {
+        Self {
+            calls: sums.calls,
+            bytes: sums.bytes,
+            sampled: sums.sampled,
+            reported: sums.reported,
+            failed: sums.failed,
+            abandoned: sums.sampled_call,
+            unsampled_failed: sums.unsampled_failed,
+            frees_matched: sums.frees_matched,
+            zero_reallocs: sums.zero_reallocs,
+            threads: sums.threads,
+            slots_full: 0,
+            set_full: 0,
+        }
+    }
 }
 
 impl Counts {

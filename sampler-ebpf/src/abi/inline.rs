@@ -1,7 +1,8 @@
 //! What inline hooks tell the BPF programs: the probe sites in the code that is mapped into a target, and the registers
 //! there (x86-64).
 //!
-//! Each site is a five-byte no-op, aligned to eight bytes, with a symbol of its own in the mapped file (`SYMBOL_*`). The
+//! Each site is a one-byte no-op, aligned to eight bytes, with a symbol of its own in the mapped file (`SYMBOL_*`). (Linux
+//! 6.18 makes a probed five-byte one a call into a page that a forked child does not inherit: the child ends there.) The
 //! stack pointer is as at the hooked function's entry: the word there is the return address, and nothing can live below.
 //! Callee-saved registers are the caller's. So the first frame is the caller itself. A thread passes a site only for a
 //! sampled call, or for a sampled block; a probe there that does nothing changes nothing.
@@ -34,6 +35,10 @@
 //! - realloc of another block: RESULT as for malloc, with `r9` = 0.
 //! - a function that may throw, whose result cannot be awaited: UNSEEN before the call; the block is not known. Offset
 //!   and interval have 32 bits there.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+use super::ProcessKey;
 
 /// Symbol of the site behind an allocation function's call: the outcome is known.
 pub const SYMBOL_RESULT: &str = "heapbpf_result";
@@ -71,3 +76,89 @@ pub enum TwinArguments {
 pub const UPPER_HALF: u32 = 32;
 /// Bits of `r10` with the function's number.
 pub const NUMBER_BITS: u32 = 16;
+
+/// Where the target's own counts are, from the base of what is mapped into it. `heapbpf_inline::abi` has the whole layout.
+pub mod memory {
+    /// Offset of the control page, whose first word is [`MAGIC`].
+    pub const CONTROL: u64 = 0x1_4000;
+    /// The first word of the control page.
+    pub const MAGIC: u64 = u64::from_le_bytes(*b"HEAPBPFi");
+    /// Offset of the number of threads that have begun.
+    pub const THREADS: u64 = 0x1_5000;
+    /// Offset of the slot of all threads without one of their own.
+    pub const SHARED_SLOT: u64 = 0x1_5080;
+    /// Offset of the threads' slots.
+    pub const SLOTS: u64 = 0x1_6000;
+    /// Number of these.
+    pub const SLOT_COUNT: u64 = 1024;
+    /// Bytes from one to the next.
+    pub const SLOT_BYTES: u64 = 128;
+    /// Slots in a page of memory.
+    pub const SLOTS_OF_PAGE: u64 = 32;
+}
+
+/// The words of a slot that are added up.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct SlotSums {
+    /// A slot's thread pointer; in sums, the number of threads that have begun.
+    pub threads: u64,
+    /// Without meaning in sums.
+    pub countdown: u64,
+    /// Outermost calls of allocation functions, failed ones included.
+    pub calls: u64,
+    /// Bytes that they requested, less those that are known to have failed.
+    pub bytes: u64,
+    /// Sampled calls.
+    pub sampled: u64,
+    /// Sampled calls that succeeded and passed a site.
+    pub reported: u64,
+    /// Sampled calls that failed.
+    pub failed: u64,
+    /// Unsampled calls that are known to have failed.
+    pub unsampled_failed: u64,
+    /// Without meaning in sums.
+    pub interval: u64,
+    /// Without meaning in sums.
+    pub random: u64,
+    /// Without meaning in sums.
+    pub discard: u64,
+    /// Frees of sampled blocks.
+    pub frees_matched: u64,
+    /// `realloc(p, 0)` that freed.
+    pub zero_reallocs: u64,
+    /// A slot's calls when the last one was sampled; in sums, sampled calls that were left by a jump.
+    pub sampled_call: u64,
+}
+
+/// Most allocators that are hooked in one process: each has code and slots of its own.
+pub const MAX_ALLOCATORS: usize = 4;
+
+/// A process that inline hooks count, in the map `INLINE`. The daemon adds those that it hooks, and the programs their
+/// children.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct InlineProcess {
+    /// Addresses of what is mapped, for each hooked allocator; 0 for none.
+    pub bases: [u64; MAX_ALLOCATORS],
+    /// One of [`inline_state`].
+    pub state: u32,
+    /// Pages of slots that could not be read at the end, because they were not in memory.
+    pub unread_pages: u32,
+    /// Whose memory it runs in: its own, or after `vfork` its parent's, which has the counts.
+    pub memory_of: ProcessKey,
+    /// The process that was hooked: itself, or the one it descends from.
+    pub hooked: ProcessKey,
+    /// What had been counted when it left its memory; zeros before.
+    pub counts: SlotSums,
+}
+
+/// What has become of an [`InlineProcess`].
+pub mod inline_state {
+    /// Its slots are in its memory.
+    pub const RUNS: u32 = 0;
+    /// It is about to run another program.
+    pub const LEAVES: u32 = 1;
+    /// It has left its memory, by an exit or an exec.
+    pub const LEFT: u32 = 2;
+}

@@ -9,6 +9,7 @@ use sampler_ebpf::abi::{Counters, ProcessKey, kind};
 use crate::config::config;
 use crate::context::argument;
 use crate::counters::{add_shared, count_process_event_lost, totals_of};
+use crate::inline_counts;
 use crate::maps::{self, PYTHON, TARGETS, THREADS, TOTALS};
 use crate::memory::read_kernel;
 use crate::output;
@@ -20,13 +21,15 @@ use crate::thread::{NEW, ThreadState};
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "raw_tp/sched_process_fork")]
 pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
-    if !target::follows() {
-        return 0;
-    }
     let (parent, child) = (argument(ctx, 0), argument(ctx, 1));
     let parent_tgid: u32 = read_kernel(parent + config!(offsets.task_tgid));
     let child_tgid: u32 = read_kernel(child + config!(offsets.task_tgid));
-    if parent_tgid == child_tgid || !target::is_target(parent_tgid) {
+    if parent_tgid == child_tgid {
+        return 0;
+    }
+    // Whether it is a target or not: it has the hooks.
+    inline_counts::fork(parent, child);
+    if !target::follows() || !target::is_target(parent_tgid) {
         return 0;
     }
     // A child has a copy of its parent's interpreter.
@@ -65,8 +68,10 @@ pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
         }
         state.status = NEW;
     }
+    inline_counts::replaced(ended);
     // The thread that calls exec may never have called an allocator. Then the others' totals tell that they did.
-    if (was_tracked || TOTALS.get_ptr(ended).is_some()) && !output::submit_process(kind::EXEC, 0, ended, next) {
+    let counted = was_tracked || TOTALS.get_ptr(ended).is_some() || inline_counts::counts(ended);
+    if counted && !output::submit_process(kind::EXEC, 0, ended, next) {
         count_process_event_lost();
     }
     0
@@ -91,7 +96,7 @@ pub extern "C" fn process_exit(ctx: *mut c_void) -> u32 {
     let process = process_of(task);
     let _ = PYTHON.remove(process.tgid);
     let listed = TARGETS.remove(process.tgid).is_ok();
-    if (listed || TOTALS.get_ptr(process).is_some())
+    if (listed || TOTALS.get_ptr(process).is_some() || inline_counts::counts(process))
         && !output::submit_process(kind::EXIT, 0, process, ProcessKey::default())
     {
         count_process_event_lost();

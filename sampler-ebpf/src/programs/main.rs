@@ -41,6 +41,7 @@ mod allocation;
 mod free;
 #[cfg(bpf_target_arch = "x86_64")]
 mod inline;
+mod inline_counts;
 mod iterator;
 mod lifecycle;
 mod mapping;

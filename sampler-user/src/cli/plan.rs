@@ -122,10 +122,9 @@ fn check_options(args: &RecordArgs) -> Result<Rules, PlanError> {
 /// Checks that inline hooks can do what is asked of them.
 fn check_inline(args: &RecordArgs) -> Result<(), PlanError> {
     let target = &args.target;
-    let refusal = if target.pids.len() != 1 || !target.command.is_empty() || target.all {
-        "it needs one --pid, and no other target"
-    } else if !target.no_follow {
-        "calls of children are not counted yet: add --no-follow"
+    let rules = target.all || target.comm.is_some() || target.cgroup.is_some() || target.container.is_some();
+    let refusal = if target.pids.is_empty() || !target.command.is_empty() || rules {
+        "it needs --pid, and no other target"
     } else if args.sampling.mmap {
         "it cannot attribute an allocator's own mappings yet: leave --mmap out"
     } else if Criterion::from(args.sampling.criterion) == Criterion::SizeClass {

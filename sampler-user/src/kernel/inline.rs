@@ -3,8 +3,12 @@
 use std::ffi::CString;
 use std::os::fd::{AsFd as _, OwnedFd};
 
+use aya::maps::{HashMap, MapData, MapError};
 use heapbpf_audit::LinkKind;
+use sampler_ebpf::abi::ProcessKey;
+use sampler_ebpf::abi::inline::InlineProcess;
 
+use super::abi_value::Abi;
 use super::loader::{Loader, ProgramKind};
 use super::{KernelError, sys};
 
@@ -16,6 +20,48 @@ const PROGRAMS: [(&str, bool); 4] =
 pub struct InlinePrograms {
     kind: LinkKind,
     programs: Vec<Option<OwnedFd>>,
+    /// What reads counts of processes that end (kernel 6.16), or run another program (6.10).
+    _ends: Vec<OwnedFd>,
+}
+
+/// The kernel's list of processes that inline hooks count.
+pub struct InlineMap(HashMap<MapData, Abi<ProcessKey>, Abi<InlineProcess>>);
+
+impl InlineMap {
+    /// Opens the map.
+    ///
+    /// # Errors
+    /// The object has no such map.
+    pub fn open(loader: &Loader) -> Result<Self, KernelError> {
+        HashMap::try_from(loader.typed_map("INLINE")?).map(Self).map_err(refused)
+    }
+
+    /// Adds a process.
+    ///
+    /// # Errors
+    /// There is no room.
+    pub fn insert(&mut self, process: ProcessKey, entry: &InlineProcess) -> Result<(), KernelError> {
+        self.0.insert(Abi(process), Abi(*entry), 0).map_err(refused)
+    }
+
+    /// Removes a process, if it is there.
+    pub fn remove(&mut self, process: ProcessKey) {
+        let _ = self.0.remove(&Abi(process));
+    }
+
+    /// The entry of a process.
+    pub fn get(&self, process: ProcessKey) -> Option<InlineProcess> {
+        self.0.get(&Abi(process), 0).ok().map(|entry| entry.0)
+    }
+
+    /// All entries.
+    pub fn entries(&self) -> Vec<(ProcessKey, InlineProcess)> {
+        self.0.iter().flatten().map(|(process, entry)| (process.0, entry.0)).collect()
+    }
+}
+
+fn refused(error: MapError) -> KernelError {
+    KernelError::Object(format!("INLINE: {error}"))
 }
 
 /// Links to one target's code. Dropping them removes the probes.
@@ -33,7 +79,16 @@ impl InlinePrograms {
         let program_kind = if kind == LinkKind::Perf { ProgramKind::UprobePerf } else { ProgramKind::UprobeMulti };
         let load =
             |(name, frees): (&str, bool)| (live || !frees).then(|| loader.program(name, program_kind)).transpose();
-        Ok(Self { kind, programs: PROGRAMS.map(load).into_iter().collect::<Result<_, _>>()? })
+        let programs = PROGRAMS.map(load).into_iter().collect::<Result<_, _>>()?;
+        let ends = [("inline_exit", "sched_process_exit"), ("inline_exec", "sched_prepare_exec")];
+        let ends = ends.into_iter().filter_map(|(name, tracepoint)| {
+            let linked = link_end(loader, name, tracepoint);
+            let log =
+                |error: &_| log::info!("what processes with inline hooks counted at their ends is not read: {error}");
+            linked.inspect_err(log).ok()
+        });
+        let ends = ends.collect();
+        Ok(Self { kind, programs, _ends: ends })
     }
 
     /// Links the sites at these offsets of a file, for every process that maps it: the target, and children of it.
@@ -58,4 +113,10 @@ impl InlinePrograms {
         }
         Ok(InlineLinks { _links: links })
     }
+}
+
+fn link_end(loader: &Loader, name: &str, tracepoint: &str) -> Result<OwnedFd, KernelError> {
+    let program = loader.program(name, ProgramKind::RawTracepoint)?;
+    sys::open_raw_tracepoint(program.as_fd(), tracepoint)
+        .map_err(|source| KernelError::Link { what: format!("the tracepoint {tracepoint}"), source })
 }

@@ -101,11 +101,7 @@ impl Totals {
     /// # Errors
     /// The read fails.
     pub fn living(&self, programs: &Programs) -> Result<Vec<ProcessKey>, KernelError> {
-        let failed = |source| KernelError::Read { what: "the list of processes", source };
-        let mut bytes = Vec::new();
-        let mut iterator = sys::start_iterator(programs.process_iterator_link()).map_err(failed)?;
-        iterator.read_to_end(&mut bytes).map_err(failed)?;
-        Ok(bytes.chunks_exact(size_of::<ProcessKey>()).flat_map(ProcessKey::read_from_bytes).collect())
+        living(programs)
     }
 
     /// Reads all counts. They are exact for threads that do not run during the read; a running thread is read at some
@@ -164,6 +160,18 @@ impl Totals {
         self.processes.remove(&Abi(process)).map_err(failed)?;
         Ok(Some(counters))
     }
+}
+
+/// The incarnations that live, of all processes of the host; each as often as it has threads.
+///
+/// # Errors
+/// The read fails.
+pub fn living(programs: &Programs) -> Result<Vec<ProcessKey>, KernelError> {
+    let failed = |source| KernelError::Read { what: "the list of processes", source };
+    let mut bytes = Vec::new();
+    let mut iterator = sys::start_iterator(programs.process_iterator_link()).map_err(failed)?;
+    iterator.read_to_end(&mut bytes).map_err(failed)?;
+    Ok(bytes.chunks_exact(size_of::<ProcessKey>()).flat_map(ProcessKey::read_from_bytes).collect())
 }
 
 /// Maximum number of in-flight sampled calls of one thread when its counters are read: those with a return probe, and

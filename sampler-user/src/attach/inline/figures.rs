@@ -53,6 +53,16 @@ pub fn addition(before: &Counts, now: &Counts, seen: u64) -> Counters {
     }
 }
 
+/// The same for a process that has left its memory: there is no later read.
+pub fn at_end(last: &Counts, seen: u64) -> Counters {
+    let mut added = addition(last, last, seen);
+    // A kill may have come between counting a call and its site, once per thread.
+    let cut_off = last.reported.saturating_sub(seen);
+    added.lost_abandoned += added.lost_in_flight + if cut_off <= last.threads { cut_off } else { 0 };
+    added.lost_in_flight = 0;
+    added
+}
+
 /// Offsets, from the blob's base, of the slots of threads that sample nothing yet and count down from afar.
 pub fn not_sampling(state: &[u8]) -> Vec<u64> {
     let first = SLOTS_OFFSET - STATE;
@@ -132,6 +142,20 @@ mod tests {
     fn of_an_ended_target_the_calls_that_the_kernel_saw_count() {
         let sum = sum(&NOW, 27);
         assert_eq!((sum.hits(), accounted(&sum)), (110, 110));
+    }
+
+    #[test]
+    fn what_the_end_cut_off_is_abandoned_and_more_breaks_the_identity() {
+        let accounted = |seen: u64| {
+            let kernel =
+                Counters { calls: seen, sampled: seen, submitted: seen, inline_sampled: seen, ..Counters::default() };
+            let mut sum = at_end(&NOW, seen);
+            sum.add(&kernel);
+            (sum.hits(), accounted(&sum), sum.lost_abandoned)
+        };
+        assert_eq!(accounted(17), (100, 100, 1), "a call that never returned");
+        assert_eq!(accounted(16), (100, 100, 2), "one of the only thread");
+        assert_eq!(accounted(15), (100, 98, 1), "more than it can be");
     }
 
     #[test]

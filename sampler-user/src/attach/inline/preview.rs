@@ -13,7 +13,7 @@ use sampler_ebpf::geometric::DrawConstants;
 use super::control::ControlPage;
 use super::left::{self, Left};
 use super::removal::take_out;
-use super::{Refused, SET_LOG2, has_rdrand, open_memory};
+use super::{Refused, SET_LOG2, has_rdrand, memory};
 
 /// For how long our own process may be stopped: nobody waits for it.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -113,7 +113,8 @@ pub(super) fn plan(
     first_site: u32,
 ) -> Result<Plan, Refused> {
     let place = super::plan::place(target, file)?;
-    let memory = open_memory(target.pid().unsigned_abs())?;
+    let memory = memory::open(target.pid().unsigned_abs())
+        .map_err(|source| Refused::Read { what: "the target's memory", source })?;
     let word = |address: u64| {
         let mut bytes = [0; 8];
         memory.read_exact_at(&mut bytes, address).ok().map(|()| u64::from_ne_bytes(bytes))

@@ -17,7 +17,7 @@ pub(super) fn take_out(pid: u32) {
     let mut kept = 0;
     loop {
         let Ok(target) = Target::look(pid) else { return };
-        match take_out_found(&target) {
+        match take_out_found(&target, &[]) {
             Ok(true) => return,
             // It leads nowhere any more.
             Ok(false) if kept < ATTEMPTS => {
@@ -40,11 +40,20 @@ pub(super) fn take_out(pid: u32) {
     }
 }
 
-/// Takes out what is found in a process. Whether all of it is unmapped.
-fn take_out_found(target: &Target) -> Result<bool, Error> {
+/// Takes out of a child the hooks that it inherited from a process of ours, where they are at `bases`, if that is possible now.
+/// Whether it leads to none of them any more.
+pub(super) fn take_out_inherited(pid: u32, bases: &[u64]) -> bool {
+    let Ok(target) = Target::look(pid) else { return true };
+    let taken = take_out_found(&target, bases);
+    taken.inspect_err(|error| log::debug!("process {pid}: inherited hooks are not taken out yet: {error}")).is_ok()
+}
+
+/// Takes out what is found in a process, if it is nobody's or at `bases`. Whether all of it is unmapped.
+fn take_out_found(target: &Target, bases: &[u64]) -> Result<bool, Error> {
     let take = |found: &Found| target.take_out(found, TakeOut::All, STOP_LIMIT).map(|stopped| stopped.outcome);
     let pid = target.pid().unsigned_abs();
     let found = target.found();
-    let mut ours = found.iter().filter(|found| left::judge(pid, found) == Left::Abandoned);
+    let is_ours = |found: &&Found| bases.contains(&found.range.start) || left::judge(pid, found) == Left::Abandoned;
+    let mut ours = found.iter().filter(is_ours);
     ours.try_fold(true, |all, found| Ok(take(found)? && all))
 }

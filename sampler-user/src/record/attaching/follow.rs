@@ -139,7 +139,7 @@ impl Attaching {
             self.targets.incarnation_began(pid, incarnation.since_ns);
         }
         let link = self.link_for(pid);
-        let attempt = self.hook_module(host, module, link);
+        let attempt = self.hook_module_in(host, module, pid);
         if attempt == Err(Unhooked::Waits) {
             self.under_way.push((incarnation, module));
             return;
@@ -231,12 +231,18 @@ impl Attaching {
         modules.extend(modules_of(host, parent));
         modules.sort_unstable();
         modules.dedup();
+        // Links are for what it becomes. Until then it has its parent's hooks.
+        let is_inline = self.inline.as_ref().is_some_and(|inline| inline.has_inherited(child));
+        if is_inline {
+            self.targets.hooked(child, time_ns, time_ns);
+            self.standing.note(child, Ok(()));
+        }
         for module in modules {
             let Some(key) = self.modules.get(&module).and_then(Look::file) else { continue };
             if self.is_over() {
                 return;
             }
-            if self.hooks.hook(key, None, &self.programs, &mut self.control).is_ok() {
+            if self.hooks.hook(key, None, &self.programs, &mut self.control).is_ok() && !is_inline {
                 let hooked_ns = self.shared_since(module).map_or_else(monotonic_ns, |since_ns| since_ns.max(time_ns));
                 self.targets.hooked(child, time_ns, hooked_ns);
             }

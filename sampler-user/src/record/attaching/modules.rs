@@ -9,8 +9,8 @@ use sampler_ebpf::abi::Site;
 use super::probes::{Attaching, Look};
 use crate::attach::files::FileKey;
 use crate::attach::hooks::{HookError, Hooked};
-use crate::attach::inline::Service;
 use crate::attach::inline::preview::preview;
+use crate::attach::inline::{Refused, Service};
 use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::breakpoints;
@@ -19,6 +19,7 @@ use crate::host::modules::{ModuleKind, ModuleSource};
 use crate::host::open::Unreadable;
 use crate::host::own_memory::give_memory_back;
 use crate::host::processes::IncarnationId;
+use crate::kernel::totals;
 use heapbpf_audit::Missing;
 use heapbpf_unwind::mapping::Mapping;
 
@@ -39,7 +40,21 @@ pub(super) enum Unhooked {
 }
 
 impl Attaching {
-    /// Hooks a module if it has an allocator.
+    /// Hooks a module in a process, if it has an allocator: inline if that is wanted and possible, else by the links that
+    /// serve the process. Where shared links serve it, they are made in any case: its children may run other programs.
+    pub(super) fn hook_module_in(&mut self, host: &mut Host, module: ModuleId, pid: u32) -> Result<Hooked, Unhooked> {
+        let link = self.link_for(pid);
+        let key = self.file_of(host, module);
+        match key.map_or(Service::Probes, |key| self.hook_inline(pid, key)) {
+            Service::Waits { .. } => return Err(Unhooked::Waits),
+            Service::Inline if link.is_some() => {}
+            Service::Inline => drop(self.hook_module(host, module, link)),
+            Service::Probes => return self.hook_module(host, module, link),
+        }
+        Ok(Hooked::Already)
+    }
+
+    /// Hooks a module if it has an allocator, by probes.
     pub(super) fn hook_module(
         &mut self,
         host: &mut Host,
@@ -49,11 +64,6 @@ impl Attaching {
         let Some(key) = self.file_of(host, module) else {
             return Err(if self.modules.contains_key(&module) { Unhooked::Known } else { Unhooked::Gone });
         };
-        match pid.map(|pid| self.hook_inline(pid, key)) {
-            Some(Service::Inline) => return Ok(Hooked::Already),
-            Some(Service::Waits { .. }) => return Err(Unhooked::Waits),
-            Some(Service::Probes) | None => {}
-        }
         self.avoid_breakpoints(host, module, key, pid);
         match self.hooks.hook(key, pid, &self.programs, &mut self.control) {
             Ok(hooked) => {
@@ -83,15 +93,24 @@ impl Attaching {
         }
     }
 
-    /// Hooks a process inline instead, if that is wanted and possible. Otherwise its probes follow.
-    fn hook_inline(&mut self, pid: u32, key: FileKey) -> Service {
+    /// Hooks a process inline, if that is wanted and possible, and no links have counted it so far. Otherwise its probes follow.
+    pub(super) fn hook_inline(&mut self, pid: u32, key: FileKey) -> Service {
+        let link = self.link_for(pid);
         loop {
-            let Self { inline: Some(inline), hooks, control, .. } = self else { return Service::Probes };
+            let Self { inline: Some(inline), hooks, control, programs, .. } = self else { return Service::Probes };
+            if let Some(decided) = inline.decided((pid, key), hooks.serving(key, link).is_some()) {
+                return decided;
+            }
             let Some(examined) = hooks.files.get(key) else { return Service::Probes };
             let (path, file) = (examined.path.clone(), Arc::clone(&examined.file));
             let table = hooks.files.table().clone();
             let mut add_sites = |sites: &[Site]| hooks.add_sites(sites, control);
-            let (service, refused) = inline.serve((pid, key), (&path, &file), &table, &mut add_sites);
+            let incarnation = totals::living(programs).map(|all| all.into_iter().find(|process| process.tgid == pid));
+            let (service, refused) = match incarnation {
+                Ok(Some(process)) => inline.attempt((process, key), (&path, &file), &table, &mut add_sites),
+                Ok(None) => (Service::Probes, Some(Refused::Ended)),
+                Err(error) => (Service::Probes, Some(error.into())),
+            };
             if service == Service::Inline {
                 self.standing.note(pid, Ok(()));
             }

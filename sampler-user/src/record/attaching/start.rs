@@ -58,12 +58,20 @@ impl Attaching {
                 let _ = self.hook_module(host, module, None);
             }
         }
+        // Links serve processes that are not hooked inline: none is there before all have been tried.
+        let is_inline = self.inline.is_some();
+        for process in running.iter().filter(|_| is_inline) {
+            for module in modules_of(host, process.pid) {
+                let Some(key) = self.file_of(host, module) else { continue };
+                self.hook_inline(process.pid, key);
+            }
+        }
         let mut without = Vec::new();
         for process in &running {
             let modules = modules_of(host, process.pid);
             let mut hooked = false;
             for module in modules {
-                if self.hook_module(host, module, self.link_for(process.pid)).is_ok() {
+                if self.hook_module_in(host, module, process.pid).is_ok() {
                     host.note_allocator(process.pid, module);
                     hooked = true;
                 }

@@ -114,7 +114,10 @@ impl Session {
                 self.exited.put_back([process].into_iter().chain(due));
                 return;
             };
-            let counters = counters.unwrap_or_default();
+            let mut counters = counters.unwrap_or_default();
+            if let Some(inline) = &mut self.attaching.inline {
+                counters.add(&inline.take(process, &counters));
+            }
             let sampled = self.recorder.processes.contains_key(&process);
             let line = self.exited.line_of(&process, sampled, self.plan.keeps_running);
             let called = counters.hits() > 0;

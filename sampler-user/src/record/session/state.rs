@@ -19,7 +19,7 @@ use crate::heap::live::Heap;
 use crate::host::{Host, HostOptions};
 use crate::kernel::KernelError;
 use crate::kernel::control::ControlMaps;
-use crate::kernel::inline::InlinePrograms;
+use crate::kernel::inline::{InlineMap, InlinePrograms};
 use crate::kernel::live_map::{LiveEntries, LiveMap};
 use crate::kernel::loader::Loader;
 use crate::kernel::log::KernelLog;
@@ -139,7 +139,10 @@ impl Session {
         let inline = wanted.then(|| InlinePrograms::load(&loader, programs.kind, sampling.live)).transpose()?;
         let config = &plan.kernel.config;
         let how = InlineSampling { draw, seed: config.seed, criterion: config.criterion as u32 };
-        let inline = inline.map(|programs| InlineHooks::new(programs, how));
+        let follows = plan.targets.follow;
+        let inline = inline
+            .map(|programs| Ok::<_, KernelError>(InlineHooks::new(programs, InlineMap::open(&loader)?, how, follows)))
+            .transpose()?;
         let names = Arc::new(PythonNames::default());
         let probes = KernelProbes { programs, control, mappings, inline };
         Ok(Self {

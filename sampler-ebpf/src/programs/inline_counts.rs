@@ -1,0 +1,179 @@
+//! What processes with inline hooks have counted in their memory: read when they leave it, by an exit or an exec. Their
+//! children inherit the hooks.
+
+use core::ffi::c_void;
+use core::mem::MaybeUninit;
+
+use aya_ebpf::bindings::BPF_NOEXIST;
+use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user};
+use sampler_ebpf::abi::ProcessKey;
+use sampler_ebpf::abi::inline::{InlineProcess, MAX_ALLOCATORS, SlotSums, inline_state, memory};
+
+use crate::config::config;
+use crate::counters::count_process_event_lost;
+use crate::maps::INLINE;
+use crate::memory::{read_kernel, read_user};
+use crate::process::{current_task, process_of};
+
+/// `sched_prepare_exec(task, program)`: the process is about to leave its memory for that of another program. Its other
+/// threads still run: each reads again when it ends.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp/sched_prepare_exec")]
+pub extern "C" fn inline_exec(_: *mut c_void) -> u32 {
+    let task = current_task();
+    let process = process_of(task);
+    let Some(entry) = INLINE.get_ptr_mut(process) else { return 0 };
+    // SAFETY: the pointer is to the map's value, which consists of integers.
+    unsafe { (*entry).state = inline_state::LEAVES };
+    keep(task, process, entry);
+    0
+}
+
+/// `sched_process_exit`: a thread ends, perhaps the last. Several may find that they are the last.
+#[unsafe(no_mangle)]
+#[unsafe(link_section = "raw_tp/sched_process_exit")]
+pub extern "C" fn inline_exit(_: *mut c_void) -> u32 {
+    let task = current_task();
+    let process = process_of(task);
+    let Some(entry) = INLINE.get_ptr_mut(process) else { return 0 };
+    let signal: u64 = read_kernel(task + config!(offsets.task_signal));
+    let is_last = read_kernel::<u32>(signal + config!(offsets.signal_live)) == 0;
+    // SAFETY: the pointer is to the map's value, which consists of integers.
+    let state = unsafe { (*entry).state };
+    if is_last || state == inline_state::LEAVES {
+        keep(task, process, entry);
+    }
+    if is_last {
+        // SAFETY: as above.
+        unsafe { (*entry).state = inline_state::LEFT };
+    }
+    0
+}
+
+/// A process has left its memory for that of another program. What was counted has been kept.
+#[inline(always)]
+pub fn replaced(process: ProcessKey) {
+    if let Some(entry) = INLINE.get_ptr_mut(process) {
+        // SAFETY: the pointer is to the map's value, which consists of integers.
+        unsafe { (*entry).state = inline_state::LEFT };
+    }
+}
+
+/// Notes a child of a process with inline hooks, in the context of the parent. It has them too, and counts from zero.
+#[inline(always)]
+pub fn fork(parent: u64, child: u64) {
+    let Some(entry) = INLINE.get_ptr(process_of(parent)) else { return };
+    // SAFETY: the pointer is to the map's value, in which these fields never change.
+    let (bases, parents, hooked) = unsafe { ((*entry).bases, (*entry).memory_of, (*entry).hooked) };
+    let process = process_of(child);
+    let offset = config!(offsets.task_mm);
+    let shares = read_kernel::<u64>(parent + offset) == read_kernel::<u64>(child + offset);
+    let memory_of = if shares { parents } else { process };
+    let entry = InlineProcess { bases, memory_of, hooked, ..InlineProcess::default() };
+    if INLINE.insert(process, &entry, u64::from(BPF_NOEXIST)).is_err() {
+        count_process_event_lost();
+    }
+}
+
+/// Whether inline hooks count a process.
+#[inline(always)]
+pub fn counts(process: ProcessKey) -> bool {
+    INLINE.get_ptr(process).is_some()
+}
+
+/// Keeps what a process has counted, if it runs in memory of its own and still has it (before Linux 6.16, the kernel takes it
+/// away first).
+#[inline(never)]
+fn keep(task: u64, process: ProcessKey, entry: *mut InlineProcess) {
+    // SAFETY: the callers pass a pointer to the map's value, in which these fields never change.
+    let (bases, memory_of) = unsafe { ((*entry).bases, (*entry).memory_of) };
+    if memory_of != process || read_kernel::<u64>(task + config!(offsets.task_mm)) == 0 {
+        return;
+    }
+    let mut sum = Sum { base: 0, unread_pages: 0, slots: SlotSums::default() };
+    let mut allocator = 0;
+    while allocator < MAX_ALLOCATORS {
+        if bases[allocator] != 0 {
+            sum.base = bases[allocator];
+            add_up(&mut sum);
+        }
+        allocator += 1;
+    }
+    // SAFETY: as above. Several threads may write, the last ones the same numbers.
+    unsafe {
+        if sum.slots.calls >= (*entry).counts.calls {
+            (*entry).unread_pages = sum.unread_pages as u32;
+            (*entry).counts = sum.slots;
+        }
+    }
+}
+
+/// Pages of slots.
+const SLOT_PAGES: u64 = memory::SLOT_COUNT / memory::SLOTS_OF_PAGE;
+
+/// A walk through the slots of an allocator.
+struct Sum {
+    base: u64,
+    /// Pages that are not in memory.
+    unread_pages: u64,
+    slots: SlotSums,
+}
+
+/// Adds up all slots of an allocator.
+#[inline(never)]
+fn add_up(sum: &mut Sum) {
+    if read_user::<u64>(sum.base + memory::CONTROL) != Some(memory::MAGIC) {
+        sum.unread_pages += SLOT_PAGES;
+        return;
+    }
+    let threads = read_user::<u64>(sum.base + memory::THREADS).unwrap_or(0);
+    sum.slots.threads = sum.slots.threads.wrapping_add(threads);
+    // What is open there may be of many threads: nothing is known of them.
+    add(sum.base + memory::SHARED_SLOT, &mut sum.slots, 0);
+    // SAFETY: `add_page` is a function of the type that the helper calls, and gets this context, which outlives the call.
+    unsafe { bpf_loop(SLOT_PAGES as u32, add_page as *mut c_void, (&raw mut *sum).cast(), 0) };
+}
+
+/// Adds up a page of slots: a step of `bpf_loop`.
+extern "C" fn add_page(page: u64, sum: *mut Sum) -> i64 {
+    // SAFETY: the context of `add_up`, which nobody else has meanwhile.
+    let sum = unsafe { &mut *sum };
+    let first = sum.base + memory::SLOTS + page * memory::SLOTS_OF_PAGE * memory::SLOT_BYTES;
+    if read_user::<u64>(first).is_none() {
+        sum.unread_pages += 1;
+        return 0;
+    }
+    let mut slot = 0;
+    while slot < memory::SLOTS_OF_PAGE {
+        add(first + slot * memory::SLOT_BYTES, &mut sum.slots, 1);
+        slot += 1;
+    }
+    0
+}
+
+/// Adds a slot; nothing if it is not in memory. Sums wrap: the target may have written anything. `tells_left`: 1 if it tells
+/// which calls were left by a jump. (No branches: the verifier follows each.)
+#[inline(always)]
+fn add(address: u64, sums: &mut SlotSums, tells_left: u64) {
+    let mut slot = MaybeUninit::<SlotSums>::uninit();
+    let bytes = size_of::<SlotSums>() as u32;
+    // SAFETY: the helper writes that many bytes to `slot`, zeros if it fails. It checks the address itself.
+    unsafe { bpf_probe_read_user(slot.as_mut_ptr().cast(), bytes, address as *const c_void) };
+    // SAFETY: the helper has written all bytes, and any bytes are a valid value (`FromBytes`).
+    let slot = unsafe { slot.assume_init() };
+    sums.calls = sums.calls.wrapping_add(slot.calls);
+    sums.bytes = sums.bytes.wrapping_add(slot.bytes);
+    sums.sampled = sums.sampled.wrapping_add(slot.sampled);
+    sums.reported = sums.reported.wrapping_add(slot.reported);
+    sums.failed = sums.failed.wrapping_add(slot.failed);
+    sums.unsampled_failed = sums.unsampled_failed.wrapping_add(slot.unsampled_failed);
+    sums.frees_matched = sums.frees_matched.wrapping_add(slot.frees_matched);
+    sums.zero_reallocs = sums.zero_reallocs.wrapping_add(slot.zero_reallocs);
+    let open = slot.sampled.wrapping_sub(slot.reported).wrapping_sub(slot.failed);
+    // 1 if the last call was sampled, and may be in progress.
+    let other = slot.calls ^ slot.sampled_call;
+    let last_is_sampled = 1 ^ ((other | other.wrapping_neg()) >> 63);
+    let is_open = (open | open.wrapping_neg()) >> 63;
+    let left = open.wrapping_sub(last_is_sampled & is_open);
+    sums.sampled_call = sums.sampled_call.wrapping_add(left * tells_left);
+}

@@ -1,0 +1,274 @@
+//! The processes that inline hooks count: those that were hooked, and the children that inherited the hooks.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+
+use heapbpf_inline::read::Counts;
+use sampler_ebpf::abi::inline::{InlineProcess, MAX_ALLOCATORS, inline_state};
+use sampler_ebpf::abi::{Counters, ProcessKey};
+
+use super::refused::Refused;
+use super::removal::{take_out, take_out_inherited};
+use super::{figures, memory};
+use crate::attach::files::FileKey;
+use crate::kernel::inline::{InlineLinks, InlineMap};
+use crate::kernel::totals;
+
+/// Most rounds in which everything is taken out of processes, which may have children meanwhile.
+const ROUNDS: usize = 64;
+
+/// The processes.
+pub(super) struct Counted {
+    /// The kernel's list, to which it adds children.
+    map: InlineMap,
+    processes: HashMap<ProcessKey, Process>,
+    /// By the process that was hooked. They serve its children, too.
+    linked: HashMap<ProcessKey, Vec<Linked>>,
+    /// Whether children are targets.
+    follows: bool,
+    /// Processes whose last counts could not be read.
+    unread_ends: u64,
+}
+
+/// An allocator in a process with our code, and links to it.
+#[derive(Debug)]
+pub(super) struct Linked {
+    pub(super) pid: u32,
+    pub(super) key: FileKey,
+    pub(super) base: u64,
+    /// The mapped code. It is locked as long as we live, by which others know that.
+    pub(super) text: File,
+    pub(super) _links: InlineLinks,
+}
+
+/// A process.
+struct Process {
+    /// Where the hooks of its allocators are.
+    bases: Vec<u64>,
+    /// Its memory, if it can be read; `None` after its end, or if it runs in another's.
+    memory: Option<File>,
+    memory_of: ProcessKey,
+    hooked: ProcessKey,
+    /// What was counted, as of the last two reads.
+    counts: [Counts; 2],
+    /// Whether these are its last.
+    has_left: bool,
+    /// Sampled calls by ended processes that ran in its memory.
+    seen_of_others: u64,
+}
+
+fn bases(entry: &InlineProcess) -> Vec<u64> {
+    entry.bases.into_iter().filter(|base| *base != 0).collect()
+}
+
+impl Process {
+    fn new(process: ProcessKey, entry: &InlineProcess) -> Self {
+        let own = entry.memory_of == process && entry.state != inline_state::LEFT;
+        Self {
+            bases: bases(entry),
+            memory: own.then(|| memory::open(process.tgid).ok()).flatten(),
+            memory_of: entry.memory_of,
+            hooked: entry.hooked,
+            counts: [Counts::default(); 2],
+            has_left: false,
+            seen_of_others: 0,
+        }
+    }
+
+    /// What it has counted by now; `None` if that cannot be read.
+    fn now(&self) -> Option<Counts> {
+        let memory = self.memory.as_ref()?;
+        let mut counts = self.bases.iter().map(|base| memory::counts(memory, *base).ok());
+        counts.try_fold(Counts::default(), |sum, counts| Some(figures::plus(&sum, &counts?)))
+    }
+
+    /// Takes over what the kernel read when the process left its memory. Whether it is complete.
+    fn leave(&mut self, entry: &InlineProcess) -> bool {
+        self.memory = None;
+        self.has_left = true;
+        let last = Counts::from(&entry.counts);
+        // Of a child, pages that it never touched are not there.
+        let is_complete = last.calls >= self.counts[1].calls && last.bytes >= self.counts[1].bytes;
+        if is_complete {
+            self.counts = [last; 2];
+        }
+        is_complete
+    }
+
+    /// What is to be added to the kernel's counters, which have `seen` of its sampled calls.
+    fn addition(&self, seen: u64) -> Counters {
+        let seen_here = seen.wrapping_add(self.seen_of_others);
+        if self.has_left {
+            figures::at_end(&self.counts[1], seen_here)
+        } else {
+            figures::addition(&self.counts[0], &self.counts[1], seen_here)
+        }
+    }
+}
+
+impl Counted {
+    /// None so far.
+    pub(super) fn new(map: InlineMap, follows: bool) -> Self {
+        Self { map, processes: HashMap::new(), linked: HashMap::new(), follows, unread_ends: 0 }
+    }
+
+    /// Lists a process, to whose allocator jumps are about to be written. Children that it has from now on are listed by their
+    /// fork.
+    pub(super) fn list(&mut self, process: ProcessKey, base: u64) -> Result<(), Refused> {
+        let new = InlineProcess { memory_of: process, hooked: process, ..InlineProcess::default() };
+        let mut entry = self.map.get(process).unwrap_or(new);
+        let free = entry.bases.iter_mut().find(|base| **base == 0).ok_or(Refused::Allocators)?;
+        *free = base;
+        Ok(self.map.insert(process, &entry)?)
+    }
+
+    /// No jumps were written.
+    pub(super) fn unlist(&mut self, process: ProcessKey, base: u64) {
+        let Some(mut entry) = self.map.get(process) else { return };
+        entry.bases.iter_mut().filter(|it| **it == base).for_each(|it| *it = 0);
+        if entry.bases != [0; MAX_ALLOCATORS] {
+            // What it fails to take out of the list is read as zeros.
+            let _ = self.map.insert(process, &entry);
+            return;
+        }
+        self.map.remove(process);
+        for (child, _) in self.map.entries().into_iter().filter(|(_, entry)| entry.hooked == process) {
+            self.map.remove(child);
+        }
+    }
+
+    /// It was hooked.
+    pub(super) fn add(&mut self, process: ProcessKey, linked: Linked) {
+        if let Some(entry) = self.map.get(process) {
+            let known = self.processes.entry(process).or_insert_with(|| Process::new(process, &entry));
+            known.bases = bases(&entry);
+        }
+        self.linked.entry(process).or_default().push(linked);
+    }
+
+    /// What is hooked in a process.
+    pub(super) fn linked(&self, pid: u32) -> impl Iterator<Item = &Linked> {
+        self.linked.values().flatten().filter(move |linked| linked.pid == pid)
+    }
+
+    /// Whether this incarnation still runs with its hooks.
+    pub(super) fn runs(&self, process: ProcessKey) -> bool {
+        self.map.get(process).is_some_and(|entry| entry.state != inline_state::LEFT)
+    }
+
+    /// Whether a process inherited hooks, and still runs with them.
+    pub(super) fn has_inherited(&self, pid: u32) -> bool {
+        let is_it = |(process, entry): &(ProcessKey, InlineProcess)| {
+            process.tgid == pid && entry.state != inline_state::LEFT && entry.hooked != *process
+        };
+        self.map.entries().iter().any(is_it)
+    }
+
+    /// Finds new children, and processes that have left their memory.
+    pub(super) fn look(&mut self) {
+        for (process, entry) in self.map.entries() {
+            let is_child = entry.hooked != process;
+            if is_child && !self.follows {
+                self.let_go(process, &entry);
+                continue;
+            }
+            let known = self.processes.entry(process).or_insert_with(|| Process::new(process, &entry));
+            if entry.state == inline_state::LEFT && !known.has_left && !known.leave(&entry) {
+                self.unread_ends += 1;
+                log::warn!("process {}: what it counted at its end was not read in whole", process.tgid);
+            }
+        }
+    }
+
+    /// Takes the hooks out of a child that is no target. If that is not possible now, the next look tries again.
+    fn let_go(&mut self, process: ProcessKey, entry: &InlineProcess) {
+        let has_them = entry.state != inline_state::LEFT && entry.memory_of == process;
+        if !has_them || take_out_inherited(process.tgid, &bases(entry)) {
+            self.map.remove(process);
+        }
+    }
+
+    /// Reads what all have counted. To be called before and after the kernel's counters are read.
+    pub(super) fn read(&mut self) {
+        // Those that end between these two steps are found by the next read.
+        for process in self.processes.values_mut().filter(|process| !process.has_left) {
+            let now = process.now().unwrap_or(process.counts[1]);
+            process.counts = [process.counts[1], now];
+        }
+        self.look();
+        for process in self.processes.values_mut().filter(|process| !process.has_left && process.counts[1].threads == 0)
+        {
+            process.counts[1] = process.now().unwrap_or(process.counts[1]);
+        }
+    }
+
+    /// The process id and the memory of every process that can be read, and where the hooks of an allocator are.
+    pub(super) fn memories(&self) -> impl Iterator<Item = (u32, &File, u64)> {
+        let readable = self.processes.iter().filter_map(|(process, it)| Some((process.tgid, it, it.memory.as_ref()?)));
+        readable.flat_map(|(pid, it, memory)| it.bases.iter().map(move |base| (pid, memory, *base)))
+    }
+
+    /// Adds what all have counted to the kernel's counters.
+    pub(super) fn add_to(&self, counts: &mut totals::Counts) {
+        // The memory of a process has the counts of all that run in it.
+        let mut seen: HashMap<ProcessKey, u64> = HashMap::new();
+        for (process, it) in &self.processes {
+            let own = counts.processes.get(process).map_or(0, |counters| counters.inline_sampled);
+            *seen.entry(it.memory_of).or_default() += own;
+        }
+        for (process, it) in self.processes.iter().filter(|(process, it)| it.memory_of == **process) {
+            let added = it.addition(seen.get(process).copied().unwrap_or(0));
+            if added != Counters::default() {
+                counts.processes.entry(*process).or_default().add(&added);
+            }
+        }
+    }
+
+    /// Forgets a process that has ended, whose counts in the kernel are `kernel`. What it has counted in addition.
+    pub(super) fn take(&mut self, process: ProcessKey, kernel: &Counters) -> Counters {
+        self.look();
+        self.map.remove(process);
+        let Some(it) = self.processes.remove(&process) else { return Counters::default() };
+        if !self.processes.values().any(|other| other.hooked == it.hooked) {
+            self.linked.remove(&it.hooked);
+        }
+        if it.memory_of != process {
+            if let Some(owner) = self.processes.get_mut(&it.memory_of) {
+                owner.seen_of_others = owner.seen_of_others.wrapping_add(kernel.inline_sampled);
+            }
+            return Counters::default();
+        }
+        if !it.has_left {
+            self.unread_ends += 1;
+            log::warn!("process {}: what it counted in its last moments is not known", process.tgid);
+        }
+        it.addition(kernel.inline_sampled)
+    }
+
+    /// Processes whose last counts could not be read. Their totals are too small.
+    pub(super) const fn unread_ends(&self) -> u64 {
+        self.unread_ends
+    }
+
+    /// Takes everything out of all processes.
+    pub(super) fn release_all(&mut self) {
+        // What nobody has locked may be taken out.
+        self.linked.values().flatten().for_each(|linked| drop(linked.text.unlock()));
+        let mut done = HashSet::new();
+        for _ in 0..ROUNDS {
+            let entries = self.map.entries();
+            if entries.is_empty() {
+                break;
+            }
+            for (process, entry) in entries {
+                // As long as it has the hooks, it must be listed, so that its children are.
+                if entry.state != inline_state::LEFT && entry.memory_of == process && done.insert(process) {
+                    take_out(process.tgid);
+                }
+                self.map.remove(process);
+            }
+        }
+        self.processes.clear();
+        self.linked.clear();
+    }
+}

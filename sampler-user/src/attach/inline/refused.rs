@@ -1,0 +1,87 @@
+//! Why a process is not hooked inline.
+
+use std::io;
+
+use heapbpf_inline::ForeignBlob;
+use heapbpf_probes::AttachError;
+use heapbpf_remote::{Error as Remote, Refusal};
+
+use crate::kernel::KernelError;
+
+/// Why a process is not hooked inline.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// Inline hooks are x86-64 code.
+    #[error("inline hooks need an x86-64 machine")]
+    Machine,
+    /// The allocator cannot be hooked.
+    #[error(transparent)]
+    Allocator(#[from] AttachError),
+    /// It must not be stopped.
+    #[error(transparent)]
+    Target(#[from] heapbpf_remote::Refusal),
+    /// It was not hooked.
+    #[error(transparent)]
+    Hook(#[from] heapbpf_remote::Error),
+    /// The plan does not fit to the process.
+    #[error(transparent)]
+    Place(#[from] heapbpf_remote::PlanError),
+    /// The allocator's functions cannot be patched.
+    #[error("{0}")]
+    Plan(String),
+    /// More than one executable mapping, or none.
+    #[error("the allocator's code is not mapped in one piece")]
+    Mappings,
+    /// There is no room.
+    #[error("there is no room for code within reach of the allocator")]
+    NoRoom,
+    /// The file and the process differ.
+    #[error("the allocator's file has changed since it was mapped")]
+    Changed,
+    /// Another tool's patch.
+    #[error("its code at {0:#x} is not that of the allocator's file: another tool has changed it in memory")]
+    Patched(u64),
+    /// Another recording's hooks.
+    #[error("another recording hooks it inline; probes see nothing of it meanwhile")]
+    Hooked,
+    /// Hooks that a killed heapbpf left, and that cannot be taken out.
+    #[error(
+        "it has inline hooks of a heapbpf that was killed, and these are not touched: {0}; probes see nothing of it"
+    )]
+    Left(ForeignBlob),
+    /// The same, but it was not possible yet.
+    #[error(
+        "it has inline hooks of a heapbpf that was killed, and they could not be taken out; probes see nothing of it"
+    )]
+    Stays,
+    /// It has ended.
+    #[error("it has ended")]
+    Ended,
+    /// Each allocator has counts of its own.
+    #[error("it has more allocators than can be counted inside a process")]
+    Allocators,
+    /// The kernel refuses a link or a site.
+    #[error(transparent)]
+    Kernel(#[from] KernelError),
+    /// Something cannot be read or written.
+    #[error("cannot access {what}: {source}")]
+    Read {
+        /// What.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl Refused {
+    /// Whether another attempt may succeed: no thread found a CPU in time, or the process was changing.
+    pub fn may_pass(&self) -> bool {
+        matches!(
+            self,
+            Self::Hook(Remote::Busy { .. } | Remote::Refused(Refusal::SharedMemory(_)))
+                | Self::Target(Refusal::SharedMemory(_))
+                | Self::Place(_)
+                | Self::Stays
+        )
+    }
+}

@@ -1,0 +1,141 @@
+//! Lives of processes whose calls are counted inside them: ends, children, other programs.
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::turn;
+use heapbpf_tests::inline::{counted_exactly, is_hooked};
+use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::{Recorder, Recording};
+use heapbpf_tests::target::Target;
+use heapbpf_tests::truth::Truth;
+
+const HALF_MIB: u64 = 512 << 10;
+
+/// Starts a recording of a target, hooked inline.
+fn inline(target: &Target, interval: u64) -> Recording {
+    let recording = Recorder::of(target.pid(), interval).option("--hook", "inline").start();
+    assert!(is_hooked(target.pid()), "it is hooked inline");
+    recording
+}
+
+/// Records a program up to its end.
+fn to_its_end(name: &str, arguments: &[&str], interval: u64) -> (Profile, Stats, Truth) {
+    let mut target = Target::start(&program(name), arguments);
+    let recording = inline(&target, interval);
+    let truth = target.run();
+    target.end();
+    let (profile, stats) = recording.finish().results();
+    (profile, stats, truth)
+}
+
+#[test]
+fn inline_counts_are_exact_when_a_process_exits() {
+    let Some(_turn) = turn("inline_counts_are_exact_when_a_process_exits") else { return };
+    for interval in [1, HALF_MIB] {
+        let (profile, stats, truth) = to_its_end("mix", &["20000"], interval);
+        counted_exactly(&stats, &truth);
+        checks::sites(&profile, &truth, interval, Compare::All);
+    }
+}
+
+#[test]
+fn inline_counts_are_exact_when_a_process_is_killed() {
+    let Some(_turn) = turn("inline_counts_are_exact_when_a_process_is_killed") else { return };
+    for interval in [1, HALF_MIB] {
+        let (_, stats, truth) = to_its_end("endings", &["sigkill", "5000"], interval);
+        counted_exactly(&stats, &truth);
+    }
+}
+
+/// A child starts with no blocks, frees what it inherited, and counts from its first call.
+#[test]
+fn inline_children_that_fork_are_their_own() {
+    let Some(_turn) = turn("inline_children_that_fork_are_their_own") else { return };
+    for interval in [1, HALF_MIB] {
+        let mut target = Target::start(&program("family"), ["fork"]);
+        let recording = inline(&target, interval);
+        target.go();
+        target.step();
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        checks::sites(&profile, &truth, interval, Compare::All);
+        counted_exactly(&stats, &truth);
+        let child = truth.site("site_02");
+        for pid in [child.pid, target.pid()] {
+            checks::sites_of(&profile, pid, &truth, interval, Compare::All);
+            let bytes = truth.sites.iter().filter(|site| site.pid == pid).map(|site| site.bytes).sum();
+            assert_eq!(checks::exact(profile.process(pid)).0, Some(bytes), "{pid} of {profile:?}");
+        }
+    }
+}
+
+/// The hooks of a child that is no target are taken out of it.
+#[test]
+fn inline_hooks_leave_children_that_are_no_targets() {
+    let Some(_turn) = turn("inline_hooks_leave_children_that_are_no_targets") else { return };
+    let mut target = Target::start(&program("family"), ["fork"]);
+    let recording = Recorder::of(target.pid(), 1).option("--hook", "inline").flag("--no-follow").start();
+    target.go();
+    target.step();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    checks::sites_of(&profile, target.pid(), &truth, 1, Compare::All);
+    assert!(profile.processes.iter().all(|process| process.pid == target.pid()));
+    assert_eq!(stats.exact_alloc_objects, truth.allocs() - truth.site("site_02").allocs, "{stats:?}");
+}
+
+/// In the memory of its parent, whose counts it adds to, a child allocates.
+#[test]
+fn inline_children_in_their_parents_memory() {
+    let Some(_turn) = turn("inline_children_in_their_parents_memory") else { return };
+    for mode in ["vfork", "clone"] {
+        let mut target = Target::start(&program("family"), [mode]);
+        let recording = inline(&target, 1);
+        target.go();
+        target.step();
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert_eq!(stats.lost(), 0, "{mode}: {stats:?}");
+        for pid in truth.sites.iter().map(|site| site.pid) {
+            checks::sites_of(&profile, pid, &truth, 1, Compare::Allocated);
+        }
+    }
+}
+
+/// An exec leaves hooks and blocks behind; probes count what follows.
+#[test]
+fn inline_hooks_end_with_an_exec() {
+    let Some(_turn) = turn("inline_hooks_end_with_an_exec") else { return };
+    let mut target = Target::start(&program("family"), ["exec from another thread", "step"]);
+    let mut recording = inline(&target, 1);
+    target.go();
+    target.step();
+    assert!(!is_hooked(target.pid()), "the exec left them behind");
+    recording.await_more_links();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::Allocated);
+    let sums = checks::site_sums(&profile, None);
+    assert_eq!(sums["site_00"].figures[3], 0.0, "the first incarnation: {:?}", sums["site_00"]);
+    assert_eq!(sums["site_02"].figures[3], truth.site("site_02").live_allocs as f64, "the second incarnation");
+    assert_eq!(stats.lost(), 0, "{stats:?}");
+}
+
+/// Each leaves a block, and each next one gets the slot of the last, or one of its own.
+#[test]
+fn inline_threads_come_and_go() {
+    let Some(_turn) = turn("inline_threads_come_and_go") else { return };
+    for interval in [1, HALF_MIB] {
+        let mut target = Target::start(&program("endings"), ["threads", "3000"]);
+        let recording = inline(&target, interval);
+        let truth = target.run();
+        let (profile, stats) = recording.stop().results();
+        checks::sites(&profile, &truth, interval, Compare::All);
+        // The C library allocates for threads that it makes, and frees what it made for those that ended.
+        let of_libc = stats.exact_alloc_objects - truth.allocs();
+        assert!(of_libc < 10, "{stats:?}");
+        assert_eq!(stats.exact_alloc_bytes, truth.bytes() + 272 * of_libc, "{stats:?}");
+        assert_eq!((stats.hits, stats.lost()), (stats.exact_alloc_objects, 0), "{stats:?}");
+    }
+}
