@@ -3,6 +3,7 @@
 //! A case takes its turn ([`environment::turn`]), starts a [`target::Target`] or lets heapbpf start one, records it with
 //! a [`recorder::Recorder`], and compares the [`recorder::Outcome`] with the program's [`truth::Truth`].
 
+pub mod browser;
 pub mod cgroup;
 pub mod checks;
 pub mod constant;

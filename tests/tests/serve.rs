@@ -69,7 +69,12 @@ fn a_scrape_is_the_truth_so_far() {
     let own = format!("/debug/pprof/heap?pid={}&comm=grow*", target.pid());
     assert_eq!(read(&get(address, &own)).expect("as before").sum(ALLOC_SPACE), raw.sum(ALLOC_SPACE));
     assert_eq!(get(address, "/healthz").status, 200);
-    assert!(get(address, "/").text().contains("/debug/pprof/heap"));
+    let page = get(address, "/");
+    assert!(page.text().contains("<title>heapbpf</title>") && !page.text().contains("growing"));
+    assert!(page.headers["content-security-policy"].contains("default-src 'none'; script-src 'sha256-"));
+    let data: serde_json::Value = serde_json::from_slice(&get(address, "/page/data").body).expect("JSON");
+    let inuse = data["profile"]["totals"][INUSE_SPACE]["estimate"].as_i64();
+    assert!(inuse.is_some_and(|bytes| (2_000_000..2_100_000).contains(&bytes)), "{inuse:?}");
     recording.stop().results();
 }
 
@@ -291,7 +296,7 @@ fn tokens_see_what_they_may() {
     one.run();
     two.run();
     let ask = |path: &str, token: &str| get_with(address, path, &format!("Authorization: Bearer {token}\r\n"));
-    for path in ["/metrics", "/debug/pprof/heap", "/", "/nothing"] {
+    for path in ["/metrics", "/debug/pprof/heap", "/page/data", "/nothing"] {
         assert_eq!(get(address, path).status, 401, "{path}");
         assert_eq!(ask(path, "all-aaaaaaaaaaaaaaab").status, 401, "{path}");
     }
@@ -325,6 +330,16 @@ fn bad_requests_get_a_sentence() {
         ("/debug/pprof/heap?seconds=1e3", 400, "whole number"),
         ("/debug/pprof/heap?seconds=100000", 400, "3600"),
         ("/debug/pprof/heap?pid=first", 400, "process id"),
+        ("/page/data?pid=first", 400, "process id"),
+        ("/page/data?seconds=5", 400, "/page/growth"),
+        ("/page/data?what=1", 400, "known are"),
+        ("/page/growth", 400, "from is needed"),
+        ("/page/growth?from=1&to=x", 400, "whole milliseconds"),
+        ("/page/growth?from=2&to=1", 400, "before"),
+        ("/page/growth?from=1&to=2", 404, "no moment that is kept"),
+        ("/page/growth?from=1&from=1&to=2", 400, "known are"),
+        ("/page/export", 400, "format is needed"),
+        ("/page/export?format=bmp", 400, "known ones are"),
         ("/debug/pprof/heap?cgroup=x", 400, "beginning with /"),
         ("/debug/pprof/heap?comm=%5B", 400, "comm"),
         ("/debug/pprof/heap?comm=%FF%FE", 200, ""),

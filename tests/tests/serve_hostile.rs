@@ -33,7 +33,13 @@ const ENDPOINTS: &[(&str, &str, bool)] = &[
     ("/debug/pprof/allocs", "", true),
     ("/debug/pprof/delta_heap", "seconds=1", true),
     ("/metrics", "", true),
+    ("/page/data", "", true),
+    ("/page/growth", MOMENTS, true),
+    ("/page/export", "format=pprof", true),
 ];
+
+/// Stands for two moments that are kept.
+const MOMENTS: &str = "from=…&to=…";
 
 /// Both processes are called by these names, and no function is.
 const NAMES: [&str; 2] = ["first_of_two", "other_of_two"];
@@ -63,6 +69,17 @@ fn seen(answer: &Answer) -> Sees {
         (false, true) => Sees::Two,
         (false, false) => Sees::Neither,
     }
+}
+
+/// The query of a comparison of two moments that a page was shown.
+fn two_moments(refresh: impl Fn() -> Answer) -> String {
+    let mut moments = Vec::new();
+    until("there are two moments", || {
+        let answer: serde_json::Value = serde_json::from_slice(&refresh().body).expect("JSON");
+        moments = answer["moments"].as_array().expect("a list").clone();
+        moments.len() > 1
+    });
+    format!("from={}&to={}", moments[0]["time_ms"], moments[1]["time_ms"])
 }
 
 /// A copy of a program under another name.
@@ -102,6 +119,7 @@ fn no_endpoint_shows_more_than_a_token_may_see() {
         None => get(address, path),
     };
     until("both are seen", || seen(&ask("/debug/pprof/heap", Some("all-aaaaaaaaaaaaaaaa"))) == Sees::Both);
+    let moments = two_moments(|| ask("/page/data", Some("all-aaaaaaaaaaaaaaaa")));
     let clients = [
         (None, Sees::Nothing),
         (Some("all-aaaaaaaaaaaaaaab"), Sees::Nothing),
@@ -113,11 +131,12 @@ fn no_endpoint_shows_more_than_a_token_may_see() {
     for (token, expected) in clients {
         for (path, query, about_processes) in ENDPOINTS {
             let expected = match (expected, *about_processes, *path) {
-                (_, _, "/healthz") => Sees::Neither,
+                (_, _, "/healthz" | "/") => Sees::Neither,
                 (Sees::Nothing, ..) => Sees::Nothing,
                 (_, false, _) => Sees::Neither,
                 (sees, true, _) => sees,
             };
+            let query = if *query == MOMENTS { &*moments } else { query };
             let answer = ask(&format!("{path}?{query}"), token);
             assert_eq!(seen(&answer), expected, "{path} with {token:?}");
         }

@@ -21,6 +21,7 @@ pub mod lost_samples;
 pub mod merge;
 pub mod model;
 pub mod naming;
+pub mod page;
 pub mod programs;
 pub mod proto;
 pub mod read;

@@ -82,11 +82,8 @@ const LEAST_WIDTH: usize = 40;
 
 /// Renders the report of a profile.
 pub fn report(profile: &Profile, options: &ReportOptions) -> String {
-    let whole = Pool::whole(profile);
-    let sort = options.sort.unwrap_or_else(|| default_sort(profile, &whole));
-    let intervals = intervals_used(profile);
-    let group_by = options.group_by.unwrap_or_else(|| GroupBy::default_of(profile));
-    let context = Context { profile, options, width: options.width.max(LEAST_WIDTH), sort, group_by, whole, intervals };
+    let context = Context::new(profile, options);
+    let sort = context.sort;
     let held = (profile.has_at_exit() && !sort.is_at_exit()).then(|| context.sorted_by(Value::AtExitSpace));
     let mut lines = context.title();
     lines.extend(context.totals());
@@ -110,6 +107,11 @@ pub fn report(profile: &Profile, options: &ReportOptions) -> String {
     }
     lines.push(String::new());
     lines.join("\n")
+}
+
+/// What must be known besides the figures: losses, coverage, incomplete stacks, notes. Each is a line.
+pub fn remarks(profile: &Profile, options: &ReportOptions) -> Vec<String> {
+    remarks::all(&Context::new(profile, options))
 }
 
 /// The table or tree that was asked for; by default that of the top stacks.
@@ -138,6 +140,16 @@ struct Context<'a> {
     whole: Pool,
     /// Sampling intervals that were in force, each of which bounds what it did not sample.
     intervals: Vec<u64>,
+}
+
+impl<'a> Context<'a> {
+    fn new(profile: &'a Profile, options: &'a ReportOptions) -> Self {
+        let whole = Pool::whole(profile);
+        let sort = options.sort.unwrap_or_else(|| default_sort(profile, &whole));
+        let intervals = intervals_used(profile);
+        let group_by = options.group_by.unwrap_or_else(|| GroupBy::default_of(profile));
+        Self { profile, options, width: options.width.max(LEAST_WIDTH), sort, group_by, whole, intervals }
+    }
 }
 
 impl Context<'_> {

@@ -194,6 +194,11 @@ pub fn rfc3339(time: SystemTime) -> String {
     humantime::format_rfc3339_nanos(UNIX_EPOCH + since).to_string()
 }
 
+/// Milliseconds since 1970.
+pub fn unix_ms(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64
+}
+
 /// Parses a wall-clock time of RFC 3339. Times before 1970 are clamped.
 pub fn parse_rfc3339(text: &str) -> Option<SystemTime> {
     humantime::parse_rfc3339(text).ok().map(|time| time.max(UNIX_EPOCH))

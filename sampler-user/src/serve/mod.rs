@@ -9,6 +9,8 @@ mod delta;
 pub mod filter;
 pub mod listen;
 pub mod metrics;
+mod moments;
+mod page;
 mod parameters;
 mod places;
 pub mod push;

@@ -48,6 +48,12 @@ impl Parameters {
     }
 }
 
+/// Takes a parameter of an endpoint of its own out of the pairs; the first, if it is there twice.
+pub fn taken(pairs: &mut Vec<(String, String)>, key: &str) -> Option<String> {
+    let index = pairs.iter().position(|(name, _)| name == key)?;
+    Some(pairs.remove(index).1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

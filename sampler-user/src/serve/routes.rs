@@ -1,25 +1,26 @@
 //! The HTTP endpoints.
 
-use std::io::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::io::Read as _;
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use axum::body::Bytes;
 use axum::extract::{Query, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::{self, Next};
-use axum::response::{Html, IntoResponse, Response};
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Extension, Router};
-use flate2::Compression;
-use flate2::write::GzEncoder;
+use flate2::read::GzDecoder;
 use prost::Message as _;
 use tokio::sync::SemaphorePermit;
 
 use super::delta::{Inuse, difference};
 use super::filter::{Filter, shown};
 use super::metrics::{Metrics, Serving};
-use super::parameters::Parameters;
+use super::moments::Moments;
+use super::page::{self, Seen};
+use super::parameters::{Parameters, taken};
 use super::places::Places;
 use super::push::PushStatuses;
 use super::source::{Source, SourceError, Wanted};
@@ -27,15 +28,15 @@ use super::tokens::Tokens;
 use crate::record::requests::{Detail, RecordingHandle};
 use heapbpf_profile::formats::encode_pprof;
 use heapbpf_profile::model::Profile;
+use heapbpf_profile::page::{served_page, served_policy};
 
 /// Maximum number of scrapes in progress, shared equally by the tokens. Further clients are told to come back later.
 const MOST_SCRAPES: usize = 256;
 /// Maximum number of differences in progress, shared in the same way. While a difference waits for its time to pass, it
 /// does not count as a scrape.
 const MOST_DIFFERENCES: usize = 128;
-/// Fast compression, because speed matters here: level 1 output is within a tenth of level 5 on profiles.
-const COMPRESSION: Compression = Compression::fast();
-
+/// What an encoding for the page is called among those of a profile.
+const PAGE: &str = "page";
 const ALLOC_SPACE: &str = "alloc_space";
 const INUSE_SPACE: &str = "inuse_space";
 
@@ -47,6 +48,9 @@ struct ServerState {
     differences: Places,
     metrics: Mutex<Metrics>,
     push: PushStatuses,
+    moments: Moments,
+    /// Held while a file is made for a page, as it is made in memory.
+    exporting: tokio::sync::Mutex<()>,
     answered: AtomicU64,
     refused: AtomicU64,
 }
@@ -104,6 +108,8 @@ pub fn router(recording: RecordingHandle, tokens: Option<Tokens>, push: PushStat
         differences: Places::new(MOST_DIFFERENCES, sharers),
         metrics: Mutex::default(),
         push,
+        moments: Moments::default(),
+        exporting: tokio::sync::Mutex::default(),
         answered: AtomicU64::new(0),
         refused: AtomicU64::new(0),
     });
@@ -114,7 +120,10 @@ pub fn router(recording: RecordingHandle, tokens: Option<Tokens>, push: PushStat
         .route("/debug/pprof/allocs", get(allocs))
         .route("/debug/pprof/delta_heap", get(delta_heap))
         .route("/metrics", get(metrics))
-        .fallback(|| async { Refusal(StatusCode::NOT_FOUND, "there is no such page; / lists those there are".into()) })
+        .route("/page/data", get(page_data))
+        .route("/page/growth", get(page_growth))
+        .route("/page/export", get(page_export))
+        .fallback(|| async { Refusal(StatusCode::NOT_FOUND, "there is no such page; docs/fleet.md lists those there are".into()) })
         .layer(middleware::from_fn_with_state(Arc::clone(&server), admit))
         .with_state(server)
 }
@@ -129,8 +138,8 @@ async fn admit(State(server): State<Arc<ServerState>>, mut request: Request, nex
     }
     let client = match &server.tokens {
         None => Client::default(),
-        // Health is not secret.
-        Some(_) if request.uri().path() == "/healthz" => Client::default(),
+        // Health is not secret, nor is the page without its data.
+        Some(_) if matches!(request.uri().path(), "/healthz" | "/") => Client::default(),
         Some(tokens) => {
             let (token, scope) = bearer(headers).and_then(|token| tokens.scope(token)).ok_or_else(|| {
                 let hint = "a token is needed: send the header `Authorization: Bearer TOKEN`";
@@ -148,8 +157,94 @@ fn bearer(headers: &HeaderMap) -> Option<&str> {
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }
 
-async fn index() -> Html<&'static str> {
-    Html(include_str!("index.html"))
+async fn index() -> Response {
+    static SERVED: LazyLock<Bytes> = LazyLock::new(|| served_page().into());
+    let headers = [
+        (header::CONTENT_TYPE, "text/html; charset=utf-8"),
+        (header::CONTENT_SECURITY_POLICY, page_policy()),
+        (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+        (header::REFERRER_POLICY, "no-referrer"),
+        (header::CACHE_CONTROL, "no-cache"),
+    ];
+    (headers, SERVED.clone()).into_response()
+}
+
+/// The page's own policy, and that no other page may frame it.
+fn page_policy() -> &'static str {
+    static POLICY: LazyLock<String> = LazyLock::new(|| format!("{}; frame-ancestors 'none'", served_policy()));
+    &POLICY
+}
+
+async fn page_data(
+    State(server): State<Arc<ServerState>>,
+    Extension(client): Extension<Client>,
+    headers: HeaderMap,
+    query: Result<Pairs, axum::extract::rejection::QueryRejection>,
+) -> Result<Response, Refusal> {
+    let Parameters { filter, seconds } = Parameters::parse(&pairs(query)?).map_err(bad_request)?;
+    if seconds.is_some() {
+        return Err(bad_request("seconds: the page compares moments with /page/growth"));
+    }
+    let _permit = server.permit(client.token)?;
+    let shared = server.source.profile(client.token, Detail::Stacks).await?;
+    server.moments.keep(shared.kept());
+    let wanted = Wanted { scope: client.scope.clone(), filter: filter.clone(), first: PAGE };
+    let cell = shared.encoding(&wanted);
+    let (now, moments, seen) = (shared.clone(), server.moments.all(), Seen { scope: client.scope, filter });
+    let encoded = cell.get_or_try_init(|| encoding(move || page::compressed(&page::data(&now, &moments, &seen)?)));
+    server.json(encoded.await?.clone(), &headers).await
+}
+
+async fn page_growth(
+    State(server): State<Arc<ServerState>>,
+    Extension(client): Extension<Client>,
+    headers: HeaderMap,
+    query: Result<Pairs, axum::extract::rejection::QueryRejection>,
+) -> Result<Response, Refusal> {
+    let mut pairs = pairs(query)?;
+    let [from, to] = ["from", "to"].map(|key| time(taken(&mut pairs, key), key));
+    let (from, to) = (from?, to?);
+    let Parameters { filter, .. } = Parameters::parse(&pairs).map_err(bad_request)?;
+    if from >= to {
+        return Err(bad_request("from must be before to"));
+    }
+    let _permit = server.permit(client.token)?;
+    let [before, after] = [from, to].map(|time| {
+        let reason = format!("{time} is no moment that is kept; /page/data lists them");
+        server.moments.at(time).ok_or(Refusal(StatusCode::NOT_FOUND, reason))
+    });
+    let (before, after, seen) = (before?, after?, Seen { scope: client.scope, filter });
+    let encoded = encoding(move || page::compressed(&page::growth(&before, &after, &seen)?)).await?;
+    server.json(encoded, &headers).await
+}
+
+async fn page_export(
+    State(server): State<Arc<ServerState>>,
+    Extension(client): Extension<Client>,
+    query: Result<Pairs, axum::extract::rejection::QueryRejection>,
+) -> Result<Response, Refusal> {
+    let mut pairs = pairs(query)?;
+    let name = taken(&mut pairs, "format").ok_or_else(|| bad_request("format is needed here: ?format=pprof, for example"))?;
+    let format = heapbpf_profile::formats::by_name(&name).map_err(|error| bad_request(error.to_string()))?;
+    let Parameters { filter, .. } = Parameters::parse(&pairs).map_err(bad_request)?;
+    let _permit = server.permit(client.token)?;
+    let _turn = server.exporting.lock().await;
+    let shared = server.source.profile(client.token, Detail::Stacks).await?;
+    let seen = Seen { scope: client.scope, filter };
+    let made = tokio::task::spawn_blocking(move || page::file(&shared.made.profile, format, &seen)).await;
+    let made = made.map_err(|_| Refusal(StatusCode::INTERNAL_SERVER_ERROR, "the file could not be made".into()))?;
+    server.answered.fetch_add(1, Ordering::Relaxed);
+    let headers = [
+        (header::CONTENT_TYPE, "application/octet-stream".to_owned()),
+        (header::CONTENT_DISPOSITION, format!("attachment; filename=\"heapbpf{}\"", format.extensions()[0])),
+    ];
+    Ok((headers, made.map_err(bad_request)?).into_response())
+}
+
+/// A moment in a query.
+fn time(value: Option<String>, key: &str) -> Result<u64, Refusal> {
+    let value = value.ok_or_else(|| bad_request(format!("{key} is needed here: a moment as /page/data lists them")))?;
+    value.parse().map_err(|_| bad_request(format!("{key} must be Unix time in whole milliseconds, not {value:?}")))
 }
 
 async fn heap(
@@ -204,6 +299,22 @@ async fn metrics(
 }
 
 impl ServerState {
+    /// An answer of compressed JSON, for those who cannot read it without the compression.
+    async fn json(&self, compressed: Bytes, headers: &HeaderMap) -> Result<Response, Refusal> {
+        let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|value| value.to_str().ok()).unwrap_or("");
+        self.answered.fetch_add(1, Ordering::Relaxed);
+        let kind = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
+        if accepted.split(',').any(|coding| coding.trim().split(';').next() == Some("gzip")) {
+            return Ok((kind, [(header::CONTENT_ENCODING, "gzip")], compressed).into_response());
+        }
+        let plain = encoding(move || {
+            let mut plain = Vec::new();
+            GzDecoder::new(&compressed[..]).read_to_end(&mut plain)?;
+            Ok(plain.into())
+        });
+        Ok((kind, plain.await?).into_response())
+    }
+
     fn permit(&self, token: usize) -> Result<SemaphorePermit<'_>, Refusal> {
         self.room.try_take(token).ok_or_else(|| self.full(self.room.of_each))
     }
@@ -283,9 +394,7 @@ fn encode(profile: &Profile, first: &str) -> std::io::Result<Bytes> {
     if let Some(id) = message.string_table.iter().position(|text| text == first) {
         message.default_sample_type = id as i64;
     }
-    let mut gzip = GzEncoder::new(Vec::new(), COMPRESSION);
-    gzip.write_all(&message.encode_to_vec())?;
-    Ok(gzip.finish()?.into())
+    page::compressed(&message.encode_to_vec())
 }
 
 #[cfg(test)]

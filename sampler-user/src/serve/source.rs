@@ -53,6 +53,16 @@ impl Shared {
         encodings.push((wanted.clone(), Arc::clone(&cell)));
         cell
     }
+
+    /// Drops the encodings made so far.
+    pub fn forget_encodings(&self) {
+        self.encodings.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    #[cfg(test)]
+    pub fn new(made: Made) -> Self {
+        Self { made, encodings: Mutex::default() }
+    }
 }
 
 /// A profile in use by a request, which counts against its token until it is dropped.
@@ -60,6 +70,13 @@ impl Shared {
 pub struct Held {
     shared: Arc<Shared>,
     _charge: Arc<()>,
+}
+
+impl Held {
+    /// The profile, to be kept beyond the request.
+    pub fn kept(&self) -> Arc<Shared> {
+        Arc::clone(&self.shared)
+    }
 }
 
 impl Deref for Held {

@@ -23,6 +23,14 @@ const SEPARATE: usize = 2;
 
 /// Lines of the section; empty if there are no remarks.
 pub(super) fn section(context: &Context) -> Vec<String> {
+    let mark = context.paint(Style::Warning, "!");
+    let line =
+        |(index, line): (usize, String)| if index == 0 { format!("  {mark} {line}") } else { format!("    {line}") };
+    all(context).iter().flat_map(|remark| wrap(remark, context.width - 4).into_iter().enumerate().map(line)).collect()
+}
+
+/// All remarks, each in one line.
+pub(super) fn all(context: &Context) -> Vec<String> {
     let mut remarks = Vec::new();
     remarks.extend(unread(context.profile));
     remarks.extend(losses(context));
@@ -42,10 +50,7 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     let unnamed = crate::unnamed::modules(context.profile);
     remarks.extend(limited(unnamed.iter().filter_map(|module| module.reason.as_deref().map(str::to_owned)).collect()));
     remarks.extend(limited(context.profile.notes.clone()));
-    let mark = context.paint(Style::Warning, "!");
-    let line =
-        |(index, line): (usize, String)| if index == 0 { format!("  {mark} {line}") } else { format!("    {line}") };
-    remarks.iter().flat_map(|remark| wrap(remark, context.width - 4).into_iter().enumerate().map(line)).collect()
+    remarks
 }
 
 fn limited(mut remarks: Vec<String>) -> Vec<String> {

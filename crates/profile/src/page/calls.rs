@@ -1,0 +1,192 @@
+//! Stacks of a page: text once, frames once, and of each stack only what differs from the stack before it.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use crate::model::{Frame, Profile};
+use crate::naming::{base_name, frame_name, is_allocator_function, short_function};
+
+/// A call, as the page shows it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+struct Call {
+    function: u32,
+    file: u32,
+    line: u32,
+    module: u32,
+    inlined: bool,
+}
+
+/// What is known of a call whose function has a name.
+pub(super) struct Place<'a> {
+    pub(super) file: &'a str,
+    pub(super) line: u32,
+    pub(super) module: &'a str,
+    pub(super) inlined: bool,
+}
+
+/// Functions, by columns. All texts are numbers in `strings`.
+#[derive(Default, Serialize)]
+pub(super) struct Functions {
+    name: Vec<u32>,
+    short: Vec<u32>,
+    /// 1: of an allocator.
+    allocator: Vec<u8>,
+}
+
+/// Frames, by columns. 0 stands for no text and no line.
+#[derive(Default, Serialize)]
+pub(super) struct Frames {
+    function: Vec<u32>,
+    file: Vec<u32>,
+    line: Vec<u32>,
+    module: Vec<u32>,
+    inlined: Vec<u8>,
+}
+
+/// Texts, functions and frames of a page, each once.
+#[derive(Default)]
+pub(super) struct Names {
+    pub(super) strings: Vec<String>,
+    pub(super) functions: Functions,
+    pub(super) frames: Frames,
+    by_text: HashMap<String, u32>,
+    by_function: HashMap<u32, u32>,
+    by_call: HashMap<Call, u32>,
+    /// A number of each function that is the same in other recordings.
+    hashes: Vec<u64>,
+}
+
+impl Names {
+    pub(super) fn new() -> Self {
+        let mut names = Self::default();
+        names.text("");
+        names
+    }
+
+    pub(super) fn text(&mut self, text: &str) -> u32 {
+        if let Some(&id) = self.by_text.get(text) {
+            return id;
+        }
+        let id = self.strings.len() as u32;
+        self.strings.push(text.to_owned());
+        self.by_text.insert(text.to_owned(), id);
+        id
+    }
+
+    fn function(&mut self, name: &str, is_named: bool) -> u32 {
+        let text = self.text(name);
+        if let Some(&id) = self.by_function.get(&text) {
+            return id;
+        }
+        let short = if is_named { self.text(&short_function(name)) } else { text };
+        let id = self.hashes.len() as u32;
+        self.functions.name.push(text);
+        self.functions.short.push(short);
+        self.functions.allocator.push(u8::from(is_named && is_allocator_function(name)));
+        self.hashes.push(hash(name.as_bytes()));
+        self.by_function.insert(text, id);
+        id
+    }
+
+    /// The number of a call of a function.
+    pub(super) fn call(&mut self, name: &str, is_named: bool, place: &Place<'_>) -> u32 {
+        let call = Call {
+            function: self.function(name, is_named),
+            file: self.text(place.file),
+            line: place.line,
+            module: self.text(base_name(place.module)),
+            inlined: place.inlined,
+        };
+        let next = self.by_call.len() as u32;
+        let id = *self.by_call.entry(call).or_insert(next);
+        if id == next {
+            self.frames.function.push(call.function);
+            self.frames.file.push(call.file);
+            self.frames.line.push(call.line);
+            self.frames.module.push(call.module);
+            self.frames.inlined.push(u8::from(call.inlined));
+        }
+        id
+    }
+
+    /// The number of a frame of a profile.
+    pub(super) fn frame(&mut self, profile: &Profile, frame: &Frame) -> u32 {
+        let module = frame.module.and_then(|index| profile.modules.get(index));
+        let place = Place {
+            file: frame.file.as_deref().unwrap_or(""),
+            line: frame.line.unwrap_or(0),
+            module: module.map_or("", |module| &*module.path),
+            inlined: frame.inlined,
+        };
+        self.call(&frame_name(profile, frame), frame.function.is_some(), &place)
+    }
+
+    fn function_of(&self, frame: u32) -> u32 {
+        self.frames.function[frame as usize]
+    }
+}
+
+/// FNV-1a: the same in every run, which is all that is asked of it.
+fn hash(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(*byte)).wrapping_mul(0x100_0000_01b3))
+}
+
+/// Bits of a number that JavaScript keeps exactly.
+const EXACT_BITS: u32 = 53;
+
+/// A stack: its group, why it is cut, and its frames, outermost first.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(super) struct Chain {
+    pub(super) group: u32,
+    pub(super) cut: u32,
+    pub(super) frames: Arc<[u32]>,
+}
+
+/// Stacks, by columns, in the order of their functions: the page builds its tree by comparing neighbours.
+#[derive(Default, Serialize)]
+pub(super) struct Stacks {
+    /// A number that the same stack has in other recordings of the same program.
+    id: Vec<u64>,
+    /// Number of the group.
+    group: Vec<u32>,
+    /// Text that says why the stack is cut; 0 if it is whole.
+    cut: Vec<u32>,
+    /// How many outermost frames it shares with the stack before it.
+    shared: Vec<u32>,
+    /// How many other frames it has.
+    own: Vec<u32>,
+    /// These frames of all stacks, outermost first.
+    calls: Vec<u32>,
+}
+
+impl Stacks {
+    /// The stacks in their order, and that order. `group_names` must be the same in other recordings.
+    pub(super) fn new(names: &Names, chains: &[Chain], group_names: &[String]) -> (Self, Vec<usize>) {
+        let mut order: Vec<usize> = (0..chains.len()).collect();
+        let functions = |index: usize| chains[index].frames.iter().map(|frame| names.function_of(*frame));
+        order.sort_by(|&a, &b| {
+            let by_group = (chains[a].group, chains[a].cut == 0).cmp(&(chains[b].group, chains[b].cut == 0));
+            by_group.then_with(|| functions(a).cmp(functions(b))).then_with(|| chains[a].frames.cmp(&chains[b].frames))
+        });
+        let mut stacks = Self::default();
+        let mut last: &[u32] = &[];
+        for &index in &order {
+            let Chain { group, cut, frames } = &chains[index];
+            let shared = last.iter().zip(frames.iter()).take_while(|(a, b)| a == b).count();
+            let start = hash(group_names.get(*group as usize).map_or(b"", |name| name.as_bytes()));
+            let id = functions(index).fold(start, |sum, function| {
+                (sum.rotate_left(5) ^ names.hashes[function as usize]).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+            });
+            stacks.id.push(id >> (u64::BITS - EXACT_BITS));
+            stacks.group.push(*group);
+            stacks.cut.push(*cut);
+            stacks.shared.push(shared as u32);
+            stacks.own.push((frames.len() - shared) as u32);
+            stacks.calls.extend_from_slice(&frames[shared..]);
+            last = frames;
+        }
+        (stacks, order)
+    }
+}

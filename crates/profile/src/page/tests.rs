@@ -1,0 +1,123 @@
+//! Tests of the page's data.
+
+use super::*;
+use crate::formats;
+use crate::testing;
+
+fn data(profile: &Profile) -> serde_json::Value {
+    serde_json::to_value(page_data(profile, Value::default_of(profile), &WriteOptions::default())).expect("plain data")
+}
+
+fn numbers(value: &serde_json::Value) -> Vec<i64> {
+    value.as_array().expect("a list").iter().map(|number| number.as_i64().expect("whole")).collect()
+}
+
+/// The stacks, outermost first, as the page reads them.
+fn stacks(data: &serde_json::Value) -> Vec<String> {
+    let stacks = &data["stacks"];
+    let (shared, own, calls) = (numbers(&stacks["shared"]), numbers(&stacks["own"]), numbers(&stacks["calls"]));
+    let (functions, names) = (numbers(&data["frames"]["function"]), numbers(&data["functions"]["name"]));
+    let mut rest = calls.into_iter();
+    let mut path: Vec<i64> = Vec::new();
+    let mut all = Vec::new();
+    for (shared, own) in shared.into_iter().zip(own) {
+        path.truncate(shared as usize);
+        path.extend(rest.by_ref().take(own as usize));
+        let name = |frame: &i64| {
+            let text = names[functions[*frame as usize] as usize];
+            data["strings"][text as usize].as_str().expect("text").to_owned()
+        };
+        all.push(path.iter().map(name).collect::<Vec<_>>().join(";"));
+    }
+    assert_eq!(rest.next(), None);
+    all
+}
+
+#[test]
+fn every_stack_can_be_read_back_and_columns_add_up() {
+    for profile in [testing::small(), testing::large(400, 12)] {
+        let data = data(&profile);
+        let found = stacks(&data);
+        for row in &profile.rows {
+            let names = row.key.stack.frames.iter().rev().map(|frame| crate::naming::frame_name(&profile, frame));
+            let chain = names.collect::<Vec<_>>().join(";");
+            assert!(found.contains(&chain), "{chain} is not in {found:#?}");
+        }
+        for (value, column) in Value::COLUMNS.into_iter().zip(data["columns"].as_array().expect("columns")) {
+            let total: f64 = profile.rows.iter().map(|row| value.of(row)).sum();
+            assert_eq!(numbers(&column["estimate"]).iter().sum::<i64>(), total.round() as i64, "{value:?}");
+            assert_eq!(column["low"].as_array().expect("a list").len(), found.len());
+        }
+        let mut ids = numbers(&data["stacks"]["id"]);
+        ids.sort_unstable();
+        ids.dedup();
+        assert_eq!(ids.len(), found.len(), "ids tell stacks apart");
+    }
+}
+
+#[test]
+fn what_was_lost_and_how_processes_are_hooked_is_there() {
+    let data = data(&testing::small());
+    assert!(data["remarks"].to_string().contains("hooked for 50 %"), "{}", data["remarks"]);
+    assert_eq!(data["processes"][0]["hook"], "inline");
+    assert_eq!(data["processes"][1]["not_inline"], "it runs with shadow stacks");
+    assert_eq!(data["groups"].as_array().expect("groups").len(), 2);
+    assert_eq!(data["counters"]["lost_ring_full"], 3);
+    let with_curve = data["lifetimes"].as_array().expect("a list").iter().find(|it| !it.is_null()).expect("one");
+    assert_eq!(with_curve["median"], 1.5);
+    assert!(with_curve["curve"].as_array().is_some_and(|curve| curve.len() > 1));
+}
+
+#[test]
+fn growth_is_judged_as_diff_judges_it() {
+    let (before, mut after) = (testing::small(), testing::small());
+    after.rows[0].inuse = testing::sums(300, 70_000, 524_288);
+    let growth = serde_json::to_value(growth_data(&before, &after, 0.95)).expect("plain data");
+    let rows = growth["rows"].as_array().expect("rows");
+    assert_eq!(rows.iter().filter(|row| row["significant"] == true).count(), 1);
+    assert_eq!(growth["total"]["significant"], true);
+    // A stack has one id, wherever it is shown.
+    let ids = numbers(&data(&after)["stacks"]["id"]);
+    let of_growth = numbers(&growth["stacks"]["id"]);
+    assert!(of_growth.iter().filter(|id| ids.contains(id)).count() >= 3, "{of_growth:?} {ids:?}");
+}
+
+fn html(profile: &Profile) -> String {
+    let mut out = Vec::new();
+    let html = formats::by_name("html").expect("is there");
+    html.write(profile, &WriteOptions::default(), &mut out).expect("memory");
+    String::from_utf8(out).expect("text")
+}
+
+#[test]
+fn the_page_needs_nothing_and_cannot_be_broken_out_of() {
+    let mut profile = testing::small();
+    profile.processes[0].comm = "</script><script>alert(1)</script>\u{202e}".into();
+    let text = html(&profile);
+    assert!(!text.contains("</script><script>alert") && !text.contains('\u{202e}') && !text.contains(PLACE));
+    let (_, rest) = text.split_once("id=\"data\">").expect("the data");
+    let (data, _) = rest.split_once("</script>").expect("its end");
+    let data: serde_json::Value = serde_json::from_str(data).expect("JSON");
+    assert_eq!(data["profile"]["active"], 3);
+    assert_eq!(stacks(&data["profile"]).len(), 4);
+    assert!(data["report"].as_str().is_some_and(|report| report.contains("parse_value")));
+    let code = [PAGE.split_once(PLACE).expect("a place").0, PAGE.split_once(PLACE).expect("a place").1].concat();
+    assert!(!code.contains("src=\"http") && !code.contains("@import") && code.contains("default-src 'none'"));
+    assert!(!code.contains("unsafe-inline") && !code.contains("unsafe-eval"));
+}
+
+#[test]
+fn a_page_of_nothing_is_a_page() {
+    let mut profile = testing::small();
+    profile.rows.clear();
+    assert!(html(&profile).contains("\"calls\":[]"));
+}
+
+#[test]
+fn a_page_of_very_many_stacks_has_the_largest() {
+    let profile = testing::large(60, 5);
+    let (mut names, mut groups) = (Names::new(), GroupNames::new(&profile, GroupBy::Program));
+    let (mut chains, mut stacks) = grouped(&profile, &mut names, &mut groups);
+    assert_eq!(largest_only(&mut chains, &mut stacks, Value::InuseSpace), 0);
+    assert_eq!(chains.len(), stacks.len());
+}

@@ -1,0 +1,151 @@
+//! What the web page asks for: data, growth between two moments, files.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+
+use axum::body::Bytes;
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use serde::Serialize;
+
+use super::filter::{Filter, shown};
+use super::source::Shared;
+use heapbpf_profile::escape::escaped_json;
+use heapbpf_profile::formats::{FORMATS, Format, WriteOptions};
+use heapbpf_profile::model::Profile;
+use heapbpf_profile::page::{Figure, PageData, growth_data, page_data, totals};
+use heapbpf_profile::units::unix_ms;
+use heapbpf_profile::value::Value;
+
+/// Fast compression, because speed matters here: level 1 output is within a tenth of level 5 on profiles.
+const COMPRESSION: Compression = Compression::fast();
+/// Confidence level of the page's intervals.
+const CONFIDENCE: f64 = 0.95;
+/// Largest file that is made for a page, in bytes: it is made in memory.
+const LARGEST_FILE: usize = 256 << 20;
+
+/// The answer to a refresh.
+#[derive(Serialize)]
+struct Answer {
+    profile: PageData,
+    moments: Vec<MomentEntry>,
+    /// `None` for a client that may not see everything.
+    serving: Option<Cost>,
+    /// Names and extensions.
+    formats: Vec<(&'static str, &'static str)>,
+}
+
+#[derive(Serialize)]
+struct MomentEntry {
+    time_ms: u64,
+    inuse: Figure,
+    alloc: Figure,
+}
+
+/// What the recording costs.
+#[derive(Serialize)]
+struct Cost {
+    probe_seconds: Option<f64>,
+    daemon_cpu_seconds: f64,
+    duration_seconds: f64,
+}
+
+/// Which processes a client sees.
+pub struct Seen {
+    /// What it may see.
+    pub scope: Filter,
+    /// What it asked for.
+    pub filter: Filter,
+}
+
+impl Seen {
+    fn of(&self, profile: &Profile) -> Profile {
+        shown(profile, &self.scope, &self.filter)
+    }
+
+    fn has(&self, profile: &Profile, process: usize) -> bool {
+        let process = profile.processes.get(process);
+        process.is_some_and(|process| self.scope.matches(process) && self.filter.matches(process))
+    }
+}
+
+/// The data of a refresh, as JSON.
+///
+/// # Errors
+/// The data cannot be encoded.
+pub fn data(now: &Shared, moments: &[Arc<Shared>], seen: &Seen) -> io::Result<Bytes> {
+    let profile = seen.of(&now.made.profile);
+    let moments = moments.iter().map(|shared| {
+        let profile = &shared.made.profile;
+        let [inuse, alloc] = totals(profile, CONFIDENCE, |process| seen.has(profile, process));
+        MomentEntry { time_ms: unix_ms(profile.header.time), inuse, alloc }
+    });
+    let stats = &now.made.stats;
+    let options = WriteOptions { confidence: CONFIDENCE, ..WriteOptions::default() };
+    let answer = Answer {
+        moments: moments.collect(),
+        serving: seen.scope.is_everything().then(|| Cost {
+            probe_seconds: stats.probe_seconds,
+            daemon_cpu_seconds: stats.daemon_cpu_seconds,
+            duration_seconds: profile.header.duration.as_secs_f64(),
+        }),
+        formats: formats().map(|format| (format.name(), format.extensions()[0])).collect(),
+        profile: page_data(&profile, Value::default_of(&profile), &options),
+    };
+    json(&answer)
+}
+
+/// What grew between two moments, as JSON.
+///
+/// # Errors
+/// The data cannot be encoded.
+pub fn growth(before: &Shared, after: &Shared, seen: &Seen) -> io::Result<Bytes> {
+    json(&growth_data(&seen.of(&before.made.profile), &seen.of(&after.made.profile), CONFIDENCE))
+}
+
+fn json(value: &impl Serialize) -> io::Result<Bytes> {
+    let text = serde_json::to_string(value)?;
+    Ok(escaped_json(&text).into_owned().into())
+}
+
+/// Compresses an answer.
+///
+/// # Errors
+/// There is no memory.
+pub fn compressed(bytes: &[u8]) -> io::Result<Bytes> {
+    let mut gzip = GzEncoder::new(Vec::new(), COMPRESSION);
+    gzip.write_all(bytes)?;
+    Ok(gzip.finish()?.into())
+}
+
+/// The formats that a page offers.
+pub fn formats() -> impl Iterator<Item = &'static dyn Format> {
+    FORMATS.iter().copied()
+}
+
+/// A profile as a file in a format.
+///
+/// # Errors
+/// Says why there is no such file.
+pub fn file(profile: &Profile, format: &dyn Format, seen: &Seen) -> Result<Bytes, String> {
+    let mut file = Bounded(Vec::new());
+    let written = format.write(&seen.of(profile), &WriteOptions::default(), &mut file);
+    written.map(|()| file.0.into()).map_err(|error| error.to_string())
+}
+
+/// A file in memory that does not become too large.
+struct Bounded(Vec<u8>);
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > LARGEST_FILE {
+            return Err(io::Error::other("the file would have more than 256 MiB: record it with -o instead"));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,243 @@
+//! The web page in headless Chromium: over one profile in a file, and of a running `serve`, by clicks and keys.
+//!
+//! With HEAPBPF_PICTURES=FOLDER, the pictures of the README and the documents are written there.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use heapbpf_tests::browser::Browser;
+use heapbpf_tests::environment::{heapbpf, skipped, turn};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::scrape::get;
+use heapbpf_tests::target::{Target, until};
+
+const MARKUP: &str = "<img src=x onerror=\"window.broken=1\"></script><script>window.broken=1</script>";
+const REVERSED: &str = "evil_\u{202e}txt.exe \u{5e9}\u{5dc}\u{5d5}\u{5dd} \u{1b}[31m\nred";
+
+/// A browser, or a loud skip.
+fn browser(case: &str, width: u32, height: u32) -> Option<Browser> {
+    let started = Browser::start(width, height);
+    if started.is_none() {
+        skipped(case, "there is no chromium");
+    }
+    started
+}
+
+/// The page over a recording of a program with known lifetimes, whose functions were given hostile names.
+fn hostile_page(folder: &Path) -> PathBuf {
+    let mut target = Target::start(&program("lifetimes"), ["300"]);
+    let recording = Recorder::of(target.pid(), 4096).start();
+    target.run();
+    let outcome = recording.stop();
+    let long = "x".repeat(10_000);
+    let text = std::fs::read_to_string(outcome.file("out.json")).expect("the profile");
+    let mut profile: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    for stack in profile["stacks"].as_array_mut().expect("stacks") {
+        for frame in stack["frames"].as_array_mut().expect("frames") {
+            let hostile = match frame["function"].as_str() {
+                Some("site_00") => MARKUP,
+                Some("site_03") => REVERSED,
+                Some("site_04") => &long,
+                _ => continue,
+            };
+            frame["function"] = hostile.into();
+        }
+    }
+    let (json, html) = (folder.join("hostile.json"), folder.join("hostile.html"));
+    std::fs::write(&json, profile.to_string()).expect("room");
+    let output = Command::new(heapbpf()).arg("report").arg(&json).arg("-o").arg(&html).output().expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    html
+}
+
+/// Writes a picture for the documents, if they are asked for.
+fn picture(browser: &mut Browser, name: &str) {
+    let Some(folder) = std::env::var_os("HEAPBPF_PICTURES") else { return };
+    let bytes = browser.picture();
+    assert!(bytes.len() < 200 << 10, "{name} has {} bytes", bytes.len());
+    std::fs::write(Path::new(&folder).join(name), bytes).expect("room");
+}
+
+#[test]
+fn a_file_is_the_page_and_hostile_names_are_only_shown() {
+    let case = "a_file_is_the_page_and_hostile_names_are_only_shown";
+    let Some(_turn) = turn(case) else { return };
+    let Some(mut browser) = browser(case, 1300, 900) else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let html = hostile_page(folder.path());
+    browser.open_file(&html, "document.querySelector('.flame canvas')?.width > 500");
+    assert!(browser.text("document.getElementById('summary').innerText").contains("in use"));
+    assert!(browser.text("document.getElementById('report').textContent").contains("site_06"));
+
+    // Stacks: all of them are there, with error bars, and hostile names as text.
+    browser.click("#tab-table");
+    browser.until("document.querySelectorAll('#main tbody tr').length > 3");
+    assert_eq!(browser.value("document.querySelectorAll('#main img').length"), 0);
+    let table = browser.text("document.getElementById('main').innerText");
+    assert!(table.contains(MARKUP), "{table}");
+    assert!(table.contains("evil_\\u{202e}txt.exe") && table.contains("\\u{1b}[31m\\u{a}red"), "{table}");
+    assert!(browser.value("document.querySelectorAll('#main .bar b').length").as_u64() > Some(3), "error bars");
+
+    // Sorted by a heading, searched by a regular expression, and one stack looked at.
+    browser.click("#main thead th:last-child button");
+    browser.until("document.querySelector('#main th:last-child').getAttribute('aria-sort') === 'descending'");
+    browser.key("/");
+    browser.type_text("^site_0[67]$");
+    browser.until("document.querySelectorAll('#main tbody tr').length === 2");
+    browser.click("#main tbody tr:first-child button");
+    browser.until("!document.getElementById('details').hidden");
+    let details = browser.text("document.getElementById('details').innerText");
+    assert!(details.contains("lifetimes.c:") && details.contains("Lifetimes") && details.contains("Sizes"), "{details}");
+    assert!(details.contains("bytes allocated") && details.contains("samples"), "{details}");
+
+    // The same view from its link, which names no network.
+    let link = browser.text("location.href");
+    assert!(link.contains("tab=table") && link.contains("search=") && link.contains("stack="), "{link}");
+    browser.open("about:blank", "true");
+    browser.open(&link, "document.querySelectorAll('#main tbody tr').length === 2");
+    browser.until("!document.getElementById('details').hidden");
+    picture(&mut browser, "page-stacks.png");
+
+    // Callers and callees of a function, from its line in the details.
+    browser.click("#details .frames li:nth-child(2) button");
+    browser.until("document.querySelectorAll('#main canvas').length === 2");
+    assert!(browser.text("document.getElementById('path').innerText").contains("callers and callees of"));
+    assert_eq!(browser.value("window.broken ?? null"), serde_json::Value::Null, "no name was run");
+    assert_eq!(browser.errors, [""; 0]);
+}
+
+#[test]
+fn the_graph_obeys_keys_and_clicks_at_every_width() {
+    let case = "the_graph_obeys_keys_and_clicks_at_every_width";
+    let Some(_turn) = turn(case) else { return };
+    let Some(mut browser) = browser(case, 1300, 900) else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let html = hostile_page(folder.path());
+    browser.open_file(&html, "document.querySelector('.flame canvas')?.width > 500");
+
+    // Keys: into the graph, down, zoom, out again. A screen reader is told where one is.
+    browser.value("document.querySelector('.flame canvas').focus()");
+    browser.key("ArrowDown");
+    browser.key("ArrowDown");
+    browser.until("document.querySelector('.flame [aria-live]').textContent.includes(' %)')");
+    browser.key("Enter");
+    browser.until("location.hash.includes('zoom=')");
+    let path = browser.text("document.getElementById('path').innerText");
+    assert!(path.contains("of all"), "{path}");
+    browser.key("Escape");
+    browser.key("Escape");
+    browser.until("!location.hash.includes('zoom=')");
+    // Clicks: on a box in the third row.
+    let place = browser.value("(() => { const box = document.querySelector('.flame canvas').getBoundingClientRect(); return [box.x + 40, box.y + 19 * 2 + 9] })()");
+    browser.click_at(place[0].as_f64().expect("x"), place[1].as_f64().expect("y"));
+    browser.until("location.hash.includes('zoom=')");
+    browser.click("#path button");
+    browser.until("!location.hash.includes('zoom=')");
+    browser.click("#turn");
+    browser.until("document.getElementById('turn').getAttribute('aria-pressed') === 'true'");
+    // Tabs by arrow keys.
+    browser.value("document.getElementById('tab-flame').focus()");
+    browser.key("ArrowRight");
+    browser.key("ArrowRight");
+    browser.until("document.getElementById('tab-functions').getAttribute('aria-selected') === 'true'");
+    assert!(browser.text("document.getElementById('main').innerText").contains("main"));
+    // Every control has a name, and what is hidden from sight is not hidden from readers.
+    let nameless = "[...document.querySelectorAll('button, select, input, canvas')].filter(it => !(it.innerText || it.ariaLabel || it.labels?.length || it.getAttribute('aria-label'))).length";
+    assert_eq!(browser.value(nameless), 0);
+    for (width, scheme) in [(400, "dark"), (2000, "light")] {
+        browser.resize(width, 900);
+        browser.prefer(scheme);
+        for tab in ["table", "functions", "flame"] {
+            browser.click(&format!("#tab-{tab}"));
+            browser.until(&format!("document.getElementById('tab-{tab}').getAttribute('aria-selected') === 'true'"));
+            assert!(browser.fits(), "{tab} at {width} px");
+        }
+        assert_eq!(browser.text("document.documentElement.dataset.theme"), scheme);
+    }
+    assert_eq!(browser.errors, [""; 0]);
+}
+
+/// A recorder of a growing program that answers at an address of its own.
+fn serving(pid: u32, address: &str) -> Recorder {
+    Recorder::of(pid, 1000).without_outputs().option("--listen", address)
+}
+
+#[test]
+fn a_served_page_shows_growth_and_outlives_its_server() {
+    let case = "a_served_page_shows_growth_and_outlives_its_server";
+    let Some(_turn) = turn(case) else { return };
+    let Some(mut browser) = browser(case, 1300, 1000) else { return };
+    let mut target = Target::start(&program("growing"), ["100000000", "20000"]);
+    let (recording, address) = Recorder::of(target.pid(), 1000).without_outputs().serve();
+    target.go();
+    browser.open(&format!("http://{address}/"), "document.querySelector('.flame canvas')?.width > 500");
+    assert!(browser.text("document.getElementById('programs').innerText").contains("growing"));
+    assert!(browser.text("document.getElementById('summary').innerText").contains("of a CPU"), "what probes cost");
+    browser.until("document.querySelectorAll('#programs .spark').length === 1");
+    let moments = || {
+        let data: serde_json::Value = serde_json::from_slice(&get(address, "/page/data").body).expect("JSON");
+        data["moments"].as_array().map_or(0, Vec::len)
+    };
+    until("there are some moments", || moments() > 4);
+
+    // A range of the timeline, dragged: what grew in it, coloured where that is significant.
+    browser.until("document.querySelector('#marks input').max >= 3");
+    let place = browser.value("(() => { const box = document.querySelector('.u-over').getBoundingClientRect(); return [box.x, box.y + 60, box.width] })()");
+    let [x, y, width] = [0, 1, 2].map(|index| place[index].as_f64().expect("a place"));
+    browser.drag((x + 2.0, y), (x + width - 2.0, y));
+    browser.until("document.getElementById('path').innerText.includes('grew significantly')");
+    assert!(browser.text("location.hash").contains("value=growth"));
+    browser.click("#tab-table");
+    browser.until("document.querySelector('#main .significant')?.innerText.includes('yes')");
+    let grown = browser.text("document.querySelector('#main tbody tr').innerText");
+    assert!(grown.contains("site_00"), "{grown}");
+    picture(&mut browser, "page-growth.png");
+    let link = browser.text("location.href");
+    browser.open("about:blank", "true");
+    browser.open(&link, "document.querySelector('#main .significant')?.innerText.includes('yes')");
+
+    // The server goes away: the page says so and keeps what it has. It comes back by itself.
+    recording.stop();
+    browser.until("!document.getElementById('banner').hidden");
+    let said = browser.text("document.getElementById('banner').innerText");
+    assert!(said.contains("does not answer") && said.contains("comes back by itself"), "{said}");
+    assert!(browser.value("document.querySelectorAll('#main tbody tr').length").as_u64() > Some(0));
+    let again = serving(target.pid(), &address.to_string()).start();
+    browser.until("document.getElementById('banner').hidden");
+    browser.until("document.getElementById('connection').textContent.startsWith('live')");
+    again.stop();
+}
+
+#[test]
+fn a_page_asks_for_its_token_and_offers_every_format() {
+    let case = "a_page_asks_for_its_token_and_offers_every_format";
+    let Some(_turn) = turn(case) else { return };
+    let Some(mut browser) = browser(case, 1300, 900) else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let tokens = folder.path().join("tokens");
+    std::fs::write(&tokens, "all-aaaaaaaaaaaaaaaa\n").expect("room");
+    Command::new("chmod").arg("600").arg(&tokens).status().expect("chmod runs");
+    let mut target = Target::start(&program("growing"), ["100000000", "5000"]);
+    let recorder = Recorder::of(target.pid(), 1000).option("--token-file", &tokens.display().to_string());
+    let (recording, address): (_, SocketAddr) = recorder.serve();
+    target.go();
+    browser.open(&format!("http://{address}/"), "!document.getElementById('token-form').hidden");
+    browser.click("#token");
+    browser.type_text("all-aaaaaaaaaaaaaaaa");
+    browser.key("Enter");
+    browser.until("document.querySelector('.flame canvas')?.width > 500");
+    assert_eq!(browser.value("document.getElementById('banner').hidden"), true);
+    assert!(!browser.text("location.href").contains("all-"), "a link has no token");
+    let formats = "[...document.querySelectorAll('#export button')].map(it => it.innerText).join(' ')";
+    let formats = browser.text(formats);
+    for format in ["pprof", "json", "folded", "svg", "html", "parquet", "otlp", "perfetto", "speedscope", "heap_v2", "dhat", "csv"] {
+        assert!(formats.split(' ').any(|offered| offered == format), "{format} in {formats}");
+        let path = format!("page/export?format={format}");
+        let asked = format!("fetch('{path}', {{headers: {{Authorization: 'Bearer all-aaaaaaaaaaaaaaaa'}}}}).then(it => it.arrayBuffer().then(body => [it.status, body.byteLength]))");
+        let answer = browser.value(&asked);
+        assert!(answer[0] == 200 && answer[1].as_u64() > Some(50), "{format}: {answer}");
+    }
+    recording.stop();
+}

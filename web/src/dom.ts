@@ -1,0 +1,53 @@
+// Elements. Text from elsewhere only ever becomes text.
+
+type Child = Node | string | null;
+
+/** The element with this id. */
+export function byId<T extends HTMLElement = HTMLElement>(id: string): T {
+  const found = document.getElementById(id);
+  if (!found) throw new Error(`no element ${id}`);
+  return found as T;
+}
+
+/** A new element with attributes and children. */
+export function element<K extends keyof HTMLElementTagNameMap>(
+  tag: K, attributes: Record<string, string> = {}, ...children: Child[]
+): HTMLElementTagNameMap[K] {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+  made.append(...children.filter(child => child !== null));
+  return made;
+}
+
+const SVG = "http://www.w3.org/2000/svg";
+
+/** A new element of a drawing. */
+export function drawing(tag: string, attributes: Record<string, string | number> = {}, ...children: Child[]): SVGElement {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
+  made.append(...children.filter(child => child !== null));
+  return made;
+}
+
+/** A button that does something. */
+export function button(text: string, act: () => void, attributes: Record<string, string> = {}): HTMLButtonElement {
+  const made = element("button", { type: "button", ...attributes }, text);
+  made.addEventListener("click", act);
+  return made;
+}
+
+/** Lets the browser draw and react before the work goes on. */
+export function pause(): Promise<void> {
+  return new Promise(resolve => {
+    const channel = new MessageChannel();
+    channel.port1.onmessage = () => resolve();
+    channel.port2.postMessage(0);
+  });
+}
+
+/** Gives a file to the user. */
+export function save(name: string, content: BlobPart, type: string) {
+  const url = URL.createObjectURL(new Blob([content], { type }));
+  element("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}

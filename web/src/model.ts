@@ -1,0 +1,135 @@
+// The data of a page as it arrives, and as the page uses it.
+
+export interface Figure { estimate: number | null; low: number | null; high: number | null; exact?: number }
+export interface ValueInfo { name: string; title: string; unit: string }
+export interface Group { name: string; processes: number; totals: Figure[] }
+export interface Process {
+  pid: number; comm: string; group: string; count: number; hook: string | null; not_inline: string | null;
+  coverage: number; ended: boolean; not_hooked: number; allocators: string[]; totals: Figure[];
+}
+export interface Lifetimes { median: number | null; temporary: number; curve?: [number, number][] }
+
+interface WireFunctions { name: number[]; short: number[]; allocator: number[] }
+interface WireFrames { function: number[]; file: number[]; line: number[]; module: number[]; inlined: number[] }
+interface WireStacks { id: number[]; group: number[]; cut: number[]; shared: number[]; own: number[]; calls: number[] }
+interface WireSheet { strings: string[]; functions: WireFunctions; frames: WireFrames; stacks: WireStacks }
+interface WireColumn { estimate: number[]; low: (number | null)[]; high: (number | null)[]; samples: number[] }
+
+export interface PageData extends WireSheet {
+  version: string; host: string; subject: string; started_ms: number; time_ms: number; duration_seconds: number;
+  interval: number; criterion: string; confidence: number; live: boolean; values: ValueInfo[]; active: number;
+  totals: Figure[]; groups: Group[]; processes: Process[]; remarks: string[]; counters: Record<string, number>;
+  left_out: number; columns: WireColumn[]; sizes: { smallest: number[]; largest: number[] };
+  lifetimes: (Lifetimes | null)[];
+}
+
+type Ends = [number | null, number | null, number | null];
+export interface Change { before: Ends; after: Ends; change: Ends; q: number | null; significant: boolean }
+export interface GrowthData extends WireSheet {
+  from_ms: number; to_ms: number; confidence: number; false_discovery_rate: number; total: Change;
+  notes: string[]; groups: string[]; rows: Change[];
+}
+
+/** A moment that the server keeps. */
+export interface Moment { time_ms: number; inuse: Figure; alloc: Figure }
+export interface Serving { probe_seconds: number | null; daemon_cpu_seconds: number; duration_seconds: number }
+export interface LiveData { profile: PageData; moments: Moment[]; serving: Serving | null; formats: [string, string][] }
+export interface StaticData { profile: PageData; report: string }
+
+/** A figure of every stack. `low` is NaN where no interval is honest. */
+export interface Column {
+  info: ValueInfo;
+  estimate: Float64Array; low: Float64Array; high: Float64Array; samples: Float64Array;
+}
+
+/** Functions, frames and stacks. */
+export class Sheet {
+  readonly names: string[];
+  readonly short: string[];
+  readonly allocator: number[];
+  readonly frames: WireFrames;
+  readonly strings: string[];
+  readonly count: number;
+  readonly id: number[];
+  readonly group: number[];
+  readonly cut: number[];
+  /** Where the frames of a stack begin in `path`, outermost first. */
+  readonly start: Int32Array;
+  readonly path: Int32Array;
+
+  constructor(wire: WireSheet, readonly groups: string[]) {
+    const { strings, functions, frames, stacks } = wire;
+    this.strings = strings;
+    this.names = functions.name.map(text => strings[text]);
+    this.short = functions.short.map(text => strings[text]);
+    this.allocator = functions.allocator;
+    this.frames = frames;
+    this.id = stacks.id;
+    this.group = stacks.group;
+    this.cut = stacks.cut;
+    this.count = stacks.id.length;
+    let total = 0;
+    for (let i = 0; i < this.count; i++) total += stacks.shared[i] + stacks.own[i];
+    this.start = new Int32Array(this.count + 1);
+    this.path = new Int32Array(total);
+    let at = 0, next = 0, before = 0;
+    for (let i = 0; i < this.count; i++) {
+      this.start[i] = at;
+      for (let k = 0; k < stacks.shared[i]; k++) this.path[at++] = this.path[before + k];
+      for (let k = 0; k < stacks.own[i]; k++) this.path[at++] = stacks.calls[next++];
+      before = this.start[i];
+    }
+    this.start[this.count] = at;
+  }
+
+  /** The frames of a stack, outermost first. */
+  framesOf(stack: number): Int32Array {
+    return this.path.subarray(this.start[stack], this.start[stack + 1]);
+  }
+
+  /** Functions of a stack from the innermost one that is not the allocator's. */
+  chain(stack: number): number[] {
+    const functions = Array.from(this.framesOf(stack), frame => this.frames.function[frame]).reverse();
+    const skipped = functions.findIndex(f => !this.allocator[f]);
+    return skipped > 0 ? functions.slice(skipped) : functions;
+  }
+
+  /** `file:line`, or the module. */
+  place(frame: number): string {
+    const file = this.strings[this.frames.file[frame]], line = this.frames.line[frame];
+    if (file) return line ? `${file}:${line}` : file;
+    return this.strings[this.frames.module[frame]];
+  }
+}
+
+function numbers(list: (number | null)[]): Float64Array {
+  const all = new Float64Array(list.length);
+  for (let i = 0; i < list.length; i++) all[i] = list[i] ?? NaN;
+  return all;
+}
+
+/** The value that is computed here: what was allocated and freed again at once. */
+export const TEMPORARY = "temporary";
+
+/** The columns of a profile, with that of temporary allocations if lifetimes are known. */
+export function columns(data: PageData): Column[] {
+  const all = data.columns.map((column, i): Column => ({
+    info: data.values[i],
+    estimate: numbers(column.estimate), low: numbers(column.low), high: numbers(column.high), samples: numbers(column.samples),
+  }));
+  const bytes = all.find(column => column.info.name === "alloc_space");
+  if (bytes && data.lifetimes.some(it => it)) {
+    const estimate = bytes.estimate.map((value, i) => value * (data.lifetimes[i]?.temporary ?? 0));
+    const none = new Float64Array(estimate.length).fill(NaN);
+    const info = { name: TEMPORARY, title: "bytes in temporary allocations", unit: "bytes" };
+    all.push({ info, estimate, low: none, high: none, samples: bytes.samples });
+  }
+  return all;
+}
+
+/** The column of growth, and whether each stack's growth is significant. */
+export function growthColumn(data: GrowthData): Column {
+  const of = (k: number) => numbers(data.rows.map(row => row.change[k]));
+  const info = { name: "growth", title: "growth of bytes in use", unit: "bytes" };
+  return { info, estimate: of(0), low: of(1), high: of(2), samples: new Float64Array(data.rows.length) };
+}

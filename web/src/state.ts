@@ -1,0 +1,62 @@
+// What a link opens again.
+
+export interface State {
+  /** Value: `inuse_space`, …, `temporary`, `growth`. */
+  value: string;
+  tab: "flame" | "table" | "functions";
+  /** The root at the top. */
+  icicle: boolean;
+  /** Hash of the path of the node that fills the width; 0: all. */
+  zoom: number;
+  search: string;
+  /** Id of the stack whose details are shown. */
+  stack: number;
+  /** The function of the sandwich view. */
+  of: string;
+  sort: string;
+  /** Marks, as Unix time in milliseconds. */
+  from: number;
+  to: number;
+}
+
+export const INITIAL: State = {
+  value: "", tab: "flame", icicle: true, zoom: 0, search: "", stack: 0, of: "", sort: "-value", from: 0, to: 0,
+};
+
+/** The state of a fragment. What is not understood is as if it were not there. */
+export function parse(fragment: string): State {
+  const pairs = new URLSearchParams(fragment.replace(/^#/, "")), state = { ...INITIAL };
+  const whole = (key: string) => {
+    const number = Number(pairs.get(key));
+    return Number.isSafeInteger(number) && number > 0 ? number : 0;
+  };
+  state.value = (pairs.get("value") ?? "").slice(0, 40);
+  const tab = pairs.get("tab");
+  if (tab === "table" || tab === "functions") state.tab = tab;
+  state.icicle = pairs.get("root") !== "below";
+  state.zoom = whole("zoom");
+  state.search = (pairs.get("search") ?? "").slice(0, 1000);
+  state.stack = whole("stack");
+  state.of = (pairs.get("of") ?? "").slice(0, 20000);
+  state.sort = /^-?[a-z_]{1,20}$/.test(pairs.get("sort") ?? "") ? pairs.get("sort")! : INITIAL.sort;
+  state.from = whole("from");
+  state.to = whole("to");
+  return state;
+}
+
+/** The fragment of a state, without what is as usual. */
+export function fragment(state: State): string {
+  const pairs = new URLSearchParams();
+  if (state.value) pairs.set("value", state.value);
+  if (state.tab !== INITIAL.tab) pairs.set("tab", state.tab);
+  if (!state.icicle) pairs.set("root", "below");
+  if (state.zoom) pairs.set("zoom", String(state.zoom));
+  if (state.search) pairs.set("search", state.search);
+  if (state.stack) pairs.set("stack", String(state.stack));
+  if (state.of) pairs.set("of", state.of);
+  if (state.sort !== INITIAL.sort) pairs.set("sort", state.sort);
+  if (state.from) pairs.set("from", String(state.from));
+  if (state.to) pairs.set("to", String(state.to));
+  const text = pairs.toString();
+  return text && `#${text}`;
+}

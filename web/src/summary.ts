@@ -1,0 +1,123 @@
+// What must be in plain sight: how much, how sure, what was lost, what it costs, what is hooked and how.
+
+import { button, drawing, element } from "./dom.ts";
+import { bytes, count, figure, interval, percent, seconds, shown } from "./format.ts";
+import { rates, type History } from "./history.ts";
+import type { Figure, PageData, Serving } from "./model.ts";
+import { Table, type TableColumn } from "./table.ts";
+
+function card(title: string, value: string, about: string): HTMLElement {
+  return element("div", { class: "card" }, element("small", {}, title), element("b", {}, value), element("small", {}, about));
+}
+
+function totalCard(title: string, total: Figure | undefined, unit: string): HTMLElement | null {
+  if (!total) return null;
+  if (total.estimate === null) return card(title, "not known", "frees were not followed");
+  const exact = total.exact === undefined ? "" : `counted: ${figure(total.exact, unit)}`;
+  return card(title, figure(total.estimate, unit), [interval(total.low, total.high, unit), exact].filter(text => text).join(" · "));
+}
+
+/** Hits that were lost, of how many. */
+export function lost(counters: Record<string, number>): { lost: number; hits: number } {
+  const all = Object.entries(counters).filter(([name]) => name.startsWith("lost_") && name !== "lost_in_flight");
+  return { lost: all.reduce((sum, [, n]) => sum + n, 0), hits: counters.hits ?? 0 };
+}
+
+export function summary(data: PageData, serving: Serving | null): HTMLElement[] {
+  const total = (name: string) => data.totals[data.values.findIndex(value => value.name === name)];
+  const missing = lost(data.counters);
+  const ways = new Map<string, number>();
+  for (const process of data.processes) {
+    const way = process.hook === "inline" ? "inline" : process.hook === "probe" ? "by probes" : "not hooked";
+    ways.set(way, (ways.get(way) ?? 0) + process.count);
+  }
+  const processes = data.processes.reduce((sum, process) => sum + process.count, 0);
+  const cost = serving?.probe_seconds ?? null;
+  const share = serving && serving.duration_seconds > 0 ? (x: number) => percent(x / serving.duration_seconds) : null;
+  const cards = [
+    totalCard("in use", total("inuse_space"), "bytes"),
+    totalCard("allocated", total("alloc_space"), "bytes"),
+    card("hooked", `${count(processes)} ${processes === 1 ? "process" : "processes"}`, Array.from(ways, ([way, n]) => `${count(n)} ${way}`).join(", ")),
+    Object.keys(data.counters).length
+      ? card("lost", missing.lost ? count(missing.lost) : "nothing", missing.hits ? `of ${count(missing.hits)} allocations` : "") : null,
+    serving && share
+      ? card("cost", cost === null ? "not measured" : `${share(cost)} of a CPU`, `in the targets (${seconds(cost ?? 0)}); daemon: ${share(serving.daemon_cpu_seconds)}`) : null,
+  ];
+  const remarks = [...data.remarks];
+  if (data.left_out) remarks.push(`${count(data.left_out)} small stacks are not on this page, because there are too many`);
+  if (remarks.length) {
+    cards.push(element("div", { class: "card notes", role: "region", tabindex: "0", "aria-label": "Remarks" }, element("ul", {}, ...remarks.map(text => element("li", {}, shown(text, 2000))))));
+  }
+  return cards.filter(it => it !== null);
+}
+
+interface ProgramRow { name: string; processes: number; inuse: Figure | undefined; alloc: Figure | undefined; rate: number | null; spark: (number | null)[] }
+
+/** Processes by program. */
+export class Programs {
+  private sort = "-inuse";
+  private readonly table = new Table<ProgramRow>("Processes by program", this.sort, sort => {
+    this.sort = sort;
+    this.again();
+  });
+  private again = () => {};
+
+  constructor(private readonly box: HTMLElement, private readonly onGroup: (name: string) => void) {}
+
+  show(data: PageData, history: History | null) {
+    this.box.hidden = data.groups.length === 0;
+    const at = (name: string) => data.values.findIndex(value => value.name === name);
+    const inuse = at("inuse_space"), alloc = at("alloc_space");
+    const rows = data.groups.map((group): ProgramRow => {
+      const points = history?.groups.get(group.name) ?? [];
+      const allocated = group.totals[alloc]?.exact ?? group.totals[alloc]?.estimate;
+      const since = data.duration_seconds > 0 && allocated !== null && allocated !== undefined ? allocated / data.duration_seconds : null;
+      return {
+        name: group.name, processes: group.processes, inuse: group.totals[inuse], alloc: group.totals[alloc],
+        rate: history ? rates(points).at(-1) ?? null : since, spark: points.map(point => point.inuse),
+      };
+    });
+    const number = (key: string, title: string, value: (row: ProgramRow) => number | null | undefined, text: (n: number) => string): TableColumn<ProgramRow> => ({
+      key, title, number: true, value: row => value(row) ?? -1,
+      cell: row => { const n = value(row); return n === null || n === undefined ? "not known" : text(n); },
+    });
+    const columns: TableColumn<ProgramRow>[] = [
+      { key: "name", title: "Program", number: false, value: row => row.name, cell: row => button(shown(row.name, 200), () => this.onGroup(row.name), { class: "link" }) },
+      number("processes", "Processes", row => row.processes, count),
+      number("inuse", "In use", row => row.inuse?.estimate, bytes),
+      { key: "band", title: "95 % interval", number: true, value: row => row.inuse?.low ?? -1, cell: row => interval(row.inuse?.low ?? null, row.inuse?.high ?? null, "bytes") },
+      number("rate", "Allocated per second", row => row.rate, bytes),
+    ];
+    if (history) columns.push({ key: "trend", title: "In use over time", number: false, value: row => row.spark.length, cell: row => sparkline(row.spark) });
+    this.again = () => this.table.show(columns, rows, this.sort);
+    this.again();
+    this.box.replaceChildren(element("h2", {}, "Programs"), this.table.root);
+  }
+}
+
+function sparkline(values: (number | null)[]): Node | string {
+  const known = values.filter(value => value !== null);
+  if (known.length < 2) return "";
+  const most = Math.max(...known, 1), step = 90 / (known.length - 1);
+  const path = known.map((value, i) => `${i ? "L" : "M"}${(i * step).toFixed(1)} ${(19 - (17 * value) / most).toFixed(1)}`).join("");
+  return drawing("svg", { viewBox: "0 0 90 20", class: "spark", role: "img", "aria-label": `from ${bytes(known[0])} to ${bytes(known[known.length - 1])}` }, drawing("path", { d: path }));
+}
+
+/** Each process and how it is hooked. */
+export function hooks(data: PageData): HTMLElement {
+  const table = element("table", {}, element("caption", { class: "sr" }, "Processes"));
+  const head = ["Process", "Hooked", "In use", "Hooked for", "Not hooked", "Allocators"];
+  table.append(element("thead", {}, element("tr", {}, ...head.map(text => element("th", { scope: "col" }, text)))));
+  const inuse = data.values.findIndex(value => value.name === "inuse_space");
+  const body = element("tbody");
+  for (const process of data.processes.slice(0, 200)) {
+    const name = `${process.comm || "unnamed"}${process.pid ? ` (${process.pid})` : ""}${process.ended ? ", ended" : ""}`;
+    const way = `${process.hook ?? "not"}${process.not_inline ? `: ${process.not_inline}` : ""}`;
+    const total = process.totals[inuse]?.estimate;
+    const cells = [shown(name, 200), shown(way, 300), total === null || total === undefined ? "not known" : bytes(total), percent(process.coverage),
+      process.not_hooked ? `${process.not_hooked} functions or files` : "", shown(process.allocators.join(", "), 200)];
+    body.append(element("tr", {}, ...cells.map(text => element("td", { class: "text" }, text))));
+  }
+  table.append(body);
+  return element("div", { class: "table-scroll" }, table);
+}

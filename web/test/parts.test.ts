@@ -1,0 +1,187 @@
+import assert from "node:assert/strict";
+import test from "node:test";
+import { csv, folded } from "../src/export.ts";
+import { boxesOf } from "../src/flame.ts";
+import { bytes, figure, interval, pattern, percent, seconds, shown } from "../src/format.ts";
+import { History, nearest, rates, thinned, type Point } from "../src/history.ts";
+import { refreshPause, retryPause } from "../src/live.ts";
+import { columns, Sheet, TEMPORARY, type PageData } from "../src/model.ts";
+import { fragment, INITIAL, parse } from "../src/state.ts";
+import { lost } from "../src/summary.ts";
+import { below, callTree, functions, INCOMPLETE, pathHashes, sandwich, sizes } from "../src/tree.ts";
+
+/** Stacks by their functions, outermost first, in the order in which the daemon sends them. */
+function sheet(chains: string[][], groups: string[] = ["app"], group: number[] = []): Sheet {
+  const names = [...new Set(chains.flat())].sort(), frames = names.map((_, i) => i);
+  const zeros = names.map(() => 0);
+  const calls = chains.map(chain => chain.map(name => names.indexOf(name)));
+  return new Sheet({
+    strings: ["", ...names],
+    functions: { name: names.map((_, i) => i + 1), short: names.map((_, i) => i + 1), allocator: names.map(name => Number(name === "malloc")) },
+    frames: { function: frames, file: zeros, line: zeros, module: zeros, inlined: zeros },
+    stacks: {
+      id: chains.map((_, i) => 1000 + i), group: chains.map((_, i) => group[i] ?? 0), cut: chains.map(() => 0),
+      ...prefixes(calls),
+    },
+  }, groups);
+}
+
+function prefixes(calls: number[][]) {
+  const shared: number[] = [], own: number[] = [], rest: number[] = [];
+  calls.forEach((chain, i) => {
+    const last = calls[i - 1] ?? [];
+    let k = 0;
+    while (k < chain.length && k < last.length && chain[k] === last[k]) k++;
+    shared.push(k);
+    own.push(chain.length - k);
+    rest.push(...chain.slice(k));
+  });
+  return { shared, own, calls: rest };
+}
+
+const CHAINS = [["main", "a", "malloc"], ["main", "a", "b", "malloc"], ["main", "b", "a", "b", "malloc"], ["main", "c"]];
+const WEIGHTS = Float64Array.from([10, 20, 30, 40]);
+
+test("numbers have their units", () => {
+  assert.equal(bytes(0), "0 B");
+  assert.equal(bytes(1023), "0.999 KiB");
+  assert.equal(bytes(-5 * 1024 * 1024), "−5.00 MiB");
+  assert.equal(figure(1234.4, "count"), "1,234");
+  assert.equal(percent(0.123), "12 %");
+  assert.equal(seconds(0.0021), "2.10 ms");
+  assert.equal(interval(null, 3, "bytes"), "");
+});
+
+test("names are shown in one line and in their own order", () => {
+  assert.equal(shown("a\u202eb\nc\u001b[31m"), "a\\u{202e}b\\u{a}c\\u{1b}[31m");
+  assert.equal(shown("x".repeat(10_000)).length, 401);
+  assert.equal(shown("<img src=x onerror=alert(1)>"), "<img src=x onerror=alert(1)>");
+});
+
+test("a search that is no regular expression looks for its text", () => {
+  assert.ok(pattern("operator(")!.test("operator()"));
+  assert.ok(pattern("^ma")!.test("MAIN"));
+  assert.equal(pattern(""), null);
+});
+
+test("stacks are read back from what differs between neighbours", () => {
+  const it = sheet(CHAINS);
+  assert.deepEqual(CHAINS.map((_, i) => Array.from(it.framesOf(i), frame => it.names[it.frames.function[frame]])), CHAINS);
+  assert.deepEqual(it.chain(1).map(f => it.names[f]), ["b", "a", "main"], "without the allocator");
+});
+
+test("a tree adds up and joins neighbours", () => {
+  const it = sheet(CHAINS), { tree, leaf } = callTree(it), size = sizes(tree, leaf, WEIGHTS);
+  assert.equal(size[0], 100);
+  assert.equal(tree.count, 11);
+  for (let node = 0; node < tree.count; node++) {
+    assert.ok(tree.parent[node] < node);
+    let sum = 0;
+    for (let child = tree.first[node]; child >= 0; child = tree.next[child]) sum += size[child];
+    assert.ok(sum <= size[node]);
+  }
+  assert.equal(sizes(tree, leaf, Float64Array.from([-5, 1, 1, 1]))[0], 3, "what shrank has no width");
+});
+
+test("groups and incomplete stacks are nodes of their own", () => {
+  const it = sheet([["main"], ["main"]], ["one", "two (3 processes)"], [0, 1]);
+  const { tree } = callTree(it);
+  assert.deepEqual(Array.from({ length: tree.count }, (_, i) => tree.name(tree.label[i])), ["all", "one", "main", "two (3 processes)", "main"]);
+  it.cut[1] = 1;
+  assert.ok(callTree(it).tree.label.includes(INCOMPLETE));
+});
+
+test("a path's number is the same in another profile, and after processes came and went", () => {
+  const one = callTree(sheet([["main", "x"], ["main", "z"]])).tree, two = callTree(sheet([["main", "a"], ["main", "z"]])).tree;
+  assert.equal(pathHashes(one)[3], pathHashes(two)[3]);
+  assert.notEqual(pathHashes(one)[2], pathHashes(two)[2]);
+  const group = (name: string) => pathHashes(callTree(sheet([["a"], ["a"]], [name, "x"], [0, 1])).tree)[1];
+  assert.equal(group("web (3 processes)"), group("web (4 processes)"));
+});
+
+test("a function counts once, however often it calls itself", () => {
+  const it = sheet(CHAINS), { tree, leaf } = callTree(it), size = sizes(tree, leaf, WEIGHTS);
+  const all = Object.fromEntries(functions(tree, size).map(row => [tree.name(row.label), [row.total, row.self]]));
+  assert.deepEqual(all, { main: [100, 0], a: [60, 0], b: [50, 0], malloc: [60, 60], c: [40, 40] });
+});
+
+test("callers and callees of a function add up to it", () => {
+  const it = sheet(CHAINS), { tree, leaf } = callTree(it), size = sizes(tree, leaf, WEIGHTS);
+  const { callers, callees } = sandwich(tree, size, it.names.indexOf("b"), it);
+  assert.equal(callers.size[0], 50);
+  assert.equal(callees.size[0], 50);
+  const children = ({ tree, size }: typeof callers, node: number) => {
+    const all: Record<string, number> = {};
+    for (let child = tree.first[node]; child >= 0; child = tree.next[child]) all[tree.name(tree.label[child])] = size[child];
+    return all;
+  };
+  assert.deepEqual(children(callers, 0), { a: 20, main: 30 });
+  assert.deepEqual(children(callees, 0), { malloc: 20, a: 30 });
+});
+
+test("only what can be seen is laid out", () => {
+  const it = sheet(CHAINS), { tree, leaf } = callTree(it), size = sizes(tree, leaf, WEIGHTS);
+  const all = boxesOf({ tree, size, unit: "bytes" }, 0, 1000);
+  assert.equal(all.count, tree.count);
+  const inside = below(tree, 2);
+  const zoomed = boxesOf({ tree, size, unit: "bytes" }, 2, 1000);
+  assert.equal(zoomed.count, 2 + inside.reduce((sum, it) => sum + it, 0));
+  assert.ok(boxesOf({ tree, size, unit: "bytes" }, 0, 4).count < tree.count);
+  assert.equal(boxesOf({ tree, size: new Float64Array(tree.count), unit: "bytes" }, 0, 100).count, 1, "nothing is one box");
+});
+
+test("a link opens the same view, and nonsense is nothing", () => {
+  const state = { ...INITIAL, value: "alloc_space", tab: "table" as const, zoom: 77, search: "a&b=#", stack: 2 ** 52, of: "f<int>(x)", icicle: false, from: 5, to: 9 };
+  assert.deepEqual(parse(fragment(state)), state);
+  assert.equal(fragment(INITIAL), "");
+  assert.deepEqual(parse("#zoom=-1&stack=1e99&tab=<x>&sort=;;&from=NaN"), INITIAL);
+});
+
+test("temporary allocations are a share of what was allocated", () => {
+  const data = {
+    values: [{ name: "alloc_space", title: "bytes allocated", unit: "bytes" }],
+    columns: [{ estimate: [100, 50], low: [90, null], high: [120, null], samples: [3, 1] }],
+    lifetimes: [{ median: 1, temporary: 0.25 }, null],
+  } as unknown as PageData;
+  const [alloc, temporary] = columns(data);
+  assert.ok(Number.isNaN(alloc.low[1]));
+  assert.equal(temporary.info.name, TEMPORARY);
+  assert.deepEqual(Array.from(temporary.estimate), [25, 0]);
+});
+
+test("what a page remembers is bounded, and keeps its ends", () => {
+  const all = thinned(Array.from({ length: 1000 }, (_, i) => i), 60);
+  assert.ok(all.length <= 60 && all.length > 30);
+  assert.equal(all[0], 0);
+  assert.equal(all.at(-1), 999);
+});
+
+test("rates are differences of counts", () => {
+  const point = (time_ms: number, allocated: number | null): Point => ({ time_ms, inuse: 0, low: 0, high: 0, allocated });
+  assert.deepEqual(rates([point(0, 0), point(2000, 100), point(2000, 100), point(3000, null), point(4000, 50)]), [null, 50, null, null, null]);
+  assert.equal(nearest([10, 20, 40], 31), 40);
+  const history = new History(), figures = [{ estimate: 5, low: 4, high: 6 }];
+  const data = { time_ms: 7, values: [{ name: "inuse_space" }], totals: figures, groups: [{ name: "a", totals: figures }] } as unknown as PageData;
+  history.add(data, [{ time_ms: 3, inuse: figures[0], alloc: { estimate: 1, low: null, high: null, exact: 9 } }]);
+  history.add(data, []);
+  assert.deepEqual(history.points.map(it => [it.time_ms, it.allocated]), [[3, 9], [7, null]]);
+  assert.equal(history.groups.get("a")!.length, 1);
+});
+
+test("a busy or absent server is not asked more often", () => {
+  assert.equal(refreshPause(0.01), 2);
+  assert.equal(refreshPause(3), 30);
+  assert.deepEqual([1, 2, 3, 50].map(retryPause), [1, 2, 4, 10]);
+});
+
+test("losses are told with what they are of", () => {
+  assert.deepEqual(lost({ hits: 100, lost_ring_full: 3, lost_in_flight: 9, lost_abandoned: 1 }), { lost: 4, hits: 100 });
+});
+
+test("files hold every stack", () => {
+  const it = sheet(CHAINS), { tree, leaf } = callTree(it);
+  const column = { info: { name: "inuse_space", title: "", unit: "bytes" }, estimate: WEIGHTS, low: WEIGHTS.map(() => NaN), high: WEIGHTS, samples: WEIGHTS };
+  const doc = { sheet: it, tree, leaf, hashes: pathHashes(tree), columns: [column], lifetimes: null, sizes: null, changes: null };
+  assert.equal(folded(doc, WEIGHTS).split("\n")[1], "main;a;b;malloc 20");
+  assert.equal(csv(doc).split("\n")[4], '"app",40,,40,"c < main"');
+});
