@@ -1,22 +1,28 @@
 //! The `heapbpf` command: parses the command line, runs the command, and reports errors.
 
-use std::io::Write;
+use std::ffi::OsString;
+use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::Parser;
 use heapbpf_profile::escape::escaped_lines;
-use sampler_user::cli::args::{Cli, Command};
+use sampler_user::cli::args::{Cli, Command, DemoArgs};
 use sampler_user::cli::error::exit_status;
 use sampler_user::cli::plan;
 use sampler_user::cli::record_args::RecordArgs;
 use sampler_user::host::own_memory::return_what_is_free;
 use sampler_user::privileges::hide_memory;
-use sampler_user::{cli, cost, run};
+use sampler_user::{cli, cost, demo, run};
 
 fn main() -> ExitCode {
+    if let Some(length) = demo::asked_for(std::env::args_os()) {
+        return demo::run(length).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    }
     return_what_is_free();
     let cli = Cli::try_parse().unwrap_or_else(|error| cli::hints::explained(error).exit());
     let outcome = match &cli.command {
+        None if is_lost() => first_steps(),
         None => start(&cli.record),
         Some(Command::Record(args)) => start(args),
         Some(Command::Serve(args)) => serve(args),
@@ -25,6 +31,9 @@ fn main() -> ExitCode {
         Some(Command::Merge(args)) => cli::compare::merge(args),
         Some(Command::Plan(args)) => cli::preview::run(args),
         Some(Command::Doctor(args)) => cli::doctor::run(args),
+        Some(Command::Demo(args)) => demo(args),
+        Some(Command::Completions(args)) => cli::manual::completions(args),
+        Some(Command::Man(args)) => cli::manual::pages(args),
         Some(Command::Pairs) => cost::workload::serve().map(|()| 0).map_err(Into::into),
     };
     outcome.map_or_else(
@@ -53,6 +62,26 @@ fn start(args: &RecordArgs) -> anyhow::Result<u8> {
     cli::log::start(args.display.verbose);
     hide_memory();
     run::run(plan::plan(args)?)
+}
+
+/// Whether somebody at a terminal has given the name of the program alone.
+fn is_lost() -> bool {
+    std::env::args_os().len() <= 1 && std::io::stderr().is_terminal()
+}
+
+/// Shows the first steps. Nothing was recorded, which is what the exit status says, too.
+fn first_steps() -> anyhow::Result<u8> {
+    let _ = std::io::stderr().write_all(cli::manual::FIRST_STEPS.as_bytes());
+    Ok(2)
+}
+
+/// Records heapbpf itself, run as a program with a leak.
+fn demo(args: &DemoArgs) -> anyhow::Result<u8> {
+    let program = std::env::current_exe().context("heapbpf's own file is unknown")?;
+    let options = ["heapbpf", "--interval", "16KiB", "--"].map(OsString::from);
+    let command = [program.into_os_string(), demo::WORD.into(), args.duration.as_millis().to_string().into()];
+    let words = options.into_iter().chain(command);
+    start(&Cli::try_parse_from(words)?.record)
 }
 
 fn serve(args: &RecordArgs) -> anyhow::Result<u8> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
+use super::manual::{CompletionArgs, ManArgs};
 use super::read_args::{DiffArgs, MergeArgs, ReportArgs};
 use super::record_args::{RecordArgs, TargetArgs};
 use super::values::{Interval, parse_duration, parse_interval, parse_nanoseconds};
@@ -41,6 +42,12 @@ pub enum Command {
     Plan(Box<PlanArgs>),
     /// What this kernel, the targets and their allocators allow
     Doctor(DoctorArgs),
+    /// Record a program with a leak, for a first look
+    Demo(DemoArgs),
+    /// Print completions for a shell
+    Completions(CompletionArgs),
+    /// Write the man pages
+    Man(ManArgs),
     /// Be the process that heapbpf measures its probes on
     #[command(name = crate::cost::workload::WORD, hide = true)]
     Pairs,
@@ -78,6 +85,14 @@ pub struct PlanArgs {
     /// Colours
     #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
     pub color: Color,
+}
+
+/// Options of `heapbpf demo`.
+#[derive(Debug, Args)]
+pub struct DemoArgs {
+    /// How long to record
+    #[arg(short, long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
+    pub duration: Duration,
 }
 
 /// Options of `heapbpf doctor`.

@@ -10,7 +10,7 @@ use clap::{Arg, CommandFactory};
 use super::args::Cli;
 
 /// Options of other programs (and of `cargo xtask` and its benchmarks) that the documents mention.
-const OF_OTHERS: [&str; 27] = [
+const OF_OTHERS: [&str; 29] = [
     "--bin",
     "--call-graph",
     "--cfg",
@@ -31,7 +31,9 @@ const OF_OTHERS: [&str; 27] = [
     "--release",
     "--rounds",
     "--scaling",
+    "--single",
     "--stages",
+    "--stat",
     "--sysroot",
     "--target",
     "--target-dir",

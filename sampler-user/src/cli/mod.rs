@@ -10,6 +10,7 @@ mod documented;
 pub mod error;
 pub mod hints;
 pub mod log;
+pub mod manual;
 pub mod pipelines;
 pub mod plan;
 pub mod preview;
