@@ -1,5 +1,7 @@
 //! Names, files and lines, by the table of functions that every Go program has (`.gopclntab`), also without symbols.
 
+use std::ops::Range;
+
 use heapbpf_elf::{Elf, Image, Section, Segment, read_range};
 
 use crate::memory::{FileBytes, Window};
@@ -273,6 +275,17 @@ impl Functions {
     }
 }
 
+/// Which frames of a stack, innermost first, Go's own profiles show: not the runtime's at its inner end, unless there are no
+/// others, and not the `goexit` that every stack ends with.
+#[must_use]
+pub fn shown<'n>(names: impl Iterator<Item = &'n str>) -> Range<usize> {
+    let names: Vec<&str> = names.collect();
+    let is_of_runtime = |name: &&&str| name.starts_with("runtime.") || name.starts_with("internal/runtime/");
+    let end = names.len() - usize::from(names.len() > 1 && names.ends_with(&["runtime.goexit"]));
+    let inner = names[..end].iter().take_while(is_of_runtime).count();
+    if inner == end { 0..end } else { inner..end }
+}
+
 /// A name as Go prints it: what a generic function was made for is left out.
 fn without_type_arguments(name: String) -> String {
     match (name.find('['), name.rfind(']')) {
@@ -284,6 +297,15 @@ fn without_type_arguments(name: String) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn frames_of_the_runtime_are_shown_where_it_has_called_nobody() {
+        let shown = |names: &[&str]| shown(names.iter().copied());
+        let inner = ["internal/runtime/maps.f", "runtime.makeslice", "main.f", "runtime.main", "runtime.goexit"];
+        assert_eq!(shown(&inner), 2..4);
+        assert_eq!(shown(&["runtime.malg", "runtime.mstart"]), 0..2);
+        assert_eq!((shown(&["runtime.goexit"]), shown(&["main.f"]), shown(&[])), (0..1, 0..1, 0..0));
+    }
 
     #[test]
     fn generic_functions_have_one_name() {

@@ -83,12 +83,11 @@ fn named(functions: &Functions, file: &File, places: &Places, stack: &[u64]) -> 
     shown(frames)
 }
 
-/// Without the runtime's own frames at the innermost end, and without `goexit`, as the program writes them.
+/// Without the frames that some versions leave out when they write.
 fn shown(frames: Vec<String>) -> Vec<String> {
-    let is_shown = |frame: &&String| !frame.starts_with("runtime.goexit ");
-    let inner = frames.iter().take_while(|frame| frame.starts_with("runtime.")).count();
-    let inner = if inner == frames.len() { 0 } else { inner };
-    frames.iter().skip(inner).filter(is_shown).cloned().collect()
+    let name = |frame: &String| frame.split(' ').next().unwrap_or_default().to_owned();
+    let names: Vec<String> = frames.iter().map(name).collect();
+    frames[heapbpf_go::functions::shown(names.iter().map(String::as_str))].to_vec()
 }
 
 /// What the program wrote: `1: 1008 [1: 1008] @ 0x… 0x…`, then lines `# 0x… name+0x… file:line`, then an empty one.
