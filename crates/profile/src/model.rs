@@ -22,7 +22,7 @@ pub use process::{Member, Process};
 pub use profile::Profile;
 pub use row::Row;
 pub use row_key::RowKey;
-pub use stack::{Frame, Module, Stack};
+pub use stack::{Frame, GO_RUNTIME, Module, Stack};
 
 /// Prefix of loss counters among [`Profile::counters`].
 pub const LOST_PREFIX: &str = "lost_";
