@@ -1,14 +1,14 @@
-// A Go program with a known heap. It writes its own heap profile (debug=1) to the file of its first argument, says "ready" and
-// waits. The second argument is its MemProfileRate.
+// A Go program with a known heap. It writes its own heap profile (debug=1) to the file of its first argument, says READY with
+// its process id, and waits until its standard input ends. The second argument is its MemProfileRate.
 package main
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"runtime"
 	"runtime/pprof"
 	"strconv"
-	"time"
 )
 
 type node struct {
@@ -85,6 +85,6 @@ func main() {
 		panic(err)
 	}
 	out.Close()
-	fmt.Println("ready")
-	time.Sleep(time.Hour)
+	fmt.Println("READY", os.Getpid())
+	io.Copy(io.Discard, os.Stdin)
 }

@@ -105,7 +105,8 @@ impl Functions {
             functions: word(64)?,
             segments: elf.segments.iter().filter(|segment| segment.is_loaded()).copied().collect(),
         };
-        let in_order = [HEADER_BYTES, table.names, table.units, table.files, table.tables, table.functions, table.bytes];
+        let in_order =
+            [HEADER_BYTES, table.names, table.units, table.files, table.tables, table.functions, table.bytes];
         let is_sound = magic == layout.magic
             && pointer_bytes == 8
             && matches!(quantum, 1 | 2 | 4)

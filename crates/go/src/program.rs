@@ -61,7 +61,11 @@ impl Program {
         let functions = Functions::parse(image, &elf, table, layout).ok_or(Unsupported::NoFunctions)?;
         let variables = by_symbols(image)
             .or_else(|| by_code(image, &elf, &functions))
-            .map(|found| if found.module.is_empty() { Variables { module: module_ranges(&elf), ..found } } else { found })
+            .map(
+                |found| {
+                    if found.module.is_empty() { Variables { module: module_ranges(&elf), ..found } } else { found }
+                },
+            )
             .ok_or(Unsupported::NoVariables)?;
         let segments = elf.segments.iter().filter(|segment| segment.is_executable()).copied().collect();
         Ok(Some(Self { version, layout, functions, variables, segments }))
@@ -114,13 +118,7 @@ fn by_code(image: &dyn Image, elf: &Elf, functions: &Functions) -> Option<Variab
         let code = read_range(image, "a function", at, u64::from(end.checked_sub(start)?), MOST_CODE_BYTES).ok()?;
         first_load(&code, address, bytes)
     };
-    Some(Variables {
-        buckets: load(0, 8)?,
-        cycle: load(1, 4)?,
-        rate: load(2, 8)?,
-        disabled: None,
-        module: Vec::new(),
-    })
+    Some(Variables { buckets: load(0, 8)?, cycle: load(1, 4)?, rate: load(2, 8)?, disabled: None, module: Vec::new() })
 }
 
 /// Ranges that may have the runtime's description of the program.

@@ -18,7 +18,9 @@ pub(crate) fn each_of_runtime<'d, R: ReadRef<'d>>(file: &ElfFile<'d, R>, mut fou
     for symbol in symbols.iter().filter(|symbol| symbol.st_shndx.get(LE) != SHN_UNDEF) {
         let Some(name) = names.get(symbol.st_name.get(LE) as usize..) else { continue };
         let name = &name[..name.len().min(LONGEST)];
-        let Some(end) = name.iter().position(|byte| *byte == 0).filter(|_| name.starts_with(b"runtime.")) else { continue };
+        let Some(end) = name.iter().position(|byte| *byte == 0).filter(|_| name.starts_with(b"runtime.")) else {
+            continue;
+        };
         found(&name[..end], symbol.st_value.get(LE));
     }
 }

@@ -15,7 +15,9 @@ pub enum Unsupported {
     #[error("its table of functions (.gopclntab) is not understood")]
     NoFunctions,
     /// Neither symbols nor code tell where the variables are.
-    #[error("it has no symbols, and its code does not tell where the runtime keeps its heap profile (build it without -ldflags=-s)")]
+    #[error(
+        "it has no symbols, and its code does not tell where the runtime keeps its heap profile (build it without -ldflags=-s)"
+    )]
     NoVariables,
 }
 

@@ -100,7 +100,9 @@ mod tests {
 
     #[test]
     fn versions_are_read_from_what_the_linker_writes() {
-        for (text, minor) in [("go1.19.8", Some(19)), ("go1.27", Some(27)), ("go1.23rc1 X:x", Some(23)), ("go2.1", None)] {
+        for (text, minor) in
+            [("go1.19.8", Some(19)), ("go1.27", Some(27)), ("go1.23rc1 X:x", Some(23)), ("go2.1", None)]
+        {
             assert_eq!(Version::parse(text).map(|version| version.minor), minor, "{text}");
         }
         assert_eq!(Version::parse("devel go1.28-abc"), None);

@@ -152,8 +152,16 @@ impl Pool {
     }
 
     /// Allows for allocations that were not sampled under these intervals (in trials): the pool may have no sample
-    /// under one of them, but may have allocated while it was in force.
+    /// under one of them, but may have allocated while it was in force. A stack that Go's runtime has sampled has made no
+    /// others.
     pub fn allow_for(&mut self, intervals: &[u64]) {
+        if self.parts.is_empty() || self.parts.iter().any(|part| !part.of_go) {
+            self.allow_for_others(intervals);
+        }
+    }
+
+    /// The same, also where Go's runtime has sampled all stacks that were found.
+    pub fn allow_for_others(&mut self, intervals: &[u64]) {
         for &interval in intervals.iter().filter(|interval| **interval > 0) {
             self.part(interval, false);
         }
@@ -259,7 +267,8 @@ impl Pool {
     /// Unbiased estimate of the variance of [`Self::raw_total`].
     pub fn variance(&self, value: Value) -> f64 {
         let variance = |sums: &SampleSums| if value.is_bytes() { sums.bytes_variance } else { sums.objects_variance };
-        self.sums(value).map(|(_, sums)| variance(sums)).sum()
+        // The sum of nothing is −0.
+        self.sums(value).map(|(_, sums)| variance(sums)).sum::<f64>() + 0.0
     }
 
     /// Number of samples behind a value.
@@ -391,8 +400,7 @@ pub(crate) fn own(rows: &[Row]) -> impl Iterator<Item = &Row> {
 
 /// Sampling intervals of heapbpf that are known to have been in force, from the samples and the header; in trials, ascending.
 pub fn intervals_used(profile: &Profile) -> Vec<u64> {
-    let used: BTreeSet<u64> =
-        own(&profile.rows).map(|row| row.key.interval).chain([profile.header.interval]).collect();
+    let used: BTreeSet<u64> = own(&profile.rows).map(|row| row.key.interval).chain([profile.header.interval]).collect();
     used.into_iter().collect()
 }
 

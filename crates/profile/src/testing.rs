@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::model::{
-    Criterion, Frame, GO_RUNTIME, Header, Lifetimes, Losses, Module, Placement, Process, Profile, Row, RowKey, Stack, Unread,
+    Criterion, Frame, GO_RUNTIME, Header, Lifetimes, Losses, Module, Placement, Process, Profile, Row, RowKey, Stack,
+    Unread,
 };
 use heapbpf_audit::{AttachEntry, FileAudit, FileKind, Hook, LinkKind, Missing, ProbeKind};
 use heapbpf_statistics::sums::SampleSums;

@@ -20,6 +20,7 @@ use crate::programs;
 use crate::units;
 use crate::value::Value;
 use heapbpf_audit::FileAudit;
+use heapbpf_audit::Hook;
 use heapbpf_audit::Missing;
 use heapbpf_statistics::estimate::Estimate;
 use heapbpf_statistics::interval::Interval;
@@ -141,7 +142,10 @@ impl<'a> Writer<'a> {
         }
         let intervals = intervals_used(self.profile);
         for (index, pool) in pools.iter_mut().enumerate() {
-            pool.allow_for(&intervals);
+            // Nothing is hooked in a program that is Go's alone.
+            if self.profile.processes[index].hook != Some(Hook::GoRuntime) {
+                pool.allow_for_others(&intervals);
+            }
             pool.cover([index]);
         }
         let processes = self.profile.processes.iter().zip(pools).enumerate();

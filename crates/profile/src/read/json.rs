@@ -10,8 +10,8 @@ use serde_json::value::RawValue;
 use super::strings::Strings;
 use super::{ContentError, MOST_FRAMES};
 use crate::model::{
-    Criterion, Frame, GO_RUNTIME, Header, Lifetimes, LossBound, Losses, Member, Module, Placement, Process, Profile, Row, RowKey,
-    Stack, Unread,
+    Criterion, Frame, GO_RUNTIME, Header, Lifetimes, LossBound, Losses, Member, Module, Placement, Process, Profile,
+    Row, RowKey, Stack, Unread,
 };
 use crate::programs;
 use crate::units;
@@ -515,7 +515,8 @@ impl<'a> Reader<'a> {
             (true, _) => None,
             (false, cut) => Some(self.strings.share(cut.as_deref().unwrap_or("unknown reason"))),
         };
-        let unwinder = ["dwarf", "fp", "caller", GO_RUNTIME].into_iter().find(|known| *known == json.unwinder).unwrap_or("");
+        let unwinder =
+            ["dwarf", "fp", "caller", GO_RUNTIME].into_iter().find(|known| *known == json.unwinder).unwrap_or("");
         let known = live && !processes.entries[process].inuse_unknown;
         Ok(Row {
             key: RowKey {

@@ -12,7 +12,9 @@ use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderB
 
 use super::strings::Strings;
 use super::{ContentError, LARGEST_DECOMPRESSED, MOST_FRAMES};
-use crate::model::{Criterion, Frame, GO_RUNTIME, Header, LossBound, Losses, Placement, Process, Profile, Row, RowKey, Stack};
+use crate::model::{
+    Criterion, Frame, GO_RUNTIME, Header, LossBound, Losses, Placement, Process, Profile, Row, RowKey, Stack,
+};
 use heapbpf_audit::Hook;
 use heapbpf_statistics::sums::SampleSums;
 

@@ -36,9 +36,10 @@ impl Attaching {
             return;
         }
         let Some(program) = self.go_program(host, module) else { return };
-        let mapping = host.processes().get(incarnation).and_then(|process| {
-            process.space.current().iter().find(|mapping| mapping.module == module).copied()
-        });
+        let mapping = host
+            .processes()
+            .get(incarnation)
+            .and_then(|process| process.space.current().iter().find(|mapping| mapping.module == module).copied());
         let Some(mapping) = mapping else { return };
         log::debug!("process {} runs the Go program {}", incarnation.pid, program.path);
         // The program comes first; plugins of it have no heap of their own.

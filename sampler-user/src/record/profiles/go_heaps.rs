@@ -97,14 +97,7 @@ impl GoHeaps {
     }
 
     /// A row for each stack.
-    fn rows(
-        &mut self,
-        profile: &mut Profile,
-        process: usize,
-        target: &GoTarget,
-        heap: &Heap,
-        named: bool,
-    ) -> Vec<Row> {
+    fn rows(&mut self, profile: &mut Profile, process: usize, target: &GoTarget, heap: &Heap, named: bool) -> Vec<Row> {
         let module = module_of(profile, target);
         let mut sums_of: BTreeMap<&[u64], SampleSums> = BTreeMap::new();
         for bucket in &heap.buckets {
@@ -114,8 +107,13 @@ impl GoHeaps {
             let frames = self.frames(target, &heap.places, stack, named).into_iter();
             let in_module = |frame| in_module(frame, module, &target.mapping);
             let stack = Stack { frames: frames.map(in_module).collect(), unwinder: GO_RUNTIME, cut: None };
-            let key =
-                RowKey { process, thread: "".into(), function: ALLOCATOR.into(), interval: heap.rate, stack: stack.into() };
+            let key = RowKey {
+                process,
+                thread: "".into(),
+                function: ALLOCATOR.into(),
+                interval: heap.rate,
+                stack: stack.into(),
+            };
             Row { inuse, ..Row::new(key) }
         });
         rows.collect()

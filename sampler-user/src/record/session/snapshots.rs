@@ -51,7 +51,8 @@ impl Session {
         let seen: HashSet<u32> =
             keys.iter().filter(|key| self.attaching.is_current_program(**key)).map(|key| key.tgid).collect();
         let without_samples = || accounting::without_samples(&total, &self.plan.sampling, self.plan.targets.follow);
-        let mut notes: Vec<String> = if last && go.is_empty() { without_samples().into_iter().collect() } else { Vec::new() };
+        let mut notes: Vec<String> =
+            if last && go.is_empty() { without_samples().into_iter().collect() } else { Vec::new() };
         notes.extend(self.notes(&total, &daemon, &seen));
         notes.extend(accounting::runtimes(&processes));
         notes.extend((!cut.has_counters).then(|| WITHOUT_COUNTERS.to_owned()));
