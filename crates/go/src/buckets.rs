@@ -35,13 +35,24 @@ pub struct Bucket {
     pub stack: Vec<u64>,
 }
 
+/// Of how many moments a heap profile may be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Moments {
+    /// One: nothing has changed while it was read.
+    #[default]
+    One,
+    /// One for each stack. Figures of a program that collects garbage all the time are of different collections.
+    OnePerStack,
+}
+
 /// A bucket as it was read.
 struct Raw {
     size: u64,
     stack: Vec<u64>,
     /// Address of its counts.
     counts_at: u64,
-    counts: Counts,
+    /// `None`: they were changing.
+    counts: Option<Counts>,
 }
 
 /// Counts by part.
@@ -91,29 +102,32 @@ impl Counts {
     }
 }
 
-/// Reads all buckets from the first one at `head`, twice. `cycle`: address of `mProfCycle`.
+/// Reads all buckets from the first one at `head`, and their counts twice. `cycle`: address of `mProfCycle`.
 pub(crate) fn read<M: Memory + ?Sized>(
     memory: &M,
     (head, cycle): (u64, u64),
     cycle_words: usize,
+    moments: Moments,
     deadline: Instant,
 ) -> Result<Vec<Bucket>, Unread> {
     let current = current_part(memory, cycle)?;
     let first = walk(memory, head, cycle_words, deadline)?;
-    let again = counts_again(memory, &first, cycle_words, deadline)?;
-    if current_part(memory, cycle)? != current {
-        return Err(Unread::Torn);
-    }
-    let published = |counts: &Counts| counts.published(current);
+    let again = match moments {
+        Moments::One => counts_again(memory, &first, current, cycle_words, deadline)?,
+        Moments::OnePerStack => counts_apart(memory, &first, cycle, cycle_words, deadline)?,
+    };
     // Before the first garbage collection nothing is published. Nothing was freed then, so each count is as good as another.
-    let is_fresh = again.iter().all(|counts| published(counts) == Count::default());
-    let is_torn = |(bucket, again): (&Raw, &Counts)| published(&bucket.counts) != published(again);
-    if !is_fresh && first.iter().zip(&again).any(is_torn) {
-        return Err(Unread::Torn);
+    let is_fresh = again.iter().all(|(published, _)| *published == Count::default());
+    if moments == Moments::One {
+        let published = |bucket: &Raw| bucket.counts.map(|counts| counts.published(current));
+        let is_torn = |(bucket, (again, _)): (&Raw, &(Count, Count))| published(bucket) != Some(*again);
+        if current_part(memory, cycle)? != current || !is_fresh && first.iter().zip(&again).any(is_torn) {
+            return Err(Unread::Torn);
+        }
     }
     let mut buckets = Vec::new();
-    for (bucket, counts) in first.into_iter().zip(again) {
-        let count = if is_fresh { counts.all() } else { published(&counts) };
+    for (bucket, (published, all)) in first.into_iter().zip(again) {
+        let count = if is_fresh { all } else { published };
         let objects = count.allocations.checked_sub(count.frees).ok_or(Unread::Torn)?;
         objects.checked_mul(bucket.size).filter(|bytes| *bytes < 1 << 56).ok_or(Unread::Malformed("its sizes"))?;
         if objects > 0 && bucket.size > 0 {
@@ -125,7 +139,11 @@ pub(crate) fn read<M: Memory + ?Sized>(
 
 /// Number of the part of the current cycle.
 fn current_part<M: Memory + ?Sized>(memory: &M, cycle: u64) -> Result<usize, Unread> {
-    let value = Window::new(memory).u32(cycle).ok_or(Unread::Unreadable)?;
+    let mut bytes = [0; 4];
+    if !memory.read(cycle, &mut bytes) {
+        return Err(Unread::Unreadable);
+    }
+    let value = u32::from_le_bytes(bytes);
     // The lowest bit says whether it was published already, which makes no difference.
     Ok((value >> 1) as usize % (PARTS - 1))
 }
@@ -134,14 +152,17 @@ fn walk<M: Memory + ?Sized>(memory: &M, head: u64, cycle_words: usize, deadline:
     let mut window = Window::new(memory);
     let (mut all, mut seen, mut at) = (Vec::new(), HashSet::new(), head);
     while at != 0 {
-        if all.len() >= MOST_BUCKETS || all.len() % LOOK_EVERY == 0 && Instant::now() >= deadline {
+        if all.len() >= MOST_BUCKETS {
             return Err(Unread::TooMany);
         }
+        in_time(all.len(), deadline)?;
         if at % 8 != 0 || !seen.insert(at) {
             return Err(Unread::Malformed("its list"));
         }
-        let header: Vec<u64> = words(window.bytes(at, HEADER_BYTES).ok_or(Unread::Unreadable)?).collect();
-        let [_, next, kind, hash, size, depth] = header[..] else { return Err(Unread::Unreadable) };
+        let mut header = [0; HEADER_BYTES / 8];
+        let bytes = window.bytes(at, HEADER_BYTES).ok_or(Unread::Unreadable)?;
+        header.iter_mut().zip(words(bytes)).for_each(|(field, word)| *field = word);
+        let [_, next, kind, hash, size, depth] = header;
         if kind != MEMORY_PROFILE || depth > MOST_DEPTH {
             return Err(Unread::Malformed("its buckets"));
         }
@@ -153,27 +174,69 @@ fn walk<M: Memory + ?Sized>(memory: &M, head: u64, cycle_words: usize, deadline:
         }
         let counts_at = stack_at.checked_add(8 * depth).ok_or(Unread::Malformed("its list"))?;
         let bytes = window.bytes(counts_at, 8 * PARTS * cycle_words).ok_or(Unread::Unreadable)?;
-        let counts = Counts::parse(bytes, size, cycle_words).ok_or(Unread::Torn)?;
+        let counts = Counts::parse(bytes, size, cycle_words);
         all.push(Raw { size, stack, counts_at, counts });
         at = next;
     }
     Ok(all)
 }
 
+/// Looks at the time after every so many buckets.
+fn in_time(done: usize, deadline: Instant) -> Result<(), Unread> {
+    if done.is_multiple_of(LOOK_EVERY) && Instant::now() >= deadline { Err(Unread::Slow) } else { Ok(()) }
+}
+
+/// The counts of all buckets once more: what is published, and all together.
 fn counts_again<M: Memory + ?Sized>(
     memory: &M,
     buckets: &[Raw],
+    current: usize,
     cycle_words: usize,
     deadline: Instant,
-) -> Result<Vec<Counts>, Unread> {
+) -> Result<Vec<(Count, Count)>, Unread> {
     let mut window = Window::new(memory);
     let mut all = Vec::with_capacity(buckets.len());
     for bucket in buckets {
-        if all.len() % LOOK_EVERY == 0 && Instant::now() >= deadline {
-            return Err(Unread::TooMany);
-        }
+        in_time(all.len(), deadline)?;
         let bytes = window.bytes(bucket.counts_at, 8 * PARTS * cycle_words).ok_or(Unread::Unreadable)?;
-        all.push(Counts::parse(bytes, bucket.size, cycle_words).ok_or(Unread::Torn)?);
+        let counts = Counts::parse(bytes, bucket.size, cycle_words).ok_or(Unread::Torn)?;
+        all.push((counts.published(current), counts.all()));
+    }
+    Ok(all)
+}
+
+/// The same, each bucket by itself: no other cycle has begun while it was read, and its counts agree with each other.
+fn counts_apart<M: Memory + ?Sized>(
+    memory: &M,
+    buckets: &[Raw],
+    cycle: u64,
+    cycle_words: usize,
+    deadline: Instant,
+) -> Result<Vec<(Count, Count)>, Unread> {
+    /// Most attempts to read a bucket.
+    const ATTEMPTS: usize = 16;
+    let mut bytes = vec![0; 8 * PARTS * cycle_words];
+    let mut all = Vec::with_capacity(buckets.len());
+    for bucket in buckets {
+        in_time(all.len(), deadline)?;
+        let mut attempt = || {
+            let current = current_part(memory, cycle)?;
+            if !memory.read(bucket.counts_at, &mut bytes) {
+                return Err(Unread::Unreadable);
+            }
+            let is_same = current_part(memory, cycle)? == current;
+            let counts = Counts::parse(&bytes, bucket.size, cycle_words).filter(|_| is_same);
+            Ok(counts.map(|counts| (counts.published(current), counts.all())))
+        };
+        let mut found = None;
+        for _ in 0..ATTEMPTS {
+            let is_sound = |(published, _): &(Count, Count)| published.allocations >= published.frees;
+            found = attempt()?.filter(is_sound);
+            if found.is_some() {
+                break;
+            }
+        }
+        all.push(found.ok_or(Unread::Torn)?);
     }
     Ok(all)
 }

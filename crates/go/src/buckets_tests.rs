@@ -12,7 +12,7 @@ fn soon() -> Instant {
 }
 
 fn read_all(memory: &MadeUp) -> Result<Vec<Bucket>, Unread> {
-    read(memory, (HEAD, CYCLE), 4, soon())
+    read(memory, (HEAD, CYCLE), 4, Moments::One, soon())
 }
 
 /// Two buckets in cycle number 4, whose part is the second of three.
@@ -45,14 +45,14 @@ fn counts_without_bytes_are_read_too() {
     memory.put(CYCLE, &[0]);
     memory.put(HEAD, &[0, 0, 1, hash_of(&[5], 32), 32, 1, 5, 4, 1, 3, 2, 0, 0, 0, 0]);
     let bucket = Bucket { size: 32, objects: 4, stack: vec![5] };
-    assert_eq!(read(&memory, (HEAD, CYCLE), 2, soon()), Ok(vec![bucket]));
+    assert_eq!(read(&memory, (HEAD, CYCLE), 2, Moments::One, soon()), Ok(vec![bucket]));
 }
 
 #[test]
 fn an_empty_list_is_an_empty_heap() {
     let mut memory = MadeUp::default();
     memory.put(CYCLE, &[0]);
-    assert_eq!(read(&memory, (0, CYCLE), 4, soon()), Ok(Vec::new()));
+    assert_eq!(read(&memory, (0, CYCLE), 4, Moments::One, soon()), Ok(Vec::new()));
 }
 
 #[test]
@@ -84,8 +84,8 @@ fn memory_that_is_not_there_is_told() {
     let mut memory = two();
     memory.bucket(HEAD, 0x9_0000, (64, STACK), [(10, 3); 4]);
     assert_eq!(read_all(&memory), Err(Unread::Unreadable));
-    assert_eq!(read(&two(), (HEAD, 0x10), 4, soon()), Err(Unread::Unreadable));
-    assert_eq!(read(&two(), (u64::MAX - 7, CYCLE), 4, soon()), Err(Unread::Unreadable));
+    assert_eq!(read(&two(), (HEAD, 0x10), 4, Moments::One, soon()), Err(Unread::Unreadable));
+    assert_eq!(read(&two(), (u64::MAX - 7, CYCLE), 4, Moments::One, soon()), Err(Unread::Unreadable));
 }
 
 #[test]
@@ -117,6 +117,23 @@ fn counts_that_change_meanwhile_are_not_taken() {
 }
 
 #[test]
+fn each_stack_by_itself_may_change_while_others_are_read() {
+    let counts = HEAD + 48 + 16;
+    let read_apart = |memory: &MadeUp| read(memory, (HEAD, CYCLE), 4, Moments::OnePerStack, soon());
+    let changing = |frees: u64, bytes: u64| {
+        let mut memory = two();
+        memory.change_after(1 + 2 * 3, counts + 8, frees);
+        memory.change_after(1 + 2 * 3, counts + 24, bytes);
+        memory
+    };
+    assert_eq!(read_apart(&two()), read_all(&two()));
+    let later = Bucket { size: 64, objects: 8, stack: STACK.to_vec() };
+    assert_eq!(read_apart(&changing(6, 6 * 64)), Ok(vec![later]));
+    assert_eq!(read_apart(&changing(6, 0)), Err(Unread::Torn), "its counts do not agree");
+    assert_eq!(read_apart(&changing(60, 60 * 64)), Err(Unread::Torn), "more frees than allocations");
+}
+
+#[test]
 fn there_is_an_end_in_time() {
-    assert_eq!(read(&two(), (HEAD, CYCLE), 4, Instant::now()), Err(Unread::TooMany));
+    assert_eq!(read(&two(), (HEAD, CYCLE), 4, Moments::One, Instant::now()), Err(Unread::Slow));
 }

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use crate::buckets::{self, Bucket};
+use crate::buckets::{self, Bucket, Moments};
 use crate::functions::Places;
 use crate::memory::{Memory, Window, words};
 use crate::program::Program;
@@ -27,6 +27,8 @@ pub struct Heap {
     pub places: Places,
     /// Sampled objects in use.
     pub buckets: Vec<Bucket>,
+    /// Of how many moments they are.
+    pub moments: Moments,
 }
 
 impl Heap {
@@ -34,7 +36,13 @@ impl Heap {
     ///
     /// # Errors
     /// The reason why there is none. [`Unread::Torn`]: another attempt may succeed.
-    pub fn read(program: &Program, bias: u64, memory: &dyn Memory, deadline: Instant) -> Result<Self, Unread> {
+    pub fn read(
+        program: &Program,
+        bias: u64,
+        memory: &dyn Memory,
+        moments: Moments,
+        deadline: Instant,
+    ) -> Result<Self, Unread> {
         let variables = &program.variables;
         let at = |address: u64| address.wrapping_add(bias);
         let mut window = Window::new(memory);
@@ -49,8 +57,8 @@ impl Heap {
         let head = window.u64(at(variables.buckets)).ok_or(Unread::Unreadable)?;
         let places = places(program, bias, memory).ok_or(Unread::Malformed("its description of the program"))?;
         let cycle_words = program.layout.cycle_words;
-        let buckets = buckets::read(memory, (head, at(variables.cycle)), cycle_words, deadline)?;
-        Ok(Self { rate, places, buckets })
+        let buckets = buckets::read(memory, (head, at(variables.cycle)), cycle_words, moments, deadline)?;
+        Ok(Self { rate, places, buckets, moments })
     }
 }
 

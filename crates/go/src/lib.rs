@@ -20,7 +20,7 @@ pub mod version;
 #[cfg(test)]
 mod testing;
 
-pub use buckets::Bucket;
+pub use buckets::{Bucket, Moments};
 pub use functions::{Function, Functions, Places};
 pub use heap::Heap;
 pub use memory::Memory;

@@ -42,6 +42,9 @@ pub enum Unread {
     /// There is more than is read.
     #[error("its heap profile has more stacks than are read")]
     TooMany,
+    /// Reading took too long.
+    #[error("its heap profile was not read in time")]
+    Slow,
     /// It was different each time.
     #[error("its heap profile changed each time that it was read")]
     Torn,

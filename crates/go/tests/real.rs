@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use heapbpf_go::{Functions, Heap, Memory, Places, Program, Unread};
+use heapbpf_go::{Functions, Heap, Memory, Moments, Places, Program, Unread};
 use heapbpf_testing::skipped;
 
 /// Names with lines, innermost first, and objects and bytes in use.
@@ -75,7 +75,7 @@ fn read(running: &Running, program: &Program, path: &Path) -> Result<Heap, Unrea
     let start = hex(fields[0].split('-').next().expect("a range"));
     let bias = program.bias(start, hex(fields[2])).expect("it is code of the file");
     let memory = ProcessMemory(File::open(format!("/proc/{}/mem", running.0.id())).expect("it is ours"));
-    Heap::read(program, bias, &memory, Instant::now() + Duration::from_secs(20))
+    Heap::read(program, bias, &memory, Moments::One, Instant::now() + Duration::from_secs(20))
 }
 
 fn named(functions: &Functions, file: &File, places: &Places, stack: &[u64]) -> Vec<String> {
@@ -100,7 +100,7 @@ fn written(path: &Path) -> Stacks {
     while let Some(line) = lines.next() {
         let Some((numbers, _)) = line.split_once(" [") else { continue };
         let (objects, bytes) = numbers.split_once(": ").expect("two numbers");
-        let (objects, bytes): (u64, u64) = (objects.trim().parse().unwrap(), bytes.trim().parse().unwrap());
+        let [objects, bytes] = [objects, bytes].map(|number| number.trim().parse::<u64>().expect("a number"));
         let mut frames = Vec::new();
         while let Some(frame) = lines.next_if(|line| line.starts_with('#')) {
             let fields: Vec<&str> = frame.split_whitespace().collect();

@@ -13,7 +13,7 @@ use super::snapshot::Detail;
 use crate::symbols::go::{GoNames, GoProgram};
 use heapbpf_audit::Hook;
 use heapbpf_go::functions::shown;
-use heapbpf_go::{Bucket, Heap, Places};
+use heapbpf_go::{Bucket, Heap, Moments, Places};
 use heapbpf_probes::Runtime;
 use heapbpf_profile::model::{Frame, GO_RUNTIME, Module, Process, Profile, Row, RowKey, Stack};
 use heapbpf_profile::units;
@@ -60,7 +60,7 @@ impl GoHeaps {
     ) {
         self.silent.retain(|silent| targets.iter().any(|target| target.process == *silent));
         let deadline = Instant::now() + LONGEST;
-        let mut rates = BTreeMap::new();
+        let mut read: BTreeMap<(u64, bool), BTreeSet<String>> = BTreeMap::new();
         for target in targets {
             let Some(index) = keys.iter().position(|key| *key == target.process) else { continue };
             match self.read(&target, deadline) {
@@ -72,12 +72,14 @@ impl GoHeaps {
                     profile.rows.extend(rows);
                     let process = &mut profile.processes[index];
                     is_read(process);
-                    rates.entry(heap.rate).or_insert_with(BTreeSet::new).insert(process.comm.clone());
+                    let of_one_moment = heap.moments == Moments::One;
+                    read.entry((heap.rate, of_one_moment)).or_default().insert(process.comm.clone());
                 }
                 Err(why) => is_not_read(&mut profile.processes[index], &why),
             }
         }
-        profile.notes.extend(rates.into_iter().map(|(rate, names)| included(rate, names)));
+        let included = |((rate, of_one_moment), names)| included(rate, of_one_moment, names);
+        profile.notes.extend(read.into_iter().map(included));
         profile.notes.extend(not_included(&profile.processes));
     }
 
@@ -148,14 +150,15 @@ fn is_not_read(process: &mut Process, why: &str) {
 }
 
 /// The note about the heaps that are included, of programs with these names.
-fn included(rate: u64, names: BTreeSet<String>) -> String {
+fn included(rate: u64, of_one_moment: bool, names: BTreeSet<String>) -> String {
     let how = match rate {
         1 => "it samples every object".to_owned(),
         rate => format!("it samples an object per {} on average", units::bytes(rate as f64)),
     };
+    let when = if of_one_moment { "" } else { ", and of different ones, as they changed while they were read" };
     format!(
         "Go's own heap is included ({}): what is in use since the process started, by its runtime's samples ({how}), which \
-         are up to two garbage collections old; not what was allocated",
+         are up to two garbage collections old{when}; not what was allocated",
         names_of(names)
     )
 }
@@ -271,7 +274,7 @@ mod tests {
         assert_eq!(notes, ["Go's own heap is not included (a): x", "Go's own heap is not included (b, c): y"]);
         processes.iter_mut().for_each(is_read);
         assert!(not_included(&processes).is_empty() && processes[0].hook == Some(Hook::GoRuntime));
-        assert!(included(1, BTreeSet::from(["a".to_owned()])).contains("every object"));
-        assert!(included(512 << 10, BTreeSet::new()).contains("per 512 KiB"));
+        assert!(included(1, true, BTreeSet::from(["a".to_owned()])).contains("every object"));
+        assert!(included(512 << 10, false, BTreeSet::new()).contains("per 512 KiB"));
     }
 }

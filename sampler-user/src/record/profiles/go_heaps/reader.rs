@@ -8,12 +8,12 @@ use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use crate::symbols::go::GoProgram;
-use heapbpf_go::{Heap, Memory, Unread};
+use heapbpf_go::{Heap, Memory, Moments, Unread};
 use heapbpf_unwind::mapping::Mapping;
 
 /// How long the answer of a process is waited for.
-const LONGEST_WAIT: Duration = Duration::from_secs(4);
-/// How long reading a heap may take that answers.
+const LONGEST_WAIT: Duration = Duration::from_secs(6);
+/// How long reading a heap may take that answers; once for all attempts at one moment, and once for one stack after the other.
 const LONGEST_READ: Duration = Duration::from_secs(2);
 /// Most attempts to read a heap that changes meanwhile, and the pause between them.
 const ATTEMPTS: usize = 8;
@@ -91,14 +91,17 @@ fn serve(queue: &Receiver<Request>) {
 fn read(memory: &ProcessMemory, program: &GoProgram, mapping: &Mapping) -> Result<Heap, String> {
     let known = program.program().map_err(|why| why.to_string())?;
     let bias = known.bias(mapping.start, mapping.file_offset).ok_or("its code is not where its file has it")?;
-    let deadline = Instant::now() + LONGEST_READ;
     let mut heap = Err(Unread::Torn);
+    let deadline = Instant::now() + LONGEST_READ;
     for _ in 0..ATTEMPTS {
-        heap = Heap::read(known, bias, memory, deadline);
+        heap = Heap::read(known, bias, memory, Moments::One, deadline);
         if heap != Err(Unread::Torn) {
             break;
         }
         std::thread::sleep(PAUSE);
+    }
+    if matches!(heap, Err(Unread::Torn | Unread::Slow)) {
+        heap = Heap::read(known, bias, memory, Moments::OnePerStack, Instant::now() + LONGEST_READ);
     }
     heap.map_err(|why| why.to_string())
 }
