@@ -142,7 +142,11 @@ impl Browser {
         let guarded = format!("(() => {{ try {{ return Boolean({expression}) }} catch {{ return false }} }})()");
         while self.value(&guarded) != true {
             let shown = begun.elapsed() < PATIENCE;
-            assert!(shown, "{expression} does not become true on: {}", self.text("document.body.innerText.slice(0, 3000)"));
+            assert!(
+                shown,
+                "{expression} does not become true on: {}",
+                self.text("document.body.innerText.slice(0, 3000)")
+            );
             std::thread::sleep(Duration::from_millis(30));
         }
     }

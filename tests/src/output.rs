@@ -154,6 +154,9 @@ pub struct Stack {
     pub thread: Option<String>,
     /// Allocator function called.
     pub function: String,
+    /// Who has sampled it, if not heapbpf.
+    #[serde(default)]
+    pub source: Option<String>,
     /// Sampling interval of these samples.
     pub interval: u64,
     /// Samples taken.

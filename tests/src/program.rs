@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::environment::{programs_folder, target_folder};
+use crate::environment::{programs_folder, target_folder, tool};
 
 /// Compiler flags. Frame pointers and no tail calls give every unwinder the same true stacks; without built-in allocator
 /// functions, every call in the source is really made.
@@ -42,6 +42,29 @@ pub fn library(name: &str, output: &str, flags: &[&str]) -> PathBuf {
 /// As [`program`].
 pub fn program_without_libc(name: &str) -> PathBuf {
     build(name, name, &["-static", "-nostdlib", "-fno-stack-protector"])
+}
+
+/// Builds a Go program with extra flags, under another name. `None` if there is no Go.
+///
+/// # Panics
+/// If there is no such source or it does not compile.
+pub fn go_program(name: &str, output: &str, flags: &[&str]) -> Option<PathBuf> {
+    let go = tool("go")?;
+    let source = programs_folder().join(name).with_extension("go");
+    let mut hasher = DefaultHasher::new();
+    (read(&source), flags, output).hash(&mut hasher);
+    let built = target_folder().join("test-programs").join(format!("{:016x}", hasher.finish())).join(output);
+    if !built.exists() {
+        let unfinished = built.with_extension(std::process::id().to_string());
+        let mut command = Command::new(go);
+        command.arg("build").args(flags).arg("-o").arg(&unfinished).arg(&source);
+        let cache = target_folder().join("test-programs/go-cache");
+        command.env("GOCACHE", cache).env("GO111MODULE", "off").env("GOFLAGS", "").env("CGO_ENABLED", "0");
+        let result = command.output().expect("go runs");
+        assert!(result.status.success(), "{name} does not compile:\n{}", String::from_utf8_lossy(&result.stderr));
+        std::fs::rename(&unfinished, &built).expect("same folder");
+    }
+    Some(built)
 }
 
 fn build(name: &str, output: &str, flags: &[&str]) -> PathBuf {

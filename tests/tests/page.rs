@@ -89,7 +89,10 @@ fn a_file_is_the_page_and_hostile_names_are_only_shown() {
     browser.click("#main tbody tr:first-child button");
     browser.until("!document.getElementById('details').hidden");
     let details = browser.text("document.getElementById('details').innerText");
-    assert!(details.contains("lifetimes.c:") && details.contains("Lifetimes") && details.contains("Sizes"), "{details}");
+    assert!(
+        details.contains("lifetimes.c:") && details.contains("Lifetimes") && details.contains("Sizes"),
+        "{details}"
+    );
     assert!(details.contains("bytes allocated") && details.contains("samples"), "{details}");
 
     // The same view from its link, which names no network.
@@ -232,10 +235,25 @@ fn a_page_asks_for_its_token_and_offers_every_format() {
     assert!(!browser.text("location.href").contains("all-"), "a link has no token");
     let formats = "[...document.querySelectorAll('#export button')].map(it => it.innerText).join(' ')";
     let formats = browser.text(formats);
-    for format in ["pprof", "json", "folded", "svg", "html", "parquet", "otlp", "perfetto", "speedscope", "heap_v2", "dhat", "csv"] {
+    for format in [
+        "pprof",
+        "json",
+        "folded",
+        "svg",
+        "html",
+        "parquet",
+        "otlp",
+        "perfetto",
+        "speedscope",
+        "heap_v2",
+        "dhat",
+        "csv",
+    ] {
         assert!(formats.split(' ').any(|offered| offered == format), "{format} in {formats}");
         let path = format!("page/export?format={format}");
-        let asked = format!("fetch('{path}', {{headers: {{Authorization: 'Bearer all-aaaaaaaaaaaaaaaa'}}}}).then(it => it.arrayBuffer().then(body => [it.status, body.byteLength]))");
+        let asked = format!(
+            "fetch('{path}', {{headers: {{Authorization: 'Bearer all-aaaaaaaaaaaaaaaa'}}}}).then(it => it.arrayBuffer().then(body => [it.status, body.byteLength]))"
+        );
         let answer = browser.value(&asked);
         assert!(answer[0] == 200 && answer[1].as_u64() > Some(50), "{format}: {answer}");
     }

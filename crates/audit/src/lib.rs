@@ -92,6 +92,9 @@ pub enum Hook {
     Probe,
     /// Code inside the process counts them; only sampled calls reach the kernel.
     Inline,
+    /// Nothing is hooked: its Go runtime samples what it allocates.
+    #[serde(rename = "go runtime")]
+    GoRuntime,
 }
 
 impl Hook {
@@ -101,13 +104,14 @@ impl Hook {
         match self {
             Self::Probe => "probe",
             Self::Inline => "inline",
+            Self::GoRuntime => "go runtime",
         }
     }
 
     /// The one of this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Probe, Self::Inline].into_iter().find(|hook| hook.name() == name)
+        [Self::Probe, Self::Inline, Self::GoRuntime].into_iter().find(|hook| hook.name() == name)
     }
 }
 
@@ -180,11 +184,11 @@ mod tests {
         for kind in [LinkKind::Session, LinkKind::Multi, LinkKind::Perf] {
             shown(serde_json::to_value(kind).unwrap(), kind.to_string());
         }
-        for hook in [Hook::Probe, Hook::Inline] {
+        for hook in [Hook::Probe, Hook::Inline, Hook::GoRuntime] {
             shown(serde_json::to_value(hook).unwrap(), hook.to_string());
             assert_eq!(Hook::from_name(hook.name()), Some(hook));
         }
-        assert_eq!(Hook::from_name("go runtime"), None);
+        assert_eq!(Hook::from_name("usdt"), None);
         assert_eq!(serde_json::to_value(FileKind::StaticExecutable).unwrap(), "static-executable");
     }
 

@@ -55,8 +55,8 @@ impl Runtime {
                  (`--heapsnapshot-signal`, DevTools) show them"
             }
             Self::Go => {
-                "the runtime keeps its objects there and calls no allocator for them; net/http/pprof \
-                 shows them"
+                "the runtime's own samples are read from its memory at each snapshot, while it runs and frees are \
+                 followed, and that was not done; net/http/pprof shows them, too"
             }
             Self::DotNet => {
                 "the runtime keeps its objects there and calls no allocator for them; dotnet-gcdump \

@@ -129,6 +129,11 @@ fn at_peak(profile: &mut Profile) -> Result<(), AdjustError> {
     Ok(())
 }
 
+/// Whether a row has samples with offsets.
+fn is_drawn(row: &Row) -> bool {
+    !row.is_of_lost_samples() && !row.is_of_go_runtime()
+}
+
 /// Seed of the draws that complete counts of successes, so that a profile always gives the same figures.
 const SEED: u64 = 1;
 
@@ -149,7 +154,7 @@ fn estimate_by(profile: &mut Profile, estimator: Estimator) -> Result<(), Adjust
     let mut state = sampler_ebpf::rng::seed(SEED, 0);
     let mut refused = None;
     let mut count = 0;
-    for Row { key, alloc, inuse, at_exit, .. } in profile.rows.iter_mut().filter(|row| !row.is_of_lost_samples()) {
+    for Row { key, alloc, inuse, at_exit, .. } in profile.rows.iter_mut().filter(|row| is_drawn(row)) {
         let at_exit = Some(at_exit).filter(|sums| sums.samples > 0);
         for sums in [alloc, inuse].into_iter().chain(at_exit) {
             match bytes_of_sums(sums, key.interval, estimator, || sampler_ebpf::rng::next(&mut state)) {

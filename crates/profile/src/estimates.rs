@@ -26,6 +26,9 @@ pub const INUSE_SINCE: &str = "in use: of blocks since ";
 /// Reason for figures in use that lack the processes whose frees were no longer followed.
 pub const SOME_NOT_FOLLOWED: &str = "without the processes whose frees were not followed";
 
+/// Reason for figures of allocation of Go's own heap.
+pub const IN_USE_ALONE: &str = "of Go's own heap only what is in use is known";
+
 /// Reason for samples of another profiler: there are no offsets.
 pub const NO_OFFSETS: &str = "the samples' offsets are not known";
 
@@ -74,6 +77,8 @@ impl Lacking {
 #[derive(Clone, Debug)]
 struct PoolPart {
     interval: u64,
+    /// Whether Go's runtime has sampled it: then it has nothing but what is in use, and no offsets.
+    of_go: bool,
     alloc: SampleSums,
     inuse: SampleSums,
     at_exit: SampleSums,
@@ -123,7 +128,7 @@ impl Pool {
         if let Some(lost) = &self.lost {
             return lost.of(value).clone();
         }
-        let largest = self.parts.iter().map(|part| part.interval).max().unwrap_or(0);
+        let largest = self.parts.iter().filter(|part| !part.of_go).map(|part| part.interval).max().unwrap_or(0);
         LossBounds::of(profile, self.processes.union(&self.covered).copied(), value, largest)
     }
 
@@ -138,7 +143,7 @@ impl Pool {
         let lost = Lacking::of(row);
         self.lost_samples.bytes += lost.bytes;
         self.lost_samples.objects += lost.objects;
-        let part = self.part(row.key.interval);
+        let part = self.part(row.key.interval, row.is_of_go_runtime());
         if !row.is_of_lost_samples() {
             part.alloc.add(&row.alloc);
         }
@@ -147,17 +152,26 @@ impl Pool {
     }
 
     /// Allows for allocations that were not sampled under these intervals (in trials): the pool may have no sample
-    /// under one of them, but may have allocated while it was in force.
+    /// under one of them, but may have allocated while it was in force. A stack that Go's runtime has sampled has made no
+    /// others.
     pub fn allow_for(&mut self, intervals: &[u64]) {
-        for &interval in intervals.iter().filter(|interval| **interval > 0) {
-            self.part(interval);
+        if self.parts.is_empty() || self.parts.iter().any(|part| !part.of_go) {
+            self.allow_for_others(intervals);
         }
     }
 
-    fn part(&mut self, interval: u64) -> &mut PoolPart {
-        let index = self.parts.iter().position(|part| part.interval == interval).unwrap_or_else(|| {
+    /// The same, also where Go's runtime has sampled all stacks that were found.
+    pub fn allow_for_others(&mut self, intervals: &[u64]) {
+        for &interval in intervals.iter().filter(|interval| **interval > 0) {
+            self.part(interval, false);
+        }
+    }
+
+    fn part(&mut self, interval: u64, of_go: bool) -> &mut PoolPart {
+        let is_it = |part: &PoolPart| part.interval == interval && part.of_go == of_go;
+        let index = self.parts.iter().position(is_it).unwrap_or_else(|| {
             let (alloc, inuse, at_exit) = Default::default();
-            self.parts.push(PoolPart { interval, alloc, inuse, at_exit });
+            self.parts.push(PoolPart { interval, of_go, alloc, inuse, at_exit });
             self.parts.len() - 1
         });
         &mut self.parts[index]
@@ -200,7 +214,7 @@ impl Pool {
         if self.has_none(profile, value) {
             return NONE;
         }
-        let largest = self.parts.iter().map(|part| part.interval).max().unwrap_or(0);
+        let largest = self.parts.iter().filter(|part| !part.of_go).map(|part| part.interval).max().unwrap_or(0);
         let losses = self.losses(profile, value).map(|mut losses| {
             losses.add_missing(largest.max(profile.header.interval).max(1), more);
             losses
@@ -217,6 +231,9 @@ impl Pool {
     pub fn guaranteed(&self, profile: &Profile, value: Value, confidence: f64) -> Result<Interval, &'static str> {
         if value.is_bytes() && self.has_none(profile, value) {
             return Ok(Interval { low: 0.0, high: 0.0 });
+        }
+        if value.is_inuse() && self.parts.iter().any(|part| part.of_go) {
+            return Err(NO_OFFSETS);
         }
         guaranteed(profile, &self.sample_parts(value), self.losses(profile, value), value, confidence)
     }
@@ -250,7 +267,8 @@ impl Pool {
     /// Unbiased estimate of the variance of [`Self::raw_total`].
     pub fn variance(&self, value: Value) -> f64 {
         let variance = |sums: &SampleSums| if value.is_bytes() { sums.bytes_variance } else { sums.objects_variance };
-        self.sums(value).map(|(_, sums)| variance(sums)).sum()
+        // The sum of nothing is −0.
+        self.sums(value).map(|(_, sums)| variance(sums)).sum::<f64>() + 0.0
     }
 
     /// Number of samples behind a value.
@@ -265,7 +283,7 @@ impl Pool {
 
     /// The sums behind a value, each with its sampling interval in trials.
     pub fn sums(&self, value: Value) -> impl Iterator<Item = (u64, &SampleSums)> {
-        self.parts.iter().map(move |part| {
+        self.parts.iter().filter(move |part| !part.of_go || value.is_inuse()).map(move |part| {
             let sums = match value {
                 Value::AllocObjects | Value::AllocSpace => &part.alloc,
                 Value::InuseObjects | Value::InuseSpace => &part.inuse,
@@ -292,6 +310,9 @@ pub fn of_row(profile: &Profile, row: &Row, value: Value, confidence: f64) -> Es
     if row_has_none(profile, row, value) {
         return NONE;
     }
+    if row.is_of_go_runtime() && !value.is_inuse() {
+        return Estimate { reason: Some(IN_USE_ALONE), ..Estimate::default() };
+    }
     let (lost, nothing) = (Lacking::of(row), SampleSums::default());
     let sums = if row.is_of_lost_samples() && !value.needs_frees() { &nothing } else { value.sums(row) };
     let losses = LossBounds::of(profile, [row.key.process], value, row.key.interval);
@@ -311,6 +332,9 @@ pub fn guaranteed_of_row(
 ) -> Result<Interval, &'static str> {
     if value.is_bytes() && row_has_none(profile, row, value) {
         return Ok(Interval { low: 0.0, high: 0.0 });
+    }
+    if row.is_of_go_runtime() {
+        return Err(NO_OFFSETS);
     }
     let nothing = SampleSums::default();
     let sums = if row.is_of_lost_samples() && !value.needs_frees() { &nothing } else { value.sums(row) };
@@ -369,10 +393,14 @@ fn widened(
     }
 }
 
-/// Sampling intervals that are known to have been in force, from the samples and the header; in trials, ascending.
+/// Rows of samples that heapbpf has drawn.
+pub(crate) fn own(rows: &[Row]) -> impl Iterator<Item = &Row> {
+    rows.iter().filter(|row| !row.is_of_go_runtime())
+}
+
+/// Sampling intervals of heapbpf that are known to have been in force, from the samples and the header; in trials, ascending.
 pub fn intervals_used(profile: &Profile) -> Vec<u64> {
-    let used: BTreeSet<u64> =
-        profile.rows.iter().map(|row| row.key.interval).chain([profile.header.interval]).collect();
+    let used: BTreeSet<u64> = own(&profile.rows).map(|row| row.key.interval).chain([profile.header.interval]).collect();
     used.into_iter().collect()
 }
 

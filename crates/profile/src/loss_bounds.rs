@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 
+use super::estimates::own;
 use super::model::{Criterion, LossBound, Losses, Process, Profile};
 use super::value::Value;
 use heapbpf_statistics::estimate::{Estimate, Part};
@@ -333,7 +334,7 @@ impl Profile {
         if !self.processes.iter().any(is_open) {
             return;
         }
-        let largest = self.rows.iter().map(|row| row.key.interval).fold(self.header.interval, u64::max);
+        let largest = own(&self.rows).map(|row| row.key.interval).fold(self.header.interval, u64::max);
         for process in self.processes.iter_mut().filter(|process| is_open(process)) {
             process.losses.interval = largest;
         }

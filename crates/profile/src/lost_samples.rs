@@ -55,7 +55,13 @@ pub fn bytes(profile: &Profile) -> f64 {
 /// The row of a process, by its index.
 fn row(profile: &Profile, process: usize, rows: &[&Row], stack: Arc<Stack>) -> Option<Row> {
     let losses = &profile.processes[process].losses;
-    let used = || rows.iter().map(|row| row.key.interval).chain([profile.header.interval]).filter(|r| *r > 0);
+    let used = || {
+        rows.iter()
+            .filter(|row| !row.is_of_go_runtime())
+            .map(|row| row.key.interval)
+            .chain([profile.header.interval])
+            .filter(|r| *r > 0)
+    };
     let largest_interval = losses.interval.max(used().max()?);
     let lost = LostSamples {
         samples: losses.alloc.samples,

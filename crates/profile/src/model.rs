@@ -24,7 +24,7 @@ pub use profile::Profile;
 pub use resident::Resident;
 pub use row::Row;
 pub use row_key::RowKey;
-pub use stack::{Frame, Module, SharedFrames, Stack};
+pub use stack::{Frame, GO_RUNTIME, Module, SharedFrames, Stack};
 
 /// Prefix of loss counters among [`Profile::counters`].
 pub const LOST_PREFIX: &str = "lost_";

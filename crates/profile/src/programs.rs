@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use super::intern::Interned;
-use super::model::{Frame, Lifetimes, Member, Process, Profile, Resident, Row, RowKey, SampleSums, Stack};
+use super::model::{Frame, GO_RUNTIME, Lifetimes, Member, Process, Profile, Resident, Row, RowKey, SampleSums, Stack};
 use heapbpf_statistics::survival;
 
 /// Name, executable, cgroup if asked for, whether it ended, whether its memory in use is unknown, and since when it is
@@ -60,16 +60,18 @@ fn without_rows(profile: &Profile) -> Profile {
 fn totals(profile: &Profile) -> Vec<Vec<Row>> {
     let mut totals: Vec<Vec<Row>> = vec![Vec::new(); profile.processes.len()];
     let stack: Arc<Stack> = Arc::default();
+    let go_runtime = Arc::new(Stack { unwinder: GO_RUNTIME, ..Stack::default() });
     for row in &profile.rows {
         let Some(totals) = totals.get_mut(row.key.process) else { continue };
         // What lost samples stand for is not mixed with samples.
         let interval = row.key.interval;
-        let is_same =
-            |total: &&mut Row| total.key.interval == interval && total.is_of_lost_samples() == row.is_of_lost_samples();
+        let kind = |row: &Row| (row.key.interval, row.is_of_lost_samples(), row.is_of_go_runtime());
+        let is_same = |total: &&mut Row| kind(total) == kind(row);
         if let Some(total) = totals.iter_mut().find(is_same) {
             add(total, row);
         } else {
-            let key = RowKey::total(0, interval, Arc::clone(&stack));
+            let stack = if row.is_of_go_runtime() { &go_runtime } else { &stack };
+            let key = RowKey::total(0, interval, Arc::clone(stack));
             totals.push(Row {
                 alloc: row.alloc,
                 inuse: row.inuse,

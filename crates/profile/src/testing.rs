@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::model::{
-    Criterion, Frame, Header, Lifetimes, Losses, Module, Placement, Process, Profile, Resident, Row, RowKey, Stack,
-    Unread,
+    Criterion, Frame, GO_RUNTIME, Header, Lifetimes, Losses, Module, Placement, Process, Profile, Resident, Row,
+    RowKey, Stack, Unread,
 };
 use heapbpf_audit::{AttachEntry, FileAudit, FileKind, Hook, LinkKind, Missing, ProbeKind};
 use heapbpf_statistics::sums::SampleSums;
@@ -230,6 +230,17 @@ pub fn ended_apart() -> Profile {
 pub fn partly_read() -> Profile {
     let mut profile = ended_apart();
     profile.header.unread = Some(Unread { records: 12, of: 1_000 });
+    profile
+}
+
+/// The small profile, in which the second process has a Go heap besides, sampled at another rate.
+pub fn with_go_heap() -> Profile {
+    let mut profile = small();
+    profile.processes[1].hook = Some(Hook::GoRuntime);
+    let frames = vec![frame(0, 0x5555_0000_5000, "main.list", "/src/main.go", 12)];
+    let stack = Arc::new(Stack { frames: frames.into_iter().map(Arc::new).collect(), unwinder: GO_RUNTIME, cut: None });
+    let key = RowKey { process: 1, thread: "".into(), function: "runtime.mallocgc".into(), interval: 1 << 20, stack };
+    profile.rows.push(Row { inuse: SampleSums { offset_sum: 0, ..sums(7, 300, 1 << 20) }, ..Row::new(key) });
     profile
 }
 

@@ -243,7 +243,11 @@ impl ExaminedFiles {
 
     /// Why a file that should be hooked cannot be; `None` if it can be, or has no allocator to miss.
     pub fn refusal(&self, key: FileKey) -> Option<&AttachError> {
-        self.get(key)?.plan.as_ref().err().map(AsRef::as_ref).filter(|reason| !reason.misses_nothing())
+        let file = self.get(key)?;
+        // A Go program is no failure if it was recognised: its runtime tells what is in use.
+        let is_read = |reason: &AttachError| matches!(reason, AttachError::Go) && file.runtime == Some(Runtime::Go);
+        let reason = file.plan.as_ref().err().map(AsRef::as_ref);
+        reason.filter(|reason| !reason.misses_nothing() && !is_read(reason))
     }
 
     /// The first file found to lack a function that `--alloc` declares for it, as path and reason.

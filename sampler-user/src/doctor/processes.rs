@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use heapbpf_audit::{AttachEntry, Covered, LinkKind, Missing};
 use heapbpf_elf::Elf;
+use heapbpf_probes::Runtime;
 use serde::Serialize;
 
 use crate::attach::dropped::dropped_mappings;
@@ -178,22 +179,44 @@ pub fn command(words: &[OsString], hooks: &mut Hooks, debug_dirs: &[PathBuf], li
     found.finish(auditor.hooks)
 }
 
+/// What is said of a Go program whose heap can be read.
+const GO_IS_READ: &str = "is read from the runtime's own samples, if its MemProfileRate is not 0: what is in use since the \
+                          process started, not what is allocated";
+
 /// The audit of one process, while its modules are gone through.
 struct Found {
     audit: ProcessAudit,
     /// What cannot be read or hooked; reported after what the allocators miss.
     refused: Vec<Missing>,
+    /// Whether it has a Go program whose heap can be read.
+    reads_go: bool,
 }
 
 impl Found {
     const fn of(audit: ProcessAudit) -> Self {
-        Self { audit, refused: Vec::new() }
+        Self { audit, refused: Vec::new(), reads_go: false }
+    }
+
+    /// Notes a language runtime with a heap of its own.
+    fn has_runtime(&mut self, runtime: Runtime, file: &File) {
+        let missing = match heapbpf_go::Program::find(file) {
+            _ if runtime != Runtime::Go => runtime.missing(),
+            Ok(_) => {
+                self.reads_go = true;
+                let limit = Missing::new(runtime.heap(), GO_IS_READ);
+                return self.audit.limits.extend(Some(limit).filter(|limit| !self.audit.limits.contains(limit)));
+            }
+            Err(why) => Missing::new(runtime.heap(), format!("not included: {why}")),
+        };
+        if !self.refused.contains(&missing) {
+            self.refused.push(missing);
+        }
     }
 
     fn finish(self, hooks: &Hooks) -> ProcessAudit {
-        let Self { mut audit, refused } = self;
+        let Self { mut audit, refused, reads_go } = self;
         audit.missing.extend(refused);
-        if audit.attach.is_empty() {
+        if audit.attach.is_empty() && !reads_go {
             let why = format!(
                 "neither its program nor its libraries define an allocator that heapbpf knows (looked for {}); name \
                  another one with --alloc 'FILE:my_alloc(size=arg0)->ret,free=my_free(arg0)'",
@@ -264,8 +287,9 @@ impl Auditor<'_> {
             Ok(examined) => examined,
             Err(error) => return found.refused.push(refuse(error.to_string())),
         };
-        let runtime = self.hooks.files.runtime(key).map(|runtime| runtime.missing());
-        found.refused.extend(runtime.filter(|missing| !found.refused.contains(missing)));
+        if let Some(runtime) = self.hooks.files.runtime(key) {
+            found.has_runtime(runtime, file);
+        }
         if !is_hookable {
             let reason = self.hooks.files.refusal(key);
             return found.refused.extend(reason.map(|reason| refuse(reason.to_string())));

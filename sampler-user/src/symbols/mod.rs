@@ -9,6 +9,7 @@ pub mod debug_files;
 pub mod debuginfod;
 pub mod demangle;
 pub mod finish;
+pub mod go;
 pub mod linked_dwarf;
 pub mod offline;
 pub mod packages;

@@ -31,7 +31,7 @@ impl Matched {
 /// The pool of all samples of a profile.
 pub(super) fn total(profile: &Profile) -> Pool {
     let mut pool = Pool::whole(profile);
-    pool.allow_for(&intervals_used(profile));
+    pool.allow_for_others(&intervals_used(profile));
     pool
 }
 

@@ -20,6 +20,7 @@ use crate::programs;
 use crate::units;
 use crate::value::Value;
 use heapbpf_audit::FileAudit;
+use heapbpf_audit::Hook;
 use heapbpf_audit::Missing;
 use heapbpf_statistics::estimate::Estimate;
 use heapbpf_statistics::interval::Interval;
@@ -141,7 +142,10 @@ impl<'a> Writer<'a> {
         }
         let intervals = intervals_used(self.profile);
         for (index, pool) in pools.iter_mut().enumerate() {
-            pool.allow_for(&intervals);
+            // Nothing is hooked in a program that is Go's alone.
+            if self.profile.processes[index].hook != Some(Hook::GoRuntime) {
+                pool.allow_for_others(&intervals);
+            }
             pool.cover([index]);
         }
         let processes = self.profile.processes.iter().zip(pools).enumerate();
@@ -251,6 +255,8 @@ struct TotalJson {
     at_exit: SampleSums,
     #[serde(skip_serializing_if = "Option::is_none")]
     peak: Option<SampleSums>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    source: Option<&'static str>,
 }
 
 impl TotalJson {
@@ -262,6 +268,7 @@ impl TotalJson {
             inuse: row.inuse,
             at_exit: row.at_exit,
             peak: row.peak,
+            source: row.key.stack.source(),
         };
         rows.map(total).collect()
     }
@@ -483,7 +490,7 @@ impl RowJson<'_> {
 impl Serialize for RowJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let (row, profile) = (self.row, self.writer.profile);
-        let mut fields = serializer.serialize_struct("Row", 37)?;
+        let mut fields = serializer.serialize_struct("Row", 38)?;
         let (program, only) = self.owner();
         // The index tells apart processes that had the same pid one after the other.
         fields.serialize_field("process", &only.map(|(index, _)| index))?;
@@ -493,6 +500,9 @@ impl Serialize for RowJson<'_> {
         }
         fields.serialize_field("thread", &*row.key.thread)?;
         fields.serialize_field("function", &*row.key.function)?;
+        if let Some(source) = row.key.stack.source() {
+            fields.serialize_field("source", source)?;
+        }
         fields.serialize_field("interval", &row.key.interval)?;
         fields.serialize_field("samples", &row.alloc.samples)?;
         fields.serialize_field("zero_byte_samples", &row.alloc.zero_byte_samples)?;

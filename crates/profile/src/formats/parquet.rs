@@ -164,11 +164,14 @@ impl Table<'_> {
         let header = &self.profile.header;
         let complete =
             |row: &TableRow| row.stack.is_none_or(|stack| interned.stacks[stack as usize].stack.cut.is_none());
-        never_null([
+        let source = |row: &TableRow| row.stack.and_then(|stack| interned.stacks[stack as usize].stack.source());
+        let source: ArrayRef = Arc::new(self.rows.iter().map(source).collect::<DictionaryArray<Int32Type>>());
+        let columns = never_null([
             ("complete", self.flags(complete)),
             ("time_windows", self.flags(|_| header.time_windows)),
             ("ended_apart", self.flags(|_| header.ended_apart)),
-        ])
+        ]);
+        columns.into_iter().chain([("source".to_owned(), source, true)]).collect()
     }
 
     fn of_alloc(&self) -> Vec<Column> {

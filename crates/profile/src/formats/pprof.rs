@@ -160,7 +160,8 @@ fn labels(profile: &Profile, row: &Row, strings: &mut Strings) -> Vec<proto::Lab
     let process = profile.processes.get(row.key.process);
     text("comm", process.map_or("", |process| &process.comm));
     text("thread", &row.key.thread);
-    text("source", if MAPPING_FUNCTIONS.contains(&&*row.key.function) { "mmap" } else { "" });
+    let is_mapping = MAPPING_FUNCTIONS.contains(&&*row.key.function);
+    text("source", row.key.stack.source().unwrap_or(if is_mapping { "mmap" } else { "" }));
     text("inuse", if profile.header.live && !profile.knows_inuse(row.key.process) { "unknown" } else { "" });
     text("incomplete", row.key.stack.cut.as_deref().unwrap_or(""));
     for (key, value) in process.iter().flat_map(|process| process.placement.known()) {

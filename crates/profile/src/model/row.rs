@@ -40,6 +40,11 @@ impl Row {
         self.alloc.samples == 0 && (self.alloc.bytes != 0.0 || self.alloc.objects != 0.0)
     }
 
+    /// Whether Go's runtime has sampled it ([`Stack::source`]).
+    pub fn is_of_go_runtime(&self) -> bool {
+        self.key.stack.source().is_some()
+    }
+
     /// The row with its process under another number.
     #[must_use]
     pub fn with_process(mut self, process: usize) -> Self {

@@ -4,12 +4,16 @@ use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
+/// The source of stacks that Go's runtime has recorded ([`Stack::source`]).
+pub const GO_RUNTIME: &str = "go runtime";
+
 /// A call stack.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stack {
     /// Frames, innermost first. Stacks share them, because most of them are on many stacks (see [`SharedFrames`]).
     pub frames: Vec<Arc<Frame>>,
-    /// The unwinder that produced it: `dwarf`, `fp` or `caller` (only the address of the caller is known).
+    /// The unwinder that produced it: `dwarf`, `fp` or `caller` (only the address of the caller is known), or
+    /// [`GO_RUNTIME`].
     pub unwinder: &'static str,
     /// Why the stack was cut; `None` if it reaches the entry of the thread.
     pub cut: Option<Arc<str>>,
@@ -25,6 +29,12 @@ impl Stack {
             shared.share(frame)
         };
         Self { frames: self.frames.iter().map(changed).collect(), unwinder: self.unwinder, cut: self.cut.clone() }
+    }
+
+    /// Who recorded it, if not heapbpf: [`GO_RUNTIME`]. Its row is of what the process has in use since it started, not
+    /// since the recording began, and has no allocations.
+    pub fn source(&self) -> Option<&'static str> {
+        (self.unwinder == GO_RUNTIME).then_some(GO_RUNTIME)
     }
 }
 

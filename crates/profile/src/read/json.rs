@@ -10,8 +10,8 @@ use serde_json::value::RawValue;
 use super::strings::Strings;
 use super::{ContentError, MOST_FRAMES};
 use crate::model::{
-    Criterion, Frame, Header, Lifetimes, LossBound, Losses, Member, Module, Placement, Process, Profile, Resident, Row,
-    RowKey, Stack, Unread,
+    Criterion, Frame, GO_RUNTIME, Header, Lifetimes, LossBound, Losses, Member, Module, Placement, Process, Profile,
+    Resident, Row, RowKey, Stack, Unread,
 };
 use crate::programs;
 use crate::units;
@@ -137,6 +137,8 @@ struct TotalJson {
     at_exit: SampleSums,
     #[serde(default)]
     peak: Option<SampleSums>,
+    #[serde(default)]
+    source: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -393,8 +395,10 @@ impl Processes {
 }
 
 fn total(json: TotalJson) -> Row {
-    let TotalJson { interval, alloc, inuse, at_exit, peak } = json;
-    Row { alloc, inuse, at_exit, peak, ..Row::new(RowKey::total(0, interval, Arc::default())) }
+    let TotalJson { interval, alloc, inuse, at_exit, peak, source } = json;
+    let unwinder = if source.as_deref() == Some(GO_RUNTIME) { GO_RUNTIME } else { "" };
+    let stack = Arc::new(Stack { unwinder, ..Stack::default() });
+    Row { alloc, inuse, at_exit, peak, ..Row::new(RowKey::total(0, interval, stack)) }
 }
 
 fn process(json: ProcessJson, audit: &[Arc<FileAudit>], live: bool) -> Process {
@@ -514,7 +518,8 @@ impl<'a> Reader<'a> {
             (true, _) => None,
             (false, cut) => Some(self.strings.share(cut.as_deref().unwrap_or("unknown reason"))),
         };
-        let unwinder = ["dwarf", "fp", "caller"].into_iter().find(|known| *known == json.unwinder).unwrap_or("");
+        let unwinder =
+            ["dwarf", "fp", "caller", GO_RUNTIME].into_iter().find(|known| *known == json.unwinder).unwrap_or("");
         let known = live && !processes.entries[process].inuse_unknown;
         Ok(Row {
             key: RowKey {

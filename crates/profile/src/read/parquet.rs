@@ -13,7 +13,8 @@ use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderB
 use super::strings::Strings;
 use super::{ContentError, LARGEST_DECOMPRESSED, MOST_FRAMES};
 use crate::model::{
-    Criterion, Frame, Header, LossBound, Losses, Placement, Process, Profile, Row, RowKey, SharedFrames, Stack,
+    Criterion, Frame, GO_RUNTIME, Header, LossBound, Losses, Placement, Process, Profile, Row, RowKey, SharedFrames,
+    Stack,
 };
 use heapbpf_audit::Hook;
 use heapbpf_statistics::sums::SampleSums;
@@ -142,6 +143,9 @@ impl Table {
             let frames = names.iter().map(frame).collect();
             let complete = columns.flag("complete", row).unwrap_or(true);
             let cut = if complete { None } else { Some(self.strings.share("unknown reason")) };
+            // Older versions did not write this column.
+            let is_of_go = columns.text("source", row).is_ok_and(|source| source == GO_RUNTIME);
+            let unwinder = if is_of_go { GO_RUNTIME } else { "" };
             self.profile.rows.push(Row {
                 alloc,
                 inuse: inuse.unwrap_or_default(),
@@ -151,7 +155,7 @@ impl Table {
                     thread: self.strings.share(""),
                     function: self.strings.share(""),
                     interval,
-                    stack: Arc::new(Stack { frames, unwinder: "", cut }),
+                    stack: Arc::new(Stack { frames, unwinder, cut }),
                 })
             });
         }

@@ -16,7 +16,7 @@ use super::pprof_comments::{Comments, OUR_COMMENT, text};
 use super::{ContentError, MOST_FRAMES};
 use crate::formats::AT_EXIT;
 use crate::intern::NO_STACK;
-use crate::model::{Frame, Header, Module, Placement, Process, Profile, Row, RowKey, SharedFrames, Stack};
+use crate::model::{Frame, GO_RUNTIME, Header, Module, Placement, Process, Profile, Row, RowKey, SharedFrames, Stack};
 use crate::naming::{base_name, function_start};
 use crate::proto::pprof as proto;
 use crate::units;
@@ -182,7 +182,7 @@ impl<'a> Reader<'a> {
         let modules = head.mapping.iter().map(|mapping| self.module(mapping, &comments)).collect();
         let mut processes: Vec<Process> = Vec::new();
         let mut process_ids: HashMap<(u32, i64), usize> = HashMap::new();
-        let mut stacks: HashMap<(Vec<u64>, i64), Arc<Stack>> = HashMap::new();
+        let mut stacks: HashMap<(Vec<u64>, i64, bool), Arc<Stack>> = HashMap::new();
         let mut rows = Vec::with_capacity(self.raw.samples.len());
         let mut frames = 0;
         let no_name: Arc<str> = "".into();
@@ -198,11 +198,13 @@ impl<'a> Reader<'a> {
             if process == next {
                 processes.push(self.process(&labels));
             }
-            let key = (sample.location_id, labels.cut);
+            let key = (sample.location_id, labels.cut, labels.is_of_go_runtime);
             let stack = match stacks.get(&key) {
                 Some(stack) => Arc::clone(stack),
                 None => {
-                    let stack = Arc::new(self.stack(&key.0, labels.cut, &mut frames)?);
+                    let stack = self.stack(&key.0, labels.cut, &mut frames)?;
+                    let unwinder = if labels.is_of_go_runtime { GO_RUNTIME } else { "" };
+                    let stack = Arc::new(Stack { unwinder, ..stack });
                     stacks.insert(key, Arc::clone(&stack));
                     stack
                 }
@@ -366,6 +368,8 @@ struct Labels {
     /// Container, pod and unit.
     placement: [i64; 3],
     cut: i64,
+    /// Whether its Go runtime has sampled it.
+    is_of_go_runtime: bool,
     /// Whether the process's memory in use is unknown.
     inuse_unknown: bool,
     /// Objects and bytes that the process held at exit.
@@ -386,6 +390,7 @@ impl Labels {
                 "container" => labels.placement[0] = label.str,
                 "pod" => labels.placement[1] = label.str,
                 "unit" => labels.placement[2] = label.str,
+                "source" => labels.is_of_go_runtime = text(head, label.str) == GO_RUNTIME,
                 "incomplete" => labels.cut = label.str,
                 "inuse" => labels.inuse_unknown = text(head, label.str) == "unknown",
                 key => {

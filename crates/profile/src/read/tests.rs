@@ -1,5 +1,6 @@
 //! Round trips, profiles of other profilers, damaged and hostile files.
 
+mod go_heap;
 mod heap_v2;
 mod json;
 mod losses;

@@ -131,7 +131,10 @@ pub(super) fn entries(context: &Context, by: GroupBy) -> Vec<Entry> {
     }
     // A process without samples is bounded as well.
     for Entry { processes, pool, .. } in &mut entries {
-        pool.allow_for(&context.intervals);
+        // Nothing is hooked in a program that is Go's alone.
+        if processes.iter().any(|&process| profile.processes[process].hook != Some(Hook::GoRuntime)) {
+            pool.allow_for_others(&context.intervals);
+        }
         pool.cover(processes.iter().copied());
         pool.is_of(processes.iter().copied());
     }

@@ -3,6 +3,7 @@
 pub mod audit;
 pub mod command;
 mod follow;
+pub mod go;
 mod interpreters;
 mod membership;
 pub mod missed;

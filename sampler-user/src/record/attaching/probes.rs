@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use sampler_ebpf::abi::ProcessKey;
 
+use super::go::GoPrograms;
 use super::interpreters::Interpreters;
 use super::missed::Missed;
 use super::targets::{Coverage, TargetSet};
@@ -93,6 +94,8 @@ pub struct Attaching {
     pub(super) under_way: Vec<(IncarnationId, ModuleId)>,
     /// Python interpreters.
     pub(super) interpreters: Interpreters,
+    /// Go programs.
+    pub(super) go: GoPrograms,
     until_ns: u64,
 }
 
@@ -139,6 +142,7 @@ impl Attaching {
             is_starting: true,
             under_way: Vec::new(),
             interpreters: Interpreters::default(),
+            go: GoPrograms::default(),
             until_ns: u64::MAX,
         }
     }

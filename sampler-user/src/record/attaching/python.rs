@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::probes::{Attaching, Look};
+use super::probes::Attaching;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
 use crate::host::modules::ModuleSource;
@@ -17,12 +17,15 @@ impl Attaching {
         std::mem::take(&mut self.interpreters.new)
     }
 
-    /// Looks for an interpreter among the modules of the processes that run at the start.
-    pub(super) fn find_interpreters(&mut self, host: &mut Host, pids: impl Iterator<Item = u32>) {
+    /// Looks for interpreters and Go programs among the modules of the processes that run at the start.
+    pub(super) fn find_runtimes(&mut self, host: &mut Host, pids: impl Iterator<Item = u32>) {
         for pid in pids {
             let Some(incarnation) = host.processes().current(pid) else { continue };
             let (id, modules) = (incarnation.id, incarnation.space.modules().collect::<Vec<_>>());
-            modules.into_iter().for_each(|module| self.note_interpreter(host, id, module));
+            for module in modules {
+                self.note_interpreter(host, id, module);
+                self.note_go(host, id, module);
+            }
         }
     }
 
@@ -46,13 +49,8 @@ impl Attaching {
         if let Some(known) = self.interpreters.known.get(&module) {
             return known.clone();
         }
-        let runtime = match self.modules.get(&module)? {
-            Look::Runtime(runtime) => Some(*runtime),
-            Look::Hook(key) => self.hooks.files.runtime(*key),
-            Look::Nothing | Look::Refused(_) => None,
-        };
         let mut found = None;
-        if runtime == Some(heapbpf_probes::Runtime::Python) {
+        if self.runtime_of(module) == Some(heapbpf_probes::Runtime::Python) {
             let path = host.modules().get(module).map(|module| Arc::clone(&module.path))?;
             let Ok(ModuleSource::File(file)) = host.modules_mut().source(module) else { return None };
             match Runtime::find(&*file, &path) {

@@ -17,7 +17,11 @@ use crate::host::process::{ProcessInfo, Stat};
 use crate::host::resident::anonymous_bytes;
 use crate::host::shadow_stacks;
 use crate::record::plan::Targets;
-use heapbpf_probes::AttachError;
+use heapbpf_probes::{AttachError, Runtime};
+
+/// What is told of a command that is a Go program.
+const GO_AT_THE_END: &str = "a Go program: what it has in use is read at snapshots while it runs (--every, --listen), and \
+                             cannot be read any more when it has ended";
 
 /// A usage error: a file that exists lacks a function of the allocator that the user described.
 #[derive(Debug, thiserror::Error)]
@@ -80,12 +84,13 @@ impl Attaching {
             if hooked {
                 self.targets.hooked(process.pid, 0, 0);
             } else if self.targets.named_alive.contains(&process.pid) {
-                without.push(self.no_allocator(process.pid, &process.comm));
+                without.push(process);
             }
         }
         let all = host.processes().iter().map(|incarnation| incarnation.id.pid).filter(|_| self.global);
         let pids: BTreeSet<u32> = running.iter().map(|process| process.pid).chain(all).collect();
-        self.find_interpreters(host, pids.into_iter());
+        self.find_runtimes(host, pids.into_iter());
+        let mut without = self.without_heaps(&without);
         // A target that cannot be hooked does not stop the others.
         let others_may_come = self.global || command.is_some();
         if !without.is_empty() && without.len() == running.len() && !others_may_come {
@@ -98,6 +103,20 @@ impl Attaching {
         self.check_custom()?;
         self.is_starting = false;
         Ok(self.hooks.follow_mappings()?)
+    }
+
+    /// Why nothing of these processes would be seen, of those that do not run a Go program whose heap can be read.
+    fn without_heaps(&mut self, processes: &[&ProcessInfo]) -> Vec<String> {
+        let mut without = Vec::new();
+        for process in processes {
+            match self.runs_readable_go(process.pid) {
+                Ok(true) => continue,
+                Ok(false) => {}
+                Err(why) => self.refuse(why),
+            }
+            without.push(self.no_allocator(process.pid, &process.comm));
+        }
+        without
     }
 
     /// Refuses the recording if a process would be probed that return probes would end.
@@ -170,11 +189,13 @@ impl Attaching {
 
     /// Says why nothing of a static program will be seen: it may end before anybody looks.
     fn explain(&mut self, key: FileKey, path: &str, pid: u32) {
-        if let Some(reason @ (AttachError::StaticStripped | AttachError::Go)) = self.hooks.files.refusal(key) {
-            let reason = format!("{path}: {reason}");
-            self.refuse(reason);
-            self.missed.is_explained(pid);
-        }
+        let reason = match self.hooks.files.refusal(key) {
+            Some(reason @ AttachError::StaticStripped) => reason.to_string(),
+            _ if self.hooks.files.runtime(key) == Some(Runtime::Go) => GO_AT_THE_END.to_owned(),
+            _ => return,
+        };
+        self.refuse(format!("{path}: {reason}"));
+        self.missed.is_explained(pid);
     }
 
     fn no_allocator(&self, pid: u32, comm: &str) -> String {

@@ -61,7 +61,8 @@ impl Missing {
     }
 }
 
-/// Remarks about language runtimes whose own heaps are not included, with the names of the processes that run them.
+/// Remarks about language runtimes whose own heaps are not included, with the names of the processes that run them. Go's are
+/// told where they are read ([`super::go_heaps`]).
 pub fn runtimes(processes: &[Process]) -> Vec<String> {
     /// Most names in a remark.
     const NAMES: usize = 3;
@@ -75,7 +76,7 @@ pub fn runtimes(processes: &[Process]) -> Vec<String> {
         let text = format!("{} is not included ({named}{others}{number}): {}", runtime.heap(), runtime.advice());
         (!who.is_empty()).then_some(text)
     };
-    Runtime::ALL.into_iter().filter_map(remark).collect()
+    Runtime::ALL.into_iter().filter(|runtime| *runtime != Runtime::Go).filter_map(remark).collect()
 }
 
 /// Builds the accounting from counters. Of the samples that the programs sent, those that are `missing` do not count as

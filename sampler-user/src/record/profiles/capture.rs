@@ -48,6 +48,8 @@ pub struct Parts<'a> {
     pub ledger: &'a LossLedger,
     /// Exact counts of exited processes.
     pub ended: &'a EndedCounts,
+    /// Processes that have a line even if nothing of them was counted.
+    pub also: Vec<ProcessKey>,
 }
 
 impl Parts<'_> {
@@ -60,6 +62,7 @@ impl Parts<'_> {
             .filter(|(_, counters)| counters.hits() > 0)
             .map(|(process, _)| *process)
             .chain(self.ended.processes().copied())
+            .chain(self.also.iter().copied())
             .collect();
         let mut names = FunctionNames::default();
         let mut gather = Gather::default();
@@ -121,6 +124,7 @@ impl Parts<'_> {
                 // Add both: a thread may end after the process's other counts were taken out of the kernel.
                 let counting = self.counts.processes.get(key).map(Exact::of);
                 let exact = self.ended.get(key).into_iter().chain(counting).reduce(Exact::add);
+                let exact = exact.or_else(|| self.also.contains(key).then(Exact::default));
                 let process = self.descriptions.process(*key, now_ns, self.host, self.attaching, exact);
                 let ended = self.ended.get(key).unwrap_or_default().lost;
                 let slack = self.slack.get(key).copied().unwrap_or_default();

@@ -3,6 +3,7 @@
 pub mod accounting;
 pub mod capture;
 pub mod describe;
+pub mod go_heaps;
 pub mod jit_code;
 pub mod overflow_bucket;
 pub mod requests;

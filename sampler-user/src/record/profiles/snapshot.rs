@@ -5,6 +5,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use sampler_ebpf::abi::ProcessKey;
 
+use super::go_heaps::GoTarget;
 use super::symbolization::{Facts, UnsymbolizedStack};
 use crate::heap::ages::Ages;
 use crate::stats::Stats;
@@ -46,6 +47,8 @@ pub struct Snapshot {
     pub measured: Vec<Measured>,
     /// What symbolization needs to know about new stacks.
     pub facts: Facts,
+    /// Go programs whose heaps belong into the profile.
+    pub go: Vec<GoTarget>,
     /// The accounting.
     pub stats: Stats,
     /// Remarks that the user must see next to the figures.

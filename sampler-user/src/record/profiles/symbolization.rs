@@ -152,6 +152,11 @@ impl Symbolization {
         Self { python, ..self }
     }
 
+    /// Whether addresses are symbolized.
+    pub const fn is_enabled(&self) -> bool {
+        self.enabled
+    }
+
     /// Takes in the modules that new stacks refer to.
     pub fn learn(&mut self, modules: HashMap<ModuleId, ModuleFacts>) {
         let mut modules: Vec<_> = modules.into_iter().collect();

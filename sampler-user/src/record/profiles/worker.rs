@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use sampler_ebpf::abi::ProcessKey;
 
 use super::accounting;
+use super::go_heaps::GoHeaps;
 use super::jit_code::JitCode;
 use super::overflow_bucket::OverflowBucket;
 use super::snapshot::{Detail, Measured, Retired, Snapshot, SnapshotRow};
@@ -19,7 +20,7 @@ use crate::host::own_memory::give_memory_back;
 use crate::host::resident;
 use crate::privileges::restrict_worker;
 use crate::record::plan::RecordPlan;
-use crate::stats::Stats;
+use crate::stats::{HookedProcess, Stats};
 use crate::symbols::progress::{Download, Progress};
 use crate::symbols::python::PythonNames;
 use heapbpf_profile::adjust::Adjustments;
@@ -118,13 +119,15 @@ struct Worker {
     adjustments: Adjustments,
     symbolization: Symbolization,
     overflow: OverflowBucket,
+    go: GoHeaps,
     /// How often the worker has panicked, and what it said the last time.
     panics: (u64, String),
 }
 
 impl Worker {
     fn new(template: Profile, adjustments: Adjustments, symbolization: Symbolization) -> Self {
-        Self { template, adjustments, symbolization, overflow: OverflowBucket::default(), panics: Default::default() }
+        let (overflow, go) = Default::default();
+        Self { template, adjustments, symbolization, overflow, go, panics: Default::default() }
     }
 
     /// Does the jobs of the queue until it is closed. A panic ends the job that it came up in, and the worker begins
@@ -223,6 +226,11 @@ impl Worker {
         lost_samples::add_rows(&mut profile);
         stats.estimated_alloc_bytes += lost_samples::bytes(&profile);
         profile.modules = self.symbolization.modules().to_vec();
+        if profile.header.live {
+            let named = self.symbolization.is_enabled();
+            self.go.add(&mut profile, snapshot.go, &snapshot.keys, snapshot.detail, named);
+        }
+        stats.hooks = HookedProcess::list(&profile.processes[..first]);
         profile.notes.extend(accounting::broken_chains(&profile));
         profile.notes.extend(self.panic_note());
         if let Err(error) = self.adjustments.apply(&mut profile) {

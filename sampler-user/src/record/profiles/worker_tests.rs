@@ -57,6 +57,7 @@ fn snapshot(detail: Detail, processes: Vec<Process>, rows: Vec<SnapshotRow>) -> 
         processes,
         rows,
         facts: Facts::default(),
+        go: Vec::new(),
         stats: Stats::default(),
         notes: Vec::new(),
         begun: Instant::now(),

@@ -6,6 +6,7 @@ mod ends;
 mod errors;
 mod exited;
 mod finish;
+mod go;
 mod growth;
 mod housekeeping;
 mod moment;

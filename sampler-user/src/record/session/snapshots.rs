@@ -13,6 +13,7 @@ use crate::record::intake::counters::DaemonCounters;
 use crate::record::outputs::files::SnapshotFiles;
 use crate::record::outputs::status_line::Figures;
 use crate::record::profiles::accounting::{self, Missing};
+use crate::record::profiles::capture::Parts;
 use crate::record::profiles::snapshot::{Content, Detail, Snapshot};
 use crate::stats::{HookedProcess, Stats};
 use crate::view::status::Status;
@@ -36,8 +37,10 @@ impl Session {
         let slack = cut.slack.values().map(|blocks| blocks.samples).sum();
         let missing = Missing::of(total.submitted, daemon.allocations_taken_in, slack, cut.unread.is_some());
         let stats = self.stats(&total, missing, &daemon);
-        let Content { keys, mut processes, rows, measured, facts } =
-            self.parts(&cut.counts, (&cut.slack, &cut.unseen)).take(detail, cut.time_ns);
+        let go = self.go_targets();
+        let also = go.iter().map(|target| target.process).collect();
+        let parts = self.parts(&cut.counts, (&cut.slack, &cut.unseen));
+        let Content { keys, mut processes, rows, measured, facts } = Parts { also, ..parts }.take(detail, cut.time_ns);
         if !cut.has_counters {
             // What was lost of those that had not ended is unknown.
             let unknown = keys.iter().zip(&mut processes).filter(|(key, _)| self.exited.counts.get(key).is_none());
@@ -48,7 +51,8 @@ impl Session {
         let seen: HashSet<u32> =
             keys.iter().filter(|key| self.attaching.is_current_program(**key)).map(|key| key.tgid).collect();
         let without_samples = || accounting::without_samples(&total, &self.plan.sampling, self.plan.targets.follow);
-        let mut notes: Vec<String> = if last { without_samples().into_iter().collect() } else { Vec::new() };
+        let mut notes: Vec<String> =
+            if last && go.is_empty() { without_samples().into_iter().collect() } else { Vec::new() };
         notes.extend(self.notes(&total, &daemon, &seen));
         notes.extend(accounting::runtimes(&processes));
         notes.extend((!cut.has_counters).then(|| WITHOUT_COUNTERS.to_owned()));
@@ -67,6 +71,7 @@ impl Session {
             rows,
             measured,
             facts,
+            go,
             stats,
             notes,
             begun,

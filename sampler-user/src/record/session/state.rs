@@ -7,6 +7,7 @@ use sampler_ebpf::abi::Counters;
 
 use super::errors::Errors;
 use super::exited::ExitedProcesses;
+use super::go::GoKeys;
 use super::moment::{Blocks, Cuts};
 use super::priority::Hurry;
 use super::schedule::Schedule;
@@ -87,6 +88,8 @@ pub(super) struct Session {
     pub(super) housekeeping: Housekeeping,
     pub(super) errors: Errors,
     pub(super) unfinished: Unfinished,
+    /// Processes that run Go programs.
+    pub(super) go: GoKeys,
 }
 
 /// State of the housekeeping.
@@ -163,6 +166,7 @@ impl Session {
             housekeeping: Housekeeping::default(),
             errors: Errors::default(),
             unfinished: Unfinished::default(),
+            go: GoKeys::default(),
             plan,
         })
     }
@@ -224,6 +228,7 @@ impl Session {
             unseen,
             ledger: &self.cuts.ledger,
             ended: &self.exited.counts,
+            also: Vec::new(),
         }
     }
 

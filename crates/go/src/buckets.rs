@@ -1,0 +1,258 @@
+//! The buckets of the heap profile: a list, to which the runtime only adds. A bucket's header and stack never change; its
+//! counts do.
+//!
+//! The counts of one bucket are in four parts, as src/runtime/mprof.go tells: `active`, which is published, and three for
+//! cycles of garbage collection that are not. What `runtime.MemProfile` returns is `active` and the part of the current
+//! cycle, or all parts if nothing was ever published. That is what is computed here.
+
+use std::collections::HashSet;
+use std::time::Instant;
+
+use crate::memory::{Memory, Window, words};
+use crate::unread::Unread;
+
+/// Most buckets of a program.
+pub const MOST_BUCKETS: usize = 1 << 20;
+/// Most addresses of a stack. Go records up to 1,026.
+pub const MOST_DEPTH: u64 = 2048;
+/// Buckets after which the time is looked at.
+const LOOK_EVERY: usize = 1024;
+/// Bytes of a bucket's header.
+const HEADER_BYTES: usize = 48;
+/// Type of a bucket of the heap profile.
+const MEMORY_PROFILE: u64 = 1;
+/// Parts of a bucket's counts: the published one, and those of three cycles.
+const PARTS: usize = 4;
+
+/// Sampled objects of one size that one call stack has allocated and that are in use.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Bucket {
+    /// Bytes of each object.
+    pub size: u64,
+    /// Their number.
+    pub objects: u64,
+    /// Return addresses, innermost first.
+    pub stack: Vec<u64>,
+}
+
+/// Of how many moments a heap profile may be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Moments {
+    /// One: nothing has changed while it was read.
+    #[default]
+    One,
+    /// One for each stack. Figures of a program that collects garbage all the time are of different collections.
+    OnePerStack,
+}
+
+/// A bucket as it was read.
+struct Raw {
+    size: u64,
+    stack: Vec<u64>,
+    /// Address of its counts.
+    counts_at: u64,
+    /// `None`: they were changing.
+    counts: Option<Counts>,
+}
+
+/// Counts by part.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Counts([Count; PARTS]);
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Count {
+    allocations: u64,
+    frees: u64,
+}
+
+impl Count {
+    fn plus(self, other: Self) -> Self {
+        Self {
+            allocations: self.allocations.wrapping_add(other.allocations),
+            frees: self.frees.wrapping_add(other.frees),
+        }
+    }
+}
+
+impl Counts {
+    /// The counts in some bytes; `None` if they were changing.
+    fn parse(bytes: &[u8], size: u64, cycle_words: usize) -> Option<Self> {
+        let all: Vec<u64> = words(bytes).collect();
+        let mut counts = Self::default();
+        for (count, part) in counts.0.iter_mut().zip(all.chunks_exact(cycle_words)) {
+            *count = Count { allocations: part[0], frees: part[1] };
+            let agrees = |objects: u64, bytes: u64| objects.wrapping_mul(size) == bytes;
+            if let &[allocations, frees, allocated, freed] = part
+                && !(agrees(allocations, allocated) && agrees(frees, freed))
+            {
+                return None;
+            }
+        }
+        Some(counts)
+    }
+
+    /// What is published, if the part of the current cycle is number `current`.
+    fn published(&self, current: usize) -> Count {
+        self.0[0].plus(self.0[1 + current])
+    }
+
+    /// All parts together.
+    fn all(&self) -> Count {
+        self.0.iter().fold(Count::default(), |sum, part| sum.plus(*part))
+    }
+}
+
+/// Reads all buckets from the first one at `head`, and their counts twice. `cycle`: address of `mProfCycle`.
+pub(crate) fn read<M: Memory + ?Sized>(
+    memory: &M,
+    (head, cycle): (u64, u64),
+    cycle_words: usize,
+    moments: Moments,
+    deadline: Instant,
+) -> Result<Vec<Bucket>, Unread> {
+    let current = current_part(memory, cycle)?;
+    let first = walk(memory, head, cycle_words, deadline)?;
+    let again = match moments {
+        Moments::One => counts_again(memory, &first, current, cycle_words, deadline)?,
+        Moments::OnePerStack => counts_apart(memory, &first, cycle, cycle_words, deadline)?,
+    };
+    // Before the first garbage collection nothing is published. Nothing was freed then, so each count is as good as another.
+    let is_fresh = again.iter().all(|(published, _)| *published == Count::default());
+    if moments == Moments::One {
+        let published = |bucket: &Raw| bucket.counts.map(|counts| counts.published(current));
+        let is_torn = |(bucket, (again, _)): (&Raw, &(Count, Count))| published(bucket) != Some(*again);
+        if current_part(memory, cycle)? != current || !is_fresh && first.iter().zip(&again).any(is_torn) {
+            return Err(Unread::Torn);
+        }
+    }
+    let mut buckets = Vec::new();
+    for (bucket, (published, all)) in first.into_iter().zip(again) {
+        let count = if is_fresh { all } else { published };
+        let objects = count.allocations.checked_sub(count.frees).ok_or(Unread::Torn)?;
+        objects.checked_mul(bucket.size).filter(|bytes| *bytes < 1 << 56).ok_or(Unread::Malformed("its sizes"))?;
+        if objects > 0 && bucket.size > 0 {
+            buckets.push(Bucket { size: bucket.size, objects, stack: bucket.stack });
+        }
+    }
+    Ok(buckets)
+}
+
+/// Number of the part of the current cycle.
+fn current_part<M: Memory + ?Sized>(memory: &M, cycle: u64) -> Result<usize, Unread> {
+    let mut bytes = [0; 4];
+    if !memory.read(cycle, &mut bytes) {
+        return Err(Unread::Unreadable);
+    }
+    let value = u32::from_le_bytes(bytes);
+    // The lowest bit says whether it was published already, which makes no difference.
+    Ok((value >> 1) as usize % (PARTS - 1))
+}
+
+fn walk<M: Memory + ?Sized>(memory: &M, head: u64, cycle_words: usize, deadline: Instant) -> Result<Vec<Raw>, Unread> {
+    let mut window = Window::new(memory);
+    let (mut all, mut seen, mut at) = (Vec::new(), HashSet::new(), head);
+    while at != 0 {
+        if all.len() >= MOST_BUCKETS {
+            return Err(Unread::TooMany);
+        }
+        in_time(all.len(), deadline)?;
+        if at % 8 != 0 || !seen.insert(at) {
+            return Err(Unread::Malformed("its list"));
+        }
+        let mut header = [0; HEADER_BYTES / 8];
+        let bytes = window.bytes(at, HEADER_BYTES).ok_or(Unread::Unreadable)?;
+        header.iter_mut().zip(words(bytes)).for_each(|(field, word)| *field = word);
+        let [_, next, kind, hash, size, depth] = header;
+        if kind != MEMORY_PROFILE || depth > MOST_DEPTH {
+            return Err(Unread::Malformed("its buckets"));
+        }
+        let stack_at = at.checked_add(HEADER_BYTES as u64).ok_or(Unread::Malformed("its list"))?;
+        let bytes = window.bytes(stack_at, 8 * depth as usize).ok_or(Unread::Unreadable)?;
+        let stack: Vec<u64> = words(bytes).collect();
+        if hash_of(&stack, size) != hash {
+            return Err(Unread::Malformed("its stacks"));
+        }
+        let counts_at = stack_at.checked_add(8 * depth).ok_or(Unread::Malformed("its list"))?;
+        let bytes = window.bytes(counts_at, 8 * PARTS * cycle_words).ok_or(Unread::Unreadable)?;
+        let counts = Counts::parse(bytes, size, cycle_words);
+        all.push(Raw { size, stack, counts_at, counts });
+        at = next;
+    }
+    Ok(all)
+}
+
+/// Looks at the time after every so many buckets.
+fn in_time(done: usize, deadline: Instant) -> Result<(), Unread> {
+    if done.is_multiple_of(LOOK_EVERY) && Instant::now() >= deadline { Err(Unread::Slow) } else { Ok(()) }
+}
+
+/// The counts of all buckets once more: what is published, and all together.
+fn counts_again<M: Memory + ?Sized>(
+    memory: &M,
+    buckets: &[Raw],
+    current: usize,
+    cycle_words: usize,
+    deadline: Instant,
+) -> Result<Vec<(Count, Count)>, Unread> {
+    let mut window = Window::new(memory);
+    let mut all = Vec::with_capacity(buckets.len());
+    for bucket in buckets {
+        in_time(all.len(), deadline)?;
+        let bytes = window.bytes(bucket.counts_at, 8 * PARTS * cycle_words).ok_or(Unread::Unreadable)?;
+        let counts = Counts::parse(bytes, bucket.size, cycle_words).ok_or(Unread::Torn)?;
+        all.push((counts.published(current), counts.all()));
+    }
+    Ok(all)
+}
+
+/// The same, each bucket by itself: no other cycle has begun while it was read, and its counts agree with each other.
+fn counts_apart<M: Memory + ?Sized>(
+    memory: &M,
+    buckets: &[Raw],
+    cycle: u64,
+    cycle_words: usize,
+    deadline: Instant,
+) -> Result<Vec<(Count, Count)>, Unread> {
+    /// Most attempts to read a bucket.
+    const ATTEMPTS: usize = 16;
+    let mut bytes = vec![0; 8 * PARTS * cycle_words];
+    let mut all = Vec::with_capacity(buckets.len());
+    for bucket in buckets {
+        in_time(all.len(), deadline)?;
+        let mut attempt = || {
+            let current = current_part(memory, cycle)?;
+            if !memory.read(bucket.counts_at, &mut bytes) {
+                return Err(Unread::Unreadable);
+            }
+            let is_same = current_part(memory, cycle)? == current;
+            let counts = Counts::parse(&bytes, bucket.size, cycle_words).filter(|_| is_same);
+            Ok(counts.map(|counts| (counts.published(current), counts.all())))
+        };
+        let mut found = None;
+        for _ in 0..ATTEMPTS {
+            let is_sound = |(published, _): &(Count, Count)| published.allocations >= published.frees;
+            found = attempt()?.filter(is_sound);
+            if found.is_some() {
+                break;
+            }
+        }
+        all.push(found.ok_or(Unread::Torn)?);
+    }
+    Ok(all)
+}
+
+/// The hash that the runtime keeps in a bucket.
+pub(crate) fn hash_of(stack: &[u64], size: u64) -> u64 {
+    let mix = |hash: u64, value: u64| {
+        let hash = hash.wrapping_add(value);
+        let hash = hash.wrapping_add(hash << 10);
+        hash ^ hash >> 6
+    };
+    let hash = mix(stack.iter().fold(0, |hash, address| mix(hash, *address)), size);
+    let hash = hash.wrapping_add(hash << 3);
+    hash ^ hash >> 11
+}
+
+#[cfg(test)]
+#[path = "buckets_tests.rs"]
+mod tests;

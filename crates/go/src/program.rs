@@ -1,0 +1,128 @@
+//! A Go program: its version, its table of functions, and where its runtime keeps the heap profile.
+
+use heapbpf_elf::{Elf, ElfFile, Image, Pieces, Section, Segment, read_range};
+use object::elf::EM_X86_64;
+
+use crate::code::first_load;
+use crate::functions::Functions;
+use crate::symbols;
+use crate::unread::Unsupported;
+use crate::version::{Layout, Version};
+
+/// Largest build information that is read, bytes.
+const MOST_BUILD_INFO_BYTES: u64 = 1 << 10;
+/// Largest function that is looked through, bytes.
+const MOST_CODE_BYTES: u64 = 64 << 10;
+/// Sections that may have the runtime's description of the program.
+const DATA_SECTIONS: [&str; 3] = [".go.module", ".noptrdata", ".data"];
+
+/// A Go program.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Its version of Go.
+    pub version: Version,
+    /// What this version has where.
+    pub layout: Layout,
+    /// Its functions.
+    pub functions: Functions,
+    /// Addresses of variables, as the file states them.
+    pub(crate) variables: Variables,
+    segments: Vec<Segment>,
+}
+
+/// Addresses of the runtime's variables.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Variables {
+    /// `mbuckets`: the first bucket.
+    pub buckets: u64,
+    /// `mProfCycle`: the number of the profile's cycle.
+    pub cycle: u64,
+    /// `MemProfileRate`.
+    pub rate: u64,
+    /// `disableMemoryProfiling`, if it is known.
+    pub disabled: Option<u64>,
+    /// Ranges one of which has the `moduledata` of the program: (address, bytes).
+    pub module: Vec<(u64, u64)>,
+}
+
+impl Program {
+    /// The Go program in a file; `None` if it is none.
+    ///
+    /// # Errors
+    /// It is one, but its heap profile cannot be read.
+    pub fn find(image: &dyn Image) -> Result<Option<Self>, Unsupported> {
+        let Ok(elf) = Elf::read(image) else { return Ok(None) };
+        let table = [".gopclntab", ".data.rel.ro.gopclntab"].iter().find_map(|name| elf.section(name));
+        let (Some(table), Some(info)) = (table, elf.section(".go.buildinfo")) else { return Ok(None) };
+        let bytes = info.bytes.min(MOST_BUILD_INFO_BYTES);
+        let info = read_range(image, "build information", info.offset, bytes, bytes).unwrap_or_default();
+        let version = Version::of_build_info(&info).ok_or(Unsupported::NoVersion)?;
+        let layout = Layout::of(version).ok_or(Unsupported::Version(version))?;
+        let functions = Functions::parse(image, &elf, table, layout).ok_or(Unsupported::NoFunctions)?;
+        let variables = by_symbols(image)
+            .or_else(|| by_code(image, &elf, &functions))
+            .map(
+                |found| {
+                    if found.module.is_empty() { Variables { module: module_ranges(&elf), ..found } } else { found }
+                },
+            )
+            .ok_or(Unsupported::NoVariables)?;
+        let segments = elf.segments.iter().filter(|segment| segment.is_executable()).copied().collect();
+        Ok(Some(Self { version, layout, functions, variables, segments }))
+    }
+
+    /// How far the addresses of a process are from those that the file states, if it has `file_offset` of the file mapped at
+    /// `start` for execution.
+    #[must_use]
+    pub fn bias(&self, start: u64, file_offset: u64) -> Option<u64> {
+        // A mapping begins at a page, and may begin before its segment.
+        let holds = |segment: &&Segment| {
+            let first = segment.offset & !0xfff;
+            (first..segment.offset.saturating_add(segment.file_bytes)).contains(&file_offset)
+        };
+        let segment = self.segments.iter().find(holds)?;
+        Some(start.wrapping_sub(file_offset).wrapping_sub(segment.address.wrapping_sub(segment.offset)))
+    }
+}
+
+fn by_symbols(image: &dyn Image) -> Option<Variables> {
+    let pieces = Pieces::of(image);
+    let file = ElfFile::parse(&pieces).ok()?;
+    let [mut buckets, mut cycle, mut rate, mut disabled] = [None; 4];
+    let mut module = Vec::new();
+    symbols::each_of_runtime(&file, |name, address| match name {
+        b"runtime.mbuckets" => buckets = Some(address),
+        b"runtime.mProfCycle" => cycle = Some(address),
+        b"runtime.MemProfileRate" => rate = Some(address),
+        b"runtime.disableMemoryProfiling" => disabled = Some(address),
+        b"runtime.firstmoduledata" => module.push((address, 8)),
+        _ => {}
+    });
+    Some(Variables { buckets: buckets?, cycle: cycle?, rate: rate?, disabled, module })
+}
+
+/// Without symbols, the code of three functions tells: they read one of the variables before any other of its size. Whatever
+/// is found is checked when it is read.
+fn by_code(image: &dyn Image, elf: &Elf, functions: &Functions) -> Option<Variables> {
+    if elf.machine != EM_X86_64.0 {
+        return None;
+    }
+    // C code may precede that of Go. The table states where that begins, but not in a program at changing addresses.
+    let text = functions.text.map_or_else(|| elf.section(".text").map(|section| section.address), Some)?;
+    let names = ["runtime.mProf_FlushLocked", "runtime.mProf_Flush", "runtime.allocmcache"];
+    let found = functions.named(image, names);
+    let load = |which: usize, bytes: usize| {
+        let (start, end) = found[which]?;
+        let address = text.checked_add(u64::from(start))?;
+        let at = elf.offset_of_address(address)?;
+        let code = read_range(image, "a function", at, u64::from(end.checked_sub(start)?), MOST_CODE_BYTES).ok()?;
+        first_load(&code, address, bytes)
+    };
+    Some(Variables { buckets: load(0, 8)?, cycle: load(1, 4)?, rate: load(2, 8)?, disabled: None, module: Vec::new() })
+}
+
+/// Ranges that may have the runtime's description of the program.
+fn module_ranges(elf: &Elf) -> Vec<(u64, u64)> {
+    let range = |section: &Section| (section.address, section.bytes);
+    DATA_SECTIONS.iter().filter_map(|name| elf.section(name)).map(range).collect()
+}

@@ -1,0 +1,125 @@
+//! Versions of Go, and what differs among them in memory.
+
+use std::fmt;
+
+/// A version of Go 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Version {
+    /// The second number: 22 of Go 1.22.
+    pub minor: u16,
+}
+
+impl Version {
+    /// Go 1.`minor`.
+    #[must_use]
+    pub const fn one(minor: u16) -> Self {
+        Self { minor }
+    }
+
+    /// The version in a text like `go1.22.10` or `go1.23rc1 X:nocoverageredesign`.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let rest = text.strip_prefix("go1.")?;
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        Some(Self::one(rest[..digits].parse().ok()?))
+    }
+
+    /// The version that the section `.go.buildinfo` states, in the form that it has since Go 1.18.
+    #[must_use]
+    pub fn of_build_info(section: &[u8]) -> Option<Self> {
+        /// Bit of the flags: texts follow the header.
+        const TEXTS_FOLLOW: u8 = 2;
+        let rest = section.strip_prefix(b"\xff Go buildinf:")?;
+        if *rest.get(1)? & TEXTS_FOLLOW == 0 {
+            return None;
+        }
+        let (&length, text) = section.get(32..)?.split_first()?;
+        // A version of 128 characters or more is none.
+        let text = text.get(..usize::from(length).min(127))?;
+        Self::parse(std::str::from_utf8(text).ok()?)
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "1.{}", self.minor)
+    }
+}
+
+/// What differs among versions in memory.
+///
+/// The header of a bucket (`next`, `allnext`, `typ`, `hash`, `size`, `nstk`), the hash of stacks, and `mProfCycle` are the
+/// same from Go 1.19 to 1.27.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Numbers in a `memRecordCycle`: allocations and frees, and until Go 1.26 the bytes of both.
+    pub cycle_words: usize,
+    /// Magic number of the table of functions.
+    pub magic: u32,
+    /// Bytes of a `_func`, without the lists that follow.
+    pub function_bytes: u64,
+    /// Bytes of an `inlinedCall`.
+    pub inlined_bytes: u64,
+    /// Offset of the name in an `inlinedCall`.
+    pub inlined_name: u64,
+    /// Offset of `gofunc` in `moduledata`.
+    pub gofunc: u64,
+}
+
+impl Layout {
+    /// The layout of a version; `None` if it is not known.
+    #[must_use]
+    pub fn of(version: Version) -> Option<Self> {
+        let recent = Self {
+            cycle_words: 4,
+            magic: 0xffff_fff1,
+            function_bytes: 44,
+            inlined_bytes: 16,
+            inlined_name: 4,
+            gofunc: 320,
+        };
+        match version.minor {
+            19 => Some(Self {
+                magic: 0xffff_fff0,
+                function_bytes: 40,
+                inlined_bytes: 20,
+                inlined_name: 12,
+                gofunc: 304,
+                ..recent
+            }),
+            20..=26 => Some(recent),
+            27 => Some(Self { cycle_words: 2, gofunc: 344, ..recent }),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_from_what_the_linker_writes() {
+        for (text, minor) in
+            [("go1.19.8", Some(19)), ("go1.27", Some(27)), ("go1.23rc1 X:x", Some(23)), ("go2.1", None)]
+        {
+            assert_eq!(Version::parse(text).map(|version| version.minor), minor, "{text}");
+        }
+        assert_eq!(Version::parse("devel go1.28-abc"), None);
+        let mut section = b"\xff Go buildinf:\x08\x02".to_vec();
+        section.resize(32, 0);
+        section.extend(b"\x08go1.22.1rest");
+        assert_eq!(Version::of_build_info(&section), Some(Version::one(22)));
+        section[15] = 0;
+        assert_eq!(Version::of_build_info(&section), None, "before Go 1.18");
+        assert_eq!(Version::of_build_info(&section[..20]), None);
+        assert_eq!(Version::one(22).to_string(), "1.22");
+    }
+
+    #[test]
+    fn versions_that_nobody_has_looked_at_have_no_layout() {
+        for (minor, known) in [(18, false), (19, true), (20, true), (26, true), (27, true), (28, false)] {
+            assert_eq!(Layout::of(Version::one(minor)).is_some(), known, "1.{minor}");
+        }
+    }
+}

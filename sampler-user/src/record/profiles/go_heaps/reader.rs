@@ -1,0 +1,140 @@
+//! Reads heaps of Go programs from the memory of processes. A page may belong to a file whose server does not answer, and then
+//! a read of it does not end. So a thread reads, and is given up if it takes too long.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::time::{Duration, Instant};
+
+use crate::symbols::go::GoProgram;
+use heapbpf_go::{Heap, Memory, Moments, Unread};
+use heapbpf_unwind::mapping::Mapping;
+
+/// How long the answer of a process is waited for.
+const LONGEST_WAIT: Duration = Duration::from_secs(6);
+/// How long reading a heap may take that answers; once for all attempts at one moment, and once for one stack after the other.
+const LONGEST_READ: Duration = Duration::from_secs(2);
+/// Most attempts to read a heap that changes meanwhile, and the pause between them.
+const ATTEMPTS: usize = 8;
+const PAUSE: Duration = Duration::from_millis(10);
+/// Most threads that are given up. After that, no heap is read any more.
+const MOST_GIVEN_UP: usize = 8;
+
+/// The memory of a process, by `/proc/PID/mem`. An open descriptor stays with the address space that it was opened for.
+struct ProcessMemory(Arc<File>);
+
+impl Memory for ProcessMemory {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        self.0.read_exact_at(buffer, address).is_ok()
+    }
+}
+
+struct Request {
+    memory: Arc<File>,
+    program: Arc<GoProgram>,
+    mapping: Mapping,
+    reply: SyncSender<Result<Heap, String>>,
+}
+
+/// Nothing was read in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NoAnswer;
+
+/// The handle to the thread that reads.
+#[derive(Default)]
+pub struct HeapReader {
+    thread: Option<Sender<Request>>,
+    given_up: usize,
+}
+
+impl HeapReader {
+    /// Reads the heap of a process, or the reason why that is not possible.
+    ///
+    /// # Errors
+    /// [`NoAnswer`] in time: nothing should be asked of this process again.
+    pub fn read(
+        &mut self,
+        memory: &Arc<File>,
+        program: &Arc<GoProgram>,
+        mapping: &Mapping,
+    ) -> Result<Result<Heap, String>, NoAnswer> {
+        let (reply, answer) = sync_channel(1);
+        let (memory, program) = (Arc::clone(memory), Arc::clone(program));
+        let request = Request { memory, program, mapping: *mapping, reply };
+        self.thread().ok_or(NoAnswer)?.send(request).map_err(|_| NoAnswer)?;
+        answer.recv_timeout(LONGEST_WAIT).map_err(|_| {
+            // It ends by itself once its read does.
+            self.thread = None;
+            self.given_up += 1;
+            NoAnswer
+        })
+    }
+
+    fn thread(&mut self) -> Option<&Sender<Request>> {
+        if self.thread.is_none() && self.given_up < MOST_GIVEN_UP {
+            let (requests, queue) = channel();
+            std::thread::Builder::new().name("go".into()).spawn(move || serve(&queue)).ok()?;
+            self.thread = Some(requests);
+        }
+        self.thread.as_ref()
+    }
+}
+
+fn serve(queue: &Receiver<Request>) {
+    while let Ok(Request { memory, program, mapping, reply }) = queue.recv() {
+        // Nobody waits for the answer if the thread was given up.
+        let _ = reply.send(read(&ProcessMemory(memory), &program, &mapping));
+    }
+}
+
+fn read(memory: &ProcessMemory, program: &GoProgram, mapping: &Mapping) -> Result<Heap, String> {
+    let known = program.program().map_err(|why| why.to_string())?;
+    let bias = known.bias(mapping.start, mapping.file_offset).ok_or("its code is not where its file has it")?;
+    let mut heap = Err(Unread::Torn);
+    let deadline = Instant::now() + LONGEST_READ;
+    for _ in 0..ATTEMPTS {
+        heap = Heap::read(known, bias, memory, Moments::One, deadline);
+        if heap != Err(Unread::Torn) {
+            break;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    if matches!(heap, Err(Unread::Torn | Unread::Slow)) {
+        heap = Heap::read(known, bias, memory, Moments::OnePerStack, Instant::now() + LONGEST_READ);
+    }
+    heap.map_err(|why| why.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use heapbpf_unwind::mapping::ModuleId;
+
+    fn nothing() -> (Arc<File>, Arc<GoProgram>, Mapping) {
+        let file = Arc::new(File::open("/proc/self/exe").expect("it is there"));
+        let program = GoProgram::new(ModuleId(0), "/exe".into(), None, Arc::clone(&file));
+        let mapping = Mapping { start: 0x1000, end: 0x2000, file_offset: 0, module: ModuleId(0), since_ns: 0 };
+        (file, Arc::new(program), mapping)
+    }
+
+    #[test]
+    fn a_program_that_is_not_gos_is_an_answer() {
+        let (memory, program, mapping) = nothing();
+        let answer = HeapReader::default().read(&memory, &program, &mapping).expect("an answer");
+        assert!(answer.is_err_and(|why| why.contains("table of functions")));
+    }
+
+    #[test]
+    fn a_read_that_does_not_end_is_given_up_and_others_go_on() {
+        let (memory, program, mapping) = nothing();
+        // A thread that takes requests and does not answer them.
+        let (requests, queue) = channel();
+        let mut reader = HeapReader { thread: Some(requests), given_up: MOST_GIVEN_UP - 2 };
+        assert_eq!(reader.read(&memory, &program, &mapping), Err(NoAnswer));
+        assert!(queue.try_recv().is_ok());
+        assert!(reader.read(&memory, &program, &mapping).is_ok());
+        (reader.thread, reader.given_up) = (None, MOST_GIVEN_UP);
+        assert_eq!(reader.read(&memory, &program, &mapping), Err(NoAnswer));
+    }
+}
