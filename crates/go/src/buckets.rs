@@ -6,7 +6,7 @@
 //! cycle, or all parts if nothing was ever published. That is what is computed here.
 
 use std::collections::HashSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::memory::{Memory, Window, words};
 use crate::unread::Unread;
@@ -21,6 +21,11 @@ const LOOK_EVERY: usize = 1024;
 const HEADER_BYTES: usize = 48;
 /// Type of a bucket of the heap profile.
 const MEMORY_PROFILE: u64 = 1;
+/// Most numbers in a part.
+const MOST_WORDS: usize = 4;
+/// How often changing buckets are read again, and the pause before that: a thread may have lost its CPU.
+const ROUNDS: usize = 100;
+const PAUSE: Duration = Duration::from_millis(2);
 /// Parts of a bucket's counts: the published one, and those of three cycles.
 const PARTS: usize = 4;
 
@@ -205,7 +210,8 @@ fn counts_again<M: Memory + ?Sized>(
     Ok(all)
 }
 
-/// The same, each bucket by itself: no other cycle has begun while it was read, and its counts agree with each other.
+/// The same, each bucket by itself: no other cycle has begun while it was read, and its counts agree with each other. Those of
+/// which that is not so, because a thread of the program has stopped amid changing them, are read again later.
 fn counts_apart<M: Memory + ?Sized>(
     memory: &M,
     buckets: &[Raw],
@@ -213,32 +219,41 @@ fn counts_apart<M: Memory + ?Sized>(
     cycle_words: usize,
     deadline: Instant,
 ) -> Result<Vec<(Count, Count)>, Unread> {
-    /// Most attempts to read a bucket.
-    const ATTEMPTS: usize = 16;
-    let mut bytes = vec![0; 8 * PARTS * cycle_words];
-    let mut all = Vec::with_capacity(buckets.len());
-    for bucket in buckets {
-        in_time(all.len(), deadline)?;
-        let mut attempt = || {
-            let current = current_part(memory, cycle)?;
-            if !memory.read(bucket.counts_at, &mut bytes) {
-                return Err(Unread::Unreadable);
-            }
-            let is_same = current_part(memory, cycle)? == current;
-            let counts = Counts::parse(&bytes, bucket.size, cycle_words).filter(|_| is_same);
-            Ok(counts.map(|counts| (counts.published(current), counts.all())))
-        };
-        let mut found = None;
-        for _ in 0..ATTEMPTS {
-            let is_sound = |(published, _): &(Count, Count)| published.allocations >= published.frees;
-            found = attempt()?.filter(is_sound);
-            if found.is_some() {
-                break;
-            }
+    let mut all = vec![None; buckets.len()];
+    let mut left: Vec<usize> = (0..buckets.len()).collect();
+    for round in 0..ROUNDS {
+        if round > 0 {
+            std::thread::sleep(PAUSE);
         }
-        all.push(found.ok_or(Unread::Torn)?);
+        for (done, &index) in left.iter().enumerate() {
+            in_time(done, deadline)?;
+            all[index] = counts_of(memory, &buckets[index], cycle, cycle_words)?;
+        }
+        left.retain(|index| all[*index].is_none());
+        if left.is_empty() {
+            break;
+        }
     }
-    Ok(all)
+    all.into_iter().collect::<Option<_>>().ok_or(Unread::Torn)
+}
+
+/// The counts of a bucket; `None` if they were changing.
+fn counts_of<M: Memory + ?Sized>(
+    memory: &M,
+    bucket: &Raw,
+    cycle: u64,
+    cycle_words: usize,
+) -> Result<Option<(Count, Count)>, Unread> {
+    let mut bytes = [0; 8 * PARTS * MOST_WORDS];
+    let bytes = &mut bytes[..8 * PARTS * cycle_words.min(MOST_WORDS)];
+    let current = current_part(memory, cycle)?;
+    if !memory.read(bucket.counts_at, bytes) {
+        return Err(Unread::Unreadable);
+    }
+    let is_same = current_part(memory, cycle)? == current;
+    let counts = Counts::parse(bytes, bucket.size, cycle_words).filter(|_| is_same);
+    let counts = counts.map(|counts| (counts.published(current), counts.all()));
+    Ok(counts.filter(|(published, _)| published.allocations >= published.frees))
 }
 
 /// The hash that the runtime keeps in a bucket.
