@@ -12,6 +12,7 @@ mod elf_file;
 mod error;
 pub mod gap;
 mod image;
+pub mod noted;
 mod patch;
 mod plan;
 pub mod read;

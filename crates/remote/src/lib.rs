@@ -30,6 +30,8 @@ mod status;
 #[cfg(target_arch = "x86_64")]
 mod code;
 #[cfg(target_arch = "x86_64")]
+mod entry;
+#[cfg(target_arch = "x86_64")]
 mod failure;
 #[cfg(target_arch = "x86_64")]
 mod frame;
@@ -60,6 +62,10 @@ pub use maps::{Mapping, Maps, PAGE_BYTES};
 pub use outcome::{Hooked, Mapped, Stopped, TakeOut};
 pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, other_code, reserved_bytes};
 #[cfg(not(target_arch = "x86_64"))]
-pub use unsupported::{STOP_LIMIT, Target};
+pub use unsupported::{Exec, NotHeld, STOP_LIMIT, Target, Waiting};
 #[cfg(target_arch = "x86_64")]
-pub use {run::STOP_LIMIT, target::Target};
+pub use {
+    entry::{Exec, NotHeld, Waiting},
+    run::STOP_LIMIT,
+    target::Target,
+};

@@ -194,6 +194,49 @@ impl Report {
     }
 }
 
+/// What became of a traced process that is about to exec.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// Nothing so far.
+    None,
+    /// It has run its program, and is stopped before the first instruction.
+    Exec,
+    /// It is stopped before this signal is delivered; 0 for none.
+    Signal(i32),
+    /// It ended. Its parent will be told.
+    Ended,
+}
+
+/// What a process of ours that the calling thread traces did. Nothing is taken from its parent, which may be another thread.
+pub(crate) fn event(pid: i32) -> io::Result<Event> {
+    let flags = libc::WEXITED | libc::WSTOPPED | libc::WNOHANG | libc::WNOWAIT | libc::__WALL;
+    let mut info = MaybeUninit::<libc::siginfo_t>::zeroed();
+    // SAFETY: the kernel writes the information.
+    let failed = unsafe { libc::waitid(libc::P_PID, pid as libc::id_t, info.as_mut_ptr(), flags) } != 0;
+    if failed {
+        let error = io::Error::last_os_error();
+        return match error.raw_os_error() {
+            Some(libc::EINTR) => Ok(Event::None),
+            Some(libc::ECHILD) => Ok(Event::Ended),
+            _ => Err(error),
+        };
+    }
+    // SAFETY: all zeros is a valid value, and the fields read are those that waitid(2) sets.
+    let (about, code, status) = unsafe {
+        let info = info.assume_init();
+        (info.si_pid(), info.si_code, info.si_status())
+    };
+    if about == 0 {
+        return Ok(Event::None);
+    }
+    Ok(match code {
+        libc::CLD_TRAPPED | libc::CLD_STOPPED if status >> 8 == libc::PTRACE_EVENT_EXEC => Event::Exec,
+        libc::CLD_TRAPPED | libc::CLD_STOPPED if status >> 8 == 0 => Event::Signal(status),
+        libc::CLD_TRAPPED | libc::CLD_STOPPED => Event::Signal(0),
+        _ => Event::Ended,
+    })
+}
+
 /// What `tid` did, or any thread that the calling thread traces if it is −1. `None`: nothing so far, or there is no such
 /// thread any more.
 pub(crate) fn look(tid: i32) -> io::Result<Option<(i32, Report)>> {

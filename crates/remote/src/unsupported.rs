@@ -89,3 +89,41 @@ impl Target {
         match self.0 {}
     }
 }
+
+/// Why a process does not wait at its entry point.
+#[derive(Debug, thiserror::Error)]
+#[error("processes are held at their entry point on x86-64 Linux only")]
+pub struct NotHeld;
+
+/// A process whose next exec is awaited.
+#[derive(Debug)]
+pub struct Exec(std::convert::Infallible);
+
+impl Exec {
+    /// Awaits the next exec of a process.
+    ///
+    /// # Errors
+    /// Always.
+    pub fn of(_: u32) -> Result<Self, NotHeld> {
+        Err(NotHeld)
+    }
+
+    /// Waits for the exec.
+    ///
+    /// # Errors
+    /// Never called.
+    pub fn wait(self) -> Result<Waiting, NotHeld> {
+        match self.0 {}
+    }
+}
+
+/// A process that waits at its entry point.
+#[derive(Debug)]
+pub struct Waiting(std::convert::Infallible);
+
+impl Waiting {
+    /// Whether it is at its entry point, and waits.
+    pub fn is_there(&self) -> bool {
+        match self.0 {}
+    }
+}

@@ -156,12 +156,14 @@ impl Counted {
         self.map.get(process).is_some_and(|entry| entry.state != inline_state::LEFT)
     }
 
-    /// Whether a process inherited hooks, and still runs with them.
+    /// Whether a process began with hooks that it inherited.
     pub(super) fn has_inherited(&self, pid: u32) -> bool {
-        let is_it = |(process, entry): &(ProcessKey, InlineProcess)| {
-            process.tgid == pid && entry.state != inline_state::LEFT && entry.hooked != *process
-        };
-        self.map.entries().iter().any(is_it)
+        self.map.entries().iter().any(|(process, entry)| process.tgid == pid && entry.hooked != *process)
+    }
+
+    /// Whether this incarnation has hooks that it inherited.
+    pub(super) fn is_child(&self, process: ProcessKey) -> bool {
+        self.map.get(process).is_some_and(|entry| entry.hooked != process)
     }
 
     /// Finds new children, and processes that have left their memory.

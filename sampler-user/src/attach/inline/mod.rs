@@ -140,23 +140,24 @@ impl InlineHooks {
         }
     }
 
-    /// Tries to hook an allocator in a process. The reason for which it was refused for good comes with it.
+    /// Tries to hook an allocator in a process, of which probes have sampled blocks: they are given with the table. The reason for
+    /// which it was refused for good comes with it.
     pub fn attempt(
         &mut self,
         (process, key): (ProcessKey, FileKey),
         file: (&str, &File),
-        table: &Table,
+        (table, sampled): (&Table, &[u64]),
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> (Service, Option<Refused>) {
         let pid = process.tgid;
-        if self.has_inherited(pid) {
+        if self.counted.is_child(process) {
             return (Service::Probes, None);
         }
         let mut attempts = match self.decided.get(&(pid, key)) {
             Some((_, Service::Waits { attempts, .. })) => *attempts,
             _ => Attempts::default(),
         };
-        let (service, refused) = match self.hook((process, key), file, table, add_sites) {
+        let (service, refused) = match self.hook((process, key), file, (table, sampled), add_sites) {
             Ok(()) => (Service::Inline, None),
             Err(refused) => match attempts.failed().filter(|_| refused.may_pass()) {
                 Some(pause) => {
@@ -179,7 +180,7 @@ impl InlineHooks {
         &mut self,
         (process, key): (ProcessKey, FileKey),
         file: (&str, &File),
-        table: &Table,
+        (table, sampled): (&Table, &[u64]),
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<(), Refused> {
         let pid = process.tgid;
@@ -188,7 +189,7 @@ impl InlineHooks {
             None => self.prepare((pid, key), file, table, add_sites)?,
         };
         let base = prepared.linked.base;
-        if let Err(refused) = self.counted.list(process, base) {
+        if let Err(refused) = note(&prepared.linked, sampled).and_then(|()| self.counted.list(process, base)) {
             prepared.undo();
             return Err(refused);
         }
@@ -225,7 +226,7 @@ impl InlineHooks {
         target.found().iter().any(|found| bases.contains(&found.range.start) && found.is_hooked())
     }
 
-    /// Whether a process inherited the hooks of its parent.
+    /// Whether a process began with hooks that it inherited from its parent.
     pub fn has_inherited(&self, pid: u32) -> bool {
         self.counted.has_inherited(pid)
     }
@@ -370,6 +371,18 @@ impl Drop for InlineHooks {
     fn drop(&mut self) {
         self.release_all();
     }
+}
+
+/// Has the code that is mapped, and to which no jump leads yet, know blocks that are sampled already.
+fn note(linked: &Linked, sampled: &[u64]) -> Result<(), Refused> {
+    if sampled.is_empty() {
+        return Ok(());
+    }
+    let failed = |source| Refused::Read { what: "the target's memory", source };
+    let noted = heapbpf_inline::noted::noted(sampled, SET_LOG2).ok_or(Refused::Blocks)?;
+    let memory = memory::open(linked.pid).map_err(failed)?;
+    let mut writes = noted.iter().map(|(at, bytes)| memory.write_all_at(bytes, linked.base + at));
+    writes.try_for_each(|written| written).map_err(failed)
 }
 
 #[cfg(target_arch = "x86_64")]

@@ -60,6 +60,9 @@ pub enum Refused {
     /// Each allocator has counts of its own.
     #[error("it has more allocators than can be counted inside a process")]
     Allocators,
+    /// The set of sampled blocks is too small.
+    #[error("probes have sampled more blocks of it than can be handed over")]
+    Blocks,
     /// The kernel refuses a link or a site.
     #[error(transparent)]
     Kernel(#[from] KernelError),

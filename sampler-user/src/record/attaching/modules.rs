@@ -45,7 +45,7 @@ impl Attaching {
     pub(super) fn hook_module_in(&mut self, host: &mut Host, module: ModuleId, pid: u32) -> Result<Hooked, Unhooked> {
         let link = self.link_for(pid);
         let key = self.file_of(host, module);
-        match key.map_or(Service::Probes, |key| self.hook_inline(pid, key)) {
+        match key.map_or(Service::Probes, |key| self.hook_inline(pid, key, None)) {
             Service::Waits { .. } => return Err(Unhooked::Waits),
             Service::Inline if link.is_some() => {}
             Service::Inline => drop(self.hook_module(host, module, link)),
@@ -93,12 +93,33 @@ impl Attaching {
         }
     }
 
-    /// Hooks a process inline, if that is wanted and possible, and no links have counted it so far. Otherwise its probes follow.
-    pub(super) fn hook_inline(&mut self, pid: u32, key: FileKey) -> Service {
+    /// Hooks a process inline that waits at its entry point. Probes have counted what its libraries did so far, and sampled
+    /// `blocks`.
+    pub(in crate::record) fn hook_at_entry(&mut self, host: &mut Host, pid: u32, blocks: &[u64]) {
+        for module in modules_of(host, pid) {
+            let Some(key) = self.file_of(host, module) else { continue };
+            self.hook_inline(pid, key, Some(blocks));
+        }
+    }
+
+    /// A process that should be hooked inline stays with its probes.
+    pub(in crate::record) fn stays_probed(&mut self, pid: u32, why: &str) {
+        self.standing.note(pid, Err(why.to_owned()));
+        log::warn!("process {pid} is probed, not hooked inline: {why}");
+        self.refuse(format!("process {pid} is not hooked inline: {why}"));
+    }
+
+    /// Hooks a process inline, if that is wanted and possible. Otherwise its probes follow. No links must have counted it so far,
+    /// or it is at rest, and `sampled` are the blocks that probes sampled.
+    pub(super) fn hook_inline(&mut self, pid: u32, key: FileKey, sampled: Option<&[u64]>) -> Service {
         let link = self.link_for(pid);
+        let is_at_rest = sampled.is_some();
+        if self.held == Some(pid) && !is_at_rest {
+            return Service::Probes;
+        }
         loop {
             let Self { inline: Some(inline), hooks, control, programs, .. } = self else { return Service::Probes };
-            if let Some(decided) = inline.decided((pid, key), hooks.serving(key, link).is_some()) {
+            if let Some(decided) = inline.decided((pid, key), !is_at_rest && hooks.serving(key, link).is_some()) {
                 return decided;
             }
             let Some(examined) = hooks.files.get(key) else { return Service::Probes };
@@ -107,7 +128,10 @@ impl Attaching {
             let mut add_sites = |sites: &[Site]| hooks.add_sites(sites, control);
             let incarnation = totals::living(programs).map(|all| all.into_iter().find(|process| process.tgid == pid));
             let (service, refused) = match incarnation {
-                Ok(Some(process)) => inline.attempt((process, key), (&path, &file), &table, &mut add_sites),
+                Ok(Some(process)) => {
+                    let sampled = sampled.unwrap_or_default();
+                    inline.attempt((process, key), (&path, &file), (&table, sampled), &mut add_sites)
+                }
                 Ok(None) => (Service::Probes, Some(Refused::Ended)),
                 Err(error) => (Service::Probes, Some(error.into())),
             };
@@ -115,13 +139,11 @@ impl Attaching {
                 self.standing.note(pid, Ok(()));
             }
             if let Some(refused) = refused {
-                self.standing.note(pid, Err(refused.to_string()));
-                log::warn!("process {pid} is probed, not hooked inline: {refused}");
-                self.refuse(format!("process {pid} is not hooked inline: {refused}"));
+                self.stays_probed(pid, &refused.to_string());
             }
             match service {
                 // What is recorded begins when everything is in place.
-                Service::Waits { until, .. } if self.is_starting => {
+                Service::Waits { until, .. } if self.is_starting || is_at_rest => {
                     std::thread::sleep(until.saturating_duration_since(Instant::now()));
                 }
                 service => return service,

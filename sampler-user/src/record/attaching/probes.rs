@@ -58,6 +58,8 @@ pub struct Attaching {
     pub hooks: Hooks,
     /// Inline hooks, if they are wanted.
     pub inline: Option<InlineHooks>,
+    /// The process of a command that is to be hooked inline at its entry point, and is not there yet.
+    pub held: Option<u32>,
     /// Which processes they are in, and why they are not in others.
     pub standing: Standing,
     /// The profiled processes.
@@ -120,6 +122,7 @@ impl Attaching {
             programs,
             control,
             inline,
+            held: None,
             standing: Standing::default(),
             hooks: Hooks::new(rules, Table::new(&targets.allocators), live).with_mappings(mappings),
             targets: TargetSet::default(),

@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use heapbpf_remote::Exec;
 use tokio::io::unix::AsyncFd;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
@@ -71,6 +72,7 @@ impl ActiveRecording {
             words => Some(hold(words).context("cannot start a process for the command")?),
         };
         let command_pid = held.as_ref().map(|held| held.pid);
+        session.attaching.held = command_pid.filter(|_| session.attaching.inline.is_some());
         session.attaching.start(&session.plan.targets, command_pid, &mut session.host)?;
         session.recorder.set_functions(session.attaching.hooks.functions());
         let first = session.first_target(command_pid);
@@ -149,7 +151,13 @@ impl ActiveRecording {
     fn release_command(&mut self) -> anyhow::Result<()> {
         let Some(held) = self.command.held.take() else { return Ok(()) };
         let program = self.session.plan.targets.command[0].to_string_lossy().into_owned();
+        let pid = held.pid;
+        // It waits at its entry point to be hooked.
+        let exec = self.session.attaching.held.map(Exec::of);
         self.command.running = Some(held.release().map_err(|source| NotStarted { program, source })?);
+        if let Some(exec) = exec {
+            self.session.hook_command(pid, exec.and_then(Exec::wait));
+        }
         Ok(())
     }
 

@@ -3,6 +3,7 @@
 pub mod active;
 mod cut;
 mod ends;
+mod entry;
 mod errors;
 mod exited;
 mod finish;

@@ -1,0 +1,295 @@
+//! Has a process that is about to exec wait at its entry point: its libraries are mapped there, and nothing of its own has run.
+//!
+//! At the exec, a few instructions are written behind the end of the program's text, in its last page, and the auxiliary vector,
+//! by which the dynamic loader finds the entry point, is made to name them. (A program without a loader is sent there at once.)
+//! They sleep until they are told to go on, or for about twenty seconds, and jump to the entry point. So nobody needs to trace the
+//! process meanwhile, and it goes on by itself if the one who had it wait is killed.
+
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::unix::fs::FileExt as _;
+use std::sync::mpsc::{self, Receiver};
+use std::time::{Duration, Instant};
+
+use crate::maps::PAGE_BYTES;
+use crate::sys::{self, Event};
+
+/// Rounds of about a millisecond.
+const ROUNDS: u32 = 20_000;
+/// Time that a process may take for its exec.
+const EXEC_LIMIT: Duration = Duration::from_secs(60);
+/// Pause between two looks at a process that is about to exec.
+const PAUSE: Duration = Duration::from_micros(200);
+/// Code segment of 64-bit code.
+const CODE_64: u64 = 0x33;
+/// Most words of a new stack: arguments, environment and auxiliary vector.
+const MAX_WORDS: usize = 1 << 20;
+/// Bytes of a program header; most that are read.
+const HEADER_BYTES: u64 = 56;
+const MAX_HEADERS: u64 = 128;
+
+/// Why a process does not wait at its entry point. It runs as ever.
+#[derive(Debug, thiserror::Error)]
+pub enum NotHeld {
+    /// It cannot be traced, read or written.
+    #[error("cannot have it wait at its entry point: {0}")]
+    System(#[from] io::Error),
+    /// There was no exec.
+    #[error("it has not run the program")]
+    NoExec,
+    /// 32-bit code, or no ELF file as compilers make it.
+    #[error("it is not a 64-bit program of this machine, or laid out in an unknown way")]
+    Layout,
+    /// The text ends where its last page does.
+    #[error("there is no room behind its text for the instructions that have it wait at its entry point")]
+    NoRoom,
+}
+
+/// A process whose next exec is awaited.
+#[derive(Debug)]
+pub struct Exec(Receiver<Result<Waiting, NotHeld>>);
+
+impl Exec {
+    /// Awaits the next exec of a process, from now on.
+    ///
+    /// # Errors
+    /// It cannot be traced.
+    pub fn of(pid: u32) -> Result<Self, NotHeld> {
+        let tid = i32::try_from(pid).map_err(|_| NotHeld::NoExec)?;
+        let (traced, is_traced) = mpsc::channel();
+        let (sender, receiver) = mpsc::channel();
+        // Only the thread that traces it may stop it and let it go. If it ends, the kernel lets it go.
+        std::thread::spawn(move || {
+            let result = sys::seize(tid, libc::PTRACE_O_TRACEEXEC);
+            let failed = result.is_err();
+            let _ = traced.send(result);
+            if !failed {
+                let _ = sender.send(at_exec(tid));
+            }
+        });
+        is_traced.recv().map_err(|_| NotHeld::NoExec)??;
+        Ok(Self(receiver))
+    }
+
+    /// Waits for the exec.
+    ///
+    /// # Errors
+    /// The process runs as ever.
+    pub fn wait(self) -> Result<Waiting, NotHeld> {
+        self.0.recv().unwrap_or(Err(NotHeld::NoExec))
+    }
+}
+
+/// A process that waits at its entry point, or will when it gets there. Dropping it lets it go on.
+#[derive(Debug)]
+pub struct Waiting {
+    pid: i32,
+    memory: File,
+    code: Range<u64>,
+    go: u64,
+}
+
+impl Waiting {
+    /// Whether it is at its entry point, and waits.
+    pub fn is_there(&self) -> bool {
+        let counter = std::fs::read_to_string(format!("/proc/{}/syscall", self.pid)).unwrap_or_default();
+        let counter = counter.trim_end().rsplit(' ').next().and_then(|word| word.strip_prefix("0x"));
+        counter.and_then(|digits| u64::from_str_radix(digits, 16).ok()).is_some_and(|at| self.code.contains(&at))
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        // It may have ended, or run another program.
+        let _ = self.memory.write_all_at(&[1], self.go);
+    }
+}
+
+/// Waits for the exec of a traced process, and prepares it.
+fn at_exec(pid: i32) -> Result<Waiting, NotHeld> {
+    let since = Instant::now();
+    while since.elapsed() < EXEC_LIMIT {
+        match sys::event(pid)? {
+            Event::None => std::thread::sleep(PAUSE),
+            Event::Ended => return Err(NotHeld::NoExec),
+            Event::Exec => {
+                let waiting = prepare(pid);
+                sys::detach(pid, 0)?;
+                return waiting;
+            }
+            Event::Signal(signal) => sys::cont(pid, signal)?,
+        }
+    }
+    Err(NotHeld::NoExec)
+}
+
+fn prepare(pid: i32) -> Result<Waiting, NotHeld> {
+    let mut registers = sys::registers(pid)?;
+    if registers.cs != CODE_64 {
+        return Err(NotHeld::Layout);
+    }
+    let memory = File::options().read(true).write(true).open(format!("/proc/{pid}/mem"))?;
+    let word = |address: u64| {
+        let mut bytes = [0; 8];
+        memory.read_exact_at(&mut bytes, address).ok().map(|()| u64::from_ne_bytes(bytes))
+    };
+    let vector = Vector::find(&word, registers.rsp).ok_or(NotHeld::Layout)?;
+    let end = vector.end_of_text(&word).ok_or(NotHeld::Layout)?;
+    let (start, page_end) = (end.next_multiple_of(16), end.next_multiple_of(PAGE_BYTES));
+    let (code, go) = instructions(start, vector.entry);
+    let range = start..start + code.len() as u64;
+    if range.end > page_end {
+        return Err(NotHeld::NoRoom);
+    }
+    memory.write_all_at(&code, start)?;
+    if registers.rip == vector.entry {
+        registers.rip = start;
+        sys::set_registers(pid, &registers)?;
+    } else {
+        memory.write_all_at(&start.to_ne_bytes(), vector.entry_at)?;
+    }
+    Ok(Waiting { pid, memory, code: range, go })
+}
+
+/// What a new program is told by the kernel.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Vector {
+    /// Where it begins, and the address of the word that says so.
+    entry: u64,
+    entry_at: u64,
+    headers: u64,
+    header_count: u64,
+}
+
+impl Vector {
+    /// Finds it on a new stack.
+    fn find(word: &dyn Fn(u64) -> Option<u64>, stack: u64) -> Option<Self> {
+        let at = |index: usize| stack.checked_add(index as u64 * 8);
+        let arguments = usize::try_from(word(stack)?).ok().filter(|count| *count < MAX_WORDS)?;
+        // Behind the arguments and their end: the environment and its end.
+        let mut index = arguments + 2;
+        while word(at(index)?)? != 0 {
+            index += 1;
+            if index > MAX_WORDS {
+                return None;
+            }
+        }
+        let mut vector = Self::default();
+        for pair in 0..256 {
+            let name = at(index + 1 + 2 * pair)?;
+            let value = word(name + 8)?;
+            match word(name)? {
+                libc::AT_NULL => break,
+                libc::AT_ENTRY => (vector.entry, vector.entry_at) = (value, name + 8),
+                libc::AT_PHDR => vector.headers = value,
+                libc::AT_PHNUM => vector.header_count = value,
+                _ => {}
+            }
+        }
+        (vector.entry != 0 && vector.headers != 0).then_some(vector)
+    }
+
+    /// Where the program's text ends.
+    fn end_of_text(&self, word: &dyn Fn(u64) -> Option<u64>) -> Option<u64> {
+        let headers = (0..self.header_count.min(MAX_HEADERS)).map(|index| self.headers + index * HEADER_BYTES);
+        let headers: Option<Vec<[u64; 5]>> =
+            headers.map(|at| Some([word(at)?, word(at + 16)?, word(at + 32)?, word(at + 40)?, at])).collect();
+        let headers = headers?;
+        let kind = |header: &[u64; 5]| header[0] as u32;
+        let own = headers.iter().find(|header| kind(header) == libc::PT_PHDR);
+        let bias = own.map_or(0, |own| self.headers.wrapping_sub(own[1]));
+        let is_text = |header: &&[u64; 5]| {
+            let start = bias.wrapping_add(header[1]);
+            let is_executable = (header[0] >> 32) as u32 & libc::PF_X != 0;
+            let has_entry = self.entry.checked_sub(start).is_some_and(|within| within < header[2]);
+            kind(header) == libc::PT_LOAD && is_executable && has_entry && header[2] == header[3]
+        };
+        let text = headers.iter().find(is_text)?;
+        bias.checked_add(text[1])?.checked_add(text[2])
+    }
+}
+
+/// Instructions at `start` that wait and then jump to `entry`, keeping all registers; and the address of the byte that has them go
+/// on.
+fn instructions(start: u64, entry: u64) -> (Vec<u8>, u64) {
+    const CODE: [u8; 64] = [
+        0x50, // push rax
+        0x53, // push rbx
+        0x51, // push rcx
+        0x57, // push rdi
+        0x56, // push rsi
+        0x41, 0x53, // push r11
+        0xbb, 0, 0, 0, 0, // mov ebx, ROUNDS
+        0x80, 0x3d, 0x45, 0, 0, 0, 0x00, // again: cmp byte ptr [rip + GO], 0
+        0x75, 0x14, // jne out
+        0x48, 0x8d, 0x3d, 0x24, 0, 0, 0, // lea rdi, [rip + TIME]
+        0x31, 0xf6, // xor esi, esi
+        0xb8, 0x23, 0, 0, 0, // mov eax, SYS_nanosleep
+        0x0f, 0x05, // syscall
+        0xff, 0xcb, // dec ebx
+        0x75, 0xe3, // jnz again
+        0x41, 0x5b, // out: pop r11
+        0x5e, // pop rsi
+        0x5f, // pop rdi
+        0x59, // pop rcx
+        0x5b, // pop rbx
+        0x58, // pop rax
+        0xff, 0x25, 0x1a, 0, 0, 0, // jmp [rip + ENTRY]
+        0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc, 0xcc,
+    ];
+    const ROUNDS_AT: usize = 8;
+    const NANOSECONDS: u64 = 1_000_000;
+    let mut code = CODE.to_vec();
+    code[ROUNDS_AT..][..4].copy_from_slice(&ROUNDS.to_le_bytes());
+    // TIME: seconds, nanoseconds; ENTRY; GO
+    code.extend(0_u64.to_le_bytes());
+    code.extend(NANOSECONDS.to_le_bytes());
+    code.extend(entry.to_le_bytes());
+    code.push(0);
+    (code, start + CODE.len() as u64 + 24)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const STACK: u64 = 0x1000;
+    const HEADERS: u64 = 0x5000;
+
+    /// Memory of words, from the stack's and the headers' address on.
+    fn memory(stack: Vec<u64>, headers: Vec<u64>) -> impl Fn(u64) -> Option<u64> {
+        move |address| {
+            let at =
+                |base: u64, words: &[u64]| Some(*words.get(usize::try_from(address.checked_sub(base)? / 8).ok()?)?);
+            at(HEADERS, &headers).or_else(|| at(STACK, &stack))
+        }
+    }
+
+    #[test]
+    fn the_entry_point_and_the_end_of_the_text_are_found() {
+        let vector =
+            [6, 4096, libc::AT_PHDR, HEADERS, libc::AT_PHNUM, 2, libc::AT_ENTRY, 0x55_0000_1080, libc::AT_NULL, 0];
+        let mut stack = vec![2, 0x7000, 0x7008, 0, 0x7010, 0];
+        stack.extend(vector);
+        let own = [u64::from(libc::PT_PHDR) | 4 << 32, 0x40, HEADERS.wrapping_sub(0x55_0000_0000), 0, 0x70, 0x70, 8];
+        let text = [u64::from(libc::PT_LOAD) | 5 << 32, 0x1000, 0x1000, 0x1000, 0x2a5, 0x2a5, 0x1000];
+        let word = memory(stack, [own, text].concat());
+        let found = Vector::find(&word, STACK).expect("a vector");
+        assert_eq!((found.entry, found.entry_at), (0x55_0000_1080, STACK + 13 * 8));
+        assert_eq!(found.end_of_text(&word), Some(0x55_0000_12a5));
+    }
+
+    #[test]
+    fn a_stack_without_end_has_no_vector() {
+        assert_eq!(Vector::find(&|_| Some(7), STACK), None);
+        assert_eq!(Vector::find(&|_| None, STACK), None);
+    }
+
+    #[test]
+    fn the_instructions_end_with_the_byte_that_is_written() {
+        let (code, go) = instructions(0x1000, 0x42);
+        assert_eq!(go, 0x1000 + code.len() as u64 - 1);
+        assert_eq!(code[code.len() - 9..code.len() - 1], 0x42_u64.to_le_bytes());
+    }
+}

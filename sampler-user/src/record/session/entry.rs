@@ -1,0 +1,50 @@
+//! `-- COMMAND` hooked inline: at its entry point, where its libraries are mapped. Probes count what they did before.
+
+use std::time::{Duration, Instant};
+
+use heapbpf_remote::{NotHeld, Waiting};
+use sampler_ebpf::abi::LiveValue;
+
+use super::state::Session;
+use crate::host::process::ProcessInfo;
+
+/// Time that a command may take to its entry point. After that it is not waited for.
+const LIMIT: Duration = Duration::from_secs(5);
+/// Pause between two looks at it.
+const PAUSE: Duration = Duration::from_micros(500);
+
+impl Session {
+    /// Hooks a command inline that was just executed, and lets it go on. If that is not possible, its probes stay.
+    pub(super) fn hook_command(&mut self, pid: u32, held: Result<Waiting, NotHeld>) {
+        let hooked = held.map_err(|why| why.to_string()).and_then(|waiting| self.hook_waiting(pid, &waiting));
+        self.attaching.held = None;
+        if let Err(why) = hooked {
+            self.attaching.stays_probed(pid, &why);
+        }
+    }
+
+    fn hook_waiting(&mut self, pid: u32, waiting: &Waiting) -> Result<(), String> {
+        let since = Instant::now();
+        while !waiting.is_there() {
+            if since.elapsed() > LIMIT || ProcessInfo::read(pid).is_err() {
+                return Err("it did not get to its entry point in time".to_owned());
+            }
+            self.cycle();
+            std::thread::sleep(PAUSE);
+        }
+        self.cycle();
+        // Other threads would go on to allocate, by probes, while it is being hooked.
+        if ProcessInfo::read(pid).map_or(true, |process| process.threads != 1) {
+            return Err("its libraries have started threads before it began".to_owned());
+        }
+        let mut sampled = Vec::new();
+        let scanned = self.kernel.live_map.scan(|entries| {
+            let own = entries.filter(|(key, value)| key.space.tgid == pid && value.sample != LiveValue::FREED);
+            sampled.extend(own.map(|(key, _)| key.address));
+        });
+        scanned.map_err(|error| error.to_string())?;
+        self.attaching.hook_at_entry(&mut self.host, pid, &sampled);
+        self.recorder.set_functions(self.attaching.hooks.functions());
+        Ok(())
+    }
+}
