@@ -129,6 +129,7 @@ fn with_names(stack: &Stack, symbolizer: &Symbolizer, shared: &mut SharedFrames)
     }
     // A stack that ends in an outermost function is complete, even if the unwinder could not tell. As in a recording.
     let cut = stack.cut.clone().filter(|_| !frames.last().is_some_and(|frame| finish::is_entry(frame)));
+    frames.shrink_to_fit();
     Stack { frames, unwinder: stack.unwinder, cut }
 }
 
