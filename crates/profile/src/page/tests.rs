@@ -121,3 +121,11 @@ fn a_page_of_very_many_stacks_has_the_largest() {
     assert_eq!(largest_only(&mut chains, &mut stacks, Value::InuseSpace), 0);
     assert_eq!(chains.len(), stacks.len());
 }
+
+/// Writes the page of 50,000 stacks for `cargo xtask bench page`.
+#[test]
+#[ignore = "part of a benchmark"]
+fn a_large_page_is_written() {
+    let file = std::env::var_os("HEAPBPF_LARGE_PAGE").expect("where to write it");
+    std::fs::write(file, html(&testing::large(50_000, 40))).expect("room");
+}
