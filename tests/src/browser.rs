@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::environment::tool_or_install;
 
 /// How long something on a page may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A browser with one page.
 pub struct Browser {
@@ -142,7 +142,11 @@ impl Browser {
         let guarded = format!("(() => {{ try {{ return Boolean({expression}) }} catch {{ return false }} }})()");
         while self.value(&guarded) != true {
             let shown = begun.elapsed() < PATIENCE;
-            assert!(shown, "{expression} does not become true on: {}", self.text("document.body.innerText.slice(0, 3000)"));
+            assert!(
+                shown,
+                "{expression} does not become true on: {}",
+                self.text("document.body.innerText.slice(0, 3000)")
+            );
             std::thread::sleep(Duration::from_millis(30));
         }
     }

@@ -39,7 +39,7 @@ fn hostile_page() -> PathBuf {
 
 fn make_hostile_page(folder: &Path) -> PathBuf {
     let mut target = Target::start(&program("lifetimes"), ["300"]);
-    let recording = Recorder::of(target.pid(), 4096).start();
+    let recording = Recorder::of(target.pid(), 1).start();
     target.run();
     let outcome = recording.stop();
     let long = "x".repeat(10_000);
@@ -108,7 +108,10 @@ fn a_file_is_the_page_and_hostile_names_are_only_shown() {
     browser.click("#main tbody tr:first-child button");
     browser.until("!document.getElementById('details').hidden");
     let details = browser.text("document.getElementById('details').innerText");
-    assert!(details.contains("lifetimes.c:") && details.contains("Lifetimes") && details.contains("Sizes"), "{details}");
+    assert!(
+        details.contains("lifetimes.c:") && details.contains("Lifetimes") && details.contains("Sizes"),
+        "{details}"
+    );
     assert!(details.contains("bytes allocated") && details.contains("samples"), "{details}");
 
     // The same view from its link, which names no network.
@@ -251,10 +254,25 @@ fn a_page_asks_for_its_token_and_offers_every_format() {
     assert!(!browser.text("location.href").contains("all-"), "a link has no token");
     let formats = "[...document.querySelectorAll('#export button')].map(it => it.innerText).join(' ')";
     let formats = browser.text(formats);
-    for format in ["pprof", "json", "folded", "svg", "html", "parquet", "otlp", "perfetto", "speedscope", "heap_v2", "dhat", "csv"] {
+    for format in [
+        "pprof",
+        "json",
+        "folded",
+        "svg",
+        "html",
+        "parquet",
+        "otlp",
+        "perfetto",
+        "speedscope",
+        "heap_v2",
+        "dhat",
+        "csv",
+    ] {
         assert!(formats.split(' ').any(|offered| offered == format), "{format} in {formats}");
         let path = format!("page/export?format={format}");
-        let asked = format!("fetch('{path}', {{headers: {{Authorization: 'Bearer all-aaaaaaaaaaaaaaaa'}}}}).then(it => it.arrayBuffer().then(body => [it.status, body.byteLength]))");
+        let asked = format!(
+            "fetch('{path}', {{headers: {{Authorization: 'Bearer all-aaaaaaaaaaaaaaaa'}}}}).then(it => it.arrayBuffer().then(body => [it.status, body.byteLength]))"
+        );
         let answer = browser.value(&asked);
         assert!(answer[0] == 200 && answer[1].as_u64() > Some(50), "{format}: {answer}");
     }
@@ -276,7 +294,10 @@ fn speed_of_a_large_page() {
         let shown = "performance.getEntriesByName('heapbpf-shown')[0].startTime";
         let begun = "performance.getEntriesByName('heapbpf-begin')[0].startTime";
         let (shown, begun) = (browser.value(shown), browser.value(begun));
-        println!("shown after {shown} ms, of which until the script began {begun} ms; long tasks: {}", browser.value("tasks.map(Math.round)"));
+        println!(
+            "shown after {shown} ms, of which until the script began {begun} ms; long tasks: {}",
+            browser.value("tasks.map(Math.round)")
+        );
         let zoom = "(async () => { const frame = () => new Promise(requestAnimationFrame); await frame(); const box = document.querySelector('.flame canvas'), at = box.getBoundingClientRect(), times = []; for (const row of [2, 6, 10, 3, 1, 0]) { const begun = performance.now(); box.dispatchEvent(new MouseEvent('click', {clientX: at.x + 300, clientY: at.y + row * 19 + 9, bubbles: true})); times.push(Math.round(performance.now() - begun)); await frame() } return times })()";
         println!("zooms, in ms: {}", browser.value(zoom));
     }

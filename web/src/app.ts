@@ -24,6 +24,8 @@ export class App {
   private growth: { data: GrowthData; doc: Doc } | null = null;
   private zoom = 0;
   private size: Float64Array = new Float64Array();
+  /** What `size` is of. */
+  private sized: Column | null = null;
   private served: { server: Server; history: History; timeline: Timeline; moments: number[] } | null = null;
   private paused = false;
   private readonly flame = new FlameGraph({ label: "Flame graph", icicle: true, onZoom: node => this.zoomTo(node) });
@@ -194,7 +196,10 @@ export class App {
     const turn = byId("turn");
     turn.hidden = state.tab !== "flame" || state.of !== "";
     turn.setAttribute("aria-pressed", String(!state.icicle));
-    this.size = sizes(view.tree, view.leaf, column.estimate);
+    if (this.sized !== column) {
+      this.size = sizes(view.tree, view.leaf, column.estimate);
+      this.sized = column;
+    }
     this.zoom = state.zoom ? Math.max(0, view.hashes.indexOf(state.zoom)) : 0;
     if (state.of) this.showSandwich();
     else if (state.tab === "flame") this.showFlame(column);

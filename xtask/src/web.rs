@@ -49,7 +49,10 @@ pub fn web(context: &Context, check: bool) -> anyhow::Result<()> {
     run(&mut build, context.options.verbose)?;
     let bytes = [stamp(&sources).into_bytes(), fs::read(&made)?].concat();
     if check {
-        ensure!(bytes == committed, "web/dist/page.html is not what `cargo xtask web` makes: run it and commit the page");
+        ensure!(
+            bytes == committed,
+            "web/dist/page.html is not what `cargo xtask web` makes: run it and commit the page"
+        );
         return Ok(());
     }
     fs::write(&page, &bytes)?;
@@ -87,7 +90,8 @@ fn hash(folder: &Path) -> anyhow::Result<String> {
     let file = folder.join("target/sources");
     fs::create_dir_all(folder.join("target"))?;
     fs::write(&file, all)?;
-    let output = Command::new("git").args(["hash-object", "--no-filters"]).arg(&file).output().context("git is needed")?;
+    let output =
+        Command::new("git").args(["hash-object", "--no-filters"]).arg(&file).output().context("git is needed")?;
     if !output.status.success() {
         bail!("git hash-object: {}", String::from_utf8_lossy(&output.stderr));
     }

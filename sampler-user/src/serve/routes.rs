@@ -1,7 +1,7 @@
 //! The HTTP endpoints.
 
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::io::Read as _;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
 use axum::body::Bytes;
@@ -123,7 +123,9 @@ pub fn router(recording: RecordingHandle, tokens: Option<Tokens>, push: PushStat
         .route("/page/data", get(page_data))
         .route("/page/growth", get(page_growth))
         .route("/page/export", get(page_export))
-        .fallback(|| async { Refusal(StatusCode::NOT_FOUND, "there is no such page; docs/fleet.md lists those there are".into()) })
+        .fallback(|| async {
+            Refusal(StatusCode::NOT_FOUND, "there is no such page; docs/fleet.md lists those there are".into())
+        })
         .layer(middleware::from_fn_with_state(Arc::clone(&server), admit))
         .with_state(server)
 }
@@ -224,7 +226,8 @@ async fn page_export(
     query: Result<Pairs, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Refusal> {
     let mut pairs = pairs(query)?;
-    let name = taken(&mut pairs, "format").ok_or_else(|| bad_request("format is needed here: ?format=pprof, for example"))?;
+    let name =
+        taken(&mut pairs, "format").ok_or_else(|| bad_request("format is needed here: ?format=pprof, for example"))?;
     let format = heapbpf_profile::formats::by_name(&name).map_err(|error| bad_request(error.to_string()))?;
     let Parameters { filter, .. } = Parameters::parse(&pairs).map_err(bad_request)?;
     let _permit = server.permit(client.token)?;

@@ -53,8 +53,12 @@ impl Row {
 
 /// Compares memory in use of two profiles as `heapbpf diff` does.
 pub fn growth_data(before: &Profile, after: &Profile, confidence: f64) -> GrowthData {
-    let options =
-        DiffOptions { values: vec![Value::InuseSpace], group_by: GroupBy::Program, confidence, ..DiffOptions::default() };
+    let options = DiffOptions {
+        values: vec![Value::InuseSpace],
+        group_by: GroupBy::Program,
+        confidence,
+        ..DiffOptions::default()
+    };
     let Diff { mut totals, stacks, notes, confidence, false_discovery_rate, .. } = diff(before, after, &options);
     let mut names = Names::new();
     let mut groups: Vec<String> = Vec::new();

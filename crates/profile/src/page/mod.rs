@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use serde::Serialize;
 
-pub use self::figures::Figure;
-use self::figures::Column;
-pub use self::growth::{GrowthData, growth_data};
 use self::calls::{Chain, Frames, Functions, Names, Stacks};
+use self::figures::Column;
+pub use self::figures::Figure;
+pub use self::growth::{GrowthData, growth_data};
 use crate::escape::escaped_json;
 use crate::estimates::{Pool, exact, intervals_used};
 use crate::formats::WriteOptions;
@@ -206,13 +206,7 @@ pub fn totals(profile: &Profile, confidence: f64, seen: impl Fn(usize) -> bool) 
     })
 }
 
-fn figures(
-    profile: &Profile,
-    pool: &Pool,
-    values: &[Value],
-    confidence: f64,
-    process: Option<usize>,
-) -> Vec<Figure> {
+fn figures(profile: &Profile, pool: &Pool, values: &[Value], confidence: f64, process: Option<usize>) -> Vec<Figure> {
     let figure = |&value: &Value| Figure::of(profile, pool, value, confidence, exact(profile, process, value));
     values.iter().map(figure).collect()
 }
@@ -267,7 +261,10 @@ impl<'a> GroupNames<'a> {
             .map(|((name, pool), processes)| {
                 pool.allow_for(intervals);
                 let exact_of = |value| {
-                    processes.iter().map(|&it| exact(profile, Some(it), value)).try_fold(0u64, |sum, it| sum.checked_add(it?))
+                    processes
+                        .iter()
+                        .map(|&it| exact(profile, Some(it), value))
+                        .try_fold(0u64, |sum, it| sum.checked_add(it?))
                 };
                 let totals = values.iter().map(|&it| Figure::of(profile, pool, it, confidence, exact_of(it))).collect();
                 let count = processes.iter().filter_map(|&it| profile.processes.get(it)).map(|it| it.count()).sum();
@@ -278,11 +275,7 @@ impl<'a> GroupNames<'a> {
 }
 
 /// Rows of equal group and frames, as one stack.
-fn grouped<'a>(
-    profile: &'a Profile,
-    names: &mut Names,
-    groups: &mut GroupNames<'a>,
-) -> (Vec<Chain>, Vec<Stack<'a>>) {
+fn grouped<'a>(profile: &'a Profile, names: &mut Names, groups: &mut GroupNames<'a>) -> (Vec<Chain>, Vec<Stack<'a>>) {
     let interned = Interned::for_viewers(profile);
     let ids: Vec<u32> = interned.frames.iter().map(|frame| names.frame(profile, frame)).collect();
     let frames_of: Vec<Arc<[u32]>> = (0..interned.stacks.len() as u32)
