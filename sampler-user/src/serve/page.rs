@@ -84,7 +84,7 @@ pub fn data(now: &Shared, moments: &[Arc<Shared>], seen: &Seen) -> io::Result<By
     let options = WriteOptions { confidence: CONFIDENCE, ..WriteOptions::default() };
     let answer = Answer {
         moments: moments.collect(),
-        serving: seen.scope.is_everything().then(|| Cost {
+        serving: seen.scope.is_everything().then_some(Cost {
             probe_seconds: stats.probe_seconds,
             daemon_cpu_seconds: stats.daemon_cpu_seconds,
             duration_seconds: profile.header.duration.as_secs_f64(),
