@@ -1,11 +1,11 @@
 //! Tests of the page's data.
 
 use super::*;
-use crate::formats;
+use crate::formats::{self, WriteOptions};
 use crate::testing;
 
 fn data(profile: &Profile) -> serde_json::Value {
-    serde_json::to_value(page_data(profile, Value::default_of(profile), &WriteOptions::default())).expect("plain data")
+    serde_json::to_value(page_data(profile, Value::default_of(profile), None, 0.95)).expect("plain data")
 }
 
 fn numbers(value: &serde_json::Value) -> Vec<i64> {
