@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::environment::tool_or_install;
 
 /// How long something on a page may take.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A browser with one page.
 pub struct Browser {

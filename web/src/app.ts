@@ -1,6 +1,6 @@
 // Puts the parts together: what is shown, and what happens when something is chosen.
 
-import { details } from "./details.ts";
+import { details, qText } from "./details.ts";
 import { columnOf, growthDoc, profileDoc, significantShare, type Doc } from "./doc.ts";
 import { button, byId, element, pause } from "./dom.ts";
 import { serverButtons, staticButtons } from "./export.ts";
@@ -24,6 +24,8 @@ export class App {
   private growth: { data: GrowthData; doc: Doc } | null = null;
   private zoom = 0;
   private size: Float64Array = new Float64Array();
+  /** What `size` is of. */
+  private sized: Column | null = null;
   private served: { server: Server; history: History; timeline: Timeline; moments: number[] } | null = null;
   private paused = false;
   private readonly flame = new FlameGraph({ label: "Flame graph", icicle: true, onZoom: node => this.zoomTo(node) });
@@ -121,11 +123,11 @@ export class App {
     }
     const kept = this.data ? ` This page shows what it had at ${clock(this.data.time_ms)} and comes back by itself.` : "";
     byId("connection").textContent = "no answer";
-    if ("gone" in answer) banner(`heapbpf does not answer any more, or not yet.${kept}`);
+    if ("gone" in answer) banner(`heapbpf does not answer.${kept}`);
     else if (answer.status === 401) {
       byId("token-form").hidden = false;
       banner(answer.refused);
-    } else banner(`${answer.refused}${kept}`);
+    } else banner(`heapbpf says: ${answer.refused}.${kept}`);
     return failures + 1;
   }
 
@@ -194,7 +196,10 @@ export class App {
     const turn = byId("turn");
     turn.hidden = state.tab !== "flame" || state.of !== "";
     turn.setAttribute("aria-pressed", String(!state.icicle));
-    this.size = sizes(view.tree, view.leaf, column.estimate);
+    if (this.sized !== column) {
+      this.size = sizes(view.tree, view.leaf, column.estimate);
+      this.sized = column;
+    }
     this.zoom = state.zoom ? Math.max(0, view.hashes.indexOf(state.zoom)) : 0;
     if (state.of) this.showSandwich();
     else if (state.tab === "flame") this.showFlame(column);
@@ -263,7 +268,7 @@ export class App {
     if (changes) {
       columns.push({
         key: "q", title: "Significant", number: true, value: stack => 1 - (changes[stack].q ?? 1),
-        cell: stack => element("span", changes[stack].significant ? { class: "significant" } : { class: "dim" }, changes[stack].significant ? `yes, q = ${changes[stack].q?.toPrecision(2)}` : "no"),
+        cell: stack => element("span", changes[stack].significant ? { class: "significant" } : { class: "dim" }, changes[stack].significant ? `yes, ${qText(changes[stack].q ?? 1)}` : "no"),
       });
     } else {
       columns.push({ key: "samples", title: "Samples", number: true, value: stack => column.samples[stack], cell: stack => count(column.samples[stack]) });

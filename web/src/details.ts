@@ -38,9 +38,14 @@ function figures({ columns, stack, growth }: Details): HTMLElement {
     }
     const judged = growth.q === null ? "cannot be judged" : growth.significant ? "significant" : "not significant";
     rows.push(element("tr", {}, element("th", { scope: "row" }, "growth is"), element("td", { class: "number" }, judged),
-      element("td", { class: "dim" }, growth.q === null ? "" : `q = ${growth.q.toPrecision(2)}`), element("td")));
+      element("td", { class: "dim" }, growth.q === null ? "" : qText(growth.q)), element("td")));
   }
   return element("table", { class: "facts" }, element("caption", { class: "sr" }, "Figures with 95 % intervals"), element("tbody", {}, ...rows));
+}
+
+/** A q-value, as far as its digits mean something. */
+export function qText(q: number): string {
+  return q < 1e-6 ? "q < 0.000001" : `q = ${q.toPrecision(2)}`;
 }
 
 function finite(n: number): number | null {

@@ -84,6 +84,7 @@ export class FlameGraph {
   }
 
   turn(icicle: boolean) {
+    if (this.options.icicle === icicle) return;
     this.options.icicle = icicle;
     this.layout();
   }

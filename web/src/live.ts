@@ -34,7 +34,7 @@ export class Server {
 
 /** Seconds between two refreshes, more if answers take long. */
 export function refreshPause(answerSeconds: number): number {
-  return Math.min(60, Math.max(2, answerSeconds * 10));
+  return Math.min(15, Math.max(2, answerSeconds * 4));
 }
 
 /** Seconds before the next try after so many failures in a row. */

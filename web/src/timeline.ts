@@ -43,7 +43,7 @@ export class Timeline {
     const number = (_: uPlot, value: number | null) => (value === null ? "–" : bytes(value));
     const axis = (scale: string, side: 1 | 3): uPlot.Axis => ({
       scale, side, size: 70, stroke: dim, grid: { show: side === 3, stroke: line, width: 1 }, ticks: { stroke: line },
-      values: (_, all) => all.map(value => bytes(value)),
+      incrs: Array.from({ length: 60 }, (_, power) => 2 ** power), values: (_, all) => all.map(value => bytes(value)),
     });
     return {
       width: this.width(), height: 190,

@@ -1,5 +1,6 @@
 import assert from "node:assert/strict";
 import test from "node:test";
+import { qText } from "../src/details.ts";
 import { csv, folded } from "../src/export.ts";
 import { boxesOf } from "../src/flame.ts";
 import { bytes, figure, interval, pattern, percent, seconds, shown } from "../src/format.ts";
@@ -170,12 +171,18 @@ test("rates are differences of counts", () => {
 
 test("a busy or absent server is not asked more often", () => {
   assert.equal(refreshPause(0.01), 2);
-  assert.equal(refreshPause(3), 30);
+  assert.equal(refreshPause(3), 12);
+  assert.equal(refreshPause(60), 15);
   assert.deepEqual([1, 2, 3, 50].map(retryPause), [1, 2, 4, 10]);
 });
 
 test("losses are told with what they are of", () => {
   assert.deepEqual(lost({ hits: 100, lost_ring_full: 3, lost_in_flight: 9, lost_abandoned: 1 }), { lost: 4, hits: 100 });
+});
+
+test("a q-value has no digits that mean nothing", () => {
+  assert.equal(qText(0), "q < 0.000001");
+  assert.equal(qText(0.0123), "q = 0.012");
 });
 
 test("files hold every stack", () => {

@@ -21,6 +21,7 @@ mod source;
 mod test;
 mod toolchain;
 mod vectors;
+mod web;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -81,6 +82,12 @@ enum Command {
     /// each other in a cycle. Reports the files and lines of each dependency in the cycle. A parent and its
     /// children may use each other. Test code does not count.
     Modules,
+    /// Check, test and bundle the web page (needs npm); the bundle is committed
+    Web {
+        /// Change nothing: fail if the committed page is not made of the files in web/
+        #[arg(long)]
+        check: bool,
+    },
     /// Measure how many lines of each crate its own tests run
     ///
     /// Fails if a test fails, or if less than 90 % of the lines of a pure crate run: one whose Cargo.toml has
@@ -136,6 +143,7 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Test(selection) => return test::test(&context, &selection),
         Command::Coverage(selection) => return coverage::measure(&context, &selection),
         Command::Modules => return modules::check(&context),
+        Command::Web { check } => web::web(&context, check)?,
         Command::Install => install::install(&context)?,
         Command::Bench { quick, name, args } => bench::bench(&context, name.as_deref(), quick, &args)?,
         Command::Vectors { directory } => return vectors::check(&context, &directory),

@@ -4,6 +4,7 @@
 //! The end-to-end tests are the files in `tests/tests`; all others count as unit tests here. The few unit tests that
 //! need root say that they are skipped without it, and are run again with sudo.
 
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
@@ -183,13 +184,14 @@ fn end_to_end_command(context: &Context, selection: &Selection) -> anyhow::Resul
     Ok(command)
 }
 
-/// Runs a benchmark that is an ignored end-to-end test, and shows its output.
-pub fn bench_among_tests(context: &Context, file: &str) -> anyhow::Result<()> {
+/// Runs a benchmark that is an ignored end-to-end test, with further variables, and shows its output.
+pub fn bench_among_tests(context: &Context, file: &str, variables: &[(&str, &OsStr)]) -> anyhow::Result<()> {
     if let Some(reason) = context.privilege.refusal() {
         anyhow::bail!("needs root, and {reason}");
     }
     build::build(context)?;
     let mut command = context.cargo("test");
+    command.envs(variables.iter().copied());
     command.args(["--quiet", "--package", END_TO_END_PACKAGE, "--test", file, "--"]);
     command.args(["--ignored", "--nocapture", "--test-threads=1"]);
     as_root(context, &mut command)?;
@@ -204,7 +206,7 @@ fn as_root(context: &Context, command: &mut Command) -> anyhow::Result<()> {
         // cargo itself runs as the user, who then owns the files it writes.
         command.env(
             runner_variable(&toolchain::host()?.triple),
-            "sudo --preserve-env=HEAPBPF_BIN,HEAPBPF_SKIPPED,PATH,RUST_BACKTRACE",
+            "sudo --preserve-env=HEAPBPF_BIN,HEAPBPF_SKIPPED,HEAPBPF_LARGE_PAGE,HEAPBPF_PICTURES,PATH,RUST_BACKTRACE",
         );
     }
     Ok(())

@@ -81,16 +81,15 @@ pub fn data(now: &Shared, moments: &[Arc<Shared>], seen: &Seen) -> io::Result<By
         MomentEntry { time_ms: unix_ms(profile.header.time), inuse, alloc }
     });
     let stats = &now.made.stats;
-    let options = WriteOptions { confidence: CONFIDENCE, ..WriteOptions::default() };
     let answer = Answer {
         moments: moments.collect(),
-        serving: seen.scope.is_everything().then(|| Cost {
+        serving: seen.scope.is_everything().then_some(Cost {
             probe_seconds: stats.probe_seconds,
             daemon_cpu_seconds: stats.daemon_cpu_seconds,
             duration_seconds: profile.header.duration.as_secs_f64(),
         }),
         formats: formats().map(|format| (format.name(), format.extensions()[0])).collect(),
-        profile: page_data(&profile, Value::default_of(&profile), &options),
+        profile: page_data(&profile, Value::default_of(&profile), None, CONFIDENCE),
     };
     json(&answer)
 }

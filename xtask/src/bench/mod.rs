@@ -4,6 +4,7 @@ mod cost;
 mod fleet;
 mod heap;
 mod memory;
+mod page;
 mod peers;
 mod processes;
 mod scratch;
@@ -36,6 +37,7 @@ const BENCHES: &[Bench] = &[
     Bench { name: "growth", about: statistics::ABOUT_GROWTH, run: statistics::growth },
     Bench { name: "processes", about: processes::ABOUT, run: processes::run },
     Bench { name: "real-coverage", about: statistics::ABOUT_REAL_COVERAGE, run: statistics::real_coverage },
+    Bench { name: "page", about: page::ABOUT, run: page::run },
     Bench { name: "peers", about: peers::ABOUT, run: peers::run },
     Bench { name: "programs", about: peers::ABOUT_PROGRAMS, run: peers::programs },
     Bench { name: "study", about: peers::ABOUT_STUDY, run: peers::study },

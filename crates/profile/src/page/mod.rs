@@ -15,7 +15,6 @@ pub use self::figures::Figure;
 pub use self::growth::{GrowthData, growth_data};
 use crate::escape::escaped_json;
 use crate::estimates::{Pool, exact, intervals_used};
-use crate::formats::WriteOptions;
 use crate::group::{GroupBy, Groups};
 use crate::intern::Interned;
 use crate::model::{Lifetimes, Profile};
@@ -152,10 +151,9 @@ pub fn served_policy() -> &'static str {
 }
 
 /// Makes the data of a page.
-pub fn page_data(profile: &Profile, shown: Value, options: &WriteOptions) -> PageData {
+pub fn page_data(profile: &Profile, shown: Value, group_by: Option<GroupBy>, confidence: f64) -> PageData {
     let values = Value::shown_of(profile);
-    let by = options.group_by.unwrap_or(GroupBy::Program);
-    let confidence = options.confidence;
+    let by = group_by.unwrap_or(GroupBy::Program);
     let mut names = Names::new();
     let mut groups = GroupNames::new(profile, by);
     let (mut chains, mut stacks) = grouped(profile, &mut names, &mut groups);

@@ -1,11 +1,11 @@
 //! Tests of the page's data.
 
 use super::*;
-use crate::formats;
+use crate::formats::{self, WriteOptions};
 use crate::testing;
 
 fn data(profile: &Profile) -> serde_json::Value {
-    serde_json::to_value(page_data(profile, Value::default_of(profile), &WriteOptions::default())).expect("plain data")
+    serde_json::to_value(page_data(profile, Value::default_of(profile), None, 0.95)).expect("plain data")
 }
 
 fn numbers(value: &serde_json::Value) -> Vec<i64> {
@@ -120,4 +120,12 @@ fn a_page_of_very_many_stacks_has_the_largest() {
     let (mut chains, mut stacks) = grouped(&profile, &mut names, &mut groups);
     assert_eq!(largest_only(&mut chains, &mut stacks, Value::InuseSpace), 0);
     assert_eq!(chains.len(), stacks.len());
+}
+
+/// Writes the page of 50,000 stacks for `cargo xtask bench page`.
+#[test]
+#[ignore = "part of a benchmark"]
+fn a_large_page_is_written() {
+    let file = std::env::var_os("HEAPBPF_LARGE_PAGE").expect("where to write it");
+    std::fs::write(file, html(&testing::large(50_000, 40))).expect("room");
 }

@@ -1,0 +1,17 @@
+//! `cargo xtask bench page`: what a browser needs to show 50,000 stacks, and to zoom.
+
+use crate::context::Context;
+use crate::shell::run as run_command;
+use crate::test;
+
+pub const ABOUT: &str = "the web page: time to show 50,000 stacks in headless Chromium, longest task, zoom";
+
+pub fn run(context: &Context, _: &[String]) -> anyhow::Result<()> {
+    let page = context.target().join("page-50000.html");
+    let mut write = context.cargo("test");
+    write.args(["--quiet", "--package", "heapbpf-profile", "--lib", "--", "--ignored", "a_large_page_is_written"]);
+    // The bundle is in the library. What is measured is the browser, so this build need not be fast.
+    run_command(write.env("HEAPBPF_LARGE_PAGE", &page), context.options.verbose)?;
+    // Tests run with the working folder of their crate, so the path is absolute.
+    test::bench_among_tests(context, "page", &[("HEAPBPF_LARGE_PAGE", page.as_os_str())])
+}

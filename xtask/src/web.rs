@@ -1,0 +1,138 @@
+//! `cargo xtask web`: checks, tests and bundles the web page. The bundle is committed, so that nobody else needs node.
+//!
+//! The page's first comment has a hash of its sources, which is checked without node: `cargo xtask web --check`.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, bail, ensure};
+
+use crate::context::Context;
+use crate::shell::{run, run_quietly, say};
+
+/// Most bytes of the page, compressed.
+const MOST_COMPRESSED: usize = 200 << 10;
+
+/// What the page is made of, in `web/`.
+const SOURCES: &[&str] = &["src", "build.mjs", "package.json", "package-lock.json", "tsconfig.json"];
+
+/// Makes the page; with `check`, only says whether the committed one is that of its sources.
+///
+/// # Errors
+/// A check or test failed, or the committed page is another.
+pub fn web(context: &Context, check: bool) -> anyhow::Result<()> {
+    let folder = context.root.join("web");
+    let page = folder.join("dist/page.html");
+    let sources = hash(&folder)?;
+    let committed = fs::read(&page).with_context(|| page.display().to_string())?;
+    if check {
+        let stamp = stamp(&sources);
+        ensure!(
+            committed.starts_with(stamp.as_bytes()),
+            "web/dist/page.html is not made of the files in web/: run `cargo xtask web` and commit it"
+        );
+        if Command::new("npm").arg("--version").output().is_err() {
+            say!("npm is not installed: the page was compared with its sources by their hash alone");
+            return Ok(());
+        }
+    }
+    let mut install = npm(&folder, &["ci", "--no-audit", "--no-fund"]);
+    run_quietly(&mut install, context.options.verbose).context("npm is needed: https://nodejs.org")?;
+    for script in ["check", "test"] {
+        run_quietly(&mut npm(&folder, &["run", "--silent", script]), context.options.verbose)?;
+    }
+    let made = folder.join("target/page.html");
+    fs::create_dir_all(folder.join("target"))?;
+    let mut build = npm(&folder, &["run", "--silent", "build", "--", "target/page.html"]);
+    run(&mut build, context.options.verbose)?;
+    let bytes = [stamp(&sources).into_bytes(), fs::read(&made)?].concat();
+    if check {
+        ensure!(
+            bytes == committed,
+            "web/dist/page.html is not what `cargo xtask web` makes: run it and commit the page"
+        );
+        return Ok(());
+    }
+    fs::write(&page, &bytes)?;
+    let compressed = compressed_size(&page)?;
+    ensure!(compressed <= MOST_COMPRESSED, "the page has {compressed} bytes compressed, more than {MOST_COMPRESSED}");
+    say!("web/dist/page.html: {} bytes, {compressed} compressed", bytes.len());
+    Ok(())
+}
+
+fn npm(folder: &Path, arguments: &[&str]) -> Command {
+    let mut command = Command::new("npm");
+    command.arg("--prefix").arg(folder).args(arguments).current_dir(folder);
+    command
+}
+
+/// The page's first line.
+fn stamp(hash: &str) -> String {
+    format!("<!-- Made by `cargo xtask web` from sources with the hash {hash}. -->\n")
+}
+
+/// The hash of all sources, by their paths: git's, as everybody has it.
+fn hash(folder: &Path) -> anyhow::Result<String> {
+    let mut files = BTreeMap::new();
+    for name in SOURCES {
+        collect(&folder.join(name), &mut files)?;
+    }
+    let mut all = Vec::new();
+    for path in files.keys() {
+        let name = path.strip_prefix(folder).unwrap_or(path);
+        all.extend_from_slice(name.as_os_str().as_encoded_bytes());
+        all.push(0);
+        all.extend_from_slice(&fs::read(path)?);
+        all.push(0);
+    }
+    let file = folder.join("target/sources");
+    fs::create_dir_all(folder.join("target"))?;
+    fs::write(&file, all)?;
+    let output =
+        Command::new("git").args(["hash-object", "--no-filters"]).arg(&file).output().context("git is needed")?;
+    if !output.status.success() {
+        bail!("git hash-object: {}", String::from_utf8_lossy(&output.stderr));
+    }
+    Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+}
+
+fn collect(path: &Path, files: &mut BTreeMap<PathBuf, ()>) -> anyhow::Result<()> {
+    if !path.is_dir() {
+        files.insert(path.to_owned(), ());
+        return Ok(());
+    }
+    for entry in fs::read_dir(path)? {
+        collect(&entry?.path(), files)?;
+    }
+    Ok(())
+}
+
+fn compressed_size(file: &Path) -> anyhow::Result<usize> {
+    let output = Command::new("gzip").args(["-9", "-c"]).arg(file).output().context("gzip is needed")?;
+    Ok(output.stdout.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_is_of_names_and_contents() {
+        let folder = std::env::temp_dir().join(format!("heapbpf-web-{}", std::process::id()));
+        fs::create_dir_all(folder.join("src")).expect("room");
+        for name in ["build.mjs", "package.json", "package-lock.json", "tsconfig.json", "src/a.ts"] {
+            fs::write(folder.join(name), name).expect("room");
+        }
+        let first = hash(&folder).expect("a hash");
+        assert_eq!(hash(&folder).expect("a hash"), first);
+        fs::rename(folder.join("src/a.ts"), folder.join("src/b.ts")).expect("room");
+        let renamed = hash(&folder).expect("a hash");
+        fs::write(folder.join("src/b.ts"), "other").expect("room");
+        let changed = hash(&folder).expect("a hash");
+        let _ = fs::remove_dir_all(&folder);
+        assert!(first != renamed && renamed != changed);
+        assert!(stamp(&first).starts_with("<!--") && stamp(&first).ends_with("-->\n"));
+    }
+}
