@@ -17,4 +17,5 @@ pub mod read_args;
 pub mod record_args;
 pub mod report;
 pub mod targets;
+pub mod top;
 pub mod values;
