@@ -19,13 +19,14 @@ use tokio::sync::SemaphorePermit;
 use super::delta::{Inuse, difference};
 use super::filter::{Filter, shown};
 use super::metrics::{Metrics, Serving};
-use super::parameters::Parameters;
+use super::parameters::{Parameters, ProfileFormat};
 use super::places::Places;
 use super::push::PushStatuses;
 use super::source::{Source, SourceError, Wanted};
 use super::tokens::Tokens;
 use crate::record::requests::{Detail, RecordingHandle};
-use heapbpf_profile::formats::encode_pprof;
+use heapbpf_profile::GroupBy;
+use heapbpf_profile::formats::{WriteOptions, by_name, encode_pprof};
 use heapbpf_profile::model::Profile;
 
 /// Maximum number of scrapes in progress, shared equally by the tokens. Further clients are told to come back later.
@@ -222,11 +223,12 @@ impl ServerState {
         first: &'static str,
         needs_seconds: bool,
     ) -> Result<Response, Refusal> {
-        let Parameters { filter, seconds } = Parameters::parse(pairs).map_err(bad_request)?;
+        let Parameters { filter, seconds, format } = Parameters::parse(pairs).map_err(bad_request)?;
         if needs_seconds && seconds.is_none() {
             return Err(bad_request("seconds is needed here: ?seconds=10, for example"));
         }
-        let wanted = Wanted { scope, filter, first };
+        let detail = if format == ProfileFormat::Json { Detail::Lifetimes } else { Detail::Stacks };
+        let wanted = Wanted { scope, filter, first, format };
         let permit = self.permit(token)?;
         let (earlier, _permit) = match seconds {
             Some(seconds) => {
@@ -242,13 +244,13 @@ impl ServerState {
         };
         let shared = match earlier {
             Some(_) => self.source.second_profile(token, Detail::Stacks).await?,
-            None => self.source.profile(token, Detail::Stacks).await?,
+            None => self.source.profile(token, detail).await?,
         };
         let bytes = match earlier {
             Some(earlier) => {
                 encoding(move || {
                     let difference = difference(Some(&earlier.made), &shared.made, Inuse::Change);
-                    encode(&shown(&difference, &wanted.scope, &wanted.filter), wanted.first)
+                    encode(&shown(&difference, &wanted.scope, &wanted.filter), &wanted)
                 })
                 .await?
             }
@@ -256,13 +258,16 @@ impl ServerState {
                 let cell = shared.encoding(&wanted);
                 let made = shared.clone();
                 let encoded = cell.get_or_try_init(|| {
-                    encoding(move || encode(&shown(&made.made.profile, &wanted.scope, &wanted.filter), wanted.first))
+                    encoding(move || encode(&shown(&made.made.profile, &wanted.scope, &wanted.filter), &wanted))
                 });
                 encoded.await?.clone()
             }
         };
         self.answered.fetch_add(1, Ordering::Relaxed);
-        let name = "attachment; filename=\"heap.pb.gz\"";
+        let name = match format {
+            ProfileFormat::Pprof => "attachment; filename=\"heap.pb.gz\"",
+            ProfileFormat::Json => "attachment; filename=\"heap.json.gz\"",
+        };
         Ok(([(header::CONTENT_TYPE, "application/octet-stream"), (header::CONTENT_DISPOSITION, name)], bytes)
             .into_response())
     }
@@ -277,10 +282,18 @@ async fn encoding(encode: impl FnOnce() -> std::io::Result<Bytes> + Send + 'stat
     }
 }
 
-/// Encodes a profile as gzip-compressed pprof that shows `first` first.
-fn encode(profile: &Profile, first: &str) -> std::io::Result<Bytes> {
+/// Encodes a profile, compressed.
+fn encode(profile: &Profile, wanted: &Wanted) -> std::io::Result<Bytes> {
+    if wanted.format == ProfileFormat::Json {
+        let mut gzip = GzEncoder::new(Vec::new(), COMPRESSION);
+        // Each process has its stacks.
+        let options = WriteOptions { group_by: Some(GroupBy::Process), ..WriteOptions::default() };
+        let format = by_name("json").map_err(std::io::Error::other)?;
+        format.write(profile, &options, &mut gzip).map_err(std::io::Error::other)?;
+        return Ok(gzip.finish()?.into());
+    }
     let mut message = encode_pprof(profile);
-    if let Some(id) = message.string_table.iter().position(|text| text == first) {
+    if let Some(id) = message.string_table.iter().position(|text| text == wanted.first) {
         message.default_sample_type = id as i64;
     }
     let mut gzip = GzEncoder::new(Vec::new(), COMPRESSION);
