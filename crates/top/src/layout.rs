@@ -30,11 +30,12 @@ impl Cell {
     /// Its width; that of names is what is left.
     pub(crate) const fn columns(self) -> usize {
         match self {
-            Self::Size | Self::Rate => 9,
+            Self::Size => 10,
             Self::Bounds => 14,
-            Self::Growth => 10,
+            Self::Growth => 11,
+            Self::Rate => 9,
             Self::Count => 8,
-            Self::Lifetime => 8,
+            Self::Lifetime => 9,
             Self::Trend => 13,
             Self::Name => NAME,
         }
@@ -82,6 +83,6 @@ mod tests {
         }
         let has = |width, cell| columns(width).iter().any(|(it, _)| *it == cell);
         assert!(has(80, Cell::Bounds) && has(80, Cell::Count) && !has(80, Cell::Trend));
-        assert!(has(110, Cell::Trend) && has(110, Cell::Lifetime));
+        assert!(has(112, Cell::Trend) && has(112, Cell::Lifetime));
     }
 }

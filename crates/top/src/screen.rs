@@ -17,6 +17,8 @@ use crate::world::World;
 
 /// Characters of a text per column that are looked at: marks without a width may be many.
 const CHARACTERS_PER_COLUMN: usize = 4;
+/// Marks without a width that are kept in a row.
+const MOST_MARKS: usize = 3;
 /// Rows above the table: title, totals, path, header.
 const ABOVE: usize = 4;
 
@@ -52,8 +54,17 @@ impl Canvas<'_> {
     }
 }
 
-/// A text without what controls terminals, cut to some columns.
+/// A text without what controls terminals, cut to some columns. Of marks without a width only a few in a row are kept.
 fn shown(text: &str, columns: usize) -> String {
+    if !text.is_ascii() {
+        let mut marks = 0;
+        let kept = text.chars().filter(|c| {
+            marks = if width(c.encode_utf8(&mut [0; 4])) == 0 { marks + 1 } else { 0 };
+            marks <= MOST_MARKS
+        });
+        let kept: String = kept.take(columns.saturating_mul(CHARACTERS_PER_COLUMN) + 1).collect();
+        return clip(&kept, columns);
+    }
     match text.char_indices().nth(columns.saturating_mul(CHARACTERS_PER_COLUMN)) {
         Some((end, _)) => clip(&text[..end], columns),
         None => clip(text, columns),
@@ -224,7 +235,7 @@ impl Top {
                 (true, false) => "↓",
                 (true, true) => "↑",
             };
-            let title = if width(title) < columns { format!("{title}{arrow}") } else { format!("{arrow}{title}") };
+            let title = format!("{title}{arrow}");
             let style = if is_sorted { theme.header().patch(theme.bold()) } else { theme.header() };
             match cell {
                 Cell::Name | Cell::Trend | Cell::Bounds => drop(canvas.put(x, ABOVE - 1, &title, columns, style)),
@@ -349,7 +360,8 @@ impl Top {
         let bounds = change.change.low.zip(change.change.high);
         let bounds = bounds.map(|(low, high)| format!(" [{}, {}]", signed(low), signed(high))).unwrap_or_default();
         let judged = match (change.significant, change.q_value, change.reason) {
-            (true, Some(q), _) => format!("significant, q = {q:.2}"),
+            (true, Some(..0.001), _) => "significant, q < 0.001".to_owned(),
+            (true, Some(q), _) => format!("significant, q = {q:.3}"),
             (false, Some(q), _) => format!("not significant, q = {q:.2}"),
             (_, None, reason) => reason.unwrap_or("not tested").to_owned(),
         };
