@@ -202,6 +202,23 @@ fn one_program_is_entered_at_once_and_its_stacks_show_their_lines() {
 }
 
 #[test]
+fn profiles_may_be_empty() {
+    for processes in 0..=2 {
+        let mut empty = small();
+        empty.rows.clear();
+        empty.processes.truncate(processes);
+        let mut top = top(false);
+        top.take(Arc::new(empty));
+        for keys in ["", "⏎", "⇥", "t", "⎋c", "F", "↓⏎⎋⎋m", "n/x⏎", "6", "5", "?"] {
+            press(&mut top, keys);
+            assert!(screen(&mut top, 80, 24).contains("LIVE"), "{keys}");
+        }
+        top.take(profile(40, 20));
+        assert!(screen(&mut top, 80, 24).contains("40 s"));
+    }
+}
+
+#[test]
 fn keys_that_the_caller_acts_on() {
     let mut top = top(false);
     assert_eq!(top.key(Key::Char('w')), Some(Action::Write));

@@ -126,23 +126,18 @@ impl Top {
                 }
             }
             None => {
-                let programs = profile.number_of_processes();
-                self.world = Some(World::new(profile, self.options.confidence));
-                if programs == 1 {
-                    // There is no choice.
-                    let program = self.world.as_ref().map(|world| world.leaves.program(0)).filter(|_| self.has_rows());
-                    self.views.push(View { program, ..View::new(Kind::Functions) });
+                let world = World::new(profile, self.options.confidence);
+                if world.leaves.programs() == 1 {
+                    // There is no choice: the first program is the only one.
+                    self.views.push(View { program: Some(0), ..View::new(Kind::Functions) });
                 }
+                self.world = Some(world);
             }
         }
         if has_lifetimes {
             self.medians.clear();
         }
         self.refresh();
-    }
-
-    fn has_rows(&self) -> bool {
-        self.world.as_ref().is_some_and(|world| world.leaves.len() > 0)
     }
 
     /// Whether profiles come.
