@@ -189,6 +189,10 @@ fn one_program_is_entered_at_once_and_its_stacks_show_their_lines() {
     let mut top = top(false);
     let mut one = small().only_process(0);
     one.header.duration = Duration::from_secs(3);
+    // What was sampled may come later.
+    let mut nothing = one.clone();
+    (nothing.processes, nothing.rows) = Default::default();
+    top.take(Arc::new(nothing));
     top.take(Arc::new(one));
     assert!(screen(&mut top, 80, 24).contains("server (4242) › functions"));
     press(&mut top, "/grow⏎⏎");

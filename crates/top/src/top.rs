@@ -78,6 +78,8 @@ pub struct Top {
     /// Whether the selected row has most of the screen.
     pub(crate) large: bool,
     pub(crate) frozen: bool,
+    /// Whether a program was shown, or a key was pressed.
+    has_begun: bool,
     /// The profile that came last while frozen.
     pending: Option<Arc<Profile>>,
     details: HashMap<RowId, Details>,
@@ -102,6 +104,7 @@ impl Top {
             help: false,
             large: false,
             frozen: false,
+            has_begun: false,
             pending: None,
             details: HashMap::new(),
             medians: HashMap::new(),
@@ -126,18 +129,22 @@ impl Top {
                 }
             }
             None => {
-                let world = World::new(profile, self.options.confidence);
-                if world.leaves.programs() == 1 {
-                    // There is no choice: the first program is the only one.
-                    self.views.push(View { program: Some(0), ..View::new(Kind::Functions) });
-                }
-                self.world = Some(world);
+                self.world = Some(World::new(profile, self.options.confidence));
             }
         }
         if has_lifetimes {
             self.medians.clear();
         }
+        self.enter_only_program();
         self.refresh();
+    }
+
+    /// Goes inside the first program if it is the only one: there is no choice.
+    fn enter_only_program(&mut self) {
+        let programs = self.world.as_ref().map_or(0, |world| world.leaves.programs());
+        if programs > 0 && !std::mem::replace(&mut self.has_begun, true) && programs == 1 {
+            self.views.push(View { program: Some(0), ..View::new(Kind::Functions) });
+        }
     }
 
     /// Whether profiles come.
@@ -238,6 +245,7 @@ impl Top {
     /// Does what a key asks for. Returns what the caller has to do.
     pub fn key(&mut self, key: Key) -> Option<Action> {
         self.message = None;
+        self.has_begun = true;
         match key {
             Key::Interrupt => return Some(Action::Quit),
             Key::Redraw => return Some(Action::Redraw),

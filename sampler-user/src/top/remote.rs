@@ -188,7 +188,7 @@ mod tests {
     #[test]
     fn addresses_are_parsed_and_tokens_stay_secret() {
         let plain = Address::parse("http://127.0.0.1:6060", None).unwrap();
-        assert_eq!((plain.shown(), plain.authorization), ("http://127.0.0.1:6060", None));
+        assert_eq!((plain.shown(), &plain.authorization), ("http://127.0.0.1:6060", &None));
         let user = Address::parse("https://secret@host:1/", None).unwrap();
         assert_eq!((user.shown(), user.authorization.as_deref()), ("https://host:1", Some("Bearer secret")));
         let file = Address::parse("http://[::1]:6060", Some("token")).unwrap();
