@@ -39,4 +39,5 @@ pub mod serve;
 pub mod stats;
 pub mod symbols;
 pub mod terminal;
+pub mod top;
 pub mod view;

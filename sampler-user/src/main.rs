@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::Parser;
 use heapbpf_profile::escape::escaped_lines;
-use sampler_user::cli::args::{Cli, Command, DemoArgs};
+use sampler_user::cli::args::{Cli, Command, DemoArgs, TopArgs};
 use sampler_user::cli::error::exit_status;
 use sampler_user::cli::plan;
 use sampler_user::cli::record_args::RecordArgs;
@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         None => start(&cli.record),
         Some(Command::Record(args)) => start(args),
         Some(Command::Serve(args)) => serve(args),
+        Some(Command::Top(args)) => top(args),
         Some(Command::Report(args)) => cli::report::run(args),
         Some(Command::Diff(args)) => cli::compare::diff(args),
         Some(Command::Merge(args)) => cli::compare::merge(args),
@@ -87,4 +88,10 @@ fn demo(args: &DemoArgs) -> anyhow::Result<u8> {
 fn serve(args: &RecordArgs) -> anyhow::Result<u8> {
     cli::pipelines::check_serves(args)?;
     start(args)
+}
+
+fn top(args: &TopArgs) -> anyhow::Result<u8> {
+    cli::log::start(args.verbose);
+    hide_memory();
+    cli::top::run(args)
 }

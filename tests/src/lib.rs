@@ -19,4 +19,5 @@ pub mod recorder;
 pub mod refusing;
 pub mod scrape;
 pub mod target;
+pub mod tmux;
 pub mod truth;

@@ -73,6 +73,7 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("/usr/bin/go", "golang-go", "go tool pprof reads the profiles"),
     ("/usr/bin/jeprof", "libjemalloc-dev", "jeprof reads the profiles"),
     ("/usr/bin/chromium", "chromium", "shows the page"),
+    ("/usr/bin/tmux", "tmux", "is the terminal of heapbpf top"),
     ("/usr/bin/xz", "xz-utils", "packs symbol tables"),
     ("/usr/bin/debuginfod", "debuginfod", "serves debug files"),
     ("/usr/bin/dwz", "dwz", "moves debug information that files share into one of its own"),

@@ -6,6 +6,7 @@ mod stacks;
 
 use serde::Serialize;
 
+use super::estimates::{Pool, intervals_used};
 use super::group::GroupBy;
 use super::model::Profile;
 use super::units;
@@ -153,7 +154,7 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
                 figures: judge::change(was, &stack.before, is, &stack.after, options),
             })
             .collect();
-        correct(&mut family, options.false_discovery_rate);
+        correct(family.iter_mut().map(|stack| &mut stack.figures), 0, options.false_discovery_rate);
         changes.append(&mut family);
     }
     changes.sort_by(|a, b| {
@@ -175,17 +176,44 @@ pub fn diff(before: &Profile, after: &Profile, options: &DiffOptions) -> Diff {
     }
 }
 
+/// The changes of a family of figures, such as those of all functions: of each its rows before and after. `tests`: how many
+/// the family has with those that were left out because they did not grow, and that count as such.
+pub fn changes(
+    (before, after): (&Profile, &Profile),
+    mut pairs: Vec<(Pool, Pool)>,
+    value: Value,
+    tests: usize,
+    options: &DiffOptions,
+) -> Vec<Change> {
+    let (e_before, e_after) =
+        if value.is_inuse() { recordings(before, after) } else { exposures(before, after, options.exposure) };
+    let (was, is) = (Side::new(before, value, e_before), Side::new(after, value, e_after));
+    let (used_before, used_after) = (intervals_used(before), intervals_used(after));
+    let changed = pairs.iter_mut().map(|(pool_before, pool_after)| {
+        // All rows of a figure may have been lost, of any process.
+        pool_before.cover(0..before.processes.len());
+        pool_after.cover(0..after.processes.len());
+        pool_before.allow_for(&used_before);
+        pool_after.allow_for(&used_after);
+        judge::change(&was, pool_before, &is, pool_after, options)
+    });
+    let mut changes: Vec<Change> = changed.collect();
+    correct(changes.iter_mut(), tests, options.false_discovery_rate);
+    changes
+}
+
 fn judgeable(before: &Profile, after: &Profile) -> bool {
     before.errors_known() && after.errors_known()
 }
 
-/// Computes the q-values of a family from the stacks that have a p-value.
-fn correct(family: &mut [StackChange], rate: f64) {
-    let p_values: Vec<f64> = family.iter().filter_map(|stack| stack.figures.p_value).collect();
-    let judged = family.iter_mut().filter(|stack| stack.figures.p_value.is_some());
-    for (stack, q) in judged.zip(q_values(&p_values)) {
-        stack.figures.q_value = Some(q);
-        stack.figures.significant = q <= rate;
+/// Computes the q-values of a family of at least so many tests from the changes that have a p-value.
+fn correct<'a>(family: impl Iterator<Item = &'a mut Change>, tests: usize, rate: f64) {
+    let judged: Vec<&mut Change> = family.filter(|change| change.p_value.is_some()).collect();
+    let mut p_values: Vec<f64> = judged.iter().filter_map(|change| change.p_value).collect();
+    p_values.resize(tests.max(judged.len()), 1.0);
+    for (change, q) in judged.into_iter().zip(q_values(&p_values)) {
+        change.q_value = Some(q);
+        change.significant = q <= rate;
     }
 }
 

@@ -1,7 +1,7 @@
 //! The text report of a profile, as `heapbpf report` prints it.
 
 mod by;
-mod chain;
+pub mod chain;
 mod figure;
 mod figures;
 mod processes;
@@ -13,7 +13,7 @@ pub mod text;
 mod tree;
 
 pub use self::by::{By, UnknownTable};
-use self::figure::FigureText;
+pub use self::figure::FigureText;
 use self::text::{Style, clip, width, wrap};
 pub use self::tree::Tree;
 use super::units;

@@ -7,8 +7,8 @@ use clap::{Args, Parser, Subcommand};
 
 use super::manual::{CompletionArgs, ManArgs};
 use super::read_args::{DiffArgs, MergeArgs, ReportArgs};
-use super::record_args::{RecordArgs, TargetArgs};
-use super::values::{Interval, parse_duration, parse_interval, parse_nanoseconds};
+use super::record_args::{LimitArgs, RecordArgs, SamplingArgs, StackArgs, TargetArgs};
+use super::values::{Interval, parse_confidence, parse_duration, parse_interval, parse_nanoseconds};
 use crate::terminal::Color;
 
 /// Heap profiles of running programs: unbiased, host-wide, with error bars.
@@ -32,6 +32,8 @@ pub enum Command {
     Record(Box<RecordArgs>),
     /// Keep running and answer scrapers: record with --listen or --push
     Serve(Box<RecordArgs>),
+    /// Look at running processes, or at a running `heapbpf serve`, live in this terminal
+    Top(Box<TopArgs>),
     /// Show a saved profile as text tables
     Report(ReportArgs),
     /// What grew between two profiles, and is it more than chance
@@ -51,6 +53,41 @@ pub enum Command {
     /// Be the process that heapbpf measures its probes on
     #[command(name = crate::cost::workload::WORD, hide = true)]
     Pairs,
+}
+
+/// Options of `heapbpf top`.
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    /// Address of a running `heapbpf serve`, such as http://127.0.0.1:6060
+    #[arg(value_name = "URL")]
+    pub url: Option<String>,
+    /// Or which processes.
+    #[command(flatten)]
+    pub target: TargetArgs,
+    /// Which allocations.
+    #[command(flatten)]
+    pub sampling: SamplingArgs,
+    /// How stacks are found and named.
+    #[command(flatten)]
+    pub stacks: StackArgs,
+    /// Room and costs.
+    #[command(flatten)]
+    pub limits: LimitArgs,
+    /// Time between two refreshes, at least; it is longer where a refresh takes more than a hundredth of it
+    #[arg(long, value_name = "TIME", default_value = "500ms", value_parser = parse_duration)]
+    pub refresh: Duration,
+    /// File with the token for URL (the first one in it), as `serve --token-file` has it; or http://TOKEN@HOST:PORT
+    #[arg(long, value_name = "FILE", requires = "url")]
+    pub token_file: Option<PathBuf>,
+    /// Confidence level of error bars
+    #[arg(long, value_name = "LEVEL", default_value = "0.95", value_parser = parse_confidence)]
+    pub confidence: f64,
+    /// Say more, when the screen is left
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    pub verbose: u8,
+    /// Colours
+    #[arg(long, value_enum, default_value_t, value_name = "WHEN")]
+    pub color: Color,
 }
 
 /// Options of `heapbpf plan`.

@@ -18,4 +18,5 @@ pub mod read_args;
 pub mod record_args;
 pub mod report;
 pub mod targets;
+pub mod top;
 pub mod values;

@@ -43,15 +43,24 @@ const LARGEST_RING: u64 = 1 << 30;
 /// # Errors
 /// One sentence that says what to do.
 pub fn plan(args: &RecordArgs) -> Result<RunPlan, PlanError> {
+    let recording = recording(args, args.serve.listen.is_some() || !args.serve.push.is_empty())?;
+    let serving = serving(args)?;
+    if recording.outputs.files.is_empty() && serving.is_empty() {
+        output::check_new_file(Path::new(&format!("heapbpf.{}.probe", std::process::id())), false)?;
+    }
+    Ok(RunPlan { recording, serving })
+}
+
+/// Makes the plan of a recording without its services. `keeps_running`: it outlives its targets.
+///
+/// # Errors
+/// One sentence that says what to do.
+pub fn recording(args: &RecordArgs, keeps_running: bool) -> Result<RecordPlan, PlanError> {
     let default_format = formats::by_name(args.output.format.as_deref().unwrap_or("pprof"))?;
     let outputs = pipelines::outputs(args)?;
     let (interval, classes) = sampling(&args.sampling)?;
     let rules = check_options(args)?;
     check_system(args, &outputs)?;
-    let serving = serving(args)?;
-    if outputs.is_empty() && serving.is_empty() {
-        output::check_new_file(Path::new(&format!("heapbpf.{}.probe", std::process::id())), false)?;
-    }
     if let Some(program) = args.target.command.first() {
         check_program(program)?;
     }
@@ -65,10 +74,10 @@ pub fn plan(args: &RecordArgs) -> Result<RunPlan, PlanError> {
         allocators,
     };
     let kernel = kernel(args, &targets, &rules, ring_sizes(args, interval, classes.as_ref()));
-    let recording = RecordPlan {
+    Ok(RecordPlan {
         targets,
         duration: args.duration,
-        keeps_running: !serving.is_empty(),
+        keeps_running,
         sampling: SamplingPlan {
             interval,
             criterion: args.sampling.criterion.into(),
@@ -92,8 +101,7 @@ pub fn plan(args: &RecordArgs) -> Result<RunPlan, PlanError> {
             progress: !args.display.quiet && !args.display.no_progress,
             color: args.display.color,
         },
-    };
-    Ok(RunPlan { recording, serving })
+    })
 }
 
 /// Checks options against each other. Returns the target rules.

@@ -83,7 +83,7 @@ pub struct TargetArgs {
 }
 
 /// Which allocations are sampled, and what is known of them.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct SamplingArgs {
     /// Mean bytes between samples: `4096`, `64k`, `64KiB`, `1MB`; 1 is every allocation, 0 is exact totals only, `auto`
     /// the smallest at which samples cost little; for other criteria allocations instead of bytes; `@plan.json` for
@@ -140,7 +140,7 @@ pub struct OutputArgs {
 }
 
 /// How stacks are found and named.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct StackArgs {
     /// How stacks are found
     #[arg(long, value_enum, default_value_t, help_heading = "Stacks")]
@@ -168,7 +168,7 @@ pub struct StackArgs {
 }
 
 /// Room for data, and what probes may cost.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 pub struct LimitArgs {
     /// Room for events; stacks have four times as much. Without it, both begin with what the interval needs, and grow with
     /// need: up to 16 MiB for events, 64 MiB for stacks
@@ -230,7 +230,7 @@ pub struct SnapshotArgs {
 }
 
 /// Serving and pushing.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub struct ServeArgs {
     /// Answer HTTP here: `127.0.0.1:6060`, `[::1]:6060`, or a port alone, which is on loopback
     #[arg(long, value_name = "ADDR", value_parser = parse_listen, help_heading = "Pipelines")]

@@ -19,6 +19,6 @@ mod server;
 mod services;
 mod source;
 pub mod tls;
-mod tokens;
+pub mod tokens;
 
 pub use services::{ServePlan, Services};

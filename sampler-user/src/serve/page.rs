@@ -112,8 +112,16 @@ fn json(value: &impl Serialize) -> io::Result<Bytes> {
 /// # Errors
 /// There is no memory.
 pub fn compressed(bytes: &[u8]) -> io::Result<Bytes> {
+    compressed_while_written(|gzip| gzip.write_all(bytes))
+}
+
+/// What `write` writes, compressed.
+///
+/// # Errors
+/// As of `write`.
+pub fn compressed_while_written(write: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> io::Result<Bytes> {
     let mut gzip = GzEncoder::new(Vec::new(), COMPRESSION);
-    gzip.write_all(bytes)?;
+    write(&mut gzip)?;
     Ok(gzip.finish()?.into())
 }
 

@@ -14,6 +14,18 @@ pub struct Parameters {
     pub filter: Filter,
     /// Report the difference over this time, instead of everything since the start.
     pub seconds: Option<Duration>,
+    /// How the profile is encoded.
+    pub format: ProfileFormat,
+}
+
+/// How a profile is encoded.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ProfileFormat {
+    /// pprof, compressed.
+    #[default]
+    Pprof,
+    /// JSON with all that is known, compressed: intervals, lifetimes, what was lost.
+    Json,
 }
 
 impl Parameters {
@@ -35,13 +47,23 @@ impl Parameters {
                         format!("seconds must be a whole number from 0 to {MOST_SECONDS}, not {value:?}")
                     })?);
                 }
+                "format" => {
+                    parameters.format = match value.as_str() {
+                        "pprof" => ProfileFormat::Pprof,
+                        "json" => ProfileFormat::Json,
+                        _ => return Err(format!("format is pprof or json, not {value:?}")),
+                    };
+                }
                 // Scrapers of Go programs add these. There is no garbage collection to run, and only one encoding.
                 "gc" => {}
                 "debug" if value == "0" => {}
                 "debug" => return Err("debug: profiles come as gzip-compressed protobuf only (debug=0)".into()),
                 _ if parameters.filter.set(key, value)? => {}
-                _ => return Err(format!("{key:?} is not known; known are seconds, {KEYS}")),
+                _ => return Err(format!("{key:?} is not known; known are seconds, format, {KEYS}")),
             }
+        }
+        if seconds.is_some() && parameters.format == ProfileFormat::Json {
+            return Err("seconds: differences come as pprof only".into());
         }
         parameters.seconds = seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs);
         Ok(parameters)
@@ -57,6 +79,14 @@ pub fn taken(pairs: &mut Vec<(String, String)>, key: &str) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_profile_comes_in_one_of_two_formats() {
+        assert_eq!(parse(&[]).unwrap().format, ProfileFormat::Pprof);
+        assert_eq!(parse(&[("format", "json"), ("pid", "7")]).unwrap().format, ProfileFormat::Json);
+        assert!(parse(&[("format", "svg")]).unwrap_err().contains("pprof or json"));
+        assert!(parse(&[("format", "json"), ("seconds", "5")]).unwrap_err().contains("pprof only"));
+    }
 
     fn parse(query: &[(&str, &str)]) -> Result<Parameters, String> {
         let pairs: Vec<_> = query.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();

@@ -20,13 +20,14 @@ use super::filter::{Filter, shown};
 use super::metrics::{Metrics, Serving};
 use super::moments::Moments;
 use super::page::{self, Seen};
-use super::parameters::{Parameters, taken};
+use super::parameters::{Parameters, ProfileFormat, taken};
 use super::places::Places;
 use super::push::PushStatuses;
 use super::source::{Source, SourceError, Wanted};
 use super::tokens::Tokens;
 use crate::record::requests::{Detail, RecordingHandle};
-use heapbpf_profile::formats::encode_pprof;
+use heapbpf_profile::GroupBy;
+use heapbpf_profile::formats::{WriteOptions, by_name, encode_pprof};
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::page::{served_page, served_policy};
 
@@ -183,14 +184,15 @@ async fn page_data(
     headers: HeaderMap,
     query: Result<Pairs, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Refusal> {
-    let Parameters { filter, seconds } = Parameters::parse(&pairs(query)?).map_err(bad_request)?;
+    let Parameters { filter, seconds, .. } = Parameters::parse(&pairs(query)?).map_err(bad_request)?;
     if seconds.is_some() {
         return Err(bad_request("seconds: the page compares moments with /page/growth"));
     }
     let _permit = server.permit(client.token)?;
     let shared = server.source.profile(client.token, Detail::Stacks).await?;
     server.moments.keep(shared.kept());
-    let wanted = Wanted { scope: client.scope.clone(), filter: filter.clone(), first: PAGE };
+    let wanted =
+        Wanted { scope: client.scope.clone(), filter: filter.clone(), first: PAGE, format: ProfileFormat::default() };
     let cell = shared.encoding(&wanted);
     let (now, moments, seen) = (shared.clone(), server.moments.all(), Seen { scope: client.scope, filter });
     let encoded = cell.get_or_try_init(|| encoding(move || page::compressed(&page::data(&now, &moments, &seen)?)));
@@ -336,11 +338,12 @@ impl ServerState {
         first: &'static str,
         needs_seconds: bool,
     ) -> Result<Response, Refusal> {
-        let Parameters { filter, seconds } = Parameters::parse(pairs).map_err(bad_request)?;
+        let Parameters { filter, seconds, format } = Parameters::parse(pairs).map_err(bad_request)?;
         if needs_seconds && seconds.is_none() {
             return Err(bad_request("seconds is needed here: ?seconds=10, for example"));
         }
-        let wanted = Wanted { scope, filter, first };
+        let detail = if format == ProfileFormat::Json { Detail::Lifetimes } else { Detail::Stacks };
+        let wanted = Wanted { scope, filter, first, format };
         let permit = self.permit(token)?;
         let (earlier, _permit) = match seconds {
             Some(seconds) => {
@@ -356,13 +359,13 @@ impl ServerState {
         };
         let shared = match earlier {
             Some(_) => self.source.second_profile(token, Detail::Stacks).await?,
-            None => self.source.profile(token, Detail::Stacks).await?,
+            None => self.source.profile(token, detail).await?,
         };
         let bytes = match earlier {
             Some(earlier) => {
                 encoding(move || {
                     let difference = difference(Some(&earlier.made), &shared.made, Inuse::Change);
-                    encode(&shown(&difference, &wanted.scope, &wanted.filter), wanted.first)
+                    encode(&shown(&difference, &wanted.scope, &wanted.filter), &wanted)
                 })
                 .await?
             }
@@ -370,13 +373,16 @@ impl ServerState {
                 let cell = shared.encoding(&wanted);
                 let made = shared.clone();
                 let encoded = cell.get_or_try_init(|| {
-                    encoding(move || encode(&shown(&made.made.profile, &wanted.scope, &wanted.filter), wanted.first))
+                    encoding(move || encode(&shown(&made.made.profile, &wanted.scope, &wanted.filter), &wanted))
                 });
                 encoded.await?.clone()
             }
         };
         self.answered.fetch_add(1, Ordering::Relaxed);
-        let name = "attachment; filename=\"heap.pb.gz\"";
+        let name = match format {
+            ProfileFormat::Pprof => "attachment; filename=\"heap.pb.gz\"",
+            ProfileFormat::Json => "attachment; filename=\"heap.json.gz\"",
+        };
         Ok(([(header::CONTENT_TYPE, "application/octet-stream"), (header::CONTENT_DISPOSITION, name)], bytes)
             .into_response())
     }
@@ -391,10 +397,18 @@ async fn encoding(encode: impl FnOnce() -> std::io::Result<Bytes> + Send + 'stat
     }
 }
 
-/// Encodes a profile as gzip-compressed pprof that shows `first` first.
-fn encode(profile: &Profile, first: &str) -> std::io::Result<Bytes> {
+/// Encodes a profile, compressed.
+fn encode(profile: &Profile, wanted: &Wanted) -> std::io::Result<Bytes> {
+    if wanted.format == ProfileFormat::Json {
+        // Each process has its stacks.
+        let options = WriteOptions { group_by: Some(GroupBy::Process), ..WriteOptions::default() };
+        let format = by_name("json").map_err(std::io::Error::other)?;
+        return page::compressed_while_written(|gzip| {
+            format.write(profile, &options, gzip).map_err(std::io::Error::other)
+        });
+    }
     let mut message = encode_pprof(profile);
-    if let Some(id) = message.string_table.iter().position(|text| text == first) {
+    if let Some(id) = message.string_table.iter().position(|text| text == wanted.first) {
         message.default_sample_type = id as i64;
     }
     page::compressed(&message.encode_to_vec())

@@ -9,6 +9,7 @@ use bytes::Bytes;
 use tokio::sync::{Mutex as AsyncMutex, OnceCell};
 
 use super::filter::Filter;
+use super::parameters::ProfileFormat;
 use super::places::places_of_each;
 use crate::record::requests::{Detail, Made, RecordingHandle, Unanswered};
 
@@ -31,6 +32,8 @@ pub struct Wanted {
     pub filter: Filter,
     /// Value that viewers show first.
     pub first: &'static str,
+    /// How it is encoded.
+    pub format: ProfileFormat,
 }
 
 type Encodings = Vec<(Wanted, Arc<OnceCell<Bytes>>)>;
@@ -117,6 +120,7 @@ pub struct Source {
     recording: RecordingHandle,
     totals: AsyncMutex<Last>,
     stacks: AsyncMutex<Last>,
+    lifetimes: AsyncMutex<Last>,
     charges: Mutex<Vec<Charge>>,
     /// Maximum number of different profiles with stacks that requests with one token may hold.
     most_held: usize,
@@ -129,6 +133,7 @@ impl Source {
             recording,
             totals: AsyncMutex::default(),
             stacks: AsyncMutex::default(),
+            lifetimes: AsyncMutex::default(),
             charges: Mutex::default(),
             most_held: places_of_each(MOST_HELD, tokens).max(LEAST_HELD),
         }
@@ -158,7 +163,11 @@ impl Source {
         has_room: impl Fn(usize) -> bool,
     ) -> Result<Held, SourceError> {
         let asked = Instant::now();
-        let last = if detail == Detail::Totals { &self.totals } else { &self.stacks };
+        let last = match detail {
+            Detail::Totals => &self.totals,
+            Detail::Stacks => &self.stacks,
+            Detail::Lifetimes => &self.lifetimes,
+        };
         // Totals are small.
         let has_room = |held: usize| detail == Detail::Totals || has_room(held);
         let mut last = last.lock().await;

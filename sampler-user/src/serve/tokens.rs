@@ -121,6 +121,11 @@ impl Tokens {
         found
     }
 
+    /// The first token.
+    pub fn first(&self) -> Option<&str> {
+        self.0.first().and_then(|(token, _)| std::str::from_utf8(token).ok())
+    }
+
     /// How many tokens there are.
     pub const fn count(&self) -> usize {
         self.0.len()

@@ -8,17 +8,17 @@ use crate::report::text::{Style, clip, width};
 
 /// A call in a chain.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Call {
+pub struct Call {
     /// Shortened function name, or the address in its module.
-    pub(super) name: String,
+    pub name: String,
     /// `file:line`, or the module.
-    pub(super) place: String,
+    pub place: String,
     /// Whether the place is the module.
-    pub(super) is_module: bool,
+    pub is_module: bool,
 }
 
 /// A chain of calls, innermost first, each with whether repetitions were folded into it.
-pub(super) type Chain = Vec<(Call, bool)>;
+pub type Chain = Vec<(Call, bool)>;
 
 /// The name that is shown: short, if it is a function's. A module's name in it stays whole.
 fn shown_name(profile: &Profile, frame: &Frame) -> String {
@@ -30,7 +30,7 @@ fn shown_name(profile: &Profile, frame: &Frame) -> String {
 }
 
 /// A frame as a call.
-pub(super) fn call(profile: &Profile, frame: &Frame) -> Call {
+pub fn call(profile: &Profile, frame: &Frame) -> Call {
     let name = shown_name(profile, frame);
     let module = frame.module.and_then(|index| profile.modules.get(index)).map_or("", |module| base_name(&module.path));
     let place = match (&frame.file, frame.line) {
@@ -45,7 +45,7 @@ pub(super) fn call(profile: &Profile, frame: &Frame) -> Call {
 }
 
 /// Number of innermost frames that belong to an allocator rather than the program; 0 if all do.
-pub(super) fn allocator_frames(stack: &Stack) -> usize {
+pub fn allocator_frames(stack: &Stack) -> usize {
     let of_allocator = |frame: &&Arc<Frame>| frame.function.as_deref().is_some_and(is_allocator_function);
     let count = stack.frames.iter().take_while(of_allocator).count();
     if count == stack.frames.len() { 0 } else { count }
@@ -56,7 +56,7 @@ const LONGEST_CYCLE: usize = 8;
 
 /// Removes immediate repetitions of an item, or of a cycle of up to [`LONGEST_CYCLE`] items. Each remaining item comes
 /// with whether it was repeated.
-pub(super) fn fold_recursion<T: Clone + PartialEq>(items: impl IntoIterator<Item = T>) -> Vec<(T, bool)> {
+pub fn fold_recursion<T: Clone + PartialEq>(items: impl IntoIterator<Item = T>) -> Vec<(T, bool)> {
     let mut folded: Vec<(T, bool)> = Vec::new();
     for item in items {
         folded.push((item, false));
@@ -75,14 +75,7 @@ pub(super) fn fold_recursion<T: Clone + PartialEq>(items: impl IntoIterator<Item
 
 /// Renders the chain in at most `limit` lines of at most `columns`, and the number of calls that do not fit. `lead` (a
 /// process name) precedes it; `cut` is the reason why the stack is incomplete.
-pub(super) fn lines(
-    chain: &Chain,
-    lead: &str,
-    cut: Option<&str>,
-    columns: usize,
-    limit: usize,
-    color: bool,
-) -> Vec<String> {
+pub fn lines(chain: &Chain, lead: &str, cut: Option<&str>, columns: usize, limit: usize, color: bool) -> Vec<String> {
     let mut lines = Lines { done: Vec::new(), line: String::new(), used: 0, columns, color };
     if !lead.is_empty() {
         lines.push(&[(Style::Bold, clip(lead, columns.saturating_sub(1)) + ":")]);

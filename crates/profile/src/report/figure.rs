@@ -7,19 +7,19 @@ use crate::value::Value;
 
 /// A figure and its interval as two texts for adjacent columns.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct FigureText {
+pub struct FigureText {
     /// The figure, such as `12.3 MiB` or `1,234`.
-    pub(super) figure: String,
+    pub figure: String,
     /// The interval: `[10.1, 15.0]` in the unit of the figure, `[0, 1.84 MiB]` without a sample, `at least 512 B`, or
     /// empty.
-    pub(super) bounds: String,
+    pub bounds: String,
     /// Why there is no interval although the figure is an estimate from samples.
-    pub(super) unbounded: Option<&'static str>,
+    pub unbounded: Option<&'static str>,
 }
 
 impl FigureText {
     /// The text of a value of a pool, with its interval at `confidence`.
-    pub(super) fn new(profile: &Profile, pool: &Pool, value: Value, confidence: f64) -> Self {
+    pub fn new(profile: &Profile, pool: &Pool, value: Value, confidence: f64) -> Self {
         if !pool.knows(profile, value) {
             return Self::not_known();
         }
@@ -58,19 +58,19 @@ impl FigureText {
     }
 
     /// The text of a value that was counted.
-    pub(super) fn exactly(exact: u64, value: Value) -> Self {
+    pub fn exactly(exact: u64, value: Value) -> Self {
         let exact = exact as f64;
         let figure = if value.is_bytes() { super::units::bytes(exact) } else { count(exact) };
         Self { figure, ..Self::default() }
     }
 
     /// The text of a value in use if frees were not followed.
-    pub(super) fn not_known() -> Self {
+    pub fn not_known() -> Self {
         Self { figure: "not known".into(), ..Self::default() }
     }
 
     /// Drops the interval of a stack that has no sample in use and cannot have lost one.
-    pub(super) fn quiet_if_unseen(self, profile: &Profile, pool: &Pool, value: Value) -> Self {
+    pub fn quiet_if_unseen(self, profile: &Profile, pool: &Pool, value: Value) -> Self {
         if pool.samples(value) == 0 && pool.total(value) == 0.0 && !pool.is_touched(profile, value) {
             return Self { bounds: String::new(), unbounded: None, ..self };
         }

@@ -1,0 +1,64 @@
+//! Figures that only visible rows have: intervals, median lifetimes, the last minute.
+
+use heapbpf_profile::Value;
+use heapbpf_profile::report::FigureText;
+
+use crate::world::World;
+
+/// Figures of a visible row.
+#[derive(Clone, Debug)]
+pub(crate) struct Details {
+    /// What is in use (allocated, if frees are not followed), with its interval.
+    pub(crate) size: FigureText,
+    /// Blocks in use, with their interval.
+    pub(crate) blocks: FigureText,
+    /// What was allocated, with its interval.
+    pub(crate) allocated: FigureText,
+    /// Allocations, with their interval.
+    pub(crate) allocations: FigureText,
+    /// Bytes in use at points of the last minute.
+    pub(crate) series: Vec<f64>,
+}
+
+/// Figures of some leaves.
+pub(crate) fn details(world: &World, leaves: &[u32]) -> Details {
+    let profile = &*world.now.profile;
+    let pool = world.now.pool(leaves);
+    let text = |value| FigureText::new(profile, &pool, value, world.confidence).quiet_if_unseen(profile, &pool, value);
+    let inuse = |leaves: &[u32], of: &dyn Fn(u32) -> f64| leaves.iter().map(|leaf| of(*leaf)).sum::<f64>();
+    let mut series: Vec<f64> = world.history.points().map(|point| inuse(leaves, &|leaf| point.inuse(leaf))).collect();
+    series.push(inuse(leaves, &|leaf| world.now.sums_of(leaf).inuse_bytes));
+    Details {
+        size: text(world.value()),
+        blocks: text(if world.is_live() { Value::InuseObjects } else { Value::AllocObjects }),
+        allocated: text(Value::AllocSpace),
+        allocations: text(Value::AllocObjects),
+        series,
+    }
+}
+
+const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+
+/// Values as a row of bars of at most `columns`, the newest at the right. The highest bar is the largest value.
+pub(crate) fn sparkline(series: &[f64], columns: usize) -> String {
+    let shown = &series[series.len().saturating_sub(columns)..];
+    let largest = shown.iter().copied().fold(0.0, f64::max);
+    if largest <= 0.0 {
+        return String::new();
+    }
+    let level = |value: &f64| LEVELS[((value / largest * 7.0).round().clamp(0.0, 7.0)) as usize];
+    shown.iter().map(level).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_are_relative_to_the_largest() {
+        assert_eq!(sparkline(&[0.0, 1.0, 2.0, 4.0], 8), "▁▃▅█");
+        assert_eq!(sparkline(&[9.0, 1.0, 1.0], 2), "██", "of what is shown");
+        assert_eq!(sparkline(&[0.0, 0.0], 8), "");
+        assert_eq!(sparkline(&[], 8), "");
+    }
+}

@@ -1,0 +1,153 @@
+//! The rows of a view with their figures, sorted and filtered.
+
+use std::collections::HashMap;
+
+use crate::row::Entry;
+use crate::sums::Tally;
+use crate::tree;
+use crate::view::{Kind, RowId, Sort, View};
+use crate::world::World;
+
+/// The leaves that a view is of.
+pub(crate) fn scope(world: &World, view: &View) -> Vec<u32> {
+    let leaves = &world.leaves;
+    let is_of = |leaf: &u32| {
+        view.program.is_none_or(|program| leaves.program(*leaf) == program)
+            && view.through.is_none_or(|function| leaves.stack_of(*leaf).through.binary_search(&function).is_ok())
+    };
+    (0..leaves.len() as u32).filter(is_of).collect()
+}
+
+/// The numbers under which a leaf counts in a table.
+fn keys<'a>(world: &'a World, kind: Kind, leaf: &'a u32, program: &'a mut u32) -> &'a [u32] {
+    match kind {
+        Kind::Programs => {
+            *program = world.leaves.program(*leaf);
+            std::slice::from_ref(program)
+        }
+        Kind::Functions => &world.leaves.stack_of(*leaf).through,
+        _ => std::slice::from_ref(leaf),
+    }
+}
+
+/// The identity of a row of a table.
+fn row_id(kind: Kind, key: u32) -> RowId {
+    match kind {
+        Kind::Programs => RowId::Program(key),
+        Kind::Functions => RowId::Function(key),
+        _ => RowId::Leaf(key),
+    }
+}
+
+/// The rows of a view.
+pub(crate) fn entries(world: &World, view: &View) -> Vec<Entry> {
+    let scope = scope(world, view);
+    if let Kind::Tree(root) = view.kind {
+        return tree::lines(world, view, root, &scope);
+    }
+    let count = match view.kind {
+        Kind::Programs => world.leaves.programs(),
+        Kind::Functions => world.leaves.functions(),
+        _ => world.leaves.len(),
+    };
+    let mut tallies = vec![Tally::default(); count];
+    for leaf in &scope {
+        let figures = world.figures(*leaf);
+        if figures.is_nothing() {
+            continue;
+        }
+        for key in keys(world, view.kind, leaf, &mut 0) {
+            tallies[*key as usize].add(&figures);
+        }
+    }
+    let some = (0..).zip(tallies).filter(|(_, tally)| !tally.is_nothing());
+    let mut entries: Vec<Entry> = some.map(|(key, tally)| Entry::new(row_id(view.kind, key), tally)).collect();
+    if !view.filter.is_empty() {
+        let matching = Matching::new(world, &view.filter);
+        entries.retain(|entry| matching.has(world, &entry.id));
+    }
+    sort(world, view, &mut entries);
+    entries
+}
+
+fn sort(world: &World, view: &View, entries: &mut [Entry]) {
+    let lifetimes: Vec<f64> = match view.sort {
+        Sort::Lifetime => medians(world, view, entries),
+        _ => Vec::new(),
+    };
+    let figure = |index: usize| {
+        let tally = &entries[index].tally;
+        match view.sort {
+            Sort::InUse => world.size(&tally.sums),
+            Sort::Growth => world.growth(tally).unwrap_or(0.0),
+            Sort::Rate => world.rate(tally).unwrap_or(0.0),
+            Sort::Count => world.count(&tally.sums),
+            Sort::Lifetime => lifetimes[index],
+            Sort::Name => 0.0,
+        }
+    };
+    let names: Vec<String> = match view.sort {
+        Sort::Name => entries.iter().map(|entry| world.name(&entry.id).to_lowercase()).collect(),
+        _ => Vec::new(),
+    };
+    let mut order: Vec<(f64, usize)> = (0..entries.len()).map(|index| (figure(index), index)).collect();
+    order.sort_by(|a, b| {
+        let by_name = || names.get(a.1).cmp(&names.get(b.1));
+        let order = b.0.total_cmp(&a.0).then_with(by_name);
+        let order = if view.reversed { order.reverse() } else { order };
+        let size = |index: usize| entries[index].tally.sums.alloc_bytes;
+        order.then_with(|| size(b.1).total_cmp(&size(a.1))).then(a.1.cmp(&b.1))
+    });
+    let mut sorted: Vec<Entry> = order.iter().map(|(_, index)| entries[*index].clone()).collect();
+    entries.swap_with_slice(&mut sorted);
+}
+
+/// Median lifetimes; those that are not known, or longer than the recording, are the longest.
+fn medians(world: &World, view: &View, entries: &[Entry]) -> Vec<f64> {
+    let Some(lives) = &world.lives else { return vec![f64::INFINITY; entries.len()] };
+    let ids: Vec<&RowId> = entries.iter().map(|entry| &entry.id).collect();
+    let median = |leaves: Vec<u32>| lives.median_seconds(&leaves).unwrap_or(f64::INFINITY);
+    leaves_of(world, view, &ids).into_iter().map(median).collect()
+}
+
+/// The leaves of some rows of a table, of each.
+pub(crate) fn leaves_of(world: &World, view: &View, ids: &[&RowId]) -> Vec<Vec<u32>> {
+    let mut found = vec![Vec::new(); ids.len()];
+    let places: HashMap<&RowId, usize> = ids.iter().enumerate().map(|(at, id)| (*id, at)).collect();
+    for leaf in scope(world, view) {
+        for key in keys(world, view.kind, &leaf, &mut 0) {
+            if let Some(at) = places.get(&row_id(view.kind, *key)) {
+                found[*at].push(leaf);
+            }
+        }
+    }
+    found
+}
+
+/// Names that have a text, whatever its case.
+pub(crate) struct Matching {
+    text: String,
+    functions: Vec<bool>,
+}
+
+impl Matching {
+    /// Looks for the text in the names and places of all functions.
+    pub(crate) fn new(world: &World, text: &str) -> Self {
+        let text = text.to_lowercase();
+        Self { functions: world.leaves.functions_with(&text), text }
+    }
+
+    /// Whether a row's name, or one on its stack, has the text.
+    pub(crate) fn has(&self, world: &World, id: &RowId) -> bool {
+        let is_in = |name: &str| name.to_lowercase().contains(&self.text);
+        match id {
+            RowId::Program(program) => is_in(world.leaves.program_name(*program)),
+            RowId::Function(function) => self.functions[*function as usize],
+            RowId::Leaf(leaf) => {
+                let mut through = world.leaves.stack_of(*leaf).through.iter();
+                through.any(|function| self.functions[*function as usize])
+            }
+            RowId::Path(path) => path.last().is_some_and(|function| self.functions[*function as usize]),
+        }
+    }
+}

@@ -1,0 +1,39 @@
+//! Which keys there are.
+
+/// Keys and what they do.
+pub(crate) const KEYS: &[(&str, &str)] = &[
+    ("↑ ↓  PgUp PgDn  Home End", "move (also k j g G)"),
+    ("Enter  →", "go inside: a program, a function's callees, a branch"),
+    ("Esc  ←", "go back"),
+    ("Tab", "stacks or functions"),
+    ("s   r", "sort by the next column; reverse the order"),
+    ("1 … 6", "sort by in use, growth, rate, count, lifetime, name"),
+    ("f", "filter: only rows whose name has this text"),
+    ("/   n N", "search for a name; the next, the one before"),
+    ("c   d", "tree of callers; of callees (down)"),
+    ("t", "tree of all calls, from the outermost"),
+    ("F", "flame view; Enter zooms in, Esc out"),
+    ("Space", "freeze; again: go on"),
+    ("m   M", "mark a baseline, growth since (* significant); forget it"),
+    ("w", "write a profile here"),
+    ("?   q", "this help; quit"),
+];
+
+/// The keys at the bottom of the screen: those with the lowest number are the last to go where there is no room.
+pub(crate) const BOTTOM: &[(u8, &str, &str)] = &[
+    (0, "q", "quit"),
+    (0, "?", "help"),
+    (1, "Enter", "inside"),
+    (1, "Esc", "back"),
+    (2, "Tab", "stacks/functions"),
+    (2, "s", "sort"),
+    (2, "f", "filter"),
+    (3, "/", "search"),
+    (2, "Space", "freeze"),
+    (3, "c", "callers"),
+    (4, "d", "callees"),
+    (5, "t", "tree"),
+    (3, "F", "flame"),
+    (3, "m", "mark"),
+    (4, "w", "write"),
+];

@@ -1,0 +1,52 @@
+//! Numbers for things that come again and again.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+/// Numbers things in the order in which they come.
+#[derive(Debug)]
+pub(crate) struct Interner<T> {
+    ids: HashMap<T, u32>,
+    items: Vec<T>,
+}
+
+impl<T> Default for Interner<T> {
+    fn default() -> Self {
+        Self { ids: HashMap::new(), items: Vec::new() }
+    }
+}
+
+impl<T: Clone + Eq + Hash> Interner<T> {
+    /// The number of a thing, and whether it is new.
+    pub(crate) fn id(&mut self, item: T) -> (u32, bool) {
+        if let Some(&id) = self.ids.get(&item) {
+            return (id, false);
+        }
+        let id = self.items.len() as u32;
+        self.items.push(item.clone());
+        self.ids.insert(item, id);
+        (id, true)
+    }
+
+    /// The thing with this number, which [`Self::id`] gave.
+    pub(crate) fn get(&self, id: u32) -> &T {
+        &self.items[id as usize]
+    }
+
+    /// How many things have a number.
+    pub(crate) fn len(&self) -> usize {
+        self.items.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_things_have_one_number() {
+        let mut names = Interner::default();
+        assert_eq!([names.id("a"), names.id("b"), names.id("a")], [(0, true), (1, true), (0, false)]);
+        assert_eq!((names.len(), *names.get(1)), (2, "b"));
+    }
+}

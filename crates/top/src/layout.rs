@@ -1,0 +1,88 @@
+//! Which columns a table has at which width.
+
+use crate::view::Sort;
+
+/// A column of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Cell {
+    /// Bytes in use.
+    Size,
+    /// Their interval.
+    Bounds,
+    /// Growth per minute, or since the mark.
+    Growth,
+    /// Bytes allocated per second.
+    Rate,
+    /// Blocks in use.
+    Count,
+    /// Median lifetime.
+    Lifetime,
+    /// The last minute.
+    Trend,
+    /// Name.
+    Name,
+}
+
+/// Narrowest column of names.
+const NAME: usize = 20;
+
+impl Cell {
+    /// Its width; that of names is what is left.
+    pub(crate) const fn columns(self) -> usize {
+        match self {
+            Self::Size => 10,
+            Self::Bounds => 14,
+            Self::Growth => 11,
+            Self::Rate => 9,
+            Self::Count => 8,
+            Self::Lifetime => 9,
+            Self::Trend => 13,
+            Self::Name => NAME,
+        }
+    }
+
+    /// What it is sorted by.
+    pub(crate) const fn sort(self) -> Option<Sort> {
+        match self {
+            Self::Size => Some(Sort::InUse),
+            Self::Growth => Some(Sort::Growth),
+            Self::Rate => Some(Sort::Rate),
+            Self::Count => Some(Sort::Count),
+            Self::Lifetime => Some(Sort::Lifetime),
+            Self::Name => Some(Sort::Name),
+            Self::Bounds | Self::Trend => None,
+        }
+    }
+}
+
+/// The columns of a table of some width, each with its own: those that say least give way first.
+pub(crate) fn columns(width: usize) -> Vec<(Cell, usize)> {
+    use Cell::{Bounds, Count, Growth, Lifetime, Name, Rate, Size, Trend};
+    let mut cells = vec![Size, Bounds, Growth, Rate, Count, Lifetime, Trend, Name];
+    let needed = |cells: &[Cell]| cells.iter().map(|cell| cell.columns() + 1).sum::<usize>() - 1;
+    for dispensable in [Trend, Lifetime, Count, Rate, Bounds, Growth] {
+        if needed(&cells) > width {
+            cells.retain(|cell| *cell != dispensable);
+        }
+    }
+    let others = needed(&cells) - NAME;
+    let columns = |cell: Cell| if cell == Name { width.saturating_sub(others) } else { cell.columns() };
+    cells.into_iter().map(|cell| (cell, columns(cell))).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_fit_and_give_way() {
+        for width in 20..250 {
+            let cells = columns(width);
+            let sum: usize = cells.iter().map(|(_, columns)| columns + 1).sum::<usize>() - 1;
+            assert!(sum <= width || cells.len() == 2, "{width}: {cells:?}");
+        }
+        let has = |width, cell| columns(width).iter().any(|(it, _)| *it == cell);
+        assert!(has(80, Cell::Bounds) && has(80, Cell::Count) && !has(80, Cell::Trend));
+        assert!(has(112, Cell::Trend) && has(112, Cell::Lifetime));
+    }
+}

@@ -1,0 +1,205 @@
+//! Identities that last from one profile to the next: programs, functions, stacks, and leaves, which are the stacks of each
+//! program. All that the view shows is a sum over leaves.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use heapbpf_profile::group::Groups;
+use heapbpf_profile::model::ByAddress;
+use heapbpf_profile::report::chain::{Call, allocator_frames, call, fold_recursion};
+use heapbpf_profile::{GroupBy, Profile, Stack};
+
+use crate::interner::Interner;
+
+/// What a stack without frames is called.
+const NO_STACK: &str = "[no stack]";
+
+/// A stack, in numbers.
+#[derive(Debug)]
+pub(crate) struct StackIds {
+    /// Calls, innermost first, each with whether repetitions were folded into it.
+    pub(crate) calls: Vec<(u32, bool)>,
+    /// Functions, innermost first, without immediate repetitions.
+    pub(crate) path: Vec<u32>,
+    /// Functions, each once, ascending.
+    pub(crate) through: Vec<u32>,
+    /// Why the stack is incomplete.
+    pub(crate) cut: Option<Arc<str>>,
+}
+
+/// A stack's calls, and why it was cut.
+type StackKey = (Arc<[(u32, bool)]>, Option<Arc<str>>);
+
+/// The identities.
+#[derive(Debug, Default)]
+pub(crate) struct Leaves {
+    /// Programs by the name that is the same in another recording.
+    programs: Interner<String>,
+    /// Names of programs for display, as of the last profile.
+    program_names: Vec<String>,
+    calls: Interner<Call>,
+    functions: Interner<String>,
+    function_of_call: Vec<u32>,
+    stack_keys: Interner<StackKey>,
+    stacks: Vec<StackIds>,
+    /// Program and stack.
+    leaves: Interner<(u32, u32)>,
+    known: HashMap<ByAddress<Stack>, u32>,
+}
+
+impl Leaves {
+    /// The leaf of each row of a profile.
+    pub(crate) fn of_rows(&mut self, profile: &Profile) -> Vec<u32> {
+        let programs = self.of_processes(profile);
+        let mut known = std::mem::take(&mut self.known);
+        let mut used = HashMap::with_capacity(known.len());
+        let rows = profile.rows.iter().map(|row| {
+            let program = programs.get(row.key.process).copied().unwrap_or(0);
+            let key = ByAddress::from(Arc::clone(&row.key.stack));
+            let stack = *used
+                .entry(key)
+                .or_insert_with_key(|key| known.remove(key).unwrap_or_else(|| self.stack(profile, key)));
+            self.leaves.id((program, stack)).0
+        });
+        let rows = rows.collect();
+        self.known = used;
+        rows
+    }
+
+    /// The program of each process, and their names for display.
+    fn of_processes(&mut self, profile: &Profile) -> Vec<u32> {
+        let stable = Groups::comparable(profile, GroupBy::Program);
+        let shown = Groups::new(profile, GroupBy::Program);
+        let program = |index| {
+            let (program, is_new) = self.programs.id(stable.of_process(index).into_owned());
+            let name = shown.of_process(index).into_owned();
+            if is_new {
+                self.program_names.push(name);
+            } else {
+                self.program_names[program as usize] = name;
+            }
+            program
+        };
+        (0..profile.processes.len()).map(program).collect()
+    }
+
+    fn stack(&mut self, profile: &Profile, stack: &Stack) -> u32 {
+        let frames = stack.frames.iter().skip(allocator_frames(stack));
+        let mut calls: Vec<u32> = frames.map(|frame| self.call(call(profile, frame))).collect();
+        if calls.is_empty() {
+            calls.push(self.call(Call { name: NO_STACK.into(), place: String::new(), is_module: false }));
+        }
+        let calls = fold_recursion(calls);
+        let (id, is_new) = self.stack_keys.id((calls.as_slice().into(), stack.cut.clone()));
+        if is_new {
+            let functions = calls.iter().map(|(call, _)| self.function_of_call[*call as usize]);
+            let path: Vec<u32> = fold_recursion(functions).into_iter().map(|(function, _)| function).collect();
+            let mut through = path.clone();
+            through.sort_unstable();
+            through.dedup();
+            self.stacks.push(StackIds { calls, path, through, cut: stack.cut.clone() });
+        }
+        id
+    }
+
+    fn call(&mut self, call: Call) -> u32 {
+        let name = call.name.clone();
+        let (id, is_new) = self.calls.id(call);
+        if is_new {
+            let function = self.functions.id(name).0;
+            self.function_of_call.push(function);
+        }
+        id
+    }
+
+    /// Number of leaves so far.
+    pub(crate) fn len(&self) -> usize {
+        self.leaves.len()
+    }
+
+    /// Number of programs so far.
+    pub(crate) fn programs(&self) -> usize {
+        self.programs.len()
+    }
+
+    /// Number of functions so far.
+    pub(crate) fn functions(&self) -> usize {
+        self.functions.len()
+    }
+
+    /// The program of a leaf.
+    pub(crate) fn program(&self, leaf: u32) -> u32 {
+        self.leaves.get(leaf).0
+    }
+
+    /// The stack of a leaf.
+    pub(crate) fn stack_of(&self, leaf: u32) -> &StackIds {
+        &self.stacks[self.leaves.get(leaf).1 as usize]
+    }
+
+    /// Name of a program.
+    pub(crate) fn program_name(&self, program: u32) -> &str {
+        self.program_names.get(program as usize).map_or("", String::as_str)
+    }
+
+    /// Name of a function.
+    pub(crate) fn function_name(&self, function: u32) -> &str {
+        self.functions.get(function)
+    }
+
+    /// Of each function whether its name or one of its places has a text of small letters.
+    pub(crate) fn functions_with(&self, text: &str) -> Vec<bool> {
+        let mut with = vec![false; self.functions.len()];
+        for (call, function) in (0..).zip(&self.function_of_call) {
+            let Call { name, place, .. } = self.calls.get(call);
+            with[*function as usize] |= name.to_lowercase().contains(text) || place.to_lowercase().contains(text);
+        }
+        with
+    }
+
+    /// A call.
+    pub(crate) fn get_call(&self, call: u32) -> &Call {
+        self.calls.get(call)
+    }
+
+    /// Source lines of calls by a function.
+    pub(crate) fn places(&self, function: u32) -> Vec<&str> {
+        let of_function = (0..).zip(&self.function_of_call).filter(|(_, it)| **it == function);
+        of_function.map(|(call, _)| self.calls.get(call).place.as_str()).filter(|place| !place.is_empty()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use heapbpf_profile::testing;
+
+    #[test]
+    fn identities_last_even_if_stacks_are_made_anew() {
+        let mut leaves = Leaves::default();
+        let profile = testing::small();
+        let first = leaves.of_rows(&profile);
+        assert_eq!(first, leaves.of_rows(&profile), "the same stacks");
+        assert_eq!(first, leaves.of_rows(&testing::small()), "equal stacks");
+        assert_eq!(first[0], first[1], "the allocator function and the interval make no other leaf");
+        assert_ne!(first[0], first[4], "another program");
+        assert_eq!((leaves.programs(), leaves.program_name(leaves.program(first[0]))), (2, "server (4242)"));
+        let names = |leaf: u32| -> Vec<&str> {
+            leaves.stack_of(leaf).path.iter().map(|function| leaves.function_name(*function)).collect()
+        };
+        assert_eq!(names(first[0]), ["grow", "parse_value", "handle", "main"], "recursion is folded");
+        assert_eq!(leaves.stack_of(first[5]).cut.as_deref(), Some("stack copy too small"));
+        let place = &leaves.get_call(leaves.stack_of(first[0]).calls[0].0).place;
+        assert_eq!(place, "json.c:31");
+    }
+
+    #[test]
+    fn a_stack_without_frames_has_a_name() {
+        let mut leaves = Leaves::default();
+        let mut profile = testing::small();
+        profile.rows.truncate(1);
+        profile.rows[0].key.stack = Arc::default();
+        let leaf = leaves.of_rows(&profile)[0];
+        assert_eq!(leaves.function_name(leaves.stack_of(leaf).path[0]), NO_STACK);
+    }
+}

@@ -1,0 +1,34 @@
+//! The live view of heapbpf in a terminal, as a function of profiles and keys: [`Top`] takes profiles, keys and the time,
+//! and draws itself into a buffer of cells. It reads nothing and writes nothing; whoever uses it does.
+//!
+//! Texts of targets pass the sanitizer of heapbpf's reports before they become cells.
+
+#![forbid(unsafe_code)]
+
+mod details;
+mod entries;
+mod flame;
+mod help;
+mod history;
+mod interner;
+mod key;
+mod layout;
+mod leaves;
+mod marked;
+mod moment;
+mod row;
+mod screen;
+mod significance;
+mod sums;
+mod theme;
+mod top;
+mod tree;
+mod view;
+mod world;
+
+pub use self::key::Key;
+pub use self::theme::Theme;
+pub use self::top::{Action, Options, Status, Top};
+
+#[cfg(test)]
+mod tests;

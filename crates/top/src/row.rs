@@ -1,0 +1,26 @@
+//! A row of a view.
+
+use crate::sums::Tally;
+use crate::view::RowId;
+
+/// A row.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    /// Which.
+    pub(crate) id: RowId,
+    /// Its figures.
+    pub(crate) tally: Tally,
+    /// Its depth in a tree.
+    pub(crate) depth: usize,
+    /// Whether its branch is open, if there is more below.
+    pub(crate) is_open: Option<bool>,
+    /// Its leaves, if the tree knows them.
+    pub(crate) leaves: Vec<u32>,
+}
+
+impl Entry {
+    /// A row of a table.
+    pub(crate) fn new(id: RowId, tally: Tally) -> Self {
+        Self { id, tally, depth: 0, is_open: None, leaves: Vec::new() }
+    }
+}

@@ -1,0 +1,130 @@
+//! What is being looked at, and where the cursor is.
+
+use std::collections::HashSet;
+
+/// Functions from the root of a tree to one of its calls.
+pub(crate) type Path = Vec<u32>;
+
+/// Which row of a view.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum RowId {
+    /// A program.
+    Program(u32),
+    /// A function.
+    Function(u32),
+    /// A stack of a program.
+    Leaf(u32),
+    /// A call in a tree.
+    Path(Path),
+}
+
+/// Where a tree begins, and which way it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Root {
+    /// At the outermost functions, down to the allocations.
+    Outermost,
+    /// At a function, up to its callers.
+    Callers(u32),
+    /// At a function, down to its callees.
+    Callees(u32),
+}
+
+/// What a view has rows for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Programs.
+    Programs,
+    /// Stacks.
+    Stacks,
+    /// Functions.
+    Functions,
+    /// Calls in a tree.
+    Tree(Root),
+    /// Calls as boxes.
+    Flame,
+}
+
+/// By what rows are sorted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Sort {
+    /// Bytes in use.
+    #[default]
+    InUse,
+    /// Growth of what is in use.
+    Growth,
+    /// Rate of allocation.
+    Rate,
+    /// Blocks in use.
+    Count,
+    /// Median lifetime.
+    Lifetime,
+    /// Name.
+    Name,
+}
+
+impl Sort {
+    /// All of them, in the order of their keys.
+    pub(crate) const ALL: [Self; 6] = [Self::InUse, Self::Growth, Self::Rate, Self::Count, Self::Lifetime, Self::Name];
+
+    /// The one after this.
+    pub(crate) fn next(self) -> Self {
+        let at = Self::ALL.iter().position(|sort| *sort == self).unwrap_or(0);
+        Self::ALL[(at + 1) % Self::ALL.len()]
+    }
+}
+
+/// A view.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    /// What it has rows for.
+    pub(crate) kind: Kind,
+    /// Only stacks of this program.
+    pub(crate) program: Option<u32>,
+    /// Only stacks through this function.
+    pub(crate) through: Option<u32>,
+    /// By what it is sorted.
+    pub(crate) sort: Sort,
+    /// Whether the smallest come first.
+    pub(crate) reversed: bool,
+    /// Only rows whose name has this text.
+    pub(crate) filter: String,
+    /// The selected row, and where it was.
+    pub(crate) selected: Option<RowId>,
+    /// Index of the selected row.
+    pub(crate) cursor: usize,
+    /// Index of the first visible row.
+    pub(crate) offset: usize,
+    /// Branches of a tree that are open.
+    pub(crate) open: HashSet<Path>,
+    /// What the flame view is of.
+    pub(crate) zoom: Path,
+}
+
+impl View {
+    /// A view of everything.
+    pub(crate) fn new(kind: Kind) -> Self {
+        Self {
+            kind,
+            program: None,
+            through: None,
+            sort: Sort::default(),
+            reversed: false,
+            filter: String::new(),
+            selected: None,
+            cursor: 0,
+            offset: 0,
+            open: HashSet::new(),
+            zoom: Path::new(),
+        }
+    }
+
+    /// A view inside this one.
+    pub(crate) fn inside(&self, kind: Kind) -> Self {
+        Self { program: self.program, through: self.through, sort: self.sort, ..Self::new(kind) }
+    }
+
+    /// Whether rows are in the order of a tree.
+    pub(crate) const fn is_tree(&self) -> bool {
+        matches!(self.kind, Kind::Tree(_))
+    }
+}

@@ -1,0 +1,115 @@
+//! `heapbpf top`: looks at processes, or at a running service, live in the terminal.
+
+use std::io::IsTerminal;
+
+use super::args::TopArgs;
+use super::choices::AtArg;
+use super::error::PlanError;
+use super::plan;
+use super::record_args::{DisplayArgs, OutputArgs, RecordArgs, ServeArgs, SnapshotArgs, TargetArgs};
+use crate::serve::tokens::Tokens;
+use crate::terminal::Color;
+use crate::top::{Address, Look, live, watched};
+
+/// Shows the screen until the user leaves it. Returns the exit status.
+///
+/// # Errors
+/// One sentence that says what to do. Nothing stays attached.
+pub fn run(args: &TopArgs) -> anyhow::Result<u8> {
+    check_terminal()?;
+    let look = Look { confidence: args.confidence, color: args.color.is_on(true), refresh: args.refresh };
+    let Some(url) = &args.url else {
+        let recording = plan::recording(&recording_args(args), true)?;
+        return live(recording, look);
+    };
+    if is_targeted(&args.target) {
+        return Err(
+            PlanError::Usage("either an address or processes: --pid and the like are for this host".into()).into()
+        );
+    }
+    let token = args.token_file.as_deref().map(Tokens::read).transpose()?;
+    let token = token.as_ref().and_then(Tokens::first);
+    let address = Address::parse(url, token).map_err(PlanError::Usage)?;
+    watched(address, look)
+}
+
+fn is_targeted(target: &TargetArgs) -> bool {
+    let TargetArgs { pids, all, comm, cgroup, container, command, .. } = target;
+    *all || !pids.is_empty() || comm.is_some() || cgroup.is_some() || container.is_some() || !command.is_empty()
+}
+
+/// Checks that there is a terminal that can be drawn on.
+fn check_terminal() -> Result<(), PlanError> {
+    let is_terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
+    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    if is_terminal && !is_dumb {
+        return Ok(());
+    }
+    let why = if is_terminal { "this one is dumb (TERM)" } else { "input and output are none" };
+    Err(PlanError::Usage(format!(
+        "top needs a terminal, and {why}: for files or a pipe, record with --every 10s -o heap.json and read the snapshots \
+         with heapbpf report"
+    )))
+}
+
+/// The options of a recording that writes nothing and shows nothing of its own.
+fn recording_args(args: &TopArgs) -> RecordArgs {
+    RecordArgs {
+        target: args.target.clone(),
+        sampling: args.sampling.clone(),
+        duration: None,
+        output: OutputArgs {
+            at: AtArg::default(),
+            outputs: Vec::new(),
+            format: None,
+            force: false,
+            value: None,
+            group_by: None,
+            confidence: args.confidence,
+            stats: None,
+        },
+        snapshots: SnapshotArgs::default(),
+        serve: ServeArgs::default(),
+        stacks: args.stacks.clone(),
+        limits: args.limits.clone(),
+        display: DisplayArgs { quiet: true, verbose: args.verbose, no_progress: true, color: Color::Never },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::args::{Cli, Command};
+    use clap::Parser;
+
+    fn parsed(words: &[&str]) -> TopArgs {
+        let cli = Cli::try_parse_from([&["heapbpf", "top"], words].concat()).unwrap();
+        let Some(Command::Top(args)) = cli.command else { panic!("another command") };
+        *args
+    }
+
+    #[test]
+    fn targets_and_sampling_are_those_of_a_recording() {
+        let args = parsed(&["--pid", "7", "-i", "64k", "--no-live"]);
+        assert!(is_targeted(&args.target) && args.url.is_none());
+        let recording = recording_args(&args);
+        assert_eq!((recording.target.pids, recording.sampling.no_live), (vec![7], true));
+        assert!(recording.display.quiet && recording.output.outputs.is_empty());
+    }
+
+    #[test]
+    fn an_address_is_no_target() {
+        let args = parsed(&["http://127.0.0.1:6060", "--token-file", "t"]);
+        assert!(!is_targeted(&args.target) && args.url.is_some());
+        assert!(is_targeted(&parsed(&["--", "true"]).target));
+    }
+
+    #[test]
+    fn without_a_terminal_it_says_what_to_do() {
+        // Tests have no terminal as input, or a test run by hand has one.
+        if let Err(error) = check_terminal() {
+            assert!(error.to_string().contains("--every"), "{error}");
+            assert_eq!(error.exit_status(), 2);
+        }
+    }
+}

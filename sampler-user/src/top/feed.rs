@@ -1,0 +1,148 @@
+//! Hands profiles from the thread that gets them to the thread that shows them. Only the last one is kept: a slow terminal
+//! misses some, and waits for none.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use heapbpf_profile::Profile;
+
+/// A refresh takes this share of the time between two of them at most.
+const SHARE: u32 = 100;
+/// Longest time between two refreshes.
+const LONGEST: Duration = Duration::from_secs(10);
+/// Time between two profiles with lifetimes, which cost more.
+const LIFETIMES_EVERY: Duration = Duration::from_secs(10);
+
+/// What has happened since one looked.
+#[derive(Default)]
+pub struct News {
+    /// The last profile.
+    pub profile: Option<Arc<Profile>>,
+    /// Why there is none at present, or that there are some again.
+    pub away: Option<Option<String>>,
+}
+
+/// Between the two threads.
+#[derive(Default)]
+pub struct Feed {
+    news: Mutex<News>,
+    /// How long showing the last profile took, in microseconds.
+    showing_us: AtomicU64,
+    closed: AtomicBool,
+}
+
+/// A profile, and how long getting it kept processors busy.
+pub struct Got {
+    /// The profile.
+    pub profile: Arc<Profile>,
+    /// Time of processors.
+    pub cost: Duration,
+}
+
+/// Why there is no profile.
+pub enum NoProfile {
+    /// There will be none.
+    Ended,
+    /// There may be one later.
+    Later(String),
+}
+
+impl Feed {
+    /// What has happened since the last call.
+    pub fn news(&self) -> News {
+        std::mem::take(&mut *self.news.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Tells how long showing a profile took.
+    pub fn shown_in(&self, time: Duration) {
+        self.showing_us.store(time.as_micros() as u64, Ordering::Relaxed);
+    }
+
+    /// No profile is wanted any more.
+    pub fn close(&self) {
+        self.closed.store(true, Ordering::Relaxed);
+    }
+
+    fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Relaxed)
+    }
+
+    fn tell(&self, change: impl FnOnce(&mut News)) {
+        change(&mut self.news.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Gets profiles until there are no more: `next` gets one, with lifetimes if asked for.
+    pub fn fill(&self, refresh: Duration, mut next: impl FnMut(bool) -> Result<Got, NoProfile>) {
+        let mut last_lifetimes: Option<Instant> = None;
+        while !self.is_closed() {
+            let begun = Instant::now();
+            let wants_lifetimes = last_lifetimes.is_none_or(|at| at.elapsed() >= LIFETIMES_EVERY);
+            let pause = match next(wants_lifetimes) {
+                Ok(Got { profile, cost }) => {
+                    if wants_lifetimes {
+                        last_lifetimes = Some(begun);
+                    }
+                    self.tell(|news| (news.profile, news.away) = (Some(profile), Some(None)));
+                    let showing = Duration::from_micros(self.showing_us.load(Ordering::Relaxed));
+                    // One with lifetimes comes seldom.
+                    let cost = if wants_lifetimes { cost / 4 } else { cost };
+                    ((cost + showing) * SHARE).clamp(refresh, LONGEST.max(refresh))
+                }
+                Err(NoProfile::Ended) => return,
+                Err(NoProfile::Later(why)) => {
+                    self.tell(|news| news.away = Some(Some(why)));
+                    refresh.max(Duration::from_secs(1))
+                }
+            };
+            self.wait(pause.saturating_sub(begun.elapsed()));
+        }
+    }
+
+    /// Waits, but not on when the feed is closed.
+    fn wait(&self, pause: Duration) {
+        let until = Instant::now() + pause;
+        while !self.is_closed() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return;
+            }
+            std::thread::sleep(left.min(Duration::from_millis(100)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use heapbpf_profile::testing;
+
+    #[test]
+    fn only_the_last_profile_is_kept_and_errors_are_told() {
+        let feed = Feed::default();
+        let mut answers = vec![
+            Err(NoProfile::Ended),
+            Err(NoProfile::Later("gone".into())),
+            Ok(Got { profile: Arc::new(testing::ended_apart()), cost: Duration::ZERO }),
+            Ok(Got { profile: Arc::new(testing::small()), cost: Duration::ZERO }),
+        ];
+        let mut asked = Vec::new();
+        feed.fill(Duration::ZERO, |lifetimes| {
+            asked.push(lifetimes);
+            answers.pop().expect("it ends")
+        });
+        assert_eq!(asked, [true, false, false, false], "lifetimes come seldom");
+        let news = feed.news();
+        assert!(news.profile.is_some_and(|profile| profile.header.ended_apart));
+        assert_eq!(news.away, Some(Some("gone".into())));
+        assert!(feed.news().profile.is_none());
+    }
+
+    #[test]
+    fn a_closed_feed_asks_for_nothing() {
+        let feed = Feed::default();
+        feed.close();
+        feed.fill(Duration::ZERO, |_| panic!("asked"));
+    }
+}

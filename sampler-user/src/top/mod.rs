@@ -1,0 +1,27 @@
+//! `heapbpf top`: the live view. `heapbpf-top` is what is on the screen; here is what it takes: a terminal, and profiles from
+//! a recording of this process or from a running service.
+
+mod feed;
+mod keys;
+mod live;
+mod output;
+mod remote;
+mod screen;
+mod standard_streams;
+mod terminal;
+
+use std::time::Duration;
+
+pub use live::live;
+pub use remote::{Address, watched};
+
+/// How the screen looks, and how often it is renewed.
+#[derive(Clone, Copy, Debug)]
+pub struct Look {
+    /// Confidence level of intervals, 0 to 1.
+    pub confidence: f64,
+    /// Whether to use colours.
+    pub color: bool,
+    /// Shortest time between two refreshes.
+    pub refresh: Duration,
+}

@@ -1,0 +1,206 @@
+//! Profiles of a running service (`heapbpf serve`), over HTTP.
+
+use std::io::Read;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use heapbpf_profile::escape::escaped;
+use heapbpf_profile::model::Profile;
+use heapbpf_profile::read;
+use ureq::http::Uri;
+use ureq::tls::{RootCerts, TlsConfig};
+
+use super::Look;
+use super::feed::{Feed, Got, NoProfile};
+use super::screen::show;
+use super::standard_streams::Redirected;
+use super::terminal::{Leaves, Terminal};
+
+/// Longest time for a connection, and for an answer to begin.
+const CONNECT_TIME: Duration = Duration::from_secs(5);
+/// Longest time for an answer.
+const ANSWER_TIME: Duration = Duration::from_secs(30);
+/// Largest answer, in bytes.
+const LARGEST_ANSWER: u64 = 256 << 20;
+/// Largest answer that is no profile, in bytes: a sentence.
+const LARGEST_SENTENCE: u64 = 4 << 10;
+
+/// The profile with all that is known. Services before there was such a parameter refuse it, and give less without it.
+const WHOLE: &str = "/debug/pprof/heap?format=json";
+const PPROF: &str = "/debug/pprof/heap";
+
+/// Where a service is, and how to be let in.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Address {
+    origin: String,
+    authorization: Option<String>,
+}
+
+impl Address {
+    /// An address as the user writes it: `http://HOST:PORT`, maybe with a token before an `@`.
+    ///
+    /// # Errors
+    /// It is none; the sentence has no token in it.
+    pub fn parse(url: &str, token: Option<&str>) -> Result<Self, String> {
+        let shown = url.rsplit_once('@').map_or(url, |(_, host)| host);
+        let wanted = "an address is http://HOST:PORT or https://HOST:PORT; to look at a process, use --pid PID";
+        let failed = |why: &str| format!("{shown}: {why}; {wanted}");
+        let (scheme, rest) = url.split_once("://").ok_or_else(|| failed("this is no address"))?;
+        if !["http", "https"].contains(&scheme) {
+            return Err(failed("nothing is known of this kind of address"));
+        }
+        let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+        let (user, host) = authority.rsplit_once('@').map_or((None, authority), |(user, host)| (Some(user), host));
+        if !matches!(path, "" | "/") {
+            return Err(failed("it has a path"));
+        }
+        let origin = format!("{scheme}://{host}");
+        let uri: Uri = format!("{origin}/").parse().map_err(|_| failed("it is no URL"))?;
+        if uri.host().is_none_or(str::is_empty) {
+            return Err(failed("it has no host"));
+        }
+        let authorization = token.or(user).map(|token| format!("Bearer {token}"));
+        Ok(Self { origin, authorization })
+    }
+
+    /// The address without its token.
+    pub fn shown(&self) -> &str {
+        &self.origin
+    }
+}
+
+/// Shows a running service until the user leaves the screen. Returns the exit status.
+///
+/// # Errors
+/// The terminal cannot be used.
+pub fn watched(address: Address, look: Look) -> anyhow::Result<u8> {
+    let terminal = Terminal::open().context("the terminal cannot be used")?;
+    let said = Redirected::said_to_memory().context("cannot keep messages")?;
+    let leaves = Leaves(Arc::clone(&terminal));
+    terminal.enter().context("the terminal cannot be used")?;
+    let feed = Arc::new(Feed::default());
+    let filled = Arc::clone(&feed);
+    let source = address.shown().to_owned();
+    let mut client = Client::new(address);
+    let fill = move || filled.fill(look.refresh, |_| client.profile().map_err(NoProfile::Later));
+    std::thread::Builder::new().name("profiles-shown".into()).spawn(fill).context("cannot start a thread")?;
+    let shown = until_signal(Arc::clone(&terminal), Arc::clone(&feed), source, look);
+    feed.close();
+    drop(leaves);
+    drop(said);
+    shown.map(|()| 0)
+}
+
+/// Shows the screen in a thread of its own until its end or a signal.
+fn until_signal(terminal: Arc<Terminal>, feed: Arc<Feed>, source: String, look: Look) -> anyhow::Result<()> {
+    use tokio::signal::unix::{SignalKind, signal};
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
+    runtime.block_on(async {
+        let kinds = [SignalKind::hangup(), SignalKind::terminate(), SignalKind::interrupt()];
+        let [mut hangup, mut terminate, mut interrupt] = kinds.map(signal);
+        let (leave, left) = tokio::sync::oneshot::channel();
+        let screen = move || drop(leave.send(show(&terminal, &feed, source, look)));
+        std::thread::Builder::new().name("screen".into()).spawn(screen).context("cannot start a thread")?;
+        tokio::select! {
+            shown = left => shown.context("an error inside heapbpf ended the screen")?.context("the terminal cannot be used any more"),
+            _ = hangup.as_mut().map_err(|error| anyhow::anyhow!("{error}"))?.recv() => Ok(()),
+            _ = terminate.as_mut().map_err(|error| anyhow::anyhow!("{error}"))?.recv() => Ok(()),
+            _ = interrupt.as_mut().map_err(|error| anyhow::anyhow!("{error}"))?.recv() => Ok(()),
+        }
+    })
+}
+
+/// Asks a service for profiles.
+struct Client {
+    address: Address,
+    agent: ureq::Agent,
+    path: &'static str,
+}
+
+impl Client {
+    fn new(address: Address) -> Self {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let tls = TlsConfig::builder()
+            .root_certs(RootCerts::PlatformVerifier)
+            .unversioned_rustls_crypto_provider(provider)
+            .build();
+        let config = ureq::Agent::config_builder()
+            .timeout_connect(Some(CONNECT_TIME))
+            .timeout_global(Some(ANSWER_TIME))
+            .http_status_as_error(false)
+            .max_redirects(0)
+            .user_agent(concat!("heapbpf/", env!("CARGO_PKG_VERSION")))
+            .tls_config(tls)
+            .build();
+        Self { address, agent: config.new_agent(), path: WHOLE }
+    }
+
+    fn profile(&mut self) -> Result<Got, String> {
+        loop {
+            let url = format!("{}{}", self.address.origin, self.path);
+            let mut request = self.agent.get(&url);
+            if let Some(authorization) = &self.address.authorization {
+                request = request.header("Authorization", authorization);
+            }
+            let mut response = request.call().map_err(|error| self.told(&error.to_string()))?;
+            match response.status().as_u16() {
+                200 => {
+                    let mut body = Vec::new();
+                    let mut answer = response.body_mut().as_reader().take(LARGEST_ANSWER + 1);
+                    answer.read_to_end(&mut body).map_err(|error| self.told(&error.to_string()))?;
+                    let begun = Instant::now();
+                    let profile = parse(&body).map_err(|why| self.told(&why))?;
+                    return Ok(Got { profile: Arc::new(profile), cost: begun.elapsed() });
+                }
+                400 if self.path == WHOLE => self.path = PPROF,
+                status => {
+                    let mut sentence = Vec::new();
+                    let answer = response.body_mut().as_reader().take(LARGEST_SENTENCE).read_to_end(&mut sentence);
+                    let sentence = answer.map_or_else(|_| String::new(), |_| text(&sentence));
+                    return Err(self.told(&format!("status {status} {sentence}")));
+                }
+            }
+        }
+    }
+
+    fn told(&self, why: &str) -> String {
+        format!("{} does not answer with a profile: {}", self.address.shown(), escaped(why.trim()))
+    }
+}
+
+/// The first line of what a server said.
+fn text(sentence: &[u8]) -> String {
+    String::from_utf8_lossy(sentence).lines().next().unwrap_or_default().to_owned()
+}
+
+fn parse(body: &[u8]) -> Result<Profile, String> {
+    if body.len() as u64 > LARGEST_ANSWER {
+        return Err(format!("it is larger than {} MiB", LARGEST_ANSWER >> 20));
+    }
+    read::parse(body).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_parsed_and_tokens_stay_secret() {
+        let plain = Address::parse("http://127.0.0.1:6060", None).unwrap();
+        assert_eq!((plain.shown(), &plain.authorization), ("http://127.0.0.1:6060", &None));
+        let user = Address::parse("https://secret@host:1/", None).unwrap();
+        assert_eq!((user.shown(), user.authorization.as_deref()), ("https://host:1", Some("Bearer secret")));
+        let file = Address::parse("http://[::1]:6060", Some("token")).unwrap();
+        assert_eq!(file.authorization.as_deref(), Some("Bearer token"));
+        for bad in ["1234", "localhost:6060", "ftp://secret@x", "http://", "http://secret@x/path", "http://a b"] {
+            let error = Address::parse(bad, None).err().unwrap();
+            assert!(error.contains("--pid") && !error.contains("secret"), "{bad}: {error}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_profile_is_an_error() {
+        assert!(parse(b"<html>").is_err() && parse(b"").is_err());
+    }
+}

@@ -1,0 +1,90 @@
+//! The thread that shows the screen: it draws what comes, and hands keys to the view.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use crossterm::event;
+use heapbpf_profile::formats::{self, WriteOptions};
+use heapbpf_profile::model::Profile;
+use heapbpf_top::{Action, Options, Status, Theme, Top};
+
+use super::Look;
+use super::feed::{Feed, News};
+use super::keys::key;
+use super::terminal::{Frames, Input, Terminal};
+use crate::output::{Output, default_path};
+
+/// How long a profile waits to be shown, at most.
+const TICK: Duration = Duration::from_millis(100);
+/// Format of what `w` writes: all that is known, so that it can be compared with significance.
+const FORMAT: &str = "json.gz";
+
+/// Shows what the feed has until the user leaves, or the terminal is gone.
+///
+/// # Errors
+/// The terminal cannot be written to.
+pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -> io::Result<()> {
+    let theme = Theme { color: look.color };
+    let mut top = Top::new(Options { source, confidence: look.confidence, theme });
+    let mut frames = ratatui_core::terminal::Terminal::new(Frames::new(Arc::clone(terminal)))?;
+    let mut size = frames.size()?;
+    let mut changed = true;
+    loop {
+        let begun = Instant::now();
+        let is_new = take(&mut top, feed.news());
+        if changed || is_new {
+            frames.draw(|frame| top.draw(frame.buffer_mut()))?;
+        }
+        if is_new {
+            feed.shown_in(begun.elapsed());
+        }
+        changed = false;
+        if terminal.wait(TICK) == Input::Gone {
+            return Ok(());
+        }
+        while event::poll(Duration::ZERO)? {
+            let Some(key) = key(&event::read()?) else {
+                changed = true;
+                continue;
+            };
+            match top.key(key) {
+                Some(Action::Quit) => return Ok(()),
+                Some(Action::Write) => top.say(write(top.profile(), look.confidence)),
+                Some(Action::Redraw) => frames.clear()?,
+                None => {}
+            }
+            changed = true;
+        }
+        let now = frames.size()?;
+        changed |= std::mem::replace(&mut size, now) != now;
+    }
+}
+
+fn take(top: &mut Top, News { profile, away }: News) -> bool {
+    let is_new = profile.is_some() || away.is_some();
+    if let Some(profile) = profile {
+        top.take(profile);
+    }
+    if let Some(Some(why)) = away {
+        top.set_status(Status::Away(why));
+    }
+    is_new
+}
+
+/// Writes the profile that is shown, and says where.
+fn write(profile: Option<&Arc<Profile>>, confidence: f64) -> String {
+    let Some(profile) = profile else { return "there is no profile yet".into() };
+    let Ok(format) = formats::by_name(FORMAT) else { return format!("{FORMAT} is not built in") };
+    let only = match profile.processes.as_slice() {
+        [process] => Some((process.comm.as_str(), process.pid)),
+        _ => None,
+    };
+    let path = default_path(Path::new("."), only, format);
+    let options = WriteOptions { confidence, ..WriteOptions::default() };
+    match Output::new(&path, format, false).write(profile, &options) {
+        Ok(_) => format!("wrote {}", path.display()),
+        Err(error) => format!("not written: {error}"),
+    }
+}

@@ -1,0 +1,183 @@
+//! The terminal: raw while the screen is shown, as it was when that ends, however it ends.
+
+use std::fs::File;
+use std::io::{self, Write};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::time::{Duration, Instant};
+
+use ratatui_core::backend::{Backend, ClearType, WindowSize};
+use ratatui_core::buffer::Cell;
+use ratatui_core::layout::{Position, Size};
+
+use super::output::{CLEAR, ENTER, LEAVE, bytes};
+
+/// How long leaving waits for a frame that is being written: a dead line may never take it.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// What is assumed of a terminal that does not tell its size.
+const USUAL: Size = Size { width: 80, height: 24 };
+
+/// The terminal.
+pub struct Terminal {
+    /// `None` once it was left.
+    out: Mutex<Option<File>>,
+    input: OwnedFd,
+}
+
+/// What the terminal has for us.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Input {
+    /// Maybe keys.
+    Some,
+    /// Nothing: time is over.
+    None,
+    /// The terminal is gone.
+    Gone,
+}
+
+impl Terminal {
+    /// Takes over the terminal that standard input and output are.
+    ///
+    /// # Errors
+    /// They are none, or it takes no settings.
+    pub fn open() -> io::Result<Arc<Self>> {
+        let out = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+        let input = io::stdin().as_fd().try_clone_to_owned()?;
+        Ok(Arc::new(Self { out: Mutex::new(Some(out)), input }))
+    }
+
+    /// Begins the screen.
+    ///
+    /// # Errors
+    /// The terminal takes no settings.
+    pub fn enter(&self) -> io::Result<()> {
+        crossterm::terminal::enable_raw_mode()?;
+        self.write(ENTER)
+    }
+
+    /// Writes a whole frame.
+    ///
+    /// # Errors
+    /// The terminal is gone, or was left.
+    pub fn write(&self, text: &str) -> io::Result<()> {
+        let mut out = self.out.lock().unwrap_or_else(PoisonError::into_inner);
+        let out = out.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
+        out.write_all(text.as_bytes())
+    }
+
+    /// Ends the screen, and restores the terminal. Later writes fail.
+    pub fn leave(&self) {
+        let until = Instant::now() + PATIENCE;
+        loop {
+            match self.out.try_lock() {
+                Ok(mut out) => {
+                    if let Some(mut out) = out.take() {
+                        let _ = out.write_all(LEAVE.as_bytes());
+                    }
+                    break;
+                }
+                Err(TryLockError::Poisoned(poisoned)) => {
+                    if let Some(mut out) = poisoned.into_inner().take() {
+                        let _ = out.write_all(LEAVE.as_bytes());
+                    }
+                    break;
+                }
+                Err(TryLockError::WouldBlock) if Instant::now() < until => {
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                Err(TryLockError::WouldBlock) => break,
+            }
+        }
+        let _ = crossterm::terminal::disable_raw_mode();
+    }
+
+    /// Waits for input.
+    pub fn wait(&self, time: Duration) -> Input {
+        let mut wanted = libc::pollfd { fd: self.input.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: `wanted` is one `pollfd`, which outlives the call.
+        let found = unsafe { libc::poll(&raw mut wanted, 1, time.as_millis() as libc::c_int) };
+        match wanted.revents {
+            revents if found > 0 && revents & (libc::POLLHUP | libc::POLLERR | libc::POLLNVAL) != 0 => Input::Gone,
+            revents if found > 0 && revents & libc::POLLIN != 0 => Input::Some,
+            _ => Input::None,
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        self.leave();
+    }
+}
+
+/// Leaves the terminal when it is dropped.
+pub struct Leaves(pub Arc<Terminal>);
+
+impl Drop for Leaves {
+    fn drop(&mut self) {
+        self.0.leave();
+    }
+}
+
+/// Draws on the terminal, each frame at once.
+pub struct Frames {
+    terminal: Arc<Terminal>,
+    frame: String,
+    size: Size,
+}
+
+impl Frames {
+    /// An empty frame.
+    pub fn new(terminal: Arc<Terminal>) -> Self {
+        Self { terminal, frame: String::new(), size: USUAL }
+    }
+}
+
+impl Backend for Frames {
+    type Error = io::Error;
+
+    fn draw<'a, I: Iterator<Item = (u16, u16, &'a Cell)>>(&mut self, content: I) -> io::Result<()> {
+        self.frame.push_str(&bytes(content));
+        Ok(())
+    }
+
+    fn hide_cursor(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn show_cursor(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn get_cursor_position(&mut self) -> io::Result<Position> {
+        Ok(Position::ORIGIN)
+    }
+
+    fn set_cursor_position<P: Into<Position>>(&mut self, _: P) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn clear(&mut self) -> io::Result<()> {
+        self.frame.push_str(CLEAR);
+        Ok(())
+    }
+
+    fn clear_region(&mut self, _: ClearType) -> io::Result<()> {
+        self.clear()
+    }
+
+    fn size(&self) -> io::Result<Size> {
+        // Without `tput`, which crossterm would start if the terminal does not tell.
+        let told = crossterm::terminal::window_size().map(|size| Size { width: size.columns, height: size.rows });
+        Ok(told.ok().filter(|size| size.width > 0 && size.height > 0).unwrap_or(self.size))
+    }
+
+    fn window_size(&mut self) -> io::Result<WindowSize> {
+        Ok(WindowSize { columns_rows: self.size()?, pixels: Size::ZERO })
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        let frame = std::mem::take(&mut self.frame);
+        if frame.is_empty() { Ok(()) } else { self.terminal.write(&frame) }
+    }
+}

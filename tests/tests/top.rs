@@ -1,0 +1,166 @@
+//! `heapbpf top` in a real terminal (tmux): what it shows, how it ends, and what it does without one.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use heapbpf_tests::environment::{heapbpf, skipped, turn};
+use heapbpf_tests::kernel;
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::tmux::Tmux;
+
+/// A program that grows by two blocks of 1,000 bytes a millisecond and frees nine times as much.
+fn growing() -> Target {
+    let mut target = Target::start(&program("growing"), ["100000000", "20000"]);
+    target.go();
+    target
+}
+
+/// A command line of `heapbpf top`, and then what the shell sees of its end.
+fn top(arguments: &str) -> String {
+    format!("{} top {arguments}; echo \"exit $?\"; stty -a; sleep 600", heapbpf().display())
+}
+
+fn is_running(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}
+
+/// Links of a running `top`.
+fn links(pid: u32) -> BTreeSet<u32> {
+    let links = kernel::links_of(pid);
+    assert!(!links.is_empty(), "it has probes");
+    links
+}
+
+#[test]
+fn top_shows_a_program_live_and_leaves_the_terminal_as_it_was() {
+    let case = "top_shows_a_program_live_and_leaves_the_terminal_as_it_was";
+    let Some(_turn) = turn(case) else { return };
+    let target = growing();
+    let command = top(&format!("--pid {} -i 4096", target.pid()));
+    let Some(tmux) = Tmux::run(&command, 80, 24) else { return skipped(case, "there is no tmux") };
+    let screen = tmux.await_text("site_01");
+    assert!(screen.contains(&format!("growing ({})", target.pid())) && screen.contains("LIVE"), "{screen}");
+    assert!(screen.contains("IN USE") && screen.contains('[') && screen.contains("q quit"), "{screen}");
+    assert_eq!(screen.lines().count(), 24, "{screen}");
+    let colors = tmux.styled();
+    assert!(colors.contains("\x1b[36m") && !colors.contains("38;2"), "names have one of sixteen colours: {colors:?}");
+    let links = links(tmux.program());
+    // Inside: the stacks through a function, with its source line.
+    tmux.press(&["/", "s", "i", "t", "e", "_", "0", "0", "Enter", "Enter"]);
+    tmux.await_text("site_00 growing.c:5");
+    tmux.press(&["t"]);
+    tmux.await_text("calls, outermost first");
+    tmux.press(&["F"]);
+    tmux.await_text("flame");
+    for outside in ["calls, outermost first", "› stacks", "› functions"] {
+        tmux.press(&["Escape"]);
+        tmux.await_text(outside);
+    }
+    tmux.press(&["m"]);
+    tmux.await_text("SINCE MARK");
+    tmux.await_text("significant, q < 0.001");
+    tmux.press(&["?"]);
+    tmux.await_text("this help; quit");
+    tmux.press(&["x", "Space"]);
+    tmux.await_text("FROZEN");
+    tmux.press(&["w"]);
+    tmux.await_text("wrote ./heapbpf-growing");
+    tmux.resize(120, 40);
+    let screen = tmux.await_text("LAST MINUTE");
+    assert_eq!(screen.lines().count(), 40, "{screen}");
+    tmux.resize(40, 10);
+    until("the keys at the bottom of the small window", || {
+        tmux.screen().lines().last().is_some_and(|line| line.contains("q quit"))
+    });
+    tmux.resize(120, 40);
+    tmux.press(&["q"]);
+    let screen = tmux.await_text("exit 0");
+    assert!(screen.contains(" icanon") && screen.contains(" echo ") && !screen.contains("IN USE"), "{screen}");
+    assert!(kernel::links_that_stay(&links).is_empty());
+    let written = tmux.folder().join(format!("heapbpf-growing-{}.json.gz", target.pid()));
+    let report = Command::new(heapbpf()).arg("report").arg(&written).output().expect("it runs");
+    assert!(String::from_utf8_lossy(&report.stdout).contains("site_00"), "{report:?}");
+}
+
+#[test]
+fn probes_are_gone_when_the_terminal_dies() {
+    let case = "probes_are_gone_when_the_terminal_dies";
+    let Some(_turn) = turn(case) else { return };
+    let target = growing();
+    // NO_COLOR: nothing is coloured.
+    let command = format!("NO_COLOR=1 {}", top(&format!("--pid {}", target.pid())));
+    let Some(tmux) = Tmux::run(&command, 80, 24) else { return skipped(case, "there is no tmux") };
+    tmux.await_text("LIVE");
+    let styled = tmux.styled();
+    let colored = (30..38)
+        .chain(40..48)
+        .any(|code| styled.contains(&format!("[{code}m")) || styled.contains(&format!(";{code}m")));
+    assert!(!colored, "{styled:?}");
+    let pid = tmux.program();
+    let links = links(pid);
+    tmux.kill();
+    until("the end of top", || !is_running(pid));
+    assert!(kernel::links_that_stay(&links).is_empty());
+}
+
+#[test]
+fn a_signal_ends_it_and_restores_the_terminal() {
+    let case = "a_signal_ends_it_and_restores_the_terminal";
+    let Some(_turn) = turn(case) else { return };
+    let target = growing();
+    for signal in [libc::SIGTERM, libc::SIGHUP] {
+        let command = top(&format!("--pid {}", target.pid()));
+        let Some(tmux) = Tmux::run(&command, 80, 24) else { return skipped(case, "there is no tmux") };
+        tmux.await_text("LIVE");
+        let pid = tmux.program();
+        let links = links(pid);
+        // SAFETY: `kill` takes plain integers; the process is a child of the shell, which has not waited for it yet.
+        assert_eq!(unsafe { libc::kill(pid as libc::pid_t, signal) }, 0);
+        let screen = tmux.await_text("exit 0");
+        assert!(screen.contains(" icanon"), "{screen}");
+        assert!(kernel::links_that_stay(&links).is_empty());
+    }
+}
+
+#[test]
+fn without_a_terminal_top_suggests_snapshots() {
+    let output = Command::new(heapbpf()).args(["top", "--pid", "1"]).stdin(Stdio::null()).output().expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("needs a terminal") && said.contains("--every"), "{said}");
+}
+
+/// Writes a token file.
+fn token_file(folder: &Path) -> String {
+    let path = folder.join("tokens");
+    std::fs::write(&path, "0123456789abcdef\n").expect("writable");
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).expect("ours");
+    path.display().to_string()
+}
+
+#[test]
+fn a_service_is_watched_and_may_go_away_for_a_while() {
+    let case = "a_service_is_watched_and_may_go_away_for_a_while";
+    let Some(_turn) = turn(case) else { return };
+    let target = growing();
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let tokens = token_file(folder.path());
+    let service = || Recorder::of(target.pid(), 4096).without_outputs().service().option("--token-file", &tokens);
+    let (recording, address) = service().serve();
+    let command = top(&format!("http://{address} --token-file {tokens}"));
+    let Some(tmux) = Tmux::run(&command, 100, 30) else { return skipped(case, "there is no tmux") };
+    let screen = tmux.await_text("site_01");
+    assert!(screen.contains(&format!("http://{address}")) && screen.contains(" ["), "with error bars: {screen}");
+    recording.stop();
+    let screen = tmux.await_text("AWAY");
+    assert!(screen.contains("site_01") && screen.contains("does not answer"), "what it has stays: {screen}");
+    let again = service().option("--listen", &address.to_string()).start();
+    tmux.await_text("LIVE");
+    tmux.press(&["q"]);
+    tmux.await_text("exit 0");
+    again.stop();
+}
