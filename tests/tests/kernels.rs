@@ -4,9 +4,10 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
+use std::sync::OnceLock;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{heapbpf, is_root, turn};
+use heapbpf_tests::environment::{Turn, heapbpf, is_root, turn};
 use heapbpf_tests::inline::{self, Hook};
 use heapbpf_tests::kernel;
 use heapbpf_tests::program::program;
@@ -25,10 +26,13 @@ fn tell(feature: &str, value: &str) {
     println!("\nkernel: {feature}: {value}");
 }
 
-/// What doctor says of the kernel.
-fn doctor() -> Value {
-    let output = Command::new(heapbpf()).args(["doctor", "--json"]).output().expect("the binary runs");
-    serde_json::from_slice(&output.stdout).expect("JSON")
+/// What doctor says of the kernel. It is asked once, because it loads every program, which takes an emulator long.
+fn doctor() -> &'static Value {
+    static FOUND: OnceLock<Value> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let output = Command::new(heapbpf()).args(["doctor", "--json"]).output().expect("the binary runs");
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    })
 }
 
 /// Whether a check of doctor's says that something works.
@@ -38,7 +42,7 @@ fn works(found: &Value, name: &str) -> bool {
 }
 
 /// A turn on a kernel that can be recorded on.
-fn usable(case: &str) -> Option<(heapbpf_tests::environment::Turn, Value)> {
+fn usable(case: &str) -> Option<(Turn, &'static Value)> {
     let turn = turn(case)?;
     let found = doctor();
     found["kernel"]["link"].is_string().then_some((turn, found))
@@ -86,13 +90,13 @@ fn exact_with(name: &str, arguments: &[&str], options: &[[&str; 2]]) {
 fn one_process_with_every_kind_of_link() {
     let Some((_turn, found)) = usable("one_process_with_every_kind_of_link") else { return };
     for (link, check) in [("session", "session links"), ("multi", "multi links"), ("perf", "perf links")] {
-        if works(&found, check) {
+        if works(found, check) {
             exact_with("mix", &["400"], &[["--link", link]]);
         }
-        tell(&format!("`--pid`, {link} links"), if works(&found, check) { EXACT } else { NO });
+        tell(&format!("`--pid`, {link} links"), if works(found, check) { EXACT } else { NO });
     }
-    assert!(works(&found, "perf links"), "every kernel has these: {found}");
-    tell("links to one process see all threads", if works(&found, "links to one process") { "yes" } else { NO });
+    assert!(works(found, "perf links"), "every kernel has these: {found}");
+    tell("links to one process see all threads", if works(found, "links to one process") { "yes" } else { NO });
 }
 
 #[test]
@@ -176,7 +180,7 @@ fn inline_hooks() {
 #[test]
 fn mappings() {
     let Some((_turn, found)) = usable("mappings") else { return };
-    assert!(works(&found, "system calls"), "{found}");
+    assert!(works(found, "system calls"), "{found}");
     let mut target = Target::start(&program("mix"), ["400"]);
     let recording = Recorder::of(target.pid(), 1).flag("--mmap").start();
     let truth = target.run();
@@ -215,7 +219,7 @@ fn the_verifier_is_far_from_its_limit() {
     };
     let target = Target::start(&program("mix"), ["100"]);
     for link in ["session", "multi", "perf"] {
-        if works(&found, &format!("{link} links")) {
+        if works(found, &format!("{link} links")) {
             let recorder = Recorder::of(target.pid(), 1).option("--link", link).option("--stack-bytes", "1MiB");
             note(recorder.flag("--mmap").start(), &format!("{link}: "));
         }
