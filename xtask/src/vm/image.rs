@@ -83,7 +83,7 @@ fn test_binary(context: &Context) -> anyhow::Result<PathBuf> {
     command.args(["--package", END_TO_END_PACKAGE, "--test", "kernels", "--no-run", "--message-format=json"]);
     let messages = read(&mut command)?;
     let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-    let path = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).last();
+    let path = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).next_back();
     path.context("cargo built no test binary")
 }
 
