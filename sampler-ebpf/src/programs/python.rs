@@ -16,7 +16,7 @@ use crate::config::config;
 use crate::maps::{self, PYTHON};
 use crate::memory::{read_kernel, read_user};
 use crate::process::current_task;
-use crate::stack::{GO_ON, STOP};
+use crate::steps::{GO_ON, STOP};
 use crate::thread::ThreadState;
 
 /// A walk through the interpreter's thread states.

@@ -21,16 +21,12 @@ use crate::output;
 use crate::process::current_task;
 use crate::python;
 use crate::ring_array::Ring;
+use crate::steps::{GO_ON, STOP};
 use crate::thread::ThreadState;
 
 /// The smallest page size. Larger pages are multiples of it.
 const PAGE: u64 = 4096;
 const HEADER: u64 = size_of::<StackRecord>() as u64;
-
-/// Results of a step of `bpf_loop`.
-pub const GO_ON: i64 = 0;
-/// Ends the loop.
-pub const STOP: i64 = 1;
 
 /// The stack that was taken, for the allocation's record.
 pub struct Taken {
