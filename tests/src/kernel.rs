@@ -1,12 +1,18 @@
 //! The kernel's BPF objects, to check that heapbpf leaves none behind.
 
 use std::collections::BTreeSet;
-use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 const BPF_MAP_CREATE: libc::c_int = 0;
+const BPF_PROG_GET_FD_BY_ID: libc::c_int = 13;
+const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_LINK_GET_NEXT_ID: libc::c_int = 31;
+/// The kernel's `struct bpf_prog_info`, of which only the name is read.
+const PROGRAM_INFO_WORDS: usize = 32;
+/// Where it has the name.
+const PROGRAM_NAME_WORD: usize = 8;
 const MAP_TYPE_ARRAY: u32 = 2;
 
 /// The first words of the kernel's `union bpf_attr`, as much as is needed here.
@@ -69,6 +75,35 @@ pub fn links_to(pid: u32, file: &Path) -> usize {
 fn infos(pid: u32) -> impl Iterator<Item = String> {
     let entries = std::fs::read_dir(format!("/proc/{pid}/fdinfo")).into_iter().flatten().flatten();
     entries.filter_map(|entry| std::fs::read_to_string(entry.path()).ok())
+}
+
+/// Names of the BPF programs that a process holds, as the kernel cuts them, and how many instructions the verifier followed
+/// for each.
+pub fn verified_instructions(pid: u32) -> Vec<(String, u32)> {
+    let field = |text: &str, name: &str| {
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().parse().ok())
+    };
+    let programs = infos(pid).filter_map(|text| Some((field(&text, "prog_id")?, field(&text, "verified_insns")?)));
+    programs.filter_map(|(id, count)| Some((program_name(id)?, count))).collect()
+}
+
+/// The name of a BPF program.
+fn program_name(id: u32) -> Option<String> {
+    let mut attributes = Attributes::default();
+    attributes.words[0] = id;
+    let fd = libc::c_int::try_from(bpf(BPF_PROG_GET_FD_BY_ID, &mut attributes)).ok().filter(|fd| *fd >= 0)?;
+    // SAFETY: bpf(2) just returned this descriptor, so nothing else owns it.
+    let program = unsafe { OwnedFd::from_raw_fd(fd) };
+    let mut info = [0_u64; PROGRAM_INFO_WORDS];
+    let address = info.as_mut_ptr() as u64;
+    let mut attributes = Attributes::default();
+    attributes.words[0] = program.as_raw_fd().cast_unsigned();
+    attributes.words[1] = size_of_val(&info) as u32;
+    attributes.words[2] = address as u32;
+    attributes.words[3] = (address >> 32) as u32;
+    (bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes) == 0).then_some(())?;
+    let bytes: Vec<u8> = info[PROGRAM_NAME_WORD..][..2].iter().flat_map(|word| word.to_ne_bytes()).collect();
+    String::from_utf8(bytes.into_iter().take_while(|byte| *byte != 0).collect()).ok()
 }
 
 /// Links that no process holds: pinned or leaked ones.

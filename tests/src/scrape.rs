@@ -58,8 +58,8 @@ pub fn get_with(address: SocketAddr, path: &str, headers: &str) -> Answer {
 /// If there is no complete response.
 pub fn send(address: SocketAddr, request: &str) -> Answer {
     let mut stream = TcpStream::connect(address).expect("heapbpf listens");
-    stream.set_read_timeout(Some(PATIENCE)).expect("a time");
-    stream.set_write_timeout(Some(PATIENCE)).expect("a time");
+    stream.set_read_timeout(Some(*PATIENCE)).expect("a time");
+    stream.set_write_timeout(Some(*PATIENCE)).expect("a time");
     // A server may respond and close before it has read the whole request.
     let _ = stream.write_all(request.as_bytes());
     let mut bytes = Vec::new();

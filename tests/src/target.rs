@@ -4,13 +4,18 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
+use std::sync::LazyLock;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use crate::truth::Truth;
 
-/// Timeout of every wait, as a guard against hanging: nothing in these tests takes that long.
-pub const PATIENCE: Duration = Duration::from_secs(120);
+/// Timeout of every wait, as a guard against hanging: nothing in these tests takes that long. An emulated machine is slower,
+/// and says how much (`HEAPBPF_TEST_PATIENCE`, in seconds).
+pub static PATIENCE: LazyLock<Duration> = LazyLock::new(|| {
+    let told = std::env::var("HEAPBPF_TEST_PATIENCE").ok().and_then(|seconds| seconds.parse().ok());
+    Duration::from_secs(told.unwrap_or(120))
+});
 
 /// The lines of a pipe, read by a separate thread so that waiting for one can time out.
 pub struct Lines(Receiver<String>);
@@ -37,10 +42,10 @@ impl Lines {
     /// # Panics
     /// If nothing arrives within [`PATIENCE`].
     pub fn next(&self) -> Option<String> {
-        match self.0.recv_timeout(PATIENCE) {
+        match self.0.recv_timeout(*PATIENCE) {
             Ok(line) => Some(line),
             Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => panic!("nothing more was written for {PATIENCE:?}"),
+            Err(RecvTimeoutError::Timeout) => panic!("nothing more was written for {:?}", *PATIENCE),
         }
     }
 
@@ -57,7 +62,7 @@ impl Lines {
 pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
-        assert!(start.elapsed() < PATIENCE, "{what}: still not, after {PATIENCE:?}");
+        assert!(start.elapsed() < *PATIENCE, "{what}: still not, after {:?}", *PATIENCE);
         std::thread::sleep(Duration::from_millis(10));
     }
 }
@@ -75,7 +80,7 @@ pub fn wait(child: &mut Child, what: &str) -> ExitStatus {
         std::thread::sleep(step);
     }
     let _ = child.kill();
-    panic!("{what} did not end within {PATIENCE:?}");
+    panic!("{what} did not end within {:?}", *PATIENCE);
 }
 
 /// A started program, waiting after READY. Killed when dropped.

@@ -21,6 +21,7 @@ mod source;
 mod test;
 mod toolchain;
 mod vectors;
+mod vm;
 mod web;
 
 use std::ffi::OsString;
@@ -112,6 +113,11 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Run a few end-to-end tests on other kernels, in an emulator
+    ///
+    /// Fetches Debian's kernels, boots each with the programs that are needed, runs tests/tests/kernels.rs, and compares what
+    /// it finds with the tables of docs/kernels.md.
+    Vm(vm::Selection),
     /// Check the mathematics against files of known answers
     Vectors {
         /// The folder with the files
@@ -142,6 +148,7 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Run { args } => return run::run(&context, &args),
         Command::Test(selection) => return test::test(&context, &selection),
         Command::Coverage(selection) => return coverage::measure(&context, &selection),
+        Command::Vm(selection) => return vm::run(&context, &selection),
         Command::Modules => return modules::check(&context),
         Command::Web { check } => web::web(&context, check)?,
         Command::Install => install::install(&context)?,

@@ -36,6 +36,8 @@ const LARGE_SIZE: u64 = 1 << 30;
 const SKIP_RETURN: u32 = 1;
 /// A session program's result: trap on this call's return.
 const PROBE_RETURN: u32 = 0;
+/// A decision: the call's result will not be seen, so it is reported now. The number of its slot is added.
+const REPORT_NOW: u32 = 2;
 
 #[inline(always)]
 fn session_is_return(ctx: *mut c_void) -> bool {
@@ -127,7 +129,15 @@ fn decide(ctx: *mut c_void, session: bool) -> u32 {
     {
         return SKIP_RETURN;
     }
-    decide_any(ctx, state, call, session)
+    // What a sampled call needs of the stack is not needed on top of what the decision needs.
+    match decide_any(ctx, state, call, session) {
+        PROBE_RETURN => PROBE_RETURN,
+        SKIP_RETURN => SKIP_RETURN,
+        unseen => {
+            report_unseen(ctx, state, call, unseen.wrapping_sub(REPORT_NOW) as usize);
+            SKIP_RETURN
+        }
+    }
 }
 
 /// The complete decision, in a function of its own so that rarely used code does not lie within the common path. (It is
@@ -233,13 +243,7 @@ fn decide_any(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, session: 
     };
     state.slots[slot] = pending;
     if result_unseen {
-        report_unseen(ctx, state, slot);
-        if flags & SITE_CALLS_OUT != 0 {
-            state.mark_outer(slot);
-        } else {
-            state.pending &= !(1 << slot as u32);
-        }
-        return SKIP_RETURN;
+        return REPORT_NOW + slot as u32;
     }
     if flags & SITE_CALLS_OUT != 0 {
         state.mark_outer(slot);
@@ -294,25 +298,32 @@ fn refuse(state: &mut ThreadState) {
 /// Reports a call whose result will not be seen, as if it succeeded. Whether its block is in use stays unknown. The block
 /// that it reallocates counts as freed.
 #[inline(never)]
-fn report_unseen(ctx: *mut c_void, state: &mut ThreadState, slot: usize) {
-    let pending = state.slots[slot & (SLOTS - 1)];
+fn report_unseen(ctx: *mut c_void, state: &mut ThreadState, call: Cookie, slot: usize) {
+    let slot = slot & (SLOTS - 1);
+    if call.flags() & SITE_CALLS_OUT != 0 {
+        state.mark_outer(slot);
+    } else {
+        state.pending &= !(1 << slot as u32);
+    }
+    let pending = state.slot(slot);
+    let (old_address, sampled) = (pending.old_address, pending.sampled);
     // What the slot may stand for from now on: a call that has its return address, and has nothing to report.
-    let slot = &mut state.slots[slot & (SLOTS - 1)];
+    let slot = &mut state.slots[slot];
     slot.return_sites_probed = 1;
     slot.may_throw = 0;
     slot.sampled = 0;
     slot.old_address = 0;
-    if pending.old_address != 0 {
+    if old_address != 0 {
         output::submit_free(state, &pending.old);
     }
-    if pending.sampled == 0 {
+    if sampled == 0 {
         return;
     }
     let mut registers = arch::registers(ctx);
     registers.ip = pending.caller;
     registers.sp = pending.sp.wrapping_add(arch::RETURN_SLOT);
     state.counters.sampled_bytes += pending.size;
-    report(ctx, &registers, state, &pending, 0, config!(live) != 0);
+    report(ctx, &registers, state, pending, 0, config!(live) != 0);
 }
 
 /// Handles the return of a call, at the address it returned to.
@@ -331,10 +342,10 @@ fn outcome(ctx: *mut c_void) {
 #[inline(always)]
 fn end(ctx: *mut c_void, state: &mut ThreadState, slot: usize, returned: u64, registers: &Registers) {
     state.pending &= !TAIL;
-    let pending = state.slots[slot & (SLOTS - 1)];
+    let pending = state.slot(slot);
     let succeeded = if pending.out != 0 { returned == 0 } else { returned != 0 };
     if !succeeded {
-        return pending::fail(state, &pending);
+        return pending::fail(state, pending);
     }
     if pending.old_address != 0 {
         let taken = pending.return_sites_probed == 0
@@ -358,7 +369,7 @@ fn end(ctx: *mut c_void, state: &mut ThreadState, slot: usize, returned: u64, re
         return;
     };
     state.counters.sampled_bytes += pending.size;
-    report(ctx, registers, state, &pending, address, config!(live) != 0);
+    report(ctx, registers, state, pending, address, config!(live) != 0);
 }
 
 /// Reports a sample to the daemon, with the stack that begins at `registers`. With `follow`, adds it to the live map. The
@@ -420,15 +431,20 @@ pub fn report(
     true
 }
 
-/// Adds a sample to the live map. Returns `false`, and counts it, if the map is full or the address is 0. A function of its
-/// own because two places need it.
-#[inline(never)]
+/// Adds a sample to the live map. Returns `false`, and counts it, if the map is full or the address is 0.
+#[inline(always)]
 fn track(state: &mut ThreadState, pending: &Pending, sample: u64, time_ns: u64, address: u64) -> bool {
-    if address == 0 {
+    let fits = address != 0 && put_in_live_map(state, pending, sample, time_ns, address);
+    if !fits {
         state.counters.untracked += 1;
         state.counters.untracked_bytes += pending.size;
-        return false;
     }
+    fits
+}
+
+/// A function of its own because two places need it.
+#[inline(never)]
+fn put_in_live_map(state: &mut ThreadState, pending: &Pending, sample: u64, time_ns: u64, address: u64) -> bool {
     let value = LiveValue {
         sample,
         time_ns,
@@ -445,10 +461,5 @@ fn track(state: &mut ThreadState, pending: &Pending, sample: u64, time_ns: u64, 
         state.counters.stale_replaced += 1;
         output::submit_free(state, &stale);
     }
-    let fits = live::put_in(state, address, &value);
-    if !fits {
-        state.counters.untracked += 1;
-        state.counters.untracked_bytes += pending.size;
-    }
-    fits
+    live::put_in(state, address, &value)
 }

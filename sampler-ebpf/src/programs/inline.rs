@@ -139,7 +139,7 @@ fn report(ctx: *mut c_void, state: &mut ThreadState, call: &Sampled, address: u6
     state.counters.sampled += 1;
     state.counters.inline_sampled += 1;
     let sp = arch::stack_pointer(ctx);
-    let pending = Pending {
+    let pending = state.keep_inline_call(Pending {
         sp,
         size: call.size,
         trials: trials::trials(config!(criterion), call.size, maps::trials_of_class),
@@ -153,11 +153,11 @@ fn report(ctx: *mut c_void, state: &mut ThreadState, call: &Sampled, address: u6
         sampled: 1,
         return_sites_probed: 0,
         may_throw: 0,
-    };
+    });
     let mut registers = arch::registers(ctx);
     registers.ip = pending.caller;
     registers.sp = sp.wrapping_add(arch::RETURN_SLOT);
-    allocation::report(ctx, &registers, state, &pending, address, config!(live) != 0);
+    allocation::report(ctx, &registers, state, pending, address, config!(live) != 0);
 }
 
 /// The outcome for the old block.
@@ -165,7 +165,7 @@ fn report(ctx: *mut c_void, state: &mut ThreadState, call: &Sampled, address: u6
 fn end_reallocation(ctx: *mut c_void, state: &mut ThreadState) {
     // None if the block was not in the live map.
     let Some(slot) = state.take_pending(arch::stack_pointer(ctx)) else { return };
-    let pending = state.slots[slot & (SLOTS - 1)];
+    let pending = state.slot(slot);
     if flags(ctx) & flag::FAILED != 0 {
         live::put_back(state, pending.old_address, &pending.old);
     } else if pending.old_address != 0 {

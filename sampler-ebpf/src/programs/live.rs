@@ -147,7 +147,7 @@ pub fn put_in(state: &ThreadState, address: u64, value: &LiveValue) -> bool {
     // The filter comes before the map: no thread that can know the address may find the filter empty.
     filter::add(address);
     let key = LiveKey { space: state.space, address };
-    let fits = LIVE.insert(key, *value, u64::from(BPF_ANY)).is_ok();
+    let fits = LIVE.insert(key, value, u64::from(BPF_ANY)).is_ok();
     if !fits {
         filter::remove(address);
     }

@@ -35,6 +35,7 @@ mod pending;
 mod python;
 mod stack;
 mod state;
+mod steps;
 
 // The programs.
 mod allocation;

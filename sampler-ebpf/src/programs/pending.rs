@@ -2,7 +2,7 @@
 
 use core::ffi::c_void;
 
-use sampler_ebpf::abi::{InFlightCall, MAX_IN_FLIGHT_CALLS};
+use sampler_ebpf::abi::InFlightCall;
 
 use crate::arch;
 use crate::live;
@@ -44,11 +44,22 @@ impl ThreadState {
         while i < SLOTS {
             if self.pending & (1 << i) != 0 && self.slots[i].sp == sp {
                 self.pending &= !(1 << i | 1 << (i as u32 + OUTER));
-                return Some(i);
+                return Some(self.any_slot(i));
             }
             i += 1;
         }
         None
+    }
+
+    /// The same slot, which the verifier takes for any: it would follow all that comes next once for each.
+    #[inline(always)]
+    fn any_slot(&mut self, slot: usize) -> usize {
+        let through = &raw mut self.any_slot;
+        // SAFETY: the pointer is to a field of the state.
+        unsafe {
+            through.write_volatile(slot as u32);
+            through.read_volatile() as usize & (SLOTS - 1)
+        }
     }
 
     /// Marks the call in a slot as one that may get its memory from another allocator.
@@ -103,20 +114,20 @@ impl ThreadState {
         false
     }
 
-    /// The in-flight calls, whose return addresses are hidden from the stack.
+    /// Writes the in-flight calls, whose return addresses are hidden from the stack, into a record. What is in a record's
+    /// memory, the verifier does not follow.
     #[inline(always)]
-    pub fn in_flight_calls(&self) -> [InFlightCall; MAX_IN_FLIGHT_CALLS] {
-        let mut in_flight = [InFlightCall { sp: 0, caller: 0 }; MAX_IN_FLIGHT_CALLS];
-        if self.pending != 0 {
-            let mut i = 0;
-            while i < SLOTS {
-                if self.pending & (1 << i) != 0 {
-                    in_flight[i] = InFlightCall { sp: self.slots[i].sp, caller: self.slots[i].caller };
-                }
-                i += 1;
+    pub fn write_in_flight_calls(&self, to: *mut InFlightCall) {
+        let mut i = 0;
+        while i < SLOTS {
+            let (mut sp, mut caller) = (0, 0);
+            if self.pending & (1 << i) != 0 {
+                (sp, caller) = (self.slots[i].sp, self.slots[i].caller);
             }
+            // SAFETY: the caller passes room for `SLOTS` calls.
+            unsafe { to.add(i).write(InFlightCall { sp, caller }) };
+            i += 1;
         }
-        in_flight
     }
 
     /// Whether a call that was entered at this stack pointer is in flight.
@@ -161,7 +172,7 @@ impl ThreadState {
         while i < SLOTS {
             if self.pending & (1 << i) == 0 {
                 self.pending |= 1 << i;
-                return i;
+                return self.any_slot(i);
             }
             i += 1;
         }
@@ -189,10 +200,10 @@ impl ThreadState {
     /// Abandons the call in a slot, and counts what is lost with it.
     #[inline(always)]
     pub fn abandon(&mut self, slot: usize) {
-        let pending = self.slots[slot & (SLOTS - 1)];
+        let pending = self.slot(slot);
         if pending.return_sites_probed != 0 && pending.may_throw != 0 {
             // It threw an exception.
-            fail(self, &pending);
+            fail(self, pending);
             return;
         }
         if pending.sampled != 0 {

@@ -16,11 +16,8 @@ use crate::config::config;
 use crate::maps::{self, PYTHON};
 use crate::memory::{read_kernel, read_user};
 use crate::process::current_task;
+use crate::steps::{GO_ON, STOP};
 use crate::thread::ThreadState;
-
-/// Results of a step of `bpf_loop`.
-const GO_ON: i64 = 0;
-const STOP: i64 = 1;
 
 /// A walk through the interpreter's thread states.
 struct Search {

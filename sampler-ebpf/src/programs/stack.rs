@@ -8,7 +8,7 @@
 use core::ffi::c_void;
 
 use aya_ebpf::bindings::BPF_F_USER_STACK;
-use aya_ebpf::helpers::generated::{bpf_get_stackid, bpf_probe_read_user, bpf_ringbuf_submit};
+use aya_ebpf::helpers::generated::{bpf_get_stackid, bpf_loop, bpf_probe_read_user, bpf_ringbuf_submit};
 use sampler_ebpf::abi::{
     FIRST_STACK_BYTES, LARGEST_STACK_BYTES, MOST_MISSING_PAGES, Registers, STACK_ROOM_SHARE, StackRecord, copy_end,
     stack_kind,
@@ -21,6 +21,7 @@ use crate::output;
 use crate::process::current_task;
 use crate::python;
 use crate::ring_array::Ring;
+use crate::steps::{GO_ON, STOP};
 use crate::thread::ThreadState;
 
 /// The smallest page size. Larger pages are multiples of it.
@@ -103,26 +104,40 @@ fn copy(registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) -
             (wanted, ends_at) = (room, copy_end::ROOM);
         }
     }
-    let head = StackRecord {
-        sample,
-        time_ns,
-        space: state.space,
-        registers: *registers,
-        in_flight: state.in_flight_calls(),
-        copied_bytes: 0,
-        ends_at,
-        missing_pages: 0,
-        reserved: 0,
-    };
+    let source = Source { registers, state, sample, time_ns };
     if wanted <= FIRST_STACK_BYTES {
-        return copy_short(ring, &head, wanted);
+        return copy_short(ring, &source, wanted, ends_at);
     }
-    let taken = copy_long(ring, &head, wanted);
+    let taken = copy_long(ring, &source, wanted, ends_at);
     if taken.kind != stack_kind::LOST_NO_ROOM {
         return taken;
     }
     // Other CPUs were faster.
-    copy_short(ring, &StackRecord { ends_at: copy_end::ROOM, ..head }, FIRST_STACK_BYTES)
+    copy_short(ring, &source, FIRST_STACK_BYTES, copy_end::ROOM)
+}
+
+/// What the header of a copy is made of. The header itself would take a third of the stack that programs have.
+struct Source<'a> {
+    registers: &'a Registers,
+    state: &'a ThreadState,
+    sample: u64,
+    time_ns: u64,
+}
+
+/// Writes the header of a copy that has no bytes yet.
+#[inline(never)]
+fn begin(record: *mut StackRecord, registers: &Registers, state: &ThreadState, sample: u64, time_ns: u64) {
+    // SAFETY: the caller has reserved room for the header.
+    unsafe {
+        (*record).sample = sample;
+        (*record).time_ns = time_ns;
+        (*record).space = state.space;
+        (*record).registers = *registers;
+        (*record).copied_bytes = 0;
+        (*record).missing_pages = 0;
+        (*record).reserved = 0;
+        state.write_in_flight_calls((&raw mut (*record).in_flight).cast());
+    }
 }
 
 /// Most bytes that are copied of a stack of the calling process whose top is not known.
@@ -142,59 +157,63 @@ fn room(ring: Ring) -> u64 {
 /// Copies at most [`FIRST_STACK_BYTES`]. A reservation must have a constant size, so it takes the smallest class that is
 /// large enough.
 #[inline(always)]
-fn copy_short(ring: Ring, head: &StackRecord, wanted: u64) -> Taken {
+fn copy_short(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> Taken {
     if wanted <= 4 << 10 {
-        return copy_into::<{ 4 << 10 }>(ring, head, wanted);
+        return copy_into::<{ 4 << 10 }>(ring, source, wanted, ends_at);
     }
     if wanted <= 8 << 10 {
-        return copy_into::<{ 8 << 10 }>(ring, head, wanted);
+        return copy_into::<{ 8 << 10 }>(ring, source, wanted, ends_at);
     }
     if wanted <= 16 << 10 {
-        return copy_into::<{ 16 << 10 }>(ring, head, wanted);
+        return copy_into::<{ 16 << 10 }>(ring, source, wanted, ends_at);
     }
     if wanted <= 32 << 10 {
-        return copy_into::<{ 32 << 10 }>(ring, head, wanted);
+        return copy_into::<{ 32 << 10 }>(ring, source, wanted, ends_at);
     }
-    copy_into::<FIRST_STACK_BYTES>(ring, head, wanted)
+    copy_into::<FIRST_STACK_BYTES>(ring, source, wanted, ends_at)
 }
 
 /// Copies more than that. The classes are closer, because they are large.
 #[inline(always)]
-fn copy_long(ring: Ring, head: &StackRecord, wanted: u64) -> Taken {
+fn copy_long(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> Taken {
     if wanted <= 96 << 10 {
-        return copy_into::<{ 96 << 10 }>(ring, head, wanted);
+        return copy_into::<{ 96 << 10 }>(ring, source, wanted, ends_at);
     }
     if wanted <= 128 << 10 {
-        return copy_into::<{ 128 << 10 }>(ring, head, wanted);
+        return copy_into::<{ 128 << 10 }>(ring, source, wanted, ends_at);
     }
     if wanted <= 192 << 10 {
-        return copy_into::<{ 192 << 10 }>(ring, head, wanted);
+        return copy_into::<{ 192 << 10 }>(ring, source, wanted, ends_at);
     }
     if wanted <= 256 << 10 {
-        return copy_into::<{ 256 << 10 }>(ring, head, wanted);
+        return copy_into::<{ 256 << 10 }>(ring, source, wanted, ends_at);
     }
     if wanted <= 384 << 10 {
-        return copy_into::<{ 384 << 10 }>(ring, head, wanted);
+        return copy_into::<{ 384 << 10 }>(ring, source, wanted, ends_at);
     }
     if wanted <= 512 << 10 {
-        return copy_into::<{ 512 << 10 }>(ring, head, wanted);
+        return copy_into::<{ 512 << 10 }>(ring, source, wanted, ends_at);
     }
     if wanted <= 768 << 10 {
-        return copy_into::<{ 768 << 10 }>(ring, head, wanted);
+        return copy_into::<{ 768 << 10 }>(ring, source, wanted, ends_at);
     }
-    copy_into::<{ 1 << 20 }>(ring, head, wanted)
+    copy_into::<{ 1 << 20 }>(ring, source, wanted, ends_at)
 }
 
 #[inline(always)]
-fn copy_into<const CLASS: u64>(ring: Ring, head: &StackRecord, wanted: u64) -> Taken {
+fn copy_into<const CLASS: u64>(ring: Ring, source: &Source<'_>, wanted: u64, ends_at: u32) -> Taken {
     let record = ring.reserve(HEADER + CLASS).cast::<StackRecord>();
     if record.is_null() {
         return without(stack_kind::LOST_NO_ROOM);
     }
-    // SAFETY: the reservation begins with space for the header.
-    unsafe { record.write(*head) };
-    let sp = head.registers.sp;
-    let mut bytes = if wanted > CLASS { CLASS } else { wanted };
+    begin(record, source.registers, source.state, source.sample, source.time_ns);
+    // SAFETY: the reservation begins with the header.
+    unsafe { (*record).ends_at = ends_at };
+    let sp = source.registers.sp;
+    let mut bytes = unknown(wanted);
+    if bytes > CLASS {
+        bytes = CLASS;
+    }
     // SAFETY: the reservation has HEADER + CLASS bytes, and `bytes` is at most CLASS. The helper checks `sp` itself.
     let status = unsafe {
         bpf_probe_read_user(record.cast::<u8>().add(HEADER as usize).cast(), bytes as u32, sp as *const c_void)
@@ -211,46 +230,61 @@ fn copy_into<const CLASS: u64>(ring: Ring, head: &StackRecord, wanted: u64) -> T
     Taken { kind: stack_kind::COPIED, id: 0 }
 }
 
+/// The same value, which the compiler knows nothing of. What it knows it leaves out, and verifiers before Linux 6.8 forget
+/// a bound that was checked on another copy of a value.
+#[inline(always)]
+fn unknown(value: u64) -> u64 {
+    // SAFETY: the pointer is to a local.
+    unsafe { (&raw const value).read_volatile() }
+}
+
+/// A copy page by page under way.
+struct Pages {
+    record: *mut StackRecord,
+    sp: u64,
+    /// Bytes up to the end of the first page.
+    first: u64,
+    wanted: u64,
+}
+
 /// A read that meets a page that is not in memory fails as a whole. Then copies page by page. Missing pages become zeros:
 /// most were never touched, as in an array that is not used yet, and the stack goes on above them. Returns the end of the
 /// last page that is there, at most `wanted`.
 ///
-/// The verifier follows every way out of a loop up to the end of the program, so there are few: one after each eighth of
-/// the class, and none that depends on a single page.
+/// The pages are copied by a loop of the kernel's, whose body the verifier looks at once for each class, and not once for
+/// each page.
 #[inline(always)]
 fn copy_pages<const CLASS: u64>(record: *mut StackRecord, sp: u64, wanted: u64) -> u64 {
-    let to_page_end = PAGE - (sp & (PAGE - 1));
-    // SAFETY: the pointer is to a local. The read keeps the compiler from turning additions of it into subtractions, whose
-    // result the verifier takes for unbounded.
-    let first = unsafe { (&raw const to_page_end).read_volatile() };
+    let first = unknown(PAGE - (sp & (PAGE - 1)));
     if first > PAGE {
         return 0;
     }
     copy_piece(record, 0, sp, first);
-    let pages_at_once = const { if CLASS > FIRST_STACK_BYTES { CLASS / PAGE / 8 } else { CLASS / PAGE } };
-    // Everything up to the last whole page of the class.
-    let mut offset = first;
-    let mut page = 1;
-    while page < CLASS / PAGE {
-        let mut i = 0;
-        while i < pages_at_once && page < CLASS / PAGE {
-            copy_piece(record, offset, sp, PAGE);
-            offset += PAGE;
-            page += 1;
-            i += 1;
-        }
-        // SAFETY: the reservation begins with the header, which was written before.
-        if offset >= wanted || unsafe { (&raw const (*record).missing_pages).read_volatile() } > MOST_MISSING_PAGES {
-            break;
-        }
-    }
+    let mut pages = Pages { record, sp, first, wanted };
+    let most = const { CLASS / PAGE - 1 };
+    // SAFETY: the function has the type that the helper calls, and gets this context, which outlives the call.
+    let copied = unsafe { bpf_loop(most as u32, copy_page::<CLASS> as *mut c_void, (&raw mut pages).cast(), 0) };
     // What is left is less than a page. The last bytes of the class include it.
-    if offset < wanted && page == CLASS / PAGE {
+    if copied as u64 == most && first + most * PAGE < wanted {
         copy_piece(record, CLASS - PAGE, sp, PAGE);
     }
-    // SAFETY: as above.
+    // SAFETY: the reservation begins with the header, which was written before.
     let end = unsafe { (&raw const (*record).copied_bytes).read_volatile() };
     if u64::from(end) > wanted { wanted } else { u64::from(end) }
+}
+
+/// Copies the whole page after the first `index` ones.
+unsafe extern "C" fn copy_page<const CLASS: u64>(index: u64, context: *mut c_void) -> i64 {
+    // SAFETY: `copy_pages` passes `Pages`, which outlive the loop.
+    let pages = unsafe { &*context.cast::<Pages>() };
+    let offset = unknown(pages.first.wrapping_add(index.wrapping_mul(PAGE)));
+    if offset >= pages.wanted || offset > CLASS - PAGE {
+        return STOP;
+    }
+    copy_piece(pages.record, offset, pages.sp, PAGE);
+    // SAFETY: the reservation begins with the header, which was written before.
+    let missing = unsafe { (&raw const (*pages.record).missing_pages).read_volatile() };
+    if missing > MOST_MISSING_PAGES { STOP } else { GO_ON }
 }
 
 /// Copies `bytes`, at most a page, at this offset of the stack to the same offset of the copy. If they are there,

@@ -52,8 +52,8 @@ pub struct ThreadState {
     pub tail_site: u32,
     /// Index of the site of the call that `outer_sp` belongs to.
     pub outer_site: u32,
-    /// Zero.
-    pub reserved_too: u32,
+    /// The number of a slot on its way past the verifier.
+    pub any_slot: u32,
     /// The slot that is evicted next if all are in use.
     pub next_victim: u32,
     /// Generation of the target set when the thread was found not to belong to a target.
@@ -82,6 +82,8 @@ pub struct ThreadState {
     pub mapping_brk: u64,
     /// Number of calls that inline hooks have counted of this thread, as of its last site.
     pub moments: u64,
+    /// The sampled call that an inline hook's site reports.
+    pub inline_call: Pending,
 }
 
 const _: () = assert!(core::mem::offset_of!(ThreadState, space) == 56);
@@ -120,6 +122,22 @@ pub struct Pending {
 }
 
 impl ThreadState {
+    /// The call in a slot, without a copy, which would take a quarter of the stack that programs have.
+    #[inline(always)]
+    pub fn slot(&self, slot: usize) -> &'static Pending {
+        // SAFETY: the state lives as long as its thread, in whose context programs run. A slot changes only where a call
+        // begins, and no program reads it after that.
+        unsafe { &*(&raw const self.slots[slot & (SLOTS - 1)]) }
+    }
+
+    /// Keeps the call that an inline hook's site reports. It has no slot, because it is over.
+    #[inline(always)]
+    pub fn keep_inline_call(&mut self, call: Pending) -> &'static Pending {
+        self.inline_call = call;
+        // SAFETY: as in `slot`.
+        unsafe { &*(&raw const self.inline_call) }
+    }
+
     /// Whether the thread is known to belong to a target.
     #[inline(always)]
     pub fn is_tracked(&self) -> bool {

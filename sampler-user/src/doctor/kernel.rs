@@ -164,6 +164,7 @@ fn load(checks: &mut Vec<Check>) -> Option<(Programs, ControlMaps)> {
             let name = match &error {
                 KernelError::Map { name, .. } if ["EVENTS", "STACKS"].contains(&name.as_str()) => "ring buffer",
                 KernelError::Map { name, .. } if name == "THREADS" => "task storage",
+                KernelError::TooOld { .. } => "BPF loops",
                 _ => "BPF maps and types",
             };
             checks.push(Check { name, ok: false, needed: true, detail: error.to_string() });
@@ -171,13 +172,14 @@ fn load(checks: &mut Vec<Check>) -> Option<(Programs, ControlMaps)> {
         }
     };
     let mut best = None;
-    for (kind, name, detail) in [
-        (LinkKind::Session, "session links", "an unsampled call does not trap on its return"),
-        (LinkKind::Multi, "multi links", "many probes in one link"),
-        (LinkKind::Perf, "perf links", "one event for each probe"),
+    for (kind, name, since, detail) in [
+        (LinkKind::Session, "session links", "6.13", "an unsampled call does not trap on its return"),
+        (LinkKind::Multi, "multi links", "6.6", "many probes in one link"),
+        (LinkKind::Perf, "perf links", "5.15", "one event for each probe"),
     ] {
         let programs = Programs::load(&loader, true, Some(kind));
-        checks.push(outcome(name, false, programs.as_ref().map(|_| detail.to_owned()).map_err(first_line)));
+        let why_not = |error| format!("Linux {since} and later have them; here {}", first_line(error));
+        checks.push(outcome(name, false, programs.as_ref().map(|_| detail.to_owned()).map_err(why_not)));
         best = best.or_else(|| programs.ok());
     }
     if let Some(programs) = &best {

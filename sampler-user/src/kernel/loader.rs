@@ -65,6 +65,10 @@ impl Loader {
     /// # Errors
     /// Names the step that the kernel refused.
     pub fn new(object: &[u8], config: &Config, sizes: &MapSizes) -> Result<Self, KernelError> {
+        Self::create(object, config, sizes).map_err(KernelError::or_too_old)
+    }
+
+    fn create(object: &[u8], config: &Config, sizes: &MapSizes) -> Result<Self, KernelError> {
         let kernel_bytes = btf::read()?;
         let kernel = KernelBtf::parse(&kernel_bytes).ok_or(KernelError::UnknownBtf)?;
         let config = Config { offsets: kernel.offsets()?, ..*config };
@@ -116,6 +120,10 @@ impl Loader {
     /// # Errors
     /// The kernel refuses the program; the error has the end of the verifier's log.
     pub fn program(&self, name: &str, kind: ProgramKind) -> Result<OwnedFd, KernelError> {
+        self.load(name, kind).map_err(KernelError::or_too_old)
+    }
+
+    fn load(&self, name: &str, kind: ProgramKind) -> Result<OwnedFd, KernelError> {
         let program =
             self.object.programs.get(name).ok_or_else(|| object_error(format!("it has no program {name}")))?;
         let function = self

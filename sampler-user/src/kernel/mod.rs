@@ -49,6 +49,12 @@ pub enum KernelError {
     /// The binary was built without its BPF object.
     #[error("this binary was built without its BPF programs; build it with `cargo xtask build`")]
     NoObject,
+    /// The kernel refused something, and is older than any that has everything.
+    #[error("Linux {release} is too old: heapbpf needs Linux 5.17 or later, where BPF programs can loop (bpf_loop)")]
+    TooOld {
+        /// As `uname -r` prints it.
+        release: String,
+    },
     /// The BPF object is not usable.
     #[error("the built-in BPF object cannot be used: {0}")]
     Object(String),
@@ -113,6 +119,13 @@ impl KernelError {
         Self::Permission { missing: "CAP_BPF and CAP_PERFMON are needed, before Linux 6.6 CAP_SYS_ADMIN".into() }
     }
 
+    /// The same error, or that the kernel is too old, if it is: what it refuses first is not all that it lacks.
+    fn or_too_old(self) -> Self {
+        let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+        let is_refusal = matches!(self, Self::Map { .. } | Self::Program { .. } | Self::BtfRefused { .. });
+        if is_refusal && is_before_loops(&release) { Self::TooOld { release: release.trim().into() } } else { self }
+    }
+
     /// The kernel refused something about a map.
     fn of_map(name: &str, source: io::Error) -> Self {
         match source.raw_os_error() {
@@ -122,6 +135,12 @@ impl KernelError {
     }
 }
 
+/// Whether a release is older than the first with `bpf_loop`.
+fn is_before_loops(release: &str) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map_while(|digits| digits.parse::<u32>().ok());
+    matches!((numbers.next(), numbers.next()), (Some(major), Some(minor)) if (major, minor) < (5, 17))
+}
+
 /// Whether a link was refused because of the instruction itself: the kernel cannot decode it, or cannot run it out of
 /// line.
 #[must_use]
@@ -129,4 +148,19 @@ pub fn is_of_an_instruction(error: &io::Error) -> bool {
     /// The kernel-internal number for "not supported", which no userspace header defines.
     const ENOTSUPP: i32 = 524;
     matches!(error.raw_os_error(), Some(ENOTSUPP | libc::ENOEXEC | libc::EIO))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_before_5_17_are_too_old() {
+        for release in ["5.10.0-46-cloud-amd64", "5.16", "4.19.0", "5.4.0-42-generic\n"] {
+            assert!(is_before_loops(release), "{release}");
+        }
+        for release in ["5.17.0", "6.1.0-56-cloud-amd64", "10.0", "", "next"] {
+            assert!(!is_before_loops(release), "{release}");
+        }
+    }
 }

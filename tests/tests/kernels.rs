@@ -1,0 +1,250 @@
+//! What works on this kernel: small cases, which `cargo xtask vm` runs on other kernels in an emulator. Each prints a line
+//! about its feature (`kernel: feature: value`), which docs/kernels.md has in its tables.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+use std::sync::OnceLock;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::{Turn, heapbpf, is_root, turn};
+use heapbpf_tests::inline::{self, Hook};
+use heapbpf_tests::kernel;
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::{Recorder, Recording};
+use heapbpf_tests::target::Target;
+use serde_json::Value;
+
+/// Everything was as the program says of itself.
+const EXACT: &str = "exact";
+/// The kernel cannot do it.
+const NO: &str = "no";
+/// The programs that the cases run.
+const PROGRAMS: [&str; 4] = ["mix", "threads", "pairs", "family"];
+
+fn tell(feature: &str, value: &str) {
+    println!("\nkernel: {feature}: {value}");
+}
+
+/// What doctor says of the kernel. It is asked once, because it loads every program, which takes an emulator long.
+fn doctor() -> &'static Value {
+    static FOUND: OnceLock<Value> = OnceLock::new();
+    FOUND.get_or_init(|| {
+        let output = Command::new(heapbpf()).args(["doctor", "--json"]).output().expect("the binary runs");
+        serde_json::from_slice(&output.stdout).expect("JSON")
+    })
+}
+
+/// Whether a check of doctor's says that something works.
+fn works(found: &Value, name: &str) -> bool {
+    let checks = found["kernel"]["checks"].as_array().expect("a list");
+    checks.iter().any(|check| check["name"] == name && check["ok"] == true)
+}
+
+/// A turn on a kernel that can be recorded on.
+fn usable(case: &str) -> Option<(Turn, &'static Value)> {
+    let turn = turn(case)?;
+    let found = doctor();
+    found["kernel"]["link"].is_string().then_some((turn, found))
+}
+
+/// Builds the programs, and prints where they are, for `cargo xtask vm`.
+#[test]
+fn the_programs_are_built() {
+    for name in PROGRAMS {
+        println!("\nprogram: {}", program(name).display());
+    }
+}
+
+/// Where nothing can be recorded, one sentence says what the kernel lacks.
+#[test]
+fn a_kernel_that_is_too_old_is_named() {
+    let Some(_turn) = turn("a_kernel_that_is_too_old_is_named") else { return };
+    let found = doctor();
+    if let Some(link) = found["kernel"]["link"].as_str() {
+        return tell("links of a recording", link);
+    }
+    let mut target = Target::start(&program("mix"), ["100"]);
+    let refused = Recorder::of(target.pid(), 1).refused();
+    target.run();
+    let said: Vec<&str> = refused.stderr.lines().collect();
+    assert_ne!(refused.status.code(), Some(0));
+    assert_eq!(said.len(), 1, "{}", refused.stderr);
+    assert!(said[0].contains("is too old") && said[0].contains("Linux 5.17"), "{}", said[0]);
+    tell("links of a recording", NO);
+}
+
+/// Records a program from READY to its report.
+fn exact_with(name: &str, arguments: &[&str], options: &[[&str; 2]]) {
+    let mut target = Target::start(&program(name), arguments);
+    let recorder = Recorder::of(target.pid(), 1);
+    let recording = options.iter().fold(recorder, |it, [name, value]| it.option(name, value)).start();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert_eq!((stats.submitted, stats.lost()), (truth.allocs(), 0), "{stats:?}");
+    assert_eq!(stats.exact_alloc_bytes, truth.bytes(), "{stats:?}");
+}
+
+#[test]
+fn one_process_with_every_kind_of_link() {
+    let Some((_turn, found)) = usable("one_process_with_every_kind_of_link") else { return };
+    for (link, check) in [("session", "session links"), ("multi", "multi links"), ("perf", "perf links")] {
+        if works(found, check) {
+            exact_with("mix", &["400"], &[["--link", link]]);
+        }
+        tell(&format!("`--pid`, {link} links"), if works(found, check) { EXACT } else { NO });
+    }
+    assert!(works(found, "perf links"), "every kernel has these: {found}");
+    tell("links to one process see all threads", if works(found, "links to one process") { "yes" } else { NO });
+}
+
+#[test]
+fn threads() {
+    let Some(_usable) = usable("threads") else { return };
+    exact_with("threads", &["128"], &[]);
+    tell("threads", EXACT);
+}
+
+/// Follows family.c into its second process.
+fn family(mode: &str) {
+    let mut target = Target::start(&program("family"), [mode]);
+    let mut recording = Recorder::of(target.pid(), 1).start();
+    target.go();
+    if mode == "fork" {
+        target.step();
+        recording.await_more_links();
+    }
+    let truth = target.run();
+    let (profile, _) = recording.stop().results();
+    if mode == "fork" {
+        for pid in truth.sites.iter().map(|site| site.pid) {
+            checks::sites_of(&profile, pid, &truth, 1, Compare::All);
+        }
+    } else {
+        checks::sites(&profile, &truth, 1, Compare::Allocated);
+    }
+}
+
+#[test]
+fn forks() {
+    let Some(_usable) = usable("forks") else { return };
+    family("fork");
+    tell("fork", EXACT);
+}
+
+#[test]
+fn execs() {
+    let Some(_usable) = usable("execs") else { return };
+    family("exec");
+    tell("exec", EXACT);
+}
+
+/// A host-wide recording has the target's calls, among others.
+#[test]
+fn the_whole_host() {
+    let Some(_usable) = usable("the_whole_host") else { return };
+    let mut target = Target::start(&program("mix"), ["400"]);
+    let recording = Recorder::new().interval(1).flag("--all").start();
+    let truth = target.run();
+    let (profile, _) = recording.stop().results();
+    checks::sites_of(&profile, target.pid(), &truth, 1, Compare::All);
+    tell("`--all`", EXACT);
+}
+
+/// A command that heapbpf starts is recorded from its first call.
+#[test]
+fn a_command() {
+    let Some(_usable) = usable("a_command") else { return };
+    let recording = Recorder::new().interval(1).command(&program("mix"), ["400"]).start();
+    assert!(recording.line().starts_with("READY "));
+    let report = recording.line();
+    let truth = serde_json::from_str(&report).unwrap_or_else(|error| panic!("not a report: {error}: {report}"));
+    let (profile, _) = recording.finish().results();
+    checks::sites(&profile, &truth, 1, Compare::Allocated);
+    tell("`-- COMMAND`", EXACT);
+}
+
+#[test]
+fn inline_hooks() {
+    let Some(_usable) = usable("inline_hooks") else { return };
+    for (name, arguments) in [("mix", "400"), ("threads", "128")] {
+        let (profile, stats, truth) = inline::record(&program(name), &[arguments], Hook::Inline, 1, &[]);
+        checks::sites(&profile, &truth, 1, Compare::All);
+        inline::counted_exactly(&stats, &truth);
+    }
+    tell("`--hook inline`", EXACT);
+}
+
+/// Mappings need programs at system calls.
+#[test]
+fn mappings() {
+    let Some((_turn, found)) = usable("mappings") else { return };
+    assert!(works(found, "system calls"), "{found}");
+    let mut target = Target::start(&program("mix"), ["400"]);
+    let recording = Recorder::of(target.pid(), 1).flag("--mmap").start();
+    let truth = target.run();
+    let (profile, _) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    tell("`--mmap`", EXACT);
+}
+
+/// A ring of one page while the daemon is stopped: each lost record is counted.
+#[test]
+fn losses() {
+    let Some(_usable) = usable("losses") else { return };
+    let mut target = Target::start(&program("pairs"), ["2000", "2", "100"]);
+    let recording = Recorder::of(target.pid(), 1).option("--ring-bytes", "4096").start();
+    recording.signal(libc::SIGSTOP);
+    let truth = target.run();
+    recording.signal(libc::SIGCONT);
+    let (profile, stats) = recording.stop().results();
+    assert!(stats.lost() > 1000, "a page cannot hold them: {stats:?}");
+    assert_eq!((stats.hits, stats.exact_alloc_bytes), (truth.allocs(), truth.bytes()), "{stats:?}");
+    assert_eq!(profile.totals.inuse_objects.as_ref().map(|figure| figure.value()), Some(0.0));
+    tell("losses", "counted");
+}
+
+/// The instructions that the verifier followed for each program of a recording, whose limit is a million.
+#[test]
+fn the_verifier_is_far_from_its_limit() {
+    let Some((_turn, found)) = usable("the_verifier_is_far_from_its_limit") else { return };
+    let mut most = BTreeMap::new();
+    let mut note = |recording: Recording, prefix: &str| {
+        for (name, count) in kernel::verified_instructions(recording.pid()) {
+            let known = most.entry(format!("{prefix}{name}")).or_insert(0);
+            *known = count.max(*known);
+        }
+        recording.stop();
+    };
+    let target = Target::start(&program("mix"), ["100"]);
+    for link in ["session", "multi", "perf"] {
+        if works(found, &format!("{link} links")) {
+            let recorder = Recorder::of(target.pid(), 1).option("--link", link).option("--stack-bytes", "1MiB");
+            note(recorder.flag("--mmap").start(), &format!("{link}: "));
+        }
+    }
+    note(inline::recorder(target.pid(), Hook::Inline, 1).start(), "inline: ");
+    for (name, count) in &most {
+        println!("\nverified: {name}: {count}");
+        assert!(*count < 900_000, "{name}: {count}");
+    }
+}
+
+/// docs/kernels.md has a column for this kernel only if it was run there; the README names no other.
+#[test]
+fn the_documents_know_the_kernels() {
+    let root = heapbpf_tests::environment::programs_folder().join("../..");
+    if !root.join("docs").exists() {
+        assert!(is_root(), "the repository is left out in an emulator alone");
+        return;
+    }
+    let table = fs::read_to_string(root.join("docs/kernels.md")).expect("docs/kernels.md");
+    let header = table.lines().find(|line| line.starts_with("| feature ")).expect("a table of features");
+    let columns: Vec<&str> = header.trim_matches('|').split('|').skip(1).map(str::trim).collect();
+    let readme = fs::read_to_string(root.join("README.md")).expect("README.md");
+    let claim = readme.lines().find(|line| line.contains("The tests run on Linux")).expect("which kernels were run");
+    for column in columns {
+        assert!(claim.contains(column), "{column} is not in: {claim}");
+    }
+}

@@ -1,0 +1,137 @@
+//! Kernels from Debian's archive: apt finds, fetches and verifies them, with lists of its own that leave the machine's alone.
+
+use std::cmp::Reverse;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, bail};
+
+use crate::context::Context;
+use crate::shell::{read, run_quietly, say};
+
+/// Where apt looks for kernels: each suite has a few versions.
+const SOURCES: &str = "\
+deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian-security bullseye-security main
+deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian-security bookworm-security main
+deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] http://deb.debian.org/debian trixie-backports main
+";
+
+/// A kernel to boot.
+pub struct Kernel {
+    /// The package that it is from.
+    pub package: String,
+    /// The compressed kernel.
+    pub image: PathBuf,
+}
+
+/// The newest package of a version's kernel. One that was fetched before is taken if the archive cannot be reached.
+pub fn kernel(context: &Context, version: &str) -> anyhow::Result<Kernel> {
+    let folder = context.cache()?.join("kernels");
+    fs::create_dir_all(folder.join("lists/partial")).with_context(|| format!("cannot make {}", folder.display()))?;
+    let sources = folder.join("sources.list");
+    fs::write(&sources, SOURCES).with_context(|| format!("cannot write {}", sources.display()))?;
+    let updated = run_quietly(apt(&folder, "apt-get").arg("update"), context.options.verbose);
+    if let Err(error) = updated {
+        say!("apt-get had trouble, going on with the lists there are: {error:#}");
+    }
+    let names = read(apt(&folder, "apt-cache").args(["pkgnames", "linux-"]))?;
+    let Some(package) = newest(names.lines(), version) else {
+        bail!(
+            "Debian's archive has no kernel {version} (cloud-amd64) in the suites that xtask/src/vm/archive.rs names"
+        );
+    };
+    let image = folder.join(&package);
+    if !image.exists() {
+        fetch(context, &folder, &package, &image)?;
+    }
+    Ok(Kernel { package, image })
+}
+
+/// The newest package with a kernel of this version: since 7.3 the kernel itself is in a package of its own.
+fn newest<'a>(names: impl Iterator<Item = &'a str>, version: &str) -> Option<String> {
+    let of_version = names.filter_map(|name| {
+        let rest = ["linux-binary-", "linux-image-"].iter().find_map(|prefix| name.strip_prefix(prefix))?;
+        let release = rest.strip_suffix("-cloud-amd64")?;
+        let after = release.strip_prefix(version)?;
+        after.starts_with('.').then(|| (numbers(release), Reverse(name)))
+    });
+    of_version.max().map(|(_, Reverse(name))| name.to_owned())
+}
+
+/// The numbers in a release, by which releases are ordered.
+fn numbers(release: &str) -> Vec<u32> {
+    release.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
+}
+
+fn fetch(context: &Context, folder: &Path, package: &str, image: &Path) -> anyhow::Result<()> {
+    let unpacked = folder.join("unpacked");
+    let _ = fs::remove_dir_all(&unpacked);
+    fs::create_dir_all(&unpacked).with_context(|| format!("cannot make {}", unpacked.display()))?;
+    let mut download = apt(folder, "apt-get");
+    run_quietly(download.current_dir(&unpacked).args(["download", package]), context.options.verbose)?;
+    let archive = files(&unpacked)?.into_iter().find(|path| path.extension().is_some_and(|it| it == "deb"));
+    let archive = archive.with_context(|| format!("apt-get fetched no {package}"))?;
+    run_quietly(Command::new("dpkg-deb").arg("-x").arg(&archive).arg(&unpacked), context.options.verbose)?;
+    let modules = files(&unpacked.join("usr/lib/modules")).unwrap_or_default();
+    let candidates = modules.into_iter().chain([unpacked.join("boot")]);
+    let found = candidates.flat_map(|folder| files(&folder).unwrap_or_default());
+    let kernel = found
+        .into_iter()
+        .find(|path| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("vmlinuz")));
+    let kernel = kernel.with_context(|| format!("{package} has no kernel"))?;
+    fs::rename(&kernel, image).with_context(|| format!("cannot keep {}", kernel.display()))?;
+    fs::remove_dir_all(&unpacked).with_context(|| format!("cannot remove {}", unpacked.display()))
+}
+
+fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let entries = fs::read_dir(folder).with_context(|| format!("cannot read {}", folder.display()))?;
+    Ok(entries.flatten().map(|entry| entry.path()).collect())
+}
+
+/// An apt command that knows these sources only.
+fn apt(folder: &Path, program: &str) -> Command {
+    let mut command = Command::new(program);
+    let folder = folder.display();
+    for option in [
+        format!("Dir::Etc::SourceList={folder}/sources.list"),
+        "Dir::Etc::SourceParts=/dev/null".to_owned(),
+        format!("Dir::State::Lists={folder}/lists"),
+        "Dir::State::Status=/dev/null".to_owned(),
+        format!("Dir::Cache={folder}"),
+        "APT::Architecture=amd64".to_owned(),
+        "APT::Sandbox::User=root".to_owned(),
+        "Acquire::Languages=none".to_owned(),
+        "Acquire::Retries=3".to_owned(),
+    ] {
+        command.arg("-o").arg(option);
+    }
+    command.env("LC_ALL", "C");
+    command
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_newest_kernel_of_a_version_is_found() {
+        let names = [
+            "linux-image-6.1.0-9-cloud-amd64",
+            "linux-image-6.1.0-56-cloud-amd64",
+            "linux-image-6.1.0-57-amd64",
+            "linux-image-6.12.9+deb12-cloud-amd64",
+            "linux-image-6.12.10+deb12-cloud-amd64",
+            "linux-image-6.12.90+deb12-cloud-amd64-dbg",
+            "linux-image-6.12.11+deb12-cloud-amd64-unsigned",
+            "linux-image-7.3.4+deb13-cloud-amd64",
+            "linux-binary-7.3.4+deb13-cloud-amd64",
+        ];
+        let newest = |version| newest(names.into_iter(), version);
+        assert_eq!(newest("6.1").as_deref(), Some("linux-image-6.1.0-56-cloud-amd64"));
+        assert_eq!(newest("6.12").as_deref(), Some("linux-image-6.12.10+deb12-cloud-amd64"));
+        assert_eq!(newest("7.3").as_deref(), Some("linux-binary-7.3.4+deb13-cloud-amd64"));
+        assert_eq!(newest("6"), Some("linux-image-6.12.10+deb12-cloud-amd64".into()));
+        assert_eq!(newest("5.15"), None);
+    }
+}

@@ -1,0 +1,121 @@
+//! The files of the emulated machine: a shell, heapbpf, the test binary, the programs it runs, and the libraries of all.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, bail};
+use serde_json::Value;
+
+use crate::context::Context;
+use crate::shell::{read, run_quietly};
+use crate::test::END_TO_END_PACKAGE;
+
+/// Where the test binary is in the machine: three folders below what it takes for cargo's target folder.
+const TESTS: &str = "heapbpf/target/debug/deps/kernels";
+/// The programs that the tests run, in the same target folder.
+const PROGRAMS: &str = "heapbpf/target/test-programs";
+/// The binary under test.
+const HEAPBPF: &str = "heapbpf/heapbpf";
+
+/// What the machine's first process does. The last line says how the tests ended.
+const INIT: &str = "#!/bin/busybox sh
+/bin/busybox --install -s /bin
+export PATH=/bin HOME=/root HEAPBPF_BIN=/heapbpf/heapbpf HEAPBPF_TEST_PATIENCE=600
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+mount -t tmpfs tmp /tmp
+mount -t tracefs tracefs /sys/kernel/tracing
+mkdir -p /sys/fs/cgroup
+mount -t cgroup2 cgroup /sys/fs/cgroup
+ip link set lo up
+dmesg -n 1
+/heapbpf/target/debug/deps/kernels --test-threads=1 --nocapture @CASE@
+echo
+echo \"tests ended: $?\"
+poweroff -f
+";
+
+/// Packs them; returns the archive.
+pub fn pack(context: &Context, folder: &Path, heapbpf: &Path, case: Option<&str>) -> anyhow::Result<PathBuf> {
+    let root = folder.join("root");
+    let _ = fs::remove_dir_all(&root);
+    for name in ["bin", "proc", "sys", "dev", "tmp", "root", "etc"] {
+        fs::create_dir_all(root.join(name)).with_context(|| format!("cannot make folders in {}", root.display()))?;
+    }
+    let tests = test_binary(context)?;
+    let programs = read(Command::new(&tests).args(["--exact", "the_programs_are_built", "--nocapture"]))?;
+    let programs: Vec<PathBuf> =
+        programs.lines().filter_map(|line| line.strip_prefix("program: ")).map(PathBuf::from).collect();
+    let busybox = ["/bin/busybox", "/usr/bin/busybox"].map(PathBuf::from).into_iter().find(|path| path.exists());
+    copy(&busybox.context("there is no busybox")?, &root.join("bin/busybox"))?;
+    for (from, to) in [(heapbpf, HEAPBPF), (&tests, TESTS)] {
+        strip(context, from, &root.join(to))?;
+    }
+    for program in &programs {
+        // The last two parts of the path are a folder named by the sources, and the file.
+        let parts: PathBuf = program.iter().rev().take(2).collect::<Vec<_>>().into_iter().rev().collect();
+        copy(program, &root.join(PROGRAMS).join(parts))?;
+    }
+    for library in libraries(programs.iter().map(PathBuf::as_path).chain([heapbpf, &tests]))? {
+        copy(&library, &root.join(library.strip_prefix("/").context("a library without a full path")?))?;
+    }
+    // The harness finds a program by the text of its sources.
+    let sources = context.root.join("tests/programs");
+    for source in fs::read_dir(&sources).with_context(|| format!("cannot read {}", sources.display()))?.flatten() {
+        let to = root.join(sources.strip_prefix("/").context("the workspace has no full path")?);
+        copy(&source.path(), &to.join(source.file_name()))?;
+    }
+    let init = root.join("init");
+    fs::write(&init, INIT.replace("@CASE@", case.unwrap_or_default())).context("cannot write init")?;
+    run_quietly(Command::new("chmod").arg("755").arg(&init), context.options.verbose)?;
+    let archive = folder.join("files.cpio");
+    let script = "find . | busybox cpio -o -H newc > ../files.cpio";
+    run_quietly(Command::new("sh").args(["-c", script]).current_dir(&root), context.options.verbose)?;
+    Ok(archive)
+}
+
+/// Builds the test binary, and returns its path.
+fn test_binary(context: &Context) -> anyhow::Result<PathBuf> {
+    let mut command = context.cargo("test");
+    command.args(["--package", END_TO_END_PACKAGE, "--test", "kernels", "--no-run", "--message-format=json"]);
+    let messages = read(&mut command)?;
+    let messages = messages.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let path = messages.filter_map(|message| message["executable"].as_str().map(PathBuf::from)).next_back();
+    path.context("cargo built no test binary")
+}
+
+/// The libraries that programs load, and the loader.
+fn libraries<'a>(programs: impl Iterator<Item = &'a Path>) -> anyhow::Result<BTreeSet<PathBuf>> {
+    let mut found = BTreeSet::new();
+    for program in programs {
+        let listing = read(Command::new("ldd").arg(program))?;
+        if listing.contains("not found") {
+            bail!("{} lacks a library: {listing}", program.display());
+        }
+        let paths = listing.split_whitespace().filter(|word| word.starts_with('/'));
+        found.extend(paths.map(PathBuf::from));
+    }
+    Ok(found)
+}
+
+fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+    if from.is_dir() {
+        return Ok(());
+    }
+    make_folder_of(to)?;
+    fs::copy(from, to).map(drop).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))
+}
+
+/// Copies a program without its debug information, which is most of it.
+fn strip(context: &Context, from: &Path, to: &Path) -> anyhow::Result<()> {
+    make_folder_of(to)?;
+    run_quietly(Command::new("strip").arg("-o").arg(to).arg(from), context.options.verbose)
+}
+
+fn make_folder_of(file: &Path) -> anyhow::Result<()> {
+    let folder = file.parent().context("a file without a folder")?;
+    fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))
+}

@@ -1,0 +1,116 @@
+//! `cargo xtask vm [KERNEL…]`: runs the cases of `tests/tests/kernels.rs` on other kernels, in an emulator, and compares what
+//! they say with the tables of docs/kernels.md.
+
+mod archive;
+mod image;
+mod table;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+
+use crate::build;
+use crate::context::Context;
+use crate::packages::{self, Package};
+use crate::shell::{announce, say};
+
+use self::table::Findings;
+
+/// Which kernels to run, and how.
+#[derive(Args, Debug)]
+pub struct Selection {
+    /// Versions, such as 6.12; without any, all that docs/kernels.md has
+    kernels: Vec<String>,
+    /// Only the cases whose name contains this; nothing is compared then
+    #[arg(long, value_name = "NAME")]
+    case: Option<String>,
+    /// Run this heapbpf, instead of building one
+    #[arg(long, value_name = "FILE")]
+    binary: Option<PathBuf>,
+    /// Write what was found into docs/kernels.md, instead of comparing
+    #[arg(long)]
+    record: bool,
+}
+
+/// Debian's packages that the emulator needs.
+const NEEDED: [(&str, &str); 4] = [
+    ("qemu-system-x86", "emulates the machine"),
+    ("busybox-static", "is the emulated machine's shell, and packs its files"),
+    ("binutils", "strips the programs, which makes the machine's memory small"),
+    ("xz-utils", "unpacks kernel packages"),
+];
+
+/// The longest that a kernel's cases may take, in seconds. Nothing takes as long; the emulator must not hang.
+const SECONDS: &str = "1500";
+
+/// Runs the cases on each kernel; the exit code is a failure if any failed, or a table is wrong.
+pub fn run(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode> {
+    if std::env::consts::ARCH != "x86_64" {
+        bail!("the emulated machine is an x86-64 one, and so are its programs: run this on x86-64");
+    }
+    let document = context.root.join("docs/kernels.md");
+    let kernels = if selection.kernels.is_empty() {
+        table::versions(&fs::read_to_string(&document).context("cannot read docs/kernels.md")?)
+    } else {
+        selection.kernels.clone()
+    };
+    packages::install(context, &NEEDED.map(|(name, purpose)| Package::new(name, purpose)))?;
+    let heapbpf = selection.binary.clone().map_or_else(|| build::build(context), Ok)?;
+    let folder = context.target().join("vm");
+    fs::create_dir_all(&folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    let image = image::pack(context, &folder, &heapbpf, selection.case.as_deref())?;
+    let mut wrong = Vec::new();
+    for version in &kernels {
+        let begun = Instant::now();
+        let kernel = archive::kernel(context, version)?;
+        say!("Linux {version}: {}", kernel.package);
+        let said = boot(context, &kernel.image, &image, &folder.join(format!("{version}.log")))?;
+        let findings = Findings::of(&said);
+        let seconds = begun.elapsed().as_secs();
+        if findings.passed() {
+            say!("Linux {version}: all cases pass ({seconds} s)");
+        } else {
+            eprintln!("{said}");
+            wrong.push(format!("Linux {version}: a case failed, or the machine did not reach its end ({seconds} s)"));
+        }
+        for line in findings.lines() {
+            println!("{version}: {line}");
+        }
+        if selection.case.is_some() {
+            continue;
+        }
+        let text = fs::read_to_string(&document).context("cannot read docs/kernels.md")?;
+        if selection.record {
+            let text = table::with(&text, version, &kernel.package, &findings);
+            fs::write(&document, text).context("cannot write docs/kernels.md")?;
+        } else {
+            wrong.extend(table::differences(&text, version, &findings));
+        }
+    }
+    for line in &wrong {
+        say!("{line}");
+    }
+    Ok(if wrong.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Boots a kernel with these files, and returns what the machine wrote to its serial console, which is in `log`.
+fn boot(context: &Context, kernel: &Path, image: &Path, log: &Path) -> anyhow::Result<String> {
+    let mut command = Command::new("timeout");
+    command.args([SECONDS, "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "2G"]);
+    // On a busy machine the emulated timer is late, which a kernel takes for a broken one.
+    command.args(["-append", "console=ttyS0 quiet panic=-1 no_timer_check"]);
+    command.args(["-nodefaults", "-display", "none", "-no-reboot"]);
+    command.arg("-serial").arg(format!("file:{}", log.display()));
+    command.arg("-kernel").arg(kernel).arg("-initrd").arg(image);
+    announce(&command, context.options.verbose);
+    let output = command.stdin(Stdio::null()).output().context("cannot start the emulator")?;
+    let said = fs::read(log).unwrap_or_default();
+    if said.is_empty() {
+        bail!("the emulated machine said nothing: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(String::from_utf8_lossy(&said).replace('\r', ""))
+}

@@ -1,0 +1,205 @@
+//! What the cases say about a kernel, and the tables of docs/kernels.md.
+
+use std::collections::BTreeMap;
+
+/// The rows of a kernel's column, by the name of the row.
+type Column = BTreeMap<String, String>;
+
+/// The first cells of the tables' headers: features, and instructions that the verifier followed.
+const TABLES: [&str; 2] = ["feature", "verified instructions"];
+
+/// What a run found.
+#[derive(Debug, Default)]
+pub struct Findings {
+    /// A column of each table.
+    columns: [Column; 2],
+    ended: Option<String>,
+}
+
+impl Findings {
+    /// Reads them from what the machine wrote.
+    pub fn of(said: &str) -> Self {
+        let mut findings = Self::default();
+        for line in said.lines() {
+            if let Some(code) = line.strip_prefix("tests ended: ") {
+                findings.ended = Some(code.trim().to_owned());
+            }
+            for (column, mark) in findings.columns.iter_mut().zip(["kernel: ", "verified: "]) {
+                if let Some((name, value)) = line.strip_prefix(mark).and_then(|rest| rest.rsplit_once(": ")) {
+                    column.insert(name.to_owned(), value.trim().to_owned());
+                }
+            }
+        }
+        findings
+    }
+
+    /// Whether all cases passed.
+    pub fn passed(&self) -> bool {
+        self.ended.as_deref() == Some("0")
+    }
+
+    /// What was found, one thing in a line.
+    pub fn lines(&self) -> impl Iterator<Item = String> {
+        self.columns.iter().flatten().map(|(name, value)| format!("{name}: {value}"))
+    }
+}
+
+fn cells(line: &str) -> Vec<&str> {
+    line.trim().trim_matches('|').split('|').map(str::trim).collect()
+}
+
+/// The lines of a table, as ranges of line numbers: its header's first cell is `title`.
+fn table_at(lines: &[&str], title: &str) -> Option<std::ops::Range<usize>> {
+    let start = lines.iter().position(|line| line.starts_with('|') && cells(line)[0] == title)?;
+    let length = lines[start..].iter().take_while(|line| line.starts_with('|')).count();
+    Some(start..start + length)
+}
+
+/// The kernels that the document has columns for.
+pub fn versions(text: &str) -> Vec<String> {
+    let lines: Vec<&str> = text.lines().collect();
+    let header = table_at(&lines, TABLES[0]).map(|range| cells(lines[range.start]));
+    header.unwrap_or_default().into_iter().skip(1).map(str::to_owned).collect()
+}
+
+/// A kernel's column of a table.
+fn column(text: &str, title: &str, version: &str) -> Option<Column> {
+    let lines: Vec<&str> = text.lines().collect();
+    let range = table_at(&lines, title)?;
+    let at = cells(lines[range.start]).iter().position(|cell| *cell == version)?;
+    let rows = lines[range].iter().skip(2).map(|line| cells(line));
+    let filled = rows.filter_map(|row| Some((row[0].to_owned(), (*row.get(at)?).to_owned())));
+    Some(filled.filter(|(_, value)| value != "–").collect())
+}
+
+/// Where a run and the document differ. Counts of instructions may be less, or up to a tenth more.
+pub fn differences(text: &str, version: &str, findings: &Findings) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (title, found) in TABLES.iter().zip(&findings.columns) {
+        let Some(documented) = column(text, title, version) else {
+            wrong.push(format!("docs/kernels.md: the table of {title} has no column for {version}"));
+            continue;
+        };
+        let names: std::collections::BTreeSet<&String> = documented.keys().chain(found.keys()).collect();
+        for name in names {
+            let (says, is) = (documented.get(name), found.get(name));
+            if !agrees(says, is) {
+                let shown = |value: Option<&String>| value.map_or("nothing", String::as_str).to_owned();
+                wrong.push(format!(
+                    "Linux {version}: {name}: docs/kernels.md says {}, found {}",
+                    shown(says),
+                    shown(is)
+                ));
+            }
+        }
+    }
+    wrong
+}
+
+fn agrees(says: Option<&String>, is: Option<&String>) -> bool {
+    let number = |value: Option<&String>| value.and_then(|value| value.parse::<u64>().ok());
+    match (number(says), number(is)) {
+        (Some(says), Some(is)) => is * 10 <= says * 11,
+        _ => says == is,
+    }
+}
+
+/// The document with this run's columns in place of what it had for the kernel.
+pub fn with(text: &str, version: &str, package: &str, findings: &Findings) -> String {
+    let mut text = with_row(text, version, package);
+    for (title, found) in TABLES.iter().zip(&findings.columns) {
+        text = with_column(&text, title, version, found);
+    }
+    text
+}
+
+/// Names the package that was run.
+fn with_row(text: &str, version: &str, package: &str) -> String {
+    let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+    let borrowed: Vec<&str> = text.lines().collect();
+    let Some(range) = table_at(&borrowed, "kernel") else { return text.to_owned() };
+    let row = format!("| {version} | `{package}` |");
+    match range.clone().find(|line| cells(borrowed[*line])[0] == version) {
+        Some(line) => lines[line] = row,
+        None => lines.insert(range.end, row),
+    }
+    lines.join("\n") + "\n"
+}
+
+fn with_column(text: &str, title: &str, version: &str, found: &Column) -> String {
+    let lines: Vec<&str> = text.lines().collect();
+    let Some(range) = table_at(&lines, title) else { return text.to_owned() };
+    let mut kernels: Vec<String> = cells(lines[range.start]).into_iter().skip(1).map(str::to_owned).collect();
+    if !kernels.iter().any(|known| known == version) {
+        kernels.push(version.to_owned());
+    }
+    let mut names: Vec<String> = lines[range.clone()].iter().skip(2).map(|line| cells(line)[0].to_owned()).collect();
+    names.extend(found.keys().filter(|name| !names.contains(name)).cloned().collect::<Vec<_>>());
+    let columns: Vec<Column> = kernels
+        .iter()
+        .map(|kernel| if kernel == version { found.clone() } else { column(text, title, kernel).unwrap_or_default() })
+        .collect();
+    let mut rows = vec![format!("| {title} | {} |", kernels.join(" | ")), "|---".repeat(kernels.len() + 1) + "|"];
+    for name in &names {
+        let values: Vec<&str> = columns.iter().map(|it| it.get(name).map_or("–", String::as_str)).collect();
+        if values.iter().any(|value| *value != "–") {
+            rows.push(format!("| {name} | {} |", values.join(" | ")));
+        }
+    }
+    let before = lines[..range.start].iter().map(|line| (*line).to_owned());
+    let after = lines[range.end..].iter().map(|line| (*line).to_owned());
+    before.chain(rows).chain(after).collect::<Vec<_>>().join("\n") + "\n"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DOCUMENT: &str = "\
+# Kernels
+
+| kernel | package |
+|---|---|
+| 6.1 | `a` |
+
+| feature | 6.1 |
+|---|---|
+| fork | exact |
+
+| verified instructions | 6.1 |
+|---|---|
+| perf: free_entry | 1000 |
+";
+
+    fn findings(fork: &str, count: u64) -> Findings {
+        Findings::of(&format!("kernel: fork: {fork}\nverified: perf: free_entry: {count}\n\ntests ended: 0\n"))
+    }
+
+    #[test]
+    fn a_run_is_compared_with_the_tables() {
+        assert!(findings("exact", 1).passed() && !Findings::of("kernel: fork: exact\n").passed());
+        assert_eq!(versions(DOCUMENT), ["6.1"]);
+        for count in [900, 1000, 1100] {
+            assert!(differences(DOCUMENT, "6.1", &findings("exact", count)).is_empty(), "{count}");
+        }
+        assert_eq!(
+            differences(DOCUMENT, "6.1", &findings("no", 1101)),
+            [
+                "Linux 6.1: fork: docs/kernels.md says exact, found no",
+                "Linux 6.1: perf: free_entry: docs/kernels.md says 1000, found 1101"
+            ]
+        );
+        assert_eq!(differences(DOCUMENT, "6.1", &Findings::of("kernel: exec: exact\n")).len(), 3);
+        assert_eq!(differences(DOCUMENT, "6.2", &findings("exact", 1)).len(), 2);
+    }
+
+    #[test]
+    fn a_run_is_written_into_the_tables() {
+        let text = with(DOCUMENT, "7.3", "b", &findings("exact", 7));
+        let text = with(&text, "6.1", "c", &findings("no", 5));
+        assert_eq!(versions(&text), ["6.1", "7.3"]);
+        assert!(differences(&text, "7.3", &findings("exact", 7)).is_empty(), "{text}");
+        assert!(differences(&text, "6.1", &findings("no", 5)).is_empty(), "{text}");
+        assert!(text.contains("| 6.1 | `c` |\n| 7.3 | `b` |\n\n| feature | 6.1 | 7.3 |"), "{text}");
+    }
+}
