@@ -394,7 +394,7 @@ fn widened(
 }
 
 /// Rows of samples that heapbpf has drawn.
-pub(crate) fn own(rows: &[Row]) -> impl Iterator<Item = &Row> {
+fn own(rows: &[Row]) -> impl Iterator<Item = &Row> {
     rows.iter().filter(|row| !row.is_of_go_runtime())
 }
 

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 
-use super::estimates::own;
 use super::model::{Criterion, LossBound, Losses, Process, Profile};
 use super::value::Value;
 use heapbpf_statistics::estimate::{Estimate, Part};
@@ -334,7 +333,12 @@ impl Profile {
         if !self.processes.iter().any(is_open) {
             return;
         }
-        let largest = own(&self.rows).map(|row| row.key.interval).fold(self.header.interval, u64::max);
+        let largest = self
+            .rows
+            .iter()
+            .filter(|row| !row.is_of_go_runtime())
+            .map(|row| row.key.interval)
+            .fold(self.header.interval, u64::max);
         for process in self.processes.iter_mut().filter(|process| is_open(process)) {
             process.losses.interval = largest;
         }

@@ -1,33 +1,15 @@
 //! Go programs among the targets: which processes have a heap that their runtime samples.
 
-use std::collections::HashMap;
 use std::sync::Arc;
 
+pub use super::interpreters::GoProcess;
 use super::probes::{Attaching, Look};
 use crate::host::Host;
-use crate::host::mappings::{Mapping, ModuleId};
+use crate::host::mappings::ModuleId;
 use crate::host::modules::ModuleSource;
 use crate::host::processes::IncarnationId;
 use crate::symbols::go::GoProgram;
 use heapbpf_probes::Runtime;
-
-/// A process that runs a Go program.
-#[derive(Clone, Debug)]
-pub struct GoProcess {
-    /// The process.
-    pub incarnation: IncarnationId,
-    /// The program.
-    pub program: Arc<GoProgram>,
-    /// Where its code is mapped.
-    pub mapping: Mapping,
-}
-
-/// The Go programs that processes run.
-#[derive(Default)]
-pub(super) struct GoPrograms {
-    known: HashMap<ModuleId, Option<Arc<GoProgram>>>,
-    processes: HashMap<u32, GoProcess>,
-}
 
 impl Attaching {
     /// If a module is a Go program, notes that a process runs it.

@@ -1,9 +1,11 @@
-//! The Python interpreters that targets map.
+//! The Python interpreters and Go programs that targets map.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-use crate::host::mappings::ModuleId;
+use crate::host::mappings::{Mapping, ModuleId};
+use crate::host::processes::IncarnationId;
+use crate::symbols::go::GoProgram;
 use heapbpf_python::{Runtime, Unsupported};
 
 /// The interpreters that targets map.
@@ -12,4 +14,22 @@ pub(super) struct Interpreters {
     pub(super) known: HashMap<ModuleId, Option<Arc<Runtime>>>,
     pub(super) new: Vec<(ModuleId, Arc<Runtime>)>,
     pub(super) refused: BTreeMap<ModuleId, Unsupported>,
+}
+
+/// A process that runs a Go program.
+#[derive(Clone, Debug)]
+pub struct GoProcess {
+    /// The process.
+    pub incarnation: IncarnationId,
+    /// The program.
+    pub program: Arc<GoProgram>,
+    /// Where its code is mapped.
+    pub mapping: Mapping,
+}
+
+/// The Go programs that processes run.
+#[derive(Default)]
+pub(super) struct GoPrograms {
+    pub(super) known: HashMap<ModuleId, Option<Arc<GoProgram>>>,
+    pub(super) processes: HashMap<u32, GoProcess>,
 }

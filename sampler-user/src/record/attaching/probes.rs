@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use sampler_ebpf::abi::ProcessKey;
 
-use super::go::GoPrograms;
-use super::interpreters::Interpreters;
+use super::interpreters::{GoPrograms, Interpreters};
 use super::missed::Missed;
 use super::targets::{Coverage, TargetSet};
 use crate::attach::files::FileKey;

@@ -3,14 +3,13 @@
 mod reader;
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
-use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use sampler_ebpf::abi::ProcessKey;
 
-use super::snapshot::Detail;
-use crate::symbols::go::{GoNames, GoProgram};
+use super::snapshot::{Detail, GoTarget};
+use crate::symbols::go::GoNames;
 use heapbpf_audit::Hook;
 use heapbpf_go::functions::shown;
 use heapbpf_go::{Bucket, Heap, Moments, Places};
@@ -26,18 +25,6 @@ use reader::{HeapReader, NoAnswer};
 const ALLOCATOR: &str = "runtime.mallocgc";
 /// How long all heaps of one profile may take.
 const LONGEST: Duration = Duration::from_secs(10);
-
-/// A Go program whose heap belongs into a profile.
-pub struct GoTarget {
-    /// The process.
-    pub process: ProcessKey,
-    /// The program.
-    pub program: Arc<GoProgram>,
-    /// Where its code is mapped.
-    pub mapping: Mapping,
-    /// Its memory; `None` if that cannot be opened.
-    pub memory: Option<Arc<File>>,
-}
 
 /// Reads heaps of Go programs, and keeps names from profile to profile.
 #[derive(Default)]

@@ -1,16 +1,18 @@
 //! A recording at one moment. Sums are copied; stacks and files are shared.
 
+use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use sampler_ebpf::abi::ProcessKey;
 
-use super::go_heaps::GoTarget;
 use super::symbolization::{Facts, UnsymbolizedStack};
 use crate::heap::ages::Ages;
 use crate::stats::Stats;
+use crate::symbols::go::GoProgram;
 use heapbpf_profile::model::{Process, RowKey, Unread};
 use heapbpf_statistics::sums::SampleSums;
+use heapbpf_unwind::mapping::Mapping;
 
 /// Level of detail of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,6 +59,18 @@ pub struct Snapshot {
     pub begun: Instant,
     /// How long taking it blocked the event path.
     pub cost: Duration,
+}
+
+/// A Go program whose heap belongs into a profile.
+pub struct GoTarget {
+    /// The process.
+    pub process: ProcessKey,
+    /// The program.
+    pub program: Arc<GoProgram>,
+    /// Where its code is mapped.
+    pub mapping: Mapping,
+    /// Its memory; `None` if that cannot be opened.
+    pub memory: Option<Arc<File>>,
 }
 
 /// A row of the heap: its identity and its sums.

@@ -8,11 +8,7 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::state::Session;
 use crate::host::processes::IncarnationId;
-use crate::record::profiles::go_heaps::GoTarget;
-
-/// Keys of processes that run Go programs, which need not be known from samples.
-#[derive(Default)]
-pub(super) struct GoKeys(HashMap<IncarnationId, ProcessKey>);
+use crate::record::profiles::snapshot::GoTarget;
 
 impl Session {
     /// The Go programs whose heaps belong into a snapshot that is taken now.

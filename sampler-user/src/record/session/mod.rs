@@ -8,6 +8,7 @@ mod errors;
 mod exited;
 mod finish;
 mod go;
+mod go_keys;
 mod growth;
 mod housekeeping;
 mod moment;

@@ -7,7 +7,7 @@ use sampler_ebpf::abi::Counters;
 
 use super::errors::Errors;
 use super::exited::ExitedProcesses;
-use super::go::GoKeys;
+use super::go_keys::GoKeys;
 use super::moment::{Blocks, Cuts};
 use super::priority::Hurry;
 use super::schedule::Schedule;
