@@ -72,6 +72,8 @@ fn top_shows_a_program_live_and_leaves_the_terminal_as_it_was() {
     tmux.resize(120, 40);
     let screen = tmux.await_text("LAST MINUTE");
     assert_eq!(screen.lines().count(), 40, "{screen}");
+    // Any key takes the message away, and the keys are shown again.
+    tmux.press(&["x"]);
     tmux.resize(40, 10);
     until("the keys at the bottom of the small window", || {
         tmux.screen().lines().last().is_some_and(|line| line.contains("q quit"))
