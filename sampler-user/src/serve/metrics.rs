@@ -96,6 +96,7 @@ impl Metrics {
         let visible = |process: &Process| filters.iter().all(|filter| filter.matches(process));
         let mut out = String::new();
         self.processes(made, &visible, &mut out);
+        self.resident(made, &visible, &mut out);
         if made.profile.header.live && made.profile.header.ended_apart {
             self.at_exit(&made.profile, &visible, &mut out);
         }
@@ -163,11 +164,6 @@ impl Metrics {
             "gauge",
             "How calls of a process are counted: by probes of the kernel, or inline, in the process itself; always 1.",
         );
-        let mut resident = Family::new(
-            "heapbpf_process_resident_bytes",
-            "gauge",
-            "Resident memory of a process by what it is for; the parts add up.",
-        );
         let (mut other_bytes, mut other_calls, mut other_rows, mut other_seen) = (0u64, 0u64, Vec::new(), false);
         for (index, process) in profile.processes.iter().enumerate().filter(|(_, process)| visible(process)) {
             let of_process = rows.remove(&index).unwrap_or_default();
@@ -186,10 +182,6 @@ impl Metrics {
                 let labels = labels.strip_suffix('}').unwrap_or(&labels);
                 hooks.add(&format!("{labels},hook=\"{hook}\"}}"), 1);
             }
-            for (part, part_bytes) in process.resident.iter().flat_map(Resident::parts) {
-                let labels = labels.strip_suffix('}').unwrap_or(&labels);
-                resident.add(&format!("{labels},part=\"{part}\"}}"), part_bytes);
-            }
             bytes.add(&labels, slot.0);
             calls.add(&labels, slot.1);
             let pool = Pool::of(of_process);
@@ -204,7 +196,7 @@ impl Metrics {
                 moment.iter().for_each(|moment| since.add(&labels, format!("{:.3}", moment.as_secs_f64())));
             }
         }
-        for family in [bytes, calls, samples, inuse, low, high, objects, since, hooks, resident] {
+        for family in [bytes, calls, samples, inuse, low, high, objects, since, hooks] {
             family.write(out);
         }
         if other_seen {
@@ -218,6 +210,24 @@ impl Metrics {
                 single(out, "heapbpf_other_inuse_bytes", "gauge", help, number(inuse));
             }
         }
+    }
+
+    /// Writes the resident memory of processes that have series of their own.
+    fn resident(&self, made: &Made, visible: &dyn Fn(&Process) -> bool, out: &mut String) {
+        let mut family = Family::new(
+            "heapbpf_process_resident_bytes",
+            "gauge",
+            "Resident memory of a process by what it is for; the parts add up.",
+        );
+        let with_series = made.keys.iter().zip(&made.profile.processes).filter(|(key, _)| self.slots.contains_key(key));
+        for (_, process) in with_series.filter(|(_, process)| visible(process)) {
+            let labels = labels(process);
+            let labels = labels.strip_suffix('}').unwrap_or(&labels);
+            for (part, bytes) in process.resident.iter().flat_map(Resident::parts) {
+                family.add(&format!("{labels},part=\"{part}\"}}"), bytes);
+            }
+        }
+        family.write(out);
     }
 
     /// Writes memory held at exit, per program. The first programs have series of their own and keep them; the others
