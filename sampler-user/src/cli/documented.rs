@@ -10,10 +10,12 @@ use clap::{Arg, CommandFactory};
 use super::args::Cli;
 
 /// Options of other programs (and of `cargo xtask` and its benchmarks) that the documents mention.
-const OF_OTHERS: [&str; 29] = [
+const OF_OTHERS: [&str; 32] = [
     "--bin",
     "--call-graph",
+    "--case",
     "--cfg",
+    "--check",
     "--config",
     "--criteria",
     "--e2e",
@@ -28,6 +30,7 @@ const OF_OTHERS: [&str; 29] = [
     "--perf-basic-prof",
     "--print",
     "--quick",
+    "--record",
     "--release",
     "--rounds",
     "--scaling",
