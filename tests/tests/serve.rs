@@ -346,7 +346,7 @@ fn bad_requests_get_a_sentence() {
         ("/debug/pprof/heap?bogus=1", 400, "known are"),
         ("/debug/pprof/delta_heap", 400, "seconds is needed"),
         ("/metrics?seconds=5", 400, "from the start"),
-        ("/debug/pprof/profile", 404, "/ lists"),
+        ("/debug/pprof/profile", 404, "docs/fleet.md lists"),
     ] {
         let answer = get(address, path);
         assert_eq!(answer.status, status, "{path}: {}", answer.text());

@@ -114,12 +114,17 @@ impl ProfileWorker {
     }
 }
 
+/// Time between two profiles after which memory is given back, at least.
+const GIVE_BACK_EVERY: Duration = Duration::from_secs(10);
+
 struct Worker {
     template: Profile,
     adjustments: Adjustments,
     symbolization: Symbolization,
     overflow: OverflowBucket,
     go: GoHeaps,
+    /// When memory was given back after a profile.
+    gave_back: Option<Instant>,
     /// How often the worker has panicked, and what it said the last time.
     panics: (u64, String),
 }
@@ -127,7 +132,7 @@ struct Worker {
 impl Worker {
     fn new(template: Profile, adjustments: Adjustments, symbolization: Symbolization) -> Self {
         let (overflow, go) = Default::default();
-        Self { template, adjustments, symbolization, overflow, go, panics: Default::default() }
+        Self { template, adjustments, symbolization, overflow, go, gave_back: None, panics: Default::default() }
     }
 
     /// Does the jobs of the queue until it is closed. A panic ends the job that it came up in, and the worker begins
@@ -141,7 +146,10 @@ impl Worker {
     fn work_off(&mut self, queue: &Receiver<Job>) {
         while let Ok(job) = queue.recv() {
             match job {
-                Job::Make(snapshot, then) => then(self.make(*snapshot)),
+                Job::Make(snapshot, then) => {
+                    then(self.make(*snapshot));
+                    self.give_back();
+                }
                 Job::Retire(retired) => self.retire(*retired),
                 Job::JitCode(process, code) => self.symbolization.open_jit_code(process, code),
                 Job::Tidy(living) => {
@@ -150,6 +158,14 @@ impl Worker {
                     give_memory_back();
                 }
             }
+        }
+    }
+
+    /// Gives memory back, if that was not done for a while: profiles may be asked for twice a second.
+    fn give_back(&mut self) {
+        if self.gave_back.is_none_or(|at| at.elapsed() >= GIVE_BACK_EVERY) {
+            self.gave_back = Some(Instant::now());
+            give_memory_back();
         }
     }
 
