@@ -54,7 +54,7 @@ pub fn allocator_frames(stack: &Stack) -> usize {
 /// Longest cycle of calls that is recognised as recursion.
 const LONGEST_CYCLE: usize = 8;
 
-/// Removes immediate repetitions of an item, or of a cycle of up to [`LONGEST_CYCLE`] items. Each remaining item comes
+/// Removes immediate repetitions of an item, or of a cycle of up to eight items. Each remaining item comes
 /// with whether it was repeated.
 pub fn fold_recursion<T: Clone + PartialEq>(items: impl IntoIterator<Item = T>) -> Vec<(T, bool)> {
     let mut folded: Vec<(T, bool)> = Vec::new();
