@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
+use clap_complete::Shell;
 
-use super::manual::{CompletionArgs, ManArgs};
 use super::read_args::{DiffArgs, MergeArgs, ReportArgs};
 use super::record_args::{LimitArgs, RecordArgs, SamplingArgs, StackArgs, TargetArgs};
 use super::values::{Interval, parse_confidence, parse_duration, parse_interval, parse_nanoseconds};
@@ -130,6 +130,20 @@ pub struct DemoArgs {
     /// How long to record
     #[arg(short, long, value_name = "TIME", default_value = "5s", value_parser = parse_duration)]
     pub duration: Duration,
+}
+
+/// Options of `heapbpf completions`.
+#[derive(Debug, Args)]
+pub struct CompletionArgs {
+    /// The shell
+    pub shell: Shell,
+}
+
+/// Options of `heapbpf man`.
+#[derive(Debug, Args)]
+pub struct ManArgs {
+    /// Folder for the pages: heapbpf.1, and one for each command
+    pub folder: PathBuf,
 }
 
 /// Options of `heapbpf doctor`.

@@ -1,27 +1,11 @@
 //! What a terminal offers of the command line itself: completions, man pages, and the first steps.
 
 use std::io::{self, Write};
-use std::path::PathBuf;
 
 use anyhow::Context as _;
-use clap::{Args, CommandFactory as _};
-use clap_complete::Shell;
+use clap::CommandFactory as _;
 
-use super::args::Cli;
-
-/// Options of `heapbpf completions`.
-#[derive(Debug, Args)]
-pub struct CompletionArgs {
-    /// The shell
-    pub shell: Shell,
-}
-
-/// Options of `heapbpf man`.
-#[derive(Debug, Args)]
-pub struct ManArgs {
-    /// Folder for the pages: heapbpf.1, and one for each command
-    pub folder: PathBuf,
-}
+use super::args::{Cli, CompletionArgs, ManArgs};
 
 /// What `heapbpf` says on a terminal if it is not told what to do.
 pub const FIRST_STEPS: &str = "\
@@ -61,6 +45,8 @@ pub fn pages(args: &ManArgs) -> anyhow::Result<u8> {
 
 #[cfg(test)]
 mod tests {
+    use clap_complete::Shell;
+
     use super::*;
 
     #[test]
