@@ -190,9 +190,10 @@ fn stacks_with_unused_parts_and_stacks_of_no_thread_are_whole() {
         let (good, all) = right(&profile, site, path);
         assert_eq!((good, all), (100, 100), "{site}");
     }
+    // Before it, two copies too short have to be seen. How many more were made meanwhile depends on the machine.
     let (good, all) = right(&profile, "site_02", &["site_02", "allocate", "below_used_room", "made_by_hand"]);
-    // Those of the second step are whole, whether or not the first was over before the daemon had seen that copies are cut.
-    assert!(all == 200 && good >= 100, "{good} of {all}");
+    let cut = profile.stacks.iter().filter(|stack| stack.has("site_02") && !stack.complete).map(|stack| stack.samples);
+    assert_eq!((all, good + cut.sum::<u64>()), (200, 200), "all are counted, and what is not whole is cut");
 }
 
 /// A program of the distribution (built without frame pointers), and a function that must be on some of its stacks.
