@@ -28,6 +28,7 @@ pub mod demo;
 pub mod doctor;
 pub mod heap;
 pub mod host;
+pub mod http_client;
 pub mod invoking_user;
 pub mod kernel;
 pub mod output;

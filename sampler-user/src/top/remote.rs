@@ -9,13 +9,13 @@ use heapbpf_profile::escape::escaped;
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::read;
 use ureq::http::Uri;
-use ureq::tls::{RootCerts, TlsConfig};
 
 use super::Look;
 use super::feed::{Feed, Got, NoProfile};
 use super::screen::show;
 use super::standard_streams::Redirected;
 use super::terminal::{Leaves, Terminal};
+use crate::http_client;
 
 /// Longest time for a connection, and for an answer to begin.
 const CONNECT_TIME: Duration = Duration::from_secs(5);
@@ -120,18 +120,10 @@ struct Client {
 
 impl Client {
     fn new(address: Address) -> Self {
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let tls = TlsConfig::builder()
-            .root_certs(RootCerts::PlatformVerifier)
-            .unversioned_rustls_crypto_provider(provider)
-            .build();
-        let config = ureq::Agent::config_builder()
+        let config = http_client::settings()
             .timeout_connect(Some(CONNECT_TIME))
             .timeout_global(Some(ANSWER_TIME))
-            .http_status_as_error(false)
             .max_redirects(0)
-            .user_agent(concat!("heapbpf/", env!("CARGO_PKG_VERSION")))
-            .tls_config(tls)
             .build();
         Self { address, agent: config.new_agent(), path: WHOLE }
     }

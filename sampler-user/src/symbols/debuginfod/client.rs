@@ -9,10 +9,10 @@ use std::time::{Duration, Instant};
 use heapbpf_elf::{Elf, SHT_NOBITS, Section};
 use heapbpf_profile::units::hex;
 use tempfile::NamedTempFile;
-use ureq::tls::{RootCerts, TlsConfig};
 
 use super::cache::{Cache, Cached};
 use super::settings::Settings;
+use crate::http_client;
 use crate::symbols::progress::Progress;
 
 /// Longest build ID that is asked for, bytes; those of linkers have 8 to 32.
@@ -228,19 +228,8 @@ impl Client {
 
     fn agent(&mut self) -> ureq::Agent {
         let make = || {
-            let provider = Arc::new(rustls::crypto::ring::default_provider());
-            let tls = TlsConfig::builder()
-                .root_certs(RootCerts::PlatformVerifier)
-                .unversioned_rustls_crypto_provider(provider)
-                .build();
-            let config = ureq::Agent::config_builder()
-                .timeout_connect(Some(CONNECT_TIME))
-                .http_status_as_error(false)
-                .max_redirects(MAX_REDIRECTS)
-                .user_agent(concat!("heapbpf/", env!("CARGO_PKG_VERSION")))
-                .tls_config(tls)
-                .build();
-            config.new_agent()
+            let settings = http_client::settings().timeout_connect(Some(CONNECT_TIME)).max_redirects(MAX_REDIRECTS);
+            settings.build().new_agent()
         };
         self.agent.get_or_insert_with(make).clone()
     }
