@@ -19,6 +19,7 @@ pub mod placement;
 pub mod proc_maps;
 pub mod process;
 pub mod processes;
+pub mod reader_thread;
 pub mod record;
 pub mod replaced_text;
 pub mod resident;

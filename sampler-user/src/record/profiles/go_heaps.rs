@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use sampler_ebpf::abi::ProcessKey;
 
 use super::snapshot::{Detail, GoTarget};
+use crate::host::reader_thread::NoAnswer;
 use crate::symbols::go::GoNames;
 use heapbpf_audit::Hook;
 use heapbpf_go::functions::shown;
@@ -19,7 +20,7 @@ use heapbpf_profile::units;
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::weight::{inclusion, poisson_inclusion};
 use heapbpf_unwind::mapping::Mapping;
-use reader::{HeapReader, NoAnswer};
+use reader::HeapReader;
 
 /// The function that Go programs allocate with.
 const ALLOCATOR: &str = "runtime.mallocgc";

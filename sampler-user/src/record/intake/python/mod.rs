@@ -15,10 +15,11 @@ use heapbpf_python::{Code, Frame, Layout, Runtime, invocations};
 use heapbpf_unwind::mapping::ModuleId;
 use heapbpf_unwind::raw::{Completeness, RawFrame, RawStack};
 
+use crate::host::reader_thread::NoAnswer;
 use crate::symbols::python::{PythonNames, UNKNOWN_FUNCTION, raw_frame};
 use merge::{Mismatch, Parts};
 use notes::{Outcomes, Why};
-use reader::{CodeReader, NoAnswer};
+use reader::CodeReader;
 
 /// Most samples whose Python frames wait for their stack copy, which follows at once or was lost.
 const MOST_WAITING: usize = 4096;

@@ -1,26 +1,20 @@
-//! Reads code objects from the memory of processes. A page may belong to a file whose server does not answer, and then a
-//! read of it does not end. So a thread reads, and is given up if it takes too long.
+//! Reads code objects from the memory of processes, on a thread that may be given up.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::Duration;
 
 use heapbpf_python::code::CodeError;
 use heapbpf_python::{Code, Layout, Memory};
 
+use crate::host::reader_thread::{NoAnswer, ProcessMemory, ReaderThread};
+
 /// How long the event path waits for an answer.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
-/// Most threads that are given up. After that, no memory is read any more.
-const MOST_GIVEN_UP: usize = 8;
-
-/// The memory of a process, by `/proc/PID/mem`. An open descriptor stays with the address space that it was opened for.
-struct ProcessMemory(Arc<File>);
 
 impl Memory for ProcessMemory {
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
-        self.0.read_exact_at(buffer, address).is_ok()
+        self.fill(address, buffer)
     }
 }
 
@@ -29,67 +23,38 @@ struct Request {
     layout: Layout,
     /// Addresses and checks of code objects.
     wanted: Vec<(u64, u64)>,
-    reply: SyncSender<Vec<Result<Code, CodeError>>>,
 }
 
-/// Why nothing was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoAnswer;
+type Codes = Vec<Result<Code, CodeError>>;
 
 /// The handle to the thread that reads.
 #[derive(Default)]
-pub struct CodeReader {
-    thread: Option<Sender<Request>>,
-    given_up: usize,
-}
+pub struct CodeReader(ReaderThread<Request, Codes>);
 
 impl CodeReader {
     /// Reads code objects of one process.
     ///
     /// # Errors
     /// [`NoAnswer`] in time: nothing should be asked of this process again.
-    pub fn read(
-        &mut self,
-        memory: &Arc<File>,
-        layout: &Layout,
-        wanted: Vec<(u64, u64)>,
-    ) -> Result<Vec<Result<Code, CodeError>>, NoAnswer> {
-        let (reply, answer) = sync_channel(1);
-        let request = Request { memory: Arc::clone(memory), layout: *layout, wanted, reply };
-        let thread = self.thread().ok_or(NoAnswer)?;
-        thread.send(request).map_err(|_| NoAnswer)?;
-        answer.recv_timeout(LONGEST_WAIT).map_err(|_| {
-            // It ends by itself once its read does.
-            self.thread = None;
-            self.given_up += 1;
-            NoAnswer
-        })
-    }
-
-    fn thread(&mut self) -> Option<&Sender<Request>> {
-        if self.thread.is_none() && self.given_up < MOST_GIVEN_UP {
-            let (requests, queue) = channel();
-            std::thread::Builder::new().name("python".into()).spawn(move || serve(&queue)).ok()?;
-            self.thread = Some(requests);
-        }
-        self.thread.as_ref()
+    pub fn read(&mut self, memory: &Arc<File>, layout: &Layout, wanted: Vec<(u64, u64)>) -> Result<Codes, NoAnswer> {
+        let request = Request { memory: Arc::clone(memory), layout: *layout, wanted };
+        self.0.ask(request, "python", read, LONGEST_WAIT)
     }
 }
 
-fn serve(queue: &Receiver<Request>) {
-    while let Ok(Request { memory, layout, wanted, reply }) = queue.recv() {
-        let memory = ProcessMemory(memory);
-        let read = |(address, check): &(u64, u64)| Code::read(&memory, &layout, *address, *check);
-        // Nobody waits for the answer if the thread was given up.
-        let _ = reply.send(wanted.iter().map(read).collect());
-    }
+fn read(Request { memory, layout, wanted }: Request) -> Codes {
+    let memory = ProcessMemory(memory);
+    wanted.iter().map(|(address, check)| Code::read(&memory, &layout, *address, *check)).collect()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
     use heapbpf_python::Version;
 
     use super::*;
+    use crate::host::reader_thread::MOST_GIVEN_UP;
 
     fn layout() -> Layout {
         Layout::of_version(Version::three(12)).expect("known")
@@ -104,16 +69,16 @@ mod tests {
 
     #[test]
     fn a_read_that_does_not_end_is_given_up_and_others_go_on() {
-        let mut reader = CodeReader { thread: Some(channel().0), given_up: 0 };
+        let mut reader = CodeReader::default();
         let memory = Arc::new(File::open("/proc/self/mem").expect("it is ours"));
         // A thread that takes requests and does not answer them.
         let (requests, queue) = channel();
-        reader.thread = Some(requests);
+        reader.0.thread = Some(requests);
         assert_eq!(reader.read(&memory, &layout(), vec![(8, 0)]), Err(NoAnswer));
         assert!(queue.try_recv().is_ok());
         assert_eq!(reader.read(&memory, &layout(), vec![(8, 0)]), Ok(vec![Err(CodeError::Unreadable)]));
-        reader.thread = None;
-        reader.given_up = MOST_GIVEN_UP;
+        reader.0.thread = None;
+        reader.0.given_up = MOST_GIVEN_UP;
         assert_eq!(reader.read(&memory, &layout(), vec![(8, 0)]), Err(NoAnswer));
     }
 }

@@ -1,12 +1,10 @@
-//! Reads heaps of Go programs from the memory of processes. A page may belong to a file whose server does not answer, and then
-//! a read of it does not end. So a thread reads, and is given up if it takes too long.
+//! Reads heaps of Go programs from the memory of processes, on a thread that may be given up.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
 use std::time::{Duration, Instant};
 
+use crate::host::reader_thread::{NoAnswer, ProcessMemory, ReaderThread};
 use crate::symbols::go::GoProgram;
 use heapbpf_go::{Heap, Memory, Moments, Unread};
 use heapbpf_unwind::mapping::Mapping;
@@ -18,15 +16,10 @@ const LONGEST_READ: Duration = Duration::from_secs(2);
 /// Most attempts to read a heap that changes meanwhile, and the pause between them.
 const ATTEMPTS: usize = 8;
 const PAUSE: Duration = Duration::from_millis(10);
-/// Most threads that are given up. After that, no heap is read any more.
-const MOST_GIVEN_UP: usize = 8;
-
-/// The memory of a process, by `/proc/PID/mem`. An open descriptor stays with the address space that it was opened for.
-struct ProcessMemory(Arc<File>);
 
 impl Memory for ProcessMemory {
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
-        self.0.read_exact_at(buffer, address).is_ok()
+        self.fill(address, buffer)
     }
 }
 
@@ -34,19 +27,11 @@ struct Request {
     memory: Arc<File>,
     program: Arc<GoProgram>,
     mapping: Mapping,
-    reply: SyncSender<Result<Heap, String>>,
 }
-
-/// Nothing was read in time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NoAnswer;
 
 /// The handle to the thread that reads.
 #[derive(Default)]
-pub struct HeapReader {
-    thread: Option<Sender<Request>>,
-    given_up: usize,
-}
+pub struct HeapReader(ReaderThread<Request, Result<Heap, String>>);
 
 impl HeapReader {
     /// Reads the heap of a process, or the reason why that is not possible.
@@ -59,33 +44,13 @@ impl HeapReader {
         program: &Arc<GoProgram>,
         mapping: &Mapping,
     ) -> Result<Result<Heap, String>, NoAnswer> {
-        let (reply, answer) = sync_channel(1);
         let (memory, program) = (Arc::clone(memory), Arc::clone(program));
-        let request = Request { memory, program, mapping: *mapping, reply };
-        self.thread().ok_or(NoAnswer)?.send(request).map_err(|_| NoAnswer)?;
-        answer.recv_timeout(LONGEST_WAIT).map_err(|_| {
-            // It ends by itself once its read does.
-            self.thread = None;
-            self.given_up += 1;
-            NoAnswer
-        })
-    }
-
-    fn thread(&mut self) -> Option<&Sender<Request>> {
-        if self.thread.is_none() && self.given_up < MOST_GIVEN_UP {
-            let (requests, queue) = channel();
-            std::thread::Builder::new().name("go".into()).spawn(move || serve(&queue)).ok()?;
-            self.thread = Some(requests);
-        }
-        self.thread.as_ref()
+        self.0.ask(Request { memory, program, mapping: *mapping }, "go", answer, LONGEST_WAIT)
     }
 }
 
-fn serve(queue: &Receiver<Request>) {
-    while let Ok(Request { memory, program, mapping, reply }) = queue.recv() {
-        // Nobody waits for the answer if the thread was given up.
-        let _ = reply.send(read(&ProcessMemory(memory), &program, &mapping));
-    }
+fn answer(Request { memory, program, mapping }: Request) -> Result<Heap, String> {
+    read(&ProcessMemory(memory), &program, &mapping)
 }
 
 fn read(memory: &ProcessMemory, program: &GoProgram, mapping: &Mapping) -> Result<Heap, String> {
@@ -108,7 +73,10 @@ fn read(memory: &ProcessMemory, program: &GoProgram, mapping: &Mapping) -> Resul
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::channel;
+
     use super::*;
+    use crate::host::reader_thread::MOST_GIVEN_UP;
     use heapbpf_unwind::mapping::ModuleId;
 
     fn nothing() -> (Arc<File>, Arc<GoProgram>, Mapping) {
@@ -130,11 +98,11 @@ mod tests {
         let (memory, program, mapping) = nothing();
         // A thread that takes requests and does not answer them.
         let (requests, queue) = channel();
-        let mut reader = HeapReader { thread: Some(requests), given_up: MOST_GIVEN_UP - 2 };
+        let mut reader = HeapReader(ReaderThread { thread: Some(requests), given_up: MOST_GIVEN_UP - 2 });
         assert_eq!(reader.read(&memory, &program, &mapping), Err(NoAnswer));
         assert!(queue.try_recv().is_ok());
         assert!(reader.read(&memory, &program, &mapping).is_ok());
-        (reader.thread, reader.given_up) = (None, MOST_GIVEN_UP);
+        (reader.0.thread, reader.0.given_up) = (None, MOST_GIVEN_UP);
         assert_eq!(reader.read(&memory, &program, &mapping), Err(NoAnswer));
     }
 }
