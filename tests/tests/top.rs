@@ -19,9 +19,10 @@ fn growing() -> Target {
     target
 }
 
-/// A command line of `heapbpf top`, and then what the shell sees of its end.
+/// A command line of `heapbpf top`, and then what the shell sees of its end. The exit status comes last: when it is on the
+/// screen, the terminal's settings are, too.
 fn top(arguments: &str) -> String {
-    format!("{} top {arguments}; echo \"exit $?\"; stty -a; sleep 600", heapbpf().display())
+    format!("{} top {arguments}; status=$?; stty -a; echo \"exit $status\"; sleep 600", heapbpf().display())
 }
 
 fn is_running(pid: u32) -> bool {
