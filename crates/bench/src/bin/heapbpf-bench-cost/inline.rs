@@ -1,6 +1,7 @@
 //! The cost of a malloc/free pair under inline hooks, against the same pair without anything.
 
 use std::path::Path;
+use std::time::Duration;
 
 use sampler_user::cost::quantiles::{median, spread};
 use sampler_user::cost::workload::Workload;
@@ -11,6 +12,13 @@ use super::pinned::Library;
 
 /// Pairs of a slice, of each thread: some tens of milliseconds.
 const PAIRS: u64 = 4_000_000;
+/// Slices of one measurement, of which the median counts.
+const SLICES: usize = 5;
+/// A daemon that used no CPU time for that long is through with starting. Until then it takes the execution units that its
+/// core shares with another one, and a pair takes up to twice as long there.
+const STILL: Duration = Duration::from_millis(300);
+/// The longest wait for that.
+const STILL_TRIES: usize = 30;
 /// Numbers of threads.
 const THREADS: [&str; 2] = ["1", "4"];
 const INTERVALS: [&str; 3] = ["512KiB", "64KiB", "0"];
@@ -35,7 +43,11 @@ fn row(
 ) -> anyhow::Result<()> {
     let of_all = PAIRS as f64 * threads.parse::<f64>()?;
     let pair = |workload: &mut Workload| -> anyhow::Result<f64> {
-        Ok(workload.run(PAIRS, options.size)?.cpu_ns as f64 / of_all)
+        let mut slices = Vec::new();
+        for _ in 0..SLICES {
+            slices.push(workload.run(PAIRS, options.size)?.cpu_ns as f64 / of_all);
+        }
+        Ok(median(&slices))
     };
     let (mut bare_ns, mut ns, mut ratios, mut refused) = (vec![], vec![], vec![], 0);
     for _ in 0..options.rounds.div_ceil(8).max(3) {
@@ -43,6 +55,7 @@ fn row(
         let mut running = start(heapbpf, workload.pid(), &["--hook", "inline", "--no-follow", "-i", interval])?;
         let is_hooked =
             std::fs::read_to_string(format!("/proc/{}/maps", workload.pid()))?.contains("/memfd:heapbpf-inline");
+        wait_until_still(running.id())?;
         let hooked = if is_hooked { pair(workload)? } else { 0.0 };
         stop(&mut running)?;
         if !is_hooked {
@@ -59,6 +72,21 @@ fn row(
         println!("{name:<32} was refused in each of {refused} rounds");
     } else {
         println!("{name:<32} {:>9.2} {:>9.2}  {}", median(&bare_ns), median(&ns), spread(&ratios));
+    }
+    Ok(())
+}
+
+fn wait_until_still(pid: u32) -> anyhow::Result<()> {
+    let process = procfs::process::Process::new(pid.cast_signed())?;
+    let ticks = || process.stat().map(|stat| stat.utime + stat.stime);
+    let mut before = ticks()?;
+    for _ in 0..STILL_TRIES {
+        std::thread::sleep(STILL);
+        let now = ticks()?;
+        if now == before {
+            break;
+        }
+        before = now;
     }
     Ok(())
 }
