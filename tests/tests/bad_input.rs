@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
+use std::thread::JoinHandle;
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
@@ -207,23 +208,40 @@ fn one_of_two_targets_without_an_allocator() {
 #[test]
 fn a_target_that_vanishes_before_it_is_hooked() {
     let Some(_turn) = turn("a_target_that_vanishes_before_it_is_hooked") else { return };
-    let mut victim = Command::new(program("mix"));
-    victim.arg("1").stdin(Stdio::piped()).stdout(Stdio::null());
-    let mut victim = victim.spawn().expect("the program runs");
-    let victims_pid = victim.id();
+    let (victims_pid, killer) = victim();
     let mut mix = Target::start(&program("mix"), ["1000"]);
-    let killer = std::thread::spawn(move || {
-        // Targets are listed before anything is loaded, and hooked after all of it is.
-        until("heapbpf makes maps", || our_heapbpf().is_some_and(has_maps));
-        victim.kill().expect("our own child");
-        victim.wait().expect("our own child");
-    });
     let recording = Recorder::of(mix.pid(), 1).pid(victims_pid).start();
     killer.join().expect("it does not fail");
     let truth = mix.run();
     let (profile, _) = recording.stop().results();
     checks::sites(&profile, &truth, 1, Compare::All);
     assert!(profile.processes.iter().all(|process| process.pid != victims_pid), "{:?}", profile.notes);
+}
+
+/// The only target's end is the reason, not its allocator.
+#[test]
+fn the_only_target_vanishes_before_it_is_hooked() {
+    let Some(_turn) = turn("the_only_target_vanishes_before_it_is_hooked") else { return };
+    let (pid, killer) = victim();
+    let refused = Recorder::of(pid, 1).refused();
+    killer.join().expect("it does not fail");
+    refused.check(1, &[&format!("process {pid} (mix) ended before heapbpf was attached to it")]);
+    nothing_written(&refused);
+}
+
+/// A process that ends after heapbpf has listed its targets and before it attaches to them.
+fn victim() -> (u32, JoinHandle<()>) {
+    let mut victim = Command::new(program("mix"));
+    victim.arg("1").stdin(Stdio::piped()).stdout(Stdio::null());
+    let mut victim = victim.spawn().expect("the program runs");
+    let pid = victim.id();
+    let killer = std::thread::spawn(move || {
+        // Targets are listed before anything is loaded, and hooked after all of it is.
+        until("heapbpf makes maps", || our_heapbpf().is_some_and(has_maps));
+        victim.kill().expect("our own child");
+        victim.wait().expect("our own child");
+    });
+    (pid, killer)
 }
 
 /// The heapbpf process that this test started.

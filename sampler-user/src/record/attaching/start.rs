@@ -114,7 +114,7 @@ impl Attaching {
                 Ok(false) => {}
                 Err(why) => self.refuse(why),
             }
-            without.push(self.no_allocator(process.pid, &process.comm));
+            without.push(self.no_allocator(process));
         }
         without
     }
@@ -198,7 +198,11 @@ impl Attaching {
         self.missed.is_explained(pid);
     }
 
-    fn no_allocator(&self, pid: u32, comm: &str) -> String {
+    fn no_allocator(&self, process: &ProcessInfo) -> String {
+        let (pid, comm) = (process.pid, &process.comm);
+        if !Stat::read(pid).is_ok_and(|stat| stat.start_ns == process.start_ns && !stat.without_memory) {
+            return format!("process {pid} ({comm}) ended before heapbpf was attached to it");
+        }
         if let Some(reason) = &self.refused_by_kernel {
             return format!("process {pid} ({comm}) cannot be profiled: {reason}");
         }
