@@ -7,6 +7,7 @@ mod memory;
 mod page;
 mod peers;
 mod processes;
+mod python;
 mod scratch;
 mod stacks;
 mod statistics;
@@ -36,6 +37,7 @@ const BENCHES: &[Bench] = &[
     Bench { name: "fleet", about: fleet::ABOUT, run: fleet::run },
     Bench { name: "growth", about: statistics::ABOUT_GROWTH, run: statistics::growth },
     Bench { name: "processes", about: processes::ABOUT, run: processes::run },
+    Bench { name: "python", about: python::ABOUT, run: python::run },
     Bench { name: "real-coverage", about: statistics::ABOUT_REAL_COVERAGE, run: statistics::real_coverage },
     Bench { name: "page", about: page::ABOUT, run: page::run },
     Bench { name: "peers", about: peers::ABOUT, run: peers::run },
