@@ -124,12 +124,18 @@ impl Pythons {
 
     /// The stack of a sample with its Python frames; `None` if it has none, or they are not to be believed.
     pub fn merged(&mut self, head: &StackRecord, native: &RawStack) -> Option<RawStack> {
-        let walked = self.waiting.remove(&head.sample)?;
+        let walked = self.waiting.remove(&head.sample);
         let module = native.frames.iter().find_map(|frame| frame.module.filter(|it| self.runtimes.contains_key(it)));
         let module = module?;
         let runtime = Arc::clone(self.runtimes.get(&module)?);
         let has_loop =
             native.frames.iter().any(|frame| frame.module == Some(module) && runtime.is_loop(frame.file_offset));
+        let Some(walked) = walked else {
+            if has_loop {
+                self.outcomes.count(Some(Why::NotRead));
+            }
+            return None;
+        };
         if !has_loop && walked.frames.is_empty() {
             // The interpreter, but no Python function: it is starting, or another of its threads.
             return None;
@@ -266,4 +272,34 @@ fn line_of(lines: &mut HashMap<u32, u32>, code: &Code, layout: &Layout, frame: &
         lines.clear();
     }
     *lines.entry(offset).or_insert_with(|| code.line(layout, offset).unwrap_or(0))
+}
+
+#[cfg(test)]
+mod tests {
+    use heapbpf_python::Version;
+    use heapbpf_unwind::raw::UnwinderKind;
+
+    use super::*;
+
+    #[test]
+    fn a_stack_of_the_interpreters_loop_without_a_record_is_told() {
+        let mut pythons = Pythons::new(Arc::default());
+        let version = Version::three(11);
+        let layout = Layout::of_version(version).expect("known");
+        let loops = vec![100..200];
+        let runtime = Runtime { version, layout, address: 0, loops, is_alone: true, segments: vec![] };
+        let stack = |file_offset| RawStack {
+            frames: [RawFrame { address: 1, module: Some(ModuleId(1)), file_offset }].into(),
+            unwinder: UnwinderKind::Dwarf,
+            completeness: Completeness::Complete,
+        };
+        assert_eq!(pythons.merged(&StackRecord::default(), &stack(150)), None);
+        assert_eq!(pythons.notes(), None, "not known to be an interpreter");
+        pythons.learn(ModuleId(1), Arc::new(runtime));
+        assert_eq!(pythons.merged(&StackRecord::default(), &stack(300)), None);
+        assert_eq!(pythons.notes(), None, "the interpreter, but none of its programs");
+        assert_eq!(pythons.merged(&StackRecord::default(), &stack(150)), None);
+        let note = pythons.notes().expect("a note");
+        assert!(note.ends_with("native frames alone: the interpreter was not known yet, or its frames were lost (1)"));
+    }
 }

@@ -19,10 +19,12 @@ pub enum Why {
     TooMany,
     /// The native stack and the Python frames do not agree.
     Mismatch,
+    /// No record of Python frames came: the programs in the kernel did not know the interpreter yet, or the record was lost.
+    NotRead,
 }
 
 impl Why {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 8] = [
         Self::Subinterpreters,
         Self::NoThread,
         Self::NotRunning,
@@ -30,6 +32,7 @@ impl Why {
         Self::NoAnswer,
         Self::TooMany,
         Self::Mismatch,
+        Self::NotRead,
     ];
 
     /// Of one of [`python_walk`]; `None` if there are frames to show.
@@ -52,6 +55,7 @@ impl Why {
             Self::NoAnswer => "reading the process's memory took too long",
             Self::TooMany => "there are too many Python functions",
             Self::Mismatch => "native and Python frames did not agree",
+            Self::NotRead => "the interpreter was not known yet, or its frames were lost",
         }
     }
 }
