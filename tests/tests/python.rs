@@ -1,6 +1,6 @@
 //! Python frames on stacks: equal to what the programs say themselves, on each version of CPython that this machine has.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -196,4 +196,71 @@ fn an_embedded_interpreter_has_python_frames_among_its_programs_own() {
     let program = at(&|frame| frame.module.as_deref().is_some_and(|module| module.ends_with("gdb")));
     assert!(embedded < program, "{:?}", stack.frames);
     assert_eq!(stack.frames[embedded].line, Some(2));
+}
+
+/// A Python that has memray and numpy.
+fn python_with_memray() -> Option<PathBuf> {
+    let python = std::env::var_os("HEAPBPF_TEST_PYTHON").map_or_else(|| "python3".into(), PathBuf::from);
+    let found = Command::new(&python).args(["-c", "import memray, numpy"]).output();
+    found.is_ok_and(|output| output.status.success()).then_some(python)
+}
+
+/// Bytes by function as memray counts them in a run of its own.
+fn counted_by_memray(python: &Path, work: &Path) -> BTreeMap<String, f64> {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let calls = folder.path().join("calls.bin");
+    let mut command = Command::new(python);
+    command.args(["-m", "memray", "run", "--quiet", "-o"]).arg(&calls).arg(work);
+    let mut target = Target::start_command(&mut command);
+    target.go();
+    assert!(target.end().success(), "memray runs the program");
+    let read = "import json, sys\nfrom memray import AllocatorType, FileReader\nbytes = {}\n\
+                for it in FileReader(sys.argv[1]).get_allocation_records():\n\
+                \x20   name = AllocatorType(it.allocator).name\n\
+                \x20   if 'FREE' in name or 'MAP' in name: continue\n\
+                \x20   stack = it.stack_trace(1)\n\
+                \x20   if stack: bytes[stack[0][0]] = bytes.get(stack[0][0], 0) + it.size\n\
+                print(json.dumps(bytes))";
+    let output = Command::new(python).args(["-c", read]).arg(&calls).output().expect("it runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("bytes by function")
+}
+
+/// memray traps every call into the allocators; 4 KiB samples give the same ten functions, and their bytes within 4.5 σ
+/// (σ² ≤ R · bytes; false alarms: 7 in a million for each of the ten).
+#[test]
+fn python_functions_have_the_bytes_that_memray_counts() {
+    const INTERVAL: u64 = 4096;
+    let case = "python_functions_have_the_bytes_that_memray_counts";
+    let Some(_turn) = turn(case) else { return };
+    let Some(python) = python_with_memray() else { return skipped(case, "there is no Python with memray and numpy") };
+    let work = programs_folder().join("python_work.py");
+    let counted = counted_by_memray(&python, &work);
+    let mut target = Target::start_command(Command::new(&python).arg(&work));
+    let recording = Recorder::of(target.pid(), INTERVAL).start();
+    target.go();
+    assert!(target.end().success(), "the program failed");
+    let (profile, _) = recording.finish().results();
+    let mut bytes: BTreeMap<String, f64> = BTreeMap::new();
+    for stack in &profile.stacks {
+        let Some(innermost) = stack.frames.iter().find(|frame| is_python(frame)) else { continue };
+        // memray gives functions by their plain names.
+        let name = innermost.function.as_deref().and_then(|name| name.rsplit('.').next()).unwrap_or_default();
+        *bytes.entry(name.into()).or_default() += stack.figures.alloc_bytes.value();
+    }
+    let largest = |bytes: &BTreeMap<String, f64>| {
+        let mut all: Vec<_> = bytes.iter().map(|(name, bytes)| (name.clone(), *bytes)).collect();
+        all.sort_by(|a, b| b.1.total_cmp(&a.1));
+        all.truncate(10);
+        all
+    };
+    let (ours, theirs) = (largest(&bytes), largest(&counted));
+    println!("memray: {theirs:?}\nheapbpf: {ours:?}");
+    let names = |all: &[(String, f64)]| all.iter().map(|(name, _)| name.clone()).collect::<BTreeSet<_>>();
+    assert_eq!(names(&ours), names(&theirs), "{:?}", profile.notes);
+    for (name, counted) in &theirs {
+        let sigma = (INTERVAL as f64 * counted).sqrt();
+        let off = (bytes[name] - counted) / sigma;
+        assert!(off.abs() <= 4.5, "{name}: {} of {counted}, {off:.1} σ", bytes[name]);
+    }
 }

@@ -1,5 +1,5 @@
-//! Python packages that read heapbpf's output formats. Debian has none of them, so they are installed into a virtual
-//! environment.
+//! Python packages that read heapbpf's output formats, or that its figures are compared with. Debian has none of these
+//! versions, so they are installed into a virtual environment.
 
 use std::fs;
 use std::path::PathBuf;
@@ -12,9 +12,9 @@ use crate::packages::{self, Package};
 use crate::programs::is_executable;
 use crate::shell::{run_quietly, say};
 
-/// PyPI's packages for the tests of the formats. (Without pyspark, which takes half a gigabyte: its test prints that it
+/// PyPI's packages for the tests of the formats and of Python stacks. (Without pyspark, which takes half a gigabyte: its test prints that it
 /// is skipped.)
-const PACKAGES: [&str; 3] = ["perfetto==0.59.1", "protobuf==7.36.2", "duckdb==2.0.0"];
+const PACKAGES: [&str; 5] = ["perfetto==0.59.1", "protobuf==7.36.2", "duckdb==2.0.0", "memray==1.20.0", "numpy==2.4.6"];
 
 /// Finds or creates the environment, which is kept in the cache, and returns its Python.
 ///
@@ -31,7 +31,7 @@ pub fn ensure(context: &Context) -> anyhow::Result<PathBuf> {
     }
     // Without it, the module `venv` exists but cannot install pip.
     packages::install(context, &[Package::new("python3-venv", "makes an environment for Python packages")])?;
-    say!("installing Python packages into {} (about 100 MB): {wanted}", folder.display());
+    say!("installing Python packages into {} (about 200 MB): {wanted}", folder.display());
     let verbose = context.options.verbose;
     run_quietly(Command::new("/usr/bin/python3").args(["-m", "venv", "--clear"]).arg(&folder), verbose)?;
     run_quietly(Command::new(&python).args(["-m", "pip", "install", "--quiet"]).args(PACKAGES), verbose)?;

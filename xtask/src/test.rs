@@ -101,9 +101,9 @@ pub fn test(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode
         }
     }
     let mut calls = Vec::new();
+    // `--unit` installs nothing that needs root.
+    let python = if end_to_end { readers_python(context, &mut skips) } else { None };
     if !selection.e2e {
-        // `--unit` installs nothing that needs root.
-        let python = if end_to_end { readers_python(context, &mut skips) } else { None };
         calls.extend(cross::others().filter_map(|machine| other_machine_check(context, machine, &mut skips)));
         calls.extend(UNIT.iter().map(|part| unit_command(context, selection, part, python.as_deref())));
     }
@@ -120,7 +120,7 @@ pub fn test(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode
         if context.privilege == Privilege::Sudo {
             skips.forget_those_for_root()?;
         }
-        make(end_to_end_command(context, selection)?)?;
+        make(end_to_end_command(context, selection, python.as_deref())?)?;
     }
     let acceptable = skips.report(context)?;
     for call in &failed {
@@ -136,7 +136,7 @@ fn unit_command(context: &Context, selection: &Selection, part: &[&str], python:
     command
 }
 
-/// The Python with the packages that read the formats, unless the user named one. `None` if it cannot be installed.
+/// The Python with the packages that tests need, unless the user named one. `None` if it cannot be installed.
 fn readers_python(context: &Context, skips: &mut Skips) -> Option<PathBuf> {
     if std::env::var_os(PYTHON_VARIABLE).is_some() {
         return None;
@@ -174,8 +174,9 @@ fn emulated(context: &Context, machine: &Machine, selection: &Selection) -> anyh
 }
 
 /// The end-to-end tests, one at a time, because the probes are in files that all processes share.
-fn end_to_end_command(context: &Context, selection: &Selection) -> anyhow::Result<Command> {
+fn end_to_end_command(context: &Context, selection: &Selection, python: Option<&Path>) -> anyhow::Result<Command> {
     let mut command = context.cargo("test");
+    command.envs(python.map(|python| (PYTHON_VARIABLE, python)));
     command.arg("--no-fail-fast").args(END_TO_END);
     if context.privilege == Privilege::Sudo {
         command.args(["--package", "sampler-user", "--package", "heapbpf-remote", "--lib"]);
