@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heapbpf_tests::environment::{programs_folder, skipped, tool, turn};
+use heapbpf_tests::environment::{heapbpf, programs_folder, skipped, tool, turn};
 use heapbpf_tests::output::{Frame, Profile, Stack};
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
@@ -196,6 +196,18 @@ fn an_embedded_interpreter_has_python_frames_among_its_programs_own() {
     let program = at(&|frame| frame.module.as_deref().is_some_and(|module| module.ends_with("gdb")));
     assert!(embedded < program, "{:?}", stack.frames);
     assert_eq!(stack.frames[embedded].line, Some(2));
+}
+
+#[test]
+fn doctor_says_which_python_s_functions_stacks_show() {
+    let case = "doctor_says_which_python_s_functions_stacks_show";
+    let Some(_turn) = turn(case) else { return };
+    let Some(python) = (8..=13).rev().find_map(interpreter) else { return skipped(case, "there is no CPython") };
+    let target = Target::start_command(Command::new(&python).arg(script()).arg("/dev/null"));
+    let output = Command::new(heapbpf()).args(["doctor", "--json", "--pid", &target.pid().to_string()]).output();
+    let found: serde_json::Value = serde_json::from_slice(&output.expect("it runs").stdout).expect("JSON");
+    let name = python.file_name().and_then(|name| name.to_str()).expect("our own names");
+    assert_eq!(found["processes"][0]["python"], name.trim_start_matches("python"), "{found}");
 }
 
 /// A Python that has memray and numpy.

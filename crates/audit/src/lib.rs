@@ -51,6 +51,11 @@ impl Missing {
     pub fn new(what: impl Into<String>, why: impl Into<String>) -> Self {
         Self { what: what.into(), why: why.into() }
     }
+
+    /// Records that stacks through a Python interpreter keep its native frames.
+    pub fn python_frames(why: &impl std::fmt::Display) -> Self {
+        Self::new("Python frames", format!("{why}: native frames are shown instead"))
+    }
 }
 
 /// A function without a probe whose calls are seen elsewhere, because it jumps to a hooked one.

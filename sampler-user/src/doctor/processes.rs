@@ -52,6 +52,9 @@ pub struct ProcessAudit {
     /// What `--hook inline` would do to each of its allocators; nothing for a command that does not run yet.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub inline: Vec<InlineAudit>,
+    /// Version of the Python interpreter whose functions stacks show.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub python: Option<String>,
     /// Its executable files and memory, for unwinding and symbolization.
     pub modules: Vec<ModuleAudit>,
 }
@@ -198,7 +201,15 @@ impl Found {
     }
 
     /// Notes a language runtime with a heap of its own.
-    fn has_runtime(&mut self, runtime: Runtime, file: &File) {
+    fn has_runtime(&mut self, runtime: Runtime, path: &str, file: &File) {
+        if runtime == Runtime::Python {
+            match heapbpf_python::Runtime::find(file, path) {
+                Ok(found) => {
+                    self.audit.python = found.map(|found| found.version.to_string()).or(self.audit.python.take())
+                }
+                Err(why) => self.refused.push(Missing::python_frames(&why)),
+            }
+        }
         let missing = match heapbpf_go::Program::find(file) {
             _ if runtime != Runtime::Go => runtime.missing(),
             Ok(_) => {
@@ -288,7 +299,7 @@ impl Auditor<'_> {
             Err(error) => return found.refused.push(refuse(error.to_string())),
         };
         if let Some(runtime) = self.hooks.files.runtime(key) {
-            found.has_runtime(runtime, file);
+            found.has_runtime(runtime, path, file);
         }
         if !is_hookable {
             let reason = self.hooks.files.refusal(key);

@@ -227,6 +227,9 @@ fn stacks(process: &ProcessAudit) -> String {
     if !without.is_empty() {
         text.push_str(&format!("; {} without it ({})", without.len(), clip(&without.join(", "), 80)));
     }
+    if let Some(version) = &process.python {
+        text.push_str(&format!("; functions of Python {version}"));
+    }
     text
 }
 
@@ -316,6 +319,7 @@ mod tests {
                     ..InlineAudit::default()
                 },
             ],
+            python: Some("3.11".into()),
             modules: vec![ModuleAudit {
                 module: "/lib/libc.so.6".into(),
                 unwinding: Unwinding::CallFrames,
@@ -347,7 +351,7 @@ mod tests {
             "  inline      --hook inline would hook 14 functions in libc.so.6: 24.0 KiB of\n              code are replaced; malloc \
              and free take 1.3 ns more, with probes\n              9551 ns\n",
             "  inline      --hook inline: x.so is not possible, probes would be used: it is\n              traced\n",
-            "  stacks      1 module by call frame information\n",
+            "  stacks      1 module by call frame information; functions of Python 3.11\n",
             "1 with exported functions only",
             "Something would be missed",
         ] {

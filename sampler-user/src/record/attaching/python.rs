@@ -68,7 +68,6 @@ impl Attaching {
 
     /// Why Python frames of a module are not shown, if they are not.
     pub(super) fn missing_python(&self, module: ModuleId) -> Option<Missing> {
-        let why = self.interpreters.refused.get(&module)?;
-        Some(Missing::new("Python frames", format!("{why}: native frames are shown instead")))
+        self.interpreters.refused.get(&module).map(Missing::python_frames)
     }
 }

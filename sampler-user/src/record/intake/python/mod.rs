@@ -286,7 +286,7 @@ mod tests {
         let mut pythons = Pythons::new(Arc::default());
         let version = Version::three(11);
         let layout = Layout::of_version(version).expect("known");
-        let loops = vec![100..200];
+        let loops = vec![100..200, 500..510];
         let runtime = Runtime { version, layout, address: 0, loops, is_alone: true, segments: vec![] };
         let stack = |file_offset| RawStack {
             frames: [RawFrame { address: 1, module: Some(ModuleId(1)), file_offset }].into(),
