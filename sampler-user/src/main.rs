@@ -19,6 +19,10 @@ fn main() -> ExitCode {
     if let Some(length) = demo::asked_for(std::env::args_os()) {
         return demo::run(length).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
+    // No command of users, whose completions and pages name all commands.
+    if std::env::args_os().skip(1).eq([cost::workload::WORD]) {
+        return cost::workload::serve().map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    }
     return_what_is_free();
     let cli = Cli::try_parse().unwrap_or_else(|error| cli::hints::explained(error).exit());
     let outcome = match &cli.command {
@@ -35,7 +39,6 @@ fn main() -> ExitCode {
         Some(Command::Demo(args)) => demo(args),
         Some(Command::Completions(args)) => cli::manual::completions(args),
         Some(Command::Man(args)) => cli::manual::pages(args),
-        Some(Command::Pairs) => cost::workload::serve().map(|()| 0).map_err(Into::into),
     };
     outcome.map_or_else(
         |error| {

@@ -50,9 +50,6 @@ pub enum Command {
     Completions(CompletionArgs),
     /// Write the man pages
     Man(ManArgs),
-    /// Be the process that heapbpf measures its probes on
-    #[command(name = crate::cost::workload::WORD, hide = true)]
-    Pairs,
 }
 
 /// Options of `heapbpf top`.

@@ -58,6 +58,7 @@ mod tests {
             for word in ["doctor", "interval", "heapbpf"] {
                 assert!(script.contains(word), "{shell}: no {word}");
             }
+            assert!(!script.contains("measuring"), "{shell}: names what is not for users");
         }
     }
 
