@@ -5,7 +5,7 @@ use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use heapbpf_tests::document::{compare, steps};
+use heapbpf_tests::document::{Step, compare, steps};
 use heapbpf_tests::environment::{heapbpf, turn};
 use tempfile::TempDir;
 
@@ -55,17 +55,33 @@ fn run(commands: &[&str]) -> Vec<(String, String)> {
     outputs
 }
 
+/// Runs all commands.
+///
+/// # Errors
+/// The first one that fails or prints something else, and what.
+fn differs(steps: &[Step]) -> Result<(), String> {
+    let commands: Vec<&str> = steps.iter().map(|step| step.command.as_str()).collect();
+    for (step, (status, output)) in steps.iter().zip(run(&commands)) {
+        let command = &step.command;
+        if status != "0" {
+            return Err(format!("{command}: status {status}:\n{output}"));
+        }
+        compare(&step.output, &output).map_err(|why| format!("{command}: {why}\nwhole output:\n{output}"))?;
+    }
+    Ok(())
+}
+
 #[test]
 fn the_tutorial_shows_what_its_commands_print() {
     let Some(_turn) = turn("the_tutorial_shows_what_its_commands_print") else { return };
     let document = fs::read_to_string(root().join("docs/tutorial.md")).expect("docs/tutorial.md");
     let steps = steps(&document);
     assert!(steps.len() >= 15, "{} commands", steps.len());
-    let commands: Vec<&str> = steps.iter().map(|step| step.command.as_str()).collect();
-    for (step, (status, output)) in steps.iter().zip(run(&commands)) {
-        assert_eq!(status, "0", "{}:\n{output}", step.command);
-        if let Err(why) = compare(&step.output, &output) {
-            panic!("{}: {why}\nwhole output:\n{output}", step.command);
+    // Once in some dozens of runs, a block that lives for microseconds is in use when a recording ends. It has a row then.
+    if let Err(first) = differs(&steps) {
+        println!("{first}\nonce more");
+        if let Err(second) = differs(&steps) {
+            panic!("{second}");
         }
     }
 }

@@ -94,9 +94,12 @@ pub struct ReportArgs {
     /// Overwrite files named by -o
     #[arg(long, requires = "outputs")]
     pub force: bool,
-    /// What the table has rows for: stack, function, file, module, program, thread
+    /// What the table has rows for: stack, function, file, module, program, size, thread
     #[arg(long, value_name = "WHAT", default_value = "stack")]
     pub by: By,
+    /// Leak suspects instead of the table: what lives far beyond the lifetimes of its stack, and what only grows
+    #[arg(long, conflicts_with_all = ["by", "tree", "callers"])]
+    pub suspects: bool,
     /// A tree of calls instead of the table, from the outermost functions down
     #[arg(long, conflicts_with = "by")]
     pub tree: bool,
