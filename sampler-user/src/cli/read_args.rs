@@ -55,7 +55,7 @@ pub struct MergeArgs {
     pub output: PathBuf,
     /// Format, where the file's extension does not tell: pprof, json, json.gz, csv, dhat, folded, svg, html, speedscope, heap_v2,
     /// perfetto,
-    /// parquet, otlp
+    /// parquet, otlp, firefox
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<String>,
     /// Overwrite the output
@@ -88,7 +88,7 @@ pub struct ReportArgs {
     #[arg(short, long = "output", value_name = "FILE")]
     pub outputs: Vec<PathBuf>,
     /// Format: text (tables), or one that is written, without -o to standard output: pprof, json, json.gz, csv, dhat, folded,
-    /// svg, html, speedscope, heap_v2, perfetto, parquet, otlp; with -o where the file's extension does not tell
+    /// svg, html, speedscope, heap_v2, perfetto, parquet, otlp, firefox; with -o where the file's extension does not tell
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<String>,
     /// Overwrite files named by -o
