@@ -267,6 +267,7 @@ fn a_page_asks_for_its_token_and_offers_every_format() {
         "speedscope",
         "heap_v2",
         "dhat",
+        "firefox",
         "csv",
     ] {
         assert!(formats.split(' ').any(|offered| offered == format), "{format} in {formats}");

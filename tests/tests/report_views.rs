@@ -1,8 +1,10 @@
 //! Views of a saved profile: tables by something else than stacks, trees, filters as in pprof, and CSV.
 
+use std::io::Read;
 use std::path::Path;
 use std::process::Command;
 
+use flate2::read::GzDecoder;
 use heapbpf_tests::environment::{heapbpf, turn};
 use heapbpf_tests::output::{self, Profile, Stack};
 use heapbpf_tests::program::program_with;
@@ -103,4 +105,27 @@ fn csv_has_a_line_per_stack_and_the_sum_of_the_whole() {
         .sum();
     let expected: f64 = whole.stacks.iter().filter_map(|stack| stack.figures.alloc_bytes.estimate).sum();
     assert_eq!(sum, expected);
+}
+
+/// The sums of a file for the Firefox Profiler are those of the profile that it was made of.
+#[test]
+fn firefox_profiler_gets_what_is_in_use_and_what_was_allocated() {
+    let Some(_turn) = turn("firefox_profiler_gets_what_is_in_use_and_what_was_allocated") else { return };
+    let outcome = recorded();
+    let (whole, _) = outcome.results();
+    let path = outcome.file("x.firefox.json.gz");
+    report(&outcome.file("profile.json"), &["-o", path.to_str().expect("our own folder")]);
+    let mut text = String::new();
+    let file = std::fs::File::open(&path).expect("written");
+    GzDecoder::new(file).read_to_string(&mut text).expect("gzip");
+    let file: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+    let weights = file["threads"].as_array().into_iter().flatten().flat_map(|thread| {
+        thread["nativeAllocations"]["weight"].as_array().into_iter().flatten().filter_map(serde_json::Value::as_i64)
+    });
+    let (allocated, freed): (Vec<i64>, Vec<i64>) = weights.partition(|bytes| *bytes > 0);
+    let (allocated, freed) = (allocated.iter().sum::<i64>(), freed.iter().sum::<i64>());
+    let in_use = whole.totals.inuse_bytes.as_ref().expect("frees were followed").value();
+    assert_eq!(allocated as f64, whole.totals.alloc_bytes.value());
+    assert_eq!((allocated + freed) as f64, in_use);
+    assert!(text.contains("site_00") && in_use > 0.0);
 }

@@ -15,6 +15,7 @@ mod stack;
 pub use by_address::ByAddress;
 pub use header::Header;
 pub use heapbpf_statistics::criterion::Criterion;
+pub use heapbpf_statistics::outliving::Octave;
 pub use heapbpf_statistics::sums::SampleSums;
 pub use heapbpf_statistics::survival::Lifetimes;
 pub use losses::{LossBound, Losses, Unread};

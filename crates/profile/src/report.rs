@@ -7,8 +7,10 @@ mod figures;
 mod processes;
 mod remarks;
 mod resident;
+mod size;
 mod stacks;
 mod summary;
+mod suspects;
 pub mod text;
 mod tree;
 
@@ -36,6 +38,8 @@ pub struct ReportOptions {
     pub by: By,
     /// A tree of calls instead of the main table.
     pub tree: Option<Tree>,
+    /// Leak suspects instead of the main table.
+    pub suspects: bool,
     /// Most rows in the main table.
     pub top: usize,
     /// Most functions in the table; 0: no such table.
@@ -64,6 +68,7 @@ impl Default for ReportOptions {
             sort: None,
             by: By::Stack,
             tree: None,
+            suspects: false,
             top: 10,
             functions: 0,
             group_by: None,
@@ -84,13 +89,15 @@ const LEAST_WIDTH: usize = 40;
 pub fn report(profile: &Profile, options: &ReportOptions) -> String {
     let context = Context::new(profile, options);
     let sort = context.sort;
-    let held = (profile.has_at_exit() && !sort.is_at_exit()).then(|| context.sorted_by(Value::AtExitSpace));
+    let held = (profile.has_at_exit() && !sort.is_at_exit() && !options.suspects)
+        .then(|| context.sorted_by(Value::AtExitSpace));
     let mut lines = context.title();
     lines.extend(context.totals());
     lines.extend(summary::lines(&context));
     for section in [
         main_table(&context),
         held.as_ref().map(main_table).unwrap_or_default(),
+        if is_plain(options) { suspects::brief(&context) } else { Vec::new() },
         by::section(&context, By::Function, options.functions),
         processes::section(&context),
         resident::section(&context),
@@ -118,10 +125,16 @@ pub fn remarks(profile: &Profile, options: &ReportOptions) -> Vec<String> {
 fn main_table(context: &Context) -> Vec<String> {
     let top = context.options.top;
     match (&context.options.tree, context.options.by) {
+        _ if context.options.suspects => suspects::section(context),
         (Some(tree), _) => tree::section(context, tree, top),
         (None, By::Stack) => stacks::section(context),
         (None, by) => by::section(context, by, top),
     }
+}
+
+/// Whether the main table is of stacks, so that suspects belong below it.
+fn is_plain(options: &ReportOptions) -> bool {
+    !options.suspects && options.tree.is_none() && options.by == By::Stack
 }
 
 /// The default value of the profile; bytes allocated if nothing is in use.
@@ -348,5 +361,7 @@ fn plural(number: u64, noun: &str) -> String {
     format!("{} {noun}{end}", units::count(number as f64))
 }
 
+#[cfg(test)]
+mod golden;
 #[cfg(test)]
 mod tests;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
 use super::model::{
-    Criterion, Frame, GO_RUNTIME, Header, Lifetimes, Losses, Module, Placement, Process, Profile, Resident, Row,
-    RowKey, Stack, Unread,
+    Criterion, Frame, GO_RUNTIME, Header, Lifetimes, Losses, Module, Octave, Placement, Process, Profile, Resident,
+    Row, RowKey, Stack, Unread,
 };
 use heapbpf_audit::{AttachEntry, FileAudit, FileKind, Hook, LinkKind, Missing, ProbeKind};
 use heapbpf_statistics::sums::SampleSums;
@@ -178,8 +178,9 @@ pub fn small() -> Profile {
         row(1, "malloc", R, sums(9, 4_096, R), sums(9, 4_096, R), &deep),
         row(1, "realloc", R, sums(2, 100, R), sums(1, 100, R), &stack(&[&handle], Some("stack copy too small"))),
     ];
-    rows[0].lifetimes =
-        Some(Lifetimes { median_seconds: Some(1.5), temporary: 0.25, survival: vec![(0.0, 1.0), (2.0, 0.5)] });
+    let ages = vec![Octave { exponent: 30, freed: 20, left: 3 }, Octave { exponent: 33, freed: 0, left: 17 }];
+    let survival = vec![(0.0, 1.0), (2.0, 0.5)];
+    rows[0].lifetimes = Some(Lifetimes { median_seconds: Some(1.5), temporary: 0.25, survival, ages });
     Profile {
         header: Header {
             version: "0.1.0".into(),

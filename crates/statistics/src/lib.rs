@@ -12,6 +12,7 @@ pub mod growth;
 pub mod interval;
 pub mod lost;
 pub mod optimum;
+pub mod outliving;
 pub mod part;
 pub mod plan;
 pub mod predistort;

@@ -1,5 +1,7 @@
 //! Lifetimes of sampled blocks: the weighted Kaplan–Meier survival curve. Blocks still alive are censored at their age.
 
+use crate::outliving::{self, Octave};
+
 /// Lifetimes of blocks, weighted by number of objects.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Lifetimes {
@@ -9,6 +11,8 @@ pub struct Lifetimes {
     pub temporary: f64,
     /// Survival curve: (age in seconds, share still alive at that age), ages ascending.
     pub survival: Vec<(f64, f64)>,
+    /// Samples, not weighted, by their age at their free or now; ages ascend. Empty if they were not counted.
+    pub ages: Vec<Octave>,
 }
 
 /// One sampled block.
@@ -77,6 +81,7 @@ pub fn lifetimes(observations: &[Observation], points: usize) -> Option<Lifetime
         median_seconds: median_seconds(&curve),
         temporary: temporary_share(observations),
         survival: thin(&curve, points),
+        ages: Vec::new(),
     })
 }
 
@@ -109,7 +114,8 @@ pub fn pooled(parts: &[(&Lifetimes, f64)]) -> Option<Lifetimes> {
         })
         .collect();
     let temporary = parts.iter().map(|(lifetimes, weight)| lifetimes.temporary * weight).sum::<f64>() / all;
-    Some(Lifetimes { median_seconds: median_seconds(&survival), temporary, survival })
+    let ages = outliving::added(parts.iter().map(|(lifetimes, _)| lifetimes.ages.as_slice()));
+    Some(Lifetimes { median_seconds: median_seconds(&survival), temporary, survival, ages })
 }
 
 /// Thins the curve to the last step of each of `points` equal falls, so that no kept step is off by more than one fall.
@@ -176,11 +182,15 @@ mod tests {
     /// One stack whose blocks are freed at 1 s, and one with three times as many allocations, freed at 2 s and 4 s.
     #[test]
     fn curves_of_several_stacks_are_averaged() {
-        let short = Lifetimes { median_seconds: Some(1.0), temporary: 1.0, survival: vec![(1.0, 0.0)] };
-        let long = Lifetimes { median_seconds: Some(2.0), temporary: 0.0, survival: vec![(2.0, 0.5), (4.0, 0.0)] };
+        let octave = |exponent, freed| Octave { exponent, freed, left: 1 };
+        let ages = vec![octave(29, 5)];
+        let short = Lifetimes { median_seconds: Some(1.0), temporary: 1.0, survival: vec![(1.0, 0.0)], ages };
+        let (survival, ages) = (vec![(2.0, 0.5), (4.0, 0.0)], vec![octave(29, 1), octave(31, 7)]);
+        let long = Lifetimes { median_seconds: Some(2.0), temporary: 0.0, survival, ages };
         let both = pooled(&[(&short, 1.0), (&long, 3.0)]).expect("both have some");
         assert_eq!(both.survival, [(1.0, 0.75), (2.0, 0.375), (4.0, 0.0)]);
         assert_eq!((both.median_seconds, both.temporary), (Some(2.0), 0.25));
+        assert_eq!(both.ages, [Octave { exponent: 29, freed: 6, left: 2 }, octave(31, 7)]);
         assert_eq!(pooled(&[(&long, 3.0)]), Some(long.clone()));
         assert_eq!((pooled(&[]), pooled(&[(&short, 0.0), (&long, 0.0)])), (None, None));
     }

@@ -5,12 +5,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::builder::StyledStr;
-use clap::{Arg, CommandFactory};
+use clap::{Arg, CommandFactory, Parser};
 
 use super::args::Cli;
 
 /// Options of other programs (and of `cargo xtask` and its benchmarks) that the documents mention.
-const OF_OTHERS: [&str; 32] = [
+const OF_OTHERS: [&str; 38] = [
+    "--base",
     "--bin",
     "--call-graph",
     "--case",
@@ -19,10 +20,14 @@ const OF_OTHERS: [&str; 32] = [
     "--config",
     "--criteria",
     "--e2e",
+    "--follow-fork",
     "--ignored",
     "--interpreted-frames-native-stack",
+    "--leaks",
     "--lib",
+    "--live",
     "--locked",
+    "--native",
     "--nocapture",
     "--object",
     "--offline",
@@ -41,6 +46,7 @@ const OF_OTHERS: [&str; 32] = [
     "--target",
     "--target-dir",
     "--test",
+    "--trace-python-allocators",
     "--unit",
     "--workloads",
 ];
@@ -159,4 +165,55 @@ fn every_option_in_the_documents_exists() {
             assert!(exists, "{}: {option} is no option of heapbpf (of another program: OF_OTHERS)", path.display());
         }
     }
+}
+
+/// Commands of heapbpf in a document: in spans of code, and lines of blocks. Without what follows a comment or a pipe.
+fn commands_in(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut is_code = false;
+    let mut add = |code: &str| {
+        let code = code.trim().trim_start_matches("$ ").trim_start_matches("sudo ");
+        let code = code.split(" #").next().unwrap_or_default().split(" | ").next().unwrap_or_default().trim();
+        found.extend(code.starts_with("heapbpf ").then(|| code.to_owned()));
+    };
+    for line in text.lines() {
+        match (line.starts_with("```"), is_code) {
+            (true, _) => is_code = !is_code,
+            (false, true) => add(line),
+            (false, false) => line.split('`').skip(1).step_by(2).for_each(&mut add),
+        }
+    }
+    found
+}
+
+/// Words of a command; quotes hold words together, and names in capitals stand for numbers where one is needed.
+fn words_of(command: &str) -> Vec<String> {
+    let mut words = vec![String::new()];
+    let mut quoted = false;
+    for letter in command.chars() {
+        match letter {
+            '\'' => quoted = !quoted,
+            ' ' if !quoted => words.push(String::new()),
+            _ => words.last_mut().expect("never empty").push(letter),
+        }
+    }
+    words.into_iter().filter(|word| !word.is_empty()).map(|word| word.replace("PID", "1").replace("$!", "1")).collect()
+}
+
+#[test]
+fn every_command_in_the_introductions_is_accepted() {
+    let (mut number, mut refused) = (0, Vec::new());
+    for name in ["README.md", "docs/tutorial.md", "docs/coming-from.md", "docs/fleet.md"] {
+        let text = fs::read_to_string(root().join(name)).expect("readable");
+        // A name alone, such as `heapbpf diff`, is no command to run.
+        for command in commands_in(&text).into_iter().filter(|command| command.split(' ').count() > 2) {
+            // Help is an error that goes to standard output.
+            let error = Cli::try_parse_from(words_of(&command)).err().filter(clap::Error::use_stderr);
+            let first = error.map(|error| error.to_string().lines().next().unwrap_or_default().to_owned());
+            refused.extend(first.map(|first| format!("{name}: {command}: {first}")));
+            number += 1;
+        }
+    }
+    assert!(refused.is_empty(), "{}", refused.join("\n"));
+    assert!(number > 60, "only {number} commands were found");
 }

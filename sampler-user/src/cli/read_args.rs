@@ -55,7 +55,7 @@ pub struct MergeArgs {
     pub output: PathBuf,
     /// Format, where the file's extension does not tell: pprof, json, json.gz, csv, dhat, folded, svg, html, speedscope, heap_v2,
     /// perfetto,
-    /// parquet, otlp
+    /// parquet, otlp, firefox
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<String>,
     /// Overwrite the output
@@ -88,15 +88,18 @@ pub struct ReportArgs {
     #[arg(short, long = "output", value_name = "FILE")]
     pub outputs: Vec<PathBuf>,
     /// Format: text (tables), or one that is written, without -o to standard output: pprof, json, json.gz, csv, dhat, folded,
-    /// svg, html, speedscope, heap_v2, perfetto, parquet, otlp; with -o where the file's extension does not tell
+    /// svg, html, speedscope, heap_v2, perfetto, parquet, otlp, firefox; with -o where the file's extension does not tell
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<String>,
     /// Overwrite files named by -o
     #[arg(long, requires = "outputs")]
     pub force: bool,
-    /// What the table has rows for: stack, function, file, module, program, thread
+    /// What the table has rows for: stack, function, file, module, program, size, thread
     #[arg(long, value_name = "WHAT", default_value = "stack")]
     pub by: By,
+    /// Leak suspects instead of the table: what lives far beyond the lifetimes of its stack, and what only grows
+    #[arg(long, conflicts_with_all = ["by", "tree", "callers"])]
+    pub suspects: bool,
     /// A tree of calls instead of the table, from the outermost functions down
     #[arg(long, conflicts_with = "by")]
     pub tree: bool,

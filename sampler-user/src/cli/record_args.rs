@@ -118,7 +118,7 @@ pub struct OutputArgs {
     pub outputs: Vec<PathBuf>,
     /// Format, where the file's extension does not tell: pprof, json, json.gz, csv, dhat, folded, svg, html, speedscope, heap_v2,
     /// perfetto,
-    /// parquet, otlp
+    /// parquet, otlp, firefox
     #[arg(long, value_name = "FORMAT", help_heading = "Output")]
     pub format: Option<String>,
     /// Overwrite files named by -o and --stats, and write to where symbolic links of yours lead

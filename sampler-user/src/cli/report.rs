@@ -60,6 +60,7 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
         sort: args.value,
         by: args.by,
         tree: args.callers.clone().map(Tree::Callers).or(args.tree.then_some(Tree::Down)),
+        suspects: args.suspects,
         top: args.top,
         functions: args.functions,
         fold_recursion: args.fold_recursion,

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use heapbpf_statistics::outliving::Octave;
 use heapbpf_statistics::survival::Observation;
 
 /// Bins per doubling of the age. The width of a bin is at most 1/8 of its lowest age.
@@ -14,32 +15,53 @@ pub struct Ages {
     bins: BTreeMap<u16, Bin>,
     freed: f64,
     temporary: f64,
+    last_free_ns: Option<u64>,
 }
 
 impl Ages {
-    /// Adds a freed block. It is temporary if its own thread freed it without allocating in between.
-    pub fn record(&mut self, age_ns: u64, weight: f64, temporary: bool) {
-        self.bins.entry(bin_of(age_ns)).or_default().freed += weight;
+    /// Adds a block that was allocated at `begin_ns` and freed at `at_ns` (CLOCK_MONOTONIC). It is temporary if its own thread
+    /// freed it without allocating in between.
+    pub fn record(&mut self, begin_ns: u64, at_ns: u64, weight: f64, temporary: bool) {
+        self.last_free_ns = self.last_free_ns.max(Some(at_ns));
+        let bin = self.bins.entry(bin_of(at_ns.saturating_sub(begin_ns))).or_default();
+        bin.freed += weight;
+        bin.freed_samples = bin.freed_samples.saturating_add(1);
         self.freed += weight;
         if temporary {
             self.temporary += weight;
         }
     }
 
-    /// Adds a block that was not freed up to this age: it is in use, or its process ended.
-    pub fn record_left(&mut self, age_ns: u64, weight: f64) {
-        self.bins.entry(bin_of(age_ns)).or_default().left += weight;
+    /// Adds a block that was allocated at `begin_ns` and not freed up to `at_ns`: it is in use, or its process ended.
+    ///
+    /// Among the samples it counts with the age that it had at `last_free_ns`, when a block of its kind was last freed: that it
+    /// stays in use while nothing happens, because the program waits, is no evidence.
+    pub fn record_left(&mut self, begin_ns: u64, at_ns: u64, last_free_ns: Option<u64>, weight: f64) {
+        self.bins.entry(bin_of(at_ns.saturating_sub(begin_ns))).or_default().left += weight;
+        let seen_ns = last_free_ns.map_or(at_ns, |last| last.min(at_ns)).saturating_sub(begin_ns);
+        if seen_ns > 0 {
+            let bin = self.bins.entry(bin_of(seen_ns)).or_default();
+            bin.left_samples = bin.left_samples.saturating_add(1);
+        }
     }
 
     /// Adds another histogram.
     pub fn add(&mut self, other: &Self) {
-        for (bin, Bin { freed, left }) in &other.bins {
+        for (bin, Bin { freed, left, freed_samples, left_samples }) in &other.bins {
             let sum = self.bins.entry(*bin).or_default();
             sum.freed += freed;
             sum.left += left;
+            sum.freed_samples = sum.freed_samples.saturating_add(*freed_samples);
+            sum.left_samples = sum.left_samples.saturating_add(*left_samples);
         }
         self.freed += other.freed;
         self.temporary += other.temporary;
+        self.last_free_ns = self.last_free_ns.max(other.last_free_ns);
+    }
+
+    /// When a block was last freed (CLOCK_MONOTONIC), if one was.
+    pub const fn last_free_ns(&self) -> Option<u64> {
+        self.last_free_ns
     }
 
     /// Total weight of the freed blocks.
@@ -54,19 +76,38 @@ impl Ages {
 
     /// The blocks of each bin as observations at its middle; ages ascend. Which of them were temporary is not kept.
     pub fn observations(&self) -> impl Iterator<Item = Observation> + '_ {
-        self.bins.iter().flat_map(|(bin, Bin { freed, left })| {
+        self.bins.iter().flat_map(|(bin, Bin { freed, left, .. })| {
             [(*freed, true), (*left, false)].into_iter().filter(|(weight, _)| *weight > 0.0).map(|(weight, freed)| {
                 Observation { age_seconds: middle_seconds(*bin), weight, freed, temporary: false }
             })
         })
     }
+
+    /// Numbers of samples by octave of their age; ages ascend.
+    pub fn octaves(&self) -> Vec<Octave> {
+        let mut octaves: Vec<Octave> = Vec::new();
+        for (bin, counts) in &self.bins {
+            let exponent = exponent_of(*bin);
+            if octaves.last().is_none_or(|last| last.exponent != exponent) {
+                octaves.push(Octave { exponent, ..Octave::default() });
+            }
+            if let Some(octave) = octaves.last_mut() {
+                octave.freed += u64::from(counts.freed_samples);
+                octave.left += u64::from(counts.left_samples);
+            }
+        }
+        octaves.retain(|octave| octave.freed + octave.left > 0);
+        octaves
+    }
 }
 
-/// Weights of the blocks whose ages are in a bin.
+/// Weights and numbers of the blocks whose ages are in a bin.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Bin {
     freed: f64,
     left: f64,
+    freed_samples: u32,
+    left_samples: u32,
 }
 
 /// Ages in nanoseconds below this have a bin each.
@@ -80,6 +121,12 @@ fn bin_of(age_ns: u64) -> u16 {
     let place = exponent - BINS_PER_DOUBLING.ilog2();
     // Below 61 × 8 + 8.
     ((place + 1) * BINS_PER_DOUBLING + ((age_ns >> place) as u32 & (BINS_PER_DOUBLING - 1))) as u16
+}
+
+/// Binary logarithm of a bin's lowest age in nanoseconds.
+fn exponent_of(bin: u16) -> u32 {
+    let bin = u32::from(bin);
+    if bin < BINS_PER_DOUBLING { bin.max(1).ilog2() } else { bin / BINS_PER_DOUBLING - 1 + BINS_PER_DOUBLING.ilog2() }
 }
 
 fn middle_seconds(bin: u16) -> f64 {
@@ -118,8 +165,8 @@ mod tests {
     #[test]
     fn weights_add_up() {
         let mut ages = Ages::default();
-        ages.record(10, 2.0, true);
-        ages.record(1_000_000, 3.0, false);
+        ages.record(0, 10, 2.0, true);
+        ages.record(0, 1_000_000, 3.0, false);
         let mut sum = ages.clone();
         sum.add(&ages);
         assert_eq!((sum.freed(), sum.temporary()), (10.0, 4.0));
@@ -128,11 +175,43 @@ mod tests {
     }
 
     #[test]
+    fn octaves_count_samples_by_the_doublings_of_their_age() {
+        let mut ages = Ages::default();
+        for (age_ns, weight) in [(0, 9.0), (3, 1.0), (1024, 7.0), (2047, 1.0), (2048, 1.0)] {
+            ages.record(0, age_ns, weight, false);
+        }
+        ages.record_left(0, 1500, None, 8.0);
+        let mut twice = ages.clone();
+        twice.add(&ages);
+        let counted: Vec<_> = twice.octaves().iter().map(|it| (it.exponent, it.freed, it.left)).collect();
+        assert_eq!(counted, [(0, 2, 0), (1, 2, 0), (10, 4, 2), (11, 2, 0)]);
+        for exponent in 0..63 {
+            assert_eq!(exponent_of(bin_of(1 << exponent)), exponent);
+            assert_eq!(exponent_of(bin_of((2 << exponent) - 1)), exponent);
+        }
+    }
+
+    #[test]
+    fn a_block_that_is_left_while_nothing_is_freed_is_no_evidence() {
+        let mut ages = Ages::default();
+        ages.record(1_000, 2_000, 1.0, false);
+        let last = ages.last_free_ns();
+        assert_eq!(last, Some(2_000));
+        // Seen for 1,900 ns while others were freed, although it is older by now; the next one came later.
+        ages.record_left(100, 900_000, last, 1.0);
+        ages.record_left(3_000, 900_000, last, 1.0);
+        let counted: Vec<_> = ages.octaves().iter().map(|it| (it.exponent, it.freed, it.left)).collect();
+        assert_eq!(counted, [(9, 1, 0), (10, 0, 1)]);
+        let left: Vec<_> = ages.observations().filter(|it| !it.freed).map(|it| it.weight).collect();
+        assert_eq!(left, [2.0], "the curve has them at their age");
+    }
+
+    #[test]
     fn blocks_that_are_left_are_as_old_as_freed_ones_of_their_age() {
         // Both ages are in the lower half of one bin.
         let mut ages = Ages::default();
-        ages.record(100_100_000, 20.0, false);
-        ages.record_left(101_000_000, 40.0);
+        ages.record(0, 100_100_000, 20.0, false);
+        ages.record_left(0, 101_000_000, None, 40.0);
         let observations: Vec<_> = ages.observations().collect();
         assert_eq!(observations.len(), 2);
         let curve = survival_curve(&observations);

@@ -185,7 +185,7 @@ impl Heap {
         self.note_peak();
         let Some(live) = self.spaces.get_mut(&space).and_then(|samples| samples.remove(&id)) else { return };
         let weight = self.subtract_live(&live);
-        self.rows[live.row as usize].ages.record(time_ns.saturating_sub(live.time_ns), weight, temporary);
+        self.rows[live.row as usize].ages.record(live.time_ns, time_ns, weight, temporary);
     }
 
     /// Interval of a live block's row.
@@ -218,7 +218,7 @@ impl Heap {
             } else {
                 let row = &mut self.rows[live.row as usize];
                 row.at_exit.record(live.size_bytes, live.trials, live.offset, row.key.interval);
-                row.ages.record_left(at_ns.saturating_sub(live.time_ns), weight);
+                row.ages.record_left(live.time_ns, at_ns, row.ages.last_free_ns(), weight);
             }
         }
         lost_frees
@@ -232,7 +232,8 @@ impl Heap {
         let samples = self.spaces.remove(&space).unwrap_or_default();
         for live in samples.values() {
             let weight = self.subtract_live(live);
-            self.rows[live.row as usize].ages.record_left(at_ns.saturating_sub(live.time_ns), weight);
+            let ages = &mut self.rows[live.row as usize].ages;
+            ages.record_left(live.time_ns, at_ns, ages.last_free_ns(), weight);
         }
         samples.into_values().map(|live| live.address).collect()
     }
@@ -354,7 +355,8 @@ impl Heap {
         let mut ages = vec![Ages::default(); self.rows.capacity()];
         for live in self.spaces.values().flat_map(HashMap::values) {
             let weight = weight_of(live.trials, self.interval_of(live));
-            ages[live.row as usize].record_left(now_ns.saturating_sub(live.time_ns), weight);
+            let last_free_ns = self.rows[live.row as usize].ages.last_free_ns();
+            ages[live.row as usize].record_left(live.time_ns, now_ns, last_free_ns, weight);
         }
         ages
     }

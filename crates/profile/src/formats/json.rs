@@ -547,10 +547,14 @@ struct LifetimesJson<'a>(&'a Lifetimes);
 
 impl Serialize for LifetimesJson<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let mut fields = serializer.serialize_struct("Lifetimes", 3)?;
+        let mut fields = serializer.serialize_struct("Lifetimes", 4)?;
         fields.serialize_field("median_seconds", &self.0.median_seconds)?;
         fields.serialize_field("temporary", &self.0.temporary)?;
         fields.serialize_field("survival", &self.0.survival)?;
+        if !self.0.ages.is_empty() {
+            let ages: Vec<_> = self.0.ages.iter().map(|age| (age.exponent, age.freed, age.left)).collect();
+            fields.serialize_field("ages", &ages)?;
+        }
         fields.end()
     }
 }

@@ -6,6 +6,8 @@ mod at_exit_tests;
 mod consumers_tests;
 mod csv;
 mod dhat;
+#[cfg(feature = "firefox")]
+mod firefox;
 mod folded;
 mod heap_v2;
 mod html;
@@ -154,6 +156,8 @@ pub static FORMATS: &[&dyn Format] = &[
     &pprof::Pprof,
     &speedscope::Speedscope,
     &dhat::Dhat,
+    #[cfg(feature = "firefox")]
+    &firefox::Firefox,
     &json::Json,
     #[cfg(feature = "pprof")]
     &json::JsonGz,
@@ -179,6 +183,8 @@ struct Absent {
 }
 
 static ABSENT: &[Absent] = &[
+    #[cfg(not(feature = "firefox"))]
+    Absent { name: "firefox", extensions: &[".firefox.json.gz"] },
     #[cfg(not(feature = "otlp"))]
     Absent { name: "otlp", extensions: &[".otlp"] },
     #[cfg(not(feature = "parquet"))]
@@ -268,7 +274,8 @@ mod tests {
     #[test]
     fn a_format_left_out_of_the_build_is_named() {
         let optional = [
-            ("otlp", &[".otlp"][..], cfg!(feature = "otlp")),
+            ("firefox", &[".firefox.json.gz"][..], cfg!(feature = "firefox")),
+            ("otlp", &[".otlp"], cfg!(feature = "otlp")),
             ("parquet", &[".parquet"], cfg!(feature = "parquet")),
             ("perfetto", &[".perfetto-trace", ".pftrace"], cfg!(feature = "perfetto")),
             ("pprof", &[".pb.gz", ".pprof"], cfg!(feature = "pprof")),

@@ -368,7 +368,7 @@ fn lifetimes(stacks: &[Stack], order: &[usize], by: Value) -> Vec<Option<StackLi
     sizes.sort_by(|a, b| b.total_cmp(a));
     let least = sizes.get(MOST_CURVES).copied().unwrap_or(f64::NEG_INFINITY);
     let one = |&index: &usize| {
-        let Lifetimes { median_seconds, temporary, survival } = survival::pooled(&stacks[index].lifetimes)?;
+        let Lifetimes { median_seconds, temporary, survival, .. } = survival::pooled(&stacks[index].lifetimes)?;
         let curve = if stacks[index].pool.total(by) > least { survival } else { Vec::new() };
         Some(StackLifetimes { median: median_seconds, temporary, curve })
     };

@@ -10,8 +10,8 @@ use serde_json::value::RawValue;
 use super::strings::Strings;
 use super::{ContentError, MOST_FRAMES};
 use crate::model::{
-    Criterion, Frame, GO_RUNTIME, Header, Lifetimes, LossBound, Losses, Member, Module, Placement, Process, Profile,
-    Resident, Row, RowKey, Stack, Unread,
+    Criterion, Frame, GO_RUNTIME, Header, Lifetimes, LossBound, Losses, Member, Module, Octave, Placement, Process,
+    Profile, Resident, Row, RowKey, Stack, Unread,
 };
 use crate::programs;
 use crate::units;
@@ -238,6 +238,8 @@ struct LifetimesJson {
     median_seconds: Option<f64>,
     temporary: f64,
     survival: Vec<(f64, f64)>,
+    #[serde(default)]
+    ages: Vec<(u32, u64, u64)>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Deserialize)]
@@ -537,6 +539,11 @@ impl<'a> Reader<'a> {
                 median_seconds: lifetimes.median_seconds,
                 temporary: lifetimes.temporary,
                 survival: lifetimes.survival,
+                ages: lifetimes
+                    .ages
+                    .into_iter()
+                    .map(|(exponent, freed, left)| Octave { exponent, freed, left })
+                    .collect(),
             }),
             member,
         })

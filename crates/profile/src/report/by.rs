@@ -1,4 +1,4 @@
-//! Tables by something else than the stack: function, source file, module, program or thread.
+//! Tables by something else than the stack: function, source file, module, program, size or thread.
 
 use std::collections::HashMap;
 use std::str::FromStr;
@@ -6,13 +6,14 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use super::figures::FigureTable;
+use super::size::{self, Sizes};
 use super::{Context, chain};
 use crate::estimates::Pool;
 use crate::group::{GroupBy, Groups};
 use crate::intern::Interned;
 use crate::model::{Frame, Profile};
 use crate::report::figure::FigureText;
-use crate::report::text::{Column, Style, clip, clip_start};
+use crate::report::text::{Column, Style, clip, clip_start, wrap};
 use crate::units;
 
 /// What the main table of a report has rows for.
@@ -29,13 +30,16 @@ pub enum By {
     Module,
     /// Programs: processes of the same name and executable.
     Program,
+    /// Sizes of blocks, in powers of two.
+    Size,
     /// Threads, by process and thread name.
     Thread,
 }
 
 impl By {
     /// Every choice, in the order in which the command line lists them.
-    pub const ALL: [Self; 6] = [Self::Stack, Self::Function, Self::File, Self::Module, Self::Program, Self::Thread];
+    pub const ALL: [Self; 7] =
+        [Self::Stack, Self::Function, Self::File, Self::Module, Self::Program, Self::Size, Self::Thread];
 
     /// Its name on the command line.
     pub fn name(self) -> &'static str {
@@ -45,6 +49,7 @@ impl By {
             Self::File => "file",
             Self::Module => "module",
             Self::Program => "program",
+            Self::Size => "size",
             Self::Thread => "thread",
         }
     }
@@ -56,6 +61,7 @@ impl By {
             Self::File => "FILE",
             Self::Module => "MODULE",
             Self::Program => "PROGRAM",
+            Self::Size => "SIZE",
             Self::Thread => "THREAD",
         }
     }
@@ -68,7 +74,7 @@ impl By {
 
 /// No table has this name.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("no table by {0:?}: choose stack, function, file, module, program or thread")]
+#[error("no table by {0:?}: choose stack, function, file, module, program, size or thread")]
 pub struct UnknownTable(String);
 
 impl FromStr for By {
@@ -84,17 +90,26 @@ pub(super) fn section(context: &Context, by: By, wanted: usize) -> Vec<String> {
     if wanted == 0 {
         return Vec::new();
     }
-    let entries = if by.is_of_frames() { of_frames(context, by) } else { of_rows(context, by) };
+    let mut entries = if by.is_of_frames() { of_frames(context, by) } else { of_rows(context, by) };
     if entries.is_empty() {
         return Vec::new();
     }
-    let shown = &entries[..entries.len().min(wanted)];
+    let number = entries.len();
+    entries.truncate(wanted);
+    if by == By::Size {
+        entries.sort_by_key(|entry| entry.sizes);
+    }
+    let shown = &entries;
     let mut columns = vec![Column::left(by.column(), Style::Name)];
     if by.is_of_frames() {
         columns.insert(0, Column::right("SELF", Style::Plain));
     }
+    if by == By::Size {
+        columns.push(Column::left("", Style::Dim).dispensable(3));
+    }
     let mut table = FigureTable::new(context, &columns);
-    for Entry { name, pool, itself } in shown {
+    let largest = shown.iter().map(|entry| entry.pool.total(context.sort)).fold(0.0, f64::max);
+    for Entry { name, pool, itself, .. } in shown {
         let known = pool.knows(context.profile, context.sort);
         let itself = match context.sort.is_bytes() {
             _ if !known => FigureText::not_known().figure,
@@ -106,10 +121,14 @@ pub(super) fn section(context: &Context, by: By, wanted: usize) -> Vec<String> {
             By::File | By::Module => clip_start(name, context.width / 3),
             _ => clip(name, context.width / 3),
         };
-        let cells = if by.is_of_frames() { vec![itself, name] } else { vec![name] };
+        let cells = match by {
+            By::Size => vec![name, size::bar(pool.total(context.sort), largest)],
+            _ if by.is_of_frames() => vec![itself, name],
+            _ => vec![name],
+        };
         table.row(context, pool, cells);
     }
-    let mut about = format!(" · top {} of {}", shown.len(), entries.len());
+    let mut about = format!(" · top {} of {}", shown.len(), number);
     if by.is_of_frames() {
         about.push_str(" · stacks through them, each counted once");
     }
@@ -119,6 +138,9 @@ pub(super) fn section(context: &Context, by: By, wanted: usize) -> Vec<String> {
     let mut lines = vec![context.heading(&title) + &context.paint(Style::Dim, &about), header];
     lines.extend(rows);
     lines.extend(table.notes(context));
+    if by == By::Size {
+        lines.extend(wrap(size::NOTE, context.width).iter().map(|line| context.paint(Style::Dim, line)));
+    }
     lines
 }
 
@@ -129,6 +151,8 @@ struct Entry {
     pool: Pool,
     /// Estimate of what is allocated without a further call, where stacks have frames.
     itself: f64,
+    /// Sizes of its blocks, in a table by size.
+    sizes: Option<Sizes>,
 }
 
 /// The name under which a frame counts.
@@ -179,8 +203,10 @@ fn of_rows(context: &Context, by: By) -> Vec<Entry> {
     let groups = Groups::new(context.profile, if by == By::Thread { GroupBy::Thread } else { GroupBy::Program });
     let mut entries = Entries::default();
     for row in &context.profile.rows {
-        let index = entries.index(groups.name(row).into_owned());
+        let sizes = (by == By::Size).then(|| Sizes::of(row));
+        let index = entries.index(sizes.map_or_else(|| groups.name(row).into_owned(), |sizes| sizes.to_string()));
         entries.list[index].pool.add(row);
+        entries.list[index].sizes = sizes;
     }
     entries.sorted(context)
 }
@@ -195,7 +221,7 @@ impl Entries {
     fn index(&mut self, name: String) -> usize {
         let list = &mut self.list;
         *self.numbers.entry(name).or_insert_with_key(|name| {
-            list.push(Entry { name: name.clone(), pool: Pool::default(), itself: 0.0 });
+            list.push(Entry { name: name.clone(), pool: Pool::default(), itself: 0.0, sizes: None });
             list.len() - 1
         })
     }

@@ -57,7 +57,7 @@ pub(super) fn section(context: &Context) -> Vec<String> {
 }
 
 /// Indentation of the calls of a stack, in columns.
-const INDENT: usize = 6;
+pub(super) const INDENT: usize = 6;
 
 /// Text of the lifetimes of a stack's blocks.
 fn lifetimes(group: &Group) -> Option<String> {
@@ -70,17 +70,17 @@ fn lifetimes(group: &Group) -> Option<String> {
 }
 
 /// Rows that are shown as one stack.
-struct Group<'a> {
-    name: Cow<'a, str>,
-    cut: Option<Cow<'a, str>>,
-    pool: Pool,
+pub(super) struct Group<'a> {
+    pub(super) name: Cow<'a, str>,
+    pub(super) cut: Option<Cow<'a, str>>,
+    pub(super) pool: Pool,
     row: &'a Row,
     /// Lifetimes of each row, with its estimated number of allocations.
-    lifetimes: Vec<(&'a Lifetimes, f64)>,
+    pub(super) lifetimes: Vec<(&'a Lifetimes, f64)>,
 }
 
 impl Group<'_> {
-    fn chain(&self, context: &Context) -> Chain {
+    pub(super) fn chain(&self, context: &Context) -> Chain {
         let profile = context.profile;
         let stack = &self.row.key.stack;
         let frames = &stack.frames[chain::allocator_frames(stack)..];
@@ -113,7 +113,7 @@ impl PartialEq for ByName<'_> {
 type GroupKey<'a, 'b> = (Cow<'a, str>, &'b [u32], Option<&'a str>);
 
 /// Groups of rows, largest first.
-fn groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
+pub(super) fn groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
     let profile = context.profile;
     let groups_of = Groups::new(profile, context.group_by);
     let fold = context.options.fold_recursion;

@@ -315,7 +315,8 @@ fn lifetimes(ages: &Ages) -> Option<Lifetimes> {
     let all: f64 = observations.iter().map(|observation| observation.weight).sum();
     let lifetimes = survival::lifetimes(&observations, CURVE_POINTS)?;
     // Only the total weight of temporary blocks is kept, not which blocks they are.
-    Some(Lifetimes { temporary: if all > 0.0 { ages.temporary() / all } else { 0.0 }, ..lifetimes })
+    let temporary = if all > 0.0 { ages.temporary() / all } else { 0.0 };
+    Some(Lifetimes { temporary, ages: ages.octaves(), ..lifetimes })
 }
 
 fn host_name() -> String {

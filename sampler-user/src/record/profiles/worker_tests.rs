@@ -153,8 +153,8 @@ fn what_is_not_known_is_not_held_at_exit() {
 /// Adds ages: blocks of weight 3 freed after one second, and one live block of weight 1.
 fn with_ages(row: SnapshotRow) -> SnapshotRow {
     let mut ages = Ages::default();
-    ages.record(1_000_000_000, 3.0, false);
-    ages.record_left(2_000_000_000, 1.0);
+    ages.record(0, 1_000_000_000, 3.0, false);
+    ages.record_left(0, 2_000_000_000, None, 1.0);
     SnapshotRow { ages: Some(ages), ..row }
 }
 

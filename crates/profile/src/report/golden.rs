@@ -1,0 +1,43 @@
+//! Whole reports as they should look. `HEAPBPF_BLESS=1` writes the expected ones anew; look at them before they are kept.
+
+use std::path::Path;
+
+use super::*;
+use crate::model::{Lifetimes, Octave};
+use crate::testing;
+
+fn check(name: &str, profile: &Profile, options: ReportOptions) {
+    let found = report(profile, &options);
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/report/golden").join(format!("{name}.txt"));
+    if std::env::var_os("HEAPBPF_BLESS").is_some() {
+        std::fs::write(&path, &found).expect("writable");
+    }
+    let kept = std::fs::read_to_string(&path).expect("HEAPBPF_BLESS=1 writes it");
+    assert_eq!(kept, found, "{name}:\n{found}");
+}
+
+/// The small profile, of which one stack has a share of blocks that are never freed, and another only grows.
+fn leaking() -> Profile {
+    let mut profile = testing::small();
+    let octave = |exponent, freed, left| Octave { exponent, freed, left };
+    let with = |ages| Some(Lifetimes { median_seconds: Some(0.02), survival: vec![(0.02, 0.5)], temporary: 0.0, ages });
+    profile.rows[0].lifetimes = with(vec![octave(24, 900, 0), octave(25, 30, 0), octave(29, 0, 4), octave(33, 0, 16)]);
+    profile.rows[3].lifetimes = with(vec![octave(24, 40, 0), octave(33, 1, 0)]);
+    profile.rows[4].lifetimes = with(vec![octave(30, 0, 5), octave(33, 0, 4)]);
+    profile
+}
+
+#[test]
+fn reports_look_as_they_should() {
+    let default = ReportOptions::default;
+    check("whole", &testing::small(), default());
+    check("whole_60", &testing::small(), ReportOptions { width: 60, ..default() });
+    check("at_exit", &testing::ended_apart(), default());
+    check("leaking", &leaking(), default());
+    check("suspects", &leaking(), ReportOptions { suspects: true, ..default() });
+    check("no_suspects", &testing::small(), ReportOptions { suspects: true, ..default() });
+    for by in By::ALL.into_iter().filter(|by| *by != By::Stack) {
+        check(&format!("by_{}", by.name()), &testing::small(), ReportOptions { by, ..default() });
+    }
+    check("tree", &testing::small(), ReportOptions { tree: Some(Tree::Down), ..default() });
+}

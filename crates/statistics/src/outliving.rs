@@ -1,0 +1,286 @@
+//! Blocks that live far beyond the lifetime curve of their own stack: a test, and what it found.
+//!
+//! The hypothesis is that a stack's blocks have one law of lifetimes, by which the chance of being freed in the next doubling of
+//! the age does not fall with age. That is so for exponential, Weibull, gamma, log-normal and Pareto laws, whatever their
+//! parameters: a heavy tail alone is no suspicion. A share that is never freed breaks it.
+
+use std::collections::BTreeMap;
+
+use crate::binomial;
+
+/// Samples whose age was from 2^`exponent` ns to twice that.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Octave {
+    /// Binary logarithm of the lowest age, in nanoseconds.
+    pub exponent: u32,
+    /// Samples that were freed at that age.
+    pub freed: u64,
+    /// Samples that had that age when they were last known to be in use.
+    pub left: u64,
+}
+
+impl Octave {
+    /// Its lowest age in seconds.
+    pub fn begin_seconds(exponent: u32) -> f64 {
+        2_f64.powi(exponent.min(64) as i32) * 1e-9
+    }
+}
+
+/// Octaves between the ages where blocks are freed and the ages that are "far beyond": at least a factor of 4.
+const GAP: usize = 2;
+/// How many times rarer frees must be there.
+const FAR_RARER: f64 = 4.0;
+/// Exponents beyond this are ignored: 2^63 ns are 292 years.
+const MOST_EXPONENT: u32 = 63;
+/// More samples of an octave are taken for so many, so that sums cannot overflow.
+const MOST_SAMPLES: u64 = 1 << 40;
+
+/// What lives beyond the lifetime curve of its stack.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Outliving {
+    /// Probability that samples look like this or worse if there is nothing of the kind, corrected for the ages that were tried.
+    pub p_value: f64,
+    /// Age up to which frees were frequent, in seconds.
+    pub usual_seconds: f64,
+    /// Samples freed up to that age.
+    pub freed: u64,
+    /// The age that is far beyond, in seconds.
+    pub beyond_seconds: f64,
+    /// Samples that are not freed and older than that.
+    pub older: u64,
+    /// Frees beyond that age, and the number to be expected there by the frequency before.
+    pub freed_beyond: u64,
+    /// See `freed_beyond`.
+    pub expected_beyond: f64,
+}
+
+/// Adds up counts of ages. Where some parts have frees, those without are left out: they may be of a process or thread that does
+/// nothing, so that what it has in use is no evidence.
+pub fn added<'a>(parts: impl Iterator<Item = &'a [Octave]>) -> Vec<Octave> {
+    let has_frees = |part: &[Octave]| part.iter().any(|octave| octave.freed > 0);
+    let parts: Vec<&[Octave]> = parts.collect();
+    let some_have = parts.iter().any(|part| has_frees(part));
+    let mut sums: BTreeMap<u32, Octave> = BTreeMap::new();
+    for octave in parts.into_iter().filter(|part| !some_have || has_frees(part)).flatten() {
+        let sum = sums.entry(octave.exponent).or_insert(Octave { exponent: octave.exponent, ..Octave::default() });
+        sum.freed = sum.freed.saturating_add(octave.freed);
+        sum.left = sum.left.saturating_add(octave.left);
+    }
+    sums.into_values().collect()
+}
+
+/// Samples by octave, from the first octave with a sample on.
+struct Table {
+    first: u32,
+    freed: Vec<u64>,
+    left: Vec<u64>,
+    /// Samples that reached the octave.
+    reached: Vec<u64>,
+}
+
+impl Table {
+    fn of(ages: &[Octave]) -> Option<Self> {
+        let ages = added([ages].into_iter());
+        let known =
+            || ages.iter().filter(|octave| octave.exponent <= MOST_EXPONENT && octave.freed.max(octave.left) > 0);
+        let (first, last) = (known().map(|it| it.exponent).min()?, known().map(|it| it.exponent).max()?);
+        let size = (last - first) as usize + 1;
+        let (mut freed, mut left, mut reached) = (vec![0; size], vec![0; size], vec![0; size]);
+        for octave in known() {
+            freed[(octave.exponent - first) as usize] = octave.freed.min(MOST_SAMPLES);
+            left[(octave.exponent - first) as usize] = octave.left.min(MOST_SAMPLES);
+        }
+        let mut sum = 0;
+        for at in (0..size).rev() {
+            sum += freed[at] + left[at];
+            reached[at] = sum;
+        }
+        Some(Self { first, freed, left, reached })
+    }
+
+    /// Trials and frees of octaves in which each sample that reached one counts as a trial.
+    fn usual(&self, begin: usize, end: usize) -> (u64, u64) {
+        (self.reached[begin..end].iter().sum(), self.freed[begin..end].iter().sum())
+    }
+
+    /// The same from an octave on, where samples count that were seen through the octave.
+    fn beyond(&self, begin: usize) -> (u64, u64) {
+        let trials = (begin..self.freed.len()).map(|at| self.reached[at] - self.left[at]).sum();
+        (trials, self.freed[begin..].iter().sum())
+    }
+}
+
+/// Tests whether some samples of a stack live far beyond its curve. `None` if its samples cannot tell: none was freed, or none
+/// was seen far beyond the ages at which others were freed.
+///
+/// Each octave that a sample reaches is a trial: is it freed in it? For each range of octaves, and all octaves that begin at
+/// least a factor of four after it, the number of frees in the latter is compared with a binomial number (given all frees of
+/// both). Samples that were not seen through an octave count as trials in the former, and not in the latter: both err on the
+/// side of no suspicion. The least p-value is multiplied by the number of comparisons (Bonferroni).
+pub fn outliving(ages: &[Octave]) -> Option<Outliving> {
+    let table = Table::of(ages)?;
+    let size = table.freed.len();
+    let (mut tried, mut best): (u32, Option<(f64, usize, usize)>) = (0, None);
+    for end in 1..size.saturating_sub(GAP) {
+        let (late, late_freed) = table.beyond(end + GAP);
+        if late == 0 {
+            break;
+        }
+        for begin in 0..end {
+            let (early, freed) = table.usual(begin, end);
+            tried += 1;
+            if freed == 0 {
+                continue;
+            }
+            let p = binomial::at_least(freed + late_freed, freed, early as f64 / (early + late) as f64);
+            if best.is_none_or(|(least, ..)| p < least) {
+                best = Some((p, begin, end));
+            }
+        }
+    }
+    let (p, begin, end) = best?;
+    let (early, freed) = table.usual(begin, end);
+    let (late, freed_beyond) = table.beyond(end + GAP);
+    let expected_beyond = late as f64 * freed as f64 / early as f64;
+    let older = table.left[end + GAP..].iter().sum();
+    let is_far = freed_beyond as f64 * FAR_RARER <= expected_beyond && older > 0;
+    Some(Outliving {
+        p_value: if is_far { (p * f64::from(tried)).min(1.0) } else { 1.0 },
+        usual_seconds: Octave::begin_seconds(table.first + end as u32),
+        freed: table.freed[..end].iter().sum(),
+        beyond_seconds: Octave::begin_seconds(table.first + (end + GAP) as u32),
+        older,
+        freed_beyond,
+        expected_beyond,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// SplitMix64, as numbers from 0 to 1.
+    struct Random(u64);
+
+    impl Random {
+        fn next(&mut self) -> f64 {
+            self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+            let mut z = self.0;
+            z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+            (((z ^ (z >> 31)) >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
+        }
+
+        /// The sum of twelve is near enough to a normal number.
+        fn normal(&mut self) -> f64 {
+            (0..12).map(|_| self.next()).sum::<f64>() - 6.0
+        }
+    }
+
+    /// A recording of `duration` ns: `blocks` begin at random moments and live as long as the law says.
+    fn recorded(random: &mut Random, blocks: usize, duration: f64, law: impl Fn(&mut Random) -> f64) -> Vec<Octave> {
+        let lives: Vec<(f64, f64)> = (0..blocks).map(|_| (random.next() * duration, law(random).max(1.0))).collect();
+        // Samples count as in use until the last free.
+        let ends = lives.iter().map(|(begin, lived)| begin + lived).filter(|end| *end <= duration);
+        let last = ends.fold(0.0, f64::max);
+        let seen = lives.iter().map(|&(begin, lived)| (lived.min(last - begin), begin + lived <= duration));
+        let octave = |(age, freed): (f64, bool)| Octave {
+            exponent: age.max(1.0).log2() as u32,
+            freed: u64::from(freed),
+            left: u64::from(!freed),
+        };
+        let ages: Vec<Octave> = seen.filter(|(age, _)| *age > 0.0).map(octave).collect();
+        added([ages.as_slice()].into_iter())
+    }
+
+    const SECOND: f64 = 1e9;
+
+    /// Of 2,000 recordings of each law without a leak, at most 5 % have p ≤ 0.05. The share is printed for the document.
+    #[test]
+    fn false_alarms_are_as_rare_as_the_p_value_says() {
+        type Law = fn(&mut Random) -> f64;
+        let laws: [(&str, Law); 9] = [
+            ("exponential, 10 ms", |random| -1e7 * random.next().ln()),
+            ("exponential, 1 s", |random| -1e9 * random.next().ln()),
+            ("Weibull 0.3", |random| 1e6 * (-random.next().ln()).powf(1.0 / 0.3)),
+            ("log-normal, sigma 3", |random| 1e6 * (3.0 * random.normal()).exp()),
+            ("Pareto 0.1", |random| 1e3 * random.next().powf(-10.0)),
+            ("Pareto 0.3", |random| 1e3 * random.next().powf(-1.0 / 0.3)),
+            ("Pareto 0.5", |random| 1e4 * random.next().powf(-2.0)),
+            ("Pareto 1", |random| 1e5 * random.next().powf(-1.0)),
+            ("Pareto 2", |random| 1e7 * random.next().powf(-0.5)),
+        ];
+        let mut random = Random(1);
+        let mut worst = 0.0_f64;
+        for (name, law) in laws {
+            for blocks in [10, 30, 100, 1_000] {
+                let rounds = if blocks == 1_000 { 400 } else { 2_000 };
+                let alarm = |random: &mut Random| {
+                    outliving(&recorded(random, blocks, 10.0 * SECOND, law)).is_some_and(|it| it.p_value <= 0.05)
+                };
+                let alarms = (0..rounds).filter(|_| alarm(&mut random)).count();
+                let share = alarms as f64 / f64::from(rounds);
+                println!("{name}, {blocks} blocks: {share}");
+                worst = worst.max(share);
+            }
+        }
+        assert!(worst <= 0.05, "{worst}");
+    }
+
+    /// One block in twenty is never freed, the others live 10 ms in the mean.
+    #[test]
+    fn a_share_that_is_never_freed_is_found() {
+        let law = |random: &mut Random| match random.next() {
+            leaked if leaked < 0.05 => 1e18,
+            _ => -1e7 * random.next().ln(),
+        };
+        let mut random = Random(2);
+        for (blocks, least) in [(100, 0.5), (300, 0.95)] {
+            let found = (0..400).filter(|_| {
+                let found = outliving(&recorded(&mut random, blocks, 10.0 * SECOND, law));
+                found.is_some_and(|it| it.p_value <= 0.01 && it.beyond_seconds > 0.03 && it.older > 0)
+            });
+            let share = found.count() as f64 / 400.0;
+            println!("{blocks} blocks: {share}");
+            assert!(share >= least, "{blocks}: {share}");
+        }
+    }
+
+    #[test]
+    fn parts_without_frees_count_only_among_themselves() {
+        let octave = |exponent, freed, left| Octave { exponent, freed, left };
+        let (idle, busy) = ([octave(33, 0, 5)], [octave(20, 7, 1), octave(30, 0, 2)]);
+        assert_eq!(added([&idle[..], &busy, &busy].into_iter()), [octave(20, 14, 2), octave(30, 0, 4)]);
+        assert_eq!(added([&idle[..], &idle].into_iter()), [octave(33, 0, 10)]);
+    }
+
+    #[test]
+    fn what_cannot_be_compared_is_not_judged() {
+        let octave = |exponent, freed, left| Octave { exponent, freed, left };
+        assert_eq!(outliving(&[]), None);
+        assert_eq!(outliving(&[octave(20, 100, 0)]), None);
+        assert_eq!(outliving(&[octave(20, 0, 50), octave(30, 0, 50)]), None, "nothing was freed");
+        assert_eq!(outliving(&[octave(20, 90, 0), octave(21, 0, 10)]), None, "nothing is far beyond");
+        let many = outliving(&[octave(20, u64::MAX, u64::MAX), octave(20, u64::MAX, 0), octave(30, 0, u64::MAX)]);
+        assert!(many.is_some_and(|it| it.p_value < 1e-9), "{many:?}");
+        assert_eq!(outliving(&[octave(20, 90, 0), octave(80, 0, 10)]), None, "no such age");
+        // All were freed in the end, however late.
+        let all_freed = outliving(&[octave(20, 900, 0), octave(33, 10, 0)]).expect("a comparison");
+        assert_eq!((all_freed.p_value, all_freed.older), (1.0, 0));
+    }
+
+    /// 900 of 1,000 are freed in the octave from 1 ms on; the rest is seen through the five octaves from 4 ms to 134 ms.
+    #[test]
+    fn the_figures_are_of_the_best_comparison() {
+        let ages = [Octave { exponent: 20, freed: 900, left: 0 }, Octave { exponent: 27, freed: 0, left: 100 }];
+        let found = outliving(&ages).expect("a comparison");
+        assert_eq!((found.freed, found.older, found.freed_beyond), (900, 100, 0));
+        assert!((found.usual_seconds - 2.097_152e-3).abs() < 1e-12, "{found:?}");
+        assert!((found.beyond_seconds - 8.388_608e-3).abs() < 1e-12, "{found:?}");
+        // Four octaves of 100 samples, of which 90 % each should have been freed.
+        assert!((found.expected_beyond - 360.0).abs() < 1e-9, "{found:?}");
+        let (early, late) = (1_000.0_f64, 400.0);
+        let expected = (early / (early + late)).powi(900) * 10.0;
+        assert!((found.p_value / expected - 1.0).abs() < 1e-6, "{found:?} {expected:e}");
+    }
+}

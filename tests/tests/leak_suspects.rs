@@ -1,0 +1,74 @@
+//! Leak suspects of a program whose leaks are known, and tables by size.
+
+use std::path::Path;
+use std::process::Command;
+
+use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::{Outcome, Recorder};
+use heapbpf_tests::target::Target;
+
+fn recorded(options: &[&str]) -> Outcome {
+    let mut target = Target::start(&program("suspects"), ["2000"]);
+    let recorder = options.iter().fold(Recorder::new().pid(target.pid()), |recorder, option| recorder.flag(option));
+    let recording = recorder.start();
+    target.run();
+    recording.stop()
+}
+
+fn report(profile: &Path, arguments: &[&str]) -> String {
+    let said = Command::new(heapbpf()).arg("report").arg(profile).args(arguments).output().expect("heapbpf runs");
+    assert!(said.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&said.stderr));
+    String::from_utf8(said.stdout).expect("text")
+}
+
+/// The lines from a heading to the next empty line.
+fn section<'a>(text: &'a str, heading: &str) -> Vec<&'a str> {
+    text.lines().skip_while(|line| !line.starts_with(heading)).take_while(|line| !line.is_empty()).collect()
+}
+
+/// Sites named in these lines, in order.
+fn sites(lines: &[&str]) -> Vec<String> {
+    let site = |line: &&str| line.find("site_").map(|at| line[at..at + 7].to_owned());
+    lines.iter().filter_map(site).collect()
+}
+
+#[test]
+fn what_outlives_its_stack_is_suspected_and_nothing_else() {
+    let Some(_turn) = turn("what_outlives_its_stack_is_suspected_and_nothing_else") else { return };
+    for interval in ["1", "600"] {
+        let outcome = recorded(&["--interval", interval]);
+        let text = report(&outcome.file("profile.json"), &["--suspects"]);
+        println!("{text}");
+        let suspects = section(&text, "Leak suspects");
+        assert_eq!(sites(&suspects), ["site_00"], "R = {interval}:\n{text}");
+        assert!(suspects[0].contains(" 1 of ") && suspects[0].contains("expected to be chance"), "{text}");
+        let evidence = suspects.iter().any(|line| line.contains("where") || line.contains("would be expected"));
+        assert!(evidence, "{text}");
+        // Of these two nothing is freed, but one of them has stopped to grow.
+        assert_eq!(sites(&section(&text, "Nothing freed")), ["site_02"], "R = {interval}:\n{text}");
+        // The report names suspects without being asked.
+        assert_eq!(sites(&section(&outcome.stdout, "Leak suspects")), ["site_00"], "{}", outcome.stdout);
+    }
+}
+
+#[test]
+fn without_ages_the_report_says_what_it_lacks() {
+    let Some(_turn) = turn("without_ages_the_report_says_what_it_lacks") else { return };
+    let outcome = recorded(&["--interval", "1"]);
+    let text = report(&outcome.file("profile.pb.gz"), &["--suspects"]);
+    assert!(text.contains("no ages of samples"), "{text}");
+}
+
+#[test]
+fn sizes_are_a_histogram() {
+    let Some(_turn) = turn("sizes_are_a_histogram") else { return };
+    let outcome = recorded(&["--interval", "1"]);
+    let text = report(&outcome.file("profile.json"), &["--by", "size"]);
+    println!("{text}");
+    let lines = section(&text, "By size");
+    let of_sites = lines.iter().find(|line| line.contains("128 B – 256 B")).expect("the size of all sites");
+    assert!(of_sites.contains('█') && of_sites.contains("100"), "{text}");
+    let pprof = report(&outcome.file("profile.pb.gz"), &["--by", "size"]);
+    assert!(section(&pprof, "By size").iter().any(|line| line.contains("128 B – 256 B") || line.contains("unknown")));
+}

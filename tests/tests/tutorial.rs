@@ -1,0 +1,87 @@
+//! Documents that show commands and what they print: every command is run, and its output compared.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use heapbpf_tests::document::{Step, compare, steps};
+use heapbpf_tests::environment::{heapbpf, turn};
+use tempfile::TempDir;
+
+/// What separates the outputs of commands.
+const BETWEEN: &str = "\u{1}status ";
+/// Longest time that all commands of a document may take, in seconds.
+const MOST_SECONDS: &str = "300";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().expect("the sources")
+}
+
+/// Exit status and output of each command, all run by one shell in an empty folder. It has `heapbpf`, the binary under test, and
+/// `sudo`, which does nothing here.
+fn run(commands: &[&str]) -> Vec<(String, String)> {
+    let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
+    let (tools, work) = (folder.path().join("tools"), folder.path().join("work"));
+    for it in [&tools, &work] {
+        fs::create_dir(it).expect("an empty folder");
+    }
+    symlink(heapbpf(), tools.join("heapbpf")).expect("an empty folder");
+    fs::write(tools.join("sudo"), "#!/bin/sh\nexec \"$@\"\n").expect("an empty folder");
+    fs::set_permissions(tools.join("sudo"), fs::Permissions::from_mode(0o755)).expect("our own file");
+    let mut script = String::from("trap 'kill $(jobs -p) 2> /dev/null' EXIT\nexec 2>&1\n");
+    for command in commands {
+        script += &format!("{command}\nprintf '{BETWEEN}%d\\n' $?\n");
+    }
+    let path = std::env::var("PATH").unwrap_or_default();
+    let output = Command::new("timeout")
+        .args([MOST_SECONDS, "bash", "-c", &script])
+        .current_dir(&work)
+        .env("PATH", format!("{}:{path}", tools.display()))
+        .env("HEAPBPF", root())
+        .stdin(Stdio::null())
+        .output()
+        .expect("timeout and bash run");
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
+    let text = String::from_utf8_lossy(&output.stdout).replace(&format!(" on {} ", host.trim()), " on host1 ");
+    let mut outputs = Vec::new();
+    let mut rest = text.as_str();
+    while let Some((output, after)) = rest.split_once(BETWEEN) {
+        let (status, next) = after.split_once('\n').expect("a status has a line");
+        outputs.push((status.to_owned(), output.to_owned()));
+        rest = next;
+    }
+    assert_eq!(outputs.len(), commands.len(), "the shell ended early ({}):\n{text}", output.status);
+    outputs
+}
+
+/// Runs all commands.
+///
+/// # Errors
+/// The first one that fails or prints something else, and what.
+fn differs(steps: &[Step]) -> Result<(), String> {
+    let commands: Vec<&str> = steps.iter().map(|step| step.command.as_str()).collect();
+    for (step, (status, output)) in steps.iter().zip(run(&commands)) {
+        let command = &step.command;
+        if status != "0" {
+            return Err(format!("{command}: status {status}:\n{output}"));
+        }
+        compare(&step.output, &output).map_err(|why| format!("{command}: {why}\nwhole output:\n{output}"))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn the_tutorial_shows_what_its_commands_print() {
+    let Some(_turn) = turn("the_tutorial_shows_what_its_commands_print") else { return };
+    let document = fs::read_to_string(root().join("docs/tutorial.md")).expect("docs/tutorial.md");
+    let steps = steps(&document);
+    assert!(steps.len() >= 15, "{} commands", steps.len());
+    // Once in some dozens of runs, a block that lives for microseconds is in use when a recording ends. It has a row then.
+    if let Err(first) = differs(&steps) {
+        println!("{first}\nonce more");
+        if let Err(second) = differs(&steps) {
+            panic!("{second}");
+        }
+    }
+}
