@@ -15,9 +15,11 @@ pub const NEW: u32 = 0;
 /// The thread belongs to a target whose calls count where links that serve every process see them.
 pub const TRACKED: u32 = link_kind::SHARED;
 /// The thread does not belong to a target.
-pub const IGNORED: u32 = 3;
+pub const IGNORED: u32 = 4;
 /// The thread belongs to a target whose calls count where links of its own see them.
 pub const OWN_LINKS: u32 = link_kind::OWN;
+/// The thread belongs to a target that announces its samples.
+pub const ANNOUNCED: u32 = link_kind::ANNOUNCED;
 
 /// The state of one thread. An unsampled call, or a free of an untracked block, touches only the first 56 bytes. The
 /// kernel puts a task's value 8 bytes after the start of a cache line, so these bytes share one cache line.
@@ -35,7 +37,7 @@ pub struct ThreadState {
     pub frees_seen: u64,
     /// Stack pointer of the last outermost call that may call a hooked function inside, or 0 if it has returned.
     pub outer_sp: u64,
-    /// [`NEW`], [`TRACKED`], [`IGNORED`] or [`OWN_LINKS`].
+    /// [`NEW`], [`TRACKED`], [`IGNORED`], [`OWN_LINKS`] or [`ANNOUNCED`].
     pub status: u32,
     /// Bit i is set if `slots[i]` holds an in-flight call, [`TAIL`] if `tail_sp` belongs to one.
     pub pending: u32,
@@ -141,7 +143,7 @@ impl ThreadState {
     /// Whether the thread is known to belong to a target.
     #[inline(always)]
     pub fn is_tracked(&self) -> bool {
-        self.status == TRACKED || self.status == OWN_LINKS
+        self.status == TRACKED || self.status == OWN_LINKS || self.status == ANNOUNCED
     }
 
     /// Changes with every allocation call of the thread.
