@@ -84,7 +84,7 @@ pub struct ThreadState {
     pub mapping_brk: u64,
     /// Number of calls that inline hooks have counted of this thread, as of its last site.
     pub moments: u64,
-    /// The sampled call that an inline hook's site reports.
+    /// The sampled call that an inline hook's site, or an announcement, reports.
     pub inline_call: Pending,
 }
 
@@ -132,10 +132,16 @@ impl ThreadState {
         unsafe { &*(&raw const self.slots[slot & (SLOTS - 1)]) }
     }
 
-    /// Keeps the call that an inline hook's site reports. It has no slot, because it is over.
+    /// Keeps the call that an inline hook's site or an announcement reports. It has no slot, because it is over.
     #[inline(always)]
     pub fn keep_inline_call(&mut self, call: Pending) -> &'static Pending {
         self.inline_call = call;
+        self.kept_inline_call()
+    }
+
+    /// The call that was kept last.
+    #[inline(always)]
+    pub fn kept_inline_call(&self) -> &'static Pending {
         // SAFETY: as in `slot`.
         unsafe { &*(&raw const self.inline_call) }
     }

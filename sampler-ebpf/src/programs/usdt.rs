@@ -57,25 +57,33 @@ fn announced(ctx: *mut c_void, state: &mut ThreadState, site: u32) {
     state.calls += 1;
     state.counters.sampled += 1;
     state.counters.announced += 1;
-    let (mut address, mut size, mut weighted) = (0, 0, 0);
-    if !argument(ctx, site, 1, &mut size)
-        || !argument(ctx, site, 2, &mut weighted)
-        || !argument(ctx, site, 0, &mut address)
-    {
+    let mut address = 0;
+    if !keep(ctx, state, site, &mut address) {
         state.counters.lost_result_unreadable += 1;
-        state.counters.lost_call_bytes += size;
         return;
     }
-    let sp = arch::stack_pointer(ctx);
-    // The address behind the no-op is to the unwinder what a return address is: it looks at what comes before it.
-    let ip = arch::instruction_pointer(ctx).wrapping_add(NO_OP_BYTES);
-    let pending = state.keep_inline_call(Pending {
-        sp,
+    let pending = state.kept_inline_call();
+    let registers = Registers { ip: pending.caller, sp: pending.sp, fp: arch::frame_pointer(ctx), lr: 0 };
+    allocation::report(ctx, &registers, state, pending, address, config!(live) != 0);
+}
+
+/// Keeps what a program says of a sample in the thread's state; `false` if that cannot be read. A function of its own, for its
+/// stack.
+#[inline(never)]
+fn keep(ctx: *mut c_void, state: &mut ThreadState, site: u32, address: &mut u64) -> bool {
+    let (mut size, mut weighted) = (0, 0);
+    if !argument(ctx, site, 0, address) || !argument(ctx, site, 1, &mut size) || !argument(ctx, site, 2, &mut weighted)
+    {
+        return false;
+    }
+    state.keep_inline_call(Pending {
+        sp: arch::stack_pointer(ctx),
         size,
         trials: weighted,
         offset: 0,
         interval: 0,
-        caller: ip,
+        // What follows the no-op is to the unwinder what a return address is: it looks at what comes before it.
+        caller: arch::instruction_pointer(ctx).wrapping_add(NO_OP_BYTES),
         out: 0,
         old_address: 0,
         old: LiveValue::default(),
@@ -84,8 +92,7 @@ fn announced(ctx: *mut c_void, state: &mut ThreadState, site: u32) {
         return_sites_probed: 0,
         may_throw: 0,
     });
-    let registers = Registers { ip, sp, fp: arch::frame_pointer(ctx), lr: 0 };
-    allocation::report(ctx, &registers, state, pending, address, config!(live) != 0);
+    true
 }
 
 /// Reads an argument of a site's probe; `false` if there is none, or its memory cannot be read.

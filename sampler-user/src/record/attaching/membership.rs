@@ -48,6 +48,11 @@ impl Attaching {
         if self.global {
             return;
         }
+        if self.standing.all_announce() {
+            // Announcements are rare: links that serve every process cost others next to nothing, and miss no child.
+            self.shares = true;
+            return;
+        }
         let pids: Vec<u32> = targets.running.iter().map(|process| process.pid).collect();
         let have_children = command.is_some()
             || pids.iter().any(|pid| has_children(*pid))
