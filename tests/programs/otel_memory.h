@@ -67,8 +67,8 @@ static __attribute__((noinline)) void announce(void *block, uint64_t size, uint6
 }
 
 static __attribute__((noinline)) void *announced_take(struct announcing *a, uint64_t size) {
-  struct head *h = a->freed[size % LISTS];
-  if (h && h->size == size) a->freed[size % LISTS] = h->next;
+  struct head *h = a->freed[size / 16 % LISTS];
+  if (h && h->size == size) a->freed[size / 16 % LISTS] = h->next;
   else {
     h = (struct head *)(a->arena + a->used);
     a->used += sizeof *h + ((size + 15) & ~15ull);
@@ -91,6 +91,6 @@ static __attribute__((noinline)) void announced_give(struct announcing *a, void 
   struct head *h = (struct head *)block - 1;
   if (h->sampled && otel_memory_free_semaphore)
     __asm__ volatile(NOTE("free", "8@%[p]") : : [p] "r"(block));
-  h->next = a->freed[h->size % LISTS];
-  a->freed[h->size % LISTS] = h;
+  h->next = a->freed[h->size / 16 % LISTS];
+  a->freed[h->size / 16 % LISTS] = h;
 }

@@ -1,9 +1,10 @@
 //! Samples that programs announce themselves (USDT, provider `otel_memory`), compared with what they allocated in truth.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::environment::{heapbpf, programs_folder, skipped, tool, turn};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::program::{library, program, program_with};
 use heapbpf_tests::recorder::Recorder;
@@ -13,6 +14,8 @@ use heapbpf_tests::truth::Truth;
 /// The interval at which the programs sample.
 const INTERVAL: u64 = 16 << 10;
 const ROUNDS: &str = "200000";
+/// Some seconds.
+const LONG: &str = "5000000";
 
 /// A static program without symbols, whose malloc nobody can find.
 fn alone() -> PathBuf {
@@ -23,7 +26,7 @@ fn recorder(target: &Target) -> Recorder {
     Recorder::new().pid(target.pid())
 }
 
-fn record(program: &PathBuf, mode: &str, options: &[[&str; 2]]) -> (Profile, Stats, Truth) {
+fn record(program: &Path, mode: &str, options: &[[&str; 2]]) -> (Profile, Stats, Truth) {
     let interval = INTERVAL.to_string();
     let mut target = Target::start(program, [&interval, ROUNDS, mode]);
     let recorder = options.iter().fold(recorder(&target), |it, [name, value]| it.option(name, value));
@@ -120,6 +123,76 @@ fn children_announce_like_their_parents() {
 }
 
 #[test]
+fn every_kind_of_link_raises_semaphores() {
+    let Some(_turn) = turn("every_kind_of_link_raises_semaphores") else { return };
+    for link in ["perf", "multi"] {
+        let (profile, stats, truth) = record(&program("announced"), "0", &[["--hook", "usdt"], ["--link", link]]);
+        announced(&profile, &stats, &truth);
+    }
+}
+
+/// A program of Rust that announces its samples by `asm!`, with a global allocator of its own. Each allocation of a site is a
+/// sample of a known weight, so figures are exact.
+#[test]
+fn a_rust_program_announces_by_inline_assembly() {
+    let case = "a_rust_program_announces_by_inline_assembly";
+    let Some(_turn) = turn(case) else { return };
+    let folder = tempfile::TempDir::with_prefix("heapbpf-rust-").expect("a temporary folder");
+    let source = programs_folder().join("announcing.rs");
+    let built = folder.path().join("announcing");
+    let compiled = tool("rustc").is_some_and(|rustc| {
+        let flags = ["--edition", "2024", "-C", "opt-level=1", "-C", "panic=abort", "-o"];
+        let compiled = Command::new(rustc).args(flags).arg(&built).arg(&source).status();
+        compiled.is_ok_and(|status| status.success())
+    });
+    if !compiled {
+        return skipped(case, "no Rust compiler that works");
+    }
+    let mut target = Target::start(&built, ["2000"]);
+    let recording = recorder(&target).option("--hook", "usdt").start();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    let site = truth.site("site_00");
+    let stacks = profile.stacks.iter().filter(|stack| stack.site() == Some("site_00"));
+    let figures = stacks.fold([0.0; 3], |[bytes, objects, inuse], stack| {
+        let of = &stack.figures;
+        let live = of.inuse_bytes.as_ref().expect("in use").value();
+        [bytes + of.alloc_bytes.value(), objects + of.alloc_objects.value(), inuse + live]
+    });
+    // 100 bytes of a thousand announced allocations stand for 4,145 bytes each, by R = 4,095.
+    let close = |found: f64, truth: u64| (found / (truth as f64 * 41.45) - 1.0).abs() < 1e-3;
+    assert!(close(figures[0], site.bytes) && close(figures[1], site.allocs), "{figures:?} {site:?}");
+    assert!(close(figures[2], site.live_bytes), "{figures:?} {site:?}");
+    assert!(stats.submitted == site.allocs && stats.lost() == 0, "{stats:?}");
+}
+
+/// Two programs on the host, of which one has an allocator: each counts once, by its own source.
+#[test]
+fn a_whole_host_has_both_sources() {
+    let Some(_turn) = turn("a_whole_host_has_both_sources") else { return };
+    let interval = INTERVAL.to_string();
+    let mut targets = [alone(), program("announced")].map(|path| Target::start(&path, [&*interval, ROUNDS, "3"]));
+    // Named like both programs, for a short time.
+    let recording = Recorder::new().option("--comm", "announced*").start();
+    let truths = targets.each_mut().map(Target::run);
+    // It starts while the recording runs, and is listed a little later.
+    let mut late = Target::start(&alone(), [&*interval, LONG, "3"]);
+    let late_truth = late.run();
+    let (profile, stats) = recording.stop().results();
+    let hook = |pid: u32| profile.process(pid).hook.clone();
+    assert_eq!(hook(targets[0].pid()).as_deref(), Some("usdt"));
+    let share = |target: &Target, truth: &Truth| {
+        profile.process(target.pid()).figures.alloc_bytes.value() / truth.bytes() as f64
+    };
+    assert!((share(&targets[0], &truths[0]) - 1.0).abs() < 0.1, "{stats:?}");
+    assert_eq!(hook(late.pid()).as_deref(), Some("usdt"));
+    let late = share(&late, &late_truth);
+    assert!(late > 0.0 && late < 1.1, "{late}");
+    let announced = |pid: u32| profile.stacks.iter().any(|it| it.pid == pid && it.function == "otel_memory:alloc");
+    assert!(!announced(targets[1].pid()), "its malloc is hooked, and it calls that never");
+}
+
+#[test]
 fn weights_by_no_common_interval_have_no_error_bars() {
     let Some(_turn) = turn("weights_by_no_common_interval_have_no_error_bars") else { return };
     let (profile, _, truth) = record(&program("announced"), "1", &[["--hook", "usdt"]]);
@@ -135,7 +208,7 @@ fn weights_by_no_common_interval_have_no_error_bars() {
 fn a_process_without_announcements_is_told_so() {
     let Some(_turn) = turn("a_process_without_announcements_is_told_so") else { return };
     let target = Target::start(&program("mix"), ["100"]);
-    let output = std::process::Command::new(heapbpf())
+    let output = Command::new(heapbpf())
         .args(["--hook", "usdt", "-d", "1s", "--pid", &target.pid().to_string()])
         .output()
         .expect("it runs");
