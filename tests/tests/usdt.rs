@@ -216,3 +216,34 @@ fn a_process_without_announcements_is_told_so() {
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("have USDT probes of the provider otel_memory"), "{said}");
 }
+
+#[test]
+fn what_announcements_cannot_do_is_refused() {
+    for (option, value, word) in [
+        ("-i", "4096", "-i"),
+        ("--criterion", "allocations", "--criterion"),
+        ("--alloc", "a.so:f(size=arg0)->ret", "--alloc"),
+    ] {
+        let arguments = ["--hook", "usdt", option, value, "--pid", "1"];
+        let output = Command::new(heapbpf()).args(arguments).output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(&format!("leave {word} out")), "{said}");
+    }
+}
+
+/// `doctor` says which source a process has, and what is left out for it.
+#[test]
+fn the_doctor_tells_of_announcements() {
+    let Some(_turn) = turn("the_doctor_tells_of_announcements") else { return };
+    let ask = |program: &Path| {
+        let target = Target::start(program, ["4096", "1", "3"]);
+        let pid = target.pid().to_string();
+        let output = Command::new(heapbpf()).args(["doctor", "--pid", &pid]).output().expect("it runs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let said = ask(&alone());
+    assert!(said.contains("otel_memory (USDT)") && said.contains("otel_memory:free"), "{said}");
+    let said = ask(&program("announced"));
+    assert!(said.contains("glibc") && !said.contains("otel_memory:free"), "{said}");
+}
