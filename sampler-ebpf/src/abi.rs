@@ -104,12 +104,15 @@ pub mod target_rule {
 }
 
 /// Kinds of links by whom they serve: in a link's [`Cookie`], and as values of the `TARGETS` map, which say which links count
-/// a process's calls. (0 and 3 are other states of threads.)
+/// a process's calls. (0 and 4 are other states of threads.)
 pub mod link_kind {
     /// Every process that maps the file.
     pub const SHARED: u32 = 1;
     /// One process.
     pub const OWN: u32 = 2;
+    /// Every process that maps the file, if it is listed as one that announces its samples, because it has no allocator to
+    /// hook.
+    pub const ANNOUNCED: u32 = 3;
 }
 
 /// The rings, by their index in the `RINGS` map.

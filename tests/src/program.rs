@@ -75,7 +75,12 @@ fn build(name: &str, output: &str, flags: &[&str]) -> PathBuf {
     let compiler = if source.extension().is_some_and(|e| e == "cc") { "c++" } else { "cc" };
 
     let mut hasher = DefaultHasher::new();
-    (read(&source), read(&folder.join("truth.h")), FLAGS, flags, output).hash(&mut hasher);
+    let text = read(&source);
+    (&text, read(&folder.join("truth.h")), FLAGS, flags, output).hash(&mut hasher);
+    let announcing = "otel_memory.h";
+    if text.windows(announcing.len()).any(|window| window == announcing.as_bytes()) {
+        read(&folder.join(announcing)).hash(&mut hasher);
+    }
     let built = target_folder().join("test-programs").join(format!("{:016x}", hasher.finish())).join(output);
     if built.exists() {
         return built;

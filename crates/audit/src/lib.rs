@@ -97,6 +97,8 @@ pub enum Hook {
     Probe,
     /// Code inside the process counts them; only sampled calls reach the kernel.
     Inline,
+    /// It announces its samples itself, by USDT probes.
+    Usdt,
     /// Nothing is hooked: its Go runtime samples what it allocates.
     #[serde(rename = "go runtime")]
     GoRuntime,
@@ -109,6 +111,7 @@ impl Hook {
         match self {
             Self::Probe => "probe",
             Self::Inline => "inline",
+            Self::Usdt => "usdt",
             Self::GoRuntime => "go runtime",
         }
     }
@@ -116,7 +119,7 @@ impl Hook {
     /// The one of this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Probe, Self::Inline, Self::GoRuntime].into_iter().find(|hook| hook.name() == name)
+        [Self::Probe, Self::Inline, Self::Usdt, Self::GoRuntime].into_iter().find(|hook| hook.name() == name)
     }
 }
 
@@ -189,11 +192,11 @@ mod tests {
         for kind in [LinkKind::Session, LinkKind::Multi, LinkKind::Perf] {
             shown(serde_json::to_value(kind).unwrap(), kind.to_string());
         }
-        for hook in [Hook::Probe, Hook::Inline, Hook::GoRuntime] {
+        for hook in [Hook::Probe, Hook::Inline, Hook::Usdt, Hook::GoRuntime] {
             shown(serde_json::to_value(hook).unwrap(), hook.to_string());
             assert_eq!(Hook::from_name(hook.name()), Some(hook));
         }
-        assert_eq!(Hook::from_name("usdt"), None);
+        assert_eq!(Hook::from_name("magic"), None);
         assert_eq!(serde_json::to_value(FileKind::StaticExecutable).unwrap(), "static-executable");
     }
 

@@ -35,6 +35,12 @@ impl Segment {
         self.is_loaded() && self.flags.contains(elf::PF_X)
     }
 
+    /// Whether it is mapped for writing.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.is_loaded() && self.flags.contains(elf::PF_W)
+    }
+
     /// Whether it is mapped, and `address` is in the part of it that is in the file.
     #[must_use]
     pub fn holds(&self, address: u64) -> bool {

@@ -70,6 +70,9 @@ pub enum AttachError {
         /// Whether the file has no symbols at all.
         stripped: bool,
     },
+    /// No program in the file announces its samples by USDT probes.
+    #[error("has no USDT probes of the provider otel_memory")]
+    NoAnnouncements,
 }
 
 impl AttachError {
@@ -77,7 +80,10 @@ impl AttachError {
     /// another file.
     #[must_use]
     pub const fn misses_nothing(&self) -> bool {
-        matches!(self, Self::NoAllocator { .. } | Self::NotElf | Self::Loader | Self::PassesOn { .. })
+        matches!(
+            self,
+            Self::NoAllocator { .. } | Self::NotElf | Self::Loader | Self::PassesOn { .. } | Self::NoAnnouncements
+        )
     }
 }
 

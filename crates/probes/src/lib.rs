@@ -55,6 +55,7 @@ mod reentrant;
 mod resolver;
 mod runtimes;
 mod table;
+mod usdt;
 mod versions;
 
 pub use allocators::Shape;
@@ -70,4 +71,5 @@ pub use plan::{
 };
 pub use runtimes::Runtime;
 pub use sampler_ebpf::abi::{FileRanges, ResultLocation, Site};
-pub use table::{BRK, MMAP, MREMAP, Table};
+pub use table::{ANNOUNCED, BRK, MMAP, MREMAP, Table};
+pub use usdt::announced;

@@ -42,6 +42,9 @@ pub struct PlannedSite {
     pub return_probe: ReturnProbe,
     /// Return sites, which can be probed instead. Empty for most functions.
     pub return_sites: Vec<ReturnSite>,
+    /// The program announces a sample there, or its free: file offset of the counter of those who listen, 0 if there is
+    /// none. `None`: a call.
+    pub announces: Option<u64>,
 }
 
 /// Whether a function's return address may be replaced while it runs.
@@ -460,6 +463,7 @@ impl Planning<'_> {
             return_needed: !is_free,
             return_probe,
             return_sites,
+            announces: None,
         })
     }
 }

@@ -14,6 +14,8 @@ pub const MMAP: u16 = u16::MAX - 1;
 pub const MREMAP: u16 = u16::MAX - 2;
 /// Number of `brk`, as [`MMAP`].
 pub const BRK: u16 = u16::MAX - 3;
+/// Number of all samples that programs announce themselves ([`announced`](crate::announced)), as [`MMAP`].
+pub const ANNOUNCED: u16 = u16::MAX - 4;
 
 /// One function of one allocator.
 #[derive(Clone, Debug)]
@@ -131,6 +133,7 @@ impl Table {
             MMAP => Some("mmap"),
             MREMAP => Some("mremap"),
             BRK => Some("brk"),
+            ANNOUNCED => Some("otel_memory:alloc"),
             row => self.row(row).map(|row| row.name.as_str()),
         }
     }
@@ -246,7 +249,8 @@ mod tests {
         assert_eq!(table.function_name(0), Some("take"), "custom functions come first");
         let named = |number| table.function_name(number);
         assert_eq!((named(MMAP), named(MREMAP), named(BRK)), (Some("mmap"), Some("mremap"), Some("brk")));
-        assert_eq!(named(BRK - 1), None);
+        assert_eq!(named(ANNOUNCED), Some("otel_memory:alloc"));
+        assert_eq!(named(ANNOUNCED - 1), None);
         assert!(table.names().starts_with("custom, jemalloc, "), "{}", table.names());
     }
 

@@ -17,6 +17,10 @@ pub const UNBOUNDED: &str = "nobody counted what was lost: --ring-bytes makes ro
 pub const PEAK_UNKNOWN: &str =
     "records were lost before the peak: --ring-bytes makes room, a larger -i makes fewer samples";
 
+/// Reason: samples that a process announces have weights that no sampling by bytes explains.
+pub const WEIGHTS_UNPROVEN: &str = "the process itself states what its samples stand for, and that is not by one sampling \
+                                    interval: how they vary is not known";
+
 /// Most sampling intervals with bounds of their own, as a file may claim a different one for each process.
 const MOST_INTERVALS: usize = 32;
 
@@ -113,6 +117,9 @@ impl LossBounds {
                 continue;
             }
             let losses = &process.losses;
+            if losses.weights_unproven {
+                return Err(WEIGHTS_UNPROVEN);
+            }
             if losses.unbounded {
                 return Err(UNBOUNDED);
             }

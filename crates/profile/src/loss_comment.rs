@@ -28,6 +28,7 @@ pub fn written(name: &str, losses: &Losses, slack: &LossBound) -> Option<String>
         ("peak_unknown", losses.peak_unknown),
         ("inuse_unbounded", losses.inuse_unbounded),
         ("unbounded", losses.unbounded),
+        ("weights_unproven", losses.weights_unproven),
     ];
     for (key, _) in flags.into_iter().filter(|(_, is_set)| *is_set) {
         line.push_str(&format!(" {key}=1"));
@@ -50,6 +51,7 @@ pub fn read(line: &str) -> Option<(&str, Losses, LossBound)> {
             "peak_unknown" => losses.peak_unknown = value == "1",
             "inuse_unbounded" => losses.inuse_unbounded = value == "1",
             "unbounded" => losses.unbounded = value == "1",
+            "weights_unproven" => losses.weights_unproven = value == "1",
             _ => return None,
         }
     }
@@ -76,7 +78,9 @@ mod tests {
             ..Losses::default()
         };
         for name in ["server (42)", "a: b=c (1)", "losses x: alloc=1/2 (3)"] {
-            for (losses, slack) in [(losses, bound(0, 7)), (Losses { unbounded: true, ..losses }, bound(0, 0))] {
+            for (losses, slack) in
+                [(losses, bound(0, 7)), (Losses { unbounded: true, weights_unproven: true, ..losses }, bound(0, 0))]
+            {
                 let line = written(name, &losses, &slack).expect("there are losses");
                 assert_eq!(read(&line), Some((name, losses, slack)), "{line}");
             }

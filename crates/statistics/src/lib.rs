@@ -1,6 +1,7 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+pub mod announced;
 pub mod binomial;
 pub mod calibrate;
 pub mod criterion;

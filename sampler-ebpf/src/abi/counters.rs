@@ -96,6 +96,9 @@ pub struct Counters {
     /// Frees of sampled blocks by targets that count themselves: the only frees there that reach a probe. They are among
     /// [`Counters::frees_seen`]. The daemon computes this too.
     pub inline_frees: u64,
+    /// Samples that the process announced itself. They are among [`Counters::calls`] and [`Counters::sampled`]; what it
+    /// allocated besides is not counted.
+    pub announced: u64,
 }
 
 impl Counters {

@@ -28,7 +28,97 @@ pub struct Site {
     /// The `SITE_*` flags.
     pub flags: u8,
     /// Zero.
-    pub reserved: [u8; 29],
+    pub reserved: [u8; 5],
+    /// Where the arguments of an announcement are: an [`Operand`] each.
+    pub operands: [u64; 3],
+}
+
+/// Where an argument of an announcement is (x86-64): from the lowest byte, place, register by its number in the instruction
+/// set, size in bytes and whether it is signed, then 32 bits of displacement.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Operand(pub u64);
+
+/// Kinds of [`Operand`]s.
+pub mod place {
+    /// There is no such argument.
+    pub const NONE: u8 = 0;
+    /// In a register.
+    pub const REGISTER: u8 = 1;
+    /// In memory, at a register plus the displacement.
+    pub const MEMORY: u8 = 2;
+    /// It is the displacement itself.
+    pub const CONSTANT: u8 = 3;
+}
+
+impl Operand {
+    const fn new(place: u8, register: u8, displacement: i32, bytes: u8, is_signed: bool) -> Self {
+        Self(
+            place as u64
+                | (register as u64) << 8
+                | (bytes as u64) << 16
+                | (is_signed as u64) << 24
+                | (displacement.cast_unsigned() as u64) << 32,
+        )
+    }
+
+    /// In a register.
+    #[must_use]
+    pub const fn register(number: u8, bytes: u8, is_signed: bool) -> Self {
+        Self::new(place::REGISTER, number, 0, bytes, is_signed)
+    }
+
+    /// In memory, at a register plus a displacement.
+    #[must_use]
+    pub const fn memory(base: u8, displacement: i32, bytes: u8, is_signed: bool) -> Self {
+        Self::new(place::MEMORY, base, displacement, bytes, is_signed)
+    }
+
+    /// A number.
+    #[must_use]
+    pub const fn constant(value: i32) -> Self {
+        Self::new(place::CONSTANT, 0, value, 8, true)
+    }
+
+    /// One of [`place`].
+    #[inline(always)]
+    #[must_use]
+    pub const fn place(self) -> u8 {
+        self.0 as u8
+    }
+
+    /// Number of the register.
+    #[inline(always)]
+    #[must_use]
+    pub const fn register_number(self) -> u8 {
+        (self.0 >> 8) as u8
+    }
+
+    /// Size of the value, bytes.
+    #[inline(always)]
+    #[must_use]
+    pub const fn bytes(self) -> u8 {
+        (self.0 >> 16) as u8
+    }
+
+    /// The displacement, with its sign.
+    #[inline(always)]
+    #[must_use]
+    pub const fn displacement(self) -> u64 {
+        ((self.0 as i64) >> 32) as u64
+    }
+
+    /// The argument of which the lowest bytes are in `word`.
+    #[inline(always)]
+    #[must_use]
+    pub const fn value(self, word: u64) -> u64 {
+        let unused = match self.bytes() {
+            1 => 56,
+            2 => 48,
+            4 => 32,
+            _ => 0,
+        };
+        if self.0 >> 24 & 1 == 0 { word << unused >> unused } else { ((word << unused) as i64 >> unused) as u64 }
+    }
 }
 
 impl Site {
@@ -176,7 +266,8 @@ const PLAIN: Site = Site {
     old_argument: NO_ARGUMENT,
     out_argument: NO_ARGUMENT,
     flags: 0,
-    reserved: [0; 29],
+    reserved: [0; 5],
+    operands: [0; 3],
 };
 
 /// No such argument.
@@ -234,9 +325,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn an_operand_has_a_value_of_its_size_and_sign() {
+        let word = 0x8877_6655_4433_80f0;
+        let value = |bytes, is_signed| Operand::register(7, bytes, is_signed).value(word);
+        assert_eq!([value(1, false), value(2, false), value(4, false)], [0xf0, 0x80f0, 0x4433_80f0]);
+        assert_eq!((value(8, false), value(8, true)), (word, word));
+        assert_eq!([value(1, true), value(2, true)], [0xf0_u64.wrapping_sub(256), 0x80f0_u64.wrapping_sub(65536)]);
+        let memory = Operand::memory(4, -16, 4, true);
+        assert_eq!((memory.place(), memory.register_number(), memory.bytes()), (place::MEMORY, 4, 4));
+        assert_eq!((memory.displacement(), Operand::constant(5).displacement()), (16_u64.wrapping_neg(), 5));
+    }
+
+    #[test]
     fn the_kind_of_a_link_leaves_the_rest_of_its_cookie_alone() {
         let cookie = Site { size_argument: 1, old_argument: 2, flags: SITE_ZERO_FREES, ..PLAIN }.cookie(8191);
-        for kind in [link_kind::SHARED, link_kind::OWN] {
+        for kind in [link_kind::SHARED, link_kind::OWN, link_kind::ANNOUNCED] {
             let linked = cookie.of_kind(3).of_kind(kind);
             assert_eq!((linked.link_kind(), linked.index(), linked.shape()), (kind, 8191, cookie.shape()));
         }

@@ -4,7 +4,7 @@ use core::ffi::c_void;
 
 use aya_ebpf::programs::RawTracePointContext;
 use aya_log_ebpf::warn;
-use sampler_ebpf::abi::{Counters, ProcessKey, kind};
+use sampler_ebpf::abi::{Counters, ProcessKey, kind, link_kind, target_rule};
 
 use crate::config::config;
 use crate::context::argument;
@@ -29,6 +29,11 @@ pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
     }
     // Whether it is a target or not: it has the hooks.
     inline_counts::fork(parent, child);
+    let announces = target::announces(parent_tgid);
+    if config!(target_rules) & target_rule::ALL != 0 && announces {
+        // Every process is a target; this one is listed for how it is counted alone.
+        let _ = target::list_as(child_tgid, link_kind::ANNOUNCED);
+    }
     if !target::follows() || !target::is_target(parent_tgid) {
         return 0;
     }
@@ -37,7 +42,8 @@ pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
     if let Some(python) = unsafe { PYTHON.get(parent_tgid) } {
         let _ = PYTHON.insert(child_tgid, python, 0);
     }
-    if !target::list(child_tgid) {
+    let kind = if announces { link_kind::ANNOUNCED } else { link_kind::SHARED };
+    if !target::list_as(child_tgid, kind) {
         warn!(&RawTracePointContext::new(ctx), "no room for the target {}, a child of {}", child_tgid, parent_tgid);
     } else if !output::submit_process(kind::FORK, child_tgid, process_of(parent), ProcessKey::default()) {
         count_process_event_lost();
@@ -51,6 +57,7 @@ pub extern "C" fn process_fork(ctx: *mut c_void) -> u32 {
 #[unsafe(link_section = "raw_tp/sched_process_exec")]
 pub extern "C" fn process_exec(ctx: *mut c_void) -> u32 {
     let next = process_of(current_task());
+    target::announce_no_more(next.tgid);
     if target::is_target(next.tgid) {
         target::list_by_rule(next.tgid);
     }

@@ -47,6 +47,8 @@ mod iterator;
 mod lifecycle;
 mod mapping;
 mod trial;
+#[cfg(bpf_target_arch = "x86_64")]
+mod usdt;
 
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

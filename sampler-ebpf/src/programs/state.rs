@@ -9,7 +9,7 @@ use crate::counters::take_number;
 use crate::maps::{self, THREADS};
 use crate::process::{current_pid_tgid, current_task, process_of, space_of};
 use crate::target::{kind_of, list_by_rule};
-use crate::thread::{IGNORED, ThreadState};
+use crate::thread::{ANNOUNCED, IGNORED, ThreadState};
 
 /// No kind of link: a call counts whichever links serve its process.
 const ANY_LINK: u32 = 0;
@@ -51,6 +51,21 @@ impl ThreadState {
             return (state.is_tracked() || state.admit()).then_some(state);
         }
         Self::of_new_thread(ANY_LINK, without_state)
+    }
+
+    /// The state of the calling thread if it belongs to a target whose announcements count at this kind of link. A process may
+    /// be listed as one that announces after its threads were admitted.
+    #[inline(always)]
+    pub fn of_announcing_target(link: u32, without_state: impl FnOnce()) -> Option<&'static mut Self> {
+        if link != ANNOUNCED {
+            return Self::of_target(link, without_state);
+        }
+        if kind_of((current_pid_tgid() >> 32) as u32) != Some(ANNOUNCED) {
+            return None;
+        }
+        let state = Self::of_any_target(without_state)?;
+        state.status = ANNOUNCED;
+        Some(state)
     }
 
     /// Does the same for a thread that has no state yet.

@@ -24,12 +24,16 @@ pub fn kind_of(tgid: u32) -> Option<u32> {
         return None;
     }
     let rules = config!(target_rules);
-    if rules & target_rule::ALL != 0 {
-        return Some(link_kind::SHARED);
-    }
     // SAFETY: the value is an aligned u32, which changes as a whole; one that was removed meanwhile was a target just now.
     if let Some(kind) = unsafe { TARGETS.get(tgid) } {
-        return Some(if *kind == link_kind::OWN { link_kind::OWN } else { link_kind::SHARED });
+        return Some(match *kind {
+            link_kind::OWN => link_kind::OWN,
+            link_kind::ANNOUNCED => link_kind::ANNOUNCED,
+            _ => link_kind::SHARED,
+        });
+    }
+    if rules & target_rule::ALL != 0 {
+        return Some(link_kind::SHARED);
     }
     if rules & target_rule::CGROUP != 0 {
         let level = config!(cgroup_level) as i32;
@@ -71,10 +75,36 @@ pub fn leave_own_links(tgid: u32) {
     }
 }
 
+/// Has links that serve every process count a process that announced its samples and runs another program now.
+#[inline(always)]
+pub fn announce_no_more(tgid: u32) {
+    if let Some(kind) = TARGETS.get_ptr_mut(tgid) {
+        // SAFETY: the pointer is to the map's value, an aligned u32.
+        unsafe {
+            if *kind == link_kind::ANNOUNCED {
+                *kind = link_kind::SHARED;
+            }
+        }
+    }
+}
+
+/// Whether a process announces its samples, so that its children do.
+#[inline(always)]
+pub fn announces(tgid: u32) -> bool {
+    // SAFETY: the value is an aligned u32, which changes as a whole.
+    unsafe { TARGETS.get(tgid) }.is_some_and(|kind| *kind == link_kind::ANNOUNCED)
+}
+
 /// Lists a process: links that serve every process count its calls. `false` if there is no room, which is counted.
 #[inline(always)]
 pub fn list(tgid: u32) -> bool {
-    let has_room = TARGETS.insert(tgid, link_kind::SHARED, u64::from(BPF_ANY)).is_ok();
+    list_as(tgid, link_kind::SHARED)
+}
+
+/// Lists a process whose calls links of this kind count.
+#[inline(always)]
+pub fn list_as(tgid: u32, kind: u32) -> bool {
+    let has_room = TARGETS.insert(tgid, kind, u64::from(BPF_ANY)).is_ok();
     if !has_room {
         count_process_event_lost();
     }

@@ -15,9 +15,11 @@ pub const NEW: u32 = 0;
 /// The thread belongs to a target whose calls count where links that serve every process see them.
 pub const TRACKED: u32 = link_kind::SHARED;
 /// The thread does not belong to a target.
-pub const IGNORED: u32 = 3;
+pub const IGNORED: u32 = 4;
 /// The thread belongs to a target whose calls count where links of its own see them.
 pub const OWN_LINKS: u32 = link_kind::OWN;
+/// The thread belongs to a target that announces its samples.
+pub const ANNOUNCED: u32 = link_kind::ANNOUNCED;
 
 /// The state of one thread. An unsampled call, or a free of an untracked block, touches only the first 56 bytes. The
 /// kernel puts a task's value 8 bytes after the start of a cache line, so these bytes share one cache line.
@@ -35,7 +37,7 @@ pub struct ThreadState {
     pub frees_seen: u64,
     /// Stack pointer of the last outermost call that may call a hooked function inside, or 0 if it has returned.
     pub outer_sp: u64,
-    /// [`NEW`], [`TRACKED`], [`IGNORED`] or [`OWN_LINKS`].
+    /// [`NEW`], [`TRACKED`], [`IGNORED`], [`OWN_LINKS`] or [`ANNOUNCED`].
     pub status: u32,
     /// Bit i is set if `slots[i]` holds an in-flight call, [`TAIL`] if `tail_sp` belongs to one.
     pub pending: u32,
@@ -82,7 +84,7 @@ pub struct ThreadState {
     pub mapping_brk: u64,
     /// Number of calls that inline hooks have counted of this thread, as of its last site.
     pub moments: u64,
-    /// The sampled call that an inline hook's site reports.
+    /// The sampled call that an inline hook's site, or an announcement, reports.
     pub inline_call: Pending,
 }
 
@@ -130,10 +132,16 @@ impl ThreadState {
         unsafe { &*(&raw const self.slots[slot & (SLOTS - 1)]) }
     }
 
-    /// Keeps the call that an inline hook's site reports. It has no slot, because it is over.
+    /// Keeps the call that an inline hook's site or an announcement reports. It has no slot, because it is over.
     #[inline(always)]
     pub fn keep_inline_call(&mut self, call: Pending) -> &'static Pending {
         self.inline_call = call;
+        self.kept_inline_call()
+    }
+
+    /// The call that was kept last.
+    #[inline(always)]
+    pub fn kept_inline_call(&self) -> &'static Pending {
         // SAFETY: as in `slot`.
         unsafe { &*(&raw const self.inline_call) }
     }
@@ -141,7 +149,7 @@ impl ThreadState {
     /// Whether the thread is known to belong to a target.
     #[inline(always)]
     pub fn is_tracked(&self) -> bool {
-        self.status == TRACKED || self.status == OWN_LINKS
+        self.status == TRACKED || self.status == OWN_LINKS || self.status == ANNOUNCED
     }
 
     /// Changes with every allocation call of the thread.

@@ -7,7 +7,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
-use heapbpf_probes::{AllocatorFile, AttachError, Examination, KernelRules, Runtime, Table, examine_avoiding};
+use heapbpf_probes::{
+    AllocatorFile, AttachError, Examination, KernelRules, Runtime, Table, announced, examine_avoiding,
+};
 
 use crate::host::open::{self, Beneath};
 use crate::host::own_memory::give_memory_back;
@@ -44,6 +46,18 @@ pub struct UnreadableFile {
     pub source: std::io::Error,
 }
 
+/// Of what samples are made.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Sources {
+    /// Calls of allocators.
+    #[default]
+    Allocators,
+    /// Announcements of programs, in files without an allocator.
+    AllocatorsOrAnnouncements,
+    /// Announcements of programs alone.
+    Announcements,
+}
+
 /// An examined file.
 pub struct ExaminedFile {
     /// Its path, as the first process sees it that was found to map it.
@@ -52,6 +66,8 @@ pub struct ExaminedFile {
     pub file: Arc<File>,
     /// The plan, or why nothing in the file can be hooked.
     pub plan: Result<AllocatorFile, Arc<AttachError>>,
+    /// Whether the plan is of what the program announces, not of an allocator.
+    pub announces: bool,
     /// A language runtime in it, with a heap of its own.
     pub runtime: Option<Runtime>,
 }
@@ -60,6 +76,7 @@ pub struct ExaminedFile {
 pub struct ExaminedFiles {
     rules: KernelRules,
     table: Table,
+    sources: Sources,
     by_key: HashMap<FileKey, ExaminedFile>,
     /// For every file on or beneath an overlay mount: the key that it was first seen under, and whether that was through
     /// the overlay. The kernel places probes on the inode beneath.
@@ -84,6 +101,7 @@ impl ExaminedFiles {
         Self {
             rules,
             table,
+            sources: Sources::default(),
             by_key: HashMap::new(),
             beneath: HashMap::new(),
             aliases: HashMap::new(),
@@ -91,6 +109,18 @@ impl ExaminedFiles {
             jobs: None,
             examined: channel(),
         }
+    }
+
+    /// Looks for these sources of samples.
+    #[must_use]
+    pub const fn of(mut self, sources: Sources) -> Self {
+        self.sources = sources;
+        self
+    }
+
+    /// Whether an examined file has no allocator, but a program in it announces its samples.
+    pub fn announces(&self, key: FileKey) -> bool {
+        self.get(key).is_some_and(|file| file.announces && self.sources == Sources::AllocatorsOrAnnouncements)
     }
 
     /// The allocators that are looked for.
@@ -131,7 +161,7 @@ impl ExaminedFiles {
         if let Some(known) = self.by_key.get(&key) {
             return Ok((key, known.plan.is_ok()));
         }
-        let examined = examined(path.to_owned(), Arc::clone(file), &self.rules, &self.table);
+        let examined = examined(path.to_owned(), Arc::clone(file), (&self.rules, &self.table, self.sources));
         let is_hookable = examined.plan.is_ok();
         self.by_key.insert(key, examined);
         Ok((key, is_hookable))
@@ -163,10 +193,12 @@ impl ExaminedFiles {
         if self.jobs.is_none() {
             let (jobs, queue) = channel::<Job>();
             let (rules, table, examined) = (self.rules, self.table.clone(), self.examined.0.clone());
+            let sources = self.sources;
             let work = move || {
                 for (key, path, file) in queue {
                     // The file is hostile. Its reader should not panic on it, but whoever waits must hear of it if it does.
-                    let found = catch_unwind(AssertUnwindSafe(|| self::examined(path, file, &rules, &table))).ok();
+                    let found =
+                        catch_unwind(AssertUnwindSafe(|| self::examined(path, file, (&rules, &table, sources)))).ok();
                     give_memory_back();
                     if examined.send((key, found)).is_err() {
                         return;
@@ -197,12 +229,12 @@ impl ExaminedFiles {
         }
         let (large, small): (Vec<_>, Vec<_>) = new.into_iter().partition(|(_, (_, file))| is_large(file));
         let small = Mutex::new(small);
-        let (rules, table) = (&self.rules, &self.table);
+        let how = (&self.rules, &self.table, self.sources);
         let work = |large: Vec<(FileKey, (String, Arc<File>))>| {
             // The lock is released before the file is read.
             let small = std::iter::from_fn(|| small.lock().ok().and_then(|mut queue| queue.pop()));
             let files = large.into_iter().chain(small);
-            files.map(|(key, (path, file))| (key, self::examined(path, file, rules, table))).collect::<Vec<_>>()
+            files.map(|(key, (path, file))| (key, self::examined(path, file, how))).collect::<Vec<_>>()
         };
         let examined: Vec<(FileKey, ExaminedFile)> = std::thread::scope(|scope| {
             let threads = std::thread::available_parallelism().map_or(1, usize::from);
@@ -216,7 +248,7 @@ impl ExaminedFiles {
 
     /// Plans an examined file anew, without probes at these file offsets as far as possible.
     pub fn avoid(&mut self, key: FileKey, offsets: &BTreeSet<u64>) {
-        if let Some(ExaminedFile { path, file, plan, .. }) = self.by_key.get_mut(&key) {
+        if let Some(ExaminedFile { path, file, plan, announces: false, .. }) = self.by_key.get_mut(&key) {
             *plan = examine_avoiding(&**file, path, &self.rules, &self.table, offsets).plan.map_err(Arc::new);
         }
     }
@@ -270,9 +302,21 @@ fn is_large(file: &File) -> bool {
 }
 
 /// Reads and plans a file.
-fn examined(path: String, file: Arc<File>, rules: &KernelRules, table: &Table) -> ExaminedFile {
+fn examined(path: String, file: Arc<File>, how: (&KernelRules, &Table, Sources)) -> ExaminedFile {
+    let (rules, table, sources) = how;
+    if sources == Sources::Announcements {
+        let plan = announced(&*file, rules).and_then(|plan| plan.ok_or(AttachError::NoAnnouncements));
+        return ExaminedFile { path, file, announces: plan.is_ok(), plan: plan.map_err(Arc::new), runtime: None };
+    }
     let Examination { plan, runtime } = examine_avoiding(&*file, &path, rules, table, &BTreeSet::new());
-    ExaminedFile { path, file, plan: plan.map_err(Arc::new), runtime }
+    let has_none = matches!(plan, Err(AttachError::NoAllocator { .. } | AttachError::StaticStripped));
+    if has_none
+        && sources == Sources::AllocatorsOrAnnouncements
+        && let Ok(Some(announced)) = announced(&*file, rules)
+    {
+        return ExaminedFile { path, file, plan: Ok(announced), announces: true, runtime };
+    }
+    ExaminedFile { path, file, plan: plan.map_err(Arc::new), announces: false, runtime }
 }
 
 #[cfg(test)]
@@ -282,7 +326,13 @@ impl ExaminedFiles {
         let key = FileKey::of(&file).expect("stat of an open file");
         self.by_key.insert(
             key,
-            ExaminedFile { path: path.into(), file: Arc::new(file), plan: plan.map_err(Arc::new), runtime: None },
+            ExaminedFile {
+                path: path.into(),
+                file: Arc::new(file),
+                plan: plan.map_err(Arc::new),
+                announces: false,
+                runtime: None,
+            },
         );
         key
     }

@@ -13,7 +13,7 @@ use heapbpf_probes::{AllocatorFile, AttachError, EndSeen, KernelRules, PlannedSi
 use sampler_ebpf::abi::{FileRanges, SITE_CALLS_OUT, SITE_RETURN_SITES_PROBED, Site};
 
 use super::audit::file_audit;
-use super::files::{ExaminedFiles, FileKey};
+use super::files::{ExaminedFiles, FileKey, Sources};
 use super::frees::FreeTracking;
 pub use super::frees::Served;
 use super::linker::{Linker, ProbeLinks, Refused, SiteTable};
@@ -122,6 +122,13 @@ impl<L: ProbeLinks> Hooks<L> {
     #[must_use]
     pub fn only(mut self, functions: &'static [&'static str]) -> Self {
         self.only = Some(functions);
+        self
+    }
+
+    /// Looks for these sources of samples.
+    #[must_use]
+    pub fn of(mut self, sources: Sources) -> Self {
+        self.files = self.files.of(sources);
         self
     }
 
@@ -354,6 +361,13 @@ impl Wanted {
     /// The instructions that a site's probes are on.
     fn points_of(&self, planned: &PlannedSite, index: u32) -> Vec<ProbePoint> {
         let end = self.end_seen(planned);
+        if let Some(semaphore) = planned.announces {
+            let role = match planned.return_needed {
+                true => Role::Announces { semaphore },
+                false => Role::AnnouncesFree { semaphore },
+            };
+            return vec![ProbePoint { offset: planned.site.offset, cookie: planned.site.cookie(index).0, role }];
+        }
         let role = match end {
             _ if !planned.return_needed => Role::Frees,
             EndSeen::Returning => Role::Allocates,

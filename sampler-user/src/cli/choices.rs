@@ -58,20 +58,24 @@ impl LinkArg {
 /// How calls are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum HookArg {
-    /// Probes
+    /// Probes; where a process has no allocator that can be probed, what it announces itself (usdt)
     #[default]
     Auto,
     /// By probes, which trap on every call
     Probe,
     /// Inside the process, by code that is mapped into it (x86-64; with --pid or -- COMMAND)
     Inline,
+    /// By the process itself: samples that it announces by USDT probes of the provider otel_memory (x86-64)
+    Usdt,
 }
 
 impl From<HookArg> for Hook {
     fn from(arg: HookArg) -> Self {
         match arg {
-            HookArg::Auto | HookArg::Probe => Self::Probe,
+            HookArg::Auto => Self::Auto,
+            HookArg::Probe => Self::Probe,
             HookArg::Inline => Self::Inline,
+            HookArg::Usdt => Self::Usdt,
         }
     }
 }

@@ -8,6 +8,7 @@ use super::args::DoctorArgs;
 use super::compare::print;
 use super::error::PlanError;
 use super::{allocators, plan, targets};
+use crate::attach::files::Sources;
 use crate::attach::hooks::Hooks;
 use crate::attach::rules;
 use crate::cost::measure;
@@ -37,7 +38,7 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     let targets = select(&targets::targets(&args.target)?).map_err(PlanError::from)?;
     let mut kernel = KernelSide::look();
     let rules = rules::of_this_kernel(kernel.loaded.as_ref().map(|(programs, _)| programs));
-    let mut hooks = Hooks::new(rules, Table::new(&custom), true);
+    let mut hooks = Hooks::new(rules, Table::new(&custom), true).of(Sources::AllocatorsOrAnnouncements);
     let mut debug_dirs = args.debug_dir.clone();
     debug_dirs.push(debug_files::DEFAULT_DIRECTORY.into());
 

@@ -121,10 +121,29 @@ fn check_options(args: &RecordArgs) -> Result<Rules, PlanError> {
     if args.limits.ring_bytes.is_some_and(|bytes| bytes == 0 || bytes > LARGEST_RING) {
         return Err(PlanError::Usage(format!("--ring-bytes: the range is 1 to {LARGEST_RING} bytes (1GiB)")));
     }
-    if args.limits.hook == HookArg::Inline {
-        check_inline(args)?;
+    match args.limits.hook {
+        HookArg::Inline => check_inline(args)?,
+        HookArg::Usdt => check_usdt(args)?,
+        HookArg::Auto | HookArg::Probe => {}
     }
     Ok(rules)
+}
+
+/// Checks that nothing is asked of samples that processes take themselves.
+fn check_usdt(args: &RecordArgs) -> Result<(), PlanError> {
+    let sampling = &args.sampling;
+    let refusal = if sampling.interval != Interval::Size(DEFAULT_INTERVAL) {
+        "processes choose their interval themselves: leave -i out"
+    } else if Criterion::from(sampling.criterion) != Criterion::Bytes {
+        "processes sample by bytes: leave --criterion out"
+    } else if sampling.mmap {
+        "an allocator's own mappings cannot be told from others: leave --mmap out"
+    } else if !args.target.allocators.is_empty() {
+        "no allocator is hooked: leave --alloc out"
+    } else {
+        return Ok(());
+    };
+    Err(PlanError::Usage(format!("--hook usdt: {refusal}")))
 }
 
 /// Checks that inline hooks can do what is asked of them.
@@ -251,6 +270,8 @@ fn kernel(args: &RecordArgs, targets: &Targets, rules: &Rules, rings: RingSizes)
 /// Sampling interval under `-i auto` until the call rate is known. That takes a short time, and this interval is
 /// small enough that it hardly widens error bars.
 const AUTOMATIC_START: u64 = 64 << 10;
+/// Default sampling interval.
+const DEFAULT_INTERVAL: u64 = 512 << 10;
 /// Default share of CPU time that probes may take with `--all`: the kernel's own limit for perf events.
 const HOST_BUDGET: f64 = 0.25;
 

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use heapbpf_audit::{AttachEntry, Covered, LinkKind, Missing};
+use heapbpf_audit::{AttachEntry, Covered, FileAudit, LinkKind, Missing};
 use heapbpf_elf::Elf;
 use heapbpf_probes::Runtime;
 use serde::Serialize;
@@ -186,6 +186,10 @@ pub fn command(words: &[OsString], hooks: &mut Hooks, debug_dirs: &[PathBuf], li
 const GO_IS_READ: &str = "is read from the runtime's own samples, if its MemProfileRate is not 0: what is in use since the \
                           process started, not what is allocated";
 
+/// What is said of samples that a process announces, if its allocator is probed.
+const NOT_FOLLOWED: &str = "announces its samples (USDT, otel_memory): they are recorded with --hook usdt, instead of calls of the \
+                            allocator";
+
 /// The audit of one process, while its modules are gone through.
 struct Found {
     audit: ProcessAudit,
@@ -193,11 +197,13 @@ struct Found {
     refused: Vec<Missing>,
     /// Whether it has a Go program whose heap can be read.
     reads_go: bool,
+    /// Files without an allocator whose programs announce their samples.
+    announcing: Vec<FileAudit>,
 }
 
 impl Found {
     const fn of(audit: ProcessAudit) -> Self {
-        Self { audit, refused: Vec::new(), reads_go: false }
+        Self { audit, refused: Vec::new(), reads_go: false, announcing: Vec::new() }
     }
 
     /// Notes a language runtime with a heap of its own.
@@ -225,8 +231,18 @@ impl Found {
     }
 
     fn finish(self, hooks: &Hooks) -> ProcessAudit {
-        let Self { mut audit, refused, reads_go } = self;
+        let Self { mut audit, refused, reads_go, announcing } = self;
         audit.missing.extend(refused);
+        let is_probed = !audit.attach.is_empty();
+        for file in announcing {
+            if is_probed {
+                audit.limits.push(Missing::new(file.file, NOT_FOLLOWED));
+                continue;
+            }
+            audit.allocators.push(file.allocator);
+            audit.attach.extend(file.attach);
+            audit.limits.extend(file.limits);
+        }
         if audit.attach.is_empty() && !reads_go {
             let why = format!(
                 "neither its program nor its libraries define an allocator that heapbpf knows (looked for {}); name \
@@ -304,6 +320,10 @@ impl Auditor<'_> {
         if !is_hookable {
             let reason = self.hooks.files.refusal(key);
             return found.refused.extend(reason.map(|reason| refuse(reason.to_string())));
+        }
+        if self.hooks.files.announces(key) {
+            found.announcing.extend(self.hooks.audit_of(key, self.link.unwrap_or(LinkKind::Perf)));
+            return;
         }
         if let (Some((programs, control)), Some(pid)) = (self.loaded.as_deref_mut(), found.audit.pid) {
             let hooked = self.hooks.hook(key, Some(pid), &*programs, control);

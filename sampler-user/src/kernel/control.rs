@@ -19,6 +19,8 @@ pub enum CountedBy {
     SharedLinks,
     /// Links to this process alone. What it forks is counted by shared links.
     OwnLinks,
+    /// Links to what programs announce themselves.
+    Announcements,
 }
 
 impl CountedBy {
@@ -26,6 +28,7 @@ impl CountedBy {
         match self {
             Self::SharedLinks => link_kind::SHARED,
             Self::OwnLinks => link_kind::OWN,
+            Self::Announcements => link_kind::ANNOUNCED,
         }
     }
 }
@@ -228,7 +231,8 @@ impl<M: Maps> ControlMaps<M> {
     /// first, its own do no more.
     pub fn counted_by(&self, pid: u32) -> Option<CountedBy> {
         let code = self.maps.target(pid)?;
-        Some(if code == CountedBy::OwnLinks.code() { CountedBy::OwnLinks } else { CountedBy::SharedLinks })
+        let others = [CountedBy::OwnLinks, CountedBy::Announcements];
+        Some(others.into_iter().find(|other| other.code() == code).unwrap_or(CountedBy::SharedLinks))
     }
 
     /// Has threads that were found not to belong to a target looked at again: their process may have got another name or

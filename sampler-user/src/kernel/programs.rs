@@ -22,11 +22,21 @@ pub struct Programs {
     /// For functions whose return address must stay where it is.
     return_site: OwnedFd,
     free: Option<OwnedFd>,
+    /// For samples that programs announce themselves, and their frees.
+    announcements: Option<Announcements>,
     iterator: OwnedFd,
     process_iterator: OwnedFd,
     lifecycle: Vec<OwnedFd>,
     lifecycle_program: OwnedFd,
     refusals: Vec<(LinkKind, String)>,
+}
+
+/// The programs for announcements.
+struct Announcements {
+    /// Whether they count for listed processes only.
+    of_listed: bool,
+    alloc: OwnedFd,
+    free: Option<OwnedFd>,
 }
 
 impl Programs {
@@ -54,6 +64,21 @@ impl Programs {
         Err(KernelError::Object("no kind of link was tried".into()))
     }
 
+    /// Loads the programs for samples that programs announce themselves. `of_listed`: they count for processes alone that
+    /// are listed as such ([`CountedBy::Announcements`]), else for all targets.
+    ///
+    /// # Errors
+    /// The kernel refuses a program, or they do not exist for this machine.
+    pub fn load_announcements(&mut self, loader: &Loader, live: bool, of_listed: bool) -> Result<(), KernelError> {
+        let kind = if self.kind == LinkKind::Perf { ProgramKind::UprobePerf } else { ProgramKind::UprobeMulti };
+        self.announcements = Some(Announcements {
+            of_listed,
+            alloc: loader.program("usdt_alloc", kind)?,
+            free: live.then(|| loader.program("usdt_free", kind)).transpose()?,
+        });
+        Ok(())
+    }
+
     fn load_kind(loader: &Loader, live: bool, kind: LinkKind) -> Result<Self, KernelError> {
         let (entry_name, entry_kind, rest_kind) = match kind {
             LinkKind::Session => ("allocation_session", ProgramKind::UprobeSession, ProgramKind::UprobeMulti),
@@ -71,6 +96,7 @@ impl Programs {
             allocation_return,
             return_site: loader.program("allocation_end", rest_kind)?,
             free,
+            announcements: None,
             iterator: Self::iterator(loader, "read_threads")?,
             process_iterator: Self::iterator(loader, "read_processes")?,
             lifecycle: Vec::new(),
@@ -129,6 +155,9 @@ impl Programs {
     pub fn attach(&self, path: &CString, points: &[ProbePoint], pid: Option<u32>) -> Result<Links, KernelError> {
         let refused = |source| KernelError::Link { what: path.to_string_lossy().into_owned(), source };
         let counted_by = if pid.is_some() { CountedBy::OwnLinks } else { CountedBy::SharedLinks };
+        if points.iter().any(|point| point.role.is_announcement()) {
+            return self.attach_announcements(path, points, pid, counted_by).map_err(refused);
+        }
         let with = |wanted: &[Role]| -> Vec<ProbePoint> {
             let points = points.iter().filter(|point| wanted.contains(&point.role));
             points
@@ -157,6 +186,34 @@ impl Programs {
                 }
             } else {
                 links.add_multi(program, attach_type, path, &points, pid, flags).map_err(refused)?;
+            }
+        }
+        Ok(links)
+    }
+
+    /// Attaches where a program announces samples. A file has no other points then.
+    fn attach_announcements(
+        &self,
+        path: &CString,
+        points: &[ProbePoint],
+        pid: Option<u32>,
+        counted_by: CountedBy,
+    ) -> std::io::Result<Links> {
+        let Some(Announcements { of_listed, alloc, free }) = &self.announcements else { return Ok(Links::default()) };
+        let counted_by = if *of_listed { CountedBy::Announcements } else { counted_by };
+        let with = |frees: bool| -> Vec<ProbePoint> {
+            let points = points.iter().filter(|point| matches!(point.role, Role::AnnouncesFree { .. }) == frees);
+            points
+                .map(|point| ProbePoint { cookie: Cookie(point.cookie).of_kind(counted_by.code()).0, ..*point })
+                .collect()
+        };
+        let mut links = Links::default();
+        for (program, points, frees) in [(free.as_ref(), with(true), true), (Some(alloc), with(false), false)] {
+            if let Some(program) = program.filter(|_| !points.is_empty()) {
+                links.add_announcements(self.kind, program, path, &points, pid)?;
+            }
+            if frees {
+                links.end_frees();
             }
         }
         Ok(links)
@@ -232,6 +289,29 @@ pub enum Role {
     Allocates,
     /// In a function that allocates and whose return address must stay where it is, so no return probe is placed on it.
     AllocatesWithoutReturn,
+    /// A program announces there that it frees a sample.
+    AnnouncesFree {
+        /// File offset of the counter of those who listen, or 0.
+        semaphore: u64,
+    },
+    /// A program announces a sample there.
+    Announces {
+        /// As above.
+        semaphore: u64,
+    },
+}
+
+impl Role {
+    const fn is_announcement(self) -> bool {
+        matches!(self, Self::AnnouncesFree { .. } | Self::Announces { .. })
+    }
+
+    const fn semaphore(self) -> u64 {
+        match self {
+            Self::AnnouncesFree { semaphore } | Self::Announces { semaphore } => semaphore,
+            _ => 0,
+        }
+    }
 }
 
 /// Links to one file. Dropping them removes the probes in reverse order: frees are tracked from before the first
@@ -291,6 +371,34 @@ impl Links {
         Ok(())
     }
 
+    /// Adds links where programs announce something.
+    fn add_announcements(
+        &mut self,
+        kind: LinkKind,
+        program: &OwnedFd,
+        path: &CString,
+        points: &[ProbePoint],
+        pid: Option<u32>,
+    ) -> std::io::Result<()> {
+        let semaphores: Vec<u64> = points.iter().map(|point| point.role.semaphore()).collect();
+        if kind == LinkKind::Perf {
+            for (point, semaphore) in points.iter().zip(semaphores) {
+                let ProbePoint { offset, cookie, .. } = *point;
+                let link = || sys::link_uprobe_perf_with(program.as_fd(), path, offset, cookie, pid, semaphore);
+                let (link, event) = with_retries(link)?;
+                self.links.extend([link, event]);
+            }
+            return Ok(());
+        }
+        let offsets: Vec<u64> = points.iter().map(|point| point.offset).collect();
+        let cookies: Vec<u64> = points.iter().map(|point| point.cookie).collect();
+        let target = sys::UprobeTarget { path, offsets: &offsets, cookies: &cookies, pid };
+        let semaphores = Some(&semaphores[..]);
+        let link = || sys::link_uprobe_multi_with(program.as_fd(), sys::ATTACH_UPROBE_MULTI, &target, 0, semaphores);
+        self.links.push(with_retries(link)?);
+        Ok(())
+    }
+
     fn add_perf(
         &mut self,
         program: &OwnedFd,
@@ -345,8 +453,11 @@ mod tests {
                 let loader = Loader::new(object, &config, &sizes).unwrap();
                 for kind in [LinkKind::Session, LinkKind::Multi, LinkKind::Perf] {
                     match Programs::load(&loader, live == 1, Some(kind)) {
-                        Ok(programs) => {
+                        Ok(mut programs) => {
                             assert_eq!(programs.kind, kind);
+                            if cfg!(target_arch = "x86_64") {
+                                programs.load_announcements(&loader, live == 1, false).unwrap();
+                            }
                             let log = crate::kernel::log::KernelLog::open(programs.logging_program());
                             assert!(log.is_open(), "the programs' log is found by the program's id");
                         }

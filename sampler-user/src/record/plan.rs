@@ -169,11 +169,15 @@ pub struct BudgetPlan {
 /// How calls are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hook {
-    /// Probes trap on every call.
+    /// Probes trap on every call. A process without an allocator to probe may announce its samples itself.
     #[default]
+    Auto,
+    /// Probes trap on every call.
     Probe,
     /// Code inside the process counts, and only sampled calls trap.
     Inline,
+    /// Processes announce their samples themselves, by USDT probes.
+    Usdt,
 }
 
 /// How the kernel side is loaded.

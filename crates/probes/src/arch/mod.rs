@@ -7,6 +7,8 @@ mod x86_64_body;
 mod x86_64_exits;
 mod x86_64_returns;
 
+use heapbpf_audit::ProbeKind;
+
 use crate::flow::{Exits, Flow, Returned, Target};
 use crate::machine::Machine;
 use crate::placement::{KernelRules, Needs, Placement};
@@ -47,6 +49,16 @@ pub fn forwards_to(machine: Machine, address: u64, code: &[u8]) -> Option<Target
     match machine {
         Machine::X86_64 => x86_64::forwards_to(address, code),
         Machine::Aarch64 => aarch64::forwards_to(address, code),
+    }
+}
+
+/// How the kernel runs the instruction at `address`, which `bytes` begin with, if it is probed, and that in words; `None` if
+/// it refuses the probe, or that is not known.
+#[must_use]
+pub fn treated(rules: &KernelRules, address: u64, bytes: &[u8]) -> Option<(ProbeKind, String)> {
+    match rules.machine {
+        Machine::X86_64 => x86_64::treated(rules, address, bytes),
+        Machine::Aarch64 => None,
     }
 }
 

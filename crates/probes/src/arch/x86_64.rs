@@ -243,6 +243,13 @@ fn treatment(rules: &KernelRules, instruction: &Instruction, bytes: &[u8]) -> Op
     })
 }
 
+/// How the kernel runs the first instruction of `bytes`, at `address`, if it is probed, and that in words.
+pub(super) fn treated(rules: &KernelRules, address: u64, bytes: &[u8]) -> Option<(ProbeKind, String)> {
+    let instruction = Decoder::with_ip(64, bytes, address, DecoderOptions::NONE).decode();
+    let kind = treatment(rules, &instruction, bytes.get(..instruction.len())?)?;
+    Some((kind, describe(&instruction, kind)))
+}
+
 fn is_legacy_prefix(byte: u8) -> bool {
     matches!(byte, 0x66 | 0x67 | 0xf2 | 0xf3 | 0xf0 | 0x2e | 0x36 | 0x3e | 0x26 | 0x64 | 0x65)
 }

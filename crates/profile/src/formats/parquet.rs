@@ -233,6 +233,7 @@ impl Table<'_> {
             ("inuse_stale_samples", lost(|losses| losses.inuse_stale.samples)),
             ("inuse_stale_sampled_bytes", lost(|losses| losses.inuse_stale.sampled_bytes)),
             ("inuse_losses_unbounded", is_lost(|losses| losses.inuse_unbounded)),
+            ("weights_unproven", is_lost(|losses| losses.weights_unproven)),
         ])
     }
 

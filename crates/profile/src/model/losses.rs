@@ -53,6 +53,9 @@ pub struct Losses {
     pub inuse_unbounded: bool,
     /// Whether there is no bound at all.
     pub unbounded: bool,
+    /// Whether the weights that the process itself states of its samples are not those of one sampling interval, so that
+    /// nothing is known of how they vary.
+    pub weights_unproven: bool,
 }
 
 impl Losses {
@@ -65,6 +68,7 @@ impl Losses {
         self.peak_unknown |= other.peak_unknown;
         self.inuse_unbounded |= other.inuse_unbounded;
         self.unbounded |= other.unbounded;
+        self.weights_unproven |= other.weights_unproven;
     }
 
     /// Whether nothing was lost.

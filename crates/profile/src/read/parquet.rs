@@ -208,6 +208,7 @@ impl Table {
             peak_unknown: false,
             inuse_unbounded: columns.flag("inuse_losses_unbounded", row).unwrap_or(false),
             unbounded: columns.flag("losses_unbounded", row).unwrap_or(false),
+            weights_unproven: columns.flag("weights_unproven", row).unwrap_or(false),
         };
         if !losses.is_none() && self.losses.insert((process, columns.text("host", row)?.to_owned(), losses)) {
             self.profile.processes[process].losses.add(&losses);

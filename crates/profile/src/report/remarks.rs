@@ -6,7 +6,7 @@ use super::processes::{Entry, entries};
 use super::{Context, plural};
 use crate::estimates::{NO_SAMPLES, TIME_WINDOWS};
 use crate::group::{GroupBy, process_name};
-use crate::loss_bounds::{PEAK_UNKNOWN, UNBOUNDED};
+use crate::loss_bounds::{PEAK_UNKNOWN, UNBOUNDED, WEIGHTS_UNPROVEN};
 use crate::model::{LOST_PREFIX, LossBound, Losses, Process, Profile};
 use crate::report::text::{Style, wrap};
 use crate::units;
@@ -157,7 +157,8 @@ fn unbounded(context: &Context) -> Vec<String> {
     };
     let figures = of("allocated and in use", number(|losses| losses.unbounded), UNBOUNDED);
     let peak = of("in use", number(|losses| losses.inuse_unbounded), PEAK_UNKNOWN);
-    figures.into_iter().chain(peak).collect()
+    let weights = of("allocated and in use", number(|losses| losses.weights_unproven), WEIGHTS_UNPROVEN);
+    figures.into_iter().chain(peak).chain(weights).collect()
 }
 
 fn incomplete(context: &Context) -> Option<String> {

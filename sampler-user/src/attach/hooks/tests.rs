@@ -143,6 +143,7 @@ fn planned(function: &str, row: u16, offset: u64, return_needed: bool, return_si
             .iter()
             .map(|offset| ReturnSite { offset: *offset, result: ResultLocation::RETURN })
             .collect(),
+        announces: None,
     }
 }
 

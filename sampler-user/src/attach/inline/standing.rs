@@ -1,6 +1,6 @@
-//! Which processes are hooked inline, and why others that should be are not. Pure.
+//! Which processes are hooked inline, why others that should be are not, and which announce their samples. Pure.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use heapbpf_audit::Hook;
 
@@ -11,9 +11,42 @@ const MOST_REASONS: usize = 1 << 16;
 #[derive(Debug, Default)]
 pub struct Standing {
     of_process: HashMap<u32, Result<(), String>>,
+    /// Processes that announce their samples, and have no allocator to hook.
+    announcing: HashSet<u32>,
+    /// Whether announcements are all that counts.
+    all_announce: bool,
 }
 
 impl Standing {
+    /// Nothing is known yet. `all_announce`: announcements are all that counts.
+    pub fn new(all_announce: bool) -> Self {
+        Self { all_announce, ..Self::default() }
+    }
+
+    /// Whether announcements are all that counts.
+    pub const fn all_announce(&self) -> bool {
+        self.all_announce
+    }
+
+    /// Notes whether a process announces its samples and has no allocator to hook.
+    pub fn note_announcing(&mut self, pid: u32, announces: bool) {
+        if announces {
+            self.announcing.insert(pid);
+        } else {
+            self.announcing.remove(&pid);
+        }
+    }
+
+    /// Whether what a process announces counts.
+    pub fn announces(&self, pid: u32) -> bool {
+        self.all_announce || self.announces_for_lack_of_allocator(pid)
+    }
+
+    /// Whether what a process announces counts because it has no allocator to hook.
+    pub fn announces_for_lack_of_allocator(&self, pid: u32) -> bool {
+        self.announcing.contains(&pid)
+    }
+
     /// Notes that a process is hooked inline, or why it is not. What is hooked stays hooked: another of its allocators may be
     /// refused.
     pub fn note(&mut self, pid: u32, result: Result<(), String>) {
@@ -33,6 +66,9 @@ impl Standing {
 
     /// How a process is hooked that has something to hook.
     pub fn hook(&self, pid: u32) -> Hook {
+        if self.announces(pid) {
+            return Hook::Usdt;
+        }
         if self.of_process.get(&pid).is_some_and(Result::is_ok) { Hook::Inline } else { Hook::Probe }
     }
 
@@ -45,6 +81,19 @@ impl Standing {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_process_announces_if_it_is_noted_or_all_do() {
+        let mut standing = Standing::default();
+        standing.note_announcing(1, true);
+        assert_eq!((standing.hook(1), standing.hook(2)), (Hook::Usdt, Hook::Probe));
+        standing.forget(1);
+        assert!(standing.announces(1), "a fork or an exec decides that");
+        standing.note_announcing(1, false);
+        assert_eq!(standing.hook(1), Hook::Probe);
+        let all = Standing::new(true);
+        assert!(all.hook(1) == Hook::Usdt && !all.announces_for_lack_of_allocator(1));
+    }
 
     #[test]
     fn the_last_reason_counts_and_what_is_hooked_stays_so() {

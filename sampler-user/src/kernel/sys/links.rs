@@ -37,7 +37,23 @@ pub fn link_uprobe_multi(
     target: &UprobeTarget<'_>,
     flags: u32,
 ) -> io::Result<OwnedFd> {
-    if target.offsets.len() != target.cookies.len() {
+    link_uprobe_multi_with(program, attach_type, target, flags, None)
+}
+
+/// Does the same for instructions with semaphores: counters of those who listen, by their file offsets, 0 for none. The kernel
+/// adds one to each while the link exists.
+///
+/// # Errors
+/// As of [`link_uprobe_multi`].
+pub fn link_uprobe_multi_with(
+    program: BorrowedFd<'_>,
+    attach_type: u32,
+    target: &UprobeTarget<'_>,
+    flags: u32,
+    semaphores: Option<&[u64]>,
+) -> io::Result<OwnedFd> {
+    let fits = target.offsets.len() == target.cookies.len();
+    if !fits || semaphores.is_some_and(|semaphores| semaphores.len() != target.offsets.len()) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let mut attr = zeroed();
@@ -50,10 +66,11 @@ pub fn link_uprobe_multi(
     multi.path = target.path.as_ptr() as u64;
     multi.offsets = target.offsets.as_ptr() as u64;
     multi.cookies = target.cookies.as_ptr() as u64;
+    multi.ref_ctr_offsets = semaphores.map_or(0, |semaphores| semaphores.as_ptr() as u64);
     multi.cnt = target.offsets.len() as u32;
     multi.flags = flags;
     multi.pid = target.pid.unwrap_or(0);
-    // SAFETY: the command reads a NUL-terminated path, and `cnt` offsets and cookies: both slices have that many. It
+    // SAFETY: the command reads a NUL-terminated path, and `cnt` offsets, cookies and semaphores: the slices have that many. It
     // returns a new descriptor.
     unsafe { call_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr) }
 }
@@ -67,14 +84,39 @@ pub fn link_uprobe_perf(
     pid: Option<u32>,
     on_return: bool,
 ) -> io::Result<(OwnedFd, OwnedFd)> {
+    // Bit 0 of the uprobe PMU's format selects a return probe.
+    link_uprobe_by_event(program, path, offset, cookie, pid, u64::from(on_return))
+}
+
+/// Does the same with an instruction's semaphore, by its file offset, or 0.
+pub fn link_uprobe_perf_with(
+    program: BorrowedFd<'_>,
+    path: &CStr,
+    offset: u64,
+    cookie: u64,
+    pid: Option<u32>,
+    semaphore: u64,
+) -> io::Result<(OwnedFd, OwnedFd)> {
+    // The upper half of the uprobe PMU's format.
+    let semaphore = u32::try_from(semaphore).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    link_uprobe_by_event(program, path, offset, cookie, pid, u64::from(semaphore) << 32)
+}
+
+fn link_uprobe_by_event(
+    program: BorrowedFd<'_>,
+    path: &CStr,
+    offset: u64,
+    cookie: u64,
+    pid: Option<u32>,
+    config: u64,
+) -> io::Result<(OwnedFd, OwnedFd)> {
     use perf_event_open_sys as perf;
     let pmu = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type")?;
     let pmu = pmu.trim().parse().map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
     let mut event = perf::bindings::perf_event_attr {
         size: size_of::<perf::bindings::perf_event_attr>() as u32,
         type_: pmu,
-        // Bit 0 of the uprobe PMU's format selects a return probe.
-        config: u64::from(on_return),
+        config,
         ..Default::default()
     };
     event.__bindgen_anon_3.uprobe_path = path.as_ptr() as u64;

@@ -35,7 +35,8 @@ impl Attaching {
         let (mut audit, mut runtimes) = (Audit::default(), BTreeSet::new());
         for look in modules.iter().filter_map(|module| self.modules.get(module)) {
             match look {
-                Look::Hook(key) => {
+                Look::Announces(_) if !self.standing.announces(incarnation.id.pid) => {}
+                Look::Hook(key) | Look::Announces(key) => {
                     let found = self.hooks.files.plan(*key).map(|planned| &planned.allocator);
                     audit.allocators.extend(found.filter(|name| !audit.allocators.contains(name)).cloned());
                     audit.files.extend(self.hooks.audited(*key).cloned());
@@ -58,8 +59,11 @@ impl Attaching {
     /// The links that serve a process now, or did at its end.
     pub fn serving(&self, incarnation: &Incarnation) -> BTreeSet<Served> {
         let modules: BTreeSet<ModuleId> = incarnation.space.modules().collect();
-        let files = modules.iter().filter_map(|module| self.modules.get(module)?.file());
-        files.filter_map(|key| self.hooks.serving(key, self.link_for(incarnation.id.pid))).collect()
+        let announces = self.standing.announces_for_lack_of_allocator(incarnation.id.pid);
+        let link = if announces { None } else { self.link_for(incarnation.id.pid) };
+        let file = |look: &Look| if announces { look.probed_file() } else { look.file() };
+        let files = modules.iter().filter_map(|module| file(self.modules.get(module)?));
+        files.filter_map(|key| self.hooks.serving(key, link)).collect()
     }
 
     /// Whether frees of a process are no longer tracked, so that its memory in use is unknown.

@@ -74,6 +74,7 @@ impl Attaching {
             if let HostChange::Replaced(_, next) = change {
                 self.note_exec(next.pid);
             }
+            self.note_announcing(host, &change);
             match change {
                 HostChange::Mapped { .. } if self.is_over() => {}
                 HostChange::Mapped { incarnation, module, .. } => self.mapped(host, incarnation, module, false),
@@ -164,7 +165,7 @@ impl Attaching {
 
     /// When the file of a module was first hooked for every process (CLOCK_MONOTONIC).
     fn shared_since(&self, module: ModuleId) -> Option<u64> {
-        self.hooks.shared_since(self.modules.get(&module)?.file()?)
+        self.hooks.shared_since(self.modules.get(&module)?.probed_file()?)
     }
 
     /// Notes an ended process as missed if it was hooked late. Figures of it may still arrive later.
@@ -217,6 +218,7 @@ impl Attaching {
     /// Handles the fork of a target. Shared links count the child; if there are none yet, they are made. A second report is
     /// ignored.
     pub fn forked(&mut self, parent: u32, child: u32, time_ns: u64, host: &Host) {
+        self.inherit_announcing(parent, child, time_ns);
         if self.global {
             self.followed.insert(child);
             return;
@@ -233,6 +235,7 @@ impl Attaching {
         modules.sort_unstable();
         modules.dedup();
         // Links are for what it becomes. Until then it has its parent's hooks.
+        let is_announcing = self.standing.announces_for_lack_of_allocator(child);
         let is_inline = self.inline.as_ref().is_some_and(|inline| inline.has_inherited(child));
         if is_inline {
             self.targets.hooked(child, time_ns, time_ns);
@@ -243,7 +246,7 @@ impl Attaching {
             if self.is_over() {
                 return;
             }
-            if self.hooks.hook(key, None, &self.programs, &mut self.control).is_ok() && !is_inline {
+            if self.hooks.hook(key, None, &self.programs, &mut self.control).is_ok() && !is_inline && !is_announcing {
                 let hooked_ns = self.shared_since(module).map_or_else(monotonic_ns, |since_ns| since_ns.max(time_ns));
                 self.targets.hooked(child, time_ns, hooked_ns);
             }

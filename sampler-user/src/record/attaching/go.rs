@@ -36,7 +36,7 @@ impl Attaching {
     pub(super) fn runtime_of(&self, module: ModuleId) -> Option<Runtime> {
         match self.modules.get(&module)? {
             Look::Runtime(runtime) => Some(*runtime),
-            Look::Hook(key) => self.hooks.files.runtime(*key),
+            Look::Hook(key) | Look::Announces(key) => self.hooks.files.runtime(*key),
             Look::Nothing | Look::Refused(_) => None,
         }
     }
@@ -80,7 +80,8 @@ impl Attaching {
         targets
     }
 
-    fn is_target(&self, host: &mut Host, incarnation: IncarnationId) -> bool {
+    /// Whether an incarnation belongs to a target.
+    pub(super) fn is_target(&self, host: &mut Host, incarnation: IncarnationId) -> bool {
         if !self.global {
             return self.targets.named_alive.contains(&incarnation.pid);
         }

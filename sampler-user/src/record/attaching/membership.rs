@@ -48,6 +48,11 @@ impl Attaching {
         if self.global {
             return;
         }
+        if self.standing.all_announce() {
+            // Announcements are rare: links that serve every process cost others next to nothing, and miss no child.
+            self.shares = true;
+            return;
+        }
         let pids: Vec<u32> = targets.running.iter().map(|process| process.pid).collect();
         let have_children = command.is_some()
             || pids.iter().any(|pid| has_children(*pid))
@@ -57,7 +62,7 @@ impl Attaching {
         let named = Named { links_one_process, users, have_children, follow: targets.follow };
         match named.counted_by() {
             CountedBy::OwnLinks => self.own.extend(pids.into_iter().chain(command)),
-            CountedBy::SharedLinks => self.shares = true,
+            CountedBy::SharedLinks | CountedBy::Announcements => self.shares = true,
         }
     }
 

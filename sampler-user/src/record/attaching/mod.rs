@@ -1,5 +1,6 @@
 //! Attaches probes where targets allocate: at the start, and as processes fork, exec and map new files.
 
+mod announcements;
 pub mod audit;
 pub mod command;
 mod follow;

@@ -45,6 +45,16 @@ impl Attaching {
     pub(super) fn hook_module_in(&mut self, host: &mut Host, module: ModuleId, pid: u32) -> Result<Hooked, Unhooked> {
         let link = self.link_for(pid);
         let key = self.file_of(host, module);
+        if let Some(Look::Announces(key)) = self.modules.get(&module) {
+            return self.follow_announcements(host, *key, pid);
+        }
+        if self.standing.announces_for_lack_of_allocator(pid) {
+            // Its allocations count already.
+            if link.is_none() {
+                let _ = self.hook_module(host, module, None);
+            }
+            return Err(Unhooked::Known);
+        }
         match key.map_or(Service::Probes, |key| self.hook_inline(pid, key, None)) {
             Service::Waits { .. } => return Err(Unhooked::Waits),
             Service::Inline if link.is_some() => {}
@@ -247,6 +257,7 @@ impl Attaching {
             Err(reason) => return Ok(self.refused(&path, &reason.to_string())),
         };
         match self.hooks.files.examine(&path, &file) {
+            Ok((key, true)) if self.hooks.files.announces(key) => Ok(Look::Announces(key)),
             Ok((key, true)) => Ok(Look::Hook(key)),
             Ok((key, false)) => Ok(match self.hooks.files.refusal(key).map(ToString::to_string) {
                 Some(reason) => self.refused(&path, &reason),

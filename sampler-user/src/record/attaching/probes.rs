@@ -8,7 +8,7 @@ use sampler_ebpf::abi::ProcessKey;
 use super::interpreters::{GoPrograms, Interpreters};
 use super::missed::Missed;
 use super::targets::{Coverage, TargetSet};
-use crate::attach::files::FileKey;
+use crate::attach::files::{FileKey, Sources};
 use crate::attach::hooks::Hooks;
 use crate::attach::inline::InlineHooks;
 use crate::attach::inline::standing::Standing;
@@ -35,6 +35,8 @@ pub(super) enum Look {
     Hook(FileKey),
     /// There is nothing to hook.
     Nothing,
+    /// A file without an allocator, in which a program announces its samples.
+    Announces(FileKey),
     /// There is nothing to hook, but a language runtime with a heap of its own.
     Runtime(Runtime),
     /// A file that is not hooked, and why.
@@ -44,6 +46,11 @@ pub(super) enum Look {
 impl Look {
     pub(super) fn file(&self) -> Option<FileKey> {
         if let Self::Hook(key) = self { Some(*key) } else { None }
+    }
+
+    /// The file that is probed, whether for its allocator or for what it announces.
+    pub(super) fn probed_file(&self) -> Option<FileKey> {
+        if let Self::Hook(key) | Self::Announces(key) = self { Some(*key) } else { None }
     }
 }
 
@@ -110,20 +117,22 @@ pub struct KernelProbes {
     pub mappings: Option<MappingProbes>,
     /// Inline hooks, if they are wanted.
     pub inline: Option<InlineHooks>,
+    /// Of what samples are made.
+    pub sources: Sources,
 }
 
 impl Attaching {
     /// Creates the probes of a recording; none is attached yet.
     pub fn new(targets: &Targets, live: bool, kernel: KernelProbes) -> Self {
-        let KernelProbes { programs, control, mappings, inline } = kernel;
+        let KernelProbes { programs, control, mappings, inline, sources } = kernel;
         let rules = rules::of_this_kernel(Some(&programs));
         Self {
             programs,
             control,
             inline,
             held: None,
-            standing: Standing::default(),
-            hooks: Hooks::new(rules, Table::new(&targets.allocators), live).with_mappings(mappings),
+            standing: Standing::new(sources == Sources::Announcements),
+            hooks: Hooks::new(rules, Table::new(&targets.allocators), live).of(sources).with_mappings(mappings),
             targets: TargetSet::default(),
             global: !targets.are_named(),
             own: HashSet::new(),

@@ -179,6 +179,7 @@ impl Attaching {
             let Ok(file) = File::open(&path) else { continue };
             let path = path.to_string_lossy().into_owned();
             match self.hooks.files.examine(&path, &Arc::new(file)) {
+                Ok((key, true)) if self.hooks.files.announces(key) => {}
                 Ok((key, true)) => drop(self.hooks.hook(key, self.link_for(pid), &self.programs, &mut self.control)?),
                 Ok((key, false)) if is_program => self.explain(key, &path, pid),
                 _ => {}
@@ -205,6 +206,13 @@ impl Attaching {
         }
         if let Some(reason) = &self.refused_by_kernel {
             return format!("process {pid} ({comm}) cannot be profiled: {reason}");
+        }
+        if self.standing.all_announce() {
+            let reasons = self.refused.iter().take(3).map(|reason| format!(" ({reason})")).collect::<String>();
+            return format!(
+                "process {pid} ({comm}) announces no samples: neither its program nor its libraries have USDT probes of \
+                 the provider otel_memory{reasons}; without --hook usdt, its allocator is probed"
+            );
         }
         let reasons = if self.refused.is_empty() {
             String::new()

@@ -40,10 +40,11 @@ pub const fn exact_bytes(counters: &Counters) -> u64 {
     counters.unsampled_bytes + counters.sampled_bytes
 }
 
-/// Exact number of allocations. An in-flight call that is sampled is not included, as its bytes are not counted yet
+/// Exact number of allocations. Those that processes announce are not included: they are samples of an unknown number. An
+/// in-flight call that is sampled is not included, as its bytes are not counted yet
 /// either.
 pub const fn exact_objects(counters: &Counters) -> u64 {
-    let none = counters.failed + counters.unsampled_failed + counters.lost_in_flight;
+    let none = counters.failed + counters.unsampled_failed + counters.lost_in_flight + counters.announced;
     (counters.unsampled + counters.sampled).saturating_sub(none)
 }
 

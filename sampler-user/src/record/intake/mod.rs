@@ -1,6 +1,7 @@
 //! Intake of records: reads them from the rings, puts them in order of time, joins them with their stacks and adds them
 //! to the heap. Also counts what was lost on the way.
 
+pub mod announced;
 pub mod counters;
 #[cfg(test)]
 mod cut_tests;

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use sampler_ebpf::abi::{AllocationRecord, LiveKey, LiveValue, ProcessKey, mapping, stack_kind};
 
+use super::announced::AnnouncedIntervals;
 use super::counters::DaemonCounters;
 use super::join::{Join, Joined, MOST_WAITING};
 use super::python::Pythons;
@@ -22,7 +23,7 @@ use crate::host::{Host, HostError};
 use crate::kernel::rings::Ring;
 use crate::kernel::stack_traces::StackTraces;
 use crate::symbols::python::PythonNames;
-use heapbpf_probes::{BRK, MMAP, MREMAP};
+use heapbpf_probes::{ANNOUNCED, BRK, MMAP, MREMAP};
 use heapbpf_unwind::dwarf::Unwinder;
 use heapbpf_unwind::raw::{RawStack, Reason};
 
@@ -87,6 +88,8 @@ pub struct Recorder {
     pub processes: HashMap<ProcessKey, u64>,
     /// How much is copied of stacks whose top is not known.
     pub stack_limits: StackLimits,
+    /// The intervals of samples that processes announce.
+    pub announced: AnnouncedIntervals,
     /// Python frames.
     pub pythons: Pythons,
     unwinder: Unwinder,
@@ -130,6 +133,7 @@ impl Recorder {
             counters: DaemonCounters::default(),
             processes: HashMap::new(),
             stack_limits: StackLimits::default(),
+            announced: AnnouncedIntervals::default(),
             pythons: Pythons::new(names),
             unwinder,
             traces: Box::new(traces),
@@ -252,21 +256,24 @@ impl Recorder {
 
     /// A sample for a block found in the kernel's live map whose record was lost. Its stack is unknown. Of its process,
     /// only the address space is known.
-    pub fn without_record(&self, key: LiveKey, value: &LiveValue, stack: &Arc<RawStack>) -> Sample {
+    pub fn without_record(&mut self, key: LiveKey, value: &LiveValue, stack: &Arc<RawStack>) -> Sample {
+        let function = self.function_at(value.site);
+        let drawn = (u64::from(value.interval), value.trials);
+        let (interval, trials) = self.drawn(key.space, function, value.size_bytes, drawn);
         Sample {
             id: value.sample,
             key: SampleKey {
                 process: key.space,
                 thread: "".into(),
-                function: self.function_at(value.site),
-                interval: u64::from(value.interval),
+                function,
+                interval,
                 stack: Arc::clone(stack).into(),
             },
             space: key.space,
             time_ns: value.time_ns,
             address: key.address,
             size_bytes: value.size_bytes,
-            trials: value.trials,
+            trials,
             offset: u64::from(value.offset),
             tracked: true,
             mapped: false,
@@ -336,29 +343,35 @@ impl Recorder {
             _ => self.caller(record, Reason::NoStack, host),
         };
         let thread = self.thread_name(&record.thread_name);
+        let function = match record.site {
+            mapping::MMAP => MMAP,
+            mapping::MREMAP => MREMAP,
+            mapping::BRK => BRK,
+            site => self.function_at(site),
+        };
+        let drawn = (record.interval, record.trials);
+        let (interval, trials) = self.drawn(record.process, function, record.size_bytes, drawn);
         self.heap.allocate(Sample {
             id: record.sample,
-            key: SampleKey {
-                process: record.process,
-                thread,
-                function: match record.site {
-                    mapping::MMAP => MMAP,
-                    mapping::MREMAP => MREMAP,
-                    mapping::BRK => BRK,
-                    site => self.function_at(site),
-                },
-                interval: record.interval,
-                stack: stack.into(),
-            },
+            key: SampleKey { process: record.process, thread, function, interval, stack: stack.into() },
             space: record.space,
             time_ns: record.time_ns,
             address: record.address,
             size_bytes: record.size_bytes,
-            trials: record.trials,
+            trials,
             offset: record.offset,
             tracked: record.untracked == 0,
             mapped: matches!(record.site, mapping::MMAP | mapping::MREMAP | mapping::BRK),
         });
+    }
+
+    /// Interval and trials of a sample, from what the kernel side has of both. An announced one has what it stands for as its
+    /// trials, which are its bytes.
+    fn drawn(&mut self, process: ProcessKey, function: u16, size_bytes: u64, drawn: (u64, u64)) -> (u64, u64) {
+        if function != ANNOUNCED {
+            return drawn;
+        }
+        (self.announced.interval(process, size_bytes, drawn.1), size_bytes.max(1))
     }
 
     fn function_at(&self, site: u32) -> u16 {
@@ -458,6 +471,7 @@ impl Recorder {
     /// Drops exited processes.
     pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
         self.processes.retain(|process, _| !ended.contains(process));
+        self.announced.forget(ended);
         self.heap.forget_processes(ended);
     }
 

@@ -8,10 +8,13 @@ use sampler_ebpf::abi::Counters;
 use crate::record::intake::counters::{DaemonCounters, exact_bytes, exact_objects};
 use crate::record::plan::SamplingPlan;
 use crate::stats::{Attachment, Stats};
-use heapbpf_audit::FileAudit;
+use heapbpf_audit::{FileAudit, Hook};
 use heapbpf_probes::Runtime;
 use heapbpf_profile::model::{Criterion, Process, Profile};
 use heapbpf_profile::units;
+
+/// Most names in a remark.
+const MOST_NAMES: usize = 3;
 
 /// CPU time and memory used by this process.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -64,19 +67,30 @@ impl Missing {
 /// Remarks about language runtimes whose own heaps are not included, with the names of the processes that run them. Go's are
 /// told where they are read ([`super::go_heaps`]).
 pub fn runtimes(processes: &[Process]) -> Vec<String> {
-    /// Most names in a remark.
-    const NAMES: usize = 3;
     let remark = |runtime: Runtime| {
         let runs = |process: &&Process| process.missing.iter().any(|missing| missing.what == runtime.heap());
         let who: Vec<&Process> = processes.iter().filter(runs).collect();
         let names: BTreeSet<&str> = who.iter().map(|process| &*process.comm).collect();
-        let others = if names.len() > NAMES { ", …" } else { "" };
-        let named = names.into_iter().take(NAMES).collect::<Vec<_>>().join(", ");
+        let others = if names.len() > MOST_NAMES { ", …" } else { "" };
+        let named = names.into_iter().take(MOST_NAMES).collect::<Vec<_>>().join(", ");
         let number = if who.len() > 1 { format!(", {} processes", who.len()) } else { String::new() };
         let text = format!("{} is not included ({named}{others}{number}): {}", runtime.heap(), runtime.advice());
         (!who.is_empty()).then_some(text)
     };
     Runtime::ALL.into_iter().filter(|runtime| *runtime != Runtime::Go).filter_map(remark).collect()
+}
+
+/// A remark about processes that announce their samples, with their names.
+pub fn announcements(processes: &[Process]) -> Option<String> {
+    let announcing = processes.iter().filter(|process| process.hook == Some(Hook::Usdt));
+    let names: BTreeSet<&str> = announcing.map(|process| &*process.comm).collect();
+    let others = if names.len() > MOST_NAMES { ", …" } else { "" };
+    let named = names.iter().take(MOST_NAMES).copied().collect::<Vec<_>>().join(", ");
+    let text = format!(
+        "{named}{others}: figures are of samples that the process announces (USDT), at an interval of its own; nothing \
+         counts what it allocates besides, so there are no exact totals"
+    );
+    (!names.is_empty()).then_some(text)
 }
 
 /// Builds the accounting from counters. Of the samples that the programs sent, those that are `missing` do not count as

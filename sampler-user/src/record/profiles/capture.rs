@@ -132,6 +132,7 @@ impl Parts<'_> {
                 let mut losses = self.ledger.losses(key, self.counts.processes.get(key), ended, heap.recovered(key));
                 losses.inuse_missing.add(&LossBound { samples: unseen.samples, sampled_bytes: unseen.bytes });
                 let mapped_by = |until_ns| heap.mapped_by(key, until_ns);
+                losses.weights_unproven = self.recorder.announced.is_inconsistent(key);
                 let counting = self.counts.processes.get(key);
                 losses.inuse_stale.add(&self.ledger.stale_mappings(key, counting, ended, mapped_by));
                 Process {

@@ -225,6 +225,8 @@ impl Descriptions {
         if described.ended.is_none() || described.audit.allocators.is_empty() {
             described.refresh(key, now_ns, host, attaching, shared);
         }
+        // What a process allocates besides its samples is not counted.
+        let exact = exact.filter(|_| described.hook != Some(Hook::Usdt));
         Process {
             pid: key.tgid,
             namespace_pid: described.namespace_pid,

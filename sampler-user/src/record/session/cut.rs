@@ -234,11 +234,9 @@ impl Session {
                 && (self.lives.end_of(&key.space).is_none()
                     || self.kernel.live_entries.get(*key).is_some_and(|there| there.sample == value.sample))
         };
-        let samples: Vec<_> = unknown
-            .iter()
-            .filter(is_new)
-            .map(|(key, value)| self.recorder.without_record(*key, value, &stack))
-            .collect();
+        let new: Vec<_> = unknown.iter().filter(is_new).collect();
+        let samples: Vec<_> =
+            new.into_iter().map(|(key, value)| self.recorder.without_record(*key, value, &stack)).collect();
         for sample in &samples {
             self.recorder.note_process(sample.key.process, sample.time_ns);
         }

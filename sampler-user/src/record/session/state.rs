@@ -13,6 +13,7 @@ use super::priority::Hurry;
 use super::schedule::Schedule;
 use super::unfinished::Unfinished;
 use crate::arch;
+use crate::attach::files::Sources;
 use crate::attach::inline::{InlineHooks, Sampling as InlineSampling};
 use crate::clock::monotonic_ns;
 use crate::cost::measure;
@@ -43,6 +44,7 @@ use crate::record::profiles::worker::ProfileWorker;
 use crate::record::ring_sizes::Growth;
 use crate::sampling::size_classes::SizeClassController;
 use crate::symbols::python::PythonNames;
+use heapbpf_profile::model::Criterion;
 use heapbpf_unwind::dwarf::{Limits, Unwinder};
 use sampler_ebpf::constants::draw_constants;
 
@@ -122,7 +124,7 @@ impl Session {
         }
         let measured = measure::known_or_measured(object, kernel.link)
             .inspect_err(|error| log::info!("cannot measure what probes cost: {error:#}"));
-        let programs = load_programs(&loader, &plan)?;
+        let (programs, sources) = load_programs(&loader, &plan)?;
         let mappings = sampling.mappings.then(|| MappingProbes::load(&loader)).transpose()?;
         let controller = OverheadController::new(measured.ok(), plan.budget, sampling, monotonic_ns());
         let host = Host::start(HostOptions::default())?;
@@ -147,7 +149,7 @@ impl Session {
             .map(|programs| Ok::<_, KernelError>(InlineHooks::new(programs, InlineMap::open(&loader)?, how, follows)))
             .transpose()?;
         let names = Arc::new(PythonNames::default());
-        let probes = KernelProbes { programs, control, mappings, inline };
+        let probes = KernelProbes { programs, control, mappings, inline, sources };
         Ok(Self {
             kernel,
             recorder: Recorder::new(unwinder, StackTraces::open(&loader)?, max_depth, heap, Arc::clone(&names)),
@@ -188,7 +190,10 @@ impl Session {
     pub(super) fn describe_targets(&self) -> String {
         let link = self.attaching.programs.kind;
         let files = self.attaching.hooks.hooked_files();
-        let interval = self.plan.sampling.describe();
+        let interval = match self.plan.kernel.hook {
+            Hook::Usdt => "samples that they announce".to_owned(),
+            _ => self.plan.sampling.describe(),
+        };
         let who = match (self.plan.targets.are_named(), self.attaching.targets.named_alive.len()) {
             (false, _) => "all matching processes".to_owned(),
             (true, 1) => "1 process".to_owned(),
@@ -239,13 +244,31 @@ impl Session {
     }
 }
 
-fn load_programs(loader: &Loader, plan: &RecordPlan) -> anyhow::Result<Programs> {
-    let programs = Programs::load(loader, plan.sampling.live, plan.kernel.link)?;
+fn load_programs(loader: &Loader, plan: &RecordPlan) -> anyhow::Result<(Programs, Sources)> {
+    let live = plan.sampling.live;
+    let mut programs = Programs::load(loader, live, plan.kernel.link)?;
+    let sources = match plan.kernel.hook {
+        Hook::Usdt => {
+            programs.load_announcements(loader, live, false)?;
+            Sources::Announcements
+        }
+        // An allocator's own mappings could not be told from others, and intervals are of bytes.
+        Hook::Auto if !plan.sampling.mappings && plan.sampling.criterion == Criterion::Bytes => {
+            match programs.load_announcements(loader, live, true) {
+                Ok(()) => Sources::AllocatorsOrAnnouncements,
+                Err(error) => {
+                    log::info!("what programs announce is not followed: {error}");
+                    Sources::Allocators
+                }
+            }
+        }
+        Hook::Auto | Hook::Probe | Hook::Inline => Sources::Allocators,
+    };
     for (kind, why) in programs.refusals() {
         log::info!("this kernel has no {kind} links: {why}");
     }
     if !programs.links_one_process() {
         log::info!("this kernel's links to one process see its first thread only: every process is linked");
     }
-    Ok(programs)
+    Ok((programs, sources))
 }

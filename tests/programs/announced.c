@@ -1,0 +1,65 @@
+/* Allocates by an allocator that announces its samples (USDT), compiled in or from a library that is opened later, and never
+ * by malloc. Arguments: interval, rounds, mode (0, or 1 for weights by crossings, 2 to let a child do it, 3 if nobody needs to
+ * listen), library. */
+#include <dlfcn.h>
+#include "truth.h"
+#include "otel_memory.h"
+
+static struct announcing heap;
+static void *own_take(uint64_t size) { return announced_take(&heap, size); }
+static void own_give(void *block) { announced_give(&heap, block); }
+static void *(*take)(uint64_t) = own_take;
+static void (*give)(void *) = own_give;
+
+SITE(00, take(n))
+SITE(01, take(n))
+SITE(02, take(n))
+
+enum { KEPT = 4096 };
+static void *kept[KEPT];
+static uint64_t sizes[KEPT];
+static int sites[KEPT];
+
+static void run(uint64_t rounds) {
+  uint64_t random = 1;
+  for (uint64_t i = 0; i < rounds; i++) {
+    uint64_t r = next_random(&random);
+    int at = (int)(r % KEPT);
+    if (kept[at]) { gave(sites[at], sizes[at]); give(kept[at]); kept[at] = 0; }
+    int site = i % 64 == 0 ? 2 : (int)(i % 2);
+    uint64_t size = site == 0 ? 48 : site == 1 ? 100 + r % 7 * 100 : 4096 + r % 5 * 4096;
+    kept[at] = site == 0 ? site_00(size) : site == 1 ? site_01(size) : site_02(size);
+    sizes[at] = size; sites[at] = site;
+    took(site, size);
+  }
+}
+
+int main(int argc, char **argv) {
+  uint64_t interval = argument(argc, argv, 1, 65536), rounds = argument(argc, argv, 2, 100000);
+  uint64_t mode = argument(argc, argv, 3, 0);
+  announcing_begins(&heap, interval, mode == 1);
+  ready();
+  if (argc > 4) {
+#ifndef ALONE
+    void *library = dlopen(argv[4], RTLD_NOW);
+    if (!library) die(dlerror());
+    void (*begin)(uint64_t) = (void (*)(uint64_t))dlsym(library, "library_begins");
+    take = (void *(*)(uint64_t))dlsym(library, "library_take");
+    give = (void (*)(void *))dlsym(library, "library_give");
+    begin(interval);
+#endif
+    step();
+  } else if (mode != 3 && !otel_memory_alloc_semaphore)
+    die("nobody listens");
+  if (mode == 2) {
+    pid_t child = fork();
+    if (!child) { truth_is(1); run(rounds); _exit(0); }
+    int status;
+    waitpid(child, &status, 0);
+    if (status) die("the child failed");
+  } else
+    run(rounds);
+  report();
+  if (otel_memory_alloc_semaphore || otel_memory_free_semaphore) die("somebody still listens");
+  return 0;
+}

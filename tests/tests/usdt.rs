@@ -1,0 +1,258 @@
+//! Samples that programs announce themselves (USDT, provider `otel_memory`), compared with what they allocated in truth.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::{heapbpf, programs_folder, skipped, tool, turn};
+use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::program::{library, program, program_with};
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+use heapbpf_tests::truth::Truth;
+
+/// The interval at which the programs sample.
+const INTERVAL: u64 = 16 << 10;
+const ROUNDS: &str = "200000";
+/// Some seconds.
+const LONG: &str = "5000000";
+
+/// A static program without symbols, whose malloc nobody can find.
+fn alone() -> PathBuf {
+    program_with("announced", "announced-alone", &["-static", "-s", "-DALONE"])
+}
+
+/// The turn of a case, on machines whose probes are read.
+fn turn_here(case: &str) -> Option<impl Sized> {
+    if std::env::consts::ARCH != "x86_64" {
+        skipped(case, "arguments of announcements are read on x86-64 only");
+        return None;
+    }
+    turn(case)
+}
+
+fn recorder(target: &Target) -> Recorder {
+    Recorder::new().pid(target.pid())
+}
+
+fn record(program: &Path, mode: &str, options: &[[&str; 2]]) -> (Profile, Stats, Truth) {
+    let interval = INTERVAL.to_string();
+    let mut target = Target::start(program, [&interval, ROUNDS, mode]);
+    let recorder = options.iter().fold(recorder(&target), |it, [name, value]| it.option(name, value));
+    let recording = recorder.start();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    assert!(target.end().success(), "nobody listens any more");
+    (profile, stats, truth)
+}
+
+/// What holds of every profile of announcements: they are what was sampled, with error bars, and nothing is exact.
+fn announced(profile: &Profile, stats: &Stats, truth: &Truth) {
+    checks::sites(profile, truth, INTERVAL, Compare::All);
+    assert!(profile.processes.iter().all(|process| process.hook.as_deref() == Some("usdt")), "{profile:?}");
+    assert!(profile.stacks.iter().all(|stack| stack.interval == INTERVAL), "each sample tells the interval");
+    assert!(stats.hits == stats.submitted && stats.lost() == 0 && stats.frees_matched > 0, "{stats:?}");
+    let total = &profile.totals.alloc_bytes;
+    assert!(total.exact.is_none() && stats.exact_alloc_objects == 0, "{total:?}");
+    let (low, high) = (total.low.expect("error bars"), total.high.expect("error bars"));
+    assert!(low < total.value() && total.value() < high && high - low < 0.1 * total.value(), "{total:?}");
+}
+
+#[test]
+fn figures_are_those_that_the_program_announces() {
+    let Some(_turn) = turn_here("figures_are_those_that_the_program_announces") else { return };
+    let (profile, stats, truth) = record(&program("announced"), "0", &[["--hook", "usdt"]]);
+    announced(&profile, &stats, &truth);
+    // The stack begins where the probe is, in the function that announces.
+    let stack = profile.stacks.iter().find(|stack| stack.site() == Some("site_01")).expect("sampled");
+    let functions: Vec<_> = stack.frames.iter().filter_map(|frame| frame.function.as_deref()).take(4).collect();
+    assert_eq!(functions, ["announce", "announced_take", "own_take", "site_01"]);
+    assert_eq!(stack.function, "otel_memory:alloc");
+    let audit = &stats.attach;
+    assert!(audit.iter().all(|probe| probe.function.starts_with("otel_memory:")), "no allocator is hooked: {audit:?}");
+    assert_eq!(audit.iter().filter(|probe| probe.function == "otel_memory:alloc").count(), 3);
+}
+
+#[test]
+fn a_program_whose_allocator_cannot_be_found_is_profiled_by_what_it_announces() {
+    let Some(_turn) = turn_here("a_program_whose_allocator_cannot_be_found") else { return };
+    let (profile, stats, truth) = record(&alone(), "0", &[]);
+    // Without symbols, sites are not named: sums tell.
+    let sum =
+        |of: fn(&heapbpf_tests::output::Figures) -> f64| profile.stacks.iter().map(|it| of(&it.figures)).sum::<f64>();
+    let law = truth.sites.iter().flat_map(|site| site.sizes.clone()).collect::<Vec<_>>();
+    let law = |live: bool| {
+        let pick = law.iter().map(|&[size, allocs, alive]| (size, if live { alive } else { allocs }));
+        heapbpf_tests::truth::Law::of(pick, INTERVAL)
+    };
+    let bytes = sum(|figures| figures.alloc_bytes.value());
+    assert!((bytes - law(false).bytes.truth).abs() <= law(false).bytes.tolerance(), "{bytes} of {:?}", law(false));
+    let inuse = sum(|figures| figures.inuse_bytes.as_ref().expect("in use").value());
+    assert!((inuse - law(true).bytes.truth).abs() <= law(true).bytes.tolerance(), "{inuse} of {:?}", law(true));
+    assert_eq!(profile.processes[0].hook.as_deref(), Some("usdt"));
+    assert!(stats.lost() == 0 && stats.hits == stats.submitted && stats.hits > 0, "{stats:?}");
+}
+
+#[test]
+fn where_an_allocator_is_hooked_announcements_do_not_count() {
+    let Some(_turn) = turn_here("where_an_allocator_is_hooked_announcements_do_not_count") else { return };
+    let (profile, stats, _) = record(&program("announced"), "3", &[]);
+    assert!(profile.processes.iter().all(|process| process.hook.as_deref() != Some("usdt")));
+    assert!(stats.attach.iter().all(|probe| !probe.function.starts_with("otel_memory")), "{stats:?}");
+}
+
+#[test]
+fn a_library_that_is_opened_later_is_followed() {
+    let Some(_turn) = turn_here("a_library_that_is_opened_later_is_followed") else { return };
+    let opened = library("announcing_library", "libannouncing.so", &["-s", "-lm"]);
+    let interval = INTERVAL.to_string();
+    let opened = opened.display().to_string();
+    let mut target = Target::start(&program("announced"), [&*interval, ROUNDS, "0", &opened]);
+    let mut recording = recorder(&target).option("--hook", "usdt").start();
+    target.go();
+    target.step();
+    recording.await_more_links();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    announced(&profile, &stats, &truth);
+}
+
+#[test]
+fn children_announce_like_their_parents() {
+    let Some(_turn) = turn_here("children_announce_like_their_parents") else { return };
+    let (profile, stats, truth) = record(&program("announced"), "2", &[["--hook", "usdt"]]);
+    announced(&profile, &stats, &truth);
+    let (profile, stats, truth) = record(&alone(), "2", &[]);
+    let process = profile.processes.iter().find(|process| process.pid != truth.sites[0].pid);
+    let child = profile.processes.iter().find(|process| process.pid == truth.sites[0].pid).expect("the child");
+    assert!(process.is_none() || process.is_some_and(|it| it.figures.alloc_bytes.value() == 0.0), "{profile:?}");
+    assert_eq!(child.hook.as_deref(), Some("usdt"));
+    let estimate = child.figures.alloc_bytes.value();
+    assert!((estimate / truth.bytes() as f64 - 1.0).abs() < 0.1 && stats.lost() == 0, "{estimate} {stats:?}");
+}
+
+#[test]
+fn every_kind_of_link_raises_semaphores() {
+    let Some(_turn) = turn_here("every_kind_of_link_raises_semaphores") else { return };
+    for link in ["perf", "multi"] {
+        let (profile, stats, truth) = record(&program("announced"), "0", &[["--hook", "usdt"], ["--link", link]]);
+        announced(&profile, &stats, &truth);
+    }
+}
+
+/// A program of Rust that announces its samples by `asm!`, with a global allocator of its own. Each allocation of a site is a
+/// sample of a known weight, so figures are exact.
+#[test]
+fn a_rust_program_announces_by_inline_assembly() {
+    let case = "a_rust_program_announces_by_inline_assembly";
+    let Some(_turn) = turn_here(case) else { return };
+    let folder = tempfile::TempDir::with_prefix("heapbpf-rust-").expect("a temporary folder");
+    let source = programs_folder().join("announcing.rs");
+    let built = folder.path().join("announcing");
+    let compiled = tool("rustc").is_some_and(|rustc| {
+        let flags = ["--edition", "2024", "-C", "opt-level=1", "-C", "panic=abort", "-o"];
+        let compiled = Command::new(rustc).args(flags).arg(&built).arg(&source).status();
+        compiled.is_ok_and(|status| status.success())
+    });
+    if !compiled {
+        return skipped(case, "no Rust compiler that works");
+    }
+    let mut target = Target::start(&built, ["2000"]);
+    let recording = recorder(&target).option("--hook", "usdt").start();
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    let site = truth.site("site_00");
+    let stacks = profile.stacks.iter().filter(|stack| stack.site() == Some("site_00"));
+    let figures = stacks.fold([0.0; 3], |[bytes, objects, inuse], stack| {
+        let of = &stack.figures;
+        let live = of.inuse_bytes.as_ref().expect("in use").value();
+        [bytes + of.alloc_bytes.value(), objects + of.alloc_objects.value(), inuse + live]
+    });
+    // 100 bytes of a thousand announced allocations stand for 4,145 bytes each, by R = 4,095.
+    let close = |found: f64, truth: u64| (found / (truth as f64 * 41.45) - 1.0).abs() < 1e-3;
+    assert!(close(figures[0], site.bytes) && close(figures[1], site.allocs), "{figures:?} {site:?}");
+    assert!(close(figures[2], site.live_bytes), "{figures:?} {site:?}");
+    assert!(stats.submitted == site.allocs && stats.lost() == 0, "{stats:?}");
+}
+
+/// Two programs on the host, of which one has an allocator: each counts once, by its own source.
+#[test]
+fn a_whole_host_has_both_sources() {
+    let Some(_turn) = turn_here("a_whole_host_has_both_sources") else { return };
+    let interval = INTERVAL.to_string();
+    let mut targets = [alone(), program("announced")].map(|path| Target::start(&path, [&*interval, ROUNDS, "3"]));
+    // Named like both programs, for a short time.
+    let recording = Recorder::new().option("--comm", "announced*").start();
+    let truths = targets.each_mut().map(Target::run);
+    // It starts while the recording runs, and is listed a little later.
+    let mut late = Target::start(&alone(), [&*interval, LONG, "3"]);
+    let late_truth = late.run();
+    let (profile, stats) = recording.stop().results();
+    let hook = |pid: u32| profile.process(pid).hook.clone();
+    assert_eq!(hook(targets[0].pid()).as_deref(), Some("usdt"));
+    let share = |target: &Target, truth: &Truth| {
+        profile.process(target.pid()).figures.alloc_bytes.value() / truth.bytes() as f64
+    };
+    assert!((share(&targets[0], &truths[0]) - 1.0).abs() < 0.1, "{stats:?}");
+    assert_eq!(hook(late.pid()).as_deref(), Some("usdt"));
+    let late = share(&late, &late_truth);
+    assert!(late > 0.0 && late < 1.1, "{late}");
+    let announced = |pid: u32| profile.stacks.iter().any(|it| it.pid == pid && it.function == "otel_memory:alloc");
+    assert!(!announced(targets[1].pid()), "its malloc is hooked, and it calls that never");
+}
+
+#[test]
+fn weights_by_no_common_interval_have_no_error_bars() {
+    let Some(_turn) = turn_here("weights_by_no_common_interval_have_no_error_bars") else { return };
+    let (profile, _, truth) = record(&program("announced"), "1", &[["--hook", "usdt"]]);
+    let total = &profile.totals.alloc_bytes;
+    assert!(total.low.is_none() && total.high.is_none(), "{total:?}");
+    let reason = total.reason.as_deref().unwrap_or_default();
+    assert!(reason.contains("not by one sampling interval"), "{reason}");
+    // The estimates are the program's own.
+    assert!((total.value() / truth.bytes() as f64 - 1.0).abs() < 0.1, "{total:?} of {}", truth.bytes());
+}
+
+#[test]
+fn a_process_without_announcements_is_told_so() {
+    let Some(_turn) = turn_here("a_process_without_announcements_is_told_so") else { return };
+    let target = Target::start(&program("mix"), ["100"]);
+    let output = Command::new(heapbpf())
+        .args(["--hook", "usdt", "-d", "1s", "--pid", &target.pid().to_string()])
+        .output()
+        .expect("it runs");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("have USDT probes of the provider otel_memory"), "{said}");
+}
+
+#[test]
+fn what_announcements_cannot_do_is_refused() {
+    for (option, value, word) in [
+        ("-i", "4096", "-i"),
+        ("--criterion", "allocations", "--criterion"),
+        ("--alloc", "a.so:f(size=arg0)->ret", "--alloc"),
+    ] {
+        let arguments = ["--hook", "usdt", option, value, "--pid", "1"];
+        let output = Command::new(heapbpf()).args(arguments).output().expect("it runs");
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{said}");
+        assert!(said.contains(&format!("leave {word} out")), "{said}");
+    }
+}
+
+/// `doctor` says which source a process has, and what is left out for it.
+#[test]
+fn the_doctor_tells_of_announcements() {
+    let Some(_turn) = turn_here("the_doctor_tells_of_announcements") else { return };
+    let ask = |program: &Path| {
+        let target = Target::start(program, ["4096", "1", "3"]);
+        let pid = target.pid().to_string();
+        let output = Command::new(heapbpf()).args(["doctor", "--pid", &pid]).output().expect("it runs");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let said = ask(&alone());
+    assert!(said.contains("otel_memory (USDT)") && said.contains("otel_memory:free"), "{said}");
+    let said = ask(&program("announced"));
+    assert!(said.contains("glibc") && !said.contains("otel_memory:free"), "{said}");
+}
