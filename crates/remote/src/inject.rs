@@ -26,6 +26,11 @@ pub(crate) fn stack_words(stop: &Stop, registers: &Registers) -> Words {
     Words::read(registers.rsp, registers.fs_base, read)
 }
 
+/// Where signal frames hold an address that is to be changed, and that address.
+type Frames = Vec<(u64, u64)>;
+/// Threads, and addresses at which they, or code that signals interrupted in them, go on.
+type Positions = Vec<(i32, u64)>;
+
 /// A plan, and how far it was carried out.
 pub(crate) struct Injection<'a> {
     pub(crate) target: &'a Target,
@@ -45,13 +50,18 @@ struct Moved {
 impl Injection<'_> {
     /// Maps everything, while all threads but one run. Nothing leads to it.
     pub(crate) fn map(&self, stop: &mut Stop) -> Result<Mapped, Failure> {
-        let (_, mapped) = self.run(stop, self.plan.steps_of(Part::Map), None)?;
+        let (_, mapped) = self.run(stop, self.plan.steps_of(Part::Map), None, |_| true)?;
         mapped.ok_or(Failure::Busy(Busy::Changed))
     }
 
     /// Does the rest, or nothing.
-    pub(crate) fn replace(&self, stop: &mut Stop, mapped: &Mapped) -> Result<Hooked, Failure> {
-        let (moved, _) = self.run(stop, self.plan.steps_of(Part::Replace), Some(mapped.clone()))?;
+    pub(crate) fn replace(
+        &self,
+        stop: &mut Stop,
+        mapped: &Mapped,
+        is_moment: impl FnOnce(&[(i32, u64)]) -> bool,
+    ) -> Result<Hooked, Failure> {
+        let (moved, _) = self.run(stop, self.plan.steps_of(Part::Replace), Some(mapped.clone()), is_moment)?;
         let moved_threads = moved.threads.len() + usize::from(moved.remote.is_some());
         Ok(Hooked { moved_threads, moved_frames: moved.frames.len() })
     }
@@ -73,17 +83,19 @@ impl Injection<'_> {
         file.is_ok_and(|data| (data.dev(), data.ino()) == mapped.file)
     }
 
-    /// Does these steps, or nothing.
+    /// Does these steps, or nothing. `is_moment` is asked once all threads are stopped.
     fn run(
         &self,
         stop: &mut Stop,
         steps: Vec<Step>,
         mut mapped: Option<Mapped>,
+        is_moment: impl FnOnce(&[(i32, u64)]) -> bool,
     ) -> Result<(Moved, Option<Mapped>), Failure> {
         let mut remote = Remote::alone(stop, self.target.gadgets, &self.target.threads())?;
         let mut frames = Vec::new();
         let mut moved = Moved::default();
         let mut undo = Vec::new();
+        let mut is_moment = Some(is_moment);
         for step in steps {
             // Half of these may be done when they fail; all others are done or not.
             let is_divisible = matches!(step, Step::MoveThreads | Step::Write);
@@ -92,7 +104,11 @@ impl Injection<'_> {
             }
             let result = match step {
                 Step::Create => self.create(stop, &mut remote).map(|made| mapped = Some(made)),
-                Step::StopAll => self.stop_all(stop, &mut remote, mapped.as_ref()).map(|found| frames = found),
+                Step::StopAll => self.stop_all(stop, &mut remote, mapped.as_ref()).and_then(|(found, positions)| {
+                    frames = found;
+                    let agrees = is_moment.take().is_none_or(|is_moment| is_moment(&positions));
+                    if agrees { Ok(()) } else { Err(Failure::Busy(Busy::NotNow)) }
+                }),
                 Step::MoveThreads => {
                     let is_in_time = stop.check_time(Busy::Late);
                     is_in_time.and_then(|()| self.move_threads(stop, &mut remote, &frames, &mut moved))
@@ -122,13 +138,14 @@ impl Injection<'_> {
         Ok((moved, mapped))
     }
 
-    /// Stops all threads, and looks whether the plan can be carried out. Signal frames that must be changed.
+    /// Stops all threads, and looks whether the plan can be carried out. Signal frames that must be changed, and where threads go
+    /// on.
     fn stop_all(
         &self,
         stop: &mut Stop,
         remote: &mut Remote,
         mapped: Option<&Mapped>,
-    ) -> Result<Vec<(u64, u64)>, Failure> {
+    ) -> Result<(Frames, Positions), Failure> {
         stop.stop_all()?;
         // The process has run since: it may have closed what it did not open.
         if !mapped.is_some_and(|mapped| self.is_ours(mapped)) {
@@ -138,7 +155,9 @@ impl Injection<'_> {
         let position = |_| Failure::Busy(Busy::Position);
         self.plan.moved(remote.registers().rip).map_err(position)?;
         self.check(stop)?;
-        self.displaced_frames(stop)
+        let mut positions = vec![(remote.tid(), remote.registers().rip)];
+        let frames = self.displaced_frames(stop, &mut positions)?;
+        Ok((frames, positions))
     }
 
     /// Whether everything is as it was when the plan was made, before anything is touched.
@@ -162,16 +181,19 @@ impl Injection<'_> {
     }
 
     /// Signal frames that would return to displaced instructions: where they hold the address, and that address. A thread, or
-    /// code that a signal interrupted, may be at an instruction without a copy: then the plan cannot be carried out now.
-    fn displaced_frames(&self, stop: &Stop) -> Result<Vec<(u64, u64)>, Failure> {
+    /// code that a signal interrupted, may be at an instruction without a copy: then the plan cannot be carried out now. Adds
+    /// where threads go on to `positions`.
+    fn displaced_frames(&self, stop: &Stop, positions: &mut Positions) -> Result<Frames, Failure> {
         let mut frames = Vec::new();
         if self.plan.draft().displaced.is_empty() {
             return Ok(frames);
         }
-        for (_, registers) in stop.registers() {
+        for (tid, registers) in stop.registers() {
             let position = |_| Failure::Busy(Busy::Position);
             self.plan.moved(registers.rip).map_err(position)?;
+            positions.push((tid, registers.rip));
             for (at, address) in stack_words(stop, &registers).resume_addresses() {
+                positions.push((tid, address));
                 if self.plan.moved(address).map_err(position)?.is_some() {
                     frames.push((at, address));
                 }

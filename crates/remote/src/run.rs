@@ -50,8 +50,23 @@ impl Target {
     /// # Errors
     /// As [`Target::hook`]. What is mapped stays.
     pub fn replace(&self, plan: &Plan, mapped: &Mapped, limit: Duration) -> Result<Stopped<Hooked>, Error> {
+        self.replace_if(plan, mapped, limit, |_| true)
+    }
+
+    /// The same, if `is_moment` agrees: it is asked once all threads are stopped, and before anything is replaced. It gets each
+    /// thread's id with the addresses at which it and code that signals interrupted in it will go on.
+    ///
+    /// # Errors
+    /// As [`Target::replace`]; [`Busy::NotNow`] if it does not agree.
+    pub fn replace_if(
+        &self,
+        plan: &Plan,
+        mapped: &Mapped,
+        limit: Duration,
+        is_moment: impl FnOnce(&[(i32, u64)]) -> bool + Send + 'static,
+    ) -> Result<Stopped<Hooked>, Error> {
         let mapped = mapped.clone();
-        self.carry_out(plan, limit, move |injection, stop| injection.replace(stop, &mapped))
+        self.carry_out(plan, limit, move |injection, stop| injection.replace(stop, &mapped, is_moment))
     }
 
     /// Unmaps what was mapped and never led to. One thread is stopped for it.

@@ -7,6 +7,7 @@ pub mod attempts;
 mod control;
 mod counted;
 mod figures;
+mod handover;
 pub mod left;
 mod loaded;
 mod memory;
@@ -20,12 +21,14 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::fs::File;
 use std::mem::offset_of;
+use std::ops::Range;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
 use std::time::Instant;
 
 use heapbpf_inline::abi::{CONTROL, Slot};
-use heapbpf_probes::Table;
+use heapbpf_probes::{PlannedSite, Table};
 use heapbpf_remote::{Busy, Error as Remote, Found, Mapped, Plan, STOP_LIMIT, Target};
 use sampler_ebpf::abi::{Counters, ProcessKey, Site};
 use sampler_ebpf::geometric::DrawConstants;
@@ -33,7 +36,10 @@ use sampler_ebpf::geometric::DrawConstants;
 use self::attempts::Attempts;
 use self::control::ControlPage;
 use self::counted::{Counted, Linked};
+pub use self::handover::FromProbes;
+use self::handover::{Boundary, Noted};
 use self::left::Left;
+use self::plan::Place;
 pub use self::refused::Refused;
 use self::removal::take_out;
 use crate::attach::files::FileKey;
@@ -43,6 +49,9 @@ use crate::kernel::totals;
 
 /// The set of sampled blocks has 2^16 entries.
 const SET_LOG2: u32 = 16;
+
+/// How often a process is stopped in a row to go over from probes, until none of its calls is in progress.
+const HANDOVER_STOPS: usize = 6;
 
 /// How an allocator is counted in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,12 +102,15 @@ struct Prepared {
     plan: Plan,
     mapped: Mapped,
     linked: Linked,
+    /// Where the allocator's code is, and the functions that are to be hooked.
+    place: Place,
+    functions: Vec<Range<u64>>,
 }
 
 impl Prepared {
     /// Has it as it was before.
     fn undo(self) {
-        let Self { target, plan, mapped, linked } = self;
+        let Self { target, plan, mapped, linked, .. } = self;
         drop(linked);
         if target.unmap(&plan, &mapped, STOP_LIMIT).is_err() {
             take_out(target.pid().unsigned_abs());
@@ -217,6 +229,94 @@ impl InlineHooks {
         Err(error.into())
     }
 
+    /// Has a process go over that probes have counted so far, while it runs: they sampled blocks of it, and its calls may be in
+    /// progress. `sites` are the probes. If it cannot go over, it runs on as before.
+    ///
+    /// # Errors
+    /// It cannot be hooked inline, or not now.
+    pub fn go_over(
+        &mut self,
+        (process, key): (ProcessKey, FileKey),
+        file: (&str, &File),
+        (table, sites): (&Table, &[PlannedSite]),
+        from: &mut FromProbes<'_>,
+        add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
+    ) -> Result<(), Refused> {
+        let prepared = self.prepare((process.tgid, key), file, table, add_sites)?;
+        let gone = self.hand_over(process, &prepared, sites, from);
+        // What it cannot take back costs the programs no more than an entry in a list.
+        let _ = from.handover.list_blocks_of(0);
+        match gone {
+            Ok(()) => {
+                self.counted.add(process, prepared.linked);
+                self.decided.insert((process.tgid, key), (process, Service::Inline));
+                Ok(())
+            }
+            Err(Refused::Hook(error @ Remote::Busy { why: Busy::Late, .. })) => {
+                drop(prepared);
+                take_out(process.tgid);
+                Err(error.into())
+            }
+            Err(refused) => {
+                prepared.undo();
+                Err(refused)
+            }
+        }
+    }
+
+    /// Stops a process until it can go over.
+    fn hand_over(
+        &mut self,
+        process: ProcessKey,
+        prepared: &Prepared,
+        sites: &[PlannedSite],
+        from: &mut FromProbes<'_>,
+    ) -> Result<(), Refused> {
+        let failed = |source| Refused::Read { what: "the target's memory", source };
+        let Prepared { target, plan, mapped, linked, place, functions } = prepared;
+        let boundary = Arc::new(Boundary::new(functions, sites, place, plan.draft())?);
+        let memory = Arc::new(memory::open(process.tgid).map_err(failed)?);
+        let base = linked.base;
+        let mut noted = Noted::default();
+        let mut stops = 0;
+        loop {
+            noted.replace(from.blocks_of(process)?, &memory, base)?;
+            self.counted.list(process, base)?;
+            let seen = from.handover.seen();
+            let (boundary, memory, mut all) = (Arc::clone(&boundary), Arc::clone(&memory), noted.clone());
+            let is_moment = move |positions: &[(i32, u64)]| {
+                let is_passed = seen.begun(process).is_ok_and(|begun| boundary.is_passed(positions, &begun));
+                // After these writes it goes over, or all of it is taken back.
+                is_passed && seen.blocks().is_some_and(|blocks| all.add(blocks, &memory, base).is_ok())
+            };
+            stops += 1;
+            let error = match target.replace_if(plan, mapped, STOP_LIMIT, is_moment) {
+                Ok(stopped) => {
+                    log::info!("process {}: hooked inline in mid-run, stopped for {:?}", process.tgid, stopped.time);
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            self.counted.unlist(process, base);
+            let may_pass = matches!(error, Remote::Busy { why: Busy::NotNow | Busy::Position | Busy::Slow, .. });
+            if !may_pass || stops == HANDOVER_STOPS {
+                return Err(error.into());
+            }
+        }
+    }
+
+    /// Whether an allocator of a process is hooked inline.
+    pub fn has_hooked(&self, process: ProcessKey, key: FileKey) -> bool {
+        self.decided
+            .get(&(process.tgid, key))
+            .is_some_and(|(of, service)| *of == process && *service == Service::Inline)
+    }
+
+    /// Children that were found to have the hooks of their parents, by process id.
+    pub fn take_heirs(&mut self) -> Vec<u32> {
+        self.counted.take_heirs()
+    }
+
     /// Whether an allocator that was hooked inline still is: its file may have been unloaded, and loaded again.
     fn is_in_place(&self, pid: u32, key: FileKey) -> bool {
         let bases = self.counted.linked(pid).filter(|linked| linked.key == key).map(|linked| linked.base);
@@ -250,9 +350,15 @@ impl InlineHooks {
         };
         let settings = preview::Sampled { criterion: self.criterion, control: *self.control.page() };
         let plan = preview::plan(&target, &found, file, &settings, first_site)?;
+        let place = plan::place(&target, file)?;
+        let functions = found.functions.iter().map(|function| {
+            let start = function.address.wrapping_add(place.bias);
+            start..start.saturating_add(function.length)
+        });
+        let functions = functions.collect();
         let mapped = target.map(&plan, STOP_LIMIT).inspect_err(|_| take_out(pid))?.outcome;
         match self.link((pid, key), plan.draft().base) {
-            Ok(linked) => Ok(Prepared { target, plan, mapped, linked }),
+            Ok(linked) => Ok(Prepared { target, plan, mapped, linked, place, functions }),
             Err(refused) => {
                 if target.unmap(&plan, &mapped, STOP_LIMIT).is_err() {
                     take_out(pid);

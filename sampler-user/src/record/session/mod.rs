@@ -10,6 +10,7 @@ mod finish;
 mod go;
 mod go_keys;
 mod growth;
+mod hot;
 mod housekeeping;
 mod moment;
 mod overhead;
