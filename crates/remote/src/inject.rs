@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::time::Duration;
 
 use crate::error::Busy;
 use crate::failure::Failure;
@@ -47,19 +48,34 @@ struct Moved {
     remote: Option<u64>,
 }
 
+/// Nobody asks whether it is the moment.
+pub(crate) const NO_QUESTION: Option<fn(&[(i32, u64)]) -> bool> = None;
+/// How much longer a process may be stopped at most once it is the moment: whoever counted its calls sees none of them from the
+/// first page that is replaced, so it must not be left there.
+const AT_MOST_LONGER: Duration = Duration::from_millis(80);
+
+/// Whether it is the moment, and early enough.
+fn ask(
+    stop: &mut Stop,
+    is_moment: impl FnOnce(&[(i32, u64)]) -> bool,
+    positions: &[(i32, u64)],
+) -> Result<(), Failure> {
+    if is_moment(positions) { stop.extend(AT_MOST_LONGER) } else { Err(Failure::Busy(Busy::NotNow)) }
+}
+
 impl Injection<'_> {
     /// Maps everything, while all threads but one run. Nothing leads to it.
     pub(crate) fn map(&self, stop: &mut Stop) -> Result<Mapped, Failure> {
-        let (_, mapped) = self.run(stop, self.plan.steps_of(Part::Map), None, |_| true)?;
+        let (_, mapped) = self.run(stop, self.plan.steps_of(Part::Map), None, NO_QUESTION)?;
         mapped.ok_or(Failure::Busy(Busy::Changed))
     }
 
     /// Does the rest, or nothing.
-    pub(crate) fn replace(
+    pub(crate) fn replace<F: FnOnce(&[(i32, u64)]) -> bool>(
         &self,
         stop: &mut Stop,
         mapped: &Mapped,
-        is_moment: impl FnOnce(&[(i32, u64)]) -> bool,
+        is_moment: Option<F>,
     ) -> Result<Hooked, Failure> {
         let (moved, _) = self.run(stop, self.plan.steps_of(Part::Replace), Some(mapped.clone()), is_moment)?;
         let moved_threads = moved.threads.len() + usize::from(moved.remote.is_some());
@@ -84,18 +100,17 @@ impl Injection<'_> {
     }
 
     /// Does these steps, or nothing. `is_moment` is asked once all threads are stopped.
-    fn run(
+    fn run<F: FnOnce(&[(i32, u64)]) -> bool>(
         &self,
         stop: &mut Stop,
         steps: Vec<Step>,
         mut mapped: Option<Mapped>,
-        is_moment: impl FnOnce(&[(i32, u64)]) -> bool,
+        mut is_moment: Option<F>,
     ) -> Result<(Moved, Option<Mapped>), Failure> {
         let mut remote = Remote::alone(stop, self.target.gadgets, &self.target.threads())?;
         let mut frames = Vec::new();
         let mut moved = Moved::default();
         let mut undo = Vec::new();
-        let mut is_moment = Some(is_moment);
         for step in steps {
             // Half of these may be done when they fail; all others are done or not.
             let is_divisible = matches!(step, Step::MoveThreads | Step::Write);
@@ -106,8 +121,7 @@ impl Injection<'_> {
                 Step::Create => self.create(stop, &mut remote).map(|made| mapped = Some(made)),
                 Step::StopAll => self.stop_all(stop, &mut remote, mapped.as_ref()).and_then(|(found, positions)| {
                     frames = found;
-                    let agrees = is_moment.take().is_none_or(|is_moment| is_moment(&positions));
-                    if agrees { Ok(()) } else { Err(Failure::Busy(Busy::NotNow)) }
+                    is_moment.take().map_or(Ok(()), |is_moment| ask(stop, is_moment, &positions))
                 }),
                 Step::MoveThreads => {
                     let is_in_time = stop.check_time(Busy::Late);

@@ -164,7 +164,7 @@ pub mod inline_state {
 }
 
 /// Most blocks of a [`Handover`].
-pub const HANDOVER_BLOCKS: usize = 1024;
+pub const HANDOVER_BLOCKS: usize = 8192;
 
 /// Blocks that probes sample in a process while it is being prepared to count by inline hooks: those that a walk through the
 /// live map may have missed. In the map `HANDOVER`, one at a time.

@@ -6,9 +6,9 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::sync::Arc;
 
 use aya::maps::{Array, MapData, MapError};
-use sampler_ebpf::abi::inline::{HANDOVER_BLOCKS, Handover};
+use sampler_ebpf::abi::inline::Handover;
 use sampler_ebpf::abi::{ProcessKey, ThreadRecord};
-use zerocopy::FromBytes as _;
+use zerocopy::{FromBytes as _, FromZeros as _};
 
 use super::abi_value::Abi;
 use super::loader::Loader;
@@ -55,8 +55,9 @@ impl HandoverMap {
     /// # Errors
     /// The kernel refuses.
     pub fn list_blocks_of(&mut self, tgid: u32) -> Result<(), KernelError> {
-        let none = Handover { tgid, reserved: 0, count: 0, blocks: [0; HANDOVER_BLOCKS] };
-        self.map.set(0, Abi(none), 0).map_err(refused)
+        let mut none: Box<Abi<Handover>> = Box::new(Abi(Handover::new_zeroed()));
+        none.0.tgid = tgid;
+        self.map.set(0, *none, 0).map_err(refused)
     }
 
     /// What they have seen.

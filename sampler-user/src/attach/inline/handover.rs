@@ -5,7 +5,7 @@
 //! entry, and nothing may be left for them to do about it. And the mapped code must know all blocks that they have sampled:
 //! those that the live map has, read before the stop, and those that came meanwhile, which the programs list.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt as _;
@@ -99,42 +99,27 @@ fn is_replaced(draft: &Draft, function: u64) -> bool {
     })
 }
 
-/// What the mapped code holds of sampled blocks, at offsets from its base.
-#[derive(Clone, Debug, Default)]
+/// What the mapped code holds of sampled blocks. Some may have been freed since: their free is told once more, and the programs
+/// find no block.
 pub(super) struct Noted {
-    blocks: Vec<u64>,
-    written: BTreeMap<u64, Vec<u8>>,
+    noted: heapbpf_inline::noted::Noted,
+    memory: File,
+    base: u64,
 }
 
 impl Noted {
-    /// Has the code that is mapped at `base` hold these blocks instead. No jump may lead to it yet.
-    pub(super) fn replace(&mut self, blocks: Vec<u64>, memory: &File, base: u64) -> Result<(), Refused> {
-        let wanted = heapbpf_inline::noted::noted(&blocks, SET_LOG2).ok_or(Refused::Blocks)?;
-        let wanted: BTreeMap<u64, Vec<u8>> = wanted.into_iter().collect();
+    /// Nothing so far, in the code that is mapped at `base`. No jump leads to it yet.
+    pub(super) fn new(memory: File, base: u64) -> Self {
+        Self { noted: heapbpf_inline::noted::Noted::new(SET_LOG2), memory, base }
+    }
+
+    /// Has it hold these blocks, too.
+    pub(super) fn add(&mut self, blocks: &[u64]) -> Result<(), Refused> {
         let failed = |source| Refused::Read { what: "the target's memory", source };
-        for (at, bytes) in changes(&self.written, &wanted) {
-            memory.write_all_at(&bytes, base + at).map_err(failed)?;
-        }
-        (self.blocks, self.written) = (blocks, wanted);
-        Ok(())
+        let written = self.noted.add(blocks).ok_or(Refused::Blocks)?;
+        let mut writes = written.iter().map(|(at, bytes)| self.memory.write_all_at(bytes, self.base + at));
+        writes.try_for_each(|written| written).map_err(failed)
     }
-
-    /// The same with more blocks.
-    pub(super) fn add(&mut self, blocks: Vec<u64>, memory: &File, base: u64) -> Result<(), Refused> {
-        if blocks.is_empty() {
-            return Ok(());
-        }
-        let mut all = self.blocks.clone();
-        all.extend(blocks);
-        self.replace(all, memory, base)
-    }
-}
-
-/// What is to be written where `before` is, so that it becomes `after`. What is not mentioned is zero.
-fn changes(before: &BTreeMap<u64, Vec<u8>>, after: &BTreeMap<u64, Vec<u8>>) -> Vec<(u64, Vec<u8>)> {
-    let gone = before.iter().filter(|(at, _)| !after.contains_key(at)).map(|(at, bytes)| (*at, vec![0; bytes.len()]));
-    let new = after.iter().filter(|(at, bytes)| before.get(at) != Some(bytes));
-    gone.chain(new.map(|(at, bytes)| (*at, bytes.clone()))).collect()
 }
 
 #[cfg(test)]
@@ -163,12 +148,5 @@ mod tests {
         // It was counted in the function that jumped here, or in another thread.
         assert!(!boundary.is_passed(&[(7, 0x1000)], &[begun(7, IN_FLIGHT_TAIL)]));
         assert!(boundary.is_passed(&[(7, 0x1000)], &[begun(8, IN_FLIGHT_TAIL)]));
-    }
-
-    #[test]
-    fn what_is_held_is_changed_and_the_rest_is_zero() {
-        let map = |entries: &[(u64, u8)]| entries.iter().map(|(at, byte)| (*at, vec![*byte])).collect();
-        let changed = changes(&map(&[(1, 10), (2, 20), (3, 30)]), &map(&[(1, 10), (3, 33), (4, 40)]));
-        assert_eq!(changed, [(2, vec![0]), (3, vec![33]), (4, vec![40])]);
     }
 }

@@ -24,8 +24,8 @@ use std::mem::offset_of;
 use std::ops::Range;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
-use std::sync::Arc;
-use std::time::Instant;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use heapbpf_inline::abi::{CONTROL, Slot};
 use heapbpf_probes::{PlannedSite, Table};
@@ -51,7 +51,11 @@ use crate::kernel::totals;
 const SET_LOG2: u32 = 16;
 
 /// How often a process is stopped in a row to go over from probes, until none of its calls is in progress.
-const HANDOVER_STOPS: usize = 6;
+const HANDOVER_STOPS: usize = 8;
+/// How often the live map is read for it, until the blocks that come meanwhile fit into the programs' list.
+const HANDOVER_ROUNDS: usize = 3;
+/// For how long it runs in between.
+const HANDOVER_PAUSE: Duration = Duration::from_millis(1);
 
 /// How an allocator is counted in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -253,6 +257,7 @@ impl InlineHooks {
                 Ok(())
             }
             Err(Refused::Hook(error @ Remote::Busy { why: Busy::Late, .. })) => {
+                log::warn!("process {}: calls may not have been counted for a moment: {error}", process.tgid);
                 drop(prepared);
                 take_out(process.tgid);
                 Err(error.into())
@@ -275,19 +280,31 @@ impl InlineHooks {
         let failed = |source| Refused::Read { what: "the target's memory", source };
         let Prepared { target, plan, mapped, linked, place, functions } = prepared;
         let boundary = Arc::new(Boundary::new(functions, sites, place, plan.draft())?);
-        let memory = Arc::new(memory::open(process.tgid).map_err(failed)?);
         let base = linked.base;
-        let mut noted = Noted::default();
+        let seen = from.handover.seen();
+        let noted = Arc::new(Mutex::new(Noted::new(memory::open(process.tgid).map_err(failed)?, base)));
+        let add = |blocks: &[u64]| lock(&noted).add(blocks);
+        let mut listed = None;
+        // A later round notes only what is new, so it is shorter.
+        for _ in 0..HANDOVER_ROUNDS {
+            add(&from.blocks_of(process)?)?;
+            listed = seen.blocks();
+            if listed.is_some() {
+                break;
+            }
+        }
+        add(&listed.ok_or(Refused::Fast)?)?;
         let mut stops = 0;
         loop {
-            noted.replace(from.blocks_of(process)?, &memory, base)?;
+            // All but the last ones are noted before the stop.
+            add(&seen.blocks().ok_or(Refused::Fast)?)?;
             self.counted.list(process, base)?;
-            let seen = from.handover.seen();
-            let (boundary, memory, mut all) = (Arc::clone(&boundary), Arc::clone(&memory), noted.clone());
+            let question = (Arc::clone(&boundary), Arc::clone(&noted), Arc::clone(&seen));
             let is_moment = move |positions: &[(i32, u64)]| {
+                let (boundary, noted, seen) = &question;
                 let is_passed = seen.begun(process).is_ok_and(|begun| boundary.is_passed(positions, &begun));
                 // After these writes it goes over, or all of it is taken back.
-                is_passed && seen.blocks().is_some_and(|blocks| all.add(blocks, &memory, base).is_ok())
+                is_passed && seen.blocks().is_some_and(|blocks| lock(noted).add(&blocks).is_ok())
             };
             stops += 1;
             let error = match target.replace_if(plan, mapped, STOP_LIMIT, is_moment) {
@@ -302,6 +319,7 @@ impl InlineHooks {
             if !may_pass || stops == HANDOVER_STOPS {
                 return Err(error.into());
             }
+            std::thread::sleep(HANDOVER_PAUSE);
         }
     }
 
@@ -479,16 +497,18 @@ impl Drop for InlineHooks {
     }
 }
 
+/// What was noted when a thread panicked is of no use, and of no harm: the process does not go over.
+fn lock(noted: &Mutex<Noted>) -> MutexGuard<'_, Noted> {
+    noted.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Has the code that is mapped, and to which no jump leads yet, know blocks that are sampled already.
 fn note(linked: &Linked, sampled: &[u64]) -> Result<(), Refused> {
     if sampled.is_empty() {
         return Ok(());
     }
     let failed = |source| Refused::Read { what: "the target's memory", source };
-    let noted = heapbpf_inline::noted::noted(sampled, SET_LOG2).ok_or(Refused::Blocks)?;
-    let memory = memory::open(linked.pid).map_err(failed)?;
-    let mut writes = noted.iter().map(|(at, bytes)| memory.write_all_at(bytes, linked.base + at));
-    writes.try_for_each(|written| written).map_err(failed)
+    Noted::new(memory::open(linked.pid).map_err(failed)?, linked.base).add(sampled)
 }
 
 #[cfg(target_arch = "x86_64")]

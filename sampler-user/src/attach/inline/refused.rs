@@ -66,6 +66,9 @@ pub enum Refused {
     /// Probes would go on to count some of the allocator's functions.
     #[error("{0} can be counted by a probe alone, and blocks of one allocator must be counted in one way")]
     ProbeAlone(String),
+    /// More blocks than the programs list.
+    #[error("probes sample more blocks of it than can be handed over while it runs")]
+    Fast,
     /// The set of sampled blocks is too small.
     #[error("probes have sampled more blocks of it than can be handed over")]
     Blocks,
@@ -91,6 +94,7 @@ impl Refused {
                 | Self::Target(Refusal::SharedMemory(_))
                 | Self::Place(_)
                 | Self::Stays
+                | Self::Fast
         )
     }
 }
