@@ -39,13 +39,11 @@ fn warmed(arguments: [&str; 3], interval: u64) -> (Target, Recording) {
 #[test]
 fn a_hot_process_keeps_its_blocks_and_counts_when_it_goes_over() {
     let Some(_turn) = turn("inline_a_hot_process_keeps_its_blocks_and_counts") else { return };
-    for arguments in [["400", "2", "300"]] {
+    for arguments in [["400", "1", "2000"], ["400", "3", "5000"]] {
         let (mut target, recording) = warmed(arguments, 1);
         target.go();
         let truth = target.truth();
-        let outcome = recording.stop();
-        println!("{}", outcome.stderr);
-        let (profile, stats) = outcome.results();
+        let (profile, stats) = recording.stop().results();
         assert!(!is_hooked(target.pid()), "the original pages are back");
         checks::sites(&profile, &truth, 1, Compare::All);
         counted_exactly(&stats, &truth);
@@ -64,4 +62,49 @@ fn threads_at_full_speed_go_over() {
     counted_exactly(&stats, &truth);
     checks::sites(&profile, &truth, interval, Compare::All);
     assert_eq!(hook(&profile, &stats, target.pid()), ("inline".into(), None));
+}
+
+#[test]
+fn a_quiet_process_stays_on_probes_beside_a_hot_one() {
+    let Some(_turn) = turn("inline_a_quiet_process_stays_on_probes_beside_a_hot_one") else { return };
+    let mut quiet = Target::start(&program("warming"), ["300", "0"]);
+    let (mut hot, recording) = warmed(["400", "1", "2000"], 1);
+    quiet.go();
+    quiet.step();
+    quiet.go();
+    let truths = [&mut hot, &mut quiet].map(|target| {
+        target.go();
+        target.truth()
+    });
+    assert!(!is_hooked(quiet.pid()), "it makes few calls");
+    let (profile, stats) = recording.stop().results();
+    for (target, truth) in [&hot, &quiet].into_iter().zip(&truths) {
+        checks::sites_of(&profile, target.pid(), truth, 1, Compare::All);
+        assert_eq!(checks::exact(profile.process(target.pid())), (Some(truth.bytes()), Some(truth.allocs())));
+    }
+    assert_eq!((stats.hits, stats.lost()), (truths.iter().map(|truth| truth.allocs()).sum(), 0), "{stats:?}");
+    assert_eq!(hook(&profile, &stats, hot.pid()), ("inline".into(), None));
+    assert_eq!(hook(&profile, &stats, quiet.pid()), ("probe".into(), None));
+}
+
+#[test]
+fn a_hot_process_that_is_refused_stays_on_probes_and_the_reason_is_told() {
+    let Some(_turn) = turn("inline_a_hot_process_that_is_refused_stays_on_probes") else { return };
+    let mut target = Target::start(&program("warming"), ["400", "1", "5000"]);
+    // SAFETY: the request takes no pointers; its tracer is this thread, which waits for nothing of it.
+    let traced = unsafe { libc::ptrace(libc::PTRACE_SEIZE, target.pid(), 0, 0) };
+    assert_eq!(traced, 0, "it can be traced");
+    let recording = record("warming", 1);
+    target.go();
+    target.step();
+    target.go();
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    assert!(!is_hooked(target.pid()));
+    target.go();
+    let truth = target.truth();
+    let (profile, stats) = recording.stop().results();
+    counted_exactly(&stats, &truth);
+    checks::sites(&profile, &truth, 1, Compare::All);
+    let (hook, why) = hook(&profile, &stats, target.pid());
+    assert!(hook == "probe" && why.is_some_and(|why| why.contains("traces it")), "{stats:?}");
 }
