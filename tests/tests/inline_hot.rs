@@ -108,3 +108,24 @@ fn a_hot_process_that_is_refused_stays_on_probes_and_the_reason_is_told() {
     let (hook, why) = hook(&profile, &stats, target.pid());
     assert!(hook == "probe" && why.is_some_and(|why| why.contains("traces it")), "{stats:?}");
 }
+
+/// A trap on every call of it is far beyond the budget.
+#[test]
+fn what_is_hot_goes_over_before_anything_is_given_up() {
+    let Some(_turn) = turn("inline_what_is_hot_goes_over_before_anything_is_given_up") else { return };
+    let mut target = Target::start(&program("warming"), ["400", "2", "0"]);
+    let recorder = Recorder::new().option("--comm", "warming").interval(4 << 20).option("--hook", "inline");
+    let recording = recorder.option("--max-overhead", "30%").flag("-v").start();
+    target.go();
+    target.step();
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    target.go();
+    until("it is hooked inline", || is_hooked(target.pid()));
+    std::thread::sleep(std::time::Duration::from_millis(2500));
+    target.go();
+    let truth = target.truth();
+    let (profile, stats) = recording.stop().results();
+    counted_exactly(&stats, &truth);
+    assert!(profile.totals.inuse_bytes.is_some() && !profile.time_windows, "{:?}", profile.notes);
+    assert_eq!(hook(&profile, &stats, target.pid()), ("inline".into(), None));
+}

@@ -132,7 +132,7 @@ fn check_inline(args: &RecordArgs) -> Result<(), PlanError> {
     let target = &args.target;
     let rules = target.all || target.comm.is_some() || target.cgroup.is_some() || target.container.is_some();
     let refusal = if rules && !(target.pids.is_empty() && target.command.is_empty()) {
-        "name processes and a command, or whole hosts, names and cgroups, but not both"
+        "give --pid or -- COMMAND, or else --all, --comm or --cgroup, but not both"
     } else if args.sampling.mmap {
         "it cannot attribute an allocator's own mappings yet: leave --mmap out"
     } else if Criterion::from(args.sampling.criterion) == Criterion::SizeClass {

@@ -15,6 +15,9 @@ const MOST_PER_LOOK: usize = 4;
 /// Most processes that are hooked inline at once. Each has links of its own, which take time to remove.
 const MOST_AT_ONCE: usize = 256;
 
+/// For how long a budget waits for hot processes to be hooked, ns.
+const LONGEST_WAIT_NS: u64 = 5_000_000_000;
+
 /// Calls of allocation functions that passed probes.
 fn probed_calls(counters: &Counters) -> u64 {
     counters.hits().saturating_sub(counters.counted_inside + counters.inline_sampled)
@@ -35,7 +38,12 @@ struct Known {
 pub struct Heat {
     processes: HashMap<ProcessKey, Known>,
     looked_ns: u64,
+    looks: u32,
     due: VecDeque<ProcessKey>,
+    /// How many hot processes the last look found that may be hooked, now or later.
+    waiting: usize,
+    /// Since when there are some (CLOCK_MONOTONIC).
+    waiting_since_ns: Option<u64>,
 }
 
 impl Heat {
@@ -44,6 +52,8 @@ impl Heat {
         let seconds = now_ns.saturating_sub(self.looked_ns) as f64 * 1e-9;
         let is_first = self.looked_ns == 0;
         self.looked_ns = now_ns;
+        self.looks = self.looks.saturating_add(1);
+        self.waiting = 0;
         let mut hot = Vec::new();
         let mut before = std::mem::take(&mut self.processes);
         for (process, counters) in counts {
@@ -51,8 +61,11 @@ impl Heat {
             let mut known = before.remove(process).unwrap_or_default();
             let rate = calls.saturating_sub(known.calls) as f64 / seconds;
             known.calls = calls;
-            if !is_first && rate > HOT_CALLS_PER_SECOND && known.not_before_ns <= now_ns {
-                hot.push((Reverse(rate as u64), *process));
+            if !is_first && rate > HOT_CALLS_PER_SECOND && known.not_before_ns != u64::MAX {
+                self.waiting += 1;
+                if known.not_before_ns <= now_ns {
+                    hot.push((Reverse(rate as u64), *process));
+                }
             }
             self.processes.insert(*process, known);
         }
@@ -60,6 +73,17 @@ impl Heat {
         hot.sort_unstable();
         let due = hot.into_iter().map(|(_, process)| process);
         self.due = due.take(MOST_PER_LOOK.min(MOST_AT_ONCE.saturating_sub(hooked))).collect();
+    }
+
+    /// Whether hot processes are about to be hooked, or the first looks may find some: what probes take now says little then. Not
+    /// for long: where new ones come all the time, a budget must be kept all the same.
+    pub fn is_about_to_cool(&mut self, now_ns: u64) -> bool {
+        if self.looks >= 2 && self.waiting == 0 {
+            self.waiting_since_ns = None;
+            return false;
+        }
+        let since_ns = *self.waiting_since_ns.get_or_insert(now_ns);
+        now_ns.saturating_sub(since_ns) < LONGEST_WAIT_NS
     }
 
     /// The next process that is to be tried.
@@ -143,6 +167,25 @@ mod tests {
         }
         assert_eq!(attempts, 12);
         assert!(look(&mut heat, &[(1, 1 << 40), (2, 1 << 40)], now_ns + SECOND).is_empty());
+    }
+
+    #[test]
+    fn a_budget_waits_for_the_hot_but_not_for_long() {
+        let mut heat = Heat::default();
+        assert!(heat.is_about_to_cool(SECOND / 5), "nothing is known yet");
+        look(&mut heat, &[(1, 0), (2, 0)], SECOND / 2);
+        look(&mut heat, &[(1, 9_000), (2, 0)], 2 * SECOND);
+        assert!(heat.is_about_to_cool(2 * SECOND));
+        heat.hooked(process(1));
+        look(&mut heat, &[(1, 9_000), (2, 0)], 3 * SECOND);
+        assert!(!heat.is_about_to_cool(3 * SECOND));
+        look(&mut heat, &[(1, 9_000), (2, 9_000)], 4 * SECOND);
+        assert!(heat.is_about_to_cool(4 * SECOND) && heat.is_about_to_cool(8 * SECOND));
+        look(&mut heat, &[(1, 9_000), (2, 90_000)], 9 * SECOND);
+        assert!(!heat.is_about_to_cool(9 * SECOND), "it has waited long enough");
+        heat.refused(process(2));
+        look(&mut heat, &[(1, 9_000), (2, 900_000)], 10 * SECOND);
+        assert!(!heat.is_about_to_cool(10 * SECOND), "it stays on probes");
     }
 
     #[test]

@@ -49,6 +49,12 @@ impl Session {
         hot.next_ns = now_ns + LOOK_NS;
     }
 
+    /// Whether hot processes are about to leave the probes.
+    pub(super) fn is_about_to_cool(&mut self, now_ns: u64) -> bool {
+        let may = self.attaching.hooks_the_hot();
+        self.hot.as_mut().is_some_and(|hot| may && hot.heat.is_about_to_cool(now_ns))
+    }
+
     fn hook_hottest(&mut self, now_ns: u64) {
         let Some(Hot { heat, handover, .. }) = &mut self.hot else { return };
         let Some(process) = heat.next_due().filter(|_| !self.attaching.is_over()) else { return };
