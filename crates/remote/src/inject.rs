@@ -48,8 +48,10 @@ struct Moved {
     remote: Option<u64>,
 }
 
+/// Tells of threads where they go on, and gets whether it is the moment.
+type Question = fn(&[(i32, u64)]) -> bool;
 /// Nobody asks whether it is the moment.
-pub(crate) const NO_QUESTION: Option<fn(&[(i32, u64)]) -> bool> = None;
+pub(crate) const NO_QUESTION: Option<Question> = None;
 /// How much longer a process may be stopped at most once it is the moment: whoever counted its calls sees none of them from the
 /// first page that is replaced, so it must not be left there.
 const AT_MOST_LONGER: Duration = Duration::from_millis(80);

@@ -79,13 +79,13 @@ impl Boundary {
     /// Whether each call that has passed an entry has passed its probe, and nothing is left to do when it returns. `positions`:
     /// threads with addresses at which they go on.
     pub(super) fn is_passed(&self, positions: &[(i32, u64)], begun: &[Begun]) -> bool {
-        let is_behind = |(tid, address): &(i32, u64)| {
-            // A function that was counted may have jumped to the entry of another one.
-            let jumped = |call: &Begun| call.tid == tid.unsigned_abs() && call.in_flight & IN_FLIGHT_TAIL != 0;
-            !self.before_probes.iter().any(|code| code.contains(address))
-                && !(self.entries.contains(address) && begun.iter().any(jumped))
-        };
-        begun.iter().all(|call| call.in_flight & !IN_FLIGHT_TAIL == 0) && positions.iter().all(is_behind)
+        let is_uncounted = |address: &u64| self.before_probes.iter().any(|code| code.contains(address));
+        // A function that was counted may have jumped to the entry of another one.
+        let has_jumped =
+            |tid: &i32| begun.iter().any(|call| call.tid == tid.unsigned_abs() && call.in_flight & IN_FLIGHT_TAIL != 0);
+        let is_between =
+            |(tid, address): &(i32, u64)| is_uncounted(address) || self.entries.contains(address) && has_jumped(tid);
+        begun.iter().all(|call| call.in_flight & !IN_FLIGHT_TAIL == 0) && !positions.iter().any(is_between)
     }
 }
 

@@ -3,30 +3,15 @@
 use std::time::Duration;
 
 use super::errors::Step;
+use super::hot_processes::Hot;
 use super::state::Session;
 use crate::attach::inline::FromProbes;
 use crate::clock::monotonic_ns;
-use crate::kernel::handover::HandoverMap;
 use crate::record::attaching::over::GoneOver;
 use crate::record::attaching::probes::is_alive;
-use crate::record::budget::heat::Heat;
 
 /// Time between looks for hot processes.
 const LOOK_NS: u64 = 1_000_000_000;
-
-/// Processes that are hooked inline once they are hot.
-pub(super) struct Hot {
-    heat: Heat,
-    handover: HandoverMap,
-    next_ns: u64,
-}
-
-impl Hot {
-    /// None is known.
-    pub(super) fn new(handover: HandoverMap) -> Self {
-        Self { heat: Heat::default(), handover, next_ns: 0 }
-    }
-}
 
 impl Session {
     /// Looks for hot processes, if it is time, or hooks one of those that were found. One at a time: records are taken in

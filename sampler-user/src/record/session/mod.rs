@@ -11,6 +11,7 @@ mod go;
 mod go_keys;
 mod growth;
 mod hot;
+mod hot_processes;
 mod housekeeping;
 mod moment;
 mod overhead;

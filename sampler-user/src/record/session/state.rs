@@ -8,7 +8,7 @@ use sampler_ebpf::abi::Counters;
 use super::errors::Errors;
 use super::exited::ExitedProcesses;
 use super::go_keys::GoKeys;
-use super::hot::Hot;
+use super::hot_processes::Hot;
 use super::moment::{Blocks, Cuts};
 use super::priority::Hurry;
 use super::schedule::Schedule;
