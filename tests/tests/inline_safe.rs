@@ -195,9 +195,11 @@ fn a_stopped_process_is_probed() {
 fn other_options_work_or_are_refused_before_anything_is_touched() {
     let Some(_turn) = turn("other_options_work_or_are_refused_before_anything_is_touched") else { return };
     let mut running = Running::in_mode("plain");
-    for (options, told) in
-        [(&["--mmap"][..], "leave --mmap out"), (&["--criterion", "size-class"], "leave --criterion size-class out")]
-    {
+    for (options, told) in [
+        (&["--mmap"][..], "leave --mmap out"),
+        (&["--criterion", "size-class"], "leave --criterion size-class out"),
+        (&["--comm", "nobody"], "but not both"),
+    ] {
         let recorder = Recorder::of(running.pid, 4096).option("--hook", "inline").flag("--no-follow");
         let refused = options.iter().fold(recorder, |recorder, option| recorder.flag(option)).refused();
         refused.check(2, &[told]);

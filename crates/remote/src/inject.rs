@@ -2,6 +2,7 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::time::Duration;
 
 use crate::error::Busy;
 use crate::failure::Failure;
@@ -26,6 +27,11 @@ pub(crate) fn stack_words(stop: &Stop, registers: &Registers) -> Words {
     Words::read(registers.rsp, registers.fs_base, read)
 }
 
+/// Where signal frames hold an address that is to be changed, and that address.
+type Frames = Vec<(u64, u64)>;
+/// Threads, and addresses at which they, or code that signals interrupted in them, go on.
+type Positions = Vec<(i32, u64)>;
+
 /// A plan, and how far it was carried out.
 pub(crate) struct Injection<'a> {
     pub(crate) target: &'a Target,
@@ -42,16 +48,38 @@ struct Moved {
     remote: Option<u64>,
 }
 
+/// Tells of threads where they go on, and gets whether it is the moment.
+type Question = fn(&[(i32, u64)]) -> bool;
+/// Nobody asks whether it is the moment.
+pub(crate) const NO_QUESTION: Option<Question> = None;
+/// How much longer a process may be stopped at most once it is the moment: whoever counted its calls sees none of them from the
+/// first page that is replaced, so it must not be left there.
+const AT_MOST_LONGER: Duration = Duration::from_millis(80);
+
+/// Whether it is the moment, and early enough.
+fn ask(
+    stop: &mut Stop,
+    is_moment: impl FnOnce(&[(i32, u64)]) -> bool,
+    positions: &[(i32, u64)],
+) -> Result<(), Failure> {
+    if is_moment(positions) { stop.extend(AT_MOST_LONGER) } else { Err(Failure::Busy(Busy::NotNow)) }
+}
+
 impl Injection<'_> {
     /// Maps everything, while all threads but one run. Nothing leads to it.
     pub(crate) fn map(&self, stop: &mut Stop) -> Result<Mapped, Failure> {
-        let (_, mapped) = self.run(stop, self.plan.steps_of(Part::Map), None)?;
+        let (_, mapped) = self.run(stop, self.plan.steps_of(Part::Map), None, NO_QUESTION)?;
         mapped.ok_or(Failure::Busy(Busy::Changed))
     }
 
     /// Does the rest, or nothing.
-    pub(crate) fn replace(&self, stop: &mut Stop, mapped: &Mapped) -> Result<Hooked, Failure> {
-        let (moved, _) = self.run(stop, self.plan.steps_of(Part::Replace), Some(mapped.clone()))?;
+    pub(crate) fn replace<F: FnOnce(&[(i32, u64)]) -> bool>(
+        &self,
+        stop: &mut Stop,
+        mapped: &Mapped,
+        is_moment: Option<F>,
+    ) -> Result<Hooked, Failure> {
+        let (moved, _) = self.run(stop, self.plan.steps_of(Part::Replace), Some(mapped.clone()), is_moment)?;
         let moved_threads = moved.threads.len() + usize::from(moved.remote.is_some());
         Ok(Hooked { moved_threads, moved_frames: moved.frames.len() })
     }
@@ -73,12 +101,13 @@ impl Injection<'_> {
         file.is_ok_and(|data| (data.dev(), data.ino()) == mapped.file)
     }
 
-    /// Does these steps, or nothing.
-    fn run(
+    /// Does these steps, or nothing. `is_moment` is asked once all threads are stopped.
+    fn run<F: FnOnce(&[(i32, u64)]) -> bool>(
         &self,
         stop: &mut Stop,
         steps: Vec<Step>,
         mut mapped: Option<Mapped>,
+        mut is_moment: Option<F>,
     ) -> Result<(Moved, Option<Mapped>), Failure> {
         let mut remote = Remote::alone(stop, self.target.gadgets, &self.target.threads())?;
         let mut frames = Vec::new();
@@ -92,7 +121,10 @@ impl Injection<'_> {
             }
             let result = match step {
                 Step::Create => self.create(stop, &mut remote).map(|made| mapped = Some(made)),
-                Step::StopAll => self.stop_all(stop, &mut remote, mapped.as_ref()).map(|found| frames = found),
+                Step::StopAll => self.stop_all(stop, &mut remote, mapped.as_ref()).and_then(|(found, positions)| {
+                    frames = found;
+                    is_moment.take().map_or(Ok(()), |is_moment| ask(stop, is_moment, &positions))
+                }),
                 Step::MoveThreads => {
                     let is_in_time = stop.check_time(Busy::Late);
                     is_in_time.and_then(|()| self.move_threads(stop, &mut remote, &frames, &mut moved))
@@ -122,13 +154,14 @@ impl Injection<'_> {
         Ok((moved, mapped))
     }
 
-    /// Stops all threads, and looks whether the plan can be carried out. Signal frames that must be changed.
+    /// Stops all threads, and looks whether the plan can be carried out. Signal frames that must be changed, and where threads go
+    /// on.
     fn stop_all(
         &self,
         stop: &mut Stop,
         remote: &mut Remote,
         mapped: Option<&Mapped>,
-    ) -> Result<Vec<(u64, u64)>, Failure> {
+    ) -> Result<(Frames, Positions), Failure> {
         stop.stop_all()?;
         // The process has run since: it may have closed what it did not open.
         if !mapped.is_some_and(|mapped| self.is_ours(mapped)) {
@@ -138,7 +171,9 @@ impl Injection<'_> {
         let position = |_| Failure::Busy(Busy::Position);
         self.plan.moved(remote.registers().rip).map_err(position)?;
         self.check(stop)?;
-        self.displaced_frames(stop)
+        let mut positions = vec![(remote.tid(), remote.registers().rip)];
+        let frames = self.displaced_frames(stop, &mut positions)?;
+        Ok((frames, positions))
     }
 
     /// Whether everything is as it was when the plan was made, before anything is touched.
@@ -162,16 +197,19 @@ impl Injection<'_> {
     }
 
     /// Signal frames that would return to displaced instructions: where they hold the address, and that address. A thread, or
-    /// code that a signal interrupted, may be at an instruction without a copy: then the plan cannot be carried out now.
-    fn displaced_frames(&self, stop: &Stop) -> Result<Vec<(u64, u64)>, Failure> {
+    /// code that a signal interrupted, may be at an instruction without a copy: then the plan cannot be carried out now. Adds
+    /// where threads go on to `positions`.
+    fn displaced_frames(&self, stop: &Stop, positions: &mut Positions) -> Result<Frames, Failure> {
         let mut frames = Vec::new();
         if self.plan.draft().displaced.is_empty() {
             return Ok(frames);
         }
-        for (_, registers) in stop.registers() {
+        for (tid, registers) in stop.registers() {
             let position = |_| Failure::Busy(Busy::Position);
             self.plan.moved(registers.rip).map_err(position)?;
+            positions.push((tid, registers.rip));
             for (at, address) in stack_words(stop, &registers).resume_addresses() {
+                positions.push((tid, address));
                 if self.plan.moved(address).map_err(position)?.is_some() {
                     frames.push((at, address));
                 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::error::{Busy, Error};
 use crate::failure::Failure;
 use crate::found::Found;
-use crate::inject::{self, Injection};
+use crate::inject::{self, Injection, NO_QUESTION};
 use crate::outcome::{Hooked, Mapped, Stopped, TakeOut};
 use crate::plan::Plan;
 use crate::stop::Stop;
@@ -51,7 +51,24 @@ impl Target {
     /// As [`Target::hook`]. What is mapped stays.
     pub fn replace(&self, plan: &Plan, mapped: &Mapped, limit: Duration) -> Result<Stopped<Hooked>, Error> {
         let mapped = mapped.clone();
-        self.carry_out(plan, limit, move |injection, stop| injection.replace(stop, &mapped))
+        self.carry_out(plan, limit, move |injection, stop| injection.replace(stop, &mapped, NO_QUESTION))
+    }
+
+    /// The same, if `is_moment` agrees: it is asked once all threads are stopped, and before anything is replaced. It gets each
+    /// thread's id with the addresses at which it and code that signals interrupted in it will go on. After it agreed, little time
+    /// is needed; only a kernel that does not come back leaves it half done.
+    ///
+    /// # Errors
+    /// As [`Target::replace`]; [`Busy::NotNow`] if it does not agree.
+    pub fn replace_if(
+        &self,
+        plan: &Plan,
+        mapped: &Mapped,
+        limit: Duration,
+        is_moment: impl FnOnce(&[(i32, u64)]) -> bool + Send + 'static,
+    ) -> Result<Stopped<Hooked>, Error> {
+        let mapped = mapped.clone();
+        self.carry_out(plan, limit, move |injection, stop| injection.replace(stop, &mapped, Some(is_moment)))
     }
 
     /// Unmaps what was mapped and never led to. One thread is stopped for it.

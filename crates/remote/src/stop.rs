@@ -216,6 +216,15 @@ impl Stop {
         if self.since.is_some_and(|since| since.elapsed() > self.limit) { Err(Failure::Busy(why)) } else { Ok(()) }
     }
 
+    /// Allows more time for what must not be left half done, if most of the time is left.
+    pub(crate) fn extend(&mut self, more: Duration) -> Result<(), Failure> {
+        if self.since.is_some_and(|since| since.elapsed() > self.limit / 2) {
+            return Err(Failure::Busy(Busy::Slow));
+        }
+        self.limit += more;
+        Ok(())
+    }
+
     /// Threads that are stopped.
     pub(crate) fn stopped_threads(&self) -> impl Iterator<Item = i32> {
         self.threads.iter().filter(|thread| matches!(thread.state, State::Stopped)).map(|thread| thread.tid)

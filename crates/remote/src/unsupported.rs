@@ -73,6 +73,20 @@ impl Target {
         match self.0 {}
     }
 
+    /// Replaces pages, if it is the moment.
+    ///
+    /// # Errors
+    /// Never: there is no such process.
+    pub fn replace_if(
+        &self,
+        _plan: &Plan,
+        _mapped: &Mapped,
+        _limit: Duration,
+        _is_moment: impl FnOnce(&[(i32, u64)]) -> bool + Send + 'static,
+    ) -> Result<Stopped<Hooked>, Error> {
+        match self.0 {}
+    }
+
     /// Unmaps what was mapped.
     ///
     /// # Errors

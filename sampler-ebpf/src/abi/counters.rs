@@ -148,6 +148,9 @@ impl Counters {
 /// Number of counters in [`Counters`].
 pub const COUNTERS: usize = size_of::<Counters>() / size_of::<u64>();
 
+/// Bit of [`ThreadRecord::in_flight`]: a call may end in a jump to another hooked function.
+pub const IN_FLIGHT_TAIL: u32 = 1 << super::MAX_IN_FLIGHT_CALLS;
+
 /// The record that the thread iterator writes for each thread with state.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
@@ -156,8 +159,9 @@ pub struct ThreadRecord {
     pub process: ProcessKey,
     /// Thread id.
     pub tid: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Its in-flight calls: bit i for the one in slot i; [`IN_FLIGHT_TAIL`] if its last call may have ended in a jump to
+    /// another hooked function.
+    pub in_flight: u32,
     /// The thread's counters, each as it was at some moment during the read.
     pub counters: Counters,
     /// Samples that in-flight reallocs took out of the live map. They stay live until the reallocs return. 0 means

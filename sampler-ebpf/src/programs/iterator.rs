@@ -49,7 +49,8 @@ pub extern "C" fn read_threads(ctx: *mut c_void) -> u32 {
     if !state.is_tracked() {
         return 0;
     }
-    let mut record = ThreadRecord { process: state.process, tid: state.tid, ..ThreadRecord::default() };
+    let in_flight = state.pending;
+    let mut record = ThreadRecord { process: state.process, tid: state.tid, in_flight, ..ThreadRecord::default() };
     // A running thread may make calls while its counters are read. They are read again then, so that they are of one
     // moment.
     let mut attempts = 0;

@@ -2,13 +2,13 @@
 
 use core::ptr::read_volatile;
 
-use sampler_ebpf::abi::{COUNTERS, Counters, LiveValue, MAX_IN_FLIGHT_CALLS, ProcessKey, link_kind};
+use sampler_ebpf::abi::{COUNTERS, Counters, IN_FLIGHT_TAIL, LiveValue, MAX_IN_FLIGHT_CALLS, ProcessKey, link_kind};
 
 /// Most in-flight calls per thread.
 pub const SLOTS: usize = MAX_IN_FLIGHT_CALLS;
 
 /// Bit of [`ThreadState::pending`]: a call may end in a jump to another hooked function.
-pub const TAIL: u32 = 1 << SLOTS;
+pub const TAIL: u32 = IN_FLIGHT_TAIL;
 
 /// Not yet known whether the thread belongs to a target.
 pub const NEW: u32 = 0;

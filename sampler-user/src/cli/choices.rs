@@ -63,7 +63,7 @@ pub enum HookArg {
     Auto,
     /// By probes, which trap on every call
     Probe,
-    /// Inside the process, by code that is mapped into it (x86-64; with --pid or -- COMMAND)
+    /// Inside the process, by code that is mapped into it (x86-64); with --all, --comm and --cgroup, once it is hot
     Inline,
     /// By the process itself: samples that it announces by USDT probes of the provider otel_memory (x86-64)
     Usdt,

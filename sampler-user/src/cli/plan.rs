@@ -150,8 +150,8 @@ fn check_usdt(args: &RecordArgs) -> Result<(), PlanError> {
 fn check_inline(args: &RecordArgs) -> Result<(), PlanError> {
     let target = &args.target;
     let rules = target.all || target.comm.is_some() || target.cgroup.is_some() || target.container.is_some();
-    let refusal = if target.pids.is_empty() && target.command.is_empty() || rules {
-        "it needs --pid or -- COMMAND, and no other target"
+    let refusal = if rules && !(target.pids.is_empty() && target.command.is_empty()) {
+        "give --pid or -- COMMAND, or else --all, --comm or --cgroup, but not both"
     } else if args.sampling.mmap {
         "it cannot attribute an allocator's own mappings yet: leave --mmap out"
     } else if Criterion::from(args.sampling.criterion) == Criterion::SizeClass {

@@ -28,6 +28,8 @@ pub(super) struct Counted {
     follows: bool,
     /// Processes whose last counts could not be read.
     unread_ends: u64,
+    /// Children that were found since somebody asked.
+    heirs: Vec<u32>,
 }
 
 /// An allocator in a process with our code, and links to it.
@@ -109,7 +111,7 @@ impl Process {
 impl Counted {
     /// None so far.
     pub(super) fn new(map: InlineMap, follows: bool) -> Self {
-        Self { map, processes: HashMap::new(), linked: HashMap::new(), follows, unread_ends: 0 }
+        Self { map, processes: HashMap::new(), linked: HashMap::new(), follows, unread_ends: 0, heirs: Vec::new() }
     }
 
     /// Lists a process, to whose allocator jumps are about to be written. Children that it has from now on are listed by their
@@ -174,12 +176,20 @@ impl Counted {
                 self.let_go(process, &entry);
                 continue;
             }
+            if is_child && entry.state != inline_state::LEFT && !self.processes.contains_key(&process) {
+                self.heirs.push(process.tgid);
+            }
             let known = self.processes.entry(process).or_insert_with(|| Process::new(process, &entry));
             if entry.state == inline_state::LEFT && !known.has_left && !known.leave(&entry) {
                 self.unread_ends += 1;
                 log::warn!("process {}: what it counted at its end was not read in whole", process.tgid);
             }
         }
+    }
+
+    /// Children that were found to have the hooks of their parents since the last call, by process id.
+    pub(super) fn take_heirs(&mut self) -> Vec<u32> {
+        std::mem::take(&mut self.heirs)
     }
 
     /// Takes the hooks out of a child that is no target. If that is not possible now, the next look tries again.

@@ -7,9 +7,11 @@ pub mod attempts;
 mod control;
 mod counted;
 mod figures;
+mod handover;
 pub mod left;
 mod loaded;
 mod memory;
+mod over;
 mod plan;
 pub mod preview;
 mod refused;
@@ -20,6 +22,7 @@ use std::collections::HashMap;
 use std::ffi::CString;
 use std::fs::File;
 use std::mem::offset_of;
+use std::ops::Range;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::time::Instant;
@@ -33,7 +36,10 @@ use sampler_ebpf::geometric::DrawConstants;
 use self::attempts::Attempts;
 use self::control::ControlPage;
 use self::counted::{Counted, Linked};
+pub use self::handover::FromProbes;
+use self::handover::Noted;
 use self::left::Left;
+use self::plan::Place;
 pub use self::refused::Refused;
 use self::removal::take_out;
 use crate::attach::files::FileKey;
@@ -93,12 +99,15 @@ struct Prepared {
     plan: Plan,
     mapped: Mapped,
     linked: Linked,
+    /// Where the allocator's code is, and the functions that are to be hooked.
+    place: Place,
+    functions: Vec<Range<u64>>,
 }
 
 impl Prepared {
     /// Has it as it was before.
     fn undo(self) {
-        let Self { target, plan, mapped, linked } = self;
+        let Self { target, plan, mapped, linked, .. } = self;
         drop(linked);
         if target.unmap(&plan, &mapped, STOP_LIMIT).is_err() {
             take_out(target.pid().unsigned_abs());
@@ -217,6 +226,18 @@ impl InlineHooks {
         Err(error.into())
     }
 
+    /// Whether an allocator of a process is hooked inline.
+    pub fn has_hooked(&self, process: ProcessKey, key: FileKey) -> bool {
+        self.decided
+            .get(&(process.tgid, key))
+            .is_some_and(|(of, service)| *of == process && *service == Service::Inline)
+    }
+
+    /// Children that were found to have the hooks of their parents, by process id.
+    pub fn take_heirs(&mut self) -> Vec<u32> {
+        self.counted.take_heirs()
+    }
+
     /// Whether an allocator that was hooked inline still is: its file may have been unloaded, and loaded again.
     fn is_in_place(&self, pid: u32, key: FileKey) -> bool {
         let bases = self.counted.linked(pid).filter(|linked| linked.key == key).map(|linked| linked.base);
@@ -250,9 +271,15 @@ impl InlineHooks {
         };
         let settings = preview::Sampled { criterion: self.criterion, control: *self.control.page() };
         let plan = preview::plan(&target, &found, file, &settings, first_site)?;
+        let place = plan::place(&target, file)?;
+        let functions = found.functions.iter().map(|function| {
+            let start = function.address.wrapping_add(place.bias);
+            start..start.saturating_add(function.length)
+        });
+        let functions = functions.collect();
         let mapped = target.map(&plan, STOP_LIMIT).inspect_err(|_| take_out(pid))?.outcome;
         match self.link((pid, key), plan.draft().base) {
-            Ok(linked) => Ok(Prepared { target, plan, mapped, linked }),
+            Ok(linked) => Ok(Prepared { target, plan, mapped, linked, place, functions }),
             Err(refused) => {
                 if target.unmap(&plan, &mapped, STOP_LIMIT).is_err() {
                     take_out(pid);
@@ -379,10 +406,7 @@ fn note(linked: &Linked, sampled: &[u64]) -> Result<(), Refused> {
         return Ok(());
     }
     let failed = |source| Refused::Read { what: "the target's memory", source };
-    let noted = heapbpf_inline::noted::noted(sampled, SET_LOG2).ok_or(Refused::Blocks)?;
-    let memory = memory::open(linked.pid).map_err(failed)?;
-    let mut writes = noted.iter().map(|(at, bytes)| memory.write_all_at(bytes, linked.base + at));
-    writes.try_for_each(|written| written).map_err(failed)
+    Noted::new(memory::open(linked.pid).map_err(failed)?, linked.base).add(sampled)
 }
 
 #[cfg(target_arch = "x86_64")]

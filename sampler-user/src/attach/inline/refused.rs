@@ -60,6 +60,15 @@ pub enum Refused {
     /// Each allocator has counts of its own.
     #[error("it has more allocators than can be counted inside a process")]
     Allocators,
+    /// Probes count the calls of the other file together with this one's.
+    #[error("{0} calls the allocator of another file, and their calls count together by probes alone")]
+    CallsOut(String),
+    /// Probes would go on to count some of the allocator's functions.
+    #[error("{0} can be counted by a probe alone, and blocks of one allocator must be counted in one way")]
+    ProbeAlone(String),
+    /// More blocks than the programs list.
+    #[error("probes sample more blocks of it than can be handed over while it runs")]
+    Fast,
     /// The set of sampled blocks is too small.
     #[error("probes have sampled more blocks of it than can be handed over")]
     Blocks,
@@ -85,6 +94,7 @@ impl Refused {
                 | Self::Target(Refusal::SharedMemory(_))
                 | Self::Place(_)
                 | Self::Stays
+                | Self::Fast
         )
     }
 }

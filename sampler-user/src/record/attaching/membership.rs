@@ -7,7 +7,7 @@ use super::probes::Attaching;
 use crate::attach::hooks::MOST_OWN_LINKS;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
-use crate::host::process::{ProcessInfo, Stat, descendants};
+use crate::host::process::{ProcessInfo, Stat, Target, descendants};
 use crate::kernel::control::CountedBy;
 use crate::record::plan::Targets;
 
@@ -81,6 +81,11 @@ impl Attaching {
     pub(super) fn list(&mut self, pid: u32) -> Result<(), crate::kernel::KernelError> {
         let own = self.own.contains(&pid);
         self.control.add_target(pid, if own { CountedBy::OwnLinks } else { CountedBy::SharedLinks })
+    }
+
+    /// Whether every process is a target, so that none needs to be listed.
+    pub(super) fn is_listed_by_all(&self) -> bool {
+        self.rules.iter().any(|rule| matches!(rule, Target::All))
     }
 
     /// Lists the processes that descend from targets and already run. The targets must have been listed: from then on, forks

@@ -9,6 +9,7 @@ mod interpreters;
 mod membership;
 pub mod missed;
 mod modules;
+pub mod over;
 pub mod probes;
 mod python;
 pub mod start;

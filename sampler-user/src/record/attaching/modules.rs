@@ -124,7 +124,8 @@ impl Attaching {
     pub(super) fn hook_inline(&mut self, pid: u32, key: FileKey, sampled: Option<&[u64]>) -> Service {
         let link = self.link_for(pid);
         let is_at_rest = sampled.is_some();
-        if self.held == Some(pid) && !is_at_rest {
+        // Probes count every process; a hot one goes over later.
+        if (self.held == Some(pid) || self.global) && !is_at_rest {
             return Service::Probes;
         }
         loop {

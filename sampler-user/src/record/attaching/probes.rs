@@ -163,7 +163,7 @@ impl Attaching {
         self.until_ns = until_ns;
     }
 
-    pub(super) fn is_over(&self) -> bool {
+    pub(in crate::record) fn is_over(&self) -> bool {
         monotonic_ns() >= self.until_ns
     }
 
@@ -247,6 +247,6 @@ impl Attaching {
 }
 
 /// Whether a process is alive. It is even if its first thread has ended and others run.
-pub(super) fn is_alive(pid: u32) -> bool {
+pub(in crate::record) fn is_alive(pid: u32) -> bool {
     Stat::read(pid).is_ok_and(|stat| !(stat.without_memory && stat.threads <= 1))
 }

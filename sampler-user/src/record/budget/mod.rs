@@ -3,6 +3,7 @@
 pub mod controller;
 pub mod free_groups;
 mod giving_back;
+pub mod heat;
 pub mod inline_advice;
 pub mod overhead;
 pub mod slowed;

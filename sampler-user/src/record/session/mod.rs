@@ -10,6 +10,8 @@ mod finish;
 mod go;
 mod go_keys;
 mod growth;
+mod hot;
+mod hot_processes;
 mod housekeeping;
 mod moment;
 mod overhead;

@@ -8,6 +8,7 @@ use sampler_ebpf::abi::Counters;
 use super::errors::Errors;
 use super::exited::ExitedProcesses;
 use super::go_keys::GoKeys;
+use super::hot_processes::Hot;
 use super::moment::{Blocks, Cuts};
 use super::priority::Hurry;
 use super::schedule::Schedule;
@@ -21,6 +22,7 @@ use crate::heap::live::Heap;
 use crate::host::{Host, HostOptions};
 use crate::kernel::KernelError;
 use crate::kernel::control::ControlMaps;
+use crate::kernel::handover::HandoverMap;
 use crate::kernel::inline::{InlineMap, InlinePrograms};
 use crate::kernel::live_map::{LiveEntries, LiveMap};
 use crate::kernel::loader::Loader;
@@ -92,6 +94,8 @@ pub(super) struct Session {
     pub(super) unfinished: Unfinished,
     /// Processes that run Go programs.
     pub(super) go: GoKeys,
+    /// Processes that are hooked inline once they are hot, if that is wanted.
+    pub(super) hot: Option<Hot>,
 }
 
 /// State of the housekeeping.
@@ -144,10 +148,12 @@ impl Session {
         let inline = wanted.then(|| InlinePrograms::load(&loader, programs.kind, sampling.live)).transpose()?;
         let config = &plan.kernel.config;
         let how = InlineSampling { draw, seed: config.seed, criterion: config.criterion as u32 };
-        let follows = plan.targets.follow;
+        // Children of targets by a rule are targets, too: by the same rule, if for nothing else.
+        let follows = plan.targets.follow || !plan.targets.are_named();
         let inline = inline
             .map(|programs| Ok::<_, KernelError>(InlineHooks::new(programs, InlineMap::open(&loader)?, how, follows)))
             .transpose()?;
+        let hot = inline.is_some().then(|| HandoverMap::open(&loader, &programs)).transpose()?.map(Hot::new);
         let names = Arc::new(PythonNames::default());
         let probes = KernelProbes { programs, control, mappings, inline, sources };
         Ok(Self {
@@ -169,6 +175,7 @@ impl Session {
             errors: Errors::default(),
             unfinished: Unfinished::default(),
             go: GoKeys::default(),
+            hot,
             plan,
         })
     }

@@ -1,0 +1,120 @@
+//! Processes go over from probes to inline hooks while they run.
+
+use std::fs::File;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use heapbpf_probes::{PlannedSite, Table};
+use heapbpf_remote::{Busy, Error as Remote, STOP_LIMIT};
+use sampler_ebpf::abi::{ProcessKey, Site};
+
+use super::handover::{Boundary, FromProbes, Noted};
+use super::refused::Refused;
+use super::removal::take_out;
+use super::{InlineHooks, Prepared, Service, memory};
+use crate::attach::files::FileKey;
+use crate::kernel::KernelError;
+
+/// How often a process is stopped in a row to go over from probes, until none of its calls is in progress.
+const HANDOVER_STOPS: usize = 8;
+/// How often the live map is read for it, until the blocks that come meanwhile fit into the programs' list.
+const HANDOVER_ROUNDS: usize = 3;
+/// For how long it runs in between.
+const HANDOVER_PAUSE: Duration = Duration::from_millis(1);
+
+impl InlineHooks {
+    /// Has a process go over that probes have counted so far, while it runs: they sampled blocks of it, and its calls may be in
+    /// progress. `sites` are the probes. If it cannot go over, it runs on as before.
+    ///
+    /// # Errors
+    /// It cannot be hooked inline, or not now.
+    pub fn go_over(
+        &mut self,
+        (process, key): (ProcessKey, FileKey),
+        file: (&str, &File),
+        (table, sites): (&Table, &[PlannedSite]),
+        from: &mut FromProbes<'_>,
+        add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
+    ) -> Result<(), Refused> {
+        let prepared = self.prepare((process.tgid, key), file, table, add_sites)?;
+        let gone = self.hand_over(process, &prepared, sites, from);
+        // What it cannot take back costs the programs no more than an entry in a list.
+        let _ = from.handover.list_blocks_of(0);
+        match gone {
+            Ok(()) => {
+                self.counted.add(process, prepared.linked);
+                self.decided.insert((process.tgid, key), (process, Service::Inline));
+                Ok(())
+            }
+            Err(Refused::Hook(error @ Remote::Busy { why: Busy::Late, .. })) => {
+                log::warn!("process {}: calls may not have been counted for a moment: {error}", process.tgid);
+                drop(prepared);
+                take_out(process.tgid);
+                Err(error.into())
+            }
+            Err(refused) => {
+                prepared.undo();
+                Err(refused)
+            }
+        }
+    }
+
+    /// Stops a process until it can go over.
+    fn hand_over(
+        &mut self,
+        process: ProcessKey,
+        prepared: &Prepared,
+        sites: &[PlannedSite],
+        from: &mut FromProbes<'_>,
+    ) -> Result<(), Refused> {
+        let failed = |source| Refused::Read { what: "the target's memory", source };
+        let Prepared { target, plan, mapped, linked, place, functions } = prepared;
+        let boundary = Arc::new(Boundary::new(functions, sites, place, plan.draft())?);
+        let base = linked.base;
+        let seen = from.handover.seen();
+        let noted = Arc::new(Mutex::new(Noted::new(memory::open(process.tgid).map_err(failed)?, base)));
+        let add = |blocks: &[u64]| lock(&noted).add(blocks);
+        let mut listed = None;
+        // A later round notes only what is new, so it is shorter.
+        for _ in 0..HANDOVER_ROUNDS {
+            add(&from.blocks_of(process)?)?;
+            listed = seen.blocks();
+            if listed.is_some() {
+                break;
+            }
+        }
+        add(&listed.ok_or(Refused::Fast)?)?;
+        let mut stops = 0;
+        loop {
+            // All but the last ones are noted before the stop.
+            add(&seen.blocks().ok_or(Refused::Fast)?)?;
+            self.counted.list(process, base)?;
+            let question = (Arc::clone(&boundary), Arc::clone(&noted), Arc::clone(&seen));
+            let is_moment = move |positions: &[(i32, u64)]| {
+                let (boundary, noted, seen) = &question;
+                let is_passed = seen.begun(process).is_ok_and(|begun| boundary.is_passed(positions, &begun));
+                // After these writes it goes over, or all of it is taken back.
+                is_passed && seen.blocks().is_some_and(|blocks| lock(noted).add(&blocks).is_ok())
+            };
+            stops += 1;
+            let error = match target.replace_if(plan, mapped, STOP_LIMIT, is_moment) {
+                Ok(stopped) => {
+                    log::info!("process {}: hooked inline in mid-run, stopped for {:?}", process.tgid, stopped.time);
+                    return Ok(());
+                }
+                Err(error) => error,
+            };
+            self.counted.unlist(process, base);
+            let may_pass = matches!(error, Remote::Busy { why: Busy::NotNow | Busy::Position | Busy::Slow, .. });
+            if !may_pass || stops == HANDOVER_STOPS {
+                return Err(error.into());
+            }
+            std::thread::sleep(HANDOVER_PAUSE);
+        }
+    }
+}
+
+/// What was noted when a thread panicked is of no use, and of no harm: the process does not go over.
+fn lock(noted: &Mutex<Noted>) -> MutexGuard<'_, Noted> {
+    noted.lock().unwrap_or_else(PoisonError::into_inner)
+}

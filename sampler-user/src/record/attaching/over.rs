@@ -1,0 +1,88 @@
+//! Processes that probes count and that go over to inline hooks while they run.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use sampler_ebpf::abi::{ProcessKey, Site};
+
+use super::modules::modules_of;
+use super::probes::{Attaching, Look};
+use crate::attach::files::FileKey;
+use crate::attach::inline::{FromProbes, Refused};
+use crate::host::Host;
+
+/// What came of an attempt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(in crate::record) enum GoneOver {
+    /// All its allocators are hooked inline.
+    Yes,
+    /// Not now. Another attempt may succeed; if it is the last one, this is the reason.
+    NotYet(String),
+    /// It stays on probes, for this reason.
+    Never(String),
+}
+
+impl Attaching {
+    /// Whether processes are hooked inline while they run, because probes count every process that is a target by a rule.
+    pub(in crate::record) const fn hooks_the_hot(&self) -> bool {
+        self.global && self.inline.is_some()
+    }
+
+    /// Has a process go over to inline hooks that probes have counted so far.
+    pub(in crate::record) fn go_over(
+        &mut self,
+        host: &Host,
+        process: ProcessKey,
+        from: &mut FromProbes<'_>,
+    ) -> GoneOver {
+        let pid = process.tgid;
+        let modules = modules_of(host, pid);
+        let keys: BTreeSet<FileKey> =
+            modules.iter().filter_map(|module| self.modules.get(module).and_then(Look::file)).collect();
+        if keys.is_empty() {
+            return GoneOver::NotYet("its allocator is not known yet".to_owned());
+        }
+        // It stays a target whatever its name becomes: its own counts do not ask for that.
+        if !self.is_listed_by_all()
+            && let Err(error) = self.list(pid)
+        {
+            return GoneOver::NotYet(error.to_string());
+        }
+        for key in keys {
+            match self.go_over_with(process, key, from) {
+                Ok(()) => {}
+                Err(refused) if refused.may_pass() => return GoneOver::NotYet(refused.to_string()),
+                Err(refused) => return GoneOver::Never(refused.to_string()),
+            }
+        }
+        GoneOver::Yes
+    }
+
+    fn go_over_with(&mut self, process: ProcessKey, key: FileKey, from: &mut FromProbes<'_>) -> Result<(), Refused> {
+        let Self { inline: Some(inline), hooks, control, standing, .. } = self else { return Ok(()) };
+        if inline.has_hooked(process, key) {
+            return Ok(());
+        }
+        let Some(examined) = hooks.files.get(key) else { return Ok(()) };
+        let Ok(plan) = &examined.plan else { return Ok(()) };
+        let (path, file, sites) = (examined.path.clone(), Arc::clone(&examined.file), plan.sites.clone());
+        let table = hooks.files.table().clone();
+        let mut add_sites = |sites: &[Site]| hooks.add_sites(sites, control);
+        inline.go_over((process, key), (&path, &file), (&table, &sites), from, &mut add_sites)?;
+        standing.note(process.tgid, Ok(()));
+        Ok(())
+    }
+
+    /// A process that was to go over stays with its probes.
+    pub(in crate::record) fn stays_on_probes(&mut self, pid: u32, why: &str) {
+        self.standing.note(pid, Err(why.to_owned()));
+        self.refuse(format!("process {pid} is not hooked inline: {why}"));
+    }
+
+    /// Notes children that have the hooks of their parents.
+    pub(in crate::record) fn note_heirs(&mut self) {
+        for pid in self.inline.iter_mut().flat_map(|inline| inline.take_heirs()).collect::<Vec<_>>() {
+            self.standing.note(pid, Ok(()));
+        }
+    }
+}
