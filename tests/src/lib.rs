@@ -9,6 +9,7 @@ pub mod checks;
 pub mod constant;
 pub mod counting;
 pub mod environment;
+pub mod guardian;
 pub mod inline;
 pub mod kernel;
 pub mod output;

@@ -58,28 +58,45 @@ pub fn link_uprobe_multi(
     unsafe { call_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr) }
 }
 
-/// Links a program to one instruction through a perf event (kernel 5.15 for the cookie).
+/// The instruction that a perf event is for.
+pub struct PerfPlace<'a> {
+    /// Path of the file.
+    pub path: &'a CStr,
+    /// File offset of the instruction.
+    pub offset: u64,
+    /// The process. `None`: every process that maps the file.
+    pub pid: Option<u32>,
+    /// Whether the return of the function that begins there is probed.
+    pub on_return: bool,
+}
+
+/// The type of the kernel's performance unit for uprobes.
+///
+/// # Errors
+/// The kernel has none.
+pub fn uprobe_pmu() -> io::Result<u32> {
+    let pmu = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type")?;
+    pmu.trim().parse().map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))
+}
+
+/// Links a program to one instruction through a perf event (kernel 5.15 for the cookie) of this type ([`uprobe_pmu`]).
 pub fn link_uprobe_perf(
     program: BorrowedFd<'_>,
-    path: &CStr,
-    offset: u64,
+    pmu: u32,
+    place: &PerfPlace<'_>,
     cookie: u64,
-    pid: Option<u32>,
-    on_return: bool,
 ) -> io::Result<(OwnedFd, OwnedFd)> {
     use perf_event_open_sys as perf;
-    let pmu = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type")?;
-    let pmu = pmu.trim().parse().map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
     let mut event = perf::bindings::perf_event_attr {
         size: size_of::<perf::bindings::perf_event_attr>() as u32,
         type_: pmu,
         // Bit 0 of the uprobe PMU's format selects a return probe.
-        config: u64::from(on_return),
+        config: u64::from(place.on_return),
         ..Default::default()
     };
-    event.__bindgen_anon_3.uprobe_path = path.as_ptr() as u64;
-    event.__bindgen_anon_4.probe_offset = offset;
-    let (pid, cpu) = match pid {
+    event.__bindgen_anon_3.uprobe_path = place.path.as_ptr() as u64;
+    event.__bindgen_anon_4.probe_offset = place.offset;
+    let (pid, cpu) = match place.pid {
         Some(pid) => (pid.cast_signed(), -1),
         None => (-1, 0),
     };

@@ -17,9 +17,11 @@ use crate::attach::inline::{InlineHooks, Sampling as InlineSampling};
 use crate::clock::monotonic_ns;
 use crate::cost::measure;
 use crate::heap::live::Heap;
+use crate::host::limits::links_need_admin;
 use crate::host::{Host, HostOptions};
 use crate::kernel::KernelError;
 use crate::kernel::control::ControlMaps;
+use crate::kernel::guardian::Guardian;
 use crate::kernel::inline::{InlineMap, InlinePrograms};
 use crate::kernel::live_map::{LiveEntries, LiveMap};
 use crate::kernel::loader::Loader;
@@ -122,7 +124,8 @@ impl Session {
         }
         let measured = measure::known_or_measured(object, kernel.link)
             .inspect_err(|error| log::info!("cannot measure what probes cost: {error:#}"));
-        let programs = load_programs(&loader, &plan)?;
+        let guardian = Guardian::started(links_need_admin(kernel.link));
+        let programs = load_programs(&loader, &plan, &guardian)?;
         let mappings = sampling.mappings.then(|| MappingProbes::load(&loader)).transpose()?;
         let controller = OverheadController::new(measured.ok(), plan.budget, sampling, monotonic_ns());
         let host = Host::start(HostOptions::default())?;
@@ -139,7 +142,8 @@ impl Session {
             log: KernelLog::open(programs.logging_program()),
         };
         let wanted = plan.kernel.hook == Hook::Inline;
-        let inline = wanted.then(|| InlinePrograms::load(&loader, programs.kind, sampling.live)).transpose()?;
+        let inline =
+            wanted.then(|| InlinePrograms::load(&loader, programs.kind, sampling.live, &guardian)).transpose()?;
         let config = &plan.kernel.config;
         let how = InlineSampling { draw, seed: config.seed, criterion: config.criterion as u32 };
         let follows = plan.targets.follow;
@@ -239,8 +243,8 @@ impl Session {
     }
 }
 
-fn load_programs(loader: &Loader, plan: &RecordPlan) -> anyhow::Result<Programs> {
-    let programs = Programs::load(loader, plan.sampling.live, plan.kernel.link)?;
+fn load_programs(loader: &Loader, plan: &RecordPlan, guardian: &Guardian) -> anyhow::Result<Programs> {
+    let programs = Programs::load(loader, plan.sampling.live, plan.kernel.link, guardian)?;
     for (kind, why) in programs.refusals() {
         log::info!("this kernel has no {kind} links: {why}");
     }
