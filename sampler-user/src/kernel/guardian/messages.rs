@@ -106,7 +106,8 @@ impl<'a> Request<'a> {
                 _ => None,
             };
         }
-        let count = usize::try_from(count).ok().filter(|count| *count > 0 && points.len() == 2 * count)?;
+        let count =
+            usize::try_from(count).ok().filter(|count| *count > 0 && count.checked_mul(2) == Some(points.len()))?;
         let (offsets, cookies) = points.split_at(count);
         let (first, second) = (u32::try_from(first).ok()?, u32::try_from(second).ok()?);
         let how = if kind == MULTI {
