@@ -12,6 +12,7 @@ use sampler_user::cli::error::exit_status;
 use sampler_user::cli::plan;
 use sampler_user::cli::record_args::RecordArgs;
 use sampler_user::host::own_memory::return_what_is_free;
+use sampler_user::kernel::guardian;
 use sampler_user::privileges::hide_memory;
 use sampler_user::{cli, cost, demo, run};
 
@@ -22,6 +23,9 @@ fn main() -> ExitCode {
     // No command of users, whose completions and pages name all commands.
     if std::env::args_os().skip(1).eq([cost::workload::WORD]) {
         return cost::workload::serve().map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    }
+    if let Some(task) = guardian::process::asked_for(std::env::args_os()) {
+        return guardian::process::run(task).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
     return_what_is_free();
     let cli = Cli::try_parse().unwrap_or_else(|error| cli::hints::explained(error).exit());

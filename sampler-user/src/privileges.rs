@@ -81,6 +81,13 @@ pub fn restrict_server() {
     told("system calls", allow_alone(calls::ANSWERING));
 }
 
+/// Restricts the guardian: it makes links to files that it is given, and closes them.
+pub fn restrict_guardian(links_as_admin: bool) {
+    let admin = if links_as_admin { CapabilitySet::SYS_ADMIN } else { CapabilitySet::empty() };
+    told("capabilities", keep_only(CapabilitySet::BPF | CapabilitySet::PERFMON | admin));
+    told("system calls", allow_alone(calls::GUARDING));
+}
+
 /// Restricts a thread that delivers profiles: no capability.
 pub fn restrict_sender() {
     told("capabilities", keep_only(CapabilitySet::empty()));

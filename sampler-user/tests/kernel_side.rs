@@ -15,6 +15,7 @@ use sampler_ebpf::abi::{
 use sampler_ebpf::constants::draw_constants;
 use sampler_user::heap::event::{Event, decode};
 use sampler_user::kernel::control::{ControlMaps, CountedBy};
+use sampler_user::kernel::guardian::Guardian;
 use sampler_user::kernel::live_map::LiveMap;
 use sampler_user::kernel::loader::{Loader, MapSizes};
 use sampler_user::kernel::object;
@@ -128,7 +129,7 @@ impl Kernel {
         let mut control = ControlMaps::open(&loader).unwrap();
         control.set_draw(draw_constants(setting.interval).unwrap()).unwrap();
         control.add_target(std::process::id(), CountedBy::OwnLinks).unwrap();
-        let programs = Programs::load(&loader, setting.live, None).unwrap();
+        let programs = Programs::load(&loader, setting.live, None, &Guardian::default()).unwrap();
         let (totals, live) = (Totals::open(&loader).unwrap(), LiveMap::open(&loader).unwrap());
         let events = Ring::open(&loader, RingId::Events).unwrap();
         let mut kernel = Self { programs, control, totals, live, events, links: None, _turn: turn };

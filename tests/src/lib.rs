@@ -10,6 +10,7 @@ pub mod constant;
 pub mod counting;
 pub mod document;
 pub mod environment;
+pub mod guardian;
 pub mod inline;
 pub mod kernel;
 pub mod output;

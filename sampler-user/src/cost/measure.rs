@@ -14,6 +14,8 @@ use super::microbenchmarks::file_offset;
 use super::trial::{Allocator, Baseline, Recording, Setting};
 use super::workload::Workload;
 use crate::arch::MICROBENCHMARKS;
+use crate::host::limits::links_need_admin;
+use crate::kernel::guardian::Guardian;
 use crate::kernel::programs::LinkKind;
 
 /// Calls per slice, which takes a few milliseconds.
@@ -156,15 +158,16 @@ fn identity(object: &[u8], link: Option<LinkKind>) -> String {
 /// The child has no allocator that can be probed, or the kernel refuses the BPF programs.
 pub fn measure(object: &[u8], link: Option<LinkKind>) -> anyhow::Result<Measured> {
     let library = PrivateLibrary::copy()?;
+    let guardian = Guardian::started(links_need_admin(link));
     let mut child = Workload::start_own(library.as_ref())?;
     let pid = child.pid();
     let allocator = Allocator::of_process(pid)?;
     let plain = Setting { interval: 0, link, ..Setting::DEFAULT };
-    let mut full = Recording::load(object, plain, &allocator, pid)?;
-    let mut allocations = Recording::load(object, Setting { live: false, ..plain }, &allocator, pid)?;
-    let mut sampled =
-        Recording::load(object, Setting { interval: 1, events_bytes: SLOW_EVENTS_BYTES, ..plain }, &allocator, pid)?;
-    let mut nothing = Baseline::load(object)?;
+    let mut full = Recording::load(object, plain, &allocator, pid, &guardian)?;
+    let mut allocations = Recording::load(object, Setting { live: false, ..plain }, &allocator, pid, &guardian)?;
+    let slow = Setting { interval: 1, events_bytes: SLOW_EVENTS_BYTES, ..plain };
+    let mut sampled = Recording::load(object, slow, &allocator, pid, &guardian)?;
+    let mut nothing = Baseline::load(object, &guardian)?;
 
     let mut slices = Slices::default();
     for _ in 0..if full.link() == LinkKind::Perf { PERF_ROUNDS } else { ROUNDS } {

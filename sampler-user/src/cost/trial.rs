@@ -22,6 +22,7 @@ use crate::attach::inline::preview::Trial as InlineTrial;
 use crate::attach::rules;
 use crate::heap::event::decode_stack;
 use crate::kernel::control::{ControlMaps, CountedBy};
+use crate::kernel::guardian::{Guardian, ProbeLink};
 use crate::kernel::loader::{Loader, MapSizes, ProgramKind};
 use crate::kernel::programs::{LinkKind, Programs};
 use crate::kernel::ring_maps::RingId;
@@ -162,7 +163,13 @@ impl Recording {
     ///
     /// # Errors
     /// The kernel refuses them.
-    pub fn load(object: &[u8], setting: Setting, allocator: &Allocator, pid: u32) -> anyhow::Result<Self> {
+    pub fn load(
+        object: &[u8],
+        setting: Setting,
+        allocator: &Allocator,
+        pid: u32,
+        guardian: &Guardian,
+    ) -> anyhow::Result<Self> {
         let config = Config {
             live: u32::from(setting.live),
             stack_kind: setting.stack_kind,
@@ -184,7 +191,7 @@ impl Recording {
             setting.interval
         };
         control.set_draw(draw_constants(interval).context("the interval is too large")?)?;
-        let programs = Programs::load(&loader, setting.live, setting.link)?;
+        let programs = Programs::load(&loader, setting.live, setting.link, guardian)?;
         let mut hooks = hooks(setting.live, Some(&programs));
         if let Some(functions) = setting.functions {
             hooks = hooks.only(functions);
@@ -279,7 +286,8 @@ impl Recording {
 pub struct Baseline {
     multi: Option<OwnedFd>,
     perf: OwnedFd,
-    links: Vec<OwnedFd>,
+    links: Vec<ProbeLink>,
+    guardian: Guardian,
 }
 
 /// Which instructions the baseline is put on.
@@ -298,13 +306,14 @@ impl Baseline {
     ///
     /// # Errors
     /// The kernel refuses it.
-    pub fn load(object: &[u8]) -> Result<Self, KernelError> {
+    pub fn load(object: &[u8], guardian: &Guardian) -> Result<Self, KernelError> {
         let sizes = MapSizes { events_bytes: LEAST, stacks_bytes: LEAST, live_max: 1, stack_traces_max: 1 };
         let loader = Loader::new(object, &Config::default(), &sizes)?;
         Ok(Self {
             multi: loader.program("nothing", ProgramKind::UprobeMulti).ok(),
             perf: loader.program("nothing", ProgramKind::UprobePerf)?,
             links: Vec::new(),
+            guardian: guardian.clone(),
         })
     }
 
@@ -324,16 +333,19 @@ impl Baseline {
                         path: &allocator.path,
                         offsets: &offsets,
                         cookies: &cookies,
+                        semaphores: &[],
                         pid: Some(pid),
                     };
                     let flags = if *on_return { sys::MULTI_RETURN } else { 0 };
-                    self.links.push(sys::link_uprobe_multi(program.as_fd(), sys::ATTACH_UPROBE_MULTI, &target, flags)?);
+                    let (program, guardian) = (program.as_fd(), &self.guardian);
+                    let link = guardian.link_uprobe_multi(program, sys::ATTACH_UPROBE_MULTI, &target, flags)?;
+                    self.links.push(link);
                 }
                 _ => {
                     for offset in &offsets {
-                        let path = &allocator.path;
-                        let pair = sys::link_uprobe_perf(self.perf.as_fd(), path, *offset, 0, Some(pid), *on_return)?;
-                        self.links.extend([pair.0, pair.1]);
+                        let (path, on_return) = (&allocator.path, *on_return);
+                        let place = sys::PerfPlace { path, offset: *offset, pid: Some(pid), on_return, semaphore: 0 };
+                        self.links.push(self.guardian.link_uprobe_perf(self.perf.as_fd(), &place, 0)?);
                     }
                 }
             }
@@ -350,12 +362,15 @@ impl Baseline {
             Some(program) => {
                 let (offsets, cookies) = ([offset], [0]);
                 let path = c"/proc/self/exe";
-                let target = sys::UprobeTarget { path, offsets: &offsets, cookies: &cookies, pid: Some(pid) };
-                self.links.push(sys::link_uprobe_multi(program.as_fd(), sys::ATTACH_UPROBE_MULTI, &target, 0)?);
+                let (offsets, cookies) = (&offsets, &cookies);
+                let target = sys::UprobeTarget { path, offsets, cookies, semaphores: &[], pid: Some(pid) };
+                let (program, guardian) = (program.as_fd(), &self.guardian);
+                self.links.push(guardian.link_uprobe_multi(program, sys::ATTACH_UPROBE_MULTI, &target, 0)?);
             }
             None => {
-                let pair = sys::link_uprobe_perf(self.perf.as_fd(), c"/proc/self/exe", offset, 0, Some(pid), false)?;
-                self.links.extend([pair.0, pair.1]);
+                let (path, pid) = (c"/proc/self/exe", Some(pid));
+                let place = sys::PerfPlace { path, offset, pid, on_return: false, semaphore: 0 };
+                self.links.push(self.guardian.link_uprobe_perf(self.perf.as_fd(), &place, 0)?);
             }
         }
         Ok(())

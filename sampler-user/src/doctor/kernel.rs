@@ -9,6 +9,7 @@ use crate::host::events::HostEvents;
 use crate::host::limits::{CAPABILITIES, Limits};
 use crate::host::perf_ring::RingOptions;
 use crate::kernel::control::ControlMaps;
+use crate::kernel::guardian::Guardian;
 use crate::kernel::loader::{Loader, MapSizes};
 use crate::kernel::mappings::MappingProbes;
 use crate::kernel::programs::Programs;
@@ -177,7 +178,7 @@ fn load(checks: &mut Vec<Check>) -> Option<(Programs, ControlMaps)> {
         (LinkKind::Multi, "multi links", "6.6", "many probes in one link"),
         (LinkKind::Perf, "perf links", "5.15", "one event for each probe"),
     ] {
-        let programs = Programs::load(&loader, true, Some(kind));
+        let programs = Programs::load(&loader, true, Some(kind), &Guardian::default());
         let why_not = |error| format!("Linux {since} and later have them; here {}", first_line(error));
         checks.push(outcome(name, false, programs.as_ref().map(|_| detail.to_owned()).map_err(why_not)));
         best = best.or_else(|| programs.ok());

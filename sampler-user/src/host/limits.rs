@@ -3,6 +3,7 @@
 use std::os::unix::fs::MetadataExt;
 use std::{fs, io};
 
+use heapbpf_audit::LinkKind;
 use procfs::KernelVersion;
 
 /// Inode of the initial pid namespace, fixed by the kernel (`PROC_PID_INIT_INO`).
@@ -46,6 +47,14 @@ pub const CAPABILITIES: [Capability; 5] = [
         implied_by_sys_admin: true,
     },
 ];
+
+/// Whether the kernel makes links of this kind, or of the best that it has, for CAP_SYS_ADMIN alone: before Linux 6.6, and
+/// with perf events.
+#[must_use]
+pub fn links_need_admin(kind: Option<LinkKind>) -> bool {
+    let version = Limits::read().version;
+    kind == Some(LinkKind::Perf) || version.is_none_or(|version| (version.major, version.minor) < (6, 6))
+}
 
 /// What the kernel and heapbpf's privileges allow; `None` where that is unknown.
 #[derive(Clone, Debug)]

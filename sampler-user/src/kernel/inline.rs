@@ -9,6 +9,7 @@ use sampler_ebpf::abi::ProcessKey;
 use sampler_ebpf::abi::inline::InlineProcess;
 
 use super::abi_value::Abi;
+use super::guardian::{Guardian, ProbeLink};
 use super::loader::{Loader, ProgramKind};
 use super::{KernelError, sys};
 
@@ -18,6 +19,7 @@ const PROGRAMS: [(&str, bool); 4] =
 
 /// The loaded programs.
 pub struct InlinePrograms {
+    guardian: Guardian,
     kind: LinkKind,
     programs: Vec<Option<OwnedFd>>,
     /// What reads counts of processes that end (kernel 6.16), or run another program (6.10).
@@ -67,7 +69,7 @@ fn refused(error: MapError) -> KernelError {
 /// Links to one target's code. Dropping them removes the probes.
 #[derive(Debug)]
 pub struct InlineLinks {
-    _links: Vec<OwnedFd>,
+    _links: Vec<ProbeLink>,
 }
 
 impl InlinePrograms {
@@ -75,7 +77,7 @@ impl InlinePrograms {
     ///
     /// # Errors
     /// The kernel refuses a program.
-    pub fn load(loader: &Loader, kind: LinkKind, live: bool) -> Result<Self, KernelError> {
+    pub fn load(loader: &Loader, kind: LinkKind, live: bool, guardian: &Guardian) -> Result<Self, KernelError> {
         let program_kind = if kind == LinkKind::Perf { ProgramKind::UprobePerf } else { ProgramKind::UprobeMulti };
         let load =
             |(name, frees): (&str, bool)| (live || !frees).then(|| loader.program(name, program_kind)).transpose();
@@ -88,7 +90,7 @@ impl InlinePrograms {
             linked.inspect_err(log).ok()
         });
         let ends = ends.collect();
-        Ok(Self { kind, programs, _ends: ends })
+        Ok(Self { guardian: guardian.clone(), kind, programs, _ends: ends })
     }
 
     /// Links the sites at these offsets of a file, for every process that maps it: the target, and children of it.
@@ -102,12 +104,12 @@ impl InlinePrograms {
         for at in [1, 2, 3, 0] {
             let Some(program) = &self.programs[at] else { continue };
             if self.kind == LinkKind::Perf {
-                let (link, event) =
-                    sys::link_uprobe_perf(program.as_fd(), path, offsets[at], 0, None, false).map_err(refused)?;
-                links.extend([link, event]);
+                let place = sys::PerfPlace { path, offset: offsets[at], pid: None, on_return: false, semaphore: 0 };
+                links.push(self.guardian.link_uprobe_perf(program.as_fd(), &place, 0).map_err(refused)?);
             } else {
-                let target = sys::UprobeTarget { path, offsets: &offsets[at..=at], cookies: &[0], pid: None };
-                let link = sys::link_uprobe_multi(program.as_fd(), sys::ATTACH_UPROBE_MULTI, &target, 0);
+                let offsets = &offsets[at..=at];
+                let target = sys::UprobeTarget { path, offsets, cookies: &[0], semaphores: &[], pid: None };
+                let link = self.guardian.link_uprobe_multi(program.as_fd(), sys::ATTACH_UPROBE_MULTI, &target, 0);
                 links.push(link.map_err(refused)?);
             }
         }

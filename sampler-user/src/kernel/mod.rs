@@ -4,6 +4,7 @@ mod abi_value;
 pub mod btf;
 pub mod control;
 mod filter;
+pub mod guardian;
 pub mod handover;
 pub mod inline;
 pub mod live_map;

@@ -72,6 +72,7 @@ fn first_byte((_, no_op): (usize, extern "C" fn())) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::guardian::Guardian;
     use crate::kernel::loader::{Loader, MapSizes};
     use heapbpf_testing::{cannot_load_programs, skipped};
     use sampler_ebpf::abi::Config;
@@ -89,7 +90,7 @@ mod tests {
         let config = Config { self_tgid: std::process::id(), ..Config::default() };
         let loader = Loader::new(object, &config, &sizes).unwrap();
         let before = NO_OPS.map(first_byte);
-        let programs = Programs::load(&loader, false, None).unwrap();
+        let programs = Programs::load(&loader, false, None, &Guardian::default()).unwrap();
         let found = measure(&programs).unwrap();
         assert_eq!(NO_OPS.map(first_byte), before);
         let symbols = std::fs::read_to_string("/proc/kallsyms").unwrap();

@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use sampler_ebpf::abi::Cookie;
 
 use super::control::CountedBy;
+use super::guardian::{Guardian, ProbeLink};
 use super::loader::{Loader, ProgramKind};
 use super::{KernelError, is_of_an_instruction, sys, trial};
 
@@ -13,6 +14,7 @@ pub use heapbpf_audit::LinkKind;
 
 /// The loaded programs.
 pub struct Programs {
+    guardian: Guardian,
     /// How uprobes are linked.
     pub kind: LinkKind,
     /// Whether a link to one process runs the programs for all its threads.
@@ -45,13 +47,18 @@ impl Programs {
     ///
     /// # Errors
     /// The reason why the last kind tried does not work.
-    pub fn load(loader: &Loader, live: bool, forced: Option<LinkKind>) -> Result<Self, KernelError> {
+    pub fn load(
+        loader: &Loader,
+        live: bool,
+        forced: Option<LinkKind>,
+        guardian: &Guardian,
+    ) -> Result<Self, KernelError> {
         let all = [LinkKind::Session, LinkKind::Multi, LinkKind::Perf];
         let candidates: Vec<LinkKind> = forced.map_or_else(|| all.to_vec(), |kind| vec![kind]);
         let mut refusals = Vec::new();
         let last = candidates.len() - 1;
         for (i, kind) in candidates.into_iter().enumerate() {
-            match Self::load_kind(loader, live, kind) {
+            match Self::load_kind(loader, live, kind, guardian) {
                 Ok(mut programs) => {
                     programs.refusals = refusals;
                     return Ok(programs);
@@ -79,7 +86,7 @@ impl Programs {
         Ok(())
     }
 
-    fn load_kind(loader: &Loader, live: bool, kind: LinkKind) -> Result<Self, KernelError> {
+    fn load_kind(loader: &Loader, live: bool, kind: LinkKind, guardian: &Guardian) -> Result<Self, KernelError> {
         let (entry_name, entry_kind, rest_kind) = match kind {
             LinkKind::Session => ("allocation_session", ProgramKind::UprobeSession, ProgramKind::UprobeMulti),
             LinkKind::Multi => ("allocation_entry", ProgramKind::UprobeMulti, ProgramKind::UprobeMulti),
@@ -90,6 +97,7 @@ impl Programs {
             if kind == LinkKind::Session { None } else { Some(loader.program("allocation_return", rest_kind)?) };
         let free = if live { Some(loader.program("free_entry", rest_kind)?) } else { None };
         let mut programs = Self {
+            guardian: guardian.clone(),
             kind,
             links_one_process: true,
             allocation,
@@ -106,7 +114,7 @@ impl Programs {
         programs.try_link()?;
         // Sessions are younger than the correction of multi links, and perf links never had the fault.
         if kind == LinkKind::Multi {
-            programs.links_one_process = trial::sees_all_threads(loader)?;
+            programs.links_one_process = trial::sees_all_threads(loader, guardian)?;
         }
         programs.attach_lifecycle(loader)?;
         Ok(programs)
@@ -180,13 +188,7 @@ impl Programs {
                 links.end_frees();
             }
             let Some(program) = program.filter(|_| !points.is_empty()) else { continue };
-            if self.kind == LinkKind::Perf {
-                for point in &points {
-                    links.add_perf(program, path, point, pid, flags == sys::MULTI_RETURN).map_err(refused)?;
-                }
-            } else {
-                links.add_multi(program, attach_type, path, &points, pid, flags).map_err(refused)?;
-            }
+            self.link(&mut links, program, (path, pid), &points, (attach_type, flags)).map_err(refused)?;
         }
         Ok(links)
     }
@@ -210,13 +212,42 @@ impl Programs {
         let mut links = Links::default();
         for (program, points, frees) in [(free.as_ref(), with(true), true), (Some(alloc), with(false), false)] {
             if let Some(program) = program.filter(|_| !points.is_empty()) {
-                links.add_announcements(self.kind, program, path, &points, pid)?;
+                self.link(&mut links, program, (path, pid), &points, (sys::ATTACH_UPROBE_MULTI, 0))?;
             }
             if frees {
                 links.end_frees();
             }
         }
         Ok(links)
+    }
+
+    /// Adds links of a program to instructions of a file: one multi link, or a perf event for each.
+    fn link(
+        &self,
+        links: &mut Links,
+        program: &OwnedFd,
+        (path, pid): (&CString, Option<u32>),
+        points: &[ProbePoint],
+        (attach_type, flags): (u32, u32),
+    ) -> std::io::Result<()> {
+        if self.kind == LinkKind::Perf {
+            for point in points {
+                let (offset, on_return) = (point.offset, flags == sys::MULTI_RETURN);
+                let place = sys::PerfPlace { path, offset, pid, on_return, semaphore: point.role.semaphore() };
+                let make = || self.guardian.link_uprobe_perf(program.as_fd(), &place, point.cookie);
+                links.links.push(with_retries(make)?);
+            }
+            return Ok(());
+        }
+        let offsets: Vec<u64> = points.iter().map(|point| point.offset).collect();
+        let cookies: Vec<u64> = points.iter().map(|point| point.cookie).collect();
+        let have_semaphores = points.iter().any(|point| point.role.semaphore() != 0);
+        let semaphores: Vec<u64> =
+            points.iter().filter(|_| have_semaphores).map(|point| point.role.semaphore()).collect();
+        let target = sys::UprobeTarget { path, offsets: &offsets, cookies: &cookies, semaphores: &semaphores, pid };
+        let make = || self.guardian.link_uprobe_multi(program.as_fd(), attach_type, &target, flags);
+        links.links.push(with_retries(make)?);
+        Ok(())
     }
 
     /// Attaches to each instruction separately. Instructions that the kernel refuses are skipped, and returned with
@@ -318,7 +349,7 @@ impl Role {
 /// allocation until after the last one, so no freed block counts as live because its free was missed.
 #[derive(Debug, Default)]
 pub struct Links {
-    links: Vec<OwnedFd>,
+    links: Vec<ProbeLink>,
     /// Number of leading links that belong to functions that free.
     frees: usize,
 }
@@ -353,64 +384,6 @@ impl Links {
     /// Marks all links added so far as links of functions that free.
     fn end_frees(&mut self) {
         self.frees = self.links.len();
-    }
-
-    fn add_multi(
-        &mut self,
-        program: &OwnedFd,
-        attach_type: u32,
-        path: &CString,
-        points: &[ProbePoint],
-        pid: Option<u32>,
-        flags: u32,
-    ) -> std::io::Result<()> {
-        let offsets: Vec<u64> = points.iter().map(|point| point.offset).collect();
-        let cookies: Vec<u64> = points.iter().map(|point| point.cookie).collect();
-        let target = sys::UprobeTarget { path, offsets: &offsets, cookies: &cookies, pid };
-        self.links.push(with_retries(|| sys::link_uprobe_multi(program.as_fd(), attach_type, &target, flags))?);
-        Ok(())
-    }
-
-    /// Adds links where programs announce something.
-    fn add_announcements(
-        &mut self,
-        kind: LinkKind,
-        program: &OwnedFd,
-        path: &CString,
-        points: &[ProbePoint],
-        pid: Option<u32>,
-    ) -> std::io::Result<()> {
-        let semaphores: Vec<u64> = points.iter().map(|point| point.role.semaphore()).collect();
-        if kind == LinkKind::Perf {
-            for (point, semaphore) in points.iter().zip(semaphores) {
-                let ProbePoint { offset, cookie, .. } = *point;
-                let link = || sys::link_uprobe_perf_with(program.as_fd(), path, offset, cookie, pid, semaphore);
-                let (link, event) = with_retries(link)?;
-                self.links.extend([link, event]);
-            }
-            return Ok(());
-        }
-        let offsets: Vec<u64> = points.iter().map(|point| point.offset).collect();
-        let cookies: Vec<u64> = points.iter().map(|point| point.cookie).collect();
-        let target = sys::UprobeTarget { path, offsets: &offsets, cookies: &cookies, pid };
-        let semaphores = Some(&semaphores[..]);
-        let link = || sys::link_uprobe_multi_with(program.as_fd(), sys::ATTACH_UPROBE_MULTI, &target, 0, semaphores);
-        self.links.push(with_retries(link)?);
-        Ok(())
-    }
-
-    fn add_perf(
-        &mut self,
-        program: &OwnedFd,
-        path: &CString,
-        point: &ProbePoint,
-        pid: Option<u32>,
-        on_return: bool,
-    ) -> std::io::Result<()> {
-        let (link, event) =
-            with_retries(|| sys::link_uprobe_perf(program.as_fd(), path, point.offset, point.cookie, pid, on_return))?;
-        self.links.extend([link, event]);
-        Ok(())
     }
 }
 
@@ -452,7 +425,7 @@ mod tests {
                 let config = Config { live, stack_kind, stack_bytes, ..Config::default() };
                 let loader = Loader::new(object, &config, &sizes).unwrap();
                 for kind in [LinkKind::Session, LinkKind::Multi, LinkKind::Perf] {
-                    match Programs::load(&loader, live == 1, Some(kind)) {
+                    match Programs::load(&loader, live == 1, Some(kind), &Guardian::default()) {
                         Ok(mut programs) => {
                             assert_eq!(programs.kind, kind);
                             if cfg!(target_arch = "x86_64") {

@@ -7,6 +7,7 @@ use std::os::fd::AsFd;
 
 use aya::maps::Array;
 
+use super::guardian::Guardian;
 use super::loader::{Loader, ProgramKind};
 use super::{KernelError, sys};
 
@@ -40,15 +41,16 @@ pub(super) fn own_location(address: u64) -> Option<(CString, u64)> {
 ///
 /// # Errors
 /// The link cannot be made, or its runs cannot be read.
-pub fn sees_all_threads(loader: &Loader) -> Result<bool, KernelError> {
+pub fn sees_all_threads(loader: &Loader, guardian: &Guardian) -> Result<bool, KernelError> {
     let failed = |error: aya::maps::MapError| KernelError::Object(error.to_string());
     let program = loader.program("count_run", ProgramKind::UprobeMulti)?;
     let runs: Array<_, u64> = Array::try_from(loader.typed_map("TRIAL_RUNS")?).map_err(failed)?;
     let before = runs.get(&0, 0).map_err(failed)?;
     let (path, offset) = location()?;
-    let target = sys::UprobeTarget { path: &path, offsets: &[offset], cookies: &[0], pid: Some(std::process::id()) };
+    let pid = Some(std::process::id());
+    let target = sys::UprobeTarget { path: &path, offsets: &[offset], cookies: &[0], semaphores: &[], pid };
     let refused = |source| KernelError::Link { what: "heapbpf's own program file".into(), source };
-    let link = sys::link_uprobe_multi(program.as_fd(), sys::ATTACH_UPROBE_MULTI, &target, 0).map_err(refused)?;
+    let link = guardian.link_uprobe_multi(program.as_fd(), sys::ATTACH_UPROBE_MULTI, &target, 0).map_err(refused)?;
     std::thread::scope(|scope| std::thread::Builder::new().spawn_scoped(scope, || trial_site()).map(drop))
         .map_err(refused)?;
     drop(link);

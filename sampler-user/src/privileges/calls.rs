@@ -69,6 +69,30 @@ const SYS_URETPROBE: i64 = 335;
 #[cfg(target_arch = "x86_64")]
 const SYS_UPROBE: i64 = 336;
 
+/// What the guardian does: links, and messages.
+pub(super) const GUARDING: &[i64] = &[
+    libc::SYS_bpf,
+    libc::SYS_brk,
+    libc::SYS_close,
+    libc::SYS_exit_group,
+    libc::SYS_futex,
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_perf_event_open,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_recvmsg,
+    libc::SYS_restart_syscall,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_sendmsg,
+    libc::SYS_sigaltstack,
+    #[cfg(target_arch = "x86_64")]
+    SYS_UPROBE,
+    #[cfg(target_arch = "x86_64")]
+    SYS_URETPROBE,
+];
+
 /// What answering clients over connections takes: sockets that are open already, memory, threads, time.
 pub(super) const ANSWERING: &[i64] = &[
     libc::SYS_accept4,

@@ -23,6 +23,9 @@ pub struct UprobeTarget<'a> {
     pub offsets: &'a [u64],
     /// A cookie for each offset.
     pub cookies: &'a [u64],
+    /// For each offset the file offset of its semaphore, 0 for none: a counter of those who listen. The kernel adds one to it
+    /// while the link exists. Empty if no instruction has one.
+    pub semaphores: &'a [u64],
     /// The process to attach to. `None`: every process that maps the file.
     pub pid: Option<u32>,
 }
@@ -30,30 +33,15 @@ pub struct UprobeTarget<'a> {
 /// Links a program to several instructions of a file at once (`uprobe_multi`, kernel 6.6; sessions 6.13).
 ///
 /// # Errors
-/// `InvalidInput` if the numbers of cookies and offsets differ, otherwise the kernel's reason.
+/// `InvalidInput` if the numbers of cookies, semaphores and offsets differ, otherwise the kernel's reason.
 pub fn link_uprobe_multi(
     program: BorrowedFd<'_>,
     attach_type: u32,
     target: &UprobeTarget<'_>,
     flags: u32,
 ) -> io::Result<OwnedFd> {
-    link_uprobe_multi_with(program, attach_type, target, flags, None)
-}
-
-/// Does the same for instructions with semaphores: counters of those who listen, by their file offsets, 0 for none. The kernel
-/// adds one to each while the link exists.
-///
-/// # Errors
-/// As of [`link_uprobe_multi`].
-pub fn link_uprobe_multi_with(
-    program: BorrowedFd<'_>,
-    attach_type: u32,
-    target: &UprobeTarget<'_>,
-    flags: u32,
-    semaphores: Option<&[u64]>,
-) -> io::Result<OwnedFd> {
-    let fits = target.offsets.len() == target.cookies.len();
-    if !fits || semaphores.is_some_and(|semaphores| semaphores.len() != target.offsets.len()) {
+    let count = target.offsets.len();
+    if count != target.cookies.len() || !(target.semaphores.is_empty() || count == target.semaphores.len()) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let mut attr = zeroed();
@@ -66,7 +54,7 @@ pub fn link_uprobe_multi_with(
     multi.path = target.path.as_ptr() as u64;
     multi.offsets = target.offsets.as_ptr() as u64;
     multi.cookies = target.cookies.as_ptr() as u64;
-    multi.ref_ctr_offsets = semaphores.map_or(0, |semaphores| semaphores.as_ptr() as u64);
+    multi.ref_ctr_offsets = if target.semaphores.is_empty() { 0 } else { target.semaphores.as_ptr() as u64 };
     multi.cnt = target.offsets.len() as u32;
     multi.flags = flags;
     multi.pid = target.pid.unwrap_or(0);
@@ -75,53 +63,48 @@ pub fn link_uprobe_multi_with(
     unsafe { call_fd(bpf_cmd::BPF_LINK_CREATE, &mut attr) }
 }
 
-/// Links a program to one instruction through a perf event (kernel 5.15 for the cookie).
+/// The instruction that a perf event is for.
+pub struct PerfPlace<'a> {
+    /// Path of the file.
+    pub path: &'a CStr,
+    /// File offset of the instruction.
+    pub offset: u64,
+    /// The process. `None`: every process that maps the file.
+    pub pid: Option<u32>,
+    /// Whether the return of the function that begins there is probed.
+    pub on_return: bool,
+    /// File offset of its semaphore, or 0.
+    pub semaphore: u64,
+}
+
+/// The type of the kernel's performance unit for uprobes.
+///
+/// # Errors
+/// The kernel has none.
+pub fn uprobe_pmu() -> io::Result<u32> {
+    let pmu = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type")?;
+    pmu.trim().parse().map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))
+}
+
+/// Links a program to one instruction through a perf event (kernel 5.15 for the cookie) of this type ([`uprobe_pmu`]).
 pub fn link_uprobe_perf(
     program: BorrowedFd<'_>,
-    path: &CStr,
-    offset: u64,
+    pmu: u32,
+    place: &PerfPlace<'_>,
     cookie: u64,
-    pid: Option<u32>,
-    on_return: bool,
-) -> io::Result<(OwnedFd, OwnedFd)> {
-    // Bit 0 of the uprobe PMU's format selects a return probe.
-    link_uprobe_by_event(program, path, offset, cookie, pid, u64::from(on_return))
-}
-
-/// Does the same with an instruction's semaphore, by its file offset, or 0.
-pub fn link_uprobe_perf_with(
-    program: BorrowedFd<'_>,
-    path: &CStr,
-    offset: u64,
-    cookie: u64,
-    pid: Option<u32>,
-    semaphore: u64,
-) -> io::Result<(OwnedFd, OwnedFd)> {
-    // The upper half of the uprobe PMU's format.
-    let semaphore = u32::try_from(semaphore).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-    link_uprobe_by_event(program, path, offset, cookie, pid, u64::from(semaphore) << 32)
-}
-
-fn link_uprobe_by_event(
-    program: BorrowedFd<'_>,
-    path: &CStr,
-    offset: u64,
-    cookie: u64,
-    pid: Option<u32>,
-    config: u64,
 ) -> io::Result<(OwnedFd, OwnedFd)> {
     use perf_event_open_sys as perf;
-    let pmu = std::fs::read_to_string("/sys/bus/event_source/devices/uprobe/type")?;
-    let pmu = pmu.trim().parse().map_err(|_| io::Error::from_raw_os_error(libc::ENODEV))?;
+    let semaphore = u32::try_from(place.semaphore).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     let mut event = perf::bindings::perf_event_attr {
         size: size_of::<perf::bindings::perf_event_attr>() as u32,
         type_: pmu,
-        config,
+        // The format of the uprobe PMU: bit 0 selects a return probe, and the upper half is the semaphore.
+        config: u64::from(place.on_return) | u64::from(semaphore) << 32,
         ..Default::default()
     };
-    event.__bindgen_anon_3.uprobe_path = path.as_ptr() as u64;
-    event.__bindgen_anon_4.probe_offset = offset;
-    let (pid, cpu) = match pid {
+    event.__bindgen_anon_3.uprobe_path = place.path.as_ptr() as u64;
+    event.__bindgen_anon_4.probe_offset = place.offset;
+    let (pid, cpu) = match place.pid {
         Some(pid) => (pid.cast_signed(), -1),
         None => (-1, 0),
     };

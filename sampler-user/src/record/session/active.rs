@@ -14,8 +14,7 @@ use super::pace::{Standing, pause, writes_last_profile};
 use super::signals::Signals;
 use super::state::Session;
 use crate::clock::monotonic_ns;
-use crate::host::limits::{self, Limits};
-use crate::kernel::programs::LinkKind;
+use crate::host::limits::{self, links_need_admin};
 use crate::output::Output;
 use crate::privileges::Needs;
 use crate::record::attaching::command::{Held, NotStarted, Running, hold};
@@ -90,14 +89,11 @@ impl ActiveRecording {
     /// The privileges that it goes on needing.
     pub fn needs(&self) -> Needs {
         let plan = &self.session.plan;
-        let version = Limits::read().version;
-        // Before Linux 6.6, and with perf events, the kernel makes links for CAP_SYS_ADMIN alone.
-        let is_old = version.is_none_or(|version| (version.major, version.minor) < (6, 6));
         Needs {
             writes_files: plan.writes_files(),
             has_command: !plan.targets.command.is_empty(),
             writes_into_processes: plan.kernel.hook == Hook::Inline,
-            links_as_admin: is_old || self.session.attaching.programs.kind == LinkKind::Perf,
+            links_as_admin: links_need_admin(Some(self.session.attaching.programs.kind)),
         }
     }
 

@@ -19,9 +19,11 @@ use crate::attach::inline::{InlineHooks, Sampling as InlineSampling};
 use crate::clock::monotonic_ns;
 use crate::cost::measure;
 use crate::heap::live::Heap;
+use crate::host::limits::links_need_admin;
 use crate::host::{Host, HostOptions};
 use crate::kernel::KernelError;
 use crate::kernel::control::ControlMaps;
+use crate::kernel::guardian::Guardian;
 use crate::kernel::handover::HandoverMap;
 use crate::kernel::inline::{InlineMap, InlinePrograms};
 use crate::kernel::live_map::{LiveEntries, LiveMap};
@@ -128,7 +130,8 @@ impl Session {
         }
         let measured = measure::known_or_measured(object, kernel.link)
             .inspect_err(|error| log::info!("cannot measure what probes cost: {error:#}"));
-        let (programs, sources) = load_programs(&loader, &plan)?;
+        let guardian = Guardian::started(links_need_admin(kernel.link));
+        let (programs, sources) = load_programs(&loader, &plan, &guardian)?;
         let mappings = sampling.mappings.then(|| MappingProbes::load(&loader)).transpose()?;
         let controller = OverheadController::new(measured.ok(), plan.budget, sampling, monotonic_ns());
         let host = Host::start(HostOptions::default())?;
@@ -145,7 +148,8 @@ impl Session {
             log: KernelLog::open(programs.logging_program()),
         };
         let wanted = plan.kernel.hook == Hook::Inline;
-        let inline = wanted.then(|| InlinePrograms::load(&loader, programs.kind, sampling.live)).transpose()?;
+        let inline =
+            wanted.then(|| InlinePrograms::load(&loader, programs.kind, sampling.live, &guardian)).transpose()?;
         let config = &plan.kernel.config;
         let how = InlineSampling { draw, seed: config.seed, criterion: config.criterion as u32 };
         // Children of targets by a rule are targets, too: by the same rule, if for nothing else.
@@ -251,9 +255,9 @@ impl Session {
     }
 }
 
-fn load_programs(loader: &Loader, plan: &RecordPlan) -> anyhow::Result<(Programs, Sources)> {
+fn load_programs(loader: &Loader, plan: &RecordPlan, guardian: &Guardian) -> anyhow::Result<(Programs, Sources)> {
     let live = plan.sampling.live;
-    let mut programs = Programs::load(loader, live, plan.kernel.link)?;
+    let mut programs = Programs::load(loader, live, plan.kernel.link, guardian)?;
     let sources = match plan.kernel.hook {
         Hook::Usdt => {
             programs.load_announcements(loader, live, false)?;

@@ -9,6 +9,7 @@ use anyhow::{Context, bail};
 use sampler_user::cost::quantiles::{median, spread};
 use sampler_user::cost::trial::{Allocator, Baseline, Where};
 use sampler_user::cost::workload::Workload;
+use sampler_user::kernel::guardian::Guardian;
 
 use super::Options;
 use super::pinned::Library;
@@ -19,7 +20,7 @@ const PAIRS: u64 = 300_000;
 pub fn run(options: &Options, object: &[u8], library: &Library, heapbpf: &Path) -> anyhow::Result<()> {
     let mut workload = library.start(&options.pairs, &["1"])?;
     let allocator = Allocator::of_process(workload.pid())?;
-    let mut baseline = Baseline::load(object)?;
+    let mut baseline = Baseline::load(object, &Guardian::default())?;
     let pid = workload.pid();
     let mut rows: Vec<(&[&str], Vec<f64>, Vec<f64>)> = vec![
         (&["-i", "512KiB"], vec![], vec![]),

@@ -3,6 +3,7 @@
 use heapbpf_profile::model::Criterion;
 use sampler_user::cost::quantiles::{median, spread};
 use sampler_user::cost::trial::{Allocator, Recording, Setting};
+use sampler_user::kernel::guardian::Guardian;
 
 use super::Options;
 use super::pinned::Library;
@@ -33,7 +34,7 @@ fn compare(options: &Options, object: &[u8], library: &Library, live: bool) -> a
     let allocator = Allocator::of_process(pid)?;
     let load = |criterion, interval| {
         let setting = Setting { interval, criterion, live, ..Setting::DEFAULT };
-        Recording::load(object, setting, &allocator, pid)
+        Recording::load(object, setting, &allocator, pid, &Guardian::default())
     };
     let mut by_bytes = load(Criterion::Bytes, INTERVAL)?;
     let in_allocations = (INTERVAL / options.size.max(1)).max(1);

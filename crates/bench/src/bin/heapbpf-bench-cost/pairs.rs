@@ -5,6 +5,7 @@ use sampler_ebpf::abi::stack_kind;
 use sampler_user::cost::quantiles::{median, spread};
 use sampler_user::cost::trial::{Allocator, Baseline, Recording, Setting, Where};
 use sampler_user::cost::workload::Workload;
+use sampler_user::kernel::guardian::Guardian;
 use sampler_user::kernel::object::aligned;
 use sampler_user::kernel::programs::LinkKind;
 
@@ -89,7 +90,7 @@ pub fn run(options: &Options, object: &'static [u8], library: &Library) -> anyho
     let allocator = Allocator::of_process(pid)?;
     let plain = Setting::DEFAULT;
     let heapbpf = |object: &[u8], setting: Setting| -> anyhow::Result<What> {
-        Ok(What::Heapbpf(Box::new(Recording::load(object, setting, &allocator, pid)?)))
+        Ok(What::Heapbpf(Box::new(Recording::load(object, setting, &allocator, pid, &Guardian::default())?)))
     };
     let mut conditions = vec![
         Condition::new("bare", 50 * PAIRS, What::Bare),
@@ -124,7 +125,7 @@ pub fn run(options: &Options, object: &'static [u8], library: &Library) -> anyho
         allocator.kind("malloc").unwrap_or("?"),
         allocator.kind("free").unwrap_or("?")
     );
-    let baseline = Baseline::load(object)?;
+    let baseline = Baseline::load(object, &Guardian::default())?;
     let mut bench = Bench { workload, allocator, baseline, size: options.size, cold: false };
     measure(&mut bench, &mut conditions, PAIRS, options.rounds)?;
     print("per pair", &conditions, 0.0);
@@ -189,12 +190,18 @@ fn sampled(options: &Options, object: &[u8], library: &Library) -> anyhow::Resul
         ("no stack", stack_kind::NONE),
     ] {
         let setting = Setting { interval: 1, stack_kind: kind, ..Setting::DEFAULT };
-        let every = Recording::load(object, setting, &allocator, workload.pid())?;
-        let allocations = Recording::load(object, Setting { live: false, ..setting }, &allocator, workload.pid())?;
+        let every = Recording::load(object, setting, &allocator, workload.pid(), &Guardian::default())?;
+        let allocations = Recording::load(
+            object,
+            Setting { live: false, ..setting },
+            &allocator,
+            workload.pid(),
+            &Guardian::default(),
+        )?;
         rows.push((name, every, Vec::new(), allocations, Vec::new()));
     }
     let pid = workload.pid();
-    let mut baseline = Baseline::load(object)?;
+    let mut baseline = Baseline::load(object, &Guardian::default())?;
     let mut free = Vec::new();
     for _ in 0..options.rounds {
         bare.push(workload.run(SAMPLED_PAIRS, options.size)?.cpu_ns as f64 / SAMPLED_PAIRS as f64);

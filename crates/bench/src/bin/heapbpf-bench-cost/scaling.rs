@@ -7,6 +7,7 @@ use sampler_user::cost::cpus::pin;
 use sampler_user::cost::quantiles::{median, quantile};
 use sampler_user::cost::trial::{Allocator, Baseline, Recording, Setting, Where};
 use sampler_user::cost::workload::Workload;
+use sampler_user::kernel::guardian::Guardian;
 
 use super::Options;
 use super::pinned::Library;
@@ -217,8 +218,8 @@ impl Bench<'_> {
     ) -> anyhow::Result<Figure> {
         let pid = workload.pid();
         let allocator = Allocator::of_process(pid)?;
-        let mut recording = Recording::load(self.object, setting, &allocator, pid)?;
-        let mut baseline = Baseline::load(self.object)?;
+        let mut recording = Recording::load(self.object, setting, &allocator, pid, &Guardian::default())?;
+        let mut baseline = Baseline::load(self.object, &Guardian::default())?;
         recording.on()?;
         prepare(workload, &mut recording)?;
         recording.off();

@@ -3,6 +3,7 @@
 use sampler_ebpf::abi::stack_kind;
 use sampler_user::cost::quantiles::{median, quantile};
 use sampler_user::cost::trial::{Allocator, Recording, Setting};
+use sampler_user::kernel::guardian::Guardian;
 
 use super::Options;
 use super::pinned::Library;
@@ -26,7 +27,7 @@ pub fn run(options: &Options, object: &[u8], library: &Library) -> anyhow::Resul
         let load = |stack_kind| {
             let setting =
                 Setting { interval: 1, live: false, stack_kind, stack_bytes: STACK_BYTES, ..Setting::DEFAULT };
-            Recording::load(object, setting, &allocator, pid)
+            Recording::load(object, setting, &allocator, pid, &Guardian::default())
         };
         let (mut copied, mut none) = (load(stack_kind::COPIED)?, load(stack_kind::NONE)?);
         // The size class that a copy of this depth needs.

@@ -19,6 +19,7 @@ use clap::Parser;
 use sampler_user::cost::cpus::{online, pin};
 use sampler_user::cost::library::PrivateLibrary;
 use sampler_user::cost::trial::Baseline;
+use sampler_user::kernel::guardian::Guardian;
 
 use peers::{PEERS, Peer};
 use run::Bench;
@@ -80,7 +81,7 @@ fn main() -> anyhow::Result<()> {
         files: Files { programs: options.programs.clone(), sources: options.sources.clone(), inputs: inputs.clone() },
         heapbpf: options.heapbpf.clone(),
         library: libraries()?,
-        baseline: Baseline::load(object)?,
+        baseline: Baseline::load(object, &Guardian::default())?,
         results,
         headers: options.headers.clone(),
     };

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use anyhow::{Context, bail};
 use sampler_user::cost::quantiles::{quantile, spread};
 use sampler_user::cost::trial::{Allocator, Recording, Setting, Where};
+use sampler_user::kernel::guardian::Guardian;
 use sampler_user::kernel::object::aligned;
 use serde_json::Value;
 
@@ -126,7 +127,8 @@ fn conditions<'a>(bench: &Bench, workload: &Workload, options: &Options) -> anyh
         let target = target(bench, workload, workload.fast)?;
         let allocator = Allocator::of_process(target.pid())?;
         let setting = Setting { functions: None, ..Setting::DEFAULT };
-        let recording = Recording::load(aligned(&std::fs::read(path)?), setting, &allocator, target.pid())?;
+        let recording =
+            Recording::load(aligned(&std::fs::read(path)?), setting, &allocator, target.pid(), &Guardian::default())?;
         conditions.push(Condition::new(name, Under::Object(Box::new(recording))));
     }
     conditions.retain(|condition| super::is_wanted(&condition.name, &options.only));

@@ -1,0 +1,58 @@
+//! The process that holds heapbpf's links, too, and removes them if heapbpf is killed.
+
+use std::collections::BTreeSet;
+use std::os::unix::fs::FileExt as _;
+
+/// Whether it is the guardian of this heapbpf.
+fn guards(process: u32, heapbpf: u32) -> bool {
+    let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+    let words: Vec<_> = words.split(|byte| *byte == 0).collect();
+    words.starts_with(&[b"heapbpf-guardian", b"hold-probes", heapbpf.to_string().as_bytes()])
+}
+
+/// The guardians of a heapbpf that runs or has run: none, one, or another while costs are measured.
+pub fn guardians_of(heapbpf: u32) -> Vec<u32> {
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(|pid| guards(*pid, heapbpf)).collect()
+}
+
+/// Lines of the kernel's log about probes that it could not remove for one of these processes.
+///
+/// # Panics
+/// If the log cannot be read.
+pub fn leaks(by: &BTreeSet<u32>) -> Vec<String> {
+    const READ_ALL: libc::c_int = 3;
+    const SIZE: libc::c_int = 10;
+    // SAFETY: this action takes no buffer.
+    let size = unsafe { libc::klogctl(SIZE, std::ptr::null_mut(), 0) };
+    let mut log = vec![0_u8; usize::try_from(size).expect("the kernel's log can be read")];
+    // SAFETY: the buffer has as many bytes as are told.
+    let read = unsafe { libc::klogctl(READ_ALL, log.as_mut_ptr().cast(), size) };
+    log.truncate(usize::try_from(read).expect("the kernel's log can be read"));
+    let is_of = |line: &str| {
+        let before = line.split(" failed to ").next().unwrap_or_default();
+        before.rsplit(':').next().and_then(|pid| pid.parse().ok()).is_some_and(|pid| by.contains(&pid))
+    };
+    let log = String::from_utf8_lossy(&log);
+    log.lines().filter(|line| line.contains("leaking uprobe") && is_of(line)).map(Into::into).collect()
+}
+
+/// How many bytes of a process's code in the C library are not those of its file: probes.
+///
+/// # Panics
+/// If its code cannot be read.
+pub fn changed_bytes_of_libc(pid: u32) -> usize {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
+    let line = maps.lines().find(|line| line.contains("r-xp") && line.contains("/libc.so")).expect("a C library");
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let number = |text: &str| u64::from_str_radix(text, 16).expect("an address");
+    let (start, end) = words[0].split_once('-').map(|(start, end)| (number(start), number(end))).expect("a range");
+    let read = |path: &str, at: u64| {
+        let mut bytes = vec![0; (end - start) as usize];
+        std::fs::File::open(path).and_then(|file| file.read_exact_at(&mut bytes, at)).expect("code can be read");
+        bytes
+    };
+    let (now, file) = (read(&format!("/proc/{pid}/mem"), start), read(words[5], number(words[2])));
+    now.iter().zip(file).filter(|(now, file)| **now != *file).count()
+}

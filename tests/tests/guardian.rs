@@ -1,0 +1,122 @@
+//! heapbpf may be killed at any moment: the kernel does not remove probes on behalf of a process with a pending SIGKILL, so
+//! another one does it.
+
+use std::collections::BTreeSet;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::guardian::{changed_bytes_of_libc, guardians_of, leaks};
+use heapbpf_tests::kernel::{links_of, links_that_stay};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::{Target, until};
+
+/// How often heapbpf is killed: a few times, or `HEAPBPF_TEST_KILLS` times.
+fn kills() -> u32 {
+    std::env::var("HEAPBPF_TEST_KILLS").ok().and_then(|kills| kills.parse().ok()).unwrap_or(8)
+}
+
+/// A killed heapbpf leaves no probe, no link and no process, and its target has come to no harm. Most kills come while links
+/// are made, when two of three left probes before there was a guardian.
+#[test]
+fn killed_at_any_moment_no_probe_stays() {
+    let Some(_turn) = turn("killed_at_any_moment_no_probe_stays") else { return };
+    let mut target = Target::start(&program("forking"), [""; 0]);
+    let target_pid = target.pid().to_string();
+    until("a target without probes", || changed_bytes_of_libc(target.pid()) == 0);
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let (mut processes, mut guarded) = (BTreeSet::new(), 0);
+    for kill in 0..kills() {
+        let mut command = Command::new(heapbpf());
+        command.args(["-i", "4KiB", "--pid", &target_pid]).current_dir(folder.path());
+        let mut recording = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("the binary runs");
+        until("a link", || !links_of(recording.id()).is_empty());
+        std::thread::sleep(Duration::from_millis(u64::from(kill * 37 % 200)));
+        let guardians = guardians_of(recording.id());
+        processes.extend(guardians.iter().copied().chain([recording.id()]));
+        guarded += u32::from(!guardians.is_empty());
+        recording.kill().expect("it runs");
+        let links = guardians.iter().flat_map(|guardian| links_of(*guardian)).collect();
+        recording.wait().expect("our child");
+        until("the end of the guardian", || guardians_of(recording.id()).is_empty());
+        assert_eq!(links_that_stay(&links), BTreeSet::new(), "kill {kill}");
+        assert_eq!(leaks(&processes), Vec::<String>::new(), "kill {kill}");
+        until("a target without probes", || changed_bytes_of_libc(target.pid()) == 0);
+    }
+    // One that measured costs may have ended, with that of the recording still to come.
+    assert!(2 * guarded > kills(), "{guarded}");
+    target.go();
+    assert_eq!(target.line(), "all children ended well");
+    assert!(target.end().success());
+}
+
+/// A line of a process's status.
+fn status_of(pid: u32, name: &str) -> String {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.expect("the kernel tells it").trim().to_owned()
+}
+
+/// Signals to all of heapbpf's processes leave the guardian to its work. It is small, and can do little else.
+#[test]
+fn the_guardian_is_small_and_may_do_little() {
+    let Some(_turn) = turn("the_guardian_is_small_and_may_do_little") else { return };
+    let mut target = Target::start(&program("mix"), ["2000"]);
+    let recording = Recorder::of(target.pid(), 1).start();
+    let heapbpf = recording.pid();
+    let guardians = guardians_of(heapbpf);
+    let [guardian] = guardians[..] else { panic!("one guardian: {guardians:?}") };
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2] {
+        // SAFETY: `kill` takes integers. The guardian runs as long as the recording, which is ours.
+        assert_eq!(unsafe { libc::kill(guardian as libc::pid_t, signal) }, 0);
+    }
+    let memory = std::fs::read_to_string(format!("/proc/{guardian}/smaps_rollup")).expect("it runs");
+    let own: u64 = memory
+        .lines()
+        .filter(|line| line.starts_with("Private_"))
+        .filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok())
+        .sum();
+    println!("{own} KiB of its own");
+    // Nearly all of it are addresses that the loader wrote; an optimized build has a third of them.
+    assert!(own < 4096, "{memory}");
+    let (bpf, perfmon, sys_admin) = (1_u64 << 39, 1_u64 << 38, 1_u64 << 21);
+    let capabilities = u64::from_str_radix(&status_of(guardian, "CapPrm"), 16).expect("a mask");
+    assert_eq!(capabilities & !sys_admin, bpf | perfmon, "{capabilities:x}");
+    assert_eq!((status_of(guardian, "Seccomp").as_str(), status_of(guardian, "NoNewPrivs").as_str()), ("2", "1"));
+    let mut held = links_of(guardian);
+    assert!(held.is_subset(&links_of(heapbpf)) && !held.is_empty(), "{held:?}");
+    let own_group = |pid: u32| {
+        // SAFETY: `getpgid` takes an integer.
+        unsafe { libc::getpgid(pid as libc::pid_t) }
+    };
+    assert_ne!(own_group(guardian), own_group(heapbpf));
+    let truth = target.run();
+    held.extend(links_of(guardian));
+    let (profile, stats) = recording.stop().results();
+    assert_eq!(guardians_of(heapbpf), Vec::<u32>::new(), "it ends before heapbpf does");
+    assert_eq!(links_that_stay(&held), BTreeSet::new());
+    checks::sites(&profile, &truth, 1, Compare::All);
+    assert_eq!(stats.lost(), 0, "{stats:?}");
+}
+
+/// heapbpf holds its links itself as well, so it goes on without the guardian, and says that it does.
+#[test]
+fn a_recording_goes_on_without_its_guardian() {
+    let Some(_turn) = turn("a_recording_goes_on_without_its_guardian") else { return };
+    for link in ["session", "multi", "perf"] {
+        let mut target = Target::start(&program("mix"), ["2000"]);
+        let recording = Recorder::of(target.pid(), 1).option("--link", link).start();
+        let guardians = guardians_of(recording.pid());
+        let [guardian] = guardians[..] else { panic!("one guardian: {guardians:?}") };
+        // SAFETY: `kill` takes integers. The guardian is a child of heapbpf, which has not waited for it.
+        assert_eq!(unsafe { libc::kill(guardian as libc::pid_t, libc::SIGKILL) }, 0);
+        let truth = target.run();
+        let outcome = recording.stop();
+        assert!(outcome.stderr.contains("(heapbpf-guardian) is gone"), "{}", outcome.stderr);
+        let (profile, stats) = outcome.results();
+        checks::sites(&profile, &truth, 1, Compare::All);
+        assert_eq!((stats.submitted, stats.lost()), (truth.allocs(), 0), "{stats:?}");
+    }
+}
