@@ -31,8 +31,9 @@ fn turn_here(case: &str) -> Option<impl Sized> {
     turn(case)
 }
 
+/// The programs announce thousands of samples within milliseconds, before rings can grow.
 fn recorder(target: &Target) -> Recorder {
-    Recorder::new().pid(target.pid())
+    Recorder::new().pid(target.pid()).option("--ring-bytes", "16MiB")
 }
 
 fn record(program: &Path, mode: &str, options: &[[&str; 2]]) -> (Profile, Stats, Truth) {
