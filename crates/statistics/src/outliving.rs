@@ -30,6 +30,8 @@ impl Octave {
 const GAP: usize = 2;
 /// How many times rarer frees must be there.
 const FAR_RARER: f64 = 4.0;
+/// Younger blocks (8 ms) outlive nothing: whatever runs at the end of a recording may have them in its hands.
+const LEAST_EXPONENT: u32 = 23;
 /// Exponents beyond this are ignored: 2^63 ns are 292 years.
 const MOST_EXPONENT: u32 = 63;
 /// More samples of an octave are taken for so many, so that sums cannot overflow.
@@ -125,6 +127,9 @@ pub fn outliving(ages: &[Octave]) -> Option<Outliving> {
         let (late, late_freed) = table.beyond(end + GAP);
         if late == 0 {
             break;
+        }
+        if table.first + (end + GAP) as u32 < LEAST_EXPONENT {
+            continue;
         }
         for begin in 0..end {
             let (early, freed) = table.usual(begin, end);
@@ -261,6 +266,7 @@ mod tests {
         assert_eq!(outliving(&[octave(20, 100, 0)]), None);
         assert_eq!(outliving(&[octave(20, 0, 50), octave(30, 0, 50)]), None, "nothing was freed");
         assert_eq!(outliving(&[octave(20, 90, 0), octave(21, 0, 10)]), None, "nothing is far beyond");
+        assert_eq!(outliving(&[octave(10, 90, 0), octave(20, 0, 10)]), None, "milliseconds are nothing");
         let many = outliving(&[octave(20, u64::MAX, u64::MAX), octave(20, u64::MAX, 0), octave(30, 0, u64::MAX)]);
         assert!(many.is_some_and(|it| it.p_value < 1e-9), "{many:?}");
         assert_eq!(outliving(&[octave(20, 90, 0), octave(80, 0, 10)]), None, "no such age");

@@ -15,6 +15,7 @@ use super::signals::Signals;
 use super::state::Session;
 use crate::clock::monotonic_ns;
 use crate::host::limits::{self, links_need_admin};
+use crate::host::own_memory::give_memory_back;
 use crate::output::Output;
 use crate::privileges::Needs;
 use crate::record::attaching::command::{Held, NotStarted, Running, hold};
@@ -99,6 +100,8 @@ impl ActiveRecording {
 
     /// Starts the recording: what happens from here on is recorded.
     pub fn begin(&mut self) {
+        // Loading the programs and examining files took more than what follows.
+        give_memory_back();
         self.session.begin();
         self.begun = Instant::now();
         eprintln!("heapbpf: recording {}", self.session.describe_targets());
