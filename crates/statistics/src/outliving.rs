@@ -128,7 +128,7 @@ pub fn outliving(ages: &[Octave]) -> Option<Outliving> {
         if late == 0 {
             break;
         }
-        if table.first + (end + GAP) as u32 < LEAST_EXPONENT {
+        if LEAST_EXPONENT > table.first + (end + GAP) as u32 {
             continue;
         }
         for begin in 0..end {
