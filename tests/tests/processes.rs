@@ -104,7 +104,8 @@ fn a_container_is_chosen_by_the_beginning_of_its_id_and_named_in_every_place() {
     assert!(get(address, "/metrics").text().contains(&labels));
     let (of_it, of_none) = (has_samples(format!("container={}", &id[..8])), has_samples("container=0bad".into()));
     assert!(of_it > of_none, "{of_it} {of_none}");
-    assert_eq!(has_samples(format!("unit={unit}")), of_it);
+    // Times differ between two profiles, and so may their compressed sizes, by a few bytes.
+    assert!(has_samples(format!("unit={unit}")) > of_it.midpoint(of_none));
     let (profile, _) = recording.stop().results();
     checks::sites_of(&profile, truth.sites[0].pid, &truth, 1, Compare::All);
     assert!(!has(&profile, outside.pid()), "it is in no container");
