@@ -138,7 +138,9 @@ static void *block(void *argument) {
     }
     if (expected && r < 0 && errno == expected) r = 0;
     double took = now() - start;
-    if (r || (timed && took < .0195)) {
+    /* These two count ticks, which a CPU that stood still makes up for at once. */
+    double least = kind == RECV_TIMED || kind == ACCEPT_TIMED ? .008 : .0195;
+    if (r || (timed && took < least)) {
       if (!bad[kind]++) fprintf(stderr, "%s: %d, errno %d, after %.4f s\n", names[kind], r, errno, took);
     }
     done[kind]++;
