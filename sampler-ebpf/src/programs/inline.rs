@@ -6,7 +6,6 @@
 
 use core::ffi::c_void;
 
-use sampler_ebpf::abi::LiveValue;
 use sampler_ebpf::abi::inline::{NUMBER_BITS, UPPER_HALF, flag};
 use sampler_ebpf::trials;
 
@@ -146,13 +145,8 @@ fn report(ctx: *mut c_void, state: &mut ThreadState, call: &Sampled, address: u6
         offset: call.offset,
         interval: call.interval,
         caller: arch::return_address(ctx, sp),
-        out: 0,
-        old_address: 0,
-        old: LiveValue::default(),
         site: site(ctx),
-        sampled: 1,
-        return_sites_probed: 0,
-        may_throw: 0,
+        ..Pending::OVER
     });
     let mut registers = arch::registers(ctx);
     registers.ip = pending.caller;

@@ -7,7 +7,7 @@
 
 use core::ffi::c_void;
 
-use sampler_ebpf::abi::{LiveValue, UnmapRecord, kind, mapping};
+use sampler_ebpf::abi::{UnmapRecord, kind, mapping};
 use sampler_ebpf::trials;
 
 use crate::allocation;
@@ -184,13 +184,8 @@ fn mapped(ctx: *mut c_void, call: &SystemCall, state: &mut ThreadState, site: u3
         offset: success.offset,
         interval: success.interval,
         caller: registers.ip,
-        out: 0,
-        old_address: 0,
-        old: LiveValue::default(),
         site,
-        sampled: 1,
-        return_sites_probed: 0,
-        may_throw: 0,
+        ..Pending::OVER
     };
     // The daemon knows which parts of a mapping are left. The live map holds whole blocks only.
     state.counters.sampled_bytes += sample.size;

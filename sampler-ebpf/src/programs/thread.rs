@@ -123,6 +123,35 @@ pub struct Pending {
     pub may_throw: u8,
 }
 
+impl Pending {
+    /// A sampled call that is over when it is reported: nothing of it is in flight.
+    pub const OVER: Self = Self {
+        sp: 0,
+        size: 0,
+        trials: 0,
+        offset: 0,
+        interval: 0,
+        caller: 0,
+        out: 0,
+        old_address: 0,
+        old: LiveValue {
+            sample: 0,
+            time_ns: 0,
+            thread_calls: 0,
+            size_bytes: 0,
+            trials: 0,
+            interval: 0,
+            offset: 0,
+            tid: 0,
+            site: 0,
+        },
+        site: 0,
+        sampled: 1,
+        return_sites_probed: 0,
+        may_throw: 0,
+    };
+}
+
 impl ThreadState {
     /// The call in a slot, without a copy, which would take a quarter of the stack that programs have.
     #[inline(always)]

@@ -7,7 +7,7 @@
 
 use core::ffi::c_void;
 
-use sampler_ebpf::abi::{LiveValue, Operand, Registers, place};
+use sampler_ebpf::abi::{Operand, Registers, place};
 
 use crate::allocation;
 use crate::arch::{self, register};
@@ -80,17 +80,10 @@ fn keep(ctx: *mut c_void, state: &mut ThreadState, site: u32, address: &mut u64)
         sp: arch::stack_pointer(ctx),
         size,
         trials: weighted,
-        offset: 0,
-        interval: 0,
         // What follows the no-op is to the unwinder what a return address is: it looks at what comes before it.
         caller: arch::instruction_pointer(ctx).wrapping_add(NO_OP_BYTES),
-        out: 0,
-        old_address: 0,
-        old: LiveValue::default(),
         site,
-        sampled: 1,
-        return_sites_probed: 0,
-        may_throw: 0,
+        ..Pending::OVER
     });
     true
 }
