@@ -1,7 +1,8 @@
 //! A Rust program that announces its allocations by USDT probes (`otel_memory`), written with `asm!`. The protocol is that of
 //! truth.h. One site allocates ROUNDS blocks of 100 bytes and announces each as a sample; every fourth stays allocated.
 use std::arch::{asm, global_asm};
-use std::io::{Read, Write};
+
+mod rounds;
 
 global_asm!(
     ".pushsection .probes, \"aw\", @progbits",
@@ -55,29 +56,6 @@ fn free(block: *mut [u8; 100]) {
     drop(unsafe { Box::from_raw(block) });
 }
 
-fn wait() {
-    let mut byte = [0];
-    while std::io::stdin().read(&mut byte).is_ok_and(|n| n > 0) && byte[0] != b'\n' {}
-}
-
 fn main() {
-    let rounds: u64 = std::env::args().nth(1).and_then(|word| word.parse().ok()).unwrap_or(100);
-    let pid = std::process::id();
-    println!("READY {pid}");
-    wait();
-    for round in 0..rounds {
-        let block = site_00(round as u8);
-        if round % 4 != 0 {
-            free(block);
-        }
-    }
-    let live = rounds.div_ceil(4);
-    println!(
-        "{{\"failed\":0,\"abandoned\":0,\"sites\":[{{\"pid\":{pid},\"site\":\"site_00\",\"allocs\":{rounds},\"bytes\":{},\
-         \"live_allocs\":{live},\"live_bytes\":{},\"sizes\":[[100,{rounds},{live}]]}}]}}",
-        rounds * 100,
-        live * 100
-    );
-    std::io::stdout().flush().unwrap();
-    wait();
+    rounds::run(site_00, free);
 }

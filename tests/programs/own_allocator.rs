@@ -2,8 +2,9 @@
 //! The protocol is that of truth.h. One site allocates ROUNDS blocks of 100 bytes; every fourth stays allocated.
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::UnsafeCell;
-use std::io::{Read, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
+
+mod rounds;
 
 const BYTES: usize = 64 << 20;
 struct Store(UnsafeCell<[u8; BYTES]>);
@@ -31,29 +32,6 @@ pub extern "C" fn site_00(fill: u8) -> *mut [u8; 100] {
     std::hint::black_box(Box::into_raw(Box::new([fill; 100])))
 }
 
-fn wait() {
-    let mut byte = [0];
-    while std::io::stdin().read(&mut byte).is_ok_and(|n| n > 0) && byte[0] != b'\n' {}
-}
-
 fn main() {
-    let rounds: u64 = std::env::args().nth(1).and_then(|word| word.parse().ok()).unwrap_or(100);
-    let pid = std::process::id();
-    println!("READY {pid}");
-    wait();
-    for round in 0..rounds {
-        let block = site_00(round as u8);
-        if round % 4 != 0 {
-            drop(unsafe { Box::from_raw(block) });
-        }
-    }
-    let live = rounds.div_ceil(4);
-    println!(
-        "{{\"failed\":0,\"abandoned\":0,\"sites\":[{{\"pid\":{pid},\"site\":\"site_00\",\"allocs\":{rounds},\"bytes\":{},\
-         \"live_allocs\":{live},\"live_bytes\":{},\"sizes\":[[100,{rounds},{live}]]}}]}}",
-        rounds * 100,
-        live * 100
-    );
-    std::io::stdout().flush().unwrap();
-    wait();
+    rounds::run(site_00, |block| drop(unsafe { Box::from_raw(block) }));
 }

@@ -8,6 +8,7 @@ pub mod cgroup;
 pub mod checks;
 pub mod constant;
 pub mod counting;
+pub mod doctor;
 pub mod document;
 pub mod environment;
 pub mod guardian;

@@ -44,6 +44,16 @@ pub fn program_without_libc(name: &str) -> PathBuf {
     build(name, name, &["-static", "-nostdlib", "-fno-stack-protector"])
 }
 
+/// Builds `tests/programs/<name>.rs` into a folder, with an option for the compiler (`-C`). `None` if there is no Rust compiler
+/// that works.
+pub fn rust_program(name: &str, option: &str, folder: &Path) -> Option<PathBuf> {
+    let built = folder.join(name);
+    let mut command = Command::new(tool("rustc")?);
+    command.args(["--edition", "2024", "-C", option, "-C", "panic=abort", "-o"]).arg(&built);
+    let compiled = command.arg(programs_folder().join(name).with_extension("rs")).status();
+    compiled.is_ok_and(|status| status.success()).then_some(built)
+}
+
 /// Builds a Go program with extra flags, under another name. `None` if there is no Go.
 ///
 /// # Panics

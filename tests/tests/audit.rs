@@ -1,20 +1,11 @@
 //! Every profile has an audit, which equals doctor's and lists what is not hooked.
 
-use std::process::Command;
-
-use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::doctor::doctor_of;
+use heapbpf_tests::environment::turn;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use serde_json::Value;
-
-/// doctor's audit of a process.
-fn doctor(pid: u32) -> Value {
-    let output = Command::new(heapbpf()).args(["doctor", "--json", "--pid", &pid.to_string()]).output();
-    let output = output.expect("the binary runs");
-    let found: Value = serde_json::from_slice(&output.stdout).expect("JSON");
-    found["processes"][0].clone()
-}
 
 /// One list out of every file of a process's audit in a profile.
 fn joined(audit: &[Value], files: &[usize], list: &str) -> Vec<Value> {
@@ -25,7 +16,7 @@ fn joined(audit: &[Value], files: &[usize], list: &str) -> Vec<Value> {
 fn the_profile_s_audit_is_the_doctor_s() {
     let Some(_turn) = turn("the_profile_s_audit_is_the_doctor_s") else { return };
     let mut target = Target::start(&program("mix"), ["1000"]);
-    let found = doctor(target.pid());
+    let found = doctor_of(target.pid()).1;
     let recording = Recorder::of(target.pid(), 1).start();
     target.run();
     let outcome = recording.stop();

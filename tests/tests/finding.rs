@@ -5,9 +5,10 @@ use std::path::Path;
 use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{heapbpf, programs_folder, skipped, tool, tool_or_install, turn};
+use heapbpf_tests::doctor::doctor_of;
+use heapbpf_tests::environment::{programs_folder, skipped, tool, tool_or_install, turn};
 use heapbpf_tests::output::Profile;
-use heapbpf_tests::program::{library, program, program_with};
+use heapbpf_tests::program::{library, program, program_with, rust_program};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use serde_json::Value;
@@ -139,12 +140,10 @@ fn a_rust_program_with_its_own_allocator() {
     let case = "a_rust_program_with_its_own_allocator";
     let Some(_turn) = turn(case) else { return };
     let folder = TempDir::with_prefix("heapbpf-rust-").expect("a temporary folder");
-    let source = programs_folder().join("own_allocator.rs");
-    let script = "rustc --edition 2024 -C opt-level=0 -C panic=abort -o owner \"$1\"";
-    if tool("rustc").is_none() || !shell(script, folder.path(), &[&source]) {
+    let Some(built) = rust_program("own_allocator", "opt-level=0", folder.path()) else {
         return skipped(case, "no Rust compiler that works");
-    }
-    let mut target = Target::start(&folder.path().join("owner"), ["2000"]);
+    };
+    let mut target = Target::start(&built, ["2000"]);
     let recording = Recorder::of(target.pid(), 1).start();
     let (pid, truth) = (target.pid(), target.run());
     let (profile, _) = recording.stop().results();
@@ -199,11 +198,9 @@ fn a_choice_that_cannot_be_read_is_told() {
     let chosen = library("ifunc", "libifunc-late.so", &["-DLATE"]);
     let mut command = Command::new(program("mix"));
     let mut target = Target::start_command(command.arg("500").env("LD_PRELOAD", &chosen));
-    let pid = target.pid().to_string();
-    let doctor = Command::new(heapbpf()).args(["doctor", "--json", "--pid", &pid]).output().expect("the binary runs");
-    let found: Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
-    assert_eq!(doctor.status.code(), Some(1), "{found}");
-    let missing = found["processes"][0]["missing"].as_array().expect("a list");
+    let (status, found) = doctor_of(target.pid());
+    assert_eq!(status, Some(1), "{found}");
+    let missing = found["missing"].as_array().expect("a list");
     let tells = |gap: &Value| gap["what"] == "malloc" && gap["why"].as_str().is_some_and(|why| why.contains("IFUNC"));
     assert!(missing.iter().any(tells), "{found}");
     let recording = Recorder::of(target.pid(), 1).start();
@@ -256,23 +253,19 @@ fn hand_written_functions() {
         if link != "session" {
             continue;
         }
-        let doctor = Command::new(heapbpf()).args(["doctor", "--json", "--pid", &pid.to_string()]).output();
-        let doctor = doctor.expect("the binary runs");
-        let found: Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
-        let missing = found["processes"][0]["missing"].as_array().expect("a list");
+        let (status, found) = doctor_of(pid);
+        let missing = found["missing"].as_array().expect("a list");
         let refused = |gap: &Value| gap["what"] == "valloc" && gap["why"].as_str().is_some_and(told);
-        assert!(missing.iter().any(refused) && doctor.status.code() == Some(1), "{found}");
+        assert!(missing.iter().any(refused) && status == Some(1), "{found}");
     }
 }
 
 /// What doctor says of a process: its exit status, and what is missed, each with the reason.
 fn missed(pid: u32) -> (Option<i32>, Vec<(String, String)>) {
-    let doctor = Command::new(heapbpf()).args(["doctor", "--json", "--pid", &pid.to_string()]).output();
-    let doctor = doctor.expect("the binary runs");
-    let found: Value = serde_json::from_slice(&doctor.stdout).expect("JSON");
+    let (status, found) = doctor_of(pid);
     let text = |gap: &Value, key: &str| gap[key].as_str().expect("text").to_owned();
-    let missing = found["processes"][0]["missing"].as_array().expect("a list");
-    (doctor.status.code(), missing.iter().map(|gap| (text(gap, "what"), text(gap, "why"))).collect())
+    let missing = found["missing"].as_array().expect("a list");
+    (status, missing.iter().map(|gap| (text(gap, "what"), text(gap, "why"))).collect())
 }
 
 fn command(program: &Path, arguments: &[OsString]) -> Command {

@@ -4,7 +4,8 @@ use std::os::unix::fs::FileExt as _;
 use std::process::{Command, Stdio};
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{heapbpf, skipped, tool_or_install, turn};
+use heapbpf_tests::doctor::doctor_of;
+use heapbpf_tests::environment::{skipped, tool_or_install, turn};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until, wait};
@@ -145,9 +146,8 @@ fn a_debuggers_breakpoint_is_hit_while_we_are_attached() {
     let Some(gdb) = tool_or_install("gdb", "gdb") else { return skipped(case, "no gdb (Debian: gdb)") };
     let mut target = Target::start(&program("mix"), ["50"]);
     // The instruction that would be probed.
-    let doctor = Command::new(heapbpf()).args(["doctor", "--json", "--pid", &target.pid().to_string()]).output();
-    let found: Value = serde_json::from_slice(&doctor.expect("the binary runs").stdout).expect("JSON");
-    let attach = found["processes"][0]["attach"].as_array().expect("a list");
+    let (_, found) = doctor_of(target.pid());
+    let attach = found["attach"].as_array().expect("a list");
     let reason_of = |entry: &Value| entry["reason"].as_str().expect("a text").to_owned();
     let probe = attach.iter().find(|entry| entry["function"] == "free").expect("it is hooked");
     let (before, offset) = (reason_of(probe), probe["offset"].as_u64().expect("an offset"));

@@ -3,7 +3,8 @@
 use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
+use heapbpf_tests::doctor::{doctor, doctor_of};
+use heapbpf_tests::environment::{skipped, tool, turn};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
@@ -79,18 +80,17 @@ fn maps(pid: u32) -> String {
 }
 
 /// What `doctor --json` says of the first allocator of a process.
-fn doctor(pid: u32) -> serde_json::Value {
-    let output = Command::new(heapbpf()).args(["doctor", "--json", "--pid", &pid.to_string()]).output();
-    let found: serde_json::Value = serde_json::from_slice(&output.expect("it runs").stdout).expect("JSON");
+fn inline_audit(pid: u32) -> serde_json::Value {
+    let (_, found) = doctor_of(pid);
     assert!(!maps(pid).contains("/memfd:heapbpf-"), "nothing is touched");
-    found["processes"][0]["inline"][0].clone()
+    found["inline"][0].clone()
 }
 
 #[test]
 fn a_plain_process_is_hooked_and_every_output_says_so() {
     let Some(_turn) = turn("a_plain_process_is_hooked_and_every_output_says_so") else { return };
     let running = Running::in_mode("plain");
-    let would = doctor(running.pid);
+    let would = inline_audit(running.pid);
     assert_eq!(would["why_not"], serde_json::Value::Null, "{would}");
     assert!(would["functions"].as_u64().is_some_and(|functions| functions >= 8), "{would}");
     assert!(would["replaced_bytes"].as_u64().is_some_and(|bytes| bytes >= 4096), "{would}");
@@ -109,7 +109,7 @@ fn a_traced_process_is_probed() {
     };
     assert_eq!(trace(libc::PTRACE_SEIZE), 0, "it can be traced");
     let why = format!("process {} traces it", std::process::id());
-    assert!(doctor(running.pid)["why_not"].as_str().is_some_and(|told| told.contains(&why)));
+    assert!(inline_audit(running.pid)["why_not"].as_str().is_some_and(|told| told.contains(&why)));
     let mut running = running;
     let (profile, stats, truth) = running.record(&[]);
     let told = stats.hooks[0].not_inline.as_deref().unwrap_or_default();
@@ -222,8 +222,7 @@ fn what_inline_hooks_would_cost_is_said_once() {
     }
     // On a busy machine measuring may fail, and the line says what was measured.
     let measured = || {
-        let output = Command::new(heapbpf()).args(["doctor", "--json", "--measure"]).output().expect("it runs");
-        let found: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+        let (_, found) = doctor(&["--measure"]);
         found["costs"]["inline_pair_ns"].is_number()
     };
     assert!((0..5).any(|_| measured()), "what inline hooks cost can be measured");

@@ -3,11 +3,10 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::process::Command;
 use std::sync::OnceLock;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{Turn, heapbpf, is_root, turn};
+use heapbpf_tests::environment::{Turn, is_root, turn};
 use heapbpf_tests::inline::{self, Hook};
 use heapbpf_tests::kernel;
 use heapbpf_tests::program::program;
@@ -29,10 +28,7 @@ fn tell(feature: &str, value: &str) {
 /// What doctor says of the kernel. It is asked once, because it loads every program, which takes an emulator long.
 fn doctor() -> &'static Value {
     static FOUND: OnceLock<Value> = OnceLock::new();
-    FOUND.get_or_init(|| {
-        let output = Command::new(heapbpf()).args(["doctor", "--json"]).output().expect("the binary runs");
-        serde_json::from_slice(&output.stdout).expect("JSON")
-    })
+    FOUND.get_or_init(|| heapbpf_tests::doctor::doctor(&[]).1)
 }
 
 /// Whether a check of doctor's says that something works.

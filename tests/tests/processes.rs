@@ -8,6 +8,7 @@ use std::process::{Command, Stdio};
 
 use heapbpf_tests::cgroup::Cgroup;
 use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::doctor::doctor;
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
 use heapbpf_tests::output::Profile;
 use heapbpf_tests::program::{program, program_with, program_without_libc};
@@ -233,16 +234,6 @@ fn signals_are_passed_on_to_the_command() {
         let (profile, _) = outcome.results();
         assert!(profile.totals.alloc_objects.value() > 0.0, "{script}");
     }
-}
-
-/// Runs doctor; returns its exit status and JSON.
-fn doctor(arguments: &[&str]) -> (Option<i32>, Value) {
-    let binary = heapbpf_tests::environment::heapbpf();
-    let output = Command::new(binary).arg("doctor").arg("--json").args(arguments).output().expect("the binary runs");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    let json = serde_json::from_str(&text)
-        .unwrap_or_else(|e| panic!("{e}: {text}{}", String::from_utf8_lossy(&output.stderr)));
-    (output.status.code(), json)
 }
 
 #[test]

@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use heapbpf_tests::environment::{heapbpf, programs_folder, skipped, tool, turn};
+use heapbpf_tests::doctor::doctor_of;
+use heapbpf_tests::environment::{programs_folder, skipped, tool, turn};
 use heapbpf_tests::output::{Frame, Profile, Stack};
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
@@ -204,10 +205,9 @@ fn doctor_says_which_python_s_functions_stacks_show() {
     let Some(_turn) = turn(case) else { return };
     let Some(python) = (8..=13).rev().find_map(interpreter) else { return skipped(case, "there is no CPython") };
     let target = Target::start_command(Command::new(&python).arg(script()).arg("/dev/null"));
-    let output = Command::new(heapbpf()).args(["doctor", "--json", "--pid", &target.pid().to_string()]).output();
-    let found: serde_json::Value = serde_json::from_slice(&output.expect("it runs").stdout).expect("JSON");
+    let (_, found) = doctor_of(target.pid());
     let name = python.file_name().and_then(|name| name.to_str()).expect("our own names");
-    assert_eq!(found["processes"][0]["python"], name.trim_start_matches("python"), "{found}");
+    assert_eq!(found["python"], name.trim_start_matches("python"), "{found}");
 }
 
 /// A Python that has memray and numpy.

@@ -4,9 +4,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use heapbpf_tests::checks::{self, Compare};
-use heapbpf_tests::environment::{heapbpf, programs_folder, skipped, tool, turn};
+use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::output::{Profile, Stats};
-use heapbpf_tests::program::{library, program, program_with};
+use heapbpf_tests::program::{library, program, program_with, rust_program};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::Target;
 use heapbpf_tests::truth::Truth;
@@ -148,16 +148,9 @@ fn a_rust_program_announces_by_inline_assembly() {
     let case = "a_rust_program_announces_by_inline_assembly";
     let Some(_turn) = turn_here(case) else { return };
     let folder = tempfile::TempDir::with_prefix("heapbpf-rust-").expect("a temporary folder");
-    let source = programs_folder().join("announcing.rs");
-    let built = folder.path().join("announcing");
-    let compiled = tool("rustc").is_some_and(|rustc| {
-        let flags = ["--edition", "2024", "-C", "opt-level=1", "-C", "panic=abort", "-o"];
-        let compiled = Command::new(rustc).args(flags).arg(&built).arg(&source).status();
-        compiled.is_ok_and(|status| status.success())
-    });
-    if !compiled {
+    let Some(built) = rust_program("announcing", "opt-level=1", folder.path()) else {
         return skipped(case, "no Rust compiler that works");
-    }
+    };
     let mut target = Target::start(&built, ["2000"]);
     let recording = recorder(&target).option("--hook", "usdt").start();
     let truth = target.run();

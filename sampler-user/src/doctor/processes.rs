@@ -208,23 +208,23 @@ impl Found {
 
     /// Notes a language runtime with a heap of its own.
     fn has_runtime(&mut self, runtime: Runtime, path: &str, file: &File) {
-        if runtime == Runtime::Python {
-            match heapbpf_python::Runtime::find(file, path) {
-                Ok(found) => {
-                    self.audit.python = found.map(|found| found.version.to_string()).or(self.audit.python.take())
+        let mut missing = runtime.missing();
+        match runtime {
+            Runtime::Go => match heapbpf_go::Program::find(file) {
+                Ok(_) => {
+                    self.reads_go = true;
+                    let limit = Missing::new(runtime.heap(), GO_IS_READ);
+                    return self.audit.limits.extend(Some(limit).filter(|limit| !self.audit.limits.contains(limit)));
                 }
+                Err(why) => missing.why = format!("not included: {why}"),
+            },
+            Runtime::Python => match heapbpf_python::Runtime::find(file, path) {
+                Ok(Some(found)) => self.audit.python = Some(found.version.to_string()),
+                Ok(None) => {}
                 Err(why) => self.refused.push(Missing::python_frames(&why)),
-            }
+            },
+            _ => {}
         }
-        let missing = match heapbpf_go::Program::find(file) {
-            _ if runtime != Runtime::Go => runtime.missing(),
-            Ok(_) => {
-                self.reads_go = true;
-                let limit = Missing::new(runtime.heap(), GO_IS_READ);
-                return self.audit.limits.extend(Some(limit).filter(|limit| !self.audit.limits.contains(limit)));
-            }
-            Err(why) => Missing::new(runtime.heap(), format!("not included: {why}")),
-        };
         if !self.refused.contains(&missing) {
             self.refused.push(missing);
         }

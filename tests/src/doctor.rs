@@ -1,0 +1,28 @@
+//! What `heapbpf doctor --json` says.
+
+use std::process::Command;
+
+use serde_json::Value;
+
+use crate::environment::heapbpf;
+
+/// Runs doctor with these arguments; returns its exit status and JSON.
+///
+/// # Panics
+/// If it prints no JSON.
+pub fn doctor(arguments: &[&str]) -> (Option<i32>, Value) {
+    let output = Command::new(heapbpf()).args(["doctor", "--json"]).args(arguments).output().expect("the binary runs");
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let json = serde_json::from_str(&text)
+        .unwrap_or_else(|e| panic!("{e}: {text}{}", String::from_utf8_lossy(&output.stderr)));
+    (output.status.code(), json)
+}
+
+/// What it says of one process, with its exit status.
+///
+/// # Panics
+/// As of [`doctor`].
+pub fn doctor_of(pid: u32) -> (Option<i32>, Value) {
+    let (status, found) = doctor(&["--pid", &pid.to_string()]);
+    (status, found["processes"][0].clone())
+}
