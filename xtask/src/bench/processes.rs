@@ -95,10 +95,7 @@ impl Bench {
 
     /// Ends the recording and waits until its files are written.
     fn finish(&self, mut recording: Running) -> anyhow::Result<String> {
-        // Through the shell's kill, because xtask has no unsafe code.
-        read(Command::new("kill").args(["-INT", &recording.0.id().to_string()]))?;
-        let status = recording.0.wait()?;
-        ensure!(status.success(), "heapbpf failed: {status}");
+        recording.interrupt()?;
         Ok(fs::read_to_string(self.path("stats.json"))?)
     }
 

@@ -80,24 +80,7 @@ impl Bench {
         let mut command = Command::new(&self.heapbpf);
         command.args(["-q", "--force", "-i", "1", "--no-follow", "--max-overhead", "none"]);
         command.args(["-p", &program.running.0.id().to_string(), "-o"]).arg(self.folder.path().join("profile.json"));
-        let mut recording = Running(command.stderr(Stdio::piped()).spawn()?);
-        let said = BufReader::new(recording.0.stderr.take().context("piped")?);
-        let mut lines = said.lines();
-        for line in &mut lines {
-            if line?.starts_with("heapbpf: recording") {
-                std::thread::spawn(move || lines.for_each(drop));
-                return Ok(recording);
-            }
-        }
-        anyhow::bail!("heapbpf ended before it recorded")
-    }
-
-    fn finish(&self, mut recording: Running) -> anyhow::Result<()> {
-        // Through the shell's kill, because xtask has no unsafe code.
-        Command::new("kill").args(["-INT", &recording.0.id().to_string()]).status()?;
-        let status = recording.0.wait()?;
-        ensure!(status.success(), "heapbpf failed: {status}");
-        Ok(())
+        Running::start(&mut command, "heapbpf: recording", true)
     }
 
     /// The target's CPU time for an allocation and its sample, at several depths: the medians of interleaved rounds. Calls
@@ -105,7 +88,7 @@ impl Bench {
     fn cost(&self) -> anyhow::Result<()> {
         let mut program = self.start(&["depth"])?;
         let bare = program.ask("0")?;
-        let recording = self.record(&program)?;
+        let mut recording = self.record(&program)?;
         // The first samples make the daemon look at the interpreter.
         program.ask("0")?;
         let mut spent = vec![Vec::new(); DEPTHS.len()];
@@ -114,7 +97,7 @@ impl Bench {
                 spent.push(program.ask(&depth.to_string())?);
             }
         }
-        self.finish(recording)?;
+        recording.interrupt()?;
         println!("python: {}: an allocation takes {:.2} µs bare", self.python, bare * 1e-3);
         let medians: Vec<f64> = spent.iter_mut().map(|spent| median(spent)).collect();
         let first = medians.first().copied().unwrap_or(f64::NAN);
@@ -132,13 +115,13 @@ impl Bench {
     /// The daemon's resident memory before and after it has seen many functions.
     fn memory(&self) -> anyhow::Result<()> {
         let mut program = self.start(&["functions", &FUNCTIONS.to_string()])?;
-        let recording = self.record(&program)?;
+        let mut recording = self.record(&program)?;
         let before = resident_mib(recording.0.id())?;
         program.ask("go")?;
         // Names are read right after the samples.
         std::thread::sleep(std::time::Duration::from_secs(3));
         let after = resident_mib(recording.0.id())?;
-        self.finish(recording)?;
+        recording.interrupt()?;
         let profile = fs::read_to_string(self.folder.path().join("profile.json"))?;
         let names = profile.split("\"function_").skip(1);
         let names = names.filter_map(|rest| rest.split(|c: char| !c.is_ascii_digit()).next());

@@ -1,12 +1,11 @@
 //! Stacks: the cost of copying and unwinding one, how many a daemon can process, and how much memory that takes.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail, ensure};
+use anyhow::{bail, ensure};
 
 use super::cost::workload;
 use super::scratch::{Folder, Running};
@@ -55,34 +54,6 @@ struct Bench {
     folder: Folder,
     heapbpf: PathBuf,
     sources: PathBuf,
-}
-
-impl Running {
-    /// Starts a program and waits for a line that begins with `word` on one of its outputs.
-    fn start(command: &mut Command, word: &str, on_errors: bool) -> anyhow::Result<Self> {
-        command.stdin(Stdio::piped());
-        let out = |is_read: bool| if is_read { Stdio::piped() } else { Stdio::null() };
-        let mut child = Self(command.stdout(out(!on_errors)).stderr(out(on_errors)).spawn()?);
-        let pipe: Box<dyn std::io::Read + Send> = match (child.0.stdout.take(), child.0.stderr.take()) {
-            (Some(pipe), None) => Box::new(pipe),
-            (_, Some(pipe)) => Box::new(pipe),
-            (None, None) => bail!("no pipe"),
-        };
-        let mut lines = BufReader::new(pipe).lines();
-        for line in &mut lines {
-            if line?.starts_with(word) {
-                // Later output is discarded, so that a full pipe does not block the program.
-                std::thread::spawn(move || lines.for_each(drop));
-                return Ok(child);
-            }
-        }
-        bail!("{command:?} ended before it said {word:?}")
-    }
-
-    fn write(&mut self, line: &str) -> anyhow::Result<()> {
-        let input = self.0.stdin.as_mut().context("piped")?;
-        Ok(writeln!(input, "{line}")?)
-    }
 }
 
 impl Bench {
@@ -156,7 +127,7 @@ impl Bench {
             std::thread::sleep(Duration::from_millis(5));
         }
         let seconds = begun.elapsed().as_secs_f64();
-        self.finish(&mut recording)?;
+        recording.interrupt()?;
         let stats = self.stats()?;
         let value = |name: &str| field(&stats, name).and_then(|text| text.parse::<f64>().ok()).unwrap_or(f64::NAN);
         println!(
@@ -204,7 +175,7 @@ impl Bench {
         }
         std::thread::sleep(Duration::from_secs(15));
         let sampled = Memory::of(pid)?;
-        self.finish(&mut recording)?;
+        recording.interrupt()?;
         let stats = self.stats()?;
         let profile = fs::read_to_string(self.path("profile.json"))?;
         println!(
@@ -216,15 +187,6 @@ impl Bench {
         println!("memory: sampled:   {sampled}");
         let peak = field(&stats, "daemon_peak_rss_bytes").and_then(|text| text.parse::<f64>().ok()).unwrap_or(f64::NAN);
         println!("memory: peak RSS, names and profile included: {:.0} MiB", peak / f64::from(1 << 20));
-        Ok(())
-    }
-
-    /// Ends the recording and waits until its files are written.
-    fn finish(&self, recording: &mut Running) -> anyhow::Result<()> {
-        // Through the shell's kill, because xtask has no unsafe code.
-        read(Command::new("kill").args(["-INT", &recording.0.id().to_string()]))?;
-        let status = recording.0.wait()?;
-        ensure!(status.success(), "heapbpf failed: {status}");
         Ok(())
     }
 }
