@@ -89,10 +89,8 @@ impl Guardian {
         target: &UprobeTarget<'_>,
         flags: u32,
     ) -> io::Result<ProbeLink> {
+        target.check()?;
         let UprobeTarget { offsets, cookies, semaphores, pid, .. } = *target;
-        if offsets.len() != cookies.len() || !(semaphores.is_empty() || offsets.len() == semaphores.len()) {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
         let wanted = Wanted { number: 0, how: How::Multi { attach_type, flags }, pid, offsets, cookies, semaphores };
         self.link(program, target.path.to_bytes(), wanted, || {
             sys::link_uprobe_multi(program, attach_type, target, flags).map(|link| (link, None))

@@ -167,10 +167,7 @@ impl Programs {
             return self.attach_announcements(path, points, pid, counted_by).map_err(refused);
         }
         let with = |wanted: &[Role]| -> Vec<ProbePoint> {
-            let points = points.iter().filter(|point| wanted.contains(&point.role));
-            points
-                .map(|point| ProbePoint { cookie: Cookie(point.cookie).of_kind(counted_by.code()).0, ..*point })
-                .collect()
+            points.iter().filter(|point| wanted.contains(&point.role)).copied().collect()
         };
         let return_sites = with(&[Role::ReturnSite]);
         let multi = (sys::ATTACH_UPROBE_MULTI, 0);
@@ -188,7 +185,8 @@ impl Programs {
                 links.end_frees();
             }
             let Some(program) = program.filter(|_| !points.is_empty()) else { continue };
-            self.link(&mut links, program, (path, pid), &points, (attach_type, flags)).map_err(refused)?;
+            self.link(&mut links, program, (path, pid), (&points, counted_by), (attach_type, flags))
+                .map_err(refused)?;
         }
         Ok(links)
     }
@@ -204,15 +202,12 @@ impl Programs {
         let Some(Announcements { of_listed, alloc, free }) = &self.announcements else { return Ok(Links::default()) };
         let counted_by = if *of_listed { CountedBy::Announcements } else { counted_by };
         let with = |frees: bool| -> Vec<ProbePoint> {
-            let points = points.iter().filter(|point| matches!(point.role, Role::AnnouncesFree { .. }) == frees);
-            points
-                .map(|point| ProbePoint { cookie: Cookie(point.cookie).of_kind(counted_by.code()).0, ..*point })
-                .collect()
+            points.iter().filter(|point| matches!(point.role, Role::AnnouncesFree { .. }) == frees).copied().collect()
         };
         let mut links = Links::default();
         for (program, points, frees) in [(free.as_ref(), with(true), true), (Some(alloc), with(false), false)] {
             if let Some(program) = program.filter(|_| !points.is_empty()) {
-                self.link(&mut links, program, (path, pid), &points, (sys::ATTACH_UPROBE_MULTI, 0))?;
+                self.link(&mut links, program, (path, pid), (&points, counted_by), (sys::ATTACH_UPROBE_MULTI, 0))?;
             }
             if frees {
                 links.end_frees();
@@ -227,20 +222,21 @@ impl Programs {
         links: &mut Links,
         program: &OwnedFd,
         (path, pid): (&CString, Option<u32>),
-        points: &[ProbePoint],
+        (points, counted_by): (&[ProbePoint], CountedBy),
         (attach_type, flags): (u32, u32),
     ) -> std::io::Result<()> {
+        let cookie = |point: &ProbePoint| Cookie(point.cookie).of_kind(counted_by.code()).0;
         if self.kind == LinkKind::Perf {
             for point in points {
                 let (offset, on_return) = (point.offset, flags == sys::MULTI_RETURN);
                 let place = sys::PerfPlace { path, offset, pid, on_return, semaphore: point.role.semaphore() };
-                let make = || self.guardian.link_uprobe_perf(program.as_fd(), &place, point.cookie);
+                let make = || self.guardian.link_uprobe_perf(program.as_fd(), &place, cookie(point));
                 links.links.push(with_retries(make)?);
             }
             return Ok(());
         }
         let offsets: Vec<u64> = points.iter().map(|point| point.offset).collect();
-        let cookies: Vec<u64> = points.iter().map(|point| point.cookie).collect();
+        let cookies: Vec<u64> = points.iter().map(cookie).collect();
         let have_semaphores = points.iter().any(|point| point.role.semaphore() != 0);
         let semaphores: Vec<u64> =
             points.iter().filter(|_| have_semaphores).map(|point| point.role.semaphore()).collect();

@@ -270,8 +270,8 @@ impl InlineHooks {
             }
         };
         let settings = preview::Sampled { criterion: self.criterion, control: *self.control.page() };
-        let plan = preview::plan(&target, &found, file, &settings, first_site)?;
         let place = plan::place(&target, file)?;
+        let plan = preview::plan((&target, &place), &found, file, &settings, first_site)?;
         let functions = found.functions.iter().map(|function| {
             let start = function.address.wrapping_add(place.bias);
             start..start.saturating_add(function.length)

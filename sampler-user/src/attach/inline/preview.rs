@@ -12,6 +12,7 @@ use sampler_ebpf::geometric::DrawConstants;
 
 use super::control::ControlPage;
 use super::left::{self, Left};
+use super::plan::Place;
 use super::removal::take_out;
 use super::{Refused, SET_LOG2, has_rdrand, memory};
 
@@ -47,7 +48,8 @@ pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, 
             Left::Abandoned => {}
         }
     }
-    let plan = plan(&target, &found, file, &Sampled::nothing(), 0)?;
+    let place = super::plan::place(&target, file)?;
+    let plan = plan((&target, &place), &found, file, &Sampled::nothing(), 0)?;
     let replaced_bytes = plan.draft().pages.iter().map(|pages| pages.original.len() as u64).sum();
     let range = plan.range();
     let mapped_bytes = range.end - range.start;
@@ -67,7 +69,8 @@ impl Trial {
         let found = functions(file, table)?;
         let file = file.1;
         let target = Target::look(pid)?;
-        let plan = plan(&target, &found, file, &Sampled::nothing(), 0)?;
+        let place = super::plan::place(&target, file)?;
+        let plan = plan((&target, &place), &found, file, &Sampled::nothing(), 0)?;
         // From here on there may be something to take out.
         let trial = Self(pid);
         target.hook(&plan, PATIENCE)?;
@@ -106,13 +109,12 @@ impl Sampled {
 /// What is to be mapped into a process, and which pages are to be replaced. Nothing is done to it. `first_site` is the index of
 /// the first of the file's sites.
 pub(super) fn plan(
-    target: &Target,
+    (target, place): (&Target, &Place),
     found: &InlineFile,
     file: &File,
     sampled: &Sampled,
     first_site: u32,
 ) -> Result<Plan, Refused> {
-    let place = super::plan::place(target, file)?;
     let memory = memory::open(target.pid().unsigned_abs())
         .map_err(|source| Refused::Read { what: "the target's memory", source })?;
     let word = |address: u64| {
@@ -130,10 +132,10 @@ pub(super) fn plan(
         file: [metadata.dev(), metadata.ino(), metadata.mtime().cast_unsigned()],
     };
     let sites: Vec<u32> = (first_site..).take(found.functions.len()).collect();
-    let is_elsewhere = |name: &str| super::plan::is_defined_elsewhere(target, &place, &word, name);
+    let is_elsewhere = |name: &str| super::plan::is_defined_elsewhere(target, place, &word, name);
     let bindings = super::plan::Bindings { word: &word, is_elsewhere: &is_elsewhere };
-    let inline_plan = super::plan::inline_plan(found, &sites, &place, (base, &settings), &bindings)?;
-    let draft = super::plan::draft(&inline_plan, &place, file, SET_LOG2, &sampled.control)?;
+    let inline_plan = super::plan::inline_plan(found, &sites, place, (base, &settings), &bindings)?;
+    let draft = super::plan::draft(&inline_plan, place, file, SET_LOG2, &sampled.control)?;
     super::plan::check_memory(&draft, &memory)?;
     Ok(Plan::new(draft, target.maps())?)
 }

@@ -30,6 +30,18 @@ pub struct UprobeTarget<'a> {
     pub pid: Option<u32>,
 }
 
+impl UprobeTarget<'_> {
+    /// Checks that each instruction has a cookie, and all or none have an entry for a semaphore.
+    ///
+    /// # Errors
+    /// `InvalidInput` if the numbers differ.
+    pub fn check(&self) -> io::Result<()> {
+        let count = self.offsets.len();
+        let fits = count == self.cookies.len() && (self.semaphores.is_empty() || count == self.semaphores.len());
+        if fits { Ok(()) } else { Err(io::ErrorKind::InvalidInput.into()) }
+    }
+}
+
 /// Links a program to several instructions of a file at once (`uprobe_multi`, kernel 6.6; sessions 6.13).
 ///
 /// # Errors
@@ -40,10 +52,7 @@ pub fn link_uprobe_multi(
     target: &UprobeTarget<'_>,
     flags: u32,
 ) -> io::Result<OwnedFd> {
-    let count = target.offsets.len();
-    if count != target.cookies.len() || !(target.semaphores.is_empty() || count == target.semaphores.len()) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
+    target.check()?;
     let mut attr = zeroed();
     // SAFETY: all variants of the union are integers, and all its bytes are initialised (zero).
     let link = unsafe { &mut attr.link_create };
