@@ -58,7 +58,7 @@ impl LinkArg {
 /// How calls are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum HookArg {
-    /// Probes; where a process has no allocator that can be probed, what it announces itself (usdt)
+    /// Inline for -- COMMAND and hot processes that it starts, where that is safe (x86-64); probes for what runs already; where a process has no allocator that can be probed, what it announces itself (usdt)
     #[default]
     Auto,
     /// By probes, which trap on every call

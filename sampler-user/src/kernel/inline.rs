@@ -10,20 +10,44 @@ use sampler_ebpf::abi::inline::InlineProcess;
 
 use super::abi_value::Abi;
 use super::guardian::{Guardian, ProbeLink};
-use super::loader::{Loader, ProgramKind};
+use super::loader::{Loader, ProgramKind, Wanted};
+use super::programs::single_kind;
 use super::{KernelError, sys};
 
 /// The programs, in the order of `heapbpf_inline::site_offsets`, and whether each is about frees.
 const PROGRAMS: [(&str, bool); 4] =
     [("inline_result", false), ("inline_freeing", true), ("inline_reallocating", true), ("inline_unseen", false)];
 
+/// The programs that read counts of processes that end, or run another program, and their tracepoints.
+const ENDS: [(&str, &str); 2] = [("inline_exit", "sched_process_exit"), ("inline_exec", "sched_prepare_exec")];
+
 /// The loaded programs.
 pub struct InlinePrograms {
     guardian: Guardian,
     kind: LinkKind,
     programs: Vec<Option<OwnedFd>>,
-    /// What reads counts of processes that end (kernel 6.16), or run another program (6.10).
-    _ends: Vec<OwnedFd>,
+    _ends: InlineEnds,
+}
+
+/// What reads counts of processes that end (kernel 6.16), or run another program (6.10).
+pub struct InlineEnds {
+    _links: Vec<OwnedFd>,
+}
+
+impl InlineEnds {
+    /// Links it, as far as this kernel can. To be done before the programs are linked that tell of ends ([`Programs::load`]): the
+    /// kernel runs programs in the order in which they were linked, and the counts must have been read when an end is told.
+    ///
+    /// [`Programs::load`]: super::programs::Programs::load
+    pub fn link(loader: &Loader) -> Self {
+        let links = ENDS.into_iter().filter_map(|(name, tracepoint)| {
+            let linked = link_end(loader, name, tracepoint);
+            let log =
+                |error: &_| log::info!("what processes with inline hooks counted at their ends is not read: {error}");
+            linked.inspect_err(log).ok()
+        });
+        Self { _links: links.collect() }
+    }
 }
 
 /// The kernel's list of processes that inline hooks count.
@@ -73,23 +97,26 @@ pub struct InlineLinks {
 }
 
 impl InlinePrograms {
+    /// The programs that [`Self::load`] loads.
+    pub fn wanted(kind: LinkKind, live: bool) -> Vec<Wanted> {
+        let sites = PROGRAMS.iter().filter(|(_, frees)| live || !frees);
+        let sites = sites.map(|(name, _)| (*name, single_kind(kind)));
+        sites.chain(ENDS.map(|(name, _)| (name, ProgramKind::RawTracepoint))).collect()
+    }
+
     /// Loads the programs; those about frees only if they are tracked.
     ///
     /// # Errors
     /// The kernel refuses a program.
-    pub fn load(loader: &Loader, kind: LinkKind, live: bool, guardian: &Guardian) -> Result<Self, KernelError> {
-        let program_kind = if kind == LinkKind::Perf { ProgramKind::UprobePerf } else { ProgramKind::UprobeMulti };
+    pub fn load(
+        loader: &Loader,
+        (kind, live): (LinkKind, bool),
+        guardian: &Guardian,
+        ends: InlineEnds,
+    ) -> Result<Self, KernelError> {
         let load =
-            |(name, frees): (&str, bool)| (live || !frees).then(|| loader.program(name, program_kind)).transpose();
+            |(name, frees): (&str, bool)| (live || !frees).then(|| loader.program(name, single_kind(kind))).transpose();
         let programs = PROGRAMS.map(load).into_iter().collect::<Result<_, _>>()?;
-        let ends = [("inline_exit", "sched_process_exit"), ("inline_exec", "sched_prepare_exec")];
-        let ends = ends.into_iter().filter_map(|(name, tracepoint)| {
-            let linked = link_end(loader, name, tracepoint);
-            let log =
-                |error: &_| log::info!("what processes with inline hooks counted at their ends is not read: {error}");
-            linked.inspect_err(log).ok()
-        });
-        let ends = ends.collect();
         Ok(Self { guardian: guardian.clone(), kind, programs, _ends: ends })
     }
 

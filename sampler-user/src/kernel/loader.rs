@@ -1,7 +1,10 @@
 //! Loads the embedded object: creates its maps in the kernel and prepares its programs for loading.
 
 use std::collections::{HashMap, HashSet};
+use std::num::NonZero;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 use aya_obj::btf::BtfFeatures;
 use aya_obj::generated::{bpf_map_type, bpf_prog_type};
@@ -41,14 +44,20 @@ pub enum ProgramKind {
     TaskIterator,
 }
 
+/// A program of the object, and how it will be attached.
+pub type Wanted = (&'static str, ProgramKind);
+
 /// The maps in the kernel, and the programs relocated to them.
 pub struct Loader {
     object: Object,
+    /// What was loaded ahead and not asked for yet.
+    ahead: Mutex<Vec<(Wanted, Result<OwnedFd, KernelError>)>>,
     btf: OwnedFd,
     maps: HashMap<String, OwnedFd>,
     rings: [NewRing; ring::COUNT],
     session_is_return: Option<u32>,
     task_iterator: Option<u32>,
+    knows_multi: bool,
 }
 
 const CALL: u8 = 0x85;
@@ -102,11 +111,13 @@ impl Loader {
         object.sanitize_functions(&Features::new(true, true, true, true, true, true, true, None));
         Ok(Self {
             object,
+            ahead: Mutex::default(),
             btf,
             maps,
             rings,
             session_is_return: kernel.function_id("bpf_session_is_return"),
             task_iterator: kernel.function_id("bpf_iter_task"),
+            knows_multi: kernel.function_id("bpf_uprobe_multi_link_attach").is_some(),
         })
     }
 
@@ -115,12 +126,48 @@ impl Loader {
         self.session_is_return.is_some()
     }
 
-    /// Loads one program.
+    /// Whether this kernel seems to support multi links: it has the function that makes them. One that was compiled into
+    /// another is not seen.
+    pub const fn knows_multi_links(&self) -> bool {
+        self.knows_multi
+    }
+
+    /// Loads programs side by side, for [`Self::program`] to return: the verifier takes up to half a second for each of the large
+    /// ones, on one CPU.
+    pub fn load_ahead(&self, wanted: &[Wanted]) {
+        let instructions = |name: &str| {
+            let program = self.object.programs.get(name)?;
+            Some(self.object.functions.get(&program.function_key())?.instructions.len())
+        };
+        let mut wanted = wanted.to_vec();
+        // What takes long begins first.
+        wanted.sort_by_key(|(name, _)| std::cmp::Reverse(instructions(name)));
+        let next = AtomicUsize::new(0);
+        let work = || {
+            while let Some(&(name, kind)) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let loaded = self.load(name, kind);
+                self.ahead.lock().unwrap_or_else(PoisonError::into_inner).push(((name, kind), loaded));
+            }
+        };
+        let workers = std::thread::available_parallelism().map_or(1, NonZero::get).min(wanted.len());
+        std::thread::scope(|scope| {
+            for _ in 1..workers {
+                scope.spawn(work);
+            }
+            work();
+        });
+    }
+
+    /// A program, loaded.
     ///
     /// # Errors
     /// The kernel refuses the program; the error has the end of the verifier's log.
     pub fn program(&self, name: &str, kind: ProgramKind) -> Result<OwnedFd, KernelError> {
-        self.load(name, kind).map_err(KernelError::or_too_old)
+        let mut ahead = self.ahead.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = ahead.iter().position(|(wanted, _)| *wanted == (name, kind));
+        let loaded = found.map(|at| ahead.swap_remove(at).1);
+        drop(ahead);
+        loaded.unwrap_or_else(|| self.load(name, kind)).map_err(KernelError::or_too_old)
     }
 
     fn load(&self, name: &str, kind: ProgramKind) -> Result<OwnedFd, KernelError> {

@@ -7,7 +7,7 @@ use sampler_ebpf::abi::Cookie;
 
 use super::control::CountedBy;
 use super::guardian::{Guardian, ProbeLink};
-use super::loader::{Loader, ProgramKind};
+use super::loader::{Loader, ProgramKind, Wanted};
 use super::{KernelError, is_of_an_instruction, sys, trial};
 
 pub use heapbpf_audit::LinkKind;
@@ -71,13 +71,45 @@ impl Programs {
         Err(KernelError::Object("no kind of link was tried".into()))
     }
 
+    /// The kind of link that a recording will most likely have.
+    pub const fn likely_kind(loader: &Loader, forced: Option<LinkKind>) -> LinkKind {
+        match forced {
+            Some(kind) => kind,
+            None if loader.knows_sessions() => LinkKind::Session,
+            None if loader.knows_multi_links() => LinkKind::Multi,
+            None => LinkKind::Perf,
+        }
+    }
+
+    /// The programs that [`Self::load`] loads for a kind of link, and those of announcements if they are wanted.
+    pub fn wanted(kind: LinkKind, live: bool, announcements: bool) -> Vec<Wanted> {
+        let (entry, rest) = entry_and_rest(kind);
+        let mut wanted = vec![
+            entry,
+            ("allocation_end", rest),
+            ("read_threads", ProgramKind::TaskIterator),
+            ("read_processes", ProgramKind::TaskIterator),
+            ("process_exit", ProgramKind::RawTracepoint),
+            ("process_fork", ProgramKind::RawTracepoint),
+            ("process_exec", ProgramKind::RawTracepoint),
+        ];
+        wanted.extend((kind != LinkKind::Session).then_some(("allocation_return", rest)));
+        wanted.extend(live.then_some(("free_entry", rest)));
+        if announcements {
+            let kind = single_kind(kind);
+            wanted.push(("usdt_alloc", kind));
+            wanted.extend(live.then_some(("usdt_free", kind)));
+        }
+        wanted
+    }
+
     /// Loads the programs for samples that programs announce themselves. `of_listed`: they count for processes alone that
     /// are listed as such ([`CountedBy::Announcements`]), else for all targets.
     ///
     /// # Errors
     /// The kernel refuses a program, or they do not exist for this machine.
     pub fn load_announcements(&mut self, loader: &Loader, live: bool, of_listed: bool) -> Result<(), KernelError> {
-        let kind = if self.kind == LinkKind::Perf { ProgramKind::UprobePerf } else { ProgramKind::UprobeMulti };
+        let kind = single_kind(self.kind);
         self.announcements = Some(Announcements {
             of_listed,
             alloc: loader.program("usdt_alloc", kind)?,
@@ -87,11 +119,7 @@ impl Programs {
     }
 
     fn load_kind(loader: &Loader, live: bool, kind: LinkKind, guardian: &Guardian) -> Result<Self, KernelError> {
-        let (entry_name, entry_kind, rest_kind) = match kind {
-            LinkKind::Session => ("allocation_session", ProgramKind::UprobeSession, ProgramKind::UprobeMulti),
-            LinkKind::Multi => ("allocation_entry", ProgramKind::UprobeMulti, ProgramKind::UprobeMulti),
-            LinkKind::Perf => ("allocation_entry", ProgramKind::UprobePerf, ProgramKind::UprobePerf),
-        };
+        let ((entry_name, entry_kind), rest_kind) = entry_and_rest(kind);
         let allocation = loader.program(entry_name, entry_kind)?;
         let allocation_return =
             if kind == LinkKind::Session { None } else { Some(loader.program("allocation_return", rest_kind)?) };
@@ -291,6 +319,23 @@ impl Programs {
     /// The better kinds of link that this kernel refused, with the reasons.
     pub fn refusals(&self) -> &[(LinkKind, String)] {
         &self.refusals
+    }
+}
+
+/// The program at the entry of a function that allocates, and how the others are attached.
+const fn entry_and_rest(kind: LinkKind) -> (Wanted, ProgramKind) {
+    match kind {
+        LinkKind::Session => (("allocation_session", ProgramKind::UprobeSession), ProgramKind::UprobeMulti),
+        LinkKind::Multi => (("allocation_entry", ProgramKind::UprobeMulti), ProgramKind::UprobeMulti),
+        LinkKind::Perf => (("allocation_entry", ProgramKind::UprobePerf), ProgramKind::UprobePerf),
+    }
+}
+
+/// How the programs of announcements and of inline hooks are attached, which serve no return.
+pub(super) const fn single_kind(kind: LinkKind) -> ProgramKind {
+    match kind {
+        LinkKind::Perf => ProgramKind::UprobePerf,
+        LinkKind::Session | LinkKind::Multi => ProgramKind::UprobeMulti,
     }
 }
 

@@ -52,6 +52,31 @@ impl RecordPlan {
         let outputs = &self.outputs;
         !self.keeps_running || !outputs.files.is_empty() || outputs.stats.is_some() || invoking_user().is_some()
     }
+
+    /// Whether processes are hooked inline where that is safe: all targets if the user chose so; where nobody chose, a command that
+    /// we start ourselves, and what it starts.
+    pub fn hooks_inline(&self) -> bool {
+        let (targets, sampling) = (&self.targets, &self.sampling);
+        let can_count = !sampling.mappings && sampling.criterion != Criterion::SizeClass;
+        match self.kernel.hook {
+            Hook::Inline => true,
+            Hook::Auto => {
+                cfg!(target_arch = "x86_64") && can_count && targets.rules.is_empty() && !targets.command.is_empty()
+            }
+            Hook::Probe | Hook::Usdt => false,
+        }
+    }
+
+    /// Whether announcements of samples are followed, besides allocators or in their place. An allocator's own mappings could not be
+    /// told from others, and intervals are of bytes.
+    pub fn follows_announcements(&self) -> bool {
+        let sampling = &self.sampling;
+        match self.kernel.hook {
+            Hook::Usdt => true,
+            Hook::Auto => !sampling.mappings && sampling.criterion == Criterion::Bytes,
+            Hook::Probe | Hook::Inline => false,
+        }
+    }
 }
 
 /// Which processes are profiled.
@@ -169,7 +194,8 @@ pub struct BudgetPlan {
 /// How calls are counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Hook {
-    /// Probes trap on every call. A process without an allocator to probe may announce its samples itself.
+    /// Inline for a command that we start and what it starts, else probes. A process without an allocator to probe may announce its
+    /// samples itself.
     #[default]
     Auto,
     /// Probes trap on every call.

@@ -114,9 +114,10 @@ impl Attaching {
 
     /// A process that should be hooked inline stays with its probes.
     pub(in crate::record) fn stays_probed(&mut self, pid: u32, why: &str) {
-        self.standing.note(pid, Err(why.to_owned()));
-        log::warn!("process {pid} is probed, not hooked inline: {why}");
-        self.refuse(format!("process {pid} is not hooked inline: {why}"));
+        if self.inline_is_asked {
+            log::warn!("process {pid} is probed, not hooked inline: {why}");
+        }
+        self.stays_on_probes(pid, why);
     }
 
     /// Hooks a process inline, if that is wanted and possible. Otherwise its probes follow. No links must have counted it so far,

@@ -23,9 +23,9 @@ pub(in crate::record) enum GoneOver {
 }
 
 impl Attaching {
-    /// Whether processes are hooked inline while they run, because probes count every process that is a target by a rule.
+    /// Whether processes are hooked inline while they run: where shared links count them.
     pub(in crate::record) const fn hooks_the_hot(&self) -> bool {
-        self.global && self.inline.is_some()
+        self.shares && self.inline.is_some()
     }
 
     /// Has a process go over to inline hooks that probes have counted so far.
@@ -41,6 +41,9 @@ impl Attaching {
             modules.iter().filter_map(|module| self.modules.get(module).and_then(Look::file)).collect();
         if keys.is_empty() {
             return GoneOver::NotYet("its allocator is not known yet".to_owned());
+        }
+        if self.own.contains(&pid) {
+            return GoneOver::Never("it has probes of its own".to_owned());
         }
         // It stays a target whatever its name becomes: its own counts do not ask for that.
         if !self.is_listed_by_all()
@@ -76,7 +79,9 @@ impl Attaching {
     /// A process that was to go over stays with its probes.
     pub(in crate::record) fn stays_on_probes(&mut self, pid: u32, why: &str) {
         self.standing.note(pid, Err(why.to_owned()));
-        self.refuse(format!("process {pid} is not hooked inline: {why}"));
+        if self.inline_is_asked {
+            self.refuse(format!("process {pid} is not hooked inline: {why}"));
+        }
     }
 
     /// Notes children that have the hooks of their parents.

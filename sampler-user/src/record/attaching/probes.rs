@@ -64,6 +64,8 @@ pub struct Attaching {
     pub hooks: Hooks,
     /// Inline hooks, if they are wanted.
     pub inline: Option<InlineHooks>,
+    /// Whether the user asked for them, and is to be told who has none.
+    pub(super) inline_is_asked: bool,
     /// The process of a command that is to be hooked inline at its entry point, and is not there yet.
     pub held: Option<u32>,
     /// Which processes they are in, and why they are not in others.
@@ -117,6 +119,8 @@ pub struct KernelProbes {
     pub mappings: Option<MappingProbes>,
     /// Inline hooks, if they are wanted.
     pub inline: Option<InlineHooks>,
+    /// Whether the user asked for them.
+    pub inline_is_asked: bool,
     /// Of what samples are made.
     pub sources: Sources,
 }
@@ -124,12 +128,13 @@ pub struct KernelProbes {
 impl Attaching {
     /// Creates the probes of a recording; none is attached yet.
     pub fn new(targets: &Targets, live: bool, kernel: KernelProbes) -> Self {
-        let KernelProbes { programs, control, mappings, inline, sources } = kernel;
+        let KernelProbes { programs, control, mappings, inline, inline_is_asked, sources } = kernel;
         let rules = rules::of_this_kernel(Some(&programs));
         Self {
             programs,
             control,
             inline,
+            inline_is_asked,
             held: None,
             standing: Standing::new(sources == Sources::Announcements),
             hooks: Hooks::new(rules, Table::new(&targets.allocators), live).of(sources).with_mappings(mappings),

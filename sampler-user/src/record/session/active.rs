@@ -25,7 +25,7 @@ use crate::record::outputs::notify;
 use crate::record::outputs::report::{Closing, show_report, write_stats};
 use crate::record::outputs::status_line::StatusLine;
 use crate::record::outputs::triggers::Triggers;
-use crate::record::plan::{Hook, RecordPlan};
+use crate::record::plan::RecordPlan;
 use crate::record::profiles::requests::{Made, Request};
 
 /// A recording with its probes in place.
@@ -93,7 +93,7 @@ impl ActiveRecording {
         Needs {
             writes_files: plan.writes_files(),
             has_command: !plan.targets.command.is_empty(),
-            writes_into_processes: plan.kernel.hook == Hook::Inline,
+            writes_into_processes: plan.hooks_inline(),
             links_as_admin: links_need_admin(Some(self.session.attaching.programs.kind)),
         }
     }

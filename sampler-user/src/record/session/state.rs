@@ -25,7 +25,7 @@ use crate::kernel::KernelError;
 use crate::kernel::control::ControlMaps;
 use crate::kernel::guardian::Guardian;
 use crate::kernel::handover::HandoverMap;
-use crate::kernel::inline::{InlineMap, InlinePrograms};
+use crate::kernel::inline::{InlineEnds, InlineMap, InlinePrograms};
 use crate::kernel::live_map::{LiveEntries, LiveMap};
 use crate::kernel::loader::Loader;
 use crate::kernel::log::KernelLog;
@@ -48,7 +48,6 @@ use crate::record::profiles::worker::ProfileWorker;
 use crate::record::ring_sizes::Growth;
 use crate::sampling::size_classes::SizeClassController;
 use crate::symbols::python::PythonNames;
-use heapbpf_profile::model::Criterion;
 use heapbpf_unwind::dwarf::{Limits, Unwinder};
 use sampler_ebpf::constants::draw_constants;
 
@@ -131,6 +130,8 @@ impl Session {
         let measured = measure::known_or_measured(object, kernel.link)
             .inspect_err(|error| log::info!("cannot measure what probes cost: {error:#}"));
         let guardian = Guardian::started(links_need_admin(kernel.link));
+        load_ahead(&loader, &plan);
+        let ends = plan.hooks_inline().then(|| InlineEnds::link(&loader));
         let (programs, sources) = load_programs(&loader, &plan, &guardian)?;
         let mappings = sampling.mappings.then(|| MappingProbes::load(&loader)).transpose()?;
         let controller = OverheadController::new(measured.ok(), plan.budget, sampling, monotonic_ns());
@@ -147,9 +148,7 @@ impl Session {
             totals: Totals::open(&loader)?,
             log: KernelLog::open(programs.logging_program()),
         };
-        let wanted = plan.kernel.hook == Hook::Inline;
-        let inline =
-            wanted.then(|| InlinePrograms::load(&loader, programs.kind, sampling.live, &guardian)).transpose()?;
+        let inline = ends.map(|ends| load_inline(&loader, &plan, (&programs, &guardian), ends)).transpose()?.flatten();
         let config = &plan.kernel.config;
         let how = InlineSampling { draw, seed: config.seed, criterion: config.criterion as u32 };
         // Children of targets by a rule are targets, too: by the same rule, if for nothing else.
@@ -159,7 +158,8 @@ impl Session {
             .transpose()?;
         let hot = inline.is_some().then(|| HandoverMap::open(&loader, &programs)).transpose()?.map(Hot::new);
         let names = Arc::new(PythonNames::default());
-        let probes = KernelProbes { programs, control, mappings, inline, sources };
+        let inline_is_asked = plan.kernel.hook == Hook::Inline;
+        let probes = KernelProbes { programs, control, mappings, inline, inline_is_asked, sources };
         Ok(Self {
             kernel,
             recorder: Recorder::new(unwinder, StackTraces::open(&loader)?, max_depth, heap, Arc::clone(&names)),
@@ -255,6 +255,32 @@ impl Session {
     }
 }
 
+/// Loads what this recording will most likely need, side by side.
+fn load_ahead(loader: &Loader, plan: &RecordPlan) {
+    let (kind, live) = (Programs::likely_kind(loader, plan.kernel.link), plan.sampling.live);
+    let mut wanted = Programs::wanted(kind, live, plan.follows_announcements());
+    if plan.hooks_inline() {
+        wanted.extend(InlinePrograms::wanted(kind, live));
+    }
+    loader.load_ahead(&wanted);
+}
+
+/// Loads the programs of inline hooks. Where nobody asked for them, probes do without.
+fn load_inline(
+    loader: &Loader,
+    plan: &RecordPlan,
+    (programs, guardian): (&Programs, &Guardian),
+    ends: InlineEnds,
+) -> Result<Option<InlinePrograms>, KernelError> {
+    match InlinePrograms::load(loader, (programs.kind, plan.sampling.live), guardian, ends) {
+        Err(error) if plan.kernel.hook == Hook::Auto => {
+            log::info!("nothing is hooked inline: {error}");
+            Ok(None)
+        }
+        loaded => loaded.map(Some),
+    }
+}
+
 fn load_programs(loader: &Loader, plan: &RecordPlan, guardian: &Guardian) -> anyhow::Result<(Programs, Sources)> {
     let live = plan.sampling.live;
     let mut programs = Programs::load(loader, live, plan.kernel.link, guardian)?;
@@ -263,16 +289,13 @@ fn load_programs(loader: &Loader, plan: &RecordPlan, guardian: &Guardian) -> any
             programs.load_announcements(loader, live, false)?;
             Sources::Announcements
         }
-        // An allocator's own mappings could not be told from others, and intervals are of bytes.
-        Hook::Auto if !plan.sampling.mappings && plan.sampling.criterion == Criterion::Bytes => {
-            match programs.load_announcements(loader, live, true) {
-                Ok(()) => Sources::AllocatorsOrAnnouncements,
-                Err(error) => {
-                    log::info!("what programs announce is not followed: {error}");
-                    Sources::Allocators
-                }
+        Hook::Auto if plan.follows_announcements() => match programs.load_announcements(loader, live, true) {
+            Ok(()) => Sources::AllocatorsOrAnnouncements,
+            Err(error) => {
+                log::info!("what programs announce is not followed: {error}");
+                Sources::Allocators
             }
-        }
+        },
         Hook::Auto | Hook::Probe | Hook::Inline => Sources::Allocators,
     };
     for (kind, why) in programs.refusals() {
