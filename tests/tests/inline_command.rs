@@ -1,8 +1,11 @@
-//! `--hook inline -- COMMAND`: hooked at its entry point, before its own first call.
+//! `-- COMMAND`: hooked inline at its entry point, before its own first call; what it starts, once that is hot.
+
+use std::path::Path;
 
 use heapbpf_tests::checks;
 use heapbpf_tests::environment::turn;
-use heapbpf_tests::program::{library, program_with};
+use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::program::{library, program, program_with};
 use heapbpf_tests::recorder::Recorder;
 
 /// Blocks that a library's constructor allocated before the entry point were sampled by probes; their frees are seen. A child has
@@ -14,14 +17,70 @@ fn a_command_is_counted_inside_from_its_entry_point() {
     let folder = early.parent().expect("in a folder");
     let search = format!("-Wl,--no-as-needed,-rpath,{}", folder.display());
     let program = program_with("early", "early", &[&search, &early.display().to_string()]);
-    let recorder = Recorder::new().interval(1).option("--hook", "inline").command(&program, [] as [&str; 0]);
-    let outcome = recorder.start().ends();
-    assert_eq!(outcome.status.code(), Some(3), "the command's own: {}", outcome.stderr);
-    let (profile, stats) = outcome.results();
-    assert!(!stats.hooks.is_empty() && stats.hooks.iter().all(|process| process.hook == "inline"), "{stats:?}");
-    assert_eq!((stats.hits, stats.exact_alloc_objects, stats.lost()), (210, 210, 0), "{stats:?}");
-    assert_eq!(stats.exact_alloc_bytes, 10 * 1000 + 200 * 100, "{stats:?}");
-    assert_eq!((stats.frees_matched, stats.unsampled), (205, 0), "{stats:?}");
-    assert!(profile.processes.iter().any(|process| checks::exact(process).0 == Some(10 * 1000 + 100 * 100)));
-    checks::identity(&stats);
+    for hook in ["inline", "auto"] {
+        let recorder = Recorder::new().interval(1).option("--hook", hook).command(&program, [] as [&str; 0]);
+        let outcome = recorder.start().ends();
+        assert_eq!(outcome.status.code(), Some(3), "the command's own: {}", outcome.stderr);
+        let (profile, stats) = outcome.results();
+        assert!(!stats.hooks.is_empty() && stats.hooks.iter().all(|process| process.hook == "inline"), "{stats:?}");
+        assert_eq!((stats.hits, stats.exact_alloc_objects, stats.lost()), (210, 210, 0), "{stats:?}");
+        assert_eq!(stats.exact_alloc_bytes, 10 * 1000 + 200 * 100, "{stats:?}");
+        assert_eq!((stats.frees_matched, stats.unsampled), (205, 0), "{stats:?}");
+        assert!(profile.processes.iter().any(|process| checks::exact(process).0 == Some(10 * 1000 + 100 * 100)));
+        checks::identity(&stats);
+    }
+}
+
+/// Blocks that `steady` allocates and frees. It takes two seconds for them and more, so it is hot for longer than it takes to find
+/// that out.
+const BLOCKS: u64 = 150_000;
+
+/// Records a shell script that runs `steady`.
+fn record_script(script: &str, hook: &str) -> (Profile, Stats) {
+    let script =
+        format!("{script} {} {BLOCKS}{}", program("steady").display(), if script == "exec" { "" } else { "; :" });
+    let recorder = Recorder::new().interval(1).option("--hook", hook).option("--max-overhead", "none");
+    let outcome = recorder.command(Path::new("/bin/sh"), ["-c", &script]).start().ends();
+    assert!(outcome.status.success(), "{}", outcome.stderr);
+    outcome.results()
+}
+
+/// A program that a command starts, or becomes, is probed until it is hot. No block and no call is lost when it goes over.
+#[test]
+fn what_a_command_starts_goes_over_once_it_is_hot() {
+    let Some(_turn) = turn("inline_what_a_command_starts_goes_over") else { return };
+    for (script, hook) in [("", "auto"), ("exec", "auto"), ("", "inline"), ("", "probe")] {
+        let (profile, stats) = record_script(script, hook);
+        checks::identity(&stats);
+        assert_eq!(stats.lost(), 0, "{stats:?}");
+        let steady: Vec<_> = profile.processes.iter().filter(|process| process.comm == "steady").collect();
+        let [steady] = steady[..] else { panic!("{script:?}, {hook}: {:?}", profile.processes) };
+        assert_eq!(checks::exact(steady), (Some(100 * BLOCKS + 50_000), Some(BLOCKS + 50)), "{script:?}, {hook}");
+        assert_eq!(steady.figures.alloc_objects.value() as u64, BLOCKS + 50, "{script:?}, {hook}");
+        let kept = profile
+            .stacks
+            .iter()
+            .filter(|stack| stack.figures.inuse_bytes.as_ref().is_some_and(|it| it.value() == 50_000.0));
+        assert_eq!(kept.count(), 1, "{script:?}, {hook}: only what it kept is in use");
+        let (shell, expected) = if hook == "probe" { ("probe", "probe") } else { ("inline", "inline") };
+        assert_eq!(steady.hook.as_deref(), Some(expected), "{script:?}, {hook}: {:?}", stats.hooks);
+        let of_shell = profile.processes.iter().find(|process| process.comm == "sh").expect("the shell");
+        assert_eq!(of_shell.hook.as_deref(), Some(shell), "{script:?}, {hook}: {:?}", stats.hooks);
+    }
+}
+
+/// With what inline hooks cannot do, a command is probed, and nobody is bothered with it.
+#[test]
+fn a_command_is_probed_where_inline_hooks_cannot_count() {
+    let Some(_turn) = turn("a_command_is_probed_where_inline_hooks_cannot_count") else { return };
+    for option in [&["--mmap"][..], &["--criterion", "size-class"]] {
+        let mut recorder = Recorder::new().interval(4096).flag(option[0]);
+        if let [_, value] = option {
+            recorder = Recorder::new().interval(4096).option(option[0], value);
+        }
+        let outcome = recorder.command(&program("steady"), ["2000"]).start().ends();
+        assert!(outcome.status.success() && !outcome.stderr.contains("inline"), "{}", outcome.stderr);
+        let (_, stats) = outcome.results();
+        assert!(stats.hooks.iter().all(|process| process.hook == "probe" && process.not_inline.is_none()), "{stats:?}");
+    }
 }

@@ -91,6 +91,8 @@ pub struct InlineHooks {
     decided: HashMap<(u32, FileKey), (ProcessKey, Service)>,
     /// Index of the first of a file's sites.
     sites: HashMap<FileKey, u32>,
+    /// Processes that were stopped for too long as they went over from probes.
+    late: u64,
 }
 
 /// A process in which everything but the jumps is in place.
@@ -127,6 +129,7 @@ impl InlineHooks {
             prepared: HashMap::new(),
             decided: HashMap::new(),
             sites: HashMap::new(),
+            late: 0,
         }
     }
 
@@ -382,9 +385,9 @@ impl InlineHooks {
         self.counted.take(process, kernel)
     }
 
-    /// Processes whose last counts could not be read. Their totals are too small.
-    pub const fn unread_ends(&self) -> u64 {
-        self.counted.unread_ends()
+    /// Processes some of whose calls were not counted: at their end, or as they went over from probes.
+    pub const fn incomplete(&self) -> u64 {
+        self.counted.unread_ends() + self.late
     }
 
     /// Takes everything out of all processes.

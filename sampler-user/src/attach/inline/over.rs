@@ -48,6 +48,7 @@ impl InlineHooks {
             }
             Err(Refused::Hook(error @ Remote::Busy { why: Busy::Late, .. })) => {
                 log::warn!("process {}: calls may not have been counted for a moment: {error}", process.tgid);
+                self.late += 1;
                 drop(prepared);
                 take_out(process.tgid);
                 Err(error.into())

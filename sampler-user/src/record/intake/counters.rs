@@ -33,6 +33,8 @@ pub struct DaemonCounters {
     pub ends_found: u64,
     /// Sampled blocks of these that were taken out of the live map.
     pub blocks_of_ended: u64,
+    /// Processes with inline hooks some of whose calls were not counted: at their end, or as they went over from probes.
+    pub inline_incomplete: u64,
 }
 
 /// Exact number of allocated bytes. Calls that were seen to fail are not included.

@@ -137,6 +137,7 @@ pub fn stats(
         ("errors", daemon.errors),
         ("ends_found", daemon.ends_found),
         ("blocks_of_ended", daemon.blocks_of_ended),
+        ("inline_incomplete", daemon.inline_incomplete),
         ("stale_replaced", counters.stale_replaced),
         ("records_unknown", daemon.records_unknown),
         ("threads", counters.threads),
@@ -222,6 +223,13 @@ pub fn remarks(counters: &Counters, daemon: &DaemonCounters) -> Vec<String> {
             "{} ends of processes or programs were not reported, mostly because the events ring was full: they were found \
              in the kernel's list of processes, and {} sampled blocks were taken out of use; --ring-bytes makes room",
             daemon.ends_found, daemon.blocks_of_ended
+        ));
+    }
+    if daemon.inline_incomplete > 0 {
+        remarks.push(format!(
+            "{} times some calls of a process with inline hooks were not counted, at its end or as it went over from probes: \
+             exact totals are too small; --hook probe counts all",
+            daemon.inline_incomplete
         ));
     }
     remarks
@@ -393,6 +401,13 @@ mod tests {
         let remarks = remarks(&Counters::default(), &daemon);
         assert!(remarks.len() == 1 && remarks[0].starts_with("2 ends of processes"), "{remarks:?}");
         assert!(remarks[0].contains("30 sampled blocks"), "{remarks:?}");
+    }
+
+    #[test]
+    fn calls_that_inline_hooks_did_not_count_are_said() {
+        let daemon = DaemonCounters { inline_incomplete: 3, ..DaemonCounters::default() };
+        let remarks = remarks(&Counters::default(), &daemon);
+        assert!(remarks.len() == 1 && remarks[0].starts_with("3 times some calls"), "{remarks:?}");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use sampler_ebpf::abi::{Counters, ProcessKey};
 use super::errors::Step;
 use super::moment::Cut;
 use super::state::Session;
+use crate::attach::inline::InlineHooks;
 use crate::clock::monotonic_ns;
 use crate::record::intake::counters::DaemonCounters;
 use crate::record::outputs::files::SnapshotFiles;
@@ -33,7 +34,11 @@ impl Session {
     /// Takes the snapshot of a cut. `last`: the recording ends with it; `begun`: when the cut was begun.
     pub(super) fn snapshot_of(&mut self, cut: &Cut, detail: Detail, last: bool, begun: Instant) -> Snapshot {
         let total = if last { cut.total } else { without_calls_under_way(cut.total) };
-        let daemon = DaemonCounters { errors: self.errors.count(), ..self.recorder.daemon_counters() };
+        let daemon = DaemonCounters {
+            errors: self.errors.count(),
+            inline_incomplete: self.attaching.inline.as_ref().map_or(0, InlineHooks::incomplete),
+            ..self.recorder.daemon_counters()
+        };
         let slack = cut.slack.values().map(|blocks| blocks.samples).sum();
         let missing = Missing::of(total.submitted, daemon.allocations_taken_in, slack, cut.unread.is_some());
         let stats = self.stats(&total, missing, &daemon);

@@ -1,0 +1,20 @@
+// Allocates and frees so many blocks of 100 bytes, 20 at a time with a pause after each 1,000, and keeps 50 more.
+#include <stdlib.h>
+#include <unistd.h>
+
+int main(int count, char **arguments) {
+    long blocks = count > 1 ? atol(arguments[1]) : 100000;
+    void *volatile kept[50];
+    for (int i = 0; i < 50; i++)
+        kept[i] = malloc(1000);
+    for (long done = 0; done < blocks; done += 20) {
+        void *volatile some[20];
+        for (int i = 0; i < 20; i++)
+            some[i] = malloc(100);
+        for (int i = 0; i < 20; i++)
+            free(some[i]);
+        if (done % 1000 == 0)
+            usleep(20000);
+    }
+    return kept[49] == NULL;
+}
