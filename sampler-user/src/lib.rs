@@ -37,6 +37,7 @@ pub mod record;
 pub mod run;
 pub mod sampling;
 pub mod serve;
+pub mod side_by_side;
 pub mod stats;
 pub mod symbols;
 pub mod terminal;

@@ -25,6 +25,7 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use self::messages::{Descriptors, How, MOST_POINTS, Request, Wanted, receive, send};
 use self::process::{AS_ADMIN, WORD};
 use super::sys::{self, PerfPlace, UprobeTarget};
+use crate::side_by_side::while_waiting;
 
 /// Name of its process in lists of processes.
 pub const NAME: &str = "heapbpf-guardian";
@@ -49,6 +50,19 @@ impl Drop for ProbeLink {
         if let Some((guardian, number)) = &self.held {
             guardian.let_go(*number);
         }
+    }
+}
+
+impl ProbeLink {
+    /// Removes the probes of several links side by side: each takes the kernel tens of milliseconds, which it mostly waits. The
+    /// guardian lets go first. So nobody must map what is probed any more: if we are killed meanwhile, nothing is left to stay.
+    pub fn close_side_by_side(mut links: Vec<Self>) {
+        for link in &mut links {
+            if let Some((guardian, number)) = link.held.take() {
+                guardian.let_go(number);
+            }
+        }
+        while_waiting(links, drop);
     }
 }
 

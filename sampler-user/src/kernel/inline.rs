@@ -92,8 +92,13 @@ fn refused(error: MapError) -> KernelError {
 
 /// Links to one target's code. Dropping them removes the probes.
 #[derive(Debug)]
-pub struct InlineLinks {
-    _links: Vec<ProbeLink>,
+pub struct InlineLinks(Vec<ProbeLink>);
+
+impl InlineLinks {
+    /// Removes the probes of code that was taken out of its processes, side by side.
+    pub fn close(links: impl Iterator<Item = Self>) {
+        ProbeLink::close_side_by_side(links.flat_map(|links| links.0).collect());
+    }
 }
 
 impl InlinePrograms {
@@ -140,7 +145,7 @@ impl InlinePrograms {
                 links.push(link.map_err(refused)?);
             }
         }
-        Ok(InlineLinks { _links: links })
+        Ok(InlineLinks(links))
     }
 }
 

@@ -1,9 +1,7 @@
 //! Loads the embedded object: creates its maps in the kernel and prepares its programs for loading.
 
 use std::collections::{HashMap, HashSet};
-use std::num::NonZero;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use aya_obj::btf::BtfFeatures;
@@ -15,6 +13,7 @@ use zerocopy::IntoBytes as _;
 use super::btf::KernelBtf;
 use super::ring_maps::{self, NewRing, RINGS, RingId};
 use super::{KernelError, btf, sys};
+use crate::side_by_side::on_all_processors;
 
 /// Map sizes, chosen per recording.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,19 +141,9 @@ impl Loader {
         let mut wanted = wanted.to_vec();
         // What takes long begins first.
         wanted.sort_by_key(|(name, _)| std::cmp::Reverse(instructions(name)));
-        let next = AtomicUsize::new(0);
-        let work = || {
-            while let Some(&(name, kind)) = wanted.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let loaded = self.load(name, kind);
-                self.ahead.lock().unwrap_or_else(PoisonError::into_inner).push(((name, kind), loaded));
-            }
-        };
-        let workers = std::thread::available_parallelism().map_or(1, NonZero::get).min(wanted.len());
-        std::thread::scope(|scope| {
-            for _ in 1..workers {
-                scope.spawn(work);
-            }
-            work();
+        on_all_processors(wanted, |(name, kind)| {
+            let loaded = self.load(name, kind);
+            self.ahead.lock().unwrap_or_else(PoisonError::into_inner).push(((name, kind), loaded));
         });
     }
 

@@ -13,6 +13,7 @@ use super::{figures, memory};
 use crate::attach::files::FileKey;
 use crate::kernel::inline::{InlineLinks, InlineMap};
 use crate::kernel::totals;
+use crate::side_by_side::on_all_processors;
 
 /// Most rounds in which everything is taken out of processes, which may have children meanwhile.
 const ROUNDS: usize = 64;
@@ -40,7 +41,7 @@ pub(super) struct Linked {
     pub(super) base: u64,
     /// The mapped code. It is locked as long as we live, by which others know that.
     pub(super) text: File,
-    pub(super) _links: InlineLinks,
+    pub(super) links: InlineLinks,
 }
 
 /// A process.
@@ -272,15 +273,14 @@ impl Counted {
             if entries.is_empty() {
                 break;
             }
-            for (process, entry) in entries {
-                // As long as it has the hooks, it must be listed, so that its children are.
-                if entry.state != inline_state::LEFT && entry.memory_of == process && done.insert(process) {
-                    take_out(process.tgid);
-                }
-                self.map.remove(process);
-            }
+            let have_them = entries.iter().filter(|(process, entry)| {
+                entry.state != inline_state::LEFT && entry.memory_of == *process && done.insert(*process)
+            });
+            // As long as they have the hooks, they must be listed, so that their children are.
+            on_all_processors(have_them.map(|(process, _)| process.tgid).collect(), take_out);
+            entries.iter().for_each(|(process, _)| self.map.remove(*process));
         }
         self.processes.clear();
-        self.linked.clear();
+        InlineLinks::close(self.linked.drain().flat_map(|(_, linked)| linked).map(|linked| linked.links));
     }
 }

@@ -327,7 +327,7 @@ impl InlineHooks {
         let path = CString::new(format!("/proc/self/fd/{}", text.as_raw_fd())).unwrap_or_default();
         let code = heapbpf_inline_blob::code().ok_or(Refused::Machine)?;
         let links = self.programs.link(&path, &heapbpf_inline::site_offsets(&code))?;
-        Ok(Linked { pid, key, base, text, _links: links })
+        Ok(Linked { pid, key, base, text, links })
     }
 
     /// Changes the sampling interval. Each thread uses it from its next draw on, and at once if nothing was sampled before.

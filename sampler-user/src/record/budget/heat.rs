@@ -10,10 +10,9 @@ use crate::attach::inline::attempts::Attempts;
 /// Calls of allocation functions per second from which on a process is hot. Below, probes take less than about a thousandth of
 /// a CPU.
 const HOT_CALLS_PER_SECOND: f64 = 1000.0;
-/// Most processes that are tried after a look, hottest first. Each is stopped a few times, for about a millisecond.
-const MOST_PER_LOOK: usize = 4;
-/// Most processes that are hooked inline at once. Each has links of its own, which take time to remove.
-const MOST_AT_ONCE: usize = 256;
+/// Most processes that are hooked inline at once. Each has links of its own, which take time to make and to remove, and is stopped
+/// a few times, for about a millisecond.
+const MOST_AT_ONCE: usize = 512;
 
 /// For how long a budget waits for hot processes to be hooked, ns.
 const LONGEST_WAIT_NS: u64 = 5_000_000_000;
@@ -72,7 +71,7 @@ impl Heat {
         let hooked = self.processes.values().filter(|known| known.is_hooked).count();
         hot.sort_unstable();
         let due = hot.into_iter().map(|(_, process)| process);
-        self.due = due.take(MOST_PER_LOOK.min(MOST_AT_ONCE.saturating_sub(hooked))).collect();
+        self.due = due.take(MOST_AT_ONCE.saturating_sub(hooked)).collect();
     }
 
     /// Whether hot processes are about to be hooked, or the first looks may find some: what probes take now says little then. Not
@@ -142,7 +141,7 @@ mod tests {
         // What was counted before the first look says nothing of a rate.
         assert!(look(&mut heat, &[(1, 1_000_000), (2, 0)], SECOND).is_empty());
         let calls = [(1, 1_000_900), (2, 1_100), (3, 9_000), (4, 8_000), (5, 7_000), (6, 6_000), (7, 5_000)];
-        assert_eq!(look(&mut heat, &calls, 2 * SECOND), [3, 4, 5, 6]);
+        assert_eq!(look(&mut heat, &calls, 2 * SECOND), [3, 4, 5, 6, 7, 2]);
     }
 
     #[test]
@@ -191,12 +190,12 @@ mod tests {
     #[test]
     fn so_many_are_hooked_at_once() {
         let mut heat = Heat::default();
-        let all: Vec<(u32, u64)> = (1..=300).map(|tgid| (tgid, 0)).collect();
+        let all: Vec<(u32, u64)> = (1..=600).map(|tgid| (tgid, 0)).collect();
         assert!(look(&mut heat, &all, SECOND).is_empty());
         let mut hooked = Vec::new();
-        for round in 1..100 {
+        for round in 1..10 {
             let calls = |tgid: &u32| if hooked.contains(tgid) { 0 } else { 5_000 * round };
-            let all: Vec<(u32, u64)> = (1..=300).map(|tgid| (tgid, calls(&tgid))).collect();
+            let all: Vec<(u32, u64)> = (1..=600).map(|tgid| (tgid, calls(&tgid))).collect();
             let due = look(&mut heat, &all, (1 + round) * SECOND);
             due.iter().for_each(|tgid| heat.hooked(process(*tgid)));
             hooked.extend(due);
