@@ -2,6 +2,7 @@
 //!
 //! With HEAPBPF_PICTURES=FOLDER, the pictures of the README and the documents are written there.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -198,17 +199,45 @@ fn a_served_page_shows_growth_and_outlives_its_server() {
     assert!(browser.text("document.getElementById('programs').innerText").contains("growing"));
     assert!(browser.text("document.getElementById('summary').innerText").contains("of a CPU"), "what probes cost");
     browser.until("document.querySelectorAll('#programs .spark').length === 1");
+    // Memory that is no heap, in one line that adds up.
+    assert!(browser.text("document.querySelector('#programs thead').innerText").contains("RSS"));
+    browser.click("#memory summary");
+    let memory = browser.text("document.getElementById('memory-lines').innerText");
+    assert!(memory.contains(" = heap ") && memory.contains("used by nobody"), "{memory}");
+    // A refresh takes neither the focus nor what is open.
+    browser.value("document.querySelector('#programs tbody button').focus()");
+    let shown = browser.text("document.getElementById('connection').textContent");
+    browser.until(&format!("document.getElementById('connection').textContent !== {shown:?}"));
+    browser.until("document.querySelectorAll('#programs .spark').length === 1");
+    assert_eq!(browser.value("document.activeElement.matches('#programs tbody button')"), true);
+    assert_eq!(browser.value("document.getElementById('memory').open"), true);
+    browser.click("#memory summary");
     let moments = || {
         let data: serde_json::Value = serde_json::from_slice(&get(address, "/page/data").body).expect("JSON");
         data["moments"].as_array().map_or(0, Vec::len)
     };
     until("there are some moments", || moments() > 4);
 
-    // A range of the timeline, dragged: what grew in it, coloured where that is significant.
+    // A range of the timeline, dragged: what was allocated in it and kept.
     browser.until("document.querySelector('#marks input').max >= 3");
     let place = browser.value("(() => { const box = document.querySelector('.u-over').getBoundingClientRect(); return [box.x, box.y + 60, box.width] })()");
     let [x, y, width] = [0, 1, 2].map(|index| place[index].as_f64().expect("a place"));
     browser.drag((x + 2.0, y), (x + width - 2.0, y));
+    browser.until("document.getElementById('path').innerText.includes('in use at the end')");
+    let path = browser.text("document.getElementById('path').innerText");
+    assert!(path.contains(" allocated, ") && path.contains('['), "of how much, with its interval: {path}");
+    browser.click("#tab-table");
+    browser.until("document.querySelectorAll('#main tbody tr').length > 0");
+    let table = browser.text("document.querySelector('#main tbody').innerText");
+    assert!(table.contains("site_00"), "every tenth block is kept: {table}");
+    browser.click("#tab-flame");
+    picture(&mut browser, "page-kept.png");
+    let link = browser.text("location.href");
+    browser.open("about:blank", "true");
+    browser.open(&link, "document.getElementById('path').innerText.includes('in use at the end')");
+
+    // What grew in it, coloured where that is significant.
+    browser.value("(() => { const it = document.getElementById('value'); it.value = 'growth'; it.dispatchEvent(new Event('change')) })()");
     browser.until("document.getElementById('path').innerText.includes('grew significantly')");
     assert!(browser.text("location.hash").contains("value=growth"));
     browser.click("#tab-table");
@@ -231,6 +260,79 @@ fn a_served_page_shows_growth_and_outlives_its_server() {
     browser.until("document.getElementById('banner').hidden");
     browser.until("document.getElementById('connection').textContent.startsWith('live')");
     again.stop();
+}
+
+/// Bytes of each site in an answer of `/page/kept`.
+fn bytes_of_sites(data: &serde_json::Value) -> BTreeMap<String, i64> {
+    let list = |value: &serde_json::Value| -> Vec<usize> {
+        let numbers = value.as_array().expect("a list").iter();
+        numbers.map(|number| number.as_u64().expect("a number") as usize).collect()
+    };
+    let (shared, own, calls) = ["shared", "own", "calls"].map(|key| list(&data["stacks"][key])).into();
+    let (functions, names) = (list(&data["frames"]["function"]), list(&data["functions"]["name"]));
+    let (mut sites, mut path, mut calls) = (BTreeMap::new(), Vec::new(), calls.into_iter());
+    for (stack, (shared, own)) in shared.into_iter().zip(own).enumerate() {
+        path.truncate(shared);
+        path.extend(calls.by_ref().take(own));
+        let name = |frame: &usize| data["strings"][names[functions[*frame]]].as_str().expect("text").to_owned();
+        let site = path.iter().map(name).find(|name| name.starts_with("site_")).expect("a site");
+        *sites.entry(site).or_default() += data["column"]["estimate"][stack].as_i64().expect("bytes");
+    }
+    sites
+}
+
+/// Every allocation is sampled, so that the truth is what must be said.
+#[test]
+fn what_was_allocated_in_a_range_and_kept_is_what_the_program_kept() {
+    let case = "what_was_allocated_in_a_range_and_kept_is_what_the_program_kept";
+    let Some(_turn) = turn(case) else { return };
+    let mut target = Target::start::<&str>(&program("phases"), []);
+    let (recording, address) = Recorder::of(target.pid(), 1).without_outputs().serve();
+    let json = |path: &str| -> serde_json::Value {
+        let answer = get(address, path);
+        serde_json::from_slice(&answer.body)
+            .unwrap_or_else(|_| panic!("{path}: {:?}", String::from_utf8_lossy(&answer.body)))
+    };
+    let mut moments = vec![json("/page/data")["profile"]["time_ms"].clone()];
+    for phase in 0..4 {
+        target.go();
+        if phase < 3 {
+            target.step()
+        } else {
+            drop(target.truth())
+        }
+        moments.push(json("/page/data")["profile"]["time_ms"].clone());
+    }
+    let kept = |from: usize, to: usize| {
+        let data = json(&format!("/page/kept?from={}&to={}", moments[from], moments[to]));
+        assert_eq!(data["notes"], serde_json::json!([]), "{data}");
+        let sites = bytes_of_sites(&data);
+        let total = &data["total"];
+        assert_eq!(total["estimate"].as_i64(), Some(sites.values().sum()), "{total}");
+        assert_eq!(
+            (&total["low"], &total["high"]),
+            (&total["estimate"], &total["estimate"]),
+            "nothing is left to chance"
+        );
+        sites
+            .into_iter()
+            .map(|(site, bytes)| (site[5..].parse().expect("a number"), bytes))
+            .collect::<Vec<(u32, i64)>>()
+    };
+    assert_eq!(kept(0, 1), [(0, 1_000_000)]);
+    // What was older and freed meanwhile does not count against it, as it does in growth.
+    assert_eq!(kept(1, 2), [(1, 250_000)]);
+    assert_eq!(kept(0, 2), [(0, 500_000), (1, 250_000)]);
+    // A block that was made larger was allocated then.
+    assert_eq!(kept(2, 3), [(3, 300_000), (4, 2_000)]);
+    assert_eq!(kept(1, 3), [(1, 200_000), (3, 300_000), (4, 2_000)]);
+    assert_eq!(kept(0, 4), [(1, 200_000), (3, 300_000), (4, 2_000)]);
+    assert_eq!(kept(3, 4), []);
+    let growth = json(&format!("/page/growth?from={}&to={}", moments[1], moments[2]));
+    assert_eq!(growth["total"]["change"][0], -250_000.0);
+    assert_eq!(get(address, &format!("/page/kept?from=1&to={}", moments[2])).status, 404);
+    assert_eq!(get(address, &format!("/page/kept?from={}&to={}", moments[2], moments[1])).status, 400);
+    recording.stop();
 }
 
 #[test]

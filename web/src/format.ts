@@ -44,6 +44,11 @@ export function clock(ms: number): string {
   return new Date(ms).toLocaleTimeString("en-GB");
 }
 
+/** A number, unless it stands for none. */
+export function known(n: number): number | null {
+  return Number.isFinite(n) ? n : null;
+}
+
 /** An interval in the unit of its figure; empty if there is none. */
 export function interval(low: number | null, high: number | null, unit: string): string {
   return low === null || high === null ? "" : `${figure(low, unit)} – ${figure(high, unit)}`;

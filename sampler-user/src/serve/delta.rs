@@ -230,7 +230,8 @@ mod tests {
 
     fn made(profile: Profile, living: usize) -> Made {
         let keys = profile.processes[..living].iter().map(|process| key(process.pid)).collect();
-        Made { profile, stats: Stats::default(), keys, begun: Instant::now(), cost: Duration::ZERO }
+        let (stats, recent) = Default::default();
+        Made { profile, stats, keys, recent, begun: Instant::now(), cost: Duration::ZERO }
     }
 
     fn totals(profile: &Profile) -> (f64, f64) {
