@@ -10,13 +10,11 @@ use std::sync::OnceLock;
 
 use heapbpf_tests::browser::Browser;
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
+use heapbpf_tests::hostile::{self, MARKUP};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::get;
 use heapbpf_tests::target::{Target, until};
-
-const MARKUP: &str = "<img src=x onerror=\"window.broken=1\"></script><script>window.broken=1</script>";
-const REVERSED: &str = "evil_\u{202e}txt.exe \u{5e9}\u{5dc}\u{5d5}\u{5dd} \u{1b}[31m\nred";
 
 /// A browser, or a loud skip.
 fn browser(case: &str, width: u32, height: u32) -> Option<Browser> {
@@ -39,24 +37,7 @@ fn hostile_page() -> PathBuf {
 }
 
 fn make_hostile_page(folder: &Path) -> PathBuf {
-    let mut target = Target::start(&program("lifetimes"), ["300"]);
-    let recording = Recorder::of(target.pid(), 1).start();
-    target.run();
-    let outcome = recording.stop();
-    let long = "x".repeat(10_000);
-    let text = std::fs::read_to_string(outcome.file("profile.json")).expect("the profile");
-    let mut profile: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    for stack in profile["stacks"].as_array_mut().expect("stacks") {
-        for frame in stack["frames"].as_array_mut().expect("frames") {
-            let hostile = match frame["function"].as_str() {
-                Some("site_00") => MARKUP,
-                Some("site_03") => REVERSED,
-                Some("site_04") => &long,
-                _ => continue,
-            };
-            frame["function"] = hostile.into();
-        }
-    }
+    let profile = hostile::profile();
     let (json, html) = (folder.join("hostile.json"), folder.join("hostile.html"));
     std::fs::write(&json, profile.to_string()).expect("room");
     let output = Command::new(heapbpf()).arg("report").arg(&json).arg("-o").arg(&html).output().expect("it runs");

@@ -5,7 +5,7 @@ import { columnOf, profileDoc, significantShare, type Doc } from "./doc.ts";
 import { banner, button, byId, element, pause, renew } from "./dom.ts";
 import { serverButtons, staticButtons } from "./export.ts";
 import { FlameGraph } from "./flame.ts";
-import { clock, figure, pattern, percent, shown } from "./format.ts";
+import { afterFigure, clock, figure, pattern, percent, shown } from "./format.ts";
 import { History } from "./history.ts";
 import { refreshPause, retryPause, Server } from "./live.ts";
 import type { Column, LiveData, PageData, StaticData } from "./model.ts";
@@ -234,7 +234,7 @@ export class App {
 
   private showPath(column: Column) {
     const { tree } = this.view(), { unit, title } = column.info, path = byId("path");
-    const parts: (Node | string)[] = [element("b", {}, figure(this.size[this.zoom], unit)), ` ${title}`];
+    const parts: (Node | string)[] = [element("b", {}, figure(this.size[this.zoom], unit)), ` ${afterFigure(title)}`];
     if (this.zoom) {
       const label = tree.label[this.zoom];
       parts.push(` in ${shown(tree.name(label), 200)}, ${percent(this.size[this.zoom] / this.size[0])} of all`);
