@@ -1,17 +1,13 @@
-/* LEVELS SIZE DEPTH MOST EVERY: one allocation of SIZE bytes on each of 2^LEVELS different stacks, or MOST of them, DEPTH calls further
- * down than these need; one of ten stays allocated. With EVERY, it goes on forever: an allocation on each fiftieth of these stacks
- * every so many milliseconds, freed at once. */
+/* LEVELS SIZE DEPTH: one allocation of SIZE bytes on each of 2^LEVELS different stacks, DEPTH calls further down than
+ * these need; one of ten stays allocated. */
 #include "truth.h"
 SITE(00, malloc(n))
-static uint64_t turns, leaves, size = 40, most = UINT64_MAX;
-static int again;
+static uint64_t turns, size = 40;
 static NOINLINE void left(unsigned levels);
 static NOINLINE void right(unsigned levels);
 static NOINLINE void leaf(void) {
-  uint64_t place = leaves++;
-  if (place >= most || (again && place % 50)) return;
   void *p = site_00(size); took(0, size);
-  if (turns++ % 10 || again) { free(p); gave(0, size); }
+  if (turns++ % 10) { free(p); gave(0, size); }
 }
 static void below(unsigned levels) {
   if (levels) {
@@ -32,16 +28,9 @@ static NOINLINE void descend(uint64_t depth, unsigned levels) {
 int main(int argc, char **argv) {
   uint64_t levels = argument(argc, argv, 1, 10), depth = argument(argc, argv, 3, 0);
   size = argument(argc, argv, 2, size);
-  most = argument(argc, argv, 4, most);
-  uint64_t every = argument(argc, argv, 5, 0);
   if (levels > 24 || depth > 400) die("at most 24 levels, 400 calls");
   ready();
   descend(depth, (unsigned)levels);
-  for (again = 1; every; leaves = 0) {
-    struct timespec pause = {every / 1000, every % 1000 * 1000000};
-    nanosleep(&pause, 0);
-    descend(depth, (unsigned)levels);
-  }
   report();
   return 0;
 }

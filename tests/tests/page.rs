@@ -1,6 +1,7 @@
 //! The web page in headless Chromium: over one profile in a file, and of a running `serve`, by clicks and keys.
 //!
-//! With HEAPBPF_PICTURES=FOLDER, the pictures of the README and the documents are written there.
+//! With HEAPBPF_PICTURES=FOLDER, the pictures of the README and the documents are written there; with HEAPBPF_LOOK=FOLDER, pictures
+//! to look at.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -13,8 +14,8 @@ use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::hostile::{self, MARKUP};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::scrape::get;
-use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::scrape::{get, get_with};
+use heapbpf_tests::target::{Target, cpu_time, until};
 
 /// A browser, or a loud skip.
 fn browser(case: &str, width: u32, height: u32) -> Option<Browser> {
@@ -43,6 +44,20 @@ fn make_hostile_page(folder: &Path) -> PathBuf {
     let output = Command::new(heapbpf()).arg("report").arg(&json).arg("-o").arg(&html).output().expect("it runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     html
+}
+
+/// Writes pictures of the narrowest and the widest window, in light and dark colours, if they are asked for.
+fn look(browser: &mut Browser, name: &str) {
+    let Some(folder) = std::env::var_os("HEAPBPF_LOOK") else { return };
+    for (width, scheme) in [(400, "light"), (400, "dark"), (2000, "light"), (2000, "dark")] {
+        browser.resize(width, if width < 500 { 2400 } else { 1200 });
+        browser.prefer(scheme);
+        browser.until("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))");
+        let file = Path::new(&folder).join(format!("{name}-{width}-{scheme}.png"));
+        std::fs::write(file, browser.picture()).expect("room");
+    }
+    browser.resize(1300, 1000);
+    browser.prefer("light");
 }
 
 /// Writes a picture for the documents, if they are asked for.
@@ -103,6 +118,7 @@ fn a_file_is_the_page_and_hostile_names_are_only_shown() {
     browser.open(&link, "document.querySelectorAll('#main tbody tr').length === 2");
     browser.until("!document.getElementById('details').hidden");
     picture(&mut browser, "page-stacks.png");
+    look(&mut browser, "stack");
 
     // Callers and callees of a function, from its line in the details.
     browser.click("#details .frames li:nth-child(2) button");
@@ -149,6 +165,7 @@ fn the_graph_obeys_keys_and_clicks_at_every_width() {
     // Every control has a name, and what is hidden from sight is not hidden from readers.
     let nameless = "[...document.querySelectorAll('button, select, input, canvas')].filter(it => !(it.innerText || it.ariaLabel || it.labels?.length || it.getAttribute('aria-label'))).length";
     assert_eq!(browser.value(nameless), 0);
+    look(&mut browser, "functions");
     for (width, scheme) in [(400, "dark"), (2000, "light")] {
         browser.resize(width, 900);
         browser.prefer(scheme);
@@ -213,6 +230,7 @@ fn a_served_page_shows_growth_and_outlives_its_server() {
     assert!(table.contains("site_00"), "every tenth block is kept: {table}");
     browser.click("#tab-flame");
     picture(&mut browser, "page-kept.png");
+    look(&mut browser, "kept");
     let link = browser.text("location.href");
     browser.open("about:blank", "true");
     browser.open(&link, "document.getElementById('path').innerText.includes('in use at the end')");
@@ -360,6 +378,32 @@ fn a_page_asks_for_its_token_and_offers_every_format() {
         );
         let answer = browser.value(&asked);
         assert!(answer[0] == 200 && answer[1].as_u64() > Some(50), "{format}: {answer}");
+    }
+    recording.stop();
+}
+
+/// What a refresh of the page costs the daemon, beside a scrape of the same 5,000 stacks; prints the figures.
+#[test]
+#[ignore = "a benchmark: cargo xtask bench page"]
+fn cost_of_a_refresh() {
+    const TIMES: u32 = 40;
+    let _turn = turn("cost_of_a_refresh").expect("root and BPF");
+    let mut target = Target::start(&program("branches"), ["5000", "1000"]);
+    let (recording, address) = Recorder::of(target.pid(), 1).without_outputs().serve();
+    target.go();
+    let stacks = || {
+        let data: serde_json::Value = serde_json::from_slice(&get(address, "/page/data").body).expect("JSON");
+        data["profile"]["stacks"]["id"].as_array().map_or(0, Vec::len)
+    };
+    until("all stacks are there", || stacks() >= 5_000);
+    let cost = |path: &str| {
+        let before = cpu_time(recording.pid());
+        let bytes = (0..TIMES).map(|_| get_with(address, path, "Accept-Encoding: gzip\r\n").body.len()).sum::<usize>();
+        let each = (cpu_time(recording.pid()) - before) / TIMES;
+        println!("{path}: {:.1} ms of CPU time, {} bytes", each.as_secs_f64() * 1e3, bytes / TIMES as usize);
+    };
+    for _ in 0..3 {
+        ["/debug/pprof/heap", "/debug/pprof/heap?format=json", "/page/data"].into_iter().for_each(cost);
     }
     recording.stop();
 }

@@ -13,7 +13,7 @@ use heapbpf_tests::hostile;
 use heapbpf_tests::kernel;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::target::{Target, cpu_time, until};
 use heapbpf_tests::tmux::Tmux;
 
 /// A program that grows by two blocks of 1,000 bytes a millisecond and frees nine times as much.
@@ -154,9 +154,8 @@ fn a_command_is_shown_and_goes_on_when_the_screen_is_left() {
     tmux.await_text("exit 0");
     assert!(kernel::links_that_stay(&links).is_empty());
     until("the end of top", || !is_running(top));
-    let ticks = || cpu_ticks(growing);
-    let before = ticks();
-    until("the command goes on", || ticks() > before);
+    let before = cpu_time(growing);
+    until("the command goes on", || cpu_time(growing) > before);
     // SAFETY: `kill` takes plain integers; the command runs, as was just seen.
     assert_eq!(unsafe { libc::kill(growing as libc::pid_t, libc::SIGKILL) }, 0);
 }
@@ -182,14 +181,6 @@ fn child_named(pid: u32, name: &str) -> u32 {
     });
     let named = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name);
     children.into_iter().find(named).expect("the command runs")
-}
-
-/// CPU time of a process, in clock ticks.
-fn cpu_ticks(pid: u32) -> u64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
-    let fields: Vec<&str> = stat.rsplit(") ").next().expect("fields").split(' ').collect();
-    // utime and stime, fields 14 and 15 of proc(5).
-    fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum()
 }
 
 /// Serves one answer to whoever asks.
@@ -280,22 +271,18 @@ fn a_service_is_watched_and_may_go_away_for_a_while() {
     again.stop();
 }
 
-/// CPU time of a process over some time, as a share of one core.
-fn cpu_share(pid: u32, time: Duration) -> f64 {
-    // SAFETY: `sysconf` takes a plain integer.
-    let ticks_a_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
-    let (begun, before) = (Instant::now(), cpu_ticks(pid));
-    std::thread::sleep(time);
-    (cpu_ticks(pid) - before) as f64 / ticks_a_second / begun.elapsed().as_secs_f64()
-}
-
 /// What `top` costs over a program with 5,000 stacks that makes 100 samples a second; prints the figures.
 #[test]
 #[ignore = "a benchmark: cargo xtask bench top"]
 fn cost_of_the_screen() {
     const OVER: Duration = Duration::from_secs(30);
+    let share = |pid: u32| {
+        let (begun, before) = (Instant::now(), cpu_time(pid));
+        std::thread::sleep(OVER);
+        (cpu_time(pid) - before).as_secs_f64() / begun.elapsed().as_secs_f64()
+    };
     let _turn = turn("cost_of_the_screen").expect("root and BPF");
-    let mut target = Target::start(&program("many_stacks"), ["13", "100", "20", "5000", "1000"]);
+    let mut target = Target::start(&program("branches"), ["5000", "1000"]);
     let pid = target.pid();
     let command = format!("exec {} -i 1 --pid {pid} -o {{folder}}/x.json", heapbpf().display());
     let folder = tempfile::tempdir().expect("a temporary folder");
@@ -305,20 +292,21 @@ fn cost_of_the_screen() {
     target.go();
     // Names are found once.
     std::thread::sleep(Duration::from_secs(15));
-    println!("a recording without a screen: {:.2} % of a core", 100.0 * cpu_share(recording.shell(), OVER));
+    println!("a recording without a screen: {:.2} % of a core", 100.0 * share(recording.shell()));
     drop(recording);
     drop(target);
     for (width, height) in [(120, 40), (250, 70)] {
-        let mut target = Target::start(&program("many_stacks"), ["13", "100", "20", "5000", "1000"]);
+        let mut target = Target::start(&program("branches"), ["5000", "1000"]);
         let command = format!("exec {} top -i 1 --pid {}", heapbpf().display(), target.pid());
         let tmux = Tmux::run(&command, width, height).expect("tmux");
         tmux.await_text("LIVE");
         target.go();
+        tmux.await_text("site_00");
         tmux.press(&["Tab"]);
-        tmux.await_text(" of 5,000");
+        tmux.await_text(" of 5000");
         std::thread::sleep(Duration::from_secs(15));
         tmux.log_output();
-        let share = cpu_share(tmux.shell(), OVER);
+        let share = share(tmux.shell());
         let frames = tmux.logged().matches(" s  LIVE").count();
         println!(
             "top, {width} x {height}: {:.2} % of a core, {frames} changes of its clock in {OVER:?}",

@@ -1,4 +1,9 @@
 //! What the web page asks for: data, growth between two moments and what was kept of that time, files.
+//!
+//! `/debug/pprof/heap?format=json` is another answer about the same profile. It is the format of files, which lasts, and which
+//! `report`, `diff` and `top` read back with all samples' sums. `/page/data` has what one version of the page draws: stacks in the
+//! order of their tree, frames once, intervals ready, a third of the bytes, besides what is no part of a profile (moments, costs).
+//! Both share what comes before (`Source`, `shown`) and after (kept encodings, compression); a common encoder would have to be both.
 
 use std::io::{self, Write};
 use std::sync::Arc;
