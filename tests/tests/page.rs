@@ -52,6 +52,10 @@ fn look(browser: &mut Browser, name: &str) {
     for (width, scheme) in [(400, "light"), (400, "dark"), (2000, "light"), (2000, "dark")] {
         browser.resize(width, if width < 500 { 2400 } else { 1200 });
         browser.prefer(scheme);
+        assert!(
+            browser.value("document.querySelector('header').clientHeight").as_u64() < Some(160),
+            "{name} at {width} px"
+        );
         browser.until("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))");
         let file = Path::new(&folder).join(format!("{name}-{width}-{scheme}.png"));
         std::fs::write(file, browser.picture()).expect("room");
@@ -386,7 +390,7 @@ fn a_page_asks_for_its_token_and_offers_every_format() {
 #[test]
 #[ignore = "a benchmark: cargo xtask bench page"]
 fn cost_of_a_refresh() {
-    const TIMES: u32 = 40;
+    const TIMES: u32 = 10;
     let _turn = turn("cost_of_a_refresh").expect("root and BPF");
     let mut target = Target::start(&program("branches"), ["5000", "1000"]);
     let (recording, address) = Recorder::of(target.pid(), 1).without_outputs().serve();
@@ -402,7 +406,7 @@ fn cost_of_a_refresh() {
         let each = (cpu_time(recording.pid()) - before) / TIMES;
         println!("{path}: {:.1} ms of CPU time, {} bytes", each.as_secs_f64() * 1e3, bytes / TIMES as usize);
     };
-    for _ in 0..3 {
+    for _ in 0..2 {
         ["/debug/pprof/heap", "/debug/pprof/heap?format=json", "/page/data"].into_iter().for_each(cost);
     }
     recording.stop();

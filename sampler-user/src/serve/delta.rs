@@ -219,7 +219,6 @@ fn minus(later: &SampleSums, earlier: &SampleSums) -> SampleSums {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::Stats;
     use heapbpf_profile::model::LossBound;
     use heapbpf_profile::testing;
     use std::time::{Duration, Instant};

@@ -28,7 +28,7 @@ impl Moment {
 
     /// Its size in rows.
     fn rows(&self) -> usize {
-        self.shared.made.profile.rows.len() + self.shared.made.recent.len() / SUMS_OF_A_ROW
+        self.shared.made.profile.rows.len() + self.shared.made.recent.count() / SUMS_OF_A_ROW
     }
 }
 

@@ -22,7 +22,7 @@ impl Recent {
     }
 
     /// The number of sums, for bounds on memory.
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.rows.iter().map(Vec::len).sum()
     }
 
@@ -55,7 +55,7 @@ mod tests {
         let [early, late] = [1, 5].map(Duration::from_secs);
         let [old, new] = [100, 30].map(|bytes| testing::sums(1, bytes, 1));
         let recent = Recent::new(vec![early, late], vec![vec![(0, old), (1, new)], vec![(0, old)]]);
-        assert_eq!(recent.len(), 3);
+        assert_eq!(recent.count(), 3);
         let inuse = |from| -> Vec<f64> {
             recent.since(from, &profile).expect("a mark").rows.iter().map(|row| row.inuse.bytes).collect()
         };
