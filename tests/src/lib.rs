@@ -12,6 +12,7 @@ pub mod doctor;
 pub mod document;
 pub mod environment;
 pub mod guardian;
+pub mod hostile;
 pub mod inline;
 pub mod kernel;
 pub mod output;

@@ -67,6 +67,20 @@ pub fn until(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// CPU time that a process has taken.
+///
+/// # Panics
+/// If it does not run.
+pub fn cpu_time(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+    let fields: Vec<&str> = stat.rsplit(") ").next().expect("fields").split(' ').collect();
+    // utime and stime, fields 14 and 15 of proc(5).
+    let ticks: u64 = fields[11..13].iter().map(|field| field.parse::<u64>().expect("a number")).sum();
+    // SAFETY: `sysconf` takes a plain integer.
+    let ticks_a_second = unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64;
+    Duration::from_secs_f64(ticks as f64 / ticks_a_second)
+}
+
 /// Waits for a child to exit.
 ///
 /// # Panics

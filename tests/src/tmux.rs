@@ -77,6 +77,25 @@ impl Tmux {
         self.call(&[&["send-keys"], keys].concat());
     }
 
+    /// From now on, keeps what the program writes to the terminal.
+    pub fn log_output(&self) {
+        self.call(&["pipe-pane", &format!("cat >> '{}'", self.log().display())]);
+    }
+
+    /// What was kept.
+    pub fn logged(&self) -> String {
+        String::from_utf8_lossy(&std::fs::read(self.log()).unwrap_or_default()).into_owned()
+    }
+
+    fn log(&self) -> PathBuf {
+        self.folder().join("output")
+    }
+
+    /// The title that the window was given.
+    pub fn title(&self) -> String {
+        String::from_utf8_lossy(&self.call(&["display-message", "-p", "#{pane_title}"]).stdout).trim().to_owned()
+    }
+
     /// Changes the size of the window.
     pub fn resize(&self, columns: u16, rows: u16) {
         self.call(&["resize-window", "-x", &columns.to_string(), "-y", &rows.to_string()]);

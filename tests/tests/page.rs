@@ -1,7 +1,9 @@
 //! The web page in headless Chromium: over one profile in a file, and of a running `serve`, by clicks and keys.
 //!
-//! With HEAPBPF_PICTURES=FOLDER, the pictures of the README and the documents are written there.
+//! With HEAPBPF_PICTURES=FOLDER, the pictures of the README and the documents are written there; with HEAPBPF_LOOK=FOLDER, pictures
+//! to look at.
 
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -9,13 +11,11 @@ use std::sync::OnceLock;
 
 use heapbpf_tests::browser::Browser;
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
+use heapbpf_tests::hostile::{self, MARKUP};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::scrape::get;
-use heapbpf_tests::target::{Target, until};
-
-const MARKUP: &str = "<img src=x onerror=\"window.broken=1\"></script><script>window.broken=1</script>";
-const REVERSED: &str = "evil_\u{202e}txt.exe \u{5e9}\u{5dc}\u{5d5}\u{5dd} \u{1b}[31m\nred";
+use heapbpf_tests::scrape::{get, get_with};
+use heapbpf_tests::target::{Target, cpu_time, until};
 
 /// A browser, or a loud skip.
 fn browser(case: &str, width: u32, height: u32) -> Option<Browser> {
@@ -38,29 +38,30 @@ fn hostile_page() -> PathBuf {
 }
 
 fn make_hostile_page(folder: &Path) -> PathBuf {
-    let mut target = Target::start(&program("lifetimes"), ["300"]);
-    let recording = Recorder::of(target.pid(), 1).start();
-    target.run();
-    let outcome = recording.stop();
-    let long = "x".repeat(10_000);
-    let text = std::fs::read_to_string(outcome.file("profile.json")).expect("the profile");
-    let mut profile: serde_json::Value = serde_json::from_str(&text).expect("JSON");
-    for stack in profile["stacks"].as_array_mut().expect("stacks") {
-        for frame in stack["frames"].as_array_mut().expect("frames") {
-            let hostile = match frame["function"].as_str() {
-                Some("site_00") => MARKUP,
-                Some("site_03") => REVERSED,
-                Some("site_04") => &long,
-                _ => continue,
-            };
-            frame["function"] = hostile.into();
-        }
-    }
+    let profile = hostile::profile();
     let (json, html) = (folder.join("hostile.json"), folder.join("hostile.html"));
     std::fs::write(&json, profile.to_string()).expect("room");
     let output = Command::new(heapbpf()).arg("report").arg(&json).arg("-o").arg(&html).output().expect("it runs");
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     html
+}
+
+/// Writes pictures of the narrowest and the widest window, in light and dark colours, if they are asked for.
+fn look(browser: &mut Browser, name: &str) {
+    let Some(folder) = std::env::var_os("HEAPBPF_LOOK") else { return };
+    for (width, scheme) in [(400, "light"), (400, "dark"), (2000, "light"), (2000, "dark")] {
+        browser.resize(width, if width < 500 { 2400 } else { 1200 });
+        browser.prefer(scheme);
+        assert!(
+            browser.value("document.querySelector('header').clientHeight").as_u64() < Some(160),
+            "{name} at {width} px"
+        );
+        browser.until("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))");
+        let file = Path::new(&folder).join(format!("{name}-{width}-{scheme}.png"));
+        std::fs::write(file, browser.picture()).expect("room");
+    }
+    browser.resize(1300, 1000);
+    browser.prefer("light");
 }
 
 /// Writes a picture for the documents, if they are asked for.
@@ -121,6 +122,7 @@ fn a_file_is_the_page_and_hostile_names_are_only_shown() {
     browser.open(&link, "document.querySelectorAll('#main tbody tr').length === 2");
     browser.until("!document.getElementById('details').hidden");
     picture(&mut browser, "page-stacks.png");
+    look(&mut browser, "stack");
 
     // Callers and callees of a function, from its line in the details.
     browser.click("#details .frames li:nth-child(2) button");
@@ -167,6 +169,7 @@ fn the_graph_obeys_keys_and_clicks_at_every_width() {
     // Every control has a name, and what is hidden from sight is not hidden from readers.
     let nameless = "[...document.querySelectorAll('button, select, input, canvas')].filter(it => !(it.innerText || it.ariaLabel || it.labels?.length || it.getAttribute('aria-label'))).length";
     assert_eq!(browser.value(nameless), 0);
+    look(&mut browser, "functions");
     for (width, scheme) in [(400, "dark"), (2000, "light")] {
         browser.resize(width, 900);
         browser.prefer(scheme);
@@ -198,17 +201,46 @@ fn a_served_page_shows_growth_and_outlives_its_server() {
     assert!(browser.text("document.getElementById('programs').innerText").contains("growing"));
     assert!(browser.text("document.getElementById('summary').innerText").contains("of a CPU"), "what probes cost");
     browser.until("document.querySelectorAll('#programs .spark').length === 1");
+    // Memory that is no heap, in one line that adds up.
+    assert!(browser.text("document.querySelector('#programs thead').innerText").contains("RSS"));
+    browser.click("#memory summary");
+    let memory = browser.text("document.getElementById('memory-lines').innerText");
+    assert!(memory.contains(" = heap ") && memory.contains("used by nobody"), "{memory}");
+    // A refresh takes neither the focus nor what is open.
+    browser.value("document.querySelector('#programs tbody button').focus()");
+    let shown = browser.text("document.getElementById('connection').textContent");
+    browser.until(&format!("document.getElementById('connection').textContent !== {shown:?}"));
+    browser.until("document.querySelectorAll('#programs .spark').length === 1");
+    assert_eq!(browser.value("document.activeElement.matches('#programs tbody button')"), true);
+    assert_eq!(browser.value("document.getElementById('memory').open"), true);
+    browser.click("#memory summary");
     let moments = || {
         let data: serde_json::Value = serde_json::from_slice(&get(address, "/page/data").body).expect("JSON");
         data["moments"].as_array().map_or(0, Vec::len)
     };
     until("there are some moments", || moments() > 4);
 
-    // A range of the timeline, dragged: what grew in it, coloured where that is significant.
+    // A range of the timeline, dragged: what was allocated in it and kept.
     browser.until("document.querySelector('#marks input').max >= 3");
     let place = browser.value("(() => { const box = document.querySelector('.u-over').getBoundingClientRect(); return [box.x, box.y + 60, box.width] })()");
     let [x, y, width] = [0, 1, 2].map(|index| place[index].as_f64().expect("a place"));
     browser.drag((x + 2.0, y), (x + width - 2.0, y));
+    browser.until("document.getElementById('path').innerText.includes('in use at the end')");
+    let path = browser.text("document.getElementById('path').innerText");
+    assert!(path.contains(" allocated, ") && path.contains('['), "of how much, with its interval: {path}");
+    browser.click("#tab-table");
+    browser.until("document.querySelectorAll('#main tbody tr').length > 0");
+    let table = browser.text("document.querySelector('#main tbody').innerText");
+    assert!(table.contains("site_00"), "every tenth block is kept: {table}");
+    browser.click("#tab-flame");
+    picture(&mut browser, "page-kept.png");
+    look(&mut browser, "kept");
+    let link = browser.text("location.href");
+    browser.open("about:blank", "true");
+    browser.open(&link, "document.getElementById('path').innerText.includes('in use at the end')");
+
+    // What grew in it, coloured where that is significant.
+    browser.value("(() => { const it = document.getElementById('value'); it.value = 'growth'; it.dispatchEvent(new Event('change')) })()");
     browser.until("document.getElementById('path').innerText.includes('grew significantly')");
     assert!(browser.text("location.hash").contains("value=growth"));
     browser.click("#tab-table");
@@ -231,6 +263,79 @@ fn a_served_page_shows_growth_and_outlives_its_server() {
     browser.until("document.getElementById('banner').hidden");
     browser.until("document.getElementById('connection').textContent.startsWith('live')");
     again.stop();
+}
+
+/// Bytes of each site in an answer of `/page/kept`.
+fn bytes_of_sites(data: &serde_json::Value) -> BTreeMap<String, i64> {
+    let list = |value: &serde_json::Value| -> Vec<usize> {
+        let numbers = value.as_array().expect("a list").iter();
+        numbers.map(|number| number.as_u64().expect("a number") as usize).collect()
+    };
+    let (shared, own, calls) = ["shared", "own", "calls"].map(|key| list(&data["stacks"][key])).into();
+    let (functions, names) = (list(&data["frames"]["function"]), list(&data["functions"]["name"]));
+    let (mut sites, mut path, mut calls) = (BTreeMap::new(), Vec::new(), calls.into_iter());
+    for (stack, (shared, own)) in shared.into_iter().zip(own).enumerate() {
+        path.truncate(shared);
+        path.extend(calls.by_ref().take(own));
+        let name = |frame: &usize| data["strings"][names[functions[*frame]]].as_str().expect("text").to_owned();
+        let site = path.iter().map(name).find(|name| name.starts_with("site_")).expect("a site");
+        *sites.entry(site).or_default() += data["column"]["estimate"][stack].as_i64().expect("bytes");
+    }
+    sites
+}
+
+/// Every allocation is sampled, so that the truth is what must be said.
+#[test]
+fn what_was_allocated_in_a_range_and_kept_is_what_the_program_kept() {
+    let case = "what_was_allocated_in_a_range_and_kept_is_what_the_program_kept";
+    let Some(_turn) = turn(case) else { return };
+    let mut target = Target::start::<&str>(&program("phases"), []);
+    let (recording, address) = Recorder::of(target.pid(), 1).without_outputs().serve();
+    let json = |path: &str| -> serde_json::Value {
+        let answer = get(address, path);
+        serde_json::from_slice(&answer.body)
+            .unwrap_or_else(|_| panic!("{path}: {:?}", String::from_utf8_lossy(&answer.body)))
+    };
+    let mut moments = vec![json("/page/data")["profile"]["time_ms"].clone()];
+    for phase in 0..4 {
+        target.go();
+        if phase < 3 {
+            target.step()
+        } else {
+            drop(target.truth())
+        }
+        moments.push(json("/page/data")["profile"]["time_ms"].clone());
+    }
+    let kept = |from: usize, to: usize| {
+        let data = json(&format!("/page/kept?from={}&to={}", moments[from], moments[to]));
+        assert_eq!(data["notes"], serde_json::json!([]), "{data}");
+        let sites = bytes_of_sites(&data);
+        let total = &data["total"];
+        assert_eq!(total["estimate"].as_i64(), Some(sites.values().sum()), "{total}");
+        assert_eq!(
+            (&total["low"], &total["high"]),
+            (&total["estimate"], &total["estimate"]),
+            "nothing is left to chance"
+        );
+        sites
+            .into_iter()
+            .map(|(site, bytes)| (site[5..].parse().expect("a number"), bytes))
+            .collect::<Vec<(u32, i64)>>()
+    };
+    assert_eq!(kept(0, 1), [(0, 1_000_000)]);
+    // What was older and freed meanwhile does not count against it, as it does in growth.
+    assert_eq!(kept(1, 2), [(1, 250_000)]);
+    assert_eq!(kept(0, 2), [(0, 500_000), (1, 250_000)]);
+    // A block that was made larger was allocated then.
+    assert_eq!(kept(2, 3), [(3, 300_000), (4, 2_000)]);
+    assert_eq!(kept(1, 3), [(1, 200_000), (3, 300_000), (4, 2_000)]);
+    assert_eq!(kept(0, 4), [(1, 200_000), (3, 300_000), (4, 2_000)]);
+    assert_eq!(kept(3, 4), []);
+    let growth = json(&format!("/page/growth?from={}&to={}", moments[1], moments[2]));
+    assert_eq!(growth["total"]["change"][0], -250_000.0);
+    assert_eq!(get(address, &format!("/page/kept?from=1&to={}", moments[2])).status, 404);
+    assert_eq!(get(address, &format!("/page/kept?from={}&to={}", moments[2], moments[1])).status, 400);
+    recording.stop();
 }
 
 #[test]
@@ -277,6 +382,32 @@ fn a_page_asks_for_its_token_and_offers_every_format() {
         );
         let answer = browser.value(&asked);
         assert!(answer[0] == 200 && answer[1].as_u64() > Some(50), "{format}: {answer}");
+    }
+    recording.stop();
+}
+
+/// What a refresh of the page costs the daemon, beside a scrape of the same 5,000 stacks; prints the figures.
+#[test]
+#[ignore = "a benchmark: cargo xtask bench page"]
+fn cost_of_a_refresh() {
+    const TIMES: u32 = 10;
+    let _turn = turn("cost_of_a_refresh").expect("root and BPF");
+    let mut target = Target::start(&program("branches"), ["5000", "1000"]);
+    let (recording, address) = Recorder::of(target.pid(), 1).without_outputs().serve();
+    target.go();
+    let stacks = || {
+        let data: serde_json::Value = serde_json::from_slice(&get(address, "/page/data").body).expect("JSON");
+        data["profile"]["stacks"]["id"].as_array().map_or(0, Vec::len)
+    };
+    until("all stacks are there", || stacks() >= 5_000);
+    let cost = |path: &str| {
+        let before = cpu_time(recording.pid());
+        let bytes = (0..TIMES).map(|_| get_with(address, path, "Accept-Encoding: gzip\r\n").body.len()).sum::<usize>();
+        let each = (cpu_time(recording.pid()) - before) / TIMES;
+        println!("{path}: {:.1} ms of CPU time, {} bytes", each.as_secs_f64() * 1e3, bytes / TIMES as usize);
+    };
+    for _ in 0..2 {
+        ["/debug/pprof/heap", "/debug/pprof/heap?format=json", "/page/data"].into_iter().for_each(cost);
     }
     recording.stop();
 }

@@ -1,15 +1,19 @@
 //! `heapbpf top` in a real terminal (tmux): what it shows, how it ends, and what it does without one.
 
 use std::collections::BTreeSet;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
+use heapbpf_tests::hostile;
 use heapbpf_tests::kernel;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
-use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::target::{Target, cpu_time, until};
 use heapbpf_tests::tmux::Tmux;
 
 /// A program that grows by two blocks of 1,000 bytes a millisecond and frees nine times as much.
@@ -130,6 +134,105 @@ fn a_signal_ends_it_and_restores_the_terminal() {
 }
 
 #[test]
+fn a_command_is_shown_and_goes_on_when_the_screen_is_left() {
+    let case = "a_command_is_shown_and_goes_on_when_the_screen_is_left";
+    let Some(_turn) = turn(case) else { return };
+    let command =
+        format!("FREE_RUNNING=1 {}", top(&format!("-i 4096 -- {} 100000000 20000", program("growing").display())));
+    let Some(tmux) = Tmux::run(&command, 100, 24) else { return skipped(case, "there is no tmux") };
+    let screen = tmux.await_text("site_01");
+    assert!(screen.contains("growing (") && screen.contains("LIVE") && !screen.contains("READY"), "{screen}");
+    let top = tmux.program();
+    let links = links(top);
+    let growing = child_named(top, "growing");
+    for stream in 0..3 {
+        let leads_to = std::fs::read_link(format!("/proc/{growing}/fd/{stream}")).expect("an open stream");
+        assert_eq!(leads_to, Path::new("/dev/null"), "what it writes is not shown, and it gets no input");
+    }
+    // The command must not get the keys, nor the signals, of the screen.
+    tmux.press(&["q"]);
+    tmux.await_text("exit 0");
+    assert!(kernel::links_that_stay(&links).is_empty());
+    until("the end of top", || !is_running(top));
+    let before = cpu_time(growing);
+    until("the command goes on", || cpu_time(growing) > before);
+    // SAFETY: `kill` takes plain integers; the command runs, as was just seen.
+    assert_eq!(unsafe { libc::kill(growing as libc::pid_t, libc::SIGKILL) }, 0);
+}
+
+#[test]
+fn the_screen_ends_with_its_command() {
+    let case = "the_screen_ends_with_its_command";
+    let Some(_turn) = turn(case) else { return };
+    let growing = program("growing");
+    let command = format!("FREE_RUNNING=1 {}", top(&format!("-i 4096 -- {} 40000 20000", growing.display())));
+    let Some(tmux) = Tmux::run(&command, 100, 24) else { return skipped(case, "there is no tmux") };
+    tmux.await_text("site_01");
+    let screen = tmux.await_text("exit 0");
+    assert!(screen.contains(" icanon") && screen.contains(" echo ") && !screen.contains("IN USE"), "{screen}");
+}
+
+/// The child of a process with this name.
+fn child_named(pid: u32, name: &str) -> u32 {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).expect("it runs").flatten();
+    let children = tasks.flat_map(|task| {
+        let children = std::fs::read_to_string(task.path().join("children")).unwrap_or_default();
+        children.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<u32>>()
+    });
+    let named = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|comm| comm.trim() == name);
+    children.into_iter().find(named).expect("the command runs")
+}
+
+/// Serves one answer to whoever asks.
+fn serve_always(body: Vec<u8>) -> SocketAddr {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = listener.local_addr().expect("it listens");
+    std::thread::spawn(move || {
+        for connection in listener.incoming().flatten() {
+            let mut lines = BufReader::new(&connection).lines();
+            while lines.next().is_some_and(|line| line.is_ok_and(|line| !line.is_empty())) {}
+            let head = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\nConnection: close\r\n\r\n", body.len());
+            let _ = (&connection).write_all(head.as_bytes()).and_then(|()| (&connection).write_all(&body));
+        }
+    });
+    address
+}
+
+#[test]
+fn hostile_names_are_shown_and_do_nothing_to_the_terminal() {
+    let case = "hostile_names_are_shown_and_do_nothing_to_the_terminal";
+    let Some(_turn) = turn(case) else { return };
+    let mut profile = hostile::profile();
+    // A name of a process has at most 15 bytes, but a service may claim any.
+    profile["processes"][0]["comm"] = hostile::REVERSED.into();
+    let address = serve_always(profile.to_string().into_bytes());
+    let Some(tmux) = Tmux::run(&top(&format!("http://{address}")), 120, 40) else {
+        return skipped(case, "there is no tmux");
+    };
+    tmux.await_text("LIVE");
+    tmux.log_output();
+    // Everything is drawn anew, in every view.
+    tmux.press(&["C-l", "4"]);
+    let shown = tmux.await_text("xxxxxxxx");
+    assert!(shown.contains("img src=x onerror") && shown.contains("evil_\\u{202e}txt.exe"), "{shown}");
+    assert!(shown.contains("\\u{1b}[31m") && shown.contains("q quit"), "{shown}");
+    for (keys, text) in [(["Tab", "C-l"], "› stacks"), (["F", "C-l"], "flame"), (["t", "C-l"], "calls, outermost")] {
+        tmux.press(&keys);
+        let screen = tmux.await_text(text);
+        assert_eq!(screen.lines().count(), 40, "{screen}");
+        assert!(screen.lines().all(|line| line.chars().count() <= 120), "{screen}");
+    }
+    assert_ne!(tmux.title(), "stolen");
+    tmux.press(&["q"]);
+    tmux.await_text("exit 0");
+    let written = tmux.logged();
+    assert!(written.contains("xxxxxxxx"), "the output was kept");
+    for forbidden in ["\u{202e}", "\u{1b}[31m\nred", "\u{1b}]2;", "\u{7}"] {
+        assert!(!written.contains(forbidden), "{forbidden:?} reached the terminal");
+    }
+}
+
+#[test]
 fn without_a_terminal_top_suggests_snapshots() {
     let output = Command::new(heapbpf()).args(["top", "--pid", "1"]).stdin(Stdio::null()).output().expect("it runs");
     let said = String::from_utf8_lossy(&output.stderr);
@@ -166,4 +269,44 @@ fn a_service_is_watched_and_may_go_away_for_a_while() {
     tmux.press(&["q"]);
     tmux.await_text("exit 0");
     again.stop();
+}
+
+/// What `top` costs over a program with 5,000 stacks that makes 100 samples a second; prints the figures.
+#[test]
+#[ignore = "a benchmark: cargo xtask bench top"]
+fn cost_of_the_screen() {
+    const OVER: Duration = Duration::from_secs(20);
+    let share = |pid: u32| {
+        let (begun, before) = (Instant::now(), cpu_time(pid));
+        std::thread::sleep(OVER);
+        (cpu_time(pid) - before).as_secs_f64() / begun.elapsed().as_secs_f64()
+    };
+    let _turn = turn("cost_of_the_screen").expect("root and BPF");
+    let mut target = Target::start(&program("branches"), ["5000", "1000"]);
+    let pid = target.pid();
+    let command = format!("exec {} -i 1 --pid {pid} -o {{folder}}/x.json", heapbpf().display());
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let recording =
+        Tmux::run(&command.replace("{folder}", &folder.path().display().to_string()), 120, 40).expect("tmux");
+    recording.await_text("recording");
+    target.go();
+    // Names are found once.
+    std::thread::sleep(Duration::from_secs(15));
+    println!("a recording without a screen: {:.2} % of a core", 100.0 * share(recording.shell()));
+    drop(recording);
+    drop(target);
+    for (width, height) in [(120, 40), (250, 70)] {
+        let mut target = Target::start(&program("branches"), ["5000", "1000"]);
+        let command = format!("exec {} top -i 1 --pid {}", heapbpf().display(), target.pid());
+        let tmux = Tmux::run(&command, width, height).expect("tmux");
+        tmux.await_text("LIVE");
+        target.go();
+        tmux.await_text("site_00");
+        tmux.press(&["Tab"]);
+        tmux.await_text("› stacks");
+        std::thread::sleep(Duration::from_secs(15));
+        let share = share(tmux.shell());
+        println!("top, {width} x {height}: {:.2} % of a core over {OVER:?}", 100.0 * share);
+        println!("{}", tmux.screen().lines().take(5).collect::<Vec<_>>().join("\n"));
+    }
 }

@@ -1,19 +1,22 @@
 // Puts the parts together: what is shown, and what happens when something is chosen.
 
-import { details, qText } from "./details.ts";
-import { columnOf, growthDoc, profileDoc, significantShare, type Doc } from "./doc.ts";
-import { button, byId, element, pause } from "./dom.ts";
+import { details } from "./details.ts";
+import { columnOf, profileDoc, significantShare, type Doc } from "./doc.ts";
+import { banner, button, byId, element, pause, renew } from "./dom.ts";
 import { serverButtons, staticButtons } from "./export.ts";
 import { FlameGraph } from "./flame.ts";
-import { bytes, clock, count, figure, interval, pattern, percent, seconds, shown } from "./format.ts";
-import { History, nearest } from "./history.ts";
+import { afterFigure, clock, figure, pattern, percent, shown } from "./format.ts";
+import { History } from "./history.ts";
 import { refreshPause, retryPause, Server } from "./live.ts";
-import type { Column, GrowthData, LiveData, PageData, StaticData } from "./model.ts";
+import type { Column, LiveData, PageData, StaticData } from "./model.ts";
+import { askRange, ends, isRange, RANGE_VALUES, showMarks, type Range, type RangeValue } from "./range.ts";
 import { fragment, parse, type State } from "./state.ts";
-import { hooks, Programs, summary } from "./summary.ts";
-import { bar, Table, type TableColumn } from "./table.ts";
+import { hooks, memory, Programs, summary } from "./summary.ts";
+import { Table } from "./table.ts";
+import { functionColumns, stackColumns, stackRows } from "./tables.ts";
+import { theme } from "./theme.ts";
 import { Timeline } from "./timeline.ts";
-import { below, functions, sandwich, sizes, FIRST_GROUP, type FunctionFigures } from "./tree.ts";
+import { FIRST_GROUP, functions, matched, pathHashes, sandwich, sizes, type FunctionFigures } from "./tree.ts";
 
 type Tab = State["tab"];
 
@@ -21,7 +24,8 @@ export class App {
   private state = parse(location.hash);
   private data: PageData | null = null;
   private doc: Doc | null = null;
-  private growth: { data: GrowthData; doc: Doc } | null = null;
+  /** What is shown of the time between the marks. */
+  private range: Range | null = null;
   private zoom = 0;
   private size: Float64Array = new Float64Array();
   /** What `size` is of. */
@@ -138,23 +142,31 @@ export class App {
     document.title = `heapbpf: ${shown(data.subject, 80)}`;
     byId("app").hidden = false;
     byId("subject").textContent = shown(data.subject, 300);
-    byId("summary").replaceChildren(...summary(data, serving));
+    renew(byId("summary"), ...summary(data, serving));
     this.programs.show(data, this.served?.history ?? null);
-    byId("hooks").replaceChildren(hooks(data));
+    const lines = memory(data);
+    byId("memory").hidden = lines.length === 0;
+    byId("memory-lines").replaceChildren(...lines);
+    renew(byId("hooks"), hooks(data));
     this.values();
     await pause();
     this.showTimeline();
     this.showAll();
   }
 
-  /** What is looked at: the profile, or growth. */
+  /** The range that is looked at, if it is one. */
+  private shownRange(): Range | null {
+    return this.range?.value === this.state.value ? this.range : null;
+  }
+
+  /** What is looked at: the profile, or a range. */
   private view(): Doc {
-    return this.state.value === "growth" && this.growth ? this.growth.doc : this.doc!;
+    return this.shownRange()?.doc ?? this.doc!;
   }
 
   private column(): Column {
-    const fallback = this.data!.values[this.data!.active].name;
-    return columnOf(this.view(), this.state.value && this.state.value !== "growth" ? this.state.value : this.growth && this.state.value === "growth" ? "growth" : fallback);
+    const { value } = this.state, usual = this.data!.values[this.data!.active].name;
+    return columnOf(this.view(), value && (!isRange(value) || this.shownRange()) ? value : usual);
   }
 
   private set(change: Partial<State>) {
@@ -165,19 +177,16 @@ export class App {
   }
 
   private choose(value: string) {
-    if (value === "growth" && !this.growth) {
-      const moments = this.served?.moments ?? [];
-      if (moments.length > 1) this.mark(moments[0], moments[moments.length - 1]);
-      return;
-    }
-    this.set({ value });
+    if (!isRange(value)) return this.set({ value });
+    const moments = this.served?.moments ?? [], { from, to } = this.state;
+    this.mark(from || (moments[0] ?? 0), to || (moments[moments.length - 1] ?? 0), value);
   }
 
   private values() {
     const select = byId<HTMLSelectElement>("value");
     const options = this.doc!.columns.map(({ info }) => element("option", { value: info.name }, info.title));
     if (this.served && this.doc!.columns.some(column => column.info.name === "inuse_space")) {
-      options.push(element("option", { value: "growth" }, "growth between the marks"));
+      options.push(...Object.entries(RANGE_VALUES).map(([value, title]) => element("option", { value }, title)));
     }
     if (select.options.length !== options.length) select.replaceChildren(...options);
   }
@@ -207,7 +216,7 @@ export class App {
     else this.showFunctions(column);
     this.showPath(column);
     this.showDetails();
-    this.showMarks();
+    this.showTimeline();
   }
 
   private place(...children: HTMLElement[]) {
@@ -220,12 +229,12 @@ export class App {
     this.flame.search(pattern(this.state.search));
     this.flame.turn(this.state.icicle);
     const view = this.view(), significant = significantShare(view, this.size);
-    this.flame.show({ tree: view.tree, size: this.size, unit: column.info.unit, ...(significant ? { significant } : {}) }, this.zoom);
+    this.flame.show({ tree: view.tree, hashes: view.hashes, size: this.size, unit: column.info.unit, ...(significant ? { significant } : {}) }, this.zoom);
   }
 
   private showPath(column: Column) {
     const { tree } = this.view(), { unit, title } = column.info, path = byId("path");
-    const parts: (Node | string)[] = [element("b", {}, figure(this.size[this.zoom], unit)), ` ${title}`];
+    const parts: (Node | string)[] = [element("b", {}, figure(this.size[this.zoom], unit)), ` ${afterFigure(title)}`];
     if (this.zoom) {
       const label = tree.label[this.zoom];
       parts.push(` in ${shown(tree.name(label), 200)}, ${percent(this.size[this.zoom] / this.size[0])} of all`);
@@ -235,76 +244,28 @@ export class App {
     if (this.state.of) parts.push(` · callers and callees of ${shown(this.state.of, 200)}`, button("Back", () => this.set({ of: "" })));
     const searched = pattern(this.state.search);
     if (searched) {
-      const found = matched(this.view(), this.size, searched);
+      const found = matched(this.view().tree, this.size, searched);
       parts.push(` · matches: ${figure(found, unit)}, ${percent(found / this.size[0])}`);
     }
-    if (this.state.value === "growth" && this.growth) parts.push(` · ${growthText(this.growth.data)}`);
+    const range = this.shownRange();
+    if (range) parts.push(` · ${range.text}`);
     path.replaceChildren(...parts);
   }
 
   private showStacks(column: Column) {
-    const view = this.view(), { sheet, changes, lifetimes } = view, { unit } = column.info;
-    const inside = this.zoom ? below(view.tree, this.zoom) : null, searched = pattern(this.state.search);
-    const hits = searched ? sheet.names.map(name => searched.test(name)) : null;
-    const rows: number[] = [];
-    let most = 0;
-    for (let stack = 0; stack < sheet.count; stack++) {
-      if (inside && !inside[view.leaf[stack]]) continue;
-      if (hits && !sheet.framesOf(stack).some(frame => hits[sheet.frames.function[frame]])) continue;
-      rows.push(stack);
-      most = Math.max(most, column.high[stack] || 0, column.estimate[stack]);
-    }
-    const columns: TableColumn<number>[] = [
-      { key: "stack", title: "Stack", number: false, value: stack => chainName(view, stack), cell: stack => this.stackCell(view, stack) },
-      {
-        key: "value", title: column.info.title, number: true, value: stack => column.estimate[stack],
-        cell: stack => {
-          const ends = interval(known(column.low[stack]), known(column.high[stack]), unit);
-          const text = element("span", { title: ends ? `95 % interval: ${ends}` : "" }, figure(column.estimate[stack], unit));
-          return element("span", {}, bar(column.estimate[stack], column.low[stack], column.high[stack], most), text, ends ? element("span", { class: "sr" }, ` (${ends})`) : null);
-        },
-      },
-    ];
-    if (changes) {
-      columns.push({
-        key: "q", title: "Significant", number: true, value: stack => 1 - (changes[stack].q ?? 1),
-        cell: stack => element("span", changes[stack].significant ? { class: "significant" } : { class: "dim" }, changes[stack].significant ? `yes, ${qText(changes[stack].q ?? 1)}` : "no"),
-      });
-    } else {
-      columns.push({ key: "samples", title: "Samples", number: true, value: stack => column.samples[stack], cell: stack => count(column.samples[stack]) });
-      for (const other of view.columns.filter(it => it !== column && /_space$/.test(it.info.name))) {
-        columns.push({ key: other.info.name, title: other.info.title, number: true, value: stack => other.estimate[stack], cell: stack => figure(other.estimate[stack], other.info.unit) });
-      }
-      if (lifetimes?.some(it => it)) {
-        columns.push({ key: "median", title: "Median lifetime", number: true, value: stack => lifetimes[stack]?.median ?? Infinity, cell: stack => medianText(view, stack) });
-      }
-    }
-    this.stacks.show(columns, rows, this.state.sort);
+    const view = this.view(), { rows, most } = stackRows(view, column, this.zoom, pattern(this.state.search));
+    const open = (stack: number) => {
+      this.set({ stack: view.sheet.id[stack] });
+      byId("details").querySelector("h2")?.focus();
+    };
+    this.stacks.show(stackColumns(view, column, most, open), rows, this.state.sort);
     this.place(this.stacks.root);
   }
 
-  private stackCell(view: Doc, stack: number): HTMLElement {
-    const { sheet } = view, chain = sheet.chain(stack);
-    const name = chain.length ? sheet.short[chain[0]] : "[no stack]";
-    const rest = chain.slice(1, 12).map(f => shown(sheet.short[f], 80)).join(" ← ");
-    const open = button(shown(name, 200), () => {
-      this.set({ stack: sheet.id[stack] });
-      byId("details").querySelector("h2")?.focus();
-    }, { class: "link" });
-    return element("div", {}, open, element("small", { class: "dim" }, rest));
-  }
-
   private showFunctions(column: Column) {
-    const { tree } = this.view(), searched = pattern(this.state.search), { unit } = column.info;
-    const rows = functions(tree, this.size).filter(row => row.total > 0 && (!searched || searched.test(tree.name(row.label))));
-    const total = this.size[0];
-    const columns: TableColumn<FunctionFigures>[] = [
-      { key: "name", title: "Function", number: false, value: row => tree.name(row.label), cell: row => button(shown(tree.name(row.label), 300), () => this.set({ of: tree.name(row.label) }), { class: "link" }) },
-      { key: "total", title: `${column.info.title}, with callees`, number: true, value: row => row.total, cell: row => element("span", {}, bar(row.total, NaN, NaN, total), figure(row.total, unit)) },
-      { key: "share", title: "Share", number: true, value: row => row.total, cell: row => percent(row.total / total) },
-      { key: "self", title: "Itself", number: true, value: row => row.self, cell: row => figure(row.self, unit) },
-    ];
-    this.functions.show(columns, rows, this.functionSort);
+    const view = this.view(), searched = pattern(this.state.search);
+    const rows = functions(view.tree, this.size).filter(row => row.total > 0 && (!searched || searched.test(view.tree.name(row.label))));
+    this.functions.show(functionColumns(view, column, this.size[0], of => this.set({ of })), rows, this.functionSort);
     this.place(this.functions.root);
   }
 
@@ -326,8 +287,8 @@ export class App {
       this.sandwichBox.append(element("h3", {}, "Callers"), this.callers.root, element("h3", {}, "Callees"), this.callees.root);
     }
     this.place(this.sandwichBox);
-    this.callers.show({ ...both.callers, unit }, 0);
-    this.callees.show({ ...both.callees, unit }, 0);
+    this.callers.show({ ...both.callers, hashes: pathHashes(both.callers.tree), unit }, 0);
+    this.callees.show({ ...both.callees, hashes: pathHashes(both.callees.tree), unit }, 0);
   }
 
   private showDetails() {
@@ -336,14 +297,12 @@ export class App {
     box.hidden = stack < 0;
     if (stack < 0) return;
     const view = this.view(), { doc } = this, here = doc ? doc.sheet.id.indexOf(this.state.stack) : -1;
-    const focused = box.contains(document.activeElement);
     const sizes = doc?.sizes && here >= 0 ? { smallest: doc.sizes.smallest[here], largest: doc.sizes.largest[here] } : undefined;
-    box.replaceChildren(details({
+    renew(box, details({
       sheet, stack, columns: view.columns, sizes, lifetimes: here >= 0 ? doc?.lifetimes?.[here] : null, growth: view.changes?.[stack],
       onClose: () => this.set({ stack: 0 }),
       onFunction: label => this.set({ of: sheet.names[label] }),
     }));
-    if (focused) box.querySelector("h2")?.focus();
   }
 
   private zoomTo(node: number) {
@@ -359,7 +318,7 @@ export class App {
     const label = FIRST_GROUP - sheet.groups.indexOf(name);
     let node = tree.first[0];
     while (node >= 0 && tree.label[node] !== label) node = tree.next[node];
-    const value = this.state.value === "growth" ? "" : this.state.value;
+    const value = isRange(this.state.value) ? "" : this.state.value;
     this.set({ zoom: node > 0 ? hashes[node] : 0, of: "", value });
   }
 
@@ -374,135 +333,31 @@ export class App {
   private showTimeline() {
     if (!this.served || !this.data) return;
     byId("live").hidden = false;
-    this.served.timeline.show(this.served.history.points, [this.state.from, this.state.to]);
+    const { timeline, history, moments } = this.served, { from, to } = this.state;
+    timeline.show(history.points, [from, to]);
+    showMarks(moments, from, to, (from, to, value) => this.mark(from, to, value));
   }
 
-  /** Marks two moments, as near to these times as the server keeps some. */
-  private mark(from: number, to: number) {
-    const { moments } = this.served!;
-    const ends = [nearest(moments, Math.min(from, to)), nearest(moments, Math.max(from, to))];
-    if (moments.length < 2) return banner("There is one moment so far: wait for the next.");
-    if (ends[0] === ends[1]) {
-      const at = moments.indexOf(ends[0]);
-      if (at > 0) ends[0] = moments[at - 1];
-      else ends[1] = moments[1];
-    }
-    this.state = { ...this.state, from: ends[0], to: ends[1], value: "growth", zoom: 0 };
+  /** Marks two moments, as near to these times as the server keeps some, and shows a value of the time between them. */
+  private mark(from: number, to: number, value: RangeValue = isRange(this.state.value) ? this.state.value : "kept") {
+    const marks = ends(this.served?.moments ?? [], from, to);
+    if (!marks) return banner("There is one moment so far: wait for the next.");
+    this.state = { ...this.state, from: marks[0], to: marks[1], value, zoom: 0 };
     void this.followMarks().then(() => this.set({}));
   }
 
-  /** Gets the growth between the marks, if it is to be shown. */
+  /** Gets what is to be shown of the time between the marks. */
   private async followMarks() {
-    const { from, to, value } = this.state;
-    if (!this.served || value !== "growth" || !from || !to) return;
-    if (this.growth?.data.from_ms === from && this.growth.data.to_ms === to) return;
-    const answer = await this.served.server.json<GrowthData>(`page/growth?from=${from}&to=${to}`);
-    if ("data" in answer) {
-      this.growth = { data: answer.data, doc: await growthDoc(answer.data) };
+    const { from, to, value } = this.state, { range } = this;
+    if (!this.served || !isRange(value) || !from || !to) return;
+    if (range?.value === value && range.from === from && range.to === to) return;
+    const answer = await askRange(this.served.server, value, from, to, this.served.history.points);
+    if (!("failed" in answer)) {
+      this.range = answer;
       return;
     }
-    banner("gone" in answer ? "heapbpf does not answer." : answer.refused);
-    this.growth = null;
+    banner(answer.failed);
+    this.range = null;
     this.state = { ...this.state, value: "" };
   }
-
-  private showMarks() {
-    if (!this.served) return;
-    this.served.timeline.show(this.served.history.points, [this.state.from, this.state.to]);
-    const { moments } = this.served, box = byId("marks");
-    if (box.contains(document.activeElement) && document.activeElement instanceof HTMLInputElement) return;
-    const range = (name: string, at: number, act: (time: number) => void) => {
-      const index = Math.max(0, moments.indexOf(nearest(moments, at)));
-      const input = element("input", { type: "range", min: "0", max: String(Math.max(0, moments.length - 1)), value: String(index), "aria-label": `Mark ${name}` });
-      input.setAttribute("aria-valuetext", clock(moments[index]));
-      input.addEventListener("change", () => act(moments[Number(input.value)]));
-      return element("label", {}, `${name} ${at ? clock(at) : "–"} `, input);
-    };
-    const last = moments[moments.length - 1] ?? 0, first = moments[0] ?? 0;
-    const { from, to } = this.state;
-    const focused = box.contains(document.activeElement) ? (document.activeElement as HTMLElement).id : "";
-    box.replaceChildren(
-      range("A", from || first, time => this.mark(time, to || last)), range("B", to || last, time => this.mark(from || first, time)),
-      button("Growth since A", () => this.mark(from || first, last), { id: "since" }),
-      element("span", { class: "dim" }, "Drag over the timeline to see what grew in that time."));
-    if (focused) byId(focused).focus();
-  }
-}
-
-function known(n: number): number | null {
-  return Number.isFinite(n) ? n : null;
-}
-
-function chainName(view: Doc, stack: number): string {
-  const chain = view.sheet.chain(stack);
-  return chain.length ? view.sheet.short[chain[0]] : "";
-}
-
-function medianText(view: Doc, stack: number): string {
-  const it = view.lifetimes?.[stack];
-  if (!it) return "";
-  return it.median === null ? "not freed" : seconds(it.median);
-}
-
-/** The size of all matches. What a match is in is counted once. */
-function matched(view: Doc, size: Float64Array, searched: RegExp): number {
-  const { tree } = view, hit = new Map<number, boolean>(), inside = new Uint8Array(tree.count);
-  let found = 0;
-  for (let node = 0; node < tree.count; node++) {
-    if (node && inside[tree.parent[node]]) {
-      inside[node] = 1;
-      continue;
-    }
-    const label = tree.label[node];
-    let matches = hit.get(label);
-    if (matches === undefined) hit.set(label, (matches = searched.test(tree.name(label))));
-    if (!matches) continue;
-    inside[node] = 1;
-    found += size[node];
-  }
-  return found;
-}
-
-function growthText(data: GrowthData): string {
-  const [change, low, high] = data.total.change, significant = data.rows.filter(row => row.significant).length;
-  const band = low !== null && high !== null ? ` [${bytes(low)}, ${bytes(high)}]` : "";
-  const stacks = significant ? `${count(significant)} ${significant === 1 ? "stack" : "stacks"} grew significantly (coloured)` : "no stack grew significantly";
-  return `${clock(data.from_ms)} to ${clock(data.to_ms)}: ${bytes(change ?? 0)}${band} net; ${stacks}`;
-}
-
-function banner(text: string) {
-  const box = byId("banner");
-  box.hidden = text === "";
-  if (box.textContent !== text) box.textContent = text;
-}
-
-/** Light or dark: as the system has it, or as it was chosen here. */
-function theme(changed: () => void) {
-  const system = matchMedia("(prefers-color-scheme: dark)"), box = byId("theme");
-  let chosen: string | null = null;
-  try {
-    chosen = localStorage.getItem("heapbpf-theme");
-  } catch {
-    // A page from a file may have no storage.
-  }
-  const apply = () => {
-    const dark = chosen ? chosen === "dark" : system.matches;
-    document.documentElement.dataset.theme = dark ? "dark" : "light";
-    box.textContent = dark ? "Light" : "Dark";
-  };
-  apply();
-  system.addEventListener("change", () => {
-    apply();
-    changed();
-  });
-  box.addEventListener("click", () => {
-    chosen = document.documentElement.dataset.theme === "dark" ? "light" : "dark";
-    try {
-      localStorage.setItem("heapbpf-theme", chosen);
-    } catch {
-      // Then it is chosen for this view alone.
-    }
-    apply();
-    changed();
-  });
 }

@@ -1,7 +1,7 @@
 // One stack: its figures, its source lines, its lifetimes and sizes.
 
 import { button, drawing, element } from "./dom.ts";
-import { bytes, count, figure, interval, percent, seconds, shown } from "./format.ts";
+import { bytes, count, figure, interval, known, percent, seconds, shown } from "./format.ts";
 import type { Change, Column, Lifetimes, Sheet } from "./model.ts";
 
 export interface Details {
@@ -26,7 +26,7 @@ export function details(it: Details): HTMLElement {
 
 function figures({ columns, stack, growth }: Details): HTMLElement {
   const rows = columns.map(column => {
-    const ends = interval(finite(column.low[stack]), finite(column.high[stack]), column.info.unit);
+    const ends = interval(known(column.low[stack]), known(column.high[stack]), column.info.unit);
     return element("tr", {}, element("th", { scope: "row" }, column.info.title),
       element("td", { class: "number" }, figure(column.estimate[stack], column.info.unit)),
       element("td", { class: "dim" }, ends), element("td", { class: "number dim" }, column.samples[stack] ? `${count(column.samples[stack])} samples` : ""));
@@ -46,10 +46,6 @@ function figures({ columns, stack, growth }: Details): HTMLElement {
 /** A q-value, as far as its digits mean something. */
 export function qText(q: number): string {
   return q < 1e-6 ? "q < 0.000001" : `q = ${q.toPrecision(2)}`;
-}
-
-function finite(n: number): number | null {
-  return Number.isFinite(n) ? n : null;
 }
 
 function sizes({ sizes: it, columns, stack }: Details): HTMLElement | string {

@@ -1,7 +1,7 @@
 // A profile or a comparison, ready to be shown.
 
 import { pause } from "./dom.ts";
-import { columns, growthColumn, Sheet, type Change, type Column, type GrowthData, type Lifetimes, type PageData } from "./model.ts";
+import { columns, growthColumn, keptColumn, Sheet, type Change, type Column, type GrowthData, type KeptData, type Lifetimes, type PageData } from "./model.ts";
 import { callTree, pathHashes, sizes, type Tree } from "./tree.ts";
 
 export interface Doc {
@@ -32,6 +32,11 @@ export async function profileDoc(data: PageData): Promise<Doc> {
 /** What grew between two moments. */
 export async function growthDoc(data: GrowthData): Promise<Doc> {
   return doc(new Sheet(data, data.groups), [growthColumn(data)], { lifetimes: null, sizes: null, changes: data.rows });
+}
+
+/** What was allocated between two moments and kept. */
+export async function keptDoc(data: KeptData): Promise<Doc> {
+  return doc(new Sheet(data, data.groups), [keptColumn(data)], { lifetimes: null, sizes: null, changes: null });
 }
 
 /** The column of a value, or the first. */

@@ -36,6 +36,19 @@ export function button(text: string, act: () => void, attributes: Record<string,
   return made;
 }
 
+/** Replaces what is in an element. What has the focus or was scrolled stays so, as far as it is there again. */
+export function renew(box: HTMLElement, ...children: (Node | string)[]) {
+  const places = () => Array.from(box.querySelectorAll<HTMLElement>("a, button, input, select, [tabindex]"));
+  const before = places(), focused = before.findIndex(it => it === document.activeElement), name = before[focused]?.textContent;
+  const scrolled = before.map(it => it.scrollTop);
+  box.replaceChildren(...children);
+  const after = places();
+  scrolled.forEach((top, i) => { if (top && after[i]) after[i].scrollTop = top; });
+  if (focused < 0) return;
+  // The same button may be in another row by now.
+  (after.find(it => it.textContent === name) ?? after[focused])?.focus({ preventScroll: true });
+}
+
 /** Lets the browser draw and react before the work goes on. */
 export function pause(): Promise<void> {
   return new Promise(resolve => {
@@ -50,4 +63,11 @@ export function save(name: string, content: BlobPart, type: string) {
   const url = URL.createObjectURL(new Blob([content], { type }));
   element("a", { href: url, download: name }).click();
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
+}
+
+/** What went wrong, above all else; empty: nothing. */
+export function banner(text: string) {
+  const box = byId("banner");
+  box.hidden = text === "";
+  if (box.textContent !== text) box.textContent = text;
 }

@@ -10,6 +10,8 @@ const LEAST = 0.5;
 
 export interface Shown {
   tree: Tree;
+  /** Of each node, a number that is the same in other trees. */
+  hashes?: Uint32Array;
   size: Float64Array;
   unit: string;
   /** Share of each node that grew significantly; colours mean that, and nothing else, if it is there. */
@@ -66,21 +68,26 @@ export class FlameGraph {
   }
 
   show(shown: Shown, zoom: number) {
-    const other = this.shown?.tree !== shown.tree;
+    const before = this.shown, other = before?.tree !== shown.tree;
+    const same = (node: number, old: number) => before?.hashes !== undefined && shown.hashes?.[node] === before.hashes[old];
+    // After a refresh, what is selected and in sight stays so.
+    const stays = same(zoom, this.zoom), selected = stays && shown.hashes ? shown.hashes.indexOf(before!.hashes![this.selected]) : -1;
     this.shown = shown;
     if (other) {
       this.colours.clear();
       this.matches.clear();
     }
     if (shown.significant) this.colours.clear();
-    this.zoom = this.selected = zoom < shown.tree.count ? zoom : 0;
-    this.layout();
+    this.zoom = zoom < shown.tree.count ? zoom : 0;
+    this.selected = selected >= 0 ? selected : this.zoom;
+    this.layout(stays);
   }
 
+  /** What is to stand out from the next `show` on. */
   search(pattern: RegExp | null) {
+    if (this.pattern?.source === pattern?.source) return;
     this.pattern = pattern;
     this.matches.clear();
-    this.schedule();
   }
 
   turn(icicle: boolean) {
@@ -102,8 +109,10 @@ export class FlameGraph {
     return found;
   }
 
-  private layout() {
+  private layout(stays = false) {
     if (!this.shown) return;
+    // From the root, which may be below.
+    const scrolled = this.options.icicle ? this.scroller.scrollTop : this.scroller.scrollHeight - this.scroller.scrollTop;
     this.width = this.scroller.clientWidth;
     this.boxes = boxesOf(this.shown, this.zoom, this.width);
     const height = this.boxes.levels * ROW;
@@ -114,7 +123,7 @@ export class FlameGraph {
     this.canvas.style.height = `${tall}px`;
     this.canvas.width = Math.max(1, Math.round(this.width * ratio));
     this.canvas.height = Math.max(1, Math.round(tall * ratio));
-    this.scroller.scrollTop = this.options.icicle ? 0 : height;
+    this.scroller.scrollTop = this.options.icicle ? (stays ? scrolled : 0) : height - (stays ? scrolled : 0);
     this.draw();
   }
 

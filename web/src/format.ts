@@ -39,13 +39,32 @@ export function seconds(s: number): string {
   return `${(s / 3600).toPrecision(3)} h`;
 }
 
+/** Marks of a time axis (Unix time in seconds) that are `step` seconds apart: as many digits as tell them apart. */
+export function axisTime(time: number, step: number): string {
+  const date = new Date(time * 1000), of = date.toLocaleTimeString("en-GB");
+  if (step < 1) return `${of.slice(3)}.${Math.floor(date.getMilliseconds() / 100)}`;
+  if (step < 60) return of;
+  return step < 86400 ? of.slice(0, 5) : date.toLocaleDateString("en-CA");
+}
+
 /** Time of day. */
 export function clock(ms: number): string {
   return new Date(ms).toLocaleTimeString("en-GB");
 }
 
+/** A number, unless it stands for none. */
+export function known(n: number): number | null {
+  return Number.isFinite(n) ? n : null;
+}
+
+/** A title after a figure that says its unit. */
+export function afterFigure(title: string): string {
+  return title.replace(/^bytes /, "");
+}
+
 /** An interval in the unit of its figure; empty if there is none. */
 export function interval(low: number | null, high: number | null, unit: string): string {
+  if (low !== null && low === high) return "exact";
   return low === null || high === null ? "" : `${figure(low, unit)} – ${figure(high, unit)}`;
 }
 

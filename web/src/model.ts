@@ -2,10 +2,12 @@
 
 export interface Figure { estimate: number | null; low: number | null; high: number | null; exact?: number }
 export interface ValueInfo { name: string; title: string; unit: string }
-export interface Group { name: string; processes: number; totals: Figure[] }
+/** Where resident memory is: all of it in bytes, the sum of its parts, and what of the heap is in use. */
+export interface Resident { bytes: number; parts: string; heap: string }
+export interface Group { name: string; processes: number; totals: Figure[]; resident: Resident | null }
 export interface Process {
   pid: number; comm: string; group: string; count: number; hook: string | null; not_inline: string | null;
-  coverage: number; ended: boolean; not_hooked: number; allocators: string[]; totals: Figure[];
+  coverage: number; ended: boolean; not_hooked: number; allocators: string[]; totals: Figure[]; resident: Resident | null;
 }
 export interface Lifetimes { median: number | null; temporary: number; curve?: [number, number][] }
 
@@ -28,6 +30,10 @@ export interface Change { before: Ends; after: Ends; change: Ends; q: number | n
 export interface GrowthData extends WireSheet {
   from_ms: number; to_ms: number; confidence: number; false_discovery_rate: number; total: Change;
   notes: string[]; groups: string[]; rows: Change[];
+}
+
+export interface KeptData extends WireSheet {
+  from_ms: number; to_ms: number; confidence: number; total: Figure; notes: string[]; groups: string[]; left_out: number; column: WireColumn;
 }
 
 /** A moment that the server keeps. */
@@ -111,12 +117,13 @@ function numbers(list: (number | null)[]): Float64Array {
 /** The value that is computed here: what was allocated and freed again at once. */
 export const TEMPORARY = "temporary";
 
+function column(info: ValueInfo, { estimate, low, high, samples }: WireColumn): Column {
+  return { info, estimate: numbers(estimate), low: numbers(low), high: numbers(high), samples: numbers(samples) };
+}
+
 /** The columns of a profile, with that of temporary allocations if lifetimes are known. */
 export function columns(data: PageData): Column[] {
-  const all = data.columns.map((column, i): Column => ({
-    info: data.values[i],
-    estimate: numbers(column.estimate), low: numbers(column.low), high: numbers(column.high), samples: numbers(column.samples),
-  }));
+  const all = data.columns.map((it, i) => column(data.values[i], it));
   const bytes = all.find(column => column.info.name === "alloc_space");
   if (bytes && data.lifetimes.some(it => it)) {
     const estimate = bytes.estimate.map((value, i) => value * (data.lifetimes[i]?.temporary ?? 0));
@@ -125,6 +132,11 @@ export function columns(data: PageData): Column[] {
     all.push({ info, estimate, low: none, high: none, samples: bytes.samples });
   }
   return all;
+}
+
+/** The column of what was allocated between two moments and kept. */
+export function keptColumn(data: KeptData): Column {
+  return column({ name: "kept", title: "bytes allocated between the marks and kept", unit: "bytes" }, data.column);
 }
 
 /** The column of growth, and whether each stack's growth is significant. */

@@ -3,7 +3,7 @@
 import { button, drawing, element } from "./dom.ts";
 import { bytes, count, figure, interval, percent, seconds, shown } from "./format.ts";
 import { rates, type History } from "./history.ts";
-import type { Figure, PageData, Serving } from "./model.ts";
+import type { Figure, PageData, Process, Serving } from "./model.ts";
 import { Table, type TableColumn } from "./table.ts";
 
 function card(title: string, value: string, about: string): HTMLElement {
@@ -23,12 +23,15 @@ export function lost(counters: Record<string, number>): { lost: number; hits: nu
   return { lost: all.reduce((sum, [, n]) => sum + n, 0), hits: counters.hits ?? 0 };
 }
 
+/** How processes are hooked, in words. */
+const WAYS: Record<string, string> = { inline: "inline", probe: "by probes", usdt: "by their own samples", "go runtime": "by Go's runtime" };
+
 export function summary(data: PageData, serving: Serving | null): HTMLElement[] {
   const total = (name: string) => data.totals[data.values.findIndex(value => value.name === name)];
   const missing = lost(data.counters);
   const ways = new Map<string, number>();
   for (const process of data.processes) {
-    const way = process.hook === "inline" ? "inline" : process.hook === "probe" ? "by probes" : "not hooked";
+    const way = WAYS[process.hook ?? ""] ?? "not hooked";
     ways.set(way, (ways.get(way) ?? 0) + process.count);
   }
   const processes = data.processes.reduce((sum, process) => sum + process.count, 0);
@@ -51,7 +54,7 @@ export function summary(data: PageData, serving: Serving | null): HTMLElement[] 
   return cards.filter(it => it !== null);
 }
 
-interface ProgramRow { name: string; processes: number; inuse: Figure | undefined; alloc: Figure | undefined; rate: number | null; spark: (number | null)[] }
+interface ProgramRow { name: string; processes: number; inuse: Figure | undefined; alloc: Figure | undefined; rate: number | null; resident: number | null; spark: (number | null)[] }
 
 /** Processes by program. */
 export class Programs {
@@ -74,7 +77,7 @@ export class Programs {
       const since = data.duration_seconds > 0 && allocated !== null && allocated !== undefined ? allocated / data.duration_seconds : null;
       return {
         name: group.name, processes: group.processes, inuse: group.totals[inuse], alloc: group.totals[alloc],
-        rate: history ? rates(points).at(-1) ?? null : since, spark: points.map(point => point.inuse),
+        resident: group.resident?.bytes ?? null, rate: history ? rates(points).at(-1) ?? null : since, spark: points.map(point => point.inuse),
       };
     });
     const number = (key: string, title: string, value: (row: ProgramRow) => number | null | undefined, text: (n: number) => string): TableColumn<ProgramRow> => ({
@@ -86,12 +89,13 @@ export class Programs {
       number("processes", "Processes", row => row.processes, count),
       number("inuse", "In use", row => row.inuse?.estimate, bytes),
       { key: "band", title: "95 % interval", number: true, value: row => row.inuse?.low ?? -1, cell: row => interval(row.inuse?.low ?? null, row.inuse?.high ?? null, "bytes") },
+      number("resident", "RSS", row => row.resident, bytes),
       number("rate", "Allocated per second", row => row.rate, bytes),
     ];
     if (history) columns.push({ key: "trend", title: "In use over time", number: false, value: row => row.spark.length, cell: row => sparkline(row.spark) });
     this.again = () => this.table.show(columns, rows, this.sort);
     this.again();
-    this.box.replaceChildren(element("h2", {}, "Programs"), this.table.root);
+    if (!this.box.firstChild) this.box.append(element("h2", {}, "Programs"), this.table.root);
   }
 }
 
@@ -103,18 +107,31 @@ function sparkline(values: (number | null)[]): Node | string {
   return drawing("svg", { viewBox: "0 0 90 20", class: "spark", role: "img", "aria-label": `from ${bytes(known[0])} to ${bytes(known[known.length - 1])}` }, drawing("path", { d: path }));
 }
 
+/** Most processes whose memory is told. */
+const MOST_MEASURED = 64;
+
+/** Where the resident memory of each process is: parts that add up, and what of the heap is in use. */
+export function memory(data: PageData): HTMLElement[] {
+  const measured = data.processes.filter(process => process.resident).slice(0, MOST_MEASURED);
+  measured.sort((a, b) => b.resident!.bytes - a.resident!.bytes);
+  return measured.map(process => element("p", {}, element("b", {}, shown(nameOf(process), 200)), ` ${process.resident!.parts}`, element("br"), element("span", { class: "dim" }, process.resident!.heap)));
+}
+
+function nameOf(process: Process): string {
+  return `${process.comm || "unnamed"}${process.pid ? ` (${process.pid})` : ""}${process.ended ? ", ended" : ""}`;
+}
+
 /** Each process and how it is hooked. */
 export function hooks(data: PageData): HTMLElement {
   const table = element("table", {}, element("caption", { class: "sr" }, "Processes"));
-  const head = ["Process", "Hooked", "In use", "Hooked for", "Not hooked", "Allocators"];
+  const head = ["Process", "Hooked", "In use", "RSS", "Hooked for", "Not hooked", "Allocators"];
   table.append(element("thead", {}, element("tr", {}, ...head.map(text => element("th", { scope: "col" }, text)))));
   const inuse = data.values.findIndex(value => value.name === "inuse_space");
   const body = element("tbody");
   for (const process of data.processes.slice(0, 200)) {
-    const name = `${process.comm || "unnamed"}${process.pid ? ` (${process.pid})` : ""}${process.ended ? ", ended" : ""}`;
     const way = `${process.hook ?? "not"}${process.not_inline ? `: ${process.not_inline}` : ""}`;
     const total = process.totals[inuse]?.estimate;
-    const cells = [shown(name, 200), shown(way, 300), total === null || total === undefined ? "not known" : bytes(total), percent(process.coverage),
+    const cells = [shown(nameOf(process), 200), shown(way, 300), total === null || total === undefined ? "not known" : bytes(total), process.resident ? bytes(process.resident.bytes) : "", percent(process.coverage),
       process.not_hooked ? `${process.not_hooked} functions or files` : "", shown(process.allocators.join(", "), 200)];
     body.append(element("tr", {}, ...cells.map(text => element("td", { class: "text" }, text))));
   }

@@ -1,6 +1,6 @@
 // A table that is sorted by its headings and shows more on request.
 
-import { button, element } from "./dom.ts";
+import { button, element, renew } from "./dom.ts";
 
 export interface TableColumn<T> {
   key: string;
@@ -60,8 +60,8 @@ export class Table<T> {
           this.render();
         }, { class: "more" })
       : null;
-    this.root.replaceChildren(table, more ?? "");
-    if (!this.rows.length) this.root.replaceChildren(element("p", { class: "none" }, "Nothing matches."));
+    if (this.rows.length) renew(this.root, table, more ?? "");
+    else this.root.replaceChildren(element("p", { class: "none" }, "Nothing matches."));
   }
 }
 

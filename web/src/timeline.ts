@@ -1,7 +1,7 @@
 // In use with its band, and the exact rate of allocation, over time.
 
 import uPlot from "uplot";
-import { bytes, clock } from "./format.ts";
+import { axisTime, bytes, clock } from "./format.ts";
 import { rates, type Point } from "./history.ts";
 
 export class Timeline {
@@ -49,7 +49,7 @@ export class Timeline {
       width: this.width(), height: 190,
       cursor: { drag: { x: true, y: false, setScale: false } },
       scales: { y: { range: (_, __, high) => [0, (high || 1) * 1.08] }, rate: { range: (_, __, high) => [0, (high || 1) * 1.08] } },
-      axes: [{ stroke: dim, grid: { stroke: line, width: 1 }, ticks: { stroke: line } }, axis("y", 3), axis("rate", 1)],
+      axes: [{ stroke: dim, grid: { stroke: line, width: 1 }, ticks: { stroke: line }, values: (_, all, __, ___, step) => all.map(time => axisTime(time, step)) }, axis("y", 3), axis("rate", 1)],
       series: [
         { value: (_, value) => (value === null ? "–" : clock(value * 1000)) },
         { label: "high", stroke: "transparent", value: number }, { label: "low", stroke: "transparent", value: number },

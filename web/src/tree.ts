@@ -188,3 +188,22 @@ class Growing {
     return { tree: this.builder.done(sheet), size: Float64Array.from(this.size) };
   }
 }
+
+/** The size of all matches. What a match is in is counted once. */
+export function matched(tree: Tree, size: Float64Array, searched: RegExp): number {
+  const hit = new Map<number, boolean>(), inside = new Uint8Array(tree.count);
+  let found = 0;
+  for (let node = 0; node < tree.count; node++) {
+    if (node && inside[tree.parent[node]]) {
+      inside[node] = 1;
+      continue;
+    }
+    const label = tree.label[node];
+    let matches = hit.get(label);
+    if (matches === undefined) hit.set(label, (matches = searched.test(tree.name(label))));
+    if (!matches) continue;
+    inside[node] = 1;
+    found += size[node];
+  }
+  return found;
+}

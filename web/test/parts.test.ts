@@ -3,10 +3,11 @@ import test from "node:test";
 import { qText } from "../src/details.ts";
 import { csv, folded } from "../src/export.ts";
 import { boxesOf } from "../src/flame.ts";
-import { bytes, figure, interval, pattern, percent, seconds, shown } from "../src/format.ts";
+import { axisTime, bytes, figure, interval, pattern, percent, seconds, shown } from "../src/format.ts";
 import { History, nearest, rates, thinned, type Point } from "../src/history.ts";
 import { refreshPause, retryPause } from "../src/live.ts";
-import { columns, Sheet, TEMPORARY, type PageData } from "../src/model.ts";
+import { columns, Sheet, TEMPORARY, type KeptData, type PageData } from "../src/model.ts";
+import { allocatedBetween, ends, keptText } from "../src/range.ts";
 import { fragment, INITIAL, parse } from "../src/state.ts";
 import { lost } from "../src/summary.ts";
 import { below, callTree, functions, INCOMPLETE, pathHashes, sandwich, sizes } from "../src/tree.ts";
@@ -51,6 +52,10 @@ test("numbers have their units", () => {
   assert.equal(percent(0.123), "12 %");
   assert.equal(seconds(0.0021), "2.10 ms");
   assert.equal(interval(null, 3, "bytes"), "");
+  assert.equal(interval(3, 3, "bytes"), "exact");
+  assert.equal(axisTime(1.25, 0.25).length, "00:01.2".length);
+  assert.equal(axisTime(90, 30).length, "00:01:30".length);
+  assert.equal(axisTime(86_400 * 40, 86_400), "1970-02-10");
 });
 
 test("names are shown in one line and in their own order", () => {
@@ -167,6 +172,23 @@ test("rates are differences of counts", () => {
   history.add(data, []);
   assert.deepEqual(history.points.map(it => [it.time_ms, it.allocated]), [[3, 9], [7, null]]);
   assert.equal(history.groups.get("a")!.length, 1);
+});
+
+test("marks lie on moments that the server keeps, and never on one", () => {
+  assert.deepEqual(ends([10, 20, 40], 38, 9), [10, 40]);
+  assert.deepEqual(ends([10, 20, 40], 19, 21), [10, 20]);
+  assert.deepEqual(ends([10, 20, 40], 0, 1), [10, 20]);
+  assert.equal(ends([10], 0, 99), null);
+});
+
+test("what was kept is said with what it is of, and with what is not known", () => {
+  const point = (time_ms: number, allocated: number | null): Point => ({ time_ms, inuse: 0, low: 0, high: 0, allocated });
+  const points = [point(1, 100), point(2, null), point(3, 4196)];
+  assert.equal(allocatedBetween(points, 1, 3), 4096);
+  assert.equal(allocatedBetween(points, 1, 2), null);
+  const data = { from_ms: 1, to_ms: 3, total: { estimate: 2048, low: 1024, high: 3072 }, notes: ["a note"], left_out: 0 } as unknown as KeptData;
+  assert.ok(keptText(data, 4096).endsWith(": of 4.00 KiB allocated, 2.00 KiB [1.00 KiB, 3.00 KiB] in use at the end; a note"));
+  assert.ok(keptText(data, null).includes(": 2.00 KiB ["));
 });
 
 test("a busy or absent server is not asked more often", () => {

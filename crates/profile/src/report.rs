@@ -16,6 +16,7 @@ mod tree;
 
 pub use self::by::{By, UnknownTable};
 pub use self::figure::FigureText;
+pub use self::resident::{ResidentText, resident_texts};
 use self::text::{Style, clip, width, wrap};
 pub use self::tree::Tree;
 use super::units;

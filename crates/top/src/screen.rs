@@ -1,75 +1,26 @@
 //! Draws the screen.
 
-use heapbpf_profile::report::chain::{Chain, lines as chain_lines};
-use heapbpf_profile::report::text::{clip, clip_start, width, wrap};
+mod canvas;
+mod selection;
+mod texts;
+
+use heapbpf_profile::report::text::{clip_start, width, wrap};
 use heapbpf_profile::units;
 use ratatui_core::buffer::Buffer;
 use ratatui_core::style::Style;
 
+use self::canvas::{Canvas, shown};
+use self::texts::{figure_of, joined, leaves_name, signed};
 use crate::details::sparkline;
 use crate::help::{BOTTOM, KEYS};
 use crate::layout::{Cell, columns};
 use crate::row::Entry;
-use crate::sums::Tally;
 use crate::top::{Purpose, Status, Top};
 use crate::view::{Kind, RowId};
 use crate::world::World;
 
-/// Characters of a text per column that are looked at: marks without a width may be many.
-const CHARACTERS_PER_COLUMN: usize = 4;
-/// Marks without a width that are kept in a row.
-const MOST_MARKS: usize = 3;
 /// Rows above the table: title, totals, path, header.
 const ABOVE: usize = 4;
-
-/// A part of the screen that lines are written to.
-struct Canvas<'a> {
-    buffer: &'a mut Buffer,
-    width: usize,
-}
-
-impl Canvas<'_> {
-    /// Writes a text at a place, cut to some columns. Returns the columns that it takes.
-    fn put(&mut self, x: usize, y: usize, text: &str, columns: usize, style: Style) -> usize {
-        let columns = columns.min(self.width.saturating_sub(x));
-        if y >= usize::from(self.buffer.area.height) || columns == 0 {
-            return 0;
-        }
-        let text = shown(text, columns);
-        self.buffer.set_stringn(x as u16, y as u16, &text, columns, style);
-        width(&text)
-    }
-
-    /// The same, aligned at the right end of the columns.
-    fn put_right(&mut self, x: usize, y: usize, text: &str, columns: usize, style: Style) {
-        let text = shown(text, columns);
-        let free = columns.saturating_sub(width(&text));
-        self.put(x + free, y, &text, columns - free, style);
-    }
-
-    /// Styles a whole line.
-    fn style(&mut self, y: usize, style: Style) {
-        let area = ratatui_core::layout::Rect::new(0, y as u16, self.width as u16, 1);
-        self.buffer.set_style(area.intersection(self.buffer.area), style);
-    }
-}
-
-/// A text without what controls terminals, cut to some columns. Of marks without a width only a few in a row are kept.
-fn shown(text: &str, columns: usize) -> String {
-    if !text.is_ascii() {
-        let mut marks = 0;
-        let kept = text.chars().filter(|c| {
-            marks = if width(c.encode_utf8(&mut [0; 4])) == 0 { marks + 1 } else { 0 };
-            marks <= MOST_MARKS
-        });
-        let kept: String = kept.take(columns.saturating_mul(CHARACTERS_PER_COLUMN) + 1).collect();
-        return clip(&kept, columns);
-    }
-    match text.char_indices().nth(columns.saturating_mul(CHARACTERS_PER_COLUMN)) {
-        Some((end, _)) => clip(&text[..end], columns),
-        None => clip(text, columns),
-    }
-}
 
 impl Top {
     /// Draws the screen into a buffer, which is as large as the terminal.
@@ -316,101 +267,6 @@ impl Top {
         self.median(id).map_or_else(|| "–".into(), units::seconds)
     }
 
-    /// All about the selected row.
-    fn selection(&self, canvas: &mut Canvas, world: &World, entry: &Entry, first: usize, end: usize) {
-        let theme = self.options.theme;
-        let Some(details) = self.details(&entry.id) else { return };
-        let rule = "─".repeat(canvas.width);
-        canvas.put(0, first - 1, &rule, canvas.width, theme.dim());
-        let columns = canvas.width - 1;
-        let figures = |figure: &heapbpf_profile::report::FigureText| {
-            if figure.bounds.is_empty() {
-                figure.figure.clone()
-            } else {
-                format!("{} {}", figure.figure, figure.bounds)
-            }
-        };
-        let mut facts = Vec::new();
-        if world.is_live() {
-            facts.push(format!("in use {} in {} blocks", figures(&details.size), figures(&details.blocks)));
-        }
-        facts.push(format!("allocated {} in {} calls", figures(&details.allocated), figures(&details.allocations)));
-        let mut more = Vec::new();
-        if world.is_live() {
-            let median = self.median(&entry.id).map(|seconds| format!("median lifetime {}", units::seconds(seconds)));
-            more.push(median.unwrap_or_else(|| "median lifetime not known or longer".into()));
-            let trend = sparkline(&details.series, 13);
-            more.extend((!trend.is_empty()).then(|| format!("last minute {trend}")));
-        }
-        more.extend(self.since_mark(world, entry));
-        facts.extend(more);
-        let mut lines: Vec<(String, Style)> =
-            joined(&facts, columns - 1).into_iter().map(|line| (line, theme.plain())).collect();
-        let left = end.saturating_sub(first + lines.len());
-        lines.extend(self.places(world, entry, columns, left));
-        for (line, (text, style)) in lines.into_iter().enumerate() {
-            if first + line < end {
-                canvas.put(1, first + line, &text, columns, style);
-            }
-        }
-    }
-
-    fn since_mark(&self, world: &World, entry: &Entry) -> Option<String> {
-        let change = world.marked.as_ref()?.change(&entry.id)?;
-        let bounds = change.change.low.zip(change.change.high);
-        let bounds = bounds.map(|(low, high)| format!(" [{}, {}]", signed(low), signed(high))).unwrap_or_default();
-        let judged = match (change.significant, change.q_value, change.reason) {
-            (true, Some(..0.001), _) => "significant, q < 0.001".to_owned(),
-            (true, Some(q), _) => format!("significant, q = {q:.3}"),
-            (false, Some(q), _) => format!("not significant, q = {q:.2}"),
-            (_, None, reason) => reason.unwrap_or("not tested").to_owned(),
-        };
-        Some(format!("since the mark {}{bounds}: {judged}", signed(change.change.estimate)))
-    }
-
-    /// Calls of the selected row with their source lines.
-    fn places(&self, world: &World, entry: &Entry, columns: usize, most: usize) -> Vec<(String, Style)> {
-        let theme = self.options.theme;
-        let leaves = &world.leaves;
-        let name = (world.name(&entry.id), theme.name());
-        match &entry.id {
-            RowId::Leaf(leaf) => {
-                let stack = leaves.stack_of(*leaf);
-                let calls = stack.calls.iter().map(|(call, repeated)| (leaves.get_call(*call).clone(), *repeated));
-                let chain: Chain = calls.collect();
-                if self.large {
-                    let line = |(call, _): &_| call_line(call, columns);
-                    return chain.iter().take(most).map(line).map(|text| (text, theme.name())).collect();
-                }
-                let lead = leaves.program_name(leaves.program(*leaf));
-                let lines =
-                    chain_lines(&chain, lead, stack.cut.as_deref(), columns.saturating_sub(1), most.max(1), false);
-                lines.into_iter().map(|text| (text, theme.name())).collect()
-            }
-            RowId::Program(program) => {
-                let name = leaves.program_name(*program);
-                let profile = &*world.now.profile;
-                let shown = heapbpf_profile::group::Groups::new(profile, heapbpf_profile::GroupBy::Program);
-                let is_of = |index: &usize| shown.of_process(*index) == name;
-                let process = (0..profile.processes.len()).find(is_of).map(|index| &profile.processes[index]);
-                let exe = process.map(|process| format!("{} · {}", process.exe, process.allocators.join(", ")));
-                std::iter::once((name.to_owned(), theme.name())).chain(exe.map(|exe| (exe, theme.dim()))).collect()
-            }
-            RowId::Function(function) => {
-                let places = leaves.places(*function);
-                vec![name, (clip_start(&places.join(", "), columns), theme.dim())]
-            }
-            RowId::Path(path) => {
-                let names: Vec<&str> = path.iter().map(|function| leaves.function_name(*function)).collect();
-                let places = path.last().map(|function| leaves.places(*function).join(", ")).unwrap_or_default();
-                vec![
-                    (clip_start(&names.join(" › "), columns), theme.name()),
-                    (clip_start(&places, columns), theme.dim()),
-                ]
-            }
-        }
-    }
-
     fn flame(&mut self, canvas: &mut Canvas, bottom: usize) {
         let rows = bottom.saturating_sub(ABOVE + 2);
         self.lay_out_flame(canvas.width, rows);
@@ -472,37 +328,6 @@ impl Top {
             x += 1;
         }
     }
-}
-
-fn leaves_name(world: &World, function: u32) -> String {
-    world.leaves.function_name(function).to_owned()
-}
-
-fn figure_of(world: &World, tally: &Tally) -> String {
-    let what = if world.is_live() { "in use" } else { "allocated" };
-    format!("{} {what}", units::bytes(world.size(&tally.sums)))
-}
-
-/// Facts in as few lines as they fit in.
-fn joined(facts: &[String], columns: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for fact in facts {
-        match lines.last_mut() {
-            Some(line) if width(line) + 3 + width(fact) <= columns => line.push_str(&format!(" · {fact}")),
-            _ => lines.push(fact.clone()),
-        }
-    }
-    lines
-}
-
-/// A call with its source line.
-fn call_line(call: &heapbpf_profile::report::chain::Call, columns: usize) -> String {
-    clip(&format!("{}  {}", call.name, call.place), columns)
-}
-
-/// Bytes with a sign.
-fn signed(bytes: f64) -> String {
-    if bytes > 0.0 { format!("+{}", units::bytes(bytes)) } else { units::bytes(bytes) }
 }
 
 /// Whole seconds.

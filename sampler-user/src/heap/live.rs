@@ -1,5 +1,6 @@
 //! The heap as the samples show it: sums of each stack, and the sampled blocks that are live. No I/O: events in, sums out.
 
+mod births;
 mod mappings;
 mod overflow;
 mod reconciliation;
@@ -15,6 +16,7 @@ use sampler_ebpf::abi::ProcessKey;
 use sampler_ebpf::trials::{SIZE_CLASSES, size_class};
 use slab::Slab;
 
+pub use self::births::SumsByMark;
 use self::overflow::Overflow;
 use self::reconciliation::Reconciliation;
 pub use self::reconciliation::{AfterCut, LostBlocks, LostRecords};
@@ -99,6 +101,8 @@ pub struct Estimated {
 
 /// A row and its sums in use.
 pub struct RowSnapshot<'a> {
+    /// Number of the row, as in [`Heap::inuse_by_mark`].
+    pub number: usize,
     /// The row.
     pub row: &'a HeapRow,
     /// In use now. Includes the blocks that were live when their process ended, unless these are reported apart.
@@ -341,7 +345,7 @@ impl Heap {
                 all.add(&living[number]);
                 all
             });
-            RowSnapshot { row, inuse, at_exit, peak: row.peak, ages }
+            RowSnapshot { number, row, inuse, at_exit, peak: row.peak, ages }
         })
     }
 

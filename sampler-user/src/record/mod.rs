@@ -18,5 +18,5 @@ mod session;
 pub use attaching::command::NotStarted;
 pub use attaching::start::Misdescribed;
 pub use profiles::overflow_bucket::Code;
-pub use profiles::requests;
+pub use profiles::{recent, requests};
 pub use session::active::ActiveRecording;

@@ -219,7 +219,6 @@ fn minus(later: &SampleSums, earlier: &SampleSums) -> SampleSums {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::stats::Stats;
     use heapbpf_profile::model::LossBound;
     use heapbpf_profile::testing;
     use std::time::{Duration, Instant};
@@ -230,7 +229,8 @@ mod tests {
 
     fn made(profile: Profile, living: usize) -> Made {
         let keys = profile.processes[..living].iter().map(|process| key(process.pid)).collect();
-        Made { profile, stats: Stats::default(), keys, begun: Instant::now(), cost: Duration::ZERO }
+        let (stats, recent) = Default::default();
+        Made { profile, stats, keys, recent, begun: Instant::now(), cost: Duration::ZERO }
     }
 
     fn totals(profile: &Profile) -> (f64, f64) {

@@ -10,6 +10,8 @@ use heapbpf_profile::units::unix_ms;
 pub const MOST_MOMENTS: usize = 32;
 /// Most rows of all moments together. A row takes about half a kilobyte.
 const MOST_ROWS: usize = 100_000;
+/// So many sums of what is in use by when it was allocated take as much.
+const SUMS_OF_A_ROW: usize = 4;
 /// How long a moment that was compared is spared.
 const SPARED: Duration = Duration::from_secs(600);
 
@@ -22,6 +24,11 @@ struct Moment {
 impl Moment {
     fn time_ms(&self) -> u64 {
         unix_ms(self.shared.made.profile.header.time)
+    }
+
+    /// Its size in rows.
+    fn rows(&self) -> usize {
+        self.shared.made.profile.rows.len() + self.shared.made.recent.count() / SUMS_OF_A_ROW
     }
 }
 
@@ -41,7 +48,7 @@ impl Moments {
         // What was encoded of it was sent by now.
         kept.iter().for_each(|moment| moment.shared.forget_encodings());
         kept.push(moment);
-        let rows = |kept: &[Moment]| kept.iter().map(|moment| moment.shared.made.profile.rows.len()).sum::<usize>();
+        let rows = |kept: &[Moment]| kept.iter().map(Moment::rows).sum::<usize>();
         while kept.len() > 2 && (kept.len() > MOST_MOMENTS || rows(&kept) > MOST_ROWS) {
             let dropped = dispensable(&kept);
             kept.remove(dropped);
@@ -52,6 +59,12 @@ impl Moments {
     pub fn all(&self) -> Vec<Arc<Shared>> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.iter().map(|moment| Arc::clone(&moment.shared)).collect()
+    }
+
+    /// The times of all that are kept, since the start of the recording.
+    pub fn marks(&self) -> Vec<Duration> {
+        let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.iter().map(|moment| moment.shared.made.profile.header.duration).collect()
     }
 
     /// The moment of this time (Unix time in milliseconds), which will be compared.
@@ -81,6 +94,7 @@ fn dispensable(kept: &[Moment]) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::recent::Recent;
     use crate::record::requests::Made;
     use crate::stats::Stats;
     use heapbpf_profile::testing;
@@ -92,7 +106,7 @@ mod tests {
         let row = profile.rows[0].clone();
         profile.rows = vec![row; rows];
         let (stats, keys, begun, cost) = (Stats::default(), Vec::new(), Instant::now(), Duration::ZERO);
-        Arc::new(Shared::new(Made { profile, stats, keys, begun, cost }))
+        Arc::new(Shared::new(Made { profile, stats, keys, recent: Recent::default(), begun, cost }))
     }
 
     fn times(moments: &Moments) -> Vec<u64> {

@@ -1,7 +1,13 @@
-//! What the web page asks for: data, growth between two moments, files.
+//! What the web page asks for: data, growth between two moments and what was kept of that time, files.
+//!
+//! `/debug/pprof/heap?format=json` is another answer about the same profile. It is the format of files, which lasts, and which
+//! `report`, `diff` and `top` read back with all samples' sums. `/page/data` has what one version of the page draws: stacks in the
+//! order of their tree, frames once, intervals ready, a third of the bytes, besides what is no part of a profile (moments, costs).
+//! Both share what comes before (`Source`, `shown`) and after (kept encodings, compression); a common encoder would have to be both.
 
 use std::io::{self, Write};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use axum::body::Bytes;
 use flate2::Compression;
@@ -12,8 +18,8 @@ use super::filter::{Filter, shown};
 use super::source::Shared;
 use heapbpf_profile::escape::escaped_json;
 use heapbpf_profile::formats::{FORMATS, Format, WriteOptions};
-use heapbpf_profile::model::Profile;
-use heapbpf_profile::page::{Figure, PageData, growth_data, page_data, totals};
+use heapbpf_profile::model::{Process, Profile};
+use heapbpf_profile::page::{Figure, PageData, growth_data, kept_data, page_data, totals};
 use heapbpf_profile::units::unix_ms;
 use heapbpf_profile::value::Value;
 
@@ -100,6 +106,38 @@ pub fn data(now: &Shared, moments: &[Arc<Shared>], seen: &Seen) -> io::Result<By
 /// The data cannot be encoded.
 pub fn growth(before: &Shared, after: &Shared, seen: &Seen) -> io::Result<Bytes> {
     json(&growth_data(&seen.of(&before.made.profile), &seen.of(&after.made.profile), CONFIDENCE))
+}
+
+/// What was allocated between two moments and is in use at the second one, as JSON.
+///
+/// # Errors
+/// The later moment does not tell by when blocks were allocated after the earlier one, or the data cannot be encoded.
+pub fn kept(before: &Shared, after: &Shared, seen: &Seen) -> io::Result<Bytes> {
+    let (from, made) = (&before.made.profile.header, &after.made);
+    let untold =
+        || io::Error::new(io::ErrorKind::NotFound, "the later moment was begun before the earlier one was kept");
+    let since = made.recent.since(from.duration, &made.profile).ok_or_else(untold)?;
+    let since = seen.of(&since);
+    let notes = unknown_of(&since, from.time);
+    json(&kept_data(&since, unix_ms(from.time), notes, CONFIDENCE))
+}
+
+/// What is not known of blocks that were allocated after a moment.
+fn unknown_of(profile: &Profile, from: SystemTime) -> Vec<String> {
+    let unfollowed = |it: &&Process| it.inuse_unknown || it.inuse_since.is_some_and(|since| since > from);
+    let (unfollowed, of_go) =
+        (profile.processes.iter().filter(unfollowed).count(), profile.rows.iter().any(|row| row.is_of_go_runtime()));
+    let mut notes = Vec::new();
+    if unfollowed > 0 {
+        let noun = if unfollowed == 1 { "process" } else { "processes" };
+        notes.push(format!(
+            "frees of {unfollowed} {noun} were not followed all of that time: what they kept is not all here"
+        ));
+    }
+    if of_go {
+        notes.push("what Go programs keep is not here: their runtimes do not tell when a block was allocated".into());
+    }
+    notes
 }
 
 fn json(value: &impl Serialize) -> io::Result<Bytes> {

@@ -1,6 +1,6 @@
 //! The HTTP endpoints.
 
-use std::io::Read as _;
+use std::io::{ErrorKind, Read as _};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 
@@ -23,7 +23,7 @@ use super::page::{self, Seen};
 use super::parameters::{Parameters, ProfileFormat, taken};
 use super::places::Places;
 use super::push::PushStatuses;
-use super::source::{Source, SourceError, Wanted};
+use super::source::{Shared, Source, SourceError, Wanted};
 use super::tokens::Tokens;
 use crate::record::requests::{Detail, RecordingHandle};
 use heapbpf_profile::GroupBy;
@@ -123,6 +123,7 @@ pub fn router(recording: RecordingHandle, tokens: Option<Tokens>, push: PushStat
         .route("/metrics", get(metrics))
         .route("/page/data", get(page_data))
         .route("/page/growth", get(page_growth))
+        .route("/page/kept", get(page_kept))
         .route("/page/export", get(page_export))
         .fallback(|| async {
             Refusal(StatusCode::NOT_FOUND, "there is no such page; docs/fleet.md lists those there are".into())
@@ -191,6 +192,7 @@ async fn page_data(
     let _permit = server.permit(client.token)?;
     let shared = server.source.profile(client.token, Detail::Stacks).await?;
     server.moments.keep(shared.kept());
+    server.source.set_marks(server.moments.marks());
     let wanted =
         Wanted { scope: client.scope.clone(), filter: filter.clone(), first: PAGE, format: ProfileFormat::default() };
     let cell = shared.encoding(&wanted);
@@ -205,21 +207,16 @@ async fn page_growth(
     headers: HeaderMap,
     query: Result<Pairs, axum::extract::rejection::QueryRejection>,
 ) -> Result<Response, Refusal> {
-    let mut pairs = pairs(query)?;
-    let [from, to] = ["from", "to"].map(|key| time(taken(&mut pairs, key), key));
-    let (from, to) = (from?, to?);
-    let Parameters { filter, .. } = Parameters::parse(&pairs).map_err(bad_request)?;
-    if from >= to {
-        return Err(bad_request("from must be before to"));
-    }
-    let _permit = server.permit(client.token)?;
-    let [before, after] = [from, to].map(|time| {
-        let reason = format!("{time} is no moment that is kept; /page/data lists them");
-        server.moments.at(time).ok_or(Refusal(StatusCode::NOT_FOUND, reason))
-    });
-    let (before, after, seen) = (before?, after?, Seen { scope: client.scope, filter });
-    let encoded = encoding(move || page::compressed(&page::growth(&before, &after, &seen)?)).await?;
-    server.json(encoded, &headers).await
+    server.compare(client, pairs(query)?, &headers, page::growth).await
+}
+
+async fn page_kept(
+    State(server): State<Arc<ServerState>>,
+    Extension(client): Extension<Client>,
+    headers: HeaderMap,
+    query: Result<Pairs, axum::extract::rejection::QueryRejection>,
+) -> Result<Response, Refusal> {
+    server.compare(client, pairs(query)?, &headers, page::kept).await
 }
 
 async fn page_export(
@@ -304,6 +301,30 @@ async fn metrics(
 }
 
 impl ServerState {
+    /// What `of` makes of two moments that the query names.
+    async fn compare(
+        &self,
+        client: Client,
+        mut pairs: Vec<(String, String)>,
+        headers: &HeaderMap,
+        of: impl FnOnce(&Shared, &Shared, &Seen) -> std::io::Result<Bytes> + Send + 'static,
+    ) -> Result<Response, Refusal> {
+        let [from, to] = ["from", "to"].map(|key| time(taken(&mut pairs, key), key));
+        let (from, to) = (from?, to?);
+        let Parameters { filter, .. } = Parameters::parse(&pairs).map_err(bad_request)?;
+        if from >= to {
+            return Err(bad_request("from must be before to"));
+        }
+        let _permit = self.permit(client.token)?;
+        let [before, after] = [from, to].map(|time| {
+            let reason = format!("{time} is no moment that is kept; /page/data lists them");
+            self.moments.at(time).ok_or(Refusal(StatusCode::NOT_FOUND, reason))
+        });
+        let (before, after, seen) = (before?, after?, Seen { scope: client.scope, filter });
+        let encoded = encoding(move || page::compressed(&of(&before, &after, &seen)?)).await?;
+        self.json(encoded, headers).await
+    }
+
     /// An answer of compressed JSON, for those who cannot read it without the compression.
     async fn json(&self, compressed: Bytes, headers: &HeaderMap) -> Result<Response, Refusal> {
         let accepted = headers.get(header::ACCEPT_ENCODING).and_then(|value| value.to_str().ok()).unwrap_or("");
@@ -392,6 +413,7 @@ impl ServerState {
 async fn encoding(encode: impl FnOnce() -> std::io::Result<Bytes> + Send + 'static) -> Result<Bytes, Refusal> {
     let failed = |reason: String| Refusal(StatusCode::INTERNAL_SERVER_ERROR, reason);
     match tokio::task::spawn_blocking(encode).await {
+        Ok(Err(error)) if error.kind() == ErrorKind::NotFound => Err(Refusal(StatusCode::NOT_FOUND, error.to_string())),
         Ok(encoded) => encoded.map_err(|error| failed(format!("the profile could not be encoded: {error}"))),
         Err(_) => Err(failed("the profile could not be encoded".into())),
     }

@@ -9,6 +9,7 @@ use tokio::sync::oneshot;
 
 use super::super::connections;
 use super::*;
+use crate::record::recent::Recent;
 use crate::record::requests::Made;
 use crate::stats::Stats;
 use heapbpf_profile::testing;
@@ -23,7 +24,7 @@ fn serve() -> (SocketAddr, oneshot::Sender<()>) {
         while let Some(request) = requests.recv().await {
             let (begun, profile) = (Instant::now(), testing::small());
             let (stats, keys, cost) = (Stats::default(), Vec::new(), Duration::ZERO);
-            let _ = request.reply.send(Made { profile, stats, keys, begun, cost });
+            let _ = request.reply.send(Made { profile, stats, keys, recent: Recent::default(), begun, cost });
         }
     });
     let tokens = Tokens::parse(&format!("{EVERYTHING}\n{OWN_PART} comm=server\n")).unwrap();

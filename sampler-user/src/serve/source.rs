@@ -122,6 +122,8 @@ pub struct Source {
     stacks: AsyncMutex<Last>,
     lifetimes: AsyncMutex<Last>,
     charges: Mutex<Vec<Charge>>,
+    /// Moments by which profiles with stacks tell apart what is in use.
+    marks: Mutex<Vec<Duration>>,
     /// Maximum number of different profiles with stacks that requests with one token may hold.
     most_held: usize,
 }
@@ -135,8 +137,15 @@ impl Source {
             stacks: AsyncMutex::default(),
             lifetimes: AsyncMutex::default(),
             charges: Mutex::default(),
+            marks: Mutex::default(),
             most_held: places_of_each(MOST_HELD, tokens).max(LEAST_HELD),
         }
+    }
+
+    /// From now on, profiles with stacks tell what is in use apart by these moments, which are times since the start of the
+    /// recording and ascend.
+    pub fn set_marks(&self, marks: Vec<Duration>) {
+        *self.marks.lock().unwrap_or_else(PoisonError::into_inner) = marks;
     }
 
     /// A profile of some moment between the call and its return, for the bearer of a token.
@@ -186,7 +195,13 @@ impl Source {
         if let Some(at) = last.not_before {
             tokio::time::sleep_until(at.into()).await;
         }
-        let made = self.recording.profile(detail).await?;
+        let made = match detail {
+            Detail::Stacks => {
+                let marks = self.marks.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                self.recording.profile_by_marks(detail, marks).await?
+            }
+            Detail::Totals | Detail::Lifetimes => self.recording.profile(detail).await?,
+        };
         let pause = (made.cost * STANDSTILL).min(LONGEST_PAUSE);
         last.not_before = Some(made.begun + made.cost + pause);
         let shared = Arc::new(Shared { made, encodings: Mutex::default() });
@@ -216,6 +231,7 @@ impl Source {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::recent::Recent;
     use crate::stats::Stats;
     use heapbpf_profile::testing;
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -232,7 +248,7 @@ mod tests {
                 tokio::time::sleep(delay).await;
                 let profile = testing::small();
                 let (stats, keys, cost) = (Stats::default(), Vec::new(), Duration::ZERO);
-                let _ = request.reply.send(Made { profile, stats, keys, begun, cost });
+                let _ = request.reply.send(Made { profile, stats, keys, recent: Recent::default(), begun, cost });
             }
         });
         (recording, count)

@@ -14,6 +14,8 @@ const SHARE: u32 = 100;
 const LONGEST: Duration = Duration::from_secs(10);
 /// Time between two profiles with lifetimes, which cost more.
 const LIFETIMES_EVERY: Duration = Duration::from_secs(10);
+/// Profiles without them between two, at least: their cost says how often the screen may be refreshed.
+const LEAST_BETWEEN: u32 = 4;
 
 /// What has happened since one looked.
 #[derive(Default)]
@@ -28,16 +30,16 @@ pub struct News {
 #[derive(Default)]
 pub struct Feed {
     news: Mutex<News>,
-    /// How long showing the last profile took, in microseconds.
+    /// CPU time of showing the last profile, in microseconds.
     showing_us: AtomicU64,
     closed: AtomicBool,
 }
 
-/// A profile, and how long getting it kept processors busy.
+/// A profile, and what getting it cost.
 pub struct Got {
     /// The profile.
     pub profile: Arc<Profile>,
-    /// Time of processors.
+    /// CPU time.
     pub cost: Duration,
 }
 
@@ -55,7 +57,7 @@ impl Feed {
         std::mem::take(&mut *self.news.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Tells how long showing a profile took.
+    /// Tells how much CPU time showing a profile took.
     pub fn shown_in(&self, time: Duration) {
         self.showing_us.store(time.as_micros() as u64, Ordering::Relaxed);
     }
@@ -76,18 +78,22 @@ impl Feed {
     /// Gets profiles until there are no more: `next` gets one, with lifetimes if asked for.
     pub fn fill(&self, refresh: Duration, mut next: impl FnMut(bool) -> Result<Got, NoProfile>) {
         let mut last_lifetimes: Option<Instant> = None;
+        let (mut plain, mut plain_cost) = (0, None);
         while !self.is_closed() {
             let begun = Instant::now();
-            let wants_lifetimes = last_lifetimes.is_none_or(|at| at.elapsed() >= LIFETIMES_EVERY);
+            let is_due = |at: Instant| at.elapsed() >= LIFETIMES_EVERY && plain >= LEAST_BETWEEN;
+            let wants_lifetimes = last_lifetimes.is_none_or(is_due);
             let pause = match next(wants_lifetimes) {
                 Ok(Got { profile, cost }) => {
                     if wants_lifetimes {
-                        last_lifetimes = Some(begun);
+                        (last_lifetimes, plain) = (Some(begun), 0);
+                    } else {
+                        (plain, plain_cost) = (plain + 1, Some(cost));
                     }
                     self.tell(|news| (news.profile, news.away) = (Some(profile), Some(None)));
                     let showing = Duration::from_micros(self.showing_us.load(Ordering::Relaxed));
                     // One with lifetimes comes seldom.
-                    let cost = if wants_lifetimes { cost / 4 } else { cost };
+                    let cost = plain_cost.unwrap_or(cost / 4);
                     ((cost + showing) * SHARE).clamp(refresh, LONGEST.max(refresh))
                 }
                 Err(NoProfile::Ended) => return,

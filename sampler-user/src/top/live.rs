@@ -11,13 +11,11 @@ use super::feed::{Feed, Got, NoProfile};
 use super::screen::show;
 use super::standard_streams::Redirected;
 use super::terminal::{Leaves, Terminal};
+use crate::clock::process_cpu_time;
 use crate::privileges::{Needs, restrict_daemon};
 use crate::record::ActiveRecording;
 use crate::record::plan::{RecordPlan, Targets};
 use crate::record::requests::{Detail, RecordingHandle, Unanswered};
-
-/// What making a profile costs beside the time that the event path stands still for it, as a multiple of that time.
-const MAKING: u32 = 4;
 
 /// Records, and shows the recording until the user leaves the screen. Returns the exit status.
 ///
@@ -85,8 +83,10 @@ fn start(
 
 fn profile(handle: &RecordingHandle, lifetimes: bool) -> Result<Got, NoProfile> {
     let detail = if lifetimes { Detail::Lifetimes } else { Detail::Stacks };
+    // What the recording does meanwhile is in it: it is little, and an upper bound is wanted.
+    let before = process_cpu_time();
     match handle.profile_blocking(detail) {
-        Ok(made) => Ok(Got { profile: Arc::new(made.profile), cost: made.cost * MAKING }),
+        Ok(made) => Ok(Got { profile: Arc::new(made.profile), cost: process_cpu_time().saturating_sub(before) }),
         Err(Unanswered::Ended) => Err(NoProfile::Ended),
         Err(error @ Unanswered::Failed) => Err(NoProfile::Later(error.to_string())),
     }

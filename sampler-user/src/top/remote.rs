@@ -2,7 +2,7 @@
 
 use std::io::Read;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::Context;
 use heapbpf_profile::escape::escaped;
@@ -15,6 +15,7 @@ use super::feed::{Feed, Got, NoProfile};
 use super::screen::show;
 use super::standard_streams::Redirected;
 use super::terminal::{Leaves, Terminal};
+use crate::clock::thread_cpu_time;
 use crate::http_client;
 
 /// Longest time for a connection, and for an answer to begin.
@@ -141,9 +142,9 @@ impl Client {
                     let mut body = Vec::new();
                     let mut answer = response.body_mut().as_reader().take(LARGEST_ANSWER + 1);
                     answer.read_to_end(&mut body).map_err(|error| self.told(&error.to_string()))?;
-                    let begun = Instant::now();
+                    let before = thread_cpu_time();
                     let profile = parse(&body).map_err(|why| self.told(&why))?;
-                    return Ok(Got { profile: Arc::new(profile), cost: begun.elapsed() });
+                    return Ok(Got { profile: Arc::new(profile), cost: thread_cpu_time().saturating_sub(before) });
                 }
                 400 if self.path == WHOLE => self.path = PPROF,
                 status => {

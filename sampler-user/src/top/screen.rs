@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crossterm::event;
 use heapbpf_profile::formats::{self, WriteOptions};
@@ -14,6 +14,7 @@ use super::Look;
 use super::feed::{Feed, News};
 use super::keys::key;
 use super::terminal::{Frames, Input, Terminal};
+use crate::clock::thread_cpu_time;
 use crate::output::{Output, default_path};
 
 /// How long a profile waits to be shown, at most.
@@ -32,13 +33,13 @@ pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -
     let mut size = frames.size()?;
     let mut changed = true;
     loop {
-        let begun = Instant::now();
+        let before = thread_cpu_time();
         let is_new = take(&mut top, feed.news());
         if changed || is_new {
             frames.draw(|frame| top.draw(frame.buffer_mut()))?;
         }
         if is_new {
-            feed.shown_in(begun.elapsed());
+            feed.shown_in(thread_cpu_time().saturating_sub(before));
         }
         changed = false;
         if terminal.wait(TICK) == Input::Gone {

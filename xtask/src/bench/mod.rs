@@ -11,6 +11,7 @@ mod python;
 mod scratch;
 mod stacks;
 mod statistics;
+mod top;
 mod unwind;
 
 use std::path::PathBuf;
@@ -47,6 +48,7 @@ const BENCHES: &[Bench] = &[
     Bench { name: "memory", about: memory::ABOUT, run: memory::run },
     Bench { name: "stacks", about: stacks::ABOUT, run: stacks::run },
     Bench { name: "statistics", about: statistics::ABOUT_STATISTICS, run: statistics::statistics },
+    Bench { name: "top", about: top::ABOUT, run: top::run },
     Bench { name: "unwind", about: unwind::ABOUT, run: unwind::run },
 ];
 

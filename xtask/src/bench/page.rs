@@ -4,7 +4,8 @@ use crate::context::Context;
 use crate::shell::run as run_command;
 use crate::test;
 
-pub const ABOUT: &str = "the web page: time to show 50,000 stacks in headless Chromium, longest task, zoom";
+pub const ABOUT: &str =
+    "the web page: time to show 50,000 stacks in headless Chromium, longest task, zoom; a refresh beside a scrape";
 
 pub fn run(context: &Context, _: &[String]) -> anyhow::Result<()> {
     let page = context.target().join("page-50000.html");

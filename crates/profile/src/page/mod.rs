@@ -3,6 +3,7 @@
 mod calls;
 mod figures;
 mod growth;
+mod kept;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,12 +14,13 @@ use self::calls::{Chain, Frames, Functions, Names, Stacks};
 use self::figures::Column;
 pub use self::figures::Figure;
 pub use self::growth::{GrowthData, growth_data};
+pub use self::kept::{KeptData, kept_data};
 use crate::escape::escaped_json;
 use crate::estimates::{Pool, exact, intervals_used};
 use crate::group::{GroupBy, Groups};
 use crate::intern::Interned;
 use crate::model::{Lifetimes, Profile};
-use crate::report::{ReportOptions, remarks, subject};
+use crate::report::{ReportOptions, ResidentText, remarks, resident_texts, subject};
 use crate::units;
 use crate::value::Value;
 use heapbpf_statistics::survival;
@@ -83,6 +85,21 @@ struct Group {
     name: String,
     processes: u64,
     totals: Vec<Figure>,
+    resident: Option<ResidentEntry>,
+}
+
+/// Where the resident memory of a program or process is.
+#[derive(Serialize)]
+struct ResidentEntry {
+    bytes: u64,
+    parts: String,
+    heap: String,
+}
+
+impl From<ResidentText> for ResidentEntry {
+    fn from(ResidentText { bytes, parts, heap, .. }: ResidentText) -> Self {
+        Self { bytes, parts, heap }
+    }
 }
 
 #[derive(Serialize)]
@@ -98,6 +115,7 @@ struct ProcessEntry {
     not_hooked: usize,
     allocators: Vec<String>,
     totals: Vec<Figure>,
+    resident: Option<ResidentEntry>,
 }
 
 /// Sizes of sampled blocks, by stack.
@@ -177,7 +195,7 @@ pub fn page_data(profile: &Profile, shown: Value, group_by: Option<GroupBy>, con
         values: values.iter().map(|it| PageValue { name: it.name(), title: it.title(), unit: it.unit() }).collect(),
         active: values.iter().position(|&value| value == shown).unwrap_or(0),
         totals: figures(profile, &whole, values, confidence, None),
-        groups: groups.figures(profile, values, confidence, &intervals),
+        groups: groups.figures(profile, values, confidence, &intervals, resident_of_groups(profile, by, confidence)),
         processes: processes(profile, by, shown, values, confidence),
         remarks: remarks(profile, &ReportOptions { group_by: Some(by), confidence, ..ReportOptions::default() }),
         counters: profile.counters.clone(),
@@ -253,7 +271,14 @@ impl<'a> GroupNames<'a> {
         id
     }
 
-    fn figures(&mut self, profile: &Profile, values: &[Value], confidence: f64, intervals: &[u64]) -> Vec<Group> {
+    fn figures(
+        &mut self,
+        profile: &Profile,
+        values: &[Value],
+        confidence: f64,
+        intervals: &[u64],
+        mut resident: HashMap<String, ResidentEntry>,
+    ) -> Vec<Group> {
         let groups = self.names.iter().zip(&mut self.rows).zip(&self.processes);
         groups
             .map(|((name, pool), processes)| {
@@ -266,10 +291,21 @@ impl<'a> GroupNames<'a> {
                 };
                 let totals = values.iter().map(|&it| Figure::of(profile, pool, it, confidence, exact_of(it))).collect();
                 let count = processes.iter().filter_map(|&it| profile.processes.get(it)).map(|it| it.count()).sum();
-                Group { name: name.clone(), processes: count, totals }
+                Group { name: name.clone(), processes: count, totals, resident: resident.remove(name) }
             })
             .collect()
     }
+}
+
+/// Where the memory of each group is, by its name. Threads have none of their own.
+fn resident_of_groups(profile: &Profile, by: GroupBy, confidence: f64) -> HashMap<String, ResidentEntry> {
+    if by == GroupBy::Thread {
+        return HashMap::new();
+    }
+    resident_texts(profile, by, confidence)
+        .into_iter()
+        .map(|mut it| (std::mem::take(&mut it.name), it.into()))
+        .collect()
 }
 
 /// Rows of equal group and frames, as one stack.
@@ -327,6 +363,9 @@ fn processes(profile: &Profile, by: GroupBy, sort: Value, values: &[Value], conf
     let mut order: Vec<usize> = (0..pools.len()).collect();
     order.sort_by(|&a, &b| pools[b].total(sort).total_cmp(&pools[a].total(sort)));
     order.truncate(MOST_PROCESSES);
+    let resident = resident_texts(profile, GroupBy::Process, confidence);
+    let mut resident: HashMap<usize, ResidentEntry> =
+        resident.into_iter().filter_map(|it| Some((*it.processes.first()?, it.into()))).collect();
     let entry = |index: usize| {
         let process = &profile.processes[index];
         let pool = &mut pools[index];
@@ -345,6 +384,7 @@ fn processes(profile: &Profile, by: GroupBy, sort: Value, values: &[Value], conf
             not_hooked: missing,
             allocators: process.allocators.clone(),
             totals: figures(profile, pool, values, confidence, Some(index)),
+            resident: resident.remove(&index),
         }
     };
     order.into_iter().map(entry).collect()

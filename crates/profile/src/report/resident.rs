@@ -1,7 +1,7 @@
 //! Why a process is larger than its profile: its resident memory in parts that add up, and what is known of its heap.
 
-use super::Context;
 use super::processes::{Entry, entries};
+use super::{Context, ReportOptions};
 use crate::group::GroupBy;
 use crate::model::{Profile, Resident};
 use crate::report::text::{Style, wrap};
@@ -14,14 +14,48 @@ const MOST: usize = 3;
 /// Stands for a space at which no line breaks, between a number and its unit.
 const TOGETHER: char = '\u{e000}';
 
-/// Lines of the section; empty if no memory was measured.
-pub(super) fn section(context: &Context) -> Vec<String> {
-    let by = if context.group_by == GroupBy::Process { GroupBy::Process } else { GroupBy::Program };
+/// Where the resident memory of a program or process is.
+pub struct ResidentText {
+    /// Its processes, by their index.
+    pub processes: Vec<usize>,
+    /// The name of the program or process.
+    pub name: String,
+    /// All of it, in bytes.
+    pub bytes: u64,
+    /// The sum: `1.2 GiB = heap 1 GiB + files 200 MiB`.
+    pub parts: String,
+    /// What of its heap is in use.
+    pub heap: String,
+}
+
+/// Where the resident memory of each group of processes is, in the words of the report; those that were measured.
+pub fn resident_texts(profile: &Profile, by: GroupBy, confidence: f64) -> Vec<ResidentText> {
+    let options = ReportOptions { confidence, ..ReportOptions::default() };
+    let context = Context::new(profile, &options);
+    let text = |(entry, resident): (Entry, Resident)| ResidentText {
+        bytes: resident.total_bytes(),
+        parts: parts(&resident).replace(TOGETHER, " "),
+        heap: heap(&context, &entry, &resident).replace(TOGETHER, " "),
+        processes: entry.processes().to_vec(),
+        name: entry.name,
+    };
+    measured(&context, by).into_iter().map(text).collect()
+}
+
+/// The programs or processes whose memory was measured, the largest first.
+fn measured(context: &Context, by: GroupBy) -> Vec<(Entry, Resident)> {
     let mut measured: Vec<(Entry, Resident)> = entries(context, by)
         .into_iter()
         .filter_map(|entry| of(context.profile, &entry).map(|resident| (entry, resident)))
         .collect();
     measured.sort_by_key(|(_, resident)| std::cmp::Reverse(resident.total_bytes()));
+    measured
+}
+
+/// Lines of the section; empty if no memory was measured.
+pub(super) fn section(context: &Context) -> Vec<String> {
+    let by = if context.group_by == GroupBy::Process { GroupBy::Process } else { GroupBy::Program };
+    let measured = measured(context, by);
     if measured.is_empty() {
         return Vec::new();
     }

@@ -13,7 +13,7 @@ use super::jit_code::JitCode;
 use super::snapshot::{Content, Detail, Measured, Retired, SnapshotRow};
 use super::symbolization::{Facts, ModuleFacts, UnsymbolizedStack};
 use crate::clock::{monotonic_ns, suspended_ns};
-use crate::heap::live::{Heap, HeapRow, LostBlocks};
+use crate::heap::live::{Heap, HeapRow, LostBlocks, SumsByMark};
 use crate::heap::sample::SampleKey;
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
@@ -50,6 +50,8 @@ pub struct Parts<'a> {
     pub ended: &'a EndedCounts,
     /// Processes that have a line even if nothing of them was counted.
     pub also: Vec<ProcessKey>,
+    /// Moments by which blocks in use are told apart (CLOCK_MONOTONIC); ascending.
+    pub marks_ns: Vec<u64>,
 }
 
 impl Parts<'_> {
@@ -66,9 +68,9 @@ impl Parts<'_> {
             .collect();
         let mut names = FunctionNames::default();
         let mut gather = Gather::default();
-        let Self { recorder, host, attaching, .. } = self;
+        let Self { recorder, host, attaching, marks_ns, .. } = self;
         let name = |function| names.get(function, attaching);
-        let (rows, of_row) = rows_of(&mut recorder.heap, detail, now, name, |row| gather.row(row, host));
+        let (rows, of_row) = rows_of(&mut recorder.heap, detail, now, marks_ns, name, |row| gather.row(row, host));
         keys.extend(&of_row);
         keys.sort_unstable_by_key(|key| (key.tgid, key.start_ns, key.exec_id));
         keys.dedup();
@@ -181,11 +183,13 @@ fn rows_of(
     heap: &mut Heap,
     detail: Detail,
     now_ns: u64,
+    marks_ns: &[u64],
     mut name: impl FnMut(u16) -> Arc<str>,
     mut new: impl FnMut(&HeapRow),
 ) -> (Vec<SnapshotRow>, Vec<ProcessKey>) {
     let (mut rows, mut of_row) = (Vec::new(), Vec::new());
     let mut totals: HashMap<(ProcessKey, u64), usize> = HashMap::new();
+    let mut by_mark = if detail == Detail::Totals { HashMap::new() } else { heap.inuse_by_mark(marks_ns) };
     for snapshot in heap.snapshot(now_ns, detail == Detail::Lifetimes) {
         let row = snapshot.row;
         if detail == Detail::Totals {
@@ -207,6 +211,7 @@ fn rows_of(
         rows.push(SnapshotRow {
             inuse: snapshot.inuse,
             at_exit: snapshot.at_exit,
+            by_mark: by_mark.remove(&snapshot.number).unwrap_or_default(),
             ages: snapshot.ages,
             ..copy_of(row, name(row.key.function))
         });
@@ -220,7 +225,7 @@ fn rows_of(
 /// A snapshot row without figures. The index of its process is filled in later.
 fn row_without_sums(key: RowKey<usize, Arc<str>, Option<UnsymbolizedStack>>) -> SnapshotRow {
     let none = SampleSums::default();
-    SnapshotRow { key, alloc: none, inuse: none, at_exit: none, peak: none, ages: None }
+    SnapshotRow { key, alloc: none, inuse: none, at_exit: none, peak: none, by_mark: SumsByMark::new(), ages: None }
 }
 
 fn total_row(interval: u64) -> SnapshotRow {
@@ -369,7 +374,7 @@ mod tests {
     fn with_stacks_each_row_is_copied_and_new_ones_are_told_once() {
         let mut heap = heap();
         let mut new = Vec::new();
-        let taken = rows_of(&mut heap, Detail::Stacks, 1_000, name, |row| new.push(row.key.process.tgid));
+        let taken = rows_of(&mut heap, Detail::Stacks, 1_000, &[], name, |row| new.push(row.key.process.tgid));
         let expected = [
             (1, "calloc".to_owned(), 20.0, 20.0),
             (1, "malloc".into(), 10.0, 10.0),
@@ -379,27 +384,34 @@ mod tests {
         assert!(taken.0.iter().all(|row| row.key.stack.is_some() && row.ages.is_none()));
         new.sort_unstable();
         assert_eq!(new, [1, 1, 2]);
-        let again = rows_of(&mut heap, Detail::Stacks, 2_000, name, |row| panic!("{:?} was told", row.key.process));
+        let again =
+            rows_of(&mut heap, Detail::Stacks, 2_000, &[], name, |row| panic!("{:?} was told", row.key.process));
         assert_eq!(figures(&again), expected);
     }
 
     #[test]
     fn totals_are_one_row_for_each_process_with_the_sums_of_its_rows() {
         let mut heap = heap();
-        let taken =
-            rows_of(&mut heap, Detail::Totals, 1_000, |_| panic!("totals have no function"), |_| panic!("no stack"));
+        let taken = rows_of(
+            &mut heap,
+            Detail::Totals,
+            1_000,
+            &[],
+            |_| panic!("totals have no function"),
+            |_| panic!("no stack"),
+        );
         assert_eq!(figures(&taken), [(1, String::new(), 30.0, 30.0), (2, String::new(), 600.0, 300.0)]);
         assert!(taken.0.iter().all(|row| row.key.stack.is_none() && row.ages.is_none()));
         // A totals snapshot does not mark stacks as captured.
         let mut new = 0;
-        rows_of(&mut heap, Detail::Stacks, 1_000, name, |_| new += 1);
+        rows_of(&mut heap, Detail::Stacks, 1_000, &[], name, |_| new += 1);
         assert_eq!(new, 3);
     }
 
     #[test]
     fn lifetimes_come_with_the_ages_of_freed_blocks_and_of_those_that_live() {
         let mut heap = heap();
-        let (rows, of_row) = rows_of(&mut heap, Detail::Lifetimes, 1_000, name, |_| {});
+        let (rows, of_row) = rows_of(&mut heap, Detail::Lifetimes, 1_000, &[], name, |_| {});
         let row = of_row.iter().position(|process| process.tgid == 2).unwrap();
         let ages: Vec<_> = rows[row].ages.as_ref().unwrap().observations().collect();
         // Block 3 was freed. Block 4, allocated at 400 ns, is still live.
@@ -412,9 +424,9 @@ mod tests {
     #[test]
     fn the_sums_of_a_moment_do_not_change_with_what_comes_later() {
         let mut heap = heap();
-        let before = rows_of(&mut heap, Detail::Stacks, 1_000, name, |_| {});
+        let before = rows_of(&mut heap, Detail::Stacks, 1_000, &[], name, |_| {});
         heap.free(key(2), 4, 1_500, false);
-        let after = rows_of(&mut heap, Detail::Stacks, 2_000, name, |_| {});
+        let after = rows_of(&mut heap, Detail::Stacks, 2_000, &[], name, |_| {});
         assert_eq!(figures(&before)[2].3, 300.0);
         assert_eq!(figures(&after)[2].3, 0.0);
     }

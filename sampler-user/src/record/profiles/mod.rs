@@ -6,6 +6,7 @@ pub mod describe;
 pub mod go_heaps;
 pub mod jit_code;
 pub mod overflow_bucket;
+pub mod recent;
 pub mod requests;
 pub mod snapshot;
 pub mod symbolization;

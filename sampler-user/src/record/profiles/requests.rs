@@ -1,6 +1,8 @@
 //! Requests for profiles of a running recording. The event path never waits for a profile: it takes a snapshot and
 //! hands it to the profile worker, which replies.
 
+use std::time::Duration;
+
 use tokio::sync::{mpsc, oneshot};
 
 pub use super::snapshot::Detail;
@@ -13,6 +15,8 @@ const QUEUE: usize = 16;
 pub struct Request {
     /// Level of detail.
     pub detail: Detail,
+    /// Moments by which blocks in use are told apart, as times since the start of the recording; ascending.
+    pub marks: Vec<Duration>,
     /// Channel for the reply.
     pub reply: oneshot::Sender<Made>,
 }
@@ -46,8 +50,17 @@ impl RecordingHandle {
     /// # Errors
     /// See [`Unanswered`].
     pub async fn profile(&self, detail: Detail) -> Result<Made, Unanswered> {
+        self.profile_by_marks(detail, Vec::new()).await
+    }
+
+    /// Same as [`profile`](Self::profile), with what is in use told apart by the last of these moments before its allocation
+    /// ([`Made::recent`]). Totals have no such sums.
+    ///
+    /// # Errors
+    /// See [`Unanswered`].
+    pub async fn profile_by_marks(&self, detail: Detail, marks: Vec<Duration>) -> Result<Made, Unanswered> {
         let (reply, answer) = oneshot::channel();
-        self.requests.send(Request { detail, reply }).await.map_err(|_| Unanswered::Ended)?;
+        self.requests.send(Request { detail, marks, reply }).await.map_err(|_| Unanswered::Ended)?;
         answer.await.map_err(|_| self.unanswered())
     }
 
@@ -57,7 +70,7 @@ impl RecordingHandle {
     /// See [`Unanswered`].
     pub fn profile_blocking(&self, detail: Detail) -> Result<Made, Unanswered> {
         let (reply, answer) = oneshot::channel();
-        self.requests.blocking_send(Request { detail, reply }).map_err(|_| Unanswered::Ended)?;
+        self.requests.blocking_send(Request { detail, marks: Vec::new(), reply }).map_err(|_| Unanswered::Ended)?;
         answer.blocking_recv().map_err(|_| self.unanswered())
     }
 

@@ -8,6 +8,7 @@ use sampler_ebpf::abi::ProcessKey;
 
 use super::symbolization::{Facts, UnsymbolizedStack};
 use crate::heap::ages::Ages;
+use crate::heap::live::SumsByMark;
 use crate::stats::Stats;
 use crate::symbols::go::GoProgram;
 use heapbpf_profile::model::{Process, RowKey, Unread};
@@ -29,6 +30,8 @@ pub enum Detail {
 pub struct Snapshot {
     /// Level of detail.
     pub detail: Detail,
+    /// Moments by which blocks in use are told apart, as times since the start of the recording; ascending.
+    pub marks: Vec<Duration>,
     /// Whether blocks in use are known. They are not once tracking frees has stopped.
     pub live: bool,
     /// Whether probes were attached in time windows only, during part of the recording.
@@ -85,6 +88,8 @@ pub struct SnapshotRow {
     pub at_exit: SampleSums,
     /// Samples in use at the peak.
     pub peak: SampleSums,
+    /// Of the samples in use, those allocated after each mark.
+    pub by_mark: SumsByMark,
     /// Ages of freed blocks and of the others; with [`Detail::Lifetimes`] only.
     pub ages: Option<Ages>,
 }

@@ -13,6 +13,7 @@ use super::accounting;
 use super::go_heaps::GoHeaps;
 use super::jit_code::JitCode;
 use super::overflow_bucket::OverflowBucket;
+use super::recent::Recent;
 use super::snapshot::{Detail, Measured, Retired, Snapshot, SnapshotRow};
 use super::symbolization::{Facts, Symbolization, UnsymbolizedStack};
 use crate::heap::ages::Ages;
@@ -38,6 +39,8 @@ pub struct Made {
     /// Process incarnation of each process of the profile. Shorter than the profile's list, which ends with the
     /// processes of the overflow bucket.
     pub keys: Vec<ProcessKey>,
+    /// What is in use by when it was allocated, for the marks of the request.
+    pub recent: Recent,
     /// When the event path began to take the snapshot.
     pub begun: Instant,
     /// How long taking the snapshot blocked the event path.
@@ -194,7 +197,7 @@ impl Worker {
         self.symbolization.release_contents();
     }
 
-    fn make(&mut self, snapshot: Snapshot) -> Made {
+    fn make(&mut self, mut snapshot: Snapshot) -> Made {
         let stacks = || snapshot.rows.iter().filter_map(|row| row.key.stack.as_ref());
         if snapshot.detail != Detail::Totals {
             self.name(stacks(), snapshot.facts);
@@ -213,6 +216,8 @@ impl Worker {
             let (key, process) = (&snapshot.keys[process], &mut processes[process]);
             process.resident = resident::of(key.tgid, key.start_ns, blocks, at_attach_bytes);
         }
+        let by_mark = snapshot.rows.iter_mut().map(|row| std::mem::take(&mut row.by_mark)).collect();
+        let recent = if snapshot.marks.is_empty() { Recent::default() } else { Recent::new(snapshot.marks, by_mark) };
         let mut profile = self.template.clone();
         profile.header.time_windows = snapshot.time_windows;
         profile.header.started = snapshot.started;
@@ -252,7 +257,7 @@ impl Worker {
         if let Err(error) = self.adjustments.apply(&mut profile) {
             profile.notes.push(error.to_string());
         }
-        Made { profile, stats, keys: snapshot.keys, begun: snapshot.begun, cost: snapshot.cost }
+        Made { profile, stats, keys: snapshot.keys, recent, begun: snapshot.begun, cost: snapshot.cost }
     }
 
     fn panic_note(&self) -> Option<String> {

@@ -40,6 +40,7 @@ fn row(process: usize, pid: u32, inuse: u64, held: u64) -> SnapshotRow {
         inuse: sums(inuse),
         at_exit: sums(held),
         peak: SampleSums::default(),
+        by_mark: Vec::new(),
         ages: None,
     }
 }
@@ -48,6 +49,7 @@ fn snapshot(detail: Detail, processes: Vec<Process>, rows: Vec<SnapshotRow>) -> 
     Snapshot {
         measured: Vec::new(),
         detail,
+        marks: Vec::new(),
         live: true,
         time_windows: false,
         started: SystemTime::UNIX_EPOCH,

@@ -53,7 +53,7 @@ impl Session {
 
     /// Has the profile of the last cut made.
     fn make_last(&mut self, cut: &Cut, begun: Instant) -> Receiver<Made> {
-        let snapshot = self.snapshot_of(cut, Detail::Lifetimes, true, begun);
+        let snapshot = self.snapshot_of(cut, Detail::Lifetimes, &[], true, begun);
         let (sender, made) = channel();
         self.worker.make(snapshot, move |made| drop(sender.send(made)));
         made

@@ -26,13 +26,21 @@ const WITHOUT_COUNTERS: &str = "the kernel's counters could not be read at the e
 
 impl Session {
     /// Takes a snapshot as of now, if that is possible at this time.
-    fn snapshot(&mut self, detail: Detail) -> Option<Snapshot> {
+    fn snapshot(&mut self, detail: Detail, marks: &[Duration]) -> Option<Snapshot> {
         let begun = Instant::now();
-        self.with_cut(|session, cut| session.snapshot_of(cut, detail, false, begun))
+        self.with_cut(|session, cut| session.snapshot_of(cut, detail, marks, false, begun))
     }
 
-    /// Takes the snapshot of a cut. `last`: the recording ends with it; `begun`: when the cut was begun.
-    pub(super) fn snapshot_of(&mut self, cut: &Cut, detail: Detail, last: bool, begun: Instant) -> Snapshot {
+    /// Takes the snapshot of a cut. `marks`: moments by which blocks in use are told apart, as times since the start; `last`: the
+    /// recording ends with it; `begun`: when the cut was begun.
+    pub(super) fn snapshot_of(
+        &mut self,
+        cut: &Cut,
+        detail: Detail,
+        marks: &[Duration],
+        last: bool,
+        begun: Instant,
+    ) -> Snapshot {
         let total = if last { cut.total } else { without_calls_under_way(cut.total) };
         let daemon = DaemonCounters {
             errors: self.errors.count(),
@@ -44,8 +52,11 @@ impl Session {
         let stats = self.stats(&total, missing, &daemon);
         let go = self.go_targets();
         let also = go.iter().map(|target| target.process).collect();
+        let started_ns = self.schedule.started_ns;
+        let marks_ns = marks.iter().map(|mark| started_ns.saturating_add(mark.as_nanos() as u64)).collect();
         let parts = self.parts(&cut.counts, (&cut.slack, &cut.unseen));
-        let Content { keys, mut processes, rows, measured, facts } = Parts { also, ..parts }.take(detail, cut.time_ns);
+        let Content { keys, mut processes, rows, measured, facts } =
+            Parts { also, marks_ns, ..parts }.take(detail, cut.time_ns);
         if !cut.has_counters {
             // What was lost of those that had not ended is unknown.
             let unknown = keys.iter().zip(&mut processes).filter(|(key, _)| self.exited.counts.get(key).is_none());
@@ -67,6 +78,7 @@ impl Session {
         let live = self.plan.sampling.live;
         Snapshot {
             detail,
+            marks: marks.to_vec(),
             live: live && !controller.stopped_tracking_frees(live),
             time_windows: self.overhead.windows.were_used(),
             started: schedule.started,
@@ -128,8 +140,9 @@ impl Session {
     pub(super) fn answer(&mut self) {
         // Clients may have gone away while waiting.
         self.unfinished.requests.retain(|request| !request.reply.is_closed());
-        let Some(detail) = self.unfinished.requests.front().map(|request| request.detail) else { return };
-        if let Some(snapshot) = self.snapshot(detail)
+        let Some(request) = self.unfinished.requests.front() else { return };
+        let (detail, marks) = (request.detail, request.marks.clone());
+        if let Some(snapshot) = self.snapshot(detail, &marks)
             && let Some(request) = self.unfinished.requests.pop_front()
         {
             self.worker.make(snapshot, |made| drop(request.reply.send(made)));
@@ -142,7 +155,7 @@ impl Session {
             return;
         }
         let Some((turn, why)) = files.next() else { return };
-        let Some(mut snapshot) = self.snapshot(Detail::Lifetimes) else { return files.put_back(turn, why) };
+        let Some(mut snapshot) = self.snapshot(Detail::Lifetimes, &[]) else { return files.put_back(turn, why) };
         log::info!("a snapshot, {why}");
         snapshot.notes.push(format!("a snapshot, {why}"));
         self.worker.make(snapshot, move |made| {

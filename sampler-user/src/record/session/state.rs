@@ -245,6 +245,7 @@ impl Session {
             ledger: &self.cuts.ledger,
             ended: &self.exited.counts,
             also: Vec::new(),
+            marks_ns: Vec::new(),
         }
     }
 

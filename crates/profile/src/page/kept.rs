@@ -1,0 +1,61 @@
+//! What was allocated between two moments and is in use at the second one, for the page.
+
+use serde::Serialize;
+
+use super::calls::{Frames, Functions, Names, Stacks};
+use super::figures::{Column, Figure};
+use super::{GroupNames, grouped, largest_only};
+use crate::estimates::{Pool, intervals_used};
+use crate::group::GroupBy;
+use crate::model::Profile;
+use crate::units;
+use crate::value::Value;
+
+/// What was allocated after a moment and is in use at a later one, by stack.
+#[derive(Serialize)]
+pub struct KeptData {
+    from_ms: u64,
+    to_ms: u64,
+    confidence: f64,
+    total: Figure,
+    notes: Vec<String>,
+    groups: Vec<String>,
+    /// Stacks that are not here, because they are too many.
+    left_out: usize,
+    strings: Vec<String>,
+    functions: Functions,
+    frames: Frames,
+    stacks: Stacks,
+    column: Column,
+}
+
+/// Makes the data. `profile`: the later moment, with rows in use that have only the blocks allocated after `from_ms`.
+///
+/// The figures are estimated as those in use are, from fewer samples. Bounds on losses are those of everything in use, so
+/// intervals are never too narrow.
+pub fn kept_data(profile: &Profile, from_ms: u64, notes: Vec<String>, confidence: f64) -> KeptData {
+    const VALUE: Value = Value::InuseSpace;
+    let mut names = Names::new();
+    let mut groups = GroupNames::new(profile, GroupBy::Program);
+    let (mut chains, mut stacks) = grouped(profile, &mut names, &mut groups);
+    (chains, stacks) = chains.into_iter().zip(stacks).filter(|(_, stack)| stack.pool.samples(VALUE) > 0).unzip();
+    let left_out = largest_only(&mut chains, &mut stacks, VALUE);
+    let (columns, order) = Stacks::new(&names, &chains, &groups.comparable);
+    let intervals = intervals_used(profile);
+    stacks.iter_mut().for_each(|stack| stack.pool.allow_for(&intervals));
+    let pools: Vec<&Pool> = order.iter().map(|&index| &stacks[index].pool).collect();
+    KeptData {
+        from_ms,
+        to_ms: units::unix_ms(profile.header.time),
+        confidence,
+        total: Figure::of(profile, &Pool::whole(profile), VALUE, confidence, None),
+        notes,
+        left_out,
+        column: Column::of(profile, &pools, VALUE, confidence),
+        groups: groups.names,
+        strings: names.strings,
+        functions: names.functions,
+        frames: names.frames,
+        stacks: columns,
+    }
+}

@@ -1,0 +1,111 @@
+//! What is known of the selected row.
+
+use heapbpf_profile::report::chain::{Chain, lines as chain_lines};
+use heapbpf_profile::report::text::clip_start;
+use heapbpf_profile::units;
+use ratatui_core::style::Style;
+
+use super::canvas::Canvas;
+use super::texts::{call_line, joined, signed};
+use crate::details::sparkline;
+use crate::row::Entry;
+use crate::top::Top;
+use crate::view::RowId;
+use crate::world::World;
+
+impl Top {
+    /// All about the selected row.
+    pub(super) fn selection(&self, canvas: &mut Canvas, world: &World, entry: &Entry, first: usize, end: usize) {
+        let theme = self.options.theme;
+        let Some(details) = self.details(&entry.id) else { return };
+        let rule = "─".repeat(canvas.width);
+        canvas.put(0, first - 1, &rule, canvas.width, theme.dim());
+        let columns = canvas.width - 1;
+        let figures = |figure: &heapbpf_profile::report::FigureText| {
+            if figure.bounds.is_empty() {
+                figure.figure.clone()
+            } else {
+                format!("{} {}", figure.figure, figure.bounds)
+            }
+        };
+        let mut facts = Vec::new();
+        if world.is_live() {
+            facts.push(format!("in use {} in {} blocks", figures(&details.size), figures(&details.blocks)));
+        }
+        facts.push(format!("allocated {} in {} calls", figures(&details.allocated), figures(&details.allocations)));
+        let mut more = Vec::new();
+        if world.is_live() {
+            let median = self.median(&entry.id).map(|seconds| format!("median lifetime {}", units::seconds(seconds)));
+            more.push(median.unwrap_or_else(|| "median lifetime not known or longer".into()));
+            let trend = sparkline(&details.series, 13);
+            more.extend((!trend.is_empty()).then(|| format!("last minute {trend}")));
+        }
+        more.extend(self.since_mark(world, entry));
+        facts.extend(more);
+        let mut lines: Vec<(String, Style)> =
+            joined(&facts, columns - 1).into_iter().map(|line| (line, theme.plain())).collect();
+        let left = end.saturating_sub(first + lines.len());
+        lines.extend(self.places(world, entry, columns, left));
+        for (line, (text, style)) in lines.into_iter().enumerate() {
+            if first + line < end {
+                canvas.put(1, first + line, &text, columns, style);
+            }
+        }
+    }
+
+    fn since_mark(&self, world: &World, entry: &Entry) -> Option<String> {
+        let change = world.marked.as_ref()?.change(&entry.id)?;
+        let bounds = change.change.low.zip(change.change.high);
+        let bounds = bounds.map(|(low, high)| format!(" [{}, {}]", signed(low), signed(high))).unwrap_or_default();
+        let judged = match (change.significant, change.q_value, change.reason) {
+            (true, Some(..0.001), _) => "significant, q < 0.001".to_owned(),
+            (true, Some(q), _) => format!("significant, q = {q:.3}"),
+            (false, Some(q), _) => format!("not significant, q = {q:.2}"),
+            (_, None, reason) => reason.unwrap_or("not tested").to_owned(),
+        };
+        Some(format!("since the mark {}{bounds}: {judged}", signed(change.change.estimate)))
+    }
+
+    /// Calls of the selected row with their source lines.
+    fn places(&self, world: &World, entry: &Entry, columns: usize, most: usize) -> Vec<(String, Style)> {
+        let theme = self.options.theme;
+        let leaves = &world.leaves;
+        let name = (world.name(&entry.id), theme.name());
+        match &entry.id {
+            RowId::Leaf(leaf) => {
+                let stack = leaves.stack_of(*leaf);
+                let calls = stack.calls.iter().map(|(call, repeated)| (leaves.get_call(*call).clone(), *repeated));
+                let chain: Chain = calls.collect();
+                if self.large {
+                    let line = |(call, _): &_| call_line(call, columns);
+                    return chain.iter().take(most).map(line).map(|text| (text, theme.name())).collect();
+                }
+                let lead = leaves.program_name(leaves.program(*leaf));
+                let lines =
+                    chain_lines(&chain, lead, stack.cut.as_deref(), columns.saturating_sub(1), most.max(1), false);
+                lines.into_iter().map(|text| (text, theme.name())).collect()
+            }
+            RowId::Program(program) => {
+                let name = leaves.program_name(*program);
+                let profile = &*world.now.profile;
+                let shown = heapbpf_profile::group::Groups::new(profile, heapbpf_profile::GroupBy::Program);
+                let is_of = |index: &usize| shown.of_process(*index) == name;
+                let process = (0..profile.processes.len()).find(is_of).map(|index| &profile.processes[index]);
+                let exe = process.map(|process| format!("{} · {}", process.exe, process.allocators.join(", ")));
+                std::iter::once((name.to_owned(), theme.name())).chain(exe.map(|exe| (exe, theme.dim()))).collect()
+            }
+            RowId::Function(function) => {
+                let places = leaves.places(*function);
+                vec![name, (clip_start(&places.join(", "), columns), theme.dim())]
+            }
+            RowId::Path(path) => {
+                let names: Vec<&str> = path.iter().map(|function| leaves.function_name(*function)).collect();
+                let places = path.last().map(|function| leaves.places(*function).join(", ")).unwrap_or_default();
+                vec![
+                    (clip_start(&names.join(" › "), columns), theme.name()),
+                    (clip_start(&places, columns), theme.dim()),
+                ]
+            }
+        }
+    }
+}

@@ -1,0 +1,309 @@
+//! What keys do to the screen.
+
+use super::{Action, Purpose, Top};
+use crate::entries::{Matching, scope};
+use crate::flame::neighbour;
+use crate::key::Key;
+use crate::row::Entry;
+use crate::tree;
+use crate::view::{Kind, Root, RowId, Sort, View};
+use crate::world::World;
+
+/// Longest text of a filter or a search.
+const LONGEST_INPUT: usize = 200;
+
+impl Top {
+    /// Does what a key asks for. Returns what the caller has to do.
+    pub fn key(&mut self, key: Key) -> Option<Action> {
+        self.message = None;
+        self.has_begun = true;
+        match key {
+            Key::Interrupt => return Some(Action::Quit),
+            Key::Redraw => return Some(Action::Redraw),
+            _ if self.input.is_some() => self.typed(key),
+            _ if self.help => match key {
+                Key::Char('q') => return Some(Action::Quit),
+                _ => self.help = false,
+            },
+            Key::Char('q') => return Some(Action::Quit),
+            Key::Char('w') => return Some(Action::Write),
+            Key::Char('?' | 'h') => self.help = true,
+            Key::Char(' ') => self.freeze(),
+            _ if self.world.is_none() => {}
+            _ if self.view().kind == Kind::Flame => self.flame_key(key),
+            _ => self.table_key(key),
+        }
+        None
+    }
+
+    fn table_key(&mut self, key: Key) {
+        let page = self.page.max(1) as isize;
+        match key {
+            Key::Up | Key::Char('k') => self.go(-1),
+            Key::Down | Key::Char('j') => self.go(1),
+            Key::PageUp => self.go(-page),
+            Key::PageDown => self.go(page),
+            Key::Home | Key::Char('g') => self.go(isize::MIN / 2),
+            Key::End | Key::Char('G') => self.go(isize::MAX / 2),
+            Key::Enter | Key::Right => self.enter(key),
+            Key::Left if self.closes_branch() => {}
+            Key::Escape | Key::Left | Key::Backspace => self.back(),
+            Key::Char('n') => self.search(1),
+            Key::Char('N') => self.search(-1),
+            _ => self.choose(key),
+        }
+    }
+
+    /// Keys that choose what is shown.
+    fn choose(&mut self, key: Key) {
+        match key {
+            Key::Tab => self.other_table(),
+            Key::Char('s') => self.sort(|view| (view.sort.next(), false)),
+            Key::Char('r') => self.sort(|view| (view.sort, !view.reversed)),
+            Key::Char(digit @ '1'..='6') => {
+                let wanted = Sort::ALL[digit as usize - '1' as usize];
+                self.sort(|view| (wanted, view.sort == wanted && !view.reversed));
+            }
+            Key::Char('f') => self.input = Some((Purpose::Filter, self.view().filter.clone())),
+            Key::Char('/') => self.input = Some((Purpose::Search, String::new())),
+            Key::Char('c') => self.tree_of_selected(Root::Callers),
+            Key::Char('d') => self.tree_of_selected(Root::Callees),
+            Key::Char('t') => self.open_tree(Root::Outermost),
+            Key::Char('F') => self.push(self.view().inside(Kind::Flame)),
+            Key::Char('m') => self.mark(true),
+            Key::Char('M') => self.mark(false),
+            _ => {}
+        }
+    }
+
+    fn flame_key(&mut self, key: Key) {
+        let at = self.selected_box();
+        let to = match key {
+            Key::Down | Key::Char('j') => neighbour(&self.boxes, at, 1, 0),
+            Key::Up | Key::Char('k') => neighbour(&self.boxes, at, -1, 0),
+            Key::Right => neighbour(&self.boxes, at, 0, 1),
+            Key::Left => neighbour(&self.boxes, at, 0, -1),
+            Key::Enter => {
+                if let Some(found) = self.boxes.get(at) {
+                    let path = found.path.clone();
+                    self.view_mut().zoom = path;
+                }
+                at
+            }
+            Key::Escape | Key::Backspace => {
+                if self.view_mut().zoom.pop().is_none() {
+                    self.back();
+                }
+                return;
+            }
+            Key::Char('t' | 'm' | 'M') => {
+                self.choose(key);
+                return;
+            }
+            Key::Char('c' | 'd') => {
+                let function = self.boxes.get(at).and_then(|it| it.path.last().copied());
+                if let Some(function) = function {
+                    self.open_tree(if key == Key::Char('c') {
+                        Root::Callers(function)
+                    } else {
+                        Root::Callees(function)
+                    });
+                }
+                return;
+            }
+            _ => return,
+        };
+        let selected = self.boxes.get(to).map(|it| RowId::Path(it.path.clone()));
+        self.view_mut().selected = selected;
+    }
+
+    fn typed(&mut self, key: Key) {
+        let Some((purpose, text)) = &mut self.input else { return };
+        let purpose = *purpose;
+        match key {
+            Key::Char(c) if text.len() < LONGEST_INPUT => text.push(c),
+            Key::Backspace => {
+                text.pop();
+            }
+            Key::Escape => {
+                self.input = None;
+                if purpose == Purpose::Filter {
+                    self.filter(String::new());
+                }
+                return;
+            }
+            Key::Enter => {
+                let text = std::mem::take(text);
+                self.input = None;
+                if purpose == Purpose::Search {
+                    self.search = text;
+                    self.search(0);
+                }
+                return;
+            }
+            _ => {}
+        }
+        if purpose == Purpose::Filter {
+            let text = self.input.as_ref().map_or_else(String::new, |(_, text)| text.clone());
+            self.filter(text);
+        }
+    }
+
+    fn filter(&mut self, text: String) {
+        self.view_mut().filter = text;
+        self.refresh();
+    }
+
+    /// Selects the next row with the text that was searched for: from the selected one on, or in a direction from it.
+    fn search(&mut self, direction: isize) {
+        let Some(world) = &self.world else { return };
+        if self.search.is_empty() || self.entries.is_empty() {
+            return;
+        }
+        let matching = Matching::new(world, &self.search);
+        let (count, from) = (self.entries.len(), self.view().cursor);
+        let step = if direction < 0 { count - 1 } else { 1 };
+        let first = from + if direction == 0 { 0 } else { step };
+        let found = (0..count).map(|index| (first + index * step) % count);
+        match found.into_iter().find(|index| matching.has(world, &self.entries[*index].id)) {
+            Some(index) => self.go_to(index),
+            None => self.message = Some(format!("nothing here has {:?}", self.search)),
+        }
+    }
+
+    fn go(&mut self, rows: isize) {
+        let last = self.entries.len().saturating_sub(1);
+        let to = (self.view().cursor as isize).saturating_add(rows).clamp(0, last as isize);
+        self.go_to(to as usize);
+    }
+
+    fn go_to(&mut self, index: usize) {
+        let id = self.entries.get(index).map(|entry| entry.id.clone());
+        let view = self.view_mut();
+        (view.cursor, view.selected) = (index, id);
+    }
+
+    fn sort(&mut self, how: impl FnOnce(&View) -> (Sort, bool)) {
+        if self.view().is_tree() {
+            self.message = Some("a tree has an order of its own: the largest first".into());
+            return;
+        }
+        let (sort, reversed) = how(self.view());
+        let view = self.view_mut();
+        (view.sort, view.reversed, view.selected, view.cursor, view.offset) = (sort, reversed, None, 0, 0);
+        self.refresh();
+    }
+
+    fn push(&mut self, view: View) {
+        let id = self.selected().map(|entry| entry.id.clone());
+        self.view_mut().selected = id;
+        self.views.push(view);
+        self.large = false;
+        self.renew();
+    }
+
+    fn back(&mut self) {
+        if self.large {
+            self.large = false;
+        } else if !self.view().filter.is_empty() {
+            self.filter(String::new());
+        } else if self.views.len() > 1 {
+            self.views.pop();
+            self.renew();
+        }
+    }
+
+    /// Goes inside the selected row.
+    fn enter(&mut self, key: Key) {
+        let Some(entry) = self.selected().cloned() else { return };
+        let kind = self.view().kind;
+        match (entry.id, kind) {
+            (RowId::Program(program), _) => {
+                let view = View { program: Some(program), ..self.view().inside(Kind::Functions) };
+                self.push(view);
+            }
+            (RowId::Function(function), _) => {
+                let view = View { through: Some(function), ..self.view().inside(Kind::Stacks) };
+                self.push(view);
+            }
+            (RowId::Path(path), Kind::Tree(root)) => match entry.is_open {
+                Some(false) => self.with_scope(|world, view, scope| tree::open(world, view, root, &path, scope)),
+                Some(true) if key == Key::Enter => {
+                    self.view_mut().open.remove(&path);
+                    self.refresh();
+                }
+                _ if key == Key::Enter => self.large = !self.large,
+                _ => {}
+            },
+            _ => self.large = !self.large,
+        }
+    }
+
+    /// Closes the selected branch. Returns whether it was one that is open.
+    fn closes_branch(&mut self) -> bool {
+        let Some(Entry { id: RowId::Path(path), is_open: Some(true), .. }) = self.selected().cloned() else {
+            return false;
+        };
+        self.view_mut().open.remove(&path);
+        self.refresh();
+        true
+    }
+
+    fn with_scope(&mut self, change: impl FnOnce(&World, &mut View, &[u32])) {
+        let last = self.views.len() - 1;
+        if let Some(world) = &self.world {
+            let scope = scope(world, &self.views[last]);
+            change(world, &mut self.views[last], &scope);
+        }
+        self.refresh();
+    }
+
+    /// Shows stacks instead of functions, or the other way round.
+    fn other_table(&mut self) {
+        let kind = if self.view().kind == Kind::Functions { Kind::Stacks } else { Kind::Functions };
+        let view = self.view().inside(kind);
+        if self.view().kind == Kind::Programs {
+            self.push(view);
+        } else {
+            *self.view_mut() = view;
+            self.renew();
+        }
+    }
+
+    fn tree_of_selected(&mut self, root: impl FnOnce(u32) -> Root) {
+        let Some(world) = &self.world else { return };
+        let function = match self.selected().map(|entry| &entry.id) {
+            Some(RowId::Function(function)) => Some(*function),
+            Some(RowId::Path(path)) => path.last().copied(),
+            Some(RowId::Leaf(leaf)) => world.leaves.stack_of(*leaf).path.first().copied(),
+            _ => None,
+        };
+        match function {
+            Some(function) => self.open_tree(root(function)),
+            None => self.message = Some("select a function or a stack first".into()),
+        }
+    }
+
+    fn open_tree(&mut self, root: Root) {
+        self.push(View { through: None, ..self.view().inside(Kind::Tree(root)) });
+        self.with_scope(|world, view, scope| tree::open_largest(world, view, root, scope));
+    }
+
+    fn freeze(&mut self) {
+        self.frozen = !self.frozen;
+        if let Some(profile) = self.pending.take().filter(|_| !self.frozen) {
+            self.take(profile);
+        }
+    }
+
+    fn mark(&mut self, set: bool) {
+        let Some(world) = &mut self.world else { return };
+        if set {
+            world.mark();
+            self.message = Some("marked: growth is counted from here; M forgets it".into());
+        } else {
+            world.marked = None;
+        }
+        self.refresh();
+    }
+}

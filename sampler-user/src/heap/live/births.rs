@@ -1,0 +1,76 @@
+//! What is in use by when it was allocated.
+
+use std::collections::HashMap;
+
+use super::Heap;
+use heapbpf_statistics::sums::SampleSums;
+use heapbpf_statistics::weight::inclusion;
+
+/// Of a row, the sums of blocks in use that were allocated after a mark (by its index) and not after the next one. Ordered by
+/// the marks; those without blocks are left out.
+pub type SumsByMark = Vec<(usize, SampleSums)>;
+
+impl Heap {
+    /// Sums in use by the number of their row and the mark after which their blocks were allocated. Blocks from before the first
+    /// mark are left out, and so are those of processes that have ended. `marks_ns`: CLOCK_MONOTONIC, ascending.
+    pub fn inuse_by_mark(&self, marks_ns: &[u64]) -> HashMap<usize, SumsByMark> {
+        let mut all: HashMap<usize, SumsByMark> = HashMap::new();
+        if marks_ns.is_empty() {
+            return all;
+        }
+        for live in self.spaces.values().flat_map(HashMap::values) {
+            let Some(mark) = marks_ns.partition_point(|mark| *mark < live.time_ns).checked_sub(1) else { continue };
+            let Some(inclusion) = inclusion(live.trials, self.interval_of(live)) else { continue };
+            let sums = all.entry(live.row as usize).or_default();
+            let at = sums.binary_search_by_key(&mark, |(mark, _)| *mark).unwrap_or_else(|at| {
+                sums.insert(at, (mark, SampleSums::default()));
+                at
+            });
+            sums[at].1.record_included(live.size_bytes, live.offset, &inclusion);
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{process, sample, stack};
+    use super::*;
+
+    #[test]
+    fn blocks_are_told_apart_by_the_marks_they_were_allocated_after() {
+        let (mut heap, one) = (Heap::default(), stack());
+        // Sample N is allocated at its own time.
+        for id in 1..=9 {
+            heap.allocate(sample(id, 1, 10 * id, &one));
+        }
+        let time = |id: u64| sample(id, 1, 1, &one).time_ns;
+        heap.free(process(1), 6, time(9), false);
+        heap.free(process(1), 9, time(9), false);
+        let marks = [time(3), time(5), time(8)];
+        let found = heap.inuse_by_mark(&marks);
+        let [sums] = found.values().collect::<Vec<_>>()[..] else { panic!("{found:?}") };
+        // What was allocated at the moment of a mark belongs to what is before it.
+        let bytes: Vec<_> = sums.iter().map(|(mark, sums)| (*mark, sums.samples, sums.sampled_bytes)).collect();
+        assert_eq!(bytes, [(0, 2, 40 + 50), (1, 2, 70 + 80)]);
+        assert!(heap.inuse_by_mark(&[]).is_empty());
+        heap.end(process(1), time(9), |_| true);
+        assert!(heap.inuse_by_mark(&marks).is_empty(), "an ended process keeps nothing");
+    }
+
+    #[test]
+    fn the_spans_of_all_time_add_up_to_what_is_in_use() {
+        let (mut heap, one) = (Heap::default(), stack());
+        for id in 1..=100 {
+            let mut sample = sample(id, 1, 100 * id, &one);
+            sample.key.interval = 4096;
+            heap.allocate(sample);
+        }
+        let by_mark = heap.inuse_by_mark(&[0, sample(50, 1, 1, &one).time_ns]);
+        let mut sum = SampleSums::default();
+        by_mark.values().flatten().for_each(|(_, sums)| sum.add(sums));
+        let inuse = heap.snapshot(0, false).next().unwrap().inuse;
+        assert!((sum.bytes / inuse.bytes - 1.0).abs() < 1e-12 && sum.samples == 100, "{sum:?} {inuse:?}");
+        assert!((sum.bytes_variance / inuse.bytes_variance - 1.0).abs() < 1e-12);
+    }
+}
