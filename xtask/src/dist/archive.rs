@@ -6,7 +6,7 @@ use std::process::Command;
 use anyhow::Context as _;
 
 use super::Release;
-use super::tree::{Layout, Parts, set_times};
+use super::tree::{Layout, Parts, gzip, set_times};
 use crate::context::Context;
 use crate::shell::{read, run_quietly};
 
@@ -40,14 +40,6 @@ pub fn pack(context: &Context, release: &Release, parts: &Parts) -> anyhow::Resu
     fs::write(release.tarball(), compressed).with_context(|| format!("cannot write {}", release.tarball().display()))
 }
 
-/// Compresses without a name or a time.
-pub fn gzip(bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
-    use std::io::Write as _;
-    let mut encoder = flate2::GzBuilder::new().write(Vec::new(), flate2::Compression::best());
-    encoder.write_all(bytes)?;
-    Ok(encoder.finish()?)
-}
-
 /// Writes the checksums of the other files.
 pub fn sum(release: &Release) -> anyhow::Result<()> {
     let mut command = Command::new("sha256sum");
@@ -56,16 +48,4 @@ pub fn sum(release: &Release) -> anyhow::Result<()> {
         command.args(file.file_name());
     }
     fs::write(release.sums(), read(&mut command)?).context("cannot write the checksums")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_compressed_has_no_time_in_it() {
-        let compressed = gzip(b"a page\n").expect("room");
-        assert_eq!(compressed[4..8], [0; 4], "the time");
-        assert_eq!(compressed[3], 0, "no name follows");
-    }
 }

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context as _, ensure};
-use cargo_metadata::{DependencyKind, Metadata, MetadataCommand, PackageId};
+use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand, PackageId};
 
 use super::Release;
 use crate::context::Context;
@@ -80,7 +80,8 @@ fn crates_of_tree(text: &str) -> BTreeSet<Key> {
 
 fn metadata(context: &Context) -> anyhow::Result<Metadata> {
     let mut command = MetadataCommand::new();
-    command.cargo_path(host_cargo()).current_dir(&context.root);
+    let of_programs = CargoOpt::SomeFeatures(vec!["sampler-ebpf/probes".to_owned()]);
+    command.cargo_path(host_cargo()).current_dir(&context.root).features(of_programs);
     if context.options.locked {
         command.other_options(["--locked".to_owned()]);
     }
@@ -121,7 +122,8 @@ fn crates(
             is_own: package.source.is_none(),
         });
     }
-    ensure!(components.len() == wanted.len(), "cargo metadata and cargo tree do not name the same crates");
+    let found: BTreeSet<Key> = components.iter().map(|found| (found.name.clone(), found.version.clone())).collect();
+    ensure!(found == *wanted, "cargo metadata does not name these crates: {:?}", wanted.difference(&found));
     Ok(components)
 }
 

@@ -6,8 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, bail};
 
-use super::archive::gzip;
-use super::tree::{Layout, Parts, set_times, write};
+use super::tree::{Layout, Parts, gzip, set_times, write};
 use super::{Release, fill};
 use crate::context::Context;
 use crate::programs::on_path;
@@ -90,6 +89,7 @@ fn documents(
         ("README.md", Some("README.md.gz")),
         ("install.md", Some("install.md.gz")),
         ("LICENSE-APACHE", None),
+        ("LICENSE-GPL-2", None),
         ("LICENSE-MIT", None),
     ] {
         let file = folder.join(name);

@@ -9,7 +9,6 @@ use std::time::{Duration, SystemTime};
 use anyhow::{Context as _, ensure};
 
 use super::Release;
-use super::archive::gzip;
 use crate::context::Context;
 use crate::shell::read;
 
@@ -54,6 +53,10 @@ impl Parts {
             let short = Path::new(name).file_name().context("a name")?.to_string_lossy().into_owned();
             documents.push((short, source(name)?));
         }
+        // Of the BPF programs, which the binary carries.
+        let gpl =
+            fs::read("/usr/share/common-licenses/GPL-2").context("the GPL's text is missing (Debian: base-files)")?;
+        documents.push(("LICENSE-GPL-2".to_owned(), gpl));
         Ok(Self {
             binary: binary.to_owned(),
             man_pages: files_in(&folder)?,
@@ -102,6 +105,14 @@ fn files_in(folder: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     Ok(files)
 }
 
+/// Compresses without a name or a time.
+pub fn gzip(bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
+    use std::io::Write as _;
+    let mut encoder = flate2::GzBuilder::new().write(Vec::new(), flate2::Compression::best());
+    encoder.write_all(bytes)?;
+    Ok(encoder.finish()?)
+}
+
 /// Writes a file with these permissions, whatever the umask is, and makes the folders that it needs.
 pub fn write(path: &Path, bytes: &[u8], mode: u32) -> anyhow::Result<()> {
     let folder = path.parent().context("a file has a folder")?;
@@ -148,5 +159,12 @@ mod tests {
             assert_eq!(time, SystemTime::UNIX_EPOCH + Duration::from_secs(86_400));
         }
         fs::remove_dir_all(&folder).expect("ours");
+    }
+
+    #[test]
+    fn what_is_compressed_has_no_time_in_it() {
+        let compressed = gzip(b"a page\n").expect("room");
+        assert_eq!(compressed[4..8], [0; 4], "the time");
+        assert_eq!(compressed[3], 0, "no name follows");
     }
 }
