@@ -30,7 +30,7 @@ pub const SUITES: [Suite; 3] = [
 const LIST: &str = "\
 list() {
   find / -xdev \\( -path /proc -o -path /sys -o -path /dev -o -path /tmp -o -path /var/lib/dpkg -o -path /var/log \\
-    -o -path /var/cache \\) -prune -o -print | sort
+    -o -path /var/cache -o -path /run/systemd \\) -prune -o -print | sort
 }
 ";
 
@@ -53,7 +53,9 @@ heapbpf report /tmp/x.json
 ";
 
 const RECORD_LEAK: &str = "\
-heapbpf -i 64KiB --duration 2s -o /tmp/x.json -- /usr/local/bin/leak
+/usr/local/bin/leak > /dev/null &
+heapbpf --pid $! -i 64KiB --duration 2s -o /tmp/x.json
+kill $!
 heapbpf report /tmp/x.json
 ";
 
@@ -128,7 +130,7 @@ fn stand_in(context: &Context, release: &Release, folder: &Path) -> anyhow::Resu
         let mut unpack = context.privilege.command("unpack a package", "dpkg-deb", [])?;
         run_quietly(unpack.arg("--extract").arg(entry?.path()).arg(folder), context.options.verbose)?;
     }
-    for name in ["dev", "proc", "sys", "tmp", "root", "etc", "usr/local"] {
+    for name in ["dev", "proc", "run", "sys", "tmp", "root", "etc", "usr/local"] {
         let mut make = context.privilege.command("make a folder", "mkdir", [])?;
         run_quietly(make.arg("-p").arg(folder.join(name)), context.options.verbose)?;
     }
