@@ -35,9 +35,9 @@ pub fn pack(context: &Context, release: &Release, parts: &Parts) -> anyhow::Resu
     tar.arg(format!("--mtime=@{}", release.epoch)).arg("--file").arg(&archive);
     tar.arg("--directory").arg(&parent).arg(release.name());
     run_quietly(&mut tar, context.options.verbose)?;
-    let compressed = gzip(&fs::read(&archive).with_context(|| format!("there is no {}", archive.display()))?)?;
-    fs::remove_file(&archive)?;
-    fs::write(release.tarball(), compressed).with_context(|| format!("cannot write {}", release.tarball().display()))
+    gzip(&archive)?;
+    let compressed = archive.with_extension("tar.gz");
+    fs::rename(&compressed, release.tarball()).with_context(|| format!("there is no {}", compressed.display()))
 }
 
 /// Writes the checksums of the other files.

@@ -84,20 +84,22 @@ fn documents(
 ) -> anyhow::Result<()> {
     let folder = root.join(DOCUMENTS);
     for (name, kept_as) in [
-        ("CHANGELOG.md", Some("NEWS.gz")),
-        ("THIRD-PARTY-LICENSES.txt", Some("THIRD-PARTY-LICENSES.txt.gz")),
-        ("README.md", Some("README.md.gz")),
-        ("install.md", Some("install.md.gz")),
+        ("CHANGELOG.md", Some("NEWS")),
+        ("THIRD-PARTY-LICENSES.txt", Some("THIRD-PARTY-LICENSES.txt")),
+        ("README.md", Some("README.md")),
+        ("install.md", Some("install.md")),
         ("LICENSE-APACHE", None),
         ("LICENSE-GPL-2", None),
         ("LICENSE-MIT", None),
     ] {
         let file = folder.join(name);
-        if let Some(kept_as) = kept_as {
-            let text = fs::read(&file).with_context(|| format!("there is no {}", file.display()))?;
-            write(&folder.join(kept_as), &gzip(&text)?, 0o644)?;
-        }
-        fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+        let Some(kept_as) = kept_as else {
+            fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+            continue;
+        };
+        let kept = folder.join(kept_as);
+        fs::rename(&file, &kept).with_context(|| format!("there is no {}", file.display()))?;
+        gzip(&kept)?;
     }
     let mit = fs::read_to_string(context.root.join("LICENSE-MIT")).context("cannot read LICENSE-MIT")?;
     let copyright = fill(copyright, &[("MIT", &paragraph(&mit))])?;
@@ -108,7 +110,9 @@ fn documents(
         release.version,
         date.trim()
     );
-    write(&folder.join("changelog.gz"), &gzip(changelog.as_bytes())?, 0o644)
+    let file = folder.join("changelog");
+    write(&file, changelog.as_bytes(), 0o644)?;
+    gzip(&file)
 }
 
 /// A text as a field of a control file: every line is indented, and empty ones have a dot.

@@ -10,7 +10,7 @@ use anyhow::{Context as _, ensure};
 
 use super::Release;
 use crate::context::Context;
-use crate::shell::read;
+use crate::shell::{read, run_quietly};
 
 /// What a release has, whatever it is packed into.
 pub struct Parts {
@@ -71,7 +71,9 @@ impl Parts {
         let binary = fs::read(&self.binary).with_context(|| format!("there is no {}", self.binary.display()))?;
         write(&root.join(layout.binary), &binary, 0o755)?;
         for (name, page) in &self.man_pages {
-            write(&root.join(layout.man).join(format!("{name}.gz")), &gzip(page)?, 0o644)?;
+            let file = root.join(layout.man).join(name);
+            write(&file, page, 0o644)?;
+            gzip(&file)?;
         }
         for (place, text) in [layout.bash, layout.zsh, layout.fish].into_iter().zip(&self.completions) {
             write(&root.join(place), text.as_bytes(), 0o644)?;
@@ -105,12 +107,9 @@ fn files_in(folder: &Path) -> anyhow::Result<Vec<(String, Vec<u8>)>> {
     Ok(files)
 }
 
-/// Compresses without a name or a time.
-pub fn gzip(bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
-    use std::io::Write as _;
-    let mut encoder = flate2::GzBuilder::new().write(Vec::new(), flate2::Compression::best());
-    encoder.write_all(bytes)?;
-    Ok(encoder.finish()?)
+/// Compresses a file, without its name and time; the result has `.gz` at its end.
+pub fn gzip(path: &Path) -> anyhow::Result<()> {
+    run_quietly(Command::new("gzip").args(["--best", "--no-name", "--force"]).arg(path), false)
 }
 
 /// Writes a file with these permissions, whatever the umask is, and makes the folders that it needs.
@@ -163,8 +162,13 @@ mod tests {
 
     #[test]
     fn what_is_compressed_has_no_time_in_it() {
-        let compressed = gzip(b"a page\n").expect("room");
+        let file = std::env::temp_dir().join(format!("heapbpf-dist-{}.1", std::process::id()));
+        write(&file, b"a page\n", 0o644).expect("room");
+        gzip(&file).expect("gzip runs");
+        let compressed = fs::read(file.with_extension("1.gz")).expect("it is there");
         assert_eq!(compressed[4..8], [0; 4], "the time");
         assert_eq!(compressed[3], 0, "no name follows");
+        assert!(!file.exists(), "the file itself is replaced");
+        fs::remove_file(file.with_extension("1.gz")).expect("ours");
     }
 }
