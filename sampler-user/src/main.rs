@@ -11,6 +11,7 @@ use sampler_user::cli::args::{Cli, Command, DemoArgs, TopArgs};
 use sampler_user::cli::error::exit_status;
 use sampler_user::cli::plan;
 use sampler_user::cli::record_args::RecordArgs;
+use sampler_user::host::name_services::use_built_in;
 use sampler_user::host::own_memory::return_what_is_free;
 use sampler_user::kernel::guardian;
 use sampler_user::privileges::hide_memory;
@@ -27,6 +28,7 @@ fn main() -> ExitCode {
     if let Some(task) = guardian::process::asked_for(std::env::args_os()) {
         return guardian::process::run(task).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
+    use_built_in();
     return_what_is_free();
     let cli = Cli::try_parse().unwrap_or_else(|error| cli::hints::explained(error).exit());
     let outcome = match &cli.command {

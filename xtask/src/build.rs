@@ -16,6 +16,9 @@ use crate::{cross_tools, linker, toolchain};
 /// The variable that names the stage after which programs end. Without it they are complete.
 const ABLATION_VARIABLE: &str = "HEAPBPF_ABLATION";
 
+/// Separates rustc's flags in `CARGO_ENCODED_RUSTFLAGS`, so that they may have spaces.
+pub const FLAG_SEPARATOR: &str = "\u{1f}";
+
 /// The tools that the BPF build needs.
 pub struct Tools {
     compiler: Compiler,
@@ -38,12 +41,30 @@ pub fn build(context: &Context) -> anyhow::Result<PathBuf> {
     build_daemon(context)
 }
 
+/// Where BPF programs are built, and with which flags of rustc besides the usual ones.
+pub struct Place {
+    pub target: PathBuf,
+    pub flags: Vec<String>,
+}
+
+impl Place {
+    /// Where the daemon's build script finds the object by itself.
+    fn usual(context: &Context) -> Self {
+        Self { target: context.bpf_target(), flags: Vec::new() }
+    }
+}
+
 /// Builds the BPF object that the daemon embeds.
 pub fn build_bpf(context: &Context) -> anyhow::Result<PathBuf> {
+    build_bpf_at(context, &Place::usual(context))
+}
+
+/// Builds the BPF object in another place.
+pub fn build_bpf_at(context: &Context, place: &Place) -> anyhow::Result<PathBuf> {
     let tools = set_up(context)?;
     let started = Instant::now();
-    run(&mut bpf_command(context, &tools), context.options.verbose).context("the BPF programs did not build")?;
-    let object = context.bpf_object();
+    run(&mut bpf_command(context, &tools, place), context.options.verbose).context("the BPF programs did not build")?;
+    let object = Context::bpf_object_in(&place.target);
     let size = fs::metadata(&object).with_context(|| format!("the BPF build left no {}", object.display()))?.len();
     say!(
         "BPF object: {} ({} KiB, {:.1} s)",
@@ -58,7 +79,7 @@ pub fn build_bpf(context: &Context) -> anyhow::Result<PathBuf> {
 /// object, because [`build_bpf`] rebuilds the one that the daemon embeds.
 pub fn build_ablation(context: &Context, stage: &str) -> anyhow::Result<PathBuf> {
     let tools = set_up(context)?;
-    let mut command = bpf_command(context, &tools);
+    let mut command = bpf_command(context, &tools, &Place::usual(context));
     run(command.env(ABLATION_VARIABLE, stage), context.options.verbose)
         .with_context(|| format!("the BPF programs that end after {stage} did not build"))?;
     let copy = context.target().join("bench").join(stage).with_extension("o");
@@ -99,8 +120,10 @@ fn shorten(context: &Context, path: &Path) -> String {
 }
 
 /// The cargo call that compiles and links the BPF programs, in an environment without the outer cargo's variables.
-fn bpf_command(context: &Context, tools: &Tools) -> Command {
+fn bpf_command(context: &Context, tools: &Tools, place: &Place) -> Command {
     let architecture = context.machine.map_or(std::env::consts::ARCH, |machine| machine.architecture);
+    let machine = format!("bpf_target_arch=\"{architecture}\"");
+    let usual = ["-Cdebuginfo=2", "-Ctarget-cpu=v3", "-Clink-arg=--btf", "--cfg", &machine];
     let mut command = Command::new(tools.compiler.cargo());
     command.current_dir(&context.root);
     for (name, _) in std::env::vars_os().filter(|(name, _)| !reaches_inner_cargo(name)) {
@@ -115,13 +138,13 @@ fn bpf_command(context: &Context, tools: &Tools) -> Command {
         // bpf-linker generates BTF, which the loader uses for relocation, from the debug information.
         // v3 is the instruction set whose atomic additions return the previous value; every kernel since 5.12 has it.
         .env(
-            "RUSTFLAGS",
-            format!("-C debuginfo=2 -C target-cpu=v3 -C link-arg=--btf --cfg bpf_target_arch=\"{architecture}\""),
+            "CARGO_ENCODED_RUSTFLAGS",
+            [usual.map(str::to_owned).to_vec(), place.flags.clone()].concat().join(FLAG_SEPARATOR),
         )
         .args(["build", "--profile", "bpf", "--target", TARGET])
         .args(["--package", "sampler-ebpf", "--features", "probes", "--bin", "heapbpf-probes"])
         .arg("--target-dir")
-        .arg(context.bpf_target());
+        .arg(&place.target);
     if tools.compiler.core == CoreLibrary::Source {
         command.args(["-Z", "build-std=core"]);
     }
@@ -176,7 +199,8 @@ mod tests {
             llvm: 22,
             core,
         };
-        bpf_command(&context, &Tools { compiler, linker: PathBuf::from("/cache/bpf-linker") })
+        let tools = Tools { compiler, linker: PathBuf::from("/cache/bpf-linker") };
+        bpf_command(&context, &tools, &Place::usual(&context))
     }
 
     fn words(command: &Command) -> String {
@@ -198,9 +222,10 @@ mod tests {
     fn the_bpf_programs_know_the_machine_that_they_are_for() {
         let machine = crate::cross::machine("aarch64-unknown-linux-gnu").expect("known");
         let command = command_for(machine, CoreLibrary::Prebuilt, true);
-        let flags = command.get_envs().find(|(name, _)| *name == "RUSTFLAGS").and_then(|(_, value)| value);
+        let flags =
+            command.get_envs().find(|(name, _)| *name == "CARGO_ENCODED_RUSTFLAGS").and_then(|(_, value)| value);
         let flags = flags.expect("set").to_string_lossy();
-        assert!(flags.ends_with("--cfg bpf_target_arch=\"aarch64\""), "{flags}");
+        assert!(flags.ends_with("--cfg\u{1f}bpf_target_arch=\"aarch64\""), "{flags}");
         // Another machine has its own folder.
         assert_eq!(words(&command).contains("/w/target/bpf-aarch64 "), machine.is_some());
     }

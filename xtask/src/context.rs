@@ -53,7 +53,12 @@ impl Context {
 
     /// The BPF object that the daemon embeds.
     pub fn bpf_object(&self) -> PathBuf {
-        self.bpf_target().join("bpfel-unknown-none/bpf/heapbpf-probes")
+        Self::bpf_object_in(&self.bpf_target())
+    }
+
+    /// The BPF object that a build in this folder makes.
+    pub fn bpf_object_in(target: &Path) -> PathBuf {
+        target.join("bpfel-unknown-none/bpf/heapbpf-probes")
     }
 
     /// The path of the release binary that `cargo xtask build` creates, below a target folder.

@@ -6,6 +6,7 @@ mod context;
 mod coverage;
 mod cross;
 mod cross_tools;
+mod dist;
 mod install;
 mod linker;
 
@@ -102,6 +103,8 @@ enum Command {
     Coverage(coverage::Selection),
     /// Build, and copy heapbpf to /usr/local/bin
     Install,
+    /// Make a release in target/dist: a static binary in a tarball and in a Debian package, checksums, and a list of its parts
+    Dist(dist::Selection),
     /// Run a benchmark; without a name, list them
     Bench {
         /// Fewer rounds; without a name, the ratios to other profilers in under three minutes
@@ -151,6 +154,7 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Vm(selection) => return vm::run(&context, &selection),
         Command::Modules => return modules::check(&context),
         Command::Web { check } => web::web(&context, check)?,
+        Command::Dist(selection) => return dist::dist(&context, &selection),
         Command::Install => install::install(&context)?,
         Command::Bench { quick, name, args } => bench::bench(&context, name.as_deref(), quick, &args)?,
         Command::Vectors { directory } => return vectors::check(&context, &directory),

@@ -12,6 +12,7 @@ pub mod limits;
 pub mod mapped_ranges;
 pub mod mappings;
 pub mod modules;
+pub mod name_services;
 pub mod open;
 pub mod own_memory;
 pub mod perf_ring;

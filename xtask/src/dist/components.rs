@@ -1,0 +1,249 @@
+//! What a release consists of: the crates that are linked into the binary, those in the BPF programs, and what is not a crate.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context as _, ensure};
+use cargo_metadata::{CargoOpt, DependencyKind, Metadata, MetadataCommand, PackageId};
+
+use super::Release;
+use crate::context::Context;
+use crate::programs::host_cargo;
+use crate::shell::read;
+use crate::toolchain;
+
+/// The package that the binary is built from.
+const DAEMON: &str = "sampler-user";
+
+/// One part of a release that has a name, a version and a licence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Component {
+    pub name: String,
+    pub version: String,
+    /// An SPDX expression.
+    pub licence: String,
+    /// Its package URL (<https://github.com/package-url/purl-spec>), which also identifies it here.
+    pub purl: String,
+    /// SHA-256 of the package as it was downloaded.
+    pub checksum: Option<String>,
+    /// Where its source is kept.
+    pub repository: Option<String>,
+    /// The package URLs of what it uses.
+    pub uses: Vec<String>,
+    /// The files with its licence.
+    pub texts: Vec<PathBuf>,
+    /// Whether it is part of heapbpf itself.
+    pub is_own: bool,
+}
+
+/// All components; the first is the daemon.
+pub fn all(context: &Context, release: &Release) -> anyhow::Result<Vec<Component>> {
+    let linked = linked(context, DAEMON, &[], release.machine.triple)?;
+    let loaded = linked_for_bpf(context)?;
+    let metadata = metadata(context)?;
+    let lock = fs::read_to_string(context.root.join("Cargo.lock")).context("cannot read Cargo.lock")?;
+    let mut components = crates(&metadata, &linked.union(&loaded).cloned().collect(), &checksums(&lock))?;
+    components.sort_by(|a, b| (a.name != DAEMON, &a.name, &a.version).cmp(&(b.name != DAEMON, &b.name, &b.version)));
+    let others = others(context)?;
+    components[0].uses.extend(others.iter().map(|other| other.purl.clone()));
+    components.extend(others);
+    Ok(components)
+}
+
+/// Name and version.
+type Key = (String, String);
+
+fn linked_for_bpf(context: &Context) -> anyhow::Result<BTreeSet<Key>> {
+    // Cargo knows the target only as far as its conditions go, which are those of any target here.
+    linked(context, "sampler-ebpf", &["--features", "probes"], "x86_64-unknown-linux-gnu")
+}
+
+/// The crates that are linked into a package's programs: with the features that they are built with, and without those that
+/// only the compiler runs.
+fn linked(context: &Context, package: &str, features: &[&str], triple: &str) -> anyhow::Result<BTreeSet<Key>> {
+    let mut command = context.cargo("tree");
+    command.args(["--package", package, "--edges", "normal,no-proc-macro", "--target", triple]);
+    command.args(features).args(["--prefix", "none", "--no-dedupe", "--format", "{p}"]);
+    Ok(crates_of_tree(&read(&mut command)?))
+}
+
+/// Names and versions in the output of `cargo tree`: `name v1.2.3 (/folder)`.
+fn crates_of_tree(text: &str) -> BTreeSet<Key> {
+    let crates = text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        Some((words.next()?.to_owned(), words.next()?.strip_prefix('v')?.to_owned()))
+    });
+    crates.collect()
+}
+
+fn metadata(context: &Context) -> anyhow::Result<Metadata> {
+    let mut command = MetadataCommand::new();
+    let of_programs = CargoOpt::SomeFeatures(vec!["sampler-ebpf/probes".to_owned()]);
+    command.cargo_path(host_cargo()).current_dir(&context.root).features(of_programs);
+    if context.options.locked {
+        command.other_options(["--locked".to_owned()]);
+    }
+    command.exec().context("cargo metadata failed")
+}
+
+fn crates(
+    metadata: &Metadata,
+    wanted: &BTreeSet<Key>,
+    checksums: &BTreeMap<Key, String>,
+) -> anyhow::Result<Vec<Component>> {
+    let key = |id: &PackageId| {
+        let package = &metadata[id];
+        (package.name.to_string(), package.version.to_string())
+    };
+    let resolve = metadata.resolve.as_ref().context("cargo metadata resolved nothing")?;
+    let mut components = Vec::new();
+    for node in resolve.nodes.iter().filter(|node| wanted.contains(&key(&node.id))) {
+        let package = &metadata[&node.id];
+        let used = node.deps.iter().filter(|dependency| {
+            let is_normal = dependency.dep_kinds.iter().any(|kind| kind.kind == DependencyKind::Normal);
+            is_normal && wanted.contains(&key(&dependency.pkg))
+        });
+        let mut uses: Vec<String> = used.map(|dependency| crate_url(&key(&dependency.pkg))).collect();
+        uses.sort();
+        uses.dedup();
+        let folder = package.manifest_path.parent().context("a manifest has a folder")?.as_std_path();
+        let licence = package.license.as_deref().with_context(|| format!("{} names no licence", package.name))?;
+        components.push(Component {
+            name: package.name.to_string(),
+            version: package.version.to_string(),
+            licence: modern(licence),
+            purl: crate_url(&key(&node.id)),
+            checksum: checksums.get(&key(&node.id)).cloned(),
+            repository: package.repository.clone(),
+            uses,
+            texts: licence_files(folder)?,
+            is_own: package.source.is_none(),
+        });
+    }
+    let found: BTreeSet<Key> = components.iter().map(|found| (found.name.clone(), found.version.clone())).collect();
+    ensure!(found == *wanted, "cargo metadata does not name these crates: {:?}", wanted.difference(&found));
+    Ok(components)
+}
+
+fn crate_url((name, version): &Key) -> String {
+    format!("pkg:cargo/{name}@{version}")
+}
+
+/// An SPDX expression; in old manifests a slash stands for OR.
+fn modern(licence: &str) -> String {
+    licence.split('/').map(str::trim).collect::<Vec<_>>().join(" OR ")
+}
+
+/// The files in a crate's folder that have its licence, sorted.
+fn licence_files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let entries = folder.read_dir().with_context(|| format!("cannot read {}", folder.display()))?;
+    let mut files: Vec<PathBuf> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.is_file() && path.file_name().is_some_and(|name| is_licence(&name.to_string_lossy())))
+        .collect();
+    files.sort();
+    Ok(files)
+}
+
+fn is_licence(name: &str) -> bool {
+    const BEGINNINGS: [&str; 6] = ["licence", "license", "copying", "copyright", "notice", "unlicense"];
+    const SOURCES: [&str; 2] = [".rs", ".toml"];
+    let name = name.to_lowercase();
+    BEGINNINGS.iter().any(|begin| name.starts_with(begin)) && !SOURCES.iter().any(|end| name.ends_with(end))
+}
+
+/// The checksums in Cargo.lock.
+fn checksums(lock: &str) -> BTreeMap<Key, String> {
+    let packages = lock.split("[[package]]").filter_map(|package| {
+        let value = |key: &str| {
+            let line = package.lines().find_map(|line| line.strip_prefix(key))?;
+            Some(line.trim_start_matches(" = ").trim_matches('"').to_owned())
+        };
+        Some(((value("name")?, value("version")?), value("checksum")?))
+    });
+    packages.collect()
+}
+
+/// What is in the binary and is no crate: the standard library, the C library, and what the web page is bundled with.
+fn others(context: &Context) -> anyhow::Result<Vec<Component>> {
+    let version = read(Command::new("rustc").arg("-vV"))?;
+    let rust = version.lines().find_map(|line| line.strip_prefix("release: ")).context("rustc -vV names no release")?;
+    let texts = toolchain::host()?.sysroot.join("share/doc/rust/licenses");
+    let rust_texts = ["MIT.txt", "Apache-2.0.txt"].map(|name| texts.join(name));
+    let query = ["-W", "-f=${Version}", "libc6-dev"];
+    let glibc = read(Command::new("dpkg-query").args(query)).context("the C library's version is unknown")?;
+    let page = fs::read_to_string(context.root.join("web/package.json")).context("cannot read web/package.json")?;
+    let page: serde_json::Value = serde_json::from_str(&page).context("web/package.json")?;
+    let plain = |name: &str, version: &str, licence: &str, purl: String, texts: Vec<PathBuf>| Component {
+        name: name.to_owned(),
+        version: version.to_owned(),
+        licence: licence.to_owned(),
+        purl,
+        checksum: None,
+        repository: None,
+        uses: Vec::new(),
+        texts,
+        is_own: false,
+    };
+    let mut others = vec![
+        plain(
+            "rust-std",
+            rust,
+            "MIT OR Apache-2.0",
+            format!("pkg:generic/rust-std@{rust}"),
+            rust_texts.into_iter().filter(|path| path.is_file()).collect(),
+        ),
+        plain(
+            "glibc",
+            &glibc,
+            "LGPL-2.1-or-later",
+            format!("pkg:deb/debian/libc6-dev@{}", glibc.replace('+', "%2B")),
+            ["/usr/share/doc/libc6-dev/copyright", "/usr/share/common-licenses/LGPL-2.1"].map(PathBuf::from).to_vec(),
+        ),
+    ];
+    let bundled = page["dependencies"].as_object().into_iter().flatten();
+    for (name, version) in bundled {
+        let version = version.as_str().context("a version is text")?;
+        let text = context.root.join("packaging/licences").join(format!("{name}.txt"));
+        ensure!(text.is_file(), "the web page is bundled with {name}, whose licence is not in {}", text.display());
+        others.push(plain(name, version, "MIT", format!("pkg:npm/{name}@{version}"), vec![text]));
+    }
+    Ok(others)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn crates_are_read_from_cargos_tree() {
+        let text = "sampler-user v0.1.0 (/w/sampler-user)\nahash v0.8.12\nahash v0.8.12 (*)\n\nbytes v1.11.0\n";
+        let found: Vec<_> =
+            crates_of_tree(text).into_iter().map(|(name, version)| format!("{name} {version}")).collect();
+        assert_eq!(found, ["ahash 0.8.12", "bytes 1.11.0", "sampler-user 0.1.0"]);
+    }
+
+    #[test]
+    fn checksums_are_read_from_the_lock_file_and_own_crates_have_none() {
+        let lock = "version = 4\n\n[[package]]\nname = \"a\"\nversion = \"1.0.0\"\nsource = \"registry+x\"\nchecksum = \"0f\"\n\n\
+                    [[package]]\nname = \"own\"\nversion = \"0.1.0\"\ndependencies = [\n \"a\",\n]\n";
+        let found = checksums(lock);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[&("a".to_owned(), "1.0.0".to_owned())], "0f");
+    }
+
+    #[test]
+    fn licences_are_found_by_name_and_written_in_spdx() {
+        for name in ["LICENSE", "LICENSE-MIT", "license.md", "COPYING", "UNLICENSE", "NOTICE.txt", "LICENCE"] {
+            assert!(is_licence(name), "{name}");
+        }
+        for name in ["license.rs", "README.md", "src"] {
+            assert!(!is_licence(name), "{name}");
+        }
+        assert_eq!(modern("MIT/Apache-2.0"), "MIT OR Apache-2.0");
+        assert_eq!(modern("(MIT OR Apache-2.0) AND GPL-2.0-only"), "(MIT OR Apache-2.0) AND GPL-2.0-only");
+    }
+}

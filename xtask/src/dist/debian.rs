@@ -1,0 +1,182 @@
+//! The Debian package, made by dpkg-deb of the files in `packaging/deb`.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context as _, bail};
+
+use super::tree::{Layout, Parts, gzip, set_times, write};
+use super::{Release, fill};
+use crate::context::Context;
+use crate::programs::on_path;
+use crate::shell::{read, run_quietly};
+
+const LAYOUT: Layout = Layout {
+    program: "/usr/bin/heapbpf",
+    binary: "usr/bin/heapbpf",
+    unit: "usr/lib/systemd/system/heapbpf.service",
+    man: "usr/share/man/man1",
+    bash: "usr/share/bash-completion/completions/heapbpf",
+    zsh: "usr/share/zsh/vendor-completions/_heapbpf",
+    fish: "usr/share/fish/vendor_completions.d/heapbpf.fish",
+    documents: DOCUMENTS,
+};
+
+const DOCUMENTS: &str = "usr/share/doc/heapbpf";
+
+/// What dpkg asks about if the administrator has changed it.
+const CONFIGURATION: &str = "/etc/default/heapbpf";
+
+/// The variable that names who answers for the package, as `Name <address>`.
+const MAINTAINER_VARIABLE: &str = "HEAPBPF_MAINTAINER";
+const MAINTAINER: &str = "The heapbpf contributors <heapbpf@users.noreply.invalid>";
+
+/// Packs the package.
+pub fn pack(context: &Context, release: &Release, parts: &Parts) -> anyhow::Result<()> {
+    if on_path("dpkg-deb").is_none() {
+        bail!("there is no dpkg-deb: releases are made on Debian");
+    }
+    let root = release.work().join("deb");
+    let _ = fs::remove_dir_all(&root);
+    parts.place(&root, &LAYOUT)?;
+    let source = |name: &str| {
+        let path = context.root.join("packaging/deb").join(name);
+        fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
+    };
+    let maintainer = std::env::var(MAINTAINER_VARIABLE).unwrap_or_else(|_| MAINTAINER.to_owned());
+    write(&root.join(&CONFIGURATION[1..]), source("default")?.as_bytes(), 0o644)?;
+    write(&root.join("usr/share/lintian/overrides/heapbpf"), source("lintian-overrides")?.as_bytes(), 0o644)?;
+    documents(context, release, &root, &source("copyright")?, &maintainer)?;
+
+    let control = root.join("DEBIAN");
+    let sums = sums(&root)?;
+    let text = fill(
+        &source("control")?,
+        &[
+            ("VERSION", release.version.as_str()),
+            ("ARCHITECTURE", release.machine.debian),
+            ("MAINTAINER", &maintainer),
+            ("SIZE", &kibibytes(&root)?.to_string()),
+        ],
+    )?;
+    write(&control.join("control"), text.as_bytes(), 0o644)?;
+    write(&control.join("conffiles"), format!("{CONFIGURATION}\n").as_bytes(), 0o644)?;
+    write(&control.join("md5sums"), sums.as_bytes(), 0o644)?;
+    for script in ["postinst", "prerm", "postrm"] {
+        write(&control.join(script), source(script)?.as_bytes(), 0o755)?;
+    }
+    set_times(&root, release.epoch)?;
+    let mut command = Command::new("dpkg-deb");
+    // One thread: with more, xz cuts the data elsewhere.
+    command.args(["--root-owner-group", "-Zxz", "--threads-max=1", "--build"]).arg(&root).arg(release.package());
+    command.env("SOURCE_DATE_EPOCH", release.epoch.to_string());
+    run_quietly(&mut command, context.options.verbose)
+}
+
+/// Puts the documents where Debian wants them: compressed, with a changelog and a copyright file.
+fn documents(
+    context: &Context,
+    release: &Release,
+    root: &Path,
+    copyright: &str,
+    maintainer: &str,
+) -> anyhow::Result<()> {
+    let folder = root.join(DOCUMENTS);
+    for (name, kept_as) in [
+        ("CHANGELOG.md", Some("NEWS")),
+        ("THIRD-PARTY-LICENSES.txt", Some("THIRD-PARTY-LICENSES.txt")),
+        ("README.md", Some("README.md")),
+        ("install.md", Some("install.md")),
+        ("LICENSE-APACHE", None),
+        ("LICENSE-GPL-2", None),
+        ("LICENSE-MIT", None),
+    ] {
+        let file = folder.join(name);
+        let Some(kept_as) = kept_as else {
+            fs::remove_file(&file).with_context(|| format!("cannot remove {}", file.display()))?;
+            continue;
+        };
+        let kept = folder.join(kept_as);
+        fs::rename(&file, &kept).with_context(|| format!("there is no {}", file.display()))?;
+        gzip(&kept)?;
+    }
+    let mit = fs::read_to_string(context.root.join("LICENSE-MIT")).context("cannot read LICENSE-MIT")?;
+    let copyright = fill(copyright, &[("MIT", &paragraph(&mit))])?;
+    write(&folder.join("copyright"), copyright.as_bytes(), 0o644)?;
+    let date = read(Command::new("date").args(["-u", "-R", "-d", &format!("@{}", release.epoch)]).env("LC_ALL", "C"))?;
+    let changelog = format!(
+        "heapbpf ({}) unstable; urgency=medium\n\n  * What changed is in NEWS.gz.\n\n -- {maintainer}  {}\n",
+        release.version,
+        date.trim()
+    );
+    let file = folder.join("changelog");
+    write(&file, changelog.as_bytes(), 0o644)?;
+    gzip(&file)
+}
+
+/// A text as a field of a control file: every line is indented, and empty ones have a dot.
+fn paragraph(text: &str) -> String {
+    let lines = text.trim().lines().map(|line| if line.trim().is_empty() { "." } else { line });
+    lines.map(|line| format!(" {line}")).collect::<Vec<_>>().join("\n")
+}
+
+/// MD5 of every file, which `dpkg --verify` compares, but of those that an administrator may change.
+fn sums(root: &Path) -> anyhow::Result<String> {
+    let mut names = Vec::new();
+    files_below(root, root, &mut names)?;
+    names.retain(|name| format!("/{name}") != CONFIGURATION);
+    names.sort();
+    read(Command::new("md5sum").current_dir(root).args(names))
+}
+
+/// The space that the files take, in KiB, as Debian's policy counts it: each file rounded up.
+fn kibibytes(root: &Path) -> anyhow::Result<u64> {
+    let mut names = Vec::new();
+    files_below(root, root, &mut names)?;
+    names.iter().try_fold(0, |sum, name| Ok(sum + fs::metadata(root.join(name))?.len().div_ceil(1024)))
+}
+
+fn files_below(root: &Path, folder: &Path, names: &mut Vec<String>) -> anyhow::Result<()> {
+    for entry in folder.read_dir().with_context(|| format!("cannot read {}", folder.display()))? {
+        let path = entry?.path();
+        if path.is_dir() {
+            files_below(root, &path, names)?;
+        } else {
+            names.push(path.strip_prefix(root)?.to_string_lossy().into_owned());
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_licence_becomes_a_field() {
+        assert_eq!(
+            paragraph("MIT License\n\nPermission is\ngranted.\n"),
+            " MIT License\n .\n Permission is\n granted."
+        );
+    }
+
+    #[test]
+    fn the_control_file_can_be_filled() {
+        let template = include_str!("../../../packaging/deb/control");
+        let values = [("VERSION", "1.0"), ("ARCHITECTURE", "amd64"), ("MAINTAINER", MAINTAINER), ("SIZE", "7")];
+        let control = fill(template, &values).expect("all names are in it");
+        assert!(control.contains("\nArchitecture: amd64\n") && control.contains("\nInstalled-Size: 7\n"), "{control}");
+        assert!(control.lines().all(|line| line.chars().count() <= 80), "{control}");
+    }
+
+    /// Whoever installs a profiler of the whole host has not asked to run it.
+    #[test]
+    fn the_installation_starts_nothing() {
+        let script = include_str!("../../../packaging/deb/postinst");
+        for starting in ["enable", " start ", "systemctl restart"] {
+            let commands = script.lines().filter(|line| !line.trim_start().starts_with('#'));
+            assert!(commands.into_iter().all(|line| !line.contains(starting)), "{starting}: {script}");
+        }
+    }
+}

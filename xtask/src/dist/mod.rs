@@ -1,0 +1,210 @@
+//! `cargo xtask dist`: what a release consists of, made so that everybody who builds it gets the same bytes.
+
+mod archive;
+mod build;
+mod check;
+mod components;
+mod debian;
+mod licences;
+mod sbom;
+mod tree;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+
+use crate::context::Context;
+use crate::shell::{read, say};
+
+/// What to do besides making the release.
+#[derive(Args, Debug)]
+pub struct Selection {
+    /// Then check it: build again in another folder and compare the bytes, and try the results in other distributions' roots (takes
+    /// long; the roots need root and Debian's registry)
+    #[arg(long, value_name = "PART", num_args = 0..=1, default_missing_value = "all")]
+    check: Option<check::Part>,
+    /// A root of Alpine to try the results in, unpacked into a folder; without it, musl and busybox from Debian stand in for it
+    #[arg(long, value_name = "FOLDER", requires = "check")]
+    alpine: Option<PathBuf>,
+}
+
+/// A machine type that releases are made for: that of the host.
+struct Machine {
+    architecture: &'static str,
+    triple: &'static str,
+    /// Debian's name of the architecture.
+    debian: &'static str,
+}
+
+const MACHINES: [Machine; 2] = [
+    Machine { architecture: "x86_64", triple: "x86_64-unknown-linux-gnu", debian: "amd64" },
+    Machine { architecture: "aarch64", triple: "aarch64-unknown-linux-gnu", debian: "arm64" },
+];
+
+/// What is released, and where it is made.
+pub struct Release {
+    /// heapbpf's version.
+    version: String,
+    /// When the source was last changed, in seconds since 1970: the time of all files in the release.
+    epoch: u64,
+    machine: &'static Machine,
+    /// The folder of the results.
+    out: PathBuf,
+}
+
+impl Release {
+    fn of(context: &Context) -> anyhow::Result<Self> {
+        let machine = MACHINES.iter().find(|machine| machine.architecture == std::env::consts::ARCH);
+        let machine = machine.context("releases are made on x86-64 and arm64 only")?;
+        let out = context.target().join("dist");
+        Ok(Self { version: env!("CARGO_PKG_VERSION").to_owned(), epoch: epoch(context)?, machine, out })
+    }
+
+    /// The name of the tarball without its ending, and of the folder in it.
+    fn name(&self) -> String {
+        format!("heapbpf-{}-{}-linux", self.version, self.machine.architecture)
+    }
+
+    fn tarball(&self) -> PathBuf {
+        self.out.join(format!("{}.tar.gz", self.name()))
+    }
+
+    fn package(&self) -> PathBuf {
+        self.out.join(format!("heapbpf_{}_{}.deb", self.version, self.machine.debian))
+    }
+
+    fn sbom(&self) -> PathBuf {
+        self.out.join(format!("heapbpf-{}.cdx.json", self.version))
+    }
+
+    fn sums(&self) -> PathBuf {
+        self.out.join("SHA256SUMS")
+    }
+
+    /// The folder for everything that is not a result.
+    fn work(&self) -> PathBuf {
+        self.out.join("work")
+    }
+
+    /// All results.
+    fn files(&self) -> [PathBuf; 4] {
+        [self.tarball(), self.package(), self.sbom(), self.sums()]
+    }
+}
+
+/// Makes a release, and checks it if that is asked for.
+pub fn dist(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode> {
+    let release = Release::of(context)?;
+    let made = make(context, &release)?;
+    let Some(part) = selection.check else { return Ok(ExitCode::SUCCESS) };
+    check::check(context, &release, &made, part, selection.alpine.as_deref())
+}
+
+/// The binary of a release.
+pub struct Made {
+    binary: PathBuf,
+}
+
+/// Makes all files of a release.
+fn make(context: &Context, release: &Release) -> anyhow::Result<Made> {
+    let work = release.work();
+    fs::create_dir_all(&work).with_context(|| format!("cannot create {}", work.display()))?;
+    for file in release.files().iter().filter(|file| file.exists()) {
+        fs::remove_file(file).with_context(|| format!("cannot remove {}", file.display()))?;
+    }
+    let binary = build::build(context, release)?;
+    let components = components::all(context, release)?;
+    let licences = licences::text(context, &components)?;
+    let parts = tree::Parts::collect(context, release, &binary, licences)?;
+    archive::pack(context, release, &parts)?;
+    debian::pack(context, release, &parts)?;
+    fs::write(release.sbom(), sbom::document(release, &components, &time_of(release.epoch)?)?)
+        .with_context(|| format!("cannot write {}", release.sbom().display()))?;
+    archive::sum(release)?;
+    for file in release.files() {
+        let size = fs::metadata(&file).with_context(|| format!("there is no {}", file.display()))?.len();
+        say!("{} ({} KiB)", file.strip_prefix(&context.root).unwrap_or(&file).display(), size.div_ceil(1024));
+    }
+    Ok(Made { binary })
+}
+
+/// `SOURCE_DATE_EPOCH`, else the time of the last commit, in seconds since 1970.
+fn epoch(context: &Context) -> anyhow::Result<u64> {
+    let seconds = match std::env::var("SOURCE_DATE_EPOCH") {
+        Ok(given) => given,
+        Err(_) => {
+            let changed = read(git(&context.root).args(["status", "--porcelain"]))?;
+            if !changed.is_empty() {
+                say!("there are changes that are not committed: the release has the time of the last commit");
+            }
+            read(git(&context.root).args(["log", "-1", "--format=%ct"]))
+                .context("the time of the source is unknown: set SOURCE_DATE_EPOCH")?
+        }
+    };
+    seconds.trim().parse().with_context(|| format!("SOURCE_DATE_EPOCH={seconds} is no number of seconds"))
+}
+
+/// A call of git in a folder.
+fn git(folder: &Path) -> Command {
+    let mut command = Command::new("git");
+    command.arg("-C").arg(folder);
+    command
+}
+
+/// A time in UTC as ISO 8601 writes it.
+fn time_of(epoch: u64) -> anyhow::Result<String> {
+    Ok(read(Command::new("date").args(["-u", "-d", &format!("@{epoch}"), "+%Y-%m-%dT%H:%M:%SZ"]))?.trim().to_owned())
+}
+
+/// A text with `@NAME@` replaced by values.
+///
+/// # Errors
+/// A name is not in the text, or the text has another one.
+fn fill(template: &str, values: &[(&str, &str)]) -> anyhow::Result<String> {
+    let mut text = template.to_owned();
+    for (name, value) in values {
+        let place = format!("@{name}@");
+        if !text.contains(&place) {
+            bail!("a template has no {place}");
+        }
+        text = text.replace(&place, value);
+    }
+    let is_place = |word: &str| word.len() > 1 && word.chars().all(|c| c.is_ascii_uppercase() || c == '_');
+    if let Some(left) = text.split('@').skip(1).find(|word| is_place(word)) {
+        bail!("a template has @{left}@, which has no value");
+    }
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn templates_are_filled_whole_or_not_at_all() {
+        let filled = fill("Version: @VERSION@\nArchitecture: @ARCH@\n", &[("VERSION", "1.2"), ("ARCH", "amd64")]);
+        assert_eq!(filled.expect("both are there"), "Version: 1.2\nArchitecture: amd64\n");
+        assert!(fill("Version: @VERSION@\nArchitecture: @ARCH@\n", &[("VERSION", "1.2")]).is_err());
+        assert!(fill("Version: 1\n", &[("VERSION", "1.2")]).is_err());
+        assert!(fill("By: @WHO@ of @ARCH@\n", &[("WHO", "a <a@b.invalid>")]).is_err());
+    }
+
+    #[test]
+    fn names_have_version_and_machine() {
+        let release = Release {
+            version: "1.2.3".to_owned(),
+            epoch: 0,
+            machine: &MACHINES[0],
+            out: PathBuf::from("/w/target/dist"),
+        };
+        let names = release.files().map(|file| file.file_name().expect("a name").to_string_lossy().into_owned());
+        assert_eq!(
+            names,
+            ["heapbpf-1.2.3-x86_64-linux.tar.gz", "heapbpf_1.2.3_amd64.deb", "heapbpf-1.2.3.cdx.json", "SHA256SUMS"]
+        );
+        assert_eq!(time_of(86_400).expect("date runs"), "1970-01-02T00:00:00Z");
+    }
+}
