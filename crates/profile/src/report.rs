@@ -4,6 +4,7 @@ mod by;
 pub mod chain;
 mod figure;
 mod figures;
+mod figures_of_stacks;
 mod processes;
 mod remarks;
 mod resident;
@@ -16,6 +17,7 @@ mod tree;
 
 pub use self::by::{By, UnknownTable};
 pub use self::figure::FigureText;
+pub use self::figures_of_stacks::{StackFigures, figures_of_stacks};
 use self::text::{Style, clip, width, wrap};
 pub use self::tree::Tree;
 use super::units;
