@@ -16,7 +16,7 @@ mod timeline;
 pub use axis::{Axis, Unit};
 pub use error::PlotError;
 pub use figure::{Curve, Entry, Figure, Key, Mark, Panel, Point};
-pub use overhead::{PROBE_NS, overhead};
+pub use overhead::overhead;
 pub use picture::PictureError;
 pub use plan::plan;
 pub use survival::survival;

@@ -1,6 +1,6 @@
 //! What the probes took over a recording, beside the calls that they counted.
 
-use heapbpf_profile::model::Profile;
+use heapbpf_profile::model::{PROBE_NS, Profile};
 use heapbpf_profile::report::subject;
 use heapbpf_profile::units;
 
@@ -9,8 +9,6 @@ use crate::error::PlotError;
 use crate::figure::{Curve, Entry, Figure, Key, Panel, Point};
 use crate::seconds_between;
 
-/// The counter of the time that probes took, in nanoseconds.
-pub const PROBE_NS: &str = "probe_ns";
 /// Counters of the calls that a probe answers.
 const CALLS: [&str; 3] = ["hits", "inner", "frees_seen"];
 

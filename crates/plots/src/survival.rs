@@ -60,7 +60,7 @@ pub fn survival(profile: &Profile, options: &PlotOptions) -> Result<Figure, Plot
 }
 
 fn has_ages(lives: &Lifetimes) -> bool {
-    lives.ages.iter().any(|octave| octave.freed + octave.left > 0)
+    lives.ages.iter().any(|octave| octave.freed.max(octave.left) > 0)
 }
 
 fn curve(key: Key, lives: &Lifetimes, design_effect: f64, confidence: f64, recorded: f64) -> Curve {

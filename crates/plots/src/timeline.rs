@@ -50,7 +50,9 @@ pub fn timeline(profiles: &[Profile], options: &PlotOptions) -> Result<Figure, P
     };
     let mut curves = Vec::new();
     let mut legend = Vec::new();
-    let largest = stacks.last().map_or(&[][..], |stacks| &stacks[..stacks.len().min(options.stacks)]);
+    let has_some = |stack: &&StackFigures| stack.pool.total(value) > 0.0;
+    let with_some: Vec<&StackFigures> = stacks.last().into_iter().flatten().filter(has_some).collect();
+    let largest = &with_some[..with_some.len().min(options.stacks)];
     for (index, stack) in largest.iter().enumerate() {
         let key = Key::Part(index + 1);
         let points = order.iter().zip(&stacks).map(|(profile, stacks)| {
@@ -66,7 +68,7 @@ pub fn timeline(profiles: &[Profile], options: &PlotOptions) -> Result<Figure, P
         legend.push(entry(key, name(stack), &stack.pool));
     }
     let whole: Vec<Point> = order.iter().map(|profile| point(profile, &Pool::whole(profile))).collect();
-    let others = stacks.last().map_or(0, Vec::len) - largest.len();
+    let others = with_some.len() - largest.len();
     let more = if others > 0 { format!(" ({} more stacks)", units::count(others as f64)) } else { String::new() };
     legend.insert(0, entry(Key::Whole, format!("all of it{more}"), &Pool::whole(last)));
     curves.insert(0, Curve { dots: true, ..Curve::through(Key::Whole, whole) });
