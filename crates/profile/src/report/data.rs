@@ -1,6 +1,7 @@
 //! The tables and trees of a report as data: CSV for spreadsheets, JSON for scripts. All rows, not only those that fit a screen.
 
 use serde_json::{Map, Value as Json, json};
+use thiserror::Error;
 
 use super::stacks::{Group, groups};
 use super::suspects::{Growing, Suspect};
@@ -8,9 +9,19 @@ use super::tree::{Node, ROOT};
 use super::{By, Context, ReportOptions, Tree, by, subject, suspects, tree};
 use crate::escape::{escaped, pretty_json};
 use crate::estimates::Pool;
-use crate::formats::FormatError;
 use crate::model::Profile;
 use crate::value::Value;
+
+/// Why a view could not be encoded.
+#[derive(Debug, Error)]
+pub enum DataError {
+    /// The CSV encoder failed.
+    #[error("cannot write the table as CSV: {0}")]
+    Csv(#[from] csv::Error),
+    /// The JSON encoder failed.
+    #[error("cannot write the table as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+}
 
 /// What a report shows instead of its usual table, in words; `None` if it shows that.
 pub fn view(options: &ReportOptions) -> Option<String> {
@@ -27,10 +38,9 @@ pub fn view(options: &ReportOptions) -> Option<String> {
 ///
 /// # Errors
 /// Writing to memory failed.
-pub fn csv(profile: &Profile, options: &ReportOptions) -> Result<Vec<u8>, FormatError> {
+pub fn csv(profile: &Profile, options: &ReportOptions) -> Result<Vec<u8>, DataError> {
     let context = Context::new(profile, options);
     let table = table(&context);
-    let failed = |error: csv::Error| FormatError::Unsupported { format: "csv", reason: error.to_string() };
     let mut writer = csv::Writer::from_writer(Vec::new());
     let mut header: Vec<String> = table.keys.iter().map(|key| (*key).to_owned()).collect();
     header.push("samples".into());
@@ -38,7 +48,7 @@ pub fn csv(profile: &Profile, options: &ReportOptions) -> Result<Vec<u8>, Format
         header.extend([value.name().to_owned(), format!("{}_low", value.name()), format!("{}_high", value.name())]);
     }
     header.extend(table.more.iter().map(|name| (*name).to_owned()));
-    writer.write_record(&header).map_err(failed)?;
+    writer.write_record(&header)?;
     for row in &table.rows {
         let mut record: Vec<String> = row.keys.iter().map(Cell::text).collect();
         record.push(row.pool.samples(Value::AllocSpace).to_string());
@@ -52,9 +62,9 @@ pub fn csv(profile: &Profile, options: &ReportOptions) -> Result<Vec<u8>, Format
             record.extend([format!("{:.0}", estimate.estimate), end(estimate.low), end(estimate.high)]);
         }
         record.extend(row.more.iter().map(Cell::text));
-        writer.write_record(&record).map_err(failed)?;
+        writer.write_record(&record)?;
     }
-    writer.into_inner().map_err(|error| FormatError::Io(error.into_error()))
+    writer.into_inner().map_err(|error| DataError::Csv(error.into_error().into()))
 }
 
 /// The view as JSON: an object with `view`, `subject`, `sorted_by`, `confidence` and `rows`, whose figures are those of the profile's own
@@ -62,7 +72,7 @@ pub fn csv(profile: &Profile, options: &ReportOptions) -> Result<Vec<u8>, Format
 ///
 /// # Errors
 /// It could not be encoded.
-pub fn json(profile: &Profile, options: &ReportOptions) -> Result<String, FormatError> {
+pub fn json(profile: &Profile, options: &ReportOptions) -> Result<String, DataError> {
     let context = Context::new(profile, options);
     let table = table(&context);
     let rows: Vec<Json> = table.rows.iter().map(|row| row.json(&context, &table)).collect();
