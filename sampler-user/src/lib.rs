@@ -33,6 +33,7 @@ pub mod invoking_user;
 pub mod kernel;
 pub mod output;
 pub mod privileges;
+pub mod progress_line;
 pub mod record;
 pub mod run;
 pub mod sampling;

@@ -3,6 +3,7 @@
 use anyhow::{Context, bail};
 
 use crate::privileges::restrict_daemon;
+use crate::progress_line::during;
 use crate::record::ActiveRecording;
 use crate::record::plan::RecordPlan;
 use crate::record::requests::RecordingHandle;
@@ -27,7 +28,9 @@ pub fn run(plan: RunPlan) -> anyhow::Result<u8> {
 }
 
 async fn record(plan: RunPlan) -> anyhow::Result<u8> {
-    let mut recording = ActiveRecording::attach(plan.recording)?;
+    let shows_progress = plan.recording.display.progress;
+    let attach = || ActiveRecording::attach(plan.recording);
+    let mut recording = if shows_progress { during(|| "placing probes".into(), attach) } else { attach() }?;
     restrict_daemon(recording.needs());
     let (handle, requests) = RecordingHandle::new();
     let mut services = Services::start(plan.serving, handle).context("cannot start a thread")?;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use heapbpf_audit::Hook;
-use heapbpf_profile::model::{LOST_PREFIX, Process};
+use heapbpf_profile::model::{LOST_PREFIX, PROBE_NS, Process};
 use serde::{Deserialize, Serialize};
 
 use crate::cost::measure::Measured;
@@ -107,7 +107,8 @@ impl Stats {
         self.unsampled.saturating_add(self.submitted).saturating_add(self.failed).saturating_add(lost)
     }
 
-    /// Every counter by name: losses as `lost_…`, and the two sides of the invariant as `hits` and `accounted`.
+    /// Every counter by name: losses as `lost_…`, the two sides of the invariant as `hits` and `accounted`, and the time of the
+    /// probes as `probe_ns`, if it is known.
     pub fn counters(&self) -> BTreeMap<String, u64> {
         let mut counters = self.other.clone();
         for (name, value) in [
@@ -126,6 +127,8 @@ impl Stats {
             let name = if name.starts_with(LOST_PREFIX) { name.clone() } else { format!("{LOST_PREFIX}{name}") };
             counters.insert(name, *lost);
         }
+        let probe_ns = self.probe_seconds.map(|seconds| (PROBE_NS.to_owned(), (seconds * 1e9) as u64));
+        counters.extend(probe_ns);
         counters
     }
 }

@@ -1,4 +1,5 @@
-//! Documents that show commands and what they print: every command is run, and its output compared.
+//! Documents that show commands and what they print: every command is run, and its output compared. `HEAPBPF_BLESS=1` keeps the pictures
+//! that they draw in `docs/images`.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -44,6 +45,9 @@ fn run(commands: &[&str]) -> Vec<(String, String)> {
         .expect("timeout and bash run");
     let host = fs::read_to_string("/proc/sys/kernel/hostname").expect("a name");
     let text = String::from_utf8_lossy(&output.stdout).replace(&format!(" on {} ", host.trim()), " on host1 ");
+    if std::env::var_os("HEAPBPF_BLESS").is_some() {
+        keep_pictures(&work, host.trim());
+    }
     let mut outputs = Vec::new();
     let mut rest = text.as_str();
     while let Some((output, after)) = rest.split_once(BETWEEN) {
@@ -53,6 +57,18 @@ fn run(commands: &[&str]) -> Vec<(String, String)> {
     }
     assert_eq!(outputs.len(), commands.len(), "the shell ended early ({}):\n{text}", output.status);
     outputs
+}
+
+/// Pictures that the tutorial's commands draw, and where the documents have them.
+const PICTURES: [(&str, &str); 2] = [("growth.svg", "plot-timeline.svg"), ("lives.svg", "plot-survival.svg")];
+
+/// Puts the pictures into the documents, without this host's name.
+fn keep_pictures(work: &Path, host: &str) {
+    for (drawn, kept) in PICTURES {
+        let picture = fs::read_to_string(work.join(drawn)).expect("the tutorial draws it");
+        let picture = picture.replace(&format!("on {host} "), "on host1 ");
+        fs::write(root().join("docs/images").join(kept), picture).expect("writable");
+    }
 }
 
 /// Runs all commands.

@@ -113,6 +113,26 @@ impl Filter {
     }
 }
 
+/// A profile whose stacks are upside down: they begin with the innermost function that matches, and go on with its callers, so that a
+/// flame graph of it shows who calls these functions. Stacks without such a function are dropped.
+pub fn callers(profile: &Profile, expression: &Regex) -> Profile {
+    let mut known: HashMap<*const Stack, Option<Arc<Stack>>> = HashMap::new();
+    let mut turned = profile.clone();
+    let turn = |stack: &Arc<Stack>| {
+        let first = stack.frames.iter().position(|frame| matches(expression, profile, frame))?;
+        let frames = stack.frames[first..].iter().rev().cloned().collect();
+        Some(Arc::new(Stack { frames, cut: None, ..(**stack).clone() }))
+    };
+    turned.rows.retain_mut(|row| {
+        let stack = known.entry(Arc::as_ptr(&row.key.stack)).or_insert_with(|| turn(&row.key.stack));
+        stack.as_ref().is_some_and(|stack| {
+            row.key.stack = Arc::clone(stack);
+            true
+        })
+    });
+    turned
+}
+
 /// Whether an expression matches a frame.
 pub(crate) fn matches(expression: &Regex, profile: &Profile, frame: &Frame) -> bool {
     let module = frame.module.and_then(|module| profile.modules.get(module));
@@ -228,5 +248,17 @@ mod tests {
         let mut profile = testing::small();
         Filter::default().apply(&mut profile);
         assert_eq!((profile.rows, profile.notes), (testing::small().rows, testing::small().notes));
+    }
+
+    #[test]
+    fn callers_are_stacks_upside_down() {
+        let profile = crate::testing::small();
+        let turned = callers(&profile, &Regex::new("^parse_value$").expect("an expression"));
+        assert!(!turned.rows.is_empty() && turned.rows.len() < profile.rows.len());
+        for row in &turned.rows {
+            let names: Vec<_> = row.key.stack.frames.iter().rev().map(|frame| frame_name(&turned, frame)).collect();
+            assert_eq!(names.first().map(AsRef::as_ref), Some("parse_value"), "outermost first: {names:?}");
+            assert_eq!(names.last().map(AsRef::as_ref), Some("main"), "{names:?}");
+        }
     }
 }

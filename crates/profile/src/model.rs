@@ -29,3 +29,6 @@ pub use stack::{Frame, GO_RUNTIME, Module, SharedFrames, Stack};
 
 /// Prefix of loss counters among [`Profile::counters`].
 pub const LOST_PREFIX: &str = "lost_";
+
+/// The counter of the time that probes took in the targets, in nanoseconds.
+pub const PROBE_NS: &str = "probe_ns";

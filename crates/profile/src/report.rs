@@ -1,9 +1,12 @@
 //! The text report of a profile, as `heapbpf report` prints it.
 
+mod answer;
 mod by;
 pub mod chain;
+pub mod data;
 mod figure;
 mod figures;
+mod figures_of_stacks;
 mod processes;
 mod remarks;
 mod resident;
@@ -16,6 +19,7 @@ mod tree;
 
 pub use self::by::{By, UnknownTable};
 pub use self::figure::FigureText;
+pub use self::figures_of_stacks::{StackFigures, figures_of_stacks};
 pub use self::resident::{ResidentText, resident_texts};
 use self::text::{Style, clip, width, wrap};
 pub use self::tree::Tree;
@@ -57,6 +61,8 @@ pub struct ReportOptions {
     pub stack_lines: usize,
     /// Files that were written, each with the command that opens it.
     pub files: Vec<(String, String)>,
+    /// The file that the profile was read from, which suggested commands name; `None`: one of `files`.
+    pub source: Option<String>,
     /// Snapshots written during the recording: their number, and the file of the last one.
     pub snapshots: Option<(u64, String)>,
 }
@@ -78,6 +84,7 @@ impl Default for ReportOptions {
             guaranteed: false,
             stack_lines: 3,
             files: Vec::new(),
+            source: None,
             snapshots: None,
         }
     }
@@ -94,7 +101,8 @@ pub fn report(profile: &Profile, options: &ReportOptions) -> String {
         .then(|| context.sorted_by(Value::AtExitSpace));
     let mut lines = context.title();
     lines.extend(context.totals());
-    lines.extend(summary::lines(&context));
+    let answer = if profile.number_of_processes() > 1 { summary::lines(&context) } else { answer::lines(&context) };
+    lines.extend(answer);
     for section in [
         main_table(&context),
         held.as_ref().map(main_table).unwrap_or_default(),

@@ -107,9 +107,14 @@ impl ByteUnit {
         BYTE_UNITS[self.0]
     }
 
+    /// How many bytes it is.
+    pub fn bytes(self) -> f64 {
+        1024f64.powi(self.0 as i32)
+    }
+
     /// `value` bytes in this unit, without its name.
     pub fn figure(self, value: f64) -> String {
-        if self.0 == 0 { count(value) } else { three_digits(value / 1024f64.powi(self.0 as i32)) }
+        if self.0 == 0 { count(value) } else { three_digits(value / self.bytes()) }
     }
 }
 

@@ -20,6 +20,7 @@ pub mod predistort;
 pub mod size_classes;
 pub mod sums;
 pub mod survival;
+pub mod survival_band;
 pub mod weight;
 pub mod window_weights;
 

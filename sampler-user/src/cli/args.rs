@@ -104,7 +104,10 @@ pub struct PlanArgs {
     /// Write the best intervals by size class here, for --criterion size-class -i @FILE
     #[arg(long, value_name = "FILE")]
     pub classes: Option<PathBuf>,
-    /// Overwrite that file
+    /// Draw error and cost against the interval to this file (.svg, .png)
+    #[arg(long, value_name = "FILE")]
+    pub plot: Option<PathBuf>,
+    /// Overwrite these files
     #[arg(long)]
     pub force: bool,
     /// Nanoseconds of an allocation's probes and its free's, on your machine

@@ -120,3 +120,21 @@ impl From<AtArg> for At {
         }
     }
 }
+
+/// What is drawn of profiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum PlotArg {
+    /// A value over time, with bands: of snapshots
+    Timeline,
+    /// Share of blocks still in use by age, with bands
+    Survival,
+    /// Time of the probes, and calls: of snapshots
+    Overhead,
+}
+
+impl PlotArg {
+    /// Whether it is of several snapshots.
+    pub const fn is_of_snapshots(self) -> bool {
+        matches!(self, Self::Timeline | Self::Overhead)
+    }
+}

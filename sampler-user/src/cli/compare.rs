@@ -5,29 +5,30 @@ use std::io::{IsTerminal, Write};
 use anyhow::Context;
 
 use super::error::PlanError;
+use super::profiles;
 use super::read_args::{DiffArgs, MergeArgs};
 use crate::output::Output;
+use crate::progress_line::during;
 use crate::terminal;
 use crate::view::diff::{DiffTableOptions, table};
 use heapbpf_profile::diff::{self, DiffOptions};
 use heapbpf_profile::escape::pretty_json;
 use heapbpf_profile::formats::{self, WriteOptions};
 use heapbpf_profile::merge;
-use heapbpf_profile::read;
 
 /// Shows what grew between two profiles.
 ///
 /// # Errors
 /// A file cannot be read or is not a profile.
 pub fn diff(args: &DiffArgs) -> anyhow::Result<u8> {
-    let (before, after) = (read::open(&args.before)?, read::open(&args.after)?);
+    let (before, after) = (profiles::open(&args.before)?, profiles::open(&args.after)?);
     let mut options = DiffOptions { confidence: args.confidence, ..DiffOptions::default() };
     options.exposure = args.per.unwrap_or(options.exposure);
     options.values.extend(args.value);
     if let Some(group_by) = args.group_by {
         options.group_by = group_by;
     }
-    let diff = diff::diff(&before, &after, &options);
+    let diff = during(|| "comparing".into(), || diff::diff(&before, &after, &options));
     let text = if args.json {
         pretty_json(&diff).context("cannot write the comparison as JSON")?
     } else {
@@ -45,12 +46,9 @@ pub fn merge(args: &MergeArgs) -> anyhow::Result<u8> {
     let format = formats::choose(&args.output, args.format.as_deref()).map_err(PlanError::Format)?;
     let output = Output::new(&args.output, format, args.force);
     output.check()?;
-    let mut profiles = Vec::new();
-    for path in &args.profiles {
-        profiles.push(read::open(path)?);
-    }
-    let merged = merge::merge(profiles)?;
-    output.write(&merged, &WriteOptions::default())?;
+    let inputs = args.profiles.iter().map(|path| profiles::open(path)).collect::<Result<Vec<_>, _>>()?;
+    let merged = during(|| format!("adding {} profiles", args.profiles.len()), || merge::merge(inputs))?;
+    during(|| format!("writing {}", args.output.display()), || output.write(&merged, &WriteOptions::default()))?;
     Ok(0)
 }
 

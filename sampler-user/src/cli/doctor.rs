@@ -16,6 +16,7 @@ use crate::doctor::{Diagnosis, KernelSide, clean, command, processes};
 use crate::host::process::select;
 use crate::host::{Host, HostOptions, limits};
 use crate::kernel::object;
+use crate::progress_line::during;
 use crate::symbols::debug_files;
 use crate::terminal;
 use heapbpf_audit::Missing;
@@ -60,7 +61,8 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
         // This binary has no BPF programs to measure. The kernel section has reported that already.
         None => None,
         Some(object) if args.measure => {
-            Some(measure::measured_anew(object, None).context("cannot measure what probes cost")?)
+            let measured = during(|| "measuring what probes cost".into(), || measure::measured_anew(object, None));
+            Some(measured.context("cannot measure what probes cost")?)
         }
         Some(object) => measure::known(object, None),
     };

@@ -10,17 +10,22 @@ use clap::Parser;
 use super::args::{Cli, PlanArgs};
 use super::compare::print;
 use super::error::PlanError;
+use super::pictures::Picture;
 use super::plan;
+use super::profiles;
 use super::values::Interval;
 use crate::cost::measure;
 use crate::kernel::object;
 use crate::output::{self, OutputError};
+use crate::progress_line::during;
 use crate::run;
 use crate::terminal;
 use crate::view::plan::{CostsFrom, Preview, PreviewOptions, text};
 use heapbpf_profile::escape::pretty_json;
 use heapbpf_profile::model::Profile;
 use heapbpf_profile::read;
+use heapbpf_profile::report::subject;
+use heapbpf_profile::units;
 use heapbpf_profile::workload::workload;
 use heapbpf_statistics::plan::{ClassPlan, Costs};
 
@@ -40,16 +45,23 @@ pub fn run(args: &PlanArgs) -> anyhow::Result<u8> {
     let Interval::Size(interval @ 1..) = args.interval else {
         return Err(PlanError::Usage("plan -i: an interval of 1 to 64MiB to compare with is needed".into()).into());
     };
+    let picture = args.plot.as_deref().map(|path| Picture::new(path, None, args.force)).transpose()?;
     let profile = match &args.profile {
-        Some(path) if is_untargeted(args) => read::open(path)?,
+        Some(path) if is_untargeted(args) => profiles::open(path)?,
         Some(_) => return Err(PlanError::Usage("plan takes a profile or running processes, not both".into()).into()),
-        None => look(args)?,
+        None => {
+            let time = units::duration(args.duration);
+            during(move || format!("recording for {time} to see what is allocated"), || look(args))?
+        }
     };
-    let (costs, costs_from) = costs(args);
+    let (costs, costs_from) = during(|| "measuring what probes cost on this machine".into(), || costs(args));
     let workload = workload(&profile);
     let classes = ClassPlan::best(&workload, interval, crate::sampling::size_classes::first_size_like);
     if let Some(path) = &args.classes {
         write_classes(path, args.force, &classes)?;
+    }
+    if let Some(picture) = &picture {
+        picture.write(&heapbpf_plots::plan(&subject(&profile), &workload, costs))?;
     }
     let preview = Preview::new(&profile, &workload, costs, costs_from, &classes);
     print(&if args.json {

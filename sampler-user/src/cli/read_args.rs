@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 use regex::Regex;
 
-use super::choices::AtArg;
+use super::choices::{AtArg, PlotArg};
 use super::values::{parse_confidence, parse_estimator, parse_exposure, parse_size, parse_value};
 use crate::symbols::debuginfod::settings::parse_url;
 use crate::terminal::Color;
@@ -69,8 +69,12 @@ pub struct MergeArgs {
 /// Options of `heapbpf report`.
 #[derive(Debug, Args)]
 pub struct ReportArgs {
-    /// Profile to show
-    pub profile: PathBuf,
+    /// Profile to show; snapshots of one recording, for --plot timeline and overhead
+    #[arg(required = true, value_name = "PROFILE")]
+    pub profiles: Vec<PathBuf>,
+    /// Draw instead, to -o FILE.svg or FILE.png (or --format svg, png)
+    #[arg(long, value_enum, value_name = "WHAT", conflicts_with_all = ["by", "suspects", "tree", "callers"])]
+    pub plot: Option<PlotArg>,
     /// Find names for addresses, by build IDs: in debug files, and in files at their paths
     #[arg(long)]
     pub symbolize: bool,
@@ -84,11 +88,13 @@ pub struct ReportArgs {
     /// Largest debug information of a file that is used for lines and inlined calls
     #[arg(long, value_name = "SIZE", default_value = "128MiB", value_parser = parse_size, requires = "symbolize")]
     pub max_debug_bytes: u64,
-    /// Write the profile instead of showing it; `-` is standard output; may be repeated
+    /// Write instead of showing: the profile, or what --by, --tree, --callers, --suspects or --plot make of it; `-` is standard
+    /// output; may be repeated
     #[arg(short, long = "output", value_name = "FILE")]
     pub outputs: Vec<PathBuf>,
     /// Format: text (tables), or one that is written, without -o to standard output: pprof, json, json.gz, csv, dhat, folded,
-    /// svg, html, speedscope, heap_v2, perfetto, parquet, otlp, firefox; with -o where the file's extension does not tell
+    /// svg, html, speedscope, heap_v2, perfetto, parquet, otlp, firefox; with -o where the file's extension does not tell.
+    /// --by, --tree, --callers and --suspects: csv, json; --tree and --callers also svg, folded
     #[arg(long, value_name = "FORMAT")]
     pub format: Option<String>,
     /// Overwrite files named by -o
@@ -118,9 +124,9 @@ pub struct ReportArgs {
     /// Stacks with no other frames than those that match
     #[arg(long, value_name = "REGEX")]
     pub show: Option<Regex>,
-    /// Most rows shown
-    #[arg(short = 'n', long, default_value_t = 20)]
-    pub top: usize,
+    /// Most rows shown (20; csv and json have all), or stacks drawn by --plot (5)
+    #[arg(short = 'n', long, value_name = "N")]
+    pub top: Option<usize>,
     /// Also so many functions, with all that is allocated through them
     #[arg(long, value_name = "N", default_value_t = 0, default_missing_value = "20", num_args = 0..=1, require_equals = true)]
     pub functions: usize,

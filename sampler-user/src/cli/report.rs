@@ -2,17 +2,14 @@
 //! profile that has none.
 
 use std::io::IsTerminal;
-use std::path::PathBuf;
-use std::sync::{Arc, mpsc};
-use std::time::Duration;
-
-use anyhow::bail;
+use std::sync::Arc;
 
 use super::compare::print;
-use super::error::PlanError;
 use super::plan;
+use super::profiles;
 use super::read_args::ReportArgs;
-use crate::output::Output;
+use super::report_products::products;
+use crate::progress_line::during;
 use crate::symbols::debuginfod::settings;
 use crate::symbols::offline::{self, Summary};
 use crate::symbols::progress::Progress;
@@ -21,14 +18,12 @@ use crate::terminal;
 use heapbpf_profile::adjust::Adjustments;
 use heapbpf_profile::escape::escaped;
 use heapbpf_profile::filter::Filter;
-use heapbpf_profile::formats::{self, WriteOptions};
+use heapbpf_profile::formats::WriteOptions;
 use heapbpf_profile::model::Profile;
-use heapbpf_profile::read;
-use heapbpf_profile::report::text::clip;
 use heapbpf_profile::report::{self, ReportOptions, Tree};
 
-/// How often progress is shown.
-const TELL_EVERY: Duration = Duration::from_millis(200);
+/// Rows of tables if the user does not choose their number.
+const ROWS: usize = 20;
 /// Maximum number of reasons for missing names that are printed.
 const MOST_REASONS: usize = 5;
 
@@ -37,23 +32,36 @@ const MOST_REASONS: usize = 5;
 /// # Errors
 /// The file cannot be read or is not a profile, or an output cannot be written.
 pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
-    let outputs = outputs(args)?;
+    let options = options(args);
+    let products = products(args, &options)?;
     plan::check_debug_dirs(&args.debug_dir)?;
-    let mut profile = read::open(&args.profile)?;
-    if args.symbolize {
-        tell(&symbolize(&mut profile, args));
+    let mut all = Vec::with_capacity(args.profiles.len());
+    for path in &args.profiles {
+        let mut profile = profiles::open(path)?;
+        if args.symbolize {
+            tell(&symbolize(&mut profile, args));
+        }
+        let adjustments = Adjustments { calibrate: args.calibrate, at: args.at.into(), estimator: args.estimator };
+        adjustments.apply(&mut profile)?;
+        filter(args).apply(&mut profile);
+        all.push(profile);
     }
-    let adjustments = Adjustments { calibrate: args.calibrate, at: args.at.into(), estimator: args.estimator };
-    adjustments.apply(&mut profile)?;
-    filter(args).apply(&mut profile);
+    let Some(profile) = all.first() else { return Ok(0) };
     let write = WriteOptions { value: args.value, confidence: args.confidence, group_by: args.group_by };
-    for output in &outputs {
-        output.write(&profile, &write)?;
+    for product in &products {
+        during(
+            || format!("writing {}", product.path().display()),
+            || product.write(&all, profile, args, &options, &write),
+        )?;
     }
-    if !outputs.is_empty() {
+    if !products.is_empty() {
         return Ok(0);
     }
-    let options = ReportOptions {
+    print(&during(|| "adding up".into(), || report::report(profile, &options)))
+}
+
+fn options(args: &ReportArgs) -> ReportOptions {
+    ReportOptions {
         width: terminal::width().unwrap_or(100),
         color: args.color.is_on(std::io::stdout().is_terminal()),
         group_by: args.group_by,
@@ -61,40 +69,14 @@ pub fn run(args: &ReportArgs) -> anyhow::Result<u8> {
         by: args.by,
         tree: args.callers.clone().map(Tree::Callers).or(args.tree.then_some(Tree::Down)),
         suspects: args.suspects,
-        top: args.top,
+        top: args.top.unwrap_or(ROWS),
         functions: args.functions,
         fold_recursion: args.fold_recursion,
         confidence: args.confidence,
         guaranteed: args.guaranteed,
+        source: args.profiles.first().map(|path| path.display().to_string()),
         ..ReportOptions::default()
-    };
-    print(&report::report(&profile, &options))
-}
-
-/// The name of the format that is tables on a terminal, not a file.
-const TEXT: &str = "text";
-
-/// The outputs, checked; none if tables are to be shown.
-fn outputs(args: &ReportArgs) -> anyhow::Result<Vec<Output>> {
-    let format = args.format.as_deref();
-    let standard_output = [PathBuf::from("-")];
-    let paths = match (args.outputs.as_slice(), format) {
-        ([], None | Some(TEXT)) => return Ok(Vec::new()),
-        ([], Some(_)) => &standard_output,
-        (paths, Some(TEXT)) => bail!(
-            "--format text shows tables on standard output and writes no file: leave out -o {}",
-            escaped(&paths[0].to_string_lossy())
-        ),
-        (paths, _) => paths,
-    };
-    let mut outputs = Vec::new();
-    for path in paths {
-        let format = formats::choose(path, format).map_err(PlanError::Format)?;
-        let output = Output::new(path, format, args.force);
-        output.check()?;
-        outputs.push(output);
     }
-    Ok(outputs)
 }
 
 fn filter(args: &ReportArgs) -> Filter {
@@ -106,25 +88,13 @@ fn symbolize(profile: &mut Profile, args: &ReportArgs) -> Summary {
     let settings = settings::read(&args.debuginfod, |name| std::env::var_os(name));
     let options = Options::new(&args.debug_dir, args.max_debug_bytes).with_debuginfod(settings);
     let progress = Arc::<Progress>::default();
-    if !std::io::stderr().is_terminal() {
-        return offline::symbolize(profile, options, progress);
-    }
-    let (done, ended) = mpsc::channel::<()>();
     let told = Arc::clone(&progress);
-    std::thread::scope(|scope| {
-        scope.spawn(move || {
-            while ended.recv_timeout(TELL_EVERY) == Err(mpsc::RecvTimeoutError::Timeout) {
-                let (named, of) = told.get();
-                let names = || format!("finding names: {named} of {of} places");
-                let line = told.get_download().map_or_else(names, |download| download.to_string());
-                eprint!("\r\x1b[K{}", clip(&line, terminal::width().unwrap_or(80).saturating_sub(1)));
-            }
-            eprint!("\r\x1b[K");
-        });
-        let summary = offline::symbolize(profile, options, progress);
-        drop(done);
-        summary
-    })
+    let line = move || {
+        let (named, of) = told.get();
+        told.get_download()
+            .map_or_else(|| format!("finding names: {named} of {of} places"), |download| download.to_string())
+    };
+    during(line, || offline::symbolize(profile, options, progress))
 }
 
 /// Prints to standard error how many names were found, and why others were not.

@@ -67,7 +67,7 @@ impl By {
     }
 
     /// Whether a stack can belong to several rows, one for each frame.
-    fn is_of_frames(self) -> bool {
+    pub(super) fn is_of_frames(self) -> bool {
         matches!(self, Self::Function | Self::File | Self::Module)
     }
 }
@@ -90,7 +90,7 @@ pub(super) fn section(context: &Context, by: By, wanted: usize) -> Vec<String> {
     if wanted == 0 {
         return Vec::new();
     }
-    let mut entries = if by.is_of_frames() { of_frames(context, by) } else { of_rows(context, by) };
+    let mut entries = entries(context, by);
     if entries.is_empty() {
         return Vec::new();
     }
@@ -144,13 +144,18 @@ pub(super) fn section(context: &Context, by: By, wanted: usize) -> Vec<String> {
     lines
 }
 
+/// All rows of a table, the largest first.
+pub(super) fn entries(context: &Context, by: By) -> Vec<Entry> {
+    if by.is_of_frames() { of_frames(context, by) } else { of_rows(context, by) }
+}
+
 /// A row of the table.
-struct Entry {
-    name: String,
+pub(super) struct Entry {
+    pub(super) name: String,
     /// All samples that belong to it.
-    pool: Pool,
+    pub(super) pool: Pool,
     /// Estimate of what is allocated without a further call, where stacks have frames.
-    itself: f64,
+    pub(super) itself: f64,
     /// Sizes of its blocks, in a table by size.
     sizes: Option<Sizes>,
 }

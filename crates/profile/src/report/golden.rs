@@ -17,7 +17,7 @@ fn check(name: &str, profile: &Profile, options: ReportOptions) {
 }
 
 /// The small profile, of which one stack has a share of blocks that are never freed, and another only grows.
-fn leaking() -> Profile {
+pub(super) fn leaking() -> Profile {
     let mut profile = testing::small();
     let octave = |exponent, freed, left| Octave { exponent, freed, left };
     let with = |ages| Some(Lifetimes { median_seconds: Some(0.02), survival: vec![(0.02, 0.5)], temporary: 0.0, ages });
@@ -34,6 +34,9 @@ fn reports_look_as_they_should() {
     check("whole_60", &testing::small(), ReportOptions { width: 60, ..default() });
     check("at_exit", &testing::ended_apart(), default());
     check("leaking", &leaking(), default());
+    let mut one = leaking().only_process(0);
+    one.counters.clear();
+    check("one", &one, ReportOptions { width: 80, source: Some("x.json".into()), ..default() });
     check("suspects", &leaking(), ReportOptions { suspects: true, ..default() });
     check("no_suspects", &testing::small(), ReportOptions { suspects: true, ..default() });
     for by in By::ALL.into_iter().filter(|by| *by != By::Stack) {

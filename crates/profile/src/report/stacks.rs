@@ -13,6 +13,7 @@ use crate::model::{Lifetimes, Row};
 use crate::report::text::{Style, clip};
 use crate::units;
 use crate::value::Value;
+use heapbpf_statistics::sums::SampleSums;
 use heapbpf_statistics::survival;
 
 /// Lines of the section; empty if there are no stacks.
@@ -74,7 +75,10 @@ pub(super) struct Group<'a> {
     pub(super) name: Cow<'a, str>,
     pub(super) cut: Option<Cow<'a, str>>,
     pub(super) pool: Pool,
-    row: &'a Row,
+    /// Sums of what was allocated, of all sampling intervals together.
+    pub(super) alloc: SampleSums,
+    /// The first of its rows.
+    pub(super) row: &'a Row,
     /// Lifetimes of each row, with its estimated number of allocations.
     pub(super) lifetimes: Vec<(&'a Lifetimes, f64)>,
 }
@@ -145,12 +149,13 @@ pub(super) fn groups<'a>(context: &'a Context) -> Vec<Group<'a>> {
         let name = groups_of.name(row);
         let cut = row.key.stack.cut.as_deref();
         let index = *index_of.entry((name.clone(), &key_of_stack[stack as usize], cut)).or_insert_with(|| {
-            let (pool, lifetimes) = Default::default();
-            groups.push(Group { name, cut: cut.map(Cow::Borrowed), pool, row, lifetimes });
+            let (pool, alloc, lifetimes) = Default::default();
+            groups.push(Group { name, cut: cut.map(Cow::Borrowed), pool, alloc, row, lifetimes });
             groups.len() - 1
         });
         let group = &mut groups[index];
         group.pool.add(row);
+        group.alloc.add(&row.alloc);
         group.lifetimes.extend(row.lifetimes.as_ref().map(|lifetimes| (lifetimes, row.alloc.objects)));
     }
     if context.sort.is_at_exit() {

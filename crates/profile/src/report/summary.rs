@@ -16,11 +16,8 @@ const TITLE: usize = 13;
 /// Most lines of an item.
 const MOST_LINES: usize = 2;
 
-/// Lines of the answer; empty if there is a single process.
+/// Lines of the answer.
 pub(super) fn lines(context: &Context) -> Vec<String> {
-    if context.profile.number_of_processes() < 2 {
-        return Vec::new();
-    }
     let by = if context.group_by == GroupBy::Process { GroupBy::Process } else { GroupBy::Program };
     let entries = entries(context, by);
     let mut lines = Vec::new();
@@ -51,6 +48,11 @@ fn largest(context: &Context, entries: &[Entry], value: Value, title: &str) -> V
 
 /// A title and items, in at most [`MOST_LINES`] lines.
 fn listed(context: &Context, title: &str, items: Vec<(Style, String)>) -> Vec<String> {
+    listed_in(context, title, items, MOST_LINES)
+}
+
+/// A title and items, in at most `most` lines.
+pub(super) fn listed_in(context: &Context, title: &str, items: Vec<(Style, String)>, most: usize) -> Vec<String> {
     let mut lines = vec![format!("  {title:<0$}", TITLE - 3)];
     let mut used = TITLE - 1;
     let begin = " ".repeat(TITLE - 1);
@@ -59,7 +61,7 @@ fn listed(context: &Context, title: &str, items: Vec<(Style, String)>) -> Vec<St
         let text = clip(&text, context.width - TITLE - 2);
         let end = if index == last { "" } else { " ·" };
         if used + 1 + width(&text) + width(end) > context.width {
-            if lines.len() == MOST_LINES {
+            if lines.len() == most {
                 break;
             }
             lines.push(begin.clone());
@@ -76,7 +78,7 @@ fn listed(context: &Context, title: &str, items: Vec<(Style, String)>) -> Vec<St
 }
 
 /// What figures lack, each with the option that helps.
-fn given_up(context: &Context) -> Vec<String> {
+pub(super) fn given_up(context: &Context) -> Vec<String> {
     let profile = context.profile;
     let mut found = Vec::new();
     let mut add = |what: String, remedy: &str| {

@@ -17,10 +17,19 @@ const FEW: usize = 3;
 const STACK_LINES: usize = 2;
 
 /// A stack, and what was found.
-struct Suspect<'a> {
-    group: &'a Group<'a>,
-    found: Outliving,
-    q_value: f64,
+pub(super) struct Suspect<'a> {
+    pub(super) group: &'a Group<'a>,
+    pub(super) found: Outliving,
+    pub(super) q_value: f64,
+}
+
+/// A stack of which nothing was freed, and that is still growing.
+pub(super) struct Growing<'a> {
+    pub(super) group: &'a Group<'a>,
+    /// Samples in use.
+    pub(super) left: u64,
+    /// Those of them that are younger than half of the recording.
+    pub(super) young: u64,
 }
 
 /// Lines of a report that does not ask for suspects; empty if there is none.
@@ -58,12 +67,12 @@ pub(super) fn section(context: &Context) -> Vec<String> {
     lines
 }
 
-fn ages(group: &Group) -> Vec<Octave> {
+pub(super) fn ages(group: &Group) -> Vec<Octave> {
     outliving::added(group.lifetimes.iter().map(|(lifetimes, _)| lifetimes.ages.as_slice()))
 }
 
 /// Suspects by their bytes in use, and the number of stacks that could be judged.
-fn suspects<'a>(groups: &'a [Group<'a>]) -> (Vec<Suspect<'a>>, u64) {
+pub(super) fn suspects<'a>(groups: &'a [Group<'a>]) -> (Vec<Suspect<'a>>, u64) {
     let judged: Vec<(&Group, Outliving)> =
         groups.iter().filter_map(|group| outliving::outliving(&ages(group)).map(|found| (group, found))).collect();
     let q_values = q_values(&judged.iter().map(|(_, found)| found.p_value).collect::<Vec<_>>());
@@ -77,7 +86,7 @@ fn suspects<'a>(groups: &'a [Group<'a>]) -> (Vec<Suspect<'a>>, u64) {
     (suspects, number)
 }
 
-fn in_use(group: &Group) -> f64 {
+pub(super) fn in_use(group: &Group) -> f64 {
     group.pool.total(Value::InuseSpace) + group.pool.total(Value::AtExitSpace)
 }
 
@@ -156,11 +165,15 @@ fn q(value: f64) -> String {
     if value < 0.001 { format!("{value:.1e}") } else { format!("{value:.3}") }
 }
 
-/// Stacks of which nothing was freed, and that are still growing: there is no curve to live beyond.
-fn growing(context: &Context, groups: &[Group], wanted: usize) -> Vec<String> {
-    // Octaves below this one are younger than half of the recording.
-    let half_ns = (context.profile.header.duration / 2).as_nanos().max(1).ilog2();
-    let mut found: Vec<(&Group, u64, u64)> = groups
+/// Octaves below this one are younger than half of the recording.
+fn half_ns(context: &Context) -> u32 {
+    (context.profile.header.duration / 2).as_nanos().max(1).ilog2()
+}
+
+/// Stacks of which nothing was freed, and that are still growing, by their bytes in use: there is no curve to live beyond.
+pub(super) fn only_growing<'a>(context: &Context, groups: &'a [Group<'a>]) -> Vec<Growing<'a>> {
+    let half_ns = half_ns(context);
+    let mut found: Vec<Growing> = groups
         .iter()
         .filter_map(|group| {
             let ages = ages(group);
@@ -168,24 +181,29 @@ fn growing(context: &Context, groups: &[Group], wanted: usize) -> Vec<String> {
             let is_young = |octave: &&Octave| octave.exponent < half_ns;
             let young: u64 = ages.iter().filter(is_young).map(|octave| octave.left).sum();
             let is_growing = ages.iter().all(|octave| octave.freed == 0) && young > 0 && young < left;
-            (is_growing && in_use(group) > 0.0).then_some((group, left, young))
+            (is_growing && in_use(group) > 0.0).then_some(Growing { group, left, young })
         })
         .collect();
+    found.sort_by(|a, b| in_use(b.group).total_cmp(&in_use(a.group)));
+    found
+}
+
+fn growing(context: &Context, groups: &[Group], wanted: usize) -> Vec<String> {
+    let found = only_growing(context, groups);
     if found.is_empty() {
         return Vec::new();
     }
-    found.sort_by(|a, b| in_use(b.0).total_cmp(&in_use(a.0)));
     let title = "Nothing freed, and still growing";
     let about =
         format!(" · {} · nothing to compare with: a leak, or a cache that fills", plural(found.len() as u64, "stack"));
     let about = clip(&about, context.width.saturating_sub(width(title)));
     let mut lines = vec![String::new(), context.heading(title) + &context.paint(Style::Dim, &about)];
-    for (number, (group, left, young)) in found.iter().take(wanted).enumerate() {
+    for (number, Growing { group, left, young }) in found.iter().take(wanted).enumerate() {
         let about = format!(
             "none of {} freed, {} younger than {}",
             plural(*left, "sample"),
             units::count(*young as f64),
-            units::seconds(Octave::begin_seconds(half_ns))
+            units::seconds(Octave::begin_seconds(half_ns(context)))
         );
         lines.push(head(context, number, group, &about));
         lines.extend(calls(context, group));

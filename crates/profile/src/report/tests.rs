@@ -351,14 +351,67 @@ fn many_processes_are_answered_for_in_ten_lines() {
 }
 
 #[test]
-fn one_process_needs_no_summary_and_an_untroubled_recording_gave_up_nothing() {
+fn an_untroubled_recording_gave_up_nothing() {
     let mut profile = testing::small();
     profile.processes.iter_mut().for_each(|process| process.coverage = 1.0);
     profile.rows.iter_mut().for_each(|row| row.key.stack = std::sync::Arc::new(crate::model::Stack::default()));
     assert!(report(&profile, &ReportOptions::default()).contains("given up   nothing"));
     profile.processes.truncate(1);
     profile.rows.retain(|row| row.key.process == 0);
-    assert!(!report(&profile, &ReportOptions::default()).contains("given up"));
+    assert!(report(&profile, &ReportOptions::default()).contains("missed     nothing"));
+}
+
+/// A report of one process begins with the answer: how much, how sure, where, growing or not, what was missed, what next.
+#[test]
+fn one_process_is_answered_for_in_ten_lines() {
+    let options = |columns| ReportOptions { width: columns, source: Some("x.json".into()), ..ReportOptions::default() };
+    for mut profile in [golden::leaking(), testing::small(), testing::stripped(), testing::ended_apart()] {
+        profile.processes.truncate(1);
+        profile.rows.retain(|row| row.key.process == 0);
+        for columns in [80, 100] {
+            let text = report(&profile, &options(columns));
+            let head = head(&text);
+            assert!(head.len() <= 10, "{text}");
+            let titles: Vec<&str> = head.iter().filter_map(|line| line.split_whitespace().next()).collect();
+            for title in ["in", "allocated", "where", "growing", "missed", "next"] {
+                assert!(titles.contains(&title), "{title}: {text}");
+            }
+            assert!(head.iter().skip(1).all(|line| width(line) <= columns), "{text}");
+        }
+    }
+}
+
+/// The command that leads on depends on what was found.
+#[test]
+fn what_to_do_next_is_a_command() {
+    let one = |mut profile: Profile| {
+        profile.processes.truncate(1);
+        profile.rows.retain(|row| row.key.process == 0);
+        profile
+    };
+    let next = |profile: &Profile, options: ReportOptions| {
+        let text = report(profile, &options);
+        let line = text.lines().find_map(|line| line.strip_prefix("  next       "));
+        line.unwrap_or_else(|| panic!("{text}")).to_owned()
+    };
+    let of = |file: &str| ReportOptions { source: Some(file.into()), ..ReportOptions::default() };
+    let leaking = one(golden::leaking());
+    assert_eq!(next(&leaking, of("x.json")), "heapbpf report --suspects x.json");
+    assert!(next(&leaking, of("x.pb.gz")).starts_with("record with -o x.json"));
+    let suspects = ReportOptions { suspects: true, ..of("x.json") };
+    assert_eq!(next(&leaking, suspects), "heapbpf report --callers grow x.json (who calls it?)");
+    let closing =
+        ReportOptions { files: vec![("y.json".into(), "heapbpf report y.json".into())], ..ReportOptions::default() };
+    assert_eq!(next(&leaking, closing), "heapbpf report --suspects y.json");
+    let mut few = leaking.clone();
+    few.rows.truncate(0);
+    few.rows.push(leaking.rows[3].clone());
+    assert!(next(&few, of("x.json")).starts_with("heapbpf plan x.json"));
+    let mut unnamed = leaking.clone();
+    unnamed.rows[0].key.stack = unnamed.rows[3].key.stack.clone();
+    assert!(next(&unnamed, of("x.json")).starts_with("heapbpf report --symbolize x.json"));
+    unnamed.modules[1].reason = Some("it is stripped".into());
+    assert!(next(&unnamed, of("x.json")).starts_with("install the debug symbols"));
 }
 
 /// In time windows a process that was hooked throughout has its count, not an estimate that contradicts it.

@@ -77,12 +77,14 @@ fn split(names: &[&str], columns: usize) -> (String, String) {
     }
 }
 
-const ROOT: usize = 0;
+/// The root of a tree, which is not shown.
+pub(super) const ROOT: usize = 0;
 
-struct Node {
-    name: String,
-    pool: Pool,
-    children: Vec<usize>,
+/// A call.
+pub(super) struct Node {
+    pub(super) name: String,
+    pub(super) pool: Pool,
+    pub(super) children: Vec<usize>,
 }
 
 impl Node {
@@ -92,7 +94,7 @@ impl Node {
 }
 
 /// Nodes, each after its parent; the first is the root, which is not shown.
-fn build(context: &Context, tree: &Tree) -> Vec<Node> {
+pub(super) fn build(context: &Context, tree: &Tree) -> Vec<Node> {
     let profile = context.profile;
     let interned = Interned::for_viewers(profile);
     let groups = Groups::new(profile, context.group_by);

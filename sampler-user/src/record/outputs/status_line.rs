@@ -1,14 +1,14 @@
 //! The status line of a recording on the terminal.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::time::{Duration, Instant};
 
 use crate::output::Output;
+use crate::progress_line;
 use crate::record::plan::Display;
 use crate::symbols::progress::Download;
 use crate::terminal;
 use crate::view::status::Status;
-use heapbpf_profile::report::text::clip;
 use heapbpf_profile::units;
 
 /// A recording, as far as the status line shows it.
@@ -109,22 +109,19 @@ impl StatusLine {
 
     fn say(&mut self, what: &str) {
         if self.enabled {
-            self.write(|columns| clip(what, columns));
+            self.write(|_| what.to_owned());
         }
     }
 
     fn write(&mut self, line: impl FnOnce(usize) -> String) {
-        let width = terminal::width().unwrap_or(80);
-        let mut out = std::io::stderr().lock();
-        let _ = write!(out, "\r\x1b[K{}", line(width.saturating_sub(1)));
-        let _ = out.flush();
+        progress_line::write(&line(terminal::width().unwrap_or(80).saturating_sub(1)));
         self.shown = true;
     }
 
     /// Removes the line.
     pub fn clear(&mut self) {
         if std::mem::take(&mut self.shown) {
-            let _ = write!(std::io::stderr(), "\r\x1b[K");
+            progress_line::remove();
         }
     }
 }

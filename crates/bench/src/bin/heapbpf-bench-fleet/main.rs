@@ -91,7 +91,8 @@ fn kib(bytes: u64) -> String {
 fn metrics(profile: Profile) -> String {
     let keys = profile.processes.iter().map(|process| ProcessKey { start_ns: 1, tgid: process.pid, exec_id: 0 });
     let keys = keys.collect();
-    let made = Made { profile, stats: Stats::default(), keys, begun: Instant::now(), cost: Duration::ZERO };
+    let made =
+        Made { profile, stats: Stats::default(), keys, begun: Instant::now(), cost: Duration::ZERO, recent: None };
     Metrics::default().write(&made, &[], Serving::default())
 }
 

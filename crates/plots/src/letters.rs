@@ -1,0 +1,78 @@
+//! The font: registered once, measured for layout.
+
+use std::sync::OnceLock;
+
+use plotters::style::{FontStyle, IntoFont, register_font};
+
+/// Name under which the font is known, which SVG viewers replace by their own.
+pub const FAMILY: &str = "sans-serif";
+
+static FONT: &[u8] = include_bytes!("../fonts/sans.ttf");
+
+/// Makes the font known to plotters. Whether that worked, which depends on the file in this crate alone.
+pub fn register() -> bool {
+    static REGISTERED: OnceLock<bool> = OnceLock::new();
+    *REGISTERED.get_or_init(|| register_font(FAMILY, FontStyle::Normal, FONT).is_ok())
+}
+
+/// The width of a text of a size, in the unit of the size.
+pub fn width(text: &str, size: f64) -> f64 {
+    // Measured large, because plotters rounds.
+    const LARGE: f64 = 200.0;
+    if !register() {
+        return text.chars().count() as f64 * size * 0.6;
+    }
+    (FAMILY, LARGE).into_font().box_size(text).map_or(0.0, |(width, _)| f64::from(width) * size / LARGE)
+}
+
+/// The text, cut with an ellipsis so that it is at most `room` wide.
+pub fn clip(text: &str, size: f64, room: f64) -> String {
+    if width(text, size) <= room {
+        return text.to_owned();
+    }
+    let mut clipped: Vec<char> = text.chars().collect();
+    // A letter is at least a fifth of its size wide.
+    clipped.truncate((room / size * 5.0).max(0.0) as usize);
+    while !clipped.is_empty() {
+        let with_end: String = clipped.iter().collect::<String>().trim_end().to_owned() + "…";
+        if width(&with_end, size) <= room {
+            return with_end;
+        }
+        clipped.pop();
+    }
+    "…".into()
+}
+
+/// The text in lines that are at most `room` wide.
+pub fn wrap(text: &str, size: f64, room: f64) -> Vec<String> {
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    for word in text.split_whitespace() {
+        let longer = if line.is_empty() { word.to_owned() } else { format!("{line} {word}") };
+        if width(&longer, size) > room && !line.is_empty() {
+            lines.push(std::mem::replace(&mut line, clip(word, size, room)));
+        } else {
+            line = clip(&longer, size, room);
+        }
+    }
+    lines.push(line);
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_font_is_there_and_texts_fit() {
+        assert!(register());
+        assert!(width("wide", 20.0) > width("i", 20.0) && width("", 20.0) == 0.0);
+        let text = "cache_insert ← handle_request ← request_loop ← main";
+        assert_eq!(clip(text, 13.0, 1e3), text);
+        let clipped = clip(text, 13.0, 150.0);
+        assert!(clipped.ends_with('…') && width(&clipped, 13.0) <= 150.0 && width(&clipped, 13.0) > 120.0, "{clipped}");
+        let lines = wrap(text, 13.0, 150.0);
+        assert!(lines.len() > 2 && lines.iter().all(|line| width(line, 13.0) <= 150.0), "{lines:?}");
+        assert_eq!(lines.join(" "), text);
+    }
+}

@@ -1,0 +1,60 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+mod axis;
+mod draw;
+mod error;
+mod figure;
+mod letters;
+mod overhead;
+mod picture;
+mod plan;
+mod stack_names;
+mod survival;
+mod timeline;
+
+pub use axis::{Axis, Unit};
+pub use error::PlotError;
+pub use figure::{Curve, Entry, Figure, Key, Mark, Panel, Point};
+pub use overhead::overhead;
+pub use picture::PictureError;
+pub use plan::plan;
+pub use survival::survival;
+pub use timeline::timeline;
+
+use heapbpf_profile::group::GroupBy;
+use heapbpf_profile::value::Value;
+
+/// What plots of profiles have in common.
+#[derive(Clone, Copy, Debug)]
+pub struct PlotOptions {
+    /// The value that is shown, or by which stacks are chosen; `None`: bytes in use, or bytes allocated if nothing is in use.
+    pub value: Option<Value>,
+    /// Confidence level of bands, 0 to 1.
+    pub confidence: f64,
+    /// The grouping of stacks; `None`: by program if there are several processes.
+    pub group_by: Option<GroupBy>,
+    /// Most stacks that have a curve of their own.
+    pub stacks: usize,
+}
+
+impl Default for PlotOptions {
+    fn default() -> Self {
+        Self { value: None, confidence: 0.95, group_by: None, stacks: 5 }
+    }
+}
+
+/// Seconds from one moment to a later one.
+fn seconds_between(from: std::time::SystemTime, to: std::time::SystemTime) -> f64 {
+    to.duration_since(from).unwrap_or_default().as_secs_f64()
+}
+
+/// A moment as `2023-11-14 22:13:20 UTC`.
+fn moment(time: std::time::SystemTime) -> String {
+    let text = heapbpf_profile::units::rfc3339(time);
+    let (day, of_day) = text.split_once('T').unwrap_or((&text, ""));
+    format!("{day} {} UTC", &of_day[..of_day.len().min("00:00:00".len())])
+}
+
+#[cfg(test)]
+mod golden;

@@ -1,0 +1,100 @@
+//! A figure as a file: SVG text, or the bytes of a PNG.
+
+use plotters::backend::{BitMapBackend, SVGBackend};
+use plotters::drawing::IntoDrawingArea;
+use thiserror::Error;
+
+use crate::draw::{self, SCALE};
+use crate::figure::Figure;
+use crate::letters;
+
+/// Pixels of a PNG for each unit of the figure: sharp on a screen with a high resolution, and in print.
+const PNG_SCALE: u32 = 2;
+/// Pixels that are drawn for each of a PNG's, in either direction, and averaged.
+const FINE: u32 = SCALE / PNG_SCALE;
+
+/// plotters takes the upper end of a text's box for that of its letters in bitmaps, and not in SVG.
+const PNG_LOWER: f64 = 0.17;
+
+/// Why a picture could not be made.
+#[derive(Debug, Error)]
+pub enum PictureError {
+    /// The font of this crate could not be read.
+    #[error("the built-in font cannot be used")]
+    Font,
+    /// Drawing failed.
+    #[error("cannot draw the picture: {0}")]
+    Draw(String),
+    /// The PNG encoder failed.
+    #[error("cannot encode the picture as PNG: {0}")]
+    Png(#[from] png::EncodingError),
+}
+
+impl Figure {
+    /// The figure as an SVG file.
+    ///
+    /// # Errors
+    /// It could not be drawn.
+    pub fn svg(&self) -> Result<String, PictureError> {
+        if !letters::register() {
+            return Err(PictureError::Font);
+        }
+        let (width, height) = draw::size(self);
+        let mut svg = String::new();
+        {
+            let area = SVGBackend::with_string(&mut svg, (width, height)).into_drawing_area();
+            draw::draw(self, &area, 0.0).map_err(|error| PictureError::Draw(error.to_string()))?;
+            area.present().map_err(|error| PictureError::Draw(error.to_string()))?;
+        }
+        // It is drawn with whole numbers, so it is drawn large; viewers show it in its size.
+        let (drawn, shown) = (
+            format!("width=\"{width}\" height=\"{height}\" "),
+            format!("width=\"{}\" height=\"{}\" ", width / SCALE, height / SCALE),
+        );
+        Ok(svg.replacen(&drawn, &shown, 1))
+    }
+
+    /// The figure as a PNG file.
+    ///
+    /// # Errors
+    /// It could not be drawn or encoded.
+    pub fn png(&self) -> Result<Vec<u8>, PictureError> {
+        if !letters::register() {
+            return Err(PictureError::Font);
+        }
+        let (width, height) = draw::size(self);
+        let mut pixels = vec![255; 3 * width as usize * height as usize];
+        {
+            let area = BitMapBackend::with_buffer(&mut pixels, (width, height)).into_drawing_area();
+            draw::draw(self, &area, PNG_LOWER).map_err(|error| PictureError::Draw(error.to_string()))?;
+            area.present().map_err(|error| PictureError::Draw(error.to_string()))?;
+        }
+        let mut file = Vec::new();
+        let mut encoder = png::Encoder::new(&mut file, width / FINE, height / FINE);
+        encoder.set_color(png::ColorType::Rgb);
+        encoder.set_depth(png::BitDepth::Eight);
+        encoder.set_compression(png::Compression::High);
+        let mut writer = encoder.write_header()?;
+        writer.write_image_data(&averaged(&pixels, width as usize))?;
+        writer.finish()?;
+        Ok(file)
+    }
+}
+
+/// The picture in which each pixel is the mean of a square of pixels.
+fn averaged(pixels: &[u8], width: usize) -> Vec<u8> {
+    let fine = FINE as usize;
+    let rows = pixels.chunks_exact(3 * width * fine);
+    let mut small = Vec::with_capacity(pixels.len() / (fine * fine));
+    for row in rows {
+        for x in 0..width / fine {
+            for color in 0..3 {
+                let of = |dy: usize, dx: usize| u32::from(row[3 * (dy * width + x * fine + dx) + color]);
+                let sum: u32 =
+                    (0..fine).flat_map(|dy| (0..fine).map(move |dx| (dy, dx))).map(|(dy, dx)| of(dy, dx)).sum();
+                small.push((sum / (FINE * FINE)) as u8);
+            }
+        }
+    }
+    small
+}

@@ -1,0 +1,318 @@
+//! The tables and trees of a report as data: CSV for spreadsheets, JSON for scripts. All rows, not only those that fit a screen.
+
+use serde_json::{Map, Value as Json, json};
+use thiserror::Error;
+
+use super::stacks::{Group, groups};
+use super::suspects::{Growing, Suspect};
+use super::tree::{Node, ROOT};
+use super::{By, Context, ReportOptions, Tree, by, subject, suspects, tree};
+use crate::escape::{escaped, pretty_json};
+use crate::estimates::Pool;
+use crate::model::Profile;
+use crate::value::Value;
+
+/// Why a view could not be encoded.
+#[derive(Debug, Error)]
+pub enum DataError {
+    /// The CSV encoder failed.
+    #[error("cannot write the table as CSV: {0}")]
+    Csv(#[from] csv::Error),
+    /// The JSON encoder failed.
+    #[error("cannot write the table as JSON: {0}")]
+    Json(#[from] serde_json::Error),
+}
+
+/// What a report shows instead of its usual table, in words; `None` if it shows that.
+pub fn view(options: &ReportOptions) -> Option<String> {
+    match (&options.tree, options.by) {
+        _ if options.suspects => Some("suspects".into()),
+        (Some(Tree::Down), _) => Some("tree".into()),
+        (Some(Tree::Callers(_)), _) => Some("callers".into()),
+        (None, By::Stack) => None,
+        (None, by) => Some(by.name().into()),
+    }
+}
+
+/// The view as CSV: a line per row, with every value and the ends of its interval (empty: not known).
+///
+/// # Errors
+/// Writing to memory failed.
+pub fn csv(profile: &Profile, options: &ReportOptions) -> Result<Vec<u8>, DataError> {
+    let context = Context::new(profile, options);
+    let table = table(&context);
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    let mut header: Vec<String> = table.keys.iter().map(|key| (*key).to_owned()).collect();
+    header.push("samples".into());
+    for value in Value::shown_of(profile) {
+        header.extend([value.name().to_owned(), format!("{}_low", value.name()), format!("{}_high", value.name())]);
+    }
+    header.extend(table.more.iter().map(|name| (*name).to_owned()));
+    writer.write_record(&header)?;
+    for row in &table.rows {
+        let mut record: Vec<String> = row.keys.iter().map(Cell::text).collect();
+        record.push(row.pool.samples(Value::AllocSpace).to_string());
+        for &value in Value::shown_of(profile) {
+            if !row.pool.knows(profile, value) {
+                record.extend([String::new(), String::new(), String::new()]);
+                continue;
+            }
+            let estimate = row.pool.estimate(profile, value, options.confidence);
+            let end = |end: Option<f64>| end.map_or_else(String::new, |end| format!("{end:.0}"));
+            record.extend([format!("{:.0}", estimate.estimate), end(estimate.low), end(estimate.high)]);
+        }
+        record.extend(row.more.iter().map(Cell::text));
+        writer.write_record(&record)?;
+    }
+    writer.into_inner().map_err(|error| DataError::Csv(error.into_error().into()))
+}
+
+/// The view as JSON: an object with `view`, `subject`, `sorted_by`, `confidence` and `rows`, whose figures are those of the profile's own
+/// JSON.
+///
+/// # Errors
+/// It could not be encoded.
+pub fn json(profile: &Profile, options: &ReportOptions) -> Result<String, DataError> {
+    let context = Context::new(profile, options);
+    let table = table(&context);
+    let rows: Vec<Json> = table.rows.iter().map(|row| row.json(&context, &table)).collect();
+    let whole = json!({
+        "view": view(options).unwrap_or_else(|| "stack".into()),
+        "subject": subject(profile),
+        "sorted_by": context.sort.name(),
+        "confidence": options.confidence,
+        "rows": rows,
+    });
+    Ok(pretty_json(&whole)?)
+}
+
+/// A table before it is written.
+struct Table {
+    /// Names of what rows are identified by.
+    keys: Vec<&'static str>,
+    /// Names of what stands behind the figures.
+    more: Vec<&'static str>,
+    rows: Vec<Row>,
+}
+
+struct Row {
+    keys: Vec<Cell>,
+    pool: Pool,
+    more: Vec<Cell>,
+}
+
+/// A cell that is no estimate.
+enum Cell {
+    Text(String),
+    Frames(Vec<String>),
+    Count(u64),
+    Number(f64),
+    Nothing,
+}
+
+impl Cell {
+    fn text(&self) -> String {
+        match self {
+            Self::Text(text) => escaped(text).into_owned(),
+            // From the outermost to the innermost, as in folded stacks.
+            Self::Frames(calls) => {
+                let calls = calls.iter().rev().map(|call| escaped(call).replace(';', ":"));
+                calls.collect::<Vec<_>>().join(";")
+            }
+            Self::Count(count) => count.to_string(),
+            Self::Number(number) => number.to_string(),
+            Self::Nothing => String::new(),
+        }
+    }
+
+    fn json(&self) -> Json {
+        match self {
+            Self::Text(text) => json!(text),
+            Self::Frames(calls) => json!(calls),
+            Self::Count(count) => json!(count),
+            Self::Number(number) => json!(number),
+            Self::Nothing => Json::Null,
+        }
+    }
+}
+
+impl Row {
+    fn json(&self, context: &Context, table: &Table) -> Json {
+        let mut object = Map::new();
+        let named = |names: &[&'static str], cells: &[Cell]| -> Vec<(String, Json)> {
+            names.iter().zip(cells).map(|(name, cell)| ((*name).to_owned(), cell.json())).collect()
+        };
+        object.extend(named(&table.keys, &self.keys));
+        object.insert("samples".into(), json!(self.pool.samples(Value::AllocSpace)));
+        for &value in Value::shown_of(context.profile) {
+            let known = self.pool.knows(context.profile, value);
+            let estimate = known.then(|| self.pool.estimate(context.profile, value, context.options.confidence));
+            object.insert(json_name(value).into(), json!(estimate));
+        }
+        object.extend(named(&table.more, &self.more));
+        Json::Object(object)
+    }
+}
+
+/// The name of a value in JSON.
+const fn json_name(value: Value) -> &'static str {
+    match value {
+        Value::AllocObjects => "alloc_objects",
+        Value::AllocSpace => "alloc_bytes",
+        Value::InuseObjects => "inuse_objects",
+        Value::InuseSpace => "inuse_bytes",
+        Value::AtExitObjects => "at_exit_objects",
+        Value::AtExitSpace => "at_exit_bytes",
+    }
+}
+
+fn table(context: &Context) -> Table {
+    match (&context.options.tree, context.options.by) {
+        _ if context.options.suspects => of_suspects(context),
+        (Some(tree), _) => of_tree(context, tree),
+        (None, By::Stack) => of_stacks(context),
+        (None, by) => of_entries(context, by),
+    }
+}
+
+fn of_entries(context: &Context, by: By) -> Table {
+    let more = if by.is_of_frames() { vec!["self"] } else { Vec::new() };
+    let row = |entry: by::Entry| {
+        let itself = Cell::Number(entry.itself.round());
+        Row {
+            keys: vec![Cell::Text(entry.name)],
+            pool: entry.pool,
+            more: if by.is_of_frames() { vec![itself] } else { Vec::new() },
+        }
+    };
+    Table { keys: vec![by.name()], more, rows: by::entries(context, by).into_iter().map(row).collect() }
+}
+
+fn stack_keys(context: &Context, group: &Group) -> Vec<Cell> {
+    let calls = group.chain(context).into_iter().map(|(call, _)| call.name).collect();
+    let cut = group.cut.as_deref().map_or(Cell::Nothing, |cut| Cell::Text(cut.to_owned()));
+    vec![Cell::Text(group.name.clone().into_owned()), Cell::Frames(calls), cut]
+}
+
+const STACK_KEYS: [&str; 3] = ["group", "stack", "incomplete"];
+
+fn of_stacks(context: &Context) -> Table {
+    let row = |group: &Group| Row { keys: stack_keys(context, group), pool: group.pool.clone(), more: Vec::new() };
+    Table { keys: STACK_KEYS.into(), more: Vec::new(), rows: groups(context).iter().map(row).collect() }
+}
+
+/// Nodes from top to bottom, each after its parent: `parent` is a row's number from 0.
+fn of_tree(context: &Context, tree: &Tree) -> Table {
+    let nodes: Vec<Node> = tree::build(context, tree);
+    let mut rows: Vec<Row> = Vec::new();
+    let mut open: Vec<(usize, u64, Option<usize>)> =
+        nodes[ROOT].children.iter().rev().map(|&child| (child, 0, None)).collect();
+    while let Some((node, depth, parent)) = open.pop() {
+        let number = rows.len();
+        let Node { name, pool, children } = &nodes[node];
+        let parent = parent.map_or(Cell::Nothing, |parent| Cell::Count(parent as u64));
+        let keys = vec![Cell::Count(number as u64), parent, Cell::Count(depth), Cell::Text(name.clone())];
+        rows.push(Row { keys, pool: pool.clone(), more: Vec::new() });
+        open.extend(children.iter().rev().map(|&child| (child, depth + 1, Some(number))));
+    }
+    Table { keys: vec!["row", "parent", "depth", "function"], more: Vec::new(), rows }
+}
+
+fn of_suspects(context: &Context) -> Table {
+    let groups = groups(context);
+    let (found, _) = suspects::suspects(&groups);
+    let growing = suspects::only_growing(context, &groups);
+    let keys = |why: &str, group: &Group| {
+        let mut keys = vec![Cell::Text(why.to_owned())];
+        keys.extend(stack_keys(context, group));
+        keys
+    };
+    let suspect = |Suspect { group, found, q_value }: &Suspect| Row {
+        keys: keys("outlives", group),
+        pool: group.pool.clone(),
+        more: vec![
+            Cell::Number(*q_value),
+            Cell::Number(found.usual_seconds),
+            Cell::Count(found.freed),
+            Cell::Number(found.beyond_seconds),
+            Cell::Count(found.older),
+            Cell::Count(found.freed_beyond),
+            Cell::Number(found.expected_beyond),
+        ],
+    };
+    let grows = |Growing { group, .. }: &Growing| Row {
+        keys: keys("only grows", group),
+        pool: group.pool.clone(),
+        more: (0..7).map(|at| if at == 2 { Cell::Count(0) } else { Cell::Nothing }).collect(),
+    };
+    Table {
+        keys: ["why"].into_iter().chain(STACK_KEYS).collect(),
+        more: vec!["q_value", "usual_seconds", "freed", "beyond_seconds", "older", "freed_beyond", "expected_beyond"],
+        rows: found.iter().map(suspect).chain(growing.iter().map(grows)).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use regex::Regex;
+
+    use super::*;
+    use crate::report::golden;
+    use crate::testing;
+
+    fn views() -> Vec<ReportOptions> {
+        let default = ReportOptions::default;
+        let mut views: Vec<ReportOptions> = By::ALL.into_iter().map(|by| ReportOptions { by, ..default() }).collect();
+        views.push(ReportOptions { tree: Some(Tree::Down), ..default() });
+        let callers = Regex::new("^parse").expect("an expression");
+        views.push(ReportOptions { tree: Some(Tree::Callers(callers)), ..default() });
+        views.push(ReportOptions { suspects: true, ..default() });
+        views
+    }
+
+    /// CSV and JSON of each view have the same rows and figures.
+    #[test]
+    fn every_view_is_csv_and_json() {
+        let profile = golden::leaking();
+        for options in views() {
+            let name = view(&options);
+            let text = csv(&profile, &options).expect("memory");
+            let mut reader = csv::Reader::from_reader(text.as_slice());
+            let header = reader.headers().expect("a header").clone();
+            let at = header.iter().position(|column| column == "alloc_space").expect("a column");
+            let records: Vec<csv::StringRecord> = reader.records().collect::<Result<_, _>>().expect("records");
+            let json: Json = serde_json::from_str(&json(&profile, &options).expect("JSON")).expect("JSON");
+            let rows = json["rows"].as_array().expect("rows");
+            assert_eq!((rows.len(), json["view"].as_str()), (records.len(), Some(name.as_deref().unwrap_or("stack"))));
+            assert!(!rows.is_empty(), "{name:?}");
+            for (row, record) in rows.iter().zip(&records) {
+                let estimate = row["alloc_bytes"]["estimate"].as_f64().expect("an estimate");
+                assert_eq!(format!("{estimate:.0}"), record[at], "{name:?}: {row}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_tree_has_parents_before_their_children() {
+        let options = ReportOptions { tree: Some(Tree::Down), ..ReportOptions::default() };
+        let json: Json = serde_json::from_str(&json(&testing::small(), &options).expect("JSON")).expect("JSON");
+        let rows = json["rows"].as_array().expect("rows");
+        for (number, row) in rows.iter().enumerate() {
+            assert_eq!(row["row"], number);
+            let depth = row["depth"].as_u64().expect("a depth");
+            match row["parent"].as_u64() {
+                Some(parent) => assert!(parent < number as u64 && rows[parent as usize]["depth"] == depth - 1),
+                None => assert_eq!(depth, 0),
+            }
+        }
+    }
+
+    #[test]
+    fn names_are_written_as_they_are_and_stay_in_their_cells() {
+        let mut profile = testing::small();
+        profile.processes[0].comm = "a,\"b\"\n\x1b[2J".into();
+        let text = csv(&profile, &ReportOptions { by: By::Program, ..ReportOptions::default() }).expect("memory");
+        let text = String::from_utf8(text).expect("text");
+        assert!(text.contains("\"a,\"\"b\"\"\\n\\u{1b}[2J") && !text.contains('\x1b'), "{text}");
+    }
+}

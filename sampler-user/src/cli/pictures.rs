@@ -1,0 +1,76 @@
+//! Pictures that commands draw: which format a file gets, and writing it.
+
+use std::path::{Path, PathBuf};
+
+use heapbpf_plots::{Figure, PictureError};
+
+use super::error::PlanError;
+use crate::output::{self, OutputError, STANDARD_OUTPUT};
+
+/// Formats of pictures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PictureFormat {
+    /// Text, for browsers and documents.
+    Svg,
+    /// Pixels.
+    Png,
+}
+
+/// A picture that is to be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Picture {
+    path: PathBuf,
+    format: PictureFormat,
+    force: bool,
+}
+
+impl Picture {
+    /// A picture to a file (`-`: standard output), in the format of this name, else in that of the file's extension.
+    ///
+    /// # Errors
+    /// There is no such format, or the file cannot be written.
+    pub fn new(path: &Path, format: Option<&str>, force: bool) -> Result<Self, PlanError> {
+        let extension = path.extension().map(|extension| extension.to_string_lossy().into_owned());
+        let format = match format.or(extension.as_deref()) {
+            Some("svg") => PictureFormat::Svg,
+            Some("png") => PictureFormat::Png,
+            _ => {
+                let name = path.display();
+                return Err(PlanError::Usage(format!(
+                    "{name}: pictures are .svg or .png (or --format svg, --format png)"
+                )));
+            }
+        };
+        if path.as_os_str() != STANDARD_OUTPUT {
+            output::check_new_file(path, force)?;
+        }
+        Ok(Self { path: path.into(), format, force })
+    }
+
+    /// Draws and writes it.
+    ///
+    /// # Errors
+    /// It cannot be drawn or written.
+    pub fn write(&self, figure: &Figure) -> anyhow::Result<()> {
+        let bytes: Result<Vec<u8>, PictureError> = match self.format {
+            PictureFormat::Svg => figure.svg().map(String::into_bytes),
+            PictureFormat::Png => figure.png(),
+        };
+        Ok(write_bytes(&self.path, self.force, &bytes?)?)
+    }
+}
+
+/// Writes a file, or to standard output if the path is `-`.
+///
+/// # Errors
+/// It cannot be written.
+pub fn write_bytes(path: &Path, force: bool, bytes: &[u8]) -> Result<(), OutputError> {
+    use std::io::Write as _;
+    if path.as_os_str() == STANDARD_OUTPUT {
+        let failed = |source| OutputError::Io { path: "standard output".into(), source };
+        return std::io::stdout().write_all(bytes).map_err(failed);
+    }
+    output::write_whole(path, force, |out| {
+        out.write_all(bytes).map_err(|source| OutputError::Io { path: path.into(), source })
+    })
+}

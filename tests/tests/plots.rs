@@ -1,0 +1,178 @@
+//! Pictures, views as data, the answer at the head of a report, and progress: of recordings as users make them.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use heapbpf_tests::environment::{heapbpf, skipped, turn};
+use heapbpf_tests::program::program;
+use heapbpf_tests::target::Target;
+use heapbpf_tests::tmux::Tmux;
+use tempfile::TempDir;
+
+fn run(folder: &Path, arguments: &[&str]) -> Output {
+    Command::new(heapbpf()).current_dir(folder).args(arguments).output().expect("the binary under test runs")
+}
+
+/// Standard output of a command that must succeed, and say nothing on standard error, which is no terminal.
+fn said(folder: &Path, arguments: &[&str]) -> String {
+    let output = run(folder, arguments);
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && errors.is_empty(), "{arguments:?}: {errors}");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// What a command that is refused says.
+fn refused(folder: &Path, arguments: &[&str]) -> String {
+    let output = run(folder, arguments);
+    assert_eq!(output.status.code(), Some(2), "{arguments:?}: {output:?}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// A recording of a growing program with snapshots, in a folder of its own: `x.json`, `x.0001.json`, ….
+fn recorded() -> TempDir {
+    let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
+    let mut target = Target::start(&program("growing"), ["100000000", "20000"]);
+    target.go();
+    let pid = target.pid().to_string();
+    let options = ["--pid", &pid, "-i", "4096", "-d", "4s", "--every", "1s", "-q", "-o", "x.json"];
+    let output = run(folder.path(), &options);
+    assert!(output.status.success(), "{output:?}");
+    folder
+}
+
+fn snapshots(folder: &Path) -> Vec<String> {
+    let names = std::fs::read_dir(folder).expect("our folder").flatten();
+    let mut names: Vec<String> = names.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    names.retain(|name| name.starts_with("x.") && name.ends_with(".json"));
+    names.sort();
+    names
+}
+
+/// Width and height of a PNG.
+fn size(path: &Path) -> (u32, u32) {
+    let bytes = std::fs::read(path).expect("written");
+    assert!(bytes.starts_with(b"\x89PNG\r\n\x1a\n") && bytes.len() > 10_000, "{} bytes", bytes.len());
+    let number = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().expect("four bytes"));
+    (number(16), number(20))
+}
+
+#[test]
+fn recordings_are_drawn() {
+    let Some(_turn) = turn("recordings_are_drawn") else { return };
+    let folder = recorded();
+    let folder = folder.path();
+    let files = snapshots(folder);
+    assert!(files.len() >= 3, "{files:?}");
+    let files: Vec<&str> = files.iter().map(String::as_str).collect();
+    for (plot, of) in [("timeline", &files[..]), ("overhead", &files[..]), ("survival", &["x.json"][..])] {
+        let (svg, png) = (format!("{plot}.svg"), format!("{plot}.png"));
+        let mut arguments = vec!["report", "--plot", plot, "-o", &svg, "-o", &png];
+        arguments.extend(of);
+        assert_eq!(said(folder, &arguments), "");
+        let text = std::fs::read_to_string(folder.join(&svg)).expect("written");
+        assert!(
+            text.starts_with("<svg") && text.contains("growing (") && text.trim_end().ends_with("</svg>"),
+            "{text}"
+        );
+        assert!(text.contains("one sample per 4.00 KiB"), "{text}");
+        let (width, height) = size(&folder.join(&png));
+        assert!(width == 1800 && height > 1000, "{width} × {height}");
+        assert!(plot == "overhead" || text.contains("site_0"), "{text}");
+    }
+    said(folder, &["plan", "x.json", "--probe-ns", "1000", "--sample-ns", "2000", "--plot", "plan.png"]);
+    assert_eq!(size(&folder.join("plan.png")).0, 1800);
+    let shown = said(folder, &["report", "x.json", "--plot", "survival", "--format", "svg"]);
+    assert!(shown.starts_with("<svg"), "{shown}");
+    // Refused before anything is read, or with the reason.
+    let one = run(folder, &["report", "x.json", "--plot", "timeline", "-o", "y.svg"]);
+    assert!(String::from_utf8_lossy(&one.stderr).contains("--every TIME"), "{one:?}");
+    assert!(refused(folder, &["report", "x.json", "--plot", "survival"]).contains("-o x.svg"));
+    assert!(refused(folder, &["report", "x.json", "--plot", "survival", "-o", "y.gif"]).contains(".svg or .png"));
+    assert!(refused(folder, &["report", "x.json", "x.json"]).contains("heapbpf merge"));
+    assert!(run(folder, &["report", "x.json", "--plot", "survival", "-o", "survival.svg"]).status.code() != Some(0));
+    assert!(!folder.join("y.svg").exists());
+}
+
+/// Each view in each format: written, or refused with a sentence that names what works. A file that does not exist is not missed, so
+/// nothing was read.
+#[test]
+fn views_are_written_or_refused_before_reading() {
+    let Some(_turn) = turn("views_are_written_or_refused_before_reading") else { return };
+    let folder = recorded();
+    let folder = folder.path();
+    let views: [&[&str]; 9] = [
+        &["--by", "function"],
+        &["--by", "module"],
+        &["--by", "file"],
+        &["--by", "program"],
+        &["--by", "size"],
+        &["--by", "thread"],
+        &["--suspects"],
+        &["--tree"],
+        &["--callers", "^site_00$"],
+    ];
+    for view in views {
+        let is_tree = matches!(view[0], "--tree" | "--callers");
+        for format in ["csv", "json", "svg", "folded", "html", "pprof", "parquet", "speedscope", "json.gz", "firefox"] {
+            let mut arguments = vec!["report", "x.json", "--format", format];
+            arguments.extend(view);
+            let works = matches!(format, "csv" | "json") || (is_tree && matches!(format, "svg" | "folded"));
+            if !works {
+                arguments[1] = "missing.json";
+                let why = refused(folder, &arguments);
+                assert!(
+                    why.contains(view[0]) && why.contains("csv") && !why.contains("missing.json"),
+                    "{arguments:?}: {why}"
+                );
+                continue;
+            }
+            let text = said(folder, &arguments);
+            match format {
+                "json" => {
+                    let json: serde_json::Value = serde_json::from_str(&text).expect("JSON");
+                    assert!(json["rows"].as_array().is_some_and(|rows| !rows.is_empty()), "{arguments:?}: {text}");
+                }
+                "csv" => {
+                    assert!(text.lines().count() > 1 && text.contains("inuse_space_high"), "{arguments:?}: {text}")
+                }
+                "svg" => assert!(text.contains("<svg") && text.contains("site_00"), "{arguments:?}"),
+                _ => assert!(text.contains("site_00"), "{arguments:?}: {text}"),
+            }
+        }
+    }
+    // Filters hold for what is drawn and written, too.
+    for format in ["svg", "csv", "folded"] {
+        let text = said(folder, &["report", "x.json", "--format", format, "--focus", "^site_00$", "--hide", "^main$"]);
+        assert!(text.contains("site_00") && !text.contains("site_01"), "{format}: {text}");
+    }
+    let callers = said(folder, &["report", "x.json", "--format", "folded", "--callers", "^site_00$"]);
+    assert!(callers.lines().all(|line| line.starts_with("site_00;")), "{callers}");
+    // The answer comes first.
+    let text = said(folder, &["report", "x.json"]);
+    let head: Vec<&str> = text.lines().take_while(|line| !line.is_empty()).collect();
+    assert!(head.len() <= 10, "{text}");
+    for title in ["in use", "allocated", "where", "growing", "missed", "next"] {
+        assert!(head.iter().any(|line| line.trim_start().starts_with(title)), "{title}: {text}");
+    }
+}
+
+/// On a terminal, what takes longer than a second has a line that says so, and nothing of it stays. A FIFO is as slow as its writer.
+#[test]
+fn slow_work_has_a_line_of_progress_on_a_terminal_alone() {
+    let case = "slow_work_has_a_line_of_progress_on_a_terminal_alone";
+    let Some(_turn) = turn(case) else { return };
+    let folder = recorded();
+    let (profile, fifo) = (folder.path().join("x.json"), folder.path().join("slow"));
+    let feed = |seconds: u32| {
+        format!("mkfifo {0} 2> /dev/null; (sleep {seconds}; cat {1} > {0}) &", fifo.display(), profile.display())
+    };
+    let command = format!("{} {} report {}; echo \"exit $?\"; sleep 600", feed(4), heapbpf().display(), fifo.display());
+    let Some(tmux) = Tmux::run(&command, 80, 24) else { return skipped(case, "there is no tmux") };
+    tmux.await_text("reading /");
+    let screen = tmux.await_text("exit 0");
+    assert!(!screen.contains("reading /") && screen.contains("growing ("), "{screen}");
+    // The same with standard error in a file.
+    let script = format!("{} {} report {} 2> err > out; cat err", feed(2), heapbpf().display(), fifo.display());
+    let output = Command::new("sh").args(["-c", &script]).current_dir(folder.path()).output().expect("a shell");
+    assert!(output.stdout.is_empty(), "{output:?}");
+}
