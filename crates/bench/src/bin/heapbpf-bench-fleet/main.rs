@@ -12,6 +12,7 @@ use flate2::write::GzEncoder;
 use heapbpf_profile::formats::{FORMATS, WriteOptions};
 use heapbpf_profile::model::Profile;
 use sampler_ebpf::abi::ProcessKey;
+use sampler_user::record::recent::Recent;
 use sampler_user::record::requests::Made;
 use sampler_user::serve::metrics::{Metrics, Serving};
 use sampler_user::stats::Stats;
@@ -91,8 +92,14 @@ fn kib(bytes: u64) -> String {
 fn metrics(profile: Profile) -> String {
     let keys = profile.processes.iter().map(|process| ProcessKey { start_ns: 1, tgid: process.pid, exec_id: 0 });
     let keys = keys.collect();
-    let made =
-        Made { profile, stats: Stats::default(), keys, begun: Instant::now(), cost: Duration::ZERO, recent: None };
+    let made = Made {
+        profile,
+        stats: Stats::default(),
+        keys,
+        begun: Instant::now(),
+        cost: Duration::ZERO,
+        recent: Recent::default(),
+    };
     Metrics::default().write(&made, &[], Serving::default())
 }
 
