@@ -77,6 +77,9 @@ pub struct TargetArgs {
     /// repeated
     #[arg(long = "alloc", value_name = "SPEC", help_heading = "Target")]
     pub allocators: Vec<String>,
+    /// Also Python's own objects, up to 512 bytes: two traps per object, about as for a malloc that is nested (x86-64)
+    #[arg(long, help_heading = "Target")]
+    pub python_objects: bool,
     /// Start this command and profile it from its first allocation
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,

@@ -67,6 +67,8 @@ pub struct Targets {
     pub follow: bool,
     /// Custom allocators that the user described.
     pub allocators: Vec<CustomAllocator>,
+    /// Whether Python's own object allocator is counted.
+    pub objects: bool,
 }
 
 /// Which allocations are sampled, and what is recorded about them.
