@@ -1,4 +1,4 @@
-"""Allocates Python objects at known lines, and keeps or frees them.
+"""Allocates Python objects at known lines, and keeps or frees them. Everything is done once before READY.
 
 python_objects.py PART...: prints READY and its process id, runs these parts when standard input has a byte or is closed, prints
 DONE, and ends with the next byte. python_objects.py --truth FILE PART...: the same under tracemalloc, which then writes down what is
@@ -7,6 +7,7 @@ in use by line: {"LINE": [bytes, blocks], ...}.
 import gc
 import os
 import sys
+import time
 
 READ, WRITE = os.pipe()
 kept = []
@@ -31,17 +32,17 @@ def small():
     hold([bytes(100 + n % 100) for n in range(1000)])
     hold([str(n) * 20 for n in range(1000)])
     hold([bytearray(n) for n in range(1, 300)])
-    hold({n: str(n) for n in range(5000)})
+    hold({n: str(n) for n in range(2000)})
     hold({str(n) for n in range(700)})
-    hold([(n, n, n) for n in range(2000)])
+    hold([(n, n, n) for n in range(500)])
     hold([lambda: None for _ in range(200)])
 
 
 def freed():
-    for _ in range(3000):
+    for _ in range(500):
         bytes(200)
         Slotted()
-    words = [str(n) for n in range(4000)]
+    words = [str(n) for n in range(500)]
     del words
 
 
@@ -53,11 +54,11 @@ def large():
 
 def grows():
     ever = []
-    for n in range(20_000):
+    for n in range(5000):
         ever.append(None)
     hold(ever)
     line = bytearray()
-    for n in range(3000):
+    for n in range(600):
         line.append(1)
     hold(line)
 
@@ -85,11 +86,15 @@ def floats():
 def work(parts):
     for part in parts:
         globals()[part]()
+        # What a part freed, and the interpreter keeps for itself, is not for the next.
+        gc.collect()
 
 
 def fork(parts):
     child = os.fork()
     if child == 0:
+        # The links that serve a first child are made when it is reported.
+        time.sleep(2)
         work(parts)
         print("CHILD", os.getpid(), flush=True)
         os.read(0, 100)
@@ -101,8 +106,11 @@ def main(arguments):
     truth = None
     if arguments[0] == "--truth":
         truth, arguments = arguments[1], arguments[2:]
-    gc.collect()
     gc.disable()
+    # What is made once, such as the frames that some versions keep for each function, is made now.
+    work([part for part in arguments if part != "fork"])
+    kept.clear()
+    gc.collect()
     print("READY", os.getpid(), flush=True)
     os.read(0, 100)
     if truth:

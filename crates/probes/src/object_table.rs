@@ -11,7 +11,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::ops::Range;
 
-use heapbpf_elf::{Image, read_range};
+use heapbpf_elf::{Image, Segment, read_range};
 use iced_x86::{Decoder, DecoderOptions, Instruction, Mnemonic, OpKind, Register};
 
 use crate::elf::FileImage;
@@ -25,6 +25,8 @@ pub const FUNCTIONS: usize = 4;
 const MOST_CODE_BYTES: u64 = 4096;
 /// Bytes of a word.
 const WORD: u64 = 8;
+/// Most segments with variables that are kept. Linkers make one.
+const MOST_SEGMENTS: usize = 4;
 /// Bytes of a page.
 const PAGE_BYTES: u64 = 4096;
 /// Distance between two jumps in the room behind the code.
@@ -63,11 +65,21 @@ pub struct ObjectTable {
     pub raw: Option<[u64; FUNCTIONS]>,
     /// The addresses of the interpreter's code.
     pub code: Vec<Range<u64>>,
+    /// The addresses of its variables.
+    pub data: Vec<Range<u64>>,
     /// Unused executable bytes for a jump to each function.
     room: Option<u64>,
 }
 
 impl ObjectTable {
+    /// Where a part of the interpreter's data, words from an address on, leads to the functions: the table itself, and copies of it
+    /// that debug hooks and tracemalloc have. Indexes of the first of four pointers each. `bias`: address in the process less
+    /// address in the file.
+    pub fn pointers_in(&self, words: &[u64], bias: u64) -> impl Iterator<Item = usize> {
+        let wanted = self.functions.map(|function| function.wrapping_add(bias));
+        words.windows(FUNCTIONS).enumerate().filter(move |(_, four)| **four == wanted).map(|(at, _)| at)
+    }
+
     /// Jumps in unused bytes behind the file's code: the address of each, and its code. They do what the functions do, and have
     /// other addresses. `None` if there is no room.
     #[must_use]
@@ -108,7 +120,8 @@ pub fn find(image: &FileImage, file: &dyn Image) -> Result<ObjectTable, NoObject
         for (function, at) in functions.iter_mut().zip(1..) {
             *function = word(table.checked_add(at * WORD)?)?;
         }
-        let is_code = |function: &u64| image.is_executable(*function) && !image.code_between(*function, function + 1).is_empty();
+        let is_code =
+            |function: &u64| image.is_executable(*function) && !image.code_between(*function, function + 1).is_empty();
         functions.iter().all(is_code).then_some(functions)
     };
     let table = only(agreeing(&objects)).ok_or(NoObjectTable::NotFound)?;
@@ -120,8 +133,11 @@ pub fn find(image: &FileImage, file: &dyn Image) -> Result<ObjectTable, NoObject
     let mut domains = vec![table + WORD];
     domains.extend(only(agreeing(&memory)).filter(|other| functions(*other) == Some(found)).map(|other| other + WORD));
     let has_copies = objects.iter().chain(&memory).any(|all| found.iter().any(|function| all.contains(function)));
-    let code = image.code().iter().map(|code| code.address..code.address.saturating_add(code.bytes.len() as u64)).collect();
-    Ok(ObjectTable { domains, functions: found, has_copies, raw, code, room: room(image) })
+    let code =
+        image.code().iter().map(|code| code.address..code.address.saturating_add(code.bytes.len() as u64)).collect();
+    let data = image.segments().iter().filter(|segment| segment.is_writable()).map(Segment::addresses);
+    let data = data.take(MOST_SEGMENTS).collect();
+    Ok(ObjectTable { domains, functions: found, has_copies, raw, code, data, room: room(image) })
 }
 
 /// Unused bytes behind the code: the rest of the last page of an executable segment, which the kernel maps with it.

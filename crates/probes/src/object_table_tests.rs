@@ -20,7 +20,8 @@ fn found(address: u64, hex: &str, slots: &[(u64, u64)]) -> BTreeSet<u64> {
 /// 0x4fb450 in it.
 #[test]
 fn code_with_copies_refers_to_table_and_function() {
-    let malloc = found(0x4f_b350, "534885ff0f8865adf2ff488b05e7eb45004889fb488b3dd5eb4500483d50b44f000f85c3000000", &[]);
+    let malloc =
+        found(0x4f_b350, "534885ff0f8865adf2ff488b05e7eb45004889fb488b3dd5eb4500483d50b44f000f85c3000000", &[]);
     assert!([0x95_9f40, 0x95_9f48, 0x4f_b450].iter().all(|it| malloc.contains(it)), "{malloc:x?}");
     let calloc = found(
         0x57_f5c0,
@@ -82,6 +83,7 @@ fn table() -> ObjectTable {
         has_copies: true,
         raw: None,
         code: Vec::new(),
+        data: Vec::new(),
         room: Some(0x2010),
     }
 }
@@ -96,6 +98,14 @@ fn detours_jump_to_the_functions() {
     }
     assert_eq!(ObjectTable { room: None, ..table() }.detours(), None);
     assert_eq!(ObjectTable { room: Some(1 << 40), ..table() }.detours(), None, "too far");
+}
+
+#[test]
+fn pointers_are_found_in_whole_tables_only() {
+    let words = [0, 0x1010, 0x1110, 0x1210, 0x1310, 0x1010, 0x1110, 0x1010, 0x1110, 0x1210, 0x1310];
+    assert_eq!(table().pointers_in(&words, 0x10).collect::<Vec<_>>(), [1, 7]);
+    assert_eq!(table().pointers_in(&words, 0).count(), 0);
+    assert_eq!(table().pointers_in(&words[8..], 0x10).count(), 0);
 }
 
 /// The interpreters of this machine.

@@ -170,7 +170,8 @@ pub fn examine_avoiding(
     match FileImage::read_if(file, path, |image| table.is_in(image)) {
         Ok(image) => {
             let plan = plan(&image, rules, table, avoided);
-            let objects = image.objects().and_then(|found| found.as_ref().ok()).filter(|_| table.has_objects() && plan.is_ok());
+            let objects =
+                image.objects().and_then(|found| found.as_ref().ok()).filter(|_| table.has_objects() && plan.is_ok());
             Examination { objects: objects.cloned(), runtime: Runtime::of(&image), plan }
         }
         Err(error) => Examination { plan: Err(error), runtime: None, objects: None },
@@ -232,8 +233,29 @@ fn plan(
         ranges: reentrant.ranges,
         covered,
         missing,
-        limits: defined.limits.iter().map(|(what, why)| Missing::new(*what, *why)).collect(),
+        limits: defined
+            .limits
+            .iter()
+            .map(|(what, why)| Missing::new(*what, *why))
+            .chain(copies(image, table))
+            .collect(),
     })
+}
+
+/// What copies of an interpreter's object allocator mean, if it has some.
+fn copies(image: &FileImage, table: &Table) -> Option<Missing> {
+    let objects = image.objects().filter(|_| table.has_objects())?.as_ref().ok()?;
+    let why = match objects.detours() {
+        Some(_) => {
+            "its compiler put copies of these functions into their callers: while a recording lasts, pointers in the \
+                    process's memory lead around them"
+        }
+        None => {
+            "its compiler put copies of these functions into their callers, and there is no room to lead around them: \
+                 most objects are not counted"
+        }
+    };
+    objects.has_copies.then(|| Missing::new("Python objects", why))
 }
 
 /// Why the objects of an interpreter are not counted, if they should be.
@@ -245,7 +267,9 @@ fn missing_objects(image: &FileImage, table: &Table) -> Option<Missing> {
 /// Why no function of a file can be hooked; `defines` tells whether it has any in its symbols.
 pub(crate) fn why_nothing(image: &FileImage, table: &Table, defines: bool, missing: Option<Missing>) -> AttachError {
     match missing {
-        Some(Missing { what, why }) if defines || table.has_objects() && image.has_objects() => AttachError::Unhookable { what, why },
+        Some(Missing { what, why }) if defines || table.has_objects() && image.has_objects() => {
+            AttachError::Unhookable { what, why }
+        }
         _ if image.is_go => AttachError::Go,
         _ => {
             let stripped = image.functions().next().is_none();

@@ -15,6 +15,10 @@ use heapbpf_remote::{Error, STOP_LIMIT, Target, Word};
 
 /// Bytes of a word.
 const WORD_BYTES: u64 = 8;
+/// Most bytes of an interpreter's variables that are looked through. 3.13 has one and a half million.
+const MOST_DATA_BYTES: u64 = 64 << 20;
+/// Most tables that are changed. There are two, and copies of debug hooks and of tracemalloc.
+const MOST_TABLES: usize = 12;
 
 /// Where the table of an interpreter leads in a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,16 +99,19 @@ impl Detours {
             words.push(word(address, u64::from_le_bytes(before), u64::from_le_bytes(after)));
         }
         let mut pointers = Vec::new();
-        for domain in &table.domains {
+        for first in tables(&memory, table, bias)? {
             for ((to, _), (function, at)) in detours.iter().zip(table.functions.iter().zip(0..)) {
-                let address = domain.wrapping_add(bias).wrapping_add(at * WORD_BYTES);
+                let address = first.wrapping_add(at * WORD_BYTES);
                 pointers.push(word(address, function.wrapping_add(bias), to.wrapping_add(bias)));
             }
         }
         words.extend(&pointers);
         let target = Target::look(pid).map_err(Error::from)?;
         let stopped = target.write_words(&words, STOP_LIMIT)?;
-        log::info!("process {pid}: its interpreter is led around copies of its object allocator, stopped for {:?}", stopped.time);
+        log::info!(
+            "process {pid}: its interpreter is led around copies of its object allocator, stopped for {:?}",
+            stopped.time
+        );
         self.made.insert(pid, pointers.into_iter().map(|it| word(it.address, it.after, it.before)).collect());
         Ok(())
     }
@@ -136,6 +143,22 @@ impl Drop for Detours {
     fn drop(&mut self) {
         self.release_all();
     }
+}
+
+/// Addresses of the tables in the interpreter's data that lead to the functions.
+fn tables(memory: &File, table: &ObjectTable, bias: u64) -> std::io::Result<Vec<u64>> {
+    let mut found = Vec::new();
+    for range in &table.data {
+        let start = range.start.next_multiple_of(WORD_BYTES);
+        let bytes = range.end.saturating_sub(start).min(MOST_DATA_BYTES);
+        let mut data = vec![0; bytes as usize];
+        memory.read_exact_at(&mut data, start.wrapping_add(bias))?;
+        let words: Vec<u64> =
+            data.chunks_exact(8).filter_map(|word| Some(u64::from_le_bytes(word.try_into().ok()?))).collect();
+        found.extend(table.pointers_in(&words, bias).map(|at| start.wrapping_add(bias) + at as u64 * WORD_BYTES));
+    }
+    found.truncate(MOST_TABLES);
+    Ok(found)
 }
 
 const fn word(address: u64, before: u64, after: u64) -> Word {

@@ -61,14 +61,13 @@ impl Attaching {
         let Some(table) = self.hooks.files.objects(key) else { return };
         let pid = incarnation.pid;
         let why = match Detours::look(pid, table, bias) {
-            Ok(Leads::There) if table.has_copies => {
-                self.detours.lead(pid, table, bias).err().map(|why| (format!("{COPIES}: {why}"), matches!(why, NotLed::Stop(_))))
-            }
+            Ok(Leads::There | Leads::ToWrappers) if table.has_copies => self
+                .detours
+                .lead(pid, table, bias)
+                .err()
+                .map(|why| (format!("{COPIES}: {why}"), matches!(why, NotLed::Stop(_)))),
             Ok(Leads::There | Leads::Around | Leads::ToWrappers) => None,
-            Ok(Leads::ToMalloc) => {
-                log::info!("process {pid}: its interpreter calls malloc for every object");
-                None
-            }
+            Ok(Leads::ToMalloc) => Some(("its interpreter calls malloc for each, which counts them".into(), false)),
             Ok(Leads::Nowhere) => Some(("its table of allocators is empty".into(), true)),
             Ok(Leads::Elsewhere) => Some(("its table of allocators leads to functions of another file".into(), false)),
             Err(error) => Some((format!("its memory cannot be read: {error}"), false)),

@@ -97,7 +97,8 @@ impl ActiveRecording {
         Needs {
             writes_files: plan.writes_files(),
             has_command: !plan.targets.command.is_empty(),
-            writes_into_processes: plan.kernel.hook == Hook::Inline || plan.targets.objects,
+            writes_into_processes: plan.kernel.hook == Hook::Inline,
+            stops_processes: plan.targets.objects,
             links_as_admin: links_need_admin(Some(self.session.attaching.programs.kind)),
         }
     }
