@@ -12,7 +12,7 @@ use heapbpf_audit::FileKind;
 
 use crate::error::AttachError;
 use crate::machine::Machine;
-use crate::object_table::{self, NoObjectTable, ObjectTable};
+use crate::object_table::{MARKER, NoObjectTable, ObjectTable};
 
 pub use heapbpf_elf::Symbol;
 
@@ -76,7 +76,7 @@ pub struct FileImage {
     runtime_sections: Vec<String>,
     /// Of an interpreter of Python, the words of its data that the loader fills with addresses of the file's own.
     own_addresses: HashMap<u64, u64>,
-    /// Of an interpreter of Python, once the code was read: its object allocator.
+    /// Of an interpreter of Python, once it was looked for: its object allocator.
     objects: Option<Result<ObjectTable, NoObjectTable>>,
 }
 
@@ -106,7 +106,6 @@ impl FileImage {
             // Most of a file: other parts that were read are dropped first, so that it is in memory only once.
             drop(pieces);
             image.read_code(file, &headers);
-            image.objects = image.has_objects().then(|| object_table::find(&image, file));
         }
         Ok(image)
     }
@@ -320,13 +319,18 @@ impl FileImage {
 
     /// Whether it has an interpreter of Python, on a machine whose code tells of its object allocator.
     pub(crate) fn has_objects(&self) -> bool {
-        self.machine == Machine::X86_64 && self.functions().any(|(name, _)| name == object_table::MARKER)
+        self.machine == Machine::X86_64 && self.functions().any(|(name, _)| name == MARKER)
     }
 
-    /// The object allocator of an interpreter of Python, or why it is not known; `None` if there is no interpreter, or its code
-    /// was not read.
+    /// The object allocator of an interpreter of Python, or why it is not known; `None` if there is no interpreter, or it
+    /// was not looked for.
     pub(crate) fn objects(&self) -> Option<&Result<ObjectTable, NoObjectTable>> {
         self.objects.as_ref()
+    }
+
+    /// Notes what was found of the object allocator.
+    pub(crate) fn set_objects(&mut self, objects: Result<ObjectTable, NoObjectTable>) {
+        self.objects = Some(objects);
     }
 
     /// The address of its own that the loader writes to a word.

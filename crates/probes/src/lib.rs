@@ -49,6 +49,7 @@ mod flow;
 mod inline;
 mod leaving;
 mod machine;
+mod object_search;
 mod object_table;
 mod placement;
 mod plan;

@@ -16,6 +16,7 @@ use crate::elf::{FileImage, Symbol};
 use crate::error::AttachError;
 use crate::flow::Target;
 use crate::leaving::{Leaving, Reader};
+use crate::object_search;
 use crate::object_table::ObjectTable;
 use crate::placement::{KernelRules, Needs};
 use crate::reentrant::{ReentrantCode, reentrant_code};
@@ -168,7 +169,10 @@ pub fn examine_avoiding(
     avoided: &BTreeSet<u64>,
 ) -> Examination {
     match FileImage::read_if(file, path, |image| table.is_in(image)) {
-        Ok(image) => {
+        Ok(mut image) => {
+            if table.has_objects() && image.has_objects() {
+                image.set_objects(object_search::find(&image, file));
+            }
             let plan = plan(&image, rules, table, avoided);
             let objects =
                 image.objects().and_then(|found| found.as_ref().ok()).filter(|_| table.has_objects() && plan.is_ok());
@@ -206,7 +210,7 @@ fn plan(
     }
     let mut missing: Vec<Missing> =
         image.damaged.iter().map(|part| Missing::new(*part, "damaged or cut off in the file")).collect();
-    missing.extend(missing_objects(image, table));
+    missing.extend(object_search::missing_objects(image, table));
     let mut covered = Vec::new();
     let found = once_per_address(image, table, &defined.functions, &mut missing, &mut covered);
     if found.is_empty() {
@@ -237,31 +241,9 @@ fn plan(
             .limits
             .iter()
             .map(|(what, why)| Missing::new(*what, *why))
-            .chain(copies(image, table))
+            .chain(object_search::copies(image, table))
             .collect(),
     })
-}
-
-/// What copies of an interpreter's object allocator mean, if it has some.
-fn copies(image: &FileImage, table: &Table) -> Option<Missing> {
-    let objects = image.objects().filter(|_| table.has_objects())?.as_ref().ok()?;
-    let why = match objects.detours() {
-        Some(_) => {
-            "its compiler put copies of these functions into their callers: while a recording lasts, pointers in the \
-                    process's memory lead around them"
-        }
-        None => {
-            "its compiler put copies of these functions into their callers, and there is no room to lead around them: \
-                 most objects are not counted"
-        }
-    };
-    objects.has_copies.then(|| Missing::new("Python objects", why))
-}
-
-/// Why the objects of an interpreter are not counted, if they should be.
-fn missing_objects(image: &FileImage, table: &Table) -> Option<Missing> {
-    let why = image.objects().filter(|_| table.has_objects())?.as_ref().err()?;
-    Some(Missing::new("Python's object allocator", why.to_string()))
 }
 
 /// Why no function of a file can be hooked; `defines` tells whether it has any in its symbols.
