@@ -22,6 +22,8 @@ pub struct Needs {
     pub has_command: bool,
     /// It stops processes and writes into them (inline hooks).
     pub writes_into_processes: bool,
+    /// It stops processes and changes words of their memory, without having them make system calls (Python's objects).
+    pub stops_processes: bool,
     /// The kernel makes such links for CAP_SYS_ADMIN alone.
     pub links_as_admin: bool,
 }
@@ -63,7 +65,8 @@ pub fn restrict_daemon(needs: Needs) {
     told("new privileges", set_no_new_privs(true).map_err(Into::into));
     // The kernel does not let a process with a filter suspend another one's.
     if !needs.writes_into_processes {
-        told("system calls", refuse(&calls::refused()));
+        let refused = calls::refused().into_iter().filter(|call| !needs.stops_processes || *call != libc::SYS_ptrace);
+        told("system calls", refuse(&refused.collect::<Vec<_>>()));
     }
 }
 
@@ -148,7 +151,13 @@ mod tests {
             | CapabilitySet::DAC_OVERRIDE
             | CapabilitySet::NET_ADMIN;
         assert!((bare & never).is_empty(), "{bare:?}");
-        let all = Needs { writes_files: true, has_command: true, writes_into_processes: true, links_as_admin: true };
+        let all = Needs {
+            writes_files: true,
+            has_command: true,
+            writes_into_processes: true,
+            stops_processes: true,
+            links_as_admin: true,
+        };
         assert_eq!(all.capabilities().bits().count_ones(), bare.bits().count_ones() + 5);
     }
 

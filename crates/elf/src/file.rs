@@ -58,6 +58,13 @@ impl<'d> DynamicNames<'d> {
     pub fn get(&self, symbol: usize) -> Option<&'d str> {
         text_at(self.strings, self.symbols.get(symbol)?.st_name(LE) as usize)
     }
+
+    /// The virtual address of a symbol that the file defines.
+    #[must_use]
+    pub fn address(&self, symbol: usize) -> Option<u64> {
+        let symbol = self.symbols.get(symbol).filter(|symbol| symbol.st_shndx(LE) != elf::SHN_UNDEF)?;
+        Some(symbol.st_value(LE))
+    }
 }
 
 impl Elf {

@@ -41,6 +41,12 @@ impl Segment {
         self.is_loaded() && self.flags.contains(elf::PF_W)
     }
 
+    /// The addresses that it takes in memory, as the file states them.
+    #[must_use]
+    pub fn addresses(&self) -> std::ops::Range<u64> {
+        self.address..self.address.saturating_add(self.memory_bytes)
+    }
+
     /// Whether it is mapped, and `address` is in the part of it that is in the file.
     #[must_use]
     pub fn holds(&self, address: u64) -> bool {

@@ -25,6 +25,14 @@ pub struct Symbol {
     name: u32,
 }
 
+impl Symbol {
+    /// A local function that was found without a symbol table. It has no name.
+    #[must_use]
+    pub const fn unnamed(address: u64, size: u64) -> Self {
+        Self { address, size, exported: false, indirect: false, table: u8::MAX, name: 0 }
+    }
+}
+
 /// The functions of a file, copied from its symbol tables.
 #[derive(Clone, Debug, Default)]
 pub struct Symbols {

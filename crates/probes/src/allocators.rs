@@ -92,6 +92,9 @@ pub struct Allocator {
     pub functions: &'static [&'static [Function]],
     /// Functions that probes cannot follow, and what that means.
     pub limits: &'static [(&'static str, &'static str)],
+    /// Whether an interpreter's table of allocators leads to its functions, which have no symbols, in the order of the table
+    /// ([`ObjectTable`](crate::ObjectTable)). It is looked for on request alone.
+    pub is_of_objects: bool,
 }
 
 const fn function(name: &'static str, aliases: &'static [&'static str], shape: Shape) -> Function {
@@ -225,6 +228,14 @@ const RUST: &[Function] = &[
     function("__rg_dealloc", &["__rust_dealloc"], Shape::frees(0)),
 ];
 
+/// CPython's object allocator. The first argument is the context of each function. In the order of the interpreter's table.
+const PYTHON: &[Function] = &[
+    function("python malloc", &[], Shape::allocates(1)),
+    function("python calloc", &[], Shape::allocates(2).times(1)),
+    function("python realloc", &[], Shape::allocates(2).old(1)),
+    function("python free", &[], Shape::frees(1)),
+];
+
 const fn unknown_version(_: &FileImage) -> Option<String> {
     None
 }
@@ -240,6 +251,7 @@ const BASE: Allocator = Allocator {
     prefixes: &[""],
     functions: &[],
     limits: &[],
+    is_of_objects: false,
 };
 
 /// Every known allocator. A symbol that several of them have belongs to the first that is in the file, so that the C
@@ -295,6 +307,18 @@ pub const ALLOCATORS: &[Allocator] = &[
         version: versions::glibc,
         realloc_zero_frees: true,
         functions: &[STANDARD],
+        ..BASE
+    },
+    Allocator {
+        name: "Python objects",
+        markers: &[crate::object_table::MARKER],
+        functions: &[PYTHON],
+        limits: &[(
+            "free lists",
+            "the interpreter keeps freed floats, tuples, frames and others for itself: what it takes from there is no call, and \
+             what it puts there stays in use",
+        )],
+        is_of_objects: true,
         ..BASE
     },
     Allocator {

@@ -12,6 +12,7 @@ use heapbpf_audit::FileKind;
 
 use crate::error::AttachError;
 use crate::machine::Machine;
+use crate::object_table::{MARKER, NoObjectTable, ObjectTable};
 
 pub use heapbpf_elf::Symbol;
 
@@ -22,6 +23,8 @@ const CODE_MAX_BYTES: u64 = 64 << 20;
 const CODE_READ_MAX_BYTES: u64 = 512 << 20;
 /// Largest section of read-only data that is searched for version strings, bytes.
 const READ_ONLY_MAX_BYTES: u64 = 8 << 20;
+/// Most words that the loader fills with addresses of an interpreter's own. CPython 3.13 has 60,000.
+const OWN_ADDRESSES_MAX: usize = 1 << 20;
 /// Most bytes that the names of imports may take.
 const IMPORT_NAMES_MAX_BYTES: usize = 64 << 20;
 
@@ -71,6 +74,10 @@ pub struct FileImage {
     imports: HashMap<u64, String>,
     /// Names of sections that tell of a language runtime.
     runtime_sections: Vec<String>,
+    /// Of an interpreter of Python, the words of its data that the loader fills with addresses of the file's own.
+    own_addresses: HashMap<u64, u64>,
+    /// Of an interpreter of Python, once it was looked for: its object allocator.
+    objects: Option<Result<ObjectTable, NoObjectTable>>,
 }
 
 impl FileImage {
@@ -144,6 +151,8 @@ impl FileImage {
             segments: headers.segments.iter().filter(|segment| segment.is_loaded()).copied().collect(),
             imports: HashMap::new(),
             runtime_sections: Vec::new(),
+            own_addresses: HashMap::new(),
+            objects: None,
         };
         let telling = headers.sections.iter().filter(|section| RUNTIME_SECTIONS.contains(&&*section.name));
         image.runtime_sections.extend(telling.take(1).map(|section| section.name.to_string()));
@@ -221,7 +230,16 @@ impl FileImage {
             chosen.entry(symbol.address).or_insert(name);
         }
         let mut left_bytes = IMPORT_NAMES_MAX_BYTES;
+        let has_objects = self.has_objects();
         for relocation in file.relocations() {
+            if has_objects && self.own_addresses.len() < OWN_ADDRESSES_MAX {
+                let own = match elf::RelocationType(relocation.kind) {
+                    elf::R_X86_64_RELATIVE => Some(relocation.addend),
+                    elf::R_X86_64_GLOB_DAT => relocation.symbol.and_then(|symbol| names.address(symbol)),
+                    _ => None,
+                };
+                self.own_addresses.extend(own.map(|own| (relocation.address, own)));
+            }
             let name = match fills(self.machine, relocation.kind) {
                 Some(Filled::Named) => relocation.symbol.and_then(|symbol| names.get(symbol)),
                 Some(Filled::Chosen) => chosen.get(&relocation.addend).copied(),
@@ -297,6 +315,32 @@ impl FileImage {
     #[must_use]
     pub fn into_code(self) -> Vec<Code> {
         self.code
+    }
+
+    /// Whether it has an interpreter of Python, on a machine whose code tells of its object allocator.
+    pub(crate) fn has_objects(&self) -> bool {
+        self.machine == Machine::X86_64 && self.functions().any(|(name, _)| name == MARKER)
+    }
+
+    /// The object allocator of an interpreter of Python, or why it is not known; `None` if there is no interpreter, or it
+    /// was not looked for.
+    pub(crate) fn objects(&self) -> Option<&Result<ObjectTable, NoObjectTable>> {
+        self.objects.as_ref()
+    }
+
+    /// Notes what was found of the object allocator.
+    pub(crate) fn set_objects(&mut self, objects: Result<ObjectTable, NoObjectTable>) {
+        self.objects = Some(objects);
+    }
+
+    /// The address of its own that the loader writes to a word.
+    pub(crate) fn own_address_at(&self, word: u64) -> Option<u64> {
+        self.own_addresses.get(&word).copied()
+    }
+
+    /// The loaded parts of the file.
+    pub(crate) fn segments(&self) -> &[Segment] {
+        &self.segments
     }
 
     /// The name of the function whose address the loader writes to `slot`.

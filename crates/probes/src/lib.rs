@@ -49,6 +49,8 @@ mod flow;
 mod inline;
 mod leaving;
 mod machine;
+mod object_search;
+mod object_table;
 mod placement;
 mod plan;
 mod reentrant;
@@ -65,6 +67,7 @@ pub use error::AttachError;
 pub use heapbpf_audit::{Covered, FileKind, Missing, ProbeKind};
 pub use inline::{InlineFile, InlineFunction, InlineSlot, defines, inline_functions};
 pub use machine::Machine;
+pub use object_table::{NoObjectTable, ObjectTable};
 pub use placement::{Arguments, KernelRules, NoOpLengths};
 pub use plan::{
     AllocatorFile, EndSeen, Examination, PlannedSite, ReturnProbe, ReturnSite, analyse, examine, examine_avoiding,

@@ -16,6 +16,8 @@ use crate::elf::{FileImage, Symbol};
 use crate::error::AttachError;
 use crate::flow::Target;
 use crate::leaving::{Leaving, Reader};
+use crate::object_search;
+use crate::object_table::ObjectTable;
 use crate::placement::{KernelRules, Needs};
 use crate::reentrant::{ReentrantCode, reentrant_code};
 use crate::resolver::{Resolvers, UNSIZED_FUNCTION_BYTES};
@@ -153,6 +155,8 @@ pub struct Examination {
     pub plan: Result<AllocatorFile, AttachError>,
     /// A language runtime with a heap of its own, which no probe sees.
     pub runtime: Option<Runtime>,
+    /// The object allocator of an interpreter, if it is looked for: that is in the plan.
+    pub objects: Option<ObjectTable>,
 }
 
 /// The same and more: also looks for a language runtime. No probe is put on the instructions at the file offsets `avoided` as
@@ -165,8 +169,16 @@ pub fn examine_avoiding(
     avoided: &BTreeSet<u64>,
 ) -> Examination {
     match FileImage::read_if(file, path, |image| table.is_in(image)) {
-        Ok(image) => Examination { plan: plan(&image, rules, table, avoided), runtime: Runtime::of(&image) },
-        Err(error) => Examination { plan: Err(error), runtime: None },
+        Ok(mut image) => {
+            if table.has_objects() && image.has_objects() {
+                image.set_objects(object_search::find(&image, file));
+            }
+            let plan = plan(&image, rules, table, avoided);
+            let objects =
+                image.objects().and_then(|found| found.as_ref().ok()).filter(|_| table.has_objects() && plan.is_ok());
+            Examination { objects: objects.cloned(), runtime: Runtime::of(&image), plan }
+        }
+        Err(error) => Examination { plan: Err(error), runtime: None, objects: None },
     }
 }
 
@@ -198,6 +210,7 @@ fn plan(
     }
     let mut missing: Vec<Missing> =
         image.damaged.iter().map(|part| Missing::new(*part, "damaged or cut off in the file")).collect();
+    missing.extend(object_search::missing_objects(image, table));
     let mut covered = Vec::new();
     let found = once_per_address(image, table, &defined.functions, &mut missing, &mut covered);
     if found.is_empty() {
@@ -224,14 +237,21 @@ fn plan(
         ranges: reentrant.ranges,
         covered,
         missing,
-        limits: defined.limits.iter().map(|(what, why)| Missing::new(*what, *why)).collect(),
+        limits: defined
+            .limits
+            .iter()
+            .map(|(what, why)| Missing::new(*what, *why))
+            .chain(object_search::copies(image, table))
+            .collect(),
     })
 }
 
 /// Why no function of a file can be hooked; `defines` tells whether it has any in its symbols.
 pub(crate) fn why_nothing(image: &FileImage, table: &Table, defines: bool, missing: Option<Missing>) -> AttachError {
     match missing {
-        Some(Missing { what, why }) if defines => AttachError::Unhookable { what, why },
+        Some(Missing { what, why }) if defines || table.has_objects() && image.has_objects() => {
+            AttachError::Unhookable { what, why }
+        }
         _ if image.is_go => AttachError::Go,
         _ => {
             let stripped = image.functions().next().is_none();

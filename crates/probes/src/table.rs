@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use sampler_ebpf::abi::{SITE_THROWS, SITE_ZERO_FREES};
+use sampler_ebpf::abi::{SITE_CALLS_OUT, SITE_THROWS, SITE_ZERO_FREES};
 
 use crate::allocators::{ALLOCATORS, Allocator, Shape};
 use crate::custom::CustomAllocator;
@@ -65,6 +65,8 @@ pub struct Table {
     rows: Vec<Row>,
     by_symbol: HashMap<String, Vec<u16>>,
     markers: BTreeSet<&'static str>,
+    /// Whether object allocators of interpreters are looked for.
+    has_objects: bool,
 }
 
 impl Default for Table {
@@ -92,8 +94,13 @@ impl Table {
     /// A table of the `custom` allocators, which come first, and of the known ones.
     #[must_use]
     pub fn new(custom: &[CustomAllocator]) -> Self {
-        let mut table =
-            Self { origins: Vec::new(), rows: Vec::new(), by_symbol: HashMap::new(), markers: BTreeSet::new() };
+        let mut table = Self {
+            origins: Vec::new(),
+            rows: Vec::new(),
+            by_symbol: HashMap::new(),
+            markers: BTreeSet::new(),
+            has_objects: false,
+        };
         for allocator in custom {
             table.origins.push(Origin::Custom(allocator.clone()));
             for function in &allocator.functions {
@@ -108,11 +115,26 @@ impl Table {
                 let names = || std::iter::once(&function.name).chain(function.aliases);
                 let symbols = allocator.prefixes.iter().flat_map(|p| names().map(move |name| format!("{p}{name}")));
                 let zero = if zero { SITE_ZERO_FREES } else { 0 };
-                let flags = if function.throws { SITE_THROWS | zero } else { zero };
+                let mut flags = if function.throws { SITE_THROWS | zero } else { zero };
+                // It gets large blocks from malloc, through pointers. Those are part of its own calls.
+                flags |= if allocator.is_of_objects && !function.shape.is_free() { SITE_CALLS_OUT } else { 0 };
                 table.add(function.name.to_owned(), function.shape, flags, allocator.last_resort, symbols);
             }
         }
         table
+    }
+
+    /// Also looks for object allocators of interpreters, if they are wanted.
+    #[must_use]
+    pub const fn with_objects(mut self, are_wanted: bool) -> Self {
+        self.has_objects = are_wanted;
+        self
+    }
+
+    /// Whether object allocators of interpreters are looked for.
+    #[must_use]
+    pub const fn has_objects(&self) -> bool {
+        self.has_objects
     }
 
     fn add(&mut self, name: String, shape: Shape, flags: u8, unread: bool, symbols: impl IntoIterator<Item = String>) {
@@ -154,9 +176,18 @@ impl Table {
     }
 
     /// Whether `image` defines a function of an allocator that applies to it. Names alone do not tell: a library may have an
-    /// `operator new` of its own that calls another file's malloc.
+    /// `operator new` of its own that calls another file's malloc. An object allocator is found in the code only.
     pub(super) fn is_in(&self, image: &FileImage) -> bool {
-        !self.defined_in(image).functions.is_empty()
+        self.has_objects && image.has_objects() || !self.defined_in(image).functions.is_empty()
+    }
+
+    /// The functions of the object allocator of `image`: number of the row, and place.
+    fn objects_in(&self, image: &FileImage) -> Vec<(u16, Symbol)> {
+        let Some(Ok(objects)) = image.objects().filter(|_| self.has_objects) else { return Vec::new() };
+        let is_of_objects = |row: &Row| matches!(&self.origins[row.origin], Origin::Known(it) if it.is_of_objects);
+        let first = self.rows.iter().position(is_of_objects).unwrap_or(self.rows.len());
+        let size = |start: u64| image.bounds.iter().find(|(from, _)| *from == start).map_or(0, |(from, to)| to - from);
+        (first..).zip(objects.functions).map(|(row, start)| (row as u16, Symbol::unnamed(start, size(start)))).collect()
     }
 
     /// Whether a file with this symbol may have an allocator.
@@ -177,6 +208,7 @@ impl Table {
             allocator.markers.iter().any(|m| symbols.contains_key(m))
                 && !allocator.unless.iter().any(|m| symbols.contains_key(m))
         };
+        let objects = self.objects_in(image);
         let mut chosen: Vec<usize> = Vec::new();
         let mut is_last_resort = false;
         for (index, origin) in self.origins.iter().enumerate() {
@@ -184,6 +216,7 @@ impl Table {
                 Origin::Custom(custom) => {
                     custom.is_for(&image.path) || image.soname.as_deref().is_some_and(|s| custom.is_for(s))
                 }
+                Origin::Known(allocator) if allocator.is_of_objects => !objects.is_empty(),
                 Origin::Known(allocator) if allocator.last_resort => chosen.is_empty() && applies(allocator),
                 Origin::Known(allocator) => applies(allocator),
             };
@@ -200,6 +233,7 @@ impl Table {
                 functions.extend(found.iter().map(|symbol| (row, *symbol)));
             }
         }
+        functions.extend(objects);
         functions.sort_by_key(|(row, symbol)| (*row, symbol.address));
         let has = |index: usize| functions.iter().any(|(n, _)| self.row(*n).is_some_and(|r| r.origin == index));
         let mut defined = Defined {

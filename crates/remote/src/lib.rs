@@ -55,11 +55,13 @@ mod sys;
 mod target;
 #[cfg(not(target_arch = "x86_64"))]
 mod unsupported;
+#[cfg(target_arch = "x86_64")]
+mod words;
 
 pub use error::{Busy, Error, Refusal};
 pub use found::{Found, blob_range};
 pub use maps::{Mapping, Maps, PAGE_BYTES};
-pub use outcome::{Hooked, Mapped, Stopped, TakeOut};
+pub use outcome::{Hooked, Mapped, Stopped, TakeOut, Word};
 pub use plan::{Data, Displaced, Draft, NAME_PREFIX, Pages, Plan, PlanError, other_code, reserved_bytes};
 #[cfg(not(target_arch = "x86_64"))]
 pub use unsupported::{Exec, NotHeld, STOP_LIMIT, Target, Waiting};

@@ -41,3 +41,14 @@ pub enum TakeOut {
     /// That, and unmap it, unless a thread may come back to it.
     All,
 }
+
+/// A word of a process's memory that is to be changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Word {
+    /// Its address, a multiple of eight.
+    pub address: u64,
+    /// What must be there.
+    pub before: u64,
+    /// What is to be there.
+    pub after: u64,
+}

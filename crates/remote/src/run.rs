@@ -115,7 +115,7 @@ fn is_late(error: &Error) -> bool {
 }
 
 /// Stops the process and does something to it, in a thread of its own: however that ends, the kernel lets the process go.
-fn stopped<T: Send + 'static>(
+pub(crate) fn stopped<T: Send + 'static>(
     pid: i32,
     limit: Duration,
     work: impl FnOnce(&mut Stop) -> Result<T, Failure> + Send + 'static,

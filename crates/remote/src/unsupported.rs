@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::{Error, Refusal};
 use crate::found::Found;
 use crate::maps::Maps;
-use crate::outcome::{Hooked, Mapped, Stopped, TakeOut};
+use crate::outcome::{Hooked, Mapped, Stopped, TakeOut, Word};
 use crate::plan::Plan;
 
 /// For how long a process should be stopped at most.
@@ -92,6 +92,14 @@ impl Target {
     /// # Errors
     /// Never: there is no such process.
     pub fn unmap(&self, _plan: &Plan, _mapped: &Mapped, _limit: Duration) -> Result<Stopped<()>, Error> {
+        match self.0 {}
+    }
+
+    /// Writes words of its memory.
+    ///
+    /// # Errors
+    /// Never: there is no such process.
+    pub fn write_words(&self, _words: &[Word], _limit: Duration) -> Result<Stopped<bool>, Error> {
         match self.0 {}
     }
 

@@ -8,7 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 
 use heapbpf_probes::{
-    AllocatorFile, AttachError, Examination, KernelRules, Runtime, Table, announced, examine_avoiding,
+    AllocatorFile, AttachError, Examination, KernelRules, ObjectTable, Runtime, Table, announced, examine_avoiding,
 };
 
 use crate::host::open::{self, Beneath};
@@ -70,6 +70,8 @@ pub struct ExaminedFile {
     pub announces: bool,
     /// A language runtime in it, with a heap of its own.
     pub runtime: Option<Runtime>,
+    /// The object allocator of an interpreter, if that is in the plan.
+    pub objects: Option<ObjectTable>,
 }
 
 /// All examined files.
@@ -273,6 +275,16 @@ impl ExaminedFiles {
         self.get(key)?.runtime.filter(|_| self.refusal(key).is_none())
     }
 
+    /// The object allocator of an interpreter in an examined file, if that is hooked.
+    pub fn objects(&self, key: FileKey) -> Option<&ObjectTable> {
+        self.get(key)?.objects.as_ref()
+    }
+
+    /// The heap of a language runtime in an examined file that is not seen.
+    pub fn unseen_heap(&self, key: FileKey) -> Option<Runtime> {
+        self.runtime(key).filter(|runtime| *runtime != Runtime::Python || self.objects(key).is_none())
+    }
+
     /// Why a file that should be hooked cannot be; `None` if it can be, or has no allocator to miss.
     pub fn refusal(&self, key: FileKey) -> Option<&AttachError> {
         let file = self.get(key)?;
@@ -306,17 +318,24 @@ fn examined(path: String, file: Arc<File>, how: (&KernelRules, &Table, Sources))
     let (rules, table, sources) = how;
     if sources == Sources::Announcements {
         let plan = announced(&*file, rules).and_then(|plan| plan.ok_or(AttachError::NoAnnouncements));
-        return ExaminedFile { path, file, announces: plan.is_ok(), plan: plan.map_err(Arc::new), runtime: None };
+        return ExaminedFile {
+            path,
+            file,
+            announces: plan.is_ok(),
+            plan: plan.map_err(Arc::new),
+            runtime: None,
+            objects: None,
+        };
     }
-    let Examination { plan, runtime } = examine_avoiding(&*file, &path, rules, table, &BTreeSet::new());
+    let Examination { plan, runtime, objects } = examine_avoiding(&*file, &path, rules, table, &BTreeSet::new());
     let has_none = matches!(plan, Err(AttachError::NoAllocator { .. } | AttachError::StaticStripped));
     if has_none
         && sources == Sources::AllocatorsOrAnnouncements
         && let Ok(Some(announced)) = announced(&*file, rules)
     {
-        return ExaminedFile { path, file, plan: Ok(announced), announces: true, runtime };
+        return ExaminedFile { path, file, plan: Ok(announced), announces: true, runtime, objects: None };
     }
-    ExaminedFile { path, file, plan: plan.map_err(Arc::new), announces: false, runtime }
+    ExaminedFile { path, file, plan: plan.map_err(Arc::new), announces: false, runtime, objects }
 }
 
 #[cfg(test)]
@@ -332,6 +351,7 @@ impl ExaminedFiles {
                 plan: plan.map_err(Arc::new),
                 announces: false,
                 runtime: None,
+                objects: None,
             },
         );
         key

@@ -77,6 +77,10 @@ pub struct TargetArgs {
     /// repeated
     #[arg(long = "alloc", value_name = "SPEC", help_heading = "Target")]
     pub allocators: Vec<String>,
+    /// Also Python's own objects, up to 512 bytes: each traps when it is allocated, when that returns, and when it is freed, so
+    /// the program is much slower (x86-64)
+    #[arg(long, help_heading = "Target")]
+    pub python_objects: bool,
     /// Start this command and profile it from its first allocation
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,

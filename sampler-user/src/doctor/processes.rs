@@ -207,7 +207,7 @@ impl Found {
     }
 
     /// Notes a language runtime with a heap of its own.
-    fn has_runtime(&mut self, runtime: Runtime, path: &str, file: &File) {
+    fn has_runtime(&mut self, runtime: Runtime, path: &str, file: &File, has_objects: bool) {
         let mut missing = runtime.missing();
         match runtime {
             Runtime::Go => match heapbpf_go::Program::find(file) {
@@ -225,7 +225,7 @@ impl Found {
             },
             _ => {}
         }
-        if !self.refused.contains(&missing) {
+        if !has_objects && !self.refused.contains(&missing) {
             self.refused.push(missing);
         }
     }
@@ -315,7 +315,7 @@ impl Auditor<'_> {
             Err(error) => return found.refused.push(refuse(error.to_string())),
         };
         if let Some(runtime) = self.hooks.files.runtime(key) {
-            found.has_runtime(runtime, path, file);
+            found.has_runtime(runtime, path, file, self.hooks.files.objects(key).is_some());
         }
         if !is_hookable {
             let reason = self.hooks.files.refusal(key);

@@ -57,7 +57,7 @@ impl RecordPlan {
     /// we start ourselves, and what it starts.
     pub fn hooks_inline(&self) -> bool {
         let (targets, sampling) = (&self.targets, &self.sampling);
-        let can_count = !sampling.mappings && sampling.criterion != Criterion::SizeClass;
+        let can_count = !sampling.mappings && sampling.criterion != Criterion::SizeClass && !targets.objects;
         match self.kernel.hook {
             Hook::Inline => true,
             Hook::Auto => {
@@ -92,6 +92,8 @@ pub struct Targets {
     pub follow: bool,
     /// Custom allocators that the user described.
     pub allocators: Vec<CustomAllocator>,
+    /// Whether Python's own object allocator is counted.
+    pub objects: bool,
 }
 
 /// Which allocations are sampled, and what is recorded about them.

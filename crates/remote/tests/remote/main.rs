@@ -8,3 +8,4 @@ mod kills;
 mod places;
 mod program;
 mod refusals;
+mod words;

@@ -40,7 +40,7 @@ impl Attaching {
                     let found = self.hooks.files.plan(*key).map(|planned| &planned.allocator);
                     audit.allocators.extend(found.filter(|name| !audit.allocators.contains(name)).cloned());
                     audit.files.extend(self.hooks.audited(*key).cloned());
-                    runtimes.extend(self.hooks.files.runtime(*key));
+                    runtimes.extend(self.hooks.files.unseen_heap(*key));
                 }
                 Look::Nothing => {}
                 Look::Runtime(runtime) => drop(runtimes.insert(*runtime)),

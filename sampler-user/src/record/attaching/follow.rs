@@ -69,6 +69,7 @@ impl Attaching {
         for change in changes.drain(..) {
             if let HostChange::Ended(ended) | HostChange::Replaced(ended, _) = change {
                 let until_ns = host.processes().get(ended).and_then(|ended| ended.until_ns);
+                self.detours.forget(ended.pid);
                 self.heard_ends.push((ended.pid, until_ns.unwrap_or_else(monotonic_ns)));
             }
             if let HostChange::Replaced(_, next) = change {
@@ -92,6 +93,7 @@ impl Attaching {
                 _ => {}
             }
         }
+        self.lead_late_ones(host);
         self.release_left();
         changes.shrink_to(ROOM_FOR_CHANGES);
         self.changes = changes;
@@ -219,6 +221,7 @@ impl Attaching {
     /// ignored.
     pub fn forked(&mut self, parent: u32, child: u32, time_ns: u64, host: &Host) {
         self.inherit_announcing(parent, child, time_ns);
+        self.detours.inherit(parent, child);
         if self.global {
             self.followed.insert(child);
             return;

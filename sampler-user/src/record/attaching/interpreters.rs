@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
+use std::time::Instant;
 
 use crate::host::mappings::{Mapping, ModuleId};
 use crate::host::processes::IncarnationId;
@@ -14,6 +15,22 @@ pub(super) struct Interpreters {
     pub(super) known: HashMap<ModuleId, Option<Arc<Runtime>>>,
     pub(super) new: Vec<(ModuleId, Arc<Runtime>)>,
     pub(super) refused: BTreeMap<ModuleId, Unsupported>,
+    /// Those whose table of allocators their loader has not filled in yet, and until when that is awaited.
+    pub(super) unled: Vec<(IncarnationId, ModuleId, Instant)>,
+    /// The one that is looked at again.
+    pub(super) retried: Option<(IncarnationId, ModuleId, Instant)>,
+}
+
+impl Interpreters {
+    /// Until when the table of an interpreter is awaited, if it is looked at again.
+    pub(super) fn awaited(&self, incarnation: IncarnationId, module: ModuleId) -> Option<Instant> {
+        self.retried.filter(|(of, its, _)| (*of, *its) == (incarnation, module)).map(|(.., until)| until)
+    }
+
+    /// Whether a table of allocators is to be looked at again.
+    pub(super) const fn has_unled(&self) -> bool {
+        !self.unled.is_empty()
+    }
 }
 
 /// A process that runs a Go program.

@@ -8,6 +8,7 @@ use sampler_ebpf::abi::ProcessKey;
 use super::interpreters::{GoPrograms, Interpreters};
 use super::missed::Missed;
 use super::targets::{Coverage, TargetSet};
+use crate::attach::detours::Detours;
 use crate::attach::files::{FileKey, Sources};
 use crate::attach::hooks::Hooks;
 use crate::attach::inline::InlineHooks;
@@ -104,6 +105,8 @@ pub struct Attaching {
     pub(super) under_way: Vec<(IncarnationId, ModuleId)>,
     /// Python interpreters.
     pub(super) interpreters: Interpreters,
+    /// Interpreters that are led around copies of their object allocator.
+    pub(in crate::record) detours: Detours,
     /// Go programs.
     pub(super) go: GoPrograms,
     until_ns: u64,
@@ -137,7 +140,9 @@ impl Attaching {
             inline_is_asked,
             held: None,
             standing: Standing::new(sources == Sources::Announcements),
-            hooks: Hooks::new(rules, Table::new(&targets.allocators), live).of(sources).with_mappings(mappings),
+            hooks: Hooks::new(rules, Table::new(&targets.allocators).with_objects(targets.objects), live)
+                .of(sources)
+                .with_mappings(mappings),
             targets: TargetSet::default(),
             global: !targets.are_named(),
             own: HashSet::new(),
@@ -158,6 +163,7 @@ impl Attaching {
             is_starting: true,
             under_way: Vec::new(),
             interpreters: Interpreters::default(),
+            detours: Detours::default(),
             go: GoPrograms::default(),
             until_ns: u64::MAX,
         }
@@ -174,7 +180,7 @@ impl Attaching {
 
     /// Time until modules that are being examined are worth another look.
     pub fn until_look(&self) -> Option<Duration> {
-        (!self.under_way.is_empty()).then_some(LOOK_AGAIN_AFTER)
+        (!self.under_way.is_empty() || self.interpreters.has_unled()).then_some(LOOK_AGAIN_AFTER)
     }
 
     /// Notes that figures of a process have arrived.

@@ -1,8 +1,10 @@
 //! Python interpreters in the targets: tells the programs in the kernel where each keeps its frames.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use super::probes::Attaching;
+use super::probes::{Attaching, Look};
+use crate::attach::detours::{Detours, Leads, NotLed};
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
 use crate::host::modules::ModuleSource;
@@ -10,6 +12,12 @@ use crate::host::processes::IncarnationId;
 use heapbpf_audit::Missing;
 use heapbpf_python::Runtime;
 use sampler_ebpf::abi::PythonProcess;
+
+/// For how long a table of allocators is awaited that a loader has to fill in.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// Which objects are not counted.
+const COPIES: &str = "only some are counted, because its compiler put copies of the object allocator into its callers, and it \
+                      cannot be led around these";
 
 impl Attaching {
     /// Interpreters found since the last call.
@@ -38,11 +46,48 @@ impl Attaching {
             mappings.find_map(|mapping| runtime.address_in(mapping.start, mapping.file_offset))
         });
         let Some(address) = address else { return };
+        self.lead_around(incarnation, module, address.wrapping_sub(runtime.address));
         let python = PythonProcess { runtime: address, ..runtime.layout.process };
         match self.control.set_python(incarnation.pid, &python) {
             Ok(()) => log::debug!("process {} runs Python {} at {address:#x}", incarnation.pid, runtime.version),
             Err(error) => log::info!("Python frames of process {} are not read: {error}", incarnation.pid),
         }
+    }
+
+    /// Has an interpreter call its object allocator, if that is counted: copies of it may run instead. `bias`: address in the
+    /// process less address in the file.
+    fn lead_around(&mut self, incarnation: IncarnationId, module: ModuleId, bias: u64) {
+        let Some(key) = self.modules.get(&module).and_then(Look::file) else { return };
+        let Some(table) = self.hooks.files.objects(key) else { return };
+        let pid = incarnation.pid;
+        let why = match Detours::look(pid, table, bias) {
+            Ok(Leads::There | Leads::ToWrappers) if table.has_copies => self
+                .detours
+                .lead(pid, table, bias)
+                .err()
+                .map(|why| (format!("{COPIES}: {why}"), matches!(why, NotLed::Stop(_)))),
+            Ok(Leads::There | Leads::Around | Leads::ToWrappers) => None,
+            Ok(Leads::ToMalloc) => Some(("its interpreter calls malloc for each, which counts them".into(), false)),
+            Ok(Leads::Nowhere) => Some(("its table of allocators is empty".into(), true)),
+            Ok(Leads::Elsewhere) => Some(("its table of allocators leads to functions of another file".into(), false)),
+            Err(error) => Some((format!("its memory cannot be read: {error}"), false)),
+        };
+        let Some((why, may_pass)) = why else { return };
+        let until = self.interpreters.awaited(incarnation, module).unwrap_or_else(|| Instant::now() + PATIENCE);
+        if may_pass && Instant::now() < until {
+            self.interpreters.unled.push((incarnation, module, until));
+        } else {
+            self.refuse(format!("process {pid}: Python's objects: {why}"));
+        }
+    }
+
+    /// Looks again at interpreters whose tables of allocators were not ready.
+    pub(super) fn lead_late_ones(&mut self, host: &mut Host) {
+        for (incarnation, module, until) in std::mem::take(&mut self.interpreters.unled) {
+            self.interpreters.retried = Some((incarnation, module, until));
+            self.note_interpreter(host, incarnation, module);
+        }
+        self.interpreters.retried = None;
     }
 
     fn interpreter(&mut self, host: &mut Host, module: ModuleId) -> Option<Arc<Runtime>> {

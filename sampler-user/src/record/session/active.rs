@@ -28,6 +28,10 @@ use crate::record::outputs::triggers::Triggers;
 use crate::record::plan::RecordPlan;
 use crate::record::profiles::requests::{Made, Request};
 
+/// What is said at the start if Python's objects are counted.
+const OBJECTS_NOTE: &str = "each of Python's own objects traps twice when it is allocated and once when it is freed \
+                            (--python-objects)";
+
 /// A recording with its probes in place.
 pub struct ActiveRecording {
     session: Session,
@@ -94,6 +98,7 @@ impl ActiveRecording {
             writes_files: plan.writes_files(),
             has_command: !plan.targets.command.is_empty(),
             writes_into_processes: plan.hooks_inline(),
+            stops_processes: plan.targets.objects,
             links_as_admin: links_need_admin(Some(self.session.attaching.programs.kind)),
         }
     }
@@ -106,6 +111,9 @@ impl ActiveRecording {
         self.begun = Instant::now();
         eprintln!("heapbpf: recording {}", self.session.describe_targets());
         let targets = &self.session.plan.targets;
+        if targets.objects {
+            eprintln!("heapbpf: {OBJECTS_NOTE}");
+        }
         if let Some(nobody) = targets.matched_by_nobody().filter(|_| targets.running.is_empty()) {
             eprintln!("heapbpf: {nobody}; waiting for one");
         }

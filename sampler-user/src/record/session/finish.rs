@@ -41,6 +41,7 @@ impl Session {
         tell(Finishing::RemovingProbes);
         self.attaching.inline.iter_mut().for_each(InlineHooks::release_all);
         self.attaching.hooks.release_all();
+        self.attaching.detours.release_all();
         for attempt in 1.. {
             match self.last_made(&made, &mut tell) {
                 Some(made) => return Ok(made),

@@ -1,0 +1,308 @@
+//! Python's own objects: what is in use by line equals what tracemalloc counts in another run of the same program, on each version
+//! of CPython that this machine has, whether or not its compiler put copies of the object allocator into its callers.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use heapbpf_tests::doctor::doctor;
+use heapbpf_tests::environment::{programs_folder, skipped, tool, turn};
+use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::{Target, until};
+
+/// Bytes and blocks in use, by line of the program.
+type Lines = BTreeMap<u32, [u64; 2]>;
+
+fn script() -> PathBuf {
+    programs_folder().join("python_objects.py")
+}
+
+/// The interpreters of this machine from 3.8 on: of the distribution, and pyenv's.
+fn interpreters() -> Vec<PathBuf> {
+    let at_home = || std::env::home_dir().unwrap_or_default().join(".pyenv");
+    let root = std::env::var_os("PYENV_ROOT").map_or_else(at_home, PathBuf::from);
+    let mut found: Vec<PathBuf> = tool("python3").into_iter().collect();
+    for minor in 8..=13 {
+        let versions = std::fs::read_dir(root.join("versions")).into_iter().flatten().flatten();
+        let of_minor = versions.map(|it| it.path().join("bin").join(format!("python3.{minor}")));
+        found.extend(of_minor.filter(|path| path.exists()).take(1));
+    }
+    found
+}
+
+/// What tracemalloc counts.
+fn counted_by_tracemalloc(python: &Path, parts: &[&str], variables: &[(&str, &str)]) -> Lines {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let truth = folder.path().join("truth");
+    let mut command = command(python, variables);
+    let mut target = Target::start_command(command.arg("--truth").arg(&truth).args(parts));
+    target.go();
+    assert_eq!(target.line(), "DONE");
+    assert!(target.end().success());
+    serde_json::from_str(&std::fs::read_to_string(&truth).expect("it was written")).expect("lines")
+}
+
+/// The same by the profile of a process.
+fn counted_by_heapbpf(profile: &Profile, pid: u32) -> Lines {
+    counted_of(profile, pid, |_| true)
+}
+
+/// The same of some functions.
+fn counted_of(profile: &Profile, pid: u32, is_wanted: impl Fn(&str) -> bool) -> Lines {
+    let script = script();
+    let mut lines = Lines::new();
+    for stack in profile.stacks.iter().filter(|stack| stack.pid == pid && is_wanted(&stack.function)) {
+        let Some(innermost) = stack.frames.iter().find(|frame| frame.module.is_none()) else { continue };
+        if innermost.file.as_deref().map(Path::new) != Some(&script) {
+            continue;
+        }
+        let value = |figure: &Option<heapbpf_tests::output::Estimate>| {
+            figure.as_ref().map_or(0.0, heapbpf_tests::output::Estimate::value) as u64
+        };
+        let line = lines.entry(innermost.line.expect("a line")).or_default();
+        line[0] += value(&stack.figures.inuse_bytes);
+        line[1] += value(&stack.figures.inuse_objects);
+    }
+    lines.retain(|_, counted| *counted != [0, 0]);
+    lines
+}
+
+/// Lines of a function of the program.
+fn lines_of(function: &str) -> std::ops::Range<u32> {
+    let text = std::fs::read_to_string(script()).expect("our own program");
+    let start = text.lines().position(|line| line.starts_with(&format!("def {function}("))).expect("a part") as u32 + 1;
+    let rest = text.lines().skip(start as usize).position(|line| !line.is_empty() && !line.starts_with(' '));
+    start..start + 1 + rest.expect("it is not the last") as u32
+}
+
+/// Waits until heapbpf has read what there is: it takes no CPU time for a while.
+fn until_idle(pid: u32) {
+    let used = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).expect("it runs");
+        let fields: Vec<String> = stat.rsplit(')').next().unwrap_or("").split_whitespace().map(Into::into).collect();
+        fields[11..13].iter().map(|ticks| ticks.parse::<u64>().expect("ticks")).sum::<u64>()
+    };
+    until("heapbpf to be idle", || {
+        let before = used();
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        used() <= before + 2
+    });
+}
+
+/// The program under an interpreter, with the same hashes in every run.
+fn command(python: &Path, variables: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(python);
+    command.env("PYTHONHASHSEED", "0").envs(variables.iter().copied()).arg(script());
+    command
+}
+
+/// How a run is recorded.
+struct Run<'a> {
+    interval: u64,
+    variables: &'a [(&'a str, &'a str)],
+    /// Lines that the program prints before it waits.
+    lines: usize,
+}
+
+impl Default for Run<'_> {
+    fn default() -> Self {
+        Self { interval: 1, variables: &[], lines: 1 }
+    }
+}
+
+/// Records a run of these parts.
+fn record(python: &Path, parts: &[&str], run: Run<'_>) -> (Profile, Stats, u32) {
+    let mut target = Target::start_command(command(python, run.variables).args(parts));
+    let pid = target.pid();
+    let recorder = Recorder::of(pid, run.interval).flag("--python-objects").option("--ring-bytes", "256MiB");
+    let recording = recorder.start();
+    target.go();
+    for _ in 0..run.lines {
+        let line = target.line();
+        assert!(line == "DONE" || line.starts_with("CHILD"), "{line}");
+    }
+    until_idle(recording.pid());
+    let (profile, stats) = recording.stop().results();
+    assert!(target.end().success());
+    (profile, stats, pid)
+}
+
+/// The lines of these parts of which one of both counts says something: line, tracemalloc's, heapbpf's.
+fn compared(parts: &[&str], truth: &Lines, counted: &Lines) -> Vec<(u32, [u64; 2], [u64; 2])> {
+    let lines = parts.iter().chain(&["hold"]).flat_map(|part| lines_of(part));
+    let value = |lines: &Lines, line| lines.get(&line).copied().unwrap_or_default();
+    lines
+        .map(|line| (line, value(truth, line), value(counted, line)))
+        .filter(|it| it.1 != it.2 || it.1 != [0, 0])
+        .collect()
+}
+
+/// All parts but the one of which a difference is expected.
+const PARTS: [&str; 6] = ["small", "freed", "large", "grows", "shrinks", "nothing"];
+
+fn assert_equal(what: &str, parts: &[&str], truth: &Lines, counted: &Lines, profile: &Profile) {
+    let all = compared(parts, truth, counted);
+    let differ: Vec<_> = all.iter().filter(|it| it.1 != it.2).collect();
+    let [bytes, blocks] = all.iter().fold([0, 0], |sum, it| [sum[0] + it.1[0], sum[1] + it.1[1]]);
+    println!("{what}: {} of {} lines equal, {bytes} bytes, {blocks} blocks", all.len() - differ.len(), all.len());
+    assert!(all.len() >= 15, "{all:?}");
+    assert!(differ.is_empty(), "{what}: (line, tracemalloc, heapbpf): {differ:?} {:?}", profile.notes);
+}
+
+#[test]
+fn objects_in_use_by_line_equal_tracemalloc_s() {
+    let case = "objects_in_use_by_line_equal_tracemalloc_s";
+    let Some(_turn) = turn(case) else { return };
+    let found = interpreters();
+    if found.is_empty() {
+        return skipped(case, "there is no CPython");
+    }
+    for python in found {
+        let truth = counted_by_tracemalloc(&python, &PARTS, &[]);
+        let (profile, stats, pid) = record(&python, &PARTS, Run::default());
+        assert_eq!(stats.lost(), 0, "{stats:?}");
+        assert_equal(&python.display().to_string(), &PARTS, &truth, &counted_by_heapbpf(&profile, pid), &profile);
+        let process = profile.process(pid);
+        assert!(process.allocators.iter().any(|name| name.contains("Python objects")), "{:?}", process.allocators);
+        assert!(!process.missing.iter().any(|missing| missing.what.contains("Python")), "{:?}", process.missing);
+        // A list of ten million bytes is the list and its array, and the bytes themselves are one block.
+        let large = stats_of(&profile, pid, "large");
+        assert_eq!(large.iter().filter(|bytes| **bytes >= 10_000_000).count(), 2, "{large:?}");
+    }
+}
+
+/// Bytes of each sampled size at a part's lines.
+fn stats_of(profile: &Profile, pid: u32, part: &str) -> Vec<u64> {
+    let stacks = profile.stacks.iter().filter(|stack| stack.pid == pid && stack.has(part));
+    stacks.map(|stack| stack.sampled_bytes).collect()
+}
+
+/// The interpreter keeps freed floats for itself. They stay in use where they were allocated. tracemalloc moves them to where they
+/// are used again.
+#[test]
+fn reused_floats_stay_where_they_were_allocated() {
+    const FLOATS: [u64; 2] = [50 * 24, 50];
+    let case = "reused_floats_stay_where_they_were_allocated";
+    let Some(_turn) = turn(case) else { return };
+    let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
+    let truth = counted_by_tracemalloc(&python, &["floats"], &[]);
+    let (profile, _, pid) = record(&python, &["floats"], Run::default());
+    let all = compared(&["floats"], &truth, &counted_by_heapbpf(&profile, pid));
+    let differ: Vec<_> = all.iter().filter(|it| it.1 != it.2).collect();
+    let [(_, first, ours_first), (_, again, ours_again)] = differ[..] else { panic!("{all:?}") };
+    assert_eq!([ours_first[0] - first[0], ours_first[1] - first[1]], FLOATS);
+    assert_eq!([again[0] - ours_again[0], again[1] - ours_again[1]], FLOATS);
+}
+
+#[test]
+fn forked_workers_objects_are_counted() {
+    let case = "forked_workers_objects_are_counted";
+    let Some(_turn) = turn(case) else { return };
+    let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
+    let truth = counted_by_tracemalloc(&python, &PARTS, &[]);
+    let parts: Vec<&str> = ["fork"].into_iter().chain(PARTS).collect();
+    let (profile, stats, parent) = record(&python, &parts, Run { lines: 2, ..Run::default() });
+    assert_eq!(stats.lost(), 0, "{stats:?}");
+    let worker = profile.processes.iter().find(|process| process.pid != parent).expect("the worker is a target").pid;
+    assert_equal("a worker", &PARTS, &truth, &counted_by_heapbpf(&profile, worker), &profile);
+}
+
+/// With debug hooks, each block has 24 bytes more. With malloc in place of the object allocator, nothing counts twice. Under
+/// tracemalloc, the table leads to its functions, which call the object allocator.
+#[test]
+fn other_allocators_of_the_interpreter_count_once() {
+    let case = "other_allocators_of_the_interpreter_count_once";
+    let parts = ["small", "freed", "large", "grows", "shrinks"];
+    let Some(_turn) = turn(case) else { return };
+    let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
+    let usual = counted_by_tracemalloc(&python, &parts, &[]);
+    for (variable, value, extra) in
+        [("PYTHONMALLOC", "malloc", 0), ("PYTHONMALLOC", "pymalloc_debug", 24), ("PYTHONTRACEMALLOC", "1", 0)]
+    {
+        let (profile, stats, pid) = record(&python, &parts, Run { variables: &[(variable, value)], ..Run::default() });
+        assert_eq!(stats.lost(), 0, "{stats:?}");
+        let truth = usual.iter().map(|(line, [bytes, blocks])| (*line, [bytes + extra * blocks, *blocks])).collect();
+        // tracemalloc gets its own tables from malloc, at the lines that it notes.
+        let traces = variable == "PYTHONTRACEMALLOC";
+        let counted = counted_of(&profile, pid, |function| !traces || function.starts_with("python "));
+        assert_equal(&format!("{variable}={value}"), &parts, &truth, &counted, &profile);
+        let is_told = profile.notes.iter().any(|note| note.contains("calls malloc for each"));
+        assert_eq!(is_told, value == "malloc", "{:?}", profile.notes);
+    }
+}
+
+/// Totals are exact at every interval.
+#[test]
+fn totals_alone_are_those_of_every_object() {
+    let case = "totals_alone_are_those_of_every_object";
+    let Some(_turn) = turn(case) else { return };
+    let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
+    let totals = |interval| {
+        let (_, stats, _) = record(&python, &PARTS, Run { interval, ..Run::default() });
+        (stats.exact_alloc_bytes, stats.exact_alloc_objects)
+    };
+    let (every, none) = (totals(1), totals(0));
+    println!("every object: {every:?}, totals alone: {none:?}");
+    assert_eq!(every, none);
+}
+
+/// The pointers of the interpreter's table are put back, so one recording can follow another.
+#[test]
+fn a_process_is_as_before_afterwards() {
+    let case = "a_process_is_as_before_afterwards";
+    let Some(_turn) = turn(case) else { return };
+    let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
+    let mut target = Target::start_command(Command::new(&python).arg(script()).args(PARTS));
+    let data = || writable_words(target.pid(), &python);
+    // It may still be on its way from its line to its wait.
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let before = data();
+    let recording = Recorder::of(target.pid(), 1).flag("--python-objects").start();
+    let during = data();
+    recording.stop();
+    let after = data();
+    let changed = |other: &[u64]| before.iter().zip(other).filter(|(was, is)| was != is).count();
+    println!("{} words led elsewhere meanwhile, {} afterwards", changed(&during), changed(&after));
+    assert_eq!(changed(&after), 0);
+    target.go();
+    assert_eq!(target.line(), "DONE");
+    assert!(target.end().success());
+}
+
+/// The words of a program's writable mapping. The process waits meanwhile.
+fn writable_words(pid: u32, program: &Path) -> Vec<u64> {
+    use std::os::unix::fs::FileExt as _;
+    let program = program.canonicalize().expect("it is there");
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
+    let memory = std::fs::File::open(format!("/proc/{pid}/mem")).expect("as root");
+    let mut words = Vec::new();
+    for line in maps.lines().filter(|line| line.contains(" rw-p ") && line.ends_with(&*program.to_string_lossy())) {
+        let range = line.split(' ').next().expect("a range");
+        let (start, end) = range.split_once('-').expect("a range");
+        let [start, end] = [start, end].map(|address| u64::from_str_radix(address, 16).expect("an address"));
+        let mut bytes = vec![0; (end - start) as usize];
+        memory.read_exact_at(&mut bytes, start).expect("it is mapped");
+        words.extend(bytes.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))));
+    }
+    words
+}
+
+#[test]
+fn what_is_not_counted_without_the_option_is_said() {
+    let case = "what_is_not_counted_without_the_option_is_said";
+    let Some(_turn) = turn(case) else { return };
+    let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
+    let target = Target::start_command(Command::new(&python).arg(script()).arg("floats"));
+    let pid = target.pid().to_string();
+    let (_, without) = doctor(&["--pid", &pid]);
+    let missing = without["processes"][0]["missing"].to_string();
+    assert!(missing.contains("Python's own heap") && missing.contains("--python-objects"), "{without}");
+    let (_, with) = doctor(&["--pid", &pid, "--python-objects"]);
+    let found = &with["processes"][0];
+    assert!(!found["missing"].to_string().contains("Python's own heap"), "{with}");
+    assert!(found["attach"].to_string().contains("python realloc"), "{with}");
+    assert!(found["limits"].to_string().contains("free lists"), "{with}");
+    let refused = Recorder::of(target.pid(), 1).flag("--python-objects").option("--hook", "inline").refused();
+    refused.check(2, &["--hook inline", "--python-objects"]);
+}
