@@ -1,4 +1,4 @@
-//! The Python interpreters and Go programs that targets map.
+//! The Python interpreters, JVMs and Go programs that targets map.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -6,6 +6,7 @@ use std::sync::Arc;
 use crate::host::mappings::{Mapping, ModuleId};
 use crate::host::processes::IncarnationId;
 use crate::symbols::go::GoProgram;
+use heapbpf_java::{Library, Tables};
 use heapbpf_python::{Runtime, Unsupported};
 
 /// The interpreters that targets map.
@@ -14,6 +15,14 @@ pub(super) struct Interpreters {
     pub(super) known: HashMap<ModuleId, Option<Arc<Runtime>>>,
     pub(super) new: Vec<(ModuleId, Arc<Runtime>)>,
     pub(super) refused: BTreeMap<ModuleId, Unsupported>,
+}
+
+/// The JVMs that targets map.
+#[derive(Default)]
+pub(super) struct Jvms {
+    pub(super) known: HashMap<ModuleId, Option<Arc<Library>>>,
+    pub(super) new: Vec<(u32, Tables)>,
+    pub(super) refused: BTreeMap<ModuleId, heapbpf_java::Unsupported>,
 }
 
 /// A process that runs a Go program.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sampler_ebpf::abi::ProcessKey;
 
-use super::interpreters::{GoPrograms, Interpreters};
+use super::interpreters::{GoPrograms, Interpreters, Jvms};
 use super::missed::Missed;
 use super::targets::{Coverage, TargetSet};
 use crate::attach::files::{FileKey, Sources};
@@ -102,6 +102,8 @@ pub struct Attaching {
     pub(super) under_way: Vec<(IncarnationId, ModuleId)>,
     /// Python interpreters.
     pub(super) interpreters: Interpreters,
+    /// JVMs.
+    pub(super) jvms: Jvms,
     /// Go programs.
     pub(super) go: GoPrograms,
     until_ns: u64,
@@ -153,6 +155,7 @@ impl Attaching {
             is_starting: true,
             under_way: Vec::new(),
             interpreters: Interpreters::default(),
+            jvms: Jvms::default(),
             go: GoPrograms::default(),
             until_ns: u64::MAX,
         }

@@ -49,7 +49,7 @@ impl Recorder {
         let (processes, modules) = host.split();
         let space = processes.at(head.space.tgid, head.time_ns).map_or(&self.nowhere, |incarnation| &incarnation.space);
         let at = AtTime::new(space, head.time_ns);
-        let mut stack = self.unwinder.unwind(modules, &at.view(head.space), capture);
+        let mut stack = self.unwinder.unwind_with(modules, &mut self.javas, &at.view(head.space), capture);
         if !self.unwinder.was_repeated() && stack.has_jit_code(modules) {
             self.runs_jit_code(head.space, head.time_ns);
         }
