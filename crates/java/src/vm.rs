@@ -47,22 +47,26 @@ impl Vm {
     /// # Errors
     /// [`Unsupported`]; [`Unsupported::NotReady`] will pass.
     pub fn read(memory: &dyn Memory, tables: &Tables) -> Result<Self, Unsupported> {
-        let description = Description::read(memory, tables)?;
-        let (version, release) = version(memory, &description)?;
-        Self::with_layout(memory, Layout::of(&description, version)?, release)
+        let (layout, release) = Self::layout(memory, tables)?;
+        Self::with_layout(memory, layout, release)
     }
 
-    /// The version that a JVM states: `17.0.15+6-Debian-1deb12u1`.
+    /// Where a JVM keeps what, and the version that it states: `17.0.15+6-Debian-1deb12u1`. Known as soon as the library is
+    /// loaded.
     ///
     /// # Errors
     /// [`Unsupported`]
-    pub fn release(memory: &dyn Memory, tables: &Tables) -> Result<String, Unsupported> {
+    pub fn layout(memory: &dyn Memory, tables: &Tables) -> Result<(Layout, String), Unsupported> {
         let description = Description::read(memory, tables)?;
         let (version, release) = version(memory, &description)?;
-        Layout::of(&description, version).map(|_| release)
+        Ok((Layout::of(&description, version)?, release))
     }
 
-    pub(crate) fn with_layout(memory: &dyn Memory, layout: Layout, release: String) -> Result<Self, Unsupported> {
+    /// The JVM whose layout is known.
+    ///
+    /// # Errors
+    /// As of [`Self::read`].
+    pub fn with_layout(memory: &dyn Memory, layout: Layout, release: String) -> Result<Self, Unsupported> {
         let array = memory::word(memory, layout.heap.all)?;
         if array == 0 {
             return Err(Unsupported::NotReady);

@@ -252,8 +252,9 @@ impl<'a, M: Memory> Walk<'a, M> {
         let at = self.state.for_runtime(self.memory);
         let Surroundings { space, runtime, .. } = &mut self.around;
         let left = runtime.leave(space, at, self.memory, self.frames);
-        self.is_exact = false;
-        self.was_synthetic = false;
+        if left != Left::NotMine {
+            (self.is_exact, self.was_synthetic) = (false, false);
+        }
         Some(match left {
             Left::NotMine => return None,
             Left::Missing(Missing::Above) if !self.on_other_stack => truncated(Reason::StackCopyTooSmall),

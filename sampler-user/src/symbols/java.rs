@@ -23,7 +23,7 @@ impl Memory for ProcessMemory {
 /// Why they are not.
 pub fn release(pid: u32, tables: Tables) -> Result<String, Unsupported> {
     let memory = File::open(format!("/proc/{pid}/mem")).map_err(|_| Unsupported::Unreadable)?;
-    let read = |(memory, tables): (ProcessMemory, Tables)| Vm::release(&memory, &tables);
+    let read = |(memory, tables): (ProcessMemory, Tables)| Vm::layout(&memory, &tables).map(|(_, release)| release);
     let request = (ProcessMemory(Arc::new(memory)), tables);
     ReaderThread::default()
         .ask(request, "java", read, LONGEST_WAIT)

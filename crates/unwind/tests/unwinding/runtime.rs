@@ -75,7 +75,10 @@ fn walked(unwinder: &mut Unwinder, runtime: &mut Made4, jit: u64, copied: usize)
     let space = SpaceView { key: ProcessKey::default(), generation: Some(1), mappings: &mappings };
     let registers = Registers { ip: CODE + 0x100, sp: STACK, fp: STACK, lr: 0 };
     // Frame record of the innermost; the runtime's frame; its caller's frame record, the last.
-    let words = [0x5555, jit, 0, 0, STACK + 0x30, CODE + 0x200, 0, CODE + 0x300];
+    let one = vec![0x5555, jit, 0, 0, STACK + 0x30, CODE + 0x200, 0, CODE + 0x300];
+    // The same with two frames of the runtime.
+    let two = vec![0x5555, JIT + 0x10, 0, 0, 0, jit, 0, 0, STACK + 0x50, CODE + 0x200, 0, CODE + 0x300];
+    let words: Vec<u64> = if jit == NEW_JIT { two } else { one };
     let bytes: Vec<u8> = words.iter().flat_map(|word: &u64| word.to_le_bytes()).collect();
     let stack = &bytes[..copied.min(bytes.len())];
     let capture = Capture { registers: &registers, stack, in_flight: &[], flaws: Flaws::default() };
@@ -88,13 +91,16 @@ fn offsets(stack: &RawStack) -> Vec<u64> {
 
 #[test]
 fn a_runtime_leaves_its_frames_and_names_them() {
-    for jit in [JIT + 0x10, NEW_JIT] {
+    let frames = |jit| [jit, jit + 1];
+    for (jit, of_runtime) in [(JIT + 0x10, vec![JIT + 0x10]), (NEW_JIT, vec![JIT + 0x10, NEW_JIT])] {
         let (mut unwinder, mut runtime) = (Unwinder::default(), Made4 { says: None, asked: 0 });
-        let stack = walked(&mut unwinder, &mut runtime, jit, 64);
-        assert_eq!(offsets(&stack), [0xff, jit, jit + 1, 0x1ff, 0x2ff], "{jit:#x}");
-        assert_eq!((&stack.completeness, runtime.asked), (&Completeness::Truncated(Reason::FramePointersEnd), 1));
-        assert!(Arc::ptr_eq(&stack, &walked(&mut unwinder, &mut runtime, jit, 64)));
-        assert_eq!(runtime.asked, 1, "the same words, the same stack");
+        let stack = walked(&mut unwinder, &mut runtime, jit, 96);
+        let expected: Vec<u64> = of_runtime.iter().flat_map(|jit| frames(*jit)).collect();
+        assert_eq!(offsets(&stack), [&[0xff][..], &expected, &[0x1ff, 0x2ff]].concat(), "{jit:#x}");
+        let asked = of_runtime.len();
+        assert_eq!((&stack.completeness, runtime.asked), (&Completeness::Truncated(Reason::FramePointersEnd), asked));
+        assert!(Arc::ptr_eq(&stack, &walked(&mut unwinder, &mut runtime, jit, 96)));
+        assert_eq!(runtime.asked, asked, "the same words, the same stack");
     }
 }
 
@@ -123,12 +129,12 @@ fn what_a_runtime_cannot_leave_ends_the_stack_and_is_asked_again() {
 
 #[test]
 fn frames_of_a_runtime_count_for_the_limits() {
-    let limits = Limits { max_depth: 2, ..Limits::default() };
+    let limits = Limits { max_depth: 3, ..Limits::default() };
     let mut unwinder = Unwinder::new(limits, AddressBits::default());
     let stack = walked(&mut unwinder, &mut Made4 { says: None, asked: 0 }, JIT + 0x10, 64);
     assert_eq!(
         (offsets(&stack), &stack.completeness),
-        (vec![0xff, JIT + 0x10], &Completeness::Truncated(Reason::DepthLimit))
+        (vec![0xff, JIT + 0x10, JIT + 0x11], &Completeness::Truncated(Reason::DepthLimit))
     );
     let stack = walked(&mut Unwinder::default(), &mut Made4 { says: None, asked: 0 }, JIT + 0x10, 32);
     assert_eq!(stack.completeness, Completeness::Truncated(Reason::StackCopyTooSmall));

@@ -1,12 +1,11 @@
 //! The Python interpreters, JVMs and Go programs that targets map.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::host::mappings::{Mapping, ModuleId};
 use crate::host::processes::IncarnationId;
 use crate::symbols::go::GoProgram;
-use heapbpf_java::{Library, Tables};
 use heapbpf_python::{Runtime, Unsupported};
 
 /// The interpreters that targets map.
@@ -20,8 +19,7 @@ pub(super) struct Interpreters {
 /// The JVMs that targets map.
 #[derive(Default)]
 pub(super) struct Jvms {
-    pub(super) known: HashMap<ModuleId, Option<Arc<Library>>>,
-    pub(super) new: Vec<(u32, Tables)>,
+    pub(super) looked_at: HashSet<ModuleId>,
     pub(super) refused: BTreeMap<ModuleId, heapbpf_java::Unsupported>,
 }
 

@@ -24,7 +24,7 @@ impl Attaching {
             let (id, modules) = (incarnation.id, incarnation.space.modules().collect::<Vec<_>>());
             for module in modules {
                 self.note_interpreter(host, id, module);
-                self.note_jvm(host, id, module);
+                self.note_jvm(host, module);
                 self.note_go(host, id, module);
             }
         }

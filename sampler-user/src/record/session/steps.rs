@@ -38,13 +38,10 @@ impl Session {
         records
     }
 
-    /// Has the recorder know the interpreters whose frames the programs now report, and the JVMs.
+    /// Has the recorder know the interpreters whose frames the programs now report.
     pub(super) fn learn_interpreters(&mut self) {
         for (module, runtime) in self.attaching.take_new_interpreters() {
             self.recorder.pythons.learn(module, runtime);
-        }
-        for (pid, tables) in self.attaching.take_new_jvms() {
-            self.recorder.javas.learn(pid, tables);
         }
     }
 

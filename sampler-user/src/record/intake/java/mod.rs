@@ -10,17 +10,20 @@ use std::sync::Arc;
 use sampler_ebpf::abi::ProcessKey;
 
 use heapbpf_java::frames::{NotLeft, Registers, Runs, leave, leave_otherwise};
-use heapbpf_java::{ReadError, Tables, Vm};
+use heapbpf_java::{Library, ReadError, Tables, Vm};
+use heapbpf_unwind::image::ModuleFiles;
+use heapbpf_unwind::mapping::ModuleId;
 use heapbpf_unwind::memory::{Memory, Missing};
 use heapbpf_unwind::raw::{RawFrame, SpaceView};
 use heapbpf_unwind::runtime::{Left, RuntimeCode, RuntimeFrame};
 
+use crate::host::mappings::AddressSpace;
 use crate::symbols::python::{PythonNames, UNKNOWN_FUNCTION, raw_frame};
 use notes::Outcomes;
 use process::{Code, Process};
 use reader::{Failed, JavaReader};
 
-/// Most processes whose JVM is known.
+/// Most processes that are known to have no JVM.
 const MOST_PROCESSES: usize = 1 << 14;
 
 /// Name of the code by which native code calls Java.
@@ -36,7 +39,9 @@ const NO_METHOD: &str = "an interpreted frame of the JVM has no method";
 /// The Java side of the intake.
 pub struct Javas {
     names: Arc<PythonNames>,
-    tables: HashMap<u32, Tables>,
+    libraries: HashMap<ModuleId, Option<Library>>,
+    /// By process without a JVM: the state of its mappings when it had none.
+    without: HashMap<ProcessKey, u64>,
     processes: HashMap<ProcessKey, Process>,
     reader: JavaReader,
     outcomes: Outcomes,
@@ -47,26 +52,52 @@ impl Javas {
     pub fn new(names: Arc<PythonNames>) -> Self {
         Self {
             names,
-            tables: HashMap::new(),
+            libraries: HashMap::new(),
+            without: HashMap::new(),
             processes: HashMap::new(),
             reader: JavaReader::default(),
             outcomes: Outcomes::default(),
         }
     }
 
-    /// Adds a process that has mapped a JVM.
-    pub fn learn(&mut self, pid: u32, tables: Tables) {
-        // A process id may be that of the next program already, so that ended ones are told by lack of room alone.
-        if self.tables.len() >= MOST_PROCESSES {
-            let living: HashSet<u32> = self.processes.keys().map(|key| key.tgid).collect();
-            self.tables.retain(|pid, _| living.contains(pid));
+    /// Looks for a JVM among the modules of a process, if these have changed. This is done right before a stack is unwound,
+    /// so that no stack comes before its JVM is known.
+    pub fn look_at(&mut self, key: ProcessKey, space: &AddressSpace, files: &mut dyn ModuleFiles) {
+        let generation = space.generation();
+        if self.processes.contains_key(&key) || self.without.get(&key) == Some(&generation) {
+            return;
         }
-        self.tables.insert(pid, tables);
+        if let Some(tables) = self.tables_in(space, files) {
+            log::debug!("process {} runs a JVM", key.tgid);
+            self.without.remove(&key);
+            self.processes.insert(key, Process::open(key, tables));
+            return;
+        }
+        if self.without.len() >= MOST_PROCESSES {
+            self.without.clear();
+        }
+        self.without.insert(key, generation);
+    }
+
+    fn tables_in(&mut self, space: &AddressSpace, files: &mut dyn ModuleFiles) -> Option<Tables> {
+        space.current().iter().find_map(|mapping| {
+            let module = mapping.module;
+            if !self.libraries.contains_key(&module) {
+                if !is_jvm(&files.path(module)) {
+                    return None;
+                }
+                // Why it is refused, the audit tells.
+                let library = files.image(module).ok().and_then(|image| Library::find(&*image).ok().flatten());
+                self.libraries.insert(module, library);
+            }
+            self.libraries.get(&module)?.as_ref()?.tables_in(mapping.start, mapping.file_offset)
+        })
     }
 
     /// Drops what is kept of processes that have ended.
     pub fn forget(&mut self, ended: &HashSet<ProcessKey>) {
         self.processes.retain(|process, _| !ended.contains(process));
+        self.without.retain(|process, _| !ended.contains(process));
     }
 
     /// Notes for the user: how many stacks end in a JVM's code, and why.
@@ -86,6 +117,11 @@ fn why(failed: Failed) -> &'static str {
         Failed::Read(ReadError::Unreadable) => UNREADABLE,
         Failed::Read(ReadError::Malformed) => GONE,
     }
+}
+
+/// Whether a file is a JVM's, by its name.
+fn is_jvm(path: &str) -> bool {
+    path.rsplit('/').next().is_some_and(|name| name.starts_with("libjvm.so"))
 }
 
 /// What a frame needs of a process.
@@ -162,8 +198,7 @@ impl RuntimeCode for Javas {
         frames: &mut Vec<RawFrame>,
     ) -> Left {
         let key = space.key;
-        let Some(tables) = self.tables.get(&key.tgid) else { return Left::NotMine };
-        let process = self.processes.entry(key).or_insert_with(|| Process::open(key, tables.clone()));
+        let Some(process) = self.processes.get_mut(&key) else { return Left::NotMine };
         let vm = match process.vm(&mut self.reader) {
             Ok(Some(vm)) => vm,
             Ok(None) => return Left::NotMine,
@@ -183,5 +218,83 @@ impl RuntimeCode for Javas {
             Err(Why::Missing(missing)) => Left::Missing(missing),
             Err(Why::Stuck(why)) => self.stuck(why),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use heapbpf_unwind::image::Image;
+    use heapbpf_unwind::mapping::Mapping;
+
+    use super::*;
+    use crate::host::mappings::Kind;
+
+    /// Every module is this file.
+    struct Files {
+        path: &'static str,
+        asked: usize,
+    }
+
+    impl ModuleFiles for Files {
+        fn image(&mut self, _: ModuleId) -> Result<Arc<dyn Image>, String> {
+            self.asked += 1;
+            Ok(Arc::new(vec![0u8; 100]))
+        }
+
+        fn path(&self, _: ModuleId) -> Arc<str> {
+            self.path.into()
+        }
+
+        fn build_id(&self, _: ModuleId) -> Option<Vec<u8>> {
+            None
+        }
+
+        fn is_anonymous(&self, _: ModuleId) -> bool {
+            false
+        }
+    }
+
+    struct NoStack;
+
+    impl Memory for NoStack {
+        fn read(&mut self, _: u64) -> Result<u64, Missing> {
+            Err(Missing::Elsewhere)
+        }
+    }
+
+    fn space() -> AddressSpace {
+        let mut space = AddressSpace::default();
+        let mapping = Mapping { start: 0x1000, end: 0x2000, file_offset: 0, module: ModuleId(1), since_ns: 1 };
+        space.insert(mapping, &|_| Kind::File);
+        space
+    }
+
+    #[test]
+    fn only_a_file_of_a_jvms_name_is_looked_into_and_once() {
+        let (mut javas, key, space) = (Javas::new(Arc::default()), ProcessKey::default(), space());
+        for (path, asked) in
+            [("/usr/bin/java", 0), ("/x/libjvmx.so", 0), ("/x/libjvm.so", 1), ("/x/libjvm.so (deleted)", 1)]
+        {
+            javas.without.clear();
+            javas.libraries.clear();
+            let mut files = Files { path, asked: 0 };
+            javas.look_at(key, &space, &mut files);
+            javas.look_at(key, &space, &mut files);
+            assert_eq!(files.asked, asked, "{path}");
+        }
+        assert!(javas.processes.is_empty(), "it is no JVM");
+        javas.forget(&HashSet::from([key]));
+        assert!(javas.without.is_empty());
+    }
+
+    #[test]
+    fn code_of_a_process_without_a_jvm_is_not_ours() {
+        let mut javas = Javas::new(Arc::default());
+        let mappings: Vec<Mapping> = Vec::new();
+        let space = SpaceView { key: ProcessKey::default(), generation: None, mappings: &mappings };
+        let at = RuntimeFrame { ip: 0x1234, sp: 0x1000, fp: None };
+        let mut frames = Vec::new();
+        assert_eq!(javas.leave(&space, at, &mut NoStack, &mut frames), Left::NotMine);
+        assert_eq!((frames.len(), javas.notes().count()), (0, 0));
     }
 }

@@ -5,6 +5,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use heapbpf_java::layout::Layout;
 use heapbpf_java::{Blob, Method, ReadError, Tables, Unsupported, Vm};
 use heapbpf_unwind::raw::RawFrame;
 use sampler_ebpf::abi::ProcessKey;
@@ -15,7 +16,7 @@ use crate::symbols::python::{PythonNames, UNKNOWN_FUNCTION, raw_frame};
 /// How long what was read counts as true. Then it is compared: code and methods may be freed, and their memory used again.
 const TRUE_FOR: Duration = Duration::from_secs(1);
 /// Time between two looks at a JVM that has not begun.
-const AGAIN_AFTER: Duration = Duration::from_millis(50);
+const AGAIN_AFTER: Duration = Duration::from_millis(1);
 /// Most bytes that are kept of one process. Then it is read again.
 const MOST_BYTES: usize = 32 << 20;
 /// What an entry takes besides what it states, bytes, roughly.
@@ -46,6 +47,8 @@ pub struct Process {
     /// `None` if it cannot be read (any more).
     memory: Option<Arc<File>>,
     tables: Tables,
+    /// Known before the JVM has begun.
+    layout: Option<(Layout, String)>,
     vm: Option<Arc<Vm>>,
     /// When the JVM was not ready.
     tried: Option<Instant>,
@@ -60,6 +63,7 @@ impl Process {
         Self {
             memory: File::open(format!("/proc/{}/mem", key.tgid)).ok().map(Arc::new),
             tables,
+            layout: None,
             vm: None,
             tried: None,
             codes: HashMap::new(),
@@ -80,7 +84,7 @@ impl Process {
         if self.tried.is_some_and(|tried| tried.elapsed() < AGAIN_AFTER) {
             return Ok(None);
         }
-        match reader.vm(memory, &self.tables) {
+        match reader.vm(memory, &self.tables, &mut self.layout) {
             Ok(vm) => Ok(Some(Arc::clone(self.vm.insert(Arc::new(vm))))),
             Err(Unsupported::NotReady) => {
                 self.tried = Some(Instant::now());

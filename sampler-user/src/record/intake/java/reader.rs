@@ -4,6 +4,7 @@ use std::fs::File;
 use std::sync::Arc;
 use std::time::Duration;
 
+use heapbpf_java::layout::Layout;
 use heapbpf_java::scopes::scopes;
 use heapbpf_java::{Blob, Method, ReadError, Scope, Tables, Unsupported, Vm};
 
@@ -28,7 +29,8 @@ pub type FoundCode = (Blob, Vec<Place>);
 
 /// What is asked.
 enum Question {
-    Vm(Tables),
+    Layout(Tables),
+    Vm(Layout, String),
     Code(Arc<Vm>, u64),
     SameCode(Arc<Vm>, u64),
     Method(Arc<Vm>, u64),
@@ -37,6 +39,7 @@ enum Question {
 
 /// The answers, in the order of the questions; the same kind serves for both checks.
 enum Answer {
+    Layout(Result<(Layout, String), Unsupported>),
     Vm(Result<Vm, Unsupported>),
     Code(Result<Option<FoundCode>, ReadError>),
     Method(Result<Method, ReadError>),
@@ -79,9 +82,21 @@ impl JavaReader {
         self.0.ask(request, "java", answer, LONGEST_WAIT).map(|Reply(answer)| answer)
     }
 
-    /// What a JVM says about itself.
-    pub fn vm(&mut self, memory: &Arc<File>, tables: &Tables) -> Result<Vm, Unsupported> {
-        match self.ask(memory, Question::Vm(tables.clone())) {
+    /// A JVM. Its layout is kept in `known`.
+    pub fn vm(
+        &mut self,
+        memory: &Arc<File>,
+        tables: &Tables,
+        known: &mut Option<(Layout, String)>,
+    ) -> Result<Vm, Unsupported> {
+        let (layout, release) = match known {
+            Some(known) => known.clone(),
+            None => match self.ask(memory, Question::Layout(tables.clone())) {
+                Ok(Answer::Layout(layout)) => known.insert(layout?).clone(),
+                _ => return Err(Unsupported::NoAnswer),
+            },
+        };
+        match self.ask(memory, Question::Vm(layout, release)) {
             Ok(Answer::Vm(vm)) => vm,
             _ => Err(Unsupported::NoAnswer),
         }
@@ -124,7 +139,8 @@ impl JavaReader {
 fn answer((memory, Request(question)): (Arc<File>, Request)) -> Reply {
     let memory = ProcessMemory(memory);
     Reply(match question {
-        Question::Vm(tables) => Answer::Vm(Vm::read(&memory, &tables)),
+        Question::Layout(tables) => Answer::Layout(Vm::layout(&memory, &tables)),
+        Question::Vm(layout, release) => Answer::Vm(Vm::with_layout(&memory, layout, release)),
         Question::Code(vm, pc) => Answer::Code(code(&memory, &vm, pc)),
         Question::SameCode(vm, start) => Answer::Check(Blob::read(&memory, &vm, start).map(|blob| blob.check)),
         Question::Method(vm, address) => Answer::Method(Method::read(&memory, &vm, address)),
@@ -147,4 +163,39 @@ fn place(memory: &ProcessMemory, vm: &Vm, scope: &Scope) -> Place {
     };
     let line = scope.bytecode.and_then(|bytecode| method.line(bytecode)).unwrap_or(0);
     Place { name: Some(method.name), file: method.file, line }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use heapbpf_elf::ElfFile;
+
+    use super::*;
+    use crate::host::reader_thread::MOST_GIVEN_UP;
+
+    /// The tables of the JVM of this machine, as if it were mapped here, if there is one.
+    fn tables() -> Option<Tables> {
+        let file = File::open("/usr/lib/jvm/java-17-openjdk-amd64/lib/server/libjvm.so").ok()?;
+        let library = heapbpf_java::Library::find(&file).ok()??;
+        let pieces = heapbpf_elf::Pieces::of(&file);
+        let code = ElfFile::parse(&pieces).ok()?.headers.segments.iter().find(|it| it.is_executable()).copied()?;
+        library.tables_in(0x1000, code.offset & !0xfff)
+    }
+
+    #[test]
+    fn memory_that_is_not_there_is_an_answer_and_a_read_that_does_not_end_is_given_up() {
+        let Some(tables) = tables() else { return heapbpf_testing::skipped("there is no OpenJDK 17") };
+        let memory = Arc::new(File::open("/proc/self/mem").expect("it is ours"));
+        let mut reader = JavaReader::default();
+        assert_eq!(reader.vm(&memory, &tables, &mut None), Err(Unsupported::Unreadable));
+        // A thread that takes requests and does not answer them.
+        let (requests, queue) = channel();
+        reader.0.thread = Some(requests);
+        assert_eq!(reader.vm(&memory, &tables, &mut None), Err(Unsupported::NoAnswer));
+        assert!(queue.try_recv().is_ok());
+        assert_eq!(reader.vm(&memory, &tables, &mut None), Err(Unsupported::Unreadable), "another one goes on");
+        (reader.0.thread, reader.0.given_up) = (None, MOST_GIVEN_UP);
+        assert_eq!(reader.vm(&memory, &tables, &mut None), Err(Unsupported::NoAnswer));
+    }
 }
