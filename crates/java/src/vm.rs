@@ -119,7 +119,7 @@ fn read_heap(memory: &dyn Memory, layout: &Layout, heap: u64) -> Result<CodeHeap
         shift: fields.u32(at.shift)?,
     };
     let size = found.end.checked_sub(found.start);
-    if !size.is_some_and(|size| size <= LARGEST_HEAP) || !SHIFTS.contains(&found.shift) {
+    if size.is_none_or(|size| size > LARGEST_HEAP) || !SHIFTS.contains(&found.shift) {
         return Err(Unsupported::Malformed("code heaps"));
     }
     Ok(found)

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use heapbpf_java::{Memory, Tables, Unsupported, Vm};
 
-use crate::host::reader_thread::{NoAnswer, ProcessMemory, ReaderThread};
+use crate::host::reader_thread::{ProcessMemory, ReaderThread};
 
 /// How long a process is waited for.
 const LONGEST_WAIT: Duration = Duration::from_secs(1);
@@ -25,7 +25,5 @@ pub fn release(pid: u32, tables: Tables) -> Result<String, Unsupported> {
     let memory = File::open(format!("/proc/{pid}/mem")).map_err(|_| Unsupported::Unreadable)?;
     let read = |(memory, tables): (ProcessMemory, Tables)| Vm::layout(&memory, &tables).map(|(_, release)| release);
     let request = (ProcessMemory(Arc::new(memory)), tables);
-    ReaderThread::default()
-        .ask(request, "java", read, LONGEST_WAIT)
-        .unwrap_or_else(|NoAnswer| Err(Unsupported::NoAnswer))
+    ReaderThread::default().ask(request, "java", read, LONGEST_WAIT).unwrap_or(Err(Unsupported::NoAnswer))
 }

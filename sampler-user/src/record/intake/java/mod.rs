@@ -4,6 +4,7 @@ mod notes;
 mod process;
 mod reader;
 
+use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
@@ -82,15 +83,15 @@ impl Javas {
     fn tables_in(&mut self, space: &AddressSpace, files: &mut dyn ModuleFiles) -> Option<Tables> {
         space.current().iter().find_map(|mapping| {
             let module = mapping.module;
-            if !self.libraries.contains_key(&module) {
-                if !is_jvm(&files.path(module)) {
-                    return None;
-                }
+            let library = match self.libraries.entry(module) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(_) if !is_jvm(&files.path(module)) => return None,
                 // Why it is refused, the audit tells.
-                let library = files.image(module).ok().and_then(|image| Library::find(&*image).ok().flatten());
-                self.libraries.insert(module, library);
-            }
-            self.libraries.get(&module)?.as_ref()?.tables_in(mapping.start, mapping.file_offset)
+                Entry::Vacant(new) => {
+                    new.insert(files.image(module).ok().and_then(|image| Library::find(&*image).ok().flatten()))
+                }
+            };
+            library.as_ref()?.tables_in(mapping.start, mapping.file_offset)
         })
     }
 

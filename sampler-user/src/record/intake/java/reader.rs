@@ -30,7 +30,7 @@ pub type FoundCode = (Blob, Vec<Place>);
 /// What is asked.
 enum Question {
     Layout(Tables),
-    Vm(Layout, String),
+    Vm(Box<Layout>, String),
     Code(Arc<Vm>, u64),
     SameCode(Arc<Vm>, u64),
     Method(Arc<Vm>, u64),
@@ -96,7 +96,7 @@ impl JavaReader {
                 _ => return Err(Unsupported::NoAnswer),
             },
         };
-        match self.ask(memory, Question::Vm(layout, release)) {
+        match self.ask(memory, Question::Vm(Box::new(layout), release)) {
             Ok(Answer::Vm(vm)) => vm,
             _ => Err(Unsupported::NoAnswer),
         }
@@ -140,7 +140,7 @@ fn answer((memory, Request(question)): (Arc<File>, Request)) -> Reply {
     let memory = ProcessMemory(memory);
     Reply(match question {
         Question::Layout(tables) => Answer::Layout(Vm::layout(&memory, &tables)),
-        Question::Vm(layout, release) => Answer::Vm(Vm::with_layout(&memory, layout, release)),
+        Question::Vm(layout, release) => Answer::Vm(Vm::with_layout(&memory, *layout, release)),
         Question::Code(vm, pc) => Answer::Code(code(&memory, &vm, pc)),
         Question::SameCode(vm, start) => Answer::Check(Blob::read(&memory, &vm, start).map(|blob| blob.check)),
         Question::Method(vm, address) => Answer::Method(Method::read(&memory, &vm, address)),
