@@ -355,7 +355,8 @@ mod tests {
             "  inline      --hook inline would hook 14 functions in libc.so.6: 24.0 KiB of\n              code are replaced; malloc \
              and free take 1.3 ns more, with probes\n              9551 ns\n",
             "  inline      --hook inline: x.so is not possible, probes would be used: it is\n              traced\n",
-            "  stacks      1 module by call frame information; functions of Python 3.11;\n              methods of Java 17.0.15\n",
+            "  stacks      1 module by call frame information; functions of Python 3.11; methods of Java \
+             17.0.15\n",
             "1 with exported functions only",
             "Something would be missed",
         ] {
