@@ -171,6 +171,9 @@ pub struct Stack {
     pub lifetimes: Option<serde_json::Value>,
     /// Whether the stack reaches the thread's entry.
     pub complete: bool,
+    /// Why it does not.
+    #[serde(default)]
+    pub cut: Option<String>,
     /// Leaf first.
     pub frames: Vec<Frame>,
     /// Its figures.

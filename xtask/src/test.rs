@@ -68,6 +68,7 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("/usr/bin/clang++", "clang", "is profiled while it compiles: deep stacks"),
     ("/usr/bin/Rscript", "r-base-core", "is profiled while it fits models: deep stacks"),
     ("/usr/bin/convert", "imagemagick", "is profiled while it scales a picture: stacks with unused arrays"),
+    ("/usr/bin/javac", "openjdk-17-jdk-headless", "compiles a Java program, whose stacks are known"),
     ("/usr/bin/node", "nodejs", "is profiled while it runs code that it made"),
     ("/usr/bin/prometheus", "prometheus", "scrapes the metrics"),
     ("/usr/bin/go", "golang-go", "go tool pprof reads the profiles"),

@@ -56,6 +56,11 @@ impl Missing {
     pub fn python_frames(why: &impl std::fmt::Display) -> Self {
         Self::new("Python frames", format!("{why}: native frames are shown instead"))
     }
+
+    /// Records that stacks through a JVM lack its Java frames.
+    pub fn java_frames(why: &impl std::fmt::Display) -> Self {
+        Self::new("Java frames", format!("{why}: stacks end where Java code is"))
+    }
 }
 
 /// A function without a probe whose calls are seen elsewhere, because it jumps to a hooked one.

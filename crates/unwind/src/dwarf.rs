@@ -13,6 +13,7 @@ use crate::image::ModuleFiles;
 use crate::memory::{Memory, Reads, StackMemory};
 use crate::raw::{Completeness, RawFrame, RawStack, Reason, SpaceView, UnwinderKind};
 use crate::rules::Rules;
+use crate::runtime::{NoRuntime, RuntimeCode};
 use crate::state::State;
 use crate::walk::{Surroundings, walk};
 use sampler_ebpf::abi::{InFlightCall, ProcessKey, Registers};
@@ -138,6 +139,17 @@ impl Unwinder {
     ///
     /// If a capture repeats every word that the walk of an earlier one has read, its stack comes from a cache.
     pub fn unwind(&mut self, modules: &mut dyn ModuleFiles, space: &SpaceView, capture: Capture) -> Arc<RawStack> {
+        self.unwind_with(modules, &mut NoRuntime, space, capture)
+    }
+
+    /// As [`Self::unwind`], in a process whose language runtime is known.
+    pub fn unwind_with(
+        &mut self,
+        modules: &mut dyn ModuleFiles,
+        runtime: &mut dyn RuntimeCode,
+        space: &SpaceView,
+        capture: Capture,
+    ) -> Arc<RawStack> {
         // With hidden return addresses the walk depends on more than what it reads.
         let hides_returns = capture.in_flight.iter().any(|call| call.sp != 0);
         let generation = space.generation.filter(|_| !hides_returns);
@@ -147,8 +159,10 @@ impl Unwinder {
         let stack = kept.unwrap_or_else(|| {
             let mut reads = std::mem::take(&mut self.reads);
             let mut memory = StackMemory::new(capture.registers.sp, capture.stack, &mut reads);
-            let stack = self.walk(modules, space, capture.registers, capture.in_flight, &mut memory);
-            if let Some(key) = key {
+            let stack = self.walk((modules, runtime), space, capture.registers, capture.in_flight, &mut memory);
+            // What a runtime cannot tell now, it may tell soon.
+            let is_final = !matches!(stack.completeness, Completeness::Truncated(Reason::Runtime(_)));
+            if let Some(key) = key.filter(|_| is_final) {
                 self.stacks.put(key, capture.stack, &reads, &stack);
             }
             self.reads = reads;
@@ -179,21 +193,21 @@ impl Unwinder {
         memory: &mut M,
     ) -> Arc<RawStack> {
         self.was_repeated = false;
-        let stack = self.walk(modules, space, registers, in_flight, memory);
+        let stack = self.walk((modules, &mut NoRuntime), space, registers, in_flight, memory);
         self.count(&stack);
         stack
     }
 
     fn walk<M: Memory>(
         &mut self,
-        files: &mut dyn ModuleFiles,
+        (files, runtime): (&mut dyn ModuleFiles, &mut dyn RuntimeCode),
         space: &SpaceView,
         registers: &Registers,
         in_flight: &[InFlightCall],
         memory: &mut M,
     ) -> Arc<RawStack> {
         let (rules, max_depth) = (&mut self.rules, self.max_depth);
-        let around = Surroundings { space, files, rules, in_flight, max_depth };
+        let around = Surroundings { space, files, runtime, rules, in_flight, max_depth };
         let completeness = walk(around, State::new(registers, self.bits), memory, &mut self.frames);
         let frames = self.frames.as_slice().into();
         self.stacks.intern(RawStack { frames, unwinder: UnwinderKind::Dwarf, completeness })

@@ -7,6 +7,7 @@
 //! | [`memory::Memory`] | words of the stack: from a copy ([`memory::StackMemory`]), a core file, a stopped process |
 //! | [`mapping::Mappings`] | the executable mapping at an address |
 //! | [`image::ModuleFiles`] | bytes and names of the mapped files |
+//! | [`runtime::RuntimeCode`] | the frames of code that a language runtime made, if it is known |
 //!
 //! [`dwarf::Unwinder`] walks by call frame information, and by frame pointers where there is none; [`frame_pointer`]
 //! takes the result of the kernel's own walk. Both yield a [`raw::RawStack`]: addresses with their module and file
@@ -84,6 +85,7 @@ pub mod raw;
 pub mod rule;
 mod rule_cache;
 mod rules;
+pub mod runtime;
 mod state;
 mod trampoline;
 mod walk;

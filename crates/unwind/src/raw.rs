@@ -97,6 +97,8 @@ pub enum Reason {
     /// A return address is synthetic: another tool has a return probe on the function, so that the kernel's trampoline
     /// is in the place of its return address.
     ReturnProbe,
+    /// A frame of a language runtime's code cannot be left; the text says why.
+    Runtime(&'static str),
     /// The stack has more frames than [`Limits::max_depth`](crate::dwarf::Limits::max_depth).
     DepthLimit,
     /// Evaluating its call frame information exceeded the budget of one stack.
@@ -133,6 +135,7 @@ impl Reason {
             Self::NullReturnAddress => "null return address".into(),
             Self::FramePointersEnd => "frame pointers end here".into(),
             Self::ReturnProbe => "a return probe hides the caller".into(),
+            Self::Runtime(why) => (*why).into(),
             Self::DepthLimit => "depth limit (see --max-depth)".into(),
             Self::TooExpensive => "unwind information too expensive".into(),
             Self::NoStack => "the kernel could not follow the stack".into(),
@@ -213,6 +216,7 @@ mod tests {
             (Reason::NullReturnAddress, "null return address"),
             (Reason::FramePointersEnd, "frame pointers end here"),
             (Reason::ReturnProbe, "a return probe hides the caller"),
+            (Reason::Runtime("code of the JVM"), "code of the JVM"),
             (Reason::DepthLimit, "depth limit (see --max-depth)"),
             (Reason::TooExpensive, "unwind information too expensive"),
             (Reason::NoStack, "the kernel could not follow the stack"),

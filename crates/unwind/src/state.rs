@@ -7,6 +7,7 @@ use crate::arch;
 use crate::cfi::Row;
 use crate::memory::{Memory, Missing};
 use crate::rule::{PlainRule, Saved};
+use crate::runtime::RuntimeFrame;
 use sampler_ebpf::abi::Registers;
 
 /// Most operations of one DWARF expression. Real ones have under ten; a hostile one may loop.
@@ -222,6 +223,27 @@ impl State {
         self.registers[usize::from(arch::FRAME_POINTER)] = Value::At(fp);
         self.scratch_known = false;
         (self.sp, self.sp_known) = (fp.wrapping_add(16), arch::FRAME_POINTER_GIVES_STACK_POINTER);
+        Ok(())
+    }
+
+    /// What a runtime needs to leave the frame.
+    pub fn for_runtime(&self, memory: &mut impl Memory) -> RuntimeFrame {
+        RuntimeFrame { ip: self.ip, sp: self.sp, fp: self.value(arch::FRAME_POINTER, memory).ok() }
+    }
+
+    /// The caller of a runtime's frame. Its code preserves no other registers.
+    ///
+    /// # Errors
+    /// [`StepError::Backwards`]
+    pub fn leave_runtime(&mut self, caller: RuntimeFrame) -> Result<(), StepError> {
+        if caller.sp <= self.sp {
+            return Err(StepError::Backwards);
+        }
+        self.ip = self.code_address(caller.ip);
+        self.registers = [Value::Unknown; arch::COUNT];
+        self.registers[usize::from(arch::FRAME_POINTER)] = caller.fp.map_or(Value::Unknown, Value::Known);
+        self.scratch_known = false;
+        (self.sp, self.sp_known) = (caller.sp, true);
         Ok(())
     }
 

@@ -13,6 +13,7 @@ use crate::memory::{Memory, Missing};
 use crate::raw::{Completeness, RawFrame, Reason, SpaceView};
 use crate::rule::{FoundRule, Rule};
 use crate::rules::Rules;
+use crate::runtime::{Left, RuntimeCode};
 use crate::state::{State, StepError};
 use crate::trampoline;
 
@@ -30,6 +31,8 @@ pub struct Surroundings<'a> {
     pub files: &'a mut dyn ModuleFiles,
     /// Rules for the code in them.
     pub rules: &'a mut Rules,
+    /// Code that language runtimes made.
+    pub runtime: &'a mut dyn RuntimeCode,
     /// Calls whose return addresses the kernel has replaced by its trampoline.
     pub in_flight: &'a [InFlightCall],
     /// Most frames.
@@ -123,6 +126,9 @@ impl<'a, M: Memory> Walk<'a, M> {
         // The trampoline is the first thing in its page: what is looked up lies before.
         if self.is_return_probe(self.state.ip) {
             return truncated(Reason::ReturnProbe);
+        }
+        if let Some(left) = self.leave_runtime() {
+            return left;
         }
         let caller = self.caller_by_frame_pointer();
         if self.frames.is_empty() || caller.is_some() {
@@ -218,6 +224,13 @@ impl<'a, M: Memory> Walk<'a, M> {
             self.frames.pop();
             return truncated(Reason::ReturnProbe);
         }
+        if self.around.files.is_anonymous(mapping.module) {
+            let unnamed = self.frames.pop();
+            if let Some(left) = self.leave_runtime() {
+                return left;
+            }
+            self.frames.extend(unnamed);
+        }
         let caller = self.caller_by_link(mapping).or_else(|| self.caller_by_frame_pointer());
         let caller = caller.or_else(|| self.caller_of_trampoline(mapping, callee));
         if let Some(caller) = caller {
@@ -231,6 +244,30 @@ impl<'a, M: Memory> Walk<'a, M> {
             (_, Some(StepError::ZeroFramePointer)) => Reason::FramePointersEnd,
             (Some(why), _) if !self.around.files.is_anonymous(module) => Reason::Unreadable(module, why),
             _ => Reason::NoUnwindInformation(module),
+        })
+    }
+
+    /// Leaves a frame of code that a language runtime made, which may stand for several frames; `None` if it made none.
+    fn leave_runtime(&mut self) -> Option<ControlFlow<Completeness>> {
+        let at = self.state.for_runtime(self.memory);
+        let Surroundings { space, runtime, .. } = &mut self.around;
+        let left = runtime.leave(space, at, self.memory, self.frames);
+        if left != Left::NotMine {
+            (self.is_exact, self.was_synthetic) = (false, false);
+        }
+        Some(match left {
+            Left::NotMine => return None,
+            Left::Missing(Missing::Above) if !self.on_other_stack => truncated(Reason::StackCopyTooSmall),
+            Left::Missing(_) => truncated(Reason::OtherStack),
+            Left::Stuck(why) => truncated(Reason::Runtime(why)),
+            Left::To(_) if self.frames.len() >= self.around.max_depth => {
+                self.frames.truncate(self.around.max_depth);
+                truncated(Reason::DepthLimit)
+            }
+            Left::To(caller) => match self.state.leave_runtime(caller) {
+                Ok(()) => Continue(()),
+                Err(_) => truncated(Reason::BrokenChain),
+            },
         })
     }
 

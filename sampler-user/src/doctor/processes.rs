@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use heapbpf_audit::{AttachEntry, Covered, FileAudit, LinkKind, Missing};
 use heapbpf_elf::Elf;
+use heapbpf_java::Library;
 use heapbpf_probes::Runtime;
 use serde::Serialize;
 
@@ -25,7 +26,7 @@ use crate::host::process::ProcessInfo;
 use crate::host::shadow_stacks;
 use crate::kernel::control::ControlMaps;
 use crate::kernel::programs::Programs;
-use crate::symbols::debug_files;
+use crate::symbols::{debug_files, java};
 
 /// Type of the program header that locates `.eh_frame_hdr`.
 const PT_GNU_EH_FRAME: u32 = 0x6474_e550;
@@ -55,6 +56,9 @@ pub struct ProcessAudit {
     /// Version of the Python interpreter whose functions stacks show.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub python: Option<String>,
+    /// Version of the JVM whose methods stacks show.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub java: Option<String>,
     /// Its executable files and memory, for unwinding and symbolization.
     pub modules: Vec<ModuleAudit>,
 }
@@ -197,13 +201,15 @@ struct Found {
     refused: Vec<Missing>,
     /// Whether it has a Go program whose heap can be read.
     reads_go: bool,
+    /// A JVM among the modules gone through, which is not asked yet.
+    jvm: Option<Library>,
     /// Files without an allocator whose programs announce their samples.
     announcing: Vec<FileAudit>,
 }
 
 impl Found {
     const fn of(audit: ProcessAudit) -> Self {
-        Self { audit, refused: Vec::new(), reads_go: false, announcing: Vec::new() }
+        Self { audit, refused: Vec::new(), reads_go: false, jvm: None, announcing: Vec::new() }
     }
 
     /// Notes a language runtime with a heap of its own.
@@ -223,6 +229,10 @@ impl Found {
                 Ok(None) => {}
                 Err(why) => self.refused.push(Missing::python_frames(&why)),
             },
+            Runtime::Java => match Library::find(file) {
+                Ok(library) => self.jvm = library,
+                Err(why) => self.refused.push(Missing::java_frames(&why)),
+            },
             _ => {}
         }
         if !has_objects && !self.refused.contains(&missing) {
@@ -230,8 +240,21 @@ impl Found {
         }
     }
 
+    /// Asks the JVM that was found in a module which version it is.
+    fn ask_jvm(&mut self, module: ModuleId, host: &Host) {
+        let (Some(library), Some(pid)) = (self.jvm.take(), self.audit.pid) else { return };
+        let Some(process) = host.processes().current(pid) else { return };
+        let mut mappings = process.space.current().iter().filter(|mapping| mapping.module == module);
+        let tables = mappings.find_map(|mapping| library.tables_in(mapping.start, mapping.file_offset));
+        match tables.map(|tables| java::release(pid, tables)) {
+            Some(Ok(version)) => self.audit.java = Some(version),
+            Some(Err(why)) => self.refused.push(Missing::java_frames(&why)),
+            None => {}
+        }
+    }
+
     fn finish(self, hooks: &Hooks) -> ProcessAudit {
-        let Self { mut audit, refused, reads_go, announcing } = self;
+        let Self { mut audit, refused, reads_go, announcing, .. } = self;
         audit.missing.extend(refused);
         let is_probed = !audit.attach.is_empty();
         for file in announcing {
@@ -288,7 +311,10 @@ impl Auditor<'_> {
             _ => return,
         }
         match host.modules_mut().source(module) {
-            Ok(ModuleSource::File(file)) => self.audit_file(&path, &file, build_id.as_deref(), found),
+            Ok(ModuleSource::File(file)) => {
+                self.audit_file(&path, &file, build_id.as_deref(), found);
+                found.ask_jvm(module, host);
+            }
             Ok(ModuleSource::Memory(_)) | Err(Unreadable::NoFile | Unreadable::NotElf | Unreadable::Gone) => {}
             Err(reason) => {
                 found.refused.push(Missing { what: path.clone(), why: format!("cannot be read: {reason}") });

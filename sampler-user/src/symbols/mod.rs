@@ -10,6 +10,7 @@ pub mod debuginfod;
 pub mod demangle;
 pub mod finish;
 pub mod go;
+pub mod java;
 pub mod linked_dwarf;
 pub mod offline;
 pub mod packages;

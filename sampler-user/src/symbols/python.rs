@@ -15,7 +15,7 @@ pub const PYTHON: ModuleId = ModuleId(u32::MAX);
 pub const UNKNOWN_FUNCTION: u32 = u32::MAX;
 
 /// The reason of a Python function without a name.
-const GONE: &str = "a Python function that was gone before its name could be read";
+const GONE: &str = "a function that was gone before its name could be read";
 
 /// Most functions that are told apart, in all processes together.
 const MOST_FUNCTIONS: usize = 1 << 18;
@@ -63,7 +63,8 @@ impl PythonNames {
         let Some(function) = functions.all.get((raw.file_offset >> 32) as usize) else {
             return Some(Frame { reason: Some(GONE.into()), ..Frame::default() });
         };
-        let (name, file) = (Some(Arc::clone(&function.name)), Some(Arc::clone(&function.file)));
+        let name = Some(Arc::clone(&function.name));
+        let file = Some(Arc::clone(&function.file)).filter(|file| !file.is_empty());
         let line = Some(raw.file_offset as u32).filter(|line| *line > 0);
         Some(Frame { function: name, file, line, ..Frame::default() })
     }

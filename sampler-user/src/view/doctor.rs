@@ -230,6 +230,9 @@ fn stacks(process: &ProcessAudit) -> String {
     if let Some(version) = &process.python {
         text.push_str(&format!("; functions of Python {version}"));
     }
+    if let Some(version) = &process.java {
+        text.push_str(&format!("; methods of Java {version}"));
+    }
     text
 }
 
@@ -320,6 +323,7 @@ mod tests {
                 },
             ],
             python: Some("3.11".into()),
+            java: Some("17.0.15".into()),
             modules: vec![ModuleAudit {
                 module: "/lib/libc.so.6".into(),
                 unwinding: Unwinding::CallFrames,
@@ -351,7 +355,8 @@ mod tests {
             "  inline      --hook inline would hook 14 functions in libc.so.6: 24.0 KiB of\n              code are replaced; malloc \
              and free take 1.3 ns more, with probes\n              9551 ns\n",
             "  inline      --hook inline: x.so is not possible, probes would be used: it is\n              traced\n",
-            "  stacks      1 module by call frame information; functions of Python 3.11\n",
+            "  stacks      1 module by call frame information; functions of Python 3.11; methods of Java \
+             17.0.15\n",
             "1 with exported functions only",
             "Something would be missed",
         ] {

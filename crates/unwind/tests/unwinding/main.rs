@@ -8,3 +8,5 @@ mod compiled;
 mod hostile;
 mod made_up;
 mod plain;
+#[cfg(target_arch = "x86_64")]
+mod runtime;

@@ -48,6 +48,7 @@ impl Attaching {
             }
         }
         audit.missing.extend(modules.iter().filter_map(|module| self.missing_python(*module)));
+        audit.missing.extend(modules.iter().filter_map(|module| self.missing_java(*module)));
         audit.missing.extend(runtimes.into_iter().map(Runtime::missing));
         audit.missing.extend(dropped_mappings(&incarnation.space, table));
         // One file may be mapped under two names.

@@ -151,6 +151,7 @@ impl Attaching {
             host.note_allocator(pid, module);
         }
         self.note_interpreter(host, incarnation, module);
+        self.note_jvm(host, module);
         self.note_go(host, incarnation, module);
         let file_ns = self.shared_since(module).unwrap_or(0);
         let Outcome { hooked_ns, missed } = outcome(attempt, link.is_none(), had_ns, file_ns, monotonic_ns());

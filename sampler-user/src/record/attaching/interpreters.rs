@@ -1,6 +1,6 @@
-//! The Python interpreters and Go programs that targets map.
+//! The Python interpreters, JVMs and Go programs that targets map.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -31,6 +31,13 @@ impl Interpreters {
     pub(super) const fn has_unled(&self) -> bool {
         !self.unled.is_empty()
     }
+}
+
+/// The JVMs that targets map.
+#[derive(Default)]
+pub(super) struct Jvms {
+    pub(super) looked_at: HashSet<ModuleId>,
+    pub(super) refused: BTreeMap<ModuleId, heapbpf_java::Unsupported>,
 }
 
 /// A process that runs a Go program.

@@ -6,6 +6,7 @@ pub mod command;
 mod follow;
 pub mod go;
 mod interpreters;
+mod java;
 mod membership;
 pub mod missed;
 mod modules;

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sampler_ebpf::abi::ProcessKey;
 
-use super::interpreters::{GoPrograms, Interpreters};
+use super::interpreters::{GoPrograms, Interpreters, Jvms};
 use super::missed::Missed;
 use super::targets::{Coverage, TargetSet};
 use crate::attach::detours::Detours;
@@ -107,6 +107,8 @@ pub struct Attaching {
     pub(super) interpreters: Interpreters,
     /// Interpreters that are led around copies of their object allocator.
     pub(in crate::record) detours: Detours,
+    /// JVMs.
+    pub(super) jvms: Jvms,
     /// Go programs.
     pub(super) go: GoPrograms,
     until_ns: u64,
@@ -164,6 +166,7 @@ impl Attaching {
             under_way: Vec::new(),
             interpreters: Interpreters::default(),
             detours: Detours::default(),
+            jvms: Jvms::default(),
             go: GoPrograms::default(),
             until_ns: u64::MAX,
         }

@@ -25,13 +25,14 @@ impl Attaching {
         std::mem::take(&mut self.interpreters.new)
     }
 
-    /// Looks for interpreters and Go programs among the modules of the processes that run at the start.
+    /// Looks for interpreters, JVMs and Go programs among the modules of the processes that run at the start.
     pub(super) fn find_runtimes(&mut self, host: &mut Host, pids: impl Iterator<Item = u32>) {
         for pid in pids {
             let Some(incarnation) = host.processes().current(pid) else { continue };
             let (id, modules) = (incarnation.id, incarnation.space.modules().collect::<Vec<_>>());
             for module in modules {
                 self.note_interpreter(host, id, module);
+                self.note_jvm(host, module);
                 self.note_go(host, id, module);
             }
         }

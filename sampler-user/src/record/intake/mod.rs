@@ -6,6 +6,7 @@ pub mod counters;
 #[cfg(test)]
 mod cut_tests;
 pub mod ended;
+pub mod java;
 mod join;
 pub mod lives;
 pub mod losses;

@@ -11,6 +11,7 @@ use sampler_ebpf::abi::{AllocationRecord, LiveKey, LiveValue, ProcessKey, mappin
 
 use super::announced::AnnouncedIntervals;
 use super::counters::DaemonCounters;
+use super::java::Javas;
 use super::join::{Join, Joined, MOST_WAITING};
 use super::python::Pythons;
 use super::stack_limits::StackLimits;
@@ -92,6 +93,8 @@ pub struct Recorder {
     pub announced: AnnouncedIntervals,
     /// Python frames.
     pub pythons: Pythons,
+    /// Java frames.
+    pub javas: Javas,
     unwinder: Unwinder,
     traces: Box<dyn KernelStacks>,
     max_depth: usize,
@@ -134,7 +137,8 @@ impl Recorder {
             processes: HashMap::new(),
             stack_limits: StackLimits::default(),
             announced: AnnouncedIntervals::default(),
-            pythons: Pythons::new(names),
+            pythons: Pythons::new(Arc::clone(&names)),
+            javas: Javas::new(names),
             unwinder,
             traces: Box::new(traces),
             max_depth,
@@ -453,6 +457,7 @@ impl Recorder {
         self.unwinder.forget(ended);
         self.stack_limits.forget(ended);
         self.pythons.forget(ended);
+        self.javas.forget(ended);
     }
 
     /// Releases memory taken up by a burst of records.

@@ -127,6 +127,7 @@ impl Session {
         }
         notes.extend(accounting::merged_rows(daemon.stacks_merged));
         notes.extend(self.recorder.pythons.notes());
+        notes.extend(self.recorder.javas.notes());
         notes.extend(self.plan.sampling.note());
         notes.extend(self.overhead.controller.notes(monotonic_ns()));
         notes.extend(self.overhead.slowed.notes().iter().cloned());

@@ -48,8 +48,9 @@ impl Recorder {
             Capture { registers: &head.registers, stack: bytes, in_flight: &head.in_flight, flaws: flaws_of(&head) };
         let (processes, modules) = host.split();
         let space = processes.at(head.space.tgid, head.time_ns).map_or(&self.nowhere, |incarnation| &incarnation.space);
+        self.javas.look_at(head.space, space, modules);
         let at = AtTime::new(space, head.time_ns);
-        let mut stack = self.unwinder.unwind(modules, &at.view(head.space), capture);
+        let mut stack = self.unwinder.unwind_with(modules, &mut self.javas, &at.view(head.space), capture);
         if !self.unwinder.was_repeated() && stack.has_jit_code(modules) {
             self.runs_jit_code(head.space, head.time_ns);
         }

@@ -1,0 +1,268 @@
+//! Where the structures of one build keep what is read, by its own description.
+
+use crate::description::Description;
+use crate::unsupported::Unsupported;
+
+/// Versions whose interpreter keeps its frames as [`crate::frames`] has them, and whose description is understood.
+/// (23 and 24 keep pointers to methods in a third way.)
+const KNOWN: [u32; 7] = [17, 18, 19, 20, 21, 22, 25];
+
+/// The first version whose compressed numbers leave out zero bytes.
+const WITHOUT_ZEROS: u32 = 20;
+
+/// Where something is, relative to an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reach {
+    /// The field at this offset is a pointer to it.
+    Pointer(u32),
+    /// The field at this offset is its distance from the object, bytes (32 bits).
+    Distance(u32),
+}
+
+/// Code heaps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HeapLayout {
+    /// Address of the pointer to the array of heaps.
+    pub all: u64,
+    /// Number of elements in that array, and the pointer to them.
+    pub array: (u32, u32),
+    /// Boundaries of a heap's memory, as reserved.
+    pub bounds: (u32, u32),
+    /// Pointer to a heap's map of segments.
+    pub segments: u32,
+    /// Logarithm of the size of a segment.
+    pub shift: u32,
+    /// Whether a block is used, from its start.
+    pub used: u32,
+    /// Bytes before the code blob of a block.
+    pub block_head: u32,
+}
+
+/// Code blobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlobLayout {
+    /// Name, a pointer to text.
+    pub name: u32,
+    /// Size, bytes (32 bits).
+    pub size: u32,
+    /// Size of a frame, words (32 bits).
+    pub frame_size: u32,
+    /// Its code.
+    pub code: Reach,
+}
+
+/// Compiled methods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CompiledLayout {
+    /// Pointer to the method.
+    pub method: u32,
+    /// A number that tells compilations apart.
+    pub compile_id: u32,
+    /// Where frames whose method is no longer valid return to.
+    pub deopt_handler: Option<Reach>,
+    /// Where such a frame keeps its true return address: distance from its stack pointer (32 bits).
+    pub original_pc: u32,
+    /// The descriptions of places in the code, and where they end.
+    pub places: (Reach, Reach),
+    /// The descriptions of scopes.
+    pub scopes: Reach,
+    /// Pointers to methods.
+    pub metadata: Metadata,
+    /// Pointer that places and scopes are relative to; `None`: the object itself.
+    pub immutable_data: Option<u32>,
+}
+
+/// Where a compiled method keeps its pointers to methods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Metadata {
+    /// At a distance from the object.
+    Inside(u32),
+    /// In memory that a field points to, behind as many bytes as another field says.
+    Behind(u32, u32),
+}
+
+/// Methods, their constant parts, and the classes that these lead to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MethodLayout {
+    /// Pointer from a method to its constant part.
+    pub constant: u32,
+    /// Size of a constant part, bytes: the bytecodes follow.
+    pub constant_bytes: u32,
+    /// Size of the constant part with all that follows, words (32 bits).
+    pub constant_words: u32,
+    /// Flags (16 bits), and the one of methods that have line numbers.
+    pub flags: (u32, u16),
+    /// Size of the bytecodes (16 bits).
+    pub code_size: u32,
+    /// Index of the name (16 bits).
+    pub name: u32,
+    /// Pointer to the pool of constants.
+    pub pool: u32,
+    /// Size of a pool's head, bytes: its constants follow.
+    pub pool_bytes: u32,
+    /// Number of constants (32 bits).
+    pub pool_length: u32,
+    /// Pointer to the class that a pool is of.
+    pub holder: u32,
+    /// Index of the source file's name in the pool (16 bits).
+    pub source_file: Option<u32>,
+    /// Pointer from a class to its name.
+    pub class_name: u32,
+    /// Length of a symbol (16 bits), and its bytes.
+    pub symbol: (u32, u32),
+}
+
+/// Where one build keeps what is read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Layout {
+    /// Version of Java: 17.
+    pub version: u32,
+    /// Whether compressed numbers leave out zero bytes.
+    pub without_zeros: bool,
+    /// Address of the pointer to where Java code returns to that native code has called.
+    pub call_stub_return: u64,
+    /// Code heaps.
+    pub heap: HeapLayout,
+    /// Code blobs.
+    pub blob: BlobLayout,
+    /// Compiled methods.
+    pub compiled: CompiledLayout,
+    /// Methods.
+    pub method: MethodLayout,
+}
+
+/// Looks fields up, and names the first that is not there.
+struct Wanted<'a>(&'a Description);
+
+impl Wanted<'_> {
+    fn offset(&self, class: &str, field: &'static str) -> Result<u32, Unsupported> {
+        self.0.offset(class, field).ok_or(Unsupported::Lacks(field))
+    }
+
+    fn address(&self, class: &str, field: &'static str) -> Result<u64, Unsupported> {
+        self.0.address(class, field).ok_or(Unsupported::Lacks(field))
+    }
+
+    fn size(&self, class: &'static str) -> Result<u32, Unsupported> {
+        self.0.size(class).ok_or(Unsupported::Lacks(class))
+    }
+
+    /// The field of a compiled method, which was divided among two classes up to version 22.
+    fn compiled(&self, field: &str) -> Option<u32> {
+        self.0.offset("nmethod", field).or_else(|| self.0.offset("CompiledMethod", field))
+    }
+
+    /// The first of several names of a place.
+    fn reach(&self, pointer: &str, distance: &'static str) -> Result<Reach, Unsupported> {
+        let reach = self.compiled(pointer).map(Reach::Pointer);
+        reach.or_else(|| self.compiled(distance).map(Reach::Distance)).ok_or(Unsupported::Lacks(distance))
+    }
+}
+
+impl Layout {
+    /// The layout of a version, by its description.
+    ///
+    /// # Errors
+    /// [`Unsupported`]
+    pub fn of(description: &Description, version: u32) -> Result<Self, Unsupported> {
+        if !KNOWN.contains(&version) {
+            return Err(Unsupported::Version(version));
+        }
+        // Of these constants the interpreter's frames are made up; what else they have, follows from it.
+        for (name, expected) in [("frame::interpreter_frame_sender_sp_offset", -1i32)] {
+            if description.constant(name).is_some_and(|value| value.cast_signed() != expected) {
+                return Err(Unsupported::Malformed("interpreted frames"));
+            }
+        }
+        let wanted = Wanted(description);
+        Ok(Self {
+            version,
+            without_zeros: version >= WITHOUT_ZEROS,
+            call_stub_return: wanted.address("StubRoutines", "_call_stub_return_address")?,
+            heap: heap(&wanted)?,
+            blob: BlobLayout {
+                name: wanted.offset("CodeBlob", "_name")?,
+                size: wanted.offset("CodeBlob", "_size")?,
+                frame_size: wanted.offset("CodeBlob", "_frame_size")?,
+                code: match description.offset("CodeBlob", "_code_begin") {
+                    Some(at) => Reach::Pointer(at),
+                    None => Reach::Distance(wanted.offset("CodeBlob", "_code_offset")?),
+                },
+            },
+            compiled: compiled(&wanted)?,
+            method: method(&wanted)?,
+        })
+    }
+}
+
+fn heap(wanted: &Wanted) -> Result<HeapLayout, Unsupported> {
+    let memory = wanted.offset("CodeHeap", "_memory")?;
+    let low = wanted.offset("VirtualSpace", "_low")?;
+    let bound = |field| Ok::<_, Unsupported>(memory + wanted.offset("VirtualSpace", field)?);
+    let length =
+        wanted.0.offset("GrowableArrayBase", "_len").or_else(|| wanted.0.offset("GenericGrowableArray", "_len"));
+    Ok(HeapLayout {
+        all: wanted.address("CodeCache", "_heaps")?,
+        array: (
+            length.ok_or(Unsupported::Lacks("GrowableArrayBase"))?,
+            // Elements of all arrays of pointers are in the same place.
+            wanted.offset("GrowableArray<int>", "_data")?,
+        ),
+        bounds: (bound("_low_boundary")?, bound("_high_boundary")?),
+        segments: wanted.offset("CodeHeap", "_segmap")? + low,
+        shift: wanted.offset("CodeHeap", "_log2_segment_size")?,
+        used: wanted.offset("HeapBlock::Header", "_used")?,
+        block_head: wanted.size("HeapBlock")?,
+    })
+}
+
+fn compiled(wanted: &Wanted) -> Result<CompiledLayout, Unsupported> {
+    let needed = |field: &'static str| wanted.compiled(field).ok_or(Unsupported::Lacks(field));
+    let immutable_data = wanted.compiled("_immutable_data");
+    let places = needed("_scopes_pcs_offset")?;
+    // What follows the places.
+    let end = match immutable_data {
+        Some(_) => needed("_scopes_data_offset")?,
+        None => needed("_dependencies_offset")?,
+    };
+    let metadata = match (wanted.0.offset("CodeBlob", "_mutable_data"), wanted.0.offset("CodeBlob", "_relocation_size"))
+    {
+        (Some(data), Some(relocations)) => Metadata::Behind(data, relocations),
+        _ if immutable_data.is_some() => return Err(Unsupported::Lacks("_mutable_data")),
+        _ => Metadata::Inside(needed("_metadata_offset")?),
+    };
+    Ok(CompiledLayout {
+        method: needed("_method")?,
+        compile_id: needed("_compile_id")?,
+        deopt_handler: wanted.reach("_deopt_handler_begin", "_deopt_handler_offset").ok(),
+        original_pc: needed("_orig_pc_offset")?,
+        places: (Reach::Distance(places), Reach::Distance(end)),
+        scopes: wanted.reach("_scopes_data_begin", "_scopes_data_offset")?,
+        metadata,
+        immutable_data,
+    })
+}
+
+fn method(wanted: &Wanted) -> Result<MethodLayout, Unsupported> {
+    let either = |names: [&'static str; 2]| {
+        let found = names.iter().find_map(|name| wanted.0.offset("ConstMethod", name));
+        found.ok_or(Unsupported::Lacks(names[0]))
+    };
+    let has_lines = ["ConstMethod::_has_linenumber_table", "ConstMethodFlags::_misc_has_linenumber_table"];
+    let has_lines = has_lines.iter().find_map(|name| wanted.0.constant(name)).unwrap_or(0);
+    Ok(MethodLayout {
+        constant: wanted.offset("Method", "_constMethod")?,
+        constant_bytes: wanted.size("ConstMethod")?,
+        constant_words: wanted.offset("ConstMethod", "_constMethod_size")?,
+        flags: (either(["_flags", "_flags._flags"])?, has_lines as u16),
+        code_size: wanted.offset("ConstMethod", "_code_size")?,
+        name: wanted.offset("ConstMethod", "_name_index")?,
+        pool: wanted.offset("ConstMethod", "_constants")?,
+        pool_bytes: wanted.size("ConstantPool")?,
+        pool_length: wanted.offset("ConstantPool", "_length")?,
+        holder: wanted.offset("ConstantPool", "_pool_holder")?,
+        source_file: wanted.0.offset("ConstantPool", "_source_file_name_index"),
+        class_name: wanted.offset("Klass", "_name")?,
+        symbol: (wanted.offset("Symbol", "_length")?, wanted.offset("Symbol", "_body")?),
+    })
+}

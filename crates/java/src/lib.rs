@@ -1,0 +1,32 @@
+//! HotSpot, the virtual machine of OpenJDK, as data: which file has it ([`library`]), how it describes itself
+//! ([`description`], [`layout`]), which code is at an address ([`code`]), how a frame of that code is left ([`frames`]), and
+//! which Java methods it runs ([`scopes`], [`method`]).
+//!
+//! Everything is read from files and from the memory of processes that may be hostile: reads are bounded, and what they
+//! find is checked. Nothing is executed, and no agent is needed: a JVM exports tables of its own structures.
+
+#![forbid(unsafe_code)]
+
+pub mod code;
+pub mod description;
+pub mod frames;
+pub mod layout;
+pub mod library;
+pub mod memory;
+pub mod method;
+pub mod scopes;
+mod stream;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod unsupported;
+mod vm;
+
+pub use code::{Blob, Kind};
+pub use library::{Library, Tables};
+pub use memory::{Memory, ReadError};
+pub use method::Method;
+pub use scopes::Scope;
+pub use unsupported::Unsupported;
+pub use vm::Vm;

@@ -1,0 +1,126 @@
+//! The file that has the JVM: where its tables of its own structures are.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use heapbpf_elf::{ElfFile, Image, Pieces, Segment};
+use object::LittleEndian;
+use object::elf::{EM_X86_64, SHN_UNDEF, Sym64};
+use object::pod::slice_from_all_bytes;
+
+use crate::unsupported::Unsupported;
+
+const LE: LittleEndian = LittleEndian;
+/// With what the names of the tables, and of the places of their columns, begin.
+const PREFIX: &[u8] = b"gHotSpotVM";
+/// A function that every JVM exports, of whatever maker.
+const OF_ANY_JVM: &[u8] = b"JVM_MaxMemory";
+/// Longest name that is compared.
+const LONGEST: usize = 64;
+/// Most symbols that are kept. There are 23.
+const MOST_SYMBOLS: usize = 64;
+
+/// A file that has HotSpot.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Library {
+    /// Virtual addresses of the variables that begin with `gHotSpotVM`.
+    symbols: Arc<HashMap<String, u64>>,
+    /// The loaded parts of the file.
+    segments: Vec<Segment>,
+}
+
+/// A library in a process: addresses of its variables.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tables {
+    symbols: Arc<HashMap<String, u64>>,
+    /// What is added to addresses of the file.
+    bias: u64,
+}
+
+impl Tables {
+    /// The address of the variable `gHotSpotVM<name>`.
+    ///
+    /// # Errors
+    /// [`Unsupported::NotHotSpot`]: the library does not export it.
+    pub fn address(&self, name: &str) -> Result<u64, Unsupported> {
+        let address = self.symbols.get(name).ok_or(Unsupported::NotHotSpot)?;
+        Ok(self.bias.wrapping_add(*address))
+    }
+
+    #[cfg(test)]
+    pub(crate) fn of(symbols: &[(&str, u64)]) -> Self {
+        let symbols = symbols.iter().map(|(name, address)| ((*name).into(), *address)).collect();
+        Self { symbols: Arc::new(symbols), bias: 0 }
+    }
+}
+
+impl Library {
+    /// HotSpot in a file; `None` if there is no JVM.
+    ///
+    /// # Errors
+    /// There is a JVM that does not describe itself, or one for another machine.
+    pub fn find(image: &dyn Image) -> Result<Option<Self>, Unsupported> {
+        let pieces = Pieces::of(image);
+        let Ok(file) = ElfFile::parse(&pieces) else { return Ok(None) };
+        let bytes = |name| file.headers.section(name).and_then(|section| file.section_bytes(section).ok());
+        let (Some(table), Some(names)) = (bytes(".dynsym"), bytes(".dynstr")) else { return Ok(None) };
+        let Ok(entries) = slice_from_all_bytes::<Sym64<LittleEndian>>(table) else { return Ok(None) };
+        let mut symbols = HashMap::new();
+        let mut is_jvm = false;
+        for symbol in entries.iter().filter(|symbol| symbol.st_shndx.get(LE) != SHN_UNDEF) {
+            let Some(name) = names.get(symbol.st_name.get(LE) as usize..) else { continue };
+            let name = &name[..name.len().min(LONGEST)];
+            let Some(end) = name.iter().position(|byte| *byte == 0) else { continue };
+            is_jvm |= &name[..end] == OF_ANY_JVM;
+            let Some(rest) = name[..end].strip_prefix(PREFIX).filter(|_| symbols.len() < MOST_SYMBOLS) else {
+                continue;
+            };
+            symbols.insert(String::from_utf8_lossy(rest).into_owned(), symbol.st_value.get(LE));
+        }
+        if !symbols.contains_key("Structs") {
+            return if is_jvm { Err(Unsupported::NotHotSpot) } else { Ok(None) };
+        }
+        if file.headers.machine != EM_X86_64.0 {
+            return Err(Unsupported::Machine);
+        }
+        let segments = file.headers.segments.iter().filter(|segment| segment.is_loaded()).copied().collect();
+        Ok(Some(Self { symbols: Arc::new(symbols), segments }))
+    }
+
+    /// Its tables in a process that has `file_offset` of the file mapped, executable, at `start`.
+    #[must_use]
+    pub fn tables_in(&self, start: u64, file_offset: u64) -> Option<Tables> {
+        // A mapping begins at a page, and may begin before its segment.
+        let holds = |segment: &&Segment| {
+            let first = segment.offset & !0xfff;
+            (first..segment.offset.saturating_add(segment.file_bytes)).contains(&file_offset)
+        };
+        let segment = self.segments.iter().filter(|segment| segment.is_executable()).find(holds)?;
+        let bias = start.wrapping_sub(file_offset).wrapping_sub(segment.address.wrapping_sub(segment.offset));
+        Some(Tables { symbols: Arc::clone(&self.symbols), bias })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+
+    use super::*;
+
+    #[test]
+    fn files_without_a_jvm_have_none() {
+        assert_eq!(Library::find(&File::open("/proc/self/exe").expect("it is there")), Ok(None));
+        assert_eq!(Library::find(&vec![0u8; 100]), Ok(None));
+    }
+
+    /// The JVM of this machine, if it has one.
+    #[test]
+    fn an_installed_jvm_has_its_tables() {
+        let Ok(file) = File::open("/usr/lib/jvm/java-17-openjdk-amd64/lib/server/libjvm.so") else { return };
+        let library = Library::find(&file).expect("it is HotSpot").expect("it is a JVM");
+        let code = *library.segments.iter().find(|segment| segment.is_executable()).expect("it has code");
+        let at = |start: u64| library.tables_in(start, code.offset & !0xfff).expect("it is mapped").address("Structs");
+        assert_eq!(at(0x20_0000).expect("it is there") - at(0x10_0000).expect("it is there"), 0x10_0000);
+        assert_eq!(library.tables_in(0x1000, u64::MAX), None);
+    }
+}

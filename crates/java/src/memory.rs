@@ -1,0 +1,120 @@
+//! Memory that is read: of a process, in bounded pieces.
+
+/// The memory of a process.
+pub trait Memory {
+    /// Fills `buffer` from `address`. Returns `false` if not all of it can be read.
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
+}
+
+/// Why something of a JVM could not be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ReadError {
+    /// The memory is not there, or the process has ended.
+    #[error("the memory cannot be read")]
+    Unreadable,
+    /// It contradicts itself.
+    #[error("it is not what it should be")]
+    Malformed,
+}
+
+/// `count` bytes at `address`.
+pub(crate) fn bytes(memory: &dyn Memory, address: u64, count: usize) -> Result<Vec<u8>, ReadError> {
+    let mut bytes = vec![0; count];
+    if memory.read(address, &mut bytes) { Ok(bytes) } else { Err(ReadError::Unreadable) }
+}
+
+/// The word at `address`.
+pub(crate) fn word(memory: &dyn Memory, address: u64) -> Result<u64, ReadError> {
+    let mut bytes = [0; 8];
+    if memory.read(address, &mut bytes) { Ok(u64::from_le_bytes(bytes)) } else { Err(ReadError::Unreadable) }
+}
+
+/// The 32-bit number at `address`.
+pub(crate) fn int(memory: &dyn Memory, address: u64) -> Result<u32, ReadError> {
+    let mut bytes = [0; 4];
+    if memory.read(address, &mut bytes) { Ok(u32::from_le_bytes(bytes)) } else { Err(ReadError::Unreadable) }
+}
+
+/// A text that ends with a zero byte, at most `most` bytes of it. What is no UTF-8 is escaped.
+pub(crate) fn text(memory: &dyn Memory, address: u64, most: usize) -> Result<String, ReadError> {
+    const PIECE: u64 = 64;
+    let mut text = Vec::new();
+    while text.len() < most {
+        // Up to the end of a piece, so that no page is needed behind the one that the text ends in.
+        let at = address.wrapping_add(text.len() as u64);
+        let piece = bytes(memory, at, (PIECE - at % PIECE) as usize)?;
+        let end = piece.iter().position(|byte| *byte == 0);
+        text.extend_from_slice(&piece[..end.unwrap_or(piece.len())]);
+        if end.is_some() {
+            break;
+        }
+    }
+    text.truncate(most);
+    Ok(escaped(&text))
+}
+
+/// A text; bytes that are no UTF-8 become `\xNN`.
+pub(crate) fn escaped(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        chunk.invalid().iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
+    }
+    text
+}
+
+/// Numbers in a structure that was read in one piece.
+pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
+
+impl Fields<'_> {
+    fn at<const N: usize>(&self, offset: u32) -> Result<[u8; N], ReadError> {
+        let found = self.0.get(offset as usize..).and_then(|bytes| bytes.first_chunk());
+        found.copied().ok_or(ReadError::Malformed)
+    }
+
+    pub(crate) fn u64(&self, offset: u32) -> Result<u64, ReadError> {
+        self.at(offset).map(u64::from_le_bytes)
+    }
+
+    pub(crate) fn u32(&self, offset: u32) -> Result<u32, ReadError> {
+        self.at(offset).map(u32::from_le_bytes)
+    }
+
+    pub(crate) fn u16(&self, offset: u32) -> Result<u16, ReadError> {
+        self.at(offset).map(u16::from_le_bytes)
+    }
+}
+
+/// A number that differs where words differ, with near certainty: FNV-1a.
+pub(crate) fn digest(words: &[u64]) -> u64 {
+    let mix = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    words.iter().flat_map(|word| word.to_le_bytes()).fold(0xcbf2_9ce4_8422_2325, mix)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::Sparse;
+
+    #[test]
+    fn texts_end_where_they_end_and_are_escaped() {
+        let mut memory = Sparse::default();
+        memory.put(0x1000, b"nmethod\0rest");
+        memory.put(0x10fc, b"ab\xff");
+        memory.put(0x2000, &[b'x'; 0x200]);
+        assert_eq!(text(&memory, 0x1000, 64).as_deref(), Ok("nmethod"));
+        assert_eq!(text(&memory, 0x10fc, 64).as_deref(), Ok("ab\\xff"), "the page's end is the end of what is read");
+        assert_eq!(text(&memory, 0x2000, 100).map(|text| text.len()), Ok(100));
+        assert_eq!(text(&memory, 0x9000, 64), Err(ReadError::Unreadable));
+        assert_eq!(text(&memory, u64::MAX, 64), Err(ReadError::Unreadable));
+    }
+
+    #[test]
+    fn fields_outside_of_what_was_read_are_none() {
+        let fields = Fields(&[1, 0, 0, 0, 0, 0, 0, 0, 9]);
+        assert_eq!((fields.u64(0), fields.u32(0), fields.u16(7)), (Ok(1), Ok(1), Ok(0x900)));
+        assert_eq!(fields.u64(2), Err(ReadError::Malformed));
+        assert!(fields.u16(u32::MAX).is_err());
+        assert_ne!(digest(&[1, 2]), digest(&[2, 1]));
+    }
+}

@@ -1,0 +1,108 @@
+//! Which methods run at a place of compiled code: the one that was compiled, and those that were inlined into it.
+
+use crate::code::{Blob, Kind};
+use crate::layout::{Metadata, Reach};
+use crate::memory::{self, Fields, Memory, ReadError};
+use crate::stream::Stream;
+use crate::vm::Vm;
+
+/// Bytes of the description of a place: offset in the code, offset of the scope, two other numbers.
+const PLACE_BYTES: u64 = 16;
+/// Most places of a method that are believed.
+const MOST_PLACES: u64 = 1 << 20;
+/// Most methods that are inlined into each other.
+const MOST_SCOPES: usize = 64;
+/// Bytes of a scope's description that are read: three numbers.
+const SCOPE_BYTES: usize = 15;
+/// Largest offset of a scope, and most methods that scopes refer to.
+const LARGEST_OFFSET: u32 = 1 << 28;
+
+/// A method at a bytecode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Scope {
+    /// Address of the method.
+    pub method: u64,
+    /// Index of the bytecode; `None` before the first one.
+    pub bytecode: Option<u32>,
+}
+
+/// The methods that run at return address `pc` of compiled code, innermost first. If nothing is described there, that is
+/// the compiled method alone.
+///
+/// # Errors
+/// [`ReadError`]
+pub fn scopes(memory: &dyn Memory, vm: &Vm, blob: &Blob, pc: u64) -> Result<Vec<Scope>, ReadError> {
+    if blob.kind != Kind::Compiled {
+        return Ok(Vec::new());
+    }
+    let alone = || vec![Scope { method: blob.method, bytecode: None }];
+    let at = vm.layout.compiled;
+    let fields = blob.fields();
+    let base = match at.immutable_data {
+        Some(data) => fields.u64(data)?,
+        None => blob.start,
+    };
+    let from_base = |to: Reach| match to {
+        Reach::Pointer(at) => fields.u64(at),
+        Reach::Distance(at) => Ok(base.wrapping_add(fields.u32(at)?.into())),
+    };
+    let (first, end) = (from_base(at.places.0)?, from_base(at.places.1)?);
+    let count = end.checked_sub(first).ok_or(ReadError::Malformed)? / PLACE_BYTES;
+    let Some(mut offset) = find_place(memory, (first, count), pc.wrapping_sub(blob.code))? else { return Ok(alone()) };
+    let stream = from_base(at.scopes)?;
+    let methods = match at.metadata {
+        Metadata::Inside(distance) => blob.start.wrapping_add(fields.u32(distance)?.into()),
+        Metadata::Behind(data, bytes) => {
+            let bytes = u64::from(fields.u32(bytes)?);
+            fields.u64(data)?.wrapping_add(bytes.next_multiple_of(8))
+        }
+    };
+    let mut found = Vec::new();
+    while offset != 0 && found.len() < MOST_SCOPES {
+        let (caller, scope) = read_scope(memory, vm, (stream, offset), methods)?;
+        found.push(scope);
+        offset = caller;
+    }
+    Ok(if found.is_empty() { alone() } else { found })
+}
+
+/// The offset of the scope at a place, by the first place that is not before it. They are in order.
+fn find_place(memory: &dyn Memory, (first, count): (u64, u64), offset: u64) -> Result<Option<u32>, ReadError> {
+    if count > MOST_PLACES {
+        return Err(ReadError::Malformed);
+    }
+    let place = |number: u64| {
+        let bytes = memory::bytes(memory, first.wrapping_add(number * PLACE_BYTES), PLACE_BYTES as usize)?;
+        let fields = Fields(&bytes);
+        Ok((i64::from(fields.u32(0)?.cast_signed()), fields.u32(4)?))
+    };
+    let offset = i64::try_from(offset).map_err(|_| ReadError::Malformed)?;
+    let (mut low, mut high) = (0, count);
+    while low < high {
+        let middle = u64::midpoint(low, high);
+        if place(middle)?.0 < offset { low = middle + 1 } else { high = middle }
+    }
+    if low == count {
+        return Ok(None);
+    }
+    let (_, scope) = place(low)?;
+    Ok((scope != 0 && scope < LARGEST_OFFSET).then_some(scope))
+}
+
+/// The scope at an offset of a stream, and the offset of the one that it is inlined into; 0 if it is none.
+fn read_scope(
+    memory: &dyn Memory,
+    vm: &Vm,
+    (stream, offset): (u64, u32),
+    methods: u64,
+) -> Result<(u32, Scope), ReadError> {
+    let bytes = memory::bytes(memory, stream.wrapping_add(offset.into()), SCOPE_BYTES)?;
+    let mut numbers = Stream::new(&bytes, vm.layout.without_zeros);
+    let mut next = || numbers.number().ok_or(ReadError::Malformed);
+    let (caller, method, bytecode) = (next()?, next()?, next()?);
+    if caller >= LARGEST_OFFSET || method == 0 || method >= LARGEST_OFFSET {
+        return Err(ReadError::Malformed);
+    }
+    let method = memory::word(memory, methods.wrapping_add(u64::from(method - 1) * 8))?;
+    Ok((caller, Scope { method, bytecode: bytecode.checked_sub(1) }))
+}

@@ -1,0 +1,172 @@
+//! Java frames on stacks of native memory: whole, named and in their order, interpreted and compiled, without any flag of the JVM.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use heapbpf_tests::doctor::doctor_of;
+use heapbpf_tests::environment::{programs_folder, skipped, turn};
+use heapbpf_tests::output::{Frame, Profile, Stack};
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+
+/// Share of samples whose stacks must be whole and named.
+const SHARE: f64 = 0.95;
+
+/// The Java of the distribution, whose frames are known, and any other that is installed.
+fn javas() -> Vec<PathBuf> {
+    let folders = std::fs::read_dir("/usr/lib/jvm").into_iter().flatten().flatten();
+    let mut found: Vec<PathBuf> = folders
+        // Names of the distribution for the same one.
+        .filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()))
+        .map(|entry| entry.path())
+        .filter(|path| path.join("bin/javac").exists())
+        .collect();
+    found.sort();
+    found
+}
+
+/// Compiles the program into a folder.
+fn compiled(java: &Path, folder: &Path) {
+    let source = programs_folder().join("JavaTruth.java");
+    let compiler = Command::new(java.join("bin/javac")).arg("-g").arg("-d").arg(folder).arg(&source).output();
+    let compiler = compiler.expect("javac runs");
+    assert!(compiler.status.success(), "{}", String::from_utf8_lossy(&compiler.stderr));
+}
+
+fn start(java: &Path, folder: &Path, flags: &[&str], numbers: [u32; 3]) -> Target {
+    let mut command = Command::new(java.join("bin/java"));
+    command.args(["-Xmx512m"]).args(flags).arg("-cp").arg(folder).arg("JavaTruth");
+    Target::start_command(command.args(numbers.map(|number| number.to_string())))
+}
+
+fn samples(stack: &Stack) -> f64 {
+    stack.samples as f64
+}
+
+/// The share of samples whose stacks are whole, and named in each frame; the reasons of others.
+fn share(profile: &Profile) -> (f64, BTreeMap<String, u64>) {
+    let mut others: BTreeMap<String, u64> = BTreeMap::new();
+    let (mut good, mut all) = (0.0, 0.0);
+    for stack in &profile.stacks {
+        all += samples(stack);
+        let unnamed = stack.frames.iter().find(|frame| frame.function.is_none());
+        let why = stack.cut.clone().or_else(|| unnamed.map(|frame| format!("{:?} {:?}", frame.module, frame.reason)));
+        match why {
+            Some(why) => *others.entry(why).or_default() += stack.samples,
+            None => good += samples(stack),
+        }
+    }
+    assert!(all > 0.0, "nothing was sampled");
+    (good / all, others)
+}
+
+/// Whether a frame is a Java method of this name, without its numbers: `JavaTruth$$Lambda.getAsInt`.
+fn is_named(frame: &Frame, name: &str) -> bool {
+    let found = frame.function.as_deref().unwrap_or_default();
+    found == name || frame.module.is_none() && found.replace(|letter: char| letter.is_ascii_digit(), "") == name
+}
+
+/// Whether a stack has these functions next to each other, innermost first.
+fn has_path(stack: &Stack, path: &[&str]) -> bool {
+    stack.frames.windows(path.len()).any(|frames| frames.iter().zip(path).all(|(frame, name)| is_named(frame, name)))
+}
+
+/// Known paths, innermost first.
+fn paths() -> Vec<Vec<&'static str>> {
+    let mut recursion = vec!["JavaTruth.direct"];
+    recursion.extend(["JavaTruth.recurse"; 21]);
+    recursion.extend(["JavaTruth.work", "JavaTruth.run", "JavaTruth.main"]);
+    vec![
+        recursion,
+        vec!["java.nio.ByteBuffer.allocateDirect", "JavaTruth.direct", "JavaTruth.work", "JavaTruth.run"],
+        vec!["JavaTruth.direct", "JavaTruth$Square.allocate", "JavaTruth.shapes", "JavaTruth.work"],
+        vec!["JavaTruth.direct", "JavaTruth$Circle.allocate", "JavaTruth.shapes", "JavaTruth.work"],
+        vec!["java.util.zip.Deflater.init", "java.util.zip.Deflater.<init>"],
+        vec!["JavaTruth.deflate", "JavaTruth.work", "JavaTruth.run", "JavaTruth.main"],
+        vec!["JavaTruth.inflate", "JavaTruth.work", "JavaTruth.run"],
+        vec!["JavaTruth.supplied", "JavaTruth.lambda", "JavaTruth.work", "JavaTruth.run"],
+        vec!["JavaTruth.direct", "JavaTruth.run"],
+    ]
+}
+
+/// Every known path is there, down to the entry of its thread; lines are those of the source.
+fn check(what: &str, profile: &Profile) {
+    let (share, others) = share(profile);
+    println!("{what}: {:.2} % of the samples have stacks that are whole and named; others: {others:?}", share * 100.0);
+    assert!(share >= SHARE, "{what}: {share} {others:?} {:?}", profile.notes);
+    for path in paths() {
+        assert!(profile.stacks.iter().any(|stack| has_path(stack, &path)), "{what}: no stack has {path:?}");
+    }
+    let of_thread = |stack: &&Stack| stack.frames.iter().any(|frame| is_named(frame, "java.lang.Thread.run"));
+    let from_thread =
+        profile.stacks.iter().filter(of_thread).filter(|stack| has_path(stack, &["JavaTruth.direct", "JavaTruth.run"]));
+    assert!(from_thread.count() > 0, "{what}: no stack of a thread");
+    let source = std::fs::read_to_string(programs_folder().join("JavaTruth.java")).expect("it is ours");
+    let line =
+        1 + source.lines().position(|line| line.contains("ByteBuffer.allocateDirect(size)")).expect("it is there");
+    let direct: Vec<(Option<&str>, Option<u32>)> = profile
+        .stacks
+        .iter()
+        .filter(|stack| stack.cut.is_none())
+        .flat_map(|stack| stack.frames.windows(2))
+        .filter(|pair| is_named(&pair[0], "java.nio.ByteBuffer.allocateDirect"))
+        .map(|pair| (pair[1].file.as_deref(), pair[1].line))
+        .collect();
+    let expected = (Some("JavaTruth.java"), Some(line as u32));
+    assert!(!direct.is_empty() && direct.iter().all(|found| *found == expected), "{what}: {direct:?}");
+}
+
+#[test]
+fn stacks_of_native_memory_show_java_methods() {
+    let case = "stacks_of_native_memory_show_java_methods";
+    let Some(_turn) = turn(case) else { return };
+    let javas = javas();
+    if javas.is_empty() {
+        return skipped(case, "there is no JDK in /usr/lib/jvm (Debian: openjdk-17-jdk-headless)");
+    }
+    for java in javas {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        compiled(&java, folder.path());
+        // Interpreted; compiled by the first compiler; by both, after it has warmed up.
+        for (flags, warm_up) in [(&["-Xint"][..], 1), (&["-XX:TieredStopAtLevel=1"], 1000), (&[], 3000)] {
+            let mut target = start(&java, folder.path(), flags, [200, 2, warm_up]);
+            let recording = Recorder::of(target.pid(), 1024).start();
+            target.go();
+            assert_eq!(target.line(), "DONE");
+            let (profile, _) = recording.stop().results();
+            check(&format!("{} {flags:?}", java.display()), &profile);
+            assert!(target.end().success(), "it was harmed");
+        }
+    }
+}
+
+/// A JVM that heapbpf starts: frames are read as soon as there are any.
+#[test]
+fn a_jvm_is_followed_from_its_start() {
+    let case = "a_jvm_is_followed_from_its_start";
+    let Some(_turn) = turn(case) else { return };
+    let Some(java) = javas().into_iter().next() else { return skipped(case, "there is no JDK in /usr/lib/jvm") };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    compiled(&java, folder.path());
+    let arguments = ["-cp", &folder.path().display().to_string(), "JavaTruth", "200", "2", "1"].map(str::to_owned);
+    let recording = Recorder::new().interval(1024).command(&java.join("bin/java"), arguments).start();
+    let (profile, _) = recording.finish().results();
+    let (share, others) = share(&profile);
+    println!("from the start: {:.2} % whole and named; others: {others:?}", share * 100.0);
+    assert!(share >= SHARE, "{share} {others:?} {:?}", profile.notes);
+    assert!(profile.stacks.iter().any(|stack| has_path(stack, &["JavaTruth.run", "JavaTruth.main"])));
+}
+
+#[test]
+fn doctor_names_the_version_of_java() {
+    let case = "doctor_names_the_version_of_java";
+    let Some(_turn) = turn(case) else { return };
+    let Some(java) = javas().into_iter().next() else { return skipped(case, "there is no JDK in /usr/lib/jvm") };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    compiled(&java, folder.path());
+    let target = start(&java, folder.path(), &[], [1, 0, 1]);
+    let (_, found) = doctor_of(target.pid());
+    let version = found["java"].as_str().unwrap_or_default();
+    assert!(version.starts_with(|letter: char| letter.is_ascii_digit()), "{found}");
+}
