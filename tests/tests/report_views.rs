@@ -54,7 +54,7 @@ fn a_profile_is_shown_by_function_by_module_and_as_trees() {
     let files = report(&path, &["--by", "file"]);
     assert!(files.lines().any(|line| line.trim_end().ends_with("inlines.cc")), "{files}");
     let tree = report(&path, &["--tree"]);
-    let place = |name: &str| tree.find(name).unwrap_or_else(|| panic!("{name}: {tree}"));
+    let place = |name: &str| tree.rfind(name).unwrap_or_else(|| panic!("{name}: {tree}"));
     assert!(place("main") < place("site_00"), "callers come first: {tree}");
     let callers = report(&path, &["--callers", "^site_00"]);
     let place = |name: &str| callers.rfind(name).unwrap_or_else(|| panic!("{name}: {callers}"));

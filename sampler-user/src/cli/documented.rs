@@ -10,9 +10,11 @@ use clap::{Arg, CommandFactory, Parser};
 use super::args::Cli;
 
 /// Options of other programs (and of `cargo xtask` and its benchmarks) that the documents mention.
-const OF_OTHERS: [&str; 38] = [
+const OF_OTHERS: [&str; 43] = [
+    "--alpine",
     "--base",
     "--bin",
+    "--bpf",
     "--call-graph",
     "--case",
     "--cfg",
@@ -29,9 +31,11 @@ const OF_OTHERS: [&str; 38] = [
     "--locked",
     "--native",
     "--nocapture",
+    "--now",
     "--object",
     "--offline",
     "--only",
+    "--path",
     "--perf-basic-prof",
     "--print",
     "--quick",
@@ -42,6 +46,7 @@ const OF_OTHERS: [&str; 38] = [
     "--single",
     "--stages",
     "--stat",
+    "--strip-components",
     "--sysroot",
     "--target",
     "--target-dir",

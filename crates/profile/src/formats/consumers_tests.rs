@@ -297,7 +297,7 @@ fn a_browser_without_a_network_shows_the_page() {
         .arg(format!("file://{}", file.display()))
         .env("HOME", folder.path()));
     let total: f64 = profile.rows.iter().map(|row| row.inuse.bytes).sum();
-    let shown = format!("<b>{}</b> bytes in use</p>", crate::units::bytes(total));
+    let shown = format!("<b>{}</b> in use</p>", crate::units::bytes(total));
     assert!(dom.contains(&shown), "{shown} is not in the page");
     assert!(dom.contains("<option value=\"inuse_space\">bytes in use</option>"));
 }

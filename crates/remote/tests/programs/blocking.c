@@ -88,7 +88,8 @@ static void *block(void *argument) {
   struct ring ring;
   int has_ring = kind == IO_URING && open_ring(&ring);
   sigset_t none, user;
-  sigemptyset(&none), sigemptyset(&user), sigaddset(&user, SIGUSR2);
+  /* The signal that ends the program is for its first thread. */
+  sigemptyset(&none), sigaddset(&none, SIGTERM), sigemptyset(&user), sigaddset(&user, SIGUSR2);
   if (kind == IO_URING && !has_ring) { done[kind] = 1; return 0; }
   while (!stop) {
     struct timespec t = {0, 20000000};
