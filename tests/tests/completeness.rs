@@ -275,7 +275,8 @@ fn python_names_its_functions_by_trampolines() {
     let script = "def innermost(n): return bytearray(3000 + n)\ndef middle(n):\n  for i in range(n): innermost(i % 100)\n\
                   for k in range(20): middle(500)";
     let outcome = Recorder::new().interval(32 << 10).command(&python, ["-X", "perf", "-c", script]).start().finish();
-    let path: &[&str] = &["py::innermost:<string>", "py::middle:<string>", "py::<module>:<string>", "Py_BytesMain"];
+    let path: &[&str] =
+        &["py::innermost:<string>", "py::middle:<string>", "py::<module>:<string>", "__libc_start_main_impl"];
     let comm = python.file_name().and_then(|name| name.to_str()).expect("our own names");
     let profile = check(case, comm, &outcome, &[path]);
     let _ = std::fs::remove_file(format!("/tmp/perf-{}.map", profile.processes[0].pid));
