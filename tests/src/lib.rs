@@ -24,4 +24,5 @@ pub mod refusing;
 pub mod scrape;
 pub mod target;
 pub mod tmux;
+pub mod torture;
 pub mod truth;
