@@ -1,7 +1,7 @@
 /* MODE N: a program that checks what its allocator gives it, in a state that is hard on a profiler. Prints READY and its pid, works
  * until a line on its input, and prints OK and what it did; ends at the next line.
  *   threads N   N threads, each of which checks its own blocks now and then
- *   exec        starts itself again and again, in the same process
+ *   exec        starts itself again and again, in the same process, PAUSE_US microseconds apart
  *   strict      under seccomp's strict mode: read, write and exit only; N rounds after the line
  *   kill, trap, errno
  *               under a filter with the few calls that it makes itself; anything else ends it, raises SIGSYS, or fails; N rounds
@@ -112,6 +112,8 @@ static void again(char **arguments, int count) {
   /* What a program computes, the next one computes too. */
   uint64_t now = work(1, 200);
   if (number && now != sum) fail("a sum is wrong\n");
+  const char *pause = getenv("PAUSE_US");
+  if (pause) usleep((useconds_t)atoi(pause));
   struct pollfd input = {0, POLLIN, 0};
   if (poll(&input, 1, 0) > 0) {
     wait_line();

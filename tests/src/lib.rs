@@ -22,6 +22,7 @@ pub mod receivers;
 pub mod recorder;
 pub mod refusing;
 pub mod scrape;
+pub mod soak;
 pub mod target;
 pub mod tmux;
 pub mod torture;

@@ -135,14 +135,6 @@ impl Target {
         self.child.id()
     }
 
-    /// Whether it has not ended.
-    ///
-    /// # Panics
-    /// Never: it is our own child.
-    pub fn is_running(&mut self) -> bool {
-        self.child.try_wait().expect("our own child").is_none()
-    }
-
     /// Lets it continue: to its sites after READY, to its next step, or to its end after the report.
     pub fn go(&mut self) {
         if let Some(stdin) = &mut self.stdin {

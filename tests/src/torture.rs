@@ -10,7 +10,7 @@ use crate::environment::{heapbpf, skipped};
 use crate::guardian::changed_bytes_of_libc;
 use crate::inline::{Hook, is_hooked, mapped};
 use crate::kernel::orphaned_links;
-use crate::output::{self, Stats};
+use crate::output::Stats;
 use crate::program::{library, program};
 use crate::recorder::{Outcome, Recorder, Recording};
 use crate::target::{Target, until};
@@ -163,12 +163,6 @@ pub fn accounted(outcome: &Outcome) -> Stats {
 /// If it is not.
 pub fn readable(said: &str) {
     assert!(!said.contains("panicked") && !said.contains("RUST_BACKTRACE"), "{said}");
-}
-
-/// Reads the statistics of a recording, if it wrote them.
-pub fn statistics(outcome: &Outcome) -> Option<Stats> {
-    let file = outcome.file("stats.json");
-    file.metadata().is_ok_and(|file| file.len() > 0).then(|| output::read(&file))
 }
 
 /// Waits until heapbpf has ended, whoever ended it, and returns whether SIGKILL did.

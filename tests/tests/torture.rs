@@ -10,7 +10,7 @@ use heapbpf_tests::environment::{heapbpf, turn};
 use heapbpf_tests::guardian::guardians_of;
 use heapbpf_tests::inline::{Hook, is_hooked};
 use heapbpf_tests::kernel::{links_of, links_that_stay, orphaned_links};
-use heapbpf_tests::output::Stats;
+use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
@@ -62,6 +62,11 @@ fn killed() {
             if kill % 4 != 0 {
                 until("a link", || !links_of(daemon.id()).is_empty());
             }
+            // Every other of the rest while the target is hooked; on a busy machine it is late, or probes.
+            let patience = Instant::now() + Duration::from_secs(15);
+            while hook == Hook::Inline && kill % 2 != 0 && !is_hooked(target.pid()) && Instant::now() < patience {
+                std::thread::sleep(Duration::from_millis(2));
+            }
             std::thread::sleep(Duration::from_millis(u64::from(kill * 37 % 300)));
             let held = guardians_of(daemon.id()).into_iter().chain([daemon.id()]).flat_map(links_of).collect();
             assert!(daemon.try_wait().expect("our child").is_none(), "heapbpf ended by itself");
@@ -97,13 +102,13 @@ fn killed_for_want_of_memory() {
                 return;
             };
             let words = group.words();
-            let mut target = Target::start(&program("many_stacks"), ["18", "40", "8"]);
+            let mut target = Target::start(&program("many_stacks"), ["17", "40", "8"]);
             let recorder = recorder(target.pid(), hook, 1).through(&words.each_ref().map(|word| OsStr::new(word)));
             let recording = recorder.start();
-            // Too little for 262,144 stacks.
-            group.leave_room(8 << 20);
+            // Too little for 131,072 stacks.
+            group.leave_room(4 << 20);
             let truth = target.run();
-            assert_eq!(truth.allocs(), 1 << 18);
+            assert_eq!(truth.allocs(), 1 << 17);
             let heapbpf = recording.pid();
             assert!(was_killed(recording), "it was not killed");
             until("the end of the guardian", || guardians_of(heapbpf).is_empty());
@@ -133,7 +138,7 @@ fn without_file_descriptors() {
         let before = orphaned_links();
         let target = Unharmed::start();
         let (mut began, mut refused) = (0, Vec::new());
-        let limits = [8_u32, 24, 48, 96].into_iter().cycle().take(times(4) as usize);
+        let limits = [24_u32, 128, 512, 8].into_iter().cycle().take(times(2) as usize);
         for limit in limits {
             let most = format!("--nofile={limit}:{limit}");
             let words = ["prlimit".to_owned(), most];
@@ -156,7 +161,7 @@ fn without_file_descriptors() {
         // None is left once it records: children, libraries and files of its own come later.
         let recording = Recorder::of(target.pid(), 4096).option("--hook", name_of(hook)).start();
         limit_files(recording.pid(), 3);
-        std::thread::sleep(lasting(2));
+        std::thread::sleep(lasting(1));
         recording.signal(libc::SIGINT);
         let outcome = recording.ends();
         readable(&outcome.stderr);
@@ -171,7 +176,7 @@ fn without_file_descriptors() {
              its exit status is {:?}; nothing left, target right ({told})",
             outcome.status.code()
         );
-        seen(fault, name_of(hook), times(4) + 1, &what);
+        seen(fault, name_of(hook), times(2) + 1, &what);
     }
 }
 
@@ -214,29 +219,35 @@ fn without_room_on_the_disk() {
     }
 }
 
+/// What did not fit.
+type Lossy = dyn Fn(&Profile, &Stats) -> u64;
+
 /// Records two programs with little room: one that checks itself, and one whose truth is known. Whatever is lost is counted.
-fn with_little_room(fault: &str, options: &[[&str; 2]], lossy: &dyn Fn(&Stats) -> u64) {
+/// heapbpf is stopped meanwhile if `stopped`.
+fn with_little_room(fault: &str, interval: u64, options: &[[&str; 2]], stopped: bool, lossy: &Lossy) {
     for hook in hooks() {
         let before = orphaned_links();
         let mut lost = 0;
         for _ in 0..times(1) {
             let target = Unharmed::start();
-            let mut known = Target::start(&program("mix"), ["20000"]);
-            let recorder = recorder(target.pid(), hook, 1).pid(known.pid());
+            let mut known = Target::start(&program("mix"), ["5000"]);
+            let recorder = recorder(target.pid(), hook, interval).pid(known.pid());
             let recording = options.iter().fold(recorder, |it, [name, value]| it.option(name, value)).start();
+            if stopped {
+                recording.signal(libc::SIGSTOP);
+            }
             let truth = known.run();
-            let begun = Instant::now();
-            while begun.elapsed() < lasting(2) {
-                std::thread::sleep(Duration::from_millis(100));
-                assert!(known.is_running(), "the target ended");
+            std::thread::sleep(lasting(1));
+            if stopped {
+                recording.signal(libc::SIGCONT);
             }
             let outcome = recording.stop();
             readable(&outcome.stderr);
             let (profile, stats) = outcome.results();
             let (bytes, objects) = checks::exact(profile.process(known.pid()));
             assert_eq!((objects, bytes), (Some(truth.allocs()), Some(truth.bytes())), "{stats:?}");
-            assert!(lossy(&stats) > 0, "nothing was full: {stats:?}");
-            lost += lossy(&stats);
+            assert!(lossy(&profile, &stats) > 0, "nothing was full: {:?}", profile.counters);
+            lost += lossy(&profile, &stats);
             nothing_stays_in(known.pid());
             assert!(known.end().success(), "it came to harm");
             target.ends_well();
@@ -249,48 +260,27 @@ fn with_little_room(fault: &str, options: &[[&str; 2]], lossy: &dyn Fn(&Stats) -
     }
 }
 
+/// A counter of a profile, by its name.
+fn counter(profile: &Profile, name: &str) -> u64 {
+    profile.counters.get(name).and_then(|count| count.as_u64()).unwrap_or_default()
+}
+
 #[test]
 fn with_a_full_ring() {
     let Some(_turn) = turn("torture_with_a_full_ring") else { return };
-    with_little_room("ring full", &[["--ring-bytes", "4096"]], &Stats::lost);
+    with_little_room("ring full", 1, &[["--ring-bytes", "4096"]], false, &|_, stats| stats.lost());
 }
 
 #[test]
 fn with_full_maps() {
     let Some(_turn) = turn("torture_with_full_maps") else { return };
-    let untracked = |stats: &Stats| stats.other.get("untracked").copied().unwrap_or_default();
-    with_little_room("maps full", &[["--live-max", "16"], ["--stacks-max", "1000"]], &untracked);
+    let options = [["--live-max", "16"], ["--stacks-max", "1000"]];
+    with_little_room("maps full", 1, &options, false, &|profile, _| counter(profile, "untracked"));
 }
 
 /// heapbpf does not get to run, for longer than its rings have room.
 #[test]
 fn with_heapbpf_stopped() {
-    let fault = "heapbpf stopped (SIGSTOP)";
     let Some(_turn) = turn("torture_with_heapbpf_stopped") else { return };
-    for hook in hooks() {
-        let before = orphaned_links();
-        let mut lost = 0;
-        for _ in 0..times(1) {
-            let target = Unharmed::start();
-            let mut known = Target::start(&program("mix"), ["20000"]);
-            let recorder = recorder(target.pid(), hook, 512).pid(known.pid());
-            let recording = recorder.option("--ring-bytes", "64KiB").start();
-            recording.signal(libc::SIGSTOP);
-            let truth = known.run();
-            std::thread::sleep(lasting(2));
-            recording.signal(libc::SIGCONT);
-            let outcome = recording.stop();
-            readable(&outcome.stderr);
-            let (profile, stats) = outcome.results();
-            let (bytes, objects) = checks::exact(profile.process(known.pid()));
-            assert_eq!((objects, bytes), (Some(truth.allocs()), Some(truth.bytes())), "{stats:?}");
-            lost += stats.lost();
-            nothing_stays_in(known.pid());
-            assert!(known.end().success(), "it came to harm");
-            target.ends_well();
-        }
-        no_link_is_orphaned(&before);
-        let what = format!("{lost} samples lost, all counted; exact totals equal the program's own; targets right");
-        seen(fault, name_of(hook), times(1), &what);
-    }
+    with_little_room("heapbpf stopped (SIGSTOP)", 512, &[["--ring-bytes", "64KiB"]], true, &|_, stats| stats.lost());
 }

@@ -3,6 +3,7 @@
 use std::ffi::OsStr;
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Instant;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
@@ -307,7 +308,9 @@ pub fn torture(context: &Context, selection: &Selection) -> anyhow::Result<ExitC
     let (mut table, mut kept) = (Vec::new(), true);
     for row in rows {
         say!("{}: {}, {} times", row.name, row.fault, row.times(selection));
+        let begun = Instant::now();
         let (seen, succeeded) = row.run(context, selection, &file)?;
+        say!("{}: {:.0} s", row.name, begun.elapsed().as_secs_f64());
         table.extend(seen);
         kept &= succeeded;
     }
