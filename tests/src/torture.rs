@@ -99,8 +99,16 @@ impl Unharmed {
     /// # Panics
     /// If it does not start.
     pub fn start() -> Self {
+        Self::start_as(&program("unharmed"))
+    }
+
+    /// Starts it, built under another name.
+    ///
+    /// # Panics
+    /// As [`Unharmed::start`].
+    pub fn start_as(program: &Path) -> Self {
         let plugin = library("plugin", "plugin30.so", &["-DPLUGIN=30"]);
-        Self(Target::start(&program("unharmed"), [&plugin]))
+        Self(Target::start(program, [&plugin]))
     }
 
     /// Process id.

@@ -4,9 +4,10 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
+use flate2::read::GzDecoder;
 use heapbpf_tests::environment::turn;
 use heapbpf_tests::output::Profile;
-use heapbpf_tests::program::program;
+use heapbpf_tests::program::program_with;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::scrape::get;
 use heapbpf_tests::soak::{Drift, Line, Totals};
@@ -43,7 +44,7 @@ fn sample(address: SocketAddr, seconds: f64) -> Sample {
     let lost = losses.filter_map(|line| line.rsplit_once(' ')?.1.parse::<f64>().ok()).sum();
     let answer = get(address, "/debug/pprof/heap?format=json");
     assert_eq!(answer.status, 200, "{}", answer.text());
-    let profile: Profile = serde_json::from_slice(&answer.body).expect("a profile");
+    let profile: Profile = serde_json::from_reader(GzDecoder::new(&answer.body[..])).expect("a profile");
     let total = &profile.totals.alloc_bytes;
     let (low, high) = (total.low.unwrap_or_default(), total.high.unwrap_or_default());
     Sample {
@@ -64,10 +65,12 @@ fn sample(address: SocketAddr, seconds: f64) -> Sample {
 
 /// Threads, forks, exceptions and libraries; programs that start others; many idle threads.
 fn load() -> (Unharmed, Vec<Target>) {
+    let enduring = program_with("enduring", "soak-enduring", &[]);
     let start = |arguments: &[&str]| {
-        Target::start_command(Command::new(program("enduring")).args(arguments).env("PAUSE_US", "50000"))
+        Target::start_command(Command::new(&enduring).args(arguments).env("PAUSE_US", "50000"))
     };
-    (Unharmed::start(), vec![start(&["exec"]), start(&["exec"]), start(&["threads", "50"])])
+    let unharmed = program_with("unharmed", "soak-unharmed", &[]);
+    (Unharmed::start_as(&unharmed), vec![start(&["exec"]), start(&["exec"]), start(&["threads", "50"])])
 }
 
 #[test]
@@ -77,7 +80,7 @@ fn memory_stays_flat_and_estimates_do_not_drift() {
     let whole = Duration::from_secs_f64(60.0 * number("HEAPBPF_SOAK_MINUTES", 1.0));
     let every = Duration::from_secs_f64(number("HEAPBPF_SOAK_EVERY", 5.0));
     let recorder = Recorder::new().service().without_outputs().interval(16 << 10);
-    let recorder = recorder.option("--comm", "unharmed").option("--comm", "enduring").option("--max-overhead", "none");
+    let recorder = recorder.option("--comm", "soak-*").option("--max-overhead", "none");
     let (recording, address) = recorder.serve();
     let (unharmed, others) = load();
     let (begun, mut samples) = (Instant::now(), Vec::new());

@@ -360,7 +360,11 @@ fn with_other_tracers() {
             std::thread::sleep(lasting(1));
             counts[0] += accounted(&first.stop()).hits;
             counts[1] += accounted(&second.stop()).hits;
-            by_perf.into_iter().for_each(|it| it.stop("perf"));
+            if let Some(by_perf) = by_perf {
+                by_perf.stop("perf");
+                let data = folder.path().join("perf.data").metadata().map_or(0, |file| file.len());
+                assert!(data > 0, "perf recorded nothing");
+            }
             by_bpftrace.into_iter().for_each(|it| it.stop("bpftrace"));
             let out = std::fs::read_to_string(folder.path().join("bpftrace.out")).unwrap_or_default();
             let calls = out.lines().find_map(|line| line.strip_prefix("@calls: ")?.trim().parse::<u64>().ok());
