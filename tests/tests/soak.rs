@@ -66,9 +66,8 @@ fn sample(address: SocketAddr, seconds: f64) -> Sample {
 /// Threads, forks, exceptions and libraries; programs that start others; many idle threads.
 fn load() -> (Unharmed, Vec<Target>) {
     let enduring = program_with("enduring", "soak-enduring", &[]);
-    let start = |arguments: &[&str]| {
-        Target::start_command(Command::new(&enduring).args(arguments).env("PAUSE_US", "50000"))
-    };
+    let start =
+        |arguments: &[&str]| Target::start_command(Command::new(&enduring).args(arguments).env("PAUSE_US", "50000"));
     let unharmed = program_with("unharmed", "soak-unharmed", &[]);
     (Unharmed::start_as(&unharmed), vec![start(&["exec"]), start(&["exec"]), start(&["threads", "50"])])
 }
@@ -108,7 +107,8 @@ fn memory_stays_flat_and_estimates_do_not_drift() {
         );
     }
     let warm: Vec<&Sample> = samples.iter().filter(|it| it.seconds > WARMING * whole.as_secs_f64()).collect();
-    let hours: Vec<(f64, f64)> = warm.iter().map(|it| (it.seconds / 3600.0, it.resident / f64::from(1 << 20))).collect();
+    let hours: Vec<(f64, f64)> =
+        warm.iter().map(|it| (it.seconds / 3600.0, it.resident / f64::from(1 << 20))).collect();
     let line = Line::through(&hours).expect("more samples: more minutes, or a shorter time between them");
     let mean = hours.iter().map(|point| point.1).sum::<f64>() / hours.len() as f64;
     let totals: Vec<Totals> = samples.iter().map(|it| it.totals).collect();

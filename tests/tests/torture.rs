@@ -103,7 +103,7 @@ fn killed_for_want_of_memory() {
             };
             let words = group.words();
             let mut target = Target::start(&program("many_stacks"), ["17", "40", "8"]);
-            let recorder = recorder(target.pid(), hook, 1).through(&words.each_ref().map(|word| OsStr::new(word)));
+            let recorder = recorder(target.pid(), hook, 1).through(&words.each_ref().map(OsStr::new));
             let recording = recorder.start();
             // Too little for 131,072 stacks.
             group.leave_room(4 << 20);
@@ -214,7 +214,8 @@ fn without_room_on_the_disk() {
         }
         no_link_is_orphaned(&before);
         let told = target.ends_well();
-        let what = format!("\"No space left on device\", exit status {statuses:?}; nothing left, target right ({told})");
+        let what =
+            format!("\"No space left on device\", exit status {statuses:?}; nothing left, target right ({told})");
         seen(fault, name_of(hook), times(1), &what);
     }
 }

@@ -127,7 +127,12 @@ fn under_gdb() {
             let flag = |name: &str| folder.path().join(name);
             let wait_for = |name: &str| format!("shell while [ ! -e {} ]; do sleep 0.05; done", flag(name).display());
             let raise = |name: &str| std::fs::write(flag(name), "").expect("our own folder");
-            let script = format!("{}\ncontinue &\n{}\ninterrupt\n{}\ndetach\n", wait_for("run"), wait_for("stop"), wait_for("go"));
+            let script = format!(
+                "{}\ncontinue &\n{}\ninterrupt\n{}\ndetach\n",
+                wait_for("run"),
+                wait_for("stop"),
+                wait_for("go")
+            );
             std::fs::write(flag("script"), script).expect("our own folder");
             let mut command = Command::new(&gdb);
             command.args(["-q", "-nx", "-batch", "-p", &pid.to_string(), "-x"]).arg(flag("script"));
@@ -275,7 +280,9 @@ fn executing_in_a_loop() {
         assert!(told.starts_with("OK"), "{told}");
         nothing_stays_in(target.pid());
         assert!(target.end().success(), "it came to harm");
-        let what = format!("{hits} calls counted; {refused} times refused, as no C library was mapped yet; target right ({told})");
+        let what = format!(
+            "{hits} calls counted; {refused} times refused, as no C library was mapped yet; target right ({told})"
+        );
         seen(fault, name_of(hook), times(2), &what);
     }
 }

@@ -21,9 +21,6 @@ pub struct Selection {
 /// Runs it, and shows what was measured; fails if memory grows or estimates drift.
 pub fn soak(context: &Context, selection: &Selection) -> anyhow::Result<()> {
     let (minutes, every) = (selection.minutes.to_string(), selection.every.to_string());
-    let variables = [
-        ("HEAPBPF_SOAK_MINUTES", OsStr::new(&minutes)),
-        ("HEAPBPF_SOAK_EVERY", OsStr::new(&every)),
-    ];
+    let variables = [("HEAPBPF_SOAK_MINUTES", OsStr::new(&minutes)), ("HEAPBPF_SOAK_EVERY", OsStr::new(&every))];
     test::bench_among_tests(context, "soak", &variables)
 }

@@ -277,8 +277,11 @@ impl Row {
             promised: self.promised,
             what: what.into(),
         };
-        let mut found: Vec<Seen> =
-            text.lines().filter_map(|line| <[&str; 4]>::try_from(line.split('\t').collect::<Vec<_>>()).ok()).map(seen).collect();
+        let mut found: Vec<Seen> = text
+            .lines()
+            .filter_map(|line| <[&str; 4]>::try_from(line.split('\t').collect::<Vec<_>>()).ok())
+            .map(seen)
+            .collect();
         if !succeeded {
             found.push(seen([self.fault, "", times, "**not as promised**: the test's message is above"]));
         } else if found.is_empty() {
