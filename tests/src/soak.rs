@@ -97,7 +97,7 @@ mod tests {
     #[test]
     fn samples_that_follow_each_other_have_a_larger_error() {
         let points = |period: usize| -> Vec<(f64, f64)> {
-            (0..64).map(|i| (i as f64, if i / period % 2 == 0 { 1.0 } else { -1.0 })).collect()
+            (0..64).map(|i| (i as f64, if (i / period).is_multiple_of(2) { 1.0 } else { -1.0 })).collect()
         };
         let (quick, slow) = (Line::through(&points(1)).expect("points"), Line::through(&points(8)).expect("points"));
         assert!(slow.error > 2.0 * quick.error, "{quick:?}, {slow:?}");
