@@ -22,6 +22,8 @@ pub mod receivers;
 pub mod recorder;
 pub mod refusing;
 pub mod scrape;
+pub mod soak;
 pub mod target;
 pub mod tmux;
+pub mod torture;
 pub mod truth;

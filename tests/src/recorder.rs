@@ -183,6 +183,17 @@ impl Recorder {
     /// # Panics
     /// If it exits instead; the panic has its message.
     pub fn start(self) -> Recording {
+        self.try_start().unwrap_or_else(|said| panic!("heapbpf did not begin to record {said}"))
+    }
+
+    /// Starts it and waits until its probes are in place.
+    ///
+    /// # Errors
+    /// It exits instead: its exit status and its message.
+    ///
+    /// # Panics
+    /// If the binary under test does not run.
+    pub fn try_start(self) -> Result<Recording, String> {
         let mut child = self.prepare().spawn().expect("the binary under test runs");
         let stdout = Lines::of(child.stdout.take().expect("piped"));
         let stderr = Lines::of(child.stderr.take().expect("piped"));
@@ -191,11 +202,11 @@ impl Recorder {
             said.push(line);
             if said.last().is_some_and(|line| line.starts_with(RECORDING)) {
                 let links = kernel::links_of(child.id());
-                return Recording { child: Some(child), stdout, stderr, said, links, folder: self.folder };
+                return Ok(Recording { child: Some(child), stdout, stderr, said, links, folder: self.folder });
             }
         }
         let status = wait(&mut child, "heapbpf");
-        panic!("heapbpf did not begin to record ({status}):\n{}", said.join("\n"));
+        Err(format!("({status}):\n{}", said.join("\n")))
     }
 
     /// Starts it with `--listen` on a loopback port, and returns the address as well.

@@ -18,9 +18,11 @@ mod root;
 mod run;
 mod shell;
 mod skips;
+mod soak;
 mod source;
 mod test;
 mod toolchain;
+mod torture;
 mod vectors;
 mod vm;
 mod web;
@@ -116,6 +118,13 @@ enum Command {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<String>,
     },
+    /// Repeat what must never harm a target: kills, full disks, debuggers and the like; prints what was seen
+    ///
+    /// Each row is a test of tests/tests/torture.rs, torture_targets.rs or another one, repeated with both ways of hooking.
+    /// docs/reliability.md has the table.
+    Torture(torture::Selection),
+    /// Record a mixed load for long: is the daemon's memory flat, do estimates stay with exact counts?
+    Soak(soak::Selection),
     /// Run a few end-to-end tests on other kernels, in an emulator
     ///
     /// Fetches Debian's kernels, boots each with the programs that are needed, runs tests/tests/kernels.rs, and compares what
@@ -151,6 +160,8 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Run { args } => return run::run(&context, &args),
         Command::Test(selection) => return test::test(&context, &selection),
         Command::Coverage(selection) => return coverage::measure(&context, &selection),
+        Command::Torture(selection) => return torture::torture(&context, &selection),
+        Command::Soak(selection) => soak::soak(&context, &selection)?,
         Command::Vm(selection) => return vm::run(&context, &selection),
         Command::Modules => return modules::check(&context),
         Command::Web { check } => web::web(&context, check)?,

@@ -18,7 +18,7 @@ use crate::cross_tools;
 use crate::packages::{self, Package};
 use crate::python;
 use crate::root::Privilege;
-use crate::shell::{describe, read, run, say, succeeds};
+use crate::shell::{describe, read, say, succeeds};
 use crate::skips::Skips;
 use crate::toolchain;
 
@@ -65,6 +65,9 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("/usr/bin/memcached", "memcached", "is profiled while its threads serve"),
     ("/usr/bin/rg", "ripgrep", "is profiled while it searches: a Rust program"),
     ("/usr/bin/gdb", "gdb", "is profiled while it throws exceptions"),
+    ("/usr/bin/strace", "strace", "traces a program while it is profiled"),
+    ("/usr/bin/bpftrace", "bpftrace", "has probes in a program while it is profiled"),
+    ("/usr/bin/perf", "linux-perf", "samples a program while it is profiled"),
     ("/usr/bin/clang++", "clang", "is profiled while it compiles: deep stacks"),
     ("/usr/bin/Rscript", "r-base-core", "is profiled while it fits models: deep stacks"),
     ("/usr/bin/convert", "imagemagick", "is profiled while it scales a picture: stacks with unused arrays"),
@@ -189,16 +192,40 @@ fn end_to_end_command(context: &Context, selection: &Selection, python: Option<&
 
 /// Runs a benchmark that is an ignored end-to-end test, with further variables, and shows its output.
 pub fn bench_among_tests(context: &Context, file: &str, variables: &[(&str, &OsStr)]) -> anyhow::Result<()> {
+    prepare(context)?;
+    let tests = AmongTests { file, arguments: &["--ignored"], variables };
+    anyhow::ensure!(tests.run(context)?, "the end-to-end test {file} failed");
+    Ok(())
+}
+
+/// Builds what end-to-end tests run; fails if nothing can be run as root.
+pub fn prepare(context: &Context) -> anyhow::Result<()> {
     if let Some(reason) = context.privilege.refusal() {
         anyhow::bail!("needs root, and {reason}");
     }
-    build::build(context)?;
-    let mut command = context.cargo("test");
-    command.envs(variables.iter().copied());
-    command.args(["--quiet", "--package", END_TO_END_PACKAGE, "--test", file, "--"]);
-    command.args(["--ignored", "--nocapture", "--test-threads=1"]);
-    as_root(context, &mut command)?;
-    run(&mut command, context.options.verbose)
+    build::build(context).map(|_| ())
+}
+
+/// Some of the end-to-end tests, whose output is shown.
+pub struct AmongTests<'a> {
+    /// File of the tests, without its ending.
+    pub file: &'a str,
+    /// Further arguments of the test program.
+    pub arguments: &'a [&'a str],
+    /// Variables that they heed.
+    pub variables: &'a [(&'a str, &'a OsStr)],
+}
+
+impl AmongTests<'_> {
+    /// Runs them, after [`prepare`], and returns whether they succeeded.
+    pub fn run(&self, context: &Context) -> anyhow::Result<bool> {
+        let mut command = context.cargo("test");
+        command.envs(self.variables.iter().copied());
+        command.args(["--quiet", "--package", END_TO_END_PACKAGE, "--test", self.file, "--"]);
+        command.args(self.arguments).args(["--nocapture", "--test-threads=1"]);
+        as_root(context, &mut command)?;
+        succeeds(&mut command, context.options.verbose)
+    }
 }
 
 /// Makes cargo run its tests as root, with the binary under test.
@@ -207,10 +234,10 @@ fn as_root(context: &Context, command: &mut Command) -> anyhow::Result<()> {
     if context.privilege == Privilege::Sudo {
         say!("using sudo to run the end-to-end tests, which load BPF programs");
         // cargo itself runs as the user, who then owns the files it writes.
-        command.env(
-            runner_variable(&toolchain::host()?.triple),
-            "sudo --preserve-env=HEAPBPF_BIN,HEAPBPF_SKIPPED,HEAPBPF_LARGE_PAGE,HEAPBPF_PICTURES,PATH,RUST_BACKTRACE",
-        );
+        let own = command.get_envs().filter_map(|(name, _)| name.to_str()).filter(|name| name.starts_with("HEAPBPF_"));
+        let own: Vec<&str> = own.chain(["HEAPBPF_SKIPPED", "HEAPBPF_LARGE_PAGE", "HEAPBPF_PICTURES"]).collect();
+        let runner = format!("sudo --preserve-env={},PATH,RUST_BACKTRACE", own.join(","));
+        command.env(runner_variable(&toolchain::host()?.triple), runner);
     }
     Ok(())
 }

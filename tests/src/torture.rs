@@ -1,0 +1,253 @@
+//! What the rows of `cargo xtask torture` share: how often and how long, by which hooks, the program that checks itself, and
+//! where they write what they saw.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::environment::{heapbpf, skipped};
+use crate::guardian::changed_bytes_of_libc;
+use crate::inline::{Hook, is_hooked, mapped};
+use crate::kernel::orphaned_links;
+use crate::output::Stats;
+use crate::program::{library, program};
+use crate::recorder::{Outcome, Recorder, Recording};
+use crate::target::{Target, until};
+
+/// How often a row is repeated, if not as often as it says itself.
+const TIMES: &str = "HEAPBPF_TORTURE_TIMES";
+/// How long a state lasts, in seconds.
+const SECONDS: &str = "HEAPBPF_TORTURE_SECONDS";
+/// By which hooks: `probe` or `inline`, both if it is not set.
+const HOOK: &str = "HEAPBPF_TORTURE_HOOK";
+/// The file that takes a line per row: fault, hook, times, what was seen, separated by tabs.
+const SEEN: &str = "HEAPBPF_TORTURE_SEEN";
+
+fn number(variable: &str) -> Option<u32> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
+/// How often a row is repeated: `HEAPBPF_TORTURE_TIMES`, else `usual`.
+pub fn times(usual: u32) -> u32 {
+    number(TIMES).unwrap_or(usual)
+}
+
+/// How long a state lasts: `HEAPBPF_TORTURE_SECONDS`, else `usual` seconds.
+pub fn lasting(usual: u32) -> Duration {
+    Duration::from_secs(number(SECONDS).unwrap_or(usual).into())
+}
+
+/// The ways of hooking that are tried.
+///
+/// # Panics
+/// If `HEAPBPF_TORTURE_HOOK` names another one.
+pub fn hooks() -> Vec<Hook> {
+    let all = if cfg!(target_arch = "x86_64") { vec![Hook::Probe, Hook::Inline] } else { vec![Hook::Probe] };
+    match std::env::var(HOOK).as_deref() {
+        Err(_) => all,
+        Ok("probe") => vec![Hook::Probe],
+        Ok("inline") => vec![Hook::Inline],
+        Ok(other) => panic!("{HOOK}={other}: probe or inline"),
+    }
+}
+
+/// The value of `--hook`.
+pub fn name_of(hook: Hook) -> &'static str {
+    if hook == Hook::Inline { "inline" } else { "probe" }
+}
+
+/// Tells what was seen of a fault: on standard output, and in the file that `HEAPBPF_TORTURE_SEEN` names.
+///
+/// # Panics
+/// If that cannot be written.
+pub fn seen(fault: &str, hook: &str, times: u32, what: &str) {
+    println!("{fault}, {hook}, {times} times: {what}");
+    let Some(file) = std::env::var_os(SEEN) else { return };
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file).expect("our own file");
+    // One call, so that no line is ever half there.
+    file.write_all(format!("{fault}\t{hook}\t{times}\t{what}\n").as_bytes()).expect("room");
+}
+
+/// Says that a part of a row did not run, as a test that is skipped, and in the rows.
+///
+/// # Panics
+/// As [`seen`].
+pub fn not_run(fault: &str, hook: &str, why: &str) {
+    skipped(fault, why);
+    seen(fault, hook, 0, &format!("not run: {why}"));
+}
+
+/// A recording of one process, hooked in one way, its children not.
+pub fn recorder(pid: u32, hook: Hook, interval: u64) -> Recorder {
+    crate::inline::recorder(pid, hook, interval)
+}
+
+/// A program that ends itself if anything is not as it left it: eight threads that check all their blocks, forks, exceptions,
+/// libraries that come and go, and a signal each millisecond.
+pub struct Unharmed(pub Target);
+
+impl Default for Unharmed {
+    fn default() -> Self {
+        Self::start()
+    }
+}
+
+impl Unharmed {
+    /// Starts it; it works from then on.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn start() -> Self {
+        Self::start_as(&program("unharmed"))
+    }
+
+    /// Starts it, built under another name.
+    ///
+    /// # Panics
+    /// As [`Unharmed::start`].
+    pub fn start_as(program: &Path) -> Self {
+        let plugin = library("plugin", "plugin30.so", &["-DPLUGIN=30"]);
+        Self(Target::start(program, [&plugin]))
+    }
+
+    /// Process id.
+    pub fn pid(&self) -> u32 {
+        self.0.pid()
+    }
+
+    /// Checks that it is right, and that nothing is left in it. Returns what it says that it did.
+    ///
+    /// # Panics
+    /// If it is not, or something stays.
+    pub fn ends_well(mut self) -> String {
+        nothing_stays_in(self.pid());
+        self.0.go();
+        let told = self.0.line();
+        assert!(told.starts_with("OK "), "{told}");
+        assert!(self.0.end().success(), "it came to harm");
+        told
+    }
+}
+
+/// Waits until a process has no probe in its C library and is not hooked inline. What a killed heapbpf left, `doctor --clean`
+/// takes out.
+///
+/// # Panics
+/// If something stays.
+pub fn nothing_stays_in(pid: u32) {
+    if is_hooked(pid) || !mapped(pid).is_empty() {
+        until("doctor takes out what was left", || {
+            let _ = Command::new(heapbpf()).args(["doctor", "--clean", "--pid", &pid.to_string()]).output();
+            !is_hooked(pid)
+        });
+    }
+    // Another tool may record the whole host for a moment.
+    until("a target without probes", || changed_bytes_of_libc(pid) == 0);
+}
+
+/// BPF links that no process holds, other than those of before.
+///
+/// # Panics
+/// If there are any, and they stay.
+pub fn no_link_is_orphaned(before: &std::collections::BTreeSet<u32>) {
+    let left = || orphaned_links().difference(before).copied().collect::<Vec<_>>();
+    until("links without a holder to go", || left().is_empty());
+}
+
+/// What must hold after a recording that was told to end, whatever was done to it: it says nothing of a panic, and each of its
+/// samples is accounted for. Returns its statistics.
+///
+/// # Panics
+/// If it does not hold.
+pub fn accounted(outcome: &Outcome) -> Stats {
+    readable(&outcome.stderr);
+    outcome.results().1
+}
+
+/// Checks that what heapbpf said is for people.
+///
+/// # Panics
+/// If it is not.
+pub fn readable(said: &str) {
+    assert!(!said.contains("panicked") && !said.contains("RUST_BACKTRACE"), "{said}");
+}
+
+/// Waits until heapbpf has ended, whoever ended it, and returns whether SIGKILL did.
+///
+/// # Panics
+/// If it does not end, or leaves links behind.
+pub fn was_killed(recording: Recording) -> bool {
+    use std::os::unix::process::ExitStatusExt as _;
+    let outcome = recording.ends();
+    readable(&outcome.stderr);
+    outcome.status.signal() == Some(libc::SIGKILL)
+}
+
+/// A small file system in memory, unmounted when dropped.
+pub struct Small(PathBuf);
+
+impl Small {
+    /// Mounts it; `None` if that is not allowed here.
+    pub fn mount(at: &Path, bytes: u64) -> Option<Self> {
+        let size = format!("size={bytes}");
+        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &size, "tmpfs"]).arg(at).status();
+        mounted.is_ok_and(|status| status.success()).then(|| Self(at.to_path_buf()))
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+/// A memory cgroup (version 1 or 2), removed when dropped.
+pub struct Limited {
+    folder: PathBuf,
+    limit: &'static str,
+    usage: &'static str,
+}
+
+impl Limited {
+    /// Makes one without a limit; `None` if that is not possible here.
+    pub fn new(name: &str) -> Option<Self> {
+        let versions = [
+            ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+            ("/sys/fs/cgroup", "memory.max", "memory.current"),
+        ];
+        versions.into_iter().find_map(|(mount, limit, usage)| {
+            let group = Self { folder: Path::new(mount).join(name), limit, usage };
+            // Without a controller for memory there is no such file.
+            (std::fs::create_dir(&group.folder).is_ok() && group.folder.join(limit).exists()).then_some(group)
+        })
+    }
+
+    /// A command line before another one, which is started in the group.
+    pub fn words(&self) -> [String; 4] {
+        let script = format!("echo $$ > {}/cgroup.procs && exec \"$@\"", self.folder.display());
+        ["sh".into(), "-c".into(), script, "sh".into()]
+    }
+
+    /// Leaves its processes so many bytes more than they use now.
+    ///
+    /// # Panics
+    /// If the kernel refuses.
+    pub fn leave_room(&self, bytes: u64) {
+        let used = std::fs::read_to_string(self.folder.join(self.usage)).expect("our own group");
+        let used: u64 = used.trim().parse().expect("bytes");
+        std::fs::write(self.folder.join(self.limit), (used + bytes).to_string()).expect("our own group");
+    }
+}
+
+impl Drop for Limited {
+    fn drop(&mut self) {
+        // Its last process may still be exiting.
+        for _ in 0..100 {
+            if std::fs::remove_dir(&self.folder).is_ok() || !self.folder.exists() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}

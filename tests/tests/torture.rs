@@ -1,0 +1,287 @@
+//! What is done to heapbpf, and what its targets must not notice. Each test is a row of `cargo xtask torture`, which repeats
+//! it; here it is a short round. `tests/torture_targets.rs` has what is done to the targets.
+
+use std::ffi::OsStr;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use heapbpf_tests::checks;
+use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::guardian::guardians_of;
+use heapbpf_tests::inline::{Hook, is_hooked};
+use heapbpf_tests::kernel::{links_of, links_that_stay, orphaned_links};
+use heapbpf_tests::output::{Profile, Stats};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::{Target, until};
+use heapbpf_tests::torture::{
+    Limited, Small, Unharmed, accounted, hooks, lasting, name_of, no_link_is_orphaned, not_run, nothing_stays_in,
+    readable, recorder, seen, times, was_killed,
+};
+
+/// Comes and goes again and again, at intervals that sample much and little.
+#[test]
+fn attached_and_detached() {
+    let Some(_turn) = turn("torture_attached_and_detached") else { return };
+    for hook in hooks() {
+        let before = orphaned_links();
+        let target = Unharmed::start();
+        let (mut as_wanted, mut hits) = (0, 0);
+        for cycle in 0..times(3) {
+            let interval = [1 << 20, 4096, 65536][cycle as usize % 3];
+            let recording = recorder(target.pid(), hook, interval).start();
+            as_wanted += u32::from(is_hooked(target.pid()) == (hook == Hook::Inline));
+            let stats = accounted(&recording.stop());
+            assert!(stats.hits > 0, "cycle {cycle}: {stats:?}");
+            hits += stats.hits;
+        }
+        no_link_is_orphaned(&before);
+        let told = target.ends_well();
+        assert!(as_wanted > 0, "never hooked as wanted");
+        let what = format!("nothing left, target right ({told}); {as_wanted} hooked as asked; {hits} calls counted");
+        seen("attached and detached", name_of(hook), times(3), &what);
+    }
+}
+
+/// Killed at any moment: before it has begun, while it attaches, and while it records.
+#[test]
+fn killed() {
+    let Some(_turn) = turn("torture_killed") else { return };
+    for hook in hooks() {
+        let before = orphaned_links();
+        let target = Unharmed::start();
+        let pid = target.pid().to_string();
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let (mut with_links, mut hooked) = (0, 0);
+        for kill in 0..times(4) {
+            let mut command = Command::new(heapbpf());
+            command.args(["-i", "4KiB", "--no-follow", "--hook", name_of(hook), "--pid", &pid]);
+            command.current_dir(folder.path()).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+            let mut daemon = command.spawn().expect("the binary under test runs");
+            // One in four is killed anywhere; most while links are made or soon after.
+            if kill % 4 != 0 {
+                until("a link", || !links_of(daemon.id()).is_empty());
+            }
+            // Every other of the rest while the target is hooked; on a busy machine it is late, or probes.
+            let patience = Instant::now() + Duration::from_secs(15);
+            while hook == Hook::Inline && kill % 2 != 0 && !is_hooked(target.pid()) && Instant::now() < patience {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            std::thread::sleep(Duration::from_millis(u64::from(kill * 37 % 300)));
+            let held = guardians_of(daemon.id()).into_iter().chain([daemon.id()]).flat_map(links_of).collect();
+            assert!(daemon.try_wait().expect("our child").is_none(), "heapbpf ended by itself");
+            daemon.kill().expect("it runs");
+            daemon.wait().expect("our child");
+            until("the end of the guardian", || guardians_of(daemon.id()).is_empty());
+            assert!(links_that_stay(&held).is_empty(), "kill {kill}");
+            with_links += u32::from(!held.is_empty());
+            hooked += u32::from(is_hooked(target.pid()));
+        }
+        no_link_is_orphaned(&before);
+        let told = target.ends_well();
+        let what = format!(
+            "no probe and no link left, target right ({told}); {with_links} killed with links, {hooked} left inline hooks, \
+             which doctor --clean took out"
+        );
+        seen("heapbpf killed (SIGKILL)", name_of(hook), times(4), &what);
+    }
+}
+
+/// The kernel kills heapbpf, as its memory cgroup has no room left. Its guardian is in the same one.
+#[test]
+fn killed_for_want_of_memory() {
+    let fault = "heapbpf out of memory in its cgroup";
+    let Some(_turn) = turn("torture_killed_for_want_of_memory") else { return };
+    for hook in hooks() {
+        let before = orphaned_links();
+        let mut kills = 0;
+        for time in 0..times(1) {
+            let name = format!("heapbpf-torture-{}-{}-{time}", std::process::id(), name_of(hook));
+            let Some(group) = Limited::new(&name) else {
+                not_run(fault, name_of(hook), "no memory cgroup can be made here");
+                return;
+            };
+            let words = group.words();
+            let mut target = Target::start(&program("many_stacks"), ["17", "40", "8"]);
+            let recorder = recorder(target.pid(), hook, 1).through(&words.each_ref().map(OsStr::new));
+            let recording = recorder.start();
+            // Too little for 131,072 stacks.
+            group.leave_room(4 << 20);
+            let truth = target.run();
+            assert_eq!(truth.allocs(), 1 << 17);
+            let heapbpf = recording.pid();
+            assert!(was_killed(recording), "it was not killed");
+            until("the end of the guardian", || guardians_of(heapbpf).is_empty());
+            kills += 1;
+            nothing_stays_in(target.pid());
+            assert!(target.end().success(), "it came to harm");
+        }
+        no_link_is_orphaned(&before);
+        seen(fault, name_of(hook), times(1), &format!("{kills} killed by the kernel; nothing left, target right"));
+    }
+}
+
+/// Sets how many files a process may open from now on.
+fn limit_files(pid: u32, most: u64) {
+    let limit = libc::rlimit { rlim_cur: most, rlim_max: most };
+    // SAFETY: the limit is read, and the old one is not asked for.
+    let result = unsafe { libc::prlimit(pid as libc::pid_t, libc::RLIMIT_NOFILE, &limit, std::ptr::null_mut()) };
+    assert_eq!(result, 0, "root may limit its processes");
+}
+
+/// Too few descriptors to begin, or to go on with: it says so, or does without.
+#[test]
+fn without_file_descriptors() {
+    let fault = "no file descriptors";
+    let Some(_turn) = turn("torture_without_file_descriptors") else { return };
+    for hook in hooks() {
+        let before = orphaned_links();
+        let target = Unharmed::start();
+        let (mut began, mut refused) = (0, Vec::new());
+        let limits = [24_u32, 128, 512, 8].into_iter().cycle().take(times(2) as usize);
+        for limit in limits {
+            let most = format!("--nofile={limit}:{limit}");
+            let words = ["prlimit".to_owned(), most];
+            let mut command = Command::new(&words[0]);
+            command.args(&words[1..]).arg(heapbpf());
+            command.args(["--pid", &target.pid().to_string(), "--hook", name_of(hook), "--no-follow", "-d", "1s"]);
+            let folder = tempfile::tempdir().expect("a temporary folder");
+            let output = command.current_dir(folder.path()).stdin(Stdio::null()).output().expect("it runs");
+            let said = String::from_utf8_lossy(&output.stderr);
+            readable(&said);
+            match output.status.code() {
+                Some(0) => began += 1,
+                Some(1 | 2) => {
+                    assert!(said.to_lowercase().contains("too many open files"), "{limit} descriptors: {said}");
+                    refused.push(limit);
+                }
+                _ => panic!("{limit} descriptors: {}: {said}", output.status),
+            }
+        }
+        // None is left once it records: children, libraries and files of its own come later.
+        let recording = Recorder::of(target.pid(), 4096).option("--hook", name_of(hook)).start();
+        limit_files(recording.pid(), 3);
+        std::thread::sleep(lasting(1));
+        recording.signal(libc::SIGINT);
+        let outcome = recording.ends();
+        readable(&outcome.stderr);
+        let words = outcome.stderr.to_lowercase();
+        assert!(outcome.status.code() == Some(0) || words.contains("too many open files"), "{}", outcome.stderr);
+        no_link_is_orphaned(&before);
+        let told = target.ends_well();
+        refused.sort_unstable();
+        refused.dedup();
+        let what = format!(
+            "{began} recorded, the others said \"Too many open files\" (with {refused:?}); with none left while it records \
+             its exit status is {:?}; nothing left, target right ({told})",
+            outcome.status.code()
+        );
+        seen(fault, name_of(hook), times(2) + 1, &what);
+    }
+}
+
+/// No room for its files: it says which and why, and its target goes on.
+#[test]
+fn without_room_on_the_disk() {
+    let fault = "disk full";
+    let Some(_turn) = turn("torture_without_room_on_the_disk") else { return };
+    for hook in hooks() {
+        let before = orphaned_links();
+        let target = Unharmed::start();
+        let mut statuses = std::collections::BTreeSet::new();
+        for _ in 0..times(1) {
+            let recorder = recorder(target.pid(), hook, 4096).option("--every", "300ms");
+            let folder = recorder.folder().to_path_buf();
+            let Some(_full) = Small::mount(&folder, 16 << 10) else {
+                not_run(fault, name_of(hook), "no file system can be mounted here");
+                return;
+            };
+            let recording = recorder.start();
+            std::thread::sleep(lasting(1));
+            recording.signal(libc::SIGINT);
+            let outcome = recording.ends();
+            readable(&outcome.stderr);
+            assert!(outcome.stderr.to_lowercase().contains("no space left"), "{}", outcome.stderr);
+            assert_ne!(outcome.status.code(), Some(0), "its files are not there: {}", outcome.stderr);
+            statuses.insert(outcome.status.code());
+            // Nothing that looks like a result is half there.
+            for name in ["profile.json", "stats.json"] {
+                let file = outcome.file(name);
+                let text = std::fs::read_to_string(&file).unwrap_or_default();
+                let whole = serde_json::from_str::<serde_json::Value>(&text).is_ok();
+                assert!(text.is_empty() || whole, "{name} is cut: {} bytes", text.len());
+            }
+        }
+        no_link_is_orphaned(&before);
+        let told = target.ends_well();
+        let what =
+            format!("\"No space left on device\", exit status {statuses:?}; nothing left, target right ({told})");
+        seen(fault, name_of(hook), times(1), &what);
+    }
+}
+
+/// What did not fit.
+type Lossy = dyn Fn(&Profile, &Stats) -> u64;
+
+/// Records two programs with little room: one that checks itself, and one whose truth is known. Whatever is lost is counted.
+/// heapbpf is stopped meanwhile if `stopped`.
+fn with_little_room(fault: &str, interval: u64, options: &[[&str; 2]], stopped: bool, lossy: &Lossy) {
+    for hook in hooks() {
+        let before = orphaned_links();
+        let mut lost = 0;
+        for _ in 0..times(1) {
+            let target = Unharmed::start();
+            let mut known = Target::start(&program("mix"), ["5000"]);
+            let recorder = recorder(target.pid(), hook, interval).pid(known.pid());
+            let recording = options.iter().fold(recorder, |it, [name, value]| it.option(name, value)).start();
+            if stopped {
+                recording.signal(libc::SIGSTOP);
+            }
+            let truth = known.run();
+            std::thread::sleep(lasting(1));
+            if stopped {
+                recording.signal(libc::SIGCONT);
+            }
+            let outcome = recording.stop();
+            readable(&outcome.stderr);
+            let (profile, stats) = outcome.results();
+            let (bytes, objects) = checks::exact(profile.process(known.pid()));
+            assert_eq!((objects, bytes), (Some(truth.allocs()), Some(truth.bytes())), "{stats:?}");
+            assert!(lossy(&profile, &stats) > 0, "nothing was full: {:?}", profile.counters);
+            lost += lossy(&profile, &stats);
+            nothing_stays_in(known.pid());
+            assert!(known.end().success(), "it came to harm");
+            target.ends_well();
+        }
+        no_link_is_orphaned(&before);
+        let what = format!(
+            "{lost} did not fit, all counted; exact totals equal the program's own; nothing left, targets right"
+        );
+        seen(fault, name_of(hook), times(1), &what);
+    }
+}
+
+/// A counter of a profile, by its name.
+fn counter(profile: &Profile, name: &str) -> u64 {
+    profile.counters.get(name).and_then(|count| count.as_u64()).unwrap_or_default()
+}
+
+#[test]
+fn with_a_full_ring() {
+    let Some(_turn) = turn("torture_with_a_full_ring") else { return };
+    with_little_room("ring full", 1, &[["--ring-bytes", "4096"]], false, &|_, stats| stats.lost());
+}
+
+#[test]
+fn with_full_maps() {
+    let Some(_turn) = turn("torture_with_full_maps") else { return };
+    let options = [["--live-max", "16"], ["--stacks-max", "1000"]];
+    with_little_room("maps full", 1, &options, false, &|profile, _| counter(profile, "untracked"));
+}
+
+/// heapbpf does not get to run, for longer than its rings have room.
+#[test]
+fn with_heapbpf_stopped() {
+    let Some(_turn) = turn("torture_with_heapbpf_stopped") else { return };
+    with_little_room("heapbpf stopped (SIGSTOP)", 512, &[["--ring-bytes", "64KiB"]], true, &|_, stats| stats.lost());
+}

@@ -1,0 +1,388 @@
+//! Targets in states that are hard on a profiler, each with both ways of hooking. Each test is a row of `cargo xtask torture`,
+//! which repeats it; here it is a short round.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use heapbpf_tests::environment::{tool_or_install, turn};
+use heapbpf_tests::inline::{Hook, is_hooked};
+use heapbpf_tests::kernel::orphaned_links;
+use heapbpf_tests::output::Stats;
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::{Target, until, wait};
+use heapbpf_tests::torture::{
+    Unharmed, accounted, hooks, lasting, name_of, no_link_is_orphaned, not_run, nothing_stays_in, readable, recorder,
+    seen, times,
+};
+
+fn enduring(arguments: &[&str]) -> Target {
+    Target::start(&program("enduring"), arguments)
+}
+
+/// Lets the program end by itself, and checks that it is right. Returns what it says that it did.
+fn ends_well(mut target: Target) -> String {
+    nothing_stays_in(target.pid());
+    target.go();
+    let told = target.line();
+    assert!(told.starts_with("OK"), "{told}");
+    assert!(target.end().success(), "it came to harm");
+    told
+}
+
+/// The state of a process, as `/proc/PID/stat` has it.
+fn state_of(pid: u32) -> Option<char> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit(") ").next()?.chars().next()
+}
+
+fn tracer_of(pid: u32) -> u32 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+    let line = status.lines().find_map(|line| line.strip_prefix("TracerPid:")).expect("the kernel tells it");
+    line.trim().parse().expect("a number")
+}
+
+fn signal(pid: u32, signal: libc::c_int) {
+    // SAFETY: `kill` takes plain integers; the child has not been waited for.
+    assert_eq!(unsafe { libc::kill(pid.cast_signed(), signal) }, 0, "it runs");
+}
+
+/// How a process was hooked, and why not as asked.
+fn hooked_how(stats: &Stats) -> String {
+    let how = |it: &heapbpf_tests::output::HookedProcess| match &it.not_inline {
+        Some(why) => format!("by {}s, as {why}", it.hook),
+        None => format!("as asked ({})", it.hook),
+    };
+    stats.hooks.first().map_or_else(|| "not hooked".to_owned(), how)
+}
+
+/// Another tool that runs beside, ended when dropped.
+struct Beside(Child);
+
+impl Beside {
+    fn start(command: &mut Command) -> Self {
+        Self(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts"))
+    }
+
+    /// Ends it as Ctrl-C would.
+    fn stop(mut self, what: &str) {
+        signal(self.0.id(), libc::SIGINT);
+        wait(&mut self.0, what);
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Words of the pids of the tracer, so that reports of several rounds are one.
+fn without_numbers(text: &str) -> String {
+    text.chars().filter(|c| !c.is_ascii_digit()).collect()
+}
+
+#[test]
+fn under_strace() {
+    let fault = "target under strace";
+    let Some(_turn) = turn("torture_under_strace") else { return };
+    let Some(strace) = tool_or_install("strace", "strace") else { return not_run(fault, "both", "no strace") };
+    for hook in hooks() {
+        let before = orphaned_links();
+        let target = enduring(&["threads", "16"]);
+        let mut how = std::collections::BTreeSet::new();
+        for _ in 0..times(1) {
+            let mut command = Command::new(&strace);
+            let tracer = Beside::start(command.args(["-f", "-o", "/dev/null", "-p", &target.pid().to_string()]));
+            until("strace traces it", || tracer_of(target.pid()) == tracer.0.id());
+            let recording = recorder(target.pid(), hook, 1).start();
+            std::thread::sleep(lasting(1));
+            let stats = accounted(&recording.stop());
+            assert!(stats.hits > 0, "{stats:?}");
+            how.insert(without_numbers(&hooked_how(&stats)));
+            assert_eq!(tracer_of(target.pid()), tracer.0.id(), "strace still traces it");
+            tracer.stop("strace");
+        }
+        no_link_is_orphaned(&before);
+        let told = ends_well(target);
+        seen(fault, name_of(hook), times(1), &format!("hooked {how:?}; strace goes on, target right ({told})"));
+    }
+}
+
+/// gdb holds it stopped while heapbpf comes, lets it run, stops it again while heapbpf goes.
+#[test]
+fn under_gdb() {
+    let fault = "target under gdb";
+    let Some(_turn) = turn("torture_under_gdb") else { return };
+    let Some(gdb) = tool_or_install("gdb", "gdb") else { return not_run(fault, "both", "no gdb") };
+    for hook in hooks() {
+        let before = orphaned_links();
+        let target = enduring(&["threads", "16"]);
+        let pid = target.pid();
+        let mut how = std::collections::BTreeSet::new();
+        for _ in 0..times(1) {
+            let folder = tempfile::tempdir().expect("a temporary folder");
+            let flag = |name: &str| folder.path().join(name);
+            let wait_for = |name: &str| format!("shell while [ ! -e {} ]; do sleep 0.05; done", flag(name).display());
+            let raise = |name: &str| std::fs::write(flag(name), "").expect("our own folder");
+            let script = format!(
+                "{}\ncontinue &\n{}\ninterrupt\n{}\ndetach\n",
+                wait_for("run"),
+                wait_for("stop"),
+                wait_for("go")
+            );
+            std::fs::write(flag("script"), script).expect("our own folder");
+            let mut command = Command::new(&gdb);
+            command.args(["-q", "-nx", "-batch", "-p", &pid.to_string(), "-x"]).arg(flag("script"));
+            let mut debugger = Beside::start(&mut command);
+            until("gdb holds it", || state_of(pid) == Some('t'));
+            let recording = recorder(pid, hook, 1).start();
+            raise("run");
+            until("it runs", || state_of(pid) != Some('t'));
+            std::thread::sleep(lasting(1));
+            raise("stop");
+            let stats = accounted(&recording.stop());
+            assert!(stats.hits > 0, "{stats:?}");
+            how.insert(without_numbers(&hooked_how(&stats)));
+            raise("go");
+            wait(&mut debugger.0, "gdb");
+            until("gdb is gone", || tracer_of(pid) == 0);
+        }
+        no_link_is_orphaned(&before);
+        let told = ends_well(target);
+        seen(fault, name_of(hook), times(1), &format!("hooked {how:?}; gdb ends as it should, target right ({told})"));
+    }
+}
+
+/// The kernel's calls for probes must pass every filter, and heapbpf must make none in the target that a filter refuses.
+#[test]
+fn under_seccomp() {
+    let fault = "target under seccomp";
+    let Some(_turn) = turn("torture_under_seccomp") else { return };
+    for hook in hooks() {
+        for mode in ["strict", "kill", "trap", "errno"] {
+            let before = orphaned_links();
+            let mut how = std::collections::BTreeSet::new();
+            for _ in 0..times(1) {
+                let mut target = enduring(&[mode, "30"]);
+                let recording = recorder(target.pid(), hook, 1).start();
+                target.go();
+                assert_eq!(target.line(), "OK", "{mode}");
+                let stats = accounted(&recording.stop());
+                assert!(stats.hits > 6_000, "{mode}: {stats:?}");
+                how.insert(without_numbers(&hooked_how(&stats)));
+                nothing_stays_in(target.pid());
+                assert!(target.end().success(), "{mode}: it came to harm");
+            }
+            no_link_is_orphaned(&before);
+            let fault = format!("{fault} ({mode})");
+            seen(&fault, name_of(hook), times(1), &format!("hooked {how:?}; target right"));
+        }
+    }
+}
+
+#[test]
+fn stopped() {
+    let fault = "target stopped (SIGSTOP)";
+    let Some(_turn) = turn("torture_stopped") else { return };
+    for hook in hooks() {
+        let before = orphaned_links();
+        let target = Unharmed::start();
+        let pid = target.pid();
+        let mut how = std::collections::BTreeSet::new();
+        for time in 0..times(2) {
+            // It is stopped when heapbpf comes, when it goes, or both.
+            let (at_first, at_last) = [(true, true), (true, false), (false, true)][time as usize % 3];
+            let stop_it = || {
+                signal(pid, libc::SIGSTOP);
+                until("it stops", || state_of(pid) == Some('T'));
+            };
+            if at_first {
+                stop_it();
+            }
+            let recording = recorder(pid, hook, 4096).start();
+            assert_eq!(state_of(pid) == Some('T'), at_first, "it is left as it was");
+            signal(pid, libc::SIGCONT);
+            std::thread::sleep(Duration::from_millis(300));
+            if at_last {
+                stop_it();
+            }
+            how.insert(without_numbers(&hooked_how(&accounted(&recording.stop()))));
+            assert_eq!(state_of(pid) == Some('T'), at_last, "it is left as it was");
+            signal(pid, libc::SIGCONT);
+        }
+        no_link_is_orphaned(&before);
+        let told = target.ends_well();
+        seen(fault, name_of(hook), times(2), &format!("hooked {how:?}; stays stopped until told, right ({told})"));
+    }
+}
+
+/// A zombie has no memory: it is refused. One that becomes a zombie while it is recorded ends the recording, or is waited out.
+#[test]
+fn a_zombie() {
+    let fault = "target a zombie";
+    let Some(_turn) = turn("torture_a_zombie") else { return };
+    for hook in hooks() {
+        let before = orphaned_links();
+        let mut said = std::collections::BTreeSet::new();
+        for _ in 0..times(1) {
+            let target = Unharmed::start();
+            let pid = target.pid();
+            let recording = recorder(pid, hook, 4096).start();
+            signal(pid, libc::SIGKILL);
+            until("it is a zombie", || state_of(pid) == Some('Z'));
+            // Nobody waits for it, and nothing runs in it any more.
+            let outcome = recording.finish();
+            accounted(&outcome);
+            let refused = recorder(pid, hook, 4096).refused();
+            readable(&refused.stderr);
+            assert!(!refused.status.success() && refused.stderr.contains(&pid.to_string()), "{}", refused.stderr);
+            said.insert(without_numbers(refused.stderr.lines().next().unwrap_or_default()));
+        }
+        no_link_is_orphaned(&before);
+        seen(fault, name_of(hook), times(1), &format!("the recording ends by itself; a new one is refused: {said:?}"));
+    }
+}
+
+/// heapbpf comes and goes while a program starts itself again and again: by its name, or by its pid, which is refused if it is
+/// met before its C library is mapped.
+#[test]
+fn executing_in_a_loop() {
+    let fault = "target exec'ing in a loop";
+    let Some(_turn) = turn("torture_executing_in_a_loop") else { return };
+    for hook in hooks() {
+        let before = orphaned_links();
+        let mut target = enduring(&["exec"]);
+        let (mut hits, mut refused) = (0, 0);
+        for time in 0..times(2) {
+            let recorder = match time % 2 {
+                0 => Recorder::new().option("--comm", "enduring").interval(4096),
+                _ => Recorder::of(target.pid(), 4096),
+            };
+            match recorder.option("--hook", name_of(hook)).try_start() {
+                Ok(recording) => {
+                    std::thread::sleep(Duration::from_millis(500));
+                    hits += accounted(&recording.stop()).hits;
+                }
+                Err(said) => {
+                    readable(&said);
+                    assert!(said.contains("has no allocator that heapbpf knows"), "{said}");
+                    refused += 1;
+                }
+            }
+        }
+        assert!(hits > 0, "nothing was counted");
+        no_link_is_orphaned(&before);
+        target.go();
+        let told = target.line();
+        assert!(told.starts_with("OK"), "{told}");
+        nothing_stays_in(target.pid());
+        assert!(target.end().success(), "it came to harm");
+        let what = format!(
+            "{hits} calls counted; {refused} times refused, as no C library was mapped yet; target right ({told})"
+        );
+        seen(fault, name_of(hook), times(2), &what);
+    }
+}
+
+/// Threads of the target: some hundreds, or `HEAPBPF_TORTURE_THREADS`.
+fn threads() -> String {
+    std::env::var("HEAPBPF_TORTURE_THREADS").unwrap_or_else(|_| "300".into())
+}
+
+#[test]
+fn many_threads() {
+    let Some(_turn) = turn("torture_many_threads") else { return };
+    let fault = format!("target with {} threads", threads());
+    for hook in hooks() {
+        let before = orphaned_links();
+        let target = enduring(&["threads", &threads()]);
+        let mut how = std::collections::BTreeSet::new();
+        for _ in 0..times(1) {
+            let recording = recorder(target.pid(), hook, 512).start();
+            std::thread::sleep(lasting(1));
+            let outcome = recording.stop();
+            readable(&outcome.stderr);
+            let stats = accounted(&outcome);
+            assert!(stats.hits > 0, "{stats:?}");
+            how.insert(without_numbers(&hooked_how(&stats)));
+        }
+        no_link_is_orphaned(&before);
+        let told = ends_well(target);
+        seen(&fault, name_of(hook), times(1), &format!("hooked {how:?}; target right ({told})"));
+    }
+}
+
+/// The C library that a process uses.
+fn libc_of(pid: u32) -> String {
+    let maps = std::fs::read_to_string(format!("/proc/{pid}/maps")).expect("it runs");
+    let path = maps.lines().filter_map(|line| line.split_whitespace().nth(5)).find(|path| path.contains("/libc.so"));
+    path.expect("it has one").to_owned()
+}
+
+/// bpftrace's probes are in the same functions; its start takes some seconds.
+fn bpftrace(tool: &Path, pid: u32, folder: &Path) -> Beside {
+    let script = format!("uprobe:{}:malloc {{ @calls = count(); }} BEGIN {{ printf(\"READY\\n\"); }}", libc_of(pid));
+    let out = std::fs::File::create(folder.join("bpftrace.out")).expect("our own folder");
+    let mut command = Command::new(tool);
+    command.args(["-p", &pid.to_string(), "-e", &script]).stdin(Stdio::null()).stdout(out).stderr(Stdio::null());
+    let beside = Beside(command.spawn().expect("it starts"));
+    let said = || std::fs::read_to_string(folder.join("bpftrace.out")).unwrap_or_default();
+    until("bpftrace begins", || said().contains("READY"));
+    beside
+}
+
+/// Two heapbpfs, one of them with probes, bpftrace and perf, which come and go one after the other.
+#[test]
+fn with_other_tracers() {
+    let fault = "two heapbpfs, bpftrace and perf at once";
+    let Some(_turn) = turn("torture_with_other_tracers") else { return };
+    let bpftrace_tool = tool_or_install("bpftrace", "bpftrace");
+    let perf = tool_or_install("perf", "linux-perf");
+    if bpftrace_tool.is_none() || perf.is_none() {
+        not_run(fault, "both", "the part with bpftrace or with perf: it is not here");
+    }
+    for hook in hooks() {
+        let before = orphaned_links();
+        let target = Unharmed::start();
+        let pid = target.pid();
+        let (mut both, mut counts) = (0, [0_u64; 3]);
+        for time in 0..times(1) {
+            let folder = tempfile::tempdir().expect("a temporary folder");
+            let trace = || bpftrace_tool.as_deref().map(|tool| bpftrace(tool, pid, folder.path()));
+            let mut by_bpftrace = if time % 2 == 0 { trace() } else { None };
+            let by_perf = perf.as_deref().map(|perf| {
+                let mut command = Command::new(perf);
+                command.args(["record", "-q", "-e", "cpu-clock", "-g", "-p", &pid.to_string(), "-o"]);
+                Beside::start(command.arg(folder.path().join("perf.data")))
+            });
+            let first = recorder(pid, Hook::Probe, 4096).start();
+            let second = recorder(pid, hook, 65536).start();
+            both += u32::from(is_hooked(pid) == (hook == Hook::Inline));
+            if by_bpftrace.is_none() {
+                by_bpftrace = trace();
+            }
+            std::thread::sleep(lasting(1));
+            counts[0] += accounted(&first.stop()).hits;
+            counts[1] += accounted(&second.stop()).hits;
+            if let Some(by_perf) = by_perf {
+                by_perf.stop("perf");
+                let data = folder.path().join("perf.data").metadata().map_or(0, |file| file.len());
+                assert!(data > 0, "perf recorded nothing");
+            }
+            by_bpftrace.into_iter().for_each(|it| it.stop("bpftrace"));
+            let out = std::fs::read_to_string(folder.path().join("bpftrace.out")).unwrap_or_default();
+            let calls = out.lines().find_map(|line| line.strip_prefix("@calls: ")?.trim().parse::<u64>().ok());
+            counts[2] += calls.unwrap_or_default();
+        }
+        assert!(counts[1] > 0, "{counts:?}");
+        no_link_is_orphaned(&before);
+        let told = target.ends_well();
+        let what = format!(
+            "hooked as asked {both} times; calls counted by the first, the second and bpftrace: {counts:?}; target right ({told})"
+        );
+        seen(fault, name_of(hook), times(1), &what);
+    }
+}

@@ -1,0 +1,359 @@
+//! `cargo xtask torture`: a table of faults, each a test in `tests/tests/` that is repeated, and what was seen of it.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context as _, bail};
+use clap::Args;
+
+use crate::context::Context;
+use crate::shell::say;
+use crate::test::{self, AmongTests};
+
+/// What to repeat, and how often; by default every row as often as it says.
+#[derive(Args, Debug, Default)]
+pub struct Selection {
+    /// Only rows whose name begins with this
+    row: Option<String>,
+    /// How often each is repeated, instead of its own number
+    #[arg(long, value_name = "N")]
+    times: Option<u32>,
+    /// The short round that runs among the tests
+    #[arg(long)]
+    quick: bool,
+    /// Only one way of hooking
+    #[arg(long, value_parser = ["probe", "inline"])]
+    hook: Option<String>,
+    /// Show the rows and what they promise, and run nothing
+    #[arg(long)]
+    list: bool,
+}
+
+/// Something that is done to heapbpf or to a target.
+struct Row {
+    /// Name on the command line.
+    name: &'static str,
+    /// What is done.
+    fault: &'static str,
+    /// What must hold.
+    promised: &'static str,
+    /// File of the test, without its ending.
+    file: &'static str,
+    /// Name of the test.
+    test: &'static str,
+    /// The variable that tells how often.
+    times_variable: &'static str,
+    /// How often.
+    times: u32,
+    /// How often in a short round.
+    times_quick: u32,
+    /// Seconds that the state lasts, if that matters; not in a short round.
+    seconds: Option<u32>,
+}
+
+/// The variable of the tests that are rows and nothing else.
+const TIMES: &str = "HEAPBPF_TORTURE_TIMES";
+const TORTURE: &str = "torture";
+const TARGETS: &str = "torture_targets";
+/// Threads of the row that has many, but in a short round.
+const THREADS: &str = "10000";
+
+const ROW: Row = Row {
+    name: "",
+    fault: "",
+    promised: "",
+    file: TORTURE,
+    test: "",
+    times_variable: TIMES,
+    times: 10,
+    times_quick: 1,
+    seconds: None,
+};
+
+const ROWS: &[Row] = &[
+    Row {
+        name: "cycles",
+        fault: "attached and detached",
+        promised: "target right, nothing left",
+        test: "attached_and_detached",
+        times: 1000,
+        times_quick: 3,
+        ..ROW
+    },
+    Row {
+        name: "kills",
+        fault: "heapbpf killed (SIGKILL)",
+        promised: "target right; no probe, no link left; inline hooks stay until doctor --clean",
+        test: "killed",
+        times: 500,
+        times_quick: 4,
+        ..ROW
+    },
+    Row {
+        name: "kills-forking",
+        fault: "heapbpf killed (SIGKILL), target forks",
+        promised: "target right; no probe, no link left",
+        file: "guardian",
+        test: "killed_at_any_moment_no_probe_stays",
+        times_variable: "HEAPBPF_TEST_KILLS",
+        times: 100,
+        times_quick: 8,
+        ..ROW
+    },
+    Row {
+        name: "kills-inline",
+        fault: "heapbpf killed (SIGKILL), next one follows",
+        promised: "target right, next recording exact",
+        file: "inline_left",
+        test: "whatever_kills_leave_the_target_is_right_and_the_next_recording_exact",
+        times_variable: "HEAPBPF_TEST_KILLS",
+        times: 100,
+        times_quick: 20,
+        ..ROW
+    },
+    Row {
+        name: "memory",
+        fault: "heapbpf out of memory in its cgroup",
+        promised: "target right, no probe left",
+        test: "killed_for_want_of_memory",
+        ..ROW
+    },
+    Row {
+        name: "files",
+        fault: "no file descriptors",
+        promised: "it says so; target right, nothing left",
+        test: "without_file_descriptors",
+        times_quick: 2,
+        ..ROW
+    },
+    Row {
+        name: "disk",
+        fault: "disk full",
+        promised: "it says so; no half file; target right, nothing left",
+        test: "without_room_on_the_disk",
+        ..ROW
+    },
+    Row {
+        name: "maps",
+        fault: "maps full",
+        promised: "losses counted, totals exact; targets right",
+        test: "with_full_maps",
+        times: 1,
+        seconds: Some(60),
+        ..ROW
+    },
+    Row {
+        name: "ring",
+        fault: "ring full",
+        promised: "losses counted, totals exact; targets right",
+        test: "with_a_full_ring",
+        times: 1,
+        seconds: Some(60),
+        ..ROW
+    },
+    Row {
+        name: "daemon-stopped",
+        fault: "heapbpf stopped (SIGSTOP)",
+        promised: "losses counted, totals exact; targets right",
+        test: "with_heapbpf_stopped",
+        times: 1,
+        seconds: Some(60),
+        ..ROW
+    },
+    Row {
+        name: "strace",
+        fault: "target under strace",
+        promised: "target right, strace goes on; probes if inline hooks cannot be",
+        file: TARGETS,
+        test: "under_strace",
+        ..ROW
+    },
+    Row {
+        name: "gdb",
+        fault: "target under gdb",
+        promised: "target right, gdb goes on; probes if inline hooks cannot be",
+        file: TARGETS,
+        test: "under_gdb",
+        ..ROW
+    },
+    Row {
+        name: "seccomp",
+        fault: "target under seccomp",
+        promised: "no call that its filter refuses; target right",
+        file: TARGETS,
+        test: "under_seccomp",
+        ..ROW
+    },
+    Row {
+        name: "stopped",
+        fault: "target stopped (SIGSTOP)",
+        promised: "stays stopped, goes on right; probes if inline hooks cannot be",
+        file: TARGETS,
+        test: "stopped",
+        times: 12,
+        times_quick: 2,
+        ..ROW
+    },
+    Row {
+        name: "zombie",
+        fault: "target a zombie",
+        promised: "the recording ends; a new one is refused, with the reason",
+        file: TARGETS,
+        test: "a_zombie",
+        ..ROW
+    },
+    Row {
+        name: "exec",
+        fault: "target exec'ing in a loop",
+        promised: "target right, nothing left",
+        file: TARGETS,
+        test: "executing_in_a_loop",
+        times: 50,
+        times_quick: 2,
+        ..ROW
+    },
+    Row {
+        name: "threads",
+        fault: "target with many threads",
+        promised: "target right, nothing left",
+        file: TARGETS,
+        test: "many_threads",
+        times: 3,
+        ..ROW
+    },
+    Row {
+        name: "tracers",
+        fault: "two heapbpfs, bpftrace and perf at once",
+        promised: "target right, nothing left",
+        file: TARGETS,
+        test: "with_other_tracers",
+        ..ROW
+    },
+];
+
+/// What a row saw.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    fault: String,
+    hook: String,
+    times: String,
+    promised: &'static str,
+    what: String,
+}
+
+impl Row {
+    fn times(&self, selection: &Selection) -> u32 {
+        selection.times.unwrap_or(if selection.quick { self.times_quick } else { self.times })
+    }
+
+    /// Runs it, and returns what it saw; the flag is whether all was as promised.
+    fn run(&self, context: &Context, selection: &Selection, file: &Path) -> anyhow::Result<(Vec<Seen>, bool)> {
+        let times = self.times(selection).to_string();
+        let seconds = self.seconds.filter(|_| !selection.quick).map(|seconds| seconds.to_string());
+        let mut variables: Vec<(&str, &OsStr)> =
+            vec![(self.times_variable, OsStr::new(&times)), ("HEAPBPF_TORTURE_SEEN", file.as_os_str())];
+        variables.extend(seconds.iter().map(|seconds| ("HEAPBPF_TORTURE_SECONDS", OsStr::new(seconds))));
+        variables.extend(selection.hook.iter().map(|hook| ("HEAPBPF_TORTURE_HOOK", OsStr::new(hook))));
+        if !selection.quick {
+            variables.push(("HEAPBPF_TORTURE_THREADS", OsStr::new(THREADS)));
+        }
+        if file.exists() {
+            std::fs::remove_file(file).with_context(|| file.display().to_string())?;
+        }
+        let tests = AmongTests { file: self.file, arguments: &["--exact", self.test], variables: &variables };
+        let succeeded = tests.run(context)?;
+        let text = if file.exists() { std::fs::read_to_string(file)? } else { String::new() };
+        Ok((self.seen(&text, succeeded, &times), succeeded))
+    }
+
+    /// What a row saw, by the lines that its test wrote.
+    fn seen(&self, text: &str, succeeded: bool, times: &str) -> Vec<Seen> {
+        let seen = |[fault, hook, times, what]: [&str; 4]| Seen {
+            fault: fault.into(),
+            hook: hook.into(),
+            times: times.into(),
+            promised: self.promised,
+            what: what.into(),
+        };
+        let mut found: Vec<Seen> = text
+            .lines()
+            .filter_map(|line| <[&str; 4]>::try_from(line.split('\t').collect::<Vec<_>>()).ok())
+            .map(seen)
+            .collect();
+        if !succeeded {
+            found.push(seen([self.fault, "", times, "**not as promised**: the test's message is above"]));
+        } else if found.is_empty() {
+            // A test that has another purpose as well, and writes no line.
+            found.push(seen([self.fault, "", times, "as promised"]));
+        }
+        found
+    }
+}
+
+/// Runs the rows and prints their table; the exit code is a failure if one of them was not as promised.
+pub fn torture(context: &Context, selection: &Selection) -> anyhow::Result<ExitCode> {
+    let chosen = |row: &&Row| selection.row.as_ref().is_none_or(|name| row.name.starts_with(name.as_str()));
+    let rows: Vec<&Row> = ROWS.iter().filter(chosen).collect();
+    if rows.is_empty() {
+        let names: Vec<_> = ROWS.iter().map(|row| row.name).collect();
+        bail!("there is no such row; there are {}", names.join(", "));
+    }
+    if selection.list {
+        for row in rows {
+            println!("{:<15} {:>4} times: {}: {}", row.name, row.times(selection), row.fault, row.promised);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    test::prepare(context)?;
+    let file = context.target().join("torture.tsv");
+    let (mut table, mut kept) = (Vec::new(), true);
+    for row in rows {
+        say!("{}: {}, {} times", row.name, row.fault, row.times(selection));
+        let begun = Instant::now();
+        let (seen, succeeded) = row.run(context, selection, &file)?;
+        say!("{}: {:.0} s", row.name, begun.elapsed().as_secs_f64());
+        table.extend(seen);
+        kept &= succeeded;
+    }
+    print!("{}", markdown(&table));
+    Ok(if kept { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// The table as docs/reliability.md has it.
+fn markdown(table: &[Seen]) -> String {
+    let mut text = "| fault | hook | times | promised | seen |\n|---|---|---|---|---|\n".to_owned();
+    for Seen { fault, hook, times, promised, what } in table {
+        text += &format!("| {fault} | {hook} | {times} | {promised} | {what} |\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_differ_in_name_and_name_tests_that_are_there() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/tests");
+        for (i, row) in ROWS.iter().enumerate() {
+            assert!(ROWS[..i].iter().all(|other| other.name != row.name), "{} twice", row.name);
+            let text = std::fs::read_to_string(folder.join(row.file).with_extension("rs")).expect("a file of tests");
+            assert!(text.contains(&format!("fn {}()", row.test)), "no test {} in {}", row.test, row.file);
+            assert!(!row.fault.is_empty() && !row.promised.is_empty() && row.times >= row.times_quick, "{}", row.name);
+        }
+    }
+
+    #[test]
+    fn a_row_says_what_its_test_wrote_or_that_it_failed() {
+        let row = &ROWS[0];
+        let seen = row.seen("a\tprobe\t3\tright\nb\tinline\t3\tright too\n", true, "3");
+        assert_eq!(seen.iter().map(|seen| seen.what.as_str()).collect::<Vec<_>>(), ["right", "right too"]);
+        let failed = row.seen("a\tprobe\t3\tright\n", false, "3");
+        assert_eq!(failed.len(), 2);
+        assert!(failed[1].what.contains("not as promised"), "{failed:?}");
+        assert_eq!(row.seen("", true, "3")[0].what, "as promised");
+        assert!(markdown(&seen).contains("| b | inline | 3 | target right, nothing left | right too |\n"));
+    }
+}
