@@ -262,7 +262,11 @@ impl Row {
         if file.exists() {
             std::fs::remove_file(file).with_context(|| file.display().to_string())?;
         }
-        let tests = AmongTests { file: self.file, arguments: &["--exact", self.test], variables: &variables };
+        let tests = AmongTests {
+            file: self.file,
+            arguments: &["--include-ignored", "--exact", self.test],
+            variables: &variables,
+        };
         let succeeded = tests.run(context)?;
         let text = if file.exists() { std::fs::read_to_string(file)? } else { String::new() };
         Ok((self.seen(&text, succeeded, &times), succeeded))
