@@ -16,6 +16,7 @@ mod programs;
 mod python;
 mod root;
 mod run;
+mod safety;
 mod shell;
 mod skips;
 mod source;
@@ -84,6 +85,14 @@ enum Command {
     /// each other in a cycle. Reports the files and lines of each dependency in the cycle. A parent and its
     /// children may use each other. Test code does not count.
     Modules,
+    /// Write docs/unsafe.md, the list of all unsafe code that is shipped, with the note that says what holds it sound
+    ///
+    /// Fails if a place has no note.
+    Unsafe {
+        /// Change nothing: fail if the committed list is not true
+        #[arg(long)]
+        check: bool,
+    },
     /// Check, test and bundle the web page (needs npm); the bundle is committed
     Web {
         /// Change nothing: fail if the committed page is not made of the files in web/
@@ -153,6 +162,7 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Coverage(selection) => return coverage::measure(&context, &selection),
         Command::Vm(selection) => return vm::run(&context, &selection),
         Command::Modules => return modules::check(&context),
+        Command::Unsafe { check } => safety::unsafe_code(&context, check)?,
         Command::Web { check } => web::web(&context, check)?,
         Command::Dist(selection) => return dist::dist(&context, &selection),
         Command::Install => install::install(&context)?,
