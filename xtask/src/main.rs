@@ -6,10 +6,10 @@ mod context;
 mod coverage;
 mod cross;
 mod cross_tools;
+mod deny;
 mod dist;
 mod install;
 mod linker;
-
 mod modules;
 mod packages;
 mod programs;
@@ -85,6 +85,14 @@ enum Command {
     /// each other in a cycle. Reports the files and lines of each dependency in the cycle. A parent and its
     /// children may use each other. Test code does not count.
     Modules,
+    /// Check licences and sources of all dependencies by deny.toml
+    ///
+    /// Installs cargo-deny into the cache, if it is not there.
+    Deny {
+        /// Known vulnerabilities too: fetches their database from GitHub
+        #[arg(long)]
+        advisories: bool,
+    },
     /// Write docs/unsafe.md, the list of all unsafe code that is shipped, with the note that says what holds it sound
     ///
     /// Fails if a place has no note.
@@ -162,6 +170,7 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Coverage(selection) => return coverage::measure(&context, &selection),
         Command::Vm(selection) => return vm::run(&context, &selection),
         Command::Modules => return modules::check(&context),
+        Command::Deny { advisories } => deny::deny(&context, advisories)?,
         Command::Unsafe { check } => safety::unsafe_code(&context, check)?,
         Command::Web { check } => web::web(&context, check)?,
         Command::Dist(selection) => return dist::dist(&context, &selection),
