@@ -10,6 +10,7 @@ mod deny;
 mod dist;
 mod install;
 mod linker;
+mod miri;
 mod modules;
 mod packages;
 mod programs;
@@ -93,6 +94,10 @@ enum Command {
         #[arg(long)]
         advisories: bool,
     },
+    /// Run tests of the ABI in Rust's interpreter, which reports undefined behaviour
+    ///
+    /// Needs `rustup component add --toolchain nightly miri rust-src`.
+    Miri,
     /// Write docs/unsafe.md, the list of all unsafe code that is shipped, with the note that says what holds it sound
     ///
     /// Fails if a place has no note.
@@ -171,6 +176,7 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Vm(selection) => return vm::run(&context, &selection),
         Command::Modules => return modules::check(&context),
         Command::Deny { advisories } => deny::deny(&context, advisories)?,
+        Command::Miri => miri::miri(&context)?,
         Command::Unsafe { check } => safety::unsafe_code(&context, check)?,
         Command::Web { check } => web::web(&context, check)?,
         Command::Dist(selection) => return dist::dist(&context, &selection),
