@@ -11,8 +11,8 @@ use crate::shell::run;
 /// are cast from bytes by the `unsafe` code that zerocopy derives. Everything else that is unsafe calls the kernel (ptrace,
 /// bpf, mmap of a shared file), is the BPF programs or assembler, which the interpreter cannot run.
 ///
-/// Left out: what compares with floating point, which the interpreter makes inexact on purpose, and statistical tests, which
-/// take hours in it.
+/// Left out: what compares with floating point, which the interpreter makes inexact on purpose, and tests of many
+/// rounds, such as those of the filter and of draws, which do not end in it within minutes.
 const TESTS: &[(&str, &[&str])] =
     &[("sampler-ebpf", &["--skip", "agree_with_floating_point", "abi::", "bits::", "constants::", "glob::"])];
 
