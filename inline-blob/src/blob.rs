@@ -19,6 +19,7 @@ use heapbpf_inline::{Code, Entries, FRAME_BYTES};
 use sampler_ebpf::abi::inline::flag;
 use sampler_ebpf::geometric::{DrawConstants, ENTRIES, INVERSE_LN_2, ONE_THIRD};
 
+// SAFETY: the assembler below defines these three with these types; none of them is written.
 unsafe extern "C" {
     static heapbpf_inline_code: u8;
     static heapbpf_inline_code_end: u8;

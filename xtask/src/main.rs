@@ -6,16 +6,18 @@ mod context;
 mod coverage;
 mod cross;
 mod cross_tools;
+mod deny;
 mod dist;
 mod install;
 mod linker;
-
+mod miri;
 mod modules;
 mod packages;
 mod programs;
 mod python;
 mod root;
 mod run;
+mod safety;
 mod shell;
 mod skips;
 mod soak;
@@ -86,6 +88,26 @@ enum Command {
     /// each other in a cycle. Reports the files and lines of each dependency in the cycle. A parent and its
     /// children may use each other. Test code does not count.
     Modules,
+    /// Check licences and sources of all dependencies by deny.toml
+    ///
+    /// Installs cargo-deny into the cache, if it is not there.
+    Deny {
+        /// Known vulnerabilities too: fetches their database from GitHub
+        #[arg(long)]
+        advisories: bool,
+    },
+    /// Run tests of the ABI in Rust's interpreter, which reports undefined behaviour
+    ///
+    /// Needs `rustup component add --toolchain nightly miri rust-src`.
+    Miri,
+    /// Write docs/unsafe.md, the list of all unsafe code that is shipped, with the note that says what holds it sound
+    ///
+    /// Fails if a place has no note.
+    Unsafe {
+        /// Change nothing: fail if the committed list is not true
+        #[arg(long)]
+        check: bool,
+    },
     /// Check, test and bundle the web page (needs npm); the bundle is committed
     Web {
         /// Change nothing: fail if the committed page is not made of the files in web/
@@ -164,6 +186,9 @@ fn perform(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Soak(selection) => soak::soak(&context, &selection)?,
         Command::Vm(selection) => return vm::run(&context, &selection),
         Command::Modules => return modules::check(&context),
+        Command::Deny { advisories } => deny::deny(&context, advisories)?,
+        Command::Miri => miri::miri(&context)?,
+        Command::Unsafe { check } => safety::unsafe_code(&context, check)?,
         Command::Web { check } => web::web(&context, check)?,
         Command::Dist(selection) => return dist::dist(&context, &selection),
         Command::Install => install::install(&context)?,

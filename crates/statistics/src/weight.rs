@@ -96,7 +96,16 @@ mod tests {
             let back = trials_of_weight(weight, interval).expect("above 1");
             assert!((back / trials as f64 - 1.0).abs() < 1e-12);
         }
-        assert_eq!(trials_of_weight(1.0, 100), None);
+        assert_eq!((trials_of_weight(1.0, 100), trials_of_weight(2.0, 1)), (None, None));
+    }
+
+    /// The variance of a huge value that is hardly ever missed: q¹¹⁵⁵ alone is less than the smallest positive number.
+    #[test]
+    fn a_variance_does_not_underflow_with_its_factor() {
+        let inclusion = inclusion(1_155, 2).expect("can be sampled");
+        assert_eq!((inclusion.weight_minus_one, inclusion.miss_probability()), (0.0, 0.0));
+        let logarithm = 200.0 * 10_f64.ln() - 1_155.0 * 2_f64.ln();
+        assert!((inclusion.true_variance(1e100).ln() / logarithm - 1.0).abs() < 1e-12);
     }
 
     /// The Poisson limit is off by about n/(2R²) in the exponent, so it is close for large R and not for small.

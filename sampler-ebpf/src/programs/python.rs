@@ -138,6 +138,9 @@ fn is_of_caller(search: &Search) -> bool {
 }
 
 /// Looks at one thread state.
+///
+/// # Safety
+/// `context` points to a [`Search`] that nothing else uses meanwhile.
 unsafe extern "C" fn search_step(_index: u64, context: *mut c_void) -> i64 {
     // SAFETY: `newest_frame` passes a `Search`, which outlives the loop.
     let search = unsafe { &mut *context.cast::<Search>() };
@@ -151,6 +154,9 @@ unsafe extern "C" fn search_step(_index: u64, context: *mut c_void) -> i64 {
 }
 
 /// Adds one frame to the record.
+///
+/// # Safety
+/// `context` points to a [`Walk`] that nothing else uses meanwhile.
 unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> i64 {
     // SAFETY: `report` passes a `Walk`, which outlives the loop.
     let walk = unsafe { &mut *context.cast::<Walk>() };

@@ -274,6 +274,9 @@ fn copy_pages<const CLASS: u64>(record: *mut StackRecord, sp: u64, wanted: u64) 
 }
 
 /// Copies the whole page after the first `index` ones.
+///
+/// # Safety
+/// `context` points to [`Pages`].
 unsafe extern "C" fn copy_page<const CLASS: u64>(index: u64, context: *mut c_void) -> i64 {
     // SAFETY: `copy_pages` passes `Pages`, which outlive the loop.
     let pages = unsafe { &*context.cast::<Pages>() };

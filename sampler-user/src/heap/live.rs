@@ -2,6 +2,8 @@
 
 mod births;
 mod mappings;
+#[cfg(test)]
+mod model_tests;
 mod overflow;
 mod reconciliation;
 mod row;

@@ -20,6 +20,7 @@ pub fn use_built_in() {
 }
 
 #[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
+// SAFETY: the declaration of <nss.h>, which glibc has in every version that Rust supports.
 unsafe extern "C" {
     fn __nss_configure_lookup(database: *const libc::c_char, services: *const libc::c_char) -> libc::c_int;
 }

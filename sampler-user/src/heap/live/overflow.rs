@@ -151,6 +151,7 @@ mod tests {
             heap.allocate(sample(u64::from(tgid), tgid, 10, one));
         }
         assert_eq!(heap.rows.len(), 100, "one for each process");
+        assert_eq!(heap.overflow.limit, 128, "doubled whenever it was reached in vain");
         assert_eq!(heap.snapshot(0, false).map(|it| it.row.alloc.samples).sum::<u64>(), 100);
     }
 

@@ -258,6 +258,27 @@ mod tests {
     }
 
     #[test]
+    fn records_after_the_cut_say_what_happened_since() {
+        use sampler_ebpf::abi::{AllocationRecord, ProcessRecord, UnmapRecord, kind};
+        let free = FreeRecord { kind: kind::FREE, sample: 1, ..Default::default() };
+        let of_process = |kind, tgid| ProcessRecord { kind, process: process(tgid), ..Default::default() };
+        let unmap = UnmapRecord { kind: kind::UNMAP, space: process(5), start: 6, end: 7, ..Default::default() };
+        let records = [
+            Event::Free(free),
+            Event::Allocation(AllocationRecord { kind: kind::ALLOCATION, sample: 2, ..Default::default() }),
+            Event::Exec(of_process(kind::EXEC, 3)),
+            Event::Exit(of_process(kind::EXIT, 4)),
+            Event::Unmap(unmap),
+            Event::Fork(of_process(kind::FORK, 8)),
+        ]
+        .map(Event::to_bytes);
+        let after = AfterCut::of(records.iter().map(Vec::as_slice));
+        assert_eq!((after.freed, after.allocated), (vec![free], HashSet::from([2])));
+        assert_eq!(after.ended, HashSet::from([process(3), process(4)]));
+        assert_eq!(after.unmapped, HashMap::from([(process(5), vec![(6, 7)])]));
+    }
+
+    #[test]
     fn scan_numbers_may_wrap_around() {
         let (mut heap, one) = (Heap::default(), stack());
         heap.allocate(sample(1, 1, 8, &one));

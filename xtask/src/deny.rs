@@ -1,0 +1,63 @@
+//! `cargo xtask deny`: checks the licences and sources of all dependencies by deny.toml.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use crate::context::Context;
+use crate::programs::{host_cargo, is_executable};
+use crate::shell::{run, run_quietly, say};
+
+/// The version of cargo-deny that is installed.
+const VERSION: &str = "0.20.2";
+
+/// What is always checked. Advisories need a database, which is a git repository.
+const ALWAYS: &[&str] = &["licenses", "bans", "sources"];
+
+/// Checks licences, banned crates and sources; with `advisories`, also known vulnerabilities, whose database is fetched.
+///
+/// # Errors
+/// A dependency is not allowed, or cargo-deny cannot be installed.
+pub fn deny(context: &Context, advisories: bool) -> anyhow::Result<()> {
+    let program = installed(context)?;
+    run(&mut check(&program, &context.root, advisories), context.options.verbose)
+}
+
+fn check(program: &Path, root: &Path, advisories: bool) -> Command {
+    let mut command = Command::new(program);
+    // Several versions of a crate are only warned about, and there are many.
+    command.current_dir(root).args(["--log-level", "error", "--locked"]);
+    command.arg("check").args(ALWAYS).args(if advisories { ["advisories"].as_slice() } else { &[] });
+    command
+}
+
+/// The program, which is built if it is not in the cache. Without optimisation: it runs for a second.
+fn installed(context: &Context) -> anyhow::Result<PathBuf> {
+    let folder = context.cache()?.join(format!("cargo-deny-{VERSION}"));
+    let program = folder.join("bin/cargo-deny");
+    if !is_executable(&program) {
+        say!("installing cargo-deny {VERSION}, which takes a minute or two");
+        let mut install = Command::new(host_cargo());
+        install.args(["install", "--locked", "--debug", "cargo-deny", "--version", VERSION, "--root"]).arg(&folder);
+        // Not in the workspace's target folder, and without debug information.
+        install.env("CARGO_TARGET_DIR", folder.join("build")).env("CARGO_PROFILE_DEV_DEBUG", "0");
+        run_quietly(&mut install, context.options.verbose)?;
+        std::fs::remove_dir_all(folder.join("build"))?;
+    }
+    Ok(program)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advisories_are_checked_on_request_only() {
+        let words = |advisories| {
+            let command = check(Path::new("deny"), Path::new("/"), advisories);
+            let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy().into_owned()).collect();
+            words.join(" ")
+        };
+        assert_eq!(words(false), "--log-level error --locked check licenses bans sources");
+        assert_eq!(words(true), "--log-level error --locked check licenses bans sources advisories");
+    }
+}
