@@ -35,6 +35,7 @@ const ENDPOINTS: &[(&str, &str, bool)] = &[
     ("/metrics", "", true),
     ("/page/data", "", true),
     ("/page/growth", MOMENTS, true),
+    ("/page/kept", MOMENTS, true),
     ("/page/export", "format=pprof", true),
 ];
 
