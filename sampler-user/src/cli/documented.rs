@@ -10,7 +10,7 @@ use clap::{Arg, CommandFactory, Parser};
 use super::args::Cli;
 
 /// Options of other programs (and of `cargo xtask` and its benchmarks) that the documents mention.
-const OF_OTHERS: [&str; 43] = [
+const OF_OTHERS: [&str; 45] = [
     "--alpine",
     "--base",
     "--bin",
@@ -22,6 +22,7 @@ const OF_OTHERS: [&str; 43] = [
     "--config",
     "--criteria",
     "--e2e",
+    "--file",
     "--follow-fork",
     "--ignored",
     "--interpreted-frames-native-stack",
@@ -35,6 +36,7 @@ const OF_OTHERS: [&str; 43] = [
     "--object",
     "--offline",
     "--only",
+    "--package",
     "--path",
     "--perf-basic-prof",
     "--print",
