@@ -10,7 +10,7 @@ use clap::{Arg, CommandFactory, Parser};
 use super::args::Cli;
 
 /// Options of other programs (and of `cargo xtask` and its benchmarks) that the documents mention.
-const OF_OTHERS: [&str; 45] = [
+const OF_OTHERS: [&str; 48] = [
     "--alpine",
     "--base",
     "--bin",
@@ -28,8 +28,10 @@ const OF_OTHERS: [&str; 45] = [
     "--interpreted-frames-native-stack",
     "--leaks",
     "--lib",
+    "--list",
     "--live",
     "--locked",
+    "--minutes",
     "--native",
     "--nocapture",
     "--now",
@@ -53,6 +55,7 @@ const OF_OTHERS: [&str; 45] = [
     "--target",
     "--target-dir",
     "--test",
+    "--times",
     "--trace-python-allocators",
     "--unit",
     "--workloads",
