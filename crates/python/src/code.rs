@@ -1,6 +1,6 @@
 //! Code objects in the memory of a process.
 
-use sampler_ebpf::abi::{PYTHON_IDENTITY_BYTES, check};
+use sampler_ebpf::abi::{PYTHON_IDENTITY_BYTES, PythonCodeRecord, PythonCopy, check};
 
 use crate::layout::Layout;
 use crate::lines;
@@ -9,10 +9,32 @@ use crate::lines;
 pub trait Memory {
     /// Fills the buffer from an address; returns whether all of it could be read.
     fn read(&self, address: u64, buffer: &mut [u8]) -> bool;
+
+    /// Fills the beginning of the buffer, as far as there is something to fill it with; returns the number of bytes.
+    fn read_beginning(&self, address: u64, buffer: &mut [u8]) -> usize {
+        if self.read(address, buffer) { buffer.len() } else { 0 }
+    }
 }
 
-/// Most bytes of a code object that are read: its head, up to the instructions.
-const MOST_HEAD_BYTES: usize = 512;
+/// What the programs in the kernel copied of a code object.
+impl Memory for PythonCodeRecord {
+    fn read(&self, address: u64, buffer: &mut [u8]) -> bool {
+        self.read_beginning(address, buffer) == buffer.len()
+    }
+
+    fn read_beginning(&self, address: u64, buffer: &mut [u8]) -> usize {
+        let parts = [part(&self.head), part(&self.name), part(&self.file), part(&self.lines)];
+        let of = |(start, bytes): (u64, &[u8])| {
+            let from = usize::try_from(address.checked_sub(start)?).ok()?;
+            let there = bytes.get(from..)?;
+            let count = there.len().min(buffer.len());
+            buffer[..count].copy_from_slice(&there[..count]);
+            Some(count)
+        };
+        parts.into_iter().filter_map(of).max().unwrap_or(0)
+    }
+}
+
 /// Most characters of a name or path. What is longer is cut.
 const MOST_CHARACTERS: usize = 1024;
 /// Longest table of lines that is read, bytes.
@@ -22,6 +44,12 @@ const MOST_LINE_BYTES: u64 = 1 << 20;
 const KIND_SHIFT: u32 = 2;
 const IS_COMPACT: u32 = 1 << 5;
 const IS_ASCII: u32 = 1 << 6;
+
+/// What was copied, with its address.
+fn part<const BYTES: usize>(copy: &PythonCopy<BYTES>) -> (u64, &[u8]) {
+    let copied = if copy.status == 0 { BYTES.min(copy.asked as usize) } else { 0 };
+    (copy.address, &copy.bytes[..copied])
+}
 
 /// Why a code object could not be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -48,6 +76,8 @@ pub struct Code {
     pub first_line: u32,
     /// Index of the first instruction that counts as one of the function.
     pub first_traceable: u32,
+    /// Whether there is more of its name, path or lines than could be read.
+    pub is_cut: bool,
     lines: Box<[u8]>,
 }
 
@@ -58,10 +88,7 @@ impl Code {
     /// [`CodeError`], also if the object is not the one that was seen.
     pub fn read(memory: &dyn Memory, layout: &Layout, address: u64, expected: u64) -> Result<Self, CodeError> {
         let at = layout.code;
-        let first_traceable = at.first_traceable.map_or(0, |place| place as usize + 4);
-        let ends =
-            [at.lines as usize + 8, layout.process.code_identity as usize + PYTHON_IDENTITY_BYTES, first_traceable];
-        let mut head = vec![0; ends.into_iter().max().unwrap_or(0).min(MOST_HEAD_BYTES)];
+        let mut head = vec![0; layout.head_bytes()];
         if !memory.read(address, &mut head) {
             return Err(CodeError::Unreadable);
         }
@@ -72,12 +99,14 @@ impl Code {
         if !is_in_use(&head) || check(identity, first_line) != expected {
             return Err(CodeError::Replaced);
         }
+        let mut is_cut = false;
         let code = Self {
-            name: text(memory, layout, word(at.name as usize)?)?,
-            file: text(memory, layout, word(at.file as usize)?)?,
+            name: text(memory, layout, word(at.name as usize)?, &mut is_cut)?,
+            file: text(memory, layout, word(at.file as usize)?, &mut is_cut)?,
             first_line,
             first_traceable: at.first_traceable.and_then(|place| int(&head, place as usize)).unwrap_or(0),
-            lines: bytes(memory, word(at.lines as usize)?)?,
+            lines: bytes(memory, word(at.lines as usize)?, &mut is_cut)?,
+            is_cut,
         };
         // While these were read, the object may have been freed and its memory used again.
         let mut again = vec![0; head.len()];
@@ -119,8 +148,8 @@ fn int(bytes: &[u8], at: usize) -> Option<u32> {
     Some(u32::from_le_bytes(bytes.get(at..at + 4)?.try_into().ok()?))
 }
 
-/// A string object.
-fn text(memory: &dyn Memory, layout: &Layout, address: u64) -> Result<String, CodeError> {
+/// A string object. `is_cut` is set if only its beginning could be read.
+fn text(memory: &dyn Memory, layout: &Layout, address: u64, is_cut: &mut bool) -> Result<String, CodeError> {
     let mut head = [0; 40];
     if !memory.read(address, &mut head) {
         return Err(CodeError::Unreadable);
@@ -139,9 +168,7 @@ fn text(memory: &dyn Memory, layout: &Layout, address: u64) -> Result<String, Co
     let length = usize::try_from(length).unwrap_or(usize::MAX).min(MOST_CHARACTERS);
     let mut data = vec![0; length * width];
     let head = if is_ascii { layout.code.ascii_head } else { layout.code.compact_head };
-    if !memory.read(address.wrapping_add(u64::from(head)), &mut data) {
-        return Err(CodeError::Unreadable);
-    }
+    fill(memory, address.wrapping_add(u64::from(head)), &mut data, is_cut)?;
     let character = |bytes: &[u8]| {
         let number = bytes.iter().rev().fold(0u32, |number, byte| number << 8 | u32::from(*byte));
         char::from_u32(number).unwrap_or(char::REPLACEMENT_CHARACTER)
@@ -149,8 +176,19 @@ fn text(memory: &dyn Memory, layout: &Layout, address: u64) -> Result<String, Co
     Ok(data.chunks_exact(width).map(character).collect())
 }
 
-/// A bytes object.
-fn bytes(memory: &dyn Memory, address: u64) -> Result<Box<[u8]>, CodeError> {
+/// Reads bytes; cuts them to those that are there.
+fn fill(memory: &dyn Memory, address: u64, data: &mut Vec<u8>, is_cut: &mut bool) -> Result<(), CodeError> {
+    let there = memory.read_beginning(address, data);
+    if there == 0 && !data.is_empty() {
+        return Err(CodeError::Unreadable);
+    }
+    *is_cut |= there < data.len();
+    data.truncate(there);
+    Ok(())
+}
+
+/// A bytes object. `is_cut` is set if only its beginning could be read.
+fn bytes(memory: &dyn Memory, address: u64, is_cut: &mut bool) -> Result<Box<[u8]>, CodeError> {
     let mut size = [0; 8];
     if !memory.read(address.wrapping_add(16), &mut size) {
         return Err(CodeError::Unreadable);
@@ -160,9 +198,7 @@ fn bytes(memory: &dyn Memory, address: u64) -> Result<Box<[u8]>, CodeError> {
         return Err(CodeError::Malformed);
     }
     let mut data = vec![0; size as usize];
-    if !memory.read(address.wrapping_add(32), &mut data) {
-        return Err(CodeError::Unreadable);
-    }
+    fill(memory, address.wrapping_add(32), &mut data, is_cut)?;
     Ok(data.into())
 }
 

@@ -1,3 +1,5 @@
+use sampler_ebpf::abi::ProcessKey;
+
 use super::*;
 use crate::version::Version;
 
@@ -129,4 +131,51 @@ fn long_names_are_cut() {
     memory.long(NAME + 16, 0x1800);
     let code = Code::read(&memory, &layout(), CODE, check).expect("it is whole");
     assert_eq!(code.name.chars().count(), MOST_CHARACTERS);
+}
+
+/// A copy of a part of memory.
+fn copy<const BYTES: usize>(memory: &Bytes, address: u64, bytes: usize) -> PythonCopy<BYTES> {
+    let mut copy = PythonCopy { address, asked: bytes as u32, status: 0, bytes: [0; BYTES] };
+    assert!(memory.read(address, &mut copy.bytes[..bytes]));
+    copy
+}
+
+/// What the kernel side would copy: this many bytes of the name and of the line table.
+fn copied(memory: &Bytes, check: u64, name: usize, lines: usize) -> PythonCodeRecord {
+    PythonCodeRecord {
+        mark: PythonCodeRecord::MARK,
+        space: ProcessKey::default(),
+        check,
+        head: copy(memory, CODE, layout().head_bytes()),
+        name: copy(memory, NAME, name),
+        file: copy(memory, FILE, 96),
+        lines: copy(memory, LINES, lines),
+    }
+}
+
+#[test]
+fn a_copy_says_the_same_as_the_memory() {
+    let (memory, check) = code();
+    let copied = copied(&memory, check, 60, 35);
+    let of_copy = Code::read(&copied, &layout(), CODE, check).expect("all is there");
+    assert_eq!(Ok(of_copy.clone()), Code::read(&memory, &layout(), CODE, check));
+    assert!(!of_copy.is_cut);
+    assert_eq!(Code::read(&copied, &layout(), CODE, check + 1), Err(CodeError::Replaced));
+}
+
+#[test]
+fn a_copy_that_is_not_whole_says_so() {
+    let (memory, check) = code();
+    let read = |name, lines| Code::read(&copied(&memory, check, name, lines), &layout(), CODE, check);
+    let cut = read(48 + 5, 34).expect("a part is there");
+    assert_eq!((&*cut.name, &*cut.lines, cut.is_cut), ("Class", &[0x80 | 11 << 3, 0][..], true));
+    // Nothing but heads, or not even those.
+    assert_eq!(read(48, 35), Err(CodeError::Unreadable));
+    assert_eq!(read(60, 32), Err(CodeError::Unreadable));
+    assert_eq!(read(0, 0), Err(CodeError::Unreadable));
+    let mut lies = copied(&memory, check, 60, 35);
+    lies.name.asked = u32::MAX;
+    assert_eq!(Code::read(&lies, &layout(), CODE, check).expect("bounded").name, "Class.method");
+    lies.name.status = -14;
+    assert_eq!(Code::read(&lies, &layout(), CODE, check), Err(CodeError::Unreadable));
 }

@@ -1,7 +1,7 @@
 //! Where each version of CPython keeps thread states, frames and code objects: by tables for versions that do not say, by
 //! the interpreter's own table from 3.13 on.
 
-use sampler_ebpf::abi::PythonProcess;
+use sampler_ebpf::abi::{PYTHON_HEAD_BYTES, PYTHON_IDENTITY_BYTES, PythonProcess};
 
 use crate::version::Version;
 
@@ -55,13 +55,16 @@ pub enum Boundaries {
 /// The layout of one version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Layout {
-    /// What the programs in the kernel need; the address is not set.
+    /// What the programs in the kernel need to walk frames; [`Layout::of_process`] adds the rest.
     pub process: PythonProcess,
     /// What the daemon needs.
     pub code: CodeLayout,
     /// How frames are divided among invocations of the interpreter's loop.
     pub boundaries: Boundaries,
 }
+
+/// Most bytes of a code object that are read.
+const MOST_HEAD_BYTES: usize = 512;
 
 /// The owner of a frame that belongs to a generator or coroutine.
 pub const OWNED_BY_GENERATOR: u8 = 1;
@@ -80,6 +83,31 @@ impl Layout {
             (3, 11) => Some(three_eleven()),
             (3, 12) => Some(three_twelve()),
             _ => None,
+        }
+    }
+
+    /// Bytes of a code object that tell all about it: its head, up to the instructions.
+    #[must_use]
+    pub fn head_bytes(&self) -> usize {
+        let first_traceable = self.code.first_traceable.map_or(0, |place| place as usize + 4);
+        let line = self.process.code_first_line as usize + 4;
+        let pointers = [self.code.file, self.code.name, self.code.lines].map(|place| place as usize + 8);
+        let identity = self.process.code_identity as usize + PYTHON_IDENTITY_BYTES;
+        pointers.into_iter().chain([first_traceable, line, identity]).max().unwrap_or(0).min(MOST_HEAD_BYTES)
+    }
+
+    /// What the programs in the kernel need to know of a process whose runtime is at this address.
+    #[must_use]
+    pub fn of_process(&self, runtime: u64) -> PythonProcess {
+        // What does not fit is read by the daemon alone.
+        let code_bytes = Some(self.head_bytes()).filter(|bytes| *bytes < PYTHON_HEAD_BYTES).unwrap_or(0);
+        PythonProcess {
+            runtime,
+            code_bytes: code_bytes as u32,
+            code_name: self.code.name,
+            code_file: self.code.file,
+            code_lines: self.code.lines,
+            ..self.process
         }
     }
 }

@@ -37,9 +37,10 @@ fn sizes_and_offsets_are_those_of_the_abi() {
         Registers: 32 { ip: 0, sp: 8, fp: 16, lr: 24 }
         InFlightCall: 16 { sp: 0, caller: 8 }
         StackRecord: 144 { sample: 0, time_ns: 8, space: 16, registers: 32, in_flight: 64, copied_bytes: 128, ends_at: 132, missing_pages: 136, reserved: 140 }
-        PythonProcess: 96 { runtime: 0, code_tags: 8, interpreters_head: 16, interpreter_next: 20, threads_head: 24, lock: 28, running: 32, thread_next: 36, thread_interpreter: 40, thread_id: 44, thread_frame: 48, indirect_frame: 52, frame_bytes: 56, frame_code: 60, frame_previous: 64, frame_instruction: 68, instruction_is_index: 72, frame_owner: 76, frame_is_entry: 80, code_identity: 84, code_first_line: 88, reserved: 92 }
+        PythonProcess: 112 { runtime: 0, code_tags: 8, interpreters_head: 16, interpreter_next: 20, threads_head: 24, lock: 28, running: 32, thread_next: 36, thread_interpreter: 40, thread_id: 44, thread_frame: 48, indirect_frame: 52, frame_bytes: 56, frame_code: 60, frame_previous: 64, frame_instruction: 68, instruction_is_index: 72, frame_owner: 76, frame_is_entry: 80, code_identity: 84, code_first_line: 88, code_bytes: 92, code_name: 96, code_file: 100, code_lines: 104, reserved: 108 }
         PythonFrame: 24 { code: 0, check: 8, instruction: 16, flags: 20 }
         PythonRecord: 1728 { mark: 0, sample: 8, time_ns: 16, space: 24, count: 40, walk: 44, continues: 48, reserved: 52, scratch: 56, frames: 192 }
+        PythonCodeRecord: 2400 { mark: 0, space: 8, check: 24, head: 32, name: 304, file: 832, lines: 1360 }
         Site: 64 { offset: 0, reentrant_start: 8, reentrant_end: 16, file: 24, function: 28, size_argument: 30, times_argument: 31, old_argument: 32, out_argument: 33, flags: 34, reserved: 35, operands: 40 }
         FileRanges: 520 { count: 0, ranges: 8 }
         InlineProcess: 184 { bases: 0, state: 32, unread_pages: 36, memory_of: 40, hooked: 56, counts: 72 }

@@ -1,4 +1,4 @@
-//! Python frames: where an interpreter keeps them, and the record in which the programs report them.
+//! Python frames: where an interpreter keeps them, and the records in which the programs report them and their functions.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -14,6 +14,15 @@ pub const MOST_PYTHON_THREADS: u32 = 512;
 pub const PYTHON_FRAME_BYTES: usize = 128;
 /// Bytes of a code object that tell it from others: four pointers, among them the name and the line table.
 pub const PYTHON_IDENTITY_BYTES: usize = 32;
+
+/// Places for marks of code objects that were reported. Two that share a place are reported more than once.
+pub const PYTHON_CODES: u32 = 1 << 13;
+/// Most bytes that are copied of a code object itself.
+pub const PYTHON_HEAD_BYTES: usize = 256;
+/// Most bytes that are copied of a string, with its head.
+pub const PYTHON_TEXT_BYTES: usize = 512;
+/// Most bytes that are copied of a line table, with its head.
+pub const PYTHON_LINES_BYTES: usize = 1024;
 
 /// Where the interpreter of a process keeps its frames: a value of the `PYTHON` map. All offsets are in bytes.
 #[repr(C)]
@@ -61,6 +70,15 @@ pub struct PythonProcess {
     pub code_identity: u32,
     /// In a code object: its first line, of 32 bits.
     pub code_first_line: u32,
+    /// Bytes of a code object that tell all about it, at most [`PYTHON_HEAD_BYTES`]; 0 if code objects are not to be
+    /// copied.
+    pub code_bytes: u32,
+    /// In a code object: pointer to its name, a string.
+    pub code_name: u32,
+    /// In a code object: pointer to its file's path, a string.
+    pub code_file: u32,
+    /// In a code object: pointer to its line table, a bytes object.
+    pub code_lines: u32,
     /// Zero.
     pub reserved: u32,
 }
@@ -160,8 +178,51 @@ impl PythonRecord {
     pub const MARK: u64 = u64::MAX;
 }
 
-// The daemon tells the two kinds of records in the stacks ring by their first word.
-const _: () = assert!(core::mem::offset_of!(StackRecord, sample) == core::mem::offset_of!(PythonRecord, mark));
+/// A copy of something in the memory of a process.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, Immutable, KnownLayout)]
+pub struct PythonCopy<const BYTES: usize> {
+    /// Its address.
+    pub address: u64,
+    /// How many bytes of it were to be copied, at most `BYTES`.
+    pub asked: u32,
+    /// 0 if they were copied; else the kernel's negative error number.
+    pub status: i32,
+    /// The bytes.
+    pub bytes: [u8; BYTES],
+}
+
+/// A record of a code object in the stacks ring, which is sent when the programs first meet it in a stack. It comes before
+/// the copy of that stack.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, Immutable, KnownLayout)]
+pub struct PythonCodeRecord {
+    /// [`PythonCodeRecord::MARK`], where a stack copy has its sample's id.
+    pub mark: u64,
+    /// The owner of the address space that it is in.
+    pub space: ProcessKey,
+    /// [`check`] of the object.
+    pub check: u64,
+    /// The code object, up to its instructions.
+    pub head: PythonCopy<PYTHON_HEAD_BYTES>,
+    /// Its name.
+    pub name: PythonCopy<PYTHON_TEXT_BYTES>,
+    /// Its file's path.
+    pub file: PythonCopy<PYTHON_TEXT_BYTES>,
+    /// Its line table.
+    pub lines: PythonCopy<PYTHON_LINES_BYTES>,
+}
+
+impl PythonCodeRecord {
+    /// No sample has this id.
+    pub const MARK: u64 = u64::MAX - 1;
+}
+
+// The daemon tells the kinds of records in the stacks ring by their first word.
+const _: () = {
+    assert!(core::mem::offset_of!(StackRecord, sample) == core::mem::offset_of!(PythonRecord, mark));
+    assert!(core::mem::offset_of!(StackRecord, sample) == core::mem::offset_of!(PythonCodeRecord, mark));
+};
 
 #[cfg(test)]
 mod tests {

@@ -33,6 +33,7 @@ mod nesting;
 mod output;
 mod pending;
 mod python;
+mod python_code;
 mod stack;
 mod state;
 mod steps;

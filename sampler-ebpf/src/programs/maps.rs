@@ -55,6 +55,9 @@ pub static STACK_LIMITS: HashMap<ProcessKey, u64, 4096, { BPF_F_NO_PREALLOC as u
 /// Where the interpreters of Python processes keep their frames, by process id.
 #[btf_map]
 pub static PYTHON: HashMap<u32, PythonProcess, 8192, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
+/// Marks of Python's code objects that were reported.
+#[btf_map]
+pub static PYTHON_CODES: Array<u64, { abi::PYTHON_CODES as usize }> = Array::new();
 /// The control map: settings that the daemon changes at run time.
 #[btf_map]
 pub static CONTROL: Array<Control, 1> = Array::new();

@@ -3,19 +3,20 @@
 //! Everything here was written by the target. Reads are checked and bounded, and the daemon judges what they found.
 
 use core::ffi::c_void;
-use core::ptr::read_volatile;
+use core::ptr::{read_volatile, write_volatile};
 
 use aya_ebpf::bindings::BPF_RB_NO_WAKEUP;
 use aya_ebpf::helpers::generated::{bpf_loop, bpf_probe_read_user, bpf_ringbuf_submit};
 use sampler_ebpf::abi::{
     MOST_PYTHON_FRAMES, MOST_PYTHON_THREADS, PYTHON_FRAME_BYTES, PYTHON_FRAMES_PER_RECORD, PYTHON_IDENTITY_BYTES,
-    PythonFrame, PythonProcess, PythonRecord, check, python_walk,
+    ProcessKey, PythonFrame, PythonProcess, PythonRecord, check, python_walk,
 };
 
 use crate::config::config;
 use crate::maps::{self, PYTHON};
 use crate::memory::{read_kernel, read_user};
 use crate::process::current_task;
+use crate::python_code;
 use crate::steps::{GO_ON, STOP};
 use crate::thread::ThreadState;
 
@@ -32,9 +33,9 @@ struct Search {
 /// A walk through a thread's frames.
 struct Walk {
     layout: &'static PythonProcess,
+    space: ProcessKey,
     record: *mut PythonRecord,
     frame: u64,
-    count: u64,
     outcome: u64,
 }
 
@@ -54,7 +55,10 @@ pub fn report(state: &ThreadState, sample: u64, time_ns: u64) {
             return;
         }
         let is_last = i + 1 == MOST_PYTHON_FRAMES / PYTHON_FRAMES_PER_RECORD;
-        let mut walk = Walk { layout, record, frame, count: 0, outcome: u64::from(outcome) };
+        let mut walk = Walk { layout, space: state.space, record, frame, outcome: u64::from(outcome) };
+        // The count is kept in the record, where the verifier does not follow its values one by one.
+        // SAFETY: the reservation has the record's size.
+        unsafe { write_volatile(&raw mut (*record).count, 0) };
         if frame != 0 {
             run(PYTHON_FRAMES_PER_RECORD as u32, step as *mut c_void, (&raw mut walk).cast());
         }
@@ -73,7 +77,6 @@ pub fn report(state: &ThreadState, sample: u64, time_ns: u64) {
             (*record).sample = sample;
             (*record).time_ns = time_ns;
             (*record).space = state.space;
-            (*record).count = read_volatile(&raw const walk.count) as u32;
             (*record).walk = outcome;
             (*record).continues = u32::from(continues);
             (*record).reserved = 0;
@@ -162,8 +165,9 @@ unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> i64 {
     let walk = unsafe { &mut *context.cast::<Walk>() };
     let (layout, record) = (walk.layout, walk.record);
     let bytes = layout.frame_bytes;
-    let count = walk.count;
-    if bytes > PYTHON_FRAME_BYTES as u32 || count >= PYTHON_FRAMES_PER_RECORD as u64 {
+    // SAFETY: `report` passes a record.
+    let count = unsafe { read_volatile(&raw const (*record).count) };
+    if bytes > PYTHON_FRAME_BYTES as u32 || count >= PYTHON_FRAMES_PER_RECORD as u32 {
         return STOP;
     }
     // SAFETY: the scratch space has at least `bytes` bytes. The helper checks the address itself.
@@ -192,10 +196,18 @@ unsafe extern "C" fn step(_index: u64, context: *mut c_void) -> i64 {
         flags: flags as u32,
     };
     // SAFETY: `count` was checked above.
-    unsafe { (&raw mut (*record).frames).cast::<PythonFrame>().add(count as usize).write(frame) };
-    walk.count = count + 1;
+    let to = unsafe { (&raw mut (*record).frames).cast::<PythonFrame>().add(count as usize) };
+    // SAFETY: `to` is a place in the record, as is the count.
+    unsafe {
+        to.write(frame);
+        write_volatile(&raw mut (*record).count, count + 1);
+    }
     walk.frame = previous;
-    if previous == 0 { STOP } else { GO_ON }
+    // Last, where the verifier has the fewest states to follow it with.
+    // SAFETY: as above.
+    unsafe { python_code::report(layout, &walk.space, to) };
+    // SAFETY: it is a field of `walk`. The read keeps the compiler from holding its value for so long.
+    if unsafe { read_volatile(&raw const walk.frame) } == 0 { STOP } else { GO_ON }
 }
 
 /// Bytes from the code object to an address in it; all ones if it is not in it.

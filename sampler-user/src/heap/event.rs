@@ -2,7 +2,9 @@
 
 use std::mem::offset_of;
 
-use sampler_ebpf::abi::{AllocationRecord, FreeRecord, ProcessRecord, PythonRecord, StackRecord, UnmapRecord, kind};
+use sampler_ebpf::abi::{
+    AllocationRecord, FreeRecord, ProcessRecord, PythonCodeRecord, PythonRecord, StackRecord, UnmapRecord, kind,
+};
 use zerocopy::FromBytes;
 
 /// A record of the events ring.
@@ -56,6 +58,12 @@ pub fn time_ns_of(bytes: &[u8]) -> u64 {
 pub fn decode_python(bytes: &[u8]) -> Option<&PythonRecord> {
     let (record, _) = PythonRecord::ref_from_prefix(bytes).ok()?;
     (record.mark == PythonRecord::MARK).then_some(record)
+}
+
+/// Decodes a record of a Python code object; `None` if it is another of the stacks ring.
+pub fn decode_python_code(bytes: &[u8]) -> Option<&PythonCodeRecord> {
+    let (record, _) = PythonCodeRecord::ref_from_prefix(bytes).ok()?;
+    (record.mark == PythonCodeRecord::MARK).then_some(record)
 }
 
 /// Decodes a stack record: its header, and the bytes of the stack copy. `None` if the record is too short for what the header

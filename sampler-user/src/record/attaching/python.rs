@@ -11,7 +11,6 @@ use crate::host::modules::ModuleSource;
 use crate::host::processes::IncarnationId;
 use heapbpf_audit::Missing;
 use heapbpf_python::Runtime;
-use sampler_ebpf::abi::PythonProcess;
 
 /// For how long a table of allocators is awaited that a loader has to fill in.
 const PATIENCE: Duration = Duration::from_secs(3);
@@ -48,7 +47,7 @@ impl Attaching {
         });
         let Some(address) = address else { return };
         self.lead_around(incarnation, module, address.wrapping_sub(runtime.address));
-        let python = PythonProcess { runtime: address, ..runtime.layout.process };
+        let python = runtime.layout.of_process(address);
         match self.control.set_python(incarnation.pid, &python) {
             Ok(()) => log::debug!("process {} runs Python {} at {address:#x}", incarnation.pid, runtime.version),
             Err(error) => log::info!("Python frames of process {} are not read: {error}", incarnation.pid),

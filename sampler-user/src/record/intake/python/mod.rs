@@ -8,7 +8,7 @@ use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::sync::Arc;
 
-use sampler_ebpf::abi::{ProcessKey, PythonFrame, PythonRecord, StackRecord, python_walk};
+use sampler_ebpf::abi::{ProcessKey, PythonCodeRecord, PythonFrame, PythonRecord, StackRecord, python_walk};
 
 use heapbpf_python::code::CodeError;
 use heapbpf_python::{Code, Frame, Layout, Runtime, invocations};
@@ -23,6 +23,8 @@ use reader::CodeReader;
 
 /// Most samples whose Python frames wait for their stack copy, which follows at once or was lost.
 const MOST_WAITING: usize = 4096;
+/// Most copies of code objects that wait for the stack that shows them, which follows at once or was lost.
+const MOST_COPIES: usize = 4096;
 /// Most code objects that are kept, of all processes together. When there are more, they are read again.
 const MOST_CODES: usize = 1 << 17;
 /// Most forks that are remembered, and how many generations back code objects are looked for.
@@ -64,6 +66,11 @@ impl Process {
             codes: HashMap::new(),
         }
     }
+
+    /// Whether this code object was read, or cannot be.
+    fn knows(&self, address: u64, check: u64) -> bool {
+        self.codes.get(&address).is_some_and(|known| known.check == check)
+    }
 }
 
 /// The Python side of the intake.
@@ -71,6 +78,8 @@ pub struct Pythons {
     names: Arc<PythonNames>,
     runtimes: HashMap<ModuleId, Arc<Runtime>>,
     waiting: HashMap<u64, Walked>,
+    /// Code objects as the kernel side copied them, by process and address.
+    copies: HashMap<(ProcessKey, u64), Box<PythonCodeRecord>>,
     processes: HashMap<ProcessKey, Process>,
     /// Parents of processes that were forked, by process id.
     parents: HashMap<u32, ProcessKey>,
@@ -86,6 +95,7 @@ impl Pythons {
             names,
             runtimes: HashMap::new(),
             waiting: HashMap::new(),
+            copies: HashMap::new(),
             processes: HashMap::new(),
             parents: HashMap::new(),
             codes: 0,
@@ -120,6 +130,14 @@ impl Pythons {
         let count = (record.count as usize).min(record.frames.len());
         walked.frames.extend_from_slice(&record.frames[..count]);
         walked.walk = record.walk;
+    }
+
+    /// Takes in a copy of a code object, which comes before the copy of the first stack that shows it.
+    pub fn take_in_code(&mut self, record: &PythonCodeRecord) {
+        if self.copies.len() >= MOST_COPIES {
+            self.copies.clear();
+        }
+        self.copies.insert((record.space, record.head.address), Box::new(*record));
     }
 
     /// The stack of a sample with its Python frames; `None` if it has none, or they are not to be believed.
@@ -186,7 +204,7 @@ impl Pythons {
         if readable == 0 && !walked.frames.is_empty() { Err(Why::Unreadable) } else { Ok(all) }
     }
 
-    /// Reads the code objects that are not known yet.
+    /// Reads the code objects that are not known yet: in what the kernel side copied of them, or else in the process.
     fn read_new<'f>(
         &mut self,
         space: ProcessKey,
@@ -198,32 +216,54 @@ impl Pythons {
             self.codes = 0;
         }
         let process = self.processes.entry(space).or_insert_with(|| Process::open(space));
-        let is_known = |frame: &&Frame| process.codes.get(&frame.code).is_some_and(|it| it.check == frame.check);
         let mut wanted: Vec<(u64, u64)> =
-            frames.filter(|frame| !is_known(frame)).map(|it| (it.code, it.check)).collect();
-        if process.gave_up && !wanted.is_empty() {
-            return Err(Why::NoAnswer);
-        }
+            frames.map(|it| (it.code, it.check)).filter(|(code, check)| !process.knows(*code, *check)).collect();
         wanted.sort_unstable();
         wanted.dedup();
+        self.read_copies(space, layout, &mut wanted)?;
+        let process = self.processes.get(&space).ok_or(Why::Unreadable)?;
+        if process.gave_up {
+            let all = wanted.iter().all(|(code, check)| process.knows(*code, *check));
+            return if all { Ok(()) } else { Err(Why::NoAnswer) };
+        }
         let mut asked = Some(space);
         for _ in 0..=GENERATIONS {
             let Some(from) = asked.filter(|_| !wanted.is_empty()) else { break };
             let found = self.ask(from, layout, &wanted)?;
             for (&(address, check), code) in wanted.iter().zip(&found) {
                 if let Ok(code) = code {
-                    let number = self.names.number(&code.name, &code.file).ok_or(Why::TooMany)?;
-                    self.keep(space, address, check, Some((number, code.clone())));
+                    self.keep(space, address, check, code.clone())?;
                 }
             }
             let mut missing = found.iter().map(Result::is_err);
             wanted.retain(|_| missing.next().unwrap_or(true));
             asked = self.parents.get(&from.tgid).copied();
         }
+        let Some(process) = self.processes.get_mut(&space) else { return Ok(()) };
         for (address, check) in wanted {
-            log::debug!("code object {address:#x} of process {} cannot be read", space.tgid);
-            self.keep(space, address, check, None);
+            if !process.knows(address, check) {
+                log::debug!("code object {address:#x} of process {} cannot be read", space.tgid);
+                process.codes.insert(address, Known { check, function: None, lines: HashMap::new() });
+                self.codes += 1;
+            }
         }
+        Ok(())
+    }
+
+    /// Reads what is wanted in the copies, and leaves what is to be read in the process: what was not copied, or not whole.
+    fn read_copies(&mut self, space: ProcessKey, layout: &Layout, wanted: &mut Vec<(u64, u64)>) -> Result<(), Why> {
+        let mut left = Vec::new();
+        for (address, check) in wanted.drain(..) {
+            let copy = self.copies.remove(&(space, address)).filter(|copy| copy.check == check);
+            let code = copy.and_then(|copy| Code::read(&*copy, layout, address, check).ok());
+            if code.as_ref().is_none_or(|code| code.is_cut) {
+                left.push((address, check));
+            }
+            if let Some(code) = code {
+                self.keep(space, address, check, code)?;
+            }
+        }
+        *wanted = left;
         Ok(())
     }
 
@@ -243,11 +283,13 @@ impl Pythons {
         })
     }
 
-    fn keep(&mut self, space: ProcessKey, address: u64, check: u64, function: Option<(u32, Code)>) {
+    fn keep(&mut self, space: ProcessKey, address: u64, check: u64, code: Code) -> Result<(), Why> {
+        let number = self.names.number(&code.name, &code.file).ok_or(Why::TooMany)?;
         if let Some(process) = self.processes.get_mut(&space) {
-            process.codes.insert(address, Known { check, function, lines: HashMap::new() });
-            self.codes += 1;
+            let known = Known { check, function: Some((number, code)), lines: HashMap::new() };
+            self.codes += usize::from(process.codes.insert(address, known).is_none());
         }
+        Ok(())
     }
 
     /// Drops what is kept of processes that have ended.
@@ -255,6 +297,7 @@ impl Pythons {
         for process in ended.iter().filter_map(|process| self.processes.remove(process)) {
             self.codes = self.codes.saturating_sub(process.codes.len());
         }
+        self.copies.retain(|(space, _), _| !ended.contains(space));
         let pids: HashSet<u32> = ended.iter().map(|process| process.tgid).collect();
         self.parents.retain(|child, parent| !pids.contains(child) && !ended.contains(parent));
     }

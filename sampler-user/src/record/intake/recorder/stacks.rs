@@ -6,7 +6,7 @@ use std::sync::Arc;
 use sampler_ebpf::abi::{AllocationRecord, MOST_MISSING_PAGES, StackRecord, copy_end};
 
 use super::Recorder;
-use crate::heap::event::{decode_python, decode_stack};
+use crate::heap::event::{decode_python, decode_python_code, decode_stack};
 use crate::host::Host;
 use crate::host::mappings::AtTime;
 use crate::kernel::rings::Ring;
@@ -37,6 +37,10 @@ impl Recorder {
     fn unwind(&mut self, copy: &[u8], host: &mut Host) {
         if let Some(record) = decode_python(copy) {
             self.pythons.take_in(record);
+            return;
+        }
+        if let Some(record) = decode_python_code(copy) {
+            self.pythons.take_in_code(record);
             return;
         }
         let Some((head, bytes)) = decode_stack(copy) else {
