@@ -16,8 +16,6 @@ import threading
 import time
 
 truth = []
-# Code objects that are to outlive their run, so that they can be read.
-kept = []
 lock = threading.Lock()
 HAS_QUALIFIED_NAMES = sys.version_info >= (3, 11)
 
@@ -228,10 +226,8 @@ def extensions():
     functools.reduce(lambda a, b: leaf(), [1, 2])
     re.sub("a", lambda match: leaf() or "b", "a")
     json.dumps(Shape.Inner, default=lambda value: leaf() or 1)
-    kept.append(compile("leaf()", "<made at run time>", "exec"))
-    exec(kept[-1], globals())
-    kept.append(compile("leaf()", "<expression>", "eval"))
-    eval(kept[-1])
+    exec(compile("leaf()", "<made at run time>", "exec"), globals())
+    eval(compile("leaf()", "<expression>", "eval"))
     library = ctypes.CDLL(None)
     values = (ctypes.c_int * 2)(2, 1)
     library.qsort(values, ctypes.c_size_t(2), ctypes.c_size_t(4), compare)
@@ -270,7 +266,6 @@ def lines():
     # More than the lines that a table of an old version takes in one step, backwards, too.
     source = "\n" * 500 + "def far():\n    leaf(); (leaf(),\n" + "\n" * 300 + "  leaf())\n"
     space = {"leaf": leaf}
-    kept.append(space)
     exec(compile(source, "/far away/caf\u00e9 \U0001f40d.py", "exec"), space)
     space["far"]()
 
@@ -299,8 +294,9 @@ def deep():
 
 
 def gone():
-    """Code that nobody can read after it has run."""
-    exec(compile("leaf()", "<gone>", "exec"), globals())
+    """Code that is gone as soon as it has run, and whose place the next takes."""
+    for number in range(20):
+        exec(compile("leaf()", "<gone %d>" % number, "exec"), globals())
 
 
 PARTS = [plain, classes, closures, generators, coroutines, exceptions, extensions, lines, threads, gone, deep]
