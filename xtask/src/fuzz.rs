@@ -138,15 +138,16 @@ fn cargo_fuzz(context: &Context, subcommand: &str, target: &Fuzzed, fast: bool) 
 /// Gives a target, built as any other program, what is known. A panic or a hang ends it.
 fn replay(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<()> {
     let inputs = [seeds_of(folder, target), folder.join("corpus").join(&target.name)];
-    let inputs: Vec<PathBuf> = inputs.into_iter().filter(|folder| folder.is_dir()).collect();
+    let files = inputs.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
+    let inputs: Vec<PathBuf> = files.map(|file| file.path()).collect();
     if inputs.is_empty() {
         bail!("{} has neither seeds nor a corpus", target.name);
     }
     let mut command = Command::new(crate::programs::host_cargo());
     command.current_dir(folder).args(["run", "--locked", "--quiet", "--no-default-features"]);
     command.args(["--features", &target.features.join(","), "--bin", &target.name, "--"]);
-    // Without coverage, runs=0 has each file of a folder read once.
-    command.args(["-runs=0", "-timeout=10"]).args(inputs);
+    // Each file that is named is read once, with coverage or without.
+    command.arg("-timeout=10").args(inputs);
     say!("replaying {}", target.name);
     read_errors(&mut command, context.options.verbose)?;
     Ok(())
