@@ -24,6 +24,7 @@ pub mod attach;
 pub mod cli;
 pub mod clock;
 pub mod cost;
+pub mod crash;
 pub mod demo;
 pub mod doctor;
 pub mod heap;

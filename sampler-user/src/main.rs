@@ -11,6 +11,8 @@ use sampler_user::cli::args::{Cli, Command, DemoArgs, TopArgs};
 use sampler_user::cli::error::exit_status;
 use sampler_user::cli::plan;
 use sampler_user::cli::record_args::RecordArgs;
+use sampler_user::crash::report_crashes;
+use sampler_user::host::limits;
 use sampler_user::host::name_services::use_built_in;
 use sampler_user::host::own_memory::return_what_is_free;
 use sampler_user::kernel::guardian;
@@ -28,6 +30,7 @@ fn main() -> ExitCode {
     if let Some(task) = guardian::process::asked_for(std::env::args_os()) {
         return guardian::process::run(task).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
+    report_crashes();
     use_built_in();
     return_what_is_free();
     let cli = Cli::try_parse().unwrap_or_else(|error| cli::hints::explained(error).exit());
@@ -65,7 +68,10 @@ fn told(error: &anyhow::Error) -> String {
             text.push_str(&message);
         }
     }
-    text
+    match limits::advice(&text) {
+        Some(advice) => format!("{text}; {advice}"),
+        None => text,
+    }
 }
 
 fn start(args: &RecordArgs) -> anyhow::Result<u8> {

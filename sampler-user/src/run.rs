@@ -2,6 +2,7 @@
 
 use anyhow::{Context, bail};
 
+use crate::host::limits::raise_for_recording;
 use crate::privileges::restrict_daemon;
 use crate::progress_line::during;
 use crate::record::ActiveRecording;
@@ -22,6 +23,7 @@ pub struct RunPlan {
 /// # Errors
 /// One sentence that says what to do. Nothing stays attached, and no half-written file remains.
 pub fn run(plan: RunPlan) -> anyhow::Result<u8> {
+    raise_for_recording()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
     let local = tokio::task::LocalSet::new();
     local.block_on(&runtime, record(plan))

@@ -170,7 +170,7 @@ pub fn accounted(outcome: &Outcome) -> Stats {
 /// # Panics
 /// If it is not.
 pub fn readable(said: &str) {
-    assert!(!said.contains("panicked") && !said.contains("RUST_BACKTRACE"), "{said}");
+    assert!(!said.contains("panicked") && !said.contains("please report it"), "{said}");
 }
 
 /// Waits until heapbpf has ended, whoever ended it, and returns whether SIGKILL did.

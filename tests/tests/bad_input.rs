@@ -1,6 +1,6 @@
 //! Bad input gives one clear sentence and the documented exit status; nothing is attached or half-written.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 use std::thread::JoinHandle;
@@ -309,4 +309,36 @@ fn without_the_capabilities() {
     }
     sleeper.kill().expect("our own child");
     sleeper.wait().expect("our own child");
+}
+
+/// Too few file descriptors get one sentence, with the limit and what to do. A soft limit alone is raised.
+#[test]
+fn too_few_file_descriptors() {
+    let Some(_turn) = turn("too_few_file_descriptors") else { return };
+    let mut target = Target::start(&program("pairs"), ["100"]);
+    // Who may raise hard limits as well (CAP_SYS_RESOURCE) needs no advice.
+    let pid = target.pid();
+    let limited = |limits: &str| {
+        let words =
+            ["setpriv", "--bounding-set=-sys_resource", "prlimit", &format!("--nofile={limits}")].map(OsString::from);
+        Recorder::of(pid, 1).option("--hook", "probe").through(&words.each_ref().map(|word| &**word))
+    };
+    for limit in ["16", "64", "255"] {
+        let refused = limited(&format!("{limit}:{limit}")).refused();
+        refused.check(1, &[&format!("heapbpf may open {limit} files, and needs at least 256")]);
+        assert!(
+            refused.stderr.contains("ulimit -Hn") && refused.stderr.trim_end().lines().count() == 1,
+            "{}",
+            refused.stderr
+        );
+        nothing_written(&refused);
+    }
+    let recording = limited("16:4096").start();
+    let truth = target.run();
+    let (profile, _) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    // The fewest with which it begins are enough for a small process.
+    let recording = limited("256:256").start();
+    recording.stop().results();
+    assert!(target.end().success(), "it came to harm");
 }

@@ -120,3 +120,29 @@ fn a_recording_goes_on_without_its_guardian() {
         assert_eq!((stats.submitted, stats.lost()), (truth.allocs(), 0), "{stats:?}");
     }
 }
+
+/// A crash leaves a line that says which, with nothing of the target, and no probes; the target goes on right.
+#[test]
+fn a_crash_leaves_a_report_and_no_probes() {
+    use std::os::unix::process::ExitStatusExt as _;
+    let Some(_turn) = turn("a_crash_leaves_a_report_and_no_probes") else { return };
+    for (signal, name) in [(libc::SIGSEGV, "SIGSEGV"), (libc::SIGBUS, "SIGBUS"), (libc::SIGABRT, "SIGABRT")] {
+        let mut target = Target::start(&program("mix"), ["2000"]);
+        let recording = Recorder::of(target.pid(), 1).option("--hook", "probe").start();
+        let heapbpf = recording.pid();
+        let held = links_of(heapbpf);
+        assert!(!held.is_empty());
+        recording.signal(signal);
+        let outcome = recording.ends();
+        assert_eq!(outcome.status.signal(), Some(signal), "{}", outcome.stderr);
+        let reports: Vec<&str> = outcome.stderr.lines().filter(|line| line.contains("please report it")).collect();
+        let [report] = reports[..] else { panic!("one report: {}", outcome.stderr) };
+        assert!(report.contains("an error inside heapbpf") && report.contains(name), "{report}");
+        until("the end of the guardian", || guardians_of(heapbpf).is_empty());
+        assert_eq!(links_that_stay(&held), BTreeSet::new());
+        assert_eq!(outcome.files(), Vec::<String>::new(), "nothing is half there, and no core");
+        target.run();
+        assert_eq!(changed_bytes_of_libc(target.pid()), 0);
+        assert!(target.end().success(), "it came to harm");
+    }
+}

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use heapbpf_tests::cgroup::Cgroup;
 use heapbpf_tests::checks::{self, Compare};
@@ -398,4 +399,24 @@ fn stacks_are_grouped_as_requested() {
     let own = std::fs::read_to_string("/proc/self/cgroup").expect("our own");
     let own = own.lines().find_map(|line| line.strip_prefix("0::")).unwrap_or("/");
     assert_eq!(sums("cgroup"), wanted(&|_, _| own.to_owned()));
+}
+
+/// `--pid` of a process that starts itself again and again, met at any moment of an exec: it is recorded, and so is what it
+/// becomes.
+#[test]
+fn a_process_that_execs_all_the_time_is_recorded_by_its_pid() {
+    let Some(_turn) = turn("a_process_that_execs_all_the_time_is_recorded_by_its_pid") else { return };
+    let mut target = Target::start(&program("enduring"), ["exec"]);
+    // Without patience, more than half of them were refused for want of a C library.
+    for _ in 0..4 {
+        let recording = Recorder::of(target.pid(), 4096).option("--hook", "probe").start();
+        std::thread::sleep(Duration::from_millis(200));
+        let (profile, stats) = recording.stop().results();
+        let programs = profile.processes.iter().filter(|process| process.pid == target.pid()).count();
+        assert!(programs > 1 && stats.hits > 0, "{programs} programs: {stats:?}");
+    }
+    target.go();
+    let told = target.line();
+    assert!(told.starts_with("OK"), "{told}");
+    assert!(target.end().success(), "it came to harm");
 }

@@ -1,11 +1,11 @@
 //! `cargo xtask deny`: checks the licences and sources of all dependencies by deny.toml.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
+use crate::cargo_tools::installed;
 use crate::context::Context;
-use crate::programs::{host_cargo, is_executable};
-use crate::shell::{run, run_quietly, say};
+use crate::shell::run;
 
 /// The version of cargo-deny that is installed.
 const VERSION: &str = "0.20.2";
@@ -18,7 +18,7 @@ const ALWAYS: &[&str] = &["licenses", "bans", "sources"];
 /// # Errors
 /// A dependency is not allowed, or cargo-deny cannot be installed.
 pub fn deny(context: &Context, advisories: bool) -> anyhow::Result<()> {
-    let program = installed(context)?;
+    let program = installed(context, "cargo-deny", VERSION)?;
     run(&mut check(&program, &context.root, advisories), context.options.verbose)
 }
 
@@ -28,22 +28,6 @@ fn check(program: &Path, root: &Path, advisories: bool) -> Command {
     command.current_dir(root).args(["--log-level", "error", "--locked"]);
     command.arg("check").args(ALWAYS).args(if advisories { ["advisories"].as_slice() } else { &[] });
     command
-}
-
-/// The program, which is built if it is not in the cache. Without optimisation: it runs for a second.
-fn installed(context: &Context) -> anyhow::Result<PathBuf> {
-    let folder = context.cache()?.join(format!("cargo-deny-{VERSION}"));
-    let program = folder.join("bin/cargo-deny");
-    if !is_executable(&program) {
-        say!("installing cargo-deny {VERSION}, which takes a minute or two");
-        let mut install = Command::new(host_cargo());
-        install.args(["install", "--locked", "--debug", "cargo-deny", "--version", VERSION, "--root"]).arg(&folder);
-        // Not in the workspace's target folder, and without debug information.
-        install.env("CARGO_TARGET_DIR", folder.join("build")).env("CARGO_PROFILE_DEV_DEBUG", "0");
-        run_quietly(&mut install, context.options.verbose)?;
-        std::fs::remove_dir_all(folder.join("build"))?;
-    }
-    Ok(program)
 }
 
 #[cfg(test)]

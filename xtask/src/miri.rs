@@ -1,8 +1,7 @@
 //! `cargo xtask miri`: runs tests of the ABI in Rust's interpreter, which reports undefined behaviour.
 
-use std::process::Command;
-
 use crate::context::Context;
+use crate::nightly;
 use crate::shell::run;
 
 /// Packages, and what is left out of their tests or selected (`--skip NAME`, or the beginning of a name).
@@ -21,23 +20,12 @@ const TESTS: &[(&str, &[&str])] =
 /// # Errors
 /// A test failed, or the toolchain has no interpreter.
 pub fn miri(context: &Context) -> anyhow::Result<()> {
+    nightly::require("miri", "miri,rust-src")?;
     for (package, tests) in TESTS {
-        let mut command = Command::new("cargo");
-        command.current_dir(&context.root).args([
-            "+nightly",
-            "miri",
-            "test",
-            "--locked",
-            "--lib",
-            "--package",
-            package,
-        ]);
+        let mut command = nightly::cargo();
+        command.current_dir(&context.root).args(["miri", "test", "--locked", "--lib", "--package", package]);
         command.arg("--").args(*tests);
         command.env("CARGO_TARGET_DIR", context.target().join("miri"));
-        // Without these, a cargo that runs xtask hands its own toolchain on.
-        for variable in ["RUSTUP_TOOLCHAIN", "CARGO", "RUSTC", "RUSTDOC"] {
-            command.env_remove(variable);
-        }
         run(&mut command, context.options.verbose)?;
     }
     Ok(())

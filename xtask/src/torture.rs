@@ -136,6 +136,15 @@ const ROWS: &[Row] = &[
         ..ROW
     },
     Row {
+        name: "sigterm",
+        fault: "SIGTERM with a million live samples",
+        promised: "the last profile has everything; how long it took",
+        test: "ended_with_many_live_samples",
+        times: 1,
+        seconds: Some(1),
+        ..ROW
+    },
+    Row {
         name: "maps",
         fault: "maps full",
         promised: "losses counted, totals exact; targets right",

@@ -14,6 +14,10 @@ use crate::image::code_hash;
 /// Bytes from [`STATE`] that hold all counts.
 pub const COUNTS_BYTES: usize = (SLOTS_OFFSET - STATE) as usize + SLOTS * size_of::<Slot>();
 
+/// Most that a count can be: what a process would allocate in 80 days at 10 GB a second. A target that writes more there means
+/// harm, and sums of such counts must not overflow.
+const MOST: u64 = 1 << 56;
+
 /// Counts of a process, at one moment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
@@ -47,7 +51,7 @@ pub struct Counts {
 impl From<&SlotSums> for Counts {
     /// What a program added up when a process left its memory.
     fn from(sums: &SlotSums) -> Self {
-        Self {
+        let counts = Self {
             calls: sums.calls,
             bytes: sums.bytes,
             sampled: sums.sampled,
@@ -60,12 +64,14 @@ impl From<&SlotSums> for Counts {
             threads: sums.threads,
             slots_full: 0,
             set_full: 0,
-        }
+        };
+        counts.bounded()
     }
 }
 
 impl Counts {
-    /// Adds up what [`COUNTS_BYTES`] bytes at [`STATE`] say. Sums wrap: the target may have written anything.
+    /// Adds up what [`COUNTS_BYTES`] bytes at [`STATE`] say. Sums wrap, and what is beyond measure is cut: the target may have
+    /// written anything.
     ///
     /// # Errors
     /// [`ForeignBlob::Truncated`].
@@ -94,7 +100,26 @@ impl Counts {
                 *sum = sum.wrapping_add(value);
             }
         }
-        Ok(counts)
+        Ok(counts.bounded())
+    }
+
+    /// The same with no count beyond measure. One that is a little below zero, as it was read while it changed, stays so.
+    fn bounded(self) -> Self {
+        let bounded = |count: u64| if count.cast_signed().unsigned_abs() > MOST { MOST } else { count };
+        Self {
+            calls: bounded(self.calls),
+            bytes: bounded(self.bytes),
+            sampled: bounded(self.sampled),
+            reported: bounded(self.reported),
+            failed: bounded(self.failed),
+            abandoned: bounded(self.abandoned),
+            unsampled_failed: bounded(self.unsampled_failed),
+            frees_matched: bounded(self.frees_matched),
+            zero_reallocs: bounded(self.zero_reallocs),
+            threads: bounded(self.threads),
+            slots_full: bounded(self.slots_full),
+            set_full: bounded(self.set_full),
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use clap::{Arg, CommandFactory, Parser};
 use super::args::Cli;
 
 /// Options of other programs (and of `cargo xtask` and its benchmarks) that the documents mention.
-const OF_OTHERS: [&str; 48] = [
+const OF_OTHERS: [&str; 53] = [
     "--alpine",
     "--base",
     "--bin",
@@ -22,6 +22,7 @@ const OF_OTHERS: [&str; 48] = [
     "--config",
     "--criteria",
     "--e2e",
+    "--fast",
     "--file",
     "--follow-fork",
     "--ignored",
@@ -31,6 +32,7 @@ const OF_OTHERS: [&str; 48] = [
     "--list",
     "--live",
     "--locked",
+    "--minimise",
     "--minutes",
     "--native",
     "--nocapture",
@@ -45,8 +47,11 @@ const OF_OTHERS: [&str; 48] = [
     "--quick",
     "--record",
     "--release",
+    "--replay",
     "--rounds",
+    "--runs",
     "--scaling",
+    "--seconds",
     "--single",
     "--stages",
     "--stat",

@@ -10,6 +10,11 @@ use procfs::KernelVersion;
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
 /// Limit on open files that is requested: two for each module of a host with many containers.
 const OPEN_FILES: u64 = 65_536;
+/// Fewest open files with which a recording begins. One of a small process needs between 192 and 256 while it loads its programs.
+const FEWEST_FILES: u64 = 256;
+/// What to do about too few.
+const RAISE_FILES: &str = "raise the hard limit (ulimit -Hn 4096; LimitNOFILE=4096 in a systemd unit; --ulimit nofile=4096 for a \
+                           container)";
 /// Number of CAP_SYS_ADMIN. It implies the capabilities that Linux 5.8 and 5.9 split off from it.
 const CAP_SYS_ADMIN: u32 = 21;
 
@@ -143,6 +148,46 @@ pub fn raise() -> io::Result<Raised> {
     })
 }
 
+/// Too few files may be open for a recording.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("heapbpf may open {may} files, and needs at least {FEWEST_FILES}: {RAISE_FILES}")]
+pub struct TooFewFiles {
+    /// The limit.
+    may: u64,
+}
+
+/// Raises the limits as [`raise`] does, and refuses a limit on open files with which no recording begins.
+///
+/// # Errors
+/// [`TooFewFiles`].
+pub fn raise_for_recording() -> Result<(), TooFewFiles> {
+    match raise() {
+        Ok(Raised { open_files, .. }) if open_files < FEWEST_FILES => Err(TooFewFiles { may: open_files }),
+        Ok(_) => Ok(()),
+        Err(error) => {
+            log::warn!("cannot raise resource limits: {error}");
+            Ok(())
+        }
+    }
+}
+
+/// Most files of modules to keep open: half of what may be open, 4,096 at most.
+#[must_use]
+pub fn module_files() -> usize {
+    raise().map_or(4096, |raised| usize::try_from(raised.open_files / 2).unwrap_or(usize::MAX).min(4096))
+}
+
+/// What to do if a message says that too many files are open; `None` if it says nothing of it.
+#[must_use]
+pub fn advice(message: &str) -> Option<String> {
+    let error = io::Error::from_raw_os_error(libc::EMFILE).to_string();
+    if !message.contains(&error) || message.contains(RAISE_FILES) {
+        return None;
+    }
+    let may = raise().map_or_else(|_| "too few".to_owned(), |raised| raised.open_files.to_string());
+    Some(format!("heapbpf may open {may} files, too few for these targets: {RAISE_FILES}"))
+}
+
 fn raise_one(resource: libc::__rlimit_resource_t, wanted: u64) -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: `limit` is a local `rlimit` that the call writes to.
@@ -255,6 +300,16 @@ mod tests {
             ..fine
         };
         assert_eq!(bad.blockers().len(), 6);
+    }
+
+    #[test]
+    fn a_limit_on_files_is_told_with_what_to_do() {
+        let told = TooFewFiles { may: 64 }.to_string();
+        assert!(told.contains("64 files") && told.contains("LimitNOFILE"), "{told}");
+        let emfile = format!("cannot open /x: {}", io::Error::from_raw_os_error(libc::EMFILE));
+        assert!(advice(&emfile).is_some_and(|told| told.contains("ulimit -Hn")));
+        assert_eq!(advice(&format!("{emfile}: {told}")), None, "once is enough");
+        assert_eq!(advice("cannot open /x: No such file or directory (os error 2)"), None);
     }
 
     #[test]

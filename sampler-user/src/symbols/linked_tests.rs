@@ -155,3 +155,33 @@ fn mutated_links_do_no_harm() {
         std::fs::write(&path, pristine).expect("our own");
     }
 }
+
+/// Debug files that name themselves, by both kinds of links: names are found, and the search ends.
+#[test]
+fn links_in_a_circle_end() {
+    let folder = tempfile::tempdir().expect("temporary folder");
+    let Some([library, _]) = compile_two(folder.path(), &[]) else { return };
+    let expected = all_symbols(&library, &no_debug_files());
+    let text = |path: &Path| path.to_str().expect("UTF-8").to_owned();
+    let id = heapbpf_elf::build_id::of(&std::fs::read(&library).expect("readable")).expect("it has one");
+    let debug = folder.path().join("a.debug");
+    let link = folder.path().join("link");
+    std::fs::write(&link, [b"a.debug\0", &*id].concat()).expect("our own");
+    // Its debug information is shared with itself, and it has a debug file, which is itself.
+    let alt = format!(".gnu_debugaltlink={}", text(&link));
+    let steps: [Vec<String>; 4] = [
+        vec!["--only-keep-debug".into(), text(&library), text(&debug)],
+        vec!["--add-section".into(), alt, text(&debug)],
+        vec![format!("--add-gnu-debuglink={}", text(&debug)), text(&debug)],
+        vec!["--strip-debug".into(), format!("--add-gnu-debuglink={}", text(&debug)), text(&library)],
+    ];
+    for step in &steps {
+        let words: Vec<&str> = step.iter().map(String::as_str).collect();
+        if !run("objcopy", &words) {
+            return;
+        }
+    }
+    let found = all_symbols(&library, &no_debug_files());
+    assert_eq!(found.len(), expected.len());
+    assert!(found.iter().flatten().any(|symbol| symbol.function.as_deref() == Some("outer")), "{found:?}");
+}

@@ -12,6 +12,7 @@ use super::screen::show;
 use super::standard_streams::Redirected;
 use super::terminal::{Leaves, Terminal};
 use crate::clock::process_cpu_time;
+use crate::host::limits::raise_for_recording;
 use crate::privileges::{Needs, restrict_daemon};
 use crate::record::ActiveRecording;
 use crate::record::plan::{RecordPlan, Targets};
@@ -22,6 +23,7 @@ use crate::record::requests::{Detail, RecordingHandle, Unanswered};
 /// # Errors
 /// The recording cannot be made. No probe stays attached.
 pub fn live(plan: RecordPlan, look: Look) -> anyhow::Result<u8> {
+    raise_for_recording()?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start")?;
     let local = tokio::task::LocalSet::new();
     local.block_on(&runtime, record(plan, look))

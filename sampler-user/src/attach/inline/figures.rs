@@ -35,7 +35,7 @@ pub fn addition(before: &Counts, now: &Counts, seen: u64) -> Counters {
     for counter in [&mut now.calls, &mut now.sampled, &mut now.reported] {
         *counter = counter.wrapping_add(unread);
     }
-    let under_way = if seen >= before.reported { now.reported - seen } else { 0 };
+    let under_way = if seen >= before.reported { now.reported.saturating_sub(seen) } else { 0 };
     let open = now.sampled.saturating_sub(now.reported).saturating_sub(now.failed);
     Counters {
         calls: now.calls.wrapping_add(now.zero_reallocs).wrapping_sub(seen),
@@ -58,7 +58,8 @@ pub fn at_end(last: &Counts, seen: u64) -> Counters {
     let mut added = addition(last, last, seen);
     // A kill may have come between counting a call and its site, once per thread.
     let cut_off = last.reported.saturating_sub(seen);
-    added.lost_abandoned += added.lost_in_flight + if cut_off <= last.threads { cut_off } else { 0 };
+    let cut_off = if cut_off <= last.threads { cut_off } else { 0 };
+    added.lost_abandoned = added.lost_abandoned.saturating_add(added.lost_in_flight).saturating_add(cut_off);
     added.lost_in_flight = 0;
     added
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
@@ -22,6 +23,12 @@ use heapbpf_probes::{AttachError, Runtime};
 /// What is told of a command that is a Go program.
 const GO_AT_THE_END: &str = "a Go program: what it has in use is read at snapshots while it runs (--every, --listen), and \
                              cannot be read any more when it has ended";
+
+/// How long a named process may take until it has an allocator, before it is refused. From an exec to the C library takes about a
+/// millisecond, more on a busy machine.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// Pause between two looks.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// A usage error: a file that exists lacks a function of the allocator that the user described.
 #[derive(Debug, thiserror::Error)]
@@ -72,25 +79,16 @@ impl Attaching {
         }
         let mut without = Vec::new();
         for process in &running {
-            let modules = modules_of(host, process.pid);
-            let mut hooked = false;
-            for module in modules {
-                if self.hook_module_in(host, module, process.pid).is_ok() {
-                    host.note_allocator(process.pid, module);
-                    hooked = true;
-                }
-            }
+            let is_hooked = self.hook_running(host, process.pid);
             self.check_custom()?;
-            if hooked {
-                self.targets.hooked(process.pid, 0, 0);
-            } else if self.targets.named_alive.contains(&process.pid) {
+            if !is_hooked && self.targets.named_alive.contains(&process.pid) {
                 without.push(process);
             }
         }
         let all = host.processes().iter().map(|incarnation| incarnation.id.pid).filter(|_| self.global);
         let pids: BTreeSet<u32> = running.iter().map(|process| process.pid).chain(all).collect();
         self.find_runtimes(host, pids.into_iter());
-        let mut without = self.without_heaps(&without);
+        let mut without = self.without_heaps(without, host)?;
         // A target that cannot be hooked does not stop the others.
         let others_may_come = self.global || command.is_some();
         if !without.is_empty() && without.len() == running.len() && !others_may_come {
@@ -105,18 +103,49 @@ impl Attaching {
         Ok(self.hooks.follow_mappings()?)
     }
 
-    /// Why nothing of these processes would be seen, of those that do not run a Go program whose heap can be read.
-    fn without_heaps(&mut self, processes: &[&ProcessInfo]) -> Vec<String> {
-        let mut without = Vec::new();
-        for process in processes {
-            match self.runs_readable_go(process.pid) {
-                Ok(true) => continue,
-                Ok(false) => {}
-                Err(why) => self.refuse(why),
+    /// Hooks what a running process has mapped. Returns whether it has an allocator that is hooked.
+    fn hook_running(&mut self, host: &mut Host, pid: u32) -> bool {
+        let mut is_hooked = false;
+        for module in modules_of(host, pid) {
+            if self.hook_module_in(host, module, pid).is_ok() {
+                host.note_allocator(pid, module);
+                is_hooked = true;
             }
-            without.push(self.no_allocator(process));
         }
-        without
+        if is_hooked {
+            self.targets.hooked(pid, 0, 0);
+        }
+        is_hooked
+    }
+
+    /// Why nothing of these processes would be seen, of those that do not run a Go program whose heap can be read, and get
+    /// no allocator soon.
+    fn without_heaps(&mut self, mut processes: Vec<&ProcessInfo>, host: &mut Host) -> anyhow::Result<Vec<String>> {
+        let mut reasons = BTreeSet::new();
+        processes.retain(|process| match self.runs_readable_go(process.pid) {
+            Ok(runs) => !runs,
+            Err(why) => {
+                reasons.insert(why);
+                true
+            }
+        });
+        self.await_allocators(&mut processes, host)?;
+        reasons.into_iter().for_each(|why| self.refuse(why));
+        Ok(processes.into_iter().map(|process| self.no_allocator(process)).collect())
+    }
+
+    /// Looks again at processes without an allocator, for [`PATIENCE`] at most: one that is met in the middle of an exec has
+    /// not mapped its C library yet. Those that have one by then are removed.
+    fn await_allocators(&mut self, processes: &mut Vec<&ProcessInfo>, host: &mut Host) -> anyhow::Result<()> {
+        let end = Instant::now() + PATIENCE;
+        while processes.iter().any(|process| is_same(process)) && Instant::now() < end {
+            std::thread::sleep(PAUSE);
+            // What changed is left for `follow`, which handles it as that of any process.
+            host.poll()?;
+            processes.retain(|process| !self.hook_running(host, process.pid));
+            self.check_custom()?;
+        }
+        Ok(())
     }
 
     /// Refuses the recording if a process would be probed that return probes would end.
@@ -157,7 +186,7 @@ impl Attaching {
                 log::warn!("what process {} becomes is not followed: {error}", process.pid);
             }
             // If it has ended by now, its end may have come before it was listed.
-            if !Stat::read(process.pid).is_ok_and(|stat| stat.start_ns == process.start_ns && !stat.without_memory) {
+            if !is_same(process) {
                 self.control.remove_target(process.pid);
             }
         }
@@ -201,7 +230,7 @@ impl Attaching {
 
     fn no_allocator(&self, process: &ProcessInfo) -> String {
         let (pid, comm) = (process.pid, &process.comm);
-        if !Stat::read(pid).is_ok_and(|stat| stat.start_ns == process.start_ns && !stat.without_memory) {
+        if !is_same(process) {
             return format!("process {pid} ({comm}) ended before heapbpf was attached to it");
         }
         if let Some(reason) = &self.refused_by_kernel {
@@ -226,4 +255,9 @@ impl Attaching {
             self.hooks.files.table().names()
         )
     }
+}
+
+/// Whether a process still runs, whatever its program.
+fn is_same(process: &ProcessInfo) -> bool {
+    Stat::read(process.pid).is_ok_and(|stat| stat.start_ns == process.start_ns && !stat.without_memory)
 }

@@ -39,15 +39,16 @@ pub struct DaemonCounters {
 
 /// Exact number of allocated bytes. Calls that were seen to fail are not included.
 pub const fn exact_bytes(counters: &Counters) -> u64 {
-    counters.unsampled_bytes + counters.sampled_bytes
+    counters.unsampled_bytes.wrapping_add(counters.sampled_bytes)
 }
 
 /// Exact number of allocations. Those that processes announce are not included: they are samples of an unknown number. An
 /// in-flight call that is sampled is not included, as its bytes are not counted yet
 /// either.
 pub const fn exact_objects(counters: &Counters) -> u64 {
-    let none = counters.failed + counters.unsampled_failed + counters.lost_in_flight + counters.announced;
-    (counters.unsampled + counters.sampled).saturating_sub(none)
+    let failed = counters.failed.saturating_add(counters.unsampled_failed);
+    let none = failed.saturating_add(counters.lost_in_flight).saturating_add(counters.announced);
+    counters.unsampled.saturating_add(counters.sampled).saturating_sub(none)
 }
 
 #[cfg(test)]

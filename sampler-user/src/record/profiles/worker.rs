@@ -16,6 +16,7 @@ use super::overflow_bucket::OverflowBucket;
 use super::recent::Recent;
 use super::snapshot::{Detail, Measured, Retired, Snapshot, SnapshotRow};
 use super::symbolization::{Facts, Symbolization, UnsymbolizedStack};
+use crate::crash::without_data;
 use crate::heap::ages::Ages;
 use crate::host::own_memory::give_memory_back;
 use crate::host::resident;
@@ -175,7 +176,8 @@ impl Worker {
     fn has_panicked(&mut self, panic: &(dyn Any + Send)) {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown");
-        self.panics = (self.panics.0 + 1, text.to_owned());
+        let text = without_data(text);
+        self.panics = (self.panics.0 + 1, text.clone());
         if self.panics.0 == 1 {
             log::error!("an error inside heapbpf while a profile was made: {text}; the recording goes on");
         } else {

@@ -14,7 +14,7 @@ use super::pace::{Standing, pause, writes_last_profile};
 use super::signals::Signals;
 use super::state::Session;
 use crate::clock::monotonic_ns;
-use crate::host::limits::{self, links_need_admin};
+use crate::host::limits::links_need_admin;
 use crate::host::own_memory::give_memory_back;
 use crate::output::Output;
 use crate::privileges::Needs;
@@ -67,9 +67,6 @@ impl ActiveRecording {
     /// # Errors
     /// The error is one sentence that says what to do. No probe stays attached.
     pub fn attach(plan: RecordPlan) -> anyhow::Result<Self> {
-        if let Err(error) = limits::raise() {
-            log::warn!("cannot raise resource limits: {error}");
-        }
         let mut session = Session::new(plan)?;
         let held = match session.plan.targets.command.as_slice() {
             [] => None,

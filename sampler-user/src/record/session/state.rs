@@ -19,7 +19,7 @@ use crate::attach::inline::{InlineHooks, Sampling as InlineSampling};
 use crate::clock::monotonic_ns;
 use crate::cost::measure;
 use crate::heap::live::Heap;
-use crate::host::limits::links_need_admin;
+use crate::host::limits::{links_need_admin, module_files};
 use crate::host::{Host, HostOptions};
 use crate::kernel::KernelError;
 use crate::kernel::control::ControlMaps;
@@ -135,7 +135,7 @@ impl Session {
         let (programs, sources) = load_programs(&loader, &plan, &guardian)?;
         let mappings = sampling.mappings.then(|| MappingProbes::load(&loader)).transpose()?;
         let controller = OverheadController::new(measured.ok(), plan.budget, sampling, monotonic_ns());
-        let host = Host::start(HostOptions::default())?;
+        let host = Host::start(HostOptions { max_open_files: module_files(), ..HostOptions::default() })?;
         let heap = Heap::new(plan.ended_apart()).with_row_limit(plan.stacks.most as usize);
         let max_depth = plan.stacks.max_depth;
         let unwinder = Unwinder::new(Limits { max_depth, ..Limits::default() }, arch::address_bits());

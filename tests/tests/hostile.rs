@@ -1,0 +1,86 @@
+//! Targets that mean harm: what they own and heapbpf reads is rewritten while it is read, and there are floods of what it
+//! follows. It ends as it should, and what it says of others stays exact.
+
+use std::fs::File;
+use std::os::unix::fs::FileExt as _;
+use std::time::{Duration, Instant};
+
+use heapbpf_tests::checks::{self, Compare};
+use heapbpf_tests::environment::{skipped, turn};
+use heapbpf_tests::inline::{is_hooked, mapped, maps};
+use heapbpf_tests::program::program;
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::Target;
+use heapbpf_tests::torture::readable;
+
+/// A generator of bytes: what matters is that they make no sense (xorshift).
+struct Noise(u64);
+
+impl Noise {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+}
+
+/// Addresses of the writable memory of inline hooks in a process: its counts, and the page that controls them. It lies where the
+/// name of the code beside it says.
+fn writable(pid: u32) -> Vec<(u64, u64)> {
+    let hex = |digits: &str| u64::from_str_radix(digits, 16).ok();
+    let place = |line: &String| {
+        let (base, bytes) = line.split_once("/memfd:heapbpf-inline-")?.1.split_once('-')?;
+        let base = hex(base)?;
+        Some((base, base + hex(bytes.split_whitespace().next()?)?))
+    };
+    let Some((base, past)) = mapped(pid).iter().find_map(place) else { return Vec::new() };
+    let range = |line: &str| {
+        let mut words = line.split_whitespace();
+        let (start, end) = words.next()?.split_once('-')?;
+        let (start, end) = (hex(start)?, hex(end)?);
+        (words.next()?.starts_with("rw") && start >= base && end <= past).then_some((start, end))
+    };
+    maps(pid).lines().filter_map(range).collect()
+}
+
+/// The counts of inline hooks are the process's own memory. One that fills them with noise spoils its own figures, and perhaps
+/// itself; heapbpf ends as it should, and another process's totals are exact.
+#[test]
+fn counts_that_are_rewritten_by_their_owner_harm_nobody_else() {
+    let name = "counts_that_are_rewritten_by_their_owner_harm_nobody_else";
+    let Some(_turn) = turn(name) else { return };
+    if !cfg!(target_arch = "x86_64") {
+        return skipped(name, "inline hooks are of x86-64");
+    }
+    let hostile = Target::start(&program("enduring"), ["threads", "4"]);
+    let mut other = Target::start(&program("mix"), ["2000"]);
+    let recorder = Recorder::of(other.pid(), 1).pid(hostile.pid()).option("--hook", "inline").flag("--no-follow");
+    let recording = recorder.option("--every", "500ms").start();
+    assert!(is_hooked(hostile.pid()), "nothing to rewrite");
+    let memory = File::options().write(true).open(format!("/proc/{}/mem", hostile.pid())).expect("root may");
+    let mut noise = Noise(7);
+    let mut written = 0_u64;
+    let end = Instant::now() + Duration::from_secs(3);
+    while Instant::now() < end && std::fs::exists(format!("/proc/{}/maps", hostile.pid())).unwrap_or(false) {
+        for (start, end) in writable(hostile.pid()) {
+            for _ in 0..64 {
+                let at = start + noise.next() % (end - start - 8) / 8 * 8;
+                written += u64::from(memory.write_at(&noise.next().to_le_bytes(), at).is_ok());
+            }
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    assert!(written > 0, "nothing was rewritten");
+    let truth = other.run();
+    recording.signal(libc::SIGINT);
+    let outcome = recording.ends();
+    readable(&outcome.stderr);
+    assert_eq!(outcome.status.code(), Some(0), "{}", outcome.stderr);
+    let profile: heapbpf_tests::output::Profile = heapbpf_tests::output::read(&outcome.file("profile.json"));
+    let (bytes, objects) = checks::exact(profile.process(other.pid()));
+    assert_eq!((objects, bytes), (Some(truth.allocs()), Some(truth.bytes())), "of the other process");
+    checks::sites_of(&profile, other.pid(), &truth, 1, Compare::All);
+    println!("{written} words were rewritten");
+    assert!(other.end().success(), "the other process came to harm");
+}

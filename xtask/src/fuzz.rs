@@ -1,0 +1,221 @@
+//! `cargo xtask fuzz`: runs the fuzz targets with coverage, or their corpora once.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context as _, bail};
+use cargo_metadata::{MetadataCommand, Target};
+use clap::Args;
+
+use crate::cargo_tools;
+use crate::context::Context;
+use crate::nightly;
+use crate::shell::{run, say};
+
+/// The version of cargo-fuzz that is installed.
+const VERSION: &str = "0.13.1";
+/// Largest input, bytes. Larger ones are slower, and what a reader does with a few pages it does with more.
+const LARGEST_INPUT: u32 = 16 << 10;
+
+/// What is fuzzed, and for how long.
+#[derive(Args, Debug)]
+pub struct Selection {
+    /// Only this target; without it, each in turn
+    target: Option<String>,
+    /// Most inputs that each target is given
+    #[arg(long, value_name = "N")]
+    runs: Option<u64>,
+    /// Most seconds that each target runs
+    #[arg(long, value_name = "N", default_value = "60")]
+    seconds: u64,
+    /// Without the address sanitizer: about twice as many inputs a second
+    #[arg(long)]
+    fast: bool,
+    /// Give each target its seeds and its corpus once, without coverage; needs no nightly toolchain
+    #[arg(long)]
+    replay: bool,
+    /// Afterwards keep only inputs that add coverage, as the target's seeds in fuzz/seeds, which are committed
+    #[arg(long, conflicts_with = "replay")]
+    minimise: bool,
+    /// List the targets
+    #[arg(long)]
+    list: bool,
+}
+
+/// A fuzz target.
+struct Fuzzed {
+    name: String,
+    /// Of the fuzz crate, for what it links.
+    features: Vec<String>,
+}
+
+/// What a run told of itself, as libFuzzer prints it.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Told {
+    inputs: u64,
+    /// Edges of the program that inputs have taken.
+    edges: u64,
+    /// Edges of the whole program, with all that is linked.
+    all_edges: u64,
+    per_second: u64,
+}
+
+/// Runs the targets and prints a table of inputs and coverage.
+///
+/// # Errors
+/// A target found something, is unknown, or there is no nightly toolchain.
+pub fn fuzz(context: &Context, selection: &Selection) -> anyhow::Result<()> {
+    let folder = context.root.join("fuzz");
+    let mut targets = targets(&folder)?;
+    if selection.list {
+        targets.iter().for_each(|target| println!("{}", target.name));
+        return Ok(());
+    }
+    if let Some(name) = &selection.target {
+        let names = targets.iter().map(|target| target.name.as_str()).collect::<Vec<_>>().join(", ");
+        targets.retain(|target| target.name == *name);
+        if targets.is_empty() {
+            bail!("there is no fuzz target {name}; there are {names}");
+        }
+    }
+    let mut table =
+        String::from("| target | inputs | a second | edges taken | of all in the program |\n|---|---|---|---|---|\n");
+    for target in &targets {
+        if selection.replay {
+            replay(context, &folder, target)?;
+            continue;
+        }
+        let told = run_one(context, &folder, target, selection)?;
+        let Told { inputs, per_second, edges, all_edges } = told;
+        table += &format!("| {} | {inputs} | {per_second} | {edges} | {all_edges} |\n", target.name);
+        if selection.minimise {
+            minimise(context, &folder, target)?;
+        }
+    }
+    if !selection.replay {
+        print!("{table}");
+    }
+    Ok(())
+}
+
+/// The targets, in the order of the manifest.
+fn targets(folder: &Path) -> anyhow::Result<Vec<Fuzzed>> {
+    let metadata = MetadataCommand::new().manifest_path(folder.join("Cargo.toml")).no_deps().exec()?;
+    let package = metadata.root_package().context("fuzz/Cargo.toml has no package")?;
+    let fuzzed = |target: &Target| Fuzzed { name: target.name.clone(), features: target.required_features.clone() };
+    Ok(package.targets.iter().filter(|target| target.is_bin()).map(fuzzed).collect())
+}
+
+fn run_one(context: &Context, folder: &Path, target: &Fuzzed, selection: &Selection) -> anyhow::Result<Told> {
+    nightly::require("--list", "")?;
+    let mut command = cargo_fuzz(context, "run", target, selection.fast)?;
+    let (corpus, seeds) = (folder.join("corpus").join(&target.name), seeds_of(folder, target));
+    fs::create_dir_all(&corpus)?;
+    command.arg(&corpus).args(seeds.is_dir().then_some(&seeds));
+    command.args(["--", "-print_final_stats=1", "-timeout=10", "-rss_limit_mb=2048"]);
+    command.args([format!("-max_len={LARGEST_INPUT}"), format!("-max_total_time={}", selection.seconds)]);
+    command.args(selection.runs.map(|runs| format!("-runs={runs}")));
+    say!("fuzzing {}", target.name);
+    let said = read_errors(&mut command, context.options.verbose)?;
+    Ok(told(&said))
+}
+
+/// `cargo fuzz SUBCOMMAND` of a target, with what it links alone.
+fn cargo_fuzz(context: &Context, subcommand: &str, target: &Fuzzed, fast: bool) -> anyhow::Result<Command> {
+    let program = cargo_tools::installed(context, "cargo-fuzz", VERSION)?;
+    let mut command = Command::new(program);
+    command.current_dir(&context.root).env("RUSTUP_TOOLCHAIN", "nightly");
+    for variable in ["CARGO", "RUSTC", "RUSTDOC"] {
+        command.env_remove(variable);
+    }
+    command.args(["fuzz", subcommand, "--no-default-features", "--features", &target.features.join(",")]);
+    command.args(["--sanitizer", if fast { "none" } else { "address" }]);
+    command.arg(&target.name);
+    Ok(command)
+}
+
+/// Gives a target, built as any other program, what is known. A panic or a hang ends it.
+fn replay(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<()> {
+    let inputs = [seeds_of(folder, target), folder.join("corpus").join(&target.name)];
+    let files = inputs.iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten().flatten();
+    let inputs: Vec<PathBuf> = files.map(|file| file.path()).collect();
+    if inputs.is_empty() {
+        bail!("{} has neither seeds nor a corpus", target.name);
+    }
+    let mut command = Command::new(crate::programs::host_cargo());
+    command.current_dir(folder).args(["run", "--locked", "--quiet", "--no-default-features"]);
+    command.args(["--features", &target.features.join(","), "--bin", &target.name, "--"]);
+    // Each file that is named is read once, with coverage or without.
+    command.arg("-timeout=10").args(inputs);
+    say!("replaying {}", target.name);
+    read_errors(&mut command, context.options.verbose)?;
+    Ok(())
+}
+
+/// Makes the inputs that add coverage the target's seeds.
+fn minimise(context: &Context, folder: &Path, target: &Fuzzed) -> anyhow::Result<()> {
+    let (corpus, seeds) = (folder.join("corpus").join(&target.name), seeds_of(folder, target));
+    fs::create_dir_all(&seeds)?;
+    let mut command = cargo_fuzz(context, "run", target, true)?;
+    command.args([&seeds, &corpus]).args(["--", "-merge=1", "-timeout=10", "-max_len=4096"]);
+    run(command.stderr(Stdio::null()), context.options.verbose)
+}
+
+fn seeds_of(folder: &Path, target: &Fuzzed) -> PathBuf {
+    folder.join("seeds").join(&target.name)
+}
+
+/// Runs a command. What it says on standard error is returned, or shown if it fails.
+fn read_errors(command: &mut Command, verbose: bool) -> anyhow::Result<String> {
+    crate::shell::announce(command, verbose);
+    let output = command.stdin(Stdio::null()).output().context("cannot start cargo")?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    if verbose || !output.status.success() {
+        eprint!("{said}");
+    }
+    if !output.status.success() {
+        bail!("this command failed ({}): {}", output.status, crate::shell::describe(command));
+    }
+    Ok(said)
+}
+
+/// What libFuzzer's last lines say.
+fn told(said: &str) -> Told {
+    let after = |line: &str, word: &str| {
+        let rest = line.split_once(word)?.1.trim_start();
+        rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    };
+    let mut told = Told::default();
+    for line in said.lines() {
+        told.inputs = after(line, "stat::number_of_executed_units:").unwrap_or(told.inputs);
+        told.per_second = after(line, "stat::average_exec_per_sec:").unwrap_or(told.per_second);
+        told.edges = after(line, " cov: ").unwrap_or(told.edges);
+        if line.contains("inline 8-bit counters") {
+            told.all_edges = after(line, "modules   (").unwrap_or(told.all_edges);
+        }
+    }
+    told
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_libfuzzer_says_is_read() {
+        let said = "INFO: Loaded 1 modules   (10462 inline 8-bit counters): 10462 [0x5, 0x6),\n\
+                    #2\tINITED cov: 33 ft: 34 corp: 1/1b exec/s: 0 rss: 40Mb\n\
+                    #1000\tDONE   cov: 321 ft: 900 corp: 20/1Kb lim: 43 exec/s: 500 rss: 45Mb\n\
+                    stat::number_of_executed_units: 1000\nstat::average_exec_per_sec:     500\n";
+        assert_eq!(told(said), Told { inputs: 1000, edges: 321, all_edges: 10_462, per_second: 500 });
+        assert_eq!(told("nothing"), Told::default());
+    }
+
+    #[test]
+    fn every_target_says_what_it_links() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).with_file_name("fuzz");
+        let targets = targets(&folder).expect("the manifest can be read");
+        assert!(targets.len() > 9 && targets.iter().all(|target| !target.features.is_empty()));
+    }
+}
