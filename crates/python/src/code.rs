@@ -168,4 +168,4 @@ fn bytes(memory: &dyn Memory, address: u64) -> Result<Box<[u8]>, CodeError> {
 
 #[cfg(test)]
 #[path = "code_tests.rs"]
-mod tests;
+pub(crate) mod tests;
