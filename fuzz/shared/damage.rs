@@ -3,7 +3,7 @@
 /// Values that bytes are changed to.
 const VALUES: [u8; 3] = [0, 1, 0xff];
 /// Most variants of an input.
-const MOST: usize = 600;
+const MOST: usize = 300;
 
 /// Runs `check` on an input and on variants of it. If `HEAPBPF_FUZZ_CORPUS` names a folder, the input is written to
 /// `<folder>/<target>`, from where a fuzzer may start.

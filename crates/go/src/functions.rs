@@ -264,7 +264,7 @@ impl Functions {
         let (mut list, mut file) = (File::new(&file), File::new(&file));
         for index in 0..self.count {
             let slot = self.functions.saturating_add(8 * index);
-            let Some(at) = self.u32(&mut list, slot + 4) else { break };
+            let Some(at) = slot.checked_add(4).and_then(|slot| self.u32(&mut list, slot)) else { break };
             let Some(name) = self.u32(&mut file, self.functions.saturating_add(u64::from(at) + 4)) else { continue };
             let Some(which) = wanted.iter().position(|wanted| *wanted == Some(name)) else { continue };
             found[which] = self.u32(&mut list, slot).zip(self.u32(&mut list, slot + 8));
