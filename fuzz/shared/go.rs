@@ -36,7 +36,7 @@ pub fn check(data: &[u8]) {
             assert!(bucket.objects > 0 && bucket.size > 0 && bucket.objects.checked_mul(bucket.size).is_some());
             for address in &bucket.stack {
                 let function = program.functions.at(&file, &heap.places, *address);
-                assert!(function.is_none_or(|it| it.name.len() <= 3 * 4096 + 5));
+                assert!(function.is_none_or(|it| it.name.len() <= 4 * 4096 + 5));
             }
         }
     }
