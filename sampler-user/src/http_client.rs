@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use rustls::CertificateError;
 use ureq::config::ConfigBuilder;
 use ureq::tls::{RootCerts, TlsConfig};
 use ureq::typestate::AgentScope;
 
-/// The settings of an agent: servers are verified as the system does it, a status is no error, and heapbpf says who it is. Time
+/// The settings of an agent: servers are verified as the system does it (`SSL_CERT_FILE` and `SSL_CERT_DIR` replace its authorities), a status is no error, and heapbpf says who it is. Time
 /// limits and redirects are the caller's.
 pub fn settings() -> ConfigBuilder<AgentScope> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -18,4 +19,20 @@ pub fn settings() -> ConfigBuilder<AgentScope> {
         .http_status_as_error(false)
         .user_agent(concat!("heapbpf/", env!("CARGO_PKG_VERSION")))
         .tls_config(tls)
+}
+
+/// Why a request failed, as a text for the user.
+pub fn reason(error: &ureq::Error) -> String {
+    let of_tls = match error {
+        ureq::Error::Rustls(error) => Some(error),
+        ureq::Error::Io(error) => error.get_ref().and_then(|error| error.downcast_ref()),
+        _ => None,
+    };
+    match of_tls {
+        Some(rustls::Error::InvalidCertificate(CertificateError::UnknownIssuer)) => {
+            "its certificate cannot be trusted: no authority that this system knows has signed it (SSL_CERT_FILE names a file of others)".into()
+        }
+        Some(rustls::Error::InvalidCertificate(why)) => format!("its certificate cannot be trusted: {why}"),
+        _ => error.to_string(),
+    }
 }

@@ -4,6 +4,7 @@
 //! a [`recorder::Recorder`], and compares the [`recorder::Outcome`] with the program's [`truth::Truth`].
 
 pub mod browser;
+pub mod certificates;
 pub mod cgroup;
 pub mod checks;
 pub mod constant;
@@ -18,6 +19,7 @@ pub mod kernel;
 pub mod output;
 pub mod pprof;
 pub mod program;
+pub mod python_stacks;
 pub mod receivers;
 pub mod recorder;
 pub mod refusing;

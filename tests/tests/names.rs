@@ -3,17 +3,19 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::net::{SocketAddr, TcpListener};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
+use heapbpf_tests::certificates::{Authority, Certified};
+use heapbpf_tests::environment::{heapbpf, skipped, tool, tool_or_install, turn};
 use heapbpf_tests::output::{self, Profile};
 use heapbpf_tests::pprof;
 use heapbpf_tests::program::program_with;
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::scrape;
-use heapbpf_tests::target::{self, Target};
+use heapbpf_tests::target::{self, Lines, Target};
 use tempfile::TempDir;
 
 /// A recording of every allocation of a program.
@@ -125,10 +127,54 @@ impl Drop for Server {
     }
 }
 
+/// A server of the files below a folder by HTTPS.
+struct SecureServer {
+    child: Child,
+    address: String,
+}
+
+impl SecureServer {
+    fn start(openssl: &Path, folder: &Path, certified: &Certified) -> Self {
+        let mut command = Command::new(openssl);
+        command.args(["s_server", "-WWW", "-accept", "127.0.0.1:0"]).current_dir(folder);
+        command.arg("-cert").arg(&certified.certificate).arg("-key").arg(&certified.key);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().expect("openssl runs");
+        let lines = Lines::of(child.stdout.take().expect("piped"));
+        let address = loop {
+            let line = lines.next().expect("openssl serves");
+            if let Some(address) = line.strip_prefix("ACCEPT ") {
+                break address.to_owned();
+            }
+        };
+        Self { child, address }
+    }
+
+    fn url(&self) -> String {
+        format!("https://{}", self.address)
+    }
+}
+
+impl Drop for SecureServer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// `--symbolize` as an ordinary user with a server; what it says, and the profile.
 fn symbolize(profile: &Path, folder: &Path, url: &str) -> (String, Profile) {
+    symbolize_trusting(profile, folder, url, None)
+}
+
+/// The same, with a file of authorities to trust in place of the system's.
+fn symbolize_trusting(profile: &Path, folder: &Path, url: &str, authorities: Option<&Path>) -> (String, Profile) {
     let named = folder.join("named.json");
-    let said = Command::new(heapbpf())
+    let mut command = Command::new(heapbpf());
+    for variable in ["DEBUGINFOD_CACHE_PATH", "http_proxy", "https_proxy", "SSL_CERT_FILE", "SSL_CERT_DIR"] {
+        command.env_remove(variable);
+    }
+    let said = command
         .arg("report")
         .arg("--symbolize")
         .arg(profile)
@@ -136,8 +182,7 @@ fn symbolize(profile: &Path, folder: &Path, url: &str) -> (String, Profile) {
         .arg(&named)
         .env("DEBUGINFOD_URLS", url)
         .env("XDG_CACHE_HOME", folder)
-        .env_remove("DEBUGINFOD_CACHE_PATH")
-        .env_remove("http_proxy")
+        .envs(authorities.map(|file| ("SSL_CERT_FILE", file)))
         .uid(NOBODY)
         .gid(NOBODY)
         .output()
@@ -145,6 +190,68 @@ fn symbolize(profile: &Path, folder: &Path, url: &str) -> (String, Profile) {
     let text = String::from_utf8_lossy(&said.stderr).into_owned();
     assert!(said.status.success(), "{text}");
     (text, output::read(&named))
+}
+
+/// A program, without its symbols and debug information, and these in a file of their own.
+struct Split {
+    folder: TempDir,
+    /// Folder of the debug file.
+    served: PathBuf,
+    /// Folder of an ordinary user.
+    users: PathBuf,
+    whole: PathBuf,
+    stripped: PathBuf,
+}
+
+impl Split {
+    fn new(objcopy: &Path) -> Self {
+        let flags = ["-fomit-frame-pointer", "-g", "-Wl,--build-id"];
+        let whole = program_with("inlines", "inlines-whole", &flags);
+        let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
+        let (served, users) = (folder.path().join("served"), folder.path().join("users"));
+        for made in [&served, &users] {
+            fs::create_dir(made).expect("our own folder");
+        }
+        fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o755)).expect("our own folder");
+        std::os::unix::fs::chown(&users, Some(NOBODY), Some(NOBODY)).expect("we are root");
+        let stripped = folder.path().join("inlines-whole");
+        for (option, to) in [("--only-keep-debug", served.join("x.debug")), ("--strip-all", stripped.clone())] {
+            let status = Command::new(objcopy).arg(option).arg(&whole).arg(to).status().expect("objcopy runs");
+            assert!(status.success());
+        }
+        Self { folder, served, users, whole, stripped }
+    }
+}
+
+/// A frame as it is shown: function, file, line, whether it is inlined.
+type Shown = (Option<String>, Option<String>, Option<u32>, bool);
+
+/// Samples by stacks, as these are shown.
+fn shown(profile: &Profile) -> BTreeMap<Vec<Shown>, u64> {
+    let frame = |it: &output::Frame| (it.function.clone(), it.file.clone(), it.line, it.inlined);
+    let stacks = profile.stacks.iter().map(|it| (it.frames.iter().map(frame).collect(), it.samples));
+    stacks.fold(BTreeMap::new(), |mut sums, (frames, samples)| {
+        *sums.entry(frames).or_insert(0) += samples;
+        sums
+    })
+}
+
+fn is_inlined(profile: &Profile) -> bool {
+    profile.stacks.iter().flat_map(|it| &it.frames).any(|frame| frame.inlined)
+}
+
+fn build_id_of_program(profile: &Profile) -> String {
+    let frames = profile.stacks.iter().flat_map(|it| &it.frames);
+    let of_program = frames.filter(|it| it.module.as_ref().is_some_and(|path| path.ends_with("/inlines-whole")));
+    of_program.filter_map(|it| it.build_id.clone()).next().expect("the program has one")
+}
+
+/// A copy of a profile that an ordinary user may read.
+fn given_to_users(outcome: &Outcome, file: &str, users: &Path) -> PathBuf {
+    let given = users.join(file);
+    fs::copy(outcome.file(file), &given).expect("our own folder");
+    fs::set_permissions(&given, PermissionsExt::from_mode(0o644)).expect("our own file");
+    given
 }
 
 /// A stripped program whose debug file only a server has: with it, a recording has names, files, lines and inlined calls
@@ -156,36 +263,11 @@ fn a_server_has_the_debug_file() {
     let (Some(debuginfod), Some(objcopy)) = (tool("debuginfod"), tool("objcopy")) else {
         return skipped(case, "no debuginfod or no objcopy (Debian: debuginfod, binutils)");
     };
-    let flags = ["-fomit-frame-pointer", "-g", "-Wl,--build-id"];
-    let whole = program_with("inlines", "inlines-whole", &flags);
-    let folder = TempDir::with_prefix("heapbpf-test-").expect("a temporary folder");
-    let (served, users) = (folder.path().join("served"), folder.path().join("users"));
-    for made in [&served, &users] {
-        fs::create_dir(made).expect("our own folder");
-    }
-    fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o755)).expect("our own folder");
-    std::os::unix::fs::chown(&users, Some(NOBODY), Some(NOBODY)).expect("we are root");
-    let stripped = folder.path().join("inlines-whole");
-    for (option, to) in [("--only-keep-debug", served.join("x.debug")), ("--strip-all", stripped.clone())] {
-        let status = Command::new(&objcopy).arg(option).arg(&whole).arg(to).status().expect("objcopy runs");
-        assert!(status.success());
-    }
+    let Split { folder, served, users, whole, stripped } = Split::new(&objcopy);
     let (expected, _) = record(&whole).results();
-    let shown = |profile: &Profile| {
-        let frame = |it: &output::Frame| (it.function.clone(), it.file.clone(), it.line, it.inlined);
-        let stacks = profile.stacks.iter().map(|it| (it.frames.iter().map(frame).collect::<Vec<_>>(), it.samples));
-        stacks.fold(BTreeMap::new(), |mut sums, (frames, samples)| {
-            *sums.entry(frames).or_insert(0) += samples;
-            sums
-        })
-    };
-    let is_inlined = |profile: &Profile| profile.stacks.iter().flat_map(|it| &it.frames).any(|frame| frame.inlined);
     assert!(is_inlined(&expected));
     let outcome = record(&stripped);
-    let (unnamed, _) = outcome.results();
-    let frames = unnamed.stacks.iter().flat_map(|it| &it.frames);
-    let of_program = frames.filter(|it| it.module.as_ref().is_some_and(|path| path.ends_with("/inlines-whole")));
-    let build_id = of_program.filter_map(|it| it.build_id.clone()).next().expect("the program has one");
+    let build_id = build_id_of_program(&outcome.results().0);
     let server = Server::start(&debuginfod, &served, &build_id);
 
     let cache = folder.path().join("cache");
@@ -198,9 +280,7 @@ fn a_server_has_the_debug_file() {
     assert!(cache.join(&build_id).join("debuginfo").is_file());
 
     for file in ["profile.json", "profile.pb.gz"] {
-        let recorded = users.join(file);
-        fs::copy(outcome.file(file), &recorded).expect("our own folder");
-        fs::set_permissions(&recorded, std::os::unix::fs::PermissionsExt::from_mode(0o644)).expect("our own file");
+        let recorded = given_to_users(&outcome, file, &users);
         let (said, later) = symbolize(&recorded, &users, &server.url());
         assert!(shown(&later).keys().eq(shown(&expected).keys()), "{file}: {said}");
     }
@@ -215,4 +295,59 @@ fn a_server_has_the_debug_file() {
     let (said, later) = symbolize(&users.join("profile.json"), &users, &url);
     assert!(said.contains(&format!("inlines-whole is stripped: install its debug symbols ({url}: ")), "{said}");
     assert!(!is_inlined(&later));
+}
+
+/// A server's certificate must be of an authority that the user's system, or `SSL_CERT_FILE`, knows, and of the server's own address.
+/// Otherwise nothing is fetched, and the profile says why.
+#[test]
+fn certificates_of_servers_are_verified() {
+    let case = "certificates_of_servers_are_verified";
+    let Some(_turn) = turn(case) else { return };
+    let (Some(openssl), Some(objcopy)) = (tool_or_install("openssl", "openssl"), tool("objcopy")) else {
+        return skipped(case, "no openssl or no objcopy (Debian: openssl, binutils)");
+    };
+    let Split { folder, served, users, whole, stripped } = Split::new(&objcopy);
+    let (expected, _) = record(&whole).results();
+    let outcome = record(&stripped);
+    let recorded = given_to_users(&outcome, "profile.json", &users);
+    let build_id = build_id_of_program(&outcome.results().0);
+    let place = served.join("buildid").join(&build_id);
+    fs::create_dir_all(&place).expect("our own folder");
+    fs::rename(served.join("x.debug"), place.join("debuginfo")).expect("our own folder");
+    let ours = Authority::new(&openssl, folder.path(), "ours");
+    let theirs = Authority::new(&openssl, folder.path(), "theirs");
+    for authority in [&ours, &theirs] {
+        fs::set_permissions(&authority.own.certificate, PermissionsExt::from_mode(0o644)).expect("our own file");
+    }
+    let known = Some(ours.own.certificate.as_path());
+
+    let elsewhere = SecureServer::start(&openssl, &served, &ours.certify("elsewhere", "IP:127.0.0.2"));
+    let server = SecureServer::start(&openssl, &served, &ours.certify("here", "IP:127.0.0.1"));
+    let refused = [
+        (&server, None, "no authority"),
+        (&server, Some(theirs.own.certificate.as_path()), "no authority"),
+        (&elsewhere, known, "not valid for"),
+    ];
+    for (server, authorities, part) in refused {
+        let (said, later) = symbolize_trusting(&recorded, &users, &server.url(), authorities);
+        println!("{said}");
+        assert!(said.contains(&format!("({}: its certificate cannot be trusted: ", server.url())), "{said}");
+        assert!(said.contains(part), "{part}: {said}");
+        assert!(!is_inlined(&later));
+        assert!(!users.join("debuginfod_client").join(&build_id).join("debuginfo").exists());
+    }
+    let (said, later) = symbolize_trusting(&recorded, &users, &server.url(), known);
+    assert_eq!(shown(&later), shown(&expected), "{said}");
+
+    // While recording, with fewer rights.
+    let record_trusting = |authorities: &Authority, cache: &str| {
+        let mut target = Target::start(&stripped, ["40"]);
+        let recorder = Recorder::of(target.pid(), 1).option("--debuginfod", &server.url());
+        let recorder = recorder.variable("DEBUGINFOD_CACHE_PATH", folder.path().join(cache).as_os_str());
+        let recording = recorder.variable("SSL_CERT_FILE", authorities.own.certificate.as_os_str()).start();
+        target.run();
+        recording.stop().results().0
+    };
+    assert_eq!(shown(&record_trusting(&ours, "trusting")), shown(&expected));
+    assert!(!is_inlined(&record_trusting(&theirs, "distrusting")));
 }

@@ -7,24 +7,9 @@ use std::process::Command;
 use heapbpf_tests::doctor::doctor_of;
 use heapbpf_tests::environment::{programs_folder, skipped, tool, turn};
 use heapbpf_tests::output::{Frame, Profile, Stack};
+use heapbpf_tests::python_stacks::{Named, Noted, has, is_python, truth_of};
 use heapbpf_tests::recorder::{Outcome, Recorder};
 use heapbpf_tests::target::Target;
-use serde::Deserialize;
-
-/// A note of python_truth.py.
-#[derive(Deserialize)]
-struct Noted {
-    bytes: u64,
-    frames: Vec<Named>,
-}
-
-/// Function, file and line.
-type Named = (String, String, u32);
-
-fn truth_of(file: &Path) -> Vec<Noted> {
-    let text = std::fs::read_to_string(file).expect("the program has written its truth");
-    serde_json::from_str(&text).expect("a list of notes")
-}
 
 fn script() -> PathBuf {
     programs_folder().join("python_truth.py")
@@ -41,19 +26,6 @@ fn interpreter(minor: u32) -> Option<PathBuf> {
         .filter(|entry| entry.file_name().to_string_lossy().starts_with(&format!("3.{minor}.")))
         .map(|entry| entry.path().join("bin").join(&name));
     usual.into_iter().chain(of_pyenv).find(|path| path.exists())
-}
-
-fn is_python(frame: &Frame) -> bool {
-    frame.module.is_none()
-}
-
-fn agrees(frame: &Frame, (function, file, line): &Named) -> bool {
-    frame.function.as_ref() == Some(function) && frame.file.as_ref() == Some(file) && frame.line == Some(*line)
-}
-
-fn has(stack: &Stack, frames: &[Named]) -> bool {
-    let python: Vec<&Frame> = stack.frames.iter().filter(|frame| is_python(frame)).collect();
-    python.len() == frames.len() && python.iter().zip(frames).all(|(frame, named)| agrees(frame, named))
 }
 
 /// Every stack that the program noted is in the profile, with its bytes, and equal in all Python frames.

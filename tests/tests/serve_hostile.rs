@@ -8,6 +8,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+use heapbpf_tests::certificates::self_signed;
 use heapbpf_tests::environment::{skipped, tool_or_install, turn};
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::Recorder;
@@ -235,17 +236,6 @@ fn slow_and_many_clients_are_shed_and_losses_counted() {
     assert!((estimated / exact - 1.0).abs() < 0.3, "{estimated} of {exact}");
 }
 
-/// A certificate for 127.0.0.1 and its key, made for this test.
-fn certificate(openssl: &Path, folder: &Path, name: &str) -> (String, String) {
-    let [certificate, key] = ["crt", "key"].map(|end| folder.join(format!("{name}.{end}")).display().to_string());
-    let mut command = Command::new(openssl);
-    command.args(["req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-days", "2"]);
-    command.args(["-subj", "/CN=heapbpf", "-addext", "subjectAltName=IP:127.0.0.1"]);
-    let output = command.args(["-keyout", &key, "-out", &certificate]).output().expect("openssl runs");
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    (certificate, key)
-}
-
 #[test]
 fn tls_answers_who_trusts_its_certificate() {
     let case = "tls_answers_who_trusts_its_certificate";
@@ -254,8 +244,9 @@ fn tls_answers_who_trusts_its_certificate() {
         return skipped(case, "there is no openssl or no curl");
     };
     let folder = tempfile::tempdir().expect("a temporary folder");
-    let (certificate_file, key) = certificate(&openssl, folder.path(), "one");
-    let (other, _) = certificate(&openssl, folder.path(), "two");
+    let [one, two] = ["one", "two"].map(|name| self_signed(&openssl, folder.path(), name));
+    let [certificate_file, key, other] =
+        [one.certificate, one.key, two.certificate].map(|path| path.display().to_string());
     let target = Target::start(&program("pairs"), ["1000"]);
     let refused = |certificate: &str, key: &str| {
         let recorder = Recorder::of(target.pid(), 4096).without_outputs().option("--listen", "127.0.0.1:0");

@@ -233,7 +233,7 @@ impl Functions {
         let most = LONGEST_NAME.min(usize::try_from(self.bytes.checked_sub(at)?).ok()?);
         let bytes = self.slice(file, at, most)?;
         let end = bytes.iter().position(|byte| *byte == 0).unwrap_or(bytes.len());
-        Some(String::from_utf8_lossy(&bytes[..end]).into_owned())
+        Some(escaped(&bytes[..end]))
     }
 
     fn u32(&self, file: &mut File<'_>, at: u64) -> Option<u32> {
@@ -264,7 +264,7 @@ impl Functions {
         let (mut list, mut file) = (File::new(&file), File::new(&file));
         for index in 0..self.count {
             let slot = self.functions.saturating_add(8 * index);
-            let Some(at) = self.u32(&mut list, slot + 4) else { break };
+            let Some(at) = slot.checked_add(4).and_then(|slot| self.u32(&mut list, slot)) else { break };
             let Some(name) = self.u32(&mut file, self.functions.saturating_add(u64::from(at) + 4)) else { continue };
             let Some(which) = wanted.iter().position(|wanted| *wanted == Some(name)) else { continue };
             found[which] = self.u32(&mut list, slot).zip(self.u32(&mut list, slot + 8));
@@ -287,6 +287,16 @@ pub fn shown<'n>(names: impl Iterator<Item = &'n str>) -> Range<usize> {
     if inner == end { 0..end } else { inner..end }
 }
 
+/// A text; bytes that are no UTF-8 become `\xNN`.
+fn escaped(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        chunk.invalid().iter().for_each(|byte| text.push_str(&format!("\\x{byte:02x}")));
+    }
+    text
+}
+
 /// A name as Go prints it: what a generic function was made for is left out.
 fn without_type_arguments(name: String) -> String {
     match (name.find('['), name.rfind(']')) {
@@ -306,6 +316,11 @@ mod tests {
         assert_eq!(shown(&inner), 2..4);
         assert_eq!(shown(&["runtime.malg", "runtime.mstart"]), 0..2);
         assert_eq!((shown(&["runtime.goexit"]), shown(&["main.f"]), shown(&[])), (0..1, 0..1, 0..0));
+    }
+
+    #[test]
+    fn what_is_no_utf_8_is_escaped() {
+        assert_eq!(escaped(b"main.\xff\xc3\xa9"), "main.\\xff\u{e9}");
     }
 
     #[test]

@@ -83,7 +83,8 @@ fn places(program: &Program, bias: u64, memory: &dyn Memory) -> Option<Places> {
                     }
                 }
             }
-            at += PIECE_BYTES;
+            let Some(next) = at.checked_add(PIECE_BYTES) else { break };
+            at = next;
         }
     }
     None

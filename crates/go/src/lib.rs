@@ -18,7 +18,13 @@ mod unread;
 pub mod version;
 
 #[cfg(test)]
+mod fuzzed;
+#[cfg(test)]
 mod testing;
+
+// What is shared with fuzz targets names the crate.
+#[cfg(test)]
+extern crate self as heapbpf_go;
 
 pub use buckets::{Bucket, Moments};
 pub use functions::{Function, Functions, Places};

@@ -10,6 +10,8 @@
 pub mod code;
 pub mod description;
 pub mod frames;
+#[cfg(test)]
+mod fuzzed;
 pub mod layout;
 pub mod library;
 pub mod memory;
@@ -22,6 +24,10 @@ mod testing;
 mod tests;
 mod unsupported;
 mod vm;
+
+// What is shared with fuzz targets names the crate.
+#[cfg(test)]
+extern crate self as heapbpf_java;
 
 pub use code::{Blob, Kind};
 pub use library::{Library, Tables};

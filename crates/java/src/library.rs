@@ -47,8 +47,9 @@ impl Tables {
         Ok(self.bias.wrapping_add(*address))
     }
 
-    #[cfg(test)]
-    pub(crate) fn of(symbols: &[(&str, u64)]) -> Self {
+    /// Tables whose variables are at these addresses, by their names without `gHotSpotVM`.
+    #[must_use]
+    pub fn of(symbols: &[(&str, u64)]) -> Self {
         let symbols = symbols.iter().map(|(name, address)| ((*name).into(), *address)).collect();
         Self { symbols: Arc::new(symbols), bias: 0 }
     }

@@ -21,6 +21,27 @@ impl Sparse {
         }
     }
 
+    /// All that is not zero, in pieces of a page at most, and pages that are zeros, as one byte.
+    pub fn runs(&self) -> Vec<(u64, Vec<u8>)> {
+        let mut pages: Vec<_> = self.0.iter().collect();
+        pages.sort();
+        let mut runs: Vec<(u64, Vec<u8>)> = Vec::new();
+        for (page, bytes) in pages {
+            runs.push((page * PAGE, vec![bytes[0]]));
+            for (address, byte) in (page * PAGE..).zip(bytes).filter(|(_, byte)| **byte != 0) {
+                match runs.last_mut() {
+                    // Few zeros take less room than another piece.
+                    Some((start, run)) if address < *start + run.len() as u64 + 12 => {
+                        run.resize((address - *start) as usize, 0);
+                        run.push(*byte);
+                    }
+                    _ => runs.push((address, vec![*byte])),
+                }
+            }
+        }
+        runs
+    }
+
     /// Puts a word at an address.
     pub fn word(&mut self, address: u64, word: u64) {
         self.put(address, &word.to_le_bytes());

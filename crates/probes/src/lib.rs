@@ -46,6 +46,8 @@ mod elf;
 mod error;
 
 mod flow;
+#[cfg(test)]
+mod fuzzed;
 mod inline;
 mod leaving;
 mod machine;
@@ -59,6 +61,10 @@ mod runtimes;
 mod table;
 mod usdt;
 mod versions;
+
+// What is shared with fuzz targets names the crate.
+#[cfg(test)]
+extern crate self as heapbpf_probes;
 
 pub use allocators::Shape;
 pub use custom::{CustomAllocator, CustomError, CustomFunction};

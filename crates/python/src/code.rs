@@ -204,4 +204,4 @@ fn bytes(memory: &dyn Memory, address: u64, is_cut: &mut bool) -> Result<Box<[u8
 
 #[cfg(test)]
 #[path = "code_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -44,6 +44,17 @@ fn layout() -> Layout {
     Layout::of_version(Version::three(11)).expect("known")
 }
 
+/// Memory with a code object of 3.11, and that object's address.
+pub(crate) fn sound() -> (Vec<(u64, Vec<u8>)>, u64) {
+    let (memory, _) = code();
+    let parts = [(CODE, 0x100), (NAME, 0x80), (FILE, 0x80), (LINES, 0x40)];
+    let part = |(address, bytes): (u64, usize)| {
+        let at = (address - BASE) as usize;
+        (address, memory.0[at..at + bytes].to_vec())
+    };
+    (parts.map(part).to_vec(), CODE)
+}
+
 /// A code object of 3.11, and its check.
 fn code() -> (Bytes, u64) {
     let mut memory = Bytes(vec![0; 0x2000]);

@@ -58,11 +58,15 @@ const FOURTEEN: Places = Places {
 };
 
 /// Whether a runtime describes itself, and the version that it states.
+#[must_use]
 pub fn version(table: &[u8]) -> Option<Version> {
     (table.get(..8)? == COOKIE).then(|| word(table, 1).map(Version::of_hex)).flatten()
 }
 
 /// The layout that the table describes.
+///
+/// # Errors
+/// [`Unsupported`]
 pub fn layout(table: &[u8]) -> Result<Layout, Unsupported> {
     let version = version(table).ok_or(Unsupported::Malformed)?;
     let places = match (version.major, version.minor) {
@@ -135,11 +139,11 @@ fn read(table: &[u8], places: &Places) -> Option<Layout> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     /// A table with the values that 3.14.0 has on x86-64, as published.
-    fn fourteen() -> Vec<u8> {
+    pub(crate) fn fourteen() -> Vec<u8> {
         let mut words = [0u64; BYTES / 8];
         words[0] = u64::from_le_bytes(*COOKIE);
         words[1] = 0x030e_00f0;

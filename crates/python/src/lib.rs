@@ -8,14 +8,20 @@
 
 pub mod code;
 mod cold;
-mod debug_offsets;
+pub mod debug_offsets;
 pub mod frames;
+#[cfg(test)]
+mod fuzzed;
 pub mod layout;
 pub mod lines;
 pub mod runtime;
 mod symbols;
 mod unsupported;
 pub mod version;
+
+// What is shared with fuzz targets names the crate.
+#[cfg(test)]
+extern crate self as heapbpf_python;
 
 pub use code::{Code, Memory};
 pub use frames::{Frame, Invocation, invocations};

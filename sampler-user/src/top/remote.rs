@@ -136,7 +136,7 @@ impl Client {
             if let Some(authorization) = &self.address.authorization {
                 request = request.header("Authorization", authorization);
             }
-            let mut response = request.call().map_err(|error| self.told(&error.to_string()))?;
+            let mut response = request.call().map_err(|error| self.told(&http_client::reason(&error)))?;
             match response.status().as_u16() {
                 200 => {
                     let mut body = Vec::new();

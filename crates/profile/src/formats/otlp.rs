@@ -216,6 +216,7 @@ impl Tables {
             match text(label.key) {
                 "thread" => attributes.push(self.text_attribute("thread.name", text(label.str))),
                 "incomplete" => attributes.push(self.text_attribute("heapbpf.stack.incomplete", text(label.str))),
+                "source" => attributes.push(self.text_attribute("heapbpf.stack.source", text(label.str))),
                 _ => {}
             }
         }
@@ -310,6 +311,23 @@ mod tests {
         let data = encode(&testing::partly_followed(), Value::InuseSpace);
         let profiles = data.resource_profiles.iter().map(|resource| resource.scope_profiles[0].profiles.len());
         assert_eq!(profiles.collect::<Vec<_>>(), [4, 2]);
+    }
+
+    #[test]
+    fn stacks_of_go_s_runtime_say_so() {
+        let data = encode(&testing::with_go_heap(), Value::InuseSpace);
+        let dictionary = data.dictionary.expect("a dictionary");
+        let text = |id: i32| dictionary.string_table[id as usize].as_str();
+        let of_go = |id: &i32| {
+            let attribute = &dictionary.attribute_table[*id as usize];
+            let value = attribute.value.as_ref().and_then(|value| value.value.clone());
+            text(attribute.key_strindex) == "heapbpf.stack.source"
+                && value == Some(Any::StringValue("go runtime".into()))
+        };
+        let profiles = data.resource_profiles.iter().flat_map(|resource| &resource.scope_profiles[0].profiles);
+        let samples: Vec<_> = profiles.flat_map(|profile| &profile.samples).collect();
+        let marked = samples.iter().filter(|sample| sample.attribute_indices.iter().any(of_go)).count();
+        assert!(marked > 0 && marked < samples.len(), "some, and others not: {marked} of {}", samples.len());
     }
 
     #[test]

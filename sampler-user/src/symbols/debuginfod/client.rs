@@ -180,7 +180,7 @@ impl Client {
             .timeout_global(Some(limits.file_time.min(left)))
             .timeout_recv_response(Some(limits.silence))
             .timeout_per_read(Some(limits.silence));
-        let mut response = request.build().call().map_err(|error| Failure::Server(error.to_string()))?;
+        let mut response = request.build().call().map_err(|error| Failure::Server(http_client::reason(&error)))?;
         match response.status().as_u16() {
             200 => {}
             404 => return Err(Failure::Absent),

@@ -1,0 +1,79 @@
+//! Replays inputs of the fuzz target `objects`, and variants of them.
+
+use std::collections::BTreeSet;
+
+use crate::{KernelRules, Machine, Table, examine_avoiding};
+
+#[path = "../../elf/src/tests/build.rs"]
+#[allow(dead_code, reason = "the tests of another crate need more of it")]
+mod build;
+#[path = "../../../fuzz/shared/damage.rs"]
+mod damage;
+#[path = "../../../fuzz/shared/objects.rs"]
+mod shared;
+
+use build::{Load, PROGRAM_HEADER_BYTES, Part};
+
+/// File offset of the code, and its size.
+const CODE: u64 = 64 + 2 * PROGRAM_HEADER_BYTES as u64;
+const CODE_BYTES: u64 = 0x400;
+const DATA_BYTES: u64 = 0x100;
+/// Address of the code, and of variables.
+const TEXT: u64 = 0x40_0000 + CODE;
+const DATA: u64 = 0x50_0000 + CODE + CODE_BYTES;
+const FUNCTIONS: [&str; 4] = ["Malloc", "Calloc", "Realloc", "Free"];
+/// The object allocator's functions.
+const OWN: u64 = TEXT + 0x300;
+
+/// An interpreter whose table of allocators has three domains: objects and memory, which the object allocator serves, and raw memory.
+fn interpreter() -> Vec<u8> {
+    let mut code = vec![0xc3; CODE_BYTES as usize];
+    let (mut names, mut symbols, mut data) = (vec![0], vec![0; 24], Vec::new());
+    for (domain, prefix) in ["PyObject_", "PyMem_", "PyMem_Raw"].into_iter().enumerate() {
+        let table = DATA + 0x40 * domain as u64;
+        data.resize(0x40 * domain + 8, 0);
+        for (number, name) in FUNCTIONS.into_iter().enumerate() {
+            let at = 0x40 * domain + 0x10 * number;
+            // mov rax, [rip + …]; ret
+            let next = TEXT + at as u64 + 7;
+            let distance = (table + 8 * (number as u64 + 1)).wrapping_sub(next) as u32;
+            code[at..at + 3].copy_from_slice(&[0x48, 0x8b, 0x05]);
+            code[at + 3..at + 7].copy_from_slice(&distance.to_le_bytes());
+            symbols.extend((names.len() as u32).to_le_bytes());
+            symbols.extend([0x12, 0, 1, 0]);
+            symbols.extend([TEXT + at as u64, 8].map(u64::to_le_bytes).as_flattened());
+            names.extend(format!("{prefix}{name}\0").as_bytes());
+            let raw = if domain == 2 { 0x80 } else { 0 };
+            data.extend((OWN + raw + 0x10 * number as u64).to_le_bytes());
+        }
+    }
+    data.resize(DATA_BYTES as usize, 0);
+    let part = |name, kind, flags, address, link, bytes| Part { name, kind, flags, address, link, bytes };
+    let parts = [
+        part(".text", 1, 6, TEXT, 0, code),
+        part(".data", 1, 3, DATA, 0, data),
+        part(".dynsym", 11, 2, 0, 4, symbols),
+        part(".dynstr", 3, 2, 0, 0, names),
+    ];
+    let loads = [
+        Load { kind: 1, flags: 5, offset: 0, address: 0x40_0000, bytes: CODE + CODE_BYTES },
+        Load { kind: 1, flags: 6, offset: CODE + CODE_BYTES, address: DATA, bytes: DATA_BYTES },
+    ];
+    build::file(&loads, &parts)
+}
+
+#[test]
+fn inputs_of_the_fuzz_target_are_checked() {
+    damage::replay("objects", "three-domains", &interpreter(), shared::check);
+}
+
+/// The input reaches what it is made for.
+#[test]
+fn the_input_s_table_is_found() {
+    let (table, rules) = (Table::default().with_objects(true), KernelRules::of(Machine::X86_64, (6, 18)));
+    let found = examine_avoiding(&interpreter(), "python3", &rules, &table, &BTreeSet::new());
+    let objects = found.objects.expect("it is found");
+    assert_eq!(objects.functions, [0, 1, 2, 3].map(|number| OWN + 0x10 * number));
+    assert_eq!(objects.domains, [DATA + 8, DATA + 0x48]);
+    assert!(objects.detours().is_some());
+}

@@ -1,0 +1,34 @@
+//! What plain tests do in place of a fuzzer: an input as it is, cut off, and with each byte changed.
+
+/// Values that bytes are changed to.
+const VALUES: [u8; 3] = [0, 1, 0xff];
+/// Most variants of an input.
+const MOST: usize = 300;
+
+/// Runs `check` on an input and on variants of it. If `HEAPBPF_FUZZ_CORPUS` names a folder, the input is written to
+/// `<folder>/<target>`, from where a fuzzer may start.
+pub fn replay(target: &str, name: &str, input: &[u8], check: impl Fn(&[u8])) {
+    if let Some(folder) = std::env::var_os("HEAPBPF_FUZZ_CORPUS") {
+        let folder = std::path::Path::new(&folder).join(target);
+        std::fs::create_dir_all(&folder).expect("a folder for inputs");
+        std::fs::write(folder.join(name), input).expect("a file for an input");
+    }
+    check(input);
+    let step = (input.len() * VALUES.len()).div_ceil(MOST).max(1);
+    for at in (0..input.len()).step_by(step) {
+        let mut changed = input.to_vec();
+        for value in VALUES.into_iter().chain([input[at].wrapping_add(1)]) {
+            changed[at] = value;
+            check(&changed);
+        }
+        check(&input[..at]);
+    }
+    // Words that are no small numbers.
+    for at in (0..input.len().saturating_sub(8)).step_by(8 * step) {
+        let mut changed = input.to_vec();
+        for word in [u64::MAX, u64::MAX - 7, 1 << 63, 1 << 32] {
+            changed[at..at + 8].copy_from_slice(&word.to_le_bytes());
+            check(&changed);
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! The table of CPython's object allocator, in a file that is the fuzzer's.
+
+use std::collections::BTreeSet;
+
+use heapbpf_probes::{KernelRules, Machine, Table, examine_avoiding};
+
+/// Checks a file: what is found is in its code, and probes are in the file.
+pub fn check(data: &[u8]) {
+    let file = data.to_vec();
+    let table = Table::default().with_objects(true);
+    let rules = KernelRules::of(Machine::X86_64, (6, 18));
+    let found = examine_avoiding(&file, "python3", &rules, &table, &BTreeSet::new());
+    if let Ok(plan) = &found.plan {
+        assert!(plan.sites.iter().all(|planned| planned.site.offset < data.len() as u64));
+    }
+    let Some(objects) = found.objects else { return };
+    assert!(objects.functions.iter().all(|function| objects.code.iter().any(|code| code.contains(function))));
+    let words: Vec<u64> =
+        data.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))).collect();
+    assert!(objects.pointers_in(&words, 0).all(|at| words[at..at + 4] == objects.functions));
+    for (address, code) in objects.detours().into_iter().flatten() {
+        let distance = i32::from_le_bytes([code[1], code[2], code[3], code[4]]);
+        assert!(objects.functions.contains(&address.wrapping_add(5).wrapping_add_signed(distance.into())));
+    }
+}

@@ -1,0 +1,71 @@
+//! Certificates of TLS servers on loopback, made by the command `openssl`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Validity of a certificate, days.
+const DAYS: &str = "2";
+
+/// A certificate and its private key, as PEM files.
+#[derive(Clone, Debug)]
+pub struct Certified {
+    /// File of the certificate.
+    pub certificate: PathBuf,
+    /// File of the key.
+    pub key: PathBuf,
+}
+
+/// Makes `<name>.crt` and `<name>.key` in a folder, with these further arguments of `openssl req -x509`.
+fn request(openssl: &Path, folder: &Path, name: &str, more: &[&str]) -> Certified {
+    let [certificate, key] = ["crt", "key"].map(|end| folder.join(format!("{name}.{end}")));
+    // The system's configuration adds extensions of its own.
+    let settings = folder.join("openssl.cnf");
+    std::fs::write(&settings, "[req]\ndistinguished_name=name\n[name]\n").expect("our own folder");
+    let mut command = Command::new(openssl);
+    command.args(["req", "-x509", "-nodes", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"]);
+    command.args(["-days", DAYS, "-subj", &format!("/CN=heapbpf {name}")]).arg("-config").arg(settings).args(more);
+    let output = command.arg("-keyout").arg(&key).arg("-out").arg(&certificate).output().expect("openssl runs");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Certified { certificate, key }
+}
+
+/// A certificate of 127.0.0.1 that vouches for itself.
+///
+/// # Panics
+/// If `openssl` cannot make it.
+pub fn self_signed(openssl: &Path, folder: &Path, name: &str) -> Certified {
+    request(openssl, folder, name, &["-addext", "subjectAltName=IP:127.0.0.1"])
+}
+
+/// An authority that no system knows.
+#[derive(Clone, Debug)]
+pub struct Authority {
+    openssl: PathBuf,
+    folder: PathBuf,
+    /// Its own certificate.
+    pub own: Certified,
+}
+
+impl Authority {
+    /// Makes one.
+    ///
+    /// # Panics
+    /// If `openssl` cannot make it.
+    pub fn new(openssl: &Path, folder: &Path, name: &str) -> Self {
+        let more = ["-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign"];
+        let own = request(openssl, folder, name, &more);
+        Self { openssl: openssl.into(), folder: folder.into(), own }
+    }
+
+    /// A server's certificate, which says whose it is: `IP:127.0.0.1`.
+    ///
+    /// # Panics
+    /// If `openssl` cannot make it.
+    pub fn certify(&self, name: &str, holder: &str) -> Certified {
+        let path = |path: &Path| path.display().to_string();
+        let (authority, key) = (path(&self.own.certificate), path(&self.own.key));
+        let holder = format!("subjectAltName={holder}");
+        let more = ["-CA", &authority, "-CAkey", &key, "-addext", &holder, "-addext", "basicConstraints=CA:FALSE"];
+        request(&self.openssl, &self.folder, name, &more)
+    }
+}

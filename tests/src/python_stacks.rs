@@ -1,0 +1,46 @@
+//! Python frames of stacks, and what Python programs note of their own.
+
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::output::{Frame, Stack};
+
+/// A note of a program that writes down its own stacks (`python_truth.py`).
+#[derive(Clone, Debug, Deserialize)]
+pub struct Noted {
+    /// Size of the allocation.
+    pub bytes: u64,
+    /// Its stack, innermost frame first.
+    pub frames: Vec<Named>,
+}
+
+/// Function, file and line.
+pub type Named = (String, String, u32);
+
+/// What a program has noted in a file.
+///
+/// # Panics
+/// If it has not.
+#[must_use]
+pub fn truth_of(file: &Path) -> Vec<Noted> {
+    let text = std::fs::read_to_string(file).expect("the program has written its truth");
+    serde_json::from_str(&text).expect("a list of notes")
+}
+
+/// Whether a frame is Python's.
+#[must_use]
+pub fn is_python(frame: &Frame) -> bool {
+    frame.module.is_none()
+}
+
+fn agrees(frame: &Frame, (function, file, line): &Named) -> bool {
+    frame.function.as_ref() == Some(function) && frame.file.as_ref() == Some(file) && frame.line == Some(*line)
+}
+
+/// Whether the Python frames of a stack are these.
+#[must_use]
+pub fn has(stack: &Stack, frames: &[Named]) -> bool {
+    let python: Vec<&Frame> = stack.frames.iter().filter(|frame| is_python(frame)).collect();
+    python.len() == frames.len() && python.iter().zip(frames).all(|(frame, named)| agrees(frame, named))
+}
