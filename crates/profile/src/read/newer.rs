@@ -159,10 +159,10 @@ mod tests {
         assert!(said.contains("by heapbpf 99.0.1"), "{said}");
         assert!(said.contains("understand flavour, processes[].numa\\u{1b}[31m, stacks[].colour: that"), "{said}");
         value["criterion"] = "phase of the moon".into();
-        let error = crate::read::parse(value.to_string().as_bytes()).err().expect("it means something else");
+        let error = crate::read::parse(value.to_string().as_bytes()).expect_err("it means something else");
         assert!(error.to_string().contains("phase of the moon") && error.to_string().contains("99.0.1"), "{error}");
         value["interval_bytes"] = "many".into();
-        let error = crate::read::parse(value.to_string().as_bytes()).err().expect("no number");
+        let error = crate::read::parse(value.to_string().as_bytes()).expect_err("no number");
         assert!(error.to_string().contains("99.0.1"), "{error}");
     }
 
