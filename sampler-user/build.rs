@@ -27,8 +27,10 @@ fn main() -> Result<(), String> {
     println!("cargo::rerun-if-changed=build.rs");
     let bytes = fs::read(&object).unwrap_or_else(|error| {
         println!(
-            "cargo::warning=no BPF programs inside ({}: {error}); `cargo xtask build` makes them",
-            object.display()
+            "cargo::warning=no BPF programs inside ({}: {error}): this heapbpf will read profiles and not record; run \
+             `cargo xtask build --bpf` in {}, then this command again",
+            object.display(),
+            workspace.display()
         );
         Vec::new()
     });

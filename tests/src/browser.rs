@@ -227,11 +227,25 @@ impl Browser {
         base64(picture["data"].as_str().expect("a picture"))
     }
 
-    /// Whether nothing is wider than the window.
+    /// Whether nothing is wider than the window: the page does not scroll sideways, and what does not scroll itself is not cut off.
     pub fn fits(&mut self) -> bool {
-        self.value("document.documentElement.scrollWidth <= innerWidth") == true
+        self.cut_off() == json!([]) && self.value("document.scrollingElement.scrollWidth <= innerWidth") == true
+    }
+
+    /// Some of the elements that reach beyond the right edge of the window, and are in nothing that scrolls or clips by itself.
+    pub fn cut_off(&mut self) -> Value {
+        self.value(CUT_OFF)
     }
 }
+
+const CUT_OFF: &str = "[...document.body.querySelectorAll('*')].filter(it => {
+    const box = it.getBoundingClientRect();
+    if (box.width === 0 || box.right <= innerWidth + 1) return false;
+    for (let at = it; at !== document.body; at = at.parentElement) {
+        if (at !== it && getComputedStyle(at).overflowX !== 'visible') return false;
+    }
+    return true;
+}).slice(0, 5).map(it => `${it.tagName}#${it.id}.${it.className}: ${Math.round(it.getBoundingClientRect().right)}`)";
 
 impl Drop for Browser {
     fn drop(&mut self) {

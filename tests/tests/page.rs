@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
+use std::time::{Duration, Instant};
 
 use heapbpf_tests::browser::Browser;
 use heapbpf_tests::environment::{heapbpf, skipped, turn};
@@ -64,6 +65,21 @@ fn look(browser: &mut Browser, name: &str) {
     browser.prefer("light");
 }
 
+/// Checks that nothing overflows sideways in the narrowest and the widest window.
+fn fits_at_every_width(browser: &mut Browser, what: &str) {
+    for width in [400, 2000] {
+        browser.resize(width, 900);
+        let begun = Instant::now();
+        // Drawings follow the window with the next frames.
+        while !browser.fits() {
+            assert!(begun.elapsed() < Duration::from_secs(10), "{what} at {width} px: {}", browser.cut_off());
+            std::thread::sleep(Duration::from_millis(30));
+        }
+        assert_eq!(browser.value("innerWidth"), width, "{what}");
+    }
+    browser.resize(1300, 1000);
+}
+
 /// Writes a picture for the documents, if they are asked for.
 fn picture(browser: &mut Browser, name: &str) {
     let Some(folder) = std::env::var_os("HEAPBPF_PICTURES") else { return };
@@ -97,8 +113,21 @@ fn a_file_is_the_page_and_hostile_names_are_only_shown() {
     assert!(functions.contains(MARKUP), "{functions}");
     assert_eq!(browser.value("document.querySelectorAll('#main img').length"), 0);
     assert!(browser.fits());
+    fits_at_every_width(&mut browser, "functions with hostile names");
     browser.click("#tab-table");
     browser.until("document.querySelectorAll('#main .bar b').length > 3");
+
+    // Every stack with a hostile name, opened: a panel with its calls, and with the callers of one of them.
+    let hostile = browser.value("[...document.querySelectorAll('#main tbody tr')].map((it, index) => /evil|red|xxxxx|<img/.test(it.innerText) ? index + 1 : 0).filter(it => it)");
+    let hostile: Vec<u64> = hostile.as_array().expect("a list").iter().filter_map(|it| it.as_u64()).collect();
+    assert!(hostile.len() > 1, "{hostile:?}");
+    for row in hostile {
+        browser.click(&format!("#main tbody tr:nth-child({row}) button"));
+        browser.until("!document.getElementById('details').hidden");
+        fits_at_every_width(&mut browser, &format!("the panel of row {row}"));
+    }
+    browser.value("document.querySelectorAll('details').forEach(it => it.open = true)");
+    fits_at_every_width(&mut browser, "everything that opens");
 
     // Sorted by a heading, searched by a regular expression, and one stack looked at.
     browser.click("#main thead th:last-child button");
@@ -128,6 +157,7 @@ fn a_file_is_the_page_and_hostile_names_are_only_shown() {
     browser.click("#details .frames li:nth-child(2) button");
     browser.until("document.querySelectorAll('#main canvas').length === 2");
     assert!(browser.text("document.getElementById('path').innerText").contains("callers and callees of"));
+    fits_at_every_width(&mut browser, "callers and callees");
     assert_eq!(browser.value("window.broken ?? null"), serde_json::Value::Null, "no name was run");
     assert_eq!(browser.errors, [""; 0]);
 }
@@ -206,6 +236,7 @@ fn a_served_page_shows_growth_and_outlives_its_server() {
     browser.click("#memory summary");
     let memory = browser.text("document.getElementById('memory-lines').innerText");
     assert!(memory.contains(" = heap ") && memory.contains("used by nobody"), "{memory}");
+    fits_at_every_width(&mut browser, "a running service with its memory");
     // A refresh takes neither the focus nor what is open.
     browser.value("document.querySelector('#programs tbody button').focus()");
     let shown = browser.text("document.getElementById('connection').textContent");
@@ -245,6 +276,7 @@ fn a_served_page_shows_growth_and_outlives_its_server() {
     assert!(browser.text("location.hash").contains("value=growth"));
     browser.click("#tab-table");
     browser.until("document.querySelector('#main .significant')?.innerText.includes('yes')");
+    fits_at_every_width(&mut browser, "growth");
     let grown = browser.text("document.querySelector('#main tbody tr').innerText");
     assert!(grown.contains("site_00"), "{grown}");
     picture(&mut browser, "page-growth.png");

@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::Duration;
 
 use heapbpf_tests::cgroup::Cgroup;
 use heapbpf_tests::checks::{self, Compare};
@@ -348,4 +349,33 @@ fn a_recording_without_samples_says_why() {
     // The largest interval, so that hardly any run takes a sample.
     let coarse = note(Recorder::new().interval(64 << 20), true);
     assert!(coarse.contains("calls for") && coarse.contains("-i "), "{coarse}");
+}
+
+/// Examining a large file takes seconds of CPU time, on a thread of its own. Only a target's files are worth that.
+#[test]
+fn large_files_of_other_programs_are_not_examined() {
+    let case = "large_files_of_other_programs_are_not_examined";
+    let Some(_turn) = turn(case) else { return };
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let large = |name: &str| {
+        let copy = copy_of(&program("growing"), folder.path(), name);
+        // Zeros behind its sections change nothing but its size.
+        let file = std::fs::File::options().write(true).open(&copy).expect("our own file");
+        file.set_len(16 << 20).expect("room");
+        copy
+    };
+    let examines = |daemon: u32| {
+        let tasks = std::fs::read_dir(format!("/proc/{daemon}/task")).expect("it runs").flatten();
+        tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok()).any(|comm| comm == "examine\n")
+    };
+    let target = Target::start(&program("growing"), ["1000", "1000"]);
+    let of_target = Recorder::of(target.pid(), 4096).without_outputs().start();
+    let by_name = Recorder::new().option("--comm", "other").interval(4096).without_outputs().start();
+    let _other = Target::start(&large("other"), ["1000", "1000"]);
+    until("who records it by its name examines it", || examines(by_name.pid()));
+    // The other one has heard of it by then as well.
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(!examines(of_target.pid()), "an unrelated program was examined");
+    by_name.stop();
+    of_target.stop();
 }

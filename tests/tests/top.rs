@@ -295,9 +295,10 @@ fn cost_of_the_screen() {
     println!("a recording without a screen: {:.2} % of a core", 100.0 * share(recording.shell()));
     drop(recording);
     drop(target);
+    let said = folder.path().join("said");
     for (width, height) in [(120, 40), (250, 70)] {
         let mut target = Target::start(&program("branches"), ["5000", "1000"]);
-        let command = format!("exec {} top -i 1 --pid {}", heapbpf().display(), target.pid());
+        let command = format!("exec {} top -vv -i 1 --pid {} 2> {}", heapbpf().display(), target.pid(), said.display());
         let tmux = Tmux::run(&command, width, height).expect("tmux");
         tmux.await_text("LIVE");
         target.go();
@@ -308,5 +309,13 @@ fn cost_of_the_screen() {
         let share = share(tmux.shell());
         println!("top, {width} x {height}: {:.2} % of a core over {OVER:?}", 100.0 * share);
         println!("{}", tmux.screen().lines().take(5).collect::<Vec<_>>().join("\n"));
+        tmux.press(&["q"]);
+        let shown = || {
+            let said = std::fs::read_to_string(&said).unwrap_or_default();
+            said.lines().find(|line| line.contains("profiles were shown")).map(str::to_owned)
+        };
+        until("it says how many profiles it showed", || shown().is_some());
+        println!("{}", shown().unwrap_or_default());
+        std::fs::remove_file(&said).expect("our own file");
     }
 }

@@ -77,6 +77,7 @@ const NEEDED: &[(&str, &str, &str)] = &[
     ("/usr/bin/go", "golang-go", "go tool pprof reads the profiles"),
     ("/usr/bin/jeprof", "libjemalloc-dev", "jeprof reads the profiles"),
     ("/usr/bin/chromium", "chromium", "shows the page"),
+    ("/usr/libexec/valgrind/dh_view.html", "valgrind", "brings the viewer of DHAT's files"),
     ("/usr/bin/tmux", "tmux", "is the terminal of heapbpf top"),
     ("/usr/bin/xz", "xz-utils", "packs symbol tables"),
     ("/usr/bin/debuginfod", "debuginfod", "serves debug files"),

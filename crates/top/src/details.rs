@@ -1,7 +1,7 @@
 //! Figures that only visible rows have: intervals, median lifetimes, the last minute.
 
-use heapbpf_profile::Value;
 use heapbpf_profile::report::FigureText;
+use heapbpf_profile::{Pool, Value};
 
 use crate::world::World;
 
@@ -10,31 +10,42 @@ use crate::world::World;
 pub(crate) struct Details {
     /// What is in use (allocated, if frees are not followed), with its interval.
     pub(crate) size: FigureText,
+    /// Bytes in use at points of the last minute.
+    pub(crate) series: Vec<f64>,
+}
+
+/// Figures that the selected row has besides. Each interval takes some microseconds.
+#[derive(Clone, Debug)]
+pub(crate) struct Others {
     /// Blocks in use, with their interval.
     pub(crate) blocks: FigureText,
     /// What was allocated, with its interval.
     pub(crate) allocated: FigureText,
     /// Allocations, with their interval.
     pub(crate) allocations: FigureText,
-    /// Bytes in use at points of the last minute.
-    pub(crate) series: Vec<f64>,
 }
 
 /// Figures of some leaves.
 pub(crate) fn details(world: &World, leaves: &[u32]) -> Details {
-    let profile = &*world.now.profile;
-    let pool = world.now.pool(leaves);
-    let text = |value| FigureText::new(profile, &pool, value, world.confidence).quiet_if_unseen(profile, &pool, value);
     let inuse = |leaves: &[u32], of: &dyn Fn(u32) -> f64| leaves.iter().map(|leaf| of(*leaf)).sum::<f64>();
     let mut series: Vec<f64> = world.history.points().map(|point| inuse(leaves, &|leaf| point.inuse(leaf))).collect();
     series.push(inuse(leaves, &|leaf| world.now.sums_of(leaf).inuse_bytes));
-    Details {
-        size: text(world.value()),
-        blocks: text(if world.is_live() { Value::InuseObjects } else { Value::AllocObjects }),
-        allocated: text(Value::AllocSpace),
-        allocations: text(Value::AllocObjects),
-        series,
+    Details { size: text(world, &world.now.pool(leaves), world.value()), series }
+}
+
+/// Other figures of some leaves.
+pub(crate) fn others(world: &World, leaves: &[u32]) -> Others {
+    let pool = world.now.pool(leaves);
+    Others {
+        blocks: text(world, &pool, if world.is_live() { Value::InuseObjects } else { Value::AllocObjects }),
+        allocated: text(world, &pool, Value::AllocSpace),
+        allocations: text(world, &pool, Value::AllocObjects),
     }
+}
+
+fn text(world: &World, pool: &Pool, value: Value) -> FigureText {
+    let profile = &*world.now.profile;
+    FigureText::new(profile, pool, value, world.confidence).quiet_if_unseen(profile, pool, value)
 }
 
 const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];

@@ -112,6 +112,11 @@ fn medians(world: &World, view: &View, entries: &[Entry]) -> Vec<f64> {
 
 /// The leaves of some rows of a table, of each.
 pub(crate) fn leaves_of(world: &World, view: &View, ids: &[&RowId]) -> Vec<Vec<u32>> {
+    if view.kind == Kind::Stacks {
+        // There, a leaf is a row.
+        let leaf = |id: &&RowId| if let RowId::Leaf(leaf) = id { vec![*leaf] } else { Vec::new() };
+        return ids.iter().map(leaf).collect();
+    }
     let mut found = vec![Vec::new(); ids.len()];
     let places: HashMap<&RowId, usize> = ids.iter().enumerate().map(|(at, id)| (*id, at)).collect();
     for leaf in scope(world, view) {

@@ -20,6 +20,8 @@ pub(crate) struct Point {
     pub(crate) at: Duration,
     /// Bytes in use and bytes allocated, of each leaf.
     figures: Vec<(f64, f64)>,
+    /// Their sums.
+    pub(crate) total: (f64, f64),
 }
 
 impl Point {
@@ -51,7 +53,8 @@ impl History {
             return;
         }
         let figures = moment.sums.iter().map(|sums: &Sums| (sums.inuse_bytes, sums.alloc_bytes)).collect();
-        self.points.push_back(Point { at: moment.at, figures });
+        let total = (moment.total.inuse_bytes, moment.total.alloc_bytes);
+        self.points.push_back(Point { at: moment.at, figures, total });
         while self.points.front().is_some_and(|first| first.at + WINDOW < moment.at) {
             self.points.pop_front();
         }

@@ -3,16 +3,18 @@
 use std::collections::HashMap;
 use std::hash::Hash;
 
+use foldhash::fast::RandomState;
+
 /// Numbers things in the order in which they come.
 #[derive(Debug)]
 pub(crate) struct Interner<T> {
-    ids: HashMap<T, u32>,
+    ids: HashMap<T, u32, RandomState>,
     items: Vec<T>,
 }
 
 impl<T> Default for Interner<T> {
     fn default() -> Self {
-        Self { ids: HashMap::new(), items: Vec::new() }
+        Self { ids: HashMap::default(), items: Vec::new() }
     }
 }
 

@@ -1,9 +1,10 @@
 //! Identities that last from one profile to the next: programs, functions, stacks, and leaves, which are the stacks of each
 //! program. All that the view shows is a sum over leaves.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
+use foldhash::fast::RandomState;
 use heapbpf_profile::group::Groups;
 use heapbpf_profile::model::ByAddress;
 use heapbpf_profile::report::chain::{Call, allocator_frames, call, fold_recursion};
@@ -13,6 +14,8 @@ use crate::interner::Interner;
 
 /// What a stack without frames is called.
 const NO_STACK: &str = "[no stack]";
+/// Stacks that are always kept, so that their addresses are known.
+const MOST_KNOWN: usize = 4096;
 
 /// A stack, in numbers.
 #[derive(Debug)]
@@ -44,26 +47,54 @@ pub(crate) struct Leaves {
     stacks: Vec<StackIds>,
     /// Program and stack.
     leaves: Interner<(u32, u32)>,
-    known: HashMap<ByAddress<Stack>, u32>,
+    /// Stacks by their address, which is not reused while they are here.
+    known: HashMap<ByAddress<Stack>, u32, RandomState>,
+    /// The rows of the last profile: most profiles have the same ones in the same order.
+    last: Vec<SeenRow>,
+}
+
+/// A row of the last profile.
+#[derive(Debug)]
+struct SeenRow {
+    /// One of the stacks that are known.
+    stack: *const Stack,
+    program: u32,
+    leaf: u32,
 }
 
 impl Leaves {
     /// The leaf of each row of a profile.
     pub(crate) fn of_rows(&mut self, profile: &Profile) -> Vec<u32> {
         let programs = self.of_processes(profile);
-        let mut known = std::mem::take(&mut self.known);
-        let mut used = HashMap::with_capacity(known.len());
-        let rows = profile.rows.iter().map(|row| {
+        let last = std::mem::take(&mut self.last);
+        self.last.reserve_exact(profile.rows.len());
+        for (index, row) in profile.rows.iter().enumerate() {
             let program = programs.get(row.key.process).copied().unwrap_or(0);
-            let key = ByAddress::from(Arc::clone(&row.key.stack));
-            let stack = *used
-                .entry(key)
-                .or_insert_with_key(|key| known.remove(key).unwrap_or_else(|| self.stack(profile, key)));
-            self.leaves.id((program, stack)).0
-        });
-        let rows = rows.collect();
-        self.known = used;
-        rows
+            let stack = Arc::as_ptr(&row.key.stack);
+            let leaf = match last.get(index) {
+                Some(seen) if (seen.stack, seen.program) == (stack, program) => seen.leaf,
+                _ => {
+                    let number = self.number_of(profile, &row.key.stack);
+                    self.leaves.id((program, number)).0
+                }
+            };
+            self.last.push(SeenRow { stack, program, leaf });
+        }
+        if self.known.len() > MOST_KNOWN.max(2 * profile.rows.len()) {
+            let used: HashSet<*const Stack> = self.last.iter().map(|row| row.stack).collect();
+            self.known.retain(|stack, _| used.contains(&Arc::as_ptr(stack)));
+        }
+        self.last.iter().map(|row| row.leaf).collect()
+    }
+
+    fn number_of(&mut self, profile: &Profile, stack: &Arc<Stack>) -> u32 {
+        let key = ByAddress::from(Arc::clone(stack));
+        if let Some(&number) = self.known.get(&key) {
+            return number;
+        }
+        let number = self.stack(profile, &key);
+        self.known.insert(key, number);
+        number
     }
 
     /// The program of each process, and their names for display.

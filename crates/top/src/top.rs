@@ -217,6 +217,14 @@ impl Top {
         }
     }
 
+    /// The leaves of a row of the view.
+    pub(crate) fn leaves_of_row(&self, world: &World, entry: &Entry) -> Vec<u32> {
+        match self.view().is_tree() {
+            true => entry.leaves.clone(),
+            false => leaves_of(world, self.view(), &[&entry.id]).pop().unwrap_or_default(),
+        }
+    }
+
     /// Figures of a row on the screen.
     pub(crate) fn details(&self, id: &RowId) -> Option<&Details> {
         self.details.get(id)

@@ -139,8 +139,12 @@ impl World {
 
     /// Sums and figures before of everything.
     pub(crate) fn total(&self) -> Tally {
-        let mut total = Tally::default();
-        (0..self.leaves.len() as u32).for_each(|leaf| total.add(&self.figures(leaf)));
-        total
+        let before = |found: Option<(&crate::history::Point, f64)>| found.map_or((0.0, 0.0), |it| it.0.total);
+        Tally {
+            sums: self.now.total,
+            inuse_before: before(self.history.for_growth(self.now.at)).0,
+            alloc_before: before(self.history.for_rate(self.now.at)).1,
+            inuse_marked: self.marked.as_ref().map_or(0.0, |marked| self.size(&marked.moment.total)),
+        }
     }
 }

@@ -49,7 +49,10 @@ pub enum KernelError {
         path: &'static str,
     },
     /// The binary was built without its BPF object.
-    #[error("this binary was built without its BPF programs; build it with `cargo xtask build`")]
+    #[error(
+        "this binary was built without its BPF programs, so it reads profiles and cannot record; in heapbpf's sources, run \
+             `cargo xtask install`, or `cargo xtask build --bpf` and then `cargo install --locked --path sampler-user`"
+    )]
     NoObject,
     /// The kernel refused something, and is older than any that has everything.
     #[error("Linux {release} is too old: heapbpf needs Linux 5.17 or later, where BPF programs can loop (bpf_loop)")]

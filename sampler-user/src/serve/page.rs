@@ -83,7 +83,8 @@ pub fn data(now: &Shared, moments: &[Arc<Shared>], seen: &Seen) -> io::Result<By
     let profile = seen.of(&now.made.profile);
     let moments = moments.iter().map(|shared| {
         let profile = &shared.made.profile;
-        let [inuse, alloc] = totals(profile, CONFIDENCE, |process| seen.has(profile, process));
+        let make = || totals(profile, CONFIDENCE, |process| seen.has(profile, process));
+        let [inuse, alloc] = shared.totals(&seen.scope, &seen.filter, make);
         MomentEntry { time_ms: unix_ms(profile.header.time), inuse, alloc }
     });
     let stats = &now.made.stats;

@@ -12,6 +12,7 @@ use super::filter::Filter;
 use super::parameters::ProfileFormat;
 use super::places::places_of_each;
 use crate::record::requests::{Detail, Made, RecordingHandle, Unanswered};
+use heapbpf_profile::page::Figure;
 
 /// The pause after a snapshot is this many times what the snapshot cost, so that snapshots hold up the event path
 /// only for a small share of the time.
@@ -43,7 +44,14 @@ pub struct Shared {
     /// The profile.
     pub made: Made,
     encodings: Mutex<Encodings>,
+    totals: Mutex<Vec<TotalsOf>>,
 }
+
+/// Totals in use and allocated of what a client may see and asked for.
+type TotalsOf = (Filter, Filter, [Figure; 2]);
+
+/// Most totals that are kept with a profile.
+const MOST_TOTALS: usize = 16;
 
 impl Shared {
     /// The cell for an encoding. The first client fills it, the others wait for it.
@@ -57,6 +65,21 @@ impl Shared {
         cell
     }
 
+    /// The totals of what a client may see and asked for. Pages show those of each moment at every refresh, so `make` is called
+    /// once.
+    pub fn totals(&self, scope: &Filter, filter: &Filter, make: impl FnOnce() -> [Figure; 2]) -> [Figure; 2] {
+        let mut known = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((.., totals)) = known.iter().find(|(of, asked, _)| (of, asked) == (scope, filter)) {
+            return *totals;
+        }
+        let totals = make();
+        if known.len() == MOST_TOTALS {
+            known.remove(0);
+        }
+        known.push((scope.clone(), filter.clone(), totals));
+        totals
+    }
+
     /// Drops the encodings made so far.
     pub fn forget_encodings(&self) {
         self.encodings.lock().unwrap_or_else(PoisonError::into_inner).clear();
@@ -64,7 +87,7 @@ impl Shared {
 
     #[cfg(test)]
     pub fn new(made: Made) -> Self {
-        Self { made, encodings: Mutex::default() }
+        Self { made, encodings: Mutex::default(), totals: Mutex::default() }
     }
 }
 
@@ -204,7 +227,7 @@ impl Source {
         };
         let pause = (made.cost * STANDSTILL).min(LONGEST_PAUSE);
         last.not_before = Some(made.begun + made.cost + pause);
-        let shared = Arc::new(Shared { made, encodings: Mutex::default() });
+        let shared = Arc::new(Shared { made, encodings: Mutex::default(), totals: Mutex::default() });
         last.shared = Some(Arc::clone(&shared));
         Ok(self.charged(token, detail, &shared))
     }

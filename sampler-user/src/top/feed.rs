@@ -14,6 +14,10 @@ const SHARE: u32 = 100;
 const LONGEST: Duration = Duration::from_secs(10);
 /// Time between two profiles with lifetimes, which cost more.
 const LIFETIMES_EVERY: Duration = Duration::from_secs(10);
+/// They take this share of the time between two of them at most.
+const LIFETIMES_SHARE: u32 = 500;
+/// Longest time between two of them.
+const LIFETIMES_LONGEST: Duration = Duration::from_secs(60);
 /// Profiles without them between two, at least: their cost says how often the screen may be refreshed.
 const LEAST_BETWEEN: u32 = 4;
 
@@ -77,16 +81,18 @@ impl Feed {
 
     /// Gets profiles until there are no more: `next` gets one, with lifetimes if asked for.
     pub fn fill(&self, refresh: Duration, mut next: impl FnMut(bool) -> Result<Got, NoProfile>) {
-        let mut last_lifetimes: Option<Instant> = None;
+        // When there were lifetimes the last time, and how long to wait for the next ones.
+        let mut last_lifetimes: Option<(Instant, Duration)> = None;
         let (mut plain, mut plain_cost) = (0, None);
         while !self.is_closed() {
             let begun = Instant::now();
-            let is_due = |at: Instant| at.elapsed() >= LIFETIMES_EVERY && plain >= LEAST_BETWEEN;
+            let is_due = |(at, pause): (Instant, Duration)| at.elapsed() >= pause && plain >= LEAST_BETWEEN;
             let wants_lifetimes = last_lifetimes.is_none_or(is_due);
             let pause = match next(wants_lifetimes) {
                 Ok(Got { profile, cost }) => {
                     if wants_lifetimes {
-                        (last_lifetimes, plain) = (Some(begun), 0);
+                        let pause = (cost * LIFETIMES_SHARE).clamp(LIFETIMES_EVERY, LIFETIMES_LONGEST);
+                        (last_lifetimes, plain) = (Some((begun, pause)), 0);
                     } else {
                         (plain, plain_cost) = (plain + 1, Some(cost));
                     }

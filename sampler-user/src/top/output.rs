@@ -25,7 +25,7 @@ pub fn bytes<'a>(cells: impl Iterator<Item = (u16, u16, &'a Cell)>) -> String {
         }
         let wanted = (cell.fg, cell.bg, cell.modifier);
         if style != Some(wanted) {
-            out.push_str(&sequence(wanted));
+            add_sequence(&mut out, wanted);
             style = Some(wanted);
         }
         out.push_str(cell.symbol());
@@ -44,15 +44,18 @@ fn is_one_column(symbol: &str) -> bool {
     characters.next().is_none() && first.is_some_and(|c| matches!(c, ' '..='~' | '─'..='▟' | '…' | '←' | '·' | '›'))
 }
 
-/// The sequence for a style, whatever was before.
-fn sequence((fg, bg, modifier): (Color, Color, Modifier)) -> String {
-    let mut codes = vec![0];
+/// Adds the sequence for a style, whatever was before.
+fn add_sequence(out: &mut String, (fg, bg, modifier): (Color, Color, Modifier)) {
+    out.push_str("\x1b[0");
     let modifiers = [(Modifier::BOLD, 1), (Modifier::DIM, 2), (Modifier::UNDERLINED, 4), (Modifier::REVERSED, 7)];
-    codes.extend(modifiers.iter().filter(|(it, _)| modifier.contains(*it)).map(|(_, code)| *code));
-    codes.extend(color(fg).map(|number| if number < 8 { 30 + number } else { 82 + number }));
-    codes.extend(color(bg).map(|number| if number < 8 { 40 + number } else { 92 + number }));
-    let codes: Vec<String> = codes.iter().map(u8::to_string).collect();
-    format!("\x1b[{}m", codes.join(";"))
+    let modifiers = modifiers.iter().filter(|(it, _)| modifier.contains(*it)).map(|(_, code)| *code);
+    let foreground = color(fg).map(|number| if number < 8 { 30 + number } else { 82 + number });
+    let background = color(bg).map(|number| if number < 8 { 40 + number } else { 92 + number });
+    for code in modifiers.chain(foreground).chain(background) {
+        // Writing to a string cannot fail.
+        let _ = write!(out, ";{code}");
+    }
+    out.push('m');
 }
 
 /// Number of one of the sixteen colours; `None` is the terminal's own.

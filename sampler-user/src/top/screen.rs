@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossterm::event;
 use heapbpf_profile::formats::{self, WriteOptions};
@@ -32,6 +32,7 @@ pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -
     let mut frames = ratatui_core::terminal::Terminal::new(Frames::new(Arc::clone(terminal)))?;
     let mut size = frames.size()?;
     let mut changed = true;
+    let (begun, mut shown) = (Instant::now(), 0_u64);
     loop {
         let before = thread_cpu_time();
         let is_new = take(&mut top, feed.news());
@@ -40,6 +41,7 @@ pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -
         }
         if is_new {
             feed.shown_in(thread_cpu_time().saturating_sub(before));
+            shown += 1;
         }
         changed = false;
         if terminal.wait(TICK) == Input::Gone {
@@ -51,7 +53,10 @@ pub fn show(terminal: &Arc<Terminal>, feed: &Feed, source: String, look: Look) -
                 continue;
             };
             match top.key(key) {
-                Some(Action::Quit) => return Ok(()),
+                Some(Action::Quit) => {
+                    log::debug!("{shown} profiles were shown in {:.1} s", begun.elapsed().as_secs_f64());
+                    return Ok(());
+                }
                 Some(Action::Write) => top.say(write(top.profile(), look.confidence)),
                 Some(Action::Redraw) => frames.clear()?,
                 None => {}

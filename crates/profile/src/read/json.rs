@@ -8,7 +8,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::strings::Strings;
-use super::{ContentError, MOST_FRAMES};
+use super::{ContentError, MOST_FRAMES, newer};
 use crate::model::{
     Criterion, Frame, GO_RUNTIME, Header, Lifetimes, LossBound, Losses, Member, Module, Octave, Placement, Process,
     Profile, Resident, Row, RowKey, Stack, Unread,
@@ -269,11 +269,13 @@ struct FrameJson {
 
 /// Reads the profile.
 pub(super) fn parse(bytes: &[u8]) -> Result<Profile, ContentError> {
-    let damaged = |reason: String| ContentError::Damaged { format: "heapbpf's JSON", reason };
-    let top: Top = serde_json::from_slice(bytes).map_err(|error| match foreign_json(bytes) {
+    let damaged =
+        |reason: String| ContentError::Damaged { format: "heapbpf's JSON", reason: reason + &newer::hint(bytes) };
+    let mut top: Top = serde_json::from_slice(bytes).map_err(|error| match foreign_json(bytes) {
         Some(what) => ContentError::Foreign(what.into()),
         None => damaged(error.to_string()),
     })?;
+    top.notes.extend(newer::note(&top.version, bytes));
     let frames = top.stacks.iter().map(|row| row.frames.len()).sum::<usize>();
     if frames > MOST_FRAMES {
         return Err(ContentError::TooLarge(format!("{frames} frames, and at most {MOST_FRAMES} can be read")));

@@ -5,6 +5,7 @@
 
 mod heap_v2;
 mod json;
+mod newer;
 #[cfg(feature = "parquet")]
 mod parquet;
 #[cfg(feature = "pprof")]

@@ -7,7 +7,7 @@ use ratatui_core::style::Style;
 
 use super::canvas::Canvas;
 use super::texts::{call_line, joined, signed};
-use crate::details::sparkline;
+use crate::details::{others, sparkline};
 use crate::row::Entry;
 use crate::top::Top;
 use crate::view::RowId;
@@ -18,6 +18,7 @@ impl Top {
     pub(super) fn selection(&self, canvas: &mut Canvas, world: &World, entry: &Entry, first: usize, end: usize) {
         let theme = self.options.theme;
         let Some(details) = self.details(&entry.id) else { return };
+        let others = others(world, &self.leaves_of_row(world, entry));
         let rule = "─".repeat(canvas.width);
         canvas.put(0, first - 1, &rule, canvas.width, theme.dim());
         let columns = canvas.width - 1;
@@ -30,9 +31,9 @@ impl Top {
         };
         let mut facts = Vec::new();
         if world.is_live() {
-            facts.push(format!("in use {} in {} blocks", figures(&details.size), figures(&details.blocks)));
+            facts.push(format!("in use {} in {} blocks", figures(&details.size), figures(&others.blocks)));
         }
-        facts.push(format!("allocated {} in {} calls", figures(&details.allocated), figures(&details.allocations)));
+        facts.push(format!("allocated {} in {} calls", figures(&others.allocated), figures(&others.allocations)));
         let mut more = Vec::new();
         if world.is_live() {
             let median = self.median(&entry.id).map(|seconds| format!("median lifetime {}", units::seconds(seconds)));

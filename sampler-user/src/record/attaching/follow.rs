@@ -116,7 +116,10 @@ impl Attaching {
     /// Handles a module that a process mapped. `again`: it was being examined the last time.
     fn mapped(&mut self, host: &mut Host, incarnation: IncarnationId, module: ModuleId, again: bool) {
         let pid = incarnation.pid;
-        if self.is_examined_aside(host, module) {
+        let known = self.targets.coverages.contains_key(&pid);
+        let is_concerned = self.global || known || self.targets.named_alive.contains(&pid);
+        // Examining a large file takes seconds: of other programs none is.
+        if is_concerned && self.is_examined_aside(host, module) {
             self.under_way.push((incarnation, module));
             return;
         }

@@ -71,7 +71,8 @@ impl Parts<'_> {
         let Self { recorder, host, attaching, marks_ns, .. } = self;
         let name = |function| names.get(function, attaching);
         let (rows, of_row) = rows_of(&mut recorder.heap, detail, now, marks_ns, name, |row| gather.row(row, host));
-        keys.extend(&of_row);
+        // Rows of a process are mostly next to each other.
+        keys.extend(of_row.chunk_by(|a, b| a == b).map(|same| same[0]));
         keys.sort_unstable_by_key(|key| (key.tgid, key.start_ns, key.exec_id));
         keys.dedup();
         self.finish(keys, rows, &of_row, gather, now)
@@ -116,8 +117,11 @@ impl Parts<'_> {
         now_ns: u64,
     ) -> Content {
         let numbers: HashMap<ProcessKey, usize> = keys.iter().enumerate().map(|(i, key)| (*key, i)).collect();
+        let mut last = None;
         for (row, process) in rows.iter_mut().zip(of_row) {
-            row.key.process = numbers[process];
+            let number = last.filter(|(known, _)| *known == process).map_or_else(|| numbers[process], |(_, it)| it);
+            row.key.process = number;
+            last = Some((process, number));
         }
         let heap = &self.recorder.heap;
         let processes: Vec<Process> = keys
@@ -190,7 +194,12 @@ fn rows_of(
     let (mut rows, mut of_row) = (Vec::new(), Vec::new());
     let mut totals: HashMap<(ProcessKey, u64), usize> = HashMap::new();
     let mut by_mark = if detail == Detail::Totals { HashMap::new() } else { heap.inuse_by_mark(marks_ns) };
-    for snapshot in heap.snapshot(now_ns, detail == Detail::Lifetimes) {
+    let snapshots = heap.snapshot(now_ns, detail == Detail::Lifetimes);
+    if detail != Detail::Totals {
+        rows.reserve_exact(snapshots.size_hint().0);
+        of_row.reserve_exact(snapshots.size_hint().0);
+    }
+    for snapshot in snapshots {
         let row = snapshot.row;
         if detail == Detail::Totals {
             let number = *totals.entry((row.key.process, row.key.interval)).or_insert_with(|| {

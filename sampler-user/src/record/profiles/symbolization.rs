@@ -96,7 +96,9 @@ pub struct Symbolization {
     /// Frames of all symbolized stacks.
     frames: SharedFrames,
     /// Symbolized stacks, by the address of the raw stack.
-    finished: HashMap<*const RawStack, Finished>,
+    finished: HashMap<*const RawStack, Finished, foldhash::fast::RandomState>,
+    /// Number of calls of [`Self::keep_only`].
+    sweeps: u64,
 }
 
 /// What a raw stack, which processes share, was symbolized to.
@@ -104,6 +106,8 @@ struct Finished {
     /// Kept so that its address is not reused.
     _raw: Arc<RawStack>,
     names: Names,
+    /// The last sweep that kept it.
+    kept_by: u64,
 }
 
 enum Names {
@@ -143,7 +147,8 @@ impl Symbolization {
             modules: Vec::new(),
             numbers: HashMap::new(),
             frames: SharedFrames::default(),
-            finished: HashMap::new(),
+            finished: HashMap::default(),
+            sweeps: 0,
         }
     }
 
@@ -226,6 +231,7 @@ impl Symbolization {
         let finished = self.finished.entry(Arc::as_ptr(raw)).or_insert_with(|| Finished {
             _raw: Arc::clone(raw),
             names: if is_of_process { Names::OfProcesses(HashMap::new()) } else { Names::OfFiles(Arc::clone(&stack)) },
+            kept_by: 0,
         });
         if let Names::OfProcesses(stacks) = &mut finished.names {
             stacks.insert(*process, stack);
@@ -264,18 +270,26 @@ impl Symbolization {
 
     /// Forgets all stacks except these: stacks of exited processes never recur.
     pub fn keep_only<'a>(&mut self, stacks: impl Iterator<Item = &'a UnsymbolizedStack>) {
-        let mut kept: HashMap<*const RawStack, HashSet<ProcessKey>> = HashMap::new();
+        self.sweeps += 1;
+        let mut processes_of: HashMap<*const RawStack, HashSet<ProcessKey>> = HashMap::new();
+        let mut kept = 0;
         for UnsymbolizedStack { process, stack } in stacks {
-            kept.entry(Arc::as_ptr(stack)).or_default().insert(*process);
-        }
-        self.finished.retain(|stack, finished| match (kept.get(stack), &mut finished.names) {
-            (Some(processes), Names::OfProcesses(stacks)) => {
-                stacks.retain(|process, _| processes.contains(process));
-                true
+            let Some(finished) = self.finished.get_mut(&Arc::as_ptr(stack)) else { continue };
+            kept += usize::from(std::mem::replace(&mut finished.kept_by, self.sweeps) != self.sweeps);
+            if matches!(finished.names, Names::OfProcesses(_)) {
+                processes_of.entry(Arc::as_ptr(stack)).or_default().insert(*process);
             }
-            (kept, _) => kept.is_some(),
-        });
-        self.finished.shrink_to(2 * kept.len());
+        }
+        for (stack, processes) in processes_of {
+            if let Some(Finished { names: Names::OfProcesses(stacks), .. }) = self.finished.get_mut(&stack) {
+                stacks.retain(|process, _| processes.contains(process));
+            }
+        }
+        // Mostly, nothing has gone.
+        if kept < self.finished.len() {
+            self.finished.retain(|_, finished| finished.kept_by == self.sweeps);
+            self.finished.shrink_to(2 * kept);
+        }
         self.frames.sweep();
     }
 

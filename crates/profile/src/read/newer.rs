@@ -1,0 +1,176 @@
+//! What this version does not understand of a profile that a newer one wrote.
+
+use std::collections::BTreeSet;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use crate::escape::escaped;
+
+/// The version that reads.
+const OURS: &str = env!("CARGO_PKG_VERSION");
+/// Most fields that are named.
+const MOST_NAMED: usize = 8;
+/// Longest name of a field, in characters.
+const LONGEST: usize = 40;
+
+/// Fields that this version writes, and so understands.
+const TOP: &str = "audit confidence counters criterion duration_seconds ended_apart estimator host interval_bytes live modules \
+                   notes processes recordings samples_known stacks started time time_windows totals unread unwind version";
+const FIGURES: &str = "alloc_bytes alloc_objects inuse_bytes inuse_objects at_exit_bytes at_exit_objects";
+const PROCESS: &str = "allocators audit cgroup comm container coverage ended exe hook inuse_since live losses missing \
+                       namespace_pid not_inline pid pod program resident slack stands_for sums unit";
+const STACK: &str = "at_exit_largest_bytes at_exit_offset_sum at_exit_sampled_bytes at_exit_samples at_exit_smallest_bytes \
+                     at_exit_zero_byte_samples complete cut frames function interval inuse_largest_bytes inuse_offset_sum \
+                     inuse_sampled_bytes inuse_samples inuse_smallest_bytes inuse_zero_byte_samples largest_bytes lifetimes \
+                     offset_sum peak pid process program sampled_bytes samples smallest_bytes source thread unwinder \
+                     zero_byte_samples";
+
+/// A sentence about the fields that are not understood, if a newer version wrote the profile (heapbpf's JSON) and there are some.
+pub(super) fn note(version: &str, bytes: &[u8]) -> Option<String> {
+    is_newer(version).then(|| unknown_fields(bytes)).filter(|fields| !fields.is_empty()).map(|fields| {
+        let named: Vec<&str> = fields.iter().map(String::as_str).take(MOST_NAMED).collect();
+        let more = fields.len().saturating_sub(MOST_NAMED);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        format!(
+            "the profile was written by heapbpf {version}, and this is {OURS}, which does not understand {}{more}: that is left out",
+            named.join(", ")
+        )
+    })
+}
+
+/// What to add to an error about the profile: that a newer version wrote it.
+pub(super) fn hint(bytes: &[u8]) -> String {
+    #[derive(Deserialize)]
+    struct Version {
+        version: String,
+    }
+    let version = serde_json::from_slice(bytes).ok().map(|Version { version }| version);
+    let newer = version.filter(|version| is_newer(version));
+    newer.map_or_else(String::new, |version| format!(" (it was written by heapbpf {version}, and this is {OURS})"))
+}
+
+/// Whether a version is later than this one.
+fn is_newer(version: &str) -> bool {
+    let numbers =
+        |version: &str| -> Option<Vec<u32>> { version.split('.').map(|number| number.parse().ok()).collect() };
+    numbers(version).zip(numbers(OURS)).is_some_and(|(theirs, ours)| theirs.len() < 5 && theirs > ours)
+}
+
+/// Names of the fields of the profile, of processes and of stacks that this version does not write.
+fn unknown_fields(bytes: &[u8]) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    // What is damaged was refused before.
+    let _ = Fields { of: "", known: &[TOP], found: &mut found }
+        .deserialize(&mut serde_json::Deserializer::from_slice(bytes));
+    found
+}
+
+/// Takes note of the unknown fields of an object, or of all objects of a list.
+struct Fields<'a> {
+    of: &'static str,
+    known: &'static [&'static str],
+    found: &'a mut BTreeSet<String>,
+}
+
+impl<'de> DeserializeSeed<'de> for Fields<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Fields<'_> {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut fmt::Formatter) -> fmt::Result {
+        formatter.write_str("an object or a list of objects")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        let Self { of, known, found } = self;
+        while list.next_element_seed(Fields { of, known, found: &mut *found })?.is_some() {}
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut object: A) -> Result<(), A::Error> {
+        while let Some(name) = object.next_key::<String>()? {
+            let is_known = self.known.iter().any(|names| names.split_whitespace().any(|known| known == name));
+            if !is_known {
+                let shown: String = escaped(&name).chars().take(LONGEST).collect();
+                self.found.insert(format!("{}{shown}", self.of));
+            }
+            let found = &mut *self.found;
+            match (self.of, name.as_str()) {
+                ("", "processes") => {
+                    object.next_value_seed(Fields { of: "processes[].", known: &[PROCESS, FIGURES], found })?;
+                }
+                ("", "stacks") => {
+                    object.next_value_seed(Fields { of: "stacks[].", known: &[STACK, FIGURES], found })?
+                }
+                _ => drop(object.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::formats::{self, WriteOptions};
+    use crate::testing;
+
+    fn written(profile: &crate::Profile) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let json = formats::by_name("json").expect("built in");
+        json.write(profile, &WriteOptions::default(), &mut bytes).expect("memory takes it");
+        bytes
+    }
+
+    #[test]
+    fn all_that_this_version_writes_is_known() {
+        for profile in [
+            testing::small(),
+            testing::ended_apart(),
+            testing::partly_followed(),
+            testing::followed_again(),
+            testing::stripped(),
+            testing::large(20, 5),
+        ] {
+            assert_eq!(unknown_fields(&written(&profile)), BTreeSet::new());
+        }
+    }
+
+    #[test]
+    fn what_a_newer_version_added_is_named() {
+        let mut value: serde_json::Value = serde_json::from_slice(&written(&testing::small())).expect("JSON");
+        assert_eq!(crate::read::parse(value.to_string().as_bytes()).expect("ours").notes, testing::small().notes);
+        value["flavour"] = 1.into();
+        value["processes"][1]["numa\u{1b}[31m"] = serde_json::json!({"node": [1, 2]});
+        value["stacks"][2]["colour"] = "red".into();
+        value["version"] = OURS.into();
+        assert_eq!(crate::read::parse(value.to_string().as_bytes()).expect("ours").notes, testing::small().notes);
+        value["version"] = "99.0.1".into();
+        let read = crate::read::parse(value.to_string().as_bytes()).expect("the rest is understood");
+        let said = read.notes.last().expect("a note");
+        assert!(said.contains("by heapbpf 99.0.1"), "{said}");
+        assert!(said.contains("understand flavour, processes[].numa\\u{1b}[31m, stacks[].colour: that"), "{said}");
+        value["criterion"] = "phase of the moon".into();
+        let error = crate::read::parse(value.to_string().as_bytes()).expect_err("it means something else");
+        assert!(error.to_string().contains("phase of the moon") && error.to_string().contains("99.0.1"), "{error}");
+        value["interval_bytes"] = "many".into();
+        let error = crate::read::parse(value.to_string().as_bytes()).expect_err("no number");
+        assert!(error.to_string().contains("99.0.1"), "{error}");
+    }
+
+    #[test]
+    fn versions_are_compared_by_their_numbers() {
+        assert!(is_newer("1000.0.0") && is_newer("1000"));
+        for other in [OURS, "0.0.9", "", "x", "1000.0.0-beta", "1000.<b>", "99999999999999"] {
+            assert!(!is_newer(other), "{other}");
+        }
+    }
+}
