@@ -1,7 +1,7 @@
 //! The signal frame under which a thread makes our system calls. Pure.
 //!
-//! Should the injector die at any moment, the thread finishes the call, returns into the C library's restorer (or what serves as one), and
-//! rt_sigreturn(2) gives it back the registers, the signal mask and the vector state that it had.
+//! Should the injector die at any moment, the thread finishes the call, returns into the C library's restorer, or what serves as
+//! one, and rt_sigreturn(2) gives it back the registers, the signal mask and the vector state that it had.
 
 use std::arch::x86_64::__cpuid_count;
 

@@ -40,12 +40,12 @@ pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, 
     let found = functions(file, table)?;
     let file = file.1;
     let target = Target::look(pid)?;
-    for found in target.found().iter().filter(|found| found.is_hooked()) {
-        match left::judge(pid, found) {
-            Left::InUse => return Err(Refused::Hooked),
-            Left::Foreign(why) => return Err(Refused::Left(why)),
-            Left::Abandoned => return Err(Refused::Abandoned),
-        }
+    if let Some(hooks) = target.found().iter().find(|found| found.is_hooked()) {
+        return Err(match left::judge(pid, hooks) {
+            Left::InUse => Refused::Hooked,
+            Left::Foreign(why) => Refused::Left(why),
+            Left::Abandoned => Refused::Abandoned,
+        });
     }
     let place = super::plan::place(&target, file)?;
     let plan = plan((&target, &place), &found, file, &Sampled::nothing(), 0)?;
