@@ -1,12 +1,22 @@
-/* CHURN: eight threads each leave 128 live blocks among CHURN temporary ones, and exit before the report. */
+/* CHURN EVERY: eight threads each leave 128 live blocks among CHURN temporary ones, and exit before the report. After EVERY of these
+ * a thread moves to another processor, if that is not 0. */
+#include <sched.h>
 #include "truth.h"
 enum { THREADS = 8, BLOCKS = 128 };
 SITE(00, malloc(n)) SITE(01, malloc(n)) SITE(02, malloc(n)) SITE(03, malloc(n))
 SITE(04, malloc(n)) SITE(05, malloc(n)) SITE(06, malloc(n)) SITE(07, malloc(n))
 static void *(*const site[THREADS])(size_t) = {site_00, site_01, site_02, site_03, site_04, site_05, site_06, site_07};
 static void *kept[THREADS][BLOCKS];
-static uint64_t churn;
+static uint64_t churn, every;
+static int processors;
 static pthread_barrier_t start;
+
+static void move(int to) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  CPU_SET(to % processors, &set);
+  sched_setaffinity(0, sizeof set, &set); /* it may be a processor that this process may not use */
+}
 
 static void *thread_main(void *number) {
   int i = (int)(intptr_t)number;
@@ -20,12 +30,15 @@ static void *thread_main(void *number) {
       took(i, 2000);
       free(p);
       gave(i, 2000);
+      if (every && k % every == every - 1) move(i + b + (int)(k / every));
     }
   }
   return 0;
 }
 int main(int argc, char **argv) {
   churn = argument(argc, argv, 1, 1280);
+  every = argument(argc, argv, 2, 0);
+  processors = (int)sysconf(_SC_NPROCESSORS_ONLN);
   pthread_t ids[THREADS];
   pthread_barrier_init(&start, 0, THREADS + 1);
   for (int i = 0; i < THREADS; i++) pthread_create(&ids[i], 0, thread_main, (void *)(intptr_t)i);

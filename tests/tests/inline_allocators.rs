@@ -8,6 +8,7 @@ use heapbpf_tests::environment::{skipped, tool, turn};
 use heapbpf_tests::inline::{Hook, begin, counted_exactly, hooked_files, is_hooked, recorder};
 use heapbpf_tests::output::{Profile, Stats};
 use heapbpf_tests::program::{library, program, program_with};
+use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
 use heapbpf_tests::truth::Truth;
 
@@ -118,14 +119,15 @@ fn static_programs_and_musl_are_exact() {
     if !musl {
         skipped(case, "no musl (Debian: musl-tools, musl-dev)");
     }
-    let variants: [(&str, &[&str]); 3] = [
+    let variants: [(&str, &[&str]); 4] = [
         ("anywhere-static", &["-static", "-DNO_STATISTICS"]),
         ("anywhere-static-pie", &["-static-pie", "-DNO_STATISTICS"]),
         ("anywhere-musl", &[MUSL]),
+        ("anywhere-musl-static", &[MUSL, "-static"]),
     ];
     for (output, flags) in variants.into_iter().filter(|(output, _)| musl || !output.contains("musl")) {
         let mut command = Command::new(program_with("anywhere", output, flags));
-        let file = if output.contains("musl") { "musl" } else { output };
+        let file = if output == "anywhere-musl" { "linux-musl" } else { output };
         let (profile, stats, truth) = record(command.arg("60"), file, &[], false);
         exact(&profile, &stats, &truth);
     }
@@ -185,20 +187,43 @@ fn custom_allocators_are_exact() {
     assert!(target.end().success());
 }
 
-/// What cannot be hooked inline is told, and probed.
+/// Static programs of musl: commands, from their first call on, with and without threads. (Without signal handlers they have no
+/// code that returns from one.)
 #[test]
-fn what_is_refused_has_its_reason() {
-    let case = "what_is_refused_has_its_reason";
+fn static_commands_of_musl_are_exact() {
+    let case = "static_commands_of_musl_are_exact";
     let Some(_turn) = turn(case) else { return };
-    let zone = program("redzone");
-    let specification = format!("{}:zone_take(size=arg0)->ret,free=zone_give(arg0)", zone.display());
-    refused(Target::start(&zone, ["500"]), Some(&specification), "may rely on registers");
     if !Path::new("/usr/lib/x86_64-linux-musl/musl-gcc.specs").exists() {
         return skipped(case, "no musl (Debian: musl-tools, musl-dev)");
     }
-    // It has no signal handlers, and so no code that returns from one, under which it could make our system calls.
-    let musl = program_with("anywhere", "anywhere-musl-static", &[MUSL, "-static"]);
-    refused(Target::start(&musl, ["60"]), None, "returns from a signal");
+    for (name, flags) in
+        [("anywhere", &[MUSL, "-static"][..]), ("threads", &[MUSL, "-static"]), ("pairs", &[MUSL, "-static-pie"])]
+    {
+        let command = program_with(name, &format!("{name}-musl-command"), flags);
+        for hook in ["inline", "auto"] {
+            let recorder = Recorder::new().interval(1).option("--hook", hook).variable("FREE_RUNNING", "1".as_ref());
+            let outcome = recorder.command(&command, ["1280"]).start().finish();
+            let report = outcome.stdout.lines().find(|line| line.starts_with('{')).expect("a report");
+            let truth: Truth = serde_json::from_str(report).expect("a report");
+            let (profile, stats) = outcome.results();
+            assert!(
+                stats.hooks.iter().all(|process| process.hook == "inline"),
+                "{name}: {stats:?}: {}",
+                outcome.stderr
+            );
+            checks::sites(&profile, &truth, 1, Compare::All);
+            assert_eq!((stats.lost(), stats.unsampled), (0, 0), "{name}: {stats:?}");
+        }
+    }
+}
+
+/// What cannot be hooked inline is told, and probed.
+#[test]
+fn what_is_refused_has_its_reason() {
+    let Some(_turn) = turn("what_is_refused_has_its_reason") else { return };
+    let zone = program("redzone");
+    let specification = format!("{}:zone_take(size=arg0)->ret,free=zone_give(arg0)", zone.display());
+    refused(Target::start(&zone, ["500"]), Some(&specification), "may rely on registers");
 }
 
 fn refused(mut target: Target, allocator: Option<&str>, why: &str) {

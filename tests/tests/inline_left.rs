@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, turn};
+use heapbpf_tests::guardian::guardians_of;
 use heapbpf_tests::inline::{counted_exactly, is_hooked, mapped};
+use heapbpf_tests::kernel::orphaned_links;
 use heapbpf_tests::program::program;
 use heapbpf_tests::recorder::{Recorder, Recording};
 use heapbpf_tests::target::{Target, until};
@@ -126,13 +128,146 @@ fn doctor_takes_out_what_was_left_and_nothing_else() {
     assert!(target.end().success(), "its blocks are as they were");
 }
 
+/// What only looks like ours, or is another version's, stays as it is. A recording says why a process that seems to be hooked by it
+/// is not hooked inline, and counts nothing that is not there.
 #[test]
 fn what_only_looks_like_ours_is_not_touched() {
     let Some(_turn) = turn("inline_what_only_looks_like_ours_is_not_touched") else { return };
-    let target = Target::start(&program("pretender"), [""; 0]);
-    let before = mapped(target.pid());
-    assert_eq!(before.len(), 1);
-    let (said, status) = clean(target.pid());
-    assert!(said.contains("not touched") && said.contains("another version"), "{status:?}: {said}");
-    assert_eq!((mapped(target.pid()), status), (before, Some(1)));
+    for (argument, mappings) in [("", 1), ("hooked", 2)] {
+        let target = Target::start(&program("pretender"), [argument]);
+        let pid = target.pid();
+        let before = mapped(pid);
+        assert_eq!(before.len(), mappings);
+        let (said, status) = clean(pid);
+        assert!(said.contains("not touched") && said.contains("another version"), "{status:?}: {said}");
+        assert_eq!((mapped(pid), status), (before.clone(), Some(1)));
+        let outcome = inline(pid, 1).start().stop();
+        let is_told = |told: &str| told.contains("not touched") && told.contains("another version");
+        assert_eq!(is_told(&outcome.stderr), mappings == 2, "{}", outcome.stderr);
+        assert_eq!(outcome.results().0.notes.iter().any(|note| is_told(note)), mappings == 2);
+        assert_eq!(mapped(pid), before);
+        assert!(target.end().success());
+    }
+}
+
+/// Where a blob's control page is: the first page of memory behind its text.
+fn control_page(pid: u32) -> u64 {
+    let maps = heapbpf_tests::inline::maps(pid);
+    let text_end = maps.lines().find_map(|line| {
+        let own = line.contains(" r-xp 00000000 ") && line.contains("/memfd:heapbpf-inline");
+        own.then(|| line.split([' ', '-']).nth(1).expect("an address").to_owned())
+    });
+    u64::from_str_radix(&text_end.expect("it is hooked"), 16).expect("an address")
+}
+
+/// A process that wrote into the control page of what a killed heapbpf left: nothing is touched, everybody says so, and the process
+/// goes on. Once the page is as it was, the hooks are taken out.
+#[test]
+fn a_control_page_that_makes_no_sense_is_told() {
+    use std::os::unix::fs::FileExt as _;
+    let Some(_turn) = turn("inline_a_control_page_that_makes_no_sense_is_told") else { return };
+    let mut target = Target::start(&program("checked"), ["4", "100"]);
+    let pid = target.pid();
+    left_hooked(pid);
+    let memory = std::fs::File::options().read(true).write(true).open(format!("/proc/{pid}/mem")).expect("our child");
+    let page = control_page(pid);
+    // Magic number, version, and which of two draws is used.
+    let mut before = [0; 24];
+    memory.read_exact_at(&mut before, page).expect("it is mapped");
+    assert!(before.starts_with(b"HEAPBPFi"), "{before:?}");
+    for (at, why) in [(0, "does not begin like"), (8, "another version")] {
+        memory.write_all_at(&[0x77], page + at).expect("it can be written");
+        let hooks = mapped(pid);
+        let (said, status) = clean(pid);
+        assert!(said.contains("not touched") && said.contains(why), "{status:?}: {said}");
+        assert_eq!(status, Some(1));
+        let outcome = inline(pid, 1).start().stop();
+        assert!(outcome.stderr.contains("these are not touched") && outcome.stderr.contains(why), "{}", outcome.stderr);
+        let notes = outcome.results().0.notes;
+        assert!(notes.iter().any(|note| note.contains(why)), "{notes:?}");
+        assert_eq!(mapped(pid), hooks);
+        memory.write_all_at(&before, page).expect("it can be written");
+    }
+    let (said, status) = clean(pid);
+    assert!(said.contains("taken out") && !is_hooked(pid), "{status:?}: {said}");
+    target.go();
+    target.step();
+    target.run();
+    assert!(target.end().success(), "its blocks are as they were");
+}
+
+/// heapbpf and its guardian are killed at once. No link of theirs stays, the target goes on as it should, and the next recording
+/// is exact, or `doctor --clean` takes out what was left.
+#[test]
+fn heapbpf_and_its_guardian_may_be_killed_at_once() {
+    let Some(_turn) = turn("inline_heapbpf_and_its_guardian_may_be_killed_at_once") else { return };
+    for by_doctor in [false, true] {
+        let mut target = Target::start(&program("checked"), ["4", "2000"]);
+        let pid = target.pid();
+        let orphans = orphaned_links();
+        let recording = inline(pid, 512).without_outputs().start();
+        assert!(is_hooked(pid), "{}", recording.said());
+        let guardians = guardians_of(recording.pid());
+        assert!(!guardians.is_empty(), "{}", recording.said());
+        for process in guardians.iter().chain([&recording.pid()]) {
+            // SAFETY: `kill` takes plain integers; both are ours, and not waited for.
+            unsafe { libc::kill(process.cast_signed(), libc::SIGKILL) };
+        }
+        drop(recording);
+        until("their links to go", || orphaned_links().is_subset(&orphans));
+        assert!(is_hooked(pid), "they leave the hooks");
+        // Its threads pass the sites without a program.
+        std::thread::sleep(Duration::from_millis(300));
+        if by_doctor {
+            let (said, status) = clean(pid);
+            assert!(said.contains("taken out") && !is_hooked(pid), "{status:?}: {said}");
+        }
+        target.go();
+        target.step();
+        let recording = inline(pid, 1).start();
+        let truth = target.run();
+        let outcome = recording.stop();
+        let (profile, stats) = outcome.results();
+        checks::sites(&profile, &truth, 1, Compare::All);
+        counted_exactly(&stats, &truth);
+        assert_eq!(mapped(pid), [""; 0], "{}", outcome.stderr);
+        assert!(target.end().success(), "its blocks are as they were");
+    }
+}
+
+/// A recording by probes, which is the default, takes out what was left first: else it would see nothing. If another heapbpf that
+/// runs hooks the process, it says so.
+#[test]
+fn a_recording_by_probes_takes_out_what_was_left_or_says_why_it_sees_nothing() {
+    let Some(_turn) = turn("inline_a_recording_by_probes_takes_out_what_was_left") else { return };
+    let probes = |pid: u32| Recorder::of(pid, 1).option("--hook", "auto").flag("--no-follow");
+    let mut target = Target::start(&program("checked"), ["4", "2000"]);
+    let pid = target.pid();
+    let first = inline(pid, 4096).without_outputs().start();
+    assert!(is_hooked(pid), "{}", first.said());
+    let is_told = |told: &str| told.contains("another recording hooks it inline");
+    // It is there already, or comes later.
+    let second = probes(pid).start();
+    assert!(is_told(&second.said()), "{}", second.said());
+    let notes = second.stop().results().0.notes;
+    assert!(notes.iter().any(|note| is_told(note)), "{notes:?}");
+    first.stop();
+    let third = probes(pid).start();
+    let fourth = inline(pid, 4096).without_outputs().start();
+    assert!(is_hooked(pid), "{}", fourth.said());
+    std::thread::sleep(Duration::from_millis(500));
+    let notes = third.stop().results().0.notes;
+    assert!(notes.iter().any(|note| is_told(note)), "{notes:?}");
+    // It is killed now.
+    drop(fourth);
+    assert!(is_hooked(pid), "a killed heapbpf leaves its hooks");
+    target.go();
+    target.step();
+    let recording = probes(pid).start();
+    assert!(!is_hooked(pid), "it was taken out: {}", recording.said());
+    let truth = target.run();
+    let (profile, stats) = recording.stop().results();
+    checks::sites(&profile, &truth, 1, Compare::All);
+    counted_exactly(&stats, &truth);
+    assert!(target.end().success(), "its blocks are as they were");
 }

@@ -109,6 +109,35 @@ print(sum(len(middle(100)) for _ in range(20)))
     }
 }
 
+/// With `-X perf`, the interpreter calls each function through code that it makes for it, and names in a perf map: each function
+/// appears once all the same.
+#[test]
+fn functions_with_perf_support_appear_once() {
+    let case = "functions_with_perf_support_appear_once";
+    let Some(_turn) = turn(case) else { return };
+    for minor in 12..=13 {
+        let Some(python) = interpreter(minor) else {
+            skipped(case, &format!("CPython 3.{minor} is not installed"));
+            continue;
+        };
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let truth = folder.path().join("truth");
+        let mut command = Command::new(&python);
+        let mut target = Target::start_command(command.args(["-X", "perf"]).arg(script()).arg(&truth).arg("plain"));
+        let map = PathBuf::from(format!("/tmp/perf-{}.map", target.pid()));
+        assert!(std::fs::read_to_string(&map).is_ok_and(|map| map.contains("py::")), "it names its code");
+        let recording = Recorder::of(target.pid(), 1).start();
+        target.go();
+        assert!(target.end().success(), "the program failed");
+        let (profile, _) = recording.finish().results();
+        let _ = std::fs::remove_file(map);
+        check(&python.display().to_string(), &profile, &truth_of(&truth));
+        let frames = profile.stacks.iter().flat_map(|stack| &stack.frames);
+        let named_twice = frames.filter_map(|frame| frame.function.as_deref()).find(|name| name.starts_with("py::"));
+        assert_eq!(named_twice, None, "{}", python.display());
+    }
+}
+
 #[test]
 fn forked_python_workers_have_python_stacks() {
     let case = "forked_python_workers_have_python_stacks";

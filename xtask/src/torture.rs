@@ -114,6 +114,17 @@ const ROWS: &[Row] = &[
         ..ROW
     },
     Row {
+        name: "exact",
+        fault: "eight threads that move between processors, at interval 1",
+        promised: "each run equals the truth",
+        file: "inline_agreement",
+        test: "eight_threads_are_exact_in_every_run",
+        times_variable: "HEAPBPF_TEST_ROUNDS",
+        times: 1000,
+        times_quick: 4,
+        ..ROW
+    },
+    Row {
         name: "memory",
         fault: "heapbpf out of memory in its cgroup",
         promised: "target right, no probe left",

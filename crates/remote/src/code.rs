@@ -2,21 +2,48 @@
 
 use memchr::memmem;
 
+use crate::interrupted::SYSCALL_BYTES;
+
 /// `syscall; ret`.
 pub(crate) const SYSTEM_CALL: &[u8] = &[0x0f, 0x05, 0xc3];
 /// What leaves a signal's handler, as C libraries have it: `mov $15, %rax; syscall`, in its two lengths.
 pub(crate) const RESTORERS: [&[u8]; 2] =
     [&[0x48, 0xc7, 0xc0, 0x0f, 0, 0, 0, 0x0f, 0x05], &[0xb8, 0x0f, 0, 0, 0, 0x0f, 0x05]];
 
+/// `pop %rax; ret`. The number of rt_sigreturn(2) and the address of [`SYSTEM_CALL`] on the stack make it such code, too:
+/// a program without signal handlers that is linked with musl has no other, but this is in its `_init`.
+pub(crate) const POP_NUMBER: &[u8] = &[0x58, 0xc3];
+const RT_SIGRETURN: u64 = libc::SYS_rt_sigreturn.cast_unsigned();
+
 /// Where a target can be made to make system calls.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Gadgets {
     /// Address of [`SYSTEM_CALL`].
     pub(crate) system_call: u64,
-    /// Address of one of [`RESTORERS`].
+    /// Address of one of [`RESTORERS`], or of [`POP_NUMBER`].
     pub(crate) restorer: u64,
     /// Which.
     pub(crate) restorer_code: &'static [u8],
+}
+
+impl Gadgets {
+    fn pops_number(&self) -> bool {
+        self.restorer_code == POP_NUMBER
+    }
+
+    /// Words from the stack pointer on with which a `ret` leads to rt_sigreturn(2). The last one is the signal frame's first.
+    pub(crate) fn way_out(&self) -> Vec<u64> {
+        if self.pops_number() { vec![self.restorer, RT_SIGRETURN, self.system_call] } else { vec![self.restorer] }
+    }
+
+    /// Address behind the `syscall` that makes rt_sigreturn(2).
+    pub(crate) fn behind_the_way_out(&self) -> u64 {
+        if self.pops_number() {
+            self.system_call + SYSCALL_BYTES
+        } else {
+            self.restorer + self.restorer_code.len() as u64
+        }
+    }
 }
 
 /// The gadgets, while they are looked for.
@@ -24,6 +51,7 @@ pub(crate) struct Gadgets {
 pub(crate) struct Search {
     system_call: Option<u64>,
     restorer: Option<(u64, &'static [u8])>,
+    pop_number: Option<u64>,
 }
 
 impl Search {
@@ -34,12 +62,20 @@ impl Search {
         self.system_call = self.system_call.or_else(|| find(SYSTEM_CALL).map(at));
         let restorer = || RESTORERS.iter().find_map(|code| Some((at(find(code)?), *code)));
         self.restorer = self.restorer.or_else(restorer);
+        self.pop_number = self.pop_number.or_else(|| find(POP_NUMBER).map(at));
     }
 
-    /// Both, once they are found.
+    /// Both, once they are found as C libraries have them.
     pub(crate) fn found(&self) -> Option<Gadgets> {
         let (restorer, restorer_code) = self.restorer?;
         Some(Gadgets { system_call: self.system_call?, restorer, restorer_code })
+    }
+
+    /// What there is after all code has been looked through.
+    pub(crate) fn found_at_last(&self) -> Option<Gadgets> {
+        let popped =
+            || Some(Gadgets { system_call: self.system_call?, restorer: self.pop_number?, restorer_code: POP_NUMBER });
+        self.found().or_else(popped)
     }
 }
 
@@ -56,5 +92,20 @@ mod tests {
         search.look(0x3000, &[0x0f, 0x05, 0xc3, 0xb8, 15, 0, 0, 0, 0x0f, 0x05]);
         let expected = Gadgets { system_call: 0x1001, restorer: 0x3003, restorer_code: RESTORERS[1] };
         assert_eq!(search.found(), Some(expected));
+    }
+
+    #[test]
+    fn a_number_that_is_popped_serves_where_nothing_else_is() {
+        let mut search = Search::default();
+        search.look(0x1000, &[0x50, 0x58, 0xc3]);
+        assert_eq!(search.found_at_last(), None);
+        search.look(0x2000, &[0x0f, 0x05, 0xc3]);
+        let popped = Gadgets { system_call: 0x2000, restorer: 0x1001, restorer_code: POP_NUMBER };
+        assert_eq!((search.found(), search.found_at_last()), (None, Some(popped)));
+        assert_eq!((popped.way_out(), popped.behind_the_way_out()), (vec![0x1001, 15, 0x2000], 0x2002));
+        search.look(0x3000, &[0xb8, 15, 0, 0, 0, 0x0f, 0x05]);
+        let restorer = Gadgets { system_call: 0x2000, restorer: 0x3000, restorer_code: RESTORERS[1] };
+        assert_eq!((search.found(), search.found_at_last()), (Some(restorer), Some(restorer)));
+        assert_eq!((restorer.way_out(), restorer.behind_the_way_out()), (vec![0x3000], 0x3007));
     }
 }

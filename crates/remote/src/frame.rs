@@ -1,7 +1,7 @@
 //! The signal frame under which a thread makes our system calls. Pure.
 //!
-//! Should the injector die at any moment, the thread finishes the call, returns into the C library's restorer, and
-//! rt_sigreturn(2) gives it back the registers, the signal mask and the vector state that it had.
+//! Should the injector die at any moment, the thread finishes the call, returns into the C library's restorer, or what serves as
+//! one, and rt_sigreturn(2) gives it back the registers, the signal mask and the vector state that it had.
 
 use std::arch::x86_64::__cpuid_count;
 
@@ -43,6 +43,8 @@ const TILES: u64 = 3 << 17;
 pub(crate) struct Frame {
     /// Its address, which is the stack pointer for a call.
     pub(crate) address: u64,
+    /// Address of `struct rt_sigframe` in it.
+    context: u64,
     /// What goes there, up to the red zone.
     pub(crate) bytes: Vec<u8>,
     /// Address of [`SCRATCH_BYTES`] free bytes in it.
@@ -60,20 +62,23 @@ impl Frame {
         let end = registers.rsp.checked_sub(RED_ZONE)?;
         let scratch = end.checked_sub(SCRATCH_BYTES)?;
         let state_at = scratch.checked_sub(state.len() as u64)? & !63;
-        let address = state_at.checked_sub(FRAME_BYTES + 16)? & !15;
+        let context = state_at.checked_sub(FRAME_BYTES + 16)? & !15;
+        let mut way_out = gadgets.way_out();
+        let first = way_out.pop()?;
+        let address = context.checked_sub(8 * way_out.len() as u64)?;
         let mut bytes = vec![0; (end - address) as usize];
-        let context = words(registers, mask, state_at, gadgets.restorer);
-        for (place, word) in bytes.chunks_exact_mut(8).zip(context) {
+        let words = words(registers, mask, state_at, first);
+        for (place, word) in bytes.chunks_exact_mut(8).zip(way_out.into_iter().chain(words)) {
             place.copy_from_slice(&word.to_le_bytes());
         }
         let at = (state_at - address) as usize;
         bytes.get_mut(at..at + state.len())?.copy_from_slice(&state);
-        Some(Self { address, bytes, scratch })
+        Some(Self { address, context, bytes, scratch })
     }
 
     /// Where the frame has the address at which the thread goes on.
     pub(crate) fn resume_address_at(&self) -> u64 {
-        self.address + RIP
+        self.context + RIP
     }
 
     /// Registers with which the thread leaves the frame at once.
@@ -102,10 +107,10 @@ impl Frame {
 }
 
 /// `struct rt_sigframe` up to the signal mask, in words.
-fn words(registers: &Registers, mask: u64, state_at: u64, restorer: u64) -> [u64; 39] {
+fn words(registers: &Registers, mask: u64, state_at: u64, first: u64) -> [u64; 39] {
     let r = registers;
     let mut words = [0; 39];
-    words[0] = restorer;
+    words[0] = first;
     words[1] = CONTEXT_FLAGS;
     words[4] = NO_ALTERNATE_STACK;
     let general = [
@@ -148,7 +153,7 @@ fn signal_form(state: &[u8], layout: impl Fn(u32) -> (usize, usize)) -> Option<V
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::code::RESTORERS;
+    use crate::code::{POP_NUMBER, RESTORERS};
 
     const GADGETS: Gadgets = Gadgets { system_call: 0x1111, restorer: 0x2222, restorer_code: RESTORERS[0] };
 
@@ -180,6 +185,18 @@ mod tests {
             frame.scratch >= fp + MINIMUM_STATE as u64 + 4 && frame.scratch + SCRATCH_BYTES == 0x7000_0000 - RED_ZONE
         );
         assert_eq!(Frame::new(&Registers { rsp: 600, ..registers() }, 0, &state(3, 3, 4096), &GADGETS), None);
+    }
+
+    #[test]
+    fn without_a_restorer_the_number_and_the_call_are_below_the_frame() {
+        let gadgets = Gadgets { restorer_code: POP_NUMBER, ..GADGETS };
+        let frame = Frame::new(&registers(), 0x55, &state(3, 3, 4096), &gadgets).expect("it can be made");
+        let word = |at: u64| u64::from_le_bytes(frame.bytes[at as usize..][..8].try_into().expect("eight bytes"));
+        assert_eq!((frame.address % 16, word(0), word(8), word(16)), (0, 0x2222, 15, 0x1111));
+        assert_eq!((word(16 + RIP), frame.resume_address_at()), (0x4444, frame.address + 16 + RIP));
+        assert_eq!(frame.address + frame.bytes.len() as u64, 0x7000_0000 - RED_ZONE);
+        let leaving = frame.leaving(&registers(), &gadgets);
+        assert_eq!((leaving.rip, leaving.rsp), (0x2222, frame.address + 8));
     }
 
     #[test]

@@ -61,7 +61,7 @@ const FIXED_CALLS: [(&str, NumberAndArguments); 10] = {
 /// A call as a filter sees it.
 fn call_of(gadgets: &Gadgets, (number, arguments): NumberAndArguments) -> Call {
     let next_instruction = if number == libc::SYS_rt_sigreturn {
-        gadgets.restorer + gadgets.restorer_code.len() as u64
+        gadgets.behind_the_way_out()
     } else {
         gadgets.system_call + SYSCALL_BYTES
     };

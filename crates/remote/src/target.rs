@@ -266,5 +266,5 @@ fn find_gadgets(pid: i32, maps: &Maps) -> Option<Gadgets> {
             at += (PIECE - OVERLAP) as u64;
         }
     }
-    None
+    search.found_at_last()
 }

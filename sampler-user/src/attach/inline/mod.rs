@@ -15,7 +15,7 @@ mod over;
 mod plan;
 pub mod preview;
 mod refused;
-mod removal;
+pub mod removal;
 pub mod standing;
 
 use std::collections::HashMap;
@@ -38,7 +38,6 @@ use self::control::ControlPage;
 use self::counted::{Counted, Linked};
 pub use self::handover::FromProbes;
 use self::handover::Noted;
-use self::left::Left;
 use self::plan::Place;
 pub use self::refused::Refused;
 use self::removal::take_out;
@@ -294,28 +293,15 @@ impl InlineHooks {
 
     /// Looks at a process, and takes out what a heapbpf that was killed left in it.
     fn without_what_was_left(&self, pid: u32) -> Result<Target, Refused> {
-        let target = Target::look(pid)?;
-        let mut is_any = false;
         // A process may have several allocators: each has code of its own.
         let is_ours = |found: &Found| self.counted.linked(pid).any(|linked| linked.base == found.range.start);
-        for found in target.found().into_iter().filter(|found| !is_ours(found)) {
-            match left::judge(pid, &found) {
-                Left::InUse => return Err(Refused::Hooked),
-                Left::Foreign(why) if found.is_hooked() => return Err(Refused::Left(why)),
-                Left::Foreign(_) => {}
-                Left::Abandoned => is_any = true,
-            }
-        }
-        if !is_any {
-            return Ok(target);
-        }
-        take_out(pid);
-        let target = Target::look(pid)?;
-        if target.found().iter().any(|found| !is_ours(found) && found.is_hooked()) {
-            return Err(Refused::Stays);
-        }
-        log::info!("process {pid}: what a heapbpf that was killed left was taken out");
-        Ok(target)
+        removal::without_what_was_left(pid, &is_ours)
+    }
+
+    /// Whether code that is mapped at `base` in a process is ours.
+    pub fn has_mapped(&self, pid: u32, base: u64) -> bool {
+        let prepared = self.prepared.values().map(|prepared| &prepared.linked);
+        self.counted.linked(pid).chain(prepared.filter(|linked| linked.pid == pid)).any(|linked| linked.base == base)
     }
 
     /// Links the programs to the code that is mapped at `base`.

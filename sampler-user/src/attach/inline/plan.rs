@@ -24,6 +24,8 @@ pub(super) struct Place {
     pub(super) mapping: Mapping,
     /// Address in the target less address in the file.
     pub(super) bias: u64,
+    /// Where in the target the code ends that is the file's. The rest of its last page is nobody's.
+    pub(super) end: u64,
 }
 
 /// Finds the allocator's code.
@@ -35,13 +37,13 @@ pub(super) fn place(target: &Target, file: &File) -> Result<Place, Refused> {
     let mut found = target.maps().as_slice().iter().filter(is_text);
     let (Some(mapping), None) = (found.next(), found.next()) else { return Err(Refused::Mappings) };
     let elf = Elf::read(file).map_err(|_| Refused::Mappings)?;
-    let address = elf.segments.iter().filter(|segment| segment.is_loaded() && segment.is_executable());
-    let address = address
-        .filter(|segment| segment.offset & !(PAGE_BYTES - 1) == mapping.offset)
-        .map(|segment| segment.address.wrapping_sub(segment.offset - mapping.offset))
-        .next()
-        .ok_or(Refused::Mappings)?;
-    Ok(Place { mapping: mapping.clone(), bias: mapping.range.start.wrapping_sub(address) })
+    let mut segments = elf.segments.iter().filter(|segment| segment.is_loaded() && segment.is_executable());
+    let segment = segments.find(|segment| segment.offset & !(PAGE_BYTES - 1) == mapping.offset);
+    let segment = segment.ok_or(Refused::Mappings)?;
+    let address = segment.address.wrapping_sub(segment.offset - mapping.offset);
+    let bias = mapping.range.start.wrapping_sub(address);
+    let end = segment.address.saturating_add(segment.file_bytes).wrapping_add(bias);
+    Ok(Place { mapping: mapping.clone(), bias, end })
 }
 
 /// What the loader has made of names in the target.
@@ -141,17 +143,20 @@ pub(super) fn is_defined_elsewhere(target: &Target, place: &Place, word: &Word<'
     })
 }
 
-/// The same for the injector.
+/// The same for the injector. Behind the end of the file's code, a command may have instructions by which it waits: these stay.
 pub(super) fn draft(
     plan: &Plan,
     place: &Place,
-    file: &File,
+    (file, memory): (&File, &File),
     set_log2: u32,
     control: &Control,
 ) -> Result<Draft, Refused> {
     let read = |address: u64, bytes: &mut [u8]| {
         let within = address.checked_sub(place.mapping.range.start).filter(|_| address < place.mapping.range.end);
-        within.is_some_and(|within| file.read_exact_at(bytes, place.mapping.offset + within).is_ok())
+        let is_read = within.is_some_and(|within| file.read_exact_at(bytes, place.mapping.offset + within).is_ok());
+        let own = usize::try_from(place.end.saturating_sub(address)).unwrap_or(usize::MAX);
+        let behind = bytes.get_mut(own..).filter(|behind| !behind.is_empty());
+        is_read && behind.is_none_or(|behind| memory.read_exact_at(behind, address + own as u64).is_ok())
     };
     let runs = plan.runs(GAP_PAGES, &read).ok_or(Refused::Changed)?;
     let pages = runs.into_iter().map(|run| {

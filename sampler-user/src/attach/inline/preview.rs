@@ -40,13 +40,12 @@ pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, 
     let found = functions(file, table)?;
     let file = file.1;
     let target = Target::look(pid)?;
-    for found in target.found().iter().filter(|found| found.is_hooked()) {
-        match left::judge(pid, found) {
-            Left::InUse => return Err(Refused::Hooked),
-            Left::Foreign(why) => return Err(Refused::Left(why)),
-            // It would be taken out.
-            Left::Abandoned => {}
-        }
+    if let Some(hooks) = target.found().iter().find(|found| found.is_hooked()) {
+        return Err(match left::judge(pid, hooks) {
+            Left::InUse => Refused::Hooked,
+            Left::Foreign(why) => Refused::Left(why),
+            Left::Abandoned => Refused::Abandoned,
+        });
     }
     let place = super::plan::place(&target, file)?;
     let plan = plan((&target, &place), &found, file, &Sampled::nothing(), 0)?;
@@ -135,7 +134,7 @@ pub(super) fn plan(
     let is_elsewhere = |name: &str| super::plan::is_defined_elsewhere(target, place, &word, name);
     let bindings = super::plan::Bindings { word: &word, is_elsewhere: &is_elsewhere };
     let inline_plan = super::plan::inline_plan(found, &sites, place, (base, &settings), &bindings)?;
-    let draft = super::plan::draft(&inline_plan, place, file, SET_LOG2, &sampled.control)?;
+    let draft = super::plan::draft(&inline_plan, place, (file, &memory), SET_LOG2, &sampled.control)?;
     super::plan::check_memory(&draft, &memory)?;
     Ok(Plan::new(draft, target.maps())?)
 }

@@ -54,6 +54,11 @@ pub enum Refused {
         "it has inline hooks of a heapbpf that was killed, and they could not be taken out; probes see nothing of it"
     )]
     Stays,
+    /// The same, and they are to be taken out first.
+    #[error(
+        "it has inline hooks of a heapbpf that was killed: the next recording, or heapbpf doctor --clean, takes them out"
+    )]
+    Abandoned,
     /// It has ended.
     #[error("it has ended")]
     Ended,
@@ -86,6 +91,11 @@ pub enum Refused {
 }
 
 impl Refused {
+    /// Whether the process is hooked inline by others, so that probes see nothing of it.
+    pub const fn blinds_probes(&self) -> bool {
+        matches!(self, Self::Hooked | Self::Left(_) | Self::Stays)
+    }
+
     /// Whether another attempt may succeed: no thread found a CPU in time, or the process was changing.
     pub fn may_pass(&self) -> bool {
         matches!(

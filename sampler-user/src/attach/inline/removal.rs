@@ -6,6 +6,7 @@ use heapbpf_remote::{Error, Found, STOP_LIMIT, TakeOut, Target};
 
 use super::attempts::Attempts;
 use super::left::{self, Left};
+use super::refused::Refused;
 
 /// How often, and how far apart, it is tried to unmap what no jump leads to any more: a thread may come back to it.
 const ATTEMPTS: usize = 8;
@@ -38,6 +39,34 @@ pub(super) fn take_out(pid: u32) {
             }
         }
     }
+}
+
+/// Looks at a process, and takes out what a heapbpf that was killed left in it. `is_ours` tells what this one has mapped, which
+/// stays.
+///
+/// # Errors
+/// It cannot be looked at, or is hooked, by whomever.
+pub fn without_what_was_left(pid: u32, is_ours: &dyn Fn(&Found) -> bool) -> Result<Target, Refused> {
+    let target = Target::look(pid)?;
+    let mut is_any = false;
+    for found in target.found().into_iter().filter(|found| !is_ours(found)) {
+        match left::judge(pid, &found) {
+            Left::InUse => return Err(Refused::Hooked),
+            Left::Foreign(why) if found.is_hooked() => return Err(Refused::Left(why)),
+            Left::Foreign(_) => {}
+            Left::Abandoned => is_any = true,
+        }
+    }
+    if !is_any {
+        return Ok(target);
+    }
+    take_out(pid);
+    let target = Target::look(pid)?;
+    if target.found().iter().any(|found| !is_ours(found) && found.is_hooked()) {
+        return Err(Refused::Stays);
+    }
+    log::info!("process {pid}: what a heapbpf that was killed left was taken out");
+    Ok(target)
 }
 
 /// Takes out of a child the hooks that it inherited from a process of ours, where they are at `bases`, if that is possible now.

@@ -78,7 +78,10 @@ impl Attaching {
             self.note_announcing(host, &change);
             match change {
                 HostChange::Mapped { .. } if self.is_over() => {}
-                HostChange::Mapped { incarnation, module, .. } => self.mapped(host, incarnation, module, false),
+                HostChange::Mapped { incarnation, module, .. } => {
+                    self.note_others_hooks(host, incarnation.pid, module);
+                    self.mapped(host, incarnation, module, false);
+                }
                 HostChange::Started(incarnation) if !self.global => self.started(host, incarnation),
                 HostChange::Started(incarnation) => {
                     let since = host.processes().get(incarnation).map_or(0, |incarnation| incarnation.since_ns);

@@ -151,6 +151,10 @@ impl Attaching {
                 self.standing.note(pid, Ok(()));
             }
             if let Some(refused) = refused {
+                if refused.blinds_probes() {
+                    // It will have no line in the profile that could tell.
+                    self.refuse(format!("process {pid}: {refused}"));
+                }
                 self.stays_probed(pid, &refused.to_string());
             }
             match service {

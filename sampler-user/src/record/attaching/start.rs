@@ -61,6 +61,7 @@ impl Attaching {
         host.poll()?;
         host.processes_mut().drain_changes(&mut self.changes);
         self.changes.clear();
+        self.take_out_what_was_left(&running, host);
         if self.global {
             let modules: Vec<ModuleId> = host.modules().iter().map(|(id, _)| id).collect();
             self.plan_all(host, &modules);

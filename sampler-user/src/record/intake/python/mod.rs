@@ -141,7 +141,12 @@ impl Pythons {
     }
 
     /// The stack of a sample with its Python frames; `None` if it has none, or they are not to be believed.
-    pub fn merged(&mut self, head: &StackRecord, native: &RawStack) -> Option<RawStack> {
+    pub fn merged(
+        &mut self,
+        head: &StackRecord,
+        native: &RawStack,
+        is_jit_code: &dyn Fn(ModuleId) -> bool,
+    ) -> Option<RawStack> {
         let walked = self.waiting.remove(&head.sample);
         let module = native.frames.iter().find_map(|frame| frame.module.filter(|it| self.runtimes.contains_key(it)));
         let module = module?;
@@ -165,6 +170,7 @@ impl Pythons {
                 runtime: (module, &runtime),
                 python: &python,
                 python_is_whole: walked.walk == python_walk::COMPLETE,
+                is_jit_code,
             };
             parts.merge().map_err(|Mismatch| Why::Mismatch)
         });
@@ -336,12 +342,12 @@ mod tests {
             unwinder: UnwinderKind::Dwarf,
             completeness: Completeness::Complete,
         };
-        assert_eq!(pythons.merged(&StackRecord::default(), &stack(150)), None);
+        assert_eq!(pythons.merged(&StackRecord::default(), &stack(150), &|_| false), None);
         assert_eq!(pythons.notes(), None, "not known to be an interpreter");
         pythons.learn(ModuleId(1), Arc::new(runtime));
-        assert_eq!(pythons.merged(&StackRecord::default(), &stack(300)), None);
+        assert_eq!(pythons.merged(&StackRecord::default(), &stack(300), &|_| false), None);
         assert_eq!(pythons.notes(), None, "the interpreter, but none of its programs");
-        assert_eq!(pythons.merged(&StackRecord::default(), &stack(150)), None);
+        assert_eq!(pythons.merged(&StackRecord::default(), &stack(150), &|_| false), None);
         let note = pythons.notes().expect("a note");
         assert!(note.ends_with("native frames alone: the interpreter was not known yet, or its frames were lost (1)"));
     }

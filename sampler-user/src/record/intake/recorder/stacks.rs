@@ -12,6 +12,7 @@ use crate::host::mappings::AtTime;
 use crate::kernel::rings::Ring;
 use heapbpf_unwind::dwarf::{Capture, CopyEnd, Flaws};
 use heapbpf_unwind::frame_pointer;
+use heapbpf_unwind::image::ModuleFiles as _;
 use heapbpf_unwind::raw::{Completeness, RawStack, Reason};
 
 /// Most stack copies unwound before other work gets its turn.
@@ -62,7 +63,7 @@ impl Recorder {
             let is_cut = stack.completeness == Completeness::Truncated(Reason::StackCopyTooSmall);
             self.stack_limits.note(head.space, u64::from(head.copied_bytes), is_cut);
         }
-        if let Some(merged) = self.pythons.merged(&head, &stack) {
+        if let Some(merged) = self.pythons.merged(&head, &stack, &|module| modules.is_anonymous(module)) {
             stack = self.unwinder.intern(merged);
         }
         self.join.arrive(head.sample, stack);
