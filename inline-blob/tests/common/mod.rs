@@ -167,7 +167,8 @@ impl Hooked {
         let span = texts.iter().map(|t| t.address).min().unwrap()
             ..texts.iter().map(|t| t.address + t.bytes.len() as u64).max().unwrap();
         let base = find(&mappings(), &span, mapped + 4096).expect("a gap");
-        let inputs = Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs: &stubs, slots: &slots, base };
+        let inputs =
+            Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs: &stubs, slots: &slots, objects: &[], base };
         let plan = Plan::new(&code, &settings, &inputs).unwrap();
         let mut hooked = Self {
             plan,
