@@ -151,6 +151,7 @@ heapbpf_inline_code:
     jae .Lawait
     cmp qword ptr [rsp + 16], 0
     jne .Lawait
+    mov r11, [rsp + 48]
     test dword ptr [r11 + {F_FLAGS}], {OF_OBJECTS}
     jnz .Lawait
     jmp .Lpass
