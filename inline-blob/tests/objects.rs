@@ -72,7 +72,7 @@ fn objects() -> Vec<ObjectFunction<'static>> {
         let [size_argument, times_argument, old_argument] = arguments;
         let flags = if at == 3 { SITE_FREES } else { 0 };
         let out_argument = NO_ARGUMENT;
-        let function = 100 + at as u16;
+        let function = 1000 + at as u16;
         let site =
             Site { function, size_argument, times_argument, old_argument, out_argument, flags, ..Site::default() };
         ObjectFunction { name, address, word: word.as_ptr() as u64, site }
@@ -158,23 +158,23 @@ fn an_object_is_told_of_once_and_malloc_s_blocks_are_known_above_it() {
     record(true);
     let large = malloc(1000);
     let found = events();
-    assert_eq!(numbers(&found), [(SiteKind::Result, 100)]);
+    assert_eq!(numbers(&found), [(SiteKind::Result, 1000)]);
     assert_eq!((found[0].rdi, found[0].rsi), (large as u64, 1000));
     free(large);
-    assert_eq!(numbers(&events()), [(SiteKind::Freeing, 103)]);
+    assert_eq!(numbers(&events()), [(SiteKind::Freeing, 1003)]);
     // What malloc gave, the object allocator frees and reallocates.
     let own = unsafe { (functions.malloc)(700) };
     let of_malloc = events()[0].function();
     let own = realloc(own, 800);
-    assert_eq!(numbers(&events()), [(SiteKind::Reallocating, 102), (SiteKind::Result, 102)]);
+    assert_eq!(numbers(&events()), [(SiteKind::Reallocating, 1002), (SiteKind::Result, 1002)]);
     free(own);
-    assert_eq!(numbers(&events()), [(SiteKind::Freeing, 103)]);
+    assert_eq!(numbers(&events()), [(SiteKind::Freeing, 1003)]);
     // And the reverse.
     let block = malloc(900);
     unsafe { (functions.free)(block) };
     let found = events();
     assert_eq!((found.len(), found[1].kind()), (2, SiteKind::Freeing));
-    assert!(of_malloc < 100 && found[1].function() < 100);
+    assert!(of_malloc < 1000 && found[1].function() < 1000);
     // After that, malloc counts again.
     drop(events());
     unsafe { (functions.free)((functions.malloc)(5)) };

@@ -10,7 +10,7 @@ use sampler_ebpf::abi::Site;
 
 use super::modules::modules_of;
 use super::probes::Attaching;
-use crate::attach::detours::{Detours, Leads};
+use crate::attach::detours::{Detours, Leads, NotLed};
 use crate::attach::files::FileKey;
 use crate::attach::inline::objects::{self, ObjectHook};
 use crate::host::Host;
@@ -20,6 +20,9 @@ use crate::host::modules::ModuleSource;
 /// For how long, and how often, a table is looked at again: an interpreter that begins may fill it in anew.
 const BEGINS_FOR: Duration = Duration::from_secs(10);
 const LOOK_AFTER: Duration = Duration::from_millis(50);
+/// How often a process is stopped, until its table could be led to the jumps, and the pause in between.
+const LEAD_ATTEMPTS: usize = 5;
+const LEAD_PAUSE: Duration = Duration::from_millis(5);
 
 /// What is known of object allocators.
 #[derive(Default)]
@@ -92,7 +95,15 @@ impl Attaching {
         match Detours::look(pid, &table, bias).map_err(|error| format!("its memory cannot be read: {error}"))? {
             Leads::Around => {}
             Leads::There | Leads::ToWrappers => {
-                self.detours.lead(pid, &table, bias).map_err(|error| error.to_string())?;
+                let mut led = self.detours.lead(pid, &table, bias);
+                for _ in 1..LEAD_ATTEMPTS {
+                    if !matches!(led, Err(NotLed::Stop(heapbpf_remote::Error::Busy { .. }))) {
+                        break;
+                    }
+                    std::thread::sleep(LEAD_PAUSE);
+                    led = self.detours.lead(pid, &table, bias);
+                }
+                led.map_err(|error| error.to_string())?;
             }
             Leads::ToMalloc => return Err("its interpreter calls malloc for each, which counts them".to_owned()),
             Leads::Elsewhere => return Err("its table of allocators leads to functions of another file".to_owned()),
