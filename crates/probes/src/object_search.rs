@@ -34,6 +34,13 @@ const OBJECT: [&str; FUNCTIONS] = [MARKER, "PyObject_Calloc", "PyObject_Realloc"
 const MEMORY: [&str; FUNCTIONS] = ["PyMem_Malloc", "PyMem_Calloc", "PyMem_Realloc", "PyMem_Free"];
 const RAW: [&str; FUNCTIONS] = ["PyMem_RawMalloc", "PyMem_RawCalloc", "PyMem_RawRealloc", "PyMem_RawFree"];
 
+/// Finds the object allocator of an interpreter in a file; `None` if it has none, or cannot be read.
+#[must_use]
+pub fn object_table(file: &dyn Image, path: &str) -> Option<Result<ObjectTable, NoObjectTable>> {
+    let image = FileImage::read_if(file, path, FileImage::has_objects).ok()?;
+    image.has_objects().then(|| find(&image, file))
+}
+
 /// Finds the object allocator of an interpreter.
 ///
 /// # Errors

@@ -2,11 +2,6 @@
 
 use std::ops::Range;
 
-use heapbpf_elf::Image;
-
-use crate::elf::FileImage;
-use crate::object_search;
-
 /// A function that every interpreter exports.
 pub const MARKER: &str = "PyObject_Malloc";
 
@@ -71,13 +66,6 @@ pub struct ObjectTable {
 }
 
 impl ObjectTable {
-    /// Finds the object allocator of an interpreter in a file; `None` if it has none, or cannot be read.
-    #[must_use]
-    pub fn find(file: &dyn Image, path: &str) -> Option<Result<Self, NoObjectTable>> {
-        let image = FileImage::read_if(file, path, FileImage::has_objects).ok()?;
-        image.has_objects().then(|| object_search::find(&image, file))
-    }
-
     /// Where a part of the interpreter's data, words from an address on, leads to the functions: the table itself, and copies of it
     /// that debug hooks and tracemalloc have. Indexes of the first of four pointers each. `bias`: address in the process less
     /// address in the file.

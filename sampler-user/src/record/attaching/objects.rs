@@ -1,13 +1,14 @@
 //! Python's object allocator in processes that are hooked inline: counted by the code that counts malloc below it.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use heapbpf_probes::{ObjectTable, Runtime};
+use heapbpf_probes::{ObjectTable, Runtime, object_table};
 use sampler_ebpf::abi::Site;
 
+use super::interpreters::Young;
 use super::modules::modules_of;
 use super::probes::Attaching;
 use crate::attach::detours::{Detours, Leads, NotLed};
@@ -23,38 +24,6 @@ const LOOK_AFTER: Duration = Duration::from_millis(50);
 /// How often a process is stopped, until its table could be led to the jumps, and the pause in between.
 const LEAD_ATTEMPTS: usize = 5;
 const LEAD_PAUSE: Duration = Duration::from_millis(5);
-
-/// What is known of object allocators.
-#[derive(Default)]
-pub(super) struct Objects {
-    /// Of each interpreter, with its file.
-    known: HashMap<ModuleId, Option<(Arc<ObjectTable>, Arc<File>)>>,
-    /// Names of the functions, and their sites in the kernel's table.
-    sites: Vec<(String, Site)>,
-    /// Interpreters that may fill in their table anew.
-    young: HashMap<u32, Young>,
-}
-
-/// An interpreter whose table leads to the mapped code.
-struct Young {
-    table: Arc<ObjectTable>,
-    bias: u64,
-    until: Instant,
-    next: Instant,
-}
-
-impl Objects {
-    /// Time until a table is to be looked at again.
-    pub(super) fn until_look(&self) -> Option<Duration> {
-        let next = self.young.values().map(|young| young.next).min()?;
-        Some(next.saturating_duration_since(Instant::now()))
-    }
-
-    /// A process has ended, or runs another program.
-    pub(super) fn forget(&mut self, pid: u32) {
-        self.young.remove(&pid);
-    }
-}
 
 impl Attaching {
     /// The functions of a Python interpreter in a process whose allocator is about to be hooked inline, if they are to count. From
@@ -128,7 +97,7 @@ impl Attaching {
         let Ok(ModuleSource::File(file)) = host.modules_mut().source(module) else {
             return Err(format!("{path} cannot be read"));
         };
-        let found = match ObjectTable::find(&*file, &path) {
+        let found = match object_table(&*file, &path) {
             Some(Ok(table)) => Some((Arc::new(table), file)),
             // A program that has an interpreter's name, or a stub that loads the library.
             None => None,

@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use sampler_ebpf::abi::ProcessKey;
 
-use super::interpreters::{GoPrograms, Interpreters, Jvms};
+use super::interpreters::{GoPrograms, Interpreters, Jvms, Objects};
 use super::missed::Missed;
-use super::objects::Objects;
 use super::targets::{Coverage, TargetSet};
 use crate::attach::detours::Detours;
 use crate::attach::files::{FileKey, Sources};
