@@ -435,6 +435,14 @@ impl Drop for InlineHooks {
     }
 }
 
+/// Address in a process less address in the file, of a file that it runs.
+///
+/// # Errors
+/// The process cannot be looked at, or does not map the file's code in one piece.
+pub fn bias(pid: u32, file: &File) -> Result<u64, Refused> {
+    plan::place(&Target::look(pid)?, file).map(|place| place.bias)
+}
+
 /// Has the code that is mapped, and to which no jump leads yet, know blocks that are sampled already.
 fn note(linked: &Linked, sampled: &[u64]) -> Result<(), Refused> {
     if sampled.is_empty() {

@@ -13,8 +13,7 @@ use heapbpf_probes::ObjectTable;
 use heapbpf_remote::{Busy, Error, Found, STOP_LIMIT, Target, Word};
 use sampler_ebpf::abi::Site;
 
-use super::refused::Refused;
-use super::{left, memory, plan};
+use super::{left, memory};
 
 /// How often a process is stopped, until its words could be written, and the pause in between.
 const ATTEMPTS: usize = 5;
@@ -43,14 +42,6 @@ pub fn hooks(table: &ObjectTable, bias: u64, sites: &[(String, Site)]) -> Option
         site: *site,
     };
     table.detours().map(|detours| detours.into_iter().zip(sites).map(hook).collect())
-}
-
-/// Address in a process less address in the file, of a file that it runs.
-///
-/// # Errors
-/// The process cannot be looked at, or does not map the file's code in one piece.
-pub fn bias(pid: u32, file: &File) -> Result<u64, Refused> {
-    plan::place(&Target::look(pid)?, file).map(|place| place.bias)
 }
 
 /// Has words lead to the mapped code. What they lead to counts from then on.

@@ -77,7 +77,7 @@ impl Standing {
 
     /// Whether a process's objects of Python are counted inside it, or why they are not; `None` if nothing is known of them.
     pub fn objects(&self, pid: u32) -> Option<Result<(), &str>> {
-        self.objects.get(&pid).map(|result| result.as_ref().map(|()| ()).map_err(String::as_str))
+        self.objects.get(&pid).map(|result| result.as_ref().copied().map_err(String::as_str))
     }
 
     /// Forgets a process: it runs another program, or has ended.

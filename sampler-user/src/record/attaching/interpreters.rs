@@ -36,11 +36,14 @@ impl Interpreters {
     }
 }
 
+/// The object allocator of an interpreter, and the interpreter's file.
+pub(super) type TableOfFile = (Arc<ObjectTable>, Arc<File>);
+
 /// What is known of object allocators.
 #[derive(Default)]
 pub(super) struct Objects {
     /// Of each interpreter, with its file.
-    pub(super) known: HashMap<ModuleId, Option<(Arc<ObjectTable>, Arc<File>)>>,
+    pub(super) known: HashMap<ModuleId, Option<TableOfFile>>,
     /// Names of the functions, and their sites in the kernel's table.
     pub(super) sites: Vec<(String, Site)>,
     /// Interpreters that may fill in their table anew.

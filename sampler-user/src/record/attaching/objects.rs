@@ -1,18 +1,18 @@
 //! Python's object allocator in processes that are hooked inline: counted by the code that counts malloc below it.
 
 use std::collections::BTreeSet;
-use std::fs::File;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use heapbpf_probes::{ObjectTable, Runtime, object_table};
+use heapbpf_probes::{Runtime, object_table};
 use sampler_ebpf::abi::Site;
 
-use super::interpreters::Young;
+use super::interpreters::{TableOfFile, Young};
 use super::modules::modules_of;
 use super::probes::Attaching;
 use crate::attach::detours::{Detours, Leads, NotLed};
 use crate::attach::files::FileKey;
+use crate::attach::inline;
 use crate::attach::inline::objects::{self, ObjectHook};
 use crate::host::Host;
 use crate::host::mappings::ModuleId;
@@ -58,7 +58,7 @@ impl Attaching {
         if allocators.iter().any(|other| *other != allocator) {
             return Err("it has several allocators, and which one the interpreter calls is not known".to_owned());
         }
-        let bias = objects::bias(pid, &file).map_err(|error| error.to_string())?;
+        let bias = inline::bias(pid, &file).map_err(|error| error.to_string())?;
         let sites = self.object_sites()?;
         let hooks = objects::hooks(&table, bias, &sites).ok_or("there are no unused bytes behind its code")?;
         match Detours::look(pid, &table, bias).map_err(|error| format!("its memory cannot be read: {error}"))? {
@@ -85,11 +85,7 @@ impl Attaching {
     }
 
     /// The object allocator of an interpreter, and the interpreter's file.
-    fn object_table(
-        &mut self,
-        host: &mut Host,
-        module: ModuleId,
-    ) -> Result<Option<(Arc<ObjectTable>, Arc<File>)>, String> {
+    fn object_table(&mut self, host: &mut Host, module: ModuleId) -> Result<Option<TableOfFile>, String> {
         if let Some(known) = self.objects.known.get(&module) {
             return Ok(known.clone());
         }
