@@ -37,7 +37,7 @@ fuzz_target!(|data: &[u8]| {
     let texts = [Text { address: TEXT, bytes: data }];
     let inner = [[TEXT, TEXT + data.len() as u64]];
     let inputs =
-        Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs: &none, slots: &none, base: TEXT - (1 << 28) };
+        Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs: &none, slots: &none, objects: &[], base: TEXT - (1 << 28) };
     let Ok(plan) = Plan::new(&code, &settings, &inputs) else { return };
     for patch in &plan.patches {
         assert_eq!(texts[0].range(patch.address, patch.address + patch.before.len() as u64), Some(&*patch.before));

@@ -10,10 +10,10 @@ use core::mem::offset_of;
 use core::slice;
 
 use heapbpf_inline::abi::{
-    CODE, CONTROL, CRITERION_BYTES, Control, DRAWS, FILTER, FILTER_BYTES, FUNCTION_OUT, FUNCTION_REFERENCE_SECOND,
-    FUNCTION_REFERENCE_THIRD, FUNCTION_SWAPPED, FUNCTION_THROWS, FUNCTION_ZERO_FREES, Function, HASH, HASH_SHIFT,
-    HEADER, HEADER_RDRAND, Header, LARGE_BYTES, NO_ARGUMENT, SET, SLOTS, SLOTS_OFFSET, STATE, Slot, TABLES, Totals,
-    WINDOW_BYTES,
+    CODE, CONTROL, CRITERION_BYTES, Control, DRAWS, FILTER, FILTER_BYTES, FUNCTION_OF_OBJECTS, FUNCTION_OUT,
+    FUNCTION_REFERENCE_SECOND, FUNCTION_REFERENCE_THIRD, FUNCTION_SWAPPED, FUNCTION_THROWS, FUNCTION_ZERO_FREES,
+    Function, HASH, HASH_SHIFT, HEADER, HEADER_RDRAND, Header, INSIDE_BYTES, LARGE_BYTES, NO_ARGUMENT, SET, SLOTS,
+    SLOTS_OFFSET, STATE, Slot, TABLES, Totals, WINDOW_BYTES,
 };
 use heapbpf_inline::{Code, Entries, FRAME_BYTES};
 use sampler_ebpf::abi::inline::flag;
@@ -83,6 +83,7 @@ global_asm!(
     S_RANDOM = const offset_of!(Slot, random),
     S_DISCARD = const offset_of!(Slot, discard),
     S_FREES_MATCHED = const offset_of!(Slot, frees_matched),
+    S_INSIDE = const offset_of!(Slot, inside),
     S_ZERO_REALLOCS = const offset_of!(Slot, zero_reallocs),
     T_THREADS = const offset_of!(Totals, threads),
     T_SLOTS_FULL = const offset_of!(Totals, slots_full),
@@ -97,6 +98,8 @@ global_asm!(
     NO_ARGUMENT = const NO_ARGUMENT,
     ZERO_FREES = const FUNCTION_ZERO_FREES,
     OUT = const FUNCTION_OUT,
+    OF_OBJECTS = const FUNCTION_OF_OBJECTS,
+    INSIDE_BYTES = const INSIDE_BYTES,
     THROWS = const FUNCTION_THROWS,
     REFERENCE_SECOND = const FUNCTION_REFERENCE_SECOND,
     REFERENCE_THIRD = const FUNCTION_REFERENCE_THIRD,

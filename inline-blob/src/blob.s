@@ -151,6 +151,9 @@ heapbpf_inline_code:
     jae .Lawait
     cmp qword ptr [rsp + 16], 0
     jne .Lawait
+    mov r11, [rsp + 48]
+    test dword ptr [r11 + {F_FLAGS}], {OF_OBJECTS}
+    jnz .Lawait
     jmp .Lpass
 
 # A call that must fail.
@@ -158,6 +161,9 @@ heapbpf_inline_code:
 .Lrefused:
     save
 .Lrefusal:
+    # malloc refuses it, too, and counts it.
+    test dword ptr [r11 + {F_FLAGS}], {OF_OBJECTS}
+    jnz .Lpass
     lock inc qword ptr [r10 + {S_CALLS}]
     lock inc qword ptr [r10 + {S_UNSAMPLED_FAILED}]
 .Lpass:
@@ -183,7 +189,11 @@ heapbpf_inline_code:
     mov r11, [rsp + 48]
     mov r10d, [r11 + {F_ORIGINAL}]
     mov eax, [r11 + {F_FLAGS}]
-    test eax, {THROWS}
+    test eax, {OF_OBJECTS}
+    jz 3f
+    mov rcx, [rsp + 32]
+    mov [rcx + {S_INSIDE}], rsp
+3:  test eax, {THROWS}
     jz 1f
     mov r10d, [r11 + {F_TWIN}]
     test r10d, r10d
@@ -201,10 +211,15 @@ heapbpf_inline_code:
     add r11, r10
 .Lframed:
     call r11
+    # Nobody who looks at the stack may take it for a way back.
+    mov qword ptr [rsp - 8], 0
     mov r11, [rsp + 48]
     mov r10, [rsp + 32]
     mov rdi, rax
-    test dword ptr [r11 + {F_FLAGS}], {OUT}
+    test dword ptr [r11 + {F_FLAGS}], {OF_OBJECTS}
+    jz 3f
+    mov qword ptr [r10 + {S_INSIDE}], 0
+3:  test dword ptr [r11 + {F_FLAGS}], {OUT}
     jz 2f
     xor edi, edi
     test eax, eax
@@ -345,8 +360,10 @@ site .Lsite_freeing
     jnz .Lrefusal
     call .Lremove
     mov rax, [rsp + 40]
-    jnc .Lcounting
+    jnc .Lreallocated
     lock inc qword ptr [r10 + {S_FREES_MATCHED}]
+    call .Linside
+    jc .Lfreeing
     test rax, rax
     jnz 1f
     test dword ptr [r11 + {F_FLAGS}], {ZERO_FREES}
@@ -369,7 +386,32 @@ site .Lsite_reallocating
     mov [rsp + 16], rdi
     jmp .Lcounting
 
+# The old block is not sampled. A call by an object allocator is part of that one's.
+.Lreallocated:
+    call .Linside
+    jc .Lpass
+    jmp .Lcounting
+
 # ---- subroutines
+# r10: slot, r11: function -> carry flag: the call is part of an object allocator's, or cannot say that another one is part of its
+# own. Clobbers rcx.
+.Linside:
+    test dword ptr [r11 + {F_FLAGS}], {OF_OBJECTS}
+    jz 1f
+    address rcx, {SHARED}
+    cmp r10, rcx
+    je 2f
+1:  mov rcx, [r10 + {S_INSIDE}]
+    test rcx, rcx
+    jz 3f
+    sub rcx, rsp
+    cmp rcx, {INSIDE_BYTES}
+    ja 3f
+2:  stc
+    ret
+3:  clc
+    ret
+
 # r10: slot, rax: trials, rdx: trials until the next success before this call -> carry flag if sampled, r8: offset, r9:
 # interval. Keeps rax, r10. A success while the countdown was not armed, or was to be discarded, is none: the trials are
 # those of a fresh draw.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use heapbpf_tests::checks;
 use heapbpf_tests::doctor::doctor;
 use heapbpf_tests::environment::{programs_folder, skipped, tool, turn};
 use heapbpf_tests::output::{Profile, Stats};
@@ -103,11 +104,17 @@ struct Run<'a> {
     variables: &'a [(&'a str, &'a str)],
     /// Lines that the program prints before it waits.
     lines: usize,
+    /// How its calls are counted.
+    options: &'a [&'a str],
 }
+
+/// Objects are counted by probes on request, and inside a process that is hooked inline.
+const PROBES: &[&str] = &["--hook=probe", "--python-objects"];
+const INLINE: &[&str] = &["--hook=inline"];
 
 impl Default for Run<'_> {
     fn default() -> Self {
-        Self { interval: 1, variables: &[], lines: 1 }
+        Self { interval: 1, variables: &[], lines: 1, options: PROBES }
     }
 }
 
@@ -115,7 +122,8 @@ impl Default for Run<'_> {
 fn record(python: &Path, parts: &[&str], run: Run<'_>) -> (Profile, Stats, u32) {
     let mut target = Target::start_command(command(python, run.variables).args(parts));
     let pid = target.pid();
-    let recorder = Recorder::of(pid, run.interval).flag("--python-objects").option("--ring-bytes", "256MiB");
+    let recorder = Recorder::of(pid, run.interval).option("--ring-bytes", "256MiB");
+    let recorder = run.options.iter().fold(recorder, |recorder, option| recorder.flag(option));
     let recording = recorder.start();
     target.go();
     for _ in 0..run.lines {
@@ -158,11 +166,13 @@ fn objects_in_use_by_line_equal_tracemalloc_s() {
     if found.is_empty() {
         return skipped(case, "there is no CPython");
     }
-    for python in found {
+    for (python, options) in found.into_iter().flat_map(|python| [(python.clone(), PROBES), (python, INLINE)]) {
         let truth = counted_by_tracemalloc(&python, &PARTS, &[]);
-        let (profile, stats, pid) = record(&python, &PARTS, Run::default());
+        let (profile, stats, pid) = record(&python, &PARTS, Run { options, ..Run::default() });
         assert_eq!(stats.lost(), 0, "{stats:?}");
-        assert_equal(&python.display().to_string(), &PARTS, &truth, &counted_by_heapbpf(&profile, pid), &profile);
+        let what = format!("{} {}", python.display(), options[0]);
+        assert_equal(&what, &PARTS, &truth, &counted_by_heapbpf(&profile, pid), &profile);
+        checks::identity(&stats);
         let process = profile.process(pid);
         assert!(process.allocators.iter().any(|name| name.contains("Python objects")), "{:?}", process.allocators);
         assert!(!process.missing.iter().any(|missing| missing.what.contains("Python")), "{:?}", process.missing);
@@ -202,10 +212,14 @@ fn forked_workers_objects_are_counted() {
     let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
     let truth = counted_by_tracemalloc(&python, &PARTS, &[]);
     let parts: Vec<&str> = ["fork"].into_iter().chain(PARTS).collect();
-    let (profile, stats, parent) = record(&python, &parts, Run { lines: 2, ..Run::default() });
-    assert_eq!(stats.lost(), 0, "{stats:?}");
-    let worker = profile.processes.iter().find(|process| process.pid != parent).expect("the worker is a target").pid;
-    assert_equal("a worker", &PARTS, &truth, &counted_by_heapbpf(&profile, worker), &profile);
+    for options in [PROBES, INLINE] {
+        let (profile, stats, parent) = record(&python, &parts, Run { lines: 2, options, ..Run::default() });
+        assert_eq!(stats.lost(), 0, "{stats:?}");
+        let worker = profile.processes.iter().find(|process| process.pid != parent).expect("the worker is a target");
+        assert!(worker.allocators.iter().any(|name| name.contains("Python objects")), "{:?}", worker.allocators);
+        let counted = counted_by_heapbpf(&profile, worker.pid);
+        assert_equal(&format!("a worker {}", options[0]), &PARTS, &truth, &counted, &profile);
+    }
 }
 
 /// With debug hooks, each block has 24 bytes more. With malloc in place of the object allocator, nothing counts twice. Under
@@ -217,17 +231,19 @@ fn other_allocators_of_the_interpreter_count_once() {
     let Some(_turn) = turn(case) else { return };
     let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
     let usual = counted_by_tracemalloc(&python, &parts, &[]);
-    for (variable, value, extra) in
-        [("PYTHONMALLOC", "malloc", 0), ("PYTHONMALLOC", "pymalloc_debug", 24), ("PYTHONTRACEMALLOC", "1", 0)]
-    {
-        let (profile, stats, pid) = record(&python, &parts, Run { variables: &[(variable, value)], ..Run::default() });
+    let variables =
+        [("PYTHONMALLOC", "malloc", 0), ("PYTHONMALLOC", "pymalloc_debug", 24), ("PYTHONTRACEMALLOC", "1", 0)];
+    for ((variable, value, extra), options) in variables.into_iter().flat_map(|it| [(it, PROBES), (it, INLINE)]) {
+        let run = Run { variables: &[(variable, value)], options, ..Run::default() };
+        let (profile, stats, pid) = record(&python, &parts, run);
         assert_eq!(stats.lost(), 0, "{stats:?}");
         let truth = usual.iter().map(|(line, [bytes, blocks])| (*line, [bytes + extra * blocks, *blocks])).collect();
         // tracemalloc gets its own tables from malloc, at the lines that it notes.
         let traces = variable == "PYTHONTRACEMALLOC";
         let counted = counted_of(&profile, pid, |function| !traces || function.starts_with("python "));
-        assert_equal(&format!("{variable}={value}"), &parts, &truth, &counted, &profile);
-        let is_told = profile.notes.iter().any(|note| note.contains("calls malloc for each"));
+        assert_equal(&format!("{variable}={value} {}", options[0]), &parts, &truth, &counted, &profile);
+        let missing = profile.process(pid).missing.iter().map(|missing| &missing.why);
+        let is_told = profile.notes.iter().chain(missing).any(|note| note.contains("calls malloc for each"));
         assert_eq!(is_told, value == "malloc", "{:?}", profile.notes);
     }
 }
@@ -238,13 +254,16 @@ fn totals_alone_are_those_of_every_object() {
     let case = "totals_alone_are_those_of_every_object";
     let Some(_turn) = turn(case) else { return };
     let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
-    let totals = |interval| {
-        let (_, stats, _) = record(&python, &PARTS, Run { interval, ..Run::default() });
+    let totals = |interval, options| {
+        let (_, stats, _) = record(&python, &PARTS, Run { interval, options, ..Run::default() });
         (stats.exact_alloc_bytes, stats.exact_alloc_objects)
     };
-    let (every, none) = (totals(1), totals(0));
-    println!("every object: {every:?}, totals alone: {none:?}");
-    assert_eq!(every, none);
+    let every = totals(1, PROBES);
+    for (interval, options) in [(0, PROBES), (1, INLINE), (0, INLINE), (4096, INLINE)] {
+        let other = totals(interval, options);
+        println!("every object: {every:?}, -i {interval} {}: {other:?}", options[0]);
+        assert_eq!(every, other);
+    }
 }
 
 /// The pointers of the interpreter's table are put back, so one recording can follow another.
@@ -258,13 +277,18 @@ fn a_process_is_as_before_afterwards() {
     // It may still be on its way from its line to its wait.
     std::thread::sleep(std::time::Duration::from_secs(1));
     let before = data();
-    let recording = Recorder::of(target.pid(), 1).flag("--python-objects").start();
-    let during = data();
-    recording.stop();
-    let after = data();
-    let changed = |other: &[u64]| before.iter().zip(other).filter(|(was, is)| was != is).count();
-    println!("{} words led elsewhere meanwhile, {} afterwards", changed(&during), changed(&after));
-    assert_eq!(changed(&after), 0);
+    for options in [PROBES, INLINE, PROBES] {
+        let recorder = options.iter().fold(Recorder::of(target.pid(), 1), |recorder, option| recorder.flag(option));
+        let recording = recorder.start();
+        let during = data();
+        recording.stop();
+        let after = data();
+        let changed = |other: &[u64]| before.iter().zip(other).filter(|(was, is)| was != is).count();
+        println!("{} words led elsewhere meanwhile, {} afterwards", changed(&during), changed(&after));
+        assert_eq!(changed(&after), 0);
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", target.pid())).expect("it runs");
+        assert!(!maps.contains("heapbpf"), "{maps}");
+    }
     target.go();
     assert_eq!(target.line(), "DONE");
     assert!(target.end().success());
@@ -303,6 +327,4 @@ fn what_is_not_counted_without_the_option_is_said() {
     assert!(!found["missing"].to_string().contains("Python's own heap"), "{with}");
     assert!(found["attach"].to_string().contains("python realloc"), "{with}");
     assert!(found["limits"].to_string().contains("free lists"), "{with}");
-    let refused = Recorder::of(target.pid(), 1).flag("--python-objects").option("--hook", "inline").refused();
-    refused.check(2, &["--hook inline", "--python-objects"]);
 }

@@ -34,7 +34,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// First word of [`Header`] and [`Control`]: `HEAPBPFi`.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"HEAPBPFi");
 /// Version of this layout. Another version's blob is not touched.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Name of the memfd; `/proc/PID/maps` shows `/memfd:heapbpf-inline (deleted)`.
 pub const MEMFD_NAME: &str = "heapbpf-inline";
 
@@ -124,6 +124,24 @@ pub struct Header {
     /// Device and inode of the file whose functions are hooked, and when it was last changed: tells whether a blob that is
     /// found belongs to the plan at hand. Only the daemon looks at them.
     pub file: [u64; 3],
+    /// How an interpreter is led to the functions of its object allocator, if these are hooked too; zeroes else.
+    pub leads: [Lead; MAX_OBJECT_FUNCTIONS],
+}
+
+/// Most functions of an interpreter's object allocator.
+pub const MAX_OBJECT_FUNCTIONS: usize = 4;
+
+/// A word of the target's memory through which a function is called: it is to hold the address of the function's stub, and holds
+/// the function's own before and afterwards.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+pub struct Lead {
+    /// Address of the word, a multiple of eight; 0 if there is none.
+    pub word: u64,
+    /// The function.
+    pub function: u64,
+    /// Its stub.
+    pub stub: u64,
 }
 
 /// The machine has `rdrand`, from which threads are seeded. (`rdtsc` may be forbidden to a process.)
@@ -170,6 +188,13 @@ pub const FUNCTION_REFERENCE_SECOND: u32 = 8;
 pub const FUNCTION_REFERENCE_THIRD: u32 = 16;
 /// The twin takes the first two arguments in the other order.
 pub const FUNCTION_SWAPPED: u32 = 32;
+/// It belongs to an interpreter's object allocator, which calls other hooked functions: these calls are part of its own, and the
+/// thread's slot says so meanwhile ([`Slot::inside`]).
+pub const FUNCTION_OF_OBJECTS: u32 = 64;
+
+/// Calls with the stack pointer at most so many bytes below [`Slot::inside`] are calls by the object allocator. A signal handler
+/// that left it by a jump leaves a value behind, which only calls there can mistake.
+pub const INSIDE_BYTES: u64 = 1 << 16;
 
 /// Number of elements of [`Control::draws`]. An element does not change while a thread may be reading it.
 pub const DRAWS: usize = 64;
@@ -223,8 +248,10 @@ pub struct Slot {
     pub zero_reallocs: u64,
     /// `calls` when the last one was sampled, with it. A sampled call that did not end and is not the last was left by a jump.
     pub sampled_call: u64,
+    /// While a function of an object allocator runs, the stack pointer at its call; else 0. Never set in the shared slot.
+    pub inside: u64,
     /// Zero.
-    pub reserved: [u64; 2],
+    pub reserved: u64,
 }
 
 /// Counts of the whole process, at [`STATE`].

@@ -59,13 +59,16 @@ impl Writer {
     }
 }
 
+/// Where something is on the stack above the return address: in the shared code, and between these addresses of stubs.
+type Framed<'a> = (&'a Entries, &'a [[u64; 2]]);
+
 /// Makes `text` an ELF file: with a header at its beginning, and from [`DESCRIPTION`] on what describes it. All of that is
 /// mapped, so that it can be read as long as the code is there. Symbols for which there is no room are left out, from the
 /// last one on.
-pub(crate) fn wrap(text: &[u8], symbols: &[Symbol], entries: &Entries) -> Vec<u8> {
+pub(crate) fn wrap(text: &[u8], symbols: &[Symbol], frames: Framed<'_>) -> Vec<u8> {
     let mut named = symbols.len();
     loop {
-        let mut file = describe(text, &symbols[..named], entries);
+        let mut file = describe(text, &symbols[..named], frames);
         if file.len() as u64 <= TEXT_BYTES || named == 0 {
             file.resize(TEXT_BYTES as usize, 0);
             return file;
@@ -74,7 +77,7 @@ pub(crate) fn wrap(text: &[u8], symbols: &[Symbol], entries: &Entries) -> Vec<u8
     }
 }
 
-fn describe(text: &[u8], symbols: &[Symbol], entries: &Entries) -> Vec<u8> {
+fn describe(text: &[u8], symbols: &[Symbol], framed: Framed<'_>) -> Vec<u8> {
     let mut strings = vec![0];
     let mut table = Writer(vec![0; 24]);
     for symbol in symbols {
@@ -85,7 +88,7 @@ fn describe(text: &[u8], symbols: &[Symbol], entries: &Entries) -> Vec<u8> {
     }
     let mut file = Writer(text[..DESCRIPTION as usize].to_vec());
     let frames_at = file.align();
-    let frames = frames(entries, frames_at);
+    let frames = frames(framed, frames_at);
     file.bytes(&frames);
     let table_at = file.align();
     file.bytes(&table.0);
@@ -140,7 +143,7 @@ fn header(sections_at: u64, sections: u16) -> Vec<u8> {
 }
 
 /// `.eh_frame` at address `at`: where the return address is, in the shared code and in the stubs.
-fn frames(entries: &Entries, at: u64) -> Vec<u8> {
+fn frames((entries, stubs): Framed<'_>, at: u64) -> Vec<u8> {
     let mut frames = Writer(Vec::new());
     // Version 1, "zR", code in bytes, data in units of −8, the return address is column 16, addresses are relative and
     // signed (0x1b); DW_CFA_def_cfa rsp + 8, DW_CFA_offset: the return address at −8.
@@ -159,7 +162,18 @@ fn frames(entries: &Entries, at: u64) -> Vec<u8> {
     let [length_low, length_high] = ((entries.framed_end - entries.framed) as u16).to_le_bytes();
     let framed = FRAME_BYTES as u8 + 8;
     describe(CODE, TABLES, &[3, low, high, 0x0e, framed, 3, length_low, length_high, 0x0e, 8]);
-    describe(STUBS, DESCRIPTION, &[]);
+    // DW_CFA_advance_loc4, DW_CFA_def_cfa_offset
+    let mut rows = Vec::new();
+    let mut last = STUBS;
+    for [start, end] in stubs {
+        for (place, offset) in [(*start, 16), (*end, 8)] {
+            rows.push(4);
+            rows.extend_from_slice(&((place - last) as u32).to_le_bytes());
+            rows.extend_from_slice(&[0x0e, offset]);
+            last = place;
+        }
+    }
+    describe(STUBS, DESCRIPTION, &rows);
     frames.u32(0);
     frames.0
 }

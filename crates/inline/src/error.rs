@@ -52,6 +52,9 @@ pub enum BuildError {
     /// The size of the set.
     #[error("a set of 2^{0} sampled blocks is not possible")]
     SetSize(u32),
+    /// A function of an object allocator.
+    #[error("a function of the object allocator: {0}")]
+    Object(Refusal),
     /// No function can be hooked.
     #[error("none of the allocator's functions can be hooked inline")]
     NothingToHook,

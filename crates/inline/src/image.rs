@@ -6,12 +6,13 @@ use sampler_ebpf::geometric::{LOGARITHMS, RECIPROCALS};
 use zerocopy::IntoBytes;
 
 use crate::abi::{
-    BUCKET_BYTES, CODE, Function, HEADER, HEADER_RDRAND, Header, MAGIC, MAX_SET_LOG2, MIN_SET_LOG2, STUB_BYTES, STUBS,
-    TABLES, TEXT_BYTES, VERSION,
+    BUCKET_BYTES, CODE, Function, HEADER, HEADER_RDRAND, Header, Lead, MAGIC, MAX_SET_LOG2, MIN_SET_LOG2, STUB_BYTES,
+    STUBS, TABLES, TEXT_BYTES, VERSION,
 };
 use crate::code::Code;
 use crate::elf_file::{self, Symbol};
 use crate::error::BuildError;
+use crate::stub::Stub;
 
 /// What differs between blobs for the same functions.
 #[derive(Clone, Copy, Debug)]
@@ -43,7 +44,7 @@ pub(crate) fn file(
     settings: &Settings,
     functions: &[Function],
     names: &[&str],
-    stubs: &[(u32, Vec<u8>)],
+    (stubs, leads): (&[Stub], &[Lead]),
 ) -> Result<Vec<u8>, BuildError> {
     if code.bytes.len() as u64 > TABLES - CODE {
         return Err(BuildError::CodeTooLong(code.bytes.len()));
@@ -62,10 +63,11 @@ pub(crate) fn file(
         set_mask: (8 << settings.set_log2) - BUCKET_BYTES,
         flags: if settings.has_rdrand { HEADER_RDRAND } else { 0 },
         file: settings.file,
+        leads: std::array::from_fn(|at| leads.get(at).copied().unwrap_or_default()),
     };
     put(&mut image, HEADER, header.as_bytes());
     let mut functions = functions.to_vec();
-    let original = |index: usize| (STUBS + index as u64 * STUB_BYTES) as u32 + stubs[index].0;
+    let original = |index: usize| (STUBS + index as u64 * STUB_BYTES) as u32 + stubs[index].original;
     for (index, function) in functions.iter_mut().enumerate() {
         function.original = original(index);
         function.twin = function.twin.checked_sub(1).map_or(0, |twin| original(twin as usize));
@@ -75,14 +77,16 @@ pub(crate) fn file(
     put(&mut image, TABLES, LOGARITHMS.as_bytes());
     put(&mut image, TABLES + size_of_val(&LOGARITHMS) as u64, RECIPROCALS.as_bytes());
     let mut symbols = site_symbols(code);
-    for (index, (_, stub)) in stubs.iter().enumerate() {
+    let mut framed = Vec::new();
+    for (index, stub) in stubs.iter().enumerate() {
         let address = STUBS + index as u64 * STUB_BYTES;
         image[address as usize..][..STUB_BYTES as usize].fill(0xcc);
-        put(&mut image, address, stub);
+        put(&mut image, address, &stub.bytes);
+        framed.extend(stub.framed.map(|range| range.map(|at| address + u64::from(at))));
         let name = names.get(index).map_or_else(String::new, |name| format!("heapbpf_inline:{name}"));
         symbols.push(Symbol { name, address, bytes: STUB_BYTES });
     }
-    Ok(elf_file::wrap(&image, &symbols, &code.entries))
+    Ok(elf_file::wrap(&image, &symbols, (&code.entries, &framed)))
 }
 
 fn site_symbols(code: &Code<'_>) -> Vec<Symbol> {

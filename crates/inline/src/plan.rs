@@ -9,8 +9,9 @@ use sampler_ebpf::abi::inline::TwinArguments;
 use sampler_ebpf::abi::{SITE_FREES, SITE_THROWS, SITE_ZERO_FREES, Site};
 
 use crate::abi::{
-    FUNCTION_OUT, FUNCTION_REFERENCE_SECOND, FUNCTION_REFERENCE_THIRD, FUNCTION_SWAPPED, FUNCTION_THROWS,
-    FUNCTION_ZERO_FREES, Function, MAX_FUNCTIONS, NO_ARGUMENT, PAGE_BYTES, STUB_BYTES, STUBS,
+    FUNCTION_OF_OBJECTS, FUNCTION_OUT, FUNCTION_REFERENCE_SECOND, FUNCTION_REFERENCE_THIRD, FUNCTION_SWAPPED,
+    FUNCTION_THROWS, FUNCTION_ZERO_FREES, Function, Lead, MAX_FUNCTIONS, MAX_OBJECT_FUNCTIONS, NO_ARGUMENT, PAGE_BYTES,
+    STUB_BYTES, STUBS,
 };
 use crate::code::Code;
 use crate::displaced::{Displaced, JUMP_BYTES};
@@ -18,7 +19,7 @@ use crate::error::{BuildError, Refusal};
 use crate::image::{self, Settings};
 use crate::patch::Patch;
 use crate::redirect::{Text, inner_calls, jumped_into, leads};
-use crate::stub::{Parts, Stub};
+use crate::stub::{Parts, Stub, far_jump};
 
 /// End of user addresses.
 const USER_END: u64 = 1 << 47;
@@ -61,8 +62,23 @@ pub struct Inputs<'a> {
     pub stubs: &'a HashMap<u64, usize>,
     /// Addresses of slots (GOT) that hold the address of a wanted function in the target, and its index.
     pub slots: &'a HashMap<u64, usize>,
+    /// Functions of an interpreter's object allocator, which calls wanted functions.
+    pub objects: &'a [ObjectFunction<'a>],
     /// Where the blob will be: within reach of every text. See [`crate::gap`].
     pub base: u64,
+}
+
+/// A function of an interpreter's object allocator. It may be anywhere: it is called through a word, and nothing is displaced.
+#[derive(Clone, Copy, Debug)]
+pub struct ObjectFunction<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// Its address in the target.
+    pub address: u64,
+    /// Address of the word through which it is called.
+    pub word: u64,
+    /// As [`Wanted::site`].
+    pub site: Site,
 }
 
 /// Pages of an allocator's text as they are to be mapped.
@@ -90,6 +106,8 @@ pub struct Plan {
     pub hooked: Vec<usize>,
     /// Those that are not hooked, and why.
     pub refused: Vec<(usize, Refusal)>,
+    /// The words that lead to functions of an object allocator.
+    pub leads: Vec<Lead>,
 }
 
 /// A function that can be hooked.
@@ -105,8 +123,9 @@ impl Plan {
     /// # Errors
     /// [`BuildError`] if there can be no blob at all. Functions that cannot be hooked are in [`Plan::refused`].
     pub fn new(code: &Code<'_>, settings: &Settings, inputs: &Inputs<'_>) -> Result<Self, BuildError> {
-        if inputs.wanted.len() > MAX_FUNCTIONS {
-            return Err(BuildError::TooManyFunctions(inputs.wanted.len()));
+        let functions = inputs.wanted.len().saturating_add(inputs.objects.len());
+        if functions > MAX_FUNCTIONS || inputs.objects.len() > MAX_OBJECT_FUNCTIONS {
+            return Err(BuildError::TooManyFunctions(functions));
         }
         // So no sum of addresses overflows below, whatever the file says.
         let in_user_space =
@@ -132,12 +151,14 @@ impl Plan {
                 continue;
             }
             match assemble(code, settings, inputs, &candidates) {
-                Ok((stubs, patches, moved)) => {
-                    let functions: Vec<Function> = candidates.iter().map(|c| c.function).collect();
-                    let names: Vec<&str> = candidates.iter().map(|c| inputs.wanted[c.wanted].name).collect();
-                    let file = image::file(code, settings, &functions, &names, &stubs)?;
+                Ok((mut stubs, patches, moved)) => {
+                    let mut functions: Vec<Function> = candidates.iter().map(|c| c.function).collect();
+                    let mut names: Vec<&str> = candidates.iter().map(|c| inputs.wanted[c.wanted].name).collect();
+                    let leads = add_objects(code, settings, inputs, (&mut functions, &mut stubs))?;
+                    names.extend(inputs.objects.iter().map(|object| object.name));
+                    let file = image::file(code, settings, &functions, &names, (&stubs, &leads))?;
                     let hooked = candidates.iter().map(|c| c.wanted).collect();
-                    return Ok(Self { base: inputs.base, file, patches, moved, hooked, refused });
+                    return Ok(Self { base: inputs.base, file, patches, moved, hooked, refused, leads });
                 }
                 Err((index, refusal)) => {
                     refused.push((candidates.remove(index).wanted, refusal));
@@ -263,7 +284,49 @@ fn link_twins(candidates: &mut [Candidate], inputs: &Inputs<'_>) {
     }
 }
 
-type Assembled = (Vec<(u32, Vec<u8>)>, Vec<Patch>, Vec<(u64, u64)>);
+/// Adds the functions of an object allocator, and their stubs. The words that are to lead there.
+fn add_objects(
+    code: &Code<'_>,
+    settings: &Settings,
+    inputs: &Inputs<'_>,
+    (functions, stubs): (&mut Vec<Function>, &mut Vec<Stub>),
+) -> Result<Vec<Lead>, BuildError> {
+    let mut leads = Vec::new();
+    for object in inputs.objects {
+        let index = functions.len();
+        let site = &object.site;
+        let frees = site.flags & SITE_FREES != 0;
+        let function = Function {
+            number: u32::from(site.function) | (index as u32) << 16,
+            flags: FUNCTION_OF_OBJECTS,
+            address: object.address,
+            size_argument: if frees { NO_ARGUMENT } else { site.size_argument },
+            times_argument: if frees { NO_ARGUMENT } else { site.times_argument },
+            old_argument: site.old_argument,
+            ..Function::default()
+        };
+        let stub = far_jump(object.address).and_then(|original| {
+            let parts = Parts {
+                base: inputs.base,
+                index,
+                entries: &code.entries,
+                function: &function,
+                criterion: settings.criterion,
+                original: &original,
+                displaced: 0,
+                may_be_inside: true,
+            };
+            parts.build()
+        });
+        stubs.push(stub.map_err(BuildError::Object)?);
+        functions.push(function);
+        let stub = inputs.base + STUBS + index as u64 * STUB_BYTES;
+        leads.push(Lead { word: object.word, function: object.address, stub });
+    }
+    Ok(leads)
+}
+
+type Assembled = (Vec<Stub>, Vec<Patch>, Vec<(u64, u64)>);
 
 /// Encodes all stubs and patches; the index of a candidate that cannot be hooked, otherwise. Fills in the offsets.
 fn assemble(
@@ -292,6 +355,7 @@ fn assemble(
             criterion: settings.criterion,
             original: &original,
             displaced: candidate.displaced.instructions.len(),
+            may_be_inside: !inputs.objects.is_empty(),
         };
         parts.build().map_err(|r| (index, r))
     };
@@ -308,7 +372,7 @@ fn assemble(
         for (instruction, offset) in candidate.displaced.instructions.iter().zip(&stub.displaced).skip(1) {
             moved.push((instruction.ip(), inputs.base + at(index) + u64::from(*offset)));
         }
-        stubs.push((stub.original, stub.bytes));
+        stubs.push(stub);
         patches.push(entry_patch(inputs, candidate, inputs.base + at(index)).ok_or((index, Refusal::OutOfReach))?);
     }
     for range in inner_ranges(inputs, candidates) {

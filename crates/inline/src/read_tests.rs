@@ -49,7 +49,7 @@ fn a_control_page_must_make_sense() {
     assert_eq!(control(&right.as_bytes()[..100]), Err(ForeignBlob::Truncated));
     for (wrong, why) in [
         (Control { magic: 0, ..right }, ForeignBlob::Magic),
-        (Control { version: 2, ..right }, ForeignBlob::Version(2)),
+        (Control { version: u64::from(VERSION) + 1, ..right }, ForeignBlob::Version(u64::from(VERSION) + 1)),
         (Control { draw: DRAWS as u64, ..right }, ForeignBlob::Nonsense),
     ] {
         assert_eq!(control(wrong.as_bytes()), Err(why));

@@ -3,11 +3,13 @@
 //! At a function's entry `rax`, `r10` and `r11` are free. The stub counts in the thread's slot, and falls into the displaced
 //! instructions unless the countdown has ended or the call is odd.
 
+use core::mem::offset_of;
+
 use iced_x86::{BlockEncoder, BlockEncoderOptions, Code as Op, Instruction, InstructionBlock, MemoryOperand, Register};
 
 use crate::abi::{
-    CODE, CRITERION_BYTES, FILTER, FILTER_BYTES, Function, HASH, HASH_SHIFT, HEADER, Header, LARGE_BYTES, NO_ARGUMENT,
-    SLOTS, SLOTS_OFFSET, STUB_BYTES, STUBS, Slot,
+    CODE, CRITERION_BYTES, FILTER, FILTER_BYTES, FUNCTION_OF_OBJECTS, Function, HASH, HASH_SHIFT, HEADER, Header,
+    INSIDE_BYTES, LARGE_BYTES, NO_ARGUMENT, SLOTS, SLOTS_OFFSET, STUB_BYTES, STUBS, Slot,
 };
 use crate::code::Entries;
 use crate::error::Refusal;
@@ -25,6 +27,8 @@ mod label {
     pub(super) const REFUSED: u64 = 5;
     pub(super) const MAYBE: u64 = 6;
     pub(super) const ORIGINAL: u64 = 7;
+    pub(super) const INSIDE: u64 = 8;
+    pub(super) const OUTSIDE: u64 = 9;
     pub(super) const UNNAMED: u64 = 64;
 }
 
@@ -36,6 +40,8 @@ pub(crate) struct Stub {
     pub(crate) original: u32,
     /// The offset of each displaced instruction.
     pub(crate) displaced: Vec<u32>,
+    /// Offsets between which one word is on the stack below the return address.
+    pub(crate) framed: Option<[u32; 2]>,
 }
 
 /// What the stub is made of.
@@ -49,6 +55,15 @@ pub(crate) struct Parts<'a> {
     pub(crate) original: &'a [Instruction],
     /// How many of them are the function's own.
     pub(crate) displaced: usize,
+    /// Whether the function may be called by an object allocator that is hooked too.
+    pub(crate) may_be_inside: bool,
+}
+
+/// Instructions that go on at an address anywhere. `r11` is free there.
+pub(crate) fn far_jump(address: u64) -> Built<[Instruction; 2]> {
+    let load = Instruction::with2(Op::Mov_r64_imm64, Register::R11, address).map_err(|_| Refusal::Immovable)?;
+    let jump = Instruction::with1(Op::Jmp_rm64, Register::R11).map_err(|_| Refusal::Immovable)?;
+    Ok([load, jump])
 }
 
 /// Instructions with labels in place of addresses.
@@ -156,7 +171,6 @@ impl Parts<'_> {
 
     /// Counts `rax` bytes, and goes on in the original unless there is more to do.
     fn count(&self, listing: &mut Listing) -> Built {
-        use core::mem::offset_of;
         let less_one = MemoryOperand::with_base_displ(Register::RAX, -1);
         listing.add(Instruction::with2(Op::Lea_r64_m, Register::R11, less_one))?;
         listing.immediate(Op::Cmp_rm64_imm32, Register::R11, (LARGE_BYTES - 2) as i32)?;
@@ -172,12 +186,52 @@ impl Parts<'_> {
         listing.branch(Op::Jle_rel32_64, label::ENDS)
     }
 
+    const fn is_of_objects(&self) -> bool {
+        self.function.flags & FUNCTION_OF_OBJECTS != 0
+    }
+
+    /// Leads to [`label::INSIDE`] if the thread may be in a function of an object allocator.
+    fn is_inside(&self, listing: &mut Listing) -> Built {
+        listing.add(Instruction::with2(Op::Cmp_rm64_imm8, slot(offset_of!(Slot, inside)), 0))?;
+        listing.branch(Op::Jne_rel32_64, label::INSIDE)?;
+        listing.label(label::OUTSIDE);
+        Ok(())
+    }
+
+    /// Calls the function, and has the slot say so meanwhile. The indexes of the first instruction with a word on the stack, and
+    /// of the first one without it.
+    fn call(listing: &mut Listing) -> Built<[usize; 2]> {
+        let inside = slot(offset_of!(Slot, inside));
+        listing.add(Instruction::with1(Op::Push_r64, Register::R10))?;
+        let first = listing.instructions.len();
+        listing.add(Instruction::with2(Op::Mov_rm64_r64, inside, Register::RSP))?;
+        listing.branch(Op::Call_rel32_64, label::ORIGINAL)?;
+        listing.add(Instruction::with1(Op::Pop_r64, Register::R10))?;
+        let end = listing.instructions.len();
+        listing.add(Instruction::with2(Op::Mov_rm64_imm32, inside, 0))?;
+        // Nobody who looks at the stack may take it for a way back.
+        let return_address = MemoryOperand::with_base_displ(Register::RSP, -16);
+        listing.add(Instruction::with2(Op::Mov_rm64_imm32, return_address, 0))?;
+        listing.add(Ok(Instruction::with(Op::Retnq)))?;
+        Ok([first, end])
+    }
+
+    /// Where [`Self::is_inside`] leads: the call is part of another, or what the slot says is stale.
+    fn inside(&self, listing: &mut Listing) -> Built {
+        listing.label(label::INSIDE);
+        listing.add(Instruction::with2(Op::Mov_r64_rm64, Register::RAX, slot(offset_of!(Slot, inside))))?;
+        listing.registers(Op::Sub_r64_rm64, Register::RAX, Register::RSP)?;
+        listing.immediate(Op::Cmp_rm64_imm32, Register::RAX, INSIDE_BYTES as i32)?;
+        listing.branch(Op::Ja_rel32_64, label::OUTSIDE)?;
+        listing.branch(Op::Jmp_rel32_64, label::ORIGINAL)
+    }
+
     /// The displaced instructions.
     fn original(&self, listing: &mut Listing) {
         let start = listing.instructions.len();
         listing.instructions.extend_from_slice(self.original);
         if let Some(first) = listing.instructions.get_mut(start) {
-            // Not a jump's target: the shared code finds it by its offset.
+            // The shared code finds it by its offset.
             first.set_ip(label::ORIGINAL);
         }
         for instruction in listing.instructions.iter_mut().skip(start + 1) {
@@ -197,21 +251,33 @@ impl Parts<'_> {
         if allocates {
             self.slot(&mut listing)?;
             listing.label(label::HAVE_SLOT);
+            if self.may_be_inside {
+                self.is_inside(&mut listing)?;
+            }
             self.size(&mut listing)?;
             self.count(&mut listing)?;
         }
+        let framed = if allocates && self.is_of_objects() { Some(Self::call(&mut listing)?) } else { None };
         let original = listing.instructions.len();
         self.original(&mut listing);
         if allocates {
             listing.label(label::CLAIM);
             listing.branch(Op::Call_rel32_64, self.shared(self.entries.claim))?;
             listing.branch(Op::Jae_rel32_64, label::HAVE_SLOT)?;
-            self.size(&mut listing)?;
+            if self.is_of_objects() {
+                // A slot that threads share cannot say which one is inside: what such a call asks of malloc counts there.
+                listing.branch(Op::Jmp_rel32_64, label::ORIGINAL)?;
+            } else {
+                self.size(&mut listing)?;
+            }
             self.leave(&mut listing, label::ODD, self.entries.allocation)?;
             self.leave(&mut listing, label::ENDS, self.entries.allocation_ends_countdown)?;
             if self.function.times_argument != NO_ARGUMENT {
                 self.leave(&mut listing, label::REFUSED, self.entries.refused)?;
             }
+        }
+        if allocates && self.may_be_inside {
+            self.inside(&mut listing)?;
         }
         if has_old {
             let entry = if allocates { self.entries.reallocation } else { self.entries.free };
@@ -226,8 +292,9 @@ impl Parts<'_> {
             return Err(Refusal::TooLong);
         }
         let offsets = &encoded.new_instruction_offsets;
+        let framed = framed.map(|framed| framed.map(|at| offsets.get(at).copied().unwrap_or_default()));
         let displaced = offsets.iter().skip(original).take(self.displaced).copied().collect();
         let original = offsets.get(original).copied().unwrap_or_default();
-        Ok(Stub { original, displaced, bytes: encoded.code_buffer })
+        Ok(Stub { original, displaced, framed, bytes: encoded.code_buffer })
     }
 }

@@ -6,7 +6,7 @@ use std::collections::HashSet;
 use heapbpf_audit::Missing;
 use heapbpf_elf::Image;
 use sampler_ebpf::abi::inline::TwinArguments;
-use sampler_ebpf::abi::{NO_ARGUMENT, SITE_FREES, SITE_THROWS, Site};
+use sampler_ebpf::abi::{SITE_THROWS, Site};
 
 use crate::allocators::LOADERS;
 use crate::call_graph::{CallGraph, Extent};
@@ -152,21 +152,11 @@ fn unknown(leaving: &Leaving) -> Option<&'static str> {
 
 fn described(function: &Found<'_>, all: &[Found<'_>]) -> InlineFunction {
     let row = function.row;
-    let arguments = row.shape.arguments;
-    let frees = row.flags & SITE_FREES != 0;
     InlineFunction {
         name: function.name().to_owned(),
         address: function.extent.start,
         length: function.extent.end - function.extent.start,
-        site: Site {
-            function: function.number,
-            size_argument: if frees { NO_ARGUMENT } else { arguments.size },
-            times_argument: if frees { NO_ARGUMENT } else { arguments.times },
-            old_argument: arguments.old,
-            out_argument: arguments.out,
-            flags: row.flags,
-            ..Site::default()
-        },
+        site: row.site_at_entry(function.number),
         twin: if row.flags & SITE_THROWS == 0 { None } else { twin(function, all) },
     }
 }

@@ -73,7 +73,8 @@ pub use error::AttachError;
 pub use heapbpf_audit::{Covered, FileKind, Missing, ProbeKind};
 pub use inline::{InlineFile, InlineFunction, InlineSlot, defines, inline_functions};
 pub use machine::Machine;
-pub use object_table::{NoObjectTable, ObjectTable};
+pub use object_search::object_table;
+pub use object_table::{Detour, NoObjectTable, ObjectTable};
 pub use placement::{Arguments, KernelRules, NoOpLengths};
 pub use plan::{
     AllocatorFile, EndSeen, Examination, PlannedSite, ReturnProbe, ReturnSite, analyse, examine, examine_avoiding,

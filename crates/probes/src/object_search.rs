@@ -24,6 +24,8 @@ const MOST_CODE_BYTES: u64 = 4096;
 const WORD: u64 = 8;
 /// Most segments with variables that are kept. Linkers make one.
 const MOST_SEGMENTS: usize = 4;
+/// Bytes behind the code that are left for instructions with which a command waits at its entry point (`heapbpf-remote`).
+const WAITING_BYTES: u64 = 128;
 /// Bytes of a page.
 const PAGE_BYTES: u64 = 4096;
 
@@ -31,6 +33,13 @@ const PAGE_BYTES: u64 = 4096;
 const OBJECT: [&str; FUNCTIONS] = [MARKER, "PyObject_Calloc", "PyObject_Realloc", "PyObject_Free"];
 const MEMORY: [&str; FUNCTIONS] = ["PyMem_Malloc", "PyMem_Calloc", "PyMem_Realloc", "PyMem_Free"];
 const RAW: [&str; FUNCTIONS] = ["PyMem_RawMalloc", "PyMem_RawCalloc", "PyMem_RawRealloc", "PyMem_RawFree"];
+
+/// Finds the object allocator of an interpreter in a file; `None` if it has none, or cannot be read.
+#[must_use]
+pub fn object_table(file: &dyn Image, path: &str) -> Option<Result<ObjectTable, NoObjectTable>> {
+    let image = FileImage::read_if(file, path, FileImage::has_objects).ok()?;
+    image.has_objects().then(|| find(&image, file))
+}
 
 /// Finds the object allocator of an interpreter.
 ///
@@ -77,14 +86,14 @@ pub fn find(image: &FileImage, file: &dyn Image) -> Result<ObjectTable, NoObject
     Ok(ObjectTable { domains, functions: found, has_copies, raw, code, data, room: room(image) })
 }
 
-/// Unused bytes behind the code: the rest of the last page of an executable segment, which the kernel maps with it.
+/// Unused bytes behind the code: the end of the last page of an executable segment, which the kernel maps with it. Right behind the
+/// code a command may wait at its entry point ([`WAITING_BYTES`]).
 fn room(image: &FileImage) -> Option<u64> {
     let ends = image.segments().iter().filter(|segment| segment.is_executable() && !segment.is_writable());
     let mut ends = ends.filter_map(|segment| segment.address.checked_add(segment.file_bytes));
     ends.find_map(|end| {
-        let start = end.checked_next_multiple_of(JUMP_BYTES)?;
-        let needed = start.checked_add(FUNCTIONS as u64 * JUMP_BYTES)?;
-        (needed <= end.checked_next_multiple_of(PAGE_BYTES)?).then_some(start)
+        let start = end.checked_next_multiple_of(PAGE_BYTES)?.checked_sub(FUNCTIONS as u64 * JUMP_BYTES)?;
+        (end.checked_add(WAITING_BYTES)? <= start).then_some(start)
     })
 }
 

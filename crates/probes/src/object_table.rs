@@ -24,6 +24,27 @@ pub enum NoObjectTable {
     CallsMalloc,
 }
 
+/// A jump to a function, through a word behind it: [`JUMP_BYTES`], and a multiple of that. So one write of an aligned word is
+/// enough to lead it elsewhere, and back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Detour {
+    /// Its address in the file.
+    pub address: u64,
+    /// The function's.
+    pub function: u64,
+}
+
+impl Detour {
+    /// Its code, up to the word with the function's address: `jmp [rip + 2]`, and two bytes that are never run.
+    pub const CODE: [u8; 8] = [0xff, 0x25, 2, 0, 0, 0, 0xcc, 0xcc];
+
+    /// Address in the file of the word with the function's address in the process.
+    #[must_use]
+    pub const fn word(&self) -> u64 {
+        self.address.wrapping_add(Self::CODE.len() as u64)
+    }
+}
+
 /// The object allocator of an interpreter. Addresses are those of the file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectTable {
@@ -53,17 +74,12 @@ impl ObjectTable {
         words.windows(FUNCTIONS).enumerate().filter(move |(_, four)| **four == wanted).map(|(at, _)| at)
     }
 
-    /// Jumps in unused bytes behind the file's code: the address of each, and its code. They do what the functions do, and have
-    /// other addresses. `None` if there is no room.
+    /// Jumps in unused bytes behind the file's code, each to a function. They do what the functions do, and have other
+    /// addresses. `None` if there is no room.
     #[must_use]
-    pub fn detours(&self) -> Option<[(u64, [u8; 5]); FUNCTIONS]> {
-        let mut room = self.room?;
-        let mut detours = [(0, [0; 5]); FUNCTIONS];
-        for (detour, function) in detours.iter_mut().zip(self.functions) {
-            let distance = i32::try_from(function.wrapping_sub(room + 5).cast_signed()).ok()?.to_le_bytes();
-            *detour = (room, [0xe9, distance[0], distance[1], distance[2], distance[3]]);
-            room += JUMP_BYTES;
-        }
-        Some(detours)
+    pub fn detours(&self) -> Option<[Detour; FUNCTIONS]> {
+        let room = self.room?;
+        let mut at = (room..).step_by(JUMP_BYTES as usize);
+        Some(self.functions.map(|function| Detour { address: at.next().unwrap_or(room), function }))
     }
 }

@@ -67,7 +67,7 @@ impl Runtime {
                  USE_ZEND_ALLOC=0 in its environment PHP calls malloc instead"
             }
             Self::Python => {
-                "its arenas are taken by mmap, and calls into them are not seen without --python-objects; with \
+                "its arenas are taken by mmap, and probes see calls into them with --python-objects alone; with \
                  PYTHONMALLOC=malloc in its environment Python calls malloc instead"
             }
         }

@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use sampler_ebpf::abi::{SITE_CALLS_OUT, SITE_THROWS, SITE_ZERO_FREES};
+use sampler_ebpf::abi::{NO_ARGUMENT, SITE_CALLS_OUT, SITE_FREES, SITE_THROWS, SITE_ZERO_FREES, Site};
 
 use crate::allocators::{ALLOCATORS, Allocator, Shape};
 use crate::custom::CustomAllocator;
 use crate::elf::{FileImage, Symbol};
+use crate::object_table::FUNCTIONS;
 
 /// Number of `mmap`, called by the program itself, in place of a row of a [`Table`], which has far fewer rows.
 pub const MMAP: u16 = u16::MAX - 1;
@@ -37,6 +38,21 @@ impl Row {
     /// Whether it is unknown what the function's allocator calls.
     pub(super) const fn is_unread(&self) -> bool {
         self.unread
+    }
+
+    /// What the arguments mean at the function's entry, if the call is counted inside the process.
+    pub(super) fn site_at_entry(&self, number: u16) -> Site {
+        let arguments = self.shape.arguments;
+        let frees = self.flags & SITE_FREES != 0;
+        Site {
+            function: number,
+            size_argument: if frees { NO_ARGUMENT } else { arguments.size },
+            times_argument: if frees { NO_ARGUMENT } else { arguments.times },
+            old_argument: arguments.old,
+            out_argument: arguments.out,
+            flags: self.flags,
+            ..Site::default()
+        }
     }
 }
 
@@ -184,10 +200,21 @@ impl Table {
     /// The functions of the object allocator of `image`: number of the row, and place.
     fn objects_in(&self, image: &FileImage) -> Vec<(u16, Symbol)> {
         let Some(Ok(objects)) = image.objects().filter(|_| self.has_objects) else { return Vec::new() };
-        let is_of_objects = |row: &Row| matches!(&self.origins[row.origin], Origin::Known(it) if it.is_of_objects);
-        let first = self.rows.iter().position(is_of_objects).unwrap_or(self.rows.len());
+        let first = self.first_of_objects();
         let size = |start: u64| image.bounds.iter().find(|(from, _)| *from == start).map_or(0, |(from, to)| to - from);
         (first..).zip(objects.functions).map(|(row, start)| (row as u16, Symbol::unnamed(start, size(start)))).collect()
+    }
+
+    fn first_of_objects(&self) -> usize {
+        let is_of_objects = |row: &Row| matches!(&self.origins[row.origin], Origin::Known(it) if it.is_of_objects);
+        self.rows.iter().position(is_of_objects).unwrap_or(self.rows.len())
+    }
+
+    /// The functions of an interpreter's object allocator, in the order of [`ObjectTable::functions`](crate::ObjectTable): their
+    /// names, and what their arguments mean at their entry.
+    pub fn object_functions(&self) -> impl Iterator<Item = (&str, Site)> {
+        let rows = (0..).zip(&self.rows).skip(self.first_of_objects()).take(FUNCTIONS);
+        rows.map(|(number, row)| (row.name.as_str(), row.site_at_entry(number)))
     }
 
     /// Whether a file with this symbol may have an allocator.

@@ -16,7 +16,7 @@ use std::sync::{LazyLock, Mutex, MutexGuard};
 use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, DRAWS, MAGIC, STATE, TEXT_BYTES, VERSION, mapped_bytes};
 use heapbpf_inline::gap::{Mapping, find};
 use heapbpf_inline::read::{COUNTS_BYTES, Counts};
-use heapbpf_inline::{Inputs, Plan, Settings, Text, Twin, Wanted, site_offsets};
+use heapbpf_inline::{Inputs, ObjectFunction, Plan, Settings, Text, Twin, Wanted, site_offsets};
 use heapbpf_probes::{Missing, Table, inline_functions};
 use sampler_ebpf::constants::draw_constants;
 use sampler_ebpf::geometric::DrawConstants;
@@ -57,6 +57,8 @@ pub struct Options {
     pub set_log2: u32,
     pub criterion: u32,
     pub hook: bool,
+    /// Functions of an object allocator that calls the library.
+    pub objects: Vec<ObjectFunction<'static>>,
 }
 
 impl Default for Options {
@@ -70,6 +72,7 @@ impl Default for Options {
             set_log2: 16,
             criterion: 0,
             hook: true,
+            objects: Vec::new(),
         }
     }
 }
@@ -167,7 +170,15 @@ impl Hooked {
         let span = texts.iter().map(|t| t.address).min().unwrap()
             ..texts.iter().map(|t| t.address + t.bytes.len() as u64).max().unwrap();
         let base = find(&mappings(), &span, mapped + 4096).expect("a gap");
-        let inputs = Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs: &stubs, slots: &slots, base };
+        let inputs = Inputs {
+            texts: &texts,
+            wanted: &wanted,
+            inner: &inner,
+            stubs: &stubs,
+            slots: &slots,
+            objects: &options.objects,
+            base,
+        };
         let plan = Plan::new(&code, &settings, &inputs).unwrap();
         let mut hooked = Self {
             plan,
@@ -234,6 +245,16 @@ impl Hooked {
             self.restore.push((run.address, before.to_vec()));
             map_text(run.address, &run.bytes, libc::MAP_FIXED);
         }
+        self.lead(true);
+    }
+
+    /// Has words lead to the stubs of an object allocator, or to its functions.
+    fn lead(&self, to_stubs: bool) {
+        for lead in &self.plan.leads {
+            // SAFETY: the test's own word, which lives as long as it.
+            let word = unsafe { std::sync::atomic::AtomicU64::from_ptr(lead.word as *mut u64) };
+            word.store(if to_stubs { lead.stub } else { lead.function }, std::sync::atomic::Ordering::SeqCst);
+        }
     }
 
     /// The address of a function of the library.
@@ -298,6 +319,7 @@ impl Hooked {
 
 impl Drop for Hooked {
     fn drop(&mut self) {
+        self.lead(false);
         for (address, bytes) in std::mem::take(&mut self.restore) {
             map_text(address, &bytes, libc::MAP_FIXED);
         }

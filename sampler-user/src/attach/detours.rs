@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 
-use heapbpf_probes::ObjectTable;
+use heapbpf_probes::{Detour, ObjectTable};
 use heapbpf_remote::{Error, STOP_LIMIT, Target, Word};
 
 /// Bytes of a word.
@@ -70,7 +70,7 @@ impl Detours {
         let mut bytes = [0; WORD_BYTES as usize];
         memory.read_exact_at(&mut bytes, first)?;
         let found = u64::from_le_bytes(bytes).wrapping_sub(bias);
-        let around = table.detours().map(|detours| detours[0].0);
+        let around = table.detours().map(|detours| detours[0].address);
         Ok(match found {
             _ if found == table.functions[0] => Leads::There,
             _ if Some(found) == around => Leads::Around,
@@ -82,6 +82,15 @@ impl Detours {
         })
     }
 
+    /// The same, of tables that lead to the functions themselves: if there are none, nothing is done.
+    ///
+    /// # Errors
+    /// [`NotLed`]. The process runs on as before.
+    pub fn lead_if_there(&mut self, pid: u32, table: &ObjectTable, bias: u64) -> Result<(), NotLed> {
+        let memory = File::open(format!("/proc/{pid}/mem"))?;
+        if tables(&memory, table, bias)?.is_empty() { Ok(()) } else { self.lead(pid, table, bias) }
+    }
+
     /// Leads the interpreter of a process around the copies.
     ///
     /// # Errors
@@ -90,19 +99,25 @@ impl Detours {
         let detours = table.detours().ok_or(NotLed::NoRoom)?;
         let memory = File::open(format!("/proc/{pid}/mem"))?;
         let mut words = Vec::new();
-        for (at, code) in detours {
-            let address = at.wrapping_add(bias);
-            let mut before = [0; WORD_BYTES as usize];
-            memory.read_exact_at(&mut before, address)?;
-            let mut after = before;
-            after[..code.len()].copy_from_slice(&code);
-            words.push(word(address, u64::from_le_bytes(before), u64::from_le_bytes(after)));
+        let read = |address: u64| {
+            let mut bytes = [0; WORD_BYTES as usize];
+            memory.read_exact_at(&mut bytes, address).map(|()| u64::from_le_bytes(bytes))
+        };
+        for detour in detours {
+            let (address, code) = (detour.address.wrapping_add(bias), u64::from_le_bytes(Detour::CODE));
+            let (before, to) = (read(address)?, detour.word().wrapping_add(bias));
+            // One that is there already may lead to our code.
+            if before != code {
+                words.push(word(to, read(to)?, detour.function.wrapping_add(bias)));
+                words.push(word(address, before, code));
+            }
         }
         let mut pointers = Vec::new();
         for first in tables(&memory, table, bias)? {
-            for ((to, _), (function, at)) in detours.iter().zip(table.functions.iter().zip(0..)) {
+            for (detour, at) in detours.iter().zip(0..) {
                 let address = first.wrapping_add(at * WORD_BYTES);
-                pointers.push(word(address, function.wrapping_add(bias), to.wrapping_add(bias)));
+                let [function, to] = [detour.function, detour.address].map(|at| at.wrapping_add(bias));
+                pointers.push(word(address, function, to));
             }
         }
         words.extend(&pointers);
@@ -112,7 +127,9 @@ impl Detours {
             "process {pid}: its interpreter is led around copies of its object allocator, stopped for {:?}",
             stopped.time
         );
-        self.made.insert(pid, pointers.into_iter().map(|it| word(it.address, it.after, it.before)).collect());
+        let made = self.made.entry(pid).or_default();
+        made.retain(|known| pointers.iter().all(|new| new.address != known.address));
+        made.extend(pointers.into_iter().map(|it| word(it.address, it.after, it.before)));
         Ok(())
     }
 
@@ -130,7 +147,14 @@ impl Detours {
 
     /// Puts all pointers back.
     pub fn release_all(&mut self) {
-        for (pid, pointers) in self.made.drain() {
+        for (pid, mut pointers) in self.made.drain() {
+            // The interpreter may have changed some itself since.
+            let memory = File::open(format!("/proc/{pid}/mem"));
+            pointers.retain(|pointer| {
+                let mut bytes = [0; WORD_BYTES as usize];
+                let read = memory.as_ref().map(|memory| memory.read_exact_at(&mut bytes, pointer.address));
+                matches!(read, Ok(Ok(()))) && u64::from_le_bytes(bytes) == pointer.before
+            });
             let put_back = Target::look(pid).map_err(Error::from).and_then(|it| it.write_words(&pointers, STOP_LIMIT));
             if let Err(error) = put_back {
                 log::debug!("the table of allocators of process {pid} stays, which does no harm: {error}");

@@ -3,7 +3,7 @@
 use clap::ValueEnum;
 
 use crate::kernel::programs::LinkKind;
-use crate::record::plan::{Hook, Unwind};
+use crate::record::plan::{Hook, PythonObjects, Unwind};
 use heapbpf_profile::adjust::At;
 use heapbpf_profile::model::Criterion;
 
@@ -76,6 +76,28 @@ impl From<HookArg> for Hook {
             HookArg::Probe => Self::Probe,
             HookArg::Inline => Self::Inline,
             HookArg::Usdt => Self::Usdt,
+        }
+    }
+}
+
+/// Whether Python's own objects are counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum PythonObjectsArg {
+    /// In processes that are hooked inline, where they cost little
+    #[default]
+    Auto,
+    /// Also by probes, if no process is to be hooked inline: each object traps when it is allocated, when that returns, and when it is freed, so the program is much slower
+    Yes,
+    /// Nowhere
+    No,
+}
+
+impl From<PythonObjectsArg> for PythonObjects {
+    fn from(arg: PythonObjectsArg) -> Self {
+        match arg {
+            PythonObjectsArg::Auto => Self::Inline,
+            PythonObjectsArg::Yes => Self::Always,
+            PythonObjectsArg::No => Self::Never,
         }
     }
 }

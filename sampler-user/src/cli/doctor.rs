@@ -5,6 +5,7 @@ use std::io::IsTerminal;
 use anyhow::Context;
 
 use super::args::DoctorArgs;
+use super::choices::PythonObjectsArg;
 use super::compare::print;
 use super::error::PlanError;
 use super::{allocators, plan, targets};
@@ -39,8 +40,9 @@ pub fn run(args: &DoctorArgs) -> anyhow::Result<u8> {
     let targets = select(&targets::targets(&args.target)?).map_err(PlanError::from)?;
     let mut kernel = KernelSide::look();
     let rules = rules::of_this_kernel(kernel.loaded.as_ref().map(|(programs, _)| programs));
-    let mut hooks = Hooks::new(rules, Table::new(&custom).with_objects(args.target.python_objects), true)
-        .of(Sources::AllocatorsOrAnnouncements);
+    let mut hooks =
+        Hooks::new(rules, Table::new(&custom).with_objects(args.target.python_objects == PythonObjectsArg::Yes), true)
+            .of(Sources::AllocatorsOrAnnouncements);
     let mut debug_dirs = args.debug_dir.clone();
     debug_dirs.push(debug_files::DEFAULT_DIRECTORY.into());
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use sampler_ebpf::abi::{Config, LARGEST_STACK_COPY, stack_kind};
 
 use super::allocators;
-use super::choices::HookArg;
+use super::choices::{HookArg, PythonObjectsArg};
 use super::error::PlanError;
 use super::pipelines;
 use super::record_args::{RecordArgs, SamplingArgs, StackArgs};
@@ -72,7 +72,7 @@ pub fn recording(args: &RecordArgs, keeps_running: bool) -> Result<RecordPlan, P
         command: args.target.command.clone(),
         follow: !args.target.no_follow,
         allocators,
-        objects: args.target.python_objects,
+        objects: args.target.python_objects.into(),
     };
     let kernel = kernel(args, &targets, &rules, ring_sizes(args, interval, classes.as_ref()));
     Ok(RecordPlan {
@@ -141,7 +141,7 @@ fn check_usdt(args: &RecordArgs) -> Result<(), PlanError> {
         "an allocator's own mappings cannot be told from others: leave --mmap out"
     } else if !args.target.allocators.is_empty() {
         "no allocator is hooked: leave --alloc out"
-    } else if args.target.python_objects {
+    } else if args.target.python_objects == PythonObjectsArg::Yes {
         "no allocator is hooked: leave --python-objects out"
     } else {
         return Ok(());
@@ -159,8 +159,6 @@ fn check_inline(args: &RecordArgs) -> Result<(), PlanError> {
         "it cannot attribute an allocator's own mappings yet: leave --mmap out"
     } else if Criterion::from(args.sampling.criterion) == Criterion::SizeClass {
         "it has one interval for all sizes: leave --criterion size-class out"
-    } else if target.python_objects {
-        "it does not count Python's objects yet: leave --python-objects out, or give --hook probe"
     } else {
         return Ok(());
     };

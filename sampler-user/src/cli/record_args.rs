@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use super::choices::{AtArg, CriterionArg, HookArg, LinkArg, UnwindArg};
+use super::choices::{AtArg, CriterionArg, HookArg, LinkArg, PythonObjectsArg, UnwindArg};
 use super::values::{
     Interval, Overhead, parse_confidence, parse_duration, parse_interval, parse_listen, parse_overhead, parse_pid,
     parse_seed, parse_size, parse_value,
@@ -77,10 +77,9 @@ pub struct TargetArgs {
     /// repeated
     #[arg(long = "alloc", value_name = "SPEC", help_heading = "Target")]
     pub allocators: Vec<String>,
-    /// Also Python's own objects, up to 512 bytes: each traps when it is allocated, when that returns, and when it is freed, so
-    /// the program is much slower (x86-64)
-    #[arg(long, help_heading = "Target")]
-    pub python_objects: bool,
+    /// Python's own objects, up to 512 bytes (x86-64)
+    #[arg(long, value_enum, value_name = "WHERE", num_args = 0..=1, require_equals = true, default_value_t, default_missing_value = "yes", help_heading = "Target")]
+    pub python_objects: PythonObjectsArg,
     /// Start this command and profile it from its first allocation
     #[arg(last = true, value_name = "COMMAND")]
     pub command: Vec<OsString>,

@@ -100,7 +100,7 @@ mod tests {
             command: args.command,
             follow: true,
             allocators: Vec::new(),
-            objects: false,
+            objects: crate::record::plan::PythonObjects::Inline,
         };
         assert_eq!(target_rules(&targets), target_rule::ALL | target_rule::COMM);
         assert!(targets.name(7) && targets.name(8) && !targets.name(9));

@@ -6,6 +6,7 @@ use heapbpf_remote::{NAME_PREFIX, STOP_LIMIT, TakeOut, Target};
 
 use crate::attach::inline::attempts::Attempts;
 use crate::attach::inline::left::{Left, judge};
+use crate::attach::inline::objects::lead_back;
 
 /// What was done, and what stays.
 #[derive(Debug, Default)]
@@ -82,7 +83,8 @@ fn try_to_clean(pid: u32, cleaned: &mut Cleaned) -> Result<(), String> {
                 .stays(format!("process {pid} has memory that is named like inline hooks, and is not touched: {why}")),
             Left::Abandoned => {
                 let had_hooks = if found.is_hooked() { "inline hooks" } else { "memory of inline hooks" };
-                match target.take_out(&found, TakeOut::All, STOP_LIMIT) {
+                let back = lead_back(&target, &found);
+                match back.and_then(|()| target.take_out(&found, TakeOut::All, STOP_LIMIT)) {
                     Ok(out) if out.outcome => cleaned.lines.push(format!(
                         "process {pid} had {had_hooks} that a heapbpf left: taken out, stopped for {:.1} ms",
                         out.time.as_secs_f64() * 1e3

@@ -57,7 +57,7 @@ impl RecordPlan {
     /// we start ourselves, and what it starts.
     pub fn hooks_inline(&self) -> bool {
         let (targets, sampling) = (&self.targets, &self.sampling);
-        let can_count = !sampling.mappings && sampling.criterion != Criterion::SizeClass && !targets.objects;
+        let can_count = !sampling.mappings && sampling.criterion != Criterion::SizeClass;
         match self.kernel.hook {
             Hook::Inline => true,
             Hook::Auto => {
@@ -93,7 +93,34 @@ pub struct Targets {
     /// Custom allocators that the user described.
     pub allocators: Vec<CustomAllocator>,
     /// Whether Python's own object allocator is counted.
-    pub objects: bool,
+    pub objects: PythonObjects,
+}
+
+/// Whether Python's own object allocator is counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum PythonObjects {
+    /// Where a process is hooked inline.
+    #[default]
+    Inline,
+    /// Everywhere.
+    Always,
+    /// Nowhere.
+    Never,
+}
+
+impl PythonObjects {
+    /// Whether they are probed. `hooks_inline`: processes are hooked inline where that is possible. Only there they are counted then:
+    /// a process that goes over must not be counted in both ways.
+    #[must_use]
+    pub fn are_probed(self, hooks_inline: bool) -> bool {
+        self == Self::Always && !hooks_inline
+    }
+
+    /// Whether they are counted inside processes that are hooked inline.
+    #[must_use]
+    pub fn are_counted_inside(self, hooks_inline: bool) -> bool {
+        self != Self::Never && hooks_inline
+    }
 }
 
 /// Which allocations are sampled, and what is recorded about them.

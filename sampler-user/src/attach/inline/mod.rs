@@ -11,6 +11,7 @@ mod handover;
 pub mod left;
 mod loaded;
 mod memory;
+pub mod objects;
 mod over;
 mod plan;
 pub mod preview;
@@ -27,7 +28,7 @@ use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::time::Instant;
 
-use heapbpf_inline::abi::{CONTROL, Slot};
+use heapbpf_inline::abi::{CONTROL, Lead, Slot};
 use heapbpf_probes::Table;
 use heapbpf_remote::{Busy, Error as Remote, Found, Mapped, Plan, STOP_LIMIT, Target};
 use sampler_ebpf::abi::{Counters, ProcessKey, Site};
@@ -38,6 +39,7 @@ use self::control::ControlPage;
 use self::counted::{Counted, Linked};
 pub use self::handover::FromProbes;
 use self::handover::Noted;
+use self::objects::ObjectHook;
 use self::plan::Place;
 pub use self::refused::Refused;
 use self::removal::take_out;
@@ -92,6 +94,19 @@ pub struct InlineHooks {
     sites: HashMap<FileKey, u32>,
     /// Processes that were stopped for too long as they went over from probes.
     late: u64,
+    /// Processes in which an interpreter was to be led to the mapped code, and why it is not.
+    led: HashMap<u32, Result<(), String>>,
+}
+
+/// What is to be hooked in a process.
+#[derive(Clone, Copy)]
+pub struct Wanted<'a> {
+    /// The allocators to look for.
+    pub table: &'a Table,
+    /// Blocks that probes have sampled.
+    pub sampled: &'a [u64],
+    /// Functions of an object allocator that calls the allocator.
+    pub objects: &'a [ObjectHook],
 }
 
 /// A process in which everything but the jumps is in place.
@@ -103,6 +118,8 @@ struct Prepared {
     /// Where the allocator's code is, and the functions that are to be hooked.
     place: Place,
     functions: Vec<Range<u64>>,
+    /// Words that lead an interpreter to the mapped code.
+    leads: Vec<Lead>,
 }
 
 impl Prepared {
@@ -129,6 +146,7 @@ impl InlineHooks {
             decided: HashMap::new(),
             sites: HashMap::new(),
             late: 0,
+            led: HashMap::new(),
         }
     }
 
@@ -151,13 +169,12 @@ impl InlineHooks {
         }
     }
 
-    /// Tries to hook an allocator in a process, of which probes have sampled blocks: they are given with the table. The reason for
-    /// which it was refused for good comes with it.
+    /// Tries to hook an allocator in a process. The reason for which it was refused for good comes with it.
     pub fn attempt(
         &mut self,
         (process, key): (ProcessKey, FileKey),
         file: (&str, &File),
-        (table, sampled): (&Table, &[u64]),
+        wanted: Wanted<'_>,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> (Service, Option<Refused>) {
         let pid = process.tgid;
@@ -168,7 +185,7 @@ impl InlineHooks {
             Some((_, Service::Waits { attempts, .. })) => *attempts,
             _ => Attempts::default(),
         };
-        let (service, refused) = match self.hook((process, key), file, (table, sampled), add_sites) {
+        let (service, refused) = match self.hook((process, key), file, wanted, add_sites) {
             Ok(()) => (Service::Inline, None),
             Err(refused) => match attempts.failed().filter(|_| refused.may_pass()) {
                 Some(pause) => {
@@ -191,16 +208,16 @@ impl InlineHooks {
         &mut self,
         (process, key): (ProcessKey, FileKey),
         file: (&str, &File),
-        (table, sampled): (&Table, &[u64]),
+        wanted: Wanted<'_>,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<(), Refused> {
         let pid = process.tgid;
         let prepared = match self.prepared.remove(&(pid, key)) {
             Some(prepared) => prepared,
-            None => self.prepare((pid, key), file, table, add_sites)?,
+            None => self.prepare((pid, key), file, wanted, add_sites)?,
         };
         let base = prepared.linked.base;
-        if let Err(refused) = note(&prepared.linked, sampled).and_then(|()| self.counted.list(process, base)) {
+        if let Err(refused) = note(&prepared.linked, wanted.sampled).and_then(|()| self.counted.list(process, base)) {
             prepared.undo();
             return Err(refused);
         }
@@ -209,6 +226,7 @@ impl InlineHooks {
             Ok(stopped) => {
                 log::info!("process {pid}: hooked inline, stopped for {:?}", stopped.time);
                 self.counted.add(process, prepared.linked);
+                self.lead(pid, &prepared.leads);
                 return Ok(());
             }
             Err(error) => error,
@@ -226,6 +244,19 @@ impl InlineHooks {
             _ => prepared.undo(),
         }
         Err(error.into())
+    }
+
+    /// Has an interpreter's object allocator count in the mapped code, if it is wanted.
+    fn lead(&mut self, pid: u32, leads: &[Lead]) {
+        if !leads.is_empty() {
+            self.led.insert(pid, objects::lead(pid, leads).map_err(|error| error.to_string()));
+        }
+    }
+
+    /// Whether an interpreter's object allocator was hooked with the last allocator of a process, or why it was not; `None` if that
+    /// was not tried since the last call.
+    pub fn take_led(&mut self, pid: u32) -> Option<Result<(), String>> {
+        self.led.remove(&pid)
     }
 
     /// Whether an allocator of a process is hooked inline.
@@ -259,10 +290,10 @@ impl InlineHooks {
         &mut self,
         (pid, key): (u32, FileKey),
         (path, file): (&str, &File),
-        table: &Table,
+        wanted: Wanted<'_>,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<Prepared, Refused> {
-        let found = preview::functions((path, file), table)?;
+        let found = preview::functions((path, file), wanted.table)?;
         let target = self.without_what_was_left(pid)?;
         let first_site = match self.sites.get(&key) {
             Some(first) => *first,
@@ -273,7 +304,8 @@ impl InlineHooks {
         };
         let settings = preview::Sampled { criterion: self.criterion, control: *self.control.page() };
         let place = plan::place(&target, file)?;
-        let plan = preview::plan((&target, &place), &found, file, &settings, first_site)?;
+        let found_in = (&target, &place);
+        let (plan, leads) = preview::plan(found_in, (&found, wanted.objects), file, &settings, first_site)?;
         let functions = found.functions.iter().map(|function| {
             let start = function.address.wrapping_add(place.bias);
             start..start.saturating_add(function.length)
@@ -281,7 +313,7 @@ impl InlineHooks {
         let functions = functions.collect();
         let mapped = target.map(&plan, STOP_LIMIT).inspect_err(|_| take_out(pid))?.outcome;
         match self.link((pid, key), plan.draft().base) {
-            Ok(linked) => Ok(Prepared { target, plan, mapped, linked, place, functions }),
+            Ok(linked) => Ok(Prepared { target, plan, mapped, linked, place, functions, leads }),
             Err(refused) => {
                 if target.unmap(&plan, &mapped, STOP_LIMIT).is_err() {
                     take_out(pid);
@@ -387,6 +419,14 @@ impl Drop for InlineHooks {
     fn drop(&mut self) {
         self.release_all();
     }
+}
+
+/// Address in a process less address in the file, of a file that it runs.
+///
+/// # Errors
+/// The process cannot be looked at, or does not map the file's code in one piece.
+pub fn bias(pid: u32, file: &File) -> Result<u64, Refused> {
+    plan::place(&Target::look(pid)?, file).map(|place| place.bias)
 }
 
 /// Has the code that is mapped, and to which no jump leads yet, know blocks that are sampled already.

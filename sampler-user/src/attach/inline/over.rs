@@ -4,14 +4,14 @@ use std::fs::File;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use heapbpf_probes::{PlannedSite, Table};
+use heapbpf_probes::PlannedSite;
 use heapbpf_remote::{Busy, Error as Remote, STOP_LIMIT};
 use sampler_ebpf::abi::{ProcessKey, Site};
 
 use super::handover::{Boundary, FromProbes, Noted};
 use super::refused::Refused;
 use super::removal::take_out;
-use super::{InlineHooks, Prepared, Service, memory};
+use super::{InlineHooks, Prepared, Service, Wanted, memory};
 use crate::attach::files::FileKey;
 use crate::kernel::KernelError;
 
@@ -32,17 +32,18 @@ impl InlineHooks {
         &mut self,
         (process, key): (ProcessKey, FileKey),
         file: (&str, &File),
-        (table, sites): (&Table, &[PlannedSite]),
+        (wanted, sites): (Wanted<'_>, &[PlannedSite]),
         from: &mut FromProbes<'_>,
         add_sites: &mut dyn FnMut(&[Site]) -> Result<u32, KernelError>,
     ) -> Result<(), Refused> {
-        let prepared = self.prepare((process.tgid, key), file, table, add_sites)?;
+        let prepared = self.prepare((process.tgid, key), file, wanted, add_sites)?;
         let gone = self.hand_over(process, &prepared, sites, from);
         // What it cannot take back costs the programs no more than an entry in a list.
         let _ = from.handover.list_blocks_of(0);
         match gone {
             Ok(()) => {
                 self.counted.add(process, prepared.linked);
+                self.lead(process.tgid, &prepared.leads);
                 self.decided.insert((process.tgid, key), (process, Service::Inline));
                 Ok(())
             }
@@ -69,7 +70,7 @@ impl InlineHooks {
         from: &mut FromProbes<'_>,
     ) -> Result<(), Refused> {
         let failed = |source| Refused::Read { what: "the target's memory", source };
-        let Prepared { target, plan, mapped, linked, place, functions } = prepared;
+        let Prepared { target, plan, mapped, linked, place, functions, .. } = prepared;
         let boundary = Arc::new(Boundary::new(functions, sites, place, plan.draft())?);
         let base = linked.base;
         let seen = from.handover.seen();

@@ -6,7 +6,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 
 use heapbpf_elf::Elf;
 use heapbpf_inline::abi::{CONTROL, CONTROL_BYTES, Control, MEMFD_NAME, STATE, mapped_bytes};
-use heapbpf_inline::{Inputs, Patch, Plan, Settings, Text, Twin, Wanted, reaches};
+use heapbpf_inline::{Inputs, ObjectFunction, Patch, Plan, Settings, Text, Twin, Wanted, reaches};
 use heapbpf_probes::{AttachError, InlineFile, InlineSlot};
 use heapbpf_remote::{Data, Displaced, Draft, Mapping, PAGE_BYTES, Pages, Target};
 use sampler_ebpf::abi::Site;
@@ -14,6 +14,7 @@ use zerocopy::IntoBytes as _;
 
 use super::Refused;
 use super::loaded::{self, Word};
+use super::objects::ObjectHook;
 
 /// Runs of pages with at most so many in between are replaced together.
 const GAP_PAGES: u64 = 4;
@@ -56,7 +57,7 @@ pub(super) struct Bindings<'a> {
 
 /// Makes the plan. `sites`: index of each function's site.
 pub(super) fn inline_plan(
-    found: &InlineFile,
+    (found, objects): (&InlineFile, &[ObjectHook]),
     sites: &[u32],
     place: &Place,
     (base, settings): (u64, &Settings),
@@ -99,7 +100,12 @@ pub(super) fn inline_plan(
     let slots = own.iter().map(|slot| (at(slot.slot), slot.function)).collect();
     let stubs = own.iter().filter(|slot| slot.stub != slot.slot);
     let stubs = stubs.map(|slot| (at(slot.stub), slot.function)).collect();
-    let inputs = Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs: &stubs, slots: &slots, base };
+    let objects: Vec<ObjectFunction<'_>> = objects
+        .iter()
+        .map(|hook| ObjectFunction { name: &hook.name, address: hook.address, word: hook.word, site: hook.site })
+        .collect();
+    let (stubs, slots) = (&stubs, &slots);
+    let inputs = Inputs { texts: &texts, wanted: &wanted, inner: &inner, stubs, slots, objects: &objects, base };
     let plan = Plan::new(&code, settings, &inputs).map_err(|error| Refused::Plan(error.to_string()))?;
     match plan.refused.iter().find(|(function, _)| !forwarding.contains(function)) {
         // Some of an allocator's functions would count, and others not.

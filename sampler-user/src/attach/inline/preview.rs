@@ -5,13 +5,14 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::time::Duration;
 
 use heapbpf_inline::Settings;
-use heapbpf_inline::abi::{Control, mapped_bytes};
+use heapbpf_inline::abi::{Control, Lead, mapped_bytes};
 use heapbpf_probes::{InlineFile, Table, inline_functions};
 use heapbpf_remote::{Plan, Target};
 use sampler_ebpf::geometric::DrawConstants;
 
 use super::control::ControlPage;
 use super::left::{self, Left};
+use super::objects::ObjectHook;
 use super::plan::Place;
 use super::removal::take_out;
 use super::{Refused, SET_LOG2, has_rdrand, memory};
@@ -48,7 +49,7 @@ pub fn preview(pid: u32, file: (&str, &File), table: &Table) -> Result<Preview, 
         });
     }
     let place = super::plan::place(&target, file)?;
-    let plan = plan((&target, &place), &found, file, &Sampled::nothing(), 0)?;
+    let (plan, _) = plan((&target, &place), (&found, &[]), file, &Sampled::nothing(), 0)?;
     let replaced_bytes = plan.draft().pages.iter().map(|pages| pages.original.len() as u64).sum();
     let range = plan.range();
     let mapped_bytes = range.end - range.start;
@@ -69,7 +70,7 @@ impl Trial {
         let file = file.1;
         let target = Target::look(pid)?;
         let place = super::plan::place(&target, file)?;
-        let plan = plan((&target, &place), &found, file, &Sampled::nothing(), 0)?;
+        let (plan, _) = plan((&target, &place), (&found, &[]), file, &Sampled::nothing(), 0)?;
         // From here on there may be something to take out.
         let trial = Self(pid);
         target.hook(&plan, PATIENCE)?;
@@ -105,15 +106,15 @@ impl Sampled {
     }
 }
 
-/// What is to be mapped into a process, and which pages are to be replaced. Nothing is done to it. `first_site` is the index of
-/// the first of the file's sites.
+/// What is to be mapped into a process, and which pages are to be replaced; and words that then are to lead to it. Nothing is done
+/// to the process. `first_site` is the index of the first of the file's sites.
 pub(super) fn plan(
     (target, place): (&Target, &Place),
-    found: &InlineFile,
+    (found, objects): (&InlineFile, &[ObjectHook]),
     file: &File,
     sampled: &Sampled,
     first_site: u32,
-) -> Result<Plan, Refused> {
+) -> Result<(Plan, Vec<Lead>), Refused> {
     let memory = memory::open(target.pid().unsigned_abs())
         .map_err(|source| Refused::Read { what: "the target's memory", source })?;
     let word = |address: u64| {
@@ -133,8 +134,8 @@ pub(super) fn plan(
     let sites: Vec<u32> = (first_site..).take(found.functions.len()).collect();
     let is_elsewhere = |name: &str| super::plan::is_defined_elsewhere(target, place, &word, name);
     let bindings = super::plan::Bindings { word: &word, is_elsewhere: &is_elsewhere };
-    let inline_plan = super::plan::inline_plan(found, &sites, place, (base, &settings), &bindings)?;
+    let inline_plan = super::plan::inline_plan((found, objects), &sites, place, (base, &settings), &bindings)?;
     let draft = super::plan::draft(&inline_plan, place, (file, &memory), SET_LOG2, &sampled.control)?;
     super::plan::check_memory(&draft, &memory)?;
-    Ok(Plan::new(draft, target.maps())?)
+    Ok((Plan::new(draft, target.maps())?, inline_plan.leads))
 }

@@ -6,6 +6,7 @@ use heapbpf_remote::{Error, Found, STOP_LIMIT, TakeOut, Target};
 
 use super::attempts::Attempts;
 use super::left::{self, Left};
+use super::objects;
 use super::refused::Refused;
 
 /// How often, and how far apart, it is tried to unmap what no jump leads to any more: a thread may come back to it.
@@ -79,7 +80,10 @@ pub(super) fn take_out_inherited(pid: u32, bases: &[u64]) -> bool {
 
 /// Takes out what is found in a process, if it is nobody's or at `bases`. Whether all of it is unmapped.
 fn take_out_found(target: &Target, bases: &[u64]) -> Result<bool, Error> {
-    let take = |found: &Found| target.take_out(found, TakeOut::All, STOP_LIMIT).map(|stopped| stopped.outcome);
+    let take = |found: &Found| {
+        objects::lead_back(target, found)?;
+        target.take_out(found, TakeOut::All, STOP_LIMIT).map(|stopped| stopped.outcome)
+    };
     let pid = target.pid().unsigned_abs();
     let found = target.found();
     let is_ours = |found: &&Found| bases.contains(&found.range.start) || left::judge(pid, found) == Left::Abandoned;

@@ -15,6 +15,8 @@ pub struct Standing {
     announcing: HashSet<u32>,
     /// Whether announcements are all that counts.
     all_announce: bool,
+    /// Processes whose objects of Python are counted inside them, and why others' are not.
+    objects: HashMap<u32, Result<(), String>>,
 }
 
 impl Standing {
@@ -59,8 +61,28 @@ impl Standing {
         }
     }
 
+    /// Notes whether a process's objects of Python are counted inside it, or why they are not.
+    pub fn note_objects(&mut self, pid: u32, result: Result<(), String>) {
+        if self.objects.len() < MOST_REASONS || self.objects.contains_key(&pid) {
+            self.objects.insert(pid, result);
+        }
+    }
+
+    /// A child has its parent's memory.
+    pub fn inherit_objects(&mut self, parent: u32, child: u32) {
+        if let Some(parents) = self.objects.get(&parent).cloned() {
+            self.note_objects(child, parents);
+        }
+    }
+
+    /// Whether a process's objects of Python are counted inside it, or why they are not; `None` if nothing is known of them.
+    pub fn objects(&self, pid: u32) -> Option<Result<(), &str>> {
+        self.objects.get(&pid).map(|result| result.as_ref().copied().map_err(String::as_str))
+    }
+
     /// Forgets a process: it runs another program, or has ended.
     pub fn forget(&mut self, pid: u32) {
+        self.objects.remove(&pid);
         self.of_process.remove(&pid);
     }
 

@@ -17,6 +17,12 @@ use heapbpf_probes::Runtime;
 const MAPPINGS_NOTE: &str = "anonymous mappings are included (functions mmap, mremap and brk), but for those that an \
                              allocator makes for itself: no byte counts twice";
 
+/// Python's object allocator, counted inside a process.
+const OBJECTS: &str = "Python objects";
+/// What it does not show.
+const FREE_LISTS: &str = "Python keeps freed floats, tuples, frames and others for itself: what it takes from there is no call, \
+                          and what it puts there stays in use";
+
 /// What is hooked in a process, and what is not.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Audit {
@@ -49,6 +55,18 @@ impl Attaching {
         }
         audit.missing.extend(modules.iter().filter_map(|module| self.missing_python(*module)));
         audit.missing.extend(modules.iter().filter_map(|module| self.missing_java(*module)));
+        match self.standing.objects(incarnation.id.pid).filter(|_| runtimes.contains(&Runtime::Python)) {
+            Some(Ok(())) => {
+                runtimes.remove(&Runtime::Python);
+                audit.allocators.push(OBJECTS.to_owned());
+                audit.missing.push(Missing::new("free lists", FREE_LISTS));
+            }
+            Some(Err(why)) => {
+                runtimes.remove(&Runtime::Python);
+                audit.missing.push(Missing::new(Runtime::Python.heap(), why));
+            }
+            None => {}
+        }
         audit.missing.extend(runtimes.into_iter().map(Runtime::missing));
         audit.missing.extend(dropped_mappings(&incarnation.space, table));
         // One file may be mapped under two names.

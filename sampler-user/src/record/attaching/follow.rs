@@ -70,6 +70,7 @@ impl Attaching {
             if let HostChange::Ended(ended) | HostChange::Replaced(ended, _) = change {
                 let until_ns = host.processes().get(ended).and_then(|ended| ended.until_ns);
                 self.detours.forget(ended.pid);
+                self.objects.forget(ended.pid);
                 self.heard_ends.push((ended.pid, until_ns.unwrap_or_else(monotonic_ns)));
             }
             if let HostChange::Replaced(_, next) = change {
@@ -97,6 +98,7 @@ impl Attaching {
             }
         }
         self.lead_late_ones(host);
+        self.lead_anew();
         self.release_left();
         changes.shrink_to(ROOM_FOR_CHANGES);
         self.changes = changes;
@@ -229,6 +231,7 @@ impl Attaching {
     pub fn forked(&mut self, parent: u32, child: u32, time_ns: u64, host: &Host) {
         self.inherit_announcing(parent, child, time_ns);
         self.detours.inherit(parent, child);
+        self.standing.inherit_objects(parent, child);
         if self.global {
             self.followed.insert(child);
             return;

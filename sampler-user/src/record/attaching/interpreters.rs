@@ -1,13 +1,16 @@
 //! The Python interpreters, JVMs and Go programs that targets map.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::fs::File;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::host::mappings::{Mapping, ModuleId};
 use crate::host::processes::IncarnationId;
 use crate::symbols::go::GoProgram;
+use heapbpf_probes::ObjectTable;
 use heapbpf_python::{Runtime, Unsupported};
+use sampler_ebpf::abi::Site;
 
 /// The interpreters that targets map.
 #[derive(Default)]
@@ -30,6 +33,41 @@ impl Interpreters {
     /// Whether a table of allocators is to be looked at again.
     pub(super) const fn has_unled(&self) -> bool {
         !self.unled.is_empty()
+    }
+}
+
+/// The object allocator of an interpreter, and the interpreter's file.
+pub(super) type TableOfFile = (Arc<ObjectTable>, Arc<File>);
+
+/// What is known of object allocators.
+#[derive(Default)]
+pub(super) struct Objects {
+    /// Of each interpreter, with its file.
+    pub(super) known: HashMap<ModuleId, Option<TableOfFile>>,
+    /// Names of the functions, and their sites in the kernel's table.
+    pub(super) sites: Vec<(String, Site)>,
+    /// Interpreters that may fill in their table anew.
+    pub(super) young: HashMap<u32, Young>,
+}
+
+/// An interpreter whose table leads to the mapped code.
+pub(super) struct Young {
+    pub(super) table: Arc<ObjectTable>,
+    pub(super) bias: u64,
+    pub(super) until: Instant,
+    pub(super) next: Instant,
+}
+
+impl Objects {
+    /// Time until a table is to be looked at again.
+    pub(super) fn until_look(&self) -> Option<Duration> {
+        let next = self.young.values().map(|young| young.next).min()?;
+        Some(next.saturating_duration_since(Instant::now()))
+    }
+
+    /// A process has ended, or runs another program.
+    pub(super) fn forget(&mut self, pid: u32) {
+        self.young.remove(&pid);
     }
 }
 

@@ -10,6 +10,7 @@ mod java;
 mod membership;
 pub mod missed;
 mod modules;
+mod objects;
 mod others_hooks;
 pub mod over;
 pub mod probes;

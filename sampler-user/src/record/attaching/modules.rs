@@ -10,7 +10,7 @@ use super::probes::{Attaching, Look};
 use crate::attach::files::FileKey;
 use crate::attach::hooks::{HookError, Hooked};
 use crate::attach::inline::preview::preview;
-use crate::attach::inline::{Refused, Service};
+use crate::attach::inline::{Refused, Service, Wanted};
 use crate::clock::monotonic_ns;
 use crate::host::Host;
 use crate::host::breakpoints;
@@ -55,7 +55,7 @@ impl Attaching {
             }
             return Err(Unhooked::Known);
         }
-        match key.map_or(Service::Probes, |key| self.hook_inline(pid, key, None)) {
+        match key.map_or(Service::Probes, |key| self.hook_inline(host, pid, key, None)) {
             Service::Waits { .. } => return Err(Unhooked::Waits),
             Service::Inline if link.is_some() => {}
             Service::Inline => drop(self.hook_module(host, module, link)),
@@ -108,7 +108,7 @@ impl Attaching {
     pub(in crate::record) fn hook_at_entry(&mut self, host: &mut Host, pid: u32, blocks: &[u64]) {
         for module in modules_of(host, pid) {
             let Some(key) = self.file_of(host, module) else { continue };
-            self.hook_inline(pid, key, Some(blocks));
+            self.hook_inline(host, pid, key, Some(blocks));
         }
     }
 
@@ -122,7 +122,7 @@ impl Attaching {
 
     /// Hooks a process inline, if that is wanted and possible. Otherwise its probes follow. No links must have counted it so far,
     /// or it is at rest, and `sampled` are the blocks that probes sampled.
-    pub(super) fn hook_inline(&mut self, pid: u32, key: FileKey, sampled: Option<&[u64]>) -> Service {
+    pub(super) fn hook_inline(&mut self, host: &mut Host, pid: u32, key: FileKey, sampled: Option<&[u64]>) -> Service {
         let link = self.link_for(pid);
         let is_at_rest = sampled.is_some();
         // Probes count every process; a hot one goes over later.
@@ -130,10 +130,12 @@ impl Attaching {
             return Service::Probes;
         }
         loop {
-            let Self { inline: Some(inline), hooks, control, programs, .. } = self else { return Service::Probes };
+            let Self { inline: Some(inline), hooks, .. } = self else { return Service::Probes };
             if let Some(decided) = inline.decided((pid, key), !is_at_rest && hooks.serving(key, link).is_some()) {
                 return decided;
             }
+            let objects = self.objects_above(host, pid, key);
+            let Self { inline: Some(inline), hooks, control, programs, .. } = self else { return Service::Probes };
             let Some(examined) = hooks.files.get(key) else { return Service::Probes };
             let (path, file) = (examined.path.clone(), Arc::clone(&examined.file));
             let table = hooks.files.table().clone();
@@ -142,13 +144,15 @@ impl Attaching {
             let (service, refused) = match incarnation {
                 Ok(Some(process)) => {
                     let sampled = sampled.unwrap_or_default();
-                    inline.attempt((process, key), (&path, &file), (&table, sampled), &mut add_sites)
+                    let wanted = Wanted { table: &table, sampled, objects: &objects };
+                    inline.attempt((process, key), (&path, &file), wanted, &mut add_sites)
                 }
                 Ok(None) => (Service::Probes, Some(Refused::Ended)),
                 Err(error) => (Service::Probes, Some(error.into())),
             };
             if service == Service::Inline {
                 self.standing.note(pid, Ok(()));
+                self.note_led(pid);
             }
             if let Some(refused) = refused {
                 if refused.blinds_probes() {

@@ -8,7 +8,7 @@ use sampler_ebpf::abi::{ProcessKey, Site};
 use super::modules::modules_of;
 use super::probes::{Attaching, Look};
 use crate::attach::files::FileKey;
-use crate::attach::inline::{FromProbes, Refused};
+use crate::attach::inline::{FromProbes, Refused, Wanted};
 use crate::host::Host;
 
 /// What came of an attempt.
@@ -31,7 +31,7 @@ impl Attaching {
     /// Has a process go over to inline hooks that probes have counted so far.
     pub(in crate::record) fn go_over(
         &mut self,
-        host: &Host,
+        host: &mut Host,
         process: ProcessKey,
         from: &mut FromProbes<'_>,
     ) -> GoneOver {
@@ -52,7 +52,7 @@ impl Attaching {
             return GoneOver::NotYet(error.to_string());
         }
         for key in keys {
-            match self.go_over_with(process, key, from) {
+            match self.go_over_with(host, process, key, from) {
                 Ok(()) => {}
                 Err(refused) if refused.may_pass() => return GoneOver::NotYet(refused.to_string()),
                 Err(refused) => return GoneOver::Never(refused.to_string()),
@@ -61,18 +61,27 @@ impl Attaching {
         GoneOver::Yes
     }
 
-    fn go_over_with(&mut self, process: ProcessKey, key: FileKey, from: &mut FromProbes<'_>) -> Result<(), Refused> {
-        let Self { inline: Some(inline), hooks, control, standing, .. } = self else { return Ok(()) };
-        if inline.has_hooked(process, key) {
+    fn go_over_with(
+        &mut self,
+        host: &mut Host,
+        process: ProcessKey,
+        key: FileKey,
+        from: &mut FromProbes<'_>,
+    ) -> Result<(), Refused> {
+        if self.inline.as_ref().is_none_or(|inline| inline.has_hooked(process, key)) {
             return Ok(());
         }
+        let objects = self.objects_above(host, process.tgid, key);
+        let Self { inline: Some(inline), hooks, control, standing, .. } = self else { return Ok(()) };
         let Some(examined) = hooks.files.get(key) else { return Ok(()) };
         let Ok(plan) = &examined.plan else { return Ok(()) };
         let (path, file, sites) = (examined.path.clone(), Arc::clone(&examined.file), plan.sites.clone());
         let table = hooks.files.table().clone();
         let mut add_sites = |sites: &[Site]| hooks.add_sites(sites, control);
-        inline.go_over((process, key), (&path, &file), (&table, &sites), from, &mut add_sites)?;
+        let wanted = Wanted { table: &table, sampled: &[], objects: &objects };
+        inline.go_over((process, key), (&path, &file), (wanted, &sites), from, &mut add_sites)?;
         standing.note(process.tgid, Ok(()));
+        self.note_led(process.tgid);
         Ok(())
     }
 

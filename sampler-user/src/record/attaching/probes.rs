@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sampler_ebpf::abi::ProcessKey;
 
-use super::interpreters::{GoPrograms, Interpreters, Jvms};
+use super::interpreters::{GoPrograms, Interpreters, Jvms, Objects};
 use super::missed::Missed;
 use super::targets::{Coverage, TargetSet};
 use crate::attach::detours::Detours;
@@ -107,6 +107,10 @@ pub struct Attaching {
     pub(super) interpreters: Interpreters,
     /// Interpreters that are led around copies of their object allocator.
     pub(in crate::record) detours: Detours,
+    /// Whether objects of Python are counted where processes are hooked inline.
+    pub(super) counts_objects_inside: bool,
+    /// What is known of them.
+    pub(super) objects: Objects,
     /// JVMs.
     pub(super) jvms: Jvms,
     /// Go programs.
@@ -135,6 +139,7 @@ impl Attaching {
     pub fn new(targets: &Targets, live: bool, kernel: KernelProbes) -> Self {
         let KernelProbes { programs, control, mappings, inline, inline_is_asked, sources } = kernel;
         let rules = rules::of_this_kernel(Some(&programs));
+        let hooks_inline = inline.is_some();
         Self {
             programs,
             control,
@@ -142,9 +147,13 @@ impl Attaching {
             inline_is_asked,
             held: None,
             standing: Standing::new(sources == Sources::Announcements),
-            hooks: Hooks::new(rules, Table::new(&targets.allocators).with_objects(targets.objects), live)
-                .of(sources)
-                .with_mappings(mappings),
+            hooks: Hooks::new(
+                rules,
+                Table::new(&targets.allocators).with_objects(targets.objects.are_probed(hooks_inline)),
+                live,
+            )
+            .of(sources)
+            .with_mappings(mappings),
             targets: TargetSet::default(),
             global: !targets.are_named(),
             own: HashSet::new(),
@@ -166,6 +175,8 @@ impl Attaching {
             under_way: Vec::new(),
             interpreters: Interpreters::default(),
             detours: Detours::default(),
+            counts_objects_inside: targets.objects.are_counted_inside(hooks_inline),
+            objects: Objects::default(),
             jvms: Jvms::default(),
             go: GoPrograms::default(),
             until_ns: u64::MAX,
@@ -183,7 +194,8 @@ impl Attaching {
 
     /// Time until modules that are being examined are worth another look.
     pub fn until_look(&self) -> Option<Duration> {
-        (!self.under_way.is_empty() || self.interpreters.has_unled()).then_some(LOOK_AGAIN_AFTER)
+        let now = (!self.under_way.is_empty() || self.interpreters.has_unled()).then_some(LOOK_AGAIN_AFTER);
+        now.into_iter().chain(self.objects.until_look()).min()
     }
 
     /// Notes that figures of a process have arrived.
@@ -196,6 +208,7 @@ impl Attaching {
     /// Notes that a target replaced its program: its incarnation up to then has ended.
     pub fn replaced(&mut self, ended: ProcessKey) {
         self.standing.forget(ended.tgid);
+        self.objects.forget(ended.tgid);
         let last = self.last_exec.entry(ended.tgid).or_default();
         *last = ended.exec_id.max(*last);
     }

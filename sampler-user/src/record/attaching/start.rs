@@ -75,7 +75,7 @@ impl Attaching {
         for process in running.iter().filter(|_| is_inline) {
             for module in modules_of(host, process.pid) {
                 let Some(key) = self.file_of(host, module) else { continue };
-                self.hook_inline(process.pid, key, None);
+                self.hook_inline(host, process.pid, key, None);
             }
         }
         let mut without = Vec::new();

@@ -95,7 +95,7 @@ impl ActiveRecording {
             writes_files: plan.writes_files(),
             has_command: !plan.targets.command.is_empty(),
             writes_into_processes: plan.hooks_inline(),
-            stops_processes: plan.targets.objects,
+            stops_processes: plan.targets.objects.are_probed(plan.hooks_inline()),
             links_as_admin: links_need_admin(Some(self.session.attaching.programs.kind)),
         }
     }
@@ -107,8 +107,9 @@ impl ActiveRecording {
         self.session.begin();
         self.begun = Instant::now();
         eprintln!("heapbpf: recording {}", self.session.describe_targets());
-        let targets = &self.session.plan.targets;
-        if targets.objects {
+        let plan = &self.session.plan;
+        let targets = &plan.targets;
+        if targets.objects.are_probed(plan.hooks_inline()) {
             eprintln!("heapbpf: {OBJECTS_NOTE}");
         }
         if let Some(nobody) = targets.matched_by_nobody().filter(|_| targets.running.is_empty()) {

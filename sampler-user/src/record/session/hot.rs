@@ -44,7 +44,7 @@ impl Session {
         let Some(Hot { heat, handover, .. }) = &mut self.hot else { return };
         let Some(process) = heat.next_due().filter(|_| !self.attaching.is_over()) else { return };
         let mut from = FromProbes { live: &mut self.kernel.live_map, handover };
-        let gone = self.attaching.go_over(&self.host, process, &mut from);
+        let gone = self.attaching.go_over(&mut self.host, process, &mut from);
         self.recorder.set_functions(self.attaching.hooks.functions());
         let why = match gone {
             GoneOver::Yes => return heat.hooked(process),
