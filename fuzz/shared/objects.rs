@@ -18,8 +18,7 @@ pub fn check(data: &[u8]) {
     let words: Vec<u64> =
         data.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().expect("eight bytes"))).collect();
     assert!(objects.pointers_in(&words, 0).all(|at| words[at..at + 4] == objects.functions));
-    for (address, code) in objects.detours().into_iter().flatten() {
-        let distance = i32::from_le_bytes([code[1], code[2], code[3], code[4]]);
-        assert!(objects.functions.contains(&address.wrapping_add(5).wrapping_add_signed(distance.into())));
+    for detour in objects.detours().into_iter().flatten() {
+        assert!(objects.functions.contains(&detour.function) && detour.word() % 8 == 0);
     }
 }

@@ -9,7 +9,7 @@ int main(int argc, char **argv) {
   snprintf(name, sizeof name, "heapbpf-inline-%llx-%x", (unsigned long long)(uintptr_t)place, BYTES);
   int fd = memfd_create(name, 0);
   if (place == MAP_FAILED || fd < 0 || ftruncate(fd, BYTES)) die("cannot make a file");
-  if (pwrite(fd, "HEAPBPFi\2", 9, 0x1000) != 9) die("cannot write");
+  if (pwrite(fd, "HEAPBPFi\1", 9, 0x1000) != 9) die("cannot write");
   if (mmap(place, BYTES, PROT_READ | PROT_EXEC, MAP_PRIVATE | MAP_FIXED, fd, 0) != place) die("cannot map");
   if (argc > 1 && *argv[1]) {
     int own = open("/proc/self/exe", O_RDONLY);

@@ -48,14 +48,19 @@ impl Attaching {
         let interpreters: Vec<ModuleId> =
             modules.into_iter().filter(|module| self.runtime_of(*module) == Some(Runtime::Python)).collect();
         let mut found = Vec::new();
+        let mut aside = BTreeSet::new();
         for module in interpreters {
             found.extend(self.object_table(host, module)?);
+            aside.extend(self.file_of(host, module).filter(|file| !self.has_malloc(*file)));
+        }
+        if aside.contains(&allocator) {
+            return Ok(Vec::new());
         }
         let Some((table, file)) = found.pop() else { return Ok(Vec::new()) };
         if !found.is_empty() {
             return Err("it has several interpreters".to_owned());
         }
-        if allocators.iter().any(|other| *other != allocator) {
+        if allocators.difference(&aside).any(|other| *other != allocator) {
             return Err("it has several allocators, and which one the interpreter calls is not known".to_owned());
         }
         let bias = inline::bias(pid, &file).map_err(|error| error.to_string())?;
@@ -82,6 +87,12 @@ impl Attaching {
         let young = Young { table, bias, until: now + BEGINS_FOR, next: now + LOOK_AFTER };
         self.objects.young.insert(pid, young);
         Ok(hooks)
+    }
+
+    /// Whether a file's allocator has a function `malloc`. If an interpreter's own has none, its object allocator does not call it:
+    /// since 3.13 mimalloc (`mi_malloc`) is in it, which builds without the global interpreter lock use in place of objects'.
+    fn has_malloc(&self, file: FileKey) -> bool {
+        self.hooks.files.plan(file).is_some_and(|plan| plan.sites.iter().any(|planned| planned.function == "malloc"))
     }
 
     /// The object allocator of an interpreter, and the interpreter's file.
