@@ -24,7 +24,7 @@ pub enum NoObjectTable {
     CallsMalloc,
 }
 
-/// A jump to a function, through a word behind it: [`JUMP_BYTES`], and a multiple of that. So one write of an aligned word is
+/// A jump to a function, through a word behind it: 16 bytes at a multiple of 16. So one write of an aligned word is
 /// enough to lead it elsewhere, and back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Detour {
