@@ -1,0 +1,111 @@
+//! A busy Python program whose objects inline hooks count stays right, whoever of heapbpf's processes is killed meanwhile.
+
+use std::process::Command;
+use std::time::Duration;
+
+use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
+use heapbpf_tests::guardian::guardians_of;
+use heapbpf_tests::inline::{is_hooked, mapped};
+use heapbpf_tests::recorder::Recorder;
+use heapbpf_tests::target::{Target, until};
+
+/// How many recordings are made, if not 12.
+const CYCLES: &str = "HEAPBPF_TEST_CYCLES";
+
+/// Threads that make and drop objects of all small sizes and compare what is in them, with forks, until standard input ends.
+const SCRIPT: &str = r#"
+import os, random, sys, threading
+failed, done, rounds = [], threading.Event(), [0] * 4
+def run(number):
+    source, kept = random.Random(number), {}
+    while not done.is_set():
+        for _ in range(200):
+            key = source.randrange(400)
+            if key in kept:
+                text, size = kept.pop(key)
+                if text != chr(97 + key % 26) * size: failed.append(key)
+            size = source.randrange(1, 700)
+            kept[key] = (chr(97 + key % 26) * size, size)
+            value = [float(key), (key, size), {key: size}]
+            if value[1][0] + value[2][key] != key + size: failed.append(key)
+        rounds[number] += 1
+        if rounds[number] % 500 == 0 and number == 0:
+            child = os.fork()
+            if child == 0: os._exit(sum(len(str(i)) for i in range(1000)) != 2890)
+            if os.waitpid(child, 0)[1] != 0: failed.append("child")
+threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+for thread in threads: thread.start()
+print("READY", os.getpid(), flush=True)
+sys.stdin.read()
+done.set()
+for thread in threads: thread.join()
+sys.exit(bool(failed) or min(rounds) == 0)
+"#;
+
+/// What ends a recording.
+#[derive(Clone, Copy, Debug)]
+enum End {
+    Stop,
+    Killed,
+    KilledWithGuardian,
+}
+
+fn kill(pids: impl IntoIterator<Item = u32>) {
+    for pid in pids {
+        // SAFETY: `kill` takes plain integers; the processes are ours, and not waited for.
+        unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
+    }
+}
+
+fn recorder(pid: u32) -> Recorder {
+    Recorder::of(pid, 1 << 16).option("--hook", "inline").flag("-v")
+}
+
+#[test]
+fn a_busy_python_stays_right_whoever_is_killed() {
+    let case = "a_busy_python_stays_right_whoever_is_killed";
+    let Some(_turn) = turn(case) else { return };
+    let Some(python) = tool("python3") else { return skipped(case, "python3 is not installed") };
+    let cycles = std::env::var(CYCLES).ok().and_then(|cycles| cycles.parse().ok()).unwrap_or(12);
+    let target = Target::start_command(Command::new(python).args(["-c", SCRIPT]));
+    let pid = target.pid();
+    let mut hooked = 0;
+    for cycle in 0..cycles {
+        let end = [End::Stop, End::Killed, End::KilledWithGuardian][cycle % 3];
+        let recording = match end {
+            End::Stop => recorder(pid).start(),
+            End::Killed | End::KilledWithGuardian => recorder(pid).without_outputs().start(),
+        };
+        // A stop that comes too late is made again; meanwhile probes count.
+        hooked += usize::from(is_hooked(pid));
+        std::thread::sleep(Duration::from_millis(300));
+        match end {
+            End::Stop => {
+                let was_hooked = is_hooked(pid);
+                let (profile, _) = recording.stop().results();
+                let left_out = profile.notes.iter().find(|note| note.contains("own heap"));
+                assert!(left_out.is_none() || !was_hooked, "its objects are counted: {left_out:?}");
+            }
+            End::Killed => {
+                kill([recording.pid()]);
+                drop(recording);
+            }
+            End::KilledWithGuardian => {
+                kill(guardians_of(recording.pid()).into_iter().chain([recording.pid()]));
+                drop(recording);
+            }
+        }
+        // It runs on what is left.
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(std::fs::metadata(format!("/proc/{pid}/maps")).is_ok(), "{end:?}");
+    }
+    println!("{case}: {hooked} of {cycles} recordings hooked it inline");
+    assert!(hooked * 2 > cycles, "{hooked} of {cycles}");
+    let clean = || Command::new(heapbpf()).args(["doctor", "--clean", "--pid", &pid.to_string()]).output();
+    until("what is left to be taken out", || {
+        clean().expect("the binary under test runs");
+        mapped(pid).is_empty()
+    });
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(target.end().success(), "an object was not as it had been made");
+}
