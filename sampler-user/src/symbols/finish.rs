@@ -7,7 +7,7 @@ use heapbpf_unwind::image::ModuleFiles;
 use heapbpf_unwind::raw::{Completeness, RawFrame, RawStack, Reason};
 
 use super::perf_map::PerfMap;
-use super::python::PythonNames;
+use super::runtime_functions::RuntimeFunctions;
 use super::symbolizer::{Symbol, Symbolizer};
 use crate::host::mappings::ModuleId;
 
@@ -34,7 +34,7 @@ pub struct Finisher<'a> {
     /// The modules.
     pub modules: &'a dyn ModuleFiles,
     /// Names of Python functions.
-    pub python: &'a PythonNames,
+    pub runtime_functions: &'a RuntimeFunctions,
     /// Names of the process's JIT code.
     pub perf_map: Option<&'a PerfMap>,
     /// Why there is no perf map. It becomes the reason of frames that would need one.
@@ -72,7 +72,7 @@ impl Finisher<'_> {
     }
 
     fn push(&self, raw: &RawFrame, module_index: &mut dyn FnMut(ModuleId) -> usize, frames: &mut Vec<Frame>) {
-        if let Some(frame) = self.python.frame(raw) {
+        if let Some(frame) = self.runtime_functions.frame(raw) {
             frames.push(frame);
             return;
         }

@@ -16,8 +16,8 @@ pub mod offline;
 pub mod packages;
 pub mod perf_map;
 pub mod progress;
-pub mod python;
 pub mod reasons;
+pub mod runtime_functions;
 pub mod sparse_copy;
 pub mod symbolizer;
 

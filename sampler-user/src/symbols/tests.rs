@@ -12,7 +12,7 @@ use heapbpf_unwind::image::{Image, ModuleFiles};
 use heapbpf_unwind::raw::{Completeness, RawStack, Reason, UnwinderKind};
 
 use super::finish::Finisher;
-use super::python::PythonNames;
+use super::runtime_functions::RuntimeFunctions;
 use super::symbolizer::{Options, Symbol, Symbolizer};
 use crate::host::mappings::ModuleId;
 
@@ -215,7 +215,7 @@ fn own_stack_down_to_the_thread_entry() {
     let finisher = Finisher {
         symbolizer: &symbolizer,
         modules: &process,
-        python: &PythonNames::default(),
+        runtime_functions: &RuntimeFunctions::default(),
         perf_map: None,
         perf_map_reason: None,
     };
@@ -428,7 +428,7 @@ fn the_overflow_bucket_and_lost_stacks_have_a_frame_that_says_so() {
     let finisher = Finisher {
         symbolizer: &Symbolizer::default(),
         modules: &process,
-        python: &PythonNames::default(),
+        runtime_functions: &RuntimeFunctions::default(),
         perf_map: None,
         perf_map_reason: None,
     };

@@ -23,7 +23,7 @@ use crate::host::mappings::AddressSpace;
 use crate::host::{Host, HostError};
 use crate::kernel::rings::Ring;
 use crate::kernel::stack_traces::StackTraces;
-use crate::symbols::python::PythonNames;
+use crate::symbols::runtime_functions::RuntimeFunctions;
 use heapbpf_probes::{ANNOUNCED, BRK, MMAP, MREMAP};
 use heapbpf_unwind::dwarf::Unwinder;
 use heapbpf_unwind::raw::{RawStack, Reason};
@@ -129,7 +129,7 @@ impl Recorder {
         traces: impl KernelStacks + 'static,
         max_depth: usize,
         heap: Heap,
-        names: Arc<PythonNames>,
+        names: Arc<RuntimeFunctions>,
     ) -> Self {
         Self {
             heap,

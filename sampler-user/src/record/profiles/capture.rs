@@ -23,7 +23,7 @@ use crate::record::attaching::probes::Attaching;
 use crate::record::intake::ended::{EndedCounts, Exact};
 use crate::record::intake::losses::LossLedger;
 use crate::record::intake::recorder::Recorder;
-use crate::symbols::python::is_python;
+use crate::symbols::runtime_functions::is_of_runtime;
 use heapbpf_profile::model::{LossBound, Losses, Process, RowKey};
 use heapbpf_statistics::sums::SampleSums;
 use heapbpf_unwind::image::ModuleFiles;
@@ -271,7 +271,7 @@ struct Gather {
 impl Gather {
     fn row(&mut self, row: &HeapRow, host: &Host) {
         for frame in &row.key.stack.frames {
-            if let Some(module) = frame.module.filter(|_| !is_python(frame)) {
+            if let Some(module) = frame.module.filter(|_| !is_of_runtime(frame)) {
                 self.modules.entry(module).or_insert((row.key.process, row.first_ns, frame.address));
             }
         }

@@ -12,7 +12,7 @@ use crate::host::mappings::ModuleId;
 use crate::symbols::finish::Finisher;
 use crate::symbols::perf_map::PerfMap;
 use crate::symbols::progress::Progress;
-use crate::symbols::python::{PythonNames, is_python};
+use crate::symbols::runtime_functions::{RuntimeFunctions, is_of_runtime};
 use crate::symbols::symbolizer::{Options, Symbolizer};
 use heapbpf_profile::model::{Module, SharedFrames, Stack};
 use heapbpf_unwind::image::{Image, ModuleFiles};
@@ -87,7 +87,7 @@ pub struct Symbolization {
     symbolizer: Symbolizer,
     options: Options,
     progress: Arc<Progress>,
-    python: Arc<PythonNames>,
+    runtime_functions: Arc<RuntimeFunctions>,
     enabled: bool,
     known: KnownModules,
     jit_code: JitCodeMaps,
@@ -140,7 +140,7 @@ impl Symbolization {
             symbolizer: Symbolizer::telling(options.clone(), Arc::clone(&progress)),
             options,
             progress,
-            python: Arc::default(),
+            runtime_functions: Arc::default(),
             enabled,
             known: KnownModules::default(),
             jit_code: JitCodeMaps::default(),
@@ -152,9 +152,9 @@ impl Symbolization {
         }
     }
 
-    /// The same, with names of Python functions.
-    pub fn with_python(self, python: Arc<PythonNames>) -> Self {
-        Self { python, ..self }
+    /// The same, with the functions of language runtimes.
+    pub fn with_runtime_functions(self, runtime_functions: Arc<RuntimeFunctions>) -> Self {
+        Self { runtime_functions, ..self }
     }
 
     /// Whether addresses are symbolized.
@@ -184,8 +184,9 @@ impl Symbolization {
         let new: Vec<&UnsymbolizedStack> = stacks.filter(|stack| self.get(stack).is_none()).collect();
         if names {
             let places = new.iter().flat_map(|unsymbolized| &unsymbolized.stack.frames);
-            let places =
-                places.filter(|frame| !is_python(frame)).filter_map(|frame| Some((frame.module?, frame.file_offset)));
+            let places = places
+                .filter(|frame| !is_of_runtime(frame))
+                .filter_map(|frame| Some((frame.module?, frame.file_offset)));
             self.symbolizer.symbolize(&mut self.known, places);
             for (module, number) in &self.numbers {
                 self.modules[*number].reason = self.symbolizer.reason(*module).cloned();
@@ -202,7 +203,7 @@ impl Symbolization {
             let finisher = Finisher {
                 symbolizer: &self.symbolizer,
                 modules: &self.known,
-                python: &self.python,
+                runtime_functions: &self.runtime_functions,
                 perf_map: code.and_then(|code| code.map.as_ref()),
                 perf_map_reason: code.and_then(|code| code.reason.as_deref()),
             };

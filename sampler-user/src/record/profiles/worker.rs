@@ -24,7 +24,7 @@ use crate::privileges::restrict_worker;
 use crate::record::plan::RecordPlan;
 use crate::stats::{HookedProcess, Stats};
 use crate::symbols::progress::{Download, Progress};
-use crate::symbols::python::PythonNames;
+use crate::symbols::runtime_functions::RuntimeFunctions;
 use heapbpf_profile::adjust::Adjustments;
 use heapbpf_profile::lost_samples;
 use heapbpf_profile::model::{Header, Lifetimes, Process, Profile, Row};
@@ -65,11 +65,11 @@ pub struct ProfileWorker {
 }
 
 impl ProfileWorker {
-    /// Starts the profile worker. `python`: names of Python functions.
+    /// Starts the profile worker. `functions`: of language runtimes.
     ///
     /// # Errors
     /// The system cannot create the thread.
-    pub fn start(plan: &RecordPlan, python: Arc<PythonNames>) -> std::io::Result<Self> {
+    pub fn start(plan: &RecordPlan, functions: Arc<RuntimeFunctions>) -> std::io::Result<Self> {
         let (jobs, queue) = channel();
         let template = template(plan);
         let (symbolize, symbols, adjustments) =
@@ -79,7 +79,7 @@ impl ProfileWorker {
         let writes_files = plan.writes_files();
         std::thread::Builder::new().name("profiles".into()).spawn(move || {
             restrict_worker(writes_files);
-            let symbolization = Symbolization::new(symbolize, symbols, told).with_python(python);
+            let symbolization = Symbolization::new(symbolize, symbols, told).with_runtime_functions(functions);
             Worker::new(template, adjustments, symbolization).work(&queue);
         })?;
         Ok(Self { jobs, progress })

@@ -47,7 +47,7 @@ use crate::record::profiles::describe::Descriptions;
 use crate::record::profiles::worker::ProfileWorker;
 use crate::record::ring_sizes::Growth;
 use crate::sampling::size_classes::SizeClassController;
-use crate::symbols::python::PythonNames;
+use crate::symbols::runtime_functions::RuntimeFunctions;
 use heapbpf_unwind::dwarf::{Limits, Unwinder};
 use sampler_ebpf::constants::draw_constants;
 
@@ -157,7 +157,7 @@ impl Session {
             .map(|programs| Ok::<_, KernelError>(InlineHooks::new(programs, InlineMap::open(&loader)?, how, follows)))
             .transpose()?;
         let hot = inline.is_some().then(|| HandoverMap::open(&loader, &programs)).transpose()?.map(Hot::new);
-        let names = Arc::new(PythonNames::default());
+        let names = Arc::new(RuntimeFunctions::default());
         let inline_is_asked = plan.kernel.hook == Hook::Inline;
         let probes = KernelProbes { programs, control, mappings, inline, inline_is_asked, sources };
         Ok(Self {

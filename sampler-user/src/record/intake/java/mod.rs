@@ -19,7 +19,7 @@ use heapbpf_unwind::raw::{RawFrame, SpaceView};
 use heapbpf_unwind::runtime::{Left, RuntimeCode, RuntimeFrame};
 
 use crate::host::mappings::AddressSpace;
-use crate::symbols::python::{PythonNames, UNKNOWN_FUNCTION, raw_frame};
+use crate::symbols::runtime_functions::{RuntimeFunctions, UNKNOWN_FUNCTION, raw_frame};
 use notes::Outcomes;
 use process::{Code, Process};
 use reader::{Failed, JavaReader};
@@ -39,7 +39,7 @@ const NO_METHOD: &str = "an interpreted frame of the JVM has no method";
 
 /// The Java side of the intake.
 pub struct Javas {
-    names: Arc<PythonNames>,
+    names: Arc<RuntimeFunctions>,
     libraries: HashMap<ModuleId, Option<Library>>,
     /// By process without a JVM: the state of its mappings when it had none.
     without: HashMap<ProcessKey, u64>,
@@ -50,7 +50,7 @@ pub struct Javas {
 
 impl Javas {
     /// No JVM is known yet. New methods are added to `names`.
-    pub fn new(names: Arc<PythonNames>) -> Self {
+    pub fn new(names: Arc<RuntimeFunctions>) -> Self {
         Self {
             names,
             libraries: HashMap::new(),
@@ -129,7 +129,7 @@ fn is_jvm(path: &str) -> bool {
 struct At<'a> {
     process: &'a mut Process,
     reader: &'a mut JavaReader,
-    names: &'a PythonNames,
+    names: &'a RuntimeFunctions,
     vm: Arc<Vm>,
     space: &'a SpaceView<'a>,
 }

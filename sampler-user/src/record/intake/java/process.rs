@@ -11,7 +11,7 @@ use heapbpf_unwind::raw::RawFrame;
 use sampler_ebpf::abi::ProcessKey;
 
 use super::reader::{Failed, JavaReader, Place};
-use crate::symbols::python::{PythonNames, UNKNOWN_FUNCTION, raw_frame};
+use crate::symbols::runtime_functions::{RuntimeFunctions, UNKNOWN_FUNCTION, raw_frame};
 
 /// How long what was read counts as true. Then it is compared: code and methods may be freed, and their memory used again.
 const TRUE_FOR: Duration = Duration::from_secs(1);
@@ -119,7 +119,7 @@ impl Process {
     pub fn code(
         &mut self,
         reader: &mut JavaReader,
-        names: &PythonNames,
+        names: &RuntimeFunctions,
         vm: &Arc<Vm>,
         pc: u64,
     ) -> Result<Option<Code>, Failed> {
@@ -159,7 +159,7 @@ impl Process {
     pub fn interpreted(
         &mut self,
         reader: &mut JavaReader,
-        names: &PythonNames,
+        names: &RuntimeFunctions,
         vm: &Arc<Vm>,
         (address, bytecode): (u64, u64),
     ) -> Result<RawFrame, Failed> {
@@ -197,7 +197,7 @@ impl Process {
     }
 }
 
-fn frame_of(names: &PythonNames, place: &Place) -> RawFrame {
+fn frame_of(names: &RuntimeFunctions, place: &Place) -> RawFrame {
     let file = place.file.as_deref().unwrap_or_default();
     let function = place.name.as_ref().and_then(|name| names.number(name, file)).unwrap_or(UNKNOWN_FUNCTION);
     raw_frame(function, place.line)

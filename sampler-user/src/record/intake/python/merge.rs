@@ -75,7 +75,7 @@ mod tests {
     use heapbpf_python::{Layout, Version};
 
     use super::*;
-    use crate::symbols::python::raw_frame;
+    use crate::symbols::runtime_functions::raw_frame;
 
     const INTERPRETER: ModuleId = ModuleId(1);
     const LIBRARY: ModuleId = ModuleId(2);

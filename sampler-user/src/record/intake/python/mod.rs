@@ -16,7 +16,7 @@ use heapbpf_unwind::mapping::ModuleId;
 use heapbpf_unwind::raw::{Completeness, RawFrame, RawStack};
 
 use crate::host::reader_thread::NoAnswer;
-use crate::symbols::python::{PythonNames, UNKNOWN_FUNCTION, raw_frame};
+use crate::symbols::runtime_functions::{RuntimeFunctions, UNKNOWN_FUNCTION, raw_frame};
 use merge::{Mismatch, Parts};
 use notes::{Outcomes, Why};
 use reader::CodeReader;
@@ -75,7 +75,7 @@ impl Process {
 
 /// The Python side of the intake.
 pub struct Pythons {
-    names: Arc<PythonNames>,
+    names: Arc<RuntimeFunctions>,
     runtimes: HashMap<ModuleId, Arc<Runtime>>,
     waiting: HashMap<u64, Walked>,
     /// Code objects as the kernel side copied them, by process and address.
@@ -90,7 +90,7 @@ pub struct Pythons {
 
 impl Pythons {
     /// No interpreter is known yet. New functions are added to `names`.
-    pub fn new(names: Arc<PythonNames>) -> Self {
+    pub fn new(names: Arc<RuntimeFunctions>) -> Self {
         Self {
             names,
             runtimes: HashMap::new(),

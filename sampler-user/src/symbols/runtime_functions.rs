@@ -1,4 +1,4 @@
-//! Names of Python functions. Their frames have no address in a file: a raw frame has the number of the function and the
+//! Functions of language runtimes: of Python and of Java. Their frames have no address in a file: a raw frame has the number of the function and the
 //! line instead, in place of a module's.
 
 use std::collections::{HashMap, HashSet};
@@ -8,21 +8,21 @@ use heapbpf_profile::model::Frame;
 use heapbpf_unwind::mapping::ModuleId;
 use heapbpf_unwind::raw::RawFrame;
 
-/// In place of a module, in raw frames of Python functions.
-pub const PYTHON: ModuleId = ModuleId(u32::MAX);
+/// In place of a module, in raw frames of these functions.
+pub const RUNTIME: ModuleId = ModuleId(u32::MAX);
 
 /// In place of a function's number: its name could not be read.
 pub const UNKNOWN_FUNCTION: u32 = u32::MAX;
 
-/// The reason of a Python function without a name.
+/// The reason of a function without a name.
 const GONE: &str = "a function that was gone before its name could be read";
 
 /// Most functions that are told apart, in all processes together.
 const MOST_FUNCTIONS: usize = 1 << 18;
 
-/// The functions of all Python programs, each once. The event path adds to them, the profile worker reads them.
+/// The functions of all programs, each once. The event path adds to them, the profile worker reads them.
 #[derive(Debug, Default)]
-pub struct PythonNames(Mutex<Functions>);
+pub struct RuntimeFunctions(Mutex<Functions>);
 
 #[derive(Debug, Default)]
 struct Functions {
@@ -37,7 +37,7 @@ struct Function {
     file: Arc<str>,
 }
 
-impl PythonNames {
+impl RuntimeFunctions {
     /// The number of a function; `None` if there are too many.
     pub fn number(&self, name: &str, file: &str) -> Option<u32> {
         let mut functions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -54,9 +54,9 @@ impl PythonNames {
         Some(number as u32)
     }
 
-    /// The frame of a raw one, if that is of a Python function.
+    /// The frame of a raw one, if that is of such a function.
     pub fn frame(&self, raw: &RawFrame) -> Option<Frame> {
-        if !is_python(raw) {
+        if !is_of_runtime(raw) {
             return None;
         }
         let functions = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -81,14 +81,14 @@ impl Functions {
     }
 }
 
-/// The raw frame of a Python function at a line; line 0 if it is not known.
+/// The raw frame of a function at a line; line 0 if it is not known.
 pub fn raw_frame(function: u32, line: u32) -> RawFrame {
-    RawFrame { address: 0, module: Some(PYTHON), file_offset: u64::from(function) << 32 | u64::from(line) }
+    RawFrame { address: 0, module: Some(RUNTIME), file_offset: u64::from(function) << 32 | u64::from(line) }
 }
 
-/// Whether a raw frame is of a Python function.
-pub fn is_python(raw: &RawFrame) -> bool {
-    raw.module == Some(PYTHON)
+/// Whether a raw frame is of such a function.
+pub fn is_of_runtime(raw: &RawFrame) -> bool {
+    raw.module == Some(RUNTIME)
 }
 
 #[cfg(test)]
@@ -97,7 +97,7 @@ mod tests {
 
     #[test]
     fn a_function_has_one_number_and_each_of_its_lines_a_frame() {
-        let names = PythonNames::default();
+        let names = RuntimeFunctions::default();
         let (run, other) = (names.number("run", "/a.py"), names.number("run", "/b.py"));
         assert_eq!((run, other, names.number("run", "/a.py")), (Some(0), Some(1), Some(0)));
         let frame = names.frame(&raw_frame(1, 17)).expect("it is Python's");
