@@ -170,6 +170,47 @@ fn python_in_a_virtual_environment_has_python_stacks() {
     check("a virtual environment", &profile, &truth_of(&truth));
 }
 
+/// What the interpreter keeps is the target's: a frame that calls itself its caller is followed for so many frames and no more, and
+/// what is sampled before and after has its true stack.
+#[test]
+fn frames_in_a_circle_end() {
+    const SCRIPT: &str = "
+import ctypes, os, sys
+print('READY', os.getpid(), flush=True)
+sys.stdin.readline()
+def circle():
+    frame = ctypes.c_uint64.from_address(id(sys._getframe()) + 24).value
+    caller = ctypes.c_uint64.from_address(frame + 48)
+    was = caller.value
+    caller.value = frame
+    bytearray(300_000)
+    caller.value = was
+def straight(): bytearray(400_000)
+straight(), circle(), straight()
+print('DONE', flush=True)
+sys.stdin.readline()
+";
+    let case = "frames_in_a_circle_end";
+    let Some(_turn) = turn(case) else { return };
+    let Some(python) = interpreter(11) else {
+        return skipped(case, "CPython 3.11, whose frames it changes, is not installed");
+    };
+    let mut target = Target::start_command(Command::new(python).args(["-c", SCRIPT]));
+    let recording = Recorder::of(target.pid(), 1).start();
+    target.go();
+    assert_eq!(target.line(), "DONE");
+    let (profile, stats) = recording.stop().results();
+    assert!(target.end().success(), "its frames were put right");
+    assert_eq!(stats.lost(), 0);
+    let of = |bytes: u64| profile.stacks.iter().filter(move |stack| stack.sampled_bytes == bytes);
+    let frames = of(300_001).next().expect("it was sampled").frames.len();
+    println!("{case}: a stack of {frames} frames");
+    assert!((1..=512).contains(&frames));
+    assert!(
+        of(2 * 400_001).all(|stack| stack.has("straight") && stack.has("<module>")) && of(2 * 400_001).count() == 1
+    );
+}
+
 /// Where it is not certain which interpreter a thread runs, native frames stay, and the profile says so.
 #[test]
 fn stacks_of_subinterpreters_stay_native() {
