@@ -19,6 +19,7 @@ pub mod kernel;
 pub mod output;
 pub mod pprof;
 pub mod program;
+pub mod pty;
 pub mod python_stacks;
 pub mod receivers;
 pub mod recorder;

@@ -12,6 +12,7 @@ use heapbpf_tests::environment::{heapbpf, skipped, turn};
 use heapbpf_tests::hostile;
 use heapbpf_tests::kernel;
 use heapbpf_tests::program::program;
+use heapbpf_tests::pty::SlowTerminal;
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, cpu_time, until};
 use heapbpf_tests::tmux::Tmux;
@@ -111,6 +112,37 @@ fn probes_are_gone_when_the_terminal_dies() {
     let links = links(pid);
     tmux.kill();
     until("the end of top", || !is_running(pid));
+    assert!(kernel::links_that_stay(&links).is_empty());
+}
+
+/// Over a link of 1,000 bytes a second, what is drawn waits for the link, and what is shown is never far behind: a key is obeyed once
+/// what the terminal holds has come over, and no screens have queued up.
+#[test]
+fn a_slow_link_shows_the_newest_and_obeys() {
+    const BYTES_A_SECOND: u32 = 1000;
+    // A pseudo-terminal holds 12 KiB, and a screen of 80 × 24 has some 2 to 3 kB.
+    const MOST_BEHIND: usize = 24 << 10;
+    let case = "a_slow_link_shows_the_newest_and_obeys";
+    let Some(_turn) = turn(case) else { return };
+    let target = growing();
+    let mut command = Command::new(heapbpf());
+    command.args(["top", "--refresh", "100ms", "--pid", &target.pid().to_string()]);
+    let mut terminal = match SlowTerminal::start(&mut command, BYTES_A_SECOND) {
+        Ok(terminal) => terminal,
+        Err(error) => return skipped(case, &format!("no pseudo-terminal: {error}")),
+    };
+    until("it shows the program", || {
+        terminal.read_for(Duration::from_secs(1));
+        String::from_utf8_lossy(&terminal.shown).contains("growing")
+    });
+    terminal.read_for(Duration::from_secs(10));
+    let links = links(terminal.pid());
+    let before = terminal.shown.len();
+    terminal.press("q").expect("the terminal is there");
+    let status = terminal.end(Duration::from_secs(60)).expect("it obeys");
+    let behind = terminal.shown.len() - before;
+    println!("{case}: {before} bytes, and {behind} after the key");
+    assert!(status.success() && behind < MOST_BEHIND, "{status}: {behind} bytes after the key");
     assert!(kernel::links_that_stay(&links).is_empty());
 }
 
