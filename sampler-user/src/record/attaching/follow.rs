@@ -168,7 +168,7 @@ impl Attaching {
         }
         match missed {
             Missed::Unchanged => {}
-            Missed::No => self.missed.forget(pid),
+            Missed::No => self.missed.has_one_hooked(pid),
             Missed::IfEnded => self.too_late_for(host, incarnation),
             Missed::Yes => self.note_missed(host, incarnation),
         }
@@ -195,19 +195,17 @@ impl Attaching {
                 || self.followed.contains(&incarnation.pid)
                 || self.rules.iter().any(|rule| rule.matches(&info));
             if is_target {
-                self.missed.note(incarnation.pid, info.comm.clone());
+                self.missed.note_certain(incarnation.pid, info.comm.clone());
             }
         }
     }
 
-    /// Notes a target that ended before it could be hooked.
+    /// Notes a target that ended before an allocator of it could be hooked. If another one was hooked and counted something, the
+    /// target has a line in the profile, and no remark.
     fn too_late_for(&mut self, host: &mut Host, incarnation: IncarnationId) {
-        // Another of its allocators may have been hooked all the time.
-        let covered = self.targets.coverages.get(&incarnation.pid).is_some_and(|it| it.hooked && it.uncovered_ns == 0);
-        if covered || is_alive(incarnation.pid) {
-            return;
+        if !is_alive(incarnation.pid) {
+            self.note_missed(host, incarnation);
         }
-        self.note_missed(host, incarnation);
     }
 
     /// Handles a process that the host reports: the child of a target. The record of its fork may come later, or be lost.

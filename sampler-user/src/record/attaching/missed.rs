@@ -8,6 +8,9 @@ use std::sync::Arc;
 #[derive(Clone, Debug, Default)]
 pub struct Missed {
     processes: BTreeMap<u32, Arc<str>>,
+    /// Those of which it is certain that an allocator was not hooked in time. Of the others, none was known to be hooked when they
+    /// ended.
+    certain: BTreeSet<u32>,
     /// Targets of which another remark says why nothing of them is seen.
     explained: BTreeSet<u32>,
 }
@@ -28,15 +31,31 @@ impl Missed {
         }
     }
 
+    /// Adds a process that has an allocator which was not hooked in time, whatever becomes of its others.
+    pub fn note_certain(&mut self, pid: u32, comm: Arc<str>) {
+        self.note(pid, comm);
+        if self.processes.contains_key(&pid) {
+            self.certain.insert(pid);
+        }
+    }
+
+    /// Removes a process in which an allocator was hooked in time, unless another was not.
+    pub fn has_one_hooked(&mut self, pid: u32) {
+        if !self.certain.contains(&pid) {
+            self.processes.remove(&pid);
+        }
+    }
+
     /// Notes that another remark says why nothing of a process is seen.
     pub fn is_explained(&mut self, pid: u32) {
-        self.processes.remove(&pid);
+        self.forget(pid);
         self.explained.insert(pid);
     }
 
     /// Removes a process whose figures have arrived after all.
     pub fn forget(&mut self, pid: u32) {
         self.processes.remove(&pid);
+        self.certain.remove(&pid);
     }
 
     /// The remark in the profile. `seen`: processes that have a line in it.
@@ -71,6 +90,14 @@ mod tests {
         assert!(remark.starts_with("6 processes (n2, n3, n4, n5, n6, …) ended before"), "{remark}");
         let remark = missed.remark(&HashSet::from([2, 3, 4, 5, 6])).unwrap();
         assert!(remark.starts_with("1 process (n7) ended before"), "{remark}");
+        missed.note_certain(6, "n6".into());
+        missed.has_one_hooked(6);
+        missed.has_one_hooked(7);
+        let remark = missed.remark(&HashSet::from([2, 3, 4, 5])).unwrap();
+        assert!(remark.starts_with("1 process (n6) ended before"), "{remark}");
+        missed.forget(6);
+        missed.note(6, "n6".into());
+        missed.has_one_hooked(6);
         missed.is_explained(7);
         missed.note(7, "n7".into());
         assert_eq!(missed.remark(&HashSet::from([2, 3, 4, 5, 6])), None);
