@@ -116,6 +116,10 @@ impl Attaching {
             }
             self.mapped(host, incarnation, module, true);
         }
+        // Those that still wait for their inline hooks will not get them any more.
+        for (incarnation, _) in std::mem::take(&mut self.under_way) {
+            self.too_late_for(host, incarnation);
+        }
     }
 
     /// Handles a module that a process mapped. `again`: it was being examined the last time.
