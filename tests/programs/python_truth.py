@@ -309,7 +309,7 @@ def run(path, parts):
             part()
     with open(path, "w") as file:
         json.dump(truth, file)
-    # Names are read right after the samples, from a process that still runs.
+    # Line tables too long to be copied with a sample are read from a process that still runs.
     time.sleep(0.5)
 
 

@@ -70,7 +70,7 @@ pub struct PythonProcess {
     pub code_identity: u32,
     /// In a code object: its first line, of 32 bits.
     pub code_first_line: u32,
-    /// Bytes of a code object that tell all about it, at most [`PYTHON_HEAD_BYTES`]; 0 if code objects are not to be
+    /// Bytes of a code object that tell all about it, fewer than [`PYTHON_HEAD_BYTES`]; 0 if code objects are not to be
     /// copied.
     pub code_bytes: u32,
     /// In a code object: pointer to its name, a string.

@@ -245,13 +245,9 @@ impl Attaching {
     /// Handles the end of a process.
     pub fn ended(&mut self, pid: u32, now_ns: u64, host: &Host) {
         let is_named = self.targets.named_alive.contains(&pid);
-        let incarnation = host.processes().at(pid, now_ns);
-        // It replaced its program, and nothing of the last one was looked at yet: what was hooked was in the one before.
-        let is_unseen = |coverage: &Coverage| {
-            self.last_exec.contains_key(&pid) && incarnation.is_some_and(|last| coverage.since_ns < last.since_ns)
-        };
-        let late = |coverage: &Coverage| !coverage.hooked || coverage.uncovered_ns > 0 || is_unseen(coverage);
+        let late = |coverage: &Coverage| !coverage.hooked || coverage.uncovered_ns > 0;
         if !self.global && is_named && self.targets.coverages.get(&pid).is_some_and(late) {
+            let incarnation = host.processes().at(pid, now_ns);
             self.missed.note(pid, incarnation.map_or_else(|| "".into(), |incarnation| incarnation.info.comm.clone()));
         }
         self.targets.end(pid, now_ns);

@@ -41,7 +41,6 @@ impl Session {
         self.exited.note(process, now);
         let current = self.host.processes().current(process.tgid).map(|current| current.info.start_ns);
         if current.is_none_or(|start_ns| starts_agree(start_ns, process.start_ns)) {
-            self.recorder.poll(&mut self.host);
             self.attaching.ended(process.tgid, time_ns, &self.host);
         }
         self.descriptions.ended(process, self.attaching.targets.coverage(process.tgid, now));
