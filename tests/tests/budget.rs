@@ -47,11 +47,24 @@ fn allocations_seen_in_time_windows_are_corrected() {
     assert!(coverage > 0.02 && coverage < 0.95, "{coverage}");
 }
 
+/// The lowest and the highest figure that may have been given instead, relative to the one that was, as told.
+fn told_range(notes: &str) -> (f64, f64) {
+    let range = notes.split("what is given may have been ").nth(1).expect("a range");
+    let (low, high) = range.split_once(" times that, or ").expect("two ends");
+    let high = if high.starts_with("many") { f64::INFINITY } else { number(high.split(' ').next()) };
+    (number(Some(low)), high)
+}
+
+fn number(text: Option<&str>) -> f64 {
+    text.and_then(|text| text.parse().ok()).unwrap_or_else(|| panic!("{text:?} is no number"))
+}
+
 /// A program that always has something to do gets less done in windows, where probes take two thirds of its CPU time: by
-/// the clock 40 % of its allocations would be seen, as the test says. What a probe costs in a program is known to a factor
-/// of 0.9/1.2 to 1.6/1.2 (docs/overhead.md). Seven recordings on a quiet machine came to 0.99 to 1.25 of the truth, 1.11 on
-/// average with a spread of 0.10; with eight times more to do than there are processors, to 0.70 to 0.77. Tolerated is
-/// 0.5 to 1.8: 6 σ from the quiet machine's average on either side, 5 σ below the busy machine's.
+/// the clock 35 to 55 % of its allocations would be seen, as the test says. What a probe costs in a program is known to a factor
+/// of 0.9/1.2 to 1.6/1.2 (docs/overhead.md), and the notes tell what that means for the figure: the truth is in that range.
+/// What the windows happen to see adds a spread of 10 % (seven recordings on a quiet machine came to 0.99 to 1.25 of the
+/// truth); half is allowed for it, 5 σ. Where the estimate is far off, the cost of a probe was measured while the machine
+/// was slower than afterwards: it was 1.35 times too high once, which leaves half of the true share of CPU time.
 #[test]
 fn a_target_without_time_to_spare_is_weighed_by_its_own_cpu_time() {
     let Some(_turn) = turn("a_target_without_time_to_spare_is_weighed_by_its_own_cpu_time") else { return };
@@ -66,8 +79,11 @@ fn a_target_without_time_to_spare_is_weighed_by_its_own_cpu_time() {
     let seen = stats.exact_alloc_bytes as f64 / bytes;
     let by_time = seen / profile.process(target.pid()).coverage;
     println!("{ratio:.3} of the truth, {seen:.3} counted in windows, {by_time:.3} by the clock\n{notes}");
-    assert!(by_time < 0.55, "not slowed enough for the test to say anything: {by_time}: {notes}");
-    assert!((0.5..=1.8).contains(&ratio), "{ratio}: {notes}");
+    assert!(by_time < 0.7, "not slowed enough for the test to say anything: {by_time}: {notes}");
+    let (low, high) = told_range(&notes);
+    assert!(low < 1.0 && high > 1.0, "{notes}");
+    assert!((ratio * low / 1.5..=ratio * high * 1.5).contains(&1.0), "{ratio}, {low} to {high} times that: {notes}");
+    assert!((0.4..=3.0).contains(&ratio), "{ratio}: {notes}");
 }
 
 /// Rounds of `budget`: 3,000 old blocks freed for every 2 ms of its own, and nothing new in use.

@@ -47,17 +47,30 @@ impl Observed {
         self.probes > 0.0 && self.bound_cpu > 0.5 * self.window_cpu
     }
 
-    /// The target's own CPU time in the window. Since the cost of probes is an estimate, some is always left.
+    /// The target's own CPU time in the window.
     fn own(&self) -> f64 {
-        (self.window_cpu - self.probes).max(LEAST_OWN * self.window_cpu)
+        self.window_cpu * own_share(self.probes / self.window_cpu.max(1e-12))
     }
 }
+
+/// Share of its CPU time that a target has left for itself, where probes are estimated to take `probes` of it (which may
+/// be more than 1).
+///
+/// The cost of a probe is known to a factor, of which [`LEAST_COST`] is the lowest; a cost that leaves nothing is ruled out
+/// by the target's progress. The result is for the estimate itself or, if that is larger, for the centre of what remains:
+/// the smaller the difference between a time and an estimate, the less it may be divided by.
+pub fn own_share(probes: f64) -> f64 {
+    let centre = f64::midpoint(LEAST_COST * probes, 1.0);
+    (1.0 - probes.min(centre)).max(LEAST_OWN)
+}
+
+/// Lowest cost of a probe in a program, relative to the estimate.
+pub const LEAST_COST: f64 = 0.75;
 
 /// A thread that often sleeps is CPU-bound if it runs or waits for a processor for more than this share of pause and
 /// window. (The kernel updates the clocks of a thread only every few milliseconds.)
 pub const CPU_BOUND_SHARE: f64 = 0.8;
-/// Least share of the CPU time that is taken as the target's own: below it, the difference from the estimated cost of
-/// probes is meaningless.
+/// Least share of the CPU time that is taken as the target's own.
 const LEAST_OWN: f64 = 0.1;
 /// A window represents at most this many pauses like its own, so that the work of a burst is not attributed to an idle
 /// moment.
@@ -248,6 +261,19 @@ mod tests {
         // the clock's time, one fifth here.
         let found = mean(Target::Jobs { rate: 1e6, busy: 0.02, idle: 0.06 }, 1e-6, 1.0, 1.0);
         assert!((0.8..1.0).contains(&found.0), "{found:?}");
+    }
+
+    #[test]
+    fn a_cost_that_leaves_next_to_nothing_is_not_believed() {
+        let close = |found: f64, expected: f64| assert!((found - expected).abs() < 1e-9, "{found} {expected}");
+        // As estimated up to 0.8, which is the centre of 0.6 and 1; the centre from there on.
+        for (probes, own) in [(0.0, 1.0), (0.5, 0.5), (0.8, 0.2), (0.9, 0.1625), (1.0, 0.125), (1.2, 0.1), (5.0, 0.1)] {
+            close(own_share(probes), own);
+        }
+        // Probes that take 0.69 of the time and are thought to take 0.93: a factor of 0.31/0.151 instead of 0.31/0.07.
+        let bound = Target::Bound { rates: [2.23e6, 2.23e6], seconds: 1.0 };
+        let found = mean(bound, 1e-6, 1.35, 1.0);
+        assert!((1.8..2.1).contains(&found.0), "{found:?}");
     }
 
     #[test]

@@ -280,6 +280,12 @@ fn automatic_interval_inline(used: &Use, costs: &ProbeCosts, budget: Option<f64>
 mod tests {
     use super::*;
 
+    #[test]
+    fn windows_assume_the_lowest_cost_of_a_probe() {
+        let lowest = IN_PROGRAMS[0] / IN_PROGRAMS[1];
+        assert!((lowest - heapbpf_statistics::window_weights::LEAST_COST).abs() < 1e-9, "{lowest}");
+    }
+
     const COSTS: ProbeCosts = ProbeCosts { allocation_ns: 500.0, free_ns: 500.0, sample_ns: 3000.0 };
 
     /// One second of a program that makes `calls` pairs of 100 bytes, with `useful` CPU seconds of its own work.

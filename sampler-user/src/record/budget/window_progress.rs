@@ -9,7 +9,7 @@ use crate::cost::budget::IN_PROGRAMS;
 use crate::cost::cpu_time::{self, Thread};
 use crate::heap::windows::Weights;
 use heapbpf_profile::units;
-use heapbpf_statistics::window_weights::{CPU_BOUND_SHARE, Observed, Progress};
+use heapbpf_statistics::window_weights::{CPU_BOUND_SHARE, Observed, Progress, own_share};
 
 /// CPU time of processes in seconds, and when it was read (CLOCK_MONOTONIC).
 #[derive(Debug, Default)]
@@ -169,7 +169,7 @@ impl WindowProgress {
         let share = self.slowed_probes / self.slowed_cpu;
         let [less, usual, more] = IN_PROGRAMS;
         // Figures are divided by the share of CPU time that is left to the targets.
-        let times = |cost: f64| (1.0 - share) / (1.0 - share * cost / usual);
+        let times = |cost: f64| own_share(share) / (1.0 - share * cost / usual);
         let most = if share * more / usual < 0.95 {
             format!("{:.2} times that", times(more))
         } else {
