@@ -30,6 +30,7 @@ pub mod doctor;
 pub mod heap;
 pub mod host;
 pub mod http_client;
+pub mod independent;
 pub mod invoking_user;
 pub mod kernel;
 pub mod output;

@@ -12,6 +12,7 @@ use sampler_user::cli::error::exit_status;
 use sampler_user::cli::plan;
 use sampler_user::cli::record_args::RecordArgs;
 use sampler_user::crash::report_crashes;
+use sampler_user::doctor::cleaner;
 use sampler_user::host::limits;
 use sampler_user::host::name_services::use_built_in;
 use sampler_user::host::own_memory::return_what_is_free;
@@ -29,6 +30,9 @@ fn main() -> ExitCode {
     }
     if let Some(task) = guardian::process::asked_for(std::env::args_os()) {
         return guardian::process::run(task).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
+    }
+    if let Some(daemon) = cleaner::asked_for(std::env::args_os()) {
+        return cleaner::run(daemon).map_or(ExitCode::FAILURE, |()| ExitCode::SUCCESS);
     }
     report_crashes();
     use_built_in();

@@ -91,6 +91,13 @@ pub fn restrict_guardian(links_as_admin: bool) {
     told("system calls", allow_alone(calls::GUARDING));
 }
 
+/// Restricts the cleaner: it reads, stops and writes into processes, and has no business with BPF.
+pub fn restrict_cleaner() {
+    let needs = Needs { writes_into_processes: true, ..Needs::default() };
+    told("capabilities", keep_only(needs.capabilities() - CapabilitySet::BPF - CapabilitySet::PERFMON));
+    told("new privileges", set_no_new_privs(true).map_err(Into::into));
+}
+
 /// Restricts a thread that delivers profiles: no capability.
 pub fn restrict_sender() {
     told("capabilities", keep_only(CapabilitySet::empty()));

@@ -1,20 +1,43 @@
-//! The process that holds heapbpf's links, too, and removes them if heapbpf is killed.
+//! The processes that undo what heapbpf has done if it is killed: the guardian holds its links, and the cleaner takes inline hooks
+//! out.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::FileExt as _;
 
-/// Whether it is the guardian of this heapbpf.
-fn guards(process: u32, heapbpf: u32) -> bool {
-    let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
-    let words: Vec<_> = words.split(|byte| *byte == 0).collect();
-    words.starts_with(&[b"heapbpf-guardian", b"hold-probes", heapbpf.to_string().as_bytes()])
+/// The processes with this name and task that serve a heapbpf.
+fn serving(heapbpf: u32, [name, task]: [&str; 2]) -> Vec<u32> {
+    let wanted = [name, task, &heapbpf.to_string()].map(|word| word.as_bytes().to_vec());
+    let serves = |process: &u32| {
+        let words = std::fs::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        words.split(|byte| *byte == 0).take(wanted.len()).eq(&wanted)
+    };
+    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter(serves).collect()
 }
 
 /// The guardians of a heapbpf that runs or has run: none, one, or another while costs are measured.
 pub fn guardians_of(heapbpf: u32) -> Vec<u32> {
-    let processes = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = processes.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter(|pid| guards(*pid, heapbpf)).collect()
+    serving(heapbpf, ["heapbpf-guardian", "hold-probes"])
+}
+
+/// The cleaners of a heapbpf that runs or has run: one if it hooks processes inline.
+pub fn cleaners_of(heapbpf: u32) -> Vec<u32> {
+    serving(heapbpf, ["heapbpf-cleaner", "take-out-hooks"])
+}
+
+/// Kills processes (SIGKILL), in this order.
+pub fn kill(processes: impl IntoIterator<Item = u32>) {
+    for process in processes {
+        // SAFETY: `kill` takes plain integers. Tests name processes that they have started, and not waited for.
+        unsafe { libc::kill(process.cast_signed(), libc::SIGKILL) };
+    }
+}
+
+/// Kills a heapbpf and its guardian, after its cleaner, so that nobody takes inline hooks out.
+pub fn kill_all_of(heapbpf: u32) {
+    kill(cleaners_of(heapbpf));
+    kill(guardians_of(heapbpf).into_iter().chain([heapbpf]));
 }
 
 /// Lines of the kernel's log about probes that it could not remove for one of these processes.

@@ -1,11 +1,12 @@
-//! A heapbpf that is killed leaves a target that goes on, and the next one, or `doctor --clean`, takes out what it left.
+//! A heapbpf that is killed leaves a target that goes on. Its cleaner takes its hooks out; if that was killed, too, the next heapbpf
+//! or `doctor --clean` does.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use heapbpf_tests::checks::{self, Compare};
 use heapbpf_tests::environment::{heapbpf, turn};
-use heapbpf_tests::guardian::guardians_of;
+use heapbpf_tests::guardian::{cleaners_of, guardians_of, kill, kill_all_of};
 use heapbpf_tests::inline::{counted_exactly, is_hooked, mapped};
 use heapbpf_tests::kernel::orphaned_links;
 use heapbpf_tests::program::program;
@@ -19,12 +20,13 @@ fn inline(pid: u32, interval: u64) -> Recorder {
     Recorder::of(pid, interval).option("--hook", "inline").flag("--no-follow").flag("-v")
 }
 
-/// Starts a recording and kills heapbpf once the target is hooked.
+/// Starts a recording and kills heapbpf once the target is hooked, and its cleaner.
 fn left_hooked(pid: u32) {
     let recording: Recording = inline(pid, 4096).without_outputs().start();
     assert!(is_hooked(pid), "{}", recording.said());
+    kill(cleaners_of(recording.pid()));
     drop(recording);
-    assert!(is_hooked(pid), "a killed heapbpf leaves its hooks");
+    assert!(is_hooked(pid), "it leaves its hooks");
 }
 
 /// What `heapbpf doctor --clean` says of a process, and its exit status.
@@ -57,7 +59,7 @@ fn whatever_kills_leave_the_target_is_right_and_the_next_recording_exact() {
     let mut target = Target::start(&program("checked"), ["4", "2000"]);
     let pid = target.pid();
     let mut random = 88_172_645_463_325_252_u64;
-    let mut hooked = 0;
+    let (mut hooked, mut cleaned) = (0, 0);
     for _ in 0..kills {
         let mut command = Command::new(heapbpf());
         command.args(["--pid", &pid.to_string(), "-i", "512", "--hook", "inline", "--no-follow"]);
@@ -82,12 +84,22 @@ fn whatever_kills_leave_the_target_is_right_and_the_next_recording_exact() {
         }
         std::thread::sleep(Duration::from_micros(random % if phase == 0 { 1_500_000 } else { 60_000 }));
         assert!(!ended(&mut daemon), "heapbpf ended by itself");
+        // The hooks of every other one are left to its cleaner.
+        if random >> 40 & 1 == 0 {
+            kill(cleaners_of(daemon.id()));
+        }
+        let (had_hooks, has_cleaner) = (is_hooked(pid), !cleaners_of(daemon.id()).is_empty());
         daemon.kill().expect("it can be killed");
         daemon.wait().expect("it can be waited for");
+        until("the end of the cleaner", || cleaners_of(daemon.id()).is_empty());
+        if has_cleaner {
+            assert!(!is_hooked(pid), "the cleaner has taken its hooks out");
+            cleaned += u32::from(had_hooks);
+        }
         hooked += u32::from(is_hooked(pid));
     }
-    eprintln!("{kills} killed, of which {hooked} left hooks");
-    assert!(hooked > 0, "none of {kills} was killed while the target was hooked");
+    eprintln!("{kills} killed, of which {hooked} left hooks, and {cleaned} had theirs taken out by the cleaner");
+    assert!(hooked > 0 && cleaned > 0, "{hooked} and {cleaned} of {kills} were killed while the target was hooked");
     target.go();
     target.step();
     let recording = inline(pid, 1).start();
@@ -196,23 +208,68 @@ fn a_control_page_that_makes_no_sense_is_told() {
     assert!(target.end().success(), "its blocks are as they were");
 }
 
-/// heapbpf and its guardian are killed at once. No link of theirs stays, the target goes on as it should, and the next recording
-/// is exact, or `doctor --clean` takes out what was left.
+/// The cleaner of a killed heapbpf takes the hooks out of all processes: targets, and children that they have forked meanwhile. Until
+/// then it waits, and may do what it will need alone. At the usual end of a recording it ends, too.
 #[test]
-fn heapbpf_and_its_guardian_may_be_killed_at_once() {
-    let Some(_turn) = turn("inline_heapbpf_and_its_guardian_may_be_killed_at_once") else { return };
+fn the_cleaner_takes_out_all_hooks_of_a_killed_heapbpf() {
+    let Some(_turn) = turn("inline_the_cleaner_takes_out_all_hooks_of_a_killed_heapbpf") else { return };
+    let hooked = || {
+        let all = std::fs::read_dir("/proc").expect("it is there").flatten();
+        let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        pids.filter(|pid| !mapped(*pid).is_empty()).collect::<Vec<u32>>()
+    };
+    let before = hooked();
+    let mut forking = Target::start(&program("forking"), [""; 0]);
+    let mut checked = Target::start(&program("checked"), ["4", "100"]);
+    let recorder = || inline(forking.pid(), 4096).pid(checked.pid()).without_outputs();
+    let recording = recorder().start();
+    let heapbpf = recording.pid();
+    let cleaners = cleaners_of(heapbpf);
+    let [cleaner] = cleaners[..] else { panic!("one cleaner: {cleaners:?}") };
+    let status = std::fs::read_to_string(format!("/proc/{cleaner}/status")).expect("it runs");
+    let (bpf, perfmon, raw_io) = (1_u64 << 39, 1_u64 << 38, 1_u64 << 17);
+    let capabilities = status.lines().find_map(|line| line.strip_prefix("CapPrm:\t")).expect("a mask");
+    assert_eq!(u64::from_str_radix(capabilities, 16).expect("a mask") & (bpf | perfmon | raw_io), 0, "{status}");
+    assert!(status.contains("NoNewPrivs:\t1"), "{status}");
+    for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM] {
+        // SAFETY: `kill` takes plain integers. The cleaner runs as long as the recording, which is ours.
+        assert_eq!(unsafe { libc::kill(cleaner.cast_signed(), signal) }, 0);
+    }
+    for pid in [forking.pid(), checked.pid()] {
+        assert!(is_hooked(pid), "{}", recording.said());
+    }
+    kill([heapbpf]);
+    drop(recording);
+    until("the end of the cleaner", || cleaners_of(heapbpf).is_empty());
+    let left: Vec<u32> = hooked().into_iter().filter(|pid| !before.contains(pid)).collect();
+    assert!(left.iter().all(|pid| !is_hooked(*pid)), "{left:?}");
+    println!("memory stays in {left:?}, where a thread may come back to it");
+    let recording = recorder().start();
+    let heapbpf = recording.pid();
+    assert!(is_hooked(checked.pid()), "{}", recording.said());
+    recording.stop();
+    assert_eq!(cleaners_of(heapbpf), Vec::<u32>::new(), "it ends before heapbpf does");
+    forking.go();
+    assert_eq!(forking.line(), "all children ended well");
+    checked.go();
+    checked.step();
+    checked.run();
+    assert!(forking.end().success() && checked.end().success(), "their blocks are as they were");
+}
+
+/// heapbpf, its guardian and its cleaner are killed at once. No link of theirs stays, the target goes on as it should, and the next
+/// recording is exact, or `doctor --clean` takes out what was left.
+#[test]
+fn all_of_heapbpf_may_be_killed_at_once() {
+    let Some(_turn) = turn("inline_all_of_heapbpf_may_be_killed_at_once") else { return };
     for by_doctor in [false, true] {
         let mut target = Target::start(&program("checked"), ["4", "2000"]);
         let pid = target.pid();
         let orphans = orphaned_links();
         let recording = inline(pid, 512).without_outputs().start();
         assert!(is_hooked(pid), "{}", recording.said());
-        let guardians = guardians_of(recording.pid());
-        assert!(!guardians.is_empty(), "{}", recording.said());
-        for process in guardians.iter().chain([&recording.pid()]) {
-            // SAFETY: `kill` takes plain integers; both are ours, and not waited for.
-            unsafe { libc::kill(process.cast_signed(), libc::SIGKILL) };
-        }
+        assert!(!guardians_of(recording.pid()).is_empty(), "{}", recording.said());
+        kill_all_of(recording.pid());
         drop(recording);
         until("their links to go", || orphaned_links().is_subset(&orphans));
         assert!(is_hooked(pid), "they leave the hooks");
@@ -259,6 +316,7 @@ fn a_recording_by_probes_takes_out_what_was_left_or_says_why_it_sees_nothing() {
     let notes = third.stop().results().0.notes;
     assert!(notes.iter().any(|note| is_told(note)), "{notes:?}");
     // It is killed now.
+    kill(cleaners_of(fourth.pid()));
     drop(fourth);
     assert!(is_hooked(pid), "a killed heapbpf leaves its hooks");
     target.go();

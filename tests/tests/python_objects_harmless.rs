@@ -4,7 +4,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use heapbpf_tests::environment::{heapbpf, skipped, tool, turn};
-use heapbpf_tests::guardian::guardians_of;
+use heapbpf_tests::guardian::{cleaners_of, kill, kill_all_of};
 use heapbpf_tests::inline::{is_hooked, mapped};
 use heapbpf_tests::recorder::Recorder;
 use heapbpf_tests::target::{Target, until};
@@ -47,14 +47,7 @@ sys.exit(bool(failed) or min(rounds) == 0)
 enum End {
     Stop,
     Killed,
-    KilledWithGuardian,
-}
-
-fn kill(pids: impl IntoIterator<Item = u32>) {
-    for pid in pids {
-        // SAFETY: `kill` takes plain integers; the processes are ours, and not waited for.
-        unsafe { libc::kill(pid.cast_signed(), libc::SIGKILL) };
-    }
+    AllKilled,
 }
 
 fn recorder(pid: u32) -> Recorder {
@@ -71,10 +64,10 @@ fn a_busy_python_stays_right_whoever_is_killed() {
     let pid = target.pid();
     let mut hooked = 0;
     for cycle in 0..cycles {
-        let end = [End::Stop, End::Killed, End::KilledWithGuardian][cycle % 3];
+        let end = [End::Stop, End::Killed, End::AllKilled][cycle % 3];
         let recording = match end {
             End::Stop => recorder(pid).start(),
-            End::Killed | End::KilledWithGuardian => recorder(pid).without_outputs().start(),
+            End::Killed | End::AllKilled => recorder(pid).without_outputs().start(),
         };
         // A stop that comes too late is made again; meanwhile probes count.
         hooked += usize::from(is_hooked(pid));
@@ -87,11 +80,14 @@ fn a_busy_python_stays_right_whoever_is_killed() {
                 assert!(left_out.is_none() || !was_hooked, "its objects are counted: {left_out:?}");
             }
             End::Killed => {
-                kill([recording.pid()]);
+                let heapbpf = recording.pid();
+                kill([heapbpf]);
                 drop(recording);
+                until("the end of the cleaner", || cleaners_of(heapbpf).is_empty());
+                assert!(!is_hooked(pid), "the cleaner has taken the hooks out");
             }
-            End::KilledWithGuardian => {
-                kill(guardians_of(recording.pid()).into_iter().chain([recording.pid()]));
+            End::AllKilled => {
+                kill_all_of(recording.pid());
                 drop(recording);
             }
         }

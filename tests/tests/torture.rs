@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use heapbpf_tests::checks;
 use heapbpf_tests::environment::{heapbpf, turn};
-use heapbpf_tests::guardian::guardians_of;
+use heapbpf_tests::guardian::{cleaners_of, guardians_of};
 use heapbpf_tests::inline::{Hook, is_hooked};
 use heapbpf_tests::kernel::{links_of, links_that_stay, orphaned_links};
 use heapbpf_tests::output::{Profile, Stats};
@@ -72,18 +72,20 @@ fn killed() {
             std::thread::sleep(Duration::from_millis(u64::from(kill * 37 % 300)));
             let held = guardians_of(daemon.id()).into_iter().chain([daemon.id()]).flat_map(links_of).collect();
             assert!(daemon.try_wait().expect("our child").is_none(), "heapbpf ended by itself");
+            hooked += u32::from(is_hooked(target.pid()));
             daemon.kill().expect("it runs");
             daemon.wait().expect("our child");
             until("the end of the guardian", || guardians_of(daemon.id()).is_empty());
+            until("the end of the cleaner", || cleaners_of(daemon.id()).is_empty());
             assert!(links_that_stay(&held).is_empty(), "kill {kill}");
+            assert!(!is_hooked(target.pid()), "kill {kill}");
             with_links += u32::from(!held.is_empty());
-            hooked += u32::from(is_hooked(target.pid()));
         }
         no_link_is_orphaned(&before);
         let told = target.ends_well();
         let what = format!(
-            "no probe and no link left, target right ({told}); {with_links} killed with links, {hooked} left inline hooks, \
-             which doctor --clean took out"
+            "no probe, no link and no inline hook left, target right ({told}); {with_links} killed with links, {hooked} with \
+             inline hooks"
         );
         seen("heapbpf killed (SIGKILL)", name_of(hook), times(4), &what);
     }

@@ -1,6 +1,7 @@
 //! `heapbpf doctor`: finds out by trying what this kernel allows, and what a recording of each process would see.
 
 pub mod clean;
+pub mod cleaner;
 mod kernel;
 mod processes;
 

@@ -4,6 +4,7 @@
 //! and linked before jumps lead to it, so that from the first call on each is counted and sampled.
 
 pub mod attempts;
+pub mod cleaner;
 mod control;
 mod counted;
 mod figures;
@@ -35,6 +36,7 @@ use sampler_ebpf::abi::{Counters, ProcessKey, Site};
 use sampler_ebpf::geometric::DrawConstants;
 
 use self::attempts::Attempts;
+use self::cleaner::Cleaner;
 use self::control::ControlPage;
 use self::counted::{Counted, Linked};
 pub use self::handover::FromProbes;
@@ -96,6 +98,8 @@ pub struct InlineHooks {
     late: u64,
     /// Processes in which an interpreter was to be led to the mapped code, and why it is not.
     led: HashMap<u32, Result<(), String>>,
+    /// Dropped after all hooks are taken out.
+    _cleaner: Cleaner,
 }
 
 /// What is to be hooked in a process.
@@ -147,6 +151,7 @@ impl InlineHooks {
             sites: HashMap::new(),
             late: 0,
             led: HashMap::new(),
+            _cleaner: Cleaner::started(),
         }
     }
 

@@ -7,10 +7,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{PidfdFlags, getppid, pidfd_open, setsid};
-use rustix::thread::set_name;
 
 use super::messages::{Descriptors, How, MOST_WORDS, Request, Wanted, receive, send};
+use crate::independent::independent_of;
 use crate::kernel::sys;
 use crate::privileges::restrict_guardian;
 
@@ -22,9 +21,6 @@ pub const AS_ADMIN: &str = "as-admin";
 const ROOM: usize = 4096;
 /// How long a killed daemon may take to end. It takes milliseconds, unless a disk or a debugger holds a thread of it.
 const END_OF_DAEMON: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
-/// What is sent to all processes of a name, a group or a terminal is meant for the daemon.
-const IGNORED: [libc::c_int; 6] =
-    [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2];
 
 /// What the guardian was told when it was started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,18 +43,7 @@ pub fn asked_for(arguments: impl Iterator<Item = OsString>) -> Option<Task> {
 pub fn run(task: Task) -> io::Result<()> {
     let input = io::stdin();
     let socket = input.as_fd();
-    // The terminal's and the group's signals are not for the guardian. Those of a terminal that it stays in are ignored.
-    let _ = setsid();
-    for signal in IGNORED {
-        // SAFETY: no handler of ours runs; the signal is ignored.
-        unsafe { libc::signal(signal, libc::SIG_IGN) };
-    }
-    // A name that `pkill heapbpf` does not match.
-    set_name(c"hb-guardian")?;
-    close_inherited();
-    std::env::set_current_dir("/")?;
-    let daemon = getppid().filter(|parent| parent.as_raw_pid() == task.daemon).ok_or(io::ErrorKind::NotFound)?;
-    let daemon = pidfd_open(daemon, PidfdFlags::empty())?;
+    let daemon = independent_of(task.daemon, c"hb-guardian")?;
     let mut held = Held { links: Vec::with_capacity(ROOM), path: String::with_capacity(64) };
     let mut words = vec![0; MOST_WORDS];
     restrict_guardian(task.as_admin);
@@ -69,12 +54,6 @@ pub fn run(task: Task) -> io::Result<()> {
     }
     drop(held);
     Ok(())
-}
-
-/// Closes what whoever started heapbpf left open.
-fn close_inherited() {
-    // SAFETY: nothing in this process has descriptors but the three standard streams.
-    unsafe { libc::syscall(libc::SYS_close_range, 3, u32::MAX, 0) };
 }
 
 /// Does what is asked until the daemon says that it ends (true), or the connection ends (false).

@@ -1,0 +1,62 @@
+//! The cleaner itself: a process that waits for the daemon's end, and takes out the inline hooks that a killed one left.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::AsFd as _;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use super::clean::clean;
+use crate::attach::inline::cleaner::WORD;
+use crate::independent::independent_of;
+use crate::privileges::{hide_memory, restrict_cleaner};
+
+/// How often it looks through the processes, and how far apart: those that fork meanwhile pass their hooks on, and memory stays
+/// while a thread may come back to it.
+const ROUNDS: usize = 10;
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// The daemon's pid, if the arguments ask for a cleaner.
+pub fn asked_for(arguments: impl Iterator<Item = OsString>) -> Option<i32> {
+    let mut arguments = arguments.skip(1);
+    arguments.next().filter(|word| word == WORD).and(arguments.next())?.to_str()?.parse().ok()
+}
+
+/// Runs as the cleaner of a daemon, which says on standard input that it has taken everything out, or has been killed.
+///
+/// # Errors
+/// It cannot make itself independent of the daemon, or the daemon has ended already.
+pub fn run(daemon: i32) -> io::Result<()> {
+    let daemon = independent_of(daemon, c"hb-cleaner")?;
+    hide_memory();
+    restrict_cleaner();
+    let input = io::stdin();
+    poll(&mut [PollFd::new(&input, PollFlags::IN)], None)?;
+    if matches!(rustix::io::read(input.as_fd(), &mut [0]), Ok(1)) {
+        return Ok(());
+    }
+    // What the daemon has locked is its own until then.
+    poll(&mut [PollFd::new(&daemon, PollFlags::IN)], None)?;
+    for _ in 0..ROUNDS {
+        if clean(&[]).lines.is_empty() {
+            break;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_its_own_arguments_make_a_cleaner() {
+        let asked = |words: &[&str]| asked_for(words.iter().map(OsString::from));
+        assert_eq!(asked(&["x", WORD, "12"]), Some(12));
+        for none in [&["x"][..], &["x", WORD], &["x", WORD, "y"], &["x", "--pid", "12"], &[WORD, "12"]] {
+            assert_eq!(asked(none), None, "{none:?}");
+        }
+    }
+}
