@@ -9,9 +9,15 @@ const BPF_MAP_CREATE: libc::c_int = 0;
 const BPF_PROG_GET_FD_BY_ID: libc::c_int = 13;
 const BPF_OBJ_GET_INFO_BY_FD: libc::c_int = 15;
 const BPF_LINK_GET_NEXT_ID: libc::c_int = 31;
-/// The kernel's `struct bpf_prog_info`, of which only the name is read.
+/// The kernel's `struct bpf_prog_info`, of which little is read.
 const PROGRAM_INFO_WORDS: usize = 32;
-/// Where it has the name.
+type ProgramInfo = [u64; PROGRAM_INFO_WORDS];
+/// Where it has the program's type, in the lower half, which is this one at probes.
+const TYPE_WORD: usize = 0;
+const PROBE: u32 = 2;
+/// Where it has the length of the machine code, in the lower half; where that is to be written; and the name.
+const CODE_BYTES_WORD: usize = 2;
+const CODE_WORD: usize = 3;
 const PROGRAM_NAME_WORD: usize = 8;
 const MAP_TYPE_ARRAY: u32 = 2;
 
@@ -80,30 +86,55 @@ fn infos(pid: u32) -> impl Iterator<Item = String> {
 /// Names of the BPF programs that a process holds, as the kernel cuts them, and how many instructions the verifier followed
 /// for each.
 pub fn verified_instructions(pid: u32) -> Vec<(String, u32)> {
-    let field = |text: &str, name: &str| {
-        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().parse().ok())
-    };
     let programs = infos(pid).filter_map(|text| Some((field(&text, "prog_id")?, field(&text, "verified_insns")?)));
-    programs.filter_map(|(id, count)| Some((program_name(id)?, count))).collect()
+    programs.filter_map(|(id, count)| Some((name(&program_info(id, &mut [])?)?, count))).collect()
+}
+
+/// Names of the BPF programs at probes that a process holds, as the kernel cuts them, and the machine code of each; without any if
+/// the kernel does not show it.
+pub fn machine_code_at_probes(pid: u32) -> Vec<(String, Vec<u8>)> {
+    let ids = infos(pid).filter_map(|text| field(&text, "prog_id"));
+    let code = ids.filter_map(|id| {
+        let info = program_info(id, &mut []).filter(|info| info[TYPE_WORD] as u32 == PROBE)?;
+        let mut code = vec![0; info[CODE_BYTES_WORD] as u32 as usize];
+        let info = program_info(id, &mut code)?;
+        if info[CODE_WORD] == 0 {
+            code.clear();
+        }
+        Some((name(&info)?, code))
+    });
+    code.collect()
+}
+
+fn field(text: &str, name: &str) -> Option<u32> {
+    text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')?.trim().parse().ok())
 }
 
 /// The name of a BPF program.
-fn program_name(id: u32) -> Option<String> {
+fn name(info: &ProgramInfo) -> Option<String> {
+    let bytes: Vec<u8> = info[PROGRAM_NAME_WORD..][..2].iter().flat_map(|word| word.to_ne_bytes()).collect();
+    String::from_utf8(bytes.into_iter().take_while(|byte| *byte != 0).collect()).ok()
+}
+
+/// What the kernel says of a BPF program, with its machine code as far as there is room for it.
+fn program_info(id: u32, code: &mut [u8]) -> Option<ProgramInfo> {
     let mut attributes = Attributes::default();
     attributes.words[0] = id;
     let fd = libc::c_int::try_from(bpf(BPF_PROG_GET_FD_BY_ID, &mut attributes)).ok().filter(|fd| *fd >= 0)?;
     // SAFETY: bpf(2) just returned this descriptor, so nothing else owns it.
     let program = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut info = [0_u64; PROGRAM_INFO_WORDS];
+    if !code.is_empty() {
+        info[CODE_BYTES_WORD] = code.len() as u64;
+        info[CODE_WORD] = code.as_mut_ptr() as u64;
+    }
     let address = info.as_mut_ptr() as u64;
     let mut attributes = Attributes::default();
     attributes.words[0] = program.as_raw_fd().cast_unsigned();
     attributes.words[1] = size_of_val(&info) as u32;
     attributes.words[2] = address as u32;
     attributes.words[3] = (address >> 32) as u32;
-    (bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes) == 0).then_some(())?;
-    let bytes: Vec<u8> = info[PROGRAM_NAME_WORD..][..2].iter().flat_map(|word| word.to_ne_bytes()).collect();
-    String::from_utf8(bytes.into_iter().take_while(|byte| *byte != 0).collect()).ok()
+    (bpf(BPF_OBJ_GET_INFO_BY_FD, &mut attributes) == 0).then_some(info)
 }
 
 /// Links that no process holds: pinned or leaked ones.

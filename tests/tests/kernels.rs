@@ -227,6 +227,31 @@ fn the_verifier_is_far_from_its_limit() {
     }
 }
 
+/// How x86-64's code reaches a stack of the processor's own: `add r9, gs:[…]` (`emit_priv_frame_ptr` in the kernel).
+const PRIVATE_STACK: [u8; 5] = [0x65, 0x4c, 0x03, 0x0c, 0x25];
+
+/// Since Linux 6.13 the kernel gives programs at probes a stack of the processor's own, although a program at a uprobe may be
+/// preempted by another thread that runs it, too. Then both write to the same stack, and the kernel follows pointers that are none.
+/// (At tracepoints, a program that is preempted does not run a second time on the same processor.)
+#[test]
+fn no_program_shares_its_stack() {
+    let Some((_turn, found)) = usable("no_program_shares_its_stack") else { return };
+    let target = Target::start(&program("mix"), ["100"]);
+    let kinds = ["session", "multi", "perf"].into_iter().filter(|kind| works(found, &format!("{kind} links")));
+    let probes = kinds.map(|kind| Recorder::of(target.pid(), 1).option("--link", kind).flag("--mmap"));
+    for recorder in probes.chain([inline::recorder(target.pid(), Hook::Inline, 1)]) {
+        let recording = recorder.start();
+        let programs = kernel::machine_code_at_probes(recording.pid());
+        recording.stop();
+        assert!(!programs.is_empty());
+        for (name, code) in programs {
+            assert!(!code.is_empty(), "{name}: the kernel shows no code of programs to a process without CAP_SYSLOG");
+            assert!(!code.windows(PRIVATE_STACK.len()).any(|at| at == PRIVATE_STACK), "{name} has a stack of its own");
+        }
+    }
+    tell("a stack that no other thread uses", "yes");
+}
+
 /// docs/kernels.md has a column for this kernel only if it was run there; the README names no other.
 #[test]
 fn the_documents_know_the_kernels() {

@@ -15,6 +15,7 @@ use crate::arch::{self, Arguments};
 use crate::config::config;
 use crate::context::cookie;
 use crate::counters::{self, add_shared, count_record_lost};
+use crate::kernel_stack::use_kernel_stack;
 use crate::limits;
 use crate::live;
 use crate::maps::{self, SITES};
@@ -51,6 +52,7 @@ fn session_is_return(ctx: *mut c_void) -> bool {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/session")]
 pub extern "C" fn allocation_session(ctx: *mut c_void) -> u32 {
+    use_kernel_stack(ctx);
     if session_is_return(ctx) {
         outcome(ctx);
         return 0;
@@ -62,6 +64,7 @@ pub extern "C" fn allocation_session(ctx: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/entry")]
 pub extern "C" fn allocation_entry(ctx: *mut c_void) -> u32 {
+    use_kernel_stack(ctx);
     decide(ctx, false);
     0
 }
@@ -70,6 +73,7 @@ pub extern "C" fn allocation_entry(ctx: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uretprobe/return")]
 pub extern "C" fn allocation_return(ctx: *mut c_void) -> u32 {
+    use_kernel_stack(ctx);
     outcome(ctx);
     0
 }
@@ -79,6 +83,7 @@ pub extern "C" fn allocation_return(ctx: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/end")]
 pub extern "C" fn allocation_end(ctx: *mut c_void) -> u32 {
+    use_kernel_stack(ctx);
     let Some(state) = maps::THREADS.current() else { return 0 };
     if state.pending == 0 {
         return 0;

@@ -5,6 +5,7 @@ use core::ffi::c_void;
 use crate::ablation;
 use crate::arch::Arguments;
 use crate::context::cookie;
+use crate::kernel_stack::use_kernel_stack;
 use crate::live;
 use crate::thread::ThreadState;
 
@@ -12,6 +13,7 @@ use crate::thread::ThreadState;
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/free")]
 pub extern "C" fn free_entry(ctx: *mut c_void) -> u32 {
+    use_kernel_stack(ctx);
     let call = cookie(ctx);
     let address = Arguments::of(ctx).get(call.old_argument());
     if address == 0 || const { ablation::ends_after("free-cookie") } {

@@ -13,6 +13,7 @@ use crate::allocation;
 use crate::arch::{self, register};
 use crate::config::config;
 use crate::counters::{self, add_shared};
+use crate::kernel_stack::use_kernel_stack;
 use crate::live;
 use crate::maps;
 use crate::output;
@@ -45,6 +46,7 @@ fn flags(ctx: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/inline_result")]
 pub extern "C" fn inline_result(ctx: *mut c_void) -> u32 {
+    use_kernel_stack(ctx);
     let sampled = flags(ctx) & flag::SAMPLED != 0;
     let lose = move || lose(sampled);
     let Some(state) = ThreadState::of_any_target(lose) else { return 0 };
@@ -65,6 +67,7 @@ pub extern "C" fn inline_result(ctx: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/inline_freeing")]
 pub extern "C" fn inline_freeing(ctx: *mut c_void) -> u32 {
+    use_kernel_stack(ctx);
     let block = register(ctx, R11);
     let lose = move || live::release_without_state(block);
     let Some(state) = ThreadState::of_any_target(lose) else { return 0 };
@@ -77,6 +80,7 @@ pub extern "C" fn inline_freeing(ctx: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/inline_realloc")]
 pub extern "C" fn inline_reallocating(ctx: *mut c_void) -> u32 {
+    use_kernel_stack(ctx);
     let block = register(ctx, R11);
     let lose = move || live::report_without_state(block);
     let Some(state) = ThreadState::of_any_target(lose) else { return 0 };
@@ -110,6 +114,7 @@ pub extern "C" fn inline_reallocating(ctx: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/inline_unseen")]
 pub extern "C" fn inline_unseen(ctx: *mut c_void) -> u32 {
+    use_kernel_stack(ctx);
     let Some(state) = ThreadState::of_any_target(move || lose(true)) else { return 0 };
     let draw = register(ctx, RAX);
     state.moments = state.moments.wrapping_add(1);

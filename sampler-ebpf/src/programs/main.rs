@@ -12,6 +12,7 @@
 mod ablation;
 mod config;
 mod context;
+mod kernel_stack;
 mod memory;
 mod nothing;
 mod ring_array;

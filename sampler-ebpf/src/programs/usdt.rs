@@ -14,6 +14,7 @@ use crate::arch::{self, register};
 use crate::config::config;
 use crate::context::cookie;
 use crate::counters::{self, add_shared};
+use crate::kernel_stack::use_kernel_stack;
 use crate::live;
 use crate::maps;
 use crate::memory::read_user;
@@ -27,6 +28,7 @@ const NO_OP_BYTES: u64 = 1;
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/usdt_alloc")]
 pub extern "C" fn usdt_alloc(ctx: *mut c_void) -> u32 {
+    use_kernel_stack(ctx);
     let probe = cookie(ctx);
     if let Some(state) = ThreadState::of_announcing_target(probe.link_kind(), lose) {
         announced(ctx, state, probe.index());
@@ -38,6 +40,7 @@ pub extern "C" fn usdt_alloc(ctx: *mut c_void) -> u32 {
 #[unsafe(no_mangle)]
 #[unsafe(link_section = "uprobe/usdt_free")]
 pub extern "C" fn usdt_free(ctx: *mut c_void) -> u32 {
+    use_kernel_stack(ctx);
     let probe = cookie(ctx);
     let mut block = 0;
     if !argument(ctx, probe.index(), 0, &mut block) || block == 0 {
