@@ -15,7 +15,7 @@ const IGNORED: [libc::c_int; 6] =
 /// does not match. Returns a descriptor that can be read once the daemon has ended.
 ///
 /// # Errors
-/// The daemon has ended already, or the kernel's reason.
+/// [`io::ErrorKind::NotFound`] if the daemon has ended already, or the kernel's reason.
 pub fn independent_of(daemon: i32, name: &CStr) -> io::Result<OwnedFd> {
     // The terminal's and the group's signals are not for it. Those of a terminal that it stays in are ignored.
     let _ = setsid();

@@ -40,7 +40,18 @@ pub fn is_hooked(pid: u32) -> bool {
 
 /// The files whose functions lead to code of inline hooks in a process, sorted.
 pub fn hooked_files(pid: u32) -> Vec<String> {
-    let maps = maps(pid);
+    hooked_files_in(&maps(pid))
+}
+
+/// Processes with pages that lead to code of inline hooks.
+pub fn hooked_processes() -> Vec<u32> {
+    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let maps = |pid: &u32| std::fs::read_to_string(format!("/proc/{pid}/maps")).unwrap_or_default();
+    pids.filter(|pid| !hooked_files_in(&maps(pid)).is_empty()).collect()
+}
+
+fn hooked_files_in(maps: &str) -> Vec<String> {
     let mappings: Vec<Mapping<'_>> = maps.lines().filter_map(Mapping::parse).collect();
     let mut files: Vec<String> =
         mappings.iter().filter_map(|page| page.original(&mappings)).map(str::to_owned).collect();

@@ -26,9 +26,12 @@ pub fn asked_for(arguments: impl Iterator<Item = OsString>) -> Option<i32> {
 /// Runs as the cleaner of a daemon, which says on standard input that it has taken everything out, or has been killed.
 ///
 /// # Errors
-/// It cannot make itself independent of the daemon, or the daemon has ended already.
+/// It cannot make itself independent of the daemon, or wait for it.
 pub fn run(daemon: i32) -> io::Result<()> {
-    let daemon = independent_of(daemon, c"hb-cleaner")?;
+    let daemon = match independent_of(daemon, c"hb-cleaner") {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+        daemon => Some(daemon?),
+    };
     hide_memory();
     restrict_cleaner();
     let input = io::stdin();
@@ -37,7 +40,9 @@ pub fn run(daemon: i32) -> io::Result<()> {
         return Ok(());
     }
     // What the daemon has locked is its own until then.
-    poll(&mut [PollFd::new(&daemon, PollFlags::IN)], None)?;
+    if let Some(daemon) = daemon {
+        poll(&mut [PollFd::new(&daemon, PollFlags::IN)], None)?;
+    }
     for _ in 0..ROUNDS {
         if clean(&[]).lines.is_empty() {
             break;
