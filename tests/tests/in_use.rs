@@ -223,7 +223,7 @@ fn constant_until_the_command_ends() {
         let mut judge = Judge::new(&load, &truth);
         let all = if stats.other["allocations_reconciled"] > 0 { &profile.totals } else { &figures };
         judge.exact(&Cut::of_figures("the command", all));
-        alarm(&outcome).into_iter().for_each(|alarm| judge.remark(alarm));
+        alarm(&outcome).into_iter().for_each(|alarm| judge.remark(format!("{alarm}: {stats:?}")));
         wrong.extend(judge.into_wrong());
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));

@@ -88,7 +88,7 @@ fn only_the_living(pair: &Pair, interval: u64, is_all: bool) {
         assert_eq!(at_exit, [0.0; 2], "it lives: {process:?}");
     }
     let wrong = [living.into_wrong(), ended.into_wrong()].concat();
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "{}\n{}", wrong.join("\n"), profile.notes.join("\n"));
 }
 
 #[test]

@@ -85,7 +85,7 @@ const ROWS: &[Row] = &[
     Row {
         name: "kills",
         fault: "heapbpf killed (SIGKILL)",
-        promised: "target right; no probe, no link left; inline hooks stay until doctor --clean",
+        promised: "target right; no probe, no link and no inline hook left",
         test: "killed",
         times: 500,
         times_quick: 4,
