@@ -253,6 +253,16 @@ const ROWS: &[Row] = &[
         ..ROW
     },
     Row {
+        name: "twice",
+        fault: "two recordings of one target",
+        promised: "both exact; what each costs",
+        file: TARGETS,
+        test: "recorded_twice",
+        times: 5,
+        times_quick: 2,
+        ..ROW
+    },
+    Row {
         name: "flood-mappings",
         fault: "a hundred thousand executable mappings",
         promised: "totals exact; bounded time and memory",
